@@ -1,0 +1,141 @@
+//! Getting and using locks: ask, granted, pin, unpin.
+//!
+//! Owns: the way of a lock to its users. Does not own: its way back (`returning`).
+
+use super::{Asked, Granted, Held, Hit, LockCache, LockRef, RequestId, Stage};
+use crate::mode::{LockId, Mode};
+use crate::tree::Entry;
+use amphi_types::{ByteRange, ObjectId, SessionId};
+
+impl LockCache {
+    /// Pins a lock that permits `mode` on all of `range`. An I/O that a single lock does not cover asks for one over all
+    /// its bytes: an I/O never waits for a lock while it pins another one of the same object (see `docs/LOCKING.md`).
+    pub fn pin(&mut self, now_ns: u64, object: ObjectId, mode: Mode, range: ByteRange) -> Hit {
+        match self.covers(object, mode, range) {
+            Some(id) => {
+                self.use_lock(now_ns, id);
+                Hit::Hit(LockRef { id })
+            }
+            None => Hit::Miss,
+        }
+    }
+
+    /// Pins the lock that served last time, if it still does: one lookup less than [`LockCache::pin`].
+    pub fn pin_again(&mut self, now_ns: u64, id: LockId, object: ObjectId, mode: Mode, range: ByteRange) -> Hit {
+        let serves = self.locks.get(&id).is_some_and(|held| {
+            held.stage == Stage::Usable
+                && held.object == object
+                && held.mode.covers(mode)
+                && held.range.contains(&range)
+        });
+        if !serves {
+            return self.pin(now_ns, object, mode, range);
+        }
+        self.use_lock(now_ns, id);
+        Hit::Hit(LockRef { id })
+    }
+
+    /// A usable lock that permits `mode` on all of `range`, without pinning it.
+    pub fn covers(&self, object: ObjectId, mode: Mode, range: ByteRange) -> Option<LockId> {
+        let locks = self.objects.get(&object)?;
+        let write = self.forest.covering(locks.usable[usize::from(Mode::Write.raw())], range);
+        match mode {
+            Mode::Write => write,
+            Mode::Read => write.or_else(|| self.forest.covering(locks.usable[usize::from(Mode::Read.raw())], range)),
+        }
+    }
+
+    fn use_lock(&mut self, now_ns: u64, id: LockId) {
+        if let Some(held) = self.locks.get_mut(&id) {
+            held.users += 1;
+            held.last_used_ns = held.last_used_ns.max(now_ns);
+        }
+    }
+
+    /// The I/O under the lock is done: its data is in the cache, or on the target.
+    pub fn unpin(&mut self, lock: LockRef) {
+        let Some(held) = self.locks.get_mut(&lock.id) else { return };
+        debug_assert!(held.users > 0, "unpinned more often than pinned");
+        held.users = held.users.saturating_sub(1);
+        if held.users == 0 && held.stage == Stage::Closing {
+            self.close_unused(lock.id);
+        }
+    }
+
+    /// Notes that a request for a lock goes to the server.
+    pub fn ask(&mut self, object: ObjectId, mode: Mode, range: ByteRange) -> RequestId {
+        self.next_request += 1;
+        let request = RequestId(self.next_request);
+        self.asked.insert(request, Asked { object, mode, range });
+        self.object(object).asked.insert(request);
+        request
+    }
+
+    /// An unanswered request whose lock will cover this I/O, so that it can wait for that answer and then try again.
+    pub fn asked(&self, object: ObjectId, mode: Mode, range: ByteRange) -> Option<RequestId> {
+        self.objects.get(&object)?.asked.iter().copied().find(|request| {
+            self.asked.get(request).is_some_and(|asked| asked.mode.covers(mode) && asked.range.contains(&range))
+        })
+    }
+
+    /// The server granted `id` on `range` for `request`.
+    pub fn granted(&mut self, now_ns: u64, request: RequestId, id: LockId, range: ByteRange) -> Granted {
+        self.now_ns = self.now_ns.max(now_ns);
+        let Some(asked) = self.asked.remove(&request) else {
+            if !self.locks.contains_key(&id) {
+                self.queue_cancel(id, true);
+            }
+            return Granted::Unwanted;
+        };
+        let Asked { object, mode, .. } = asked;
+        let locks = self.object(object);
+        locks.asked.remove(&request);
+        let called = locks.early.remove(&id).is_some();
+        let stage = if called { Stage::Closing } else { Stage::Usable };
+        let entry = Entry { range, id, session: SessionId(0) };
+        let Some(locks) = self.objects.get_mut(&object) else { return Granted::Unwanted };
+        let tree = if called { &mut locks.closing } else { &mut locks.usable[usize::from(mode.raw())] };
+        self.forest.insert(tree, entry, false);
+        self.locks.insert(
+            id,
+            Held {
+                object,
+                mode,
+                range,
+                stage,
+                users: 1,
+                urgent: called,
+                lost: false,
+                last_used_ns: now_ns,
+                stamp_ns: now_ns,
+            },
+        );
+        if !called {
+            self.by_age.insert((now_ns, id));
+        }
+        self.forget_answered(object);
+        self.trim(now_ns);
+        Granted::Pinned(LockRef { id })
+    }
+
+    /// The request was refused, or nobody waits for its answer any more. A lock granted for it later is given back.
+    pub fn withdraw(&mut self, request: RequestId) {
+        if let Some(asked) = self.asked.remove(&request) {
+            if let Some(locks) = self.objects.get_mut(&asked.object) {
+                locks.asked.remove(&request);
+            }
+            self.forget_answered(asked.object);
+        }
+    }
+
+    /// Forgets early callbacks that no unanswered request can be meant by.
+    fn forget_answered(&mut self, object: ObjectId) {
+        if let Some(locks) = self.objects.get_mut(&object) {
+            match locks.asked.first() {
+                Some(&oldest) => locks.early.retain(|_, newest| *newest >= oldest),
+                None => locks.early.clear(),
+            }
+        }
+        self.forget_unused(object);
+    }
+}

@@ -1,0 +1,229 @@
+//! Giving locks back: callbacks, age, bound, loss.
+//!
+//! Owns: the way of a lock from usable to the cancel message. Does not own: who uses it (`holding`).
+//!
+//! Two own locks may overlap. What another usable write lock covers may stay dirty, so it is not flushed; what any other
+//! lock in the table covers may stay cached, so it is not dropped. A lock leaves the table with its drop, hence of two
+//! overlapping locks on their way back the later one drops what they share.
+
+use super::{CANCEL_BATCH, CallbackPlan, HeldLock, LockAction, LockCache, Stage};
+use crate::mode::{LockId, Mode};
+use crate::tree::Entry;
+use amphi_types::{ByteRange, ObjectId, RangeSet, SessionId};
+
+impl LockCache {
+    /// The server asks for a lock back.
+    pub fn callback(&mut self, now_ns: u64, id: LockId, object: ObjectId) -> CallbackPlan {
+        self.now_ns = self.now_ns.max(now_ns);
+        if let Some(held) = self.locks.get_mut(&id) {
+            held.urgent = true;
+            if held.stage != Stage::Usable {
+                return CallbackPlan::Underway;
+            }
+            let (users, drop) = (held.users, held.range);
+            let flush = if held.mode == Mode::Write { drop } else { ByteRange::new(drop.start, drop.start) };
+            self.close(id);
+            return CallbackPlan::Started { users, flush, drop };
+        }
+        if self.cancels.contains(&id) {
+            self.cancels_due_ns = Some(0);
+            return CallbackPlan::Underway;
+        }
+        let newest = self.objects.get(&object).and_then(|locks| locks.asked.last().copied());
+        match newest {
+            Some(newest) => {
+                self.object(object).early.insert(id, newest);
+                CallbackPlan::BeforeGrant
+            }
+            None => CallbackPlan::Gone,
+        }
+    }
+
+    /// All dirty data that the last [`LockAction::Flush`] of this lock named is on the target, or was given up with an
+    /// error that its writers will be told.
+    pub fn flushed(&mut self, id: LockId) {
+        if let Some(held) = self.locks.get_mut(&id)
+            && held.stage == Stage::Flushing
+        {
+            held.stage = Stage::ToDrop;
+            self.ready.push_back(id);
+        }
+    }
+
+    /// The next thing to do.
+    pub fn poll_action(&mut self) -> Option<LockAction> {
+        while let Some(id) = self.ready.pop_front() {
+            let Some(held) = self.locks.get_mut(&id) else { continue };
+            let (object, range) = (held.object, held.range);
+            match held.stage {
+                Stage::ToFlush => {
+                    held.stage = Stage::Flushing;
+                    let ranges = self.beyond_other_locks(id, object, range, false);
+                    if !ranges.is_empty() {
+                        return Some(LockAction::Flush { id, object, ranges });
+                    }
+                    self.flushed(id);
+                }
+                Stage::ToDrop => {
+                    let (urgent, lost) = (held.urgent, held.lost);
+                    let ranges = self.beyond_other_locks(id, object, range, true);
+                    self.locks.remove(&id);
+                    if let Some(locks) = self.objects.get_mut(&object) {
+                        self.forest.remove(&mut locks.closing, range.start, id);
+                    }
+                    self.forget_unused(object);
+                    if !lost {
+                        self.queue_cancel(id, urgent);
+                    }
+                    if !ranges.is_empty() {
+                        return Some(LockAction::Drop { object, ranges, discard_dirty: lost });
+                    }
+                }
+                Stage::Usable | Stage::Closing | Stage::Flushing => {}
+            }
+        }
+        let due = self.cancels_due_ns.is_some_and(|due_ns| due_ns <= self.now_ns);
+        if due || self.cancels.len() >= CANCEL_BATCH {
+            return Some(LockAction::Cancel { ids: self.take_cancels(CANCEL_BATCH) });
+        }
+        None
+    }
+
+    /// Up to `max` locks given back, for another message to the target to take along.
+    pub fn take_cancels(&mut self, max: usize) -> Vec<LockId> {
+        let mut ids = Vec::with_capacity(max.min(self.cancels.len()));
+        while ids.len() < max
+            && let Some(id) = self.cancels.pop_first()
+        {
+            ids.push(id);
+        }
+        if self.cancels.is_empty() {
+            self.cancels_due_ns = None;
+        }
+        ids
+    }
+
+    /// Lets time pass: gives back aged locks and sends cancels that waited for company.
+    pub fn tick(&mut self, now_ns: u64) {
+        self.now_ns = self.now_ns.max(now_ns);
+        self.trim(now_ns);
+    }
+
+    /// When [`LockCache::tick`] has something to do next.
+    pub fn next_deadline(&self) -> Option<u64> {
+        let aged = self.by_age.first().map(|&(stamp_ns, _)| stamp_ns.saturating_add(self.limits.max_age_ns));
+        aged.into_iter().chain(self.cancels_due_ns).min()
+    }
+
+    /// Gives back a lock without being asked, for instance because its file was removed.
+    pub fn give_back(&mut self, id: LockId) {
+        if self.locks.get(&id).is_some_and(|held| held.stage == Stage::Usable) {
+            self.close(id);
+        }
+    }
+
+    /// Every lock held, to be restored by a server that has restarted. Cancels not yet sent are forgotten, since that
+    /// server never knew the locks; unanswered requests are sent again by whoever resends messages.
+    pub fn represent(&mut self) -> Vec<HeldLock> {
+        self.cancels.clear();
+        self.cancels_due_ns = None;
+        for locks in self.objects.values_mut() {
+            locks.early.clear();
+        }
+        let lock = |(&id, held): (&LockId, &super::Held)| {
+            let (object, mode, range) = (held.object, held.mode, held.range);
+            (!held.lost).then_some(HeldLock { id, object, mode, range })
+        };
+        self.locks.iter().filter_map(lock).collect()
+    }
+
+    /// The server no longer knows the lock (it refused to restore it): no new users, its data is dropped without a flush.
+    pub fn lose(&mut self, id: LockId) {
+        let Some(held) = self.locks.get_mut(&id) else { return };
+        held.lost = true;
+        match held.stage {
+            Stage::Usable => self.close(id),
+            // Its place in `ready`, or the coming `flushed`, leads it to the drop.
+            Stage::ToFlush => held.stage = Stage::ToDrop,
+            Stage::Closing | Stage::Flushing | Stage::ToDrop => {}
+        }
+    }
+
+    /// The server evicted this client: every lock and request is void.
+    pub fn lose_all(&mut self) {
+        self.represent();
+        let ids: Vec<LockId> = self.locks.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.lose(id));
+        let requests: Vec<_> = self.asked.keys().copied().collect();
+        requests.into_iter().for_each(|request| self.withdraw(request));
+    }
+
+    pub(super) fn queue_cancel(&mut self, id: LockId, urgent: bool) {
+        self.cancels.insert(id);
+        let due_ns = if urgent { 0 } else { self.now_ns.saturating_add(self.limits.cancel_linger_ns) };
+        self.cancels_due_ns = Some(self.cancels_due_ns.map_or(due_ns, |before_ns| before_ns.min(due_ns)));
+    }
+
+    /// Starts the way back: no new users from here on.
+    fn close(&mut self, id: LockId) {
+        let Some(held) = self.locks.get_mut(&id) else { return };
+        held.stage = Stage::Closing;
+        self.by_age.remove(&(held.stamp_ns, id));
+        let (users, object, range, mode) = (held.users, held.object, held.range, held.mode);
+        if let Some(locks) = self.objects.get_mut(&object) {
+            self.forest.remove(&mut locks.usable[usize::from(mode.raw())], range.start, id);
+            self.forest.insert(&mut locks.closing, Entry { range, id, session: SessionId(0) }, false);
+        }
+        if users == 0 {
+            self.close_unused(id);
+        }
+    }
+
+    /// The last user of a closing lock is gone.
+    pub(super) fn close_unused(&mut self, id: LockId) {
+        if let Some(held) = self.locks.get_mut(&id) {
+            held.stage = if held.mode == Mode::Write && !held.lost { Stage::ToFlush } else { Stage::ToDrop };
+            self.ready.push_back(id);
+        }
+    }
+
+    /// Gives back aged locks, and the oldest beyond the bound; locks in use are passed over.
+    pub(super) fn trim(&mut self, now_ns: u64) {
+        for _ in 0..self.limits.trim_batch {
+            let Some(&(stamp_ns, id)) = self.by_age.first() else { return };
+            let aged = now_ns.saturating_sub(stamp_ns) >= self.limits.max_age_ns;
+            if !aged && self.by_age.len() <= self.limits.max_locks {
+                return;
+            }
+            let Some(held) = self.locks.get_mut(&id) else { return };
+            let used_ns = if held.users > 0 { now_ns } else { held.last_used_ns };
+            if used_ns > stamp_ns {
+                self.by_age.pop_first();
+                held.stamp_ns = used_ns;
+                self.by_age.insert((used_ns, id));
+            } else if held.users == 0 {
+                self.close(id);
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// The parts of `range` covered by no other lock of the table (`any`), or by no usable write lock.
+    fn beyond_other_locks(&self, id: LockId, object: ObjectId, range: ByteRange, any: bool) -> Vec<ByteRange> {
+        let Some(locks) = self.objects.get(&object) else { return vec![range] };
+        let [read, write] = locks.usable;
+        let mut covered = RangeSet::new();
+        let mut cover = |entry: &Entry| {
+            if entry.id != id {
+                covered.insert(entry.range);
+            }
+        };
+        self.forest.visit(write, range, &mut cover);
+        if any {
+            self.forest.visit(read, range, &mut cover);
+            self.forest.visit(locks.closing, range, &mut cover);
+        }
+        covered.gaps(range).into_vec()
+    }
+}

@@ -1,0 +1,26 @@
+//! Byte-range locks of objects: the lock server of a target and the lock cache of a client.
+//!
+//! Owns: which ranges of which objects are granted to whom, the fair queue of requests that wait, callbacks and
+//! their deadlines, contention of objects ([`server`]); and which of these locks a client holds, uses and gives
+//! back ([`client`]). Does not own: messages, connections, cached data, or the tokens of directory entries and
+//! attributes. `docs/LOCKING.md` has the state machines and why they cannot deadlock.
+//!
+//! Invariants: no I/O, no clock, no randomness; time is an argument (`now_ns`, nanoseconds of one monotonic clock).
+//! Calls that take input (`enqueue`, `cancel`, `callback`, ...) never block; what has to be done next is taken out with
+//! `poll_action` until that returns `None`. Locks are entries of these tables, never something a suspended task holds.
+//!
+//! The number that drove the design: 100,000 locks on one object (strided writers of one shared file) must cost
+//! O(log n) each, so granted and waiting ranges live in interval trees and a waiting request watches one blocker.
+#![forbid(unsafe_code)]
+
+pub mod client;
+pub mod mode;
+pub mod server;
+mod tree;
+
+#[cfg(test)]
+mod tests;
+
+pub use client::{CacheLimits, CallbackPlan, Granted, HeldLock, Hit, LockAction, LockCache, LockRef, RequestId};
+pub use mode::{Growth, LockId, Mode, Owner};
+pub use server::{Action, Dropped, LockLimits, LockRequest, LockSpace, Overdue, Refusal};

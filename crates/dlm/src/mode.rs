@@ -1,0 +1,101 @@
+//! Modes, owners and ids of locks, and the one relation "these two conflict".
+//!
+//! Owns: the vocabulary of locking. Does not own: any table of locks.
+//!
+//! Invariant: conflict is symmetric, and two locks of one session conflict only when both are direct requests. A mount
+//! orders its own I/O itself, so its own locks never stand in its way; two direct requests must still exclude each
+//! other, since each is atomic.
+
+use amphi_types::{ByteRange, SessionId};
+
+/// What a lock permits its owner to do with the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Mode {
+    /// Read and cache clean data; shared.
+    Read = 0,
+    /// Read, change and cache dirty data; exclusive. Covers everything `Read` covers.
+    Write = 1,
+}
+
+impl Mode {
+    /// The mode with this number in messages.
+    pub fn from_raw(raw: u8) -> Option<Mode> {
+        match raw {
+            0 => Some(Mode::Read),
+            1 => Some(Mode::Write),
+            _ => None,
+        }
+    }
+
+    /// The number in messages.
+    pub fn raw(self) -> u8 {
+        self as u8
+    }
+
+    /// Whether a lock of this mode permits what `other` permits.
+    pub fn covers(self, other: Mode) -> bool {
+        self >= other
+    }
+}
+
+/// Who a lock belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Owner {
+    /// A client caches under it until it is called back, aged or evicted.
+    Cached(SessionId),
+    /// The target itself holds it while it carries out one direct request of that session: just the exact range, just
+    /// for its duration, never grown and never called back.
+    Direct(SessionId),
+}
+
+impl Owner {
+    /// The session on whose behalf the lock exists.
+    pub fn session(self) -> SessionId {
+        match self {
+            Owner::Cached(session) | Owner::Direct(session) => session,
+        }
+    }
+
+    /// Whether the target itself holds the lock.
+    pub fn is_direct(self) -> bool {
+        matches!(self, Owner::Direct(_))
+    }
+
+    /// Whether locks of both owners never conflict.
+    pub fn exempt(self, other: Owner) -> bool {
+        self.session() == other.session() && !(self.is_direct() && other.is_direct())
+    }
+}
+
+/// Whether two locks on one object exclude each other.
+pub fn conflict(a: (Owner, Mode, ByteRange), b: (Owner, Mode, ByteRange)) -> bool {
+    (a.1 == Mode::Write || b.1 == Mode::Write) && a.2.overlaps(&b.2) && !a.0.exempt(b.0)
+}
+
+/// Whether a grant may exceed its request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Growth {
+    /// The largest range without a conflict.
+    Largest,
+    /// Just the range asked for, for callers that know their pattern.
+    Exact,
+}
+
+/// Name of a lock or of a request for one, unique within a target over all its restarts: the upper 16 bits count
+/// starts of the lock server, the lower 48 bits requests since then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LockId(pub u64);
+
+impl LockId {
+    /// Joins the count of server starts and the count of requests.
+    pub fn new(generation: u16, sequence: u64) -> LockId {
+        debug_assert!(sequence < 1 << 48);
+        LockId((u64::from(generation) << 48) | sequence)
+    }
+
+    /// The count of server starts.
+    pub fn generation(self) -> u16 {
+        (self.0 >> 48) as u16
+    }
+}

@@ -1,0 +1,410 @@
+//! The lock server of one target.
+//!
+//! Owns: every lock and waiting request on the target's objects, callbacks and their deadlines, contention. Does not
+//! own: sessions (it is told when one ends) and the I/O done under locks.
+//!
+//! Invariants, checked by the model tests:
+//! * no two granted locks conflict;
+//! * a request waits only while it conflicts with a granted lock or with a request that asked before it, so nobody starves;
+//! * whoever a waiting request waits for, and can be called back, has been called back exactly once;
+//! * a grant contains its request, and what was added conflicts with nothing granted and nothing waiting.
+//!
+//! Numbers: callbacks have 30 s without progress; growth is cut to 32 MiB with more than 32 incompatible locks on the
+//! object, so a crowd does not take everything from each other. About 300 bytes a lock; [`LockLimits::max_locks`] bounds them.
+
+mod contention;
+mod grant;
+mod queue;
+
+pub use contention::ContentionLimits;
+
+use crate::mode::{Growth, LockId, Mode, Owner};
+use crate::tree::{Entry, Forest, Search, Tree};
+use amphi_types::{ByteRange, ObjectId, SessionId};
+use contention::Contention;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+
+/// Tunables of a lock server.
+#[derive(Clone, Copy, Debug)]
+pub struct LockLimits {
+    /// Cached locks and requests for them; beyond, requests are refused as [`Refusal::Full`].
+    pub max_locks: usize,
+    /// Direct requests that hold or await a lock at the same time.
+    pub max_direct: usize,
+    /// A client that has not given a lock back this long after the callback, without progress, is overdue.
+    pub callback_deadline_ns: u64,
+    /// With more incompatible locks than this on an object, growth is cut.
+    pub crowd_locks: usize,
+    /// Bytes from its start at which a grant ends on a crowded object.
+    pub crowd_growth_bytes: u64,
+    /// Requests are widened to whole units of this many bytes, a power of two; 1 leaves them as they are.
+    pub granularity_bytes: u64,
+    /// The contention detector.
+    pub contention: ContentionLimits,
+}
+
+impl Default for LockLimits {
+    fn default() -> Self {
+        LockLimits {
+            max_locks: 1 << 20,
+            max_direct: 1 << 16,
+            callback_deadline_ns: 30_000_000_000,
+            crowd_locks: 32,
+            crowd_growth_bytes: 32 << 20,
+            granularity_bytes: 1,
+            contention: ContentionLimits::default(),
+        }
+    }
+}
+
+/// A request for a lock.
+#[derive(Clone, Copy, Debug)]
+pub struct LockRequest {
+    /// Who asks.
+    pub owner: Owner,
+    /// The object.
+    pub object: ObjectId,
+    /// What for.
+    pub mode: Mode,
+    /// Which bytes; not empty.
+    pub range: ByteRange,
+    /// Whether more may be granted; a direct request is never grown.
+    pub growth: Growth,
+}
+
+/// Why a request was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The range has no byte.
+    EmptyRange,
+    /// The table is full; cached locks have to be given back first, or the I/O goes direct.
+    Full,
+    /// A lock held before a restart conflicts with one that another client holds, or its id is not of an earlier start.
+    Conflict,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Refusal::EmptyRange => "a lock needs at least one byte",
+            Refusal::Full => "the lock table is full",
+            Refusal::Conflict => "the lock held before the restart is not compatible with the locks of now",
+        })
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// What the target has to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// The request was granted: answer the client, or start the direct request.
+    Granted {
+        /// The lock.
+        id: LockId,
+        /// Its owner.
+        owner: Owner,
+        /// Its object.
+        object: ObjectId,
+        /// Its mode.
+        mode: Mode,
+        /// The range granted, which contains the range asked for.
+        range: ByteRange,
+        /// Whether the object is contended.
+        contended: bool,
+    },
+    /// Ask the session to give the lock back. Sent once for each lock; it may overtake the message about its grant.
+    Callback {
+        /// The lock.
+        id: LockId,
+        /// Whom to ask.
+        session: SessionId,
+        /// The object of the lock.
+        object: ObjectId,
+        /// Mode of the request that waits.
+        wanted_mode: Mode,
+        /// Range of the request that waits.
+        wanted_range: ByteRange,
+        /// Whether the object is contended.
+        contended: bool,
+    },
+}
+
+/// A client that did not give a lock back in time and has to be evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overdue {
+    /// The client's session.
+    pub session: SessionId,
+    /// The lock.
+    pub id: LockId,
+    /// The lock's object.
+    pub object: ObjectId,
+}
+
+/// What ended with a session.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dropped {
+    /// Number of cached locks.
+    pub locks: usize,
+    /// Requests that waited and will never be granted.
+    pub requests: Vec<LockId>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Waiting,
+    Granted,
+}
+
+#[cfg_attr(test, derive(Clone))]
+struct Lock {
+    owner: Owner,
+    object: ObjectId,
+    mode: Mode,
+    /// The range asked for while waiting, the range granted afterwards.
+    range: ByteRange,
+    growth: Growth,
+    state: State,
+    /// End of the time the client has to give it back, once called back.
+    deadline_ns: Option<u64>,
+    /// While waiting: what it watches.
+    watching: Option<LockId>,
+    /// Waiting requests that look again when this one is gone.
+    watchers: BTreeSet<LockId>,
+}
+
+impl Lock {
+    fn new(owner: Owner, object: ObjectId, mode: Mode, range: ByteRange, growth: Growth, state: State) -> Lock {
+        let (deadline_ns, watching, watchers) = (None, None, BTreeSet::new());
+        Lock { owner, object, mode, range, growth, state, deadline_ns, watching, watchers }
+    }
+}
+
+/// Trees by kind of owner and mode: cached reads, cached writes, direct reads, direct writes.
+type Trees = [Tree; 4];
+
+fn class(owner: Owner, mode: Mode) -> usize {
+    2 * usize::from(owner.is_direct()) + usize::from(mode.raw())
+}
+
+#[derive(Clone, Copy)]
+struct Object {
+    granted: Trees,
+    waiting: Trees,
+}
+
+impl Object {
+    const NEW: Object = Object { granted: [Tree::EMPTY; 4], waiting: [Tree::EMPTY; 4] };
+
+    fn is_unused(&self) -> bool {
+        self.granted.iter().chain(&self.waiting).all(|tree| tree.is_empty())
+    }
+}
+
+/// The trees whose locks conflict with (`owner`, `mode`) where they overlap, each with the session exempt in it.
+fn conflicting(owner: Owner, mode: Mode) -> impl Iterator<Item = (usize, Option<SessionId>)> {
+    (0..4).filter(move |class| mode == Mode::Write || class % 2 == 1).map(move |class| {
+        let both_direct = owner.is_direct() && class >= 2;
+        (class, (!both_direct).then_some(owner.session()))
+    })
+}
+
+/// Lock server of one target: a state machine without I/O. Every call costs O(log n) and what it returns or sends.
+#[cfg_attr(test, derive(Clone))]
+pub struct LockSpace {
+    limits: LockLimits,
+    generation: u16,
+    sequence: u64,
+    forest: Forest,
+    objects: BTreeMap<ObjectId, Object>,
+    locks: BTreeMap<LockId, Lock>,
+    direct_count: usize,
+    sessions: BTreeSet<(SessionId, LockId)>,
+    deadlines: BTreeSet<(u64, LockId)>,
+    contention: Contention,
+    /// At most one grant and one callback for each lock in `locks`.
+    actions: VecDeque<Action>,
+    #[cfg(test)]
+    pub(crate) planted_bug: Option<crate::tests::PlantedBug>,
+}
+
+impl LockSpace {
+    /// An empty space. `generation` counts the starts of this target's lock server: it must be higher than at every
+    /// earlier start, so ids of locks held before a restart stay distinct from new ones.
+    pub fn new(limits: LockLimits, generation: u16) -> LockSpace {
+        assert!(limits.granularity_bytes.is_power_of_two(), "lock granularity is a power of two");
+        LockSpace {
+            limits,
+            generation,
+            sequence: 0,
+            forest: Forest::default(),
+            objects: BTreeMap::new(),
+            locks: BTreeMap::new(),
+            direct_count: 0,
+            sessions: BTreeSet::new(),
+            deadlines: BTreeSet::new(),
+            contention: Contention::new(limits.contention),
+            actions: VecDeque::new(),
+            #[cfg(test)]
+            planted_bug: None,
+        }
+    }
+
+    /// The next thing to do.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        while let Some(action) = self.actions.pop_front() {
+            let (Action::Granted { id, .. } | Action::Callback { id, .. }) = action;
+            if self.locks.contains_key(&id) {
+                return Some(action);
+            }
+        }
+        None
+    }
+
+    /// Whether conflicts on the object were frequent a short time ago; for every lock, read and write reply.
+    pub fn contended(&self, now_ns: u64, object: ObjectId) -> bool {
+        self.contention.contended(now_ns, object)
+    }
+
+    /// The client that may know the end of the file best: holder of the highest cached write lock. A grown lock may
+    /// reach beyond what its holder wrote, so if that holder knows of no byte at or above its lock's start, ask on with
+    /// [`LockSpace::glimpse_below`].
+    pub fn glimpse(&self, object: ObjectId) -> Option<(LockId, SessionId, ByteRange)> {
+        self.highest_write(object, None)
+    }
+
+    /// The holder of the next lower cached write lock.
+    pub fn glimpse_below(&self, object: ObjectId, id: LockId) -> Option<(LockId, SessionId, ByteRange)> {
+        let lock = self.locks.get(&id)?;
+        self.highest_write(object, Some((lock.range.start, id)))
+    }
+
+    fn highest_write(&self, object: ObjectId, below: Option<(u64, LockId)>) -> Option<(LockId, SessionId, ByteRange)> {
+        let tree = self.objects.get(&object)?.granted[usize::from(Mode::Write.raw())];
+        self.forest.highest(tree, below).map(|entry| (entry.id, entry.session, entry.range))
+    }
+
+    /// Whether `session` holds a cached lock that permits `mode` on all of `range`: the check before I/O that a client
+    /// sends under its lock is submitted.
+    pub fn holds(&self, session: SessionId, id: LockId, object: ObjectId, mode: Mode, range: ByteRange) -> bool {
+        self.locks.get(&id).is_some_and(|lock| {
+            lock.owner == Owner::Cached(session)
+                && lock.state == State::Granted
+                && lock.object == object
+                && lock.mode.covers(mode)
+                && lock.range.contains(&range)
+        })
+    }
+
+    /// When [`LockSpace::poll_overdue`] has something to say next.
+    pub fn next_deadline(&self) -> Option<u64> {
+        self.deadlines.first().map(|&(deadline_ns, _)| deadline_ns)
+    }
+
+    /// A lock whose callback deadline has passed; each is told once.
+    pub fn poll_overdue(&mut self, now_ns: u64) -> Option<Overdue> {
+        let &(deadline_ns, id) = self.deadlines.first()?;
+        if deadline_ns > now_ns {
+            return None;
+        }
+        self.deadlines.pop_first();
+        let lock = self.locks.get_mut(&id)?;
+        lock.deadline_ns = None;
+        Some(Overdue { session: lock.owner.session(), id, object: lock.object })
+    }
+
+    /// The client made progress on a callback (a flush under that lock arrived or went on): its time starts anew.
+    pub fn progress(&mut self, now_ns: u64, session: SessionId, id: LockId) {
+        if let Some(lock) = self.locks.get_mut(&id)
+            && lock.owner.session() == session
+            && let Some(deadline_ns) = lock.deadline_ns
+        {
+            self.deadlines.remove(&(deadline_ns, id));
+            let deadline_ns = now_ns.saturating_add(self.limits.callback_deadline_ns);
+            lock.deadline_ns = Some(deadline_ns);
+            self.deadlines.insert((deadline_ns, id));
+        }
+    }
+
+    /// Number of cached locks and waiting requests, and of direct requests.
+    pub fn len(&self) -> (usize, usize) {
+        (self.locks.len() - self.direct_count, self.direct_count)
+    }
+
+    /// Whether there is no lock and no request.
+    pub fn is_empty(&self) -> bool {
+        self.locks.is_empty()
+    }
+
+    /// The granted lock of that id.
+    pub fn granted_range(&self, id: LockId) -> Option<ByteRange> {
+        self.locks.get(&id).filter(|lock| lock.state == State::Granted).map(|lock| lock.range)
+    }
+
+    fn entry(&self, id: LockId) -> Entry {
+        let lock = &self.locks[&id];
+        Entry { range: lock.range, id, session: lock.owner.session() }
+    }
+
+    /// A granted lock that excludes (`owner`, `mode`, `range`).
+    fn granted_conflict(&self, object: &Object, owner: Owner, mode: Mode, range: ByteRange) -> Option<LockId> {
+        conflicting(owner, mode)
+            .find_map(|(class, exempt)| self.forest.find(object.granted[class], &Search::overlap(range, exempt)))
+    }
+
+    /// A request asked for before `before` that excludes (`owner`, `mode`, `range`).
+    fn waiting_conflict(
+        &self,
+        object: &Object,
+        owner: Owner,
+        mode: Mode,
+        range: ByteRange,
+        before: LockId,
+    ) -> Option<LockId> {
+        conflicting(owner, mode)
+            .find_map(|(class, exempt)| self.forest.find(object.waiting[class], &Search { range, exempt, before }))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod inspect {
+    //! What the model tests look at.
+    use super::*;
+
+    /// One lock or request, for comparison.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+    pub(crate) struct Seen {
+        pub id: LockId,
+        pub owner: (bool, SessionId),
+        pub object: ObjectId,
+        pub mode: Mode,
+        pub range: ByteRange,
+        pub granted: bool,
+        pub called: bool,
+    }
+
+    impl LockSpace {
+        pub(crate) fn seen(&self) -> Vec<Seen> {
+            let seen = |(&id, lock): (&LockId, &Lock)| Seen {
+                id,
+                owner: (lock.owner.is_direct(), lock.owner.session()),
+                object: lock.object,
+                mode: lock.mode,
+                range: lock.range,
+                granted: lock.state == State::Granted,
+                called: lock.deadline_ns.is_some(),
+            };
+            self.locks.iter().map(seen).collect()
+        }
+
+        /// Everything that grows: tree nodes, objects, session entries, deadlines.
+        pub(crate) fn footprint(&self) -> [usize; 4] {
+            [self.forest.len(), self.objects.len(), self.sessions.len(), self.deadlines.len()]
+        }
+
+        pub(crate) fn visits(&self) -> u64 {
+            self.forest.visits.get()
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! How far a grant grows.
+//!
+//! Owns: the growth rules. Does not own: whether a request may be granted (`queue`).
+//!
+//! Rules: alone on the object, a lock covers all of it, so a single user sends one request. With any incompatible lock
+//! or request on the object it grows upward only, to the next one: files are mostly written forward, and growing down
+//! would take what a neighbour is about to ask for. With more than `crowd_locks` of them growth ends
+//! `crowd_growth_bytes` after the start. What is added never overlaps a conflicting granted lock or waiting request.
+
+use super::{Action, LockSpace, Object, State, class, conflicting};
+use crate::mode::{Growth, LockId, Mode, Owner};
+use crate::tree::{Entry, Search};
+use amphi_types::ByteRange;
+
+impl LockSpace {
+    /// Grants a request that nothing blocks and that is in no waiting tree (any more).
+    pub(super) fn grant(&mut self, now_ns: u64, id: LockId) {
+        let lock = &self.locks[&id];
+        let (owner, object, mode, asked, growth) = (lock.owner, lock.object, lock.mode, lock.range, lock.growth);
+        let view = self.objects[&object];
+        let range =
+            if growth == Growth::Exact || owner.is_direct() { asked } else { self.grown(&view, owner, mode, asked) };
+
+        // Somebody who asked later may already wait for these very bytes: then the lock is lent for one use.
+        let wanted = if owner.is_direct() {
+            None
+        } else {
+            self.waiting_conflict(&view, owner, mode, range, LockId(u64::MAX))
+                .and_then(|waiter| self.locks.get(&waiter))
+                .map(|waiter| (waiter.mode, waiter.range))
+        };
+
+        if let Some(lock) = self.locks.get_mut(&id) {
+            (lock.range, lock.state, lock.watching) = (range, State::Granted, None);
+        }
+        if let Some(tables) = self.objects.get_mut(&object) {
+            let entry = Entry { range, id, session: owner.session() };
+            self.forest.insert(&mut tables.granted[class(owner, mode)], entry, wanted.is_some());
+        }
+        let contended = self.contended(now_ns, object);
+        self.actions.push_back(Action::Granted { id, owner, object, mode, range, contended });
+        if let Some((wanted_mode, wanted_range)) = wanted {
+            self.send_callback(now_ns, id, wanted_mode, wanted_range);
+        }
+    }
+
+    fn grown(&self, view: &Object, owner: Owner, mode: Mode, asked: ByteRange) -> ByteRange {
+        let cap = self.limits.crowd_locks + 1;
+        let mut incompatible = 0;
+        let mut end = u64::MAX;
+        // A later request that waits for bytes of this one may reach beyond its end.
+        let just_beyond = ByteRange::at(asked.end, 1);
+        for (class, exempt) in conflicting(owner, mode) {
+            for tree in [view.granted[class], view.waiting[class]] {
+                if tree.is_empty() {
+                    continue;
+                }
+                let everywhere = Search::overlap(ByteRange::ALL, exempt);
+                incompatible += self.forest.count(tree, &everywhere, cap - incompatible);
+                if self.forest.find(tree, &Search::overlap(just_beyond, exempt)).is_some() {
+                    end = asked.end;
+                } else if let Some(next) = self.forest.next_start(tree, asked.end, exempt) {
+                    end = end.min(next);
+                }
+            }
+        }
+        if incompatible == 0 {
+            return ByteRange::ALL;
+        }
+        if incompatible > self.limits.crowd_locks {
+            end = end.min(asked.start.saturating_add(self.limits.crowd_growth_bytes));
+        }
+        ByteRange::new(asked.start, end.max(asked.end))
+    }
+}

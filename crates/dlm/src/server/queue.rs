@@ -1,0 +1,241 @@
+//! The fair queue: asking, giving back, and who may go on.
+//!
+//! Owns: the moves of a request from asked to waiting to granted to gone. Does not own: how far a grant grows (`grant`).
+//!
+//! A request waits for every conflicting granted lock and every conflicting request asked for before it. Of these it
+//! watches just one; when that one is gone it looks again, and either finds another or is granted. So giving back a lock
+//! costs what it wakes, not the length of the queue. A watched request that is granted stays watched: it still excludes.
+
+use super::{Action, Dropped, Lock, LockRequest, LockSpace, Object, Refusal, State, class, conflicting};
+use crate::mode::{Growth, LockId, Mode, Owner};
+use crate::tree::{Entry, Search};
+use amphi_types::{ByteRange, ObjectId, SessionId};
+use std::collections::BTreeSet;
+
+impl LockSpace {
+    /// Asks for a lock. Granted at once or later, always through [`LockSpace::poll_action`], in the order of asking as
+    /// far as requests conflict.
+    pub fn enqueue(&mut self, now_ns: u64, request: LockRequest) -> Result<LockId, Refusal> {
+        let LockRequest { owner, object, mode, range, growth } = request;
+        if range.is_empty() {
+            return Err(Refusal::EmptyRange);
+        }
+        let (used, max) = if owner.is_direct() {
+            (self.direct_count, self.limits.max_direct)
+        } else {
+            (self.locks.len() - self.direct_count, self.limits.max_locks)
+        };
+        if used >= max {
+            return Err(Refusal::Full);
+        }
+        let range = widen(range, self.limits.granularity_bytes);
+        self.sequence += 1;
+        let id = LockId::new(self.generation, self.sequence);
+        self.locks.insert(id, Lock::new(owner, object, mode, range, growth, State::Waiting));
+        self.direct_count += usize::from(owner.is_direct());
+        self.sessions.insert((owner.session(), id));
+
+        let view = *self.objects.entry(object).or_insert(Object::NEW);
+        let conflicts = self.count_conflicts(&view, owner, mode, range, self.contention.cap());
+        self.contention.conflicts(now_ns, object, conflicts);
+
+        match self.blocker(&view, id) {
+            None => self.grant(now_ns, id),
+            Some(blocker) => {
+                self.watch(blocker, id);
+                let entry = self.entry(id);
+                let Some(tables) = self.objects.get_mut(&object) else { unreachable!("the object was entered above") };
+                self.forest.insert(&mut tables.waiting[class(owner, mode)], entry, false);
+                self.call_back_conflicting(now_ns, object, owner, mode, range);
+            }
+        }
+        Ok(id)
+    }
+
+    /// The client gives locks back, or withdraws requests. Ids that are not its own, or already gone, are passed over:
+    /// that is the normal race between a cancel and an eviction. Returns how many there were.
+    pub fn cancel(&mut self, now_ns: u64, session: SessionId, ids: &[LockId]) -> usize {
+        let own = |id: &LockId| self.locks.get(id).is_some_and(|lock| lock.owner == Owner::Cached(session));
+        let ids: BTreeSet<LockId> = ids.iter().copied().filter(own).collect();
+        self.remove(now_ns, &ids);
+        ids.len()
+    }
+
+    /// A direct request is done, or given up while it waited.
+    pub fn release(&mut self, now_ns: u64, id: LockId) {
+        if self.locks.get(&id).is_some_and(|lock| lock.owner.is_direct()) {
+            self.remove(now_ns, &BTreeSet::from([id]));
+        }
+    }
+
+    /// The session is over: its cached locks and everything it waits for are dropped. Its direct requests that were
+    /// granted stay until they are released, since their I/O may be on its way to the disk; for the same reason the
+    /// caller first waits for writes that the session sent under cached locks and that were already submitted.
+    pub fn drop_session(&mut self, now_ns: u64, session: SessionId) -> Dropped {
+        let mut dropped = Dropped::default();
+        let mut ids = BTreeSet::new();
+        for &(_, id) in self.sessions.range((session, LockId(0))..=(session, LockId(u64::MAX))) {
+            let lock = &self.locks[&id];
+            match (lock.state, lock.owner) {
+                (State::Waiting, _) => dropped.requests.push(id),
+                (State::Granted, Owner::Cached(_)) => dropped.locks += 1,
+                (State::Granted, Owner::Direct(_)) => continue,
+            }
+            ids.insert(id);
+        }
+        self.remove(now_ns, &ids);
+        dropped
+    }
+
+    /// Restores a lock that a client held before the lock server restarted, under its old id. Called while no new
+    /// request is taken yet.
+    pub fn restore(
+        &mut self,
+        session: SessionId,
+        id: LockId,
+        object: ObjectId,
+        mode: Mode,
+        range: ByteRange,
+    ) -> Result<(), Refusal> {
+        let owner = Owner::Cached(session);
+        if range.is_empty() {
+            return Err(Refusal::EmptyRange);
+        }
+        if self.holds(session, id, object, mode, range) {
+            return Ok(());
+        }
+        let view = self.objects.get(&object).copied().unwrap_or(Object::NEW);
+        if id.generation() >= self.generation
+            || self.locks.contains_key(&id)
+            || self.count_conflicts(&view, owner, mode, range, 1) > 0
+        {
+            return Err(Refusal::Conflict);
+        }
+        if self.locks.len() - self.direct_count >= self.limits.max_locks {
+            return Err(Refusal::Full);
+        }
+        self.locks.insert(id, Lock::new(owner, object, mode, range, Growth::Exact, State::Granted));
+        self.sessions.insert((session, id));
+        let tables = self.objects.entry(object).or_insert(Object::NEW);
+        self.forest.insert(&mut tables.granted[class(owner, mode)], Entry { range, id, session }, false);
+        Ok(())
+    }
+
+    /// Conflicting granted locks and waiting requests, up to `cap`. Granted ones count with their grown range: false
+    /// sharing is contention too.
+    fn count_conflicts(&self, view: &Object, owner: Owner, mode: Mode, range: ByteRange, cap: usize) -> usize {
+        let mut count = 0;
+        for (class, exempt) in conflicting(owner, mode) {
+            for tree in [view.granted[class], view.waiting[class]] {
+                count += self.forest.count(tree, &Search::overlap(range, exempt), cap - count);
+            }
+        }
+        count
+    }
+
+    /// One reason why the request has to wait. The request asked last comes first, so that a crowd behind one lock
+    /// forms a chain in which each departure wakes one.
+    fn blocker(&self, view: &Object, id: LockId) -> Option<LockId> {
+        let lock = &self.locks[&id];
+        #[cfg(test)]
+        if self.planted_bug == Some(crate::tests::PlantedBug::JumpQueue) {
+            return self.granted_conflict(view, lock.owner, lock.mode, lock.range);
+        }
+        self.waiting_conflict(view, lock.owner, lock.mode, lock.range, id)
+            .or_else(|| self.granted_conflict(view, lock.owner, lock.mode, lock.range))
+            .filter(|_| !self.planted_miss())
+    }
+
+    #[cfg(test)]
+    fn planted_miss(&self) -> bool {
+        self.planted_bug == Some(crate::tests::PlantedBug::MissConflict) && self.sequence.is_multiple_of(3)
+    }
+
+    #[cfg(not(test))]
+    fn planted_miss(&self) -> bool {
+        false
+    }
+
+    fn watch(&mut self, blocker: LockId, id: LockId) {
+        if let Some(lock) = self.locks.get_mut(&blocker) {
+            lock.watchers.insert(id);
+        }
+        if let Some(lock) = self.locks.get_mut(&id) {
+            lock.watching = Some(blocker);
+        }
+    }
+
+    /// Calls back every granted cached lock in the way of a request that waits.
+    fn call_back_conflicting(&mut self, now_ns: u64, object: ObjectId, owner: Owner, mode: Mode, range: ByteRange) {
+        let view = self.objects[&object];
+        let mut found = Vec::new();
+        for (class, exempt) in conflicting(owner, mode).filter(|&(class, _)| class < 2) {
+            self.forest.call_back(view.granted[class], &Search::overlap(range, exempt), &mut found);
+        }
+        for id in found {
+            self.send_callback(now_ns, id, mode, range);
+        }
+    }
+
+    pub(super) fn send_callback(&mut self, now_ns: u64, id: LockId, wanted_mode: Mode, wanted_range: ByteRange) {
+        let deadline_ns = now_ns.saturating_add(self.limits.callback_deadline_ns);
+        let Some(lock) = self.locks.get_mut(&id) else { return };
+        lock.deadline_ns = Some(deadline_ns);
+        let (session, object) = (lock.owner.session(), lock.object);
+        self.deadlines.insert((deadline_ns, id));
+        let contended = self.contended(now_ns, object);
+        #[cfg(test)]
+        if self.planted_bug == Some(crate::tests::PlantedBug::LoseCallback) {
+            return;
+        }
+        self.actions.push_back(Action::Callback { id, session, object, wanted_mode, wanted_range, contended });
+    }
+
+    /// Takes locks and requests out, then lets those who watched them look again, in the order of asking.
+    fn remove(&mut self, now_ns: u64, ids: &BTreeSet<LockId>) {
+        let mut woken = BTreeSet::new();
+        for id in ids {
+            let Some(lock) = self.locks.remove(id) else { continue };
+            self.direct_count -= usize::from(lock.owner.is_direct());
+            self.sessions.remove(&(lock.owner.session(), *id));
+            if let Some(watched) = lock.watching.and_then(|watched| self.locks.get_mut(&watched)) {
+                watched.watchers.remove(id);
+            }
+            if let Some(deadline_ns) = lock.deadline_ns {
+                self.deadlines.remove(&(deadline_ns, *id));
+            }
+            let Some(tables) = self.objects.get_mut(&lock.object) else { continue };
+            let trees = if lock.state == State::Granted { &mut tables.granted } else { &mut tables.waiting };
+            let found = self.forest.remove(&mut trees[class(lock.owner, lock.mode)], lock.range.start, *id);
+            debug_assert!(found, "every lock is in its tree");
+            if tables.is_unused() {
+                self.objects.remove(&lock.object);
+            }
+            woken.extend(lock.watchers);
+        }
+        for id in woken {
+            self.look_again(now_ns, id);
+        }
+    }
+
+    fn look_again(&mut self, now_ns: u64, id: LockId) {
+        let Some(lock) = self.locks.get(&id) else { return };
+        let (owner, mode, object, start) = (lock.owner, lock.mode, lock.object, lock.range.start);
+        let view = self.objects[&object];
+        match self.blocker(&view, id) {
+            Some(blocker) => self.watch(blocker, id),
+            None => {
+                let Some(tables) = self.objects.get_mut(&object) else { return };
+                self.forest.remove(&mut tables.waiting[class(owner, mode)], start, id);
+                self.grant(now_ns, id);
+            }
+        }
+    }
+}
+
+/// The smallest range of whole units around `range`; the end of the address space stays where it is.
+fn widen(range: ByteRange, unit_bytes: u64) -> ByteRange {
+    let mask = unit_bytes - 1;
+    let end = range.end.checked_add(mask).map_or(u64::MAX, |end| end & !mask);
+    ByteRange::new(range.start & !mask, end)
+}

@@ -1,0 +1,70 @@
+//! Identity of targets, inodes, objects and sessions.
+//!
+//! An inode number carries its owner target in its upper 16 bits, so that the route of a request is a pure
+//! function of the request (DESIGN.md §4).
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A slice of storage with one owner. Small, stable and virtual: it may move between servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+pub struct TargetId(pub u16);
+
+/// An inode number: owner target in the upper 16 bits, a number local to that target in the lower 48.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+pub struct Ino(pub u64);
+
+impl Ino {
+    /// The root directory: target 0, local number 1. It equals FUSE's root node id.
+    pub const ROOT: Ino = Ino(1);
+    /// Largest local number.
+    pub const MAX_LOCAL: u64 = (1 << 48) - 1;
+
+    /// Joins owner and local number. Panics if `local` needs more than 48 bits.
+    pub fn new(target: TargetId, local: u64) -> Ino {
+        assert!(local <= Self::MAX_LOCAL, "local inode number {local} needs more than 48 bits");
+        Ino((u64::from(target.0) << 48) | local)
+    }
+
+    /// The target that owns the inode.
+    pub fn target(self) -> TargetId {
+        TargetId((self.0 >> 48) as u16)
+    }
+
+    /// The number local to the owner.
+    pub fn local(self) -> u64 {
+        self.0 & Self::MAX_LOCAL
+    }
+}
+
+impl fmt::Debug for Ino {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.target().0, self.local())
+    }
+}
+
+impl fmt::Display for Ino {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+impl fmt::Display for TargetId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "target {}", self.0)
+    }
+}
+
+/// One stripe of a file. Bytes of an object are addressed by their offset in the *file*, so objects are
+/// sparse and layout arithmetic is only "which target holds this byte" (see `layout`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ObjectId {
+    /// The file.
+    pub ino: Ino,
+    /// Stripe index; stripe 0 lives on the inode's own target.
+    pub stripe: u32,
+}
+
+/// A client's session with a cluster, chosen at random by the client; survives reconnects and restarts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct SessionId(pub u64);

@@ -1,0 +1,189 @@
+//! Data layouts: which object and target hold a byte of a file.
+//!
+//! Objects are addressed by file offset (an object is sparse outside its stripes), so the arithmetic is a
+//! single function from offset to stripe index, size is the maximum over objects, and truncate and punch
+//! need no translation. The price is one extent per stripe unit at worst; units are 1 MiB by default.
+//!
+//! The default grows with the file (FEATURES D1): one stripe up to 4 MiB, so a small file lives wholly on its
+//! inode's target; then up to 4 stripes; all targets from 256 MiB.
+
+use crate::{ByteRange, Errno, Ino, ObjectId, Result, TargetId};
+use serde::{Deserialize, Serialize};
+
+/// End of the single-stripe part of a growing file, bytes.
+pub const GROW_FIRST: u64 = 4 << 20;
+/// End of the four-stripe part of a growing file, bytes.
+pub const GROW_SECOND: u64 = 256 << 20;
+
+/// How stripes are laid over targets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Pattern {
+    /// Grows with the file: 1, then 4, then `stripe_count` stripes.
+    Growing,
+    /// Round robin over `stripe_count` stripes.
+    Striped,
+    /// The whole file in stripe 0.
+    Whole,
+}
+
+/// What a file's owner asked of the hybrid decision (FEATURES H10); inherited by what is made in a directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum IoMode {
+    /// Decide per request.
+    #[default]
+    Auto,
+    /// Always through the cache.
+    Buffered,
+    /// Always direct.
+    Direct,
+}
+
+/// A file's layout; fixed once the file has data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layout {
+    /// Pattern.
+    pub pattern: Pattern,
+    /// Bytes per stripe unit: a power of two, 64 KiB to 1 GiB.
+    pub stripe_size: u32,
+    /// Number of stripes, at least 1. More than `pool` means over-striping.
+    pub stripe_count: u16,
+    /// Number of targets of the cluster when the file was made: stripe `s` lives on target
+    /// `(owner + s) mod pool`.
+    pub pool: u16,
+}
+
+impl Layout {
+    /// Default stripe size, bytes.
+    pub const STRIPE: u32 = 1 << 20;
+
+    /// The growing default on a cluster of `pool` targets.
+    pub fn growing(pool: u16) -> Layout {
+        Layout { pattern: Pattern::Growing, stripe_size: Self::STRIPE, stripe_count: pool.max(1), pool: pool.max(1) }
+    }
+
+    /// Checks what a user asked for.
+    ///
+    /// Errors: `Inval` for a stripe size that is no power of two between 64 KiB and 1 GiB or a zero count.
+    pub fn check(&self) -> Result<()> {
+        let size_ok = self.stripe_size.is_power_of_two() && (64 << 10..=1 << 30).contains(&self.stripe_size);
+        if size_ok && self.stripe_count > 0 && self.pool > 0 { Ok(()) } else { Err(Errno::Inval) }
+    }
+
+    /// Number of stripes that files of this layout can have.
+    pub fn stripes(&self) -> u32 {
+        match self.pattern {
+            Pattern::Whole => 1,
+            _ => u32::from(self.stripe_count),
+        }
+    }
+
+    /// Number of stripes that hold bytes below `size`.
+    pub fn stripes_below(&self, size: u64) -> u32 {
+        match self.pattern {
+            Pattern::Whole => 1,
+            Pattern::Striped => {
+                let units = size.div_ceil(u64::from(self.stripe_size)).max(1);
+                (units.min(u64::from(self.stripe_count))) as u32
+            }
+            Pattern::Growing if size <= GROW_FIRST => 1,
+            Pattern::Growing if size <= GROW_SECOND => u32::from(self.stripe_count.min(4)),
+            Pattern::Growing => u32::from(self.stripe_count),
+        }
+    }
+
+    /// Stripe index of the byte at `offset`, and the end of the run of bytes around it that lie in the same
+    /// stripe without a gap.
+    pub fn stripe_at(&self, offset: u64) -> (u32, u64) {
+        let unit = u64::from(self.stripe_size);
+        let unit_end = (offset / unit + 1).saturating_mul(unit);
+        let round_robin = |count: u16| {
+            let count = u64::from(count.max(1));
+            if count == 1 { (0, u64::MAX) } else { (((offset / unit) % count) as u32, unit_end) }
+        };
+        match self.pattern {
+            Pattern::Whole => (0, u64::MAX),
+            Pattern::Striped => round_robin(self.stripe_count),
+            Pattern::Growing => {
+                let (count, limit) = if offset < GROW_FIRST {
+                    (1, GROW_FIRST)
+                } else if offset < GROW_SECOND {
+                    (self.stripe_count.min(4), GROW_SECOND)
+                } else {
+                    (self.stripe_count, u64::MAX)
+                };
+                let (stripe, end) = round_robin(count);
+                (stripe, end.min(limit))
+            }
+        }
+    }
+
+    /// The target of stripe `stripe` of a file owned by `ino`'s target.
+    pub fn target(&self, ino: Ino, stripe: u32) -> TargetId {
+        TargetId(((u32::from(ino.target().0) + stripe) % u32::from(self.pool)) as u16)
+    }
+
+    /// Cuts `range` of the file into pieces that each lie in one object, ascending by offset.
+    pub fn pieces(&self, ino: Ino, range: ByteRange) -> impl Iterator<Item = (ObjectId, ByteRange)> + use<> {
+        let layout = *self;
+        let mut at = range.start;
+        std::iter::from_fn(move || {
+            if at >= range.end {
+                return None;
+            }
+            let (stripe, end) = layout.stripe_at(at);
+            let piece = ByteRange::new(at, end.min(range.end));
+            at = piece.end;
+            Some((ObjectId { ino, stripe }, piece))
+        })
+    }
+}
+
+/// Target for the inode of a new sub-directory: by hash, so that directories spread (DESIGN.md §4).
+pub fn directory_target(parent: Ino, name: &[u8], pool: u16) -> TargetId {
+    use siphasher::sip::SipHasher13;
+    use std::hash::Hasher;
+    let mut h = SipHasher13::new_with_keys(0x616d_7068, parent.0);
+    h.write(name);
+    TargetId((h.finish() % u64::from(pool.max(1))) as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: pieces cover a range exactly once and agree with `stripe_at` for every byte sampled.
+    #[test]
+    fn pieces_cover_exactly() {
+        let ino = Ino::new(TargetId(2), 9);
+        for layout in [
+            Layout::growing(5),
+            Layout { pattern: Pattern::Whole, ..Layout::growing(4) },
+            Layout { pattern: Pattern::Striped, stripe_size: 65536, stripe_count: 3, pool: 4 },
+            Layout::growing(1),
+        ] {
+            for (a, b) in
+                [(0, 1), (0, 10 << 20), (3 << 20, 300 << 20), (65535, 65537), ((256 << 20) - 5, (256 << 20) + 5)]
+            {
+                let mut at = a;
+                for (o, r) in layout.pieces(ino, ByteRange::new(a, b)) {
+                    assert_eq!(r.start, at);
+                    assert!(!r.is_empty());
+                    assert_eq!(layout.stripe_at(r.start).0, o.stripe);
+                    assert_eq!(layout.stripe_at(r.end - 1).0, o.stripe);
+                    assert!(o.stripe < layout.stripes_below(b));
+                    at = r.end;
+                }
+                assert_eq!(at, b);
+            }
+        }
+        assert_eq!(Layout::growing(4).target(ino, 0), ino.target(), "stripe 0 lives with the inode");
+    }
+
+    /// Goal: small files need one target. Method: the growing default below 4 MiB.
+    #[test]
+    fn small_files_have_one_stripe() {
+        assert_eq!(Layout::growing(8).stripes_below(GROW_FIRST), 1);
+        assert_eq!(Layout::growing(8).stripes_below(GROW_FIRST + 1), 4);
+        assert_eq!(Layout::growing(8).stripes_below(GROW_SECOND + 1), 8);
+    }
+}

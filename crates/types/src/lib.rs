@@ -1,0 +1,23 @@
+//! Ids, limits, ranges, attributes, layouts and the one errno table.
+//!
+//! Owns: the vocabulary every other crate speaks, and the pure arithmetic of placement (`layout`) and
+//! routing (`ids`). Does not own: messages (`wire`), disk layout of zones (`zone`), or any I/O.
+//!
+//! Invariants: no I/O, no clock, no randomness, no global state; every function is pure.
+#![forbid(unsafe_code)]
+
+pub mod attr;
+pub mod errno;
+pub mod ids;
+pub mod item;
+pub mod layout;
+pub mod limits;
+pub mod name;
+pub mod range;
+
+pub use attr::{Attr, Cred, Kind, SetAttr, TimeSet, Timespec};
+pub use errno::{Errno, Result};
+pub use ids::{Ino, ObjectId, SessionId, TargetId};
+pub use layout::{IoMode, Layout, Pattern};
+pub use name::Name;
+pub use range::{ByteRange, RangeSet};

@@ -1,0 +1,159 @@
+//! House rules that a machine holds: the table of imports between crates, the list of files that may contain
+//! `unsafe`, a head on every module, file sizes, marks that must not be left, and promises named by tests.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Which crates a crate may import, docs/ARCHITECTURE.md §Rooms. Dev-dependencies are free for tests.
+const IMPORTS: &[(&str, &[&str])] = &[
+    ("types", &[]),
+    ("wire", &["types"]),
+    ("dlm", &["types"]),
+    ("env", &["types"]),
+    ("sched", &["types", "env"]),
+    ("transport", &["types", "wire", "env"]),
+    ("meta", &["types", "env"]),
+    ("data", &["types", "env"]),
+    ("zone", &["types", "env"]),
+    ("server", &["types", "wire", "dlm", "env", "sched", "transport", "meta", "data", "zone"]),
+    ("client", &["types", "wire", "dlm", "env", "transport"]),
+    ("fuse", &["types", "client"]),
+    ("amphi", &["types", "wire", "env", "sched", "transport", "server", "client", "fuse"]),
+    ("sim", &["types", "wire", "env", "sched", "transport", "server", "client"]),
+];
+
+/// Files that may contain `unsafe`, each with the reason.
+const UNSAFE: &[(&str, &str)] = &[
+    ("crates/env/src/buf.rs", "aligned memory"),
+    ("crates/env/src/real/", "system calls, io_uring, lending buffers to the kernel"),
+    ("crates/fuse/src/", "system calls on /dev/fuse"),
+    ("crates/sched/src/", "thread affinity"),
+    ("crates/amphi/src/", "signals and system calls of the command line"),
+    ("crates/client/src/cache/", "copies between cache units and user memory"),
+];
+
+/// A room longer than this is asked what it is really made of; lines before the tests.
+const MAX_LINES: usize = 700;
+
+const MARKS: &[&str] = &["todo!(", "unimplemented!(", "FIXME", "XXX", "#[ignore", "dbg!(", "allow(dead_code", "allow(unused"];
+
+/// Runs every check and prints what it finds, a line each.
+pub fn run() -> ExitCode {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_path_buf();
+    let mut findings = Vec::new();
+    imports(&root, &mut findings);
+    let mut files = Vec::new();
+    rust_files(&root.join("crates"), &mut files);
+    let mut tests = String::new();
+    for file in &files {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        let name = file.strip_prefix(&root).unwrap_or(file).to_string_lossy().into_owned();
+        source(&name, &text, &mut findings);
+        tests.push_str(&text);
+    }
+    promises(&root, &tests, &mut findings);
+    for f in &findings {
+        println!("tidy: {f}");
+    }
+    println!("tidy: {} files, {} findings", files.len(), findings.len());
+    if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn imports(root: &Path, findings: &mut Vec<String>) {
+    let table: BTreeMap<&str, &[&str]> = IMPORTS.iter().copied().collect();
+    let Ok(dirs) = fs::read_dir(root.join("crates")) else {
+        findings.push("crates/: cannot be read".into());
+        return;
+    };
+    for dir in dirs.flatten() {
+        let krate = dir.file_name().to_string_lossy().into_owned();
+        let Some(allowed) = table.get(krate.as_str()) else {
+            findings.push(format!("crates/{krate}: not in the table of imports"));
+            continue;
+        };
+        let manifest = fs::read_to_string(dir.path().join("Cargo.toml")).unwrap_or_default();
+        let mut section = String::new();
+        for line in manifest.lines() {
+            if line.starts_with('[') {
+                section = line.trim().to_string();
+            } else if section == "[dependencies]"
+                && let Some(dep) = line.strip_prefix("amphi-")
+            {
+                let dep = dep.split(['.', ' ', '=']).next().unwrap_or_default();
+                if !allowed.contains(&dep) {
+                    findings.push(format!("crates/{krate}: must not import {dep}"));
+                }
+            }
+        }
+        if !manifest.contains("[lints]") {
+            findings.push(format!("crates/{krate}: does not take the workspace's lints"));
+        }
+    }
+}
+
+fn rust_files(dir: &Path, out: &mut Vec<PathBuf>) {
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|e| e.path()).collect();
+    paths.sort();
+    for p in paths {
+        if p.is_dir() {
+            rust_files(&p, out);
+        } else if p.extension().is_some_and(|e| e == "rs") {
+            out.push(p);
+        }
+    }
+}
+
+fn source(name: &str, text: &str, findings: &mut Vec<String>) {
+    if !text.trim_start().starts_with("//!") {
+        findings.push(format!("{name}: has no module head"));
+    }
+    let in_tests = name.contains("/tests/") || name.contains("/tests.rs") || name.contains("/examples/");
+    let body = text.split("\n#[cfg(test)]\nmod ").next().unwrap_or(text);
+    let lines = body.lines().count();
+    if lines > MAX_LINES && !in_tests {
+        findings.push(format!("{name}: {lines} lines before its tests; what is it really made of?"));
+    }
+    for (n, line) in text.lines().enumerate() {
+        let code = line.trim_start();
+        if !code.starts_with("//")
+            && (code.contains("unsafe {") || code.contains("unsafe impl") || code.contains("unsafe fn"))
+            && !in_tests
+            && !UNSAFE.iter().any(|(path, _)| name.starts_with(path))
+        {
+            findings.push(format!("{name}:{}: unsafe outside the files listed for it", n + 1));
+        }
+        if let Some(mark) = MARKS.iter().find(|m| line.contains(**m)) {
+            findings.push(format!("{name}:{}: left over: {mark}", n + 1));
+        }
+    }
+}
+
+/// Every promise `**S1**` of docs/SEMANTICS.md must be named by at least one test as `Promise S1`.
+fn promises(root: &Path, sources: &str, findings: &mut Vec<String>) {
+    let text = fs::read_to_string(root.join("docs/SEMANTICS.md")).unwrap_or_default();
+    let mut named = BTreeSet::new();
+    for part in sources.split("Promise ").skip(1) {
+        let line = part.lines().next().unwrap_or_default();
+        for word in line.split(|c: char| !c.is_ascii_alphanumeric()) {
+            named.insert(word.to_string());
+        }
+    }
+    let mut promised = 0;
+    for line in text.lines() {
+        if let Some(rest) = line.trim_start_matches("* ").strip_prefix("**S")
+            && let Some(number) = rest.split("**").next()
+        {
+            promised += 1;
+            let id = format!("S{number}");
+            if !named.contains(&id) {
+                findings.push(format!("docs/SEMANTICS.md: no test names promise {id}"));
+            }
+        }
+    }
+    if promised == 0 {
+        findings.push("docs/SEMANTICS.md: holds no promises".into());
+    }
+}
