@@ -1,0 +1,190 @@
+//! The one seam to the outside: disk, network, clock, randomness, spawn.
+//!
+//! Owns: the traits below, the aligned buffer `Buf`, the production implementation (`real`, on compio) and the
+//! simulated one (`sim`, virtual time, faults, one seed). Does not own: framing (`transport`), threads of
+//! workers (`sched`), disk structures (`zone`).
+//!
+//! Invariants: one `Env` per thread; nothing in it is Send; no std time, thread, file or random-hash use
+//! anywhere above this crate (lint-enforced), so the code that runs in production is the code that the
+//! simulator crashes. Both implementations pass the suite in `conformance`.
+
+pub mod addr;
+pub mod buf;
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
+pub mod real;
+pub mod sim;
+
+pub use buf::Buf;
+pub use real::RealEnv;
+pub use sim::{Sim, SimEnv};
+
+use amphi_types::Timespec;
+use amphi_types::limits::BLOCK;
+use std::future::Future;
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Monotonic time in nanoseconds since an arbitrary origin; virtual in the simulator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Time(pub u64);
+
+impl Time {
+    /// Time passed since `earlier`, zero if it is later.
+    pub fn since(self, earlier: Time) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl std::ops::Add<Duration> for Time {
+    type Output = Time;
+    fn add(self, d: Duration) -> Time {
+        Time(self.0.saturating_add(d.as_nanos() as u64))
+    }
+}
+
+/// How to open a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskMode {
+    /// Must exist; locked exclusively against other processes.
+    Open,
+    /// Must not exist; made with this size in bytes (sparse); locked exclusively.
+    Create(u64),
+    /// Must exist; read only, locked shared (fsck).
+    ReadOnly,
+}
+
+/// Result of an operation that owns its buffer while it runs: the buffer always comes back.
+pub type IoBuf<T> = (io::Result<T>, Buf);
+
+/// The outside world as one thread sees it. A cheap clone; never Send.
+pub trait Env: Clone + 'static {
+    /// A zone's storage.
+    type Disk: Disk;
+    /// A byte-stream connection.
+    type Conn: Conn;
+    /// A listening socket.
+    type Listener: Listener<Conn = Self::Conn>;
+
+    /// Monotonic time.
+    fn now(&self) -> Time;
+    /// Wall-clock time for time stamps of files.
+    fn wall(&self) -> Timespec;
+    /// 64 random bits.
+    fn rand(&self) -> u64;
+    /// Completes after `d`.
+    fn sleep(&self, d: Duration) -> impl Future<Output = ()> + 'static;
+    /// Runs `task` on this thread. Dropped at shutdown or simulated crash, at any await point.
+    fn spawn(&self, task: impl Future<Output = ()> + 'static);
+    /// Opens a disk (a file or block device opened with O_DIRECT).
+    ///
+    /// Errors: `NotFound`, `AlreadyExists`, `WouldBlock` if another process holds its lock.
+    fn disk(&self, path: &str, mode: DiskMode) -> impl Future<Output = io::Result<Rc<Self::Disk>>>;
+    /// Names (not paths) of what lies in directory `dir`, sorted. A missing directory is `NotFound`.
+    fn list(&self, dir: &str) -> io::Result<Vec<String>>;
+    /// Makes a directory and its parents; no error if it exists.
+    fn make_dir(&self, dir: &str) -> io::Result<()>;
+    /// Bytes free for unprivileged use where `dir` lies.
+    fn free_bytes(&self, dir: &str) -> io::Result<u64>;
+    /// Listens on `addr`: `unix:PATH` or `tcp:HOST:PORT`. Removes a stale Unix socket that nobody serves.
+    fn listen(&self, addr: &str) -> impl Future<Output = io::Result<Self::Listener>>;
+    /// Connects to `addr` (same forms).
+    fn dial(&self, addr: &str) -> impl Future<Output = io::Result<Self::Conn>>;
+}
+
+/// Block storage with O_DIRECT semantics. Offsets and lengths are multiples of `BLOCK` (4096); a violation is a
+/// programmer's error and panics. Operations may run in parallel and complete in any order.
+pub trait Disk: 'static {
+    /// Size in bytes.
+    fn size(&self) -> u64;
+    /// Fills the whole of `buf` from `at`. Beyond the end: `UnexpectedEof`.
+    fn read(&self, at: u64, buf: Buf) -> impl Future<Output = IoBuf<()>>;
+    /// Writes the whole of `buf` at `at`. On return it survives a crash of the process, but of the machine only
+    /// after `sync`. A crash before the return may leave any subset of its 4 KiB blocks, each whole or torn at
+    /// 512 bytes.
+    fn write(&self, at: u64, buf: Buf) -> impl Future<Output = IoBuf<()>>;
+    /// Makes every write that returned before the call stable (survives power loss).
+    fn sync(&self) -> impl Future<Output = io::Result<()>>;
+    /// Gives the storage of a range back; it reads as zeros or old bytes afterwards. Best effort.
+    fn discard(&self, at: u64, len: u64) -> impl Future<Output = io::Result<()>>;
+}
+
+/// Accepts connections.
+pub trait Listener: 'static {
+    /// What it accepts.
+    type Conn: Conn;
+    /// The next connection. Dropping the future loses none.
+    fn accept(&self) -> impl Future<Output = io::Result<Self::Conn>>;
+    /// The bound address in the form `dial` takes (a port 0 is resolved).
+    fn local_addr(&self) -> String;
+}
+
+/// A connected byte stream.
+pub trait Conn: 'static {
+    /// Sending half.
+    type Tx: Tx;
+    /// Receiving half.
+    type Rx: Rx;
+    /// Who is at the other end, for log lines.
+    fn peer(&self) -> String;
+    /// Two halves that can be used by different tasks of this thread. Dropping both closes.
+    fn split(self) -> (Self::Tx, Self::Rx);
+}
+
+/// Sending half of a connection.
+pub trait Tx: 'static {
+    /// Sends all of `head`, then all of `payload`, in one vectored write where possible. Buffers come back for
+    /// reuse. Dropping the future may leave half a frame sent: close the connection then.
+    fn send(&mut self, head: Buf, payload: Option<Buf>) -> impl Future<Output = (io::Result<()>, Buf, Option<Buf>)>;
+}
+
+/// Receiving half of a connection.
+pub trait Rx: 'static {
+    /// Fills the whole of `buf`. `UnexpectedEof` when the peer closed. Small reads are served from a staging
+    /// buffer; large ones go straight into `buf`. Dropping the future loses bytes: close the connection then.
+    fn recv_exact(&mut self, buf: Buf) -> impl Future<Output = IoBuf<()>>;
+}
+
+/// Runs `f` for at most `d`. A timed-out future is dropped: what it lent to the environment is lost with it.
+pub async fn timeout<E: Env, T>(env: &E, d: Duration, f: impl Future<Output = T>) -> Option<T> {
+    use futures_util::future::{Either, select};
+    match select(std::pin::pin!(f), std::pin::pin!(env.sleep(d))).await {
+        Either::Left((v, _)) => Some(v),
+        Either::Right(_) => None,
+    }
+}
+
+/// What every disk checks before a read: alignment (a panic) and the end (`UnexpectedEof`).
+fn check_read(size: u64, at: u64, buf: &Buf) -> io::Result<()> {
+    check_aligned(at, buf);
+    if at.checked_add(buf.len() as u64).is_none_or(|end| end > size) {
+        return Err(io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            format!("read of {} at {at}, size {size}", buf.len()),
+        ));
+    }
+    Ok(())
+}
+
+/// As `check_read`, for writes: beyond the end is `InvalidInput`.
+fn check_write(size: u64, at: u64, buf: &Buf) -> io::Result<()> {
+    check_aligned(at, buf);
+    check_discard(size, at, buf.len() as u64)
+}
+
+fn check_discard(size: u64, at: u64, len: u64) -> io::Result<()> {
+    assert!(at.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK), "unaligned range {at}+{len}");
+    if at.checked_add(len).is_none_or(|end| end > size) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("change of {len} at {at}, size {size}")));
+    }
+    Ok(())
+}
+
+fn check_aligned(at: u64, buf: &Buf) {
+    let (start, len) = (buf.window().start as u64, buf.len() as u64);
+    assert!(
+        at.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK) && start.is_multiple_of(BLOCK),
+        "unaligned disk access: offset {at}, length {len}, memory {start}"
+    );
+}

@@ -1,0 +1,152 @@
+//! A disk of production: a file or block device opened with O_DIRECT.
+//!
+//! Owns: opening, locking, and the four operations on the ring. Does not own: when to sync.
+//!
+//! Invariants: the file is flocked as long as it is open, so two servers never share one; an operation that fails
+//! part way is never reported as done.
+
+use super::lent::{Held, Leases, Lent};
+use crate::{Buf, Disk, DiskMode, IoBuf};
+use amphi_types::limits::BLOCK;
+use compio::buf::{BufResult, IntoInner};
+use compio::driver::SharedFd;
+use compio::driver::op::{AsyncifyFd, ReadAt, Sync, WriteAt};
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Storage of a zone.
+pub struct RealDisk {
+    fd: SharedFd<OwnedFd>,
+    size: u64,
+    leases: Arc<Leases>,
+}
+
+impl RealDisk {
+    pub(super) fn open(path: &str, mode: DiskMode, leases: &Arc<Leases>) -> io::Result<RealDisk> {
+        let flags = OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let (flags, lock) = match mode {
+            DiskMode::Open => (flags | OFlags::RDWR, FlockOperation::NonBlockingLockExclusive),
+            DiskMode::Create(_) => {
+                (flags | OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, FlockOperation::NonBlockingLockExclusive)
+            }
+            DiskMode::ReadOnly => (flags | OFlags::RDONLY, FlockOperation::NonBlockingLockShared),
+        };
+        let fd = rustix::fs::open(path, flags, Mode::from_raw_mode(0o600)).map_err(|e| match e {
+            Errno::INVAL => io::Error::new(
+                io::ErrorKind::Unsupported,
+                format!("{path}: this file system does not support direct I/O"),
+            ),
+            e => context(path, e),
+        })?;
+        rustix::fs::flock(&fd, lock).map_err(|e| match e {
+            Errno::WOULDBLOCK => {
+                io::Error::new(io::ErrorKind::WouldBlock, format!("{path}: in use by another process"))
+            }
+            e => context(path, e),
+        })?;
+        if let DiskMode::Create(size) = mode {
+            assert!(size.is_multiple_of(BLOCK), "disk size {size} is not a multiple of {BLOCK}");
+            let made =
+                rustix::fs::ftruncate(&fd, size).and_then(|()| rustix::fs::fsync(&fd)).and_then(|()| sync_parent(path));
+            if let Err(e) = made {
+                // The error of the creation matters more than one of the clean-up.
+                let _ = rustix::fs::unlink(path);
+                return Err(context(path, e));
+            }
+        }
+        // Seeking works for block devices too, where stat reports zero.
+        let size = rustix::fs::seek(&fd, rustix::fs::SeekFrom::End(0)).map_err(|e| context(path, e))?;
+        Ok(RealDisk { fd: SharedFd::new(fd), size: size - size % BLOCK, leases: leases.clone() })
+    }
+}
+
+impl RealDisk {
+    fn held(&self) -> Held {
+        Held::new(&self.fd, &self.leases)
+    }
+}
+
+/// The name of a new file must survive a power cut as surely as its bytes.
+fn sync_parent(path: &str) -> rustix::io::Result<()> {
+    let parent = match path.rsplit_once('/') {
+        Some(("", _)) => "/",
+        Some((parent, _)) => parent,
+        None => ".",
+    };
+    let dir = rustix::fs::open(parent, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::fs::fsync(dir)
+}
+
+pub(super) fn context(path: &str, e: Errno) -> io::Error {
+    let e = io::Error::from(e);
+    io::Error::new(e.kind(), format!("{path}: {e}"))
+}
+
+impl Disk for RealDisk {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    async fn read(&self, at: u64, mut buf: Buf) -> IoBuf<()> {
+        if let Err(e) = crate::check_read(self.size, at, &buf) {
+            return (Err(e), buf);
+        }
+        let mut done = 0;
+        while done < buf.len() {
+            let op = ReadAt::new(self.held(), at + done as u64, Lent::new(buf, done, &self.leases));
+            let BufResult(res, op) = compio::runtime::submit(op).await;
+            buf = op.into_inner().into_buf();
+            match res {
+                Ok(0) => return (Err(io::ErrorKind::UnexpectedEof.into()), buf),
+                Ok(n) => done += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return (Err(e), buf),
+            }
+        }
+        (Ok(()), buf)
+    }
+
+    async fn write(&self, at: u64, mut buf: Buf) -> IoBuf<()> {
+        if let Err(e) = crate::check_write(self.size, at, &buf) {
+            return (Err(e), buf);
+        }
+        let mut done = 0;
+        while done < buf.len() {
+            let op = WriteAt::new(self.held(), at + done as u64, Lent::new(buf, done, &self.leases));
+            let BufResult(res, op) = compio::runtime::submit(op).await;
+            buf = op.into_inner().into_buf();
+            match res {
+                Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), buf),
+                Ok(n) => done += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return (Err(e), buf),
+            }
+        }
+        (Ok(()), buf)
+    }
+
+    async fn sync(&self) -> io::Result<()> {
+        compio::runtime::submit(Sync::new(self.held(), true)).await.0.map(|_| ())
+    }
+
+    async fn discard(&self, at: u64, len: u64) -> io::Result<()> {
+        crate::check_discard(self.size, at, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        // The lease travels with the operation and comes back as its data.
+        let lease = self.leases.take();
+        let op = AsyncifyFd::new(self.fd.clone(), move |fd: &OwnedFd| {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            match rustix::fs::fallocate(fd, flags, at, len) {
+                // Giving back is best effort: a store that cannot, keeps.
+                Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => BufResult(Ok(0), lease),
+                Err(e) => BufResult(Err(e.into()), lease),
+            }
+        });
+        compio::runtime::submit(op).await.0.map(|_| ())
+    }
+}

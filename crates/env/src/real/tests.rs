@@ -1,0 +1,160 @@
+//! What only production promises: threads, panics, the end of `run`, sockets on the file system.
+
+use crate::{Buf, Conn, Disk, DiskMode, Env, Listener, RealEnv, Rx};
+use futures_channel::{mpsc, oneshot};
+use futures_util::StreamExt;
+use std::cell::Cell;
+use std::io::ErrorKind;
+use std::os::unix::net::UnixListener;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Goal: no wake-up from another thread is lost, parked or spinning. Method: two environments on two threads
+/// answer each other over channels, many rounds, for three budgets.
+#[test]
+fn wakes_across_threads() {
+    for spin in [Duration::ZERO, Duration::from_micros(20), Duration::MAX] {
+        let (to, mut from_main) = mpsc::unbounded::<u32>();
+        let (back, mut from_thread) = mpsc::unbounded::<u32>();
+        let thread = std::thread::Builder::new().spawn(move || {
+            RealEnv::run(spin, |_env| async move {
+                while let Some(n) = from_main.next().await {
+                    if back.unbounded_send(n + 1).is_err() {
+                        return;
+                    }
+                }
+            })
+        });
+        RealEnv::run(spin, |env| async move {
+            for n in 0..2000 {
+                to.unbounded_send(n).expect("the thread runs");
+                assert_eq!(crate::timeout(&env, Duration::from_secs(20), from_thread.next()).await, Some(Some(n + 1)));
+            }
+        });
+        thread.expect("thread").join().expect("no panic");
+    }
+}
+
+/// Goal: a task that panics ends `run` with that panic, and the other tasks are dropped. Method: catch it.
+#[test]
+fn panics_leave_run() {
+    struct Dropped(Rc<Cell<u32>>);
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            self.0.set(self.0.get() + 1);
+        }
+    }
+    let drops = Rc::new(Cell::new(0));
+    let watched = || Dropped(drops.clone());
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        RealEnv::run(Duration::ZERO, |env| {
+            let waiting = watched();
+            env.spawn(async move {
+                let _waiting = waiting;
+                std::future::pending::<()>().await;
+            });
+            let (inner, root) = (env.clone(), watched());
+            env.spawn(async move {
+                inner.sleep(Duration::from_millis(1)).await;
+                panic!("planted");
+            });
+            async move {
+                let _root = root;
+                std::future::pending::<()>().await;
+            }
+        })
+    }));
+    assert_eq!(*result.expect_err("panics").downcast_ref::<&str>().expect("text"), "planted");
+    assert_eq!(drops.get(), 2);
+}
+
+/// Goal: the end of `run` drops tasks that wait for the network, a timer, a disk or each other, and those that
+/// their destructors spawn; locks are free afterwards. Method: leave many behind, then open the disk again.
+#[test]
+fn the_end_drops_tasks() {
+    struct SpawnAtEnd(RealEnv, Rc<Cell<u32>>);
+    impl Drop for SpawnAtEnd {
+        fn drop(&mut self) {
+            self.1.set(self.1.get() + 1);
+            self.0.spawn(async { panic!("a task ran after the end") });
+        }
+    }
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let path = format!("{}/disk", dir.path().display());
+    let ends = Rc::new(Cell::new(0));
+    for round in 0..20 {
+        let (path, seen) = (path.clone(), ends.clone());
+        let mode = if round == 0 { DiskMode::Create(1 << 20) } else { DiskMode::Open };
+        RealEnv::run(Duration::ZERO, |env| async move {
+            let disk = env.disk(&path, mode).await.expect("open");
+            let listener = env.listen("tcp:127.0.0.1:0").await.expect("listen");
+            let (_tx, mut rx) = env.dial(&listener.local_addr()).await.expect("dial").split();
+            let (never, wait) = oneshot::channel::<()>();
+            let guard = SpawnAtEnd(env.clone(), seen);
+            env.spawn(async move {
+                let _guard = guard;
+                let _ = futures_util::join!(rx.recv_exact(Buf::zeroed(100_000)), wait);
+            });
+            let inner = env.clone();
+            env.spawn(async move {
+                let _never = never;
+                inner.sleep(Duration::from_secs(1000)).await;
+            });
+            for i in 0..16 {
+                let disk = disk.clone();
+                env.spawn(async move {
+                    disk.write(i * 65536, Buf::zeroed(65536)).await.0.expect("write");
+                    let _ = disk.sync().await;
+                    std::future::pending::<()>().await;
+                });
+            }
+            env.sleep(Duration::from_micros(50 * round)).await;
+        });
+        assert_eq!(ends.get(), round as u32 + 1);
+    }
+}
+
+/// Goal: a socket that nobody serves is replaced, anything else is not touched, and ours is removed at the end.
+/// Method: leave each kind behind.
+#[test]
+fn stale_sockets() {
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let path = dir.path().join("s");
+    let addr = format!("unix:{}", path.display());
+    drop(UnixListener::bind(&path).expect("bind"));
+    assert!(path.exists());
+    RealEnv::run(Duration::ZERO, |env| async move {
+        let refused = env.dial(&addr).await.map(|_| ()).expect_err("stale");
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+        let ours = env.listen(&addr).await.expect("replaces the stale socket");
+        drop(ours);
+        assert!(!path.exists());
+        std::fs::write(&path, "precious").expect("write");
+        assert_eq!(env.listen(&addr).await.map(|_| ()).expect_err("a file").kind(), ErrorKind::AddrInUse);
+        assert_eq!(std::fs::read(&path).expect("read"), b"precious");
+    });
+}
+
+/// Goal: tasks that wake each other endlessly do not starve timers. Method: such a pair beside a sleep.
+#[test]
+fn busy_tasks_leave_room() {
+    RealEnv::run(Duration::ZERO, |env| async move {
+        for _ in 0..2 {
+            env.spawn(async {
+                loop {
+                    let mut yielded = false;
+                    std::future::poll_fn(|cx| {
+                        if std::mem::replace(&mut yielded, true) {
+                            return std::task::Poll::Ready(());
+                        }
+                        cx.waker().wake_by_ref();
+                        std::task::Poll::Pending
+                    })
+                    .await;
+                }
+            });
+        }
+        env.sleep(Duration::from_millis(2)).await;
+    });
+}

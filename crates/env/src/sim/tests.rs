@@ -1,0 +1,294 @@
+//! What only the simulator promises: determinism, crashes, faults, reports of standstills.
+
+use super::*;
+use crate::{Buf, Conn, Disk, Listener, Rx, Tx, timeout};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+
+fn block(byte: u8) -> Buf {
+    let mut buf = Buf::zeroed(4096);
+    buf.fill(byte);
+    buf
+}
+
+/// An echo server, two clients, disk writes and timers, for a fixed virtual time.
+fn busy_world(seed: u64) -> (u64, Vec<u64>) {
+    let sim = Sim::new(seed, SimConfig { break_one_in: 200, ..SimConfig::default() });
+    let server = sim.node("server");
+    let env = server.clone();
+    server.spawn(async move {
+        let listener = env.listen("tcp:server:1").await.expect("listen");
+        let disk = env.disk("disk", DiskMode::Create(1 << 20)).await.expect("disk");
+        while let Ok(conn) = listener.accept().await {
+            let ((mut tx, mut rx), disk, inner) = (conn.split(), disk.clone(), env.clone());
+            env.spawn(async move {
+                loop {
+                    let (r, buf) = rx.recv_exact(Buf::zeroed(4096)).await;
+                    if r.is_err() {
+                        return;
+                    }
+                    let at = inner.rand() % 256 * 4096;
+                    let (r, buf) = disk.write(at, buf).await;
+                    r.expect("write");
+                    if tx.send(buf, None).await.0.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    let log = Rc::new(RefCell::new(Vec::new()));
+    for i in 0..2u8 {
+        let (env, log) = (sim.node(&format!("client{i}")), log.clone());
+        env.clone().spawn(async move {
+            loop {
+                let Ok(conn) = env.dial("tcp:server:1").await else {
+                    env.sleep(Duration::from_millis(1)).await;
+                    continue;
+                };
+                let (mut tx, mut rx) = conn.split();
+                while tx.send(block(i), None).await.0.is_ok() && rx.recv_exact(block(0)).await.0.is_ok() {
+                    log.borrow_mut().push(env.now().0);
+                }
+            }
+        });
+    }
+    sim.run_for(Duration::from_millis(200)).expect("runs");
+    let times = log.borrow().clone();
+    (sim.trace_hash(), times)
+}
+
+/// Goal: equal seeds give equal traces, different ones differ, and work is done. Method: run a busy world twice.
+#[test]
+fn determinism() {
+    let mut hashes = BTreeSet::new();
+    for seed in 0..10 {
+        let (a, b) = (busy_world(seed), busy_world(seed));
+        assert_eq!(a, b);
+        assert!(a.1.len() > 50, "{} exchanges", a.1.len());
+        hashes.insert(a.0);
+    }
+    assert_eq!(hashes.len(), 10);
+}
+
+/// Goal: writes that returned survive the crash of the process, those in flight are lost, whole or torn at 512
+/// bytes. Method: crash at the second of two writes, many seeds, and look at what appears.
+#[test]
+fn process_crash() {
+    let mut outcomes = BTreeSet::new();
+    for seed in 0..200 {
+        let sim = Sim::new(seed, SimConfig::default());
+        let env = sim.node("n");
+        let inner = env.clone();
+        env.spawn(async move {
+            let disk = inner.disk("d", DiskMode::Create(8192)).await.expect("create");
+            disk.write(0, block(1)).await.0.expect("write");
+            let _ = disk.write(4096, block(2)).await;
+            panic!("ran past the crash");
+        });
+        sim.crash_at("n", 2, CrashKind::Process);
+        sim.run_until(|| !sim.alive("n")).expect("crashes");
+        assert_eq!(sim.disk_ops("n").writes, 2);
+        let env = sim.node("n");
+        let bytes = sim.block_on(async {
+            let disk = env.disk("d", DiskMode::Open).await.expect("the lock is gone with its holder");
+            disk.read(0, Buf::zeroed(8192)).await.1
+        });
+        let bytes = bytes.expect("no deadlock");
+        assert!(bytes[..4096].iter().all(|b| *b == 1));
+        for sector in bytes[4096..].chunks(512) {
+            assert!(sector.iter().all(|b| *b == sector[0]) && (sector[0] == 0 || sector[0] == 2));
+        }
+        let new = bytes[4096..].iter().filter(|b| **b == 2).count();
+        outcomes.insert(if new == 0 {
+            "lost"
+        } else if new == 4096 {
+            "whole"
+        } else {
+            "torn"
+        });
+    }
+    assert_eq!(outcomes.len(), 3, "{outcomes:?}");
+}
+
+/// Goal: power loss keeps what was synced and any part of the rest; a process crash before it does not make
+/// writes stable; a sync covers what returned before its call. Method: three blocks, each rewritten, many seeds.
+#[test]
+fn power_crash() {
+    let mut second = BTreeSet::new();
+    for seed in 0..200 {
+        let sim = Sim::new(seed, SimConfig::default());
+        let env = sim.node("n");
+        sim.block_on(async {
+            let disk = env.disk("d", DiskMode::Create(12288)).await.expect("create");
+            disk.write(0, block(1)).await.0.expect("write");
+            disk.sync().await.expect("sync");
+            disk.write(4096, block(2)).await.0.expect("write");
+            disk.write(4096, block(3)).await.0.expect("write");
+        })
+        .expect("no deadlock");
+        if seed % 2 == 0 {
+            sim.crash("n", CrashKind::Process);
+            sim.node("n");
+            assert!(sim.peek("n", "d", 4096, 4096).expect("peek").iter().all(|b| *b == 3));
+        }
+        sim.crash("n", CrashKind::Power);
+        let bytes = sim.peek("n", "d", 0, 12288).expect("peek");
+        assert!(bytes[..4096].iter().all(|b| *b == 1), "synced bytes were lost");
+        assert!(bytes[8192..].iter().all(|b| *b == 0), "bytes appeared");
+        second.insert(bytes[4096..8192].chunks(512).map(|s| s[0]).collect::<BTreeSet<u8>>());
+    }
+    for one in [0, 2, 3] {
+        assert!(second.contains(&BTreeSet::from([one])), "the block was never wholly {one}");
+    }
+    assert!(second.iter().any(|s| s.len() > 1), "the block was never torn");
+}
+
+/// Goal: every write and sync of a run can be the crash point, and none beyond. Method: sweep.
+#[test]
+fn crash_sweep() {
+    let run = |crash: u64| {
+        let sim = Sim::new(crash, SimConfig::default());
+        let env = sim.node("n");
+        if crash > 0 {
+            sim.crash_at("n", crash, CrashKind::Power);
+        }
+        let done = Rc::new(Cell::new(false));
+        let (inner, end) = (env.clone(), done.clone());
+        env.spawn(async move {
+            let disk = inner.disk("d", DiskMode::Create(65536)).await.expect("create");
+            for i in 0..5 {
+                disk.write(i * 4096, block(1)).await.0.expect("write");
+                disk.sync().await.expect("sync");
+            }
+            end.set(true);
+        });
+        sim.run_until(|| done.get() || !sim.alive("n")).expect("ends");
+        (done.get(), sim.disk_ops("n").writes + sim.disk_ops("n").syncs)
+    };
+    assert_eq!(run(0), (true, 10));
+    (1..=10).for_each(|n| assert_eq!(run(n), (false, n)));
+    assert_eq!(run(11), (true, 10));
+}
+
+/// Goal: injected errors reach the caller; a failed sync makes nothing stable. Method: a hook that fails syncs.
+#[test]
+fn faults() {
+    let mut lost = 0;
+    for seed in 0..20 {
+        let sim = Sim::new(seed, SimConfig::default());
+        let env = sim.node("n");
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let log = seen.clone();
+        sim.on_disk_op("n", move |op| {
+            log.borrow_mut().push((op.kind, op.at, op.len));
+            (op.kind == DiskOpKind::Sync || op.at == 4096).then_some(ErrorKind::StorageFull)
+        });
+        sim.block_on(async {
+            let disk = env.disk("d", DiskMode::Create(8192)).await.expect("create");
+            disk.write(0, block(1)).await.0.expect("write");
+            assert_eq!(disk.write(4096, block(1)).await.0.expect_err("fault").kind(), ErrorKind::StorageFull);
+            assert_eq!(disk.sync().await.expect_err("fault").kind(), ErrorKind::StorageFull);
+        })
+        .expect("no deadlock");
+        assert_eq!(seen.borrow()[..2], [(DiskOpKind::Write, 0, 4096), (DiskOpKind::Write, 4096, 4096)]);
+        sim.crash("n", CrashKind::Power);
+        lost += u32::from(sim.peek("n", "d", 0, 4096).expect("peek") != block(1)[..]);
+        sim.poke("n", "d", 100, &[9; 5000]).expect("poke");
+        assert_eq!(sim.peek("n", "d", 99, 3).expect("peek")[1..], [9, 9]);
+    }
+    assert!(lost > 3);
+}
+
+/// Goal: a standstill and a livelock are errors that name who waits. Method: one of each.
+#[test]
+fn standstills() {
+    let sim = Sim::new(1, SimConfig { max_steps: 1000, ..SimConfig::default() });
+    let env = sim.node("sleeper");
+    env.spawn(std::future::pending());
+    let Err(SimError::Deadlock { waiting, .. }) = sim.block_on(std::future::pending::<()>()) else {
+        panic!("no deadlock")
+    };
+    assert!(waiting.len() == 1 && waiting[0].starts_with("sleeper: task") && waiting[0].contains("tests.rs"));
+    let inner = env.clone();
+    env.spawn(async move {
+        loop {
+            inner.sleep(Duration::from_nanos(1)).await;
+        }
+    });
+    assert!(matches!(sim.run_until(|| false), Err(SimError::Endless { .. })));
+}
+
+/// Goal: a crash drops every task of its node and no other, and frees its addresses; the peer notices. Method:
+/// crash a server with a waiting client, restart it, dial again.
+#[test]
+fn crash_and_restart() {
+    for (seed, kind) in (0..40).map(|s| (s, if s % 2 == 0 { CrashKind::Process } else { CrashKind::Power })) {
+        let sim = Sim::new(seed, SimConfig::default());
+        let alive = Rc::new(());
+        let start = |env: SimEnv| {
+            let (inner, alive) = (env.clone(), alive.clone());
+            env.spawn(async move {
+                let _alive = alive;
+                let listener = inner.listen("unix:/s").await.expect("listen");
+                let mut conns = Vec::new();
+                loop {
+                    conns.push(listener.accept().await.expect("accept"));
+                }
+            });
+        };
+        start(sim.node("server"));
+        let client = sim.node("client");
+        sim.run_for(Duration::from_millis(1)).expect("runs");
+        let (_tx, mut rx) = sim.block_on(client.dial("unix:/s")).expect("runs").expect("dial").split();
+        assert_eq!(Rc::strong_count(&alive), 2);
+        sim.crash("server", kind);
+        assert_eq!(Rc::strong_count(&alive), 1);
+        let (r, _) = sim.block_on(rx.recv_exact(Buf::zeroed(1))).expect("the peer notices");
+        assert!(matches!(r.expect_err("ended").kind(), ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof));
+        assert!(sim.block_on(client.dial("unix:/s")).expect("runs").is_err());
+        start(sim.node("server"));
+        sim.run_for(Duration::from_millis(1)).expect("runs");
+        sim.block_on(client.dial("unix:/s")).expect("runs").expect("dial again");
+    }
+}
+
+/// Goal: a cut delays and loses nothing if it heals in time, breaks connections if not, and fails dials; an
+/// explicit break ends both sides. Method: send over each.
+#[test]
+fn cuts() {
+    for seed in 0..20 {
+        let sim = Sim::new(seed, SimConfig::default());
+        let (a, b) = (sim.node("a"), sim.node("b"));
+        let listener = sim.block_on(b.listen("tcp:b:0")).expect("runs").expect("listen");
+        let addr = listener.local_addr();
+        let pair = || {
+            let both = futures_util::future::join(a.dial(&addr), listener.accept());
+            let (near, far) = sim.block_on(both).expect("runs");
+            (near.expect("dial").split(), far.expect("accept").split())
+        };
+        let ((mut tx, mut rx), (_far_tx, mut far_rx)) = pair();
+        sim.cut("a", "b");
+        sim.block_on(tx.send(block(1), Some(block(2)))).expect("runs").0.expect("fits the window");
+        let early = sim.block_on(timeout(&b, Duration::from_secs(5), far_rx.recv_exact(Buf::zeroed(1))));
+        assert!(early.expect("runs").is_none(), "bytes crossed a cut");
+        assert_eq!(
+            sim.block_on(a.dial(&addr)).expect("runs").map(|_| ()).expect_err("cut").kind(),
+            ErrorKind::TimedOut
+        );
+        sim.heal("a", "b");
+        let (r, got) = sim.block_on(far_rx.recv_exact(Buf::zeroed(8192))).expect("runs");
+        r.expect("arrives after the cut");
+        assert!(got[..4096].iter().all(|b| *b == 1) && got[4096..].iter().all(|b| *b == 2));
+        sim.cut("a", "b");
+        sim.block_on(tx.send(block(1), None)).expect("runs").0.expect("send");
+        let (r, _) = sim.block_on(rx.recv_exact(Buf::zeroed(1))).expect("a long cut breaks");
+        assert_eq!(r.expect_err("broken").kind(), ErrorKind::ConnectionReset);
+        sim.heal("a", "b");
+        let ((mut tx, _rx), (_far_tx, mut far_rx)) = pair();
+        sim.break_connections("a", "b");
+        assert!(sim.block_on(tx.send(block(1), None)).expect("runs").0.is_err());
+        assert!(sim.block_on(far_rx.recv_exact(Buf::zeroed(1))).expect("runs").0.is_err());
+    }
+}

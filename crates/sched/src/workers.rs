@@ -1,0 +1,144 @@
+//! Worker threads.
+//!
+//! Owns: starting, naming, pinning and joining them. Does not own: their work.
+//!
+//! Invariant: the first panic of a worker reaches whoever joins, at once, whatever the others do.
+
+use amphi_env::RealEnv;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::any::Any;
+use std::future::Future;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::mpsc;
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+/// How workers run.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkerConfig {
+    /// How long a worker polls after its last progress before it parks.
+    pub spin: Duration,
+    /// Whether worker `i` is bound to the `i`-th allowed core (modulo their number).
+    pub pin: bool,
+}
+
+impl Default for WorkerConfig {
+    /// 50 us (see `amphi_env::real::WORKER_SPIN`), not pinned: other programs share the machine.
+    fn default() -> WorkerConfig {
+        WorkerConfig { spin: amphi_env::real::WORKER_SPIN, pin: false }
+    }
+}
+
+type Ended<T> = (usize, Result<T, Box<dyn Any + Send>>);
+
+/// Running workers.
+pub struct Workers<T> {
+    threads: Vec<JoinHandle<()>>,
+    ended: mpsc::Receiver<Ended<T>>,
+}
+
+/// Starts one thread per seed, named `worker-0` and so on; worker `i` runs `f(env, i, seeds[i])` to its end.
+/// A seed is what the worker owns from the start, such as its `Port`.
+///
+/// Errors: the first thread that could not be started; those before it run on, without a handle.
+pub fn spawn_workers<S, T, Fut, F>(seeds: Vec<S>, config: WorkerConfig, f: F) -> io::Result<Workers<T>>
+where
+    S: Send + 'static,
+    T: Send + 'static,
+    Fut: Future<Output = T>,
+    F: Fn(RealEnv, usize, S) -> Fut + Clone + Send + 'static,
+{
+    let (tell, ended) = mpsc::channel();
+    let mut threads = Vec::with_capacity(seeds.len());
+    for (i, seed) in seeds.into_iter().enumerate() {
+        let (f, tell) = (f.clone(), tell.clone());
+        threads.push(Builder::new().name(format!("worker-{i}")).spawn(move || {
+            if config.pin {
+                pin(i);
+            }
+            let result = catch_unwind(AssertUnwindSafe(|| RealEnv::run(config.spin, |env| f(env, i, seed))));
+            // Nobody listens if the handle was dropped: the worker then ends unheard.
+            let _ = tell.send((i, result));
+        })?);
+    }
+    Ok(Workers { threads, ended })
+}
+
+impl<T> Workers<T> {
+    /// Waits for all and returns their results in order. A panic of any is passed on as soon as it happens; the
+    /// others then run on.
+    pub fn join(self) -> Vec<T> {
+        let mut results: Vec<Option<T>> = self.threads.iter().map(|_| None).collect();
+        for _ in 0..results.len() {
+            match self.ended.recv() {
+                Ok((i, Ok(value))) => results[i] = Some(value),
+                Ok((_, Err(panic))) => resume_unwind(panic),
+                Err(mpsc::RecvError) => break,
+            }
+        }
+        for thread in self.threads {
+            if let Err(panic) = thread.join() {
+                resume_unwind(panic);
+            }
+        }
+        results.into_iter().flatten().collect()
+    }
+}
+
+/// Binds this thread to the `i`-th core that it may use. Best effort: unpinned it is slower, not wrong.
+fn pin(i: usize) {
+    let Ok(allowed) = sched_getaffinity(None) else { return };
+    let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
+    if let Some(core) = cores.get(i % cores.len().max(1)) {
+        let mut one = CpuSet::new();
+        one.set(*core);
+        let _ = sched_setaffinity(None, &one);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::{Lane, mesh};
+    use amphi_env::Env;
+
+    /// Goal: workers get their seeds, names and pins, talk over the mesh, and return results in order. Method:
+    /// each sends its square to worker 0, which sums.
+    #[test]
+    fn results_in_order() {
+        for pin in [false, true] {
+            let config = WorkerConfig { pin, ..WorkerConfig::default() };
+            let workers = spawn_workers(mesh::<usize>(4, 8), config, |_env, i, port| async move {
+                assert_eq!(std::thread::current().name(), Some(format!("worker-{i}").as_str()));
+                let (tx, mut rx) = port.split();
+                tx.send(0, Lane::Normal, i * i).expect("room");
+                let mut sum = 0;
+                if i == 0 {
+                    for _ in 0..tx.workers() {
+                        sum += rx.recv().await.2;
+                    }
+                    (1..4).for_each(|to| tx.send(to, Lane::Urgent, sum).expect("room"));
+                } else {
+                    sum = rx.recv().await.2;
+                }
+                (i, sum)
+            });
+            assert_eq!(workers.expect("threads").join(), [(0, 14), (1, 14), (2, 14), (3, 14)]);
+        }
+    }
+
+    /// Goal: a panic reaches the joiner although another worker never ends. Method: one of each.
+    #[test]
+    fn panics_propagate() {
+        let workers = spawn_workers(vec![(), ()], WorkerConfig::default(), |env, i, ()| async move {
+            env.sleep(Duration::from_millis(1)).await;
+            if i == 1 {
+                panic!("planted");
+            }
+            std::future::pending::<()>().await;
+        });
+        let joined = catch_unwind(AssertUnwindSafe(|| workers.expect("threads").join()));
+        assert_eq!(*joined.expect_err("panics").downcast_ref::<&str>().expect("text"), "planted");
+    }
+}
