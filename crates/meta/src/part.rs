@@ -1,0 +1,333 @@
+//! Parts: the primitive changes of names and links, from which all operations on names are built.
+//!
+//! A part concerns one inode or one directory, hence one target. A part states what its plan assumed and its
+//! check finds out whether that still holds: `Refusal::Conflict` means gather and plan again, `Refusal::Errno`
+//! is the operation's result. All parts of a list are checked against the state before any of them; a plan names
+//! each (directory, name) and makes each inode once. Permissions are the plan's affair, since they may join
+//! inodes of several targets.
+//!
+//! Between a good `check_parts` and `apply_parts` nothing else may change the inodes concerned: in one target
+//! call them together; over several, the server holds its locks in between. A list applied at recovery must
+//! not have been applied before: the server keeps that mark in the same `Txn`.
+
+use crate::codec::ItemKey;
+use crate::store::Dirty;
+use crate::{Dentry, Inode, MetaStore};
+use amphi_types::item::Txn;
+use amphi_types::{Errno, Ino, IoMode, Kind, Layout, Name, TargetId, Timespec, limits};
+use serde::{Deserialize, Serialize};
+
+/// A new inode.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewInode {
+    /// Its number, from `next_ino` or `alloc_ino` of its target.
+    pub ino: Ino,
+    /// Kind.
+    pub kind: Kind,
+    /// Permission bits, `0o7777`.
+    pub perm: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number.
+    pub rdev: u32,
+    /// Target of a symbolic link, otherwise empty.
+    #[serde(with = "serde_bytes")]
+    pub symlink: Vec<u8>,
+    /// Directory it is made in.
+    pub parent: Ino,
+    /// Layout.
+    pub layout: Layout,
+    /// I/O mode.
+    pub io_mode: IoMode,
+    /// It gets a name at once; otherwise it is an orphan that may be linked.
+    pub linked: bool,
+}
+
+/// A primitive change. Serialised parts are logged in intents.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Part {
+    /// Adds an entry.
+    InsertDentry {
+        /// Directory.
+        dir: Ino,
+        /// Name; must be free.
+        name: Name,
+        /// Inode.
+        child: Ino,
+        /// Its kind.
+        kind: Kind,
+    },
+    /// Removes an entry.
+    RemoveDentry {
+        /// Directory.
+        dir: Ino,
+        /// Name.
+        name: Name,
+        /// Inode it must name.
+        expect: Ino,
+    },
+    /// Lets an entry name another inode.
+    ReplaceDentry {
+        /// Directory.
+        dir: Ino,
+        /// Name.
+        name: Name,
+        /// Inode it must name.
+        expect: Ino,
+        /// Inode it shall name.
+        child: Ino,
+        /// Kind of that.
+        kind: Kind,
+    },
+    /// Makes an inode.
+    MakeInode(NewInode),
+    /// One more name for a file.
+    Link {
+        /// File.
+        ino: Ino,
+    },
+    /// One name less; a directory, which must be empty, loses all its links.
+    Unlink {
+        /// Inode.
+        ino: Ino,
+        /// Kind it must have.
+        kind: Kind,
+    },
+    /// Entries of a directory changed: mtime and ctime become now.
+    TouchDir {
+        /// Directory.
+        dir: Ino,
+        /// Change of its link count: sub-directories won or lost.
+        links: i32,
+    },
+    /// A directory moved.
+    SetParent {
+        /// Directory.
+        ino: Ino,
+        /// Its new parent.
+        parent: Ino,
+    },
+    /// An inode was renamed: ctime becomes now.
+    TouchCtime {
+        /// Inode.
+        ino: Ino,
+    },
+}
+
+/// Why parts cannot be applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Refusal {
+    /// What the plan assumed no longer holds: gather the facts and plan again.
+    Conflict,
+    /// The operation fails with this.
+    Errno(Errno),
+}
+
+impl From<Errno> for Refusal {
+    fn from(e: Errno) -> Refusal {
+        Refusal::Errno(e)
+    }
+}
+
+impl Refusal {
+    /// As an error of a single-target operation, where a conflict cannot be; `Io` for one.
+    pub fn errno(self) -> Errno {
+        match self {
+            Refusal::Conflict => Errno::Io,
+            Refusal::Errno(e) => e,
+        }
+    }
+}
+
+/// What applied parts leave to be done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// Inodes that lost their last name: to be destroyed when nobody has them open.
+    pub orphaned: Vec<Ino>,
+}
+
+impl Part {
+    /// The inode whose target executes the part.
+    pub fn ino(&self) -> Ino {
+        match self {
+            Part::InsertDentry { dir, .. }
+            | Part::RemoveDentry { dir, .. }
+            | Part::ReplaceDentry { dir, .. }
+            | Part::TouchDir { dir, .. } => *dir,
+            Part::MakeInode(new) => new.ino,
+            Part::Link { ino } | Part::Unlink { ino, .. } | Part::SetParent { ino, .. } | Part::TouchCtime { ino } => {
+                *ino
+            }
+        }
+    }
+
+    /// The target that executes the part.
+    pub fn target(&self) -> TargetId {
+        self.ino().target()
+    }
+}
+
+impl MetaStore {
+    /// Whether `apply_parts` can be done. Changes nothing.
+    pub fn check_parts(&self, parts: &[Part]) -> Result<(), Refusal> {
+        parts.iter().try_for_each(|part| self.check_part(part))
+    }
+
+    /// An inode that a plan has seen; it may have gone since.
+    fn planned(&self, ino: Ino) -> Result<&Inode, Refusal> {
+        self.inode(ino).map_err(|_| Refusal::Conflict)
+    }
+
+    fn planned_dir(&self, dir: Ino) -> Result<&Inode, Refusal> {
+        let inode = self.planned(dir)?;
+        match (inode.kind, inode.nlink) {
+            (Kind::Dir, 0) => Err(Refusal::Errno(Errno::NoEnt)),
+            (Kind::Dir, _) => Ok(inode),
+            _ => Err(Refusal::Errno(Errno::NotDir)),
+        }
+    }
+
+    fn check_part(&self, part: &Part) -> Result<(), Refusal> {
+        match part {
+            Part::InsertDentry { dir, name, .. } => {
+                self.planned_dir(*dir)?;
+                if self.index.find(dir.local(), name.as_bytes()).is_some() {
+                    return Err(Refusal::Conflict);
+                }
+                self.index.free_cookie(dir.local(), name.as_bytes()).ok_or(Errno::NoSpace)?;
+            }
+            Part::RemoveDentry { dir, name, expect } | Part::ReplaceDentry { dir, name, expect, .. } => {
+                self.planned_dir(*dir)?;
+                match self.index.find(dir.local(), name.as_bytes()) {
+                    Some((_, entry)) if entry.child == *expect => {}
+                    _ => return Err(Refusal::Conflict),
+                }
+            }
+            Part::MakeInode(new) => {
+                let local = new.ino.local();
+                if new.ino.target() != self.target || local == 0 || self.inodes.contains_key(&local) {
+                    return Err(Refusal::Conflict);
+                }
+            }
+            Part::Link { ino } => {
+                let inode = self.planned(*ino)?;
+                if inode.kind == Kind::Dir {
+                    return Err(Errno::Perm.into());
+                }
+                if inode.nlink == 0 && (!inode.linkable || inode.pending.destroy) {
+                    return Err(Errno::NoEnt.into());
+                }
+                if inode.nlink >= limits::LINK_MAX {
+                    return Err(Errno::TooManyLinks.into());
+                }
+            }
+            Part::Unlink { ino, kind } => {
+                let inode = self.planned(*ino)?;
+                if inode.kind != *kind || inode.nlink == 0 {
+                    return Err(Refusal::Conflict);
+                }
+                if inode.entries > 0 {
+                    return Err(Errno::NotEmpty.into());
+                }
+            }
+            Part::TouchDir { dir, links } => {
+                let inode = self.planned_dir(*dir)?;
+                match inode.nlink.checked_add_signed(*links) {
+                    Some(nlink) if nlink >= 2 => {}
+                    Some(_) => return Err(Refusal::Conflict),
+                    None => return Err(Errno::TooManyLinks.into()),
+                }
+            }
+            Part::SetParent { ino, .. } => {
+                if self.planned(*ino)?.kind != Kind::Dir {
+                    return Err(Refusal::Conflict);
+                }
+            }
+            Part::TouchCtime { ino } => {
+                self.planned(*ino)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies parts that `check_parts` has passed, all at the time `now`, and appends the changed items.
+    pub fn apply_parts(&mut self, parts: &[Part], now: Timespec, txn: &mut Txn) -> Applied {
+        debug_assert_eq!(self.check_parts(parts), Ok(()), "parts are checked before they are applied");
+        let mut dirty = Dirty::default();
+        let mut applied = Applied::default();
+        for part in parts {
+            self.apply_part(part, now, &mut dirty, &mut applied);
+        }
+        self.emit(dirty, txn);
+        applied
+    }
+
+    fn apply_part(&mut self, part: &Part, now: Timespec, dirty: &mut Dirty, applied: &mut Applied) {
+        match part {
+            Part::InsertDentry { dir, name, child, kind } => {
+                let entry = Dentry { child: *child, kind: *kind, name: name.as_bytes().into() };
+                self.put_dentry(dir.local(), entry, dirty);
+            }
+            Part::RemoveDentry { dir, name, .. } => self.drop_dentry(dir.local(), name.as_bytes(), dirty),
+            Part::ReplaceDentry { dir, name, child, kind, .. } => {
+                let dir = dir.local();
+                if let Some((cookie, _)) = self.index.find(dir, name.as_bytes()) {
+                    let entry = Dentry { child: *child, kind: *kind, name: name.as_bytes().into() };
+                    self.index.insert(dir, cookie, entry);
+                    dirty.mark(ItemKey::Dentry { dir, cookie });
+                }
+            }
+            Part::MakeInode(new) => self.insert_inode(new, now, dirty),
+            Part::Link { ino } => self.edit(*ino, dirty, |inode| {
+                inode.nlink += 1;
+                inode.linkable = false;
+                inode.ctime = now;
+            }),
+            Part::Unlink { ino, kind } => {
+                #[cfg(test)]
+                if self.planted == Some(crate::tests::Bug::KeptLink) && *kind == Kind::Fifo {
+                    return;
+                }
+                self.edit(*ino, dirty, |inode| {
+                    inode.nlink = if *kind == Kind::Dir { 0 } else { inode.nlink - 1 };
+                    inode.ctime = now;
+                    if inode.nlink == 0 {
+                        applied.orphaned.push(*ino);
+                    }
+                });
+            }
+            Part::TouchDir { dir, links } => self.edit(*dir, dirty, |inode| {
+                inode.nlink = inode.nlink.saturating_add_signed(*links);
+                inode.mtime = now;
+                inode.ctime = now;
+                inode.mtime_set_ctime = now;
+            }),
+            Part::SetParent { ino, parent } => self.edit(*ino, dirty, |inode| inode.parent = *parent),
+            Part::TouchCtime { ino } => self.edit(*ino, dirty, |inode| inode.ctime = now),
+        }
+    }
+
+    /// Changes an inode of this target, if it exists.
+    pub(crate) fn edit(&mut self, ino: Ino, dirty: &mut Dirty, change: impl FnOnce(&mut Inode)) {
+        if let Some(inode) = self.inodes.get_mut(&ino.local()) {
+            change(inode);
+            dirty.inode(ino.local());
+        }
+    }
+
+    fn put_dentry(&mut self, dir: u64, entry: Dentry, dirty: &mut Dirty) {
+        let Some(cookie) = self.index.free_cookie(dir, &entry.name) else { return };
+        self.index.insert(dir, cookie, entry);
+        dirty.mark(ItemKey::Dentry { dir, cookie });
+        self.edit(self.ino(dir), dirty, |inode| inode.entries += 1);
+    }
+
+    fn drop_dentry(&mut self, dir: u64, name: &[u8], dirty: &mut Dirty) {
+        let Some((cookie, _)) = self.index.find(dir, name) else { return };
+        self.index.remove(dir, cookie);
+        dirty.mark(ItemKey::Dentry { dir, cookie });
+        self.edit(self.ino(dir), dirty, |inode| inode.entries -= 1);
+    }
+}

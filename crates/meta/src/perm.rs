@@ -1,0 +1,126 @@
+//! Permission rules, as pure functions of a caller and the facts of inodes.
+//!
+//! Owns: who may read, write, search, delete and own. Does not own: the order in which an operation asks them
+//! (`plan`, `setattr`, `xattr`). The super-user is uid 0; there are no capabilities and no ACLs.
+
+use crate::Facts;
+use amphi_types::{Cred, Errno, Kind, Result};
+
+/// Setuid bit.
+pub const SETUID: u16 = 0o4000;
+/// Setgid bit.
+pub const SETGID: u16 = 0o2000;
+/// Sticky bit.
+pub const STICKY: u16 = 0o1000;
+/// Execution by the group: makes the setgid bit of a file mean "run as the group".
+pub const GROUP_EXEC: u16 = 0o0010;
+
+/// Kinds of access, any of them together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Want {
+    /// Read a file, list a directory.
+    pub read: bool,
+    /// Write a file, change a directory's entries.
+    pub write: bool,
+    /// Execute a file, search a directory.
+    pub exec: bool,
+}
+
+impl Want {
+    /// Read.
+    pub const READ: Want = Want { read: true, write: false, exec: false };
+    /// Write.
+    pub const WRITE: Want = Want { read: false, write: true, exec: false };
+    /// Execute or search.
+    pub const EXEC: Want = Want { read: false, write: false, exec: true };
+    /// Write and search: what changing entries of a directory needs.
+    pub const CHANGE: Want = Want { read: false, write: true, exec: true };
+
+    fn bits(self) -> u16 {
+        u16::from(self.read) << 2 | u16::from(self.write) << 1 | u16::from(self.exec)
+    }
+}
+
+/// Whether `cred` has all of `want` on the inode. The class (owner, group, others) is the first that fits; its
+/// bits alone decide. Root may all, but execute a file only if it has some execute bit.
+///
+/// Errors: `Access`.
+pub fn access(cred: &Cred, facts: &Facts, want: Want) -> Result<()> {
+    let granted = if cred.uid == 0 {
+        if facts.kind == Kind::Dir || facts.perm & 0o111 != 0 { 0o7 } else { 0o6 }
+    } else if cred.uid == facts.uid {
+        facts.perm >> 6
+    } else if cred.in_group(facts.gid) {
+        facts.perm >> 3
+    } else {
+        facts.perm
+    };
+    if want.bits() & !granted == 0 { Ok(()) } else { Err(Errno::Access) }
+}
+
+/// Whether `cred` is root or owns the inode.
+pub fn is_owner(cred: &Cred, facts: &Facts) -> bool {
+    cred.uid == 0 || cred.uid == facts.uid
+}
+
+/// Errors: `Perm` if `cred` is neither root nor the owner.
+pub fn owner(cred: &Cred, facts: &Facts) -> Result<()> {
+    if is_owner(cred, facts) { Ok(()) } else { Err(Errno::Perm) }
+}
+
+/// Whether `cred` may look names up in `dir`.
+///
+/// Errors: `NotDir`, `Access`.
+pub fn search(cred: &Cred, dir: &Facts) -> Result<()> {
+    if dir.kind != Kind::Dir {
+        return Err(Errno::NotDir);
+    }
+    access(cred, dir, Want::EXEC)
+}
+
+/// Whether `cred` may add an entry to `dir`.
+///
+/// Errors: `NotDir`, `NoEnt` for a removed directory, `Access`.
+pub fn insert(cred: &Cred, dir: &Facts) -> Result<()> {
+    if dir.kind != Kind::Dir {
+        return Err(Errno::NotDir);
+    }
+    if dir.nlink == 0 {
+        return Err(Errno::NoEnt);
+    }
+    access(cred, dir, Want::CHANGE)
+}
+
+/// Whether `cred` may remove or replace the entry of `child` in `dir`: in a sticky directory only the owner of
+/// the child, of the directory, and root.
+///
+/// Errors: `NotDir`, `Access`, `Perm` for the sticky rule.
+pub fn delete(cred: &Cred, dir: &Facts, child: &Facts) -> Result<()> {
+    if dir.kind != Kind::Dir {
+        return Err(Errno::NotDir);
+    }
+    access(cred, dir, Want::CHANGE)?;
+    let sticky = dir.perm & STICKY != 0;
+    if sticky && cred.uid != 0 && cred.uid != child.uid && cred.uid != dir.uid { Err(Errno::Perm) } else { Ok(()) }
+}
+
+/// Whether `cred` may open the inode so.
+///
+/// Errors: `IsDir` for writing a directory, `Loop` for a symbolic link, `Access`.
+pub fn open(cred: &Cred, facts: &Facts, want: Want) -> Result<()> {
+    match facts.kind {
+        Kind::Dir if want.write => Err(Errno::IsDir),
+        Kind::Symlink => Err(Errno::Loop),
+        _ => access(cred, facts, want),
+    }
+}
+
+/// `perm` after setuid and setgid were cleared as by a write or chown. The setgid bit of a file that the group
+/// cannot execute stays for members of its group and root.
+pub fn without_suidgid(cred: &Cred, perm: u16, gid: u32) -> u16 {
+    let mut perm = perm & !SETUID;
+    if perm & GROUP_EXEC != 0 || !(cred.uid == 0 || cred.in_group(gid)) {
+        perm &= !SETGID;
+    }
+    perm
+}

@@ -1,0 +1,290 @@
+//! Plans: from the facts of the inodes concerned to the parts of an operation, or its errno.
+//!
+//! Owns: permissions, kind rules and their order, which is Linux' order, so that a call that breaks two rules
+//! fails as it does on a local file system. Does not own: looking names up, and directory loops, which the
+//! caller excludes before (`rename`). Pure functions: the facts may come from several targets.
+
+use crate::part::NewInode;
+use crate::perm::{self, GROUP_EXEC, SETGID, Want};
+use crate::{Facts, Part};
+use amphi_types::{Cred, Errno, Ino, Kind, Name, Result, limits};
+use serde::{Deserialize, Serialize};
+
+/// What rename does with an existing destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RenameMode {
+    /// Replace it.
+    Replace,
+    /// Fail with `Exist`.
+    NoReplace,
+    /// Swap both.
+    Exchange,
+}
+
+/// What a new inode shall be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeSpec {
+    /// Kind.
+    pub kind: Kind,
+    /// Permission bits, umask applied.
+    pub perm: u16,
+    /// Device number of device nodes, otherwise 0.
+    pub rdev: u32,
+    /// Target of a symbolic link, otherwise empty.
+    pub symlink: Vec<u8>,
+}
+
+impl NodeSpec {
+    /// A regular file.
+    pub fn file(perm: u16) -> NodeSpec {
+        NodeSpec { kind: Kind::File, perm, rdev: 0, symlink: Vec::new() }
+    }
+
+    /// A directory.
+    pub fn dir(perm: u16) -> NodeSpec {
+        NodeSpec { kind: Kind::Dir, perm, rdev: 0, symlink: Vec::new() }
+    }
+
+    /// A symbolic link to `target`.
+    pub fn symlink(target: impl Into<Vec<u8>>) -> NodeSpec {
+        NodeSpec { kind: Kind::Symlink, perm: 0o777, rdev: 0, symlink: target.into() }
+    }
+
+    /// A fifo, socket or device node.
+    pub fn node(kind: Kind, perm: u16, rdev: u32) -> NodeSpec {
+        NodeSpec { kind, perm, rdev, symlink: Vec::new() }
+    }
+}
+
+/// The new inode that `cred` makes in `dir`: group and setgid bit from a setgid directory, layout and I/O mode
+/// from any.
+fn new_inode(cred: &Cred, dir: &Facts, spec: &NodeSpec, ino: Ino, linked: bool) -> NewInode {
+    let inherit = dir.perm & SETGID != 0;
+    let gid = if inherit { dir.gid } else { cred.gid };
+    let mut perm = spec.perm & 0o7777;
+    match spec.kind {
+        Kind::Dir => perm = (perm & 0o1777) | if inherit { SETGID } else { 0 },
+        Kind::Symlink => perm = 0o777,
+        _ => {
+            // Nobody may make a program that runs as a group he is not in.
+            let both = SETGID | GROUP_EXEC;
+            if inherit && perm & both == both && cred.uid != 0 && !cred.in_group(gid) {
+                perm &= !SETGID;
+            }
+        }
+    }
+    NewInode {
+        ino,
+        kind: spec.kind,
+        perm,
+        uid: cred.uid,
+        gid,
+        rdev: if matches!(spec.kind, Kind::CharDev | Kind::BlockDev) { spec.rdev } else { 0 },
+        symlink: if spec.kind == Kind::Symlink { spec.symlink.clone() } else { Vec::new() },
+        parent: dir.ino,
+        layout: dir.layout,
+        io_mode: dir.io_mode,
+        linked,
+    }
+}
+
+/// Makes inode `ino` with a name. `exists`: the name is taken.
+///
+/// Errors: `NotDir`, `Access`, `Exist`, `NoEnt` for a removed directory or an empty link target, `NameTooLong`
+/// for a long one, `Perm` for device nodes by others than root.
+pub fn make(cred: &Cred, dir: &Facts, name: &Name, exists: bool, spec: &NodeSpec, ino: Ino) -> Result<Vec<Part>> {
+    if spec.kind == Kind::Symlink {
+        match spec.symlink.len() {
+            0 => return Err(Errno::NoEnt),
+            len if len > limits::SYMLINK_MAX => return Err(Errno::NameTooLong),
+            _ if spec.symlink.contains(&0) => return Err(Errno::Inval),
+            _ => {}
+        }
+    }
+    perm::search(cred, dir)?;
+    if exists {
+        return Err(Errno::Exist);
+    }
+    perm::insert(cred, dir)?;
+    if matches!(spec.kind, Kind::CharDev | Kind::BlockDev) && cred.uid != 0 {
+        return Err(Errno::Perm);
+    }
+    Ok(vec![
+        Part::MakeInode(new_inode(cred, dir, spec, ino, true)),
+        Part::InsertDentry { dir: dir.ino, name: name.clone(), child: ino, kind: spec.kind },
+        Part::TouchDir { dir: dir.ino, links: i32::from(spec.kind == Kind::Dir) },
+    ])
+}
+
+/// Makes file `ino` without a name. Errors: `NotDir`, `NoEnt`, `Access`.
+pub fn tmpfile(cred: &Cred, dir: &Facts, perm: u16, ino: Ino) -> Result<Vec<Part>> {
+    perm::insert(cred, dir)?;
+    Ok(vec![Part::MakeInode(new_inode(cred, dir, &NodeSpec::file(perm), ino, false))])
+}
+
+/// A further name for `file`. `exists`: the name is taken.
+///
+/// Errors: `NotDir`, `Access`, `Exist`, `NoEnt` (removed directory or file), `Perm` for a directory,
+/// `TooManyLinks`.
+pub fn link(cred: &Cred, dir: &Facts, name: &Name, exists: bool, file: &Facts) -> Result<Vec<Part>> {
+    perm::search(cred, dir)?;
+    if exists {
+        return Err(Errno::Exist);
+    }
+    perm::insert(cred, dir)?;
+    if file.kind == Kind::Dir {
+        return Err(Errno::Perm);
+    }
+    if file.nlink == 0 && !file.linkable {
+        return Err(Errno::NoEnt);
+    }
+    if file.nlink >= limits::LINK_MAX {
+        return Err(Errno::TooManyLinks);
+    }
+    Ok(vec![
+        Part::Link { ino: file.ino },
+        Part::InsertDentry { dir: dir.ino, name: name.clone(), child: file.ino, kind: file.kind },
+        Part::TouchDir { dir: dir.ino, links: 0 },
+    ])
+}
+
+/// Removes the name of `child`, which is no directory. Errors: `NotDir`, `Access`, `Perm` (sticky), `IsDir`.
+pub fn unlink(cred: &Cred, dir: &Facts, name: &Name, child: &Facts) -> Result<Vec<Part>> {
+    perm::delete(cred, dir, child)?;
+    if child.kind == Kind::Dir {
+        return Err(Errno::IsDir);
+    }
+    Ok(removal(dir, name, child))
+}
+
+/// Removes directory `child`. Errors: `NotDir`, `Access`, `Perm` (sticky), `NotEmpty`.
+pub fn rmdir(cred: &Cred, dir: &Facts, name: &Name, child: &Facts) -> Result<Vec<Part>> {
+    perm::delete(cred, dir, child)?;
+    if child.kind != Kind::Dir {
+        return Err(Errno::NotDir);
+    }
+    if !child.empty {
+        return Err(Errno::NotEmpty);
+    }
+    Ok(removal(dir, name, child))
+}
+
+fn removal(dir: &Facts, name: &Name, child: &Facts) -> Vec<Part> {
+    vec![
+        Part::RemoveDentry { dir: dir.ino, name: name.clone(), expect: child.ino },
+        Part::Unlink { ino: child.ino, kind: child.kind },
+        Part::TouchDir { dir: dir.ino, links: -i32::from(child.kind == Kind::Dir) },
+    ]
+}
+
+/// Facts of a rename: a name in a directory and, if it exists, the inode it names.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// Directory.
+    pub dir: &'a Facts,
+    /// Name.
+    pub name: &'a Name,
+}
+
+/// Renames `source` at `from` to `to`, where `target` is if the name exists. An empty plan means nothing is to
+/// be done: both names are links to the same inode.
+///
+/// Before, the caller has checked search permission of both directories and that `source` exists, and has
+/// excluded loops: `Inval` if `source` is `to.dir` or above it; if `target` is `from.dir` or above it,
+/// `NotEmpty`, for an exchange `Inval`.
+///
+/// Errors: `NotDir`, `Access`, `Exist` (no replace), `NoEnt` (exchange without target, removed directory),
+/// `Perm` (sticky), `IsDir`, `NotEmpty`.
+pub fn rename(
+    cred: &Cred,
+    mode: RenameMode,
+    from: Place<'_>,
+    source: &Facts,
+    to: Place<'_>,
+    target: Option<&Facts>,
+) -> Result<Vec<Part>> {
+    match (mode, target) {
+        (RenameMode::NoReplace, Some(_)) => return Err(Errno::Exist),
+        (RenameMode::Exchange, None) => return Err(Errno::NoEnt),
+        (_, Some(target)) if target.ino == source.ino => return Ok(Vec::new()),
+        _ => {}
+    }
+    let is_dir = |facts: &Facts| facts.kind == Kind::Dir;
+    let exchange = mode == RenameMode::Exchange;
+    perm::delete(cred, from.dir, source)?;
+    match target {
+        None => perm::insert(cred, to.dir)?,
+        Some(target) => {
+            perm::delete(cred, to.dir, target)?;
+            if !exchange && is_dir(source) && !is_dir(target) {
+                return Err(Errno::NotDir);
+            }
+            if !exchange && !is_dir(source) && is_dir(target) {
+                return Err(Errno::IsDir);
+            }
+        }
+    }
+    let moves = from.dir.ino != to.dir.ino;
+    if moves && is_dir(source) {
+        // Its `..` changes.
+        perm::access(cred, source, Want::WRITE)?;
+    }
+    match target {
+        Some(target) if exchange && moves && is_dir(target) => perm::access(cred, target, Want::WRITE)?,
+        Some(target) if !exchange && !target.empty => return Err(Errno::NotEmpty),
+        _ => {}
+    }
+    Ok(rename_parts(exchange, from, source, to, target))
+}
+
+fn rename_parts(exchange: bool, from: Place<'_>, source: &Facts, to: Place<'_>, target: Option<&Facts>) -> Vec<Part> {
+    let dirs = |facts: Option<&Facts>| i32::from(facts.is_some_and(|f| f.kind == Kind::Dir));
+    let (source_dirs, target_dirs) = (dirs(Some(source)), dirs(target));
+    let replace = |at: Place<'_>, old: &Facts, new: &Facts| Part::ReplaceDentry {
+        dir: at.dir.ino,
+        name: at.name.clone(),
+        expect: old.ino,
+        child: new.ino,
+        kind: new.kind,
+    };
+    let moves = from.dir.ino != to.dir.ino;
+    let mut parts = Vec::with_capacity(8);
+    let (from_links, to_links) = match target {
+        Some(target) if exchange => {
+            parts.push(replace(from, source, target));
+            parts.push(replace(to, target, source));
+            parts.push(Part::TouchCtime { ino: target.ino });
+            if moves && target_dirs == 1 {
+                parts.push(Part::SetParent { ino: target.ino, parent: from.dir.ino });
+            }
+            (target_dirs - source_dirs, source_dirs - target_dirs)
+        }
+        _ => {
+            parts.push(Part::RemoveDentry { dir: from.dir.ino, name: from.name.clone(), expect: source.ino });
+            match target {
+                Some(target) => {
+                    parts.push(replace(to, target, source));
+                    parts.push(Part::Unlink { ino: target.ino, kind: target.kind });
+                }
+                None => parts.push(Part::InsertDentry {
+                    dir: to.dir.ino,
+                    name: to.name.clone(),
+                    child: source.ino,
+                    kind: source.kind,
+                }),
+            }
+            (-source_dirs, source_dirs - target_dirs)
+        }
+    };
+    parts.push(Part::TouchCtime { ino: source.ino });
+    if moves {
+        parts.push(Part::TouchDir { dir: from.dir.ino, links: from_links });
+        parts.push(Part::TouchDir { dir: to.dir.ino, links: to_links });
+        if source_dirs == 1 {
+            parts.push(Part::SetParent { ino: source.ino, parent: to.dir.ino });
+        }
+    } else {
+        parts.push(Part::TouchDir { dir: from.dir.ino, links: from_links + to_links });
+    }
+    parts
+}

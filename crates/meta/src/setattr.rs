@@ -1,0 +1,124 @@
+//! Setting attributes: who may, and what else changes with them.
+//!
+//! `decide` is the whole rule as a function from the inode to its successor, so check and apply cannot differ.
+
+use crate::codec::ItemKey;
+use crate::perm::{self, SETGID, Want};
+use crate::store::Dirty;
+use crate::{Inode, MetaStore};
+use amphi_types::item::Txn;
+use amphi_types::{Attr, Cred, Errno, Ino, Kind, Result, SetAttr, TimeSet, Timespec, limits};
+
+/// The attribute that gives a program capabilities; it goes where setuid goes.
+const CAPABILITY: &[u8] = b"security.capability";
+
+fn time(set: TimeSet, now: Timespec) -> Timespec {
+    match set {
+        TimeSet::Now => now,
+        TimeSet::At(t) => t,
+    }
+}
+
+/// The inode after `set`, or why not.
+fn decide(cred: &Cred, ino: Ino, inode: &Inode, set: &SetAttr, now: Timespec) -> Result<Inode> {
+    let facts = inode.facts(ino);
+    let owner = perm::is_owner(cred, &facts);
+    let mut next = inode.clone();
+    if let Some(size) = set.size {
+        match inode.kind {
+            Kind::File => {}
+            Kind::Dir => return Err(Errno::IsDir),
+            _ => return Err(Errno::Inval),
+        }
+        if !set.open_for_write {
+            perm::access(cred, &facts, Want::WRITE)?;
+        }
+        if size > limits::FILE_MAX {
+            return Err(Errno::FileTooBig);
+        }
+        next.size = size;
+        next.generation += 1;
+        next.pending.trim = inode.wide;
+        next.mtime = now;
+        next.mtime_set_ctime = now;
+    }
+    if let Some(uid) = set.uid {
+        // The owner may name himself; giving away is root's.
+        if cred.uid != 0 && !(cred.uid == inode.uid && uid == inode.uid) {
+            return Err(Errno::Perm);
+        }
+        next.uid = uid;
+    }
+    if let Some(gid) = set.gid {
+        if cred.uid != 0 && !(cred.uid == inode.uid && (cred.in_group(gid) || gid == inode.gid)) {
+            return Err(Errno::Perm);
+        }
+        next.gid = gid;
+    }
+    if let Some(bits) = set.perm {
+        if !owner {
+            return Err(Errno::Perm);
+        }
+        if inode.kind == Kind::Symlink {
+            return Err(Errno::NotSupported);
+        }
+        next.perm = bits & 0o7777;
+        if cred.uid != 0 && !cred.in_group(next.gid) {
+            next.perm &= !SETGID;
+        }
+    } else if (set.uid.is_some() || set.gid.is_some()) && inode.kind != Kind::Dir {
+        next.perm = perm::without_suidgid(cred, next.perm, inode.gid);
+    }
+    if set.kill_suidgid && inode.kind != Kind::Dir {
+        next.perm = perm::without_suidgid(cred, next.perm, inode.gid);
+    }
+    for set_time in [set.atime, set.mtime].into_iter().flatten() {
+        match set_time {
+            TimeSet::At(t) if t.nsec >= 1_000_000_000 => return Err(Errno::Inval),
+            TimeSet::At(_) => perm::owner(cred, &facts)?,
+            TimeSet::Now if owner || (set.size.is_some() && set.open_for_write) => {}
+            TimeSet::Now => perm::access(cred, &facts, Want::WRITE)?,
+        }
+    }
+    if let Some(atime) = set.atime {
+        next.atime = time(atime, now);
+    }
+    if let Some(mtime) = set.mtime {
+        next.mtime = time(mtime, now);
+        next.mtime_set_ctime = now;
+    }
+    let asked = SetAttr { kill_suidgid: false, open_for_write: false, ..*set } != SetAttr::default();
+    if asked || next.perm != inode.perm {
+        next.ctime = set.ctime.unwrap_or(now);
+    }
+    Ok(next)
+}
+
+impl MetaStore {
+    /// Whether `setattr` will succeed. Errors: as `setattr`.
+    pub fn check_setattr(&self, cred: &Cred, ino: Ino, set: &SetAttr, now: Timespec) -> Result<()> {
+        decide(cred, ino, self.inode(ino)?, set, now).map(|_| ())
+    }
+
+    /// Changes attributes and returns the new ones. A set size takes effect on the inode alone: the server trims
+    /// stripe 0 in the same `Txn`; if the file is `wide`, `Pending::trim` is set until `trim_done`.
+    ///
+    /// Errors: `Stale`, `Perm` (not the owner, chown or chgrp not allowed), `Access` (size or a time of now
+    /// without write permission), `IsDir` or `Inval` (size of what is no file), `FileTooBig`, `Inval` (time
+    /// stamp), `NotSupported` (mode of a symbolic link).
+    pub fn setattr(&mut self, cred: &Cred, ino: Ino, set: &SetAttr, now: Timespec, txn: &mut Txn) -> Result<Attr> {
+        let inode = self.inode(ino)?;
+        let next = decide(cred, ino, inode, set, now)?;
+        let mut dirty = Dirty::default();
+        if next != *inode {
+            self.edit(ino, &mut dirty, |inode| *inode = next);
+        }
+        let local = ino.local();
+        let drops_privilege = set.kill_suidgid || set.uid.is_some() || set.gid.is_some();
+        if drops_privilege && self.xattrs.remove(&(local, CAPABILITY.into())).is_some() {
+            dirty.mark(ItemKey::Xattr { local, name: CAPABILITY.into() });
+        }
+        self.emit(dirty, txn);
+        self.getattr(ino)
+    }
+}

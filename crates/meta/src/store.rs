@@ -1,0 +1,343 @@
+//! `MetaStore`: the state of one target's metadata, and reading it.
+//!
+//! Changes are in `part` (names and links), `setattr`, `xattr` and `file_state`; every one of them collects the
+//! keys it touched in a `Dirty` and ends with `emit`, which writes the present value of each to the `Txn`.
+//!
+//! Inode numbers are never reused: numbers below `reserved` may have been given out, `reserved` moves in steps
+//! of 4096 and is logged only then, and recovery goes on at `reserved`. A crash thus skips up to 4095 of 2^48.
+
+use crate::codec::{self, ItemKey, StoreRecord};
+use crate::index::DentryIndex;
+use crate::part::NewInode;
+use crate::perm::{self, Want};
+use crate::{Dentry, Facts, Inode, Pending};
+use amphi_types::item::Txn;
+use amphi_types::{Attr, Cred, Errno, Ino, Kind, Layout, Name, Result, TargetId, Timespec};
+use std::collections::BTreeMap;
+
+/// Step in which inode numbers are reserved.
+pub(crate) const RESERVE_STEP: u64 = 4096;
+/// Longest walk of `ancestors`: a path of the longest length that Linux accepts has 2048 components, and
+/// deeper trees are made by relative calls; beyond this bound a directory counts as its own ancestor.
+const DEPTH_MAX: usize = 1 << 20;
+
+/// Extended attributes by (local number of the inode, name).
+pub(crate) type XattrMap = BTreeMap<(u64, Box<[u8]>), Box<[u8]>>;
+
+/// Keys of items that a change touched.
+#[derive(Debug, Default)]
+pub(crate) struct Dirty(Vec<ItemKey>);
+
+impl Dirty {
+    pub(crate) fn mark(&mut self, key: ItemKey) {
+        if !self.0.contains(&key) {
+            self.0.push(key);
+        }
+    }
+
+    pub(crate) fn inode(&mut self, local: u64) {
+        self.mark(ItemKey::Inode(local));
+    }
+}
+
+/// An entry as readdir gives it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadDirEntry {
+    /// Name.
+    pub name: Name,
+    /// Cookie to continue after this entry.
+    pub cookie: u64,
+    /// Inode.
+    pub child: Ino,
+    /// Kind.
+    pub kind: Kind,
+}
+
+/// All metadata of one target, in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetaStore {
+    pub(crate) target: TargetId,
+    pub(crate) next_local: u64,
+    /// 0 until the store was formatted or its `tag::META` item was loaded.
+    pub(crate) reserved: u64,
+    pub(crate) inodes: BTreeMap<u64, Inode>,
+    pub(crate) xattrs: XattrMap,
+    pub(crate) index: DentryIndex,
+    #[cfg(test)]
+    pub(crate) planted: Option<crate::tests::Bug>,
+}
+
+impl MetaStore {
+    /// An empty store that waits for its items (`ItemStore::load`, then `loaded`).
+    pub fn empty(target: TargetId) -> MetaStore {
+        MetaStore {
+            target,
+            next_local: 0,
+            reserved: 0,
+            inodes: BTreeMap::new(),
+            xattrs: BTreeMap::new(),
+            index: DentryIndex::new(0),
+            #[cfg(test)]
+            planted: None,
+        }
+    }
+
+    /// A new store. `seed` is a random secret; with `root` it holds the root directory, owned by root, mode
+    /// 0755, with the growing default layout over `pool` targets. The `Txn` has all items of the new store.
+    pub fn format(target: TargetId, seed: u64, now: Timespec, root: bool, pool: u16) -> (MetaStore, Txn) {
+        let mut store = MetaStore::empty(target);
+        let mut dirty = Dirty::default();
+        store.index.set_seed(seed);
+        // Local number 1 is the root's on target 0 and stays unused elsewhere; 0 is never an inode.
+        store.next_local = Ino::ROOT.local() + 1;
+        store.reserved = RESERVE_STEP;
+        dirty.mark(ItemKey::Root);
+        if root {
+            let ino = Ino::new(target, Ino::ROOT.local());
+            let new = NewInode {
+                ino,
+                kind: Kind::Dir,
+                perm: 0o755,
+                uid: 0,
+                gid: 0,
+                rdev: 0,
+                symlink: Vec::new(),
+                parent: ino,
+                layout: Layout::growing(pool),
+                io_mode: Default::default(),
+                linked: true,
+            };
+            store.insert_inode(&new, now, &mut dirty);
+        }
+        let mut txn = Txn::default();
+        store.emit(dirty, &mut txn);
+        (store, txn)
+    }
+
+    /// The target whose metadata this is.
+    pub fn target(&self) -> TargetId {
+        self.target
+    }
+
+    /// Number of inodes, orphans included.
+    pub fn inode_count(&self) -> u64 {
+        self.inodes.len() as u64
+    }
+
+    /// An inode.
+    ///
+    /// Errors: `Stale` if it does not exist (any more) on this target.
+    pub fn inode(&self, ino: Ino) -> Result<&Inode> {
+        if ino.target() != self.target {
+            return Err(Errno::Stale);
+        }
+        self.inodes.get(&ino.local()).ok_or(Errno::Stale)
+    }
+
+    /// What plans and permission checks look at. Errors: `Stale`.
+    pub fn facts(&self, ino: Ino) -> Result<Facts> {
+        self.inode(ino).map(|inode| inode.facts(ino))
+    }
+
+    /// Attributes from the inode's own copy; see `Inode::attr_with` for files under writing. Errors: `Stale`.
+    pub fn getattr(&self, ino: Ino) -> Result<Attr> {
+        self.inode(ino).map(|inode| inode.attr(ino))
+    }
+
+    /// The entry of a name without permission checks; `None` if there is none.
+    ///
+    /// Errors: `Stale`, `NotDir`.
+    pub fn find(&self, dir: Ino, name: &Name) -> Result<Option<&Dentry>> {
+        self.dir(dir)?;
+        Ok(self.index.find(dir.local(), name.as_bytes()).map(|(_, d)| d))
+    }
+
+    /// The entry of a name for a caller.
+    ///
+    /// Errors: `Stale`, `NotDir`, `Access` without search permission, `NoEnt`.
+    pub fn lookup(&self, cred: &Cred, dir: Ino, name: &Name) -> Result<&Dentry> {
+        perm::search(cred, &self.facts(dir)?)?;
+        self.find(dir, name)?.ok_or(Errno::NoEnt)
+    }
+
+    /// Up to `max` entries with cookies greater than `cookie` (0 starts), in cookie order, and whether the
+    /// directory ends there. Without `.` and `..`. No permission check: that was made when it was opened.
+    ///
+    /// Errors: `Stale`, `NotDir`.
+    pub fn readdir(&self, dir: Ino, cookie: u64, max: usize) -> Result<(Vec<ReadDirEntry>, bool)> {
+        let mut after = self.entries_after(dir, cookie)?;
+        let mut entries = Vec::new();
+        while entries.len() < max {
+            let Some((cookie, entry)) = after.next() else { return Ok((entries, true)) };
+            let name = Name::new(entry.name.to_vec())?;
+            entries.push(ReadDirEntry { name, cookie, child: entry.child, kind: entry.kind });
+        }
+        let end = after.next().is_none();
+        Ok((entries, end))
+    }
+
+    /// The entries of `readdir` one by one. Errors: `Stale`, `NotDir`.
+    pub fn entries_after(&self, dir: Ino, cookie: u64) -> Result<impl Iterator<Item = (u64, &Dentry)>> {
+        self.dir(dir)?;
+        Ok(self.index.after(dir.local(), cookie))
+    }
+
+    /// Parent of a directory. Errors: `Stale`, `NotDir`.
+    pub fn parent(&self, dir: Ino) -> Result<Ino> {
+        self.dir(dir).map(|inode| inode.parent)
+    }
+
+    /// Walks from directory `from` upwards, `from` first, as far as this target owns the directories. Calls
+    /// `visit` on each; `Ok(Some(next))` is the first directory of another target, `Ok(None)` the root reached.
+    ///
+    /// Errors: `Stale`, `NotDir`, what `visit` returns, `Loop` beyond 2^20 steps.
+    pub fn ancestors(&self, from: Ino, mut visit: impl FnMut(Ino) -> Result<()>) -> Result<Option<Ino>> {
+        let mut at = from;
+        for _ in 0..DEPTH_MAX {
+            if at.target() != self.target {
+                return Ok(Some(at));
+            }
+            visit(at)?;
+            let parent = self.parent(at)?;
+            if parent == at {
+                return Ok(None);
+            }
+            at = parent;
+        }
+        Err(Errno::Loop)
+    }
+
+    /// Target of a symbolic link. Errors: `Stale`, `Inval` for other kinds.
+    pub fn readlink(&self, ino: Ino) -> Result<&[u8]> {
+        let inode = self.inode(ino)?;
+        if inode.kind == Kind::Symlink { Ok(&inode.symlink) } else { Err(Errno::Inval) }
+    }
+
+    /// Whether a caller may open the inode so. Errors: `Stale`, `IsDir`, `Loop`, `Access`.
+    pub fn check_open(&self, cred: &Cred, ino: Ino, want: Want) -> Result<()> {
+        perm::open(cred, &self.facts(ino)?, want)
+    }
+
+    /// Inodes without a name, for recovery: those that no session has open are to be removed.
+    pub fn orphans(&self) -> Vec<Ino> {
+        self.inodes().filter(|(_, inode)| inode.nlink == 0).map(|(ino, _)| ino).collect()
+    }
+
+    /// Inodes with pending work on their objects, for recovery.
+    pub fn pending(&self) -> Vec<(Ino, Pending)> {
+        self.inodes().filter(|(_, i)| i.pending != Pending::default()).map(|(ino, i)| (ino, i.pending)).collect()
+    }
+
+    /// All inodes, ascending.
+    pub fn inodes(&self) -> impl Iterator<Item = (Ino, &Inode)> {
+        self.inodes.iter().map(|(&local, inode)| (self.ino(local), inode))
+    }
+
+    /// All entries with their directory and cookie, in that order.
+    pub fn dentries(&self) -> impl Iterator<Item = (Ino, u64, &Dentry)> {
+        self.index.from(0, 0).map(|(dir, cookie, d)| (self.ino(dir), cookie, d))
+    }
+
+    /// The number that the next `MakeInode` on this target can use; the part itself takes it.
+    ///
+    /// Errors: `NoSpace` when all 2^48 have been used.
+    pub fn next_ino(&self) -> Result<Ino> {
+        if self.next_local > Ino::MAX_LOCAL { Err(Errno::NoSpace) } else { Ok(self.ino(self.next_local)) }
+    }
+
+    /// Takes a number for a `MakeInode` that another target coordinates. `txn` must be logged before the intent
+    /// that names the number is. Errors: `NoSpace`.
+    pub fn alloc_ino(&mut self, txn: &mut Txn) -> Result<Ino> {
+        let ino = self.next_ino()?;
+        let mut dirty = Dirty::default();
+        self.take_local(ino.local(), &mut dirty);
+        self.emit(dirty, txn);
+        Ok(ino)
+    }
+
+    pub(crate) fn ino(&self, local: u64) -> Ino {
+        Ino::new(self.target, local & Ino::MAX_LOCAL)
+    }
+
+    pub(crate) fn dir(&self, dir: Ino) -> Result<&Inode> {
+        let inode = self.inode(dir)?;
+        if inode.kind == Kind::Dir { Ok(inode) } else { Err(Errno::NotDir) }
+    }
+
+    /// Makes sure that `local` is never given out again.
+    pub(crate) fn take_local(&mut self, local: u64, dirty: &mut Dirty) {
+        self.next_local = self.next_local.max(local + 1);
+        if self.next_local > self.reserved {
+            self.reserved = (self.next_local.div_ceil(RESERVE_STEP) * RESERVE_STEP).min(Ino::MAX_LOCAL + 1);
+            dirty.mark(ItemKey::Root);
+        }
+    }
+
+    pub(crate) fn insert_inode(&mut self, new: &NewInode, now: Timespec, dirty: &mut Dirty) {
+        let local = new.ino.local();
+        let inode = Inode {
+            kind: new.kind,
+            perm: new.perm,
+            nlink: match (new.linked, new.kind) {
+                (false, _) => 0,
+                (true, Kind::Dir) => 2,
+                (true, _) => 1,
+            },
+            uid: new.uid,
+            gid: new.gid,
+            rdev: new.rdev,
+            size: new.symlink.len() as u64,
+            blocks: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            mtime_set_ctime: now,
+            layout: new.layout,
+            io_mode: new.io_mode,
+            generation: 0,
+            spread: false,
+            wide: false,
+            linkable: !new.linked,
+            pending: Pending::default(),
+            parent: new.parent,
+            entries: 0,
+            symlink: new.symlink.as_slice().into(),
+        };
+        self.take_local(local, dirty);
+        self.inodes.insert(local, inode);
+        dirty.inode(local);
+    }
+
+    /// The present value of an item.
+    pub(crate) fn item_value(&self, key: &ItemKey) -> Option<Vec<u8>> {
+        match key {
+            ItemKey::Dentry { dir, cookie } => self.index.get(*dir, *cookie).map(codec::encode_dentry),
+            ItemKey::Inode(local) => self.inodes.get(local).map(codec::encode_inode),
+            ItemKey::Xattr { local, name } => {
+                self.xattrs.get(&(*local, name.clone())).map(|value| codec::encode_xattr(value))
+            }
+            ItemKey::Root => (self.reserved > 0).then(|| {
+                codec::encode_store(&StoreRecord {
+                    target: self.target,
+                    seed: self.index.seed(),
+                    reserved: self.reserved,
+                })
+            }),
+        }
+    }
+
+    /// Ends a change: the present value of every touched item goes to `txn`.
+    pub(crate) fn emit(&self, dirty: Dirty, txn: &mut Txn) {
+        for key in dirty.0 {
+            #[cfg(test)]
+            if self.planted == Some(crate::tests::Bug::UnloggedDirectory) && self.is_directory_key(&key) {
+                continue;
+            }
+            match self.item_value(&key) {
+                Some(value) => txn.put(key.encode(), value),
+                None => txn.delete(key.encode()),
+            }
+        }
+    }
+}

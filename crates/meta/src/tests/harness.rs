@@ -1,0 +1,270 @@
+//! The harness of the random tests: generator, cluster of stores driven as the server does, shadow of the log.
+
+use super::Bug;
+use crate::perm::{self, Want};
+use crate::plan::{self, NodeSpec, Place};
+use crate::{Facts, MetaStore, Part, Refusal, RenameMode, XattrMode};
+use amphi_types::item::{ItemStore, Key, Txn};
+use amphi_types::layout::directory_target;
+use amphi_types::{Cred, Errno, Ino, Kind, Name, Result, SetAttr, TargetId, Timespec};
+use std::collections::BTreeMap;
+
+/// SplitMix64.
+pub(super) struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    pub fn pick<T: Clone>(&mut self, all: &[T]) -> T {
+        all[self.below(all.len())].clone()
+    }
+}
+
+pub(super) type Items = BTreeMap<Key, Vec<u8>>;
+
+/// Applies a log record to items.
+pub(super) fn replay(items: &mut Items, txn: &Txn) {
+    for change in &txn.changes {
+        match &change.value {
+            Some(value) => items.insert(change.key.clone(), value.clone()),
+            None => items.remove(&change.key),
+        };
+    }
+}
+
+/// All items of a store, walked in pages of `page` keys as a checkpoint does.
+pub(super) fn dump(store: &MetaStore, page: usize) -> Items {
+    let mut items = Items::new();
+    let mut after = Key::new();
+    loop {
+        let keys = store.keys_after(&after, page);
+        assert!(keys.is_sorted() && keys.first().is_none_or(|first| *first > after), "keys ascend");
+        assert!(keys.len() <= page);
+        let Some(last) = keys.last() else { return items };
+        after = last.clone();
+        for key in keys {
+            let value = store.value_of(&key).expect("a listed key has a value");
+            items.insert(key, value);
+        }
+    }
+}
+
+/// A store recovered from items.
+pub(super) fn recover(target: TargetId, items: &Items, hash_mask: u64) -> std::result::Result<MetaStore, String> {
+    let mut store = MetaStore::empty(target);
+    store.index.hash_mask = hash_mask;
+    for (key, value) in items {
+        store.load(key, value)?;
+    }
+    store.loaded()?;
+    Ok(store)
+}
+
+/// Whether two stores are the same but for numbers skipped by recovery and planted bugs.
+pub(super) fn same(a: &MetaStore, b: &MetaStore) -> bool {
+    let normal = |store: &MetaStore| MetaStore { next_local: 0, planted: None, ..store.clone() };
+    normal(a) == normal(b)
+}
+
+/// Stores of a cluster, with their logs.
+pub(super) struct Cluster {
+    pub stores: Vec<MetaStore>,
+    /// Every record of each store.
+    pub logs: Vec<Vec<Txn>>,
+    pub now: Timespec,
+}
+
+type Planner<'a> = dyn Fn(&Cluster) -> Result<Vec<Part>> + 'a;
+
+impl Cluster {
+    pub fn new(targets: u16, seed: u64, hash_mask: u64, bug: Option<Bug>) -> Cluster {
+        let now = Timespec { sec: 1000, nsec: 0 };
+        let mut cluster = Cluster { stores: vec![], logs: vec![], now };
+        for t in 0..targets {
+            let (mut store, txn) = MetaStore::format(TargetId(t), seed, now, t == 0, targets);
+            store.index.hash_mask = hash_mask;
+            store.planted = bug;
+            cluster.stores.push(store);
+            cluster.logs.push(vec![txn]);
+        }
+        cluster
+    }
+
+    pub fn store(&self, ino: Ino) -> &MetaStore {
+        &self.stores[usize::from(ino.target().0)]
+    }
+
+    /// A change of one store, logged; a failed one must log nothing and change nothing.
+    pub fn on<T>(&mut self, ino: Ino, change: impl FnOnce(&mut MetaStore, &mut Txn) -> Result<T>) -> Result<T> {
+        let t = usize::from(ino.target().0);
+        let mut txn = Txn::default();
+        let before = self.stores[t].clone();
+        let result = change(&mut self.stores[t], &mut txn);
+        if result.is_err() {
+            assert!(txn.is_empty() && before == self.stores[t], "a failed change changed something");
+        }
+        self.logs[t].push(txn);
+        result
+    }
+
+    fn facts(&self, ino: Ino) -> Result<Facts> {
+        self.store(ino).facts(ino)
+    }
+
+    /// Plans and applies over several targets.
+    fn coordinate(&mut self, planner: &Planner<'_>) -> Result<()> {
+        let parts = planner(self)?;
+        let mut by_target: BTreeMap<TargetId, Vec<Part>> = BTreeMap::new();
+        for part in parts {
+            by_target.entry(part.target()).or_default().push(part);
+        }
+        for (t, parts) in &by_target {
+            match self.stores[usize::from(t.0)].check_parts(parts) {
+                Ok(()) => {}
+                Err(Refusal::Errno(e)) => return Err(e),
+                Err(Refusal::Conflict) => panic!("a conflict without concurrency: {parts:?}"),
+            }
+        }
+        for (t, parts) in &by_target {
+            let mut txn = Txn::default();
+            self.stores[usize::from(t.0)].apply_parts(parts, self.now, &mut txn);
+            self.logs[usize::from(t.0)].push(txn);
+        }
+        Ok(())
+    }
+
+    fn single(&self) -> bool {
+        self.stores.len() == 1
+    }
+
+    pub fn make(&mut self, cred: &Cred, dir: Ino, name: &Name, spec: &NodeSpec) -> Result<Ino> {
+        let now = self.now;
+        if self.single() {
+            return self.on(dir, |s, txn| s.make(cred, dir, name, spec, now, txn));
+        }
+        let pool = self.stores.len() as u16;
+        let owner = if spec.kind == Kind::Dir { directory_target(dir, name.as_bytes(), pool) } else { dir.target() };
+        let ino = self.on(Ino::new(owner, 1), |s, txn| s.alloc_ino(txn))?;
+        self.coordinate(&|c| {
+            let exists = c.store(dir).find(dir, name)?.is_some();
+            plan::make(cred, &c.facts(dir)?, name, exists, spec, ino)
+        })?;
+        Ok(ino)
+    }
+
+    pub fn link(&mut self, cred: &Cred, ino: Ino, dir: Ino, name: &Name) -> Result<()> {
+        let now = self.now;
+        if self.single() {
+            return self.on(dir, |s, txn| s.link(cred, ino, dir, name, now, txn));
+        }
+        self.coordinate(&|c| {
+            let exists = c.store(dir).find(dir, name)?.is_some();
+            plan::link(cred, &c.facts(dir)?, name, exists, &c.facts(ino)?)
+        })
+    }
+
+    pub fn unlink(&mut self, cred: &Cred, dir: Ino, name: &Name, rmdir: bool) -> Result<()> {
+        let now = self.now;
+        if self.single() {
+            return self.on(dir, |s, txn| match rmdir {
+                true => s.rmdir(cred, dir, name, now, txn).map(|_| ()),
+                false => s.unlink(cred, dir, name, now, txn).map(|_| ()),
+            });
+        }
+        self.coordinate(&|c| {
+            let child = c.facts(c.store(dir).lookup(cred, dir, name)?.child)?;
+            let plan = if rmdir { plan::rmdir } else { plan::unlink };
+            plan(cred, &c.facts(dir)?, name, &child)
+        })
+    }
+
+    /// Whether `above` is `at` or above it, over all targets.
+    fn within(&self, mut at: Ino, above: Ino) -> Result<bool> {
+        loop {
+            let mut found = false;
+            let next = self.store(at).ancestors(at, |dir| {
+                found |= dir == above;
+                Ok(())
+            })?;
+            match next {
+                _ if found => return Ok(true),
+                Some(next) => at = next,
+                None => return Ok(false),
+            }
+        }
+    }
+
+    pub fn rename(
+        &mut self,
+        cred: &Cred,
+        (from, from_name): (Ino, &Name),
+        (to, to_name): (Ino, &Name),
+        mode: RenameMode,
+    ) -> Result<()> {
+        let now = self.now;
+        if self.single() {
+            let done = self.on(from, |s, txn| s.rename(cred, from, from_name, to, to_name, mode, now, txn));
+            return done.map(|_| ());
+        }
+        self.coordinate(&|c| {
+            let (from_dir, to_dir) = (c.facts(from)?, c.facts(to)?);
+            perm::search(cred, &from_dir)?;
+            perm::search(cred, &to_dir)?;
+            let source = c.facts(c.store(from).lookup(cred, from, from_name)?.child)?;
+            if to_dir.nlink == 0 {
+                return Err(Errno::NoEnt);
+            }
+            let target = match c.store(to).find(to, to_name)? {
+                Some(entry) => Some(c.facts(entry.child)?),
+                None => None,
+            };
+            match (mode, &target) {
+                (RenameMode::NoReplace, Some(_)) => return Err(Errno::Exist),
+                (RenameMode::Exchange, None) => return Err(Errno::NoEnt),
+                _ => {}
+            }
+            if c.within(to, source.ino)? {
+                return Err(Errno::Inval);
+            }
+            if let Some(target) = &target
+                && c.within(from, target.ino)?
+            {
+                return Err(if mode == RenameMode::Exchange { Errno::Inval } else { Errno::NotEmpty });
+            }
+            let from = Place { dir: &from_dir, name: from_name };
+            plan::rename(cred, mode, from, &source, Place { dir: &to_dir, name: to_name }, target.as_ref())
+        })
+    }
+
+    pub fn tmpfile(&mut self, cred: &Cred, dir: Ino, perm: u16) -> Result<Ino> {
+        let now = self.now;
+        self.on(dir, |s, txn| s.tmpfile(cred, dir, perm, now, txn))
+    }
+
+    pub fn setattr(&mut self, cred: &Cred, ino: Ino, set: &SetAttr) -> Result<()> {
+        let now = self.now;
+        self.on(ino, |s, txn| s.setattr(cred, ino, set, now, txn).map(|_| ()))
+    }
+
+    pub fn setxattr(&mut self, cred: &Cred, ino: Ino, name: &[u8], value: Option<&[u8]>) -> Result<()> {
+        let now = self.now;
+        self.on(ino, |s, txn| match value {
+            Some(value) => s.setxattr(cred, ino, name, value, XattrMode::Set, now, txn),
+            None => s.removexattr(cred, ino, name, now, txn),
+        })
+    }
+
+    pub fn may_read(&self, cred: &Cred, ino: Ino) -> Result<()> {
+        self.store(ino).check_open(cred, ino, Want::READ)
+    }
+}

@@ -1,0 +1,102 @@
+//! Checking the invariants of metadata, of one store and of a cluster's.
+//!
+//! Used after recovery, by the checker of stopped zones and by the simulator. Each finding is a sentence for people.
+
+use crate::MetaStore;
+use amphi_types::{Ino, Kind};
+use std::collections::BTreeMap;
+
+/// Most findings that are reported; a damaged store could have millions.
+const FINDINGS_MAX: usize = 100;
+
+impl MetaStore {
+    /// To be called when all items are loaded: the store must be whole in itself.
+    ///
+    /// Errors: the first finding of `verify`.
+    pub fn loaded(&self) -> Result<(), String> {
+        self.verify().into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// What of this store alone is wrong: entries, entry counts and extended attributes without inode, numbers
+    /// beyond those given out.
+    pub fn verify(&self) -> Vec<String> {
+        let mut findings = Vec::new();
+        if self.reserved == 0 {
+            findings.push(format!("{} has no metadata store item", self.target));
+        }
+        let mut counts: BTreeMap<Ino, u64> = BTreeMap::new();
+        for (dir, cookie, entry) in self.dentries() {
+            *counts.entry(dir).or_default() += 1;
+            match self.index.find(dir.local(), &entry.name) {
+                Some((found, _)) if found == cookie => {}
+                _ => findings.push(format!("entry {cookie} of directory {dir} is not at its name's place")),
+            }
+        }
+        for (ino, inode) in self.inodes() {
+            let entries = counts.remove(&ino).unwrap_or(0);
+            if entries != inode.entries {
+                findings.push(format!("inode {ino} says {} entries and has {entries}", inode.entries));
+            }
+            if entries > 0 && (inode.kind != Kind::Dir || inode.nlink == 0) {
+                findings.push(format!("inode {ino} has entries and is no living directory"));
+            }
+            if ino.local() >= self.reserved {
+                findings.push(format!("inode {ino} is beyond the numbers given out"));
+            }
+        }
+        findings.extend(counts.keys().map(|dir| format!("directory {dir} has entries and does not exist")));
+        for (local, _) in self.xattrs.keys() {
+            if !self.inodes.contains_key(local) {
+                findings.push(format!("inode {} has extended attributes and does not exist", self.ino(*local)));
+            }
+        }
+        findings.truncate(FINDINGS_MAX);
+        findings
+    }
+}
+
+/// What is wrong with the metadata of a whole cluster at rest (no intents open): each store in itself, entries
+/// that name nothing or another kind, link counts, parents, the root.
+pub fn verify_cluster(stores: &[&MetaStore]) -> Vec<String> {
+    let mut findings: Vec<String> = stores.iter().flat_map(|store| store.verify()).collect();
+    let find = |ino: Ino| stores.iter().find_map(|store| store.inode(ino).ok());
+    // Names of each inode, and sub-directories of each directory.
+    let mut names: BTreeMap<Ino, u32> = BTreeMap::new();
+    let mut subdirs: BTreeMap<Ino, u32> = BTreeMap::new();
+    for (dir, _, entry) in stores.iter().flat_map(|store| store.dentries()) {
+        let name = String::from_utf8_lossy(&entry.name);
+        *names.entry(entry.child).or_default() += 1;
+        match find(entry.child) {
+            None => findings.push(format!("{name:?} in {dir} names inode {}, which does not exist", entry.child)),
+            Some(inode) if inode.kind != entry.kind => {
+                findings.push(format!("{name:?} in {dir} says {:?}, its inode {:?}", entry.kind, inode.kind));
+            }
+            Some(inode) if inode.kind == Kind::Dir => {
+                *subdirs.entry(dir).or_default() += 1;
+                if inode.parent != dir {
+                    findings.push(format!("directory {name:?} in {dir} has the parent {}", inode.parent));
+                }
+            }
+            Some(_) => {}
+        }
+    }
+    for (ino, inode) in stores.iter().flat_map(|store| store.inodes()) {
+        let named = names.get(&ino).copied().unwrap_or(0);
+        let wanted = match inode.kind {
+            Kind::Dir if ino == Ino::ROOT || named == 1 => 2 + subdirs.get(&ino).copied().unwrap_or(0),
+            Kind::Dir if named > 1 => {
+                findings.push(format!("directory {ino} has {named} names"));
+                continue;
+            }
+            _ => named,
+        };
+        if inode.nlink != wanted {
+            findings.push(format!("inode {ino} has {} links and needs {wanted}", inode.nlink));
+        }
+    }
+    if find(Ino::ROOT).is_none_or(|root| root.kind != Kind::Dir || root.parent != Ino::ROOT) {
+        findings.push("there is no root directory".into());
+    }
+    findings.truncate(FINDINGS_MAX);
+    findings
+}

@@ -1,0 +1,160 @@
+//! Extended attributes: namespaces, limits, permissions.
+//!
+//! `user.` exists on files and directories only and follows the permission bits; in a sticky directory only the
+//! owner changes the directory's own. `trusted.` is root's and invisible to others. `security.` is read by all and
+//! changed by root. Everything else, ACLs included, is not supported. Buffer sizes are the client's affair.
+
+use crate::codec::ItemKey;
+use crate::perm::{self, STICKY, Want};
+use crate::store::Dirty;
+use crate::{Facts, MetaStore};
+use amphi_types::item::Txn;
+use amphi_types::{Cred, Errno, Ino, Kind, Result, Timespec, limits};
+use serde::{Deserialize, Serialize};
+
+/// What setxattr does with an existing attribute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum XattrMode {
+    /// Create or replace.
+    Set,
+    /// `XATTR_CREATE`: `Exist` if there is one.
+    Create,
+    /// `XATTR_REPLACE`: `NoData` if there is none.
+    Replace,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Namespace {
+    User,
+    Trusted,
+    Security,
+}
+
+fn namespace(name: &[u8]) -> Result<Namespace> {
+    if name.is_empty() || name.len() > limits::XATTR_NAME_MAX {
+        return Err(Errno::Range);
+    }
+    let all: [(&[u8], Namespace); 3] =
+        [(b"user.", Namespace::User), (b"trusted.", Namespace::Trusted), (b"security.", Namespace::Security)];
+    for (prefix, namespace) in all {
+        if let Some(rest) = name.strip_prefix(prefix) {
+            return if rest.is_empty() || rest.contains(&0) { Err(Errno::Inval) } else { Ok(namespace) };
+        }
+    }
+    Err(Errno::NotSupported)
+}
+
+fn check_read(cred: &Cred, facts: &Facts, name: &[u8]) -> Result<()> {
+    match namespace(name)? {
+        Namespace::User if !matches!(facts.kind, Kind::File | Kind::Dir) => Err(Errno::NoData),
+        Namespace::User => perm::access(cred, facts, Want::READ),
+        Namespace::Trusted if cred.uid != 0 => Err(Errno::NoData),
+        Namespace::Trusted | Namespace::Security => Ok(()),
+    }
+}
+
+fn check_write(cred: &Cred, facts: &Facts, name: &[u8]) -> Result<()> {
+    match namespace(name)? {
+        Namespace::User => {
+            let sticky_dir = facts.kind == Kind::Dir && facts.perm & STICKY != 0;
+            if !matches!(facts.kind, Kind::File | Kind::Dir) || (sticky_dir && !perm::is_owner(cred, facts)) {
+                return Err(Errno::Perm);
+            }
+            perm::access(cred, facts, Want::WRITE)
+        }
+        Namespace::Trusted | Namespace::Security if cred.uid != 0 => Err(Errno::Perm),
+        Namespace::Trusted | Namespace::Security => Ok(()),
+    }
+}
+
+impl MetaStore {
+    /// All attributes of an inode, in order of their names.
+    pub fn xattrs(&self, ino: Ino) -> impl Iterator<Item = (&[u8], &[u8])> {
+        let local = ino.local();
+        let from = (local, Box::from([].as_slice()));
+        let own = self.xattrs.range(from..).take_while(move |((l, _), _)| *l == local);
+        own.map(|((_, name), value)| (&**name, &**value))
+    }
+
+    /// Value of an attribute.
+    ///
+    /// Errors: `Stale`, `Range` and `Inval` (name), `NotSupported` (namespace), `Access`, `NoData`.
+    pub fn getxattr(&self, cred: &Cred, ino: Ino, name: &[u8]) -> Result<&[u8]> {
+        check_read(cred, &self.facts(ino)?, name)?;
+        self.xattrs.get(&(ino.local(), name.into())).map(|value| &**value).ok_or(Errno::NoData)
+    }
+
+    /// Names of the attributes that the caller may see, each followed by NUL. Errors: `Stale`.
+    pub fn listxattr(&self, cred: &Cred, ino: Ino) -> Result<Vec<u8>> {
+        self.inode(ino)?;
+        let mut list = Vec::new();
+        for (name, _) in self.xattrs(ino) {
+            if cred.uid == 0 || !name.starts_with(b"trusted.") {
+                list.extend_from_slice(name);
+                list.push(0);
+            }
+        }
+        Ok(list)
+    }
+
+    /// Whether `setxattr` will succeed. Errors: as `setxattr`.
+    pub fn check_setxattr(&self, cred: &Cred, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        let facts = self.facts(ino)?;
+        if value.len() > limits::XATTR_VALUE_MAX {
+            return Err(Errno::TooBig);
+        }
+        check_write(cred, &facts, name)?;
+        let old = self.xattrs.get(&(ino.local(), name.into()));
+        match (mode, old) {
+            (XattrMode::Create, Some(_)) => return Err(Errno::Exist),
+            (XattrMode::Replace, None) => return Err(Errno::NoData),
+            _ => {}
+        }
+        let others: usize = self.xattrs(ino).filter(|(n, _)| *n != name).map(|(n, value)| n.len() + value.len()).sum();
+        if others + name.len() + value.len() > limits::XATTR_TOTAL_MAX { Err(Errno::NoSpace) } else { Ok(()) }
+    }
+
+    /// Sets an attribute.
+    ///
+    /// Errors: `Stale`, `Range` and `Inval` (name), `TooBig` (value), `NotSupported` (namespace), `Perm`,
+    /// `Access`, `Exist`, `NoData`, `NoSpace` (all together too large).
+    #[expect(clippy::too_many_arguments, reason = "setxattr has five arguments of its own, a time and a log")]
+    pub fn setxattr(
+        &mut self,
+        cred: &Cred,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+        now: Timespec,
+        txn: &mut Txn,
+    ) -> Result<()> {
+        self.check_setxattr(cred, ino, name, value, mode)?;
+        self.change_xattr(ino, name, Some(value), now, txn);
+        Ok(())
+    }
+
+    /// Removes an attribute.
+    ///
+    /// Errors: `Stale`, `Range` and `Inval` (name), `NotSupported`, `Perm`, `Access`, `NoData`.
+    pub fn removexattr(&mut self, cred: &Cred, ino: Ino, name: &[u8], now: Timespec, txn: &mut Txn) -> Result<()> {
+        check_write(cred, &self.facts(ino)?, name)?;
+        if !self.xattrs.contains_key(&(ino.local(), name.into())) {
+            return Err(Errno::NoData);
+        }
+        self.change_xattr(ino, name, None, now, txn);
+        Ok(())
+    }
+
+    fn change_xattr(&mut self, ino: Ino, name: &[u8], value: Option<&[u8]>, now: Timespec, txn: &mut Txn) {
+        let key = (ino.local(), Box::from(name));
+        match value {
+            Some(value) => self.xattrs.insert(key, value.into()),
+            None => self.xattrs.remove(&key),
+        };
+        let mut dirty = Dirty::default();
+        dirty.mark(ItemKey::Xattr { local: ino.local(), name: name.into() });
+        self.edit(ino, &mut dirty, |inode| inode.ctime = now);
+        self.emit(dirty, txn);
+    }
+}
