@@ -53,8 +53,9 @@ impl RealEnv {
     }
 }
 
+/// Time as `RealEnv::now` tells it, for code that has no environment.
 #[expect(clippy::disallowed_methods, reason = "the production clock")]
-fn monotonic() -> Time {
+pub fn monotonic() -> Time {
     static ORIGIN: OnceLock<Instant> = OnceLock::new();
     Time(ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64)
 }

@@ -29,6 +29,9 @@ use std::time::{Duration, Instant};
 const RING_ENTRIES: u32 = 1024;
 /// Wake-ups from other threads that may be queued before a waking thread has to wait.
 const REMOTE_WAKES_MAX: usize = 4096;
+/// Rounds of ready tasks between two looks at the ring. A task that wakes another adds a round, and a look costs
+/// 0.4 us even when there is nothing: a request passes some four tasks.
+const TICKS_MAX: u32 = 16;
 /// How long `run` waits at its end for operations that the kernel has not finished.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -170,15 +173,21 @@ fn block_on<T>(runtime: &Runtime, shared: &Shared, spin: Duration, root: impl Fu
     let mut spin_until: Option<Instant> = None;
     loop {
         let mut progress = false;
-        if wake.woken.swap(false, Ordering::AcqRel) {
-            progress = true;
-            if let Poll::Ready(value) = root.as_mut().poll(&mut cx) {
-                return Ok(value);
+        let mut more = false;
+        for _ in 0..TICKS_MAX {
+            if wake.woken.swap(false, Ordering::AcqRel) {
+                progress = true;
+                if let Poll::Ready(value) = root.as_mut().poll(&mut cx) {
+                    return Ok(value);
+                }
             }
-        }
-        let more = runtime.run();
-        if let Some(panic) = shared.panic.borrow_mut().take() {
-            return Err(panic);
+            more = runtime.run();
+            if let Some(panic) = shared.panic.borrow_mut().take() {
+                return Err(panic);
+            }
+            if !more && !wake.woken.load(Ordering::Acquire) {
+                break;
+            }
         }
         progress |= shared.polls.get() != polls_seen;
         polls_seen = shared.polls.get();

@@ -405,7 +405,8 @@ impl SimDisk {
             let mark = n.files.files.get(&self.path).map_or(0, |f| f.synced + f.unsynced.len() as u64);
             n.ops.insert(id, PendingOp { path: self.path.clone(), kind, at, len, mark, fault, slot: slot.clone() });
             match &mut n.crash_at {
-                Some((left, how)) if matches!(kind, DiskOpKind::Write | DiskOpKind::Sync) => {
+                // Operations may start between the one that is the crash point and the crash: zero is left then.
+                Some((left, how)) if *left > 0 && matches!(kind, DiskOpKind::Write | DiskOpKind::Sync) => {
                     *left -= 1;
                     (*left == 0).then_some(*how)
                 }

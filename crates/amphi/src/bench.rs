@@ -1,0 +1,170 @@
+//! `amphi bench`: measurements with their goals, ratios taken in one run. A benchmark is not a test.
+//!
+//! Owns: the command line, what all benchmarks share (folder, rounds, stopping), the order they run in. Each benchmark is a
+//! file of `bench/`. Invariants: sides of a comparison take turns within one run; every sample is kept; what was
+//! started is stopped and unmounted, also after an error or a signal.
+
+mod bare;
+mod cached;
+mod clock;
+mod cluster;
+mod embedded;
+mod idle;
+mod library;
+mod machine;
+mod model;
+mod modes;
+mod mounted;
+mod polling;
+mod program;
+mod raw;
+mod report;
+mod round_trip;
+mod series;
+mod small;
+pub mod stream;
+mod untar;
+
+use crate::failure::{During, Failure, Outcome};
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use report::{Report, Table};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// The settings of a mount, for the do-nothing one as for the real one: the defaults of `amphi up`.
+pub fn session_config() -> amphi_fuse::SessionConfig {
+    amphi_fuse::SessionConfig { spin: Duration::ZERO, ..amphi_fuse::SessionConfig::default() }
+}
+
+/// How long a caller and a worker poll by default.
+pub const DEFAULT_SPINS: (Duration, Duration) = (Duration::ZERO, amphi_env::real::WORKER_SPIN);
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Name {
+    /// What this machine can do without AmphiFS: disk, sockets, threads, FUSE
+    Bare,
+    /// Auto beside buffered and direct for each transfer size, through FUSE and the library
+    Modes,
+    /// Large transfers beside the serial model of disk, transport and FUSE
+    Model,
+    /// Buffered 4 KiB and 64 KiB through FUSE beside a do-nothing FUSE target
+    Small,
+    /// Cached 4 KiB calls of the client library beside memcpy, stat beside a bare ping-pong
+    Library,
+    /// Untar and delete of a tree of 10,000 files beside its budget
+    Tree,
+    /// Memory and processor time of an idle cluster
+    Idle,
+    /// What brief polling buys
+    Polling,
+}
+
+/// Measure this machine and AmphiFS on it; prints tables, writes JSON.
+#[derive(Args, Debug)]
+pub struct Bench {
+    /// What to measure; default: everything
+    #[arg(value_enum)]
+    names: Vec<Name>,
+    /// Folder to work in, on the storage to measure; what is made in it is removed again
+    #[arg(long, default_value = "bench-out")]
+    dir: PathBuf,
+    /// Write every sample, with the parameters of the run, to this file
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Rounds of each comparison
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pairs: u16,
+    /// Fewer sizes, shorter samples: to see that it works
+    #[arg(long)]
+    quick: bool,
+    /// Serve the do-nothing mount here until standard input ends
+    #[arg(long, hide = true)]
+    null_mount: Option<PathBuf>,
+}
+
+/// What all benchmarks of a run share.
+pub struct Run {
+    /// Working folder.
+    pub dir: PathBuf,
+    /// Rounds of each comparison.
+    pub pairs: usize,
+    /// Fewer sizes, shorter samples.
+    pub quick: bool,
+    /// What was found so far.
+    pub report: Report,
+    stop: Arc<AtomicBool>,
+}
+
+impl Run {
+    /// A progress bar that vanishes when it is done.
+    pub fn bar(&self, what: &str, len: u64) -> ProgressBar {
+        let style = ProgressStyle::with_template("  [{bar:24}] {pos}/{len} {elapsed} {msg}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar())
+            .progress_chars("=> ");
+        ProgressBar::new(len).with_style(style).with_message(what.to_string())
+    }
+
+    /// Errors once the user wants to stop.
+    pub fn check_stop(&self) -> Outcome {
+        if self.stop.load(Ordering::Relaxed) { Err(Failure::broken("stopped by a signal")) } else { Ok(()) }
+    }
+
+    /// How long a sample of many short calls takes.
+    pub fn sample_time(&self) -> Duration {
+        Duration::from_millis(if self.quick { 30 } else { 100 })
+    }
+
+    /// Prints a table.
+    pub fn show(&self, table: &Table) {
+        println!("{}", table.render());
+    }
+}
+
+impl Bench {
+    /// Runs what was asked for.
+    pub fn run(self) -> Outcome {
+        if let Some(mount) = &self.null_mount {
+            return program::serve_null(mount);
+        }
+        if self.dir.exists() {
+            let text = format!("{}: exists already; remove it or name another folder with --dir", self.dir.display());
+            return Err(Failure::refused(text));
+        }
+        std::fs::create_dir_all(&self.dir).during(|| format!("make {}", self.dir.display()))?;
+        let dir = std::fs::canonicalize(&self.dir).during(|| format!("find {}", self.dir.display()))?;
+        let stop = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            signal_hook::flag::register(signal, stop.clone()).during(|| "catch signals".into())?;
+        }
+        let pairs = usize::from(self.pairs);
+        let machine = machine::Machine::look(&dir, pairs, self.quick);
+        println!("{}", machine.line());
+        let report = Report { machine, findings: Vec::new() };
+        let mut run = Run { dir: dir.clone(), pairs, quick: self.quick, report, stop };
+        let outcome = self.measure(&mut run);
+        let written = self.json.as_ref().map_or(Ok(()), |path| run.report.write_json(path));
+        let _ = std::fs::remove_dir_all(&dir);
+        outcome.and(written)
+    }
+
+    fn measure(&self, run: &mut Run) -> Outcome {
+        let names = if self.names.is_empty() { Name::value_variants() } else { &self.names };
+        for name in names {
+            match name {
+                Name::Bare => bare::run(run)?,
+                Name::Modes => modes::run(run)?,
+                Name::Model => model::run(run)?,
+                Name::Small => small::run(run)?,
+                Name::Library => cached::run(run)?,
+                Name::Tree => untar::run(run)?,
+                Name::Idle => idle::run(run)?,
+                Name::Polling => polling::run(run)?,
+            }
+        }
+        Ok(())
+    }
+}

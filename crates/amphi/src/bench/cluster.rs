@@ -1,0 +1,112 @@
+//! The cluster under measurement: `amphi up` as a child process, with its mount, counters and tunables.
+
+use super::program::Program;
+use crate::control;
+use crate::failure::{During, Failure, Outcome};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// A cluster with a mount, in a process of its own.
+pub struct Cluster {
+    program: Program,
+    /// Where it is mounted.
+    pub mount: PathBuf,
+    /// Its storage folder.
+    pub data: PathBuf,
+}
+
+impl Cluster {
+    /// Starts `amphi up` in the fresh folder `dir`, with further arguments.
+    pub fn up(dir: &Path, args: &[&str]) -> Outcome<Cluster> {
+        let (data, mount) = (dir.join("data"), dir.join("mount"));
+        for d in [&data, &mount] {
+            std::fs::create_dir_all(d).during(|| format!("make {}", d.display()))?;
+        }
+        let mut all: Vec<OsString> =
+            vec!["up".into(), "--data".into(), data.clone().into(), "--mount".into(), mount.clone().into()];
+        all.extend(args.iter().map(OsString::from));
+        let all: Vec<_> = all.iter().map(OsString::as_os_str).collect();
+        let program = Program::start(&all, Some(&mount))?;
+        Ok(Cluster { program, mount, data })
+    }
+
+    /// The process that is everything: front end, client and server.
+    pub fn pid(&self) -> u32 {
+        self.program.pid()
+    }
+
+    /// Sets a tunable of the mount or its servers.
+    pub fn set(&self, assignment: &str) -> Outcome {
+        control::write(&self.mount, "user.amphi.set", assignment, || format!("{assignment} was refused"))
+    }
+
+    /// The counters at present.
+    pub fn counters(&self) -> Outcome<Counters> {
+        let text = control::read(&self.mount, "user.amphi.stats.json")?;
+        let client =
+            serde_json::from_str(&text).map_err(|e| Failure::broken(format!("the counters of the mount: {e}")))?;
+        let text = control::read(&self.mount, "user.amphi.counters.server")?;
+        let rows = text.lines().filter_map(|l| l.rsplit_once(' '));
+        let server = rows.filter_map(|(name, n)| Some((name.trim().to_string(), n.parse().ok()?))).collect();
+        Ok(Counters { client, server })
+    }
+
+    /// Stops it and removes its folder.
+    pub fn stop(self) -> Outcome {
+        self.program.stop()?;
+        let dir = self.data.parent().unwrap_or(&self.data);
+        std::fs::remove_dir_all(dir).during(|| format!("remove {}", dir.display()))
+    }
+}
+
+/// Sets the I/O mode of a file.
+pub fn set_mode(path: &Path, mode: &str) -> Outcome {
+    control::write(path, "user.amphi.mode", mode, || format!("mode {mode} was refused"))
+}
+
+/// Counters of a mount and its server: names and numbers of events.
+#[derive(Clone, Debug, Default)]
+pub struct Counters {
+    client: Value,
+    server: BTreeMap<String, u64>,
+}
+
+impl Counters {
+    /// Events of the server's counter `name`.
+    pub fn server(&self, name: &str) -> u64 {
+        self.server.get(name).copied().unwrap_or(0)
+    }
+
+    /// Requests that the kernel sent: all that is counted at the front of the client.
+    pub fn kernel_requests(&self) -> u64 {
+        let behind = ["server_calls", "lock_enqueue", "lock_callback", "write_throttled"];
+        let Some(all) = self.client.get("counters").and_then(Value::as_object) else { return 0 };
+        all.iter()
+            .filter(|(name, c)| {
+                let requests = c.get("unit").and_then(Value::as_str) == Some("reqs");
+                (requests && !behind.contains(&name.as_str()))
+                    || name.starts_with("read_")
+                    || name.starts_with("write_")
+            })
+            .filter(|(name, _)| name.as_str() != "write_throttled")
+            .filter_map(|(_, c)| c.get("samples").and_then(Value::as_u64))
+            .sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: requests of the kernel are counted once, work behind the front is not. Method: made-up counters.
+    #[test]
+    fn kernel_requests() {
+        let client = serde_json::json!({"counters": {
+            "lookup": {"samples": 3, "unit": "reqs"}, "server_calls": {"samples": 100, "unit": "reqs"},
+            "write_buffered_small": {"samples": 2, "unit": "bytes"}, "writeback": {"samples": 50, "unit": "bytes"},
+            "write_throttled": {"samples": 9, "unit": "reqs"}, "copy_range": {"samples": 7, "unit": "bytes"}}});
+        assert_eq!(Counters { client, ..Counters::default() }.kernel_requests(), 5);
+    }
+}

@@ -1,0 +1,103 @@
+//! A cluster with the client library in the benchmark's own process: the server inside it, or beside it behind a socket.
+
+use super::program::Program;
+use super::round_trip::Way;
+use crate::failure::{During, Failure, Outcome};
+use crate::process::{self, Running};
+use amphi_client::Client;
+use amphi_sched::WorkerConfig;
+use amphi_server::ServerConfig;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+
+/// Server and client in this process, as in `amphi up`, without a mount.
+pub struct Embedded {
+    /// Taken when stopped.
+    running: Option<Running>,
+    client: Client,
+    dir: PathBuf,
+}
+
+impl Embedded {
+    /// Starts both in the fresh folder `dir`.
+    pub fn start(dir: &Path) -> Outcome<Embedded> {
+        let data = dir.join("data");
+        std::fs::create_dir_all(&data).during(|| format!("make {}", data.display()))?;
+        let Some(text) = data.to_str() else {
+            return Err(Failure::refused(format!("{}: the path must be UTF-8", data.display())));
+        };
+        let config = process::client_config(None, &[])?;
+        let (ended, _) = mpsc::channel();
+        let running = process::start_cluster(ServerConfig::new(text), WorkerConfig::default(), config, ended)?;
+        Ok(Embedded { client: running.client.clone(), running: Some(running), dir: dir.to_path_buf() })
+    }
+
+    /// Its client.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Stops both and removes the folder.
+    pub fn stop(mut self) -> Outcome {
+        self.running.take().map_or(Ok(()), Running::stop)?;
+        std::fs::remove_dir_all(&self.dir).during(|| format!("remove {}", self.dir.display()))
+    }
+}
+
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        if let Some(running) = self.running.take() {
+            let _ = running.stop();
+        }
+    }
+}
+
+/// A server in a process of its own and a client in this one.
+pub struct Remote {
+    running: Option<Running>,
+    client: Client,
+    server: Option<Program>,
+    dir: PathBuf,
+}
+
+impl Remote {
+    /// Starts both.
+    pub fn start(dir: &Path, way: Way) -> Outcome<Remote> {
+        std::fs::create_dir_all(dir).during(|| format!("make {}", dir.display()))?;
+        let listen = match way {
+            Way::Tcp => "tcp:127.0.0.1:0".to_string(),
+            _ => format!("unix:{}/amphi-bench-server-{}.sock", std::env::temp_dir().display(), std::process::id()),
+        };
+        let args: [OsString; 5] =
+            ["server".into(), "--data".into(), dir.join("data").into(), "--listen".into(), listen.into()];
+        let args: Vec<_> = args.iter().map(OsString::as_os_str).collect();
+        let server = Program::start(&args, None)?;
+        let addr = server.ready().split(' ').nth(1).unwrap_or_default().to_string();
+        let config = process::client_config(None, &[])?;
+        let (ended, _) = mpsc::channel();
+        let running = process::start_client(vec![addr], None, super::DEFAULT_SPINS.1, config, ended)?;
+        let client = running.client.clone();
+        Ok(Remote { running: Some(running), client, server: Some(server), dir: dir.to_path_buf() })
+    }
+
+    /// Its client.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Stops both and removes the folder.
+    pub fn stop(mut self) -> Outcome {
+        self.running.take().map_or(Ok(()), Running::stop)?;
+        self.server.take().map_or(Ok(()), Program::stop)?;
+        std::fs::remove_dir_all(&self.dir).during(|| format!("remove {}", self.dir.display()))
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        if let Some(running) = self.running.take() {
+            let _ = running.stop();
+        }
+    }
+}

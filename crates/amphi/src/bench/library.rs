@@ -1,0 +1,147 @@
+//! Files through the client library, without a mount: streams, and single cached operations.
+//!
+//! Owns: what a program that links the client would do. Bytes lie ready in memory before the clock runs, as in
+//! an application; writes are timed to the end of fsync.
+
+use super::clock::now;
+use super::stream::{PREPARE_BYTES, is_stamped, stamped};
+use crate::failure::{During, Failure, Outcome};
+use amphi_client::{Client, Ctx, Hints, OpenFile, OpenFlags};
+use amphi_env::Buf;
+use amphi_types::{Attr, Errno, Ino, SetAttr};
+use amphi_wire::XattrMode;
+use std::sync::Arc;
+
+/// An open file of the client library.
+pub struct LibraryFile {
+    client: Client,
+    ctx: Ctx,
+    file: Arc<OpenFile>,
+    ino: Ino,
+    name: String,
+}
+
+impl LibraryFile {
+    /// Makes `name` in the root, or empties it.
+    pub fn create(client: &Client, name: &str) -> Outcome<LibraryFile> {
+        let ctx = Ctx::root();
+        let flags = OpenFlags { truncate: true, ..OpenFlags::READ_WRITE };
+        let made = client.create(&ctx, Ino::ROOT, name.as_bytes(), 0o644, flags).wait(None);
+        let made = made.during(|| format!("make {name}"))?;
+        Ok(LibraryFile { client: client.clone(), ctx, file: made.file, ino: made.attr.ino, name: name.into() })
+    }
+
+    /// Sets the I/O mode.
+    pub fn set_mode(&self, mode: &str) -> Outcome {
+        let set = self.client.setxattr(&self.ctx, self.ino, b"user.amphi.mode", mode.as_bytes(), XattrMode::Set);
+        set.wait(None).during(|| format!("set the mode of {} to {mode}", self.name))
+    }
+
+    fn truncate(&self) -> Outcome {
+        let set = SetAttr { size: Some(0), ..SetAttr::default() };
+        let done = self.client.setattr(&self.ctx, self.ino, set, Some(&self.file)).wait(None);
+        done.during(|| format!("truncate {}", self.name)).map(drop)
+    }
+
+    fn fsync(&self) -> Outcome {
+        self.client.fsync(&self.ctx, &self.file, false).wait(None).during(|| format!("fsync {}", self.name))
+    }
+
+    /// One write of all of `buf`, which is served on this thread if it can be.
+    fn write(&self, at: u64, buf: Buf) -> Outcome {
+        let len = buf.len();
+        let done = match self.client.try_write(&self.ctx, &self.file, at, &buf, Hints::default()) {
+            Some(n) => Ok(n),
+            None => self.client.write(&self.ctx, &self.file, at, buf, Hints::default()).wait(None),
+        };
+        match done.during(|| format!("write {} at {at}", self.name))? {
+            n if n == len => Ok(()),
+            n => Err(Failure::broken(format!("{}: only {n} of {len} bytes written at {at}", self.name))),
+        }
+    }
+
+    /// Fills the file with stamped bytes that no cache of AmphiFS keeps.
+    pub fn prepare(&self, bytes: u64) -> Outcome {
+        self.truncate()?;
+        self.set_mode("direct")?;
+        for at in (0..bytes).step_by(PREPARE_BYTES) {
+            self.write(at, stamped(at, PREPARE_BYTES.min((bytes - at) as usize)))?;
+        }
+        self.fsync()
+    }
+
+    /// Empties the file and writes it, `transfer` bytes at a time, to the end of fsync. MiB/s.
+    pub fn stream_write(&self, bytes: u64, transfer: usize) -> Outcome<f64> {
+        self.truncate()?;
+        let offsets: Vec<u64> = (0..bytes / transfer as u64).map(|i| i * transfer as u64).collect();
+        let bufs: Vec<Buf> = offsets.iter().map(|&at| stamped(at, transfer)).collect();
+        let start = now();
+        for (at, buf) in offsets.iter().zip(bufs) {
+            self.write(*at, buf)?;
+        }
+        self.fsync()?;
+        Ok(rate(offsets.len() * transfer, start))
+    }
+
+    /// Reads what `prepare` wrote, `transfer` bytes at a time, and checks the stamps. MiB/s.
+    pub fn stream_read(&self, bytes: u64, transfer: usize) -> Outcome<f64> {
+        let mut into = Buf::zeroed(transfer);
+        let start = now();
+        for at in (0..bytes / transfer as u64).map(|i| i * transfer as u64) {
+            if let Some(n) = self.client.try_read(&self.ctx, &self.file, at, &mut into, Hints::default()) {
+                self.check(at, n, transfer, &into)?;
+                continue;
+            }
+            let read = self.client.read(&self.ctx, &self.file, at, transfer, Hints::default()).wait(None);
+            let bytes = read.during(|| format!("read {} at {at}", self.name))?;
+            self.check(at, bytes.len(), transfer, bytes.parts().next().unwrap_or_default())?;
+        }
+        Ok(rate(bytes as usize / transfer * transfer, start))
+    }
+
+    fn check(&self, at: u64, got: usize, asked: usize, bytes: &[u8]) -> Outcome {
+        if got == asked && is_stamped(at, bytes) {
+            return Ok(());
+        }
+        Err(Failure::broken(format!("{}: wrong bytes at {at} ({got} of {asked})", self.name)))
+    }
+
+    /// One read from the cache. An error if the bytes are not there: then it is no cached read.
+    pub fn cached_read(&self, at: u64, into: &mut [u8]) -> Outcome {
+        match self.client.try_read(&self.ctx, &self.file, at, into, Hints::default()) {
+            Some(n) if n == into.len() => Ok(()),
+            _ => Err(Failure::broken(format!("{}: not in the cache at {at}", self.name))),
+        }
+    }
+
+    /// One write into the cache; waits if it must. Whether it was served on this thread.
+    pub fn cached_write(&self, at: u64, bytes: &[u8]) -> Outcome<bool> {
+        match self.client.try_write(&self.ctx, &self.file, at, bytes, Hints::default()) {
+            Some(_) => Ok(true),
+            None => self.write(at, Buf::copy_of(bytes)).map(|()| false),
+        }
+    }
+
+    /// One read of `len` bytes, from wherever they are.
+    pub fn read(&self, at: u64, len: usize) -> Outcome {
+        let read = self.client.read(&self.ctx, &self.file, at, len, Hints::default()).wait(None);
+        read.during(|| format!("read {} at {at}", self.name)).map(drop)
+    }
+
+    /// One stat, answered by the server.
+    pub fn stat(&self) -> Outcome<Attr> {
+        self.client.getattr(&self.ctx, self.ino).wait(None).during(|| format!("stat {}", self.name))
+    }
+
+    /// Removes the file.
+    pub fn remove(self) -> Outcome {
+        match self.client.unlink(&self.ctx, Ino::ROOT, self.name.as_bytes()).wait(None) {
+            Ok(()) | Err(Errno::NoEnt) => Ok(()),
+            Err(e) => Err(Failure::broken(format!("cannot remove {}: {e}", self.name))),
+        }
+    }
+}
+
+fn rate(bytes: usize, start: std::time::Instant) -> f64 {
+    bytes as f64 / (1 << 20) as f64 / start.elapsed().as_secs_f64()
+}

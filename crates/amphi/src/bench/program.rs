@@ -1,0 +1,110 @@
+//! Child processes: this program itself, as a cluster with a mount or as the do-nothing mount.
+//!
+//! Invariants: a child that was started is stopped and its mount is gone when its `Program` is dropped, also after an
+//! error. The do-nothing mount also ends when the parent does: it watches its standard input.
+
+use crate::failure::{During, Failure, Outcome};
+use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+/// A running child and the mount that it serves, if any.
+pub struct Program {
+    child: Child,
+    mount: Option<PathBuf>,
+    /// What it said when it was ready.
+    ready: String,
+    /// Open as long as the child shall run.
+    _stdin: Option<ChildStdin>,
+}
+
+impl Program {
+    /// Starts `amphi ARGS..` and waits for its line `ready`.
+    pub fn start(args: &[&OsStr], mount: Option<&Path>) -> Outcome<Program> {
+        let program = std::env::current_exe().during(|| "find this program".into())?;
+        let shown: Vec<String> = args.iter().map(|a| a.to_string_lossy().into_owned()).collect();
+        let mut child = Command::new(program)
+            .args(args)
+            .env("AMPHI_LOG", "warn")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .during(|| format!("start amphi {}", shown.join(" ")))?;
+        let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
+        let mut program = Program { child, mount: mount.map(Path::to_path_buf), ready: String::new(), _stdin: stdin };
+        let mut lines = BufReader::new(stdout.ok_or_else(|| Failure::broken("a child has no output"))?).lines();
+        match lines.next() {
+            Some(Ok(line)) if line.starts_with("ready") => {
+                program.ready = line;
+                Ok(program)
+            }
+            other => Err(Failure::broken(format!("amphi {} did not become ready: {other:?}", shown.join(" ")))),
+        }
+    }
+
+    /// The do-nothing file system, mounted at `mount` with the settings of a real mount.
+    pub fn null_mount(mount: &Path) -> Outcome<Program> {
+        std::fs::create_dir_all(mount).during(|| format!("make {}", mount.display()))?;
+        Program::start(&["bench".as_ref(), "--null-mount".as_ref(), mount.as_os_str()], Some(mount))
+    }
+
+    /// What it said when it was ready.
+    pub fn ready(&self) -> &str {
+        &self.ready
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// SIGTERM, then waits; the exit code must be 0.
+    pub fn stop(mut self) -> Outcome {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).during(|| "stop a child".into())?;
+        let status = self.child.wait().during(|| "wait for a child".into())?;
+        if status.success() { Ok(()) } else { Err(Failure::broken(format!("a child ended with {status}"))) }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(Some(_))) {
+            return;
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if let Some(mount) = &self.mount {
+            let _ = rustix::mount::unmount(mount, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+}
+
+/// Serves the do-nothing file system at `mount` until standard input ends or a signal comes.
+pub fn serve_null(mount: &Path) -> Outcome {
+    let config = crate::bench::session_config();
+    let session = amphi_fuse::Session::mount(std::sync::Arc::new(amphi_fuse::NullFs::new()), mount, config)
+        .map_err(|e| Failure::refused(e.to_string()))?;
+    println!("ready {}", session.mount_point().display());
+    let unmounter = session.unmounter();
+    let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])
+        .during(|| "catch signals".into())?;
+    let by_signal = unmounter.clone();
+    std::thread::Builder::new()
+        .name("bench-signals".into())
+        .spawn(move || {
+            signals.forever().next();
+            by_signal.unmount_by_force();
+        })
+        .during(|| "start a thread".into())?;
+    std::thread::Builder::new()
+        .name("bench-parent".into())
+        .spawn(move || {
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            unmounter.unmount_by_force();
+        })
+        .during(|| "start a thread".into())?;
+    session.wait();
+    Ok(())
+}

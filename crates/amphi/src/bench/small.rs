@@ -1,0 +1,84 @@
+//! `amphi bench small`: buffered 4 KiB and 64 KiB through FUSE beside the do-nothing FUSE target.
+
+use super::cluster::{Cluster, set_mode};
+use super::mounted::{MountedFile, Op};
+use super::program::Program;
+use super::report::{Finding, Goal, Table, digits, spread};
+use super::series::{Arm, alternate};
+use super::{Run, series::Series};
+use crate::failure::Outcome;
+use rustix::fs::OFlags;
+use std::cell::RefCell;
+use std::path::Path;
+
+/// The part of the file that is worked on: it fits the cache.
+const SPAN_BYTES: u64 = 32 << 20;
+
+/// Measures the do-nothing target and AmphiFS in turn.
+pub fn run(run: &mut Run) -> Outcome {
+    let null = Program::null_mount(&run.dir.join("null"))?;
+    let cluster = Cluster::up(&run.dir.join("small"), &[])?;
+    let mut table = Table::new(
+        "Small buffered transfers through FUSE, in the cache (us per call, median and range; ratio do-nothing / AmphiFS)",
+        &["call", "do-nothing", "AmphiFS", "ratio", "goal"],
+    );
+    for size in [4 << 10, 64 << 10] {
+        for op in [Op::Read, Op::Write] {
+            let file = prepared(&cluster.mount.join(format!("small-{size}")), size)?;
+            let target =
+                RefCell::new(MountedFile::open(&run.dir.join("null/data"), size, SPAN_BYTES, OFlags::empty())?);
+            let long = run.sample_time();
+            let what = format!("{} {}", op.name(), crate::size::show(size as u64));
+            let series = alternate(
+                run,
+                &what,
+                vec![
+                    Arm::new("do-nothing", || target.borrow_mut().us(op, long)),
+                    Arm::new("amphi", || file.borrow_mut().us(op, long)),
+                ],
+            )?;
+            record(run, &mut table, &what, size, &series);
+        }
+    }
+    let file = prepared(&cluster.mount.join("stat"), 4096)?;
+    let target = MountedFile::open(&run.dir.join("null/data"), 4096, SPAN_BYTES, OFlags::empty())?;
+    let long = run.sample_time();
+    let arms =
+        vec![Arm::new("do-nothing", || target.fstat_us(long)), Arm::new("amphi", || file.borrow().fstat_us(long))];
+    let series = alternate(run, "fstat", arms)?;
+    let ratio = series[0].over(&series[1]);
+    table.row(vec!["fstat".into(), spread(&series[0]), spread(&series[1]), digits(ratio.median()), "-".into()]);
+    run.report.findings.push(
+        Finding::new("small", "fstat")
+            .series("null_us", &series[0])
+            .series("amphi_us", &series[1])
+            .value(ratio.median()),
+    );
+    table.note("Without fsync: with it a transfer costs what the disk costs (see modes). Writes go on while earlier ones are written back.");
+    run.show(&table);
+    drop((file, target));
+    cluster.stop()?;
+    null.stop()
+}
+
+fn prepared(path: &Path, size: usize) -> Outcome<RefCell<MountedFile>> {
+    let mut file = MountedFile::open(path, size, SPAN_BYTES, OFlags::empty())?;
+    set_mode(path, "buffered")?;
+    file.fill()?;
+    Ok(RefCell::new(file))
+}
+
+fn record(run: &mut Run, table: &mut Table, what: &str, size: usize, series: &[Series]) {
+    let ratio = series[0].over(&series[1]);
+    let goal = Goal::AtLeast(0.8);
+    table.row(vec![what.into(), spread(&series[0]), spread(&series[1]), spread(&ratio), goal.show(ratio.median())]);
+    run.report.findings.push(
+        Finding::new("small", what)
+            .with("transfer_bytes", size)
+            .with("span_bytes", SPAN_BYTES)
+            .series("null_us", &series[0])
+            .series("amphi_us", &series[1])
+            .series("ratio", &ratio)
+            .goal(ratio.median(), goal),
+    );
+}

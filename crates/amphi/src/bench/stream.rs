@@ -1,0 +1,135 @@
+//! One process streams a file with transfers of one size: the workload of the demo's table and of
+//! `amphi bench stream`.
+//!
+//! Each transfer starts with its file offset, so a read that returns other bytes is an error and not a fast
+//! run. Writes are timed to the end of `fsync`.
+
+use super::clock::now;
+use crate::failure::{During, Failure, Outcome};
+use amphi_env::Buf;
+use rustix::fs::{Advice, Mode, OFlags, fadvise, fsync, open};
+use rustix::io::{Errno, pread, pwrite};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+/// A stream over one file.
+#[derive(Clone, Debug)]
+pub struct Stream {
+    /// The file.
+    pub path: PathBuf,
+    /// Bytes to move.
+    pub bytes: u64,
+    /// Bytes per call.
+    pub transfer: usize,
+    /// Offset of the first transfer: 0 is aligned, 8 makes every transfer unaligned.
+    pub shift: u64,
+    /// Open with O_DIRECT.
+    pub o_direct: bool,
+}
+
+fn stamp(offset: u64) -> [u8; 8] {
+    (offset ^ 0x9e37_79b9_7f4a_7c15).to_le_bytes()
+}
+
+impl Stream {
+    fn open(&self, flags: OFlags) -> Outcome<OwnedFd> {
+        let flags = if self.o_direct { flags | OFlags::DIRECT } else { flags };
+        open(&self.path, flags, Mode::from_raw_mode(0o644)).during(|| format!("open {}", self.path.display()))
+    }
+
+    fn offsets(&self) -> impl Iterator<Item = u64> + '_ {
+        (0..self.bytes / self.transfer as u64).map(|i| self.shift + i * self.transfer as u64)
+    }
+
+    fn rate(&self, start: std::time::Instant) -> f64 {
+        let moved = self.bytes / self.transfer as u64 * self.transfer as u64;
+        moved as f64 / (1 << 20) as f64 / start.elapsed().as_secs_f64()
+    }
+
+    /// Writes the file, which is made or emptied first, and fsyncs it. MiB/s.
+    pub fn write(&self) -> Outcome<f64> {
+        let fd = self.open(OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC)?;
+        let mut buf = Buf::zeroed(self.transfer);
+        for (i, byte) in buf.iter_mut().enumerate() {
+            *byte = (i % 251) as u8;
+        }
+        let start = now();
+        for offset in self.offsets() {
+            buf[..8].copy_from_slice(&stamp(offset));
+            let mut done = 0;
+            while done < buf.len() {
+                let n = pwrite(&fd, &buf[done..], offset + done as u64)
+                    .during(|| format!("write {} at {offset}", self.path.display()))?;
+                done += n;
+            }
+        }
+        fsync(&fd).during(|| format!("fsync {}", self.path.display()))?;
+        Ok(self.rate(start))
+    }
+
+    /// Reads what `write` wrote and checks the stamps. MiB/s.
+    pub fn read(&self) -> Outcome<f64> {
+        let fd = self.open(OFlags::RDONLY)?;
+        let mut buf = Buf::zeroed(self.transfer);
+        let start = now();
+        for offset in self.offsets() {
+            let mut done = 0;
+            while done < buf.len() {
+                let n = pread(&fd, &mut buf[done..], offset + done as u64)
+                    .during(|| format!("read {} at {offset}", self.path.display()))?;
+                if n == 0 {
+                    return Err(Failure::broken(format!("{}: ends at {}", self.path.display(), offset + done as u64)));
+                }
+                done += n;
+            }
+            if buf[..8] != stamp(offset) {
+                return Err(Failure::broken(format!("{}: wrong bytes at {offset}", self.path.display())));
+            }
+        }
+        Ok(self.rate(start))
+    }
+}
+
+/// Fills `path` with `bytes`, stamped for reads of any transfer size of 4 KiB or more, by large writes and `fsync`.
+pub fn prepare(path: &Path, bytes: u64) -> Outcome {
+    let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC;
+    let fd = open(path, flags, Mode::from_raw_mode(0o644)).during(|| format!("open {}", path.display()))?;
+    for at in (0..bytes).step_by(PREPARE_BYTES) {
+        let buf = stamped(at, PREPARE_BYTES.min((bytes - at) as usize));
+        let n = pwrite(&fd, &buf, at).during(|| format!("write {}", path.display()))?;
+        if n != buf.len() {
+            return Err(Failure::broken(format!("{}: only {n} of {} bytes written", path.display(), buf.len())));
+        }
+    }
+    fsync(&fd).during(|| format!("fsync {}", path.display()))
+}
+
+/// Bytes per call of `prepare`.
+pub const PREPARE_BYTES: usize = 8 << 20;
+
+/// `len` bytes of a file from `at`, with a stamp in each 4 KiB.
+pub fn stamped(at: u64, len: usize) -> Buf {
+    let mut buf = Buf::zeroed(len);
+    for (i, block) in buf.chunks_mut(4096).enumerate() {
+        block.fill(i as u8);
+        if block.len() >= 8 {
+            block[..8].copy_from_slice(&stamp(at + 4096 * i as u64));
+        }
+    }
+    buf
+}
+
+/// Whether `bytes`, read at `offset`, a multiple of 4096, are what `stamped` made.
+pub fn is_stamped(offset: u64, bytes: &[u8]) -> bool {
+    bytes.len() >= 8 && bytes[..8] == stamp(offset)
+}
+
+/// Drops the kernel's cached pages of `path`, so that the next read comes from storage.
+pub fn drop_kernel_cache(path: &Path) -> Outcome {
+    let fd = open(path, OFlags::RDONLY, Mode::empty()).during(|| format!("open {}", path.display()))?;
+    fsync(&fd).during(|| format!("fsync {}", path.display()))?;
+    match fadvise(&fd, 0, None, Advice::DontNeed) {
+        Ok(()) | Err(Errno::INVAL) => Ok(()),
+        Err(e) => Err(Failure::broken(format!("cannot drop the cache of {}: {e}", path.display()))),
+    }
+}

@@ -1,0 +1,174 @@
+//! `amphi bench tree`: untar and delete of a tree of at least 10,000 files through the mount.
+//!
+//! Beside it the budget: requests of the kernel x round trip of the do-nothing mount + logged transactions x one 4 KiB write with
+//! O_DIRECT; counts from the counters, both costs measured in the same rounds. And the same on the local file system.
+
+use super::Run;
+use super::clock::now;
+use super::cluster::{Cluster, Counters};
+use super::mounted::MountedFile;
+use super::program::Program;
+use super::raw::RawFile;
+use super::report::{Finding, Goal, Table, digits, spread};
+use super::series::{Arm, Series, alternate};
+use crate::demo::tree;
+use crate::failure::{During, Failure, Outcome};
+use rustix::fs::OFlags;
+use std::cell::{Cell, RefCell};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Least number of files.
+const FILES: usize = 10_000;
+
+/// Measures mount, local file system and both costs in turn.
+pub fn run(run: &mut Run) -> Outcome {
+    let archive = run.dir.join("tree.tar");
+    let (files, bytes) = pack(run, &archive)?;
+    let null = Program::null_mount(&run.dir.join("null"))?;
+    let cluster = Cluster::up(&run.dir.join("tree"), &[])?;
+    let local = run.dir.join("local");
+    let target = MountedFile::open(&run.dir.join("null/data"), 4096, 1 << 20, OFlags::empty())?;
+    let log = RefCell::new(RawFile::filled(&run.dir.join("raw"), "log", 64 << 20)?);
+    // Requests and transactions of each untar, sync and delete, the warm-up round first.
+    let counts = RefCell::new(<[[Series; 2]; 3]>::default());
+    let count = |step: usize, before: &Counters, after: &Counters| {
+        let counted = &mut counts.borrow_mut()[step];
+        // The look at the counters is made of two requests itself.
+        let requests = after.kernel_requests().saturating_sub(before.kernel_requests()).saturating_sub(2);
+        counted[0].0.push(requests as f64);
+        counted[1].0.push(after.server("transactions").saturating_sub(before.server("transactions")) as f64);
+    };
+    let synced = Cell::new(0.0);
+    let long = run.sample_time();
+    let arms = vec![
+        Arm::new("round trip of the do-nothing mount", || target.fstat_us(long)),
+        Arm::new("4 KiB log write", || log.borrow_mut().log_write_us(long)),
+        Arm::new("untar", || {
+            let before = cluster.counters()?;
+            let seconds = unpack(&archive, &cluster.mount.join("tree"))?;
+            let middle = cluster.counters()?;
+            synced.set(sync(&cluster.mount)?);
+            count(0, &before, &middle);
+            count(1, &middle, &cluster.counters()?);
+            Ok(seconds)
+        }),
+        Arm::new("sync after it", || Ok(synced.get())),
+        Arm::new("delete", || {
+            let before = cluster.counters()?;
+            let seconds = delete(&cluster.mount.join("tree"))?;
+            count(2, &before, &cluster.counters()?);
+            Ok(seconds)
+        }),
+        Arm::new("untar, local", || unpack(&archive, &local)),
+        Arm::new("sync after it, local", || sync(&local)),
+        Arm::new("delete, local", || delete(&local)),
+    ];
+    let series = alternate(run, "tree", arms)?;
+    drop(target);
+    let mut counts = counts.into_inner();
+    counts.iter_mut().flatten().for_each(|s| drop(s.0.remove(0)));
+    let mut table = Table::new(
+        format!("Tree of {files} entries, {} (seconds, median and range)", crate::size::show(bytes)),
+        &["step", "AmphiFS", "requests", "transactions", "budget", "ratio", "goal", "local"],
+    );
+    let (trip, write) = (&series[0], &series[1]);
+    for (name, mine, [requests, transactions], local) in
+        [("untar", &series[2], &counts[0], &series[5]), ("delete", &series[4], &counts[2], &series[7])]
+    {
+        let cost = |count: &Series, us: &Series| count.times(us).map(|us| us / 1e6);
+        let budget = Series::sum(&[&cost(requests, trip), &cost(transactions, write)]);
+        let ratio = mine.over(&budget);
+        let goal = Goal::AtMost(1.5);
+        table.row(vec![
+            name.into(),
+            spread(mine),
+            digits(requests.median()),
+            digits(transactions.median()),
+            digits(budget.median()),
+            spread(&ratio),
+            goal.show(ratio.median()),
+            spread(local),
+        ]);
+        run.report.findings.push(
+            Finding::new("tree", name)
+                .with("entries", files)
+                .with("bytes", bytes)
+                .series("kernel_requests", requests)
+                .series("transactions", transactions)
+                .series("amphi_s", mine)
+                .series("local_s", local)
+                .series("null_round_trip_us", trip)
+                .series("log_write_us", write)
+                .series("budget_s", &budget)
+                .series("ratio", &ratio)
+                .goal(ratio.median(), goal),
+        );
+    }
+    let (mine, theirs) = (&series[3], &series[6]);
+    let [requests, transactions] = &counts[1];
+    let (requests, transactions) = (digits(requests.median()), digits(transactions.median()));
+    let none = || String::from("-");
+    table.row(vec![
+        "sync after untar".into(),
+        spread(mine),
+        requests,
+        transactions,
+        none(),
+        none(),
+        none(),
+        spread(theirs),
+    ]);
+    run.report
+        .findings
+        .push(Finding::new("tree", "sync after untar").series("amphi_s", mine).series("local_s", theirs));
+    table.note(format!(
+        "Round trip of the do-nothing mount {} us; 4 KiB O_DIRECT write {} us.",
+        spread(trip),
+        spread(write)
+    ));
+    table.note("Requests are those that the client counts; forgets and flushes that it does not count come on top.");
+    run.show(&table);
+    cluster.stop()?;
+    null.stop()
+}
+
+/// Makes the archive; number of entries and bytes.
+fn pack(run: &Run, archive: &Path) -> Outcome<(usize, u64)> {
+    let source = tree::choose(if run.quick { 1_000 } else { FILES })?;
+    let folder = run.dir.join("source");
+    tree::copy(&source, &folder)?;
+    let entries = tree::list(&folder)?;
+    let mut tar = Command::new("tar");
+    tar.arg("-cf").arg(archive).arg("-C").arg(&folder).arg(".");
+    finish(tar, "tar")?;
+    std::fs::remove_dir_all(&folder).during(|| format!("remove {}", folder.display()))?;
+    Ok((entries, source.bytes))
+}
+
+fn unpack(archive: &Path, to: &Path) -> Outcome<f64> {
+    std::fs::create_dir(to).during(|| format!("make {}", to.display()))?;
+    let mut tar = Command::new("tar");
+    tar.arg("-xf").arg(archive).arg("-C").arg(to);
+    finish(tar, "tar")
+}
+
+fn delete(tree: &Path) -> Outcome<f64> {
+    let mut rm = Command::new("rm");
+    rm.arg("-rf").arg(tree);
+    finish(rm, "rm")
+}
+
+fn sync(at: &Path) -> Outcome<f64> {
+    let mut sync = Command::new("sync");
+    sync.arg("-f").arg(at);
+    finish(sync, "sync")
+}
+
+/// Runs a program to its end. Seconds.
+fn finish(mut command: Command, name: &str) -> Outcome<f64> {
+    let start = now();
+    let status = command.stdin(Stdio::null()).status().during(|| format!("run {name}"))?;
+    let seconds = start.elapsed().as_secs_f64();
+    if status.success() { Ok(seconds) } else { Err(Failure::broken(format!("{name} ended with {status}"))) }
+}

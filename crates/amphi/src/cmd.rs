@@ -1,0 +1,10 @@
+//! One file per subcommand; each has its arguments and `run`.
+
+pub mod fsck;
+pub mod layout;
+pub mod mount;
+pub mod server;
+pub mod stats;
+pub mod status;
+pub mod tune;
+pub mod up;

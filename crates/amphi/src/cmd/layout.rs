@@ -1,0 +1,82 @@
+//! `amphi layout`: how the data of files is laid over targets, and which way their I/O goes.
+
+use crate::control;
+use crate::failure::{Failure, Outcome};
+use clap::{Args, Subcommand};
+use std::path::PathBuf;
+
+/// Show or set data layout and I/O mode of files and directories.
+#[derive(Args, Debug)]
+pub struct Layout {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand, Debug)]
+enum Action {
+    /// Print layout and I/O mode
+    Get {
+        /// Files or directories
+        #[arg(required = true)]
+        paths: Vec<PathBuf>,
+    },
+    /// Set layout or I/O mode; new files and directories in a directory inherit them
+    Set {
+        /// growing, whole, or striped[,size=SIZE][,count=N]; a file that has data keeps its layout
+        #[arg(long, required_unless_present = "mode")]
+        layout: Option<String>,
+        /// auto, buffered or direct
+        #[arg(long, value_parser = ["auto", "buffered", "direct"])]
+        mode: Option<String>,
+        /// Files or directories
+        #[arg(required = true)]
+        paths: Vec<PathBuf>,
+    },
+}
+
+impl Layout {
+    /// Shows or sets, path by path.
+    pub fn run(self) -> Outcome {
+        match self.action {
+            Action::Get { paths } => {
+                for path in paths {
+                    let layout = control::read(&path, "user.amphi.layout")?;
+                    let mode = control::read(&path, "user.amphi.mode")?;
+                    println!("{}: layout {layout} mode {mode}", path.display());
+                }
+            }
+            Action::Set { layout, mode, paths } => {
+                for path in paths {
+                    if let Some(layout) = &layout {
+                        set_layout(&path, layout)?;
+                    }
+                    if let Some(mode) = &mode {
+                        control::write(&path, "user.amphi.mode", mode, || {
+                            format!("{}: '{mode}' is no I/O mode", path.display())
+                        })?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn set_layout(path: &std::path::Path, layout: &str) -> Outcome {
+    let outcome = control::write(path, "user.amphi.layout", layout, || {
+        format!(
+            "{}: '{layout}' is no layout; write growing, whole, or striped,size=1M,count=4 (size: a power of two, 64K to 1G)",
+            path.display()
+        )
+    });
+    outcome.map_err(|f| {
+        if f.text.contains("busy") {
+            Failure::refused(format!(
+                "{}: has data and keeps its layout; copy it to a new file instead",
+                path.display()
+            ))
+        } else {
+            f
+        }
+    })
+}

@@ -1,0 +1,85 @@
+//! `amphi get` and `amphi set`: tunables of a mount and its servers, live.
+
+use crate::control;
+use crate::failure::{Failure, Outcome};
+use clap::Args;
+use std::path::PathBuf;
+
+/// Print tunables that match a shell pattern.
+#[derive(Args, Debug)]
+pub struct Get {
+    /// Pattern such as 'hybrid.*'; default: all
+    #[arg(default_value = "*")]
+    pattern: String,
+    /// Mount point; default: the only mount here
+    #[arg(long, short)]
+    mount: Option<PathBuf>,
+    /// Also print what each means
+    #[arg(long, short)]
+    verbose: bool,
+}
+
+/// Set tunables that match a shell pattern; takes effect at once.
+#[derive(Args, Debug)]
+pub struct Set {
+    /// PATTERN=VALUE, such as hybrid.large_write_bytes=4M; several are set in order
+    #[arg(required = true, value_name = "PATTERN=VALUE")]
+    assignments: Vec<String>,
+    /// Mount point; default: the only mount here
+    #[arg(long, short)]
+    mount: Option<PathBuf>,
+}
+
+/// Lines `name=value # help` of the tunables that match.
+fn read(mount: &std::path::Path, pattern: &str) -> Outcome<Vec<(String, String)>> {
+    if pattern.is_empty() || pattern.len() > 200 || pattern.contains('\0') {
+        return Err(Failure::refused(format!("'{pattern}' is no pattern for tunables; try: amphi get '*'")));
+    }
+    let text = control::read(mount, &format!("user.amphi.tunables.{pattern}"))?;
+    let lines = text.lines().filter(|l| !l.is_empty());
+    let rows: Vec<_> = lines
+        .map(|l| {
+            let (assignment, help) = l.split_once(" # ").unwrap_or((l, ""));
+            (assignment.to_string(), help.to_string())
+        })
+        .collect();
+    if rows.is_empty() {
+        return Err(Failure::refused(format!("no tunable matches '{pattern}'; amphi get '*' lists them all")));
+    }
+    Ok(rows)
+}
+
+impl Get {
+    /// Prints `name=value` lines.
+    pub fn run(self) -> Outcome {
+        let mount = control::find_mount(self.mount)?;
+        for (assignment, help) in read(&mount, &self.pattern)? {
+            if self.verbose && !help.is_empty() {
+                println!("# {help}");
+            }
+            println!("{assignment}");
+        }
+        Ok(())
+    }
+}
+
+impl Set {
+    /// Sets each and prints the new values.
+    pub fn run(self) -> Outcome {
+        let mount = control::find_mount(self.mount)?;
+        for assignment in &self.assignments {
+            let Some((pattern, value)) = assignment.split_once('=') else {
+                return Err(Failure::refused(format!("'{assignment}' must be PATTERN=VALUE")));
+            };
+            let rows = read(&mount, pattern)?;
+            control::write(&mount, "user.amphi.set", assignment, || {
+                let help: Vec<&str> = rows.iter().map(|(_, h)| h.as_str()).collect();
+                format!("'{value}' is no value for {pattern}: {}", help.join("; "))
+            })?;
+            for (now, _) in read(&mount, pattern)? {
+                println!("{now}");
+            }
+        }
+        Ok(())
+    }
+}

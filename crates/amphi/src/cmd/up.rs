@@ -1,0 +1,122 @@
+//! `amphi up`: server and mount in one process, in the foreground.
+
+use crate::failure::{Failure, Outcome};
+use crate::process::{self, MountOptions, Stop};
+use crate::size;
+use amphi_sched::WorkerConfig;
+use amphi_server::ServerConfig;
+use clap::Args;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Options of the zones and workers of a server.
+#[derive(Args, Clone, Debug)]
+pub struct Storage {
+    /// Folder with the zones; made and formatted at the first start
+    #[arg(long, value_name = "DIR")]
+    pub data: PathBuf,
+    /// Number of targets; fixed at the first start [default there: 4]
+    #[arg(long)]
+    pub targets: Option<u16>,
+    /// Size of each zone at the first start [default: 90 % of the free space over the targets]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub zone_size: Option<u64>,
+    /// Size of each zone's log at the first start
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "64M")]
+    pub log_size: u64,
+    /// Worker threads; targets are spread over them
+    #[arg(long, default_value_t = 1)]
+    pub workers: u16,
+    /// How long a worker polls after its last work before it sleeps, microseconds
+    #[arg(long, default_value_t = 50)]
+    pub worker_spin_us: u64,
+}
+
+impl Storage {
+    /// The server's configuration.
+    pub fn config(&self) -> Outcome<ServerConfig> {
+        let Some(dir) = self.data.to_str() else {
+            return Err(Failure::refused(format!("{}: the path must be UTF-8", self.data.display())));
+        };
+        if self.data.exists() && !self.data.is_dir() {
+            return Err(Failure::refused(format!("{dir}: is a file, not a folder; give --data a folder")));
+        }
+        let mut config = ServerConfig::new(dir);
+        config.targets = self.targets;
+        config.zone_bytes = self.zone_size;
+        config.log_bytes = self.log_size;
+        config.workers = self.workers;
+        Ok(config)
+    }
+
+    /// The workers' configuration.
+    pub fn workers(&self) -> WorkerConfig {
+        WorkerConfig { spin: Duration::from_micros(self.worker_spin_us), pin: false }
+    }
+}
+
+/// Options of a mount.
+#[derive(Args, Clone, Debug)]
+pub struct Mounting {
+    /// Memory for the page cache [default: a quarter of the memory, at most half of the memory group's limit]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub cache: Option<u64>,
+    /// Set a tunable at the start; may be repeated
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub set: Vec<String>,
+    /// Only the user who mounts may use the mount (root's mounts are open to all by default)
+    #[arg(long)]
+    pub private: bool,
+    /// How long a reader of the kernel's requests polls before it sleeps, microseconds
+    #[arg(long, default_value_t = 0)]
+    pub fuse_spin_us: u64,
+}
+
+impl Mounting {
+    /// As the mount wants it.
+    pub fn options(&self, dir: &std::path::Path) -> MountOptions {
+        MountOptions {
+            dir: dir.to_path_buf(),
+            spin: Duration::from_micros(self.fuse_spin_us),
+            allow_other: !self.private && rustix::process::geteuid().is_root(),
+        }
+    }
+}
+
+/// Start an embedded cluster and mount it, all in one process; Ctrl-C or SIGTERM ends it in order.
+#[derive(Args, Debug)]
+pub struct Up {
+    #[command(flatten)]
+    storage: Storage,
+    /// Mount point; must exist
+    #[arg(long, value_name = "DIR")]
+    mount: PathBuf,
+    /// Also listen for `amphi status` on this address: unix:PATH or tcp:HOST:PORT
+    #[arg(long, value_name = "ADDR")]
+    listen: Vec<String>,
+    #[command(flatten)]
+    mounting: Mounting,
+}
+
+impl Up {
+    /// Runs until a signal or an unmount ends it.
+    pub fn run(self) -> Outcome {
+        let mut config = self.storage.config()?;
+        config.listen = self.listen.clone();
+        process::check_mount_point(&self.mount)?;
+        let client = process::client_config(self.mounting.cache, &self.mounting.set)?;
+        let stop = Stop::on_signals()?;
+        let running = process::start_cluster(config, self.storage.workers(), client, stop.also())?;
+        let session = match process::mount(running.client.clone(), &self.mounting.options(&self.mount), stop.also()) {
+            Ok(session) => session,
+            Err(e) => {
+                let _ = running.stop();
+                return Err(e);
+            }
+        };
+        println!("ready {}", session.mount_point().display());
+        stop.wait();
+        process::unmount(&session, &running.client);
+        running.stop()
+    }
+}

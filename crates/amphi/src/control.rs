@@ -1,0 +1,107 @@
+//! Talking to a mount: hidden extended attributes of its root, so that no further socket or file is needed.
+//!
+//! The client core defines them (docs/OPERATIONS.md lists them); only root and the owner of the mount process
+//! may use them.
+
+use crate::failure::{Failure, Outcome};
+use rustix::fs::{XattrFlags, getxattr, setxattr};
+use rustix::io::Errno;
+use std::path::{Path, PathBuf};
+
+/// Mount points of AmphiFS on this machine, from the kernel's table of mounts.
+pub fn mounts() -> Vec<PathBuf> {
+    let table = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    table
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.split(' ');
+            let (_, dir, kind) = (fields.next()?, fields.next()?, fields.next()?);
+            (kind == "fuse.amphi").then(|| PathBuf::from(unescape(dir)))
+        })
+        .collect()
+}
+
+/// The kernel writes blanks and backslashes of mount points as `\040`, `\134` ...
+fn unescape(field: &str) -> String {
+    let bytes = field.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut i = 0;
+    while i < bytes.len() {
+        let octal = bytes.get(i + 1..i + 4).and_then(|d| u8::from_str_radix(std::str::from_utf8(d).ok()?, 8).ok());
+        match (bytes[i], octal) {
+            (b'\\', Some(byte)) => {
+                out.push(byte);
+                i += 4;
+            }
+            (byte, _) => {
+                out.push(byte);
+                i += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// The mount that was named, or the only one there is.
+pub fn find_mount(named: Option<PathBuf>) -> Outcome<PathBuf> {
+    if let Some(path) = named {
+        return Ok(path);
+    }
+    let mut all = mounts();
+    match all.len() {
+        1 => Ok(all.remove(0)),
+        0 => Err(Failure::refused("no AmphiFS is mounted here; start one with: amphi up --data DIR --mount DIR")),
+        n => {
+            let list: Vec<String> = all.iter().map(|p| p.display().to_string()).collect();
+            Err(Failure::refused(format!("{n} AmphiFS mounts here, name one of: {}", list.join(" "))))
+        }
+    }
+}
+
+fn explain(path: &Path, what: &str, e: Errno) -> Failure {
+    match e {
+        Errno::NOENT => Failure::refused(format!("{}: no such file or directory", path.display())),
+        Errno::OPNOTSUPP | Errno::NODATA | Errno::NOSYS => {
+            Failure::refused(format!("{}: is not on an AmphiFS mount", path.display()))
+        }
+        Errno::PERM | Errno::ACCESS => Failure::refused(format!(
+            "{}: {what} is for root, the owner of the mount and, for their own files, their owners",
+            path.display()
+        )),
+        Errno::NOTCONN => Failure::broken(format!("{}: the mount's process has died; unmount it", path.display())),
+        e => Failure::broken(format!("{}: {what}: {e}", path.display())),
+    }
+}
+
+/// Reads a control attribute of `path`.
+pub fn read(path: &Path, name: &str) -> Outcome<String> {
+    let mut buf = vec![0u8; 65_536];
+    match getxattr(path, name, &mut buf[..]) {
+        Ok(n) => {
+            buf.truncate(n);
+            Ok(String::from_utf8_lossy(&buf).into_owned())
+        }
+        Err(e) => Err(explain(path, name, e)),
+    }
+}
+
+/// Writes a control attribute of `path`. `bad_value` is said when the value is refused.
+pub fn write(path: &Path, name: &str, value: &str, bad_value: impl FnOnce() -> String) -> Outcome {
+    match setxattr(path, name, value.as_bytes(), XattrFlags::empty()) {
+        Ok(()) => Ok(()),
+        Err(Errno::INVAL | Errno::RANGE) => Err(Failure::refused(bad_value())),
+        Err(e) => Err(explain(path, name, e)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: mount points with blanks are found. Method: the kernel's escapes.
+    #[test]
+    fn kernel_escapes() {
+        assert_eq!(unescape("/a\\040b\\134c"), "/a b\\c");
+        assert_eq!(unescape("/plain\\"), "/plain\\");
+    }
+}

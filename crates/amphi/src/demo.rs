@@ -1,0 +1,128 @@
+//! `amphi demo`: the main job on real input, from nothing to nothing left running.
+//!
+//! Owns the order of the steps and what is said about them; the steps are in `demo/`. Everything goes through
+//! the program's own front end: a child process `amphi up` and the mount it makes.
+
+mod cluster;
+mod picture;
+mod real;
+mod table;
+pub mod tree;
+
+use crate::failure::{Failure, Outcome};
+use clap::Args;
+use cluster::Cluster;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Start a cluster, run real programs on it, measure, stop, start again, compare; under 5 minutes.
+#[derive(Args, Debug)]
+pub struct Demo {
+    /// Folder to work in; it must not exist yet
+    #[arg(long, default_value = "demo-out")]
+    dir: PathBuf,
+    /// Client cache; the streamed file has twice this size
+    #[arg(long, default_value = "64M", value_parser = crate::size::parse)]
+    cache: u64,
+    /// Least number of files of the source tree
+    #[arg(long, default_value_t = 10_000)]
+    files: usize,
+    /// Keep the folder with the cluster's data; otherwise only the picture and the table stay
+    #[arg(long)]
+    keep: bool,
+}
+
+/// A progress bar with the step's name in front.
+fn bar(what: &str, len: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("  {msg:<34} [{bar:30}] {pos}/{len} {elapsed}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .progress_chars("=> ");
+    ProgressBar::new(len).with_style(style).with_message(what.to_string())
+}
+
+/// Prints a finished step with its time.
+fn done(what: &str, since: Instant) {
+    println!("  {what:<60} {:>7.1} s", since.elapsed().as_secs_f64());
+}
+
+impl Demo {
+    /// Runs every step; stops at the first that fails, with nothing left running.
+    pub fn run(self) -> Outcome {
+        if self.dir.exists() {
+            return Err(Failure::refused(format!(
+                "{}: exists already; remove it or name another folder with --dir",
+                self.dir.display()
+            )));
+        }
+        let start = Instant::now();
+        let (data, mount) = (self.dir.join("data"), self.dir.join("mount"));
+        for d in [&data, &mount] {
+            std::fs::create_dir_all(d).map_err(|e| Failure::broken(format!("cannot make {}: {e}", d.display())))?;
+        }
+        let outcome = self.steps(&data, &mount);
+        if !self.keep {
+            for d in [&data, &mount, &self.dir.join("raw")] {
+                let _ = std::fs::remove_dir_all(d);
+            }
+        }
+        outcome?;
+        println!("\nAll compared equal, nothing is left running. {:.0} s in all.", start.elapsed().as_secs_f64());
+        println!(
+            "Table: {}   Picture: {}",
+            self.dir.join("table.txt").display(),
+            self.dir.join("stream.svg").display()
+        );
+        Ok(())
+    }
+
+    fn steps(&self, data: &std::path::Path, mount: &std::path::Path) -> Outcome {
+        println!("1. An embedded cluster: amphi up --data {} --mount {}", data.display(), mount.display());
+        let t = Instant::now();
+        let cluster = Cluster::up(data, mount, self.cache)?;
+        done("ready", t);
+
+        println!("2. A real source tree");
+        let source = tree::choose(self.files)?;
+        let t = Instant::now();
+        let copy = mount.join("tree");
+        tree::copy(&source, &copy)?;
+        done(&format!("{} files, {} copied", source.files.len(), crate::size::show(source.bytes)), t);
+        let t = Instant::now();
+        tree::compare(&source, &copy)?;
+        done("compared byte for byte", t);
+
+        println!("3. Real programs on it");
+        real::run(mount)?;
+
+        println!(
+            "4. Streams of {} through a cache of {}",
+            crate::size::show(2 * self.cache),
+            crate::size::show(self.cache)
+        );
+        let rows = table::measure(mount, &self.dir.join("raw"), 2 * self.cache)?;
+        let text = table::render(&rows);
+        print!("{text}");
+        std::fs::write(self.dir.join("table.txt"), &text)
+            .map_err(|e| Failure::broken(format!("cannot write the table: {e}")))?;
+        picture::draw(&rows, &self.dir.join("stream.svg"))?;
+
+        println!("5. Stop, start again on the same folder");
+        let t = Instant::now();
+        cluster.stop()?;
+        done("stopped", t);
+        let t = Instant::now();
+        let cluster = Cluster::up(data, mount, self.cache)?;
+        done("ready", t);
+        let t = Instant::now();
+        tree::compare(&source, &copy)?;
+        done("compared byte for byte again", t);
+        let t = Instant::now();
+        let listed = tree::list(&copy)?;
+        done(&format!("{listed} entries listed"), t);
+        let t = Instant::now();
+        tree::delete(&copy)?;
+        done("deleted", t);
+        cluster.stop()
+    }
+}

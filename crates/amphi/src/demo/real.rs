@@ -1,0 +1,88 @@
+//! Real programs on the mount: git, SQLite, the Rust compiler and the program it makes.
+
+use super::done;
+use crate::failure::{Failure, Outcome};
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+/// Runs a shell script in `dir`; its output is shown only if it fails.
+fn shell(dir: &Path, what: &str, script: &str) -> Outcome<String> {
+    let t = Instant::now();
+    let out = Command::new("bash")
+        .args(["-euo", "pipefail", "-c", script])
+        .current_dir(dir)
+        .output()
+        .map_err(|e| Failure::broken(format!("cannot run bash: {e}")))?;
+    if !out.status.success() {
+        let (o, e) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+        return Err(Failure::broken(format!("{what} failed ({}):\n{o}{e}", out.status)));
+    }
+    done(what, t);
+    Ok(String::from_utf8_lossy(&out.stdout).trim().to_string())
+}
+
+const GIT: &str = r#"
+cd tree
+git init -q .
+git -c core.fsync=none add -A 2>/dev/null
+git -c user.name=demo -c user.email=demo@localhost commit -q -m "the tree"
+git fsck --full --strict >/dev/null 2>&1 || git fsck --full >/dev/null
+git status --porcelain | wc -l | grep -qx '0'
+cd ..
+git clone -q --no-hardlinks tree clone
+diff -r --exclude=.git tree clone
+rm -rf clone tree/.git
+"#;
+
+const SQLITE: &str = r#"
+sqlite3 demo.db "PRAGMA journal_mode=WAL; CREATE TABLE t(id INTEGER PRIMARY KEY, x INTEGER, s TEXT);
+WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i<100000)
+INSERT INTO t SELECT i, i*i % 9973, hex(i*7919) FROM n; CREATE INDEX ix ON t(x);" >/dev/null
+sqlite3 demo.db "UPDATE t SET x = x + 1 WHERE id % 3 = 0; DELETE FROM t WHERE id % 5 = 0; VACUUM;"
+test "$(sqlite3 demo.db 'PRAGMA integrity_check;')" = ok
+test "$(sqlite3 demo.db 'SELECT count(*) FROM t;')" = 80000
+"#;
+
+const BUILD: &str = r#"
+mkdir build && cd build
+cat > words.c <<'C'
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+int main(int argc, char **argv) {
+    size_t lines = 0, bytes = 0;
+    static char buffer[1 << 16];
+    for (int i = 1; i < argc; i++) {
+        FILE *f = fopen(argv[i], "rb");
+        if (!f) { perror(argv[i]); return 1; }
+        size_t n;
+        while ((n = fread(buffer, 1, sizeof buffer, f)) > 0) {
+            bytes += n;
+            for (size_t k = 0; k < n; k++) lines += buffer[k] == '\n';
+        }
+        fclose(f);
+    }
+    printf("%zu %zu\n", lines, bytes);
+    return 0;
+}
+C
+printf 'words: words.o\n\tgcc -o $@ $<\nwords.o: words.c\n\tgcc -O2 -c -o $@ $<\n' > Makefile
+make -s
+find ../tree -name '*.rs' -o -name '*.h' | head -500 > list
+test "$(./words $(cat list))" = "$(cat $(cat list) | wc -lc | awk '{print $1, $2}')"
+if command -v cargo >/dev/null; then
+  cargo new --quiet --vcs none hello 2>/dev/null && cd hello
+  printf 'fn main() { println!("{}", (1..=20u64).product::<u64>()); }\n' > src/main.rs
+  cargo build --quiet --offline --release 2>/dev/null
+  test "$(target/release/hello)" = 2432902008176640000
+fi
+"#;
+
+/// Runs all three on `mount`, which holds the tree in `tree/`.
+pub fn run(mount: &Path) -> Outcome {
+    shell(mount, "git: init, add, commit, fsck, clone, diff", GIT)?;
+    shell(mount, "SQLite: 100,000 rows in WAL mode, index, vacuum, check", SQLITE)?;
+    shell(mount, "C and Rust programs built and run from the mount", BUILD)?;
+    Ok(())
+}

@@ -1,0 +1,48 @@
+//! How a command fails: one clear line for people and an exit code.
+//!
+//! Code 2: the request or its surroundings are wrong (bad value, missing mount point, wrong version, locked
+//! folder); nothing was changed. Code 1: something failed while working.
+
+use std::fmt;
+
+/// A failed command.
+#[derive(Debug)]
+pub struct Failure {
+    /// Exit code.
+    pub code: u8,
+    /// What happened, to what, and what to do.
+    pub text: String,
+}
+
+impl Failure {
+    /// The request or its surroundings are wrong.
+    pub fn refused(text: impl Into<String>) -> Failure {
+        Failure { code: 2, text: text.into() }
+    }
+
+    /// Something failed while working.
+    pub fn broken(text: impl Into<String>) -> Failure {
+        Failure { code: 1, text: text.into() }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// Outcome of a command.
+pub type Outcome<T = ()> = Result<T, Failure>;
+
+/// Adds what was being done to an I/O error, as code 1.
+pub trait During<T> {
+    /// `what` is a phrase such as `read /x/y`.
+    fn during(self, what: impl FnOnce() -> String) -> Outcome<T>;
+}
+
+impl<T, E: fmt::Display> During<T> for Result<T, E> {
+    fn during(self, what: impl FnOnce() -> String) -> Outcome<T> {
+        self.map_err(|e| Failure::broken(format!("cannot {}: {e}", what())))
+    }
+}

@@ -1,0 +1,285 @@
+//! The parts of a process: clock, session, signals, a served mount, an embedded cluster.
+//!
+//! Owns: which thread runs what and the order in which things come up and go down. Does not own: what they do.
+//! An embedded cluster runs the client's I/O half on worker 0's own thread, so a miss costs one hop there and back.
+
+use crate::failure::{During, Failure, Outcome};
+use amphi_client::{Client, ClientConfig, Clock, IoHalf, Way};
+use amphi_env::{Env, RealEnv, Time};
+use amphi_fuse::{ClientFs, MountError, Session, SessionConfig};
+use amphi_sched::WorkerConfig;
+use amphi_server::{ServerConfig, ServerError, ServerErrorKind, run_threads};
+use amphi_transport::{ClusterKey, LinkConfig, Timeouts};
+use amphi_types::{SessionId, Timespec};
+use amphi_wire::Role;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// The machine's clocks.
+struct Machine;
+
+impl Clock for Machine {
+    fn now_ns(&self) -> u64 {
+        let Time(ns) = amphi_env::real::monotonic();
+        ns
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "the production clock")]
+    fn wall(&self) -> Timespec {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Timespec::from_ns(since.as_nanos() as u64)
+    }
+}
+
+/// How this process' client is configured.
+pub fn client_config(cache: Option<u64>, tunables: &[String]) -> Outcome<ClientConfig> {
+    let mut config = ClientConfig::new(Arc::new(Machine));
+    config.cache_bytes = cache;
+    config.read_text = Some(Arc::new(|path| std::fs::read_to_string(path).ok()));
+    config.owner_uid = rustix::process::geteuid().as_raw();
+    for t in tunables {
+        let Some((name, value)) = t.split_once('=') else {
+            return Err(Failure::refused(format!("--set '{t}' must be NAME=VALUE")));
+        };
+        Client::check_tunable(name, value).map_err(|e| Failure::refused(format!("--set {t}: {e}")))?;
+        config.tunables.push((name.into(), value.into()));
+    }
+    Ok(config)
+}
+
+/// `host:pid`, by which people and other processes of this host know a session's holder.
+pub fn holder_name() -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("{host}:{}", std::process::id())
+}
+
+/// Whether the process that holds a session, by its `host:pid`, ran on this host and has ended.
+fn holder_gone(name: &str) -> bool {
+    let here = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    match name.rsplit_once(':') {
+        Some((host, pid)) if host == here => !Path::new(&format!("/proc/{pid}")).exists(),
+        _ => false,
+    }
+}
+
+/// A random session id.
+fn session_id() -> Outcome<SessionId> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).during(|| "get random bytes".into())?;
+    Ok(SessionId(u64::from_ne_bytes(bytes)))
+}
+
+/// A link to a server, as a mount or as an asker.
+pub fn link_config(addrs: Vec<String>, role: Role, key: Option<ClusterKey>) -> Outcome<LinkConfig> {
+    Ok(LinkConfig { addrs, session: session_id()?, role, name: holder_name(), key, timeouts: Timeouts::default() })
+}
+
+/// Reads a cluster key.
+pub fn read_key(path: Option<&Path>) -> Outcome<Option<Vec<u8>>> {
+    path.map(|p| std::fs::read(p).map_err(|e| Failure::refused(format!("cluster key {}: {e}", p.display()))))
+        .transpose()
+}
+
+/// A failed start of a server: the surroundings are wrong unless a disk failed.
+pub fn server_failure(e: ServerError) -> Failure {
+    match e.kind {
+        ServerErrorKind::Disk => Failure::broken(e.line),
+        _ => Failure::refused(e.line),
+    }
+}
+
+/// Adds what every server of this binary has.
+pub fn complete(config: &mut ServerConfig) {
+    config.holder_gone = Arc::new(holder_gone);
+}
+
+/// Waits for SIGINT or SIGTERM, or until `also` says that there is nothing left to wait for.
+pub struct Stop {
+    receiver: mpsc::Receiver<()>,
+    sender: mpsc::Sender<()>,
+}
+
+impl Stop {
+    /// Takes over the signals. A second signal ends the process at once.
+    #[expect(clippy::disallowed_methods, reason = "the thread that waits for signals")]
+    pub fn on_signals() -> Outcome<Stop> {
+        let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM]).during(|| "handle signals".into())?;
+        let (sender, receiver) = mpsc::channel();
+        let signalled = sender.clone();
+        std::thread::spawn(move || {
+            for (n, _) in signals.forever().enumerate() {
+                if n > 0 {
+                    eprintln!("amphi: stopped at once by a second signal; unsynced writes may be lost");
+                    std::process::exit(1);
+                }
+                let _ = signalled.send(());
+            }
+        });
+        Ok(Stop { receiver, sender })
+    }
+
+    /// Something else that ends the wait: send to it.
+    pub fn also(&self) -> mpsc::Sender<()> {
+        self.sender.clone()
+    }
+
+    /// Blocks until then.
+    pub fn wait(&self) {
+        let _ = self.receiver.recv();
+    }
+}
+
+/// A client whose I/O half runs on a thread of this process.
+pub struct Running {
+    /// The client.
+    pub client: Client,
+    thread: JoinHandle<Outcome>,
+}
+
+impl Running {
+    /// Writes everything back, ends session, server and threads.
+    pub fn stop(self) -> Outcome {
+        self.client.shutdown();
+        self.join()
+    }
+
+    /// Waits for the thread to end by itself.
+    pub fn join(self) -> Outcome {
+        self.thread.join().unwrap_or_else(|_| Err(Failure::broken("a worker thread panicked; its message is above")))
+    }
+}
+
+/// Starts a server with a client in it. Returns when the server serves; `ended` is told when it has ended.
+#[expect(clippy::disallowed_methods, reason = "the thread that waits for the workers")]
+pub fn start_cluster(
+    mut server: ServerConfig,
+    workers: WorkerConfig,
+    client: ClientConfig,
+    ended: mpsc::Sender<()>,
+) -> Outcome<Running> {
+    complete(&mut server);
+    let (client, half) = Client::new(client);
+    let config = link_config(Vec::new(), Role::Mount, None)?;
+    let (up, is_up) = mpsc::channel::<()>();
+    let thread = std::thread::spawn(move || {
+        let result = run_threads(server, workers, move |env: RealEnv, server| {
+            Box::pin(async move {
+                let _ = up.send(());
+                half.run(env, config, Way::Local(server.dialer())).await
+            })
+        });
+        let _ = ended.send(());
+        result.map_err(server_failure)?.during(|| "run the client".into())
+    });
+    let running = Running { client, thread };
+    match is_up.recv() {
+        Ok(()) => Ok(running),
+        Err(_) => match running.join() {
+            Err(e) => Err(e),
+            Ok(()) => Err(Failure::broken("the server ended while it started")),
+        },
+    }
+}
+
+/// Starts a client of a server elsewhere. Returns when it is connected.
+#[expect(clippy::disallowed_methods, reason = "the thread of the client's I/O half")]
+pub fn start_client(
+    addrs: Vec<String>,
+    key: Option<ClusterKey>,
+    spin: Duration,
+    config: ClientConfig,
+    ended: mpsc::Sender<()>,
+) -> Outcome<Running> {
+    let (client, half) = Client::new(config);
+    let link = link_config(addrs.clone(), Role::Mount, key)?;
+    let thread = std::thread::spawn(move || {
+        let result = RealEnv::run(spin, move |env: RealEnv| connect_and_run(env, half, link));
+        let _ = ended.send(());
+        result.map_err(|e| Failure::refused(format!("{}: {e}", addrs.join(", "))))
+    });
+    let running = Running { client, thread };
+    // The first answer says that the session is accepted; a refusal ends the thread.
+    match running.client.statfs(&amphi_client::Ctx::root()).wait(None) {
+        Ok(_) => Ok(running),
+        Err(e) => match running.join() {
+            Err(refused) => Err(refused),
+            Ok(()) => Err(Failure::broken(format!("the server did not answer: {e}"))),
+        },
+    }
+}
+
+async fn connect_and_run<E: Env>(env: E, half: IoHalf, link: LinkConfig) -> std::io::Result<()> {
+    half.run(env, link, Way::Addresses).await
+}
+
+/// Options of a FUSE mount.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// Where.
+    pub dir: PathBuf,
+    /// Polling of `/dev/fuse` before a reader sleeps.
+    pub spin: Duration,
+    /// Other users may use the mount.
+    pub allow_other: bool,
+}
+
+/// Mounts `client`. `ended` is told when the mount ends, also by `umount`.
+#[expect(clippy::disallowed_methods, reason = "the thread that waits for the end of the mount")]
+pub fn mount(client: Client, options: &MountOptions, ended: mpsc::Sender<()>) -> Outcome<Arc<Session>> {
+    let config = SessionConfig {
+        allow_other: options.allow_other,
+        default_permissions: true,
+        spin: options.spin,
+        ..SessionConfig::default()
+    };
+    let session = Session::mount(Arc::new(ClientFs::new(client)), &options.dir, config).map_err(mount_failure)?;
+    let session = Arc::new(session);
+    let waited = session.clone();
+    std::thread::spawn(move || {
+        waited.wait();
+        let _ = ended.send(());
+    });
+    Ok(session)
+}
+
+fn mount_failure(e: MountError) -> Failure {
+    match e {
+        MountError::Init(_) | MountError::Threads(_) => Failure::broken(e.to_string()),
+        _ => Failure::refused(e.to_string()),
+    }
+}
+
+/// Checks a mount point before anything is started for it.
+pub fn check_mount_point(dir: &Path) -> Outcome {
+    let meta = std::fs::symlink_metadata(dir).and_then(|_| std::fs::metadata(dir));
+    match meta {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            Err(Failure::refused(format!("mount point {} does not exist; make it first: mkdir {0}", dir.display())))
+        }
+        // A dead mount of ours is cleared by mounting; anything else is said by the mount itself.
+        Err(_) => Ok(()),
+        Ok(m) if !m.is_dir() => Err(Failure::refused(format!("mount point {} is not a directory", dir.display()))),
+        Ok(_) if crate::control::mounts().contains(&std::fs::canonicalize(dir).unwrap_or_default()) => {
+            Err(Failure::refused(format!("mount point {} is busy: an AmphiFS is mounted there already", dir.display())))
+        }
+        Ok(_) => Ok(()),
+    }
+}
+
+/// Takes a mount away: in order if nobody uses it, otherwise detached after everything was written back.
+pub fn unmount(session: &Session, client: &Client) {
+    let unmounter = session.unmounter();
+    if unmounter.unmount().is_err() {
+        if let Err(e) = client.sync_all(&amphi_client::Ctx::root()).wait(None) {
+            tracing::error!("writing back before unmounting: {e}");
+        }
+        tracing::warn!(
+            "{} is in use; programs that have files open there get errors from now on",
+            session.mount_point().display()
+        );
+        unmounter.unmount_by_force();
+    }
+}

@@ -1,0 +1,166 @@
+//! kill -9 of the server under load; two processes, Unix socket.
+
+use crate::harness::{Daemon, Place, is_mounted, pattern};
+use rustix::fs::{Mode, OFlags, fsync, open};
+use rustix::io::pwrite;
+use std::fs;
+
+fn server(place: &Place) -> Daemon {
+    let (data, addr) = (place.text("data"), format!("unix:{}", place.text("sock")));
+    Daemon::start(&["server", "--data", &data, "--listen", &addr, "--zone-size", "512M"])
+}
+
+fn mount(place: &Place) -> Daemon {
+    let (addr, dir) = (format!("unix:{}", place.text("sock")), place.text("mount"));
+    Daemon::start(&["mount", "--cluster", &addr, &dir])
+}
+
+/// Goal: Promise S9, S12: a server killed while programs write and make files loses nothing that was
+/// acknowledged, the programs' calls wait and go on, nothing is done twice. Method: one thread makes, renames,
+/// appends with fsync and removes; the server is killed and restarted several times meanwhile; then everything is
+/// compared with what the thread knows.
+#[test]
+fn a_killed_server_loses_nothing() {
+    let place = Place::new();
+    let mut srv = server(&place);
+    let mnt = mount(&place);
+    let m = place.mount();
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let dir = m.clone();
+    let worker = std::thread::spawn(move || {
+        let log = open(dir.join("log"), OFlags::CREATE | OFlags::WRONLY | OFlags::APPEND, Mode::from_raw_mode(0o644))
+            .expect("open");
+        let mut n = 0u64;
+        while stopped.try_recv().is_err() {
+            let d = dir.join(format!("d{}", n % 17));
+            match fs::create_dir(&d) {
+                Ok(()) => {}
+                Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::AlreadyExists, "mkdir: {e}"),
+            }
+            fs::write(d.join("new"), pattern(n, 5000)).expect("write");
+            fs::rename(d.join("new"), d.join(format!("f{n}"))).expect("rename");
+            fs::hard_link(d.join(format!("f{n}")), dir.join(format!("hard{n}"))).expect("link");
+            if n >= 10 {
+                fs::remove_file(dir.join(format!("hard{}", n - 10))).expect("each name is removed once");
+            }
+            assert_eq!(rustix::io::write(&log, &n.to_le_bytes()).expect("append"), 8);
+            fsync(&log).expect("fsync");
+            n += 1;
+        }
+        n
+    });
+    for _ in 0..4 {
+        let before = fs::metadata(m.join("log")).map(|f| f.len()).unwrap_or(0);
+        while fs::metadata(m.join("log")).map(|f| f.len()).unwrap_or(0) < before + 80 {
+            std::thread::yield_now();
+        }
+        srv.kill();
+        srv = server(&place);
+    }
+    stop.send(()).expect("worker runs");
+    let n = worker.join().expect("no call failed");
+    check(&m, n);
+    mnt.stop();
+    assert!(!is_mounted(&m));
+    srv.stop();
+    place.fsck();
+    let srv = server(&place);
+    let mnt = mount(&place);
+    check(&m, n);
+    mnt.stop();
+    srv.stop();
+}
+
+fn check(m: &std::path::Path, n: u64) {
+    let log = fs::read(m.join("log")).expect("read");
+    let want: Vec<u8> = (0..n).flat_map(|i| i.to_le_bytes()).collect();
+    assert!(log == want, "the log has {} of {} bytes or other ones", log.len(), want.len());
+    for i in 0..n {
+        let f = m.join(format!("d{}/f{i}", i % 17));
+        assert!(fs::read(&f).expect("file is there") == pattern(i, 5000), "{}", f.display());
+        assert_eq!(m.join(format!("hard{i}")).exists(), i + 10 >= n, "hard{i}");
+    }
+}
+
+/// Goal: Promise S10, S11: after kill -9 of the mount process what was fsynced is there, a new mount is let in,
+/// and the zones are sound.
+#[test]
+fn a_killed_mount_keeps_what_was_synced() {
+    let place = Place::new();
+    let srv = server(&place);
+    let mnt = mount(&place);
+    let m = place.mount();
+    let bytes = pattern(3, 7 << 20);
+    let f = open(m.join("synced"), OFlags::CREATE | OFlags::RDWR, Mode::from_raw_mode(0o644)).expect("open");
+    let mut done = 0;
+    while done < bytes.len() {
+        done += pwrite(&f, &bytes[done..], done as u64).expect("write");
+    }
+    fsync(&f).expect("fsync");
+    fs::remove_file(m.join("synced")).ok();
+    let g = open(m.join("kept"), OFlags::CREATE | OFlags::RDWR, Mode::from_raw_mode(0o644)).expect("open");
+    done = 0;
+    while done < bytes.len() {
+        done += pwrite(&g, &bytes[done..], done as u64).expect("write");
+    }
+    fsync(&g).expect("fsync");
+    mnt.kill();
+    drop((f, g));
+    let _ = rustix::mount::unmount(&m, rustix::mount::UnmountFlags::DETACH);
+    let mnt = mount(&place);
+    assert!(fs::read(m.join("kept")).expect("read") == bytes);
+    assert!(!m.join("synced").exists());
+    mnt.stop();
+    srv.stop();
+    place.fsck();
+}
+
+/// Goal: Promise S12: while a mount is up a second one is refused and names the holder. Method: two mounts.
+#[test]
+fn a_second_mount_is_refused() {
+    let place = Place::new();
+    let srv = server(&place);
+    let mut mnt = mount(&place);
+    fs::create_dir(place.path("second")).expect("mkdir");
+    let addr = format!("unix:{}", place.text("sock"));
+    let out = crate::harness::run(&["mount", "--cluster", &addr, &place.text("second")]);
+    let err = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(2), "{err}");
+    assert!(err.contains(&mnt.pid().to_string()), "names the holder: {err}");
+    let status = crate::harness::run(&["status", "--cluster", &addr]);
+    let text = String::from_utf8_lossy(&status.stdout).into_owned();
+    assert!(status.status.success() && text.contains("target"), "{text}");
+    mnt.stop();
+    srv.stop();
+}
+
+/// Goal: Promise S6 over a crash: a file unlinked while open survives a restart of the server.
+#[test]
+fn an_unlinked_open_file_survives_a_server_crash() {
+    let place = Place::new();
+    let srv = server(&place);
+    let mnt = mount(&place);
+    let path = place.mount().join("f");
+    let f = open(&path, OFlags::CREATE | OFlags::RDWR, Mode::from_raw_mode(0o644)).expect("open");
+    let bytes = pattern(11, 300_000);
+    assert_eq!(pwrite(&f, &bytes, 0).expect("write"), bytes.len());
+    fsync(&f).expect("fsync");
+    fs::remove_file(&path).expect("unlink");
+    srv.kill();
+    let srv = server(&place);
+    let mut back = vec![0; bytes.len()];
+    let fd = std::os::fd::OwnedFd::from(f);
+    let mut done = 0;
+    while done < back.len() {
+        let n = rustix::io::pread(&fd, &mut back[done..], done as u64).expect("read");
+        assert!(n > 0);
+        done += n;
+    }
+    assert!(back == bytes);
+    assert_eq!(pwrite(&fd, b"more", 300_000).expect("write"), 4);
+    fsync(&fd).expect("fsync");
+    drop(fd);
+    mnt.stop();
+    srv.stop();
+    place.fsck();
+}

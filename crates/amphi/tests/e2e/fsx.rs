@@ -1,0 +1,271 @@
+//! A random-operation tester in the manner of fsx: one file, every way to change and read it, against a byte
+//! vector.
+
+use crate::harness::{Daemon, Place, Random, pattern};
+use rustix::fs::{FallocateFlags, Mode, OFlags, copy_file_range, fallocate, fsync, ftruncate, open, stat};
+use rustix::io::{pread, pwrite};
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+/// Largest file size the tester uses: crosses the 4 MiB end of the first layout part.
+const MAX: u64 = 6 << 20;
+
+struct Tester {
+    path: std::path::PathBuf,
+    plain: OwnedFd,
+    direct: OwnedFd,
+    append: OwnedFd,
+    model: Vec<u8>,
+    random: Random,
+    log: Vec<String>,
+}
+
+fn aligned(len: usize) -> amphi_env::Buf {
+    amphi_env::Buf::zeroed(len)
+}
+
+impl Tester {
+    fn new(dir: &Path, seed: u64) -> Tester {
+        let path = dir.join(format!("fsx-{seed}"));
+        let flags = OFlags::RDWR | OFlags::CREATE;
+        let mode = Mode::from_raw_mode(0o644);
+        let plain = open(&path, flags, mode).expect("open");
+        let direct = open(&path, flags | OFlags::DIRECT, mode).expect("open O_DIRECT");
+        let append = open(&path, flags | OFlags::APPEND, mode).expect("open O_APPEND");
+        Tester { path, plain, direct, append, model: Vec::new(), random: Random::new(seed), log: Vec::new() }
+    }
+
+    fn offset_len(&mut self) -> (u64, usize) {
+        let len = match self.random.below(10) {
+            0..5 => 1 + self.random.below(9000),
+            5..8 => 1 + self.random.below(150_000),
+            8 => 4096 * (1 + self.random.below(64)),
+            _ => 1 + self.random.below(3 << 20),
+        };
+        let mut offset = self.random.below(MAX - len);
+        if self.random.below(3) == 0 {
+            offset &= !4095;
+        }
+        (offset, len as usize)
+    }
+
+    fn grow(&mut self, end: usize) {
+        if self.model.len() < end {
+            self.model.resize(end, 0);
+        }
+    }
+
+    fn step(&mut self) {
+        let (offset, len) = self.offset_len();
+        let at = offset as usize;
+        let op = self.random.below(100);
+        match op {
+            0..22 => {
+                self.log.push(format!("write {offset}+{len}"));
+                let bytes = pattern(self.random.below(u64::MAX), len);
+                write_all(&self.plain, &bytes, offset);
+                self.grow(at + len);
+                self.model[at..at + len].copy_from_slice(&bytes);
+            }
+            22..34 => {
+                self.log.push(format!("write direct {offset}+{len}"));
+                let mut buf = aligned(len);
+                buf.copy_from_slice(&pattern(self.random.below(u64::MAX), len));
+                write_all(&self.direct, &buf, offset);
+                self.grow(at + len);
+                self.model[at..at + len].copy_from_slice(&buf);
+            }
+            34..39 if self.model.len() + len < MAX as usize => {
+                self.log.push(format!("append {len}"));
+                let bytes = pattern(self.random.below(u64::MAX), len);
+                let n = rustix::io::write(&self.append, &bytes).expect("append");
+                assert_eq!(n, len, "append is whole");
+                self.model.extend_from_slice(&bytes);
+            }
+            34..56 => self.read(offset, len, false),
+            56..66 => self.read(offset, len, true),
+            66..72 => {
+                let size = self.random.below(MAX);
+                self.log.push(format!("truncate {size}"));
+                ftruncate(&self.plain, size).expect("truncate");
+                self.model.resize(size as usize, 0);
+            }
+            72..77 => {
+                self.log.push(format!("punch {offset}+{len}"));
+                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                fallocate(&self.plain, flags, offset, len as u64).expect("punch");
+                let end = (at + len).min(self.model.len());
+                if at < end {
+                    self.model[at..end].fill(0);
+                }
+            }
+            77..80 => {
+                self.log.push(format!("allocate {offset}+{len}"));
+                fallocate(&self.plain, FallocateFlags::empty(), offset, len as u64).expect("allocate");
+                self.grow(at + len);
+            }
+            80..83 => {
+                self.log.push(format!("zero {offset}+{len}"));
+                fallocate(&self.plain, FallocateFlags::ZERO_RANGE, offset, len as u64).expect("zero range");
+                self.grow(at + len);
+                self.model[at..at + len].fill(0);
+            }
+            83..88 => self.copy_range(offset, len),
+            88..94 => self.map(offset, len),
+            94..97 => {
+                self.log.push("fsync".into());
+                fsync(&self.plain).expect("fsync");
+            }
+            _ => {
+                self.log.push("stat".into());
+                let size = stat(&self.path).expect("stat").st_size as usize;
+                assert_eq!(size, self.model.len(), "size");
+            }
+        }
+    }
+
+    fn read(&mut self, offset: u64, len: usize, direct: bool) {
+        self.log.push(format!("read{} {offset}+{len}", if direct { " direct" } else { "" }));
+        let mut buf = aligned(len);
+        let mut got = 0;
+        while got < len {
+            let fd = if direct { &self.direct } else { &self.plain };
+            let n = pread(fd, &mut buf[got..], offset + got as u64).expect("read");
+            if n == 0 {
+                break;
+            }
+            got += n;
+        }
+        let at = (offset as usize).min(self.model.len());
+        let end = (offset as usize + len).min(self.model.len());
+        self.same(&buf[..got], at, end);
+    }
+
+    fn same(&self, got: &[u8], at: usize, end: usize) {
+        let want = &self.model[at..end];
+        assert_eq!(got.len(), want.len(), "length read; last: {:?}", self.log.last());
+        if let Some(i) = got.iter().zip(want).position(|(a, b)| a != b) {
+            let tail: Vec<_> = self.log.iter().rev().take(30).rev().collect();
+            panic!("byte {} is {} instead of {}; operations: {tail:#?}", at + i, got[i], want[i]);
+        }
+    }
+
+    fn copy_range(&mut self, offset: u64, len: usize) {
+        let to = self.random.below(MAX - len as u64);
+        let overlap = to < offset + len as u64 && offset < to + len as u64;
+        if overlap || offset as usize >= self.model.len() {
+            return;
+        }
+        self.log.push(format!("copy {offset}+{len} to {to}"));
+        let (mut from, mut into, mut left) = (offset, to, len);
+        while left > 0 {
+            let n = copy_file_range(&self.plain, Some(&mut from), &self.plain, Some(&mut into), left).expect("copy");
+            if n == 0 {
+                break;
+            }
+            left -= n;
+        }
+        let end = (offset as usize + len).min(self.model.len());
+        let bytes = self.model[offset as usize..end].to_vec();
+        assert_eq!(left, len - bytes.len(), "copied up to the end of the file");
+        self.grow(to as usize + bytes.len());
+        self.model[to as usize..to as usize + bytes.len()].copy_from_slice(&bytes);
+    }
+
+    /// Changes or reads through a shared mapping of whole pages inside the file.
+    fn map(&mut self, offset: u64, len: usize) {
+        let start = offset & !4095;
+        let end = (offset + len as u64).min(self.model.len() as u64);
+        if start >= end {
+            return;
+        }
+        self.log.push(format!("map {start}..{end}"));
+        let size = (end - start) as usize;
+        let write = self.random.below(2) == 0;
+        let prot = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a fresh mapping of `size` bytes inside the file, unmapped below and not used after.
+        unsafe {
+            let p = mmap(std::ptr::null_mut(), size, prot, MapFlags::SHARED, &self.plain, start).expect("mmap");
+            let bytes = std::slice::from_raw_parts_mut(p.cast::<u8>(), size);
+            if write {
+                let (a, seed) = (self.random.below(size as u64) as usize, self.random.below(u64::MAX));
+                let n = (1 + self.random.below(20_000) as usize).min(size - a);
+                bytes[a..a + n].copy_from_slice(&pattern(seed, n));
+                self.model[start as usize + a..start as usize + a + n].copy_from_slice(&pattern(seed, n));
+                msync(p, size, MsyncFlags::SYNC).expect("msync");
+            }
+            let copy = bytes.to_vec();
+            munmap(p, size).expect("munmap");
+            self.same(&copy, start as usize, end as usize);
+        }
+    }
+
+    fn verify(&mut self) {
+        let len = self.model.len();
+        if len > 0 {
+            self.read(0, len, false);
+            self.read(0, len, true);
+        }
+    }
+}
+
+fn write_all(fd: &OwnedFd, bytes: &[u8], offset: u64) {
+    let mut done = 0;
+    while done < bytes.len() {
+        done += pwrite(fd, &bytes[done..], offset + done as u64).expect("write");
+    }
+}
+
+fn rounds(place: &Place, seeds: std::ops::Range<u64>, steps: usize) {
+    for seed in seeds {
+        println!("fsx seed {seed}");
+        let mut tester = Tester::new(&place.mount(), seed);
+        for _ in 0..steps {
+            tester.step();
+        }
+        tester.verify();
+    }
+}
+
+/// Goal: Promise S1, S3, S4: whatever is done to a file in whichever mode, it reads as a byte vector does.
+/// Method: random operations with plain, O_DIRECT, appending and mapped access; verified again after a restart;
+/// the zones pass fsck.
+#[test]
+fn random_operations_agree_with_a_byte_vector() {
+    let place = Place::new();
+    let up = place.up(&["--cache", "8M"]);
+    rounds(&place, 0..3, 400);
+    let mut last = Tester::new(&place.mount(), 77);
+    for _ in 0..150 {
+        last.step();
+    }
+    last.verify();
+    let model = last.model.clone();
+    drop(last);
+    up.stop();
+    place.fsck();
+    let up = place.up(&[]);
+    assert_eq!(std::fs::read(place.mount().join("fsx-77")).expect("read") == model, true, "same after a restart");
+    up.stop();
+}
+
+/// Goal: Promise S3: a file forced to one mode and a mode changed in between read the same. Method: the tester
+/// under `user.amphi.mode` buffered, direct, auto in turn.
+#[test]
+fn modes_changed_between_operations_change_no_byte() {
+    let place = Place::new();
+    let up: Daemon = place.up(&["--cache", "8M"]);
+    let mut tester = Tester::new(&place.mount(), 5);
+    for round in 0..9 {
+        let mode = ["buffered", "direct", "auto"][round % 3];
+        rustix::fs::setxattr(&tester.path, "user.amphi.mode", mode.as_bytes(), rustix::fs::XattrFlags::empty())
+            .expect("set the mode");
+        for _ in 0..50 {
+            tester.step();
+        }
+        tester.verify();
+    }
+    up.stop();
+    place.fsck();
+}

@@ -1,0 +1,88 @@
+//! A full file system.
+
+use crate::harness::{Place, pattern, rerrno};
+use rustix::fs::{Mode, OFlags, fsync, open};
+use rustix::io::pwrite;
+use std::fs;
+
+const ENOSPC: i32 = 28;
+
+/// Goal: Promise S15: a full target says ENOSPC, what was there before is intact, deletes work and the space can
+/// be used again. Method: fill small zones with O_DIRECT files and with buffered files, compare, delete, refill.
+#[test]
+fn a_full_file_system_loses_nothing() {
+    let place = Place::new();
+    let up = place.up(&["--targets", "4", "--zone-size", "32M", "--log-size", "2M"]);
+    let m = place.mount();
+    let keep = pattern(1, 3 << 20);
+    fs::write(m.join("keep"), &keep).expect("write");
+    fsync(open(m.join("keep"), OFlags::RDONLY, Mode::empty()).expect("open")).expect("fsync");
+    for round in 0..2 {
+        let mut buf = amphi_env::Buf::zeroed(1 << 20);
+        buf.copy_from_slice(&pattern(round, 1 << 20));
+        let f = open(m.join("fill"), OFlags::CREATE | OFlags::WRONLY | OFlags::DIRECT, Mode::from_raw_mode(0o644))
+            .expect("open");
+        let mut written = 0u64;
+        let e = loop {
+            match pwrite(&f, &buf, written) {
+                Ok(n) => written += n as u64,
+                Err(e) => break e.raw_os_error(),
+            }
+            assert!(written < 256 << 20, "more than the zones hold");
+        };
+        assert_eq!(e, ENOSPC);
+        assert!(written > 20 << 20, "only {written} bytes fitted");
+        let back = fs::read(m.join("fill")).expect("read");
+        assert!(back.len() as u64 >= written, "size covers what was written");
+        for chunk in back[..written as usize].chunks(1 << 20) {
+            assert!(chunk == &buf[..chunk.len()], "bytes written before are intact");
+        }
+        assert!(fs::read(m.join("keep")).expect("read") == keep);
+        drop(f);
+        fs::remove_file(m.join("fill")).expect("deleting works on a full file system");
+    }
+    // Buffered: accepted writes that do not fit are reported by fsync.
+    let f = open(m.join("buffered"), OFlags::CREATE | OFlags::WRONLY, Mode::from_raw_mode(0o644)).expect("open");
+    let piece = pattern(5, 16 << 10);
+    let mut failed = None;
+    for i in 0..16_384u64 {
+        if let Err(e) = pwrite(&f, &piece, i * piece.len() as u64) {
+            failed = Some(e.raw_os_error());
+            break;
+        }
+        if i % 256 == 255
+            && let Err(e) = fsync(&f)
+        {
+            failed = Some(e.raw_os_error());
+            break;
+        }
+    }
+    assert_eq!(failed, Some(ENOSPC));
+    drop(f);
+    fs::remove_file(m.join("buffered")).expect("delete");
+    assert!(fs::read(m.join("keep")).expect("read") == keep);
+    let again = pattern(8, 4 << 20);
+    let path = m.join("again");
+    let mut tries = 0;
+    while let Err(e) = fs::write(&path, &again).and_then(|()| fs::File::open(&path)?.sync_all()) {
+        assert_eq!(e.raw_os_error(), Some(ENOSPC));
+        tries += 1;
+        assert!(tries < 1000, "space of deleted files never came back");
+    }
+    assert!(fs::read(&path).expect("read") == again);
+    up.stop();
+    place.fsck();
+}
+
+/// Goal: a write beyond the largest file is EFBIG, a negative or silly size EINVAL, and neither harms anything.
+#[test]
+fn silly_offsets() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    let f = open(place.mount().join("f"), OFlags::CREATE | OFlags::RDWR, Mode::from_raw_mode(0o644)).expect("open");
+    assert!([22, 27].contains(&rerrno(pwrite(&f, b"x", i64::MAX as u64))));
+    assert!([22, 27].contains(&rerrno(rustix::fs::ftruncate(&f, u64::MAX))));
+    pwrite(&f, b"fine", 0).expect("write");
+    up.stop();
+    place.fsck();
+}

@@ -1,0 +1,222 @@
+//! Types of the public interface: configuration, callers, flags, hints, results.
+//!
+//! Owns: plain data that front ends pass in and get back. Does not own: behaviour (`ops`).
+
+use amphi_types::{Attr, Cred, Ino, Kind, Timespec};
+use std::sync::Arc;
+
+use crate::OpenFile;
+
+/// Time for the half that has no environment. The same clock as the environment of the I/O half, so that the simulator
+/// rules both.
+pub trait Clock: Send + Sync + 'static {
+    /// Monotonic nanoseconds.
+    fn now_ns(&self) -> u64;
+    /// Wall-clock time for time stamps.
+    fn wall(&self) -> Timespec;
+}
+
+/// Reads a small text file such as `/proc/meminfo`; `None` if it cannot be read.
+pub type ReadText = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
+
+/// How a client is made.
+#[derive(Clone)]
+pub struct ClientConfig {
+    /// Bytes of the page cache; `None` takes 1/4 of the memory, at most half of the memory group's limit.
+    pub cache_bytes: Option<u64>,
+    /// Tunables to set at start: name or pattern, value.
+    pub tunables: Vec<(String, String)>,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// Reads `/proc/meminfo` and the memory group's files; without it there is no memory limit but `cache_bytes`.
+    pub read_text: Option<ReadText>,
+    /// User who may use the hidden control attributes beside the super-user: the owner of the mount process.
+    pub owner_uid: u32,
+}
+
+impl ClientConfig {
+    /// A configuration with defaults.
+    pub fn new(clock: Arc<dyn Clock>) -> ClientConfig {
+        ClientConfig { cache_bytes: None, tunables: Vec::new(), clock, read_text: None, owner_uid: 0 }
+    }
+}
+
+/// Who calls.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ctx {
+    /// Credentials, checked by the server.
+    pub cred: Cred,
+    /// Process of the caller.
+    pub pid: u32,
+    /// Thread of the caller: the stream of its requests.
+    pub tid: u32,
+}
+
+impl Ctx {
+    /// The super-user, thread 0.
+    pub fn root() -> Ctx {
+        Ctx::default()
+    }
+}
+
+/// How a file is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpenFlags {
+    /// For reading.
+    pub read: bool,
+    /// For writing.
+    pub write: bool,
+    /// Writes go to the end of the file.
+    pub append: bool,
+    /// `O_DIRECT`: nothing goes through the cache.
+    pub direct: bool,
+    /// `O_SYNC`: a write returns when data and attributes are on stable storage.
+    pub sync: bool,
+    /// `O_DSYNC`: a write returns when its data can be found on stable storage.
+    pub dsync: bool,
+    /// Length is cut to zero.
+    pub truncate: bool,
+    /// Fail if the name exists (only for create).
+    pub exclusive: bool,
+}
+
+impl OpenFlags {
+    /// Read only.
+    pub const READ: OpenFlags = OpenFlags {
+        read: true,
+        write: false,
+        append: false,
+        direct: false,
+        sync: false,
+        dsync: false,
+        truncate: false,
+        exclusive: false,
+    };
+    /// Write only.
+    pub const WRITE: OpenFlags = OpenFlags { read: false, write: true, ..OpenFlags::READ };
+    /// Both.
+    pub const READ_WRITE: OpenFlags = OpenFlags { write: true, ..OpenFlags::READ };
+
+    /// From the flags of Linux' open.
+    pub fn from_linux(flags: u32) -> OpenFlags {
+        // The one flag among these whose number depends on the architecture.
+        let o_direct = if cfg!(any(target_arch = "aarch64", target_arch = "arm")) { 0o200000 } else { 0o40000 };
+        let access = flags & 3;
+        OpenFlags {
+            read: access == 0 || access == 2,
+            write: access == 1 || access == 2,
+            append: flags & 0o2000 != 0,
+            direct: flags & o_direct != 0,
+            sync: flags & 0o4010000 == 0o4010000,
+            dsync: flags & 0o10000 != 0,
+            truncate: flags & 0o1000 != 0,
+            exclusive: flags & 0o200 != 0,
+        }
+    }
+}
+
+/// What a front end knows about a read or write beside its bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hints {
+    /// The application may go on with a further piece: this one is as large as the front end can carry.
+    pub may_continue: bool,
+    /// The page cache of the kernel writes mapped pages back.
+    pub write_back: bool,
+    /// Setuid and setgid have to be cleared, since the writer is unprivileged.
+    pub kill_suidgid: bool,
+    /// Do not go through the cache, whatever the mode of the open.
+    pub direct: bool,
+}
+
+/// A file that was created or found by create.
+#[derive(Debug)]
+pub struct Created {
+    /// Its attributes.
+    pub attr: Attr,
+    /// It, open.
+    pub file: Arc<OpenFile>,
+    /// Whether it is new.
+    pub created: bool,
+}
+
+/// An entry of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dirent {
+    /// Name, with `.` and `..`.
+    pub name: Vec<u8>,
+    /// Cookie to go on after this entry.
+    pub cookie: u64,
+    /// Inode.
+    pub ino: Ino,
+    /// Kind.
+    pub kind: Kind,
+    /// Attributes, if asked for and at hand; never for `.` and `..`.
+    pub attr: Option<Attr>,
+}
+
+/// Part of a directory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// In order of cookies.
+    pub entries: Vec<Dirent>,
+    /// Whether the directory ends after them.
+    pub end: bool,
+}
+
+/// Space of the file system.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StatFs {
+    /// Bytes per block.
+    pub block_size: u32,
+    /// Blocks.
+    pub blocks: u64,
+    /// Free blocks.
+    pub blocks_free: u64,
+    /// Inodes in use and free.
+    pub inodes: u64,
+    /// Inodes that still fit.
+    pub inodes_free: u64,
+    /// Longest name.
+    pub name_max: u32,
+    /// Id of the cluster.
+    pub cluster: u64,
+}
+
+/// What fallocate does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fallocate {
+    /// Reserves storage and extends the file.
+    Allocate,
+    /// Reserves storage, keeps the length.
+    KeepSize,
+    /// Frees storage; the bytes read as zeros.
+    PunchHole,
+    /// The bytes read as zeros; extends the file unless `keep_size`.
+    ZeroRange {
+        /// Keeps the length.
+        keep_size: bool,
+    },
+}
+
+impl Fallocate {
+    /// From the mode of Linux' fallocate; `None` for modes that are not supported.
+    pub fn from_linux(mode: u32) -> Option<Fallocate> {
+        match mode {
+            0 => Some(Fallocate::Allocate),
+            1 => Some(Fallocate::KeepSize),
+            3 => Some(Fallocate::PunchHole),
+            0x10 => Some(Fallocate::ZeroRange { keep_size: false }),
+            0x11 => Some(Fallocate::ZeroRange { keep_size: true }),
+            _ => None,
+        }
+    }
+}
+
+/// What lseek looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whence {
+    /// `SEEK_DATA`.
+    Data,
+    /// `SEEK_HOLE`.
+    Hole,
+}

@@ -1,0 +1,310 @@
+//! The page cache: units of 64 KiB with byte-exact valid and dirty ranges (FEATURES B1).
+//!
+//! Owns: cached bytes of all files, how much memory they take, eviction. Does not own: which bytes may be cached (locks,
+//! change log: its callers check under `Check`), sending (`writeback`).
+//!
+//! Invariants: in each unit dirty, flight and failed bytes are valid bytes; only units without such bytes are evicted;
+//! bytes that are not valid are never read. A unit's index entry in `File::dirty` is there exactly while it has dirty
+//! bytes, changed under the unit's shard lock. Order of locks: shard, then those of `File`.
+//!
+//! Sharded by 1 MiB of a file: a hit takes one shared lock, a tree lookup among about 1,000 units, one copy, and
+//! allocates nothing. Units grow from 4 KiB in powers of two, so a small file costs its size.
+
+pub(crate) mod drop;
+pub(crate) mod fill;
+pub(crate) mod limit;
+mod unit;
+
+#[cfg(test)]
+mod model;
+
+use crate::files::File;
+use amphi_types::ByteRange;
+use parking_lot::RwLock;
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use unit::Unit;
+
+/// Bytes per unit.
+pub(crate) const UNIT: u64 = 64 << 10;
+/// Units per chunk: a chunk lies in one shard.
+const CHUNK_UNITS: u64 = 16;
+const CHUNK: u64 = UNIT * CHUNK_UNITS;
+const SHARDS: usize = 64;
+/// Units one eviction step looks at in a shard.
+const EVICT_SCAN: usize = 128;
+
+type Key = (u64, u64);
+
+#[derive(Default)]
+struct Shard {
+    units: BTreeMap<Key, Unit>,
+    /// Where the clock hand stands.
+    hand: Key,
+}
+
+/// What became of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Put {
+    /// All bytes are in the cache.
+    Done {
+        /// A chunk that has become dirty as a whole.
+        full_chunk: Option<ByteRange>,
+    },
+    /// The check failed; bytes before this offset are in the cache.
+    Refused(u64),
+}
+
+/// The cache of a mount.
+pub(crate) struct PageCache {
+    shards: Vec<RwLock<Shard>>,
+    used: AtomicU64,
+    dirty: AtomicU64,
+    next_victim: AtomicUsize,
+    pub(crate) evicted_bytes: AtomicU64,
+    pub(crate) wasted_ahead_bytes: AtomicU64,
+    pub(crate) used_ahead_bytes: AtomicU64,
+}
+
+fn units(range: ByteRange) -> impl Iterator<Item = (u64, ByteRange)> {
+    let (first, last) = (range.start / UNIT, range.end.div_ceil(UNIT));
+    (first..if range.is_empty() { first } else { last })
+        .map(move |u| (u, ByteRange::at(u * UNIT, UNIT).intersect(&range)))
+}
+
+impl PageCache {
+    pub(crate) fn new() -> PageCache {
+        PageCache {
+            shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
+            used: AtomicU64::new(0),
+            dirty: AtomicU64::new(0),
+            next_victim: AtomicUsize::new(0),
+            evicted_bytes: AtomicU64::new(0),
+            wasted_ahead_bytes: AtomicU64::new(0),
+            used_ahead_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Memory of all units.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.used.load(Relaxed)
+    }
+
+    /// Dirty bytes, those under way included.
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.dirty.load(Relaxed)
+    }
+
+    fn shard(&self, ino: u64, unit: u64) -> &RwLock<Shard> {
+        let h = (ino ^ (unit / CHUNK_UNITS).rotate_left(40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        &self.shards[(h >> 58) as usize]
+    }
+
+    /// Copies `range` into `into` if all of it is valid; otherwise what `into` holds is undefined.
+    pub(crate) fn read(&self, file: &File, range: ByteRange, into: &mut [u8]) -> bool {
+        debug_assert_eq!(range.len(), into.len() as u64);
+        for (u, part) in units(range) {
+            let shard = self.shard(file.ino.0, u).read();
+            let Some(unit) = shard.units.get(&(file.ino.0, u)) else { return false };
+            let at = (part.start - range.start) as usize;
+            if !unit.read(part, &mut into[at..at + part.len() as usize]) {
+                return false;
+            }
+            if unit.take_ahead() {
+                self.used_ahead_bytes.fetch_add(unit.len(), Relaxed);
+            }
+        }
+        true
+    }
+
+    /// Copies what is valid of `range` into `into`, and returns the parts that are not.
+    pub(crate) fn read_valid(&self, file: &File, range: ByteRange, into: &mut [u8]) -> Vec<ByteRange> {
+        let mut gaps = Vec::new();
+        for (u, part) in units(range) {
+            let shard = self.shard(file.ino.0, u).read();
+            match shard.units.get(&(file.ino.0, u)) {
+                None => push_joined(&mut gaps, part),
+                Some(unit) => {
+                    unit.valid.gaps(part).into_iter().for_each(|g| push_joined(&mut gaps, g));
+                    let parts: smallvec::SmallVec<[ByteRange; 4]> = unit.valid.within(part).collect();
+                    for p in parts {
+                        let at = (p.start - range.start) as usize;
+                        unit.read(p, &mut into[at..at + p.len() as usize]);
+                    }
+                }
+            }
+        }
+        gaps
+    }
+
+    /// The parts of `range` that are not valid, ascending and joined.
+    pub(crate) fn gaps(&self, file: &File, range: ByteRange) -> Vec<ByteRange> {
+        let mut gaps = Vec::new();
+        if file.cached_bytes.load(SeqCst) == 0 {
+            push_joined(&mut gaps, range);
+            return gaps;
+        }
+        for (u, part) in units(range) {
+            let shard = self.shard(file.ino.0, u).read();
+            match shard.units.get(&(file.ino.0, u)) {
+                None => push_joined(&mut gaps, part),
+                Some(unit) => unit.valid.gaps(part).into_iter().for_each(|g| push_joined(&mut gaps, g)),
+            }
+        }
+        gaps
+    }
+
+    /// Puts `bytes` at `offset`, dirty. `check` is asked under each unit's lock: a `false` ends the write there.
+    pub(crate) fn write(
+        &self,
+        file: &Arc<File>,
+        offset: u64,
+        bytes: &[u8],
+        now_ns: impl Fn() -> u64,
+        check: impl Fn() -> bool,
+    ) -> Put {
+        let range = ByteRange::at(offset, bytes.len() as u64);
+        let mut full_chunk = None;
+        for (u, part) in units(range) {
+            let mut shard = self.shard(file.ino.0, u).write();
+            if !check() {
+                return Put::Refused(part.start);
+            }
+            let unit = self.unit(&mut shard, file, u, part.end);
+            let at = (part.start - range.start) as usize;
+            let was_clean = unit.dirty.is_empty();
+            let added = part.len() - unit.dirty.within(part).map(|r| r.len()).sum::<u64>();
+            unit.write(part, &bytes[at..at + part.len() as usize]);
+            if added == 0 {
+                continue;
+            }
+            file.dirty_bytes.fetch_add(added, SeqCst);
+            self.dirty.fetch_add(added, Relaxed);
+            if was_clean {
+                file.dirty.lock().units.insert(u, now_ns());
+            }
+            if unit.is_dirty_throughout() && self.chunk_is_dirty(&shard, file, u / CHUNK_UNITS) {
+                let chunk = ByteRange::at(u / CHUNK_UNITS * CHUNK, CHUNK);
+                full_chunk = Some(full_chunk.map_or(chunk, |f: ByteRange| ByteRange::new(f.start, chunk.end)));
+            }
+        }
+        Put::Done { full_chunk }
+    }
+
+    /// Returns when every write in the cache that was under way has ended.
+    pub(crate) fn barrier(&self) {
+        self.shards.iter().for_each(|s| drop(s.write()));
+    }
+
+    fn chunk_is_dirty(&self, shard: &Shard, file: &File, chunk: u64) -> bool {
+        let first = chunk * CHUNK_UNITS;
+        let all = (file.ino.0, first)..(file.ino.0, first + CHUNK_UNITS);
+        shard.units.range(all).filter(|(_, unit)| unit.is_dirty_throughout()).count() as u64 == CHUNK_UNITS
+    }
+
+    /// The unit, made if missing, with memory for bytes up to `end`.
+    fn unit<'a>(&self, shard: &'a mut Shard, file: &Arc<File>, u: u64, end: u64) -> &'a mut Unit {
+        let unit = shard.units.entry((file.ino.0, u)).or_insert_with(|| Unit::new(file.clone(), u));
+        let grown = unit.grow(end);
+        if grown > 0 {
+            self.used.fetch_add(grown, Relaxed);
+            file.cached_end.fetch_max(u * UNIT + unit.capacity(), SeqCst);
+            file.cached_bytes.fetch_add(grown, SeqCst);
+        }
+        unit
+    }
+
+    /// Makes room below `limit_bytes` by dropping clean units that were not touched since the hand came by last.
+    /// Returns the files that have no cached bytes any more.
+    pub(crate) fn evict(&self, limit_bytes: u64) -> Vec<Arc<File>> {
+        let mut emptied = Vec::new();
+        // Twice around: the first time clears the touched marks.
+        for _ in 0..SHARDS * 16 {
+            if self.used_bytes() <= limit_bytes {
+                break;
+            }
+            let i = self.next_victim.fetch_add(1, Relaxed) % SHARDS;
+            let Some(mut shard) = self.shards[i].try_write() else { continue };
+            self.evict_some(&mut shard, limit_bytes, &mut emptied);
+        }
+        emptied
+    }
+
+    fn evict_some(&self, shard: &mut Shard, limit_bytes: u64, emptied: &mut Vec<Arc<File>>) {
+        let mut victims: smallvec::SmallVec<[Key; 32]> = smallvec::SmallVec::new();
+        let over = self.used_bytes().saturating_sub(limit_bytes);
+        let mut found = 0;
+        let after = shard.units.range((Bound::Excluded(shard.hand), Bound::Unbounded));
+        let before = shard.units.range(..=shard.hand);
+        let mut hand = shard.hand;
+        for (key, unit) in after.chain(before).take(EVICT_SCAN) {
+            hand = *key;
+            if unit.is_pinned() || unit.take_touched() {
+                continue;
+            }
+            victims.push(*key);
+            found += unit.capacity();
+            if found >= over || victims.len() == victims.inline_size() {
+                break;
+            }
+        }
+        shard.hand = hand;
+        for key in victims {
+            if let Some(unit) = shard.units.remove(&key) {
+                self.evicted_bytes.fetch_add(unit.capacity(), Relaxed);
+                let file = unit.file.clone();
+                self.account_gone(unit);
+                if file.cached_bytes.load(SeqCst) == 0 {
+                    emptied.push(file);
+                }
+            }
+        }
+    }
+
+    /// Books a unit that was taken out of its shard.
+    fn account_gone(&self, unit: Unit) {
+        let file = &unit.file;
+        file.spoil(unit.range());
+        let ahead = unit.take_ahead();
+        if ahead {
+            self.wasted_ahead_bytes.fetch_add(unit.len(), Relaxed);
+        }
+        let pages = unit.len().div_ceil(4096);
+        file.pages_left.fetch_add(pages, Relaxed);
+        if unit.was_reused() {
+            file.pages_reused.fetch_add(pages, Relaxed);
+        }
+        self.used.fetch_sub(unit.capacity(), Relaxed);
+        file.cached_bytes.fetch_sub(unit.capacity(), SeqCst);
+    }
+}
+
+/// Adds a range behind the others, joined to the last where they touch.
+pub(crate) fn push_joined(ranges: &mut Vec<ByteRange>, range: ByteRange) {
+    match ranges.last_mut() {
+        _ if range.is_empty() => {}
+        Some(last) if last.end == range.start => last.end = range.end,
+        _ => ranges.push(range),
+    }
+}
+
+#[cfg(test)]
+impl PageCache {
+    /// Checks that the books agree with the units.
+    pub(crate) fn check(&self) {
+        let (mut used, mut dirty) = (0, 0);
+        for shard in &self.shards {
+            for ((_, u), unit) in &shard.read().units {
+                used += unit.capacity();
+                dirty += unit.dirty.total() + unit.flight.total();
+                assert_eq!(!unit.dirty.is_empty(), unit.file.dirty.lock().units.contains_key(u));
+                for set in [&unit.dirty, &unit.flight, &unit.failed] {
+                    assert!(set.iter().all(|r| unit.valid.contains(r)));
+                }
+            }
+        }
+        assert_eq!((used, dirty), (self.used_bytes(), self.dirty_bytes()));
+    }
+}

@@ -1,0 +1,102 @@
+//! Forgetting cached bytes: truncate, punch, direct writes, revoked locks, reported failures.
+
+use super::{CHUNK, CHUNK_UNITS, PageCache, SHARDS, Shard, UNIT};
+use crate::files::File;
+use amphi_types::ByteRange;
+use parking_lot::RwLock;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+/// What happens to dirty bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Dirty {
+    /// They stay, and the call says so.
+    Keep,
+    /// They are forgotten, those in flight excepted.
+    Discard,
+}
+
+impl PageCache {
+    /// Forgets the valid bytes of `range`. Returns whether bytes are left: dirty ones that were kept, or in flight.
+    pub(crate) fn forget(&self, file: &File, range: ByteRange, dirty: Dirty) -> bool {
+        if range.is_empty() {
+            return false;
+        }
+        // Every shard that can hold bytes of the range is locked once, also if nothing is cached: a write that passed
+        // its check before the caller took the range lock has then ended.
+        let chunks = range.start / CHUNK..range.end.div_ceil(CHUNK);
+        let mut left = false;
+        if chunks.end - chunks.start < SHARDS as u64 {
+            for c in chunks {
+                let part = ByteRange::at(c * CHUNK, CHUNK).intersect(&range);
+                left |= self.forget_in(self.shard(file.ino.0, c * CHUNK_UNITS), file, part, dirty);
+            }
+        } else {
+            for shard in &self.shards {
+                left |= self.forget_in(shard, file, range, dirty);
+            }
+        }
+        left
+    }
+
+    fn forget_in(&self, shard: &RwLock<Shard>, file: &File, range: ByteRange, dirty: Dirty) -> bool {
+        let mut shard = shard.write();
+        let keys = (file.ino.0, range.start / UNIT)..(file.ino.0, range.end.div_ceil(UNIT));
+        let mut left = false;
+        let mut emptied: smallvec::SmallVec<[super::Key; 16]> = smallvec::SmallVec::new();
+        for (key, unit) in shard.units.range_mut(keys) {
+            let part = unit.range().intersect(&range);
+            let gone = if dirty == Dirty::Discard { unit.dirty.within(part).map(|r| r.len()).sum() } else { 0 };
+            let was_dirty = !unit.dirty.is_empty();
+            let mut kept: smallvec::SmallVec<[ByteRange; 4]> = unit.flight.within(part).collect();
+            let flights = kept.len();
+            if dirty == Dirty::Keep {
+                kept.extend(unit.dirty.within(part));
+            }
+            left |= !kept.is_empty();
+            let dirty_kept: smallvec::SmallVec<[ByteRange; 4]> = kept[flights..].iter().copied().collect();
+            unit.forget(part);
+            for (i, r) in kept.into_iter().enumerate() {
+                unit.valid.insert(r);
+                if i < flights {
+                    unit.flight.insert(r);
+                }
+            }
+            dirty_kept.into_iter().for_each(|r| unit.dirty.insert(r));
+            if gone > 0 {
+                file.dirty_bytes.fetch_sub(gone, SeqCst);
+                self.dirty.fetch_sub(gone, Relaxed);
+            }
+            if was_dirty && unit.dirty.is_empty() {
+                file.dirty.lock().units.remove(&key.1);
+            }
+            if unit.valid.is_empty() {
+                emptied.push(*key);
+            }
+        }
+        for key in emptied {
+            if let Some(unit) = shard.units.remove(&key) {
+                self.account_gone(unit);
+            }
+        }
+        // Under the shard's lock, so that no fill asks between the drop and the entry.
+        file.spoil(range);
+        left
+    }
+
+    /// Forgets bytes whose write-back failed, once somebody was told; what was written again since stays.
+    pub(crate) fn forget_failed(&self, file: &File, range: ByteRange) {
+        for (u, part) in super::units(range) {
+            let mut shard = self.shard(file.ino.0, u).write();
+            if let Some(unit) = shard.units.get_mut(&(file.ino.0, u)) {
+                let parts: smallvec::SmallVec<[ByteRange; 4]> = unit.failed.within(part).collect();
+                for p in parts {
+                    unit.failed.remove(p);
+                    for clean in unit.dirty.gaps(p) {
+                        unit.valid.remove(clean);
+                    }
+                }
+            }
+        }
+        file.spoil(range);
+    }
+}

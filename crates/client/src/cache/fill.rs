@@ -1,0 +1,141 @@
+//! Bytes on their way between cache and server: fills, and dirty bytes taken out for write-back.
+
+use super::{PageCache, units};
+use crate::files::File;
+use amphi_env::Buf;
+use amphi_types::ByteRange;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+/// How a flight ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Landing {
+    /// The bytes are on the server.
+    Done,
+    /// They are not and will not be: kept until somebody was told.
+    Failed,
+    /// They are dirty again.
+    Again,
+}
+
+impl PageCache {
+    /// Puts `bytes` of the server at `range` where nothing is valid yet; beyond `bytes` come zeros. `still_true` is
+    /// asked under each unit's lock for the unit's part.
+    pub(crate) fn fill(
+        &self,
+        file: &Arc<File>,
+        range: ByteRange,
+        bytes: &[u8],
+        ahead: bool,
+        still_true: impl Fn(ByteRange) -> bool,
+    ) {
+        const ZEROS: [u8; super::UNIT as usize] = [0; super::UNIT as usize];
+        for (u, part) in units(range) {
+            let mut shard = self.shard(file.ino.0, u).write();
+            if !still_true(part) {
+                continue;
+            }
+            let unit = self.unit(&mut shard, file, u, part.end);
+            let known = ByteRange::at(range.start, bytes.len() as u64).intersect(&part);
+            if !known.is_empty() {
+                let at = (known.start - range.start) as usize;
+                unit.fill(known, &bytes[at..at + known.len() as usize], ahead);
+            }
+            let beyond = ByteRange::new(known.end.max(part.start), part.end);
+            if !beyond.is_empty() {
+                unit.fill(beyond, &ZEROS[..beyond.len() as usize], ahead);
+            }
+        }
+    }
+
+    /// Dirty runs within `range` that are not in flight, ascending and joined across units.
+    pub(crate) fn dirty_runs(&self, file: &File, range: ByteRange) -> Vec<ByteRange> {
+        let mut runs = Vec::new();
+        let (first, end) = (range.start / super::UNIT, range.end.div_ceil(super::UNIT));
+        let indexed: Vec<u64> = file.dirty.lock().units.range(first..end).map(|(u, _)| *u).collect();
+        for u in indexed {
+            let shard = self.shard(file.ino.0, u).read();
+            if let Some(unit) = shard.units.get(&(file.ino.0, u)) {
+                for dirty in unit.dirty.within(range) {
+                    for part in unit.flight.gaps(dirty) {
+                        super::push_joined(&mut runs, part);
+                    }
+                }
+            }
+        }
+        runs
+    }
+
+    /// Takes the dirty bytes at the start of `range` out for write-back: as many as are dirty without a gap and not in
+    /// flight. Returns them in a buffer whose first byte lies as the file offset does. They stay readable.
+    pub(crate) fn take_dirty(&self, file: &File, range: ByteRange) -> Option<(ByteRange, Buf)> {
+        let mut buf = Buf::padded((range.start % 4096) as usize, range.len() as usize);
+        let mut end = range.start;
+        for (u, part) in units(range) {
+            let mut shard = self.shard(file.ino.0, u).write();
+            let Some(unit) = shard.units.get_mut(&(file.ino.0, u)) else { break };
+            let run = unit.dirty.within(part).next().filter(|r| r.start == part.start);
+            let Some(run) = run else { break };
+            let run = match unit.flight.within(run).next() {
+                Some(flight) => ByteRange::new(run.start, flight.start),
+                None => run,
+            };
+            if run.is_empty() {
+                break;
+            }
+            let at = (run.start - range.start) as usize;
+            unit.copy_out(run, &mut buf[at..at + run.len() as usize]);
+            unit.dirty.remove(run);
+            unit.flight.insert(run);
+            if unit.dirty.is_empty() {
+                file.dirty.lock().units.remove(&u);
+            }
+            end = run.end;
+            if run.end < part.end {
+                break;
+            }
+        }
+        let taken = ByteRange::new(range.start, end);
+        if taken.is_empty() {
+            return None;
+        }
+        buf.narrow(0..taken.len() as usize);
+        Some((taken, buf))
+    }
+
+    /// Ends the flight of `range`.
+    pub(crate) fn landed(&self, file: &File, range: ByteRange, landing: Landing, now_ns: u64) {
+        let mut less = range.len();
+        for (u, part) in units(range) {
+            let mut shard = self.shard(file.ino.0, u).write();
+            let Some(unit) = shard.units.get_mut(&(file.ino.0, u)) else { continue };
+            unit.flight.remove(part);
+            let gaps = unit.dirty.gaps(part);
+            match landing {
+                Landing::Done => {}
+                // Bytes written again meanwhile get another try anyway.
+                Landing::Failed => gaps.into_iter().for_each(|g| unit.failed.insert(g)),
+                Landing::Again => {
+                    for gap in gaps {
+                        unit.dirty.insert(gap);
+                        less -= gap.len();
+                    }
+                    file.dirty.lock().units.entry(u).or_insert(now_ns);
+                }
+            }
+        }
+        file.dirty_bytes.fetch_sub(less, SeqCst);
+        self.dirty.fetch_sub(less, Relaxed);
+    }
+
+    /// Units of `file` that have been dirty since before `before_ns`, as joined ranges.
+    pub(crate) fn aged(&self, file: &File, before_ns: u64) -> Vec<ByteRange> {
+        let mut ranges = Vec::new();
+        let units: BTreeMap<u64, u64> = file.dirty.lock().units.clone();
+        for (u, _) in units.into_iter().filter(|(_, since)| *since <= before_ns) {
+            super::push_joined(&mut ranges, ByteRange::at(u * super::UNIT, super::UNIT));
+        }
+        ranges
+    }
+}

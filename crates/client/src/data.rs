@@ -1,0 +1,83 @@
+//! `Segments`: the bytes a read returns, in as many buffers as they came in.
+//!
+//! Owns: a list of buffers that are the bytes in order. A front end sends them with one vectored write, so a read over
+//! several targets is not copied together first.
+
+use amphi_env::Buf;
+use smallvec::SmallVec;
+
+/// Bytes in one or more buffers.
+#[derive(Debug, Default)]
+pub struct Segments {
+    parts: SmallVec<[Buf; 1]>,
+}
+
+impl Segments {
+    /// No bytes.
+    pub fn new() -> Segments {
+        Segments::default()
+    }
+
+    /// Adds the window of `buf` at the end.
+    pub fn push(&mut self, buf: Buf) {
+        if !buf.is_empty() {
+            self.parts.push(buf);
+        }
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        self.parts.iter().map(|p| p.len()).sum()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    /// The buffers in order, none empty.
+    pub fn parts(&self) -> impl Iterator<Item = &[u8]> {
+        self.parts.iter().map(|p| &p[..])
+    }
+
+    /// The buffers in order, none empty.
+    pub fn into_parts(self) -> impl Iterator<Item = Buf> {
+        self.parts.into_iter()
+    }
+
+    /// Copies as much as fits into `into`; returns how much.
+    pub fn copy_to(&self, into: &mut [u8]) -> usize {
+        let mut at = 0;
+        for part in self.parts() {
+            let n = part.len().min(into.len() - at);
+            into[at..at + n].copy_from_slice(&part[..n]);
+            at += n;
+        }
+        at
+    }
+
+    /// One buffer; copies only if there are several.
+    pub fn into_buf(mut self) -> Buf {
+        if self.parts.len() == 1 {
+            return self.parts.pop().unwrap_or_default();
+        }
+        let mut buf = Buf::zeroed(self.len());
+        self.copy_to(&mut buf);
+        buf
+    }
+
+    /// The bytes.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut v = Vec::with_capacity(self.len());
+        self.parts().for_each(|p| v.extend_from_slice(p));
+        v
+    }
+}
+
+impl From<Buf> for Segments {
+    fn from(buf: Buf) -> Segments {
+        let mut s = Segments::new();
+        s.push(buf);
+        s
+    }
+}

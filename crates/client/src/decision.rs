@@ -1,0 +1,152 @@
+//! The hybrid decision (FEATURES H1): one pure function from what is known of a request to the way it takes.
+//!
+//! Owns: the order of the rules and their names. Does not own: how the inputs are measured (`files`, `cache`).
+//! The order is that of autoIO (FAST'24): size outside the window decides by itself; inside, contention, then memory,
+//! then locality.
+
+use amphi_types::IoMode;
+
+/// How a request goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Through the page cache.
+    Buffered,
+    /// Straight to the targets.
+    Direct,
+}
+
+macro_rules! reasons {
+    ($($name:ident = $text:literal, $help:literal;)*) => {
+        /// Why a request went the way it went.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        pub enum Reason { $(#[doc = $help] $name,)* }
+        impl Reason {
+            /// All, in the order of their numbers.
+            pub const ALL: &'static [Reason] = &[$(Reason::$name,)*];
+            /// Name in counters.
+            pub fn name(self) -> &'static str { match self { $(Reason::$name => $text,)* } }
+        }
+    };
+}
+
+reasons! {
+    DirectUser = "direct_user", "`O_DIRECT`, or the file or mount is set to direct.";
+    DirectLarge = "direct_large", "At least the large threshold.";
+    DirectContention = "direct_contention", "In the window, the file is contended.";
+    DirectMemory = "direct_memory", "In the window, memory is short.";
+    DirectOvercache = "direct_overcache", "In the window, much of the file is in the cache already.";
+    DirectLocality = "direct_locality", "In the window, the file's pages are not used again.";
+    BufferedUser = "buffered_user", "The file or mount is set to buffered.";
+    BufferedSmall = "buffered_small", "Below the small threshold.";
+    BufferedDefault = "buffered_default", "In the window, nothing speaks against the cache.";
+    CacheHit = "cache_hit", "All bytes were in the cache.";
+}
+
+/// What is known of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Input {
+    /// Bytes that the application asked for and that are not served from the cache, pieces counted together.
+    pub size: u64,
+    /// The file is open with `O_DIRECT`.
+    pub o_direct: bool,
+    /// What the owner of the file asked for.
+    pub file_mode: IoMode,
+    /// What the mount is set to.
+    pub mount_mode: IoMode,
+    /// Large threshold for this way, bytes.
+    pub large_bytes: u64,
+    /// Small threshold, bytes.
+    pub small_bytes: u64,
+    /// A server said lately that an object of the file is contended.
+    pub contended: bool,
+    /// Cache or memory group have reached their share of the limit.
+    pub memory_short: bool,
+    /// The file's cached bytes have reached their share of the limit per file.
+    pub overcache: bool,
+    /// The file's pages were not used again lately, and this request is no probe.
+    pub no_locality: bool,
+}
+
+/// The way and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// The way.
+    pub mode: Mode,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// Decides how a request goes.
+pub fn decide(input: &Input) -> Decision {
+    let direct = |reason| Decision { mode: Mode::Direct, reason };
+    let buffered = |reason| Decision { mode: Mode::Buffered, reason };
+    if input.o_direct {
+        return direct(Reason::DirectUser);
+    }
+    let asked = if input.file_mode == IoMode::Auto { input.mount_mode } else { input.file_mode };
+    match asked {
+        IoMode::Direct => return direct(Reason::DirectUser),
+        IoMode::Buffered => return buffered(Reason::BufferedUser),
+        IoMode::Auto => {}
+    }
+    if input.size >= input.large_bytes {
+        direct(Reason::DirectLarge)
+    } else if input.size < input.small_bytes {
+        buffered(Reason::BufferedSmall)
+    } else if input.contended {
+        direct(Reason::DirectContention)
+    } else if input.memory_short {
+        direct(Reason::DirectMemory)
+    } else if input.overcache {
+        direct(Reason::DirectOvercache)
+    } else if input.no_locality {
+        direct(Reason::DirectLocality)
+    } else {
+        buffered(Reason::BufferedDefault)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BASE: Input = Input {
+        size: 1 << 20,
+        o_direct: false,
+        file_mode: IoMode::Auto,
+        mount_mode: IoMode::Auto,
+        large_bytes: 2 << 20,
+        small_bytes: 32 << 10,
+        contended: false,
+        memory_short: false,
+        overcache: false,
+        no_locality: false,
+    };
+
+    /// Goal: the order of the rules. Method: a table; each row turns on everything that must lose to its reason.
+    #[test]
+    fn order_of_the_rules() {
+        let all = Input { contended: true, memory_short: true, overcache: true, no_locality: true, ..BASE };
+        let buffered = IoMode::Buffered;
+        let table = [
+            (Input { o_direct: true, file_mode: buffered, size: 1, ..all }, Reason::DirectUser),
+            (Input { file_mode: IoMode::Direct, mount_mode: buffered, size: 1, ..BASE }, Reason::DirectUser),
+            (Input { mount_mode: IoMode::Direct, size: 1, ..BASE }, Reason::DirectUser),
+            (Input { file_mode: buffered, mount_mode: IoMode::Direct, size: 1 << 30, ..all }, Reason::BufferedUser),
+            (Input { size: 2 << 20, ..all }, Reason::DirectLarge),
+            (Input { size: (32 << 10) - 1, ..all }, Reason::BufferedSmall),
+            (Input { size: 32 << 10, ..all }, Reason::DirectContention),
+            (Input { contended: false, ..all }, Reason::DirectMemory),
+            (Input { contended: false, memory_short: false, ..all }, Reason::DirectOvercache),
+            (Input { no_locality: true, ..BASE }, Reason::DirectLocality),
+            (Input { size: (2 << 20) - 1, ..BASE }, Reason::BufferedDefault),
+            (Input { large_bytes: 0, size: 1, ..BASE }, Reason::DirectLarge),
+        ];
+        for (input, reason) in table {
+            let d = decide(&input);
+            assert_eq!(d.reason, reason, "{input:?}");
+            assert_eq!(d.mode == Mode::Direct, reason.name().starts_with("direct"), "{input:?}");
+        }
+    }
+}

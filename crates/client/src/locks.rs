@@ -1,0 +1,326 @@
+//! Locks of the cluster under which this client caches.
+//!
+//! Owns: one lock cache per target (`dlm::LockCache`), asking for locks, carrying out what the caches want: flush, drop,
+//! cancel. Does not own: the rules (`dlm`).
+//!
+//! Invariants: a cached byte lies under a lock that is held. A write in the cache that pins no lock checks a bit of its
+//! file (`File::whole_locks`) under the lock of the cache's shard; the bit goes before the flush that precedes the
+//! lock's return, so that flush finds every such write. Order: table of locks, then shard.
+
+use crate::cache::drop::Dirty;
+use crate::core::{Core, unexpected};
+use crate::files::{File, Signal};
+use crate::stats::Count;
+use crate::writeback;
+use amphi_dlm::{CacheLimits, Granted, Hit, LockAction, LockCache, LockId, LockRef, Mode};
+use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, Result, TargetId};
+use amphi_wire::{HeldLock, Lane, LockMode, Reply, Request};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Locks go back by age after this time; hits that pin no lock do not count as use, hence so long.
+const MAX_AGE_NS: u64 = 24 * 3600 * 1_000_000_000;
+/// Locks held of one target: 30 bytes each when presented to a restarted server, in one message.
+const LOCKS_MAX: usize = 16_384;
+
+/// All lock caches.
+pub(crate) struct Locks {
+    caches: Mutex<BTreeMap<TargetId, LockCache>>,
+    answered: Signal,
+    names: Mutex<Names>,
+}
+
+/// A lock in use; dropping it ends the use.
+pub(crate) struct Pin {
+    core: Arc<Core>,
+    target: TargetId,
+    lock: LockRef,
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        if let Some(cache) = self.core.locks.caches.lock().get_mut(&self.target) {
+            cache.unpin(self.lock);
+        }
+        pump(&self.core, self.target);
+    }
+}
+
+fn stripe_bit(stripe: u32) -> u64 {
+    if stripe < 64 { 1 << stripe } else { 0 }
+}
+
+/// Whether write locks on whole objects cover these stripes: then writes need no pin, as long as this holds.
+pub(crate) fn covered(file: &File, stripes: u64) -> bool {
+    stripes != 0 && file.whole_locks.load(SeqCst) & stripes == stripes
+}
+
+/// The bits of the stripes that hold `range`; 0 if there are stripes without a bit.
+pub(crate) fn stripe_bits(file: &File, range: ByteRange) -> u64 {
+    let layout = file.layout();
+    let (first, end) = layout.stripe_at(range.start);
+    if end >= range.end {
+        return stripe_bit(first);
+    }
+    let mut bits = 0;
+    for (object, _) in layout.pieces(file.ino, range) {
+        match stripe_bit(object.stripe) {
+            0 => return 0,
+            bit => bits |= bit,
+        }
+    }
+    bits
+}
+
+impl Locks {
+    pub(crate) fn new() -> Locks {
+        Locks { caches: Mutex::default(), answered: Signal::default(), names: Mutex::default() }
+    }
+
+    fn with<T>(&self, target: TargetId, f: impl FnOnce(&mut LockCache) -> T) -> T {
+        let limits = || CacheLimits { max_age_ns: MAX_AGE_NS, max_locks: LOCKS_MAX, ..CacheLimits::default() };
+        f(self.caches.lock().entry(target).or_insert_with(|| LockCache::new(limits())))
+    }
+
+    /// Locks held, for people.
+    pub(crate) fn held(&self) -> u64 {
+        self.caches.lock().values().map(|c| c.len() as u64).sum()
+    }
+}
+
+/// Pins a lock of `mode` on `range` of each object that holds bytes of it, in ascending order of objects.
+pub(crate) async fn pin_all(core: &Arc<Core>, file: &Arc<File>, mode: Mode, range: ByteRange) -> Result<Vec<Pin>> {
+    let layout = file.layout();
+    let mut spans: BTreeMap<ObjectId, ByteRange> = BTreeMap::new();
+    for (object, piece) in layout.pieces(file.ino, range) {
+        spans.entry(object).and_modify(|r| r.end = piece.end).or_insert(piece);
+    }
+    let mut pins = Vec::with_capacity(spans.len());
+    for (object, span) in spans {
+        pins.push(pin(core, file, layout.target(file.ino, object.stripe), object, mode, span).await?);
+    }
+    Ok(pins)
+}
+
+async fn pin(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    target: TargetId,
+    object: ObjectId,
+    mode: Mode,
+    range: ByteRange,
+) -> Result<Pin> {
+    let pinned = |lock| Pin { core: core.clone(), target, lock };
+    loop {
+        let now = core.clock.now_ns();
+        let asked = core.locks.with(target, |cache| match cache.pin(now, object, mode, range) {
+            Hit::Hit(lock) => Err(Some(lock)),
+            Hit::Miss if cache.asked(object, mode, range).is_some() => Err(None),
+            Hit::Miss => Ok(cache.ask(object, mode, range)),
+        });
+        let request = match asked {
+            Err(Some(lock)) => return Ok(pinned(lock)),
+            Err(None) => {
+                let waiting = || core.locks.with(target, |cache| cache.asked(object, mode, range).is_none());
+                core.locks.answered.until(waiting).await;
+                continue;
+            }
+            Ok(request) => request,
+        };
+        core.stats.count(Count::LockEnqueue);
+        let wire_mode = if mode == Mode::Write { LockMode::Write } else { LockMode::Read };
+        let op = Request::LockEnqueue { object, mode: wire_mode, range, expand: true };
+        let answer = core.call(target, &Cred::root(), op).await;
+        let outcome = core.locks.with(target, |cache| match answer {
+            Ok(Reply::Locked { lock, range: granted }) => {
+                match cache.granted(core.clock.now_ns(), request, LockId(lock), granted) {
+                    Granted::Pinned(lock) => {
+                        if granted == ByteRange::ALL && cache.covers(object, mode, granted).is_some() && mode == Mode::Write {
+                            file.whole_locks.fetch_or(stripe_bit(object.stripe), SeqCst);
+                        }
+                        Ok(Some(lock))
+                    }
+                    Granted::Unwanted => Ok(None),
+                }
+            }
+            Ok(reply) => {
+                cache.withdraw(request);
+                Err(unexpected(&reply))
+            }
+            Err(e) => {
+                cache.withdraw(request);
+                Err(e)
+            }
+        });
+        core.locks.answered.notify();
+        match outcome? {
+            Some(lock) => return Ok(pinned(lock)),
+            None => pump(core, target),
+        }
+    }
+}
+
+/// The server asks for a lock back.
+pub(crate) fn callback(core: &Arc<Core>, object: ObjectId, lock: u64) {
+    core.stats.count(Count::LockCallback);
+    let target = core.target_of(object);
+    if let Some(file) = core.files.get(object.ino) {
+        file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
+    }
+    let id = core.locks.names.lock().ours(target, lock);
+    core.locks.with(target, |cache| cache.callback(core.clock.now_ns(), id, object));
+    pump(core, target);
+}
+
+/// Lets time pass.
+pub(crate) fn tick(core: &Arc<Core>) {
+    let targets: Vec<TargetId> = core.locks.caches.lock().keys().copied().collect();
+    for target in targets {
+        core.locks.with(target, |cache| cache.tick(core.clock.now_ns()));
+        pump(core, target);
+    }
+}
+
+/// Does what the lock cache of `target` wants done.
+pub(crate) fn pump(core: &Arc<Core>, target: TargetId) {
+    loop {
+        let flush_or_cancel = {
+            let mut caches = core.locks.caches.lock();
+            let Some(cache) = caches.get_mut(&target) else { return };
+            match cache.poll_action() {
+                None => return,
+                Some(LockAction::Drop { object, ranges, discard_dirty }) => {
+                    forget(core, object, &ranges, discard_dirty);
+                    continue;
+                }
+                Some(action) => action,
+            }
+        };
+        match flush_or_cancel {
+            LockAction::Flush { id, object, ranges } => {
+                let file = core.files.get(object.ino);
+                if let Some(file) = &file {
+                    file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
+                    core.cache.barrier();
+                }
+                let core2 = core.clone();
+                core.spawn(async move {
+                    if let Some(file) = file {
+                        for part in pieces_of(&file, object, &ranges) {
+                            writeback::flush(&core2, &file, part).await;
+                        }
+                    }
+                    core2.locks.with(target, |cache| cache.flushed(id));
+                    pump(&core2, target);
+                });
+            }
+            LockAction::Cancel { ids } => {
+                let mut names = core.locks.names.lock();
+                let locks = ids.into_iter().map(|id| names.take(target, id)).collect();
+                drop(names);
+                drop(core.send(Lane::Urgent, target, &Cred::root(), Request::LockCancel { locks }, None, 0));
+            }
+            LockAction::Drop { .. } => {}
+        }
+    }
+}
+
+/// The bytes of `ranges` that lie in `object` and may be cached.
+fn pieces_of(file: &File, object: ObjectId, ranges: &[ByteRange]) -> Vec<ByteRange> {
+    let layout = file.layout();
+    let cached = ByteRange::new(0, file.cached_end.load(SeqCst));
+    if layout.stripes() == 1 {
+        return ranges.iter().map(|r| r.intersect(&cached)).filter(|r| !r.is_empty()).collect();
+    }
+    let pieces = |r: &ByteRange| layout.pieces(file.ino, r.intersect(&cached));
+    ranges.iter().flat_map(pieces).filter(|(o, _)| *o == object).map(|(_, r)| r).collect()
+}
+
+fn forget(core: &Arc<Core>, object: ObjectId, ranges: &[ByteRange], discard_dirty: bool) {
+    let Some(file) = core.files.get(object.ino) else { return };
+    file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
+    let dirty = if discard_dirty { Dirty::Discard } else { Dirty::Keep };
+    for part in pieces_of(&file, object, ranges) {
+        core.cache.forget(&file, part, dirty);
+    }
+    // Fills beyond what is cached now count on the lock as well.
+    ranges.iter().for_each(|r| file.spoil(*r));
+    if discard_dirty {
+        file.fail(ByteRange::new(0, 0), Errno::Io);
+        file.signal.notify();
+    }
+}
+
+/// Locks of `target` to present to a restarted server.
+pub(crate) fn represent(core: &Core, target: TargetId) -> (Vec<LockId>, Vec<HeldLock>) {
+    let held = core.locks.with(target, LockCache::represent);
+    let wire = |l: &amphi_dlm::HeldLock| HeldLock {
+        object: l.object,
+        mode: if l.mode == Mode::Write { LockMode::Write } else { LockMode::Read },
+        range: l.range,
+    };
+    (held.iter().map(|l| l.id).collect(), held.iter().map(wire).collect())
+}
+
+/// A restarted server took locks back, in the order they were presented, under names of its own.
+pub(crate) fn restored(core: &Arc<Core>, target: TargetId, ids: &[LockId], taken: &[u64]) {
+    {
+        let mut names = core.locks.names.lock();
+        names.forget(target);
+        for (id, new) in ids.iter().zip(taken) {
+            names.set(target, *id, *new);
+        }
+    }
+    for id in &ids[taken.len().min(ids.len())..] {
+        tracing::warn!(%target, ?id, "a lock was lost with the restart of the server");
+        core.locks.with(target, |cache| cache.lose(*id));
+    }
+    pump(core, target);
+}
+
+/// Names that a restarted server gave to locks: the lock cache goes on with the names it knows.
+#[derive(Default)]
+struct Names {
+    servers: BTreeMap<(TargetId, u64), u64>,
+    ours: BTreeMap<(TargetId, u64), u64>,
+}
+
+impl Names {
+    fn set(&mut self, target: TargetId, id: LockId, new: u64) {
+        if id.0 != new {
+            self.servers.insert((target, id.0), new);
+            self.ours.insert((target, new), id.0);
+        }
+    }
+
+    fn forget(&mut self, target: TargetId) {
+        self.servers.retain(|(t, _), _| *t != target);
+        self.ours.retain(|(t, _), _| *t != target);
+    }
+
+    /// The server's name of a lock that is given back.
+    fn take(&mut self, target: TargetId, id: LockId) -> u64 {
+        match self.servers.remove(&(target, id.0)) {
+            Some(new) => {
+                self.ours.remove(&(target, new));
+                new
+            }
+            None => id.0,
+        }
+    }
+
+    fn ours(&self, target: TargetId, server: u64) -> LockId {
+        LockId(self.ours.get(&(target, server)).copied().unwrap_or(server))
+    }
+}
+
+/// Opens of `target` to present to a restarted server.
+pub(crate) fn opens(core: &Core, target: TargetId) -> Vec<(Ino, amphi_wire::Access)> {
+    let mut opens = Vec::new();
+    for file in core.files.all().into_iter().filter(|f| f.ino.target() == target) {
+        file.opens().into_iter().for_each(|access| opens.push((file.ino, access)));
+    }
+    opens
+}

@@ -1,0 +1,118 @@
+//! fallocate: reserve, punch, zero.
+//!
+//! Order as for a direct write: range lock, flush and forget what is cached, then the targets.
+
+use crate::api::{Ctx, Fallocate};
+use crate::core::{Core, unexpected};
+use crate::files::{File, OpenFile};
+use crate::ops::attr;
+use crate::rangelock::Hold;
+use crate::stats::Count;
+use crate::writeback;
+use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, SetAttr, TimeSet, limits};
+use amphi_wire::{Reply, Request};
+use futures_util::future::join_all;
+use std::sync::Arc;
+
+/// Reservations under way at once.
+const BATCH: usize = 64;
+
+pub(crate) async fn fallocate(
+    core: Arc<Core>,
+    ctx: Ctx,
+    open: Arc<OpenFile>,
+    mode: Fallocate,
+    offset: u64,
+    len: u64,
+) -> Result<()> {
+    core.stats.count(Count::Fallocate);
+    if !open.flags.write {
+        return Err(Errno::BadFd);
+    }
+    if len == 0 {
+        return Err(Errno::Inval);
+    }
+    let end = offset.checked_add(len).filter(|end| *end <= limits::FILE_MAX).ok_or(Errno::FileTooBig)?;
+    let file = &open.file;
+    let range = ByteRange::new(offset, end);
+    let extends = matches!(mode, Fallocate::Allocate | Fallocate::ZeroRange { keep_size: false });
+    {
+        let _guard = file.range.acquire(range, Hold::Exclusive).await;
+        file.mark_epoch();
+        let done = change(&core, file, mode, range).await;
+        file.spoil(range);
+        file.mark_epoch();
+        done?;
+    }
+    if extends && end > file.size() {
+        extend(&core, &ctx.cred, file, end).await?;
+    }
+    Ok(())
+}
+
+async fn change(core: &Arc<Core>, file: &Arc<File>, mode: Fallocate, range: ByteRange) -> Result<()> {
+    match mode {
+        Fallocate::Allocate | Fallocate::KeepSize => allocate(core, file, range).await,
+        Fallocate::PunchHole => {
+            writeback::flush_and_forget(core, file, range).await;
+            punch(core, file, range).await
+        }
+        Fallocate::ZeroRange { .. } => {
+            writeback::flush_and_forget(core, file, range).await;
+            punch(core, file, range).await?;
+            allocate(core, file, range).await
+        }
+    }
+}
+
+/// Grows the file to `end` unless it has grown there meanwhile.
+async fn extend(core: &Arc<Core>, cred: &Cred, file: &Arc<File>, end: u64) -> Result<()> {
+    let _guard = file.range.acquire(ByteRange::ALL, Hold::Exclusive).await;
+    if end <= file.size() {
+        return Ok(());
+    }
+    let set = SetAttr { size: Some(end), mtime: Some(TimeSet::Now), open_for_write: true, ..SetAttr::default() };
+    attr::resize(core, cred, file, end, set).await?;
+    Ok(())
+}
+
+async fn punch(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Result<()> {
+    let view = file.view();
+    // Beyond the stripes that exist there is nothing; the owner's knowledge of the size may be behind.
+    let stripes = view.layout.stripes_below(range.end.min(file.size().max(view.attr.size)).max(1));
+    let calls = (0..stripes).map(|stripe| {
+        let object = ObjectId { ino: file.ino, stripe };
+        let op = Request::Punch { object, range, generation: view.generation, mtime: core.wall() };
+        core.call(view.layout.target(file.ino, stripe), &Cred::root(), op)
+    });
+    for reply in join_all(calls.collect::<Vec<_>>()).await {
+        match reply {
+            Ok(Reply::Done) | Err(Errno::NoEnt) => {}
+            Ok(other) => return Err(unexpected(&other)),
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+async fn allocate(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Result<()> {
+    let view = file.view();
+    let mut pieces = view.layout.pieces(file.ino, range);
+    loop {
+        let batch: Vec<_> = pieces.by_ref().take(BATCH).collect();
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let mut calls = Vec::with_capacity(batch.len());
+        for (object, range) in batch {
+            if object.stripe > 0 {
+                writeback::spread(core, file).await?;
+            }
+            let op = Request::Allocate { object, range, generation: view.generation };
+            calls.push(core.call(view.layout.target(file.ino, object.stripe), &Cred::root(), op));
+        }
+        for reply in join_all(calls).await {
+            super::done_reply(reply?)?;
+        }
+    }
+}

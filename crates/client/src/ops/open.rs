@@ -1,0 +1,135 @@
+//! create, tmpfile, open, and what follows the last reference.
+//!
+//! Invariant: the server hears of a writer's close only after its dirty bytes have been written, since after the last
+//! writer's close the owner alone knows the size.
+
+use super::name::new_name;
+use super::{attr, inode_reply};
+use crate::api::{Created, Ctx, OpenFlags};
+use crate::core::{Core, unexpected};
+use crate::files::{File, OpenFile};
+use crate::locks;
+use crate::stats::Count;
+use amphi_dlm::Mode;
+use amphi_types::{ByteRange, Cred, Errno, Ino, Kind, Result, SetAttr};
+use amphi_wire::{Access, InodeView, Lane, Make, Reply, Request};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+fn access(flags: OpenFlags) -> Access {
+    Access { read: flags.read, write: flags.write }
+}
+
+/// The open file of an answer that opened it.
+fn opened(core: &Arc<Core>, view: InodeView, flags: OpenFlags, before: Option<u64>) -> Arc<OpenFile> {
+    let file = core.files.open(view, access(flags), before);
+    Arc::new(OpenFile::new(core, file, flags))
+}
+
+pub(crate) async fn create(
+    core: Arc<Core>,
+    ctx: Ctx,
+    dir: Ino,
+    name: Vec<u8>,
+    perm: u16,
+    flags: OpenFlags,
+) -> Result<Created> {
+    core.stats.count(Count::Create);
+    let make = Make::File { open: Some(access(flags)), exclusive: flags.exclusive };
+    let op = Request::Make { dir, name: new_name(name)?, make, perm: perm & 0o7777 };
+    match core.call(dir.target(), &ctx.cred, op).await? {
+        Reply::Made { inode, created } => {
+            let file = opened(&core, inode, flags, None);
+            if created {
+                warm(&core, &file);
+            } else if flags.truncate {
+                cut(&core, &ctx, &file).await?;
+            }
+            Ok(Created { attr: file.file.overlay(inode.attr), file, created })
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// A new file will be written: its lock is asked for while the caller is on its way.
+fn warm(core: &Arc<Core>, open: &Arc<OpenFile>) {
+    if open.flags.write && !open.flags.direct {
+        let (core2, file) = (core.clone(), open.file.clone());
+        core.spawn(async move {
+            if let Err(e) = locks::pin_all(&core2, &file, Mode::Write, ByteRange::new(0, 1)).await {
+                tracing::debug!(ino = %file.ino, "the lock of a new file: {e}");
+            }
+        });
+    }
+}
+
+pub(crate) async fn tmpfile(core: Arc<Core>, ctx: Ctx, dir: Ino, perm: u16, flags: OpenFlags) -> Result<Created> {
+    core.stats.count(Count::Create);
+    let op = Request::MakeTmp { dir, perm: perm & 0o7777, open: access(flags) };
+    match core.call(dir.target(), &ctx.cred, op).await? {
+        Reply::Made { inode, created } => {
+            let file = opened(&core, inode, flags, None);
+            Ok(Created { attr: file.file.overlay(inode.attr), file, created })
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+pub(crate) async fn open(core: Arc<Core>, ctx: Ctx, ino: Ino, flags: OpenFlags) -> Result<Arc<OpenFile>> {
+    core.stats.count(Count::Open);
+    let before = core.files.get(ino).map(|f| f.epoch.load(SeqCst));
+    let reply = core.call(ino.target(), &ctx.cred, Request::Open { ino, access: access(flags) }).await?;
+    let view = inode_reply(reply)?;
+    let file = opened(&core, view, flags, before);
+    if view.attr.kind == Kind::Dir && flags.write {
+        return Err(Errno::IsDir);
+    }
+    if flags.truncate && flags.write {
+        cut(&core, &ctx, &file).await?;
+    }
+    Ok(file)
+}
+
+/// `O_TRUNC`: permission was checked by the open.
+async fn cut(core: &Arc<Core>, ctx: &Ctx, file: &Arc<OpenFile>) -> Result<()> {
+    let set = SetAttr { size: Some(0), open_for_write: true, kill_suidgid: ctx.cred.uid != 0, ..SetAttr::default() };
+    attr::truncate(core, &ctx.cred, &file.file, 0, set).await?;
+    Ok(())
+}
+
+/// The last reference to an open file is gone.
+pub(crate) fn release(core: &Arc<Core>, file: &Arc<File>, access: Access) {
+    core.stats.count(Count::Close);
+    {
+        let mut known = file.known.lock();
+        if let Some(i) = known.opens.iter().position(|a| *a == access) {
+            known.opens.swap_remove(i);
+        }
+        known.closes.push(access);
+    }
+    send_closes(core, file);
+}
+
+/// Sends the closes that nothing holds up any more, without waiting for the answers.
+pub(crate) fn send_closes(core: &Arc<Core>, file: &Arc<File>) {
+    let mut due = Vec::new();
+    {
+        let mut known = file.known.lock();
+        let dirty = file.dirty_bytes.load(SeqCst) > 0;
+        known.closes.retain(|access| {
+            let held_up = access.write && dirty;
+            if !held_up {
+                due.push(*access);
+            }
+            held_up
+        });
+        if !known.opens.iter().chain(&known.closes).any(|a| a.write) {
+            known.spread = false;
+        }
+    }
+    for access in due {
+        let close = Request::Close { ino: file.ino, access };
+        drop(core.send(Lane::Normal, file.ino.target(), &Cred::root(), close, None, 0));
+    }
+    core.files.reap(file);
+}

@@ -1,0 +1,415 @@
+//! read: from the cache, through it, or straight from the targets.
+//!
+//! Order (FEATURES H3): valid cached bytes first, then the decision about what remains. With `O_DIRECT` the overlap is
+//! flushed and forgotten, and everything comes from the targets.
+
+use crate::api::{Ctx, Hints};
+use crate::cache::{UNIT, push_joined};
+use crate::core::{Core, unexpected};
+use crate::data::Segments;
+use crate::decision::{Mode, Reason, decide};
+use crate::files::{File, OpenFile};
+use crate::locks;
+use crate::rangelock::Hold;
+use crate::readahead::{Limits, Plan};
+use crate::stats::{Count, Way, thread_shard};
+use crate::tunables::Knob;
+use crate::writeback;
+use amphi_dlm::Mode as LockMode;
+use amphi_env::Buf;
+use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, limits};
+use amphi_wire::{Lane, Reply, Request};
+use futures_util::future::join_all;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+/// How often bytes are fetched into the cache before a read goes by it: they may be evicted or spoiled meanwhile.
+const TRIES: usize = 4;
+/// Fills start and end at multiples of this, bytes: the page of the servers' storage.
+const PAGE: u64 = 4096;
+
+pub(crate) fn try_read(
+    core: &Arc<Core>,
+    ctx: &Ctx,
+    open: &OpenFile,
+    offset: u64,
+    into: &mut [u8],
+    hints: Hints,
+) -> Option<usize> {
+    if !open.flags.read || open.flags.direct || hints.direct {
+        return None;
+    }
+    let file = &*open.file;
+    let stamp = file.range.stamp()?;
+    let size = file.size();
+    if offset >= size {
+        return Some(0);
+    }
+    let range = ByteRange::at(offset, into.len() as u64).intersect(&ByteRange::new(0, size));
+    let len = range.len() as usize;
+    if !core.cache.read(file, range, &mut into[..len]) || file.range.stamp() != Some(stamp) {
+        return None;
+    }
+    core.stats.io(Way::Read, Reason::CacheHit, range.len());
+    open.hit(thread_shard(), range.len());
+    open.note_piece(Way::Read, ctx.tid, range, hints.may_continue);
+    if open.readahead_on.load(Relaxed) {
+        read_ahead(core, open, range, size);
+    }
+    Some(len)
+}
+
+fn count(core: &Core, open: &OpenFile, reason: Reason, bytes: u64) {
+    core.stats.io(Way::Read, reason, bytes);
+    open.file.stats.io(Way::Read, reason, bytes);
+}
+
+pub(crate) async fn read(
+    core: Arc<Core>,
+    ctx: Ctx,
+    open: Arc<OpenFile>,
+    offset: u64,
+    len: usize,
+    hints: Hints,
+) -> Result<Segments> {
+    if !open.flags.read {
+        return Err(Errno::BadFd);
+    }
+    if offset > limits::FILE_MAX {
+        return Err(Errno::Inval);
+    }
+    let file = &open.file;
+    let asked = ByteRange::at(offset, len as u64);
+    let _guard = file.range.acquire(asked, Hold::Shared).await;
+    let size = file.size();
+    let range = asked.intersect(&ByteRange::new(0, size));
+    if range.is_empty() {
+        return Ok(Segments::new());
+    }
+    if open.flags.direct || hints.direct {
+        writeback::flush_and_forget(&core, file, range).await;
+        count(&core, &open, Reason::DirectUser, range.len());
+        return direct(&core, file, range).await;
+    }
+    let mut buf = None;
+    let mut gaps = core.cache.gaps(file, range);
+    if gaps.first() != Some(&range) {
+        // Valid bytes are taken now: they may be evicted while the rest is under way.
+        let mut b = Buf::padded((range.start % PAGE) as usize, range.len() as usize);
+        gaps = core.cache.read_valid(file, range, &mut b);
+        if gaps.is_empty() {
+            count(&core, &open, Reason::CacheHit, range.len());
+            open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
+            read_ahead(&core, &open, range, size);
+            return Ok(b.into());
+        }
+        buf = Some(b);
+    }
+    let missing: u64 = gaps.iter().map(ByteRange::len).sum();
+    let before = open.request_bytes(Way::Read, ctx.tid, asked) - asked.len();
+    open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
+    let decision = decide(&core.input(&open, Way::Read, before + missing));
+    count(&core, &open, decision.reason, range.len());
+    if decision.mode == Mode::Direct {
+        return match buf {
+            None => direct(&core, file, range).await,
+            Some(buf) => direct_gaps(&core, file, range, buf, &gaps).await,
+        };
+    }
+    let plan = plan(&core, &open, range, size);
+    buffered(&core, file, range, size, plan).await
+}
+
+/// Bytes of the targets, in the buffers they came in.
+async fn direct(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Result<Segments> {
+    let layout = file.layout();
+    let mut pieces: Vec<(ObjectId, ByteRange)> = Vec::new();
+    for (object, piece) in layout.pieces(file.ino, range) {
+        let mut at = piece.start;
+        while at < piece.end {
+            let part = ByteRange::at(at, limits::PAYLOAD_MAX as u64).intersect(&piece);
+            pieces.push((object, part));
+            at = part.end;
+        }
+    }
+    let parts = join_all(pieces.into_iter().map(|(object, part)| read_piece(core, file, object, part, true))).await;
+    let mut data = Segments::new();
+    let mut error = None;
+    for part in parts {
+        match part {
+            Ok((bytes, zeros)) => {
+                data.push(bytes);
+                if zeros > 0 {
+                    data.push(Buf::zeroed(zeros as usize));
+                }
+            }
+            // What is contiguous from the start counts.
+            Err(e) => {
+                error = Some(e);
+                break;
+            }
+        }
+    }
+    match error {
+        Some(e) if data.is_empty() => Err(e),
+        _ => Ok(data),
+    }
+}
+
+/// Bytes of `range`, of which `buf` holds all but `gaps`.
+async fn direct_gaps(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    range: ByteRange,
+    mut buf: Buf,
+    gaps: &[ByteRange],
+) -> Result<Segments> {
+    let parts = join_all(gaps.iter().map(|gap| direct(core, file, *gap))).await;
+    for (gap, part) in gaps.iter().zip(parts) {
+        let at = (gap.start - range.start) as usize;
+        let got = match part {
+            Ok(data) => data.copy_to(&mut buf[at..at + gap.len() as usize]),
+            Err(e) if at == 0 => return Err(e),
+            Err(_) => 0,
+        };
+        if (got as u64) < gap.len() {
+            buf.narrow(0..at + got);
+            break;
+        }
+    }
+    Ok(buf.into())
+}
+
+/// One piece of an object: its bytes, and how many zeros follow them.
+async fn read_piece(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    object: ObjectId,
+    range: ByteRange,
+    server_lock: bool,
+) -> Result<(Buf, u64)> {
+    let target = file.layout().target(file.ino, object.stripe);
+    let pad = (range.start % PAGE) as usize;
+    let op = Request::Read { object, range, server_lock };
+    let (answer, payload) = core.send(Lane::Normal, target, &Cred::root(), op, None, pad).await?;
+    core.note_contention(file, answer.contended);
+    match answer.result {
+        Ok(Reply::Data) => {
+            let mut bytes = payload.unwrap_or_default();
+            if bytes.len() as u64 > range.len() {
+                bytes.narrow(0..range.len() as usize);
+            }
+            let zeros = range.len() - bytes.len() as u64;
+            Ok((bytes, zeros))
+        }
+        Ok(other) => Err(unexpected(&other)),
+        Err(e) => Err(e),
+    }
+}
+
+/// Reads through the cache. The caller holds the range lock shared.
+async fn buffered(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, size: u64, plan: Plan) -> Result<Segments> {
+    let mut plan = Some(plan);
+    for _ in 0..TRIES {
+        let mut buf = Buf::padded((range.start % PAGE) as usize, range.len() as usize);
+        let gaps = core.cache.read_valid(file, range, &mut buf);
+        if gaps.is_empty() {
+            if let Some(plan) = plan {
+                fetch_ahead(core, file, plan);
+            }
+            return Ok(buf.into());
+        }
+        drop(buf);
+        let page_out = |r: ByteRange| r.align_out(PAGE).intersect(&ByteRange::new(0, size));
+        let mut wanted: Vec<ByteRange> = Vec::new();
+        for gap in gaps.iter().map(|g| page_out(*g)) {
+            let start = wanted.last().map_or(gap.start, |w| gap.start.max(w.end));
+            push_joined(&mut wanted, ByteRange::new(start, gap.end));
+        }
+        let mut fetches = Vec::new();
+        for part in wanted.iter().flat_map(|w| file.not_being_filled(*w)) {
+            for (object, piece) in pieces(core, file, part) {
+                fetches.push(fetch(core.clone(), file.clone(), object, piece, false));
+            }
+        }
+        // Behind the request, so that what the reader waits for is sent first.
+        let fetched = join_all(fetches.into_iter().map(Fetch::run));
+        if let Some(plan) = plan.take() {
+            fetch_ahead(core, file, plan);
+        }
+        for result in fetched.await {
+            if let Err(e) = result {
+                // Another piece at the start may have come; the direct way sorts that out.
+                if e == Errno::NoSpace {
+                    return direct(core, file, range).await;
+                }
+                return Err(e);
+            }
+        }
+        let others = || wanted.iter().any(|w| file.is_being_filled(*w));
+        file.signal.until(|| !others()).await;
+    }
+    // Somebody takes the bytes away all the time: read past the cache, dirty bytes included.
+    let mut buf = Buf::padded((range.start % PAGE) as usize, range.len() as usize);
+    let gaps = core.cache.read_valid(file, range, &mut buf);
+    direct_gaps(core, file, range, buf, &gaps).await
+}
+
+/// `range` in requests of the size that fills have.
+fn pieces(core: &Core, file: &File, range: ByteRange) -> Vec<(ObjectId, ByteRange)> {
+    let step = core.tunables.get(Knob::FillBytes);
+    let mut list = Vec::new();
+    for (object, piece) in file.layout().pieces(file.ino, range) {
+        let mut at = piece.start;
+        while at < piece.end {
+            // Cut at multiples, so that neighbours do not share a unit.
+            let end = (at / step + 1).saturating_mul(step).min(piece.end);
+            list.push((object, ByteRange::new(at, end)));
+            at = end;
+        }
+    }
+    list
+}
+
+/// A fill that is entered but not yet sent.
+struct Fetch {
+    core: Arc<Core>,
+    file: Arc<File>,
+    object: ObjectId,
+    range: ByteRange,
+    ahead: bool,
+    id: u64,
+}
+
+fn fetch(core: Arc<Core>, file: Arc<File>, object: ObjectId, range: ByteRange, ahead: bool) -> Fetch {
+    let id = file.fill_begins(range);
+    Fetch { core, file, object, range, ahead, id }
+}
+
+impl Fetch {
+    /// Gets the bytes into the cache.
+    async fn run(self) -> Result<()> {
+        let (core, file, range) = (&self.core, &self.file, self.range);
+        let mode = if file.has_writers() { LockMode::Write } else { LockMode::Read };
+        let pins = locks::pin_all(core, file, mode, range).await?;
+        let (bytes, _) = read_piece(core, file, self.object, range, false).await?;
+        if !core.make_room(range.len().next_multiple_of(UNIT)) {
+            // Everything is dirty: this read goes by the cache.
+            return if self.ahead { Ok(()) } else { Err(Errno::NoSpace) };
+        }
+        core.stats.bytes(Count::Fill, range.len());
+        core.cache.fill(file, range, &bytes, self.ahead, |part| file.fill_is_true(self.id, part));
+        drop(pins);
+        Ok(())
+    }
+}
+
+impl Drop for Fetch {
+    fn drop(&mut self) {
+        self.file.fill_ends(self.id);
+    }
+}
+
+fn limits_of(core: &Core) -> Limits {
+    // No stream may take more than an eighth of the cache.
+    let window_max = core.tunables.get(Knob::ReadAheadBytes).min(core.tunables.get(Knob::CacheBytes) / 8);
+    Limits { window_max, requests: core.tunables.get(Knob::ReadAheadRequests) }
+}
+
+fn plan(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64) -> Plan {
+    if !core.tunables.on(Knob::ReadAhead) {
+        return Plan::new();
+    }
+    let mut state = open.readahead.lock();
+    let plan = state.on_read(range, size, limits_of(core));
+    open.readahead_on.store(state.is_active(), Relaxed);
+    plan
+}
+
+/// A hit moves its stream on.
+fn read_ahead(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64) {
+    if !core.tunables.on(Knob::ReadAhead) {
+        return;
+    }
+    // Another thread is at it: missing one step of a stream does no harm worth waiting for.
+    let plan = match open.readahead.try_lock() {
+        Some(mut state) => {
+            let plan = state.on_read(range, size, limits_of(core));
+            open.readahead_on.store(state.is_active(), Relaxed);
+            plan
+        }
+        None => return,
+    };
+    if !plan.is_empty() {
+        fetch_ahead(core, &open.file, plan);
+    }
+}
+
+/// Fetches what is neither cached nor under way, in the background.
+fn fetch_ahead(core: &Arc<Core>, file: &Arc<File>, plan: Plan) {
+    for range in plan {
+        let range = range.align_out(PAGE).intersect(&ByteRange::new(0, file.size()));
+        for gap in core.cache.gaps(file, range) {
+            for part in file.not_being_filled(gap) {
+                core.stats.bytes(Count::ReadAheadIssued, part.len());
+                for (object, piece) in pieces(core, file, part) {
+                    let run = fetch(core.clone(), file.clone(), object, piece, true).run();
+                    core.spawn(async move {
+                        if let Err(e) = run.await {
+                            tracing::debug!("read-ahead: {e}");
+                        }
+                    });
+                }
+            }
+        }
+    }
+}
+
+impl Core {
+    /// What is known for the decision about a request of `bytes` that the cache does not serve.
+    pub(crate) fn input(&self, open: &OpenFile, way: Way, bytes: u64) -> crate::decision::Input {
+        let t = &self.tunables;
+        let file = &open.file;
+        let large = if way == Way::Read { Knob::LargeRead } else { Knob::LargeWrite };
+        let share = |limit: u64| limit / 100 * t.get(Knob::MemoryPercent);
+        let small_bytes = t.get(Knob::Small);
+        let in_window = bytes >= small_bytes;
+        let short = || {
+            // Clean bytes make room; a cache is short when it is full of dirty ones, or the memory group is.
+            self.cache.dirty_bytes() >= share(t.get(Knob::CacheBytes) / 100 * t.get(Knob::DirtyPercent))
+                || self.group_short.load(SeqCst)
+        };
+        crate::decision::Input {
+            size: bytes,
+            o_direct: open.flags.direct,
+            file_mode: file.io_mode(),
+            mount_mode: t.mode(),
+            large_bytes: t.get(large),
+            small_bytes,
+            contended: in_window
+                && t.on(Knob::Contention)
+                && file.contended_until_ns.load(SeqCst) > 0
+                && file.contended_until_ns.load(SeqCst) > self.clock.now_ns(),
+            memory_short: in_window && t.on(Knob::Memory) && short(),
+            overcache: in_window
+                && t.on(Knob::Overcache)
+                && file.cached_bytes.load(SeqCst) >= share(t.get(Knob::OvercacheBytes)),
+            no_locality: in_window && t.on(Knob::Locality) && self.lacks_locality(file),
+        }
+    }
+
+    fn lacks_locality(&self, file: &File) -> bool {
+        file.no_locality.load(SeqCst)
+            && !file.probe.fetch_add(1, SeqCst).wrapping_add(1).is_multiple_of(self.tunables.get(Knob::LocalityProbe) as u32)
+    }
+
+    /// Judges the locality of a file once enough of its pages have left the cache (FEATURES H5).
+    pub(crate) fn measure_locality(&self, file: &File) {
+        let left = file.pages_left.load(SeqCst);
+        if left >= self.tunables.get(Knob::LocalityPages) {
+            let reused = file.pages_reused.swap(0, SeqCst);
+            file.pages_left.store(0, SeqCst);
+            file.no_locality.store(reused * self.tunables.get(Knob::LocalityFraction) < left, SeqCst);
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! readdir, with `.` and `..` made here.
+//!
+//! Cookies 1 and 2 stand behind `.` and `..`; the server's own are greater.
+
+use super::attr::{before, settle};
+use crate::api::{Ctx, Dirent, Listing};
+use crate::core::{Core, unexpected};
+use crate::stats::Count;
+use amphi_types::{Ino, Kind, Result};
+use amphi_wire::{Reply, Request};
+use std::sync::Arc;
+
+/// Cookie behind `..`: the server's listing starts there.
+const DOTS: u64 = 2;
+/// Most entries asked for at once: an answer's body stays far below its bound.
+const ENTRIES_MAX: u32 = 2048;
+
+pub(crate) async fn readdir(
+    core: Arc<Core>,
+    ctx: Ctx,
+    dir: Ino,
+    cookie: u64,
+    max: u32,
+    plus: bool,
+) -> Result<Listing> {
+    core.stats.count(Count::ReadDir);
+    let mut listing = Listing::default();
+    let dot = |name: &[u8], cookie, ino| Dirent { name: name.to_vec(), cookie, ino, kind: Kind::Dir, attr: None };
+    let room = |listing: &Listing| max.saturating_sub(listing.entries.len() as u32);
+    if cookie == 0 && room(&listing) > 0 {
+        listing.entries.push(dot(b".", 1, dir));
+    }
+    if cookie <= 1 && room(&listing) > 0 {
+        let parent = super::name::parent(&core, &ctx, dir).await?;
+        listing.entries.push(dot(b"..", DOTS, parent));
+    }
+    let max = room(&listing).min(ENTRIES_MAX);
+    if max == 0 {
+        return Ok(listing);
+    }
+    let from = if cookie <= DOTS { 0 } else { cookie };
+    match core.call(dir.target(), &ctx.cred, Request::ReadDir { dir, cookie: from, max, plus }).await? {
+        Reply::Entries { entries, end } => {
+            listing.entries.extend(entries.into_iter().map(|e| Dirent {
+                name: e.name.as_bytes().to_vec(),
+                cookie: e.cookie,
+                ino: e.ino,
+                kind: e.kind,
+                attr: e.inode.map(|view| settle(&core, view, &before(&core, Ino(0)))),
+            }));
+            listing.end = end;
+            Ok(listing)
+        }
+        other => Err(unexpected(&other)),
+    }
+}

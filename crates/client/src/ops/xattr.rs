@@ -1,0 +1,121 @@
+//! Extended attributes: the stored ones, the virtual ones of files and directories, and the hidden control attributes.
+//!
+//! Virtual, shown and set by whoever may: `user.amphi.layout` (`striped,size=1M,count=4`, `growing`, `whole`) and
+//! `user.amphi.mode` (`auto`, `buffered`, `direct`); `user.amphi.counters` (read, an open file's requests by reason).
+//! Hidden, on any inode, for the super-user and the owner of the mount: see `control`.
+
+mod control;
+mod layout;
+
+use super::done_reply;
+use crate::api::Ctx;
+use crate::core::{Core, unexpected};
+use crate::stats::Count;
+use amphi_types::{Errno, Ino, IoMode, Kind, Result, limits};
+use amphi_wire::{InodeView, Reply, Request, XattrMode};
+use std::sync::Arc;
+
+const PREFIX: &[u8] = b"user.amphi.";
+const LAYOUT: &[u8] = b"user.amphi.layout";
+const MODE: &[u8] = b"user.amphi.mode";
+
+async fn view(core: &Arc<Core>, ctx: &Ctx, ino: Ino) -> Result<InodeView> {
+    super::inode_reply(core.call(ino.target(), &ctx.cred, Request::GetAttr { ino }).await?)
+}
+
+fn has_layout(view: &InodeView) -> bool {
+    matches!(view.attr.kind, Kind::File | Kind::Dir)
+}
+
+pub(crate) async fn get(core: Arc<Core>, ctx: Ctx, ino: Ino, name: Vec<u8>) -> Result<Vec<u8>> {
+    core.stats.count(Count::Xattr);
+    if let Some(own) = name.strip_prefix(PREFIX) {
+        return match own {
+            b"layout" | b"mode" => {
+                let view = view(&core, &ctx, ino).await?;
+                if !has_layout(&view) {
+                    return Err(Errno::NoData);
+                }
+                Ok(if own == b"mode" { mode_text(view.io_mode).into() } else { layout::text(&view.layout).into() })
+            }
+            b"counters" => core.files.get(ino).map(|f| f.stats.text().into_bytes()).ok_or(Errno::NoData),
+            own => control::get(&core, &ctx, own).await,
+        };
+    }
+    match core.call(ino.target(), &ctx.cred, Request::GetXattr { ino, name }).await? {
+        Reply::Bytes(value) => Ok(value),
+        other => Err(unexpected(&other)),
+    }
+}
+
+pub(crate) async fn list(core: Arc<Core>, ctx: Ctx, ino: Ino) -> Result<Vec<u8>> {
+    core.stats.count(Count::Xattr);
+    let mut names = match core.call(ino.target(), &ctx.cred, Request::ListXattr { ino }).await? {
+        Reply::Bytes(names) => names,
+        other => return Err(unexpected(&other)),
+    };
+    if has_layout(&view(&core, &ctx, ino).await?) {
+        for name in [LAYOUT, MODE] {
+            names.extend_from_slice(name);
+            names.push(0);
+        }
+    }
+    Ok(names)
+}
+
+pub(crate) async fn set(
+    core: Arc<Core>,
+    ctx: Ctx,
+    ino: Ino,
+    name: Vec<u8>,
+    value: Vec<u8>,
+    mode: XattrMode,
+) -> Result<()> {
+    core.stats.count(Count::Xattr);
+    if name.len() > limits::XATTR_NAME_MAX {
+        return Err(Errno::Range);
+    }
+    if value.len() > limits::XATTR_VALUE_MAX {
+        return Err(Errno::TooBig);
+    }
+    if let Some(own) = name.strip_prefix(PREFIX) {
+        let text = std::str::from_utf8(&value).map_err(|_| Errno::Inval)?.trim_end_matches(['\0', '\n']);
+        let op = match own {
+            b"layout" => {
+                let old = view(&core, &ctx, ino).await?.layout;
+                let layout = layout::parse(text, old).map_err(|text| core.complain(text))?;
+                Request::SetLayout { ino, layout: Some(layout), mode: None }
+            }
+            b"mode" => {
+                let mode = mode_of(text).ok_or_else(|| core.complain(format!("{text:?} is no I/O mode")))?;
+                Request::SetLayout { ino, layout: None, mode: Some(mode) }
+            }
+            own => return control::set(&core, &ctx, own, text).await,
+        };
+        let known = super::attr::before(&core, ino);
+        let view = super::inode_reply(core.call(ino.target(), &ctx.cred, op).await?)?;
+        super::attr::settle(&core, view, &known);
+        return Ok(());
+    }
+    done_reply(core.call(ino.target(), &ctx.cred, Request::SetXattr { ino, name, value, mode }).await?)
+}
+
+pub(crate) async fn remove(core: Arc<Core>, ctx: Ctx, ino: Ino, name: Vec<u8>) -> Result<()> {
+    core.stats.count(Count::Xattr);
+    if name.starts_with(PREFIX) {
+        return Err(Errno::Perm);
+    }
+    done_reply(core.call(ino.target(), &ctx.cred, Request::RemoveXattr { ino, name }).await?)
+}
+
+fn mode_text(mode: IoMode) -> &'static str {
+    match mode {
+        IoMode::Auto => "auto",
+        IoMode::Buffered => "buffered",
+        IoMode::Direct => "direct",
+    }
+}
+
+fn mode_of(text: &str) -> Option<IoMode> {
+    [IoMode::Auto, IoMode::Buffered, IoMode::Direct].into_iter().find(|m| mode_text(*m) == text)
+}

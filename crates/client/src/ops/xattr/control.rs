@@ -1,0 +1,167 @@
+//! Hidden control attributes of a mount, for the super-user and the owner of the mount process.
+//!
+//! Read: `stats`, `stats.json`, `tunables` or `tunables.PATTERN` (lines `name=value # help`), `status` (JSON, the
+//! server's), `counters.server`, `error` (why the last change was refused). Write: `stats` = `reset`, `set` =
+//! `PATTERN=VALUE`. What begins with `server.` is the server's.
+
+use crate::api::Ctx;
+use crate::core::{Core, unexpected};
+use amphi_types::{Errno, Result, TargetId};
+use amphi_wire::{Reply, Request};
+use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+fn allowed(core: &Core, ctx: &Ctx) -> bool {
+    ctx.cred.uid == 0 || ctx.cred.uid == core.owner_uid
+}
+
+fn lines(rows: &[(String, String, String)]) -> String {
+    rows.iter().fold(String::new(), |mut out, (name, value, help)| {
+        let _ = writeln!(out, "{name}={value} # {help}");
+        out
+    })
+}
+
+async fn server_tunables(core: &Core, ctx: &Ctx, pattern: &str, value: Option<&str>) -> Result<Vec<(String, String, String)>> {
+    let op = Request::Tunables { pattern: pattern.into(), value: value.map(Into::into) };
+    match core.call(TargetId(0), &ctx.cred, op).await? {
+        Reply::Tunables(rows) => Ok(rows),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Whether a pattern can mean the server's tunables.
+fn means_server(pattern: &str) -> bool {
+    pattern.starts_with("server.") || pattern.starts_with('*')
+}
+
+pub(super) async fn get(core: &Arc<Core>, ctx: &Ctx, name: &[u8]) -> Result<Vec<u8>> {
+    let name = std::str::from_utf8(name).map_err(|_| Errno::NoData)?;
+    if !allowed(core, ctx) {
+        return Err(Errno::NoData);
+    }
+    let now = core.clock.now_ns();
+    let text = match name {
+        "stats" => core.stats.text(now, &core.gauges()),
+        "stats.json" => core.stats.json(now, &core.gauges()),
+        "error" => core.complaint.lock().clone(),
+        "status" => status(core, ctx).await?,
+        "counters.server" => match core.call(TargetId(0), &ctx.cred, Request::Counters { reset: false }).await? {
+            Reply::Counters(rows) => rows.iter().fold(String::new(), |mut out, (name, value)| {
+                let _ = writeln!(out, "{name} {value}");
+                out
+            }),
+            other => return Err(unexpected(&other)),
+        },
+        _ => {
+            let pattern = match name.strip_prefix("tunables") {
+                Some("") => "*",
+                Some(rest) => rest.strip_prefix('.').ok_or(Errno::NoData)?,
+                None => return Err(Errno::NoData),
+            };
+            let mut rows = core.tunables.list(pattern);
+            if means_server(pattern) {
+                rows.extend(server_tunables(core, ctx, pattern, None).await.unwrap_or_default());
+            }
+            if rows.is_empty() {
+                core.complain(format!("no tunable matches {pattern:?}"));
+                return Err(Errno::NoData);
+            }
+            lines(&rows)
+        }
+    };
+    Ok(text.into_bytes())
+}
+
+pub(super) async fn set(core: &Arc<Core>, ctx: &Ctx, name: &[u8], text: &str) -> Result<()> {
+    if !allowed(core, ctx) {
+        return Err(Errno::Perm);
+    }
+    match name {
+        b"stats" if text == "reset" => {
+            core.stats.reset(core.clock.now_ns());
+            Ok(())
+        }
+        b"set" => {
+            let (pattern, value) = text
+                .split_once('=')
+                .ok_or_else(|| core.complain(format!("{text:?} is not of the form NAME=VALUE")))?;
+            if pattern.starts_with("server.") {
+                let rows = server_tunables(core, ctx, pattern, Some(value)).await;
+                return match rows {
+                    Ok(rows) if !rows.is_empty() => Ok(()),
+                    Ok(_) => Err(core.complain(format!("no tunable matches {pattern:?}"))),
+                    Err(e) => {
+                        core.complain(format!("{pattern}: the server refuses {value:?}: {e}"));
+                        Err(e)
+                    }
+                };
+            }
+            core.tunables.set(pattern, value).map_err(|text| core.complain(text))?;
+            core.make_room(0);
+            Ok(())
+        }
+        _ => Err(core.complain("no such control attribute".into())),
+    }
+}
+
+/// The server's status as JSON.
+async fn status(core: &Core, ctx: &Ctx) -> Result<String> {
+    let (uptime_s, cluster, targets, sessions) =
+        match core.call(TargetId(0), &ctx.cred, Request::Status).await? {
+            Reply::Status { uptime_s, cluster, targets, sessions } => (uptime_s, cluster, targets, sessions),
+            other => return Err(unexpected(&other)),
+        };
+    let mut out = format!("{{\"uptime_s\":{uptime_s},\"cluster\":\"{cluster:016x}\",\"targets\":[");
+    for (i, t) in targets.iter().enumerate() {
+        let comma = if i > 0 { "," } else { "" };
+        let _ = write!(
+            out,
+            "{comma}{{\"target\":{},\"worker\":{},\"blocks\":{},\"blocks_free\":{},\"inodes\":{},\"inodes_free\":{},\
+             \"log_used_bytes\":{},\"log_bytes\":{},\"checkpoints\":{}}}",
+            t.target.0,
+            t.worker,
+            t.space.blocks,
+            t.space.free,
+            t.space.inodes,
+            t.space.inodes_free,
+            t.log.0,
+            t.log.1,
+            t.checkpoints
+        );
+    }
+    out.push_str("],\"sessions\":[");
+    for (i, s) in sessions.iter().enumerate() {
+        let comma = if i > 0 { "," } else { "" };
+        let name: String = s.name.chars().filter(|c| !c.is_control() && *c != '"' && *c != '\\').collect();
+        let _ = write!(
+            out,
+            "{comma}{{\"session\":\"{:016x}\",\"name\":\"{name}\",\"connected\":{},\"opens\":{},\"locks\":{}}}",
+            s.session.0, s.connected, s.opens, s.locks
+        );
+    }
+    out.push_str("]}");
+    Ok(out)
+}
+
+impl Core {
+    /// Remembers why a change was refused, to be read from `user.amphi.error`.
+    pub(crate) fn complain(&self, text: String) -> Errno {
+        *self.complaint.lock() = text;
+        Errno::Inval
+    }
+
+    /// Numbers of the moment beside the counters.
+    pub(crate) fn gauges(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("cache_used_bytes", self.cache.used_bytes()),
+            ("cache_dirty_bytes", self.cache.dirty_bytes()),
+            ("cache_evicted_bytes", self.cache.evicted_bytes.load(Relaxed)),
+            ("readahead_used_bytes", self.cache.used_ahead_bytes.load(Relaxed)),
+            ("readahead_wasted_bytes", self.cache.wasted_ahead_bytes.load(Relaxed)),
+            ("writeback_flight_bytes", self.flight_bytes.load(Relaxed)),
+            ("locks_held", self.locks.held()),
+        ]
+    }
+}

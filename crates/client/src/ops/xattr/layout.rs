@@ -1,0 +1,63 @@
+//! Layouts as text: `growing`, `whole`, `striped`, with `size=` and `count=` behind a comma.
+
+use crate::tunables;
+use amphi_types::{Layout, Pattern};
+
+/// A layout as people read it.
+pub(crate) fn text(layout: &Layout) -> String {
+    let size = tunables::size(u64::from(layout.stripe_size));
+    match layout.pattern {
+        Pattern::Whole => "whole".into(),
+        Pattern::Growing => format!("growing,size={size},count={}", layout.stripe_count),
+        Pattern::Striped => format!("striped,size={size},count={}", layout.stripe_count),
+    }
+}
+
+/// Reads a layout; what is not said stays as in `old`, for a pattern given alone the defaults hold. A count of 0 or
+/// `all` means every target.
+///
+/// Errors: a sentence.
+pub(crate) fn parse(text: &str, old: Layout) -> Result<Layout, String> {
+    let mut words = text.trim().split(',');
+    let all = old.pool.max(1);
+    let mut layout = Layout { stripe_size: Layout::STRIPE, stripe_count: all, ..old };
+    layout.pattern = match words.next().unwrap_or("") {
+        "growing" => Pattern::Growing,
+        "striped" => Pattern::Striped,
+        "whole" => Pattern::Whole,
+        other => return Err(format!("{other:?} is no layout: growing, striped or whole")),
+    };
+    for word in words {
+        let wrong = || format!("cannot read {word:?} in a layout: size=BYTES or count=NUMBER");
+        match word.split_once('=').ok_or_else(wrong)? {
+            ("size", value) => {
+                layout.stripe_size =
+                    tunables::bytes(value).and_then(|b| u32::try_from(b).ok()).ok_or_else(wrong)?;
+            }
+            ("count", "all" | "0") => layout.stripe_count = all,
+            ("count", value) => layout.stripe_count = value.parse().map_err(|_| wrong())?,
+            _ => return Err(wrong()),
+        }
+    }
+    layout.check().map_err(|_| "a stripe is a power of two from 64K to 1G, and the count at least 1".to_string())?;
+    Ok(layout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: text and layout are inverse, wrong text is refused with a sentence. Method: a table.
+    #[test]
+    fn text_and_back() {
+        let old = Layout::growing(6);
+        for t in ["striped,size=1M,count=4", "growing,size=256K,count=6", "whole"] {
+            assert_eq!(text(&parse(t, old).unwrap()), t);
+        }
+        assert_eq!(text(&parse("striped", old).unwrap()), "striped,size=1M,count=6");
+        assert_eq!(text(&parse("striped,count=all,size=64K", old).unwrap()), "striped,size=64K,count=6");
+        for t in ["", "round", "striped,size=3K", "striped,size=96K", "striped,count=x", "striped,4", "whole,a=1"] {
+            assert!(parse(t, old).is_err(), "{t}");
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! `Pending`: an operation under way, and `Interrupt`: how a signal ends the wait for one.
+//!
+//! Owns: waiting by a thread (poll, spin for a tunable time, park) or by a task (it is a future). Does not own: what
+//! runs. An operation that is abandoned while it runs (interrupt, drop) is handed to the I/O half and finishes there,
+//! so no lock, open or half-sent request is left behind.
+//!
+//! The number that drove the design: waking a parked thread costs 30-60 us, one that still polls 0.4 us.
+
+use crate::core::Core;
+use amphi_types::{Errno, Result};
+use parking_lot::Mutex;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+
+type Running<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
+
+/// An operation: done, or under way. It makes progress when polled, and in the background once it has been dropped.
+#[must_use = "an operation is waited for, or dropped to finish in the background"]
+pub struct Pending<T: Send + 'static> {
+    state: State<T>,
+}
+
+enum State<T> {
+    Ready(Result<T>),
+    Running(Running<T>, Arc<Core>),
+    Taken,
+}
+
+impl<T: Send + 'static> Pending<T> {
+    /// A finished operation.
+    pub fn ready(result: Result<T>) -> Pending<T> {
+        Pending { state: State::Ready(result) }
+    }
+
+    /// Starts `run`: it goes as far as it gets without waiting.
+    pub(crate) fn start(core: &Arc<Core>, run: impl Future<Output = Result<T>> + Send + 'static) -> Pending<T> {
+        let mut run: Running<T> = Box::pin(run);
+        match run.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(result) => Pending::ready(result),
+            Poll::Pending => Pending { state: State::Running(run, core.clone()) },
+        }
+    }
+
+    /// The result, if there is one already.
+    pub fn try_take(&mut self) -> Option<Result<T>> {
+        match std::mem::replace(&mut self.state, State::Taken) {
+            State::Ready(result) => Some(result),
+            other => {
+                self.state = other;
+                None
+            }
+        }
+    }
+
+    /// Blocks the calling thread until the operation is done.
+    ///
+    /// Errors: those of the operation; `Intr` once `interrupt` has fired: the operation then finishes in the
+    /// background and what it opened is closed again.
+    pub fn wait(mut self, interrupt: Option<&Interrupt>) -> Result<T> {
+        if let Some(result) = self.try_take() {
+            return result;
+        }
+        let State::Running(_, core) = &self.state else { return Err(Errno::Canceled) };
+        let (clock, spin_ns) = (core.clock.clone(), core.tunables.spin_us() * 1000);
+        let parker = PARKER.with(Arc::clone);
+        parker.notified.store(false, Ordering::SeqCst);
+        let waker = Waker::from(parker.clone());
+        if let Some(interrupt) = interrupt {
+            interrupt.watch(&waker);
+        }
+        loop {
+            if let Poll::Ready(result) = Pin::new(&mut self).poll(&mut Context::from_waker(&waker)) {
+                return result;
+            }
+            let deadline = if spin_ns > 0 { clock.now_ns() + spin_ns } else { 0 };
+            loop {
+                if parker.notified.swap(false, Ordering::SeqCst) {
+                    break;
+                }
+                if spin_ns > 0 && clock.now_ns() < deadline {
+                    std::hint::spin_loop();
+                } else {
+                    std::thread::park();
+                }
+            }
+            if interrupt.is_some_and(Interrupt::has_fired) {
+                // It may have finished just now: then the result counts.
+                if let Poll::Ready(result) = Pin::new(&mut self).poll(&mut Context::from_waker(&waker)) {
+                    return result;
+                }
+                return Err(Errno::Intr);
+            }
+        }
+    }
+}
+
+impl<T: Send + 'static> Unpin for Pending<T> {}
+
+impl<T: Send + 'static> Future for Pending<T> {
+    type Output = Result<T>;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T>> {
+        match &mut self.state {
+            State::Running(run, _) => {
+                let result = std::task::ready!(run.as_mut().poll(cx));
+                self.state = State::Taken;
+                Poll::Ready(result)
+            }
+            State::Ready(_) => Poll::Ready(self.try_take().unwrap_or(Err(Errno::Canceled))),
+            State::Taken => Poll::Ready(Err(Errno::Canceled)),
+        }
+    }
+}
+
+impl<T: Send + 'static> Drop for Pending<T> {
+    fn drop(&mut self) {
+        if let State::Running(run, core) = std::mem::replace(&mut self.state, State::Taken) {
+            core.spawn(async move {
+                let _ = run.await;
+            });
+        }
+    }
+}
+
+struct Parker {
+    thread: Thread,
+    notified: AtomicBool,
+}
+
+impl Wake for Parker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.notified.store(true, Ordering::SeqCst);
+        self.thread.unpark();
+    }
+}
+
+thread_local! {
+    static PARKER: Arc<Parker> =
+        Arc::new(Parker { thread: std::thread::current(), notified: AtomicBool::new(false) });
+}
+
+/// Ends the wait for an operation from another thread. Fires at most once; one per request.
+#[derive(Debug, Default)]
+pub struct Interrupt {
+    fired: AtomicBool,
+    waiter: Mutex<Option<Waker>>,
+}
+
+impl Interrupt {
+    /// One that has not fired.
+    pub fn new() -> Interrupt {
+        Interrupt::default()
+    }
+
+    /// Ends the present and any later wait that is given this interrupt.
+    pub fn fire(&self) {
+        self.fired.store(true, Ordering::SeqCst);
+        let waiter = self.waiter.lock().take();
+        if let Some(waker) = waiter {
+            waker.wake();
+        }
+    }
+
+    /// Whether it has fired.
+    pub fn has_fired(&self) -> bool {
+        self.fired.load(Ordering::SeqCst)
+    }
+
+    fn watch(&self, waker: &Waker) {
+        *self.waiter.lock() = Some(waker.clone());
+        if self.has_fired() {
+            waker.wake_by_ref();
+        }
+    }
+}

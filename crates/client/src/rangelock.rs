@@ -1,0 +1,252 @@
+//! Byte-range lock of a file: orders the requests of this mount on overlapping bytes.
+//!
+//! Owns: who holds which bytes shared or exclusively, and the queue. First come, first served: a request waits for
+//! every earlier one it conflicts with, also for those still waiting, so nobody starves. Waiting is a future, so
+//! threads and tasks use the same lock. Does not own: locks between clients (`locks`).
+//!
+//! Two counters let cache hits go by without the lock: `idle` (no holder at all: a write within one cache unit needs
+//! no lock) and `stamp` (unchanged: no exclusive holder came in between, so a read over several units saw one state).
+
+use amphi_types::ByteRange;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::task::{Context, Poll, Waker};
+
+/// How bytes are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hold {
+    Shared,
+    Exclusive,
+}
+
+#[derive(Clone, Copy)]
+struct Entry {
+    id: u64,
+    range: ByteRange,
+    hold: Hold,
+}
+
+impl Entry {
+    fn conflicts(&self, other: &Entry) -> bool {
+        (self.hold == Hold::Exclusive || other.hold == Hold::Exclusive) && self.range.overlaps(&other.range)
+    }
+}
+
+#[derive(Default)]
+struct State {
+    next_id: u64,
+    held: Vec<Entry>,
+    waiting: VecDeque<(Entry, Option<Waker>)>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    holders: AtomicU32,
+    exclusive: AtomicU32,
+    stamp: AtomicU64,
+}
+
+/// The lock; clones are the same lock.
+#[derive(Clone, Default)]
+pub(crate) struct RangeLock(Arc<Shared>);
+
+impl RangeLock {
+    /// Whether nobody holds anything.
+    pub(crate) fn idle(&self) -> bool {
+        self.0.holders.load(SeqCst) == 0
+    }
+
+    /// A stamp of a moment without exclusive holder, to be compared with a later one.
+    pub(crate) fn stamp(&self) -> Option<u64> {
+        let stamp = self.0.stamp.load(SeqCst);
+        (self.0.exclusive.load(SeqCst) == 0).then_some(stamp)
+    }
+
+    /// Takes the bytes if nobody conflicts.
+    pub(crate) fn try_acquire(&self, range: ByteRange, hold: Hold) -> Option<Guard> {
+        let mut s = self.0.state.lock();
+        let entry = self.entry(&mut s, range, hold);
+        let free = !s.held.iter().any(|h| h.conflicts(&entry)) && !s.waiting.iter().any(|(w, _)| w.conflicts(&entry));
+        free.then(|| {
+            self.grant(&mut s, entry);
+            Guard { lock: self.clone(), id: entry.id }
+        })
+    }
+
+    /// Takes the bytes when it is this request's turn. Dropping the future gives up the place in the queue.
+    pub(crate) fn acquire(&self, range: ByteRange, hold: Hold) -> Acquire {
+        let mut s = self.0.state.lock();
+        let entry = self.entry(&mut s, range, hold);
+        s.waiting.push_back((entry, None));
+        self.advance(&mut s);
+        drop(s);
+        Acquire { lock: self.clone(), id: entry.id, done: false }
+    }
+
+    fn entry(&self, s: &mut State, range: ByteRange, hold: Hold) -> Entry {
+        s.next_id += 1;
+        Entry { id: s.next_id, range, hold }
+    }
+
+    fn grant(&self, s: &mut State, entry: Entry) {
+        if entry.hold == Hold::Exclusive {
+            self.0.exclusive.fetch_add(1, SeqCst);
+            self.0.stamp.fetch_add(1, SeqCst);
+        }
+        self.0.holders.fetch_add(1, SeqCst);
+        s.held.push(entry);
+    }
+
+    /// Grants whatever waits and conflicts with nobody before it.
+    fn advance(&self, s: &mut State) {
+        let mut i = 0;
+        while i < s.waiting.len() {
+            let entry = s.waiting[i].0;
+            let blocked = s.held.iter().any(|h| h.conflicts(&entry))
+                || s.waiting.iter().take(i).any(|(w, _)| w.conflicts(&entry));
+            if blocked {
+                i += 1;
+                continue;
+            }
+            if let Some((_, Some(waker))) = s.waiting.remove(i) {
+                waker.wake();
+            }
+            self.grant(s, entry);
+        }
+    }
+
+    fn release(&self, id: u64) {
+        let mut s = self.0.state.lock();
+        if let Some(i) = s.held.iter().position(|h| h.id == id) {
+            let entry = s.held.swap_remove(i);
+            if entry.hold == Hold::Exclusive {
+                self.0.exclusive.fetch_sub(1, SeqCst);
+            }
+            self.0.holders.fetch_sub(1, SeqCst);
+        } else {
+            s.waiting.retain(|(w, _)| w.id != id);
+        }
+        if !s.waiting.is_empty() {
+            self.advance(&mut s);
+        }
+    }
+}
+
+/// Waits for its turn.
+pub(crate) struct Acquire {
+    lock: RangeLock,
+    id: u64,
+    done: bool,
+}
+
+impl Future for Acquire {
+    type Output = Guard;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Guard> {
+        let mut s = self.lock.0.state.lock();
+        if let Some((_, waker)) = s.waiting.iter_mut().find(|(w, _)| w.id == self.id) {
+            *waker = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        drop(s);
+        self.done = true;
+        Poll::Ready(Guard { lock: self.lock.clone(), id: self.id })
+    }
+}
+
+impl Drop for Acquire {
+    fn drop(&mut self) {
+        if !self.done {
+            self.lock.release(self.id);
+        }
+    }
+}
+
+/// Bytes held; dropping it gives them back.
+pub(crate) struct Guard {
+    lock: RangeLock,
+    id: u64,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.lock.release(self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    fn r(a: u64, b: u64) -> ByteRange {
+        ByteRange::new(a, b)
+    }
+
+    /// Goal: conflicts wait in order, others pass. Method: a story with a reader, a waiting writer and a late reader.
+    #[test]
+    fn first_come_first_served() {
+        let lock = RangeLock::default();
+        let reader = lock.try_acquire(r(0, 10), Hold::Shared).unwrap();
+        assert!(lock.try_acquire(r(5, 15), Hold::Shared).is_some());
+        let mut writer = lock.acquire(r(5, 15), Hold::Exclusive);
+        assert!((&mut writer).now_or_never().is_none());
+        assert!(lock.try_acquire(r(12, 13), Hold::Shared).is_none(), "the waiting writer comes first");
+        let mut late = lock.acquire(r(14, 20), Hold::Shared);
+        assert!((&mut late).now_or_never().is_none());
+        let beside = lock.acquire(r(30, 40), Hold::Exclusive).now_or_never().unwrap();
+        assert_eq!(lock.stamp(), None, "somebody writes");
+        drop((reader, beside));
+        let stamp = lock.stamp();
+        assert_eq!(stamp, None, "the waiting writer was granted the bytes");
+        let held = (&mut writer).now_or_never().expect("granted when the reader left");
+        assert!((&mut late).now_or_never().is_none());
+        drop(held);
+        assert!((&mut late).now_or_never().is_some());
+    }
+
+    /// Goal: a waiter that gives up blocks nobody, granted or not. Method: drop futures in both states.
+    #[test]
+    fn giving_up_frees_the_place() {
+        let lock = RangeLock::default();
+        let held = lock.try_acquire(ByteRange::ALL, Hold::Exclusive).unwrap();
+        let waiting = lock.acquire(r(0, 1), Hold::Exclusive);
+        let behind = lock.acquire(r(0, 1), Hold::Shared);
+        drop(waiting);
+        drop(held);
+        drop(behind);
+        assert!(lock.idle());
+        assert!(lock.try_acquire(ByteRange::ALL, Hold::Exclusive).is_some());
+    }
+
+    /// Goal: no two conflicting holders at any time and everybody is served. Method: threads that add under the lock
+    /// to plain cells guarded by nothing else but a check of the count.
+    #[test]
+    fn threads_exclude_each_other() {
+        let lock = RangeLock::default();
+        let inside: Arc<Vec<AtomicU32>> = Arc::new((0..8).map(|_| AtomicU32::new(0)).collect());
+        std::thread::scope(|scope| {
+            for t in 0..4u64 {
+                let (lock, inside) = (lock.clone(), inside.clone());
+                scope.spawn(move || {
+                    for i in 0..500u64 {
+                        let a = (i * 7 + t * 3) % 7;
+                        let guard = crate::tests::block_on(lock.acquire(r(a, a + 2), Hold::Exclusive));
+                        for c in &inside[a as usize..a as usize + 2] {
+                            assert_eq!(c.fetch_add(1, SeqCst), 0);
+                        }
+                        for c in &inside[a as usize..a as usize + 2] {
+                            c.fetch_sub(1, SeqCst);
+                        }
+                        drop(guard);
+                    }
+                });
+            }
+        });
+        assert!(lock.idle());
+    }
+}

@@ -1,0 +1,298 @@
+//! Counters of a mount and of a file (FEATURES H11).
+//!
+//! Owns: counting by way and reason, sharded so that threads do not fight for a cache line, and the two prints: in
+//! the style of Lustre's llite stats, and JSON. Does not own: what the reasons mean (`decision`).
+//!
+//! A sample costs five relaxed additions on a line that the thread's shard owns: about 10 ns of a 300 ns hit.
+
+use crate::decision::Reason;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+/// Reads and writes are counted separately.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Read,
+    Write,
+}
+
+macro_rules! counters {
+    ($($name:ident = $text:literal, $unit:literal;)*) => {
+        /// Everything that is counted beside reads and writes by reason.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Count { $($name,)* }
+        const NAMES: &[(&str, &str)] = &[$(($text, $unit),)*];
+    };
+}
+
+counters! {
+    Lookup = "lookup", "reqs";
+    GetAttr = "getattr", "reqs";
+    SetAttr = "setattr", "reqs";
+    Create = "create", "reqs";
+    Open = "open", "reqs";
+    Close = "close", "reqs";
+    MkNod = "mknod", "reqs";
+    MkDir = "mkdir", "reqs";
+    Symlink = "symlink", "reqs";
+    Link = "link", "reqs";
+    Unlink = "unlink", "reqs";
+    RmDir = "rmdir", "reqs";
+    Rename = "rename", "reqs";
+    ReadLink = "readlink", "reqs";
+    ReadDir = "readdir", "reqs";
+    StatFs = "statfs", "reqs";
+    Xattr = "xattr", "reqs";
+    Fsync = "fsync", "reqs";
+    Seek = "seek", "reqs";
+    Fallocate = "fallocate", "reqs";
+    CopyRange = "copy_range", "bytes";
+    Fill = "cache_fill", "bytes";
+    ReadAheadIssued = "readahead_issued", "bytes";
+    WriteBack = "writeback", "bytes";
+    WriteBackFailed = "writeback_failed", "bytes";
+    Throttled = "write_throttled", "reqs";
+    LockEnqueue = "lock_enqueue", "reqs";
+    LockCallback = "lock_callback", "reqs";
+    Calls = "server_calls", "reqs";
+}
+
+const REASONS: usize = Reason::ALL.len();
+const TOTAL: usize = NAMES.len() + 2 * REASONS;
+const SHARDS: usize = 8;
+
+#[derive(Default)]
+struct Tally {
+    samples: AtomicU64,
+    sum: AtomicU64,
+    min: AtomicU64,
+    max: AtomicU64,
+    sum_squares: AtomicU64,
+}
+
+#[repr(align(128))]
+struct Shard([Tally; TOTAL]);
+
+/// Counters of a mount.
+pub(crate) struct Stats {
+    shards: Vec<Shard>,
+    start_ns: AtomicU64,
+}
+
+thread_local! {
+    static SHARD: usize = {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        NEXT.fetch_add(1, Relaxed) % SHARDS
+    };
+}
+
+/// The shard of the calling thread.
+pub(crate) fn thread_shard() -> usize {
+    SHARD.with(|s| *s)
+}
+
+fn io_index(way: Way, reason: Reason) -> usize {
+    NAMES.len() + if way == Way::Write { REASONS } else { 0 } + reason as usize
+}
+
+fn name_of(index: usize) -> (String, &'static str) {
+    match index.checked_sub(NAMES.len()) {
+        None => (NAMES[index].0.into(), NAMES[index].1),
+        Some(i) => {
+            let way = if i < REASONS { "read" } else { "write" };
+            (format!("{way}_{}", Reason::ALL[i % REASONS].name()), "bytes")
+        }
+    }
+}
+
+/// One counter summed over its shards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sum {
+    samples: u64,
+    sum: u64,
+    min: u64,
+    max: u64,
+    sum_squares: u64,
+}
+
+impl Stats {
+    pub(crate) fn new(now_ns: u64) -> Stats {
+        let shard = || Shard(std::array::from_fn(|_| Tally::default()));
+        let stats = Stats { shards: (0..SHARDS).map(|_| shard()).collect(), start_ns: AtomicU64::new(0) };
+        stats.reset(now_ns);
+        stats
+    }
+
+    fn add(&self, index: usize, value: u64) {
+        let t = &self.shards[thread_shard()].0[index];
+        t.samples.fetch_add(1, Relaxed);
+        t.sum.fetch_add(value, Relaxed);
+        t.sum_squares.fetch_add(value.wrapping_mul(value), Relaxed);
+        if value < t.min.load(Relaxed) {
+            t.min.fetch_min(value, Relaxed);
+        }
+        if value > t.max.load(Relaxed) {
+            t.max.fetch_max(value, Relaxed);
+        }
+    }
+
+    /// One request of `bytes` went the way `reason` says.
+    pub(crate) fn io(&self, way: Way, reason: Reason, bytes: u64) {
+        self.add(io_index(way, reason), bytes);
+    }
+
+    /// One event.
+    pub(crate) fn count(&self, what: Count) {
+        self.add(what as usize, 1);
+    }
+
+    /// One event over `bytes`.
+    pub(crate) fn bytes(&self, what: Count, bytes: u64) {
+        self.add(what as usize, bytes);
+    }
+
+    /// Starts again from zero.
+    pub(crate) fn reset(&self, now_ns: u64) {
+        self.start_ns.store(now_ns, Relaxed);
+        for t in self.shards.iter().flat_map(|s| &s.0) {
+            for f in [&t.samples, &t.sum, &t.max, &t.sum_squares] {
+                f.store(0, Relaxed);
+            }
+            t.min.store(u64::MAX, Relaxed);
+        }
+    }
+
+    fn sum(&self, index: usize) -> Sum {
+        let mut s = Sum { min: u64::MAX, ..Sum::default() };
+        for t in self.shards.iter().map(|s| &s.0[index]) {
+            s.samples += t.samples.load(Relaxed);
+            s.sum = s.sum.wrapping_add(t.sum.load(Relaxed));
+            s.sum_squares = s.sum_squares.wrapping_add(t.sum_squares.load(Relaxed));
+            s.min = s.min.min(t.min.load(Relaxed));
+            s.max = s.max.max(t.max.load(Relaxed));
+        }
+        s
+    }
+
+    /// Requests and bytes that went the way `reason` says.
+    #[cfg(test)]
+    pub(crate) fn io_of(&self, way: Way, reason: Reason) -> (u64, u64) {
+        let s = self.sum(io_index(way, reason));
+        (s.samples, s.sum)
+    }
+
+    /// Samples and sum of an event.
+    #[cfg(test)]
+    pub(crate) fn of(&self, what: Count) -> (u64, u64) {
+        let s = self.sum(what as usize);
+        (s.samples, s.sum)
+    }
+
+    /// In the style of llite stats: zero counters omitted, gauges behind.
+    pub(crate) fn text(&self, now_ns: u64, gauges: &[(&str, u64)]) -> String {
+        let start = self.start_ns.load(Relaxed);
+        let mut out = String::new();
+        let secs = |ns: u64| format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000);
+        for (name, ns) in [
+            ("snapshot_time", now_ns),
+            ("start_time", start),
+            ("elapsed_time", now_ns.saturating_sub(start)),
+        ] {
+            let _ = writeln!(out, "{name:<35} {} secs.nsecs", secs(ns));
+        }
+        for i in 0..TOTAL {
+            let (s, (name, unit)) = (self.sum(i), name_of(i));
+            if s.samples > 0 && unit == "reqs" {
+                let _ = writeln!(out, "{name:<35} {} samples [{unit}]", s.samples);
+            } else if s.samples > 0 {
+                let Sum { samples, sum, min, max, sum_squares } = s;
+                let _ = writeln!(out, "{name:<35} {samples} samples [{unit}] {min} {max} {sum} {sum_squares}");
+            }
+        }
+        for (name, value) in gauges {
+            let _ = writeln!(out, "{name:<35} {value}");
+        }
+        out
+    }
+
+    /// As JSON: every counter, zero or not.
+    pub(crate) fn json(&self, now_ns: u64, gauges: &[(&str, u64)]) -> String {
+        let elapsed = now_ns.saturating_sub(self.start_ns.load(Relaxed));
+        let mut out = format!("{{\"elapsed_ns\":{elapsed},\"counters\":{{");
+        for i in 0..TOTAL {
+            let (s, (name, unit)) = (self.sum(i), name_of(i));
+            let min = if s.samples == 0 { 0 } else { s.min };
+            let comma = if i > 0 { "," } else { "" };
+            let _ = write!(
+                out,
+                "{comma}\"{name}\":{{\"samples\":{},\"unit\":\"{unit}\",\"min\":{min},\"max\":{},\"sum\":{}}}",
+                s.samples, s.max, s.sum
+            );
+        }
+        out.push_str("},\"gauges\":{");
+        for (i, (name, value)) in gauges.iter().enumerate() {
+            let comma = if i > 0 { "," } else { "" };
+            let _ = write!(out, "{comma}\"{name}\":{value}");
+        }
+        out.push_str("}}");
+        out
+    }
+}
+
+/// Counters of one file: requests and bytes by way and reason.
+pub(crate) struct FileStats([[(AtomicU64, AtomicU64); REASONS]; 2]);
+
+impl FileStats {
+    pub(crate) fn new() -> FileStats {
+        FileStats(std::array::from_fn(|_| std::array::from_fn(|_| Default::default())))
+    }
+
+    pub(crate) fn io(&self, way: Way, reason: Reason, bytes: u64) {
+        self.add(way, reason, 1, bytes);
+    }
+
+    pub(crate) fn add(&self, way: Way, reason: Reason, requests_more: u64, bytes: u64) {
+        let (requests, sum) = &self.0[way as usize][reason as usize];
+        requests.fetch_add(requests_more, Relaxed);
+        sum.fetch_add(bytes, Relaxed);
+    }
+
+    /// Lines `read_direct_large 3 requests 25165824 bytes`.
+    pub(crate) fn text(&self) -> String {
+        let mut out = String::new();
+        for (way, row) in ["read", "write"].iter().zip(&self.0) {
+            for (reason, (requests, sum)) in Reason::ALL.iter().zip(row) {
+                if requests.load(Relaxed) > 0 {
+                    let (n, b) = (requests.load(Relaxed), sum.load(Relaxed));
+                    let _ = writeln!(out, "{way}_{} {n} requests {b} bytes", reason.name());
+                }
+            }
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: both prints show what was counted, reset forgets it. Method: a few samples, then the text and JSON.
+    #[test]
+    fn prints_follow_the_counts() {
+        let s = Stats::new(5);
+        s.io(Way::Write, Reason::DirectLarge, 2 << 20);
+        s.io(Way::Write, Reason::DirectLarge, 4 << 20);
+        s.count(Count::Lookup);
+        let text = s.text(1_500_000_005, &[("cache_bytes", 7)]);
+        assert!(text.contains("elapsed_time                        1.500000000 secs.nsecs"), "{text}");
+        assert!(text.contains("write_direct_large                  2 samples [bytes] 2097152 4194304 6291456 "), "{text}");
+        assert!(text.contains("lookup                              1 samples [reqs]\n"), "{text}");
+        assert!(!text.contains("getattr"), "zero counters are left out");
+        let json = s.json(9, &[("cache_bytes", 7)]);
+        assert!(json.contains("\"write_direct_large\":{\"samples\":2,\"unit\":\"bytes\",\"min\":2097152"), "{json}");
+        assert!(json.ends_with("\"gauges\":{\"cache_bytes\":7}}"), "{json}");
+        s.reset(9);
+        assert_eq!(s.io_of(Way::Write, Reason::DirectLarge), (0, 0));
+        assert_eq!(s.of(Count::Lookup), (0, 0));
+    }
+}

@@ -1,0 +1,36 @@
+//! Tests of the whole client against a server in memory.
+//!
+//! `server` is a reference server for the requests a client sends; `world` runs client, server and background tasks in
+//! one thread, in an order drawn from a seed; the others are the tests.
+
+mod coherence;
+mod faults;
+mod fsx;
+mod names;
+mod policy;
+mod server;
+mod wired;
+mod world;
+pub(crate) use world::World;
+
+use std::future::Future;
+
+/// Runs a future on this thread.
+pub(crate) fn block_on<T>(f: impl Future<Output = T>) -> T {
+    use std::sync::Arc;
+    use std::task::{Context, Poll, Wake, Waker};
+    struct Unpark(std::thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut f = std::pin::pin!(f);
+    loop {
+        match f.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(v) => return v,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! What concurrent operations see of each other, and what abandoned ones leave behind.
+
+use super::world::World;
+use crate::api::{Ctx, Hints, OpenFlags};
+use crate::{OpenFile, Pending, Segments};
+use amphi_env::Buf;
+use amphi_types::SetAttr;
+use std::sync::Arc;
+
+fn filled(len: usize, byte: u8) -> Buf {
+    let mut buf = Buf::zeroed(len);
+    buf.fill(byte);
+    buf
+}
+
+fn write(w: &World, file: &Arc<OpenFile>, at: u64, len: usize, byte: u8) -> Pending<usize> {
+    w.client.write(&Ctx::root(), file, at, filled(len, byte), Hints::default())
+}
+
+fn read(w: &World, file: &Arc<OpenFile>, at: u64, len: usize) -> Pending<Segments> {
+    w.client.read(&Ctx::root(), file, at, len, Hints::default())
+}
+
+fn world(seed: u64) -> World {
+    let mut w = World::new(seed, &[("hybrid.large_write_bytes", "96K"), ("hybrid.large_read_bytes", "96K")]);
+    w.callbacks = 60;
+    w
+}
+
+/// Goal: a read or write is one event, whichever way each goes (Promise S2). Method: two writers, one buffered and one
+/// direct or both of a kind, and two readers on overlapping ranges that cross units and stripes, in random order; each
+/// reader sees the old bytes or one writer's in every part that both share, and so does who reads afterwards.
+#[test]
+fn overlapping_requests_are_events() {
+    for seed in 0..150 {
+        let mut w = world(seed);
+        let file = w.create("f", OpenFlags::READ_WRITE);
+        let layout = b"striped,size=64K,count=3";
+        let op = w.client.setxattr(&Ctx::root(), file.ino(), b"user.amphi.layout", layout, amphi_wire::XattrMode::Set);
+        w.run(op).unwrap();
+        let op = write(&w, &file, 0, 300_000, b'o');
+        w.run(op).unwrap();
+        // Sizes below and above the threshold: buffered and direct.
+        let sizes = [(70_000u64, 60_000usize), (40_000, 150_000)];
+        let pick = |w: &mut World| sizes[w.rand(2) as usize];
+        let (a, b) = (pick(&mut w), pick(&mut w));
+        let ops = vec![
+            write(&w, &file, a.0, a.1, b'A'),
+            write(&w, &file, b.0, b.1, b'B'),
+        ];
+        let reads = [read(&w, &file, 60_000, 80_000), read(&w, &file, 30_000, 170_000)];
+        let mut all: Vec<Pending<Vec<u8>>> = Vec::new();
+        let core = w.client.core.clone();
+        for op in ops {
+            all.push(Pending::start(&core, async move { op.await.map(|_| Vec::new()) }));
+        }
+        for op in reads {
+            all.push(Pending::start(&core, async move { op.await.map(|s| s.to_vec()) }));
+        }
+        let seen = w.run_all(all);
+        let op = read(&w, &file, 0, 300_000);
+        let last = w.run(op).unwrap().to_vec();
+        // Bytes that both writers write: one of them as a whole.
+        let both = a.0.max(b.0)..(a.0 + a.1 as u64).min(b.0 + b.1 as u64);
+        let uniform = |bytes: &[u8], from: u64, what: &str| {
+            let part: Vec<u8> = both.clone().filter(|k| *k >= from && *k < from + bytes.len() as u64).collect::<Vec<_>>()
+                .iter().map(|k| bytes[(k - from) as usize]).collect();
+            assert!(part.windows(2).all(|p| p[0] == p[1]), "seed {seed}: {what} saw a mixture");
+            part.first().copied()
+        };
+        assert_ne!(uniform(&last, 0, "who came last"), Some(b'o'), "seed {seed}");
+        uniform(seen[2].as_ref().unwrap(), 60_000, "reader 1");
+        uniform(seen[3].as_ref().unwrap(), 30_000, "reader 2");
+        drop((file, core));
+        w.check_clean();
+        assert!(w.server.called_back.is_empty(), "every callback was answered");
+    }
+}
+
+/// Goal: appends land whole at the end, none over another (Promise S4). Method: eight appends of different sizes, some
+/// direct and some buffered, at the same time.
+#[test]
+fn appends_land_whole() {
+    for seed in 0..40 {
+        let mut w = world(seed);
+        let flags = OpenFlags { append: true, ..OpenFlags::READ_WRITE };
+        let file = w.create("f", flags);
+        let other = w.client.open(&Ctx::root(), file.ino(), OpenFlags { direct: true, ..flags });
+        let other = w.run(other).unwrap();
+        let sizes: Vec<usize> = (0..8).map(|_| 1 + w.rand(120_000) as usize).collect();
+        let ops = sizes.iter().enumerate();
+        let ops = ops.map(|(i, n)| write(&w, if i % 3 == 0 { &other } else { &file }, 0, *n, b'a' + i as u8)).collect();
+        w.run_all(ops).into_iter().zip(&sizes).for_each(|(n, want)| assert_eq!(n, Ok(*want)));
+        let total = sizes.iter().sum::<usize>();
+        let op = read(&w, &file, 0, total + 10);
+        let bytes = w.run(op).unwrap().to_vec();
+        assert_eq!(bytes.len(), total);
+        let mut at = 0;
+        while at < total {
+            let n = sizes[(bytes[at] - b'a') as usize];
+            assert!(bytes[at..at + n].iter().all(|b| *b == bytes[at]), "seed {seed}: whole");
+            at += n;
+        }
+        drop((file, other));
+        w.check_clean();
+    }
+}
+
+/// Goal: an abandoned operation leaves nothing behind and happens as a whole or not at all (Promise S18). Method: start
+/// an operation, run a few steps, drop it; later everything is closed, unlocked and written, and the file has the old or
+/// the new content.
+#[test]
+fn abandoned_operations_leave_nothing() {
+    for seed in 0..120 {
+        let mut w = world(seed);
+        let file = w.create("f", OpenFlags::READ_WRITE);
+        let op = write(&w, &file, 0, 200_000, b'o');
+        w.run(op).unwrap();
+        let steps = w.rand(12);
+        let root = Ctx::root();
+        match seed % 5 {
+            0 => {
+                let op = w.client.open(&root, file.ino(), OpenFlags::READ);
+                (0..steps).for_each(|_| drop(w.step()));
+                drop(op);
+            }
+            1 => {
+                let op = w.client.create(&root, amphi_types::Ino::ROOT, b"g", 0o600, OpenFlags::WRITE);
+                (0..steps).for_each(|_| drop(w.step()));
+                drop(op);
+            }
+            2 => {
+                let op = write(&w, &file, 50_000, 150_000, b'n');
+                (0..steps).for_each(|_| drop(w.step()));
+                drop(op);
+            }
+            3 => {
+                let op = read(&w, &file, 0, 150_000);
+                (0..steps).for_each(|_| drop(w.step()));
+                drop(op);
+            }
+            _ => {
+                let set = SetAttr { size: Some(100_000), ..SetAttr::default() };
+                let op = w.client.setattr(&root, file.ino(), set, None);
+                (0..steps).for_each(|_| drop(w.step()));
+                drop(op);
+            }
+        }
+        w.settle();
+        let op = read(&w, &file, 0, 300_000);
+        let bytes = w.run(op).unwrap().to_vec();
+        match seed % 5 {
+            2 => {
+                let new = bytes[50_000];
+                assert!(bytes[50_000..].iter().all(|b| *b == new), "seed {seed}");
+            }
+            4 => assert!(bytes.len() == 100_000 || bytes.len() == 200_000),
+            _ => assert_eq!(bytes.len(), 200_000),
+        }
+        drop(file);
+        w.check_clean();
+        assert!(w.server.called_back.is_empty());
+    }
+}
+
+/// Goal: hits by several threads see whole units while another thread writes them through the cache. Method: threads
+/// with `try_read` and `try_write` on one unit; each read is uniform.
+#[test]
+fn hits_by_threads_are_atomic() {
+    let mut w = World::new(1, &[]);
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    let op = write(&w, &file, 0, 8192, 0);
+    w.run(op).unwrap();
+    let client = w.client.clone();
+    std::thread::scope(|scope| {
+        for t in 1..3u8 {
+            let (client, file) = (client.clone(), file.clone());
+            scope.spawn(move || {
+                for _ in 0..2000 {
+                    let done = client.try_write(&Ctx::root(), &file, 0, &[t; 8192], Hints::default());
+                    assert!(done.is_none_or(|n| n == 8192));
+                }
+            });
+        }
+        for _ in 0..2 {
+            let (client, file) = (client.clone(), file.clone());
+            scope.spawn(move || {
+                let mut into = [0; 8192];
+                for _ in 0..2000 {
+                    if client.try_read(&Ctx::root(), &file, 0, &mut into, Hints::default()).is_some() {
+                        assert!(into.iter().all(|b| *b == into[0]));
+                    }
+                }
+            });
+        }
+    });
+    drop((file, client));
+    w.check_clean();
+}

@@ -1,0 +1,208 @@
+//! Which way requests go, what is sent for them, and what is counted.
+
+use super::world::World;
+use crate::api::{Ctx, Hints, OpenFlags};
+use crate::decision::Reason;
+use crate::stats::{Count, Way};
+use crate::OpenFile;
+use amphi_env::Buf;
+use amphi_types::Pattern;
+use amphi_wire::XattrMode;
+use std::sync::Arc;
+
+fn write(w: &mut World, file: &Arc<OpenFile>, tid: u32, at: u64, len: usize, may_continue: bool) {
+    let hints = Hints { may_continue, ..Hints::default() };
+    let ctx = Ctx { tid, ..Ctx::root() };
+    if w.client.try_write(&ctx, file, at, &vec![1; len], hints).is_none() {
+        let op = w.client.write(&ctx, file, at, Buf::zeroed(len), hints);
+        assert_eq!(w.run(op), Ok(len));
+    }
+}
+
+fn read(w: &mut World, file: &Arc<OpenFile>, at: u64, len: usize) -> usize {
+    let (ctx, mut into) = (Ctx::root(), vec![0; len]);
+    match w.client.try_read(&ctx, file, at, &mut into, Hints::default()) {
+        Some(n) => n,
+        None => {
+            let op = w.client.read(&ctx, file, at, len, Hints::default());
+            w.run(op).unwrap().len()
+        }
+    }
+}
+
+fn io(w: &World, way: Way, reason: Reason) -> (u64, u64) {
+    w.client.core.stats.io_of(way, reason)
+}
+
+fn sent(w: &World, name: &str) -> usize {
+    w.server.log.iter().filter(|l| *l == name).count()
+}
+
+/// Goal: each request is counted under its reason, with its bytes, on the mount and on the file. Method: one request for
+/// each reason that sizes, flags and modes give.
+#[test]
+fn reasons_are_counted() {
+    let mut w = World::new(1, &[]);
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    write(&mut w, &file, 1, 0, 4096, false);
+    write(&mut w, &file, 1, 1 << 20, 64 << 10, false);
+    write(&mut w, &file, 1, 4 << 20, 2 << 20, false);
+    assert_eq!(io(&w, Way::Write, Reason::BufferedSmall), (1, 4096));
+    assert_eq!(io(&w, Way::Write, Reason::BufferedDefault), (1, 64 << 10));
+    assert_eq!(io(&w, Way::Write, Reason::DirectLarge), (1, 2 << 20));
+    assert_eq!(read(&mut w, &file, 0, 4096), 4096);
+    assert_eq!(io(&w, Way::Read, Reason::CacheHit), (1, 4096));
+    let mode = |w: &mut World, value: &[u8]| {
+        let op = w.client.setxattr(&Ctx::root(), file.ino(), b"user.amphi.mode", value, XattrMode::Set);
+        w.run(op).unwrap();
+    };
+    mode(&mut w, b"direct");
+    write(&mut w, &file, 1, 0, 100, false);
+    assert_eq!(io(&w, Way::Write, Reason::DirectUser), (1, 100));
+    mode(&mut w, b"buffered");
+    write(&mut w, &file, 1, 0, 2 << 20, false);
+    assert_eq!(io(&w, Way::Write, Reason::BufferedUser), (1, 2 << 20));
+    mode(&mut w, b"auto");
+    w.server.contended = true;
+    write(&mut w, &file, 1, 8 << 20, 2 << 20, false);
+    w.server.contended = false;
+    write(&mut w, &file, 1, 0, 64 << 10, false);
+    assert_eq!(io(&w, Way::Write, Reason::DirectContention), (1, 64 << 10));
+    w.clock.0.fetch_add(60_000_000_000, std::sync::atomic::Ordering::SeqCst);
+    write(&mut w, &file, 1, 0, 64 << 10, false);
+    assert_eq!(io(&w, Way::Write, Reason::BufferedDefault).0, 2, "contention is forgotten");
+    assert!(file.counters().contains("write_direct_large 2 requests 4194304 bytes"), "{}", file.counters());
+    assert!(file.counters().contains("read_cache_hit 1 requests 4096 bytes"), "{}", file.counters());
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: consecutive full pieces of one stream count as one request (H2), and only those. Method: pieces of 1 MiB of
+/// two streams mixed; the second and later pieces of each are large, until a short one ends the request.
+#[test]
+fn pieces_count_together() {
+    let mut w = World::new(1, &[]);
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    let mib = 1 << 20;
+    for i in 0..4u64 {
+        write(&mut w, &file, 1, i * mib, mib as usize, true);
+        write(&mut w, &file, 2, (100 + i) * mib, mib as usize, i < 3);
+    }
+    assert_eq!(io(&w, Way::Write, Reason::BufferedDefault), (2, 2 * mib), "the first piece of each");
+    assert_eq!(io(&w, Way::Write, Reason::DirectLarge), (6, 6 * mib));
+    write(&mut w, &file, 2, 104 * mib, mib as usize, false);
+    assert_eq!(io(&w, Way::Write, Reason::BufferedDefault).0, 3, "the request of stream 2 had ended");
+    write(&mut w, &file, 1, 7 * mib, mib as usize, false);
+    assert_eq!(io(&w, Way::Write, Reason::BufferedDefault).0, 4, "not consecutive");
+    write(&mut w, &file, 3, 8 * mib, mib as usize, true);
+    let op = w.client.setxattr(&Ctx::root(), file.ino(), b"user.amphi.set", b"hybrid.pieces=off", XattrMode::Set);
+    w.run(op).unwrap();
+    write(&mut w, &file, 4, 20 * mib, mib as usize, true);
+    write(&mut w, &file, 4, 21 * mib, mib as usize, true);
+    assert_eq!(io(&w, Way::Write, Reason::DirectLarge).0, 6, "switched off");
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: a small file costs four requests: make, lock, write, close. Method: many, then count; the second round of
+/// cached reads and writes costs none.
+#[test]
+fn requests_of_small_files() {
+    let mut w = World::new(1, &[]);
+    for i in 0..20 {
+        let file = w.create(&format!("f{i}"), OpenFlags::READ_WRITE);
+        write(&mut w, &file, 1, 0, 3000, false);
+        write(&mut w, &file, 1, 3000, 3000, false);
+        read(&mut w, &file, 0, 6000);
+    }
+    w.check_clean();
+    for (name, n) in [("Make", 20), ("LockEnqueue", 20), ("Write", 20), ("Close", 20), ("Read", 0), ("GetAttr", 0)] {
+        assert_eq!(sent(&w, name), n, "{name}");
+    }
+}
+
+/// Goal: a sequential reader finds its bytes in the cache; each byte is fetched once. Method: read a file of 16 MiB in
+/// steps of 128 KiB and let the background work between.
+#[test]
+fn read_ahead_is_ahead() {
+    let mut w = World::new(1, &[("cache.max_bytes", "256M")]);
+    let bytes: Vec<u8> = (0..16 << 20).map(|i: u32| (i / 977) as u8).collect();
+    let ino = w.server.plant("f", &bytes, Pattern::Growing);
+    let op = w.client.open(&Ctx::root(), ino, OpenFlags::READ);
+    let file = w.run(op).unwrap();
+    for at in (0..bytes.len()).step_by(128 << 10) {
+        assert_eq!(read(&mut w, &file, at as u64, 128 << 10), 128 << 10);
+        w.settle();
+    }
+    let (hits, _) = io(&w, Way::Read, Reason::CacheHit);
+    assert!(hits >= 126, "{hits} of 128 reads were hits");
+    assert_eq!(w.client.core.stats.of(Count::Fill).1, 16 << 20, "each byte once");
+    assert!(sent(&w, "Read") <= 30, "{} requests", sent(&w, "Read"));
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: writers of more than the cache holds are throttled, memory stays bounded, nothing is lost. Method: 24 MiB
+/// buffered through a cache of 8 MiB, then compare.
+#[test]
+fn memory_is_bounded() {
+    let mut w = World::new(1, &[("cache.max_bytes", "8M"), ("hybrid.mode", "buffered")]);
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    for at in (0..24u64 << 20).step_by(256 << 10) {
+        write(&mut w, &file, 1, at, 256 << 10, false);
+        assert!(w.client.core.cache.used_bytes() <= (8 << 20) + (1 << 20), "{}", w.client.core.cache.used_bytes());
+        assert!(w.client.core.cache.dirty_bytes() <= 4 << 20);
+    }
+    let op = w.client.fsync(&Ctx::root(), &file, true);
+    w.run(op).unwrap();
+    assert_eq!(w.server.contents(file.ino()).len(), 24 << 20);
+    for at in (0..24u64 << 20).step_by(1 << 20) {
+        assert_eq!(read(&mut w, &file, at, 1 << 20), 1 << 20);
+        assert!(w.client.core.cache.used_bytes() <= 9 << 20);
+    }
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: dirty bytes leave by size at once and by age later; large runs leave in large requests. Method: a run of 1 MiB,
+/// then a few bytes and time.
+#[test]
+fn write_back_by_size_and_age() {
+    let mut w = World::new(1, &[]);
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    for at in (0..1 << 20).step_by(64 << 10) {
+        write(&mut w, &file, 1, at, 64 << 10, false);
+    }
+    w.settle();
+    assert_eq!((sent(&w, "Write"), w.client.core.cache.dirty_bytes()), (1, 0), "one request of 1 MiB");
+    write(&mut w, &file, 1, 3 << 20, 100, false);
+    crate::writeback::tick(&w.client.core);
+    w.settle();
+    assert_eq!(sent(&w, "Write"), 1, "too young");
+    w.clock.0.fetch_add(5_100_000_000, std::sync::atomic::Ordering::SeqCst);
+    crate::writeback::tick(&w.client.core);
+    w.settle();
+    assert_eq!((sent(&w, "Write"), w.client.core.cache.dirty_bytes()), (2, 0));
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: a file that is not read again goes direct in the window, with probes (H5). Method: stream a file through a
+/// small cache in requests of the window, without read-ahead.
+#[test]
+fn files_without_locality_go_direct() {
+    let tunables =
+        [("cache.max_bytes", "4M"), ("hybrid.locality_pages", "512"), ("readahead.enabled", "off"), ("hybrid.locality_probe", "8")];
+    let mut w = World::new(1, &tunables);
+    let ino = w.server.plant("f", &vec![7; 24 << 20], Pattern::Whole);
+    let op = w.client.open(&Ctx::root(), ino, OpenFlags::READ);
+    let file = w.run(op).unwrap();
+    for at in (0..24u64 << 20).step_by(64 << 10) {
+        assert_eq!(read(&mut w, &file, at, 64 << 10), 64 << 10);
+    }
+    let (direct, _) = io(&w, Way::Read, Reason::DirectLocality);
+    let (buffered, _) = io(&w, Way::Read, Reason::BufferedDefault);
+    assert!(direct > 150 && buffered > 100, "{direct} direct, {buffered} buffered");
+    drop(file);
+    w.check_clean();
+}

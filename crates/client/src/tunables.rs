@@ -1,0 +1,272 @@
+//! Tunables of a mount: named numbers that can be read and changed while it runs.
+//!
+//! Owns: the table (name, unit, bounds, default, help), parsing with suffixes, shell patterns. Does not own: what a
+//! tunable does, nor the server's (`server.*` goes there). Reading one is one relaxed load.
+
+use amphi_types::IoMode;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How a value is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    /// Bytes, with suffixes K, M, G, T.
+    Bytes,
+    /// A plain number (count, percent, milliseconds, microseconds: the name ends with it).
+    Number,
+    /// `on` or `off`.
+    Switch,
+    /// `auto`, `buffered` or `direct`.
+    Mode,
+}
+
+/// One row of the table.
+pub(crate) struct Row {
+    pub(crate) name: &'static str,
+    pub(crate) unit: Unit,
+    pub(crate) default: u64,
+    pub(crate) min: u64,
+    pub(crate) max: u64,
+    pub(crate) help: &'static str,
+}
+
+macro_rules! knobs {
+    ($($knob:ident = $name:literal, $unit:ident, $default:expr, $min:expr => $max:expr, $help:literal;)*) => {
+        /// Names of the tunables in the code.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Knob { $($knob,)* }
+        /// The table, in the order of `Knob`.
+        pub(crate) const TABLE: &[Row] = &[$(Row {
+            name: $name, unit: Unit::$unit, default: $default, min: $min, max: $max, help: $help,
+        },)*];
+    };
+}
+
+const K: u64 = 1 << 10;
+const M: u64 = 1 << 20;
+const G: u64 = 1 << 30;
+
+knobs! {
+    Mode = "hybrid.mode", Mode, 0, 0 => 2, "how requests go that neither open flag nor file attribute decides";
+    LargeWrite = "hybrid.large_write_bytes", Bytes, 2 * M, 0 => 2 * G, "writes of at least this size go direct (Lustre's default)";
+    LargeRead = "hybrid.large_read_bytes", Bytes, 8 * M, 0 => 2 * G, "reads of at least this size go direct (Lustre's default)";
+    Small = "hybrid.small_bytes", Bytes, 32 * K, 0 => 2 * G, "requests below this size are buffered (FAST'24)";
+    Pieces = "hybrid.pieces", Switch, 1, 0 => 1, "count consecutive full pieces of one stream as one application request";
+    Contention = "hybrid.contention", Switch, 1, 0 => 1, "requests in the window go direct on contended files";
+    ContendedMs = "hybrid.contended_ms", Number, 4000, 0 => 60_000, "how long a file counts as contended after a server said so";
+    Memory = "hybrid.memory", Switch, 1, 0 => 1, "requests in the window go direct when memory is short";
+    MemoryPercent = "hybrid.memory_percent", Number, 95, 1 => 100, "share of the cache or memory group that counts as short";
+    Overcache = "hybrid.overcache", Switch, 1, 0 => 1, "requests in the window go direct for files with much in the cache";
+    OvercacheBytes = "hybrid.overcache_bytes", Bytes, G, M => 1 << 50, "cache bytes per file; 95 % of it counts as much";
+    Locality = "hybrid.locality", Switch, 1, 0 => 1, "requests in the window go direct on files that are not read again";
+    LocalityPages = "hybrid.locality_pages", Number, 4096, 16 => 1 << 20, "pages of a file over which reuse is measured";
+    LocalityFraction = "hybrid.locality_fraction", Number, 16, 1 => 4096, "reuse below one page in this many means no locality";
+    LocalityProbe = "hybrid.locality_probe", Number, 64, 2 => 65_536, "without locality one request in this many is still buffered";
+    CacheBytes = "cache.max_bytes", Bytes, G, 4 * M => 1 << 50, "memory of the page cache";
+    DirtyPercent = "cache.dirty_percent", Number, 50, 1 => 90, "share of the cache that may be dirty before writers wait";
+    RunBytes = "writeback.run_bytes", Bytes, M, 64 * K => 64 * M, "contiguous dirty bytes that leave at once";
+    AgeMs = "writeback.age_ms", Number, 5000, 10 => 3_600_000, "dirty bytes leave after this time";
+    WriteMax = "writeback.max_bytes", Bytes, 4 * M, 64 * K => 64 * M, "largest write-back request";
+    FlightBytes = "writeback.flight_bytes", Bytes, 128 * M, M => 16 * G, "bytes of write-back under way";
+    FillBytes = "readahead.fill_bytes", Bytes, M, 64 * K => 64 * M, "largest request that fills the cache";
+    ReadAhead = "readahead.enabled", Switch, 1, 0 => 1, "read ahead of sequential and strided streams";
+    ReadAheadBytes = "readahead.max_bytes", Bytes, 64 * M, 64 * K => G, "largest read-ahead window of one stream";
+    ReadAheadRequests = "readahead.requests", Number, 10, 1 => 1024, "requests of the present size to be ahead of a stream";
+    SpinUs = "client.spin_us", Number, 0, 0 => 100_000, "how long a waiting thread polls before it sleeps";
+}
+
+/// The values.
+pub(crate) struct Tunables {
+    values: Vec<AtomicU64>,
+}
+
+impl Tunables {
+    pub(crate) fn new() -> Tunables {
+        Tunables { values: TABLE.iter().map(|r| AtomicU64::new(r.default)).collect() }
+    }
+
+    pub(crate) fn get(&self, knob: Knob) -> u64 {
+        self.values[knob as usize].load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn on(&self, knob: Knob) -> bool {
+        self.get(knob) != 0
+    }
+
+    pub(crate) fn put(&self, knob: Knob, value: u64) {
+        let row = &TABLE[knob as usize];
+        self.values[knob as usize].store(value.clamp(row.min, row.max), Ordering::Relaxed);
+    }
+
+    pub(crate) fn spin_us(&self) -> u64 {
+        self.get(Knob::SpinUs)
+    }
+
+    pub(crate) fn mode(&self) -> IoMode {
+        match self.get(Knob::Mode) {
+            1 => IoMode::Buffered,
+            2 => IoMode::Direct,
+            _ => IoMode::Auto,
+        }
+    }
+
+    /// Sets everything that matches `pattern`; all or nothing.
+    ///
+    /// Errors: a sentence about the pattern or the value.
+    pub(crate) fn set(&self, pattern: &str, value: &str) -> Result<usize, String> {
+        let mut puts = Vec::new();
+        for (i, row) in TABLE.iter().enumerate().filter(|(_, r)| glob(pattern, r.name)) {
+            let v = parse(row.unit, value).ok_or_else(|| format!("{}: cannot read the value {value:?}", row.name))?;
+            if v < row.min || v > row.max {
+                let (lo, hi) = (show(row.unit, row.min), show(row.unit, row.max));
+                return Err(format!("{}: {value} is not within {lo} and {hi}", row.name));
+            }
+            puts.push((i, v));
+        }
+        if puts.is_empty() {
+            return Err(format!("no tunable matches {pattern:?}"));
+        }
+        for &(i, v) in &puts {
+            self.values[i].store(v, Ordering::Relaxed);
+        }
+        Ok(puts.len())
+    }
+
+    /// Lines `name=value` with the help behind a `#`, of everything that matches `pattern`.
+    pub(crate) fn list(&self, pattern: &str) -> Vec<(String, String, String)> {
+        TABLE
+            .iter()
+            .zip(&self.values)
+            .filter(|(row, _)| glob(pattern, row.name))
+            .map(|(row, v)| (row.name.into(), show(row.unit, v.load(Ordering::Relaxed)), row.help.into()))
+            .collect()
+    }
+}
+
+/// Reads a value of `unit`.
+pub(crate) fn parse(unit: Unit, text: &str) -> Option<u64> {
+    let text = text.trim();
+    match unit {
+        Unit::Switch => match text {
+            "on" | "1" | "true" | "yes" => Some(1),
+            "off" | "0" | "false" | "no" => Some(0),
+            _ => None,
+        },
+        Unit::Mode => match text {
+            "auto" => Some(0),
+            "buffered" => Some(1),
+            "direct" => Some(2),
+            _ => None,
+        },
+        Unit::Number => text.parse().ok(),
+        Unit::Bytes => bytes(text),
+    }
+}
+
+/// Reads a number of bytes with an optional suffix `K`, `M`, `G`, `T` (also `KiB`, `KB`: all powers of 1024).
+pub(crate) fn bytes(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let shift = match text[digits..].trim().to_ascii_uppercase().trim_end_matches('B').trim_end_matches('I') {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return None,
+    };
+    text[..digits].parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// Writes a value of `unit` as `parse` reads it.
+pub(crate) fn show(unit: Unit, value: u64) -> String {
+    match unit {
+        Unit::Switch => if value != 0 { "on" } else { "off" }.into(),
+        Unit::Mode => ["auto", "buffered", "direct"][value.min(2) as usize].into(),
+        Unit::Number => value.to_string(),
+        Unit::Bytes => size(value),
+    }
+}
+
+/// A number of bytes with the largest suffix that divides it.
+pub(crate) fn size(value: u64) -> String {
+    for (shift, suffix) in [(40, "T"), (30, "G"), (20, "M"), (10, "K")] {
+        if value > 0 && value % (1 << shift) == 0 {
+            return format!("{}{suffix}", value >> shift);
+        }
+    }
+    value.to_string()
+}
+
+/// Whether the shell pattern (`*`, `?`) matches the whole of `name`.
+pub(crate) fn glob(pattern: &str, name: &str) -> bool {
+    let (p, n) = (pattern.as_bytes(), name.as_bytes());
+    let (mut i, mut j) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while j < n.len() {
+        if i < p.len() && p[i] == b'*' {
+            star = Some((i, j));
+            i += 1;
+        } else if i < p.len() && (p[i] == b'?' || p[i] == n[j]) {
+            i += 1;
+            j += 1;
+        } else if let Some((si, sj)) = star {
+            star = Some((si, sj + 1));
+            i = si + 1;
+            j = sj + 1;
+        } else {
+            return false;
+        }
+    }
+    p[i..].iter().all(|&c| c == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: values survive being shown and read. Method: every row's default, and odd spellings.
+    #[test]
+    fn values_round_trip() {
+        for row in TABLE {
+            for v in [row.default, row.min, row.max] {
+                assert_eq!(parse(row.unit, &show(row.unit, v)), Some(v), "{}", row.name);
+            }
+            assert!(row.min <= row.default && row.default <= row.max, "{}", row.name);
+        }
+        assert_eq!(bytes("2 MiB"), Some(2 << 20));
+        assert_eq!(bytes("64k"), Some(65536));
+        for bad in ["", "M", "-1", "1X", "99999999999T"] {
+            assert_eq!(bytes(bad), None, "{bad}");
+        }
+    }
+
+    /// Goal: setting is by pattern, all or nothing, and says what is wrong. Method: good and bad sets.
+    #[test]
+    fn set_by_pattern() {
+        let t = Tunables::new();
+        assert_eq!(t.set("hybrid.large_*", "4M"), Ok(2));
+        assert_eq!(t.get(Knob::LargeRead), 4 << 20);
+        assert!(t.set("hybrid.larg", "4M").unwrap_err().contains("no tunable matches"));
+        assert!(t.set("hybrid.*", "4M").is_err(), "a switch takes no size");
+        assert!(t.set("cache.dirty_percent", "91").unwrap_err().contains("not within"));
+        assert_eq!(t.list("*.dirty_p?rcent")[0].1, "50");
+        t.set("hybrid.mode", "direct").unwrap();
+        assert_eq!(t.mode(), IoMode::Direct);
+    }
+
+    /// Goal: patterns mean what a shell means by them.
+    #[test]
+    fn globs() {
+        for (p, n, yes) in [
+            ("*", "a.b", true),
+            ("a.*", "a.b", true),
+            ("a.?", "a.b", true),
+            ("*b*c", "abbc", true),
+            ("*bd", "abbc", false),
+            ("", "", true),
+            ("a", "ab", false),
+        ] {
+            assert_eq!(glob(p, n), yes, "{p} {n}");
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Write-back (FEATURES B2): dirty bytes leave in large requests, in the background by size and age.
+//!
+//! Owns: cutting dirty runs along the layout, requests under way and their bound, what a failure leaves behind,
+//! throttling of writers. Does not own: dirty state (`cache`), when a lock wants a flush (`locks`).
+//!
+//! Invariants: a byte is in at most one request under way; while it is, it stays readable, and a write to it makes it
+//! dirty again. Nothing sets out beyond `Flights::frozen_from`. Write-back takes no range lock and needs no credits
+//! that ordinary requests use, so whoever holds the range lock may wait for it.
+
+use crate::cache::drop::Dirty;
+use crate::cache::fill::Landing;
+use crate::core::{Core, unexpected};
+use crate::files::File;
+use crate::ops;
+use crate::stats::Count;
+use crate::tunables::Knob;
+use amphi_env::Buf;
+use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result};
+use amphi_wire::{Lane, Reply, Request};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Sends off the dirty bytes of `range`, as far as the bound of bytes under way allows. Does not wait. The copies are
+/// made on the calling thread.
+pub(crate) fn start(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
+    let layout = file.layout();
+    let (flight_max, write_max) = (core.tunables.get(Knob::FlightBytes), core.tunables.get(Knob::WriteMax));
+    for run in core.cache.dirty_runs(file, range) {
+        for (object, piece) in layout.pieces(file.ino, run) {
+            let mut rest = piece;
+            while !rest.is_empty() {
+                let part = ByteRange::at(rest.start, write_max).intersect(&rest);
+                if core.flight_bytes.load(SeqCst) >= flight_max {
+                    return;
+                }
+                rest = ByteRange::new(send_off(core, file, object, part), rest.end);
+            }
+        }
+    }
+}
+
+/// Sends the dirty bytes at the start of `part`; returns where to go on.
+fn send_off(core: &Arc<Core>, file: &Arc<File>, object: ObjectId, part: ByteRange) -> u64 {
+    let (id, part) = {
+        let mut flights = file.flights.lock();
+        let part = match flights.frozen_from {
+            Some(from) => ByteRange::new(part.start, part.end.min(from)),
+            None => part,
+        };
+        if part.is_empty() || flights.ranges.iter().any(|(_, r)| r.contains(&ByteRange::at(part.start, 1))) {
+            return u64::MAX;
+        }
+        flights.next += 1;
+        let id = flights.next;
+        flights.ranges.push((id, part));
+        (id, part)
+    };
+    let Some((taken, buf)) = core.cache.take_dirty(file, part) else {
+        end_flight(file, id);
+        return u64::MAX;
+    };
+    if let Some(f) = file.flights.lock().ranges.iter_mut().find(|(i, _)| *i == id) {
+        f.1 = taken;
+    }
+    core.flight_bytes.fetch_add(taken.len(), SeqCst);
+    core.stats.bytes(Count::WriteBack, taken.len());
+    let (core2, file2) = (core.clone(), file.clone());
+    core.spawn(async move { fly(core2, file2, id, object, taken, buf).await });
+    taken.end
+}
+
+fn end_flight(file: &File, id: u64) {
+    file.flights.lock().ranges.retain(|(i, _)| *i != id);
+    file.signal.notify();
+}
+
+async fn fly(core: Arc<Core>, file: Arc<File>, id: u64, object: ObjectId, range: ByteRange, buf: Buf) {
+    let result = write_piece(&core, &file, object, range.start, buf, WriteKind::Back).await;
+    let landing = match result {
+        Ok(()) => Landing::Done,
+        Err(Errno::Stale) if ops::attr::reload(&core, &file).await.is_ok() => Landing::Again,
+        // Nobody can reach the file any more.
+        Err(Errno::NoEnt | Errno::Stale) if file.open_count() == 0 => Landing::Done,
+        Err(e) => {
+            tracing::warn!(ino = %file.ino, ?range, "write-back failed: {e}");
+            core.stats.bytes(Count::WriteBackFailed, range.len());
+            file.fail(range, e);
+            Landing::Failed
+        }
+    };
+    core.cache.landed(&file, range, landing, core.clock.now_ns());
+    core.flight_bytes.fetch_sub(range.len(), SeqCst);
+    core.landings.fetch_add(1, SeqCst);
+    {
+        let mut known = file.known.lock();
+        if file.dirty_bytes.load(SeqCst) == 0 {
+            known.mtime_local = false;
+        }
+    }
+    end_flight(&file, id);
+    core.landed.notify();
+    ops::open::send_closes(&core, &file);
+}
+
+/// Why a piece is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WriteKind {
+    /// Write-back under a lock of this client.
+    Back,
+    /// A direct request: the target locks for its duration.
+    Direct {
+        /// Setuid and setgid are cleared.
+        kill_suidgid: bool,
+    },
+}
+
+/// Writes one piece of an object and waits until it is on the disk.
+pub(crate) async fn write_piece(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    object: ObjectId,
+    offset: u64,
+    buf: Buf,
+    kind: WriteKind,
+) -> Result<()> {
+    if object.stripe > 0 {
+        spread(core, file).await?;
+    }
+    let (layout, generation, mtime) = {
+        let known = file.known.lock();
+        (known.view.layout, known.view.generation, known.mtime)
+    };
+    let (lane, server_lock, mtime, kill_suidgid) = match kind {
+        WriteKind::Back => (Lane::Urgent, false, mtime, false),
+        WriteKind::Direct { kill_suidgid } => (Lane::Normal, true, core.wall(), kill_suidgid),
+    };
+    let op = Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid };
+    let target = layout.target(file.ino, object.stripe);
+    let (answer, _) = core.send(lane, target, &Cred::root(), op, Some(buf), 0).await?;
+    core.note_contention(file, answer.contended);
+    match answer.result? {
+        Reply::Written => {
+            if kind != WriteKind::Back {
+                file.touched_past_cache(mtime);
+            }
+            Ok(())
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Tells the owner once that data goes beyond stripe 0.
+pub(crate) async fn spread(core: &Arc<Core>, file: &Arc<File>) -> Result<()> {
+    if file.known.lock().spread {
+        return Ok(());
+    }
+    match core.send(Lane::Urgent, file.ino.target(), &Cred::root(), Request::Spread { ino: file.ino }, None, 0).await?.0.result? {
+        Reply::Inode(_) => {
+            file.known.lock().spread = true;
+            Ok(())
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Writes all bytes of `range` back that are dirty when it is called, and waits for them. Failures stay with the file.
+pub(crate) async fn flush(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
+    loop {
+        if file.dirty_bytes.load(SeqCst) == 0 {
+            return;
+        }
+        start(core, file, range);
+        let landings = core.landings.load(SeqCst);
+        if file.in_flight(range) {
+            file.signal.until(|| !file.in_flight(range)).await;
+        } else if core.cache.dirty_runs(file, range).is_empty() {
+            return;
+        } else {
+            // The bound of bytes under way, or a truncate, is in the way.
+            let frozen = || file.flights.lock().frozen_from.is_none() && core.flight_bytes.load(SeqCst) == 0;
+            let moved = || core.landings.load(SeqCst) != landings || frozen();
+            core.landed.until(moved).await;
+        }
+    }
+}
+
+/// Flushes and forgets the cached bytes of `range`, over which the caller holds the range lock.
+pub(crate) async fn flush_and_forget(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
+    while core.cache.forget(file, range, Dirty::Keep) {
+        flush(core, file, range).await;
+    }
+}
+
+/// Waits until the cache takes `bytes` more dirty ones.
+pub(crate) async fn throttle(core: &Arc<Core>, bytes: u64) {
+    let mut first = true;
+    while core.dirty_is_full(bytes) {
+        if std::mem::take(&mut first) {
+            core.stats.count(Count::Throttled);
+        }
+        let landings = core.landings.load(SeqCst);
+        for file in core.files.all() {
+            if file.dirty_bytes.load(SeqCst) > 0 {
+                start(core, &file, ByteRange::ALL);
+            }
+        }
+        core.landed.until(|| core.landings.load(SeqCst) != landings || !core.dirty_is_full(bytes)).await;
+    }
+}
+
+/// Starts what has been dirty for too long, and what the bound left behind.
+pub(crate) fn tick(core: &Arc<Core>) {
+    if core.cache.dirty_bytes() == 0 {
+        return;
+    }
+    let age_ns = core.tunables.get(Knob::AgeMs) * 1_000_000;
+    let before = core.clock.now_ns().saturating_sub(age_ns);
+    for file in core.files.all() {
+        if file.dirty_bytes.load(SeqCst) > 0 {
+            for range in core.cache.aged(&file, before) {
+                start(core, &file, range);
+            }
+        }
+    }
+}
+
+/// A chunk became dirty as a whole: it leaves now, or with its neighbours if larger runs are wanted.
+pub(crate) fn chunk_is_full(core: &Arc<Core>, file: &Arc<File>, chunk: ByteRange) {
+    let run = core.tunables.get(Knob::RunBytes);
+    if run <= 1 << 20 {
+        start(core, file, chunk);
+    } else if chunk.end % run < chunk.len() {
+        start(core, file, ByteRange::new(chunk.end.saturating_sub(run + chunk.len()), chunk.end));
+    }
+}
+
+/// Writes everything back and waits for it.
+pub(crate) async fn flush_all(core: &Arc<Core>) {
+    let dirty = core.files.all().into_iter().filter(|f| f.dirty_bytes.load(SeqCst) > 0);
+    let all: Vec<_> = dirty
+        .map(|file| {
+            let core = core.clone();
+            async move { flush(&core, &file, ByteRange::ALL).await }
+        })
+        .collect();
+    futures_util::future::join_all(all).await;
+}

@@ -1,0 +1,309 @@
+//! Bitmap allocator of runs of 4 KiB blocks.
+//!
+//! Owns: which blocks are taken. Does not own: by whom (extents, plans, pending frees: `store`).
+//! Invariants: `free` and the group counts equal the zero bits; taking a taken block or freeing a free one
+//! panics (programmer's error, also in release).
+//!
+//! One bit per block, next-fit. Groups of 4096 blocks (16 MiB) carry their free count and an upper bound of the
+//! longest free run that begins in them, so a nearly full zone is searched by looking at its groups: 1280 for
+//! 20 GiB instead of 82,000 words.
+
+use amphi_types::{Errno, Result};
+
+/// Blocks per summary group.
+const GROUP_BLOCKS: u64 = 4096;
+const WORD: u64 = 64;
+/// The bound of a group that was not searched since blocks were freed in it.
+const UNKNOWN: u64 = u64::MAX;
+
+/// Neighbouring blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Run {
+    /// First block.
+    pub start: u64,
+    /// Number of blocks.
+    pub blocks: u32,
+}
+
+impl Run {
+    /// One past the last block.
+    pub fn end(&self) -> u64 {
+        self.start + u64::from(self.blocks)
+    }
+}
+
+/// Who asks: edge blocks of truncates and punches may use the last blocks, so that a full zone can shrink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Anything that grows.
+    Growth,
+    /// Something that frees afterwards.
+    Shrink,
+}
+
+#[derive(Clone, Debug)]
+struct Group {
+    free: u64,
+    longest: u64,
+}
+
+/// The bitmap of a data region.
+#[derive(Clone, Debug)]
+pub struct Allocator {
+    words: Vec<u64>,
+    groups: Vec<Group>,
+    blocks: u64,
+    free: u64,
+    cursor: u64,
+    reserve: u64,
+}
+
+impl Allocator {
+    /// Most blocks kept back for `Purpose::Shrink`.
+    pub const RESERVE_MAX: u64 = 64;
+
+    /// An allocator of `blocks` free blocks.
+    pub fn new(blocks: u64) -> Allocator {
+        let mut words = vec![0u64; blocks.div_ceil(WORD) as usize];
+        if !blocks.is_multiple_of(WORD)
+            && let Some(last) = words.last_mut()
+        {
+            *last = !0 << (blocks % WORD);
+        }
+        let groups = (0..blocks.div_ceil(GROUP_BLOCKS))
+            .map(|g| Group { free: GROUP_BLOCKS.min(blocks - g * GROUP_BLOCKS), longest: UNKNOWN })
+            .collect();
+        let reserve = (blocks / 64).min(Self::RESERVE_MAX);
+        Allocator { words, groups, blocks, free: blocks, cursor: 0, reserve }
+    }
+
+    /// All blocks.
+    pub fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Free blocks, the reserve included.
+    pub fn free_blocks(&self) -> u64 {
+        self.free
+    }
+
+    /// Blocks that growth may still take.
+    pub fn available(&self) -> u64 {
+        self.free.saturating_sub(self.reserve)
+    }
+
+    /// Whether all blocks of `run` are free. `run` lies in the region.
+    pub fn is_free(&self, run: Run) -> bool {
+        self.run_length(run.start, u64::from(run.blocks)) == u64::from(run.blocks)
+    }
+
+    /// Takes `blocks` blocks and adds their runs to `out`: at `goal` if the whole run is free there, else one
+    /// run elsewhere, else several, each at most `run_max` long.
+    ///
+    /// Errors: `NoSpace`, and then nothing is taken.
+    pub fn take(
+        &mut self,
+        blocks: u64,
+        goal: Option<u64>,
+        purpose: Purpose,
+        run_max: u32,
+        out: &mut Vec<Run>,
+    ) -> Result<()> {
+        let room = if purpose == Purpose::Growth { self.available() } else { self.free };
+        if blocks > room {
+            return Err(Errno::NoSpace);
+        }
+        let mut left = blocks;
+        let mut want = u64::MAX;
+        let mut goal = goal;
+        while left > 0 {
+            want = want.min(left).min(u64::from(run_max));
+            let at_goal = goal.filter(|&g| g < self.blocks && self.run_length(g, want) == want);
+            match at_goal.or_else(|| self.find_run(want, goal.unwrap_or(self.cursor))) {
+                Some(start) => {
+                    let run = Run { start, blocks: want as u32 };
+                    self.mark(run);
+                    out.push(run);
+                    left -= want;
+                    goal = Some(run.end());
+                    self.cursor = run.end();
+                }
+                None => want /= 2,
+            }
+            assert!(want > 0 || left == 0, "the free count says {left} more blocks but none is found");
+        }
+        Ok(())
+    }
+
+    /// Takes exactly `run`. Panics if a block of it is taken.
+    pub fn mark(&mut self, run: Run) {
+        self.for_words(run, |word, mask| {
+            assert_eq!(*word & mask, 0, "block of {run:?} is taken twice");
+            *word |= mask;
+        });
+        self.free -= u64::from(run.blocks);
+        self.count_groups(run, |group, n| group.free -= n);
+    }
+
+    /// Gives `run` back. Panics if a block of it is free.
+    pub fn free(&mut self, run: Run) {
+        self.for_words(run, |word, mask| {
+            assert_eq!(*word & mask, mask, "block of {run:?} is freed twice");
+            *word &= !mask;
+        });
+        self.free += u64::from(run.blocks);
+        self.count_groups(run, |group, n| {
+            group.free += n;
+            group.longest = UNKNOWN;
+        });
+        // A run that begins in an earlier group may now reach further.
+        let mut g = (run.start / GROUP_BLOCKS) as usize;
+        while g > 0 {
+            g -= 1;
+            self.groups[g].longest = UNKNOWN;
+            if self.groups[g].free < GROUP_BLOCKS {
+                break;
+            }
+        }
+    }
+
+    fn for_words(&mut self, run: Run, mut f: impl FnMut(&mut u64, u64)) {
+        assert!(run.blocks > 0 && run.end() <= self.blocks, "{run:?} outside of {} blocks", self.blocks);
+        let mut at = run.start;
+        while at < run.end() {
+            let n = (WORD - at % WORD).min(run.end() - at);
+            f(&mut self.words[(at / WORD) as usize], (!0 >> (WORD - n)) << (at % WORD));
+            at += n;
+        }
+    }
+
+    fn count_groups(&mut self, run: Run, mut f: impl FnMut(&mut Group, u64)) {
+        let mut at = run.start;
+        while at < run.end() {
+            let n = (GROUP_BLOCKS - at % GROUP_BLOCKS).min(run.end() - at);
+            f(&mut self.groups[(at / GROUP_BLOCKS) as usize], n);
+            at += n;
+        }
+    }
+
+    /// First free block in `at..end`.
+    fn next_free(&self, mut at: u64, end: u64) -> Option<u64> {
+        while at < end {
+            let zeros = !self.words[(at / WORD) as usize] & (!0 << (at % WORD));
+            if zeros != 0 {
+                let found = at / WORD * WORD + u64::from(zeros.trailing_zeros());
+                return (found < end).then_some(found);
+            }
+            at = (at / WORD + 1) * WORD;
+        }
+        None
+    }
+
+    /// Free blocks from `at` on without a gap, at most `max`.
+    fn run_length(&self, at: u64, max: u64) -> u64 {
+        let end = at.saturating_add(max).min(self.blocks);
+        let mut next = at;
+        while next < end {
+            let taken = self.words[(next / WORD) as usize] & (!0 << (next % WORD));
+            if taken != 0 {
+                let found = next / WORD * WORD + u64::from(taken.trailing_zeros());
+                return found.min(end) - at;
+            }
+            next = (next / WORD + 1) * WORD;
+        }
+        end.saturating_sub(at)
+    }
+
+    /// Start of a free run of `blocks`, searched from `from` on and around.
+    fn find_run(&mut self, blocks: u64, from: u64) -> Option<u64> {
+        let count = self.groups.len() as u64;
+        let from = if from < self.blocks { from } else { 0 };
+        let first = from / GROUP_BLOCKS;
+        for i in 0..=count {
+            let g = (first + i) % count;
+            let group = &self.groups[g as usize];
+            if group.free == 0 || group.longest < blocks {
+                continue;
+            }
+            let group_start = g * GROUP_BLOCKS;
+            let group_end = (group_start + GROUP_BLOCKS).min(self.blocks);
+            let start = if i == 0 { from } else { group_start };
+            let mut longest = 0;
+            let mut at = start;
+            while let Some(begin) = self.next_free(at, group_end) {
+                let n = self.run_length(begin, blocks);
+                if n == blocks {
+                    return Some(begin);
+                }
+                longest = longest.max(n);
+                at = begin + n;
+            }
+            if start == group_start {
+                self.groups[g as usize].longest = longest;
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Goal: the allocator hands out free blocks only, as many as asked, and its counts are right. Method:
+        /// random takes and frees on 10,000 blocks against a vector of flags.
+        #[test]
+        fn matches_a_vector_of_flags(
+            ops in proptest::collection::vec((0u8..4, 1u64..3000, 0u64..10_000), 1..120),
+            blocks in 9000u64..10_000,
+        ) {
+            let mut a = Allocator::new(blocks);
+            let mut taken = vec![false; blocks as usize];
+            let mut held: Vec<Run> = Vec::new();
+            for (op, n, goal) in ops {
+                let free = taken.iter().filter(|&&t| !t).count() as u64;
+                prop_assert_eq!(a.free_blocks(), free);
+                if op < 3 {
+                    let mut out = Vec::new();
+                    let purpose = if op == 0 { Purpose::Shrink } else { Purpose::Growth };
+                    let fits = n <= if op == 0 { free } else { free.saturating_sub(64) };
+                    let r = a.take(n, (op == 1).then_some(goal), purpose, 1000, &mut out);
+                    prop_assert_eq!(r.is_ok(), fits);
+                    prop_assert_eq!(out.iter().map(|r| u64::from(r.blocks)).sum::<u64>(), if fits { n } else { 0 });
+                    for run in &out {
+                        prop_assert!(run.blocks <= 1000);
+                        for b in run.start..run.end() {
+                            prop_assert!(!taken[b as usize]);
+                            taken[b as usize] = true;
+                        }
+                    }
+                    held.extend(out);
+                } else if !held.is_empty() {
+                    let run = held.swap_remove((goal % held.len() as u64) as usize);
+                    a.free(run);
+                    taken[run.start as usize..run.end() as usize].fill(false);
+                }
+            }
+        }
+    }
+
+    /// Goal: one run is preferred wherever it lies, also across group borders and after frees that join runs.
+    /// Method: all blocks taken but pieces that together make one run of 5000.
+    #[test]
+    fn finds_the_one_long_run() {
+        let mut a = Allocator::new(40_000);
+        let mut out = Vec::new();
+        a.take(40_000, None, Purpose::Shrink, 40_000, &mut out).unwrap();
+        for piece in [4u32, 0, 3, 1, 2] {
+            a.free(Run { start: 15_000 + u64::from(piece) * 1000, blocks: 1000 });
+            let mut none = Vec::new();
+            assert_eq!(a.take(5001, None, Purpose::Growth, 9999, &mut none), Err(Errno::NoSpace));
+        }
+        a.free(Run { start: 100, blocks: 900 });
+        out.clear();
+        a.take(5000, Some(7), Purpose::Growth, 9999, &mut out).unwrap();
+        assert_eq!(out, [Run { start: 15_000, blocks: 5000 }]);
+    }
+}

@@ -1,0 +1,78 @@
+//! Checks of the data store's items as they lie in a zone; changes nothing, reports everything.
+
+use crate::extent::{DataKey, Extent, decode_extent, decode_object};
+use crate::store::extent_name;
+use amphi_types::ObjectId;
+use amphi_types::item::tag;
+use amphi_types::limits::BLOCK;
+use std::collections::BTreeMap;
+
+/// What the check found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DataReport {
+    /// Objects seen, with their ends and generations.
+    pub objects: BTreeMap<ObjectId, (u64, u64)>,
+    /// Extents seen.
+    pub extents: u64,
+    /// Blocks that extents hold.
+    pub blocks: u64,
+    /// One sentence per broken invariant.
+    pub problems: Vec<String>,
+}
+
+/// Checks the data items among `items` (others are skipped) of a zone of `data_blocks` blocks: each decodes, each
+/// extent belongs to an object, lies in the zone, overlaps no other in the file or on the disk, and no written
+/// one begins behind the object's end.
+pub fn fsck_items<'a>(items: impl IntoIterator<Item = (&'a [u8], &'a [u8])>, data_blocks: u64) -> DataReport {
+    let mut report = DataReport::default();
+    let mut extents: BTreeMap<(ObjectId, u64), Extent> = BTreeMap::new();
+    for (key, value) in items {
+        if !matches!(key.first(), Some(&tag::OBJECT | &tag::EXTENT)) {
+            continue;
+        }
+        match DataKey::decode(key) {
+            Some(DataKey::Object(id)) => match decode_object(value) {
+                Some(o) => {
+                    report.objects.insert(id, (o.end, o.generation));
+                }
+                None => report.problems.push(format!("object {} of {}: its value does not decode", id.stripe, id.ino)),
+            },
+            Some(DataKey::Extent(id, at)) => match decode_extent(at, value, data_blocks) {
+                Ok(e) => {
+                    extents.insert((id, at), e);
+                }
+                Err(text) => report.problems.push(format!("{}: {text}", extent_name(id, at))),
+            },
+            None => report.problems.push(format!("a data key of {} bytes does not decode", key.len())),
+        }
+    }
+    let mut by_block: Vec<(u64, ObjectId, u64, u32)> = Vec::with_capacity(extents.len());
+    let mut last: Option<(ObjectId, u64)> = None;
+    for (&(id, at), e) in &extents {
+        report.extents += 1;
+        report.blocks += u64::from(e.blocks);
+        match report.objects.get(&id) {
+            None => report.problems.push(format!("{}: the object does not exist", extent_name(id, at))),
+            Some(&(end, _)) if e.written && at * BLOCK >= end => {
+                report.problems.push(format!("{}: lies behind the object's end {end}", extent_name(id, at)));
+            }
+            Some(_) => {}
+        }
+        if last.is_some_and(|(before, end)| before == id && at < end) {
+            report.problems.push(format!("{}: overlaps the extent before it", extent_name(id, at)));
+        }
+        last = Some((id, at + u64::from(e.blocks)));
+        by_block.push((e.physical, id, at, e.blocks));
+    }
+    by_block.sort_unstable();
+    let mut taken_to = 0;
+    for (physical, id, at, blocks) in by_block {
+        if physical < taken_to {
+            report
+                .problems
+                .push(format!("{}: physical block {physical} is in another extent too", extent_name(id, at)));
+        }
+        taken_to = taken_to.max(physical + u64::from(blocks));
+    }
+    report
+}

@@ -1,0 +1,220 @@
+//! Plans: what a server reads and writes for an operation, and what a commit frees.
+//!
+//! Physical blocks count from 0 at the start of the zone's data region. A plan that was neither committed nor
+//! aborted keeps its fresh blocks taken until the target is opened again.
+
+use crate::alloc::Run;
+use amphi_types::limits::BLOCK;
+use amphi_types::{ByteRange, ObjectId};
+use smallvec::SmallVec;
+use std::ops::Range;
+
+/// How the blocks of a segment relate to what is durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SegmentKind {
+    /// Overwrites whole written blocks in place; no extent changes.
+    InPlace,
+    /// Fills preallocated blocks, which become written at commit.
+    Convert,
+    /// Newly taken blocks, which get into the extents at commit.
+    Fresh,
+}
+
+/// Neighbouring file blocks that are written to neighbouring physical blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// First file block.
+    pub file_block: u64,
+    /// First physical block.
+    pub physical: u64,
+    /// Number of blocks.
+    pub blocks: u32,
+    /// What happens to the extents at commit.
+    pub kind: SegmentKind,
+}
+
+/// A block at the edge of a write whose old bytes must be kept: it is read, joined with the new bytes and
+/// written as part of a fresh segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Edge {
+    /// File block.
+    pub file_block: u64,
+    /// Physical block that holds the old bytes.
+    pub physical: u64,
+    /// Bytes of the block to keep: before the write, and behind it. Empty parts are `0..0`.
+    pub keep: [Range<usize>; 2],
+}
+
+/// A planned write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a plan must be committed or aborted"]
+pub struct WritePlan {
+    /// Object.
+    pub object: ObjectId,
+    /// Bytes written.
+    pub range: ByteRange,
+    /// What to write where: ascending, together exactly `aligned()`.
+    pub segments: SmallVec<[Segment; 4]>,
+    /// At most two blocks to read first.
+    pub edges: SmallVec<[Edge; 2]>,
+}
+
+impl WritePlan {
+    /// The range of whole blocks that is written.
+    pub fn aligned(&self) -> ByteRange {
+        self.range.align_out(BLOCK)
+    }
+
+    /// Whether the log record of the commit points at blocks that hold no durable bytes yet
+    /// (`Order::AfterData` in the zone).
+    pub fn points_at_new_data(&self) -> bool {
+        self.segments.iter().any(|s| s.kind != SegmentKind::InPlace)
+    }
+}
+
+/// Completes the block-aligned bytes of a write: `aligned` holds `plan.aligned()` with the payload in its
+/// place; `edge_blocks` are the 4096 old bytes of `plan.edges`, in order. Everything around the payload
+/// becomes the kept old bytes or zeros.
+pub fn complete_edges(plan: &WritePlan, aligned: &mut [u8], edge_blocks: &[&[u8]]) {
+    let span = plan.aligned();
+    assert_eq!(aligned.len() as u64, span.len());
+    assert_eq!(edge_blocks.len(), plan.edges.len());
+    aligned[..(plan.range.start - span.start) as usize].fill(0);
+    aligned[(plan.range.end - span.start) as usize..].fill(0);
+    for (edge, old) in plan.edges.iter().zip(edge_blocks) {
+        let at = (edge.file_block * BLOCK - span.start) as usize;
+        for keep in &edge.keep {
+            aligned[at + keep.start..at + keep.end].copy_from_slice(&old[keep.clone()]);
+        }
+    }
+}
+
+/// A part of a read: whole blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadSegment {
+    /// First file block.
+    pub file_block: u64,
+    /// Number of blocks.
+    pub blocks: u64,
+    /// First physical block; `None` reads as zeros.
+    pub physical: Option<u64>,
+}
+
+/// A planned read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadPlan {
+    /// Bytes that exist: the asked range cut off at the object's end; perhaps empty.
+    pub range: ByteRange,
+    /// End of the object.
+    pub end: u64,
+    /// Ascending, together exactly `aligned()`.
+    pub segments: SmallVec<[ReadSegment; 4]>,
+}
+
+impl ReadPlan {
+    /// The range of whole blocks that is read; empty if `range` is.
+    pub fn aligned(&self) -> ByteRange {
+        if self.range.is_empty() { self.range } else { self.range.align_out(BLOCK) }
+    }
+
+    /// Whether nothing has to be read from the disk.
+    pub fn is_hole(&self) -> bool {
+        self.segments.iter().all(|s| s.physical.is_none())
+    }
+}
+
+/// What a truncate does with the object's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resize {
+    /// The end becomes at most the size: for objects that do not hold the file's last byte.
+    Cut,
+    /// The end becomes exactly the size, also if it grows.
+    Set,
+}
+
+/// An edge block of a truncate or punch: read `old`, zero `zero` in it, write it to `fresh`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrimEdge {
+    /// File block.
+    pub file_block: u64,
+    /// Physical block of the old bytes.
+    pub old: u64,
+    /// Physical block for the new bytes.
+    pub fresh: u64,
+    /// Bytes of the block that become zero.
+    pub zero: Range<usize>,
+}
+
+/// A planned truncate or punch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a plan must be committed or aborted"]
+pub struct TrimPlan {
+    /// Object.
+    pub object: ObjectId,
+    /// At most two blocks to rewrite before the commit; with any, the record points at new data.
+    pub edges: SmallVec<[TrimEdge; 2]>,
+    pub(crate) cut: Range<u64>,
+    pub(crate) change: TrimChange,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TrimChange {
+    /// Already applied: the commit does nothing.
+    Nothing,
+    Punch,
+    Truncate {
+        end: u64,
+        generation: u64,
+    },
+}
+
+impl TrimPlan {
+    /// Whether the truncate was applied before (a resend), so that nothing needs to be done or logged.
+    pub fn is_noop(&self) -> bool {
+        self.change == TrimChange::Nothing
+    }
+
+    /// Whether the commit's record needs `Order::AfterData`.
+    pub fn points_at_new_data(&self) -> bool {
+        !self.edges.is_empty()
+    }
+}
+
+/// Blocks that a commit freed. They may be given to others only when the record of the commit is stable: then
+/// it is handed to `DataStore::release`.
+#[derive(Debug, Default, PartialEq, Eq)]
+#[must_use = "freed blocks must be released when their record is stable"]
+pub struct Freed {
+    pub(crate) runs: SmallVec<[Run; 2]>,
+}
+
+impl Freed {
+    /// Whether nothing was freed.
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// Number of blocks.
+    pub fn blocks(&self) -> u64 {
+        self.runs.iter().map(|r| u64::from(r.blocks)).sum()
+    }
+
+    /// The runs, for giving the storage back to the medium after the release.
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// Joins what two commits freed; both records must be stable at the release.
+    pub fn absorb(&mut self, other: Freed) {
+        self.runs.extend(other.runs);
+    }
+
+    pub(crate) fn add(&mut self, run: Run) {
+        match self.runs.last_mut() {
+            Some(last) if last.end() == run.start && last.blocks.checked_add(run.blocks).is_some() => {
+                last.blocks += run.blocks;
+            }
+            _ => self.runs.push(run),
+        }
+    }
+}

@@ -1,0 +1,444 @@
+//! The store: objects by id, the allocator, reading, preallocating, destroying, loading.
+
+use crate::alloc::{Allocator, Purpose, Run};
+use crate::extent::{
+    DataKey, EXTENT_BLOCKS_MAX, Extent, Object, decode_extent, decode_object, extent_key, extent_value, object_key,
+};
+use crate::plan::{Freed, ReadPlan, ReadSegment};
+use amphi_types::item::{ItemStore, Key, Txn, tag};
+use amphi_types::limits::{BLOCK, FILE_MAX};
+use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, Timespec};
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What is known of an object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ObjectInfo {
+    /// Highest written byte + 1, or what a truncate or preallocation made of it.
+    pub end: u64,
+    /// Last change of content.
+    pub mtime: Timespec,
+    /// Generation of the last truncate; 0 if there was none.
+    pub generation: u64,
+    /// Allocated blocks.
+    pub blocks: u64,
+}
+
+/// Whether a preallocation moves the object's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preallocate {
+    /// The end stays (`FALLOC_FL_KEEP_SIZE`).
+    KeepEnd,
+    /// The end becomes at least the end of the range; the mtime is set when it grows.
+    Extend(Timespec),
+}
+
+/// Result of one step of destroying a file's objects.
+#[derive(Debug)]
+pub struct Destroyed {
+    /// Blocks freed in this step.
+    pub freed: Freed,
+    /// Whether nothing is left.
+    pub done: bool,
+}
+
+/// The data store of one target.
+#[derive(Clone, Debug)]
+pub struct DataStore {
+    pub(crate) objects: BTreeMap<ObjectId, Object>,
+    pub(crate) alloc: Allocator,
+    /// Blocks in `Freed`s that are not released.
+    pending: u64,
+    /// Blocks taken by plans that are neither committed nor aborted.
+    pub(crate) planned: u64,
+}
+
+impl DataStore {
+    /// An empty store over `blocks` blocks of 4 KiB.
+    pub fn new(blocks: u64) -> DataStore {
+        DataStore { objects: BTreeMap::new(), alloc: Allocator::new(blocks), pending: 0, planned: 0 }
+    }
+
+    /// Ends loading: builds the bitmap from the extents.
+    ///
+    /// Errors: a sentence naming extents that overlap, leave the zone, or belong to no object.
+    pub fn finish_load(&mut self) -> std::result::Result<(), String> {
+        let mut alloc = Allocator::new(self.alloc.blocks());
+        for (id, o) in &self.objects {
+            if !o.has_item {
+                return Err(format!("object {} of {} has extents but no item of its own", id.stripe, id.ino));
+            }
+            let mut free_from = 0;
+            for (&at, e) in &o.extents {
+                if at < free_from {
+                    return Err(format!("{}: overlaps the extent before it", extent_name(*id, at)));
+                }
+                free_from = at + u64::from(e.blocks);
+                if !alloc.is_free(e.run()) {
+                    return Err(format!("{}: shares physical blocks with another extent", extent_name(*id, at)));
+                }
+                alloc.mark(e.run());
+            }
+        }
+        self.alloc = alloc;
+        Ok(())
+    }
+
+    /// An object, `None` if nothing was ever written or truncated there.
+    pub fn object(&self, object: ObjectId) -> Option<ObjectInfo> {
+        self.objects.get(&object).map(|o| ObjectInfo {
+            end: o.end,
+            mtime: o.mtime,
+            generation: o.generation,
+            blocks: o.blocks,
+        })
+    }
+
+    /// The objects of a file that this target holds, by stripe.
+    pub fn objects_of(&self, ino: Ino) -> impl Iterator<Item = (ObjectId, ObjectInfo)> + '_ {
+        self.objects
+            .range(stripes(ino))
+            .map(|(&id, o)| (id, ObjectInfo { end: o.end, mtime: o.mtime, generation: o.generation, blocks: o.blocks }))
+    }
+
+    /// Extents of an object, ascending by file block.
+    pub fn extents(&self, object: ObjectId) -> impl Iterator<Item = (u64, Extent)> + '_ {
+        self.objects.get(&object).into_iter().flat_map(|o| o.extents.iter().map(|(&b, &e)| (b, e)))
+    }
+
+    /// Blocks of 4 KiB that the objects of a file hold on this target.
+    pub fn blocks_of(&self, ino: Ino) -> u64 {
+        self.objects.range(stripes(ino)).map(|(_, o)| o.blocks).sum()
+    }
+
+    /// Blocks of the zone, and blocks that are or become free once pending frees are released; without the
+    /// allocator's reserve.
+    pub fn space(&self) -> (u64, u64) {
+        (self.alloc.blocks(), self.alloc.available() + self.pending)
+    }
+
+    /// Freed blocks that wait for their release. After `NoSpace` with any pending it is worth to make the log
+    /// stable, release, and try again.
+    pub fn pending_blocks(&self) -> u64 {
+        self.pending
+    }
+
+    /// Gives blocks back for reuse. Called when the record that freed them is stable.
+    pub fn release(&mut self, freed: Freed) {
+        for run in freed.runs {
+            self.alloc.free(run);
+            self.pending -= u64::from(run.blocks);
+        }
+    }
+
+    /// Plans a read. Bytes beyond the object's end are left out; holes and preallocated blocks read as zeros.
+    pub fn plan_read(&self, object: ObjectId, range: ByteRange) -> ReadPlan {
+        let Some(o) = self.objects.get(&object) else {
+            return ReadPlan { range: ByteRange::new(range.start, range.start), end: 0, segments: SmallVec::new() };
+        };
+        let range = ByteRange::new(range.start, range.end.min(o.end).max(range.start));
+        let mut plan = ReadPlan { range, end: o.end, segments: SmallVec::new() };
+        let span = plan.aligned();
+        let (from, to) = (span.start / BLOCK, span.end / BLOCK);
+        let mut at = from;
+        let hole = |from: u64, to: u64| ReadSegment { file_block: from, blocks: to - from, physical: None };
+        for (b, e) in o.mapped(from, to).filter(|(_, e)| e.written) {
+            if at < b {
+                plan.segments.push(hole(at, b));
+            }
+            let blocks = u64::from(e.blocks);
+            plan.segments.push(ReadSegment { file_block: b, blocks, physical: Some(e.physical) });
+            at = b + blocks;
+        }
+        if at < to {
+            plan.segments.push(hole(at, to));
+        }
+        plan
+    }
+
+    /// `SEEK_DATA` and `SEEK_HOLE` within one object: the first offset from `offset` on that is data (`None` if
+    /// there is none) or a hole (there always is one: everything from the end on). Preallocated blocks are holes.
+    pub fn seek(&self, object: ObjectId, offset: u64, hole: bool) -> Option<u64> {
+        let Some(o) = self.objects.get(&object).filter(|o| offset < o.end) else {
+            return hole.then_some(offset);
+        };
+        let mut at = offset;
+        for (b, e) in o.mapped(offset / BLOCK, o.end.div_ceil(BLOCK)).filter(|(_, e)| e.written) {
+            let start = b * BLOCK;
+            if hole && at < start {
+                return Some(at);
+            }
+            if !hole {
+                return Some(at.max(start)).filter(|&d| d < o.end);
+            }
+            at = (b + u64::from(e.blocks)) * BLOCK;
+        }
+        hole.then_some(at.min(o.end))
+    }
+
+    /// Preallocates the holes of a range as unwritten blocks and appends the items to `txn` (which may stay
+    /// empty). Nothing needs to be written.
+    ///
+    /// Errors: `Stale` for an old generation, `NoSpace` (nothing taken), `FileTooBig`.
+    pub fn allocate(
+        &mut self,
+        object: ObjectId,
+        range: ByteRange,
+        generation: u64,
+        how: Preallocate,
+        txn: &mut Txn,
+    ) -> Result<()> {
+        check_range(range)?;
+        self.check_generation(object, generation)?;
+        let span = range.align_out(BLOCK);
+        let (from, to) = (span.start / BLOCK, span.end / BLOCK);
+        let holes = match self.objects.get(&object) {
+            Some(o) => holes(o, from, to),
+            None => vec![(from, to - from)],
+        };
+        let mut placed = Vec::new();
+        self.take_all(&holes, object, Purpose::Growth, &mut placed)?;
+        let is_new = !self.objects.contains_key(&object);
+        let o = self.objects.entry(object).or_default();
+        let mut touched = BTreeSet::new();
+        for &(at, run) in &placed {
+            self.planned -= u64::from(run.blocks);
+            o.put(at, Extent { physical: run.start, blocks: run.blocks, written: false }, &mut touched);
+        }
+        o.log_extents(object, &touched, txn);
+        let grows = matches!(how, Preallocate::Extend(_)) && range.end > o.end;
+        if let (Preallocate::Extend(mtime), true) = (how, grows) {
+            o.grow(range.end, false);
+            o.mtime = mtime;
+        }
+        o.has_item = true;
+        if grows || is_new {
+            o.log_object(object, txn);
+        }
+        Ok(())
+    }
+
+    /// Sets an object's mtime.
+    pub fn set_mtime(&mut self, object: ObjectId, mtime: Timespec, txn: &mut Txn) {
+        if let Some(o) = self.objects.get_mut(&object) {
+            o.mtime = mtime;
+            o.log_object(object, txn);
+        }
+    }
+
+    /// Removes an object. Nothing is appended if it does not exist.
+    pub fn destroy(&mut self, object: ObjectId, txn: &mut Txn) -> Freed {
+        let mut freed = Freed::default();
+        if let Some(o) = self.objects.remove(&object) {
+            for (at, e) in o.extents {
+                txn.delete(extent_key(object, at));
+                freed.add(e.run());
+            }
+            txn.delete(object_key(object));
+        }
+        self.pending += freed.blocks();
+        freed
+    }
+
+    /// Removes every object of a file that this target holds.
+    pub fn destroy_all(&mut self, ino: Ino, txn: &mut Txn) -> Freed {
+        self.destroy_some(ino, usize::MAX, txn).freed
+    }
+
+    /// Removes at most `items` extents and objects of a file, last stripes first, so that one record stays
+    /// within the log's bound. Repeated until `done`; idempotent over crashes in between.
+    pub fn destroy_some(&mut self, ino: Ino, items: usize, txn: &mut Txn) -> Destroyed {
+        let mut freed = Freed::default();
+        let mut left = items.max(1);
+        while left > 0 {
+            let Some((&id, o)) = self.objects.range_mut(stripes(ino)).next_back() else {
+                break;
+            };
+            while left > 0
+                && let Some((at, e)) = o.extents.pop_last()
+            {
+                txn.delete(extent_key(id, at));
+                freed.add(e.run());
+                o.blocks -= u64::from(e.blocks);
+                left -= 1;
+            }
+            if left > 0 {
+                txn.delete(object_key(id));
+                self.objects.remove(&id);
+                left -= 1;
+            }
+        }
+        self.pending += freed.blocks();
+        Destroyed { freed, done: self.objects.range(stripes(ino)).next().is_none() }
+    }
+
+    /// Refuses requests that were sent before a truncate that the object has seen.
+    pub(crate) fn check_generation(&self, object: ObjectId, generation: u64) -> Result<()> {
+        match self.objects.get(&object) {
+            Some(o) if generation < o.generation => Err(Errno::Stale),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes blocks for each of `needs` (file block, count) and adds (file block, run) to `placed`; counts them
+    /// as planned. On an error nothing is taken.
+    pub(crate) fn take_all(
+        &mut self,
+        needs: &[(u64, u64)],
+        object: ObjectId,
+        purpose: Purpose,
+        placed: &mut Vec<(u64, Run)>,
+    ) -> Result<()> {
+        let total: u64 = needs.iter().map(|n| n.1).sum();
+        let room = if purpose == Purpose::Growth { self.alloc.available() } else { self.alloc.free_blocks() };
+        if total > room {
+            return Err(Errno::NoSpace);
+        }
+        let mut runs = Vec::new();
+        for &(at, blocks) in needs {
+            let before = self.objects.get(&object).and_then(|o| o.extents.range(..at).next_back());
+            let goal = match (placed.last(), before) {
+                (Some((b, run)), before) if before.is_none_or(|(x, _)| x < b) => Some(run.end()),
+                (_, Some((_, e))) => Some(e.run().end()),
+                _ => None,
+            };
+            runs.clear();
+            self.alloc.take(blocks, goal, purpose, EXTENT_BLOCKS_MAX, &mut runs)?;
+            let mut file_block = at;
+            for &run in &runs {
+                placed.push((file_block, run));
+                file_block += u64::from(run.blocks);
+            }
+        }
+        self.planned += total;
+        Ok(())
+    }
+
+    /// Gives back blocks that a plan took.
+    pub(crate) fn untake(&mut self, run: Run) {
+        self.alloc.free(run);
+        self.planned -= u64::from(run.blocks);
+    }
+
+    /// Counts freed blocks as pending.
+    pub(crate) fn note_freed(&mut self, freed: &Freed) {
+        self.pending += freed.blocks();
+    }
+
+    /// Checks that the bitmap is exactly extents, plans and pending frees; for tests and debug builds.
+    pub fn check(&self) -> std::result::Result<(), String> {
+        let mut mapped = 0;
+        for (id, o) in &self.objects {
+            let own: u64 = o.extents.values().map(|e| u64::from(e.blocks)).sum();
+            if own != o.blocks {
+                return Err(format!("object {id:?} counts {} blocks but has {own}", o.blocks));
+            }
+            mapped += own;
+        }
+        let taken = self.alloc.blocks() - self.alloc.free_blocks();
+        if taken != mapped + self.pending + self.planned {
+            return Err(format!(
+                "{taken} blocks are taken, but {mapped} are mapped, {} pending, {} planned",
+                self.pending, self.planned
+            ));
+        }
+        let mut fresh = self.clone();
+        fresh.finish_load()
+    }
+}
+
+impl ItemStore for DataStore {
+    fn load(&mut self, key: &[u8], value: &[u8]) -> std::result::Result<(), String> {
+        match DataKey::decode(key) {
+            Some(DataKey::Object(id)) => {
+                let o = decode_object(value)
+                    .ok_or_else(|| format!("object {} of {}: its value does not decode", id.stripe, id.ino))?;
+                let had = self.objects.entry(id).or_default();
+                *had = Object { extents: std::mem::take(&mut had.extents), blocks: had.blocks, ..o };
+            }
+            Some(DataKey::Extent(id, at)) => {
+                let e = decode_extent(at, value, self.alloc.blocks())
+                    .map_err(|text| format!("{}: {text}", extent_name(id, at)))?;
+                let o = self.objects.entry(id).or_default();
+                o.blocks += u64::from(e.blocks);
+                if let Some(old) = o.extents.insert(at, e) {
+                    o.blocks -= u64::from(old.blocks);
+                }
+            }
+            None => {
+                return Err(format!(
+                    "a key of {} bytes with tag {:?} is no item of the data store",
+                    key.len(),
+                    key.first()
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn value_of(&self, key: &[u8]) -> Option<Vec<u8>> {
+        match DataKey::decode(key)? {
+            DataKey::Object(id) => self.objects.get(&id).filter(|o| o.has_item).map(Object::value),
+            DataKey::Extent(id, at) => self.objects.get(&id)?.extents.get(&at).map(extent_value),
+        }
+    }
+
+    fn keys_after(&self, after: &[u8], max: usize) -> Vec<Key> {
+        let mut keys: Vec<Key> = Vec::new();
+        if after.is_empty() || after[0] <= tag::OBJECT {
+            let from = match DataKey::decode(after) {
+                Some(DataKey::Object(id)) => std::ops::Bound::Excluded(id),
+                _ => std::ops::Bound::Unbounded,
+            };
+            keys.extend(
+                self.objects.range((from, std::ops::Bound::Unbounded)).take(max).map(|(&id, _)| object_key(id)),
+            );
+        }
+        let (first, mut from) = match DataKey::decode(after) {
+            Some(DataKey::Extent(id, at)) => (Some(id), at + 1),
+            _ => (None, 0),
+        };
+        if after.first().is_none_or(|&t| t <= tag::EXTENT) {
+            let lower = first.unwrap_or(ObjectId { ino: Ino(0), stripe: 0 });
+            for (&id, o) in self.objects.range(lower..) {
+                if keys.len() >= max {
+                    break;
+                }
+                keys.extend(o.extents.range(from..).take(max - keys.len()).map(|(&at, _)| extent_key(id, at)));
+                from = 0;
+            }
+        }
+        keys
+    }
+}
+
+pub(crate) fn extent_name(id: ObjectId, at: u64) -> String {
+    format!("extent at file block {at} of object {} of {}", id.stripe, id.ino)
+}
+
+pub(crate) fn check_range(range: ByteRange) -> Result<()> {
+    if range.is_empty() {
+        return Err(Errno::Inval);
+    }
+    if range.end > FILE_MAX { Err(Errno::FileTooBig) } else { Ok(()) }
+}
+
+fn stripes(ino: Ino) -> std::ops::RangeInclusive<ObjectId> {
+    ObjectId { ino, stripe: 0 }..=ObjectId { ino, stripe: u32::MAX }
+}
+
+/// Unmapped parts of the file blocks `from..to` as (file block, count).
+fn holes(o: &Object, from: u64, to: u64) -> Vec<(u64, u64)> {
+    let mut holes = Vec::new();
+    let mut at = from;
+    for (b, e) in o.mapped(from, to) {
+        if at < b {
+            holes.push((at, b - at));
+        }
+        at = b + u64::from(e.blocks);
+    }
+    if at < to {
+        holes.push((at, to - at));
+    }
+    holes
+}

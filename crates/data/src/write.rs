@@ -1,0 +1,148 @@
+//! Writes: plan, commit, abort.
+//!
+//! A written block that the write covers up to the object's end is overwritten in place like a whole one:
+//! whichever of its sectors a crash leaves old or new, no byte outside of the write changes, and what lies behind
+//! the end is zero before and after. A write that goes beyond what was below the end when the block was mapped
+//! (`Object::filled`) takes a new block even if it covers the old one whole: a crash may bring the old end back,
+//! and what lies behind an end must be zero.
+
+use crate::alloc::{Purpose, Run};
+use crate::extent::{Extent, Object};
+use crate::plan::{Edge, Freed, Segment, SegmentKind, WritePlan};
+use crate::store::{DataStore, check_range};
+use amphi_types::item::Txn;
+use amphi_types::limits::BLOCK;
+use amphi_types::{ByteRange, ObjectId, Result, Timespec};
+use smallvec::SmallVec;
+use std::collections::BTreeSet;
+
+impl DataStore {
+    /// Plans a write of `range`. The server reads the edges, builds the aligned bytes (`complete_edges`), writes
+    /// the segments in any order, then commits; or aborts.
+    ///
+    /// A generation above the object's is accepted and not remembered: truncates reach an object before the
+    /// writes that follow them.
+    ///
+    /// Errors: `Stale` when a truncate came after the request was sent, `NoSpace` (nothing taken),
+    /// `FileTooBig`, `Inval` for an empty range.
+    pub fn plan_write(&mut self, object: ObjectId, range: ByteRange, generation: u64) -> Result<WritePlan> {
+        check_range(range)?;
+        self.check_generation(object, generation)?;
+        let mut plan = WritePlan { object, range, segments: SmallVec::new(), edges: SmallVec::new() };
+        let needs = match self.objects.get(&object) {
+            Some(o) => reuse_blocks(o, &mut plan),
+            None => {
+                let span = plan.aligned();
+                vec![(span.start / BLOCK, span.len() / BLOCK)]
+            }
+        };
+        if !needs.is_empty() {
+            let mut placed = Vec::new();
+            self.take_all(&needs, object, Purpose::Growth, &mut placed)?;
+            plan.segments.extend(placed.into_iter().map(|(file_block, run)| Segment {
+                file_block,
+                physical: run.start,
+                blocks: run.blocks,
+                kind: SegmentKind::Fresh,
+            }));
+            plan.segments.sort_unstable_by_key(|s| s.file_block);
+        }
+        Ok(plan)
+    }
+
+    /// Makes a written plan visible and appends its items: the extents that changed and the object with its end
+    /// and `mtime`. If the plan points at new data, the record must follow a sync of that data.
+    pub fn commit_write(&mut self, plan: WritePlan, mtime: Timespec, txn: &mut Txn) -> Freed {
+        let mut freed = Freed::default();
+        let mut touched = BTreeSet::new();
+        let o = self.objects.entry(plan.object).or_default();
+        for s in plan.segments.iter().filter(|s| s.kind != SegmentKind::InPlace) {
+            let old = o.cut(s.file_block, s.file_block + u64::from(s.blocks), &mut touched);
+            if s.kind == SegmentKind::Fresh {
+                old.iter().for_each(|(_, e)| freed.add(e.run()));
+                self.planned -= u64::from(s.blocks);
+            } else {
+                debug_assert!(old.len() == 1 && old[0].1.physical == s.physical, "preallocated blocks moved");
+            }
+            o.put(s.file_block, Extent { physical: s.physical, blocks: s.blocks, written: true }, &mut touched);
+        }
+        o.log_extents(plan.object, &touched, txn);
+        let outgrown = o.end / BLOCK;
+        let is_rewritten = plan.segments.iter().any(|s| {
+            s.kind != SegmentKind::InPlace && (s.file_block..s.file_block + u64::from(s.blocks)).contains(&outgrown)
+        });
+        o.grow(plan.range.end, is_rewritten);
+        // A write-back carries the time of its write, which may be earlier than that of a direct write.
+        o.mtime = o.mtime.max(mtime);
+        o.has_item = true;
+        o.log_object(plan.object, txn);
+        self.note_freed(&freed);
+        freed
+    }
+
+    /// Gives up a plan: its fresh blocks are free at once, because nothing durable ever pointed at them. Every
+    /// write that the server submitted for the plan must have ended.
+    pub fn abort_write(&mut self, plan: WritePlan) {
+        for s in plan.segments.iter().filter(|s| s.kind == SegmentKind::Fresh) {
+            self.untake(Run { start: s.physical, blocks: s.blocks });
+        }
+    }
+}
+
+/// Adds the segments that keep their blocks and the edges to `plan`; returns the file blocks that need new
+/// blocks, as (file block, count), ascending.
+fn reuse_blocks(o: &Object, plan: &mut WritePlan) -> Vec<(u64, u64)> {
+    let span = plan.aligned();
+    let (from, to) = (span.start / BLOCK, span.end / BLOCK);
+    let mut needs: Vec<(u64, u64)> = Vec::new();
+    let mut need = |at: u64, end: u64| {
+        if at < end {
+            match needs.last_mut() {
+                Some(last) if last.0 + last.1 == at => last.1 += end - at,
+                _ => needs.push((at, end - at)),
+            }
+        }
+    };
+    // Only the first and the last block of the write can have bytes to keep, and only the object's last block
+    // and those it outgrew can be filled less than the write fills them.
+    let mut special: SmallVec<[u64; 4]> = o.outgrown.range(from..to).map(|(&b, _)| b).collect();
+    special.extend([from, to - 1, o.end / BLOCK]);
+    special.sort_unstable();
+    special.dedup();
+    let mut at = from;
+    for (b, e) in o.mapped(from, to) {
+        need(at, b);
+        let end = b + u64::from(e.blocks);
+        let kind = if e.written { SegmentKind::InPlace } else { SegmentKind::Convert };
+        let mut keep = |from: u64, to: u64| {
+            if from < to {
+                let physical = e.physical + (from - b);
+                plan.segments.push(Segment { file_block: from, physical, blocks: (to - from) as u32, kind });
+            }
+        };
+        at = b;
+        for &x in special.iter().filter(|&&x| e.written && (b..end).contains(&x)) {
+            let edge = edge(o, plan.range, x, e.physical + (x - b));
+            let fills_to = (plan.range.end - x * BLOCK).min(BLOCK);
+            if edge.is_some() || fills_to > o.filled(x) {
+                plan.edges.extend(edge);
+                keep(at, x);
+                need(x, x + 1);
+                at = x + 1;
+            }
+        }
+        keep(at, end);
+        at = end;
+    }
+    need(at, to);
+    needs
+}
+
+/// The edge for a written block, if it has bytes outside of `range` to keep.
+fn edge(o: &Object, range: ByteRange, file_block: u64, physical: u64) -> Option<Edge> {
+    let start = file_block * BLOCK;
+    let head = range.start.saturating_sub(start) as usize;
+    let tail = if range.end < (start + BLOCK).min(o.end) { (range.end - start) as usize } else { BLOCK as usize };
+    let keep = [0..head, if tail < BLOCK as usize { tail..BLOCK as usize } else { 0..0 }];
+    (head > 0 || tail < BLOCK as usize).then_some(Edge { file_block, physical, keep })
+}

@@ -1,0 +1,532 @@
+//! Model check of the data store: random operations against byte vectors, through a disk in memory that executes
+//! the plans, with crashes of the machine in between.
+//!
+//! The disk starts full of garbage, so every zero that a read returns was put there by a plan. Records become
+//! stable only now and then; a crash forgets the others and loses or tears a write that was under way.
+
+use amphi_data::{DataStore, Freed, Preallocate, ReadPlan, Resize, complete_edges, fsck_items};
+use amphi_types::item::{ItemStore, Key, Txn};
+use amphi_types::limits::BLOCK;
+use amphi_types::{ByteRange, Errno, Ino, ObjectId, Timespec};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+const DISK_BLOCKS: u64 = 160;
+const OBJECTS: u8 = 3;
+const B: usize = BLOCK as usize;
+
+/// Mistakes that the check must find.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Planted {
+    Nothing,
+    ReleaseBeforeStable,
+    NoZeroFill,
+    ForgetToFreeOnAbort,
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Write { object: u8, start: u64, len: u64 },
+    AbortedWrite { object: u8, start: u64, len: u64 },
+    CrashedWrite { object: u8, start: u64, len: u64, sectors: u64 },
+    Truncate { object: u8, size: u64, set: bool },
+    Punch { object: u8, start: u64, len: u64 },
+    Allocate { object: u8, start: u64, len: u64, extend: bool },
+    Destroy { object: u8, items: usize },
+    Stable,
+    Crash,
+    OldRequest { object: u8 },
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Model {
+    bytes: Vec<u8>,
+    generation: u64,
+}
+
+type Items = BTreeMap<Key, Vec<u8>>;
+
+struct Bench {
+    planted: Planted,
+    disk: Vec<u8>,
+    store: DataStore,
+    model: BTreeMap<ObjectId, Model>,
+    items: Items,
+    /// What a crash of the machine leaves.
+    stable_items: Items,
+    stable_model: BTreeMap<ObjectId, Model>,
+    /// Bytes written since the last stable point: a crash may leave the old or the new ones.
+    written: BTreeMap<ObjectId, Vec<bool>>,
+    freed: Vec<Freed>,
+    clock: u64,
+    txns: Vec<Txn>,
+}
+
+fn id(object: u8) -> ObjectId {
+    ObjectId { ino: Ino(7 + u64::from(object) / 2), stripe: u32::from(object) % 2 }
+}
+
+fn apply(items: &mut Items, txn: &Txn) {
+    for c in &txn.changes {
+        match &c.value {
+            Some(v) => items.insert(c.key.clone(), v.clone()),
+            None => items.remove(&c.key),
+        };
+    }
+}
+
+fn loaded(items: &Items) -> Result<DataStore, String> {
+    let mut store = DataStore::new(DISK_BLOCKS);
+    for (k, v) in items {
+        store.load(k, v)?;
+    }
+    store.finish_load()?;
+    Ok(store)
+}
+
+macro_rules! ensure {
+    ($ok:expr, $($text:tt)*) => { if !$ok { return Err(format!($($text)*)); } };
+}
+
+impl Bench {
+    fn new(planted: Planted) -> Bench {
+        Bench {
+            planted,
+            disk: vec![0xAA; DISK_BLOCKS as usize * B],
+            store: DataStore::new(DISK_BLOCKS),
+            model: BTreeMap::new(),
+            items: Items::new(),
+            stable_items: Items::new(),
+            stable_model: BTreeMap::new(),
+            written: BTreeMap::new(),
+            freed: Vec::new(),
+            clock: 0,
+            txns: Vec::new(),
+        }
+    }
+
+    fn mtime(&self) -> Timespec {
+        Timespec::from_ns(self.clock)
+    }
+
+    fn block(&self, physical: u64) -> Vec<u8> {
+        self.disk[physical as usize * B..][..B].to_vec()
+    }
+
+    fn read(&self, store: &DataStore, object: ObjectId, range: ByteRange) -> (ReadPlan, Vec<u8>) {
+        let plan = store.plan_read(object, range);
+        let mut bytes = Vec::new();
+        for s in &plan.segments {
+            match s.physical {
+                Some(p) => bytes.extend_from_slice(&self.disk[p as usize * B..][..s.blocks as usize * B]),
+                None => bytes.resize(bytes.len() + s.blocks as usize * B, 0),
+            }
+        }
+        assert_eq!(bytes.len() as u64, plan.aligned().len());
+        let skip = (plan.range.start - plan.aligned().start) as usize;
+        let bytes = bytes[skip..skip + plan.range.len() as usize].to_vec();
+        (plan, bytes)
+    }
+
+    fn committed(&mut self, txn: Txn, freed: Freed) {
+        apply(&mut self.items, &txn);
+        self.txns.push(txn);
+        if self.planted == Planted::ReleaseBeforeStable {
+            self.store.release(freed);
+        } else {
+            self.freed.push(freed);
+        }
+    }
+
+    /// What the server does with a write plan, up to but without the commit. `sectors`: which 512-byte sectors
+    /// reach the disk.
+    fn write(
+        &mut self,
+        object: ObjectId,
+        range: ByteRange,
+        sectors: u64,
+    ) -> Result<Option<amphi_data::WritePlan>, String> {
+        let generation = self.model.get(&object).map_or(0, |m| m.generation);
+        let before = self.store.space();
+        let plan = match self.store.plan_write(object, range, generation) {
+            Ok(plan) => plan,
+            Err(Errno::NoSpace) => {
+                ensure!(self.store.space() == before, "a refused write took space");
+                return Ok(None);
+            }
+            Err(e) => return Err(format!("write refused: {e}")),
+        };
+        let span = plan.aligned();
+        let mut at = span.start / BLOCK;
+        for s in &plan.segments {
+            ensure!(s.file_block == at, "segments do not cover the write: {plan:?}");
+            at += u64::from(s.blocks);
+        }
+        ensure!(at == span.end / BLOCK, "segments do not cover the write: {plan:?}");
+        let mut aligned = vec![0xBB; span.len() as usize];
+        for (i, b) in aligned[(range.start - span.start) as usize..][..range.len() as usize].iter_mut().enumerate() {
+            *b = (self.clock as usize * 31 + i * 7 + i / 512) as u8 | 1;
+        }
+        let payload = aligned[(range.start - span.start) as usize..][..range.len() as usize].to_vec();
+        if self.planted != Planted::NoZeroFill {
+            let old: Vec<Vec<u8>> = plan.edges.iter().map(|e| self.block(e.physical)).collect();
+            complete_edges(&plan, &mut aligned, &old.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        }
+        for s in &plan.segments {
+            let from = ((s.file_block * BLOCK) - span.start) as usize;
+            for sector in 0..s.blocks as usize * 8 {
+                if sectors >> ((from / 512 + sector) % 64) & 1 == 1 {
+                    let bytes = &aligned[from + sector * 512..][..512];
+                    self.disk[s.physical as usize * B + sector * 512..][..512].copy_from_slice(bytes);
+                }
+            }
+        }
+        let seen = self.written.entry(object).or_default();
+        seen.resize(seen.len().max(range.end as usize), false);
+        seen[range.start as usize..range.end as usize].fill(true);
+        if sectors == u64::MAX {
+            let m = self.model.entry(object).or_default();
+            m.bytes.resize(m.bytes.len().max(range.end as usize), 0);
+            m.bytes[range.start as usize..range.end as usize].copy_from_slice(&payload);
+        }
+        Ok(Some(plan))
+    }
+
+    fn step(&mut self, op: &Op) -> Result<(), String> {
+        self.clock += 1;
+        let mut txn = Txn::default();
+        match *op {
+            Op::Write { object, start, len } => {
+                if let Some(plan) = self.write(id(object), ByteRange::at(start, len), u64::MAX)? {
+                    let freed = self.store.commit_write(plan, self.mtime(), &mut txn);
+                    self.committed(txn, freed);
+                }
+            }
+            Op::AbortedWrite { object, start, len } => {
+                let (free, model) = (self.store.space(), self.model.clone());
+                let generation = self.model.get(&id(object)).map_or(0, |m| m.generation);
+                if let Ok(plan) = self.store.plan_write(id(object), ByteRange::at(start, len), generation) {
+                    if self.planted == Planted::ForgetToFreeOnAbort && !plan.edges.is_empty() {
+                        std::mem::forget(plan);
+                    } else {
+                        self.store.abort_write(plan);
+                    }
+                }
+                ensure!(self.store.space() == free, "an aborted write kept space");
+                self.model = model;
+            }
+            Op::CrashedWrite { object, start, len, sectors } => {
+                self.write(id(object), ByteRange::at(start, len), sectors & !1)?;
+                self.crash()?;
+            }
+            Op::Truncate { object, size, set } => {
+                let object = id(object);
+                let generation = self.model.get(&object).map_or(0, |m| m.generation) + 1;
+                let how = if set { Resize::Set } else { Resize::Cut };
+                let Ok(plan) = self.store.plan_truncate(object, size, generation, how) else {
+                    return Ok(());
+                };
+                self.zero_edges(&plan);
+                let freed = self.store.commit_trim(plan, self.mtime(), &mut txn);
+                let m = self.model.entry(object).or_default();
+                m.generation = generation;
+                let keep = if set { size as usize } else { m.bytes.len().min(size as usize) };
+                m.bytes.resize(keep, 0);
+                self.committed(txn, freed);
+                let again = self.store.plan_truncate(object, 0, generation, how).map_err(|e| e.to_string())?;
+                ensure!(again.is_noop(), "a resent truncate was applied again");
+            }
+            Op::Punch { object, start, len } => {
+                let object = id(object);
+                let generation = self.model.get(&object).map_or(0, |m| m.generation);
+                let Ok(plan) = self.store.plan_punch(object, ByteRange::at(start, len), generation) else {
+                    return Ok(());
+                };
+                self.zero_edges(&plan);
+                let freed = self.store.commit_trim(plan, self.mtime(), &mut txn);
+                if let Some(m) = self.model.get_mut(&object) {
+                    let end = m.bytes.len();
+                    m.bytes[(start as usize).min(end)..((start + len) as usize).min(end)].fill(0);
+                }
+                self.committed(txn, freed);
+            }
+            Op::Allocate { object, start, len, extend } => {
+                let object = id(object);
+                let generation = self.model.get(&object).map_or(0, |m| m.generation);
+                let how = if extend { Preallocate::Extend(self.mtime()) } else { Preallocate::KeepEnd };
+                let free = self.store.space();
+                match self.store.allocate(object, ByteRange::at(start, len), generation, how, &mut txn) {
+                    Ok(()) => {
+                        let m = self.model.entry(object).or_default();
+                        if extend {
+                            m.bytes.resize(m.bytes.len().max((start + len) as usize), 0);
+                        }
+                        self.committed(txn, Freed::default());
+                    }
+                    Err(e) => {
+                        ensure!(e == Errno::NoSpace && txn.is_empty(), "allocate failed with {e}");
+                        ensure!(self.store.space() == free, "a refused preallocation took space");
+                    }
+                }
+            }
+            Op::Destroy { object, items } => {
+                let ino = id(object).ino;
+                loop {
+                    let mut txn = Txn::default();
+                    let d = self.store.destroy_some(ino, items, &mut txn);
+                    ensure!(txn.changes.len() <= items.max(1), "a step of destroy is too large");
+                    self.committed(txn, d.freed);
+                    if d.done {
+                        break;
+                    }
+                }
+                self.model.retain(|o, _| o.ino != ino);
+                // The truncate generations are gone with the objects; so is what was written to them.
+                self.written.retain(|o, _| o.ino != ino || self.stable_model.contains_key(o));
+            }
+            Op::Stable => {
+                self.stable_items = self.items.clone();
+                self.stable_model = self.model.clone();
+                self.written.clear();
+                for f in self.freed.drain(..) {
+                    self.store.release(f);
+                }
+                ensure!(self.planted != Planted::Nothing || self.store.pending_blocks() == 0, "pending after release");
+            }
+            Op::Crash => self.crash()?,
+            Op::OldRequest { object } => {
+                if let Some(m) = self.model.get(&id(object)).filter(|m| m.generation > 0) {
+                    let range = ByteRange::at(0, 10);
+                    let r = self.store.plan_write(id(object), range, m.generation - 1);
+                    ensure!(r == Err(Errno::Stale), "a write older than a truncate was accepted");
+                    let r = self.store.plan_punch(id(object), range, m.generation - 1);
+                    ensure!(r == Err(Errno::Stale), "a punch older than a truncate was accepted");
+                }
+            }
+        }
+        self.compare()
+    }
+
+    fn zero_edges(&mut self, plan: &amphi_data::TrimPlan) {
+        for e in &plan.edges {
+            let mut block = self.block(e.old);
+            block[e.zero.clone()].fill(0);
+            self.disk[e.fresh as usize * B..][..B].copy_from_slice(&block);
+        }
+    }
+
+    /// The machine stops: only stable records are left.
+    fn crash(&mut self) -> Result<(), String> {
+        self.items = self.stable_items.clone();
+        self.store = loaded(&self.items)?;
+        self.freed.clear();
+        self.txns.clear();
+        let mut model = self.stable_model.clone();
+        for (object, m) in &mut model {
+            let (plan, bytes) = self.read(&self.store, *object, ByteRange::ALL);
+            ensure!(plan.end as usize == m.bytes.len(), "{object:?} has the wrong end after a crash");
+            for (i, (now, then)) in bytes.iter().zip(&m.bytes).enumerate() {
+                let excused = self.written.get(object).is_some_and(|w| w.get(i) == Some(&true));
+                ensure!(now == then || excused, "byte {i} of {object:?} changed by a crash: {then} became {now}");
+            }
+            m.bytes = bytes;
+        }
+        self.model = model;
+        self.stable_model = self.model.clone();
+        self.written.clear();
+        Ok(())
+    }
+
+    fn compare(&self) -> Result<(), String> {
+        self.store.check()?;
+        for object in 0..OBJECTS {
+            let object = id(object);
+            let empty = Model::default();
+            let m = self.model.get(&object).unwrap_or(&empty);
+            let (plan, bytes) = self.read(&self.store, object, ByteRange::ALL);
+            ensure!(plan.end as usize == m.bytes.len(), "{object:?} ends at {}, not {}", plan.end, m.bytes.len());
+            if bytes != m.bytes {
+                let i = bytes.iter().zip(&m.bytes).position(|(a, b)| a != b);
+                return Err(format!("{object:?} differs at byte {i:?}"));
+            }
+            let part = ByteRange::new(self.clock * 777 % 50_000, self.clock * 777 % 50_000 + self.clock * 97 % 9000);
+            let (plan, bytes) = self.read(&self.store, object, part);
+            let (a, b) = (plan.range.start as usize, plan.range.end as usize);
+            ensure!(bytes == m.bytes.get(a..b).unwrap_or(&[]), "{object:?}: a part differs");
+            self.compare_seek(object, &m.bytes)?;
+        }
+        let mut keys: Vec<Key> = Vec::new();
+        loop {
+            let more = self.store.keys_after(keys.last().map_or(&[], Vec::as_slice), 3);
+            if more.is_empty() {
+                break;
+            }
+            keys.extend(more);
+        }
+        let held: Items = keys.into_iter().map(|k| (k.clone(), self.store.value_of(&k).unwrap_or_default())).collect();
+        ensure!(held == self.items, "the items of the store are not what its records say");
+        // Replaying any suffix of the records over the image they made changes nothing.
+        let mut again = self.items.clone();
+        let suffix = self.clock as usize * 7 % (self.txns.len() + 1);
+        self.txns[suffix..].iter().for_each(|t| apply(&mut again, t));
+        ensure!(again == self.items, "replaying records from {suffix} on is not idempotent");
+        let report = fsck_items(self.items.iter().map(|(k, v)| (k.as_slice(), v.as_slice())), DISK_BLOCKS);
+        ensure!(report.problems.is_empty(), "fsck: {:?}", report.problems);
+        Ok(())
+    }
+
+    /// Every byte of a hole is zero, and data and holes alternate.
+    fn compare_seek(&self, object: ObjectId, bytes: &[u8]) -> Result<(), String> {
+        let mut at = 0;
+        while (at as usize) < bytes.len() {
+            let hole_end = self.store.seek(object, at, false).unwrap_or(bytes.len() as u64);
+            ensure!(bytes[at as usize..hole_end as usize].iter().all(|&b| b == 0), "a hole of {object:?} has bytes");
+            if hole_end as usize >= bytes.len() {
+                break;
+            }
+            at = self.store.seek(object, hole_end, true).unwrap_or(0);
+            ensure!(at > hole_end, "data of {object:?} without length");
+        }
+        ensure!(self.store.seek(object, bytes.len() as u64, false).is_none(), "data behind the end");
+        Ok(())
+    }
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let object = 0..OBJECTS;
+    let block = 0u64..24;
+    // Offsets at block borders, near them and anywhere.
+    let at =
+        (block, prop_oneof![3 => Just(0u64), 1 => 1u64..4096, 1 => Just(4095u64)]).prop_map(|(b, o)| b * BLOCK + o);
+    let len = prop_oneof![1u64..600, 1u64..40_000, (1u64..12).prop_map(|b| b * BLOCK)];
+    let place = (object.clone(), at.clone(), len);
+    prop_oneof![
+        8 => place.clone().prop_map(|(object, start, len)| Op::Write { object, start, len }),
+        1 => place.clone().prop_map(|(object, start, len)| Op::AbortedWrite { object, start, len }),
+        1 => (place.clone(), any::<u64>()).prop_map(|((object, start, len), sectors)| Op::CrashedWrite { object, start, len, sectors }),
+        2 => (object.clone(), at, any::<bool>()).prop_map(|(object, size, set)| Op::Truncate { object, size, set }),
+        2 => place.clone().prop_map(|(object, start, len)| Op::Punch { object, start, len }),
+        1 => (place, any::<bool>()).prop_map(|((object, start, len), extend)| Op::Allocate { object, start, len, extend }),
+        1 => (object.clone(), 1usize..5).prop_map(|(object, items)| Op::Destroy { object, items }),
+        3 => Just(Op::Stable),
+        1 => Just(Op::Crash),
+        1 => object.prop_map(|object| Op::OldRequest { object }),
+    ]
+}
+
+fn run(ops: &[Op], planted: Planted) -> Result<(), String> {
+    let mut bench = Bench::new(planted);
+    for op in ops {
+        bench.step(op).map_err(|e| format!("{op:?}: {e}"))?;
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, max_shrink_iters: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Goal: contents, ends, holes, generations, items, space and crash states are right. Method: as in the head.
+    #[test]
+    fn operations_match_byte_vectors(ops in proptest::collection::vec(op(), 1..80)) {
+        if let Err(e) = run(&ops, Planted::Nothing) {
+            prop_assert!(false, "{}", e);
+        }
+    }
+}
+
+/// Goal: the check above can fail. Method: three planted mistakes, each must be found within 300 random runs.
+#[test]
+fn planted_mistakes_are_found() {
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+    for planted in [Planted::ReleaseBeforeStable, Planted::NoZeroFill, Planted::ForgetToFreeOnAbort] {
+        let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+        let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+        let found = (0..300).any(|_| {
+            let ops = proptest::collection::vec(op(), 40..80).new_tree(&mut runner).unwrap().current();
+            run(&ops, planted).is_err()
+        });
+        assert!(found, "{planted:?} was not noticed");
+    }
+}
+
+fn txn_of(store: &mut DataStore, object: ObjectId, range: ByteRange) -> (Txn, Freed) {
+    let mut txn = Txn::default();
+    let plan = store.plan_write(object, range, 0).unwrap();
+    let freed = store.commit_write(plan, Timespec::default(), &mut txn);
+    (txn, freed)
+}
+
+/// Goal: appends make one extent, not one per write. Method: 1000 writes of a block.
+#[test]
+fn appends_merge_into_one_extent() {
+    let mut store = DataStore::new(2000);
+    for b in 0..1000 {
+        let (txn, freed) = txn_of(&mut store, id(0), ByteRange::at(b * BLOCK, BLOCK));
+        assert!(freed.is_empty());
+        assert!(txn.changes.len() <= 3, "one extent, perhaps the deletion of what joined it, one object");
+    }
+    assert_eq!(store.extents(id(0)).count(), 1);
+    assert_eq!(store.blocks_of(id(0).ino), 1000);
+}
+
+/// Goal: a full zone refuses growth cleanly, lets everything else shrink, and takes writes again afterwards.
+/// Method: fill, truncate into the middle of a block (needs a block from the reserve), release, write again.
+#[test]
+fn a_full_zone_can_shrink() {
+    let mut store = DataStore::new(640);
+    let (_, free) = store.space();
+    let _ = txn_of(&mut store, id(0), ByteRange::at(0, free * BLOCK));
+    assert_eq!(store.plan_write(id(1), ByteRange::at(0, 1), 0), Err(Errno::NoSpace));
+    // Whole blocks in place need no space; an edge does.
+    let plan = store.plan_write(id(0), ByteRange::at(0, 10 * BLOCK), 0).unwrap();
+    assert!(!plan.points_at_new_data());
+    store.abort_write(plan);
+    assert_eq!(store.plan_write(id(0), ByteRange::at(5, 10), 0), Err(Errno::NoSpace));
+    let plan = store.plan_truncate(id(0), 100 * BLOCK + 5, 1, Resize::Set).unwrap();
+    assert_eq!(plan.edges.len(), 1);
+    let mut txn = Txn::default();
+    let freed = store.commit_trim(plan, Timespec::default(), &mut txn);
+    assert_eq!(store.plan_write(id(1), ByteRange::at(0, BLOCK * 20), 0), Err(Errno::NoSpace), "not released yet");
+    store.release(freed);
+    let _ = txn_of(&mut store, id(1), ByteRange::at(0, BLOCK * 20));
+    store.check().unwrap();
+}
+
+/// Goal: loading reports what cannot be. Method: items that overlap, leave the zone, lack their object, are cut
+/// short.
+#[test]
+fn bad_items_are_named() {
+    let mut store = DataStore::new(DISK_BLOCKS);
+    let (mut a, _) = txn_of(&mut store, id(0), ByteRange::at(0, 4 * BLOCK));
+    let (b, _) = txn_of(&mut store, id(1), ByteRange::at(0, 4 * BLOCK));
+    let mut items = Items::new();
+    apply(&mut items, &a);
+    apply(&mut items, &b);
+    let problems = |items: &Items| {
+        let report = fsck_items(items.iter().map(|(k, v)| (k.as_slice(), v.as_slice())), DISK_BLOCKS);
+        (loaded(items).err(), report.problems)
+    };
+    assert_eq!(problems(&items), (None, vec![]));
+    let extent = items.keys().rfind(|k| k[0] == b'E').unwrap().clone();
+    let object = items.keys().rfind(|k| k[0] == b'B').unwrap().clone();
+    let edit = |key: &Key, change: &dyn Fn(&mut Vec<u8>), word: &str| {
+        let mut bad = items.clone();
+        change(bad.get_mut(key).unwrap());
+        let (load, fsck) = problems(&bad);
+        assert!(load.as_ref().is_some_and(|t| t.contains(word)), "{word}: {load:?}");
+        assert!(!fsck.is_empty(), "{word}");
+    };
+    edit(&extent, &|v| v[0] = 2, "shares physical blocks");
+    edit(&extent, &|v| v[7] = 1, "outside");
+    edit(&extent, &|v| v[11] = 1, "out of bounds");
+    edit(&extent, &|v| v[8..12].fill(0), "out of bounds");
+    edit(&extent, &|v| v.truncate(5), "does not decode");
+    edit(&object, &|v| v.truncate(5), "does not decode");
+    let mut orphan = items.clone();
+    orphan.remove(&object);
+    assert!(problems(&orphan).0.unwrap().contains("no item of its own"));
+    assert_eq!(problems(&orphan).1.len(), 1);
+    a.changes.clear();
+    assert!(store.load(b"Zzz", b"").is_err());
+}

@@ -1,0 +1,359 @@
+//! `ClientFs`: the client core behind a mount.
+//!
+//! Owns: translation between the kernel's calls and the client's operations, the table of open handles, the way signals end
+//! waits (`patience`). Does not own: any decision about caching or direct I/O, which is the client's.
+//!
+//! Invariants: a cache hit neither allocates nor wakes another thread; a handle given to the kernel stays valid until its
+//! release. Ordinary opens bypass the kernel's page cache for reads and writes, yet keep mapped pages between opens:
+//! all changes of a single mount pass through its kernel, which drops the pages they touch. Opens with `O_DIRECT` do not, so that the kernel
+//! sends the pieces of one call in parallel.
+
+mod handles;
+mod patience;
+
+use crate::file_system::{AttrReply, CopyHow, Entry, Handle, OpenHow, OpenReply, ReadHow, Statfs, WriteHow};
+use crate::{Caller, DirSink, FileSystem, GroupCache, Limits, Notifier, OpenFlags, Payload, ReadSink};
+use amphi_client::{Client, Ctx, Fallocate, Hints, Pending, RenameMode, Whence, XattrMode};
+use amphi_types::{Attr, Cred, Errno, Ino, Result, SetAttr};
+use handles::Handles;
+use patience::Patience;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+/// Least bytes of a directory entry in a reply: bounds how many are asked for.
+const ENTRY_MIN_BYTES: usize = 32;
+/// The same with attributes.
+const ENTRY_PLUS_MIN_BYTES: usize = 160;
+/// Setuid and setgid.
+const SUID_SGID: u16 = 0o6000;
+
+/// How long the kernel may keep names and attributes. Zero, because no token backs them yet.
+const TTL: Duration = Duration::ZERO;
+
+/// A mounted client.
+pub struct ClientFs {
+    client: Client,
+    groups: GroupCache,
+    handles: Handles,
+    patience: Patience,
+    /// Bytes of the largest request: one of this size may be a piece of a longer call.
+    request_max_bytes: AtomicUsize,
+}
+
+impl ClientFs {
+    /// Serves `client`, whose I/O half runs elsewhere.
+    pub fn new(client: Client) -> ClientFs {
+        ClientFs {
+            client,
+            groups: GroupCache::default(),
+            handles: Handles::default(),
+            patience: Patience::default(),
+            request_max_bytes: AtomicUsize::new(usize::MAX),
+        }
+    }
+
+    /// Open files at present.
+    pub fn open_files(&self) -> usize {
+        self.handles.len()
+    }
+
+    /// With all credentials, for what the server checks.
+    fn ctx(&self, caller: &Caller<'_>) -> Ctx {
+        Ctx { cred: caller.cred(&self.groups), pid: caller.tid, tid: caller.tid }
+    }
+
+    /// Without supplementary groups, for what the open already allowed.
+    fn stream(caller: &Caller<'_>) -> Ctx {
+        Ctx { cred: Cred { uid: caller.uid, gid: caller.gid, groups: Vec::new() }, pid: caller.tid, tid: caller.tid }
+    }
+
+    fn wait<T: Send + 'static>(&self, caller: &Caller<'_>, mut pending: Pending<T>) -> Result<T> {
+        match pending.try_take() {
+            Some(result) => result,
+            None => {
+                caller.will_block();
+                self.patience.wait(caller, pending)
+            }
+        }
+    }
+
+    fn entry(attr: Attr) -> Entry {
+        Entry { attr, generation: 0, entry_ttl: TTL, attr_ttl: TTL }
+    }
+
+    fn wait_entry(&self, caller: &Caller<'_>, pending: Pending<Attr>) -> Result<Entry> {
+        self.wait(caller, pending).map(Self::entry)
+    }
+
+    fn opened(&self, file: Arc<amphi_client::OpenFile>, how: OpenHow) -> OpenReply {
+        let flags = if how.has(libc::O_DIRECT) {
+            OpenFlags::CACHED | OpenFlags::KEEP_CACHE
+        } else {
+            OpenFlags::DIRECT_IO | OpenFlags::KEEP_CACHE | OpenFlags::PARALLEL_WRITES
+        };
+        OpenReply { handle: self.handles.insert(file), flags }
+    }
+
+    fn hints(&self, size: usize, flags: u32) -> Hints {
+        Hints {
+            may_continue: size >= self.request_max_bytes.load(Relaxed),
+            direct: flags & libc::O_DIRECT as u32 != 0,
+            ..Hints::default()
+        }
+    }
+
+    /// An open with truncation by an unprivileged caller takes setuid and setgid away.
+    fn kill_suidgid(&self, caller: &Caller<'_>, ino: Ino) -> Result<()> {
+        let ctx = self.ctx(caller);
+        let attr = self.wait(caller, self.client.getattr(&ctx, ino))?;
+        if attr.perm & SUID_SGID != 0 {
+            let set = SetAttr { kill_suidgid: true, ..SetAttr::default() };
+            // The open was allowed to write; that its caller may not change the mode does not matter.
+            self.wait(caller, self.client.setattr(&Ctx { cred: Cred::root(), ..ctx }, ino, set, None))?;
+        }
+        Ok(())
+    }
+}
+
+impl FileSystem for ClientFs {
+    fn mounted(&self, _notifier: Notifier, limits: &Limits) {
+        let by_pages = (limits.pages_max.saturating_sub(1) * 4096).max(4096);
+        self.request_max_bytes.store(limits.write_max_bytes.min(by_pages), Relaxed);
+    }
+
+    fn unmounted(&self) {
+        self.handles.clear();
+    }
+
+    fn lookup(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<Entry> {
+        self.wait_entry(caller, self.client.lookup(&self.ctx(caller), parent, name))
+    }
+
+    fn getattr(&self, caller: &Caller<'_>, ino: Ino, _: Option<Handle>) -> Result<AttrReply> {
+        let attr = self.wait(caller, self.client.getattr(&Self::stream(caller), ino))?;
+        Ok(AttrReply { attr, ttl: TTL })
+    }
+
+    fn setattr(&self, caller: &Caller<'_>, ino: Ino, set: &SetAttr, handle: Option<Handle>) -> Result<AttrReply> {
+        let file = handle.map(|h| self.handles.get(h)).transpose()?;
+        let attr = self.wait(caller, self.client.setattr(&self.ctx(caller), ino, *set, file.as_ref()))?;
+        Ok(AttrReply { attr, ttl: TTL })
+    }
+
+    fn readlink(&self, caller: &Caller<'_>, ino: Ino) -> Result<Vec<u8>> {
+        self.wait(caller, self.client.readlink(&self.ctx(caller), ino))
+    }
+
+    fn symlink(&self, caller: &Caller<'_>, parent: Ino, name: &[u8], target: &[u8]) -> Result<Entry> {
+        self.wait_entry(caller, self.client.symlink(&self.ctx(caller), parent, name, target))
+    }
+
+    fn mknod(&self, caller: &Caller<'_>, parent: Ino, name: &[u8], mode: u32, rdev: u32) -> Result<Entry> {
+        self.wait_entry(caller, self.client.mknod(&self.ctx(caller), parent, name, mode, rdev))
+    }
+
+    fn mkdir(&self, caller: &Caller<'_>, parent: Ino, name: &[u8], mode: u32) -> Result<Entry> {
+        self.wait_entry(caller, self.client.mkdir(&self.ctx(caller), parent, name, perm(mode)))
+    }
+
+    fn unlink(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<()> {
+        self.wait(caller, self.client.unlink(&self.ctx(caller), parent, name))
+    }
+
+    fn rmdir(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<()> {
+        self.wait(caller, self.client.rmdir(&self.ctx(caller), parent, name))
+    }
+
+    fn rename(
+        &self,
+        caller: &Caller<'_>,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        flags: u32,
+    ) -> Result<()> {
+        let mode = match flags {
+            0 => RenameMode::Replace,
+            libc::RENAME_NOREPLACE => RenameMode::NoReplace,
+            libc::RENAME_EXCHANGE => RenameMode::Exchange,
+            _ => return Err(Errno::Inval),
+        };
+        self.wait(caller, self.client.rename(&self.ctx(caller), (parent, name), (new_parent, new_name), mode))
+    }
+
+    fn link(&self, caller: &Caller<'_>, ino: Ino, new_parent: Ino, new_name: &[u8]) -> Result<Entry> {
+        self.wait_entry(caller, self.client.link(&self.ctx(caller), ino, new_parent, new_name))
+    }
+
+    fn open(&self, caller: &Caller<'_>, ino: Ino, how: OpenHow) -> Result<OpenReply> {
+        let flags = amphi_client::OpenFlags::from_linux(how.flags);
+        let file = self.wait(caller, self.client.open(&self.ctx(caller), ino, flags))?;
+        if how.kill_suidgid && how.has(libc::O_TRUNC) {
+            self.kill_suidgid(caller, ino)?;
+        }
+        Ok(self.opened(file, how))
+    }
+
+    fn create(
+        &self,
+        caller: &Caller<'_>,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+        how: OpenHow,
+    ) -> Result<(Entry, OpenReply)> {
+        let flags = amphi_client::OpenFlags::from_linux(how.flags);
+        let made = self.wait(caller, self.client.create(&self.ctx(caller), parent, name, perm(mode), flags))?;
+        if !made.created && how.kill_suidgid && how.has(libc::O_TRUNC) {
+            self.kill_suidgid(caller, made.attr.ino)?;
+        }
+        Ok((Self::entry(made.attr), self.opened(made.file, how)))
+    }
+
+    fn tmpfile(&self, caller: &Caller<'_>, parent: Ino, mode: u32, how: OpenHow) -> Result<(Entry, OpenReply)> {
+        let flags = amphi_client::OpenFlags::from_linux(how.flags);
+        let made = self.wait(caller, self.client.tmpfile(&self.ctx(caller), parent, perm(mode), flags))?;
+        Ok((Self::entry(made.attr), self.opened(made.file, how)))
+    }
+
+    fn read(&self, caller: &Caller<'_>, _: Ino, how: &ReadHow, sink: &mut ReadSink<'_>) -> Result<()> {
+        let file = self.handles.get(how.handle)?;
+        let ctx = Self::stream(caller);
+        let hints = self.hints(how.size, how.flags);
+        if let Some(len) = self.client.try_read(&ctx, &file, how.offset, sink.space(), hints) {
+            sink.set_filled(len);
+            return Ok(());
+        }
+        let size = sink.size();
+        let segments = self.wait(caller, self.client.read(&ctx, &file, how.offset, size, hints))?;
+        segments.into_parts().for_each(|part| sink.give(part));
+        Ok(())
+    }
+
+    fn write(&self, caller: &Caller<'_>, _: Ino, how: &WriteHow, data: Payload<'_>) -> Result<usize> {
+        let file = self.handles.get(how.handle)?;
+        let ctx = Self::stream(caller);
+        let hints = Hints {
+            write_back: how.from_page_cache,
+            kill_suidgid: how.kill_suidgid,
+            ..self.hints(data.len(), how.flags)
+        };
+        if let Some(len) = self.client.try_write(&ctx, &file, how.offset, &data, hints) {
+            return Ok(len);
+        }
+        self.wait(caller, self.client.write(&ctx, &file, how.offset, data.into_buf(), hints))
+    }
+
+    fn statfs(&self, caller: &Caller<'_>, _: Ino) -> Result<Statfs> {
+        let s = self.wait(caller, self.client.statfs(&Self::stream(caller)))?;
+        Ok(Statfs {
+            blocks: s.blocks,
+            free: s.blocks_free,
+            available: s.blocks_free,
+            files: s.inodes,
+            files_free: s.inodes_free,
+            block_bytes: s.block_size,
+            name_max: s.name_max,
+        })
+    }
+
+    fn flush(&self, caller: &Caller<'_>, _: Ino, handle: Handle, _lock_owner: u64) -> Result<()> {
+        let file = self.handles.get(handle)?;
+        self.wait(caller, self.client.flush(&Self::stream(caller), &file))
+    }
+
+    fn release(&self, _: Ino, handle: Handle) {
+        if let Some(file) = self.handles.remove(handle) {
+            self.client.release(file);
+        }
+    }
+
+    fn fsync(&self, caller: &Caller<'_>, _: Ino, handle: Handle, data_only: bool) -> Result<()> {
+        let file = self.handles.get(handle)?;
+        self.wait(caller, self.client.fsync(&Self::stream(caller), &file, data_only))
+    }
+
+    fn readdir(&self, caller: &Caller<'_>, ino: Ino, _: Handle, offset: u64, sink: &mut DirSink<'_>) -> Result<()> {
+        let ctx = self.ctx(caller);
+        let plus = sink.wants_entries();
+        let least = if plus { ENTRY_PLUS_MIN_BYTES } else { ENTRY_MIN_BYTES };
+        let mut cookie = offset;
+        loop {
+            let max = (sink.room_bytes() / least).max(1) as u32;
+            let listing = self.wait(caller, self.client.readdir(&ctx, ino, cookie, max, plus))?;
+            let end = listing.end || listing.entries.is_empty();
+            for e in listing.entries {
+                let added = match e.attr {
+                    Some(attr) => sink.add_entry(&Self::entry(attr), &e.name, e.cookie),
+                    None => sink.add(e.ino, e.kind, &e.name, e.cookie),
+                };
+                if !added {
+                    return Ok(());
+                }
+                cookie = e.cookie;
+            }
+            if end || sink.room_bytes() < least {
+                return Ok(());
+            }
+        }
+    }
+
+    fn fsyncdir(&self, caller: &Caller<'_>, ino: Ino, _: Handle, _data_only: bool) -> Result<()> {
+        self.wait(caller, self.client.fsync_dir(&Self::stream(caller), ino))
+    }
+
+    fn syncfs(&self, caller: &Caller<'_>) -> Result<()> {
+        self.wait(caller, self.client.sync_all(&Self::stream(caller)))
+    }
+
+    fn setxattr(&self, caller: &Caller<'_>, ino: Ino, name: &[u8], value: &[u8], flags: u32) -> Result<()> {
+        let mode = match flags as i32 {
+            0 => XattrMode::Set,
+            libc::XATTR_CREATE => XattrMode::Create,
+            libc::XATTR_REPLACE => XattrMode::Replace,
+            _ => return Err(Errno::Inval),
+        };
+        self.wait(caller, self.client.setxattr(&self.ctx(caller), ino, name, value, mode))
+    }
+
+    fn getxattr(&self, caller: &Caller<'_>, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        self.wait(caller, self.client.getxattr(&self.ctx(caller), ino, name))
+    }
+
+    fn listxattr(&self, caller: &Caller<'_>, ino: Ino) -> Result<Vec<u8>> {
+        self.wait(caller, self.client.listxattr(&self.ctx(caller), ino))
+    }
+
+    fn removexattr(&self, caller: &Caller<'_>, ino: Ino, name: &[u8]) -> Result<()> {
+        self.wait(caller, self.client.removexattr(&self.ctx(caller), ino, name))
+    }
+
+    fn fallocate(&self, caller: &Caller<'_>, _: Ino, handle: Handle, offset: u64, len: u64, mode: u32) -> Result<()> {
+        let file = self.handles.get(handle)?;
+        let mode = Fallocate::from_linux(mode).ok_or(Errno::NotSupported)?;
+        self.wait(caller, self.client.fallocate(&Self::stream(caller), &file, mode, offset, len))
+    }
+
+    fn lseek(&self, caller: &Caller<'_>, _: Ino, handle: Handle, offset: u64, whence: u32) -> Result<u64> {
+        let file = self.handles.get(handle)?;
+        let whence = match whence as i32 {
+            libc::SEEK_DATA => Whence::Data,
+            libc::SEEK_HOLE => Whence::Hole,
+            _ => return Err(Errno::Inval),
+        };
+        self.wait(caller, self.client.lseek(&Self::stream(caller), &file, offset, whence))
+    }
+
+    fn copy_file_range(&self, caller: &Caller<'_>, how: &CopyHow) -> Result<u64> {
+        let (from, to) = (self.handles.get(how.from_handle)?, self.handles.get(how.to_handle)?);
+        let (from, to) = ((&from, how.from_offset), (&to, how.to_offset));
+        let copied = self.wait(caller, self.client.copy_file_range(&Self::stream(caller), from, to, how.len))?;
+        Ok(copied as u64)
+    }
+}
+
+fn perm(mode: u32) -> u16 {
+    (mode & 0o7777) as u16
+}

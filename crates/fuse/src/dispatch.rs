@@ -1,0 +1,196 @@
+//! Dispatch: calls the method of the file system that a request asks for, and answers.
+//!
+//! Invariant: every request is answered exactly once; FORGET, BATCH_FORGET and INTERRUPT never are.
+
+use crate::data::{Payload, ReadSink};
+use crate::file_system::{Entry, OpenReply};
+use crate::kernel::structs as k;
+use crate::reply::{ReplyTo, attr_out, entry_out, open_out, statfs_out, statx_out};
+use crate::request::{Operation as Op, Request};
+use crate::{Buf, Caller, DirSink, FileSystem};
+use amphi_types::{Errno, Ino, Result};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Largest count that a 32-bit reply can carry, in whole pages.
+const COUNT_MAX_32: u64 = (u32::MAX as u64) & !4095;
+
+/// What a thread lends to the handling of one request.
+pub(crate) struct Lent<'a> {
+    /// The receive buffer that holds the request.
+    pub receive: &'a mut Buf,
+    /// Memory for listings.
+    pub listing: &'a mut Vec<u8>,
+    /// Set once a reply went out, also if the handler panics later.
+    pub answered: &'a AtomicBool,
+}
+
+fn send<T: AsRef<[u8]>>(to: &ReplyTo<'_>, result: Result<T>) {
+    match result {
+        Ok(bytes) => to.ok(&[bytes.as_ref()]),
+        Err(e) => to.error(e),
+    }
+}
+
+fn send_struct<T: IntoBytes + zerocopy::Immutable>(to: &ReplyTo<'_>, result: Result<T>) {
+    match result {
+        Ok(value) => to.ok(&[value.as_bytes()]),
+        Err(e) => to.error(e),
+    }
+}
+
+fn send_empty(to: &ReplyTo<'_>, result: Result<()>) {
+    send(to, result.map(|()| []));
+}
+
+fn send_entry(to: &ReplyTo<'_>, result: Result<Entry>) {
+    send_struct(to, result.map(|e| entry_out(&e)));
+}
+
+fn send_created(to: &ReplyTo<'_>, result: Result<(Entry, OpenReply)>) {
+    match result {
+        Ok((entry, open)) => to.ok(&[entry_out(&entry).as_bytes(), open_out(&open).as_bytes()]),
+        Err(e) => to.error(e),
+    }
+}
+
+/// A value whose size the kernel asks for first with no room.
+fn send_sized(to: &ReplyTo<'_>, room: usize, result: Result<Vec<u8>>) {
+    match result {
+        Ok(value) if room == 0 => to.ok(&[k::GetxattrOut { size: value.len() as u32, padding: 0 }.as_bytes()]),
+        Ok(value) if value.len() > room => to.error(Errno::Range),
+        Ok(value) => to.ok(&[&value]),
+        Err(e) => to.error(e),
+    }
+}
+
+/// Passes forgotten references on.
+pub(crate) fn forget(fs: &dyn FileSystem, request: &Request<'_>) {
+    match request.op {
+        Op::Forget { count } => fs.forget(request.ino, count),
+        Op::BatchForget { elements } => {
+            for one in elements.chunks_exact(size_of::<k::ForgetOne>()) {
+                if let Ok(one) = k::ForgetOne::read_from_bytes(one) {
+                    fs.forget(Ino(one.nodeid), one.nlookup);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Handles every request that leaves the receive buffer alone.
+fn dispatch(fs: &dyn FileSystem, caller: &Caller<'_>, request: &Request<'_>, listing: &mut Vec<u8>, to: &ReplyTo<'_>) {
+    let ino = request.ino;
+    match request.op {
+        Op::Lookup { name } => send_entry(to, fs.lookup(caller, ino, name)),
+        Op::Getattr { handle } => send_struct(to, fs.getattr(caller, ino, handle).map(|a| attr_out(&a))),
+        Op::Statx { handle } => send_struct(to, fs.getattr(caller, ino, handle).map(|a| statx_out(&a))),
+        Op::Setattr { ref set, handle } => {
+            send_struct(to, fs.setattr(caller, ino, set, handle).map(|a| attr_out(&a)));
+        }
+        Op::Readlink => send(to, fs.readlink(caller, ino)),
+        Op::Symlink { name, target } => send_entry(to, fs.symlink(caller, ino, name, target)),
+        Op::Mknod { name, mode, rdev } => send_entry(to, fs.mknod(caller, ino, name, mode, rdev)),
+        Op::Mkdir { name, mode } => send_entry(to, fs.mkdir(caller, ino, name, mode)),
+        Op::Unlink { name } => send_empty(to, fs.unlink(caller, ino, name)),
+        Op::Rmdir { name } => send_empty(to, fs.rmdir(caller, ino, name)),
+        Op::Rename { name, new_parent, new_name, flags } => {
+            send_empty(to, fs.rename(caller, ino, name, new_parent, new_name, flags));
+        }
+        Op::Link { from, new_name } => send_entry(to, fs.link(caller, from, ino, new_name)),
+        Op::Open { how } => send_struct(to, fs.open(caller, ino, how).map(|o| open_out(&o))),
+        Op::Opendir { how } => send_struct(to, fs.opendir(caller, ino, how).map(|o| open_out(&o))),
+        Op::Create { name, mode, how } => send_created(to, fs.create(caller, ino, name, mode, how)),
+        Op::Tmpfile { mode, how } => send_created(to, fs.tmpfile(caller, ino, mode, how)),
+        Op::Statfs => send_struct(to, fs.statfs(caller, ino).map(|s| statfs_out(&s))),
+        Op::Release { handle } => {
+            fs.release(ino, handle);
+            send_empty(to, Ok(()));
+        }
+        Op::Releasedir { handle } => {
+            fs.releasedir(ino, handle);
+            send_empty(to, Ok(()));
+        }
+        Op::Fsync { handle, data_only } => send_empty(to, fs.fsync(caller, ino, handle, data_only)),
+        Op::Fsyncdir { handle, data_only } => send_empty(to, fs.fsyncdir(caller, ino, handle, data_only)),
+        Op::Setxattr { name, value, flags } => send_empty(to, fs.setxattr(caller, ino, name, value, flags)),
+        Op::Getxattr { name, room } => send_sized(to, room, fs.getxattr(caller, ino, name)),
+        Op::Listxattr { room } => send_sized(to, room, fs.listxattr(caller, ino)),
+        Op::Removexattr { name } => send_empty(to, fs.removexattr(caller, ino, name)),
+        Op::Flush { handle, lock_owner } => send_empty(to, fs.flush(caller, ino, handle, lock_owner)),
+        Op::Readdir { handle, offset, room, plus } => {
+            let mut sink = DirSink::new(listing, room, plus, handle);
+            let result = fs.readdir(caller, ino, handle, offset, &mut sink);
+            send(to, result.map(|()| &listing[..]));
+        }
+        Op::Access { mask } => send_empty(to, fs.access(caller, ino, mask)),
+        Op::Ioctl { ref call } => match fs.ioctl(caller, ino, call) {
+            Ok(r) => {
+                let head = k::IoctlOut { result: r.result, ..k::IoctlOut::default() };
+                to.ok(&[head.as_bytes(), &r.output[..r.output.len().min(call.output_max)]]);
+            }
+            Err(e) => to.error(e),
+        },
+        Op::Poll { handle, events } => {
+            let result = fs.poll(caller, ino, handle, events);
+            send_struct(to, result.map(|revents| k::PollOut { revents, padding: 0 }));
+        }
+        Op::Fallocate { handle, offset, len, mode } => {
+            send_empty(to, fs.fallocate(caller, ino, handle, offset, len, mode));
+        }
+        Op::Lseek { handle, offset, whence } => {
+            let result = fs.lseek(caller, ino, handle, offset, whence);
+            send_struct(to, result.map(|offset| k::LseekOut { offset }));
+        }
+        Op::CopyFileRange { ref how, wide: true } => {
+            let result = fs.copy_file_range(caller, how);
+            send_struct(to, result.map(|bytes_copied| k::CopyFileRangeOut { bytes_copied }));
+        }
+        Op::CopyFileRange { mut how, wide: false } => {
+            how.len = how.len.min(COUNT_MAX_32);
+            let result = fs.copy_file_range(caller, &how);
+            send_struct(to, result.map(|n| k::WriteOut { size: n.min(COUNT_MAX_32) as u32, padding: 0 }));
+        }
+        Op::Syncfs => send_empty(to, fs.syncfs(caller)),
+        Op::Destroy => send_empty(to, Ok(())),
+        Op::Unsupported { opcode } => {
+            tracing::debug!(opcode, "request of a kind that is not served");
+            to.error(Errno::NoSys);
+        }
+        // A second INIT, and what `handle` takes for itself.
+        Op::Init { .. }
+        | Op::Read { .. }
+        | Op::Write { .. }
+        | Op::Forget { .. }
+        | Op::BatchForget { .. }
+        | Op::Interrupt { .. } => to.error(Errno::Proto),
+    }
+}
+
+/// Handles one request that wants a reply; READ and WRITE use the receive buffer as data memory.
+pub(crate) fn handle(fs: &dyn FileSystem, mut caller: Caller<'_>, lent: Lent<'_>, to: &ReplyTo<'_>) {
+    let Ok(request) = crate::request::parse(lent.receive) else {
+        to.error(Errno::Io);
+        lent.answered.store(true, Relaxed);
+        return;
+    };
+    caller.create_group = request.create_group;
+    let caller = &caller;
+    let ino = request.ino;
+    match request.op {
+        Op::Read { how } => {
+            let mut sink = ReadSink::new(lent.receive, how.size);
+            match fs.read(caller, ino, &how, &mut sink) {
+                Ok(()) => to.ok(&sink.pieces()),
+                Err(e) => to.error(e),
+            }
+        }
+        Op::Write { how, len } => {
+            let result = fs.write(caller, ino, &how, Payload::new(lent.receive, len));
+            send_struct(to, result.map(|n| k::WriteOut { size: n.min(len) as u32, padding: 0 }));
+        }
+        _ => dispatch(fs, caller, &request, lent.listing, to),
+    }
+    lent.answered.store(true, Relaxed);
+}

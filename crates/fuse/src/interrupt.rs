@@ -1,0 +1,204 @@
+//! `Interrupt`: tells a handler that the caller of its request got a signal, so that nobody waits for ever.
+//!
+//! Owns: the table of requests in hand, one slot for each reader thread, and the delivery of INTERRUPT to them.
+//! Does not own: what a handler does about it (end with `Errno::Intr`, or go on if it is nearly done).
+//!
+//! Invariants: request identities are never used twice, so a late interrupt can hit no other request. An INTERRUPT read
+//! before its request is entered in the table (two threads, unlucky order) is remembered and found at entry.
+//! The number behind slots: entering and leaving costs two stores, an interrupt scans at most `threads_max` slots.
+
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::task::Waker;
+
+/// Interrupts remembered whose request is not in hand; the oldest is forgotten.
+const EARLY_MAX: usize = 256;
+/// No request: the kernel never uses this identity.
+const NONE: u64 = 0;
+
+/// The request that one thread has in hand.
+#[derive(Default)]
+pub(crate) struct Slot {
+    current: AtomicU64,
+    interrupted: AtomicU64,
+    waiting: Mutex<Option<(u64, Waker)>>,
+}
+
+impl Slot {
+    fn fire(&self, unique: u64) {
+        self.interrupted.store(unique, SeqCst);
+        let waiting = self.waiting.lock().take_if(|(u, _)| *u == unique);
+        if let Some((_, waker)) = waiting {
+            waker.wake();
+        }
+    }
+}
+
+/// The interrupt of one request. Cheap to clone; outliving the request is harmless.
+#[derive(Clone)]
+pub struct Interrupt {
+    slot: Arc<Slot>,
+    unique: u64,
+}
+
+impl Interrupt {
+    /// An interrupt that nothing fires but `fire`, for callers that are not kernel requests.
+    pub fn detached() -> Interrupt {
+        Interrupt { slot: Arc::default(), unique: 1 }
+    }
+
+    /// Whether the caller got a signal since its request was read.
+    pub fn is_interrupted(&self) -> bool {
+        self.slot.interrupted.load(SeqCst) == self.unique
+    }
+
+    /// Wakes `waker` once when the caller gets a signal, at once if it already did. The latest one registered counts.
+    pub fn wake_on_interrupt(&self, waker: &Waker) {
+        *self.slot.waiting.lock() = Some((self.unique, waker.clone()));
+        if self.is_interrupted() {
+            self.slot.fire(self.unique);
+        }
+    }
+
+    /// Fires it.
+    pub fn fire(&self) {
+        self.slot.fire(self.unique);
+    }
+}
+
+impl std::fmt::Debug for Interrupt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Interrupt({}, {})", self.unique, self.is_interrupted())
+    }
+}
+
+/// All requests in hand.
+#[derive(Default)]
+pub(crate) struct InHand {
+    slots: Mutex<Vec<Arc<Slot>>>,
+    early: Mutex<VecDeque<u64>>,
+    early_len: AtomicUsize,
+}
+
+impl InHand {
+    /// A slot for a new thread.
+    pub(crate) fn add_slot(&self) -> Arc<Slot> {
+        let slot = Arc::<Slot>::default();
+        self.slots.lock().push(slot.clone());
+        slot
+    }
+
+    /// The thread of `slot` ends.
+    pub(crate) fn remove_slot(&self, slot: &Arc<Slot>) {
+        self.slots.lock().retain(|s| !Arc::ptr_eq(s, slot));
+    }
+
+    /// The thread of `slot` takes request `unique` in hand.
+    pub(crate) fn enter(&self, slot: &Arc<Slot>, unique: u64) -> Interrupt {
+        slot.current.store(unique, SeqCst);
+        if self.early_len.load(SeqCst) != 0 {
+            let mut early = self.early.lock();
+            if let Some(at) = early.iter().position(|&u| u == unique) {
+                early.remove(at);
+                self.early_len.store(early.len(), SeqCst);
+                slot.fire(unique);
+            }
+        }
+        Interrupt { slot: slot.clone(), unique }
+    }
+
+    /// The request of `slot` is answered.
+    pub(crate) fn leave(&self, slot: &Slot) {
+        slot.current.store(NONE, SeqCst);
+        let mut waiting = slot.waiting.lock();
+        if waiting.is_some() {
+            *waiting = None;
+        }
+    }
+
+    /// The caller of `unique` got a signal.
+    pub(crate) fn interrupt(&self, unique: u64) {
+        if self.fire_if_in_hand(unique) {
+            return;
+        }
+        let mut early = self.early.lock();
+        if early.len() == EARLY_MAX {
+            early.pop_front();
+        }
+        early.push_back(unique);
+        self.early_len.store(early.len(), SeqCst);
+        drop(early);
+        // It may have been entered between the search and the note: then it saw no note.
+        self.fire_if_in_hand(unique);
+    }
+
+    /// Fires the interrupt of every request in hand.
+    pub(crate) fn fire_all(&self) {
+        for slot in self.slots.lock().iter() {
+            let unique = slot.current.load(SeqCst);
+            if unique != NONE {
+                slot.fire(unique);
+            }
+        }
+    }
+
+    fn fire_if_in_hand(&self, unique: u64) -> bool {
+        let slots = self.slots.lock();
+        let found = slots.iter().find(|s| s.current.load(SeqCst) == unique);
+        found.inspect(|s| s.fire(unique)).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicBool;
+    use std::task::Wake;
+
+    #[derive(Default)]
+    struct Flag(AtomicBool);
+    impl Wake for Flag {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, SeqCst);
+        }
+    }
+
+    /// Goal: an interrupt finds its request whatever the order, and no other. Method: each order of interrupt, entry and
+    /// registration; then a new request in the same slot.
+    #[test]
+    fn every_order_of_interrupt_and_request() {
+        let table = InHand::default();
+        let slot = table.add_slot();
+        for (unique, order) in [(2, "early"), (4, "before registration"), (6, "after registration")] {
+            let flag = Arc::new(Flag::default());
+            let waker = Waker::from(flag.clone());
+            if order == "early" {
+                table.interrupt(unique);
+            }
+            let interrupt = table.enter(&slot, unique);
+            if order == "before registration" {
+                table.interrupt(unique);
+            }
+            interrupt.wake_on_interrupt(&waker);
+            if order == "after registration" {
+                assert!(!interrupt.is_interrupted());
+                table.interrupt(unique);
+            }
+            assert!(interrupt.is_interrupted() && flag.0.load(SeqCst), "{order}");
+            table.leave(&slot);
+            let next = table.enter(&slot, unique + 100);
+            assert!(!next.is_interrupted(), "{order}: hit the next request");
+            table.leave(&slot);
+        }
+    }
+
+    /// Goal: interrupts of requests that are long answered take bounded memory. Method: many of them.
+    #[test]
+    fn late_interrupts_are_bounded() {
+        let table = InHand::default();
+        (2..2000).for_each(|u| table.interrupt(u));
+        assert_eq!(table.early.lock().len(), EARLY_MAX);
+    }
+}

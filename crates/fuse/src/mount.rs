@@ -1,0 +1,215 @@
+//! Mounting and unmounting: the system calls around `/dev/fuse`.
+//!
+//! Owns: opening the device, `mount(2)` as root and `fusermount3` otherwise, checks of the mount point, the system's limit
+//! on request sizes, and the end of a mount. Does not own: the protocol spoken on the device.
+//!
+//! Invariants: a mount is ended only if it is still ours (same device number at the same path); every error says
+//! what to do about which path. The number: `fs.fuse.max_pages_limit` is 256 (1 MiB) by default and 4097 pages let a call of 16 MiB
+//! arrive whole wherever its memory begins.
+
+mod device;
+mod fusermount;
+mod table;
+
+use crate::session::SessionConfig;
+use rustix::io::Errno as Raw;
+use rustix::mount::{MountFlags, UnmountFlags};
+use std::fmt;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+pub(crate) use device::{clone_device, pages_limit};
+
+/// File system type in the mount table.
+pub const FS_TYPE: &str = "fuse.amphi";
+/// Source in the mount table.
+pub const FS_NAME: &str = "amphi";
+
+/// Why mounting or unmounting failed.
+#[derive(Debug)]
+pub enum MountError {
+    /// The mount point does not exist.
+    Missing(PathBuf),
+    /// The mount point is not a directory.
+    NotADirectory(PathBuf),
+    /// The mount point is mounted already, by a living process.
+    AlreadyMounted(PathBuf),
+    /// Files are open, or a process has its working directory there.
+    Busy(PathBuf),
+    /// The mount point cannot be looked at.
+    MountPoint(PathBuf, std::io::Error),
+    /// `/dev/fuse` is missing or may not be opened.
+    NoDevice(Raw),
+    /// Not root, and no `fusermount3` that does it for us.
+    NoHelper(String),
+    /// The kernel refused the mount.
+    Refused(PathBuf, Raw),
+    /// The kernel speaks an older protocol than 7.36 (Linux 5.17).
+    KernelTooOld {
+        /// Major version of the kernel's protocol.
+        major: u32,
+        /// Minor version of the kernel's protocol.
+        minor: u32,
+    },
+    /// The first exchange with the kernel failed.
+    Init(Raw),
+    /// No thread could be started.
+    Threads(std::io::Error),
+}
+
+impl fmt::Display for MountError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MountError::Missing(p) => write!(f, "mount point {} does not exist", p.display()),
+            MountError::NotADirectory(p) => write!(f, "mount point {} is not a directory", p.display()),
+            MountError::AlreadyMounted(p) => {
+                write!(f, "mount point {} is busy: an AmphiFS is mounted there already", p.display())
+            }
+            MountError::Busy(p) => write!(f, "{} is busy: files are open there or a process works in it", p.display()),
+            MountError::MountPoint(p, e) => write!(f, "mount point {}: {e}", p.display()),
+            MountError::NoDevice(e) => {
+                write!(f, "cannot open /dev/fuse: {e} (is the fuse module loaded and the device visible here?)")
+            }
+            MountError::NoHelper(why) => write!(f, "mounting needs root or fusermount3: {why}"),
+            MountError::Refused(p, e) => write!(f, "the kernel refused to mount at {}: {e}", p.display()),
+            MountError::KernelTooOld { major, minor } => {
+                write!(f, "the kernel speaks FUSE {major}.{minor}; 7.36 (Linux 5.17) is needed")
+            }
+            MountError::Init(e) => write!(f, "the first exchange with the kernel over /dev/fuse failed: {e}"),
+            MountError::Threads(e) => write!(f, "cannot start a thread: {e}"),
+        }
+    }
+}
+
+impl std::error::Error for MountError {}
+
+/// A mount that exists.
+pub(crate) struct MountPoint {
+    /// Where, absolute and without symbolic links.
+    pub path: PathBuf,
+    /// Its device number in the mount table; 0 if it was not found there.
+    device_number: u64,
+    by_helper: bool,
+}
+
+/// Opens the device and mounts it at the directory `at`.
+pub(crate) fn mount(at: &Path, config: &SessionConfig) -> Result<(OwnedFd, MountPoint), MountError> {
+    let path = check_mount_point(at)?;
+    if rustix::process::geteuid().is_root() {
+        device::raise_pages_limit(config.request_bytes() / 4096 + 1);
+        let device = device::open_device(rustix::fs::OFlags::empty()).map_err(MountError::NoDevice)?;
+        mount_as_root(&path, &device, config)?;
+        let device_number = table::device_at(&path).unwrap_or(0);
+        return Ok((device, MountPoint { path, device_number, by_helper: false }));
+    }
+    let options = format!("fsname={FS_NAME},subtype=amphi,{}", common_options(config));
+    let device = fusermount::mount(&path, &options)?;
+    let device_number = table::device_at(&path).unwrap_or(0);
+    Ok((device, MountPoint { path, device_number, by_helper: true }))
+}
+
+fn check_mount_point(at: &Path) -> Result<PathBuf, MountError> {
+    let looked = std::fs::canonicalize(at).and_then(|p| std::fs::metadata(&p).map(|m| (p, m)));
+    let (path, meta) = match looked {
+        Ok(found) => found,
+        Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => return clear_dead_mount(at),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Err(MountError::Missing(at.into())),
+        Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => return Err(MountError::NotADirectory(at.into())),
+        Err(e) => return Err(MountError::MountPoint(at.into(), e)),
+    };
+    if !meta.is_dir() {
+        return Err(MountError::NotADirectory(path));
+    }
+    if table::is_ours(&path) {
+        return Err(MountError::AlreadyMounted(path));
+    }
+    Ok(path)
+}
+
+/// A mount whose process was killed stays in the table and answers ENOTCONN: take it away, if it was one of ours.
+fn clear_dead_mount(at: &Path) -> Result<PathBuf, MountError> {
+    let absolute = std::path::absolute(at).map_err(|e| MountError::MountPoint(at.into(), e))?;
+    let parent = absolute.parent().map(std::fs::canonicalize);
+    let (Some(Ok(parent)), Some(name)) = (parent, absolute.file_name()) else {
+        return Err(MountError::Missing(at.into()));
+    };
+    let path = parent.join(name);
+    if !table::is_ours(&path) {
+        return Err(MountError::MountPoint(path, std::io::Error::from_raw_os_error(libc::ENOTCONN)));
+    }
+    tracing::warn!(path = %path.display(), "taking away a mount that a killed process left behind");
+    if rustix::process::geteuid().is_root() {
+        rustix::mount::unmount(&path, UnmountFlags::DETACH).map_err(|e| MountError::Refused(path.clone(), e))?;
+    } else {
+        fusermount::unmount(&path, true)?;
+    }
+    check_mount_point(&path)
+}
+
+fn common_options(config: &SessionConfig) -> String {
+    let mut options = format!("max_read={}", config.request_bytes());
+    for (on, name) in [(config.allow_other, ",allow_other"), (config.default_permissions, ",default_permissions")] {
+        options.push_str(if on { name } else { "" });
+    }
+    options
+}
+
+fn mount_as_root(path: &Path, device: &OwnedFd, config: &SessionConfig) -> Result<(), MountError> {
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    let fd = device.as_raw_fd();
+    let data = format!("fd={fd},rootmode=40000,user_id={uid},group_id={gid},{}", common_options(config));
+    let mut flags = MountFlags::NODEV;
+    flags.set(MountFlags::RDONLY, config.read_only);
+    flags.set(MountFlags::NOSUID, config.no_suid);
+    let data = std::ffi::CString::new(data).expect("made of numbers and words");
+    rustix::mount::mount(FS_NAME, path, FS_TYPE, flags, Some(data.as_c_str())).map_err(|e| match e {
+        Raw::BUSY => MountError::Busy(path.into()),
+        Raw::NODEV => MountError::NoDevice(e),
+        e => MountError::Refused(path.into(), e),
+    })
+}
+
+impl MountPoint {
+    /// Whether the mount at the path is still this one.
+    fn is_there(&self) -> bool {
+        table::device_at(&self.path).is_some_and(|d| d == self.device_number || self.device_number == 0)
+    }
+
+    /// Unmounts; fine if it is gone already.
+    pub(crate) fn unmount(&self) -> Result<(), MountError> {
+        if !self.is_there() {
+            return Ok(());
+        }
+        if self.by_helper {
+            return fusermount::unmount(&self.path, false);
+        }
+        match rustix::mount::unmount(&self.path, UnmountFlags::NOFOLLOW) {
+            Ok(()) | Err(Raw::INVAL) => Ok(()),
+            Err(Raw::BUSY) => Err(MountError::Busy(self.path.clone())),
+            Err(e) => Err(MountError::Refused(self.path.clone(), e)),
+        }
+    }
+
+    /// Ends the connection to the kernel, then takes the mount out of the tree although it is in use.
+    pub(crate) fn unmount_by_force(&self) {
+        if !self.is_there() {
+            return;
+        }
+        // FORCE alone aborts the connection and then says that it is busy; DETACH then takes it out of sight.
+        if !self.by_helper {
+            let _ = rustix::mount::unmount(&self.path, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW);
+            if !self.is_there() {
+                return;
+            }
+        }
+        let detached = if self.by_helper {
+            fusermount::unmount(&self.path, true)
+        } else {
+            rustix::mount::unmount(&self.path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
+                .map_err(|e| MountError::Refused(self.path.clone(), e))
+        };
+        if let Err(e) = detached {
+            tracing::error!(error = %e, "cannot unmount");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! `Notifier`: tells the kernel to drop what it has cached.
+//!
+//! Owns: the notifications for inodes and names. Invariant of use: dropping the pages of an inode makes the kernel
+//! **write dirty mapped pages back first, while the call blocks**, so never call it on a reader thread, nor with
+//! a lock held that a write needs.
+
+use crate::kernel::flags::bits;
+use crate::kernel::structs::{NotifyInvalEntry, NotifyInvalInode};
+use crate::reply::write_message;
+use amphi_types::{Errno, Ino, Result};
+use rustix::io::Errno as Raw;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Weak;
+use zerocopy::IntoBytes;
+
+/// Sends invalidations; usable from any thread, also after the mount is gone (`NotConnected`).
+#[derive(Clone)]
+pub struct Notifier {
+    // Weak, so that a forgotten notifier cannot keep a dead mount's device open.
+    device: Weak<OwnedFd>,
+}
+
+impl Notifier {
+    pub(crate) fn new(device: Weak<OwnedFd>) -> Notifier {
+        Notifier { device }
+    }
+
+    /// A notifier of no mount: every call answers `NotConnected`.
+    pub fn detached() -> Notifier {
+        Notifier { device: Weak::new() }
+    }
+
+    /// Drops the attributes of `ino` and its cached pages of `len` bytes (0: to the end) from `offset` on. Blocks while dirty
+    /// mapped pages are written. An inode the kernel does not know is fine.
+    pub fn inval_inode(&self, ino: Ino, offset: u64, len: u64) -> Result<()> {
+        let n = NotifyInvalInode { ino: ino.0, off: clip(offset), len: clip(len) };
+        self.send(bits::NOTIFY_INVAL_INODE, &[n.as_bytes()])
+    }
+
+    /// Drops the attributes of `ino` and leaves its pages.
+    pub fn inval_attr(&self, ino: Ino) -> Result<()> {
+        let n = NotifyInvalInode { ino: ino.0, off: -1, len: 0 };
+        self.send(bits::NOTIFY_INVAL_INODE, &[n.as_bytes()])
+    }
+
+    /// Drops `name` in directory `parent`. A name the kernel does not know is fine.
+    pub fn inval_entry(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        let n = NotifyInvalEntry { parent: parent.0, namelen: name.len() as u32, flags: 0 };
+        self.send(bits::NOTIFY_INVAL_ENTRY, &[n.as_bytes(), name, b"\0"])
+    }
+
+    fn send(&self, code: i32, parts: &[&[u8]]) -> Result<()> {
+        let device = self.device.upgrade().ok_or(Errno::NotConnected)?;
+        match write_message(device.as_fd(), 0, code, parts) {
+            Ok(()) | Err(Raw::NOENT) => Ok(()),
+            Err(Raw::NODEV | Raw::CONNABORTED | Raw::NOTCONN) => Err(Errno::NotConnected),
+            Err(e) => Err(Errno::from_raw(e.raw_os_error())),
+        }
+    }
+}
+
+fn clip(v: u64) -> i64 {
+    v.min(i64::MAX as u64) as i64
+}

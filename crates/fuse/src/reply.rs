@@ -1,0 +1,148 @@
+//! Replies: the file system's values in the kernel's structures, and the write to the device.
+//!
+//! Invariant: a reply is written in one system call, header first; the header's length is the sum of its parts.
+
+use crate::file_system::{AttrReply, Entry, OpenReply, Statfs};
+use crate::kernel::structs::{Attr as AttrWire, AttrOut, EntryOut, OpenOut, OutHeader, Statfs as StatfsWire};
+use crate::kernel::structs::{Statx, StatxOut, SxTime};
+use amphi_types::{Attr, Errno, Timespec, limits};
+use rustix::io::Errno as Raw;
+use smallvec::SmallVec;
+use std::io::IoSlice;
+use std::mem::size_of;
+use std::os::fd::BorrowedFd;
+use zerocopy::IntoBytes;
+
+/// Members that `stat` fills: the basic ones and the time of creation.
+const STATX_FILLED: u32 = 0x0fff;
+/// What `st_blksize` says: the unit that programs such as `cp` read and write by, at least.
+pub(crate) const PREFERRED_IO_BYTES: u32 = 128 << 10;
+
+fn attr_wire(a: &Attr) -> AttrWire {
+    AttrWire {
+        ino: a.ino.0,
+        size: a.size,
+        blocks: a.blocks,
+        atime: a.atime.sec as u64,
+        mtime: a.mtime.sec as u64,
+        ctime: a.ctime.sec as u64,
+        atimensec: a.atime.nsec,
+        mtimensec: a.mtime.nsec,
+        ctimensec: a.ctime.nsec,
+        mode: a.mode(),
+        nlink: a.nlink,
+        uid: a.uid,
+        gid: a.gid,
+        rdev: a.rdev,
+        blksize: PREFERRED_IO_BYTES,
+        flags: 0,
+    }
+}
+
+pub(crate) fn entry_out(e: &Entry) -> EntryOut {
+    EntryOut {
+        nodeid: e.attr.ino.0,
+        generation: e.generation,
+        entry_valid: e.entry_ttl.as_secs(),
+        attr_valid: e.attr_ttl.as_secs(),
+        entry_valid_nsec: e.entry_ttl.subsec_nanos(),
+        attr_valid_nsec: e.attr_ttl.subsec_nanos(),
+        attr: attr_wire(&e.attr),
+    }
+}
+
+pub(crate) fn attr_out(r: &AttrReply) -> AttrOut {
+    AttrOut { attr_valid: r.ttl.as_secs(), attr_valid_nsec: r.ttl.subsec_nanos(), dummy: 0, attr: attr_wire(&r.attr) }
+}
+
+pub(crate) fn statx_out(r: &AttrReply) -> StatxOut {
+    let a = &r.attr;
+    let time = |t: Timespec| SxTime { sec: t.sec, nsec: t.nsec, reserved: 0 };
+    let stat = Statx {
+        mask: STATX_FILLED,
+        blksize: PREFERRED_IO_BYTES,
+        nlink: a.nlink,
+        uid: a.uid,
+        gid: a.gid,
+        mode: a.mode() as u16,
+        ino: a.ino.0,
+        size: a.size,
+        blocks: a.blocks,
+        atime: time(a.atime),
+        btime: time(a.btime),
+        ctime: time(a.ctime),
+        mtime: time(a.mtime),
+        rdev_major: libc::major(u64::from(a.rdev)),
+        rdev_minor: libc::minor(u64::from(a.rdev)),
+        ..Statx::default()
+    };
+    StatxOut { attr_valid: r.ttl.as_secs(), attr_valid_nsec: r.ttl.subsec_nanos(), stat, ..StatxOut::default() }
+}
+
+pub(crate) fn open_out(r: &OpenReply) -> OpenOut {
+    OpenOut { fh: r.handle.0, open_flags: r.flags.0, backing_id: 0 }
+}
+
+pub(crate) fn statfs_out(s: &Statfs) -> StatfsWire {
+    StatfsWire {
+        blocks: s.blocks,
+        bfree: s.free,
+        bavail: s.available,
+        files: s.files,
+        ffree: s.files_free,
+        bsize: s.block_bytes,
+        namelen: if s.name_max == 0 { limits::NAME_MAX as u32 } else { s.name_max },
+        frsize: s.block_bytes,
+        ..StatfsWire::default()
+    }
+}
+
+/// Where the reply of one request goes.
+pub(crate) struct ReplyTo<'a> {
+    /// The device the request was read from.
+    pub device: BorrowedFd<'a>,
+    /// The request.
+    pub unique: u64,
+}
+
+impl ReplyTo<'_> {
+    /// Success with the bytes of `parts`.
+    pub(crate) fn ok(&self, parts: &[&[u8]]) {
+        self.send(0, parts);
+    }
+
+    /// Failure.
+    pub(crate) fn error(&self, e: Errno) {
+        self.send(-e.raw(), &[]);
+    }
+
+    fn send(&self, error: i32, parts: &[&[u8]]) {
+        match write_message(self.device, self.unique, error, parts) {
+            // The caller was killed or the mount is gone: nobody waits for this reply.
+            Ok(()) | Err(Raw::NOENT | Raw::NODEV | Raw::CONNABORTED | Raw::NOTCONN) => {}
+            Err(e) => {
+                tracing::warn!(unique = self.unique, error = %e, "the kernel refused a reply");
+                if error == 0 {
+                    // The request is still open: end it, or its caller waits for ever.
+                    let _ = write_message(self.device, self.unique, -Errno::Io.raw(), &[]);
+                }
+            }
+        }
+    }
+}
+
+/// Writes one message to the device: a reply (`unique` not 0) or a notification (`unique` 0, its code in `error`).
+pub(crate) fn write_message(device: BorrowedFd<'_>, unique: u64, error: i32, parts: &[&[u8]]) -> Result<(), Raw> {
+    let body: usize = parts.iter().map(|p| p.len()).sum();
+    let header = OutHeader { len: (size_of::<OutHeader>() + body) as u32, error, unique };
+    let mut slices: SmallVec<[IoSlice<'_>; 6]> = SmallVec::new();
+    slices.push(IoSlice::new(header.as_bytes()));
+    slices.extend(parts.iter().filter(|p| !p.is_empty()).map(|p| IoSlice::new(p)));
+    loop {
+        match rustix::io::writev(device, &slices) {
+            Ok(_) => return Ok(()),
+            Err(Raw::INTR) => {}
+            Err(e) => return Err(e),
+        }
+    }
+}

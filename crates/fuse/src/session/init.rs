@@ -1,0 +1,138 @@
+//! Negotiation: the INIT request and our answer.
+//!
+//! Invariant: a flag is answered only if the kernel offered it and the session acts on it. Left out on purpose: the kernel's
+//! write-back cache (the cache is the file system's), its forwarding of flock and fcntl locks (with one mount its own are
+//! exact and interruptible), the long form of SETXATTR and FUSE over io_uring (both change messages).
+
+use super::{Limits, SessionConfig};
+use crate::Buf;
+use crate::data::PAYLOAD_AT;
+use crate::kernel::flags::init as flag;
+use crate::kernel::structs::{InitIn, InitOut};
+use crate::kernel::{MAJOR, MINOR, MINOR_MIN, WRITE_HEAD_BYTES};
+use crate::mount::MountError;
+use crate::reply::write_message;
+use crate::request::{Operation, parse};
+use amphi_types::Errno;
+use rustix::io::Errno as Raw;
+use std::os::fd::{AsFd, OwnedFd};
+use zerocopy::IntoBytes;
+
+/// Flags we answer if offered.
+const WANTED: u64 = flag::ASYNC_READ
+    | flag::ATOMIC_O_TRUNC
+    | flag::BIG_WRITES
+    | flag::DO_READDIRPLUS
+    | flag::READDIRPLUS_AUTO
+    | flag::ASYNC_DIO
+    | flag::PARALLEL_DIROPS
+    | flag::ABORT_ERROR
+    | flag::MAX_PAGES
+    | flag::HANDLE_KILLPRIV_V2
+    | flag::INIT_EXT
+    | flag::CREATE_SUPP_GROUP
+    | flag::DIRECT_IO_ALLOW_MMAP;
+/// Background requests in flight: read-ahead and pieces of O_DIRECT calls. The kernel's default of 12 cuts a
+/// 16 MiB call of 1 MiB pieces in two rounds.
+const BACKGROUND_MAX: u16 = 128;
+/// Read-ahead of the kernel for files it caches (executables), bytes.
+const READ_AHEAD_BYTES: u32 = 1 << 20;
+/// Page of the protocol's page counts, bytes.
+const PAGE: usize = 4096;
+
+/// Answers INIT on a fresh mount.
+pub(super) fn negotiate(device: &OwnedFd, config: &SessionConfig) -> Result<Limits, MountError> {
+    let mut buf = Buf::zeroed(PAYLOAD_AT + (64 << 10));
+    loop {
+        buf.set_window(PAYLOAD_AT - WRITE_HEAD_BYTES..buf.capacity());
+        let len = match rustix::io::read(device, &mut buf[..]) {
+            Ok(len) => len,
+            Err(Raw::INTR | Raw::AGAIN | Raw::NOENT) => continue,
+            Err(e) => return Err(MountError::Init(e)),
+        };
+        let Ok(request) = parse(&buf[..len]) else {
+            return Err(MountError::Init(Raw::PROTO));
+        };
+        let Operation::Init { init } = request.op else {
+            // Before INIT the kernel sends nothing else.
+            return Err(MountError::Init(Raw::PROTO));
+        };
+        let reply = |out: &InitOut| {
+            write_message(device.as_fd(), request.unique, 0, &[out.as_bytes()]).map_err(MountError::Init)
+        };
+        if init.major > MAJOR {
+            // The kernel asks again in our version.
+            reply(&InitOut { major: MAJOR, minor: MINOR, ..InitOut::default() })?;
+            continue;
+        }
+        if init.major < MAJOR || init.minor < MINOR_MIN {
+            let _ = write_message(device.as_fd(), request.unique, -Errno::Proto.raw(), &[]);
+            return Err(MountError::KernelTooOld { major: init.major, minor: init.minor });
+        }
+        let (out, limits) = answer(&init, config);
+        reply(&out)?;
+        tracing::debug!(?limits, "mount negotiated");
+        return Ok(limits);
+    }
+}
+
+fn answer(init: &InitIn, config: &SessionConfig) -> (InitOut, Limits) {
+    let offered = u64::from(init.flags) | (u64::from(init.flags2) << 32);
+    let taken = offered & WANTED;
+    let write_max = config.request_bytes();
+    // One page more, so that a call whose memory is not page-aligned is not cut.
+    let pages = write_max / PAGE + 1;
+    let out = InitOut {
+        major: MAJOR,
+        minor: MINOR.min(init.minor),
+        max_readahead: init.max_readahead.min(READ_AHEAD_BYTES),
+        flags: taken as u32,
+        max_background: BACKGROUND_MAX,
+        congestion_threshold: BACKGROUND_MAX / 4 * 3,
+        max_write: write_max as u32,
+        time_gran: 1,
+        max_pages: pages as u16,
+        flags2: (taken >> 32) as u32,
+        ..InitOut::default()
+    };
+    let limits = Limits {
+        minor: init.minor,
+        write_max_bytes: write_max,
+        pages_max: pages.min(crate::mount::pages_limit()),
+        shared_mmap: taken & flag::DIRECT_IO_ALLOW_MMAP != 0,
+    };
+    (out, limits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: only offered flags are taken, and none of those left out on purpose. Method: offer nothing, then everything.
+    #[test]
+    fn only_offered_and_wanted_flags_are_taken() {
+        let config = SessionConfig::default();
+        let (none, _) = answer(&InitIn { major: 7, minor: 40, ..InitIn::default() }, &config);
+        assert_eq!((none.flags, none.flags2, none.minor), (0, 0, 40));
+        let every = InitIn { major: 7, minor: 45, flags: u32::MAX, flags2: u32::MAX, ..InitIn::default() };
+        let (out, limits) = answer(&every, &config);
+        let taken = u64::from(out.flags) | (u64::from(out.flags2) << 32);
+        assert_eq!(taken, WANTED);
+        for (bit, what) in
+            [(16, "write-back cache"), (29, "long setxattr"), (41, "io_uring"), (1, "fcntl"), (10, "flock")]
+        {
+            assert_eq!(taken >> bit & 1, 0, "{what}");
+        }
+        assert_eq!((out.max_write, out.max_pages), (16 << 20, 4097));
+        assert!(limits.shared_mmap);
+    }
+
+    /// Goal: silly sizes are brought into the protocol's range. Method: extremes.
+    #[test]
+    fn request_size_is_clamped() {
+        for (asked, got) in [(0, 4096), (5000, 4096), (usize::MAX, 128 << 20)] {
+            let config = SessionConfig { request_max_bytes: asked, ..SessionConfig::default() };
+            assert_eq!(config.request_bytes(), got);
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! A reader thread: reads requests from a device of its own, handles them, answers.
+//!
+//! Invariants: a thread answers on the device it read from, for the kernel looks for the request there; a handler that
+//! panics costs its request an EIO and nothing else; interrupts and forgets never wait behind a handler.
+//!
+//! The receive buffer is one allocation: the head of a WRITE ends where its payload begins, at a page boundary
+//! (`PAYLOAD_AT`), so one `read` puts the payload into memory that a disk or a peer can use as it is.
+
+use super::pool::{Idle, Next, Parked};
+use super::{Shared, monotonic_ns};
+use crate::data::{PAYLOAD_AT, TAKE_COPY_MAX_BYTES};
+use crate::dispatch::{Lent, forget, handle};
+use crate::interrupt::Slot;
+use crate::kernel::WRITE_HEAD_BYTES;
+use crate::kernel::opcode::Opcode;
+use crate::kernel::structs::InHeader;
+use crate::reply::ReplyTo;
+use crate::request::{BeforeBlocking, Operation, parse};
+use crate::{Buf, Caller, mount};
+use amphi_types::Errno;
+use rustix::fs::OFlags;
+use rustix::io::Errno as Raw;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use zerocopy::FromBytes;
+
+/// Where a request begins in a receive buffer.
+const HEAD_AT: usize = PAYLOAD_AT - WRITE_HEAD_BYTES;
+
+/// Starts the first reader, on the mounted device itself, and the watch.
+pub(super) fn start_first(shared: &Arc<Shared>) -> io::Result<()> {
+    shared.pool.thread_starts();
+    start(shared, Some(shared.device.clone()))?;
+    shared.pool.watch_starts();
+    let for_watch = shared.clone();
+    let watch = move || for_watch.pool.watch(|| start_or_warn(&for_watch));
+    let spawned = std::thread::Builder::new().name("amphi-fuse-watch".into()).spawn(watch);
+    spawned.map(drop).inspect_err(|_| shared.pool.watch_failed())
+}
+
+/// Starts a reader that the pool has counted.
+fn start_or_warn(shared: &Arc<Shared>) {
+    if let Err(e) = start(shared, None) {
+        tracing::warn!(error = %e, "no further reader thread; interrupts may wait");
+    }
+}
+
+fn start(shared: &Arc<Shared>, device: Option<Arc<OwnedFd>>) -> io::Result<()> {
+    let for_thread = shared.clone();
+    let spawned = std::thread::Builder::new().name("amphi-fuse".into()).spawn(move || {
+        let shared = for_thread;
+        let mut count = Counted { shared: shared.clone(), reading: true };
+        // A clone that cannot be had is no reason to serve less: devices may be shared.
+        let device = device
+            .or_else(|| mount::clone_device(&shared.device, OFlags::empty()).map(Arc::new).ok())
+            .unwrap_or_else(|| shared.device.clone());
+        let ready = mount::clone_device(&shared.device, OFlags::NONBLOCK).map(Arc::new).ok();
+        let slot = shared.in_hand.add_slot();
+        let (receive, listing) = (Buf::default(), Vec::new());
+        Reader { shared: shared.clone(), device, ready, slot: slot.clone(), receive, listing, last_tid: 0 }
+            .run(&mut count);
+        shared.in_hand.remove_slot(&slot);
+    });
+    match spawned {
+        // Detached: the pool counts it until its last statement.
+        Ok(_) => Ok(()),
+        Err(e) => {
+            shared.pool.thread_ended(true);
+            Err(e)
+        }
+    }
+}
+
+/// Takes the thread out of the pool's count however it ends.
+struct Counted {
+    shared: Arc<Shared>,
+    reading: bool,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.shared.pool.thread_ended(self.reading);
+    }
+}
+
+/// Passes `Caller::will_block` on to the pool.
+struct Hook<'a>(&'a Arc<Shared>);
+
+impl BeforeBlocking for Hook<'_> {
+    fn before_blocking(&self) {
+        if self.0.pool.will_block() == Next::SpawnThenWork {
+            start_or_warn(self.0);
+        }
+    }
+}
+
+struct Reader {
+    shared: Arc<Shared>,
+    /// Reads from it sleep until there is a request.
+    device: Arc<OwnedFd>,
+    /// Reads from it never sleep. None if it could not be had.
+    ready: Option<Arc<OwnedFd>>,
+    slot: Arc<Slot>,
+    receive: Buf,
+    listing: Vec<u8>,
+    /// Whose request was handled last.
+    last_tid: u32,
+}
+
+/// A request in the receive buffer.
+struct Received {
+    device: Arc<OwnedFd>,
+    len: usize,
+    /// It was there at once.
+    at_once: bool,
+}
+
+impl Reader {
+    fn run(mut self, count: &mut Counted) {
+        loop {
+            let received = match self.next_request() {
+                Ok(Some(received)) => received,
+                Ok(None) => {
+                    count.reading = false;
+                    return;
+                }
+                // A signal, or the request was interrupted before it was read.
+                Err(Raw::INTR | Raw::AGAIN | Raw::NOENT) => continue,
+                Err(e) => {
+                    if e != Raw::NODEV {
+                        // An unmount by force looks the same as an abort by the administrator.
+                        tracing::warn!(error = %e, "the connection to the kernel was cut; the mount ends");
+                        self.shared.died.store(true, Ordering::Release);
+                    }
+                    break;
+                }
+            };
+            let Received { device, len, at_once } = received;
+            self.receive.set_window(HEAD_AT..HEAD_AT + len);
+            let Some((opcode, unique, tid)) = peek(&self.receive) else { continue };
+            if self.handle_without_reply(opcode) {
+                continue;
+            }
+            // One caller that calls again at once is served best by one thread: only others show a queue.
+            let queued = at_once && tid != self.last_tid;
+            self.last_tid = tid;
+            match self.shared.pool.request_read(len, queued) {
+                Next::Work => {}
+                Next::SpawnThenWork => start_or_warn(&self.shared),
+                Next::Park => {
+                    let bytes = self.detach_request(len);
+                    self.shared.pool.park(Parked { device, unique, bytes });
+                    continue;
+                }
+            }
+            count.reading = false;
+            self.work(&device);
+            while let Some(parked) = self.shared.pool.work_done() {
+                self.attach_request(parked.bytes);
+                self.work(&parked.device);
+            }
+            count.reading = true;
+        }
+        // The mount has ended: whoever is still blocked in a handler works for nobody.
+        self.shared.pool.end();
+        self.shared.in_hand.fire_all();
+    }
+
+    /// The next request; `None` when the pool wants the thread to end.
+    fn next_request(&mut self) -> Result<Option<Received>, Raw> {
+        let bytes = PAYLOAD_AT + self.shared.config.request_bytes();
+        loop {
+            if self.receive.capacity() < bytes {
+                self.receive = Buf::scratch(bytes);
+            }
+            self.receive.set_window(HEAD_AT..bytes);
+            if let Some(ready) = &self.ready {
+                match rustix::io::read(ready, &mut self.receive[..]) {
+                    Ok(len) => return Ok(Some(Received { device: ready.clone(), len, at_once: true })),
+                    Err(Raw::AGAIN) => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            match self.shared.pool.device_empty() {
+                Idle::Read => {}
+                Idle::Woken => continue,
+                Idle::Leave => return Ok(None),
+            }
+            if let Some(polled) = self.poll_device() {
+                return polled.map(Some);
+            }
+            let len = rustix::io::read(&*self.device, &mut self.receive[..])?;
+            return Ok(Some(Received { device: self.device.clone(), len, at_once: false }));
+        }
+    }
+
+    /// Reads without sleeping for the configured time. `None`: nothing came, or another thread polls.
+    fn poll_device(&mut self) -> Option<Result<Received, Raw>> {
+        let spin_ns = self.shared.config.spin.as_nanos() as u64;
+        let ready = self.ready.as_ref().filter(|_| spin_ns > 0)?;
+        if self.shared.polling.swap(true, Ordering::Acquire) {
+            return None;
+        }
+        let until_ns = monotonic_ns() + spin_ns;
+        let result = loop {
+            match rustix::io::read(ready, &mut self.receive[..]) {
+                Err(Raw::AGAIN) if monotonic_ns() < until_ns => std::hint::spin_loop(),
+                Err(Raw::AGAIN) => break None,
+                Err(e) => break Some(Err(e)),
+                Ok(len) => break Some(Ok(Received { device: ready.clone(), len, at_once: false })),
+            }
+        };
+        self.shared.polling.store(false, Ordering::Release);
+        result
+    }
+
+    /// Interrupts and forgets, which are handled at once and get no reply.
+    fn handle_without_reply(&mut self, opcode: u32) -> bool {
+        if ![Opcode::Interrupt, Opcode::Forget, Opcode::BatchForget].iter().any(|&o| o as u32 == opcode) {
+            return false;
+        }
+        match parse(&self.receive) {
+            Ok(request) => match request.op {
+                Operation::Interrupt { target } => match self.shared.pool.unpark(target) {
+                    Some(p) => ReplyTo { device: p.device.as_fd(), unique: target }.error(Errno::Intr),
+                    None => self.shared.in_hand.interrupt(target),
+                },
+                _ => {
+                    let done = catch_unwind(AssertUnwindSafe(|| forget(&*self.shared.fs, &request)));
+                    if done.is_err() {
+                        tracing::error!("forgetting an inode panicked");
+                    }
+                }
+            },
+            Err(e) => tracing::warn!(unique = e.unique, "malformed request without reply"),
+        }
+        true
+    }
+
+    /// Handles the request in the receive buffer and answers it on `device`.
+    fn work(&mut self, device: &OwnedFd) {
+        let Ok((header, _)) = InHeader::read_from_prefix(&self.receive) else { return };
+        let to = ReplyTo { device: device.as_fd(), unique: header.unique };
+        let interrupt = self.shared.in_hand.enter(&self.slot, header.unique);
+        let hook = Hook(&self.shared);
+        let caller = Caller {
+            uid: header.uid,
+            gid: header.gid,
+            tid: header.pid,
+            create_group: None,
+            interrupt: &interrupt,
+            before_blocking: Some(&hook),
+        };
+        let answered = AtomicBool::new(false);
+        let lent = Lent { receive: &mut self.receive, listing: &mut self.listing, answered: &answered };
+        let fs = &*self.shared.fs;
+        if catch_unwind(AssertUnwindSafe(|| handle(fs, caller, lent, &to))).is_err() {
+            tracing::error!(opcode = header.opcode, "the handler of a request panicked");
+            if !answered.load(Ordering::Relaxed) {
+                to.error(Errno::Io);
+            }
+        }
+        self.shared.in_hand.leave(&self.slot);
+    }
+
+    /// The request of `len` bytes in a buffer of its own: a copy when small.
+    fn detach_request(&mut self, len: usize) -> Buf {
+        if len <= TAKE_COPY_MAX_BYTES { Buf::copy_of(&self.receive) } else { std::mem::take(&mut self.receive) }
+    }
+
+    /// Puts a detached request where requests are handled.
+    fn attach_request(&mut self, bytes: Buf) {
+        if bytes.len() > TAKE_COPY_MAX_BYTES {
+            self.receive = bytes;
+            return;
+        }
+        let whole = PAYLOAD_AT + self.shared.config.request_bytes();
+        if self.receive.capacity() < whole {
+            self.receive = Buf::scratch(whole);
+        }
+        self.receive.set_window(HEAD_AT..HEAD_AT + bytes.len());
+        self.receive.copy_from_slice(&bytes);
+    }
+}
+
+/// Operation code and identity of the request, and the thread that asks.
+fn peek(bytes: &[u8]) -> Option<(u32, u64, u32)> {
+    let (header, _) = InHeader::read_from_prefix(bytes).ok()?;
+    Some((header.opcode, header.unique, header.pid))
+}

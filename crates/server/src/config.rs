@@ -1,0 +1,164 @@
+//! `ServerConfig`: what a server is started with.
+
+use amphi_types::limits::{BLOCK, TARGETS_MAX};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{ServerError, ServerErrorKind};
+
+/// Smallest zone: superblock, log and some room for data, bytes.
+pub const ZONE_MIN_BYTES: u64 = 16 << 20;
+/// Smallest log, bytes.
+pub const LOG_MIN_BYTES: u64 = 1 << 20;
+/// Largest zone that is made without being asked for, bytes: the bitmap of a zone is kept in memory (32 MiB here).
+pub const ZONE_AUTO_MAX_BYTES: u64 = 1 << 40;
+
+/// Says whether the holder of a session, by its `host:pid`, is known to have ended.
+pub type HolderGone = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+
+/// What a server is started with. Cheap to clone; every worker has one.
+#[derive(Clone)]
+pub struct ServerConfig {
+    /// Folder with the zones.
+    pub data_dir: String,
+    /// Number of targets: for the first start. A later start takes what it finds, and refuses if this says other.
+    pub targets: Option<u16>,
+    /// Addresses to listen on: `unix:PATH`, `tcp:HOST:PORT`.
+    pub listen: Vec<String>,
+    /// Cluster key that connections must prove; none = anybody who can reach the listener.
+    pub key: Option<Vec<u8>>,
+    /// Number of workers; targets are owned by worker `target mod workers`.
+    pub workers: u16,
+    /// Size of a new zone in bytes; none = 90 % of the free space over the number of targets.
+    pub zone_bytes: Option<u64>,
+    /// Size of a new zone's log in bytes.
+    pub log_bytes: u64,
+    /// How long the session of a mount that has gone is kept.
+    pub session_grace: Duration,
+    /// How long a client may take to answer a lock callback without progress.
+    pub callback_deadline: Duration,
+    /// Says whether a session's holder is known to have ended, so that its session need not be kept.
+    pub holder_gone: HolderGone,
+}
+
+impl ServerConfig {
+    /// Targets of a cluster when nothing else is said.
+    pub const TARGETS: u16 = 4;
+
+    /// The defaults for a folder.
+    pub fn new(data_dir: impl Into<String>) -> ServerConfig {
+        ServerConfig {
+            data_dir: data_dir.into(),
+            targets: None,
+            listen: Vec::new(),
+            key: None,
+            workers: 1,
+            zone_bytes: None,
+            // 64 MiB hold some 100,000 operations: at 50,000 operations a second a checkpoint has a second to run.
+            log_bytes: 64 << 20,
+            session_grace: Duration::from_secs(30),
+            callback_deadline: Duration::from_secs(30),
+            holder_gone: Arc::new(|_| false),
+        }
+    }
+
+    /// Checks what can be checked without looking at the folder.
+    pub fn check(&self) -> Result<(), ServerError> {
+        let bad = |line: String| Err(ServerError::new(ServerErrorKind::Config, line));
+        if self.workers == 0 || usize::from(self.workers) > TARGETS_MAX {
+            return bad(format!("{} workers make no sense; give between 1 and {TARGETS_MAX}", self.workers));
+        }
+        if let Some(n) = self.targets
+            && (n == 0 || usize::from(n) > TARGETS_MAX)
+        {
+            return bad(format!("{n} targets make no sense; give between 1 and {TARGETS_MAX}"));
+        }
+        if self.log_bytes < LOG_MIN_BYTES {
+            return bad(format!("a log of {} bytes is too small; give at least {LOG_MIN_BYTES}", self.log_bytes));
+        }
+        if let Some(z) = self.zone_bytes
+            && z < ZONE_MIN_BYTES.max(self.log_bytes + (8 << 20))
+        {
+            return bad(format!(
+                "a zone of {z} bytes is too small for a log of {} bytes; give at least {}",
+                self.log_bytes,
+                ZONE_MIN_BYTES.max(self.log_bytes + (8 << 20))
+            ));
+        }
+        Ok(())
+    }
+
+    /// Path of the zone of target `index`.
+    pub fn zone_path(&self, index: u16) -> String {
+        zone_path(&self.data_dir, index)
+    }
+
+    /// Size of each of `targets` new zones when `free` bytes are free.
+    pub fn new_zone_bytes(&self, targets: u16, free: u64) -> Result<u64, ServerError> {
+        let wanted = self.zone_bytes.unwrap_or((free / 10 * 9 / u64::from(targets.max(1))).min(ZONE_AUTO_MAX_BYTES));
+        let bytes = wanted / BLOCK * BLOCK;
+        let least = ZONE_MIN_BYTES.max(self.log_bytes + (8 << 20));
+        if bytes < least {
+            return Err(ServerError::new(
+                ServerErrorKind::NoSpace,
+                format!(
+                    "{}: {free} bytes free are too few for {targets} zones of at least {least} bytes; free some space \
+                     or ask for fewer targets",
+                    self.data_dir
+                ),
+            ));
+        }
+        Ok(bytes)
+    }
+}
+
+/// Path of the zone of target `index` in folder `dir`.
+pub fn zone_path(dir: &str, index: u16) -> String {
+    format!("{}/{}", dir.trim_end_matches('/'), zone_name(index))
+}
+
+/// File name of the zone of target `index`.
+pub fn zone_name(index: u16) -> String {
+    format!("target-{index:04}.zone")
+}
+
+/// Index of the target whose zone has this file name.
+pub fn zone_index(name: &str) -> Option<u16> {
+    let index: u16 = name.strip_prefix("target-")?.strip_suffix(".zone")?.parse().ok()?;
+    (zone_name(index) == name).then_some(index)
+}
+
+/// The configuration as the tasks of a worker share it.
+pub type SharedConfig = Rc<ServerConfig>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: names of zones and indexes are a bijection; foreign names are not taken for zones.
+    #[test]
+    fn zone_names_round_trip() {
+        for i in [0u16, 7, 9999, 65535] {
+            assert_eq!(zone_index(&zone_name(i)), Some(i));
+        }
+        for name in ["target-7.zone", "target-00007.zone", "target-0007.zone.bak", "x", "target--001.zone"] {
+            assert_eq!(zone_index(name), None, "{name}");
+        }
+    }
+
+    /// Goal: silly sizes are refused with one clear line.
+    #[test]
+    fn silly_sizes_are_refused() {
+        let mut config = ServerConfig::new("d");
+        assert!(config.check().is_ok());
+        config.targets = Some(0);
+        assert_eq!(config.check().unwrap_err().kind, ServerErrorKind::Config);
+        config.targets = None;
+        config.zone_bytes = Some(4096);
+        assert!(config.check().unwrap_err().line.contains("too small"));
+        config.zone_bytes = None;
+        assert_eq!(config.new_zone_bytes(4, 1 << 20).unwrap_err().kind, ServerErrorKind::NoSpace);
+        assert_eq!(config.new_zone_bytes(4, 40 << 30).unwrap(), 9 << 30);
+    }
+}

@@ -1,0 +1,89 @@
+//! `Counters`: what a worker counts, and their names.
+
+use amphi_wire::Request;
+use std::cell::Cell;
+
+macro_rules! counters {
+    ($($field:ident = $name:literal, $doc:literal;)*) => {
+        /// Counts of one worker; read out and summed over workers by `Request::Counters`.
+        #[derive(Default)]
+        pub struct Counters { $(#[doc = $doc] pub $field: Cell<u64>,)* }
+        impl Counters {
+            /// Names and values, in the order of the table; `reset` starts again from zero.
+            pub fn read(&self, reset: bool) -> Vec<(String, u64)> {
+                vec![$(($name.to_string(), if reset { self.$field.take() } else { self.$field.get() }),)*]
+            }
+        }
+    };
+}
+
+counters! {
+    lookup = "request_lookup", "Requests of this kind.";
+    getattr = "request_getattr", "Requests of this kind.";
+    setattr = "request_setattr", "Requests of this kind.";
+    make = "request_make", "Requests of this kind, with and without a name.";
+    link = "request_link", "Requests of this kind.";
+    unlink = "request_unlink", "Requests of this kind.";
+    rmdir = "request_rmdir", "Requests of this kind.";
+    rename = "request_rename", "Requests of this kind.";
+    readdir = "request_readdir", "Requests of this kind.";
+    open = "request_open", "Requests of this kind.";
+    close = "request_close", "Requests of this kind.";
+    xattr = "request_xattr", "Requests that read or change extended attributes.";
+    read = "request_read", "Requests of this kind.";
+    write = "request_write", "Requests of this kind.";
+    space = "request_space", "Punch, allocate and seek.";
+    sync = "request_sync", "Requests of this kind.";
+    lock = "request_lock", "Enqueues, cancels and answers to glimpses.";
+    other = "request_other", "Everything else.";
+    read_bytes = "read_bytes", "Payload bytes read.";
+    write_bytes = "write_bytes", "Payload bytes written.";
+    write_copied = "write_copied_bytes", "Payload bytes that had to be copied to be aligned.";
+    edge_reads = "edge_reads", "Blocks read to complete the edges of unaligned writes.";
+    data_reads = "data_disk_reads", "Disk reads of file data.";
+    data_writes = "data_disk_writes", "Disk writes of file data.";
+    resends = "resends_answered", "Resent requests answered from their slot.";
+    forwarded = "forwarded", "Requests of connections here for targets of other workers.";
+    commits = "transactions", "Transactions logged.";
+    two_phase = "two_phase", "Operations over several targets.";
+    conflicts = "two_phase_conflicts", "Plans that met a change and were made again.";
+    callbacks = "lock_callbacks", "Lock callbacks sent.";
+    evictions = "evictions", "Sessions evicted.";
+    freed_blocks = "freed_blocks", "Blocks given back for reuse.";
+    checkpoints = "checkpoints", "Checkpoints finished.";
+}
+
+/// Adds `n` to a count.
+pub fn add(count: &Cell<u64>, n: u64) {
+    count.set(count.get().wrapping_add(n));
+}
+
+impl Counters {
+    /// Counts a request.
+    pub fn request(&self, op: &Request) {
+        let count = match op {
+            Request::Lookup { .. } | Request::Parent { .. } => &self.lookup,
+            Request::GetAttr { .. } | Request::ReadLink { .. } => &self.getattr,
+            Request::SetAttr { .. } => &self.setattr,
+            Request::Make { .. } | Request::MakeTmp { .. } => &self.make,
+            Request::Link { .. } => &self.link,
+            Request::Unlink { .. } => &self.unlink,
+            Request::RmDir { .. } => &self.rmdir,
+            Request::Rename { .. } => &self.rename,
+            Request::ReadDir { .. } => &self.readdir,
+            Request::Open { .. } => &self.open,
+            Request::Close { .. } => &self.close,
+            Request::GetXattr { .. }
+            | Request::ListXattr { .. }
+            | Request::SetXattr { .. }
+            | Request::RemoveXattr { .. } => &self.xattr,
+            Request::Read { .. } => &self.read,
+            Request::Write { .. } => &self.write,
+            Request::Punch { .. } | Request::Allocate { .. } | Request::Seek { .. } => &self.space,
+            Request::Sync => &self.sync,
+            Request::LockEnqueue { .. } | Request::LockCancel { .. } | Request::GlimpseReply { .. } => &self.lock,
+            _ => &self.other,
+        };
+        add(count, 1);
+    }
+}

@@ -1,0 +1,64 @@
+//! Why a server does not start or a folder cannot be used: one clear line, with the place and what to do.
+
+use std::fmt;
+
+/// What kind of trouble it is; match on this alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerErrorKind {
+    /// Another process serves this folder.
+    InUse,
+    /// The folder or one of its files cannot be reached.
+    Unreachable,
+    /// Zones are missing, too many, of another cluster, or of another version.
+    Mismatch,
+    /// A zone does not verify.
+    Corrupt,
+    /// The configuration makes no sense.
+    Config,
+    /// An address cannot be listened on.
+    Listen,
+    /// There is not enough room for the zones.
+    NoSpace,
+    /// A disk failed while the server was starting or stopping.
+    Disk,
+}
+
+/// An error with its place and the way out.
+#[derive(Clone, Debug)]
+pub struct ServerError {
+    /// What kind.
+    pub kind: ServerErrorKind,
+    /// The whole line for people.
+    pub line: String,
+}
+
+impl ServerError {
+    /// An error of `kind` with its line.
+    pub fn new(kind: ServerErrorKind, line: impl Into<String>) -> ServerError {
+        ServerError { kind, line: line.into() }
+    }
+
+    /// An error of the environment at `place`, with the kind that fits it.
+    pub fn io(place: &str, e: &std::io::Error) -> ServerError {
+        use std::io::ErrorKind;
+        match e.kind() {
+            ErrorKind::WouldBlock => ServerError::new(
+                ServerErrorKind::InUse,
+                format!("{place}: another server uses this folder; stop it first, or give this one its own folder"),
+            ),
+            ErrorKind::StorageFull => ServerError::new(
+                ServerErrorKind::NoSpace,
+                format!("{place}: no space left; free some, or ask for smaller zones"),
+            ),
+            _ => ServerError::new(ServerErrorKind::Unreachable, format!("{place}: {e}; check the path and its rights")),
+        }
+    }
+}
+
+impl fmt::Display for ServerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.line)
+    }
+}
+
+impl std::error::Error for ServerError {}

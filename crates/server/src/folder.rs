@@ -1,0 +1,135 @@
+//! The data folder: which zones lie in it, making them, opening one.
+//!
+//! Owns: file names, and that a folder holds one whole cluster or nothing. Does not own: the inside of a zone.
+//!
+//! Zones of a new cluster are made from the last to the first: a folder without `target-0000.zone` is one whose first
+//! start did not finish.
+
+use crate::config::{ServerConfig, zone_index, zone_name, zone_path};
+use crate::counters::Counters;
+use crate::error::{ServerError, ServerErrorKind};
+use crate::target::Target;
+use amphi_env::Env;
+use amphi_types::TargetId;
+use amphi_zone::{OpenOptions, Zone, ZoneError, ZoneErrorKind, ZoneParams};
+use std::io::ErrorKind;
+use std::rc::Rc;
+
+/// Indexes of the zones in folder `dir`, ascending; none if there is no such folder.
+pub fn zones<E: Env>(env: &E, dir: &str) -> Result<Vec<u16>, ServerError> {
+    match env.list(dir) {
+        Ok(names) => {
+            let mut found: Vec<u16> = names.iter().filter_map(|n| zone_index(n)).collect();
+            found.sort_unstable();
+            Ok(found)
+        }
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        Err(e) => Err(ServerError::io(dir, &e)),
+    }
+}
+
+/// Checks that the zones found are `0..n`. Returns n.
+pub fn check_complete(dir: &str, found: &[u16]) -> Result<u16, ServerError> {
+    let bad = |line: String| Err(ServerError::new(ServerErrorKind::Mismatch, line));
+    for (i, &index) in found.iter().enumerate() {
+        let wanted = i as u16;
+        if index == wanted {
+            continue;
+        }
+        if wanted == 0 {
+            return bad(format!(
+                "{}: missing: either put it back, or, if the first start of this folder was interrupted, remove \
+                 its target-*.zone files and start again",
+                zone_path(dir, 0)
+            ));
+        }
+        return bad(format!("{}: missing, but {} is there; put it back", zone_path(dir, wanted), zone_name(index)));
+    }
+    Ok(found.len() as u16)
+}
+
+/// Makes the folder ready: formats it if it holds no zones. Returns the number of targets.
+pub async fn prepare<E: Env>(env: &E, config: &ServerConfig) -> Result<u16, ServerError> {
+    let dir = &config.data_dir;
+    let found = zones(env, dir)?;
+    if found.is_empty() {
+        let targets = config.targets.unwrap_or(ServerConfig::TARGETS);
+        format(env, config, targets).await?;
+        return Ok(targets);
+    }
+    let pool = check_complete(dir, &found)?;
+    match config.targets {
+        Some(n) if n != pool => Err(ServerError::new(
+            ServerErrorKind::Mismatch,
+            format!("{dir} has {pool} targets, not {n}; start it with {pool}, or give another folder"),
+        )),
+        _ => Ok(pool),
+    }
+}
+
+async fn format<E: Env>(env: &E, config: &ServerConfig, targets: u16) -> Result<(), ServerError> {
+    let dir = &config.data_dir;
+    env.make_dir(dir).map_err(|e| ServerError::io(dir, &e))?;
+    let free = env.free_bytes(dir).map_err(|e| ServerError::io(dir, &e))?;
+    let size_bytes = config.new_zone_bytes(targets, free)?;
+    let cluster = env.rand();
+    let log_bytes = config.log_bytes.min(size_bytes / 4) / (1 << 20) * (1 << 20);
+    for index in (0..targets).rev() {
+        let params = ZoneParams { size_bytes, log_bytes, cluster, target: TargetId(index) };
+        Zone::<E>::format(env, &config.zone_path(index), &params).await.map_err(zone_error)?;
+    }
+    Ok(())
+}
+
+/// Opens the zone of target `index` and loads the target. Nothing is written to it yet.
+pub async fn open_target<E: Env>(
+    env: &E,
+    config: &ServerConfig,
+    index: u16,
+    pool: u16,
+    counters: &Rc<Counters>,
+) -> Result<Rc<Target<E>>, ServerError> {
+    let path = config.zone_path(index);
+    let options = OpenOptions { target: Some(TargetId(index)), ..OpenOptions::default() };
+    let (zone, recovered) = Zone::open(env, &path, &options).await.map_err(zone_error)?;
+    for note in &recovered.notes {
+        tracing::info!("{path}: {note}");
+    }
+    let deadline_ns = config.callback_deadline.as_nanos() as u64;
+    match Target::recover(env, zone.clone(), recovered, pool, deadline_ns, counters.clone()) {
+        Ok(target) => Ok(target),
+        Err(text) => {
+            // The text says what is wrong; that the zone cannot be closed either would not help.
+            let _ = zone.close().await;
+            Err(ServerError::new(
+                ServerErrorKind::Corrupt,
+                format!("{path}: {text}; run `amphi fsck` on the folder and restore it from a copy"),
+            ))
+        }
+    }
+}
+
+/// A zone's error as a line for whoever starts the server.
+pub fn zone_error(e: ZoneError) -> ServerError {
+    let (kind, advice) = match e.kind {
+        ZoneErrorKind::Busy => {
+            return ServerError::new(
+                ServerErrorKind::InUse,
+                format!("{}: another server uses this folder; stop it first, or give this one its own folder", e.place),
+            );
+        }
+        ZoneErrorKind::NotAZone => (ServerErrorKind::Mismatch, "remove it from the folder"),
+        ZoneErrorKind::Unfinished => {
+            (ServerErrorKind::Mismatch, "the first start was interrupted: remove the target-*.zone files and start again")
+        }
+        ZoneErrorKind::Version => (ServerErrorKind::Mismatch, "use the version of amphi that made it"),
+        ZoneErrorKind::Cluster | ZoneErrorKind::Target => (ServerErrorKind::Mismatch, "put back the right one"),
+        ZoneErrorKind::Corrupt => (ServerErrorKind::Corrupt, "run `amphi fsck` and restore it from a copy"),
+        ZoneErrorKind::NoSpace => (ServerErrorKind::NoSpace, "free some space, or ask for smaller zones"),
+        ZoneErrorKind::Params => (ServerErrorKind::Config, "choose other sizes"),
+        ZoneErrorKind::Io | ZoneErrorKind::Exists | ZoneErrorKind::Missing => {
+            (ServerErrorKind::Unreachable, "check the path and its rights")
+        }
+    };
+    ServerError::new(kind, format!("{e}; {advice}"))
+}

@@ -1,0 +1,206 @@
+//! Checking a stopped server's folder: every zone in itself, and all of them together.
+//!
+//! Owns: the checks that need more than one zone or more than one store. Does not own: the checks of a zone
+//! (`amphi_zone::fsck`), of names (`amphi_meta::verify_cluster`), of extents (`amphi_data::fsck_items`).
+//!
+//! Zones are opened for reading and nothing is changed. Operations over several targets that a crash interrupted are
+//! listed, and finished in memory as the next start would finish them, so that what is checked is the state that a
+//! client would see.
+
+mod cluster;
+
+use crate::error::{ServerError, ServerErrorKind};
+use crate::folder;
+use crate::records::{self, Intent, Item, TxId};
+use amphi_data::DataReport;
+use amphi_env::Env;
+use amphi_meta::MetaStore;
+use amphi_types::item::{ItemStore, tag};
+use amphi_types::{SessionId, TargetId, Timespec};
+use amphi_zone::ZoneErrorKind;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// Most findings that a report keeps; a damaged folder could have millions.
+pub const FINDINGS_MAX: usize = 1000;
+
+/// Something that must not be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Where.
+    pub place: String,
+    /// What is wrong there.
+    pub reason: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.reason)
+    }
+}
+
+/// What the check found.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Id of the cluster.
+    pub cluster: u64,
+    /// Zones read.
+    pub zones: u64,
+    /// Inodes, directories among them, and inodes without a name.
+    pub inodes: u64,
+    /// Directories among them.
+    pub directories: u64,
+    /// Inodes without a name: they go with the sessions that have them open.
+    pub orphans: u64,
+    /// Objects of files.
+    pub objects: u64,
+    /// Blocks of 4096 bytes that files hold.
+    pub blocks: u64,
+    /// Sessions that may come back.
+    pub sessions: u64,
+    /// Work that the next start finishes, one sentence each.
+    pub pending: Vec<String>,
+    /// Traces of a crash that opening repairs.
+    pub notes: Vec<String>,
+    /// Damage.
+    pub findings: Vec<Finding>,
+}
+
+impl Report {
+    /// Whether nothing is damaged.
+    pub fn is_clean(&self) -> bool {
+        self.findings.is_empty()
+    }
+
+    fn find(&mut self, place: impl Into<String>, reason: impl Into<String>) {
+        if self.findings.len() < FINDINGS_MAX {
+            self.findings.push(Finding { place: place.into(), reason: reason.into() });
+        }
+    }
+}
+
+/// One zone as read.
+struct ZoneImage {
+    path: String,
+    target: TargetId,
+    meta: MetaStore,
+    data: DataReport,
+    prepared: BTreeMap<TxId, (Timespec, Vec<amphi_meta::Part>)>,
+    committed: BTreeSet<TxId>,
+    pool: Option<u16>,
+}
+
+/// Checks the folder of a stopped server. Changes nothing.
+///
+/// Errors: only when there is nothing to check: no zones (`Mismatch`), a server that runs (`InUse`), files that cannot
+/// be read (`Unreachable`). Damage is in the report.
+pub async fn fsck<E: Env>(env: &E, dir: &str) -> Result<Report, ServerError> {
+    let found = folder::zones(env, dir)?;
+    if found.is_empty() {
+        let line = format!("{dir}: there are no zones here; give the folder that `amphi server --data` was given");
+        return Err(ServerError::new(ServerErrorKind::Mismatch, line));
+    }
+    let mut report = Report::default();
+    if let Err(e) = folder::check_complete(dir, &found) {
+        report.find(dir, e.line);
+    }
+    let mut images = Vec::new();
+    for &index in &found {
+        if let Some(image) = read_zone(env, dir, index, &mut report).await? {
+            images.push(image);
+        }
+    }
+    report.zones = found.len() as u64;
+    if images.len() == found.len() {
+        cluster::finish_intents(&mut images, &mut report);
+        cluster::check(&images, &mut report);
+    }
+    Ok(report)
+}
+
+async fn read_zone<E: Env>(
+    env: &E,
+    dir: &str,
+    index: u16,
+    report: &mut Report,
+) -> Result<Option<ZoneImage>, ServerError> {
+    let path = crate::config::zone_path(dir, index);
+    let zone = match amphi_zone::fsck(env, &path).await {
+        Ok(zone) => zone,
+        Err(e) if matches!(e.kind, ZoneErrorKind::Busy | ZoneErrorKind::Missing) => return Err(folder::zone_error(e)),
+        Err(e) => {
+            report.find(e.place, e.text);
+            return Ok(None);
+        }
+    };
+    report.notes.extend(zone.notes.iter().map(|n| format!("{path}: {n}")));
+    if !zone.problems.is_empty() {
+        zone.problems.into_iter().for_each(|p| report.find(p.place, p.text));
+        return Ok(None);
+    }
+    if zone.target.0 != index {
+        report.find(&path, format!("is the zone of {}", zone.target));
+        return Ok(None);
+    }
+    if index == 0 {
+        report.cluster = zone.cluster;
+    } else if zone.cluster != report.cluster {
+        report.find(&path, format!("belongs to cluster {:016x}, not {:016x}", zone.cluster, report.cluster));
+    }
+    let mut image = ZoneImage {
+        target: zone.target,
+        meta: MetaStore::empty(zone.target),
+        data: amphi_data::fsck_items(zone.items.iter().map(|(k, v)| (&**k, &**v)), zone.data_blocks),
+        prepared: BTreeMap::new(),
+        committed: BTreeSet::new(),
+        pool: None,
+        path,
+    };
+    let mut sessions = BTreeSet::new();
+    for (key, value) in &zone.items {
+        let loaded = match key.first().copied() {
+            Some(tag::INODE | tag::DENTRY | tag::XATTR | tag::META) => image.meta.load(key, value),
+            Some(tag::OBJECT | tag::EXTENT) => Ok(()),
+            _ => load_item(&mut image, key, value, &mut sessions, report),
+        };
+        if let Err(text) = loaded {
+            report.find(&image.path, text);
+        }
+    }
+    report.sessions = report.sessions.max(sessions.len() as u64);
+    let problems: Vec<String> = image.data.problems.clone();
+    problems.into_iter().for_each(|text| report.find(&image.path, text));
+    Ok(Some(image))
+}
+
+fn load_item(
+    image: &mut ZoneImage,
+    key: &[u8],
+    value: &[u8],
+    sessions: &mut BTreeSet<SessionId>,
+    report: &mut Report,
+) -> Result<(), String> {
+    match records::decode_item(key, value)? {
+        Item::Session(id, _) => drop(sessions.insert(id)),
+        // Slots lie before sessions in key order, so they are looked at when both are known.
+        Item::Slot(..) => {}
+        Item::Cluster(record) => image.pool = Some(record.pool),
+        Item::Intent(Intent::Prepared { tx, now, parts }) => {
+            let text = format!(
+                "{}: {} changes of operation {} of {} are promised",
+                image.path,
+                parts.len(),
+                tx.number,
+                tx.coordinator
+            );
+            report.pending.push(text);
+            image.prepared.insert(tx, (now, parts));
+        }
+        Item::Intent(Intent::Committed { tx, participants }) => {
+            let text = format!("{}: operation {} is decided, {participants:?} may not know", image.path, tx.number);
+            report.pending.push(text);
+            image.committed.insert(tx);
+        }
+    }
+    Ok(())
+}

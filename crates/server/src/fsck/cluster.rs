@@ -1,0 +1,119 @@
+//! Checks over all zones together.
+
+use super::{Report, ZoneImage};
+use crate::records::TxId;
+use amphi_types::{Ino, Kind, ObjectId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Finishes interrupted operations in memory as the next start would.
+pub(super) fn finish_intents(images: &mut [ZoneImage], report: &mut Report) {
+    let decided: BTreeSet<TxId> = images.iter().flat_map(|i| i.committed.iter().copied()).collect();
+    for image in images.iter_mut() {
+        for (tx, (now, parts)) in std::mem::take(&mut image.prepared) {
+            if !decided.contains(&tx) {
+                continue;
+            }
+            match image.meta.check_parts(&parts) {
+                Ok(()) => drop(image.meta.apply_parts(&parts, now, &mut Default::default())),
+                Err(e) => report.find(
+                    &image.path,
+                    format!("the promised changes of operation {} of {} do not fit: {e:?}", tx.number, tx.coordinator),
+                ),
+            }
+        }
+    }
+}
+
+/// Checks everything that concerns more than one store.
+pub(super) fn check(images: &[ZoneImage], report: &mut Report) {
+    for image in images {
+        match image.pool {
+            Some(pool) if usize::from(pool) != images.len() => {
+                report.find(&image.path, format!("belongs to a cluster of {pool} targets, here are {}", images.len()));
+            }
+            Some(_) => {}
+            None => report.find(&image.path, "has no cluster record: its first start was interrupted"),
+        }
+    }
+    let stores: Vec<_> = images.iter().map(|i| &i.meta).collect();
+    for text in amphi_meta::verify_cluster(&stores) {
+        report.find("name space", text);
+    }
+    count(images, report);
+    check_reachable(images, report);
+    check_objects(images, report);
+}
+
+fn count(images: &[ZoneImage], report: &mut Report) {
+    for image in images {
+        for (ino, inode) in image.meta.inodes() {
+            report.inodes += 1;
+            report.directories += u64::from(inode.kind == Kind::Dir);
+            report.orphans += u64::from(inode.nlink == 0);
+            if inode.pending.trim {
+                report.pending.push(format!("{}: inode {ino} is being truncated to {}", image.path, inode.size));
+            }
+            if inode.pending.destroy {
+                report.pending.push(format!("{}: inode {ino} is being removed", image.path));
+            }
+        }
+        report.objects += image.data.objects.len() as u64;
+        report.blocks += image.data.blocks;
+    }
+}
+
+fn check_reachable(images: &[ZoneImage], report: &mut Report) {
+    let mut below: BTreeMap<Ino, Vec<Ino>> = BTreeMap::new();
+    for (dir, _, entry) in images.iter().flat_map(|i| i.meta.dentries()) {
+        if entry.kind == Kind::Dir {
+            below.entry(dir).or_default().push(entry.child);
+        }
+    }
+    let mut seen = BTreeSet::from([Ino::ROOT]);
+    let mut todo = vec![Ino::ROOT];
+    while let Some(dir) = todo.pop() {
+        for &child in below.get(&dir).into_iter().flatten() {
+            if seen.insert(child) {
+                todo.push(child);
+            }
+        }
+    }
+    for image in images {
+        for (ino, inode) in image.meta.inodes() {
+            if inode.kind == Kind::Dir && inode.nlink > 0 && !seen.contains(&ino) {
+                report.find(&image.path, format!("directory {ino} cannot be reached from the root"));
+            }
+        }
+    }
+}
+
+fn check_objects(images: &[ZoneImage], report: &mut Report) {
+    for image in images {
+        for (id, &(end, generation)) in &image.data.objects {
+            if let Some(reason) = object_fault(images, image, *id, end, generation) {
+                report.find(&image.path, format!("object {} of {}: {reason}", id.stripe, id.ino));
+            }
+        }
+    }
+}
+
+fn object_fault(images: &[ZoneImage], at: &ZoneImage, id: ObjectId, end: u64, generation: u64) -> Option<String> {
+    let owner = images.iter().find(|i| i.target == id.ino.target());
+    let Some(inode) = owner.and_then(|i| i.meta.inode(id.ino).ok()) else {
+        return Some("its inode does not exist".into());
+    };
+    if inode.kind != Kind::File {
+        return Some(format!("its inode is a {:?}", inode.kind));
+    }
+    if inode.layout.target(id.ino, id.stripe) != at.target {
+        return Some(format!("belongs to {}", inode.layout.target(id.ino, id.stripe)));
+    }
+    if id.stripe > 0 && !inode.wide {
+        return Some("its inode knows of no data beyond stripe 0".into());
+    }
+    if generation > inode.generation {
+        return Some(format!("knows truncate {generation}, its inode only {}", inode.generation));
+    }
+    let settled = !inode.spread && !inode.pending.trim && !inode.pending.destroy;
+    (settled && end > inode.size).then(|| format!("ends at {end}, behind the file's end at {}", inode.size))
+}

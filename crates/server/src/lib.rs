@@ -1,0 +1,49 @@
+//! The server: workers with their targets, sessions, operations, recovery.
+//!
+//! Owns: what a request does (`ops`), operations over several targets (`intents`), who may come in (`front`), routing
+//! between workers (`worker`), start and stop (`server`). Does not own: the rules of names and inodes (`amphi_meta`), of
+//! blocks (`amphi_data`), of locks (`amphi_dlm`); the log (`amphi_zone`); connections (`amphi_transport`); threads
+//! (`amphi_sched`). It is the one place where they meet.
+//!
+//! Invariants:
+//! * A target's state is touched by its worker alone; workers exchange messages and nothing else.
+//! * A mutation, its answer and what it frees are one log record; the answer is sent when the record is written, a
+//!   resend gets the same answer.
+//! * Nobody sees an operation over several targets half done, neither before nor after a crash.
+//! * State is changed and the record appended without an await in between.
+//!
+//! The number that drove the design: a round trip that finds everything in memory may cost 1.5 times a bare ping-pong,
+//! so a request is one task on one thread, without a lock, and touches the log only if it changes something.
+#![forbid(unsafe_code)]
+
+pub mod config;
+mod counters;
+mod cx;
+pub mod error;
+mod folder;
+pub mod fsck;
+mod front;
+mod gate;
+mod intents;
+mod locks;
+mod message;
+mod ops;
+mod opens;
+mod questions;
+mod records;
+pub mod server;
+mod slots;
+mod span_gate;
+mod target;
+pub mod threads;
+mod tunables;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+pub use config::ServerConfig;
+pub use error::{ServerError, ServerErrorKind};
+pub use fsck::{Finding, Report, fsck};
+pub use server::{Seeds, Server, WorkerSeed, run_worker};
+pub use threads::run_threads;

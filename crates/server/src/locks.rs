@@ -1,0 +1,201 @@
+//! `Locks`: the lock server of a target as tasks use it.
+//!
+//! Owns: which task waits for which lock, and what has to be sent to clients. Does not own: the rules
+//! (`amphi_dlm::LockSpace`), connections, eviction.
+//!
+//! Invariant: whoever changes the space empties its actions in the same call, so none is left lying.
+
+use amphi_dlm::{Action, Growth, LockId, LockLimits, LockRequest, LockSpace, Mode, Owner, Refusal};
+use amphi_types::{ByteRange, Errno, ObjectId, Result, SessionId};
+use amphi_wire::Push;
+use futures_channel::oneshot;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// A lock as granted.
+#[derive(Clone, Copy, Debug)]
+pub struct Grant {
+    /// Its id.
+    pub id: LockId,
+    /// The granted range.
+    pub range: ByteRange,
+}
+
+struct Inner {
+    space: LockSpace,
+    waiting: BTreeMap<LockId, oneshot::Sender<Grant>>,
+    outbox: Vec<(SessionId, Push)>,
+    /// Whether a task waits for the next deadline.
+    watched: bool,
+}
+
+impl Inner {
+    fn pump(&mut self) {
+        while let Some(action) = self.space.poll_action() {
+            match action {
+                Action::Granted { id, range, .. } => {
+                    if let Some(waiter) = self.waiting.remove(&id) {
+                        // A waiter that has gone away gives its request back itself.
+                        let _ = waiter.send(Grant { id, range });
+                    }
+                }
+                Action::Callback { id, session, object, .. } => {
+                    self.outbox.push((session, Push::Callback { object, lock: id.0 }));
+                }
+            }
+        }
+    }
+}
+
+/// Locks of one target.
+#[derive(Clone)]
+pub struct Locks {
+    inner: Rc<RefCell<Inner>>,
+}
+
+/// A lock that the target holds for one direct request; dropping it releases the lock or withdraws the request.
+pub struct DirectLock {
+    inner: Rc<RefCell<Inner>>,
+    id: LockId,
+    now_ns: u64,
+}
+
+impl Drop for DirectLock {
+    fn drop(&mut self) {
+        let mut inner = self.inner.borrow_mut();
+        inner.waiting.remove(&self.id);
+        inner.space.release(self.now_ns, self.id);
+        inner.pump();
+    }
+}
+
+fn errno(refusal: Refusal) -> Errno {
+    match refusal {
+        Refusal::EmptyRange => Errno::Inval,
+        Refusal::Full => Errno::NoMem,
+        Refusal::Conflict => Errno::Stale,
+    }
+}
+
+impl Locks {
+    /// An empty space; `generation` is higher at each start of the target.
+    pub fn new(limits: LockLimits, generation: u16) -> Locks {
+        let space = LockSpace::new(limits, generation);
+        Locks { inner: Rc::new(RefCell::new(Inner { space, waiting: BTreeMap::new(), outbox: Vec::new(), watched: false })) }
+    }
+
+    /// Asks for a lock that the client will keep; waits until it is granted. A dropped wait withdraws the request.
+    /// `sent` is called right after the request has been entered, to send callbacks.
+    ///
+    /// Errors: `Inval` for an empty range, `NoMem` when the table is full, `Stale` when the session has ended.
+    pub async fn enqueue(
+        &self,
+        now_ns: u64,
+        session: SessionId,
+        object: ObjectId,
+        mode: Mode,
+        range: ByteRange,
+        growth: Growth,
+        sent: impl FnOnce(),
+    ) -> Result<Grant> {
+        struct Withdraw<'a>(&'a Locks, SessionId, u64, Option<LockId>);
+        impl Drop for Withdraw<'_> {
+            fn drop(&mut self) {
+                if let Some(id) = self.3 {
+                    self.0.cancel(self.2, self.1, &[id.0]);
+                }
+            }
+        }
+        let request = LockRequest { owner: Owner::Cached(session), object, mode, range, growth };
+        let (id, receiver) = self.enter(now_ns, request)?;
+        let mut withdraw = Withdraw(self, session, now_ns, Some(id));
+        sent();
+        let grant = receiver.await.map_err(|_| Errno::Stale)?;
+        withdraw.3 = None;
+        Ok(grant)
+    }
+
+    /// Takes the lock for one direct request; waits until it is granted.
+    ///
+    /// Errors: as for `enqueue`.
+    pub async fn direct(
+        &self,
+        now_ns: u64,
+        session: SessionId,
+        object: ObjectId,
+        mode: Mode,
+        range: ByteRange,
+        sent: impl FnOnce(),
+    ) -> Result<DirectLock> {
+        let request = LockRequest { owner: Owner::Direct(session), object, mode, range, growth: Growth::Exact };
+        let (id, receiver) = self.enter(now_ns, request)?;
+        let lock = DirectLock { inner: self.inner.clone(), id, now_ns };
+        sent();
+        receiver.await.map_err(|_| Errno::Stale)?;
+        Ok(lock)
+    }
+
+    fn enter(&self, now_ns: u64, request: LockRequest) -> Result<(LockId, oneshot::Receiver<Grant>)> {
+        let mut inner = self.inner.borrow_mut();
+        let id = inner.space.enqueue(now_ns, request).map_err(errno)?;
+        let (sender, receiver) = oneshot::channel();
+        inner.waiting.insert(id, sender);
+        inner.pump();
+        Ok((id, receiver))
+    }
+
+    /// The client gives locks back.
+    pub fn cancel(&self, now_ns: u64, session: SessionId, ids: &[u64]) {
+        let ids: Vec<LockId> = ids.iter().map(|&id| LockId(id)).collect();
+        let mut inner = self.inner.borrow_mut();
+        for id in &ids {
+            inner.waiting.remove(id);
+        }
+        inner.space.cancel(now_ns, session, &ids);
+        inner.pump();
+    }
+
+    /// The session has ended: its locks go, what it waits for fails.
+    pub fn drop_session(&self, now_ns: u64, session: SessionId) {
+        let mut inner = self.inner.borrow_mut();
+        for id in inner.space.drop_session(now_ns, session).requests {
+            inner.waiting.remove(&id);
+        }
+        inner.pump();
+    }
+
+    /// Callbacks to send.
+    pub fn take_outbox(&self) -> Vec<(SessionId, Push)> {
+        std::mem::take(&mut self.inner.borrow_mut().outbox)
+    }
+
+    /// Whether the object is contended.
+    pub fn contended(&self, now_ns: u64, object: ObjectId) -> bool {
+        self.inner.borrow().space.contended(now_ns, object)
+    }
+
+    /// When the next callback is overdue, monotonic ns. With none, whoever watches may end.
+    pub fn next_deadline(&self) -> Option<u64> {
+        let mut inner = self.inner.borrow_mut();
+        let next = inner.space.next_deadline();
+        inner.watched &= next.is_some();
+        next
+    }
+
+    /// Whether the caller has to watch deadlines from now on: true for one caller until `next_deadline` says none.
+    pub fn start_watch(&self) -> bool {
+        !std::mem::replace(&mut self.inner.borrow_mut().watched, true)
+    }
+
+    /// Sessions that did not answer a callback in time; each is told once.
+    pub fn overdue(&self, now_ns: u64) -> Vec<SessionId> {
+        let mut inner = self.inner.borrow_mut();
+        std::iter::from_fn(|| inner.space.poll_overdue(now_ns)).map(|o| o.session).collect()
+    }
+
+    /// Number of cached locks and requests.
+    pub fn count(&self) -> usize {
+        self.inner.borrow().space.len().0
+    }
+}

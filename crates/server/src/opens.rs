@@ -1,0 +1,97 @@
+//! `Opens`: which sessions have which inodes of a target open.
+//!
+//! Owns: counts per inode and session, in memory; clients say them again after a restart. Does not own: what follows
+//! from the last close (`ops::open`).
+//!
+//! An open that an earlier run promised, and whose answer may still be asked for again, is kept under its slot
+//! (`slots`) and counted here like any other.
+
+use amphi_types::{Ino, SessionId};
+use amphi_wire::Access;
+use std::collections::BTreeMap;
+
+#[derive(Clone, Copy, Default)]
+struct Count {
+    all: u64,
+    writing: u64,
+}
+
+/// Open inodes of one target.
+#[derive(Default)]
+pub struct Opens {
+    inodes: BTreeMap<Ino, BTreeMap<SessionId, Count>>,
+}
+
+impl Opens {
+    /// The session opens the inode once more.
+    pub fn open(&mut self, session: SessionId, ino: Ino, access: Access) {
+        let count = self.inodes.entry(ino).or_default().entry(session).or_default();
+        count.all += 1;
+        count.writing += u64::from(access.write);
+    }
+
+    /// One open of the session ends. False if it had none: its server restarted and it did not say it again.
+    pub fn close(&mut self, session: SessionId, ino: Ino, access: Access) -> bool {
+        let Some(sessions) = self.inodes.get_mut(&ino) else { return false };
+        let Some(count) = sessions.get_mut(&session) else { return false };
+        count.all = count.all.saturating_sub(1);
+        count.writing = count.writing.saturating_sub(u64::from(access.write)).min(count.all);
+        if count.all == 0 {
+            sessions.remove(&session);
+        }
+        if sessions.is_empty() {
+            self.inodes.remove(&ino);
+        }
+        true
+    }
+
+    /// Whether anybody has the inode open.
+    pub fn is_open(&self, ino: Ino) -> bool {
+        self.inodes.contains_key(&ino)
+    }
+
+    /// Whether anybody has the inode open for writing.
+    pub fn has_writer(&self, ino: Ino) -> bool {
+        self.inodes.get(&ino).is_some_and(|s| s.values().any(|c| c.writing > 0))
+    }
+
+    /// The session has ended: its opens end. Returns the inodes concerned.
+    pub fn drop_session(&mut self, session: SessionId) -> Vec<Ino> {
+        let mut touched = Vec::new();
+        self.inodes.retain(|ino, sessions| {
+            if sessions.remove(&session).is_some() {
+                touched.push(*ino);
+            }
+            !sessions.is_empty()
+        });
+        touched
+    }
+
+    /// Number of inodes that the session has open.
+    pub fn count(&self, session: SessionId) -> u64 {
+        self.inodes.values().filter(|s| s.contains_key(&session)).count() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: counts per session and mode; nothing is left behind.
+    #[test]
+    fn opens_are_counted() {
+        let (a, b, ino) = (SessionId(1), SessionId(2), Ino(5));
+        let (r, w) = (Access { read: true, write: false }, Access { read: true, write: true });
+        let mut opens = Opens::default();
+        opens.open(a, ino, r);
+        opens.open(a, ino, w);
+        opens.open(b, ino, r);
+        assert!(opens.has_writer(ino));
+        assert!(opens.close(a, ino, w));
+        assert!(!opens.has_writer(ino));
+        assert_eq!(opens.drop_session(b), vec![ino]);
+        assert!(opens.is_open(ino));
+        assert!(opens.close(a, ino, r));
+        assert!(!opens.is_open(ino) && !opens.close(a, ino, r));
+    }
+}

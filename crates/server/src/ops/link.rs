@@ -1,0 +1,45 @@
+//! Link: a further name for an inode, perhaps of another target.
+
+use crate::cx::Cx;
+use crate::intents::Ran;
+use crate::message::{Question, Told};
+use amphi_env::Env;
+use amphi_meta::{Facts, plan};
+use amphi_types::{Errno, Ino, Name, Result};
+use amphi_wire::Reply;
+
+impl<E: Env> Cx<E> {
+    /// Facts of an inode of any target.
+    pub async fn facts_anywhere(&self, ino: Ino) -> Result<Facts> {
+        if ino.target() == self.target.id {
+            return self.target.meta.borrow().facts(ino);
+        }
+        match self.worker.ask(ino.target(), Question::Facts(ino)).await? {
+            Told::Facts(facts) => Ok(*facts),
+            _ => Err(Errno::Proto),
+        }
+    }
+
+    /// `Request::Link`.
+    pub async fn link(&self, ino: Ino, dir: Ino, name: Name) -> Result<Reply> {
+        for _ in 0..self.worker.tunables.plan_tries.get() {
+            let place = crate::questions::place(&self.target, dir, &name).await?;
+            let file = match self.facts_anywhere(ino).await {
+                Err(Errno::Stale) => return Err(Errno::NoEnt),
+                other => other?,
+            };
+            let parts = plan::link(&self.cred, &place.dir, &name, place.child.is_some(), &file)?;
+            let reply = async |cx: &Cx<E>| {
+                // The inode is held, so this is it but for the link to come.
+                let mut view = cx.view_anywhere(ino, false).await?;
+                view.attr.nlink += 1;
+                view.attr.ctime = cx.now;
+                Ok(Reply::Inode(view))
+            };
+            if let Ran::Done(reply) = self.run_parts(parts, None, reply).await? {
+                return Ok(reply);
+            }
+        }
+        Err(Errno::Again)
+    }
+}

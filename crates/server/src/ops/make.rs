@@ -1,0 +1,127 @@
+//! Making inodes: files, directories, links, nodes, files without a name.
+
+use super::names::plain_view;
+use crate::cx::Cx;
+use crate::intents::Ran;
+use crate::message::{Question, Told};
+use amphi_env::Env;
+use amphi_meta::{NodeSpec, Part, perm, plan};
+use amphi_types::item::Txn;
+use amphi_types::{Attr, Errno, Ino, Kind, Name, Result, layout};
+use amphi_wire::{Access, InodeView, Make, Reply};
+use amphi_zone::Order;
+
+/// Size that stat shows for a directory, bytes.
+const DIR_SIZE: u64 = 4096;
+
+impl<E: Env> Cx<E> {
+    /// `Request::Make`.
+    pub async fn make(&self, dir: Ino, name: Name, make: Make, mode: u16) -> Result<Reply> {
+        let (spec, open, exclusive) = match make {
+            Make::File { open, exclusive } => (NodeSpec::file(mode), open, exclusive),
+            Make::Dir => (NodeSpec::dir(mode), None, true),
+            Make::Symlink(to) => (NodeSpec::symlink(to), None, true),
+            Make::Node { kind: Kind::Dir | Kind::Symlink | Kind::File, .. } => return Err(Errno::Inval),
+            Make::Node { kind, rdev } => (NodeSpec::node(kind, mode, rdev), None, true),
+        };
+        let home = match spec.kind {
+            Kind::Dir => layout::directory_target(dir, name.as_bytes(), self.worker.pool),
+            _ => self.target.id,
+        };
+        // A number taken for a plan that failed is not used again; the next plan may use it.
+        let mut foreign = None;
+        for _ in 0..self.worker.tunables.plan_tries.get() {
+            let place = crate::questions::place(&self.target, dir, &name).await?;
+            if let (Some((child, _)), false) = (place.child, exclusive) {
+                perm::search(&self.cred, &place.dir)?;
+                match self.open_existing(child, open).await {
+                    Err(Errno::Stale) => continue,
+                    other => return other,
+                }
+            }
+            let ino = if home == self.target.id {
+                let mut txn = Txn::default();
+                let ino = self.target.meta.borrow_mut().alloc_ino(&mut txn)?;
+                self.target.append(txn, Order::Plain);
+                ino
+            } else {
+                // First find out whether it may be made at all, so that refusals cost no number.
+                plan::make(&self.cred, &place.dir, &name, place.child.is_some(), &spec, Ino::new(home, 2))?;
+                match foreign {
+                    Some(ino) => ino,
+                    None => match self.worker.ask(home, Question::NewIno).await? {
+                        Told::Ino(ino) => *foreign.insert(ino),
+                        _ => return Err(Errno::Proto),
+                    },
+                }
+            };
+            let parts = plan::make(&self.cred, &place.dir, &name, place.child.is_some(), &spec, ino)?;
+            let view = self.planned_view(&parts)?;
+            let opens = open.map(|access| (ino, access));
+            let reply = Reply::Made { inode: view, created: true };
+            match self.run_parts(parts, opens, async |_| Ok(reply)).await? {
+                Ran::Done(reply) => return Ok(reply),
+                Ran::Conflict => {}
+            }
+        }
+        Err(Errno::Again)
+    }
+
+    /// What stat will show of the inode that `parts` make.
+    fn planned_view(&self, parts: &[Part]) -> Result<InodeView> {
+        let new = parts.iter().find_map(|p| match p {
+            Part::MakeInode(new) => Some(new),
+            _ => None,
+        });
+        let new = new.ok_or(Errno::Io)?;
+        let is_dir = new.kind == Kind::Dir;
+        let attr = Attr {
+            ino: new.ino,
+            kind: new.kind,
+            perm: new.perm,
+            nlink: match (new.linked, is_dir) {
+                (false, _) => 0,
+                (true, true) => 2,
+                (true, false) => 1,
+            },
+            uid: new.uid,
+            gid: new.gid,
+            rdev: new.rdev,
+            size: if is_dir { DIR_SIZE } else { new.symlink.len() as u64 },
+            blocks: if is_dir { DIR_SIZE / 512 } else { 0 },
+            atime: self.now,
+            mtime: self.now,
+            ctime: self.now,
+            btime: self.now,
+        };
+        Ok(InodeView { attr, layout: new.layout, io_mode: new.io_mode, generation: 0, spread: false })
+    }
+
+    async fn open_existing(&self, child: Ino, open: Option<Access>) -> Result<Reply> {
+        let inode = match open {
+            None => self.view_anywhere(child, true).await?,
+            Some(access) => self.open_anywhere(child, access).await?,
+        };
+        if inode.attr.kind == Kind::Dir {
+            return Err(Errno::IsDir);
+        }
+        Ok(Reply::Made { inode, created: false })
+    }
+
+    /// `Request::MakeTmp`.
+    pub async fn make_tmp(&self, dir: Ino, mode: u16, open: Access) -> Result<Reply> {
+        self.reserve(512).await?;
+        let (lsn, reply) = {
+            let mut txn = Txn::default();
+            let mut meta = self.target.meta.borrow_mut();
+            let ino = meta.tmpfile(&self.cred, dir, mode, self.now, &mut txn)?;
+            let inode = plain_view(ino, meta.inode(ino)?);
+            drop(meta);
+            let reply = Reply::Made { inode, created: true };
+            self.target.opens.borrow_mut().open(self.session, ino, open);
+            (self.append(txn, Order::Plain, &reply, Some((ino, open))), reply)
+        };
+        self.target.zone.written(lsn).await?;
+        Ok(reply)
+    }
+}

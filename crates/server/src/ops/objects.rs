@@ -1,0 +1,264 @@
+//! Objects of a file over all targets: what they say together, cutting them, removing them.
+//!
+//! Owns: everything about a file's data that is not one request on one object. Does not own: the inode's own rules
+//! (`amphi_meta::file_state`), where blocks lie (`amphi_data`).
+//!
+//! An inode without a name and without an open is destroyed: in the record that took its last name if its data is
+//! small and here; otherwise it is marked, its objects go everywhere, and it goes last. Every step may be repeated.
+
+use crate::gate::Hold;
+use crate::message::{Question, Told};
+use crate::target::{NameKey, Target};
+use crate::worker::Worker;
+use amphi_data::{Freed, Resize};
+use amphi_env::Env;
+use amphi_meta::Gathered;
+use amphi_types::item::Txn;
+use amphi_types::limits::BLOCK;
+use amphi_types::{ByteRange, Errno, Ino, Kind, Layout, ObjectId, Result, TargetId, Timespec};
+use amphi_zone::{Lsn, Order};
+use futures_util::future::join_all;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+/// Most extents and objects that one record removes.
+const ITEMS_A_RECORD: usize = 4096;
+/// Files with at most so many blocks are destroyed in the record that takes their last name.
+const SMALL_BLOCKS: u64 = 16 << 10;
+/// Most stripes of a file on one target that a truncate visits although they have no object yet.
+const STRIPES_MADE: u32 = 1024;
+
+/// Targets other than `own` that may hold objects of the file.
+fn others(layout: &Layout, ino: Ino, own: TargetId) -> Vec<TargetId> {
+    let stripes = layout.stripes().min(u32::from(layout.pool));
+    let all: BTreeSet<TargetId> = (0..stripes).map(|s| layout.target(ino, s)).collect();
+    all.into_iter().filter(|t| *t != own).collect()
+}
+
+/// What all objects of a file say together.
+pub async fn gather<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    ino: Ino,
+    layout: &Layout,
+) -> Result<Gathered> {
+    let asked = others(layout, ino, target.id).into_iter().map(|t| worker.ask(t, Question::Objects(ino)));
+    let told = join_all(asked).await;
+    let mut sum = target.gathered(ino);
+    for one in told {
+        match one? {
+            Told::Objects(part) => sum.join(&part),
+            _ => return Err(Errno::Proto),
+        }
+    }
+    Ok(sum)
+}
+
+/// Stores what the objects say, after the last writer has closed.
+pub fn settle_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) {
+    let (worker, target) = (worker.clone(), target.clone());
+    worker.env.clone().spawn(async move {
+        let Ok((layout, generation)) = target.meta.borrow().inode(ino).map(|i| (i.layout, i.generation)) else {
+            return;
+        };
+        let Ok(gathered) = gather(&worker, &target, ino, &layout).await else { return };
+        let mut txn = Txn::default();
+        let mut meta = target.meta.borrow_mut();
+        let same = meta.inode(ino).is_ok_and(|i| i.spread && i.generation == generation && i.nlink > 0);
+        if same && !target.opens.borrow().has_writer(ino) && meta.settle(ino, &gathered, &mut txn).is_ok() {
+            drop(meta);
+            target.append(txn, Order::Plain);
+        }
+    });
+}
+
+/// Cuts the objects of a file on this target.
+pub async fn trim_objects<E: Env>(
+    target: &Target<E>,
+    ino: Ino,
+    layout: &Layout,
+    size: u64,
+    generation: u64,
+    mtime: Timespec,
+) -> Result<()> {
+    let made = (0..layout.stripes().min(STRIPES_MADE)).filter(|s| layout.target(ino, *s) == target.id);
+    let mut objects: BTreeSet<ObjectId> = made.map(|stripe| ObjectId { ino, stripe }).collect();
+    objects.extend(target.data.borrow().objects_of(ino).map(|(id, _)| id));
+    for object in objects {
+        target.zone.reserve(0).await?;
+        let span = ByteRange::new(size / BLOCK * BLOCK, u64::MAX);
+        let _span = target.spans.take(object, span, Hold::Exclusive).await;
+        target.punch_behind(object, size, generation, mtime).await?;
+        let plan = target.data.borrow_mut().plan_truncate(object, size, generation, Resize::Cut)?;
+        if plan.is_noop() {
+            continue;
+        }
+        let plan = target.rewrite_edges(plan).await?;
+        let (lsn, _) = target.commit_trim(plan, mtime, Txn::default());
+        target.zone.written(lsn).await?;
+    }
+    Ok(())
+}
+
+/// Cuts the objects of a file everywhere; when that cannot be lost any more, notes in its inode that all are cut.
+pub async fn trim_everywhere<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    ino: Ino,
+    layout: &Layout,
+    size: u64,
+    generation: u64,
+    mtime: Timespec,
+) -> Result<()> {
+    let tell = others(layout, ino, target.id)
+        .into_iter()
+        .map(|t| worker.tell(t, Question::Trim { ino, layout: *layout, size, generation, mtime }));
+    let told = join_all(tell).await;
+    trim_objects(target, ino, layout, size, generation, mtime).await?;
+    told.into_iter().collect::<Result<()>>()?;
+    let (worker, target, others) = (worker.clone(), target.clone(), others(layout, ino, target.id));
+    worker.env.clone().spawn(async move {
+        for t in others {
+            if worker.tell(t, Question::BecomeStable).await.is_err() {
+                return;
+            }
+        }
+        let mut txn = Txn::default();
+        // An inode that has gone meanwhile needs no note.
+        if target.meta.borrow_mut().trim_done(ino, generation, &mut txn).is_ok() {
+            target.append(txn, Order::Plain);
+        }
+    });
+    Ok(())
+}
+
+/// Removes the objects of an inode on this target, in as many records as it takes.
+pub async fn destroy_objects<E: Env>(target: &Target<E>, ino: Ino) -> Result<()> {
+    let objects: Vec<ObjectId> = target.data.borrow().objects_of(ino).map(|(id, _)| id).collect();
+    let mut spans = Vec::new();
+    for object in objects {
+        spans.push(target.spans.take(object, ByteRange::ALL, Hold::Exclusive).await);
+    }
+    loop {
+        target.zone.reserve(0).await?;
+        let (lsn, done) = {
+            let mut txn = Txn::default();
+            let step = target.data.borrow_mut().destroy_some(ino, ITEMS_A_RECORD, &mut txn);
+            let lsn = target.append(txn, Order::Plain);
+            target.release_later(lsn, step.freed);
+            (lsn, step.done)
+        };
+        target.zone.written(lsn).await?;
+        if done {
+            return Ok(());
+        }
+    }
+}
+
+/// What follows from inodes having lost their last name, beside the items that are in the transaction.
+#[derive(Default)]
+pub struct Orphans {
+    freed: Freed,
+    later: Vec<Ino>,
+}
+
+/// Adds to `txn` what becomes of inodes that lost their last name. Those that are open stay.
+pub fn orphaned<E: Env>(_worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, inos: &[Ino], txn: &mut Txn) -> Orphans {
+    let mut orphans = Orphans::default();
+    for &ino in inos {
+        if target.opens.borrow().is_open(ino) {
+            continue;
+        }
+        let mut meta = target.meta.borrow_mut();
+        let Ok(inode) = meta.inode(ino) else { continue };
+        let mut data = target.data.borrow_mut();
+        let here = inode.kind != Kind::File || (!inode.wide && !inode.pending.destroy);
+        let idle = !target.spans.is_busy(ino);
+        // An inode with a name is none of this; `remove_inode` and `begin_destroy` refuse it.
+        if here && idle && data.blocks_of(ino) <= SMALL_BLOCKS {
+            if meta.remove_inode(ino, txn).is_ok() {
+                orphans.freed.absorb(data.destroy_all(ino, txn));
+            }
+        } else if meta.begin_destroy(ino, txn).is_ok() {
+            orphans.later.push(ino);
+        }
+    }
+    orphans
+}
+
+impl Orphans {
+    /// Appends `txn` and does the rest when its time has come.
+    pub fn append<E: Env>(self, worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, txn: Txn) -> Lsn {
+        let lsn = target.append(txn, Order::Plain);
+        target.release_later(lsn, self.freed);
+        for ino in self.later {
+            destroy_later(worker, target, ino, lsn);
+        }
+        lsn
+    }
+}
+
+fn destroy_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino, lsn: Lsn) {
+    if !target.destroying.borrow_mut().insert(ino) {
+        return;
+    }
+    let (worker, target) = (worker.clone(), target.clone());
+    worker.env.clone().spawn(async move {
+        if let Err(e) = destroy(&worker, &target, ino, lsn).await {
+            tracing::error!("{}: removing inode {ino} failed: {e}; the next start tries again", target.id);
+        }
+        target.destroying.borrow_mut().remove(&ino);
+    });
+}
+
+async fn destroy<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino, lsn: Lsn) -> Result<()> {
+    let Ok((layout, wide)) = target.meta.borrow().inode(ino).map(|i| (i.layout, i.wide)) else { return Ok(()) };
+    if wide {
+        // Data elsewhere goes when it is certain that its inode does.
+        target.zone.became_stable(lsn).await?;
+        let others = others(&layout, ino, target.id);
+        for t in &others {
+            worker.tell(*t, Question::Destroy(ino)).await?;
+        }
+        // And the inode goes when it is certain that its data has.
+        for t in others {
+            worker.tell(t, Question::BecomeStable).await?;
+        }
+    }
+    destroy_objects(target, ino).await?;
+    target.zone.reserve(0).await?;
+    let mut txn = Txn::default();
+    target.meta.borrow_mut().remove_inode(ino, &mut txn)?;
+    target.log(txn, Order::Plain).await
+}
+
+/// Frees the inodes that have no name and that nobody can have open any more.
+pub fn reap_orphans<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
+    if !target.absent.borrow().is_empty() {
+        return;
+    }
+    let all: Vec<Ino> = target.meta.borrow().orphans();
+    let mut txn = Txn::default();
+    let free: Vec<Ino> = all.into_iter().filter(|ino| !target.destroying.borrow().contains(ino)).collect();
+    orphaned(worker, target, &free, &mut txn).append(worker, target, txn);
+}
+
+/// Goes on with truncates and removals that a crash interrupted.
+pub async fn resume_pending<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> Result<()> {
+    let pending = target.meta.borrow().pending();
+    for (ino, work) in pending {
+        if work.destroy {
+            destroy_later(worker, target, ino, target.zone.appended_lsn());
+        } else if work.trim {
+            let (layout, size, generation, mtime) = {
+                let meta = target.meta.borrow();
+                let inode = meta.inode(ino)?;
+                (inode.layout, inode.size, inode.generation, inode.mtime_set_ctime)
+            };
+            let guard = target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+            trim_everywhere(worker, target, ino, &layout, size, generation, mtime).await?;
+            drop(guard);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,43 @@
+//! Unlink and rmdir.
+
+use crate::cx::Cx;
+use crate::intents::Ran;
+use amphi_env::Env;
+use amphi_meta::{Facts, Part, perm, plan};
+use amphi_types::{Cred, Errno, Ino, Name, Result};
+use amphi_wire::Reply;
+
+type Planner = fn(&Cred, &Facts, &Name, &Facts) -> Result<Vec<Part>>;
+
+impl<E: Env> Cx<E> {
+    /// `Request::Unlink`.
+    pub async fn unlink(&self, dir: Ino, name: Name) -> Result<Reply> {
+        self.remove(dir, name, plan::unlink).await
+    }
+
+    /// `Request::RmDir`.
+    pub async fn rmdir(&self, dir: Ino, name: Name) -> Result<Reply> {
+        self.remove(dir, name, plan::rmdir).await
+    }
+
+    async fn remove(&self, dir: Ino, name: Name, planner: Planner) -> Result<Reply> {
+        for _ in 0..self.worker.tunables.plan_tries.get() {
+            let place = crate::questions::place(&self.target, dir, &name).await?;
+            perm::search(&self.cred, &place.dir)?;
+            let (child, _) = place.child.ok_or(Errno::NoEnt)?;
+            let facts = match place.facts {
+                Some(facts) => facts,
+                None => match self.facts_anywhere(child).await {
+                    // Removed since the look at the name.
+                    Err(Errno::Stale) => continue,
+                    other => other?,
+                },
+            };
+            let parts = planner(&self.cred, &place.dir, &name, &facts)?;
+            if let Ran::Done(reply) = self.run_parts(parts, None, async |_| Ok(Reply::Done)).await? {
+                return Ok(reply);
+            }
+        }
+        Err(Errno::Again)
+    }
+}

@@ -1,0 +1,155 @@
+//! Rename in all its modes, within a directory, across directories, across targets.
+//!
+//! A directory that changes its parent could become its own ancestor if another one moved at the same time. So such
+//! moves happen one at a time in the whole cluster, under a lock of target 0, and while it is held the walk from the
+//! new parent up to the root is certain.
+
+use crate::cx::Cx;
+use crate::intents::Ran;
+use crate::message::{Place, Question, Told};
+use amphi_env::Env;
+use amphi_meta::{Facts, perm, plan};
+use amphi_types::{Errno, Ino, Kind, Name, Result, TargetId};
+use amphi_wire::{RenameMode, Reply};
+
+/// The target that has the lock on moving directories.
+const MOVE_TARGET: TargetId = TargetId(0);
+/// Most steps between targets of a walk to the root.
+const HOPS_MAX: usize = 1 << 20;
+
+struct Gathered {
+    from: Facts,
+    source: Facts,
+    to: Facts,
+    target: Option<Facts>,
+}
+
+fn plan_mode(mode: RenameMode) -> plan::RenameMode {
+    match mode {
+        RenameMode::Replace => plan::RenameMode::Replace,
+        RenameMode::NoReplace => plan::RenameMode::NoReplace,
+        RenameMode::Exchange => plan::RenameMode::Exchange,
+    }
+}
+
+impl<E: Env> Cx<E> {
+    /// `Request::Rename`.
+    pub async fn rename(&self, from: (Ino, Name), to: (Ino, Name), mode: RenameMode) -> Result<Reply> {
+        let mut lock = None;
+        let result = self.rename_locked(&from, &to, mode, &mut lock).await;
+        if let Some(number) = lock {
+            self.worker.tell(MOVE_TARGET, Question::MoveUnlock(number)).await?;
+        }
+        result
+    }
+
+    async fn rename_locked(
+        &self,
+        from: &(Ino, Name),
+        to: &(Ino, Name),
+        mode: RenameMode,
+        lock: &mut Option<u64>,
+    ) -> Result<Reply> {
+        for _ in 0..self.worker.tunables.plan_tries.get() {
+            let found = match self.gather_rename(from, to).await {
+                Err(Errno::Stale) if self.facts_anywhere(from.0).await.is_ok() => match self.place(to.0, &to.1).await {
+                    // One of the named inodes has just gone: look again.
+                    Ok(_) => continue,
+                    Err(e) => return Err(e),
+                },
+                other => other?,
+            };
+            match (mode, &found.target) {
+                (RenameMode::NoReplace, Some(_)) => return Err(Errno::Exist),
+                (RenameMode::Exchange, None) => return Err(Errno::NoEnt),
+                _ => {}
+            }
+            let moves_dir = found.source.kind == Kind::Dir
+                || (mode == RenameMode::Exchange && found.target.is_some_and(|t| t.kind == Kind::Dir));
+            if from.0 != to.0 {
+                if moves_dir && lock.is_none() {
+                    match self.worker.ask(MOVE_TARGET, Question::MoveLock).await? {
+                        Told::Moving(number) => *lock = Some(number),
+                        _ => return Err(Errno::Proto),
+                    }
+                    // What was gathered before the lock may be old.
+                    continue;
+                }
+                match self.exclude_loops(&found, mode).await {
+                    Err(Errno::Stale) => continue,
+                    other => other?,
+                }
+            }
+            let parts = plan::rename(
+                &self.cred,
+                plan_mode(mode),
+                plan::Place { dir: &found.from, name: &from.1 },
+                &found.source,
+                plan::Place { dir: &found.to, name: &to.1 },
+                found.target.as_ref(),
+            )?;
+            if parts.is_empty() {
+                return Ok(Reply::Done);
+            }
+            if let Ran::Done(reply) = self.run_parts(parts, None, async |_| Ok(Reply::Done)).await? {
+                return Ok(reply);
+            }
+        }
+        Err(Errno::Again)
+    }
+
+    async fn place(&self, dir: Ino, name: &Name) -> Result<Place> {
+        if dir.target() == self.target.id {
+            return crate::questions::place(&self.target, dir, name).await;
+        }
+        match self.worker.ask(dir.target(), Question::Place(dir, name.clone())).await? {
+            Told::Place(place) => Ok(*place),
+            _ => Err(Errno::Proto),
+        }
+    }
+
+    async fn child_facts(&self, place: &Place) -> Result<Option<Facts>> {
+        match (place.facts, place.child) {
+            (Some(facts), _) => Ok(Some(facts)),
+            (None, Some((ino, _))) => self.facts_anywhere(ino).await.map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
+    async fn gather_rename(&self, from: &(Ino, Name), to: &(Ino, Name)) -> Result<Gathered> {
+        let from_place = self.place(from.0, &from.1).await?;
+        perm::search(&self.cred, &from_place.dir)?;
+        let to_place = self.place(to.0, &to.1).await?;
+        perm::search(&self.cred, &to_place.dir)?;
+        let source = self.child_facts(&from_place).await?.ok_or(Errno::NoEnt)?;
+        let target = self.child_facts(&to_place).await?;
+        Ok(Gathered { from: from_place.dir, source, to: to_place.dir, target })
+    }
+
+    async fn exclude_loops(&self, found: &Gathered, mode: RenameMode) -> Result<()> {
+        if found.source.kind == Kind::Dir && self.is_above(found.source.ino, found.to.ino).await? {
+            return Err(Errno::Inval);
+        }
+        if let Some(target) = &found.target
+            && target.kind == Kind::Dir
+            && self.is_above(target.ino, found.from.ino).await?
+        {
+            return Err(if mode == RenameMode::Exchange { Errno::Inval } else { Errno::NotEmpty });
+        }
+        Ok(())
+    }
+
+    /// Whether directory `sought` is `from` or above it.
+    async fn is_above(&self, sought: Ino, from: Ino) -> Result<bool> {
+        let mut at = from;
+        for _ in 0..HOPS_MAX {
+            match self.worker.ask(at.target(), Question::Ancestors { from: at, sought }).await? {
+                Told::Ancestors { found: true, .. } => return Ok(true),
+                Told::Ancestors { next: Some(next), .. } => at = next,
+                Told::Ancestors { next: None, .. } => return Ok(false),
+                _ => return Err(Errno::Proto),
+            }
+        }
+        Err(Errno::Loop)
+    }
+}

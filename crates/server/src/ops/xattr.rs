@@ -1,0 +1,46 @@
+//! Extended attributes.
+
+use crate::cx::Cx;
+use crate::gate::Hold;
+use crate::target::NameKey;
+use amphi_env::Env;
+use amphi_meta as meta;
+use amphi_types::item::Txn;
+use amphi_types::{Ino, Result};
+use amphi_wire::{Reply, XattrMode};
+use amphi_zone::Order;
+
+impl<E: Env> Cx<E> {
+    /// `Request::GetXattr`.
+    pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Reply> {
+        Ok(Reply::Bytes(self.target.meta.borrow().getxattr(&self.cred, ino, name)?.to_vec()))
+    }
+
+    /// `Request::ListXattr`.
+    pub fn listxattr(&self, ino: Ino) -> Result<Reply> {
+        Ok(Reply::Bytes(self.target.meta.borrow().listxattr(&self.cred, ino)?))
+    }
+
+    /// `Request::SetXattr`.
+    pub async fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<Reply> {
+        let mode = match mode {
+            XattrMode::Set => meta::XattrMode::Set,
+            XattrMode::Create => meta::XattrMode::Create,
+            XattrMode::Replace => meta::XattrMode::Replace,
+        };
+        self.reserve(256 + (name.len() + value.len()) as u64).await?;
+        let _guard = self.target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+        let mut txn = Txn::default();
+        self.target.meta.borrow_mut().setxattr(&self.cred, ino, name, value, mode, self.now, &mut txn)?;
+        self.commit(txn, Order::Plain, Reply::Done).await
+    }
+
+    /// `Request::RemoveXattr`.
+    pub async fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<Reply> {
+        self.reserve(0).await?;
+        let _guard = self.target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+        let mut txn = Txn::default();
+        self.target.meta.borrow_mut().removexattr(&self.cred, ino, name, self.now, &mut txn)?;
+        self.commit(txn, Order::Plain, Reply::Done).await
+    }
+}

@@ -1,0 +1,190 @@
+//! `Slots`: what each session was answered last in each of its slots, so that a resend is answered once.
+//!
+//! Owns: the last logged answer of every slot (items with tag `R`), the answers of this run that are not logged
+//! (opens, locks, refusals), and who waits for a request that still executes. Does not own: executing.
+//!
+//! A mutation's answer is logged in the transaction of the mutation itself, so "it happened" and "this was the
+//! answer" survive together or not at all. A request that only changed memory (open, lock) is remembered in memory:
+//! after a restart that memory is gone together with what it changed.
+//!
+//! Bound: one entry for each credit of each session, each with one answer.
+
+use amphi_types::{Ino, SessionId};
+use amphi_wire::{Access, Answer, RequestId};
+use futures_channel::oneshot;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// A logged answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SlotRecord {
+    /// Sequence number of the request.
+    pub seq: u64,
+    /// What it was answered.
+    pub answer: Answer,
+    /// What it opened.
+    pub open: Option<(Ino, Access)>,
+}
+
+enum Live {
+    Idle,
+    Running { seq: u64, waiting: Vec<oneshot::Sender<Answer>> },
+    Answered { seq: u64, answer: Answer },
+}
+
+struct Slot {
+    /// Whether the target has an item for the slot.
+    logged: bool,
+    /// An open that a request of an earlier run made and whose answer may not have arrived: it keeps the inode.
+    kept_open: Option<(Ino, Access)>,
+    live: Live,
+}
+
+/// Slots of the sessions on one target.
+#[derive(Default)]
+pub struct Slots {
+    slots: BTreeMap<(SessionId, u16), Slot>,
+}
+
+/// What to do with a request.
+pub enum Begin {
+    /// It is new: execute it, then call `finish`. The open that an earlier run kept for the slot ends.
+    New(Option<(Ino, Access)>),
+    /// It was executed: this is its answer. The open that an earlier run kept for it is the session's from now on.
+    Answered(Answer),
+    /// It is being executed: wait for its answer.
+    Running(oneshot::Receiver<Answer>),
+    /// A later request of the slot has been seen: the sender cannot be waiting for this one.
+    Old,
+}
+
+/// Most resends of one request that wait for it at the same time.
+const WAITING_MAX: usize = 4;
+
+impl Slots {
+    /// A request arrives.
+    pub fn begin(&mut self, session: SessionId, id: RequestId) -> Begin {
+        let slot = self.slots.entry((session, id.slot)).or_insert(Slot {
+            logged: false,
+            kept_open: None,
+            live: Live::Idle,
+        });
+        match &mut slot.live {
+            Live::Running { seq, waiting } if *seq == id.seq => {
+                waiting.retain(|w| !w.is_canceled());
+                if waiting.len() >= WAITING_MAX {
+                    return Begin::Old;
+                }
+                let (sender, receiver) = oneshot::channel();
+                waiting.push(sender);
+                return Begin::Running(receiver);
+            }
+            Live::Running { seq, .. } | Live::Answered { seq, .. } if *seq > id.seq => return Begin::Old,
+            Live::Answered { seq, answer } if *seq == id.seq => {
+                slot.kept_open = None;
+                return Begin::Answered(answer.clone());
+            }
+            _ => {}
+        }
+        slot.live = Live::Running { seq: id.seq, waiting: Vec::new() };
+        Begin::New(slot.kept_open.take())
+    }
+
+    /// The request has been executed: whoever waits for it gets its answer.
+    pub fn finish(&mut self, session: SessionId, id: RequestId, answer: &Answer) {
+        let Some(slot) = self.slots.get_mut(&(session, id.slot)) else { return };
+        let answered = Live::Answered { seq: id.seq, answer: answer.clone() };
+        match std::mem::replace(&mut slot.live, answered) {
+            Live::Running { seq, waiting } if seq == id.seq => {
+                for w in waiting {
+                    drop(w.send(answer.clone()));
+                }
+            }
+            other => slot.live = other,
+        }
+    }
+
+    /// The request was given up without an answer (its task was dropped): a resend executes it anew.
+    pub fn give_up(&mut self, session: SessionId, id: RequestId) {
+        if let Some(slot) = self.slots.get_mut(&(session, id.slot))
+            && matches!(slot.live, Live::Running { seq, .. } if seq == id.seq)
+        {
+            slot.live = Live::Idle;
+        }
+    }
+
+    /// The answer is being logged under the slot's key.
+    pub fn log(&mut self, session: SessionId, id: RequestId) {
+        if let Some(slot) = self.slots.get_mut(&(session, id.slot)) {
+            slot.logged = true;
+        }
+    }
+
+    /// A logged answer found at recovery.
+    pub fn load(&mut self, session: SessionId, slot: u16, record: SlotRecord) {
+        let live = Live::Answered { seq: record.seq, answer: record.answer };
+        self.slots.insert((session, slot), Slot { logged: true, kept_open: record.open, live });
+    }
+
+    /// Opens that requests of an earlier run made.
+    pub fn kept_opens(&self) -> impl Iterator<Item = (SessionId, Ino, Access)> + '_ {
+        self.slots.iter().filter_map(|((session, _), slot)| slot.kept_open.map(|(ino, access)| (*session, ino, access)))
+    }
+
+    /// The session has ended: forgets its slots; returns which of them have an item.
+    pub fn end_session(&mut self, session: SessionId) -> Vec<u16> {
+        let keys: Vec<(SessionId, u16)> =
+            self.slots.range((session, 0)..=(session, u16::MAX)).map(|(key, _)| *key).collect();
+        keys.into_iter()
+            .filter_map(|key| self.slots.remove(&key).filter(|slot| slot.logged).map(|_| key.1))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use amphi_wire::Reply;
+    use futures_util::FutureExt;
+
+    const S: SessionId = SessionId(3);
+
+    fn answer(reply: Reply) -> Answer {
+        Answer { result: Ok(reply), contended: false }
+    }
+
+    /// Goal: a request runs once; its resends wait for it, then get its answer; older ones are refused.
+    #[test]
+    fn a_request_runs_once() {
+        let mut slots = Slots::default();
+        let id = RequestId { slot: 1, seq: 5 };
+        assert!(matches!(slots.begin(S, id), Begin::New(None)));
+        let Begin::Running(receiver) = slots.begin(S, id) else { panic!("it runs") };
+        slots.finish(S, id, &answer(Reply::Done));
+        assert_eq!(receiver.now_or_never().unwrap().unwrap(), answer(Reply::Done));
+        assert!(matches!(slots.begin(S, id), Begin::Answered(..)));
+        assert!(matches!(slots.begin(S, RequestId { slot: 1, seq: 4 }), Begin::Old));
+        let next = RequestId { slot: 1, seq: 6 };
+        assert!(matches!(slots.begin(S, next), Begin::New(None)));
+        slots.give_up(S, next);
+        assert!(matches!(slots.begin(S, next), Begin::New(None)), "given up, so executed anew");
+    }
+
+    /// Goal: a logged answer outlives the run, with the open it made. Method: through its encoded record.
+    #[test]
+    fn logged_answers_survive() {
+        let mut slots = Slots::default();
+        let id = RequestId { slot: 0, seq: 9 };
+        let open = Some((Ino(8), Access { read: true, write: true }));
+        let record = SlotRecord { seq: 9, answer: answer(Reply::Ino(Ino(8))), open };
+        let value = postcard::to_stdvec(&record).unwrap();
+        slots.load(S, id.slot, postcard::from_bytes(&value).unwrap());
+        let mut after = slots;
+        assert_eq!(after.kept_opens().count(), 1);
+        let Begin::Answered(a) = after.begin(S, id) else { panic!("it was executed") };
+        assert_eq!(a, record.answer);
+        assert_eq!(after.kept_opens().count(), 0, "the session has it now");
+        assert_eq!(after.end_session(S), vec![0]);
+        assert!(after.slots.is_empty());
+    }
+}

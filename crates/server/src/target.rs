@@ -1,0 +1,364 @@
+//! `Target`: one slice of storage as its worker sees it: stores, zone, locks, sessions, slots.
+//!
+//! Owns: the state of one target and the small steps every operation is made of: append, wait, free, look up who may
+//! do what. Does not own: the operations (`ops`), intents over several targets (`intents`), routing (`worker`).
+//!
+//! Invariants: the stores are changed and the record appended in one step without an await in between, so the log
+//! has the order of the changes; freed blocks are released when the record that freed them is stable; no borrow of a
+//! store lives across an await.
+
+use crate::counters::{Counters, add};
+use crate::gate::{Gate, Hold};
+use crate::intents::Intents;
+use crate::locks::Locks;
+use crate::opens::Opens;
+use crate::records::{self, ClusterRecord, Item, SessionRecord};
+use crate::slots::Slots;
+use crate::span_gate::SpanGate;
+use amphi_data::{DataStore, Freed, TrimPlan};
+use amphi_dlm::LockLimits;
+use amphi_env::{Buf, Disk, Env};
+use amphi_meta::{Gathered, MetaStore};
+use amphi_types::item::{ItemStore, Txn, tag};
+use amphi_types::limits::BLOCK;
+use amphi_types::{ByteRange, Errno, Ino, Kind, Name, ObjectId, Result, SessionId, TargetId, Timespec};
+use amphi_wire::TargetSpace;
+use amphi_zone::{Lsn, Order, Recovered, Zone, ZoneStats};
+use futures_channel::mpsc;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
+
+/// What operations queue on: an inode, or a name in a directory.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NameKey {
+    /// An inode of this target.
+    Inode(Ino),
+    /// An entry of a directory of this target.
+    Entry(Ino, Name),
+}
+
+/// Most extents that one record of a truncate or punch removes.
+pub const EXTENTS_A_RECORD: usize = 4096;
+
+/// One target.
+pub struct Target<E: Env> {
+    /// Which.
+    pub id: TargetId,
+    /// Its storage.
+    pub zone: Zone<E>,
+    /// Its disk, for file data.
+    pub disk: Rc<E::Disk>,
+    /// Its name space.
+    pub meta: RefCell<MetaStore>,
+    /// Its objects.
+    pub data: RefCell<DataStore>,
+    /// Its locks.
+    pub locks: Locks,
+    /// Queues on names and inodes.
+    pub names: Gate<NameKey>,
+    /// Queues on bytes of objects.
+    pub spans: SpanGate,
+    /// Answers of the sessions' slots.
+    pub slots: RefCell<Slots>,
+    /// Sessions that are alive.
+    pub sessions: RefCell<BTreeMap<SessionId, SessionRecord>>,
+    /// Sessions of an earlier run that have not said yet what they have open.
+    pub absent: RefCell<BTreeSet<SessionId>>,
+    /// Open inodes.
+    pub opens: RefCell<Opens>,
+    /// Operations over several targets that are under way here.
+    pub intents: RefCell<Intents>,
+    /// Inodes that a task is removing.
+    pub destroying: RefCell<BTreeSet<Ino>>,
+    /// Blocks that become free when their record is stable.
+    freed: RefCell<VecDeque<(Lsn, Freed)>>,
+    /// Wakes the releaser.
+    freed_bell: mpsc::UnboundedSender<()>,
+    /// Number of targets of the cluster, as the target remembers it.
+    pub pool: u16,
+    /// Counters of the zone when they were last reset.
+    pub zone_stats: RefCell<ZoneStats>,
+    counters: Rc<Counters>,
+    /// What is logged first.
+    first: RefCell<Txn>,
+    failed_once: Cell<bool>,
+    closed: Cell<bool>,
+}
+
+impl<E: Env> Target<E> {
+    /// Builds the target from what its zone held. Nothing is written before `begin`.
+    ///
+    /// Errors: a sentence that names the item that does not fit.
+    pub fn recover(
+        env: &E,
+        zone: Zone<E>,
+        recovered: Recovered,
+        pool: u16,
+        callback_deadline_ns: u64,
+        counters: Rc<Counters>,
+    ) -> std::result::Result<Rc<Target<E>>, String> {
+        let id = zone.target();
+        let mut meta = MetaStore::empty(id);
+        let mut data = DataStore::new(zone.data_blocks());
+        let (mut slots, mut sessions) = (Slots::default(), BTreeMap::new());
+        let mut intents = Vec::new();
+        let mut cluster = None;
+        for (key, value) in &recovered.items {
+            match key.first().copied() {
+                Some(tag::INODE | tag::DENTRY | tag::XATTR | tag::META) => meta.load(key, value)?,
+                Some(tag::OBJECT | tag::EXTENT) => data.load(key, value)?,
+                _ => match records::decode_item(key, value)? {
+                    Item::Session(session, record) => drop(sessions.insert(session, record)),
+                    Item::Slot(session, slot, record) => slots.load(session, slot, record),
+                    Item::Intent(intent) => intents.push(intent),
+                    Item::Cluster(record) => cluster = Some(record),
+                },
+            }
+        }
+        let mut txn = Txn::default();
+        if recovered.items.is_empty() {
+            let root = id == Ino::ROOT.target();
+            (meta, txn) = MetaStore::format(id, env.rand(), env.wall(), root, pool);
+        }
+        meta.loaded()?;
+        data.finish_load()?;
+        let pool = cluster.as_ref().map_or(pool, |c: &ClusterRecord| c.pool);
+        let starts = cluster.map_or(0, |c| c.starts) + 1;
+        let limits = LockLimits { callback_deadline_ns, ..LockLimits::default() };
+        let (freed_bell, rung) = mpsc::unbounded();
+        let mut opens = Opens::default();
+        for (session, ino, access) in slots.kept_opens() {
+            opens.open(session, ino, access);
+        }
+        let target = Rc::new(Target {
+            id,
+            disk: zone.disk(),
+            zone,
+            meta: RefCell::new(meta),
+            data: RefCell::new(data),
+            locks: Locks::new(limits, (starts & 0xffff) as u16),
+            names: Gate::default(),
+            spans: SpanGate::default(),
+            slots: RefCell::new(slots),
+            absent: RefCell::new(sessions.keys().copied().collect()),
+            sessions: RefCell::new(sessions),
+            opens: RefCell::new(opens),
+            intents: RefCell::new(Intents::new(id, starts, intents)),
+            destroying: RefCell::default(),
+            freed: RefCell::default(),
+            freed_bell,
+            pool,
+            zone_stats: RefCell::default(),
+            counters,
+            first: RefCell::default(),
+            failed_once: Cell::new(false),
+            closed: Cell::new(false),
+        });
+        txn.put(records::cluster_key(), records::encode(&ClusterRecord { pool, starts }));
+        target.first.replace(txn);
+        env.spawn(release_freed(Rc::downgrade(&target), rung));
+        Ok(target)
+    }
+
+    /// Logs the new count of starts, and the first items of a new target. Stable when it returns, because numbers of
+    /// operations and locks build on it.
+    pub async fn begin(&self) -> Result<()> {
+        let lsn = self.append(self.first.take(), Order::Plain);
+        self.zone.stable(lsn).await
+    }
+
+    /// Appends `txn`; if it is empty, returns the last record. After `close` nothing is appended: what background
+    /// work still changes in memory is done again after the next start.
+    pub fn append(&self, txn: Txn, order: Order) -> Lsn {
+        if txn.is_empty() || self.closed.get() {
+            return self.zone.appended_lsn();
+        }
+        add(&self.counters.commits, 1);
+        self.zone.append(txn, order)
+    }
+
+    /// Appends `txn` and waits until it is written.
+    pub async fn log(&self, txn: Txn, order: Order) -> Result<()> {
+        let lsn = self.append(txn, order);
+        self.zone.written(lsn).await
+    }
+
+    /// Whether the session is alive here.
+    pub fn has_session(&self, session: SessionId) -> bool {
+        self.sessions.borrow().contains_key(&session)
+    }
+
+    /// Byte address on the disk of a data block.
+    pub fn block_address(&self, physical: u64) -> u64 {
+        self.zone.data_offset() + physical * BLOCK
+    }
+
+    /// Says once what the disk did, and gives the error for the caller.
+    pub fn disk_error(&self, what: &str, e: &std::io::Error) -> Errno {
+        if !self.failed_once.replace(true) {
+            tracing::error!("{}: {what} of file data failed: {e}; further failures are not logged", self.id);
+        }
+        Errno::Io
+    }
+
+    /// Whether the inode is a regular file of this target.
+    ///
+    /// Errors: `Stale` if there is none, `Inval` if it is something else.
+    pub fn check_file(&self, ino: Ino) -> Result<()> {
+        match self.meta.borrow().inode(ino)?.kind {
+            Kind::File => Ok(()),
+            _ => Err(Errno::Inval),
+        }
+    }
+
+    /// Blocks that `lsn` freed: they are given back when it is stable.
+    pub fn release_later(&self, lsn: Lsn, freed: Freed) {
+        if !freed.is_empty() {
+            self.freed.borrow_mut().push_back((lsn, freed));
+            // Nobody listens any more only when the target is being dropped.
+            drop(self.freed_bell.unbounded_send(()));
+        }
+    }
+
+    /// Makes the log stable now and gives back what was freed.
+    pub async fn release_now(&self) -> Result<()> {
+        self.zone.sync().await?;
+        self.release_stable();
+        Ok(())
+    }
+
+    fn release_stable(&self) {
+        let stable = self.zone.stable_lsn();
+        let mut freed = self.freed.borrow_mut();
+        while let Some((lsn, _)) = freed.front()
+            && *lsn <= stable
+        {
+            if let Some((_, blocks)) = freed.pop_front() {
+                add(&self.counters.freed_blocks, blocks.blocks());
+                self.data.borrow_mut().release(blocks);
+            }
+        }
+    }
+
+    /// End of the `count`-th extent of an object from byte `at` on, if there are more behind it.
+    pub fn extents_end(&self, object: ObjectId, at: u64, count: usize) -> Option<u64> {
+        let data = self.data.borrow();
+        let mut behind = data.extents(object).filter(|(b, e)| (b + u64::from(e.blocks)) * BLOCK > at);
+        let (b, e) = behind.by_ref().nth(count - 1)?;
+        behind.next()?;
+        Some((b + u64::from(e.blocks)) * BLOCK)
+    }
+
+    /// Makes everything of an object behind `size` a hole, as far as it does not fit one record with the truncate that
+    /// follows. The caller holds the span.
+    pub async fn punch_behind(&self, object: ObjectId, size: u64, generation: u64, mtime: Timespec) -> Result<()> {
+        let from = size.next_multiple_of(BLOCK);
+        while let Some(end) = self.extents_end(object, from, EXTENTS_A_RECORD) {
+            let last = ByteRange::new(end, amphi_types::limits::FILE_MAX);
+            let step = match self.extents_end(object, end, EXTENTS_A_RECORD) {
+                Some(next) => ByteRange::new(end, next),
+                None => last,
+            };
+            let (lsn, _) = self.punch_part(object, step, generation, mtime).await?;
+            self.zone.written(lsn).await?;
+        }
+        Ok(())
+    }
+
+    /// Punches a part of an object in a record of its own. The caller holds the span.
+    pub async fn punch_part(
+        &self,
+        object: ObjectId,
+        range: ByteRange,
+        generation: u64,
+        mtime: Timespec,
+    ) -> Result<(Lsn, u64)> {
+        self.zone.reserve(0).await?;
+        let plan = self.data.borrow_mut().plan_punch(object, range, generation)?;
+        let plan = self.rewrite_edges(plan).await?;
+        Ok(self.commit_trim(plan, mtime, Txn::default()))
+    }
+
+    /// Commits a truncate or punch whose edges are rewritten, together with `txn`. Returns the record and how many
+    /// blocks it freed.
+    pub fn commit_trim(&self, plan: TrimPlan, mtime: Timespec, mut txn: Txn) -> (Lsn, u64) {
+        let order = if plan.points_at_new_data() { Order::AfterData } else { Order::Plain };
+        let freed = self.data.borrow_mut().commit_trim(plan, mtime, &mut txn);
+        let blocks = freed.blocks();
+        let lsn = self.append(txn, order);
+        self.release_later(lsn, freed);
+        (lsn, blocks)
+    }
+
+    /// Does the disk work of a truncate or punch; on an error the plan is given up.
+    pub async fn rewrite_edges(&self, plan: TrimPlan) -> Result<TrimPlan> {
+        for edge in plan.edges.clone() {
+            let (result, mut block) = self.disk.read(self.block_address(edge.old), Buf::zeroed(BLOCK as usize)).await;
+            let result = match result {
+                Ok(()) => {
+                    block[edge.zero.clone()].fill(0);
+                    self.disk.write(self.block_address(edge.fresh), block).await.0
+                }
+                Err(e) => Err(e),
+            };
+            if let Err(e) = result {
+                self.data.borrow_mut().abort_trim(plan);
+                return Err(self.disk_error("rewrite", &e));
+            }
+        }
+        Ok(plan)
+    }
+
+    /// Space of the target.
+    pub fn space(&self) -> TargetSpace {
+        let (blocks, free) = self.data.borrow().space();
+        let inodes = self.meta.borrow().inode_count();
+        let stats = self.zone.stats();
+        // An inode and its entry take about 300 bytes of items.
+        let inodes_free = stats.item_bytes_max.saturating_sub(stats.item_bytes) / 300;
+        TargetSpace { blocks, free, inodes, inodes_free }
+    }
+
+    /// Waits until no operation over several targets is changing any of `keys`.
+    pub async fn settle(&self, keys: Vec<NameKey>) {
+        if !self.names.is_empty() {
+            drop(self.names.take(keys.into_iter().map(|k| (k, Hold::Shared)).collect()).await);
+        }
+    }
+
+    /// What the objects of a file on this target say.
+    pub fn gathered(&self, ino: Ino) -> Gathered {
+        let mut sum = Gathered::default();
+        for (_, o) in self.data.borrow().objects_of(ino) {
+            sum.join(&Gathered { size: o.end, mtime: o.mtime, blocks: o.blocks * (BLOCK / 512) });
+        }
+        sum
+    }
+
+    /// Takes a checkpoint and closes the zone.
+    pub async fn close(&self) -> std::result::Result<(), amphi_zone::ZoneError> {
+        self.closed.set(true);
+        self.zone.checkpoint().await?;
+        self.zone.close().await
+    }
+}
+
+/// Gives freed blocks back when their records have become stable; ends with the target.
+async fn release_freed<E: Env>(target: std::rc::Weak<Target<E>>, mut rung: mpsc::UnboundedReceiver<()>) {
+    use futures_util::StreamExt;
+    while rung.next().await.is_some() {
+        let Some((zone, lsn)) = target.upgrade().and_then(|t| {
+            let lsn = t.freed.borrow().back().map(|(lsn, _)| *lsn)?;
+            Some((t.zone.clone(), lsn))
+        }) else {
+            continue;
+        };
+        if zone.became_stable(lsn).await.is_err() {
+            return;
+        }
+        if let Some(t) = target.upgrade() {
+            t.release_stable();
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! The server in the simulator, driven by raw requests over a link.
+//!
+//! `Place` is a simulated world: a node with the server, a node with a client. Requests find their target by themselves.
+
+mod data;
+mod sessions;
+mod stories;
+mod sweep;
+
+use crate::{Server, ServerConfig};
+use amphi_env::{Buf, Env, Sim, SimEnv, sim::SimConfig};
+use amphi_transport::{Link, LinkConfig, LinkEvents, Recovery, Timeouts};
+use amphi_types::{Cred, Errno, Ino, Kind, Name, Result, SessionId, TargetId};
+use amphi_wire::{Access, Call, HeldLock, InodeView, Lane, Make, Push, Reply, RenameMode, Request, Role};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+const ADDR: &str = "tcp:127.0.0.1:7000";
+const RW: Access = Access { read: true, write: true };
+
+fn config(targets: u16, workers: u16) -> ServerConfig {
+    let mut config = ServerConfig::new("data");
+    config.targets = Some(targets);
+    config.workers = workers;
+    config.listen = vec![ADDR.into()];
+    config.zone_bytes = Some(64 << 20);
+    config.log_bytes = 4 << 20;
+    config
+}
+
+fn name(text: &str) -> Name {
+    Name::new(text).expect("a valid name")
+}
+
+/// What a client says again after a restart.
+#[derive(Default)]
+struct Held {
+    opens: RefCell<Vec<(Ino, Access)>>,
+    locks: RefCell<Vec<HeldLock>>,
+    pushes: RefCell<Vec<Push>>,
+    restarts: std::cell::Cell<u32>,
+}
+
+impl LinkEvents<SimEnv> for Held {
+    fn push(&self, push: Push) {
+        self.pushes.borrow_mut().push(push);
+    }
+
+    async fn restarted(&self, recovery: Recovery<SimEnv>) -> Result<()> {
+        self.restarts.set(self.restarts.get() + 1);
+        for target in 0..recovery.welcome().pool {
+            let target = TargetId(target);
+            let opens = self.opens.borrow().iter().filter(|(ino, _)| ino.target() == target).copied().collect();
+            let here = |l: &&HeldLock| l.object.ino.target() == target;
+            let locks = self.locks.borrow().iter().filter(here).copied().collect();
+            let op = Request::Represent { opens, locks };
+            recovery.call(Call { target, cred: Cred::root(), op }).await?.result?;
+        }
+        Ok(())
+    }
+}
+
+struct Place {
+    sim: Sim,
+    config: ServerConfig,
+}
+
+struct Client {
+    link: Rc<Link<SimEnv>>,
+    held: Rc<Held>,
+    cred: RefCell<Cred>,
+}
+
+impl Place {
+    fn new(seed: u64, targets: u16, workers: u16) -> Place {
+        let sim = Sim::new(seed, SimConfig::default());
+        sim.node("client");
+        Place { sim, config: config(targets, workers) }
+    }
+
+    /// Starts the server (again); gives its address away to nobody: clients know it.
+    async fn start(&self) -> std::result::Result<Rc<Server<SimEnv>>, crate::ServerError> {
+        Server::start(self.sim.node("server"), self.config.clone()).await
+    }
+
+    async fn client(&self, session: u64) -> std::io::Result<Client> {
+        self.client_named(session, &format!("client:{session}"), Role::Mount).await
+    }
+
+    async fn client_named(&self, session: u64, name: &str, role: Role) -> std::io::Result<Client> {
+        let config = LinkConfig {
+            addrs: vec![ADDR.into()],
+            session: SessionId(session),
+            role,
+            name: name.into(),
+            key: None,
+            timeouts: Timeouts::default(),
+        };
+        let held = Rc::<Held>::default();
+        let link = Link::connect(self.sim.node("client"), config, held.clone()).await?;
+        Ok(Client { link, held, cred: RefCell::new(Cred::root()) })
+    }
+}
+
+fn target_of(op: &Request, pool: u16) -> TargetId {
+    match op {
+        Request::Lookup { dir, .. }
+        | Request::Parent { dir }
+        | Request::Make { dir, .. }
+        | Request::MakeTmp { dir, .. }
+        | Request::Link { dir, .. }
+        | Request::Unlink { dir, .. }
+        | Request::RmDir { dir, .. }
+        | Request::ReadDir { dir, .. } => dir.target(),
+        Request::Rename { from, .. } => from.target(),
+        Request::GetAttr { ino }
+        | Request::SetAttr { ino, .. }
+        | Request::ReadLink { ino }
+        | Request::Open { ino, .. }
+        | Request::Close { ino, .. }
+        | Request::GetXattr { ino, .. }
+        | Request::ListXattr { ino }
+        | Request::SetXattr { ino, .. }
+        | Request::RemoveXattr { ino, .. }
+        | Request::SetLayout { ino, .. }
+        | Request::Spread { ino } => ino.target(),
+        Request::Read { object, .. }
+        | Request::Write { object, .. }
+        | Request::Punch { object, .. }
+        | Request::Allocate { object, .. }
+        | Request::Seek { object, .. }
+        | Request::LockEnqueue { object, .. } => {
+            TargetId(((u32::from(object.ino.target().0) + object.stripe) % u32::from(pool)) as u16)
+        }
+        _ => TargetId(0),
+    }
+}
+
+impl Client {
+    async fn ask(&self, op: Request, payload: Option<Buf>) -> (Result<Reply>, Option<Buf>) {
+        let pool = self.link.welcome().pool;
+        let pad = match &op {
+            Request::Read { range, .. } => (range.start % 4096) as usize,
+            _ => 0,
+        };
+        let call = Call { target: target_of(&op, pool), cred: self.cred.borrow().clone(), op };
+        match self.link.call(Lane::Normal, call, payload, pad).await {
+            Ok((answer, payload)) => (answer.result, payload),
+            Err(e) => (Err(e.errno()), None),
+        }
+    }
+
+    async fn call(&self, op: Request) -> Result<Reply> {
+        self.ask(op, None).await.0
+    }
+
+    async fn inode(&self, op: Request) -> Result<InodeView> {
+        match self.call(op).await? {
+            Reply::Inode(view) | Reply::Made { inode: view, .. } => Ok(view),
+            other => panic!("no inode in {other:?}"),
+        }
+    }
+
+    async fn lookup(&self, dir: Ino, text: &str) -> Result<InodeView> {
+        self.inode(Request::Lookup { dir, name: name(text) }).await
+    }
+
+    async fn make(&self, dir: Ino, text: &str, make: Make) -> Result<Ino> {
+        Ok(self.inode(Request::Make { dir, name: name(text), make, perm: 0o755 }).await?.attr.ino)
+    }
+
+    async fn mkdir(&self, dir: Ino, text: &str) -> Result<Ino> {
+        self.make(dir, text, Make::Dir).await
+    }
+
+    async fn create(&self, dir: Ino, text: &str) -> Result<Ino> {
+        let ino = self.make(dir, text, Make::File { open: Some(RW), exclusive: true }).await?;
+        self.call(Request::Close { ino, access: RW }).await?;
+        Ok(ino)
+    }
+
+    async fn unlink(&self, dir: Ino, text: &str) -> Result<()> {
+        self.call(Request::Unlink { dir, name: name(text) }).await.map(drop)
+    }
+
+    async fn rmdir(&self, dir: Ino, text: &str) -> Result<()> {
+        self.call(Request::RmDir { dir, name: name(text) }).await.map(drop)
+    }
+
+    async fn link(&self, ino: Ino, dir: Ino, text: &str) -> Result<InodeView> {
+        self.inode(Request::Link { ino, dir, name: name(text) }).await
+    }
+
+    async fn rename(&self, from: (Ino, &str), to: (Ino, &str), mode: RenameMode) -> Result<()> {
+        let op = Request::Rename { from: from.0, from_name: name(from.1), to: to.0, to_name: name(to.1), mode };
+        self.call(op).await.map(drop)
+    }
+
+    async fn stat(&self, ino: Ino) -> Result<amphi_types::Attr> {
+        Ok(self.inode(Request::GetAttr { ino }).await?.attr)
+    }
+
+    async fn list(&self, dir: Ino) -> Result<Vec<String>> {
+        let (mut cookie, mut all) = (0, Vec::new());
+        loop {
+            let op = Request::ReadDir { dir, cookie, max: 7, plus: true };
+            let Reply::Entries { entries, end } = self.call(op).await? else { panic!("no entries") };
+            for e in entries {
+                cookie = e.cookie;
+                all.push(e.name.to_string());
+            }
+            if end {
+                all.sort();
+                return Ok(all);
+            }
+        }
+    }
+
+    /// The tree below `dir` as lines: path, kind, links.
+    async fn tree(&self, dir: Ino) -> Result<BTreeMap<String, (Kind, u32)>> {
+        let mut found = BTreeMap::new();
+        let mut todo = vec![(String::new(), dir)];
+        while let Some((path, dir)) = todo.pop() {
+            for text in self.list(dir).await? {
+                let view = self.lookup(dir, &text).await?;
+                let path = format!("{path}/{text}");
+                if view.attr.kind == Kind::Dir {
+                    todo.push((path.clone(), view.attr.ino));
+                }
+                found.insert(path, (view.attr.kind, view.attr.nlink));
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Runs `story` in a world with a running server of `targets` targets and `workers` workers.
+fn with_server<F>(seed: u64, targets: u16, workers: u16, story: F)
+where
+    F: AsyncFnOnce(&Place, &Client),
+{
+    let place = Place::new(seed, targets, workers);
+    let run = async {
+        let server = place.start().await.expect("the server starts");
+        let client = place.client(1).await.expect("the client connects");
+        story(&place, &client).await;
+        drop(server);
+    };
+    place.sim.block_on(run).expect("no deadlock");
+}

@@ -1,0 +1,167 @@
+//! Stories of file data.
+
+use super::*;
+use amphi_types::{ByteRange, ObjectId, SetAttr, Timespec};
+
+fn bytes(seed: u8, offset: u64, len: usize) -> Buf {
+    let mut buf = Buf::padded((offset % 4096) as usize, len);
+    for (i, b) in buf.iter_mut().enumerate() {
+        *b = seed.wrapping_mul(31).wrapping_add((offset as usize + i) as u8).wrapping_mul(3);
+    }
+    buf
+}
+
+impl Client {
+    async fn write(&self, object: ObjectId, offset: u64, generation: u64, payload: Buf) -> Result<()> {
+        let mtime = Timespec { sec: 2_000_000_000, nsec: 0 };
+        let op = Request::Write { object, offset, generation, mtime, server_lock: true, kill_suidgid: true };
+        match self.ask(op, Some(payload)).await.0? {
+            Reply::Written => Ok(()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn read(&self, object: ObjectId, start: u64, end: u64) -> Result<Vec<u8>> {
+        let op = Request::Read { object, range: ByteRange::new(start, end), server_lock: true };
+        let (reply, payload) = self.ask(op, None).await;
+        assert_eq!(reply?, Reply::Data);
+        let mut data = payload.map_or(Vec::new(), |p| p.to_vec());
+        data.resize((end - start) as usize, 0);
+        Ok(data)
+    }
+}
+
+/// Goal: bytes of any offset and length read back, beside others at once. Method: a model of the file in memory.
+#[test]
+fn writes_match_a_model() {
+    with_server(21, 2, 2, async |place, c| {
+        let f = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
+        let object = ObjectId { ino: f, stripe: 0 };
+        let mut model = vec![0u8; 200_000];
+        let mut end = 0;
+        let env = place.sim.node("client");
+        for i in 0..120u64 {
+            let offset = env.rand() % 150_000;
+            let len = (1 + env.rand() % [100, 5000, 40_000][(i % 3) as usize]) as usize;
+            let payload = bytes(i as u8, offset, len);
+            model[offset as usize..offset as usize + len].copy_from_slice(&payload);
+            end = end.max(offset + len as u64);
+            c.write(object, offset, 0, payload).await.unwrap();
+            let (a, b) = (env.rand() % 190_000, env.rand() % 10_000 + 1);
+            assert_eq!(c.read(object, a, a + b).await.unwrap(), model[a as usize..(a + b) as usize]);
+        }
+        let attr = c.stat(f).await.unwrap();
+        assert_eq!(attr.size, end);
+        assert_eq!(attr.mtime.sec, 2_000_000_000);
+        assert!(attr.blocks * 512 >= end / 2 && attr.blocks * 512 < 300_000);
+        c.call(Request::Sync).await.unwrap();
+    });
+}
+
+/// Goal: parallel unaligned writes that share blocks lose nothing.
+#[test]
+fn neighbours_share_blocks() {
+    with_server(22, 1, 1, async |_, c| {
+        let f = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
+        let object = ObjectId { ino: f, stripe: 0 };
+        for round in 0..4u8 {
+            let writes = (0..40u64).map(|i| c.write(object, i * 1000, 0, bytes(round + i as u8, i * 1000, 1000)));
+            for done in futures_util::future::join_all(writes).await {
+                done.unwrap();
+            }
+            let data = c.read(object, 0, 40_000).await.unwrap();
+            for i in 0..40u64 {
+                let expected = bytes(round + i as u8, i * 1000, 1000);
+                assert_eq!(data[i as usize * 1000..][..1000], expected[..], "piece {i}");
+            }
+        }
+    });
+}
+
+/// Goal: size, truncate and removal of a file that is spread over targets; space comes back.
+#[test]
+fn spread_files() {
+    with_server(23, 3, 3, async |_, c| {
+        let free = async || {
+            let mut free = 0;
+            for t in 0..3 {
+                let call = Call { target: TargetId(t), cred: Cred::root(), op: Request::StatFs };
+                let answer = c.link.call(Lane::Normal, call, None, 0).await.unwrap().0;
+                let Ok(Reply::StatFs(space)) = answer.result else { panic!("{answer:?}") };
+                free += space.free;
+            }
+            free
+        };
+        let before = free().await;
+        let f = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
+        let at = |stripe| ObjectId { ino: f, stripe };
+        assert!(c.inode(Request::Spread { ino: f }).await.unwrap().spread);
+        c.write(at(0), 0, 0, bytes(1, 0, 100_000)).await.unwrap();
+        c.write(at(1), 5 << 20, 0, bytes(2, 5 << 20, 100_000)).await.unwrap();
+        c.write(at(2), 6 << 20, 0, bytes(3, 6 << 20, 5000)).await.unwrap();
+        assert_eq!(c.stat(f).await.unwrap().size, (6 << 20) + 5000);
+        let set = SetAttr { size: Some((5 << 20) + 10), ..SetAttr::default() };
+        let view = c.inode(Request::SetAttr { ino: f, set }).await.unwrap();
+        assert_eq!((view.attr.size, view.generation), ((5 << 20) + 10, 1));
+        assert_eq!(c.stat(f).await.unwrap().size, (5 << 20) + 10);
+        assert_eq!(c.write(at(2), 6 << 20, 0, bytes(3, 6 << 20, 10)).await, Err(Errno::Stale), "sent before the truncate");
+        let data = c.read(at(1), 5 << 20, (5 << 20) + 20).await.unwrap();
+        assert_eq!(data[..10], bytes(2, 5 << 20, 10)[..]);
+        assert_eq!(data[10..], [0; 10]);
+        c.write(at(2), 6 << 20, 1, bytes(4, 6 << 20, 10)).await.unwrap();
+        c.call(Request::Close { ino: f, access: RW }).await.unwrap();
+        assert_eq!(c.stat(f).await.unwrap().size, (6 << 20) + 10);
+        c.unlink(Ino::ROOT, "f").await.unwrap();
+        // Removal goes on in the background.
+        for _ in 0..200 {
+            c.call(Request::Sync).await.unwrap();
+            if free().await == before {
+                return;
+            }
+            c.stat(Ino::ROOT).await.unwrap();
+            for t in 0..3 {
+                let call = Call { target: TargetId(t), cred: Cred::root(), op: Request::Sync };
+                c.link.call(Lane::Normal, call, None, 0).await.unwrap();
+            }
+        }
+        panic!("the space did not come back: {} of {before}", free().await);
+    });
+}
+
+/// Goal: holes, punches, preallocation and seeking; a full target says so and keeps what it has.
+#[test]
+fn space() {
+    with_server(24, 1, 1, async |_, c| {
+        let f = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
+        let object = ObjectId { ino: f, stripe: 0 };
+        c.write(object, 0, 0, bytes(1, 0, 100_000)).await.unwrap();
+        let mtime = Timespec { sec: 2_000_000_001, nsec: 0 };
+        let range = ByteRange::new(10_000, 50_000);
+        c.call(Request::Punch { object, range, generation: 0, mtime }).await.unwrap();
+        let data = c.read(object, 0, 100_000).await.unwrap();
+        assert_eq!(data[..10_000], bytes(1, 0, 10_000)[..]);
+        assert!(data[10_000..50_000].iter().all(|&b| b == 0));
+        assert_eq!(data[50_000..], bytes(1, 50_000, 50_000)[..]);
+        let seek = |offset, hole| Request::Seek { object, offset, hole };
+        assert_eq!(c.call(seek(0, true)).await, Ok(Reply::Offset(Some(12288))));
+        assert_eq!(c.call(seek(12288, false)).await, Ok(Reply::Offset(Some(49152))));
+        c.call(Request::Allocate { object, range: ByteRange::new(0, 1 << 20), generation: 0 }).await.unwrap();
+        assert_eq!(c.stat(f).await.unwrap().size, 100_000);
+        assert_eq!(c.stat(f).await.unwrap().blocks, 2048);
+        let mut at = 1 << 20;
+        let full = loop {
+            match c.write(object, at, 0, bytes(2, at, 1 << 20)).await {
+                Ok(()) => at += 1 << 20,
+                Err(e) => break e,
+            }
+        };
+        assert_eq!(full, Errno::NoSpace);
+        assert_eq!(c.read(object, 50_000, 60_000).await.unwrap(), bytes(1, 50_000, 10_000)[..]);
+        assert_eq!(c.read(object, at - 100, at).await.unwrap(), bytes(2, at - 100, 100)[..]);
+        c.call(Request::Close { ino: f, access: RW }).await.unwrap();
+        c.unlink(Ino::ROOT, "f").await.unwrap();
+        let g = c.make(Ino::ROOT, "g", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
+        let object = ObjectId { ino: g, stripe: 0 };
+        c.write(object, 0, 0, bytes(9, 0, 4 << 20)).await.expect("freed space is used again");
+    });
+}

@@ -1,0 +1,339 @@
+//! `Worker`: routes requests and questions to targets, here or at another worker.
+//!
+//! Owns: the targets of one thread, the sending half of the mesh, who waits for which answer. Does not own:
+//! connections and sessions of the cluster (`front`), the operations (`ops`).
+//!
+//! Invariants: a target's state is touched by its own worker alone; the mesh is always drained, because a message never
+//! waits for anything but becomes a task; a message that finds its ring full waits in a queue that the credits of the
+//! sessions bound.
+
+use crate::config::SharedConfig;
+use crate::counters::{Counters, add};
+use crate::error::ServerError;
+use crate::front::Front;
+use crate::message::{Message, Question, Told};
+use crate::target::Target;
+use crate::tunables::SharedTunables;
+use amphi_env::{Buf, Env};
+use amphi_sched::{Lane, MeshRx, MeshTx, SendError};
+use amphi_types::{Errno, Result, SessionId, TargetId};
+use amphi_wire::{Answer, Call, Push, Request, RequestId};
+use futures_channel::oneshot;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+/// Messages that a ring between two workers holds.
+pub const RING_MESSAGES: usize = 1024;
+/// How long a message that found its ring full waits before it is tried again.
+const RETRY_FULL: Duration = Duration::from_micros(50);
+
+type Called = (Answer, Option<Buf>);
+
+/// One worker.
+pub struct Worker<E: Env> {
+    /// Its environment.
+    pub env: E,
+    /// The server's configuration.
+    pub config: SharedConfig,
+    /// The server's tunables.
+    pub tunables: SharedTunables,
+    /// What it counts.
+    pub counters: Rc<Counters>,
+    /// Its number.
+    pub index: u16,
+    /// Number of workers.
+    pub workers: u16,
+    /// Number of targets of the cluster.
+    pub pool: u16,
+    targets: RefCell<BTreeMap<TargetId, Rc<Target<E>>>>,
+    /// Why not all targets could be opened.
+    failure: Option<ServerError>,
+    front: RefCell<Weak<Front<E>>>,
+    mesh: MeshTx<Message>,
+    full: RefCell<VecDeque<(usize, Lane, Message)>>,
+    next_token: Cell<u64>,
+    calls: RefCell<BTreeMap<u64, oneshot::Sender<Called>>>,
+    asks: RefCell<BTreeMap<u64, oneshot::Sender<Result<Told>>>>,
+}
+
+impl<E: Env> Worker<E> {
+    /// A worker with its targets, or with what it could open before the failure.
+    #[expect(clippy::too_many_arguments, reason = "made in one place from parts of different origin")]
+    pub fn new(
+        env: E,
+        config: SharedConfig,
+        tunables: SharedTunables,
+        counters: Rc<Counters>,
+        mesh: MeshTx<Message>,
+        pool: u16,
+        targets: BTreeMap<TargetId, Rc<Target<E>>>,
+        failure: Option<ServerError>,
+    ) -> Rc<Worker<E>> {
+        Rc::new(Worker {
+            env,
+            config,
+            tunables,
+            counters,
+            index: mesh.id() as u16,
+            workers: mesh.workers() as u16,
+            pool,
+            targets: RefCell::new(targets),
+            failure,
+            front: RefCell::new(Weak::new()),
+            mesh,
+            full: RefCell::default(),
+            next_token: Cell::new(0),
+            calls: RefCell::default(),
+            asks: RefCell::default(),
+        })
+    }
+
+    /// Tells the worker who has the connections.
+    pub fn set_front(&self, front: &Rc<Front<E>>) {
+        *self.front.borrow_mut() = Rc::downgrade(front);
+    }
+
+    /// The first target of this worker.
+    pub fn first_target(&self) -> Option<TargetId> {
+        self.targets.borrow().keys().next().copied()
+    }
+
+    /// Lets go of a target that is closed.
+    pub fn drop_target(&self, target: TargetId) {
+        let dropped = self.targets.borrow_mut().remove(&target);
+        drop(dropped);
+    }
+
+    fn target(&self, target: TargetId) -> Option<Rc<Target<E>>> {
+        self.targets.borrow().get(&target).cloned()
+    }
+
+    /// Monotonic time in ns.
+    pub fn now_ns(&self) -> u64 {
+        self.env.now().0
+    }
+
+    fn owner(&self, target: TargetId) -> usize {
+        usize::from(target.0 % self.workers)
+    }
+
+    fn token(&self) -> u64 {
+        self.next_token.set(self.next_token.get() + 1);
+        self.next_token.get()
+    }
+
+    fn send(self: &Rc<Self>, to: usize, lane: Lane, message: Message) {
+        let waits = self.full.borrow().iter().any(|(t, l, _)| (*t, *l) == (to, lane));
+        let message = if waits {
+            message
+        } else {
+            match self.mesh.try_send(to, lane, message) {
+                // A worker that is gone has been stopped: whoever waits is dropped with its tasks.
+                Ok(()) | Err(SendError::Gone(_)) => return,
+                Err(SendError::Full(message)) => message,
+            }
+        };
+        let first = self.full.borrow().is_empty();
+        self.full.borrow_mut().push_back((to, lane, message));
+        if first {
+            let (worker, env) = (self.clone(), self.env.clone());
+            self.env.spawn(async move {
+                while !worker.full.borrow().is_empty() {
+                    env.sleep(RETRY_FULL).await;
+                    worker.retry_full();
+                }
+            });
+        }
+    }
+
+    fn retry_full(&self) {
+        let mut blocked = Vec::new();
+        let mut still = VecDeque::new();
+        for (to, lane, message) in std::mem::take(&mut *self.full.borrow_mut()) {
+            if blocked.contains(&(to, lane)) {
+                still.push_back((to, lane, message));
+                continue;
+            }
+            if let Err(SendError::Full(message)) = self.mesh.try_send(to, lane, message) {
+                blocked.push((to, lane));
+                still.push_back((to, lane, message));
+            }
+        }
+        *self.full.borrow_mut() = still;
+    }
+
+    /// Receives until it is told to stop. Everything received becomes a task.
+    pub async fn run(self: Rc<Self>, mut mesh: MeshRx<Message>) {
+        loop {
+            let (from, _, message) = mesh.recv().await;
+            match message {
+                Message::Call { token, session, id, call, payload } => {
+                    let worker = self.clone();
+                    self.env.spawn(async move {
+                        let lane = lane_of(&call.op);
+                        let (answer, payload) = worker.call_here(session, id, *call, payload).await;
+                        worker.send(from, lane, Message::Called { token, answer: Box::new(answer), payload });
+                    });
+                }
+                Message::Called { token, answer, payload } => {
+                    if let Some(waiter) = self.calls.borrow_mut().remove(&token) {
+                        drop(waiter.send((*answer, payload)));
+                    }
+                }
+                Message::Ask { token, target, question } => {
+                    let worker = self.clone();
+                    self.env.spawn(async move {
+                        let told = Box::new(worker.ask_here(target, *question).await);
+                        worker.send(from, Lane::Urgent, Message::Told { token, told });
+                    });
+                }
+                Message::Told { token, told } => {
+                    if let Some(waiter) = self.asks.borrow_mut().remove(&token) {
+                        drop(waiter.send(*told));
+                    }
+                }
+                Message::Push { session, push } => self.push(session, push),
+                Message::Overdue { session } => self.overdue(session),
+                Message::Stop => return,
+            }
+        }
+    }
+
+    /// Ends the `run` of every worker.
+    pub fn stop(self: &Rc<Self>) {
+        for to in 0..usize::from(self.workers) {
+            self.send(to, Lane::Normal, Message::Stop);
+        }
+    }
+
+    /// Executes a client's request, wherever its target is.
+    pub async fn call(
+        self: &Rc<Self>,
+        session: SessionId,
+        id: RequestId,
+        call: Call,
+        payload: Option<Buf>,
+    ) -> Called {
+        if call.target.0 >= self.pool {
+            return (Answer { result: Err(Errno::Inval), contended: false }, None);
+        }
+        let to = self.owner(call.target);
+        if to == usize::from(self.index) {
+            return self.call_here(session, id, call, payload).await;
+        }
+        add(&self.counters.forwarded, 1);
+        let (sender, receiver) = oneshot::channel();
+        let token = self.token();
+        self.calls.borrow_mut().insert(token, sender);
+        let lane = lane_of(&call.op);
+        self.send(to, lane, Message::Call { token, session, id, call: Box::new(call), payload });
+        receiver.await.unwrap_or((Answer { result: Err(Errno::Io), contended: false }, None))
+    }
+
+    async fn call_here(
+        self: &Rc<Self>,
+        session: SessionId,
+        id: RequestId,
+        call: Call,
+        payload: Option<Buf>,
+    ) -> Called {
+        self.counters.request(&call.op);
+        match self.target(call.target) {
+            Some(target) => crate::ops::execute(self, &target, session, id, call, payload).await,
+            None => (Answer { result: Err(Errno::Inval), contended: false }, None),
+        }
+    }
+
+    /// Asks a target, wherever it is.
+    pub async fn ask(self: &Rc<Self>, target: TargetId, question: Question) -> Result<Told> {
+        if target.0 >= self.pool {
+            return Err(Errno::Stale);
+        }
+        let to = self.owner(target);
+        if to == usize::from(self.index) {
+            return self.ask_here(target, question).await;
+        }
+        let (sender, receiver) = oneshot::channel();
+        let token = self.token();
+        self.asks.borrow_mut().insert(token, sender);
+        self.send(to, Lane::Urgent, Message::Ask { token, target, question: Box::new(question) });
+        receiver.await.unwrap_or(Err(Errno::Io))
+    }
+
+    /// Asks a target and expects `Done`.
+    pub async fn tell(self: &Rc<Self>, target: TargetId, question: Question) -> Result<()> {
+        match self.ask(target, question).await? {
+            Told::Done => Ok(()),
+            _ => Err(Errno::Proto),
+        }
+    }
+
+    fn ask_here(self: &Rc<Self>, target: TargetId, question: Question) -> Pin<Box<dyn Future<Output = Result<Told>>>> {
+        let worker = self.clone();
+        // Boxed, because some answers ask on.
+        Box::pin(async move {
+            if let (Question::Hail, Some(failure)) = (&question, &worker.failure) {
+                return Ok(Told::Hail(Box::new(Err(failure.clone()))));
+            }
+            let Some(target) = worker.target(target) else { return Err(Errno::Stale) };
+            crate::questions::answer(&worker, &target, question).await
+        })
+    }
+
+    /// Sends the callbacks that a target's lock space asked for.
+    pub fn send_callbacks(self: &Rc<Self>, target: &Target<E>) {
+        let outbox = target.locks.take_outbox();
+        if outbox.is_empty() {
+            return;
+        }
+        for (session, push) in outbox {
+            add(&self.counters.callbacks, 1);
+            self.push(session, push);
+        }
+        if !target.locks.start_watch() {
+            return;
+        }
+        // Whoever has not answered by the deadline is evicted.
+        let (worker, locks, env) = (self.clone(), target.locks.clone(), self.env.clone());
+        self.env.spawn(async move {
+            while let Some(deadline) = locks.next_deadline() {
+                let left = deadline.saturating_sub(worker.now_ns());
+                env.sleep(Duration::from_nanos(left + 1)).await;
+                for session in locks.overdue(worker.now_ns()) {
+                    worker.overdue(session);
+                }
+            }
+        });
+    }
+
+    /// Sends a message to a session's client.
+    pub fn push(self: &Rc<Self>, session: SessionId, push: Push) {
+        if self.index != 0 {
+            return self.send(0, Lane::Urgent, Message::Push { session, push });
+        }
+        if let Some(front) = self.front.borrow().upgrade() {
+            front.push(session, push);
+        }
+    }
+
+    /// A session did not answer a callback in time: it is evicted.
+    pub fn overdue(self: &Rc<Self>, session: SessionId) {
+        if self.index != 0 {
+            return self.send(0, Lane::Urgent, Message::Overdue { session });
+        }
+        if let Some(front) = self.front.borrow().upgrade() {
+            front.evict(session, "it did not give back a lock in time");
+        }
+    }
+}
+
+fn lane_of(op: &Request) -> Lane {
+    match op {
+        Request::LockCancel { .. } | Request::GlimpseReply { .. } => Lane::Urgent,
+        Request::Write { server_lock: false, .. } => Lane::Urgent,
+        _ => Lane::Normal,
+    }
+}

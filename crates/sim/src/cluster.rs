@@ -1,0 +1,352 @@
+//! `Cluster`: one server and one mount on simulated nodes, started, crashed and started again at will.
+//!
+//! Owns: the nodes, what the server and the mount are configured with, waiting for them. Does not own: when faults
+//! happen (`run`), what programs do.
+//!
+//! Two shapes: server and mount on nodes of their own with a network between, or both in one process as `amphi up`
+//! runs them. The mount's node has no files; the server's keeps its zones over every crash.
+
+use crate::dice::Dice;
+use amphi_client::{Client, ClientConfig, Clock, IoHalf, Way};
+use amphi_env::sim::{CrashKind, SimConfig};
+use amphi_env::{Env, Sim, SimEnv};
+use amphi_server::{Server, ServerConfig};
+use amphi_transport::local::LocalDialer;
+use amphi_transport::{ClusterKey, LinkConfig, Timeouts};
+use amphi_types::{SessionId, Timespec};
+use amphi_wire::Role;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Node of the server.
+pub const SERVER: &str = "server";
+/// Node of the mount, unless it shares the server's.
+pub const MOUNT: &str = "mount";
+const ADDR: &str = "tcp:server:7000";
+/// Secret of the cluster: a listener on TCP needs one.
+const KEY: &[u8] = b"the secret of the simulated cluster";
+const DIR: &str = "/data";
+/// How long a start, a stop, a mount or an unmount may take, virtual.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// How often the controller looks whether something has happened.
+const LOOK: Duration = Duration::from_micros(500);
+
+thread_local! {
+    static TIME: RefCell<Option<SimEnv>> = const { RefCell::new(None) };
+}
+
+/// The virtual clock for the half of the client that has no environment.
+struct SimClock;
+
+impl Clock for SimClock {
+    fn now_ns(&self) -> u64 {
+        TIME.with(|t| t.borrow().as_ref().map_or(0, |env| env.now().0))
+    }
+    fn wall(&self) -> Timespec {
+        TIME.with(|t| t.borrow().as_ref().map_or(Timespec::default(), |env| env.wall()))
+    }
+}
+
+/// How a cluster is built.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// Server and mount in one process.
+    pub embedded: bool,
+    /// Targets.
+    pub targets: u16,
+    /// Workers.
+    pub workers: u16,
+    /// Bytes of a zone.
+    pub zone_bytes: u64,
+    /// Tunables of the mount.
+    pub tunables: Vec<(String, String)>,
+    /// The environment.
+    pub sim: SimConfig,
+    /// Whether a new mount is told that the old one has ended, or has to wait for its grace time.
+    pub holder_known_gone: bool,
+}
+
+impl Shape {
+    /// A shape of seed `seed`: small caches and short times, so that everything happens within few calls.
+    pub fn of_seed(seed: u64) -> Shape {
+        let mut dice = Dice::new(seed, 1);
+        let mut one = |of: &[&str]| dice.pick(of).map_or(String::new(), |s| s.to_string());
+        let tunables = [
+            ("cache.max_bytes", one(&["4M", "4M", "16M"])),
+            ("cache.dirty_percent", one(&["10", "50", "80"])),
+            ("writeback.age_ms", one(&["10", "40", "5000"])),
+            ("writeback.run_bytes", one(&["64K", "128K", "1M"])),
+            ("writeback.flight_bytes", one(&["1M", "128M"])),
+            ("hybrid.small_bytes", one(&["1K", "8K", "32K"])),
+            ("hybrid.large_write_bytes", one(&["32K", "128K", "2M"])),
+            ("hybrid.large_read_bytes", one(&["32K", "128K", "8M"])),
+            ("hybrid.mode", one(&["auto", "auto", "auto", "buffered", "direct"])),
+            ("readahead.enabled", one(&["on", "on", "off"])),
+            ("readahead.max_bytes", one(&["64K", "1M", "64M"])),
+        ];
+        let tunables = tunables.into_iter().map(|(n, v)| (n.to_string(), v)).collect();
+        let sim = SimConfig {
+            disk_ns: [20_000..30_000, 40_000..200_000, 1_000..2_000_000][dice.below(3) as usize].clone(),
+            sync_ns: [50_000..100_000, 100_000..1_000_000, 1_000_000..20_000_000][dice.below(3) as usize].clone(),
+            net_ns: [5_000..60_000, 5_000..60_000, 1_000..3_000_000][dice.below(3) as usize].clone(),
+            max_steps: 40_000_000,
+            ..SimConfig::default()
+        };
+        Shape {
+            embedded: dice.one_in(4),
+            targets: dice.within(1..5) as u16,
+            workers: dice.within(1..4) as u16,
+            zone_bytes: 64 << 20,
+            tunables,
+            sim,
+            holder_known_gone: dice.one_in(2),
+        }
+    }
+}
+
+/// What the controller and the server's task tell each other.
+#[derive(Default)]
+struct Running {
+    dialer: RefCell<Option<LocalDialer>>,
+    ready: Cell<bool>,
+    stop: Cell<bool>,
+    stopped: Cell<bool>,
+    failed: RefCell<Option<String>>,
+}
+
+/// A mount.
+pub struct Mount {
+    /// Its client.
+    pub client: Client,
+    /// Environment of its node.
+    pub env: SimEnv,
+    name: String,
+    ended: Rc<RefCell<Option<Result<(), String>>>>,
+}
+
+/// Server and mount.
+pub struct Cluster {
+    /// The world.
+    pub sim: Sim,
+    /// How it is built.
+    pub shape: Shape,
+    /// Environment of the controller, which never crashes.
+    pub env: SimEnv,
+    server: RefCell<Rc<Running>>,
+    gone: Arc<Mutex<BTreeSet<String>>>,
+    dice: RefCell<Dice>,
+    mounts: Cell<u64>,
+}
+
+impl Cluster {
+    /// Nodes without anything running.
+    pub fn new(seed: u64, shape: Shape) -> Cluster {
+        let sim = Sim::new(seed, shape.sim.clone());
+        let env = sim.node("controller");
+        TIME.with(|t| *t.borrow_mut() = Some(env.clone()));
+        sim.node(SERVER);
+        sim.node(MOUNT);
+        Cluster {
+            sim,
+            shape,
+            env,
+            server: RefCell::default(),
+            gone: Arc::default(),
+            dice: RefCell::new(Dice::new(seed, 2)),
+            mounts: Cell::new(0),
+        }
+    }
+
+    /// Name of the node on which the mount runs.
+    pub fn mount_node(&self) -> &'static str {
+        if self.shape.embedded { SERVER } else { MOUNT }
+    }
+
+    fn server_config(&self) -> ServerConfig {
+        let gone = self.gone.clone();
+        let mut config = ServerConfig::new(DIR);
+        config.targets = Some(self.shape.targets);
+        config.workers = self.shape.workers;
+        config.zone_bytes = Some(self.shape.zone_bytes);
+        config.log_bytes = 1 << 20;
+        config.session_grace = Duration::from_secs(20);
+        config.callback_deadline = Duration::from_secs(10);
+        config.holder_gone = Arc::new(move |name| gone.lock().is_ok_and(|g| g.contains(name)));
+        if !self.shape.embedded {
+            config.listen = vec![ADDR.into()];
+            config.key = Some(KEY.to_vec());
+        }
+        config
+    }
+
+    /// Waits until `done`.
+    ///
+    /// Errors: `what` took too long.
+    pub async fn wait(&self, what: &str, done: impl Fn() -> bool) -> Result<(), String> {
+        let end = self.env.now() + PATIENCE;
+        while !done() {
+            if self.env.now() > end {
+                return Err(format!("{what} takes longer than {PATIENCE:?}"));
+            }
+            self.env.sleep(LOOK).await;
+        }
+        Ok(())
+    }
+
+    /// Starts the server and waits until it serves. A server that crashes on its way up, because a crash was armed, is
+    /// started again.
+    ///
+    /// Errors: the line with which it refused.
+    pub async fn start_server(&self) -> Result<(), String> {
+        loop {
+            let env = self.sim.node(SERVER);
+            let running = Rc::new(Running::default());
+            *self.server.borrow_mut() = running.clone();
+            let (config, told, own) = (self.server_config(), running.clone(), env.clone());
+            env.spawn(async move {
+                match Server::start(own.clone(), config).await {
+                    Ok(server) => {
+                        *told.dialer.borrow_mut() = Some(server.dialer());
+                        told.ready.set(true);
+                        while !told.stop.get() {
+                            own.sleep(LOOK).await;
+                        }
+                        told.dialer.borrow_mut().take();
+                        if let Err(e) = server.stop().await {
+                            *told.failed.borrow_mut() = Some(format!("the server's stop: {e}"));
+                        }
+                        told.stopped.set(true);
+                    }
+                    Err(e) => *told.failed.borrow_mut() = Some(format!("the server's start: {e}")),
+                }
+            });
+            let up = || running.ready.get() || running.failed.borrow().is_some() || !self.sim.alive(SERVER);
+            self.wait("the server's start", up).await?;
+            if let Some(e) = running.failed.borrow().clone() {
+                return Err(e);
+            }
+            if self.sim.alive(SERVER) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Stops the server in order.
+    ///
+    /// Errors: the line with which it failed.
+    pub async fn stop_server(&self) -> Result<(), String> {
+        let running = self.server.borrow().clone();
+        running.stop.set(true);
+        let done = || running.stopped.get() || running.failed.borrow().is_some() || !self.sim.alive(SERVER);
+        self.wait("the server's stop", done).await?;
+        running.failed.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    /// Crashes the server's node.
+    pub fn crash_server(&self, kind: CrashKind) {
+        self.server.borrow().dialer.borrow_mut().take();
+        self.sim.crash(SERVER, kind);
+    }
+
+    /// Mounts. A server that still waits for an earlier mount is asked until it lets this one in.
+    ///
+    /// Errors: the line with which the mount ended.
+    pub async fn mount(&self) -> Result<Mount, String> {
+        let end = self.env.now() + PATIENCE;
+        loop {
+            let mount = self.try_mount();
+            let probe = mount.client.getattr(&amphi_client::Ctx::root(), amphi_types::Ino::ROOT);
+            let answered = Rc::new(RefCell::new(None));
+            let told = answered.clone();
+            mount.env.spawn(async move {
+                let result = probe.await;
+                *told.borrow_mut() = Some(result);
+            });
+            self.wait("a mount", || answered.borrow().is_some() || mount.ended.borrow().is_some()).await?;
+            let answer = answered.borrow_mut().take();
+            if let Some(Ok(_)) = answer {
+                return Ok(mount);
+            }
+            if let Some(Err(e)) = answer
+                && mount.ended.borrow().is_none()
+            {
+                return Err(format!("the first call of a mount: {e}"));
+            }
+            let why = mount.ended.borrow_mut().take();
+            if self.env.now() > end {
+                return Err(format!("no mount within {PATIENCE:?}: {why:?}"));
+            }
+            self.env.sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    fn try_mount(&self) -> Mount {
+        let env = self.sim.node(self.mount_node());
+        self.mounts.set(self.mounts.get() + 1);
+        let name = format!("sim:{}", self.mounts.get());
+        let mut config = ClientConfig::new(Arc::new(SimClock));
+        config.tunables = self.shape.tunables.clone();
+        let (client, half): (Client, IoHalf) = Client::new(config);
+        let link = LinkConfig {
+            addrs: vec![ADDR.into()],
+            session: SessionId(self.dice.borrow_mut().bits()),
+            role: Role::Mount,
+            name: name.clone(),
+            key: ClusterKey::new(KEY).ok(),
+            timeouts: Timeouts {
+                first_connect: Duration::from_secs(30),
+                // So that a server that is killed again soon is met at all.
+                backoff_max: Duration::from_millis(50),
+                ..Timeouts::default()
+            },
+        };
+        let ended = Rc::new(RefCell::new(None));
+        let (told, own) = (ended.clone(), env.clone());
+        let dialer = self.server.borrow().dialer.borrow().clone();
+        let embedded = self.shape.embedded;
+        env.spawn(async move {
+            let result = match (embedded, dialer) {
+                (false, _) => half.run(own, link, Way::Addresses).await,
+                (true, Some(dialer)) => half.run(own, link, Way::Local(dialer)).await,
+                (true, None) => Err(std::io::ErrorKind::NotConnected.into()),
+            };
+            *told.borrow_mut() = Some(result.map_err(|e| e.to_string()));
+        });
+        Mount { client, env, name, ended }
+    }
+
+    /// Unmounts in order.
+    ///
+    /// Errors: the line with which it failed.
+    pub async fn unmount(&self, mount: Mount) -> Result<(), String> {
+        mount.client.shutdown();
+        self.wait("the unmount", || mount.ended.borrow().is_some()).await?;
+        self.has_gone(&mount);
+        mount.ended.borrow_mut().take().unwrap_or(Ok(()))
+    }
+
+    /// Says, where the shape wants that, that a mount that crashed is known to have ended.
+    pub fn has_gone(&self, mount: &Mount) {
+        if self.shape.holder_known_gone
+            && let Ok(mut gone) = self.gone.lock()
+        {
+            gone.insert(mount.name.clone());
+        }
+    }
+
+    /// Checks the zones of the stopped server.
+    ///
+    /// Errors: a line for each problem.
+    pub async fn fsck(&self) -> Result<(), Vec<String>> {
+        Ok(())
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        TIME.with(|t| t.borrow_mut().take());
+    }
+}

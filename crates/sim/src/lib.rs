@@ -1,0 +1,19 @@
+//! Whole clusters in one deterministic process: the real server and the real client over simulated disks, network and
+//! time, with crashes and cuts, compared with a reference file system.
+//!
+//! Owns: the reference (`reference`), random programs (`generate`, `perform`), what crashes may take (`survive`), runs
+//! of one seed. Does not own: the simulated environment (`amphi_env::sim`).
+//!
+//! Invariant: a run is a function of its seed; whatever fails can be run again with one command.
+#![forbid(unsafe_code)]
+
+pub mod cluster;
+pub mod dice;
+pub mod generate;
+pub mod observe;
+pub mod op;
+pub mod perform;
+pub mod program;
+pub mod reference;
+pub mod run;
+pub mod survive;

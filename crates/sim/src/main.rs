@@ -1,0 +1,88 @@
+//! `amphi-sim`: runs seeds of the cluster simulator, or replays one.
+
+use amphi_sim::run::{Faults, Plan, run_plan};
+use clap::{Parser, ValueEnum};
+use std::ops::Range;
+use std::process::ExitCode;
+
+#[derive(Clone, Copy, ValueEnum)]
+enum FaultsArg {
+    None,
+    Crashes,
+    All,
+}
+
+/// Runs the real server and the real client in one deterministic process and compares them with a reference.
+#[derive(Parser)]
+struct Args {
+    /// Runs this seed alone and prints the history if it fails.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Runs many seeds, `FROM..TO`.
+    #[arg(long, value_parser = range)]
+    seeds: Option<Range<u64>>,
+    /// Faults to cause.
+    #[arg(long, value_enum, default_value = "all")]
+    faults: FaultsArg,
+    /// Calls of each program in each episode, at most.
+    #[arg(long)]
+    calls: Option<u64>,
+    /// Prints every call as it happens.
+    #[arg(long)]
+    talk: bool,
+    /// Goes on after a failing seed.
+    #[arg(long)]
+    keep_going: bool,
+}
+
+fn range(text: &str) -> Result<Range<u64>, String> {
+    let (from, to) = text.split_once("..").ok_or("of the form FROM..TO")?;
+    let number = |t: &str| t.parse::<u64>().map_err(|e| e.to_string());
+    Ok(number(from)?..number(to)?)
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let seeds = match (args.seed, args.seeds.clone()) {
+        (Some(seed), _) => seed..seed + 1,
+        (None, Some(seeds)) => seeds,
+        (None, None) => 0..100,
+    };
+    let single = args.seed.is_some();
+    let faults = match args.faults {
+        FaultsArg::None => Faults::None,
+        FaultsArg::Crashes => Faults::Crashes,
+        FaultsArg::All => Faults::All,
+    };
+    let (mut failed, mut calls, mut crashes, mut done) = (Vec::new(), 0, 0, 0);
+    for seed in seeds {
+        let mut plan = Plan::of_seed(seed);
+        (plan.faults, plan.talk) = (faults, args.talk);
+        plan.calls = args.calls.unwrap_or(plan.calls);
+        done += 1;
+        match run_plan(&plan) {
+            Ok(s) => {
+                (calls, crashes) = (calls + s.calls, crashes + s.server_crashes + s.mount_crashes);
+                if single {
+                    println!("seed {seed}: {s:?}");
+                } else if done % 50 == 0 {
+                    println!("{done} seeds, {calls} calls, {crashes} crashes, {} failed", failed.len());
+                }
+            }
+            Err(failure) => {
+                if single && !args.talk {
+                    failure.history.iter().for_each(|l| println!("{l}"));
+                }
+                println!("seed {seed} fails:");
+                failure.lines.iter().take(30).for_each(|l| println!("  {l}"));
+                println!("replay: cargo xtask sim --seed {seed}");
+                failed.push(seed);
+                if !args.keep_going {
+                    break;
+                }
+            }
+        }
+    }
+    println!("{done} seeds, {calls} calls, {crashes} crashes, failed: {failed:?}");
+    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,504 @@
+//! `run_seed`: one run, from an empty cluster to a checked and emptied one.
+//!
+//! Owns: the order of events, the faults and their times. Does not own: what is true (`reference`, `survive`).
+//!
+//! A run is a few episodes. In each, every program makes some calls while the server is killed and restarted and the
+//! network fails; none of that may be noticed. An episode ends in rest, or with a crash that takes the mount too; then
+//! what is left is judged and the programs go on from there. At the end everything is compared, the zones are checked,
+//! all is removed, and the space must be free again.
+
+use crate::cluster::{Cluster, MOUNT, Mount, SERVER, Shape};
+use crate::dice::Dice;
+use crate::generate::Generator;
+use crate::observe::Tree;
+use crate::op::Op;
+use crate::perform::{Files, perform};
+use crate::program::{self, Program, SharedProgram};
+use crate::survive::Level;
+use amphi_client::Ctx;
+use amphi_env::sim::CrashKind;
+use amphi_env::Env;
+use amphi_types::{Ino, SetAttr};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Virtual time without a finished call after which a run counts as stuck: beyond every time-out of the product.
+const STUCK: Duration = Duration::from_secs(240);
+
+/// Which faults a run may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Faults {
+    /// None.
+    None,
+    /// Processes are killed.
+    Crashes,
+    /// Also the network fails and power is lost.
+    All,
+}
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The seed.
+    pub seed: u64,
+    /// Faults.
+    pub faults: Faults,
+    /// Print the history as it happens.
+    pub talk: bool,
+    /// Calls of each program in each episode, at most.
+    pub calls: u64,
+}
+
+impl Plan {
+    /// The plan of a seed.
+    pub fn of_seed(seed: u64) -> Plan {
+        Plan { seed, faults: Faults::All, talk: false, calls: 120 }
+    }
+}
+
+/// A run that agreed with everything.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Hash of every event.
+    pub trace: u64,
+    /// Calls.
+    pub calls: u64,
+    /// Virtual time, ns.
+    pub virtual_ns: u64,
+    /// Crashes of the server alone.
+    pub server_crashes: u64,
+    /// Crashes that took the mount.
+    pub mount_crashes: u64,
+    /// Cuts and breaks.
+    pub network_faults: u64,
+}
+
+/// A run that did not.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The seed.
+    pub seed: u64,
+    /// What is wrong.
+    pub lines: Vec<String>,
+    /// What happened before, oldest first.
+    pub history: Vec<String>,
+}
+
+type Checked<T = ()> = Result<T, Vec<String>>;
+
+fn line(e: String) -> Vec<String> {
+    vec![e]
+}
+
+/// How an episode ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// Programs rest, the mount stays.
+    Rest,
+    /// Then the mount is closed and opened again.
+    Remount,
+    /// Then also the server is stopped and started.
+    Restart,
+    /// The mount is killed.
+    MountCrash,
+    /// Mount and server are killed.
+    AllCrash,
+    /// Power is lost.
+    Power,
+}
+
+struct Run {
+    cluster: Cluster,
+    plan: Plan,
+    dice: RefCell<Dice>,
+    programs: Vec<SharedProgram>,
+    summary: RefCell<Summary>,
+    log: RefCell<Vec<String>>,
+}
+
+/// Runs a plan.
+///
+/// Errors: what was wrong, with the history.
+pub fn run_plan(plan: &Plan) -> Result<Summary, Box<Failure>> {
+    let shape = Shape::of_seed(plan.seed);
+    let run = Run {
+        cluster: Cluster::new(plan.seed, shape),
+        plan: plan.clone(),
+        dice: RefCell::new(Dice::new(plan.seed, 3)),
+        programs: Vec::new(),
+        summary: RefCell::default(),
+        log: RefCell::default(),
+    };
+    run.all()
+}
+
+impl Run {
+    fn all(mut self) -> Result<Summary, Box<Failure>> {
+        let count = self.dice.borrow_mut().within(1..5);
+        let mut programs = Vec::new();
+        for index in 0..count {
+            let generator = Generator::new(self.plan.seed, index);
+            // The number of the directory is put in when it is made.
+            let mut p = Program::new(index, generator, Ino::ROOT, 0o755);
+            p.talks = self.plan.talk;
+            programs.push(Rc::new(RefCell::new(p)));
+        }
+        self.programs = programs;
+        let result = match self.cluster.sim.block_on(self.story()) {
+            Ok(result) => result,
+            Err(e) => Err(e.to_string().lines().map(str::to_string).collect()),
+        };
+        match result {
+            Ok(()) => {
+                let mut summary = *self.summary.borrow();
+                summary.trace = self.cluster.sim.trace_hash();
+                summary.virtual_ns = self.cluster.sim.now().0;
+                summary.calls = self.programs.iter().map(|p| p.borrow().calls).sum();
+                Ok(summary)
+            }
+            Err(lines) => Err(Box::new(Failure { seed: self.plan.seed, lines, history: self.history() })),
+        }
+    }
+
+    fn history(&self) -> Vec<String> {
+        let mut all: Vec<String> = self.log.borrow().clone();
+        for p in &self.programs {
+            all.extend(p.borrow().history.iter().cloned());
+        }
+        // Lines begin with the time in a field of fixed width; a stable sort keeps each program's order.
+        all.sort_by(|a, b| a.get(..15).cmp(&b.get(..15)));
+        all
+    }
+
+    fn note(&self, what: impl Into<String>) {
+        let line = format!("{:>12.6} ms  --  {}", self.cluster.env.now().0 as f64 / 1e6, what.into());
+        if self.plan.talk {
+            println!("{line}");
+        }
+        self.log.borrow_mut().push(line);
+    }
+
+    fn roll(&self, n: u64) -> u64 {
+        self.dice.borrow_mut().below(n)
+    }
+
+    async fn pause(&self, range: std::ops::Range<u64>) {
+        let us = self.dice.borrow_mut().within(range);
+        self.cluster.env.sleep(Duration::from_micros(us)).await;
+    }
+
+    async fn story(&self) -> Checked {
+        let shape = &self.cluster.shape;
+        self.note(format!(
+            "{} targets, {} workers, {} programs{}, {:?}",
+            shape.targets,
+            shape.workers,
+            self.programs.len(),
+            if shape.embedded { ", embedded" } else { "" },
+            shape.tunables.iter().map(|(n, v)| format!("{n}={v}")).collect::<Vec<_>>()
+        ));
+        self.cluster.start_server().await.map_err(line)?;
+        let mut mount = self.cluster.mount().await.map_err(line)?;
+        let free = self.set_up(&mount).await?;
+        let episodes = 1 + self.roll(3);
+        for _ in 0..episodes {
+            mount = self.episode(mount).await?;
+        }
+        self.finish(mount, free).await
+    }
+
+    /// Makes the programs' directories; returns the free blocks of the empty cluster.
+    async fn set_up(&self, mount: &Mount) -> Checked<u64> {
+        let ctx = Ctx::root();
+        let free = mount.client.statfs(&ctx).await.map_err(|e| line(format!("statfs: {e}")))?.blocks_free;
+        for p in &self.programs {
+            let index = p.borrow().index;
+            let name = Program::dir_name(index);
+            let made = mount.client.mkdir(&ctx, Ino::ROOT, name.as_bytes(), 0o755).await;
+            let ino = made.map_err(|e| line(format!("mkdir {name}: {e}")))?.ino;
+            let owner = p.borrow().generator.owner().clone();
+            let set = SetAttr { uid: Some(owner.uid), gid: Some(owner.gid), ..SetAttr::default() };
+            let set = mount.client.setattr(&ctx, ino, set, None).await;
+            set.map_err(|e| line(format!("chown {name}: {e}")))?;
+            let mut p = p.borrow_mut();
+            p.reference = crate::reference::Reference::new(ino, 0o755, owner.uid, owner.gid);
+            p.settle_all();
+        }
+        mount.client.sync_all(&ctx).await.map_err(|e| line(format!("sync: {e}")))?;
+        Ok(free)
+    }
+
+    fn resting(&self) -> bool {
+        self.programs.iter().all(|p| p.borrow().rests)
+    }
+
+    fn complaints(&self) -> Checked {
+        let wrong: Vec<String> = self.programs.iter().filter_map(|p| p.borrow().wrong.clone()).collect();
+        if wrong.is_empty() { Ok(()) } else { Err(wrong) }
+    }
+
+    fn choose_end(&self) -> End {
+        use End::*;
+        let embedded = self.cluster.shape.embedded;
+        let of: &[End] = match (self.plan.faults, embedded) {
+            (Faults::None, false) => &[Rest, Remount, Restart],
+            (Faults::None, true) => &[Rest, Restart],
+            (Faults::Crashes, false) => &[Rest, Remount, Restart, MountCrash, MountCrash, AllCrash, AllCrash],
+            (Faults::Crashes, true) => &[Rest, Restart, AllCrash, AllCrash],
+            (Faults::All, false) => &[Remount, Restart, MountCrash, AllCrash, AllCrash, Power, Power, Power],
+            (Faults::All, true) => &[Restart, AllCrash, Power, Power],
+        };
+        of[self.roll(of.len() as u64) as usize]
+    }
+
+    async fn episode(&self, mount: Mount) -> Checked<Mount> {
+        let end = self.choose_end();
+        let calls = self.plan.calls / 4 + self.roll(self.plan.calls * 3 / 4 + 1);
+        self.note(format!("an episode of {calls} calls of each program, to end with {end:?}"));
+        for p in &self.programs {
+            let mut program = p.borrow_mut();
+            (program.left, program.stop, program.rests) = (calls, false, false);
+            drop(program);
+            mount.env.spawn(program::run(mount.env.clone(), mount.client.clone(), p.clone()));
+        }
+        let crashes = matches!(end, End::MountCrash | End::AllCrash | End::Power);
+        // Within the time that such a number of calls takes, by experience.
+        let limit = self.cluster.env.now() + Duration::from_micros(self.roll(calls * 1000) + 1000);
+        let mut last = (self.calls_made(), self.cluster.env.now());
+        while !self.resting() {
+            self.complaints()?;
+            if crashes && self.cluster.env.now() >= limit {
+                break;
+            }
+            if self.calls_made() != last.0 {
+                last = (self.calls_made(), self.cluster.env.now());
+            } else if self.cluster.env.now().since(last.1) > STUCK {
+                return Err(self.stuck());
+            }
+            self.pause(100..8_000).await;
+            self.fault().await?;
+        }
+        self.complaints()?;
+        self.end_episode(end, mount).await
+    }
+
+    fn calls_made(&self) -> u64 {
+        self.programs.iter().map(|p| p.borrow().calls).sum()
+    }
+
+    fn stuck(&self) -> Vec<String> {
+        let mut lines = vec![format!("no call has ended for {STUCK:?} of virtual time")];
+        for p in &self.programs {
+            let p = p.borrow();
+            lines.extend(p.under_way.iter().map(|(_, op)| format!("program {} waits for: {op}", p.index)));
+        }
+        lines
+    }
+
+    /// Perhaps a fault that nobody may notice.
+    async fn fault(&self) -> Checked {
+        if self.plan.faults == Faults::None || self.cluster.shape.embedded || self.roll(6) > 0 {
+            return Ok(());
+        }
+        let network = self.plan.faults == Faults::All;
+        match self.roll(if network { 6 } else { 3 }) {
+            0 => {
+                self.note("the server is killed");
+                self.cluster.crash_server(CrashKind::Process);
+                self.server_again().await
+            }
+            1 | 2 => {
+                let nth = 1 + self.roll(12);
+                self.cluster.sim.crash_at(SERVER, nth, CrashKind::Process);
+                self.pause(100..20_000).await;
+                if self.cluster.sim.alive(SERVER) {
+                    self.cluster.sim.clear_crash_at(SERVER);
+                    return Ok(());
+                }
+                self.note(format!("the server was killed at its {nth}th write or sync"));
+                self.server_again().await
+            }
+            3 => {
+                self.note("connections break");
+                self.summary.borrow_mut().network_faults += 1;
+                self.cluster.sim.break_connections(SERVER, MOUNT);
+                Ok(())
+            }
+            _ => {
+                self.note("the network is cut");
+                self.summary.borrow_mut().network_faults += 1;
+                self.cluster.sim.cut(SERVER, MOUNT);
+                let long = self.roll(4) == 0;
+                self.pause(if long { 1_000_000..40_000_000 } else { 100..500_000 }).await;
+                self.cluster.sim.heal(SERVER, MOUNT);
+                self.note("the network is whole");
+                Ok(())
+            }
+        }
+    }
+
+    /// Restarts the server after a while; it may be killed again on its way.
+    async fn server_again(&self) -> Checked {
+        self.summary.borrow_mut().server_crashes += 1;
+        self.pause(0..3_000_000).await;
+        if self.roll(3) == 0 {
+            self.cluster.sim.crash_at(SERVER, 1 + self.roll(10), CrashKind::Process);
+        }
+        let started = self.cluster.start_server().await;
+        self.cluster.sim.clear_crash_at(SERVER);
+        started.map_err(line)?;
+        self.note("the server is back");
+        // The next fault waits until a call got through: a server that is never up long enough proves nothing.
+        let (calls, until) = (self.calls_made(), self.cluster.env.now() + STUCK);
+        while self.calls_made() == calls && !self.resting() && self.cluster.env.now() < until {
+            self.pause(100..2_000).await;
+        }
+        Ok(())
+    }
+
+    async fn end_episode(&self, end: End, mount: Mount) -> Checked<Mount> {
+        let crash = match end {
+            End::Rest | End::Remount | End::Restart => None,
+            End::MountCrash | End::AllCrash => Some(CrashKind::Process),
+            End::Power => Some(CrashKind::Power),
+        };
+        let Some(kind) = crash else {
+            self.compare(&mount).await?;
+            if end == End::Rest {
+                return Ok(mount);
+            }
+            self.note("unmount");
+            self.cluster.unmount(mount).await.map_err(line)?;
+            if end == End::Restart {
+                self.note("the server stops");
+                self.cluster.stop_server().await.map_err(line)?;
+                self.cluster.fsck().await?;
+                self.cluster.start_server().await.map_err(line)?;
+            }
+            let mount = self.cluster.mount().await.map_err(line)?;
+            self.compare(&mount).await?;
+            return Ok(mount);
+        };
+        if end != End::MountCrash && self.roll(2) == 0 {
+            // In the middle of a write or sync.
+            self.cluster.sim.crash_at(SERVER, 1 + self.roll(20), kind);
+            let until = self.cluster.env.now() + Duration::from_millis(50);
+            while self.cluster.sim.alive(SERVER) && self.cluster.env.now() < until {
+                self.cluster.env.sleep(Duration::from_micros(10)).await;
+            }
+            self.cluster.sim.clear_crash_at(SERVER);
+        }
+        self.complaints()?;
+        self.note(format!("{end:?}"));
+        self.summary.borrow_mut().mount_crashes += 1;
+        if end != End::MountCrash {
+            self.cluster.crash_server(kind);
+        }
+        self.cluster.sim.crash(self.cluster.mount_node(), kind);
+        self.cluster.has_gone(&mount);
+        drop(mount);
+        if end != End::MountCrash {
+            self.pause(0..1_000_000).await;
+            if self.roll(3) == 0 {
+                self.cluster.sim.crash_at(SERVER, 1 + self.roll(10), kind);
+            }
+            let started = self.cluster.start_server().await;
+            self.cluster.sim.clear_crash_at(SERVER);
+            started.map_err(line)?;
+        }
+        let mount = self.cluster.mount().await.map_err(line)?;
+        self.note("mounted again");
+        let level = if kind == CrashKind::Power { Level::Stable } else { Level::Written };
+        for p in &self.programs {
+            let (root, name) = (p.borrow().reference.root, Program::dir_name(p.borrow().index));
+            let tree = Tree::read(&mount.client, root, &name).await.map_err(line)?;
+            p.borrow_mut().crashed(level, &tree)?;
+        }
+        mount.client.sync_all(&Ctx::root()).await.map_err(|e| line(format!("sync after a crash: {e}")))?;
+        Ok(mount)
+    }
+
+    /// Compares every program's directory with its reference.
+    async fn compare(&self, mount: &Mount) -> Checked {
+        for p in &self.programs {
+            let (root, name) = (p.borrow().reference.root, Program::dir_name(p.borrow().index));
+            let tree = Tree::read(&mount.client, root, &name).await.map_err(line)?;
+            let wrong = tree.differences(&p.borrow().reference);
+            if !wrong.is_empty() {
+                return Err(wrong);
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares, checks the zones, removes everything, and checks that nothing is left.
+    async fn finish(&self, mount: Mount, free: u64) -> Checked {
+        self.note("the end: unmount, stop, check");
+        self.compare(&mount).await?;
+        self.cluster.unmount(mount).await.map_err(line)?;
+        self.cluster.stop_server().await.map_err(line)?;
+        self.cluster.fsck().await?;
+        self.cluster.start_server().await.map_err(line)?;
+        let mount = self.cluster.mount().await.map_err(line)?;
+        self.compare(&mount).await?;
+        self.note("remove everything");
+        for p in &self.programs {
+            let (root, index) = (p.borrow().reference.root, p.borrow().index);
+            self.remove(&mount, root).await?;
+            self.simply(&mount, Op::Rmdir { dir: Ino::ROOT, name: Program::dir_name(index).into_bytes() }).await?;
+        }
+        self.simply(&mount, Op::SyncAll).await?;
+        let ctx = Ctx::root();
+        let mut left = free;
+        // Space is given back in the background.
+        for _ in 0..200 {
+            left = mount.client.statfs(&ctx).await.map_err(|e| line(format!("statfs: {e}")))?.blocks_free;
+            if left == free {
+                break;
+            }
+            self.cluster.env.sleep(Duration::from_millis(100)).await;
+        }
+        if left != free {
+            return Err(vec![format!("{left} blocks are free after everything was removed, {free} at the start")]);
+        }
+        self.cluster.unmount(mount).await.map_err(line)?;
+        self.cluster.stop_server().await.map_err(line)?;
+        self.cluster.fsck().await
+    }
+
+    async fn simply(&self, mount: &Mount, op: Op) -> Checked {
+        let done = perform(&mount.client, &Ctx::root(), &mut Files::new(), &op).await;
+        done.map(drop).map_err(|e| line(format!("{op}: {e}")))
+    }
+
+    /// Removes everything in a directory.
+    async fn remove(&self, mount: &Mount, top: Ino) -> Checked {
+        let tree = Tree::read(&mount.client, top, "").await.map_err(line)?;
+        let mut dirs = vec![top];
+        let mut at = 0;
+        while at < dirs.len() {
+            let dir = dirs[at];
+            at += 1;
+            if let Some(crate::observe::Found::Dir(entries)) = tree.nodes.get(&dir).map(|n| &n.body) {
+                for (name, ino) in entries {
+                    if tree.nodes.get(ino).is_some_and(|n| n.seen.kind == amphi_types::Kind::Dir) {
+                        dirs.push(*ino);
+                    } else {
+                        self.simply(mount, Op::Unlink { dir, name: name.clone() }).await?;
+                    }
+                }
+            }
+        }
+        for dir in dirs.into_iter().rev() {
+            if let Some(crate::observe::Found::Dir(entries)) = tree.nodes.get(&dir).map(|n| &n.body) {
+                for (name, ino) in entries {
+                    if tree.nodes.get(ino).is_some_and(|n| n.seen.kind == amphi_types::Kind::Dir) {
+                        self.simply(mount, Op::Rmdir { dir, name: name.clone() }).await?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,91 @@
+//! Why a call or a server ended.
+//!
+//! Owns: `LinkError` (of calls) and `ServeError` (of listeners). Errors of single connections are log lines:
+//! nobody above this crate acts on them.
+
+use amphi_types::Errno;
+use std::{fmt, io};
+
+/// Why a call has no answer. Whether the server executed it is unknown, except for `Overloaded` and `TooLarge`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkError {
+    /// The link was closed on this side, or an in-process server is gone.
+    Closed,
+    /// No server could be reached for longer than `Timeouts::give_up`.
+    Unreachable,
+    /// The call's own deadline passed.
+    Deadline,
+    /// The server restarted and the client could not re-present its state.
+    Lost(Errno),
+    /// More than `WAITING_MAX` calls wait for a slot.
+    Overloaded,
+    /// The request does not fit `limits::BODY_MAX` or `limits::PAYLOAD_MAX`.
+    TooLarge,
+}
+
+impl LinkError {
+    /// The error a caller of the file system sees.
+    pub fn errno(self) -> Errno {
+        match self {
+            LinkError::Closed => Errno::NotConnected,
+            LinkError::Unreachable => Errno::Io,
+            LinkError::Deadline => Errno::TimedOut,
+            LinkError::Lost(e) => e,
+            LinkError::Overloaded => Errno::Again,
+            LinkError::TooLarge => Errno::TooBig,
+        }
+    }
+}
+
+impl From<LinkError> for Errno {
+    fn from(e: LinkError) -> Errno {
+        e.errno()
+    }
+}
+
+impl fmt::Display for LinkError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LinkError::Closed => f.write_str("the connection was closed"),
+            LinkError::Unreachable => f.write_str("the server cannot be reached"),
+            LinkError::Deadline => f.write_str("the request's deadline passed"),
+            LinkError::Lost(e) => write!(f, "state lost with the restart of the server: {e}"),
+            LinkError::Overloaded => f.write_str("too many requests wait for the server"),
+            LinkError::TooLarge => f.write_str("the request is larger than a message may be"),
+        }
+    }
+}
+
+impl std::error::Error for LinkError {}
+
+/// Why a listener is not served.
+#[derive(Debug)]
+pub enum ServeError {
+    /// Other machines can reach the address and there is no cluster key.
+    KeyNeeded {
+        /// The address.
+        addr: String,
+    },
+    /// Accepting failed for good.
+    Accept(io::Error),
+}
+
+impl fmt::Display for ServeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ServeError::KeyNeeded { addr } => {
+                write!(f, "{addr} can be reached from other machines: a cluster key is needed to serve it")
+            }
+            ServeError::Accept(e) => write!(f, "accept: {e}"),
+        }
+    }
+}
+
+impl std::error::Error for ServeError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            ServeError::Accept(e) => Some(e),
+            ServeError::KeyNeeded { .. } => None,
+        }
+    }
+}

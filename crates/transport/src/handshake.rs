@@ -1,0 +1,141 @@
+//! The handshake: challenge, hello, welcome or refuse; each end proves the cluster key to the other.
+//!
+//! Owns: the order of the four messages and every check of them. Does not own: time limits (the callers').
+
+use crate::auth::{ClusterKey, End, Nonce};
+use crate::bell::Ending;
+use crate::pipe::{HandshakeOnly, Inbound, Message, Outbound};
+use amphi_env::Env;
+use amphi_wire::handshake::{Challenge, NONCE_BYTES, REASON_MAX, Refuse, SignedHello, SignedWelcome, proven_bytes};
+use amphi_wire::{Hello, VERSION, Welcome};
+
+fn nonce<E: Env>(env: &E) -> Nonce {
+    let mut nonce = [0; NONCE_BYTES];
+    for part in nonce.chunks_exact_mut(8) {
+        part.copy_from_slice(&env.rand().to_le_bytes());
+    }
+    nonce
+}
+
+/// Why a client is not in.
+#[derive(Debug)]
+pub(crate) enum NotWelcome {
+    /// The server refused, for this reason.
+    Refused(String),
+    /// The server cannot be trusted or understood.
+    Foreign(String),
+    /// The connection ended.
+    Ended(Ending),
+}
+
+impl From<Ending> for NotWelcome {
+    fn from(e: Ending) -> NotWelcome {
+        match e {
+            Ending::Violation(why) => NotWelcome::Foreign(why),
+            e => NotWelcome::Ended(e),
+        }
+    }
+}
+
+fn unexpected(message: &Message, instead_of: &str) -> Ending {
+    Ending::Violation(format!("a {:?} came instead of a {instead_of}", message.kind()))
+}
+
+/// The client's side.
+pub(crate) async fn greet<E: Env>(
+    env: &E,
+    out: &mut Outbound<E>,
+    inb: &mut Inbound<E>,
+    hello: Hello,
+    key: Option<&ClusterKey>,
+) -> Result<Welcome, NotWelcome> {
+    let challenge = match inb.recv(&mut HandshakeOnly).await?.0 {
+        Message::Challenge(c) => c,
+        Message::Refuse(r) => return Err(NotWelcome::Refused(r.reason)),
+        other => return Err(unexpected(&other, "challenge").into()),
+    };
+    let nonce = nonce(env);
+    let proof = key.map(|k| k.proof(End::Client, &challenge.nonce, &nonce, &proven_bytes(&hello)));
+    out.send(Message::Hello(SignedHello { hello, nonce, proof })).await?;
+    let signed = match inb.recv(&mut HandshakeOnly).await?.0 {
+        Message::Welcome(w) => w,
+        Message::Refuse(r) => return Err(NotWelcome::Refused(r.reason)),
+        other => return Err(unexpected(&other, "welcome").into()),
+    };
+    if let Some(key) = key {
+        let said = proven_bytes(&signed.welcome);
+        let proof = signed.proof.as_ref().map_or(&[][..], |p| p);
+        if !key.verify(End::Server, &challenge.nonce, &nonce, &said, proof) {
+            return Err(NotWelcome::Foreign("the server does not know the cluster key".into()));
+        }
+    }
+    let version = signed.welcome.version;
+    if version != VERSION {
+        return Err(NotWelcome::Foreign(format!("the server speaks version {version}, this program {VERSION}")));
+    }
+    Ok(signed.welcome)
+}
+
+/// A client that may come in: the server decides about the session, then sends `admit`.
+pub(crate) struct Guest {
+    pub(crate) hello: Hello,
+    challenge: Nonce,
+    nonce: Nonce,
+}
+
+/// The server's side up to the client's proof. On an error the client has been told why, where it can be.
+pub(crate) async fn challenge<E: Env>(
+    env: &E,
+    out: &mut Outbound<E>,
+    inb: &mut Inbound<E>,
+    key: Option<&ClusterKey>,
+) -> Result<Guest, Ending> {
+    let challenge = nonce(env);
+    out.send(Message::Challenge(Challenge { nonce: challenge, keyed: key.is_some() })).await?;
+    let signed = match inb.recv(&mut HandshakeOnly).await {
+        Ok((Message::Hello(h), _)) => h,
+        Ok((other, _)) => return Err(unexpected(&other, "hello")),
+        Err(Ending::Violation(why)) => return Err(refuse(out, why).await),
+        Err(e) => return Err(e),
+    };
+    let version = signed.hello.version;
+    if version != VERSION {
+        return Err(refuse(out, format!("this server speaks version {VERSION}, the client {version}")).await);
+    }
+    if let Some(key) = key {
+        let Some(proof) = &signed.proof else {
+            return Err(refuse(out, "this cluster needs a key".into()).await);
+        };
+        if !key.verify(End::Client, &challenge, &signed.nonce, &proven_bytes(&signed.hello), proof) {
+            return Err(refuse(out, "wrong cluster key".into()).await);
+        }
+    }
+    Ok(Guest { hello: signed.hello, challenge, nonce: signed.nonce })
+}
+
+/// Tells the client why it may not come in, and returns the same as the end of the connection.
+pub(crate) async fn refuse<E: Env>(out: &mut Outbound<E>, mut reason: String) -> Ending {
+    let mut end = reason.len().min(REASON_MAX);
+    while !reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    reason.truncate(end);
+    let ending = Ending::Violation(format!("refused: {reason}"));
+    // The peer may be gone already: then it needs no reason.
+    let _ = out.send(Message::Refuse(Refuse { reason })).await;
+    ending
+}
+
+impl Guest {
+    /// Lets the client in.
+    pub(crate) async fn admit<E: Env>(
+        &self,
+        out: &mut Outbound<E>,
+        welcome: Welcome,
+        key: Option<&ClusterKey>,
+    ) -> Result<(), Ending> {
+        let said = proven_bytes(&welcome);
+        let proof = key.map(|k| k.proof(End::Server, &self.challenge, &self.nonce, &said));
+        out.send(Message::Welcome(SignedWelcome { welcome, proof })).await
+    }
+}

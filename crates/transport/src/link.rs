@@ -1,0 +1,255 @@
+//! The client's end: a session's one connection, which repairs itself.
+//!
+//! Owns: calls and their slots, reconnecting, resending, giving up. Does not own: what a session has to tell a
+//! restarted server (`LinkEvents::restarted`), exactly-once on the server's side (`wire::slots::ReplyTable`).
+//! `state` holds calls and slots, `supervise` the life of connections, `traffic` reads and writes one.
+//!
+//! Invariants: a slot carries one request until its reply came, also when its caller is gone; after a break all
+//! outstanding requests are sent again under their ids and in their order, after `restarted` has finished; the
+//! payload of a request is owned by the link until the answer is in, and is never copied. Calls that wait for
+//! slots are served in their order, lane by lane.
+
+mod state;
+mod supervise;
+mod traffic;
+
+use crate::auth::ClusterKey;
+use crate::bell::{Bell, Cut, Ending};
+use crate::error::LinkError;
+use crate::local::LocalDialer;
+use amphi_env::{Buf, Env};
+use amphi_types::{Errno, SessionId, limits};
+use amphi_wire::{Answer, Call, Lane, Push, Role, Welcome};
+use state::{CellGuard, Issue, Phase, State};
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Calls of one lane that may wait for a slot.
+pub const WAITING_MAX: usize = 65_536;
+/// How long `close` waits for the last bytes to go out.
+pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Times of a link; all can be changed while it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// One attempt to dial and shake hands.
+    pub connect: Duration,
+    /// How long `Link::connect` goes on trying; zero tries every address once.
+    pub first_connect: Duration,
+    /// After this long without a connection calls fail, until there is one again.
+    pub give_up: Duration,
+    /// Pause after the first failed attempt to reconnect; doubles up to `backoff_max`.
+    pub backoff_min: Duration,
+    /// Longest pause between attempts.
+    pub backoff_max: Duration,
+    /// Silence after which the server is asked for a sign of life; four times as much is a broken connection.
+    pub ping: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Timeouts {
+        Timeouts {
+            connect: Duration::from_secs(5),
+            first_connect: Duration::ZERO,
+            give_up: Duration::from_secs(60),
+            backoff_min: Duration::from_millis(10),
+            backoff_max: Duration::from_secs(1),
+            ping: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Where a link leads and who it is.
+#[derive(Clone, Debug)]
+pub struct LinkConfig {
+    /// Addresses of the server, tried in turn; unused for in-process links.
+    pub addrs: Vec<String>,
+    /// The session, chosen at random by the caller.
+    pub session: SessionId,
+    /// As what it comes.
+    pub role: Role,
+    /// `host:pid`, for people.
+    pub name: String,
+    /// Shared secret; with one, the server must know it too.
+    pub key: Option<ClusterKey>,
+    /// Times.
+    pub timeouts: Timeouts,
+}
+
+/// What the owner of a link hears from it.
+pub trait LinkEvents<E: Env>: 'static {
+    /// The server asks unasked. Must not block.
+    fn push(&self, push: Push);
+    /// The server has restarted, or does not know the session any more (`Welcome::resumed`): say again what the
+    /// session holds, by `recovery.call`. Other requests are held back until this returns. If the connection
+    /// breaks meanwhile, the future is dropped and this is called again on the next one. An error fails every
+    /// outstanding call with `LinkError::Lost` and closes the link.
+    fn restarted(&self, recovery: Recovery<E>) -> impl Future<Output = Result<(), Errno>>;
+    /// The connection went up or down. Must not block.
+    fn state_changed(&self, _up: bool) {}
+}
+
+/// A raw way to call while everything else is held back. Calls go one at a time through a slot kept for them.
+pub struct Recovery<E: Env> {
+    link: Rc<Link<E>>,
+    welcome: Welcome,
+}
+
+impl<E: Env> Recovery<E> {
+    /// What the server said.
+    pub fn welcome(&self) -> &Welcome {
+        &self.welcome
+    }
+
+    /// Calls on the urgent lane. `Closed` if the connection breaks.
+    pub async fn call(&self, call: Call) -> Result<Answer, LinkError> {
+        let guard = self.link.issue(Issue::Reserve, 0, 0, call, None).await?;
+        Ok(guard.answer().await?.0)
+    }
+}
+
+/// How to call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallOptions {
+    /// Whose credits to use.
+    pub lane: Lane,
+    /// Where the payload of the reply shall lie: this many bytes after an aligned address (file offset % 4096).
+    pub pad: usize,
+    /// Fail with `Deadline` after this long, the wait for a slot included.
+    pub deadline: Option<Duration>,
+}
+
+/// A session's way to its server.
+pub struct Link<E: Env> {
+    env: E,
+    config: LinkConfig,
+    local: Option<LocalDialer>,
+    timeouts: Cell<Timeouts>,
+    state: RefCell<State>,
+    /// Rings for the writer.
+    outgoing: Bell,
+    /// Rings when the life of the connection changes.
+    changed: Bell,
+    /// Ends the link.
+    closing: Cut,
+    ended: Cell<bool>,
+}
+
+impl<E: Env> Link<E> {
+    /// Connects to the first address that answers, and keeps the connection up until `close`.
+    ///
+    /// Errors: those of the last address tried; `PermissionDenied` if the server refused, with its reason;
+    /// `InvalidData` if it is no server of this protocol and version or does not know the key.
+    pub async fn connect<H: LinkEvents<E>>(env: E, config: LinkConfig, events: Rc<H>) -> io::Result<Rc<Link<E>>> {
+        Self::start(env, config, None, events).await
+    }
+
+    /// Connects to the `serve_local` of this thread. When that ends, calls fail with `Closed`.
+    pub async fn local<H: LinkEvents<E>>(
+        env: E,
+        dialer: LocalDialer,
+        config: LinkConfig,
+        events: Rc<H>,
+    ) -> io::Result<Rc<Link<E>>> {
+        Self::start(env, config, Some(dialer), events).await
+    }
+
+    /// Calls without a deadline: `call_with` says more.
+    pub async fn call(
+        &self,
+        lane: Lane,
+        call: Call,
+        payload: Option<Buf>,
+        pad: usize,
+    ) -> Result<(Answer, Option<Buf>), LinkError> {
+        self.call_with(CallOptions { lane, pad, deadline: None }, call, payload).await
+    }
+
+    /// Sends a request and waits for its answer and the answer's payload; any number in parallel. Survives
+    /// broken connections and restarts of the server. Dropping the future before the request is sent withdraws
+    /// it; later, the request is executed and its slot stays taken until the reply comes.
+    pub async fn call_with(
+        &self,
+        options: CallOptions,
+        call: Call,
+        payload: Option<Buf>,
+    ) -> Result<(Answer, Option<Buf>), LinkError> {
+        assert!(options.pad < amphi_env::buf::ALIGN, "a pad is below the alignment");
+        let whole = async {
+            let ms = options.deadline.map_or(0, |d| u32::try_from(d.as_millis()).unwrap_or(u32::MAX).max(1));
+            self.issue(Issue::Lane(options.lane), options.pad, ms, call, payload).await?.answer().await
+        };
+        match options.deadline {
+            None => whole.await,
+            Some(d) => amphi_env::timeout(&self.env, d, whole).await.unwrap_or(Err(LinkError::Deadline)),
+        }
+    }
+
+    async fn issue(
+        &self,
+        issue: Issue,
+        pad: usize,
+        deadline_ms: u32,
+        call: Call,
+        payload: Option<Buf>,
+    ) -> Result<CellGuard<'_>, LinkError> {
+        if payload.as_ref().is_some_and(|p| p.len() > limits::PAYLOAD_MAX) {
+            return Err(LinkError::TooLarge);
+        }
+        let id = match issue {
+            Issue::Lane(lane) => state::acquire(&self.state, lane).await?,
+            Issue::Reserve => poll_fn(|cx| self.state.borrow_mut().poll_reserve(cx)).await?,
+        };
+        let (cell, send_now) = self.state.borrow_mut().install(id, pad as u16, deadline_ms, call, payload);
+        if send_now {
+            self.outgoing.ring();
+        }
+        Ok(CellGuard::new(&self.state, cell))
+    }
+
+    /// Ends the session's connection in order: `Bye` after what is queued. Outstanding calls fail with `Closed`.
+    pub async fn close(&self) {
+        let up = {
+            let mut state = self.state.borrow_mut();
+            state.closing = true;
+            matches!(state.phase, Phase::Up | Phase::Recovering)
+        };
+        if !up {
+            self.closing.cut(Ending::Bye);
+        }
+        self.outgoing.ring();
+        let ended = self.changed.until(|| self.ended.get().then_some(()));
+        // A connection that takes no more bytes ends without a Bye.
+        let _ = amphi_env::timeout(&self.env, CLOSE_TIMEOUT, ended).await;
+        self.closing.cut(Ending::Bye);
+        self.state.borrow_mut().fail(LinkError::Closed);
+    }
+
+    /// Whether a connection is up and requests flow.
+    pub fn is_up(&self) -> bool {
+        self.state.borrow().is_up()
+    }
+
+    /// What the server said when the connection was made.
+    pub fn welcome(&self) -> Welcome {
+        self.state.borrow().welcome.clone()
+    }
+
+    /// The session.
+    pub fn session(&self) -> SessionId {
+        self.config.session
+    }
+
+    /// Times in force.
+    pub fn timeouts(&self) -> Timeouts {
+        self.timeouts.get()
+    }
+
+    /// Changes them; waits that have begun end as they were.
+    pub fn set_timeouts(&self, timeouts: Timeouts) {
+        self.timeouts.set(timeouts);
+    }
+}

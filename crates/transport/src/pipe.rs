@@ -1,0 +1,291 @@
+//! One direction of a connection, be it a stream or a local queue, in whole messages.
+//!
+//! Owns: encoding into and decoding from reused buffers, and the memory of received payloads. Does not own: the
+//! order of messages (`handshake`, `link`, `server`). Invariants: lengths are checked before memory is taken for
+//! them; a request is admitted by the caller's `Gate` before its payload is received.
+
+use crate::bell::Ending;
+use crate::local::{LocalRx, LocalTx};
+use amphi_env::{Buf, Conn, Env, Rx as _, Tx as _};
+use amphi_types::TargetId;
+use amphi_wire::frame::{EncodeError, FrameError, FrameKind, HEAD_BYTES, Head};
+use amphi_wire::handshake::{Challenge, Refuse, SignedHello, SignedWelcome};
+use amphi_wire::{Answer, Call, Lane, Push, RequestId};
+use std::io;
+
+/// Bytes of frames without payload that share one write, and of the body buffer that is kept.
+pub(crate) const STAGE_BYTES: usize = 16 << 10;
+/// Bytes that hold every body.
+const STAGE_BYTES_MAX: usize = HEAD_BYTES + amphi_types::limits::BODY_MAX;
+
+type ConnTx<E> = <<E as Env>::Conn as Conn>::Tx;
+type ConnRx<E> = <<E as Env>::Conn as Conn>::Rx;
+
+/// A message without its payload.
+#[derive(Debug)]
+pub(crate) enum Message {
+    Challenge(Challenge),
+    Hello(SignedHello),
+    Welcome(SignedWelcome),
+    Refuse(Refuse),
+    Request { lane: Lane, id: RequestId, deadline_ms: u32, call: Call },
+    Reply { id: RequestId, answer: Answer },
+    Push(Push),
+    Bye,
+    Ping,
+    Pong,
+}
+
+impl Message {
+    pub(crate) fn kind(&self) -> FrameKind {
+        match self {
+            Message::Challenge(_) => FrameKind::Challenge,
+            Message::Hello(_) => FrameKind::Hello,
+            Message::Welcome(_) => FrameKind::Welcome,
+            Message::Refuse(_) => FrameKind::Refuse,
+            Message::Request { .. } => FrameKind::Request,
+            Message::Reply { .. } => FrameKind::Reply,
+            Message::Push(_) => FrameKind::Push,
+            Message::Bye => FrameKind::Bye,
+            Message::Ping => FrameKind::Ping,
+            Message::Pong => FrameKind::Pong,
+        }
+    }
+}
+
+/// The header's payload fields for `payload`.
+fn describe(mut head: Head, payload: Option<&Buf>) -> Head {
+    if let Some(p) = payload {
+        head.payload_len = u32::try_from(p.len()).unwrap_or(u32::MAX);
+        head.pad = (p.window().start % amphi_env::buf::ALIGN) as u16;
+    }
+    head
+}
+
+/// Header of a request.
+pub(crate) fn request_head(lane: Lane, id: RequestId, target: TargetId, ms: u32, payload: Option<&Buf>) -> Head {
+    describe(Head { lane, id, target, deadline_ms: ms, ..Head::new(FrameKind::Request) }, payload)
+}
+
+/// Header of a reply.
+pub(crate) fn reply_head(id: RequestId, payload: Option<&Buf>) -> Head {
+    describe(Head { id, ..Head::new(FrameKind::Reply) }, payload)
+}
+
+/// Sending half of a stream with the frames that wait for the next write.
+pub(crate) struct StreamTx<E: Env> {
+    tx: ConnTx<E>,
+    stage: Buf,
+    filled: usize,
+}
+
+impl<E: Env> StreamTx<E> {
+    /// Adds a frame; `Full` asks for a flush first.
+    pub(crate) fn stage<T: serde::Serialize>(&mut self, head: &Head, body: &T) -> Result<(), EncodeError> {
+        loop {
+            match head.encode(body, &mut self.stage[self.filled..]) {
+                Ok(bytes) => {
+                    self.filled += bytes;
+                    return Ok(());
+                }
+                Err(EncodeError::Full) if self.filled == 0 && self.stage.len() < STAGE_BYTES_MAX => {
+                    self.stage = Buf::zeroed(STAGE_BYTES_MAX);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Adds a frame without a body; `Full` asks for a flush first.
+    pub(crate) fn stage_bare(&mut self, kind: FrameKind) -> Result<(), EncodeError> {
+        self.filled += Head::new(kind).encode_bare(&mut self.stage[self.filled..])?;
+        Ok(())
+    }
+
+    pub(crate) fn is_staged(&self) -> bool {
+        self.filled > 0
+    }
+
+    /// Sends what is staged and then `payload`, which comes back.
+    pub(crate) async fn flush(&mut self, payload: Option<Buf>) -> (io::Result<()>, Option<Buf>) {
+        let mut head = std::mem::take(&mut self.stage);
+        head.set_window(0..self.filled);
+        self.filled = 0;
+        let (done, mut head, payload) = self.tx.send(head, payload).await;
+        if head.capacity() > STAGE_BYTES {
+            head = Buf::zeroed(STAGE_BYTES);
+        } else {
+            head.set_window(0..head.capacity());
+        }
+        self.stage = head;
+        (done, payload)
+    }
+}
+
+/// Receiving half of a stream.
+pub(crate) struct StreamRx<E: Env> {
+    rx: ConnRx<E>,
+    head: Buf,
+    body: Buf,
+}
+
+/// Sending half of any connection.
+pub(crate) enum Outbound<E: Env> {
+    Stream(StreamTx<E>),
+    Local(LocalTx),
+}
+
+/// Receiving half of any connection.
+pub(crate) enum Inbound<E: Env> {
+    Stream(StreamRx<E>),
+    Local(LocalRx),
+}
+
+/// Both halves over a socket.
+pub(crate) fn over_stream<E: Env>(conn: E::Conn) -> (Outbound<E>, Inbound<E>) {
+    let (tx, rx) = conn.split();
+    let out = StreamTx { tx, stage: Buf::zeroed(STAGE_BYTES), filled: 0 };
+    (
+        Outbound::Stream(out),
+        Inbound::Stream(StreamRx { rx, head: Buf::zeroed(HEAD_BYTES), body: Buf::zeroed(STAGE_BYTES) }),
+    )
+}
+
+/// Both halves over local queues.
+pub(crate) fn over_local<E: Env>((tx, rx): crate::local::LocalConn) -> (Outbound<E>, Inbound<E>) {
+    (Outbound::Local(tx), Inbound::Local(rx))
+}
+
+fn lost(e: &io::Error) -> Ending {
+    match e.kind() {
+        io::ErrorKind::UnexpectedEof => Ending::Lost("the peer closed the connection".into()),
+        _ => Ending::Lost(format!("the connection failed: {e}")),
+    }
+}
+
+fn gone() -> Ending {
+    Ending::Lost("the peer closed the connection".into())
+}
+
+impl<E: Env> Outbound<E> {
+    /// Sends one message of the handshake, or one without a request, at once.
+    pub(crate) async fn send(&mut self, message: Message) -> Result<(), Ending> {
+        match self {
+            Outbound::Local(tx) => tx.send(message, None).await.map_err(|_| gone()),
+            Outbound::Stream(tx) => {
+                let head = Head::new(message.kind());
+                let staged = match &message {
+                    Message::Challenge(body) => tx.stage(&head, body),
+                    Message::Hello(body) => tx.stage(&head, body),
+                    Message::Welcome(body) => tx.stage(&head, body),
+                    Message::Refuse(body) => tx.stage(&head, body),
+                    Message::Push(body) => tx.stage(&head, body),
+                    Message::Reply { id, answer } => tx.stage(&reply_head(*id, None), answer),
+                    Message::Request { lane, id, deadline_ms, call } => {
+                        tx.stage(&request_head(*lane, *id, call.target, *deadline_ms, None), call)
+                    }
+                    Message::Bye | Message::Ping | Message::Pong => tx.stage_bare(message.kind()),
+                };
+                staged.map_err(|e| Ending::Lost(format!("a {:?} cannot be encoded: {e:?}", message.kind())))?;
+                tx.flush(None).await.0.map_err(|e| lost(&e))
+            }
+        }
+    }
+
+    /// Ends `flush`es of the stream half in `Ending`s.
+    pub(crate) fn failed(e: &io::Error) -> Ending {
+        lost(e)
+    }
+}
+
+/// Decides about a frame whose header and body are sound, before its payload is received: where the payload
+/// shall lie relative to an aligned address, or why the connection ends.
+pub(crate) trait Gate {
+    fn admit(&mut self, kind: FrameKind, lane: Lane, id: RequestId, pad: u16) -> Result<usize, String>;
+}
+
+/// Lets only the handshake through.
+pub(crate) struct HandshakeOnly;
+
+impl Gate for HandshakeOnly {
+    fn admit(&mut self, kind: FrameKind, _: Lane, _: RequestId, _: u16) -> Result<usize, String> {
+        if kind.is_handshake() { Ok(0) } else { Err(format!("a {kind:?} before the handshake is done")) }
+    }
+}
+
+impl<E: Env> Inbound<E> {
+    /// The next message. Not to be called again after an error, or if the future was dropped.
+    pub(crate) async fn recv(&mut self, gate: &mut impl Gate) -> Result<(Message, Option<Buf>), Ending> {
+        match self {
+            Inbound::Stream(rx) => rx.recv(gate).await,
+            Inbound::Local(rx) => {
+                let (message, payload) = rx.recv().await.ok_or_else(gone)?;
+                let (lane, id) = match &message {
+                    Message::Request { lane, id, .. } => (*lane, *id),
+                    Message::Reply { id, .. } => (Lane::Normal, *id),
+                    _ => (Lane::Normal, RequestId { slot: 0, seq: 0 }),
+                };
+                gate.admit(message.kind(), lane, id, 0).map_err(Ending::Violation)?;
+                Ok((message, payload))
+            }
+        }
+    }
+}
+
+fn bad(e: FrameError) -> Ending {
+    Ending::Violation(e.to_string())
+}
+
+impl<E: Env> StreamRx<E> {
+    async fn fill(&mut self, buf: Buf) -> Result<Buf, Ending> {
+        let (done, buf) = self.rx.recv_exact(buf).await;
+        done.map_err(|e| lost(&e))?;
+        Ok(buf)
+    }
+
+    async fn recv(&mut self, gate: &mut impl Gate) -> Result<(Message, Option<Buf>), Ending> {
+        let head_buf = std::mem::take(&mut self.head);
+        self.head = self.fill(head_buf).await?;
+        let bytes: [u8; HEAD_BYTES] = self.head[..].try_into().expect("the head buffer has the head's size");
+        let head = Head::parse(&bytes).map_err(bad)?;
+        let body_len = head.body_len as usize;
+        let mut body = std::mem::take(&mut self.body);
+        if body_len > body.capacity() {
+            body = Buf::zeroed(body_len);
+        }
+        body.set_window(0..body_len);
+        if body_len > 0 {
+            body = self.fill(body).await?;
+        }
+        Head::check(&bytes, &body).map_err(bad)?;
+        let message = decode(&head, &body).map_err(bad)?;
+        self.body = if body.capacity() > STAGE_BYTES { Buf::zeroed(STAGE_BYTES) } else { body };
+        let pad = gate.admit(head.kind, head.lane, head.id, head.pad).map_err(Ending::Violation)?;
+        let payload = match head.payload_len as usize {
+            0 => None,
+            len => Some(self.fill(Buf::padded(pad, len)).await?),
+        };
+        Ok((message, payload))
+    }
+}
+
+fn decode(head: &Head, body: &[u8]) -> Result<Message, FrameError> {
+    Ok(match head.kind {
+        FrameKind::Challenge => Message::Challenge(head.decode(body)?),
+        FrameKind::Hello => Message::Hello(head.decode(body)?),
+        FrameKind::Welcome => Message::Welcome(head.decode(body)?),
+        FrameKind::Refuse => Message::Refuse(head.decode(body)?),
+        FrameKind::Request => {
+            let call: Call = head.decode(body)?;
+            if call.target != head.target {
+                return Err(FrameError::Target);
+            }
+            Message::Request { lane: head.lane, id: head.id, deadline_ms: head.deadline_ms, call }
+        }
+        FrameKind::Reply => Message::Reply { id: head.id, answer: head.decode(body)? },
+        FrameKind::Push => Message::Push(head.decode(body)?),
+        FrameKind::Bye => Message::Bye,
+        FrameKind::Ping => Message::Ping,
+        FrameKind::Pong => Message::Pong,
+    })
+}

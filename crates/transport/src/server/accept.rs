@@ -1,0 +1,311 @@
+//! Accepting connections and running each: handshake, then reader, writer and watcher.
+
+use super::connection::{ConnState, Connections, Outgoing, ReplyRoute};
+use super::{HANDSHAKE_TIMEOUT, Handler, Incoming, PING_INTERVAL, Peer, SILENCES_MAX};
+use crate::auth::{ServerAuth, is_local};
+use crate::bell::{Ending, step_aside};
+use crate::error::ServeError;
+use crate::handshake;
+use crate::local::LocalListener;
+use crate::pipe::{Gate, Inbound, Message, Outbound, over_local, over_stream, reply_head};
+use amphi_env::{Conn, Env, Listener};
+use amphi_types::Errno;
+use amphi_wire::frame::{EncodeError, FrameKind, Head};
+use amphi_wire::slots::Window;
+use amphi_wire::{Answer, Lane, RequestId, Role};
+use std::rc::Rc;
+use std::time::Duration;
+use tracing::{debug, info, warn};
+
+/// Pause after a failed accept, which is mostly a want of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Characters of a client's name in log lines.
+const NAME_SHOWN_MAX: usize = 100;
+/// Failed accepts in a row after which a listener is given up.
+const ACCEPT_FAILURES_MAX: u32 = 100;
+
+/// Refuses to serve an address that other machines reach without a key.
+pub fn check_listen(addr: &str, auth: &ServerAuth) -> Result<(), ServeError> {
+    if auth.key.is_some() || is_local(addr) { Ok(()) } else { Err(ServeError::KeyNeeded { addr: addr.to_owned() }) }
+}
+
+/// Accepts connections and serves them, until accepting fails for good. Dropping the future stops accepting;
+/// connections live on until `Connections::shutdown` or `cut`.
+pub async fn serve<E: Env, H: Handler>(
+    env: E,
+    listener: E::Listener,
+    handler: Rc<H>,
+    connections: Rc<Connections>,
+    auth: ServerAuth,
+) -> Result<(), ServeError> {
+    check_listen(&listener.local_addr(), &auth)?;
+    let mut failures = 0;
+    loop {
+        match listener.accept().await {
+            Ok(conn) => {
+                failures = 0;
+                let peer = Peer { addr: conn.peer(), in_process: false };
+                let pipe = over_stream::<E>(conn);
+                welcome_task(&env, pipe, peer, &handler, &connections, auth.clone());
+            }
+            Err(e) if failures < ACCEPT_FAILURES_MAX => {
+                warn!("accept on {}: {e}", listener.local_addr());
+                failures += 1;
+                env.sleep(ACCEPT_PAUSE).await;
+            }
+            Err(e) => return Err(ServeError::Accept(e)),
+        }
+    }
+}
+
+/// As `serve`, for connections inside this thread. They need no key.
+pub async fn serve_local<E: Env, H: Handler>(
+    env: E,
+    listener: LocalListener,
+    handler: Rc<H>,
+    connections: Rc<Connections>,
+) {
+    loop {
+        let pipe = over_local::<E>(listener.accept().await);
+        let peer = Peer { addr: "local".into(), in_process: true };
+        welcome_task(&env, pipe, peer, &handler, &connections, ServerAuth::default());
+    }
+}
+
+type Pipe<E> = (Outbound<E>, Inbound<E>);
+
+fn welcome_task<E: Env, H: Handler>(
+    env: &E,
+    pipe: Pipe<E>,
+    peer: Peer,
+    handler: &Rc<H>,
+    connections: &Rc<Connections>,
+    auth: ServerAuth,
+) {
+    if !connections.has_room() {
+        warn!("{}: cut: {} connections are open", peer.addr, connections.count());
+        return;
+    }
+    connections.greeting.set(connections.greeting.get() + 1);
+    let (task_env, handler, connections) = (env.clone(), handler.clone(), connections.clone());
+    env.spawn(async move {
+        let env = task_env;
+        let greeting = greet(&env, pipe, &peer, &*handler, &connections, &auth);
+        let greeted = amphi_env::timeout(&env, HANDSHAKE_TIMEOUT, greeting).await;
+        connections.greeting.set(connections.greeting.get() - 1);
+        match greeted {
+            None => warn!("{}: cut: no handshake within {HANDSHAKE_TIMEOUT:?}", peer.addr),
+            Some(Err(Ending::Violation(why))) => warn!("{}: cut: {why}", peer.addr),
+            Some(Err(other)) => debug!("{}: {other} in the handshake", peer.addr),
+            Some(Ok(guest)) => run(env, guest, handler, connections).await,
+        }
+    });
+}
+
+struct Greeted<E: Env> {
+    conn: Rc<ConnState>,
+    role: Role,
+    pipe: Pipe<E>,
+}
+
+async fn greet<E: Env, H: Handler>(
+    env: &E,
+    (mut out, mut inb): Pipe<E>,
+    peer: &Peer,
+    handler: &H,
+    connections: &Connections,
+    auth: &ServerAuth,
+) -> Result<Greeted<E>, Ending> {
+    let key = auth.key.as_ref();
+    let guest = handshake::challenge(env, &mut out, &mut inb, key).await?;
+    let welcome = match handler.hello(&guest.hello, peer).await {
+        Ok(welcome) => welcome,
+        Err(reason) => return Err(handshake::refuse(&mut out, reason).await),
+    };
+    let window = match Window::new(welcome.normal_credits, welcome.urgent_credits) {
+        Ok(window) => window,
+        Err(e) => return Err(handshake::refuse(&mut out, e.to_string()).await),
+    };
+    guest.admit(&mut out, welcome, key).await?;
+    let hello = guest.hello;
+    let said: String = hello.name.escape_debug().take(NAME_SHOWN_MAX).collect();
+    let name = format!("{} ({said})", peer.addr);
+    let conn = Rc::new(ConnState::new(connections.new_id(), hello.session, name, window));
+    Ok(Greeted { conn, role: hello.role, pipe: (out, inb) })
+}
+
+async fn run<E: Env, H: Handler>(env: E, greeted: Greeted<E>, handler: Rc<H>, connections: Rc<Connections>) {
+    let Greeted { conn, role, pipe: (out, inb) } = greeted;
+    let (session, id) = (conn.session, conn.id);
+    if let Some(old) = connections.of_session(session) {
+        old.cut.cut(Ending::Lost("a newer connection of the session took over".into()));
+        connections.remove(old.id);
+        handler.disconnected(session, old.id, false);
+    }
+    connections.insert(conn.clone());
+    handler.connected(session, role, id);
+    info!("{}: connected", conn.name);
+    env.spawn(write(out, conn.clone()));
+    env.spawn(watch(env.clone(), conn.clone()));
+    let ending = conn.cut.guard(read(inb, &conn, role, &handler)).await;
+    if let Some(ending) = ending {
+        conn.cut.cut(ending);
+    }
+    let ending = conn.cut.ending().cloned().unwrap_or(Ending::Bye);
+    match &ending {
+        Ending::Violation(why) => warn!("{}: cut: {why}", conn.name),
+        other => info!("{}: {other}", conn.name),
+    }
+    if connections.remove(id) {
+        handler.disconnected(session, id, ending == Ending::Bye);
+    }
+}
+
+/// Admits requests within the credits.
+struct Admission<'a>(&'a ConnState);
+
+impl Gate for Admission<'_> {
+    fn admit(&mut self, kind: FrameKind, lane: Lane, id: RequestId, pad: u16) -> Result<usize, String> {
+        match kind {
+            FrameKind::Request => {
+                self.0.window.borrow_mut().handle_request(lane, id).map_err(|v| v.to_string())?;
+                Ok(usize::from(pad))
+            }
+            FrameKind::Ping | FrameKind::Pong | FrameKind::Bye => Ok(0),
+            other => Err(format!("a client sends no {other:?} here")),
+        }
+    }
+}
+
+/// Reads until the connection ends, and says why it does.
+async fn read<E: Env, H: Handler>(mut inb: Inbound<E>, conn: &Rc<ConnState>, role: Role, handler: &Rc<H>) -> Ending {
+    loop {
+        let (message, payload) = match inb.recv(&mut Admission(conn)).await {
+            Ok(received) => received,
+            Err(ending) => return ending,
+        };
+        conn.heard.set(true);
+        match message {
+            Message::Request { lane, id, deadline_ms, call } => {
+                let deadline = (deadline_ms > 0).then(|| Duration::from_millis(deadline_ms.into()));
+                let route = ReplyRoute { conn: conn.id, id };
+                handler.clone().call(Incoming { session: conn.session, role, route, lane, deadline, call, payload });
+                step_aside(1).await;
+            }
+            Message::Bye => return Ending::Bye,
+            Message::Ping => {
+                conn.pong_due.set(true);
+                conn.bell.ring();
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Asks a silent peer for a sign of life, and ends the connection if none comes.
+async fn watch<E: Env>(env: E, conn: Rc<ConnState>) {
+    let mut silences = 0;
+    while conn.cut.guard(env.sleep(PING_INTERVAL)).await.is_some() {
+        silences = if conn.heard.replace(false) { 0 } else { silences + 1 };
+        if silences >= SILENCES_MAX {
+            conn.cut.cut(Ending::Violation(format!("no sign of life for {:?}", PING_INTERVAL * silences)));
+        } else if silences > 0 {
+            conn.ping_due.set(true);
+            conn.bell.ring();
+        }
+    }
+}
+
+/// Sends what is queued until the connection ends.
+async fn write<E: Env>(mut out: Outbound<E>, conn: Rc<ConnState>) {
+    loop {
+        let work = conn.bell.until(|| conn.has_work().then_some(()));
+        if conn.cut.guard(work).await.is_none() {
+            return;
+        }
+        match conn.cut.guard(write_some(&mut out, &conn)).await {
+            None => return,
+            Some(Err(ending)) => return conn.cut.cut(ending),
+            Some(Ok(())) => {}
+        }
+    }
+}
+
+/// Control messages that are due; `Bye` only when nothing else is queued.
+fn due_control(conn: &ConnState) -> Option<FrameKind> {
+    if conn.pong_due.replace(false) {
+        Some(FrameKind::Pong)
+    } else if conn.ping_due.replace(false) {
+        Some(FrameKind::Ping)
+    } else {
+        None
+    }
+}
+
+async fn write_some<E: Env>(out: &mut Outbound<E>, conn: &ConnState) -> Result<(), Ending> {
+    match out {
+        Outbound::Stream(tx) => {
+            while let Some(kind) = due_control(conn) {
+                tx.stage_bare(kind).expect("an empty stage has room for two headers");
+            }
+            let mut with_payload = None;
+            while let Some(next) = conn.next() {
+                let mut outgoing = next;
+                let staged = loop {
+                    let staged = match &outgoing {
+                        Outgoing::Reply { id, answer, payload } => tx.stage(&reply_head(*id, payload.as_ref()), answer),
+                        Outgoing::Push(push) => tx.stage(&Head::new(FrameKind::Push), push),
+                    };
+                    match (staged, &mut outgoing) {
+                        (Ok(()), _) => break Ok(()),
+                        (Err(EncodeError::Full), _) if tx.is_staged() => {
+                            tx.flush(None).await.0.map_err(|e| Outbound::<E>::failed(&e))?;
+                        }
+                        (Err(e), Outgoing::Reply { answer, payload, .. }) if answer.result.is_ok() => {
+                            warn!(
+                                "{}: a reply is too large for a message ({e:?}) and is answered as an error",
+                                conn.name
+                            );
+                            *answer = Answer { result: Err(Errno::Overflow), contended: answer.contended };
+                            *payload = None;
+                        }
+                        (Err(e), _) => break Err(e),
+                    }
+                };
+                staged.map_err(|e| Ending::Lost(format!("a message cannot be encoded: {e:?}")))?;
+                if let Outgoing::Reply { payload: Some(payload), .. } = outgoing {
+                    with_payload = Some(payload);
+                    break;
+                }
+            }
+            let bye = conn.bye_due.get() && !conn.has_queued();
+            if tx.is_staged() {
+                tx.flush(with_payload).await.0.map_err(|e| Outbound::<E>::failed(&e))?;
+            }
+            if bye {
+                out.send(Message::Bye).await?;
+                return Err(Ending::Lost("this server shuts down".into()));
+            }
+            Ok(())
+        }
+        Outbound::Local(tx) => {
+            let gone = |_| Ending::Lost("the peer closed the connection".into());
+            while let Some(kind) = due_control(conn) {
+                let message = if kind == FrameKind::Ping { Message::Ping } else { Message::Pong };
+                tx.send(message, None).await.map_err(gone)?;
+            }
+            while let Some(next) = conn.next() {
+                let (message, payload) = match next {
+                    Outgoing::Reply { id, answer, payload } => (Message::Reply { id, answer }, payload),
+                    Outgoing::Push(push) => (Message::Push(push), None),
+                };
+                tx.send(message, payload).await.map_err(gone)?;
+            }
+            if conn.bye_due.get() {
+                tx.send(Message::Bye, None).await.map_err(gone)?;
+                return Err(Ending::Lost("this server shuts down".into()));
+            }
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Bodies of the handshake: what surrounds `Hello` and `Welcome` on the wire.
+//!
+//! Owns: nonces and proofs as they travel. Does not own: how a proof is computed (`transport::auth`).
+//! Invariant: a handshake body is at most `HANDSHAKE_BODY_MAX` bytes and has no payload, so a stranger cannot
+//! make a server allocate more than that.
+
+use crate::{Hello, Welcome};
+use serde::{Deserialize, Serialize};
+
+/// Bytes of a nonce.
+pub const NONCE_BYTES: usize = 32;
+/// Bytes of a proof: HMAC-SHA256.
+pub const PROOF_BYTES: usize = 32;
+/// Most bytes of a body before the handshake is done.
+pub const HANDSHAKE_BODY_MAX: usize = 4096;
+/// Most bytes of the reason in a `Refuse`; longer ones are cut.
+pub const REASON_MAX: usize = 1024;
+
+/// First frame of a connection, from the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Challenge {
+    /// The server's nonce.
+    pub nonce: [u8; NONCE_BYTES],
+    /// Whether the server wants a proof and gives one.
+    pub keyed: bool,
+}
+
+/// Body of the `Hello` frame.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SignedHello {
+    /// What the client says.
+    pub hello: Hello,
+    /// The client's nonce.
+    pub nonce: [u8; NONCE_BYTES],
+    /// The client's proof over both nonces and `hello`, if it has a key.
+    pub proof: Option<[u8; PROOF_BYTES]>,
+}
+
+/// Body of the `Welcome` frame.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SignedWelcome {
+    /// What the server says.
+    pub welcome: Welcome,
+    /// The server's proof over both nonces and `welcome`, if it has a key.
+    pub proof: Option<[u8; PROOF_BYTES]>,
+}
+
+/// Body of the `Refuse` frame. Its form is the same in all versions of the protocol.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refuse {
+    /// Why, for people.
+    pub reason: String,
+}
+
+/// The bytes of a handshake message that a proof covers.
+pub fn proven_bytes<T: Serialize>(message: &T) -> Vec<u8> {
+    postcard::to_stdvec(message).expect("serialising into memory cannot fail")
+}

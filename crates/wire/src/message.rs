@@ -1,0 +1,592 @@
+//! The message types. Bodies are encoded with postcard; payload bytes travel beside the body.
+//!
+//! Each request goes to one target (`Call::target`), which is the owner of the directory for operations on
+//! names, the owner of the inode for operations on inodes, and the object's target for data.
+
+use amphi_types::{
+    Attr, ByteRange, Cred, Errno, Ino, IoMode, Kind, Layout, Name, ObjectId, SessionId, SetAttr, TargetId, Timespec,
+};
+use serde::{Deserialize, Serialize};
+
+/// Protocol version; peers of another version are refused in the handshake.
+pub const VERSION: u32 = 1;
+
+/// Which credits a message uses. Flush and cancel never wait behind ordinary requests (DESIGN.md §6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Lane {
+    /// Ordinary requests.
+    Normal,
+    /// Write-back of dirty data, lock cancels, glimpse answers, session messages.
+    Urgent,
+}
+
+/// Identity of a request within a session: a slot has one request at a time, numbered upwards. A target keeps
+/// the last reply of each slot, so a resend is answered once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct RequestId {
+    /// Slot number, below the credits of the session.
+    pub slot: u16,
+    /// Sequence number within the slot, from 1.
+    pub seq: u64,
+}
+
+/// What connects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Role {
+    /// A mount: holds opens and locks.
+    Mount,
+    /// `amphi status` and the like: asks, holds nothing.
+    Admin,
+}
+
+/// First body from a client, after the server's challenge.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// `VERSION` of the sender.
+    pub version: u32,
+    /// Session to start or to resume.
+    pub session: SessionId,
+    /// What connects.
+    pub role: Role,
+    /// Who connects, for people: `host:pid`.
+    pub name: String,
+    /// Boot id of the server this session spoke to last, 0 at first.
+    pub last_boot: u64,
+}
+
+/// The server's answer to `Hello`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// `VERSION` of the sender.
+    pub version: u32,
+    /// Random id of this run of the server: a change means it restarted and has forgotten opens and locks.
+    pub boot: u64,
+    /// Id of the cluster.
+    pub cluster: u64,
+    /// Whether the session was known.
+    pub resumed: bool,
+    /// Slots for `Lane::Normal`; slots `0..normal`.
+    pub normal_credits: u16,
+    /// Slots for `Lane::Urgent`; slots `normal..normal + urgent`.
+    pub urgent_credits: u16,
+    /// Number of targets of the cluster; targets are `0..pool`.
+    pub pool: u16,
+    /// How long entries and attributes may be cached under the session's tokens, milliseconds; 0 = not at all.
+    pub token_ms: u32,
+}
+
+/// A request with its address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    /// Which target executes it.
+    pub target: TargetId,
+    /// Who asks.
+    pub cred: Cred,
+    /// What is asked.
+    pub op: Request,
+}
+
+/// What a new inode shall be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Make {
+    /// A regular file, opened for the caller with the given access.
+    File {
+        /// How the caller opens it.
+        open: Option<Access>,
+        /// Fail if the name exists (`O_EXCL`); otherwise the existing file is opened.
+        exclusive: bool,
+    },
+    /// A directory.
+    Dir,
+    /// A symbolic link to these bytes.
+    Symlink(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// Fifo, socket or device node.
+    Node {
+        /// Which kind.
+        kind: Kind,
+        /// Device number.
+        rdev: u32,
+    },
+}
+
+/// How a file is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Access {
+    /// Open for reading.
+    pub read: bool,
+    /// Open for writing.
+    pub write: bool,
+}
+
+/// What rename does with an existing destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RenameMode {
+    /// Replace it.
+    Replace,
+    /// `RENAME_NOREPLACE`: fail with `Exist`.
+    NoReplace,
+    /// `RENAME_EXCHANGE`: swap both.
+    Exchange,
+}
+
+/// Lock modes on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LockMode {
+    /// Shared.
+    Read,
+    /// Exclusive.
+    Write,
+}
+
+/// A lock as a client re-presents it after a restart of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldLock {
+    /// On which object.
+    pub object: ObjectId,
+    /// In which mode.
+    pub mode: LockMode,
+    /// On which bytes.
+    pub range: ByteRange,
+}
+
+/// What setxattr does with an existing attribute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum XattrMode {
+    /// Create or replace.
+    Set,
+    /// `XATTR_CREATE`.
+    Create,
+    /// `XATTR_REPLACE`.
+    Replace,
+}
+
+/// Requests. The comment names the reply. Permissions of `Call::cred` are checked by the server for every
+/// operation that names a directory or changes an inode; `Read` and `Write` rely on the open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// `Inode`: the inode of a name.
+    Lookup {
+        /// Directory.
+        dir: Ino,
+        /// Name.
+        name: Name,
+    },
+    /// `Ino`: parent of a directory (for `..`).
+    Parent {
+        /// Directory.
+        dir: Ino,
+    },
+    /// `Inode`.
+    GetAttr {
+        /// Inode.
+        ino: Ino,
+    },
+    /// `Inode`: changes attributes; a size is truncated on all objects before the reply.
+    SetAttr {
+        /// Inode.
+        ino: Ino,
+        /// What to change.
+        set: SetAttr,
+    },
+    /// `Made`: makes an inode and its name.
+    Make {
+        /// Directory.
+        dir: Ino,
+        /// Name.
+        name: Name,
+        /// What.
+        make: Make,
+        /// Permission bits, umask applied by the caller.
+        perm: u16,
+    },
+    /// `Made`: `O_TMPFILE`: a file without a name, opened.
+    MakeTmp {
+        /// Directory that decides target, group and layout.
+        dir: Ino,
+        /// Permission bits.
+        perm: u16,
+        /// How it is opened.
+        open: Access,
+    },
+    /// `Inode`: a further name for `ino`; goes to the directory's target.
+    Link {
+        /// Inode.
+        ino: Ino,
+        /// Directory.
+        dir: Ino,
+        /// Name.
+        name: Name,
+    },
+    /// `Done`.
+    Unlink {
+        /// Directory.
+        dir: Ino,
+        /// Name.
+        name: Name,
+    },
+    /// `Done`.
+    RmDir {
+        /// Directory.
+        dir: Ino,
+        /// Name.
+        name: Name,
+    },
+    /// `Done`; goes to the target of `from`.
+    Rename {
+        /// Old directory.
+        from: Ino,
+        /// Old name.
+        from_name: Name,
+        /// New directory.
+        to: Ino,
+        /// New name.
+        to_name: Name,
+        /// What happens to an existing destination.
+        mode: RenameMode,
+    },
+    /// `Bytes`: target of a symbolic link.
+    ReadLink {
+        /// Inode.
+        ino: Ino,
+    },
+    /// `Entries`: entries with cookies greater than `cookie`, without `.` and `..`.
+    ReadDir {
+        /// Directory.
+        dir: Ino,
+        /// Where to go on; 0 starts.
+        cookie: u64,
+        /// Most entries to return.
+        max: u32,
+        /// With attributes where the inode lives on the same target.
+        plus: bool,
+    },
+    /// `Inode`: registers an open. Permission is checked.
+    Open {
+        /// Inode.
+        ino: Ino,
+        /// How.
+        access: Access,
+    },
+    /// `Done`: the session's open ends. The last close of an unlinked inode frees it.
+    Close {
+        /// Inode.
+        ino: Ino,
+        /// As opened.
+        access: Access,
+    },
+    /// `Bytes`.
+    GetXattr {
+        /// Inode.
+        ino: Ino,
+        /// Full name with its namespace.
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+    },
+    /// `Bytes`: names, each followed by NUL.
+    ListXattr {
+        /// Inode.
+        ino: Ino,
+    },
+    /// `Done`.
+    SetXattr {
+        /// Inode.
+        ino: Ino,
+        /// Full name.
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+        /// Value.
+        #[serde(with = "serde_bytes")]
+        value: Vec<u8>,
+        /// About an existing one.
+        mode: XattrMode,
+    },
+    /// `Done`.
+    RemoveXattr {
+        /// Inode.
+        ino: Ino,
+        /// Full name.
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+    },
+    /// `Inode`: sets layout or I/O mode. A file with data keeps its layout: `Busy`.
+    SetLayout {
+        /// File or directory.
+        ino: Ino,
+        /// New layout; `pool` is set by the server.
+        layout: Option<Layout>,
+        /// New I/O mode.
+        mode: Option<IoMode>,
+    },
+    /// `StatFs` of one target.
+    StatFs,
+    /// `Data` with payload: bytes of an object. The payload starts `range.start % 4096` bytes after an aligned
+    /// address and may be shorter than the range: the rest is zeros.
+    Read {
+        /// Object.
+        object: ObjectId,
+        /// Bytes, in file offsets.
+        range: ByteRange,
+        /// The target locks the range for the request (direct); false = the client holds a lock (buffered).
+        server_lock: bool,
+    },
+    /// `Written`; payload: the bytes. Answered when they are on the disk.
+    Write {
+        /// Object.
+        object: ObjectId,
+        /// File offset of the first byte.
+        offset: u64,
+        /// Truncation generation of the file the client knows; an older one than the object's is `Stale`.
+        generation: u64,
+        /// Time of the write.
+        mtime: Timespec,
+        /// As for `Read`.
+        server_lock: bool,
+        /// Clear setuid and setgid.
+        kill_suidgid: bool,
+    },
+    /// `Done`: punches a hole into one object.
+    Punch {
+        /// Object.
+        object: ObjectId,
+        /// Bytes.
+        range: ByteRange,
+        /// As for `Write`.
+        generation: u64,
+        /// Time of the change.
+        mtime: Timespec,
+    },
+    /// `Done`: reserves storage that reads as zeros; the size of the file does not change.
+    Allocate {
+        /// Object.
+        object: ObjectId,
+        /// Bytes.
+        range: ByteRange,
+        /// As for `Write`.
+        generation: u64,
+    },
+    /// `Offset`: next data or hole in one object at or after `offset`; `None` = none in this object.
+    Seek {
+        /// Object.
+        object: ObjectId,
+        /// Where to start.
+        offset: u64,
+        /// Look for a hole, otherwise for data.
+        hole: bool,
+    },
+    /// `Done`: everything this target answered before is on stable storage.
+    Sync,
+    /// `Inode`: the file is about to have data beyond stripe 0; from now to the last writer's close the owner
+    /// asks the objects for the size.
+    Spread {
+        /// Inode.
+        ino: Ino,
+    },
+    /// `Locked`: a byte-range lock, granted as wide as possible.
+    LockEnqueue {
+        /// Object.
+        object: ObjectId,
+        /// Mode.
+        mode: LockMode,
+        /// Bytes needed.
+        range: ByteRange,
+        /// May be granted wider.
+        expand: bool,
+    },
+    /// `Done`: the client no longer uses these locks; what was dirty under them has been written.
+    LockCancel {
+        /// Lock ids.
+        locks: Vec<u64>,
+    },
+    /// `Done`: answer to a glimpse.
+    GlimpseReply {
+        /// Id of the question.
+        id: u64,
+        /// End of what the client knows of the object.
+        size: u64,
+        /// Last write the client knows of.
+        mtime: Timespec,
+    },
+    /// `Locks`: after a restart of the server: what the session has open and locked on this target.
+    Represent {
+        /// Open inodes of this target.
+        opens: Vec<(Ino, Access)>,
+        /// Locks on objects of this target, answered with their new ids in order.
+        locks: Vec<HeldLock>,
+    },
+    /// `Done`: the session ends in order; opens are closed, locks dropped, its slots forgotten.
+    Goodbye,
+    /// `Status`.
+    Status,
+    /// `Tunables`: reads the server's tunables that match a pattern, after setting them if there is a value.
+    Tunables {
+        /// Shell pattern.
+        pattern: String,
+        /// New value.
+        value: Option<String>,
+    },
+    /// `Counters`: the server's counters; with `reset` they start again from zero after being read.
+    Counters {
+        /// Start again.
+        reset: bool,
+    },
+}
+
+/// What a client knows of an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InodeView {
+    /// Attributes.
+    pub attr: Attr,
+    /// Data layout.
+    pub layout: Layout,
+    /// What the owner asked of the hybrid decision.
+    pub io_mode: IoMode,
+    /// Truncation generation to send with writes.
+    pub generation: u64,
+    /// The inode's owner knows that other targets may hold data (`Request::Spread` was sent).
+    pub spread: bool,
+}
+
+/// An entry of a directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirEntry {
+    /// Name.
+    pub name: Name,
+    /// Cookie to continue after this entry.
+    pub cookie: u64,
+    /// Inode.
+    pub ino: Ino,
+    /// Kind.
+    pub kind: Kind,
+    /// Attributes, if asked for and at hand.
+    pub inode: Option<InodeView>,
+}
+
+/// Space of a target.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetSpace {
+    /// Data blocks of 4096 bytes.
+    pub blocks: u64,
+    /// Free ones.
+    pub free: u64,
+    /// Inodes in use.
+    pub inodes: u64,
+    /// Inodes that still fit.
+    pub inodes_free: u64,
+}
+
+/// One target in `Status`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetStatus {
+    /// Which.
+    pub target: TargetId,
+    /// Worker that owns it.
+    pub worker: u16,
+    /// Space.
+    pub space: TargetSpace,
+    /// Bytes of log in use and in all.
+    pub log: (u64, u64),
+    /// Checkpoints since start.
+    pub checkpoints: u64,
+}
+
+/// One session in `Status`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionStatus {
+    /// Id.
+    pub session: SessionId,
+    /// `host:pid`.
+    pub name: String,
+    /// Whether a connection is up.
+    pub connected: bool,
+    /// Open inodes.
+    pub opens: u64,
+    /// Locks held.
+    pub locks: u64,
+}
+
+/// Replies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    /// Done.
+    Done,
+    /// An inode.
+    Inode(InodeView),
+    /// An inode that was made, or found by a non-exclusive create.
+    Made {
+        /// It.
+        inode: InodeView,
+        /// Whether it is new.
+        created: bool,
+    },
+    /// An inode number.
+    Ino(Ino),
+    /// Bytes.
+    Bytes(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// Entries of a directory.
+    Entries {
+        /// In cookie order.
+        entries: Vec<DirEntry>,
+        /// Whether the directory ends here.
+        end: bool,
+    },
+    /// Space of a target.
+    StatFs(TargetSpace),
+    /// Payload follows.
+    Data,
+    /// All bytes are on the disk.
+    Written,
+    /// An offset, if there is one.
+    Offset(Option<u64>),
+    /// A granted lock.
+    Locked {
+        /// Its id.
+        lock: u64,
+        /// Granted bytes.
+        range: ByteRange,
+    },
+    /// Ids of re-presented locks.
+    Locks(Vec<u64>),
+    /// State of the server.
+    Status {
+        /// Seconds since start.
+        uptime_s: u64,
+        /// Cluster id.
+        cluster: u64,
+        /// Its targets.
+        targets: Vec<TargetStatus>,
+        /// Its sessions.
+        sessions: Vec<SessionStatus>,
+    },
+    /// Tunables: name, value, help.
+    Tunables(Vec<(String, String, String)>),
+    /// Counters: name, value.
+    Counters(Vec<(String, u64)>),
+}
+
+/// Body of a reply frame.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// Outcome.
+    pub result: Result<Reply, Errno>,
+    /// The object of the request is contended (FEATURES L3).
+    pub contended: bool,
+}
+
+/// Messages that a server sends unasked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Push {
+    /// Give a lock back: flush what is dirty under it, then send `LockCancel`.
+    Callback {
+        /// On which object.
+        object: ObjectId,
+        /// Which lock.
+        lock: u64,
+    },
+    /// Say what you know of an object's size and time: send `GlimpseReply`.
+    Glimpse {
+        /// Id of the question.
+        id: u64,
+        /// Object.
+        object: ObjectId,
+    },
+}

@@ -1,0 +1,328 @@
+//! Slots: credits, identity of requests, and what makes a resend be answered once.
+//!
+//! Owns: `SlotTable` (client: who may send, under which id, what to resend in which order), `Window` (server:
+//! is this request allowed now) and `ReplyTable` (target: execute, or answer from memory). Does not own: queues
+//! of waiting calls and connections (`transport`), what is stored durably (`zone`).
+//!
+//! Invariants: a slot carries one request at a time; its sequence numbers only rise; a slot is free again when
+//! the reply came, not when the caller lost interest. So a table of one reply per slot is enough to answer
+//! every possible resend. The last urgent slot is the client's reserve for `Represent`, which therefore never
+//! waits behind requests that wait for it.
+
+use crate::{Lane, RequestId};
+use std::fmt;
+
+/// Most slots of a lane.
+pub const CREDITS_MAX: u16 = 1024;
+/// Fewest slots of the urgent lane: one to use and the reserve.
+pub const URGENT_CREDITS_MIN: u16 = 2;
+/// Slots that a server grants to the normal lane unless told otherwise: 64 requests of 1 MiB cover the
+/// bandwidth-delay product of a 100 Gbit/s link at 5 ms.
+pub const NORMAL_CREDITS: u16 = 64;
+/// Slots that a server grants to the urgent lane unless told otherwise.
+pub const URGENT_CREDITS: u16 = 32;
+
+/// Credits that no table can be built from, or that differ from what the session had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadCredits {
+    /// Normal lane.
+    pub normal: u16,
+    /// Urgent lane.
+    pub urgent: u16,
+}
+
+impl fmt::Display for BadCredits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} normal and {} urgent credits are not usable", self.normal, self.urgent)
+    }
+}
+
+impl std::error::Error for BadCredits {}
+
+/// The lane that slot `slot` belongs to.
+fn lane_of(slot: u16, normal: u16) -> Lane {
+    if slot < normal { Lane::Normal } else { Lane::Urgent }
+}
+
+fn check_credits(normal: u16, urgent: u16) -> Result<(), BadCredits> {
+    let fits = (1..=CREDITS_MAX).contains(&normal) && (URGENT_CREDITS_MIN..=CREDITS_MAX).contains(&urgent);
+    if fits { Ok(()) } else { Err(BadCredits { normal, urgent }) }
+}
+
+#[derive(Clone, Copy)]
+struct ClientSlot {
+    seq: u64,
+    /// Position in the order of issue while a request is outstanding, 0 when free.
+    issued: u64,
+}
+
+/// The client's slots.
+pub struct SlotTable {
+    normal: u16,
+    slots: Vec<ClientSlot>,
+    /// Free slots of each lane; the last released is reused first, so few slots stay hot.
+    free: [Vec<u16>; 2],
+    issued: u64,
+}
+
+impl SlotTable {
+    /// A table for the credits of a `Welcome`.
+    pub fn new(normal: u16, urgent: u16) -> Result<SlotTable, BadCredits> {
+        check_credits(normal, urgent)?;
+        let slots = vec![ClientSlot { seq: 0, issued: 0 }; usize::from(normal) + usize::from(urgent)];
+        let reserve = normal + urgent - 1;
+        Ok(SlotTable {
+            normal,
+            slots,
+            free: [(0..normal).rev().collect(), (normal..reserve).rev().collect()],
+            issued: 0,
+        })
+    }
+
+    /// Number of slots of both lanes, the reserve included.
+    pub fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Whether a `Welcome` grants what this table was made for: credits are fixed for the life of a session.
+    pub fn check(&self, normal: u16, urgent: u16) -> Result<(), BadCredits> {
+        let same = normal == self.normal && usize::from(normal) + usize::from(urgent) == self.slots.len();
+        if same { Ok(()) } else { Err(BadCredits { normal, urgent }) }
+    }
+
+    /// Whether `acquire` would succeed.
+    pub fn has_free(&self, lane: Lane) -> bool {
+        !self.free[lane as usize].is_empty()
+    }
+
+    /// Takes a free slot of the lane and numbers a new request.
+    pub fn acquire(&mut self, lane: Lane) -> Option<RequestId> {
+        let slot = self.free[lane as usize].pop()?;
+        Some(self.issue(slot))
+    }
+
+    /// Takes the reserve, if no request is outstanding in it.
+    pub fn acquire_reserve(&mut self) -> Option<RequestId> {
+        let slot = self.reserve();
+        (self.slots[usize::from(slot)].issued == 0).then(|| self.issue(slot))
+    }
+
+    fn issue(&mut self, slot: u16) -> RequestId {
+        self.issued += 1;
+        let s = &mut self.slots[usize::from(slot)];
+        s.seq += 1;
+        s.issued = self.issued;
+        RequestId { slot, seq: s.seq }
+    }
+
+    /// The slot kept for `Represent`.
+    pub fn reserve(&self) -> u16 {
+        self.slots.len() as u16 - 1
+    }
+
+    /// Whether `id` is outstanding.
+    pub fn is_outstanding(&self, id: RequestId) -> bool {
+        self.slots.get(usize::from(id.slot)).is_some_and(|s| s.issued != 0 && s.seq == id.seq)
+    }
+
+    /// The request `id` is answered, or its connection is gone and it will not be sent again. Returns whether
+    /// it was outstanding.
+    pub fn release(&mut self, id: RequestId) -> bool {
+        if !self.is_outstanding(id) {
+            return false;
+        }
+        self.slots[usize::from(id.slot)].issued = 0;
+        if id.slot != self.reserve() {
+            self.free[lane_of(id.slot, self.normal) as usize].push(id.slot);
+        }
+        true
+    }
+
+    /// Outstanding requests in the order of issue: what a new connection sends again.
+    pub fn outstanding(&self) -> Vec<RequestId> {
+        let mut busy: Vec<(u64, RequestId)> = (0u16..)
+            .zip(&self.slots)
+            .filter(|(_, s)| s.issued != 0)
+            .map(|(slot, s)| (s.issued, RequestId { slot, seq: s.seq }))
+            .collect();
+        busy.sort_unstable_by_key(|&(issued, _)| issued);
+        busy.into_iter().map(|(_, id)| id).collect()
+    }
+}
+
+/// Why a server cuts a client that does not keep to its credits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Violation {
+    /// The slot is not of the lane, or beyond the credits.
+    Slot {
+        /// Which.
+        id: RequestId,
+        /// The lane that was named.
+        lane: Lane,
+    },
+    /// The slot's request is not answered yet.
+    Busy {
+        /// The new request.
+        id: RequestId,
+    },
+    /// The sequence number did not rise.
+    Sequence {
+        /// The new request.
+        id: RequestId,
+        /// The last number of the slot.
+        last: u64,
+    },
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Violation::Slot { id, lane } => write!(f, "slot {} is not among the {lane:?} credits", id.slot),
+            Violation::Busy { id } => write!(f, "credits exceeded: slot {} has a request in flight", id.slot),
+            Violation::Sequence { id, last } => {
+                write!(f, "slot {} went from sequence number {last} to {}", id.slot, id.seq)
+            }
+        }
+    }
+}
+
+/// One connection's view of the client's slots: enforces credits.
+pub struct Window {
+    normal: u16,
+    /// Last sequence number of each slot, and whether it is unanswered.
+    slots: Vec<(u64, bool)>,
+}
+
+impl Window {
+    /// A window for the credits of a `Welcome`.
+    pub fn new(normal: u16, urgent: u16) -> Result<Window, BadCredits> {
+        check_credits(normal, urgent)?;
+        Ok(Window { normal, slots: vec![(0, false); usize::from(normal) + usize::from(urgent)] })
+    }
+
+    /// A request arrived.
+    pub fn handle_request(&mut self, lane: Lane, id: RequestId) -> Result<(), Violation> {
+        let normal = self.normal;
+        match self.slots.get_mut(usize::from(id.slot)) {
+            Some(_) if lane_of(id.slot, normal) != lane => Err(Violation::Slot { id, lane }),
+            None => Err(Violation::Slot { id, lane }),
+            Some((_, true)) => Err(Violation::Busy { id }),
+            Some(&mut (last, _)) if id.seq <= last => Err(Violation::Sequence { id, last }),
+            Some(slot) => {
+                *slot = (id.seq, true);
+                Ok(())
+            }
+        }
+    }
+
+    /// Its reply is about to be sent. False if the request is not (or no longer) open here.
+    pub fn handle_reply(&mut self, id: RequestId) -> bool {
+        match self.slots.get_mut(usize::from(id.slot)) {
+            Some((seq, busy @ true)) if *seq == id.seq => {
+                *busy = false;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Requests without a reply.
+    pub fn open(&self) -> usize {
+        self.slots.iter().filter(|(_, busy)| *busy).count()
+    }
+}
+
+/// What a target does with a request.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Begin<'a, T> {
+    /// Execute it.
+    Execute,
+    /// It was executed: this was the reply.
+    Replay(&'a T),
+    /// It is being executed: the reply goes to the connection that asked last.
+    InProgress,
+    /// A later request of the slot was seen: the client has this reply already. Do nothing.
+    Old,
+}
+
+enum Kept<T> {
+    Running,
+    Done(T),
+    /// Answered, and the client has gone on since.
+    Past,
+}
+
+/// Last request of each slot of one session, with its reply, as one target keeps it.
+pub struct ReplyTable<T> {
+    slots: Vec<Option<(u64, Kept<T>)>>,
+}
+
+impl<T> Default for ReplyTable<T> {
+    fn default() -> Self {
+        ReplyTable { slots: Vec::new() }
+    }
+}
+
+impl<T> ReplyTable<T> {
+    /// An empty table.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn slot(&mut self, slot: u16) -> &mut Option<(u64, Kept<T>)> {
+        let at = usize::from(slot);
+        if at >= self.slots.len() {
+            self.slots.resize_with(at + 1, || None);
+        }
+        &mut self.slots[at]
+    }
+
+    /// A request arrived. After `Execute` the caller owes `finish` or `forget`. Slots are bounded by the
+    /// connection's `Window`, at most `2 * CREDITS_MAX`.
+    pub fn begin(&mut self, id: RequestId) -> Begin<'_, T> {
+        let slot = self.slot(id.slot);
+        if slot.as_ref().is_none_or(|(seq, _)| *seq < id.seq) {
+            *slot = Some((id.seq, Kept::Running));
+            return Begin::Execute;
+        }
+        match slot {
+            Some((seq, _)) if *seq > id.seq => Begin::Old,
+            Some((_, Kept::Done(reply))) => Begin::Replay(reply),
+            Some((_, Kept::Past)) => Begin::Old,
+            _ => Begin::InProgress,
+        }
+    }
+
+    /// The request was executed. A reply that a later request of the slot overtook is not kept.
+    pub fn finish(&mut self, id: RequestId, reply: T) {
+        if let Some((seq, kept)) = self.slot(id.slot)
+            && *seq == id.seq
+        {
+            *kept = Kept::Done(reply);
+        }
+    }
+
+    /// The request left no trace and may be executed again: reads keep no reply.
+    pub fn forget(&mut self, id: RequestId) {
+        let slot = self.slot(id.slot);
+        if matches!(slot, Some((seq, Kept::Running)) if *seq == id.seq) {
+            *slot = Some((id.seq.saturating_sub(1), Kept::Past));
+        }
+    }
+
+    /// Puts back what a log recorded.
+    pub fn restore(&mut self, id: RequestId, reply: T) {
+        let slot = self.slot(id.slot);
+        if slot.as_ref().is_none_or(|(seq, _)| *seq <= id.seq) {
+            *slot = Some((id.seq, Kept::Done(reply)));
+        }
+    }
+
+    /// Replies kept, for a checkpoint.
+    pub fn kept(&self) -> impl Iterator<Item = (RequestId, &T)> {
+        (0u16..).zip(&self.slots).filter_map(|(slot, kept)| match kept {
+            Some((seq, Kept::Done(reply))) => Some((RequestId { slot, seq: *seq }, reply)),
+            _ => None,
+        })
+    }
+}

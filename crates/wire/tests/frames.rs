@@ -1,0 +1,296 @@
+//! Frames on the wire: round trips of every message, and bytes that are none.
+
+use amphi_types::{
+    ByteRange, Cred, Errno, Ino, Kind, Name, ObjectId, SessionId, SetAttr, TargetId, TimeSet, Timespec, limits,
+};
+use amphi_wire::frame::{EncodeError, FrameError, FrameKind, HEAD_BYTES, Head};
+use amphi_wire::handshake::*;
+use amphi_wire::*;
+use proptest::prelude::*;
+use serde::{Serialize, de::DeserializeOwned};
+use std::fmt::Debug;
+
+/// What a receiver does with bytes.
+fn receive<T: DeserializeOwned>(bytes: &[u8]) -> Result<(Head, T), Option<FrameError>> {
+    let head_bytes: &[u8; HEAD_BYTES] = bytes.get(..HEAD_BYTES).and_then(|b| b.try_into().ok()).ok_or(None)?;
+    let head = Head::parse(head_bytes)?;
+    let body = bytes.get(HEAD_BYTES..HEAD_BYTES + head.body_len as usize).ok_or(None)?;
+    Head::check(head_bytes, body)?;
+    Ok((head, head.decode(body)?))
+}
+
+fn round_trip<T: Serialize + DeserializeOwned + PartialEq + Debug>(head: Head, body: &T) {
+    let mut bytes = vec![0xee; 64 << 10];
+    let len = head.encode(body, &mut bytes).expect("it fits");
+    assert!(bytes[len..].iter().all(|&b| b == 0xee), "bytes beyond the frame were touched");
+    let (came, again): (Head, T) = receive(&bytes[..len]).expect("a frame");
+    assert_eq!(&again, body);
+    assert_eq!(came, Head { body_len: (len - HEAD_BYTES) as u32, ..head });
+}
+
+fn name() -> Name {
+    Name::new(vec![0xff, b'a', 0xc3]).unwrap()
+}
+
+fn time(sec: i64) -> Timespec {
+    Timespec { sec, nsec: 999_999_999 }
+}
+
+fn object() -> ObjectId {
+    ObjectId { ino: Ino(u64::MAX), stripe: u32::MAX }
+}
+
+fn requests() -> Vec<Request> {
+    let (ino, dir, range) = (Ino(u64::MAX), Ino(1), ByteRange { start: 1, end: u64::MAX });
+    let access = Access { read: true, write: false };
+    let make = |make| Request::Make { dir, name: name(), make, perm: 0o7777 };
+    let set = SetAttr {
+        perm: Some(0o644),
+        uid: Some(0),
+        gid: None,
+        size: Some(u64::MAX),
+        atime: Some(TimeSet::Now),
+        mtime: Some(TimeSet::At(time(-1))),
+        ctime: Some(time(i64::MIN)),
+        kill_suidgid: true,
+        open_for_write: true,
+    };
+    let (object, mtime) = (object(), time(i64::MAX));
+    vec![
+        Request::Lookup { dir, name: name() },
+        Request::Parent { dir },
+        Request::GetAttr { ino },
+        Request::SetAttr { ino, set },
+        make(Make::File { open: Some(access), exclusive: true }),
+        make(Make::Dir),
+        make(Make::Symlink(b"a/\xff".to_vec())),
+        make(Make::Node { kind: Kind::CharDev, rdev: u32::MAX }),
+        Request::MakeTmp { dir, perm: 1, open: access },
+        Request::Link { ino, dir, name: name() },
+        Request::Unlink { dir, name: name() },
+        Request::RmDir { dir, name: name() },
+        Request::Rename { from: dir, from_name: name(), to: ino, to_name: name(), mode: RenameMode::Exchange },
+        Request::ReadLink { ino },
+        Request::ReadDir { dir, cookie: u64::MAX, max: 1, plus: true },
+        Request::Open { ino, access },
+        Request::Close { ino, access },
+        Request::GetXattr { ino, name: b"user.a".to_vec() },
+        Request::ListXattr { ino },
+        Request::SetXattr { ino, name: vec![], value: vec![0; 3000], mode: XattrMode::Replace },
+        Request::RemoveXattr { ino, name: vec![1] },
+        Request::SetLayout { ino, layout: None, mode: None },
+        Request::StatFs,
+        Request::Read { object, range, server_lock: true },
+        Request::Write { object, offset: 1, generation: u64::MAX, mtime, server_lock: false, kill_suidgid: true },
+        Request::Punch { object, range, generation: 1, mtime },
+        Request::Allocate { object, range, generation: 1 },
+        Request::Seek { object, offset: u64::MAX, hole: true },
+        Request::Sync,
+        Request::Spread { ino },
+        Request::LockEnqueue { object, mode: LockMode::Write, range, expand: true },
+        Request::LockCancel { locks: vec![0, u64::MAX] },
+        Request::GlimpseReply { id: 1, size: 2, mtime },
+        Request::Represent {
+            opens: vec![(ino, access)],
+            locks: vec![HeldLock { object, mode: LockMode::Read, range }],
+        },
+        Request::Goodbye,
+        Request::Status,
+        Request::Tunables { pattern: "a*".into(), value: Some("1".into()) },
+        Request::Counters { reset: true },
+    ]
+}
+
+fn replies() -> Vec<Reply> {
+    vec![
+        Reply::Done,
+        Reply::Ino(Ino(7)),
+        Reply::Bytes(vec![0xff; 5000]),
+        Reply::Entries {
+            entries: vec![DirEntry { name: name(), cookie: u64::MAX, ino: Ino(2), kind: Kind::Fifo, inode: None }],
+            end: true,
+        },
+        Reply::StatFs(TargetSpace { blocks: u64::MAX, free: 1, inodes: 2, inodes_free: 3 }),
+        Reply::Data,
+        Reply::Written,
+        Reply::Offset(Some(u64::MAX)),
+        Reply::Offset(None),
+        Reply::Locked { lock: 1, range: ByteRange::ALL },
+        Reply::Locks(vec![1, 2, 3]),
+        Reply::Status { uptime_s: 1, cluster: 2, targets: vec![], sessions: vec![] },
+        Reply::Tunables(vec![("a".into(), "b".into(), "ä".into())]),
+        Reply::Counters(vec![("a".into(), u64::MAX)]),
+    ]
+}
+
+/// Goal: every kind of message survives the wire with its header. Method: one of each with extreme values.
+#[test]
+fn every_message_round_trips() {
+    let cred = Cred { uid: u32::MAX, gid: 1, groups: (0..1024).collect() };
+    let id = RequestId { slot: u16::MAX, seq: u64::MAX };
+    for op in requests() {
+        let call = Call { target: TargetId(u16::MAX), cred: cred.clone(), op };
+        let new = Head::new(FrameKind::Request);
+        let (lane, target) = (Lane::Urgent, call.target);
+        round_trip(Head { lane, id, target, pad: 4095, deadline_ms: u32::MAX, payload_len: 64 << 20, ..new }, &call);
+    }
+    for reply in replies() {
+        let answer = Answer { result: Ok(reply), contended: true };
+        round_trip(Head { id, payload_len: 1, ..Head::new(FrameKind::Reply) }, &answer);
+    }
+    for &e in Errno::ALL {
+        round_trip(Head { id, ..Head::new(FrameKind::Reply) }, &Answer { result: Err(e), contended: false });
+    }
+    round_trip(Head::new(FrameKind::Push), &Push::Callback { object: object(), lock: u64::MAX });
+    round_trip(Head::new(FrameKind::Push), &Push::Glimpse { id: 1, object: object() });
+    round_trip(Head::new(FrameKind::Challenge), &Challenge { nonce: [9; 32], keyed: true });
+    let hello = Hello { version: 1, session: SessionId(3), role: Role::Admin, name: "h:1".into(), last_boot: 4 };
+    round_trip(Head::new(FrameKind::Hello), &SignedHello { hello, nonce: [1; 32], proof: Some([2; 32]) });
+    let welcome = Welcome {
+        version: 1,
+        boot: u64::MAX,
+        cluster: 1,
+        resumed: true,
+        normal_credits: 64,
+        urgent_credits: 32,
+        pool: 4,
+        token_ms: 0,
+    };
+    round_trip(Head::new(FrameKind::Welcome), &SignedWelcome { welcome, proof: None });
+    round_trip(Head::new(FrameKind::Refuse), &Refuse { reason: "no".into() });
+}
+
+/// Goal: the first bytes of the format stay what the document says. Method: a frame as written in docs/WIRE.md.
+#[test]
+fn bytes_of_a_request() {
+    let call = Call {
+        target: TargetId(2),
+        cred: Cred { uid: 5, gid: 6, groups: vec![7] },
+        op: Request::Parent { dir: Ino(300) },
+    };
+    let id = RequestId { slot: 3, seq: 0x0102 };
+    let new = Head::new(FrameKind::Request);
+    let head = Head { lane: Lane::Urgent, id, target: TargetId(2), pad: 513, deadline_ms: 1000, payload_len: 9, ..new };
+    let mut bytes = [0; 128];
+    let len = head.encode(&call, &mut bytes).unwrap();
+    let body = [2, 5, 6, 1, 7, 1, 0xac, 0x02];
+    assert_eq!(bytes[HEAD_BYTES..len], body);
+    let mut expected = Vec::new();
+    expected.extend(b"AMPH\x01\x00\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
+    expected.extend(b"\x02\x01\x00\x00\x00\x00\x00\x00\xe8\x03\x00\x00\x08\x00\x00\x00");
+    expected.extend(b"\x09\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00");
+    let crc = crc32c::crc32c(&[&expected[..], &body].concat());
+    expected.extend(crc.to_le_bytes());
+    assert_eq!(bytes[..HEAD_BYTES], expected[..]);
+}
+
+/// Goal: a frame is refused with the first thing that is wrong. Method: damage one field at a time.
+#[test]
+fn damage_is_named() {
+    let mut bytes = vec![0; 256];
+    let answer = Answer { result: Ok(Reply::Done), contended: false };
+    let len = Head::new(FrameKind::Reply).encode(&answer, &mut bytes).unwrap();
+    bytes.truncate(len);
+    let damaged = |at: usize, with: &[u8]| {
+        let mut bytes = bytes.clone();
+        bytes[at..at + with.len()].copy_from_slice(with);
+        receive::<Answer>(&bytes).unwrap_err().expect("whole frames")
+    };
+    assert_eq!(damaged(0, b"HTTP"), FrameError::Magic { found: *b"HTTP" });
+    assert_eq!(damaged(4, &[2]), FrameError::Version { found: 2 });
+    assert_eq!(damaged(6, &[0]), FrameError::Kind { found: 0 });
+    assert_eq!(damaged(7, &[2]), FrameError::Lane { found: 2 });
+    assert_eq!(damaged(12, &[0, 16]), FrameError::Pad { found: 4096 });
+    assert_eq!(damaged(14, &[1]), FrameError::Reserved);
+    assert_eq!(damaged(43, &[1]), FrameError::Reserved);
+    let kind = FrameKind::Reply;
+    assert_eq!(damaged(28, &(1u32 << 21).to_le_bytes()), FrameError::BodyTooLong { kind, len: 1 << 21 });
+    assert_eq!(damaged(32, &u32::MAX.to_le_bytes()), FrameError::PayloadTooLong { kind, len: u32::MAX });
+    assert!(matches!(damaged(16, &[1]), FrameError::Checksum { .. }));
+    assert!(matches!(damaged(len - 1, &[9]), FrameError::Checksum { .. }));
+    for error in [damaged(0, b"HTTP"), damaged(4, &[2]), damaged(len - 1, &[9])] {
+        assert!(!error.to_string().is_empty());
+    }
+}
+
+/// Goal: encoding tells "give me more memory" from "no message may be so large". Method: bodies around both.
+#[test]
+fn encoding_has_bounds() {
+    let answer = |len| Answer { result: Ok(Reply::Bytes(vec![0; len])), contended: false };
+    let head = Head::new(FrameKind::Reply);
+    assert_eq!(head.encode(&answer(100), &mut [0; 140]), Err(EncodeError::Full));
+    assert_eq!(head.encode(&answer(100), &mut [0; 40]), Err(EncodeError::Full));
+    let mut large = vec![0; HEAD_BYTES + limits::BODY_MAX];
+    assert_eq!(head.encode(&answer(limits::BODY_MAX), &mut large), Err(EncodeError::TooLarge));
+    assert!(head.encode(&answer(limits::BODY_MAX - 16), &mut large).is_ok());
+    let payload_len = limits::PAYLOAD_MAX as u32 + 1;
+    assert_eq!(Head { payload_len, ..head }.encode(&answer(1), &mut large), Err(EncodeError::TooLarge));
+    assert_eq!(Head::new(FrameKind::Ping).encode_bare(&mut [0; 47]), Err(EncodeError::Full));
+}
+
+fn decode_everything(bytes: &[u8]) {
+    let _ = receive::<Call>(bytes);
+    let _ = receive::<Answer>(bytes);
+    let _ = receive::<Push>(bytes);
+    let _ = receive::<SignedHello>(bytes);
+    let _ = receive::<SignedWelcome>(bytes);
+    let _ = receive::<Challenge>(bytes);
+    let _ = receive::<Refuse>(bytes);
+}
+
+/// What decodes must encode and decode to itself.
+fn stable<T: Serialize + DeserializeOwned + PartialEq + Debug>(kind: FrameKind, body: &[u8]) {
+    if let Ok(message) = Head::new(kind).decode::<T>(body) {
+        round_trip(Head::new(kind), &message);
+    }
+}
+
+proptest! {
+    /// Goal: arbitrary bytes never panic. Method: as a whole frame, and behind a valid header with a valid
+    /// checksum, where the decoders see them.
+    #[test]
+    fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400), kind in 0usize..10) {
+        decode_everything(&bytes);
+        let kind = FrameKind::ALL[kind];
+        stable::<Call>(kind, &bytes);
+        stable::<Answer>(kind, &bytes);
+        stable::<Push>(kind, &bytes);
+        stable::<SignedHello>(kind, &bytes);
+        stable::<SignedWelcome>(kind, &bytes);
+        stable::<Refuse>(kind, &bytes);
+    }
+
+    /// Goal: arbitrary fields of every request and reply survive. Method: arbitrary bytes behind each tag.
+    #[test]
+    fn arbitrary_fields_round_trip(mut bytes in proptest::collection::vec(any::<u8>(), 60..200)) {
+        for tag in 0..40 {
+            bytes[..5].copy_from_slice(&[3, 4, 5, 0, tag]);
+            let mut rest = &bytes[..];
+            if let Ok((call, after)) = postcard_call(rest) {
+                round_trip(Head::new(FrameKind::Request), &call);
+                rest = after;
+                prop_assert!(rest.len() < bytes.len());
+            }
+        }
+    }
+
+    /// Goal: damage to any byte of a frame is noticed. Method: change one byte of a valid frame.
+    #[test]
+    fn damage_never_passes(at in 0usize..80, xor in 1u8..=255) {
+        let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Lookup { dir: Ino(1), name: name() } };
+        let mut bytes = [0; 256];
+        let len = Head::new(FrameKind::Request).encode(&call, &mut bytes).unwrap();
+        let at = at % len;
+        bytes[at] ^= xor;
+        prop_assert!(receive::<Call>(&bytes[..len]).is_err());
+    }
+}
+
+fn postcard_call(bytes: &[u8]) -> Result<(Call, &[u8]), ()> {
+    for end in 5..bytes.len() {
+        if let Ok(call) = Head::new(FrameKind::Request).decode::<Call>(&bytes[..end]) {
+            return Ok((call, &bytes[end..]));
+        }
+    }
+    Err(())
+}

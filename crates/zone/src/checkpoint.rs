@@ -1,0 +1,315 @@
+//! The checkpoint agent: moves what the log changed into segments.
+//!
+//! The changes of written groups are in memory, by key; a checkpoint takes that map, writes it as a sorted
+//! segment, together with the newest segments that are not much larger (so there are few, their sizes grow
+//! geometrically, and the cost follows what changed), and installs a root that names the new segment and the
+//! log position that belongs to it. It needs no log space and does not stop appends.
+//!
+//! Installing: sync; copy 0; sync; copy 1; sync. Only then the space of the old segments and of the log before
+//! the new start is given back: at every moment each valid superblock copy names only what is whole.
+
+use crate::layout::{SEGMENTS_MAX, SegmentRef, Superblock};
+use crate::planted::{self, Mistake};
+use crate::recover::Changes;
+use crate::segment::{Segment, SegmentReader, SegmentWriter, WriteError};
+use crate::state::{LogPoint, Shared};
+use crate::{ZoneError, ZoneErrorKind};
+use amphi_env::{Buf, Disk, Env};
+use amphi_types::limits::BLOCK;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+/// Segments above which a checkpoint merges more of them.
+const SEGMENTS_WANTED: usize = 8;
+/// Pause after a checkpoint that found no space, before the agent tries again by itself.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+const _: () = assert!(SEGMENTS_WANTED < SEGMENTS_MAX);
+
+/// Starts the agent.
+pub fn start<E: Env>(shared: &Rc<Shared<E>>) {
+    let shared = shared.clone();
+    shared.env.clone().spawn(async move {
+        run(&shared).await;
+        shared.state.borrow_mut().checkpointing = false;
+        shared.agent_ended();
+    });
+}
+
+async fn run<E: Env>(shared: &Shared<E>) {
+    loop {
+        shared
+            .checkpoint_asked
+            .wait_until(|| {
+                let st = shared.state.borrow();
+                st.failed.is_some()
+                    || (st.closing && !st.committing)
+                    || st.checkpoint_wanted > st.checkpoint_started
+                    || st.log_full
+                    || (shared.auto_checkpoint && shared.checkpoint_due(&st))
+            })
+            .await;
+        let (round, merge) = {
+            let mut st = shared.state.borrow_mut();
+            if st.failed.is_some() {
+                return;
+            }
+            if st.closing && !st.committing && st.checkpoint_wanted <= st.checkpoint_started {
+                break;
+            }
+            st.log_full = false;
+            st.checkpoint_started += 1;
+            st.checkpoint_wanted = st.checkpoint_wanted.max(st.checkpoint_started);
+            (st.checkpoint_started, std::mem::take(&mut st.merge_wanted))
+        };
+        let result = checkpoint(shared, merge).await;
+        if let Err(e) = &result {
+            if e.kind != ZoneErrorKind::NoSpace {
+                shared.fail("checkpoint", &std::io::Error::other(e.to_string()));
+                return;
+            }
+            tracing::warn!(zone = %shared.path, "{e}");
+        }
+        let full = result.is_err();
+        {
+            let mut st = shared.state.borrow_mut();
+            st.checkpoint_done = round;
+            st.checkpoint_error = result.err();
+        }
+        shared.room.notify();
+        if full {
+            let wanted = || {
+                let st = shared.state.borrow();
+                st.failed.is_some() || st.closing || st.checkpoint_wanted > st.checkpoint_started
+            };
+            let asked = std::pin::pin!(shared.checkpoint_asked.wait_until(wanted));
+            let pause = std::pin::pin!(shared.env.sleep(RETRY_PAUSE));
+            futures_util::future::select(asked, pause).await;
+            let st = shared.state.borrow();
+            if st.closing && st.log_full {
+                drop(st);
+                // What is still queued was never answered; waiting for space that nobody will free helps nobody.
+                shared.fail("closing", &std::io::Error::other("the log and the metadata region are full"));
+                return;
+            }
+        }
+    }
+    // Closing: all groups are written. The root learns that the whole log is stable.
+    if shared.request_sync().await.is_ok() {
+        let root = shared.state.borrow().root.clone();
+        if let Err(e) = install(shared, root).await {
+            shared.fail("closing", &std::io::Error::other(e.to_string()));
+        }
+    }
+}
+
+async fn checkpoint<E: Env>(shared: &Shared<E>, merge: bool) -> Result<(), ZoneError> {
+    let (frozen, bytes, deletions, start, id, inputs) = {
+        let mut st = shared.state.borrow_mut();
+        if st.head.position == st.start_position && !(merge && st.segments.len() > 1) {
+            return Ok(());
+        }
+        let bytes = std::mem::take(&mut st.dirty_bytes);
+        let deletions = std::mem::take(&mut st.deletions);
+        st.frozen_bytes = bytes;
+        let frozen = std::mem::take(&mut st.dirty);
+        let inputs = if merge { st.segments.len() } else { to_merge(&st.segments, bytes) };
+        (frozen, bytes, deletions, st.head, st.root.next_segment.get(), inputs)
+    };
+    let result = write_segment(shared, &frozen, id, inputs).await;
+    let segment = match result {
+        Ok(segment) => segment,
+        Err((slots, e)) => {
+            let mut st = shared.state.borrow_mut();
+            st.slots.release(&slots);
+            st.frozen_bytes = 0;
+            st.deletions += deletions;
+            st.dirty_bytes += bytes;
+            for (key, value) in frozen {
+                st.dirty.entry(key).or_insert(value);
+            }
+            return Err(e);
+        }
+    };
+    install_segment(shared, segment, start, inputs).await?;
+    forget(frozen).await;
+    Ok(())
+}
+
+/// Changes dropped without giving other tasks a turn: about 50 us.
+const FORGET_BATCH: usize = 512;
+
+/// Drops many changes in steps.
+async fn forget(mut changes: Changes) {
+    while !changes.is_empty() {
+        for _ in 0..FORGET_BATCH {
+            changes.pop_first();
+        }
+        let mut yielded = false;
+        std::future::poll_fn(|cx| {
+            if std::mem::replace(&mut yielded, true) {
+                return Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+/// How many of the newest segments a new one of `bytes` takes in.
+fn to_merge(segments: &[Segment], bytes: u64) -> usize {
+    let mut total = bytes;
+    let mut count = 0;
+    for s in segments.iter().rev() {
+        if s.bytes >= total * 2 && segments.len() - count < SEGMENTS_WANTED {
+            break;
+        }
+        total += s.bytes;
+        count += 1;
+    }
+    count
+}
+
+/// Writes `frozen` over the `inputs` newest segments as one new segment; with an error come the slots taken.
+async fn write_segment<E: Env>(
+    shared: &Shared<E>,
+    frozen: &Changes,
+    id: u64,
+    inputs: usize,
+) -> Result<Option<Segment>, (Vec<u32>, ZoneError)> {
+    let (g, zone_id, disk) = (shared.geometry, shared.zone_id, &*shared.disk);
+    let (named, oldest): (Vec<SegmentRef>, bool) = {
+        let st = shared.state.borrow();
+        let from = st.segments.len() - inputs;
+        (st.segments[from..].iter().map(Segment::as_ref).collect(), from == 0)
+    };
+    let mut writer = SegmentWriter::new(disk, g, zone_id, id);
+    let mut take_slot = || shared.state.borrow_mut().slots.take();
+    // Newest first: the first source that has a key decides.
+    let mut readers: Vec<_> = named.into_iter().rev().map(|n| SegmentReader::new(disk, g, zone_id, n)).collect();
+    let mut heads = Vec::new();
+    for r in &mut readers {
+        heads.push(r.next().await.map_err(|e| (Vec::new(), e))?);
+    }
+    let mut fresh = frozen.iter().peekable();
+    let result = loop {
+        let oldest_key = heads.iter().flatten().map(|(k, _)| k).min();
+        let from_fresh = match (fresh.peek(), oldest_key) {
+            (Some((k, _)), Some(head)) => *k <= head,
+            (fresh, _) => fresh.is_some(),
+        };
+        let (key, value) = match (from_fresh, oldest_key) {
+            (true, _) => match fresh.next() {
+                Some((k, v)) => (k.clone(), v.clone()),
+                None => break Ok(()),
+            },
+            (false, Some(k)) => {
+                let key = k.clone();
+                let newest = heads.iter().flatten().find(|(k, _)| *k == key);
+                (key, newest.and_then(|(_, v)| v.clone()))
+            }
+            (false, None) => break Ok(()),
+        };
+        let mut failed = None;
+        for (head, reader) in heads.iter_mut().zip(&mut readers) {
+            if head.as_ref().is_some_and(|(k, _)| *k == key) {
+                match reader.next().await {
+                    Ok(next) => *head = next,
+                    Err(e) => failed = Some(e),
+                }
+            }
+        }
+        if let Some(e) = failed {
+            break Err(e);
+        }
+        if value.is_none() && oldest {
+            continue; // Nothing older is left to be deleted.
+        }
+        if let Err(e) = writer.put(&key, value.as_deref(), &mut take_slot).await {
+            break Err(write_error(shared, e));
+        }
+    };
+    let result = match result {
+        Ok(()) => writer.finish().await.map_err(|e| write_error(shared, e)),
+        Err(e) => Err(e),
+    };
+    result.map_err(|e| (writer.slots().to_vec(), e))
+}
+
+fn write_error<E: Env>(shared: &Shared<E>, e: WriteError) -> ZoneError {
+    match e {
+        WriteError::Io(e) => ZoneError::io(format!("{}: metadata region", shared.path), &e),
+        WriteError::Full => {
+            let place = format!("{}: metadata region", shared.path);
+            ZoneError::new(ZoneErrorKind::NoSpace, place, "there is no room for a checkpoint")
+        }
+    }
+}
+
+async fn install_segment<E: Env>(
+    shared: &Shared<E>,
+    segment: Option<Segment>,
+    start: LogPoint,
+    inputs: usize,
+) -> Result<(), ZoneError> {
+    // The segment and the log up to its position become stable.
+    if !planted::is(Mistake::RootBeforeSync) {
+        sync(shared).await?;
+    }
+    let (root, kept, replaced) = {
+        let st = shared.state.borrow();
+        let mut kept = st.segments.clone();
+        let replaced = kept.split_off(kept.len() - inputs);
+        kept.extend(segment.clone());
+        let mut root = st.root.clone();
+        root.start_position = start.position.into();
+        root.start_seq = (start.seq + 1).into();
+        root.start_lsn = (start.lsn + 1).into();
+        root.start_opening = start.link.opening.into();
+        root.start_crc = start.link.crc.into();
+        root.next_segment = (root.next_segment.get() + 1).into();
+        root.segment_count = (kept.len() as u32).into();
+        root.segments = [SegmentRef::default(); SEGMENTS_MAX];
+        for (place, s) in root.segments.iter_mut().zip(&kept) {
+            *place = s.as_ref();
+        }
+        (root, kept, replaced)
+    };
+    if planted::is(Mistake::TrimBeforeRoot) {
+        shared.state.borrow_mut().start_position = start.position;
+        shared.room.notify();
+    }
+    install(shared, root).await?;
+    let mut st = shared.state.borrow_mut();
+    for s in &replaced {
+        st.slots.release(&s.slots);
+    }
+    st.segments = kept;
+    st.start_position = start.position;
+    st.frozen_bytes = 0;
+    st.counters.checkpoints += 1;
+    st.counters.segment_bytes += segment.map_or(0, |s| s.bytes);
+    Ok(())
+}
+
+/// Writes a root to both superblock copies, one after the other. What it names must be stable.
+async fn install<E: Env>(shared: &Shared<E>, mut root: Superblock) -> Result<(), ZoneError> {
+    root.sequence = (root.sequence.get() + 1).into();
+    root.stable_seq = shared.state.borrow().stable_seq.into();
+    root.seal();
+    for copy in 0..2 {
+        let place = || format!("{}: superblock copy {copy}", shared.path);
+        let result = shared.disk.write(copy * BLOCK, Buf::copy_of(root.as_bytes())).await.0;
+        result.map_err(|e| ZoneError::io(place(), &e))?;
+        sync(shared).await?;
+    }
+    shared.state.borrow_mut().root = root;
+    Ok(())
+}
+
+async fn sync<E: Env>(shared: &Shared<E>) -> Result<(), ZoneError> {
+    shared.request_sync().await.map_err(|_| ZoneError::new(ZoneErrorKind::Io, &shared.path, "syncing failed"))
+}

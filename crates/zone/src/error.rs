@@ -1,0 +1,94 @@
+//! What can be wrong with a zone: kind, place, sentence. Matched on the kind only.
+
+use amphi_types::Errno;
+use std::fmt;
+
+/// What went wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ZoneErrorKind {
+    /// The storage has no superblock of this format.
+    NotAZone,
+    /// Both superblocks are empty: making the zone was interrupted. `Zone::format` may be repeated.
+    Unfinished,
+    /// A superblock of a version that this program does not know.
+    Version,
+    /// The zone belongs to another cluster.
+    Cluster,
+    /// The zone belongs to another target.
+    Target,
+    /// Bytes that were durable do not verify.
+    Corrupt,
+    /// The storage failed.
+    Io,
+    /// Another process has the zone open.
+    Busy,
+    /// There is something already where a zone should be made.
+    Exists,
+    /// There is nothing to open.
+    Missing,
+    /// Sizes that make no zone.
+    Params,
+    /// No room in the metadata region.
+    NoSpace,
+}
+
+/// Why a zone cannot be made, opened or checkpointed. Nothing was changed on the storage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ZoneError {
+    /// Kind: the only part to match on.
+    pub kind: ZoneErrorKind,
+    /// Where: the path, and the structure with its block number.
+    pub place: String,
+    /// What is wrong there, for people.
+    pub text: String,
+}
+
+impl ZoneError {
+    /// Joins the parts.
+    pub fn new(kind: ZoneErrorKind, place: impl Into<String>, text: impl Into<String>) -> ZoneError {
+        ZoneError { kind, place: place.into(), text: text.into() }
+    }
+
+    /// The same error with `path` in front of the place.
+    pub(crate) fn at(mut self, path: &str) -> ZoneError {
+        if !self.place.starts_with(path) {
+            self.place = format!("{path}: {}", self.place);
+        }
+        self
+    }
+
+    pub(crate) fn corrupt(place: impl Into<String>, text: impl Into<String>) -> ZoneError {
+        ZoneError::new(ZoneErrorKind::Corrupt, place, text)
+    }
+
+    pub(crate) fn io(place: impl Into<String>, e: &std::io::Error) -> ZoneError {
+        let kind = match e.kind() {
+            std::io::ErrorKind::WouldBlock => ZoneErrorKind::Busy,
+            std::io::ErrorKind::AlreadyExists => ZoneErrorKind::Exists,
+            std::io::ErrorKind::NotFound => ZoneErrorKind::Missing,
+            _ => ZoneErrorKind::Io,
+        };
+        ZoneError::new(kind, place, e.to_string())
+    }
+}
+
+impl fmt::Display for ZoneError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.text)
+    }
+}
+
+impl std::error::Error for ZoneError {}
+
+impl From<ZoneError> for Errno {
+    fn from(e: ZoneError) -> Errno {
+        match e.kind {
+            ZoneErrorKind::NoSpace => Errno::NoSpace,
+            ZoneErrorKind::Busy => Errno::Busy,
+            ZoneErrorKind::Exists => Errno::Exist,
+            ZoneErrorKind::Missing => Errno::NoEnt,
+            ZoneErrorKind::Params => Errno::Inval,
+            _ => Errno::Io,
+        }
+    }
+}

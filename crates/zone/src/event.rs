@@ -1,0 +1,36 @@
+//! Waiting for a condition on state shared by tasks of one thread.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::task::{Poll, Waker};
+
+/// Wakes everybody who waits when something changed; each looks again for himself. Bounded by the number of
+/// waiting tasks.
+#[derive(Default)]
+pub struct Event {
+    waiters: RefCell<Vec<Waker>>,
+}
+
+impl Event {
+    /// Says that something changed.
+    pub fn notify(&self) {
+        for waker in self.waiters.take() {
+            waker.wake();
+        }
+    }
+
+    /// Completes when `ready` holds. Dropping it changes nothing.
+    pub async fn wait_until(&self, mut ready: impl FnMut() -> bool) {
+        poll_fn(|cx| {
+            if ready() {
+                return Poll::Ready(());
+            }
+            let mut waiters = self.waiters.borrow_mut();
+            if !waiters.iter().any(|w| w.will_wake(cx.waker())) {
+                waiters.push(cx.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+}

@@ -1,0 +1,54 @@
+//! Check of a zone that nobody has open for writing.
+
+use crate::recover::read_zone;
+use crate::{ZoneError, ZoneErrorKind};
+use amphi_env::{DiskMode, Env};
+use amphi_types::TargetId;
+use amphi_types::item::Key;
+use std::collections::BTreeMap;
+
+/// What the check found.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Cluster of the zone.
+    pub cluster: u64,
+    /// Target of the zone.
+    pub target: TargetId,
+    /// Blocks of the data region.
+    pub data_blocks: u64,
+    /// Groups and records in the log.
+    pub log_groups: u64,
+    /// Records in the log.
+    pub log_records: u64,
+    /// Segments in the metadata region.
+    pub segments: u64,
+    /// All items, for the checks of their owners. Empty when the zone does not verify.
+    pub items: BTreeMap<Key, Vec<u8>>,
+    /// What a crash may leave and opening repairs.
+    pub notes: Vec<String>,
+    /// What must not be.
+    pub problems: Vec<ZoneError>,
+}
+
+/// Reads the whole zone at `path` and checks the zone's invariants of docs/DISK_FORMAT.md; writes nothing.
+///
+/// Errors: only when there is nothing that could be checked (`Missing`, `Busy`, `Io`); everything else is in the
+/// report.
+pub async fn fsck<E: Env>(env: &E, path: &str) -> Result<Report, ZoneError> {
+    let disk = env.disk(path, DiskMode::ReadOnly).await.map_err(|e| ZoneError::io(path, &e))?;
+    match read_zone(&*disk).await {
+        Ok(image) => Ok(Report {
+            cluster: image.root.cluster.get(),
+            target: TargetId(image.root.target.get()),
+            data_blocks: image.geometry.data_blocks,
+            log_groups: image.seq + 1 - image.root.start_seq.get(),
+            log_records: image.replayed,
+            segments: image.segments.len() as u64,
+            items: image.items,
+            notes: image.notes,
+            problems: Vec::new(),
+        }),
+        Err(e) if e.kind == ZoneErrorKind::Io => Err(e.at(path)),
+        Err(e) => Ok(Report { problems: vec![e.at(path)], ..Report::default() }),
+    }
+}

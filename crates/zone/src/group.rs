@@ -1,0 +1,129 @@
+//! A log group under construction: records packed into aligned memory that is reused.
+
+use crate::change;
+use crate::layout::{GROUP_HEADER, GROUP_MAGIC, GroupHeader, block_crc, blocks_for};
+use amphi_env::Buf;
+use amphi_types::item::{Change, Txn};
+use amphi_types::limits::BLOCK;
+use zerocopy::IntoBytes;
+
+/// Link to the group before: the next one must name it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Link {
+    /// Opening that wrote it.
+    pub opening: u64,
+    /// Its checksum.
+    pub crc: u32,
+}
+
+/// Records that will be written together.
+pub struct Group {
+    buf: Buf,
+    len: usize,
+    pub records: u32,
+    pub first_lsn: u64,
+    /// Whether data must be synced first.
+    pub after_data: bool,
+    /// What the records change, in order.
+    pub changes: Vec<Change>,
+}
+
+/// First capacity of a group's memory, bytes.
+const CAPACITY_FIRST: usize = 32 << 10;
+
+impl Group {
+    /// An empty group with memory of its own.
+    pub fn new() -> Group {
+        let buf = Buf::zeroed(CAPACITY_FIRST);
+        Group { buf, len: GROUP_HEADER, records: 0, first_lsn: 0, after_data: false, changes: Vec::new() }
+    }
+
+    /// Empties it, keeping the memory.
+    pub fn reset(&mut self) {
+        let all = 0..self.buf.capacity();
+        self.buf.set_window(all);
+        self.len = GROUP_HEADER;
+        self.records = 0;
+        self.after_data = false;
+        self.changes.clear();
+    }
+
+    /// Bytes so far, header included.
+    pub fn bytes(&self) -> usize {
+        self.len
+    }
+
+    /// Blocks it will take.
+    pub fn blocks(&self) -> u64 {
+        blocks_for(self.len)
+    }
+
+    /// Bytes of its records.
+    pub fn changes_bytes(&self) -> u64 {
+        (self.len - GROUP_HEADER) as u64
+    }
+
+    /// Size of `txn` as a record.
+    pub fn record_bytes(txn: &Txn) -> usize {
+        4 + txn.changes.iter().map(|c| change::encoded_len(&c.key, c.value.as_deref())).sum::<usize>()
+    }
+
+    /// Adds a record of `bytes` encoded bytes.
+    pub fn push(&mut self, txn: Txn, bytes: usize) {
+        self.grow(self.len + bytes);
+        self.put(&((bytes - 4) as u32).to_le_bytes());
+        for c in &txn.changes {
+            self.put(&change::header(&c.key, c.value.as_deref()));
+            self.put(&c.key);
+            self.put(c.value.as_deref().unwrap_or(&[]));
+        }
+        self.records += 1;
+        self.changes.extend(txn.changes);
+    }
+
+    fn grow(&mut self, need: usize) {
+        if need > self.buf.len() {
+            let mut larger = Buf::zeroed(need.max(self.buf.len() * 2));
+            larger[..self.len].copy_from_slice(&self.buf[..self.len]);
+            let all = 0..larger.capacity();
+            larger.set_window(all);
+            self.buf = larger;
+        }
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.buf[self.len..self.len + bytes.len()].copy_from_slice(bytes);
+        self.len += bytes.len();
+    }
+
+    /// Fills in the header and takes the memory out for writing: whole blocks. Returns the link for the group
+    /// behind it.
+    pub fn seal(&mut self, zone_id: u64, opening: u64, prev: Link, seq: u64, stable_seq: u64) -> (Buf, Link) {
+        let end = self.blocks() as usize * BLOCK as usize;
+        self.grow(end);
+        self.buf[self.len..end].fill(0);
+        self.buf.set_window(0..end);
+        let header = GroupHeader {
+            magic: GROUP_MAGIC.into(),
+            crc: 0.into(),
+            opening: opening.into(),
+            prev_opening: prev.opening.into(),
+            prev_crc: prev.crc.into(),
+            records: self.records.into(),
+            body_bytes: ((self.len - GROUP_HEADER) as u32).into(),
+            reserved: 0.into(),
+            seq: seq.into(),
+            first_lsn: self.first_lsn.into(),
+            stable_seq: stable_seq.into(),
+        };
+        self.buf[..GROUP_HEADER].copy_from_slice(header.as_bytes());
+        let crc = block_crc(zone_id, &self.buf);
+        self.buf[4..8].copy_from_slice(&crc.to_le_bytes());
+        (std::mem::take(&mut self.buf), Link { opening, crc })
+    }
+
+    /// Puts the memory back for reuse.
+    pub fn restore(&mut self, buf: Buf) {
+        self.buf = buf;
+    }
+}

@@ -1,0 +1,276 @@
+//! Byte layout of a zone: regions, superblock, headers of log groups and segment pages (docs/DISK_FORMAT.md).
+//!
+//! Owns: sizes, offsets, encoding and verification of single structures. Does not own: their order in time.
+//! Everything is little-endian. Checksums are crc32c over the zone's id, then the structure's whole blocks with
+//! the checksum field as zero, so a structure of another zone never verifies.
+
+use crate::{ZoneError, ZoneErrorKind, ZoneParams};
+use amphi_types::limits::BLOCK;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Version of the format.
+pub const VERSION: u32 = 1;
+/// First bytes of a superblock.
+pub const MAGIC: [u8; 8] = *b"AMPHIZON";
+/// First bytes of a log group.
+pub const GROUP_MAGIC: u32 = u32::from_le_bytes(*b"AGRP");
+/// First bytes of a segment page.
+pub const PAGE_MAGIC: u32 = u32::from_le_bytes(*b"APAG");
+/// Most segments that a root names.
+pub const SEGMENTS_MAX: usize = 16;
+/// Bytes of a slot of the metadata region: one page of a segment.
+pub const SLOT_BYTES: u64 = 64 << 10;
+/// "No slot" in a page's chain.
+pub const NO_SLOT: u32 = u32::MAX;
+/// Where the log begins.
+pub const LOG_OFFSET: u64 = 64 << 10;
+/// Smallest and default size of the log, bytes.
+pub const LOG_MIN: u64 = 1 << 20;
+const LOG_DEFAULT: u64 = 64 << 20;
+const META_MIN: u64 = 4 << 20;
+const MIB: u64 = 1 << 20;
+
+/// Where the regions of a zone lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    pub size: u64,
+    pub log_blocks: u64,
+    pub meta_offset: u64,
+    pub meta_slots: u64,
+    pub data_offset: u64,
+    pub data_blocks: u64,
+}
+
+impl Geometry {
+    /// The regions of a zone of given sizes.
+    pub fn of(params: &ZoneParams) -> Result<Geometry, ZoneError> {
+        let size = params.size_bytes / MIB * MIB;
+        let bad = |text: String| Err(ZoneError::new(ZoneErrorKind::Params, "zone size", text));
+        let log = match params.log_bytes {
+            0 => LOG_DEFAULT.min(size / 8).max(LOG_MIN) / BLOCK * BLOCK,
+            n => n,
+        };
+        if log < LOG_MIN || !log.is_multiple_of(BLOCK) || log > 16 << 30 {
+            return bad(format!("a log of {log} bytes: it must be a multiple of 4096 from 1 MiB to 16 GiB"));
+        }
+        let meta_offset = (LOG_OFFSET + log).next_multiple_of(MIB);
+        let meta = (size / 8).max(META_MIN) / MIB * MIB;
+        let data_offset = meta_offset + meta;
+        if data_offset + MIB > size {
+            return bad(format!("{size} bytes are too few: log and metadata alone take {data_offset}"));
+        }
+        Ok(Geometry {
+            size,
+            log_blocks: log / BLOCK,
+            meta_offset,
+            meta_slots: meta / SLOT_BYTES,
+            data_offset,
+            data_blocks: (size - data_offset) / BLOCK,
+        })
+    }
+
+    /// Byte address of slot `slot`.
+    pub fn slot_offset(&self, slot: u32) -> u64 {
+        self.meta_offset + u64::from(slot) * SLOT_BYTES
+    }
+
+    /// Byte address of log position `position`, which counts blocks without ever wrapping.
+    pub fn log_address(&self, position: u64) -> u64 {
+        LOG_OFFSET + position % self.log_blocks * BLOCK
+    }
+}
+
+/// A segment as the root names it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct SegmentRef {
+    pub id: U64,
+    pub bytes: U64,
+    pub items: U64,
+    pub first_slot: U32,
+    pub slots: U32,
+}
+
+/// The superblock: block 0, and its copy in block 1.
+#[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Superblock {
+    pub magic: [u8; 8],
+    pub version: U32,
+    pub crc: U32,
+    pub sequence: U64,
+    pub zone_id: U64,
+    pub cluster: U64,
+    pub target: U16,
+    pub reserved: [u8; 6],
+    pub size: U64,
+    pub log_offset: U64,
+    pub log_blocks: U64,
+    pub meta_offset: U64,
+    pub meta_slots: U64,
+    pub data_offset: U64,
+    pub data_blocks: U64,
+    pub start_position: U64,
+    pub start_seq: U64,
+    pub start_lsn: U64,
+    pub start_opening: U64,
+    pub start_crc: U32,
+    pub segment_count: U32,
+    pub stable_seq: U64,
+    pub next_segment: U64,
+    pub segments: [SegmentRef; SEGMENTS_MAX],
+    pub rest: [u8; 4096 - 160 - 32 * SEGMENTS_MAX],
+}
+
+const _: () = assert!(size_of::<Superblock>() == BLOCK as usize);
+
+impl Superblock {
+    /// The first superblock of a zone.
+    pub fn first(g: &Geometry, zone_id: u64, params: &ZoneParams) -> Superblock {
+        let mut s = Superblock::read_from_bytes(&[0; 4096][..]).unwrap_or_else(|_| unreachable!("4096 bytes"));
+        s.magic = MAGIC;
+        s.version = VERSION.into();
+        s.sequence = 1.into();
+        s.zone_id = zone_id.into();
+        s.cluster = params.cluster.into();
+        s.target = params.target.0.into();
+        s.size = g.size.into();
+        s.log_offset = LOG_OFFSET.into();
+        s.log_blocks = g.log_blocks.into();
+        s.meta_offset = g.meta_offset.into();
+        s.meta_slots = g.meta_slots.into();
+        s.data_offset = g.data_offset.into();
+        s.data_blocks = g.data_blocks.into();
+        s.start_seq = 1.into();
+        s.start_lsn = 1.into();
+        s.next_segment = 1.into();
+        s
+    }
+
+    /// Puts the checksum in.
+    pub fn seal(&mut self) {
+        self.crc = 0.into();
+        self.crc = crc32c::crc32c(self.as_bytes()).into();
+    }
+
+    /// The regions, as the superblock names them.
+    pub fn geometry(&self) -> Geometry {
+        Geometry {
+            size: self.size.get(),
+            log_blocks: self.log_blocks.get(),
+            meta_offset: self.meta_offset.get(),
+            meta_slots: self.meta_slots.get(),
+            data_offset: self.data_offset.get(),
+            data_blocks: self.data_blocks.get(),
+        }
+    }
+
+    /// The segments, oldest first.
+    pub fn segments(&self) -> &[SegmentRef] {
+        &self.segments[..(self.segment_count.get() as usize).min(SEGMENTS_MAX)]
+    }
+
+    /// Decodes and verifies one copy. `place` names it in errors.
+    pub fn decode(bytes: &[u8], place: &str) -> Result<Superblock, ZoneError> {
+        let fail = |kind, text: &str| Err(ZoneError::new(kind, place, text));
+        let Ok(s) = Superblock::read_from_bytes(bytes) else {
+            return fail(ZoneErrorKind::Corrupt, "it is not 4096 bytes long");
+        };
+        if s.magic != MAGIC {
+            let text = if bytes.iter().all(|&b| b == 0) { "it is empty" } else { "its magic bytes are wrong" };
+            return fail(ZoneErrorKind::NotAZone, text);
+        }
+        let mut plain = s.clone();
+        plain.seal();
+        if plain.crc != s.crc {
+            return fail(ZoneErrorKind::Corrupt, "its checksum is wrong");
+        }
+        if s.version.get() != VERSION {
+            let text = format!("its format version is {}, this program knows {VERSION}", s.version);
+            return fail(ZoneErrorKind::Version, &text);
+        }
+        s.check_bounds().map_err(|text| ZoneError::corrupt(place, text))?;
+        Ok(s)
+    }
+
+    fn check_bounds(&self) -> Result<(), String> {
+        let g = self.geometry();
+        let log_end = g.log_blocks.checked_mul(BLOCK).and_then(|n| n.checked_add(LOG_OFFSET));
+        let meta_end = g.meta_slots.checked_mul(SLOT_BYTES).and_then(|n| n.checked_add(g.meta_offset));
+        let data_end = g.data_blocks.checked_mul(BLOCK).and_then(|n| n.checked_add(g.data_offset));
+        let ordered = log_end.is_some_and(|e| e <= g.meta_offset)
+            && meta_end.is_some_and(|e| e <= g.data_offset)
+            && data_end.is_some_and(|e| e <= g.size);
+        let aligned = [g.meta_offset, g.data_offset].iter().all(|o| o.is_multiple_of(BLOCK));
+        if self.log_offset.get() != LOG_OFFSET || !ordered || !aligned || g.log_blocks < LOG_MIN / BLOCK {
+            return Err("its regions do not fit each other".into());
+        }
+        if g.meta_slots >= u64::from(NO_SLOT) || self.segment_count.get() as usize > SEGMENTS_MAX {
+            return Err("its counts are out of bounds".into());
+        }
+        if self.start_seq.get() == 0 || self.start_lsn.get() == 0 || self.stable_seq.get() + 1 < self.start_seq.get() {
+            return Err("its log start is out of bounds".into());
+        }
+        if self.segments().iter().any(|s| u64::from(s.first_slot.get()) >= g.meta_slots) {
+            return Err("a segment lies outside of the metadata region".into());
+        }
+        Ok(())
+    }
+}
+
+/// Header of a log group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct GroupHeader {
+    pub magic: U32,
+    pub crc: U32,
+    /// Random number of the opening that wrote the group.
+    pub opening: U64,
+    /// The same and the checksum of the group before.
+    pub prev_opening: U64,
+    pub prev_crc: U32,
+    pub records: U32,
+    pub body_bytes: U32,
+    pub reserved: U32,
+    pub seq: U64,
+    pub first_lsn: U64,
+    /// Groups up to this one were stable when this one was made.
+    pub stable_seq: U64,
+}
+
+/// Bytes of a group header.
+pub const GROUP_HEADER: usize = size_of::<GroupHeader>();
+const _: () = assert!(GROUP_HEADER == 64);
+
+/// Header of a segment page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct PageHeader {
+    pub magic: U32,
+    pub crc: U32,
+    pub segment: U64,
+    pub index: U32,
+    pub next_slot: U32,
+    pub payload_bytes: U32,
+    pub reserved: U32,
+}
+
+/// Bytes of a page header.
+pub const PAGE_HEADER: usize = size_of::<PageHeader>();
+const _: () = assert!(PAGE_HEADER == 32);
+/// Most payload bytes of a page.
+pub const PAGE_PAYLOAD: usize = SLOT_BYTES as usize - PAGE_HEADER;
+
+/// Checksum of whole blocks whose crc field (bytes 4..8) counts as zero.
+pub fn block_crc(zone_id: u64, blocks: &[u8]) -> u32 {
+    let crc = crc32c::crc32c(&zone_id.to_le_bytes());
+    let crc = crc32c::crc32c_append(crc, &blocks[..4]);
+    let crc = crc32c::crc32c_append(crc, &[0; 4]);
+    crc32c::crc32c_append(crc, &blocks[8..])
+}
+
+/// Whole blocks for `bytes`.
+pub fn blocks_for(bytes: usize) -> u64 {
+    (bytes as u64).div_ceil(BLOCK)
+}

@@ -1,0 +1,41 @@
+//! Mistakes that tests plant, to see that the crash sweep can fail. Outside of tests there are none.
+
+/// One mistake.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Mistake {
+    /// The root is written before its segment and log are stable.
+    RootBeforeSync,
+    /// Log space is given back before the root is stable.
+    TrimBeforeRoot,
+    /// A group may follow any other.
+    NoChain,
+    /// Data is not synced before the record that points at it.
+    RecordBeforeData,
+}
+
+/// Whether `mistake` is planted.
+#[cfg(not(test))]
+pub const fn is(_mistake: Mistake) -> bool {
+    false
+}
+
+#[cfg(test)]
+pub use switch::{is, plant};
+
+#[cfg(test)]
+mod switch {
+    use super::Mistake;
+    use std::cell::Cell;
+
+    thread_local! {
+        static PLANTED: Cell<Option<Mistake>> = const { Cell::new(None) };
+    }
+
+    pub fn plant(mistake: Option<Mistake>) {
+        PLANTED.set(mistake);
+    }
+
+    pub fn is(mistake: Mistake) -> bool {
+        PLANTED.get() == Some(mistake)
+    }
+}

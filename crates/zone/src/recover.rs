@@ -1,0 +1,274 @@
+//! Reading a zone: superblock, segments, log. Changes nothing.
+//!
+//! Rules (docs/DISK_FORMAT.md): of two valid superblock copies the one with the higher sequence counts; one may
+//! be invalid. Segments must verify wholly. The log is replayed from the root's start while groups verify and
+//! name their predecessor. Where that ends the log is cut, unless something proves that the group there was
+//! stable: the root's mark, or a later group that was made after it had been synced. Then it is an error.
+
+use crate::change;
+use crate::group::Link;
+use crate::layout::{GROUP_HEADER, GROUP_MAGIC, Geometry, GroupHeader, Superblock, block_crc, blocks_for};
+use crate::planted::{self, Mistake};
+use crate::segment::{Segment, SegmentReader, SlotMap};
+use crate::{ZoneError, ZoneErrorKind};
+use amphi_env::{Buf, Disk};
+use amphi_types::item::Key;
+use amphi_types::limits::BLOCK;
+use std::collections::BTreeMap;
+use zerocopy::FromBytes;
+
+/// Changes by key; `None` deletes.
+pub type Changes = BTreeMap<Key, Option<Vec<u8>>>;
+
+/// A zone as it was found.
+pub struct Image {
+    pub root: Superblock,
+    /// Whether both superblock copies are valid and equal.
+    pub copies_agree: bool,
+    pub geometry: Geometry,
+    pub segments: Vec<Segment>,
+    pub slots: SlotMap,
+    /// All items, segments merged and log replayed.
+    pub items: BTreeMap<Key, Vec<u8>>,
+    /// What the log changes over the segments.
+    pub dirty: Changes,
+    /// Position behind the last group, its number, its last record, its link.
+    pub position: u64,
+    pub seq: u64,
+    pub lsn: u64,
+    pub link: Link,
+    pub replayed: u64,
+    pub notes: Vec<String>,
+}
+
+/// Bytes read at once from the log.
+const CHUNK_BLOCKS: u64 = 256;
+
+async fn read_at(disk: &impl Disk, at: u64, len: usize, place: &str) -> Result<Buf, ZoneError> {
+    let (result, buf) = disk.read(at, Buf::zeroed(len)).await;
+    result.map_err(|e| ZoneError::io(place, &e))?;
+    Ok(buf)
+}
+
+/// Reads the zone on `disk`.
+pub async fn read_zone(disk: &impl Disk) -> Result<Image, ZoneError> {
+    let mut notes = Vec::new();
+    let (root, copies_agree) = read_root(disk, &mut notes).await?;
+    let geometry = root.geometry();
+    if disk.size() < geometry.size {
+        let text = format!("the zone has {} bytes, its storage {}", geometry.size, disk.size());
+        return Err(ZoneError::corrupt("superblock", text));
+    }
+    let zone_id = root.zone_id.get();
+    let mut slots = SlotMap::new(geometry.meta_slots);
+    let mut segments = Vec::new();
+    let mut items = BTreeMap::new();
+    for named in root.segments() {
+        let mut reader = SegmentReader::new(disk, geometry, zone_id, *named);
+        while let Some((key, value)) = reader.next().await? {
+            match value {
+                Some(value) => items.insert(key, value),
+                None => items.remove(&key),
+            };
+        }
+        for &slot in &reader.slots {
+            if !slots.mark(slot) {
+                let place = format!("segment {}, slot {slot}", named.id);
+                return Err(ZoneError::corrupt(place, "the slot is in two places"));
+            }
+        }
+        let (id, bytes, count) = (named.id.get(), named.bytes.get(), named.items.get());
+        segments.push(Segment { id, bytes, items: count, slots: reader.slots });
+    }
+    let mut image = Image {
+        position: root.start_position.get(),
+        seq: root.start_seq.get() - 1,
+        lsn: root.start_lsn.get() - 1,
+        link: Link { opening: root.start_opening.get(), crc: root.start_crc.get() },
+        root,
+        copies_agree,
+        geometry,
+        segments,
+        slots,
+        items,
+        dirty: Changes::new(),
+        replayed: 0,
+        notes,
+    };
+    replay(disk, &mut image).await?;
+    for (key, value) in &image.dirty {
+        match value {
+            Some(value) => image.items.insert(key.clone(), value.clone()),
+            None => image.items.remove(key),
+        };
+    }
+    Ok(image)
+}
+
+async fn read_root(disk: &impl Disk, notes: &mut Vec<String>) -> Result<(Superblock, bool), ZoneError> {
+    let nothing = || ZoneError::new(ZoneErrorKind::NotAZone, "superblock", "the storage is too small for a zone");
+    if disk.size() < 2 * BLOCK {
+        return Err(nothing());
+    }
+    let both = read_at(disk, 0, 2 * BLOCK as usize, "superblock").await?;
+    if both.iter().all(|&b| b == 0) {
+        let text = "both superblocks are empty: making the zone did not end";
+        return Err(ZoneError::new(ZoneErrorKind::Unfinished, "superblock", text));
+    }
+    let (a, b) = both.split_at(BLOCK as usize);
+    let a = Superblock::decode(a, "superblock copy 0");
+    let b = Superblock::decode(b, "superblock copy 1");
+    match (a, b) {
+        (Ok(a), Ok(b)) => {
+            if a.zone_id != b.zone_id {
+                return Err(ZoneError::corrupt("superblock", "its copies belong to different zones"));
+            }
+            let agree = a == b;
+            if !agree {
+                notes.push("the superblock copies differ: a checkpoint was being installed".into());
+            }
+            Ok((if b.sequence > a.sequence { b } else { a }, agree))
+        }
+        (Ok(root), Err(e)) | (Err(e), Ok(root)) => {
+            if e.kind == ZoneErrorKind::Version {
+                return Err(e);
+            }
+            notes.push(format!("{e}; the other copy is used"));
+            Ok((root, false))
+        }
+        // The more telling of the two errors.
+        (Err(a), Err(b)) => Err(if a.kind == ZoneErrorKind::NotAZone { b } else { a }),
+    }
+}
+
+/// Log blocks by position, read ahead in chunks.
+struct LogBlocks<'a, D: Disk> {
+    disk: &'a D,
+    geometry: Geometry,
+    chunk: Vec<u8>,
+    chunk_at: u64,
+}
+
+impl<D: Disk> LogBlocks<'_, D> {
+    async fn get(&mut self, position: u64, blocks: u64) -> Result<&[u8], ZoneError> {
+        let have = self.chunk.len() as u64 / BLOCK;
+        if position < self.chunk_at || position + blocks > self.chunk_at + have {
+            self.chunk.clear();
+            self.chunk_at = position;
+            let want = blocks.max(CHUNK_BLOCKS).min(self.geometry.log_blocks);
+            let mut at = position;
+            while at < position + want {
+                // A read ends at the edge of the ring.
+                let n = (position + want - at).min(self.geometry.log_blocks - at % self.geometry.log_blocks);
+                let address = self.geometry.log_address(at);
+                let place = format!("log at byte {address}");
+                let buf = read_at(self.disk, address, (n * BLOCK) as usize, &place).await?;
+                self.chunk.extend_from_slice(&buf);
+                at += n;
+            }
+        }
+        let from = ((position - self.chunk_at) * BLOCK) as usize;
+        Ok(&self.chunk[from..from + (blocks * BLOCK) as usize])
+    }
+
+    /// The group at `position` if it verifies, with its whole blocks.
+    async fn group(&mut self, position: u64, zone_id: u64) -> Result<Option<(GroupHeader, &[u8])>, ZoneError> {
+        let log_blocks = self.geometry.log_blocks;
+        let first = self.get(position, 1).await?;
+        let Ok(header) = GroupHeader::read_from_bytes(&first[..GROUP_HEADER]) else {
+            return Ok(None);
+        };
+        let blocks = blocks_for(GROUP_HEADER + header.body_bytes.get() as usize);
+        if header.magic.get() != GROUP_MAGIC || blocks > log_blocks {
+            return Ok(None);
+        }
+        let bytes = self.get(position, blocks).await?;
+        if block_crc(zone_id, bytes) != header.crc.get() {
+            return Ok(None);
+        }
+        Ok(Some((header, bytes)))
+    }
+}
+
+async fn replay(disk: &impl Disk, image: &mut Image) -> Result<(), ZoneError> {
+    let zone_id = image.root.zone_id.get();
+    let ring = image.geometry.log_blocks;
+    let start = image.position;
+    let mut log = LogBlocks { disk, geometry: image.geometry, chunk: Vec::new(), chunk_at: 0 };
+    while image.position < start + ring {
+        let Some((header, bytes)) = log.group(image.position, zone_id).await? else {
+            break;
+        };
+        let chained = header.prev_opening.get() == image.link.opening && header.prev_crc.get() == image.link.crc;
+        let follows = header.seq.get() == image.seq + 1
+            && header.first_lsn.get() == image.lsn + 1
+            && (chained || planted::is(Mistake::NoChain));
+        if !follows || image.position + blocks_for(GROUP_HEADER + header.body_bytes.get() as usize) > start + ring {
+            break;
+        }
+        let place = || format!("log group {} at block {}", header.seq, image.position % ring);
+        let mut body = &bytes[GROUP_HEADER..GROUP_HEADER + header.body_bytes.get() as usize];
+        for _ in 0..header.records.get() {
+            let record = body.split_first_chunk::<4>().and_then(|(len, rest)| {
+                let (record, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+                body = rest;
+                Some(record)
+            });
+            let mut record = record.ok_or_else(|| ZoneError::corrupt(place(), "a record leaves its group"))?;
+            while !record.is_empty() {
+                let change = change::take(&mut record);
+                let (key, value) = change.ok_or_else(|| ZoneError::corrupt(place(), "a change leaves its record"))?;
+                image.dirty.insert(key, value);
+            }
+        }
+        if !body.is_empty() {
+            return Err(ZoneError::corrupt(place(), "bytes are left over behind its records"));
+        }
+        image.position += blocks_for(bytes.len());
+        image.seq += 1;
+        image.lsn += u64::from(header.records.get());
+        image.link = Link { opening: header.opening.get(), crc: header.crc.get() };
+        image.replayed += u64::from(header.records.get());
+    }
+    check_tail(&mut log, image, start + ring).await
+}
+
+/// Makes sure that the group that does not verify may be missing, and says whether something was cut.
+async fn check_tail<D: Disk>(log: &mut LogBlocks<'_, D>, image: &mut Image, ring_end: u64) -> Result<(), ZoneError> {
+    let zone_id = image.root.zone_id.get();
+    let missing = image.seq + 1;
+    let block = image.position % image.geometry.log_blocks;
+    let lost = |proof: &str| {
+        let place =
+            format!("log group {missing} at block {block} (byte {})", image.geometry.log_address(image.position));
+        Err(ZoneError::corrupt(place, format!("it does not verify, but {proof} says that it was stable")))
+    };
+    if image.root.stable_seq.get() >= missing {
+        return lost("the superblock");
+    }
+    let mut later = 0u64;
+    let mut at = image.position;
+    while at < ring_end {
+        let mut step = 1;
+        // Headers are looked at first: most blocks here are remains of an earlier lap.
+        let first = log.get(at, 1).await?;
+        let seq = GroupHeader::read_from_bytes(&first[..GROUP_HEADER]).ok().filter(|h| h.magic.get() == GROUP_MAGIC);
+        if let Some(h) = seq.filter(|h| h.seq.get() >= missing) {
+            let blocks = blocks_for(GROUP_HEADER + h.body_bytes.get() as usize);
+            if at + blocks <= ring_end
+                && let Some((h, _)) = log.group(at, zone_id).await?
+            {
+                if h.stable_seq.get() >= missing {
+                    return lost(&format!("group {}", h.seq));
+                }
+                later += 1;
+                step = blocks;
+            }
+        }
+        at += step;
+    }
+    if later > 0 {
+        image.notes.push(format!("the log ends before group {missing}; {later} unsynced groups behind it were cut"));
+    }
+    Ok(())
+}

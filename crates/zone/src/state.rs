@@ -1,0 +1,431 @@
+//! What the handle and the agents of a zone share.
+//!
+//! Owns: queue, positions, dirty changes, waiting. Invariant: `stable <= written <= appended`; `dirty` is exactly
+//! what the written groups since the root's log start change, but for what a running checkpoint has taken.
+
+use crate::event::Event;
+use crate::group::{Group, Link};
+use crate::layout::{GROUP_HEADER, Geometry, PAGE_PAYLOAD, SLOT_BYTES, Superblock};
+use crate::recover::{Changes, Image};
+use crate::segment::{Segment, SlotMap};
+use crate::zone::{OpenOptions, ZoneStats};
+use crate::{ZoneError, ZoneErrorKind, change};
+use amphi_env::Env;
+use amphi_types::item::{Change, Key, Txn};
+use amphi_types::limits::BLOCK;
+use amphi_types::{Errno, TargetId};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Most bytes of a group of several records: 1 MiB keeps one write below a millisecond.
+const GROUP_BYTES_MAX: usize = 1 << 20;
+/// Largest record, if the log is large enough: a quarter of the log at most.
+const RECORD_BYTES_MAX: usize = 16 << 20;
+/// Queued bytes at which `reserve` waits.
+const QUEUE_BYTES_MAX: u64 = 4 << 20;
+/// Groups kept for reuse.
+const SPARE_GROUPS: usize = 2;
+/// Share of the metadata region, in percent, that items may take: a merge needs the same again, and deletions
+/// must go through on a full region.
+const ITEMS_PERCENT: u64 = 40;
+/// Bytes a change costs in the `dirty` map beside its encoding.
+const DIRTY_OVERHEAD: u64 = 64;
+
+/// Where the log begins, or ends.
+#[derive(Clone, Copy, Debug)]
+pub struct LogPoint {
+    /// Block position, counted without wrapping.
+    pub position: u64,
+    /// Number of the last group before.
+    pub seq: u64,
+    /// Last record before.
+    pub lsn: u64,
+    /// Link of the last group before.
+    pub link: Link,
+}
+
+/// The changing part.
+pub struct State {
+    pub queue: VecDeque<Group>,
+    pub spare: Vec<Group>,
+    pub queued_bytes: u64,
+    pub appended_lsn: u64,
+    pub written_lsn: u64,
+    pub stable_lsn: u64,
+    pub stable_seq: u64,
+    /// Behind the last written group.
+    pub head: LogPoint,
+    /// Oldest position that the root still needs.
+    pub start_position: u64,
+    pub dirty: Changes,
+    pub dirty_bytes: u64,
+    /// Bytes of changes that a running checkpoint has taken.
+    pub frozen_bytes: u64,
+    /// Deletions since the last full merge: what it could win back.
+    pub deletions: u64,
+    pub root: Superblock,
+    pub segments: Vec<Segment>,
+    pub slots: SlotMap,
+    pub sync_started: u64,
+    pub sync_done: u64,
+    pub sync_wanted: u64,
+    pub checkpoint_started: u64,
+    pub checkpoint_done: u64,
+    pub checkpoint_wanted: u64,
+    pub merge_wanted: bool,
+    /// A group or a reservation waits for log space.
+    pub log_full: bool,
+    /// How the last checkpoint ended.
+    pub checkpoint_error: Option<ZoneError>,
+    pub closing: bool,
+    pub committing: bool,
+    pub checkpointing: bool,
+    pub agents: u32,
+    pub failed: Option<String>,
+    pub counters: ZoneStats,
+}
+
+/// A zone as its handle and its agents see it.
+pub struct Shared<E: Env> {
+    pub env: E,
+    pub path: String,
+    pub disk: Rc<E::Disk>,
+    pub geometry: Geometry,
+    pub zone_id: u64,
+    pub cluster: u64,
+    pub target: TargetId,
+    /// Random number of this opening; groups name it.
+    pub opening: u64,
+    pub record_bytes_max: usize,
+    pub group_bytes_max: usize,
+    pub items_max: u64,
+    pub dirty_max: u64,
+    pub sync_interval: Duration,
+    pub auto_checkpoint: bool,
+    pub state: RefCell<State>,
+    /// Something for the commit agent.
+    pub queued: Event,
+    /// Something for the sync agent.
+    pub sync_asked: Event,
+    /// Something for the checkpoint agent.
+    pub checkpoint_asked: Event,
+    /// Groups were written.
+    pub written: Event,
+    /// A sync ended.
+    pub synced: Event,
+    /// Log or metadata space was given back, a checkpoint ended.
+    pub room: Event,
+    /// An agent ended.
+    pub done: Event,
+}
+
+impl<E: Env> Shared<E> {
+    /// State of a zone that was just read and made stable, its items, replayed records and notes.
+    pub fn new(
+        env: &E,
+        path: &str,
+        disk: Rc<E::Disk>,
+        options: &OpenOptions,
+        image: Image,
+    ) -> (Shared<E>, BTreeMap<Key, Vec<u8>>, u64, Vec<String>) {
+        let g = image.geometry;
+        let log_bytes = (g.log_blocks * BLOCK) as usize;
+        let head = LogPoint { position: image.position, seq: image.seq, lsn: image.lsn, link: image.link };
+        let dirty_bytes = image.dirty.iter().map(|(k, v)| dirty_cost(k, v.as_deref())).sum();
+        let region = g.meta_slots * SLOT_BYTES;
+        let state = State {
+            queue: VecDeque::new(),
+            spare: Vec::new(),
+            queued_bytes: 0,
+            appended_lsn: image.lsn,
+            written_lsn: image.lsn,
+            stable_lsn: image.lsn,
+            stable_seq: image.seq,
+            head,
+            start_position: image.root.start_position.get(),
+            deletions: image.dirty.values().filter(|v| v.is_none()).count() as u64,
+            dirty: image.dirty,
+            dirty_bytes,
+            frozen_bytes: 0,
+            root: image.root.clone(),
+            segments: image.segments,
+            slots: image.slots,
+            sync_started: 0,
+            sync_done: 0,
+            sync_wanted: 0,
+            checkpoint_started: 0,
+            checkpoint_done: 0,
+            checkpoint_wanted: 0,
+            merge_wanted: false,
+            log_full: false,
+            checkpoint_error: None,
+            closing: false,
+            committing: true,
+            checkpointing: true,
+            agents: 3,
+            failed: None,
+            counters: ZoneStats::default(),
+        };
+        let shared = Shared {
+            env: env.clone(),
+            path: path.to_string(),
+            disk,
+            geometry: g,
+            zone_id: image.root.zone_id.get(),
+            cluster: image.root.cluster.get(),
+            target: TargetId(image.root.target.get()),
+            opening: env.rand(),
+            record_bytes_max: (log_bytes / 4 - 2 * GROUP_HEADER).min(RECORD_BYTES_MAX),
+            group_bytes_max: GROUP_BYTES_MAX.min(log_bytes / 8),
+            items_max: region / 100 * ITEMS_PERCENT,
+            dirty_max: options.dirty_bytes.min(region / 8),
+            sync_interval: options.sync_interval,
+            auto_checkpoint: options.auto_checkpoint,
+            state: RefCell::new(state),
+            queued: Event::default(),
+            sync_asked: Event::default(),
+            checkpoint_asked: Event::default(),
+            written: Event::default(),
+            synced: Event::default(),
+            room: Event::default(),
+            done: Event::default(),
+        };
+        (shared, image.items, image.replayed, image.notes)
+    }
+
+    /// Wakes everybody: after a failure or at closing.
+    pub fn notify_all(&self) {
+        for event in [
+            &self.queued,
+            &self.sync_asked,
+            &self.checkpoint_asked,
+            &self.written,
+            &self.synced,
+            &self.room,
+            &self.done,
+        ] {
+            event.notify();
+        }
+    }
+
+    /// The storage failed: everything from here on is refused.
+    pub fn fail(&self, doing: &str, e: &std::io::Error) {
+        let text = format!("{doing}: {e}");
+        tracing::error!(zone = %self.path, "the zone has failed: {text}");
+        self.state.borrow_mut().failed.get_or_insert(text);
+        self.notify_all();
+    }
+
+    /// Errors: `Io` when the zone has failed.
+    pub fn healthy(&self) -> Result<(), Errno> {
+        if self.state.borrow().failed.is_some() { Err(Errno::Io) } else { Ok(()) }
+    }
+
+    /// Counts an agent as ended.
+    pub fn agent_ended(&self) {
+        self.state.borrow_mut().agents -= 1;
+        self.notify_all();
+    }
+
+    /// Queues a record; its number.
+    pub fn append(&self, txn: Txn, after_data: bool) -> u64 {
+        let bytes = Group::record_bytes(&txn);
+        assert!(!txn.is_empty(), "an empty record");
+        assert!(bytes <= self.record_bytes_max, "a record of {bytes} bytes, at most {}", self.record_bytes_max);
+        let mut st = self.state.borrow_mut();
+        assert!(!st.closing, "appended to a zone that is being closed");
+        st.appended_lsn += 1;
+        let lsn = st.appended_lsn;
+        if st.failed.is_some() {
+            return lsn;
+        }
+        let fits = st.queue.back().is_some_and(|g| g.bytes() + bytes <= self.group_bytes_max);
+        if !fits {
+            let mut group = st.spare.pop().unwrap_or_else(Group::new);
+            group.reset();
+            group.first_lsn = lsn;
+            st.queue.push_back(group);
+        }
+        st.queued_bytes += bytes as u64;
+        st.counters.appends += 1;
+        let group = st.queue.back_mut().expect("just made sure of it");
+        group.after_data |= after_data;
+        group.push(txn, bytes);
+        drop(st);
+        self.queued.notify();
+        lsn
+    }
+
+    /// Takes the changes of a written group over.
+    pub fn absorb(st: &mut State, changes: &mut Vec<Change>) {
+        for c in changes.drain(..) {
+            let cost = dirty_cost(&c.key, c.value.as_deref());
+            let key_cost = dirty_cost(&c.key, None);
+            st.deletions += u64::from(c.value.is_none());
+            st.dirty_bytes += cost;
+            if let Some(old) = st.dirty.insert(c.key, c.value) {
+                st.dirty_bytes -= key_cost + old.map_or(0, |v| v.len() as u64);
+            }
+        }
+    }
+
+    /// Keeps a group's memory for the next one.
+    pub fn recycle(st: &mut State, group: Group) {
+        if st.spare.len() < SPARE_GROUPS {
+            st.spare.push(group);
+        }
+    }
+
+    pub async fn wait_written(&self, lsn: u64) -> Result<(), Errno> {
+        let mut ok = false;
+        self.written
+            .wait_until(|| {
+                let st = self.state.borrow();
+                ok = st.written_lsn >= lsn;
+                ok || st.failed.is_some()
+            })
+            .await;
+        if ok { Ok(()) } else { Err(Errno::Io) }
+    }
+
+    pub async fn wait_stable(&self, lsn: u64) -> Result<(), Errno> {
+        let mut ok = false;
+        self.synced
+            .wait_until(|| {
+                let st = self.state.borrow();
+                ok = st.stable_lsn >= lsn;
+                ok || st.failed.is_some()
+            })
+            .await;
+        if ok { Ok(()) } else { Err(Errno::Io) }
+    }
+
+    /// Waits for a sync that starts after this call.
+    pub async fn request_sync(&self) -> Result<(), Errno> {
+        let round = {
+            let mut st = self.state.borrow_mut();
+            st.sync_wanted = st.sync_started + 1;
+            st.sync_wanted
+        };
+        self.sync_asked.notify();
+        let mut ok = false;
+        self.synced
+            .wait_until(|| {
+                let st = self.state.borrow();
+                ok = st.sync_done >= round;
+                ok || st.failed.is_some()
+            })
+            .await;
+        if ok { Ok(()) } else { Err(Errno::Io) }
+    }
+
+    /// Waits for a checkpoint that starts after this call.
+    pub async fn request_checkpoint(&self, merge: bool) -> Result<(), ZoneError> {
+        let round = {
+            let mut st = self.state.borrow_mut();
+            st.checkpoint_wanted = st.checkpoint_started + 1;
+            st.merge_wanted |= merge;
+            st.checkpoint_wanted
+        };
+        self.checkpoint_asked.notify();
+        let mut ok = false;
+        self.room
+            .wait_until(|| {
+                let st = self.state.borrow();
+                ok = st.checkpoint_done >= round;
+                ok || !st.checkpointing
+            })
+            .await;
+        let st = self.state.borrow();
+        match &st.failed {
+            Some(text) => Err(ZoneError::new(ZoneErrorKind::Io, &self.path, text.clone())),
+            None if ok => st.checkpoint_error.clone().map_or(Ok(()), Err),
+            None => Err(ZoneError::new(ZoneErrorKind::Io, &self.path, "the zone is closed")),
+        }
+    }
+
+    /// Upper bound of the bytes that the items take in segments.
+    pub fn item_bytes(st: &State) -> u64 {
+        let segments: u64 = st.segments.iter().map(|s| s.bytes.div_ceil(PAGE_PAYLOAD as u64) * SLOT_BYTES).sum();
+        segments + st.dirty_bytes + st.frozen_bytes + st.queued_bytes
+    }
+
+    /// Whether a checkpoint is due.
+    pub fn checkpoint_due(&self, st: &State) -> bool {
+        (st.head.position - st.start_position) * 2 > self.geometry.log_blocks || st.dirty_bytes > self.dirty_max
+    }
+
+    fn has_log_room(&self, st: &State) -> bool {
+        let used = st.head.position - st.start_position + st.queued_bytes.div_ceil(BLOCK);
+        used * 4 < self.geometry.log_blocks * 3 && st.queued_bytes < QUEUE_BYTES_MAX
+    }
+
+    /// Waits until `enough` holds or the zone has failed, with a checkpoint if the log needs one.
+    pub async fn wait_log_room(&self, enough: impl Fn(&State) -> bool) {
+        self.room
+            .wait_until(|| {
+                let mut st = self.state.borrow_mut();
+                let ready = st.failed.is_some() || enough(&st);
+                // With nothing queued only a checkpoint can help; a group that waits sets the mark too.
+                st.log_full |= !ready && st.queue.is_empty();
+                let ask = st.log_full;
+                drop(st);
+                if !ready && ask {
+                    self.checkpoint_asked.notify();
+                }
+                ready
+            })
+            .await;
+    }
+
+    /// See `Zone::reserve`.
+    pub async fn reserve(&self, growth: u64) -> Result<(), Errno> {
+        let mut merged = false;
+        loop {
+            let (room, fits, worth, appended) = {
+                let st = self.state.borrow();
+                if st.failed.is_some() {
+                    return Err(Errno::Io);
+                }
+                let fits = growth == 0 || Self::item_bytes(&st) + growth <= self.items_max;
+                // A merge is worth its cost if something was overwritten or deleted.
+                let unseen = st.written_lsn < st.appended_lsn || st.frozen_bytes > 0;
+                let worth = unseen || st.segments.len() > 1 || st.dirty_bytes > SLOT_BYTES || st.deletions >= 16;
+                (self.has_log_room(&st), fits, worth, st.appended_lsn)
+            };
+            if !fits {
+                if merged || !worth {
+                    return Err(Errno::NoSpace);
+                }
+                merged = true;
+                // A checkpoint sees what is written; deletions may still be queued.
+                self.wait_written(appended).await?;
+                self.request_checkpoint(true).await?;
+                continue;
+            }
+            if room {
+                return Ok(());
+            }
+            self.wait_log_room(|st| self.has_log_room(st)).await;
+        }
+    }
+
+    pub fn stats(&self) -> ZoneStats {
+        let st = self.state.borrow();
+        ZoneStats {
+            log_used_blocks: st.head.position - st.start_position,
+            log_blocks: self.geometry.log_blocks,
+            dirty_bytes: st.dirty_bytes,
+            item_bytes: Self::item_bytes(&st),
+            item_bytes_max: self.items_max,
+            ..st.counters
+        }
+    }
+}
+
+/// What a change costs in memory and, at most, in a segment.
+fn dirty_cost(key: &[u8], value: Option<&[u8]>) -> u64 {
+    change::encoded_len(key, value) as u64 + DIRTY_OVERHEAD
+}

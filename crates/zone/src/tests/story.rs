@@ -1,0 +1,223 @@
+//! What a zone does without crashes: appending, waiting, checkpoints, laps, full regions, failures.
+
+use super::*;
+use crate::{ZoneErrorKind, fsck};
+use amphi_env::sim::{DiskOpKind, SimConfig};
+use amphi_types::Errno;
+use std::cell::Cell;
+
+/// Goal: items survive close and open, from the log and from segments. Method: puts, overwrites and deletes
+/// around checkpoints, compared with a map.
+#[test]
+fn items_survive_reopening() {
+    let sim = sim(1);
+    format(&sim, &params());
+    let mut model = BTreeMap::new();
+    let mut rng = Lcg(5);
+    for round in 0..6u64 {
+        let (zone, found) = open(&sim, &manual()).unwrap();
+        assert_eq!(found.items, model, "round {round}");
+        for i in 0..50u64 {
+            let mut t = Txn::default();
+            let key = format!("I{:03}", rng.below(60)).into_bytes();
+            if rng.below(4) == 0 {
+                t.delete(key)
+            } else {
+                t.put(key, vec![i as u8; rng.below(3000) as usize])
+            }
+            apply(&mut model, &t);
+            let lsn = plain(&zone, t);
+            if i == 25 && round % 2 == 0 {
+                sim.block_on(zone.checkpoint()).unwrap().unwrap();
+                assert!(zone.stable_lsn() < lsn || zone.stats().log_used_blocks < 20);
+            }
+        }
+        sim.block_on(zone.close()).unwrap().unwrap();
+        assert_eq!(zone.stable_lsn(), zone.appended_lsn());
+    }
+    let env = sim.node(NODE);
+    let report = sim.block_on(fsck(&env, PATH)).unwrap().unwrap();
+    assert!(report.problems.is_empty() && report.notes.is_empty(), "{report:?}");
+    assert_eq!(report.items, model);
+    assert_eq!((report.cluster, report.target), (0xC1, TargetId(3)));
+}
+
+/// Goal: a lone record costs one write; records that arrive during a write share the next one. Method: count
+/// disk writes.
+#[test]
+fn records_share_groups() {
+    let sim = sim(2);
+    format(&sim, &params());
+    let (zone, _) = open(&sim, &manual()).unwrap();
+    let writes = |sim: &Sim| sim.disk_ops(NODE).writes;
+    let before = writes(&sim);
+    let lsn = plain(&zone, txn("Ia", b"1"));
+    sim.block_on(zone.written(lsn)).unwrap().unwrap();
+    assert_eq!(writes(&sim) - before, 1);
+    for i in 0..100 {
+        plain(&zone, txn(&format!("I{i}"), b"x"));
+    }
+    let last = zone.appended_lsn();
+    sim.block_on(zone.written(last)).unwrap().unwrap();
+    assert!(writes(&sim) - before <= 3, "100 records took {} writes", writes(&sim) - before - 1);
+    assert!(zone.stable_lsn() < last);
+    sim.block_on(zone.stable(last)).unwrap().unwrap();
+    assert_eq!(zone.stable_lsn(), last);
+}
+
+/// Goal: written records become stable by themselves. Method: nobody asks; the interval passes.
+#[test]
+fn records_become_stable_in_time() {
+    let sim = sim(3);
+    format(&sim, &params());
+    let (zone, _) = open(&sim, &manual()).unwrap();
+    let start = sim.now();
+    let lsn = plain(&zone, txn("Ia", b"1"));
+    sim.block_on(zone.became_stable(lsn)).unwrap().unwrap();
+    let waited = sim.now().since(start);
+    assert!(waited >= manual().sync_interval && waited < manual().sync_interval * 2, "{waited:?}");
+}
+
+/// Goal: the ring is used for many laps, by the agent's own checkpoints, at bounded fill, and merges keep few
+/// segments. Method: 20 MiB of records over 200 keys through a log of 1 MiB.
+#[test]
+fn many_laps() {
+    let sim = sim(4);
+    format(&sim, &params());
+    let (zone, _) = open(&sim, &OpenOptions::default()).unwrap();
+    let mut model = BTreeMap::new();
+    let mut rng = Lcg(9);
+    let root = async {
+        for i in 0..2000u64 {
+            zone.reserve(12_000).await.unwrap();
+            let mut t = txn(&format!("I{}", rng.below(200)), &vec![i as u8; rng.below(6000) as usize]);
+            t.put(b"Mcount".to_vec(), i.to_le_bytes().to_vec());
+            apply(&mut model, &t);
+            let lsn = plain(&zone, t);
+            if rng.below(3) == 0 {
+                zone.written(lsn).await.unwrap();
+            }
+        }
+        zone.close().await.unwrap();
+    };
+    sim.block_on(root).unwrap();
+    let stats = zone.stats();
+    assert!(stats.checkpoints >= 5 && stats.log_bytes > 5 * MIB, "{stats:?}");
+    assert!(stats.segment_bytes < 4 * stats.log_bytes, "{stats:?}");
+    drop(zone);
+    let (_zone, found) = open(&sim, &manual()).unwrap();
+    assert!(found.items == model);
+}
+
+/// Goal: a full metadata region refuses growth, never deletions, and has room again after them. Method: fill with
+/// distinct items, delete most, fill again; everything compared after opening.
+#[test]
+fn a_full_metadata_region_can_shrink() {
+    let sim = sim(5);
+    format(&sim, &params());
+    let (zone, _) = open(&sim, &OpenOptions::default()).unwrap();
+    let mut model = BTreeMap::new();
+    let fill = async |model: &mut BTreeMap<Key, Vec<u8>>, tag: &str| {
+        for i in 0..100_000u64 {
+            if let Err(e) = zone.reserve(1100).await {
+                assert_eq!(e, Errno::NoSpace);
+                return i;
+            }
+            let t = txn(&format!("I{tag}{i}"), &[7; 1000]);
+            apply(model, &t);
+            plain(&zone, t);
+        }
+        unreachable!("the region never filled");
+    };
+    let root = async {
+        let first = fill(&mut model, "a").await;
+        assert!(first > 1000, "only {first} items of 1 KB in 4 MiB");
+        for i in 0..first {
+            zone.reserve(0).await.unwrap();
+            let mut t = Txn::default();
+            t.delete(format!("Ia{i}").into_bytes());
+            apply(&mut model, &t);
+            plain(&zone, t);
+        }
+        let second = fill(&mut model, "b").await;
+        assert!(second * 10 > first * 9, "{second} after {first}");
+        zone.close().await.unwrap();
+    };
+    sim.block_on(root).unwrap();
+    drop(zone);
+    let (_zone, found) = open(&sim, &manual()).unwrap();
+    assert!(found.items == model);
+}
+
+/// Goal: a full log holds up mutations, and a checkpoint lets them go on, also when nobody takes checkpoints by
+/// plan. Method: records beyond three laps without `reserve` and without automatic checkpoints.
+#[test]
+fn a_full_log_makes_its_own_room() {
+    let sim = sim(6);
+    format(&sim, &params());
+    let (zone, _) = open(&sim, &manual()).unwrap();
+    let mut last = crate::Lsn(0);
+    for i in 0..60u64 {
+        last = plain(&zone, txn(&format!("I{}", i % 7), &vec![i as u8; 50_000]));
+    }
+    sim.block_on(zone.written(last)).unwrap().unwrap();
+    assert!(zone.stats().checkpoints >= 2);
+    sim.block_on(zone.close()).unwrap().unwrap();
+}
+
+/// Goal: the first failed write or sync ends the zone; nobody waits for ever and nobody is told a lie. Method:
+/// each operation of a scenario fails once.
+#[test]
+fn a_failed_disk_is_told() {
+    for nth in 0..12 {
+        let sim = sim(100 + nth);
+        format(&sim, &params());
+        let (zone, _) = open(&sim, &manual()).unwrap();
+        let left = Cell::new(nth);
+        sim.on_disk_op(NODE, move |op| {
+            let counts = op.kind == DiskOpKind::Write || op.kind == DiskOpKind::Sync;
+            left.set(left.get().wrapping_sub(u64::from(counts)));
+            (counts && left.get() == u64::MAX).then_some(std::io::ErrorKind::Other)
+        });
+        let root = async {
+            for i in 0..8 {
+                let lsn = zone.append(txn(&format!("I{i}"), b"v"), Order::AfterData);
+                let stable = zone.stable(lsn).await;
+                assert_eq!(stable.is_ok(), zone.stable_lsn() >= lsn);
+                if zone.failure().is_some() {
+                    assert_eq!(zone.reserve(0).await, Err(Errno::Io));
+                    assert_eq!(zone.sync().await, Err(Errno::Io));
+                    assert_eq!(zone.checkpoint().await.unwrap_err().kind, ZoneErrorKind::Io);
+                    return;
+                }
+            }
+            zone.checkpoint().await.unwrap();
+        };
+        sim.block_on(root).unwrap();
+        let failed = zone.failure().is_some();
+        assert!(failed, "the fault of operation {nth} was not noticed");
+        assert_eq!(sim.block_on(zone.close()).unwrap().is_err(), failed);
+    }
+}
+
+/// Goal: sizes that make no zone, things in the way, and zones of others are refused by kind. Method: each once.
+#[test]
+fn wrong_zones_are_refused() {
+    let sim = Sim::new(7, SimConfig::default());
+    let env = sim.node(NODE);
+    let make = |p: ZoneParams| sim.block_on(Zone::format(&env, PATH, &p)).unwrap().map_err(|e| e.kind);
+    assert_eq!(make(ZoneParams { size_bytes: 5 * MIB, ..params() }), Err(ZoneErrorKind::Params));
+    assert_eq!(make(ZoneParams { log_bytes: 4096, ..params() }), Err(ZoneErrorKind::Params));
+    assert_eq!(make(ZoneParams { log_bytes: MIB + 1, ..params() }), Err(ZoneErrorKind::Params));
+    assert_eq!(open(&sim, &manual()).err().map(|e| e.kind), Some(ZoneErrorKind::Missing));
+    make(params()).unwrap();
+    assert_eq!(make(params()), Err(ZoneErrorKind::Exists));
+    let kind = |o: OpenOptions| open(&sim, &o).err().map(|e| e.kind);
+    assert_eq!(kind(OpenOptions { cluster: Some(1), ..manual() }), Some(ZoneErrorKind::Cluster));
+    assert_eq!(kind(OpenOptions { target: Some(TargetId(4)), ..manual() }), Some(ZoneErrorKind::Target));
+    let mine = OpenOptions { cluster: Some(0xC1), target: Some(TargetId(3)), ..manual() };
+    let (zone, _) = open(&sim, &mine).unwrap();
+    assert_eq!(kind(manual()), Some(ZoneErrorKind::Busy));
+    assert_eq!(zone.data_offset() % 4096, 0);
+    assert!(zone.data_offset() + zone.data_blocks() * 4096 <= 8 * MIB);
+}

@@ -1,0 +1,345 @@
+//! The zone as its owner sees it: format, open, append, wait, checkpoint, close.
+
+use crate::layout::{Geometry, LOG_OFFSET, Superblock};
+use crate::recover::{Image, read_zone};
+use crate::state::Shared;
+use crate::{ZoneError, ZoneErrorKind, checkpoint, commit};
+use amphi_env::{Buf, Disk, DiskMode, Env};
+use amphi_types::item::{Key, Txn};
+use amphi_types::limits::BLOCK;
+use amphi_types::{Errno, TargetId};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+/// Number of a log record, from 1, without gaps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Lsn(pub u64);
+
+/// What must be durable before a record may be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Nothing.
+    Plain,
+    /// Every disk write that returned before the `append`: the record points at fresh data blocks.
+    AfterData,
+}
+
+/// How to make a zone.
+#[derive(Clone, Debug)]
+pub struct ZoneParams {
+    /// Bytes of the file, rounded down to 1 MiB.
+    pub size_bytes: u64,
+    /// Bytes of the log ring: a multiple of 4096, at least 1 MiB, at most a quarter of the zone. 0 takes the
+    /// default, 64 MiB or an eighth of the zone if that is less.
+    pub log_bytes: u64,
+    /// The cluster.
+    pub cluster: u64,
+    /// The target.
+    pub target: TargetId,
+}
+
+/// How to open a zone.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Refuse a zone of another cluster.
+    pub cluster: Option<u64>,
+    /// Refuse a zone of another target.
+    pub target: Option<TargetId>,
+    /// Written records become stable at the latest after this time.
+    pub sync_interval: Duration,
+    /// A checkpoint is taken when changes of this many bytes wait for one.
+    pub dirty_bytes: u64,
+    /// Checkpoints are taken by the zone's own agent; otherwise only by calls of `checkpoint`.
+    pub auto_checkpoint: bool,
+}
+
+impl Default for OpenOptions {
+    fn default() -> OpenOptions {
+        OpenOptions {
+            cluster: None,
+            target: None,
+            sync_interval: Duration::from_secs(1),
+            dirty_bytes: 16 << 20,
+            auto_checkpoint: true,
+        }
+    }
+}
+
+/// What opening a zone found.
+#[derive(Debug, Default)]
+pub struct Recovered {
+    /// Every item of the target, in key order.
+    pub items: BTreeMap<Key, Vec<u8>>,
+    /// Records replayed from the log.
+    pub replayed: u64,
+    /// Sentences for the log file: a torn tail that was cut, a superblock copy that was restored.
+    pub notes: Vec<String>,
+}
+
+/// Counters of a zone since it was opened, and its present fill.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ZoneStats {
+    /// Records appended.
+    pub appends: u64,
+    /// Groups written.
+    pub groups: u64,
+    /// Bytes of groups written.
+    pub log_bytes: u64,
+    /// Syncs of the disk.
+    pub syncs: u64,
+    /// Checkpoints finished.
+    pub checkpoints: u64,
+    /// Bytes of segments written by checkpoints.
+    pub segment_bytes: u64,
+    /// Blocks of the log ring in use, and its size.
+    pub log_used_blocks: u64,
+    /// Blocks of the log ring.
+    pub log_blocks: u64,
+    /// Bytes of changes that wait for a checkpoint.
+    pub dirty_bytes: u64,
+    /// Upper bound of the bytes of items.
+    pub item_bytes: u64,
+    /// Bytes of items at which growth is refused.
+    pub item_bytes_max: u64,
+}
+
+/// An open zone; a cheap handle of one thread. Its agents keep the disk locked until `close`.
+pub struct Zone<E: Env> {
+    shared: Rc<Shared<E>>,
+}
+
+impl<E: Env> Clone for Zone<E> {
+    fn clone(&self) -> Zone<E> {
+        Zone { shared: self.shared.clone() }
+    }
+}
+
+#[cfg(test)]
+impl<E: Env> Zone<E> {
+    /// The state, for tests that look inside.
+    pub(crate) fn state(&self) -> std::cell::Ref<'_, crate::state::State> {
+        self.shared.state.borrow()
+    }
+}
+
+/// Bytes of zeros written at once when a log is made.
+const FORMAT_BYTES: usize = 1 << 20;
+
+impl<E: Env> Zone<E> {
+    /// Makes a zone at `path`, which must not exist or be the rest of an interrupted `format` of the same size.
+    /// Stable when it returns.
+    ///
+    /// Errors: `Exists`, `Busy`, `Params`, `Io`.
+    pub async fn format(env: &E, path: &str, params: &ZoneParams) -> Result<(), ZoneError> {
+        let geometry = Geometry::of(params).map_err(|e| e.at(path))?;
+        let io = |e: std::io::Error| ZoneError::io(path, &e);
+        let disk = match env.disk(path, DiskMode::Create(geometry.size)).await {
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
+                let disk = env.disk(path, DiskMode::Open).await.map_err(io)?;
+                let exists = |text| ZoneError::new(ZoneErrorKind::Exists, path, text);
+                if disk.size() != geometry.size {
+                    return Err(exists("there is a file of another size"));
+                }
+                let (result, first) = disk.read(0, Buf::zeroed(2 * BLOCK as usize)).await;
+                result.map_err(io)?;
+                if first.iter().any(|&b| b != 0) {
+                    return Err(exists("there is a zone or something else already"));
+                }
+                disk
+            }
+            other => other.map_err(io)?,
+        };
+        // The log is written now, so that later groups overwrite blocks that the storage has allocated.
+        let (mut at, end) = (LOG_OFFSET, LOG_OFFSET + geometry.log_blocks * BLOCK);
+        let mut zeros = Buf::zeroed(FORMAT_BYTES);
+        while at < end {
+            zeros.set_window(0..FORMAT_BYTES.min((end - at) as usize));
+            let (result, buf) = disk.write(at, zeros).await;
+            result.map_err(io)?;
+            zeros = buf;
+            at += zeros.len() as u64;
+        }
+        disk.sync().await.map_err(io)?;
+        let mut root = Superblock::first(&geometry, env.rand(), params);
+        root.seal();
+        let mut both = Buf::zeroed(2 * BLOCK as usize);
+        both[..BLOCK as usize].copy_from_slice(root.as_bytes());
+        both[BLOCK as usize..].copy_from_slice(root.as_bytes());
+        disk.write(0, both).await.0.map_err(io)?;
+        disk.sync().await.map_err(io)
+    }
+
+    /// Opens the zone at `path`, replays its log, makes what it found stable and starts its agents. On an error
+    /// nothing was changed, but for `Io`.
+    pub async fn open(env: &E, path: &str, options: &OpenOptions) -> Result<(Zone<E>, Recovered), ZoneError> {
+        let disk = env.disk(path, DiskMode::Open).await.map_err(|e| ZoneError::io(path, &e))?;
+        let image = read_zone(&*disk).await.map_err(|e| e.at(path))?;
+        check_owner(&image, path, options)?;
+        restore_copies(&*disk, &image).await.map_err(|e| ZoneError::io(path, &e))?;
+        let (shared, items, replayed, notes) = Shared::new(env, path, disk, options, image);
+        let shared = Rc::new(shared);
+        commit::start(&shared);
+        checkpoint::start(&shared);
+        Ok((Zone { shared }, Recovered { items, replayed, notes }))
+    }
+
+    /// The disk, for the owner's data I/O inside the data region.
+    pub fn disk(&self) -> Rc<E::Disk> {
+        self.shared.disk.clone()
+    }
+
+    /// Byte address on the disk of data block 0.
+    pub fn data_offset(&self) -> u64 {
+        self.shared.geometry.data_offset
+    }
+
+    /// Blocks of the data region.
+    pub fn data_blocks(&self) -> u64 {
+        self.shared.geometry.data_blocks
+    }
+
+    /// Cluster of the zone.
+    pub fn cluster(&self) -> u64 {
+        self.shared.cluster
+    }
+
+    /// Target of the zone.
+    pub fn target(&self) -> TargetId {
+        self.shared.target
+    }
+
+    /// Waits until an operation whose items grow by about `growth_bytes` may be planned: there is log and
+    /// metadata space. Called before an operation's state changes; operations that only delete pass 0, which
+    /// waits for log space but is never refused; flushes and cancels skip the call.
+    ///
+    /// Errors: `NoSpace` when the metadata region is full, `Io` when the zone has failed. Dropping the future
+    /// changes nothing.
+    pub async fn reserve(&self, growth_bytes: u64) -> Result<(), Errno> {
+        self.shared.reserve(growth_bytes).await
+    }
+
+    /// Queues `txn` as the next log record. Records become durable in order: when record n is, all before it
+    /// are. Panics on an empty txn, one larger than `record_bytes_max`, or after `close`. In a failed zone the
+    /// record is dropped and `written` says so.
+    pub fn append(&self, txn: Txn, order: Order) -> Lsn {
+        Lsn(self.shared.append(txn, order == Order::AfterData))
+    }
+
+    /// Largest encoded record: 4 bytes, and 6 + key + value bytes for each change.
+    pub fn record_bytes_max(&self) -> u64 {
+        self.shared.record_bytes_max as u64
+    }
+
+    /// Waits until record `lsn` is written: it survives a crash of the process.
+    ///
+    /// Errors: `Io` when the zone has failed. Dropping the future changes nothing.
+    pub async fn written(&self, lsn: Lsn) -> Result<(), Errno> {
+        self.shared.wait_written(lsn.0).await
+    }
+
+    /// Waits until record `lsn` is stable: it survives power loss. Asks for a sync as soon as it is written.
+    ///
+    /// Errors: `Io` when the zone has failed. Dropping the future changes nothing.
+    pub async fn stable(&self, lsn: Lsn) -> Result<(), Errno> {
+        self.shared.wait_written(lsn.0).await?;
+        if self.shared.state.borrow().stable_lsn < lsn.0 {
+            self.shared.request_sync().await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until record `lsn` is stable without asking for a sync: one comes within `sync_interval`.
+    ///
+    /// Errors: `Io` when the zone has failed. Dropping the future changes nothing.
+    pub async fn became_stable(&self, lsn: Lsn) -> Result<(), Errno> {
+        self.shared.wait_stable(lsn.0).await
+    }
+
+    /// Makes every disk write that returned before the call, and every record appended before it, stable. Calls
+    /// at the same time share syncs.
+    ///
+    /// Errors: `Io`. Dropping the future changes nothing.
+    pub async fn sync(&self) -> Result<(), Errno> {
+        let appended = self.appended_lsn();
+        self.shared.wait_written(appended.0).await?;
+        self.shared.request_sync().await
+    }
+
+    /// The last appended record.
+    pub fn appended_lsn(&self) -> Lsn {
+        Lsn(self.shared.state.borrow().appended_lsn)
+    }
+
+    /// The last written record.
+    pub fn written_lsn(&self) -> Lsn {
+        Lsn(self.shared.state.borrow().written_lsn)
+    }
+
+    /// The last stable record.
+    pub fn stable_lsn(&self) -> Lsn {
+        Lsn(self.shared.state.borrow().stable_lsn)
+    }
+
+    /// Puts the changes of all written records into a segment and gives their log space back. Other calls go
+    /// on meanwhile. Calls during a checkpoint share the next one.
+    ///
+    /// Errors: `NoSpace` (nothing changed), `Io` (the zone has failed). Dropping the future changes nothing.
+    pub async fn checkpoint(&self) -> Result<(), ZoneError> {
+        self.shared.request_checkpoint(false).await
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> ZoneStats {
+        self.shared.stats()
+    }
+
+    /// Why the zone refuses everything, if it does.
+    pub fn failure(&self) -> Option<String> {
+        self.shared.state.borrow().failed.clone()
+    }
+
+    /// Writes and syncs what is queued, notes in the superblock how far the log is stable, and ends the agents.
+    /// The disk is unlocked when the last handle and the last clone of `disk()` are dropped.
+    ///
+    /// Errors: `Io` when the zone has failed before or now.
+    pub async fn close(&self) -> Result<(), ZoneError> {
+        let shared = &self.shared;
+        shared.state.borrow_mut().closing = true;
+        shared.notify_all();
+        shared.done.wait_until(|| shared.state.borrow().agents == 0).await;
+        shared.healthy().map_err(|_| {
+            let text = self.failure().unwrap_or_default();
+            ZoneError::new(ZoneErrorKind::Io, &shared.path, text)
+        })
+    }
+}
+
+fn check_owner(image: &Image, path: &str, options: &OpenOptions) -> Result<(), ZoneError> {
+    let cluster = image.root.cluster.get();
+    let target = TargetId(image.root.target.get());
+    if let Some(want) = options.cluster.filter(|&want| want != cluster) {
+        let text = format!("the zone belongs to cluster {cluster:016x}, not {want:016x}");
+        return Err(ZoneError::new(ZoneErrorKind::Cluster, path, text));
+    }
+    if let Some(want) = options.target.filter(|&want| want != target) {
+        let text = format!("the zone belongs to {target}, not {want}");
+        return Err(ZoneError::new(ZoneErrorKind::Target, path, text));
+    }
+    Ok(())
+}
+
+/// Makes both superblock copies the one that counts and all that was replayed stable. Until then nothing that
+/// the other copy names may be overwritten.
+async fn restore_copies(disk: &impl Disk, image: &Image) -> std::io::Result<()> {
+    // The chosen copy may be written but not stable yet: sync first, so that one is whole at any moment.
+    disk.sync().await?;
+    if !image.copies_agree {
+        for copy in 0..2 {
+            disk.write(copy * BLOCK, Buf::copy_of(image.root.as_bytes())).await.0?;
+            disk.sync().await?;
+        }
+    }
+    Ok(())
+}
