@@ -75,12 +75,18 @@ fn explain(path: &Path, what: &str, e: Errno) -> Failure {
 
 /// Reads a control attribute of `path`.
 pub fn read(path: &Path, name: &str) -> Outcome<String> {
+    read_if_any(path, name)?.ok_or_else(|| explain(path, name, Errno::NODATA))
+}
+
+/// Reads a control attribute of `path` that may not be there.
+pub fn read_if_any(path: &Path, name: &str) -> Outcome<Option<String>> {
     let mut buf = vec![0u8; 65_536];
     match getxattr(path, name, &mut buf[..]) {
         Ok(n) => {
             buf.truncate(n);
-            Ok(String::from_utf8_lossy(&buf).into_owned())
+            Ok(Some(String::from_utf8_lossy(&buf).into_owned()))
         }
+        Err(Errno::NODATA) => Ok(None),
         Err(e) => Err(explain(path, name, e)),
     }
 }

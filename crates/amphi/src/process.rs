@@ -10,7 +10,7 @@ use amphi_fuse::{ClientFs, MountError, Session, SessionConfig};
 use amphi_sched::WorkerConfig;
 use amphi_server::{ServerConfig, ServerError, ServerErrorKind, run_threads};
 use amphi_transport::{ClusterKey, LinkConfig, Timeouts};
-use amphi_types::{SessionId, Timespec};
+use amphi_types::{Ino, SessionId, Timespec};
 use amphi_wire::Role;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::path::{Path, PathBuf};
@@ -176,7 +176,7 @@ pub fn start_cluster(
     });
     let running = Running { client, thread };
     match is_up.recv() {
-        Ok(()) => Ok(running),
+        Ok(()) => first_answer(running),
         Err(_) => match running.join() {
             Err(e) => Err(e),
             Ok(()) => Err(Failure::broken("the server ended while it started")),
@@ -201,8 +201,12 @@ pub fn start_client(
         result.map_err(|e| Failure::refused(format!("{}: {e}", addrs.join(", "))))
     });
     let running = Running { client, thread };
-    // The first answer says that the session is accepted; a refusal ends the thread.
-    match running.client.statfs(&amphi_client::Ctx::root()).wait(None) {
+    first_answer(running)
+}
+
+/// The first answer says that the session is accepted and the client knows its cluster; a refusal ends the thread.
+fn first_answer(running: Running) -> Outcome<Running> {
+    match running.client.getattr(&amphi_client::Ctx::root(), Ino::ROOT).wait(None) {
         Ok(_) => Ok(running),
         Err(e) => match running.join() {
             Err(refused) => Err(refused),

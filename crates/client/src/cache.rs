@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use unit::Unit;
+use unit::{Spare, Unit};
 
 /// Bytes per unit.
 pub(crate) const UNIT: u64 = 64 << 10;
@@ -63,6 +63,7 @@ pub(crate) struct PageCache {
     used: AtomicU64,
     dirty: AtomicU64,
     next_victim: AtomicUsize,
+    spare: Spare,
     pub(crate) evicted_bytes: AtomicU64,
     pub(crate) wasted_ahead_bytes: AtomicU64,
     pub(crate) used_ahead_bytes: AtomicU64,
@@ -81,6 +82,7 @@ impl PageCache {
             used: AtomicU64::new(0),
             dirty: AtomicU64::new(0),
             next_victim: AtomicUsize::new(0),
+            spare: Spare::default(),
             evicted_bytes: AtomicU64::new(0),
             wasted_ahead_bytes: AtomicU64::new(0),
             used_ahead_bytes: AtomicU64::new(0),
@@ -207,13 +209,18 @@ impl PageCache {
     /// The unit, made if missing, with memory for bytes up to `end`.
     fn unit<'a>(&self, shard: &'a mut Shard, file: &Arc<File>, u: u64, end: u64) -> &'a mut Unit {
         let unit = shard.units.entry((file.ino.0, u)).or_insert_with(|| Unit::new(file.clone(), u));
-        let grown = unit.grow(end);
+        let grown = unit.grow(end, &self.spare);
         if grown > 0 {
-            self.used.fetch_add(grown, Relaxed);
-            file.cached_end.fetch_max(u * UNIT + unit.capacity(), SeqCst);
-            file.cached_bytes.fetch_add(grown, SeqCst);
+            self.account_grown(file, grown, u * UNIT + unit.capacity());
         }
         unit
+    }
+
+    /// Books more memory of a unit that ends at `end`.
+    fn account_grown(&self, file: &File, grown: u64, end: u64) {
+        self.used.fetch_add(grown, Relaxed);
+        file.cached_end.fetch_max(end, SeqCst);
+        file.cached_bytes.fetch_add(grown, SeqCst);
     }
 
     /// Makes room below `limit_bytes` by dropping clean units that were not touched since the hand came by last.
@@ -234,6 +241,7 @@ impl PageCache {
 
     fn evict_some(&self, shard: &mut Shard, limit_bytes: u64, emptied: &mut Vec<Arc<File>>) {
         let mut victims: smallvec::SmallVec<[Key; 32]> = smallvec::SmallVec::new();
+        let mut kept: smallvec::SmallVec<[Key; EVICT_SCAN]> = smallvec::SmallVec::new();
         let over = self.used_bytes().saturating_sub(limit_bytes);
         let mut found = 0;
         let after = shard.units.range((Bound::Excluded(shard.hand), Bound::Unbounded));
@@ -242,6 +250,7 @@ impl PageCache {
         for (key, unit) in after.chain(before).take(EVICT_SCAN) {
             hand = *key;
             if unit.is_pinned() || unit.take_touched() {
+                kept.push(*key);
                 continue;
             }
             victims.push(*key);
@@ -251,6 +260,11 @@ impl PageCache {
             }
         }
         shard.hand = hand;
+        for key in kept {
+            if let Some(unit) = shard.units.get_mut(&key) {
+                unit.survive();
+            }
+        }
         for key in victims {
             if let Some(unit) = shard.units.remove(&key) {
                 self.evicted_bytes.fetch_add(unit.capacity(), Relaxed);
@@ -278,6 +292,7 @@ impl PageCache {
         }
         self.used.fetch_sub(unit.capacity(), Relaxed);
         file.cached_bytes.fetch_sub(unit.capacity(), SeqCst);
+        unit.recycle(&self.spare);
     }
 }
 

@@ -4,7 +4,16 @@
 //! several targets is not copied together first.
 
 use amphi_env::Buf;
+use amphi_types::{ByteRange, limits};
 use smallvec::SmallVec;
+
+/// A buffer for bytes of a file that will all be written before they are read; the first lies as its file offset does.
+pub(crate) fn scratch_for(range: ByteRange) -> Buf {
+    let (pad, len) = ((range.start % limits::BLOCK) as usize, range.len() as usize);
+    let mut buf = Buf::scratch(pad + len);
+    buf.set_window(pad..pad + len);
+    buf
+}
 
 /// Bytes in one or more buffers.
 #[derive(Debug, Default)]

@@ -6,53 +6,21 @@
 //! A `File` lives while it is open, has cached bytes or a close still to be sent. Who is right about the size: the
 //! client while it has changes that the server has not confirmed, otherwise the latest answer that no change overlapped.
 
-use crate::api::OpenFlags;
-use crate::core::Core;
-use crate::decision::Reason;
+pub(crate) mod open_file;
+mod signal;
+mod table;
+
+pub(crate) use open_file::OpenFile;
+pub(crate) use signal::Signal;
+pub(crate) use table::FileTable;
+
 use crate::rangelock::RangeLock;
-use crate::readahead::ReadAhead;
-use crate::stats::{FileStats, Way};
-use crate::tunables::Knob;
-use amphi_types::{Attr, ByteRange, Errno, Ino, IoMode, Layout, Pattern, RangeSet, Result, Timespec};
+use crate::stats::FileStats;
+use amphi_types::{Attr, ByteRange, Errno, Ino, IoMode, Layout, Pattern, RangeSet, Timespec};
 use amphi_wire::{Access, InodeView};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Weak};
-use std::task::Waker;
-
-/// Streams of one open file that are told apart.
-const STREAMS_MAX: usize = 32;
-
-/// Wakes everybody who waits for some condition on plain data.
-#[derive(Default)]
-pub(crate) struct Signal {
-    wakers: Mutex<Vec<Waker>>,
-}
-
-impl Signal {
-    pub(crate) fn notify(&self) {
-        let wakers = std::mem::take(&mut *self.wakers.lock());
-        wakers.into_iter().for_each(Waker::wake);
-    }
-
-    /// Waits until `done` holds; it is asked after each `notify`.
-    pub(crate) async fn until(&self, mut done: impl FnMut() -> bool) {
-        std::future::poll_fn(|cx| {
-            if done() {
-                return std::task::Poll::Ready(());
-            }
-            {
-                let mut wakers = self.wakers.lock();
-                if !wakers.iter().any(|w| w.will_wake(cx.waker())) {
-                    wakers.push(cx.waker().clone());
-                }
-            }
-            if done() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
-        })
-        .await
-    }
-}
 
 /// A layout in one word: pattern, log2 of the stripe size, count, pool.
 fn pack(layout: Layout) -> u64 {
@@ -80,12 +48,14 @@ pub(crate) struct Known {
     pub(crate) view: InodeView,
     /// Time of the last write that is only in the cache, or set explicitly after it.
     pub(crate) mtime: Timespec,
-    /// The cache holds writes with that time.
+    /// That time is not yet known to be the server's: the cache holds writes with it, or nobody has asked since.
     pub(crate) mtime_local: bool,
     /// Opens that have not been released.
     pub(crate) opens: Vec<Access>,
     /// Closes that wait for write-back.
     pub(crate) closes: Vec<Access>,
+    /// Closes that the server has not answered: one that restarts must hear of these opens before it hears the close.
+    pub(crate) closing: Vec<Access>,
     /// `Spread` was answered since the last writer closed.
     pub(crate) spread: bool,
 }
@@ -135,7 +105,7 @@ pub(crate) struct File {
     pub(crate) dirty: Mutex<DirtyIndex>,
     pub(crate) flights: Mutex<Flights>,
     fills: Mutex<Fills>,
-    fills_under_way: AtomicU32,
+    pub(super) fills_under_way: AtomicU32,
     pub(crate) signal: Signal,
     /// Bytes of cache memory.
     pub(crate) cached_bytes: AtomicU64,
@@ -146,8 +116,8 @@ pub(crate) struct File {
     /// Bit s: a write lock on all of stripe s is held and not on its way back.
     pub(crate) whole_locks: AtomicU64,
     /// Failures of write-back: count and the latest.
-    errors: Mutex<(u64, Errno)>,
-    error_count: AtomicU64,
+    pub(super) errors: Mutex<(u64, Errno)>,
+    pub(super) error_count: AtomicU64,
     /// Bytes whose write-back failed and that nobody was told of yet.
     pub(crate) failed: Mutex<Vec<ByteRange>>,
     /// Until when the file counts as contended, nanoseconds.
@@ -161,7 +131,7 @@ pub(crate) struct File {
 }
 
 impl File {
-    fn new(view: InodeView) -> File {
+    pub(super) fn new(view: InodeView) -> File {
         File {
             ino: view.attr.ino,
             size: AtomicU64::new(view.attr.size),
@@ -174,6 +144,7 @@ impl File {
                 mtime_local: false,
                 opens: Vec::new(),
                 closes: Vec::new(),
+                closing: Vec::new(),
             }),
             epoch: AtomicU64::new(0),
             range: RangeLock::default(),
@@ -289,6 +260,8 @@ impl File {
     pub(crate) fn overlay(&self, mut attr: Attr) -> Attr {
         let known = self.known.lock();
         attr.size = self.size();
+        // Dirty bytes will take storage; a file without any would pass for sparse.
+        attr.blocks += self.dirty_bytes.load(SeqCst).div_ceil(512);
         if known.mtime_local {
             attr.mtime = known.mtime;
             attr.ctime = attr.ctime.max(known.mtime);
@@ -306,8 +279,12 @@ impl File {
         self.io_mode.store(view.io_mode as u8, Relaxed);
         known.spread = spread || view.spread;
         let quiet = self.epoch.load(SeqCst) == epoch && self.dirty_bytes.load(SeqCst) == 0;
-        if quiet && self.size.swap(view.attr.size, SeqCst) != view.attr.size {
-            tracing::debug!(ino = %self.ino, size = view.attr.size, "the size changed elsewhere");
+        if quiet {
+            // The answer is from after the last write-back, so it has that write's time.
+            known.mtime_local = false;
+            if self.size.swap(view.attr.size, SeqCst) != view.attr.size {
+                tracing::debug!(ino = %self.ino, size = view.attr.size, "the size changed elsewhere");
+            }
         }
         drop(known);
         self.overlay(view.attr)
@@ -350,224 +327,19 @@ impl File {
     /// Every open the server knows of.
     pub(crate) fn opens(&self) -> Vec<Access> {
         let known = self.known.lock();
-        known.opens.iter().chain(&known.closes).copied().collect()
+        known.opens.iter().chain(&known.closes).chain(&known.closing).copied().collect()
+    }
+
+    /// The server has answered a close.
+    pub(crate) fn closed(&self, access: Access) {
+        let mut known = self.known.lock();
+        if let Some(i) = known.closing.iter().position(|a| *a == access) {
+            known.closing.swap_remove(i);
+        }
     }
 
     pub(crate) fn access_count(&self) -> u32 {
         let known = self.known.lock();
-        (known.opens.len() + known.closes.len()) as u32
-    }
-}
-
-/// One application request that arrives in pieces.
-#[derive(Clone, Copy)]
-struct Piece {
-    stream: u32,
-    way: Way,
-    next: u64,
-    bytes: u64,
-}
-
-/// An open file. Dropping the last reference closes it, without waiting.
-pub struct OpenFile {
-    pub(crate) core: Weak<Core>,
-    pub(crate) file: Arc<File>,
-    pub(crate) flags: OpenFlags,
-    /// Failures of write-back already reported here.
-    reported: AtomicU64,
-    pieces: Mutex<Vec<Piece>>,
-    pieces_open: AtomicU32,
-    pub(crate) readahead: Mutex<ReadAhead>,
-    /// A stream has bytes ahead of it, so hits matter to it.
-    pub(crate) readahead_on: AtomicBool,
-    hits: [Hits; HIT_SHARDS],
-}
-
-/// Cache hits of one open file by some of the threads: two threads on one line would cost more than the hit.
-#[derive(Default)]
-#[repr(align(128))]
-struct Hits {
-    requests: AtomicU64,
-    bytes: AtomicU64,
-}
-
-const HIT_SHARDS: usize = 4;
-
-impl OpenFile {
-    pub(crate) fn new(core: &Arc<Core>, file: Arc<File>, flags: OpenFlags) -> OpenFile {
-        OpenFile {
-            core: Arc::downgrade(core),
-            reported: AtomicU64::new(file.error_count.load(SeqCst)),
-            file,
-            flags,
-            pieces: Mutex::default(),
-            pieces_open: AtomicU32::new(0),
-            readahead: Mutex::default(),
-            readahead_on: AtomicBool::new(false),
-            hits: Default::default(),
-        }
-    }
-
-    /// Inode.
-    pub fn ino(&self) -> Ino {
-        self.file.ino
-    }
-
-    /// How it was opened.
-    pub fn flags(&self) -> OpenFlags {
-        self.flags
-    }
-
-    /// Length of the file as this mount knows it.
-    pub fn size(&self) -> u64 {
-        self.file.size()
-    }
-
-    /// Requests and bytes of the file by way and reason, for people.
-    pub fn counters(&self) -> String {
-        self.book_hits();
-        self.file.stats.text()
-    }
-
-    /// Counts a hit.
-    pub(crate) fn hit(&self, shard: usize, bytes: u64) {
-        let hits = &self.hits[shard % HIT_SHARDS];
-        hits.requests.fetch_add(1, Relaxed);
-        hits.bytes.fetch_add(bytes, Relaxed);
-    }
-
-    /// Moves the hits counted here to the file's counters.
-    pub(crate) fn book_hits(&self) {
-        for hits in &self.hits {
-            let (requests, bytes) = (hits.requests.swap(0, Relaxed), hits.bytes.swap(0, Relaxed));
-            self.file.stats.add(Way::Read, Reason::CacheHit, requests, bytes);
-        }
-    }
-
-    pub(crate) fn access(&self) -> Access {
-        Access { read: self.flags.read, write: self.flags.write }
-    }
-
-    /// The error to report, once for each failure; the bytes that failed are forgotten then.
-    pub(crate) fn take_error(&self) -> Result<()> {
-        let file = &self.file;
-        if file.error_count.load(SeqCst) == self.reported.load(SeqCst) {
-            return Ok(());
-        }
-        let (count, errno) = *file.errors.lock();
-        if self.reported.swap(count, SeqCst) >= count {
-            return Ok(());
-        }
-        if let Some(core) = self.core.upgrade() {
-            let failed = std::mem::take(&mut *file.failed.lock());
-            failed.into_iter().for_each(|range| core.cache.forget_failed(file, range));
-            crate::ops::attr::refresh(core, file.clone());
-        }
-        Err(errno)
-    }
-
-    /// Size of the application's request of which this is a piece (H2): consecutive pieces of one stream of which all
-    /// but the last are as large as the front end can carry.
-    pub(crate) fn request_bytes(&self, way: Way, stream: u32, range: ByteRange) -> u64 {
-        if self.pieces_open.load(Relaxed) == 0 {
-            return range.len();
-        }
-        let pieces = self.pieces.lock();
-        let before = pieces.iter().find(|p| p.stream == stream && p.way == way && p.next == range.start);
-        before.map_or(0, |p| p.bytes) + range.len()
-    }
-
-    /// Notes a piece for the next one.
-    pub(crate) fn note_piece(&self, way: Way, stream: u32, range: ByteRange, may_continue: bool) {
-        // The core is asked only where the answer counts: small requests pass by.
-        let may_continue = may_continue && self.core.upgrade().is_some_and(|c| c.tunables.on(Knob::Pieces));
-        if !may_continue && self.pieces_open.load(Relaxed) == 0 {
-            return;
-        }
-        let mut pieces = self.pieces.lock();
-        let at = pieces.iter().position(|p| p.stream == stream && p.way == way);
-        let before = at.map(|i| pieces.remove(i)).filter(|p| p.next == range.start).map_or(0, |p| p.bytes);
-        if may_continue {
-            if pieces.len() >= STREAMS_MAX {
-                pieces.remove(0);
-            }
-            pieces.push(Piece { stream, way, next: range.end, bytes: before + range.len() });
-        }
-        self.pieces_open.store(pieces.len() as u32, Relaxed);
-    }
-}
-
-impl std::fmt::Debug for OpenFile {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "OpenFile({}, {:?})", self.file.ino, self.flags)
-    }
-}
-
-impl Drop for OpenFile {
-    fn drop(&mut self) {
-        self.book_hits();
-        if let Some(core) = self.core.upgrade() {
-            crate::ops::open::release(&core, &self.file, self.access());
-        }
-    }
-}
-
-const TABLE_SHARDS: usize = 16;
-
-/// All files the client knows something about.
-pub(crate) struct FileTable {
-    shards: Vec<Mutex<BTreeMap<Ino, Arc<File>>>>,
-}
-
-impl FileTable {
-    pub(crate) fn new() -> FileTable {
-        FileTable { shards: (0..TABLE_SHARDS).map(|_| Mutex::default()).collect() }
-    }
-
-    fn shard(&self, ino: Ino) -> &Mutex<BTreeMap<Ino, Arc<File>>> {
-        &self.shards[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize % TABLE_SHARDS]
-    }
-
-    pub(crate) fn get(&self, ino: Ino) -> Option<Arc<File>> {
-        self.shard(ino).lock().get(&ino).cloned()
-    }
-
-    /// The file, known from now on; `open` is counted in the same step, so that nobody forgets it in between.
-    pub(crate) fn open(&self, view: InodeView, access: Access, epoch: Option<u64>) -> Arc<File> {
-        let mut shard = self.shard(view.attr.ino).lock();
-        let mut fresh = false;
-        let file = shard
-            .entry(view.attr.ino)
-            .or_insert_with(|| {
-                fresh = true;
-                Arc::new(File::new(view))
-            })
-            .clone();
-        if !fresh {
-            file.adopt(view, epoch.unwrap_or(u64::MAX));
-        }
-        let mut known = file.known.lock();
-        known.opens.push(access);
-        drop(known);
-        file
-    }
-
-    /// Forgets a file that nobody needs any more.
-    pub(crate) fn reap(&self, file: &Arc<File>) {
-        let mut shard = self.shard(file.ino).lock();
-        let unused = file.access_count() == 0
-            && file.cached_bytes.load(SeqCst) == 0
-            && file.dirty_bytes.load(SeqCst) == 0
-            && file.fills_under_way.load(SeqCst) == 0;
-        if unused && shard.get(&file.ino).is_some_and(|f| Arc::ptr_eq(f, file)) {
-            shard.remove(&file.ino);
-        }
-    }
-
-    /// All files, in order of inodes.
-    pub(crate) fn all(&self) -> Vec<Arc<File>> {
-        let mut all: Vec<_> = self.shards.iter().flat_map(|s| s.lock().values().cloned().collect::<Vec<_>>()).collect();
-        all.sort_by_key(|f| f.ino);
-        all
+        (known.opens.len() + known.closes.len() + known.closing.len()) as u32
     }
 }

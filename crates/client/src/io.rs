@@ -4,15 +4,16 @@
 //! opens and locks to a restarted server, the end. Does not own: any state of files; everything here is plumbing.
 
 use crate::cache::limit;
-use crate::core::{Core, Item, Outgoing};
+use crate::core::Core;
 use crate::locks;
+use crate::queue::{Item, Outgoing};
 use crate::tunables::Knob;
 use crate::writeback;
 use amphi_env::Env;
-use amphi_types::{Cred, Errno, TargetId};
-use amphi_wire::{Call, Lane, Push, Reply, Request};
 use amphi_transport::local::LocalDialer;
 use amphi_transport::{Link, LinkConfig, LinkEvents, Recovery};
+use amphi_types::{Cred, Errno, TargetId};
+use amphi_wire::{Call, Lane, Push, Reply, Request};
 use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
@@ -38,7 +39,7 @@ pub enum Way {
 
 /// The half with the environment; consumed by `run`.
 pub struct IoHalf {
-    pub(crate) core: Arc<Core>,
+    end: End,
 }
 
 struct Events {
@@ -86,13 +87,16 @@ async fn represent<E: Env>(core: &Arc<Core>, recovery: &Recovery<E>, target: Tar
 }
 
 impl IoHalf {
+    pub(crate) fn new(core: Arc<Core>) -> IoHalf {
+        IoHalf { end: End(core) }
+    }
+
     /// Connects, serves the other half until [`crate::Client::shutdown`], writes everything back, says goodbye and
     /// closes. Dropping the future abandons what is dirty.
     ///
     /// Errors: those of connecting; the client is stopped then.
     pub async fn run<E: Env>(self, env: E, config: LinkConfig, way: Way) -> io::Result<()> {
-        let _end = End(self.core.clone());
-        let core = self.core;
+        let core = self.end.0.clone();
         let events = Rc::new(Events { core: core.clone() });
         let link = match way {
             Way::Addresses => Link::connect(env.clone(), config, events).await?,
@@ -111,7 +115,7 @@ impl IoHalf {
     }
 }
 
-/// Whatever ends the half: callers must not wait for ever.
+/// Whatever ends the half, also if it never ran: callers must not wait for ever.
 struct End(Arc<Core>);
 
 impl Drop for End {

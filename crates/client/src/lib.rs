@@ -18,6 +18,7 @@
 
 pub mod api;
 mod cache;
+mod client;
 mod core;
 mod data;
 pub mod decision;
@@ -26,6 +27,7 @@ mod io;
 mod locks;
 mod ops;
 mod pending;
+mod queue;
 mod rangelock;
 pub mod readahead;
 mod stats;
@@ -38,8 +40,8 @@ mod tests;
 pub use amphi_env::Buf;
 pub use amphi_wire::{RenameMode, XattrMode};
 pub use api::*;
-pub use core::Client;
+pub use client::Client;
 pub use data::Segments;
-pub use files::OpenFile;
+pub use files::open_file::OpenFile;
 pub use io::{IoHalf, Way};
 pub use pending::{Interrupt, Pending};

@@ -116,7 +116,10 @@ async fn pin(
     loop {
         let now = core.clock.now_ns();
         let asked = core.locks.with(target, |cache| match cache.pin(now, object, mode, range) {
-            Hit::Hit(lock) => Err(Some(lock)),
+            Hit::Hit(lock) => {
+                note_whole(cache, file, object);
+                Err(Some(lock))
+            }
             Hit::Miss if cache.asked(object, mode, range).is_some() => Err(None),
             Hit::Miss => Ok(cache.ask(object, mode, range)),
         });
@@ -137,9 +140,7 @@ async fn pin(
             Ok(Reply::Locked { lock, range: granted }) => {
                 match cache.granted(core.clock.now_ns(), request, LockId(lock), granted) {
                     Granted::Pinned(lock) => {
-                        if granted == ByteRange::ALL && cache.covers(object, mode, granted).is_some() && mode == Mode::Write {
-                            file.whole_locks.fetch_or(stripe_bit(object.stripe), SeqCst);
-                        }
+                        note_whole(cache, file, object);
                         Ok(Some(lock))
                     }
                     Granted::Unwanted => Ok(None),
@@ -162,15 +163,27 @@ async fn pin(
     }
 }
 
+/// Sets the bit of an object if a usable write lock covers all of it. Under the table's lock: a lock that is on its way
+/// back is not usable, and its bit goes after it was closed.
+fn note_whole(cache: &LockCache, file: &File, object: ObjectId) {
+    let bit = stripe_bit(object.stripe);
+    if file.whole_locks.load(SeqCst) & bit == 0 && cache.covers(object, Mode::Write, ByteRange::ALL).is_some() {
+        file.whole_locks.fetch_or(bit, SeqCst);
+    }
+}
+
 /// The server asks for a lock back.
 pub(crate) fn callback(core: &Arc<Core>, object: ObjectId, lock: u64) {
     core.stats.count(Count::LockCallback);
     let target = core.target_of(object);
-    if let Some(file) = core.files.get(object.ino) {
-        file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
-    }
+    let file = core.files.get(object.ino);
     let id = core.locks.names.lock().ours(target, lock);
-    core.locks.with(target, |cache| cache.callback(core.clock.now_ns(), id, object));
+    core.locks.with(target, |cache| {
+        cache.callback(core.clock.now_ns(), id, object);
+        if let Some(file) = file {
+            file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
+        }
+    });
     pump(core, target);
 }
 
@@ -251,6 +264,7 @@ fn forget(core: &Arc<Core>, object: ObjectId, ranges: &[ByteRange], discard_dirt
         file.fail(ByteRange::new(0, 0), Errno::Io);
         file.signal.notify();
     }
+    core.files.reap(&file);
 }
 
 /// Locks of `target` to present to a restarted server.

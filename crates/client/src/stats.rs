@@ -193,11 +193,9 @@ impl Stats {
         let start = self.start_ns.load(Relaxed);
         let mut out = String::new();
         let secs = |ns: u64| format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000);
-        for (name, ns) in [
-            ("snapshot_time", now_ns),
-            ("start_time", start),
-            ("elapsed_time", now_ns.saturating_sub(start)),
-        ] {
+        for (name, ns) in
+            [("snapshot_time", now_ns), ("start_time", start), ("elapsed_time", now_ns.saturating_sub(start))]
+        {
             let _ = writeln!(out, "{name:<35} {} secs.nsecs", secs(ns));
         }
         for i in 0..TOTAL {
@@ -285,7 +283,10 @@ mod tests {
         s.count(Count::Lookup);
         let text = s.text(1_500_000_005, &[("cache_bytes", 7)]);
         assert!(text.contains("elapsed_time                        1.500000000 secs.nsecs"), "{text}");
-        assert!(text.contains("write_direct_large                  2 samples [bytes] 2097152 4194304 6291456 "), "{text}");
+        assert!(
+            text.contains("write_direct_large                  2 samples [bytes] 2097152 4194304 6291456 "),
+            "{text}"
+        );
         assert!(text.contains("lookup                              1 samples [reqs]\n"), "{text}");
         assert!(!text.contains("getattr"), "zero counters are left out");
         let json = s.json(9, &[("cache_bytes", 7)]);

@@ -190,7 +190,7 @@ pub(crate) fn show(unit: Unit, value: u64) -> String {
 /// A number of bytes with the largest suffix that divides it.
 pub(crate) fn size(value: u64) -> String {
     for (shift, suffix) in [(40, "T"), (30, "G"), (20, "M"), (10, "K")] {
-        if value > 0 && value % (1 << shift) == 0 {
+        if value > 0 && value.is_multiple_of(1 << shift) {
             return format!("{}{suffix}", value >> shift);
         }
     }

@@ -88,15 +88,11 @@ async fn fly(core: Arc<Core>, file: Arc<File>, id: u64, object: ObjectId, range:
             Landing::Failed
         }
     };
+    // Attributes that were asked for before this are older than what has just been written.
+    file.mark_epoch();
     core.cache.landed(&file, range, landing, core.clock.now_ns());
     core.flight_bytes.fetch_sub(range.len(), SeqCst);
     core.landings.fetch_add(1, SeqCst);
-    {
-        let mut known = file.known.lock();
-        if file.dirty_bytes.load(SeqCst) == 0 {
-            known.mtime_local = false;
-        }
-    }
     end_flight(&file, id);
     core.landed.notify();
     ops::open::send_closes(&core, &file);
@@ -154,7 +150,12 @@ pub(crate) async fn spread(core: &Arc<Core>, file: &Arc<File>) -> Result<()> {
     if file.known.lock().spread {
         return Ok(());
     }
-    match core.send(Lane::Urgent, file.ino.target(), &Cred::root(), Request::Spread { ino: file.ino }, None, 0).await?.0.result? {
+    match core
+        .send(Lane::Urgent, file.ino.target(), &Cred::root(), Request::Spread { ino: file.ino }, None, 0)
+        .await?
+        .0
+        .result?
+    {
         Reply::Inode(_) => {
             file.known.lock().spread = true;
             Ok(())
@@ -191,10 +192,12 @@ pub(crate) async fn flush_and_forget(core: &Arc<Core>, file: &Arc<File>, range: 
     }
 }
 
-/// Waits until the cache takes `bytes` more dirty ones.
-pub(crate) async fn throttle(core: &Arc<Core>, bytes: u64) {
+/// Waits until the cache takes `bytes` more dirty ones, in `room` bytes of memory.
+pub(crate) async fn throttle(core: &Arc<Core>, bytes: u64, room: u64) {
+    // Without dirty bytes there is nothing to wait for: what is left is in use by others and will go.
+    let full = || core.dirty_is_full(bytes) || (!core.make_room(room) && core.cache.dirty_bytes() > 0);
     let mut first = true;
-    while core.dirty_is_full(bytes) {
+    while full() {
         if std::mem::take(&mut first) {
             core.stats.count(Count::Throttled);
         }
@@ -204,7 +207,7 @@ pub(crate) async fn throttle(core: &Arc<Core>, bytes: u64) {
                 start(core, &file, ByteRange::ALL);
             }
         }
-        core.landed.until(|| core.landings.load(SeqCst) != landings || !core.dirty_is_full(bytes)).await;
+        core.landed.until(|| core.landings.load(SeqCst) != landings || !full()).await;
     }
 }
 

@@ -53,6 +53,11 @@ impl RealEnv {
     }
 }
 
+/// How long opening a disk waits for a process that is ending to let go of it; a disk in use is refused after this.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+/// Pause between attempts.
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
+
 /// Time as `RealEnv::now` tells it, for code that has no environment.
 #[expect(clippy::disallowed_methods, reason = "the production clock")]
 pub fn monotonic() -> Time {
@@ -91,7 +96,17 @@ impl Env for RealEnv {
     }
 
     async fn disk(&self, path: &str, mode: DiskMode) -> io::Result<Rc<RealDisk>> {
-        Ok(Rc::new(RealDisk::open(path, mode, &self.shared.leases)?))
+        // The kernel ends the rings of a killed process after the process itself, and they hold its files: its
+        // successor, which may start at once, has to wait for that.
+        let patient_until = self.now() + LOCK_PATIENCE;
+        loop {
+            match RealDisk::open(path, mode, &self.shared.leases) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock && self.now() < patient_until => {
+                    self.sleep(LOCK_PAUSE).await;
+                }
+                opened => return Ok(Rc::new(opened?)),
+            }
+        }
     }
 
     fn list(&self, dir: &str) -> io::Result<Vec<String>> {

@@ -119,9 +119,10 @@ pub fn zone_error(e: ZoneError) -> ServerError {
             );
         }
         ZoneErrorKind::NotAZone => (ServerErrorKind::Mismatch, "remove it from the folder"),
-        ZoneErrorKind::Unfinished => {
-            (ServerErrorKind::Mismatch, "the first start was interrupted: remove the target-*.zone files and start again")
-        }
+        ZoneErrorKind::Unfinished => (
+            ServerErrorKind::Mismatch,
+            "the first start was interrupted: remove the target-*.zone files and start again",
+        ),
         ZoneErrorKind::Version => (ServerErrorKind::Mismatch, "use the version of amphi that made it"),
         ZoneErrorKind::Cluster | ZoneErrorKind::Target => (ServerErrorKind::Mismatch, "put back the right one"),
         ZoneErrorKind::Corrupt => (ServerErrorKind::Corrupt, "run `amphi fsck` and restore it from a copy"),

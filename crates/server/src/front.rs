@@ -14,8 +14,8 @@ use crate::message::{Question, Told};
 use crate::records::SessionRecord;
 use crate::worker::Worker;
 use amphi_env::Env;
-use amphi_types::{Errno, Result, SessionId, TargetId};
 use amphi_transport::{ConnId, Connections, Handler, Incoming, Peer};
+use amphi_types::{Errno, Result, SessionId, TargetId};
 use amphi_wire::slots::{NORMAL_CREDITS, URGENT_CREDITS};
 use amphi_wire::{Answer, Hello, Push, Reply, Request, Role, SessionStatus, VERSION, Welcome};
 use std::cell::{Cell, RefCell};
@@ -205,10 +205,14 @@ impl<E: Env> Front<E> {
             };
         }
         if let Some((id, name, up)) = self.holder(hello.session) {
-            if up {
-                return Err(format!("{name} has this file system mounted; only one mount at a time is possible yet, unmount it there first"));
+            let gone = (self.worker.config.holder_gone)(&name);
+            if up && !gone {
+                return Err(format!(
+                    "{name} has this file system mounted; only one mount at a time is possible yet, unmount it there first"
+                ));
             }
-            if !(self.worker.config.holder_gone)(&name) {
+            // A killed process' connection may still be there for a moment: ending the session cuts it.
+            if !gone {
                 return Err(format!(
                     "{name} had this file system mounted and may come back; try again in {} s, or unmount it there",
                     self.grace().as_secs().max(1)
@@ -219,8 +223,7 @@ impl<E: Env> Front<E> {
                 return Err(format!("{name} has just mounted this file system"));
             }
         }
-        let entry =
-            Entry { name: hello.name.clone(), role: Role::Mount, state: State::Starting, conn: None, epoch: 0 };
+        let entry = Entry { name: hello.name.clone(), role: Role::Mount, state: State::Starting, conn: None, epoch: 0 };
         self.sessions.borrow_mut().insert(hello.session, entry);
         let started = self.start(hello).await;
         let mut sessions = self.sessions.borrow_mut();

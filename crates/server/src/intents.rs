@@ -153,7 +153,7 @@ pub async fn finish<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: 
     txn.delete(Intent::Prepared { tx, now, parts: Vec::new() }.key());
     let lsn = if commit {
         let applied = target.meta.borrow_mut().apply_parts(&parts, now, &mut txn);
-        crate::ops::orphaned(worker, target, &applied.orphaned, &mut txn)
+        crate::ops::orphaned(target, &applied.orphaned, &mut txn)
     } else {
         crate::ops::Orphans::default()
     }
@@ -294,7 +294,7 @@ impl<E: Env> Cx<E> {
             let mut orphans = crate::ops::Orphans::default();
             if let Some(parts) = by_target.get(&own) {
                 let applied = self.target.meta.borrow_mut().apply_parts(parts, self.now, &mut txn);
-                orphans = crate::ops::orphaned(&self.worker, &self.target, &applied.orphaned, &mut txn);
+                orphans = crate::ops::orphaned(&self.target, &applied.orphaned, &mut txn);
             }
             if several {
                 let intent = Intent::Committed { tx, participants: promised.clone() };

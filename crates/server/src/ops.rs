@@ -89,14 +89,8 @@ pub async fn execute<E: Env>(
         // The session was evicted or never began: what its client still sends must not count.
         return (failed(Errno::Io), None);
     }
-    let cx = |cred: Cred| Cx {
-        worker: worker.clone(),
-        target: target.clone(),
-        session,
-        id,
-        cred,
-        now: worker.env.wall(),
-    };
+    let cx =
+        |cred: Cred| Cx { worker: worker.clone(), target: target.clone(), session, id, cred, now: worker.env.wall() };
     let object = contended_object(&call.op);
     let contended = |target: &Target<E>| object.is_some_and(|o| target.locks.contended(worker.now_ns(), o));
     if is_repeatable(&call.op) {

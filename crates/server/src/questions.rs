@@ -128,11 +128,7 @@ async fn start_session<E: Env>(target: &Target<E>, session: SessionId, record: S
     Ok(Told::Done)
 }
 
-async fn forget_session<E: Env>(
-    worker: &Rc<Worker<E>>,
-    target: &Rc<Target<E>>,
-    session: SessionId,
-) -> Result<Told> {
+async fn forget_session<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: SessionId) -> Result<Told> {
     target.zone.reserve(0).await?;
     target.locks.drop_session(worker.now_ns(), session);
     worker.send_callbacks(target);

@@ -64,11 +64,8 @@ const WAITING_MAX: usize = 4;
 impl Slots {
     /// A request arrives.
     pub fn begin(&mut self, session: SessionId, id: RequestId) -> Begin {
-        let slot = self.slots.entry((session, id.slot)).or_insert(Slot {
-            logged: false,
-            kept_open: None,
-            live: Live::Idle,
-        });
+        let slot =
+            self.slots.entry((session, id.slot)).or_insert(Slot { logged: false, kept_open: None, live: Live::Idle });
         match &mut slot.live {
             Live::Running { seq, waiting } if *seq == id.seq => {
                 waiting.retain(|w| !w.is_canceled());
@@ -135,9 +132,7 @@ impl Slots {
     pub fn end_session(&mut self, session: SessionId) -> Vec<u16> {
         let keys: Vec<(SessionId, u16)> =
             self.slots.range((session, 0)..=(session, u16::MAX)).map(|(key, _)| *key).collect();
-        keys.into_iter()
-            .filter_map(|key| self.slots.remove(&key).filter(|slot| slot.logged).map(|_| key.1))
-            .collect()
+        keys.into_iter().filter_map(|key| self.slots.remove(&key).filter(|slot| slot.logged).map(|_| key.1)).collect()
     }
 }
 

@@ -41,6 +41,11 @@ pub enum NameKey {
 /// Most extents that one record of a truncate or punch removes.
 pub const EXTENTS_A_RECORD: usize = 4096;
 
+/// Bytes of a record for the deletion of an extent and a new one.
+const EXTENT_BYTES: u64 = 88;
+/// Bytes of a record for what is beside extents: inode, object, answer.
+const RECORD_SPARE_BYTES: u64 = 4096;
+
 /// One target.
 pub struct Target<E: Env> {
     /// Which.
@@ -176,6 +181,11 @@ impl<E: Env> Target<E> {
         }
         add(&self.counters.commits, 1);
         self.zone.append(txn, order)
+    }
+
+    /// Blocks that one record can name, were each an extent of its own, with what it replaces.
+    pub fn record_blocks_max(&self) -> u64 {
+        self.zone.record_bytes_max().saturating_sub(RECORD_SPARE_BYTES).max(EXTENT_BYTES) / EXTENT_BYTES
     }
 
     /// Appends `txn` and waits until it is written.

@@ -11,7 +11,7 @@ use crate::{Server, ServerConfig};
 use amphi_env::{Buf, Env, Sim, SimEnv, sim::SimConfig};
 use amphi_transport::{Link, LinkConfig, LinkEvents, Recovery, Timeouts};
 use amphi_types::{Cred, Errno, Ino, Kind, Name, Result, SessionId, TargetId};
-use amphi_wire::{Access, Call, HeldLock, InodeView, Lane, Make, Push, Reply, RenameMode, Request, Role};
+use amphi_wire::{Access, Call, HeldLock, InodeView, Lane, Make, Push, RenameMode, Reply, Request, Role};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -25,8 +25,8 @@ fn config(targets: u16, workers: u16) -> ServerConfig {
     config.targets = Some(targets);
     config.workers = workers;
     config.listen = vec![ADDR.into()];
-    config.zone_bytes = Some(64 << 20);
-    config.log_bytes = 4 << 20;
+    config.zone_bytes = Some(32 << 20);
+    config.log_bytes = 1 << 20;
     config
 }
 

@@ -31,8 +31,6 @@ impl Tunable {
 pub struct Tunables {
     /// How long a session that has gone is kept, ms.
     pub session_grace_ms: Tunable,
-    /// Longest time between checkpoints of a target that changes, ms.
-    pub checkpoint_interval_ms: Tunable,
     /// How long a client may use attributes without asking, ms.
     pub token_ms: Tunable,
     /// How often an operation over several targets is planned again after a conflict.
@@ -53,13 +51,6 @@ impl Tunables {
                 3_600_000,
                 "how long the session of a mount that has gone is kept",
             ),
-            checkpoint_interval_ms: Tunable::new(
-                "server.checkpoint_interval_ms",
-                30_000,
-                100,
-                3_600_000,
-                "longest time between checkpoints of a target that changes",
-            ),
             token_ms: Tunable::new(
                 "server.token_ms",
                 0,
@@ -77,13 +68,8 @@ impl Tunables {
         }
     }
 
-    fn all(&self) -> [&Tunable; 4] {
-        [
-            &self.session_grace_ms,
-            &self.checkpoint_interval_ms,
-            &self.token_ms,
-            &self.plan_tries,
-        ]
+    fn all(&self) -> [&Tunable; 3] {
+        [&self.session_grace_ms, &self.token_ms, &self.plan_tries]
     }
 
     /// Reads what matches the shell pattern as (name, value, help), after setting all of it if there is a value.
@@ -142,8 +128,8 @@ mod tests {
     #[test]
     fn patterns_and_bounds() {
         let t = Tunables::new(30_000);
-        assert_eq!(t.apply("*", None).unwrap().len(), 4);
-        assert_eq!(t.apply("server.*_ms", None).unwrap().len(), 3);
+        assert_eq!(t.apply("*", None).unwrap().len(), 3);
+        assert_eq!(t.apply("server.*_ms", None).unwrap().len(), 2);
         assert_eq!(t.apply("*plan_trie?", Some("7")).unwrap()[0].1, "7");
         assert_eq!(t.plan_tries.get(), 7);
         assert_eq!(t.apply("nothing*", None), Err(Errno::NoEnt));

@@ -210,13 +210,7 @@ impl<E: Env> Worker<E> {
     }
 
     /// Executes a client's request, wherever its target is.
-    pub async fn call(
-        self: &Rc<Self>,
-        session: SessionId,
-        id: RequestId,
-        call: Call,
-        payload: Option<Buf>,
-    ) -> Called {
+    pub async fn call(self: &Rc<Self>, session: SessionId, id: RequestId, call: Call, payload: Option<Buf>) -> Called {
         if call.target.0 >= self.pool {
             return (Answer { result: Err(Errno::Inval), contended: false }, None);
         }
@@ -233,13 +227,7 @@ impl<E: Env> Worker<E> {
         receiver.await.unwrap_or((Answer { result: Err(Errno::Io), contended: false }, None))
     }
 
-    async fn call_here(
-        self: &Rc<Self>,
-        session: SessionId,
-        id: RequestId,
-        call: Call,
-        payload: Option<Buf>,
-    ) -> Called {
+    async fn call_here(self: &Rc<Self>, session: SessionId, id: RequestId, call: Call, payload: Option<Buf>) -> Called {
         self.counters.request(&call.op);
         match self.target(call.target) {
             Some(target) => crate::ops::execute(self, &target, session, id, call, payload).await,

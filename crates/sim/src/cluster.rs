@@ -31,6 +31,8 @@ const KEY: &[u8] = b"the secret of the simulated cluster";
 const DIR: &str = "/data";
 /// How long a start, a stop, a mount or an unmount may take, virtual.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// How long the server keeps the session of a mount that it does not hear of.
+pub const GRACE: Duration = Duration::from_secs(30);
 /// How often the controller looks whether something has happened.
 const LOOK: Duration = Duration::from_micros(500);
 
@@ -172,7 +174,7 @@ impl Cluster {
         config.workers = self.shape.workers;
         config.zone_bytes = Some(self.shape.zone_bytes);
         config.log_bytes = 1 << 20;
-        config.session_grace = Duration::from_secs(20);
+        config.session_grace = GRACE;
         config.callback_deadline = Duration::from_secs(10);
         config.holder_gone = Arc::new(move |name| gone.lock().is_ok_and(|g| g.contains(name)));
         if !self.shape.embedded {
@@ -341,7 +343,22 @@ impl Cluster {
     ///
     /// Errors: a line for each problem.
     pub async fn fsck(&self) -> Result<(), Vec<String>> {
-        Ok(())
+        let found = Rc::new(RefCell::new(None));
+        let (told, env) = (found.clone(), self.sim.node(SERVER));
+        env.spawn({
+            let env = env.clone();
+            async move {
+                let report = amphi_server::fsck(&env, DIR).await;
+                *told.borrow_mut() = Some(report);
+            }
+        });
+        self.wait("the check of the zones", || found.borrow().is_some()).await.map_err(|e| vec![e])?;
+        let lines = match found.borrow_mut().take() {
+            Some(Ok(report)) => report.findings.iter().map(|f| format!("zone check: {f}")).collect(),
+            Some(Err(e)) => vec![format!("zone check: {e}")],
+            None => Vec::new(),
+        };
+        if lines.is_empty() { Ok(()) } else { Err(lines) }
     }
 }
 

@@ -30,6 +30,9 @@ struct Args {
     /// Prints every call as it happens.
     #[arg(long)]
     talk: bool,
+    /// Prints what the product logs, from this level on: error, warn, info, debug, trace.
+    #[arg(long)]
+    log: Option<tracing_subscriber::filter::LevelFilter>,
     /// Goes on after a failing seed.
     #[arg(long)]
     keep_going: bool,
@@ -43,6 +46,9 @@ fn range(text: &str) -> Result<Range<u64>, String> {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(level) = args.log {
+        tracing_subscriber::fmt().with_max_level(level).without_time().with_ansi(false).init();
+    }
     let seeds = match (args.seed, args.seeds.clone()) {
         (Some(seed), _) => seed..seed + 1,
         (None, Some(seeds)) => seeds,

@@ -70,6 +70,17 @@ pub struct Open {
     pub flags: OpenFlags,
 }
 
+/// How far written bytes got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reach {
+    /// Perhaps no further than the cache of the mount.
+    Cache,
+    /// The server has acknowledged them.
+    Server,
+    /// They are on stable storage.
+    Disk,
+}
+
 /// A change, as what survives a crash is derived from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
@@ -81,14 +92,16 @@ pub enum Effect {
     Attr(Ino),
     /// An extended attribute changed.
     Xattr(Ino, Name),
-    /// Bytes were written at an offset; whether the call waited for the server to have them.
-    Write(Ino, u64, Vec<u8>, bool),
+    /// Bytes were written at an offset, and how far they got before the call returned.
+    Write(Ino, u64, Vec<u8>, Reach),
     /// The length was set.
     Cut(Ino, u64),
     /// These bytes became zeros; the length stayed.
     Zero(Ino, u64, u64),
     /// The file is on stable storage.
     Synced(Ino),
+    /// What is needed to find the file is on stable storage, its content beside.
+    Findable(Ino),
     /// The directory is on stable storage.
     SyncedDir(Ino),
     /// Everything is.

@@ -7,7 +7,7 @@
 //! what is left is judged and the programs go on from there. At the end everything is compared, the zones are checked,
 //! all is removed, and the space must be free again.
 
-use crate::cluster::{Cluster, MOUNT, Mount, SERVER, Shape};
+use crate::cluster::{Cluster, GRACE, MOUNT, Mount, SERVER, Shape};
 use crate::dice::Dice;
 use crate::generate::Generator;
 use crate::observe::Tree;
@@ -330,9 +330,11 @@ impl Run {
                 self.summary.borrow_mut().network_faults += 1;
                 self.cluster.sim.cut(SERVER, MOUNT);
                 let long = self.roll(4) == 0;
-                self.pause(if long { 1_000_000..40_000_000 } else { 100..500_000 }).await;
+                // Well below the grace time of a session: a mount that is not heard of for longer has ended.
+                self.pause(if long { 1_000_000..GRACE.as_micros() as u64 / 2 } else { 100..500_000 }).await;
                 self.cluster.sim.heal(SERVER, MOUNT);
                 self.note("the network is whole");
+                self.progress().await;
                 Ok(())
             }
         }
@@ -349,12 +351,16 @@ impl Run {
         self.cluster.sim.clear_crash_at(SERVER);
         started.map_err(line)?;
         self.note("the server is back");
-        // The next fault waits until a call got through: a server that is never up long enough proves nothing.
+        self.progress().await;
+        Ok(())
+    }
+
+    /// Waits until a call got through: faults in such a row that none does prove nothing.
+    async fn progress(&self) {
         let (calls, until) = (self.calls_made(), self.cluster.env.now() + STUCK);
         while self.calls_made() == calls && !self.resting() && self.cluster.env.now() < until {
             self.pause(100..2_000).await;
         }
-        Ok(())
     }
 
     async fn end_episode(&self, end: End, mount: Mount) -> Checked<Mount> {

@@ -12,7 +12,7 @@
 
 use crate::observe::{Found, Tree};
 use crate::op::Name;
-use crate::reference::{Body, Effect, Reference, UNKNOWN};
+use crate::reference::{Body, Effect, Reach, Reference, UNKNOWN};
 use amphi_types::{Ino, Kind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -197,9 +197,10 @@ impl Survival {
                     let value = now.nodes.get(ino).and_then(|n| n.xattrs.get(name)).cloned();
                     put(self.xattrs.entry((*ino, name.clone())).or_insert_with(|| vec![None]), value, certain);
                 }
-                Effect::Write(ino, at, bytes, on_server) => {
+                Effect::Write(ino, at, bytes, reach) => {
                     let content = self.content.entry(*ino).or_default();
-                    if certain && *on_server {
+                    let needed = if self.level == Level::Written { Reach::Server } else { Reach::Disk };
+                    if acknowledged && *reach >= needed {
                         content.certain_write(*at, bytes);
                     } else {
                         content.possible_write(*at, bytes);
@@ -213,10 +214,16 @@ impl Survival {
                     let content = self.content.entry(*ino).or_default();
                     if certain { content.certain_zero(*start, *end) } else { content.zeroed.push((*start, *end)) }
                 }
-                Effect::Synced(ino) if acknowledged => self.file_synced(*ino, now),
+                Effect::Synced(ino) if acknowledged => {
+                    if let Ok(bytes) = now.bytes(*ino) {
+                        self.content.insert(*ino, Content::settled(bytes.clone()));
+                    }
+                    self.file_synced(*ino, now);
+                }
+                Effect::Findable(ino) if acknowledged => self.file_synced(*ino, now),
                 Effect::SyncedDir(dir) if acknowledged => self.dir_synced(*dir, now),
                 Effect::SyncedAll if acknowledged => *self = Survival::settled(self.level, now),
-                Effect::Synced(_) | Effect::SyncedDir(_) | Effect::SyncedAll => {}
+                Effect::Synced(_) | Effect::Findable(_) | Effect::SyncedDir(_) | Effect::SyncedAll => {}
             }
         }
         for (key, to) in bound {
@@ -225,9 +232,6 @@ impl Survival {
     }
 
     fn file_synced(&mut self, ino: Ino, now: &Reference) {
-        if let Ok(bytes) = now.bytes(ino) {
-            self.content.insert(ino, Content::settled(bytes.clone()));
-        }
         self.inode_synced(ino, now);
         let names = now.names_of(ino);
         if let [(dir, name)] = &names[..] {

@@ -110,7 +110,8 @@ impl LibraryFile {
     pub fn cached_read(&self, at: u64, into: &mut [u8]) -> Outcome {
         match self.client.try_read(&self.ctx, &self.file, at, into, Hints::default()) {
             Some(n) if n == into.len() => Ok(()),
-            _ => Err(Failure::broken(format!("{}: not in the cache at {at}", self.name))),
+            Some(n) => Err(Failure::broken(format!("{}: only {n} bytes at {at}", self.name))),
+            None => Err(Failure::broken(format!("{}: not in the cache at {at}", self.name))),
         }
     }
 
@@ -120,12 +121,6 @@ impl LibraryFile {
             Some(_) => Ok(true),
             None => self.write(at, Buf::copy_of(bytes)).map(|()| false),
         }
-    }
-
-    /// One read of `len` bytes, from wherever they are.
-    pub fn read(&self, at: u64, len: usize) -> Outcome {
-        let read = self.client.read(&self.ctx, &self.file, at, len, Hints::default()).wait(None);
-        read.during(|| format!("read {} at {at}", self.name)).map(drop)
     }
 
     /// One stat, answered by the server.

@@ -67,7 +67,9 @@ pub fn run(run: &mut Run) -> Outcome {
     let series = alternate(run, "tree", arms)?;
     drop(target);
     let mut counts = counts.into_inner();
-    counts.iter_mut().flatten().for_each(|s| drop(s.0.remove(0)));
+    counts.iter_mut().flatten().for_each(|s| {
+        s.0.remove(0);
+    });
     let mut table = Table::new(
         format!("Tree of {files} entries, {} (seconds, median and range)", crate::size::show(bytes)),
         &["step", "AmphiFS", "requests", "transactions", "budget", "ratio", "goal", "local"],

@@ -35,7 +35,9 @@ fn read(mount: &std::path::Path, pattern: &str) -> Outcome<Vec<(String, String)>
     if pattern.is_empty() || pattern.len() > 200 || pattern.contains('\0') {
         return Err(Failure::refused(format!("'{pattern}' is no pattern for tunables; try: amphi get '*'")));
     }
-    let text = control::read(mount, &format!("user.amphi.tunables.{pattern}"))?;
+    // A mount that knows no such tunable says so; what is no mount of ours fails at the first question.
+    control::read(mount, "user.amphi.mode")?;
+    let text = control::read_if_any(mount, &format!("user.amphi.tunables.{pattern}"))?.unwrap_or_default();
     let lines = text.lines().filter(|l| !l.is_empty());
     let rows: Vec<_> = lines
         .map(|l| {

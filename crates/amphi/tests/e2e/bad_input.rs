@@ -38,7 +38,7 @@ fn second_server_and_second_mount() {
     let up = place.up(&[]);
     fs::write(place.mount().join("f"), b"1").expect("write");
     fs::create_dir(place.path("other")).expect("mkdir");
-    refused(&["up", "--data", &place.text("data"), "--mount", &place.text("other")], "in use");
+    refused(&["up", "--data", &place.text("data"), "--mount", &place.text("other")], "another server uses this folder");
     refused(&["up", "--data", &place.text("data2"), "--mount", &place.text("mount")], "mount");
     refused(&["set", "no.such.thing=1", "--mount", &place.text("mount")], "no.such.thing");
     refused(&["set", "hybrid.large_write_bytes=-5", "--mount", &place.text("mount")], "hybrid.large_write_bytes");

@@ -27,8 +27,8 @@ fn an_operators_story() {
 
     let all = text(&["get", "--mount", &m]);
     assert!(all.lines().count() > 10, "{all}");
-    assert!(text(&["get", "hybrid.large_write_bytes", "--mount", &m]).contains("=2097152"));
-    assert!(text(&["set", "hybrid.large_write_bytes=64K", "--mount", &m]).contains("=65536"));
+    assert!(text(&["get", "hybrid.large_write_bytes", "--mount", &m]).contains("=2M"));
+    assert!(text(&["set", "hybrid.large_write_bytes=64K", "--mount", &m]).contains("=64K"));
     fs::write(place.mount().join("now-direct"), pattern(2, 1 << 20)).expect("write");
     let stats = text(&["stats", &m]);
     assert!(stats.contains("direct_large"), "the new threshold rules at once: {stats}");

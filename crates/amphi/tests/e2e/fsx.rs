@@ -36,6 +36,14 @@ impl Tester {
         Tester { path, plain, direct, append, model: Vec::new(), random: Random::new(seed), log: Vec::new() }
     }
 
+    /// Remembers an operation; FSX_TRACE=1 prints it, for faults that end the process.
+    fn note(&mut self, operation: String) {
+        if std::env::var_os("FSX_TRACE").is_some() {
+            println!("{} {operation}", self.model.len());
+        }
+        self.log.push(operation);
+    }
+
     fn offset_len(&mut self) -> (u64, usize) {
         let len = match self.random.below(10) {
             0..5 => 1 + self.random.below(9000),
@@ -62,14 +70,14 @@ impl Tester {
         let op = self.random.below(100);
         match op {
             0..22 => {
-                self.log.push(format!("write {offset}+{len}"));
+                self.note(format!("write {offset}+{len}"));
                 let bytes = pattern(self.random.below(u64::MAX), len);
                 write_all(&self.plain, &bytes, offset);
                 self.grow(at + len);
                 self.model[at..at + len].copy_from_slice(&bytes);
             }
             22..34 => {
-                self.log.push(format!("write direct {offset}+{len}"));
+                self.note(format!("write direct {offset}+{len}"));
                 let mut buf = aligned(len);
                 buf.copy_from_slice(&pattern(self.random.below(u64::MAX), len));
                 write_all(&self.direct, &buf, offset);
@@ -77,7 +85,7 @@ impl Tester {
                 self.model[at..at + len].copy_from_slice(&buf);
             }
             34..39 if self.model.len() + len < MAX as usize => {
-                self.log.push(format!("append {len}"));
+                self.note(format!("append {len}"));
                 let bytes = pattern(self.random.below(u64::MAX), len);
                 let n = rustix::io::write(&self.append, &bytes).expect("append");
                 assert_eq!(n, len, "append is whole");
@@ -87,12 +95,12 @@ impl Tester {
             56..66 => self.read(offset, len, true),
             66..72 => {
                 let size = self.random.below(MAX);
-                self.log.push(format!("truncate {size}"));
+                self.note(format!("truncate {size}"));
                 ftruncate(&self.plain, size).expect("truncate");
                 self.model.resize(size as usize, 0);
             }
             72..77 => {
-                self.log.push(format!("punch {offset}+{len}"));
+                self.note(format!("punch {offset}+{len}"));
                 let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 fallocate(&self.plain, flags, offset, len as u64).expect("punch");
                 let end = (at + len).min(self.model.len());
@@ -101,12 +109,12 @@ impl Tester {
                 }
             }
             77..80 => {
-                self.log.push(format!("allocate {offset}+{len}"));
+                self.note(format!("allocate {offset}+{len}"));
                 fallocate(&self.plain, FallocateFlags::empty(), offset, len as u64).expect("allocate");
                 self.grow(at + len);
             }
             80..83 => {
-                self.log.push(format!("zero {offset}+{len}"));
+                self.note(format!("zero {offset}+{len}"));
                 fallocate(&self.plain, FallocateFlags::ZERO_RANGE, offset, len as u64).expect("zero range");
                 self.grow(at + len);
                 self.model[at..at + len].fill(0);
@@ -114,11 +122,11 @@ impl Tester {
             83..88 => self.copy_range(offset, len),
             88..94 => self.map(offset, len),
             94..97 => {
-                self.log.push("fsync".into());
+                self.note("fsync".into());
                 fsync(&self.plain).expect("fsync");
             }
             _ => {
-                self.log.push("stat".into());
+                self.note("stat".into());
                 let size = stat(&self.path).expect("stat").st_size as usize;
                 assert_eq!(size, self.model.len(), "size");
             }
@@ -126,7 +134,7 @@ impl Tester {
     }
 
     fn read(&mut self, offset: u64, len: usize, direct: bool) {
-        self.log.push(format!("read{} {offset}+{len}", if direct { " direct" } else { "" }));
+        self.note(format!("read{} {offset}+{len}", if direct { " direct" } else { "" }));
         let mut buf = aligned(len);
         let mut got = 0;
         while got < len {
@@ -157,7 +165,7 @@ impl Tester {
         if overlap || offset as usize >= self.model.len() {
             return;
         }
-        self.log.push(format!("copy {offset}+{len} to {to}"));
+        self.note(format!("copy {offset}+{len} to {to}"));
         let (mut from, mut into, mut left) = (offset, to, len);
         while left > 0 {
             let n = copy_file_range(&self.plain, Some(&mut from), &self.plain, Some(&mut into), left).expect("copy");
@@ -180,7 +188,7 @@ impl Tester {
         if start >= end {
             return;
         }
-        self.log.push(format!("map {start}..{end}"));
+        self.note(format!("map {start}..{end}"));
         let size = (end - start) as usize;
         let write = self.random.below(2) == 0;
         let prot = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };

@@ -172,6 +172,15 @@ pub fn is_mounted(path: &Path) -> bool {
     table.lines().any(|l| l.split(' ').nth(1) == Some(&path))
 }
 
+/// Asks again until it is so; fails after a minute.
+pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !so() {
+        assert!(std::time::Instant::now() < end, "never: {what}");
+        std::thread::yield_now();
+    }
+}
+
 /// A small generator for random tests; the seed is printed by the tests that use it.
 pub struct Random(u64);
 

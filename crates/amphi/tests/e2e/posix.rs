@@ -1,6 +1,6 @@
 //! POSIX semantics of every operation through the mount, with the errno that Linux documents.
 
-use crate::harness::{Place, errno, pattern, rerrno};
+use crate::harness::{Place, errno, eventually, pattern, rerrno};
 use rustix::fs::{
     AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RenameFlags, SeekFrom, Timespec, Timestamps, XattrFlags,
     chmod, flock, getxattr, link, listxattr, lstat, mkdir, mknodat, open, openat, readlink, removexattr, rename,
@@ -167,7 +167,8 @@ fn unlinked_open_files_live_until_closed() {
     assert_eq!(f.metadata().expect("stat").len(), (9 << 20) + 4);
     assert_eq!(f.metadata().expect("stat").nlink(), 0);
     rustix::fs::fsync(&f).expect("fsync");
-    assert!(free() < before, "its space is in use");
+    let during = free();
+    assert!(during < before, "its space is in use: {during} blocks free, {before} before");
     drop(f);
     eventually("space of the closed file is free again", || free() + 64 >= before);
     let t = open(&m, OFlags::TMPFILE | OFlags::RDWR, rw()).expect("O_TMPFILE");
@@ -178,17 +179,6 @@ fn unlinked_open_files_live_until_closed() {
     assert_eq!(fs::read(m.join("named")).expect("read"), b"tmp");
     up.stop();
     place.fsck();
-}
-
-/// Asks again until it is so; the machine's load decides how often, a bound of tries ends it.
-fn eventually(what: &str, mut so: impl FnMut() -> bool) {
-    for _ in 0..20_000 {
-        if so() {
-            return;
-        }
-        std::thread::yield_now();
-    }
-    panic!("never: {what}");
 }
 
 fn write_all(f: &fs::File, bytes: &[u8]) -> usize {

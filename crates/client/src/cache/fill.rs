@@ -1,6 +1,7 @@
 //! Bytes on their way between cache and server: fills, and dirty bytes taken out for write-back.
 
-use super::{PageCache, units};
+use super::unit::Unit;
+use super::{PageCache, Shard, UNIT, units};
 use crate::files::File;
 use amphi_env::Buf;
 use amphi_types::ByteRange;
@@ -26,14 +27,17 @@ impl PageCache {
         &self,
         file: &Arc<File>,
         range: ByteRange,
-        bytes: &[u8],
+        bytes: &Arc<Buf>,
         ahead: bool,
         still_true: impl Fn(ByteRange) -> bool,
     ) {
-        const ZEROS: [u8; super::UNIT as usize] = [0; super::UNIT as usize];
+        static ZEROS: [u8; UNIT as usize] = [0; UNIT as usize];
         for (u, part) in units(range) {
             let mut shard = self.shard(file.ino.0, u).write();
             if !still_true(part) {
+                continue;
+            }
+            if self.adopt(&mut shard, file, u, part, range, bytes, ahead) {
                 continue;
             }
             let unit = self.unit(&mut shard, file, u, part.end);
@@ -49,10 +53,34 @@ impl PageCache {
         }
     }
 
+    /// Fills a whole unit that is not there yet without a copy; returns whether it could.
+    #[expect(clippy::too_many_arguments, reason = "a step of `fill`, which has them all")]
+    fn adopt(
+        &self,
+        shard: &mut Shard,
+        file: &Arc<File>,
+        u: u64,
+        part: ByteRange,
+        range: ByteRange,
+        bytes: &Arc<Buf>,
+        ahead: bool,
+    ) -> bool {
+        let at = part.start - range.start;
+        if part.len() < UNIT || at + UNIT > bytes.len() as u64 {
+            return false;
+        }
+        let unit = shard.units.entry((file.ino.0, u)).or_insert_with(|| Unit::new(file.clone(), u));
+        let adopted = unit.adopt(bytes, at as usize, ahead);
+        if adopted {
+            self.account_grown(file, UNIT, part.end);
+        }
+        adopted
+    }
+
     /// Dirty runs within `range` that are not in flight, ascending and joined across units.
     pub(crate) fn dirty_runs(&self, file: &File, range: ByteRange) -> Vec<ByteRange> {
         let mut runs = Vec::new();
-        let (first, end) = (range.start / super::UNIT, range.end.div_ceil(super::UNIT));
+        let (first, end) = (range.start / UNIT, range.end.div_ceil(UNIT));
         let indexed: Vec<u64> = file.dirty.lock().units.range(first..end).map(|(u, _)| *u).collect();
         for u in indexed {
             let shard = self.shard(file.ino.0, u).read();
@@ -70,7 +98,7 @@ impl PageCache {
     /// Takes the dirty bytes at the start of `range` out for write-back: as many as are dirty without a gap and not in
     /// flight. Returns them in a buffer whose first byte lies as the file offset does. They stay readable.
     pub(crate) fn take_dirty(&self, file: &File, range: ByteRange) -> Option<(ByteRange, Buf)> {
-        let mut buf = Buf::padded((range.start % 4096) as usize, range.len() as usize);
+        let mut buf = crate::data::scratch_for(range);
         let mut end = range.start;
         for (u, part) in units(range) {
             let mut shard = self.shard(file.ino.0, u).write();
@@ -134,7 +162,7 @@ impl PageCache {
         let mut ranges = Vec::new();
         let units: BTreeMap<u64, u64> = file.dirty.lock().units.clone();
         for (u, _) in units.into_iter().filter(|(_, since)| *since <= before_ns) {
-            super::push_joined(&mut ranges, ByteRange::at(u * super::UNIT, super::UNIT));
+            super::push_joined(&mut ranges, ByteRange::at(u * UNIT, UNIT));
         }
         ranges
     }

@@ -5,7 +5,9 @@ use super::fill::Landing;
 use super::{PageCache, Put};
 use crate::api::OpenFlags;
 use crate::tests::World;
+use amphi_env::Buf;
 use amphi_types::ByteRange;
+use std::sync::Arc;
 
 const SIZE: u64 = 200_000;
 
@@ -41,7 +43,7 @@ fn cache_matches_bytes() {
                     let tail = &server[span.start + short..span.end];
                     let bytes = &server[span.clone()];
                     let bytes = if tail.iter().all(|b| *b == 0) { &bytes[..short] } else { bytes };
-                    cache.fill(&file, range, bytes, w.rand(2) == 0, |_| true);
+                    cache.fill(&file, range, &Arc::new(Buf::copy_of(bytes)), w.rand(2) == 0, |_| true);
                 }
                 4 => {
                     for run in cache.dirty_runs(&file, range) {

@@ -8,21 +8,72 @@ use crate::cache::UNIT;
 use crate::files::File;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, RangeSet};
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
 /// Smallest memory of a unit, bytes.
 const SMALLEST: usize = 4096;
 
+/// Whole units' memory between two uses: touching new memory costs as much as the copy into it.
+#[derive(Default)]
+pub(crate) struct Spare(Mutex<Vec<Buf>>);
+
+/// Most buffers kept.
+const SPARE_MAX: usize = 128;
+
+impl Spare {
+    fn take(&self) -> Buf {
+        self.0.lock().pop().unwrap_or_else(|| Buf::zeroed(UNIT as usize))
+    }
+
+    fn give(&self, buf: Buf) {
+        let mut spare = self.0.lock();
+        if buf.len() == UNIT as usize && spare.len() < SPARE_MAX {
+            spare.push(buf);
+        }
+    }
+}
+
+/// Memory of a unit.
+enum Memory {
+    /// Its own.
+    Own(Buf),
+    /// Part of what the server sent for several units, read only. The books count it as the unit's own; when the clock
+    /// hand leaves such a unit in the cache, it gets memory of its own, so that one unit does not keep all of it.
+    Part { whole: Arc<Buf>, start: usize },
+}
+
+impl Memory {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Memory::Own(buf) => buf,
+            Memory::Part { whole, start } => &whole[*start..*start + UNIT as usize],
+        }
+    }
+
+    /// Memory that can be changed.
+    fn own(&mut self) -> &mut Buf {
+        if let Memory::Part { .. } = self {
+            *self = Memory::Own(Buf::copy_of(self.bytes()));
+        }
+        match self {
+            Memory::Own(buf) => buf,
+            Memory::Part { .. } => unreachable!("it was replaced above"),
+        }
+    }
+}
+
 pub(crate) struct Unit {
     pub(crate) file: Arc<File>,
     start: u64,
-    buf: Buf,
+    memory: Memory,
     pub(crate) valid: RangeSet,
     pub(crate) dirty: RangeSet,
     pub(crate) flight: RangeSet,
     pub(crate) failed: RangeSet,
     touched: AtomicBool,
+    survived: bool,
     /// Came by read-ahead and was not read yet.
     ahead: AtomicBool,
     /// Bytes copied out or in since it came, saturating.
@@ -34,12 +85,13 @@ impl Unit {
         Unit {
             file,
             start: index * UNIT,
-            buf: Buf::default(),
+            memory: Memory::Own(Buf::default()),
             valid: RangeSet::new(),
             dirty: RangeSet::new(),
             flight: RangeSet::new(),
             failed: RangeSet::new(),
             touched: AtomicBool::new(true),
+            survived: false,
             ahead: AtomicBool::new(false),
             moved: AtomicU32::new(0),
         }
@@ -50,7 +102,10 @@ impl Unit {
     }
 
     pub(crate) fn capacity(&self) -> u64 {
-        self.buf.capacity() as u64
+        match &self.memory {
+            Memory::Own(buf) => buf.capacity() as u64,
+            Memory::Part { .. } => UNIT,
+        }
     }
 
     /// Valid bytes.
@@ -59,16 +114,45 @@ impl Unit {
     }
 
     /// Makes room for bytes up to file offset `end`; returns by how much the memory grew.
-    pub(crate) fn grow(&mut self, end: u64) -> u64 {
+    ///
+    /// The first unit of a file grows in powers of two, so that a small file costs its size; others are whole at once.
+    pub(crate) fn grow(&mut self, end: u64, spare: &Spare) -> u64 {
         let need = (end - self.start) as usize;
-        if need <= self.buf.len() {
-            return 0;
+        let before = self.capacity();
+        if need > self.memory.bytes().len() {
+            let size = if self.start > 0 { UNIT as usize } else { need.next_power_of_two().max(SMALLEST) };
+            let mut bigger = if size == UNIT as usize { spare.take() } else { Buf::zeroed(size) };
+            let old = self.memory.bytes();
+            bigger[..old.len()].copy_from_slice(old);
+            self.memory = Memory::Own(bigger);
         }
-        let mut bigger = Buf::zeroed(need.next_power_of_two().max(SMALLEST));
-        bigger[..self.buf.len()].copy_from_slice(&self.buf);
-        let grown = bigger.capacity() - self.buf.capacity();
-        self.buf = bigger;
-        grown as u64
+        self.capacity() - before
+    }
+
+    /// Gives the memory of a unit that is gone to the next one.
+    pub(crate) fn recycle(self, spare: &Spare) {
+        if let Memory::Own(buf) = self.memory {
+            spare.give(buf);
+        }
+    }
+
+    /// Takes a unit's bytes of `whole` without a copy, if nothing is in the unit yet; returns whether it did.
+    pub(crate) fn adopt(&mut self, whole: &Arc<Buf>, start: usize, ahead: bool) -> bool {
+        if !self.valid.is_empty() || self.capacity() > 0 {
+            return false;
+        }
+        self.memory = Memory::Part { whole: whole.clone(), start };
+        self.valid.insert(self.range());
+        *self.ahead.get_mut() = ahead;
+        true
+    }
+
+    /// The clock hand passed and left it. The second time it leaves memory shared with other units: streams are gone by
+    /// then and cost no copy.
+    pub(crate) fn survive(&mut self) {
+        if std::mem::replace(&mut self.survived, true) {
+            self.memory.own();
+        }
     }
 
     fn span(&self, part: ByteRange) -> std::ops::Range<usize> {
@@ -80,7 +164,7 @@ impl Unit {
         if !self.valid.contains(part) {
             return false;
         }
-        into.copy_from_slice(&self.buf[self.span(part)]);
+        into.copy_from_slice(&self.memory.bytes()[self.span(part)]);
         // Load first: a store to a line that other threads read would make hits fight for it.
         if !self.touched.load(Relaxed) {
             self.touched.store(true, Relaxed);
@@ -95,7 +179,7 @@ impl Unit {
     /// Puts bytes in, dirty. The memory must have been grown.
     pub(crate) fn write(&mut self, part: ByteRange, bytes: &[u8]) {
         let span = self.span(part);
-        self.buf[span].copy_from_slice(bytes);
+        self.memory.own()[span].copy_from_slice(bytes);
         self.valid.insert(part);
         self.dirty.insert(part);
         self.failed.remove(part);
@@ -107,7 +191,7 @@ impl Unit {
         for gap in self.valid.gaps(part) {
             let at = (gap.start - part.start) as usize;
             let span = self.span(gap);
-            self.buf[span].copy_from_slice(&bytes[at..at + gap.len() as usize]);
+            self.memory.own()[span].copy_from_slice(&bytes[at..at + gap.len() as usize]);
             self.valid.insert(gap);
         }
         if ahead {
@@ -117,7 +201,7 @@ impl Unit {
 
     /// Copies bytes out whatever is known of them; the caller knows that they are valid.
     pub(crate) fn copy_out(&self, part: ByteRange, into: &mut [u8]) {
-        into.copy_from_slice(&self.buf[self.span(part)]);
+        into.copy_from_slice(&self.memory.bytes()[self.span(part)]);
     }
 
     /// Forgets `part`, dirty or not.

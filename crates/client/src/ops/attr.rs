@@ -112,25 +112,13 @@ impl Drop for Frozen {
 }
 
 /// Changes the size, and whatever else `set` says.
-pub(crate) async fn truncate(
-    core: &Arc<Core>,
-    cred: &Cred,
-    file: &Arc<File>,
-    size: u64,
-    set: SetAttr,
-) -> Result<Attr> {
+pub(crate) async fn truncate(core: &Arc<Core>, cred: &Cred, file: &Arc<File>, size: u64, set: SetAttr) -> Result<Attr> {
     let _guard = file.range.acquire(ByteRange::ALL, Hold::Exclusive).await;
     resize(core, cred, file, size, set).await
 }
 
 /// As `truncate`, for a caller that holds the range lock on the whole file.
-pub(crate) async fn resize(
-    core: &Arc<Core>,
-    cred: &Cred,
-    file: &Arc<File>,
-    size: u64,
-    set: SetAttr,
-) -> Result<Attr> {
+pub(crate) async fn resize(core: &Arc<Core>, cred: &Cred, file: &Arc<File>, size: u64, set: SetAttr) -> Result<Attr> {
     file.mark_epoch();
     let beyond = ByteRange::new(size, u64::MAX);
     file.flights.lock().frozen_from = Some(size);

@@ -116,13 +116,7 @@ pub(crate) async fn rename(
     if dots(&from.1) || dots(&to.1) {
         return Err(if mode == RenameMode::NoReplace && dots(&to.1) { Errno::Exist } else { Errno::Busy });
     }
-    let op = Request::Rename {
-        from: from.0,
-        from_name: Name::new(from.1)?,
-        to: to.0,
-        to_name: Name::new(to.1)?,
-        mode,
-    };
+    let op = Request::Rename { from: from.0, from_name: Name::new(from.1)?, to: to.0, to_name: Name::new(to.1)?, mode };
     done_reply(core.call(from.0.target(), &ctx.cred, op).await?)
 }
 

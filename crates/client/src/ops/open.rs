@@ -123,13 +123,21 @@ pub(crate) fn send_closes(core: &Arc<Core>, file: &Arc<File>) {
             }
             held_up
         });
+        known.closing.extend(&due);
         if !known.opens.iter().chain(&known.closes).any(|a| a.write) {
             known.spread = false;
         }
     }
     for access in due {
         let close = Request::Close { ino: file.ino, access };
-        drop(core.send(Lane::Normal, file.ino.target(), &Cred::root(), close, None, 0));
+        let sent = core.send(Lane::Normal, file.ino.target(), &Cred::root(), close, None, 0);
+        let (core2, file2) = (core.clone(), file.clone());
+        core.spawn(async move {
+            // An error means that there is no session any more, hence no open either.
+            drop(sent.await);
+            file2.closed(access);
+            core2.files.reap(&file2);
+        });
     }
     core.files.reap(file);
 }

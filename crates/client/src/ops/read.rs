@@ -6,7 +6,7 @@
 use crate::api::{Ctx, Hints};
 use crate::cache::{UNIT, push_joined};
 use crate::core::{Core, unexpected};
-use crate::data::Segments;
+use crate::data::{Segments, scratch_for};
 use crate::decision::{Mode, Reason, decide};
 use crate::files::{File, OpenFile};
 use crate::locks;
@@ -95,7 +95,7 @@ pub(crate) async fn read(
     let mut gaps = core.cache.gaps(file, range);
     if gaps.first() != Some(&range) {
         // Valid bytes are taken now: they may be evicted while the rest is under way.
-        let mut b = Buf::padded((range.start % PAGE) as usize, range.len() as usize);
+        let mut b = scratch_for(range);
         gaps = core.cache.read_valid(file, range, &mut b);
         if gaps.is_empty() {
             count(&core, &open, Reason::CacheHit, range.len());
@@ -211,7 +211,7 @@ async fn read_piece(
 async fn buffered(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, size: u64, plan: Plan) -> Result<Segments> {
     let mut plan = Some(plan);
     for _ in 0..TRIES {
-        let mut buf = Buf::padded((range.start % PAGE) as usize, range.len() as usize);
+        let mut buf = scratch_for(range);
         let gaps = core.cache.read_valid(file, range, &mut buf);
         if gaps.is_empty() {
             if let Some(plan) = plan {
@@ -250,7 +250,7 @@ async fn buffered(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, size: u6
         file.signal.until(|| !others()).await;
     }
     // Somebody takes the bytes away all the time: read past the cache, dirty bytes included.
-    let mut buf = Buf::padded((range.start % PAGE) as usize, range.len() as usize);
+    let mut buf = scratch_for(range);
     let gaps = core.cache.read_valid(file, range, &mut buf);
     direct_gaps(core, file, range, buf, &gaps).await
 }
@@ -298,7 +298,7 @@ impl Fetch {
             return if self.ahead { Ok(()) } else { Err(Errno::NoSpace) };
         }
         core.stats.bytes(Count::Fill, range.len());
-        core.cache.fill(file, range, &bytes, self.ahead, |part| file.fill_is_true(self.id, part));
+        core.cache.fill(file, range, &Arc::new(bytes), self.ahead, |part| file.fill_is_true(self.id, part));
         drop(pins);
         Ok(())
     }
@@ -307,6 +307,9 @@ impl Fetch {
 impl Drop for Fetch {
     fn drop(&mut self) {
         self.file.fill_ends(self.id);
+        if self.file.access_count() == 0 {
+            self.core.files.reap(&self.file);
+        }
     }
 }
 
@@ -399,12 +402,17 @@ impl Core {
     }
 
     fn lacks_locality(&self, file: &File) -> bool {
+        self.measure_locality(file);
         file.no_locality.load(SeqCst)
-            && !file.probe.fetch_add(1, SeqCst).wrapping_add(1).is_multiple_of(self.tunables.get(Knob::LocalityProbe) as u32)
+            && !file
+                .probe
+                .fetch_add(1, SeqCst)
+                .wrapping_add(1)
+                .is_multiple_of(self.tunables.get(Knob::LocalityProbe) as u32)
     }
 
     /// Judges the locality of a file once enough of its pages have left the cache (FEATURES H5).
-    pub(crate) fn measure_locality(&self, file: &File) {
+    fn measure_locality(&self, file: &File) {
         let left = file.pages_left.load(SeqCst);
         if left >= self.tunables.get(Knob::LocalityPages) {
             let reused = file.pages_reused.swap(0, SeqCst);

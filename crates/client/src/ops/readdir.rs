@@ -15,14 +15,7 @@ const DOTS: u64 = 2;
 /// Most entries asked for at once: an answer's body stays far below its bound.
 const ENTRIES_MAX: u32 = 2048;
 
-pub(crate) async fn readdir(
-    core: Arc<Core>,
-    ctx: Ctx,
-    dir: Ino,
-    cookie: u64,
-    max: u32,
-    plus: bool,
-) -> Result<Listing> {
+pub(crate) async fn readdir(core: Arc<Core>, ctx: Ctx, dir: Ino, cookie: u64, max: u32, plus: bool) -> Result<Listing> {
     core.stats.count(Count::ReadDir);
     let mut listing = Listing::default();
     let dot = |name: &[u8], cookie, ino| Dirent { name: name.to_vec(), cookie, ino, kind: Kind::Dir, attr: None };

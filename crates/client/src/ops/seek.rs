@@ -14,13 +14,7 @@ use amphi_wire::{Reply, Request};
 use futures_util::future::join_all;
 use std::sync::Arc;
 
-pub(crate) async fn lseek(
-    core: Arc<Core>,
-    _ctx: Ctx,
-    open: Arc<OpenFile>,
-    offset: u64,
-    whence: Whence,
-) -> Result<u64> {
+pub(crate) async fn lseek(core: Arc<Core>, _ctx: Ctx, open: Arc<OpenFile>, offset: u64, whence: Whence) -> Result<u64> {
     core.stats.count(Count::Seek);
     let file = &open.file;
     let _guard = file.range.acquire(ByteRange::new(offset, u64::MAX), Hold::Shared).await;

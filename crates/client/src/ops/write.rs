@@ -3,6 +3,7 @@
 use crate::api::{Ctx, Hints};
 use crate::cache::{Put, UNIT};
 use crate::core::Core;
+use crate::data::scratch_for;
 use crate::decision::{Mode, Reason, decide};
 use crate::files::{File, OpenFile};
 use crate::locks;
@@ -42,11 +43,8 @@ pub(crate) fn try_write(
         return None;
     }
     let one_unit = offset / UNIT == (range.end - 1) / UNIT;
-    let guard = if one_unit && file.range.idle() {
-        None
-    } else {
-        Some(file.range.try_acquire(range, Hold::Exclusive)?)
-    };
+    let guard =
+        if one_unit && file.range.idle() { None } else { Some(file.range.try_acquire(range, Hold::Exclusive)?) };
     let check = || locks::covered(file, stripes) && (guard.is_some() || file.range.idle());
     file.touch(core.wall());
     match core.cache.write(file, offset, bytes, || core.clock.now_ns(), check) {
@@ -145,9 +143,7 @@ async fn buffered(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, data: &B
     while at < range.end {
         let part = ByteRange::at(at, STEP).intersect(&range);
         let pins = locks::pin_all(core, file, LockMode::Write, part).await?;
-        writeback::throttle(core, part.len()).await;
-        // Beyond the bound by one step at most, if everything else is dirty or in use.
-        core.make_room(room_for(part));
+        writeback::throttle(core, part.len(), room_for(part)).await;
         file.touch(core.wall());
         let span = (part.start - range.start) as usize..(part.end - range.start) as usize;
         let put = core.cache.write(file, part.start, &data[span], || core.clock.now_ns(), || true);
@@ -179,7 +175,8 @@ async fn direct(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, data: Buf,
     let len = data.len();
     let kind = WriteKind::Direct { kill_suidgid: hints.kill_suidgid };
     let cut = split(data, range, &pieces);
-    let sends = pieces.iter().zip(cut).map(|((object, part), buf)| write_piece(core, file, *object, part.start, buf, kind));
+    let sends =
+        pieces.iter().zip(cut).map(|((object, part), buf)| write_piece(core, file, *object, part.start, buf, kind));
     let results = join_all(sends.collect::<Vec<_>>()).await;
     // What failed may be on the target or not: nobody may think to know.
     core.cache.forget(file, range, crate::cache::drop::Dirty::Keep);
@@ -224,7 +221,7 @@ async fn trim(core: &Arc<Core>, file: &Arc<File>, size: u64) {
 fn split(mut data: Buf, range: ByteRange, pieces: &[(ObjectId, ByteRange)]) -> Vec<Buf> {
     let mut bufs: Vec<Buf> = Vec::with_capacity(pieces.len());
     for (_, part) in pieces.iter().skip(1) {
-        let mut buf = Buf::padded((part.start % limits::BLOCK) as usize, part.len() as usize);
+        let mut buf = scratch_for(*part);
         let at = (part.start - range.start) as usize;
         buf.copy_from_slice(&data[at..at + part.len() as usize]);
         bufs.push(buf);

@@ -44,10 +44,7 @@ fn overlapping_requests_are_events() {
         let sizes = [(70_000u64, 60_000usize), (40_000, 150_000)];
         let pick = |w: &mut World| sizes[w.rand(2) as usize];
         let (a, b) = (pick(&mut w), pick(&mut w));
-        let ops = vec![
-            write(&w, &file, a.0, a.1, b'A'),
-            write(&w, &file, b.0, b.1, b'B'),
-        ];
+        let ops = vec![write(&w, &file, a.0, a.1, b'A'), write(&w, &file, b.0, b.1, b'B')];
         let reads = [read(&w, &file, 60_000, 80_000), read(&w, &file, 30_000, 170_000)];
         let mut all: Vec<Pending<Vec<u8>>> = Vec::new();
         let core = w.client.core.clone();
@@ -63,8 +60,13 @@ fn overlapping_requests_are_events() {
         // Bytes that both writers write: one of them as a whole.
         let both = a.0.max(b.0)..(a.0 + a.1 as u64).min(b.0 + b.1 as u64);
         let uniform = |bytes: &[u8], from: u64, what: &str| {
-            let part: Vec<u8> = both.clone().filter(|k| *k >= from && *k < from + bytes.len() as u64).collect::<Vec<_>>()
-                .iter().map(|k| bytes[(k - from) as usize]).collect();
+            let part: Vec<u8> = both
+                .clone()
+                .filter(|k| *k >= from && *k < from + bytes.len() as u64)
+                .collect::<Vec<_>>()
+                .iter()
+                .map(|k| bytes[(k - from) as usize])
+                .collect();
             assert!(part.windows(2).all(|p| p[0] == p[1]), "seed {seed}: {what} saw a mixture");
             part.first().copied()
         };
@@ -121,28 +123,28 @@ fn abandoned_operations_leave_nothing() {
         match seed % 5 {
             0 => {
                 let op = w.client.open(&root, file.ino(), OpenFlags::READ);
-                (0..steps).for_each(|_| drop(w.step()));
+                w.steps(steps);
                 drop(op);
             }
             1 => {
                 let op = w.client.create(&root, amphi_types::Ino::ROOT, b"g", 0o600, OpenFlags::WRITE);
-                (0..steps).for_each(|_| drop(w.step()));
+                w.steps(steps);
                 drop(op);
             }
             2 => {
                 let op = write(&w, &file, 50_000, 150_000, b'n');
-                (0..steps).for_each(|_| drop(w.step()));
+                w.steps(steps);
                 drop(op);
             }
             3 => {
                 let op = read(&w, &file, 0, 150_000);
-                (0..steps).for_each(|_| drop(w.step()));
+                w.steps(steps);
                 drop(op);
             }
             _ => {
                 let set = SetAttr { size: Some(100_000), ..SetAttr::default() };
                 let op = w.client.setattr(&root, file.ino(), set, None);
-                (0..steps).for_each(|_| drop(w.step()));
+                w.steps(steps);
                 drop(op);
             }
         }
@@ -195,5 +197,33 @@ fn hits_by_threads_are_atomic() {
         }
     });
     drop((file, client));
+    w.check_clean();
+}
+
+/// Goal: locks go on under the names that a restarted server gives them, and dirty data survives. Method: rename every
+/// lock of the server as a restart does, then call one back by its new name.
+#[test]
+fn locks_survive_a_restart_under_new_names() {
+    let mut w = World::new(9, &[]);
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    let op = write(&w, &file, 0, 5000, b'x');
+    w.run(op).unwrap();
+    w.steps(50);
+    let (core, target) = (w.client.core.clone(), file.ino().target());
+    for round in 1..3u64 {
+        let (ids, held) = crate::locks::represent(&core, target);
+        assert_eq!((ids.len(), held.len()), (1, 1));
+        let old = std::mem::take(&mut w.server.locks);
+        let new: Vec<u64> = (0..ids.len() as u64).map(|i| round * 1000 + i).collect();
+        w.server.locks = old.into_values().zip(&new).map(|(lock, id)| (*id, lock)).collect();
+        crate::locks::restored(&core, target, &ids, &new);
+    }
+    let object = amphi_types::ObjectId { ino: file.ino(), stripe: 0 };
+    assert!(w.client.try_write(&Ctx::root(), &file, 0, b"y", Hints::default()).is_some(), "still held");
+    crate::locks::callback(&core, object, 2000);
+    w.settle();
+    assert!(w.server.locks.is_empty(), "given back by the new name, after the write-back");
+    assert_eq!(w.server.contents(file.ino())[..2], *b"yx");
+    drop((file, core));
     w.check_clean();
 }

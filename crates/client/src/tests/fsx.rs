@@ -34,7 +34,13 @@ impl Story {
         let mut w = World::new(seed, &tunables);
         w.callbacks = 200;
         let file = w.create("f", OpenFlags::READ_WRITE);
-        let op = w.client.setxattr(&Ctx::root(), file.ino(), b"user.amphi.layout", layout.as_bytes(), amphi_wire::XattrMode::Set);
+        let op = w.client.setxattr(
+            &Ctx::root(),
+            file.ino(),
+            b"user.amphi.layout",
+            layout.as_bytes(),
+            amphi_wire::XattrMode::Set,
+        );
         w.run(op).unwrap();
         let open = |w: &mut World, flags| {
             let op = w.client.open(&Ctx::root(), file.ino(), flags);

@@ -1,10 +1,10 @@
 //! Which way requests go, what is sent for them, and what is counted.
 
 use super::world::World;
+use crate::OpenFile;
 use crate::api::{Ctx, Hints, OpenFlags};
 use crate::decision::Reason;
 use crate::stats::{Count, Way};
-use crate::OpenFile;
 use amphi_env::Buf;
 use amphi_types::Pattern;
 use amphi_wire::XattrMode;
@@ -191,8 +191,12 @@ fn write_back_by_size_and_age() {
 /// small cache in requests of the window, without read-ahead.
 #[test]
 fn files_without_locality_go_direct() {
-    let tunables =
-        [("cache.max_bytes", "4M"), ("hybrid.locality_pages", "512"), ("readahead.enabled", "off"), ("hybrid.locality_probe", "8")];
+    let tunables = [
+        ("cache.max_bytes", "4M"),
+        ("hybrid.locality_pages", "512"),
+        ("readahead.enabled", "off"),
+        ("hybrid.locality_probe", "8"),
+    ];
     let mut w = World::new(1, &tunables);
     let ino = w.server.plant("f", &vec![7; 24 << 20], Pattern::Whole);
     let op = w.client.open(&Ctx::root(), ino, OpenFlags::READ);
@@ -203,6 +207,25 @@ fn files_without_locality_go_direct() {
     let (direct, _) = io(&w, Way::Read, Reason::DirectLocality);
     let (buffered, _) = io(&w, Way::Read, Reason::BufferedDefault);
     assert!(direct > 150 && buffered > 100, "{direct} direct, {buffered} buffered");
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: a file that is opened again is written in the cache as quickly as before: its lock is still held. Method: write,
+/// close, have the file forgotten, open again; the second write after that needs no wait.
+#[test]
+fn locks_outlive_files() {
+    let mut w = World::new(1, &[]);
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    let ino = file.ino();
+    write(&mut w, &file, 1, 0, 100, false);
+    drop(file);
+    w.check_clean();
+    let op = w.client.open(&Ctx::root(), ino, OpenFlags::READ_WRITE);
+    let file = w.run(op).unwrap();
+    write(&mut w, &file, 1, 0, 100, false);
+    assert_eq!(w.client.try_write(&Ctx::root(), &file, 0, &[1; 100], Hints::default()), Some(100));
+    assert_eq!(sent(&w, "LockEnqueue"), 1);
     drop(file);
     w.check_clean();
 }

@@ -125,7 +125,6 @@ impl Server {
     }
 
     fn execute(&mut self, call: Call, payload: Option<Buf>, out: &mut Option<Buf>) -> Result<Reply, Errno> {
-        let now = self.now();
         let right_target = |ino: Ino| assert_eq!(call.target, ino.target(), "inode requests go to the owner");
         Ok(match call.op {
             Request::Lookup { dir, name } => Reply::Inode(self.nodes[&self.found(dir, &name)?].view),
@@ -308,9 +307,7 @@ impl Server {
                 Reply::Tunables(vec![("server.x".into(), value.unwrap_or("1".into()), "help".into())])
             }
             Request::Counters { .. } => Reply::Counters(vec![("requests".into(), 3)]),
-            Request::Status => {
-                Reply::Status { uptime_s: 1, cluster: 0xab, targets: Vec::new(), sessions: Vec::new() }
-            }
+            Request::Status => Reply::Status { uptime_s: 1, cluster: 0xab, targets: Vec::new(), sessions: Vec::new() },
             Request::GlimpseReply { .. } | Request::Represent { .. } => Reply::Done,
         })
     }

@@ -1,8 +1,8 @@
 //! Client, server and background tasks in one thread; who gets the next step is drawn from a seed.
 
 use super::server::Server;
-use crate::api::{Clock, ClientConfig, Ctx, OpenFlags};
-use crate::core::{Item, Outgoing, Task};
+use crate::api::{ClientConfig, Clock, Ctx, OpenFlags};
+use crate::queue::{Item, Outgoing, Task};
 use crate::{Client, OpenFile, Pending};
 use amphi_types::{Ino, Result, Timespec};
 use std::future::Future;
@@ -87,6 +87,13 @@ impl World {
             }
         }
         busy
+    }
+
+    /// Runs the background for a while.
+    pub(crate) fn steps(&mut self, count: u64) {
+        for _ in 0..count {
+            self.step();
+        }
     }
 
     /// Runs an operation to its end.

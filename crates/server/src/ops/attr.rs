@@ -96,11 +96,8 @@ impl<E: Env> Cx<E> {
             let inode = meta.inode(ino)?;
             (inode.layout, inode.wide, inode.generation + 1, inode.spread)
         };
-        let span = self
-            .target
-            .spans
-            .take(object, ByteRange::new(size / BLOCK * BLOCK, u64::MAX), Hold::Exclusive)
-            .await;
+        let span =
+            self.target.spans.take(object, ByteRange::new(size / BLOCK * BLOCK, u64::MAX), Hold::Exclusive).await;
         self.target.punch_behind(object, size, generation - 1, self.now).await?;
         let plan = self.target.data.borrow_mut().plan_truncate(object, size, generation, Resize::Cut)?;
         let plan = self.target.rewrite_edges(plan).await?;
@@ -145,11 +142,17 @@ impl<E: Env> Cx<E> {
         let _guard = self.target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
         let has_data = self.target.data.borrow().objects_of(ino).any(|(_, o)| o.end > 0 || o.blocks > 0);
         let layout = layout.map(|l| Layout { pool: self.worker.pool, ..l });
+        let gathered = self.gathered_if_spread(ino).await?;
         let mut txn = Txn::default();
         let reply = {
             let mut meta = self.target.meta.borrow_mut();
             meta.set_layout(&self.cred, ino, layout, mode, has_data, self.now, &mut txn)?;
-            Reply::Inode(plain_view(ino, meta.inode(ino)?))
+            let inode = meta.inode(ino)?;
+            let mut view = plain_view(ino, inode);
+            if let Some(gathered) = gathered {
+                view.attr = inode.attr_with(ino, &gathered);
+            }
+            Reply::Inode(view)
         };
         self.commit(txn, Order::Plain, reply).await
     }

@@ -30,9 +30,6 @@ fn write_growth(len: u64) -> u64 {
     256 + len / BLOCK * 8
 }
 
-/// Most bytes that one record of an allocation adds.
-const ALLOCATE_STEP_BYTES: u64 = 8 << 30;
-
 impl<E: Env> Cx<E> {
     fn check_object(&self, object: ObjectId) -> Result<()> {
         // Stripe 0 lives with the inode; where other stripes live depends on the layout, which their owner knows.
@@ -123,6 +120,38 @@ impl<E: Env> Cx<E> {
         if server_lock {
             self.reserve(write_growth(range.len())).await?;
         }
+        let step = self.target.record_blocks_max() * BLOCK;
+        if range.align_out(BLOCK).len() <= step {
+            return self.write_step(object, range, generation, mtime, kill_suidgid, payload, true).await;
+        }
+        // One record of a small log could not name all the blocks.
+        let mut at = range.start;
+        loop {
+            let end = range.end.min(at / step * step + step);
+            let mut part = Buf::padded((at % BLOCK) as usize, (end - at) as usize);
+            part.copy_from_slice(&payload[(at - range.start) as usize..(end - range.start) as usize]);
+            let last = end == range.end;
+            let one = ByteRange::new(at, end);
+            let reply = self.write_step(object, one, generation, mtime, kill_suidgid, part, last).await?;
+            if last {
+                return Ok(reply);
+            }
+            at = end;
+        }
+    }
+
+    /// Writes what fits one record; the last step of a request is logged with its answer.
+    #[expect(clippy::too_many_arguments, reason = "the fields of the request")]
+    async fn write_step(
+        &self,
+        object: ObjectId,
+        range: ByteRange,
+        generation: u64,
+        mtime: Timespec,
+        kill_suidgid: bool,
+        payload: Buf,
+        last: bool,
+    ) -> Result<Reply> {
         let span = self.span(object, range, Hold::Exclusive).await;
         if object.stripe == 0 {
             self.target.check_file(object.ino)?;
@@ -140,7 +169,10 @@ impl<E: Env> Cx<E> {
             if object.stripe == 0 {
                 self.note_write(object, kill_suidgid, &mut txn);
             }
-            let lsn = self.append(txn, order, &reply, None);
+            let lsn = match last {
+                true => self.append(txn, order, &reply, None),
+                false => self.target.append(txn, order),
+            };
             self.target.release_later(lsn, freed);
             lsn
         };
@@ -260,10 +292,11 @@ impl<E: Env> Cx<E> {
         if object.stripe == 0 {
             self.target.check_file(object.ino)?;
         }
+        let step = self.target.record_blocks_max() * BLOCK;
         let mut at = range.start;
         let mut last = Lsn(0);
         while at < range.end {
-            let end = range.end.min((at / ALLOCATE_STEP_BYTES + 1) * ALLOCATE_STEP_BYTES);
+            let end = range.end.min(at / step * step + step);
             self.reserve(write_growth(end - at) / 16).await?;
             let part = ByteRange::new(at, end);
             let mut txn = Txn::default();

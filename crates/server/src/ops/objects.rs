@@ -23,8 +23,8 @@ use std::rc::Rc;
 
 /// Most extents and objects that one record removes.
 const ITEMS_A_RECORD: usize = 4096;
-/// Files with at most so many blocks are destroyed in the record that takes their last name.
-const SMALL_BLOCKS: u64 = 16 << 10;
+/// Files with at most so many extents are destroyed in the record that takes their last name.
+const SMALL_EXTENTS: usize = 512;
 /// Most stripes of a file on one target that a truncate visits although they have no object yet.
 const STRIPES_MADE: u32 = 1024;
 
@@ -163,7 +163,7 @@ pub struct Orphans {
 }
 
 /// Adds to `txn` what becomes of inodes that lost their last name. Those that are open stay.
-pub fn orphaned<E: Env>(_worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, inos: &[Ino], txn: &mut Txn) -> Orphans {
+pub fn orphaned<E: Env>(target: &Target<E>, inos: &[Ino], txn: &mut Txn) -> Orphans {
     let mut orphans = Orphans::default();
     for &ino in inos {
         if target.opens.borrow().is_open(ino) {
@@ -175,7 +175,8 @@ pub fn orphaned<E: Env>(_worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, inos: &
         let here = inode.kind != Kind::File || (!inode.wide && !inode.pending.destroy);
         let idle = !target.spans.is_busy(ino);
         // An inode with a name is none of this; `remove_inode` and `begin_destroy` refuse it.
-        if here && idle && data.blocks_of(ino) <= SMALL_BLOCKS {
+        let object = ObjectId { ino, stripe: 0 };
+        if here && idle && data.extents(object).nth(SMALL_EXTENTS).is_none() {
             if meta.remove_inode(ino, txn).is_ok() {
                 orphans.freed.absorb(data.destroy_all(ino, txn));
             }
@@ -238,9 +239,12 @@ pub fn reap_orphans<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
         return;
     }
     let all: Vec<Ino> = target.meta.borrow().orphans();
-    let mut txn = Txn::default();
-    let free: Vec<Ino> = all.into_iter().filter(|ino| !target.destroying.borrow().contains(ino)).collect();
-    orphaned(worker, target, &free, &mut txn).append(worker, target, txn);
+    for ino in all {
+        if !target.destroying.borrow().contains(&ino) {
+            let mut txn = Txn::default();
+            orphaned(target, &[ino], &mut txn).append(worker, target, txn);
+        }
+    }
 }
 
 /// Goes on with truncates and removals that a crash interrupted.

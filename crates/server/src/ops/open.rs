@@ -40,7 +40,7 @@ pub fn after_close<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: 
         // Until every session has said what it has open, an orphan may be one of theirs.
         if target.absent.borrow().is_empty() {
             let mut txn = Txn::default();
-            orphaned(worker, target, &[ino], &mut txn).append(worker, target, txn);
+            orphaned(target, &[ino], &mut txn).append(worker, target, txn);
         }
     } else if spread && !target.opens.borrow().has_writer(ino) {
         settle_later(worker, target, ino);

@@ -96,7 +96,8 @@ fn resends_happen_once() {
                     }
                 };
                 let (dir, file, link, ()) = futures_util::join!(dir, file, link, trouble);
-                (dir.unwrap(), file.unwrap());
+                dir.unwrap();
+                file.unwrap();
                 assert_eq!(link.unwrap().attr.nlink, i + 2);
             }
             assert_eq!(c.stat(f).await.unwrap().nlink, 31);
@@ -133,6 +134,57 @@ fn folders_are_checked() {
         let d = place.client(2).await.unwrap();
         assert_eq!(d.list(Ino::ROOT).await.unwrap(), ["kept"]);
         drop(server);
+    };
+    place.sim.block_on(run).unwrap();
+}
+
+/// Goal: a session whose process is known to have ended does not keep the next mount out.
+#[test]
+fn ended_processes_do_not_hold_the_mount() {
+    let mut place = Place::new(34, 2, 1);
+    place.config.holder_gone = std::sync::Arc::new(|name| name == "client:1");
+    let run = async {
+        let _server = place.start().await.unwrap();
+        let first = place.client(1).await.unwrap();
+        let f = first.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
+        first.unlink(Ino::ROOT, "f").await.unwrap();
+        assert!(place.client(2).await.is_err(), "connected, so alive");
+        first.link.close().await;
+        let second = place.client(2).await.expect("at once");
+        assert_eq!(second.stat(f).await, Err(Errno::Stale), "its opens are closed");
+        assert_eq!(second.list(Ino::ROOT).await.unwrap(), Vec::<String>::new());
+    };
+    place.sim.block_on(run).unwrap();
+}
+
+/// Goal: damage is found and nothing is changed; a server refuses the folder with the place. Method: bytes of one zone
+/// are overwritten, then a zone is missing.
+#[test]
+fn damage_is_reported() {
+    let place = Place::new(35, 2, 1);
+    let run = async {
+        let env = place.sim.node("server");
+        let none = crate::fsck(&env, "data").await.err().expect("nothing there");
+        assert_eq!(none.kind, ServerErrorKind::Mismatch);
+        let server = place.start().await.unwrap();
+        let c = place.client(1).await.unwrap();
+        c.mkdir(Ino::ROOT, "d").await.unwrap();
+        let busy = crate::fsck(&env, "data").await.err().expect("a server runs");
+        assert_eq!(busy.kind, ServerErrorKind::InUse);
+        c.call(Request::Goodbye).await.unwrap();
+        server.stop().await.unwrap();
+        drop(server);
+        assert!(crate::fsck(&env, "data").await.unwrap().is_clean());
+        let path = place.config.zone_path(1);
+        for at in [0u64, 4096, 8192, 65536] {
+            place.sim.poke("server", &path, at, &[0x5a; 512]).unwrap();
+        }
+        let before = place.sim.peek("server", &path, 0, 1 << 20).unwrap();
+        let report = crate::fsck(&env, "data").await.unwrap();
+        assert!(!report.is_clean() && report.findings[0].place.contains("target-0001.zone"), "{report:?}");
+        let refused = place.start().await.err().expect("refused");
+        assert!(refused.line.contains("target-0001.zone"), "{refused}");
+        assert!(place.sim.peek("server", &path, 0, 1 << 20).unwrap() == before, "nothing was changed");
     };
     place.sim.block_on(run).unwrap();
 }

@@ -5,7 +5,10 @@ use amphi_types::{SetAttr, TimeSet, Timespec, layout};
 
 /// A name below `parent` whose sub-directory lives on `target`.
 fn dir_name(parent: Ino, target: u16, pool: u16) -> String {
-    (0..).map(|i| format!("d{i}")).find(|n| layout::directory_target(parent, n.as_bytes(), pool).0 == target).expect("a name")
+    (0..)
+        .map(|i| format!("d{i}"))
+        .find(|n| layout::directory_target(parent, n.as_bytes(), pool).0 == target)
+        .expect("a name")
 }
 
 /// Goal: make, look up, list and remove, with directories on every target, under one and under several workers.

@@ -1,6 +1,6 @@
 //! Content: read, write, truncate, fallocate, copy.
 
-use super::{Body, Effect, Reference};
+use super::{Body, Effect, Reach, Reference};
 use crate::dice::bytes_of;
 use crate::op::{Handle, Op, Outcome};
 use amphi_client::Fallocate;
@@ -14,10 +14,15 @@ impl Reference {
                 let open = self.writable(handle)?;
                 let bytes = bytes_of(stamp.tag, stamp.len as usize);
                 let at = if open.flags.append { self.bytes(open.ino)?.len() as u64 } else { offset };
-                let on_server = direct || open.flags.direct || open.flags.sync || open.flags.dsync;
-                self.put(open.ino, at, bytes, on_server)?;
-                if open.flags.sync || open.flags.dsync {
-                    self.effects.push(Effect::Synced(open.ino));
+                // O_SYNC speaks of the bytes of this call, not of those that earlier calls left in the cache.
+                let reach = match (open.flags.sync || open.flags.dsync, direct || open.flags.direct) {
+                    (true, _) => Reach::Disk,
+                    (false, true) => Reach::Server,
+                    _ => Reach::Cache,
+                };
+                self.put(open.ino, at, bytes, reach)?;
+                if reach == Reach::Disk {
+                    self.effects.push(Effect::Findable(open.ino));
                 }
                 Ok(Outcome::Count(stamp.len))
             }
@@ -50,7 +55,7 @@ impl Reference {
                 let end = ((from_offset + len) as usize).min(content.len());
                 let bytes = content[start..end].to_vec();
                 let n = bytes.len() as u64;
-                self.put(sink.ino, to_offset, bytes, false)?;
+                self.put(sink.ino, to_offset, bytes, Reach::Cache)?;
                 Ok(Outcome::Count(n))
             }
             _ => Err(Errno::NoSys),
@@ -80,7 +85,7 @@ impl Reference {
         }
     }
 
-    fn put(&mut self, ino: Ino, at: u64, bytes: Vec<u8>, on_server: bool) -> Result<()> {
+    fn put(&mut self, ino: Ino, at: u64, bytes: Vec<u8>, reach: Reach) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
         }
@@ -91,7 +96,7 @@ impl Reference {
         }
         content[at as usize..end].copy_from_slice(&bytes);
         self.stamp(ino, true, true);
-        self.effects.push(Effect::Write(ino, at, bytes, on_server));
+        self.effects.push(Effect::Write(ino, at, bytes, reach));
         Ok(())
     }
 

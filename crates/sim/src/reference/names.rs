@@ -156,11 +156,12 @@ impl Reference {
         }
     }
 
-    /// Looks a name up: search permission first, then whether it is there.
+    /// Looks a name up: whether it is one, search permission, then whether it is there. (Linux looks at the permission
+    /// first; a client that refuses a bad name by itself cannot, and POSIX leaves it open.)
     fn find(&self, cred: &Cred, dir: Ino, name: &[u8]) -> Result<Option<Ino>> {
+        check_name(name)?;
         let (entries, _) = self.dir(dir)?;
         self.may(cred, dir, 1)?;
-        check_name(name)?;
         Ok(entries.get(name).copied())
     }
 
@@ -271,6 +272,8 @@ impl Reference {
     }
 
     fn rename(&mut self, cred: &Cred, from: (Ino, &Name), to: (Ino, &Name), mode: RenameMode) -> Result<Outcome> {
+        check_name(from.1)?;
+        check_name(to.1)?;
         self.dir(from.0)?;
         self.dir(to.0)?;
         let source = self.find(cred, from.0, from.1)?;

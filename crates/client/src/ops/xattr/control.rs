@@ -23,7 +23,12 @@ fn lines(rows: &[(String, String, String)]) -> String {
     })
 }
 
-async fn server_tunables(core: &Core, ctx: &Ctx, pattern: &str, value: Option<&str>) -> Result<Vec<(String, String, String)>> {
+async fn server_tunables(
+    core: &Core,
+    ctx: &Ctx,
+    pattern: &str,
+    value: Option<&str>,
+) -> Result<Vec<(String, String, String)>> {
     let op = Request::Tunables { pattern: pattern.into(), value: value.map(Into::into) };
     match core.call(TargetId(0), &ctx.cred, op).await? {
         Reply::Tunables(rows) => Ok(rows),
@@ -84,9 +89,8 @@ pub(super) async fn set(core: &Arc<Core>, ctx: &Ctx, name: &[u8], text: &str) ->
             Ok(())
         }
         b"set" => {
-            let (pattern, value) = text
-                .split_once('=')
-                .ok_or_else(|| core.complain(format!("{text:?} is not of the form NAME=VALUE")))?;
+            let (pattern, value) =
+                text.split_once('=').ok_or_else(|| core.complain(format!("{text:?} is not of the form NAME=VALUE")))?;
             if pattern.starts_with("server.") {
                 let rows = server_tunables(core, ctx, pattern, Some(value)).await;
                 return match rows {
@@ -108,11 +112,10 @@ pub(super) async fn set(core: &Arc<Core>, ctx: &Ctx, name: &[u8], text: &str) ->
 
 /// The server's status as JSON.
 async fn status(core: &Core, ctx: &Ctx) -> Result<String> {
-    let (uptime_s, cluster, targets, sessions) =
-        match core.call(TargetId(0), &ctx.cred, Request::Status).await? {
-            Reply::Status { uptime_s, cluster, targets, sessions } => (uptime_s, cluster, targets, sessions),
-            other => return Err(unexpected(&other)),
-        };
+    let (uptime_s, cluster, targets, sessions) = match core.call(TargetId(0), &ctx.cred, Request::Status).await? {
+        Reply::Status { uptime_s, cluster, targets, sessions } => (uptime_s, cluster, targets, sessions),
+        other => return Err(unexpected(&other)),
+    };
     let mut out = format!("{{\"uptime_s\":{uptime_s},\"cluster\":\"{cluster:016x}\",\"targets\":[");
     for (i, t) in targets.iter().enumerate() {
         let comma = if i > 0 { "," } else { "" };

@@ -31,8 +31,7 @@ pub(crate) fn parse(text: &str, old: Layout) -> Result<Layout, String> {
         let wrong = || format!("cannot read {word:?} in a layout: size=BYTES or count=NUMBER");
         match word.split_once('=').ok_or_else(wrong)? {
             ("size", value) => {
-                layout.stripe_size =
-                    tunables::bytes(value).and_then(|b| u32::try_from(b).ok()).ok_or_else(wrong)?;
+                layout.stripe_size = tunables::bytes(value).and_then(|b| u32::try_from(b).ok()).ok_or_else(wrong)?;
             }
             ("count", "all" | "0") => layout.stripe_count = all,
             ("count", value) => layout.stripe_count = value.parse().map_err(|_| wrong())?,

@@ -1,0 +1,239 @@
+//! `Client`: the public interface, one method for each operation.
+//!
+//! Owns: nothing but the shape of the interface; each method starts the operation of the same name in `ops`.
+
+use crate::api::*;
+use crate::core::Core;
+use crate::data::Segments;
+use crate::files::OpenFile;
+use crate::io::IoHalf;
+use crate::ops;
+use crate::pending::Pending;
+use crate::tunables::Tunables;
+use amphi_env::Buf;
+use amphi_types::{Attr, Ino, Result, SetAttr};
+use amphi_wire::{RenameMode, XattrMode};
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A mount's client: cheap to clone, used by any thread.
+///
+/// Operations return a [`Pending`]: wait for it with a thread or await it. Names are bytes; permissions are checked by
+/// the server with the caller's credentials.
+#[derive(Clone)]
+pub struct Client {
+    pub(crate) core: Arc<Core>,
+}
+
+impl Client {
+    /// A client and the half that does its I/O. Operations wait until [`IoHalf::run`] has connected.
+    pub fn new(config: ClientConfig) -> (Client, IoHalf) {
+        let core = Arc::new(Core::new(config));
+        (Client { core: core.clone() }, IoHalf::new(core))
+    }
+
+    /// Checks `name = value` without a client: for command lines.
+    ///
+    /// Errors: a sentence about the name or the value.
+    pub fn check_tunable(pattern: &str, value: &str) -> std::result::Result<(), String> {
+        Tunables::new().set(pattern, value).map(|_| ())
+    }
+
+    /// Writes everything back, says goodbye and ends [`IoHalf::run`]. Further operations fail with `NotConnected`.
+    pub fn shutdown(&self) {
+        self.core.stopping.store(true, Ordering::Release);
+        self.core.queue.waker.wake();
+    }
+
+    /// Whether [`IoHalf::run`] has ended.
+    pub fn is_stopped(&self) -> bool {
+        self.core.stopped.load(Ordering::Acquire)
+    }
+
+    fn start<T: Send + 'static>(&self, run: impl Future<Output = Result<T>> + Send + 'static) -> Pending<T> {
+        Pending::start(&self.core, run)
+    }
+}
+
+/// Names.
+impl Client {
+    /// Attributes of `name` in `dir`; `.` and `..` are understood.
+    pub fn lookup(&self, ctx: &Ctx, dir: Ino, name: &[u8]) -> Pending<Attr> {
+        self.start(ops::name::lookup(self.core.clone(), ctx.clone(), dir, name.to_vec()))
+    }
+
+    /// Attributes of an inode.
+    pub fn getattr(&self, ctx: &Ctx, ino: Ino) -> Pending<Attr> {
+        self.start(ops::attr::getattr(self.core.clone(), ctx.clone(), ino))
+    }
+
+    /// Changes attributes; a new size also cuts the cache. `file` is the open file if the caller has one.
+    pub fn setattr(&self, ctx: &Ctx, ino: Ino, set: SetAttr, file: Option<&Arc<OpenFile>>) -> Pending<Attr> {
+        self.start(ops::attr::setattr(self.core.clone(), ctx.clone(), ino, set, file.cloned()))
+    }
+
+    /// Makes a fifo, socket, device node or regular file: `mode` with the kind's bits, umask applied.
+    pub fn mknod(&self, ctx: &Ctx, dir: Ino, name: &[u8], mode: u32, rdev: u32) -> Pending<Attr> {
+        self.start(ops::name::mknod(self.core.clone(), ctx.clone(), dir, name.to_vec(), mode, rdev))
+    }
+
+    /// Makes a directory.
+    pub fn mkdir(&self, ctx: &Ctx, dir: Ino, name: &[u8], perm: u16) -> Pending<Attr> {
+        self.start(ops::name::mkdir(self.core.clone(), ctx.clone(), dir, name.to_vec(), perm))
+    }
+
+    /// Makes a symbolic link to `to`.
+    pub fn symlink(&self, ctx: &Ctx, dir: Ino, name: &[u8], to: &[u8]) -> Pending<Attr> {
+        self.start(ops::name::symlink(self.core.clone(), ctx.clone(), dir, name.to_vec(), to.to_vec()))
+    }
+
+    /// Makes a further name for `ino`.
+    pub fn link(&self, ctx: &Ctx, ino: Ino, dir: Ino, name: &[u8]) -> Pending<Attr> {
+        self.start(ops::name::link(self.core.clone(), ctx.clone(), ino, dir, name.to_vec()))
+    }
+
+    /// Removes a name that is no directory.
+    pub fn unlink(&self, ctx: &Ctx, dir: Ino, name: &[u8]) -> Pending<()> {
+        self.start(ops::name::unlink(self.core.clone(), ctx.clone(), dir, name.to_vec()))
+    }
+
+    /// Removes an empty directory.
+    pub fn rmdir(&self, ctx: &Ctx, dir: Ino, name: &[u8]) -> Pending<()> {
+        self.start(ops::name::rmdir(self.core.clone(), ctx.clone(), dir, name.to_vec()))
+    }
+
+    /// Renames.
+    pub fn rename(&self, ctx: &Ctx, from: (Ino, &[u8]), to: (Ino, &[u8]), mode: RenameMode) -> Pending<()> {
+        let (from, to) = ((from.0, from.1.to_vec()), (to.0, to.1.to_vec()));
+        self.start(ops::name::rename(self.core.clone(), ctx.clone(), from, to, mode))
+    }
+
+    /// Target of a symbolic link.
+    pub fn readlink(&self, ctx: &Ctx, ino: Ino) -> Pending<Vec<u8>> {
+        self.start(ops::name::readlink(self.core.clone(), ctx.clone(), ino))
+    }
+
+    /// Up to `max` entries after `cookie` (0 starts), with `.` and `..`; with attributes where at hand if `plus`.
+    pub fn readdir(&self, ctx: &Ctx, dir: Ino, cookie: u64, max: u32, plus: bool) -> Pending<Listing> {
+        self.start(ops::readdir::readdir(self.core.clone(), ctx.clone(), dir, cookie, max, plus))
+    }
+
+    /// Space of all targets together.
+    pub fn statfs(&self, ctx: &Ctx) -> Pending<StatFs> {
+        self.start(ops::statfs::statfs(self.core.clone(), ctx.clone()))
+    }
+
+    /// Value of an extended attribute; see [`crate::api`] for the virtual ones.
+    pub fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Pending<Vec<u8>> {
+        self.start(ops::xattr::get(self.core.clone(), ctx.clone(), ino, name.to_vec()))
+    }
+
+    /// Names of extended attributes, each followed by NUL.
+    pub fn listxattr(&self, ctx: &Ctx, ino: Ino) -> Pending<Vec<u8>> {
+        self.start(ops::xattr::list(self.core.clone(), ctx.clone(), ino))
+    }
+
+    /// Sets an extended attribute.
+    pub fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Pending<()> {
+        self.start(ops::xattr::set(self.core.clone(), ctx.clone(), ino, name.to_vec(), value.to_vec(), mode))
+    }
+
+    /// Removes an extended attribute.
+    pub fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Pending<()> {
+        self.start(ops::xattr::remove(self.core.clone(), ctx.clone(), ino, name.to_vec()))
+    }
+}
+
+/// Files.
+impl Client {
+    /// Creates and opens a file; one that exists is opened unless `flags.exclusive`. `perm` with umask applied.
+    pub fn create(&self, ctx: &Ctx, dir: Ino, name: &[u8], perm: u16, flags: OpenFlags) -> Pending<Created> {
+        self.start(ops::open::create(self.core.clone(), ctx.clone(), dir, name.to_vec(), perm, flags))
+    }
+
+    /// Creates a file without a name in the manner of `dir` and opens it.
+    pub fn tmpfile(&self, ctx: &Ctx, dir: Ino, perm: u16, flags: OpenFlags) -> Pending<Created> {
+        self.start(ops::open::tmpfile(self.core.clone(), ctx.clone(), dir, perm, flags))
+    }
+
+    /// Opens a file. It closes itself when the last reference is dropped; what is dirty is written later.
+    pub fn open(&self, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Pending<Arc<OpenFile>> {
+        self.start(ops::open::open(self.core.clone(), ctx.clone(), ino, flags))
+    }
+
+    /// Reads from the cache without waiting or allocating: `None` if that is not possible. Clipped at the end of file.
+    pub fn try_read(&self, ctx: &Ctx, file: &OpenFile, offset: u64, into: &mut [u8], hints: Hints) -> Option<usize> {
+        ops::read::try_read(&self.core, ctx, file, offset, into, hints)
+    }
+
+    /// Reads `len` bytes, fewer at the end of the file.
+    pub fn read(&self, ctx: &Ctx, file: &Arc<OpenFile>, offset: u64, len: usize, hints: Hints) -> Pending<Segments> {
+        self.start(ops::read::read(self.core.clone(), ctx.clone(), file.clone(), offset, len, hints))
+    }
+
+    /// Writes into the cache without waiting: `None` if that is not possible (then nothing was written).
+    pub fn try_write(&self, ctx: &Ctx, file: &OpenFile, offset: u64, bytes: &[u8], hints: Hints) -> Option<usize> {
+        ops::write::try_write(&self.core, ctx, file, offset, bytes, hints)
+    }
+
+    /// Writes all of `data`. The offset is ignored for files opened to append. `data` is cheapest if its first byte
+    /// lies `offset % 4096` bytes after an aligned address.
+    ///
+    /// Errors: a number of bytes shorter than `data` says that only these, from the start, were written.
+    pub fn write(&self, ctx: &Ctx, file: &Arc<OpenFile>, offset: u64, data: Buf, hints: Hints) -> Pending<usize> {
+        self.start(ops::write::write(self.core.clone(), ctx.clone(), file.clone(), offset, data, hints))
+    }
+
+    /// What close shows: the first failure of write-back since the last report on this open file.
+    pub fn flush(&self, _ctx: &Ctx, file: &Arc<OpenFile>) -> Pending<()> {
+        Pending::ready(file.take_error())
+    }
+
+    /// Ends an open file without waiting. Dropping the last reference does the same.
+    pub fn release(&self, file: Arc<OpenFile>) {
+        drop(file);
+    }
+
+    /// Writes the file's dirty bytes and waits until they (and with `datasync == false` all attributes) are on stable
+    /// storage.
+    pub fn fsync(&self, ctx: &Ctx, file: &Arc<OpenFile>, datasync: bool) -> Pending<()> {
+        self.start(ops::sync::fsync(self.core.clone(), ctx.clone(), file.clone(), datasync))
+    }
+
+    /// Makes a directory's entries stable.
+    pub fn fsync_dir(&self, ctx: &Ctx, dir: Ino) -> Pending<()> {
+        self.start(ops::sync::fsync_dir(self.core.clone(), ctx.clone(), dir))
+    }
+
+    /// Writes everything dirty and makes everything stable (syncfs).
+    pub fn sync_all(&self, ctx: &Ctx) -> Pending<()> {
+        self.start(ops::sync::sync_all(self.core.clone(), ctx.clone()))
+    }
+
+    /// Reserves or frees storage.
+    pub fn fallocate(&self, ctx: &Ctx, file: &Arc<OpenFile>, mode: Fallocate, offset: u64, len: u64) -> Pending<()> {
+        self.start(ops::fallocate::fallocate(self.core.clone(), ctx.clone(), file.clone(), mode, offset, len))
+    }
+
+    /// Next data or hole at or after `offset`; the end of the file counts as a hole.
+    ///
+    /// Errors: `NxIo` at or beyond the end, or if there is no more data.
+    pub fn lseek(&self, ctx: &Ctx, file: &Arc<OpenFile>, offset: u64, whence: Whence) -> Pending<u64> {
+        self.start(ops::seek::lseek(self.core.clone(), ctx.clone(), file.clone(), offset, whence))
+    }
+
+    /// Copies `len` bytes between files of this mount, fewer at the end of the source.
+    ///
+    /// Errors: `Inval` if both ranges overlap in one file.
+    pub fn copy_file_range(
+        &self,
+        ctx: &Ctx,
+        from: (&Arc<OpenFile>, u64),
+        to: (&Arc<OpenFile>, u64),
+        len: u64,
+    ) -> Pending<usize> {
+        let (from, to) = ((from.0.clone(), from.1), (to.0.clone(), to.1));
+        self.start(ops::copy::copy_range(self.core.clone(), ctx.clone(), from, to, len))
+    }
+}

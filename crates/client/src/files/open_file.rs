@@ -1,0 +1,172 @@
+//! An open file: how it was opened, its streams, errors it has reported.
+//!
+//! Owns: what belongs to one open alone: pieces of application requests (H2), read-ahead, hits, reported failures.
+
+use super::File;
+use crate::api::OpenFlags;
+use crate::core::Core;
+use crate::decision::Reason;
+use crate::readahead::ReadAhead;
+use crate::stats::Way;
+use crate::tunables::Knob;
+use amphi_types::{ByteRange, Ino, Result};
+use amphi_wire::Access;
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
+
+/// Streams of one open file that are told apart.
+const STREAMS_MAX: usize = 32;
+/// Shards of the counters of hits.
+const HIT_SHARDS: usize = 4;
+
+/// One application request that arrives in pieces.
+#[derive(Clone, Copy)]
+struct Piece {
+    stream: u32,
+    way: Way,
+    next: u64,
+    bytes: u64,
+}
+
+/// An open file. Dropping the last reference closes it, without waiting.
+pub struct OpenFile {
+    pub(crate) core: Weak<Core>,
+    pub(crate) file: Arc<File>,
+    pub(crate) flags: OpenFlags,
+    /// Failures of write-back already reported here.
+    reported: AtomicU64,
+    pieces: Mutex<Vec<Piece>>,
+    pieces_open: AtomicU32,
+    pub(crate) readahead: Mutex<ReadAhead>,
+    /// A stream has bytes ahead of it, so hits matter to it.
+    pub(crate) readahead_on: AtomicBool,
+    hits: [Hits; HIT_SHARDS],
+}
+
+/// Cache hits of one open file by some of the threads: two threads on one line would cost more than the hit.
+#[derive(Default)]
+#[repr(align(128))]
+struct Hits {
+    requests: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl OpenFile {
+    pub(crate) fn new(core: &Arc<Core>, file: Arc<File>, flags: OpenFlags) -> OpenFile {
+        OpenFile {
+            core: Arc::downgrade(core),
+            reported: AtomicU64::new(file.error_count.load(SeqCst)),
+            file,
+            flags,
+            pieces: Mutex::default(),
+            pieces_open: AtomicU32::new(0),
+            readahead: Mutex::default(),
+            readahead_on: AtomicBool::new(false),
+            hits: Default::default(),
+        }
+    }
+
+    /// Inode.
+    pub fn ino(&self) -> Ino {
+        self.file.ino
+    }
+
+    /// How it was opened.
+    pub fn flags(&self) -> OpenFlags {
+        self.flags
+    }
+
+    /// Length of the file as this mount knows it.
+    pub fn size(&self) -> u64 {
+        self.file.size()
+    }
+
+    /// Requests and bytes of the file by way and reason, for people.
+    pub fn counters(&self) -> String {
+        self.book_hits();
+        self.file.stats.text()
+    }
+
+    /// Counts a hit.
+    pub(crate) fn hit(&self, shard: usize, bytes: u64) {
+        let hits = &self.hits[shard % HIT_SHARDS];
+        hits.requests.fetch_add(1, Relaxed);
+        hits.bytes.fetch_add(bytes, Relaxed);
+    }
+
+    /// Moves the hits counted here to the file's counters.
+    pub(crate) fn book_hits(&self) {
+        for hits in &self.hits {
+            let (requests, bytes) = (hits.requests.swap(0, Relaxed), hits.bytes.swap(0, Relaxed));
+            self.file.stats.add(Way::Read, Reason::CacheHit, requests, bytes);
+        }
+    }
+
+    pub(crate) fn access(&self) -> Access {
+        Access { read: self.flags.read, write: self.flags.write }
+    }
+
+    /// The error to report, once for each failure; the bytes that failed are forgotten then.
+    pub(crate) fn take_error(&self) -> Result<()> {
+        let file = &self.file;
+        if file.error_count.load(SeqCst) == self.reported.load(SeqCst) {
+            return Ok(());
+        }
+        let (count, errno) = *file.errors.lock();
+        if self.reported.swap(count, SeqCst) >= count {
+            return Ok(());
+        }
+        if let Some(core) = self.core.upgrade() {
+            let failed = std::mem::take(&mut *file.failed.lock());
+            failed.into_iter().for_each(|range| core.cache.forget_failed(file, range));
+            crate::ops::attr::refresh(core, file.clone());
+        }
+        Err(errno)
+    }
+
+    /// Size of the application's request of which this is a piece (H2): consecutive pieces of one stream of which all
+    /// but the last are as large as the front end can carry.
+    pub(crate) fn request_bytes(&self, way: Way, stream: u32, range: ByteRange) -> u64 {
+        if self.pieces_open.load(Relaxed) == 0 {
+            return range.len();
+        }
+        let pieces = self.pieces.lock();
+        let before = pieces.iter().find(|p| p.stream == stream && p.way == way && p.next == range.start);
+        before.map_or(0, |p| p.bytes) + range.len()
+    }
+
+    /// Notes a piece for the next one.
+    pub(crate) fn note_piece(&self, way: Way, stream: u32, range: ByteRange, may_continue: bool) {
+        // The core is asked only where the answer counts: small requests pass by.
+        let may_continue = may_continue && self.core.upgrade().is_some_and(|c| c.tunables.on(Knob::Pieces));
+        if !may_continue && self.pieces_open.load(Relaxed) == 0 {
+            return;
+        }
+        let mut pieces = self.pieces.lock();
+        let at = pieces.iter().position(|p| p.stream == stream && p.way == way);
+        let before = at.map(|i| pieces.remove(i)).filter(|p| p.next == range.start).map_or(0, |p| p.bytes);
+        if may_continue {
+            if pieces.len() >= STREAMS_MAX {
+                pieces.remove(0);
+            }
+            pieces.push(Piece { stream, way, next: range.end, bytes: before + range.len() });
+        }
+        self.pieces_open.store(pieces.len() as u32, Relaxed);
+    }
+}
+
+impl std::fmt::Debug for OpenFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "OpenFile({}, {:?})", self.file.ino, self.flags)
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        self.book_hits();
+        if let Some(core) = self.core.upgrade() {
+            crate::ops::open::release(&core, &self.file, self.access());
+        }
+    }
+}
