@@ -37,7 +37,8 @@ const UNSAFE: &[(&str, &str)] = &[
 /// A room longer than this is asked what it is really made of; lines before the tests.
 const MAX_LINES: usize = 700;
 
-const MARKS: &[&str] = &["todo!(", "unimplemented!(", "FIXME", "XXX", "#[ignore", "dbg!(", "allow(dead_code", "allow(unused"];
+const MARKS: &[&str] =
+    &["todo!(", "unimplemented!(", "FIXME", "XXX", "#[ignore", "dbg!(", "allow(dead_code", "allow(unused"];
 
 /// Runs every check and prints what it finds, a line each.
 pub fn run() -> ExitCode {

@@ -6,7 +6,7 @@
 
 mod bare;
 mod cached;
-mod clock;
+pub mod clock;
 mod cluster;
 mod embedded;
 mod idle;

@@ -10,11 +10,12 @@ mod table;
 pub mod tree;
 
 use crate::failure::{Failure, Outcome};
+use amphi_env::Time;
+use amphi_env::real::monotonic;
 use clap::Args;
 use cluster::Cluster;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::PathBuf;
-use std::time::Instant;
 
 /// Start a cluster, run real programs on it, measure, stop, start again, compare; under 5 minutes.
 #[derive(Args, Debug)]
@@ -42,8 +43,8 @@ fn bar(what: &str, len: u64) -> ProgressBar {
 }
 
 /// Prints a finished step with its time.
-fn done(what: &str, since: Instant) {
-    println!("  {what:<60} {:>7.1} s", since.elapsed().as_secs_f64());
+fn done(what: &str, since: Time) {
+    println!("  {what:<60} {:>7.1} s", monotonic().since(since).as_secs_f64());
 }
 
 impl Demo {
@@ -55,7 +56,7 @@ impl Demo {
                 self.dir.display()
             )));
         }
-        let start = Instant::now();
+        let start = monotonic();
         let (data, mount) = (self.dir.join("data"), self.dir.join("mount"));
         for d in [&data, &mount] {
             std::fs::create_dir_all(d).map_err(|e| Failure::broken(format!("cannot make {}: {e}", d.display())))?;
@@ -67,7 +68,10 @@ impl Demo {
             }
         }
         outcome?;
-        println!("\nAll compared equal, nothing is left running. {:.0} s in all.", start.elapsed().as_secs_f64());
+        println!(
+            "\nAll compared equal, nothing is left running. {:.0} s in all.",
+            monotonic().since(start).as_secs_f64()
+        );
         println!(
             "Table: {}   Picture: {}",
             self.dir.join("table.txt").display(),
@@ -78,17 +82,17 @@ impl Demo {
 
     fn steps(&self, data: &std::path::Path, mount: &std::path::Path) -> Outcome {
         println!("1. An embedded cluster: amphi up --data {} --mount {}", data.display(), mount.display());
-        let t = Instant::now();
+        let t = monotonic();
         let cluster = Cluster::up(data, mount, self.cache)?;
         done("ready", t);
 
         println!("2. A real source tree");
         let source = tree::choose(self.files)?;
-        let t = Instant::now();
+        let t = monotonic();
         let copy = mount.join("tree");
         tree::copy(&source, &copy)?;
         done(&format!("{} files, {} copied", source.files.len(), crate::size::show(source.bytes)), t);
-        let t = Instant::now();
+        let t = monotonic();
         tree::compare(&source, &copy)?;
         done("compared byte for byte", t);
 
@@ -108,19 +112,19 @@ impl Demo {
         picture::draw(&rows, &self.dir.join("stream.svg"))?;
 
         println!("5. Stop, start again on the same folder");
-        let t = Instant::now();
+        let t = monotonic();
         cluster.stop()?;
         done("stopped", t);
-        let t = Instant::now();
+        let t = monotonic();
         let cluster = Cluster::up(data, mount, self.cache)?;
         done("ready", t);
-        let t = Instant::now();
+        let t = monotonic();
         tree::compare(&source, &copy)?;
         done("compared byte for byte again", t);
-        let t = Instant::now();
+        let t = monotonic();
         let listed = tree::list(&copy)?;
         done(&format!("{listed} entries listed"), t);
-        let t = Instant::now();
+        let t = monotonic();
         tree::delete(&copy)?;
         done("deleted", t);
         cluster.stop()

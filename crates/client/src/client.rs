@@ -16,6 +16,7 @@ use amphi_wire::{RenameMode, XattrMode};
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// A mount's client: cheap to clone, used by any thread.
 ///
@@ -44,6 +45,12 @@ impl Client {
     pub fn shutdown(&self) {
         self.core.stopping.store(true, Ordering::Release);
         self.core.queue.waker.wake();
+    }
+
+    /// How long a front end may keep names and attributes without asking: the life of the session's tokens. Zero
+    /// before the first connection.
+    pub fn token(&self) -> Duration {
+        Duration::from_millis(u64::from(self.core.token_ms.load(Ordering::Relaxed)))
     }
 
     /// Whether [`IoHalf::run`] has ended.

@@ -11,13 +11,14 @@ use crate::queue::{Item, Outgoing, Queue};
 use crate::stats::{Count, Stats};
 use crate::tunables::{Knob, Tunables};
 use amphi_env::Buf;
-use amphi_types::{Cred, Errno, Layout, ObjectId, Result, TargetId, Timespec};
+use amphi_types::{ByteRange, Cred, Errno, Layout, ObjectId, Result, TargetId, Timespec};
 use amphi_wire::{Answer, Call, Lane, Reply, Request};
 use futures_channel::oneshot;
 use parking_lot::Mutex;
+use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// State that both halves share.
 pub(crate) struct Core {
@@ -32,6 +33,8 @@ pub(crate) struct Core {
     pub(crate) read_text: Option<ReadText>,
     /// Targets of the cluster, from `Welcome`; 0 before.
     pub(crate) pool: AtomicU16,
+    /// How long names and attributes may be kept under the session's tokens, ms.
+    pub(crate) token_ms: AtomicU32,
     pub(crate) cluster: AtomicU64,
     /// The last thing a control attribute complained about.
     pub(crate) complaint: Mutex<String>,
@@ -39,6 +42,8 @@ pub(crate) struct Core {
     pub(crate) group_short: AtomicBool,
     /// Bytes of write-back under way.
     pub(crate) flight_bytes: AtomicU64,
+    /// Full chunks that the bound of bytes under way left behind.
+    pub(crate) backlog: Mutex<VecDeque<(Arc<File>, ByteRange)>>,
     /// Write-back requests that have ended, and who waits for one.
     pub(crate) landings: AtomicU64,
     pub(crate) landed: Signal,
@@ -75,10 +80,12 @@ impl Core {
             owner_uid: config.owner_uid,
             read_text: config.read_text,
             pool: AtomicU16::new(0),
+            token_ms: AtomicU32::new(0),
             cluster: AtomicU64::new(0),
             complaint: Mutex::new(complaint),
             group_short: AtomicBool::new(false),
             flight_bytes: AtomicU64::new(0),
+            backlog: Mutex::default(),
             landings: AtomicU64::new(0),
             landed: Signal::default(),
             stopping: AtomicBool::new(false),
@@ -107,6 +114,7 @@ impl Core {
     pub(crate) fn learn(&self, welcome: &amphi_wire::Welcome) {
         self.pool.store(welcome.pool, Ordering::Relaxed);
         self.cluster.store(welcome.cluster, Ordering::Relaxed);
+        self.token_ms.store(welcome.token_ms, Ordering::Relaxed);
     }
 
     /// Remembers for a while that a server called the file contended.

@@ -139,7 +139,7 @@ impl File {
             io_mode: AtomicU8::new(view.io_mode as u8),
             known: Mutex::new(Known {
                 mtime: view.attr.mtime,
-                spread: view.spread,
+                spread: false,
                 view,
                 mtime_local: false,
                 opens: Vec::new(),
@@ -272,12 +272,10 @@ impl File {
     /// Takes a view that was asked for when the epoch was `epoch`.
     pub(crate) fn adopt(&self, view: InodeView, epoch: u64) -> Attr {
         let mut known = self.known.lock();
-        let spread = known.spread;
         let generation = known.view.generation.max(view.generation);
         known.view = InodeView { generation, ..view };
         self.layout_packed.store(pack(view.layout), Relaxed);
         self.io_mode.store(view.io_mode as u8, Relaxed);
-        known.spread = spread || view.spread;
         let quiet = self.epoch.load(SeqCst) == epoch && self.dirty_bytes.load(SeqCst) == 0;
         if quiet {
             // The answer is from after the last write-back, so it has that write's time.

@@ -82,7 +82,8 @@ impl<T: Send + 'static> Pending<T> {
                     break;
                 }
                 if spin_ns > 0 && clock.now_ns() < deadline {
-                    std::hint::spin_loop();
+                    // Not a pure spin: the worker that has to answer may wait for this core.
+                    std::thread::yield_now();
                 } else {
                     std::thread::park();
                 }

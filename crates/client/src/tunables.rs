@@ -66,7 +66,7 @@ knobs! {
     RunBytes = "writeback.run_bytes", Bytes, M, 64 * K => 64 * M, "contiguous dirty bytes that leave at once";
     AgeMs = "writeback.age_ms", Number, 5000, 10 => 3_600_000, "dirty bytes leave after this time";
     WriteMax = "writeback.max_bytes", Bytes, 4 * M, 64 * K => 64 * M, "largest write-back request";
-    FlightBytes = "writeback.flight_bytes", Bytes, 128 * M, M => 16 * G, "bytes of write-back under way";
+    FlightBytes = "writeback.flight_bytes", Bytes, 64 * M, M => 16 * G, "bytes of write-back under way";
     FillBytes = "readahead.fill_bytes", Bytes, M, 64 * K => 64 * M, "largest request that fills the cache";
     ReadAhead = "readahead.enabled", Switch, 1, 0 => 1, "read ahead of sequential and strided streams";
     ReadAheadBytes = "readahead.max_bytes", Bytes, 64 * M, 64 * K => G, "largest read-ahead window of one stream";

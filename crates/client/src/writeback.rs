@@ -22,7 +22,8 @@ use std::sync::atomic::Ordering::SeqCst;
 
 /// Sends off the dirty bytes of `range`, as far as the bound of bytes under way allows. Does not wait. The copies are
 /// made on the calling thread.
-pub(crate) fn start(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
+/// Returns whether the bound left anything behind.
+pub(crate) fn start(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> bool {
     let layout = file.layout();
     let (flight_max, write_max) = (core.tunables.get(Knob::FlightBytes), core.tunables.get(Knob::WriteMax));
     for run in core.cache.dirty_runs(file, range) {
@@ -31,12 +32,13 @@ pub(crate) fn start(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
             while !rest.is_empty() {
                 let part = ByteRange::at(rest.start, write_max).intersect(&rest);
                 if core.flight_bytes.load(SeqCst) >= flight_max {
-                    return;
+                    return true;
                 }
                 rest = ByteRange::new(send_off(core, file, object, part), rest.end);
             }
         }
     }
+    false
 }
 
 /// Sends the dirty bytes at the start of `part`; returns where to go on.
@@ -94,6 +96,7 @@ async fn fly(core: Arc<Core>, file: Arc<File>, id: u64, object: ObjectId, range:
     core.flight_bytes.fetch_sub(range.len(), SeqCst);
     core.landings.fetch_add(1, SeqCst);
     end_flight(&file, id);
+    continue_backlog(&core);
     core.landed.notify();
     ops::open::send_closes(&core, &file);
 }
@@ -230,10 +233,26 @@ pub(crate) fn tick(core: &Arc<Core>) {
 /// A chunk became dirty as a whole: it leaves now, or with its neighbours if larger runs are wanted.
 pub(crate) fn chunk_is_full(core: &Arc<Core>, file: &Arc<File>, chunk: ByteRange) {
     let run = core.tunables.get(Knob::RunBytes);
-    if run <= 1 << 20 {
-        start(core, file, chunk);
+    let range = if run <= 1 << 20 {
+        chunk
     } else if chunk.end % run < chunk.len() {
-        start(core, file, ByteRange::new(chunk.end.saturating_sub(run + chunk.len()), chunk.end));
+        ByteRange::new(chunk.end.saturating_sub(run + chunk.len()), chunk.end)
+    } else {
+        return;
+    };
+    if start(core, file, range) {
+        core.backlog.lock().push_back((file.clone(), range));
+    }
+}
+
+/// A request has landed: what the bound left behind sets out. The list is bounded by the dirty share of the cache.
+fn continue_backlog(core: &Arc<Core>) {
+    loop {
+        let Some((file, range)) = core.backlog.lock().pop_front() else { return };
+        if start(core, &file, range) {
+            core.backlog.lock().push_front((file, range));
+            return;
+        }
     }
 }
 

@@ -66,6 +66,8 @@ pub struct SimConfig {
     pub wall_start_s: u64,
     /// Free bytes of every node's file system at the start.
     pub free_bytes: u64,
+    /// A planted bug for tests of tests: a sync reports success and makes nothing stable.
+    pub sync_lies: bool,
 }
 
 impl Default for SimConfig {
@@ -85,6 +87,7 @@ impl Default for SimConfig {
             max_steps: 50_000_000,
             wall_start_s: 1_767_225_600,
             free_bytes: 1 << 40,
+            sync_lies: false,
         }
     }
 }

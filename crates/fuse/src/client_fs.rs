@@ -28,9 +28,6 @@ const ENTRY_PLUS_MIN_BYTES: usize = 160;
 /// Setuid and setgid.
 const SUID_SGID: u16 = 0o6000;
 
-/// How long the kernel may keep names and attributes. Zero, because no token backs them yet.
-const TTL: Duration = Duration::ZERO;
-
 /// A mounted client.
 pub struct ClientFs {
     client: Client,
@@ -78,12 +75,13 @@ impl ClientFs {
         }
     }
 
-    fn entry(attr: Attr) -> Entry {
-        Entry { attr, generation: 0, entry_ttl: TTL, attr_ttl: TTL }
+    fn entry(&self, attr: Attr) -> Entry {
+        let ttl = self.client.token();
+        Entry { attr, generation: 0, entry_ttl: ttl, attr_ttl: ttl }
     }
 
     fn wait_entry(&self, caller: &Caller<'_>, pending: Pending<Attr>) -> Result<Entry> {
-        self.wait(caller, pending).map(Self::entry)
+        self.wait(caller, pending).map(|attr| self.entry(attr))
     }
 
     fn opened(&self, file: Arc<amphi_client::OpenFile>, how: OpenHow) -> OpenReply {
@@ -126,19 +124,23 @@ impl FileSystem for ClientFs {
         self.handles.clear();
     }
 
+    fn negative_ttl(&self) -> Duration {
+        self.client.token()
+    }
+
     fn lookup(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<Entry> {
         self.wait_entry(caller, self.client.lookup(&self.ctx(caller), parent, name))
     }
 
     fn getattr(&self, caller: &Caller<'_>, ino: Ino, _: Option<Handle>) -> Result<AttrReply> {
         let attr = self.wait(caller, self.client.getattr(&Self::stream(caller), ino))?;
-        Ok(AttrReply { attr, ttl: TTL })
+        Ok(AttrReply { attr, ttl: self.client.token() })
     }
 
     fn setattr(&self, caller: &Caller<'_>, ino: Ino, set: &SetAttr, handle: Option<Handle>) -> Result<AttrReply> {
         let file = handle.map(|h| self.handles.get(h)).transpose()?;
         let attr = self.wait(caller, self.client.setattr(&self.ctx(caller), ino, *set, file.as_ref()))?;
-        Ok(AttrReply { attr, ttl: TTL })
+        Ok(AttrReply { attr, ttl: self.client.token() })
     }
 
     fn readlink(&self, caller: &Caller<'_>, ino: Ino) -> Result<Vec<u8>> {
@@ -209,13 +211,13 @@ impl FileSystem for ClientFs {
         if !made.created && how.kill_suidgid && how.has(libc::O_TRUNC) {
             self.kill_suidgid(caller, made.attr.ino)?;
         }
-        Ok((Self::entry(made.attr), self.opened(made.file, how)))
+        Ok((self.entry(made.attr), self.opened(made.file, how)))
     }
 
     fn tmpfile(&self, caller: &Caller<'_>, parent: Ino, mode: u32, how: OpenHow) -> Result<(Entry, OpenReply)> {
         let flags = amphi_client::OpenFlags::from_linux(how.flags);
         let made = self.wait(caller, self.client.tmpfile(&self.ctx(caller), parent, perm(mode), flags))?;
-        Ok((Self::entry(made.attr), self.opened(made.file, how)))
+        Ok((self.entry(made.attr), self.opened(made.file, how)))
     }
 
     fn read(&self, caller: &Caller<'_>, _: Ino, how: &ReadHow, sink: &mut ReadSink<'_>) -> Result<()> {
@@ -286,7 +288,7 @@ impl FileSystem for ClientFs {
             let end = listing.end || listing.entries.is_empty();
             for e in listing.entries {
                 let added = match e.attr {
-                    Some(attr) => sink.add_entry(&Self::entry(attr), &e.name, e.cookie),
+                    Some(attr) => sink.add_entry(&self.entry(attr), &e.name, e.cookie),
                     None => sink.add(e.ino, e.kind, &e.name, e.cookie),
                 };
                 if !added {

@@ -5,7 +5,7 @@
 use crate::data::{Payload, ReadSink};
 use crate::file_system::{Entry, OpenReply};
 use crate::kernel::structs as k;
-use crate::reply::{ReplyTo, attr_out, entry_out, open_out, statfs_out, statx_out};
+use crate::reply::{ReplyTo, absent_out, attr_out, entry_out, open_out, statfs_out, statx_out};
 use crate::request::{Operation as Op, Request};
 use crate::{Buf, Caller, DirSink, FileSystem};
 use amphi_types::{Errno, Ino, Result};
@@ -83,7 +83,11 @@ pub(crate) fn forget(fs: &dyn FileSystem, request: &Request<'_>) {
 fn dispatch(fs: &dyn FileSystem, caller: &Caller<'_>, request: &Request<'_>, listing: &mut Vec<u8>, to: &ReplyTo<'_>) {
     let ino = request.ino;
     match request.op {
-        Op::Lookup { name } => send_entry(to, fs.lookup(caller, ino, name)),
+        Op::Lookup { name } => match (fs.lookup(caller, ino, name), fs.negative_ttl()) {
+            // Node 0 says that there is no such name and for how long that holds.
+            (Err(Errno::NoEnt), ttl) if !ttl.is_zero() => to.ok(&[absent_out(ttl).as_bytes()]),
+            (found, _) => send_entry(to, found),
+        },
         Op::Getattr { handle } => send_struct(to, fs.getattr(caller, ino, handle).map(|a| attr_out(&a))),
         Op::Statx { handle } => send_struct(to, fs.getattr(caller, ino, handle).map(|a| statx_out(&a))),
         Op::Setattr { ref set, handle } => {

@@ -200,6 +200,11 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Called once, when the mount has ended and no method runs any more.
     fn unmounted(&self) {}
 
+    /// How long the kernel may remember that a name is not there.
+    fn negative_ttl(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// Finds `name` in directory `parent`.
     fn lookup(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<Entry>;
 

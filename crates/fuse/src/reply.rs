@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use std::io::IoSlice;
 use std::mem::size_of;
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 use zerocopy::IntoBytes;
 
 /// Members that `stat` fills: the basic ones and the time of creation.
@@ -49,6 +50,11 @@ pub(crate) fn entry_out(e: &Entry) -> EntryOut {
         attr_valid_nsec: e.attr_ttl.subsec_nanos(),
         attr: attr_wire(&e.attr),
     }
+}
+
+/// The answer to a look-up of a name that is not there.
+pub(crate) fn absent_out(ttl: Duration) -> EntryOut {
+    EntryOut { entry_valid: ttl.as_secs(), entry_valid_nsec: ttl.subsec_nanos(), ..EntryOut::default() }
 }
 
 pub(crate) fn attr_out(r: &AttrReply) -> AttrOut {

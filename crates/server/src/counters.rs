@@ -50,7 +50,6 @@ counters! {
     callbacks = "lock_callbacks", "Lock callbacks sent.";
     evictions = "evictions", "Sessions evicted.";
     freed_blocks = "freed_blocks", "Blocks given back for reuse.";
-    checkpoints = "checkpoints", "Checkpoints finished.";
 }
 
 /// Adds `n` to a count.

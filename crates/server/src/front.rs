@@ -19,9 +19,14 @@ use amphi_types::{Errno, Result, SessionId, TargetId};
 use amphi_wire::slots::{NORMAL_CREDITS, URGENT_CREDITS};
 use amphi_wire::{Answer, Hello, Push, Reply, Request, Role, SessionStatus, VERSION, Welcome};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map};
 use std::rc::Rc;
 use std::time::Duration;
+
+/// How long the end of a session waits for what it has under way.
+const FINISH: Duration = Duration::from_secs(20);
+/// How often it looks.
+const LOOK: Duration = Duration::from_millis(1);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -52,6 +57,8 @@ pub struct Front<E: Env> {
     started_ns: u64,
     closed: Cell<bool>,
     running: Cell<u64>,
+    /// Requests of mounts that are being executed, by session.
+    busy: RefCell<BTreeMap<SessionId, u64>>,
 }
 
 fn refused(errno: Errno) -> Answer {
@@ -83,6 +90,7 @@ impl<E: Env> Front<E> {
             sessions: RefCell::new(sessions),
             closed: Cell::new(false),
             running: Cell::new(0),
+            busy: RefCell::default(),
             worker,
         });
         for id in ids {
@@ -165,6 +173,11 @@ impl<E: Env> Front<E> {
             _ => return Ok(()),
         };
         let ended = end_everywhere(&self.worker, session).await;
+        // What the session had under way may still happen; nobody else is let in before it has.
+        let until = self.worker.env.now() + FINISH;
+        while self.busy.borrow().contains_key(&session) && self.worker.env.now() < until {
+            self.worker.env.sleep(LOOK).await;
+        }
         self.sessions.borrow_mut().remove(&session);
         if let Some(conn) = conn {
             self.connections.cut(conn, "the session has ended");
@@ -410,12 +423,19 @@ impl<E: Env> Front<E> {
             return;
         }
         self.running.set(self.running.get() + 1);
+        *self.busy.borrow_mut().entry(incoming.session).or_default() += 1;
         self.worker.env.spawn(async move {
             let id = incoming.id();
             let Incoming { session, route, call, payload, .. } = incoming;
             let (answer, payload) = front.worker.call(session, id, call, payload).await;
             front.connections.reply(route, answer, payload);
             front.running.set(front.running.get() - 1);
+            if let btree_map::Entry::Occupied(mut busy) = front.busy.borrow_mut().entry(session) {
+                *busy.get_mut() -= 1;
+                if *busy.get() == 0 {
+                    busy.remove();
+                }
+            }
         });
     }
 

@@ -156,16 +156,19 @@ async fn read_zone<E: Env>(
         pool: None,
         path,
     };
-    let mut sessions = BTreeSet::new();
+    let (mut sessions, mut slots) = (BTreeSet::new(), BTreeMap::new());
     for (key, value) in &zone.items {
         let loaded = match key.first().copied() {
             Some(tag::INODE | tag::DENTRY | tag::XATTR | tag::META) => image.meta.load(key, value),
             Some(tag::OBJECT | tag::EXTENT) => Ok(()),
-            _ => load_item(&mut image, key, value, &mut sessions, report),
+            _ => load_item(&mut image, key, value, &mut sessions, &mut slots, report),
         };
         if let Err(text) = loaded {
             report.find(&image.path, text);
         }
+    }
+    for (id, slot) in slots.iter().filter(|(id, _)| !sessions.contains(id)) {
+        report.find(&image.path, format!("slot {slot} belongs to session {:x}, which does not exist", id.0));
     }
     report.sessions = report.sessions.max(sessions.len() as u64);
     let problems: Vec<String> = image.data.problems.clone();
@@ -178,12 +181,15 @@ fn load_item(
     key: &[u8],
     value: &[u8],
     sessions: &mut BTreeSet<SessionId>,
+    slots: &mut BTreeMap<SessionId, u16>,
     report: &mut Report,
 ) -> Result<(), String> {
     match records::decode_item(key, value)? {
         Item::Session(id, _) => drop(sessions.insert(id)),
-        // Slots lie before sessions in key order, so they are looked at when both are known.
-        Item::Slot(..) => {}
+        Item::Slot(id, slot, _) => {
+            // Keys of slots lie before keys of sessions, so what no session follows is seen at the end.
+            slots.entry(id).or_insert(slot);
+        }
         Item::Cluster(record) => image.pool = Some(record.pool),
         Item::Intent(Intent::Prepared { tx, now, parts }) => {
             let text = format!(

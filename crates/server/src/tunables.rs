@@ -53,7 +53,8 @@ impl Tunables {
             ),
             token_ms: Tunable::new(
                 "server.token_ms",
-                0,
+                // PeakFS' life of cached entries is 30 s; the one mount that is let in cannot be surprised.
+                30_000,
                 0,
                 60_000,
                 "how long a new session may use attributes without asking",

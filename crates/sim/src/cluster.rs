@@ -7,6 +7,7 @@
 //! runs them. The mount's node has no files; the server's keeps its zones over every crash.
 
 use crate::dice::Dice;
+use crate::plant::{self, Plant};
 use amphi_client::{Client, ClientConfig, Clock, IoHalf, Way};
 use amphi_env::sim::{CrashKind, SimConfig};
 use amphi_env::{Env, Sim, SimEnv};
@@ -95,6 +96,7 @@ impl Shape {
             sync_ns: [50_000..100_000, 100_000..1_000_000, 1_000_000..20_000_000][dice.below(3) as usize].clone(),
             net_ns: [5_000..60_000, 5_000..60_000, 1_000..3_000_000][dice.below(3) as usize].clone(),
             max_steps: 40_000_000,
+            sync_lies: plant::active() == Some(Plant::SyncLies),
             ..SimConfig::default()
         };
         Shape {
@@ -174,7 +176,8 @@ impl Cluster {
         config.workers = self.shape.workers;
         config.zone_bytes = Some(self.shape.zone_bytes);
         config.log_bytes = 1 << 20;
-        config.session_grace = GRACE;
+        let forgets = plant::active() == Some(Plant::ForgottenSessions);
+        config.session_grace = if forgets { Duration::ZERO } else { GRACE };
         config.callback_deadline = Duration::from_secs(10);
         config.holder_gone = Arc::new(move |name| gone.lock().is_ok_and(|g| g.contains(name)));
         if !self.shape.embedded {

@@ -70,7 +70,7 @@ fn main() -> ExitCode {
             Ok(s) => {
                 (calls, crashes) = (calls + s.calls, crashes + s.server_crashes + s.mount_crashes);
                 if single {
-                    println!("seed {seed}: {s:?}");
+                    println!("seed {seed} agrees: {s:?}");
                 } else if done % 50 == 0 {
                     println!("{done} seeds, {calls} calls, {crashes} crashes, {} failed", failed.len());
                 }

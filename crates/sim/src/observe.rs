@@ -101,8 +101,7 @@ impl Tree {
                     loop {
                         let offset = bytes.len() as u64;
                         let direct = ino.local() % 2 == 0;
-                        let part =
-                            read(client, &ctx, &file, offset, READ_BYTES, direct).await.map_err(at("read"))?;
+                        let part = read(client, &ctx, &file, offset, READ_BYTES, direct).await.map_err(at("read"))?;
                         if part.is_empty() {
                             break;
                         }
@@ -145,7 +144,9 @@ impl Tree {
                 continue;
             };
             if let Ok(seen) = want.seen(*ino) {
-                wrong.extend(attr_difference(&found.seen, &seen, (node.mtime, node.ctime)).map(|d| format!("{path}: {d}")));
+                wrong.extend(
+                    attr_difference(&found.seen, &seen, (node.mtime, node.ctime)).map(|d| format!("{path}: {d}")),
+                );
             }
             match (&found.body, &node.body) {
                 (Found::File(a), Body::File(b)) => {

@@ -5,6 +5,7 @@
 
 use crate::dice::bytes_of;
 use crate::op::{Handle, Name, Op, Outcome, Seen};
+use crate::plant;
 use amphi_client::{Client, Ctx, Hints, OpenFile};
 use amphi_env::Buf;
 use amphi_types::{Attr, Errno, Ino, Kind, Result, SetAttr, TimeSet};
@@ -90,6 +91,9 @@ pub async fn write(
     direct: bool,
 ) -> Result<u64> {
     let hints = Hints { direct, ..Hints::default() };
+    if let Some(n) = plant::bad_write(client, ctx, file, offset, bytes, hints).await? {
+        return Ok(n);
+    }
     if bytes.len() % 2 == 1
         && let Some(n) = client.try_write(ctx, file, offset, bytes, hints)
     {

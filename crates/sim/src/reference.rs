@@ -126,8 +126,7 @@ impl Reference {
     /// A file system whose top is an empty directory `root`.
     pub fn new(root: Ino, perm: u16, uid: u32, gid: u32) -> Reference {
         let span = (Timespec::default(), Timespec { sec: i64::MAX, nsec: 0 });
-        let mut r =
-            Reference { nodes: BTreeMap::new(), opens: BTreeMap::new(), root, effects: Vec::new(), span };
+        let mut r = Reference { nodes: BTreeMap::new(), opens: BTreeMap::new(), root, effects: Vec::new(), span };
         let top = Inode {
             kind: Kind::Dir,
             perm,

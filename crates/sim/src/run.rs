@@ -13,11 +13,13 @@ use crate::generate::Generator;
 use crate::observe::Tree;
 use crate::op::Op;
 use crate::perform::{Files, perform};
+use crate::plant::{Plant, plant};
 use crate::program::{self, Program, SharedProgram};
+use crate::shared::{self, Shared, SharedArea};
 use crate::survive::Level;
 use amphi_client::Ctx;
-use amphi_env::sim::CrashKind;
 use amphi_env::Env;
+use amphi_env::sim::CrashKind;
 use amphi_types::{Ino, SetAttr};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -48,12 +50,14 @@ pub struct Plan {
     pub talk: bool,
     /// Calls of each program in each episode, at most.
     pub calls: u64,
+    /// A bug that the run must find.
+    pub plant: Option<Plant>,
 }
 
 impl Plan {
     /// The plan of a seed.
     pub fn of_seed(seed: u64) -> Plan {
-        Plan { seed, faults: Faults::All, talk: false, calls: 120 }
+        Plan { seed, faults: Faults::All, talk: false, calls: 120, plant: None }
     }
 }
 
@@ -113,6 +117,9 @@ struct Run {
     plan: Plan,
     dice: RefCell<Dice>,
     programs: Vec<SharedProgram>,
+    area: SharedArea,
+    /// Tasks on the shared area.
+    sharers: usize,
     summary: RefCell<Summary>,
     log: RefCell<Vec<String>>,
 }
@@ -121,8 +128,11 @@ struct Run {
 ///
 /// Errors: what was wrong, with the history.
 pub fn run_plan(plan: &Plan) -> Result<Summary, Box<Failure>> {
+    let _planted = plant(plan.plant);
     let shape = Shape::of_seed(plan.seed);
     let run = Run {
+        area: Rc::new(RefCell::new(Shared::new(plan.talk))),
+        sharers: Dice::new(plan.seed, 4).below(4) as usize,
         cluster: Cluster::new(plan.seed, shape),
         plan: plan.clone(),
         dice: RefCell::new(Dice::new(plan.seed, 3)),
@@ -154,7 +164,7 @@ impl Run {
                 let mut summary = *self.summary.borrow();
                 summary.trace = self.cluster.sim.trace_hash();
                 summary.virtual_ns = self.cluster.sim.now().0;
-                summary.calls = self.programs.iter().map(|p| p.borrow().calls).sum();
+                summary.calls = self.calls_made();
                 Ok(summary)
             }
             Err(lines) => Err(Box::new(Failure { seed: self.plan.seed, lines, history: self.history() })),
@@ -166,6 +176,7 @@ impl Run {
         for p in &self.programs {
             all.extend(p.borrow().history.iter().cloned());
         }
+        all.extend(self.area.borrow().history.iter().cloned());
         // Lines begin with the time in a field of fixed width; a stable sort keeps each program's order.
         all.sort_by(|a, b| a.get(..15).cmp(&b.get(..15)));
         all
@@ -191,10 +202,11 @@ impl Run {
     async fn story(&self) -> Checked {
         let shape = &self.cluster.shape;
         self.note(format!(
-            "{} targets, {} workers, {} programs{}, {:?}",
+            "{} targets, {} workers, {} programs, {} sharers{}, {:?}",
             shape.targets,
             shape.workers,
             self.programs.len(),
+            self.sharers,
             if shape.embedded { ", embedded" } else { "" },
             shape.tunables.iter().map(|(n, v)| format!("{n}={v}")).collect::<Vec<_>>()
         ));
@@ -225,16 +237,20 @@ impl Run {
             p.reference = crate::reference::Reference::new(ino, 0o755, owner.uid, owner.gid);
             p.settle_all();
         }
+        let mut dice = Dice::new(self.plan.seed, 5);
+        let made = shared::set_up(&mount.client, &self.area, &mut dice).await;
+        made.map_err(|e| line(format!("the shared area: {e}")))?;
         mount.client.sync_all(&ctx).await.map_err(|e| line(format!("sync: {e}")))?;
         Ok(free)
     }
 
     fn resting(&self) -> bool {
-        self.programs.iter().all(|p| p.borrow().rests)
+        self.programs.iter().all(|p| p.borrow().rests) && self.area.borrow().working == 0
     }
 
     fn complaints(&self) -> Checked {
-        let wrong: Vec<String> = self.programs.iter().filter_map(|p| p.borrow().wrong.clone()).collect();
+        let wrong = self.programs.iter().filter_map(|p| p.borrow().wrong.clone());
+        let wrong: Vec<String> = wrong.chain(self.area.borrow().wrong.clone()).collect();
         if wrong.is_empty() { Ok(()) } else { Err(wrong) }
     }
 
@@ -262,13 +278,22 @@ impl Run {
             drop(program);
             mount.env.spawn(program::run(mount.env.clone(), mount.client.clone(), p.clone()));
         }
+        {
+            let mut area = self.area.borrow_mut();
+            (area.left, area.stop, area.working) = (vec![calls; self.sharers], false, self.sharers);
+        }
+        for task in 0..self.sharers {
+            let dice = Dice::new(self.dice.borrow_mut().bits(), task as u64);
+            let env = mount.env.clone();
+            mount.env.spawn(shared::run(env, mount.client.clone(), self.area.clone(), task, dice));
+        }
         let crashes = matches!(end, End::MountCrash | End::AllCrash | End::Power);
-        // Within the time that such a number of calls takes, by experience.
-        let limit = self.cluster.env.now() + Duration::from_micros(self.roll(calls * 1000) + 1000);
+        // After so many calls the mount crashes, if it is to.
+        let limit = self.calls_made() + self.roll(calls * (self.programs.len() + self.sharers) as u64);
         let mut last = (self.calls_made(), self.cluster.env.now());
         while !self.resting() {
             self.complaints()?;
-            if crashes && self.cluster.env.now() >= limit {
+            if crashes && self.calls_made() >= limit {
                 break;
             }
             if self.calls_made() != last.0 {
@@ -276,7 +301,7 @@ impl Run {
             } else if self.cluster.env.now().since(last.1) > STUCK {
                 return Err(self.stuck());
             }
-            self.pause(100..8_000).await;
+            self.pause(if crashes { 50..3_000 } else { 100..8_000 }).await;
             self.fault().await?;
         }
         self.complaints()?;
@@ -284,7 +309,7 @@ impl Run {
     }
 
     fn calls_made(&self) -> u64 {
-        self.programs.iter().map(|p| p.borrow().calls).sum()
+        self.programs.iter().map(|p| p.borrow().calls).sum::<u64>() + self.area.borrow().calls
     }
 
     fn stuck(&self) -> Vec<String> {
@@ -421,6 +446,7 @@ impl Run {
             let tree = Tree::read(&mount.client, root, &name).await.map_err(line)?;
             p.borrow_mut().crashed(level, &tree)?;
         }
+        shared::crashed(&mount.client, &self.area).await?;
         mount.client.sync_all(&Ctx::root()).await.map_err(|e| line(format!("sync after a crash: {e}")))?;
         Ok(mount)
     }
@@ -435,7 +461,7 @@ impl Run {
                 return Err(wrong);
             }
         }
-        Ok(())
+        shared::check(&mount.client, &self.area, self.cluster.env.now().0).await
     }
 
     /// Compares, checks the zones, removes everything, and checks that nothing is left.
@@ -454,6 +480,9 @@ impl Run {
             self.remove(&mount, root).await?;
             self.simply(&mount, Op::Rmdir { dir: Ino::ROOT, name: Program::dir_name(index).into_bytes() }).await?;
         }
+        let root = self.area.borrow().root;
+        self.remove(&mount, root).await?;
+        self.simply(&mount, Op::Rmdir { dir: Ino::ROOT, name: shared::DIR.into() }).await?;
         self.simply(&mount, Op::SyncAll).await?;
         let ctx = Ctx::root();
         let mut left = free;

@@ -192,7 +192,8 @@ mod tests {
     /// Goal: aligning outwards never loses a byte. Method: ends around the end of the address space.
     #[test]
     fn align_out_contains_the_range() {
-        for r in [ByteRange::ALL, ByteRange::new(5, u64::MAX - 1), ByteRange::new(4096, 8192), ByteRange::new(1, 4097)] {
+        for r in [ByteRange::ALL, ByteRange::new(5, u64::MAX - 1), ByteRange::new(4096, 8192), ByteRange::new(1, 4097)]
+        {
             assert!(r.align_out(4096).contains(&r), "{r:?}");
         }
         assert_eq!(ByteRange::new(1, 4097).align_out(4096), ByteRange::new(0, 8192));

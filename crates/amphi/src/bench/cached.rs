@@ -48,7 +48,7 @@ pub fn run(run: &mut Run) -> Outcome {
 fn cached(run: &mut Run, table: &mut Table, client: &Client, span: u64) -> Outcome {
     let file = LibraryFile::create(client, "cached")?;
     file.set_mode("buffered")?;
-    file.stream_write(span, 1 << 20.min(span as usize))?;
+    file.stream_write(span, (1 << 20).min(span as usize))?;
     let memory = RefCell::new(super::raw::pattern(span as usize));
     let (mut into, from) = (Buf::zeroed(CALL_BYTES), super::raw::pattern(CALL_BYTES));
     let into = RefCell::new(&mut into);

@@ -1,16 +1,19 @@
 //! The cluster under measurement: `amphi up` as a child process, with its mount, counters and tunables.
 
 use super::program::Program;
+use super::round_trip::Way;
 use crate::control;
 use crate::failure::{During, Failure, Outcome};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 /// A cluster with a mount, in a process of its own.
 pub struct Cluster {
     program: Program,
+    /// Of a cluster whose mount is a process of its own; stopped after it.
+    server: Option<Program>,
     /// Where it is mounted.
     pub mount: PathBuf,
     /// Its storage folder.
@@ -29,7 +32,17 @@ impl Cluster {
         all.extend(args.iter().map(OsString::from));
         let all: Vec<_> = all.iter().map(OsString::as_os_str).collect();
         let program = Program::start(&all, Some(&mount))?;
-        Ok(Cluster { program, mount, data })
+        Ok(Cluster { program, server: None, mount, data })
+    }
+
+    /// Starts `amphi server` and `amphi mount` with a socket between them.
+    pub fn apart(dir: &Path, way: Way) -> Outcome<Cluster> {
+        let (data, mount) = (dir.join("data"), dir.join("mount"));
+        std::fs::create_dir_all(&mount).during(|| format!("make {}", mount.display()))?;
+        let (server, addr) = Program::server(&data, way)?;
+        let args: [&OsStr; 4] = ["mount".as_ref(), "--cluster".as_ref(), addr.as_ref(), mount.as_os_str()];
+        let program = Program::start(&args, Some(&mount))?;
+        Ok(Cluster { program, server: Some(server), mount, data })
     }
 
     /// The process that is everything: front end, client and server.
@@ -56,6 +69,7 @@ impl Cluster {
     /// Stops it and removes its folder.
     pub fn stop(self) -> Outcome {
         self.program.stop()?;
+        self.server.map_or(Ok(()), Program::stop)?;
         let dir = self.data.parent().unwrap_or(&self.data);
         std::fs::remove_dir_all(dir).during(|| format!("remove {}", dir.display()))
     }

@@ -7,7 +7,6 @@ use crate::process::{self, Running};
 use amphi_client::Client;
 use amphi_sched::WorkerConfig;
 use amphi_server::ServerConfig;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 
@@ -65,15 +64,7 @@ impl Remote {
     /// Starts both.
     pub fn start(dir: &Path, way: Way) -> Outcome<Remote> {
         std::fs::create_dir_all(dir).during(|| format!("make {}", dir.display()))?;
-        let listen = match way {
-            Way::Tcp => "tcp:127.0.0.1:0".to_string(),
-            _ => format!("unix:{}/amphi-bench-server-{}.sock", std::env::temp_dir().display(), std::process::id()),
-        };
-        let args: [OsString; 5] =
-            ["server".into(), "--data".into(), dir.join("data").into(), "--listen".into(), listen.into()];
-        let args: Vec<_> = args.iter().map(OsString::as_os_str).collect();
-        let server = Program::start(&args, None)?;
-        let addr = server.ready().split(' ').nth(1).unwrap_or_default().to_string();
+        let (server, addr) = Program::server(&dir.join("data"), way)?;
         let config = process::client_config(None, &[])?;
         let (ended, _) = mpsc::channel();
         let running = process::start_client(vec![addr], None, super::DEFAULT_SPINS.1, config, ended)?;

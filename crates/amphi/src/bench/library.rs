@@ -4,7 +4,7 @@
 //! an application; writes are timed to the end of fsync.
 
 use super::clock::now;
-use super::stream::{PREPARE_BYTES, is_stamped, stamped};
+use super::stream::{Moved, PREPARE_BYTES, is_stamped, stamped};
 use crate::failure::{During, Failure, Outcome};
 use amphi_client::{Client, Ctx, Hints, OpenFile, OpenFlags};
 use amphi_env::Buf;
@@ -72,20 +72,32 @@ impl LibraryFile {
 
     /// Empties the file and writes it, `transfer` bytes at a time, to the end of fsync. MiB/s.
     pub fn stream_write(&self, bytes: u64, transfer: usize) -> Outcome<f64> {
+        self.write_when(bytes, transfer, &|| ()).map(|m| m.rate())
+    }
+
+    /// As `stream_write`; calls `ready` when the clock is about to run.
+    pub fn write_when(&self, bytes: u64, transfer: usize, ready: &dyn Fn()) -> Outcome<Moved> {
         self.truncate()?;
         let offsets: Vec<u64> = (0..bytes / transfer as u64).map(|i| i * transfer as u64).collect();
         let bufs: Vec<Buf> = offsets.iter().map(|&at| stamped(at, transfer)).collect();
+        ready();
         let start = now();
         for (at, buf) in offsets.iter().zip(bufs) {
             self.write(*at, buf)?;
         }
         self.fsync()?;
-        Ok(rate(offsets.len() * transfer, start))
+        Ok(Moved { bytes: (offsets.len() * transfer) as u64, start, end: now() })
     }
 
     /// Reads what `prepare` wrote, `transfer` bytes at a time, and checks the stamps. MiB/s.
     pub fn stream_read(&self, bytes: u64, transfer: usize) -> Outcome<f64> {
+        self.read_when(bytes, transfer, &|| ()).map(|m| m.rate())
+    }
+
+    /// As `stream_read`; calls `ready` when the clock is about to run.
+    pub fn read_when(&self, bytes: u64, transfer: usize, ready: &dyn Fn()) -> Outcome<Moved> {
         let mut into = Buf::zeroed(transfer);
+        ready();
         let start = now();
         for at in (0..bytes / transfer as u64).map(|i| i * transfer as u64) {
             if let Some(n) = self.client.try_read(&self.ctx, &self.file, at, &mut into, Hints::default()) {
@@ -96,7 +108,7 @@ impl LibraryFile {
             let bytes = read.during(|| format!("read {} at {at}", self.name))?;
             self.check(at, bytes.len(), transfer, bytes.parts().next().unwrap_or_default())?;
         }
-        Ok(rate(bytes as usize / transfer * transfer, start))
+        Ok(Moved { bytes: bytes / transfer as u64 * transfer as u64, start, end: now() })
     }
 
     fn check(&self, at: u64, got: usize, asked: usize, bytes: &[u8]) -> Outcome {
@@ -135,8 +147,4 @@ impl LibraryFile {
             Err(e) => Err(Failure::broken(format!("cannot remove {}: {e}", self.name))),
         }
     }
-}
-
-fn rate(bytes: usize, start: std::time::Instant) -> f64 {
-    bytes as f64 / (1 << 20) as f64 / start.elapsed().as_secs_f64()
 }

@@ -3,12 +3,14 @@
 //! Invariants: a child that was started is stopped and its mount is gone when its `Program` is dropped, also after an
 //! error. The do-nothing mount also ends when the parent does: it watches its standard input.
 
+use super::round_trip::Way;
 use crate::failure::{During, Failure, Outcome};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// A running child and the mount that it serves, if any.
 pub struct Program {
@@ -48,6 +50,25 @@ impl Program {
     pub fn null_mount(mount: &Path) -> Outcome<Program> {
         std::fs::create_dir_all(mount).during(|| format!("make {}", mount.display()))?;
         Program::start(&["bench".as_ref(), "--null-mount".as_ref(), mount.as_os_str()], Some(mount))
+    }
+
+    /// `amphi server` on the fresh folder `data`, and its address.
+    pub fn server(data: &Path, way: Way) -> Outcome<(Program, String)> {
+        let listen = match way {
+            Way::Tcp => "tcp:127.0.0.1:0".to_string(),
+            // Not in the storage folder: the path of a socket must be short.
+            _ => {
+                // More than one server may run at a time.
+                static COUNT: AtomicU32 = AtomicU32::new(0);
+                let (tmp, n) = (std::env::temp_dir(), COUNT.fetch_add(1, Relaxed));
+                format!("unix:{}/amphi-bench-{}-{n}.sock", tmp.display(), std::process::id())
+            }
+        };
+        let args: [&OsStr; 5] =
+            ["server".as_ref(), "--data".as_ref(), data.as_os_str(), "--listen".as_ref(), listen.as_ref()];
+        let server = Program::start(&args, None)?;
+        let addr = server.ready().split(' ').nth(1).unwrap_or_default().to_string();
+        Ok((server, addr))
     }
 
     /// What it said when it was ready.

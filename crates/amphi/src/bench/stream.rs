@@ -11,6 +11,8 @@ use rustix::fs::{Advice, Mode, OFlags, fadvise, fsync, open};
 use rustix::io::{Errno, pread, pwrite};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::time::Instant;
 
 /// A stream over one file.
 #[derive(Clone, Debug)]
@@ -27,6 +29,46 @@ pub struct Stream {
     pub o_direct: bool,
 }
 
+/// Bytes that were moved, and when.
+#[derive(Clone, Copy, Debug)]
+pub struct Moved {
+    /// How many.
+    pub bytes: u64,
+    /// Before the first.
+    pub start: Instant,
+    /// After the last, and after fsync.
+    pub end: Instant,
+}
+
+impl Moved {
+    /// MiB/s.
+    pub fn rate(&self) -> f64 {
+        self.bytes as f64 / (1 << 20) as f64 / self.end.duration_since(self.start).as_secs_f64()
+    }
+}
+
+/// Runs `count` streams at once, each on a thread of its own; all clocks start when all are ready. MiB/s of all together.
+pub fn together(count: usize, each: impl Fn(usize, &dyn Fn()) -> Outcome<Moved> + Sync) -> Outcome<f64> {
+    let (ready, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let line = || {
+        ready.fetch_add(1, SeqCst);
+        while ready.load(SeqCst) < count && !failed.load(SeqCst) {
+            std::thread::yield_now();
+        }
+    };
+    let all: Vec<Outcome<Moved>> = std::thread::scope(|scope| {
+        let (each, line, failed) = (&each, &line, &failed);
+        let run = move |i| each(i, line).inspect_err(|_| failed.store(true, SeqCst));
+        let threads: Vec<_> = (0..count).map(|i| scope.spawn(move || run(i))).collect();
+        let ended = threads.into_iter().map(|t| t.join());
+        ended.map(|r| r.unwrap_or_else(|_| Err(Failure::broken("a stream panicked")))).collect()
+    });
+    let all = all.into_iter().collect::<Outcome<Vec<Moved>>>()?;
+    let (start, end) = (all.iter().map(|m| m.start).min(), all.iter().map(|m| m.end).max());
+    let (Some(start), Some(end)) = (start, end) else { return Err(Failure::broken("no stream")) };
+    Ok(Moved { bytes: all.iter().map(|m| m.bytes).sum(), start, end }.rate())
+}
+
 fn stamp(offset: u64) -> [u8; 8] {
     (offset ^ 0x9e37_79b9_7f4a_7c15).to_le_bytes()
 }
@@ -41,18 +83,23 @@ impl Stream {
         (0..self.bytes / self.transfer as u64).map(|i| self.shift + i * self.transfer as u64)
     }
 
-    fn rate(&self, start: std::time::Instant) -> f64 {
-        let moved = self.bytes / self.transfer as u64 * self.transfer as u64;
-        moved as f64 / (1 << 20) as f64 / start.elapsed().as_secs_f64()
+    fn moved(&self, start: Instant) -> Moved {
+        Moved { bytes: self.bytes / self.transfer as u64 * self.transfer as u64, start, end: now() }
     }
 
     /// Writes the file, which is made or emptied first, and fsyncs it. MiB/s.
     pub fn write(&self) -> Outcome<f64> {
+        self.write_when(&|| ()).map(|m| m.rate())
+    }
+
+    /// As `write`; calls `ready` when the file is open and the clock is about to run.
+    pub fn write_when(&self, ready: &dyn Fn()) -> Outcome<Moved> {
         let fd = self.open(OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC)?;
         let mut buf = Buf::zeroed(self.transfer);
         for (i, byte) in buf.iter_mut().enumerate() {
             *byte = (i % 251) as u8;
         }
+        ready();
         let start = now();
         for offset in self.offsets() {
             buf[..8].copy_from_slice(&stamp(offset));
@@ -64,13 +111,19 @@ impl Stream {
             }
         }
         fsync(&fd).during(|| format!("fsync {}", self.path.display()))?;
-        Ok(self.rate(start))
+        Ok(self.moved(start))
     }
 
     /// Reads what `write` wrote and checks the stamps. MiB/s.
     pub fn read(&self) -> Outcome<f64> {
+        self.read_when(&|| ()).map(|m| m.rate())
+    }
+
+    /// As `read`; calls `ready` when the file is open and the clock is about to run.
+    pub fn read_when(&self, ready: &dyn Fn()) -> Outcome<Moved> {
         let fd = self.open(OFlags::RDONLY)?;
         let mut buf = Buf::zeroed(self.transfer);
+        ready();
         let start = now();
         for offset in self.offsets() {
             let mut done = 0;
@@ -86,7 +139,7 @@ impl Stream {
                 return Err(Failure::broken(format!("{}: wrong bytes at {offset}", self.path.display())));
             }
         }
-        Ok(self.rate(start))
+        Ok(self.moved(start))
     }
 }
 

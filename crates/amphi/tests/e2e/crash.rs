@@ -149,7 +149,7 @@ fn an_unlinked_open_file_survives_a_server_crash() {
     srv.kill();
     let srv = server(&place);
     let mut back = vec![0; bytes.len()];
-    let fd = std::os::fd::OwnedFd::from(f);
+    let fd = f;
     let mut done = 0;
     while done < back.len() {
         let n = rustix::io::pread(&fd, &mut back[done..], done as u64).expect("read");

@@ -254,7 +254,8 @@ fn random_operations_agree_with_a_byte_vector() {
     up.stop();
     place.fsck();
     let up = place.up(&[]);
-    assert_eq!(std::fs::read(place.mount().join("fsx-77")).expect("read") == model, true, "same after a restart");
+    let after = std::fs::read(place.mount().join("fsx-77")).expect("read");
+    assert!(after == model, "same after a restart");
     up.stop();
 }
 

@@ -44,6 +44,9 @@ impl FileTable {
         }
         let mut known = file.known.lock();
         known.opens.push(access);
+        // Only an answer to a writer's open stays true while that writer has the file open; others may be from before
+        // the last writer closed.
+        known.spread |= access.write && view.spread;
         drop(known);
         file
     }

@@ -201,6 +201,11 @@ fn block_on<T>(runtime: &Runtime, shared: &Shared, spin: Duration, root: impl Fu
             // Notified, the driver neither waits nor arms a kernel timer.
             driver.wake_by_ref();
             runtime.poll_with(Some(Duration::ZERO));
+            if !progress && !more {
+                // Who has to answer may wait for this very core: it would get it when the budget is spent. Measured on
+                // two cores: a round trip of 8 us instead of 105.
+                std::thread::yield_now();
+            }
         }
     }
 }

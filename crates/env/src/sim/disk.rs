@@ -455,6 +455,7 @@ impl World {
                 (_, _, Some(_)) => {}
                 (DiskOpKind::Read, Some(buf), None) => file.read(op.at, buf),
                 (DiskOpKind::Write, Some(buf), None) => file.write(op.at, buf),
+                (DiskOpKind::Sync, ..) if self.config.sync_lies => {}
                 (DiskOpKind::Sync, ..) => file.settle(op.mark),
                 (DiskOpKind::Discard, ..) => {
                     for index in op.at / BLOCK..(op.at + op.len) / BLOCK {

@@ -1,0 +1,406 @@
+//! `Shared`: files and directories that several tasks use at the same time, and the rules that hold nevertheless.
+//!
+//! Owns: the tasks (sharers), what they did and when, the rules. Does not own: what belongs to one program alone
+//! (`program`), where every result is known.
+//!
+//! The rules. A record of a shared file is written and read whole: a read returns one write, none that was overwritten
+//! before the read began, and no later read returns an earlier one. Appended records lie in the log whole, once, in an
+//! order that agrees with time. Who made a name exclusively has it until it gives it up. A listing shows what is there
+//! all the while exactly once. Directories that are moved about stay reachable.
+
+mod names;
+mod records;
+
+use crate::dice::Dice;
+use crate::perform::{list, read, write};
+use amphi_client::{Client, Ctx, OpenFile, OpenFlags};
+use amphi_env::{Env, SimEnv};
+use amphi_types::{Errno, Ino, Kind, Result};
+use amphi_wire::XattrMode;
+use names::Holdings;
+use records::{Log, Record};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Name of the shared directory.
+pub const DIR: &str = "shared";
+/// Directories that are moved about.
+const MOVED: [&str; 4] = ["t0", "t1", "t2", "t3"];
+/// Files that are always there.
+const KEPT: u64 = 12;
+/// Records of the shared file.
+const RECORDS: usize = 5;
+
+/// The shared area, as tasks and the controller see it.
+pub type SharedArea = Rc<RefCell<Shared>>;
+
+/// What is known of the shared area.
+pub struct Shared {
+    /// The directory.
+    pub root: Ino,
+    /// The directory of names that are fought for.
+    names_dir: Ino,
+    /// Directory in which `MOVED` begin.
+    move_dir: Ino,
+    moved: BTreeMap<Ino, &'static str>,
+    record_file: Ino,
+    records: Vec<Record>,
+    log_file: Ino,
+    log: Log,
+    logs_made: u64,
+    holdings: Holdings,
+    next_tag: u64,
+    /// Calls that each task still makes.
+    pub left: Vec<u64>,
+    /// Tasks asked to rest.
+    pub stop: bool,
+    /// Tasks at work; counted by whoever starts them.
+    pub working: usize,
+    /// Calls made.
+    pub calls: u64,
+    /// The first broken rule.
+    pub wrong: Option<String>,
+    /// What happened, newest last.
+    pub history: VecDeque<String>,
+    /// Print it as it happens.
+    pub talks: bool,
+}
+
+type Checked = std::result::Result<(), Vec<String>>;
+
+impl Shared {
+    /// An area without anything.
+    pub fn new(talks: bool) -> Shared {
+        Shared {
+            root: Ino::ROOT,
+            names_dir: Ino::ROOT,
+            move_dir: Ino::ROOT,
+            moved: BTreeMap::new(),
+            record_file: Ino::ROOT,
+            records: Vec::new(),
+            log_file: Ino::ROOT,
+            log: Log::default(),
+            logs_made: 0,
+            holdings: Holdings::default(),
+            next_tag: 1 << 56,
+            left: Vec::new(),
+            stop: false,
+            working: 0,
+            calls: 0,
+            wrong: None,
+            history: VecDeque::new(),
+            talks,
+        }
+    }
+
+    fn tag(&mut self) -> u64 {
+        self.next_tag += 1;
+        self.next_tag
+    }
+
+    fn complain(&mut self, what: String) {
+        self.wrong.get_or_insert(format!("shared area: {what}"));
+        self.stop = true;
+    }
+
+    fn note(&mut self, at_ns: u64, task: usize, line: String) {
+        let line = format!("{:>12.6} ms  s{task}  {line}", at_ns as f64 / 1e6);
+        if self.talks {
+            println!("{line}");
+        }
+        if self.history.len() == crate::program::HISTORY_LINES {
+            self.history.pop_front();
+        }
+        self.history.push_back(line);
+    }
+}
+
+/// Makes the area; what it holds must be made stable before the tasks begin.
+pub async fn set_up(client: &Client, area: &SharedArea, dice: &mut Dice) -> Result<()> {
+    let ctx = Ctx::root();
+    let root = client.mkdir(&ctx, Ino::ROOT, DIR.as_bytes(), 0o755).await?.ino;
+    if dice.one_in(2) {
+        client.setxattr(&ctx, root, b"user.amphi.layout", b"striped,size=64K,count=3", XattrMode::Set).await?;
+    }
+    let names_dir = client.mkdir(&ctx, root, b"names", 0o755).await?.ino;
+    for i in 0..KEPT {
+        client.mknod(&ctx, names_dir, format!("kept{i}").as_bytes(), Kind::Fifo.mode_bits() | 0o644, 0).await?;
+    }
+    let move_dir = client.mkdir(&ctx, root, b"moved", 0o755).await?.ino;
+    let mut moved = BTreeMap::new();
+    for name in MOVED {
+        moved.insert(client.mkdir(&ctx, move_dir, name.as_bytes(), 0o755).await?.ino, name);
+    }
+    let record_file = client.create(&ctx, root, b"records", 0o644, OpenFlags::READ_WRITE).await?.attr.ino;
+    let mut records = Vec::new();
+    let mut at = dice.below(100);
+    for _ in 0..RECORDS {
+        let len = if dice.one_in(2) { dice.within(1..6000) } else { dice.within(1..150_000) };
+        records.push(Record::new(at, len));
+        at += len + dice.below(3) * dice.below(5000);
+    }
+    {
+        let mut a = area.borrow_mut();
+        (a.root, a.names_dir, a.move_dir, a.moved) = (root, names_dir, move_dir, moved);
+        (a.record_file, a.records) = (record_file, records);
+    }
+    new_log(client, area).await
+}
+
+async fn new_log(client: &Client, area: &SharedArea) -> Result<()> {
+    let (root, name) = {
+        let mut a = area.borrow_mut();
+        a.logs_made += 1;
+        (a.root, format!("log{}", a.logs_made))
+    };
+    let ino = client.create(&Ctx::root(), root, name.as_bytes(), 0o644, OpenFlags::WRITE).await?.attr.ino;
+    let mut a = area.borrow_mut();
+    (a.log_file, a.log) = (ino, Log::default());
+    Ok(())
+}
+
+/// Makes calls until none are left or the area is asked to rest.
+pub async fn run(env: SimEnv, client: Client, area: SharedArea, task: usize, mut dice: Dice) {
+    let mut sharer = Sharer { env: env.clone(), client, area: area.clone(), task, record: None, log: None };
+    loop {
+        {
+            let mut a = area.borrow_mut();
+            if a.stop || a.left[task] == 0 {
+                break;
+            }
+            a.left[task] -= 1;
+            a.calls += 1;
+        }
+        if dice.one_in(5) {
+            env.sleep(Duration::from_micros(dice.below(3000))).await;
+        }
+        let done = match dice.weighted(&[6, 6, 4, 6, 2, 2, 1]) {
+            0 => sharer.write_record(&mut dice).await,
+            1 => sharer.read_record(&mut dice).await,
+            2 => sharer.append(&mut dice).await,
+            3 => sharer.fight(&mut dice).await,
+            4 => sharer.listing(&mut dice).await,
+            5 => sharer.move_about(&mut dice).await,
+            _ => sharer.sync(&mut dice).await,
+        };
+        if let Err(e) = done {
+            area.borrow_mut().complain(format!("task {task}: {e}"));
+        }
+        if dice.one_in(12) {
+            (sharer.record, sharer.log) = (None, None);
+        }
+    }
+    drop(sharer);
+    area.borrow_mut().working -= 1;
+}
+
+struct Sharer {
+    env: SimEnv,
+    client: Client,
+    area: SharedArea,
+    task: usize,
+    record: Option<Arc<OpenFile>>,
+    log: Option<Arc<OpenFile>>,
+}
+
+type Told<T = ()> = std::result::Result<T, String>;
+
+impl Sharer {
+    fn ctx(&self) -> Ctx {
+        let thread = self.task as u32;
+        Ctx { pid: 500 + thread, tid: 5000 + thread, ..Ctx::root() }
+    }
+
+    fn note(&self, line: impl Into<String>) {
+        self.area.borrow_mut().note(self.env.now().0, self.task, line.into());
+    }
+
+    async fn open(&self, ino: Ino, flags: OpenFlags) -> Told<Arc<OpenFile>> {
+        self.client.open(&self.ctx(), ino, flags).await.map_err(|e| format!("open {ino}: {e}"))
+    }
+
+    async fn record_file(&mut self, dice: &mut Dice) -> Told<Arc<OpenFile>> {
+        if let Some(file) = &self.record {
+            return Ok(file.clone());
+        }
+        let ino = self.area.borrow().record_file;
+        let flags = OpenFlags { direct: dice.one_in(3), dsync: dice.one_in(8), ..OpenFlags::READ_WRITE };
+        let file = self.open(ino, flags).await?;
+        self.record = Some(file.clone());
+        Ok(file)
+    }
+
+    async fn write_record(&mut self, dice: &mut Dice) -> Told {
+        let file = self.record_file(dice).await?;
+        let (i, direct) = (dice.below(RECORDS as u64) as usize, dice.one_in(4));
+        let (offset, bytes, tag) = {
+            let mut a = self.area.borrow_mut();
+            let tag = a.tag();
+            let bytes = a.records[i].begin_write(tag, self.env.now().0);
+            (a.records[i].offset, bytes, tag)
+        };
+        self.note(format!("write record {i} with #{tag:x} ..."));
+        let n = write(&self.client, &self.ctx(), &file, offset, &bytes, direct).await;
+        let n = n.map_err(|e| format!("write of record {i}: {e}"))?;
+        if n != bytes.len() as u64 {
+            return Err(format!("write of record {i}: {n} of {} bytes", bytes.len()));
+        }
+        self.note(format!("  ... record {i} is #{tag:x}"));
+        self.area.borrow_mut().records[i].end_write(tag, self.env.now().0);
+        Ok(())
+    }
+
+    async fn read_record(&mut self, dice: &mut Dice) -> Told {
+        let file = self.record_file(dice).await?;
+        let (i, direct) = (dice.below(RECORDS as u64) as usize, dice.one_in(4));
+        let (offset, len) = (self.area.borrow().records[i].offset, self.area.borrow().records[i].len);
+        let begin = self.env.now().0;
+        self.note(format!("read record {i} ..."));
+        let bytes = read(&self.client, &self.ctx(), &file, offset, len, direct).await;
+        let bytes = bytes.map_err(|e| format!("read of record {i}: {e}"))?;
+        let end = self.env.now().0;
+        let found = self.area.borrow_mut().records[i].read(begin, end, &bytes);
+        let tag = found.map_err(|e| format!("record {i}, read from {begin} to {end} ns: {e}"))?;
+        self.note(format!("  ... record {i} was #{tag:x}"));
+        Ok(())
+    }
+
+    async fn append(&mut self, dice: &mut Dice) -> Told {
+        let file = match &self.log {
+            Some(file) => file.clone(),
+            None => {
+                let flags = OpenFlags { append: true, direct: dice.one_in(3), ..OpenFlags::WRITE };
+                let ino = self.area.borrow().log_file;
+                let file = self.open(ino, flags).await?;
+                self.log.insert(file).clone()
+            }
+        };
+        let len = if dice.one_in(6) { dice.below(100_000) } else { dice.below(3000) };
+        let (tag, bytes) = {
+            let mut a = self.area.borrow_mut();
+            let tag = a.tag();
+            (tag, a.log.begin(tag, len, self.env.now().0))
+        };
+        self.note(format!("append #{tag:x} of {} bytes ...", bytes.len()));
+        let n = write(&self.client, &self.ctx(), &file, 0, &bytes, dice.one_in(4)).await;
+        let n = n.map_err(|e| format!("append: {e}"))?;
+        if n != bytes.len() as u64 {
+            return Err(format!("append of {} bytes wrote {n}", bytes.len()));
+        }
+        self.note(format!("  ... appended #{tag:x}"));
+        self.area.borrow_mut().log.end(tag, self.env.now().0);
+        Ok(())
+    }
+
+    async fn sync(&mut self, dice: &mut Dice) -> Told {
+        let file = self.record_file(dice).await?;
+        let begin = self.env.now().0;
+        let synced = self.client.fsync(&self.ctx(), &file, dice.one_in(2)).await;
+        synced.map_err(|e| format!("fsync of the records: {e}"))?;
+        let mut a = self.area.borrow_mut();
+        a.records.iter_mut().for_each(|r| r.synced(begin));
+        Ok(())
+    }
+}
+
+/// Judges the area when all tasks rest.
+pub async fn check(client: &Client, area: &SharedArea, now: u64) -> Checked {
+    let one = |e: String| vec![e];
+    let ctx = Ctx::root();
+    let (record_file, log_file) = (area.borrow().record_file, area.borrow().log_file);
+    let bytes = whole(client, record_file).await.map_err(one)?;
+    {
+        let mut a = area.borrow_mut();
+        for (i, record) in a.records.iter_mut().enumerate() {
+            let part = part_of(&bytes, record.offset, record.len);
+            record.read(now, now, &part).map_err(|e| vec![format!("shared record {i} at rest: {e}")])?;
+        }
+    }
+    let bytes = whole(client, log_file).await.map_err(one)?;
+    area.borrow().log.check(&bytes).map_err(|e| vec![format!("shared log: {e}")])?;
+    names_check(client, &ctx, area, true).await
+}
+
+/// The bytes of a record; what is beyond the end of the file is zeros, and has never been written.
+fn part_of(bytes: &[u8], offset: u64, len: u64) -> Vec<u8> {
+    let mut part: Vec<u8> = bytes.iter().skip(offset as usize).take(len as usize).copied().collect();
+    part.resize(len as usize, 0);
+    part
+}
+
+async fn whole(client: &Client, ino: Ino) -> Told<Vec<u8>> {
+    let (ctx, said) = (Ctx::root(), |e: Errno| format!("shared file {ino}: {e}"));
+    let file = client.open(&ctx, ino, OpenFlags::READ).await.map_err(said)?;
+    let mut bytes = Vec::new();
+    loop {
+        let part = read(client, &ctx, &file, bytes.len() as u64, 1 << 20, false).await.map_err(said)?;
+        if part.is_empty() {
+            return Ok(bytes);
+        }
+        bytes.extend(part);
+    }
+}
+
+/// Judges the names: kept files are there, moved directories are reachable, and with `exact` who has a name has it.
+async fn names_check(client: &Client, ctx: &Ctx, area: &SharedArea, exact: bool) -> Checked {
+    let said = |e: Errno| vec![format!("shared area: {e}")];
+    let (names_dir, move_dir) = (area.borrow().names_dir, area.borrow().move_dir);
+    let names = list(client, ctx, names_dir, 7, false).await.map_err(said)?;
+    let mut wrong = Vec::new();
+    for i in 0..KEPT {
+        let kept = format!("kept{i}").into_bytes();
+        if names.iter().filter(|(n, _)| *n == kept).count() != 1 {
+            wrong.push(format!("shared area: kept{i} is not there once"));
+        }
+    }
+    if exact {
+        wrong.extend(area.borrow().holdings.check(&names));
+    }
+    let mut seen = Vec::new();
+    let mut left = vec![move_dir];
+    while let Some(dir) = left.pop() {
+        for (_, ino) in list(client, ctx, dir, 7, true).await.map_err(said)? {
+            seen.push(ino);
+            left.push(ino);
+            if seen.len() > MOVED.len() {
+                break;
+            }
+        }
+    }
+    seen.sort();
+    let want: Vec<Ino> = area.borrow().moved.keys().copied().collect();
+    if seen != want {
+        wrong.push(format!("shared area: moved directories are {seen:?}, should be {want:?}"));
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(wrong) }
+}
+
+/// Judges what a crash of the mount left and makes the area ready to go on. It must be made stable before the tasks begin.
+pub async fn crashed(client: &Client, area: &SharedArea) -> Checked {
+    let one = |e: String| vec![e];
+    let ctx = Ctx::root();
+    let record_file = area.borrow().record_file;
+    let bytes = whole(client, record_file).await.map_err(one)?;
+    {
+        let mut a = area.borrow_mut();
+        for (i, record) in a.records.iter_mut().enumerate() {
+            let part = part_of(&bytes, record.offset, record.len);
+            record.crashed(part).map_err(|e| vec![format!("shared record {i} after a crash: {e}")])?;
+        }
+        a.working = 0;
+        a.stop = false;
+        a.holdings = Holdings::default();
+    }
+    names_check(client, &ctx, area, false).await?;
+    let said = |e: Errno| vec![format!("shared area: {e}")];
+    let names_dir = area.borrow().names_dir;
+    for (name, _) in list(client, &ctx, names_dir, 100, false).await.map_err(said)? {
+        if !name.starts_with(b"kept") {
+            client.unlink(&ctx, names_dir, &name).await.map_err(said)?;
+        }
+    }
+    new_log(client, area).await.map_err(said)
+}

@@ -1,0 +1,227 @@
+//! Records that are written and read whole, and the log of appended ones.
+
+use crate::dice::bytes_of;
+use std::collections::BTreeMap;
+
+/// Time at which a write ended that has not.
+const NEVER: u64 = u64::MAX;
+
+#[derive(Clone, Debug)]
+struct Written {
+    tag: u64,
+    bytes: Vec<u8>,
+    begin: u64,
+    end: u64,
+}
+
+/// A part of a file that is always written and read whole.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// Where it lies.
+    pub offset: u64,
+    /// Its length.
+    pub len: u64,
+    /// All writes since the last crash.
+    writes: Vec<Written>,
+    /// Begin of the newest write that ended before a sync began: at least this one survives.
+    synced: u64,
+    /// Completed reads: when each ended, number and begin of the write that it returned.
+    reads: Vec<(u64, (u64, u64))>,
+}
+
+impl Record {
+    /// A record that reads as zeros.
+    pub fn new(offset: u64, len: u64) -> Record {
+        let zeros = Written { tag: 0, bytes: vec![0; len as usize], begin: 0, end: 0 };
+        Record { offset, len, writes: vec![zeros], synced: 0, reads: Vec::new() }
+    }
+
+    /// A write begins; returns its bytes.
+    pub fn begin_write(&mut self, tag: u64, now: u64) -> Vec<u8> {
+        let bytes = bytes_of(tag, self.len as usize);
+        self.writes.push(Written { tag, bytes: bytes.clone(), begin: now, end: NEVER });
+        bytes
+    }
+
+    /// The write has returned.
+    pub fn end_write(&mut self, tag: u64, now: u64) {
+        if let Some(w) = self.writes.iter_mut().find(|w| w.tag == tag) {
+            w.end = now;
+        }
+    }
+
+    /// What a read from `begin` to `end` returned: the number of the write.
+    ///
+    /// Errors: what rule it breaks.
+    pub fn read(&mut self, begin: u64, end: u64, bytes: &[u8]) -> Result<u64, String> {
+        let mut zeros;
+        // Beyond the end of the file there is nothing; that is what a record reads as before its first write.
+        let bytes = if bytes.len() < self.len as usize {
+            zeros = bytes.to_vec();
+            zeros.resize(self.len as usize, 0);
+            &zeros[..]
+        } else {
+            bytes
+        };
+        let Some(found) = self.writes.iter().find(|w| w.bytes == bytes) else {
+            return Err(self.describe(bytes));
+        };
+        if let Some(later) = self.writes.iter().find(|w| found.end < w.begin && w.end < begin) {
+            return Err(format!("returned #{:x}, which #{:x} overwrote before", found.tag, later.tag));
+        }
+        if let Some((_, newer)) = self.reads.iter().find(|(when, w)| *when < begin && found.end < w.1) {
+            return Err(format!("returned #{:x}, an earlier read had #{:x}", found.tag, newer.0));
+        }
+        let seen = (found.tag, found.begin);
+        self.reads.push((end, seen));
+        Ok(seen.0)
+    }
+
+    fn describe(&self, bytes: &[u8]) -> String {
+        let mut parts: Vec<(usize, String)> = Vec::new();
+        for (i, chunk) in bytes.chunks(512).enumerate() {
+            let at = i * 512;
+            let name = self.writes.iter().find(|w| &w.bytes[at..at + chunk.len()] == chunk);
+            let name = name.map_or("mixed".to_string(), |w| format!("#{:x}", w.tag));
+            if parts.last().is_none_or(|(_, n)| *n != name) {
+                parts.push((at, name));
+            }
+        }
+        parts.truncate(12);
+        format!("{} bytes are of no single write: {parts:?}", bytes.len())
+    }
+
+    /// A sync that began at `begin` has returned: what was written by then survives.
+    pub fn synced(&mut self, begin: u64) {
+        let newest = self.writes.iter().filter(|w| w.end < begin).map(|w| w.begin).max().unwrap_or(0);
+        self.synced = self.synced.max(newest);
+    }
+
+    /// Judges the bytes after a crash: each is of a write that the last sync covers or that came later. Then they are
+    /// what the record holds.
+    ///
+    /// Errors: where they are not.
+    pub fn crashed(&mut self, bytes: Vec<u8>) -> Result<(), String> {
+        // What ended before the newest synced write began cannot come back.
+        let synced = self.synced;
+        let may: Vec<&Written> = self.writes.iter().filter(|w| w.end >= synced || w.begin >= synced).collect();
+        let bad = bytes.iter().enumerate().find(|(i, b)| !may.iter().any(|w| w.bytes[*i] == **b));
+        if let Some((at, _)) = bad {
+            return Err(format!("byte {at} is of no write that may be there"));
+        }
+        self.writes = vec![Written { tag: 0, bytes, begin: 0, end: 0 }];
+        (self.synced, self.reads) = (0, Vec::new());
+        Ok(())
+    }
+}
+
+/// Bytes before those of an appended record: its tag and length.
+const HEAD: usize = 16;
+
+/// What was appended to a file.
+#[derive(Clone, Debug, Default)]
+pub struct Log {
+    /// By tag: length of the bytes behind the head, begin, end.
+    appended: BTreeMap<u64, (u64, u64, u64)>,
+}
+
+impl Log {
+    /// An append begins; returns what to write.
+    pub fn begin(&mut self, tag: u64, len: u64, now: u64) -> Vec<u8> {
+        self.appended.insert(tag, (len, now, NEVER));
+        let mut bytes = tag.to_le_bytes().to_vec();
+        bytes.extend(len.to_le_bytes());
+        bytes.extend(bytes_of(tag, len as usize));
+        bytes
+    }
+
+    /// The append has returned.
+    pub fn end(&mut self, tag: u64, now: u64) {
+        if let Some(a) = self.appended.get_mut(&tag) {
+            a.2 = now;
+        }
+    }
+
+    /// Judges the file when nobody appends (Promise S4): every record whole, once, in an order that agrees with time.
+    ///
+    /// Errors: the first thing wrong.
+    pub fn check(&self, bytes: &[u8]) -> Result<(), String> {
+        let mut at = 0;
+        let mut order: Vec<u64> = Vec::new();
+        while at < bytes.len() {
+            let head = bytes.get(at..at + HEAD).ok_or(format!("a torn head at {at}"))?;
+            let number = |b: &[u8]| b.iter().rev().fold(0u64, |n, x| n << 8 | u64::from(*x));
+            let (tag, len) = (number(&head[..8]), number(&head[8..]));
+            match self.appended.get(&tag) {
+                Some((want, ..)) if *want == len => {}
+                _ => return Err(format!("at {at} lies no head of a record but {head:02x?}")),
+            }
+            let body = bytes.get(at + HEAD..at + HEAD + len as usize).ok_or(format!("record #{tag:x} is cut off"))?;
+            if body != bytes_of(tag, len as usize) {
+                return Err(format!("record #{tag:x} at {at} is damaged"));
+            }
+            if order.contains(&tag) {
+                return Err(format!("record #{tag:x} is there twice"));
+            }
+            order.push(tag);
+            at += HEAD + len as usize;
+        }
+        if let Some((tag, _)) = self.appended.iter().find(|(t, a)| a.2 != NEVER && !order.contains(t)) {
+            return Err(format!("record #{tag:x} is missing"));
+        }
+        let mut newest_begin = 0;
+        for tag in &order {
+            let (_, begin, end) = self.appended[tag];
+            if end < newest_begin {
+                return Err(format!("record #{tag:x} lies behind one that began after it had ended"));
+            }
+            newest_begin = newest_begin.max(begin);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: reads of torn, old and vanished writes are told from good ones (Promise S2). Method: two writes one after the
+    /// other, then reads at various times.
+    #[test]
+    fn reads_are_judged() {
+        let mut r = Record::new(5, 1000);
+        let a = r.begin_write(1, 10);
+        r.end_write(1, 20);
+        let b = r.begin_write(2, 30);
+        r.end_write(2, 40);
+        assert_eq!(r.clone().read(35, 36, &a), Ok(1), "both may be seen while the second is under way");
+        assert_eq!(r.clone().read(35, 36, &b), Ok(2));
+        assert!(r.clone().read(41, 42, &a).is_err(), "overwritten");
+        assert!(r.clone().read(41, 42, &vec![0; 1000]).is_err());
+        let torn = [&a[..500], &b[500..]].concat();
+        assert!(r.clone().read(35, 36, &torn).is_err());
+        r.read(33, 34, &b).unwrap();
+        assert!(r.clone().read(35, 36, &a).is_err(), "a later read does not go back");
+        assert!(r.clone().crashed(torn).is_ok(), "a crash may mix what was not synced");
+        r.synced(41);
+        assert!(r.clone().crashed(a).is_err());
+        assert!(r.clone().crashed(b).is_ok());
+    }
+
+    /// Goal: the log's rules are checked. Method: good files, and each kind of bad one.
+    #[test]
+    fn logs_are_judged() {
+        let mut log = Log::default();
+        let a = log.begin(1, 100, 0);
+        log.end(1, 5);
+        let b = log.begin(2, 50, 10);
+        log.end(2, 15);
+        let cat = |parts: &[&[u8]]| parts.concat();
+        assert_eq!(log.check(&cat(&[&a, &b])), Ok(()));
+        assert!(log.check(&cat(&[&b, &a])).unwrap_err().contains("behind"));
+        assert!(log.check(&a).unwrap_err().contains("missing"));
+        assert!(log.check(&cat(&[&a, &b, &a])).unwrap_err().contains("twice"));
+        assert!(log.check(&cat(&[&a, &b[..60]])).unwrap_err().contains("cut off"));
+        assert!(log.check(&cat(&[&a[..30], &b])).is_err());
+    }
+}
