@@ -24,7 +24,7 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 /// Bytes of a sample.
-const SAMPLE_BYTES: u64 = 256 << 20;
+const SAMPLE_BYTES: u64 = 128 << 20;
 /// Streams at once.
 const STREAMS: usize = 4;
 const MIB: f64 = (1 << 20) as f64;

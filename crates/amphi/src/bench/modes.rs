@@ -16,16 +16,16 @@ use std::path::Path;
 
 const MODES: [&str; 3] = ["buffered", "direct", "auto"];
 /// Bytes of a sample, unless that were more calls than `CALLS_MAX`.
-const SAMPLE_BYTES: u64 = 128 << 20;
-const CALLS_MAX: u64 = 8192;
+const SAMPLE_BYTES: u64 = 64 << 20;
+const CALLS_MAX: u64 = 2048;
 
 /// Measures all sizes, both ways, both directions.
 pub fn run(run: &mut Run) -> Outcome {
     let sizes: Vec<usize> = match run.quick {
         true => vec![4 << 10, 256 << 10, 8 << 20],
-        false => [4, 16, 32, 64, 128, 256, 512, 1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 64 << 10]
-            .map(|k| k << 10)
-            .into(),
+        false => {
+            [4, 16, 32, 64, 256, 512, 1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 64 << 10].map(|k| k << 10).into()
+        }
     };
     let cluster = Cluster::up(&run.dir.join("modes"), &[])?;
     let mount = cluster.mount.clone();

@@ -14,7 +14,7 @@ use super::series::{Arm, Series, alternate};
 use crate::demo::tree;
 use crate::failure::{During, Failure, Outcome};
 use rustix::fs::OFlags;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -30,8 +30,8 @@ pub fn run(run: &mut Run) -> Outcome {
     let local = run.dir.join("local");
     let target = MountedFile::open(&run.dir.join("null/data"), 4096, 1 << 20, OFlags::empty())?;
     let log = RefCell::new(RawFile::filled(&run.dir.join("raw"), "log", 64 << 20)?);
-    // Requests and transactions of each untar, sync and delete, the warm-up round first.
-    let counts = RefCell::new(<[[Series; 2]; 3]>::default());
+    // Requests and transactions of each untar and delete, the warm-up round first.
+    let counts = RefCell::new(<[[Series; 2]; 2]>::default());
     let count = |step: usize, before: &Counters, after: &Counters| {
         let counted = &mut counts.borrow_mut()[step];
         // The look at the counters is made of two requests itself.
@@ -39,7 +39,6 @@ pub fn run(run: &mut Run) -> Outcome {
         counted[0].0.push(requests as f64);
         counted[1].0.push(after.server("transactions").saturating_sub(before.server("transactions")) as f64);
     };
-    let synced = Cell::new(0.0);
     let long = run.sample_time();
     let arms = vec![
         Arm::new("round trip of the do-nothing mount", || target.fstat_us(long)),
@@ -47,21 +46,16 @@ pub fn run(run: &mut Run) -> Outcome {
         Arm::new("untar", || {
             let before = cluster.counters()?;
             let seconds = unpack(&archive, &cluster.mount.join("tree"))?;
-            let middle = cluster.counters()?;
-            synced.set(sync(&cluster.mount)?);
-            count(0, &before, &middle);
-            count(1, &middle, &cluster.counters()?);
+            count(0, &before, &cluster.counters()?);
             Ok(seconds)
         }),
-        Arm::new("sync after it", || Ok(synced.get())),
         Arm::new("delete", || {
             let before = cluster.counters()?;
             let seconds = delete(&cluster.mount.join("tree"))?;
-            count(2, &before, &cluster.counters()?);
+            count(1, &before, &cluster.counters()?);
             Ok(seconds)
         }),
         Arm::new("untar, local", || unpack(&archive, &local)),
-        Arm::new("sync after it, local", || sync(&local)),
         Arm::new("delete, local", || delete(&local)),
     ];
     let series = alternate(run, "tree", arms)?;
@@ -76,7 +70,7 @@ pub fn run(run: &mut Run) -> Outcome {
     );
     let (trip, write) = (&series[0], &series[1]);
     for (name, mine, [requests, transactions], local) in
-        [("untar", &series[2], &counts[0], &series[5]), ("delete", &series[4], &counts[2], &series[7])]
+        [("untar", &series[2], &counts[0], &series[4]), ("delete", &series[3], &counts[1], &series[5])]
     {
         let cost = |count: &Series, us: &Series| count.times(us).map(|us| us / 1e6);
         let budget = Series::sum(&[&cost(requests, trip), &cost(transactions, write)]);
@@ -107,29 +101,12 @@ pub fn run(run: &mut Run) -> Outcome {
                 .goal(ratio.median(), goal),
         );
     }
-    let (mine, theirs) = (&series[3], &series[6]);
-    let [requests, transactions] = &counts[1];
-    let (requests, transactions) = (digits(requests.median()), digits(transactions.median()));
-    let none = || String::from("-");
-    table.row(vec![
-        "sync after untar".into(),
-        spread(mine),
-        requests,
-        transactions,
-        none(),
-        none(),
-        none(),
-        spread(theirs),
-    ]);
-    run.report
-        .findings
-        .push(Finding::new("tree", "sync after untar").series("amphi_s", mine).series("local_s", theirs));
     table.note(format!(
         "Round trip of the do-nothing mount {} us; 4 KiB O_DIRECT write {} us.",
         spread(trip),
         spread(write)
     ));
-    table.note("Requests are those that the client counts; forgets and flushes that it does not count come on top.");
+    table.note("Requests are those that the client counts; forgets and flushes come on top. Without fsync on either side, as tar does it.");
     run.show(&table);
     cluster.stop()?;
     null.stop()
@@ -159,12 +136,6 @@ fn delete(tree: &Path) -> Outcome<f64> {
     let mut rm = Command::new("rm");
     rm.arg("-rf").arg(tree);
     finish(rm, "rm")
-}
-
-fn sync(at: &Path) -> Outcome<f64> {
-    let mut sync = Command::new("sync");
-    sync.arg("-f").arg(at);
-    finish(sync, "sync")
 }
 
 /// Runs a program to its end. Seconds.

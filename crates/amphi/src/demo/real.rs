@@ -27,8 +27,9 @@ cd tree
 git init -q .
 git config gc.auto 0
 git config core.fsync none
-find . -path ./.git -prune -o -type f -print | sort | head -3000 > ../list
-git add --pathspec-from-file=../list 2>/dev/null
+find . -path ./.git -prune -o -type f -print | sort > ../all
+head -3000 ../all > ../list
+git add -f --pathspec-from-file=../list 2>/dev/null
 git -c user.name=demo -c user.email=demo@localhost commit -q -m "the tree"
 git fsck --full >/dev/null 2>&1
 git diff --quiet HEAD
@@ -36,7 +37,7 @@ cd ..
 git clone -q --no-hardlinks tree clone
 while read -r f; do cmp -s "tree/$f" "clone/$f"; done < list
 git -C clone status --porcelain | wc -l | grep -qx 0
-rm -rf clone tree/.git list
+rm -rf clone tree/.git all list
 "#;
 
 const SQLITE: &str = r#"
@@ -73,7 +74,8 @@ int main(int argc, char **argv) {
 C
 printf 'words: words.o\n\tgcc -o $@ $<\nwords.o: words.c\n\tgcc -O2 -c -o $@ $<\n' > Makefile
 make -s
-find ../tree -name '*.rs' -o -name '*.h' | head -500 > list
+find ../tree -name '*.rs' -o -name '*.h' > all
+head -500 all > list
 test "$(./words $(cat list))" = "$(cat $(cat list) | wc -lc | awk '{print $1, $2}')"
 if command -v cargo >/dev/null; then
   cargo new --quiet --vcs none hello 2>/dev/null && cd hello

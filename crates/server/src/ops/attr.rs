@@ -157,26 +157,22 @@ impl<E: Env> Cx<E> {
         self.commit(txn, Order::Plain, reply).await
     }
 
-    /// `Request::Spread`. Answered when the inode's number cannot be lost any more: objects elsewhere will carry it.
+    /// `Request::Spread`. Answered when it cannot be lost any more: objects elsewhere will carry the inode's number, and
+    /// after lost power whatever they hold must be looked for there.
     pub async fn spread(&self, ino: Ino) -> Result<Reply> {
         self.target.zone.reserve(64).await?;
         self.target.settle(vec![NameKey::Inode(ino)]).await;
-        let (lsn, view, new) = {
+        let (lsn, view) = {
             let mut txn = Txn::default();
             let mut meta = self.target.meta.borrow_mut();
-            let was_wide = meta.inode(ino)?.wide;
             if meta.inode(ino)?.kind != Kind::File {
                 return Err(Errno::Inval);
             }
             meta.mark_spread(ino, &mut txn)?;
             let view = plain_view(ino, meta.inode(ino)?);
-            (self.target.append(txn, Order::Plain), view, !was_wide)
+            (self.target.append(txn, Order::Plain), view)
         };
-        if new {
-            self.target.zone.stable(lsn).await?;
-        } else {
-            self.target.zone.written(lsn).await?;
-        }
+        self.target.zone.stable(lsn).await?;
         Ok(Reply::Inode(view))
     }
 }

@@ -164,11 +164,12 @@ pub struct Orphans {
     later: Vec<Ino>,
 }
 
-/// Adds to `txn` what becomes of inodes that lost their last name. Those that are open stay.
+/// Adds to `txn` what becomes of inodes that lost their last name. Those that are open stay, and while a session has not
+/// said yet what it has open, so do all: `reap_orphans` looks at them again.
 pub fn orphaned<E: Env>(target: &Target<E>, inos: &[Ino], txn: &mut Txn) -> Orphans {
     let mut orphans = Orphans::default();
     for &ino in inos {
-        if target.opens.borrow().is_open(ino) {
+        if target.opens.borrow().is_open(ino) || !target.absent.borrow().is_empty() {
             continue;
         }
         let mut meta = target.meta.borrow_mut();

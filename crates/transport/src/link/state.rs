@@ -284,6 +284,13 @@ impl State {
         self.wake_reserve();
     }
 
+    /// The server has ended the session: whether requests that were sent have been executed cannot be known any more, and
+    /// sent again they could be executed twice. They fail.
+    pub(super) fn session_ended(&mut self) {
+        let sent: Vec<RequestId> = self.pending.iter().flatten().filter(|p| p.sent).map(|p| p.id).collect();
+        sent.into_iter().for_each(|id| self.lose(id));
+    }
+
     /// One request that lost its payload fails; its slot stays taken until there is a new connection.
     pub(super) fn lose(&mut self, id: RequestId) {
         if let Some(p) = self.pending(id) {

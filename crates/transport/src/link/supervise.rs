@@ -179,6 +179,10 @@ impl<E: Env> Link<E> {
                 break LinkError::Closed;
             };
             owes_recovery |= welcome.boot != known_boot || !welcome.resumed;
+            if !welcome.resumed {
+                warn!("the server has ended the session meanwhile: calls under way fail");
+                self.state.borrow_mut().session_ended();
+            }
             self.state.borrow_mut().welcome = welcome;
             pipe = again;
         };
