@@ -1,1 +1,0 @@
-fn main() { println!("{}", (1..=20u64).product::<u64>()); }
