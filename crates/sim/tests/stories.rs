@@ -52,17 +52,21 @@ async fn two_directories(client: &Client) -> Result<(Ino, Ino)> {
 
 /// Goal: Promise S6: an open file that a rename replaces stays readable, also when the server is killed in the middle of
 /// the rename and finishes it on its way up, before the mount has said what it has open. Method: a rename between
-/// targets, killed at each of its writes and syncs in turn.
+/// targets, killed at each of many moments in turn.
 #[test]
 fn replaced_open_files_outlive_a_crash() {
-    for nth in 1..14 {
-        tell(nth, |_| {}, |cluster, mount| async move {
+    let steady = |shape: &mut Shape| {
+        shape.sim.disk_ns = 40_000..60_000;
+        shape.sim.sync_ns = 100_000..200_000;
+        shape.sim.net_ns = 5_000..6_000;
+    };
+    for moment in 0..80 {
+        tell(moment, steady, |cluster, mount| async move {
             let client = &mount.client;
             let (a, b) = two_directories(client).await.expect("directories");
             let victim = file(client, b, b"x", b"still here").await.expect("file");
             client.fsync(&Ctx::root(), &victim, false).await.expect("fsync");
             drop(file(client, a, b"y", b"new").await.expect("file"));
-            cluster.sim.crash_at(SERVER, nth, CrashKind::Process);
             let renamed = Rc::new(RefCell::new(None));
             let told = renamed.clone();
             let pending = client.rename(&Ctx::root(), (a, b"y"), (b, b"x"), RenameMode::Replace);
@@ -70,12 +74,12 @@ fn replaced_open_files_outlive_a_crash() {
                 let result = pending.await;
                 *told.borrow_mut() = Some(result);
             });
-            cluster.env.sleep(Duration::from_secs(1)).await;
+            cluster.env.sleep(Duration::from_micros(12 * moment)).await;
             bounce(&cluster).await;
             cluster.wait("the rename", || renamed.borrow().is_some()).await.expect("it ends");
             assert_eq!(*renamed.borrow(), Some(Ok(())));
             let bytes = client.read(&Ctx::root(), &victim, 0, 100, Hints { direct: true, ..Hints::default() }).await;
-            assert_eq!(bytes.map(|b| b.to_vec()), Ok(b"still here".to_vec()), "killed at operation {nth}");
+            assert_eq!(bytes.map(|b| b.to_vec()), Ok(b"still here".to_vec()), "killed at moment {moment}");
         });
     }
 }
@@ -85,19 +89,23 @@ fn replaced_open_files_outlive_a_crash() {
 #[test]
 fn a_close_under_way_ends_one_open() {
     for seed in 0..8 {
-        tell(seed, |_| {}, |cluster, mount| async move {
-            let (client, ctx) = (&mount.client, Ctx::root());
-            let first = file(client, Ino::ROOT, b"x", b"still here").await.expect("file");
-            client.fsync(&ctx, &first, false).await.expect("fsync");
-            let second = client.open(&ctx, first.ino(), OpenFlags::READ_WRITE).await.expect("open");
-            client.unlink(&ctx, Ino::ROOT, b"x").await.expect("unlink");
-            client.release(second);
-            cluster.env.sleep(Duration::from_micros(seed * 7)).await;
-            bounce(&cluster).await;
-            cluster.env.sleep(Duration::from_secs(2)).await;
-            let bytes = client.read(&ctx, &first, 0, 100, Hints { direct: true, ..Hints::default() }).await;
-            assert_eq!(bytes.map(|b| b.to_vec()), Ok(b"still here".to_vec()));
-        });
+        tell(
+            seed,
+            |_| {},
+            |cluster, mount| async move {
+                let (client, ctx) = (&mount.client, Ctx::root());
+                let first = file(client, Ino::ROOT, b"x", b"still here").await.expect("file");
+                client.fsync(&ctx, &first, false).await.expect("fsync");
+                let second = client.open(&ctx, first.ino(), OpenFlags::READ_WRITE).await.expect("open");
+                client.unlink(&ctx, Ino::ROOT, b"x").await.expect("unlink");
+                client.release(second);
+                cluster.env.sleep(Duration::from_micros(seed * 7)).await;
+                bounce(&cluster).await;
+                cluster.env.sleep(Duration::from_secs(2)).await;
+                let bytes = client.read(&ctx, &first, 0, 100, Hints { direct: true, ..Hints::default() }).await;
+                assert_eq!(bytes.map(|b| b.to_vec()), Ok(b"still here".to_vec()));
+            },
+        );
     }
 }
 
@@ -110,33 +118,37 @@ fn calls_of_an_ended_session_are_not_repeated() {
     for seed in 0..6 {
         let count = Rc::new(RefCell::new(0));
         let counted = count.clone();
-        tell(seed, |shape| shape.sim.stall_timeout_ns = 1_000_000_000, |cluster, mount| async move {
-            let results = Rc::new(RefCell::new(Vec::new()));
-            for i in 0..40 {
-                let (told, client, env) = (results.clone(), mount.client.clone(), mount.env.clone());
-                mount.env.spawn(async move {
-                    env.sleep(Duration::from_micros(30 * i)).await;
-                    let made = client.mkdir(&Ctx::root(), Ino::ROOT, format!("n{i}").as_bytes(), 0o755).await;
-                    told.borrow_mut().push((i, made.map(drop)));
-                });
-            }
-            cluster.env.sleep(Duration::from_micros(600)).await;
-            cluster.sim.cut(SERVER, MOUNT);
-            cluster.env.sleep(GRACE + Duration::from_secs(5)).await;
-            cluster.sim.heal(SERVER, MOUNT);
-            cluster.wait("all calls", || results.borrow().len() == 40).await.expect("they end");
-            let all = results.borrow().clone();
-            for (i, result) in all {
-                match result {
-                    Ok(()) => {
-                        let found = mount.client.lookup(&Ctx::root(), Ino::ROOT, format!("n{i}").as_bytes()).await;
-                        assert!(found.is_ok(), "n{i}: {found:?}");
-                    }
-                    Err(Errno::Io) => *counted.borrow_mut() += 1,
-                    Err(e) => panic!("mkdir n{i}: {e}"),
+        tell(
+            seed,
+            |shape| shape.sim.stall_timeout_ns = 1_000_000_000,
+            |cluster, mount| async move {
+                let results = Rc::new(RefCell::new(Vec::new()));
+                for i in 0..40 {
+                    let (told, client, env) = (results.clone(), mount.client.clone(), mount.env.clone());
+                    mount.env.spawn(async move {
+                        env.sleep(Duration::from_micros(30 * i)).await;
+                        let made = client.mkdir(&Ctx::root(), Ino::ROOT, format!("n{i}").as_bytes(), 0o755).await;
+                        told.borrow_mut().push((i, made.map(drop)));
+                    });
                 }
-            }
-        });
+                cluster.env.sleep(Duration::from_micros(600)).await;
+                cluster.sim.cut(SERVER, MOUNT);
+                cluster.env.sleep(GRACE + Duration::from_secs(5)).await;
+                cluster.sim.heal(SERVER, MOUNT);
+                cluster.wait("all calls", || results.borrow().len() == 40).await.expect("they end");
+                let all = results.borrow().clone();
+                for (i, result) in all {
+                    match result {
+                        Ok(()) => {
+                            let found = mount.client.lookup(&Ctx::root(), Ino::ROOT, format!("n{i}").as_bytes()).await;
+                            assert!(found.is_ok(), "n{i}: {found:?}");
+                        }
+                        Err(Errno::Io) => *counted.borrow_mut() += 1,
+                        Err(e) => panic!("mkdir n{i}: {e}"),
+                    }
+                }
+            },
+        );
         failed += *count.borrow();
     }
     assert!(failed > 0, "no call was under way when the network was cut: the story proves nothing");
@@ -146,21 +158,25 @@ fn calls_of_an_ended_session_are_not_repeated() {
 /// one after the other, then stat.
 #[test]
 fn times_of_direct_writes_count() {
-    tell(1, |_| {}, |cluster, mount| async move {
-        let (client, ctx) = (&mount.client, Ctx::root());
-        let made = client.create(&ctx, Ino::ROOT, b"x", 0o644, OpenFlags::READ_WRITE).await.expect("create");
-        let ino = made.attr.ino;
-        let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
-        client.setattr(&ctx, ino, set, None).await.expect("chmod");
-        let write = |at: u64, direct| {
-            let hints = Hints { direct, ..Hints::default() };
-            client.write(&ctx, &made.file, at, Buf::zeroed(4096), hints)
-        };
-        write(0, false).await.expect("buffered write");
-        cluster.env.sleep(Duration::from_millis(2)).await;
-        let before = cluster.env.wall();
-        write(1 << 20, true).await.expect("direct write");
-        let mtime = client.getattr(&ctx, ino).await.expect("stat").mtime;
-        assert!(mtime >= before, "{mtime:?} is before {before:?}");
-    });
+    tell(
+        1,
+        |_| {},
+        |cluster, mount| async move {
+            let (client, ctx) = (&mount.client, Ctx::root());
+            let made = client.create(&ctx, Ino::ROOT, b"x", 0o644, OpenFlags::READ_WRITE).await.expect("create");
+            let ino = made.attr.ino;
+            let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
+            client.setattr(&ctx, ino, set, None).await.expect("chmod");
+            let write = |at: u64, direct| {
+                let hints = Hints { direct, ..Hints::default() };
+                client.write(&ctx, &made.file, at, Buf::zeroed(4096), hints)
+            };
+            write(0, false).await.expect("buffered write");
+            cluster.env.sleep(Duration::from_millis(2)).await;
+            let before = cluster.env.wall();
+            write(1 << 20, true).await.expect("direct write");
+            let mtime = client.getattr(&ctx, ino).await.expect("stat").mtime;
+            assert!(mtime >= before, "{mtime:?} is before {before:?}");
+        },
+    );
 }

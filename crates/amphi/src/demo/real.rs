@@ -78,7 +78,8 @@ find ../tree -name '*.rs' -o -name '*.h' > all
 head -500 all > list
 test "$(./words $(cat list))" = "$(cat $(cat list) | wc -lc | awk '{print $1, $2}')"
 if command -v cargo >/dev/null; then
-  cargo new --quiet --vcs none hello 2>/dev/null && cd hello
+  mkdir -p hello/src && cd hello
+  printf '[package]\nname = "hello"\nversion = "0.1.0"\nedition = "2021"\n[workspace]\n' > Cargo.toml
   printf 'fn main() { println!("{}", (1..=20u64).product::<u64>()); }\n' > src/main.rs
   cargo build --quiet --offline --release 2>/dev/null
   test "$(target/release/hello)" = 2432902008176640000
