@@ -70,7 +70,8 @@ impl Slots {
             Live::Running { seq, waiting } if *seq == id.seq => {
                 waiting.retain(|w| !w.is_canceled());
                 if waiting.len() >= WAITING_MAX {
-                    return Begin::Old;
+                    // Each resend comes by a later connection: nobody hears the answer to the oldest any more.
+                    waiting.remove(0);
                 }
                 let (sender, receiver) = oneshot::channel();
                 waiting.push(sender);
@@ -163,6 +164,22 @@ mod tests {
         assert!(matches!(slots.begin(S, next), Begin::New(None)));
         slots.give_up(S, next);
         assert!(matches!(slots.begin(S, next), Begin::New(None)), "given up, so executed anew");
+    }
+
+    /// Goal: the newest resend gets the answer, however many came before. Method: more resends than may wait.
+    #[test]
+    fn the_newest_resend_is_answered() {
+        let mut slots = Slots::default();
+        let id = RequestId { slot: 1, seq: 5 };
+        assert!(matches!(slots.begin(S, id), Begin::New(None)));
+        let mut receivers = Vec::new();
+        for _ in 0..WAITING_MAX + 3 {
+            let Begin::Running(receiver) = slots.begin(S, id) else { panic!("it runs") };
+            receivers.push(receiver);
+        }
+        slots.finish(S, id, &answer(Reply::Done));
+        let answered: Vec<bool> = receivers.into_iter().map(|r| matches!(r.now_or_never(), Some(Ok(_)))).collect();
+        assert_eq!(answered, [false, false, false, true, true, true, true]);
     }
 
     /// Goal: a logged answer outlives the run, with the open it made. Method: through its encoded record.
