@@ -42,6 +42,8 @@ struct Temper {
     large: u64,
     /// One open in so many is O_SYNC or O_DSYNC.
     sync: u64,
+    /// One call in so many is interrupted.
+    interrupts: u64,
 }
 
 /// A source of calls.
@@ -74,6 +76,7 @@ impl Generator {
             o_direct: [2, 4, 20][dice.below(3) as usize],
             large: [8, 30, 100][dice.below(3) as usize],
             sync: [3, 10, 40][dice.below(3) as usize],
+            interrupts: [20, 100, 1 << 40][dice.below(3) as usize],
         };
         let owner = match dice.below(3) {
             0 => Cred::root(),
@@ -94,6 +97,30 @@ impl Generator {
             1..6 => self.dice.within(1..500),
             _ => 0,
         }
+    }
+
+    /// Whether a signal ends the wait for the call, and after how many microseconds.
+    pub fn interrupt_us(&mut self, r: &Reference, op: &Op) -> Option<u64> {
+        // Whether it has happened can be seen only where a name leads.
+        let ino = match op {
+            Op::Close { .. } => return None,
+            Op::Write { handle, .. } | Op::Fallocate { handle, .. } | Op::Copy { to: handle, .. } => {
+                r.open_file(*handle).map(|o| o.ino).ok()
+            }
+            Op::Chmod { ino, .. }
+            | Op::Chown { ino, .. }
+            | Op::SetTimes { ino, .. }
+            | Op::Truncate { ino, .. }
+            | Op::SetXattr { ino, .. }
+            | Op::RemoveXattr { ino, .. }
+            | Op::Link { ino, .. } => Some(*ino),
+            _ => None,
+        };
+        let hidden = ino.is_some_and(|i| r.node(i).is_ok_and(|n| n.nlink == 0));
+        if !self.dice.one_in(self.temper.interrupts) || hidden {
+            return None;
+        }
+        Some([1, 100, 1000, 20_000][self.dice.below(4) as usize])
     }
 
     /// A number for a write.

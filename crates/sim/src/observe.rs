@@ -58,6 +58,14 @@ impl Tree {
         self.paths.get(&ino).cloned().unwrap_or_else(|| format!("<{ino}>"))
     }
 
+    /// Where a name leads.
+    pub fn find(&self, dir: Ino, name: &[u8]) -> Option<Ino> {
+        match &self.nodes.get(&dir)?.body {
+            Found::Dir(entries) => entries.get(name).copied(),
+            _ => None,
+        }
+    }
+
     /// Reads everything below `root`.
     ///
     /// Errors: a sentence with the path at which a call failed.

@@ -14,7 +14,7 @@ use crate::reference::{Effect, Reference, Window};
 use crate::survive::{Level, Survival};
 use amphi_client::{Client, Ctx};
 use amphi_env::{Env, SimEnv};
-use amphi_types::{Cred, Ino, Result};
+use amphi_types::{Cred, Ino, Result, Timespec};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -22,6 +22,9 @@ use std::time::Duration;
 
 /// Lines of history that are kept for a report.
 pub const HISTORY_LINES: usize = 400;
+
+/// Virtual time after which an interrupted call has happened or will not: longer than a server is away.
+const SETTLES: Duration = Duration::from_secs(60);
 
 /// A program, as its task and the controller share it.
 pub type SharedProgram = Rc<RefCell<Program>>;
@@ -122,6 +125,43 @@ impl Program {
             self.written.apply(self.reference.effects(), &self.reference, true);
             self.stable.apply(self.reference.effects(), &self.reference, true);
         }
+    }
+
+    /// Finds out by what is there whether the interrupted call under way has happened (Promise S18).
+    fn resolve(&mut self, span: Window, tree: &Tree) {
+        let Some((cred, op)) = self.under_way.take() else { return };
+        let not_done = tree.differences(&self.reference);
+        if not_done.is_empty() {
+            return;
+        }
+        let made = match &op {
+            Op::Mkdir { dir, name, .. }
+            | Op::Mknod { dir, name, .. }
+            | Op::Symlink { dir, name, .. }
+            | Op::Create { dir, name, .. } => tree.find(*dir, name),
+            _ => None,
+        };
+        let mut then = self.reference.clone();
+        let done = match then.apply(&cred, &op, span, made) {
+            Ok(_) => {
+                let effects = then.effects().to_vec();
+                // What it opened has been closed again.
+                if let Op::Create { handle, .. } | Op::Open { handle, .. } | Op::Tmpfile { handle, .. } = &op {
+                    then.forget_open(*handle);
+                }
+                let wrong = tree.differences(&then);
+                if wrong.is_empty() {
+                    self.written.apply(&effects, &then, true);
+                    self.stable.apply(&effects, &then, true);
+                    self.reference = then;
+                    return;
+                }
+                wrong
+            }
+            Err(e) => vec![format!("it should have failed with {}", e.posix_name())],
+        };
+        let (op, no, yes) = (op.to_string(), not_done.join("; "), done.join("; "));
+        self.complain(format!("{op} was interrupted and happened by half: if not, {no}; if so, {yes}"));
     }
 
     fn disagreement(&self, want: &Result<Outcome>, got: &Result<Outcome>) -> Option<String> {
@@ -249,10 +289,36 @@ async fn call(env: &SimEnv, client: &Client, program: &SharedProgram, files: &mu
     }
     let thread = program.borrow().index as u32;
     let ctx = Ctx { cred, pid: 100 + thread, tid: 1000 + thread };
-    let got = perform(client, &ctx, files, &op).await;
+    let interrupt = {
+        let p = &mut *program.borrow_mut();
+        p.generator.interrupt_us(&p.reference, &op)
+    };
+    let got = match interrupt {
+        None => Some(perform(client, &ctx, files, &op).await),
+        Some(us) => amphi_env::timeout(env, Duration::from_micros(us), perform(client, &ctx, files, &op)).await,
+    };
+    let Some(got) = got else { return interrupted(env, client, program, begin).await };
     let mut p = program.borrow_mut();
     let line = got.as_ref().map_or_else(|e| e.posix_name().to_string(), |o| o.to_string());
     p.note(env.now().0, format!("  ... {line}"));
     // The wall clock may stand still between the stamp and the end, never go back.
     p.settle((begin, env.wall()), got);
+}
+
+/// A signal has ended the wait for the call under way: it has happened as a whole or not at all.
+async fn interrupted(env: &SimEnv, client: &Client, program: &SharedProgram, begin: Timespec) {
+    program.borrow_mut().note(env.now().0, "  ... interrupted".into());
+    env.sleep(SETTLES).await;
+    let (root, name) = {
+        let p = program.borrow();
+        (p.reference.root, Program::dir_name(p.index))
+    };
+    let tree = Tree::read(client, root, &name).await;
+    let mut p = program.borrow_mut();
+    match tree {
+        Ok(tree) => p.resolve((begin, env.wall()), &tree),
+        Err(e) => p.complain(format!("after an interrupted call: {e}")),
+    }
+    let line = if p.wrong.is_some() { "  ... half of it happened" } else { "  ... that is known now" };
+    p.note(env.now().0, line.into());
 }

@@ -331,6 +331,13 @@ impl Reference {
         }
     }
 
+    /// An open that its caller never got ends.
+    pub(crate) fn forget_open(&mut self, handle: Handle) {
+        if let Some(open) = self.opens.remove(&handle) {
+            self.reap(open.ino);
+        }
+    }
+
     /// Forgets an inode without names that nobody has open.
     fn reap(&mut self, ino: Ino) {
         let open = self.opens.values().any(|o| o.ino == ino);

@@ -129,7 +129,10 @@ struct Run {
 /// Errors: what was wrong, with the history.
 pub fn run_plan(plan: &Plan) -> Result<Summary, Box<Failure>> {
     let _planted = plant(plan.plant);
-    let shape = Shape::of_seed(plan.seed);
+    let mut shape = Shape::of_seed(plan.seed);
+    if plan.faults == Faults::All && Dice::new(plan.seed, 6).one_in(3) {
+        shape.sim.break_one_in = 300;
+    }
     let run = Run {
         area: Rc::new(RefCell::new(Shared::new(plan.talk))),
         sharers: Dice::new(plan.seed, 4).below(4) as usize,
