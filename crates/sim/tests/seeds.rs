@@ -39,7 +39,7 @@ fn run(seeds: impl Iterator<Item = u64>) {
 }
 
 /// Goal: Promise S1, Promise S2, Promise S3, Promise S4, Promise S5, Promise S6, Promise S7, Promise S9, Promise S10,
-/// Promise S11, Promise S12, Promise S13: programs on a mount see what the reference says, through crashes and cuts, and
+/// Promise S11, Promise S12, Promise S13, Promise S18: programs on a mount see what the reference says, through crashes and cuts, and
 /// after crashes of the mount and of power what was promised is there. Method: even seeds of the simulation.
 #[test]
 fn even_seeds_agree() {
