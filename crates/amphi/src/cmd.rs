@@ -6,5 +6,6 @@ pub mod mount;
 pub mod server;
 pub mod stats;
 pub mod status;
+pub mod sync;
 pub mod tune;
 pub mod up;

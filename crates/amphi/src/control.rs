@@ -65,8 +65,9 @@ fn explain(path: &Path, what: &str, e: Errno) -> Failure {
             Failure::refused(format!("{}: is not on an AmphiFS mount", path.display()))
         }
         Errno::PERM | Errno::ACCESS => Failure::refused(format!(
-            "{}: {what} is for root, the owner of the mount and, for their own files, their owners",
-            path.display()
+            "{}: permission denied: {} is for root, the owner of the mount and, for their own files, their owners",
+            path.display(),
+            what.strip_prefix("user.amphi.").unwrap_or(what)
         )),
         Errno::NOTCONN => Failure::broken(format!("{}: the mount's process has died; unmount it", path.display())),
         e => Failure::broken(format!("{}: {what}: {e}", path.display())),

@@ -10,7 +10,7 @@ mod process;
 mod size;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use failure::Outcome;
+use failure::{During, Outcome};
 use std::process::ExitCode;
 
 /// A parallel file system in user space that chooses buffered or direct I/O for every request.
@@ -33,6 +33,7 @@ enum Command {
     Mount(cmd::mount::Mount),
     Status(cmd::status::Status),
     Stats(cmd::stats::Stats),
+    Sync(cmd::sync::Sync),
     Get(cmd::tune::Get),
     Set(cmd::tune::Set),
     Layout(cmd::layout::Layout),
@@ -40,6 +41,7 @@ enum Command {
     Demo(demo::Demo),
     Bench(bench::Bench),
     /// Print a completion script for a shell
+    #[command(visible_alias = "completion")]
     Completions {
         /// Which shell
         shell: clap_complete::Shell,
@@ -55,6 +57,7 @@ fn run(command: Command) -> Outcome {
         Command::Mount(c) => c.run(),
         Command::Status(c) => c.run(),
         Command::Stats(c) => c.run(),
+        Command::Sync(c) => c.run(),
         Command::Get(c) => c.run(),
         Command::Set(c) => c.run(),
         Command::Layout(c) => c.run(),
@@ -65,21 +68,25 @@ fn run(command: Command) -> Outcome {
             clap_complete::generate(shell, &mut Cli::command(), "amphi", &mut std::io::stdout());
             Ok(())
         }
-        Command::Man => manual(),
+        Command::Man => {
+            let page = manual().during(|| "write the manual".into())?;
+            std::io::Write::write_all(&mut std::io::stdout(), &page).during(|| "write the manual".into())
+        }
     }
 }
 
-/// One page with every subcommand behind the other.
-fn manual() -> Outcome {
-    use failure::During;
-    let mut out = Vec::new();
-    let command = Cli::command();
-    clap_mangen::Man::new(command.clone()).render(&mut out).during(|| "write the manual".into())?;
-    for sub in command.get_subcommands() {
-        let title = format!("amphi-{}", sub.get_name());
-        clap_mangen::Man::new(sub.clone()).title(title).render(&mut out).during(|| "write the manual".into())?;
+/// One page with every subcommand behind the other, and theirs behind them.
+fn manual() -> std::io::Result<Vec<u8>> {
+    fn page(command: &clap::Command, title: &str, out: &mut Vec<u8>) -> std::io::Result<()> {
+        clap_mangen::Man::new(command.clone().display_name(title.to_owned())).title(title).render(out)?;
+        for sub in command.get_subcommands().filter(|s| s.get_name() != "help" && !s.is_hide_set()) {
+            page(sub, &format!("{title}-{}", sub.get_name()), out)?;
+        }
+        Ok(())
     }
-    std::io::Write::write_all(&mut std::io::stdout(), &out).during(|| "write the manual".into())
+    let mut out = Vec::new();
+    page(&Cli::command(), "amphi", &mut out)?;
+    Ok(out)
 }
 
 fn main() -> ExitCode {
@@ -96,6 +103,63 @@ fn main() -> ExitCode {
         Err(f) => {
             eprintln!("amphi: {f}");
             ExitCode::from(f.code)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    const README: &str = include_str!("../../../README.md");
+    const OPERATIONS: &str = include_str!("../../../docs/OPERATIONS.md");
+
+    /// Long options of a command and everything below it.
+    fn options(command: &clap::Command) -> BTreeSet<String> {
+        let shown = command.get_arguments().filter(|a| !a.is_hide_set());
+        let own = shown.filter_map(|a| a.get_long()).map(|l| format!("--{l}"));
+        own.chain(command.get_subcommands().filter(|s| !s.is_hide_set()).flat_map(options)).collect()
+    }
+
+    /// Goal: the commands that the README shows can be typed. Method: its blocks, line by line, through the parser.
+    #[test]
+    fn the_readme_is_typed_right() {
+        let blocks = README.split("```").skip(1).step_by(2).flat_map(str::lines);
+        let typed = blocks.flat_map(|l| l.split('#').next().unwrap_or("").split(';')).map(str::trim);
+        let mut seen = 0;
+        for line in typed.filter(|l| l.starts_with("amphi ")) {
+            let words = line.split_whitespace().map(|w| w.trim_matches('\''));
+            assert!(Cli::try_parse_from(words).is_ok(), "{line}");
+            seen += 1;
+        }
+        assert!(seen >= 4, "the README shows the commands");
+    }
+
+    /// Goal: help, manual, completions and the operator's page name the same options and commands. Method: all of them.
+    #[test]
+    fn manual_and_completions_are_whole() {
+        let command = Cli::command();
+        command.clone().debug_assert();
+        let known = options(&command);
+        let page = String::from_utf8(manual().expect("text")).expect("UTF-8").replace('\\', "");
+        let mut script = Vec::new();
+        clap_complete::generate(clap_complete::Shell::Bash, &mut command.clone(), "amphi", &mut script);
+        let script = String::from_utf8(script).expect("UTF-8");
+        for option in &known {
+            assert!(page.contains(option.as_str()), "{option} is in the manual");
+            assert!(script.contains(option.as_str()), "{option} is completed");
+        }
+        for sub in command.get_subcommands() {
+            assert!(script.contains(sub.get_name()) && page.contains(sub.get_name()), "{}", sub.get_name());
+        }
+        let is_name = |c: char| c.is_ascii_lowercase() || c == '-';
+        for (at, _) in OPERATIONS.match_indices("--") {
+            let word: String = OPERATIONS[at..].chars().take_while(|c| is_name(*c)).collect();
+            let begins = OPERATIONS[..at].ends_with([' ', '`', '[', '(', '|']);
+            if begins && word.len() > 2 && word != "--help" && !word.trim_matches('-').is_empty() {
+                assert!(known.contains(&word), "docs/OPERATIONS.md names {word}");
+            }
         }
     }
 }

@@ -4,6 +4,7 @@
 //! An embedded cluster runs the client's I/O half on worker 0's own thread, so a miss costs one hop there and back.
 
 use crate::failure::{During, Failure, Outcome};
+use crate::size;
 use amphi_client::{Client, ClientConfig, Clock, IoHalf, Way};
 use amphi_env::{Env, RealEnv, Time};
 use amphi_fuse::{ClientFs, MountError, Session, SessionConfig};
@@ -12,11 +13,15 @@ use amphi_server::{ServerConfig, ServerError, ServerErrorKind, run_threads};
 use amphi_transport::{ClusterKey, LinkConfig, Timeouts};
 use amphi_types::{Ino, SessionId, Timespec};
 use amphi_wire::Role;
+use rustix::fs::Access;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+/// Smallest page cache: the lower bound of the tunable `cache.max_bytes`.
+const CACHE_MIN_BYTES: u64 = 4 << 20;
 
 /// The machine's clocks.
 struct Machine;
@@ -37,6 +42,9 @@ impl Clock for Machine {
 /// How this process' client is configured.
 pub fn client_config(cache: Option<u64>, tunables: &[String]) -> Outcome<ClientConfig> {
     let mut config = ClientConfig::new(Arc::new(Machine));
+    if let Some(bytes) = cache {
+        check_cache(bytes)?;
+    }
     config.cache_bytes = cache;
     config.read_text = Some(Arc::new(|path| std::fs::read_to_string(path).ok()));
     config.owner_uid = rustix::process::geteuid().as_raw();
@@ -48,6 +56,24 @@ pub fn client_config(cache: Option<u64>, tunables: &[String]) -> Outcome<ClientC
         config.tunables.push((name.into(), value.into()));
     }
     Ok(config)
+}
+
+/// A cache must hold some requests and fit the machine.
+fn check_cache(bytes: u64) -> Outcome {
+    let memory = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+    });
+    let most = memory.unwrap_or(u64::MAX);
+    if !(CACHE_MIN_BYTES..=most).contains(&bytes) {
+        return Err(Failure::refused(format!(
+            "a cache of {} makes no sense; give between {} and the memory of this machine ({})",
+            size::show(bytes),
+            size::show(CACHE_MIN_BYTES),
+            memory.map_or("unknown".into(), size::show)
+        )));
+    }
+    Ok(())
 }
 
 /// `host:pid`, by which people and other processes of this host know a session's holder.
@@ -77,10 +103,26 @@ pub fn link_config(addrs: Vec<String>, role: Role, key: Option<ClusterKey>) -> O
     Ok(LinkConfig { addrs, session: session_id()?, role, name: holder_name(), key, timeouts: Timeouts::default() })
 }
 
-/// Reads a cluster key.
-pub fn read_key(path: Option<&Path>) -> Outcome<Option<Vec<u8>>> {
-    path.map(|p| std::fs::read(p).map_err(|e| Failure::refused(format!("cluster key {}: {e}", p.display()))))
-        .transpose()
+/// Reads a cluster key and checks it.
+pub fn read_key(path: Option<&Path>) -> Outcome<Option<(Vec<u8>, ClusterKey)>> {
+    let read = |p: &Path| {
+        let refused = |e: String| Failure::refused(format!("cluster key {}: {e}", p.display()));
+        let bytes = std::fs::read(p).map_err(|e| refused(e.to_string()))?;
+        let key = ClusterKey::new(&bytes).map_err(|e| refused(e.to_string()))?;
+        Ok((bytes, key))
+    };
+    path.map(read).transpose()
+}
+
+/// A server that could not be talked to; the error names its address.
+pub fn link_failure(e: &std::io::Error) -> Failure {
+    use std::io::ErrorKind::{ConnectionRefused, NotFound, TimedOut};
+    let advice = match e.kind() {
+        NotFound | ConnectionRefused => "; is `amphi server` running there?",
+        TimedOut => "; is the address right and the machine up?",
+        _ => "",
+    };
+    Failure::refused(format!("{e}{advice}"))
 }
 
 /// A failed start of a server: the surroundings are wrong unless a disk failed.
@@ -94,6 +136,8 @@ pub fn server_failure(e: ServerError) -> Failure {
 /// Adds what every server of this binary has.
 pub fn complete(config: &mut ServerConfig) {
     config.holder_gone = Arc::new(holder_gone);
+    // Whoever starts a cluster can use it.
+    config.root_owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
 }
 
 /// Waits for SIGINT or SIGTERM, or until `also` says that there is nothing left to wait for.
@@ -194,11 +238,11 @@ pub fn start_client(
     ended: mpsc::Sender<()>,
 ) -> Outcome<Running> {
     let (client, half) = Client::new(config);
-    let link = link_config(addrs.clone(), Role::Mount, key)?;
+    let link = link_config(addrs, Role::Mount, key)?;
     let thread = std::thread::spawn(move || {
         let result = RealEnv::run(spin, move |env: RealEnv| connect_and_run(env, half, link));
         let _ = ended.send(());
-        result.map_err(|e| Failure::refused(format!("{}: {e}", addrs.join(", "))))
+        result.map_err(|e| link_failure(&e))
     });
     let running = Running { client, thread };
     first_answer(running)
@@ -261,7 +305,7 @@ pub fn check_mount_point(dir: &Path) -> Outcome {
     let meta = std::fs::symlink_metadata(dir).and_then(|_| std::fs::metadata(dir));
     match meta {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            Err(Failure::refused(format!("mount point {} does not exist; make it first: mkdir {0}", dir.display())))
+            Err(Failure::refused(format!("mount point {} does not exist; make the folder first", dir.display())))
         }
         // A dead mount of ours is cleared by mounting; anything else is said by the mount itself.
         Err(_) => Ok(()),
@@ -269,8 +313,26 @@ pub fn check_mount_point(dir: &Path) -> Outcome {
         Ok(_) if crate::control::mounts().contains(&std::fs::canonicalize(dir).unwrap_or_default()) => {
             Err(Failure::refused(format!("mount point {} is busy: an AmphiFS is mounted there already", dir.display())))
         }
+        Ok(_) if !Path::new("/dev/fuse").exists() => Err(Failure::refused(
+            "/dev/fuse is missing, so nothing can be mounted; load the kernel module: modprobe fuse",
+        )),
+        Ok(_) if rustix::fs::access("/dev/fuse", Access::READ_OK | Access::WRITE_OK).is_err() => Err(Failure::refused(
+            "this user may not open /dev/fuse, so nothing can be mounted; as root: chmod 666 /dev/fuse",
+        )),
         Ok(_) => Ok(()),
     }
+}
+
+/// Refuses a mount point that would hide the zones beneath it.
+pub fn check_apart(data: &Path, mount: &Path) -> Outcome {
+    let (Ok(data), Ok(mount)) = (std::fs::canonicalize(data), std::fs::canonicalize(mount)) else { return Ok(()) };
+    if mount.starts_with(&data) {
+        return Err(Failure::refused(format!(
+            "mount point {} lies in the data folder; give another one",
+            mount.display()
+        )));
+    }
+    Ok(())
 }
 
 /// Takes a mount away: in order if nobody uses it, otherwise detached after everything was written back.

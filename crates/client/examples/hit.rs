@@ -46,7 +46,7 @@ fn view() -> InodeView {
         ctime: t,
         btime: t,
     };
-    InodeView { attr, layout: Layout::growing(1), io_mode: IoMode::Auto, generation: 0, spread: false }
+    InodeView { attr, layout: Layout::growing(1), io_mode: IoMode::Auto, generation: 0, spread: false, xattrs: false }
 }
 
 impl OneFile {
@@ -74,7 +74,7 @@ impl Handler for OneFile {
     fn connected(&self, _: SessionId, _: Role, _: ConnId) {}
     fn call(self: Rc<Self>, request: Incoming) {
         let result = match request.call.op {
-            Request::Make { .. } => Ok(Reply::Made { inode: view(), created: true }),
+            Request::Make { .. } => Ok(Reply::Made { inode: view(), created: true, lock: None }),
             Request::LockEnqueue { .. } => Ok(Reply::Locked { lock: 1, range: ByteRange::ALL }),
             Request::Write { .. } => Ok(Reply::Written),
             Request::SetAttr { set, .. } => {

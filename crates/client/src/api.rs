@@ -78,7 +78,14 @@ pub struct OpenFlags {
     pub truncate: bool,
     /// Fail if the name exists (only for create).
     pub exclusive: bool,
+    /// Opened to be executed: permission to execute counts, not that to read (only for open).
+    pub exec: bool,
+    /// `O_NOATIME`: reads leave the access time alone.
+    pub no_atime: bool,
 }
+
+/// `__FMODE_EXEC`: what the kernel adds to the flags of an open that `execve` makes.
+const LINUX_EXEC: u32 = 0x20;
 
 impl OpenFlags {
     /// Read only.
@@ -91,6 +98,8 @@ impl OpenFlags {
         dsync: false,
         truncate: false,
         exclusive: false,
+        exec: false,
+        no_atime: false,
     };
     /// Write only.
     pub const WRITE: OpenFlags = OpenFlags { read: false, write: true, ..OpenFlags::READ };
@@ -111,6 +120,8 @@ impl OpenFlags {
             dsync: flags & 0o10000 != 0,
             truncate: flags & 0o1000 != 0,
             exclusive: flags & 0o200 != 0,
+            exec: flags & LINUX_EXEC != 0,
+            no_atime: flags & 0o1000000 != 0,
         }
     }
 }

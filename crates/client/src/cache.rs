@@ -18,6 +18,7 @@ mod unit;
 #[cfg(test)]
 mod model;
 
+use crate::data::Loans;
 use crate::files::File;
 use amphi_types::ByteRange;
 use parking_lot::RwLock;
@@ -52,6 +53,8 @@ pub(crate) enum Put {
     Done {
         /// A chunk that has become dirty as a whole.
         full_chunk: Option<ByteRange>,
+        /// Bytes of it have been written back before, since they are in the cache: it may be written once more soon.
+        rewritten: bool,
     },
     /// The check failed; bytes before this offset are in the cache.
     Refused(u64),
@@ -121,6 +124,20 @@ impl PageCache {
         true
     }
 
+    /// Lends `range` if all of it is valid.
+    pub(crate) fn lend(&self, file: &File, range: ByteRange) -> Option<Loans> {
+        let mut loans = Loans::new();
+        for (u, part) in units(range) {
+            let shard = self.shard(file.ino.0, u).read();
+            let unit = shard.units.get(&(file.ino.0, u))?;
+            loans.push(unit.lend(part)?);
+            if unit.take_ahead() {
+                self.used_ahead_bytes.fetch_add(unit.len(), Relaxed);
+            }
+        }
+        Some(loans)
+    }
+
     /// Copies what is valid of `range` into `into`, and returns the parts that are not.
     pub(crate) fn read_valid(&self, file: &File, range: ByteRange, into: &mut [u8]) -> Vec<ByteRange> {
         let mut gaps = Vec::new();
@@ -169,6 +186,7 @@ impl PageCache {
     ) -> Put {
         let range = ByteRange::at(offset, bytes.len() as u64);
         let mut full_chunk = None;
+        let mut rewritten = false;
         for (u, part) in units(range) {
             let mut shard = self.shard(file.ino.0, u).write();
             if !check() {
@@ -187,12 +205,13 @@ impl PageCache {
             if was_clean {
                 file.dirty.lock().units.insert(u, now_ns());
             }
+            rewritten |= unit.was_sent();
             if unit.is_dirty_throughout() && self.chunk_is_dirty(&shard, file, u / CHUNK_UNITS) {
                 let chunk = ByteRange::at(u / CHUNK_UNITS * CHUNK, CHUNK);
                 full_chunk = Some(full_chunk.map_or(chunk, |f: ByteRange| ByteRange::new(f.start, chunk.end)));
             }
         }
-        Put::Done { full_chunk }
+        Put::Done { full_chunk, rewritten }
     }
 
     /// Returns when every write in the cache that was under way has ended.

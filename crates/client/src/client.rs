@@ -4,7 +4,7 @@
 
 use crate::api::*;
 use crate::core::Core;
-use crate::data::Segments;
+use crate::data::{Loans, Segments};
 use crate::files::OpenFile;
 use crate::io::IoHalf;
 use crate::ops;
@@ -172,6 +172,12 @@ impl Client {
     /// Reads from the cache without waiting or allocating: `None` if that is not possible. Clipped at the end of file.
     pub fn try_read(&self, ctx: &Ctx, file: &OpenFile, offset: u64, into: &mut [u8], hints: Hints) -> Option<usize> {
         ops::read::try_read(&self.core, ctx, file, offset, into, hints)
+    }
+
+    /// As `try_read` of up to `len` bytes, but lends the cache's memory instead of copying it: what the loans show stays as it
+    /// was now, and a write to these bytes meanwhile costs a copy of 64 KiB.
+    pub fn try_lend(&self, ctx: &Ctx, file: &OpenFile, offset: u64, len: usize, hints: Hints) -> Option<Loans> {
+        ops::read::try_lend(&self.core, ctx, file, offset, len, hints)
     }
 
     /// Reads `len` bytes, fewer at the end of the file.

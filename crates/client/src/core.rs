@@ -133,6 +133,12 @@ impl Core {
         dirty > 0 && dirty + bytes > limit
     }
 
+    /// Whether half of what may be dirty is.
+    pub(crate) fn dirty_is_high(&self) -> bool {
+        let limit = self.tunables.get(Knob::CacheBytes) / 100 * self.tunables.get(Knob::DirtyPercent);
+        self.cache.dirty_bytes() > limit / 2
+    }
+
     /// Makes room for `bytes` more in the cache. Returns whether there is.
     pub(crate) fn make_room(&self, bytes: u64) -> bool {
         let limit = self.tunables.get(Knob::CacheBytes);

@@ -6,14 +6,37 @@
 use amphi_env::Buf;
 use amphi_types::{ByteRange, limits};
 use smallvec::SmallVec;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
 
 /// A buffer for bytes of a file that will all be written before they are read; the first lies as its file offset does.
 pub(crate) fn scratch_for(range: ByteRange) -> Buf {
-    let (pad, len) = ((range.start % limits::BLOCK) as usize, range.len() as usize);
-    let mut buf = Buf::scratch(pad + len);
-    buf.set_window(pad..pad + len);
-    buf
+    Buf::scratch_padded((range.start % limits::BLOCK) as usize, range.len() as usize)
 }
+
+/// Bytes of the cache as they were when they were lent: a write in the cache that comes later goes to a copy.
+#[derive(Clone, Debug)]
+pub struct Loan {
+    pub(crate) whole: Arc<Buf>,
+    pub(crate) range: Range<usize>,
+}
+
+impl Loan {
+    /// Lends only the first `len` bytes, if there are more.
+    pub fn truncate(&mut self, len: usize) {
+        self.range.end = self.range.end.min(self.range.start + len);
+    }
+}
+
+impl Deref for Loan {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.whole[self.range.clone()]
+    }
+}
+
+/// What a read finds in the cache, in order.
+pub type Loans = SmallVec<[Loan; 4]>;
 
 /// Bytes in one or more buffers.
 #[derive(Debug, Default)]
@@ -70,7 +93,7 @@ impl Segments {
         if self.parts.len() == 1 {
             return self.parts.pop().unwrap_or_default();
         }
-        let mut buf = Buf::zeroed(self.len());
+        let mut buf = Buf::scratch(self.len());
         self.copy_to(&mut buf);
         buf
     }

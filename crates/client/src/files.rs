@@ -22,6 +22,9 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
+/// Age of an access time from which on any read renews it: a day.
+const ATIME_AGE_S: i64 = 86_400;
+
 /// A layout in one word: pattern, log2 of the stripe size, count, pool.
 fn pack(layout: Layout) -> u64 {
     let pattern = match layout.pattern {
@@ -50,6 +53,8 @@ pub(crate) struct Known {
     pub(crate) mtime: Timespec,
     /// That time is not yet known to be the server's: the cache holds writes with it, or nobody has asked since.
     pub(crate) mtime_local: bool,
+    /// Time of a read that the server has not been told of; goes with the next close.
+    pub(crate) accessed: Option<Timespec>,
     /// Opens that have not been released.
     pub(crate) opens: Vec<Access>,
     /// Closes that wait for write-back.
@@ -96,6 +101,8 @@ pub(crate) struct File {
     pub(crate) ino: Ino,
     pub(crate) known: Mutex<Known>,
     pub(crate) size: AtomicU64,
+    /// The next read asks whether it brings the access time forward. Something has changed since the last one asked.
+    pub(crate) atime_due: AtomicBool,
     /// Layout and I/O mode of `known.view` again, for hits that take no lock.
     layout_packed: AtomicU64,
     io_mode: AtomicU8,
@@ -135,6 +142,7 @@ impl File {
         File {
             ino: view.attr.ino,
             size: AtomicU64::new(view.attr.size),
+            atime_due: AtomicBool::new(true),
             layout_packed: AtomicU64::new(pack(view.layout)),
             io_mode: AtomicU8::new(view.io_mode as u8),
             known: Mutex::new(Known {
@@ -142,6 +150,7 @@ impl File {
                 spread: false,
                 view,
                 mtime_local: false,
+                accessed: None,
                 opens: Vec::new(),
                 closes: Vec::new(),
                 closing: Vec::new(),
@@ -266,6 +275,7 @@ impl File {
             attr.mtime = known.mtime;
             attr.ctime = attr.ctime.max(known.mtime);
         }
+        attr.atime = attr.atime.max(known.accessed.unwrap_or(attr.atime));
         attr
     }
 
@@ -274,6 +284,7 @@ impl File {
         let mut known = self.known.lock();
         let generation = known.view.generation.max(view.generation);
         known.view = InodeView { generation, ..view };
+        self.atime_due.store(true, Relaxed);
         self.layout_packed.store(pack(view.layout), Relaxed);
         self.io_mode.store(view.io_mode as u8, Relaxed);
         let quiet = self.epoch.load(SeqCst) == epoch && self.dirty_bytes.load(SeqCst) == 0;
@@ -298,6 +309,21 @@ impl File {
         let mut known = self.known.lock();
         known.mtime = now;
         known.mtime_local = true;
+        self.atime_due.store(true, Relaxed);
+    }
+
+    /// Notes a read at `now`, by the rule of relatime: the access time moves only if it is not later than the last change or
+    /// older than a day. Called for the first read after a change alone, so that other reads pay a flag.
+    #[cold]
+    pub(crate) fn note_access(&self, now: Timespec) {
+        self.atime_due.store(false, Relaxed);
+        let mut known = self.known.lock();
+        let attr = &known.view.attr;
+        let atime = attr.atime.max(known.accessed.unwrap_or(attr.atime));
+        let changed = attr.mtime.max(attr.ctime).max(known.mtime);
+        if atime <= changed || now.sec - atime.sec >= ATIME_AGE_S {
+            known.accessed = Some(now);
+        }
     }
 
     /// Notes the time of a write that went past the cache: what the cache still holds was written before.
@@ -339,5 +365,55 @@ impl File {
     pub(crate) fn access_count(&self) -> u32 {
         let known = self.known.lock();
         (known.opens.len() + known.closes.len() + known.closing.len()) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use amphi_types::Kind;
+
+    /// Goal: the rule of relatime: a read counts if the access time is not later than the last change, or a day old. Method: a
+    /// table of ages in seconds before the read, with writes that only this mount knows of.
+    #[test]
+    fn relatime() {
+        let now = Timespec { sec: 1_000_000, nsec: 0 };
+        let before = |seconds: i64| Timespec { sec: now.sec - seconds, nsec: 0 };
+        for (atime, mtime, ctime, renewed) in [
+            (10, 20, 20, false),
+            (20, 10, 20, true),
+            (20, 30, 10, true),
+            (10, 10, 20, true),
+            (ATIME_AGE_S - 1, ATIME_AGE_S, ATIME_AGE_S, false),
+            (ATIME_AGE_S, 2 * ATIME_AGE_S, 2 * ATIME_AGE_S, true),
+        ] {
+            let attr = Attr {
+                ino: Ino(9),
+                kind: Kind::File,
+                perm: 0o644,
+                nlink: 1,
+                uid: 0,
+                gid: 0,
+                rdev: 0,
+                size: 0,
+                blocks: 0,
+                atime: before(atime),
+                mtime: before(mtime),
+                ctime: before(ctime),
+                btime: before(ctime),
+            };
+            let layout = Layout::growing(1);
+            let (io_mode, generation) = (IoMode::Auto, 0);
+            let file = File::new(InodeView { attr, layout, io_mode, generation, spread: false, xattrs: false });
+            assert!(file.atime_due.load(Relaxed), "the first read asks");
+            file.note_access(now);
+            assert!(!file.atime_due.load(Relaxed), "the next one does not");
+            let want = if renewed { now } else { attr.atime };
+            assert_eq!(file.overlay(attr).atime, want, "{atime} {mtime} {ctime}");
+            file.touch(Timespec { sec: now.sec + 1, nsec: 0 });
+            assert!(file.atime_due.load(Relaxed), "a write in the cache makes the next read count");
+            file.note_access(Timespec { sec: now.sec + 2, nsec: 0 });
+            assert_eq!(file.overlay(attr).atime.sec, now.sec + 2);
+        }
     }
 }

@@ -11,7 +11,7 @@ use crate::tunables::Knob;
 use crate::writeback;
 use amphi_env::Env;
 use amphi_transport::local::LocalDialer;
-use amphi_transport::{Link, LinkConfig, LinkEvents, Recovery};
+use amphi_transport::{Link, LinkConfig, LinkError, LinkEvents, Recovery};
 use amphi_types::{Cred, Errno, TargetId};
 use amphi_wire::{Call, Lane, Push, Reply, Request};
 use std::future::poll_fn;
@@ -136,7 +136,7 @@ async fn serve<E: Env>(env: &E, core: &Arc<Core>, link: &Rc<Link<E>>) {
             taken += 1;
             match item {
                 Item::Task(task) => env.spawn(task),
-                Item::Call(out) => env.spawn(send(link.clone(), out)),
+                Item::Call(out) => send(env, link, out),
             }
         }
         if core.stopping.load(Ordering::Acquire) && !draining {
@@ -171,9 +171,16 @@ async fn serve<E: Env>(env: &E, core: &Arc<Core>, link: &Rc<Link<E>>) {
     }
 }
 
-async fn send<E: Env>(link: Rc<Link<E>>, out: Outgoing) {
-    let result = link.call(out.lane, out.call, out.payload, out.pad).await;
-    let _ = out.answer.send(result.map_err(Errno::from));
+/// Sends a request; only one that has to wait for credits becomes a task.
+fn send<E: Env>(env: &E, link: &Rc<Link<E>>, out: Outgoing) {
+    let Outgoing { lane, call, payload, pad, answer } = out;
+    let told = move |result: std::result::Result<_, LinkError>| {
+        let _ = answer.send(result.map_err(Errno::from));
+    };
+    if let Err((call, payload, told)) = link.call_and_tell(lane, call, payload, pad, told) {
+        let link = link.clone();
+        env.spawn(async move { told(link.call(lane, call, payload, pad).await) });
+    }
 }
 
 /// Writes everything back at the end. Errors were logged; nobody is left to hear of them.

@@ -163,6 +163,19 @@ async fn pin(
     }
 }
 
+/// A write lock on all of the first object that came with the answer that made the file.
+pub(crate) fn given(core: &Arc<Core>, file: &File, lock: u64) {
+    let (object, target) = (ObjectId { ino: file.ino, stripe: 0 }, file.ino.target());
+    core.locks.with(target, |cache| {
+        let request = cache.ask(object, Mode::Write, ByteRange::ALL);
+        if let Granted::Pinned(lock) = cache.granted(core.clock.now_ns(), request, LockId(lock), ByteRange::ALL) {
+            note_whole(cache, file, object);
+            cache.unpin(lock);
+        }
+    });
+    pump(core, target);
+}
+
 /// Sets the bit of an object if a usable write lock covers all of it. Under the table's lock: a lock that is on its way
 /// back is not usable, and its bit goes after it was closed.
 fn note_whole(cache: &LockCache, file: &File, object: ObjectId) {

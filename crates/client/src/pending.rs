@@ -7,14 +7,17 @@
 //! The number that drove the design: waking a parked thread costs 30-60 us, one that still polls 0.4 us.
 
 use crate::core::Core;
+use amphi_env::real::Spin;
 use amphi_types::{Errno, Result};
 use parking_lot::Mutex;
+use std::cell::RefCell;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
+use std::time::Duration;
 
 type Running<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
@@ -65,7 +68,7 @@ impl<T: Send + 'static> Pending<T> {
             return result;
         }
         let State::Running(_, core) = &self.state else { return Err(Errno::Canceled) };
-        let (clock, spin_ns) = (core.clock.clone(), core.tunables.spin_us() * 1000);
+        let budget = Duration::from_micros(core.tunables.spin_us());
         let parker = PARKER.with(Arc::clone);
         parker.notified.store(false, Ordering::SeqCst);
         let waker = Waker::from(parker.clone());
@@ -76,15 +79,9 @@ impl<T: Send + 'static> Pending<T> {
             if let Poll::Ready(result) = Pin::new(&mut self).poll(&mut Context::from_waker(&waker)) {
                 return result;
             }
-            let deadline = if spin_ns > 0 { clock.now_ns() + spin_ns } else { 0 };
-            loop {
-                if parker.notified.swap(false, Ordering::SeqCst) {
-                    break;
-                }
-                if spin_ns > 0 && clock.now_ns() < deadline {
-                    // Not a pure spin: the worker that has to answer may wait for this core.
-                    std::thread::yield_now();
-                } else {
+            SPIN.with_borrow_mut(Spin::progress);
+            while !parker.notified.swap(false, Ordering::SeqCst) {
+                if !SPIN.with_borrow_mut(|spin| spin.turn(budget)) {
                     std::thread::park();
                 }
             }
@@ -142,6 +139,7 @@ impl Wake for Parker {
 }
 
 thread_local! {
+    static SPIN: RefCell<Spin> = RefCell::new(Spin::new());
     static PARKER: Arc<Parker> =
         Arc::new(Parker { thread: std::thread::current(), notified: AtomicBool::new(false) });
 }

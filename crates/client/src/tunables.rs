@@ -17,6 +17,8 @@ pub(crate) enum Unit {
     Switch,
     /// `auto`, `buffered` or `direct`.
     Mode,
+    /// `relatime` or `none`.
+    Atime,
 }
 
 /// One row of the table.
@@ -27,6 +29,28 @@ pub(crate) struct Row {
     pub(crate) min: u64,
     pub(crate) max: u64,
     pub(crate) help: &'static str,
+}
+
+impl Row {
+    /// Meaning, unit, default and range in one line.
+    fn explain(&self) -> String {
+        let default = show(self.unit, self.default);
+        let range = match self.unit {
+            Unit::Switch => "on or off".into(),
+            Unit::Mode => "auto, buffered or direct".into(),
+            Unit::Atime => "relatime or none".into(),
+            unit => format!("{}..{}", show(unit, self.min), show(unit, self.max)),
+        };
+        let unit = match self.name {
+            name if name.ends_with("_ms") => "ms, ",
+            name if name.ends_with("_us") => "us, ",
+            name if name.ends_with("_percent") => "percent, ",
+            _ if self.unit == Unit::Bytes => "bytes, ",
+            _ if self.unit == Unit::Number => "count, ",
+            _ => "",
+        };
+        format!("{} [{unit}default {default}, {range}]", self.help)
+    }
 }
 
 macro_rules! knobs {
@@ -71,7 +95,8 @@ knobs! {
     ReadAhead = "readahead.enabled", Switch, 1, 0 => 1, "read ahead of sequential and strided streams";
     ReadAheadBytes = "readahead.max_bytes", Bytes, 64 * M, 64 * K => G, "largest read-ahead window of one stream";
     ReadAheadRequests = "readahead.requests", Number, 10, 1 => 1024, "requests of the present size to be ahead of a stream";
-    SpinUs = "client.spin_us", Number, 0, 0 => 100_000, "how long a waiting thread polls before it sleeps";
+    Atime = "client.atime", Atime, 1, 0 => 1, "whether reads renew access times: not at all, or if older than the last change or a day";
+    SpinUs = "client.spin_us", Number, 200, 0 => 100_000, "how long a waiting thread polls before it sleeps, if nobody else needs the core";
 }
 
 /// The values.
@@ -131,13 +156,13 @@ impl Tunables {
         Ok(puts.len())
     }
 
-    /// Lines `name=value` with the help behind a `#`, of everything that matches `pattern`.
+    /// Name, value and explanation of everything that matches `pattern`.
     pub(crate) fn list(&self, pattern: &str) -> Vec<(String, String, String)> {
         TABLE
             .iter()
             .zip(&self.values)
             .filter(|(row, _)| glob(pattern, row.name))
-            .map(|(row, v)| (row.name.into(), show(row.unit, v.load(Ordering::Relaxed)), row.help.into()))
+            .map(|(row, v)| (row.name.into(), show(row.unit, v.load(Ordering::Relaxed)), row.explain()))
             .collect()
     }
 }
@@ -155,6 +180,11 @@ pub(crate) fn parse(unit: Unit, text: &str) -> Option<u64> {
             "auto" => Some(0),
             "buffered" => Some(1),
             "direct" => Some(2),
+            _ => None,
+        },
+        Unit::Atime => match text {
+            "none" => Some(0),
+            "relatime" => Some(1),
             _ => None,
         },
         Unit::Number => text.parse().ok(),
@@ -182,6 +212,7 @@ pub(crate) fn show(unit: Unit, value: u64) -> String {
     match unit {
         Unit::Switch => if value != 0 { "on" } else { "off" }.into(),
         Unit::Mode => ["auto", "buffered", "direct"][value.min(2) as usize].into(),
+        Unit::Atime => if value != 0 { "relatime" } else { "none" }.into(),
         Unit::Number => value.to_string(),
         Unit::Bytes => size(value),
     }
@@ -250,6 +281,7 @@ mod tests {
         assert!(t.set("hybrid.*", "4M").is_err(), "a switch takes no size");
         assert!(t.set("cache.dirty_percent", "91").unwrap_err().contains("not within"));
         assert_eq!(t.list("*.dirty_p?rcent")[0].1, "50");
+        assert!(t.list("cache.dirty_percent")[0].2.ends_with("[percent, default 50, 1..90]"), "{:?}", t.list("*"));
         t.set("hybrid.mode", "direct").unwrap();
         assert_eq!(t.mode(), IoMode::Direct);
     }

@@ -230,8 +230,12 @@ pub(crate) fn tick(core: &Arc<Core>) {
     }
 }
 
-/// A chunk became dirty as a whole: it leaves now, or with its neighbours if larger runs are wanted.
-pub(crate) fn chunk_is_full(core: &Arc<Core>, file: &Arc<File>, chunk: ByteRange) {
+/// A chunk became dirty as a whole: it leaves now, or with its neighbours if larger runs are wanted. One that was written
+/// back before may well be written again: it stays until it is old or memory gets scarce.
+pub(crate) fn chunk_is_full(core: &Arc<Core>, file: &Arc<File>, chunk: ByteRange, rewritten: bool) {
+    if rewritten && !core.dirty_is_high() {
+        return;
+    }
     let run = core.tunables.get(Knob::RunBytes);
     let range = if run <= 1 << 20 {
         chunk

@@ -4,7 +4,9 @@
 //! Invariants: `free` and the group counts equal the zero bits; taking a taken block or freeing a free one
 //! panics (programmer's error, also in release).
 //!
-//! One bit per block, next-fit. Groups of 4096 blocks (16 MiB) carry their free count and an upper bound of the
+//! One bit per block. A search begins behind the last run taken, or at the lowest block freed since: what was written before is
+//! used again before what never was, because a write into a hole of a zone file costs its file system an allocation (1.1 to 1.4
+//! times the time of a write over existing blocks). Groups of 4096 blocks (16 MiB) carry their free count and an upper bound of the
 //! longest free run that begins in them, so a nearly full zone is searched by looking at its groups: 1280 for
 //! 20 GiB instead of 82,000 words.
 
@@ -152,6 +154,7 @@ impl Allocator {
             *word &= !mask;
         });
         self.free += u64::from(run.blocks);
+        self.cursor = self.cursor.min(run.start);
         self.count_groups(run, |group, n| {
             group.free += n;
             group.longest = UNKNOWN;

@@ -23,4 +23,4 @@ mod tests;
 
 pub use client::{CacheLimits, CallbackPlan, Granted, HeldLock, Hit, LockAction, LockCache, LockRef, RequestId};
 pub use mode::{Growth, LockId, Mode, Owner};
-pub use server::{Action, Dropped, LockLimits, LockRequest, LockSpace, Overdue, Refusal};
+pub use server::{Action, ContentionLimits, Dropped, LockLimits, LockRequest, LockSpace, Overdue, Refusal};

@@ -251,6 +251,12 @@ impl LockSpace {
         }
     }
 
+    /// Changes the deadline of callbacks from now on, and what counts as contended.
+    pub fn tune(&mut self, callback_deadline_ns: u64, contention: ContentionLimits) {
+        (self.limits.callback_deadline_ns, self.limits.contention) = (callback_deadline_ns, contention);
+        self.contention.tune(contention);
+    }
+
     /// The next thing to do.
     pub fn poll_action(&mut self) -> Option<Action> {
         while let Some(action) = self.actions.pop_front() {

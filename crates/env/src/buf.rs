@@ -1,91 +1,92 @@
-//! `Buf`: an owned, page-aligned block of memory with a window.
+//! `Buf`: an owned, page-aligned block of memory with a window, which can be cut into parts without a copy.
 //!
-//! Owns the memory that travels from a front end through caches and transports to O_DIRECT disks. The window
-//! `start..end` is what readers see; the memory around it (head and tail room) lets a server complete the edge
-//! blocks of an unaligned request in place, without a copy.
+//! Owns: who may touch which bytes on the way from a front end through caches and transports to O_DIRECT disks. Does not own:
+//! where memory comes from (`memory`). The window `start..end` is what readers see; the memory around it (head and tail room)
+//! lets a server complete the edge blocks of an unaligned request in place, without a copy.
 //!
-//! Invariant: `start <= end <= capacity`; the allocation is aligned to 4096 and its size is a multiple of 4096.
+//! A large request is one allocation: `split_to` cuts a buffer in two, which share the memory and own disjoint parts of it, so that
+//! several requests, connections and disk operations work in it at once; `join` makes one of two neighbours. Memory is given
+//! back when its last part is dropped.
 //!
-//! Large buffers come straight from the system, which zeroes a page when it is first touched: a 16 MiB buffer that is never
-//! filled costs microseconds and no memory, where the allocator would clear it for 6 ms. `scratch` takes such memory from a small
-//! store of used ones, so that payloads given away need not be paid for by page faults (0.3 us for each 4 KiB).
+//! Invariants: `room.start <= start <= end <= room.end`; the rooms of the parts of one memory do not overlap, so each part is exclusive
+//! in its room and `&mut` means what it says; positions count from the memory's aligned start, in every part. All bytes
+//! are initialised.
 
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+mod memory;
+
+use memory::{Content, Memory};
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Buffers from this size on are mapped, bytes.
-const MAPPED_MIN_BYTES: usize = 1 << 20;
-/// Used mapped buffers kept for `scratch`, bytes together.
-const STORE_MAX_BYTES: usize = 64 << 20;
+pub use memory::ALIGN;
 
-/// Mapped memory that nobody owns: address and size.
-static STORE: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
+/// What `scratch` is filled with in a simulation.
+const PLANTED: u8 = 0xa5;
 
-/// Alignment of every buffer, bytes.
-pub const ALIGN: usize = 4096;
+static PLANT: AtomicBool = AtomicBool::new(false);
+
+/// From now on `scratch` memory has the same content each time: nothing that is simulated may differ from run to run, and bytes
+/// that nobody wrote shall be told from zeros.
+pub(crate) fn plant_scratch() {
+    PLANT.store(true, Ordering::Relaxed);
+}
+
+/// Boxed, because parts are few and buffers travel in messages.
+enum Owner {
+    Sole(Memory),
+    Part(Box<Part>),
+}
+
+struct Part {
+    memory: Arc<Memory>,
+    room: Range<usize>,
+}
 
 /// Owned aligned memory with a window; `Deref`s to the window.
 pub struct Buf {
-    ptr: NonNull<u8>,
-    cap: usize,
+    owner: Owner,
+    /// Start of the memory, also of a part.
+    base: NonNull<u8>,
     start: usize,
     end: usize,
 }
 
-// SAFETY: a Buf is the only owner of its memory, like Box<[u8]>.
+// SAFETY: a Buf is the only owner of its room, like Box<[u8]>.
 unsafe impl Send for Buf {}
 // SAFETY: shared access only reads.
 unsafe impl Sync for Buf {}
 
 impl Buf {
-    fn layout(cap: usize) -> Layout {
-        Layout::from_size_align(cap, ALIGN).expect("buffer size fits isize")
-    }
-
-    fn with_capacity(len: usize) -> Buf {
-        let cap = len.div_ceil(ALIGN) * ALIGN;
-        if cap == 0 {
-            return Buf { ptr: NonNull::dangling(), cap: 0, start: 0, end: 0 };
-        }
-        if cap >= MAPPED_MIN_BYTES {
-            return Buf { ptr: Self::map(cap), cap, start: 0, end: len };
-        }
-        let layout = Self::layout(cap);
-        // SAFETY: the layout has a non-zero size. Zeroed, because uninitialised memory must never be readable.
-        let raw = unsafe { alloc_zeroed(layout) };
-        let Some(ptr) = NonNull::new(raw) else { handle_alloc_error(layout) };
-        Buf { ptr, cap, start: 0, end: len }
-    }
-
-    fn map(cap: usize) -> NonNull<u8> {
-        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-        // SAFETY: a new mapping at an address of the system's choice touches no memory in use.
-        let raw = unsafe { mmap_anonymous(std::ptr::null_mut(), cap, protection, flags) };
-        let ptr = raw.ok().and_then(|p| NonNull::new(p.cast()));
-        ptr.unwrap_or_else(|| handle_alloc_error(Self::layout(cap)))
+    fn new(len: usize, content: Content) -> Buf {
+        let memory = Memory::new(len, content);
+        Buf { base: memory.ptr(), owner: Owner::Sole(memory), start: 0, end: len }
     }
 
     /// `len` bytes of arbitrary content (never uninitialised), cheap when large ones come and go: for memory that is
-    /// filled before it is read. Content differs from run to run, so nothing that is simulated may look at it.
+    /// filled before it is read. The room around is arbitrary too.
     pub fn scratch(len: usize) -> Buf {
-        let cap = len.div_ceil(ALIGN) * ALIGN;
-        if cap >= MAPPED_MIN_BYTES {
-            let mut store = STORE.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(at) = store.iter().rposition(|&(_, size)| size == cap)
-                && let Some(ptr) = NonNull::new(std::ptr::with_exposed_provenance_mut(store.swap_remove(at).0))
-            {
-                return Buf { ptr, cap, start: 0, end: len };
-            }
+        let mut b = Self::new(len, Content::Any);
+        if PLANT.load(Ordering::Relaxed) {
+            b.end = b.room().end;
+            b.fill(PLANTED);
+            b.end = len;
         }
-        Self::with_capacity(len)
+        b
+    }
+
+    /// `len` bytes of arbitrary content, as `scratch`, that lie as those of `padded` do.
+    pub fn scratch_padded(pad: usize, len: usize) -> Buf {
+        assert!(pad < ALIGN);
+        let mut b = Self::scratch(pad + len);
+        b.start = pad;
+        b
     }
 
     /// `len` zero bytes.
     pub fn zeroed(len: usize) -> Buf {
-        Self::with_capacity(len)
+        Self::new(len, Content::Zero)
     }
 
     /// `len` zero bytes whose first byte lies `pad` bytes after an aligned address, with room to the next
@@ -93,21 +94,29 @@ impl Buf {
     /// block-aligned middle of the payload aligned memory.
     pub fn padded(pad: usize, len: usize) -> Buf {
         assert!(pad < ALIGN);
-        let mut b = Self::with_capacity(pad + len);
+        let mut b = Self::zeroed(pad + len);
         b.start = pad;
         b
     }
 
     /// A copy of `bytes`.
     pub fn copy_of(bytes: &[u8]) -> Buf {
-        let mut b = Self::zeroed(bytes.len());
+        let mut b = Self::scratch(bytes.len());
         b.copy_from_slice(bytes);
         b
     }
 
     /// Bytes of memory owned, window or not.
     pub fn capacity(&self) -> usize {
-        self.cap
+        self.room().len()
+    }
+
+    /// Where the owned bytes lie in the memory: all of it but for a part.
+    pub fn room(&self) -> Range<usize> {
+        match &self.owner {
+            Owner::Sole(memory) => 0..memory.bytes(),
+            Owner::Part(part) => part.room.clone(),
+        }
     }
 
     /// Where the window lies in the memory.
@@ -115,9 +124,11 @@ impl Buf {
         self.start..self.end
     }
 
-    /// Moves the window. Panics if it does not fit the memory.
+    /// Moves the window. Panics if it does not fit the room.
     pub fn set_window(&mut self, window: Range<usize>) {
-        assert!(window.start <= window.end && window.end <= self.cap, "window {window:?} in {} bytes", self.cap);
+        let room = self.room();
+        let fits = room.start <= window.start && window.start <= window.end && window.end <= room.end;
+        assert!(fits, "window {window:?} in {room:?}");
         self.start = window.start;
         self.end = window.end;
     }
@@ -128,39 +139,61 @@ impl Buf {
         let start = self.start + range.start;
         self.set_window(start..start + range.end - range.start);
     }
+
+    /// Cuts off the first `at` bytes of the window together with the room before it; what follows stays. Both parts are
+    /// exclusive and may go to other threads. Cut at multiples of 4096 of the memory what shall go to a disk.
+    pub fn split_to(&mut self, at: usize) -> Buf {
+        assert!(at <= self.len(), "a cut at {at} of {}", self.len());
+        let (cut, room) = (self.start + at, self.room());
+        let memory = match std::mem::replace(&mut self.owner, Owner::Sole(Memory::new(0, Content::Zero))) {
+            Owner::Sole(memory) => Arc::new(memory),
+            Owner::Part(part) => part.memory,
+        };
+        let part = |memory, room| Owner::Part(Box::new(Part { memory, room }));
+        let front = Buf { owner: part(memory.clone(), room.start..cut), base: self.base, start: self.start, end: cut };
+        self.owner = part(memory, cut..room.end);
+        self.start = cut;
+        front
+    }
+
+    /// Joins two parts that were neighbours when they were cut. Fails, and gives both back, if they were not, or if a
+    /// window between them has moved.
+    pub fn join(self, next: Buf) -> Result<Buf, (Buf, Buf)> {
+        let neighbours = match (&self.owner, &next.owner) {
+            (Owner::Part(a), Owner::Part(b)) => Arc::ptr_eq(&a.memory, &b.memory) && a.room.end == b.room.start,
+            _ => false,
+        };
+        if !neighbours || self.end != next.start {
+            return Err((self, next));
+        }
+        let room = self.room().start..next.room().end;
+        let (base, start, end) = (self.base, self.start, next.end);
+        drop(next);
+        let owner = match self.owner {
+            Owner::Part(part) => match Arc::try_unwrap(part.memory) {
+                // All parts are together again, and their rooms are the whole memory, unless some were dropped.
+                Ok(memory) if room == (0..memory.bytes()) => Owner::Sole(memory),
+                Ok(memory) => Owner::Part(Box::new(Part { memory: Arc::new(memory), room })),
+                Err(memory) => Owner::Part(Box::new(Part { memory, room })),
+            },
+            sole => sole,
+        };
+        Ok(Buf { owner, base, start, end })
+    }
 }
 
 impl Deref for Buf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the window lies within the `cap` initialised bytes that this Buf owns.
-        unsafe { std::slice::from_raw_parts(self.ptr.as_ptr().add(self.start), self.end - self.start) }
+        // SAFETY: the window lies within the room: initialised bytes that this Buf alone owns, in memory that lives as long as it.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(self.start), self.end - self.start) }
     }
 }
 
 impl DerefMut for Buf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`, and `&mut self` is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr().add(self.start), self.end - self.start) }
-    }
-}
-
-impl Drop for Buf {
-    fn drop(&mut self) {
-        if self.cap >= MAPPED_MIN_BYTES {
-            let mut store = STORE.lock().unwrap_or_else(PoisonError::into_inner);
-            if store.iter().map(|&(_, size)| size).sum::<usize>() + self.cap <= STORE_MAX_BYTES {
-                store.push((self.ptr.as_ptr().expose_provenance(), self.cap));
-                return;
-            }
-            drop(store);
-            // SAFETY: mapped in `map` with this size, and no reference to it outlives its only owner.
-            let unmapped = unsafe { munmap(self.ptr.as_ptr().cast(), self.cap) };
-            debug_assert!(unmapped.is_ok(), "a whole mapping can be unmapped");
-        } else if self.cap > 0 {
-            // SAFETY: allocated in `with_capacity` with the same layout.
-            unsafe { dealloc(self.ptr.as_ptr(), Self::layout(self.cap)) };
-        }
+        // SAFETY: as in `deref`; `&mut self` is exclusive, and no other part's room overlaps this one's.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(self.start), self.end - self.start) }
     }
 }
 
@@ -172,36 +205,9 @@ impl Default for Buf {
 
 impl std::fmt::Debug for Buf {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Buf({}..{} of {})", self.start, self.end, self.cap)
+        write!(f, "Buf({}..{} of {:?})", self.start, self.end, self.room())
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Goal: zeroed memory is zero even when used memory is at hand, and scratch memory is reused. Method: fill, drop and
-    /// allocate again, with a size that no other test uses.
-    #[test]
-    fn scratch_is_reused_and_zeroed_is_zero() {
-        let len = MAPPED_MIN_BYTES + 3 * ALIGN;
-        let mut b = Buf::zeroed(len);
-        b.fill(7);
-        let memory = b.as_ptr();
-        drop(b);
-        let zeroed = Buf::zeroed(len);
-        assert!(zeroed.iter().all(|&byte| byte == 0));
-        let scratch = Buf::scratch(len);
-        assert_eq!((scratch.as_ptr(), scratch[0], scratch.len()), (memory, 7, len));
-    }
-
-    /// Goal: buffers around the border between the two kinds are writable to their ends. Method: write the last byte of each.
-    #[test]
-    fn both_kinds_are_usable_to_the_end() {
-        for len in [1, ALIGN, MAPPED_MIN_BYTES - 1, MAPPED_MIN_BYTES, MAPPED_MIN_BYTES + 1] {
-            let mut b = Buf::zeroed(len);
-            b[len - 1] = 1;
-            assert_eq!((b.as_ptr() as usize % ALIGN, b[len - 1]), (0, 1));
-        }
-    }
-}
+mod tests;

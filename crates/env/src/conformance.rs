@@ -54,6 +54,14 @@ pub async fn timers<E: Env>(env: E) {
     assert_ne!((env.rand(), env.rand()), (env.rand(), env.rand()));
 }
 
+/// The life of the machine has a number, which does not change within it.
+pub async fn boots<E: Env>(env: E) {
+    let boot = env.boot_id();
+    assert_ne!(boot, 0);
+    env.sleep(Duration::from_millis(1)).await;
+    assert_eq!((env.boot_id(), env.clone().boot_id()), (boot, boot));
+}
+
 /// Spawned tasks run beside their parent and can spawn on.
 pub async fn tasks<E: Env>(env: E) {
     let (tell, told) = futures_channel::oneshot::channel();

@@ -73,10 +73,15 @@ pub trait Env: Clone + 'static {
     fn wall(&self) -> Timespec;
     /// 64 random bits.
     fn rand(&self) -> u64;
+    /// Identifies one life of the machine, never 0: equal for every process from the start of the kernel until power is
+    /// lost or the machine is restarted. Where it cannot be told, every process has another one.
+    fn boot_id(&self) -> u64;
     /// Completes after `d`.
     fn sleep(&self, d: Duration) -> impl Future<Output = ()> + 'static;
     /// Runs `task` on this thread. Dropped at shutdown or simulated crash, at any await point.
     fn spawn(&self, task: impl Future<Output = ()> + 'static);
+    /// How long this thread polls after its last progress before it sleeps. Nothing where there are no real threads.
+    fn set_spin(&self, _budget: Duration) {}
     /// Opens a disk (a file or block device opened with O_DIRECT).
     ///
     /// Errors: `NotFound`, `AlreadyExists`, `WouldBlock` if another process holds its lock.
@@ -88,8 +93,9 @@ pub trait Env: Clone + 'static {
     /// Bytes free for unprivileged use where `dir` lies.
     fn free_bytes(&self, dir: &str) -> io::Result<u64>;
     /// Listens on `addr`: `unix:PATH` or `tcp:HOST:PORT`. Removes a stale Unix socket that nobody serves.
+    /// Errors name the address.
     fn listen(&self, addr: &str) -> impl Future<Output = io::Result<Self::Listener>>;
-    /// Connects to `addr` (same forms).
+    /// Connects to `addr` (same forms). Errors name the address.
     fn dial(&self, addr: &str) -> impl Future<Output = io::Result<Self::Conn>>;
 }
 

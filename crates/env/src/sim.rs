@@ -135,6 +135,7 @@ pub struct Sim {
 impl Sim {
     /// A world without nodes.
     pub fn new(seed: u64, config: SimConfig) -> Sim {
+        crate::buf::plant_scratch();
         Sim { world: World::new(seed, config) }
     }
 
@@ -172,6 +173,7 @@ impl Sim {
                     name: name.to_string(),
                     life: 0,
                     alive: true,
+                    boots: 0,
                     files: disk::Files::new(self.world.config.free_bytes),
                     ops: Default::default(),
                     counts: DiskOps::default(),
@@ -367,6 +369,11 @@ impl Env for SimEnv {
         let value = core.rng.next();
         core.note(Kind::Rand, value, 0);
         value
+    }
+
+    fn boot_id(&self) -> u64 {
+        let boots = self.world.core.borrow().nodes[self.node].boots;
+        rng::mix(self.world.seed ^ rng::mix((self.node as u64) << 32 | boots)).max(1)
     }
 
     fn sleep(&self, d: Duration) -> impl Future<Output = ()> + 'static {

@@ -25,6 +25,9 @@ use std::time::Duration;
 const ENTRY_MIN_BYTES: usize = 32;
 /// The same with attributes.
 const ENTRY_PLUS_MIN_BYTES: usize = 160;
+/// Reads of so many bytes go to the kernel from where they lie in the cache; for fewer a copy costs less than the
+/// bookkeeping.
+const LEND_MIN_BYTES: usize = 16 << 10;
 /// Setuid and setgid.
 const SUID_SGID: u16 = 0o6000;
 
@@ -224,7 +227,12 @@ impl FileSystem for ClientFs {
         let file = self.handles.get(how.handle)?;
         let ctx = Self::stream(caller);
         let hints = self.hints(how.size, how.flags);
-        if let Some(len) = self.client.try_read(&ctx, &file, how.offset, sink.space(), hints) {
+        if sink.size() >= LEND_MIN_BYTES {
+            if let Some(loans) = self.client.try_lend(&ctx, &file, how.offset, sink.size(), hints) {
+                loans.into_iter().for_each(|loan| sink.lend(loan));
+                return Ok(());
+            }
+        } else if let Some(len) = self.client.try_read(&ctx, &file, how.offset, sink.space(), hints) {
             sink.set_filled(len);
             return Ok(());
         }

@@ -8,6 +8,7 @@
 //! copying 32 KiB costs about 3 us, giving a buffer away costs about as much in mapping fresh memory.
 
 use crate::Buf;
+use amphi_client::Loan;
 use smallvec::SmallVec;
 use std::ops::Deref;
 
@@ -52,7 +53,22 @@ pub struct ReadSink<'a> {
     buf: &'a mut Buf,
     size: usize,
     filled: usize,
-    given: SmallVec<[Buf; 2]>,
+    given: SmallVec<[Given; 2]>,
+}
+
+/// Memory that goes to the kernel from where it lies.
+enum Given {
+    Own(Buf),
+    Lent(Loan),
+}
+
+impl Given {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Given::Own(buf) => buf,
+            Given::Lent(loan) => loan,
+        }
+    }
 }
 
 impl<'a> ReadSink<'a> {
@@ -92,12 +108,18 @@ impl<'a> ReadSink<'a> {
         if buf.len() > room {
             buf.narrow(0..room);
         }
-        self.given.push(buf);
+        self.given.push(Given::Own(buf));
+    }
+
+    /// Appends borrowed bytes without copying. Bytes beyond `size` are cut off.
+    pub fn lend(&mut self, mut loan: Loan) {
+        loan.truncate(self.size - self.len());
+        self.given.push(Given::Lent(loan));
     }
 
     /// Bytes so far.
     pub fn len(&self) -> usize {
-        self.filled + self.given.iter().map(|b| b.len()).sum::<usize>()
+        self.filled + self.given.iter().map(|g| g.bytes().len()).sum::<usize>()
     }
 
     /// Whether there is no data yet.
@@ -107,7 +129,7 @@ impl<'a> ReadSink<'a> {
 
     /// The pieces in order.
     pub(crate) fn pieces(&self) -> SmallVec<[&[u8]; 4]> {
-        std::iter::once(&self.buf[..self.filled]).chain(self.given.iter().map(|b| &b[..])).collect()
+        std::iter::once(&self.buf[..self.filled]).chain(self.given.iter().map(Given::bytes)).collect()
     }
 }
 

@@ -70,7 +70,7 @@ impl fmt::Display for MountError {
             MountError::NoDevice(e) => {
                 write!(f, "cannot open /dev/fuse: {e} (is the fuse module loaded and the device visible here?)")
             }
-            MountError::NoHelper(why) => write!(f, "mounting needs root or fusermount3: {why}"),
+            MountError::NoHelper(why) => write!(f, "cannot mount without being root: {why}"),
             MountError::Refused(p, e) => write!(f, "the kernel refused to mount at {}: {e}", p.display()),
             MountError::KernelTooOld { major, minor } => {
                 write!(f, "the kernel speaks FUSE {major}.{minor}; 7.36 (Linux 5.17) is needed")

@@ -49,6 +49,19 @@ impl MetaStore {
         Ok(())
     }
 
+    /// Brings the access time forward to `atime`, and changes nothing else. False if it is not older.
+    ///
+    /// Errors: `Stale`.
+    pub fn accessed(&mut self, ino: Ino, atime: Timespec, txn: &mut Txn) -> Result<bool> {
+        if self.inode(ino)?.atime >= atime || atime.nsec >= 1_000_000_000 {
+            return Ok(false);
+        }
+        let mut dirty = Dirty::default();
+        self.edit(ino, &mut dirty, |inode| inode.atime = atime);
+        self.emit(dirty, txn);
+        Ok(true)
+    }
+
     /// The file is about to have data beyond stripe 0: until it is settled, its size is gathered. Nothing is
     /// logged if that is known already. Errors: `Stale`, `Inval` for what is no file.
     pub fn mark_spread(&mut self, ino: Ino, txn: &mut Txn) -> Result<()> {

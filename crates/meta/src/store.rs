@@ -82,9 +82,9 @@ impl MetaStore {
         }
     }
 
-    /// A new store. `seed` is a random secret; with `root` it holds the root directory, owned by root, mode
-    /// 0755, with the growing default layout over `pool` targets. The `Txn` has all items of the new store.
-    pub fn format(target: TargetId, seed: u64, now: Timespec, root: bool, pool: u16) -> (MetaStore, Txn) {
+    /// A new store. `seed` is a random secret; with `root` it holds the root directory, owned by that user and
+    /// group, mode 0755, with the growing default layout over `pool` targets. The `Txn` has all items of the new store.
+    pub fn format(target: TargetId, seed: u64, now: Timespec, root: Option<(u32, u32)>, pool: u16) -> (MetaStore, Txn) {
         let mut store = MetaStore::empty(target);
         let mut dirty = Dirty::default();
         store.index.set_seed(seed);
@@ -92,14 +92,14 @@ impl MetaStore {
         store.next_local = Ino::ROOT.local() + 1;
         store.reserved = RESERVE_STEP;
         dirty.mark(ItemKey::Root);
-        if root {
+        if let Some((uid, gid)) = root {
             let ino = Ino::new(target, Ino::ROOT.local());
             let new = NewInode {
                 ino,
                 kind: Kind::Dir,
                 perm: 0o755,
-                uid: 0,
-                gid: 0,
+                uid,
+                gid,
                 rdev: 0,
                 symlink: Vec::new(),
                 parent: ino,

@@ -1,5 +1,7 @@
 //! `ServerConfig`: what a server is started with.
 
+use amphi_env::addr::Addr;
+use amphi_transport::{ClusterKey, ServerAuth, check_listen};
 use amphi_types::limits::{BLOCK, TARGETS_MAX};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,6 +15,9 @@ pub const ZONE_MIN_BYTES: u64 = 16 << 20;
 pub const LOG_MIN_BYTES: u64 = 1 << 20;
 /// Largest zone that is made without being asked for, bytes: the bitmap of a zone is kept in memory (32 MiB here).
 pub const ZONE_AUTO_MAX_BYTES: u64 = 1 << 40;
+
+/// Most workers of a server: every two share a pair of rings, and more cores than this in one machine are rare.
+pub const WORKERS_MAX: u16 = 256;
 
 /// Says whether the holder of a session, by its `host:pid`, is known to have ended.
 pub type HolderGone = Arc<dyn Fn(&str) -> bool + Send + Sync>;
@@ -34,10 +39,14 @@ pub struct ServerConfig {
     pub zone_bytes: Option<u64>,
     /// Size of a new zone's log in bytes.
     pub log_bytes: u64,
+    /// User and group that own the root directory of a new cluster.
+    pub root_owner: (u32, u32),
     /// How long the session of a mount that has gone is kept.
     pub session_grace: Duration,
     /// How long a client may take to answer a lock callback without progress.
     pub callback_deadline: Duration,
+    /// How long a worker polls after its last work: where the tunable begins. The threads set it by themselves.
+    pub worker_spin: Duration,
     /// Says whether a session's holder is known to have ended, so that its session need not be kept.
     pub holder_gone: HolderGone,
 }
@@ -57,8 +66,10 @@ impl ServerConfig {
             zone_bytes: None,
             // 64 MiB hold some 100,000 operations: at 50,000 operations a second a checkpoint has a second to run.
             log_bytes: 64 << 20,
+            root_owner: (0, 0),
             session_grace: Duration::from_secs(30),
             callback_deadline: Duration::from_secs(30),
+            worker_spin: Duration::ZERO,
             holder_gone: Arc::new(|_| false),
         }
     }
@@ -66,8 +77,8 @@ impl ServerConfig {
     /// Checks what can be checked without looking at the folder.
     pub fn check(&self) -> Result<(), ServerError> {
         let bad = |line: String| Err(ServerError::new(ServerErrorKind::Config, line));
-        if self.workers == 0 || usize::from(self.workers) > TARGETS_MAX {
-            return bad(format!("{} workers make no sense; give between 1 and {TARGETS_MAX}", self.workers));
+        if self.workers == 0 || self.workers > WORKERS_MAX {
+            return bad(format!("{} workers make no sense; give between 1 and {WORKERS_MAX}", self.workers));
         }
         if let Some(n) = self.targets
             && (n == 0 || usize::from(n) > TARGETS_MAX)
@@ -86,7 +97,20 @@ impl ServerConfig {
                 ZONE_MIN_BYTES.max(self.log_bytes + (8 << 20))
             ));
         }
+        let auth = self.auth()?;
+        for addr in &self.listen {
+            let refused = |line: String| ServerError::new(ServerErrorKind::Listen, line);
+            Addr::parse(addr).map_err(|e| refused(format!("cannot listen: {e}")))?;
+            check_listen(addr, &auth).map_err(|e| refused(e.to_string()))?;
+        }
         Ok(())
+    }
+
+    /// What connections must prove.
+    pub fn auth(&self) -> Result<ServerAuth, ServerError> {
+        let key = self.key.as_deref().map(ClusterKey::new).transpose();
+        let key = key.map_err(|e| ServerError::new(ServerErrorKind::Config, e.to_string()))?;
+        Ok(ServerAuth { key })
     }
 
     /// Path of the zone of target `index`.
@@ -104,7 +128,17 @@ impl ServerConfig {
                 ServerErrorKind::NoSpace,
                 format!(
                     "{}: {free} bytes free are too few for {targets} zones of at least {least} bytes; free some space \
-                     or ask for fewer targets",
+                     or ask for fewer targets or a smaller log",
+                    self.data_dir
+                ),
+            ));
+        }
+        let all = bytes.saturating_mul(u64::from(targets));
+        if all > free {
+            return Err(ServerError::new(
+                ServerErrorKind::NoSpace,
+                format!(
+                    "{}: {targets} zones of {bytes} bytes need {all} bytes, {free} are free; ask for smaller or fewer zones",
                     self.data_dir
                 ),
             ));
@@ -147,6 +181,23 @@ mod tests {
         }
     }
 
+    /// Goal: bad addresses are refused before anything is made. Method: a table of address, key, words of the line.
+    #[test]
+    fn bad_addresses_are_refused() {
+        for (addr, key, words) in [
+            ("smoke", None, "unknown form"),
+            ("tcp:127.0.0.1:99999", None, "the port"),
+            ("tcp:0.0.0.0:0", None, "--key"),
+            ("tcp:0.0.0.0:0", Some(b"short".to_vec()), "at least 16"),
+        ] {
+            let mut config = ServerConfig::new("d");
+            config.listen = vec![addr.into()];
+            config.key = key;
+            let line = config.check().unwrap_err().line;
+            assert!(line.contains(words), "{addr}: {line}");
+        }
+    }
+
     /// Goal: silly sizes are refused with one clear line.
     #[test]
     fn silly_sizes_are_refused() {
@@ -157,6 +208,8 @@ mod tests {
         config.targets = None;
         config.zone_bytes = Some(4096);
         assert!(config.check().unwrap_err().line.contains("too small"));
+        config.zone_bytes = Some(1 << 40);
+        assert_eq!(config.new_zone_bytes(4, 1 << 41).unwrap_err().kind, ServerErrorKind::NoSpace, "too many in all");
         config.zone_bytes = None;
         assert_eq!(config.new_zone_bytes(4, 1 << 20).unwrap_err().kind, ServerErrorKind::NoSpace);
         assert_eq!(config.new_zone_bytes(4, 40 << 30).unwrap(), 9 << 30);

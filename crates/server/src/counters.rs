@@ -71,7 +71,7 @@ impl Counters {
             Request::Rename { .. } => &self.rename,
             Request::ReadDir { .. } => &self.readdir,
             Request::Open { .. } => &self.open,
-            Request::Close { .. } => &self.close,
+            Request::Close { .. } | Request::Discard { .. } => &self.close,
             Request::GetXattr { .. }
             | Request::ListXattr { .. }
             | Request::SetXattr { .. }

@@ -50,7 +50,15 @@ impl ServerError {
                 ServerErrorKind::NoSpace,
                 format!("{place}: no space left; free some, or ask for smaller zones"),
             ),
-            _ => ServerError::new(ServerErrorKind::Unreachable, format!("{place}: {e}; check the path and its rights")),
+            _ => {
+                let text = e.to_string();
+                // Errors of the environment often name the path themselves.
+                let text = text.strip_prefix(place).and_then(|t| t.strip_prefix(": ")).unwrap_or(&text);
+                ServerError::new(
+                    ServerErrorKind::Unreachable,
+                    format!("{place}: {text}; check the path and its rights"),
+                )
+            }
         }
     }
 }

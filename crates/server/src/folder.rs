@@ -28,6 +28,25 @@ pub fn zones<E: Env>(env: &E, dir: &str) -> Result<Vec<u16>, ServerError> {
     }
 }
 
+/// What a fresh file system has in its root without anybody's doing.
+const NOT_FOREIGN: [&str; 1] = ["lost+found"];
+
+/// Refuses to make zones among other people's files.
+fn check_empty<E: Env>(env: &E, dir: &str) -> Result<(), ServerError> {
+    let names = match env.list(dir) {
+        Ok(names) => names,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(ServerError::io(dir, &e)),
+    };
+    match names.iter().find(|n| !NOT_FOREIGN.contains(&n.as_str())) {
+        None => Ok(()),
+        Some(name) => Err(ServerError::new(
+            ServerErrorKind::Mismatch,
+            format!("{dir}: holds no zones but other things ({name}); give an empty folder or a new one"),
+        )),
+    }
+}
+
 /// Checks that the zones found are `0..n`. Returns n.
 pub fn check_complete(dir: &str, found: &[u16]) -> Result<u16, ServerError> {
     let bad = |line: String| Err(ServerError::new(ServerErrorKind::Mismatch, line));
@@ -53,6 +72,7 @@ pub async fn prepare<E: Env>(env: &E, config: &ServerConfig) -> Result<u16, Serv
     let dir = &config.data_dir;
     let found = zones(env, dir)?;
     if found.is_empty() {
+        check_empty(env, dir)?;
         let targets = config.targets.unwrap_or(ServerConfig::TARGETS);
         format(env, config, targets).await?;
         return Ok(targets);
@@ -67,8 +87,26 @@ pub async fn prepare<E: Env>(env: &E, config: &ServerConfig) -> Result<u16, Serv
     }
 }
 
+/// Bytes free where a folder is to be made, as far as can be told.
+fn free_near<E: Env>(env: &E, dir: &str) -> Option<u64> {
+    let mut at = dir.trim_end_matches('/');
+    loop {
+        match env.free_bytes(if at.is_empty() { "/" } else { at }) {
+            Ok(free) => return Some(free),
+            Err(e) if e.kind() == ErrorKind::NotFound && !at.is_empty() && at != "." => {
+                at = at.rsplit_once('/').map_or(".", |(parent, _)| parent);
+            }
+            Err(_) => return None,
+        }
+    }
+}
+
 async fn format<E: Env>(env: &E, config: &ServerConfig, targets: u16) -> Result<(), ServerError> {
     let dir = &config.data_dir;
+    // Asked before the folder is made: a refusal leaves nothing behind.
+    if let Some(free) = free_near(env, dir) {
+        config.new_zone_bytes(targets, free)?;
+    }
     env.make_dir(dir).map_err(|e| ServerError::io(dir, &e))?;
     let free = env.free_bytes(dir).map_err(|e| ServerError::io(dir, &e))?;
     let size_bytes = config.new_zone_bytes(targets, free)?;
@@ -96,7 +134,7 @@ pub async fn open_target<E: Env>(
         tracing::info!("{path}: {note}");
     }
     let deadline_ns = config.callback_deadline.as_nanos() as u64;
-    match Target::recover(env, zone.clone(), recovered, pool, deadline_ns, counters.clone()) {
+    match Target::recover(env, zone.clone(), recovered, pool, deadline_ns, config.root_owner, counters.clone()) {
         Ok(target) => Ok(target),
         Err(text) => {
             // The text says what is wrong; that the zone cannot be closed either would not help.

@@ -20,7 +20,9 @@ use amphi_wire::slots::{NORMAL_CREDITS, URGENT_CREDITS};
 use amphi_wire::{Answer, Hello, Push, Reply, Request, Role, SessionStatus, VERSION, Welcome};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, btree_map};
+use std::future::Future;
 use std::rc::Rc;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 /// How long the end of a session waits for what it has under way.
@@ -278,9 +280,7 @@ impl<E: Env> Front<E> {
         let result = match incoming.call.op {
             Request::Goodbye => self.end_politely(session).await,
             Request::Status => self.status().await,
-            Request::Tunables { pattern, value } => {
-                self.worker.tunables.apply(&pattern, value.as_deref()).map(Reply::Tunables)
-            }
+            Request::Tunables { pattern, value } => self.tunables(&pattern, value.as_deref()).await,
             Request::Counters { reset } => self.counters(reset).await,
             _ => Err(Errno::Perm),
         };
@@ -289,6 +289,17 @@ impl<E: Env> Front<E> {
         if goodbye {
             self.sessions.borrow_mut().remove(&session);
         }
+    }
+
+    /// Shows tunables, or sets them; then every target has taken them over.
+    async fn tunables(&self, pattern: &str, value: Option<&str>) -> Result<Reply> {
+        let rows = self.worker.tunables.apply(pattern, value)?;
+        if value.is_some() {
+            for target in 0..self.worker.pool {
+                self.worker.tell(TargetId(target), Question::Tune).await?;
+            }
+        }
+        Ok(Reply::Tunables(rows))
     }
 
     async fn end_politely(self: &Rc<Self>, session: SessionId) -> Result<Reply> {
@@ -424,10 +435,11 @@ impl<E: Env> Front<E> {
         }
         self.running.set(self.running.get() + 1);
         *self.busy.borrow_mut().entry(incoming.session).or_default() += 1;
-        self.worker.env.spawn(async move {
+        let until_ns = incoming.deadline.map(|d| self.worker.now_ns().saturating_add(d.as_nanos() as u64));
+        let mut request = Box::pin(async move {
             let id = incoming.id();
             let Incoming { session, route, call, payload, .. } = incoming;
-            let (answer, payload) = front.worker.call(session, id, call, payload).await;
+            let (answer, payload) = front.worker.call(session, id, call, payload, until_ns).await;
             front.connections.reply(route, answer, payload);
             front.running.set(front.running.get() - 1);
             if let btree_map::Entry::Occupied(mut busy) = front.busy.borrow_mut().entry(session) {
@@ -437,6 +449,10 @@ impl<E: Env> Front<E> {
                 }
             }
         });
+        // What needs neither the disk nor another worker is answered here, without a task of its own.
+        if request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            self.worker.env.spawn(request);
+        }
     }
 
     fn disconnected(self: &Rc<Self>, session: SessionId, conn: ConnId, _clean: bool) {

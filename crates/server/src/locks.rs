@@ -5,7 +5,7 @@
 //!
 //! Invariant: whoever changes the space empties its actions in the same call, so none is left lying.
 
-use amphi_dlm::{Action, Growth, LockId, LockLimits, LockRequest, LockSpace, Mode, Owner, Refusal};
+use amphi_dlm::{Action, ContentionLimits, Growth, LockId, LockLimits, LockRequest, LockSpace, Mode, Owner, Refusal};
 use amphi_types::{ByteRange, Errno, ObjectId, Result, SessionId};
 use amphi_wire::Push;
 use futures_channel::oneshot;
@@ -85,6 +85,11 @@ impl Locks {
         Locks {
             inner: Rc::new(RefCell::new(Inner { space, waiting: BTreeMap::new(), outbox: Vec::new(), watched: false })),
         }
+    }
+
+    /// Changes the deadline of callbacks and what counts as contended.
+    pub fn tune(&self, callback_deadline_ns: u64, contention: ContentionLimits) {
+        self.inner.borrow_mut().space.tune(callback_deadline_ns, contention);
     }
 
     /// Asks for a lock that the client will keep; waits until it is granted. A dropped wait withdraws the request.

@@ -26,6 +26,8 @@ pub enum Message {
         call: Box<Call>,
         /// Payload.
         payload: Option<Buf>,
+        /// When its client stops waiting, monotonic ns.
+        until_ns: Option<u64>,
     },
     /// The answer to a `Call`.
     Called {
@@ -161,6 +163,8 @@ pub enum Question {
     },
     /// `Outcome`: after a sync, whether no work is left that goes on without a request.
     Idle,
+    /// `Done`: what the worker's tunables say counts from now on.
+    Tune,
     /// `Done`: checkpoint, close the zone.
     Close,
     /// `Done`: close the zone as it is.

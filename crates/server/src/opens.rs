@@ -45,6 +45,18 @@ impl Opens {
         true
     }
 
+    /// Ends the last opens of an inode: `opens` of this session. False, and nothing done, if there are others.
+    pub fn close_last(&mut self, session: SessionId, ino: Ino, opens: u64) -> bool {
+        let last = match self.inodes.get(&ino) {
+            Some(sessions) => sessions.len() == 1 && sessions.get(&session).is_some_and(|c| c.all == opens),
+            None => opens == 0,
+        };
+        if last {
+            self.inodes.remove(&ino);
+        }
+        last
+    }
+
     /// Whether anybody has the inode open.
     pub fn is_open(&self, ino: Ino) -> bool {
         self.inodes.contains_key(&ino)
@@ -89,9 +101,13 @@ mod tests {
         assert!(opens.has_writer(ino));
         assert!(opens.close(a, ino, w));
         assert!(!opens.has_writer(ino));
+        assert!(!opens.close_last(a, ino, 1), "somebody else has it open");
         assert_eq!(opens.drop_session(b), vec![ino]);
+        assert!(!opens.close_last(a, ino, 2), "one open is left");
         assert!(opens.is_open(ino));
         assert!(opens.close(a, ino, r));
         assert!(!opens.is_open(ino) && !opens.close(a, ino, r));
+        opens.open(a, ino, w);
+        assert!(opens.close_last(a, ino, 1) && !opens.is_open(ino));
     }
 }

@@ -73,7 +73,8 @@ fn failed(errno: Errno) -> Answer {
     Answer { result: Err(errno), contended: false }
 }
 
-/// Executes a client's request on one of this worker's targets.
+/// Executes a client's request on one of this worker's targets. One that has not begun when its client has stopped
+/// waiting (`until_ns`) is refused: `TimedOut`, also when it is sent again.
 pub async fn execute<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -81,7 +82,9 @@ pub async fn execute<E: Env>(
     id: RequestId,
     call: Call,
     payload: Option<Buf>,
+    until_ns: Option<u64>,
 ) -> (Answer, Option<Buf>) {
+    let expired = || until_ns.is_some_and(|end| worker.now_ns() >= end);
     if matches!(call.op, Request::StatFs) {
         return (Answer { result: Ok(Reply::StatFs(target.space())), contended: false }, None);
     }
@@ -94,6 +97,9 @@ pub async fn execute<E: Env>(
     let object = contended_object(&call.op);
     let contended = |target: &Target<E>| object.is_some_and(|o| target.locks.contended(worker.now_ns(), o));
     if is_repeatable(&call.op) {
+        if expired() {
+            return (failed(Errno::TimedOut), None);
+        }
         let (result, payload) = match dispatch(&cx(call.cred), call.op, payload).await {
             Ok((reply, payload)) => (Ok(reply), payload),
             Err(e) => (Err(e), None),
@@ -119,7 +125,10 @@ pub async fn execute<E: Env>(
         Begin::Old => return (failed(Errno::Proto), None),
     }
     let mut running = Running { target: target.clone(), session, id, done: false };
-    let result = dispatch(&cx(call.cred), call.op, payload).await.map(|(reply, _)| reply);
+    let result = match expired() {
+        true => Err(Errno::TimedOut),
+        false => dispatch(&cx(call.cred), call.op, payload).await.map(|(reply, _)| reply),
+    };
     let answer = Answer { result, contended: contended(target) };
     running.done = true;
     target.slots.borrow_mut().finish(session, id, &answer);
@@ -153,8 +162,9 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
         }
         Request::ReadLink { ino } => cx.readlink(ino),
         Request::ReadDir { dir, cookie, max, plus } => cx.readdir(dir, cookie, max, plus).await,
-        Request::Open { ino, access } => cx.open(ino, access).await,
-        Request::Close { ino, access } => cx.close(ino, access),
+        Request::Open { ino, access, exec } => cx.open(ino, access, exec).await,
+        Request::Close { ino, access, atime } => cx.close(ino, access, atime),
+        Request::Discard { ino, opens } => cx.discard(ino, opens),
         Request::GetXattr { ino, name } => cx.getxattr(ino, &name),
         Request::ListXattr { ino } => cx.listxattr(ino),
         Request::SetXattr { ino, name, value, mode } => cx.setxattr(ino, &name, &value, mode).await,

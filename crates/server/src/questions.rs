@@ -40,7 +40,7 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
         }
         Question::Open { session, cred, ino, access } => {
             target.settle(vec![NameKey::Inode(ino)]).await;
-            ops::open_here(target, session, &cred, ino, access)?;
+            ops::open_here(target, session, &cred, ino, access, false)?;
             ops::view(worker, target, ino).await.map(|v| Told::View(Box::new(v)))
         }
         Question::Prepare { tx, now, parts } => intents::prepare(target, tx, now, parts).await,
@@ -91,6 +91,10 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
             target.zone.sync().await?;
             let idle = target.intents.borrow().is_empty() && target.destroying.borrow().is_empty();
             Ok(Told::Outcome(idle))
+        }
+        Question::Tune => {
+            worker.tunables.apply_to(worker, target);
+            Ok(Told::Done)
         }
         Question::Release => {
             worker.drop_target(target.id);

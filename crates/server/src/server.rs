@@ -13,12 +13,12 @@ use crate::folder;
 use crate::front::{Door, Front, end_everywhere};
 use crate::message::{Hail, Message, Question, Told};
 use crate::target::Target;
-use crate::tunables::{SharedTunables, Tunables};
+use crate::tunables::{Defaults, SharedTunables, Tunables};
 use crate::worker::{RING_MESSAGES, Worker};
 use amphi_env::{Env, Listener};
 use amphi_sched::{MeshRx, Port, mesh};
 use amphi_transport::local::{LocalDialer, pair};
-use amphi_transport::{ClusterKey, Connections, ServerAuth, check_listen, serve, serve_local};
+use amphi_transport::{Connections, serve, serve_local};
 use amphi_types::{Errno, SessionId, TargetId};
 use futures_channel::oneshot;
 use std::cell::RefCell;
@@ -37,7 +37,7 @@ const LOOK: Duration = Duration::from_millis(1);
 /// A running server, as the thread of worker 0 has it.
 pub struct Server<E: Env> {
     env: E,
-    worker: Rc<Worker<E>>,
+    pub(crate) worker: Rc<Worker<E>>,
     front: Rc<Front<E>>,
     dialer: LocalDialer,
     addrs: Vec<String>,
@@ -64,8 +64,18 @@ impl Seeds {
     /// Looks at the folder, formats it if it is new, and makes a seed for each worker.
     pub async fn prepare<E: Env>(env: &E, config: &ServerConfig) -> Result<Seeds, ServerError> {
         config.check()?;
+        if folder::zones(env, &config.data_dir)?.is_empty() {
+            // Nothing is made for a server that could not be reached.
+            for addr in &config.listen {
+                drop(listen(env, addr).await?);
+            }
+        }
         let pool = folder::prepare(env, config).await?;
-        let tunables = Arc::new(Tunables::new(config.session_grace.as_millis() as u64));
+        let tunables = Arc::new(Tunables::new(Defaults {
+            session_grace: config.session_grace,
+            callback_deadline: config.callback_deadline,
+            worker_spin: config.worker_spin,
+        }));
         let workers = usize::from(config.workers.min(pool));
         let seed = |port| WorkerSeed { config: config.clone(), tunables: tunables.clone(), port, pool };
         let mut seeds = mesh(workers, RING_MESSAGES).into_iter().map(seed);
@@ -127,7 +137,7 @@ impl<E: Env> Server<E> {
     }
 
     async fn come_up(env: E, worker: Rc<Worker<E>>) -> Result<Rc<Server<E>>, ServerError> {
-        let auth = auth(&worker.config)?;
+        let auth = worker.config.auth()?;
         let mut hails = Vec::new();
         for target in 0..worker.pool {
             match worker.ask(TargetId(target), Question::Hail).await {
@@ -152,10 +162,7 @@ impl<E: Env> Server<E> {
         let mut stop_listening = Vec::new();
         let mut addrs = Vec::new();
         for addr in &worker.config.listen {
-            let failed = |e: String| ServerError::new(ServerErrorKind::Listen, e);
-            check_listen(addr, &auth).map_err(|e| failed(e.to_string()))?;
-            let listener =
-                env.listen(addr).await.map_err(|e| failed(format!("{addr}: cannot listen: {e}; choose another")))?;
+            let listener = listen(&env, addr).await?;
             addrs.push(listener.local_addr());
             let serving = serve(env.clone(), listener, door.clone(), connections.clone(), auth.clone());
             stop_listening.push(spawn_until(&env, async move {
@@ -227,6 +234,11 @@ impl<E: Env> Server<E> {
     }
 }
 
+async fn listen<E: Env>(env: &E, addr: &str) -> Result<E::Listener, ServerError> {
+    let failed = |e| ServerError::new(ServerErrorKind::Listen, format!("cannot listen on {e}; choose another address"));
+    env.listen(addr).await.map_err(|e: std::io::Error| failed(e))
+}
+
 /// Spawns a task that ends when the returned sender is dropped.
 fn spawn_until<E: Env>(env: &E, task: impl Future<Output = ()> + 'static) -> oneshot::Sender<()> {
     let (sender, dropped) = oneshot::channel::<()>();
@@ -234,12 +246,6 @@ fn spawn_until<E: Env>(env: &E, task: impl Future<Output = ()> + 'static) -> one
         futures_util::future::select(std::pin::pin!(task), dropped).await;
     });
     sender
-}
-
-fn auth(config: &ServerConfig) -> Result<ServerAuth, ServerError> {
-    let key = config.key.as_deref().map(ClusterKey::new).transpose();
-    let key = key.map_err(|e| ServerError::new(ServerErrorKind::Config, e.to_string()))?;
-    Ok(ServerAuth { key })
 }
 
 fn check_hails(config: &ServerConfig, hails: &[Hail]) -> Result<u64, ServerError> {

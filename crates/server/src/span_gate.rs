@@ -84,8 +84,13 @@ impl SpanGate {
 
     /// Whether a request works or waits on an object of the file.
     pub fn is_busy(&self, ino: Ino) -> bool {
+        !self.busy_objects(ino).is_empty()
+    }
+
+    /// The objects of the file that a request works or waits on, existing or not.
+    pub fn busy_objects(&self, ino: Ino) -> Vec<ObjectId> {
         let of_file = ObjectId { ino, stripe: 0 }..=ObjectId { ino, stripe: u32::MAX };
-        self.table.borrow().objects.range(of_file).next().is_some()
+        self.table.borrow().objects.range(of_file).map(|(id, _)| *id).collect()
     }
 }
 

@@ -101,6 +101,7 @@ impl<E: Env> Target<E> {
         recovered: Recovered,
         pool: u16,
         callback_deadline_ns: u64,
+        root_owner: (u32, u32),
         counters: Rc<Counters>,
     ) -> std::result::Result<Rc<Target<E>>, String> {
         let id = zone.target();
@@ -123,7 +124,7 @@ impl<E: Env> Target<E> {
         }
         let mut txn = Txn::default();
         if recovered.items.is_empty() {
-            let root = id == Ino::ROOT.target();
+            let root = (id == Ino::ROOT.target()).then_some(root_owner);
             (meta, txn) = MetaStore::format(id, env.rand(), env.wall(), root, pool);
         }
         meta.loaded()?;

@@ -177,7 +177,7 @@ impl Client {
 
     async fn create(&self, dir: Ino, text: &str) -> Result<Ino> {
         let ino = self.make(dir, text, Make::File { open: Some(RW), exclusive: true }).await?;
-        self.call(Request::Close { ino, access: RW }).await?;
+        self.call(Request::Close { ino, access: RW, atime: None }).await?;
         Ok(ino)
     }
 

@@ -18,10 +18,11 @@ enum Start<T> {
 /// Starts a server with one thread for each worker, runs `body` on the thread of worker 0 when it serves, and stops it in
 /// order when `body` ends. Blocks until then.
 pub fn run_threads<T: Send + 'static>(
-    config: ServerConfig,
+    mut config: ServerConfig,
     workers: WorkerConfig,
     body: impl FnOnce(RealEnv, Rc<Server<RealEnv>>) -> Pin<Box<dyn Future<Output = T>>> + Send + 'static,
 ) -> Result<T, ServerError> {
+    config.worker_spin = workers.spin;
     let seeds = RealEnv::run(workers.spin, |env| async move { Seeds::prepare(&env, &config).await })?;
     let mut starts: Vec<Start<T>> = vec![Start::Lead(seeds.lead, Box::new(body))];
     starts.extend(seeds.others.into_iter().map(Start::Other));

@@ -1,29 +1,84 @@
 //! `Tunables`: numbers that can be read and set while the server runs.
 //!
-//! Owns: names, present values, bounds. Does not own: what they steer; each reader loads a value when it uses it, so
-//! a change counts from the next use.
+//! Owns: names, units, bounds, defaults, present values, and handing them to the parts of a worker that keep a copy. Does
+//! not own: what they steer; everything else loads a value when it uses it, so a change counts from the next use.
 
+use crate::target::Target;
+use crate::worker::Worker;
+use amphi_dlm::ContentionLimits;
+use amphi_env::Env;
 use amphi_types::{Errno, Result};
+use amphi_zone::OpenOptions;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// How a value is meant and written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
+    Milliseconds,
+    Microseconds,
+    Bytes,
+    Count,
+}
+
+impl Unit {
+    fn name(self) -> &'static str {
+        match self {
+            Unit::Milliseconds => "ms",
+            Unit::Microseconds => "us",
+            Unit::Bytes => "bytes",
+            Unit::Count => "count",
+        }
+    }
+}
 
 /// One tunable.
 pub struct Tunable {
     name: &'static str,
     help: &'static str,
+    unit: Unit,
+    default: u64,
     least: u64,
     most: u64,
     value: AtomicU64,
 }
 
 impl Tunable {
-    fn new(name: &'static str, value: u64, least: u64, most: u64, help: &'static str) -> Tunable {
-        Tunable { name, help, least, most, value: AtomicU64::new(value) }
+    fn new(name: &'static str, unit: Unit, default: u64, (least, most): (u64, u64), help: &'static str) -> Tunable {
+        Tunable { name, help, unit, default, least, most, value: AtomicU64::new(default) }
     }
 
     /// The present value.
     pub fn get(&self) -> u64 {
         self.value.load(Ordering::Relaxed)
+    }
+
+    /// The present value of a time in ms.
+    fn duration(&self) -> Duration {
+        match self.unit {
+            Unit::Microseconds => Duration::from_micros(self.get()),
+            _ => Duration::from_millis(self.get()),
+        }
+    }
+
+    fn parse(&self, text: &str) -> Option<u64> {
+        let text = text.trim();
+        if self.unit != Unit::Bytes {
+            return text.parse().ok();
+        }
+        let (digits, shift) = match text.char_indices().last()? {
+            (i, 'K' | 'k') => (&text[..i], 10),
+            (i, 'M' | 'm') => (&text[..i], 20),
+            (i, 'G' | 'g') => (&text[..i], 30),
+            _ => (text, 0),
+        };
+        digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+    }
+
+    /// Meaning, unit, default and range in one line.
+    fn explain(&self) -> String {
+        format!("{} [{}, default {}, {}..{}]", self.help, self.unit.name(), self.default, self.least, self.most)
     }
 }
 
@@ -35,42 +90,140 @@ pub struct Tunables {
     pub token_ms: Tunable,
     /// How often an operation over several targets is planned again after a conflict.
     pub plan_tries: Tunable,
+    callback_deadline_ms: Tunable,
+    contended_conflicts: Tunable,
+    contended_window_ms: Tunable,
+    contended_hold_ms: Tunable,
+    sync_interval_ms: Tunable,
+    checkpoint_bytes: Tunable,
+    worker_spin_us: Tunable,
 }
 
 /// The tunables as workers share them.
 pub type SharedTunables = Arc<Tunables>;
 
+/// An hour: longer times make no sense.
+const HOUR_MS: u64 = 3_600_000;
+
+/// What the tunables begin with, where the configuration says it.
+#[derive(Clone, Copy, Debug)]
+pub struct Defaults {
+    /// `server.session_grace_ms`.
+    pub session_grace: Duration,
+    /// `server.callback_deadline_ms`.
+    pub callback_deadline: Duration,
+    /// `server.worker_spin_us`.
+    pub worker_spin: Duration,
+}
+
 impl Tunables {
-    /// The defaults, with the grace time of the configuration.
-    pub fn new(session_grace_ms: u64) -> Tunables {
+    /// The defaults.
+    pub fn new(defaults: Defaults) -> Tunables {
+        use Unit::{Bytes, Count, Microseconds, Milliseconds};
+        let (zone, contention) = (OpenOptions::default(), ContentionLimits::default());
+        let ms = |d: Duration| d.as_millis() as u64;
+        let ns_to_ms = |ns: u64| ns / 1_000_000;
         Tunables {
             session_grace_ms: Tunable::new(
                 "server.session_grace_ms",
-                session_grace_ms,
-                0,
-                3_600_000,
-                "how long the session of a mount that has gone is kept",
+                Milliseconds,
+                ms(defaults.session_grace),
+                (0, HOUR_MS),
+                "how long the session of a mount that goes from now on is kept",
             ),
             token_ms: Tunable::new(
                 "server.token_ms",
+                Milliseconds,
                 // PeakFS' life of cached entries is 30 s; the one mount that is let in cannot be surprised.
                 30_000,
-                0,
-                60_000,
+                (0, 60_000),
                 "how long a new session may use attributes without asking",
             ),
             plan_tries: Tunable::new(
                 "server.plan_tries",
+                Count,
                 64,
-                1,
-                10_000,
+                (1, 10_000),
                 "how often an operation over several targets is planned again after a conflict",
+            ),
+            callback_deadline_ms: Tunable::new(
+                "server.callback_deadline_ms",
+                Milliseconds,
+                ms(defaults.callback_deadline),
+                (100, HOUR_MS),
+                "how long a client may take to give back a lock without progress, before it is evicted",
+            ),
+            contended_conflicts: Tunable::new(
+                "server.contended_conflicts",
+                Count,
+                contention.threshold as u64,
+                (1, 1_000_000),
+                "conflicts within the window that make an object contended",
+            ),
+            contended_window_ms: Tunable::new(
+                "server.contended_window_ms",
+                Milliseconds,
+                ns_to_ms(contention.window_ns),
+                (1, HOUR_MS),
+                "window over which conflicts are counted",
+            ),
+            contended_hold_ms: Tunable::new(
+                "server.contended_hold_ms",
+                Milliseconds,
+                ns_to_ms(contention.hold_ns),
+                (0, HOUR_MS),
+                "how long an object stays contended after its last conflict",
+            ),
+            sync_interval_ms: Tunable::new(
+                "server.sync_interval_ms",
+                Milliseconds,
+                ms(zone.sync_interval),
+                (1, HOUR_MS),
+                "what is logged is synced at the latest after this time, and survives power loss after twice that",
+            ),
+            checkpoint_bytes: Tunable::new(
+                "server.checkpoint_bytes",
+                Bytes,
+                zone.dirty_bytes,
+                (64 << 10, 16 << 30),
+                "changed metadata of a target that starts a checkpoint; at most an eighth of its metadata region counts",
+            ),
+            worker_spin_us: Tunable::new(
+                "server.worker_spin_us",
+                Microseconds,
+                defaults.worker_spin.as_micros() as u64,
+                (0, 1_000_000),
+                "how long a worker polls after its last work before it sleeps, if nobody else needs the core",
             ),
         }
     }
 
-    fn all(&self) -> [&Tunable; 3] {
-        [&self.session_grace_ms, &self.token_ms, &self.plan_tries]
+    fn all(&self) -> [&Tunable; 10] {
+        [
+            &self.session_grace_ms,
+            &self.token_ms,
+            &self.plan_tries,
+            &self.callback_deadline_ms,
+            &self.contended_conflicts,
+            &self.contended_window_ms,
+            &self.contended_hold_ms,
+            &self.sync_interval_ms,
+            &self.checkpoint_bytes,
+            &self.worker_spin_us,
+        ]
+    }
+
+    /// Hands the present values to the parts of one target, and of the worker that owns it, that keep a copy.
+    pub fn apply_to<E: Env>(&self, worker: &Worker<E>, target: &Target<E>) {
+        let contention = ContentionLimits {
+            threshold: self.contended_conflicts.get() as usize,
+            window_ns: self.contended_window_ms.get() * 1_000_000,
+            hold_ns: self.contended_hold_ms.get() * 1_000_000,
+            ..ContentionLimits::default()
+        };
+        target.locks.tune(self.callback_deadline_ms.get() * 1_000_000, contention);
+        target.zone.tune(self.sync_interval_ms.duration(), self.checkpoint_bytes.get());
+        worker.env.set_spin(self.worker_spin_us.duration());
     }
 
     /// Reads what matches the shell pattern as (name, value, help), after setting all of it if there is a value.
@@ -83,18 +236,16 @@ impl Tunables {
             return Err(Errno::NoEnt);
         }
         if let Some(text) = value {
-            let number: u64 = text.trim().parse().map_err(|_| Errno::Inval)?;
-            if matching.iter().any(|t| !(t.least..=t.most).contains(&number)) {
-                return Err(Errno::Inval);
-            }
+            let mut numbers = Vec::with_capacity(matching.len());
             for t in &matching {
+                let number = t.parse(text).filter(|n| (t.least..=t.most).contains(n));
+                numbers.push(number.ok_or(Errno::Inval)?);
+            }
+            for (t, number) in matching.iter().zip(numbers) {
                 t.value.store(number, Ordering::Relaxed);
             }
         }
-        Ok(matching
-            .into_iter()
-            .map(|t| (t.name.to_string(), t.get().to_string(), format!("{} [{}..{}]", t.help, t.least, t.most)))
-            .collect())
+        Ok(matching.into_iter().map(|t| (t.name.to_string(), t.get().to_string(), t.explain())).collect())
     }
 }
 
@@ -128,11 +279,21 @@ mod tests {
     /// Goal: patterns select, values are checked before any is set.
     #[test]
     fn patterns_and_bounds() {
-        let t = Tunables::new(30_000);
-        assert_eq!(t.apply("*", None).unwrap().len(), 3);
-        assert_eq!(t.apply("server.*_ms", None).unwrap().len(), 2);
+        let defaults = Defaults {
+            session_grace: Duration::from_secs(30),
+            callback_deadline: Duration::from_secs(30),
+            worker_spin: Duration::ZERO,
+        };
+        let t = Tunables::new(defaults);
+        assert_eq!(t.apply("*", None).unwrap().len(), t.all().len());
+        for (name, value, help) in t.apply("server.*", None).unwrap() {
+            assert!(help.contains(&format!("default {value}, ")), "{name}: {help}");
+            assert!(t.all().iter().any(|x| x.name == name && (x.least..=x.most).contains(&x.default)), "{name}");
+        }
         assert_eq!(t.apply("*plan_trie?", Some("7")).unwrap()[0].1, "7");
         assert_eq!(t.plan_tries.get(), 7);
+        assert_eq!(t.apply("server.checkpoint_bytes", Some("4M")).unwrap()[0].1, "4194304");
+        assert_eq!(t.apply("server.checkpoint_bytes", Some("M")), Err(Errno::Inval));
         assert_eq!(t.apply("nothing*", None), Err(Errno::NoEnt));
         assert_eq!(t.apply("server.*", Some("0")), Err(Errno::Inval));
         assert_eq!(t.apply("server.plan_tries", Some("much")), Err(Errno::Inval));

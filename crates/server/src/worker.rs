@@ -170,11 +170,11 @@ impl<E: Env> Worker<E> {
         loop {
             let (from, _, message) = mesh.recv().await;
             match message {
-                Message::Call { token, session, id, call, payload } => {
+                Message::Call { token, session, id, call, payload, until_ns } => {
                     let worker = self.clone();
                     self.env.spawn(async move {
                         let lane = lane_of(&call.op);
-                        let (answer, payload) = worker.call_here(session, id, *call, payload).await;
+                        let (answer, payload) = worker.call_here(session, id, *call, payload, until_ns).await;
                         worker.send(from, lane, Message::Called { token, answer: Box::new(answer), payload });
                     });
                 }
@@ -209,28 +209,42 @@ impl<E: Env> Worker<E> {
         }
     }
 
-    /// Executes a client's request, wherever its target is.
-    pub async fn call(self: &Rc<Self>, session: SessionId, id: RequestId, call: Call, payload: Option<Buf>) -> Called {
+    /// Executes a client's request, wherever its target is, unless `until_ns` (monotonic) passes before it begins.
+    pub async fn call(
+        self: &Rc<Self>,
+        session: SessionId,
+        id: RequestId,
+        call: Call,
+        payload: Option<Buf>,
+        until_ns: Option<u64>,
+    ) -> Called {
         if call.target.0 >= self.pool {
             return (Answer { result: Err(Errno::Inval), contended: false }, None);
         }
         let to = self.owner(call.target);
         if to == usize::from(self.index) {
-            return self.call_here(session, id, call, payload).await;
+            return self.call_here(session, id, call, payload, until_ns).await;
         }
         add(&self.counters.forwarded, 1);
         let (sender, receiver) = oneshot::channel();
         let token = self.token();
         self.calls.borrow_mut().insert(token, sender);
         let lane = lane_of(&call.op);
-        self.send(to, lane, Message::Call { token, session, id, call: Box::new(call), payload });
+        self.send(to, lane, Message::Call { token, session, id, call: Box::new(call), payload, until_ns });
         receiver.await.unwrap_or((Answer { result: Err(Errno::Io), contended: false }, None))
     }
 
-    async fn call_here(self: &Rc<Self>, session: SessionId, id: RequestId, call: Call, payload: Option<Buf>) -> Called {
+    async fn call_here(
+        self: &Rc<Self>,
+        session: SessionId,
+        id: RequestId,
+        call: Call,
+        payload: Option<Buf>,
+        until_ns: Option<u64>,
+    ) -> Called {
         self.counters.request(&call.op);
         match self.target(call.target) {
-            Some(target) => crate::ops::execute(self, &target, session, id, call, payload).await,
+            Some(target) => crate::ops::execute(self, &target, session, id, call, payload, until_ns).await,
             None => (Answer { result: Err(Errno::Inval), contended: false }, None),
         }
     }

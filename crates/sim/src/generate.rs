@@ -214,6 +214,8 @@ impl Generator {
             dsync: self.dice.one_in(self.temper.sync),
             truncate: access > 0 && self.dice.one_in(10),
             exclusive: false,
+            exec: false,
+            no_atime: false,
         }
     }
 

@@ -74,7 +74,7 @@ impl fmt::Display for ServeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ServeError::KeyNeeded { addr } => {
-                write!(f, "{addr} can be reached from other machines: a cluster key is needed to serve it")
+                write!(f, "{addr} can be reached from other machines, so it needs a cluster key: --key FILE")
             }
             ServeError::Accept(e) => write!(f, "accept: {e}"),
         }

@@ -104,10 +104,10 @@ pub(crate) async fn challenge<E: Env>(
     }
     if let Some(key) = key {
         let Some(proof) = &signed.proof else {
-            return Err(refuse(out, "this cluster needs a key".into()).await);
+            return Err(refuse(out, "this cluster needs a key; give its file with --key".into()).await);
         };
         if !key.verify(End::Client, &challenge, &signed.nonce, &proven_bytes(&signed.hello), proof) {
-            return Err(refuse(out, "wrong cluster key".into()).await);
+            return Err(refuse(out, "wrong cluster key; give the file that the server was started with".into()).await);
         }
     }
     Ok(Guest { hello: signed.hello, challenge, nonce: signed.nonce })

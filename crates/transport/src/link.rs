@@ -168,9 +168,34 @@ impl<E: Env> Link<E> {
         self.call_with(CallOptions { lane, pad, deadline: None }, call, payload).await
     }
 
+    /// As `call`, without anybody who waits: `done` is told the outcome, at once and from within the link, which it must
+    /// not call. A call that would have to wait for a slot comes back.
+    pub fn call_and_tell(
+        &self,
+        lane: Lane,
+        call: Call,
+        payload: Option<Buf>,
+        pad: usize,
+        done: impl FnOnce(Result<(Answer, Option<Buf>), LinkError>) + 'static,
+    ) -> Result<(), (Call, Option<Buf>, Box<dyn FnOnce(Result<(Answer, Option<Buf>), LinkError>)>)> {
+        assert!(pad < amphi_env::buf::ALIGN, "a pad is below the alignment");
+        let fits = payload.as_ref().is_none_or(|p| p.len() <= limits::PAYLOAD_MAX);
+        let mut state = self.state.borrow_mut();
+        let Some(id) = fits.then(|| state.try_acquire(lane)).flatten() else {
+            return Err((call, payload, Box::new(done)));
+        };
+        let (_, send_now) = state.install(id, pad as u16, 0, call, payload, Some(Box::new(done)));
+        drop(state);
+        if send_now {
+            self.outgoing.ring();
+        }
+        Ok(())
+    }
+
     /// Sends a request and waits for its answer and the answer's payload; any number in parallel. Survives
     /// broken connections and restarts of the server. Dropping the future before the request is sent withdraws
-    /// it; later, the request is executed and its slot stays taken until the reply comes.
+    /// it; later, the request is executed and its slot stays taken until the reply comes. Sent again past its
+    /// deadline it begins no more.
     pub async fn call_with(
         &self,
         options: CallOptions,
@@ -179,7 +204,7 @@ impl<E: Env> Link<E> {
     ) -> Result<(Answer, Option<Buf>), LinkError> {
         assert!(options.pad < amphi_env::buf::ALIGN, "a pad is below the alignment");
         let whole = async {
-            let ms = options.deadline.map_or(0, |d| u32::try_from(d.as_millis()).unwrap_or(u32::MAX).max(1));
+            let ms = options.deadline.map_or(0, state::deadline_ms);
             self.issue(Issue::Lane(options.lane), options.pad, ms, call, payload).await?.answer().await
         };
         match options.deadline {
@@ -203,7 +228,12 @@ impl<E: Env> Link<E> {
             Issue::Lane(lane) => state::acquire(&self.state, lane).await?,
             Issue::Reserve => poll_fn(|cx| self.state.borrow_mut().poll_reserve(cx)).await?,
         };
-        let (cell, send_now) = self.state.borrow_mut().install(id, pad as u16, deadline_ms, call, payload);
+        let (cell, send_now) = self.state.borrow_mut().install(id, pad as u16, deadline_ms, call, payload, None);
+        if deadline_ms > 0
+            && let Some(pending) = self.state.borrow_mut().pending(id)
+        {
+            pending.until = Some(self.env.now() + Duration::from_millis(deadline_ms.into()));
+        }
         if send_now {
             self.outgoing.ring();
         }

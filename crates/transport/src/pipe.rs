@@ -263,7 +263,7 @@ impl<E: Env> StreamRx<E> {
         let pad = gate.admit(head.kind, head.lane, head.id, head.pad).map_err(Ending::Violation)?;
         let payload = match head.payload_len as usize {
             0 => None,
-            len => Some(self.fill(Buf::padded(pad, len)).await?),
+            len => Some(self.fill(Buf::scratch_padded(pad, len)).await?),
         };
         Ok((message, payload))
     }

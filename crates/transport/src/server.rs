@@ -51,7 +51,7 @@ pub struct Incoming {
     pub route: ReplyRoute,
     /// Its lane.
     pub lane: Lane,
-    /// How long the client waits from now, `None` = without bound.
+    /// How long the client waits from now, `None` = without bound. What has not begun by then must not begin.
     pub deadline: Option<Duration>,
     /// What is asked.
     pub call: Call,

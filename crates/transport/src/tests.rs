@@ -80,6 +80,8 @@ pub(super) struct TestServer {
     pub(super) credits: Cell<(u16, u16)>,
     pub(super) refuse: RefCell<Option<String>>,
     held: RefCell<BTreeMap<u64, ReplyRoute>>,
+    /// With which deadline each held request came.
+    pub(super) deadlines: RefCell<BTreeMap<u64, Option<std::time::Duration>>>,
     /// Numbers in the order of execution.
     pub(super) order: RefCell<Vec<u64>>,
     pub(super) connected: RefCell<Vec<ConnId>>,
@@ -100,6 +102,7 @@ impl TestServer {
             credits: Cell::new((8, 4)),
             refuse: RefCell::default(),
             held: RefCell::default(),
+            deadlines: RefCell::default(),
             order: RefCell::default(),
             connected: RefCell::default(),
             disconnected: RefCell::default(),
@@ -170,6 +173,7 @@ impl Handler for TestServer {
         {
             self.order.borrow_mut().push(dir.0);
             self.held.borrow_mut().insert(dir.0, request.route);
+            self.deadlines.borrow_mut().insert(dir.0, request.deadline);
             return;
         }
         let mut tables = self.durable.tables.borrow_mut();

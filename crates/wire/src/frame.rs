@@ -15,6 +15,9 @@ use std::fmt;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// Value of `deadline_ms` that says that nobody waits any more: only an answer that there is already is given.
+pub const DEADLINE_PASSED_MS: u32 = 1;
+
 /// Bytes of a header.
 pub const HEAD_BYTES: usize = 48;
 /// First four bytes of every frame: `AMPH`.

@@ -9,7 +9,7 @@ use amphi_types::{
 use serde::{Deserialize, Serialize};
 
 /// Protocol version; peers of another version are refused in the handshake.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Which credits a message uses. Flush and cancel never wait behind ordinary requests (DESIGN.md §6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -217,14 +217,14 @@ pub enum Request {
         /// Name.
         name: Name,
     },
-    /// `Done`.
+    /// `Removed`.
     Unlink {
         /// Directory.
         dir: Ino,
         /// Name.
         name: Name,
     },
-    /// `Done`.
+    /// `Removed`.
     RmDir {
         /// Directory.
         dir: Ino,
@@ -266,6 +266,8 @@ pub enum Request {
         ino: Ino,
         /// How.
         access: Access,
+        /// Opened to be executed (`FMODE_EXEC`): needs the permission to execute in place of that to read.
+        exec: bool,
     },
     /// `Done`: the session's open ends. The last close of an unlinked inode frees it.
     Close {
@@ -273,6 +275,16 @@ pub enum Request {
         ino: Ino,
         /// As opened.
         access: Access,
+        /// Time of the last read, if the access time is to be brought forward to it: lazily, it may be lost in a crash.
+        atime: Option<Timespec>,
+    },
+    /// `Done`: an inode without a name, of which the session has just these `opens` left, ends with data that was never
+    /// written: in place of their closes. `Busy` if it has a name or is open otherwise: nothing has changed.
+    Discard {
+        /// Inode.
+        ino: Ino,
+        /// Opens of the session, all of which end.
+        opens: u32,
     },
     /// `Bytes`.
     GetXattr {
@@ -444,6 +456,8 @@ pub struct InodeView {
     pub generation: u64,
     /// The inode's owner knows that other targets may hold data (`Request::Spread` was sent).
     pub spread: bool,
+    /// It has extended attributes: without, a client need not ask for one.
+    pub xattrs: bool,
 }
 
 /// An entry of a directory.
@@ -517,6 +531,14 @@ pub enum Reply {
         inode: InodeView,
         /// Whether it is new.
         created: bool,
+        /// A write lock on all of stripe 0, for whoever creates a file to write it. Not in an answer repeated after a
+        /// restart of the server.
+        lock: Option<u64>,
+    },
+    /// A name was removed.
+    Removed {
+        /// The inode, if that was its last name: what is open of it lives on, nobody else will see its data.
+        last_name_of: Option<Ino>,
     },
     /// An inode number.
     Ino(Ino),

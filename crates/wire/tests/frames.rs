@@ -72,8 +72,8 @@ fn requests() -> Vec<Request> {
         Request::Rename { from: dir, from_name: name(), to: ino, to_name: name(), mode: RenameMode::Exchange },
         Request::ReadLink { ino },
         Request::ReadDir { dir, cookie: u64::MAX, max: 1, plus: true },
-        Request::Open { ino, access },
-        Request::Close { ino, access },
+        Request::Open { ino, access, exec: true },
+        Request::Close { ino, access, atime: Some(Timespec { sec: -1, nsec: 5 }) },
         Request::GetXattr { ino, name: b"user.a".to_vec() },
         Request::ListXattr { ino },
         Request::SetXattr { ino, name: vec![], value: vec![0; 3000], mode: XattrMode::Replace },
@@ -176,7 +176,7 @@ fn bytes_of_a_request() {
     let body = [2, 5, 6, 1, 7, 1, 0xac, 0x02];
     assert_eq!(bytes[HEAD_BYTES..len], body);
     let mut expected = Vec::new();
-    expected.extend(b"AMPH\x01\x00\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
+    expected.extend(b"AMPH\x02\x00\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
     expected.extend(b"\x02\x01\x00\x00\x00\x00\x00\x00\xe8\x03\x00\x00\x08\x00\x00\x00");
     expected.extend(b"\x09\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00");
     let crc = crc32c::crc32c(&[&expected[..], &body].concat());
@@ -197,7 +197,7 @@ fn damage_is_named() {
         receive::<Answer>(&bytes).unwrap_err().expect("whole frames")
     };
     assert_eq!(damaged(0, b"HTTP"), FrameError::Magic { found: *b"HTTP" });
-    assert_eq!(damaged(4, &[2]), FrameError::Version { found: 2 });
+    assert_eq!(damaged(4, &[1]), FrameError::Version { found: 1 });
     assert_eq!(damaged(6, &[0]), FrameError::Kind { found: 0 });
     assert_eq!(damaged(7, &[2]), FrameError::Lane { found: 2 });
     assert_eq!(damaged(12, &[0, 16]), FrameError::Pad { found: 4096 });
@@ -208,7 +208,7 @@ fn damage_is_named() {
     assert_eq!(damaged(32, &u32::MAX.to_le_bytes()), FrameError::PayloadTooLong { kind, len: u32::MAX });
     assert!(matches!(damaged(16, &[1]), FrameError::Checksum { .. }));
     assert!(matches!(damaged(len - 1, &[9]), FrameError::Checksum { .. }));
-    for error in [damaged(0, b"HTTP"), damaged(4, &[2]), damaged(len - 1, &[9])] {
+    for error in [damaged(0, b"HTTP"), damaged(4, &[1]), damaged(len - 1, &[9])] {
         assert!(!error.to_string().is_empty());
     }
 }

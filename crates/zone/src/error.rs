@@ -68,7 +68,10 @@ impl ZoneError {
             std::io::ErrorKind::NotFound => ZoneErrorKind::Missing,
             _ => ZoneErrorKind::Io,
         };
-        ZoneError::new(kind, place, e.to_string())
+        let (place, text) = (place.into(), e.to_string());
+        // Errors of the environment often name the path themselves.
+        let text = text.strip_prefix(place.as_str()).and_then(|t| t.strip_prefix(": ")).unwrap_or(&text).to_string();
+        ZoneError::new(kind, place, text)
     }
 }
 

@@ -1,7 +1,7 @@
 //! A log group under construction: records packed into aligned memory that is reused.
 
 use crate::change;
-use crate::layout::{GROUP_HEADER, GROUP_MAGIC, GroupHeader, block_crc, blocks_for};
+use crate::layout::{GROUP_FRESH, GROUP_HEADER, GROUP_MAGIC, GroupHeader, block_crc, blocks_for};
 use amphi_env::Buf;
 use amphi_types::item::{Change, Txn};
 use amphi_types::limits::BLOCK;
@@ -22,8 +22,8 @@ pub struct Group {
     len: usize,
     pub records: u32,
     pub first_lsn: u64,
-    /// Whether data must be synced first.
-    pub after_data: bool,
+    /// Whether a record points at data that may not be synced.
+    pub fresh: bool,
     /// What the records change, in order.
     pub changes: Vec<Change>,
 }
@@ -35,7 +35,7 @@ impl Group {
     /// An empty group with memory of its own.
     pub fn new() -> Group {
         let buf = Buf::zeroed(CAPACITY_FIRST);
-        Group { buf, len: GROUP_HEADER, records: 0, first_lsn: 0, after_data: false, changes: Vec::new() }
+        Group { buf, len: GROUP_HEADER, records: 0, first_lsn: 0, fresh: false, changes: Vec::new() }
     }
 
     /// Empties it, keeping the memory.
@@ -44,7 +44,7 @@ impl Group {
         self.buf.set_window(all);
         self.len = GROUP_HEADER;
         self.records = 0;
-        self.after_data = false;
+        self.fresh = false;
         self.changes.clear();
     }
 
@@ -98,7 +98,7 @@ impl Group {
 
     /// Fills in the header and takes the memory out for writing: whole blocks. Returns the link for the group
     /// behind it.
-    pub fn seal(&mut self, zone_id: u64, opening: u64, prev: Link, seq: u64, stable_seq: u64) -> (Buf, Link) {
+    pub fn seal(&mut self, zone_id: u64, opening: u64, prev: Link, seq: u64, mark: u64) -> (Buf, Link) {
         let end = self.blocks() as usize * BLOCK as usize;
         self.grow(end);
         self.buf[self.len..end].fill(0);
@@ -111,10 +111,10 @@ impl Group {
             prev_crc: prev.crc.into(),
             records: self.records.into(),
             body_bytes: ((self.len - GROUP_HEADER) as u32).into(),
-            reserved: 0.into(),
+            flags: if self.fresh { GROUP_FRESH } else { 0 }.into(),
             seq: seq.into(),
             first_lsn: self.first_lsn.into(),
-            stable_seq: stable_seq.into(),
+            stable_seq: mark.into(),
         };
         self.buf[..GROUP_HEADER].copy_from_slice(header.as_bytes());
         let crc = block_crc(zone_id, &self.buf);

@@ -5,16 +5,19 @@
 //! the checksum field as zero, so a structure of another zone never verifies.
 
 use crate::{ZoneError, ZoneErrorKind, ZoneParams};
+use amphi_env::Buf;
 use amphi_types::limits::BLOCK;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of the format.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// First bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"AMPHIZON";
 /// First bytes of a log group.
 pub const GROUP_MAGIC: u32 = u32::from_le_bytes(*b"AGRP");
+/// Flag of a log group: a record points at data that may not have been synced when the group was written.
+pub const GROUP_FRESH: u32 = 1;
 /// First bytes of a segment page.
 pub const PAGE_MAGIC: u32 = u32::from_le_bytes(*b"APAG");
 /// Most segments that a root names.
@@ -120,7 +123,9 @@ pub struct Superblock {
     pub stable_seq: U64,
     pub next_segment: U64,
     pub segments: [SegmentRef; SEGMENTS_MAX],
-    pub rest: [u8; 4096 - 160 - 32 * SEGMENTS_MAX],
+    /// Life of the machine in which the zone was opened (`Env::boot_id`); 0: not opened yet.
+    pub boot: U64,
+    pub rest: [u8; 4096 - 168 - 32 * SEGMENTS_MAX],
 }
 
 const _: () = assert!(size_of::<Superblock>() == BLOCK as usize);
@@ -232,10 +237,11 @@ pub struct GroupHeader {
     pub prev_crc: U32,
     pub records: U32,
     pub body_bytes: U32,
-    pub reserved: U32,
+    /// `GROUP_FRESH` or 0.
+    pub flags: U32,
     pub seq: U64,
     pub first_lsn: U64,
-    /// Groups up to this one were stable when this one was made.
+    /// The mark: groups up to this one, and the data that they point at, were synced when this one was made.
     pub stable_seq: U64,
 }
 
@@ -268,6 +274,20 @@ pub fn block_crc(zone_id: u64, blocks: &[u8]) -> u32 {
     let crc = crc32c::crc32c_append(crc, &blocks[..4]);
     let crc = crc32c::crc32c_append(crc, &[0; 4]);
     crc32c::crc32c_append(crc, &blocks[8..])
+}
+
+/// Where a zone notes that a sync failed.
+pub const DOUBT_OFFSET: u64 = 2 * BLOCK;
+const DOUBT_MAGIC: [u8; 4] = *b"ADBT";
+
+/// The note that in life `boot` of the machine writes may have been lost without a loss of power.
+pub fn doubt(zone_id: u64, boot: u64) -> Buf {
+    let mut block = Buf::zeroed(BLOCK as usize);
+    block[..4].copy_from_slice(&DOUBT_MAGIC);
+    block[8..16].copy_from_slice(&boot.to_le_bytes());
+    let crc = block_crc(zone_id, &block);
+    block[4..8].copy_from_slice(&crc.to_le_bytes());
+    block
 }
 
 /// Whole blocks for `bytes`.

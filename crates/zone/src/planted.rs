@@ -9,8 +9,12 @@ pub enum Mistake {
     TrimBeforeRoot,
     /// A group may follow any other.
     NoChain,
-    /// Data is not synced before the record that points at it.
-    RecordBeforeData,
+    /// After power loss, records whose data was never proven to be synced are replayed.
+    FreshReplayed,
+    /// What was synced counts as stable, whether or not that is proven on the medium.
+    StableUnproven,
+    /// What was cut is left as it was.
+    CutComesBack,
 }
 
 /// Whether `mistake` is planted.

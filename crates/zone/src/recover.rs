@@ -3,13 +3,22 @@
 //! Rules (docs/DISK_FORMAT.md): of two valid superblock copies the one with the higher sequence counts; one may
 //! be invalid. Segments must verify wholly. The log is replayed from the root's start while groups verify and
 //! name their predecessor. Where that ends the log is cut, unless something proves that the group there was
-//! stable: the root's mark, or a later group that was made after it had been synced. Then it is an error.
+//! synced: the root's mark, or that of a later group. Then it is an error.
+//!
+//! If the root was made in another life of the machine, power may have been lost (or a sync failed), and a fresh group may be there without
+//! the data that it points at. So the log is also cut at the first fresh group that no mark covers. Marks speak of
+//! groups in front of every cut that was ever made there (a cut is behind them all), so those of groups that no longer
+//! count are true of the groups that do; and all of them are looked at, so that none is left that contradicts the cut.
 
 use crate::change;
 use crate::group::Link;
-use crate::layout::{GROUP_HEADER, GROUP_MAGIC, Geometry, GroupHeader, Superblock, block_crc, blocks_for};
+use crate::layout::{
+    DOUBT_OFFSET, GROUP_FRESH, GROUP_HEADER, GROUP_MAGIC, Geometry, GroupHeader, Superblock, block_crc, blocks_for,
+    doubt,
+};
 use crate::planted::{self, Mistake};
 use crate::segment::{Segment, SegmentReader, SlotMap};
+use crate::state::LogPoint;
 use crate::{ZoneError, ZoneErrorKind};
 use amphi_env::{Buf, Disk};
 use amphi_types::item::Key;
@@ -38,6 +47,10 @@ pub struct Image {
     pub lsn: u64,
     pub link: Link,
     pub replayed: u64,
+    /// Whether a sync has failed in this life of the machine.
+    pub doubted: bool,
+    /// Position of a whole group that is not replayed, and must never be.
+    pub cut: Option<u64>,
     pub notes: Vec<String>,
 }
 
@@ -50,8 +63,8 @@ async fn read_at(disk: &impl Disk, at: u64, len: usize, place: &str) -> Result<B
     Ok(buf)
 }
 
-/// Reads the zone on `disk`.
-pub async fn read_zone(disk: &impl Disk) -> Result<Image, ZoneError> {
+/// Reads the zone on `disk`, in life `boot` of the machine.
+pub async fn read_zone(disk: &impl Disk, boot: u64) -> Result<Image, ZoneError> {
     let mut notes = Vec::new();
     let (root, copies_agree) = read_root(disk, &mut notes).await?;
     let geometry = root.geometry();
@@ -93,9 +106,13 @@ pub async fn read_zone(disk: &impl Disk) -> Result<Image, ZoneError> {
         items,
         dirty: Changes::new(),
         replayed: 0,
+        doubted: false,
+        cut: None,
         notes,
     };
-    replay(disk, &mut image).await?;
+    let noted = read_at(disk, DOUBT_OFFSET, BLOCK as usize, "note of failed syncs").await?;
+    image.doubted = noted[..] == doubt(zone_id, boot)[..];
+    read_log(disk, &mut image, boot).await?;
     for (key, value) in &image.dirty {
         match value {
             Some(value) => image.items.insert(key.clone(), value.clone()),
@@ -190,64 +207,129 @@ impl<D: Disk> LogBlocks<'_, D> {
     }
 }
 
-async fn replay(disk: &impl Disk, image: &mut Image) -> Result<(), ZoneError> {
-    let zone_id = image.root.zone_id.get();
-    let ring = image.geometry.log_blocks;
-    let start = image.position;
-    let mut log = LogBlocks { disk, geometry: image.geometry, chunk: Vec::new(), chunk_at: 0 };
-    while image.position < start + ring {
-        let Some((header, bytes)) = log.group(image.position, zone_id).await? else {
-            break;
-        };
-        let chained = header.prev_opening.get() == image.link.opening && header.prev_crc.get() == image.link.crc;
-        let follows = header.seq.get() == image.seq + 1
-            && header.first_lsn.get() == image.lsn + 1
-            && (chained || planted::is(Mistake::NoChain));
-        if !follows || image.position + blocks_for(GROUP_HEADER + header.body_bytes.get() as usize) > start + ring {
-            break;
-        }
-        let place = || format!("log group {} at block {}", header.seq, image.position % ring);
-        let mut body = &bytes[GROUP_HEADER..GROUP_HEADER + header.body_bytes.get() as usize];
-        for _ in 0..header.records.get() {
-            let record = body.split_first_chunk::<4>().and_then(|(len, rest)| {
-                let (record, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
-                body = rest;
-                Some(record)
-            });
-            let mut record = record.ok_or_else(|| ZoneError::corrupt(place(), "a record leaves its group"))?;
-            while !record.is_empty() {
-                let change = change::take(&mut record);
-                let (key, value) = change.ok_or_else(|| ZoneError::corrupt(place(), "a change leaves its record"))?;
-                image.dirty.insert(key, value);
+impl<D: Disk> LogBlocks<'_, D> {
+    /// Follows the groups from `at` while they verify and name their predecessor. `take` gets each one's header and body,
+    /// and where it lies; the end is behind the last one that it took.
+    async fn follow(
+        &mut self,
+        zone_id: u64,
+        mut at: LogPoint,
+        ring_end: u64,
+        mut take: impl FnMut(LogPoint, &GroupHeader, &[u8]) -> Result<bool, ZoneError>,
+    ) -> Result<LogPoint, ZoneError> {
+        while at.position < ring_end {
+            let Some((header, bytes)) = self.group(at.position, zone_id).await? else {
+                break;
+            };
+            let chained = header.prev_opening.get() == at.link.opening && header.prev_crc.get() == at.link.crc;
+            let follows = header.seq.get() == at.seq + 1
+                && header.first_lsn.get() == at.lsn + 1
+                && (chained || planted::is(Mistake::NoChain));
+            let end = at.position + blocks_for(bytes.len());
+            let body = &bytes[GROUP_HEADER..GROUP_HEADER + header.body_bytes.get() as usize];
+            if !follows || end > ring_end || !take(at, &header, body)? {
+                break;
             }
+            at.position = end;
+            at.seq += 1;
+            at.lsn += u64::from(header.records.get());
+            at.link = Link { opening: header.opening.get(), crc: header.crc.get() };
         }
-        if !body.is_empty() {
-            return Err(ZoneError::corrupt(place(), "bytes are left over behind its records"));
-        }
-        image.position += blocks_for(bytes.len());
-        image.seq += 1;
-        image.lsn += u64::from(header.records.get());
-        image.link = Link { opening: header.opening.get(), crc: header.crc.get() };
-        image.replayed += u64::from(header.records.get());
+        Ok(at)
     }
-    check_tail(&mut log, image, start + ring).await
 }
 
-/// Makes sure that the group that does not verify may be missing, and says whether something was cut.
-async fn check_tail<D: Disk>(log: &mut LogBlocks<'_, D>, image: &mut Image, ring_end: u64) -> Result<(), ZoneError> {
+/// Replays what counts of the log.
+async fn read_log(disk: &impl Disk, image: &mut Image, boot: u64) -> Result<(), ZoneError> {
     let zone_id = image.root.zone_id.get();
-    let missing = image.seq + 1;
-    let block = image.position % image.geometry.log_blocks;
+    let start = LogPoint { position: image.position, seq: image.seq, lsn: image.lsn, link: image.link };
+    let ring_end = start.position + image.geometry.log_blocks;
+    let mut log = LogBlocks { disk, geometry: image.geometry, chunk: Vec::new(), chunk_at: 0 };
+    let same_life = (image.root.boot.get() == boot && !image.doubted) || planted::is(Mistake::FreshReplayed);
+    let mut cut = u64::MAX;
+    if !same_life {
+        let (mut proven, mut fresh, mut last) = (image.root.stable_seq.get(), Vec::new(), start.seq);
+        let survey = |_: LogPoint, header: &GroupHeader, _: &[u8]| {
+            proven = proven.max(header.stable_seq.get());
+            last = header.seq.get();
+            if header.flags.get() & GROUP_FRESH != 0 {
+                fresh.push(last);
+            }
+            Ok(true)
+        };
+        let end = log.follow(zone_id, start, ring_end, survey).await?;
+        proven = proven.max(read_tail(&mut log, image, end, ring_end).await?);
+        if let Some(first) = fresh.into_iter().find(|&seq| seq > proven) {
+            cut = first;
+            let count = last - first + 1;
+            let cause = if image.doubted { "a sync failed" } else { "power was lost" };
+            image.notes.push(format!(
+                "{cause}: the log ends before group {first}, whose data may not have been synced; {count} groups \
+                 were cut"
+            ));
+        }
+    }
+    let (changes, replayed, cut_at, ring) =
+        (&mut image.dirty, &mut image.replayed, &mut image.cut, image.geometry.log_blocks);
+    let replay = |at: LogPoint, header: &GroupHeader, body: &[u8]| {
+        if header.seq.get() == cut {
+            *cut_at = Some(at.position);
+            return Ok(false);
+        }
+        replay_group(changes, header, body, || format!("log group {} at block {}", header.seq, at.position % ring))?;
+        *replayed += u64::from(header.records.get());
+        Ok(true)
+    };
+    let end = log.follow(zone_id, start, ring_end, replay).await?;
+    (image.position, image.seq, image.lsn, image.link) = (end.position, end.seq, end.lsn, end.link);
+    if same_life {
+        read_tail(&mut log, image, end, ring_end).await?;
+    }
+    Ok(())
+}
+
+fn replay_group(
+    changes: &mut Changes,
+    header: &GroupHeader,
+    mut body: &[u8],
+    place: impl Fn() -> String,
+) -> Result<(), ZoneError> {
+    for _ in 0..header.records.get() {
+        let record = body.split_first_chunk::<4>().and_then(|(len, rest)| {
+            let (record, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+            body = rest;
+            Some(record)
+        });
+        let mut record = record.ok_or_else(|| ZoneError::corrupt(place(), "a record leaves its group"))?;
+        while !record.is_empty() {
+            let change = change::take(&mut record);
+            let (key, value) = change.ok_or_else(|| ZoneError::corrupt(place(), "a change leaves its record"))?;
+            changes.insert(key, value);
+        }
+    }
+    if body.is_empty() { Ok(()) } else { Err(ZoneError::corrupt(place(), "bytes are left over behind its records")) }
+}
+
+/// Makes sure that the group at `end`, which does not verify, may be missing, and says whether something was cut.
+/// Returns the highest mark behind it.
+async fn read_tail<D: Disk>(
+    log: &mut LogBlocks<'_, D>,
+    image: &mut Image,
+    end: LogPoint,
+    ring_end: u64,
+) -> Result<u64, ZoneError> {
+    let zone_id = image.root.zone_id.get();
+    let missing = end.seq + 1;
+    let block = end.position % image.geometry.log_blocks;
     let lost = |proof: &str| {
-        let place =
-            format!("log group {missing} at block {block} (byte {})", image.geometry.log_address(image.position));
+        let place = format!("log group {missing} at block {block} (byte {})", image.geometry.log_address(end.position));
         Err(ZoneError::corrupt(place, format!("it does not verify, but {proof} says that it was stable")))
     };
     if image.root.stable_seq.get() >= missing {
         return lost("the superblock");
     }
-    let mut later = 0u64;
-    let mut at = image.position;
+    let (mut later, mut mark) = (0u64, 0);
+    let mut at = end.position;
     while at < ring_end {
         let mut step = 1;
         // Headers are looked at first: most blocks here are remains of an earlier lap.
@@ -261,6 +343,7 @@ async fn check_tail<D: Disk>(log: &mut LogBlocks<'_, D>, image: &mut Image, ring
                 if h.stable_seq.get() >= missing {
                     return lost(&format!("group {}", h.seq));
                 }
+                mark = mark.max(h.stable_seq.get());
                 later += 1;
                 step = blocks;
             }
@@ -270,5 +353,5 @@ async fn check_tail<D: Disk>(log: &mut LogBlocks<'_, D>, image: &mut Image, ring
     if later > 0 {
         image.notes.push(format!("the log ends before group {missing}; {later} unsynced groups behind it were cut"));
     }
-    Ok(())
+    Ok(mark)
 }

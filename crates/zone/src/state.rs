@@ -1,11 +1,18 @@
 //! What the handle and the agents of a zone share.
 //!
-//! Owns: queue, positions, dirty changes, waiting. Invariant: `stable <= written <= appended`; `dirty` is exactly
-//! what the written groups since the root's log start change, but for what a running checkpoint has taken.
+//! Owns: queue, positions, dirty changes, waiting, and what is stable. Invariants: `stable <= synced <= written <=
+//! appended`; `dirty` is exactly what the written groups since the root's log start change, but for what a running
+//! checkpoint has taken.
+//!
+//! Stable means: will be replayed after power loss. Recovery then drops the log from the first fresh group on that no
+//! mark covers (`recover`), so a record is stable when it is synced and every fresh group up to it is covered by a mark
+//! that is synced itself. Records in front of the first such group need one sync; those behind it a sync, a mark, which
+//! the next group carries, and a sync.
 
 use crate::event::Event;
 use crate::group::{Group, Link};
 use crate::layout::{GROUP_HEADER, Geometry, PAGE_PAYLOAD, SLOT_BYTES, Superblock};
+use crate::planted::{self, Mistake};
 use crate::recover::{Changes, Image};
 use crate::segment::{Segment, SlotMap};
 use crate::zone::{OpenOptions, ZoneStats};
@@ -14,7 +21,7 @@ use amphi_env::Env;
 use amphi_types::item::{Change, Key, Txn};
 use amphi_types::limits::BLOCK;
 use amphi_types::{Errno, TargetId};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
@@ -46,6 +53,15 @@ pub struct LogPoint {
     pub link: Link,
 }
 
+/// A written group with a record that points at data, while nothing on the medium proves that both were synced.
+#[derive(Clone, Copy, Debug)]
+pub struct Fresh {
+    /// Number of the group.
+    pub seq: u64,
+    /// Last record before it.
+    pub before: u64,
+}
+
 /// The changing part.
 pub struct State {
     pub queue: VecDeque<Group>,
@@ -53,8 +69,20 @@ pub struct State {
     pub queued_bytes: u64,
     pub appended_lsn: u64,
     pub written_lsn: u64,
+    /// Records up to this one are replayed after power loss: they are synced, and no fresh group in front of or with
+    /// them lacks its proof.
     pub stable_lsn: u64,
-    pub stable_seq: u64,
+    /// Records and groups that a sync has covered.
+    pub synced_lsn: u64,
+    pub synced_seq: u64,
+    /// Highest mark that is itself synced: in the root, or in a group.
+    pub proven_seq: u64,
+    /// Fresh groups that are not proven, oldest first. As many as the log has room for, at most.
+    pub fresh: VecDeque<Fresh>,
+    /// Mark of the last written group.
+    pub head_mark: u64,
+    /// A mark up to here is to be written, with a group of its own if there is nothing else to write.
+    pub mark_wanted: u64,
     /// Behind the last written group.
     pub head: LogPoint,
     /// Oldest position that the root still needs.
@@ -87,6 +115,34 @@ pub struct State {
     pub counters: ZoneStats,
 }
 
+impl State {
+    /// A sync or a root has proven groups up to `proven_seq`: moves what is stable.
+    pub fn settle(&mut self, proven_seq: u64) {
+        self.proven_seq = self.proven_seq.max(proven_seq);
+        while self.fresh.front().is_some_and(|f| f.seq <= self.proven_seq) {
+            self.fresh.pop_front();
+        }
+        let limit = match self.fresh.front() {
+            Some(f) if !planted::is(Mistake::StableUnproven) => f.before,
+            _ => u64::MAX,
+        };
+        self.stable_lsn = self.stable_lsn.max(self.synced_lsn.min(limit));
+    }
+
+    /// Whether a mark has to be written.
+    pub fn mark_due(&self) -> bool {
+        self.mark_wanted > self.head_mark.max(self.proven_seq)
+    }
+
+    /// Number of the last fresh group that keeps record `lsn` from being stable, if it is synced and only a mark is
+    /// missing.
+    fn lacks_mark(&self, lsn: u64) -> Option<u64> {
+        let blocking = self.fresh.partition_point(|f| f.before < lsn);
+        let last = self.fresh.get(blocking.checked_sub(1)?)?.seq;
+        (last <= self.synced_seq && last > self.head_mark).then_some(last)
+    }
+}
+
 /// A zone as its handle and its agents see it.
 pub struct Shared<E: Env> {
     pub env: E,
@@ -101,8 +157,8 @@ pub struct Shared<E: Env> {
     pub record_bytes_max: usize,
     pub group_bytes_max: usize,
     pub items_max: u64,
-    pub dirty_max: u64,
-    pub sync_interval: Duration,
+    pub dirty_max: Cell<u64>,
+    pub sync_interval: Cell<Duration>,
     pub auto_checkpoint: bool,
     pub state: RefCell<State>,
     /// Something for the commit agent.
@@ -142,7 +198,12 @@ impl<E: Env> Shared<E> {
             appended_lsn: image.lsn,
             written_lsn: image.lsn,
             stable_lsn: image.lsn,
-            stable_seq: image.seq,
+            synced_lsn: image.lsn,
+            synced_seq: image.seq,
+            proven_seq: image.seq,
+            fresh: VecDeque::new(),
+            head_mark: image.seq,
+            mark_wanted: 0,
             head,
             start_position: image.root.start_position.get(),
             deletions: image.dirty.values().filter(|v| v.is_none()).count() as u64,
@@ -180,8 +241,8 @@ impl<E: Env> Shared<E> {
             record_bytes_max: (log_bytes / 4 - 2 * GROUP_HEADER).min(RECORD_BYTES_MAX),
             group_bytes_max: GROUP_BYTES_MAX.min(log_bytes / 8),
             items_max: region / 100 * ITEMS_PERCENT,
-            dirty_max: options.dirty_bytes.min(region / 8),
-            sync_interval: options.sync_interval,
+            dirty_max: Cell::new(options.dirty_bytes.min(region / 8)),
+            sync_interval: Cell::new(options.sync_interval),
             auto_checkpoint: options.auto_checkpoint,
             state: RefCell::new(state),
             queued: Event::default(),
@@ -251,7 +312,7 @@ impl<E: Env> Shared<E> {
         st.queued_bytes += bytes as u64;
         st.counters.appends += 1;
         let group = st.queue.back_mut().expect("just made sure of it");
-        group.after_data |= after_data;
+        group.fresh |= after_data;
         group.push(txn, bytes);
         drop(st);
         self.queued.notify();
@@ -300,6 +361,38 @@ impl<E: Env> Shared<E> {
             })
             .await;
         if ok { Ok(()) } else { Err(Errno::Io) }
+    }
+
+    /// Makes records up to `lsn`, which are written, stable; with `data` also everything else that was written before
+    /// the call. A fresh group takes a sync, a mark and a sync; callers at the same time share them.
+    pub async fn make_stable(&self, lsn: u64, mut data: bool) -> Result<(), Errno> {
+        loop {
+            let mark = {
+                let mut st = self.state.borrow_mut();
+                if st.failed.is_some() {
+                    return Err(Errno::Io);
+                }
+                if st.stable_lsn >= lsn && !data {
+                    return Ok(());
+                }
+                let mark = st.lacks_mark(lsn);
+                if mark.is_some() {
+                    st.mark_wanted = st.mark_wanted.max(st.synced_seq);
+                }
+                mark
+            };
+            match mark {
+                None => {
+                    self.request_sync().await?;
+                    data = false;
+                }
+                Some(seq) => {
+                    self.queued.notify();
+                    let marked = |st: &State| st.head_mark >= seq || st.proven_seq >= seq || st.failed.is_some();
+                    self.written.wait_until(|| marked(&self.state.borrow())).await;
+                }
+            }
+        }
     }
 
     /// Waits for a sync that starts after this call.
@@ -354,7 +447,7 @@ impl<E: Env> Shared<E> {
 
     /// Whether a checkpoint is due.
     pub fn checkpoint_due(&self, st: &State) -> bool {
-        (st.head.position - st.start_position) * 2 > self.geometry.log_blocks || st.dirty_bytes > self.dirty_max
+        (st.head.position - st.start_position) * 2 > self.geometry.log_blocks || st.dirty_bytes > self.dirty_max.get()
     }
 
     fn has_log_room(&self, st: &State) -> bool {

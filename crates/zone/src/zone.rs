@@ -1,6 +1,7 @@
 //! The zone as its owner sees it: format, open, append, wait, checkpoint, close.
 
-use crate::layout::{Geometry, LOG_OFFSET, Superblock};
+use crate::layout::{DOUBT_OFFSET, Geometry, LOG_OFFSET, SLOT_BYTES, Superblock};
+use crate::planted::{self, Mistake};
 use crate::recover::{Image, read_zone};
 use crate::state::Shared;
 use crate::{ZoneError, ZoneErrorKind, checkpoint, commit};
@@ -17,12 +18,13 @@ use zerocopy::IntoBytes;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lsn(pub u64);
 
-/// What must be durable before a record may be written.
+/// What a record relies on. It never waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Nothing.
     Plain,
-    /// Every disk write that returned before the `append`: the record points at fresh data blocks.
+    /// Every disk write that returned before the `append`: the record points at fresh data blocks. After power loss the
+    /// record, and all behind it, is only there if it is proven that these were synced.
     AfterData,
 }
 
@@ -47,7 +49,7 @@ pub struct OpenOptions {
     pub cluster: Option<u64>,
     /// Refuse a zone of another target.
     pub target: Option<TargetId>,
-    /// Written records become stable at the latest after this time.
+    /// Written records are synced at the latest after this time, and stable after twice that.
     pub sync_interval: Duration,
     /// A checkpoint is taken when changes of this many bytes wait for one.
     pub dirty_bytes: u64,
@@ -85,6 +87,8 @@ pub struct ZoneStats {
     pub appends: u64,
     /// Groups written.
     pub groups: u64,
+    /// Empty groups among them, written for their mark.
+    pub marks: u64,
     /// Bytes of groups written.
     pub log_bytes: u64,
     /// Syncs of the disk.
@@ -118,6 +122,11 @@ impl<E: Env> Clone for Zone<E> {
 
 #[cfg(test)]
 impl<E: Env> Zone<E> {
+    /// What the agents share, for tests that reach inside.
+    pub(crate) fn shared(&self) -> &Shared<E> {
+        &self.shared
+    }
+
     /// The state, for tests that look inside.
     pub(crate) fn state(&self) -> std::cell::Ref<'_, crate::state::State> {
         self.shared.state.borrow()
@@ -175,14 +184,25 @@ impl<E: Env> Zone<E> {
     /// nothing was changed, but for `Io`.
     pub async fn open(env: &E, path: &str, options: &OpenOptions) -> Result<(Zone<E>, Recovered), ZoneError> {
         let disk = env.disk(path, DiskMode::Open).await.map_err(|e| ZoneError::io(path, &e))?;
-        let image = read_zone(&*disk).await.map_err(|e| e.at(path))?;
+        let boot = env.boot_id();
+        let mut image = read_zone(&*disk, boot).await.map_err(|e| e.at(path))?;
         check_owner(&image, path, options)?;
-        restore_copies(&*disk, &image).await.map_err(|e| ZoneError::io(path, &e))?;
+        if let Err(e) = make_stable(&*disk, &mut image, boot).await {
+            commit::note_doubt(&*disk, image.root.zone_id.get(), boot).await;
+            return Err(ZoneError::io(path, &e));
+        }
         let (shared, items, replayed, notes) = Shared::new(env, path, disk, options, image);
         let shared = Rc::new(shared);
         commit::start(&shared);
         checkpoint::start(&shared);
         Ok((Zone { shared }, Recovered { items, replayed, notes }))
+    }
+
+    /// Changes what `OpenOptions` said of syncs and checkpoints; counts from the next of each.
+    pub fn tune(&self, sync_interval: Duration, dirty_bytes: u64) {
+        self.shared.sync_interval.set(sync_interval);
+        self.shared.dirty_max.set(dirty_bytes.min(self.shared.geometry.meta_slots * SLOT_BYTES / 8));
+        self.shared.checkpoint_asked.notify();
     }
 
     /// The disk, for the owner's data I/O inside the data region.
@@ -239,18 +259,17 @@ impl<E: Env> Zone<E> {
         self.shared.wait_written(lsn.0).await
     }
 
-    /// Waits until record `lsn` is stable: it survives power loss. Asks for a sync as soon as it is written.
+    /// Waits until record `lsn` is stable: it survives power loss. Does what that takes as soon as it is written: a sync;
+    /// two, and a mark between, if data written since the last ones belongs to it or a record before it.
     ///
     /// Errors: `Io` when the zone has failed. Dropping the future changes nothing.
     pub async fn stable(&self, lsn: Lsn) -> Result<(), Errno> {
         self.shared.wait_written(lsn.0).await?;
-        if self.shared.state.borrow().stable_lsn < lsn.0 {
-            self.shared.request_sync().await?;
-        }
-        Ok(())
+        self.shared.make_stable(lsn.0, false).await
     }
 
-    /// Waits until record `lsn` is stable without asking for a sync: one comes within `sync_interval`.
+    /// Waits until record `lsn` is stable without asking for anything: that comes by itself, within `sync_interval`, or
+    /// three if fresh data is concerned.
     ///
     /// Errors: `Io` when the zone has failed. Dropping the future changes nothing.
     pub async fn became_stable(&self, lsn: Lsn) -> Result<(), Errno> {
@@ -264,7 +283,7 @@ impl<E: Env> Zone<E> {
     pub async fn sync(&self) -> Result<(), Errno> {
         let appended = self.appended_lsn();
         self.shared.wait_written(appended.0).await?;
-        self.shared.request_sync().await
+        self.shared.make_stable(appended.0, true).await
     }
 
     /// The last appended record.
@@ -330,16 +349,38 @@ fn check_owner(image: &Image, path: &str, options: &OpenOptions) -> Result<(), Z
     Ok(())
 }
 
-/// Makes both superblock copies the one that counts and all that was replayed stable. Until then nothing that
-/// the other copy names may be overwritten.
-async fn restore_copies(disk: &impl Disk, image: &Image) -> std::io::Result<()> {
+/// Makes what was replayed stable, what was cut impossible to return, and both superblock copies one that says so in
+/// this life of the machine. Until then nothing that an older copy names may be overwritten.
+async fn make_stable(disk: &impl Disk, image: &mut Image, boot: u64) -> std::io::Result<()> {
     // The chosen copy may be written but not stable yet: sync first, so that one is whole at any moment.
     disk.sync().await?;
     if !image.copies_agree {
-        for copy in 0..2 {
-            disk.write(copy * BLOCK, Buf::copy_of(image.root.as_bytes())).await.0?;
-            disk.sync().await?;
-        }
+        // With equal bytes, so that the chosen one is never lost to the other, which proves less.
+        write_copies(disk, &image.root).await?;
+    }
+    if let Some(position) = image.cut.filter(|_| !planted::is(Mistake::CutComesBack)) {
+        // In this life of the machine the group would be replayed after a crash.
+        disk.write(image.geometry.log_address(position), Buf::zeroed(BLOCK as usize)).await.0?;
+        disk.sync().await?;
+    }
+    if image.root.boot.get() != boot || image.root.stable_seq.get() != image.seq || image.doubted {
+        let root = &mut image.root;
+        root.sequence = (root.sequence.get() + 1).into();
+        root.boot = boot.into();
+        root.stable_seq = image.seq.into();
+        root.seal();
+        write_copies(disk, root).await?;
+    }
+    if image.doubted {
+        disk.write(DOUBT_OFFSET, Buf::zeroed(BLOCK as usize)).await.0?;
+    }
+    Ok(())
+}
+
+async fn write_copies(disk: &impl Disk, root: &Superblock) -> std::io::Result<()> {
+    for copy in 0..2 {
+        disk.write(copy * BLOCK, Buf::copy_of(root.as_bytes())).await.0?;
+        disk.sync().await?;
     }
     Ok(())
 }

@@ -23,7 +23,7 @@ enum Action {
     /// Set layout or I/O mode; new files and directories in a directory inherit them
     Set {
         /// growing, whole, or striped[,size=SIZE][,count=N]; a file that has data keeps its layout
-        #[arg(long, required_unless_present = "mode")]
+        #[arg(long, required_unless_present = "mode", value_name = "LAYOUT")]
         layout: Option<String>,
         /// auto, buffered or direct
         #[arg(long, value_parser = ["auto", "buffered", "direct"])]
@@ -47,6 +47,8 @@ impl Layout {
             }
             Action::Set { layout, mode, paths } => {
                 for path in paths {
+                    // Another file system would take the attributes and mean nothing by them.
+                    control::read(&path, "user.amphi.mode")?;
                     if let Some(layout) = &layout {
                         set_layout(&path, layout)?;
                     }
@@ -65,7 +67,7 @@ impl Layout {
 fn set_layout(path: &std::path::Path, layout: &str) -> Outcome {
     let outcome = control::write(path, "user.amphi.layout", layout, || {
         format!(
-            "{}: '{layout}' is no layout; write growing, whole, or striped,size=1M,count=4 (size: a power of two, 64K to 1G)",
+            "{}: '{layout}' is no layout; write growing, whole, or striped,size=1M,count=4 (size: a power of two, 64K to 1G; count: at most 65535)",
             path.display()
         )
     });

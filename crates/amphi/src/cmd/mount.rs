@@ -1,9 +1,8 @@
 //! `amphi mount`: the client side alone.
 
-use super::up::Mounting;
-use crate::failure::{Failure, Outcome};
+use super::up::{Mounting, spin_us};
+use crate::failure::Outcome;
 use crate::process::{self, Stop};
-use amphi_transport::ClusterKey;
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,24 +18,18 @@ pub struct Mount {
     /// File with the cluster key
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// How long the connection's thread polls after its last work before it sleeps, microseconds
-    #[arg(long, default_value_t = 50)]
+    /// How long the connection's thread polls after its last work before it sleeps, if nobody else needs the core; microseconds
+    #[arg(long, default_value_t = 200, value_parser = spin_us())]
     link_spin_us: u64,
     #[command(flatten)]
     mounting: Mounting,
-}
-
-/// The key as the link wants it.
-pub fn cluster_key(path: Option<&std::path::Path>) -> Outcome<Option<ClusterKey>> {
-    let key = process::read_key(path)?;
-    key.map(|k| ClusterKey::new(&k).map_err(|e| Failure::refused(e.to_string()))).transpose()
 }
 
 impl Mount {
     /// Runs until a signal or an unmount ends it.
     pub fn run(self) -> Outcome {
         process::check_mount_point(&self.dir)?;
-        let key = cluster_key(self.key.as_deref())?;
+        let key = process::read_key(self.key.as_deref())?.map(|(_, key)| key);
         let client = process::client_config(self.mounting.cache, &self.mounting.set)?;
         let stop = Stop::on_signals()?;
         let spin = Duration::from_micros(self.link_spin_us);

@@ -4,7 +4,6 @@ use super::up::Storage;
 use crate::failure::{Failure, Outcome};
 use crate::process::{self, Stop};
 use amphi_server::run_threads;
-use amphi_transport::is_local;
 use clap::Args;
 use futures_channel::oneshot;
 use std::path::PathBuf;
@@ -29,12 +28,7 @@ impl Server {
     pub fn run(self) -> Outcome {
         let mut config = self.storage.config()?;
         config.listen = self.listen.clone();
-        config.key = process::read_key(self.key.as_deref())?;
-        if let Some(open) = self.listen.iter().find(|a| config.key.is_none() && !is_local(a)) {
-            return Err(Failure::refused(format!(
-                "{open}: other machines reach this address, so it needs a cluster key: --key FILE"
-            )));
-        }
+        config.key = process::read_key(self.key.as_deref())?.map(|(bytes, _)| bytes);
         process::complete(&mut config);
         let stop = Stop::on_signals()?;
         let workers = self.storage.workers();

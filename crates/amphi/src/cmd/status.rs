@@ -1,6 +1,5 @@
 //! `amphi status`: targets, space and sessions of a server, asked through a mount or directly.
 
-use super::mount::cluster_key;
 use crate::failure::{Failure, Outcome};
 use crate::{control, process, size};
 use amphi_env::RealEnv;
@@ -62,7 +61,8 @@ impl Status {
 }
 
 fn ask(addr: &str, key: Option<&std::path::Path>) -> Outcome<Value> {
-    let config = process::link_config(vec![addr.to_string()], Role::Admin, cluster_key(key)?)?;
+    let config =
+        process::link_config(vec![addr.to_string()], Role::Admin, process::read_key(key)?.map(|(_, key)| key))?;
     let reply = RealEnv::run(Duration::ZERO, |env| async move {
         let link = Link::connect(env.clone(), config, Rc::new(Silent)).await?;
         let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Status };
@@ -70,11 +70,11 @@ fn ask(addr: &str, key: Option<&std::path::Path>) -> Outcome<Value> {
         link.close().await;
         match answer {
             Some(Ok((answer, _))) => Ok(answer.result),
-            Some(Err(e)) => Err(std::io::Error::other(e.to_string())),
-            None => Err(std::io::Error::from(std::io::ErrorKind::TimedOut)),
+            Some(Err(e)) => Ok(Err(e.errno())),
+            None => Ok(Err(Errno::TimedOut)),
         }
     });
-    match reply.map_err(|e| Failure::refused(format!("{addr}: {e}")))? {
+    match reply.map_err(|e| process::link_failure(&e))? {
         Ok(Reply::Status { uptime_s, cluster, targets, sessions }) => Ok(json!({
             "uptime_s": uptime_s,
             "cluster": format!("{cluster:016x}"),

@@ -9,6 +9,11 @@ use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Polling times that make sense, microseconds: up to a second.
+pub fn spin_us() -> clap::builder::RangedU64ValueParser {
+    clap::value_parser!(u64).range(0..=1_000_000)
+}
+
 /// Options of the zones and workers of a server.
 #[derive(Args, Clone, Debug)]
 pub struct Storage {
@@ -27,8 +32,8 @@ pub struct Storage {
     /// Worker threads; targets are spread over them
     #[arg(long, default_value_t = 1)]
     pub workers: u16,
-    /// How long a worker polls after its last work before it sleeps, microseconds
-    #[arg(long, default_value_t = 50)]
+    /// How long a worker polls after its last work before it sleeps, if nobody else needs the core; microseconds
+    #[arg(long, default_value_t = 200, value_parser = spin_us())]
     pub worker_spin_us: u64,
 }
 
@@ -68,7 +73,7 @@ pub struct Mounting {
     #[arg(long)]
     pub private: bool,
     /// How long a reader of the kernel's requests polls before it sleeps, microseconds
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = spin_us())]
     pub fuse_spin_us: u64,
 }
 
@@ -94,6 +99,9 @@ pub struct Up {
     /// Also listen for `amphi status` on this address: unix:PATH or tcp:HOST:PORT
     #[arg(long, value_name = "ADDR")]
     listen: Vec<String>,
+    /// File with the cluster key (at least 16 bytes); needed to listen where other machines reach
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
     #[command(flatten)]
     mounting: Mounting,
 }
@@ -103,7 +111,9 @@ impl Up {
     pub fn run(self) -> Outcome {
         let mut config = self.storage.config()?;
         config.listen = self.listen.clone();
+        config.key = process::read_key(self.key.as_deref())?.map(|(bytes, _)| bytes);
         process::check_mount_point(&self.mount)?;
+        process::check_apart(&self.storage.data, &self.mount)?;
         let client = process::client_config(self.mounting.cache, &self.mounting.set)?;
         let stop = Stop::on_signals()?;
         let running = process::start_cluster(config, self.storage.workers(), client, stop.also())?;

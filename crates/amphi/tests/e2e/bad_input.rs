@@ -1,12 +1,21 @@
 //! Bad input: one clear line, exit code 2, nothing changed.
 
-use crate::harness::{Place, run};
+use crate::harness::{Daemon, Place, amphi, is_mounted, run};
 use std::fs;
+use std::process::Output;
 
-/// Runs `amphi args`, wants exit code 2 and `text` in one line of errors.
+/// Runs `amphi args`, wants exit code 2 and `text` in one line of errors that names nothing twice.
 fn refused(args: &[&str], text: &str) {
-    let out = run(args);
+    said(args, &run(args), text);
+}
+
+fn said(args: &[&str], out: &Output, text: &str) {
     let err = String::from_utf8_lossy(&out.stderr).into_owned();
+    let lines: Vec<&str> = err.lines().filter(|l| l.starts_with("amphi: ") || l.starts_with("error: ")).collect();
+    assert_eq!(lines.len(), 1, "amphi {args:?}: {err}");
+    for arg in args.iter().filter(|a| a.contains('/')) {
+        assert!(lines[0].matches(arg).count() < 2, "amphi {args:?} names {arg} twice: {err}");
+    }
     assert_eq!(out.status.code(), Some(2), "amphi {args:?}: {err}");
     assert!(err.contains(text), "amphi {args:?} says {err:?}, not {text:?}");
     assert!(!err.contains("panicked"), "{err}");
@@ -24,11 +33,75 @@ fn wrong_surroundings() {
     refused(&["up", "--data", &data, "--mount", &mount, "--targets", "0"], "targets");
     refused(&["up", "--data", &data, "--mount", &mount, "--zone-size", "12Q"], "12Q");
     refused(&["up", "--data", &data, "--mount", &mount, "--zone-size", "1K"], "zone");
+    refused(&["up", "--data", &data, "--mount", &mount, "--zone-size", "900T"], "are free");
+    refused(&["up", "--data", &data, "--mount", &mount, "--log-size", "900T"], "too few");
+    refused(&["up", "--data", &data, "--mount", &mount, "--workers", "60000"], "workers");
+    refused(&["up", "--data", &data, "--mount", &mount, "--worker-spin-us", "9000000"], "9000000");
+    refused(&["up", "--data", &data, "--mount", &mount, "--cache", "1"], "4 MiB");
+    refused(&["up", "--data", &data, "--mount", &mount, "--cache", "900T"], "memory of this machine");
+    refused(&["up", "--data", &data, "--mount", &mount, "--set", "no.such=1"], "no.such");
+    refused(&["up", "--data", &data, "--mount", &mount, "--set", "hybrid.small_bytes=9T"], "not within");
+    refused(&["up", "--data", &data, "--mount", &mount, "--listen", "smoke"], "unknown form");
     refused(&["mount", "--cluster", "smoke:signals", &mount], "smoke");
-    refused(&["server", "--data", &data, "--listen", "tcp:0.0.0.0:0"], "key");
+    refused(&["mount", "--cluster", &format!("unix:{}", place.text("sock")), &mount], "is `amphi server` running");
+    refused(&["status", "--cluster", "tcp:127.0.0.1:1"], "is `amphi server` running");
+    refused(&["server", "--data", &data, "--listen", "tcp:0.0.0.0:0"], "--key FILE");
+    refused(&["server", "--data", &data, "--listen", "tcp:127.0.0.1:99999"], "port");
+    refused(&["server", "--data", &data, "--listen", "tcp:0.0.0.0:0", "--key", &place.text("none")], "cluster key");
+    refused(&["server", "--data", &data, "--listen", "tcp:0.0.0.0:0", "--key", &place.text("file")], "at least 16");
+    assert!(!place.path("data").exists(), "nothing was made for a request that was refused");
+    fs::create_dir(place.path("foreign")).expect("mkdir");
+    fs::write(place.path("foreign").join("thesis.tex"), b"").expect("write");
+    refused(&["up", "--data", &place.text("foreign"), "--mount", &mount], "thesis.tex");
+    refused(&["up", "--data", &place.text("foreign"), "--mount", &place.text("foreign")], "lies in the data folder");
     refused(&["fsck", &place.text("none")], "none");
+    refused(&["fsck", &place.text("file")], "file");
     refused(&["stats", &place.text("file")], "not on an AmphiFS mount");
+    refused(&["status", &place.text("none")], "no such file");
+    refused(&["get", "--mount", &mount], "not on an AmphiFS mount");
+    refused(&["set", "a=1", "--mount", &mount], "not on an AmphiFS mount");
+    refused(&["layout", "set", "--layout", "whole", &place.text("file")], "not on an AmphiFS mount");
+    refused(&["layout", "get", &place.text("none")], "no such file");
     refused(&["no-such-command"], "no-such-command");
+}
+
+/// Goal: a machine without FUSE is named before anything is made. Method: a mount name space with an empty `/dev`.
+#[test]
+fn without_fuse() {
+    let place = Place::new();
+    let args = ["up", "--data", &place.text("data"), "--mount", &place.text("mount")];
+    let hidden = "mount -t tmpfs none /dev && exec \"$0\" \"$@\"";
+    let binary = amphi().get_program().to_owned();
+    let out = std::process::Command::new("unshare").args(["-m", "sh", "-c", hidden]).arg(binary).args(args).output();
+    said(&args, &out.expect("unshare runs"), "/dev/fuse");
+    assert!(!place.path("data").exists());
+}
+
+/// Goal: keys, addresses in use and a second mount are refused with the address said once; the first mount goes on.
+/// Method: a server with a key, a mount, and a table of calls beside them.
+#[test]
+fn strangers_of_a_server() {
+    let place = Place::new();
+    for (name, key) in [("key", "0123456789abcdef0123"), ("other", "another key that is long")] {
+        fs::write(place.path(name), key).expect("write");
+    }
+    fs::create_dir(place.path("mount2")).expect("mkdir");
+    let (data, addr, key) = (place.text("data"), format!("unix:{}", place.text("sock")), place.text("key"));
+    let server = Daemon::start(&["server", "--data", &data, "--listen", &addr, "--key", &key, "--zone-size", "128M"]);
+    let mount = Daemon::start(&["mount", "--cluster", &addr, "--key", &key, &place.text("mount")]);
+    let second = place.text("mount2");
+    refused(&["mount", "--cluster", &addr, &second], "needs a key");
+    refused(&["status", "--cluster", &addr, "--key", &place.text("other")], "wrong cluster key");
+    refused(&["mount", "--cluster", &addr, "--key", &key, &second], "has this file system mounted");
+    refused(&["mount", "--cluster", &addr, "--key", &key, &place.text("mount")], "is busy");
+    refused(&["server", "--data", &place.text("data2"), "--listen", &addr, "--zone-size", "128M"], "another process");
+    assert!(!place.path("data2").exists(), "nothing was made for a request that was refused");
+    refused(&["server", "--data", &data, "--listen", &format!("{addr}2")], "another server uses this folder");
+    refused(&["fsck", &data], "another server uses this folder");
+    assert!(!is_mounted(&place.path("mount2")));
+    fs::write(place.mount().join("f"), b"1").expect("write");
+    mount.stop();
+    server.stop();
 }
 
 /// Goal: two servers on one folder and two mounts on one point are refused, and the first goes on.
@@ -44,6 +117,8 @@ fn second_server_and_second_mount() {
     refused(&["set", "hybrid.large_write_bytes=-5", "--mount", &place.text("mount")], "hybrid.large_write_bytes");
     refused(&["set", "nonsense", "--mount", &place.text("mount")], "PATTERN=VALUE");
     refused(&["layout", "set", "--layout", "striped,size=3", &place.text("mount/f")], "layout");
+    fs::write(place.mount().join("fresh"), b"1").expect("write");
+    refused(&["layout", "set", "--layout", "striped,count=2", &place.text("mount/fresh")], "keeps its layout");
     assert_eq!(fs::read(place.mount().join("f")).expect("read"), b"1");
     up.stop();
     place.fsck();

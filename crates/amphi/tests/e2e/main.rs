@@ -9,3 +9,4 @@ mod harness;
 mod mapped;
 mod posix;
 mod space;
+mod users;

@@ -1,6 +1,6 @@
 //! POSIX semantics of every operation through the mount, with the errno that Linux documents.
 
-use crate::harness::{Place, errno, eventually, pattern, rerrno};
+use crate::harness::{Place, errno, eventually, pattern, rerrno, run};
 use rustix::fs::{
     AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RenameFlags, SeekFrom, Timespec, Timestamps, XattrFlags,
     chmod, flock, getxattr, link, listxattr, lstat, mkdir, mknodat, open, openat, readlink, removexattr, rename,
@@ -25,6 +25,10 @@ const ENOTEMPTY: i32 = 39;
 const ENODATA: i32 = 61;
 const ERANGE: i32 = 34;
 const ENXIO: i32 = 6;
+
+/// Memory as O_DIRECT wants it.
+#[repr(align(4096))]
+struct AlignedPage([u8; 4096]);
 
 fn rw() -> Mode {
     Mode::from_raw_mode(0o644)
@@ -274,6 +278,55 @@ fn attributes() {
     }
     let v = statvfs(&m).expect("statvfs");
     assert!(v.f_blocks > 0 && v.f_bfree > 0 && v.f_bfree <= v.f_blocks && v.f_namemax == 255);
+    up.stop();
+    place.fsck();
+}
+
+/// Goal: reads renew access times by the rule of relatime and leave the other times alone; what utimensat sets stays;
+/// O_NOATIME and the tunable turn it off; it is there after a restart. Method: times set around each read, cached and direct.
+#[test]
+fn access_times() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    let f = place.mount().join("f");
+    fs::write(&f, pattern(4, 100_000)).expect("write");
+    let times = |a: i64, m: i64| {
+        let at = |s| Timespec { tv_sec: s, tv_nsec: 5 };
+        let times = Timestamps { last_access: at(a), last_modification: at(m) };
+        utimensat(CWD, &f, &times, AtFlags::empty()).expect("utimensat");
+    };
+    let now = || {
+        let s = stat(&f).expect("stat");
+        [(s.st_atime, s.st_atime_nsec), (s.st_mtime, s.st_mtime_nsec), (s.st_ctime, s.st_ctime_nsec)]
+    };
+    let read_with = |flags| {
+        let fd = open(&f, OFlags::RDONLY | flags, rw()).expect("open");
+        let mut page = AlignedPage([0; 4096]);
+        assert_eq!(pread(&fd, &mut page.0, 0).expect("read"), 4096);
+        now()
+    };
+    for flags in [OFlags::empty(), OFlags::DIRECT] {
+        times(1, 2);
+        let [_, mtime, ctime] = now();
+        let [renewed, m, c] = read_with(flags);
+        assert!(renewed > ctime, "it was older than the last change: {renewed:?} {ctime:?}");
+        assert_eq!((m, c), (mtime, ctime), "a read changes nothing else");
+        assert_eq!(read_with(flags), [renewed, mtime, ctime], "it is younger now");
+        assert_eq!(now(), [renewed, mtime, ctime]);
+    }
+    times(1, 2);
+    assert_eq!(read_with(OFlags::from_bits_retain(libc::O_NOATIME as _))[0], (1, 5));
+    read_with(OFlags::empty());
+    times(7, 8);
+    assert_eq!((now()[0], now()[1]), ((7, 5), (8, 5)), "set after the read");
+    assert!(run(&["set", "client.atime=none", "--mount", &place.text("mount")]).status.success());
+    assert_eq!(read_with(OFlags::empty())[0], (7, 5));
+    assert!(run(&["set", "client.atime=relatime", "--mount", &place.text("mount")]).status.success());
+    let seen = read_with(OFlags::empty());
+    assert!(seen[0].0 > 1_000_000_000);
+    up.stop();
+    let up = place.up(&[]);
+    assert_eq!(now(), seen, "found again");
     up.stop();
     place.fsck();
 }

@@ -113,9 +113,7 @@ impl PageCache {
                 break;
             }
             let at = (run.start - range.start) as usize;
-            unit.copy_out(run, &mut buf[at..at + run.len() as usize]);
-            unit.dirty.remove(run);
-            unit.flight.insert(run);
+            unit.send(run, &mut buf[at..at + run.len() as usize]);
             if unit.dirty.is_empty() {
                 file.dirty.lock().units.remove(&u);
             }

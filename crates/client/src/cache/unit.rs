@@ -5,6 +5,7 @@
 //! subsets of valid.
 
 use crate::cache::UNIT;
+use crate::data::Loan;
 use crate::files::File;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, RangeSet};
@@ -37,8 +38,8 @@ impl Spare {
 
 /// Memory of a unit.
 enum Memory {
-    /// Its own.
-    Own(Buf),
+    /// Its own. Read only while readers borrow it: a change goes to a copy then.
+    Own(Arc<Buf>),
     /// Part of what the server sent for several units, read only. The books count it as the unit's own; when the clock
     /// hand leaves such a unit in the cache, it gets memory of its own, so that one unit does not keep all of it.
     Part { whole: Arc<Buf>, start: usize },
@@ -55,12 +56,13 @@ impl Memory {
     /// Memory that can be changed.
     fn own(&mut self) -> &mut Buf {
         if let Memory::Part { .. } = self {
-            *self = Memory::Own(Buf::copy_of(self.bytes()));
+            *self = Memory::Own(Arc::new(Buf::copy_of(self.bytes())));
         }
-        match self {
-            Memory::Own(buf) => buf,
-            Memory::Part { .. } => unreachable!("it was replaced above"),
+        let Memory::Own(buf) = self else { unreachable!("it was replaced above") };
+        if Arc::get_mut(buf).is_none() {
+            *buf = Arc::new(Buf::copy_of(buf));
         }
+        Arc::get_mut(buf).expect("a new one has one owner")
     }
 }
 
@@ -74,6 +76,8 @@ pub(crate) struct Unit {
     pub(crate) failed: RangeSet,
     touched: AtomicBool,
     survived: bool,
+    /// Bytes were written back since it came.
+    sent: bool,
     /// Came by read-ahead and was not read yet.
     ahead: AtomicBool,
     /// Bytes copied out or in since it came, saturating.
@@ -85,13 +89,14 @@ impl Unit {
         Unit {
             file,
             start: index * UNIT,
-            memory: Memory::Own(Buf::default()),
+            memory: Memory::Own(Arc::default()),
             valid: RangeSet::new(),
             dirty: RangeSet::new(),
             flight: RangeSet::new(),
             failed: RangeSet::new(),
             touched: AtomicBool::new(true),
             survived: false,
+            sent: false,
             ahead: AtomicBool::new(false),
             moved: AtomicU32::new(0),
         }
@@ -124,14 +129,16 @@ impl Unit {
             let mut bigger = if size == UNIT as usize { spare.take() } else { Buf::zeroed(size) };
             let old = self.memory.bytes();
             bigger[..old.len()].copy_from_slice(old);
-            self.memory = Memory::Own(bigger);
+            self.memory = Memory::Own(Arc::new(bigger));
         }
         self.capacity() - before
     }
 
     /// Gives the memory of a unit that is gone to the next one.
     pub(crate) fn recycle(self, spare: &Spare) {
-        if let Memory::Own(buf) = self.memory {
+        if let Memory::Own(buf) = self.memory
+            && let Ok(buf) = Arc::try_unwrap(buf)
+        {
             spare.give(buf);
         }
     }
@@ -165,6 +172,24 @@ impl Unit {
             return false;
         }
         into.copy_from_slice(&self.memory.bytes()[self.span(part)]);
+        self.note_use(part);
+        true
+    }
+
+    /// Lends `part` if it is valid.
+    pub(crate) fn lend(&self, part: ByteRange) -> Option<Loan> {
+        if !self.valid.contains(part) {
+            return None;
+        }
+        self.note_use(part);
+        let span = self.span(part);
+        Some(match &self.memory {
+            Memory::Own(buf) => Loan { whole: buf.clone(), range: span },
+            Memory::Part { whole, start } => Loan { whole: whole.clone(), range: start + span.start..start + span.end },
+        })
+    }
+
+    fn note_use(&self, part: ByteRange) {
         // Load first: a store to a line that other threads read would make hits fight for it.
         if !self.touched.load(Relaxed) {
             self.touched.store(true, Relaxed);
@@ -173,7 +198,6 @@ impl Unit {
         if u64::from(moved) <= 2 * UNIT {
             self.moved.store(moved + part.len() as u32, Relaxed);
         }
-        true
     }
 
     /// Puts bytes in, dirty. The memory must have been grown.
@@ -199,9 +223,16 @@ impl Unit {
         }
     }
 
-    /// Copies bytes out whatever is known of them; the caller knows that they are valid.
-    pub(crate) fn copy_out(&self, part: ByteRange, into: &mut [u8]) {
+    /// Copies dirty bytes out for their way to the server; what is written to them from now on makes them dirty again.
+    pub(crate) fn send(&mut self, part: ByteRange, into: &mut [u8]) {
         into.copy_from_slice(&self.memory.bytes()[self.span(part)]);
+        self.dirty.remove(part);
+        self.flight.insert(part);
+        self.sent = true;
+    }
+
+    pub(crate) fn was_sent(&self) -> bool {
+        self.sent
     }
 
     /// Forgets `part`, dirty or not.

@@ -76,6 +76,9 @@ pub(crate) async fn setattr(
         return Err(Errno::FileTooBig);
     }
     let file = open.map(|open| open.file.clone()).or_else(|| core.files.get(ino));
+    if let (Some(file), Some(_)) = (&file, set.atime) {
+        file.known.lock().accessed = None;
+    }
     match (file, set.size) {
         (Some(file), Some(size)) => truncate(&core, &ctx.cred, &file, size, set).await,
         (Some(file), None) => {
@@ -100,8 +103,16 @@ fn explicit_time(file: &File, view: &InodeView) {
     file.known.lock().mtime = view.attr.mtime;
 }
 
-/// Ends a truncate's hold on write-back.
-struct Frozen(Arc<File>, Arc<Core>);
+/// A hold on write-back: nothing sets out from an offset on until it is dropped.
+pub(crate) struct Frozen(Arc<File>, Arc<Core>);
+
+impl Frozen {
+    /// Holds back what lies from `from` on.
+    pub(crate) fn from(core: &Arc<Core>, file: &Arc<File>, from: u64) -> Frozen {
+        file.flights.lock().frozen_from = Some(from);
+        Frozen(file.clone(), core.clone())
+    }
+}
 
 impl Drop for Frozen {
     fn drop(&mut self) {
@@ -121,8 +132,7 @@ pub(crate) async fn truncate(core: &Arc<Core>, cred: &Cred, file: &Arc<File>, si
 pub(crate) async fn resize(core: &Arc<Core>, cred: &Cred, file: &Arc<File>, size: u64, set: SetAttr) -> Result<Attr> {
     file.mark_epoch();
     let beyond = ByteRange::new(size, u64::MAX);
-    file.flights.lock().frozen_from = Some(size);
-    let _frozen = Frozen(file.clone(), core.clone());
+    let _frozen = Frozen::from(core, file, size);
     // A write that passed its check before the range lock was taken has ended after this.
     core.cache.barrier();
     file.signal.until(|| !file.in_flight(beyond)).await;

@@ -86,12 +86,23 @@ pub(crate) async fn link(core: Arc<Core>, ctx: Ctx, ino: Ino, dir: Ino, name: Ve
     Ok(settle(&core, view, &known))
 }
 
+/// The inode that has lost its last name.
+fn removed(reply: Reply) -> Result<Option<Ino>> {
+    match reply {
+        Reply::Removed { last_name_of } => Ok(last_name_of),
+        other => Err(unexpected(&other)),
+    }
+}
+
 pub(crate) async fn unlink(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>) -> Result<()> {
     core.stats.count(Count::Unlink);
     if name == b"." || name == b".." {
         return Err(Errno::IsDir);
     }
-    done_reply(core.call(dir.target(), &ctx.cred, Request::Unlink { dir, name: Name::new(name)? }).await?)
+    if let Some(ino) = removed(core.call(dir.target(), &ctx.cred, Request::Unlink { dir, name: Name::new(name)? }).await?)? {
+        super::open::nameless(&core, ino);
+    }
+    Ok(())
 }
 
 pub(crate) async fn rmdir(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>) -> Result<()> {
@@ -101,7 +112,7 @@ pub(crate) async fn rmdir(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>) ->
         b".." => return Err(Errno::NotEmpty),
         _ => {}
     }
-    done_reply(core.call(dir.target(), &ctx.cred, Request::RmDir { dir, name: Name::new(name)? }).await?)
+    removed(core.call(dir.target(), &ctx.cred, Request::RmDir { dir, name: Name::new(name)? }).await?).map(|_| ())
 }
 
 pub(crate) async fn rename(

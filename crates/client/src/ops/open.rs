@@ -6,11 +6,11 @@
 use super::name::new_name;
 use super::{attr, inode_reply};
 use crate::api::{Created, Ctx, OpenFlags};
+use crate::cache::drop::Dirty;
 use crate::core::{Core, unexpected};
 use crate::files::{File, OpenFile};
 use crate::locks;
 use crate::stats::Count;
-use amphi_dlm::Mode;
 use amphi_types::{ByteRange, Cred, Errno, Ino, Kind, Result, SetAttr};
 use amphi_wire::{Access, InodeView, Lane, Make, Reply, Request};
 use std::sync::Arc;
@@ -38,11 +38,12 @@ pub(crate) async fn create(
     let make = Make::File { open: Some(access(flags)), exclusive: flags.exclusive };
     let op = Request::Make { dir, name: new_name(name)?, make, perm: perm & 0o7777 };
     match core.call(dir.target(), &ctx.cred, op).await? {
-        Reply::Made { inode, created } => {
+        Reply::Made { inode, created, lock } => {
             let file = opened(&core, inode, flags, None);
-            if created {
-                warm(&core, &file);
-            } else if flags.truncate {
+            if let Some(lock) = lock {
+                locks::given(&core, &file.file, lock);
+            }
+            if !created && flags.truncate {
                 cut(&core, &ctx, &file).await?;
             }
             Ok(Created { attr: file.file.overlay(inode.attr), file, created })
@@ -51,23 +52,11 @@ pub(crate) async fn create(
     }
 }
 
-/// A new file will be written: its lock is asked for while the caller is on its way.
-fn warm(core: &Arc<Core>, open: &Arc<OpenFile>) {
-    if open.flags.write && !open.flags.direct {
-        let (core2, file) = (core.clone(), open.file.clone());
-        core.spawn(async move {
-            if let Err(e) = locks::pin_all(&core2, &file, Mode::Write, ByteRange::new(0, 1)).await {
-                tracing::debug!(ino = %file.ino, "the lock of a new file: {e}");
-            }
-        });
-    }
-}
-
 pub(crate) async fn tmpfile(core: Arc<Core>, ctx: Ctx, dir: Ino, perm: u16, flags: OpenFlags) -> Result<Created> {
     core.stats.count(Count::Create);
     let op = Request::MakeTmp { dir, perm: perm & 0o7777, open: access(flags) };
     match core.call(dir.target(), &ctx.cred, op).await? {
-        Reply::Made { inode, created } => {
+        Reply::Made { inode, created, .. } => {
             let file = opened(&core, inode, flags, None);
             Ok(Created { attr: file.file.overlay(inode.attr), file, created })
         }
@@ -78,7 +67,7 @@ pub(crate) async fn tmpfile(core: Arc<Core>, ctx: Ctx, dir: Ino, perm: u16, flag
 pub(crate) async fn open(core: Arc<Core>, ctx: Ctx, ino: Ino, flags: OpenFlags) -> Result<Arc<OpenFile>> {
     core.stats.count(Count::Open);
     let before = core.files.get(ino).map(|f| f.epoch.load(SeqCst));
-    let reply = core.call(ino.target(), &ctx.cred, Request::Open { ino, access: access(flags) }).await?;
+    let reply = core.call(ino.target(), &ctx.cred, Request::Open { ino, access: access(flags), exec: flags.exec }).await?;
     let view = inode_reply(reply)?;
     let file = opened(&core, view, flags, before);
     if view.attr.kind == Kind::Dir && flags.write {
@@ -110,6 +99,39 @@ pub(crate) fn release(core: &Arc<Core>, file: &Arc<File>, access: Access) {
     send_closes(core, file);
 }
 
+/// The last name of a file has gone: if nobody here has it open, what is still dirty need not be written. The server
+/// decides, because an open of it may be on its way.
+pub(crate) fn nameless(core: &Arc<Core>, ino: Ino) {
+    let Some(file) = core.files.get(ino).filter(|f| f.dirty_bytes.load(SeqCst) > 0) else { return };
+    let ended = {
+        let mut known = file.known.lock();
+        if !known.opens.is_empty() {
+            return;
+        }
+        let ended = std::mem::take(&mut known.closes);
+        known.closing.extend(&ended);
+        ended
+    };
+    let frozen = attr::Frozen::from(core, &file, 0);
+    let core = core.clone();
+    core.clone().spawn(async move {
+        file.signal.until(|| !file.in_flight(ByteRange::ALL)).await;
+        let discard = Request::Discard { ino, opens: ended.len() as u32 };
+        let done = core.call(ino.target(), &Cred::root(), discard).await.is_ok();
+        if done {
+            core.cache.forget(&file, ByteRange::ALL, Dirty::Discard);
+        }
+        drop(frozen);
+        ended.iter().for_each(|access| file.closed(*access));
+        if done {
+            core.files.reap(&file);
+        } else {
+            file.known.lock().closes.extend(ended);
+            send_closes(&core, &file);
+        }
+    });
+}
+
 /// Sends the closes that nothing holds up any more, without waiting for the answers.
 pub(crate) fn send_closes(core: &Arc<Core>, file: &Arc<File>) {
     let mut due = Vec::new();
@@ -129,7 +151,8 @@ pub(crate) fn send_closes(core: &Arc<Core>, file: &Arc<File>) {
         }
     }
     for access in due {
-        let close = Request::Close { ino: file.ino, access };
+        let atime = file.known.lock().accessed.take();
+        let close = Request::Close { ino: file.ino, access, atime };
         let sent = core.send(Lane::Normal, file.ino.target(), &Cred::root(), close, None, 0);
         let (core2, file2) = (core.clone(), file.clone());
         core.spawn(async move {

@@ -6,7 +6,7 @@
 use crate::api::{Ctx, Hints};
 use crate::cache::{UNIT, push_joined};
 use crate::core::{Core, unexpected};
-use crate::data::{Segments, scratch_for};
+use crate::data::{Loans, Segments, scratch_for};
 use crate::decision::{Mode, Reason, decide};
 use crate::files::{File, OpenFile};
 use crate::locks;
@@ -50,13 +50,53 @@ pub(crate) fn try_read(
     if !core.cache.read(file, range, &mut into[..len]) || file.range.stamp() != Some(stamp) {
         return None;
     }
+    note_hit(core, ctx, open, range, size, hints);
+    Some(len)
+}
+
+/// As `try_read`, without the copy.
+pub(crate) fn try_lend(
+    core: &Arc<Core>,
+    ctx: &Ctx,
+    open: &OpenFile,
+    offset: u64,
+    len: usize,
+    hints: Hints,
+) -> Option<Loans> {
+    if !open.flags.read || open.flags.direct || hints.direct {
+        return None;
+    }
+    let file = &*open.file;
+    let stamp = file.range.stamp()?;
+    let size = file.size();
+    if offset >= size {
+        return Some(Loans::new());
+    }
+    let range = ByteRange::at(offset, len as u64).intersect(&ByteRange::new(0, size));
+    let loans = core.cache.lend(file, range)?;
+    if file.range.stamp() != Some(stamp) {
+        return None;
+    }
+    note_hit(core, ctx, open, range, size, hints);
+    Some(loans)
+}
+
+fn note_hit(core: &Arc<Core>, ctx: &Ctx, open: &OpenFile, range: ByteRange, size: u64, hints: Hints) {
+    note_access(core, open);
     core.stats.io(Way::Read, Reason::CacheHit, range.len());
     open.hit(thread_shard(), range.len());
     open.note_piece(Way::Read, ctx.tid, range, hints.may_continue);
     if open.readahead_on.load(Relaxed) {
         read_ahead(core, open, range, size);
     }
-    Some(len)
+}
+
+/// A read that brings the access time forward is noted; the server hears of it with the close.
+#[inline]
+fn note_access(core: &Core, open: &OpenFile) {
+    if open.file.atime_due.load(Relaxed) && !open.flags.no_atime && core.tunables.on(Knob::Atime) {
+        open.file.note_access(core.clock.wall());
+    }
 }
 
 fn count(core: &Core, open: &OpenFile, reason: Reason, bytes: u64) {
@@ -86,6 +126,7 @@ pub(crate) async fn read(
     if range.is_empty() {
         return Ok(Segments::new());
     }
+    note_access(&core, &open);
     if open.flags.direct || hints.direct {
         writeback::flush_and_forget(&core, file, range).await;
         count(&core, &open, Reason::DirectUser, range.len());

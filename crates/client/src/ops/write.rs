@@ -3,7 +3,6 @@
 use crate::api::{Ctx, Hints};
 use crate::cache::{Put, UNIT};
 use crate::core::Core;
-use crate::data::scratch_for;
 use crate::decision::{Mode, Reason, decide};
 use crate::files::{File, OpenFile};
 use crate::locks;
@@ -48,13 +47,13 @@ pub(crate) fn try_write(
     let check = || locks::covered(file, stripes) && (guard.is_some() || file.range.idle());
     file.touch(core.wall());
     match core.cache.write(file, offset, bytes, || core.clock.now_ns(), check) {
-        Put::Done { full_chunk } => {
+        Put::Done { full_chunk, rewritten } => {
             file.extend(range.end);
             drop(guard);
             count(core, open, decision.reason, range.len());
             open.note_piece(Way::Write, ctx.tid, range, hints.may_continue);
             if let Some(chunk) = full_chunk {
-                writeback::chunk_is_full(core, file, chunk);
+                writeback::chunk_is_full(core, file, chunk, rewritten);
             }
             Some(bytes.len())
         }
@@ -149,8 +148,8 @@ async fn buffered(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, data: &B
         let put = core.cache.write(file, part.start, &data[span], || core.clock.now_ns(), || true);
         file.extend(part.end);
         drop(pins);
-        if let Put::Done { full_chunk: Some(chunk) } = put {
-            writeback::chunk_is_full(core, file, chunk);
+        if let Put::Done { full_chunk: Some(chunk), rewritten } = put {
+            writeback::chunk_is_full(core, file, chunk, rewritten);
         }
         at = part.end;
     }
@@ -174,7 +173,7 @@ async fn direct(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, data: Buf,
     }
     let len = data.len();
     let kind = WriteKind::Direct { kill_suidgid: hints.kill_suidgid };
-    let cut = split(data, range, &pieces);
+    let cut = split(data, &pieces);
     let sends =
         pieces.iter().zip(cut).map(|((object, part), buf)| write_piece(core, file, *object, part.start, buf, kind));
     let results = join_all(sends.collect::<Vec<_>>()).await;
@@ -216,19 +215,12 @@ async fn trim(core: &Arc<Core>, file: &Arc<File>, size: u64) {
     let _ = attr::reload(core, file).await;
 }
 
-/// One buffer per piece. A single piece takes the buffer as it is; of several the first does, the others are copies
-/// whose bytes lie as their file offsets do.
-fn split(mut data: Buf, range: ByteRange, pieces: &[(ObjectId, ByteRange)]) -> Vec<Buf> {
+/// One buffer per piece: parts of the one that all bytes came in.
+fn split(mut data: Buf, pieces: &[(ObjectId, ByteRange)]) -> Vec<Buf> {
     let mut bufs: Vec<Buf> = Vec::with_capacity(pieces.len());
-    for (_, part) in pieces.iter().skip(1) {
-        let mut buf = scratch_for(*part);
-        let at = (part.start - range.start) as usize;
-        buf.copy_from_slice(&data[at..at + part.len() as usize]);
-        bufs.push(buf);
-    }
-    if let Some((_, first)) = pieces.first() {
-        data.narrow(0..first.len() as usize);
-        bufs.insert(0, data);
+    if let Some((_, rest)) = pieces.split_last() {
+        bufs.extend(rest.iter().map(|(_, part)| data.split_to(part.len() as usize)));
+        bufs.push(data);
     }
     bufs
 }

@@ -11,7 +11,8 @@ use super::done_reply;
 use crate::api::Ctx;
 use crate::core::{Core, unexpected};
 use crate::stats::Count;
-use amphi_types::{Errno, Ino, IoMode, Kind, Result, limits};
+use crate::writeback;
+use amphi_types::{ByteRange, Errno, Ino, IoMode, Kind, Result, limits};
 use amphi_wire::{InodeView, Reply, Request, XattrMode};
 use std::sync::Arc;
 
@@ -41,6 +42,10 @@ pub(crate) async fn get(core: Arc<Core>, ctx: Ctx, ino: Ino, name: Vec<u8>) -> R
             b"counters" => core.files.get(ino).map(|f| f.stats.text().into_bytes()).ok_or(Errno::NoData),
             own => control::get(&core, &ctx, own).await,
         };
+    }
+    // The kernel asks for `security.capability` with each change of owner.
+    if name.starts_with(b"security.") && core.files.get(ino).is_some_and(|f| f.open_count() > 0 && !f.view().xattrs) {
+        return Err(Errno::NoData);
     }
     match core.call(ino.target(), &ctx.cred, Request::GetXattr { ino, name }).await? {
         Reply::Bytes(value) => Ok(value),
@@ -82,6 +87,10 @@ pub(crate) async fn set(
         let text = std::str::from_utf8(&value).map_err(|_| Errno::Inval)?.trim_end_matches(['\0', '\n']);
         let op = match own {
             b"layout" => {
+                // A file that has data keeps its layout: the server has to know what is written so far.
+                if let Some(file) = core.files.get(ino) {
+                    writeback::flush(&core, &file, ByteRange::ALL).await;
+                }
                 let old = view(&core, &ctx, ino).await?.layout;
                 let layout = layout::parse(text, old).map_err(|text| core.complain(text))?;
                 Request::SetLayout { ino, layout: Some(layout), mode: None }
@@ -97,7 +106,15 @@ pub(crate) async fn set(
         super::attr::settle(&core, view, &known);
         return Ok(());
     }
-    done_reply(core.call(ino.target(), &ctx.cred, Request::SetXattr { ino, name, value, mode }).await?)
+    if let Some(file) = core.files.get(ino) {
+        file.known.lock().view.xattrs = true;
+    }
+    let done = done_reply(core.call(ino.target(), &ctx.cred, Request::SetXattr { ino, name, value, mode }).await?);
+    if let Some(file) = core.files.get(ino) {
+        // An answer that was asked for before may have come meanwhile.
+        file.known.lock().view.xattrs = true;
+    }
+    done
 }
 
 pub(crate) async fn remove(core: Arc<Core>, ctx: Ctx, ino: Ino, name: Vec<u8>) -> Result<()> {

@@ -83,7 +83,7 @@ impl Server {
         };
         let layout = self.nodes.get(&parent).map_or(Layout::growing(self.pool), |p| p.view.layout);
         let io_mode = self.nodes.get(&parent).map_or(IoMode::Auto, |p| p.view.io_mode);
-        let view = InodeView { attr, layout, io_mode, generation: 0, spread: false };
+        let view = InodeView { attr, layout, io_mode, generation: 0, spread: false, xattrs: false };
         Node { view, parent, link: Vec::new(), xattrs: BTreeMap::new() }
     }
 
@@ -141,15 +141,21 @@ impl Server {
                 if let Ok(ino) = self.found(dir, &name) {
                     let Make::File { open, exclusive: false } = make else { return Err(Errno::Exist) };
                     open.into_iter().for_each(|a| self.open(ino, a));
-                    return Ok(Reply::Made { inode: self.nodes[&ino].view, created: false });
+                    return Ok(Reply::Made { inode: self.nodes[&ino].view, created: false, lock: None });
                 }
                 let ino = self.make(dir, &make, perm);
                 self.names.insert((dir, name.as_bytes().to_vec()), ino);
-                Reply::Made { inode: self.nodes[&ino].view, created: true }
+                let writes = matches!(make, Make::File { open: Some(access), .. } if access.write);
+                let lock = writes.then(|| {
+                    self.next += 1;
+                    self.locks.insert(self.next, (ObjectId { ino, stripe: 0 }, LockMode::Write));
+                    self.next
+                });
+                Reply::Made { inode: self.nodes[&ino].view, created: true, lock }
             }
             Request::MakeTmp { dir, perm, open } => {
                 let ino = self.make(dir, &Make::File { open: Some(open), exclusive: true }, perm);
-                Reply::Made { inode: self.nodes[&ino].view, created: true }
+                Reply::Made { inode: self.nodes[&ino].view, created: true, lock: None }
             }
             Request::Link { ino, dir, name } => {
                 self.names.insert((dir, name.as_bytes().to_vec()), ino);
@@ -161,7 +167,8 @@ impl Server {
                 if !self.opens.iter().any(|(k, n)| k.0 == ino && *n > 0) {
                     self.nodes.remove(&ino);
                 }
-                Reply::Done
+                let named = self.names.values().any(|i| *i == ino);
+                Reply::Removed { last_name_of: (!named).then_some(ino) }
             }
             Request::Rename { from, from_name, to, to_name, mode } => {
                 let ino = self.found(from, &from_name)?;
@@ -188,15 +195,24 @@ impl Server {
                 let end = entries.len() <= max as usize;
                 Reply::Entries { entries: entries.into_iter().take(max as usize).collect(), end }
             }
-            Request::Open { ino, access } => {
+            Request::Open { ino, access, .. } => {
                 let view = self.inode(ino)?.view;
                 self.open(ino, access);
                 Reply::Inode(view)
             }
-            Request::Close { ino, access } => {
+            Request::Close { ino, access, .. } => {
                 let n = self.opens.entry((ino, access.read, access.write)).or_default();
                 *n -= 1;
                 assert!(*n >= 0, "closed more often than opened");
+                Reply::Done
+            }
+            Request::Discard { ino, opens } => {
+                let open: i64 = self.opens.iter().filter(|(k, _)| k.0 == ino).map(|(_, n)| *n).sum();
+                if self.names.values().any(|i| *i == ino) || open != i64::from(opens) {
+                    return Err(Errno::Busy);
+                }
+                self.opens.retain(|k, _| k.0 != ino);
+                self.nodes.remove(&ino);
                 Reply::Done
             }
             Request::GetXattr { ino, name } => {

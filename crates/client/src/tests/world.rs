@@ -148,6 +148,11 @@ impl World {
         self.run(op).expect("create").file
     }
 
+    pub(crate) fn unlink(&mut self, name: &str) {
+        let op = self.client.unlink(&Ctx::root(), Ino::ROOT, name.as_bytes());
+        self.run(op).expect("unlink");
+    }
+
     /// Checks that nothing is left behind once all files are closed.
     pub(crate) fn check_clean(&mut self) {
         self.settle();

@@ -54,6 +54,11 @@ impl Contention {
         Contention { limits, windows: BTreeMap::new(), by_age: BTreeSet::new() }
     }
 
+    /// Other limits from now on. Conflicts noted under another window count as if it had been this one.
+    pub fn tune(&mut self, limits: ContentionLimits) {
+        self.limits = limits;
+    }
+
     /// Most conflicts of one request that are worth counting.
     pub fn cap(&self) -> usize {
         self.limits.threshold

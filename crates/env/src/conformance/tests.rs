@@ -37,6 +37,10 @@ real!(
     real_timers, env, _dir => conformance::timers(env)
 );
 real!(
+    /// Goal: production keeps the promise of the boot id. Method: the suite.
+    real_boots, env, _dir => conformance::boots(env)
+);
+real!(
     /// Goal: production keeps the promises of tasks. Method: the suite.
     real_tasks, env, _dir => conformance::tasks(env)
 );
@@ -73,6 +77,12 @@ real!(
 #[test]
 fn sim_timers() {
     sim(conformance::timers);
+}
+
+/// Goal: the simulator keeps the promise of the boot id. Method: the suite, many seeds.
+#[test]
+fn sim_boots() {
+    sim(conformance::boots);
 }
 
 /// Goal: the simulator keeps the promises of tasks. Method: the suite, many seeds.

@@ -158,3 +158,19 @@ fn busy_tasks_leave_room() {
         env.sleep(Duration::from_millis(2)).await;
     });
 }
+
+/// Goal: the kernel's boot id is understood, processes of one boot agree on it, and nonsense is refused. Method: the
+/// file of this machine if it has one, and made-up texts.
+#[test]
+fn boot_numbers() {
+    assert_eq!(super::boot_number("00000000-0000-0001-0000-000000000003\n"), Some(2));
+    assert_eq!(super::boot_number("00000000-0000-0000-0000-000000000000"), Some(1));
+    for bad in ["", "123", "zz000000-0000-0001-0000-000000000003"] {
+        assert_eq!(super::boot_number(bad), None);
+    }
+    let of = || RealEnv::run(Duration::ZERO, |env| async move { env.boot_id() });
+    assert_eq!(of(), of());
+    if let Ok(text) = std::fs::read_to_string(super::BOOT_ID_PATH) {
+        assert_eq!(super::boot_number(&text), Some(of()));
+    }
+}

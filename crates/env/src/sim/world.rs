@@ -74,6 +74,8 @@ pub(super) struct Node {
     /// Counts restarts; what belongs to an earlier life is dead.
     pub(super) life: u64,
     pub(super) alive: bool,
+    /// Counts losses of power.
+    pub(super) boots: u64,
     pub(super) files: Files,
     pub(super) ops: BTreeMap<u64, PendingOp>,
     pub(super) counts: DiskOps,
@@ -221,6 +223,7 @@ impl World {
             core.note(Kind::Crash, node as u64, kind as u64);
             let n = &mut core.nodes[node];
             n.alive = false;
+            n.boots += u64::from(kind == CrashKind::Power);
             n.crash_at = None;
             let ops = std::mem::take(&mut n.ops);
             n.files.crash(kind, ops.values(), &mut core.rng);

@@ -27,7 +27,7 @@ pub(super) fn mount(path: &Path, options: &str) -> Result<OwnedFd, MountError> {
         .stdin(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|e| failed(format!("cannot run {HELPER}: {e}")))?;
+        .map_err(|e| failed(format!("cannot run {HELPER}: {e}; install the package fuse3")))?;
     drop(theirs);
     let device = receive_descriptor(&ours);
     let output = child.wait_with_output().map_err(|e| failed(format!("{HELPER}: {e}")))?;

@@ -112,7 +112,7 @@ fn known_bytes() {
         *b"X\0\0\0\0\0\0\0\x02user.a"
     );
     assert_eq!(codec::encode_xattr(b"v"), [1, 1, b'v']);
-    let (store, txn) = MetaStore::format(TargetId(0), 5, Timespec { sec: 1, nsec: 2 }, true, 4);
+    let (store, txn) = MetaStore::format(TargetId(0), 5, Timespec { sec: 1, nsec: 2 }, Some((0, 0)), 4);
     assert_eq!(txn.changes[0].key, b"M");
     assert_eq!(txn.changes[0].value.as_deref(), Some([1, 0, 5, 0x80, 0x20].as_slice()));
     let time = [2, 2];

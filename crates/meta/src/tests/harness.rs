@@ -91,7 +91,7 @@ impl Cluster {
         let now = Timespec { sec: 1000, nsec: 0 };
         let mut cluster = Cluster { stores: vec![], logs: vec![], now };
         for t in 0..targets {
-            let (mut store, txn) = MetaStore::format(TargetId(t), seed, now, t == 0, targets);
+            let (mut store, txn) = MetaStore::format(TargetId(t), seed, now, (t == 0).then_some((0, 0)), targets);
             store.index.hash_mask = hash_mask;
             store.planted = bug;
             cluster.stores.push(store);

@@ -5,7 +5,7 @@ use crate::{Facts, Inode, MetaStore};
 use amphi_types::{Cred, Errno, Ino, Kind, Result, TargetId};
 
 fn inode(kind: Kind, perm: u16, uid: u32, gid: u32) -> Facts {
-    let (store, _) = MetaStore::format(TargetId(0), 1, Default::default(), true, 1);
+    let (store, _) = MetaStore::format(TargetId(0), 1, Default::default(), Some((0, 0)), 1);
     let root: Inode = store.inode(Ino::ROOT).unwrap().clone();
     Inode { kind, perm, uid, gid, ..root }.facts(Ino::ROOT)
 }

@@ -95,7 +95,7 @@ fn numbers_are_never_reused() {
 /// error. Method: allocate, recover from the log, allocate again; then a store at its last number.
 #[test]
 fn allocated_numbers_survive() {
-    let (mut store, mut txn) = MetaStore::format(TargetId(3), 1, Default::default(), false, 4);
+    let (mut store, mut txn) = MetaStore::format(TargetId(3), 1, Default::default(), None, 4);
     let mut last = 0;
     for _ in 0..RESERVE_STEP + 5 {
         last = store.alloc_ino(&mut txn).unwrap().local();

@@ -24,14 +24,14 @@ pub async fn view<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: I
         let meta = target.meta.borrow();
         let inode = meta.inode(ino)?;
         if !inode.spread {
-            return Ok(plain_view(ino, inode));
+            return Ok(plain_view(&meta, ino, inode));
         }
         inode.layout
     };
     let gathered = gather(worker, target, ino, &layout).await?;
     let meta = target.meta.borrow();
     let inode = meta.inode(ino)?;
-    let mut view = plain_view(ino, inode);
+    let mut view = plain_view(&meta, ino, inode);
     if inode.spread {
         view.attr = inode.attr_with(ino, &gathered);
     }
@@ -65,7 +65,7 @@ impl<E: Env> Cx<E> {
             let mut meta = self.target.meta.borrow_mut();
             meta.setattr(&self.cred, ino, set, self.now, &mut txn)?;
             let inode = meta.inode(ino)?;
-            let mut view = plain_view(ino, inode);
+            let mut view = plain_view(&meta, ino, inode);
             if let Some(gathered) = gathered {
                 view.attr = inode.attr_with(ino, &gathered);
             }
@@ -114,7 +114,7 @@ impl<E: Env> Cx<E> {
                 let gathered = self.target.gathered(ino);
                 meta.settle(ino, &gathered, &mut txn)?;
             }
-            let mut view = plain_view(ino, meta.inode(ino)?);
+            let mut view = plain_view(&meta, ino, meta.inode(ino)?);
             if spread {
                 // Every object is cut to the size before the answer is sent.
                 view.attr.size = size;
@@ -148,7 +148,7 @@ impl<E: Env> Cx<E> {
             let mut meta = self.target.meta.borrow_mut();
             meta.set_layout(&self.cred, ino, layout, mode, has_data, self.now, &mut txn)?;
             let inode = meta.inode(ino)?;
-            let mut view = plain_view(ino, inode);
+            let mut view = plain_view(&meta, ino, inode);
             if let Some(gathered) = gathered {
                 view.attr = inode.attr_with(ino, &gathered);
             }
@@ -169,7 +169,7 @@ impl<E: Env> Cx<E> {
                 return Err(Errno::Inval);
             }
             meta.mark_spread(ino, &mut txn)?;
-            let view = plain_view(ino, meta.inode(ino)?);
+            let view = plain_view(&meta, ino, meta.inode(ino)?);
             (self.target.append(txn, Order::Plain), view)
         };
         self.target.zone.stable(lsn).await?;

@@ -5,7 +5,8 @@
 //!
 //! Invariants: the client's lock (or the target's own for a direct request) comes first, then log space (a flush does not
 //! wait for it: what it frees may be what others wait for), then the span, then the plan; the session is looked at right before the disk is asked; a plan is committed or aborted before the
-//! span is let go; a record that points at fresh blocks follows a sync of them. The payload is written from where it
+//! span is let go; a record that points at fresh blocks is appended when they are written, and says so
+//! (`Order::AfterData`). The payload is written from where it
 //! lies: only what belongs to a smaller segment, or lies at a foreign alignment, is copied.
 
 use super::payload::{self, Piece};
@@ -77,19 +78,14 @@ impl<E: Env> Cx<E> {
         let aligned = plan.aligned();
         let from_block = aligned.start / BLOCK;
         let pad = (plan.range.start % BLOCK) as usize;
-        let mut buf = Buf::padded(pad, plan.range.len() as usize);
-        buf.set_window(0..aligned.len() as usize);
-        let pieces: Vec<Piece> = plan
-            .segments
-            .iter()
-            .filter_map(|s| {
-                Some(Piece {
-                    at: ((s.file_block - from_block) * BLOCK) as usize,
-                    len: (s.blocks * BLOCK) as usize,
-                    disk: self.target.block_address(s.physical?),
-                })
-            })
-            .collect();
+        let buf = Buf::scratch(aligned.len() as usize);
+        let mut pieces: Vec<Piece> = Vec::with_capacity(plan.segments.len());
+        for s in &plan.segments {
+            let Some(physical) = s.physical else { continue };
+            let at = ((s.file_block - from_block) * BLOCK) as usize;
+            let len = (s.blocks * BLOCK) as usize;
+            payload::push(&mut pieces, Piece { at, len, disk: self.target.block_address(physical) });
+        }
         add(&self.worker.counters.data_reads, pieces.len() as u64);
         let (result, mut buf) = payload::read_pieces(&*self.target.disk, buf, &pieces).await;
         result.map_err(|e| self.target.disk_error("read", &e))?;
@@ -111,7 +107,7 @@ impl<E: Env> Cx<E> {
         payload: Option<Buf>,
     ) -> Result<Reply> {
         self.check_object(object)?;
-        let payload = payload.filter(|p| !p.is_empty()).ok_or(Errno::Inval)?;
+        let mut payload = payload.filter(|p| !p.is_empty()).ok_or(Errno::Inval)?;
         let range = ByteRange::at(offset, payload.len() as u64);
         if range.end > FILE_MAX {
             return Err(Errno::FileTooBig);
@@ -128,8 +124,7 @@ impl<E: Env> Cx<E> {
         let mut at = range.start;
         loop {
             let end = range.end.min(at / step * step + step);
-            let mut part = Buf::padded((at % BLOCK) as usize, (end - at) as usize);
-            part.copy_from_slice(&payload[(at - range.start) as usize..(end - range.start) as usize]);
+            let part = payload.split_to((end - at) as usize);
             let last = end == range.end;
             let one = ByteRange::new(at, end);
             let reply = self.write_step(object, one, generation, mtime, kill_suidgid, part, last).await?;
@@ -203,15 +198,12 @@ impl<E: Env> Cx<E> {
         let blocks: Vec<&[u8]> = edges.iter().map(|b| &**b).collect();
         amphi_data::complete_edges(plan, &mut buf, &blocks);
         let from_block = aligned.start / BLOCK;
-        let pieces: Vec<Piece> = plan
-            .segments
-            .iter()
-            .map(|s| Piece {
-                at: ((s.file_block - from_block) * BLOCK) as usize,
-                len: (u64::from(s.blocks) * BLOCK) as usize,
-                disk: self.target.block_address(s.physical),
-            })
-            .collect();
+        let mut pieces: Vec<Piece> = Vec::with_capacity(plan.segments.len());
+        for s in &plan.segments {
+            let at = ((s.file_block - from_block) * BLOCK) as usize;
+            let len = (u64::from(s.blocks) * BLOCK) as usize;
+            payload::push(&mut pieces, Piece { at, len, disk: self.target.block_address(s.physical) });
+        }
         // The last look before the disk: what an ended session sent is not written.
         if !self.target.has_session(self.session) {
             return Err(Errno::Io);

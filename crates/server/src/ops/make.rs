@@ -4,12 +4,14 @@ use super::names::plain_view;
 use crate::cx::Cx;
 use crate::intents::Ran;
 use crate::message::{Question, Told};
+use amphi_dlm::{Growth, Mode};
 use amphi_env::Env;
 use amphi_meta::{NodeSpec, Part, perm, plan};
 use amphi_types::item::Txn;
-use amphi_types::{Attr, Errno, Ino, Kind, Name, Result, layout};
+use amphi_types::{Attr, ByteRange, Errno, Ino, Kind, Name, ObjectId, Result, layout};
 use amphi_wire::{Access, InodeView, Make, Reply};
 use amphi_zone::Order;
+use futures_util::FutureExt;
 
 /// Size that stat shows for a directory, bytes.
 const DIR_SIZE: u64 = 4096;
@@ -58,13 +60,27 @@ impl<E: Env> Cx<E> {
             let parts = plan::make(&self.cred, &place.dir, &name, place.child.is_some(), &spec, ino)?;
             let view = self.planned_view(&parts)?;
             let opens = open.map(|access| (ino, access));
-            let reply = Reply::Made { inode: view, created: true };
+            let reply = Reply::Made { inode: view, created: true, lock: None };
             match self.run_parts(parts, opens, async |_| Ok(reply)).await? {
+                Ran::Done(Reply::Made { inode, created, .. }) => {
+                    let lock = if open.is_some_and(|o| o.write) { self.lock_new(ino) } else { None };
+                    return Ok(Reply::Made { inode, created, lock });
+                }
                 Ran::Done(reply) => return Ok(reply),
                 Ran::Conflict => {}
             }
         }
         Err(Errno::Again)
+    }
+
+    /// A write lock on the first object of a file that nobody else knows yet. The logged answer does not have it: a
+    /// restarted server knows no locks but those that clients present.
+    fn lock_new(&self, ino: Ino) -> Option<u64> {
+        let object = ObjectId { ino, stripe: 0 };
+        let now_ns = self.worker.now_ns();
+        let locks = &self.target.locks;
+        let asked = locks.enqueue(now_ns, self.session, object, Mode::Write, ByteRange::ALL, Growth::Exact, || {});
+        asked.now_or_never()?.ok().map(|grant| grant.id.0)
     }
 
     /// What stat will show of the inode that `parts` make.
@@ -94,7 +110,7 @@ impl<E: Env> Cx<E> {
             ctime: self.now,
             btime: self.now,
         };
-        Ok(InodeView { attr, layout: new.layout, io_mode: new.io_mode, generation: 0, spread: false })
+        Ok(InodeView { attr, layout: new.layout, io_mode: new.io_mode, generation: 0, spread: false, xattrs: false })
     }
 
     async fn open_existing(&self, child: Ino, open: Option<Access>) -> Result<Reply> {
@@ -105,7 +121,7 @@ impl<E: Env> Cx<E> {
         if inode.attr.kind == Kind::Dir {
             return Err(Errno::IsDir);
         }
-        Ok(Reply::Made { inode, created: false })
+        Ok(Reply::Made { inode, created: false, lock: None })
     }
 
     /// `Request::MakeTmp`.
@@ -115,9 +131,9 @@ impl<E: Env> Cx<E> {
             let mut txn = Txn::default();
             let mut meta = self.target.meta.borrow_mut();
             let ino = meta.tmpfile(&self.cred, dir, mode, self.now, &mut txn)?;
-            let inode = plain_view(ino, meta.inode(ino)?);
+            let inode = plain_view(&meta, ino, meta.inode(ino)?);
             drop(meta);
-            let reply = Reply::Made { inode, created: true };
+            let reply = Reply::Made { inode, created: true, lock: None };
             self.target.opens.borrow_mut().open(self.session, ino, open);
             (self.append(txn, Order::Plain, &reply, Some((ino, open))), reply)
         };

@@ -4,7 +4,7 @@ use crate::cx::Cx;
 use crate::message::{Question, Told};
 use crate::target::NameKey;
 use amphi_env::Env;
-use amphi_meta::{Inode, perm};
+use amphi_meta::{Inode, MetaStore, perm};
 use amphi_types::{Errno, Ino, Name, Result};
 use amphi_wire::{DirEntry, InodeView, Reply};
 
@@ -14,13 +14,14 @@ const ENTRIES_MAX: usize = 1024;
 const LOOKUP_TRIES: usize = 16;
 
 /// What a client sees of an inode whose own copy of size and time is right.
-pub fn plain_view(ino: Ino, inode: &Inode) -> InodeView {
+pub fn plain_view(meta: &MetaStore, ino: Ino, inode: &Inode) -> InodeView {
     InodeView {
         attr: inode.attr(ino),
         layout: inode.layout,
         io_mode: inode.io_mode,
         generation: inode.generation,
         spread: inode.spread,
+        xattrs: meta.xattrs(ino).next().is_some(),
     }
 }
 
@@ -73,7 +74,7 @@ impl<E: Env> Cx<E> {
             perm::access(&self.cred, &facts, perm::Want::READ)?;
         }
         let (found, end) = meta.readdir(dir, cookie, (max as usize).clamp(1, ENTRIES_MAX))?;
-        let view = |ino: Ino| meta.inode(ino).ok().filter(|i| !i.spread).map(|i| plain_view(ino, i));
+        let view = |ino: Ino| meta.inode(ino).ok().filter(|i| !i.spread).map(|i| plain_view(&meta, ino, i));
         let entries = found
             .into_iter()
             .map(|e| DirEntry {

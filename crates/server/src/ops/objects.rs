@@ -136,7 +136,9 @@ pub async fn trim_everywhere<E: Env>(
 
 /// Removes the objects of an inode on this target, in as many records as it takes.
 pub async fn destroy_objects<E: Env>(target: &Target<E>, ino: Ino) -> Result<()> {
-    let objects: Vec<ObjectId> = target.data.borrow().objects_of(ino).map(|(id, _)| id).collect();
+    let mut objects: BTreeSet<ObjectId> = target.data.borrow().objects_of(ino).map(|(id, _)| id).collect();
+    // A write that is under way may be about to make one.
+    objects.extend(target.spans.busy_objects(ino));
     let mut spans = Vec::new();
     for object in objects {
         spans.push(target.spans.take(object, ByteRange::ALL, Hold::Exclusive).await);

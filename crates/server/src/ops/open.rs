@@ -10,26 +10,30 @@ use amphi_dlm::{Growth, Mode};
 use amphi_env::Env;
 use amphi_meta::perm::Want;
 use amphi_types::item::Txn;
-use amphi_types::{Cred, Errno, Ino, Result, SessionId};
+use amphi_types::{Cred, Errno, Ino, Result, SessionId, Timespec};
 use amphi_wire::{Access, HeldLock, InodeView, LockMode, Reply};
+use amphi_zone::Order;
+use futures_util::FutureExt;
 use std::rc::Rc;
 
-/// Registers an open of an inode of this target, after a check of permissions.
+/// Registers an open of an inode of this target, after a check of permissions. A file is opened for `exec` with
+/// permission to execute alone: the program runs without being readable.
 pub fn open_here<E: Env>(
     target: &Target<E>,
     session: SessionId,
     cred: &Cred,
     ino: Ino,
     access: Access,
+    exec: bool,
 ) -> Result<InodeView> {
     let meta = target.meta.borrow();
     let inode = meta.inode(ino)?;
     if inode.nlink == 0 && (inode.pending.destroy || !target.opens.borrow().is_open(ino)) {
         return Err(Errno::Stale);
     }
-    meta.check_open(cred, ino, Want { read: access.read, write: access.write, exec: false })?;
+    meta.check_open(cred, ino, Want { read: access.read && !exec, write: access.write, exec })?;
     target.opens.borrow_mut().open(session, ino, access);
-    Ok(plain_view(ino, inode))
+    Ok(plain_view(&meta, ino, inode))
 }
 
 /// An open of the inode has ended: destroys it if it has no name and nobody has it open, settles its size if nobody
@@ -58,9 +62,7 @@ impl<E: Env> Cx<E> {
     /// Opens an inode of any target.
     pub async fn open_anywhere(&self, ino: Ino, access: Access) -> Result<InodeView> {
         if ino.target() == self.target.id {
-            self.target.settle(vec![NameKey::Inode(ino)]).await;
-            let view = open_here(&self.target, self.session, &self.cred, ino, access)?;
-            return if view.spread { super::view(&self.worker, &self.target, ino).await } else { Ok(view) };
+            return self.open_mine(ino, access, false).await;
         }
         let question = Question::Open { session: self.session, cred: self.cred.clone(), ino, access };
         match self.worker.ask(ino.target(), question).await? {
@@ -69,19 +71,55 @@ impl<E: Env> Cx<E> {
         }
     }
 
+    async fn open_mine(&self, ino: Ino, access: Access, exec: bool) -> Result<InodeView> {
+        self.target.settle(vec![NameKey::Inode(ino)]).await;
+        let view = open_here(&self.target, self.session, &self.cred, ino, access, exec)?;
+        if view.spread { super::view(&self.worker, &self.target, ino).await } else { Ok(view) }
+    }
+
     /// `Request::Open`.
-    pub async fn open(&self, ino: Ino, access: Access) -> Result<Reply> {
+    pub async fn open(&self, ino: Ino, access: Access, exec: bool) -> Result<Reply> {
         if ino.target() != self.target.id {
             return Err(Errno::Stale);
         }
-        self.open_anywhere(ino, access).await.map(Reply::Inode)
+        self.open_mine(ino, access, exec).await.map(Reply::Inode)
     }
 
     /// `Request::Close`. An open that this run does not know is closed already.
-    pub fn close(&self, ino: Ino, access: Access) -> Result<Reply> {
+    pub fn close(&self, ino: Ino, access: Access, atime: Option<Timespec>) -> Result<Reply> {
+        if let Some(atime) = atime {
+            self.accessed(ino, atime);
+        }
         if self.target.opens.borrow_mut().close(self.session, ino, access) {
             after_close(&self.worker, &self.target, ino);
         }
+        Ok(Reply::Done)
+    }
+
+    /// Brings the access time forward. Nobody waits for the record, and while an operation holds the inode, or in the last
+    /// of the log, it is left out: what is lost is a time.
+    fn accessed(&self, ino: Ino, atime: Timespec) {
+        let free = self.target.settle(vec![NameKey::Inode(ino)]).now_or_never().is_some();
+        if !free || self.target.zone.reserve(0).now_or_never() != Some(Ok(())) {
+            return;
+        }
+        let mut txn = Txn::default();
+        if let Ok(true) = self.target.meta.borrow_mut().accessed(ino, atime, &mut txn) {
+            self.target.append(txn, Order::Plain);
+        }
+    }
+
+    /// `Request::Discard`.
+    pub fn discard(&self, ino: Ino, opens: u32) -> Result<Reply> {
+        let Ok(nlink) = self.target.meta.borrow().inode(ino).map(|i| i.nlink) else { return Ok(Reply::Done) };
+        // A session that has not come back yet may have it open as well.
+        if nlink > 0 || !self.target.absent.borrow().is_empty() {
+            return Err(Errno::Busy);
+        }
+        if !self.target.opens.borrow_mut().close_last(self.session, ino, u64::from(opens)) {
+            return Err(Errno::Busy);
+        }
+        after_close(&self.worker, &self.target, ino);
         Ok(Reply::Done)
     }
 

@@ -4,7 +4,7 @@ use crate::cx::Cx;
 use crate::intents::Ran;
 use amphi_env::Env;
 use amphi_meta::{Facts, Part, perm, plan};
-use amphi_types::{Cred, Errno, Ino, Name, Result};
+use amphi_types::{Cred, Errno, Ino, Kind, Name, Result};
 use amphi_wire::Reply;
 
 type Planner = fn(&Cred, &Facts, &Name, &Facts) -> Result<Vec<Part>>;
@@ -34,7 +34,9 @@ impl<E: Env> Cx<E> {
                 },
             };
             let parts = planner(&self.cred, &place.dir, &name, &facts)?;
-            if let Ran::Done(reply) = self.run_parts(parts, None, async |_| Ok(Reply::Done)).await? {
+            let last_name_of = (facts.kind != Kind::Dir && facts.nlink == 1).then_some(child);
+            let reply = Reply::Removed { last_name_of };
+            if let Ran::Done(reply) = self.run_parts(parts, None, async |_| Ok(reply)).await? {
                 return Ok(reply);
             }
         }

@@ -58,6 +58,56 @@ fn writes_match_a_model() {
     });
 }
 
+/// Goal: writes of new data cost no sync, and the `fsync` behind them the same few for any number. Method: count the syncs of the
+/// server's disks.
+#[test]
+fn writes_cost_no_sync() {
+    with_server(29, 1, 1, async |place, c| {
+        let f = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
+        let object = ObjectId { ino: f, stripe: 0 };
+        let syncs = || place.sim.disk_ops("server").syncs;
+        for count in [1, 30] {
+            c.call(Request::Sync).await.unwrap();
+            let before = syncs();
+            for i in 0..count {
+                c.write(object, i * 8192, 0, bytes(i as u8, 0, 8192)).await.unwrap();
+            }
+            assert_eq!(syncs() - before, 0, "{count} writes");
+            c.call(Request::Sync).await.unwrap();
+            assert!((1..=2).contains(&(syncs() - before)), "{count} writes and fsync: {}", syncs() - before);
+        }
+    });
+}
+
+/// Goal: a write that makes the first object of a file does not outlive the inode. Method: files without a name are closed for the
+/// last time while their first write is under way, at different moments of it; the check of the stopped zone.
+#[test]
+fn the_first_write_ends_before_its_inode() {
+    let place = Place::new(30, 1, 1);
+    let run = async {
+        let server = place.start().await.unwrap();
+        let c = place.client(1).await.unwrap();
+        let env = place.sim.node("client");
+        for i in 0..40u64 {
+            let f = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
+            c.unlink(Ino::ROOT, "f").await.unwrap();
+            let write = c.write(ObjectId { ino: f, stripe: 0 }, 0, 0, bytes(1, 0, 100_000));
+            let close = async {
+                env.sleep(std::time::Duration::from_micros(i * 10)).await;
+                c.call(Request::Close { ino: f, access: RW, atime: None }).await
+            };
+            let (_, closed) = futures_util::future::join(write, close).await;
+            closed.unwrap();
+        }
+        c.call(Request::Goodbye).await.unwrap();
+        server.stop().await.unwrap();
+        let report = crate::fsck(&place.sim.node("server"), "data").await.unwrap();
+        assert!(report.is_clean(), "{:#?}", report.findings);
+        assert_eq!(report.objects, 0);
+    };
+    place.sim.block_on(run).unwrap();
+}
+
 /// Goal: parallel unaligned writes that share blocks lose nothing.
 #[test]
 fn neighbours_share_blocks() {
@@ -113,7 +163,7 @@ fn spread_files() {
         assert_eq!(data[..10], bytes(2, 5 << 20, 10)[..]);
         assert_eq!(data[10..], [0; 10]);
         c.write(at(2), 6 << 20, 1, bytes(4, 6 << 20, 10)).await.unwrap();
-        c.call(Request::Close { ino: f, access: RW }).await.unwrap();
+        c.call(Request::Close { ino: f, access: RW, atime: None }).await.unwrap();
         assert_eq!(c.stat(f).await.unwrap().size, (6 << 20) + 10);
         c.unlink(Ino::ROOT, "f").await.unwrap();
         // Removal goes on in the background.
@@ -162,7 +212,7 @@ fn space() {
         assert_eq!(full, Errno::NoSpace);
         assert_eq!(c.read(object, 50_000, 60_000).await.unwrap(), bytes(1, 50_000, 10_000)[..]);
         assert_eq!(c.read(object, at - 100, at).await.unwrap(), bytes(2, at - 100, 100)[..]);
-        c.call(Request::Close { ino: f, access: RW }).await.unwrap();
+        c.call(Request::Close { ino: f, access: RW, atime: None }).await.unwrap();
         c.unlink(Ino::ROOT, "f").await.unwrap();
         let g = c.make(Ino::ROOT, "g", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
         let object = ObjectId { ino: g, stripe: 0 };
@@ -190,7 +240,7 @@ async fn spread_scenario(c: &Client, done: &std::cell::Cell<usize>) -> Result<()
     let at = |ino, stripe| ObjectId { ino, stripe };
     let step = || done.set(done.get() + 1);
     let f = c.create(Ino::ROOT, "f").await?;
-    c.call(Request::Open { ino: f, access: RW }).await?;
+    c.call(Request::Open { ino: f, access: RW, exec: false }).await?;
     c.call(Request::Sync).await?;
     c.write(at(f, 0), 1000, 0, bytes(1, 1000, 9000)).await?;
     c.call(Request::Spread { ino: f }).await?;
@@ -207,7 +257,7 @@ async fn spread_scenario(c: &Client, done: &std::cell::Cell<usize>) -> Result<()
         c.link.call(Lane::Normal, call, None, 0).await?.0.result?;
     }
     step();
-    c.call(Request::Close { ino: f, access: RW }).await?;
+    c.call(Request::Close { ino: f, access: RW, atime: None }).await?;
     c.unlink(Ino::ROOT, "f").await?;
     step();
     Ok(())

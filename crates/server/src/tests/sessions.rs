@@ -192,3 +192,73 @@ fn damage_is_reported() {
     };
     place.sim.block_on(run).unwrap();
 }
+
+/// Goal: a request whose client has stopped waiting before it began is refused, for good; one that was executed keeps its
+/// answer. Method: requests with passed deadlines at both workers of a server, each sent again, and its traces looked for.
+#[test]
+fn expired_requests_are_refused() {
+    let place = Place::new(36, 2, 2);
+    let run = async {
+        let server = place.start().await.unwrap();
+        let c = place.client(1).await.unwrap();
+        let (session, worker) = (SessionId(1), &server.worker);
+        let call = |target, op| Call { target: TargetId(target), cred: Cred::root(), op };
+        let create = |text| {
+            let make = Make::File { open: None, exclusive: true };
+            call(0, Request::Make { dir: Ino::ROOT, name: name(text), make, perm: 0o644 })
+        };
+        // A slot that the link does not use.
+        let id = |seq| amphi_wire::RequestId { slot: 900, seq };
+        let (passed, ahead) = (Some(worker.now_ns()), Some(worker.now_ns() + 3_600_000_000_000));
+        for until in [passed, None] {
+            let (answer, _) = worker.call(session, id(1), create("late"), None, until).await;
+            assert_eq!(answer.result, Err(Errno::TimedOut), "sent again it is as late");
+        }
+        assert_eq!(c.lookup(Ino::ROOT, "late").await, Err(Errno::NoEnt));
+        let (made, _) = worker.call(session, id(2), create("in time"), None, ahead).await;
+        assert!(made.result.is_ok(), "{made:?}");
+        let (again, _) = worker.call(session, id(2), create("in time"), None, passed).await;
+        assert_eq!(again.result, made.result, "it was executed in time");
+        for target in [0, 1] {
+            let (late, _) = worker.call(session, id(3), call(target, Request::Sync), None, passed).await;
+            assert_eq!(late.result, Err(Errno::TimedOut));
+            let (done, _) = worker.call(session, id(3), call(target, Request::Sync), None, ahead).await;
+            assert_eq!(done.result, Ok(Reply::Done));
+        }
+    };
+    place.sim.block_on(run).unwrap();
+}
+
+/// Goal: tunables of the server count from the moment they are set. Method: records are synced by themselves within the set
+/// interval, not within a longer one; a value beyond the bounds changes nothing.
+#[test]
+fn tunables_are_live() {
+    with_server(37, 2, 2, async |place, c| {
+        let set = async |name: &str, value: &str| {
+            c.call(Request::Tunables { pattern: name.into(), value: Some(value.into()) }).await
+        };
+        let syncs = async || {
+            let Ok(Reply::Counters(all)) = c.call(Request::Counters { reset: false }).await else { panic!("counters") };
+            all.iter().find(|(n, _)| n == "disk_syncs").expect("counted").1
+        };
+        let syncs_after_a_change = async |text: &str| {
+            place.sim.node("client").sleep(Duration::from_secs(20)).await;
+            let before = syncs().await;
+            c.create(Ino::ROOT, text).await.unwrap();
+            place.sim.node("client").sleep(Duration::from_secs(5)).await;
+            syncs().await - before
+        };
+        assert!(syncs_after_a_change("a").await > 0, "by default within seconds");
+        set("server.sync_interval_ms", "600000").await.unwrap();
+        // The wait that has begun ends as it was.
+        c.create(Ino::ROOT, "b").await.unwrap();
+        assert_eq!(syncs_after_a_change("c").await, 0);
+        set("server.sync_interval_ms", "50").await.unwrap();
+        c.call(Request::Sync).await.unwrap();
+        assert!(syncs_after_a_change("d").await > 0);
+        assert_eq!(set("server.sync_interval_ms", "0").await, Err(Errno::Inval));
+        assert_eq!(set("server.no_such", "0").await, Err(Errno::NoEnt));
+        let Ok(Reply::Tunables(rows)) = set("server.sync_interval_m?", "70").await else { panic!("rows") };
+        assert_eq!((rows.len(), rows[0].1.as_str()), (1, "70"));
+    });
+}

@@ -95,13 +95,13 @@ fn open_files_outlive_their_names() {
         assert_eq!(c.stat(f).await.unwrap().nlink, 0);
         let linked = c.link(f, d, "again").await.map(|_| ());
         assert_eq!(linked, Err(Errno::NoEnt), "it had a name before");
-        c.call(Request::Close { ino: f, access: RW }).await.unwrap();
+        c.call(Request::Close { ino: f, access: RW, atime: None }).await.unwrap();
         assert_eq!(c.stat(f).await, Err(Errno::Stale));
 
         let op = Request::MakeTmp { dir: d, perm: 0o600, open: RW };
         let t = c.inode(op).await.unwrap().attr.ino;
         assert_eq!(c.link(t, Ino::ROOT, "named").await.unwrap().attr.nlink, 1);
-        c.call(Request::Close { ino: t, access: RW }).await.unwrap();
+        c.call(Request::Close { ino: t, access: RW, atime: None }).await.unwrap();
         assert_eq!(c.lookup(Ino::ROOT, "named").await.unwrap().attr.ino, t);
     });
 }
@@ -139,11 +139,11 @@ fn permissions_and_attributes() {
         assert_eq!(c.call(Request::ReadLink { ino: link }).await, Ok(Reply::Bytes(b"to/where".to_vec())));
         let fifo = c.make(d, "p", Make::Node { kind: Kind::Fifo, rdev: 0 }).await.unwrap();
         assert_eq!(c.stat(fifo).await.unwrap().kind, Kind::Fifo);
-        let open = c.call(Request::Open { ino: f, access: RW }).await;
+        let open = c.call(Request::Open { ino: f, access: RW, exec: false }).await;
         assert!(open.is_ok());
         let again = Make::File { open: Some(RW), exclusive: false };
         let made = c.call(Request::Make { dir: d, name: name("f"), make: again, perm: 0 }).await.unwrap();
-        assert!(matches!(made, Reply::Made { created: false, inode } if inode.attr.ino == f));
+        assert!(matches!(made, Reply::Made { created: false, inode, .. } if inode.attr.ino == f));
     });
 }
 

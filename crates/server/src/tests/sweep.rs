@@ -46,7 +46,7 @@ async fn scenario(c: &Client, done: &Cell<usize>, mut trees: Option<&mut Vec<Tre
     step!(c.unlink(b, "g").await);
     step!(c.rename((a, "x"), (b, "h"), RenameMode::Replace).await);
     step!(c.unlink(b, "h").await);
-    c.call(Request::Close { ino: f, access: RW }).await?;
+    c.call(Request::Close { ino: f, access: RW, atime: None }).await?;
     step!(c.rmdir(root, "top").await);
     step!(c.rmdir(root, &bn).await);
     Ok(())

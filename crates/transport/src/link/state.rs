@@ -5,14 +5,16 @@
 //! (the cell stays), so that a caller that is slow to look never holds credits.
 
 use crate::error::LinkError;
-use amphi_env::Buf;
+use amphi_env::{Buf, Time};
 use amphi_types::Errno;
+use amphi_wire::frame::DEADLINE_PASSED_MS;
 use amphi_wire::slots::SlotTable;
 use amphi_wire::{Answer, Call, Lane, RequestId, Welcome};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 type Outcome = Result<(Answer, Option<Buf>), LinkError>;
 
@@ -41,7 +43,10 @@ pub(super) struct Pending {
     pub(super) id: RequestId,
     pub(super) lane: Lane,
     pub(super) pad: u16,
+    /// How long the caller still waits, as it is sent; 0 = without bound.
     pub(super) deadline_ms: u32,
+    /// When the caller stops waiting.
+    pub(super) until: Option<Time>,
     /// `None` once it was handed to an in-process server, or given up: never sent again.
     pub(super) call: Option<Call>,
     /// Out while it is being sent.
@@ -51,9 +56,33 @@ pub(super) struct Pending {
     cell: Option<usize>,
 }
 
+/// A time to wait as it is sent.
+pub(super) fn deadline_ms(left: Duration) -> u32 {
+    u32::try_from(left.as_millis()).unwrap_or(u32::MAX).max(DEADLINE_PASSED_MS + 1)
+}
+
+impl Pending {
+    /// Brings the deadline up to date before it is sent again.
+    fn renew(&mut self, now: Time) {
+        if let Some(until) = self.until {
+            self.deadline_ms = if until > now { deadline_ms(until.since(now)) } else { DEADLINE_PASSED_MS };
+        }
+    }
+}
+
+/// Takes the outcome of a call, at once and from within the link's bookkeeping: it must not call the link.
+pub(super) type Sink = Box<dyn FnOnce(Outcome)>;
+
 enum CellState {
-    Free { next: Option<usize> },
-    Waiting { slot: u16, waker: Option<Waker> },
+    Free {
+        next: Option<usize>,
+    },
+    Waiting {
+        slot: u16,
+        waker: Option<Waker>,
+    },
+    /// Nobody waits: the outcome goes to a sink.
+    Told(Sink),
     Done(Outcome),
 }
 
@@ -156,8 +185,9 @@ impl State {
         deadline_ms: u32,
         call: Call,
         payload: Option<Buf>,
+        sink: Option<Sink>,
     ) -> (usize, bool) {
-        let waiting = CellState::Waiting { slot: id.slot, waker: None };
+        let waiting = sink.map_or(CellState::Waiting { slot: id.slot, waker: None }, CellState::Told);
         let cell = match self.free_cell {
             Some(cell) => {
                 let CellState::Free { next } = self.cells[cell] else { unreachable!("the free list holds free cells") };
@@ -173,7 +203,7 @@ impl State {
         let reserve = id.slot == self.table.reserve();
         let lane = if id.slot < self.welcome.normal_credits { Lane::Normal } else { Lane::Urgent };
         let call = Some(call);
-        let pending = Pending { id, lane, pad, deadline_ms, call, payload, sent: false, cell: Some(cell) };
+        let pending = Pending { id, lane, pad, deadline_ms, until: None, call, payload, sent: false, cell: Some(cell) };
         self.pending[usize::from(id.slot)] = Some(pending);
         let send_now = self.phase == Phase::Up || (reserve && self.phase == Phase::Recovering);
         if send_now {
@@ -197,11 +227,22 @@ impl State {
     }
 
     fn settle(&mut self, cell: usize, outcome: Outcome) {
-        if let CellState::Waiting { waker, .. } = std::mem::replace(&mut self.cells[cell], CellState::Done(outcome))
+        if matches!(self.cells[cell], CellState::Told(_)) {
+            if let CellState::Told(sink) = self.free_cell(cell) {
+                sink(outcome);
+            }
+        } else if let CellState::Waiting { waker, .. } =
+            std::mem::replace(&mut self.cells[cell], CellState::Done(outcome))
             && let Some(waker) = waker
         {
             waker.wake();
         }
+    }
+
+    /// A slot of `lane`, if one is free and nobody waits for one.
+    pub(super) fn try_acquire(&mut self, lane: Lane) -> Option<RequestId> {
+        let free = self.failure().is_none() && self.waiting[lane as usize].is_empty() && self.table.has_free(lane);
+        if free { self.table.acquire(lane) } else { None }
     }
 
     fn free_cell(&mut self, cell: usize) -> CellState {
@@ -232,12 +273,15 @@ impl State {
     }
 
     /// A new connection may send: everything outstanding goes first, in its order. What was given up makes room.
-    pub(super) fn resume(&mut self) {
+    pub(super) fn resume(&mut self, now: Time) {
         self.phase = Phase::Up;
         self.queue.clear();
         for id in self.table.outstanding() {
             match self.pending(id) {
-                Some(p) if p.call.is_some() => self.queue.push_back(id),
+                Some(p) if p.call.is_some() => {
+                    p.renew(now);
+                    self.queue.push_back(id);
+                }
                 _ => {
                     self.pending[usize::from(id.slot)] = None;
                     self.table.release(id);
@@ -430,12 +474,12 @@ mod tests {
         let (version, boot, cluster, resumed, pool, token_ms) = (1, 1, 1, false, 1, 0);
         let welcome = Welcome { version, boot, cluster, resumed, normal_credits, urgent_credits, pool, token_ms };
         let mut state = State::new(welcome, SlotTable::new(normal_credits, urgent_credits).unwrap());
-        state.resume();
+        state.resume(Time(0));
         let state = RefCell::new(state);
         let ask = || Box::pin(acquire(&state, Lane::Normal));
         let answer = |id: RequestId| {
             let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::GetAttr { ino: Ino(1) } };
-            state.borrow_mut().install(id, 0, 0, call, None);
+            state.borrow_mut().install(id, 0, 0, call, None, None);
             let done = Answer { result: Ok(Reply::Done), contended: false };
             state.borrow_mut().complete(id, Ok((done, None)));
         };

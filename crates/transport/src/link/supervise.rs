@@ -65,13 +65,15 @@ async fn attempt<E: Env>(
             let refused = || io::Error::new(io::ErrorKind::ConnectionRefused, "no in-process server");
             over_local::<E>(dialer.dial().ok_or_else(refused)?)
         }
+        // Errors of dialling name the address, later ones do not.
         None => over_stream::<E>(env.dial(addr).await?),
     };
+    let named = |e: io::Error| io::Error::new(e.kind(), format!("{addr}: {e}"));
     let hello =
         Hello { version: VERSION, session: config.session, role: config.role, name: config.name.clone(), last_boot };
     // Whoever can read this process' memory needs no key.
     let key = if local.is_some() { None } else { config.key.as_ref() };
-    let welcome = handshake::greet(env, &mut out, &mut inb, hello, key).await.map_err(not_welcome)?;
+    let welcome = handshake::greet(env, &mut out, &mut inb, hello, key).await.map_err(|e| named(not_welcome(e)))?;
     Ok(((out, inb), welcome))
 }
 
@@ -90,7 +92,7 @@ async fn try_all<E: Env>(
         let attempt = attempt(env, config, local, addr, last_boot);
         last = match amphi_env::timeout(env, limit, attempt).await {
             Some(Ok(done)) => return Ok(done),
-            Some(Err(e)) => io::Error::new(e.kind(), format!("{addr}: {e}")),
+            Some(Err(e)) => e,
             None => io::Error::new(io::ErrorKind::TimedOut, format!("{addr}: no answer within {limit:?}")),
         };
     }
@@ -123,7 +125,7 @@ impl<E: Env> Link<E> {
         let table = SlotTable::new(welcome.normal_credits, welcome.urgent_credits)
             .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
         let mut state = State::new(welcome, table);
-        state.resume();
+        state.resume(env.now());
         let link = Rc::new(Link {
             env,
             config,
@@ -153,7 +155,7 @@ impl<E: Env> Link<E> {
             }
             if fatal.is_none() && !conn.cut.is_cut() {
                 (known_boot, owes_recovery) = (self.welcome().boot, false);
-                self.state.borrow_mut().resume();
+                self.state.borrow_mut().resume(self.env.now());
                 self.outgoing.ring();
                 events.state_changed(true);
             }

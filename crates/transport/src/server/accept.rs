@@ -10,7 +10,7 @@ use crate::local::LocalListener;
 use crate::pipe::{Gate, Inbound, Message, Outbound, over_local, over_stream, reply_head};
 use amphi_env::{Conn, Env, Listener};
 use amphi_types::Errno;
-use amphi_wire::frame::{EncodeError, FrameKind, Head};
+use amphi_wire::frame::{DEADLINE_PASSED_MS, EncodeError, FrameKind, Head};
 use amphi_wire::slots::Window;
 use amphi_wire::{Answer, Lane, RequestId, Role};
 use std::rc::Rc;
@@ -187,7 +187,11 @@ async fn read<E: Env, H: Handler>(mut inb: Inbound<E>, conn: &Rc<ConnState>, rol
         conn.heard.set(true);
         match message {
             Message::Request { lane, id, deadline_ms, call } => {
-                let deadline = (deadline_ms > 0).then(|| Duration::from_millis(deadline_ms.into()));
+                let deadline = match deadline_ms {
+                    0 => None,
+                    DEADLINE_PASSED_MS => Some(Duration::ZERO),
+                    ms => Some(Duration::from_millis(ms.into())),
+                };
                 let route = ReplyRoute { conn: conn.id, id };
                 handler.clone().call(Incoming { session: conn.session, role, route, lane, deadline, call, payload });
                 step_aside(1).await;

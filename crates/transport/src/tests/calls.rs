@@ -171,6 +171,33 @@ fn deadlines_end_calls() {
     }
 }
 
+/// Goal: what is sent again says how long its caller still waits, and when nobody does any more. Method: hold calls with
+/// several deadlines, break the connection when some have passed, look at what arrives.
+#[test]
+fn deadlines_go_on_over_a_break() {
+    let place = Place::new(71, Net::Socket);
+    place.run(async {
+        let link = place.connect().await;
+        let call =
+            |ms: u64, n| link.call_with(options((ms > 0).then(|| Duration::from_millis(ms))), ask(HELD + n), None);
+        let (mut short, mut long, mut unbound) = (pin!(call(300, 0)), pin!(call(60_000, 1)), pin!(call(0, 2)));
+        assert!(poll!(long.as_mut()).is_pending() && poll!(unbound.as_mut()).is_pending());
+        assert!(matches!(short.as_mut().await, Err(LinkError::Deadline)));
+        let first = std::mem::take(&mut *place.server.deadlines.borrow_mut());
+        let conn = place.server.connected.borrow()[0];
+        place.server.connections.cut(conn, "test");
+        place.until(|| place.server.deadlines.borrow().len() == 3).await;
+        let again = place.server.deadlines.borrow().clone();
+        assert_eq!(first[&HELD], Some(Duration::from_millis(300)));
+        assert_eq!(again[&HELD], Some(Duration::ZERO), "nobody waits for it");
+        let left = again[&(HELD + 1)].expect("bounded");
+        assert!(left <= Duration::from_millis(59_700) && left > Duration::from_secs(50), "{left:?}");
+        assert_eq!((first[&(HELD + 2)], again[&(HELD + 2)]), (None, None));
+        (0..3).for_each(|n| place.server.release(HELD + n));
+        assert_eq!((ino(long.await), ino(unbound.await)), (HELD + 1, HELD + 2));
+    });
+}
+
 /// Goal: pushes reach the owner in order; one that does not fit the server's bound cuts the client off. Method:
 /// push a few, then without end in one go.
 #[test]

@@ -65,17 +65,139 @@ fn records_share_groups() {
     assert_eq!(zone.stable_lsn(), last);
 }
 
-/// Goal: written records become stable by themselves. Method: nobody asks; the interval passes.
+/// Goal: written records become stable by themselves, also those that point at fresh data, and then nothing is written
+/// or synced any more. Method: nobody asks; intervals pass; count operations.
 #[test]
 fn records_become_stable_in_time() {
-    let sim = sim(3);
+    for (order, intervals, marks) in [(Order::Plain, 1, 0), (Order::AfterData, 2, 1)] {
+        let sim = sim(3);
+        format(&sim, &params());
+        let (zone, _) = open(&sim, &manual()).unwrap();
+        let (start, before) = (sim.now(), sim.disk_ops(NODE));
+        let lsn = zone.append(txn("Ia", b"1"), order);
+        sim.block_on(zone.became_stable(lsn)).unwrap().unwrap();
+        let waited = sim.now().since(start);
+        let interval = manual().sync_interval;
+        assert!(waited >= interval * intervals && waited < interval * (intervals + 1), "{order:?}: {waited:?}");
+        sim.run_for(interval * 100).unwrap();
+        let after = sim.disk_ops(NODE);
+        assert_eq!((after.writes - before.writes, after.syncs - before.syncs), (1 + marks, u64::from(intervals)));
+        assert_eq!(zone.stats().marks, marks);
+    }
+}
+
+/// Goal: records that point at fresh data cost no sync, however many they are; `sync` takes two and one mark for all of
+/// them, one for records without data, and callers share. Method: count operations.
+#[test]
+fn fresh_records_share_two_syncs() {
+    let sim = sim(8);
     format(&sim, &params());
     let (zone, _) = open(&sim, &manual()).unwrap();
-    let start = sim.now();
-    let lsn = plain(&zone, txn("Ia", b"1"));
-    sim.block_on(zone.became_stable(lsn)).unwrap().unwrap();
-    let waited = sim.now().since(start);
-    assert!(waited >= manual().sync_interval && waited < manual().sync_interval * 2, "{waited:?}");
+    let ops = || sim.disk_ops(NODE);
+    let before = ops();
+    for i in 0..50 {
+        let lsn = zone.append(txn(&format!("I{i}"), b"x"), Order::AfterData);
+        sim.block_on(zone.written(lsn)).unwrap().unwrap();
+    }
+    assert_eq!((ops().writes - before.writes, ops().syncs - before.syncs), (50, 0));
+    // A record without data in front of what is fresh needs no proof; here it is behind.
+    let lsn = plain(&zone, txn("Iplain", b"x"));
+    sim.block_on(zone.written(lsn)).unwrap().unwrap();
+    let before = ops();
+    let all = futures_util::future::join_all([(); 5].map(|()| zone.sync()));
+    assert!(sim.block_on(all).unwrap().iter().all(Result::is_ok));
+    assert_eq!(zone.stable_lsn(), lsn);
+    assert_eq!((ops().writes - before.writes, ops().syncs - before.syncs), (1, 2));
+    assert_eq!(zone.stats().marks, 1);
+
+    let before = ops();
+    let lsn = plain(&zone, txn("Iplain", b"y"));
+    sim.block_on(zone.written(lsn)).unwrap().unwrap();
+    let fresh = zone.append(txn("Ifresh", b"x"), Order::AfterData);
+    sim.block_on(zone.stable(lsn)).unwrap().unwrap();
+    assert_eq!(ops().syncs - before.syncs, 1);
+    assert!(zone.stable_lsn() < fresh);
+    // What is synced and lacks only its mark takes one more.
+    sim.block_on(zone.written(fresh)).unwrap().unwrap();
+    sim.block_on(zone.shared().request_sync()).unwrap().unwrap();
+    let before = ops();
+    sim.block_on(zone.sync()).unwrap().unwrap();
+    assert_eq!((ops().writes - before.writes, ops().syncs - before.syncs), (1, 1));
+    assert_eq!(zone.stable_lsn(), fresh);
+}
+
+/// Goal: the mark that fresh data needs gets its place in a full log, by a checkpoint, or the root does its service when
+/// there is no room for a checkpoint either. Method: fill the log to its last block, with and without room for segments.
+#[test]
+fn a_full_log_has_its_marks() {
+    for full_region in [false, true] {
+        let sim = sim(9);
+        format(&sim, &params());
+        let (zone, _) = open(&sim, &manual()).unwrap();
+        let put = |key: &str, size: usize, order: Order| {
+            let lsn = zone.append(txn(key, &vec![1; size]), order);
+            sim.block_on(zone.written(lsn)).unwrap().unwrap();
+        };
+        for i in (0..14).filter(|_| full_region) {
+            put(&format!("Ifill{i}"), 250_000, Order::Plain);
+            if i % 3 == 2 {
+                sim.block_on(zone.checkpoint()).unwrap().unwrap();
+            }
+        }
+        let checkpoints = zone.stats().checkpoints;
+        for i in 0.. {
+            let left = zone.stats().log_blocks - zone.stats().log_used_blocks;
+            if left == 0 {
+                break;
+            }
+            let size = if left > 16 { 15 * 4096 } else { 100 };
+            put(&format!("I{i}"), size, if left == 1 { Order::AfterData } else { Order::Plain });
+        }
+        assert_eq!(zone.stats().checkpoints, checkpoints);
+        let last = zone.appended_lsn();
+        sim.block_on(zone.sync()).unwrap().unwrap();
+        assert_eq!(zone.stable_lsn(), last);
+        assert_eq!(zone.stats().checkpoints - checkpoints, u64::from(!full_region));
+        sim.block_on(zone.close()).unwrap().unwrap();
+        drop(zone);
+        sim.crash(NODE, amphi_env::sim::CrashKind::Power);
+        let env = sim.node(NODE);
+        let report = sim.block_on(fsck(&env, PATH)).unwrap().unwrap();
+        assert!(report.problems.is_empty() && report.notes.is_empty(), "{report:?}");
+    }
+}
+
+/// Goal: what fresh data's record survives is the process, not the machine, and `fsck` and `open` agree on it and say so.
+/// Method: a group that was synced, without a mark; both kinds of crash; then more records, which follow the cut.
+#[test]
+fn a_fresh_group_without_a_mark_is_cut_after_power_loss() {
+    use amphi_env::sim::CrashKind;
+    for kind in [CrashKind::Process, CrashKind::Power] {
+        let sim = sim(10);
+        format(&sim, &params());
+        let (zone, _) = open(&sim, &manual()).unwrap();
+        for (key, order) in [("Ia", Order::Plain), ("Ib", Order::AfterData), ("Ic", Order::Plain)] {
+            let lsn = zone.append(txn(key, b"1"), order);
+            sim.block_on(zone.written(lsn)).unwrap().unwrap();
+        }
+        sim.block_on(zone.shared().request_sync()).unwrap().unwrap();
+        assert_eq!(zone.stable_lsn(), crate::Lsn(1));
+        drop(zone);
+        sim.crash(NODE, kind);
+        let power = kind == CrashKind::Power;
+        for life in 0..3 {
+            let env = sim.node(NODE);
+            let report = sim.block_on(fsck(&env, PATH)).unwrap().unwrap();
+            let (zone, found) = open(&sim, &manual()).unwrap();
+            assert_eq!(report.items, found.items);
+            assert_eq!(found.items.len(), if power { 1 } else { 3 });
+            let noted = found.notes.iter().any(|n| n.contains("power was lost"));
+            assert_eq!((noted, report.notes), (power && life == 0, found.notes));
+            drop(zone);
+            // Nothing was written: what was cut stays cut, what was kept stays.
+            sim.crash(NODE, if life == 0 { CrashKind::Process } else { CrashKind::Power });
+        }
+    }
 }
 
 /// Goal: the ring is used for many laps, by the agent's own checkpoints, at bounded fill, and merges keep few
@@ -197,6 +319,49 @@ fn a_failed_disk_is_told() {
         let failed = zone.failure().is_some();
         assert!(failed, "the fault of operation {nth} was not noticed");
         assert_eq!(sim.block_on(zone.close()).unwrap().is_err(), failed);
+    }
+}
+
+/// Goal: after a failed sync the next opening takes nothing for granted that no earlier sync covered, and the one after that
+/// is as any other. Method: a record with data and a sync that fails, in the open zone or in the opening one; killed and
+/// opened; the same without a failure.
+#[test]
+fn a_failed_sync_is_remembered() {
+    use amphi_env::sim::CrashKind;
+    for in_opening in [false, true] {
+        let sim = sim(13);
+        format(&sim, &params());
+        let fail_syncs = || {
+            sim.on_disk_op(NODE, |op| (op.kind == DiskOpKind::Sync).then_some(std::io::ErrorKind::Other));
+        };
+        let append = |zone: &Zone<SimEnv>, key: &str, order: Order| {
+            let lsn = zone.append(txn(key, b"v"), order);
+            sim.block_on(zone.written(lsn)).unwrap().unwrap();
+        };
+        let (zone, _) = open(&sim, &manual()).unwrap();
+        append(&zone, "Ia", Order::Plain);
+        append(&zone, "Ib", Order::AfterData);
+        if !in_opening {
+            fail_syncs();
+            assert_eq!(sim.block_on(zone.sync()).unwrap(), Err(Errno::Io));
+            sim.run_for(manual().sync_interval).unwrap();
+        }
+        drop(zone);
+        sim.crash(NODE, CrashKind::Process);
+        if in_opening {
+            fail_syncs();
+            assert_eq!(open(&sim, &manual()).err().map(|e| e.kind), Some(ZoneErrorKind::Io));
+            sim.crash(NODE, CrashKind::Process);
+        }
+        sim.clear_disk_hook(NODE);
+        let (zone, found) = open(&sim, &manual()).unwrap();
+        assert_eq!(found.items.len(), 1);
+        assert!(found.notes.iter().any(|n| n.contains("a sync failed")), "{:?}", found.notes);
+        append(&zone, "Ic", Order::AfterData);
+        drop(zone);
+        sim.crash(NODE, CrashKind::Process);
+        let (_, found) = open(&sim, &manual()).unwrap();
+        assert_eq!((found.items.len(), found.notes.len()), (2, 0));
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Read: `stats`, `stats.json`, `tunables` or `tunables.PATTERN` (lines `name=value # help`), `status` (JSON, the
 //! server's), `counters.server`, `error` (why the last change was refused). Write: `stats` = `reset`, `set` =
-//! `PATTERN=VALUE`. What begins with `server.` is the server's.
+//! `PATTERN=VALUE`, `sync` = `all` (what syncfs would do, which the kernel does not pass on). What begins with `server.` is the server's.
 
 use crate::api::Ctx;
 use crate::core::{Core, unexpected};
@@ -88,6 +88,7 @@ pub(super) async fn set(core: &Arc<Core>, ctx: &Ctx, name: &[u8], text: &str) ->
             core.stats.reset(core.clock.now_ns());
             Ok(())
         }
+        b"sync" if text == "all" => crate::ops::sync::sync_all(core.clone(), ctx.clone()).await,
         b"set" => {
             let (pattern, value) =
                 text.split_once('=').ok_or_else(|| core.complain(format!("{text:?} is not of the form NAME=VALUE")))?;

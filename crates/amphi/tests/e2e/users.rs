@@ -1,0 +1,105 @@
+//! Users other than root: programs they may run but not read, and mounts of their own.
+
+use crate::harness::{Place, amphi, is_mounted};
+use rustix::fs::{Mode, chmod};
+use std::fs;
+use std::process::{Command, Output};
+
+/// User and group of the tests' other user.
+const OTHER: &str = "1000";
+
+/// Runs a shell script as the other user, with `env` set.
+fn as_other(script: &str, env: &[(&str, &str)]) -> Output {
+    Command::new("setpriv")
+        .args(["--reuid", OTHER, "--regid", OTHER, "--clear-groups", "bash", "-euc", script])
+        .envs(env.iter().copied())
+        .output()
+        .expect("setpriv (util-linux) runs")
+}
+
+/// Whether this process can become somebody else; without that there is nothing to test here.
+fn can_change_user() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn succeeded(out: &Output) {
+    assert!(out.status.success(), "{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+}
+
+/// Goal: a file of mode 0111 runs and cannot be read, one of mode 0444 the other way round. Method: copied programs, another
+/// user, the mount checked by the server as well as by the kernel.
+#[test]
+fn execute_only_programs_run() {
+    if !can_change_user() {
+        return;
+    }
+    let place = Place::new();
+    let up = place.up(&[]);
+    chmod(place.path(""), Mode::from_raw_mode(0o755)).expect("chmod");
+    for (name, mode) in [("runs", 0o111), ("reads", 0o444), ("neither", 0o600)] {
+        fs::copy("/bin/true", place.mount().join(name)).expect("copy");
+        chmod(place.mount().join(name), Mode::from_raw_mode(mode)).expect("chmod");
+    }
+    let script = r#"
+cd "$MOUNT"
+fails() { if "$@" 2>/tmp/amphi-e2e-error.$$; then echo "worked: $*"; exit 1; fi; grep -q 'Permission denied' /tmp/amphi-e2e-error.$$; rm /tmp/amphi-e2e-error.$$; }
+./runs; fails cat runs
+fails ./reads; cat reads >/dev/null
+fails ./neither; fails cat neither
+"#;
+    succeeded(&as_other(script, &[("MOUNT", &place.text("mount"))]));
+    up.stop();
+}
+
+/// Goal: somebody who is not root mounts his own cluster, works on it, tunes it, and ends it; nothing stays mounted. Method: a
+/// script as the other user with `fusermount3`; in a mount name space of its own, so that `/dev/fuse` can be opened to him as
+/// it is on most machines.
+#[test]
+fn a_mount_without_root() {
+    if !can_change_user() {
+        return;
+    }
+    let place = Place::new();
+    chmod(place.path(""), Mode::from_raw_mode(0o755)).expect("chmod");
+    fs::create_dir(place.path("dev")).expect("mkdir");
+    fs::create_dir(place.path("home")).expect("mkdir");
+    std::os::unix::fs::chown(place.path("home"), Some(1000), Some(1000)).expect("chown");
+    // The tests' binary may lie where the other user cannot go.
+    fs::copy(amphi().get_program(), place.path("amphi")).expect("copy");
+    let user = r#"
+cd "$ROOT/home"; mkdir mount
+"$ROOT/amphi" up --data data --mount mount --zone-size 128M >out 2>err &
+pid=$!
+for _ in $(seq 600); do if grep -q ready out; then break; fi; kill -0 $pid || { cat err; exit 1; }; sleep 0.05; done
+grep -q ready out
+test "$(stat -c %u mount)" = "$(id -u)"
+echo hello > mount/f; mkdir mount/d; head -c 3000000 /dev/urandom > mount/d/big
+cp mount/d/big copy; cmp copy mount/d/big
+"$ROOT/amphi" set --mount mount cache.max_bytes=64M | grep -q 64M
+"$ROOT/amphi" status mount | grep -q connected
+if "$ROOT/amphi" up --data data2 --mount mount 2>again; then exit 1; fi; grep -q 'is busy' again
+kill -TERM $pid; wait $pid
+if grep -q "$ROOT/home/mount" /proc/mounts; then echo "still mounted"; exit 1; fi
+test ! -e mount/f
+"$ROOT/amphi" fsck data
+"#;
+    let outer = r#"
+cd "$ROOT/home"
+if ! setpriv --reuid 1000 --regid 1000 --clear-groups test -w /dev/fuse; then
+  mkdir early; chmod 777 early; code=0
+  setpriv --reuid 1000 --regid 1000 --clear-groups "$ROOT/amphi" up --data none --mount early 2>refusal || code=$?
+  test $code = 2; grep -q '/dev/fuse' refusal; test ! -e none
+  mount -t tmpfs -o mode=755 none "$ROOT/dev"; mknod "$ROOT/dev/fuse" c 10 229; chmod 666 "$ROOT/dev/fuse"
+  mount --bind "$ROOT/dev/fuse" /dev/fuse
+fi
+exec setpriv --reuid 1000 --regid 1000 --clear-groups bash -euc "$USER_SCRIPT"
+"#;
+    let out = Command::new("unshare")
+        .args(["-m", "bash", "-euc", outer])
+        .env("ROOT", place.path("").display().to_string().trim_end_matches('/'))
+        .env("USER_SCRIPT", user)
+        .output()
+        .expect("unshare (util-linux) runs");
+    succeeded(&out);
+    assert!(!is_mounted(&place.path("home/mount")));
+}

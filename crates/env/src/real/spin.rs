@@ -1,0 +1,118 @@
+//! `Spin`: whether a thread that has nothing to do goes on looking or sleeps.
+//!
+//! Owns: the budget since the last progress, and the rule that nobody polls while others need the core. Does not own:
+//! what is looked at between two turns, how to sleep.
+//!
+//! Invariant: a turn gives the core away once (who has to answer may wait for this very core: a round trip of 8 us instead of
+//! 105 on two cores). If it comes back late, somebody with work of his own has had it; polling then costs him, and
+//! costs us the priority that a sleeper has when it wakes. So there is no polling for a pause, which doubles while
+//! that goes on.
+//!
+//! Numbers (two cores, a tree unpacked through a mount): polling 200 us instead of 50 or not at all takes 5.1 s instead of
+//! 9.3 on an idle machine, and made a create beside a compiler on each core take 2,500 us instead of 210 without this rule.
+
+use std::time::{Duration, Instant};
+
+/// A turn that takes longer was lost to somebody with work of his own: more than a hand-over to a thread that
+/// answers us, less than the scheduler's slice.
+const LATE: Duration = Duration::from_micros(700);
+/// First pause after a late turn.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+/// Longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// One thread's polling.
+#[derive(Debug, Default)]
+pub struct Spin {
+    until: Option<Instant>,
+    paused_until: Option<Instant>,
+    pause: Duration,
+}
+
+#[expect(clippy::disallowed_methods, reason = "the production clock")]
+fn clock() -> Instant {
+    Instant::now()
+}
+
+impl Spin {
+    /// No budget is used, nothing is known of others.
+    pub fn new() -> Spin {
+        Spin::default()
+    }
+
+    /// Something was done: the budget starts anew with the next turn.
+    pub fn progress(&mut self) {
+        self.until = None;
+    }
+
+    /// Whether to look again at once; if not, the thread should sleep. A true answer has given the core away once.
+    pub fn turn(&mut self, budget: Duration) -> bool {
+        if budget.is_zero() {
+            return false;
+        }
+        let now = clock();
+        if self.paused_until.is_some_and(|end| now < end) {
+            return false;
+        }
+        match self.until {
+            Some(end) if now >= end => return false,
+            Some(_) => {}
+            // A budget beyond the clock's range never ends.
+            None => self.until = Some(now.checked_add(budget).unwrap_or_else(|| now + Duration::from_secs(1 << 32))),
+        }
+        std::thread::yield_now();
+        self.judge(now, clock());
+        true
+    }
+
+    /// Takes a turn's begin and end into account.
+    fn judge(&mut self, begin: Instant, end: Instant) {
+        if end.saturating_duration_since(begin) < LATE {
+            if self.paused_until.is_some_and(|p| end.saturating_duration_since(p) > PAUSE_MAX) {
+                (self.paused_until, self.pause) = (None, Duration::ZERO);
+            }
+            return;
+        }
+        self.pause = (self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+        self.paused_until = Some(end + self.pause);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a budget is spent once and again after progress; none is none. Method: turns against the clock.
+    #[test]
+    fn a_budget_is_spent_and_renewed() {
+        let mut spin = Spin::new();
+        assert!(!spin.turn(Duration::ZERO));
+        let budget = Duration::from_millis(2);
+        assert!(spin.turn(budget) || spin.paused_until.is_some());
+        while spin.turn(budget) {}
+        assert!(!spin.turn(budget));
+        spin.progress();
+        spin.paused_until = None;
+        assert!(spin.turn(budget));
+    }
+
+    /// Goal: late turns stop the polling for growing pauses, and a calm time forgets them. Method: judged times.
+    #[test]
+    fn late_turns_pause() {
+        let mut spin = Spin::new();
+        let begin = clock();
+        spin.judge(begin, begin + LATE / 2);
+        assert_eq!(spin.paused_until, None);
+        let mut at = begin;
+        for expected in [PAUSE_MIN, PAUSE_MIN * 2, PAUSE_MIN * 4] {
+            let end = at + LATE;
+            spin.judge(at, end);
+            assert_eq!((spin.pause, spin.paused_until), (expected, Some(end + expected)));
+            at = end + expected;
+        }
+        assert!(!spin.turn(Duration::from_secs(1)), "paused");
+        let calm = at + PAUSE_MAX * 2;
+        spin.judge(calm, calm + LATE / 2);
+        assert_eq!(spin.paused_until, None);
+    }
+}
