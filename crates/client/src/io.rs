@@ -11,7 +11,7 @@ use crate::tunables::Knob;
 use crate::writeback;
 use amphi_env::Env;
 use amphi_transport::local::LocalDialer;
-use amphi_transport::{Link, LinkConfig, LinkError, LinkEvents, Recovery};
+use amphi_transport::{Link, LinkConfig, LinkEvents, Outcome, Recovery, ToldCall};
 use amphi_types::{Cred, Errno, TargetId};
 use amphi_wire::{Call, Lane, Push, Reply, Request};
 use std::future::poll_fn;
@@ -26,6 +26,8 @@ use std::time::Duration;
 const BATCH: usize = 64;
 /// Longest pause between looks at the age of dirty data.
 const TICK_MAX_MS: u64 = 1000;
+/// Part of the cache's size that may wait as used memory for the next stream.
+const KEPT_PART: u64 = 4;
 /// How long the end waits for the server's goodbye.
 const GOODBYE: Duration = Duration::from_secs(5);
 
@@ -174,12 +176,15 @@ async fn serve<E: Env>(env: &E, core: &Arc<Core>, link: &Rc<Link<E>>) {
 /// Sends a request; only one that has to wait for credits becomes a task.
 fn send<E: Env>(env: &E, link: &Rc<Link<E>>, out: Outgoing) {
     let Outgoing { lane, call, payload, pad, answer } = out;
-    let told = move |result: std::result::Result<_, LinkError>| {
-        let _ = answer.send(result.map_err(Errno::from));
-    };
-    if let Err((call, payload, told)) = link.call_and_tell(lane, call, payload, pad, told) {
+    let done = Box::new(move |outcome: Outcome| {
+        let _ = answer.send(outcome.map_err(Errno::from));
+    });
+    if let Err(late) = link.call_and_tell(ToldCall { lane, call, payload, pad, done }) {
         let link = link.clone();
-        env.spawn(async move { told(link.call(lane, call, payload, pad).await) });
+        env.spawn(async move {
+            let ToldCall { lane, call, payload, pad, done } = *late;
+            done(link.call(lane, call, payload, pad).await);
+        });
     }
 }
 
@@ -196,6 +201,7 @@ async fn drain(core: &Arc<Core>) {
 async fn tick<E: Env>(env: E, core: Arc<Core>) {
     while !core.stopped.load(Ordering::Acquire) {
         let age_ms = core.tunables.get(Knob::AgeMs);
+        amphi_env::buf::keep_bytes((core.tunables.get(Knob::CacheBytes) / KEPT_PART) as usize);
         env.sleep(Duration::from_millis((age_ms / 4).clamp(1, TICK_MAX_MS))).await;
         writeback::tick(&core);
         locks::tick(&core);
@@ -203,6 +209,7 @@ async fn tick<E: Env>(env: E, core: Arc<Core>) {
             let percent = core.tunables.get(Knob::MemoryPercent);
             let short = limit::group(&**read).is_some_and(|g| g.used >= g.limit / 100 * percent);
             core.group_short.store(short, Ordering::Relaxed);
+            amphi_env::buf::decay(short);
         }
     }
 }

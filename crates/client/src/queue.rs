@@ -31,6 +31,7 @@ pub(crate) struct Outgoing {
 /// A background task.
 pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
+#[expect(clippy::large_enum_variant, reason = "boxing a call would cost an allocation for each request")]
 pub(crate) enum Item {
     Call(Outgoing),
     Task(Task),

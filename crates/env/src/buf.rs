@@ -20,7 +20,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use memory::ALIGN;
+pub use memory::{ALIGN, decay, keep_bytes};
 
 /// What `scratch` is filled with in a simulation.
 const PLANTED: u8 = 0xa5;

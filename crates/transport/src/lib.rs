@@ -24,7 +24,7 @@ mod pipe;
 
 pub use auth::{ClusterKey, KeyTooShort, ServerAuth, is_local};
 pub use error::{LinkError, ServeError};
-pub use link::{CallOptions, Link, LinkConfig, LinkEvents, Recovery, Timeouts};
+pub use link::{CallOptions, Link, LinkConfig, LinkEvents, Outcome, Recovery, Timeouts, ToldCall};
 pub use server::{ConnId, Connections, Handler, Incoming, Peer, ReplyRoute, check_listen, serve, serve_local};
 
 #[cfg(test)]

@@ -122,6 +122,23 @@ pub struct CallOptions {
     pub deadline: Option<Duration>,
 }
 
+/// What a call came to: the answer and its payload.
+pub type Outcome = Result<(Answer, Option<Buf>), LinkError>;
+
+/// A call whose outcome goes to a function instead of somebody who waits.
+pub struct ToldCall {
+    /// Whose credits to use.
+    pub lane: Lane,
+    /// What is asked.
+    pub call: Call,
+    /// Bytes that go with it.
+    pub payload: Option<Buf>,
+    /// As in `CallOptions`.
+    pub pad: usize,
+    /// Takes the outcome.
+    pub done: Box<dyn FnOnce(Outcome)>,
+}
+
 /// A session's way to its server.
 pub struct Link<E: Env> {
     env: E,
@@ -170,21 +187,15 @@ impl<E: Env> Link<E> {
 
     /// As `call`, without anybody who waits: `done` is told the outcome, at once and from within the link, which it must
     /// not call. A call that would have to wait for a slot comes back.
-    pub fn call_and_tell(
-        &self,
-        lane: Lane,
-        call: Call,
-        payload: Option<Buf>,
-        pad: usize,
-        done: impl FnOnce(Result<(Answer, Option<Buf>), LinkError>) + 'static,
-    ) -> Result<(), (Call, Option<Buf>, Box<dyn FnOnce(Result<(Answer, Option<Buf>), LinkError>)>)> {
-        assert!(pad < amphi_env::buf::ALIGN, "a pad is below the alignment");
-        let fits = payload.as_ref().is_none_or(|p| p.len() <= limits::PAYLOAD_MAX);
+    pub fn call_and_tell(&self, told: ToldCall) -> Result<(), Box<ToldCall>> {
+        assert!(told.pad < amphi_env::buf::ALIGN, "a pad is below the alignment");
+        let fits = told.payload.as_ref().is_none_or(|p| p.len() <= limits::PAYLOAD_MAX);
         let mut state = self.state.borrow_mut();
-        let Some(id) = fits.then(|| state.try_acquire(lane)).flatten() else {
-            return Err((call, payload, Box::new(done)));
+        let Some(id) = fits.then(|| state.try_acquire(told.lane)).flatten() else {
+            return Err(Box::new(told));
         };
-        let (_, send_now) = state.install(id, pad as u16, 0, call, payload, Some(Box::new(done)));
+        let ToldCall { call, payload, pad, done, .. } = told;
+        let (_, send_now) = state.install(id, pad as u16, 0, call, payload, Some(done));
         drop(state);
         if send_now {
             self.outgoing.ring();

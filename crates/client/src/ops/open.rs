@@ -67,7 +67,8 @@ pub(crate) async fn tmpfile(core: Arc<Core>, ctx: Ctx, dir: Ino, perm: u16, flag
 pub(crate) async fn open(core: Arc<Core>, ctx: Ctx, ino: Ino, flags: OpenFlags) -> Result<Arc<OpenFile>> {
     core.stats.count(Count::Open);
     let before = core.files.get(ino).map(|f| f.epoch.load(SeqCst));
-    let reply = core.call(ino.target(), &ctx.cred, Request::Open { ino, access: access(flags), exec: flags.exec }).await?;
+    let reply =
+        core.call(ino.target(), &ctx.cred, Request::Open { ino, access: access(flags), exec: flags.exec }).await?;
     let view = inode_reply(reply)?;
     let file = opened(&core, view, flags, before);
     if view.attr.kind == Kind::Dir && flags.write {

@@ -31,8 +31,10 @@ const SLAB_BYTES: usize = 16 << 20;
 const HUGE_BYTES: usize = 2 << 20;
 /// Sizes of mappings are rounded up to this, a page aside, so that they match when they are reused, bytes.
 const MAPPED_STEP_BYTES: usize = 1 << 20;
-/// Used chunks kept as they are, bytes together: pieces of two requests of 16 MiB and some more.
+/// Used chunks kept for good, bytes together: pieces of two requests of 16 MiB and some more.
 const CHUNKS_KEPT_BYTES: usize = 48 << 20;
+/// Each `decay` gives back this part of what is kept beyond.
+const DECAY: usize = 8;
 /// Used mappings kept, bytes together: three requests of 16 MiB with their heads.
 const MAPPINGS_KEPT_BYTES: usize = 52 << 20;
 
@@ -53,6 +55,7 @@ struct Class {
 static CHUNKS: [Mutex<Class>; CLASSES] =
     [const { Mutex::new(Class { used: Vec::new(), zero: Vec::new(), slab: None }) }; CLASSES];
 static CHUNKS_KEPT: AtomicUsize = AtomicUsize::new(0);
+static CHUNKS_KEPT_MAX: AtomicUsize = AtomicUsize::new(CHUNKS_KEPT_BYTES);
 static MAPPINGS: Mutex<Vec<(Unowned, usize)>> = Mutex::new(Vec::new());
 
 /// What the content of new memory has to be.
@@ -183,10 +186,35 @@ fn chunk(class: usize, bytes: usize, content: Content) -> NonNull<u8> {
 
 fn keep_chunk(class: usize, ptr: NonNull<u8>) {
     let size = chunk_bytes(class);
-    if CHUNKS_KEPT.fetch_add(size, Ordering::Relaxed) + size <= CHUNKS_KEPT_BYTES {
+    if CHUNKS_KEPT.fetch_add(size, Ordering::Relaxed) + size <= CHUNKS_KEPT_MAX.load(Ordering::Relaxed) {
         lock(&CHUNKS[class]).used.push(Unowned(ptr));
         return;
     }
+    give_back(class, ptr);
+}
+
+/// How many bytes of used memory may wait for their next use; at least 48 MiB do. New memory is dear: where the machine itself
+/// gets it from a host, 0.6 GB/s. Whoever raises this calls `decay` from time to time.
+pub fn keep_bytes(max: usize) {
+    CHUNKS_KEPT_MAX.store(max.max(CHUNKS_KEPT_BYTES), Ordering::Relaxed);
+}
+
+/// Gives a part of the used memory that waits beyond 48 MiB back to the system, or `all` of it.
+pub fn decay(all: bool) {
+    let beyond = CHUNKS_KEPT.load(Ordering::Relaxed).saturating_sub(CHUNKS_KEPT_BYTES);
+    let mut left = if all { beyond } else { beyond.div_ceil(DECAY) };
+    for class in (0..CLASSES).rev() {
+        while left > 0 {
+            let Some(Unowned(ptr)) = lock(&CHUNKS[class]).used.pop() else { break };
+            left = left.saturating_sub(chunk_bytes(class));
+            give_back(class, ptr);
+        }
+    }
+}
+
+/// Gives a chunk that is counted as kept back to the system.
+fn give_back(class: usize, ptr: NonNull<u8>) {
+    let size = chunk_bytes(class);
     CHUNKS_KEPT.fetch_sub(size, Ordering::Relaxed);
     // SAFETY: the chunk is mapped, starts at a page, and nobody owns it any more.
     let given = unsafe { madvise(ptr.as_ptr().cast(), size, Advice::LinuxDontNeed) };

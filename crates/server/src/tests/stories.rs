@@ -147,6 +147,28 @@ fn permissions_and_attributes() {
     });
 }
 
+/// Goal: an open to execute needs the permission to execute and no other, any other open that to read. Method: modes that
+/// have one of them, opened by a stranger.
+#[test]
+fn execution_is_not_reading() {
+    with_server(11, 1, 1, async |_, c| {
+        let r = Access { read: true, write: false };
+        for (perm, read, execute) in
+            [(0o111, false, true), (0o444, true, false), (0o555, true, true), (0o700, false, false)]
+        {
+            *c.cred.borrow_mut() = Cred::root();
+            let f = c.create(Ino::ROOT, &format!("{perm:o}")).await.unwrap();
+            let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
+            c.inode(Request::SetAttr { ino: f, set }).await.unwrap();
+            *c.cred.borrow_mut() = Cred { uid: 5, gid: 5, groups: vec![] };
+            for (exec, allowed) in [(false, read), (true, execute)] {
+                let opened = c.call(Request::Open { ino: f, access: r, exec }).await.map(drop);
+                assert_eq!(opened, if allowed { Ok(()) } else { Err(Errno::Access) }, "{perm:o} {exec}");
+            }
+        }
+    });
+}
+
 /// Goal: directory moves that cross each other never make a loop, whatever their order. Method: both at once, many seeds.
 #[test]
 fn crossing_moves_make_no_loop() {

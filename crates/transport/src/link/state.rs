@@ -4,19 +4,18 @@
 //! holds the request for a resend. The two part when the caller is gone (the entry stays) or when the reply came
 //! (the cell stays), so that a caller that is slow to look never holds credits.
 
+use super::Outcome;
 use crate::error::LinkError;
 use amphi_env::{Buf, Time};
 use amphi_types::Errno;
 use amphi_wire::frame::DEADLINE_PASSED_MS;
 use amphi_wire::slots::SlotTable;
-use amphi_wire::{Answer, Call, Lane, RequestId, Welcome};
+use amphi_wire::{Call, Lane, RequestId, Welcome};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
-
-type Outcome = Result<(Answer, Option<Buf>), LinkError>;
 
 /// Which slots a call may take.
 #[derive(Clone, Copy, Debug)]
@@ -463,7 +462,7 @@ impl Drop for CellGuard<'_> {
 mod tests {
     use super::*;
     use amphi_types::{Cred, Ino, TargetId};
-    use amphi_wire::{Reply, Request};
+    use amphi_wire::{Answer, Reply, Request};
     use futures_util::FutureExt;
 
     /// Goal: a slot that comes free goes to who waited first, also if another asks before the first one looks, and
