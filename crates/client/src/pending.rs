@@ -25,6 +25,7 @@ type Running<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 #[must_use = "an operation is waited for, or dropped to finish in the background"]
 pub struct Pending<T: Send + 'static> {
     state: State<T>,
+    lingered: bool,
 }
 
 enum State<T> {
@@ -36,7 +37,7 @@ enum State<T> {
 impl<T: Send + 'static> Pending<T> {
     /// A finished operation.
     pub fn ready(result: Result<T>) -> Pending<T> {
-        Pending { state: State::Ready(result) }
+        Pending { state: State::Ready(result), lingered: false }
     }
 
     /// Starts `run`: it goes as far as it gets without waiting.
@@ -44,7 +45,7 @@ impl<T: Send + 'static> Pending<T> {
         let mut run: Running<T> = Box::pin(run);
         match run.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(result) => Pending::ready(result),
-            Poll::Pending => Pending { state: State::Running(run, core.clone()) },
+            Poll::Pending => Pending { state: State::Running(run, core.clone()), lingered: false },
         }
     }
 
@@ -55,6 +56,29 @@ impl<T: Send + 'static> Pending<T> {
             other => {
                 self.state = other;
                 None
+            }
+        }
+    }
+
+    /// Polls for `client.spin_us`, if nobody else needs the core, and gives the result if it comes in this time. Never
+    /// sleeps; no signal ends it. A `wait` that follows does not poll again.
+    pub fn linger(&mut self) -> Option<Result<T>> {
+        let State::Running(_, core) = &self.state else { return self.try_take() };
+        let budget = Duration::from_micros(core.tunables.spin_us());
+        let parker = PARKER.with(Arc::clone);
+        let waker = Waker::from(parker.clone());
+        SPIN.with_borrow_mut(Spin::progress);
+        loop {
+            parker.notified.store(false, Ordering::SeqCst);
+            if let Poll::Ready(result) = Pin::new(&mut *self).poll(&mut Context::from_waker(&waker)) {
+                SPIN.with_borrow_mut(Spin::progress);
+                return Some(result);
+            }
+            while !parker.notified.load(Ordering::SeqCst) {
+                if !SPIN.with_borrow_mut(|spin| spin.turn(budget)) {
+                    self.lingered = true;
+                    return None;
+                }
             }
         }
     }
@@ -77,9 +101,12 @@ impl<T: Send + 'static> Pending<T> {
         }
         loop {
             if let Poll::Ready(result) = Pin::new(&mut self).poll(&mut Context::from_waker(&waker)) {
+                SPIN.with_borrow_mut(Spin::progress);
                 return result;
             }
-            SPIN.with_borrow_mut(Spin::progress);
+            if !std::mem::take(&mut self.lingered) {
+                SPIN.with_borrow_mut(Spin::progress);
+            }
             while !parker.notified.swap(false, Ordering::SeqCst) {
                 if !SPIN.with_borrow_mut(|spin| spin.turn(budget)) {
                     std::thread::park();

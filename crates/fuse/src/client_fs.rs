@@ -72,6 +72,12 @@ impl ClientFs {
         match pending.try_take() {
             Some(result) => result,
             None => {
+                // A lone caller's answer is waited for on this hot thread; another one need not be woken to read.
+                if caller.is_alone()
+                    && let Some(result) = pending.linger()
+                {
+                    return result;
+                }
                 caller.will_block();
                 self.patience.wait(caller, pending)
             }

@@ -33,6 +33,9 @@ pub struct Caller<'a> {
 pub(crate) trait BeforeBlocking {
     /// Somebody else has to read the device now.
     fn before_blocking(&self);
+
+    /// Whether no other request is known to wait for a thread.
+    fn is_alone(&self) -> bool;
 }
 
 impl<'a> Caller<'a> {
@@ -47,6 +50,11 @@ impl<'a> Caller<'a> {
         if let Some(hook) = self.before_blocking {
             hook.before_blocking();
         }
+    }
+
+    /// Whether the handler may poll for a short while before it says that it will block: nobody else seems to want a thread.
+    pub fn is_alone(&self) -> bool {
+        self.before_blocking.is_some_and(BeforeBlocking::is_alone)
     }
 
     /// Credentials with supplementary groups, which are looked up for callers other than root.

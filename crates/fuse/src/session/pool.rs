@@ -150,6 +150,12 @@ impl Pool {
         if s.reading > 0 || s.ended { Next::Work } else { self.promote(&mut s) }
     }
 
+    /// Whether the one thread that works does so alone: requests do not queue, and nobody else reads.
+    pub(super) fn is_calm(&self) -> bool {
+        let s = self.state.lock();
+        s.reading == 0 && s.backlog.is_empty() && s.pressure < PRESSURE_STEP
+    }
+
     /// One more reader: a sleeper, else a new thread.
     fn promote(&self, s: &mut State) -> Next {
         if let Some(sleeper) = s.sleepers.pop() {

@@ -95,6 +95,10 @@ impl BeforeBlocking for Hook<'_> {
             start_or_warn(self.0);
         }
     }
+
+    fn is_alone(&self) -> bool {
+        self.0.pool.is_calm()
+    }
 }
 
 struct Reader {
