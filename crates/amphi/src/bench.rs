@@ -40,7 +40,7 @@ pub fn session_config() -> amphi_fuse::SessionConfig {
 }
 
 /// How long a caller and a worker poll by default.
-pub const DEFAULT_SPINS: (Duration, Duration) = (Duration::ZERO, amphi_env::real::WORKER_SPIN);
+pub const DEFAULT_SPINS: (Duration, Duration) = (amphi_env::real::WORKER_SPIN, amphi_env::real::WORKER_SPIN);
 
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]

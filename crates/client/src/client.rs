@@ -58,6 +58,12 @@ impl Client {
         self.core.stopped.load(Ordering::Acquire)
     }
 
+    /// Runs `task` on the thread of the I/O half: operations that it awaits cost no hand-over between threads. It must not
+    /// block. Dropped once the client has stopped.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.core.spawn(task);
+    }
+
     fn start<T: Send + 'static>(&self, run: impl Future<Output = Result<T>> + Send + 'static) -> Pending<T> {
         Pending::start(&self.core, run)
     }

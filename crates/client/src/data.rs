@@ -1,6 +1,6 @@
 //! `Segments`: the bytes a read returns, in as many buffers as they came in.
 //!
-//! Owns: a list of buffers that are the bytes in order. A front end sends them with one vectored write, so a read over
+//! Owns: a list of buffers that are the bytes in order, of their own or lent by the cache. A front end sends them with one vectored write, so a read over
 //! several targets is not copied together first.
 
 use amphi_env::Buf;
@@ -38,10 +38,29 @@ impl Deref for Loan {
 /// What a read finds in the cache, in order.
 pub type Loans = SmallVec<[Loan; 4]>;
 
+/// One of the buffers of `Segments`.
+#[derive(Debug)]
+pub enum Segment {
+    /// Memory of its own.
+    Own(Buf),
+    /// Memory of the cache.
+    Lent(Loan),
+}
+
+impl Deref for Segment {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match self {
+            Segment::Own(buf) => buf,
+            Segment::Lent(loan) => loan,
+        }
+    }
+}
+
 /// Bytes in one or more buffers.
 #[derive(Debug, Default)]
 pub struct Segments {
-    parts: SmallVec<[Buf; 1]>,
+    parts: SmallVec<[Segment; 1]>,
 }
 
 impl Segments {
@@ -53,7 +72,7 @@ impl Segments {
     /// Adds the window of `buf` at the end.
     pub fn push(&mut self, buf: Buf) {
         if !buf.is_empty() {
-            self.parts.push(buf);
+            self.parts.push(Segment::Own(buf));
         }
     }
 
@@ -73,7 +92,7 @@ impl Segments {
     }
 
     /// The buffers in order, none empty.
-    pub fn into_parts(self) -> impl Iterator<Item = Buf> {
+    pub fn into_parts(self) -> impl Iterator<Item = Segment> {
         self.parts.into_iter()
     }
 
@@ -90,8 +109,8 @@ impl Segments {
 
     /// One buffer; copies only if there are several.
     pub fn into_buf(mut self) -> Buf {
-        if self.parts.len() == 1 {
-            return self.parts.pop().unwrap_or_default();
+        if let [Segment::Own(buf)] = &mut self.parts[..] {
+            return std::mem::take(buf);
         }
         let mut buf = Buf::scratch(self.len());
         self.copy_to(&mut buf);
@@ -103,6 +122,12 @@ impl Segments {
         let mut v = Vec::with_capacity(self.len());
         self.parts().for_each(|p| v.extend_from_slice(p));
         v
+    }
+}
+
+impl From<Loans> for Segments {
+    fn from(loans: Loans) -> Segments {
+        Segments { parts: loans.into_iter().filter(|l| !l.is_empty()).map(Segment::Lent).collect() }
     }
 }
 

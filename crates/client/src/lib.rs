@@ -41,7 +41,7 @@ pub use amphi_env::Buf;
 pub use amphi_wire::{RenameMode, XattrMode};
 pub use api::*;
 pub use client::Client;
-pub use data::{Loan, Loans, Segments};
+pub use data::{Loan, Loans, Segment, Segments};
 pub use files::open_file::OpenFile;
 pub use io::{IoHalf, Way};
 pub use pending::{Interrupt, Pending};

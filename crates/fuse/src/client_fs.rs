@@ -13,7 +13,7 @@ mod patience;
 
 use crate::file_system::{AttrReply, CopyHow, Entry, Handle, OpenHow, OpenReply, ReadHow, Statfs, WriteHow};
 use crate::{Caller, DirSink, FileSystem, GroupCache, Limits, Notifier, OpenFlags, Payload, ReadSink};
-use amphi_client::{Client, Ctx, Fallocate, Hints, Pending, RenameMode, Whence, XattrMode};
+use amphi_client::{Client, Ctx, Fallocate, Hints, Pending, RenameMode, Segment, Whence, XattrMode};
 use amphi_types::{Attr, Cred, Errno, Ino, Result, SetAttr};
 use handles::Handles;
 use patience::Patience;
@@ -244,7 +244,12 @@ impl FileSystem for ClientFs {
         }
         let size = sink.size();
         let segments = self.wait(caller, self.client.read(&ctx, &file, how.offset, size, hints))?;
-        segments.into_parts().for_each(|part| sink.give(part));
+        for part in segments.into_parts() {
+            match part {
+                Segment::Own(buf) => sink.give(buf),
+                Segment::Lent(loan) => sink.lend(loan),
+            }
+        }
         Ok(())
     }
 

@@ -38,7 +38,14 @@ fn view() -> InodeView {
         ctime: t,
         btime: t,
     };
-    InodeView { attr, layout: Layout::growing(4), io_mode: IoMode::default(), generation: 3, spread: false, xattrs: false }
+    InodeView {
+        attr,
+        layout: Layout::growing(4),
+        io_mode: IoMode::default(),
+        generation: 3,
+        spread: false,
+        xattrs: false,
+    }
 }
 
 fn question() -> Call {

@@ -140,6 +140,38 @@ impl LibraryFile {
         self.client.getattr(&self.ctx, self.ino).wait(None).during(|| format!("stat {}", self.name))
     }
 
+    /// Median microseconds of `rounds` stats, one after the other, from this thread.
+    pub fn stats_us(&self, rounds: usize) -> Outcome<f64> {
+        let mut times = Vec::with_capacity(rounds);
+        for _ in 0..rounds {
+            let start = super::clock::now();
+            self.stat()?;
+            times.push(start.elapsed().as_nanos() as u64);
+        }
+        Ok(median_us(times))
+    }
+
+    /// The same from a task on the thread that has the connection.
+    pub fn stats_beside_us(&self, rounds: usize) -> Outcome<f64> {
+        let (tell, told) = std::sync::mpsc::channel();
+        let (client, ctx, ino) = (self.client.clone(), self.ctx.clone(), self.ino);
+        self.client.spawn(async move {
+            let mut times = Vec::with_capacity(rounds);
+            let mut result = Ok(());
+            for _ in 0..rounds {
+                let start = super::clock::now();
+                result = client.getattr(&ctx, ino).await.map(drop);
+                if result.is_err() {
+                    break;
+                }
+                times.push(start.elapsed().as_nanos() as u64);
+            }
+            drop(tell.send(result.map(|()| times)));
+        });
+        let times = told.recv().unwrap_or(Err(Errno::Canceled)).during(|| format!("stat {}", self.name))?;
+        Ok(median_us(times))
+    }
+
     /// Removes the file.
     pub fn remove(self) -> Outcome {
         match self.client.unlink(&self.ctx, Ino::ROOT, self.name.as_bytes()).wait(None) {
@@ -147,4 +179,9 @@ impl LibraryFile {
             Err(e) => Err(Failure::broken(format!("cannot remove {}: {e}", self.name))),
         }
     }
+}
+
+fn median_us(mut times: Vec<u64>) -> f64 {
+    times.sort_unstable();
+    times.get(times.len() / 2).map_or(0.0, |t| *t as f64 / 1000.0)
 }

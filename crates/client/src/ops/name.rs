@@ -99,7 +99,9 @@ pub(crate) async fn unlink(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>) -
     if name == b"." || name == b".." {
         return Err(Errno::IsDir);
     }
-    if let Some(ino) = removed(core.call(dir.target(), &ctx.cred, Request::Unlink { dir, name: Name::new(name)? }).await?)? {
+    if let Some(ino) =
+        removed(core.call(dir.target(), &ctx.cred, Request::Unlink { dir, name: Name::new(name)? }).await?)?
+    {
         super::open::nameless(&core, ino);
     }
     Ok(())

@@ -27,6 +27,8 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 const TRIES: usize = 4;
 /// Fills start and end at multiples of this, bytes: the page of the servers' storage.
 const PAGE: u64 = 4096;
+/// Reads of so many bytes are lent from the cache instead of copied.
+const LEND_MIN_BYTES: u64 = 16 << 10;
 
 pub(crate) fn try_read(
     core: &Arc<Core>,
@@ -132,6 +134,12 @@ pub(crate) async fn read(
         count(&core, &open, Reason::DirectUser, range.len());
         return direct(&core, file, range).await;
     }
+    if let Some(loans) = lend_large(&core, file, range) {
+        count(&core, &open, Reason::CacheHit, range.len());
+        open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
+        read_ahead(&core, &open, range, size);
+        return Ok(loans);
+    }
     let mut buf = None;
     let mut gaps = core.cache.gaps(file, range);
     if gaps.first() != Some(&range) {
@@ -159,6 +167,11 @@ pub(crate) async fn read(
     }
     let plan = plan(&core, &open, range, size);
     buffered(&core, file, range, size, plan).await
+}
+
+/// A range that is all in the cache and so large that bookkeeping costs less than a copy.
+fn lend_large(core: &Core, file: &File, range: ByteRange) -> Option<Segments> {
+    if range.len() < LEND_MIN_BYTES { None } else { core.cache.lend(file, range).map(Segments::from) }
 }
 
 /// Bytes of the targets, in the buffers they came in.
@@ -252,6 +265,12 @@ async fn read_piece(
 async fn buffered(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, size: u64, plan: Plan) -> Result<Segments> {
     let mut plan = Some(plan);
     for _ in 0..TRIES {
+        if let Some(loans) = lend_large(core, file, range) {
+            if let Some(plan) = plan {
+                fetch_ahead(core, file, plan);
+            }
+            return Ok(loans);
+        }
         let mut buf = scratch_for(range);
         let gaps = core.cache.read_valid(file, range, &mut buf);
         if gaps.is_empty() {
