@@ -53,8 +53,10 @@ pub(crate) struct Known {
     pub(crate) mtime: Timespec,
     /// That time is not yet known to be the server's: the cache holds writes with it, or nobody has asked since.
     pub(crate) mtime_local: bool,
-    /// Time of a read that the server has not been told of; goes with the next close.
+    /// Time of the latest read that counts; goes with the next close.
     pub(crate) accessed: Option<Timespec>,
+    /// The server has not been told of it.
+    pub(crate) accessed_due: bool,
     /// Opens that have not been released.
     pub(crate) opens: Vec<Access>,
     /// Closes that wait for write-back.
@@ -151,6 +153,7 @@ impl File {
                 view,
                 mtime_local: false,
                 accessed: None,
+                accessed_due: false,
                 opens: Vec::new(),
                 closes: Vec::new(),
                 closing: Vec::new(),
@@ -323,6 +326,7 @@ impl File {
         let changed = attr.mtime.max(attr.ctime).max(known.mtime);
         if atime <= changed || now.sec - atime.sec >= ATIME_AGE_S {
             known.accessed = Some(now);
+            known.accessed_due = true;
         }
     }
 

@@ -13,8 +13,8 @@ use rustix::fs::{OFlags, XattrFlags, getxattr, setxattr};
 use std::cell::RefCell;
 use std::time::Duration;
 
-const WORKER_SPINS_US: [u64; 3] = [0, 50, 2000];
-const CLIENT_SPINS_US: [u64; 2] = [0, 100];
+const WORKER_SPINS_US: [u64; 3] = [0, 200, 2000];
+const CLIENT_SPINS_US: [u64; 2] = [0, 200];
 /// What reads and writes work on.
 const SPAN_BYTES: u64 = 16 << 20;
 const ATTRIBUTE: &str = "user.bench";

@@ -77,7 +77,8 @@ pub(crate) async fn setattr(
     }
     let file = open.map(|open| open.file.clone()).or_else(|| core.files.get(ino));
     if let (Some(file), Some(_)) = (&file, set.atime) {
-        file.known.lock().accessed = None;
+        let mut known = file.known.lock();
+        (known.accessed, known.accessed_due) = (None, false);
     }
     match (file, set.size) {
         (Some(file), Some(size)) => truncate(&core, &ctx.cred, &file, size, set).await,

@@ -152,7 +152,11 @@ pub(crate) fn send_closes(core: &Arc<Core>, file: &Arc<File>) {
         }
     }
     for access in due {
-        let atime = file.known.lock().accessed.take();
+        let atime = {
+            // It stays known: an open that is answered before this close is shows the time from before.
+            let mut known = file.known.lock();
+            if std::mem::take(&mut known.accessed_due) { known.accessed } else { None }
+        };
         let close = Request::Close { ino: file.ino, access, atime };
         let sent = core.send(Lane::Normal, file.ino.target(), &Cred::root(), close, None, 0);
         let (core2, file2) = (core.clone(), file.clone());
