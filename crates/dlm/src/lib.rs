@@ -1,9 +1,10 @@
 //! Byte-range locks of objects: the lock server of a target and the lock cache of a client.
 //!
 //! Owns: which ranges of which objects are granted to whom, the fair queue of requests that wait, callbacks and
-//! their deadlines, contention of objects ([`server`]); and which of these locks a client holds, uses and gives
-//! back ([`client`]). Does not own: messages, connections, cached data, or the tokens of directory entries and
-//! attributes. `docs/LOCKING.md` has the state machines and why they cannot deadlock.
+//! their deadlines, contention of objects ([`server`]); which of these locks a client holds, uses and gives
+//! back ([`client`]); and the locks applications take on files, `flock` and `fcntl` ([`files`]). Tokens of
+//! directory entries and attributes are beside them ([`tokens`]). Does not own: messages, connections, or cached data.
+//! `docs/LOCKING.md` has the state machines and why they cannot deadlock.
 //!
 //! Invariants: no I/O, no clock, no randomness; time is an argument (`now_ns`, nanoseconds of one monotonic clock).
 //! Calls that take input (`enqueue`, `cancel`, `callback`, ...) never block; what has to be done next is taken out with
@@ -14,13 +15,24 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod files;
 pub mod mode;
 pub mod server;
+pub mod tokens;
 mod tree;
 
 #[cfg(test)]
 mod tests;
 
 pub use client::{CacheLimits, CallbackPlan, Granted, HeldLock, Hit, LockAction, LockCache, LockRef, RequestId};
+pub use files::{
+    Asking, DroppedFileLocks, FileLock, FileLockLimits, FileLockRefusal, FileLocks, LockFamily, LockKind, LockOwner,
+    Outcome, WaitGranted, WaitId,
+};
 pub use mode::{Growth, LockId, Mode, Owner};
 pub use server::{Action, ContentionLimits, Dropped, LockLimits, LockRequest, LockSpace, Overdue, Refusal};
+pub use tokens::client::{Ask, OwnChange, TokenCache, TokenCacheLimits};
+pub use tokens::server::{
+    ChangeId, Changed, HistoryLimits, NoGrant, SessionEnd, TokenAction, TokenLimits, TokenOverdue, TokenSpace,
+};
+pub use tokens::{Grant, REVOKE_KEYS, Revoke, RevokeId, TokenKey, TokenNumber};

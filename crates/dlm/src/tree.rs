@@ -242,6 +242,25 @@ impl Forest {
         }
     }
 
+    /// Appends the first matches to `found`, ascending, until it holds `cap`.
+    pub fn first(&self, tree: Tree, search: &Search, cap: usize, found: &mut Vec<Entry>) {
+        self.first_at(tree.0, search, cap, found);
+    }
+
+    fn first_at(&self, at: u32, search: &Search, cap: usize, found: &mut Vec<Entry>) {
+        if found.len() >= cap || self.skip(at, search) {
+            return;
+        }
+        let node = self.node(at);
+        self.first_at(node.left, search, cap, found);
+        if node.entry.range.start < search.range.end {
+            if found.len() < cap && self.matches(at, search) {
+                found.push(node.entry);
+            }
+            self.first_at(node.right, search, cap, found);
+        }
+    }
+
     /// Smallest start at or after `from` of a range that is not of session `exempt`.
     pub fn next_start(&self, tree: Tree, from: u64, exempt: Option<SessionId>) -> Option<u64> {
         self.next_start_at(tree.0, from, exempt)
@@ -395,6 +414,10 @@ mod tests {
                 }
                 let cap = random.below(6) as usize;
                 assert_eq!(forest.count(tree, &search, cap), hits.len().min(cap));
+                let mut first = Vec::new();
+                forest.first(tree, &search, cap, &mut first);
+                let first: Vec<LockId> = first.iter().map(|entry| entry.id).collect();
+                assert_eq!(first, hits[..hits.len().min(cap)]);
                 let from = search.range.start;
                 let next = list
                     .iter()

@@ -49,7 +49,7 @@ impl Default for SessionConfig {
             default_permissions: true,
             read_only: false,
             no_suid: false,
-            request_max_bytes: 16 << 20,
+            request_max_bytes: 8 << 20,
             threads_max: 256,
             threads_idle_max: 8,
             spin: Duration::ZERO,

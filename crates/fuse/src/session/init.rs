@@ -123,7 +123,7 @@ mod tests {
         {
             assert_eq!(taken >> bit & 1, 0, "{what}");
         }
-        assert_eq!((out.max_write, out.max_pages), (16 << 20, 4097));
+        assert_eq!((out.max_write, out.max_pages), (8 << 20, 2049));
         assert!(limits.shared_mmap);
     }
 

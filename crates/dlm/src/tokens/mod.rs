@@ -1,0 +1,110 @@
+//! Tokens: what lets a client cache directory entries and attributes, and what makes that exact.
+//!
+//! Owns: the vocabulary of tokens (keys, numbers, revocations), the table of a target ([`server`]) and the cache of a
+//! client ([`client`]). Does not own: messages, the kernel's copies of what a client caches, or byte-range locks.
+//! In the architecture this is the part below `server` and `client` that decides; neither carries it out yet: one mount at
+//! a time is let in, and its front end caches under the implicit token `Welcome::token_ms`. `docs/LOCKING.md` has the
+//! state machines and why they cannot deadlock.
+//!
+//! Invariants, checked by the model tests:
+//! * from the moment a change is applied, and until its key is granted anew, no client uses a cached value of that key;
+//! * a client answers a revocation by itself: it asks the server for nothing and waits for no call of its own.
+//!
+//! The number that drove the design: a warm `stat` or path walk must cost no round trip, and a token must not be worth
+//! more memory than the inode it covers: about 200 bytes at the server for each token, one number in each reply.
+//!
+//! The race that numbers end: a reply with a grant and the push that revokes it travel on different lanes. Every grant has
+//! a number, later ones larger; a revocation says up to which number the grants of its keys are void. A client that has
+//! the revocation first remembers that number for as long as a reply may be on its way that was asked for before it.
+
+pub mod client;
+mod history;
+pub mod server;
+
+#[cfg(test)]
+mod tests;
+
+use amphi_types::{Ino, SessionId};
+
+/// What one token covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TokenKey {
+    /// The attributes of an inode.
+    Attributes(Ino),
+    /// One name of a directory, present or absent, by the hash of the name. Names with one hash share a key, so a cached
+    /// value says which name it is about.
+    Name(Ino, u64),
+    /// The complete listing of a directory.
+    Listing(Ino),
+}
+
+/// Number of a grant, growing within a target over all its restarts: the upper 16 bits count starts of the target, the
+/// lower 48 bits grants since then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TokenNumber(pub u64);
+
+impl TokenNumber {
+    /// Joins the count of starts and the count of grants.
+    pub fn new(generation: u16, sequence: u64) -> TokenNumber {
+        debug_assert!(sequence < 1 << 48);
+        TokenNumber((u64::from(generation) << 48) | sequence)
+    }
+
+    /// The count of starts.
+    pub fn generation(self) -> u16 {
+        (self.0 >> 48) as u16
+    }
+}
+
+/// What a reply says about the right to cache what it shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Grant {
+    /// Its number.
+    pub number: TokenNumber,
+    /// How long it may be used, counted from when the client sent its request.
+    pub life_ns: u64,
+}
+
+/// Name of a revocation, unique within a target over all its restarts as [`TokenNumber`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RevokeId(pub u64);
+
+/// A revocation: everything that one change, or one trim of the table, takes from one session.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Revoke {
+    /// Whose tokens.
+    pub session: SessionId,
+    /// To be named in the answer.
+    pub id: RevokeId,
+    /// Grants of these keys with a number up to this one are void; later ones are not meant.
+    pub upto: TokenNumber,
+    /// The keys, at most [`REVOKE_KEYS`].
+    pub keys: Vec<TokenKey>,
+}
+
+/// Keys in one revocation at most; what takes more is sent as several.
+pub const REVOKE_KEYS: usize = 512;
+
+/// A mistake put into the machines on purpose: the checkers have to find each.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum PlantedBug {
+    /// A reply grants although a change of the key is under way.
+    GrantDuringChange,
+    /// A change does not wait for the answer to an earlier revocation of the key.
+    OverlookRevoked,
+    /// A change goes on at once when a holder has been cut off.
+    IgnoreCutOff,
+    /// A change goes on after a restart without waiting for the sessions known before.
+    SkipRecovery,
+    /// A revocation that overtakes a grant is not remembered by the client.
+    NoBarrier,
+    /// The same for the answer to a change of the client's own.
+    NoOwnBarrier,
+    /// The client keeps its copies while a change of its own is under way.
+    KeepOwn,
+    /// The client counts the life of a token from the reply.
+    LifeFromReply,
+    /// A revocation names one number less than was granted.
+    RevokeNumberTooLow,
+}

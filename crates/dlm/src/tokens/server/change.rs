@@ -1,0 +1,191 @@
+//! Changes: who waits for whom.
+//!
+//! Owns: the order of changes of one key and the moment at which one may go on. Does not own: the change itself.
+//!
+//! A change enters the queues of all its keys in one step, so the order of arrival is the order in every queue. It waits
+//! for earlier changes of its keys (unless both are joint there) and for the tokens on its keys. Its revocations go out
+//! at its arrival, not at its turn. Of the earlier changes it watches one, as lock requests do; tokens need no watch,
+//! since a key in a queue gets no new ones and the last to go wakes the queue once.
+
+#[cfg(test)]
+use super::PlantedBug;
+use super::{SessionId, State, TokenAction, TokenKey, TokenNumber, TokenSpace};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Name of a change within a target's lifetime, in the order of arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChangeId(u64);
+
+/// One key that a change concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Changed {
+    /// The key.
+    pub key: TokenKey,
+    /// The session named this key with its request and has dropped its own copy (`TokenCache::changing`). A key that it
+    /// could not know, such as the attributes of what a rename replaces, is revoked from it as from all others.
+    pub known: bool,
+    /// The change need not be alone on this key: entries of one directory may change side by side, though each of them
+    /// changes the listing and the directory's times.
+    pub joint: bool,
+}
+
+impl Changed {
+    /// A key that the session named, to be changed alone.
+    pub fn alone(key: TokenKey) -> Changed {
+        Changed { key, known: true, joint: false }
+    }
+
+    /// A key that the session named, beside others.
+    pub fn joint(key: TokenKey) -> Changed {
+        Changed { key, known: true, joint: true }
+    }
+
+    /// A key that the session did not name.
+    pub fn unknown(self) -> Changed {
+        Changed { known: false, ..self }
+    }
+}
+
+#[cfg_attr(test, derive(Clone, Hash))]
+pub(super) struct Change {
+    /// Keys, each with whether the change is joint there.
+    keys: BTreeMap<TokenKey, bool>,
+    ready: bool,
+    watching: Option<ChangeId>,
+    watchers: BTreeSet<ChangeId>,
+}
+
+/// Changes of one key.
+#[derive(Default)]
+#[cfg_attr(test, derive(Clone, Hash))]
+pub(super) struct Queue {
+    alone: BTreeSet<ChangeId>,
+    joint: BTreeSet<ChangeId>,
+}
+
+impl Queue {
+    fn of(&mut self, joint: bool) -> &mut BTreeSet<ChangeId> {
+        if joint { &mut self.joint } else { &mut self.alone }
+    }
+
+    /// The latest of the earlier changes that have to end first.
+    fn blocker(&self, id: ChangeId, joint: bool) -> Option<ChangeId> {
+        let before = |ids: &BTreeSet<ChangeId>| ids.range(..id).next_back().copied();
+        if joint { before(&self.alone) } else { before(&self.alone).max(before(&self.joint)) }
+    }
+}
+
+impl TokenSpace {
+    /// A change of these keys by that session wants to begin. Revokes what others may cache of them; the change may be
+    /// applied once [`TokenAction::Ready`] names it, or at once if [`TokenSpace::is_ready`]. A key named twice is known
+    /// if either says so, and joint if both do. A request that is sent again must not begin a second change.
+    pub fn begin_change(&mut self, now_ns: u64, by: SessionId, keys: &[Changed]) -> ChangeId {
+        self.next_change += 1;
+        let id = ChangeId(self.next_change);
+        let mut merged: BTreeMap<TokenKey, Changed> = BTreeMap::new();
+        for changed in keys {
+            let entry = merged.entry(changed.key).or_insert(*changed);
+            entry.known |= changed.known;
+            entry.joint &= changed.joint;
+        }
+        let mut revoked = BTreeSet::new();
+        for Changed { key, known, joint } in merged.values().copied() {
+            self.queues.entry(key).or_default().of(joint).insert(id);
+            if let TokenKey::Listing(dir) = key {
+                self.history.changed(now_ns, dir, by);
+            }
+            let mut gone = Vec::new();
+            for (&(_, session), token) in self.tokens.range((key, SessionId(0))..=(key, SessionId(u64::MAX))) {
+                let over = token.expires_ns <= now_ns || (known && session == by);
+                #[cfg(test)]
+                let over = over || self.bug == Some(PlantedBug::OverlookRevoked) && token.state != State::Held;
+                if over {
+                    gone.push(session);
+                } else if token.state == State::Held {
+                    revoked.insert((session, key));
+                }
+            }
+            for &session in &gone {
+                self.remove(key, session);
+                self.forget_if_empty(session);
+            }
+            if !gone.is_empty() {
+                self.wake(key);
+            }
+        }
+        let keys = merged.into_iter().map(|(key, changed)| (key, changed.joint)).collect();
+        self.changes.insert(id, Change { keys, ready: false, watching: None, watchers: BTreeSet::new() });
+        self.revoke(now_ns, &revoked);
+        self.settle(id);
+        id
+    }
+
+    /// Whether the change may be applied.
+    pub fn is_ready(&self, id: ChangeId) -> bool {
+        self.changes.get(&id).is_some_and(|change| change.ready)
+    }
+
+    /// The change was applied, or was given up before or after it was ready. What it showed may be granted from now on,
+    /// with its own reply first. The number goes with that reply to the session, for `TokenCache::changed`.
+    pub fn end_change(&mut self, id: ChangeId) -> TokenNumber {
+        if let Some(change) = self.changes.remove(&id) {
+            for (key, joint) in change.keys {
+                let Some(queue) = self.queues.get_mut(&key) else { continue };
+                queue.of(joint).remove(&id);
+                if queue.alone.is_empty() && queue.joint.is_empty() {
+                    self.queues.remove(&key);
+                }
+            }
+            if let Some(watched) = change.watching.and_then(|watched| self.changes.get_mut(&watched)) {
+                watched.watchers.remove(&id);
+            }
+            for waiting in change.watchers {
+                self.settle(waiting);
+            }
+        }
+        self.number()
+    }
+
+    /// Number of changes that wait or are ready.
+    pub fn changes(&self) -> usize {
+        self.changes.len()
+    }
+
+    /// A token of the key is gone: if it was the last, the changes that wait for it look again.
+    pub(super) fn wake(&mut self, key: TokenKey) {
+        let Some(queue) = self.queues.get(&key) else { return };
+        if self.is_held(key) {
+            return;
+        }
+        let waiting: BTreeSet<ChangeId> = queue.alone.union(&queue.joint).copied().collect();
+        for id in waiting {
+            self.settle(id);
+        }
+    }
+
+    /// Lets the change go on if nothing is in its way, or notes one thing that is.
+    pub(super) fn settle(&mut self, id: ChangeId) {
+        let Some(change) = self.changes.get(&id) else { return };
+        if change.ready || self.recovery.is_some() {
+            return;
+        }
+        let earlier =
+            |(key, &joint): (&TokenKey, &bool)| self.queues.get(key).and_then(|queue| queue.blocker(id, joint));
+        let blocker = change.keys.iter().filter_map(earlier).max();
+        let free = blocker.is_none() && !change.keys.keys().any(|&key| self.is_held(key));
+        if blocker != change.watching {
+            if let Some(old) = change.watching.and_then(|old| self.changes.get_mut(&old)) {
+                old.watchers.remove(&id);
+            }
+            if let Some(new) = blocker.and_then(|new| self.changes.get_mut(&new)) {
+                new.watchers.insert(id);
+            }
+        }
+        let Some(change) = self.changes.get_mut(&id) else { return };
+        change.watching = blocker;
+        if free {
+            change.ready = true;
+            self.actions.push_back(TokenAction::Ready(id));
+        }
+    }
+}
