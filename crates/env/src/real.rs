@@ -37,8 +37,8 @@ pub struct RealEnv {
 }
 
 impl RealEnv {
-    /// Runs the future that `f` makes to its end on this thread, polling for `spin` after the last progress and
-    /// then parking (zero: park at once; `Duration::MAX`: never). Tasks that it spawned are dropped at the end.
+    /// Runs the future that `f` makes to its end on this thread, polling for `spin` after the last progress, if
+    /// nobody else needs the core (`Spin`), and then parking (zero: park at once). Tasks that it spawned are dropped at the end.
     /// A panic of a task leaves this call.
     ///
     /// Panics if the kernel refuses a ring; see `try_run`.

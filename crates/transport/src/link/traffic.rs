@@ -53,8 +53,8 @@ pub(super) async fn read<E: Env, H: LinkEvents<E>>(
             match message {
                 Message::Reply { id, answer } => {
                     link.state.borrow_mut().complete(id, Ok((answer, payload)));
-                    // One round for the caller, who may call again, one for the writer.
-                    step_aside(2).await;
+                    // One round for the caller, who may call again, one for the queue of calls, one for the writer.
+                    step_aside(3).await;
                 }
                 Message::Push(push) => events.push(push),
                 Message::Bye => return Ending::Bye,
