@@ -38,22 +38,54 @@ pub(crate) fn try_read(
     into: &mut [u8],
     hints: Hints,
 ) -> Option<usize> {
-    if !open.flags.read || open.flags.direct || hints.direct {
+    let hit = Hit::begin(open, offset, into.len(), hints)?;
+    let len = hit.range.len() as usize;
+    if len > 0 && (!core.cache.read(&open.file, hit.range, &mut into[..len]) || !hit.held(open)) {
         return None;
     }
-    let file = &*open.file;
-    let stamp = file.range.stamp()?;
-    let size = file.size();
-    if offset >= size {
-        return Some(0);
-    }
-    let range = ByteRange::at(offset, into.len() as u64).intersect(&ByteRange::new(0, size));
-    let len = range.len() as usize;
-    if !core.cache.read(file, range, &mut into[..len]) || file.range.stamp() != Some(stamp) {
-        return None;
-    }
-    note_hit(core, ctx, open, range, size, hints);
+    hit.note(core, ctx, open, hints);
     Some(len)
+}
+
+/// A read that the cache may serve on the calling thread.
+struct Hit {
+    /// Of the range lock: nobody wrote meanwhile if it is still the same.
+    stamp: u64,
+    /// What is asked for, up to the end of the file.
+    range: ByteRange,
+    size: u64,
+}
+
+impl Hit {
+    #[inline]
+    fn begin(open: &OpenFile, offset: u64, len: usize, hints: Hints) -> Option<Hit> {
+        if !open.flags.read || open.flags.direct || hints.direct {
+            return None;
+        }
+        let stamp = open.file.range.stamp()?;
+        let size = open.file.size();
+        let range = ByteRange::at(offset.min(size), len as u64).intersect(&ByteRange::new(0, size));
+        Some(Hit { stamp, range, size })
+    }
+
+    #[inline]
+    fn held(&self, open: &OpenFile) -> bool {
+        open.file.range.stamp() == Some(self.stamp)
+    }
+
+    #[inline]
+    fn note(&self, core: &Arc<Core>, ctx: &Ctx, open: &OpenFile, hints: Hints) {
+        if self.range.is_empty() {
+            return;
+        }
+        note_access(core, open);
+        core.stats.io(Way::Read, Reason::CacheHit, self.range.len());
+        open.hit(thread_shard(), self.range.len());
+        open.note_piece(Way::Read, ctx.tid, self.range, hints.may_continue);
+        if open.readahead_on.load(Relaxed) {
+            read_ahead(core, open, self.range, self.size);
+        }
+    }
 }
 
 /// As `try_read`, without the copy.
@@ -65,32 +97,13 @@ pub(crate) fn try_lend(
     len: usize,
     hints: Hints,
 ) -> Option<Loans> {
-    if !open.flags.read || open.flags.direct || hints.direct {
+    let hit = Hit::begin(open, offset, len, hints)?;
+    let loans = core.cache.lend(&open.file, hit.range)?;
+    if !hit.held(open) {
         return None;
     }
-    let file = &*open.file;
-    let stamp = file.range.stamp()?;
-    let size = file.size();
-    if offset >= size {
-        return Some(Loans::new());
-    }
-    let range = ByteRange::at(offset, len as u64).intersect(&ByteRange::new(0, size));
-    let loans = core.cache.lend(file, range)?;
-    if file.range.stamp() != Some(stamp) {
-        return None;
-    }
-    note_hit(core, ctx, open, range, size, hints);
+    hit.note(core, ctx, open, hints);
     Some(loans)
-}
-
-fn note_hit(core: &Arc<Core>, ctx: &Ctx, open: &OpenFile, range: ByteRange, size: u64, hints: Hints) {
-    note_access(core, open);
-    core.stats.io(Way::Read, Reason::CacheHit, range.len());
-    open.hit(thread_shard(), range.len());
-    open.note_piece(Way::Read, ctx.tid, range, hints.may_continue);
-    if open.readahead_on.load(Relaxed) {
-        read_ahead(core, open, range, size);
-    }
 }
 
 /// A read that brings the access time forward is noted; the server hears of it with the close.
