@@ -219,19 +219,19 @@ fn destroy_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: In
 
 async fn destroy<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino, lsn: Lsn) -> Result<()> {
     let Ok((layout, wide)) = target.meta.borrow().inode(ino).map(|i| (i.layout, i.wide)) else { return Ok(()) };
+    let others = if wide { others(&layout, ino, target.id) } else { Vec::new() };
     if wide {
-        // Data elsewhere goes when it is certain that its inode does.
-        target.zone.became_stable(lsn).await?;
-        let others = others(&layout, ino, target.id);
+        // Data elsewhere goes when it is certain that its inode does: at once, since on a full disk somebody may wait for the room.
+        target.zone.stable(lsn).await?;
         for t in &others {
             worker.tell(*t, Question::Destroy(ino)).await?;
         }
-        // And the inode goes when it is certain that its data has.
-        for t in others {
-            worker.tell(t, Question::BecomeStable).await?;
-        }
     }
     destroy_objects(target, ino).await?;
+    // And the inode goes when it is certain that its data elsewhere has.
+    for t in others {
+        worker.tell(t, Question::BecomeStable).await?;
+    }
     target.zone.reserve(0).await?;
     let mut txn = Txn::default();
     target.meta.borrow_mut().remove_inode(ino, &mut txn)?;
