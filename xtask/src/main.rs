@@ -1,30 +1,39 @@
 //! Project tasks: `cargo xtask tidy` checks what a machine can check of the house rules; `cargo xtask sim`
-//! runs or replays seeds of the cluster simulator.
+//! runs or replays seeds of the cluster simulator; `cargo xtask soak` kills servers and mounts under load.
 
 mod tidy;
 
 use std::process::{Command, ExitCode};
 
 const USAGE: &str = "usage: cargo xtask tidy
-       cargo xtask sim [--seed N | --seeds FROM..TO] [further options of the simulator]";
+       cargo xtask sim [--seed N | --seeds FROM..TO] [further options of the simulator]
+       cargo xtask soak [ROUNDS [SEED]]     200 rounds unless told";
+
+/// Runs cargo to its end.
+fn cargo(command: &mut Command) -> ExitCode {
+    match command.status() {
+        Ok(s) if s.success() => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("xtask: cannot run cargo: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.first().map(String::as_str) {
         Some("tidy") => tidy::run(),
         Some("sim") => {
-            let status = Command::new(env!("CARGO"))
-                .args(["run", "--quiet", "--release", "--package", "amphi-sim", "--"])
-                .args(&args[1..])
-                .status();
-            match status {
-                Ok(s) if s.success() => ExitCode::SUCCESS,
-                Ok(_) => ExitCode::FAILURE,
-                Err(e) => {
-                    eprintln!("xtask: cannot run cargo: {e}");
-                    ExitCode::FAILURE
-                }
-            }
+            let run = ["run", "--quiet", "--release", "--package", "amphi-sim", "--"];
+            cargo(Command::new(env!("CARGO")).args(run).args(&args[1..]))
+        }
+        Some("soak") => {
+            let rounds = args.get(1).map_or("200", String::as_str);
+            let seed = args.get(2).map_or("1", String::as_str);
+            let test = ["test", "--release", "--package", "amphi", "--test", "e2e", "soak", "--", "--nocapture"];
+            cargo(Command::new(env!("CARGO")).args(test).env("AMPHI_SOAK_ROUNDS", rounds).env("AMPHI_SOAK_SEED", seed))
         }
         _ => {
             eprintln!("{USAGE}");

@@ -15,12 +15,14 @@ mod machine;
 mod model;
 mod modes;
 mod mounted;
+mod mounts;
 mod polling;
 mod program;
 mod raw;
 mod report;
 mod round_trip;
 mod series;
+mod sessions;
 mod small;
 pub mod stream;
 mod untar;
@@ -61,6 +63,10 @@ pub enum Name {
     Idle,
     /// What brief polling buys
     Polling,
+    /// Two mounts of one server: locks that go to and fro, stat, alternate blocks, reads of what is cached
+    Mounts,
+    /// Memory and request rate of a server with 1,000 sessions
+    Sessions,
 }
 
 /// Measure this machine and AmphiFS on it; prints tables, writes JSON.
@@ -163,6 +169,8 @@ impl Bench {
                 Name::Tree => untar::run(run)?,
                 Name::Idle => idle::run(run)?,
                 Name::Polling => polling::run(run)?,
+                Name::Mounts => mounts::run(run)?,
+                Name::Sessions => sessions::run(run)?,
             }
         }
         Ok(())

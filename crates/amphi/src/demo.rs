@@ -29,6 +29,9 @@ pub struct Demo {
     /// Least number of files of the source tree
     #[arg(long, default_value_t = 10_000)]
     files: usize,
+    /// Servers of the cluster, each further one in a process of its own
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=8))]
+    servers: u16,
     /// Keep the folder with the cluster's data; otherwise only the picture and the table stay
     #[arg(long)]
     keep: bool,
@@ -81,9 +84,10 @@ impl Demo {
     }
 
     fn steps(&self, data: &std::path::Path, mount: &std::path::Path) -> Outcome {
-        println!("1. An embedded cluster: amphi up --data {} --mount {}", data.display(), mount.display());
+        let more = if self.servers > 1 { format!(" --servers {}", self.servers) } else { String::new() };
+        println!("1. A cluster: amphi up --data {} --mount {}{more}", data.display(), mount.display());
         let t = monotonic();
-        let cluster = Cluster::up(data, mount, self.cache)?;
+        let cluster = Cluster::up(data, mount, self.cache, self.servers)?;
         done("ready", t);
 
         println!("2. A real source tree");
@@ -116,7 +120,7 @@ impl Demo {
         cluster.stop()?;
         done("stopped", t);
         let t = monotonic();
-        let cluster = Cluster::up(data, mount, self.cache)?;
+        let cluster = Cluster::up(data, mount, self.cache, self.servers)?;
         done("ready", t);
         let t = monotonic();
         tree::compare(&source, &copy)?;

@@ -3,9 +3,11 @@
 
 mod bench;
 mod cmd;
+mod config_file;
 mod control;
 mod demo;
 mod failure;
+mod members;
 mod process;
 mod size;
 

@@ -6,6 +6,7 @@
 use crate::failure::{During, Failure, Outcome};
 use crate::size;
 use amphi_client::{Client, ClientConfig, Clock, IoHalf, Way};
+use amphi_env::addr::Addr;
 use amphi_env::{Env, RealEnv, Time};
 use amphi_fuse::{ClientFs, MountError, Session, SessionConfig};
 use amphi_sched::WorkerConfig;
@@ -13,8 +14,10 @@ use amphi_server::{ServerConfig, ServerError, ServerErrorKind, run_threads};
 use amphi_transport::{ClusterKey, LinkConfig, Timeouts};
 use amphi_types::{Ino, SessionId, Timespec};
 use amphi_wire::Role;
+use futures_channel::oneshot;
 use rustix::fs::Access;
 use signal_hook::consts::{SIGINT, SIGTERM};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -29,6 +32,11 @@ struct Machine;
 impl Clock for Machine {
     fn now_ns(&self) -> u64 {
         let Time(ns) = amphi_env::real::monotonic();
+        ns
+    }
+
+    fn boot_ns(&self) -> u64 {
+        let Time(ns) = amphi_env::real::since_boot();
         ns
     }
 
@@ -78,13 +86,12 @@ fn check_cache(bytes: u64) -> Outcome {
 
 /// `host:pid`, by which people and other processes of this host know a session's holder.
 pub fn holder_name() -> String {
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    format!("{host}:{}", std::process::id())
+    format!("{}:{}", host_name(), std::process::id())
 }
 
 /// Whether the process that holds a session, by its `host:pid`, ran on this host and has ended.
 fn holder_gone(name: &str) -> bool {
-    let here = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let here = host_name();
     match name.rsplit_once(':') {
         Some((host, pid)) if host == here => !Path::new(&format!("/proc/{pid}")).exists(),
         _ => false,
@@ -125,12 +132,59 @@ pub fn link_failure(e: &std::io::Error) -> Failure {
     Failure::refused(format!("{e}{advice}"))
 }
 
+/// Errors of several addresses as one, which names each.
+pub fn all_errors(mut errors: Vec<std::io::Error>) -> std::io::Error {
+    if errors.len() == 1 {
+        return errors.remove(0);
+    }
+    let kind = errors.first().map_or(std::io::ErrorKind::InvalidInput, std::io::Error::kind);
+    let kind = if errors.iter().all(|e| e.kind() == kind) { kind } else { std::io::ErrorKind::Other };
+    let lines: Vec<String> = errors.iter().map(std::io::Error::to_string).collect();
+    std::io::Error::new(kind, lines.join("; "))
+}
+
 /// A failed start of a server: the surroundings are wrong unless a disk failed.
 pub fn server_failure(e: ServerError) -> Failure {
     match e.kind {
         ServerErrorKind::Disk => Failure::broken(e.line),
         _ => Failure::refused(e.line),
     }
+}
+
+/// Name of this machine.
+pub fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Whether an address stands for every address of the machine, so that nobody can be told it.
+fn is_unspecified(addr: &str) -> bool {
+    matches!(Addr::parse(addr), Ok(Addr::Tcp(host, _)) if host.parse().is_ok_and(|ip: IpAddr| ip.is_unspecified()))
+}
+
+/// Makes what others are told mean the same for them: Unix sockets by their whole path, no address that stands for all.
+pub fn settle_addresses(config: &mut ServerConfig) -> Outcome {
+    for addr in config.listen.iter_mut().chain(&mut config.advertise).chain(&mut config.join) {
+        if let Some(path) = addr.strip_prefix("unix:").filter(|p| !p.is_empty()) {
+            let whole = std::path::absolute(path).during(|| format!("find {path}"))?;
+            *addr = format!("unix:{}", whole.display());
+        }
+    }
+    for addr in config.advertise.iter().chain(&config.join) {
+        Addr::parse(addr).map_err(|e| Failure::refused(e.to_string()))?;
+    }
+    if let Some(addr) = config.advertise.iter().find(|a| is_unspecified(a)) {
+        return Err(Failure::refused(format!(
+            "{addr} leads nowhere from elsewhere; --advertise an address of this machine"
+        )));
+    }
+    let nowhere = config.advertise.is_empty() && config.listen.iter().all(|a| is_unspecified(a));
+    if nowhere && !config.join.is_empty() {
+        return Err(Failure::refused(format!(
+            "{} leads nowhere from elsewhere; give the address that others reach with --advertise",
+            config.listen.join(" ")
+        )));
+    }
+    Ok(())
 }
 
 /// Adds what every server of this binary has.
@@ -196,27 +250,62 @@ impl Running {
     }
 }
 
+/// What happens around the life of the client in an embedded cluster; both default to nothing.
+#[derive(Default)]
+pub struct Around {
+    /// Run when the server serves and before the client connects; an error ends both.
+    pub before: Option<Box<dyn FnOnce() -> Outcome + Send>>,
+    /// Run when the client has ended and before the server stops.
+    pub after: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl Around {
+    /// Runs `step` on a thread of its own, since the caller is the thread that serves.
+    #[expect(clippy::disallowed_methods, reason = "the thread that waits for other processes")]
+    async fn aside<T: Send + 'static>(step: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        let (done, is_done) = oneshot::channel();
+        std::thread::spawn(move || drop(done.send(step())));
+        is_done.await.ok()
+    }
+}
+
 /// Starts a server with a client in it. Returns when the server serves; `ended` is told when it has ended.
 #[expect(clippy::disallowed_methods, reason = "the thread that waits for the workers")]
 pub fn start_cluster(
     mut server: ServerConfig,
     workers: WorkerConfig,
     client: ClientConfig,
+    around: Around,
     ended: mpsc::Sender<()>,
 ) -> Outcome<Running> {
     complete(&mut server);
     let (client, half) = Client::new(client);
     let config = link_config(Vec::new(), Role::Mount, None)?;
+    let config = LinkConfig { key: server.key.as_deref().and_then(|k| ClusterKey::new(k).ok()), ..config };
     let (up, is_up) = mpsc::channel::<()>();
     let thread = std::thread::spawn(move || {
         let result = run_threads(server, workers, move |env: RealEnv, server| {
             Box::pin(async move {
-                let _ = up.send(());
-                half.run(env, config, Way::Local(server.dialer())).await
+                let Around { before, after } = around;
+                let begun = match before {
+                    Some(before) => Around::aside(before).await.unwrap_or(Ok(())),
+                    None => Ok(()),
+                };
+                let served = match begun {
+                    Ok(()) => {
+                        let _ = up.send(());
+                        half.run(env, config, Way::Local(server.dialer())).await.during(|| "run the client".into())
+                    }
+                    Err(e) => Err(e),
+                };
+                if let Some(after) = after {
+                    Around::aside(after).await;
+                }
+                served
             })
         });
         let _ = ended.send(());
-        result.map_err(server_failure)?.during(|| "run the client".into())
+        result.map_err(server_failure)?
     });
     let running = Running { client, thread };
     match is_up.recv() {

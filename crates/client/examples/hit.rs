@@ -69,6 +69,9 @@ impl Handler for OneFile {
             urgent_credits: 16,
             pool: 1,
             token_ms: 0,
+            alone: true,
+            map_epoch: 0,
+            mounts: 1,
         })
     }
     fn connected(&self, _: SessionId, _: Role, _: ConnId) {}
@@ -88,7 +91,7 @@ impl Handler for OneFile {
             _ => Ok(Reply::Done),
         };
         let payload = self.payload(&request.call.op);
-        self.connections.reply(request.route, Answer { result, contended: false }, payload);
+        self.connections.reply(request.route, Answer::of(result), payload);
     }
     fn disconnected(&self, _: SessionId, _: ConnId, _: bool) {}
 }

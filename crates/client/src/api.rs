@@ -2,7 +2,7 @@
 //!
 //! Owns: plain data that front ends pass in and get back. Does not own: behaviour (`ops`).
 
-use amphi_types::{Attr, Cred, Ino, Kind, Timespec};
+use amphi_types::{Attr, ByteRange, Cred, Ino, Kind, Timespec};
 use std::sync::Arc;
 
 use crate::OpenFile;
@@ -12,6 +12,11 @@ use crate::OpenFile;
 pub trait Clock: Send + Sync + 'static {
     /// Monotonic nanoseconds.
     fn now_ns(&self) -> u64;
+    /// Nanoseconds of a clock that goes on while the machine sleeps: what the server takes for expired after a time must not
+    /// be used longer here. The simulator's machines do not sleep.
+    fn boot_ns(&self) -> u64 {
+        self.now_ns()
+    }
     /// Wall-clock time for time stamps.
     fn wall(&self) -> Timespec;
 }
@@ -57,6 +62,13 @@ impl Ctx {
     pub fn root() -> Ctx {
         Ctx::default()
     }
+}
+
+/// What a front end has lent on to a cache of its own (the kernel's), as the client takes it back.
+pub trait KernelPages: Send + Sync + 'static {
+    /// Drops the cached pages of `range` of an inode, after dirty ones were written back by ordinary writes; `done` is called
+    /// then, on any thread. Must not block: the writes come while the pages are being dropped.
+    fn drop_pages(&self, ino: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>);
 }
 
 /// How a file is opened.
@@ -137,6 +149,8 @@ pub struct Hints {
     pub kill_suidgid: bool,
     /// Do not go through the cache, whatever the mode of the open.
     pub direct: bool,
+    /// The bytes are or go in a page cache of the front end, where they stay until `KernelPages` takes them back.
+    pub for_pages: bool,
 }
 
 /// A file that was created or found by create.

@@ -3,12 +3,14 @@
 //! Owns: nothing but the shape of the interface; each method starts the operation of the same name in `ops`.
 
 use crate::api::*;
+use crate::company::{self, Lending, Rule};
 use crate::core::Core;
 use crate::data::{Loans, Segments};
 use crate::files::OpenFile;
 use crate::io::IoHalf;
 use crate::ops;
 use crate::pending::Pending;
+use crate::tokens::{self, Found};
 use crate::tunables::Tunables;
 use amphi_env::Buf;
 use amphi_types::{Attr, Ino, Result, SetAttr};
@@ -16,7 +18,6 @@ use amphi_wire::{RenameMode, XattrMode};
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 /// A mount's client: cheap to clone, used by any thread.
 ///
@@ -47,10 +48,25 @@ impl Client {
         self.core.queue.waker.wake();
     }
 
-    /// How long a front end may keep names and attributes without asking: the life of the session's tokens. Zero
-    /// before the first connection.
-    pub fn token(&self) -> Duration {
-        Duration::from_millis(u64::from(self.core.token_ms.load(Ordering::Relaxed)))
+    /// The rule of caching in force, which a front end notes before it asks for what it may keep.
+    pub fn rule(&self) -> Rule {
+        self.core.company.rule_for_front()
+    }
+
+    /// What a front end may keep of answers to questions that it asked under `rule`: nothing, unless this mount has been alone
+    /// since. To be dropped when the answer has been given.
+    pub fn lend(&self, rule: Rule) -> Option<Lending> {
+        company::lend(&self.core, rule)
+    }
+
+    /// Whether this mount is the only one.
+    pub fn is_alone(&self) -> bool {
+        self.core.company.is_alone()
+    }
+
+    /// Whoever caches file data outside, and gives it back when somebody else wants to write it; `None` ends that.
+    pub fn set_pages(&self, pages: Option<Arc<dyn KernelPages>>) {
+        self.core.company.set_pages(pages);
     }
 
     /// Whether [`IoHalf::run`] has ended.
@@ -73,11 +89,17 @@ impl Client {
 impl Client {
     /// Attributes of `name` in `dir`; `.` and `..` are understood.
     pub fn lookup(&self, ctx: &Ctx, dir: Ino, name: &[u8]) -> Pending<Attr> {
+        if let Some(Found::Answer(result)) = tokens::find(&self.core, &ctx.cred, dir, name) {
+            return Pending::ready(result);
+        }
         self.start(ops::name::lookup(self.core.clone(), ctx.clone(), dir, name.to_vec()))
     }
 
     /// Attributes of an inode.
     pub fn getattr(&self, ctx: &Ctx, ino: Ino) -> Pending<Attr> {
+        if let Some(attr) = tokens::attr(&self.core, ino) {
+            return Pending::ready(Ok(attr));
+        }
         self.start(ops::attr::getattr(self.core.clone(), ctx.clone(), ino))
     }
 

@@ -5,20 +5,29 @@
 
 use crate::api::{ClientConfig, Clock, ReadText};
 use crate::cache::PageCache;
-use crate::files::{File, FileTable, Signal};
+use crate::company::Company;
+use crate::file_locks::FileLockTable;
+use crate::files::{File, FileTable, Moment, Signal};
 use crate::locks::Locks;
 use crate::queue::{Item, Outgoing, Queue};
 use crate::stats::{Count, Stats};
+use crate::tokens::Tokens;
 use crate::tunables::{Knob, Tunables};
+use crate::writeback::Spreading;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Cred, Errno, Layout, ObjectId, Result, TargetId, Timespec};
-use amphi_wire::{Answer, Call, Lane, Reply, Request};
+use amphi_wire::{Answer, Call, ClusterMap, Lane, Reply, Request, ServerInfo};
 use futures_channel::oneshot;
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// How long a server may take to say something about itself.
+const SERVER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// State that both halves share.
 pub(crate) struct Core {
@@ -28,14 +37,20 @@ pub(crate) struct Core {
     pub(crate) cache: PageCache,
     pub(crate) files: FileTable,
     pub(crate) locks: Locks,
+    pub(crate) tokens: Tokens,
+    pub(crate) company: Company,
+    pub(crate) file_locks: FileLockTable,
+    pub(crate) spreading: Spreading,
     pub(crate) queue: Queue,
     pub(crate) owner_uid: u32,
     pub(crate) read_text: Option<ReadText>,
     /// Targets of the cluster, from `Welcome`; 0 before.
     pub(crate) pool: AtomicU16,
-    /// How long names and attributes may be kept under the session's tokens, ms.
+    /// How long a front end may keep names and attributes while the mount is alone, ms.
     pub(crate) token_ms: AtomicU32,
     pub(crate) cluster: AtomicU64,
+    /// Which server has which targets; no servers before the first connection.
+    pub(crate) map: Mutex<ClusterMap>,
     /// The last thing a control attribute complained about.
     pub(crate) complaint: Mutex<String>,
     /// The memory group is above its share; measured by the I/O half.
@@ -74,6 +89,10 @@ impl Core {
             cache: PageCache::new(),
             files: FileTable::new(),
             locks: Locks::new(),
+            tokens: Tokens::new(),
+            company: Company::new(),
+            file_locks: FileLockTable::default(),
+            spreading: Spreading::default(),
             queue: Queue::default(),
             clock: config.clock,
             tunables,
@@ -82,6 +101,7 @@ impl Core {
             pool: AtomicU16::new(0),
             token_ms: AtomicU32::new(0),
             cluster: AtomicU64::new(0),
+            map: Mutex::default(),
             complaint: Mutex::new(complaint),
             group_short: AtomicBool::new(false),
             flight_bytes: AtomicU64::new(0),
@@ -156,6 +176,11 @@ impl Core {
         let _ = self.queue.push(Item::Task(Box::pin(task)));
     }
 
+    /// Now, for a question to a server.
+    pub(crate) fn moment(&self) -> Moment {
+        Moment::now(self.company.rule())
+    }
+
     /// Sends a request; the answer's contention bit is returned beside the result.
     pub(crate) fn send(
         &self,
@@ -169,11 +194,43 @@ impl Core {
         self.stats.count(Count::Calls);
         let (answer, answered) = oneshot::channel();
         let call = Call { target, cred: cred.clone(), op };
-        let queued = self.queue.push(Item::Call(Outgoing { lane, call, payload, pad, answer }));
+        let queued = crate::company::check(self)
+            .and_then(|()| self.queue.push_call(Outgoing { lane, call, payload, pad, answer, deadline: None }));
         async move {
             queued?;
             answered.await.unwrap_or(Err(Errno::NotConnected))
         }
+    }
+
+    /// Asks each server of the cluster something about itself, in the order of the map; one that does not answer soon is
+    /// `TimedOut`.
+    pub(crate) fn ask_servers(
+        &self,
+        cred: &Cred,
+        op: &Request,
+    ) -> impl Future<Output = Vec<Result<Reply>>> + Send + use<> {
+        let first = |s: &ServerInfo| s.targets.first().copied();
+        let mut targets: Vec<Option<TargetId>> = self.map.lock().servers.iter().map(first).collect();
+        if targets.is_empty() {
+            targets.push(Some(TargetId(0)));
+        }
+        let asked: Vec<_> = targets
+            .into_iter()
+            .map(|target| {
+                self.stats.count(Count::Calls);
+                let (answer, answered) = oneshot::channel();
+                let reachable = target.ok_or(Errno::NxIo);
+                let call = Call { target: target.unwrap_or_default(), cred: cred.clone(), op: op.clone() };
+                let (lane, deadline) = (Lane::Normal, Some(SERVER_PATIENCE));
+                let out = Outgoing { lane, call, payload: None, pad: 0, answer, deadline };
+                let queued = reachable.and_then(|_| self.queue.push(Item::Call(out)));
+                async move {
+                    queued?;
+                    answered.await.unwrap_or(Err(Errno::NotConnected))?.0.result
+                }
+            })
+            .collect();
+        join_all(asked)
     }
 
     /// An ordinary request.

@@ -4,7 +4,9 @@
 //! tells fills whether they are still true; per open file its streams. Does not own: cached bytes (`cache`).
 //!
 //! A `File` lives while it is open, has cached bytes or a close still to be sent. Who is right about the size: the
-//! client while it has changes that the server has not confirmed, otherwise the latest answer that no change overlapped.
+//! client while it is alone and has changes that the server has not confirmed, otherwise the latest answer that no change
+//! overlapped. In company others change it too: then it is the server's with the end of this mount's own bytes, as
+//! of the answer; whether that still holds is `tokens::is_sure`.
 
 pub(crate) mod open_file;
 mod signal;
@@ -21,6 +23,43 @@ use amphi_wire::{Access, InodeView};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+
+/// Counts questions to servers and changes of files, so that an answer can be told from what happened since its question.
+static TICKS: AtomicU64 = AtomicU64::new(0);
+
+fn tick() -> u64 {
+    TICKS.fetch_add(1, SeqCst) + 1
+}
+
+/// When something was asked for, and under which rule of caching.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Moment {
+    at: u64,
+    rule: u64,
+}
+
+impl Moment {
+    pub(crate) fn now(rule: u64) -> Moment {
+        Moment { at: tick(), rule }
+    }
+
+    pub(crate) fn rule(self) -> u64 {
+        self.rule
+    }
+
+    /// Of an answer that is older than the latest change.
+    pub(crate) const PAST: Moment = Moment { at: 0, rule: 0 };
+}
+
+/// What became of a view.
+pub(crate) struct Adopted {
+    /// Attributes with what only this client knows.
+    pub(crate) attr: Attr,
+    /// `File::size` is what the answer says with this mount's own changes: nothing here has come between.
+    pub(crate) taken: bool,
+    /// Nothing of this mount's own has reached the server since: with what it only knows itself, the view is the whole truth.
+    pub(crate) current: bool,
+}
 
 /// Age of an access time from which on any read renews it: a day.
 const ATIME_AGE_S: i64 = 86_400;
@@ -49,6 +88,8 @@ fn unpack(word: u64) -> Layout {
 /// What is known of an inode beside its size.
 pub(crate) struct Known {
     pub(crate) view: InodeView,
+    /// When `view` was asked for.
+    at: u64,
     /// Time of the last write that is only in the cache, or set explicitly after it.
     pub(crate) mtime: Timespec,
     /// That time is not yet known to be the server's: the cache holds writes with it, or nobody has asked since.
@@ -108,8 +149,23 @@ pub(crate) struct File {
     /// Layout and I/O mode of `known.view` again, for hits that take no lock.
     layout_packed: AtomicU64,
     io_mode: AtomicU8,
-    /// Counts changes of the size or of what the server has, at start and end.
-    pub(crate) epoch: AtomicU64,
+    /// The last begin or end of a change of the size or of what the server has.
+    epoch: AtomicU64,
+    /// The last one that answers from before cannot know of although this client no longer vouches for it: truncates, direct
+    /// writes, locks given back.
+    turned: AtomicU64,
+    /// End of what was written into the cache under locks that are still held: the file is at least so long.
+    pub(crate) own_end: AtomicU64,
+    /// The rule of caching under which the size was last taken from an answer.
+    pub(crate) sure_rule: AtomicU64,
+    /// Until when the size is certain under an attributes token; 0 without one.
+    pub(crate) token_end_ns: AtomicU64,
+    /// A lock was called back: others use the file. Nanoseconds.
+    pub(crate) called_back_ns: AtomicU64,
+    /// What a front end caches of it.
+    pub(crate) pages: crate::ops::pages::FilePages,
+    /// Uses that are no opens: the file is not forgotten.
+    pub(crate) uses: AtomicU32,
     pub(crate) range: RangeLock,
     pub(crate) dirty: Mutex<DirtyIndex>,
     pub(crate) flights: Mutex<Flights>,
@@ -140,7 +196,7 @@ pub(crate) struct File {
 }
 
 impl File {
-    pub(super) fn new(view: InodeView) -> File {
+    pub(super) fn new(view: InodeView, moment: Moment) -> File {
         File {
             ino: view.attr.ino,
             size: AtomicU64::new(view.attr.size),
@@ -150,6 +206,7 @@ impl File {
             known: Mutex::new(Known {
                 mtime: view.attr.mtime,
                 spread: false,
+                at: moment.at,
                 view,
                 mtime_local: false,
                 accessed: None,
@@ -158,7 +215,14 @@ impl File {
                 closes: Vec::new(),
                 closing: Vec::new(),
             }),
-            epoch: AtomicU64::new(0),
+            epoch: AtomicU64::new(tick()),
+            turned: AtomicU64::new(1),
+            own_end: AtomicU64::new(0),
+            sure_rule: AtomicU64::new(moment.rule),
+            token_end_ns: AtomicU64::new(0),
+            called_back_ns: AtomicU64::new(0),
+            pages: Default::default(),
+            uses: AtomicU32::new(0),
             range: RangeLock::default(),
             dirty: Mutex::default(),
             flights: Mutex::default(),
@@ -189,8 +253,10 @@ impl File {
         self.known.lock().view
     }
 
-    pub(crate) fn mtime(&self) -> Timespec {
-        self.known.lock().mtime
+    /// Time of the last write that is in the cache alone, or nothing.
+    pub(crate) fn own_mtime(&self) -> Timespec {
+        let known = self.known.lock();
+        if known.mtime_local { known.mtime } else { Timespec::default() }
     }
 
     /// What the owner of the file asked of the decision.
@@ -214,7 +280,19 @@ impl File {
 
     /// Marks the begin or end of a change that answers under way may or may not have seen.
     pub(crate) fn mark_epoch(&self) {
-        self.epoch.fetch_add(1, SeqCst);
+        self.epoch.store(tick(), SeqCst);
+    }
+
+    /// The last turn: a number that is never 0.
+    pub(crate) fn turned(&self) -> u64 {
+        self.turned.load(SeqCst)
+    }
+
+    /// Marks a change of the size that `own_end` does not tell of, or that it no longer does.
+    pub(crate) fn turn(&self) {
+        let now = tick();
+        self.turned.store(now, SeqCst);
+        self.epoch.store(now, SeqCst);
     }
 
     /// Enters a fill. From now on changes of its bytes spoil it.
@@ -282,28 +360,53 @@ impl File {
         attr
     }
 
-    /// Takes a view that was asked for when the epoch was `epoch`.
-    pub(crate) fn adopt(&self, view: InodeView, epoch: u64) -> Attr {
+    /// Takes a view that was asked for at `moment`.
+    pub(crate) fn adopt(&self, view: InodeView, moment: Moment) -> Adopted {
         let mut known = self.known.lock();
+        let latest = moment.at >= known.at;
         let generation = known.view.generation.max(view.generation);
-        known.view = InodeView { generation, ..view };
+        known.view.generation = generation;
+        if latest {
+            known.view = InodeView { generation, ..view };
+            known.at = moment.at;
+            self.layout_packed.store(pack(view.layout), Relaxed);
+            self.io_mode.store(view.io_mode as u8, Relaxed);
+        }
         self.atime_due.store(true, Relaxed);
-        self.layout_packed.store(pack(view.layout), Relaxed);
-        self.io_mode.store(view.io_mode as u8, Relaxed);
-        let quiet = self.epoch.load(SeqCst) == epoch && self.dirty_bytes.load(SeqCst) == 0;
+        let own_before = self.own_end.load(SeqCst);
+        let current = latest && self.epoch.load(SeqCst) <= moment.at;
+        let quiet = current && self.dirty_bytes.load(SeqCst) == 0;
         if quiet {
             // The answer is from after the last write-back, so it has that write's time.
             known.mtime_local = false;
-            if self.size.swap(view.attr.size, SeqCst) != view.attr.size {
-                tracing::debug!(ino = %self.ino, size = view.attr.size, "the size changed elsewhere");
+        }
+        let alone = moment.rule & 1 == 1;
+        // Alone, what this client has in its cache counts for more than the answer.
+        let knows = alone && self.sure_rule.load(SeqCst) == moment.rule;
+        let news = if knows { quiet } else { latest && self.turned.load(SeqCst) <= moment.at };
+        if news {
+            self.size.store(view.attr.size.max(if quiet { 0 } else { own_before }), SeqCst);
+            let own = self.own_end.load(SeqCst);
+            if own > own_before {
+                // A write that came in between.
+                self.size.fetch_max(own, SeqCst);
+            }
+            if alone {
+                self.sure_rule.store(moment.rule, SeqCst);
             }
         }
         drop(known);
-        self.overlay(view.attr)
+        Adopted { attr: self.overlay(view.attr), taken: knows || news, current }
     }
 
-    /// A write now ends at `end`.
+    /// A write past the cache now ends at `end`.
     pub(crate) fn extend(&self, end: u64) {
+        self.size.fetch_max(end, SeqCst);
+    }
+
+    /// A write into the cache now ends at `end`. To be called under the lock of the cluster that permits it.
+    pub(crate) fn extend_own(&self, end: u64) {
+        self.own_end.fetch_max(end, SeqCst);
         self.size.fetch_max(end, SeqCst);
     }
 
@@ -408,7 +511,8 @@ mod tests {
             };
             let layout = Layout::growing(1);
             let (io_mode, generation) = (IoMode::Auto, 0);
-            let file = File::new(InodeView { attr, layout, io_mode, generation, spread: false, xattrs: false });
+            let view = InodeView { attr, layout, io_mode, generation, spread: false, xattrs: false };
+            let file = File::new(view, Moment::PAST);
             assert!(file.atime_due.load(Relaxed), "the first read asks");
             file.note_access(now);
             assert!(!file.atime_due.load(Relaxed), "the next one does not");

@@ -4,19 +4,24 @@
 //! opens and locks to a restarted server, the end. Does not own: any state of files; everything here is plumbing.
 
 use crate::cache::limit;
+use crate::company;
 use crate::core::Core;
+use crate::file_locks;
+use crate::links::{Links, Seat};
 use crate::locks;
-use crate::queue::{Item, Outgoing};
+use crate::queue::Item;
+use crate::tokens;
 use crate::tunables::Knob;
 use crate::writeback;
 use amphi_env::Env;
 use amphi_transport::local::LocalDialer;
-use amphi_transport::{Link, LinkConfig, LinkEvents, Outcome, Recovery, ToldCall};
+use amphi_transport::{LinkConfig, LinkEvents, Recovery};
 use amphi_types::{Cred, Errno, TargetId};
-use amphi_wire::{Call, Lane, Push, Reply, Request};
+use amphi_wire::{Call, Lane, Push, Reply, Request, Welcome};
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::io;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
@@ -44,36 +49,114 @@ pub struct IoHalf {
     end: End,
 }
 
-struct Events {
+/// What the connection to one server tells.
+pub(crate) struct Events<E: Env> {
+    env: E,
+    /// There was a connection and there is none now.
+    down: Cell<bool>,
     core: Arc<Core>,
+    links: Weak<Links<E>>,
+    seat: Rc<Seat<E>>,
 }
 
-impl<E: Env> LinkEvents<E> for Events {
+impl<E: Env> Events<E> {
+    /// For the connection of `seat`.
+    pub(crate) fn new(env: E, links: &Rc<Links<E>>, seat: &Rc<Seat<E>>) -> Events<E> {
+        Events {
+            env,
+            down: Cell::new(false),
+            core: links.core.clone(),
+            links: Rc::downgrade(links),
+            seat: seat.clone(),
+        }
+    }
+
+    /// Whether this is the master's connection: it alone says whether the session goes on and whether there are other mounts.
+    fn is_master(&self) -> bool {
+        self.links.upgrade().is_some_and(|links| links.is_master(&self.seat))
+    }
+}
+
+impl<E: Env> Drop for Events<E> {
+    fn drop(&mut self) {
+        if self.down.get() {
+            self.core.file_locks.state_changed(true, false);
+        }
+    }
+}
+
+impl<E: Env> LinkEvents<E> for Events<E> {
     fn push(&self, push: Push) {
         match push {
             Push::Callback { object, lock } => locks::callback(&self.core, object, lock),
             Push::Glimpse { id, object } => {
                 let target = self.core.target_of(object);
                 let (size, mtime) = match self.core.files.get(object.ino) {
-                    Some(file) => (file.size(), file.mtime()),
+                    Some(file) => (file.own_end.load(Ordering::SeqCst), file.own_mtime()),
                     None => Default::default(),
                 };
                 let op = Request::GlimpseReply { id, size, mtime };
                 drop(self.core.send(Lane::Urgent, target, &Cred::root(), op, None, 0));
             }
+            Push::Revoke { target, id, upto, keys } => tokens::revoke(&self.core, target, id, upto, keys),
+            Push::Company { change, alone } => {
+                if company::told(&self.core, change, alone) {
+                    self.env.spawn(company::settle(self.core.clone(), change, self.env.clone()));
+                }
+            }
+            Push::FileLockNews { number } => self.core.file_locks.news(number),
+            Push::Map { epoch } => {
+                if let Some(links) = self.links.upgrade() {
+                    links.announced(epoch);
+                }
+            }
+        }
+    }
+
+    fn heard(&self) {
+        if !self.core.company.is_alone() {
+            self.core.company.hear(self.core.clock.boot_ns());
+        }
+    }
+
+    fn welcomed(&self, welcome: &Welcome) {
+        if self.is_master() {
+            company::welcomed(&self.core, welcome);
         }
     }
 
     async fn restarted(&self, recovery: Recovery<E>) -> Result<(), Errno> {
-        self.core.learn(recovery.welcome());
-        for target in (0..recovery.welcome().pool).map(TargetId) {
+        let links = self.links.upgrade().ok_or(Errno::Canceled)?;
+        if links.is_master(&self.seat) {
+            if !recovery.welcome().resumed && !company::may_go_on(&self.core) {
+                company::lose(&self.core, "it was away for too long, or did not answer");
+                let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Goodbye };
+                let _ = recovery.call(call).await;
+                return Err(Errno::Io);
+            }
+            self.core.learn(recovery.welcome());
+        }
+        links.catch_up(&recovery).await;
+        // The others still know what they granted.
+        let targets = links.targets_of(&self.seat, recovery.welcome().pool);
+        // The server has forgotten its tokens; those of other servers are asked for again, which is right too.
+        tokens::lose_all(&self.core);
+        targets.iter().for_each(|target| locks::restoring(&self.core, *target));
+        for target in targets {
+            // Before what tells the target that the session has said everything.
+            file_locks::represent(&self.core, &recovery, target).await?;
             represent(&self.core, &recovery, target).await?;
         }
         Ok(())
     }
 
     fn state_changed(&self, up: bool) {
-        tracing::info!(up, "the connection to the server changed");
+        tracing::info!(up, server = self.seat.name(), "the connection to a server changed");
+        let was_down = self.down.replace(!up);
+        self.core.file_locks.state_changed(was_down, !up);
+        if up && let Some(links) = self.links.upgrade() {
+            links.came_up(&self.seat);
+        }
     }
 }
 
@@ -99,20 +182,15 @@ impl IoHalf {
     /// Errors: those of connecting; the client is stopped then.
     pub async fn run<E: Env>(self, env: E, config: LinkConfig, way: Way) -> io::Result<()> {
         let core = self.end.0.clone();
-        let events = Rc::new(Events { core: core.clone() });
-        let link = match way {
-            Way::Addresses => Link::connect(env.clone(), config, events).await?,
-            Way::Local(dialer) => Link::local(env.clone(), dialer, config, events).await?,
-        };
-        core.learn(&link.welcome());
-        env.spawn(tick(env.clone(), core.clone()));
-        serve(&env, &core, &link).await;
-        let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Goodbye };
-        let goodbye = amphi_env::timeout(&env, GOODBYE, link.call(Lane::Urgent, call, None, 0)).await;
-        if !matches!(goodbye, Some(Ok(_))) {
-            tracing::warn!("the server did not hear the goodbye");
-        }
-        link.close().await;
+        let links = Links::open(env.clone(), core.clone(), config, way).await?;
+        env.spawn(tick(env.clone(), core.clone(), links.clone()));
+        let shortcut = core.queue.shortcut({
+            let links = links.clone();
+            move |out| links.send(out)
+        });
+        serve(&env, &core, &links).await;
+        drop(shortcut);
+        links.close(GOODBYE).await;
         Ok(())
     }
 }
@@ -128,7 +206,7 @@ impl Drop for End {
 }
 
 /// Sends and spawns what comes out of the queue, until the client shuts down and everything is written.
-async fn serve<E: Env>(env: &E, core: &Arc<Core>, link: &Rc<Link<E>>) {
+async fn serve<E: Env>(env: &E, core: &Arc<Core>, links: &Rc<Links<E>>) {
     let mut draining = false;
     loop {
         let mut taken = 0;
@@ -138,7 +216,7 @@ async fn serve<E: Env>(env: &E, core: &Arc<Core>, link: &Rc<Link<E>>) {
             taken += 1;
             match item {
                 Item::Task(task) => env.spawn(task),
-                Item::Call(out) => send(env, link, out),
+                Item::Call(out) => links.send(out),
             }
         }
         if core.stopping.load(Ordering::Acquire) && !draining {
@@ -173,21 +251,6 @@ async fn serve<E: Env>(env: &E, core: &Arc<Core>, link: &Rc<Link<E>>) {
     }
 }
 
-/// Sends a request; only one that has to wait for credits becomes a task.
-fn send<E: Env>(env: &E, link: &Rc<Link<E>>, out: Outgoing) {
-    let Outgoing { lane, call, payload, pad, answer } = out;
-    let done = Box::new(move |outcome: Outcome| {
-        let _ = answer.send(outcome.map_err(Errno::from));
-    });
-    if let Err(late) = link.call_and_tell(ToldCall { lane, call, payload, pad, done }) {
-        let link = link.clone();
-        env.spawn(async move {
-            let ToldCall { lane, call, payload, pad, done } = *late;
-            done(link.call(lane, call, payload, pad).await);
-        });
-    }
-}
-
 /// Writes everything back at the end. Errors were logged; nobody is left to hear of them.
 async fn drain(core: &Arc<Core>) {
     writeback::flush_all(core).await;
@@ -198,13 +261,15 @@ async fn drain(core: &Arc<Core>) {
 }
 
 /// Lets time pass for write-back, locks and the memory group.
-async fn tick<E: Env>(env: E, core: Arc<Core>) {
+async fn tick<E: Env>(env: E, core: Arc<Core>, links: Rc<Links<E>>) {
     while !core.stopped.load(Ordering::Acquire) {
         let age_ms = core.tunables.get(Knob::AgeMs);
         amphi_env::buf::keep_bytes((core.tunables.get(Knob::CacheBytes) / KEPT_PART) as usize);
         env.sleep(Duration::from_millis((age_ms / 4).clamp(1, TICK_MAX_MS))).await;
         writeback::tick(&core);
         locks::tick(&core);
+        tokens::tick(&core);
+        links.tune();
         if let Some(read) = &core.read_text {
             let percent = core.tunables.get(Knob::MemoryPercent);
             let short = limit::group(&**read).is_some_and(|g| g.used >= g.limit / 100 * percent);

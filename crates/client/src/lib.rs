@@ -5,7 +5,7 @@
 //! reconnecting (`transport`), lock rules (`dlm`), what the kernel wants to hear (`fuse`).
 //!
 //! Two halves. [`Client`] is `Clone + Send + Sync`: plain data under short locks, no environment; a cache hit is
-//! served on the calling thread without a hop. [`IoHalf`] owns the environment and the connection on a thread of its
+//! served on the calling thread without a hop. [`IoHalf`] owns the environment and the connections on a thread of its
 //! own; it sends what the other half queues and runs the background work (write-back, read-ahead, lock callbacks).
 //! Operations are futures that are polled by whoever waits for them, so copies into and out of the cache run on the
 //! threads of the callers; one that is abandoned (interrupt, drop) is handed to the I/O half and finishes there.
@@ -19,11 +19,14 @@
 pub mod api;
 mod cache;
 mod client;
+mod company;
 mod core;
 mod data;
 pub mod decision;
+mod file_locks;
 mod files;
 mod io;
+mod links;
 mod locks;
 mod ops;
 mod pending;
@@ -31,6 +34,8 @@ mod queue;
 mod rangelock;
 pub mod readahead;
 mod stats;
+pub mod status;
+mod tokens;
 mod tunables;
 mod writeback;
 
@@ -38,10 +43,12 @@ mod writeback;
 mod tests;
 
 pub use amphi_env::Buf;
-pub use amphi_wire::{RenameMode, XattrMode};
+pub use amphi_wire::{FileLockFamily, FileLockOwner, FileLockSpec, LockMode, RenameMode, XattrMode};
 pub use api::*;
 pub use client::Client;
+pub use company::{Lending, Rule};
 pub use data::{Loan, Loans, Segment, Segments};
+pub use file_locks::TakenLock;
 pub use files::open_file::OpenFile;
 pub use io::{IoHalf, Way};
 pub use pending::{Interrupt, Pending};

@@ -10,6 +10,7 @@
 use crate::cache::drop::Dirty;
 use crate::core::{Core, unexpected};
 use crate::files::{File, Signal};
+use crate::ops::pages;
 use crate::stats::Count;
 use crate::writeback;
 use amphi_dlm::{CacheLimits, Granted, Hit, LockAction, LockCache, LockId, LockRef, Mode};
@@ -30,6 +31,8 @@ pub(crate) struct Locks {
     caches: Mutex<BTreeMap<TargetId, LockCache>>,
     answered: Signal,
     names: Mutex<Names>,
+    /// Files of locks that are about to be returned, of which a front end may have pages.
+    pages_due: Mutex<Vec<(TargetId, Arc<File>)>>,
 }
 
 /// A lock in use; dropping it ends the use.
@@ -76,7 +79,12 @@ pub(crate) fn stripe_bits(file: &File, range: ByteRange) -> u64 {
 
 impl Locks {
     pub(crate) fn new() -> Locks {
-        Locks { caches: Mutex::default(), answered: Signal::default(), names: Mutex::default() }
+        Locks {
+            caches: Mutex::default(),
+            answered: Signal::default(),
+            names: Mutex::default(),
+            pages_due: Mutex::default(),
+        }
     }
 
     fn with<T>(&self, target: TargetId, f: impl FnOnce(&mut LockCache) -> T) -> T {
@@ -102,6 +110,27 @@ pub(crate) async fn pin_all(core: &Arc<Core>, file: &Arc<File>, mode: Mode, rang
         pins.push(pin(core, file, layout.target(file.ino, object.stripe), object, mode, span).await?);
     }
     Ok(pins)
+}
+
+/// Pins a lock of `mode` on `range` of every object that the file can have, in ascending order.
+pub(crate) async fn pin_objects(core: &Arc<Core>, file: &Arc<File>, mode: Mode, range: ByteRange) -> Result<Vec<Pin>> {
+    let layout = file.layout();
+    let mut pins = Vec::with_capacity(layout.stripes() as usize);
+    for stripe in 0..layout.stripes() {
+        let object = ObjectId { ino: file.ino, stripe };
+        pins.push(pin(core, file, layout.target(file.ino, stripe), object, mode, range).await?);
+    }
+    Ok(pins)
+}
+
+/// Whether usable locks permit reading all of `range`.
+pub(crate) fn permit_reading(core: &Core, file: &File, range: ByteRange) -> bool {
+    let layout = file.layout();
+    let mut caches = core.locks.caches.lock();
+    layout.pieces(file.ino, range).all(|(object, piece)| {
+        let target = layout.target(file.ino, object.stripe);
+        caches.get_mut(&target).is_some_and(|cache| cache.covers(object, Mode::Read, piece).is_some())
+    })
 }
 
 async fn pin(
@@ -135,7 +164,13 @@ async fn pin(
         core.stats.count(Count::LockEnqueue);
         let wire_mode = if mode == Mode::Write { LockMode::Write } else { LockMode::Read };
         let op = Request::LockEnqueue { object, mode: wire_mode, range, expand: true };
-        let answer = core.call(target, &Cred::root(), op).await;
+        let answer = match core.send(Lane::Normal, target, &Cred::root(), op, None, 0).await {
+            Ok((answer, _)) => {
+                core.note_contention(file, answer.contended);
+                answer.result
+            }
+            Err(e) => Err(e),
+        };
         let outcome = core.locks.with(target, |cache| match answer {
             Ok(Reply::Locked { lock, range: granted }) => {
                 match cache.granted(core.clock.now_ns(), request, LockId(lock), granted) {
@@ -190,10 +225,19 @@ pub(crate) fn callback(core: &Arc<Core>, object: ObjectId, lock: u64) {
     core.stats.count(Count::LockCallback);
     let target = core.target_of(object);
     let file = core.files.get(object.ino);
-    let id = core.locks.names.lock().ours(target, lock);
+    let id = {
+        let mut names = core.locks.names.lock();
+        if let Some(early) = names.restoring.get_mut(&target) {
+            // Perhaps a lock whose new name is not known yet.
+            early.push((object, lock));
+            return;
+        }
+        names.ours(target, lock)
+    };
     core.locks.with(target, |cache| {
         cache.callback(core.clock.now_ns(), id, object);
         if let Some(file) = file {
+            file.called_back_ns.store(core.clock.now_ns(), SeqCst);
             file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
         }
     });
@@ -219,6 +263,8 @@ pub(crate) fn pump(core: &Arc<Core>, target: TargetId) {
                 None => return,
                 Some(LockAction::Drop { object, ranges, discard_dirty }) => {
                     forget(core, object, &ranges, discard_dirty);
+                    let file = core.files.get(object.ino).filter(|f| f.pages.any() && !core.company.is_alone());
+                    file.into_iter().for_each(|f| core.locks.pages_due.lock().push((target, f)));
                     continue;
                 }
                 Some(action) => action,
@@ -246,11 +292,35 @@ pub(crate) fn pump(core: &Arc<Core>, target: TargetId) {
                 let mut names = core.locks.names.lock();
                 let locks = ids.into_iter().map(|id| names.take(target, id)).collect();
                 drop(names);
-                drop(core.send(Lane::Urgent, target, &Cred::root(), Request::LockCancel { locks }, None, 0));
+                give_back(core, target, locks);
             }
             LockAction::Drop { .. } => {}
         }
     }
+}
+
+/// Returns locks, after the pages in front that lie under them.
+fn give_back(core: &Arc<Core>, target: TargetId, locks: Vec<u64>) {
+    let cancel = Request::LockCancel { locks };
+    let mut due: Vec<Arc<File>> = Vec::new();
+    core.locks.pages_due.lock().retain(|(of, file)| {
+        let here = *of == target;
+        if here && !due.iter().any(|f| Arc::ptr_eq(f, file)) {
+            due.push(file.clone());
+        }
+        !here
+    });
+    if due.is_empty() {
+        drop(core.send(Lane::Urgent, target, &Cred::root(), cancel, None, 0));
+        return;
+    }
+    let core2 = core.clone();
+    core.spawn(async move {
+        for file in &due {
+            pages::take_back(&core2, file).await;
+        }
+        drop(core2.send(Lane::Urgent, target, &Cred::root(), cancel, None, 0));
+    });
 }
 
 /// The bytes of `ranges` that lie in `object` and may be cached.
@@ -273,11 +343,30 @@ fn forget(core: &Arc<Core>, object: ObjectId, ranges: &[ByteRange], discard_dirt
     }
     // Fills beyond what is cached now count on the lock as well.
     ranges.iter().for_each(|r| file.spoil(*r));
+    // Others may cut the file from now on. Bytes of other locks that are still here count; answers that were asked for
+    // before do not know what has been written under this one.
+    file.own_end.store(0, SeqCst);
+    file.own_end.fetch_max(core.cache.dirty_end(&file), SeqCst);
+    file.turn();
     if discard_dirty {
         file.fail(ByteRange::new(0, 0), Errno::Io);
         file.signal.notify();
     }
     core.files.reap(&file);
+}
+
+/// The session is over: no lock is held any more.
+pub(crate) fn lose_all(core: &Arc<Core>) {
+    let targets: Vec<TargetId> = core.locks.caches.lock().keys().copied().collect();
+    for file in core.files.all() {
+        file.whole_locks.store(0, SeqCst);
+    }
+    core.cache.barrier();
+    for target in targets {
+        core.locks.with(target, LockCache::lose_all);
+        pump(core, target);
+    }
+    core.locks.answered.notify();
 }
 
 /// Locks of `target` to present to a restarted server.
@@ -293,13 +382,15 @@ pub(crate) fn represent(core: &Core, target: TargetId) -> (Vec<LockId>, Vec<Held
 
 /// A restarted server took locks back, in the order they were presented, under names of its own.
 pub(crate) fn restored(core: &Arc<Core>, target: TargetId, ids: &[LockId], taken: &[u64]) {
-    {
+    let early = {
         let mut names = core.locks.names.lock();
         names.forget(target);
         for (id, new) in ids.iter().zip(taken) {
             names.set(target, *id, *new);
         }
-    }
+        names.restoring.remove(&target).unwrap_or_default()
+    };
+    early.into_iter().for_each(|(object, lock)| callback(core, object, lock));
     for id in &ids[taken.len().min(ids.len())..] {
         tracing::warn!(%target, ?id, "a lock was lost with the restart of the server");
         core.locks.with(target, |cache| cache.lose(*id));
@@ -312,6 +403,13 @@ pub(crate) fn restored(core: &Arc<Core>, target: TargetId, ids: &[LockId], taken
 struct Names {
     servers: BTreeMap<(TargetId, u64), u64>,
     ours: BTreeMap<(TargetId, u64), u64>,
+    /// Targets that are being told what is held, with the callbacks that came meanwhile: they may overtake the new names.
+    restoring: BTreeMap<TargetId, Vec<(ObjectId, u64)>>,
+}
+
+/// `target` has restarted; from now on it may call back locks by names that only its answer to `represent` tells.
+pub(crate) fn restoring(core: &Core, target: TargetId) {
+    core.locks.names.lock().restoring.insert(target, Vec::new());
 }
 
 impl Names {

@@ -7,6 +7,7 @@ pub(crate) mod copy;
 pub(crate) mod fallocate;
 pub(crate) mod name;
 pub(crate) mod open;
+pub(crate) mod pages;
 pub(crate) mod read;
 pub(crate) mod readdir;
 pub(crate) mod seek;

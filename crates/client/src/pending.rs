@@ -198,7 +198,7 @@ impl Interrupt {
         self.fired.load(Ordering::SeqCst)
     }
 
-    fn watch(&self, waker: &Waker) {
+    pub(crate) fn watch(&self, waker: &Waker) {
         *self.waiter.lock() = Some(waker.clone());
         if self.has_fired() {
             waker.wake_by_ref();

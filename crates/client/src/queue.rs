@@ -3,6 +3,9 @@
 //! Bound: at most `QUEUE_MAX` calls; beyond, calls fail with `Again`. Threads that wait for their call are the natural
 //! limit, so only a runaway caller of the asynchronous interface reaches it. Background tasks are bounded by what starts
 //! them (bytes of write-back under way, read-ahead windows) and always get in: they finish what has begun.
+//!
+//! A call made on the I/O half's own thread, by one of its tasks, does not pass the queue when that is empty: it goes to the
+//! connection at once (`Shortcut`), which saves a turn of a task, 0.3 us. What is in the queue keeps its order.
 
 use amphi_env::Buf;
 use amphi_types::{Errno, Result};
@@ -10,10 +13,13 @@ use amphi_wire::{Answer, Call, Lane};
 use futures_channel::oneshot;
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Most messages and tasks between the halves.
 const QUEUE_MAX: usize = 1 << 16;
@@ -26,6 +32,8 @@ pub(crate) struct Outgoing {
     /// Where the payload of the reply shall lie, bytes after an aligned address.
     pub(crate) pad: usize,
     pub(crate) answer: oneshot::Sender<Result<(Answer, Option<Buf>)>>,
+    /// Fail with `TimedOut` after this long.
+    pub(crate) deadline: Option<Duration>,
 }
 
 /// A background task.
@@ -45,7 +53,47 @@ pub(crate) struct Queue {
     closed: AtomicBool,
 }
 
+type Direct = Rc<dyn Fn(Outgoing)>;
+
+thread_local! {
+    /// Queues whose I/O half runs on this thread, by address, and how it sends.
+    static HERE: RefCell<Vec<(*const Queue, Direct)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// While it lives, calls made on this thread are sent at once if nothing is queued.
+pub(crate) struct Shortcut<'a>(&'a Queue);
+
+impl Drop for Shortcut<'_> {
+    fn drop(&mut self) {
+        let ended = HERE.with_borrow_mut(|here| {
+            here.iter().position(|(queue, _)| std::ptr::eq(*queue, self.0)).map(|at| here.swap_remove(at))
+        });
+        drop(ended);
+    }
+}
+
 impl Queue {
+    /// Lets calls made on this thread go to `send`, which must not call the client.
+    pub(crate) fn shortcut(&self, send: impl Fn(Outgoing) + 'static) -> Shortcut<'_> {
+        HERE.with_borrow_mut(|here| here.push((std::ptr::from_ref(self), Rc::new(send))));
+        Shortcut(self)
+    }
+
+    /// Sends a call: at once on the I/O half's thread, else through the queue.
+    pub(crate) fn push_call(&self, out: Outgoing) -> Result<()> {
+        let direct = HERE.with_borrow(|here| {
+            let mine = here.iter().find(|(queue, _)| std::ptr::eq(*queue, self));
+            mine.filter(|_| self.is_empty()).map(|(_, send)| send.clone())
+        });
+        match direct {
+            Some(send) => {
+                send(out);
+                Ok(())
+            }
+            None => self.push(Item::Call(out)),
+        }
+    }
+
     pub(crate) fn push(&self, item: Item) -> Result<()> {
         let mut items = self.items.lock();
         if self.closed.load(Ordering::Acquire) {

@@ -27,7 +27,9 @@ macro_rules! counters {
 
 counters! {
     Lookup = "lookup", "reqs";
+    LookupCached = "lookup_cached", "reqs";
     GetAttr = "getattr", "reqs";
+    GetAttrCached = "getattr_cached", "reqs";
     SetAttr = "setattr", "reqs";
     Create = "create", "reqs";
     Open = "open", "reqs";
@@ -54,6 +56,7 @@ counters! {
     Throttled = "write_throttled", "reqs";
     LockEnqueue = "lock_enqueue", "reqs";
     LockCallback = "lock_callback", "reqs";
+    TokenRevoke = "token_revoke", "reqs";
     Calls = "server_calls", "reqs";
 }
 

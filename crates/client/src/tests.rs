@@ -4,11 +4,14 @@
 //! one thread, in an order drawn from a seed; the others are the tests.
 
 mod coherence;
+mod company;
 mod faults;
+mod file_locks;
 mod fsx;
 mod names;
 mod policy;
 mod server;
+mod servers;
 mod wired;
 mod world;
 pub(crate) use world::World;

@@ -44,6 +44,7 @@ impl Row {
         let unit = match self.name {
             name if name.ends_with("_ms") => "ms, ",
             name if name.ends_with("_us") => "us, ",
+            name if name.ends_with("_s") => "s, ",
             name if name.ends_with("_percent") => "percent, ",
             _ if self.unit == Unit::Bytes => "bytes, ",
             _ if self.unit == Unit::Number => "count, ",
@@ -97,6 +98,7 @@ knobs! {
     ReadAheadRequests = "readahead.requests", Number, 10, 1 => 1024, "requests of the present size to be ahead of a stream";
     Atime = "client.atime", Atime, 1, 0 => 1, "whether reads renew access times: not at all, or if older than the last change or a day";
     SpinUs = "client.spin_us", Number, 200, 0 => 100_000, "how long a waiting thread polls before it sleeps, if nobody else needs the core";
+    GiveUpS = "transport.give_up_s", Number, 60, 1 => 86_400, "calls to a server that cannot be reached fail after this time";
 }
 
 /// The values.

@@ -10,13 +10,16 @@
 use crate::cache::drop::Dirty;
 use crate::cache::fill::Landing;
 use crate::core::{Core, unexpected};
-use crate::files::File;
+use crate::files::{File, Signal};
 use crate::ops;
 use crate::stats::Count;
+use crate::tokens;
 use crate::tunables::Knob;
 use amphi_env::Buf;
-use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result};
+use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, Result};
 use amphi_wire::{Lane, Reply, Request};
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -92,6 +95,7 @@ async fn fly(core: Arc<Core>, file: Arc<File>, id: u64, object: ObjectId, range:
     };
     // Attributes that were asked for before this are older than what has just been written.
     file.mark_epoch();
+    tokens::outdated(&core, file.ino);
     core.cache.landed(&file, range, landing, core.clock.now_ns());
     core.flight_bytes.fetch_sub(range.len(), SeqCst);
     core.landings.fetch_add(1, SeqCst);
@@ -106,8 +110,10 @@ async fn fly(core: Arc<Core>, file: Arc<File>, id: u64, object: ObjectId, range:
 pub(crate) enum WriteKind {
     /// Write-back under a lock of this client.
     Back,
-    /// A direct request: the target locks for its duration.
+    /// A direct request.
     Direct {
+        /// The target locks for its duration; otherwise this client pins a lock.
+        server_lock: bool,
         /// Setuid and setgid are cleared.
         kill_suidgid: bool,
     },
@@ -125,13 +131,24 @@ pub(crate) async fn write_piece(
     if object.stripe > 0 {
         spread(core, file).await?;
     }
+    send_piece(core, file, object, offset, buf, kind).await
+}
+
+async fn send_piece(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    object: ObjectId,
+    offset: u64,
+    buf: Buf,
+    kind: WriteKind,
+) -> Result<()> {
     let (layout, generation, mtime) = {
         let known = file.known.lock();
         (known.view.layout, known.view.generation, known.mtime)
     };
     let (lane, server_lock, mtime, kill_suidgid) = match kind {
         WriteKind::Back => (Lane::Urgent, false, mtime, false),
-        WriteKind::Direct { kill_suidgid } => (Lane::Normal, true, core.wall(), kill_suidgid),
+        WriteKind::Direct { kill_suidgid, server_lock } => (Lane::Normal, server_lock, core.wall(), kill_suidgid),
     };
     let op = Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid };
     let target = layout.target(file.ino, object.stripe);
@@ -148,17 +165,55 @@ pub(crate) async fn write_piece(
     }
 }
 
+/// Files that are being spread. Their requests have the urgent lane, as write-back waits for them, and may wait for this
+/// client's own answers to revocations, which have it too: so each file asks once, and few at a time.
+#[derive(Default)]
+pub(crate) struct Spreading {
+    under_way: Mutex<BTreeSet<Ino>>,
+    signal: Signal,
+}
+
+/// Most files that are being spread at a time; far below the credits of the urgent lane.
+const SPREADING_MAX: usize = 4;
+
+struct SpreadTurn<'a>(&'a Spreading, Ino);
+
+impl Spreading {
+    fn begin(&self, ino: Ino) -> Option<SpreadTurn<'_>> {
+        let mut under_way = self.under_way.lock();
+        let free = under_way.len() < SPREADING_MAX && under_way.insert(ino);
+        free.then(|| SpreadTurn(self, ino))
+    }
+
+    fn may_begin(&self, ino: Ino) -> bool {
+        let under_way = self.under_way.lock();
+        under_way.len() < SPREADING_MAX && !under_way.contains(&ino)
+    }
+}
+
+impl Drop for SpreadTurn<'_> {
+    fn drop(&mut self) {
+        self.0.under_way.lock().remove(&self.1);
+        self.0.signal.notify();
+    }
+}
+
 /// Tells the owner once that data goes beyond stripe 0.
 pub(crate) async fn spread(core: &Arc<Core>, file: &Arc<File>) -> Result<()> {
-    if file.known.lock().spread {
+    let is_spread = || file.known.lock().spread;
+    let _turn = loop {
+        if is_spread() {
+            return Ok(());
+        }
+        if let Some(turn) = core.spreading.begin(file.ino) {
+            break turn;
+        }
+        core.spreading.signal.until(|| is_spread() || core.spreading.may_begin(file.ino)).await;
+    };
+    if is_spread() {
         return Ok(());
     }
-    match core
-        .send(Lane::Urgent, file.ino.target(), &Cred::root(), Request::Spread { ino: file.ino }, None, 0)
-        .await?
-        .0
-        .result?
-    {
+    match tokens::spread(core, file.ino).await? {
         Reply::Inode(_) => {
             file.known.lock().spread = true;
             Ok(())

@@ -272,6 +272,11 @@ impl DataStore {
         Destroyed { freed, done: self.objects.range(stripes(ino)).next().is_none() }
     }
 
+    /// Generation of the last truncate that the object has seen.
+    pub fn generation(&self, object: ObjectId) -> u64 {
+        self.objects.get(&object).map_or(0, |o| o.generation)
+    }
+
     /// Refuses requests that were sent before a truncate that the object has seen.
     pub(crate) fn check_generation(&self, object: ObjectId, generation: u64) -> Result<()> {
         match self.objects.get(&object) {

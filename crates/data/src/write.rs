@@ -23,14 +23,23 @@ impl DataStore {
     /// A generation above the object's is accepted and not remembered: truncates reach an object before the
     /// writes that follow them.
     ///
+    /// With `all_fresh` no block is overwritten in place: until the commit everybody reads the old bytes, also after a crash in
+    /// the middle of the write.
+    ///
     /// Errors: `Stale` when a truncate came after the request was sent, `NoSpace` (nothing taken),
     /// `FileTooBig`, `Inval` for an empty range.
-    pub fn plan_write(&mut self, object: ObjectId, range: ByteRange, generation: u64) -> Result<WritePlan> {
+    pub fn plan_write(
+        &mut self,
+        object: ObjectId,
+        range: ByteRange,
+        generation: u64,
+        all_fresh: bool,
+    ) -> Result<WritePlan> {
         check_range(range)?;
         self.check_generation(object, generation)?;
         let mut plan = WritePlan { object, range, segments: SmallVec::new(), edges: SmallVec::new() };
         let needs = match self.objects.get(&object) {
-            Some(o) => reuse_blocks(o, &mut plan),
+            Some(o) => reuse_blocks(o, &mut plan, all_fresh),
             None => {
                 let span = plan.aligned();
                 vec![(span.start / BLOCK, span.len() / BLOCK)]
@@ -91,7 +100,7 @@ impl DataStore {
 
 /// Adds the segments that keep their blocks and the edges to `plan`; returns the file blocks that need new
 /// blocks, as (file block, count), ascending.
-fn reuse_blocks(o: &Object, plan: &mut WritePlan) -> Vec<(u64, u64)> {
+fn reuse_blocks(o: &Object, plan: &mut WritePlan, all_fresh: bool) -> Vec<(u64, u64)> {
     let span = plan.aligned();
     let (from, to) = (span.start / BLOCK, span.end / BLOCK);
     let mut needs: Vec<(u64, u64)> = Vec::new();
@@ -121,6 +130,13 @@ fn reuse_blocks(o: &Object, plan: &mut WritePlan) -> Vec<(u64, u64)> {
             }
         };
         at = b;
+        if e.written && all_fresh {
+            let edges = special.iter().filter(|&&x| (b..end).contains(&x));
+            plan.edges.extend(edges.filter_map(|&x| edge(o, plan.range, x, e.physical + (x - b))));
+            need(b, end);
+            at = end;
+            continue;
+        }
         for &x in special.iter().filter(|&&x| e.written && (b..end).contains(&x)) {
             let edge = edge(o, plan.range, x, e.physical + (x - b));
             let fills_to = (plan.range.end - x * BLOCK).min(BLOCK);

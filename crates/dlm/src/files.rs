@@ -1,8 +1,7 @@
 //! Locks that applications take on files: `flock`, and the byte-range ("record") locks of `fcntl`, POSIX and OFD.
 //!
 //! Owns: which owner of which session holds what of which file, the requests that wait, and who waits for whom. Does not
-//! own: sessions (it is told when one ends), messages, the interruption of callers (it is told to cancel). `server` and
-//! the front ends do not use it yet: with one mount the kernel keeps these locks.
+//! own: sessions (it is told when one ends), messages, the interruption of callers (it is told to cancel).
 //!
 //! Unlike the locks of [`crate::server`] these are never called back: only their owner, or the end of its session, takes
 //! them away. The rules are those of Linux, fcntl(2) and flock(2); `docs/LOCKING.md` lists them.

@@ -20,7 +20,7 @@ pub use contention::ContentionLimits;
 
 use crate::mode::{Growth, LockId, Mode, Owner};
 use crate::tree::{Entry, Forest, Search, Tree};
-use amphi_types::{ByteRange, ObjectId, SessionId};
+use amphi_types::{ByteRange, Ino, ObjectId, SessionId};
 use contention::Contention;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -284,6 +284,32 @@ impl LockSpace {
     pub fn glimpse_below(&self, object: ObjectId, id: LockId) -> Option<(LockId, SessionId, ByteRange)> {
         let lock = self.locks.get(&id)?;
         self.highest_write(object, Some((lock.range.start, id)))
+    }
+
+    /// As [`LockSpace::glimpse_below`], for a lock that may be gone, of which `start` was the first byte.
+    pub fn glimpse_under(&self, object: ObjectId, start: u64, id: LockId) -> Option<(LockId, SessionId, ByteRange)> {
+        self.highest_write(object, Some((start, id)))
+    }
+
+    /// Objects of a file on which there are locks or requests.
+    pub fn locked_objects(&self, ino: Ino) -> impl Iterator<Item = ObjectId> {
+        let all = ObjectId { ino, stripe: 0 }..=ObjectId { ino, stripe: u32::MAX };
+        self.objects.range(all).map(|(object, _)| *object)
+    }
+
+    /// The cached locks that a session holds.
+    pub fn held(&self, session: SessionId) -> impl Iterator<Item = (LockId, ObjectId, Mode, ByteRange)> {
+        let cached = move |lock: &&Lock| lock.owner == Owner::Cached(session) && lock.state == State::Granted;
+        let ids = self.sessions.range((session, LockId(0))..=(session, LockId(u64::MAX))).map(|(_, id)| *id);
+        ids.filter_map(move |id| {
+            self.locks.get(&id).filter(cached).map(|lock| (id, lock.object, lock.mode, lock.range))
+        })
+    }
+
+    /// The cached locks of a session that were called back and not given back yet.
+    pub fn called_back(&self, session: SessionId) -> impl Iterator<Item = (LockId, ObjectId)> {
+        let called = move |id: &LockId| self.locks.get(id).is_some_and(|lock| lock.deadline_ns.is_some());
+        self.held(session).filter(move |(id, ..)| called(id)).map(|(id, object, ..)| (id, object))
     }
 
     fn highest_write(&self, object: ObjectId, below: Option<(u64, LockId)>) -> Option<(LockId, SessionId, ByteRange)> {

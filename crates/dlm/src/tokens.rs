@@ -2,9 +2,8 @@
 //!
 //! Owns: the vocabulary of tokens (keys, numbers, revocations), the table of a target ([`server`]) and the cache of a
 //! client ([`client`]). Does not own: messages, the kernel's copies of what a client caches, or byte-range locks.
-//! In the architecture this is the part below `server` and `client` that decides; neither carries it out yet: one mount at
-//! a time is let in, and its front end caches under the implicit token `Welcome::token_ms`. `docs/LOCKING.md` has the
-//! state machines and why they cannot deadlock.
+//! In the architecture this is the part below `server` and `client` that decides; they carry it out while there is more than
+//! one mount. `docs/LOCKING.md` has the state machines and why they cannot deadlock.
 //!
 //! Invariants, checked by the model tests:
 //! * from the moment a change is applied, and until its key is granted anew, no client uses a cached value of that key;
@@ -24,19 +23,8 @@ pub mod server;
 #[cfg(test)]
 mod tests;
 
-use amphi_types::{Ino, SessionId};
-
-/// What one token covers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum TokenKey {
-    /// The attributes of an inode.
-    Attributes(Ino),
-    /// One name of a directory, present or absent, by the hash of the name. Names with one hash share a key, so a cached
-    /// value says which name it is about.
-    Name(Ino, u64),
-    /// The complete listing of a directory.
-    Listing(Ino),
-}
+use amphi_types::SessionId;
+pub use amphi_types::TokenKey;
 
 /// Number of a grant, growing within a target over all its restarts: the upper 16 bits count starts of the target, the
 /// lower 48 bits grants since then.

@@ -67,6 +67,12 @@ pub fn monotonic() -> Time {
     Time(ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64)
 }
 
+/// Nanoseconds since the machine was started, sleep included: what limits rights that others take for expired in time.
+pub fn since_boot() -> Time {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    Time(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
+}
+
 /// Where the kernel tells a number that it makes anew at every start.
 const BOOT_ID_PATH: &str = "/proc/sys/kernel/random/boot_id";
 

@@ -4,18 +4,24 @@
 //! waits (`patience`). Does not own: any decision about caching or direct I/O, which is the client's.
 //!
 //! Invariants: a cache hit neither allocates nor wakes another thread; a handle given to the kernel stays valid until its
-//! release. Ordinary opens bypass the kernel's page cache for reads and writes, yet keep mapped pages between opens:
-//! all changes of a single mount pass through its kernel, which drops the pages they touch. Opens with `O_DIRECT` do not, so that the kernel
-//! sends the pieces of one call in parallel.
+//! release. Ordinary opens bypass the kernel's page cache for reads and writes; opens with `O_DIRECT` do not, so that the kernel
+//! sends the pieces of one call in parallel. A mount that is alone keeps mapped pages between opens, since all changes pass
+//! through its kernel, which drops the pages they touch, and lends names and attributes to the kernel for a while (`lent`). With
+//! other mounts the kernel keeps no name and no attribute, and its pages are taken back with the lock under which they were read (`pages`).
 
+mod file_locks;
 mod handles;
+mod lent;
+mod pages;
 mod patience;
 
-use crate::file_system::{AttrReply, CopyHow, Entry, Handle, OpenHow, OpenReply, ReadHow, Statfs, WriteHow};
-use crate::{Caller, DirSink, FileSystem, GroupCache, Limits, Notifier, OpenFlags, Payload, ReadSink};
+use crate::file_system::{AttrReply, CopyHow, Entry, Handle, LockHow, OpenHow, OpenReply, ReadHow, Statfs, WriteHow};
+use crate::{Caller, DirSink, FileSystem, GroupCache, Later, Limits, Notifier, OpenFlags, Payload, ReadSink};
 use amphi_client::{Client, Ctx, Fallocate, Hints, Pending, RenameMode, Segment, Whence, XattrMode};
 use amphi_types::{Attr, Cred, Errno, Ino, Result, SetAttr};
+use file_locks::FileLocks;
 use handles::Handles;
+use pages::Pages;
 use patience::Patience;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -36,7 +42,9 @@ pub struct ClientFs {
     client: Client,
     groups: GroupCache,
     handles: Handles,
+    file_locks: Arc<FileLocks>,
     patience: Patience,
+    pages: Pages,
     /// Bytes of the largest request: one of this size may be a piece of a longer call.
     request_max_bytes: AtomicUsize,
 }
@@ -48,7 +56,9 @@ impl ClientFs {
             client,
             groups: GroupCache::default(),
             handles: Handles::default(),
+            file_locks: Arc::default(),
             patience: Patience::default(),
+            pages: Pages::default(),
             request_max_bytes: AtomicUsize::new(usize::MAX),
         }
     }
@@ -84,8 +94,13 @@ impl ClientFs {
         }
     }
 
+    /// How long the kernel may keep what the present request shows.
+    fn ttl(&self) -> Duration {
+        lent::ttl(&self.client)
+    }
+
     fn entry(&self, attr: Attr) -> Entry {
-        let ttl = self.client.token();
+        let ttl = self.ttl();
         Entry { attr, generation: 0, entry_ttl: ttl, attr_ttl: ttl }
     }
 
@@ -94,11 +109,10 @@ impl ClientFs {
     }
 
     fn opened(&self, file: Arc<amphi_client::OpenFile>, how: OpenHow) -> OpenReply {
-        let flags = if how.has(libc::O_DIRECT) {
-            OpenFlags::CACHED | OpenFlags::KEEP_CACHE
-        } else {
-            OpenFlags::DIRECT_IO | OpenFlags::KEEP_CACHE | OpenFlags::PARALLEL_WRITES
-        };
+        let flags =
+            if how.has(libc::O_DIRECT) { OpenFlags::CACHED } else { OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_WRITES };
+        // Pages from before may be older than what another mount has written.
+        let flags = if self.client.is_alone() { flags | OpenFlags::KEEP_CACHE } else { flags };
         OpenReply { handle: self.handles.insert(file), flags }
     }
 
@@ -124,17 +138,28 @@ impl ClientFs {
 }
 
 impl FileSystem for ClientFs {
-    fn mounted(&self, _notifier: Notifier, limits: &Limits) {
+    fn mounted(&self, notifier: Notifier, limits: &Limits) {
+        self.client.set_pages(self.pages.start(notifier));
         let by_pages = (limits.pages_max.saturating_sub(1) * 4096).max(4096);
         self.request_max_bytes.store(limits.write_max_bytes.min(by_pages), Relaxed);
     }
 
     fn unmounted(&self) {
+        self.client.set_pages(None);
+        self.pages.stop();
         self.handles.clear();
     }
 
+    fn begins(&self) {
+        lent::begins(&self.client);
+    }
+
+    fn answered(&self) {
+        lent::answered();
+    }
+
     fn negative_ttl(&self) -> Duration {
-        self.client.token()
+        self.ttl()
     }
 
     fn lookup(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<Entry> {
@@ -143,13 +168,13 @@ impl FileSystem for ClientFs {
 
     fn getattr(&self, caller: &Caller<'_>, ino: Ino, _: Option<Handle>) -> Result<AttrReply> {
         let attr = self.wait(caller, self.client.getattr(&Self::stream(caller), ino))?;
-        Ok(AttrReply { attr, ttl: self.client.token() })
+        Ok(AttrReply { attr, ttl: self.ttl() })
     }
 
     fn setattr(&self, caller: &Caller<'_>, ino: Ino, set: &SetAttr, handle: Option<Handle>) -> Result<AttrReply> {
         let file = handle.map(|h| self.handles.get(h)).transpose()?;
         let attr = self.wait(caller, self.client.setattr(&self.ctx(caller), ino, *set, file.as_ref()))?;
-        Ok(AttrReply { attr, ttl: self.client.token() })
+        Ok(AttrReply { attr, ttl: self.ttl() })
     }
 
     fn readlink(&self, caller: &Caller<'_>, ino: Ino) -> Result<Vec<u8>> {
@@ -232,7 +257,7 @@ impl FileSystem for ClientFs {
     fn read(&self, caller: &Caller<'_>, _: Ino, how: &ReadHow, sink: &mut ReadSink<'_>) -> Result<()> {
         let file = self.handles.get(how.handle)?;
         let ctx = Self::stream(caller);
-        let hints = self.hints(how.size, how.flags);
+        let hints = Hints { for_pages: how.into_page_cache, ..self.hints(how.size, how.flags) };
         if sink.size() >= LEND_MIN_BYTES {
             if let Some(loans) = self.client.try_lend(&ctx, &file, how.offset, sink.size(), hints) {
                 loans.into_iter().for_each(|loan| sink.lend(loan));
@@ -259,6 +284,8 @@ impl FileSystem for ClientFs {
         let hints = Hints {
             write_back: how.from_page_cache,
             kill_suidgid: how.kill_suidgid,
+            // Opened with O_DIRECT, which was taken away since: the kernel keeps a copy.
+            for_pages: file.flags().direct && how.flags & libc::O_DIRECT as u32 == 0,
             ..self.hints(data.len(), how.flags)
         };
         if let Some(len) = self.client.try_write(&ctx, &file, how.offset, &data, hints) {
@@ -280,12 +307,14 @@ impl FileSystem for ClientFs {
         })
     }
 
-    fn flush(&self, caller: &Caller<'_>, _: Ino, handle: Handle, _lock_owner: u64) -> Result<()> {
+    fn flush(&self, caller: &Caller<'_>, ino: Ino, handle: Handle, lock_owner: u64) -> Result<()> {
+        let unlocked = self.locks_flushed(caller, ino, handle, lock_owner);
         let file = self.handles.get(handle)?;
-        self.wait(caller, self.client.flush(&Self::stream(caller), &file))
+        self.wait(caller, self.client.flush(&Self::stream(caller), &file)).and(unlocked)
     }
 
     fn release(&self, _: Ino, handle: Handle) {
+        self.locks_released(handle);
         if let Some(file) = self.handles.remove(handle) {
             self.client.release(file);
         }
@@ -365,6 +394,22 @@ impl FileSystem for ClientFs {
             _ => return Err(Errno::Inval),
         };
         self.wait(caller, self.client.lseek(&Self::stream(caller), &file, offset, whence))
+    }
+
+    fn keeps_locks(&self) -> bool {
+        true
+    }
+
+    fn getlk(&self, caller: &Caller<'_>, ino: Ino, how: &LockHow) -> Result<Option<LockHow>> {
+        self.get_lock(caller, ino, how)
+    }
+
+    fn setlk(&self, caller: &Caller<'_>, ino: Ino, how: &LockHow) -> Result<()> {
+        self.set_lock(caller, ino, how)
+    }
+
+    fn setlkw(&self, caller: &Caller<'_>, ino: Ino, how: &LockHow, later: Later) {
+        self.wait_lock(caller, ino, how, later);
     }
 
     fn copy_file_range(&self, caller: &Caller<'_>, how: &CopyHow) -> Result<u64> {

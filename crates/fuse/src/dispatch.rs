@@ -5,10 +5,13 @@
 use crate::data::{Payload, ReadSink};
 use crate::file_system::{Entry, OpenReply};
 use crate::kernel::structs as k;
-use crate::reply::{ReplyTo, absent_out, attr_out, entry_out, open_out, statfs_out, statx_out};
+use crate::later::{LateTable, Later};
+use crate::reply::{ReplyTo, absent_out, attr_out, entry_out, lk_out, open_out, statfs_out, statx_out};
 use crate::request::{Operation as Op, Request};
 use crate::{Buf, Caller, DirSink, FileSystem};
 use amphi_types::{Errno, Ino, Result};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -23,6 +26,8 @@ pub(crate) struct Lent<'a> {
     pub listing: &'a mut Vec<u8>,
     /// Set once a reply went out, also if the handler panics later.
     pub answered: &'a AtomicBool,
+    /// The device the request was read from, and the table of requests that are answered later.
+    pub late: (&'a Arc<OwnedFd>, &'a Arc<LateTable>),
 }
 
 fn send<T: AsRef<[u8]>>(to: &ReplyTo<'_>, result: Result<T>) {
@@ -157,6 +162,8 @@ fn dispatch(fs: &dyn FileSystem, caller: &Caller<'_>, request: &Request<'_>, lis
             send_struct(to, result.map(|n| k::WriteOut { size: n.min(COUNT_MAX_32) as u32, padding: 0 }));
         }
         Op::Syncfs => send_empty(to, fs.syncfs(caller)),
+        Op::Getlk { ref how } => send_struct(to, fs.getlk(caller, ino, how).map(|found| lk_out(how, found))),
+        Op::Setlk { ref how, wait: false } => send_empty(to, fs.setlk(caller, ino, how)),
         Op::Destroy => send_empty(to, Ok(())),
         Op::Unsupported { opcode } => {
             tracing::debug!(opcode, "request of a kind that is not served");
@@ -166,9 +173,19 @@ fn dispatch(fs: &dyn FileSystem, caller: &Caller<'_>, request: &Request<'_>, lis
         Op::Init { .. }
         | Op::Read { .. }
         | Op::Write { .. }
+        | Op::Setlk { wait: true, .. }
         | Op::Forget { .. }
         | Op::BatchForget { .. }
         | Op::Interrupt { .. } => to.error(Errno::Proto),
+    }
+}
+
+/// Tells the file system that an answer has been written, also if its handler panicked.
+struct Answered<'a>(&'a dyn FileSystem);
+
+impl Drop for Answered<'_> {
+    fn drop(&mut self) {
+        self.0.answered();
     }
 }
 
@@ -194,7 +211,17 @@ pub(crate) fn handle(fs: &dyn FileSystem, mut caller: Caller<'_>, lent: Lent<'_>
             let result = fs.write(caller, ino, &how, Payload::new(lent.receive, len));
             send_struct(to, result.map(|n| k::WriteOut { size: n.min(len) as u32, padding: 0 }));
         }
-        _ => dispatch(fs, caller, &request, lent.listing, to),
+        Op::Setlk { ref how, wait: true } => {
+            let (device, table) = lent.late;
+            let later = Later::new(device.clone(), to.unique, table.clone(), caller.interrupt);
+            lent.answered.store(true, Relaxed);
+            fs.setlkw(caller, ino, how, later);
+        }
+        _ => {
+            fs.begins();
+            let _answered = Answered(fs);
+            dispatch(fs, caller, &request, lent.listing, to);
+        }
     }
     lent.answered.store(true, Relaxed);
 }

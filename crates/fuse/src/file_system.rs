@@ -6,7 +6,7 @@
 //!
 //! Invariant: names passed in have no NUL and no `/`; they may still be longer than a file system allows.
 
-use crate::{Caller, DirSink, Limits, Notifier, Payload, ReadSink};
+use crate::{Caller, DirSink, Later, Limits, Notifier, Payload, ReadSink};
 use amphi_types::{Attr, Errno, Ino, Result, SetAttr};
 use std::time::Duration;
 
@@ -108,6 +108,8 @@ pub struct ReadHow {
     pub size: usize,
     /// `O_*` bits of the descriptor now.
     pub flags: u32,
+    /// The bytes go into the kernel's page cache: a mapping, or a file that is open without direct I/O.
+    pub into_page_cache: bool,
 }
 
 /// A write.
@@ -142,6 +144,36 @@ pub struct CopyHow {
     pub to_offset: u64,
     /// Number of bytes.
     pub len: u64,
+}
+
+/// What a lock shall be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockKind {
+    /// `F_RDLCK`, `LOCK_SH`.
+    Shared,
+    /// `F_WRLCK`, `LOCK_EX`.
+    Exclusive,
+    /// `F_UNLCK`, `LOCK_UN`: none.
+    Unlock,
+}
+
+/// A lock of an application on a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LockHow {
+    /// Open file through which it is asked for.
+    pub handle: Handle,
+    /// Owner: a number for the process's table of files (POSIX), or for the open file (OFD and `flock`).
+    pub owner: u64,
+    /// First byte.
+    pub first: u64,
+    /// Last byte; the largest offset means to the end of every file.
+    pub last: u64,
+    /// What it shall be.
+    pub kind: LockKind,
+    /// Process that asks; 0 if it is outside our process namespace, or to unlock.
+    pub pid: u32,
+    /// One of `flock`, which meets only its like.
+    pub flock: bool,
 }
 
 /// A device control call, restricted form: input and output sizes are encoded in the command.
@@ -199,6 +231,13 @@ pub trait FileSystem: Send + Sync + 'static {
 
     /// Called once, when the mount has ended and no method runs any more.
     fn unmounted(&self) {}
+
+    /// A request is about to be handled on this thread whose answer may say how long the kernel may keep it; `answered` follows
+    /// on the same thread when the answer has been written.
+    fn begins(&self) {}
+
+    /// The answer to the request that began on this thread has been written.
+    fn answered(&self) {}
 
     /// How long the kernel may remember that a name is not there.
     fn negative_ttl(&self) -> Duration {
@@ -307,7 +346,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// The last descriptor of `handle` was closed.
+    /// The last descriptor of `handle` was closed. Must not wait.
     fn release(&self, ino: Ino, handle: Handle) {}
 
     /// Makes the file stable; `data_only` leaves out attributes that reading the data does not need.
@@ -332,7 +371,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// The last descriptor of a directory handle was closed.
+    /// The last descriptor of a directory handle was closed. Must not wait.
     fn releasedir(&self, ino: Ino, handle: Handle) {}
 
     /// Makes a directory stable.
@@ -383,6 +422,28 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Copies between two files; returns the bytes copied.
     fn copy_file_range(&self, caller: &Caller<'_>, how: &CopyHow) -> Result<u64> {
         Err(Errno::NoSys)
+    }
+
+    /// Whether locks of applications come here; otherwise the kernel keeps them, for this mount alone.
+    fn keeps_locks(&self) -> bool {
+        false
+    }
+
+    /// The lock with the lowest offset that stands in the way of this one, if one does. Owner and handle of the
+    /// result are not used.
+    fn getlk(&self, caller: &Caller<'_>, ino: Ino, how: &LockHow) -> Result<Option<LockHow>> {
+        Err(Errno::NoSys)
+    }
+
+    /// Takes, changes or gives up a lock; `Again` if another owner's lock stands in the way.
+    fn setlk(&self, caller: &Caller<'_>, ino: Ino, how: &LockHow) -> Result<()> {
+        Err(Errno::NoSys)
+    }
+
+    /// As `setlk`, but waits for other owners. It must not wait on this thread, which others need: to give the lock up,
+    /// for instance.
+    fn setlkw(&self, caller: &Caller<'_>, ino: Ino, how: &LockHow, later: Later) {
+        later.answer(Err(Errno::NoSys));
     }
 
     /// Device control.

@@ -7,6 +7,7 @@
 //! before its request is entered in the table (two threads, unlucky order) is remembered and found at entry.
 //! The number behind slots: entering and leaving costs two stores, an interrupt scans at most `threads_max` slots.
 
+use crate::later::LateTable;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -80,6 +81,8 @@ pub(crate) struct InHand {
     slots: Mutex<Vec<Arc<Slot>>>,
     early: Mutex<VecDeque<u64>>,
     early_len: AtomicUsize,
+    /// Requests that no thread has in hand any more, yet are not answered.
+    pub(crate) late: Arc<LateTable>,
 }
 
 impl InHand {
@@ -142,12 +145,16 @@ impl InHand {
                 slot.fire(unique);
             }
         }
+        self.late.interrupt_all();
     }
 
     fn fire_if_in_hand(&self, unique: u64) -> bool {
         let slots = self.slots.lock();
         let found = slots.iter().find(|s| s.current.load(SeqCst) == unique);
-        found.inspect(|s| s.fire(unique)).is_some()
+        let in_hand = found.inspect(|s| s.fire(unique)).is_some();
+        drop(slots);
+        // Also if a thread has it in hand: it may just be letting go of it.
+        self.late.interrupt(unique) || in_hand
     }
 }
 

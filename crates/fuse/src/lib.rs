@@ -20,6 +20,7 @@ pub mod file_system;
 pub mod groups;
 pub mod interrupt;
 pub mod kernel;
+mod later;
 pub mod mount;
 pub mod notify;
 pub mod null_fs;
@@ -31,11 +32,12 @@ pub use client_fs::ClientFs;
 pub use data::{Payload, ReadSink};
 pub use directory::DirSink;
 pub use file_system::{
-    AttrReply, CopyHow, Entry, FileSystem, Handle, IoctlCall, IoctlReply, OpenFlags, OpenHow, OpenReply, ReadHow,
-    Statfs, WriteHow,
+    AttrReply, CopyHow, Entry, FileSystem, Handle, IoctlCall, IoctlReply, LockHow, LockKind, OpenFlags, OpenHow,
+    OpenReply, ReadHow, Statfs, WriteHow,
 };
 pub use groups::GroupCache;
 pub use interrupt::Interrupt;
+pub use later::Later;
 pub use mount::MountError;
 pub use notify::Notifier;
 pub use null_fs::NullFs;

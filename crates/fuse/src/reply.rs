@@ -2,9 +2,9 @@
 //!
 //! Invariant: a reply is written in one system call, header first; the header's length is the sum of its parts.
 
-use crate::file_system::{AttrReply, Entry, OpenReply, Statfs};
+use crate::file_system::{AttrReply, Entry, LockHow, LockKind, OpenReply, Statfs};
 use crate::kernel::structs::{Attr as AttrWire, AttrOut, EntryOut, OpenOut, OutHeader, Statfs as StatfsWire};
-use crate::kernel::structs::{Statx, StatxOut, SxTime};
+use crate::kernel::structs::{LkOut, Statx, StatxOut, SxTime};
 use amphi_types::{Attr, Errno, Timespec, limits};
 use rustix::io::Errno as Raw;
 use smallvec::SmallVec;
@@ -101,6 +101,17 @@ pub(crate) fn statfs_out(s: &Statfs) -> StatfsWire {
         frsize: s.block_bytes,
         ..StatfsWire::default()
     }
+}
+
+/// The lock found in the way of `asked`, or that there is none.
+pub(crate) fn lk_out(asked: &LockHow, found: Option<LockHow>) -> LkOut {
+    let kind = match found.map(|f| f.kind) {
+        Some(LockKind::Shared) => libc::F_RDLCK,
+        Some(LockKind::Exclusive) => libc::F_WRLCK,
+        Some(LockKind::Unlock) | None => libc::F_UNLCK,
+    };
+    let lock = found.as_ref().unwrap_or(asked);
+    LkOut { start: lock.first, end: lock.last, kind: kind as u32, pid: lock.pid }
 }
 
 /// Where the reply of one request goes.

@@ -4,7 +4,7 @@
 //! value or `Malformed`, never a panic; a parsed name has no NUL and no `/`.
 
 use crate::Interrupt;
-use crate::file_system::{CopyHow, Handle, IoctlCall, OpenHow, ReadHow, WriteHow};
+use crate::file_system::{CopyHow, Handle, IoctlCall, LockHow, LockKind, OpenHow, ReadHow, WriteHow};
 use crate::groups::GroupCache;
 use crate::kernel::flags::{bits, setattr};
 use crate::kernel::opcode::Opcode;
@@ -247,6 +247,13 @@ pub enum Operation<'a> {
         wide: bool,
     },
     Syncfs,
+    Getlk {
+        how: LockHow,
+    },
+    Setlk {
+        how: LockHow,
+        wait: bool,
+    },
     /// Known or unknown, but not served.
     Unsupported {
         opcode: u32,
@@ -373,7 +380,13 @@ fn operation<'a>(header: &k::InHeader, args: &'a [u8]) -> Option<Operation<'a>> 
         }
         Opcode::Read => {
             let r = c.get::<k::ReadIn>()?;
-            let how = ReadHow { handle: Handle(r.fh), offset: r.offset, size: r.size as usize, flags: r.flags };
+            let how = ReadHow {
+                handle: Handle(r.fh),
+                offset: r.offset,
+                size: r.size as usize,
+                flags: r.flags,
+                into_page_cache: r.read_flags & bits::READ_LOCKOWNER == 0,
+            };
             Op::Read { how }
         }
         Opcode::Readdir | Opcode::Readdirplus => {
@@ -458,13 +471,12 @@ fn operation<'a>(header: &k::InHeader, args: &'a [u8]) -> Option<Operation<'a>> 
             Op::CopyFileRange { how, wide: opcode == Opcode::CopyFileRange64 }
         }
         Opcode::Syncfs => Op::Syncfs,
-        Opcode::Getlk
-        | Opcode::Setlk
-        | Opcode::Setlkw
-        | Opcode::Bmap
-        | Opcode::NotifyReply
-        | Opcode::Setupmapping
-        | Opcode::Removemapping => Op::Unsupported { opcode: header.opcode },
+        Opcode::Getlk => Op::Getlk { how: lock_how(&mut c)? },
+        Opcode::Setlk => Op::Setlk { how: lock_how(&mut c)?, wait: false },
+        Opcode::Setlkw => Op::Setlk { how: lock_how(&mut c)?, wait: true },
+        Opcode::Bmap | Opcode::NotifyReply | Opcode::Setupmapping | Opcode::Removemapping => {
+            Op::Unsupported { opcode: header.opcode }
+        }
     })
 }
 
@@ -476,6 +488,25 @@ fn open_how(c: &mut Cursor<'_>) -> Option<OpenHow> {
 fn create_how(c: &mut Cursor<'_>) -> Option<(u32, OpenHow)> {
     let o = c.get::<k::CreateIn>()?;
     Some((o.mode, OpenHow { flags: o.flags, kill_suidgid: o.open_flags & bits::OPEN_KILL_SUIDGID != 0 }))
+}
+
+fn lock_how(c: &mut Cursor<'_>) -> Option<LockHow> {
+    let l = c.get::<k::LkIn>()?;
+    let kind = match l.lk.kind as i32 {
+        libc::F_RDLCK => LockKind::Shared,
+        libc::F_WRLCK => LockKind::Exclusive,
+        libc::F_UNLCK => LockKind::Unlock,
+        _ => return None,
+    };
+    Some(LockHow {
+        handle: Handle(l.fh),
+        owner: l.owner,
+        first: l.lk.start,
+        last: l.lk.end,
+        kind,
+        pid: l.lk.pid,
+        flock: l.lk_flags & bits::LK_FLOCK != 0,
+    })
 }
 
 fn set_attr<'a>(s: &k::SetattrIn) -> Operation<'a> {

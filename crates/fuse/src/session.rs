@@ -113,7 +113,7 @@ impl Session {
         let (device, mount_point) = mount::mount(at, &config)?;
         // From here on, an early return must not leave a dead mount behind.
         let guard = MountGuard(Some(mount_point));
-        let limits = init::negotiate(&device, &config)?;
+        let limits = init::negotiate(&device, &config, fs.keeps_locks())?;
         let mount_point = Arc::new(guard.disarm());
         let device = Arc::new(device);
         fs.mounted(Notifier::new(Arc::downgrade(&device)), &limits);

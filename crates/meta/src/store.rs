@@ -63,6 +63,8 @@ pub struct MetaStore {
     pub(crate) inodes: BTreeMap<u64, Inode>,
     pub(crate) xattrs: XattrMap,
     pub(crate) index: DentryIndex,
+    /// Targets of the cluster, if it may have grown; 0: as the layouts say.
+    pub(crate) pool: u16,
     #[cfg(test)]
     pub(crate) planted: Option<crate::tests::Bug>,
 }
@@ -77,6 +79,7 @@ impl MetaStore {
             inodes: BTreeMap::new(),
             xattrs: BTreeMap::new(),
             index: DentryIndex::new(0),
+            pool: 0,
             #[cfg(test)]
             planted: None,
         }
@@ -114,6 +117,11 @@ impl MetaStore {
         (store, txn)
     }
 
+    /// How many targets the cluster has: what is made from now on uses all of them.
+    pub fn set_pool(&mut self, pool: u16) {
+        self.pool = pool;
+    }
+
     /// The target whose metadata this is.
     pub fn target(&self) -> TargetId {
         self.target
@@ -136,7 +144,7 @@ impl MetaStore {
 
     /// What plans and permission checks look at. Errors: `Stale`.
     pub fn facts(&self, ino: Ino) -> Result<Facts> {
-        self.inode(ino).map(|inode| inode.facts(ino))
+        self.inode(ino).map(|inode| Facts { layout: inode.layout.in_pool(self.pool), ..inode.facts(ino) })
     }
 
     /// Attributes from the inode's own copy; see `Inode::attr_with` for files under writing. Errors: `Stale`.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{ServerError, ServerErrorKind};
+use crate::map::{ADDRS_MAX, NAME_MAX};
 
 /// Smallest zone: superblock, log and some room for data, bytes.
 pub const ZONE_MIN_BYTES: u64 = 16 << 20;
@@ -31,9 +32,16 @@ pub struct ServerConfig {
     pub targets: Option<u16>,
     /// Addresses to listen on: `unix:PATH`, `tcp:HOST:PORT`.
     pub listen: Vec<String>,
+    /// Addresses of the master, for a server that is not the master: it has none of target 0 and joins a cluster. Empty: this
+    /// server is the master.
+    pub join: Vec<String>,
+    /// Addresses under which mounts and other servers reach this one; empty: those it listens on.
+    pub advertise: Vec<String>,
+    /// What the server is called, for people.
+    pub name: String,
     /// Cluster key that connections must prove; none = anybody who can reach the listener.
     pub key: Option<Vec<u8>>,
-    /// Number of workers; targets are owned by worker `target mod workers`.
+    /// Number of workers; the server's targets are spread over them in turn.
     pub workers: u16,
     /// Size of a new zone in bytes; none = 90 % of the free space over the number of targets.
     pub zone_bytes: Option<u64>,
@@ -61,6 +69,9 @@ impl ServerConfig {
             data_dir: data_dir.into(),
             targets: None,
             listen: Vec::new(),
+            join: Vec::new(),
+            advertise: Vec::new(),
+            name: "server".into(),
             key: None,
             workers: 1,
             zone_bytes: None,
@@ -103,7 +114,21 @@ impl ServerConfig {
             Addr::parse(addr).map_err(|e| refused(format!("cannot listen: {e}")))?;
             check_listen(addr, &auth).map_err(|e| refused(e.to_string()))?;
         }
+        for addr in self.join.iter().chain(&self.advertise) {
+            Addr::parse(addr).map_err(|e| ServerError::new(ServerErrorKind::Config, format!("no address: {e}")))?;
+        }
+        if !self.join.is_empty() && self.listen.is_empty() {
+            return bad("a server that joins a cluster needs an address that others reach it under; give one".into());
+        }
+        if self.advertise.len() > ADDRS_MAX || self.listen.len() > ADDRS_MAX || self.name.len() > NAME_MAX {
+            return bad(format!("at most {ADDRS_MAX} addresses, and {NAME_MAX} bytes of name"));
+        }
         Ok(())
+    }
+
+    /// What this server proves to others, and they to it.
+    pub fn cluster_key(&self) -> Result<Option<ClusterKey>, ServerError> {
+        Ok(self.auth()?.key)
     }
 
     /// What connections must prove.

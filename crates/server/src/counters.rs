@@ -34,7 +34,8 @@ counters! {
     write = "request_write", "Requests of this kind.";
     space = "request_space", "Punch, allocate and seek.";
     sync = "request_sync", "Requests of this kind.";
-    lock = "request_lock", "Enqueues, cancels and answers to glimpses.";
+    lock = "request_lock", "Enqueues, cancels, answers to glimpses and revocations.";
+    file_lock = "request_file_lock", "Requests about locks of applications.";
     other = "request_other", "Everything else.";
     read_bytes = "read_bytes", "Payload bytes read.";
     write_bytes = "write_bytes", "Payload bytes written.";
@@ -48,6 +49,11 @@ counters! {
     two_phase = "two_phase", "Operations over several targets.";
     conflicts = "two_phase_conflicts", "Plans that met a change and were made again.";
     callbacks = "lock_callbacks", "Lock callbacks sent.";
+    revocations = "token_revocations", "Token revocations sent.";
+    glimpses = "glimpses", "Questions to clients that write a file.";
+    file_lock_waits = "file_lock_waits", "Requests for locks of applications that were told to wait.";
+    file_lock_news = "file_lock_news", "Requests for locks of applications that were told to ask again.";
+    file_locks_lost = "file_locks_lost", "Locks of applications that a restart lost.";
     evictions = "evictions", "Sessions evicted.";
     freed_blocks = "freed_blocks", "Blocks given back for reuse.";
 }
@@ -80,7 +86,15 @@ impl Counters {
             Request::Write { .. } => &self.write,
             Request::Punch { .. } | Request::Allocate { .. } | Request::Seek { .. } => &self.space,
             Request::Sync => &self.sync,
-            Request::LockEnqueue { .. } | Request::LockCancel { .. } | Request::GlimpseReply { .. } => &self.lock,
+            Request::LockEnqueue { .. }
+            | Request::LockCancel { .. }
+            | Request::GlimpseReply { .. }
+            | Request::Revoked { .. } => &self.lock,
+            Request::FileLockSet { .. }
+            | Request::FileLockCancel { .. }
+            | Request::FileLockUnlock { .. }
+            | Request::FileLockTest { .. }
+            | Request::RepresentFileLocks { .. } => &self.file_lock,
             _ => &self.other,
         };
         add(count, 1);

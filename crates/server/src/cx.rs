@@ -2,15 +2,19 @@
 //!
 //! Owns: putting the answer's slot record into the transaction of the operation. Does not own: the operation.
 
+use crate::landing::Landing;
 use crate::records;
 use crate::slots::SlotRecord;
 use crate::target::Target;
+use crate::tokens::Changing;
 use crate::worker::Worker;
+use amphi_dlm::Changed;
 use amphi_env::Env;
 use amphi_types::item::Txn;
-use amphi_types::{Cred, Ino, Result, SessionId, Timespec};
-use amphi_wire::{Access, Answer, Reply, RequestId};
+use amphi_types::{Cred, Errno, Ino, Name, ObjectId, Result, SessionId, Timespec, TokenKey};
+use amphi_wire::{Access, Answer, InodeView, Reply, RequestId, Tokens};
 use amphi_zone::{Lsn, Order};
+use std::cell::Cell;
 use std::rc::Rc;
 
 /// Bytes that a slot record adds to a transaction, at most: the answer of a mutation is an inode at most.
@@ -30,6 +34,8 @@ pub struct Cx<E: Env> {
     pub cred: Cred,
     /// Wall-clock time of its start: the time stamp of what it changes.
     pub now: Timespec,
+    /// What the answer will say about tokens.
+    pub tokens: Cell<Tokens>,
 }
 
 impl<E: Env> Cx<E> {
@@ -39,7 +45,7 @@ impl<E: Env> Cx<E> {
         if !self.target.has_session(self.session) {
             return;
         }
-        let answer = Answer { result: Ok(reply.clone()), contended: false };
+        let answer = Answer::of(Ok(reply.clone()));
         let record = SlotRecord { seq: self.id.seq, answer, open };
         txn.put(records::slot_key(self.session, self.id.slot), records::encode(&record));
         self.target.slots.borrow_mut().log(self.session, self.id);
@@ -52,9 +58,73 @@ impl<E: Env> Cx<E> {
         self.target.append(txn, order)
     }
 
-    /// Appends, then waits until the record is written.
-    pub async fn commit(&self, txn: Txn, order: Order, reply: Reply) -> Result<Reply> {
-        let lsn = self.append(txn, order, &reply, None);
+    /// Waits until nobody caches `keys` of this target; until the end of the change nobody will.
+    pub async fn change(&self, keys: impl FnOnce() -> Vec<Changed>) -> Changing {
+        let sent = || self.worker.send_revocations(&self.target);
+        self.target.tokens.change(|| self.worker.now_ns(), self.session, keys, sent).await
+    }
+
+    /// A change of an inode's attributes that the client named.
+    pub async fn change_attributes(&self, ino: Ino) -> Changing {
+        self.change(|| vec![Changed::alone(TokenKey::Attributes(ino))]).await
+    }
+
+    /// A change of data by a session that has not opened the file for writing, or no more: others may cache its attributes.
+    pub async fn change_unopened(&self, object: ObjectId) -> Option<Changing> {
+        let unopened = self.target.tokens.on()
+            && object.stripe == 0
+            && !self.target.opens.borrow().is_writer(self.session, object.ino);
+        if !unopened {
+            return None;
+        }
+        Some(self.change(|| vec![Changed::alone(TokenKey::Attributes(object.ino)).unknown()]).await)
+    }
+
+    /// The change has just been applied: the answer says so.
+    pub fn changed(&self, changing: &mut Changing) {
+        let changed = changing.end();
+        self.tokens.set(Tokens { changed, ..self.tokens.get() });
+    }
+
+    /// Grants the name that the answer shows, in the step that reads it.
+    pub fn grant_name(&self, dir: Ino, name: &Name) {
+        if !self.target.tokens.on() {
+            return;
+        }
+        let name = self.target.grant_name(self.worker.now_ns(), self.session, dir, name);
+        self.tokens.set(Tokens { name, ..self.tokens.get() });
+        self.worker.send_revocations(&self.target);
+    }
+
+    /// Grants the attributes that the answer shows, if they are this target's, in the step that reads them.
+    pub fn grant_attributes(&self, view: &InodeView) {
+        if !self.target.tokens.on() {
+            return;
+        }
+        let here = view.attr.ino.target() == self.target.id;
+        let grant = || self.target.grant_attributes(self.worker.now_ns(), self.session, view);
+        self.granted_attributes(if here { grant() } else { None });
+        self.worker.send_revocations(&self.target);
+    }
+
+    /// Another target has granted attributes that the answer shows.
+    pub fn granted_attributes(&self, attributes: Option<amphi_wire::TokenGrant>) {
+        self.tokens.set(Tokens { attributes, ..self.tokens.get() });
+    }
+
+    /// The last look before a change of file data: a session that has ended changes nothing. Until the landing is dropped, the
+    /// session's locks stay although it ends.
+    pub fn land(&self) -> Result<Landing> {
+        match self.target.has_session(self.session) {
+            true => Ok(self.target.landings.start(self.session)),
+            false => Err(Errno::Io),
+        }
+    }
+
+    /// Appends the change and ends it, then waits until the record is written.
+    pub async fn commit_change(&self, txn: Txn, reply: Reply, changing: &mut Changing) -> Result<Reply> {
+        let lsn = self.append(txn, Order::Plain, &reply, None);
+        self.changed(changing);
         self.target.zone.written(lsn).await?;
         Ok(reply)
     }

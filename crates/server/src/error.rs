@@ -1,9 +1,10 @@
 //! Why a server does not start or a folder cannot be used: one clear line, with the place and what to do.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// What kind of trouble it is; match on this alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ServerErrorKind {
     /// Another process serves this folder.
     InUse,
@@ -21,10 +22,12 @@ pub enum ServerErrorKind {
     NoSpace,
     /// A disk failed while the server was starting or stopping.
     Disk,
+    /// The cluster does not take the server in.
+    Refused,
 }
 
 /// An error with its place and the way out.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ServerError {
     /// What kind.
     pub kind: ServerErrorKind,

@@ -1,6 +1,6 @@
 //! The data folder: which zones lie in it, making them, opening one.
 //!
-//! Owns: file names, and that a folder holds one whole cluster or nothing. Does not own: the inside of a zone.
+//! Owns: file names, and that a folder holds a server's zones or nothing. Does not own: the inside of a zone.
 //!
 //! Zones of a new cluster are made from the last to the first: a folder without `target-0000.zone` is one whose first
 //! start did not finish.
@@ -8,6 +8,7 @@
 use crate::config::{ServerConfig, zone_index, zone_name, zone_path};
 use crate::counters::Counters;
 use crate::error::{ServerError, ServerErrorKind};
+use crate::member::{Enlisted, enlist};
 use crate::target::Target;
 use amphi_env::Env;
 use amphi_types::TargetId;
@@ -67,23 +68,47 @@ pub fn check_complete(dir: &str, found: &[u16]) -> Result<u16, ServerError> {
     Ok(found.len() as u16)
 }
 
-/// Makes the folder ready: formats it if it holds no zones. Returns the number of targets.
-pub async fn prepare<E: Env>(env: &E, config: &ServerConfig) -> Result<u16, ServerError> {
+/// What a folder was made ready for.
+pub(crate) struct Prepared {
+    /// Its targets, ascending.
+    pub(crate) targets: Vec<TargetId>,
+    /// What the master gave to a server that is new in its cluster.
+    pub(crate) enlisted: Option<Enlisted>,
+}
+
+/// Makes the folder ready: formats it if it holds no zones, with numbers from the master if there is another one.
+pub(crate) async fn prepare<E: Env>(env: &E, config: &ServerConfig) -> Result<Prepared, ServerError> {
     let dir = &config.data_dir;
     let found = zones(env, dir)?;
     if found.is_empty() {
         check_empty(env, dir)?;
-        let targets = config.targets.unwrap_or(ServerConfig::TARGETS);
-        format(env, config, targets).await?;
-        return Ok(targets);
+        let count = config.targets.unwrap_or(ServerConfig::TARGETS);
+        check_room(env, config, count)?;
+        let enlisted = match config.join.is_empty() {
+            true => None,
+            false => Some(enlist(env, config).await?),
+        };
+        let (cluster, targets) = match &enlisted {
+            Some(e) => (e.map.cluster, e.targets.clone()),
+            None => (env.rand(), (0..count).map(TargetId).collect()),
+        };
+        format(env, config, cluster, &targets).await?;
+        return Ok(Prepared { targets, enlisted });
     }
-    let pool = check_complete(dir, &found)?;
+    if config.join.is_empty() || found.first() == Some(&0) {
+        check_complete(dir, &found)?;
+    }
+    let (count, first) = (found.len() as u16, found.first().copied().unwrap_or(0));
+    if first == 0 && !config.join.is_empty() {
+        let line = format!("{dir} has the master's zones, so its server does not join; start it as the master");
+        return Err(ServerError::new(ServerErrorKind::Mismatch, line));
+    }
     match config.targets {
-        Some(n) if n != pool => Err(ServerError::new(
+        Some(n) if n != count => Err(ServerError::new(
             ServerErrorKind::Mismatch,
-            format!("{dir} has {pool} targets, not {n}; start it with {pool}, or give another folder"),
+            format!("{dir} has {count} targets, not {n}; start it with {count}, or give another folder"),
         )),
-        _ => Ok(pool),
+        _ => Ok(Prepared { targets: found.into_iter().map(TargetId).collect(), enlisted: None }),
     }
 }
 
@@ -101,20 +126,23 @@ fn free_near<E: Env>(env: &E, dir: &str) -> Option<u64> {
     }
 }
 
-async fn format<E: Env>(env: &E, config: &ServerConfig, targets: u16) -> Result<(), ServerError> {
-    let dir = &config.data_dir;
-    // Asked before the folder is made: a refusal leaves nothing behind.
-    if let Some(free) = free_near(env, dir) {
-        config.new_zone_bytes(targets, free)?;
+/// Asked before the folder is made: a refusal leaves nothing behind.
+fn check_room<E: Env>(env: &E, config: &ServerConfig, count: u16) -> Result<(), ServerError> {
+    match free_near(env, &config.data_dir) {
+        Some(free) => config.new_zone_bytes(count, free).map(drop),
+        None => Ok(()),
     }
+}
+
+async fn format<E: Env>(env: &E, config: &ServerConfig, cluster: u64, targets: &[TargetId]) -> Result<(), ServerError> {
+    let dir = &config.data_dir;
     env.make_dir(dir).map_err(|e| ServerError::io(dir, &e))?;
     let free = env.free_bytes(dir).map_err(|e| ServerError::io(dir, &e))?;
-    let size_bytes = config.new_zone_bytes(targets, free)?;
-    let cluster = env.rand();
+    let size_bytes = config.new_zone_bytes(targets.len() as u16, free)?;
     let log_bytes = config.log_bytes.min(size_bytes / 4) / (1 << 20) * (1 << 20);
-    for index in (0..targets).rev() {
-        let params = ZoneParams { size_bytes, log_bytes, cluster, target: TargetId(index) };
-        Zone::<E>::format(env, &config.zone_path(index), &params).await.map_err(zone_error)?;
+    for &target in targets.iter().rev() {
+        let params = ZoneParams { size_bytes, log_bytes, cluster, target };
+        Zone::<E>::format(env, &config.zone_path(target.0), &params).await.map_err(zone_error)?;
     }
     Ok(())
 }

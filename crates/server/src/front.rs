@@ -4,20 +4,29 @@
 //! and the requests that concern the whole server. Does not own: what a target knows of a session (`questions`).
 //!
 //! A session is logged on every target before its client is welcomed. It starts at target 0 last and ends there
-//! first: after a crash in between, what target 0 does not know is ended everywhere. One session of a mount at a
-//! time; a second one is told who holds the first.
+//! first: after a crash in between, what target 0 does not know is ended everywhere. A mount that is not the only one is
+//! welcomed when all others know of company (`company`). A cluster of several servers takes one mount at a time yet.
 //!
-//! Bound: one entry for each mount session that has not ended (one), and one for each administrator connected.
+//! Bound: one entry for each mount session that has not ended, at most `MOUNTS_MAX`, and one for each administrator
+//! connected.
 
-use crate::counters::add;
+mod company;
+mod ending;
+
+use crate::glimpse;
 use crate::message::{Question, Told};
+use crate::peers::{Cluster, PEER_CREDITS, STOPPING};
 use crate::records::SessionRecord;
 use crate::worker::Worker;
 use amphi_env::Env;
 use amphi_transport::{ConnId, Connections, Handler, Incoming, Peer};
-use amphi_types::{Errno, Result, SessionId, TargetId};
+use amphi_types::{Errno, Result, SessionId};
 use amphi_wire::slots::{NORMAL_CREDITS, URGENT_CREDITS};
 use amphi_wire::{Answer, Hello, Push, Reply, Request, Role, SessionStatus, VERSION, Welcome};
+use company::Rule;
+pub use ending::end_everywhere;
+
+use futures_channel::oneshot;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, btree_map};
 use std::future::Future;
@@ -29,6 +38,12 @@ use std::time::Duration;
 const FINISH: Duration = Duration::from_secs(20);
 /// How often it looks.
 const LOOK: Duration = Duration::from_millis(1);
+/// Most mounts: each may hold the credits' worth of requests and 131,072 tokens of a target.
+const MOUNTS_MAX: usize = 1024;
+/// A new mount is told after this time that others did not answer: shorter than its patience with one attempt [5 s].
+const ADMISSION: Duration = Duration::from_secs(4);
+/// How often a session without a connection is looked at: whether its process has ended.
+const HOLDER_LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -47,24 +62,48 @@ struct Entry {
     conn: Option<ConnId>,
     /// Counts connections and departures, so that a timer knows whether it is still about the same departure.
     epoch: u64,
+    /// The last switch between alone and company that the mount has said it knows.
+    known: u64,
+    /// When it was last told of one, monotonic ns.
+    asked_ns: u64,
+    /// When it was last welcomed or left, monotonic ns.
+    heard_ns: u64,
+}
+
+impl Entry {
+    fn new(name: &str, role: Role, state: State, now_ns: u64) -> Entry {
+        let (conn, epoch, known, asked_ns) = (None, 0, 0, 0);
+        Entry { name: name.into(), role, state, conn, epoch, known, asked_ns, heard_ns: now_ns }
+    }
 }
 
 /// Clients of a server.
 pub struct Front<E: Env> {
     worker: Rc<Worker<E>>,
+    /// The other servers.
+    cluster: RefCell<Option<Rc<Cluster<E>>>>,
     connections: Rc<Connections>,
     sessions: RefCell<BTreeMap<SessionId, Entry>>,
-    cluster: u64,
+    /// Id of the cluster.
+    id: u64,
     boot: u64,
     started_ns: u64,
+    /// Sessions of mounts that have been started.
+    mounts_started: Cell<u64>,
     closed: Cell<bool>,
+    /// Mounts have to wait: the server is not in its cluster yet.
+    held: Cell<bool>,
     running: Cell<u64>,
     /// Requests of mounts that are being executed, by session.
     busy: RefCell<BTreeMap<SessionId, u64>>,
+    /// Whether there is one mount or several.
+    rule: Rule,
+    /// Who waits for a change of the table of sessions.
+    watchers: RefCell<Vec<oneshot::Sender<()>>>,
 }
 
 fn refused(errno: Errno) -> Answer {
-    Answer { result: Err(errno), contended: false }
+    Answer::of(Err(errno))
 }
 
 impl<E: Env> Front<E> {
@@ -72,29 +111,31 @@ impl<E: Env> Front<E> {
     pub fn new(
         worker: Rc<Worker<E>>,
         connections: Rc<Connections>,
-        cluster: u64,
+        id: u64,
         remembered: Vec<(SessionId, SessionRecord)>,
     ) -> Rc<Front<E>> {
-        let entry = |record: SessionRecord| Entry {
-            name: record.name,
-            role: Role::Mount,
-            state: State::Alive,
-            conn: None,
-            epoch: 0,
-        };
+        let now_ns = worker.now_ns();
+        let entry = |record: SessionRecord| Entry::new(&record.name, Role::Mount, State::Alive, now_ns);
         let sessions: BTreeMap<_, _> = remembered.into_iter().map(|(id, record)| (id, entry(record))).collect();
         let ids: Vec<SessionId> = sessions.keys().copied().collect();
         let front = Rc::new(Front {
-            cluster,
+            cluster: RefCell::new(None),
+            id,
             boot: worker.env.rand() | 1,
             started_ns: worker.now_ns(),
+            mounts_started: Cell::new(0),
             connections,
             sessions: RefCell::new(sessions),
             closed: Cell::new(false),
+            held: Cell::new(false),
             running: Cell::new(0),
             busy: RefCell::default(),
+            rule: Rule::new(worker.env.wall().sec.max(0) as u64),
+            watchers: RefCell::default(),
             worker,
         });
+        // What an earlier run allowed is not known; the tunable says what it mostly was.
+        front.rule.lend(front.worker.tunables.token_ms.get());
         for id in ids {
             front.keep_for_grace(id, 0);
         }
@@ -104,6 +145,11 @@ impl<E: Env> Front<E> {
     /// The connections.
     pub fn connections(&self) -> &Rc<Connections> {
         &self.connections
+    }
+
+    /// Whether mounts have to wait.
+    pub fn hold_mounts(&self, held: bool) {
+        self.held.set(held);
     }
 
     /// Nobody is let in from now on.
@@ -133,85 +179,159 @@ impl<E: Env> Front<E> {
         }
     }
 
-    fn grace(&self) -> Duration {
-        Duration::from_millis(self.worker.tunables.session_grace_ms.get())
+    /// Tells it of the other servers.
+    pub fn set_cluster(&self, cluster: Rc<Cluster<E>>) {
+        self.cluster.replace(Some(cluster));
     }
 
-    fn keep_for_grace(self: &Rc<Self>, session: SessionId, epoch: u64) {
-        let weak = Rc::downgrade(self);
-        let sleep = self.worker.env.sleep(self.grace());
-        self.worker.env.spawn(async move {
-            sleep.await;
-            if let Some(front) = weak.upgrade() {
-                let gone = front.sessions.borrow().get(&session).is_some_and(|e| e.conn.is_none() && e.epoch == epoch);
-                if gone {
-                    front.evict(session, "it did not come back in time");
-                }
-            }
-        });
+    /// The other servers.
+    pub fn cluster(&self) -> Option<Rc<Cluster<E>>> {
+        self.cluster.borrow().clone()
     }
 
-    /// Ends a session that did not keep to the rules or did not come back.
-    pub fn evict(self: &Rc<Self>, session: SessionId, why: &str) {
-        let Some(name) = self.sessions.borrow().get(&session).map(|e| e.name.clone()) else { return };
-        tracing::warn!("session of {name} is evicted: {why}");
-        add(&self.worker.counters.evictions, 1);
-        let front = self.clone();
-        self.worker.env.spawn(async move {
-            if let Err(e) = front.end(session).await {
-                tracing::error!("session of {name} could not be removed: {e}");
-            }
-        });
+    /// Mounts whose sessions have begun or are beginning, and do not end.
+    pub fn mounts(&self) -> Vec<(SessionId, SessionRecord)> {
+        let sessions = self.sessions.borrow();
+        let mounts = sessions.iter().filter(|(_, e)| e.role == Role::Mount && e.state != State::Ending);
+        let cluster = self.cluster();
+        let start = |id| cluster.as_ref().and_then(|c| c.starts.borrow().get(id).copied());
+        mounts.filter_map(|(id, e)| Some((*id, SessionRecord { name: e.name.clone(), start: start(id)? }))).collect()
     }
 
-    /// Ends a session on all targets.
-    async fn end(self: &Rc<Self>, session: SessionId) -> Result<()> {
-        let conn = match self.sessions.borrow_mut().get_mut(&session) {
-            Some(entry) if entry.state != State::Ending => {
-                entry.state = State::Ending;
-                entry.epoch += 1;
-                entry.conn.take()
-            }
-            _ => return Ok(()),
-        };
-        let ended = end_everywhere(&self.worker, session).await;
-        // What the session had under way may still happen; nobody else is let in before it has.
+    /// Tells every mount that there is a newer map.
+    pub fn push_map(&self, epoch: u64) {
+        let sessions = self.sessions.borrow();
+        for conn in sessions.values().filter(|e| e.role == Role::Mount).filter_map(|e| e.conn) {
+            self.connections.push(conn, Push::Map { epoch });
+        }
+    }
+
+    /// Sets tunables of this server, as another one was told.
+    pub async fn set_tunables(&self, pattern: &str, value: &str) -> Result<()> {
+        self.worker.tunables.apply(pattern, Some(value))?;
+        for target in self.worker.routes.local() {
+            self.worker.tell(*target, Question::Tune).await?;
+        }
+        Ok(())
+    }
+
+    /// A session has ended elsewhere: its connection goes; what it has under way here is waited for.
+    pub async fn leave(&self, session: SessionId) {
+        let entry = self.sessions.borrow_mut().remove(&session);
+        if let Some(conn) = entry.and_then(|e| e.conn) {
+            self.connections.cut(conn, "the session has ended");
+        }
         let until = self.worker.env.now() + FINISH;
         while self.busy.borrow().contains_key(&session) && self.worker.env.now() < until {
             self.worker.env.sleep(LOOK).await;
         }
-        self.sessions.borrow_mut().remove(&session);
-        if let Some(conn) = conn {
-            self.connections.cut(conn, "the session has ended");
+    }
+
+    fn admit_server(&self, hello: &Hello) -> std::result::Result<bool, String> {
+        match self.cluster().filter(|c| !c.closed.get()) {
+            Some(cluster) => {
+                let (known, moves) = cluster.callers.admit(hello)?;
+                cluster.unlock_moves(moves);
+                Ok(known)
+            }
+            None => Err(STOPPING.into()),
         }
-        ended
     }
 
-    /// Whoever stands in the way of a new mount.
-    fn holder(&self, session: SessionId) -> Option<(SessionId, String, bool)> {
+    /// Whether a session has a connection to here.
+    pub fn is_connected(&self, session: SessionId) -> bool {
+        self.sessions.borrow().get(&session).is_some_and(|e| e.conn.is_some())
+    }
+
+    /// How long a session that has gone is kept.
+    pub fn grace(&self) -> Duration {
+        Duration::from_millis(self.worker.tunables.session_grace_ms.get())
+    }
+
+    /// Whoever stands in the way of a new mount of a cluster of several servers: its name, and whether its session is alive.
+    fn holder(&self, session: SessionId) -> Option<(SessionId, String, bool, bool)> {
         let sessions = self.sessions.borrow();
-        let other = sessions.iter().find(|(id, e)| **id != session && e.role == Role::Mount)?;
-        Some((*other.0, other.1.name.clone(), other.1.conn.is_some() || other.1.state != State::Alive))
+        let (id, e) = sessions.iter().find(|(id, e)| **id != session && e.role == Role::Mount)?;
+        Some((*id, e.name.clone(), e.state == State::Ending, e.conn.is_some() || e.state != State::Alive))
     }
 
+    /// A cluster of several servers takes one mount at a time: waits until nobody stands in the way who has gone. Nothing is
+    /// awaited between its last look and its end.
+    async fn make_way(self: &Rc<Self>, session: SessionId) -> std::result::Result<(), String> {
+        let until = self.worker.env.now() + ADMISSION;
+        loop {
+            if self.cluster().is_some_and(|c| c.taking_in.get()) {
+                self.worker.env.sleep(LOOK).await;
+                continue;
+            }
+            if !self.worker.routes.is_shared() {
+                return Ok(());
+            }
+            let Some((id, name, ending, up)) = self.holder(session) else { return Ok(()) };
+            if ending {
+                if self.worker.env.now() >= until {
+                    return Err(format!("the session of {name} is just being ended; try again"));
+                }
+                self.worker.env.sleep(LOOK).await;
+                continue;
+            }
+            // A killed process' connection may still be there for a moment: ending the session cuts it.
+            if (self.worker.config.holder_gone)(&name) {
+                self.end_dead(id);
+                continue;
+            }
+            return Err(match up {
+                true => format!(
+                    "{name} has this file system mounted; a cluster of several servers takes one mount at a time yet, \
+                     unmount it there first"
+                ),
+                false => format!(
+                    "{name} had this file system mounted and may come back; a cluster of several servers takes one mount \
+                     at a time yet, try again in {} s, or unmount it there",
+                    self.grace().as_secs().max(1)
+                ),
+            });
+        }
+    }
+
+    /// Lets a client in. Says whether its session was known.
     async fn admit(self: &Rc<Self>, hello: &Hello) -> std::result::Result<bool, String> {
         if self.closed.get() {
-            return Err("the server is stopping".into());
+            return Err(STOPPING.into());
         }
-        if hello.role == Role::Admin {
-            let entry =
-                Entry { name: hello.name.clone(), role: Role::Admin, state: State::Alive, conn: None, epoch: 0 };
+        while self.held.get() {
+            self.worker.env.sleep(LOOK).await;
+        }
+        if let Some(member) = self.cluster().filter(|c| hello.role == Role::Mount && !c.is_master()) {
+            let resumed = member.admit_mount(hello.session).await?;
+            let now_ns = self.worker.now_ns();
             let mut sessions = self.sessions.borrow_mut();
-            if sessions.get(&hello.session).is_some_and(|e| e.role == Role::Mount) {
-                return Err("this session is that of a mount".into());
-            }
-            sessions.insert(hello.session, entry);
-            return Ok(false);
+            sessions.entry(hello.session).or_insert_with(|| Entry::new(&hello.name, Role::Mount, State::Alive, now_ns));
+            return Ok(resumed);
         }
+        let now_ns = self.worker.now_ns();
+        match hello.role {
+            Role::Admin => {
+                let entry = Entry::new(&hello.name, Role::Admin, State::Alive, now_ns);
+                let mut sessions = self.sessions.borrow_mut();
+                if sessions.get(&hello.session).is_some_and(|e| e.role == Role::Mount) {
+                    return Err("this session is that of a mount".into());
+                }
+                sessions.insert(hello.session, entry);
+                return Ok(false);
+            }
+            Role::Server => return Err("this server takes no servers".into()),
+            Role::Mount => {}
+        }
+        if !self.sessions.borrow().contains_key(&hello.session) {
+            self.make_way(hello.session).await?;
+        }
+        let now_ns = self.worker.now_ns();
         if let Some(entry) = self.sessions.borrow_mut().get_mut(&hello.session) {
             return match entry.state {
                 State::Alive if entry.role == Role::Mount => {
                     entry.name = hello.name.clone();
+                    entry.heard_ns = now_ns;
                     Ok(true)
                 }
                 State::Alive => Err("this session is that of an administrator".into()),
@@ -219,57 +339,71 @@ impl<E: Env> Front<E> {
                 State::Ending => Err("this session has just been ended; mount again".into()),
             };
         }
-        if let Some((id, name, up)) = self.holder(hello.session) {
-            let gone = (self.worker.config.holder_gone)(&name);
-            if up && !gone {
-                return Err(format!(
-                    "{name} has this file system mounted; only one mount at a time is possible yet, unmount it there first"
-                ));
-            }
-            // A killed process' connection may still be there for a moment: ending the session cuts it.
-            if !gone {
-                return Err(format!(
-                    "{name} had this file system mounted and may come back; try again in {} s, or unmount it there",
-                    self.grace().as_secs().max(1)
-                ));
-            }
-            self.evict_now(id, &name).await?;
-            if let Some((_, name, _)) = self.holder(hello.session) {
-                return Err(format!("{name} has just mounted this file system"));
-            }
+        let mounts = self.sessions.borrow().values().filter(|e| e.role == Role::Mount).count();
+        if mounts >= MOUNTS_MAX {
+            return Err(format!("{mounts} mounts use this file system, which is the most; unmount one of them first"));
         }
-        let entry = Entry { name: hello.name.clone(), role: Role::Mount, state: State::Starting, conn: None, epoch: 0 };
+        let entry = Entry::new(&hello.name, Role::Mount, State::Starting, now_ns);
         self.sessions.borrow_mut().insert(hello.session, entry);
-        let started = self.start(hello).await;
-        let mut sessions = self.sessions.borrow_mut();
-        match started {
-            Ok(()) => {
-                if let Some(entry) = sessions.get_mut(&hello.session) {
-                    entry.state = State::Alive;
-                }
-                drop(sessions);
-                // Until its connection is up, the session counts as gone.
-                self.keep_for_grace(hello.session, 0);
-                Ok(false)
-            }
-            Err(e) => {
-                sessions.remove(&hello.session);
-                Err(format!("the session could not be recorded: {e}"))
+        // A task of its own, because the handshake may end before it.
+        let (sender, mut receiver) = oneshot::channel();
+        let (front, hello) = (self.clone(), hello.clone());
+        self.worker.env.spawn(async move {
+            let result = front.begin_session(&hello, mounts > 0, || sender.is_canceled()).await;
+            drop(sender.send(result));
+        });
+        match amphi_env::timeout(&self.worker.env, ADMISSION, &mut receiver).await {
+            Some(result) => result.unwrap_or_else(|_| Err(STOPPING.into())).map(|()| false),
+            // A server that has just gone is waited for longer than a mount waits for its welcome.
+            None if mounts == 0 => Err("the session is just being started; try again".into()),
+            None => {
+                drop(receiver);
+                self.rule.wanted(self.worker.now_ns());
+                self.ring();
+                Err("another mount has not answered yet that it knows of this one; try again".into())
             }
         }
     }
 
-    async fn evict_now(self: &Rc<Self>, session: SessionId, name: &str) -> std::result::Result<(), String> {
-        tracing::info!("session of {name} is ended: its process has gone");
-        add(&self.worker.counters.evictions, 1);
-        self.end(session).await.map_err(|e| format!("the session of {name} could not be ended: {e}"))
+    async fn begin_session(
+        self: &Rc<Self>,
+        hello: &Hello,
+        company: bool,
+        given_up: impl Fn() -> bool,
+    ) -> std::result::Result<(), String> {
+        let started = async {
+            if company {
+                self.join_company(hello.session, &given_up).await?;
+            }
+            if given_up() {
+                return Err("the client has gone".into());
+            }
+            self.start(hello).await.map_err(|e| format!("the session could not be recorded: {e}"))
+        };
+        if let Err(e) = started.await {
+            self.remove(hello.session);
+            self.cluster().inspect(|c| c.sessions_changed());
+            return Err(e);
+        }
+        if let Some(entry) = self.sessions.borrow_mut().get_mut(&hello.session).filter(|e| e.state == State::Starting) {
+            self.mounts_started.set(self.mounts_started.get() + 1);
+            entry.state = State::Alive;
+            entry.heard_ns = self.worker.now_ns();
+        }
+        self.ring();
+        // Until its connection is up, the session counts as gone.
+        self.keep_for_grace(hello.session, 0);
+        Ok(())
     }
 
     async fn start(self: &Rc<Self>, hello: &Hello) -> Result<()> {
-        let record = SessionRecord { name: hello.name.clone() };
-        for target in (0..self.worker.pool).rev() {
+        let record = SessionRecord { name: hello.name.clone(), start: self.worker.env.rand() };
+        if let Some(cluster) = self.cluster() {
+            cluster.start_elsewhere(hello.session, &record).await;
+        }
+        for target in self.worker.routes.local().iter().rev() {
             let question = Question::SessionStart(hello.session, record.clone());
-            self.worker.tell(TargetId(target), question).await?;
+            self.worker.tell(*target, question).await?;
         }
         Ok(())
     }
@@ -279,46 +413,42 @@ impl<E: Env> Front<E> {
         let (route, session) = (incoming.route, incoming.session);
         let result = match incoming.call.op {
             Request::Goodbye => self.end_politely(session).await,
+            Request::CompanyKnown { change } => {
+                self.company_known(session, change);
+                self.connections.reply(route, Answer::of(Ok(Reply::Done)), None);
+                return;
+            }
             Request::Status => self.status().await,
             Request::Tunables { pattern, value } => self.tunables(&pattern, value.as_deref()).await,
             Request::Counters { reset } => self.counters(reset).await,
             _ => Err(Errno::Perm),
         };
         let goodbye = matches!(result, Ok(Reply::Done));
-        self.connections.reply(route, Answer { result, contended: false }, None);
+        self.connections.reply(route, Answer::of(result), None);
         if goodbye {
-            self.sessions.borrow_mut().remove(&session);
+            self.remove(session);
         }
     }
 
     /// Shows tunables, or sets them; then every target has taken them over.
     async fn tunables(&self, pattern: &str, value: Option<&str>) -> Result<Reply> {
         let rows = self.worker.tunables.apply(pattern, value)?;
-        if value.is_some() {
-            for target in 0..self.worker.pool {
-                self.worker.tell(TargetId(target), Question::Tune).await?;
+        if let Some(value) = value {
+            for target in self.worker.routes.local() {
+                self.worker.tell(*target, Question::Tune).await?;
+            }
+            if let Some(cluster) = self.cluster() {
+                cluster.tune_elsewhere(pattern, value).await;
             }
         }
         Ok(Reply::Tunables(rows))
     }
 
-    async fn end_politely(self: &Rc<Self>, session: SessionId) -> Result<Reply> {
-        match self.sessions.borrow_mut().get_mut(&session) {
-            Some(entry) if entry.state == State::Alive => {
-                entry.state = State::Ending;
-                entry.epoch += 1;
-            }
-            _ => return Ok(Reply::Done),
-        }
-        end_everywhere(&self.worker, session).await?;
-        Ok(Reply::Done)
-    }
-
     async fn status(self: &Rc<Self>) -> Result<Reply> {
         let mut targets = Vec::new();
         let mut held: BTreeMap<SessionId, (u64, u64)> = BTreeMap::new();
-        for target in 0..self.worker.pool {
-            let Told::Status(status, opens) = self.worker.ask(TargetId(target), Question::Status).await? else {
+        for target in self.worker.routes.local() {
+            let Told::Status(status, opens) = self.worker.ask(*target, Question::Status).await? else {
                 return Err(Errno::Proto);
             };
             targets.push(*status);
@@ -339,15 +469,17 @@ impl<E: Env> Front<E> {
             })
         };
         let sessions = self.sessions.borrow().iter().filter_map(mounts).collect();
+        let map_epoch = self.worker.routes.epoch();
+        let servers = self.cluster().map(|c| c.servers(&targets)).unwrap_or_default();
         let uptime_s = self.worker.now_ns().saturating_sub(self.started_ns) / 1_000_000_000;
-        Ok(Reply::Status { uptime_s, cluster: self.cluster, targets, sessions })
+        Ok(Reply::Status { uptime_s, cluster: self.id, targets, sessions, map_epoch, servers })
     }
 
     async fn counters(self: &Rc<Self>, reset: bool) -> Result<Reply> {
         let mut all: Vec<(String, u64)> = Vec::new();
-        for target in 0..self.worker.pool {
+        for target in self.worker.routes.local() {
             let question = Question::Counters { reset };
-            let Told::Counters(part) = self.worker.ask(TargetId(target), question).await? else {
+            let Told::Counters(part) = self.worker.ask(*target, question).await? else {
                 return Err(Errno::Proto);
             };
             for (name, n) in part {
@@ -359,17 +491,6 @@ impl<E: Env> Front<E> {
         }
         Ok(Reply::Counters(all))
     }
-}
-
-/// Ends a session on every target: first nothing more is taken from it anywhere, then what it holds goes.
-pub async fn end_everywhere<E: Env>(worker: &Rc<Worker<E>>, session: SessionId) -> Result<()> {
-    for target in 0..worker.pool {
-        worker.tell(TargetId(target), Question::SessionStop(session)).await?;
-    }
-    for target in 0..worker.pool {
-        worker.tell(TargetId(target), Question::SessionForget(session)).await?;
-    }
-    Ok(())
 }
 
 /// A `Front` as the transport calls it.
@@ -395,30 +516,100 @@ impl<E: Env> Handler for Door<E> {
 
 impl<E: Env> Front<E> {
     async fn welcome(self: &Rc<Self>, hello: &Hello, _peer: &Peer) -> std::result::Result<Welcome, String> {
-        let resumed = self.admit(hello).await?;
+        let (resumed, normal_credits, urgent_credits) = match hello.role {
+            // To a run of its own that it does not know yet, another server says everything again.
+            Role::Server => {
+                let known = self.admit_server(hello)?;
+                (known || ![0, self.boot].contains(&hello.last_boot), PEER_CREDITS, PEER_CREDITS)
+            }
+            _ => (self.admit(hello).await?, NORMAL_CREDITS, URGENT_CREDITS),
+        };
+        let token_ms = self.worker.tunables.token_ms.get();
+        if hello.role == Role::Mount {
+            // Said and noted in one step: later switches are told to the connection.
+            self.rule.lend(token_ms);
+            if let Some(entry) = self.sessions.borrow_mut().get_mut(&hello.session).filter(|_| !resumed) {
+                entry.known = self.rule.change();
+            }
+            self.look_alone();
+        }
         Ok(Welcome {
             version: VERSION,
             boot: self.boot,
-            cluster: self.cluster,
+            cluster: self.id,
             resumed,
-            normal_credits: NORMAL_CREDITS,
-            urgent_credits: URGENT_CREDITS,
-            pool: self.worker.pool,
-            token_ms: self.worker.tunables.token_ms.get() as u32,
+            normal_credits,
+            urgent_credits,
+            pool: self.worker.pool(),
+            token_ms: token_ms as u32,
+            alone: self.rule.is_alone(),
+            map_epoch: self.worker.routes.epoch(),
+            mounts: self.mounts_started.get(),
         })
     }
 
-    fn connected(&self, session: SessionId, _role: Role, conn: ConnId) {
-        if let Some(entry) = self.sessions.borrow_mut().get_mut(&session) {
-            entry.conn = Some(conn);
-            entry.epoch += 1;
+    fn connected(self: &Rc<Self>, session: SessionId, role: Role, conn: ConnId) {
+        if role == Role::Server {
+            if let Some(cluster) = self.cluster() {
+                cluster.callers.connected(session, conn);
+            }
+            return;
+        }
+        let again = {
+            let mut sessions = self.sessions.borrow_mut();
+            match sessions.get_mut(&session).filter(|e| e.state == State::Alive) {
+                Some(entry) => {
+                    entry.conn = Some(conn);
+                    entry.epoch += 1;
+                    entry.epoch > 1 && role == Role::Mount
+                }
+                None => {
+                    // It ended between its welcome and now.
+                    drop(sessions);
+                    self.connections.cut(conn, "the session has ended");
+                    return;
+                }
+            }
+        };
+        self.tell_company(session);
+        self.ring();
+        if again {
+            self.push_again(session);
         }
     }
 
+    /// What was pushed and not answered may have been lost with an earlier connection.
+    fn push_again(self: &Rc<Self>, session: SessionId) {
+        let worker = self.worker.clone();
+        self.worker.env.spawn(async move {
+            // Other servers push on connections of their own.
+            for target in worker.routes.local() {
+                // A target that cannot be asked has ended.
+                let _ = worker.tell(*target, Question::PushAgain(session)).await;
+            }
+        });
+    }
+
     fn call(self: Rc<Self>, incoming: Incoming) {
+        if incoming.role == Role::Server {
+            match self.cluster() {
+                Some(cluster) => cluster.call(incoming),
+                None => drop(self.connections.reply(incoming.route, refused(Errno::Io), None)),
+            }
+            return;
+        }
+        if matches!(incoming.call.op, Request::Map) {
+            let map = self.cluster().map(|c| c.map()).ok_or(Errno::Proto);
+            self.connections.reply(incoming.route, Answer::of(map.map(Reply::Map)), None);
+            return;
+        }
         let whole = matches!(
             incoming.call.op,
-            Request::Goodbye | Request::Status | Request::Tunables { .. } | Request::Counters { .. }
+            Request::Goodbye
+                | Request::Status
+                | Request::Tunables { .. }
+                | Request::Counters { .. }
+                | Request::CompanyKnown { .. }
         );
         let front = self.clone();
         if whole {
@@ -438,7 +629,11 @@ impl<E: Env> Front<E> {
         let until_ns = incoming.deadline.map(|d| self.worker.now_ns().saturating_add(d.as_nanos() as u64));
         let mut request = Box::pin(async move {
             let id = incoming.id();
-            let Incoming { session, route, call, payload, .. } = incoming;
+            let Incoming { session, route, mut call, payload, .. } = incoming;
+            if let Request::GlimpseReply { id, .. } = call.op {
+                // To whoever asked.
+                call.target = glimpse::target_of(id);
+            }
             let (answer, payload) = front.worker.call(session, id, call, payload, until_ns).await;
             front.connections.reply(route, answer, payload);
             front.running.set(front.running.get() - 1);
@@ -455,7 +650,13 @@ impl<E: Env> Front<E> {
         }
     }
 
-    fn disconnected(self: &Rc<Self>, session: SessionId, conn: ConnId, _clean: bool) {
+    fn disconnected(self: &Rc<Self>, session: SessionId, conn: ConnId, clean: bool) {
+        let cluster = self.cluster();
+        if let Some(cluster) = cluster.as_ref().filter(|c| c.callers.is_caller(session)) {
+            let moves = cluster.callers.disconnected(session, conn, clean);
+            return cluster.unlock_moves(moves);
+        }
+        let is_master = cluster.is_none_or(|c| c.is_master());
         let epoch = {
             let mut sessions = self.sessions.borrow_mut();
             let Some(entry) = sessions.get_mut(&session) else { return };
@@ -464,12 +665,15 @@ impl<E: Env> Front<E> {
             }
             entry.conn = None;
             entry.epoch += 1;
-            if entry.role == Role::Admin {
+            entry.heard_ns = self.worker.now_ns();
+            // Whether a mount has gone is the master's to say.
+            if entry.role == Role::Admin || !is_master {
                 sessions.remove(&session);
                 return;
             }
             entry.epoch
         };
+        self.ring();
         self.keep_for_grace(session, epoch);
     }
 }

@@ -11,12 +11,13 @@ mod cluster;
 
 use crate::error::{ServerError, ServerErrorKind};
 use crate::folder;
-use crate::records::{self, Intent, Item, TxId};
+use crate::records::{self, HomeRecord, Intent, Item, TxId};
 use amphi_data::DataReport;
 use amphi_env::Env;
 use amphi_meta::MetaStore;
 use amphi_types::item::{ItemStore, tag};
 use amphi_types::{SessionId, TargetId, Timespec};
+use amphi_wire::ClusterMap;
 use amphi_zone::ZoneErrorKind;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -58,6 +59,8 @@ pub struct Report {
     pub blocks: u64,
     /// Sessions that may come back.
     pub sessions: u64,
+    /// Targets of other servers, whose folders were not given: what lies between them and these was not checked.
+    pub elsewhere: u64,
     /// Work that the next start finishes, one sentence each.
     pub pending: Vec<String>,
     /// Traces of a crash that opening repairs.
@@ -88,6 +91,8 @@ struct ZoneImage {
     prepared: BTreeMap<TxId, (Timespec, Vec<amphi_meta::Part>)>,
     committed: BTreeSet<TxId>,
     pool: Option<u16>,
+    home: Option<HomeRecord>,
+    map: Option<ClusterMap>,
 }
 
 /// Checks the folder of a stopped server. Changes nothing.
@@ -95,23 +100,41 @@ struct ZoneImage {
 /// Errors: only when there is nothing to check: no zones (`Mismatch`), a server that runs (`InUse`), files that cannot
 /// be read (`Unreachable`). Damage is in the report.
 pub async fn fsck<E: Env>(env: &E, dir: &str) -> Result<Report, ServerError> {
-    let found = folder::zones(env, dir)?;
-    if found.is_empty() {
-        let line = format!("{dir}: there are no zones here; give the folder that `amphi server --data` was given");
-        return Err(ServerError::new(ServerErrorKind::Mismatch, line));
-    }
+    fsck_folders(&[(env.clone(), dir.to_string())]).await
+}
+
+/// Checks the folders of stopped servers of one cluster together. What lies between zones is checked if all zones of the cluster
+/// are in them, otherwise each zone in itself.
+///
+/// Errors: as `fsck`.
+pub async fn fsck_folders<E: Env>(folders: &[(E, String)]) -> Result<Report, ServerError> {
     let mut report = Report::default();
-    if let Err(e) = folder::check_complete(dir, &found) {
-        report.find(dir, e.line);
-    }
-    let mut images = Vec::new();
-    for &index in &found {
-        if let Some(image) = read_zone(env, dir, index, &mut report).await? {
-            images.push(image);
+    let (mut images, mut found) = (Vec::new(), 0);
+    for (env, dir) in folders {
+        let zones = folder::zones(env, dir)?;
+        if zones.is_empty() {
+            let line = format!("{dir}: there are no zones here; give the folder that `amphi server --data` was given");
+            return Err(ServerError::new(ServerErrorKind::Mismatch, line));
+        }
+        found += zones.len();
+        let before = images.len();
+        for &index in &zones {
+            if let Some(image) = read_zone(env, dir, index, &mut report).await? {
+                images.push(image);
+            }
+        }
+        if images.len() - before == zones.len() {
+            cluster::check_folder(dir, &zones, &images[before..], &mut report);
+        }
+        if zones.first() == Some(&0)
+            && let Err(e) = folder::check_complete(dir, &zones)
+        {
+            report.find(dir, e.line);
         }
     }
-    report.zones = found.len() as u64;
-    if images.len() == found.len() {
+    report.zones = found as u64;
+    if images.len() == found {
+        images.sort_by_key(|i| i.target);
         cluster::finish_intents(&mut images, &mut report);
         cluster::check(&images, &mut report);
     }
@@ -142,7 +165,7 @@ async fn read_zone<E: Env>(
         report.find(&path, format!("is the zone of {}", zone.target));
         return Ok(None);
     }
-    if index == 0 {
+    if report.cluster == 0 {
         report.cluster = zone.cluster;
     } else if zone.cluster != report.cluster {
         report.find(&path, format!("belongs to cluster {:016x}, not {:016x}", zone.cluster, report.cluster));
@@ -154,6 +177,8 @@ async fn read_zone<E: Env>(
         prepared: BTreeMap::new(),
         committed: BTreeSet::new(),
         pool: None,
+        home: None,
+        map: None,
         path,
     };
     let (mut sessions, mut slots) = (BTreeSet::new(), BTreeMap::new());
@@ -186,11 +211,14 @@ fn load_item(
 ) -> Result<(), String> {
     match records::decode_item(key, value)? {
         Item::Session(id, _) => drop(sessions.insert(id)),
+        Item::CutOff(_) => {}
         Item::Slot(id, slot, _) => {
             // Keys of slots lie before keys of sessions, so what no session follows is seen at the end.
             slots.entry(id).or_insert(slot);
         }
         Item::Cluster(record) => image.pool = Some(record.pool),
+        Item::Home(home) => image.home = Some(home),
+        Item::Map(map) => image.map = Some(map),
         Item::Intent(Intent::Prepared { tx, now, parts }) => {
             let text = format!(
                 "{}: {} changes of operation {} of {} are promised",

@@ -17,19 +17,28 @@
 use crate::counters::add;
 use crate::cx::Cx;
 use crate::gate::{Gate, Guard, Hold};
-use crate::message::{Question, Told};
+use crate::message::{Decision, Question, Told};
 use crate::records::{self, Intent, TxId};
+use crate::routes::Routes;
 use crate::target::{NameKey, Target};
+use crate::tokens::Changing;
 use crate::worker::Worker;
+use amphi_dlm::Changed;
 use amphi_env::Env;
 use amphi_meta::{Part, Refusal};
 use amphi_types::item::Txn;
-use amphi_types::{Errno, Ino, Result, TargetId, Timespec};
+use amphi_types::{Errno, Ino, Name, Result, SessionId, TargetId, Timespec, TokenKey};
 use amphi_wire::{Access, Reply};
 use amphi_zone::Order;
 use futures_util::future::join_all;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::time::Duration;
+
+/// How long a participant waits before it asks what became of a promise, and before it asks again.
+const ASK_AFTER: Duration = Duration::from_secs(2);
+/// How often a repeated answer that waits for others to be told looks whether they are.
+const UNTOLD_LOOK: Duration = Duration::from_millis(2);
 
 /// A promise that is logged.
 struct Prepared {
@@ -37,6 +46,9 @@ struct Prepared {
     parts: Vec<Part>,
     /// Held until the outcome is known.
     guard: Guard<NameKey>,
+    /// Until then clients cache nothing of what is being changed. A promise of an earlier run has none: no tokens are granted
+    /// before it is finished.
+    changing: Option<Changing>,
 }
 
 /// Operations over several targets that are under way on one target.
@@ -46,6 +58,12 @@ pub struct Intents {
     prepared: BTreeMap<TxId, Prepared>,
     /// Decisions that participants may not know yet.
     committed: BTreeMap<TxId, Vec<TargetId>>,
+    /// Operations of this target, as coordinator, that are not decided yet.
+    undecided: BTreeSet<TxId>,
+    /// Decisions of an earlier run that other servers have not been told yet.
+    untold: BTreeSet<TxId>,
+    /// Whether a task asks about old promises.
+    watched: bool,
     /// On target 0: who may move directories.
     move_gate: Gate<()>,
     moving: BTreeMap<u64, Guard<()>>,
@@ -60,14 +78,17 @@ impl Intents {
             next: starts << 40,
             prepared: BTreeMap::new(),
             committed: BTreeMap::new(),
+            undecided: BTreeSet::new(),
+            untold: BTreeSet::new(),
+            watched: false,
             move_gate: Gate::default(),
             moving: BTreeMap::new(),
-            next_move: 0,
+            next_move: starts << 40,
         };
         for intent in recovered {
             match intent {
                 Intent::Prepared { tx, now, parts } => {
-                    intents.prepared.insert(tx, Prepared { now, parts, guard: Guard::none() });
+                    intents.prepared.insert(tx, Prepared { now, parts, guard: Guard::none(), changing: None });
                 }
                 Intent::Committed { tx, participants } => drop(intents.committed.insert(tx, participants)),
             }
@@ -80,9 +101,11 @@ impl Intents {
         TxId { coordinator: self.id, number: self.next }
     }
 
-    /// Whether every promise and every decision is finished.
-    pub fn is_empty(&self) -> bool {
-        self.prepared.is_empty() && self.committed.is_empty()
+    /// Whether every promise and every decision is finished, but for those that wait for other servers: they are finished
+    /// after the next start.
+    pub fn is_idle(&self, routes: &Routes) -> bool {
+        self.prepared.keys().all(|tx| !routes.is_local(tx.coordinator))
+            && self.committed.values().all(|all| all.iter().any(|t| !routes.is_local(*t)))
     }
 }
 
@@ -107,6 +130,33 @@ fn keys(parts: &[Part]) -> Vec<(NameKey, Hold)> {
     parts.iter().flat_map(keys_of).collect()
 }
 
+/// What clients cache of what these changes concern. `named`: names of this target that the client named with its request,
+/// by directory and hash; it has dropped its own copies of them, of the directory's listing and of its attributes.
+fn changed_keys(parts: &[Part], named: &[(Ino, u64)]) -> Vec<Changed> {
+    let alone = |key, known| Changed { key, known, joint: false };
+    let joint = |key, known| Changed { key, known, joint: true };
+    let dir_named = |dir: &Ino| named.iter().any(|(d, _)| d == dir);
+    let mut keys = Vec::with_capacity(2 * parts.len());
+    for part in parts {
+        match part {
+            Part::InsertDentry { dir, name, .. }
+            | Part::RemoveDentry { dir, name, .. }
+            | Part::ReplaceDentry { dir, name, .. } => {
+                let hash = name.token_hash();
+                keys.push(alone(TokenKey::Name(*dir, hash), named.contains(&(*dir, hash))));
+                keys.push(joint(TokenKey::Listing(*dir), dir_named(dir)));
+            }
+            Part::TouchDir { dir, .. } => keys.push(joint(TokenKey::Attributes(*dir), dir_named(dir))),
+            // Nobody knows of it yet.
+            Part::MakeInode(_) => {}
+            Part::Link { ino } | Part::Unlink { ino, .. } | Part::SetParent { ino, .. } | Part::TouchCtime { ino } => {
+                keys.push(alone(TokenKey::Attributes(*ino), false));
+            }
+        }
+    }
+    keys
+}
+
 /// Bytes of items that changes may add.
 fn growth(parts: &[Part]) -> u64 {
     parts
@@ -127,28 +177,94 @@ fn refused(refusal: Refusal) -> Result<Told> {
 }
 
 /// Takes a part in another target's operation: checks and promises.
-pub async fn prepare<E: Env>(target: &Rc<Target<E>>, tx: TxId, now: Timespec, parts: Vec<Part>) -> Result<Told> {
+pub async fn prepare<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    session: SessionId,
+    tx: TxId,
+    now: Timespec,
+    parts: Vec<Part>,
+) -> Result<Told> {
+    if target.intents.borrow().prepared.contains_key(&tx) {
+        // Promised in an earlier run, and held since it was read.
+        return Ok(Told::Done);
+    }
     target.zone.reserve(growth(&parts) * 2).await?;
     let guard = target.names.take(keys(&parts)).await;
     if let Err(refusal) = target.meta.borrow().check_parts(&parts) {
         return refused(refusal);
     }
+    let sent = || worker.send_revocations(target);
+    let changing = target.tokens.change(|| worker.now_ns(), session, || changed_keys(&parts, &[]), sent).await;
     let intent = Intent::Prepared { tx, now, parts };
     let mut txn = Txn::default();
     txn.put(intent.key(), records::encode(&intent));
     let Intent::Prepared { parts, .. } = intent else { return Err(Errno::Io) };
     let lsn = {
-        target.intents.borrow_mut().prepared.insert(tx, Prepared { now, parts, guard });
+        target.intents.borrow_mut().prepared.insert(tx, Prepared { now, parts, guard, changing: Some(changing) });
         target.append(txn, Order::Plain)
     };
+    if !worker.routes.is_local(tx.coordinator) {
+        watch(worker, target, ASK_AFTER);
+    }
     target.zone.stable(lsn).await?;
     Ok(Told::Done)
+}
+
+/// Asks about promises to other servers until there are none: a coordinator that gave an operation up, or that was
+/// restarted, does not tell.
+fn watch<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, first_after: Duration) {
+    if std::mem::replace(&mut target.intents.borrow_mut().watched, true) {
+        return;
+    }
+    let (worker, weak) = (worker.clone(), Rc::downgrade(target));
+    worker.env.clone().spawn(async move {
+        let mut seen: BTreeSet<TxId> = BTreeSet::new();
+        if let Some(target) = weak.upgrade().filter(|_| first_after.is_zero()) {
+            seen = foreign_promises(&worker, &target);
+        }
+        worker.env.sleep(first_after).await;
+        loop {
+            let Some(target) = weak.upgrade() else { return };
+            let all = foreign_promises(&worker, &target);
+            if all.is_empty() {
+                target.intents.borrow_mut().watched = false;
+                return;
+            }
+            // Only those that were there a round ago: most promises are kept within milliseconds.
+            for tx in all.intersection(&seen) {
+                let outcome = match worker.ask(tx.coordinator, Question::Outcome(*tx)).await {
+                    Ok(Told::Decision(outcome)) => outcome,
+                    _ => continue,
+                };
+                if outcome != Decision::Undecided
+                    && let Err(e) = finish(&worker, &target, *tx, outcome == Decision::Committed).await
+                {
+                    tracing::error!(
+                        "{}: operation {} of {} cannot be finished: {e}",
+                        target.id,
+                        tx.number,
+                        tx.coordinator
+                    );
+                }
+            }
+            seen = all;
+            drop(target);
+            worker.env.sleep(ASK_AFTER).await;
+        }
+    });
+}
+
+/// Promises of operations that another server coordinates.
+fn foreign_promises<E: Env>(worker: &Worker<E>, target: &Target<E>) -> BTreeSet<TxId> {
+    let intents = target.intents.borrow();
+    intents.prepared.keys().filter(|tx| !worker.routes.is_local(tx.coordinator)).copied().collect()
 }
 
 /// Makes a promise true, or forgets it. Unknown numbers are passed over: they were finished before.
 pub async fn finish<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId, commit: bool) -> Result<Told> {
     let Some(prepared) = target.intents.borrow_mut().prepared.remove(&tx) else { return Ok(Told::Done) };
-    let Prepared { now, parts, guard } = prepared;
+    let Prepared { now, parts, guard, changing } = prepared;
     let mut txn = Txn::default();
     txn.delete(Intent::Prepared { tx, now, parts: Vec::new() }.key());
     let lsn = if commit {
@@ -158,6 +274,7 @@ pub async fn finish<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: 
         crate::ops::Orphans::default()
     }
     .append(worker, target, txn);
+    drop(changing);
     if commit {
         target.zone.written(lsn).await?;
     }
@@ -165,9 +282,43 @@ pub async fn finish<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: 
     Ok(Told::Done)
 }
 
-/// Whether the coordinator remembers having decided the operation.
-pub fn outcome<E: Env>(target: &Target<E>, tx: TxId) -> bool {
-    target.intents.borrow().committed.contains_key(&tx)
+/// What the coordinator knows of an operation: what it does not remember did not happen.
+pub fn outcome<E: Env>(target: &Target<E>, tx: TxId) -> Decision {
+    let intents = target.intents.borrow();
+    if intents.undecided.contains(&tx) {
+        Decision::Undecided
+    } else if intents.committed.contains_key(&tx) {
+        Decision::Committed
+    } else {
+        Decision::Aborted
+    }
+}
+
+/// Whether the lock on moving directories is held under this number.
+pub fn has_move_lock<E: Env>(target: &Target<E>, number: u64) -> bool {
+    target.intents.borrow().moving.contains_key(&number)
+}
+
+/// Waits until no operation is moving a directory on the way up from `from`. With one server, the lock on moving
+/// directories alone makes that way certain; a restart of target 0 loses the lock, but not the promises of who had it.
+pub async fn settle_way<E: Env>(worker: &Worker<E>, target: &Target<E>, from: Ino) {
+    if !worker.routes.is_shared() {
+        return;
+    }
+    let mut waited = Vec::new();
+    while !target.names.is_empty() {
+        let mut way = Vec::new();
+        // Whatever ends the walk ends the real one too.
+        let _ = target.meta.borrow().ancestors(from, |at| {
+            way.push(NameKey::Inode(at));
+            Ok(())
+        });
+        if way == waited {
+            return;
+        }
+        waited = way.clone();
+        target.settle(way).await;
+    }
 }
 
 /// Takes the lock on moving directories.
@@ -187,24 +338,73 @@ pub fn move_unlock<E: Env>(target: &Target<E>, number: u64) {
     drop(guard);
 }
 
-/// Finishes what a crash left: asks about promises, tells about decisions.
+/// Finishes what a crash left: asks about promises, tells about decisions. What needs another server goes on in the
+/// background, the names concerned being held.
 pub async fn recover<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> Result<()> {
     let promised: Vec<TxId> = target.intents.borrow().prepared.keys().copied().collect();
-    for tx in promised {
-        let Told::Outcome(commit) = worker.ask(tx.coordinator, Question::Outcome(tx)).await? else {
+    for tx in promised.iter().filter(|tx| !worker.routes.is_local(tx.coordinator)) {
+        let wanted = target.intents.borrow().prepared.get(tx).map(|p| keys(&p.parts)).unwrap_or_default();
+        // They were held together when they were promised, so nobody waits here.
+        let guard = target.names.take(wanted).await;
+        // No tokens are granted at all before it ends.
+        let changing = target.tokens.change(|| worker.now_ns(), SessionId(0), Vec::new, || {}).await;
+        if let Some(prepared) = target.intents.borrow_mut().prepared.get_mut(tx) {
+            prepared.guard = guard;
+            prepared.changing = Some(changing);
+        }
+    }
+    for tx in promised.into_iter().filter(|tx| worker.routes.is_local(tx.coordinator)) {
+        let Told::Decision(outcome) = worker.ask(tx.coordinator, Question::Outcome(tx)).await? else {
             return Err(Errno::Proto);
         };
-        finish(worker, target, tx, commit).await?;
+        finish(worker, target, tx, outcome == Decision::Committed).await?;
+    }
+    if !foreign_promises(worker, target).is_empty() {
+        watch(worker, target, Duration::ZERO);
     }
     let decided: Vec<(TxId, Vec<TargetId>)> =
         target.intents.borrow().committed.iter().map(|(tx, p)| (*tx, p.clone())).collect();
     for (tx, participants) in decided {
-        for p in &participants {
-            worker.tell(*p, Question::Commit(tx)).await?;
+        if participants.iter().all(|p| worker.routes.is_local(*p)) {
+            for p in &participants {
+                worker.tell(*p, Question::Commit(tx)).await?;
+            }
+            forget_decision(worker, target, tx, participants).await?;
+        } else {
+            target.intents.borrow_mut().untold.insert(tx);
+            tell_later(worker, target, tx, participants);
         }
-        forget_decision(worker, target, tx, participants).await?;
     }
     Ok(())
+}
+
+/// Tells a decision of an earlier run to all who took part, then forgets it.
+fn tell_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId, participants: Vec<TargetId>) {
+    let (worker, target) = (worker.clone(), target.clone());
+    worker.env.clone().spawn(async move {
+        let told = join_all(participants.iter().map(|t| worker.insist(*t, Question::Commit(tx)))).await;
+        // On an error the decision stays, and is told again after the next start.
+        if told.into_iter().all(|t| t.is_ok()) {
+            target.intents.borrow_mut().untold.remove(&tx);
+            let _ = forget_decision(&worker, &target, tx, participants).await;
+        }
+    });
+}
+
+/// Waits until all have been told what was decided in an earlier run: whoever gets its answer again may look there.
+pub async fn until_told<E: Env>(worker: &Worker<E>, target: &Target<E>) {
+    while !target.intents.borrow().untold.is_empty() {
+        worker.env.sleep(UNTOLD_LOOK).await;
+    }
+}
+
+/// Tells a decision to all who took part, and forgets it, without anybody waiting.
+fn forget_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId, participants: Vec<TargetId>) {
+    let (worker, target) = (worker.clone(), target.clone());
+    worker.env.clone().spawn(async move {
+        // On an error the decision stays, and is told again after the next start.
+        let _ = forget_decision(&worker, &target, tx, participants).await;
+    });
 }
 
 /// Forgets a decision when all who took part cannot forget it any more.
@@ -215,7 +415,7 @@ async fn forget_decision<E: Env>(
     participants: Vec<TargetId>,
 ) -> Result<()> {
     for p in participants {
-        worker.tell(p, Question::BecomeStable).await?;
+        worker.insist(p, Question::Settle(tx)).await?;
     }
     target.intents.borrow_mut().committed.remove(&tx);
     let mut txn = Txn::default();
@@ -234,8 +434,15 @@ pub enum Ran {
 
 impl<E: Env> Cx<E> {
     /// Carries out planned changes, wherever their targets are, and answers `reply` (made when everybody has promised,
-    /// right before the decision). `opens` is opened for the session in the same step.
-    pub async fn run_parts<F>(&self, parts: Vec<Part>, opens: Option<(Ino, Access)>, reply: F) -> Result<Ran>
+    /// right before the decision). `opens` is opened for the session in the same step. `named`: names of this target that
+    /// the request named.
+    pub async fn run_parts<F>(
+        &self,
+        parts: Vec<Part>,
+        named: &[(Ino, &Name)],
+        opens: Option<(Ino, Access)>,
+        reply: F,
+    ) -> Result<Ran>
     where
         F: AsyncFnOnce(&Self) -> Result<Reply>,
     {
@@ -250,15 +457,28 @@ impl<E: Env> Cx<E> {
         if several {
             add(&self.worker.counters.two_phase, 1);
         }
+        let _turn = self.worker.turn_for(by_target.keys().copied()).await;
+        if several {
+            self.target.intents.borrow_mut().undecided.insert(tx);
+        }
         let mut guard = Guard::none();
         let mut promised = Vec::new();
         let mut refusal = None;
+        let mut changing = None;
         for (&target, parts) in &by_target {
             let told = if target == own {
                 guard = self.target.names.take(keys(parts)).await;
-                self.target.meta.borrow().check_parts(parts).map_or_else(refused, |()| Ok(Told::Done))
+                let checked = self.target.meta.borrow().check_parts(parts).map_or_else(refused, |()| Ok(Told::Done));
+                if checked.is_ok() {
+                    let keys = || {
+                        let named: Vec<_> = named.iter().map(|(dir, name)| (*dir, name.token_hash())).collect();
+                        changed_keys(parts, &named)
+                    };
+                    changing = Some(self.change(keys).await);
+                }
+                checked
             } else {
-                let question = Question::Prepare { tx, now: self.now, parts: parts.clone() };
+                let question = Question::Prepare { tx, session: self.session, now: self.now, parts: parts.clone() };
                 self.worker.ask(target, question).await
             };
             match told {
@@ -279,8 +499,14 @@ impl<E: Env> Cx<E> {
         let reply = match reply {
             Ok(reply) => reply,
             Err(e) => {
+                self.target.intents.borrow_mut().undecided.remove(&tx);
                 for target in promised {
-                    self.worker.tell(target, Question::Abort(tx)).await?;
+                    if self.worker.routes.is_local(target) {
+                        self.worker.tell(target, Question::Abort(tx)).await?;
+                    } else {
+                        // It asks, should this not arrive.
+                        self.worker.tell_later(target, Question::Abort(tx));
+                    }
                 }
                 if e == Errno::Again {
                     add(&self.worker.counters.conflicts, 1);
@@ -305,7 +531,19 @@ impl<E: Env> Cx<E> {
                 self.target.opens.borrow_mut().open(self.session, ino, access);
             }
             self.seal(&mut txn, &reply, opens);
-            orphans.append(&self.worker, &self.target, txn)
+            let lsn = orphans.append(&self.worker, &self.target, txn);
+            if let Some(changing) = &mut changing {
+                self.changed(changing);
+            }
+            match (&reply, named) {
+                (Reply::Made { inode, .. }, [(dir, name)]) => {
+                    self.grant_name(*dir, name);
+                    self.grant_attributes(inode);
+                }
+                (Reply::Inode(_), [(dir, name)]) => self.grant_name(*dir, name),
+                _ => {}
+            }
+            lsn
         };
         if !several {
             drop(guard);
@@ -313,14 +551,12 @@ impl<E: Env> Cx<E> {
             return Ok(Ran::Done(reply));
         }
         self.target.zone.stable(lsn).await?;
-        let commits = promised.iter().map(|t| self.worker.tell(*t, Question::Commit(tx)));
+        // Nobody was told before it was certain.
+        self.target.intents.borrow_mut().undecided.remove(&tx);
+        let commits = promised.iter().map(|t| self.worker.insist(*t, Question::Commit(tx)));
         join_all(commits).await.into_iter().collect::<Result<()>>()?;
         drop(guard);
-        let (worker, target) = (self.worker.clone(), self.target.clone());
-        self.worker.env.spawn(async move {
-            // On an error the decision stays, and is told again after the next start.
-            let _ = forget_decision(&worker, &target, tx, promised).await;
-        });
+        forget_later(&self.worker, &self.target, tx, promised);
         Ok(Ran::Done(reply))
     }
 }

@@ -6,7 +6,7 @@
 //! Invariant: whoever changes the space empties its actions in the same call, so none is left lying.
 
 use amphi_dlm::{Action, ContentionLimits, Growth, LockId, LockLimits, LockRequest, LockSpace, Mode, Owner, Refusal};
-use amphi_types::{ByteRange, Errno, ObjectId, Result, SessionId};
+use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, SessionId};
 use amphi_wire::Push;
 use futures_channel::oneshot;
 use std::cell::RefCell;
@@ -173,6 +173,47 @@ impl Locks {
         inner.pump();
     }
 
+    /// Takes in the locks that a session held before the restart, in order, up to the first that cannot be: another
+    /// session has presented a lock that excludes it, so it was lost before. What was taken in before is not again.
+    pub fn take_in(&self, session: SessionId, locks: &[(ObjectId, Mode, ByteRange)]) -> Vec<u64> {
+        let mut inner = self.inner.borrow_mut();
+        let mut held: BTreeMap<(ObjectId, Mode, u64, u64), Vec<LockId>> = BTreeMap::new();
+        for (id, object, mode, range) in inner.space.held(session) {
+            held.entry((object, mode, range.start, range.end)).or_default().push(id);
+        }
+        let mut taken = Vec::with_capacity(locks.len());
+        for &(object, mode, range) in locks {
+            let known = held.get_mut(&(object, mode, range.start, range.end)).and_then(Vec::pop);
+            match known.map_or_else(|| inner.space.take_in(session, object, mode, range), Ok) {
+                Ok(id) => taken.push(id.0),
+                Err(_) => break,
+            }
+        }
+        taken
+    }
+
+    /// Objects of a file on which there are locks.
+    pub fn objects(&self, ino: Ino) -> Vec<ObjectId> {
+        self.inner.borrow().space.locked_objects(ino).collect()
+    }
+
+    /// The holder of the highest cached write lock of an object, or of the next one below a lock of that start and id.
+    pub fn glimpse(&self, object: ObjectId, below: Option<(u64, LockId)>) -> Option<(LockId, SessionId, ByteRange)> {
+        let space = &self.inner.borrow().space;
+        match below {
+            None => space.glimpse(object),
+            Some((start, id)) => space.glimpse_under(object, start, id),
+        }
+    }
+
+    /// Callbacks that the session has not answered are sent again.
+    pub fn push_again(&self, session: SessionId) {
+        let mut inner = self.inner.borrow_mut();
+        let again = |(id, object): (LockId, ObjectId)| (session, Push::Callback { object, lock: id.0 });
+        let pushes: Vec<_> = inner.space.called_back(session).map(again).collect();
+        inner.outbox.extend(pushes);
+    }
+
     /// Callbacks to send.
     pub fn take_outbox(&self) -> Vec<(SessionId, Push)> {
         std::mem::take(&mut self.inner.borrow_mut().outbox)
@@ -196,22 +237,34 @@ impl Locks {
         !std::mem::replace(&mut self.inner.borrow_mut().watched, true)
     }
 
+    /// The session writes an object back: what it was asked to give back there has its time anew.
+    pub fn progress(&self, now_ns: u64, session: SessionId, object: ObjectId) {
+        let mut inner = self.inner.borrow_mut();
+        if inner.space.next_deadline().is_none() {
+            return;
+        }
+        let called: Vec<LockId> =
+            inner.space.called_back(session).filter(|(_, of)| *of == object).map(|(id, _)| id).collect();
+        for id in called {
+            inner.space.progress(now_ns, session, id);
+        }
+    }
+
     /// Sessions that did not answer a callback in time; each is told once.
     pub fn overdue(&self, now_ns: u64) -> Vec<SessionId> {
         let mut inner = self.inner.borrow_mut();
         std::iter::from_fn(|| inner.space.poll_overdue(now_ns)).map(|o| o.session).collect()
     }
 
-    /// Number of cached locks and requests.
-    pub fn count(&self) -> usize {
-        self.inner.borrow().space.len().0
+    /// Number of cached locks of a session.
+    pub fn count(&self, session: SessionId) -> u64 {
+        self.inner.borrow().space.held(session).count() as u64
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use amphi_types::Ino;
     use futures_util::FutureExt;
 
     const OBJECT: ObjectId = ObjectId { ino: Ino(7), stripe: 0 };
@@ -239,6 +292,6 @@ mod tests {
         drop(second);
         locks.drop_session(3, a);
         drop(waits.now_or_never().expect("granted").expect("a lock"));
-        assert_eq!(locks.count(), 0);
+        assert_eq!(locks.count(a) + locks.count(b), 0);
     }
 }

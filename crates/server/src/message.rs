@@ -6,11 +6,12 @@
 //! same. Payloads change hands, nothing is encoded. Who asks keeps the token under which it waits.
 
 use crate::error::ServerError;
-use crate::records::{SessionRecord, TxId};
+use crate::records::{HomeRecord, SessionRecord, TxId};
 use amphi_env::Buf;
 use amphi_meta::{Facts, Gathered, Part};
 use amphi_types::{Cred, Ino, Kind, Layout, Name, Result, SessionId, TargetId, Timespec};
-use amphi_wire::{Access, Answer, Call, InodeView, Push, RequestId, TargetStatus};
+use amphi_wire::{Access, Answer, Call, ClusterMap, InodeView, Push, RequestId, TargetStatus, TokenGrant};
+use serde::{Deserialize, Serialize};
 
 /// A message of the mesh.
 pub enum Message {
@@ -70,15 +71,17 @@ pub enum Message {
     Stop,
 }
 
-/// A question between targets.
-#[derive(Clone, Debug)]
+/// A question between targets, of one server or of several. One to another server may be executed twice, if that server
+/// restarts before it has answered; so each one says what a repetition does if it is more than nothing.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Question {
     /// `View`: an inode as stat shows it.
     View {
         /// Which.
         ino: Ino,
-        /// Wait until no operation over several targets is changing it.
-        wait: bool,
+        /// For whom: waits until no operation over several targets is changing it, asks those who write it, and grants
+        /// a token. Without, the inode is held by the operation that asks.
+        asker: Option<SessionId>,
     },
     /// `Facts`: an inode as plans see it.
     Facts(Ino),
@@ -91,9 +94,9 @@ pub enum Question {
         /// Which directory.
         sought: Ino,
     },
-    /// `Ino`: a number for an inode that another target makes.
+    /// `Ino`: a number for an inode that another target makes. A repetition wastes one.
     NewIno,
-    /// `View`: the session opens an inode, after a check of permissions.
+    /// `View`: the session opens an inode, after a check of permissions. Counted once for each request.
     Open {
         /// Who.
         session: SessionId,
@@ -103,11 +106,15 @@ pub enum Question {
         ino: Ino,
         /// How.
         access: Access,
+        /// Which request of the session, at which target.
+        by: (TargetId, RequestId),
     },
     /// `Done` or `Conflict`: promise to make these changes.
     Prepare {
         /// The operation.
         tx: TxId,
+        /// Whose it is.
+        session: SessionId,
         /// Its time stamp.
         now: Timespec,
         /// The changes.
@@ -117,11 +124,9 @@ pub enum Question {
     Commit(TxId),
     /// `Done`: forget the promise.
     Abort(TxId),
-    /// `Outcome`: was the operation decided?
+    /// `Decision`: what became of the operation.
     Outcome(TxId),
-    /// `Done`, when everything logged so far is stable.
-    BecomeStable,
-    /// `Done`: cut the objects of a file.
+    /// `DoneAt`: cut the objects of a file. A repetition finds the generation and does nothing.
     Trim {
         /// The file.
         ino: Ino,
@@ -134,24 +139,29 @@ pub enum Question {
         /// Its time.
         mtime: Timespec,
     },
-    /// `Done`: remove the objects of an inode that is going.
+    /// `DoneAt`: remove the objects of an inode that is going.
     Destroy(Ino),
-    /// `Objects`: what the objects of a file here say.
-    Objects(Ino),
+    /// `Objects`: what the objects of a file here say, and if a session asks, what others have not written back yet.
+    Objects(Ino, Option<SessionId>),
     /// `Done`: the session begins.
     SessionStart(SessionId, SessionRecord),
     /// `Done`: nothing more is taken from the session.
     SessionStop(SessionId),
-    /// `Done`: opens, locks and slots of the stopped session go.
-    SessionForget(SessionId),
-    /// `Moving`: one operation at a time may move directories; asked of target 0 alone.
+    /// `Done`: opens, locks and slots of the stopped session go. Whether its client is known to use nothing any more.
+    SessionForget(SessionId, bool),
+    /// `Done`: tokens are granted from now on, or no more. The one with the largest number counts.
+    Company(bool, u64),
+    /// `Done`: the session has a new connection, what it has not answered is sent again.
+    PushAgain(SessionId),
+    /// `Moving`: one operation at a time may move directories; asked of target 0 alone. A restart of target 0 voids the lock:
+    /// who decides asks `MoveCheck` first.
     MoveLock,
     /// `Done`: the next one may.
     MoveUnlock(u64),
     /// `Hail`: what the target was opened as.
     Hail,
-    /// `Done`: the cluster is whole, the target may be written to.
-    Begin,
+    /// `Done`: the server is whole and this one, the target may be written to.
+    Begin(HomeRecord),
     /// `Done`: finish what a crash left half done.
     Recover,
     /// `Status`.
@@ -169,10 +179,55 @@ pub enum Question {
     Close,
     /// `Done`: close the zone as it is.
     Release,
+    /// `Done`: the operation was decided; what it changed here is stable, whatever a restart has undone since.
+    Settle(TxId),
+    /// `Outcome`: whether the lock on moving directories is still held under this number.
+    MoveCheck(u64),
+    /// `Done`: keep the cluster map, stable.
+    PutMap(Box<ClusterMap>),
+    /// `Done`: the session of an earlier run has not come back to this server, so it has nothing open here.
+    SessionAbsent(SessionId),
+    /// `Done`, when everything logged so far is stable, unless the target was opened again since its start number was this:
+    /// `Stale`.
+    StableSince(u64),
+}
+
+impl Question {
+    /// Whether another server may ask it.
+    pub fn is_for_peers(&self) -> bool {
+        !matches!(
+            self,
+            Question::Hail
+                | Question::Begin(_)
+                | Question::Recover
+                | Question::Status
+                | Question::Counters { .. }
+                | Question::Idle
+                | Question::Tune
+                | Question::Close
+                | Question::Release
+                | Question::PutMap(_)
+                | Question::SessionStart(..)
+                | Question::SessionStop(_)
+                | Question::SessionForget(..)
+                | Question::SessionAbsent(_)
+        )
+    }
+}
+
+/// What a coordinator says about an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Decision {
+    /// It happens.
+    Committed,
+    /// It does not: it was given up, or the coordinator does not know it.
+    Aborted,
+    /// It still runs.
+    Undecided,
 }
 
 /// What a target was opened as.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Hail {
     /// Cluster of its zone.
     pub cluster: u64,
@@ -180,17 +235,23 @@ pub struct Hail {
     pub pool: u16,
     /// Sessions that it remembers.
     pub sessions: Vec<(SessionId, SessionRecord)>,
+    /// Whether others were cut off a short time ago and may still use what they were granted.
+    pub cut_off: bool,
+    /// The server that it belongs to; none if it was never begun.
+    pub home: Option<HomeRecord>,
+    /// The cluster map, if it keeps one.
+    pub map: Option<ClusterMap>,
 }
 
 /// Answers to questions.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Told {
     /// Done.
     Done,
     /// What was planned on has changed meanwhile.
     Conflict,
-    /// An inode.
-    View(Box<InodeView>),
+    /// An inode, and the right to cache its attributes.
+    View(Box<InodeView>, Option<TokenGrant>),
     /// An inode.
     Facts(Box<Facts>),
     /// A directory and where a name in it leads.
@@ -204,7 +265,7 @@ pub enum Told {
     },
     /// A number.
     Ino(Ino),
-    /// Whether the operation was decided.
+    /// Yes or no.
     Outcome(bool),
     /// What objects say.
     Objects(Gathered),
@@ -216,10 +277,14 @@ pub enum Told {
     Status(Box<TargetStatus>, Vec<(SessionId, (u64, u64))>),
     /// Counters.
     Counters(Vec<(String, u64)>),
+    /// What became of an operation.
+    Decision(Decision),
+    /// Done, by a target with this start number.
+    DoneAt(u64),
 }
 
 /// A directory and where a name in it leads.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Place {
     /// The directory.
     pub dir: Facts,

@@ -67,6 +67,16 @@ impl Opens {
         self.inodes.get(&ino).is_some_and(|s| s.values().any(|c| c.writing > 0))
     }
 
+    /// Whether the session has the inode open for writing.
+    pub fn is_writer(&self, session: SessionId, ino: Ino) -> bool {
+        self.inodes.get(&ino).is_some_and(|s| s.get(&session).is_some_and(|c| c.writing > 0))
+    }
+
+    /// Whether a session other than this has the inode open for writing.
+    pub fn has_other_writer(&self, session: SessionId, ino: Ino) -> bool {
+        self.inodes.get(&ino).is_some_and(|s| s.iter().any(|(other, c)| *other != session && c.writing > 0))
+    }
+
     /// The session has ended: its opens end. Returns the inodes concerned.
     pub fn drop_session(&mut self, session: SessionId) -> Vec<Ino> {
         let mut touched = Vec::new();

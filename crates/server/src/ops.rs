@@ -7,6 +7,7 @@
 
 mod attr;
 mod data;
+mod file_lock;
 mod link;
 mod lock;
 mod make;
@@ -20,7 +21,7 @@ mod xattr;
 
 pub use attr::view;
 pub use objects::{Orphans, destroy_objects, orphaned, reap_orphans, resume_pending, trim_objects};
-pub use open::{after_close, open_here, present};
+pub use open::{Opening, after_close, open_here, present};
 
 use crate::counters::add;
 use crate::cx::Cx;
@@ -28,8 +29,9 @@ use crate::slots::Begin;
 use crate::target::Target;
 use crate::worker::Worker;
 use amphi_env::{Buf, Env};
-use amphi_types::{Cred, Errno, Result, SessionId};
-use amphi_wire::{Answer, Call, Reply, Request, RequestId};
+use amphi_types::{Errno, Result, SessionId};
+use amphi_wire::{Answer, Call, Reply, Request, RequestId, Tokens};
+use std::cell::Cell;
 use std::rc::Rc;
 
 /// Whether a request changes nothing that is remembered, so that it may simply be executed again.
@@ -50,6 +52,8 @@ fn is_repeatable(op: &Request) -> bool {
             | Request::Spread { .. }
             | Request::LockCancel { .. }
             | Request::GlimpseReply { .. }
+            | Request::Revoked { .. }
+            | Request::FileLockTest { .. }
     )
 }
 
@@ -70,7 +74,7 @@ impl<E: Env> Drop for Running<E> {
 }
 
 fn failed(errno: Errno) -> Answer {
-    Answer { result: Err(errno), contended: false }
+    Answer::of(Err(errno))
 }
 
 /// Executes a client's request on one of this worker's targets. One that has not begun when its client has stopped
@@ -86,25 +90,34 @@ pub async fn execute<E: Env>(
 ) -> (Answer, Option<Buf>) {
     let expired = || until_ns.is_some_and(|end| worker.now_ns() >= end);
     if matches!(call.op, Request::StatFs) {
-        return (Answer { result: Ok(Reply::StatFs(target.space())), contended: false }, None);
+        return (Answer::of(Ok(Reply::StatFs(target.space()))), None);
     }
     if !target.has_session(session) {
         // The session was evicted or never began: what its client still sends must not count.
         return (failed(Errno::Io), None);
     }
-    let cx =
-        |cred: Cred| Cx { worker: worker.clone(), target: target.clone(), session, id, cred, now: worker.env.wall() };
+    let (now, tokens) = (worker.env.wall(), Cell::new(Tokens::default()));
+    let cx = Cx { worker: worker.clone(), target: target.clone(), session, id, cred: call.cred, now, tokens };
+    let tokens = |cx: &Cx<E>, result: &Result<Reply>| {
+        let mut tokens = cx.tokens.get();
+        if result.is_err() {
+            // No inode is shown.
+            tokens.attributes = None;
+        }
+        (tokens != Tokens::default()).then(|| Box::new(tokens))
+    };
     let object = contended_object(&call.op);
     let contended = |target: &Target<E>| object.is_some_and(|o| target.locks.contended(worker.now_ns(), o));
     if is_repeatable(&call.op) {
         if expired() {
             return (failed(Errno::TimedOut), None);
         }
-        let (result, payload) = match dispatch(&cx(call.cred), call.op, payload).await {
+        let (result, payload) = match dispatch(&cx, call.op, payload).await {
             Ok((reply, payload)) => (Ok(reply), payload),
             Err(e) => (Err(e), None),
         };
-        return (Answer { result, contended: contended(target) }, payload);
+        let tokens = tokens(&cx, &result);
+        return (Answer { result, contended: contended(target), tokens }, payload);
     }
     let begin = target.slots.borrow_mut().begin(session, id);
     match begin {
@@ -116,6 +129,13 @@ pub async fn execute<E: Env>(
         }
         Begin::Answered(answer) => {
             add(&worker.counters.resends, 1);
+            if worker.routes.is_shared() {
+                crate::intents::until_told(worker, target).await;
+                if let Request::SetAttr { ino, .. } = call.op {
+                    // Whoever hears of a cut writes behind it: after a restart, objects elsewhere may not be cut yet.
+                    target.settle(vec![crate::target::NameKey::Inode(ino)]).await;
+                }
+            }
             return (answer, None);
         }
         Begin::Running(receiver) => {
@@ -127,9 +147,10 @@ pub async fn execute<E: Env>(
     let mut running = Running { target: target.clone(), session, id, done: false };
     let result = match expired() {
         true => Err(Errno::TimedOut),
-        false => dispatch(&cx(call.cred), call.op, payload).await.map(|(reply, _)| reply),
+        false => dispatch(&cx, call.op, payload).await.map(|(reply, _)| reply),
     };
-    let answer = Answer { result, contended: contended(target) };
+    let tokens = tokens(&cx, &result);
+    let answer = Answer { result, contended: contended(target), tokens };
     running.done = true;
     target.slots.borrow_mut().finish(session, id, &answer);
     (answer, None)
@@ -151,14 +172,14 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
         Request::Lookup { dir, name } => cx.lookup(dir, &name).await,
         Request::Parent { dir } => cx.parent(dir).await,
         Request::GetAttr { ino } => cx.getattr(ino).await,
-        Request::SetAttr { ino, set } => cx.setattr(ino, set).await,
-        Request::Make { dir, name, make, perm } => cx.make(dir, name, make, perm).await,
-        Request::MakeTmp { dir, perm, open } => cx.make_tmp(dir, perm, open).await,
-        Request::Link { ino, dir, name } => cx.link(ino, dir, name).await,
-        Request::Unlink { dir, name } => cx.unlink(dir, name).await,
-        Request::RmDir { dir, name } => cx.rmdir(dir, name).await,
+        Request::SetAttr { ino, set } => Box::pin(cx.setattr(ino, set)).await,
+        Request::Make { dir, name, make, perm } => Box::pin(cx.make(dir, name, make, perm)).await,
+        Request::MakeTmp { dir, perm, open } => Box::pin(cx.make_tmp(dir, perm, open)).await,
+        Request::Link { ino, dir, name } => Box::pin(cx.link(ino, dir, name)).await,
+        Request::Unlink { dir, name } => Box::pin(cx.unlink(dir, name)).await,
+        Request::RmDir { dir, name } => Box::pin(cx.rmdir(dir, name)).await,
         Request::Rename { from, from_name, to, to_name, mode } => {
-            cx.rename((from, from_name), (to, to_name), mode).await
+            Box::pin(cx.rename((from, from_name), (to, to_name), mode)).await
         }
         Request::ReadLink { ino } => cx.readlink(ino),
         Request::ReadDir { dir, cookie, max, plus } => cx.readdir(dir, cookie, max, plus).await,
@@ -167,24 +188,42 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
         Request::Discard { ino, opens } => cx.discard(ino, opens),
         Request::GetXattr { ino, name } => cx.getxattr(ino, &name),
         Request::ListXattr { ino } => cx.listxattr(ino),
-        Request::SetXattr { ino, name, value, mode } => cx.setxattr(ino, &name, &value, mode).await,
-        Request::RemoveXattr { ino, name } => cx.removexattr(ino, &name).await,
-        Request::SetLayout { ino, layout, mode } => cx.set_layout(ino, layout, mode).await,
-        Request::Read { object, range, server_lock } => return cx.read(object, range, server_lock).await,
+        Request::SetXattr { ino, name, value, mode } => Box::pin(cx.setxattr(ino, &name, &value, mode)).await,
+        Request::RemoveXattr { ino, name } => Box::pin(cx.removexattr(ino, &name)).await,
+        Request::SetLayout { ino, layout, mode } => Box::pin(cx.set_layout(ino, layout, mode)).await,
+        Request::Read { object, range, server_lock } => return Box::pin(cx.read(object, range, server_lock)).await,
         Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid } => {
-            cx.write(object, offset, generation, mtime, server_lock, kill_suidgid, payload).await
+            Box::pin(cx.write(object, offset, generation, mtime, server_lock, kill_suidgid, payload)).await
         }
-        Request::Punch { object, range, generation, mtime } => cx.punch(object, range, generation, mtime).await,
-        Request::Allocate { object, range, generation } => cx.allocate(object, range, generation).await,
+        Request::Punch { object, range, generation, mtime } => {
+            Box::pin(cx.punch(object, range, generation, mtime)).await
+        }
+        Request::Allocate { object, range, generation } => Box::pin(cx.allocate(object, range, generation)).await,
         Request::Seek { object, offset, hole } => cx.seek(object, offset, hole).await,
         Request::Sync => cx.sync().await,
         Request::Spread { ino } => cx.spread(ino).await,
         Request::LockEnqueue { object, mode, range, expand } => cx.lock_enqueue(object, mode, range, expand).await,
         Request::LockCancel { locks } => cx.lock_cancel(&locks),
-        Request::GlimpseReply { .. } => Ok(Reply::Done),
-        Request::Represent { opens, locks } => cx.represent(opens, locks).await,
+        Request::GlimpseReply { id, size, mtime } => {
+            cx.target.glimpses.answer(cx.session, id, size, mtime);
+            Ok(Reply::Done)
+        }
+        Request::Represent { opens, locks } => cx.represent(opens, locks),
         Request::StatFs => Ok(Reply::StatFs(cx.target.space())),
-        Request::Goodbye | Request::Status | Request::Tunables { .. } | Request::Counters { .. } => Err(Errno::Proto),
+        Request::Revoked { ids } => cx.revoked(&ids),
+        Request::FileLockSet { lock, number, wait } => cx.file_lock_set(&lock, number, wait),
+        Request::FileLockCancel { lock, number } => cx.file_lock_cancel(&lock, number),
+        Request::FileLockUnlock { ino, owner, range } => cx.file_lock_unlock(ino, owner, range),
+        Request::FileLockTest { lock, number } => cx.file_lock_test(&lock, number),
+        Request::RepresentFileLocks { locks } => cx.represent_file_locks(&locks),
+        Request::Goodbye
+        | Request::Status
+        | Request::Tunables { .. }
+        | Request::Counters { .. }
+        | Request::CompanyKnown { .. }
+        | Request::Map
+        | Request::Join { .. }
+        | Request::Ask { .. } => Err(Errno::Proto),
     };
     reply.map(|reply| (reply, None))
 }

@@ -1,11 +1,13 @@
 //! Answers of a target to other targets and to the worker with the connections.
 
+use crate::glimpse;
 use crate::intents;
 use crate::message::{Hail, Place, Question, Told};
 use crate::ops;
 use crate::records::{self, SessionRecord};
 use crate::target::{NameKey, Target};
 use crate::worker::Worker;
+use amphi_dlm::SessionEnd;
 use amphi_env::Env;
 use amphi_types::item::Txn;
 use amphi_types::{Errno, Ino, Name, Result, SessionId};
@@ -16,15 +18,16 @@ use std::rc::Rc;
 /// Answers a question to `target`, which is this worker's.
 pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question: Question) -> Result<Told> {
     match question {
-        Question::View { ino, wait } => {
-            if wait {
+        Question::View { ino, asker } => {
+            if asker.is_some() {
                 target.settle(vec![NameKey::Inode(ino)]).await;
             }
-            ops::view(worker, target, ino).await.map(|v| Told::View(Box::new(v)))
+            ops::view(worker, target, ino, asker).await.map(|(view, token)| Told::View(Box::new(view), token))
         }
         Question::Facts(ino) => Ok(Told::Facts(Box::new(target.meta.borrow().facts(ino)?))),
         Question::Place(dir, name) => place(target, dir, &name).await.map(|p| Told::Place(Box::new(p))),
         Question::Ancestors { from, sought } => {
+            intents::settle_way(worker, target, from).await;
             let walk = target.meta.borrow().ancestors(from, |at| if at == sought { Err(Errno::Exist) } else { Ok(()) });
             match walk {
                 Ok(next) => Ok(Told::Ancestors { found: false, next }),
@@ -38,34 +41,75 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
             target.log(txn, Order::Plain).await?;
             Ok(Told::Ino(ino))
         }
-        Question::Open { session, cred, ino, access } => {
-            target.settle(vec![NameKey::Inode(ino)]).await;
-            ops::open_here(target, session, &cred, ino, access, false)?;
-            ops::view(worker, target, ino).await.map(|v| Told::View(Box::new(v)))
+        Question::Open { session, cred, ino, access, by } => {
+            let how = ops::Opening { session, cred: &cred, access, exec: false, known: false, by: Some(by) };
+            let (view, _, token) = ops::open_here(worker, target, ino, how).await?;
+            Ok(Told::View(Box::new(view), token))
         }
-        Question::Prepare { tx, now, parts } => intents::prepare(target, tx, now, parts).await,
+        Question::Prepare { tx, session, now, parts } => {
+            intents::prepare(worker, target, session, tx, now, parts).await
+        }
         Question::Commit(tx) => intents::finish(worker, target, tx, true).await,
         Question::Abort(tx) => intents::finish(worker, target, tx, false).await,
-        Question::Outcome(tx) => Ok(Told::Outcome(intents::outcome(target, tx))),
-        Question::BecomeStable => {
+        Question::Outcome(tx) => Ok(Told::Decision(intents::outcome(target, tx))),
+        Question::Settle(tx) => {
+            intents::finish(worker, target, tx, true).await?;
             target.zone.became_stable(target.zone.appended_lsn()).await?;
             Ok(Told::Done)
         }
+        Question::StableSince(starts) => {
+            if starts != target.starts {
+                return Err(Errno::Stale);
+            }
+            target.zone.became_stable(target.zone.appended_lsn()).await?;
+            Ok(Told::Done)
+        }
+        Question::PutMap(map) => {
+            target.put_map(*map).await?;
+            Ok(Told::Done)
+        }
+        Question::MoveCheck(number) => Ok(Told::Outcome(intents::has_move_lock(target, number))),
         Question::Trim { ino, layout, size, generation, mtime } => {
             ops::trim_objects(target, ino, &layout, size, generation, mtime).await?;
-            Ok(Told::Done)
+            Ok(Told::DoneAt(target.starts))
         }
         Question::Destroy(ino) => {
             ops::destroy_objects(target, ino).await?;
+            Ok(Told::DoneAt(target.starts))
+        }
+        Question::Objects(ino, None) => Ok(Told::Objects(target.gathered(ino))),
+        Question::Objects(ino, Some(asker)) => {
+            target.recovered().await;
+            Ok(Told::Objects(glimpse::gathered_with_writers(worker, target, ino, asker).await))
+        }
+        Question::Company(on, number) => {
+            target.tokens.switch(on, number);
             Ok(Told::Done)
         }
-        Question::Objects(ino) => Ok(Told::Objects(target.gathered(ino))),
+        Question::PushAgain(session) => {
+            target.locks.push_again(session);
+            worker.send_callbacks(target);
+            target.tokens.push_again(session);
+            worker.send_revocations(target);
+            for push in target.glimpses.unanswered(session) {
+                worker.push(session, push);
+            }
+            Ok(Told::Done)
+        }
         Question::SessionStart(session, record) => start_session(target, session, record).await,
         Question::SessionStop(session) => {
             target.sessions.borrow_mut().remove(&session);
             Ok(Told::Done)
         }
-        Question::SessionForget(session) => forget_session(worker, target, session).await,
+        Question::SessionAbsent(session) => {
+            if target.sessions.borrow().len() > 1 {
+                // Others may have what it held from now on.
+                target.returning.borrow_mut().remove(&session);
+            }
+            ops::present(worker, target, session);
+            Ok(Told::Done)
+        }
+        Question::SessionForget(session, stopped) => forget_session(worker, target, session, stopped).await,
         Question::MoveLock => Ok(Told::Moving(intents::move_lock(target).await)),
         Question::MoveUnlock(number) => {
             intents::move_unlock(target, number);
@@ -73,10 +117,19 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
         }
         Question::Hail => {
             let sessions = target.sessions.borrow().iter().map(|(id, r)| (*id, r.clone())).collect();
-            Ok(Told::Hail(Box::new(Ok(Hail { cluster: target.zone.cluster(), pool: target.pool, sessions }))))
+            Ok(Told::Hail(Box::new(Ok(Hail {
+                cluster: target.zone.cluster(),
+                pool: target.pool,
+                sessions,
+                cut_off: !target.cut_off.borrow().is_empty(),
+                home: target.home.borrow().clone(),
+                map: target.map.borrow().clone(),
+            }))))
         }
-        Question::Begin => {
-            target.begin().await?;
+        Question::Begin(home) => {
+            target.begin(home).await?;
+            let cut_off = target.cut_off.borrow().iter().copied().collect();
+            target.forget_cut_off(&worker.env, cut_off);
             Ok(Told::Done)
         }
         Question::Recover => {
@@ -89,7 +142,7 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
         Question::Counters { reset } => Ok(Told::Counters(counters(worker, target, reset))),
         Question::Idle => {
             target.zone.sync().await?;
-            let idle = target.intents.borrow().is_empty() && target.destroying.borrow().is_empty();
+            let idle = target.intents.borrow().is_idle(&worker.routes) && target.destroying.borrow().is_empty();
             Ok(Told::Outcome(idle))
         }
         Question::Tune => {
@@ -128,20 +181,42 @@ async fn start_session<E: Env>(target: &Target<E>, session: SessionId, record: S
     let mut txn = Txn::default();
     txn.put(records::session_key(session), records::encode(&record));
     target.sessions.borrow_mut().insert(session, record);
+    if target.left_last.take() == Some(session) {
+        target.returning.borrow_mut().insert(session);
+    }
     target.log(txn, Order::Plain).await?;
     Ok(Told::Done)
 }
 
-async fn forget_session<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: SessionId) -> Result<Told> {
+async fn forget_session<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    session: SessionId,
+    stopped: bool,
+) -> Result<Told> {
     target.zone.reserve(0).await?;
+    // Nothing new sets out since the session was stopped.
+    target.landings.landed(session).await;
+    target.returning.borrow_mut().remove(&session);
+    target.left_last.set(target.sessions.borrow().is_empty().then_some(session));
+    target.glimpses.end_session(session);
+    target.tokens.drop_session(session, if stopped { SessionEnd::Stopped } else { SessionEnd::CutOff });
+    worker.send_revocations(target);
     target.locks.drop_session(worker.now_ns(), session);
     worker.send_callbacks(target);
+    crate::file_locks::drop_session(worker, target, session);
     let mut txn = Txn::default();
     txn.delete(records::session_key(session));
     for slot in target.slots.borrow_mut().end_session(session) {
         txn.delete(records::slot_key(session, slot));
     }
+    if !stopped && target.tokens.on() {
+        target.note_cut_off(session, &mut txn);
+        target.forget_cut_off(&worker.env, vec![session]);
+    }
     let touched = target.opens.borrow_mut().drop_session(session);
+    target.opened_for.borrow_mut().retain(|(s, _, _), _| *s != session);
+    target.opened_early.borrow_mut().retain(|(s, _, _)| *s != session);
     target.log(txn, Order::Plain).await?;
     for ino in touched {
         ops::after_close(worker, target, ino);
@@ -161,9 +236,8 @@ fn status<E: Env>(worker: &Worker<E>, target: &Target<E>) -> Told {
         checkpoints: stats.checkpoints,
     };
     let opens = target.opens.borrow();
-    // One mount at a time, so all locks are its.
-    let locks = target.locks.count() as u64;
-    let sessions = target.sessions.borrow().keys().map(|s| (*s, (opens.count(*s), locks))).collect();
+    let sessions = target.sessions.borrow();
+    let sessions = sessions.keys().map(|s| (*s, (opens.count(*s), target.locks.count(*s)))).collect();
     Told::Status(Box::new(status), sessions)
 }
 
@@ -177,9 +251,13 @@ fn counters<E: Env>(worker: &Worker<E>, target: &Target<E>, reset: bool) -> Vec<
         ("disk_syncs", stats.syncs - before.syncs),
         ("checkpoints", stats.checkpoints - before.checkpoints),
         ("checkpoint_bytes", stats.segment_bytes - before.segment_bytes),
+        ("tokens_held", target.tokens.count() as u64),
     ]
     .map(|(name, n)| (name.to_string(), n))
     .into();
+    let (held, waiting) = target.file_locks.count();
+    all.push(("file_locks_held".into(), held as u64));
+    all.push(("file_locks_waiting".into(), waiting as u64));
     // The worker's own counts are told once, by its first target.
     if worker.first_target() == Some(target.id) {
         all.extend(worker.counters.read(reset));

@@ -6,6 +6,7 @@
 use amphi_meta::Part;
 use amphi_types::item::{Key, tag};
 use amphi_types::{SessionId, TargetId, Timespec};
+use amphi_wire::ClusterMap;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +24,8 @@ pub struct TxId {
 pub struct SessionRecord {
     /// `host:pid`.
     pub name: String,
+    /// Random number of its begin: an id may begin again after its session was ended.
+    pub start: u64,
 }
 
 /// What the cluster is, kept on every target.
@@ -32,6 +35,15 @@ pub struct ClusterRecord {
     pub pool: u16,
     /// How often the target was opened: makes numbers of operations and locks unique over restarts.
     pub starts: u64,
+}
+
+/// Which server the zone belongs to, kept on every target: a zone alone tells which others belong beside it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HomeRecord {
+    /// Random number of the server.
+    pub server: u64,
+    /// Targets of the server, ascending.
+    pub targets: Vec<TargetId>,
 }
 
 /// An intent: work that a crash must not leave half done.
@@ -57,6 +69,7 @@ pub enum Intent {
 
 const KIND_PREPARED: u8 = b'p';
 const KIND_COMMITTED: u8 = b'c';
+const KIND_CUT_OFF: u8 = b'e';
 
 impl Intent {
     /// Key of the intent's item.
@@ -79,6 +92,13 @@ pub fn session_key(session: SessionId) -> Key {
     key
 }
 
+/// Key of a mark, without a value, that a session was cut off and may still use what it was granted.
+pub fn cut_off_key(session: SessionId) -> Key {
+    let mut key = session_key(session);
+    key.push(KIND_CUT_OFF);
+    key
+}
+
 /// Key of a slot.
 pub fn slot_key(session: SessionId, slot: u16) -> Key {
     let mut key = vec![tag::REPLY];
@@ -92,17 +112,33 @@ pub fn cluster_key() -> Key {
     vec![tag::CONFIG, b'c']
 }
 
+/// Key of the home record.
+pub fn home_key() -> Key {
+    vec![tag::CONFIG, b'h']
+}
+
+/// Key of the cluster map: on target 0 the one that counts, on the first target of any other server a copy.
+pub fn map_key() -> Key {
+    vec![tag::CONFIG, b'm']
+}
+
 /// An item of the server as read back.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Item {
     /// A session.
     Session(SessionId, SessionRecord),
+    /// A session was cut off a short time ago.
+    CutOff(SessionId),
     /// A slot.
     Slot(SessionId, u16, crate::slots::SlotRecord),
     /// An intent.
     Intent(Intent),
     /// The cluster.
     Cluster(ClusterRecord),
+    /// The server.
+    Home(HomeRecord),
+    /// The cluster map.
+    Map(ClusterMap),
 }
 
 /// Encodes a value.
@@ -128,7 +164,12 @@ pub fn decode_item(key: &[u8], value: &[u8]) -> Result<Item, String> {
     match (key.first().copied(), key.len()) {
         (Some(tag::SESSION), 9) => {
             let id = SessionId(number(&key[1..]).ok_or_else(bad)?);
-            Ok(Item::Session(id, decode(&format!("session {:x}", id.0), value)?))
+            // Zones of an earlier build have the name alone.
+            let old = |_| decode(&format!("session {:x}", id.0), value).map(|name| SessionRecord { name, start: 0 });
+            decode("session", value).or_else(old).map(|record| Item::Session(id, record))
+        }
+        (Some(tag::SESSION), 10) if key[9] == KIND_CUT_OFF && value.is_empty() => {
+            Ok(Item::CutOff(SessionId(number(&key[1..9]).ok_or_else(bad)?)))
         }
         (Some(tag::REPLY), 11) => {
             let id = SessionId(number(&key[1..9]).ok_or_else(bad)?);
@@ -143,6 +184,8 @@ pub fn decode_item(key: &[u8], value: &[u8]) -> Result<Item, String> {
             Ok(Item::Intent(intent))
         }
         (Some(tag::CONFIG), 2) if key[1] == b'c' => Ok(Item::Cluster(decode("cluster record", value)?)),
+        (Some(tag::CONFIG), 2) if key[1] == b'h' => Ok(Item::Home(decode("home record", value)?)),
+        (Some(tag::CONFIG), 2) if key[1] == b'm' => Ok(Item::Map(decode("cluster map", value)?)),
         _ => Err(bad()),
     }
 }
@@ -165,9 +208,14 @@ mod tests {
             key[9] ^= 1;
             assert!(decode_item(&key, &value).is_err());
         }
-        let record = SessionRecord { name: "host:1".into() };
+        let record = SessionRecord { name: "host:1".into(), start: 8 };
         let item = decode_item(&session_key(SessionId(5)), &encode(&record));
         assert_eq!(item, Ok(Item::Session(SessionId(5), record)));
+        assert_eq!(decode_item(&cut_off_key(SessionId(5)), &[]), Ok(Item::CutOff(SessionId(5))));
+        let home = HomeRecord { server: 9, targets: vec![TargetId(4), TargetId(5)] };
+        assert_eq!(decode_item(&home_key(), &encode(&home)), Ok(Item::Home(home)));
+        let map = ClusterMap { epoch: 3, cluster: 7, servers: Vec::new() };
+        assert_eq!(decode_item(&map_key(), &encode(&map)), Ok(Item::Map(map)));
         for n in 0..32 {
             for t in [tag::SESSION, tag::REPLY, tag::INTENT, tag::CONFIG, 0] {
                 let mut key = vec![t; n];

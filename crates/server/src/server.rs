@@ -2,8 +2,8 @@
 //!
 //! Owns: the order in which a server comes up and goes down. Does not own: what happens in between.
 //!
-//! Up: open every zone and load it; check that they are one whole cluster; only then write anything; finish what a crash
-//! left; end sessions that had ended before; listen. On an error nothing was changed and one line says what to do.
+//! Up: open every zone and load it; check that they are all those of one server; join the cluster, or be its master; only then
+//! write anything; finish what a crash left; end sessions that had ended before; let mounts in. On an error nothing was changed and one line says what to do.
 //! Down: let nobody in, answer what runs, checkpoint, close.
 
 use crate::config::{ServerConfig, SharedConfig};
@@ -11,15 +11,22 @@ use crate::counters::Counters;
 use crate::error::{ServerError, ServerErrorKind};
 use crate::folder;
 use crate::front::{Door, Front, end_everywhere};
+use crate::map::{self, Belonging};
+use crate::member::Enlisted;
 use crate::message::{Hail, Message, Question, Told};
+use crate::peers::Cluster;
+use crate::records::HomeRecord;
+use crate::routes::{Routes, SharedRoutes};
 use crate::target::Target;
 use crate::tunables::{Defaults, SharedTunables, Tunables};
 use crate::worker::{RING_MESSAGES, Worker};
+use amphi_dlm::SessionEnd;
 use amphi_env::{Env, Listener};
 use amphi_sched::{MeshRx, Port, mesh};
 use amphi_transport::local::{LocalDialer, pair};
-use amphi_transport::{Connections, serve, serve_local};
+use amphi_transport::{Connections, ServerAuth, serve, serve_local};
 use amphi_types::{Errno, SessionId, TargetId};
+use amphi_wire::{ClusterMap, ServerInfo};
 use futures_channel::oneshot;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -39,6 +46,7 @@ pub struct Server<E: Env> {
     env: E,
     pub(crate) worker: Rc<Worker<E>>,
     front: Rc<Front<E>>,
+    cluster: Rc<Cluster<E>>,
     dialer: LocalDialer,
     addrs: Vec<String>,
     stop_listening: RefCell<Vec<oneshot::Sender<()>>>,
@@ -49,7 +57,8 @@ pub struct WorkerSeed {
     config: ServerConfig,
     tunables: SharedTunables,
     port: Port<Message>,
-    pool: u16,
+    routes: SharedRoutes,
+    enlisted: Option<Enlisted>,
 }
 
 /// What all workers of a server share, made before any of them starts.
@@ -70,15 +79,23 @@ impl Seeds {
                 drop(listen(env, addr).await?);
             }
         }
-        let pool = folder::prepare(env, config).await?;
+        let folder::Prepared { targets, enlisted } = folder::prepare(env, config).await?;
         let tunables = Arc::new(Tunables::new(Defaults {
             session_grace: config.session_grace,
             callback_deadline: config.callback_deadline,
             worker_spin: config.worker_spin,
         }));
-        let workers = usize::from(config.workers.min(pool));
-        let seed = |port| WorkerSeed { config: config.clone(), tunables: tunables.clone(), port, pool };
-        let mut seeds = mesh(workers, RING_MESSAGES).into_iter().map(seed);
+        let workers = config.workers.min(targets.len() as u16);
+        let pool = enlisted.as_ref().map_or(0, |e| e.map.pool()) + targets.len() as u16;
+        let routes = Arc::new(Routes::new(targets, workers, pool));
+        let seed = |port| WorkerSeed {
+            config: config.clone(),
+            tunables: tunables.clone(),
+            port,
+            routes: routes.clone(),
+            enlisted: enlisted.clone(),
+        };
+        let mut seeds = mesh(usize::from(workers), RING_MESSAGES).into_iter().map(seed);
         let Some(lead) = seeds.next() else {
             return Err(ServerError::new(ServerErrorKind::Config, "a server needs at least one worker"));
         };
@@ -88,27 +105,27 @@ impl Seeds {
 
 /// Runs a worker other than 0 until the server stops.
 pub async fn run_worker<E: Env>(env: E, seed: WorkerSeed) {
-    let (worker, mesh) = open_worker(env, seed).await;
+    let (worker, mesh, _) = open_worker(env, seed).await;
     worker.run(mesh).await;
 }
 
-async fn open_worker<E: Env>(env: E, seed: WorkerSeed) -> (Rc<Worker<E>>, MeshRx<Message>) {
-    let WorkerSeed { config, tunables, port, pool } = seed;
+async fn open_worker<E: Env>(env: E, seed: WorkerSeed) -> (Rc<Worker<E>>, MeshRx<Message>, Option<Enlisted>) {
+    let WorkerSeed { config, tunables, port, routes, enlisted } = seed;
     let config: SharedConfig = Rc::new(config);
     let (tx, rx) = port.split();
     let counters = Rc::new(Counters::default());
     let mut targets: BTreeMap<TargetId, Rc<Target<E>>> = BTreeMap::new();
     let mut failure = None;
-    for index in (tx.id()..usize::from(pool)).step_by(tx.workers()) {
-        match folder::open_target(&env, &config, index as u16, pool, &counters).await {
-            Ok(target) => drop(targets.insert(TargetId(index as u16), target)),
+    for &id in routes.local().iter().skip(tx.id()).step_by(tx.workers()) {
+        match folder::open_target(&env, &config, id.0, routes.pool(), &counters).await {
+            Ok(target) => drop(targets.insert(id, target)),
             Err(e) => {
                 failure = Some(e);
                 break;
             }
         }
     }
-    (Worker::new(env, config, tunables, counters, tx, pool, targets, failure), rx)
+    (Worker::new(env, config, tunables, counters, tx, routes, targets, failure), rx, enlisted)
 }
 
 impl<E: Env> Server<E> {
@@ -123,57 +140,86 @@ impl<E: Env> Server<E> {
 
     /// Starts worker 0 and with it the server; the other workers run, or will run, elsewhere.
     pub async fn lead(env: E, seed: WorkerSeed) -> Result<Rc<Server<E>>, ServerError> {
-        let (worker, mesh) = open_worker(env.clone(), seed).await;
+        let (worker, mesh, enlisted) = open_worker(env.clone(), seed).await;
         env.spawn(worker.clone().run(mesh));
-        let started = Self::come_up(env, worker.clone()).await;
+        let started = Self::come_up(env, worker.clone(), enlisted).await;
         if started.is_err() {
-            for target in 0..worker.pool {
+            for target in worker.routes.local() {
                 // Some may not have been opened; the error that counts is the one above.
-                let _ = worker.ask(TargetId(target), Question::Release).await;
+                let _ = worker.ask(*target, Question::Release).await;
             }
             worker.stop();
         }
         started
     }
 
-    async fn come_up(env: E, worker: Rc<Worker<E>>) -> Result<Rc<Server<E>>, ServerError> {
+    async fn come_up(env: E, worker: Rc<Worker<E>>, enlisted: Option<Enlisted>) -> Result<Rc<Server<E>>, ServerError> {
         let auth = worker.config.auth()?;
         let mut hails = Vec::new();
-        for target in 0..worker.pool {
-            match worker.ask(TargetId(target), Question::Hail).await {
+        for target in worker.routes.local() {
+            match worker.ask(*target, Question::Hail).await {
                 Ok(Told::Hail(hail)) => hails.push((*hail)?),
                 _ => return Err(ServerError::new(ServerErrorKind::Disk, "a worker ended while the server started")),
             }
         }
-        let cluster = check_hails(&worker.config, &hails)?;
+        let local = worker.routes.local();
+        let belonging = map::belonging(local, &hails, |t| worker.config.zone_path(t.0))?;
         let disk = |e: Errno| ServerError::new(ServerErrorKind::Disk, format!("{}: {e}", worker.config.data_dir));
-        for target in 0..worker.pool {
-            worker.tell(TargetId(target), Question::Begin).await.map_err(disk)?;
-        }
-        for target in 0..worker.pool {
-            worker.tell(TargetId(target), Question::Recover).await.map_err(disk)?;
-        }
-        let remembered = reconcile_sessions(&worker, &hails).await.map_err(disk)?;
-        let connections = Connections::new();
-        let front = Front::new(worker.clone(), connections.clone(), cluster, remembered);
-        worker.set_front(&front);
-        let door = Rc::new(Door(front.clone()));
-        let (dialer, local) = pair();
-        let mut stop_listening = Vec::new();
-        let mut addrs = Vec::new();
+        let mut listeners = Vec::new();
         for addr in &worker.config.listen {
-            let listener = listen(&env, addr).await?;
-            addrs.push(listener.local_addr());
-            let serving = serve(env.clone(), listener, door.clone(), connections.clone(), auth.clone());
-            stop_listening.push(spawn_until(&env, async move {
-                if let Err(e) = serving.await {
-                    tracing::error!("{e}");
-                }
-            }));
+            listeners.push(listen(&env, addr).await?);
         }
-        stop_listening.push(spawn_until(&env, serve_local(env.clone(), local, door, connections)));
-        let stop_listening = RefCell::new(stop_listening);
-        Ok(Rc::new(Server { env, worker, front, dialer, addrs, stop_listening }))
+        let addrs: Vec<String> = listeners.iter().map(|l| l.local_addr()).collect();
+        let connections = Connections::new();
+        let (cluster, has_map) = know_cluster(&worker, belonging, enlisted, &addrs, &connections)?;
+        let id = cluster.map().cluster;
+        worker.set_cluster(&cluster);
+        let is_master = cluster.is_master();
+        let mut serving = Serving { env: env.clone(), auth, connections: connections.clone(), stops: Vec::new() };
+        let mut early = None;
+        let mut joined = true;
+        if !is_master {
+            // The master looks whether it reaches this server.
+            let front = Front::new(worker.clone(), connections.clone(), id, Vec::new());
+            front.hold_mounts(true);
+            attach(&worker, &front, &cluster);
+            serving.listen(std::mem::take(&mut listeners), &front);
+            joined = cluster.come_in(has_map).await?;
+            early = Some(front);
+        }
+        let home = HomeRecord { server: cluster.id(), targets: local.to_vec() };
+        for target in local {
+            worker.tell(*target, Question::Begin(home.clone())).await.map_err(disk)?;
+        }
+        for target in local {
+            worker.tell(*target, Question::Recover).await.map_err(disk)?;
+        }
+        let front = match early {
+            Some(front) => {
+                cluster.keep_copy().await.map_err(disk)?;
+                let version = cluster.remember(&hails, joined).await.map_err(disk)?;
+                cluster.set_ready();
+                cluster.keep_step(joined, version);
+                front.hold_mounts(false);
+                front
+            }
+            None => {
+                cluster.keep_map(has_map).await?;
+                let remembered = reconcile_sessions(&worker, &hails).await.map_err(disk)?;
+                let front = Front::new(worker.clone(), connections, id, remembered);
+                attach(&worker, &front, &cluster);
+                front.begin(hails.iter().any(|h| h.cut_off)).await.map_err(disk)?;
+                let sessions = hails.first().into_iter().flat_map(|h| &h.sessions);
+                cluster.starts.borrow_mut().extend(sessions.map(|(id, record)| (*id, record.start)));
+                cluster.set_ready();
+                cluster.watch_servers();
+                serving.listen(listeners, &front);
+                front
+            }
+        };
+        let dialer = serving.locally(&front);
+        let stop_listening = RefCell::new(serving.stops);
+        Ok(Rc::new(Server { env, worker, front, cluster, dialer, addrs, stop_listening }))
     }
 
     /// Makes connections to this server inside its thread.
@@ -202,9 +248,13 @@ impl<E: Env> Server<E> {
             self.env.sleep(LOOK).await;
         }
         let mut result = Ok(());
-        for target in 0..self.worker.pool {
-            if let Err(e) = self.worker.tell(TargetId(target), Question::Close).await {
-                let line = format!("{}: closing failed: {e}", self.worker.config.zone_path(target));
+        // What waits for other servers is finished after the next start.
+        self.cluster.close();
+        self.worker.give_up_waiting();
+        self.cluster.hang_up().await;
+        for target in self.worker.routes.local() {
+            if let Err(e) = self.worker.tell(*target, Question::Close).await {
+                let line = format!("{}: closing failed: {e}", self.worker.config.zone_path(target.0));
                 result = Err(ServerError::new(ServerErrorKind::Disk, line));
             }
         }
@@ -214,8 +264,8 @@ impl<E: Env> Server<E> {
 
     /// Whether no target has work that goes on in the background. A target that cannot say so has failed.
     async fn is_idle(&self) -> bool {
-        for target in 0..self.worker.pool {
-            if let Ok(Told::Outcome(false)) = self.worker.ask(TargetId(target), Question::Idle).await {
+        for target in self.worker.routes.local() {
+            if let Ok(Told::Outcome(false)) = self.worker.ask(*target, Question::Idle).await {
                 return false;
             }
         }
@@ -248,33 +298,77 @@ fn spawn_until<E: Env>(env: &E, task: impl Future<Output = ()> + 'static) -> one
     sender
 }
 
-fn check_hails(config: &ServerConfig, hails: &[Hail]) -> Result<u64, ServerError> {
-    let cluster = hails.first().map_or(0, |h| h.cluster);
-    for (i, hail) in hails.iter().enumerate() {
-        let path = config.zone_path(i as u16);
-        if hail.cluster != cluster {
-            return Err(ServerError::new(
-                ServerErrorKind::Mismatch,
-                format!(
-                    "{path} belongs to cluster {:016x}, {} to {cluster:016x}; put each cluster's zones into a folder of \
-                     its own",
-                    hail.cluster,
-                    config.zone_path(0)
-                ),
-            ));
-        }
-        if usize::from(hail.pool) != hails.len() {
-            return Err(ServerError::new(
-                ServerErrorKind::Mismatch,
-                format!(
-                    "{path} belongs to a cluster of {} targets, but the folder has {}; put the missing ones back",
-                    hail.pool,
-                    hails.len()
-                ),
-            ));
+/// What the zones, and the master if there is another one, say about the cluster. Whether a map was kept with the zones.
+fn know_cluster<E: Env>(
+    worker: &Rc<Worker<E>>,
+    belonging: Belonging,
+    enlisted: Option<Enlisted>,
+    addrs: &[String],
+    connections: &Rc<Connections>,
+) -> Result<(Rc<Cluster<E>>, bool), ServerError> {
+    let config = &worker.config;
+    let targets = worker.routes.local().to_vec();
+    let is_master = targets.first() == Some(&TargetId(0));
+    let id = match (&belonging.home, &enlisted) {
+        (Some(home), _) => home.server,
+        (None, Some(enlisted)) => enlisted.server,
+        (None, None) => worker.env.rand() | 1,
+    };
+    let addrs = if config.advertise.is_empty() { addrs.to_vec() } else { config.advertise.clone() };
+    let me = ServerInfo { id, name: config.name.clone(), addrs, targets };
+    if let Some(map) = belonging.map.as_ref().filter(|m| m.cluster != belonging.cluster) {
+        let line = format!("{}: the map kept here is that of cluster {:016x}", config.data_dir, map.cluster);
+        return Err(ServerError::new(ServerErrorKind::Mismatch, line));
+    }
+    let has_map = belonging.map.is_some();
+    let map = match (belonging.map, enlisted) {
+        (Some(map), _) => map,
+        (None, Some(enlisted)) => enlisted.map,
+        (None, None) if is_master => map::first(belonging.cluster, me.clone()),
+        (None, None) => ClusterMap { epoch: 0, cluster: belonging.cluster, servers: Vec::new() },
+    };
+    if !is_master && !has_map && config.join.is_empty() {
+        let line = format!("{}: these are not the master's zones; name the master to join", config.data_dir);
+        return Err(ServerError::new(ServerErrorKind::Mismatch, line));
+    }
+    Ok((Cluster::new(worker.clone(), me, map, connections.clone()), has_map))
+}
+
+/// Makes front and cluster known to each other and to the worker.
+fn attach<E: Env>(worker: &Rc<Worker<E>>, front: &Rc<Front<E>>, cluster: &Rc<Cluster<E>>) {
+    worker.set_front(front);
+    cluster.set_front(front);
+    front.set_cluster(cluster.clone());
+}
+
+/// Listeners as they are started.
+struct Serving<E: Env> {
+    env: E,
+    auth: ServerAuth,
+    connections: Rc<Connections>,
+    /// Dropping one ends its listener.
+    stops: Vec<oneshot::Sender<()>>,
+}
+
+impl<E: Env> Serving<E> {
+    fn listen(&mut self, listeners: Vec<E::Listener>, front: &Rc<Front<E>>) {
+        for listener in listeners {
+            let door = Rc::new(Door(front.clone()));
+            let serving = serve(self.env.clone(), listener, door, self.connections.clone(), self.auth.clone());
+            self.stops.push(spawn_until(&self.env, async move {
+                if let Err(e) = serving.await {
+                    tracing::error!("{e}");
+                }
+            }));
         }
     }
-    Ok(cluster)
+
+    fn locally(&mut self, front: &Rc<Front<E>>) -> LocalDialer {
+        let (dialer, local) = pair();
+        let door = Rc::new(Door(front.clone()));
+        self.stops.push(spawn_until(&self.env, serve_local(self.env.clone(), local, door, self.connections.clone())));
+        dialer
+    }
 }
 
 /// What target 0 knows is a session; what only others know has ended, or never began.
@@ -283,13 +377,13 @@ async fn reconcile_sessions<E: Env>(
     hails: &[Hail],
 ) -> amphi_types::Result<Vec<(SessionId, crate::records::SessionRecord)>> {
     let known: BTreeMap<_, _> = hails.first().map(|h| h.sessions.iter().cloned().collect()).unwrap_or_default();
-    for (i, hail) in hails.iter().enumerate() {
+    for (target, hail) in worker.routes.local().iter().zip(hails) {
         for (id, _) in hail.sessions.iter().filter(|(id, _)| !known.contains_key(id)) {
-            end_everywhere(worker, *id).await?;
+            end_everywhere(worker, *id, SessionEnd::CutOff).await?;
         }
         let here: Vec<SessionId> = hail.sessions.iter().map(|(id, _)| *id).collect();
         for (id, record) in known.iter().filter(|(id, _)| !here.contains(id)) {
-            worker.tell(TargetId(i as u16), Question::SessionStart(*id, record.clone())).await?;
+            worker.tell(*target, Question::SessionStart(*id, record.clone())).await?;
         }
     }
     Ok(known.into_iter().collect())

@@ -20,10 +20,28 @@ use std::collections::BTreeMap;
 pub struct SlotRecord {
     /// Sequence number of the request.
     pub seq: u64,
-    /// What it was answered.
+    /// What it was answered; tokens are not logged.
+    #[serde(with = "logged")]
     pub answer: Answer,
     /// What it opened.
     pub open: Option<(Ino, Access)>,
+}
+
+/// An answer as it is logged.
+mod logged {
+    use super::Answer;
+    use amphi_types::Errno;
+    use amphi_wire::Reply;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(answer: &Answer, to: S) -> Result<S::Ok, S::Error> {
+        (&answer.result, answer.contended).serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Answer, D::Error> {
+        let (result, contended): (Result<Reply, Errno>, bool) = Deserialize::deserialize(from)?;
+        Ok(Answer { result, contended, tokens: None })
+    }
 }
 
 enum Live {
@@ -146,7 +164,7 @@ mod tests {
     const S: SessionId = SessionId(3);
 
     fn answer(reply: Reply) -> Answer {
-        Answer { result: Ok(reply), contended: false }
+        Answer::of(Ok(reply))
     }
 
     /// Goal: a request runs once; its resends wait for it, then get its answer; older ones are refused.

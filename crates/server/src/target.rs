@@ -8,23 +8,27 @@
 //! store lives across an await.
 
 use crate::counters::{Counters, add};
+use crate::file_locks::FileLockDesk;
 use crate::gate::{Gate, Hold};
+use crate::glimpse::Glimpses;
 use crate::intents::Intents;
+use crate::landing::Landings;
 use crate::locks::Locks;
 use crate::opens::Opens;
-use crate::records::{self, ClusterRecord, Item, SessionRecord};
+use crate::records::{self, ClusterRecord, HomeRecord, Item, SessionRecord};
 use crate::slots::Slots;
 use crate::span_gate::SpanGate;
+use crate::tokens::{TOKEN_LIFE, TOKEN_MARGIN, Tokens};
 use amphi_data::{DataStore, Freed, TrimPlan};
 use amphi_dlm::LockLimits;
 use amphi_env::{Buf, Disk, Env};
 use amphi_meta::{Gathered, MetaStore};
 use amphi_types::item::{ItemStore, Txn, tag};
 use amphi_types::limits::BLOCK;
-use amphi_types::{ByteRange, Errno, Ino, Kind, Name, ObjectId, Result, SessionId, TargetId, Timespec};
-use amphi_wire::TargetSpace;
+use amphi_types::{ByteRange, Errno, Ino, Kind, Name, ObjectId, Result, SessionId, TargetId, Timespec, TokenKey};
+use amphi_wire::{Access, ClusterMap, InodeView, TargetSpace, TokenGrant};
 use amphi_zone::{Lsn, Order, Recovered, Zone, ZoneStats};
-use futures_channel::mpsc;
+use futures_channel::{mpsc, oneshot};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -37,6 +41,9 @@ pub enum NameKey {
     /// An entry of a directory of this target.
     Entry(Ino, Name),
 }
+
+/// By session, target that asked, and slot: the last open that was asked for, by its request's number.
+pub type OpenedFor = BTreeMap<(SessionId, TargetId, u16), (u64, Ino)>;
 
 /// Most extents that one record of a truncate or punch removes.
 pub const EXTENTS_A_RECORD: usize = 4096;
@@ -60,6 +67,14 @@ pub struct Target<E: Env> {
     pub data: RefCell<DataStore>,
     /// Its locks.
     pub locks: Locks,
+    /// What clients may cache of its names and attributes.
+    pub tokens: Tokens,
+    /// Questions to those who write its objects.
+    pub glimpses: Glimpses,
+    /// Changes of data between the last look at their session and their end.
+    pub landings: Landings,
+    /// Locks of applications on its files.
+    pub file_locks: FileLockDesk,
     /// Queues on names and inodes.
     pub names: Gate<NameKey>,
     /// Queues on bytes of objects.
@@ -70,8 +85,20 @@ pub struct Target<E: Env> {
     pub sessions: RefCell<BTreeMap<SessionId, SessionRecord>>,
     /// Sessions of an earlier run that have not said yet what they have open.
     pub absent: RefCell<BTreeSet<SessionId>>,
+    /// Who waits until none of these is left.
+    pub waiting_absent: RefCell<Vec<oneshot::Sender<()>>>,
+    /// Sessions whose locks are taken in when they present them: nobody had others meanwhile.
+    pub returning: RefCell<BTreeSet<SessionId>>,
+    /// The session that ended last, if it was the last one: it may come back to what it left.
+    pub left_last: Cell<Option<SessionId>>,
+    /// Sessions that were cut off and may still use what they were granted.
+    pub cut_off: RefCell<BTreeSet<SessionId>>,
     /// Open inodes.
     pub opens: RefCell<Opens>,
+    /// The last open for each slot of a session at a target that asked for one: number of the request, inode.
+    pub opened_for: RefCell<OpenedFor>,
+    /// Opens for sessions of an earlier run that had not said yet what they have open.
+    pub opened_early: RefCell<Vec<(SessionId, Ino, Access)>>,
     /// Operations over several targets that are under way here.
     pub intents: RefCell<Intents>,
     /// Inodes that a task is removing.
@@ -82,6 +109,12 @@ pub struct Target<E: Env> {
     freed_bell: mpsc::UnboundedSender<()>,
     /// Number of targets of the cluster, as the target remembers it.
     pub pool: u16,
+    /// How often it was opened, this time included.
+    pub starts: u64,
+    /// The server that it belongs to, if it was begun before.
+    pub home: RefCell<Option<HomeRecord>>,
+    /// The cluster map as it was kept last.
+    pub map: RefCell<Option<ClusterMap>>,
     /// Counters of the zone when they were last reset.
     pub zone_stats: RefCell<ZoneStats>,
     counters: Rc<Counters>,
@@ -108,17 +141,20 @@ impl<E: Env> Target<E> {
         let mut meta = MetaStore::empty(id);
         let mut data = DataStore::new(zone.data_blocks());
         let (mut slots, mut sessions) = (Slots::default(), BTreeMap::new());
-        let mut intents = Vec::new();
-        let mut cluster = None;
+        let (mut intents, mut cut_off) = (Vec::new(), BTreeSet::new());
+        let (mut cluster, mut home, mut map) = (None, None, None);
         for (key, value) in &recovered.items {
             match key.first().copied() {
                 Some(tag::INODE | tag::DENTRY | tag::XATTR | tag::META) => meta.load(key, value)?,
                 Some(tag::OBJECT | tag::EXTENT) => data.load(key, value)?,
                 _ => match records::decode_item(key, value)? {
                     Item::Session(session, record) => drop(sessions.insert(session, record)),
+                    Item::CutOff(session) => drop(cut_off.insert(session)),
                     Item::Slot(session, slot, record) => slots.load(session, slot, record),
                     Item::Intent(intent) => intents.push(intent),
                     Item::Cluster(record) => cluster = Some(record),
+                    Item::Home(record) => home = Some(record),
+                    Item::Map(record) => map = Some(record),
                 },
             }
         }
@@ -144,17 +180,36 @@ impl<E: Env> Target<E> {
             meta: RefCell::new(meta),
             data: RefCell::new(data),
             locks: Locks::new(limits, (starts & 0xffff) as u16),
+            tokens: Tokens::new(
+                id,
+                callback_deadline_ns,
+                (starts & 0xffff) as u16,
+                env.now().0,
+                sessions.keys().chain(&cut_off).copied(),
+            ),
+            glimpses: Glimpses::default(),
+            landings: Landings::default(),
+            file_locks: FileLockDesk::new(),
             names: Gate::default(),
             spans: SpanGate::default(),
             slots: RefCell::new(slots),
             absent: RefCell::new(sessions.keys().copied().collect()),
+            waiting_absent: RefCell::default(),
+            returning: RefCell::new(sessions.keys().copied().collect()),
+            left_last: Cell::new(None),
+            cut_off: RefCell::new(cut_off),
             sessions: RefCell::new(sessions),
             opens: RefCell::new(opens),
+            opened_for: RefCell::default(),
+            opened_early: RefCell::default(),
             intents: RefCell::new(Intents::new(id, starts, intents)),
             destroying: RefCell::default(),
             freed: RefCell::default(),
             freed_bell,
             pool,
+            starts,
+            home: RefCell::new(home),
+            map: RefCell::new(map),
             zone_stats: RefCell::default(),
             counters,
             first: RefCell::default(),
@@ -167,10 +222,28 @@ impl<E: Env> Target<E> {
         Ok(target)
     }
 
-    /// Logs the new count of starts, and the first items of a new target. Stable when it returns, because numbers of
-    /// operations and locks build on it.
-    pub async fn begin(&self) -> Result<()> {
-        let lsn = self.append(self.first.take(), Order::Plain);
+    /// Logs the new count of starts, the server that it belongs to, and the first items of a new target. Stable when it
+    /// returns, because numbers of operations and locks build on it.
+    pub async fn begin(&self, home: HomeRecord) -> Result<()> {
+        let mut txn = self.first.take();
+        if self.home.borrow().as_ref() != Some(&home) {
+            txn.put(records::home_key(), records::encode(&home));
+            self.home.replace(Some(home));
+        }
+        let lsn = self.append(txn, Order::Plain);
+        self.zone.stable(lsn).await
+    }
+
+    /// Keeps a newer cluster map.
+    pub async fn put_map(&self, map: ClusterMap) -> Result<()> {
+        if self.map.borrow().as_ref() == Some(&map) {
+            return Ok(());
+        }
+        self.zone.reserve(0).await?;
+        let mut txn = Txn::default();
+        txn.put(records::map_key(), records::encode(&map));
+        self.map.replace(Some(map));
+        let lsn = self.append(txn, Order::Plain);
         self.zone.stable(lsn).await
     }
 
@@ -198,6 +271,62 @@ impl<E: Env> Target<E> {
     /// Whether the session is alive here.
     pub fn has_session(&self, session: SessionId) -> bool {
         self.sessions.borrow().contains_key(&session)
+    }
+
+    /// Notes in `txn` that a session is cut off, as long as its tokens may be used: a restart has to wait for them too.
+    pub fn note_cut_off(&self, session: SessionId, txn: &mut Txn) {
+        txn.put(records::cut_off_key(session), Vec::new());
+        self.cut_off.borrow_mut().insert(session);
+    }
+
+    /// Forgets, when their tokens have ended, that sessions were cut off.
+    pub fn forget_cut_off<T: Env>(self: &Rc<Self>, env: &T, sessions: Vec<SessionId>) {
+        if sessions.is_empty() {
+            return;
+        }
+        let (weak, sleep) = (Rc::downgrade(self), env.sleep(TOKEN_LIFE + TOKEN_MARGIN));
+        env.spawn(async move {
+            sleep.await;
+            let Some(target) = weak.upgrade() else { return };
+            let mut txn = Txn::default();
+            for session in sessions {
+                target.cut_off.borrow_mut().remove(&session);
+                txn.delete(records::cut_off_key(session));
+            }
+            target.append(txn, Order::Plain);
+        });
+    }
+
+    /// Waits until every session of an earlier run has said what it holds, or has ended.
+    pub async fn recovered(&self) {
+        while !self.absent.borrow().is_empty() {
+            let (sender, receiver) = oneshot::channel();
+            self.waiting_absent.borrow_mut().push(sender);
+            let _ = receiver.await;
+        }
+    }
+
+    /// Whether a session other than this has the file open for writing, or may have: not all have come back yet.
+    pub fn written_elsewhere(&self, session: SessionId, ino: Ino) -> bool {
+        !self.absent.borrow().is_empty() || self.opens.borrow().has_other_writer(session, ino)
+    }
+
+    /// A token for attributes that a reply shows, in the step that reads them. A spread file's are gathered over targets and
+    /// have none.
+    pub fn grant_attributes(&self, now_ns: u64, session: SessionId, view: &InodeView) -> Option<TokenGrant> {
+        if !self.tokens.on() || view.spread || !self.has_session(session) {
+            return None;
+        }
+        let ino = view.attr.ino;
+        self.tokens.grant(now_ns, session, TokenKey::Attributes(ino), self.written_elsewhere(session, ino))
+    }
+
+    /// A token for a name that a reply shows, present or absent, in the step that reads it.
+    pub fn grant_name(&self, now_ns: u64, session: SessionId, dir: Ino, name: &Name) -> Option<TokenGrant> {
+        if !self.tokens.on() || !self.has_session(session) {
+            return None;
+        }
+        self.tokens.grant(now_ns, session, TokenKey::Name(dir, name.token_hash()), false)
     }
 
     /// Byte address on the disk of a data block.

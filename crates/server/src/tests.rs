@@ -2,7 +2,10 @@
 //!
 //! `Place` is a simulated world: a node with the server, a node with a client. Requests find their target by themselves.
 
+mod cluster;
+mod company;
 mod data;
+mod file_locks;
 mod sessions;
 mod stories;
 mod sweep;
@@ -10,11 +13,14 @@ mod sweep;
 use crate::{Server, ServerConfig};
 use amphi_env::{Buf, Env, Sim, SimEnv, sim::SimConfig};
 use amphi_transport::{Link, LinkConfig, LinkEvents, Recovery, Timeouts};
-use amphi_types::{Cred, Errno, Ino, Kind, Name, Result, SessionId, TargetId};
-use amphi_wire::{Access, Call, HeldLock, InodeView, Lane, Make, Push, RenameMode, Reply, Request, Role};
-use std::cell::RefCell;
+use amphi_types::{Cred, Errno, Ino, Kind, Name, ObjectId, Result, SessionId, TargetId, Timespec, TokenKey};
+use amphi_wire::{
+    Access, Answer, Call, FileLockSpec, HeldLock, InodeView, Lane, Make, Push, RenameMode, Reply, Request, Role, Tokens,
+};
+use futures_channel::oneshot;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 const ADDR: &str = "tcp:127.0.0.1:7000";
@@ -34,25 +40,98 @@ fn name(text: &str) -> Name {
     Name::new(text).expect("a valid name")
 }
 
-/// What a client says again after a restart.
+/// What a client says again after a restart, and what it does about pushes: it answers all of them at once unless it is deaf.
 #[derive(Default)]
 struct Held {
     opens: RefCell<Vec<(Ino, Access)>>,
     locks: RefCell<Vec<HeldLock>>,
+    file_locks: RefCell<Vec<FileLockSpec>>,
     pushes: RefCell<Vec<Push>>,
-    restarts: std::cell::Cell<u32>,
+    restarts: Cell<u32>,
+    /// Targets of the server; none: all.
+    targets: Option<Vec<TargetId>>,
+    deaf: Cell<bool>,
+    /// What it knows of objects that it has not written back.
+    unwritten: RefCell<BTreeMap<ObjectId, (u64, Timespec)>>,
+    /// Where it answers.
+    link: RefCell<Weak<Link<SimEnv>>>,
+    env: RefCell<Option<SimEnv>>,
+    watchers: RefCell<Vec<oneshot::Sender<()>>>,
+}
+
+impl Held {
+    /// Waits for a push that `wanted` recognises, also one that came before, and takes it out.
+    async fn pushed<T>(&self, wanted: impl Fn(&Push) -> Option<T>) -> T {
+        loop {
+            let found = {
+                let mut pushes = self.pushes.borrow_mut();
+                let found = pushes.iter().enumerate().find_map(|(i, p)| wanted(p).map(|t| (i, t)));
+                found.map(|(i, t)| {
+                    pushes.remove(i);
+                    t
+                })
+            };
+            if let Some(found) = found {
+                return found;
+            }
+            let (sender, receiver) = oneshot::channel();
+            self.watchers.borrow_mut().push(sender);
+            let _ = receiver.await;
+        }
+    }
+
+    /// Waits for a revocation; returns its target, id and keys.
+    async fn revoked(&self) -> (TargetId, u64, Vec<TokenKey>) {
+        self.pushed(|p| match p {
+            Push::Revoke { target, id, keys, .. } => Some((*target, *id, keys.clone())),
+            _ => None,
+        })
+        .await
+    }
+
+    /// What a push is answered with.
+    fn answer(&self, push: &Push, pool: u16) -> Call {
+        let (target, op) = match push {
+            Push::Callback { object, lock } => {
+                (object_target(*object, pool), Request::LockCancel { locks: vec![*lock] })
+            }
+            Push::Glimpse { id, object } => {
+                let (size, mtime) = self.unwritten.borrow().get(object).copied().unwrap_or_default();
+                (object_target(*object, pool), Request::GlimpseReply { id: *id, size, mtime })
+            }
+            Push::Revoke { target, id, .. } => (*target, Request::Revoked { ids: vec![*id] }),
+            Push::Company { change, .. } => (TargetId(0), Request::CompanyKnown { change: *change }),
+            Push::Map { .. } | Push::FileLockNews { .. } => (TargetId(0), Request::Map),
+        };
+        Call { target, cred: Cred::root(), op }
+    }
+}
+
+fn object_target(object: ObjectId, pool: u16) -> TargetId {
+    TargetId(((u32::from(object.ino.target().0) + object.stripe) % u32::from(pool)) as u16)
 }
 
 impl LinkEvents<SimEnv> for Held {
     fn push(&self, push: Push) {
+        if let (false, Some(env), Some(link)) = (self.deaf.get(), &*self.env.borrow(), self.link.borrow().upgrade()) {
+            let call = self.answer(&push, link.welcome().pool);
+            env.spawn(async move { drop(link.call(Lane::Urgent, call, None, 0).await) });
+        }
         self.pushes.borrow_mut().push(push);
+        for watcher in self.watchers.take() {
+            let _ = watcher.send(());
+        }
     }
 
     async fn restarted(&self, recovery: Recovery<SimEnv>) -> Result<()> {
         self.restarts.set(self.restarts.get() + 1);
-        for target in 0..recovery.welcome().pool {
-            let target = TargetId(target);
+        let all = || (0..recovery.welcome().pool).map(TargetId).collect();
+        for target in self.targets.clone().unwrap_or_else(all) {
             let opens = self.opens.borrow().iter().filter(|(ino, _)| ino.target() == target).copied().collect();
+            let held = self.file_locks.borrow().iter().filter(|l| l.ino.target() == target).copied().collect();
+            let op = Request::RepresentFileLocks { locks: held };
+            let answer = recovery.call(Call { target, cred: Cred::root(), op }).await?.result?;
+            assert_eq!(answer, Reply::FileLocksLost(vec![]));
             let here = |l: &&HeldLock| l.object.ino.target() == target;
             let locks = self.locks.borrow().iter().filter(here).copied().collect();
             let op = Request::Represent { opens, locks };
@@ -90,6 +169,10 @@ impl Place {
     }
 
     async fn client_named(&self, session: u64, name: &str, role: Role) -> std::io::Result<Client> {
+        self.client_on("client", session, name, role).await
+    }
+
+    async fn client_on(&self, node: &str, session: u64, name: &str, role: Role) -> std::io::Result<Client> {
         let config = LinkConfig {
             addrs: vec![ADDR.into()],
             session: SessionId(session),
@@ -99,7 +182,10 @@ impl Place {
             timeouts: Timeouts::default(),
         };
         let held = Rc::<Held>::default();
-        let link = Link::connect(self.sim.node("client"), config, held.clone()).await?;
+        let env = self.sim.node(node);
+        *held.env.borrow_mut() = Some(env.clone());
+        let link = Link::connect(env, config, held.clone()).await?;
+        *held.link.borrow_mut() = Rc::downgrade(&link);
         Ok(Client { link, held, cred: RefCell::new(Cred::root()) })
     }
 }
@@ -125,31 +211,51 @@ fn target_of(op: &Request, pool: u16) -> TargetId {
         | Request::SetXattr { ino, .. }
         | Request::RemoveXattr { ino, .. }
         | Request::SetLayout { ino, .. }
+        | Request::FileLockUnlock { ino, .. }
         | Request::Spread { ino } => ino.target(),
+        Request::FileLockSet { lock, .. }
+        | Request::FileLockCancel { lock, .. }
+        | Request::FileLockTest { lock, .. } => lock.ino.target(),
         Request::Read { object, .. }
         | Request::Write { object, .. }
         | Request::Punch { object, .. }
         | Request::Allocate { object, .. }
         | Request::Seek { object, .. }
-        | Request::LockEnqueue { object, .. } => {
-            TargetId(((u32::from(object.ino.target().0) + object.stripe) % u32::from(pool)) as u16)
-        }
+        | Request::LockEnqueue { object, .. } => object_target(*object, pool),
         _ => TargetId(0),
     }
 }
 
 impl Client {
     async fn ask(&self, op: Request, payload: Option<Buf>) -> (Result<Reply>, Option<Buf>) {
+        match self.answer(op, payload).await {
+            Ok((answer, payload)) => (answer.result, payload),
+            Err(e) => (Err(e), None),
+        }
+    }
+
+    /// The answer to a request with its tokens.
+    async fn told(&self, op: Request) -> (Result<Reply>, Tokens) {
+        match self.answer(op, None).await {
+            Ok((answer, _)) => (answer.result, answer.tokens.map_or(Tokens::default(), |t| *t)),
+            Err(e) => (Err(e), Tokens::default()),
+        }
+    }
+
+    async fn answer(&self, op: Request, payload: Option<Buf>) -> Result<(Answer, Option<Buf>)> {
         let pool = self.link.welcome().pool;
         let pad = match &op {
             Request::Read { range, .. } => (range.start % 4096) as usize,
             _ => 0,
         };
         let call = Call { target: target_of(&op, pool), cred: self.cred.borrow().clone(), op };
-        match self.link.call(Lane::Normal, call, payload, pad).await {
-            Ok((answer, payload)) => (answer.result, payload),
-            Err(e) => (Err(e.errno()), None),
-        }
+        self.link.call(Lane::Normal, call, payload, pad).await.map_err(|e| e.errno())
+    }
+
+    /// Answers a push that came while it was deaf.
+    async fn reply(&self, push: &Push) {
+        let call = self.held.answer(push, self.link.welcome().pool);
+        self.link.call(Lane::Urgent, call, None, 0).await.unwrap().0.result.unwrap();
     }
 
     async fn call(&self, op: Request) -> Result<Reply> {

@@ -86,7 +86,7 @@ impl Tunable {
 pub struct Tunables {
     /// How long a session that has gone is kept, ms.
     pub session_grace_ms: Tunable,
-    /// How long a client may use attributes without asking, ms.
+    /// How long the kernel of a mount that is alone may use attributes without asking, ms.
     pub token_ms: Tunable,
     /// How often an operation over several targets is planned again after a conflict.
     pub plan_tries: Tunable,
@@ -134,10 +134,10 @@ impl Tunables {
             token_ms: Tunable::new(
                 "server.token_ms",
                 Milliseconds,
-                // PeakFS' life of cached entries is 30 s; the one mount that is let in cannot be surprised.
-                30_000,
+                // A second mount waits for it once; the calls that it saves the kernel are few beyond.
+                1_000,
                 (0, 60_000),
-                "how long a new session may use attributes without asking",
+                "how long the kernel of a new session may use names and attributes without asking while it is the only mount",
             ),
             plan_tries: Tunable::new(
                 "server.plan_tries",
@@ -198,6 +198,11 @@ impl Tunables {
         }
     }
 
+    /// How long a client may leave a callback or a question unanswered, ns.
+    pub fn callback_deadline_ns(&self) -> u64 {
+        self.callback_deadline_ms.get() * 1_000_000
+    }
+
     fn all(&self) -> [&Tunable; 10] {
         [
             &self.session_grace_ms,
@@ -221,7 +226,8 @@ impl Tunables {
             hold_ns: self.contended_hold_ms.get() * 1_000_000,
             ..ContentionLimits::default()
         };
-        target.locks.tune(self.callback_deadline_ms.get() * 1_000_000, contention);
+        target.locks.tune(self.callback_deadline_ns(), contention);
+        target.tokens.tune(self.callback_deadline_ns());
         target.zone.tune(self.sync_interval_ms.duration(), self.checkpoint_bytes.get());
         worker.env.set_spin(self.worker_spin_us.duration());
     }

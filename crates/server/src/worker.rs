@@ -12,8 +12,11 @@ use crate::counters::{Counters, add};
 use crate::error::ServerError;
 use crate::front::Front;
 use crate::message::{Message, Question, Told};
+use crate::peers::Cluster;
+use crate::routes::SharedRoutes;
 use crate::target::Target;
 use crate::tunables::SharedTunables;
+use crate::turns::{Turn, Turns};
 use amphi_env::{Buf, Env};
 use amphi_sched::{Lane, MeshRx, MeshTx, SendError};
 use amphi_types::{Errno, Result, SessionId, TargetId};
@@ -29,6 +32,10 @@ use std::time::Duration;
 pub const RING_MESSAGES: usize = 1024;
 /// How long a message that found its ring full waits before it is tried again.
 const RETRY_FULL: Duration = Duration::from_micros(50);
+/// Operations over several servers that a server coordinates at the same time: each waits in one slot of a link at most.
+const OPERATIONS_MAX: usize = 256;
+/// Pause before another server that could not be reached is asked again.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 type Called = (Answer, Option<Buf>);
 
@@ -46,14 +53,18 @@ pub struct Worker<E: Env> {
     pub index: u16,
     /// Number of workers.
     pub workers: u16,
-    /// Number of targets of the cluster.
-    pub pool: u16,
+    /// Which targets are where.
+    pub routes: SharedRoutes,
     targets: RefCell<BTreeMap<TargetId, Rc<Target<E>>>>,
     /// Why not all targets could be opened.
     failure: Option<ServerError>,
     front: RefCell<Weak<Front<E>>>,
+    /// At worker 0: the other servers.
+    cluster: RefCell<Weak<Cluster<E>>>,
     mesh: MeshTx<Message>,
     full: RefCell<VecDeque<(usize, Lane, Message)>>,
+    turns: Turns,
+    stopped: Cell<bool>,
     next_token: Cell<u64>,
     calls: RefCell<BTreeMap<u64, oneshot::Sender<Called>>>,
     asks: RefCell<BTreeMap<u64, oneshot::Sender<Result<Told>>>>,
@@ -68,10 +79,11 @@ impl<E: Env> Worker<E> {
         tunables: SharedTunables,
         counters: Rc<Counters>,
         mesh: MeshTx<Message>,
-        pool: u16,
+        routes: SharedRoutes,
         targets: BTreeMap<TargetId, Rc<Target<E>>>,
         failure: Option<ServerError>,
     ) -> Rc<Worker<E>> {
+        let turns = Turns::new(OPERATIONS_MAX / mesh.workers().max(1));
         Rc::new(Worker {
             env,
             config,
@@ -79,12 +91,15 @@ impl<E: Env> Worker<E> {
             counters,
             index: mesh.id() as u16,
             workers: mesh.workers() as u16,
-            pool,
+            routes,
             targets: RefCell::new(targets),
             failure,
             front: RefCell::new(Weak::new()),
+            cluster: RefCell::new(Weak::new()),
             mesh,
             full: RefCell::default(),
+            turns,
+            stopped: Cell::new(false),
             next_token: Cell::new(0),
             calls: RefCell::default(),
             asks: RefCell::default(),
@@ -94,6 +109,21 @@ impl<E: Env> Worker<E> {
     /// Tells the worker who has the connections.
     pub fn set_front(&self, front: &Rc<Front<E>>) {
         *self.front.borrow_mut() = Rc::downgrade(front);
+    }
+
+    /// Tells worker 0 of the other servers.
+    pub fn set_cluster(&self, cluster: &Rc<Cluster<E>>) {
+        *self.cluster.borrow_mut() = Rc::downgrade(cluster);
+    }
+
+    /// The other servers, at worker 0.
+    pub fn cluster(&self) -> Option<Rc<Cluster<E>>> {
+        self.cluster.borrow().upgrade()
+    }
+
+    /// Number of targets of the cluster.
+    pub fn pool(&self) -> u16 {
+        self.routes.pool()
     }
 
     /// The first target of this worker.
@@ -114,10 +144,6 @@ impl<E: Env> Worker<E> {
     /// Monotonic time in ns.
     pub fn now_ns(&self) -> u64 {
         self.env.now().0
-    }
-
-    fn owner(&self, target: TargetId) -> usize {
-        usize::from(target.0 % self.workers)
     }
 
     fn token(&self) -> u64 {
@@ -197,9 +223,17 @@ impl<E: Env> Worker<E> {
                 }
                 Message::Push { session, push } => self.push(session, push),
                 Message::Overdue { session } => self.overdue(session),
-                Message::Stop => return,
+                Message::Stop => {
+                    self.stopped.set(true);
+                    return;
+                }
             }
         }
+    }
+
+    /// Nobody waits any more for servers that cannot be reached.
+    pub fn give_up_waiting(&self) {
+        self.stopped.set(true);
     }
 
     /// Ends the `run` of every worker.
@@ -218,10 +252,9 @@ impl<E: Env> Worker<E> {
         payload: Option<Buf>,
         until_ns: Option<u64>,
     ) -> Called {
-        if call.target.0 >= self.pool {
-            return (Answer { result: Err(Errno::Inval), contended: false }, None);
-        }
-        let to = self.owner(call.target);
+        let Some(to) = self.routes.owner(call.target) else {
+            return (Answer::of(Err(Errno::Inval)), None);
+        };
         if to == usize::from(self.index) {
             return self.call_here(session, id, call, payload, until_ns).await;
         }
@@ -231,7 +264,7 @@ impl<E: Env> Worker<E> {
         self.calls.borrow_mut().insert(token, sender);
         let lane = lane_of(&call.op);
         self.send(to, lane, Message::Call { token, session, id, call: Box::new(call), payload, until_ns });
-        receiver.await.unwrap_or((Answer { result: Err(Errno::Io), contended: false }, None))
+        receiver.await.unwrap_or((Answer::of(Err(Errno::Io)), None))
     }
 
     async fn call_here(
@@ -245,16 +278,14 @@ impl<E: Env> Worker<E> {
         self.counters.request(&call.op);
         match self.target(call.target) {
             Some(target) => crate::ops::execute(self, &target, session, id, call, payload, until_ns).await,
-            None => (Answer { result: Err(Errno::Inval), contended: false }, None),
+            None => (Answer::of(Err(Errno::Inval)), None),
         }
     }
 
-    /// Asks a target, wherever it is.
+    /// Asks a target, wherever it is: the one way between targets. One of another server is asked by worker 0; `Io` if that
+    /// server cannot be reached for long.
     pub async fn ask(self: &Rc<Self>, target: TargetId, question: Question) -> Result<Told> {
-        if target.0 >= self.pool {
-            return Err(Errno::Stale);
-        }
-        let to = self.owner(target);
+        let to = self.routes.owner(target).unwrap_or(0);
         if to == usize::from(self.index) {
             return self.ask_here(target, question).await;
         }
@@ -263,6 +294,55 @@ impl<E: Env> Worker<E> {
         self.asks.borrow_mut().insert(token, sender);
         self.send(to, Lane::Urgent, Message::Ask { token, target, question: Box::new(question) });
         receiver.await.unwrap_or(Err(Errno::Io))
+    }
+
+    /// Asks a target and expects `Done`. While another server cannot be reached it is asked again and again: for what is decided.
+    pub async fn insist(self: &Rc<Self>, target: TargetId, question: Question) -> Result<()> {
+        match self.insist_ask(target, question).await? {
+            Told::Done => Ok(()),
+            _ => Err(Errno::Proto),
+        }
+    }
+
+    /// As `insist`, for other answers.
+    pub async fn insist_ask(self: &Rc<Self>, target: TargetId, question: Question) -> Result<Told> {
+        if self.routes.is_local(target) {
+            return self.ask(target, question).await;
+        }
+        loop {
+            match self.ask(target, question.clone()).await {
+                // An error of the other server's disk looks the same, and does not go away either.
+                Err(Errno::Io | Errno::NotConnected | Errno::Again) if !self.stopped.get() => {
+                    self.env.sleep(ASK_AGAIN).await;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Tells a target once, without anybody waiting for it.
+    pub fn tell_later(self: &Rc<Self>, target: TargetId, question: Question) {
+        let worker = self.clone();
+        self.env.spawn(async move {
+            let _ = worker.ask(target, question).await;
+        });
+    }
+
+    /// Gives the lock on moving directories back to another server's target 0, however long that takes.
+    pub fn unlock_moves(self: &Rc<Self>, number: u64) {
+        let worker = self.clone();
+        self.env.spawn(async move {
+            let _ = worker.insist(TargetId(0), Question::MoveUnlock(number)).await;
+        });
+    }
+
+    /// Waits for the turn of an operation over `targets`, if some are of other servers: what such operations wait for there
+    /// takes credits, and must leave some to what ends the wait.
+    pub async fn turn_for(&self, mut targets: impl Iterator<Item = TargetId>) -> Option<Turn> {
+        match targets.any(|t| !self.routes.is_local(t)) {
+            true => Some(self.turns.take().await),
+            false => None,
+        }
     }
 
     /// Asks a target and expects `Done`.
@@ -280,8 +360,16 @@ impl<E: Env> Worker<E> {
             if let (Question::Hail, Some(failure)) = (&question, &worker.failure) {
                 return Ok(Told::Hail(Box::new(Err(failure.clone()))));
             }
-            let Some(target) = worker.target(target) else { return Err(Errno::Stale) };
-            crate::questions::answer(&worker, &target, question).await
+            if let Some(target) = worker.target(target) {
+                return crate::questions::answer(&worker, &target, question).await;
+            }
+            if worker.routes.is_local(target) {
+                return Err(Errno::Stale);
+            }
+            match worker.cluster() {
+                Some(cluster) => cluster.ask(target, question).await,
+                None => Err(Errno::Stale),
+            }
         })
     }
 
@@ -311,6 +399,29 @@ impl<E: Env> Worker<E> {
         });
     }
 
+    /// Sends the revocations that a target's token space asked for, and has its deadlines watched.
+    pub fn send_revocations(self: &Rc<Self>, target: &Target<E>) {
+        for (session, push) in target.tokens.take_outbox() {
+            add(&self.counters.revocations, 1);
+            self.push(session, push);
+        }
+        if !target.tokens.start_watch() {
+            return;
+        }
+        let (worker, tokens, env) = (self.clone(), target.tokens.clone(), self.env.clone());
+        self.env.spawn(async move {
+            loop {
+                let (late, next) = tokens.watch(worker.now_ns());
+                for session in late {
+                    worker.overdue(session);
+                }
+                let Some((at, woken)) = next else { return };
+                let sleep = env.sleep(Duration::from_nanos(at.saturating_sub(worker.now_ns()) + 1));
+                futures_util::future::select(woken, std::pin::pin!(sleep)).await;
+            }
+        });
+    }
+
     /// Sends a message to a session's client.
     pub fn push(self: &Rc<Self>, session: SessionId, push: Push) {
         if self.index != 0 {
@@ -327,14 +438,14 @@ impl<E: Env> Worker<E> {
             return self.send(0, Lane::Urgent, Message::Overdue { session });
         }
         if let Some(front) = self.front.borrow().upgrade() {
-            front.evict(session, "it did not give back a lock in time");
+            front.evict(session, "it did not answer a callback in time");
         }
     }
 }
 
 fn lane_of(op: &Request) -> Lane {
     match op {
-        Request::LockCancel { .. } | Request::GlimpseReply { .. } => Lane::Urgent,
+        Request::LockCancel { .. } | Request::GlimpseReply { .. } | Request::Revoked { .. } => Lane::Urgent,
         Request::Write { server_lock: false, .. } => Lane::Urgent,
         _ => Lane::Normal,
     }

@@ -1,10 +1,10 @@
-//! `Cluster`: one server and one mount on simulated nodes, started, crashed and started again at will.
+//! `Cluster`: one server and its mounts on simulated nodes, started, crashed and started again at will.
 //!
-//! Owns: the nodes, what the server and the mount are configured with, waiting for them. Does not own: when faults
+//! Owns: the nodes, what the server and the mounts are configured with, waiting for them. Does not own: when faults
 //! happen (`run`), what programs do.
 //!
-//! Two shapes: server and mount on nodes of their own with a network between, or both in one process as `amphi up`
-//! runs them. The mount's node has no files; the server's keeps its zones over every crash.
+//! Two shapes: server and mounts on nodes of their own with a network between, or the server and the first mount in one
+//! process as `amphi up` runs them. A mount's node has no files; the server's keeps its zones over every crash.
 
 use crate::dice::Dice;
 use crate::plant::{self, Plant};
@@ -24,8 +24,10 @@ use std::time::Duration;
 
 /// Node of the server.
 pub const SERVER: &str = "server";
-/// Node of the mount, unless it shares the server's.
+/// Node of the first mount, unless it shares the server's.
 pub const MOUNT: &str = "mount";
+/// Nodes of the mounts.
+pub const MOUNTS: [&str; 4] = [MOUNT, "mount1", "mount2", "mount3"];
 const ADDR: &str = "tcp:server:7000";
 /// Secret of the cluster: a listener on TCP needs one.
 const KEY: &[u8] = b"the secret of the simulated cluster";
@@ -34,6 +36,8 @@ const DIR: &str = "/data";
 const PATIENCE: Duration = Duration::from_secs(300);
 /// How long the server keeps the session of a mount that it does not hear of.
 pub const GRACE: Duration = Duration::from_secs(30);
+/// How long a mount may take to give back what another one waits for.
+pub const CALLBACK_DEADLINE: Duration = Duration::from_secs(10);
 /// How often the controller looks whether something has happened.
 const LOOK: Duration = Duration::from_micros(500);
 
@@ -56,8 +60,10 @@ impl Clock for SimClock {
 /// How a cluster is built.
 #[derive(Clone, Debug)]
 pub struct Shape {
-    /// Server and mount in one process.
+    /// Server and first mount in one process.
     pub embedded: bool,
+    /// Mounts, at most as many as `MOUNTS`.
+    pub mounts: usize,
     /// Targets.
     pub targets: u16,
     /// Workers.
@@ -101,6 +107,7 @@ impl Shape {
         };
         Shape {
             embedded: dice.one_in(4),
+            mounts: [1, 2, 2, 3][Dice::new(seed, 7).below(4) as usize],
             targets: dice.within(1..5) as u16,
             workers: dice.within(1..4) as u16,
             zone_bytes: 64 << 20,
@@ -152,7 +159,9 @@ impl Cluster {
         let env = sim.node("controller");
         TIME.with(|t| *t.borrow_mut() = Some(env.clone()));
         sim.node(SERVER);
-        sim.node(MOUNT);
+        for node in &MOUNTS[..shape.mounts] {
+            sim.node(node);
+        }
         Cluster {
             sim,
             shape,
@@ -164,9 +173,9 @@ impl Cluster {
         }
     }
 
-    /// Name of the node on which the mount runs.
-    pub fn mount_node(&self) -> &'static str {
-        if self.shape.embedded { SERVER } else { MOUNT }
+    /// Name of the node on which a mount runs.
+    pub fn mount_node(&self, which: usize) -> &'static str {
+        if self.shape.embedded && which == 0 { SERVER } else { MOUNTS[which] }
     }
 
     fn server_config(&self) -> ServerConfig {
@@ -178,9 +187,9 @@ impl Cluster {
         config.log_bytes = 1 << 20;
         let forgets = plant::active() == Some(Plant::ForgottenSessions);
         config.session_grace = if forgets { Duration::ZERO } else { GRACE };
-        config.callback_deadline = Duration::from_secs(10);
+        config.callback_deadline = CALLBACK_DEADLINE;
         config.holder_gone = Arc::new(move |name| gone.lock().is_ok_and(|g| g.contains(name)));
-        if !self.shape.embedded {
+        if !self.shape.embedded || self.shape.mounts > 1 {
             config.listen = vec![ADDR.into()];
             config.key = Some(KEY.to_vec());
         }
@@ -256,13 +265,20 @@ impl Cluster {
         self.sim.crash(SERVER, kind);
     }
 
-    /// Mounts. A server that still waits for an earlier mount is asked until it lets this one in.
+    /// The first mount. A server that still waits for an earlier one is asked until it lets this one in.
     ///
     /// Errors: the line with which the mount ended.
     pub async fn mount(&self) -> Result<Mount, String> {
+        self.mount_at(0).await
+    }
+
+    /// As `mount`, on the node of mount `which`.
+    ///
+    /// Errors: the line with which the mount ended.
+    pub async fn mount_at(&self, which: usize) -> Result<Mount, String> {
         let end = self.env.now() + PATIENCE;
         loop {
-            let mount = self.try_mount();
+            let mount = self.try_mount(which);
             let probe = mount.client.getattr(&amphi_client::Ctx::root(), amphi_types::Ino::ROOT);
             let answered = Rc::new(RefCell::new(None));
             let told = answered.clone();
@@ -288,8 +304,8 @@ impl Cluster {
         }
     }
 
-    fn try_mount(&self) -> Mount {
-        let env = self.sim.node(self.mount_node());
+    fn try_mount(&self, which: usize) -> Mount {
+        let env = self.sim.node(self.mount_node(which));
         self.mounts.set(self.mounts.get() + 1);
         let name = format!("sim:{}", self.mounts.get());
         let mut config = ClientConfig::new(Arc::new(SimClock));
@@ -311,7 +327,7 @@ impl Cluster {
         let ended = Rc::new(RefCell::new(None));
         let (told, own) = (ended.clone(), env.clone());
         let dialer = self.server.borrow().dialer.borrow().clone();
-        let embedded = self.shape.embedded;
+        let embedded = self.shape.embedded && which == 0;
         env.spawn(async move {
             let result = match (embedded, dialer) {
                 (false, _) => half.run(own, link, Way::Addresses).await,

@@ -27,6 +27,9 @@ struct Args {
     /// Calls of each program in each episode, at most.
     #[arg(long)]
     calls: Option<u64>,
+    /// Number of mounts, 1 to 4; without it the seed decides.
+    #[arg(long)]
+    mounts: Option<usize>,
     /// Prints every call as it happens.
     #[arg(long)]
     talk: bool,
@@ -63,7 +66,7 @@ fn main() -> ExitCode {
     let (mut failed, mut calls, mut crashes, mut done) = (Vec::new(), 0, 0, 0);
     for seed in seeds {
         let mut plan = Plan::of_seed(seed);
-        (plan.faults, plan.talk) = (faults, args.talk);
+        (plan.faults, plan.talk, plan.mounts) = (faults, args.talk, args.mounts);
         plan.calls = args.calls.unwrap_or(plan.calls);
         done += 1;
         match run_plan(&plan) {

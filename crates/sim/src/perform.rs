@@ -6,7 +6,7 @@
 use crate::dice::bytes_of;
 use crate::op::{Handle, Name, Op, Outcome, Seen};
 use crate::plant;
-use amphi_client::{Client, Ctx, Hints, OpenFile};
+use amphi_client::{Client, Ctx, Hints, OpenFile, OpenFlags};
 use amphi_env::Buf;
 use amphi_types::{Attr, Errno, Ino, Kind, Result, SetAttr, TimeSet};
 use std::collections::BTreeMap;
@@ -17,8 +17,8 @@ const LAYOUT: &[u8] = b"user.amphi.layout";
 /// Extended attributes that the file system makes up; the reference does not know them.
 const VIRTUAL: &[u8] = b"user.amphi.";
 
-/// Open files of a program.
-pub type Files = BTreeMap<Handle, Arc<OpenFile>>;
+/// Open files of a program, each with the number of the mount on which it was opened.
+pub type Files = BTreeMap<Handle, (usize, Arc<OpenFile>)>;
 
 /// What of the attributes the reference knows.
 pub fn seen(attr: &Attr) -> Seen {
@@ -125,11 +125,31 @@ pub async fn read(
 }
 
 fn file(files: &Files, handle: Handle) -> Result<&Arc<OpenFile>> {
-    files.get(&handle).ok_or(Errno::BadFd)
+    files.get(&handle).map(|(_, file)| file).ok_or(Errno::BadFd)
 }
 
-/// Makes the call and waits for its outcome.
-pub async fn perform(client: &Client, ctx: &Ctx, files: &mut Files, op: &Op) -> Result<Outcome> {
+/// The open file by which a call goes; that decides the mount.
+fn handle_of(op: &Op) -> Option<Handle> {
+    match op {
+        Op::Truncate { handle, .. } => *handle,
+        Op::Close { handle }
+        | Op::Read { handle, .. }
+        | Op::Write { handle, .. }
+        | Op::Fsync { handle, .. }
+        | Op::Fallocate { handle, .. }
+        | Op::Copy { to: handle, .. } => Some(*handle),
+        _ => None,
+    }
+}
+
+/// The mount on which a call is made: that of its open file, or else `which`.
+pub fn mount_of(files: &Files, op: &Op, which: usize) -> usize {
+    handle_of(op).and_then(|h| files.get(&h)).map_or(which, |(mount, _)| *mount)
+}
+
+/// Makes the call on mount `which`, that of its open file if it has one, and waits for its outcome.
+pub async fn perform(mounts: &[Client], which: usize, ctx: &Ctx, files: &mut Files, op: &Op) -> Result<Outcome> {
+    let client = &mounts[which];
     let attr = |a: Attr| Outcome::Attr(seen(&a));
     Ok(match op {
         Op::Lookup { dir, name } => attr(client.lookup(ctx, *dir, name).await?),
@@ -186,21 +206,21 @@ pub async fn perform(client: &Client, ctx: &Ctx, files: &mut Files, op: &Op) -> 
         }
         Op::Create { dir, name, perm, flags, handle } => {
             let made = client.create(ctx, *dir, name, *perm, *flags).await?;
-            files.insert(*handle, made.file);
+            files.insert(*handle, (which, made.file));
             Outcome::Opened(seen(&made.attr), made.created)
         }
         Op::Tmpfile { dir, perm, flags, handle } => {
             let made = client.tmpfile(ctx, *dir, *perm, *flags).await?;
-            files.insert(*handle, made.file);
+            files.insert(*handle, (which, made.file));
             Outcome::Opened(seen(&made.attr), made.created)
         }
         Op::Open { ino, flags, handle } => {
             let open = client.open(ctx, *ino, *flags).await?;
-            files.insert(*handle, open);
+            files.insert(*handle, (which, open));
             Outcome::Done
         }
         Op::Close { handle } => {
-            let open = files.remove(handle).ok_or(Errno::BadFd)?;
+            let (_, open) = files.remove(handle).ok_or(Errno::BadFd)?;
             let flushed = client.flush(ctx, &open).await;
             client.release(open);
             flushed?;
@@ -230,8 +250,23 @@ pub async fn perform(client: &Client, ctx: &Ctx, files: &mut Files, op: &Op) -> 
             Outcome::Done
         }
         Op::Copy { from, from_offset, to, to_offset, len } => {
-            let (from, to) = (file(files, *from)?, file(files, *to)?);
-            let n = client.copy_file_range(ctx, (from, *from_offset), (to, *to_offset), *len).await?;
+            let (source, to) = (files.get(from).ok_or(Errno::BadFd)?, file(files, *to)?);
+            // A copy is within one mount: the source is opened there too, or, if no name leads to it, read and written.
+            let from = match source {
+                (mount, from) if *mount == which => from.clone(),
+                (mount, from) => {
+                    let flags = OpenFlags { write: false, ..from.flags() };
+                    match client.open(&Ctx::root(), from.ino(), flags).await {
+                        Err(Errno::Stale) if from.ino() != to.ino() && from.flags().read && to.flags().write => {
+                            let bytes = read(&mounts[*mount], ctx, from, *from_offset, *len, false).await?;
+                            let n = write(client, ctx, to, *to_offset, &bytes, false).await?;
+                            return Ok(Outcome::Count(n));
+                        }
+                        opened => opened?,
+                    }
+                }
+            };
+            let n = client.copy_file_range(ctx, (&from, *from_offset), (to, *to_offset), *len).await?;
             Outcome::Count(n as u64)
         }
         Op::StatFs => {

@@ -6,10 +6,11 @@
 //! A program is data outside the mount's node and a task on it: when the node crashes the task ends at its await
 //! point, and the data says which call was under way.
 
+use crate::dice::Dice;
 use crate::generate::Generator;
 use crate::observe::{Found, Tree, attr_difference, bytes_difference};
 use crate::op::{Op, Outcome};
-use crate::perform::{Files, perform};
+use crate::perform::{Files, mount_of, perform};
 use crate::reference::{Effect, Reference, Window};
 use crate::survive::{Level, Survival};
 use amphi_client::{Client, Ctx};
@@ -23,8 +24,9 @@ use std::time::Duration;
 /// Lines of history that are kept for a report.
 pub const HISTORY_LINES: usize = 400;
 
-/// Virtual time after which an interrupted call has happened or will not: longer than a server is away.
-const SETTLES: Duration = Duration::from_secs(60);
+/// Virtual time after which an interrupted call has happened or will not: longer than a server is away, sessions that do not come
+/// back are waited for, and what they cached expires.
+const SETTLES: Duration = Duration::from_secs(200);
 
 /// A program, as its task and the controller share it.
 pub type SharedProgram = Rc<RefCell<Program>>;
@@ -49,6 +51,8 @@ pub struct Program {
     pub stop: bool,
     /// It rests: all files are closed.
     pub rests: bool,
+    /// Which mount makes the next call.
+    mount_dice: Dice,
     /// Calls made.
     pub calls: u64,
     /// The first disagreement.
@@ -74,11 +78,17 @@ impl Program {
             left: 0,
             stop: false,
             rests: true,
+            mount_dice: Dice::new(index, 2000),
             calls: 0,
             wrong: None,
             history: VecDeque::new(),
             talks: false,
         }
+    }
+
+    /// The mount that makes the next call.
+    fn pick_mount(&mut self, mounts: usize) -> usize {
+        if mounts == 1 { 0 } else { self.mount_dice.below(mounts as u64) as usize }
     }
 
     /// Name of the directory of program `index`.
@@ -248,7 +258,9 @@ impl Reference {
 }
 
 /// Makes the calls of a program until it has none left or is asked to rest, then closes its files.
-pub async fn run(env: SimEnv, client: Client, program: SharedProgram) {
+///
+/// Each call goes to one of the mounts: whatever another one did before is seen by it.
+pub async fn run(env: SimEnv, mounts: Vec<Client>, program: SharedProgram) {
     let mut files = Files::new();
     program.borrow_mut().rests = false;
     loop {
@@ -269,22 +281,24 @@ pub async fn run(env: SimEnv, client: Client, program: SharedProgram) {
             let p = &mut *p;
             p.generator.next(&p.reference, env.wall())
         };
-        call(&env, &client, &program, &mut files, next).await;
+        call(&env, &mounts, &program, &mut files, next).await;
     }
     while program.borrow().wrong.is_none() {
         let Some(handle) = program.borrow().reference.opens.keys().next().copied() else { break };
-        call(&env, &client, &program, &mut files, (Cred::root(), Op::Close { handle })).await;
+        call(&env, &mounts, &program, &mut files, (Cred::root(), Op::Close { handle })).await;
     }
     program.borrow_mut().rests = true;
 }
 
-async fn call(env: &SimEnv, client: &Client, program: &SharedProgram, files: &mut Files, next: (Cred, Op)) {
+async fn call(env: &SimEnv, mounts: &[Client], program: &SharedProgram, files: &mut Files, next: (Cred, Op)) {
     let begin = env.wall();
+    let which = mount_of(files, &next.1, program.borrow_mut().pick_mount(mounts.len()));
     let (cred, op) = next.clone();
     {
         let mut p = program.borrow_mut();
         p.under_way = Some(next);
-        let line = format!("{op} as {} ...", cred.uid);
+        let by = if mounts.len() > 1 { format!(" by mount {which}") } else { String::new() };
+        let line = format!("{op} as {}{by} ...", cred.uid);
         p.note(env.now().0, line);
     }
     let thread = program.borrow().index as u32;
@@ -294,10 +308,13 @@ async fn call(env: &SimEnv, client: &Client, program: &SharedProgram, files: &mu
         p.generator.interrupt_us(&p.reference, &op)
     };
     let got = match interrupt {
-        None => Some(perform(client, &ctx, files, &op).await),
-        Some(us) => amphi_env::timeout(env, Duration::from_micros(us), perform(client, &ctx, files, &op)).await,
+        None => Some(perform(mounts, which, &ctx, files, &op).await),
+        Some(us) => {
+            let call = perform(mounts, which, &ctx, files, &op);
+            amphi_env::timeout(env, Duration::from_micros(us), call).await
+        }
     };
-    let Some(got) = got else { return interrupted(env, client, program, begin).await };
+    let Some(got) = got else { return interrupted(env, &mounts[which], program, begin).await };
     let mut p = program.borrow_mut();
     let line = got.as_ref().map_or_else(|e| e.posix_name().to_string(), |o| o.to_string());
     p.note(env.now().0, format!("  ... {line}"));

@@ -7,7 +7,7 @@
 //! what is left is judged and the programs go on from there. At the end everything is compared, the zones are checked,
 //! all is removed, and the space must be free again.
 
-use crate::cluster::{Cluster, GRACE, MOUNT, Mount, SERVER, Shape};
+use crate::cluster::{CALLBACK_DEADLINE, Cluster, GRACE, Mount, SERVER, Shape};
 use crate::dice::Dice;
 use crate::generate::Generator;
 use crate::observe::Tree;
@@ -27,6 +27,9 @@ use std::time::Duration;
 
 /// Virtual time without a finished call after which a run counts as stuck: beyond every time-out of the product.
 const STUCK: Duration = Duration::from_secs(240);
+
+/// How long what a mount cached counts after its session has ended, and some more.
+const LIFE: Duration = Duration::from_secs(40);
 
 /// Which faults a run may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,6 +53,8 @@ pub struct Plan {
     pub talk: bool,
     /// Calls of each program in each episode, at most.
     pub calls: u64,
+    /// Number of mounts, if not that of the seed.
+    pub mounts: Option<usize>,
     /// A bug that the run must find.
     pub plant: Option<Plant>,
 }
@@ -57,7 +62,7 @@ pub struct Plan {
 impl Plan {
     /// The plan of a seed.
     pub fn of_seed(seed: u64) -> Plan {
-        Plan { seed, faults: Faults::All, talk: false, calls: 120, plant: None }
+        Plan { seed, faults: Faults::All, talk: false, calls: 120, mounts: None, plant: None }
     }
 }
 
@@ -112,6 +117,9 @@ enum End {
     Power,
 }
 
+/// The mounts of a cluster; the controller looks by the first.
+type Mounts = Vec<Mount>;
+
 struct Run {
     cluster: Cluster,
     plan: Plan,
@@ -130,6 +138,7 @@ struct Run {
 pub fn run_plan(plan: &Plan) -> Result<Summary, Box<Failure>> {
     let _planted = plant(plan.plant);
     let mut shape = Shape::of_seed(plan.seed);
+    shape.mounts = plan.mounts.unwrap_or(shape.mounts).clamp(1, crate::cluster::MOUNTS.len());
     if plan.faults == Faults::All && Dice::new(plan.seed, 6).one_in(3) {
         shape.sim.break_one_in = 300;
     }
@@ -205,22 +214,38 @@ impl Run {
     async fn story(&self) -> Checked {
         let shape = &self.cluster.shape;
         self.note(format!(
-            "{} targets, {} workers, {} programs, {} sharers{}, {:?}",
+            "{} targets, {} workers, {} mounts, {} programs, {} sharers{}, {:?}",
             shape.targets,
             shape.workers,
+            shape.mounts,
             self.programs.len(),
             self.sharers,
             if shape.embedded { ", embedded" } else { "" },
             shape.tunables.iter().map(|(n, v)| format!("{n}={v}")).collect::<Vec<_>>()
         ));
         self.cluster.start_server().await.map_err(line)?;
-        let mut mount = self.cluster.mount().await.map_err(line)?;
-        let free = self.set_up(&mount).await?;
+        let mut mounts = self.mount_all().await?;
+        let free = self.set_up(&mounts[0]).await?;
         let episodes = 1 + self.roll(3);
         for _ in 0..episodes {
-            mount = self.episode(mount).await?;
+            mounts = self.episode(mounts).await?;
         }
-        self.finish(mount, free).await
+        self.finish(mounts, free).await
+    }
+
+    async fn mount_all(&self) -> Checked<Mounts> {
+        let mut mounts = Mounts::new();
+        for which in 0..self.cluster.shape.mounts {
+            mounts.push(self.cluster.mount_at(which).await.map_err(line)?);
+        }
+        Ok(mounts)
+    }
+
+    async fn unmount_all(&self, mounts: Mounts) -> Checked {
+        for mount in mounts {
+            self.cluster.unmount(mount).await.map_err(line)?;
+        }
+        Ok(())
     }
 
     /// Makes the programs' directories; returns the free blocks of the empty cluster.
@@ -271,7 +296,7 @@ impl Run {
         of[self.roll(of.len() as u64) as usize]
     }
 
-    async fn episode(&self, mount: Mount) -> Checked<Mount> {
+    async fn episode(&self, mounts: Mounts) -> Checked<Mounts> {
         let end = self.choose_end();
         let calls = self.plan.calls / 4 + self.roll(self.plan.calls * 3 / 4 + 1);
         self.note(format!("an episode of {calls} calls of each program, to end with {end:?}"));
@@ -279,7 +304,9 @@ impl Run {
             let mut program = p.borrow_mut();
             (program.left, program.stop, program.rests) = (calls, false, false);
             drop(program);
-            mount.env.spawn(program::run(mount.env.clone(), mount.client.clone(), p.clone()));
+            let clients = mounts.iter().map(|m| m.client.clone()).collect();
+            let env = &mounts[0].env;
+            env.spawn(program::run(env.clone(), clients, p.clone()));
         }
         {
             let mut area = self.area.borrow_mut();
@@ -287,6 +314,7 @@ impl Run {
         }
         for task in 0..self.sharers {
             let dice = Dice::new(self.dice.borrow_mut().bits(), task as u64);
+            let mount = &mounts[task % mounts.len()];
             let env = mount.env.clone();
             mount.env.spawn(shared::run(env, mount.client.clone(), self.area.clone(), task, dice));
         }
@@ -308,7 +336,7 @@ impl Run {
             self.fault().await?;
         }
         self.complaints()?;
-        self.end_episode(end, mount).await
+        self.end_episode(end, mounts).await
     }
 
     fn calls_made(&self) -> u64 {
@@ -329,6 +357,9 @@ impl Run {
         if self.plan.faults == Faults::None || self.cluster.shape.embedded || self.roll(6) > 0 {
             return Ok(());
         }
+        let mounts = self.cluster.shape.mounts;
+        let which = if mounts == 1 { 0 } else { self.roll(mounts as u64) as usize };
+        let node = self.cluster.mount_node(which);
         let network = self.plan.faults == Faults::All;
         match self.roll(if network { 6 } else { 3 }) {
             0 => {
@@ -348,19 +379,21 @@ impl Run {
                 self.server_again().await
             }
             3 => {
-                self.note("connections break");
+                self.note(format!("connections of {node} break"));
                 self.summary.borrow_mut().network_faults += 1;
-                self.cluster.sim.break_connections(SERVER, MOUNT);
+                self.cluster.sim.break_connections(SERVER, node);
                 Ok(())
             }
             _ => {
-                self.note("the network is cut");
+                self.note(format!("the network of {node} is cut"));
                 self.summary.borrow_mut().network_faults += 1;
-                self.cluster.sim.cut(SERVER, MOUNT);
+                self.cluster.sim.cut(SERVER, node);
                 let long = self.roll(4) == 0;
-                // Well below the grace time of a session: a mount that is not heard of for longer has ended.
-                self.pause(if long { 1_000_000..GRACE.as_micros() as u64 / 2 } else { 100..500_000 }).await;
-                self.cluster.sim.heal(SERVER, MOUNT);
+                // Well below the grace time of a session and the deadline of callbacks: a mount that is not heard of for longer is
+                // ended. One that is alone is asked too, as long as the session of one that crashed is kept.
+                let most = CALLBACK_DEADLINE / 2;
+                self.pause(if long { 1_000_000..most.as_micros() as u64 } else { 100..500_000 }).await;
+                self.cluster.sim.heal(SERVER, node);
                 self.note("the network is whole");
                 self.progress().await;
                 Ok(())
@@ -391,28 +424,28 @@ impl Run {
         }
     }
 
-    async fn end_episode(&self, end: End, mount: Mount) -> Checked<Mount> {
+    async fn end_episode(&self, end: End, mounts: Mounts) -> Checked<Mounts> {
         let crash = match end {
             End::Rest | End::Remount | End::Restart => None,
             End::MountCrash | End::AllCrash => Some(CrashKind::Process),
             End::Power => Some(CrashKind::Power),
         };
         let Some(kind) = crash else {
-            self.compare(&mount).await?;
+            self.compare(&mounts).await?;
             if end == End::Rest {
-                return Ok(mount);
+                return Ok(mounts);
             }
             self.note("unmount");
-            self.cluster.unmount(mount).await.map_err(line)?;
+            self.unmount_all(mounts).await?;
             if end == End::Restart {
                 self.note("the server stops");
                 self.cluster.stop_server().await.map_err(line)?;
                 self.cluster.fsck().await?;
                 self.cluster.start_server().await.map_err(line)?;
             }
-            let mount = self.cluster.mount().await.map_err(line)?;
-            self.compare(&mount).await?;
-            return Ok(mount);
+            let mounts = self.mount_all().await?;
+            self.compare(&mounts).await?;
+            return Ok(mounts);
         };
         if end != End::MountCrash && self.roll(2) == 0 {
             // In the middle of a write or sync.
@@ -429,9 +462,11 @@ impl Run {
         if end != End::MountCrash {
             self.cluster.crash_server(kind);
         }
-        self.cluster.sim.crash(self.cluster.mount_node(), kind);
-        self.cluster.has_gone(&mount);
-        drop(mount);
+        for (which, mount) in mounts.iter().enumerate() {
+            self.cluster.sim.crash(self.cluster.mount_node(which), kind);
+            self.cluster.has_gone(mount);
+        }
+        drop(mounts);
         if end != End::MountCrash {
             self.pause(0..1_000_000).await;
             if self.roll(3) == 0 {
@@ -441,8 +476,13 @@ impl Run {
             self.cluster.sim.clear_crash_at(SERVER);
             started.map_err(line)?;
         }
-        let mount = self.cluster.mount().await.map_err(line)?;
+        let mounts = self.mount_all().await?;
+        let mount = &mounts[0];
         self.note("mounted again");
+        if mounts.len() > 1 {
+            // What a crashed mount had asked for may wait for what the others of them had cached, until that has expired.
+            self.cluster.env.sleep(GRACE + LIFE).await;
+        }
         let level = if kind == CrashKind::Power { Level::Stable } else { Level::Written };
         for p in &self.programs {
             let (root, name) = (p.borrow().reference.root, Program::dir_name(p.borrow().index));
@@ -451,32 +491,36 @@ impl Run {
         }
         shared::crashed(&mount.client, &self.area).await?;
         mount.client.sync_all(&Ctx::root()).await.map_err(|e| line(format!("sync after a crash: {e}")))?;
-        Ok(mount)
+        Ok(mounts)
     }
 
-    /// Compares every program's directory with its reference.
-    async fn compare(&self, mount: &Mount) -> Checked {
-        for p in &self.programs {
-            let (root, name) = (p.borrow().reference.root, Program::dir_name(p.borrow().index));
-            let tree = Tree::read(&mount.client, root, &name).await.map_err(line)?;
-            let wrong = tree.differences(&p.borrow().reference);
-            if !wrong.is_empty() {
-                return Err(wrong);
+    /// Compares every program's directory, as each mount shows it, with its reference.
+    async fn compare(&self, mounts: &Mounts) -> Checked {
+        for (which, mount) in mounts.iter().enumerate() {
+            for p in &self.programs {
+                let (root, name) = (p.borrow().reference.root, Program::dir_name(p.borrow().index));
+                let tree = Tree::read(&mount.client, root, &name).await.map_err(line)?;
+                let wrong = tree.differences(&p.borrow().reference);
+                if !wrong.is_empty() {
+                    return Err(wrong.into_iter().map(|w| format!("mount {which}: {w}")).collect());
+                }
             }
+            shared::check(&mount.client, &self.area, self.cluster.env.now().0).await?;
         }
-        shared::check(&mount.client, &self.area, self.cluster.env.now().0).await
+        Ok(())
     }
 
     /// Compares, checks the zones, removes everything, and checks that nothing is left.
-    async fn finish(&self, mount: Mount, free: u64) -> Checked {
+    async fn finish(&self, mounts: Mounts, free: u64) -> Checked {
         self.note("the end: unmount, stop, check");
-        self.compare(&mount).await?;
-        self.cluster.unmount(mount).await.map_err(line)?;
+        self.compare(&mounts).await?;
+        self.unmount_all(mounts).await?;
         self.cluster.stop_server().await.map_err(line)?;
         self.cluster.fsck().await?;
         self.cluster.start_server().await.map_err(line)?;
-        let mount = self.cluster.mount().await.map_err(line)?;
-        self.compare(&mount).await?;
+        let mut mounts = vec![self.cluster.mount().await.map_err(line)?];
+        self.compare(&mounts).await?;
+        let Some(mount) = mounts.pop() else { return Ok(()) };
         self.note("remove everything");
         for p in &self.programs {
             let (root, index) = (p.borrow().reference.root, p.borrow().index);
@@ -506,7 +550,7 @@ impl Run {
     }
 
     async fn simply(&self, mount: &Mount, op: Op) -> Checked {
-        let done = perform(&mount.client, &Ctx::root(), &mut Files::new(), &op).await;
+        let done = perform(std::slice::from_ref(&mount.client), 0, &Ctx::root(), &mut Files::new(), &op).await;
         done.map(drop).map_err(|e| line(format!("{op}: {e}")))
     }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Runs a story on a new cluster of three targets with a network.
 fn tell<F: Future<Output = ()>>(seed: u64, change: impl Fn(&mut Shape), story: impl FnOnce(Rc<Cluster>, Mount) -> F) {
     let mut shape = Shape::of_seed(seed);
-    (shape.embedded, shape.targets) = (false, 3);
+    (shape.embedded, shape.targets, shape.mounts) = (false, 3, 1);
     change(&mut shape);
     let cluster = Rc::new(Cluster::new(seed, shape));
     let run = cluster.sim.block_on(async {

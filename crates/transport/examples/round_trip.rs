@@ -53,7 +53,7 @@ fn question() -> Call {
 }
 
 fn answer() -> Answer {
-    Answer { result: Ok(Reply::Inode(view())), contended: false }
+    Answer::of(Ok(Reply::Inode(view())))
 }
 
 struct Answering(Rc<Connections>);
@@ -62,7 +62,19 @@ impl Handler for Answering {
     async fn hello(&self, _: &Hello, _: &Peer) -> Result<Welcome, String> {
         let (normal_credits, urgent_credits) = (64, 32);
         let (version, boot, cluster, resumed, pool, token_ms) = (VERSION, 1, 1, false, 1, 0);
-        Ok(Welcome { version, boot, cluster, resumed, normal_credits, urgent_credits, pool, token_ms })
+        Ok(Welcome {
+            version,
+            boot,
+            cluster,
+            resumed,
+            normal_credits,
+            urgent_credits,
+            pool,
+            token_ms,
+            alone: true,
+            map_epoch: 0,
+            mounts: 1,
+        })
     }
     fn connected(&self, _: SessionId, _: Role, _: ConnId) {}
     fn call(self: Rc<Self>, request: Incoming) {

@@ -88,6 +88,10 @@ pub trait LinkEvents<E: Env>: 'static {
     /// breaks meanwhile, the future is dropped and this is called again on the next one. An error fails every
     /// outstanding call with `LinkError::Lost` and closes the link.
     fn restarted(&self, recovery: Recovery<E>) -> impl Future<Output = Result<(), Errno>>;
+    /// A message of the server has come. Must not block.
+    fn heard(&self) {}
+    /// The server has said hello again, on a new connection. Must not block.
+    fn welcomed(&self, _welcome: &Welcome) {}
     /// The connection went up or down. Must not block.
     fn state_changed(&self, _up: bool) {}
 }
@@ -143,6 +147,8 @@ pub struct ToldCall {
 pub struct Link<E: Env> {
     env: E,
     config: LinkConfig,
+    /// Where the server is; it may move.
+    addrs: RefCell<Vec<String>>,
     local: Option<LocalDialer>,
     timeouts: Cell<Timeouts>,
     state: RefCell<State>,
@@ -287,6 +293,11 @@ impl<E: Env> Link<E> {
     /// Times in force.
     pub fn timeouts(&self) -> Timeouts {
         self.timeouts.get()
+    }
+
+    /// The server is reached elsewhere from now on; a connection that is up stays.
+    pub fn set_addrs(&self, addrs: Vec<String>) {
+        *self.addrs.borrow_mut() = addrs;
     }
 
     /// Changes them; waits that have begun end as they were.

@@ -114,7 +114,7 @@ impl TestServer {
     /// Answers the held request `n`.
     pub(super) fn release(&self, n: u64) {
         let route = self.held.borrow_mut().remove(&n).expect("a held request");
-        self.connections.reply(route, Answer { result: Ok(Reply::Ino(Ino(n))), contended: false }, None);
+        self.connections.reply(route, Answer::of(Ok(Reply::Ino(Ino(n)))), None);
     }
 
     pub(super) fn holds(&self, n: u64) -> bool {
@@ -160,7 +160,19 @@ impl Handler for TestServer {
         self.durable.tables.borrow_mut().entry(hello.session).or_default();
         let (normal_credits, urgent_credits) = self.credits.get();
         let (version, boot, cluster, pool, token_ms) = (VERSION, self.boot, 1, 4, 0);
-        Ok(Welcome { version, boot, cluster, resumed, normal_credits, urgent_credits, pool, token_ms })
+        Ok(Welcome {
+            version,
+            boot,
+            cluster,
+            resumed,
+            normal_credits,
+            urgent_credits,
+            pool,
+            token_ms,
+            alone: true,
+            map_epoch: 0,
+            mounts: 1,
+        })
     }
 
     fn connected(&self, _: SessionId, _: Role, conn: ConnId) {
@@ -183,7 +195,7 @@ impl Handler for TestServer {
             Begin::Execute => {
                 *self.durable.executions.borrow_mut().entry((request.session, request.id())).or_default() += 1;
                 let (result, data) = self.execute(&request.call.op, request.payload.as_ref());
-                let answer = Answer { result, contended: false };
+                let answer = Answer::of(result);
                 if keep {
                     table.finish(request.id(), answer.clone())
                 } else {

@@ -63,6 +63,9 @@ errnos! {
     Stale = 116, "ESTALE", "stale file handle";
     Quota = 122, "EDQUOT", "quota exceeded";
     Canceled = 125, "ECANCELED", "operation cancelled";
+    // Logged by place in this table: new ones come last.
+    Deadlk = 35, "EDEADLK", "resource deadlock avoided";
+    NoLck = 37, "ENOLCK", "no locks available";
 }
 
 impl fmt::Display for Errno {

@@ -68,3 +68,24 @@ pub struct ObjectId {
 /// A client's session with a cluster, chosen at random by the client; survives reconnects and restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SessionId(pub u64);
+
+/// What one token covers: a right of clients to cache (docs/LOCKING.md).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum TokenKey {
+    /// The attributes of an inode.
+    Attributes(Ino),
+    /// One name of a directory, present or absent, by the hash of the name (`Name::token_hash`). Names with one hash share
+    /// a key, so a cached value says which name it is about.
+    Name(Ino, u64),
+    /// The complete listing of a directory.
+    Listing(Ino),
+}
+
+impl TokenKey {
+    /// The target that grants it: the owner of the inode or directory.
+    pub fn target(self) -> TargetId {
+        match self {
+            TokenKey::Attributes(ino) | TokenKey::Name(ino, _) | TokenKey::Listing(ino) => ino.target(),
+        }
+    }
+}

@@ -61,6 +61,16 @@ impl Layout {
         Layout { pattern: Pattern::Growing, stripe_size: Self::STRIPE, stripe_count: pool.max(1), pool: pool.max(1) }
     }
 
+    /// The layout for new files of a cluster that has grown to `pool` targets since this one was chosen: what went over all
+    /// targets goes over all of them again.
+    pub fn in_pool(&self, pool: u16) -> Layout {
+        if pool <= self.pool {
+            return *self;
+        }
+        let all = self.pattern == Pattern::Growing && self.stripe_count == self.pool;
+        Layout { pool, stripe_count: if all { pool } else { self.stripe_count }, ..*self }
+    }
+
     /// Checks what a user asked for.
     ///
     /// Errors: `Inval` for a stripe size that is no power of two between 64 KiB and 1 GiB or a zero count.

@@ -17,7 +17,7 @@ pub mod range;
 
 pub use attr::{Attr, Cred, Kind, SetAttr, TimeSet, Timespec};
 pub use errno::{Errno, Result};
-pub use ids::{Ino, ObjectId, SessionId, TargetId};
+pub use ids::{Ino, ObjectId, SessionId, TargetId, TokenKey};
 pub use layout::{IoMode, Layout, Pattern};
 pub use name::Name;
 pub use range::{ByteRange, RangeSet};

@@ -31,6 +31,15 @@ impl Name {
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
+
+    /// Hash by which a token names this name (`TokenKey::Name`): the same on servers and clients.
+    pub fn token_hash(&self) -> u64 {
+        use siphasher::sip::SipHasher13;
+        use std::hash::Hasher;
+        let mut h = SipHasher13::new_with_keys(0x746f_6b65, 0);
+        h.write(&self.0);
+        h.finish()
+    }
 }
 
 impl TryFrom<serde_bytes::ByteBuf> for Name {

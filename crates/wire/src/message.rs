@@ -3,13 +3,16 @@
 //! Each request goes to one target (`Call::target`), which is the owner of the directory for operations on
 //! names, the owner of the inode for operations on inodes, and the object's target for data.
 
+use crate::cluster::{ClusterMap, ServerInfo};
+use crate::file_lock::{FileLockOwner, FileLockSpec};
+use crate::view::{DirEntry, InodeView, ServerStatus, SessionStatus, TargetSpace, TargetStatus, Tokens};
 use amphi_types::{
-    Attr, ByteRange, Cred, Errno, Ino, IoMode, Kind, Layout, Name, ObjectId, SessionId, SetAttr, TargetId, Timespec,
+    ByteRange, Cred, Errno, Ino, IoMode, Kind, Layout, Name, ObjectId, SessionId, SetAttr, TargetId, Timespec, TokenKey,
 };
 use serde::{Deserialize, Serialize};
 
 /// Protocol version; peers of another version are refused in the handshake.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Which credits a message uses. Flush and cancel never wait behind ordinary requests (DESIGN.md §6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -37,6 +40,8 @@ pub enum Role {
     Mount,
     /// `amphi status` and the like: asks, holds nothing.
     Admin,
+    /// Another server of the cluster: asks for its targets.
+    Server,
 }
 
 /// First body from a client, after the server's challenge.
@@ -71,8 +76,16 @@ pub struct Welcome {
     pub urgent_credits: u16,
     /// Number of targets of the cluster; targets are `0..pool`.
     pub pool: u16,
-    /// How long entries and attributes may be cached under the session's tokens, milliseconds; 0 = not at all.
+    /// How long a mount that is alone may let its kernel cache entries and attributes, milliseconds; 0 = not at all.
     pub token_ms: u32,
+    /// Whether the session is the only mount at the moment; `Push::Company` tells of changes. A mount that is alone caches
+    /// without tokens; with company it caches what tokens back, and its kernel nothing beyond a call.
+    pub alone: bool,
+    /// Epoch of the server's cluster map.
+    pub map_epoch: u64,
+    /// Mount sessions that have been started since the server was, this one included: a mount whose session has ended and
+    /// starts anew learns whether there were others in between.
+    pub mounts: u64,
 }
 
 /// A request with its address.
@@ -441,81 +454,75 @@ pub enum Request {
         /// Start again.
         reset: bool,
     },
-}
-
-/// What a client knows of an inode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct InodeView {
-    /// Attributes.
-    pub attr: Attr,
-    /// Data layout.
-    pub layout: Layout,
-    /// What the owner asked of the hybrid decision.
-    pub io_mode: IoMode,
-    /// Truncation generation to send with writes.
-    pub generation: u64,
-    /// The inode's owner knows that other targets may hold data (`Request::Spread` was sent).
-    pub spread: bool,
-    /// It has extended attributes: without, a client need not ask for one.
-    pub xattrs: bool,
-}
-
-/// An entry of a directory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DirEntry {
-    /// Name.
-    pub name: Name,
-    /// Cookie to continue after this entry.
-    pub cookie: u64,
-    /// Inode.
-    pub ino: Ino,
-    /// Kind.
-    pub kind: Kind,
-    /// Attributes, if asked for and at hand.
-    pub inode: Option<InodeView>,
-}
-
-/// Space of a target.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TargetSpace {
-    /// Data blocks of 4096 bytes.
-    pub blocks: u64,
-    /// Free ones.
-    pub free: u64,
-    /// Inodes in use.
-    pub inodes: u64,
-    /// Inodes that still fit.
-    pub inodes_free: u64,
-}
-
-/// One target in `Status`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TargetStatus {
-    /// Which.
-    pub target: TargetId,
-    /// Worker that owns it.
-    pub worker: u16,
-    /// Space.
-    pub space: TargetSpace,
-    /// Bytes of log in use and in all.
-    pub log: (u64, u64),
-    /// Checkpoints since start.
-    pub checkpoints: u64,
-}
-
-/// One session in `Status`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SessionStatus {
-    /// Id.
-    pub session: SessionId,
-    /// `host:pid`.
-    pub name: String,
-    /// Whether a connection is up.
-    pub connected: bool,
-    /// Open inodes.
-    pub opens: u64,
-    /// Locks held.
-    pub locks: u64,
+    /// `Done`: answer to revocations of this target; nothing that they name is used any more.
+    Revoked {
+        /// Names of the revocations.
+        ids: Vec<u64>,
+    },
+    /// `Done`: answer to `Push::Company`: what it says is in force here. To the master.
+    CompanyKnown {
+        /// Number of the change.
+        change: u64,
+    },
+    /// `Map`: which server has which targets. To any server.
+    Map,
+    /// `Joined`: a server registers its targets; to the master.
+    Join {
+        /// Who.
+        server: ServerInfo,
+        /// Cluster of its zones; 0 = it has none yet.
+        cluster: u64,
+        /// Numbers of new targets that it wants to make.
+        new_targets: u16,
+        /// Epoch of the map that it knows; 0 = it has none yet.
+        epoch: u64,
+    },
+    /// `Told`: a question of a server to a target of another one.
+    Ask {
+        /// Encoded question, private to servers of one version.
+        #[serde(with = "serde_bytes")]
+        question: Vec<u8>,
+    },
+    /// `FileLock`: an application takes a lock on a file, or changes what it holds of the range to it. `false`: it does not
+    /// hold it yet; `Push::FileLockNews` says when to ask again under the same number. Errors: `Again` (not to wait),
+    /// `Deadlk`, `NoLck`.
+    FileLockSet {
+        /// The lock.
+        lock: FileLockSpec,
+        /// Name of the request, unique within the session.
+        number: u64,
+        /// Wait in the queue for what stands in the way.
+        wait: bool,
+    },
+    /// `FileLock`: the caller no longer waits for it. `true`: it was granted before, and stands.
+    FileLockCancel {
+        /// As asked for.
+        lock: FileLockSpec,
+        /// Name of the request.
+        number: u64,
+    },
+    /// `Done`: gives up what the owner holds of a range.
+    FileLockUnlock {
+        /// The file.
+        ino: Ino,
+        /// Whose.
+        owner: FileLockOwner,
+        /// Bytes.
+        range: ByteRange,
+    },
+    /// `FileLockFound`: what stands in the way of a lock; or `FileLock(false)`, as for `FileLockSet`.
+    FileLockTest {
+        /// The lock.
+        lock: FileLockSpec,
+        /// Name of the request.
+        number: u64,
+    },
+    /// `FileLocksLost`: after a restart of the server, before `Represent`: file locks that the session holds on this target.
+    /// In as many messages as it takes.
+    RepresentFileLocks {
+        /// The locks.
+        locks: Vec<FileLockSpec>,
+    },
 }
 
 /// Replies.
@@ -578,11 +585,36 @@ pub enum Reply {
         targets: Vec<TargetStatus>,
         /// Its sessions.
         sessions: Vec<SessionStatus>,
+        /// Epoch of its cluster map.
+        map_epoch: u64,
+        /// What the master knows of the servers, itself first; empty elsewhere.
+        servers: Vec<ServerStatus>,
     },
     /// Tunables: name, value, help.
     Tunables(Vec<(String, String, String)>),
     /// Counters: name, value.
     Counters(Vec<(String, u64)>),
+    /// The cluster map.
+    Map(ClusterMap),
+    /// A server was registered.
+    Joined {
+        /// The map as it is now.
+        map: ClusterMap,
+        /// Numbers for the new targets.
+        new_targets: Vec<TargetId>,
+    },
+    /// Encoded answer to a question between servers.
+    Told(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// Whether the application holds the lock.
+    FileLock(bool),
+    /// A lock that stands in the way, if one does; its process is 0 if it is not of this session.
+    FileLockFound(Option<FileLockSpec>),
+    /// Places of the presented locks that are lost, because they conflict with others.
+    FileLocksLost(Vec<u32>),
+    /// The cluster does not take the server in, for this reason.
+    Refused(String),
+    /// The cluster does not take the server in now, for this reason: it may try again.
+    NotYet(String),
 }
 
 /// Body of a reply frame.
@@ -592,6 +624,15 @@ pub struct Answer {
     pub result: Result<Reply, Errno>,
     /// The object of the request is contended (FEATURES L3).
     pub contended: bool,
+    /// Tokens that come with it, if any do. Never logged: an answer repeated after a restart has none.
+    pub tokens: Option<Box<Tokens>>,
+}
+
+impl Answer {
+    /// An answer that says nothing about contention or tokens.
+    pub fn of(result: Result<Reply, Errno>) -> Answer {
+        Answer { result, contended: false, tokens: None }
+    }
 }
 
 /// Messages that a server sends unasked.
@@ -610,5 +651,35 @@ pub enum Push {
         id: u64,
         /// Object.
         object: ObjectId,
+    },
+    /// Drop what these keys show and answer with `Request::Revoked` to `target`. May come twice.
+    Revoke {
+        /// Which target says so.
+        target: TargetId,
+        /// Name of the revocation.
+        id: u64,
+        /// Grants up to this number are void; later ones are not meant.
+        upto: u64,
+        /// What is concerned.
+        keys: Vec<TokenKey>,
+    },
+    /// Whether the session is the only mount has changed; answered with `Request::CompanyKnown` when what was cached under
+    /// the old rule is no longer used. A larger change number counts. May come twice.
+    Company {
+        /// Number of the change.
+        change: u64,
+        /// Whether it is alone now.
+        alone: bool,
+    },
+    /// The cluster map has changed: ask for it.
+    Map {
+        /// Its epoch.
+        epoch: u64,
+    },
+    /// A request about a file lock that was answered `FileLock(false)` will find something new: ask again. May come twice,
+    /// and does not come for what was lost with a connection.
+    FileLockNews {
+        /// Name of the request.
+        number: u64,
     },
 }

@@ -78,6 +78,11 @@ fn requests() -> Vec<Request> {
         Request::ListXattr { ino },
         Request::SetXattr { ino, name: vec![], value: vec![0; 3000], mode: XattrMode::Replace },
         Request::RemoveXattr { ino, name: vec![1] },
+        Request::FileLockSet { lock: file_lock(FileLockFamily::Posix), number: u64::MAX, wait: true },
+        Request::FileLockCancel { lock: file_lock(FileLockFamily::Flock), number: 1 },
+        Request::FileLockUnlock { ino, owner: file_lock(FileLockFamily::OpenFile).owner, range },
+        Request::FileLockTest { lock: file_lock(FileLockFamily::Posix), number: 0 },
+        Request::RepresentFileLocks { locks: vec![file_lock(FileLockFamily::Flock); 300] },
         Request::SetLayout { ino, layout: None, mode: None },
         Request::StatFs,
         Request::Read { object, range, server_lock: true },
@@ -101,13 +106,29 @@ fn requests() -> Vec<Request> {
     ]
 }
 
+fn file_lock(family: FileLockFamily) -> FileLockSpec {
+    let (owner, range) = (FileLockOwner { family, id: u64::MAX }, ByteRange { start: 1, end: u64::MAX });
+    FileLockSpec { ino: Ino(u64::MAX), owner, pid: u32::MAX, mode: LockMode::Write, range }
+}
+
 fn replies() -> Vec<Reply> {
     vec![
         Reply::Done,
+        Reply::FileLock(true),
+        Reply::FileLockFound(None),
+        Reply::FileLockFound(Some(file_lock(FileLockFamily::OpenFile))),
+        Reply::FileLocksLost(vec![0, u32::MAX]),
         Reply::Ino(Ino(7)),
         Reply::Bytes(vec![0xff; 5000]),
         Reply::Entries {
-            entries: vec![DirEntry { name: name(), cookie: u64::MAX, ino: Ino(2), kind: Kind::Fifo, inode: None }],
+            entries: vec![DirEntry {
+                name: name(),
+                cookie: u64::MAX,
+                ino: Ino(2),
+                kind: Kind::Fifo,
+                inode: None,
+                tokens: Default::default(),
+            }],
             end: true,
         },
         Reply::StatFs(TargetSpace { blocks: u64::MAX, free: 1, inodes: 2, inodes_free: 3 }),
@@ -117,7 +138,7 @@ fn replies() -> Vec<Reply> {
         Reply::Offset(None),
         Reply::Locked { lock: 1, range: ByteRange::ALL },
         Reply::Locks(vec![1, 2, 3]),
-        Reply::Status { uptime_s: 1, cluster: 2, targets: vec![], sessions: vec![] },
+        Reply::Status { uptime_s: 1, cluster: 2, targets: vec![], sessions: vec![], map_epoch: 3, servers: vec![] },
         Reply::Tunables(vec![("a".into(), "b".into(), "ä".into())]),
         Reply::Counters(vec![("a".into(), u64::MAX)]),
     ]
@@ -135,13 +156,14 @@ fn every_message_round_trips() {
         round_trip(Head { lane, id, target, pad: 4095, deadline_ms: u32::MAX, payload_len: 64 << 20, ..new }, &call);
     }
     for reply in replies() {
-        let answer = Answer { result: Ok(reply), contended: true };
+        let answer = Answer { contended: true, ..Answer::of(Ok(reply)) };
         round_trip(Head { id, payload_len: 1, ..Head::new(FrameKind::Reply) }, &answer);
     }
     for &e in Errno::ALL {
-        round_trip(Head { id, ..Head::new(FrameKind::Reply) }, &Answer { result: Err(e), contended: false });
+        round_trip(Head { id, ..Head::new(FrameKind::Reply) }, &Answer::of(Err(e)));
     }
     round_trip(Head::new(FrameKind::Push), &Push::Callback { object: object(), lock: u64::MAX });
+    round_trip(Head::new(FrameKind::Push), &Push::FileLockNews { number: u64::MAX });
     round_trip(Head::new(FrameKind::Push), &Push::Glimpse { id: 1, object: object() });
     round_trip(Head::new(FrameKind::Challenge), &Challenge { nonce: [9; 32], keyed: true });
     let hello = Hello { version: 1, session: SessionId(3), role: Role::Admin, name: "h:1".into(), last_boot: 4 };
@@ -155,6 +177,9 @@ fn every_message_round_trips() {
         urgent_credits: 32,
         pool: 4,
         token_ms: 0,
+        alone: true,
+        map_epoch: 0,
+        mounts: 1,
     };
     round_trip(Head::new(FrameKind::Welcome), &SignedWelcome { welcome, proof: None });
     round_trip(Head::new(FrameKind::Refuse), &Refuse { reason: "no".into() });
@@ -176,7 +201,7 @@ fn bytes_of_a_request() {
     let body = [2, 5, 6, 1, 7, 1, 0xac, 0x02];
     assert_eq!(bytes[HEAD_BYTES..len], body);
     let mut expected = Vec::new();
-    expected.extend(b"AMPH\x02\x00\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
+    expected.extend(b"AMPH\x03\x00\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
     expected.extend(b"\x02\x01\x00\x00\x00\x00\x00\x00\xe8\x03\x00\x00\x08\x00\x00\x00");
     expected.extend(b"\x09\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00");
     let crc = crc32c::crc32c(&[&expected[..], &body].concat());
@@ -188,7 +213,7 @@ fn bytes_of_a_request() {
 #[test]
 fn damage_is_named() {
     let mut bytes = vec![0; 256];
-    let answer = Answer { result: Ok(Reply::Done), contended: false };
+    let answer = Answer::of(Ok(Reply::Done));
     let len = Head::new(FrameKind::Reply).encode(&answer, &mut bytes).unwrap();
     bytes.truncate(len);
     let damaged = |at: usize, with: &[u8]| {
@@ -216,7 +241,7 @@ fn damage_is_named() {
 /// Goal: encoding tells "give me more memory" from "no message may be so large". Method: bodies around both.
 #[test]
 fn encoding_has_bounds() {
-    let answer = |len| Answer { result: Ok(Reply::Bytes(vec![0; len])), contended: false };
+    let answer = |len| Answer::of(Ok(Reply::Bytes(vec![0; len])));
     let head = Head::new(FrameKind::Reply);
     assert_eq!(head.encode(&answer(100), &mut [0; 140]), Err(EncodeError::Full));
     assert_eq!(head.encode(&answer(100), &mut [0; 40]), Err(EncodeError::Full));

@@ -1,7 +1,8 @@
 //! The commit agent, which writes groups, and the sync agent, the only one that syncs.
 //!
-//! Whatever is queued when a group ends becomes the next group: a lone record is written at once, and under load
-//! groups grow by themselves without any delay. A group with a record that points at new data is written as any other
+//! Whatever is queued when a group ends becomes the next group: a lone record that somebody waits for is written at once,
+//! and under load groups grow by themselves without any delay. A record that nobody waits for goes with the next one
+//! that somebody does, or by itself soon. A group with a record that points at new data is written as any other
 //! and called fresh in its header: power loss takes it back unless a later mark proves that it was synced, and with it
 //! the data, which had been written before. Every group carries a mark; when one is wanted and nothing is queued, an
 //! empty group does. An idle zone writes and syncs nothing: the last fresh group is synced after `sync_interval`, then
@@ -18,6 +19,11 @@ use amphi_types::limits::BLOCK;
 use futures_util::future::{Either, select};
 use std::pin::pin;
 use std::rc::Rc;
+use std::time::Duration;
+
+/// How long records that nobody waits for stay queued, so that they go with the next one that somebody waits for. A write of
+/// their own would take 60 us, in which that one would have to wait.
+const UNASKED_PAUSE: Duration = Duration::from_millis(1);
 
 /// Starts both agents.
 pub fn start<E: Env>(shared: &Rc<Shared<E>>) {
@@ -43,6 +49,10 @@ async fn commit_loop<E: Env>(shared: &Shared<E>) {
                 st.failed.is_some() || st.closing || !st.queue.is_empty() || st.mark_due()
             })
             .await;
+        if !shared.state.borrow().write_due() {
+            let asked = pin!(shared.queued.wait_until(|| shared.state.borrow().write_due()));
+            select(asked, pin!(shared.env.sleep(UNASKED_PAUSE))).await;
+        }
         let group = {
             let mut st = shared.state.borrow_mut();
             if st.failed.is_some() {

@@ -68,6 +68,8 @@ pub struct State {
     pub spare: Vec<Group>,
     pub queued_bytes: u64,
     pub appended_lsn: u64,
+    /// Records up to this one are waited for. The others need not be written by themselves.
+    pub wanted_lsn: u64,
     pub written_lsn: u64,
     /// Records up to this one are replayed after power loss: they are synced, and no fresh group in front of or with
     /// them lacks its proof.
@@ -127,6 +129,13 @@ impl State {
             _ => u64::MAX,
         };
         self.stable_lsn = self.stable_lsn.max(self.synced_lsn.min(limit));
+    }
+
+    /// Whether the next group has to be written now: somebody waits for a record, a mark, or the end; or more than one
+    /// group is queued.
+    pub fn write_due(&self) -> bool {
+        let asked = self.wanted_lsn > self.written_lsn || self.mark_due() || self.closing;
+        asked || self.failed.is_some() || self.queue.len() > 1
     }
 
     /// Whether a mark has to be written.
@@ -196,6 +205,7 @@ impl<E: Env> Shared<E> {
             spare: Vec::new(),
             queued_bytes: 0,
             appended_lsn: image.lsn,
+            wanted_lsn: image.lsn,
             written_lsn: image.lsn,
             stable_lsn: image.lsn,
             synced_lsn: image.lsn,
@@ -339,7 +349,17 @@ impl<E: Env> Shared<E> {
         }
     }
 
+    /// Waits until record `lsn` is written, and has it written now.
     pub async fn wait_written(&self, lsn: u64) -> Result<(), Errno> {
+        let news = {
+            let mut st = self.state.borrow_mut();
+            let news = lsn > st.wanted_lsn;
+            st.wanted_lsn = st.wanted_lsn.max(lsn);
+            news
+        };
+        if news {
+            self.queued.notify();
+        }
         let mut ok = false;
         self.written
             .wait_until(|| {

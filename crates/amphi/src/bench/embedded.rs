@@ -28,7 +28,13 @@ impl Embedded {
         };
         let config = process::client_config(None, &[])?;
         let (ended, _) = mpsc::channel();
-        let running = process::start_cluster(ServerConfig::new(text), WorkerConfig::default(), config, ended)?;
+        let running = process::start_cluster(
+            ServerConfig::new(text),
+            WorkerConfig::default(),
+            config,
+            process::Around::default(),
+            ended,
+        )?;
         Ok(Embedded { client: running.client.clone(), running: Some(running), dir: dir.to_path_buf() })
     }
 

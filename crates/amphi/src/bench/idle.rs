@@ -80,7 +80,7 @@ fn work(cluster: &Cluster) -> Outcome {
 }
 
 /// A line of the kernel's sum over the process's memory, MiB.
-fn memory_mib(pid: u32, line: &str) -> Outcome<f64> {
+pub fn memory_mib(pid: u32, line: &str) -> Outcome<f64> {
     let path = format!("/proc/{pid}/smaps_rollup");
     let text = std::fs::read_to_string(&path).during(|| format!("read {path}"))?;
     let value = text.lines().find_map(|l| l.strip_prefix(line)?.trim().strip_suffix(" kB")?.parse::<f64>().ok());
@@ -97,7 +97,7 @@ fn cpu_percent(pid: u32, window: Duration) -> Outcome<f64> {
 }
 
 /// Nanoseconds that the process's threads ran.
-fn cpu_ns(pid: u32) -> Outcome<u64> {
+pub fn cpu_ns(pid: u32) -> Outcome<u64> {
     let dir = format!("/proc/{pid}/task");
     let tasks = std::fs::read_dir(&dir).during(|| format!("read {dir}"))?;
     let of_task = |path: std::path::PathBuf| -> Option<u64> {

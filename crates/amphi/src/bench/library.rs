@@ -31,6 +31,61 @@ impl LibraryFile {
         Ok(LibraryFile { client: client.clone(), ctx, file: made.file, ino: made.attr.ino, name: name.into() })
     }
 
+    /// Opens `name` in the root, which another client may have made.
+    pub fn open(client: &Client, name: &str) -> Outcome<LibraryFile> {
+        Self::open_as(client, name, OpenFlags::READ_WRITE)
+    }
+
+    /// As `open`, for reading alone.
+    pub fn open_read(client: &Client, name: &str) -> Outcome<LibraryFile> {
+        Self::open_as(client, name, OpenFlags::READ)
+    }
+
+    fn open_as(client: &Client, name: &str, flags: OpenFlags) -> Outcome<LibraryFile> {
+        let ctx = Ctx::root();
+        let found = client.lookup(&ctx, Ino::ROOT, name.as_bytes()).wait(None).during(|| format!("look up {name}"))?;
+        let file = client.open(&ctx, found.ino, flags).wait(None).during(|| format!("open {name}"))?;
+        Ok(LibraryFile { client: client.clone(), ctx, file, ino: found.ino, name: name.into() })
+    }
+
+    /// Closes it and leaves it.
+    pub fn close(self) {
+        drop(self);
+    }
+
+    /// Sets the permission bits.
+    pub fn chmod(&self, perm: u16) -> Outcome {
+        let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
+        let done = self.client.setattr(&self.ctx, self.ino, set, None).wait(None);
+        done.during(|| format!("chmod {}", self.name)).map(drop)
+    }
+
+    /// Makes it empty.
+    pub fn empty(&self) -> Outcome {
+        self.truncate()
+    }
+
+    /// Writes every `of`-th block of `transfer` bytes, from block `first` on, to the end of fsync.
+    pub fn write_blocks(
+        &self,
+        bytes: u64,
+        transfer: usize,
+        first: usize,
+        of: usize,
+        ready: &dyn Fn(),
+    ) -> Outcome<Moved> {
+        let offsets: Vec<u64> =
+            (0..bytes / transfer as u64).skip(first).step_by(of).map(|i| i * transfer as u64).collect();
+        let bufs: Vec<Buf> = offsets.iter().map(|&at| stamped(at, transfer)).collect();
+        ready();
+        let start = now();
+        for (at, buf) in offsets.iter().zip(bufs) {
+            self.write(*at, buf)?;
+        }
+        self.fsync()?;
+        Ok(Moved { bytes: (offsets.len() * transfer) as u64, start, end: now() })
+    }
+
     /// Sets the I/O mode.
     pub fn set_mode(&self, mode: &str) -> Outcome {
         let set = self.client.setxattr(&self.ctx, self.ino, b"user.amphi.mode", mode.as_bytes(), XattrMode::Set);

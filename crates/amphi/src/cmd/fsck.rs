@@ -1,19 +1,22 @@
-//! `amphi fsck`: check of a stopped server's zones.
+//! `amphi fsck`: check of the zones of stopped servers.
 
 use crate::failure::{Failure, Outcome};
+use crate::members::Site;
 use crate::process::server_failure;
 use crate::size;
 use amphi_env::RealEnv;
-use amphi_server::fsck;
+use amphi_server::fsck_folders;
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Check every zone in a folder, within zones and between them; changes nothing.
+/// Check every zone in the folders of stopped servers, within zones and, if the folders are those of all servers of a cluster,
+/// between them; changes nothing.
 #[derive(Args, Debug)]
 pub struct Fsck {
-    /// Folder with the zones, as given to --data
-    dir: PathBuf,
+    /// Folders with the zones, as given to --data, one for each server
+    #[arg(required = true, value_name = "DIR")]
+    dirs: Vec<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -22,10 +25,12 @@ pub struct Fsck {
 impl Fsck {
     /// Checks and prints; damage is exit code 1.
     pub fn run(self) -> Outcome {
-        let dir = self.dir.display().to_string();
-        let report = RealEnv::run(Duration::ZERO, {
-            let dir = dir.clone();
-            |env| async move { fsck(&env, &dir).await }
+        let dirs: Vec<String> =
+            self.dirs.iter().flat_map(|d| Site::folders(d)).map(|d| d.display().to_string()).collect();
+        let shown = self.dirs.iter().map(|d| d.display().to_string()).collect::<Vec<_>>().join(" ");
+        let report = RealEnv::run(Duration::ZERO, |env| async move {
+            let folders: Vec<_> = dirs.into_iter().map(|dir| (env.clone(), dir)).collect();
+            fsck_folders(&folders).await
         })
         .map_err(server_failure)?;
         let findings: Vec<String> = report.findings.iter().map(|f| format!("{}: {}", f.place, f.reason)).collect();
@@ -34,7 +39,7 @@ impl Fsck {
                 "cluster": format!("{:016x}", report.cluster), "zones": report.zones, "inodes": report.inodes,
                 "directories": report.directories, "orphans": report.orphans, "objects": report.objects,
                 "blocks": report.blocks, "sessions": report.sessions, "pending": report.pending,
-                "notes": report.notes, "damage": findings,
+                "notes": report.notes, "damage": findings, "targets_elsewhere": report.elsewhere,
             });
             println!("{json}");
         } else {
@@ -44,8 +49,14 @@ impl Fsck {
             for finding in &findings {
                 println!("damage: {finding}");
             }
+            if report.elsewhere > 0 {
+                println!(
+                    "note: {} targets of the cluster are elsewhere: what lies between zones was not checked; give the folders of all servers",
+                    report.elsewhere
+                );
+            }
             println!(
-                "{dir}: {} zones, {} inodes ({} directories, {} unlinked but open), {} objects, {} in use, {} sessions: {}",
+                "{shown}: {} zones, {} inodes ({} directories, {} unlinked but open), {} objects, {} in use, {} sessions: {}",
                 report.zones,
                 report.inodes,
                 report.directories,
@@ -60,7 +71,7 @@ impl Fsck {
             Ok(())
         } else {
             Err(Failure::broken(format!(
-                "{dir}: {} findings; nothing was changed. Copy the folder before anything else is tried",
+                "{shown}: {} findings; nothing was changed. Copy the folder before anything else is tried",
                 findings.len()
             )))
         }

@@ -1,51 +1,145 @@
 //! `amphi server`: the storage side alone.
 
-use super::up::Storage;
+use super::up::{Storage, spin_us};
+use crate::config_file::{ConfigFile, EXAMPLE};
 use crate::failure::{Failure, Outcome};
 use crate::process::{self, Stop};
-use amphi_server::run_threads;
+use crate::{members, size};
+use amphi_server::{ServerConfig, run_threads};
 use clap::Args;
 use futures_channel::oneshot;
 use std::path::PathBuf;
 use std::sync::mpsc;
+use std::time::Duration;
 
-/// Serve the zones of a folder.
+/// How long a server that is asked to stop while it starts may take before it ends as it is.
+const STARTING: Duration = Duration::from_secs(2);
+
+/// Serve the zones of a folder: alone, as the master of a cluster, or as a part of one.
 #[derive(Args, Debug)]
 pub struct Server {
-    #[command(flatten)]
-    storage: Storage,
+    /// Configuration file; options win over it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print a configuration file with every field explained
+    #[arg(long)]
+    example_config: bool,
+    /// Name of the server, for people [default: the name of the machine]
+    #[arg(long)]
+    name: Option<String>,
+    /// Folder with the zones; made and formatted at the first start
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Number of targets; fixed at the first start [default there: 4]
+    #[arg(long)]
+    targets: Option<u16>,
+    /// Size of each zone at the first start [default: 90 % of the free space over the targets]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    zone_size: Option<u64>,
+    /// Size of each zone's log at the first start [default: 64M]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    log_size: Option<u64>,
     /// Address to listen on: unix:PATH or tcp:HOST:PORT; may be repeated
-    #[arg(long, required = true, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR")]
     listen: Vec<String>,
+    /// Address that clients and other servers are told; may be repeated [default: those of --listen]
+    #[arg(long, value_name = "ADDR")]
+    advertise: Vec<String>,
+    /// Server of the cluster to be part of; may be repeated, they are tried in turn. Without, this is the master
+    #[arg(long, value_name = "ADDR")]
+    join: Vec<String>,
     /// File with the cluster key (at least 16 bytes); needed for addresses that other machines reach
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
+    /// Worker threads; targets are spread over them [default: 1]
+    #[arg(long)]
+    workers: Option<u16>,
+    /// How long a worker polls after its last work before it sleeps, if nobody else needs the core; microseconds [default: 200]
+    #[arg(long, value_parser = spin_us())]
+    worker_spin_us: Option<u64>,
+    /// End when this process, which must be the parent, does
+    #[arg(long, hide = true, value_name = "PID")]
+    with_parent: Option<i32>,
+}
+
+fn or<T>(mine: Vec<T>, theirs: Vec<T>) -> Vec<T> {
+    if mine.is_empty() { theirs } else { mine }
 }
 
 impl Server {
+    /// Options and file together.
+    fn settings(&self) -> Outcome<(Storage, ServerConfig)> {
+        let file = self.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
+        let Some(data) = self.data.clone().or(file.data) else {
+            return Err(Failure::refused("where are the zones? give --data DIR, or data in the configuration file"));
+        };
+        let workers = self.workers.or(file.workers).unwrap_or(1);
+        let storage = Storage {
+            data,
+            targets: self.targets.or(file.targets),
+            zone_size: self.zone_size.or(file.zone_size),
+            log_size: self.log_size.or(file.log_size).unwrap_or(64 << 20),
+            workers,
+            worker_spin_us: self.worker_spin_us.or(file.worker_spin_us).unwrap_or(200),
+        };
+        let mut config = storage.config()?;
+        config.listen = or(self.listen.clone(), file.listen);
+        if config.listen.is_empty() {
+            return Err(Failure::refused(
+                "nobody could reach it: give --listen ADDR, or listen in the configuration file",
+            ));
+        }
+        config.advertise = or(self.advertise.clone(), file.advertise);
+        config.join = or(self.join.clone(), file.join);
+        config.name = self.name.clone().or(file.name).unwrap_or_else(process::host_name);
+        process::settle_addresses(&mut config)?;
+        let key = self.key.clone().or(file.key);
+        config.key = process::read_key(key.as_deref())?.map(|(bytes, _)| bytes);
+        process::complete(&mut config);
+        Ok((storage, config))
+    }
+
     /// Serves until a signal.
     #[expect(clippy::disallowed_methods, reason = "the thread that waits for the workers")]
     pub fn run(self) -> Outcome {
-        let mut config = self.storage.config()?;
-        config.listen = self.listen.clone();
-        config.key = process::read_key(self.key.as_deref())?.map(|(bytes, _)| bytes);
-        process::complete(&mut config);
+        if self.example_config {
+            print!("{EXAMPLE}");
+            return Ok(());
+        }
+        if let Some(parent) = self.with_parent {
+            members::end_with(parent)?;
+        }
+        let (storage, config) = self.settings()?;
         let stop = Stop::on_signals()?;
-        let workers = self.storage.workers();
+        let workers = storage.workers();
         let (end, ends) = oneshot::channel::<()>();
         let (up, is_up) = mpsc::channel();
-        let ended = stop.also();
+        let (woken, ended) = (stop.also(), stop.also());
         let thread = std::thread::spawn(move || {
             let result = run_threads(config, workers, move |_env, server| {
                 Box::pin(async move {
                     let _ = up.send(server.addrs().to_vec());
+                    let _ = woken.send(());
                     let _ = ends.await;
                 })
             });
             let _ = ended.send(());
             result
         });
-        if let Ok(addrs) = is_up.recv() {
+        // Up, ended, or asked to stop.
+        stop.wait();
+        let addrs = match is_up.try_recv() {
+            Ok(addrs) => Some(addrs),
+            Err(mpsc::TryRecvError::Disconnected) => None,
+            Err(mpsc::TryRecvError::Empty) => match is_up.recv_timeout(STARTING) {
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    tracing::info!("stopped while it started");
+                    return Ok(());
+                }
+                Ok(_) | Err(mpsc::RecvTimeoutError::Disconnected) => None,
+            },
+        };
+        if let Some(addrs) = addrs {
             println!("ready {}", addrs.join(" "));
             stop.wait();
         }

@@ -1,28 +1,33 @@
-//! `amphi status`: targets, space and sessions of a server, asked through a mount or directly.
+//! `amphi status`: servers, targets, space and clients of a cluster, asked through a mount or directly.
 
 use crate::failure::{Failure, Outcome};
 use crate::{control, process, size};
-use amphi_env::RealEnv;
-use amphi_transport::{Link, LinkEvents, Recovery};
+use amphi_client::status;
+use amphi_env::{Env, RealEnv};
+use amphi_transport::{CallOptions, ClusterKey, Link, LinkConfig, LinkEvents, Recovery};
 use amphi_types::{Cred, Errno, TargetId};
-use amphi_wire::{Call, Lane, Push, Reply, Request, Role};
+use amphi_wire::{Call, Lane, Push, Reply, Request, Role, ServerInfo};
 use clap::Args;
-use serde_json::{Value, json};
+use futures_util::future::join_all;
+use serde_json::Value;
+use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How long a server may take to answer.
+/// How long the server that was named may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long each other one may.
+const OTHERS: Duration = Duration::from_secs(2);
 
-/// Show targets, space and sessions of a cluster.
+/// Show servers, targets, space and clients of a cluster.
 #[derive(Args, Debug)]
 pub struct Status {
     /// Mount point; default: the only mount here
     mount: Option<PathBuf>,
-    /// Ask a server directly: unix:PATH or tcp:HOST:PORT
+    /// Ask a server directly, any of the cluster: unix:PATH or tcp:HOST:PORT; may be repeated, they are tried in turn
     #[arg(long, value_name = "ADDR", conflicts_with = "mount")]
-    cluster: Option<String>,
+    cluster: Vec<String>,
     /// File with the cluster key
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
@@ -44,87 +49,209 @@ impl LinkEvents<RealEnv> for Silent {
 impl Status {
     /// Asks and prints.
     pub fn run(self) -> Outcome {
-        let status = match &self.cluster {
-            Some(addr) => ask(addr, self.key.as_deref())?,
-            None => {
-                let text = control::read(&control::find_mount(self.mount)?, "user.amphi.status")?;
-                serde_json::from_str(&text).map_err(|e| Failure::broken(format!("the server's status: {e}")))?
-            }
+        let text = if self.cluster.is_empty() {
+            control::read(&control::find_mount(self.mount)?, "user.amphi.status")?
+        } else {
+            let key = process::read_key(self.key.as_deref())?.map(|(_, key)| key);
+            RealEnv::run(Duration::ZERO, |env| ask(env, self.cluster, key)).map_err(|e| process::link_failure(&e))?
         };
         if self.json {
-            println!("{status}");
+            println!("{text}");
         } else {
-            print!("{}", render(&status));
+            let json =
+                serde_json::from_str(&text).map_err(|e| Failure::broken(format!("the status of the cluster: {e}")))?;
+            print!("{}", render(&json));
         }
         Ok(())
     }
 }
 
-fn ask(addr: &str, key: Option<&std::path::Path>) -> Outcome<Value> {
-    let config =
-        process::link_config(vec![addr.to_string()], Role::Admin, process::read_key(key)?.map(|(_, key)| key))?;
-    let reply = RealEnv::run(Duration::ZERO, |env| async move {
-        let link = Link::connect(env.clone(), config, Rc::new(Silent)).await?;
-        let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Status };
-        let answer = amphi_env::timeout(&env, PATIENCE, link.call(Lane::Normal, call, None, 0)).await;
-        link.close().await;
-        match answer {
-            Some(Ok((answer, _))) => Ok(answer.result),
-            Some(Err(e)) => Ok(Err(e.errno())),
-            None => Ok(Err(Errno::TimedOut)),
+/// Asks one server one thing.
+async fn ask_one(link: &Link<RealEnv>, op: Request, limit: Duration) -> Result<Reply, Errno> {
+    let call = Call { target: TargetId(0), cred: Cred::root(), op };
+    let options = CallOptions { lane: Lane::Normal, pad: 0, deadline: Some(limit) };
+    link.call_with(options, call, None).await.map_err(Errno::from)?.0.result
+}
+
+/// The status of the cluster of which one of `addrs` is a server.
+async fn ask(env: RealEnv, addrs: Vec<String>, key: Option<ClusterKey>) -> io::Result<String> {
+    let config = |addrs| process::link_config(addrs, Role::Admin, key.clone()).map_err(|e| io::Error::other(e.text));
+    let mut errors = Vec::new();
+    let mut link = None;
+    for addr in &addrs {
+        match Link::connect(env.clone(), config(vec![addr.clone()])?, Rc::new(Silent)).await {
+            Ok(connected) => {
+                link = Some((addr, connected));
+                break;
+            }
+            Err(e) => errors.push(e),
         }
-    });
-    match reply.map_err(|e| process::link_failure(&e))? {
-        Ok(Reply::Status { uptime_s, cluster, targets, sessions }) => Ok(json!({
-            "uptime_s": uptime_s,
-            "cluster": format!("{cluster:016x}"),
-            "targets": targets.iter().map(|t| json!({
-                "target": t.target.0, "worker": t.worker, "blocks": t.space.blocks, "blocks_free": t.space.free,
-                "inodes": t.space.inodes, "inodes_free": t.space.inodes_free, "log_used_bytes": t.log.0,
-                "log_bytes": t.log.1, "checkpoints": t.checkpoints,
-            })).collect::<Vec<_>>(),
-            "sessions": sessions.iter().map(|s| json!({
-                "session": format!("{:016x}", s.session.0), "name": s.name, "connected": s.connected,
-                "opens": s.opens, "locks": s.locks,
-            })).collect::<Vec<_>>(),
-        })),
-        Ok(_) => Err(Failure::broken(format!("{addr}: the server gave another answer than its status"))),
-        Err(e) => Err(Failure::broken(format!("{addr}: {e}"))),
     }
+    let Some((addr, link)) = link else { return Err(process::all_errors(errors)) };
+    let failed = |e: Errno| io::Error::other(format!("{addr}: {e}"));
+    let map = match ask_one(&link, Request::Map, PATIENCE).await {
+        Ok(Reply::Map(map)) => map,
+        Ok(_) => return Err(failed(Errno::Proto)),
+        Err(e) => return Err(failed(e)),
+    };
+    let answers = if map.servers.len() == 1 {
+        vec![Some(ask_one(&link, Request::Status, PATIENCE).await.map_err(failed)?)]
+    } else {
+        let config = config(Vec::new())?;
+        join_all(map.servers.iter().map(|s| ask_server(&env, &config, s))).await
+    };
+    link.close().await;
+    Ok(status::json(&map, &answers))
+}
+
+/// The answer of one server of the map, if it gives one soon.
+async fn ask_server(env: &RealEnv, config: &LinkConfig, server: &ServerInfo) -> Option<Reply> {
+    let whole = async {
+        let session = amphi_types::SessionId(env.rand());
+        let config = LinkConfig { addrs: server.addrs.clone(), session, ..config.clone() };
+        let link = Link::connect(env.clone(), config, Rc::new(Silent)).await.ok()?;
+        let answer = ask_one(&link, Request::Status, OTHERS).await.ok();
+        link.close().await;
+        answer
+    };
+    amphi_env::timeout(env, OTHERS, whole).await.flatten()
+}
+
+fn number(v: &Value, name: &str) -> u64 {
+    v.get(name).and_then(Value::as_u64).unwrap_or(0)
+}
+
+fn text(v: &Value, name: &str) -> String {
+    v.get(name).and_then(Value::as_str).unwrap_or("?").to_string()
+}
+
+fn list(v: &Value, name: &str) -> Vec<Value> {
+    v.get(name).and_then(Value::as_array).cloned().unwrap_or_default()
+}
+
+fn is(v: &Value, name: &str) -> bool {
+    v.get(name).and_then(Value::as_bool).unwrap_or(false)
+}
+
+/// `0-3 8`: numbers with runs put together.
+fn runs(numbers: &[u64]) -> String {
+    let mut out: Vec<(u64, u64)> = Vec::new();
+    for &n in numbers {
+        match out.last_mut() {
+            Some((_, end)) if *end + 1 == n => *end = n,
+            _ => out.push((n, n)),
+        }
+    }
+    let shown = |(a, b): &(u64, u64)| if a == b { a.to_string() } else { format!("{a}-{b}") };
+    out.iter().map(shown).collect::<Vec<_>>().join(" ")
 }
 
 fn render(status: &Value) -> String {
     use std::fmt::Write as _;
-    let number = |v: &Value, name: &str| v.get(name).and_then(Value::as_u64).unwrap_or(0);
-    let text = |v: &Value, name: &str| v.get(name).and_then(Value::as_str).unwrap_or("?").to_string();
-    let list = |name: &str| status.get(name).and_then(Value::as_array).cloned().unwrap_or_default();
     let mut out = String::new();
-    let _ = writeln!(out, "cluster {} up {} s", text(status, "cluster"), number(status, "uptime_s"));
-    for t in list("targets") {
-        let (blocks, free) = (number(&t, "blocks"), number(&t, "blocks_free"));
+    let (servers, targets) = (list(status, "servers"), list(status, "targets"));
+    let sum = |name| targets.iter().map(|t| number(t, name)).sum::<u64>() * 4096;
+    let (all, free) = (sum("blocks"), sum("blocks_free"));
+    let _ = writeln!(
+        out,
+        "cluster {} epoch {}, up {} s, {} of {} used",
+        text(status, "cluster"),
+        number(status, "epoch"),
+        number(status, "uptime_s"),
+        size::show(all.saturating_sub(free)),
+        size::show(all)
+    );
+    for (i, s) in servers.iter().enumerate() {
+        let own: Vec<u64> = list(s, "targets").iter().filter_map(Value::as_u64).collect();
+        let addrs: Vec<String> = list(s, "addrs").iter().filter_map(|a| a.as_str().map(str::to_owned)).collect();
         let _ = writeln!(
             out,
-            "target {:<4} worker {:<3} {:>10} of {:>10} used, {:>9} inodes, log {:>3} % used, {} checkpoints",
-            number(&t, "target"),
-            number(&t, "worker"),
+            "server {:<12} {:<4} {:<6} targets {} {}",
+            text(s, "name"),
+            if is(s, "up") { "up" } else { "DOWN" },
+            if i == 0 { "master" } else { "" },
+            runs(&own),
+            if addrs.is_empty() { "in its own process".into() } else { addrs.join(" ") }
+        );
+        if number(s, "silent_ms") > 0 {
+            let _ = writeln!(out, "       {:<12} not heard of for {} s", "", number(s, "silent_ms") / 1000);
+        }
+    }
+    for t in &targets {
+        let (blocks, free) = (number(t, "blocks"), number(t, "blocks_free"));
+        let _ = writeln!(
+            out,
+            "target {:<4} {:<12} worker {:<3} {:>10} of {:>10} used, {:>9} inodes, log {:>3} % used, {} checkpoints",
+            number(t, "target"),
+            text(t, "server"),
+            number(t, "worker"),
             size::show(blocks.saturating_sub(free) * 4096),
             size::show(blocks * 4096),
-            number(&t, "inodes"),
-            100 * number(&t, "log_used_bytes") / number(&t, "log_bytes").max(1),
-            number(&t, "checkpoints"),
+            number(t, "inodes"),
+            100 * number(t, "log_used_bytes") / number(t, "log_bytes").max(1),
+            number(t, "checkpoints"),
         );
     }
-    for s in list("sessions") {
-        let connected = s.get("connected").and_then(Value::as_bool).unwrap_or(false);
+    for s in list(status, "sessions") {
         let _ = writeln!(
             out,
-            "session {} {} {}, {} open, {} locks",
+            "client {} {} {}, {} open, {} locks",
             text(&s, "session"),
             text(&s, "name"),
-            if connected { "connected" } else { "not connected" },
+            if is(&s, "connected") { "connected" } else { "not connected" },
             number(&s, "opens"),
             number(&s, "locks"),
         );
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use amphi_wire::{ClusterMap, ServerStatus, TargetSpace, TargetStatus};
+
+    fn server(id: u64, name: &str, targets: &[u16]) -> ServerInfo {
+        let targets = targets.iter().map(|t| TargetId(*t)).collect();
+        ServerInfo { id, name: name.into(), addrs: vec![format!("tcp:{name}:1")], targets }
+    }
+
+    /// Goal: a server that is down is shown as such, with its targets; what the map and the answers say is valid JSON and all
+    /// of it is shown. Method: a made-up cluster of two servers, one of which does not answer.
+    #[test]
+    fn a_server_that_is_down_is_shown() {
+        let map =
+            ClusterMap { epoch: 7, cluster: 0xab, servers: vec![server(1, "a\"b", &[0, 1, 3]), server(2, "c", &[2])] };
+        let up = Reply::Status {
+            uptime_s: 5,
+            cluster: 0xab,
+            targets: Vec::new(),
+            sessions: Vec::new(),
+            map_epoch: 7,
+            servers: vec![ServerStatus {
+                info: server(2, "c", &[2]),
+                up: false,
+                epoch: 7,
+                silent_ms: 9100,
+                targets: vec![TargetStatus {
+                    target: TargetId(2),
+                    worker: 0,
+                    space: TargetSpace::default(),
+                    log: (0, 0),
+                    checkpoints: 0,
+                }],
+            }],
+        };
+        let json = serde_json::from_str(&status::json(&map, &[Some(up), None])).expect("JSON");
+        let shown = render(&json);
+        for words in [
+            "epoch 7",
+            "ab           up   master targets 0-1 3 tcp:a",
+            "c            DOWN        targets 2 tcp:c:1",
+            "not heard of for 9 s",
+            "target 2    c ",
+        ] {
+            assert!(shown.contains(words), "{words:?} in {shown}");
+        }
+    }
 }

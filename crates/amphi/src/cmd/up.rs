@@ -1,12 +1,15 @@
-//! `amphi up`: server and mount in one process, in the foreground.
+//! `amphi up`: server and mount in one process, in the foreground; further servers as children.
 
 use crate::failure::{Failure, Outcome};
-use crate::process::{self, MountOptions, Stop};
+use crate::members::{Members, SERVERS_MAX, Site};
+use crate::process::{self, Around, MountOptions, Stop};
 use crate::size;
+use amphi_client::ClientConfig;
 use amphi_sched::WorkerConfig;
 use amphi_server::ServerConfig;
 use clap::Args;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Polling times that make sense, microseconds: up to a second.
@@ -88,7 +91,7 @@ impl Mounting {
     }
 }
 
-/// Start an embedded cluster and mount it, all in one process; Ctrl-C or SIGTERM ends it in order.
+/// Start a cluster on this machine and mount it, in one process unless more servers are wanted; Ctrl-C or SIGTERM ends it in order.
 #[derive(Args, Debug)]
 pub struct Up {
     #[command(flatten)]
@@ -102,21 +105,62 @@ pub struct Up {
     /// File with the cluster key (at least 16 bytes); needed to listen where other machines reach
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
+    /// Servers: the first in this process, each further one in a process and a folder of its own, with as many targets; a
+    /// cluster can grow but not shrink [default: those that there are, or 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(SERVERS_MAX)))]
+    servers: Option<u16>,
     #[command(flatten)]
     mounting: Mounting,
 }
 
 impl Up {
     /// Runs until a signal or an unmount ends it.
-    pub fn run(self) -> Outcome {
+    pub fn run(mut self) -> Outcome {
+        let site = Site::look(&self.storage.data, self.servers)?;
+        site.share(&mut self.storage);
         let mut config = self.storage.config()?;
+        if let Some(first) = site.first() {
+            config.data_dir = Storage { data: first, ..self.storage.clone() }.config()?.data_dir;
+        }
         config.listen = self.listen.clone();
+        process::settle_addresses(&mut config)?;
         config.key = process::read_key(self.key.as_deref())?.map(|(bytes, _)| bytes);
         process::check_mount_point(&self.mount)?;
         process::check_apart(&self.storage.data, &self.mount)?;
         let client = process::client_config(self.mounting.cache, &self.mounting.set)?;
         let stop = Stop::on_signals()?;
-        let running = process::start_cluster(config, self.storage.workers(), client, stop.also())?;
+        if site.servers == 1 {
+            return self.serve(config, client, Around::default(), stop);
+        }
+        site.lead(&mut config);
+        config.check().map_err(process::server_failure)?;
+        let new = site.make()?;
+        let members = Arc::<Mutex<Option<Members>>>::default();
+        let (args, running) = (site.members(&self.storage, self.key.as_deref()), members.clone());
+        let around = Around {
+            before: Some(Box::new(move || {
+                let started = Members::start(args)?;
+                *running.lock().unwrap_or_else(PoisonError::into_inner) = Some(started);
+                Ok(())
+            })),
+            after: Some(Box::new(move || {
+                let running = members.lock().unwrap_or_else(PoisonError::into_inner).take();
+                if let Some(members) = running {
+                    members.stop();
+                }
+            })),
+        };
+        let data = self.storage.data.clone();
+        let ended = self.serve(config, client, around, stop);
+        if new && ended.is_err() {
+            // Only if nothing was made in it.
+            let _ = std::fs::remove_dir(data);
+        }
+        ended
+    }
+
+    fn serve(self, config: ServerConfig, client: ClientConfig, around: Around, stop: Stop) -> Outcome {
+        let running = process::start_cluster(config, self.storage.workers(), client, around, stop.also())?;
         let session = match process::mount(running.client.clone(), &self.mounting.options(&self.mount), stop.also()) {
             Ok(session) => session,
             Err(e) => {

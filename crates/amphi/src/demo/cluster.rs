@@ -14,7 +14,7 @@ pub struct Cluster {
 
 impl Cluster {
     /// Starts `amphi up` and waits for its line `ready`.
-    pub fn up(data: &Path, mount: &Path, cache: u64) -> Outcome<Cluster> {
+    pub fn up(data: &Path, mount: &Path, cache: u64, servers: u16) -> Outcome<Cluster> {
         let program = std::env::current_exe().during(|| "find this program".into())?;
         let mut child = Command::new(program)
             .arg("up")
@@ -22,7 +22,7 @@ impl Cluster {
             .arg(data)
             .arg("--mount")
             .arg(mount)
-            .args(["--cache", &cache.to_string()])
+            .args(["--cache", &cache.to_string(), "--servers", &servers.to_string()])
             .stdout(Stdio::piped())
             .stdin(Stdio::null())
             .spawn()

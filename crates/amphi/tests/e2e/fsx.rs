@@ -11,11 +11,21 @@ use std::path::Path;
 /// Largest file size the tester uses: crosses the 4 MiB end of the first layout part.
 const MAX: u64 = 6 << 20;
 
-struct Tester {
+/// The file as one mount has it open.
+struct Access {
     path: std::path::PathBuf,
     plain: OwnedFd,
     direct: OwnedFd,
     append: OwnedFd,
+}
+
+/// Each operation goes by one of the mounts; all of them have to show the same file.
+pub struct Tester {
+    mounts: Vec<Access>,
+    /// The mount of the present operation.
+    by: usize,
+    /// Shared mappings are used.
+    maps: bool,
     model: Vec<u8>,
     random: Random,
     log: Vec<String>,
@@ -27,13 +37,32 @@ fn aligned(len: usize) -> amphi_env::Buf {
 
 impl Tester {
     fn new(dir: &Path, seed: u64) -> Tester {
-        let path = dir.join(format!("fsx-{seed}"));
-        let flags = OFlags::RDWR | OFlags::CREATE;
-        let mode = Mode::from_raw_mode(0o644);
-        let plain = open(&path, flags, mode).expect("open");
-        let direct = open(&path, flags | OFlags::DIRECT, mode).expect("open O_DIRECT");
-        let append = open(&path, flags | OFlags::APPEND, mode).expect("open O_APPEND");
-        Tester { path, plain, direct, append, model: Vec::new(), random: Random::new(seed), log: Vec::new() }
+        Tester::on(&[dir], seed)
+    }
+
+    /// A file that is open on several mounts.
+    pub fn on(dirs: &[&Path], seed: u64) -> Tester {
+        let access = |dir: &&Path| {
+            let path = dir.join(format!("fsx-{seed}"));
+            let flags = OFlags::RDWR | OFlags::CREATE;
+            let mode = Mode::from_raw_mode(0o644);
+            let plain = open(&path, flags, mode).expect("open");
+            let direct = open(&path, flags | OFlags::DIRECT, mode).expect("open O_DIRECT");
+            let append = open(&path, flags | OFlags::APPEND, mode).expect("open O_APPEND");
+            Access { path, plain, direct, append }
+        };
+        let mounts: Vec<Access> = dirs.iter().map(access).collect();
+        Tester { mounts, by: 0, maps: true, model: Vec::new(), random: Random::new(seed), log: Vec::new() }
+    }
+
+    /// Leaves shared mappings out.
+    pub fn without_maps(mut self) -> Tester {
+        self.maps = false;
+        self
+    }
+
+    fn here(&self) -> &Access {
+        &self.mounts[self.by]
     }
 
     /// Remembers an operation; FSX_TRACE=1 prints it, for faults that end the process.
@@ -41,7 +70,7 @@ impl Tester {
         if std::env::var_os("FSX_TRACE").is_some() {
             println!("{} {operation}", self.model.len());
         }
-        self.log.push(operation);
+        self.log.push(if self.mounts.len() > 1 { format!("mount {}: {operation}", self.by) } else { operation });
     }
 
     fn offset_len(&mut self) -> (u64, usize) {
@@ -64,7 +93,11 @@ impl Tester {
         }
     }
 
-    fn step(&mut self) {
+    /// Makes a random operation.
+    pub fn step(&mut self) {
+        if self.mounts.len() > 1 {
+            self.by = self.random.below(self.mounts.len() as u64) as usize;
+        }
         let (offset, len) = self.offset_len();
         let at = offset as usize;
         let op = self.random.below(100);
@@ -72,7 +105,7 @@ impl Tester {
             0..22 => {
                 self.note(format!("write {offset}+{len}"));
                 let bytes = pattern(self.random.below(u64::MAX), len);
-                write_all(&self.plain, &bytes, offset);
+                write_all(&self.here().plain, &bytes, offset);
                 self.grow(at + len);
                 self.model[at..at + len].copy_from_slice(&bytes);
             }
@@ -80,14 +113,14 @@ impl Tester {
                 self.note(format!("write direct {offset}+{len}"));
                 let mut buf = aligned(len);
                 buf.copy_from_slice(&pattern(self.random.below(u64::MAX), len));
-                write_all(&self.direct, &buf, offset);
+                write_all(&self.here().direct, &buf, offset);
                 self.grow(at + len);
                 self.model[at..at + len].copy_from_slice(&buf);
             }
             34..39 if self.model.len() + len < MAX as usize => {
                 self.note(format!("append {len}"));
                 let bytes = pattern(self.random.below(u64::MAX), len);
-                let n = rustix::io::write(&self.append, &bytes).expect("append");
+                let n = rustix::io::write(&self.here().append, &bytes).expect("append");
                 assert_eq!(n, len, "append is whole");
                 self.model.extend_from_slice(&bytes);
             }
@@ -96,13 +129,13 @@ impl Tester {
             66..72 => {
                 let size = self.random.below(MAX);
                 self.note(format!("truncate {size}"));
-                ftruncate(&self.plain, size).expect("truncate");
+                ftruncate(&self.here().plain, size).expect("truncate");
                 self.model.resize(size as usize, 0);
             }
             72..77 => {
                 self.note(format!("punch {offset}+{len}"));
                 let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                fallocate(&self.plain, flags, offset, len as u64).expect("punch");
+                fallocate(&self.here().plain, flags, offset, len as u64).expect("punch");
                 let end = (at + len).min(self.model.len());
                 if at < end {
                     self.model[at..end].fill(0);
@@ -110,24 +143,25 @@ impl Tester {
             }
             77..80 => {
                 self.note(format!("allocate {offset}+{len}"));
-                fallocate(&self.plain, FallocateFlags::empty(), offset, len as u64).expect("allocate");
+                fallocate(&self.here().plain, FallocateFlags::empty(), offset, len as u64).expect("allocate");
                 self.grow(at + len);
             }
             80..83 => {
                 self.note(format!("zero {offset}+{len}"));
-                fallocate(&self.plain, FallocateFlags::ZERO_RANGE, offset, len as u64).expect("zero range");
+                fallocate(&self.here().plain, FallocateFlags::ZERO_RANGE, offset, len as u64).expect("zero range");
                 self.grow(at + len);
                 self.model[at..at + len].fill(0);
             }
             83..88 => self.copy_range(offset, len),
-            88..94 => self.map(offset, len),
+            88..94 if self.maps => self.map(offset, len),
+            88..94 => self.read(offset, len, false),
             94..97 => {
                 self.note("fsync".into());
-                fsync(&self.plain).expect("fsync");
+                fsync(&self.here().plain).expect("fsync");
             }
             _ => {
                 self.note("stat".into());
-                let size = stat(&self.path).expect("stat").st_size as usize;
+                let size = stat(&self.here().path).expect("stat").st_size as usize;
                 assert_eq!(size, self.model.len(), "size");
             }
         }
@@ -138,7 +172,7 @@ impl Tester {
         let mut buf = aligned(len);
         let mut got = 0;
         while got < len {
-            let fd = if direct { &self.direct } else { &self.plain };
+            let fd = if direct { &self.here().direct } else { &self.here().plain };
             let n = pread(fd, &mut buf[got..], offset + got as u64).expect("read");
             if n == 0 {
                 break;
@@ -168,7 +202,8 @@ impl Tester {
         self.note(format!("copy {offset}+{len} to {to}"));
         let (mut from, mut into, mut left) = (offset, to, len);
         while left > 0 {
-            let n = copy_file_range(&self.plain, Some(&mut from), &self.plain, Some(&mut into), left).expect("copy");
+            let n = copy_file_range(&self.here().plain, Some(&mut from), &self.here().plain, Some(&mut into), left)
+                .expect("copy");
             if n == 0 {
                 break;
             }
@@ -194,7 +229,7 @@ impl Tester {
         let prot = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: a fresh mapping of `size` bytes inside the file, unmapped below and not used after.
         unsafe {
-            let p = mmap(std::ptr::null_mut(), size, prot, MapFlags::SHARED, &self.plain, start).expect("mmap");
+            let p = mmap(std::ptr::null_mut(), size, prot, MapFlags::SHARED, &self.here().plain, start).expect("mmap");
             let bytes = std::slice::from_raw_parts_mut(p.cast::<u8>(), size);
             if write {
                 let (a, seed) = (self.random.below(size as u64) as usize, self.random.below(u64::MAX));
@@ -209,11 +244,16 @@ impl Tester {
         }
     }
 
-    fn verify(&mut self) {
+    /// Compares all of the file, by each mount.
+    pub fn verify(&mut self) {
         let len = self.model.len();
-        if len > 0 {
-            self.read(0, len, false);
-            self.read(0, len, true);
+        for by in 0..self.mounts.len() {
+            self.by = by;
+            assert_eq!(stat(&self.here().path).expect("stat").st_size as usize, len, "size by mount {by}");
+            if len > 0 {
+                self.read(0, len, false);
+                self.read(0, len, true);
+            }
         }
     }
 }
@@ -268,7 +308,7 @@ fn modes_changed_between_operations_change_no_byte() {
     let mut tester = Tester::new(&place.mount(), 5);
     for round in 0..9 {
         let mode = ["buffered", "direct", "auto"][round % 3];
-        rustix::fs::setxattr(&tester.path, "user.amphi.mode", mode.as_bytes(), rustix::fs::XattrFlags::empty())
+        rustix::fs::setxattr(&tester.here().path, "user.amphi.mode", mode.as_bytes(), rustix::fs::XattrFlags::empty())
             .expect("set the mode");
         for _ in 0..50 {
             tester.step();

@@ -1,7 +1,7 @@
 //! A cluster of a test: a temporary folder, processes of the real binary, a mount; all gone when dropped.
 
 use rustix::process::{Pid, Signal, kill_process};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -20,34 +20,61 @@ pub struct Daemon {
     child: Option<Child>,
 }
 
-impl Daemon {
-    /// Starts `amphi` with `args` and waits for the line `ready`. Panics with its errors if it ends before.
-    pub fn start(args: &[&str]) -> Daemon {
-        let mut child = amphi()
-            .args(args)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("amphi starts");
+/// A child that has not said `ready` yet.
+pub struct Starting {
+    daemon: Daemon,
+    what: String,
+}
+
+impl Starting {
+    /// Starts a command.
+    pub fn spawn(mut command: Command) -> Starting {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().expect("amphi starts");
+        Starting { daemon: Daemon { child: Some(child) }, what: format!("{command:?}") }
+    }
+
+    /// Waits for the line `ready`. Panics with its errors if it ends before.
+    pub fn ready(mut self) -> Daemon {
+        let child = self.daemon.child();
+        // Drained by a thread, so that log lines never fill the pipe; shown when a test fails.
+        let stderr = child.stderr.take().expect("piped");
+        let reader = std::thread::spawn(move || {
+            let mut all = String::new();
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                eprintln!("amphi: {line}");
+                all.push_str(&line);
+            }
+            all
+        });
         let mut line = String::new();
         let stdout = child.stdout.take().expect("piped");
         BufReader::new(stdout).read_line(&mut line).expect("output is text");
         if !line.starts_with("ready") {
-            let mut text = String::new();
-            let _ = child.stderr.take().map(|mut e| e.read_to_string(&mut text));
             let _ = child.kill();
             let _ = child.wait();
-            panic!("amphi {args:?} said {line:?} and: {text}");
+            panic!("{} said {line:?} and: {}", self.what, reader.join().unwrap_or_default());
         }
-        // Drained by a thread, so that log lines never fill the pipe; shown when a test fails.
-        let stderr = child.stderr.take().expect("piped");
-        std::thread::spawn(move || {
-            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                eprintln!("amphi: {line}");
-            }
-        });
-        Daemon { child: Some(child) }
+        self.daemon
+    }
+}
+
+impl Daemon {
+    /// Starts `amphi` with `args` and waits for the line `ready`. Panics with its errors if it ends before.
+    pub fn start(args: &[&str]) -> Daemon {
+        Daemon::spawn(args).ready()
+    }
+
+    /// Starts `amphi` with `args`.
+    pub fn spawn(args: &[&str]) -> Starting {
+        let mut command = amphi();
+        command.args(args);
+        Starting::spawn(command)
+    }
+
+    /// Nothing that runs.
+    pub fn none() -> Daemon {
+        Daemon { child: None }
     }
 
     fn child(&mut self) -> &mut Child {
@@ -112,6 +139,28 @@ impl Place {
         self.path("mount")
     }
 
+    /// The address at which `server` listens.
+    pub fn addr(&self) -> String {
+        format!("unix:{}", self.text("sock"))
+    }
+
+    /// `amphi server` here, on a Unix socket, with further arguments.
+    pub fn server(&self, more: &[&str]) -> Daemon {
+        let (data, addr) = (self.text("data"), self.addr());
+        let mut args = vec!["server", "--data", &data, "--listen", &addr, "--zone-size", "512M"];
+        args.extend_from_slice(more);
+        Daemon::start(&args)
+    }
+
+    /// `amphi mount` of that server at `name` in the folder, which is made if need be.
+    pub fn mount_at(&self, name: &str, more: &[&str]) -> Daemon {
+        let (addr, dir) = (self.addr(), self.text(name));
+        std::fs::create_dir_all(&dir).expect("mkdir");
+        let mut args = vec!["mount", "--cluster", &addr, &dir];
+        args.extend_from_slice(more);
+        Daemon::start(&args)
+    }
+
     /// `amphi up` here with further arguments.
     pub fn up(&self, more: &[&str]) -> Daemon {
         let (data, mount) = (self.text("data"), self.text("mount"));
@@ -125,7 +174,14 @@ impl Place {
 
     /// Panics if a fault is found in the stopped zones.
     pub fn fsck(&self) {
-        let out = run(&["fsck", &self.text("data")]);
+        self.fsck_of(&["data"]);
+    }
+
+    /// The same for the folders of several servers, checked together.
+    pub fn fsck_of(&self, names: &[&str]) {
+        let dirs: Vec<String> = names.iter().map(|n| self.text(n)).collect();
+        let args: Vec<&str> = std::iter::once("fsck").chain(dirs.iter().map(String::as_str)).collect();
+        let out = run(&args);
         assert!(
             out.status.success(),
             "fsck: {}{}",
@@ -137,7 +193,12 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let _ = rustix::mount::unmount(self.mount(), rustix::mount::UnmountFlags::DETACH);
+        let table = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        for dir in table.lines().filter_map(|l| l.split(' ').nth(1)) {
+            if Path::new(dir).starts_with(self.root.path()) {
+                let _ = rustix::mount::unmount(dir, rustix::mount::UnmountFlags::DETACH);
+            }
+        }
     }
 }
 

@@ -2,11 +2,18 @@
 #![expect(clippy::disallowed_types, clippy::disallowed_methods, reason = "tests are outside programs")]
 
 mod bad_input;
+mod cluster;
 mod crash;
+mod file_locks;
 mod front_end;
 mod fsx;
 mod harness;
 mod mapped;
+mod network;
 mod posix;
+mod program_pairs;
+mod soak;
 mod space;
+mod together;
+mod two_mounts;
 mod users;

@@ -95,6 +95,20 @@ impl PageCache {
         runs
     }
 
+    /// End of the bytes of a file that are dirty or on their way to the server; 0 without any.
+    pub(crate) fn dirty_end(&self, file: &File) -> u64 {
+        let last = file.dirty.lock().units.last_key_value().map(|(u, _)| *u);
+        let dirty = last.and_then(|u| {
+            let shard = self.shard(file.ino.0, u).read();
+            let unit = shard.units.get(&(file.ino.0, u))?;
+            unit.dirty.iter().map(|r| r.end).max()
+        });
+        // What leaves is entered among the flights before it is no longer dirty.
+        let flights = file.flights.lock().ranges.iter().map(|(_, r)| r.end).max();
+        let failed = file.failed.lock().iter().map(|r| r.end).max();
+        dirty.into_iter().chain(flights).chain(failed).max().unwrap_or(0)
+    }
+
     /// Takes the dirty bytes at the start of `range` out for write-back: as many as are dirty without a gap and not in
     /// flight. Returns them in a buffer whose first byte lies as the file offset does. They stay readable.
     pub(crate) fn take_dirty(&self, file: &File, range: ByteRange) -> Option<(ByteRange, Buf)> {

@@ -1,6 +1,6 @@
 //! The table of files: which inodes the client knows something about.
 
-use super::File;
+use super::{File, Moment};
 use amphi_types::Ino;
 use amphi_wire::{Access, InodeView};
 use parking_lot::Mutex;
@@ -9,6 +9,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 const TABLE_SHARDS: usize = 16;
+
+/// A file in use without being open; `FileTable::reap` afterwards.
+pub(crate) struct Use(pub(crate) Arc<File>);
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.0.uses.fetch_sub(1, SeqCst);
+    }
+}
 
 /// All files the client knows something about.
 pub(crate) struct FileTable {
@@ -29,19 +38,9 @@ impl FileTable {
     }
 
     /// The file, known from now on; `open` is counted in the same step, so that nobody forgets it in between.
-    pub(crate) fn open(&self, view: InodeView, access: Access, epoch: Option<u64>) -> Arc<File> {
+    pub(crate) fn open(&self, view: InodeView, access: Access, moment: Moment) -> Arc<File> {
         let mut shard = self.shard(view.attr.ino).lock();
-        let mut fresh = false;
-        let file = shard
-            .entry(view.attr.ino)
-            .or_insert_with(|| {
-                fresh = true;
-                Arc::new(File::new(view))
-            })
-            .clone();
-        if !fresh {
-            file.adopt(view, epoch.unwrap_or(u64::MAX));
-        }
+        let file = Self::entry(&mut shard, view, moment);
         let mut known = file.known.lock();
         known.opens.push(access);
         // Only an answer to a writer's open stays true while that writer has the file open; others may be from before
@@ -51,10 +50,29 @@ impl FileTable {
         file
     }
 
+    /// The file, known as long as the result lives although it is not open here.
+    pub(crate) fn know(&self, view: InodeView, moment: Moment) -> Use {
+        let mut shard = self.shard(view.attr.ino).lock();
+        let file = Self::entry(&mut shard, view, moment);
+        file.uses.fetch_add(1, SeqCst);
+        Use(file)
+    }
+
+    fn entry(shard: &mut BTreeMap<Ino, Arc<File>>, view: InodeView, moment: Moment) -> Arc<File> {
+        if let Some(file) = shard.get(&view.attr.ino) {
+            file.adopt(view, moment);
+            return file.clone();
+        }
+        let file = Arc::new(File::new(view, moment));
+        shard.insert(view.attr.ino, file.clone());
+        file
+    }
+
     /// Forgets a file that nobody needs any more.
     pub(crate) fn reap(&self, file: &Arc<File>) {
         let mut shard = self.shard(file.ino).lock();
         let unused = file.access_count() == 0
+            && file.uses.load(SeqCst) == 0
             && file.cached_bytes.load(SeqCst) == 0
             && file.dirty_bytes.load(SeqCst) == 0
             && file.fills_under_way.load(SeqCst) == 0;

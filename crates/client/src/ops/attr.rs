@@ -1,53 +1,59 @@
 //! getattr and setattr, truncate included.
 //!
 //! Owns: how the server's attributes and what only this client knows come together, and the order of a truncate:
-//! range lock, nothing sets out beyond the new end, what is under way lands, the server cuts, the cache is cut.
+//! range lock, in company write locks on everything beyond the new end, nothing sets out beyond the new end, what is under
+//! way lands, the server cuts, the cache is cut.
 
 use super::inode_reply;
 use crate::api::Ctx;
 use crate::cache::drop::Dirty;
+use crate::company;
 use crate::core::Core;
-use crate::files::{File, OpenFile};
+use crate::files::{File, Moment, OpenFile};
+use crate::locks::{self, Pin};
 use crate::rangelock::Hold;
 use crate::stats::Count;
-use amphi_types::{Attr, ByteRange, Cred, Errno, Ino, Result, SetAttr, limits};
+use crate::tokens;
+use amphi_dlm::{Mode, TokenKey};
+use amphi_types::{Attr, ByteRange, Cred, Errno, Ino, Kind, Result, SetAttr, limits};
 use amphi_wire::{InodeView, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// What the client knew of a file before it asked.
-pub(crate) struct Before(Option<(Arc<File>, u64)>);
-
-/// To be called before an inode is asked for.
-pub(crate) fn before(core: &Core, ino: Ino) -> Before {
-    Before(core.files.get(ino).map(|file| {
-        let epoch = file.epoch.load(SeqCst);
-        (file, epoch)
-    }))
-}
-
-/// The attributes of an answer, with what only this client knows laid over them.
-pub(crate) fn settle(core: &Core, view: InodeView, before: &Before) -> Attr {
-    match (&before.0, core.files.get(view.attr.ino)) {
-        (Some((file, epoch)), _) if file.ino == view.attr.ino => file.adopt(view, *epoch),
-        (_, Some(file)) => file.overlay(view.attr),
-        (_, None) => view.attr,
-    }
-}
+/// How often the size is asked for when changes of this client come between question and answer.
+pub(crate) const TRIES: usize = 8;
 
 pub(crate) async fn getattr(core: Arc<Core>, ctx: Ctx, ino: Ino) -> Result<Attr> {
     core.stats.count(Count::GetAttr);
-    let known = before(&core, ino);
-    let view = inode_reply(core.call(ino.target(), &ctx.cred, Request::GetAttr { ino }).await?)?;
-    Ok(settle(&core, view, &known))
+    ask(&core, &ctx.cred, ino).await.map(|(_, attr)| attr)
+}
+
+/// Asks for an inode. Returns what the server says, and the attributes with what only this client knows.
+pub(crate) async fn ask(core: &Arc<Core>, cred: &Cred, ino: Ino) -> Result<(InodeView, Attr)> {
+    let mut tries = 0;
+    loop {
+        let mut told = tokens::call(core, ino.target(), cred, Request::GetAttr { ino }, &[]).await?;
+        let view = inode_reply(told.take()?)?;
+        let (attr, taken) = told.keep_size(view);
+        tries += 1;
+        if taken || tries == TRIES {
+            return Ok((view, attr));
+        }
+    }
 }
 
 /// Asks for the inode again after the server knew better: truncated or changed elsewhere.
 pub(crate) async fn reload(core: &Arc<Core>, file: &Arc<File>) -> Result<()> {
-    let epoch = file.epoch.load(SeqCst);
-    let reply = core.call(file.ino.target(), &Cred::root(), Request::GetAttr { ino: file.ino }).await?;
-    file.adopt(inode_reply(reply)?, epoch);
-    Ok(())
+    ask(core, &Cred::root(), file.ino).await.map(|_| ())
+}
+
+/// The size of the file now: of the moment of the call or later. It stays true while the caller holds locks beyond which
+/// nobody can change it.
+pub(crate) async fn size_now(core: &Arc<Core>, file: &Arc<File>) -> Result<u64> {
+    if !tokens::is_sure(core, file) {
+        reload(core, file).await?;
+    }
+    Ok(file.size())
 }
 
 /// Reloads in the background, for instance after bytes that failed to be written were forgotten.
@@ -82,21 +88,57 @@ pub(crate) async fn setattr(
     }
     match (file, set.size) {
         (Some(file), Some(size)) => truncate(&core, &ctx.cred, &file, size, set).await,
-        (Some(file), None) => {
-            let epoch = file.epoch.load(SeqCst);
-            let reply = core.call(ino.target(), &ctx.cred, Request::SetAttr { ino, set }).await?;
-            let view = inode_reply(reply)?;
-            if set.mtime.is_some() {
-                explicit_time(&file, &view);
-            }
-            Ok(file.adopt(view, epoch))
+        (None, Some(size)) if !core.company.is_alone() => {
+            // The locks that a truncate takes among several mounts need the file's layout.
+            let moment = core.moment();
+            let (view, _) = ask(&core, &ctx.cred, ino).await?;
+            let file = core.files.know(view, moment);
+            let done = truncate(&core, &ctx.cred, &file.0, size, set).await;
+            let file = file.0.clone();
+            core.files.reap(&file);
+            done
         }
-        (None, _) => {
-            let known = before(&core, ino);
-            let view = inode_reply(core.call(ino.target(), &ctx.cred, Request::SetAttr { ino, set }).await?)?;
-            Ok(settle(&core, view, &known))
+        (file, _) => {
+            let begun = company::begin(&core);
+            let pins = match &begun {
+                None if set.mtime.is_some() => written_back(&core, &ctx.cred, ino, file.as_ref()).await?,
+                _ => Vec::new(),
+            };
+            let mut told = change(&core, &ctx.cred, ino, set).await?;
+            let view = inode_reply(told.take()?)?;
+            if let (Some(file), Some(_)) = (&file, set.mtime) {
+                explicit_time(file, &view);
+            }
+            let attr = told.keep_view(view);
+            let partial = view.attr.kind == Kind::File && !core.company.is_alone() && !told.grants_attributes();
+            drop((told, pins, begun));
+            // Another mount may have written what the answer does not know.
+            if partial { getattr(core, ctx, ino).await } else { Ok(attr) }
         }
     }
+}
+
+/// Before times are set among several mounts: what others have in their caches is written back, with the time of its write, and
+/// nothing new is written while the locks are pinned.
+async fn written_back(core: &Arc<Core>, cred: &Cred, ino: Ino, file: Option<&Arc<File>>) -> Result<Vec<Pin>> {
+    if let Some(file) = file {
+        return beyond(core, file, 0).await;
+    }
+    let moment = core.moment();
+    let (view, _) = ask(core, cred, ino).await?;
+    if view.attr.kind != Kind::File {
+        return Ok(Vec::new());
+    }
+    let file = core.files.know(view, moment);
+    let pins = beyond(core, &file.0, 0).await;
+    let file = file.0.clone();
+    core.files.reap(&file);
+    pins
+}
+
+/// Sends a SetAttr.
+pub(crate) async fn change(core: &Arc<Core>, cred: &Cred, ino: Ino, set: SetAttr) -> Result<tokens::Told> {
+    tokens::call(core, ino.target(), cred, Request::SetAttr { ino, set }, &[TokenKey::Attributes(ino)]).await
 }
 
 /// Dirty bytes written before a time was set carry that time when they leave.
@@ -126,32 +168,56 @@ impl Drop for Frozen {
 /// Changes the size, and whatever else `set` says.
 pub(crate) async fn truncate(core: &Arc<Core>, cred: &Cred, file: &Arc<File>, size: u64, set: SetAttr) -> Result<Attr> {
     let _guard = file.range.acquire(ByteRange::ALL, Hold::Exclusive).await;
-    resize(core, cred, file, size, set).await
+    let begun = company::begin(core);
+    let pins = match &begun {
+        Some(_) => Vec::new(),
+        None => beyond(core, file, size).await?,
+    };
+    resize(core, cred, file, size, set, pins).await
 }
 
-/// As `truncate`, for a caller that holds the range lock on the whole file.
-pub(crate) async fn resize(core: &Arc<Core>, cred: &Cred, file: &Arc<File>, size: u64, set: SetAttr) -> Result<Attr> {
-    file.mark_epoch();
+/// Write locks on everything from `size` on: nobody else changes the end of the file there until they are dropped.
+pub(crate) async fn beyond(core: &Arc<Core>, file: &Arc<File>, size: u64) -> Result<Vec<Pin>> {
+    locks::pin_objects(core, file, Mode::Write, ByteRange::new(size, u64::MAX)).await
+}
+
+/// As `truncate`, for a caller that holds the range lock on the whole file and, in company, `beyond`.
+pub(crate) async fn resize(
+    core: &Arc<Core>,
+    cred: &Cred,
+    file: &Arc<File>,
+    size: u64,
+    set: SetAttr,
+    pins: Vec<Pin>,
+) -> Result<Attr> {
+    file.turn();
+    tokens::outdated(core, file.ino);
     let beyond = ByteRange::new(size, u64::MAX);
     let _frozen = Frozen::from(core, file, size);
     // A write that passed its check before the range lock was taken has ended after this.
     core.cache.barrier();
     file.signal.until(|| !file.in_flight(beyond)).await;
-    let reply = core.call(file.ino.target(), cred, Request::SetAttr { ino: file.ino, set }).await;
-    let view = match reply.and_then(inode_reply) {
-        Ok(view) => view,
+    let done = async {
+        let mut told = change(core, cred, file.ino, set).await?;
+        let view = inode_reply(told.take()?)?;
+        Ok((told, view))
+    };
+    let (told, view) = match done.await {
+        Ok(done) => done,
         Err(e) => {
-            file.mark_epoch();
+            file.turn();
             return Err(e);
         }
     };
     core.cache.forget(file, beyond, Dirty::Discard);
+    file.own_end.fetch_min(size, SeqCst);
     file.size.store(size, SeqCst);
     explicit_time(file, &view);
-    file.mark_epoch();
-    let epoch = file.epoch.load(SeqCst);
-    let dirty = file.dirty_bytes.load(SeqCst) > 0;
-    let attr = file.adopt(view, if dirty { u64::MAX } else { epoch });
+    file.turn();
+    // Nothing else changes the file here: the answer is as good as one that is asked for now.
+    let adopted = file.adopt(view, Moment::now(told.moment.rule()));
+    drop(told);
+    drop(pins);
     crate::ops::open::send_closes(core, file);
-    Ok(attr)
+    Ok(adopted.attr)
 }

@@ -3,11 +3,13 @@
 //! Order as for a direct write: range lock, flush and forget what is cached, then the targets.
 
 use crate::api::{Ctx, Fallocate};
+use crate::company;
 use crate::core::{Core, unexpected};
 use crate::files::{File, OpenFile};
 use crate::ops::attr;
 use crate::rangelock::Hold;
 use crate::stats::Count;
+use crate::tokens;
 use crate::writeback;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, SetAttr, TimeSet, limits};
 use amphi_wire::{Reply, Request};
@@ -42,9 +44,10 @@ pub(crate) async fn fallocate(
         let done = change(&core, file, mode, range).await;
         file.spoil(range);
         file.mark_epoch();
+        tokens::outdated(&core, file.ino);
         done?;
     }
-    if extends && end > file.size() {
+    if extends && end > attr::size_now(&core, file).await? {
         extend(&core, &ctx.cred, file, end).await?;
     }
     Ok(())
@@ -68,18 +71,21 @@ async fn change(core: &Arc<Core>, file: &Arc<File>, mode: Fallocate, range: Byte
 /// Grows the file to `end` unless it has grown there meanwhile.
 async fn extend(core: &Arc<Core>, cred: &Cred, file: &Arc<File>, end: u64) -> Result<()> {
     let _guard = file.range.acquire(ByteRange::ALL, Hold::Exclusive).await;
-    if end <= file.size() {
+    let begun = company::begin(core);
+    let pins = if begun.is_some() { Vec::new() } else { attr::beyond(core, file, end).await? };
+    if end <= attr::size_now(core, file).await? {
         return Ok(());
     }
     let set = SetAttr { size: Some(end), mtime: Some(TimeSet::Now), open_for_write: true, ..SetAttr::default() };
-    attr::resize(core, cred, file, end, set).await?;
+    attr::resize(core, cred, file, end, set, pins).await?;
     Ok(())
 }
 
 async fn punch(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Result<()> {
+    let size = attr::size_now(core, file).await?;
     let view = file.view();
     // Beyond the stripes that exist there is nothing; the owner's knowledge of the size may be behind.
-    let stripes = view.layout.stripes_below(range.end.min(file.size().max(view.attr.size)).max(1));
+    let stripes = view.layout.stripes_below(range.end.min(size.max(view.attr.size)).max(1));
     let calls = (0..stripes).map(|stripe| {
         let object = ObjectId { ino: file.ino, stripe };
         let op = Request::Punch { object, range, generation: view.generation, mtime: core.wall() };
@@ -96,6 +102,7 @@ async fn punch(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Result<(
 }
 
 async fn allocate(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Result<()> {
+    attr::size_now(core, file).await?;
     let view = file.view();
     let mut pieces = view.layout.pieces(file.ino, range);
     loop {

@@ -1,12 +1,13 @@
 //! Operations on names: lookup, mknod, mkdir, symlink, link, unlink, rmdir, rename, readlink.
 //!
-//! Names are not cached: the server says 0 for how long they may be.
+//! Alone, names are not cached here: the front end may keep them for a while. In company they are, under tokens.
 
-use super::attr::{before, settle};
 use super::{done_reply, inode_reply};
 use crate::api::Ctx;
 use crate::core::{Core, unexpected};
 use crate::stats::Count;
+use crate::tokens::{self, Found, Told, name_keys};
+use amphi_dlm::TokenKey;
 use amphi_types::{Attr, Errno, Ino, Kind, Name, Result, limits};
 use amphi_wire::{Make, RenameMode, Reply, Request};
 use std::sync::Arc;
@@ -20,10 +21,44 @@ pub(crate) async fn lookup(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>) -
         }
         _ => {}
     }
+    if let Some(found) = tokens::find(&core, &ctx.cred, dir, &name) {
+        match found {
+            Found::Answer(result) => return result,
+            Found::Inode(ino) => match super::attr::ask(&core, &ctx.cred, ino).await {
+                // It has gone since.
+                Err(Errno::NoEnt | Errno::Stale) => {}
+                result => return result.map(|(_, attr)| attr),
+            },
+        }
+    }
     core.stats.count(Count::Lookup);
     let name = Name::new(name)?;
-    let view = inode_reply(core.call(dir.target(), &ctx.cred, Request::Lookup { dir, name }).await?)?;
-    Ok(settle(&core, view, &before(&core, Ino(0))))
+    let op = Request::Lookup { dir, name: name.clone() };
+    let mut tries = 0;
+    loop {
+        let mut told = tokens::call(&core, dir.target(), &ctx.cred, op.clone(), &[]).await?;
+        match told.take().and_then(inode_reply) {
+            Ok(view) => {
+                told.keep_name(dir, &name, Some(view.attr.ino));
+                let (attr, taken) = told.keep_size(view);
+                tries += 1;
+                if taken || tries == super::attr::TRIES {
+                    return Ok(attr);
+                }
+            }
+            Err(e) => {
+                if e == Errno::NoEnt {
+                    told.keep_name(dir, &name, None);
+                }
+                return Err(e);
+            }
+        }
+    }
+}
+
+/// Calls with a change of one name in `dir`.
+async fn change(core: &Arc<Core>, ctx: &Ctx, dir: Ino, name: &Name, op: Request) -> Result<Told> {
+    tokens::call(core, dir.target(), &ctx.cred, op, &name_keys(dir, name)).await
 }
 
 /// The directory above `dir`.
@@ -35,9 +70,14 @@ pub(crate) async fn parent(core: &Arc<Core>, ctx: &Ctx, dir: Ino) -> Result<Ino>
 }
 
 async fn make(core: &Arc<Core>, ctx: &Ctx, dir: Ino, name: Vec<u8>, make: Make, perm: u16) -> Result<Attr> {
-    let op = Request::Make { dir, name: new_name(name)?, make, perm: perm & 0o7777 };
-    match core.call(dir.target(), &ctx.cred, op).await? {
-        Reply::Made { inode, .. } => Ok(settle(core, inode, &before(core, Ino(0)))),
+    let name = new_name(name)?;
+    let op = Request::Make { dir, name: name.clone(), make, perm: perm & 0o7777 };
+    let mut told = change(core, ctx, dir, &name, op).await?;
+    match told.take()? {
+        Reply::Made { inode, .. } => {
+            told.keep_name(dir, &name, Some(inode.attr.ino));
+            Ok(told.keep_view(inode))
+        }
         other => Err(unexpected(&other)),
     }
 }
@@ -80,10 +120,12 @@ pub(crate) async fn symlink(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>, 
 
 pub(crate) async fn link(core: Arc<Core>, ctx: Ctx, ino: Ino, dir: Ino, name: Vec<u8>) -> Result<Attr> {
     core.stats.count(Count::Link);
-    let known = before(&core, ino);
-    let op = Request::Link { ino, dir, name: new_name(name)? };
-    let view = inode_reply(core.call(dir.target(), &ctx.cred, op).await?)?;
-    Ok(settle(&core, view, &known))
+    let name = new_name(name)?;
+    let op = Request::Link { ino, dir, name: name.clone() };
+    let mut told = change(&core, &ctx, dir, &name, op).await?;
+    let view = inode_reply(told.take()?)?;
+    told.keep_name(dir, &name, Some(ino));
+    Ok(told.keep_view(view))
 }
 
 /// The inode that has lost its last name.
@@ -99,9 +141,9 @@ pub(crate) async fn unlink(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>) -
     if name == b"." || name == b".." {
         return Err(Errno::IsDir);
     }
-    if let Some(ino) =
-        removed(core.call(dir.target(), &ctx.cred, Request::Unlink { dir, name: Name::new(name)? }).await?)?
-    {
+    let name = Name::new(name)?;
+    let mut told = change(&core, &ctx, dir, &name, Request::Unlink { dir, name: name.clone() }).await?;
+    if let Some(ino) = removed(told.take()?)? {
         super::open::nameless(&core, ino);
     }
     Ok(())
@@ -114,7 +156,9 @@ pub(crate) async fn rmdir(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>) ->
         b".." => return Err(Errno::NotEmpty),
         _ => {}
     }
-    removed(core.call(dir.target(), &ctx.cred, Request::RmDir { dir, name: Name::new(name)? }).await?).map(|_| ())
+    let name = Name::new(name)?;
+    let mut told = change(&core, &ctx, dir, &name, Request::RmDir { dir, name: name.clone() }).await?;
+    removed(told.take()?).map(|_| ())
 }
 
 pub(crate) async fn rename(
@@ -129,8 +173,13 @@ pub(crate) async fn rename(
     if dots(&from.1) || dots(&to.1) {
         return Err(if mode == RenameMode::NoReplace && dots(&to.1) { Errno::Exist } else { Errno::Busy });
     }
-    let op = Request::Rename { from: from.0, from_name: Name::new(from.1)?, to: to.0, to_name: Name::new(to.1)?, mode };
-    done_reply(core.call(from.0.target(), &ctx.cred, op).await?)
+    let (from_name, to_name) = (Name::new(from.1)?, Name::new(to.1)?);
+    // Keys of another target are taken from everybody by that target.
+    let here = |key: &TokenKey| key.target() == from.0.target();
+    let keys = name_keys(from.0, &from_name).into_iter().chain(name_keys(to.0, &to_name));
+    let keys: Vec<TokenKey> = keys.filter(here).collect();
+    let op = Request::Rename { from: from.0, from_name, to: to.0, to_name, mode };
+    done_reply(tokens::call(&core, from.0.target(), &ctx.cred, op, &keys).await?.take()?)
 }
 
 pub(crate) async fn readlink(core: Arc<Core>, ctx: Ctx, ino: Ino) -> Result<Vec<u8>> {

@@ -8,9 +8,11 @@ use super::{attr, inode_reply};
 use crate::api::{Created, Ctx, OpenFlags};
 use crate::cache::drop::Dirty;
 use crate::core::{Core, unexpected};
-use crate::files::{File, OpenFile};
+use crate::files::{File, Moment, OpenFile};
 use crate::locks;
 use crate::stats::Count;
+use crate::tokens::{self, name_keys};
+use amphi_dlm::TokenKey;
 use amphi_types::{ByteRange, Cred, Errno, Ino, Kind, Result, SetAttr};
 use amphi_wire::{Access, InodeView, Lane, Make, Reply, Request};
 use std::sync::Arc;
@@ -21,8 +23,8 @@ fn access(flags: OpenFlags) -> Access {
 }
 
 /// The open file of an answer that opened it.
-fn opened(core: &Arc<Core>, view: InodeView, flags: OpenFlags, before: Option<u64>) -> Arc<OpenFile> {
-    let file = core.files.open(view, access(flags), before);
+fn opened(core: &Arc<Core>, view: InodeView, flags: OpenFlags, moment: Moment) -> Arc<OpenFile> {
+    let file = core.files.open(view, access(flags), moment);
     Arc::new(OpenFile::new(core, file, flags))
 }
 
@@ -36,10 +38,14 @@ pub(crate) async fn create(
 ) -> Result<Created> {
     core.stats.count(Count::Create);
     let make = Make::File { open: Some(access(flags)), exclusive: flags.exclusive };
-    let op = Request::Make { dir, name: new_name(name)?, make, perm: perm & 0o7777 };
-    match core.call(dir.target(), &ctx.cred, op).await? {
+    let name = new_name(name)?;
+    let op = Request::Make { dir, name: name.clone(), make, perm: perm & 0o7777 };
+    let mut told = tokens::call(&core, dir.target(), &ctx.cred, op, &name_keys(dir, &name)).await?;
+    match told.take()? {
         Reply::Made { inode, created, lock } => {
-            let file = opened(&core, inode, flags, None);
+            let file = opened(&core, inode, flags, told.moment);
+            told.keep_name(dir, &name, Some(inode.attr.ino));
+            told.keep_view(inode);
             if let Some(lock) = lock {
                 locks::given(&core, &file.file, lock);
             }
@@ -55,9 +61,11 @@ pub(crate) async fn create(
 pub(crate) async fn tmpfile(core: Arc<Core>, ctx: Ctx, dir: Ino, perm: u16, flags: OpenFlags) -> Result<Created> {
     core.stats.count(Count::Create);
     let op = Request::MakeTmp { dir, perm: perm & 0o7777, open: access(flags) };
-    match core.call(dir.target(), &ctx.cred, op).await? {
+    let mut told = tokens::call(&core, dir.target(), &ctx.cred, op, &[]).await?;
+    match told.take()? {
         Reply::Made { inode, created, .. } => {
-            let file = opened(&core, inode, flags, None);
+            let file = opened(&core, inode, flags, told.moment);
+            told.keep_view(inode);
             Ok(Created { attr: file.file.overlay(inode.attr), file, created })
         }
         other => Err(unexpected(&other)),
@@ -66,11 +74,14 @@ pub(crate) async fn tmpfile(core: Arc<Core>, ctx: Ctx, dir: Ino, perm: u16, flag
 
 pub(crate) async fn open(core: Arc<Core>, ctx: Ctx, ino: Ino, flags: OpenFlags) -> Result<Arc<OpenFile>> {
     core.stats.count(Count::Open);
-    let before = core.files.get(ino).map(|f| f.epoch.load(SeqCst));
-    let reply =
-        core.call(ino.target(), &ctx.cred, Request::Open { ino, access: access(flags), exec: flags.exec }).await?;
-    let view = inode_reply(reply)?;
-    let file = opened(&core, view, flags, before);
+    let op = Request::Open { ino, access: access(flags), exec: flags.exec };
+    // Others drop the attributes of what this mount is about to write.
+    let keys: &[TokenKey] = if flags.write { &[TokenKey::Attributes(ino)] } else { &[] };
+    let mut told = tokens::call(&core, ino.target(), &ctx.cred, op, keys).await?;
+    let view = inode_reply(told.take()?)?;
+    let file = opened(&core, view, flags, told.moment);
+    told.keep_view(view);
+    drop(told);
     if view.attr.kind == Kind::Dir && flags.write {
         return Err(Errno::IsDir);
     }

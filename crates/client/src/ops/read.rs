@@ -2,9 +2,15 @@
 //!
 //! Order (FEATURES H3): valid cached bytes first, then the decision about what remains. With `O_DIRECT` the overlap is
 //! flushed and forgotten, and everything comes from the targets.
+//!
+//! In company the size may change at any time (`shared`). Bytes that are valid in the cache are inside the file: they lie under
+//! a lock, a truncate elsewhere needs that lock, and fills are cut at the size that was asked for under it.
+
+pub(crate) mod shared;
 
 use crate::api::{Ctx, Hints};
 use crate::cache::{UNIT, push_joined};
+use crate::company;
 use crate::core::{Core, unexpected};
 use crate::data::{Loans, Segments, scratch_for};
 use crate::decision::{Mode, Reason, decide};
@@ -13,6 +19,7 @@ use crate::locks;
 use crate::rangelock::Hold;
 use crate::readahead::{Limits, Plan};
 use crate::stats::{Count, Way, thread_shard};
+use crate::tokens;
 use crate::tunables::Knob;
 use crate::writeback;
 use amphi_dlm::Mode as LockMode;
@@ -38,7 +45,7 @@ pub(crate) fn try_read(
     into: &mut [u8],
     hints: Hints,
 ) -> Option<usize> {
-    let hit = Hit::begin(open, offset, into.len(), hints)?;
+    let hit = Hit::begin(core, open, offset, into.len(), hints)?;
     let len = hit.range.len() as usize;
     if len > 0 && (!core.cache.read(&open.file, hit.range, &mut into[..len]) || !hit.held(open)) {
         return None;
@@ -51,26 +58,57 @@ pub(crate) fn try_read(
 struct Hit {
     /// Of the range lock: nobody wrote meanwhile if it is still the same.
     stamp: u64,
-    /// What is asked for, up to the end of the file.
+    /// What is asked for, up to the end of the file where that is certain.
     range: ByteRange,
     size: u64,
+    /// In company: the token under which the size is certain; 0 without.
+    token: u64,
+    /// In company: no lock went meanwhile if it is still the same.
+    turned: u64,
 }
 
 impl Hit {
     #[inline]
-    fn begin(open: &OpenFile, offset: u64, len: usize, hints: Hints) -> Option<Hit> {
+    fn begin(core: &Core, open: &OpenFile, offset: u64, len: usize, hints: Hints) -> Option<Hit> {
         if !open.flags.read || open.flags.direct || hints.direct {
             return None;
         }
-        let stamp = open.file.range.stamp()?;
-        let size = open.file.size();
+        let file = &open.file;
+        let stamp = file.range.stamp()?;
+        let rule = core.company.rule();
+        let mut turned = 0;
+        let token = if rule & 1 == 1 {
+            if file.sure_rule.load(Relaxed) != rule {
+                return None;
+            }
+            0
+        } else {
+            turned = file.turned();
+            if hints.for_pages {
+                file.pages.note();
+            }
+            if !core.company.in_touch(core.clock.boot_ns()) {
+                return None;
+            }
+            let token = tokens::sure_until(core, file);
+            if token == 0 {
+                // Nothing is cut: only bytes that are all in the cache are known to be inside the file.
+                let range = ByteRange::at(offset, len as u64);
+                return (len > 0).then_some(Hit { stamp, range, size: file.size(), token, turned });
+            }
+            token
+        };
+        let size = file.size();
         let range = ByteRange::at(offset.min(size), len as u64).intersect(&ByteRange::new(0, size));
-        Some(Hit { stamp, range, size })
+        Some(Hit { stamp, range, size, token, turned })
     }
 
     #[inline]
     fn held(&self, open: &OpenFile) -> bool {
-        open.file.range.stamp() == Some(self.stamp)
+        let file = &open.file;
+        file.range.stamp() == Some(self.stamp)
+            && (self.turned == 0 || file.turned() == self.turned)
+            && (self.token == 0 || file.token_end_ns.load(SeqCst) == self.token)
     }
 
     #[inline]
@@ -97,7 +135,7 @@ pub(crate) fn try_lend(
     len: usize,
     hints: Hints,
 ) -> Option<Loans> {
-    let hit = Hit::begin(open, offset, len, hints)?;
+    let hit = Hit::begin(core, open, offset, len, hints)?;
     let loans = core.cache.lend(&open.file, hit.range)?;
     if !hit.held(open) {
         return None;
@@ -135,8 +173,15 @@ pub(crate) async fn read(
     }
     let file = &open.file;
     let asked = ByteRange::at(offset, len as u64);
+    if hints.for_pages && !core.company.is_alone() {
+        count(&core, &open, Reason::BufferedDefault, asked.len());
+        return super::pages::read(&core, file, asked).await;
+    }
     let _guard = file.range.acquire(asked, Hold::Shared).await;
-    let size = file.size();
+    let Some(_begun) = company::begin(&core) else {
+        return shared::read(&core, &ctx, &open, asked, hints).await;
+    };
+    let size = crate::ops::attr::size_now(&core, file).await?;
     let range = asked.intersect(&ByteRange::new(0, size));
     if range.is_empty() {
         return Ok(Segments::new());
@@ -189,16 +234,7 @@ fn lend_large(core: &Core, file: &File, range: ByteRange) -> Option<Segments> {
 
 /// Bytes of the targets, in the buffers they came in.
 async fn direct(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Result<Segments> {
-    let layout = file.layout();
-    let mut pieces: Vec<(ObjectId, ByteRange)> = Vec::new();
-    for (object, piece) in layout.pieces(file.ino, range) {
-        let mut at = piece.start;
-        while at < piece.end {
-            let part = ByteRange::at(at, limits::PAYLOAD_MAX as u64).intersect(&piece);
-            pieces.push((object, part));
-            at = part.end;
-        }
-    }
+    let pieces = direct_pieces(file, range);
     let parts = join_all(pieces.into_iter().map(|(object, part)| read_piece(core, file, object, part, true))).await;
     let mut data = Segments::new();
     let mut error = None;
@@ -221,6 +257,20 @@ async fn direct(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Result<
         Some(e) if data.is_empty() => Err(e),
         _ => Ok(data),
     }
+}
+
+/// `range` in the largest requests there are.
+pub(crate) fn direct_pieces(file: &File, range: ByteRange) -> Vec<(ObjectId, ByteRange)> {
+    let mut pieces = Vec::new();
+    for (object, piece) in file.layout().pieces(file.ino, range) {
+        let mut at = piece.start;
+        while at < piece.end {
+            let part = ByteRange::at(at, limits::PAYLOAD_MAX as u64).intersect(&piece);
+            pieces.push((object, part));
+            at = part.end;
+        }
+    }
+    pieces
 }
 
 /// Bytes of `range`, of which `buf` holds all but `gaps`.
@@ -363,16 +413,37 @@ impl Fetch {
     /// Gets the bytes into the cache.
     async fn run(self) -> Result<()> {
         let (core, file, range) = (&self.core, &self.file, self.range);
-        let mode = if file.has_writers() { LockMode::Write } else { LockMode::Read };
+        // In company two readers would take a write lock from each other.
+        let mode = if core.company.is_alone() && file.has_writers() { LockMode::Write } else { LockMode::Read };
         let pins = locks::pin_all(core, file, mode, range).await?;
-        let (bytes, _) = read_piece(core, file, self.object, range, false).await?;
+        let (bytes, zeros) = read_piece(core, file, self.object, range, false).await?;
+        let inside = self.inside(zeros).await?;
+        let done = self.put(inside, &Arc::new(bytes));
+        drop(pins);
+        done
+    }
+
+    /// The part that is inside the file, under the pinned lock: what the target has of it, or as far as the size goes.
+    async fn inside(&self, zeros: u64) -> Result<ByteRange> {
+        if zeros == 0 || self.core.company.is_alone() {
+            return Ok(self.range);
+        }
+        let size = crate::ops::attr::size_now(&self.core, &self.file).await?;
+        Ok(self.range.intersect(&ByteRange::new(0, size)))
+    }
+
+    /// Puts bytes into the cache. The caller has pinned the lock.
+    fn put(&self, range: ByteRange, bytes: &Arc<Buf>) -> Result<()> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        let (core, file) = (&self.core, &self.file);
         if !core.make_room(range.len().next_multiple_of(UNIT)) {
             // Everything is dirty: this read goes by the cache.
             return if self.ahead { Ok(()) } else { Err(Errno::NoSpace) };
         }
         core.stats.bytes(Count::Fill, range.len());
-        core.cache.fill(file, range, &Arc::new(bytes), self.ahead, |part| file.fill_is_true(self.id, part));
-        drop(pins);
+        core.cache.fill(file, range, bytes, self.ahead, |part| file.fill_is_true(self.id, part));
         Ok(())
     }
 }
@@ -423,8 +494,13 @@ fn read_ahead(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64) {
 
 /// Fetches what is neither cached nor under way, in the background.
 fn fetch_ahead(core: &Arc<Core>, file: &Arc<File>, plan: Plan) {
+    // Where others use the file, reading ahead would take locks that they need.
+    let wary = !core.company.is_alone() && is_wanted_elsewhere(core, file);
     for range in plan {
         let range = range.align_out(PAGE).intersect(&ByteRange::new(0, file.size()));
+        if wary && !locks::permit_reading(core, file, range) {
+            continue;
+        }
         for gap in core.cache.gaps(file, range) {
             for part in file.not_being_filled(gap) {
                 core.stats.bytes(Count::ReadAheadIssued, part.len());
@@ -439,6 +515,14 @@ fn fetch_ahead(core: &Arc<Core>, file: &Arc<File>, plan: Plan) {
             }
         }
     }
+}
+
+/// Whether somebody else has wanted a lock on the file lately, or a server called it contended.
+fn is_wanted_elsewhere(core: &Core, file: &File) -> bool {
+    let now = core.clock.now_ns();
+    let called = file.called_back_ns.load(Relaxed);
+    let lately = core.tunables.get(Knob::ContendedMs) * 1_000_000;
+    file.contended_until_ns.load(Relaxed) > now || (called > 0 && now < called.saturating_add(lately))
 }
 
 impl Core {

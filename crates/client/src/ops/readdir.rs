@@ -2,10 +2,10 @@
 //!
 //! Cookies 1 and 2 stand behind `.` and `..`; the server's own are greater.
 
-use super::attr::{before, settle};
 use crate::api::{Ctx, Dirent, Listing};
 use crate::core::{Core, unexpected};
 use crate::stats::Count;
+use crate::tokens;
 use amphi_types::{Ino, Kind, Result};
 use amphi_wire::{Reply, Request};
 use std::sync::Arc;
@@ -32,14 +32,16 @@ pub(crate) async fn readdir(core: Arc<Core>, ctx: Ctx, dir: Ino, cookie: u64, ma
         return Ok(listing);
     }
     let from = if cookie <= DOTS { 0 } else { cookie };
-    match core.call(dir.target(), &ctx.cred, Request::ReadDir { dir, cookie: from, max, plus }).await? {
+    let op = Request::ReadDir { dir, cookie: from, max, plus };
+    let mut told = tokens::call(&core, dir.target(), &ctx.cred, op, &[]).await?;
+    match told.take()? {
         Reply::Entries { entries, end } => {
             listing.entries.extend(entries.into_iter().map(|e| Dirent {
+                attr: told.keep_entry(dir, &e.name, e.ino, e.inode, &e.tokens),
                 name: e.name.as_bytes().to_vec(),
                 cookie: e.cookie,
                 ino: e.ino,
                 kind: e.kind,
-                attr: e.inode.map(|view| settle(&core, view, &before(&core, Ino(0)))),
             }));
             listing.end = end;
             Ok(listing)

@@ -4,11 +4,15 @@
 //! hole counts only where the object is the one that holds the bytes.
 
 use crate::api::{Ctx, Whence};
+use crate::company;
 use crate::core::{Core, unexpected};
 use crate::files::OpenFile;
+use crate::locks;
+use crate::ops::attr;
 use crate::rangelock::Hold;
 use crate::stats::Count;
 use crate::writeback;
+use amphi_dlm::Mode;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result};
 use amphi_wire::{Reply, Request};
 use futures_util::future::join_all;
@@ -18,7 +22,13 @@ pub(crate) async fn lseek(core: Arc<Core>, _ctx: Ctx, open: Arc<OpenFile>, offse
     core.stats.count(Count::Seek);
     let file = &open.file;
     let _guard = file.range.acquire(ByteRange::new(offset, u64::MAX), Hold::Shared).await;
-    let size = file.size();
+    // In company nobody changes what lies ahead until the answer.
+    let begun = company::begin(&core);
+    let _pins = match &begun {
+        Some(_) => Vec::new(),
+        None => locks::pin_objects(&core, file, Mode::Read, ByteRange::new(offset, u64::MAX)).await?,
+    };
+    let size = attr::size_now(&core, file).await?;
     if offset >= size {
         return Err(Errno::NxIo);
     }

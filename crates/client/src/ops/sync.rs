@@ -4,8 +4,11 @@ use super::done_reply;
 use crate::api::Ctx;
 use crate::core::Core;
 use crate::files::{File, OpenFile};
+use crate::locks;
 use crate::stats::Count;
+use crate::tokens;
 use crate::writeback;
+use amphi_dlm::Mode;
 use amphi_types::{ByteRange, Cred, Ino, Result, TargetId};
 use amphi_wire::{Lane, Request};
 use futures_util::future::join_all;
@@ -22,10 +25,14 @@ async fn sync_targets(core: &Arc<Core>, targets: BTreeSet<TargetId>) -> Result<(
 }
 
 /// Makes what was written of the file stable. The size and the way to the data live with the inode and the objects,
-/// so a datasync needs the same targets.
+/// so a datasync needs the same targets. The size may be out of date in company; what this mount has written lies below it.
 pub(crate) async fn sync_file(core: &Arc<Core>, file: &Arc<File>) -> Result<()> {
+    sync_stripes(core, file, file.layout().stripes_below(file.size())).await
+}
+
+async fn sync_stripes(core: &Arc<Core>, file: &Arc<File>, stripes: u32) -> Result<()> {
     let layout = file.layout();
-    let stripes = layout.stripes_below(file.size()).min(u32::from(layout.pool));
+    let stripes = stripes.min(u32::from(layout.pool));
     let mut targets: BTreeSet<TargetId> = (0..stripes).map(|s| layout.target(file.ino, s)).collect();
     targets.insert(file.ino.target());
     sync_targets(core, targets).await
@@ -33,8 +40,20 @@ pub(crate) async fn sync_file(core: &Arc<Core>, file: &Arc<File>) -> Result<()> 
 
 pub(crate) async fn fsync(core: Arc<Core>, _ctx: Ctx, open: Arc<OpenFile>, _datasync: bool) -> Result<()> {
     core.stats.count(Count::Fsync);
-    writeback::flush(&core, &open.file, ByteRange::ALL).await;
-    let synced = sync_file(&core, &open.file).await;
+    let file = &open.file;
+    writeback::flush(&core, file, ByteRange::ALL).await;
+    let synced = if core.company.is_alone() || tokens::is_sure(&core, file) {
+        sync_file(&core, file).await
+    } else {
+        // Others may have written it: what they have not written back yet counts too, as it would on one machine.
+        match locks::pin_objects(&core, file, Mode::Read, ByteRange::ALL).await {
+            Ok(pins) => {
+                drop(pins);
+                sync_stripes(&core, file, file.layout().stripes()).await
+            }
+            Err(e) => Err(e),
+        }
+    };
     open.take_error()?;
     synced
 }

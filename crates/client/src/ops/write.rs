@@ -1,19 +1,23 @@
 //! write: into the cache, or straight to the targets.
+//!
+//! In company a write is one event for everybody: it holds one lock over each object's part of it from before the first byte
+//! until the last is in the cache or on the target, or goes to one object under the target's own lock.
 
 use crate::api::{Ctx, Hints};
 use crate::cache::{Put, UNIT};
+use crate::company;
 use crate::core::Core;
 use crate::decision::{Mode, Reason, decide};
-use crate::files::{File, OpenFile};
-use crate::locks;
-use crate::ops::{attr, sync};
+use crate::files::{File, Moment, OpenFile};
+use crate::locks::{self, Pin};
+use crate::ops::{attr, read, sync};
 use crate::rangelock::Hold;
 use crate::stats::Way;
+use crate::tokens;
 use crate::writeback::{self, WriteKind, write_piece};
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, SetAttr, limits};
-use amphi_wire::Request;
 use futures_util::future::join_all;
 use std::sync::Arc;
 
@@ -42,13 +46,27 @@ pub(crate) fn try_write(
         return None;
     }
     let one_unit = offset / UNIT == (range.end - 1) / UNIT;
+    // Without a pin, others could see the units of a larger write one by one; pages have a way of their own.
+    let unpinned = one_unit && !hints.write_back && !hints.for_pages;
+    if !core.company.is_alone() && (!unpinned || !core.company.in_touch(core.clock.boot_ns())) {
+        return None;
+    }
     let guard =
         if one_unit && file.range.idle() { None } else { Some(file.range.try_acquire(range, Hold::Exclusive)?) };
-    let check = || locks::covered(file, stripes) && (guard.is_some() || file.range.idle());
+    let check = || {
+        let goes = locks::covered(file, stripes) && (guard.is_some() || file.range.idle());
+        if goes && one_unit {
+            // Under the unit's lock: before a flush that a callback has asked for.
+            file.extend_own(range.end);
+        }
+        goes
+    };
     file.touch(core.wall());
     match core.cache.write(file, offset, bytes, || core.clock.now_ns(), check) {
         Put::Done { full_chunk, rewritten } => {
-            file.extend(range.end);
+            if !one_unit {
+                file.extend_own(range.end);
+            }
             drop(guard);
             count(core, open, decision.reason, range.len());
             open.note_piece(Way::Write, ctx.tid, range, hints.may_continue);
@@ -91,13 +109,31 @@ pub(crate) async fn write(
     if hints.kill_suidgid {
         drop_suid(&core, &file).await?;
     }
-    // An append takes the whole file, so that the end stays where it is until all its bytes are there.
-    let (guard, range) = if open.flags.append {
-        let guard = file.range.acquire(ByteRange::ALL, Hold::Exclusive).await;
-        (guard, ByteRange::at(file.size(), len))
-    } else {
+    let through_pages = hints.write_back || (hints.for_pages && !open.flags.append);
+    if through_pages && !core.company.is_alone() {
         let range = ByteRange::at(offset, len);
-        (file.range.acquire(range, Hold::Exclusive).await, range)
+        return match super::pages::write(&core, &file, range, data).await? {
+            Some((held, data)) => {
+                let written = buffered(&core, &file, range, &data, true).await;
+                drop(held);
+                written
+            }
+            None => Ok(len as usize),
+        };
+    }
+    // An append takes the whole file, so that the end stays where it is until all its bytes are there.
+    let local = if open.flags.append { ByteRange::ALL } else { ByteRange::at(offset, len) };
+    let guard = file.range.acquire(local, Hold::Exclusive).await;
+    let begun = company::begin(&core);
+    let mut pins = None;
+    let range = if open.flags.append {
+        if begun.is_none() {
+            company::touch(&core).await?;
+            pins = Some(locks::pin_objects(&core, &file, LockMode::Write, ByteRange::ALL).await?);
+        }
+        ByteRange::at(attr::size_now(&core, &file).await?, len)
+    } else {
+        local
     };
     if range.end > limits::FILE_MAX {
         return Err(Errno::FileTooBig);
@@ -109,11 +145,18 @@ pub(crate) async fn write(
         decision = crate::decision::Decision { mode: Mode::Direct, reason: Reason::DirectUser };
     }
     count(&core, &open, decision.reason, len);
+    if begun.is_none() && pins.is_none() {
+        company::touch(&core).await?;
+        let pieces = read::direct_pieces(&file, range);
+        if decision.mode == Mode::Buffered || pieces.len() > 1 {
+            pins = Some(locks::pin_all(&core, &file, LockMode::Write, range).await?);
+        }
+    }
     let written = match decision.mode {
-        Mode::Buffered => buffered(&core, &file, range, &data).await?,
-        Mode::Direct => direct(&core, &file, range, data, hints).await?,
+        Mode::Buffered => buffered(&core, &file, range, &data, pins.is_some()).await?,
+        Mode::Direct => direct(&core, &file, range, data, hints, pins.as_deref()).await?,
     };
-    drop(guard);
+    drop((pins, begun, guard));
     if open.flags.sync || open.flags.dsync {
         writeback::flush(&core, &file, range).await;
         sync::sync_file(&core, &file).await?;
@@ -124,29 +167,35 @@ pub(crate) async fn write(
 
 /// Clears setuid and setgid at once, where there are any: a buffered write reaches the server too late for that.
 async fn drop_suid(core: &Arc<Core>, file: &Arc<File>) -> Result<()> {
+    if !tokens::is_sure(core, file) {
+        attr::reload(core, file).await?;
+    }
     if file.view().attr.perm & 0o6000 == 0 {
         return Ok(());
     }
-    let epoch = file.epoch.load(std::sync::atomic::Ordering::SeqCst);
     let set = SetAttr { kill_suidgid: true, open_for_write: true, ..SetAttr::default() };
-    let reply = core.call(file.ino.target(), &Cred::root(), Request::SetAttr { ino: file.ino, set }).await?;
-    file.adopt(super::inode_reply(reply)?, epoch);
+    let mut told = attr::change(core, &Cred::root(), file.ino, set).await?;
+    let view = super::inode_reply(told.take()?)?;
+    told.keep_view(view);
     Ok(())
 }
 
-/// Writes into the cache. The caller holds the range lock.
-async fn buffered(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, data: &Buf) -> Result<usize> {
+/// Writes into the cache. The caller holds the range lock; if it has `pinned` locks on all of it, others see it as one event.
+async fn buffered(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, data: &Buf, pinned: bool) -> Result<usize> {
     // In steps, so that a write larger than the dirty share of the cache gets through.
     const STEP: u64 = 4 << 20;
     let mut at = range.start;
     while at < range.end {
         let part = ByteRange::at(at, STEP).intersect(&range);
-        let pins = locks::pin_all(core, file, LockMode::Write, part).await?;
+        let pins: Vec<Pin> = match pinned {
+            true => Vec::new(),
+            false => locks::pin_all(core, file, LockMode::Write, part).await?,
+        };
         writeback::throttle(core, part.len(), room_for(part)).await;
         file.touch(core.wall());
         let span = (part.start - range.start) as usize..(part.end - range.start) as usize;
         let put = core.cache.write(file, part.start, &data[span], || core.clock.now_ns(), || true);
-        file.extend(part.end);
+        file.extend_own(part.end);
         drop(pins);
         if let Put::Done { full_chunk: Some(chunk), rewritten } = put {
             writeback::chunk_is_full(core, file, chunk, rewritten);
@@ -156,23 +205,23 @@ async fn buffered(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, data: &B
     Ok(data.len())
 }
 
-/// Writes to the targets: all pieces in flight at once, one wait (FEATURES H7). The caller holds the range lock.
-async fn direct(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, data: Buf, hints: Hints) -> Result<usize> {
-    file.mark_epoch();
+/// Writes to the targets: all pieces in flight at once, one wait (FEATURES H7). The caller holds the range lock; without
+/// `pins` the targets lock for each piece.
+async fn direct(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    range: ByteRange,
+    data: Buf,
+    hints: Hints,
+    pins: Option<&[Pin]>,
+) -> Result<usize> {
+    file.turn();
+    tokens::outdated(core, file.ino);
     writeback::flush_and_forget(core, file, range).await;
     let old_size = file.size();
-    let layout = file.layout();
-    let mut pieces: Vec<(ObjectId, ByteRange)> = Vec::new();
-    for (object, piece) in layout.pieces(file.ino, range) {
-        let mut at = piece.start;
-        while at < piece.end {
-            let part = ByteRange::at(at, limits::PAYLOAD_MAX as u64).intersect(&piece);
-            pieces.push((object, part));
-            at = part.end;
-        }
-    }
+    let pieces = read::direct_pieces(file, range);
     let len = data.len();
-    let kind = WriteKind::Direct { kill_suidgid: hints.kill_suidgid };
+    let kind = WriteKind::Direct { kill_suidgid: hints.kill_suidgid, server_lock: pins.is_none() };
     let cut = split(data, &pieces);
     let sends =
         pieces.iter().zip(cut).map(|((object, part), buf)| write_piece(core, file, *object, part.start, buf, kind));
@@ -193,10 +242,14 @@ async fn direct(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, data: Buf,
             Err(e) => error = error.or(Some(e)),
         }
     }
-    file.extend(good_to.max(if good_to > range.start { good_to } else { 0 }));
-    file.mark_epoch();
+    if good_to > range.start {
+        file.extend(good_to);
+    }
+    file.turn();
+    tokens::outdated(core, file.ino);
     let Some(e) = error else { return Ok(len) };
-    if written_to > good_to.max(old_size) {
+    // In company others may have written there since.
+    if core.company.is_alone() && written_to > good_to.max(old_size) {
         trim(core, file, good_to.max(old_size)).await;
     }
     if good_to > range.start { Ok((good_to - range.start) as usize) } else { Err(e) }
@@ -205,10 +258,13 @@ async fn direct(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, data: Buf,
 /// Cuts off what pieces behind a failed one have extended.
 async fn trim(core: &Arc<Core>, file: &Arc<File>, size: u64) {
     let set = SetAttr { size: Some(size), open_for_write: true, ..SetAttr::default() };
-    let reply = core.call(file.ino.target(), &Cred::root(), Request::SetAttr { ino: file.ino, set }).await;
+    let reply = match attr::change(core, &Cred::root(), file.ino, set).await {
+        Ok(mut told) => told.take(),
+        Err(e) => Err(e),
+    };
     match reply.and_then(super::inode_reply) {
         Ok(view) => {
-            file.adopt(view, u64::MAX);
+            file.adopt(view, Moment::PAST);
         }
         Err(e) => tracing::warn!(ino = %file.ino, size, "cannot trim after a failed write: {e}"),
     }

@@ -11,7 +11,9 @@ use super::done_reply;
 use crate::api::Ctx;
 use crate::core::{Core, unexpected};
 use crate::stats::Count;
+use crate::tokens;
 use crate::writeback;
+use amphi_dlm::TokenKey;
 use amphi_types::{ByteRange, Errno, Ino, IoMode, Kind, Result, limits};
 use amphi_wire::{InodeView, Reply, Request, XattrMode};
 use std::sync::Arc;
@@ -21,7 +23,7 @@ const LAYOUT: &[u8] = b"user.amphi.layout";
 const MODE: &[u8] = b"user.amphi.mode";
 
 async fn view(core: &Arc<Core>, ctx: &Ctx, ino: Ino) -> Result<InodeView> {
-    super::inode_reply(core.call(ino.target(), &ctx.cred, Request::GetAttr { ino }).await?)
+    super::attr::ask(core, &ctx.cred, ino).await.map(|(view, _)| view)
 }
 
 fn has_layout(view: &InodeView) -> bool {
@@ -44,7 +46,11 @@ pub(crate) async fn get(core: Arc<Core>, ctx: Ctx, ino: Ino, name: Vec<u8>) -> R
         };
     }
     // The kernel asks for `security.capability` with each change of owner.
-    if name.starts_with(b"security.") && core.files.get(ino).is_some_and(|f| f.open_count() > 0 && !f.view().xattrs) {
+    let none_here = || {
+        let file = core.files.get(ino).filter(|f| f.open_count() > 0 && tokens::is_sure(&core, f));
+        file.is_some_and(|f| !f.view().xattrs) || tokens::lacks_xattrs(&core, ino)
+    };
+    if name.starts_with(b"security.") && none_here() {
         return Err(Errno::NoData);
     }
     match core.call(ino.target(), &ctx.cred, Request::GetXattr { ino, name }).await? {
@@ -101,15 +107,16 @@ pub(crate) async fn set(
             }
             own => return control::set(&core, &ctx, own, text).await,
         };
-        let known = super::attr::before(&core, ino);
-        let view = super::inode_reply(core.call(ino.target(), &ctx.cred, op).await?)?;
-        super::attr::settle(&core, view, &known);
+        let mut told = change(&core, &ctx, ino, op).await?;
+        let view = super::inode_reply(told.take()?)?;
+        told.keep_view(view);
         return Ok(());
     }
     if let Some(file) = core.files.get(ino) {
         file.known.lock().view.xattrs = true;
     }
-    let done = done_reply(core.call(ino.target(), &ctx.cred, Request::SetXattr { ino, name, value, mode }).await?);
+    let op = Request::SetXattr { ino, name, value, mode };
+    let done = done_reply(change(&core, &ctx, ino, op).await?.take()?);
     if let Some(file) = core.files.get(ino) {
         // An answer that was asked for before may have come meanwhile.
         file.known.lock().view.xattrs = true;
@@ -122,7 +129,11 @@ pub(crate) async fn remove(core: Arc<Core>, ctx: Ctx, ino: Ino, name: Vec<u8>) -
     if name.starts_with(PREFIX) {
         return Err(Errno::Perm);
     }
-    done_reply(core.call(ino.target(), &ctx.cred, Request::RemoveXattr { ino, name }).await?)
+    done_reply(change(&core, &ctx, ino, Request::RemoveXattr { ino, name }).await?.take()?)
+}
+
+async fn change(core: &Arc<Core>, ctx: &Ctx, ino: Ino, op: Request) -> Result<tokens::Told> {
+    tokens::call(core, ino.target(), &ctx.cred, op, &[TokenKey::Attributes(ino)]).await
 }
 
 fn mode_text(mode: IoMode) -> &'static str {

@@ -36,6 +36,7 @@ pub(crate) struct Server {
     pub(crate) refuse_writes: Vec<(u64, Errno)>,
     pub(crate) contended: bool,
     pub(crate) clock_ns: u64,
+    pub(crate) file_locks: super::file_locks::Desk,
     next: u64,
 }
 
@@ -53,6 +54,7 @@ impl Server {
             refuse_writes: Vec::new(),
             contended: false,
             clock_ns: 1_000_000_000,
+            file_locks: Default::default(),
             next: 1,
         };
         let root = server.node(Ino::ROOT, Ino::ROOT, Kind::Dir, 0o755);
@@ -121,13 +123,23 @@ impl Server {
         self.clock_ns += 1000;
         let mut out = None;
         let result = self.execute(call, payload, &mut out);
-        (Answer { result, contended: self.contended }, out)
+        (Answer { contended: self.contended, ..Answer::of(result) }, out)
     }
 
     fn execute(&mut self, call: Call, payload: Option<Buf>, out: &mut Option<Buf>) -> Result<Reply, Errno> {
         let right_target = |ino: Ino| assert_eq!(call.target, ino.target(), "inode requests go to the owner");
         Ok(match call.op {
             Request::Lookup { dir, name } => Reply::Inode(self.nodes[&self.found(dir, &name)?].view),
+            Request::FileLockSet { lock, number, wait } => {
+                right_target(lock.ino);
+                self.file_locks.set(super::file_locks::US, &lock, number, wait)?
+            }
+            Request::FileLockCancel { lock, number } => self.file_locks.cancel(&lock, number),
+            Request::FileLockUnlock { ino, owner, range } => {
+                right_target(ino);
+                self.file_locks.unlock(super::file_locks::US, ino, owner, range)?
+            }
+            Request::FileLockTest { lock, .. } => self.file_locks.test(&lock)?,
             Request::Parent { dir } => Reply::Ino(self.inode(dir)?.parent),
             Request::GetAttr { ino } => {
                 right_target(ino);
@@ -189,6 +201,7 @@ impl Server {
                     ino: *ino,
                     kind: self.nodes[ino].view.attr.kind,
                     inode: plus.then(|| self.nodes[ino].view),
+                    tokens: Default::default(),
                 };
                 let entries = all.iter().map(|(k, v)| (*k, *v)).enumerate().map(entry);
                 let entries: Vec<_> = entries_after(entries, cookie);
@@ -297,7 +310,9 @@ impl Server {
                     true => set.gaps(rest).first().map(|r| r.start),
                 })
             }
-            Request::Sync | Request::Goodbye => Reply::Done,
+            Request::Sync | Request::Goodbye | Request::Revoked { .. } | Request::CompanyKnown { .. } => Reply::Done,
+            Request::Map | Request::Join { .. } | Request::Ask { .. } => return Err(Errno::Proto),
+            Request::RepresentFileLocks { .. } => return Err(Errno::Proto),
             Request::Spread { ino } => {
                 right_target(ino);
                 let node = self.inode(ino)?;
@@ -323,7 +338,14 @@ impl Server {
                 Reply::Tunables(vec![("server.x".into(), value.unwrap_or("1".into()), "help".into())])
             }
             Request::Counters { .. } => Reply::Counters(vec![("requests".into(), 3)]),
-            Request::Status => Reply::Status { uptime_s: 1, cluster: 0xab, targets: Vec::new(), sessions: Vec::new() },
+            Request::Status => Reply::Status {
+                uptime_s: 1,
+                cluster: 0xab,
+                targets: Vec::new(),
+                sessions: Vec::new(),
+                map_epoch: 1,
+                servers: Vec::new(),
+            },
             Request::GlimpseReply { .. } | Request::Represent { .. } => Reply::Done,
         })
     }

@@ -30,6 +30,9 @@ impl Handler for Served {
             urgent_credits: 4,
             pool: 4,
             token_ms: 0,
+            alone: true,
+            map_epoch: 0,
+            mounts: 1,
         })
     }
     fn connected(&self, _: SessionId, _: Role, _: ConnId) {}
@@ -45,7 +48,8 @@ impl Handler for Served {
 }
 
 /// Time of the simulation for the half without environment: told by a task.
-struct Told(AtomicU64);
+#[derive(Default)]
+pub(super) struct Told(AtomicU64);
 
 impl Clock for Told {
     fn now_ns(&self) -> u64 {

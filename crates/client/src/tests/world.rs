@@ -47,6 +47,12 @@ impl World {
         config.tunables = tunables.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect();
         let (client, io) = Client::new(config);
         client.core.pool.store(4, SeqCst);
+        client.core.map.lock().servers.push(amphi_wire::ServerInfo {
+            id: 1,
+            name: "one".into(),
+            addrs: Vec::new(),
+            targets: (0..4).map(amphi_types::TargetId).collect(),
+        });
         let seed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let server = Server::new(4);
         World { client, server, clock, tasks: Vec::new(), calls: Vec::new(), seed, callbacks: 0, _io: io }
@@ -72,6 +78,10 @@ impl World {
             // Also locks whose grant has not reached the client yet, and twice the same.
             self.server.called_back.push(id);
             crate::locks::callback(&self.client.core, object, id);
+        }
+        for number in self.server.file_locks.take_news() {
+            // Now and then twice, as after a connection was lost.
+            (0..=self.rand(2)).for_each(|_| self.client.core.file_locks.news(number));
         }
         let busy = !self.calls.is_empty() || !self.tasks.is_empty();
         if !self.calls.is_empty() && (self.tasks.is_empty() || self.rand(2) == 0) {

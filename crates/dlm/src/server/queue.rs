@@ -114,11 +114,40 @@ impl LockSpace {
         if self.locks.len() - self.direct_count >= self.limits.max_locks {
             return Err(Refusal::Full);
         }
+        self.insert_granted(id, session, object, mode, range);
+        Ok(())
+    }
+
+    /// As [`LockSpace::restore`], under a new id, for a client that goes on with that: as long as no new request is taken.
+    pub fn take_in(
+        &mut self,
+        session: SessionId,
+        object: ObjectId,
+        mode: Mode,
+        range: ByteRange,
+    ) -> Result<LockId, Refusal> {
+        if range.is_empty() {
+            return Err(Refusal::EmptyRange);
+        }
+        let view = self.objects.get(&object).copied().unwrap_or(Object::NEW);
+        if self.count_conflicts(&view, Owner::Cached(session), mode, range, 1) > 0 {
+            return Err(Refusal::Conflict);
+        }
+        if self.locks.len() - self.direct_count >= self.limits.max_locks {
+            return Err(Refusal::Full);
+        }
+        self.sequence += 1;
+        let id = LockId::new(self.generation, self.sequence);
+        self.insert_granted(id, session, object, mode, range);
+        Ok(id)
+    }
+
+    fn insert_granted(&mut self, id: LockId, session: SessionId, object: ObjectId, mode: Mode, range: ByteRange) {
+        let owner = Owner::Cached(session);
         self.locks.insert(id, Lock::new(owner, object, mode, range, Growth::Exact, State::Granted));
         self.sessions.insert((session, id));
         let tables = self.objects.entry(object).or_insert(Object::NEW);
         self.forest.insert(&mut tables.granted[class(owner, mode)], Entry { range, id, session }, false);
-        Ok(())
     }
 
     /// Conflicting granted locks and waiting requests, up to `cap`. Granted ones count with their grown range: false

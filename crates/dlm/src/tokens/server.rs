@@ -205,6 +205,11 @@ impl TokenSpace {
         }
     }
 
+    /// Changes the deadline of revocations from now on.
+    pub fn tune(&mut self, callback_deadline_ns: u64) {
+        self.limits.callback_deadline_ns = callback_deadline_ns;
+    }
+
     /// What to do next; `None` when there is nothing.
     pub fn poll_action(&mut self) -> Option<TokenAction> {
         self.actions.pop_front()

@@ -4,10 +4,14 @@
 pub mod init {
     /// Several reads of one file may be in flight.
     pub const ASYNC_READ: u64 = 1 << 0;
+    /// POSIX and open-file locks come here.
+    pub const POSIX_LOCKS: u64 = 1 << 1;
     /// OPEN carries `O_TRUNC` and truncates.
     pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
     /// Writes may exceed one page.
     pub const BIG_WRITES: u64 = 1 << 5;
+    /// Locks of `flock` come here.
+    pub const FLOCK_LOCKS: u64 = 1 << 10;
     /// Directories take READDIRPLUS.
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     /// The kernel chooses between READDIR and READDIRPLUS.
@@ -78,6 +82,8 @@ pub mod fopen {
 pub mod bits {
     /// GETATTR: the handle is valid.
     pub const GETATTR_FH: u32 = 1 << 0;
+    /// READ: the lock owner is valid. The kernel says so in every read but those for its page cache.
+    pub const READ_LOCKOWNER: u32 = 1 << 1;
     /// WRITE: from the kernel's page cache, handle guessed.
     pub const WRITE_CACHE: u32 = 1 << 0;
     /// WRITE: clear setuid and setgid.
@@ -86,6 +92,8 @@ pub mod bits {
     pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
     /// RELEASE: flush first.
     pub const RELEASE_FLUSH: u32 = 1 << 0;
+    /// GETLK, SETLK, SETLKW: the lock is one of `flock`.
+    pub const LK_FLOCK: u32 = 1 << 0;
     /// FSYNC: data only.
     pub const FSYNC_DATA: u32 = 1 << 0;
     /// IOCTL: on a directory.

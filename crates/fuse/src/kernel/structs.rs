@@ -40,6 +40,7 @@ mod tests {
             (offset_of!(WriteIn, size), offset_of!(WriteIn, lock_owner), offset_of!(WriteIn, flags)),
             (16, 24, 32)
         );
+        assert_eq!((offset_of!(LkIn, lk), offset_of!(LkIn, lk_flags), offset_of!(LkOut, kind)), (16, 40, 16));
         assert_eq!((offset_of!(IoctlIn, arg), offset_of!(FallocateIn, mode)), (16, 24));
         assert_eq!((offset_of!(CopyFileRangeIn, len), offset_of!(NotifyInvalInode, len)), (40, 16));
     }

@@ -1,8 +1,7 @@
 //! Negotiation: the INIT request and our answer.
 //!
 //! Invariant: a flag is answered only if the kernel offered it and the session acts on it. Left out on purpose: the kernel's
-//! write-back cache (the cache is the file system's), its forwarding of flock and fcntl locks (with one mount its own are
-//! exact and interruptible), the long form of SETXATTR and FUSE over io_uring (both change messages).
+//! write-back cache (the cache is the file system's), the long form of SETXATTR and FUSE over io_uring (both change messages).
 
 use super::{Limits, SessionConfig};
 use crate::Buf;
@@ -32,6 +31,8 @@ const WANTED: u64 = flag::ASYNC_READ
     | flag::INIT_EXT
     | flag::CREATE_SUPP_GROUP
     | flag::DIRECT_IO_ALLOW_MMAP;
+/// Flags we answer if offered and the file system keeps locks itself.
+const WANTED_FOR_LOCKS: u64 = flag::POSIX_LOCKS | flag::FLOCK_LOCKS;
 /// Background requests in flight: read-ahead and pieces of O_DIRECT calls. The kernel's default of 12 cuts a
 /// 16 MiB call of 1 MiB pieces in two rounds.
 const BACKGROUND_MAX: u16 = 128;
@@ -41,7 +42,7 @@ const READ_AHEAD_BYTES: u32 = 1 << 20;
 const PAGE: usize = 4096;
 
 /// Answers INIT on a fresh mount.
-pub(super) fn negotiate(device: &OwnedFd, config: &SessionConfig) -> Result<Limits, MountError> {
+pub(super) fn negotiate(device: &OwnedFd, config: &SessionConfig, locks: bool) -> Result<Limits, MountError> {
     let mut buf = Buf::zeroed(PAYLOAD_AT + (64 << 10));
     loop {
         buf.set_window(PAYLOAD_AT - WRITE_HEAD_BYTES..buf.capacity());
@@ -69,16 +70,16 @@ pub(super) fn negotiate(device: &OwnedFd, config: &SessionConfig) -> Result<Limi
             let _ = write_message(device.as_fd(), request.unique, -Errno::Proto.raw(), &[]);
             return Err(MountError::KernelTooOld { major: init.major, minor: init.minor });
         }
-        let (out, limits) = answer(&init, config);
+        let (out, limits) = answer(&init, config, locks);
         reply(&out)?;
         tracing::debug!(?limits, "mount negotiated");
         return Ok(limits);
     }
 }
 
-fn answer(init: &InitIn, config: &SessionConfig) -> (InitOut, Limits) {
+fn answer(init: &InitIn, config: &SessionConfig, locks: bool) -> (InitOut, Limits) {
     let offered = u64::from(init.flags) | (u64::from(init.flags2) << 32);
-    let taken = offered & WANTED;
+    let taken = offered & if locks { WANTED | WANTED_FOR_LOCKS } else { WANTED };
     let write_max = config.request_bytes();
     // One page more, so that a call whose memory is not page-aligned is not cut.
     let pages = write_max / PAGE + 1;
@@ -112,15 +113,15 @@ mod tests {
     #[test]
     fn only_offered_and_wanted_flags_are_taken() {
         let config = SessionConfig::default();
-        let (none, _) = answer(&InitIn { major: 7, minor: 40, ..InitIn::default() }, &config);
+        let (none, _) = answer(&InitIn { major: 7, minor: 40, ..InitIn::default() }, &config, true);
         assert_eq!((none.flags, none.flags2, none.minor), (0, 0, 40));
         let every = InitIn { major: 7, minor: 45, flags: u32::MAX, flags2: u32::MAX, ..InitIn::default() };
-        let (out, limits) = answer(&every, &config);
+        let (out, limits) = answer(&every, &config, false);
         let taken = u64::from(out.flags) | (u64::from(out.flags2) << 32);
         assert_eq!(taken, WANTED);
-        for (bit, what) in
-            [(16, "write-back cache"), (29, "long setxattr"), (41, "io_uring"), (1, "fcntl"), (10, "flock")]
-        {
+        let (with_locks, _) = answer(&every, &config, true);
+        assert_eq!(with_locks.flags ^ out.flags, 1 << 1 | 1 << 10);
+        for (bit, what) in [(16, "write-back cache"), (29, "long setxattr"), (41, "io_uring")] {
             assert_eq!(taken >> bit & 1, 0, "{what}");
         }
         assert_eq!((out.max_write, out.max_pages), (8 << 20, 2049));

@@ -4,7 +4,9 @@
 //! wakes (measured: 4 KiB in 3.5 us with brief polling, against 26 us when threads take turns). So one thread reads, and handles
 //! what it reads itself; when the handler is about to wait (`will_block`), another thread takes over reading. Should a
 //! handler wait without saying so, the watch notices within two ticks.
-//! How many threads read at a time follows the load: `pressure` rises with requests that queue or wait and falls when the device is empty.
+//! How many threads read at a time follows the load: `pressure` rises with requests that queue, or wait at the same time, and
+//! falls when the device is empty. A lone caller gets one reader however much it waits: with two, each of its calls
+//! wakes the one that slept longest, and a create takes 270 us instead of 120.
 //!
 //! Invariant: while the backlog has room, a thread reads the device or will within two ticks, so interrupts get
 //! through: the last thread that may exist never works but parks what it reads.
@@ -146,7 +148,10 @@ impl Pool {
     /// The handler of a thread is about to wait: somebody else has to read.
     pub(super) fn will_block(&self) -> Next {
         let mut s = self.state.lock();
-        s.raise(PRESSURE_STEP, self.readers_max);
+        // A lone caller that waits sends nothing more: somebody has to read meanwhile, but not beside this thread afterwards.
+        if s.working() > 1 || !s.backlog.is_empty() {
+            s.raise(PRESSURE_STEP, self.readers_max);
+        }
         if s.reading > 0 || s.ended { Next::Work } else { self.promote(&mut s) }
     }
 
@@ -317,6 +322,11 @@ impl State {
         self.pressure = (self.pressure + by).min(readers_max * PRESSURE_STEP);
     }
 
+    /// Threads that handle a request.
+    fn working(&self) -> usize {
+        self.threads.saturating_sub(self.reading + self.sleepers.len())
+    }
+
     /// How many threads should read.
     fn target(&self, readers_max: usize) -> usize {
         (1 + self.pressure / PRESSURE_STEP).min(readers_max)
@@ -345,6 +355,30 @@ mod tests {
         assert!(pool.unpark(5).is_none());
         assert_eq!(pool.request_read(BACKLOG_MAX_BYTES, false), Next::Work, "a backlog of too many bytes");
         assert_eq!(pool.work_done().map(|p| p.unique), Some(0), "oldest first");
+    }
+
+    /// Goal: a lone caller that waits again and again gets no second reader, two that wait at a time do. Method: drive the
+    /// counts by hand.
+    #[test]
+    fn a_lone_caller_gets_one_reader() {
+        let pool = Pool::new(8, 8, 2);
+        pool.thread_starts();
+        for _ in 0..10 {
+            assert_eq!(pool.request_read(100, false), Next::Work);
+            assert!(pool.is_calm(), "a lone caller's wait");
+            assert_eq!(pool.will_block(), Next::SpawnThenWork);
+            // The new reader takes over for good, the old one has nothing to read and ends.
+            assert!(pool.work_done().is_none());
+            let mut s = pool.state.lock();
+            assert_eq!(s.target(2), 1);
+            s.reading -= 1;
+            s.threads -= 1;
+        }
+        assert_eq!(pool.request_read(100, false), Next::Work);
+        assert_eq!(pool.will_block(), Next::SpawnThenWork);
+        assert_eq!(pool.request_read(100, false), Next::Work);
+        assert_eq!(pool.will_block(), Next::SpawnThenWork);
+        assert_eq!(pool.state.lock().target(2), 2, "two wait at a time");
     }
 
     /// Goal: short requests are left to one thread, queued ones get a second reader, and an empty device takes it away.

@@ -148,9 +148,17 @@ impl Reader {
             if self.handle_without_reply(opcode) {
                 continue;
             }
-            // One caller that calls again at once is served best by one thread: only others show a queue.
-            let queued = at_once && tid != self.last_tid;
-            self.last_tid = tid;
+            // A release waits for nothing and nobody waits for it: it needs no other reader, and is no sign of load.
+            if [Opcode::Release, Opcode::Releasedir].iter().any(|&o| o as u32 == opcode) {
+                self.work(&device);
+                continue;
+            }
+            // One caller that calls again at once is served best by one thread: only others show a queue. The kernel's own
+            // requests (tid 0), as the release behind a close, are nobody's call.
+            let queued = at_once && tid != self.last_tid && tid != 0;
+            if tid != 0 {
+                self.last_tid = tid;
+            }
             match self.shared.pool.request_read(len, queued) {
                 Next::Work => {}
                 Next::SpawnThenWork => start_or_warn(&self.shared),
@@ -245,7 +253,7 @@ impl Reader {
     }
 
     /// Handles the request in the receive buffer and answers it on `device`.
-    fn work(&mut self, device: &OwnedFd) {
+    fn work(&mut self, device: &Arc<OwnedFd>) {
         let Ok((header, _)) = InHeader::read_from_prefix(&self.receive) else { return };
         let to = ReplyTo { device: device.as_fd(), unique: header.unique };
         let interrupt = self.shared.in_hand.enter(&self.slot, header.unique);
@@ -259,7 +267,8 @@ impl Reader {
             before_blocking: Some(&hook),
         };
         let answered = AtomicBool::new(false);
-        let lent = Lent { receive: &mut self.receive, listing: &mut self.listing, answered: &answered };
+        let late = (device, &self.shared.in_hand.late);
+        let lent = Lent { receive: &mut self.receive, listing: &mut self.listing, answered: &answered, late };
         let fs = &*self.shared.fs;
         if catch_unwind(AssertUnwindSafe(|| handle(fs, caller, lent, &to))).is_err() {
             tracing::error!(opcode = header.opcode, "the handler of a request panicked");

@@ -2,7 +2,7 @@
 
 use super::{Report, ZoneImage};
 use crate::records::TxId;
-use amphi_types::{Ino, Kind, ObjectId};
+use amphi_types::{Ino, Kind, ObjectId, TargetId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Finishes interrupted operations in memory as the next start would.
@@ -24,16 +24,44 @@ pub(super) fn finish_intents(images: &mut [ZoneImage], report: &mut Report) {
     }
 }
 
-/// Checks everything that concerns more than one store.
-pub(super) fn check(images: &[ZoneImage], report: &mut Report) {
+/// Checks that the zones of a folder are all those of one server.
+pub(super) fn check_folder(dir: &str, zones: &[u16], images: &[ZoneImage], report: &mut Report) {
+    let local: Vec<TargetId> = zones.iter().copied().map(TargetId).collect();
+    let home = images.iter().find_map(|i| i.home.as_ref());
     for image in images {
-        match image.pool {
-            Some(pool) if usize::from(pool) != images.len() => {
+        match (&image.home, image.pool) {
+            (Some(own), _) if own.targets != local => {
+                report.find(&image.path, format!("belongs beside {:?}, here are {:?}", own.targets, local));
+            }
+            (Some(own), _) if home.is_some_and(|h| h.server != own.server) => {
+                report.find(&image.path, "belongs to another server of the cluster");
+            }
+            (Some(_), _) => {}
+            (None, Some(pool)) if usize::from(pool) != images.len() => {
                 report.find(&image.path, format!("belongs to a cluster of {pool} targets, here are {}", images.len()));
             }
-            Some(_) => {}
-            None => report.find(&image.path, "has no cluster record: its first start was interrupted"),
+            (None, Some(_)) => {}
+            (None, None) => report.find(&image.path, "has no cluster record: its first start was interrupted"),
         }
+    }
+    let map = images.iter().find_map(|i| i.map.as_ref());
+    if let Some(fault) = map.and_then(crate::map::fault) {
+        report.find(dir, format!("the cluster map: {fault}"));
+    }
+}
+
+/// Checks everything that concerns more than one store, if the zones are those of the whole cluster.
+pub(super) fn check(images: &[ZoneImage], report: &mut Report) {
+    // The copy with the highest epoch knows most.
+    let map = images.iter().filter_map(|i| i.map.as_ref()).max_by_key(|m| m.epoch);
+    if let Some(map) = map {
+        let here = |t: &&TargetId| images.iter().any(|i| i.target == **t);
+        let all = map.servers.iter().flat_map(|s| &s.targets);
+        report.elsewhere = u64::from(map.pool()) - all.filter(here).count() as u64;
+    }
+    if report.elsewhere > 0 || images.first().is_none_or(|i| i.target != TargetId(0)) {
+        count(images, report);
+        return;
     }
     let stores: Vec<_> = images.iter().map(|i| &i.meta).collect();
     for text in amphi_meta::verify_cluster(&stores) {

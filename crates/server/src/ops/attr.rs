@@ -8,41 +8,83 @@ use super::objects::{gather, trim_everywhere};
 use crate::cx::Cx;
 use crate::gate::Hold;
 use crate::target::{NameKey, Target};
+use crate::tokens::Changing;
 use crate::worker::Worker;
 use amphi_data::Resize;
+use amphi_dlm::Changed;
 use amphi_env::Env;
 use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
-use amphi_types::{ByteRange, Errno, Ino, IoMode, Kind, Layout, ObjectId, Result, SetAttr};
-use amphi_wire::{InodeView, Reply};
+use amphi_types::{ByteRange, Errno, Ino, IoMode, Kind, Layout, ObjectId, Result, SessionId, SetAttr, TokenKey};
+use amphi_wire::{InodeView, Reply, TokenGrant};
 use amphi_zone::Order;
 use std::rc::Rc;
 
-/// What a client sees of an inode of this target; gathers what its objects say if they know better.
-pub async fn view<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) -> Result<InodeView> {
-    let layout = {
+/// How often a file is looked at that is cut meanwhile; each time somebody else's truncate has succeeded.
+const VIEW_TRIES: usize = 1000;
+
+/// What a client sees of an inode of this target, and its right to cache that; gathers what the objects say if they know
+/// better, and for an `asker` what others have written and not yet written back.
+pub async fn view<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    ino: Ino,
+    asker: Option<SessionId>,
+) -> Result<(InodeView, Option<TokenGrant>)> {
+    let asker = asker.filter(|_| target.tokens.on());
+    if asker.is_some() && !target.absent.borrow().is_empty() && target.check_file(ino).is_ok() {
+        // Who writes it may not have come back yet.
+        target.recovered().await;
+        target.settle(vec![NameKey::Inode(ino)]).await;
+    }
+    for _ in 0..VIEW_TRIES {
+        if let Some(seen) = look(worker, target, ino, asker).await? {
+            return Ok(seen);
+        }
+    }
+    Err(Errno::Again)
+}
+
+/// As `view`; `None` if the file was cut between the questions to its objects and the look at its inode.
+async fn look<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    ino: Ino,
+    asker: Option<SessionId>,
+) -> Result<Option<(InodeView, Option<TokenGrant>)>> {
+    let (layout, generation, asker) = {
         let meta = target.meta.borrow();
         let inode = meta.inode(ino)?;
-        if !inode.spread {
-            return Ok(plain_view(&meta, ino, inode));
+        let writers = asker.filter(|asker| inode.kind == Kind::File && target.written_elsewhere(*asker, ino));
+        if !inode.spread && writers.is_none() {
+            let view = plain_view(&meta, ino, inode);
+            let token = asker.and_then(|asker| target.grant_attributes(worker.now_ns(), asker, &view));
+            drop(meta);
+            worker.send_revocations(target);
+            return Ok(Some((view, token)));
         }
-        inode.layout
+        (inode.layout, inode.generation, writers)
     };
-    let gathered = gather(worker, target, ino, &layout).await?;
+    let gathered = gather(worker, target, ino, &layout, asker).await?;
     let meta = target.meta.borrow();
     let inode = meta.inode(ino)?;
+    if inode.generation != generation {
+        return Ok(None);
+    }
     let mut view = plain_view(&meta, ino, inode);
-    if inode.spread {
+    if inode.spread || (asker.is_some() && inode.layout == layout) {
         view.attr = inode.attr_with(ino, &gathered);
     }
-    Ok(view)
+    Ok(Some((view, None)))
 }
 
 impl<E: Env> Cx<E> {
     /// `Request::GetAttr`.
     pub async fn getattr(&self, ino: Ino) -> Result<Reply> {
         self.target.settle(vec![NameKey::Inode(ino)]).await;
-        super::view(&self.worker, &self.target, ino).await.map(Reply::Inode)
+        let (view, token) = super::view(&self.worker, &self.target, ino, Some(self.session)).await?;
+        self.granted_attributes(token);
+        Ok(Reply::Inode(view))
     }
 
     /// `Request::SetAttr`.
@@ -50,15 +92,16 @@ impl<E: Env> Cx<E> {
         self.reserve(256).await?;
         let guard = self.target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
         self.target.meta.borrow().check_setattr(&self.cred, ino, &set, self.now)?;
+        let mut changing = self.change_attributes(ino).await;
         let reply = match set.size {
-            Some(size) => self.set_size(ino, &set, size).await?,
-            None => self.set_plain(ino, &set).await?,
+            Some(size) => self.set_size(ino, &set, size, &mut changing).await?,
+            None => self.set_plain(ino, &set, &mut changing).await?,
         };
         drop(guard);
         Ok(reply)
     }
 
-    async fn set_plain(&self, ino: Ino, set: &SetAttr) -> Result<Reply> {
+    async fn set_plain(&self, ino: Ino, set: &SetAttr, changing: &mut Changing) -> Result<Reply> {
         let gathered = self.gathered_if_spread(ino).await?;
         let lsn = {
             let mut txn = Txn::default();
@@ -71,7 +114,10 @@ impl<E: Env> Cx<E> {
             }
             drop(meta);
             let reply = Reply::Inode(view);
-            (self.append(txn, Order::Plain, &reply, None), reply)
+            let lsn = self.append(txn, Order::Plain, &reply, None);
+            self.changed(changing);
+            self.grant_attributes(&view);
+            (lsn, reply)
         };
         self.target.zone.written(lsn.0).await?;
         Ok(lsn.1)
@@ -84,12 +130,12 @@ impl<E: Env> Cx<E> {
             inode.spread.then_some(inode.layout)
         };
         match layout {
-            Some(layout) => gather(&self.worker, &self.target, ino, &layout).await.map(Some),
+            Some(layout) => gather(&self.worker, &self.target, ino, &layout, None).await.map(Some),
             None => Ok(None),
         }
     }
 
-    async fn set_size(&self, ino: Ino, set: &SetAttr, size: u64) -> Result<Reply> {
+    async fn set_size(&self, ino: Ino, set: &SetAttr, size: u64, changing: &mut Changing) -> Result<Reply> {
         let object = ObjectId { ino, stripe: 0 };
         let (layout, wide, generation, spread) = {
             let meta = self.target.meta.borrow();
@@ -98,6 +144,7 @@ impl<E: Env> Cx<E> {
         };
         let span =
             self.target.spans.take(object, ByteRange::new(size / BLOCK * BLOCK, u64::MAX), Hold::Exclusive).await;
+        let landing = self.land()?;
         self.target.punch_behind(object, size, generation - 1, self.now).await?;
         let plan = self.target.data.borrow_mut().plan_truncate(object, size, generation, Resize::Cut)?;
         let plan = self.target.rewrite_edges(plan).await?;
@@ -123,16 +170,22 @@ impl<E: Env> Cx<E> {
             let reply = Reply::Inode(view);
             let lsn = self.append(txn, order, &reply, None);
             self.target.release_later(lsn, freed);
+            if !wide {
+                self.changed(changing);
+                self.grant_attributes(&view);
+            }
             (lsn, reply)
         };
         drop(span);
         if !wide {
+            drop(landing);
             self.target.zone.written(lsn).await?;
             return Ok(reply);
         }
         // Objects elsewhere are cut when the new size cannot be lost any more.
         self.target.zone.stable(lsn).await?;
         trim_everywhere(&self.worker, &self.target, ino, &layout, size, generation, self.now).await?;
+        self.changed(changing);
         Ok(reply)
     }
 
@@ -141,8 +194,9 @@ impl<E: Env> Cx<E> {
         self.reserve(256).await?;
         let _guard = self.target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
         let has_data = self.target.data.borrow().objects_of(ino).any(|(_, o)| o.end > 0 || o.blocks > 0);
-        let layout = layout.map(|l| Layout { pool: self.worker.pool, ..l });
+        let layout = layout.map(|l| Layout { pool: self.worker.pool(), ..l });
         let gathered = self.gathered_if_spread(ino).await?;
+        let mut changing = self.change_attributes(ino).await;
         let mut txn = Txn::default();
         let reply = {
             let mut meta = self.target.meta.borrow_mut();
@@ -154,14 +208,15 @@ impl<E: Env> Cx<E> {
             }
             Reply::Inode(view)
         };
-        self.commit(txn, Order::Plain, reply).await
+        self.commit_change(txn, reply, &mut changing).await
     }
 
     /// `Request::Spread`. Answered when it cannot be lost any more: objects elsewhere will carry the inode's number, and
     /// after lost power whatever they hold must be looked for there.
     pub async fn spread(&self, ino: Ino) -> Result<Reply> {
         self.target.zone.reserve(64).await?;
-        self.target.settle(vec![NameKey::Inode(ino)]).await;
+        let _guard = self.target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+        let mut changing = self.change(|| vec![Changed::alone(TokenKey::Attributes(ino)).unknown()]).await;
         let (lsn, view) = {
             let mut txn = Txn::default();
             let mut meta = self.target.meta.borrow_mut();
@@ -170,7 +225,9 @@ impl<E: Env> Cx<E> {
             }
             meta.mark_spread(ino, &mut txn)?;
             let view = plain_view(&meta, ino, meta.inode(ino)?);
-            (self.target.append(txn, Order::Plain), view)
+            let lsn = self.target.append(txn, Order::Plain);
+            changing.end();
+            (lsn, view)
         };
         self.target.zone.stable(lsn).await?;
         Ok(Reply::Inode(view))

@@ -13,6 +13,7 @@ use super::payload::{self, Piece};
 use crate::counters::add;
 use crate::cx::Cx;
 use crate::gate::Hold;
+use crate::landing::Landing;
 use crate::locks::DirectLock;
 use crate::span_gate::SpanGuard;
 use crate::target::EXTENTS_A_RECORD;
@@ -44,9 +45,18 @@ impl<E: Env> Cx<E> {
         if !wanted {
             return Ok(None);
         }
+        self.target.recovered().await;
         let now_ns = self.worker.now_ns();
         let sent = || self.worker.send_callbacks(&self.target);
         self.target.locks.direct(now_ns, self.session, object, mode, range, sent).await.map(Some)
+    }
+
+    /// The generation to go by. Locks order a request and a truncate by somebody else, so the request came wholly before or comes
+    /// wholly after it, whatever its client knows of it. A mount that is alone truncates without locks: what it wrote back
+    /// before with an older generation is refused.
+    fn generation(&self, object: ObjectId, known: u64, server_lock: bool) -> u64 {
+        let ordered = server_lock || self.target.tokens.on();
+        if ordered { known.max(self.target.data.borrow().generation(object)) } else { known }
     }
 
     async fn span(&self, object: ObjectId, range: ByteRange, hold: Hold) -> SpanGuard {
@@ -115,10 +125,13 @@ impl<E: Env> Cx<E> {
         let _lock = self.lock(object, Mode::Write, range, server_lock).await?;
         if server_lock {
             self.reserve(write_growth(range.len())).await?;
+        } else {
+            self.target.locks.progress(self.worker.now_ns(), self.session, object);
         }
+        let _changing = self.change_unopened(object).await;
         let step = self.target.record_blocks_max() * BLOCK;
         if range.align_out(BLOCK).len() <= step {
-            return self.write_step(object, range, generation, mtime, kill_suidgid, payload, true).await;
+            return self.write_step(object, range, generation, server_lock, mtime, kill_suidgid, payload, true).await;
         }
         // One record of a small log could not name all the blocks.
         let mut at = range.start;
@@ -127,7 +140,7 @@ impl<E: Env> Cx<E> {
             let part = payload.split_to((end - at) as usize);
             let last = end == range.end;
             let one = ByteRange::new(at, end);
-            let reply = self.write_step(object, one, generation, mtime, kill_suidgid, part, last).await?;
+            let reply = self.write_step(object, one, generation, server_lock, mtime, kill_suidgid, part, last).await?;
             if last {
                 return Ok(reply);
             }
@@ -142,6 +155,7 @@ impl<E: Env> Cx<E> {
         object: ObjectId,
         range: ByteRange,
         generation: u64,
+        server_lock: bool,
         mtime: Timespec,
         kill_suidgid: bool,
         payload: Buf,
@@ -151,11 +165,17 @@ impl<E: Env> Cx<E> {
         if object.stripe == 0 {
             self.target.check_file(object.ino)?;
         }
-        let plan = self.plan(|data| data.plan_write(object, range, generation)).await?;
-        if let Err(e) = self.write_plan(&plan, payload).await {
-            self.target.data.borrow_mut().abort_write(plan);
-            return Err(e);
-        }
+        let generation = self.generation(object, generation, server_lock);
+        // Another mount may read before this request is sent again after a crash: it must not find half of it.
+        let all_fresh = self.target.tokens.on();
+        let plan = self.plan(|data| data.plan_write(object, range, generation, all_fresh)).await?;
+        let landing = match self.write_plan(&plan, payload).await {
+            Ok(landing) => landing,
+            Err(e) => {
+                self.target.data.borrow_mut().abort_write(plan);
+                return Err(e);
+            }
+        };
         let order = if plan.points_at_new_data() { Order::AfterData } else { Order::Plain };
         let reply = Reply::Written;
         let lsn = {
@@ -171,13 +191,13 @@ impl<E: Env> Cx<E> {
             self.target.release_later(lsn, freed);
             lsn
         };
-        drop(span);
+        drop((span, landing));
         self.target.zone.written(lsn).await?;
         add(&self.worker.counters.write_bytes, range.len());
         Ok(reply)
     }
 
-    async fn write_plan(&self, plan: &WritePlan, payload: Buf) -> Result<()> {
+    async fn write_plan(&self, plan: &WritePlan, payload: Buf) -> Result<Landing> {
         let disk = &*self.target.disk;
         let edges = join_all(plan.edges.iter().map(|edge| {
             let at = self.target.block_address(edge.physical);
@@ -205,11 +225,10 @@ impl<E: Env> Cx<E> {
             payload::push(&mut pieces, Piece { at, len, disk: self.target.block_address(s.physical) });
         }
         // The last look before the disk: what an ended session sent is not written.
-        if !self.target.has_session(self.session) {
-            return Err(Errno::Io);
-        }
+        let landing = self.land()?;
         add(&self.worker.counters.data_writes, pieces.len() as u64);
-        payload::write_pieces(disk, buf, &pieces).await.map_err(|e| self.target.disk_error("write", &e))
+        payload::write_pieces(disk, buf, &pieces).await.map_err(|e| self.target.disk_error("write", &e))?;
+        Ok(landing)
     }
 
     /// Brings the inode up to a change of stripe 0, which lies beside it.
@@ -238,13 +257,13 @@ impl<E: Env> Cx<E> {
         self.check_object(object)?;
         let _lock = self.lock(object, Mode::Write, range, true).await?;
         self.reserve(0).await?;
+        let _changing = self.change_unopened(object).await;
         let _span = self.span(object, range, Hold::Exclusive).await;
         if object.stripe == 0 {
             self.target.check_file(object.ino)?;
         }
-        if !self.target.has_session(self.session) {
-            return Err(Errno::Io);
-        }
+        let _landing = self.land()?;
+        let generation = self.generation(object, generation, true);
         let mut at = range.start;
         while let Some(end) = self.target.extents_end(object, at, EXTENTS_A_RECORD).filter(|&e| e < range.end) {
             let (lsn, _) = self.target.punch_part(object, ByteRange::new(at, end), generation, mtime).await?;
@@ -280,10 +299,13 @@ impl<E: Env> Cx<E> {
             return Err(Errno::FileTooBig);
         }
         let _lock = self.lock(object, Mode::Write, range, true).await?;
+        let _changing = self.change_unopened(object).await;
         let _span = self.span(object, range, Hold::Exclusive).await;
         if object.stripe == 0 {
             self.target.check_file(object.ino)?;
         }
+        let _landing = self.land()?;
+        let generation = self.generation(object, generation, true);
         let step = self.target.record_blocks_max() * BLOCK;
         let mut at = range.start;
         let mut last = Lsn(0);

@@ -22,6 +22,9 @@ impl<E: Env> Cx<E> {
 
     /// `Request::Link`.
     pub async fn link(&self, ino: Ino, dir: Ino, name: Name) -> Result<Reply> {
+        // What others have not written back is asked for before anything is held.
+        let known = if self.target.tokens.on() { self.view_anywhere(ino, true).await.ok() } else { None };
+        self.granted_attributes(None);
         for _ in 0..self.worker.tunables.plan_tries.get() {
             let place = crate::questions::place(&self.target, dir, &name).await?;
             let file = match self.facts_anywhere(ino).await {
@@ -32,11 +35,15 @@ impl<E: Env> Cx<E> {
             let reply = async |cx: &Cx<E>| {
                 // The inode is held, so this is it but for the link to come.
                 let mut view = cx.view_anywhere(ino, false).await?;
+                if let Some(known) = known.filter(|known| known.generation == view.generation) {
+                    (view.attr.size, view.attr.mtime) =
+                        (view.attr.size.max(known.attr.size), view.attr.mtime.max(known.attr.mtime));
+                }
                 view.attr.nlink += 1;
                 view.attr.ctime = cx.now;
                 Ok(Reply::Inode(view))
             };
-            if let Ran::Done(reply) = self.run_parts(parts, None, reply).await? {
+            if let Ran::Done(reply) = self.run_parts(parts, &[(dir, &name)], None, reply).await? {
                 return Ok(reply);
             }
         }

@@ -20,6 +20,7 @@ impl<E: Env> Cx<E> {
             LockMode::Write => Mode::Write,
         };
         let growth = if expand { Growth::Largest } else { Growth::Exact };
+        self.target.recovered().await;
         let sent = || self.worker.send_callbacks(&self.target);
         let now_ns = self.worker.now_ns();
         let grant = self.target.locks.enqueue(now_ns, self.session, object, mode, range, growth, sent).await?;
@@ -30,6 +31,13 @@ impl<E: Env> Cx<E> {
     pub fn lock_cancel(&self, locks: &[u64]) -> Result<Reply> {
         self.target.locks.cancel(self.worker.now_ns(), self.session, locks);
         self.worker.send_callbacks(&self.target);
+        self.target.glimpses.end_locks(self.session, locks);
+        Ok(Reply::Done)
+    }
+
+    /// `Request::Revoked`.
+    pub fn revoked(&self, ids: &[u64]) -> Result<Reply> {
+        self.target.tokens.revoked(self.session, ids);
         Ok(Reply::Done)
     }
 }

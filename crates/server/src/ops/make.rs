@@ -27,9 +27,10 @@ impl<E: Env> Cx<E> {
             Make::Node { kind, rdev } => (NodeSpec::node(kind, mode, rdev), None, true),
         };
         let home = match spec.kind {
-            Kind::Dir => layout::directory_target(dir, name.as_bytes(), self.worker.pool),
+            Kind::Dir => layout::directory_target(dir, name.as_bytes(), self.worker.pool()),
             _ => self.target.id,
         };
+        self.target.meta.borrow_mut().set_pool(self.worker.pool());
         // A number taken for a plan that failed is not used again; the next plan may use it.
         let mut foreign = None;
         for _ in 0..self.worker.tunables.plan_tries.get() {
@@ -61,7 +62,7 @@ impl<E: Env> Cx<E> {
             let view = self.planned_view(&parts)?;
             let opens = open.map(|access| (ino, access));
             let reply = Reply::Made { inode: view, created: true, lock: None };
-            match self.run_parts(parts, opens, async |_| Ok(reply)).await? {
+            match self.run_parts(parts, &[(dir, &name)], opens, async |_| Ok(reply)).await? {
                 Ran::Done(Reply::Made { inode, created, .. }) => {
                     let lock = if open.is_some_and(|o| o.write) { self.lock_new(ino) } else { None };
                     return Ok(Reply::Made { inode, created, lock });
@@ -76,6 +77,9 @@ impl<E: Env> Cx<E> {
     /// A write lock on the first object of a file that nobody else knows yet. The logged answer does not have it: a
     /// restarted server knows no locks but those that clients present.
     fn lock_new(&self, ino: Ino) -> Option<u64> {
+        if !self.target.absent.borrow().is_empty() {
+            return None;
+        }
         let object = ObjectId { ino, stripe: 0 };
         let now_ns = self.worker.now_ns();
         let locks = &self.target.locks;
@@ -130,12 +134,15 @@ impl<E: Env> Cx<E> {
         let (lsn, reply) = {
             let mut txn = Txn::default();
             let mut meta = self.target.meta.borrow_mut();
+            meta.set_pool(self.worker.pool());
             let ino = meta.tmpfile(&self.cred, dir, mode, self.now, &mut txn)?;
             let inode = plain_view(&meta, ino, meta.inode(ino)?);
             drop(meta);
             let reply = Reply::Made { inode, created: true, lock: None };
             self.target.opens.borrow_mut().open(self.session, ino, open);
-            (self.append(txn, Order::Plain, &reply, Some((ino, open))), reply)
+            let lsn = self.append(txn, Order::Plain, &reply, Some((ino, open)));
+            self.grant_attributes(&inode);
+            (lsn, reply)
         };
         self.target.zone.written(lsn).await?;
         Ok(reply)

@@ -5,8 +5,8 @@ use crate::message::{Question, Told};
 use crate::target::NameKey;
 use amphi_env::Env;
 use amphi_meta::{Inode, MetaStore, perm};
-use amphi_types::{Errno, Ino, Name, Result};
-use amphi_wire::{DirEntry, InodeView, Reply};
+use amphi_types::{Errno, Ino, Kind, Name, Result};
+use amphi_wire::{DirEntry, InodeView, Reply, Tokens};
 
 /// Most entries of one listing: with attributes and long names they fit the body of a message.
 const ENTRIES_MAX: usize = 1024;
@@ -26,25 +26,33 @@ pub fn plain_view(meta: &MetaStore, ino: Ino, inode: &Inode) -> InodeView {
 }
 
 impl<E: Env> Cx<E> {
-    /// An inode of any target.
+    /// An inode of any target. Without `wait` it is held by this operation: nobody is asked, nothing granted.
     pub async fn view_anywhere(&self, ino: Ino, wait: bool) -> Result<InodeView> {
-        if ino.target() == self.target.id {
+        let asker = wait.then_some(self.session);
+        let (view, token) = if ino.target() == self.target.id {
             if wait {
                 self.target.settle(vec![NameKey::Inode(ino)]).await;
             }
-            return super::view(&self.worker, &self.target, ino).await;
-        }
-        match self.worker.ask(ino.target(), Question::View { ino, wait }).await? {
-            Told::View(view) => Ok(*view),
-            _ => Err(Errno::Proto),
-        }
+            super::view(&self.worker, &self.target, ino, asker).await?
+        } else {
+            match self.worker.ask(ino.target(), Question::View { ino, asker }).await? {
+                Told::View(view, token) => (*view, token),
+                _ => return Err(Errno::Proto),
+            }
+        };
+        self.granted_attributes(token);
+        Ok(view)
     }
 
     /// `Request::Lookup`.
     pub async fn lookup(&self, dir: Ino, name: &Name) -> Result<Reply> {
         for _ in 0..LOOKUP_TRIES {
             self.target.settle(vec![NameKey::Entry(dir, name.clone())]).await;
-            let child = self.target.meta.borrow().lookup(&self.cred, dir, name)?.child;
+            let found = self.target.meta.borrow().lookup(&self.cred, dir, name).map(|entry| entry.child);
+            if matches!(found, Ok(_) | Err(Errno::NoEnt)) {
+                self.grant_name(dir, name);
+            }
+            let child = found?;
             match self.view_anywhere(child, true).await {
                 // Removed between the look at the name and the look at the inode.
                 Err(Errno::Stale) => {}
@@ -74,17 +82,31 @@ impl<E: Env> Cx<E> {
             perm::access(&self.cred, &facts, perm::Want::READ)?;
         }
         let (found, end) = meta.readdir(dir, cookie, (max as usize).clamp(1, ENTRIES_MAX))?;
-        let view = |ino: Ino| meta.inode(ino).ok().filter(|i| !i.spread).map(|i| plain_view(&meta, ino, i));
+        // What others are writing, and what is gathered over targets, is not at hand.
+        let known = |ino: &Ino| !self.target.tokens.on() || !self.target.written_elsewhere(self.session, *ino);
+        let view = |ino: Ino| {
+            let inode = meta.inode(ino).ok().filter(|i| !i.spread && (i.kind == Kind::Dir || known(&ino)));
+            inode.map(|i| plain_view(&meta, ino, i))
+        };
+        let tokens = |name: &Name, inode: Option<&InodeView>| {
+            if !plus || !self.target.tokens.on() {
+                return Tokens::default();
+            }
+            let now_ns = self.worker.now_ns();
+            let name = self.target.grant_name(now_ns, self.session, dir, name);
+            let attributes = inode.and_then(|view| self.target.grant_attributes(now_ns, self.session, view));
+            Tokens { changed: None, name, attributes }
+        };
         let entries = found
             .into_iter()
-            .map(|e| DirEntry {
-                inode: if plus { view(e.child) } else { None },
-                name: e.name,
-                cookie: e.cookie,
-                ino: e.child,
-                kind: e.kind,
+            .map(|e| {
+                let inode = if plus { view(e.child) } else { None };
+                let tokens = tokens(&e.name, inode.as_ref());
+                DirEntry { inode, name: e.name, cookie: e.cookie, ino: e.child, kind: e.kind, tokens }
             })
             .collect();
+        drop(meta);
+        self.worker.send_revocations(&self.target);
         Ok(Reply::Entries { entries, end })
     }
 }

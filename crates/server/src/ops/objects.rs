@@ -7,6 +7,7 @@
 //! small and here; otherwise it is marked, its objects go everywhere, and it goes last. Every step may be repeated.
 
 use crate::gate::Hold;
+use crate::glimpse::gathered_with_writers;
 use crate::message::{Question, Told};
 use crate::target::{NameKey, Target};
 use crate::worker::Worker;
@@ -15,9 +16,9 @@ use amphi_env::Env;
 use amphi_meta::Gathered;
 use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
-use amphi_types::{ByteRange, Errno, Ino, Kind, Layout, ObjectId, Result, TargetId, Timespec};
+use amphi_types::{ByteRange, Errno, Ino, Kind, Layout, ObjectId, Result, SessionId, TargetId, Timespec};
 use amphi_zone::{Lsn, Order};
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -35,16 +36,23 @@ fn others(layout: &Layout, ino: Ino, own: TargetId) -> Vec<TargetId> {
     all.into_iter().filter(|t| *t != own).collect()
 }
 
-/// What all objects of a file say together.
+/// What all objects of a file say together; for an `asker` with what others have not written back yet.
 pub async fn gather<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
     ino: Ino,
     layout: &Layout,
+    asker: Option<SessionId>,
 ) -> Result<Gathered> {
-    let asked = others(layout, ino, target.id).into_iter().map(|t| worker.ask(t, Question::Objects(ino)));
-    let told = join_all(asked).await;
-    let mut sum = target.gathered(ino);
+    let asked = others(layout, ino, target.id).into_iter().map(|t| worker.ask(t, Question::Objects(ino, asker)));
+    let here = async {
+        match asker {
+            Some(asker) => gathered_with_writers(worker, target, ino, asker).await,
+            None => Gathered::default(),
+        }
+    };
+    let (told, here) = join(join_all(asked), here).await;
+    let mut sum = if asker.is_some() { here } else { target.gathered(ino) };
     for one in told {
         match one? {
             Told::Objects(part) => sum.join(&part),
@@ -63,7 +71,7 @@ pub fn settle_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino:
         let Ok((layout, generation)) = target.meta.borrow().inode(ino).map(|i| (i.layout, i.generation)) else {
             return;
         };
-        let Ok(gathered) = gather(&worker, &target, ino, &layout).await else { return };
+        let Ok(gathered) = gather(&worker, &target, ino, &layout, None).await else { return };
         let mut txn = Txn::default();
         let mut meta = target.meta.borrow_mut();
         let same = meta.inode(ino).is_ok_and(|i| i.spread && i.generation == generation && i.nlink > 0);
@@ -87,6 +95,10 @@ pub async fn trim_objects<E: Env>(
     let mut objects: BTreeSet<ObjectId> = made.map(|stripe| ObjectId { ino, stripe }).collect();
     objects.extend(target.data.borrow().objects_of(ino).map(|(id, _)| id));
     for object in objects {
+        if target.data.borrow().objects_of(ino).any(|(id, o)| id == object && o.generation >= generation) {
+            // Asked again: what was written since stays.
+            continue;
+        }
         target.zone.reserve(0).await?;
         let span = ByteRange::new(size / BLOCK * BLOCK, u64::MAX);
         let _span = target.spans.take(object, span, Hold::Exclusive).await;
@@ -112,16 +124,15 @@ pub async fn trim_everywhere<E: Env>(
     generation: u64,
     mtime: Timespec,
 ) -> Result<()> {
-    let tell = others(layout, ino, target.id)
-        .into_iter()
-        .map(|t| worker.tell(t, Question::Trim { ino, layout: *layout, size, generation, mtime }));
-    let told = join_all(tell).await;
+    let trim = Question::Trim { ino, layout: *layout, size, generation, mtime };
+    let others = others(layout, ino, target.id);
+    let told = join_all(others.iter().map(|t| do_at(worker, *t, &trim))).await;
     trim_objects(target, ino, layout, size, generation, mtime).await?;
-    told.into_iter().collect::<Result<()>>()?;
-    let (worker, target, others) = (worker.clone(), target.clone(), others(layout, ino, target.id));
+    let starts = told.into_iter().collect::<Result<Vec<u64>>>()?;
+    let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
-        for t in others {
-            if worker.tell(t, Question::BecomeStable).await.is_err() {
+        for (t, starts) in others.into_iter().zip(starts) {
+            if stay_done(&worker, t, &trim, starts).await.is_err() {
                 return;
             }
         }
@@ -132,6 +143,25 @@ pub async fn trim_everywhere<E: Env>(
         }
     });
     Ok(())
+}
+
+/// Has `what` done at a target; returns the target's start number.
+async fn do_at<E: Env>(worker: &Rc<Worker<E>>, target: TargetId, what: &Question) -> Result<u64> {
+    match worker.insist_ask(target, what.clone()).await? {
+        Told::DoneAt(starts) => Ok(starts),
+        _ => Err(Errno::Proto),
+    }
+}
+
+/// Waits until `what`, done under the start number `starts`, cannot be lost any more. A target that was started again may
+/// have lost it: it is done again.
+async fn stay_done<E: Env>(worker: &Rc<Worker<E>>, target: TargetId, what: &Question, mut starts: u64) -> Result<()> {
+    loop {
+        match worker.insist_ask(target, Question::StableSince(starts)).await {
+            Err(Errno::Stale) if !worker.routes.is_local(target) => starts = do_at(worker, target, what).await?,
+            other => return other.map(drop),
+        }
+    }
 }
 
 /// Removes the objects of an inode on this target, in as many records as it takes.
@@ -220,17 +250,18 @@ fn destroy_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: In
 async fn destroy<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino, lsn: Lsn) -> Result<()> {
     let Ok((layout, wide)) = target.meta.borrow().inode(ino).map(|i| (i.layout, i.wide)) else { return Ok(()) };
     let others = if wide { others(&layout, ino, target.id) } else { Vec::new() };
+    let (gone, mut starts) = (Question::Destroy(ino), Vec::new());
     if wide {
         // Data elsewhere goes when it is certain that its inode does: at once, since on a full disk somebody may wait for the room.
         target.zone.stable(lsn).await?;
         for t in &others {
-            worker.tell(*t, Question::Destroy(ino)).await?;
+            starts.push(do_at(worker, *t, &gone).await?);
         }
     }
     destroy_objects(target, ino).await?;
     // And the inode goes when it is certain that its data elsewhere has.
-    for t in others {
-        worker.tell(t, Question::BecomeStable).await?;
+    for (t, starts) in others.into_iter().zip(starts) {
+        stay_done(worker, t, &gone, starts).await?;
     }
     target.zone.reserve(0).await?;
     let mut txn = Txn::default();
@@ -265,8 +296,18 @@ pub async fn resume_pending<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E
                 (inode.layout, inode.size, inode.generation, inode.mtime_set_ctime)
             };
             let guard = target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
-            trim_everywhere(worker, target, ino, &layout, size, generation, mtime).await?;
-            drop(guard);
+            if others(&layout, ino, target.id).into_iter().all(|t| worker.routes.is_local(t)) {
+                trim_everywhere(worker, target, ino, &layout, size, generation, mtime).await?;
+                continue;
+            }
+            // Other servers may be down: the inode is held until they have cut their objects.
+            let (worker, target) = (worker.clone(), target.clone());
+            worker.env.clone().spawn(async move {
+                if let Err(e) = trim_everywhere(&worker, &target, ino, &layout, size, generation, mtime).await {
+                    tracing::error!("{}: cutting inode {ino} failed: {e}; the next start tries again", target.id);
+                }
+                drop(guard);
+            });
         }
     }
     Ok(())

@@ -1,39 +1,135 @@
 //! Open, close, and what a session says it has open after a restart.
 
-use super::names::plain_view;
+use super::attr::view;
 use super::objects::{orphaned, reap_orphans, settle_later};
 use crate::cx::Cx;
+use crate::gate::Hold;
 use crate::message::{Question, Told};
 use crate::target::{NameKey, Target};
 use crate::worker::Worker;
-use amphi_dlm::{Growth, Mode};
+use amphi_dlm::{Changed, Mode};
 use amphi_env::Env;
 use amphi_meta::perm::Want;
 use amphi_types::item::Txn;
-use amphi_types::{Cred, Errno, Ino, Result, SessionId, Timespec};
-use amphi_wire::{Access, HeldLock, InodeView, LockMode, Reply};
+use amphi_types::{Cred, Errno, Ino, Result, SessionId, TargetId, Timespec, TokenKey};
+use amphi_wire::{Access, HeldLock, InodeView, LockMode, Reply, RequestId, TokenGrant, Tokens};
 use amphi_zone::Order;
 use futures_util::FutureExt;
 use std::rc::Rc;
 
-/// Registers an open of an inode of this target, after a check of permissions. A file is opened for `exec` with
-/// permission to execute alone: the program runs without being readable.
-pub fn open_here<E: Env>(
-    target: &Target<E>,
-    session: SessionId,
-    cred: &Cred,
+/// Who opens an inode, and how.
+pub struct Opening<'a> {
+    /// Whose it is.
+    pub session: SessionId,
+    /// On whose behalf.
+    pub cred: &'a Cred,
+    /// For what.
+    pub access: Access,
+    /// To execute it.
+    pub exec: bool,
+    /// The client named the inode, and has dropped what it cached of it if it opens for writing.
+    pub known: bool,
+    /// For which request of the session at another target: it counts once for each request, since whoever asks may have been
+    /// restarted in between, and so may this target.
+    pub by: Option<(TargetId, RequestId)>,
+}
+
+impl Opening<'_> {
+    /// Under which an open for another target is remembered.
+    fn slot(&self) -> Option<((SessionId, TargetId, u16), u64)> {
+        self.by.map(|(target, id)| ((self.session, target, id.slot), id.seq))
+    }
+
+    /// Whether this very open is registered.
+    fn is_registered<E: Env>(&self, target: &Target<E>, ino: Ino) -> bool {
+        let opened_for = target.opened_for.borrow();
+        self.slot().is_some_and(|(slot, seq)| opened_for.get(&slot) == Some(&(seq, ino)))
+    }
+}
+
+/// Opens an inode of this target. Returns what is seen of it, the number of the change if it is opened for writing, and the
+/// right to cache. A session that may write changes attributes from now on without saying so: nobody else may cache them.
+pub async fn open_here<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
     ino: Ino,
-    access: Access,
-    exec: bool,
-) -> Result<InodeView> {
+    how: Opening<'_>,
+) -> Result<(InodeView, Option<u64>, Option<TokenGrant>)> {
+    let is_writer = || target.opens.borrow().is_writer(how.session, ino);
+    let mut changed = None;
+    if how.access.write && target.tokens.on() && !is_writer() {
+        let _guard = target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+        check_open(target, how.cred, ino, how.access, how.exec)?;
+        let key = Changed { key: TokenKey::Attributes(ino), known: how.known, joint: false };
+        let sent = || worker.send_revocations(target);
+        let mut changing = target.tokens.change(|| worker.now_ns(), how.session, || vec![key], sent).await;
+        register(target, ino, &how)?;
+        changed = changing.end();
+    } else {
+        target.settle(vec![NameKey::Inode(ino)]).await;
+        register(target, ino, &how)?;
+    }
+    let (view, token) = match view(worker, target, ino, Some(how.session)).await {
+        Ok(seen) => seen,
+        Err(e) => {
+            // The client will not know that it has it open.
+            withdraw(worker, target, ino, &how);
+            return Err(e);
+        }
+    };
+    Ok((view, changed, token))
+}
+
+/// Registers an open, after a check of permissions. A file is opened for `exec` with permission to execute alone: the program
+/// runs without being readable. A session that has ended opens nothing.
+fn register<E: Env>(target: &Target<E>, ino: Ino, how: &Opening<'_>) -> Result<()> {
+    if how.is_registered(target, ino) {
+        return Ok(());
+    }
+    check_open(target, how.cred, ino, how.access, how.exec)?;
+    if !target.has_session(how.session) {
+        return Err(Errno::Io);
+    }
+    target.opens.borrow_mut().open(how.session, ino, how.access);
+    if let Some((slot, seq)) = how.slot() {
+        target.opened_for.borrow_mut().insert(slot, (seq, ino));
+        if target.absent.borrow().contains(&how.session) {
+            // Its client does not know of it yet, so it cannot say it again.
+            target.opened_early.borrow_mut().push((how.session, ino, how.access));
+        }
+    }
+    Ok(())
+}
+
+/// Takes an open back that was registered.
+fn withdraw<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino, how: &Opening<'_>) {
+    if let Some((slot, _)) = how.slot() {
+        if !how.is_registered(target, ino) {
+            return;
+        }
+        target.opened_for.borrow_mut().remove(&slot);
+    }
+    forget_early(target, how.session, ino, how.access);
+    if target.opens.borrow_mut().close(how.session, ino, how.access) {
+        after_close(worker, target, ino);
+    }
+}
+
+/// What was opened for a session that had not come back is closed.
+fn forget_early<E: Env>(target: &Target<E>, session: SessionId, ino: Ino, access: Access) {
+    let mut early = target.opened_early.borrow_mut();
+    if let Some(at) = early.iter().position(|o| *o == (session, ino, access)) {
+        early.swap_remove(at);
+    }
+}
+
+fn check_open<E: Env>(target: &Target<E>, cred: &Cred, ino: Ino, access: Access, exec: bool) -> Result<()> {
     let meta = target.meta.borrow();
     let inode = meta.inode(ino)?;
     if inode.nlink == 0 && (inode.pending.destroy || !target.opens.borrow().is_open(ino)) {
         return Err(Errno::Stale);
     }
-    meta.check_open(cred, ino, Want { read: access.read && !exec, write: access.write, exec })?;
-    target.opens.borrow_mut().open(session, ino, access);
-    Ok(plain_view(&meta, ino, inode))
+    meta.check_open(cred, ino, Want { read: access.read && !exec, write: access.write, exec })
 }
 
 /// An open of the inode has ended: destroys it if it has no name and nobody has it open, settles its size if nobody
@@ -53,8 +149,16 @@ pub fn after_close<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: 
 
 /// The session has said what it has open, or has ended.
 pub fn present<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: SessionId) {
+    target.tokens.present(session);
+    worker.send_revocations(target);
     if target.absent.borrow_mut().remove(&session) {
         reap_orphans(worker, target);
+        if target.absent.borrow().is_empty() {
+            for waiting in target.waiting_absent.take() {
+                let _ = waiting.send(());
+            }
+        }
+        crate::file_locks::recovered(worker, target);
     }
 }
 
@@ -62,19 +166,24 @@ impl<E: Env> Cx<E> {
     /// Opens an inode of any target.
     pub async fn open_anywhere(&self, ino: Ino, access: Access) -> Result<InodeView> {
         if ino.target() == self.target.id {
-            return self.open_mine(ino, access, false).await;
+            return self.open_mine(ino, access, false, false).await;
         }
-        let question = Question::Open { session: self.session, cred: self.cred.clone(), ino, access };
+        let by = (self.target.id, self.id);
+        let question = Question::Open { session: self.session, cred: self.cred.clone(), ino, access, by };
         match self.worker.ask(ino.target(), question).await? {
-            Told::View(view) => Ok(*view),
+            Told::View(view, token) => {
+                self.granted_attributes(token);
+                Ok(*view)
+            }
             _ => Err(Errno::Proto),
         }
     }
 
-    async fn open_mine(&self, ino: Ino, access: Access, exec: bool) -> Result<InodeView> {
-        self.target.settle(vec![NameKey::Inode(ino)]).await;
-        let view = open_here(&self.target, self.session, &self.cred, ino, access, exec)?;
-        if view.spread { super::view(&self.worker, &self.target, ino).await } else { Ok(view) }
+    async fn open_mine(&self, ino: Ino, access: Access, exec: bool, known: bool) -> Result<InodeView> {
+        let how = Opening { session: self.session, cred: &self.cred, access, exec, known, by: None };
+        let (view, changed, attributes) = open_here(&self.worker, &self.target, ino, how).await?;
+        self.tokens.set(Tokens { changed, attributes, ..self.tokens.get() });
+        Ok(view)
     }
 
     /// `Request::Open`.
@@ -82,7 +191,7 @@ impl<E: Env> Cx<E> {
         if ino.target() != self.target.id {
             return Err(Errno::Stale);
         }
-        self.open_mine(ino, access, exec).await.map(Reply::Inode)
+        self.open_mine(ino, access, exec, true).await.map(Reply::Inode)
     }
 
     /// `Request::Close`. An open that this run does not know is closed already.
@@ -90,6 +199,7 @@ impl<E: Env> Cx<E> {
         if let Some(atime) = atime {
             self.accessed(ino, atime);
         }
+        forget_early(&self.target, self.session, ino, access);
         if self.target.opens.borrow_mut().close(self.session, ino, access) {
             after_close(&self.worker, &self.target, ino);
         }
@@ -97,8 +207,25 @@ impl<E: Env> Cx<E> {
     }
 
     /// Brings the access time forward. Nobody waits for the record, and while an operation holds the inode, or in the last
-    /// of the log, it is left out: what is lost is a time.
+    /// of the log, it is left out: what is lost is a time. With tokens it is a change like any other, after the answer.
     fn accessed(&self, ino: Ino, atime: Timespec) {
+        if self.target.tokens.on() {
+            let (worker, target, session) = (self.worker.clone(), self.target.clone(), self.session);
+            self.worker.env.spawn(async move {
+                let _guard = target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+                if target.zone.reserve(0).await.is_err() {
+                    return;
+                }
+                let keys = || vec![Changed::alone(TokenKey::Attributes(ino)).unknown()];
+                let sent = || worker.send_revocations(&target);
+                let _changing = target.tokens.change(|| worker.now_ns(), session, keys, sent).await;
+                let mut txn = Txn::default();
+                if let Ok(true) = target.meta.borrow_mut().accessed(ino, atime, &mut txn) {
+                    target.append(txn, Order::Plain);
+                }
+            });
+            return;
+        }
         let free = self.target.settle(vec![NameKey::Inode(ino)]).now_or_never().is_some();
         if !free || self.target.zone.reserve(0).now_or_never() != Some(Ok(())) {
             return;
@@ -124,33 +251,29 @@ impl<E: Env> Cx<E> {
     }
 
     /// `Request::Represent`.
-    pub async fn represent(&self, opens: Vec<(Ino, Access)>, locks: Vec<HeldLock>) -> Result<Reply> {
+    pub fn represent(&self, opens: Vec<(Ino, Access)>, locks: Vec<HeldLock>) -> Result<Reply> {
         {
             let mut table = self.target.opens.borrow_mut();
             table.drop_session(self.session);
             let kept: Vec<_> = self.target.slots.borrow().kept_opens().collect();
-            let kept = kept.into_iter().filter(|(s, _, _)| *s == self.session).map(|(_, ino, access)| (ino, access));
+            let early = self.target.opened_early.borrow();
+            let kept = kept.iter().chain(early.iter()).filter(|(s, _, _)| *s == self.session);
+            let kept = kept.map(|(_, ino, access)| (*ino, *access));
             for (ino, access) in opens.into_iter().chain(kept) {
                 if self.target.meta.borrow().inode(ino).is_ok() {
                     table.open(self.session, ino, access);
                 }
             }
         }
-        let mut ids = Vec::with_capacity(locks.len());
-        for lock in locks {
-            let mode = match lock.mode {
-                LockMode::Read => Mode::Read,
-                LockMode::Write => Mode::Write,
-            };
-            let sent = || self.worker.send_callbacks(&self.target);
-            let now_ns = self.worker.now_ns();
-            let grant = self
-                .target
-                .locks
-                .enqueue(now_ns, self.session, lock.object, mode, lock.range, Growth::Exact, sent)
-                .await?;
-            ids.push(grant.id.0);
-        }
+        // What a session held that was evicted meanwhile, others may have had since.
+        let ids = match self.target.returning.borrow().contains(&self.session) {
+            true => {
+                let mode = |m: LockMode| if m == LockMode::Read { Mode::Read } else { Mode::Write };
+                let locks: Vec<_> = locks.into_iter().map(|l| (l.object, mode(l.mode), l.range)).collect();
+                self.target.locks.take_in(self.session, &locks)
+            }
+            false => Vec::new(),
+        };
         present(&self.worker, &self.target, self.session);
         Ok(Reply::Locks(ids))
     }

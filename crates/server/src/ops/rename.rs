@@ -11,6 +11,7 @@ use amphi_env::Env;
 use amphi_meta::{Facts, perm, plan};
 use amphi_types::{Errno, Ino, Kind, Name, Result, TargetId};
 use amphi_wire::{RenameMode, Reply};
+use std::cell::Cell;
 
 /// The target that has the lock on moving directories.
 const MOVE_TARGET: TargetId = TargetId(0);
@@ -38,7 +39,11 @@ impl<E: Env> Cx<E> {
         let mut lock = None;
         let result = self.rename_locked(&from, &to, mode, &mut lock).await;
         if let Some(number) = lock {
-            self.worker.tell(MOVE_TARGET, Question::MoveUnlock(number)).await?;
+            if self.worker.routes.is_local(MOVE_TARGET) {
+                self.worker.tell(MOVE_TARGET, Question::MoveUnlock(number)).await?;
+            } else {
+                self.worker.unlock_moves(number);
+            }
         }
         result
     }
@@ -91,11 +96,35 @@ impl<E: Env> Cx<E> {
             if parts.is_empty() {
                 return Ok(Reply::Done);
             }
-            if let Ran::Done(reply) = self.run_parts(parts, None, async |_| Ok(Reply::Done)).await? {
+            let lost = Cell::new(false);
+            let held = *lock;
+            let check = async |cx: &Cx<E>| {
+                lost.set(!cx.has_move_lock(held).await?);
+                if lost.get() { Err(Errno::Again) } else { Ok(Reply::Done) }
+            };
+            let named = [(from.0, &from.1), (to.0, &to.1)];
+            if let Ran::Done(reply) = self.run_parts(parts, &named, None, check).await? {
                 return Ok(reply);
+            }
+            if lost.get() {
+                *lock = None;
             }
         }
         Err(Errno::Again)
+    }
+
+    /// Whether the lock on moving directories is still this operation's. Once all have promised, whoever gets it later walks
+    /// into the promises and waits for their outcome.
+    async fn has_move_lock(&self, lock: Option<u64>) -> Result<bool> {
+        match lock {
+            Some(number) if !self.worker.routes.is_local(MOVE_TARGET) => {
+                match self.worker.ask(MOVE_TARGET, Question::MoveCheck(number)).await? {
+                    Told::Outcome(held) => Ok(held),
+                    _ => Err(Errno::Proto),
+                }
+            }
+            _ => Ok(true),
+        }
     }
 
     async fn place(&self, dir: Ino, name: &Name) -> Result<Place> {

@@ -8,7 +8,6 @@ use amphi_meta as meta;
 use amphi_types::item::Txn;
 use amphi_types::{Ino, Result};
 use amphi_wire::{Reply, XattrMode};
-use amphi_zone::Order;
 
 impl<E: Env> Cx<E> {
     /// `Request::GetXattr`.
@@ -30,17 +29,19 @@ impl<E: Env> Cx<E> {
         };
         self.reserve(256 + (name.len() + value.len()) as u64).await?;
         let _guard = self.target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+        let mut changing = self.change_attributes(ino).await;
         let mut txn = Txn::default();
         self.target.meta.borrow_mut().setxattr(&self.cred, ino, name, value, mode, self.now, &mut txn)?;
-        self.commit(txn, Order::Plain, Reply::Done).await
+        self.commit_change(txn, Reply::Done, &mut changing).await
     }
 
     /// `Request::RemoveXattr`.
     pub async fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<Reply> {
         self.reserve(0).await?;
         let _guard = self.target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+        let mut changing = self.change_attributes(ino).await;
         let mut txn = Txn::default();
         self.target.meta.borrow_mut().removexattr(&self.cred, ino, name, self.now, &mut txn)?;
-        self.commit(txn, Order::Plain, Reply::Done).await
+        self.commit_change(txn, Reply::Done, &mut changing).await
     }
 }

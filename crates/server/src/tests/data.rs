@@ -154,11 +154,11 @@ fn spread_files() {
         let view = c.inode(Request::SetAttr { ino: f, set }).await.unwrap();
         assert_eq!((view.attr.size, view.generation), ((5 << 20) + 10, 1));
         assert_eq!(c.stat(f).await.unwrap().size, (5 << 20) + 10);
-        assert_eq!(
-            c.write(at(2), 6 << 20, 0, bytes(3, 6 << 20, 10)).await,
-            Err(Errno::Stale),
-            "sent before the truncate"
-        );
+        let mtime = Timespec { sec: 2_000_000_000, nsec: 0 };
+        let (object, offset) = (at(2), 6 << 20);
+        let late = Request::Write { object, offset, generation: 0, mtime, server_lock: false, kill_suidgid: true };
+        let refused = c.ask(late, Some(bytes(3, 6 << 20, 10))).await.0;
+        assert_eq!(refused, Err(Errno::Stale), "written back before the truncate");
         let data = c.read(at(1), 5 << 20, (5 << 20) + 20).await.unwrap();
         assert_eq!(data[..10], bytes(2, 5 << 20, 10)[..]);
         assert_eq!(data[10..], [0; 10]);

@@ -147,12 +147,15 @@ fn nothing_is_left_half_done() {
                 let report = fsck(&place.sim.node("server"), "data").await.unwrap();
                 assert_clean(&report, &format!("{what}, as it lies"));
                 let server = place.start().await.unwrap();
-                let late = loop {
-                    match place.client(2).await {
-                        Ok(c) => break c,
-                        Err(_) => place.sim.node("server").sleep(Duration::from_secs(5)).await,
+                let late = place.client(2).await.expect("the first does not keep it out");
+                // What the first one left goes with its session.
+                loop {
+                    let Ok(Reply::Status { sessions, .. }) = late.call(Request::Status).await else { panic!("status") };
+                    if sessions.len() == 1 {
+                        break;
                     }
-                };
+                    place.sim.node("server").sleep(Duration::from_secs(5)).await;
+                }
                 let tree = late.tree(Ino::ROOT).await.unwrap();
                 let k = done.get();
                 if kind == CrashKind::Process {

@@ -471,7 +471,19 @@ mod tests {
     fn slots_go_to_who_waited_first() {
         let (normal_credits, urgent_credits) = (1, 2);
         let (version, boot, cluster, resumed, pool, token_ms) = (1, 1, 1, false, 1, 0);
-        let welcome = Welcome { version, boot, cluster, resumed, normal_credits, urgent_credits, pool, token_ms };
+        let welcome = Welcome {
+            version,
+            boot,
+            cluster,
+            resumed,
+            normal_credits,
+            urgent_credits,
+            pool,
+            token_ms,
+            alone: true,
+            map_epoch: 0,
+            mounts: 1,
+        };
         let mut state = State::new(welcome, SlotTable::new(normal_credits, urgent_credits).unwrap());
         state.resume(Time(0));
         let state = RefCell::new(state);
@@ -479,7 +491,7 @@ mod tests {
         let answer = |id: RequestId| {
             let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::GetAttr { ino: Ino(1) } };
             state.borrow_mut().install(id, 0, 0, call, None, None);
-            let done = Answer { result: Ok(Reply::Done), contended: false };
+            let done = Answer::of(Ok(Reply::Done));
             state.borrow_mut().complete(id, Ok((done, None)));
         };
         let first = ask().now_or_never().expect("a free slot").unwrap();

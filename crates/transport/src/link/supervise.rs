@@ -81,13 +81,14 @@ async fn attempt<E: Env>(
 async fn try_all<E: Env>(
     env: &E,
     config: &LinkConfig,
+    addrs: &[String],
     local: Option<&LocalDialer>,
     limit: Duration,
     last_boot: u64,
 ) -> io::Result<(Pipe<E>, Welcome)> {
     let mut last = io::Error::new(io::ErrorKind::InvalidInput, "no address to connect to");
     let in_process = ["local".to_owned()];
-    let addrs = if local.is_some() { &in_process[..] } else { &config.addrs[..] };
+    let addrs = if local.is_some() { &in_process[..] } else { addrs };
     for addr in addrs {
         let attempt = attempt(env, config, local, addr, last_boot);
         last = match amphi_env::timeout(env, limit, attempt).await {
@@ -114,7 +115,7 @@ impl<E: Env> Link<E> {
         let begun = env.now();
         let mut pause = timeouts.backoff_min;
         let (pipe, welcome) = loop {
-            match try_all(&env, &config, local.as_ref(), timeouts.connect, 0).await {
+            match try_all(&env, &config, &config.addrs, local.as_ref(), timeouts.connect, 0).await {
                 Ok(connected) => break connected,
                 Err(e) if env.now().since(begun) >= timeouts.first_connect => return Err(e),
                 Err(e) => debug!("not connected yet: {e}"),
@@ -127,6 +128,7 @@ impl<E: Env> Link<E> {
         let mut state = State::new(welcome, table);
         state.resume(env.now());
         let link = Rc::new(Link {
+            addrs: RefCell::new(config.addrs.clone()),
             env,
             config,
             local,
@@ -180,6 +182,7 @@ impl<E: Env> Link<E> {
             let Some((again, welcome)) = self.closing.guard(self.redial(known_boot)).await else {
                 break LinkError::Closed;
             };
+            events.welcomed(&welcome);
             owes_recovery |= welcome.boot != known_boot || !welcome.resumed;
             if !welcome.resumed {
                 warn!("the server has ended the session meanwhile: calls under way fail");
@@ -241,7 +244,9 @@ impl<E: Env> Link<E> {
         let mut told = false;
         loop {
             let timeouts = self.timeouts.get();
-            let tried = try_all(&self.env, &self.config, self.local.as_ref(), timeouts.connect, last_boot).await;
+            let addrs = self.addrs.borrow().clone();
+            let tried =
+                try_all(&self.env, &self.config, &addrs, self.local.as_ref(), timeouts.connect, last_boot).await;
             let tried = tried.and_then(|(pipe, welcome)| {
                 let same = self.state.borrow().table().check(welcome.normal_credits, welcome.urgent_credits);
                 same.map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e)).map(|()| (pipe, welcome))

@@ -50,11 +50,12 @@ pub(super) async fn read<E: Env, H: LinkEvents<E>>(
                 Err(ending) => return ending,
             };
             link.state.borrow_mut().heard = true;
+            events.heard();
             match message {
                 Message::Reply { id, answer } => {
                     link.state.borrow_mut().complete(id, Ok((answer, payload)));
-                    // One round for the caller, who may call again, one for the queue of calls, one for the writer.
-                    step_aside(3).await;
+                    // One round for the caller, who may call again, one for the writer.
+                    step_aside(2).await;
                 }
                 Message::Push(push) => events.push(push),
                 Message::Bye => return Ending::Bye,

@@ -270,7 +270,7 @@ async fn write_some<E: Env>(out: &mut Outbound<E>, conn: &ConnState) -> Result<(
                                 "{}: a reply is too large for a message ({e:?}) and is answered as an error",
                                 conn.name
                             );
-                            *answer = Answer { result: Err(Errno::Overflow), contended: answer.contended };
+                            *answer = Answer { contended: answer.contended, ..Answer::of(Err(Errno::Overflow)) };
                             *payload = None;
                         }
                         (Err(e), _) => break Err(e),

@@ -107,7 +107,7 @@ impl Connections {
         let fits = payload.as_ref().is_none_or(|p| p.len() <= amphi_types::limits::PAYLOAD_MAX);
         let (answer, payload) = match fits {
             true => (answer, payload),
-            false => (Answer { result: Err(Errno::Overflow), contended: answer.contended }, None),
+            false => (Answer { contended: answer.contended, ..Answer::of(Err(Errno::Overflow)) }, None),
         };
         conn.queue.borrow_mut().push_back(Outgoing::Reply { id: route.id, answer, payload });
         conn.bell.ring();

@@ -127,7 +127,7 @@ fn bad_requests() {
     oversize[32..36].copy_from_slice(&((64u32 << 20) + 1).to_le_bytes());
     let call = ask(1);
     let other_target = frame(Head { target: TargetId(9), ..Head::new(FrameKind::Request) }, &call);
-    let reply = Answer { result: Ok(Reply::Done), contended: false };
+    let reply = Answer::of(Ok(Reply::Done));
     let table: Vec<(&str, Vec<u8>)> = vec![
         ("credits exceeded", twice),
         ("beyond the credits", request(12, 1, Lane::Urgent, 1)),

@@ -5,6 +5,7 @@ use crate::{ZoneErrorKind, fsck};
 use amphi_env::sim::{DiskOpKind, SimConfig};
 use amphi_types::Errno;
 use std::cell::Cell;
+use std::time::Duration;
 
 /// Goal: items survive close and open, from the log and from segments. Method: puts, overwrites and deletes
 /// around checkpoints, compared with a map.
@@ -63,6 +64,25 @@ fn records_share_groups() {
     assert!(zone.stable_lsn() < last);
     sim.block_on(zone.stable(last)).unwrap().unwrap();
     assert_eq!(zone.stable_lsn(), last);
+}
+
+/// Goal: a record that nobody waits for costs no write of its own if one follows that somebody waits for, and is written
+/// soon if none does. Method: count disk writes over virtual time.
+#[test]
+fn unasked_records_ride_along() {
+    let sim = sim(4);
+    format(&sim, &params());
+    let (zone, _) = open(&sim, &manual()).unwrap();
+    let before = sim.disk_ops(NODE).writes;
+    let alone = plain(&zone, txn("Ia", b"1"));
+    sim.run_for(Duration::from_micros(100)).unwrap();
+    assert!(zone.written_lsn() < alone);
+    let asked = plain(&zone, txn("Ib", b"2"));
+    sim.block_on(zone.written(asked)).unwrap().unwrap();
+    assert_eq!((zone.written_lsn(), sim.disk_ops(NODE).writes - before), (asked, 1));
+    let last = plain(&zone, txn("Ic", b"3"));
+    sim.run_for(Duration::from_millis(20)).unwrap();
+    assert_eq!((zone.written_lsn(), sim.disk_ops(NODE).writes - before), (last, 2));
 }
 
 /// Goal: written records become stable by themselves, also those that point at fresh data, and then nothing is written

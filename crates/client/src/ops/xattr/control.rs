@@ -1,13 +1,14 @@
 //! Hidden control attributes of a mount, for the super-user and the owner of the mount process.
 //!
 //! Read: `stats`, `stats.json`, `tunables` or `tunables.PATTERN` (lines `name=value # help`), `status` (JSON, the
-//! server's), `counters.server`, `error` (why the last change was refused). Write: `stats` = `reset`, `set` =
+//! cluster's), `counters.server`, `error` (why the last change was refused). Write: `stats` = `reset`, `set` =
 //! `PATTERN=VALUE`, `sync` = `all` (what syncfs would do, which the kernel does not pass on). What begins with `server.` is the server's.
 
 use crate::api::Ctx;
 use crate::core::{Core, unexpected};
 use amphi_types::{Errno, Result, TargetId};
 use amphi_wire::{Reply, Request};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -30,6 +31,7 @@ async fn server_tunables(
     value: Option<&str>,
 ) -> Result<Vec<(String, String, String)>> {
     let op = Request::Tunables { pattern: pattern.into(), value: value.map(Into::into) };
+    // The master passes it on to the others.
     match core.call(TargetId(0), &ctx.cred, op).await? {
         Reply::Tunables(rows) => Ok(rows),
         other => Err(unexpected(&other)),
@@ -52,13 +54,10 @@ pub(super) async fn get(core: &Arc<Core>, ctx: &Ctx, name: &[u8]) -> Result<Vec<
         "stats.json" => core.stats.json(now, &core.gauges()),
         "error" => core.complaint.lock().clone(),
         "status" => status(core, ctx).await?,
-        "counters.server" => match core.call(TargetId(0), &ctx.cred, Request::Counters { reset: false }).await? {
-            Reply::Counters(rows) => rows.iter().fold(String::new(), |mut out, (name, value)| {
-                let _ = writeln!(out, "{name} {value}");
-                out
-            }),
-            other => return Err(unexpected(&other)),
-        },
+        "counters.server" => server_counters(core, ctx).await?.iter().fold(String::new(), |mut out, (name, value)| {
+            let _ = writeln!(out, "{name} {value}");
+            out
+        }),
         _ => {
             let pattern = match name.strip_prefix("tunables") {
                 Some("") => "*",
@@ -111,42 +110,29 @@ pub(super) async fn set(core: &Arc<Core>, ctx: &Ctx, name: &[u8], text: &str) ->
     }
 }
 
-/// The server's status as JSON.
+/// Counters of all servers that answer, added up.
+async fn server_counters(core: &Core, ctx: &Ctx) -> Result<BTreeMap<String, u64>> {
+    let mut sums = BTreeMap::new();
+    let mut failure = Err(Errno::TimedOut);
+    for answer in core.ask_servers(&ctx.cred, &Request::Counters { reset: false }).await {
+        match answer {
+            Ok(Reply::Counters(rows)) => {
+                rows.into_iter().for_each(|(name, n)| *sums.entry(name).or_default() += n);
+                failure = Ok(());
+            }
+            Ok(other) => return Err(unexpected(&other)),
+            Err(e) if failure.is_err() => failure = Err(e),
+            Err(_) => {}
+        }
+    }
+    failure.map(|()| sums)
+}
+
+/// The cluster's status as JSON: servers, targets, sessions.
 async fn status(core: &Core, ctx: &Ctx) -> Result<String> {
-    let (uptime_s, cluster, targets, sessions) = match core.call(TargetId(0), &ctx.cred, Request::Status).await? {
-        Reply::Status { uptime_s, cluster, targets, sessions } => (uptime_s, cluster, targets, sessions),
-        other => return Err(unexpected(&other)),
-    };
-    let mut out = format!("{{\"uptime_s\":{uptime_s},\"cluster\":\"{cluster:016x}\",\"targets\":[");
-    for (i, t) in targets.iter().enumerate() {
-        let comma = if i > 0 { "," } else { "" };
-        let _ = write!(
-            out,
-            "{comma}{{\"target\":{},\"worker\":{},\"blocks\":{},\"blocks_free\":{},\"inodes\":{},\"inodes_free\":{},\
-             \"log_used_bytes\":{},\"log_bytes\":{},\"checkpoints\":{}}}",
-            t.target.0,
-            t.worker,
-            t.space.blocks,
-            t.space.free,
-            t.space.inodes,
-            t.space.inodes_free,
-            t.log.0,
-            t.log.1,
-            t.checkpoints
-        );
-    }
-    out.push_str("],\"sessions\":[");
-    for (i, s) in sessions.iter().enumerate() {
-        let comma = if i > 0 { "," } else { "" };
-        let name: String = s.name.chars().filter(|c| !c.is_control() && *c != '"' && *c != '\\').collect();
-        let _ = write!(
-            out,
-            "{comma}{{\"session\":\"{:016x}\",\"name\":\"{name}\",\"connected\":{},\"opens\":{},\"locks\":{}}}",
-            s.session.0, s.connected, s.opens, s.locks
-        );
-    }
-    out.push_str("]}");
-    Ok(out)
+    let map = core.map.lock().clone();
+    let answers = core.ask_servers(&ctx.cred, &Request::Status).await;
+    Ok(crate::status::json(&map, &answers.into_iter().map(Result::ok).collect::<Vec<_>>()))
 }
 
 impl Core {
@@ -166,6 +152,7 @@ impl Core {
             ("readahead_wasted_bytes", self.cache.wasted_ahead_bytes.load(Relaxed)),
             ("writeback_flight_bytes", self.flight_bytes.load(Relaxed)),
             ("locks_held", self.locks.held()),
+            ("tokens_held", self.tokens.len()),
         ]
     }
 }

@@ -334,3 +334,17 @@ wire! {
         flags: u32,
     }
 }
+
+wire! {
+    /// Reply to GETLK.
+    LkOut, 24 {
+        /// First byte.
+        start: u64,
+        /// Last byte.
+        end: u64,
+        /// `F_RDLCK`, `F_WRLCK`, or `F_UNLCK` if nothing is in the way.
+        kind: u32,
+        /// Process.
+        pid: u32,
+    }
+}

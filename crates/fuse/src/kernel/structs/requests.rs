@@ -432,3 +432,33 @@ wire! {
         kind: u32,
     }
 }
+
+wire! {
+    /// A lock on a file.
+    FileLock, 24 {
+        /// First byte.
+        start: u64,
+        /// Last byte.
+        end: u64,
+        /// `F_RDLCK`, `F_WRLCK` or `F_UNLCK`.
+        kind: u32,
+        /// Process.
+        pid: u32,
+    }
+}
+
+wire! {
+    /// Arguments of GETLK, SETLK and SETLKW.
+    LkIn, 48 {
+        /// Handle.
+        fh: u64,
+        /// Owner of the lock.
+        owner: u64,
+        /// The lock.
+        lk: FileLock,
+        /// Flags.
+        lk_flags: u32,
+        /// Zero.
+        padding: u32,
+    }
+}

@@ -1,0 +1,167 @@
+//! The configuration file of `amphi server`: TOML, one field for each option of the command.
+//!
+//! Owns: fields, their checks, the example that is printed. Does not own: what the fields do (`cmd::server`).
+//!
+//! Invariants: a field that is unknown or wrong is an error that names its line; a path that is not absolute counts from
+//! the folder of the file, so that the file means the same wherever the server is started.
+
+use crate::failure::{Failure, Outcome};
+use crate::size;
+use serde::{Deserialize, Deserializer};
+use std::path::{Path, PathBuf};
+
+/// Fields of the file; all may be absent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConfigFile {
+    /// Name of the server, for people.
+    pub name: Option<String>,
+    /// Folder with the zones.
+    pub data: Option<PathBuf>,
+    /// Number of targets.
+    pub targets: Option<u16>,
+    /// Size of each zone, bytes.
+    #[serde(default, deserialize_with = "bytes")]
+    pub zone_size: Option<u64>,
+    /// Size of each log, bytes.
+    #[serde(default, deserialize_with = "bytes")]
+    pub log_size: Option<u64>,
+    /// Addresses to listen on.
+    #[serde(default)]
+    pub listen: Vec<String>,
+    /// Addresses that others are told.
+    #[serde(default)]
+    pub advertise: Vec<String>,
+    /// Addresses of servers of the cluster to be part of.
+    #[serde(default)]
+    pub join: Vec<String>,
+    /// File with the cluster key.
+    pub key: Option<PathBuf>,
+    /// Worker threads.
+    pub workers: Option<u16>,
+    /// Polling of the workers, microseconds.
+    pub worker_spin_us: Option<u64>,
+}
+
+/// What `amphi server --example-config` prints: every field, with its default where it has one.
+pub const EXAMPLE: &str = r#"# Configuration of one AmphiFS server: amphi server --config FILE
+# Options on the command line win over this file. Paths that are not absolute count from the folder of this file.
+
+# Name of the server, for people [default: the name of the machine].
+name = "alpha"
+
+# Folder with the zones; made and formatted at the first start. Must be empty or new then.
+data = "/var/lib/amphi"
+
+# Number of targets of this server; fixed at the first start [default: 4].
+targets = 4
+
+# Size of each zone at the first start [default: 90 % of the free space over the targets].
+# zone_size = "1T"
+
+# Size of each zone's log at the first start.
+log_size = "64M"
+
+# Addresses to listen on: unix:PATH or tcp:HOST:PORT.
+listen = ["tcp:10.0.0.1:7100"]
+
+# Addresses that clients and other servers are told [default: those of listen]; needed if listen says 0.0.0.0.
+# advertise = ["tcp:alpha.example.org:7100"]
+
+# Servers of the cluster to be part of, tried in turn. Without this the server is the master of a cluster of its own,
+# which others join.
+# join = ["tcp:10.0.0.2:7100"]
+
+# File with the cluster key, at least 16 bytes, the same on all servers and clients.
+# Needed for addresses that other machines reach.
+key = "cluster.key"
+
+# Worker threads; the targets are spread over them.
+workers = 1
+
+# How long a worker polls after its last work before it sleeps, if nobody else needs the core; microseconds.
+worker_spin_us = 200
+"#;
+
+/// A size: a number of bytes, or text such as "64M".
+fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Size {
+        Number(u64),
+        Text(String),
+    }
+    match Size::deserialize(from) {
+        Ok(Size::Number(n)) => Ok(Some(n)),
+        Ok(Size::Text(text)) => size::parse(&text).map(Some).map_err(serde::de::Error::custom),
+        Err(_) => Err(serde::de::Error::custom("a size is a number of bytes or text such as \"64M\"")),
+    }
+}
+
+impl ConfigFile {
+    /// Reads a file.
+    pub fn read(path: &Path) -> Outcome<ConfigFile> {
+        let shown = path.display();
+        let text =
+            std::fs::read_to_string(path).map_err(|e| Failure::refused(format!("configuration {shown}: {e}")))?;
+        let mut config = Self::parse(&text).map_err(|(line, e)| Failure::refused(format!("{shown}:{line}: {e}")))?;
+        let folder = path.parent().unwrap_or(Path::new("."));
+        for file in [&mut config.data, &mut config.key].into_iter().flatten() {
+            *file = folder.join(&*file);
+        }
+        Ok(config)
+    }
+
+    /// Reads text; an error is a line number and a sentence.
+    fn parse(text: &str) -> Result<ConfigFile, (usize, String)> {
+        toml::from_str(text).map_err(|e| {
+            let at = e.span().map_or(0, |s| s.start).min(text.len());
+            let line = text.as_bytes()[..at].iter().filter(|b| **b == b'\n').count() + 1;
+            (line, e.message().lines().collect::<Vec<_>>().join(" "))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the example is valid and shows every field there is. Method: it is read, once as it is and once with the
+    /// fields that it only mentions; the unknown field's error lists all fields.
+    #[test]
+    fn the_example_is_whole() {
+        let config = ConfigFile::parse(EXAMPLE).expect("the example is valid");
+        assert_eq!((config.targets, config.log_size, config.workers), (Some(4), Some(64 << 20), Some(1)));
+        let all: Vec<String> = EXAMPLE
+            .lines()
+            .map(|l| if l.contains(" = ") { l.trim_start_matches("# ").into() } else { l.to_string() })
+            .collect();
+        let all = all.join("\n");
+        let full = ConfigFile::parse(&all).expect("with all fields");
+        assert_eq!((full.zone_size, full.join.len(), full.advertise.len()), (Some(1 << 40), 1, 1));
+        let (_, error) = ConfigFile::parse("no_such = 1").expect_err("unknown");
+        let fields: Vec<&str> = error.split('`').skip(3).step_by(2).collect();
+        assert!(fields.len() >= 11, "{error}");
+        for field in fields {
+            assert!(all.lines().any(|l| l.starts_with(&format!("{field} = "))), "{field} is in the example");
+        }
+    }
+
+    /// Goal: errors name the line. Method: a table of bad files.
+    #[test]
+    fn errors_name_the_line() {
+        for (text, line, words) in [
+            ("data = 'd'\nworker = 3\n", 2, "unknown field"),
+            ("\n\ntargets = 'many'\n", 3, "invalid type"),
+            ("targets = 4\nlog_size = '12Q'\n", 2, "12Q"),
+            ("targets = 4\nlog_size = true\n", 2, "a size is"),
+            ("name = 'a'\n\nname = 'b'\n", 3, "duplicate"),
+            ("listen = 'tcp:a:1'\n", 1, "sequence"),
+            ("name\n", 1, "expected"),
+        ] {
+            let (at, error) = ConfigFile::parse(text).expect_err(text);
+            assert_eq!(at, line, "{text:?}: {error}");
+            assert!(error.contains(words), "{text:?}: {error}");
+        }
+    }
+}

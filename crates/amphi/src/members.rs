@@ -1,0 +1,333 @@
+//! The further servers of `amphi up --servers N`: child processes of the same binary on Unix sockets.
+//!
+//! Owns: where their folders and sockets lie, starting, watching and stopping them. Does not own: what a server does, the
+//! first server, which runs in this process and is the master.
+//!
+//! Invariants: a member that ends by itself after it was ready is started again; no member outlives this process (the kernel
+//! tells it), and none is stopped by a Ctrl-C of the terminal, since the mount still writes back to it then.
+
+use super::cmd::up::Storage;
+use crate::failure::{During, Failure, Outcome};
+use amphi_server::ServerConfig;
+use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Most servers that one machine is asked to run.
+pub const SERVERS_MAX: u16 = 64;
+/// Pause before a member that ended is started again.
+const AGAIN: Duration = Duration::from_secs(1);
+/// How long a member may take to stop in order.
+const STOPPING: Duration = Duration::from_secs(60);
+
+/// Ends this process when its parent does.
+pub fn end_with(parent: i32) -> Outcome {
+    set_parent_process_death_signal(Some(Signal::TERM)).during(|| "watch the parent".into())?;
+    // It may have ended before the kernel was told.
+    match getppid() {
+        Some(pid) if pid.as_raw_nonzero().get() == parent => Ok(()),
+        _ => Err(Failure::refused(format!("process {parent} is not the parent"))),
+    }
+}
+
+/// Where the servers of one `amphi up` lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Site {
+    data: PathBuf,
+    /// Folder of the first server.
+    first: PathBuf,
+    /// Servers that there are already.
+    found: u16,
+    /// Servers to run.
+    pub servers: u16,
+}
+
+impl Site {
+    /// Looks at the data folder. A single server's zones lie in it, several servers have a folder each.
+    pub fn look(data: &Path, wanted: Option<u16>) -> Outcome<Site> {
+        let data = std::path::absolute(data).during(|| format!("find {}", data.display()))?;
+        let member = |k: u16| data.join(format!("server-{k}"));
+        let has_zones = |dir: &Path| {
+            let names = std::fs::read_dir(dir).into_iter().flatten().flatten();
+            names.map(|e| e.file_name()).any(|n| n.to_string_lossy().ends_with(".zone"))
+        };
+        let alone = has_zones(&data);
+        let further = (1..SERVERS_MAX).take_while(|k| member(*k).is_dir()).count() as u16;
+        let found = if alone || further > 0 || has_zones(&member(0)) { 1 + further } else { 0 };
+        let servers = wanted.unwrap_or(found.max(1));
+        if servers < found {
+            return Err(Failure::refused(format!(
+                "{} has {found} servers, not {servers}; a cluster only grows",
+                data.display()
+            )));
+        }
+        let first = if alone || (servers == 1 && found == 0) { data.clone() } else { member(0) };
+        Ok(Site { data, first, found, servers })
+    }
+
+    /// Folders with the zones of all servers that one `amphi up` keeps in `data`; that itself if there are no others.
+    pub fn folders(data: &Path) -> Vec<PathBuf> {
+        let Some(site) = Site::look(data, None).ok().filter(|s| s.found > 1 || s.first != s.data) else {
+            return vec![data.to_path_buf()];
+        };
+        let further = (1..site.found).map(|k| data.join(format!("server-{k}")));
+        let first = if site.first == site.data { data.to_path_buf() } else { data.join("server-0") };
+        std::iter::once(first).chain(further).collect()
+    }
+
+    fn socket(&self, server: u16) -> String {
+        format!("unix:{}", self.data.join(format!("server-{server}.sock")).display())
+    }
+
+    /// Folder of the first server, unless it is the data folder itself.
+    pub fn first(&self) -> Option<PathBuf> {
+        (self.first != self.data).then(|| self.first.clone())
+    }
+
+    /// Divides the free space among the servers that are new, unless a size is given.
+    pub fn share(&self, storage: &mut Storage) {
+        let new = u64::from(self.servers - self.found);
+        if self.servers == 1 || new == 0 || storage.zone_size.is_some() {
+            return;
+        }
+        let near = self.data.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
+        let Ok(space) = rustix::fs::statvfs(near) else { return };
+        let targets = u64::from(storage.targets.unwrap_or(ServerConfig::TARGETS).max(1));
+        let free = space.f_bavail.saturating_mul(space.f_frsize);
+        storage.zone_size = Some((free / 10 * 9 / (new * targets)).min(amphi_server::config::ZONE_AUTO_MAX_BYTES));
+    }
+
+    /// Makes the folder for the sockets. Returns whether it is new.
+    pub fn make(&self) -> Outcome<bool> {
+        let new = !self.data.exists();
+        std::fs::create_dir_all(&self.data).map_err(|e| Failure::refused(format!("{}: {e}", self.data.display())))?;
+        Ok(new)
+    }
+
+    /// Completes the first server's configuration.
+    pub fn lead(&self, config: &mut ServerConfig) {
+        config.name = "server-0".into();
+        config.listen.insert(0, self.socket(0));
+        config.advertise = vec![self.socket(0)];
+    }
+
+    /// Arguments of the others.
+    pub fn members(&self, storage: &Storage, key: Option<&Path>) -> Vec<Vec<String>> {
+        let one = |k: u16| {
+            let data = self.data.join(format!("server-{k}")).display().to_string();
+            let mut args = vec!["server".to_string(), "--name".into(), format!("server-{k}"), "--data".into(), data];
+            let mut add = |option: &str, value: String| args.extend([option.to_string(), value]);
+            add("--listen", self.socket(k));
+            add("--join", self.socket(0));
+            add("--log-size", storage.log_size.to_string());
+            add("--workers", storage.workers.to_string());
+            add("--worker-spin-us", storage.worker_spin_us.to_string());
+            if let Some(targets) = storage.targets {
+                add("--targets", targets.to_string());
+            }
+            if let Some(bytes) = storage.zone_size {
+                add("--zone-size", bytes.to_string());
+            }
+            if let Some(key) = key {
+                add("--key", key.display().to_string());
+            }
+            add("--with-parent", std::process::id().to_string());
+            args
+        };
+        (1..self.servers).map(one).collect()
+    }
+}
+
+/// What the threads of a member share.
+#[derive(Default)]
+struct Watched {
+    stopping: AtomicBool,
+    pid: Mutex<Option<Pid>>,
+}
+
+impl Watched {
+    fn signal(&self, signal: Signal) {
+        let pid = self.pid.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pid) = *pid {
+            let _ = kill_process(pid, signal);
+        }
+    }
+}
+
+struct Member {
+    watched: Arc<Watched>,
+    ended: mpsc::Receiver<()>,
+    thread: JoinHandle<()>,
+}
+
+/// Running members.
+pub struct Members(Vec<Member>);
+
+impl Members {
+    /// Starts all; returns when all are ready.
+    ///
+    /// Errors: why the first that did not start did not; then none runs.
+    #[expect(clippy::disallowed_methods, reason = "the threads that watch child processes")]
+    pub fn start(all: Vec<Vec<String>>) -> Outcome<Members> {
+        let mut members = Members(Vec::new());
+        let mut readies = Vec::new();
+        for args in all {
+            let watched = Arc::<Watched>::default();
+            let ((tell, ready), (end, ended)) = (mpsc::channel(), mpsc::channel());
+            let shared = watched.clone();
+            let thread = std::thread::spawn(move || {
+                tend(&args, &shared, tell);
+                drop(end);
+            });
+            members.0.push(Member { watched, ended, thread });
+            readies.push(ready);
+        }
+        for ready in readies {
+            let outcome = ready.recv().unwrap_or_else(|_| Err(Failure::broken("a server ended while it started")));
+            if let Err(e) = outcome {
+                members.stop();
+                return Err(e);
+            }
+        }
+        Ok(members)
+    }
+
+    /// Stops all in order.
+    pub fn stop(self) {
+        for m in &self.0 {
+            m.watched.stopping.store(true, Ordering::SeqCst);
+            m.watched.signal(Signal::TERM);
+        }
+        for m in self.0 {
+            if m.ended.recv_timeout(STOPPING) == Err(mpsc::RecvTimeoutError::Timeout) {
+                tracing::error!("a server does not stop and is killed");
+                m.watched.signal(Signal::KILL);
+            }
+            let _ = m.thread.join();
+        }
+    }
+}
+
+/// Keeps one member running until it is to stop.
+#[expect(clippy::disallowed_methods, reason = "the thread that watches a child process")]
+fn tend(args: &[String], watched: &Watched, ready: mpsc::Sender<Outcome>) {
+    let name = args.get(2).cloned().unwrap_or_default();
+    let mut ready = Some(ready);
+    loop {
+        let spawned = {
+            let mut pid = watched.pid.lock().unwrap_or_else(PoisonError::into_inner);
+            if watched.stopping.load(Ordering::SeqCst) {
+                return;
+            }
+            let spawned = spawn(args);
+            *pid = spawned.as_ref().ok().map(Pid::from_child);
+            spawned
+        };
+        let ended = match spawned {
+            Ok(child) => watch(child, &name, watched, &mut ready),
+            Err(e) => Failure::broken(format!("{name} cannot be started: {e}")),
+        };
+        if watched.stopping.load(Ordering::SeqCst) {
+            return;
+        }
+        if let Some(ready) = ready.take() {
+            let _ = ready.send(Err(ended));
+            return;
+        }
+        tracing::error!("{ended}; it is started again, calls to its targets wait");
+        std::thread::sleep(AGAIN);
+    }
+}
+
+fn spawn(args: &[String]) -> std::io::Result<Child> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.process_group(0).spawn()
+}
+
+/// Waits for the end of a member; says when it is ready and passes its log lines on.
+#[expect(clippy::disallowed_methods, reason = "the thread that reads a child's errors")]
+fn watch(mut child: Child, name: &str, watched: &Watched, ready: &mut Option<mpsc::Sender<Outcome>>) -> Failure {
+    let errors = child.stderr.take();
+    let prefix = name.to_string();
+    let reader = std::thread::spawn(move || {
+        let mut failure = None;
+        for line in errors.into_iter().flat_map(|e| BufReader::new(e).lines()).map_while(Result::ok) {
+            match line.strip_prefix("amphi: ") {
+                Some(text) => failure = Some(text.to_string()),
+                None => eprintln!("{prefix}: {line}"),
+            }
+        }
+        failure
+    });
+    for line in child.stdout.take().into_iter().flat_map(|o| BufReader::new(o).lines()).map_while(Result::ok) {
+        if line.starts_with("ready")
+            && let Some(ready) = ready.take()
+        {
+            let _ = ready.send(Ok(()));
+        }
+    }
+    let status = child.wait();
+    *watched.pid.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    let said = reader.join().ok().flatten();
+    match status {
+        Ok(status) => Failure {
+            code: status.code().and_then(|c| u8::try_from(c).ok()).filter(|c| *c == 2).unwrap_or(1),
+            text: said.map_or_else(|| format!("{name} ended: {status}"), |text| format!("{name}: {text}")),
+        },
+        Err(e) => Failure::broken(format!("{name}: {e}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what lies in a data folder decides where servers go: one alone stays where it is, also when others join; a
+    /// cluster never shrinks. Method: folders made by hand.
+    #[test]
+    fn folders_of_servers() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let data = dir.path().join("data");
+        let look = |wanted| Site::look(&data, wanted);
+        assert_eq!(Site::folders(&data), std::slice::from_ref(&data));
+        let site = look(None).expect("new");
+        assert_eq!((site.servers, site.first()), (1, None));
+        let site = look(Some(3)).expect("new");
+        assert_eq!((site.servers, site.first()), (3, Some(data.join("server-0"))));
+        assert_eq!(site.members(&storage(), None).len(), 2);
+        for k in 0..2 {
+            std::fs::create_dir_all(data.join(format!("server-{k}"))).expect("mkdir");
+        }
+        assert_eq!(look(None).expect("two").servers, 2);
+        assert_eq!(look(Some(3)).expect("grows").found, 2);
+        assert_eq!(Site::folders(&data), [data.join("server-0"), data.join("server-1")]);
+        assert!(look(Some(1)).expect_err("shrinks").text.contains("has 2 servers"));
+        std::fs::write(data.join("target-0000.zone"), b"").expect("write");
+        assert_eq!(look(Some(2)).expect("one, then two").first(), None);
+    }
+
+    fn storage() -> Storage {
+        Storage { data: "d".into(), targets: Some(2), zone_size: None, log_size: 1, workers: 1, worker_spin_us: 0 }
+    }
+
+    /// Goal: servers on one disk share its space. Method: the sizes chosen for one and for three.
+    #[test]
+    fn space_is_shared() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let size = |servers| {
+            let mut storage = storage();
+            Site::look(&dir.path().join("data"), Some(servers)).expect("new").share(&mut storage);
+            storage.zone_size
+        };
+        assert_eq!(size(1), None, "the server decides");
+        let (two, four) = (size(2).expect("chosen"), size(4).expect("chosen"));
+        assert!(four < two * 11 / 20 && four > two * 9 / 20, "{two} {four}");
+    }
+}

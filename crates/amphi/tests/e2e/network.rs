@@ -1,0 +1,179 @@
+//! Servers and mounts on machines of their own: network name spaces with links that are cut and restored.
+
+use crate::harness::{Daemon, Place, Starting, amphi, pattern};
+use rustix::fs::{Mode, OFlags, fsync, open};
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+const SERVERS: usize = 3;
+/// Mounts at the same time.
+const MOUNTS: usize = 1;
+
+/// A network name space, held by a process that does nothing.
+struct Machine {
+    holder: Child,
+}
+
+impl Machine {
+    fn new() -> Option<Machine> {
+        let mut command = Command::new("unshare");
+        command.args(["-n", "sh", "-c", "echo up; exec sleep 3600"]);
+        let mut holder = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
+        let mut line = String::new();
+        use std::io::BufRead;
+        std::io::BufReader::new(holder.stdout.take()?).read_line(&mut line).ok()?;
+        let machine = Machine { holder };
+        (line == "up\n").then_some(machine)
+    }
+
+    /// A command that runs there, with the files of here.
+    fn command(&self) -> Command {
+        let mut command = Command::new("nsenter");
+        command.args([format!("--net=/proc/{}/ns/net", self.holder.id()), "--".into()]);
+        command
+    }
+
+    fn ip(&self, args: &str) -> bool {
+        let status = self.command().arg("ip").args(args.split(' ')).stderr(Stdio::null()).status();
+        status.is_ok_and(|s| s.success())
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+    }
+}
+
+/// Machines with a switch between them; machine `i` is 10.77.0.`i + 1`.
+struct Network {
+    switch: Machine,
+    machines: Vec<Machine>,
+}
+
+impl Network {
+    /// None where name spaces or pairs of interfaces may not be made.
+    fn new(machines: usize) -> Option<Network> {
+        let switch = Machine::new()?;
+        let mut network = Network { switch, machines: Vec::new() };
+        let ready = network.switch.ip("link add switch type bridge") && network.switch.ip("link set switch up");
+        for i in 0..machines {
+            let machine = Machine::new()?;
+            let peer = machine.holder.id();
+            let ready = network.switch.ip(&format!("link add port{i} type veth peer name eth0 netns {peer}"))
+                && network.switch.ip(&format!("link set port{i} master switch up"))
+                && machine.ip("link set lo up")
+                && machine.ip(&format!("addr add 10.77.0.{}/24 dev eth0", i + 1))
+                && machine.ip("link set eth0 up");
+            if !ready {
+                return None;
+            }
+            network.machines.push(machine);
+        }
+        ready.then_some(network)
+    }
+
+    fn cut(&self, machine: usize) {
+        assert!(self.switch.ip(&format!("link set port{machine} down")));
+    }
+
+    fn heal(&self, machine: usize) {
+        assert!(self.switch.ip(&format!("link set port{machine} up")));
+    }
+
+    fn start(&self, machine: usize, args: &[&str]) -> Starting {
+        let mut command = self.machines[machine].command();
+        command.arg(amphi().get_program()).args(args);
+        Starting::spawn(command)
+    }
+}
+
+fn server(network: &Network, place: &Place, k: usize) -> Starting {
+    let (data, key, listen) = (place.text(&format!("s{k}")), place.text("key"), format!("tcp:10.77.0.{}:7100", k + 1));
+    let mut args = vec!["server", "--data", &data, "--key", &key, "--listen", &listen];
+    args.extend_from_slice(&["--targets", "2", "--zone-size", "256M", "--log-size", "16M"]);
+    if k > 0 {
+        args.extend_from_slice(&["--join", "tcp:10.77.0.1:7100"]);
+    }
+    network.start(k, &args)
+}
+
+/// Goal: servers and mounts on different machines lose nothing while links are cut and restored: calls wait, also over a
+/// cut that outlasts the connections. Method: a worker on each mount makes, links, renames, appends and syncs; each machine
+/// is cut off in turn, once for longer than a connection lives without a sign of life; then everything is compared.
+#[test]
+fn links_are_cut_and_restored() {
+    let place = Place::new();
+    let Some(network) = Network::new(SERVERS + MOUNTS) else {
+        eprintln!("skipped: network name spaces may not be made here; run as root");
+        return;
+    };
+    fs::write(place.path("key"), "0123456789abcdef0123").expect("write");
+    let starting: Vec<Starting> = (0..SERVERS).map(|k| server(&network, &place, k)).collect();
+    let servers: Vec<Daemon> = starting.into_iter().map(Starting::ready).collect();
+    let dirs: Vec<_> =
+        (0..MOUNTS).map(|i| if i == 0 { place.mount() } else { place.path(&format!("mount{i}")) }).collect();
+    let mut mounts = Vec::new();
+    for (i, dir) in dirs.iter().enumerate() {
+        fs::create_dir_all(dir).expect("mkdir");
+        let (key, dir) = (place.text("key"), dir.display().to_string());
+        let args = ["mount", "--key", &key, "--cluster", "tcp:10.77.0.3:7100", &dir];
+        mounts.push(network.start(SERVERS + i, &args).ready());
+    }
+    let mut workers = Vec::new();
+    for (i, dir) in dirs.iter().enumerate() {
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let dir = dir.clone();
+        let worker = std::thread::spawn(move || {
+            let log = dir.join(format!("log{i}"));
+            let log =
+                open(log, OFlags::CREATE | OFlags::WRONLY | OFlags::APPEND, Mode::from_raw_mode(0o644)).expect("open");
+            let mut n = 0u64;
+            while stopped.try_recv().is_err() {
+                let own = dir.join(format!("m{i}d{}", n % 13));
+                match fs::create_dir(&own) {
+                    Ok(()) => {}
+                    Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::AlreadyExists, "mkdir: {e}"),
+                }
+                fs::write(own.join("new"), pattern(n, 30_000)).expect("write");
+                fs::hard_link(own.join("new"), dir.join(format!("m{i}l{n}"))).expect("link");
+                fs::rename(own.join("new"), own.join(format!("f{n}"))).expect("rename");
+                assert_eq!(rustix::io::write(&log, &n.to_le_bytes()).expect("append"), 8);
+                fsync(&log).expect("fsync");
+                n += 1;
+            }
+            n
+        });
+        workers.push((stop, worker));
+    }
+    for (machine, ms) in [(1, 1500), (3, 800), (0, 2500), (2, 23_000), (3, 3000), (1, 300), (0, 1000)] {
+        std::thread::sleep(Duration::from_millis(700));
+        network.cut(machine);
+        std::thread::sleep(Duration::from_millis(ms));
+        network.heal(machine);
+    }
+    std::thread::sleep(Duration::from_secs(2));
+    let made: Vec<u64> = workers
+        .into_iter()
+        .map(|(stop, worker)| {
+            stop.send(()).expect("worker runs");
+            worker.join().expect("no call failed")
+        })
+        .collect();
+    for dir in &dirs {
+        for (i, n) in made.iter().enumerate() {
+            assert!(*n > 20, "mount {i} went on between the cuts: {n}");
+            assert_eq!(fs::metadata(dir.join(format!("log{i}"))).expect("log").len(), 8 * n);
+            for k in 0..*n {
+                let path = dir.join(format!("m{i}d{}/f{k}", k % 13));
+                assert!(fs::read(&path).expect("file is there") == pattern(k, 30_000), "{}", path.display());
+                assert!(dir.join(format!("m{i}l{k}")).exists());
+            }
+        }
+    }
+    mounts.into_iter().for_each(Daemon::stop);
+    servers.into_iter().for_each(Daemon::stop);
+    place.fsck_of(&["s0", "s1", "s2"]);
+}

@@ -1,0 +1,190 @@
+//! Soak: servers and mounts are killed again and again while programs on two mounts make checked files.
+//!
+//! A few rounds here; `cargo xtask soak` runs 200.
+
+use crate::harness::{Daemon, Place, Random, eventually, pattern};
+use rustix::fs::{Mode, OFlags, fsync, open};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+
+/// Rounds without the environment's word.
+const ROUNDS: u64 = 4;
+/// Files of each worker at a time.
+const FILES: u64 = 40;
+/// Errno values that a program sees when its mount is killed.
+const GONE: [i32; 4] = [107, 103, 5, 2];
+
+/// Content of a file: seed of its bytes, length.
+type Content = (u64, usize);
+
+/// What a worker knows to be on stable storage.
+#[derive(Default)]
+struct Known {
+    files: BTreeMap<String, Content>,
+    /// A name that was being changed when its mount was killed: its state before or after.
+    unsure: Option<(String, [Option<Content>; 2])>,
+}
+
+struct Worker {
+    who: u64,
+    known: Mutex<Known>,
+    done: AtomicU64,
+}
+
+impl Worker {
+    /// Makes, renames, overwrites and removes files until told to stop or until the mount is gone.
+    fn run(&self, mount: &Path, random: &mut Random, stop: &AtomicBool) {
+        let dir = mount.join(format!("w{}", self.who));
+        while !stop.load(SeqCst) {
+            let name = format!("f{}", random.below(FILES));
+            let old = self.known.lock().expect("lock").files.get(&name).copied();
+            let new = match (random.below(5), old) {
+                (0, Some(_)) => None,
+                _ => Some((random.below(1 << 40), [0, 100, 5000, 70_000, 3 << 20][random.below(5) as usize])),
+            };
+            self.known.lock().expect("lock").unsure = Some((name.clone(), [old, new]));
+            let made = match new {
+                None => fs::remove_file(dir.join(&name)),
+                Some((seed, len)) => write(&dir, &name, &pattern(seed, len), random.below(2) == 0),
+            };
+            let mut known = self.known.lock().expect("lock");
+            match made {
+                Ok(()) => {
+                    match new {
+                        Some(state) => known.files.insert(name, state),
+                        None => known.files.remove(&name),
+                    };
+                    known.unsure = None;
+                    self.done.fetch_add(1, SeqCst);
+                }
+                Err(e) if e.raw_os_error().is_some_and(|n| GONE.contains(&n)) => return,
+                Err(e) => panic!("worker {} on {name}: {e}", self.who),
+            }
+        }
+    }
+
+    /// Compares everything that is known, by another mount, and learns what became of the unsure name.
+    fn check(&self, mount: &Path) {
+        let dir = mount.join(format!("w{}", self.who));
+        let mut known = self.known.lock().expect("lock");
+        if let Some((name, states)) = known.unsure.take() {
+            let found = fs::read(dir.join(&name)).ok();
+            let fits = |s: &&Option<Content>| match (s, &found) {
+                (None, None) => true,
+                (Some((seed, len)), Some(bytes)) => *bytes == pattern(*seed, *len),
+                _ => false,
+            };
+            let state = states.iter().find(fits);
+            let Some(state) = state else {
+                panic!("w{}/{name} is neither as before nor as after: {:?} bytes", self.who, found.map(|b| b.len()))
+            };
+            match state {
+                Some(s) => known.files.insert(name, *s),
+                None => known.files.remove(&name),
+            };
+        }
+        for (name, (seed, len)) in &known.files {
+            let bytes = fs::read(dir.join(name)).unwrap_or_else(|e| panic!("w{}/{name}: {e}", self.who));
+            assert!(bytes == pattern(*seed, *len), "w{}/{name}: {} of {len} bytes, or others", self.who, bytes.len());
+        }
+        let listed = fs::read_dir(&dir).expect("list").filter(|e| {
+            let name = e.as_ref().expect("entry").file_name();
+            !name.to_string_lossy().starts_with("new")
+        });
+        assert_eq!(listed.count(), known.files.len(), "no other names in w{}", self.who);
+    }
+}
+
+/// Writes a new file and moves it to its place, or the same through O_DIRECT; stable on return.
+fn write(dir: &Path, name: &str, bytes: &[u8], direct: bool) -> std::io::Result<()> {
+    let flags = OFlags::CREATE | OFlags::TRUNC | OFlags::WRONLY;
+    let flags = if direct { flags | OFlags::DIRECT } else { flags };
+    let made = dir.join(format!("new-{name}"));
+    let f = fs::File::from(open(&made, flags, Mode::from_raw_mode(0o644))?);
+    let mut buf = amphi_env::Buf::zeroed(bytes.len());
+    buf.copy_from_slice(bytes);
+    f.write_all_at(&buf, 0)?;
+    fsync(&f)?;
+    fs::rename(made, dir.join(name))?;
+    fsync(fs::File::open(dir)?)?;
+    Ok(())
+}
+
+fn clean(mount: &Path, who: u64) {
+    for entry in fs::read_dir(mount.join(format!("w{who}"))).expect("list").flatten() {
+        if entry.file_name().to_string_lossy().starts_with("new") {
+            fs::remove_file(entry.path()).expect("remove what was half made");
+        }
+    }
+}
+
+/// Goal: Promise S5, S9, S10, S12 for several mounts: whatever is killed, in whatever order, what was said to be stable is there and whole,
+/// seen by every mount, and nobody but the killed mount's own programs sees an error. Method: two mounts, a worker on each; every round kills the server or a
+/// mount (a random one, at a random moment), starts it again, and in between compares everything by the other mount; zones are checked at the end.
+#[test]
+fn kills_of_servers_and_mounts_lose_nothing() {
+    let rounds = std::env::var("AMPHI_SOAK_ROUNDS").ok().and_then(|r| r.parse().ok()).unwrap_or(ROUNDS);
+    let seed = std::env::var("AMPHI_SOAK_SEED").ok().and_then(|r| r.parse().ok()).unwrap_or(1);
+    let mut random = Random::new(seed);
+    let place = Place::new();
+    let targets = ["--targets", "3"];
+    let mut server = place.server(&targets);
+    let names = ["a", "b"];
+    let mount_one = |which: usize| place.mount_at(names[which], &["--cache", "32M"]);
+    let mut mounts: Vec<Daemon> = (0..2).map(mount_one).collect();
+    let paths: Vec<PathBuf> = names.iter().map(|n| place.path(n)).collect();
+    let workers: Vec<Worker> =
+        (0..2).map(|who| Worker { who, known: Mutex::default(), done: AtomicU64::new(0) }).collect();
+    for w in &workers {
+        fs::create_dir(paths[0].join(format!("w{}", w.who))).expect("mkdir");
+    }
+    for round in 0..rounds {
+        let stop = AtomicBool::new(false);
+        let victim = random.below(3) as usize;
+        let (steps, moment) = (2 + random.below(12), random.below(30_000));
+        std::thread::scope(|s| {
+            for (worker, path) in workers.iter().zip(&paths) {
+                let (stop, mut own) = (&stop, Random::new(random.below(u64::MAX)));
+                s.spawn(move || worker.run(path, &mut own, stop));
+            }
+            let before: u64 = workers.iter().map(|w| w.done.load(SeqCst)).sum();
+            eventually("the workers get on", || {
+                workers.iter().map(|w| w.done.load(SeqCst)).sum::<u64>() >= before + steps
+            });
+            for _ in 0..moment {
+                std::hint::spin_loop();
+            }
+            if victim == 2 {
+                std::mem::replace(&mut server, Daemon::none()).kill();
+                server = place.server(&targets);
+            } else {
+                std::mem::replace(&mut mounts[victim], Daemon::none()).kill();
+                let _ = rustix::mount::unmount(&paths[victim], rustix::mount::UnmountFlags::DETACH);
+            }
+            let before: u64 = workers.iter().map(|w| w.done.load(SeqCst)).sum();
+            eventually("the others go on", || workers.iter().map(|w| w.done.load(SeqCst)).sum::<u64>() > before + 2);
+            stop.store(true, SeqCst);
+        });
+        if victim < 2 {
+            mounts[victim] = mount_one(victim);
+        }
+        for worker in &workers {
+            // By the mount that did not make them, then by its own.
+            worker.check(&paths[1 - worker.who as usize]);
+            worker.check(&paths[worker.who as usize]);
+            clean(&paths[0], worker.who);
+        }
+        if rounds > ROUNDS {
+            let what = ["the first mount", "the second mount", "the server"][victim];
+            let files: usize = workers.iter().map(|w| w.known.lock().expect("lock").files.len()).sum();
+            println!("round {}/{rounds}: killed {what}; {files} files compared", round + 1);
+        }
+    }
+    mounts.into_iter().for_each(Daemon::stop);
+    server.stop();
+    place.fsck();
+}

@@ -1,0 +1,302 @@
+//! Alone, or in company of other mounts: which of the two rules for caching is in force.
+//!
+//! Owns: the rule, what was begun or lent to a front end while alone, when the server was last heard, the end of the session.
+//! Does not own: what is cached under either rule (`tokens`, `cache`, the front end).
+//!
+//! A mount that is alone caches without asking, and its front end may keep names and attributes for a while. With company it
+//! caches what tokens and locks back, and lends nothing on. Invariants: the server is told that the switch to company is
+//! done after everything begun alone has ended and everything lent alone has expired; what was asked for under one rule
+//! is not lent under another. A mount that has not heard the server for `LEASE_NS` uses nothing it caches in company:
+//! the server evicts a silent mount after 30 s, so it has stopped before.
+
+use crate::core::Core;
+use crate::locks;
+use amphi_env::Env;
+use amphi_types::{ByteRange, Cred, Errno, Ino, Result, TargetId};
+use amphi_wire::{Lane, Request, Welcome};
+use futures_channel::oneshot;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::time::Duration;
+
+use crate::api::KernelPages;
+
+/// Silence of the server after which nothing cached is used: four of its pings.
+pub(crate) const LEASE_NS: u64 = 20_000_000_000;
+/// Added to what a front end may keep: how late its clock may be.
+const LEND_MARGIN: Duration = Duration::from_millis(20);
+/// How often the switch looks whether what was begun alone has ended.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// The rule in force and what was begun under it.
+pub(crate) struct Company {
+    /// Grows with each change of rule; odd while alone.
+    rule: AtomicU64,
+    /// The last change the server has told of.
+    change: AtomicU64,
+    /// Nothing begun alone is under way any more: tokens may be used.
+    settled: AtomicBool,
+    /// Operations and loans begun alone.
+    under_way: AtomicU64,
+    /// Until when a front end may use what it was lent.
+    lent_until_ns: AtomicU64,
+    /// When the server was last heard, by the clock that goes on in sleep.
+    heard_ns: AtomicU64,
+    /// The session is over.
+    lost: AtomicBool,
+    /// Start of the server that the session spoke to last.
+    boot: AtomicU64,
+    /// Mount sessions that server had seen when this one was started.
+    mounts: AtomicU64,
+    /// The session was started anew without anybody else in between.
+    undisturbed: AtomicBool,
+    pages: Mutex<Option<Arc<dyn KernelPages>>>,
+}
+
+/// An operation or loan that was begun alone.
+pub(crate) struct Begun(Arc<Core>);
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.0.company.under_way.fetch_sub(1, SeqCst);
+    }
+}
+
+/// What a front end may keep of an answer: to be dropped once the answer has been given.
+pub struct Lending {
+    begun: Begun,
+    life: Duration,
+}
+
+impl Lending {
+    /// For how long.
+    pub fn life(&self) -> Duration {
+        self.life
+    }
+}
+
+impl Drop for Lending {
+    fn drop(&mut self) {
+        let core = &self.begun.0;
+        let until = core.clock.now_ns() + self.life.as_nanos() as u64;
+        core.company.lent_until_ns.fetch_max(until, SeqCst);
+    }
+}
+
+/// A rule, as a front end notes it before it asks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rule(u64);
+
+impl Company {
+    pub(crate) fn new() -> Company {
+        Company {
+            rule: AtomicU64::new(1),
+            change: AtomicU64::new(0),
+            settled: AtomicBool::new(false),
+            under_way: AtomicU64::new(0),
+            lent_until_ns: AtomicU64::new(0),
+            heard_ns: AtomicU64::new(0),
+            lost: AtomicBool::new(false),
+            boot: AtomicU64::new(0),
+            mounts: AtomicU64::new(0),
+            undisturbed: AtomicBool::new(false),
+            pages: Mutex::new(None),
+        }
+    }
+
+    /// The rule in force; odd while alone.
+    #[inline]
+    pub(crate) fn rule(&self) -> u64 {
+        self.rule.load(Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn is_alone(&self) -> bool {
+        self.rule() & 1 == 1
+    }
+
+    pub(crate) fn rule_for_front(&self) -> Rule {
+        Rule(self.rule())
+    }
+
+    /// Whether tokens are asked for.
+    pub(crate) fn uses_tokens(&self) -> bool {
+        !self.is_alone() && self.settled.load(SeqCst)
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Relaxed)
+    }
+
+    /// Whether the server was heard lately enough to use what is cached.
+    #[inline]
+    pub(crate) fn in_touch(&self, boot_ns: u64) -> bool {
+        boot_ns < self.heard_ns.load(Relaxed).saturating_add(LEASE_NS)
+    }
+
+    /// A message came. After a long silence it may be an old one that waited in a buffer: then only an answer counts.
+    pub(crate) fn hear(&self, boot_ns: u64) {
+        if self.in_touch(boot_ns) {
+            self.heard_ns.fetch_max(boot_ns, Relaxed);
+        }
+    }
+
+    pub(crate) fn set_pages(&self, pages: Option<Arc<dyn KernelPages>>) {
+        *self.pages.lock() = pages;
+    }
+
+    pub(crate) fn pages(&self) -> Option<Arc<dyn KernelPages>> {
+        self.pages.lock().clone()
+    }
+
+    fn set(&self, alone: bool) {
+        let rule = self.rule.fetch_add(1, SeqCst) + 1;
+        debug_assert_eq!(rule & 1 == 1, alone);
+    }
+}
+
+/// Enters an operation, if the mount is alone: the switch to company waits for its end.
+pub(crate) fn begin(core: &Arc<Core>) -> Option<Begun> {
+    if !core.company.is_alone() {
+        return None;
+    }
+    core.company.under_way.fetch_add(1, SeqCst);
+    let begun = Begun(core.clone());
+    // The switch sets the rule, then looks at the count.
+    (core.company.rule.load(SeqCst) & 1 == 1).then_some(begun)
+}
+
+/// What a front end may keep of an answer to a question that it asked under `rule`.
+pub(crate) fn lend(core: &Arc<Core>, rule: Rule) -> Option<Lending> {
+    let life = Duration::from_millis(u64::from(core.token_ms.load(Relaxed)));
+    if rule.0 & 1 == 0 || life.is_zero() {
+        return None;
+    }
+    let begun = begin(core)?;
+    (core.company.rule() == rule.0).then_some(Lending { begun, life })
+}
+
+/// Makes sure that what is cached may be used: asks the server if it has been silent for too long.
+pub(crate) async fn touch(core: &Arc<Core>) -> Result<()> {
+    let now = core.clock.boot_ns();
+    if core.company.is_alone() || core.company.in_touch(now) {
+        return Ok(());
+    }
+    core.call(TargetId(0), &Cred::root(), Request::GetAttr { ino: Ino::ROOT }).await?;
+    // Whatever was pushed before the answer has been taken.
+    core.company.heard_ns.fetch_max(now, Relaxed);
+    Ok(())
+}
+
+/// The server says hello, at first or again.
+pub(crate) fn welcomed(core: &Core, welcome: &Welcome) {
+    let company = &core.company;
+    company.heard_ns.fetch_max(core.clock.boot_ns(), Relaxed);
+    let boot = company.boot.swap(welcome.boot, SeqCst);
+    if boot == 0 || !welcome.resumed {
+        let before = company.mounts.swap(welcome.mounts, SeqCst);
+        let same = boot == welcome.boot && welcome.mounts == before + 1;
+        company.undisturbed.store(same && welcome.alone && company.is_alone(), SeqCst);
+    }
+    if boot == 0 && !welcome.alone {
+        // Nothing has been cached yet.
+        company.set(false);
+        company.settled.store(true, SeqCst);
+    }
+}
+
+/// Whether a session that the server has ended may go on as if it had not: it was alone, and nobody else has come since.
+pub(crate) fn may_go_on(core: &Core) -> bool {
+    core.company.undisturbed.load(SeqCst)
+}
+
+/// `Push::Company`: takes the rule over at once. Returns whether it has to be answered by `settle`.
+pub(crate) fn told(core: &Core, change: u64, alone: bool) -> bool {
+    let company = &core.company;
+    let before = company.change.fetch_max(change, SeqCst);
+    if change < before {
+        return false;
+    }
+    if company.is_alone() != alone {
+        tracing::info!(alone, "{}", if alone { "no other mount is left" } else { "other mounts have come" });
+        company.settled.store(false, SeqCst);
+        company.set(alone);
+        company.heard_ns.fetch_max(core.clock.boot_ns(), Relaxed);
+        crate::tokens::lose_all(core);
+        core.files.all().iter().for_each(|file| file.turn());
+    }
+    true
+}
+
+/// Waits until nothing is used any more that was cached under the old rule, and says so.
+pub(crate) async fn settle<E: Env>(core: Arc<Core>, change: u64, env: E) {
+    let company = &core.company;
+    if !company.is_alone() && !company.settled.load(SeqCst) {
+        loop {
+            if company.change.load(SeqCst) != change || company.is_lost() {
+                return;
+            }
+            let left = company.lent_until_ns.load(SeqCst).saturating_add(LEND_MARGIN.as_nanos() as u64);
+            let now = core.clock.now_ns();
+            if company.under_way.load(SeqCst) > 0 {
+                env.sleep(LOOK).await;
+            } else if company.lent_until_ns.load(SeqCst) > 0 && now < left {
+                env.sleep(Duration::from_nanos(left - now)).await;
+            } else {
+                break;
+            }
+        }
+        for file in core.files.all().into_iter().filter(|f| f.open_count() > 0) {
+            drop_pages(&core, file.ino, ByteRange::ALL).await;
+        }
+        if company.change.load(SeqCst) != change {
+            return;
+        }
+        company.settled.store(true, SeqCst);
+    }
+    let known = core.send(Lane::Urgent, TargetId(0), &Cred::root(), Request::CompanyKnown { change }, None, 0);
+    if let Err(e) = known.await {
+        tracing::debug!("the server does not know that this mount knows of others: {e}");
+    }
+}
+
+/// Has the front end drop what it caches of the bytes of a file.
+pub(crate) async fn drop_pages(core: &Core, ino: Ino, range: ByteRange) {
+    let Some(pages) = core.company.pages() else { return };
+    let (sender, done) = oneshot::channel();
+    pages.drop_pages(
+        ino,
+        range,
+        Box::new(move || {
+            let _ = sender.send(());
+        }),
+    );
+    let _ = done.await;
+}
+
+/// The server has ended the session: nothing cached counts any more, and every call fails.
+pub(crate) fn lose(core: &Arc<Core>, why: &str) {
+    if core.company.lost.swap(true, SeqCst) {
+        return;
+    }
+    let dirty = core.cache.dirty_bytes();
+    tracing::error!(
+        dirty_bytes = dirty,
+        "the server has ended the session of this mount ({why}): what was not written back is lost and every call fails; \
+         unmount it and mount again"
+    );
+    crate::tokens::lose_all(core);
+    locks::lose_all(core);
+    let core2 = core.clone();
+    core.spawn(async move {
+        for file in core2.files.all().into_iter().filter(|f| f.open_count() > 0) {
+            drop_pages(&core2, file.ino, ByteRange::ALL).await;
+        }
+    });
+}
+
+/// What a call answers once the session is over.
+pub(crate) fn check(core: &Core) -> Result<()> {
+    if core.company.is_lost() { Err(Errno::Io) } else { Ok(()) }
+}

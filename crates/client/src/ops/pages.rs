@@ -1,0 +1,176 @@
+//! Reads and writes of a page cache in front, in company of other mounts: mappings, mostly.
+//!
+//! Owns: how pages get locks, and how they are taken back before a lock goes. Invariants: a page in front lies under a lock that
+//! is held, or is being taken back; the server hears of a lock's return after that. While pages are taken back the front end
+//! waits for reads of these pages that are under way and for the write-back of dirty ones; such a request therefore waits
+//! for nothing that may wait for the lock: it goes to the target without a lock of its own, and what was read so is
+//! taken back once more.
+
+use crate::company;
+use crate::core::Core;
+use crate::data::Segments;
+use crate::decision::Mode;
+use crate::files::File;
+use crate::locks::{self, Pin};
+use crate::ops::read::{direct_pieces, shared};
+use crate::rangelock::{Guard, Hold};
+use crate::writeback::{self, WriteKind, write_piece};
+use amphi_dlm::Mode as LockMode;
+use amphi_env::Buf;
+use amphi_types::{ByteRange, Result, limits};
+use futures_channel::oneshot;
+use futures_util::future::{Either, select};
+use parking_lot::Mutex;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+/// Most rounds of taking pages back: a page comes again only if it is touched again in a few microseconds.
+const ROUNDS_MAX: usize = 64;
+
+/// Pages of one file in front.
+#[derive(Default)]
+pub(crate) struct FilePages {
+    /// There may be some.
+    any: AtomicBool,
+    taking: Mutex<Taking>,
+    is_taking: AtomicBool,
+}
+
+/// Pages that are being taken back.
+#[derive(Default)]
+struct Taking {
+    now: Vec<ByteRange>,
+    /// Read meanwhile without a lock.
+    again: Vec<ByteRange>,
+}
+
+impl FilePages {
+    /// Bytes of the file go into pages. To be called before they are read.
+    pub(crate) fn note(&self) {
+        self.any.store(true, SeqCst);
+    }
+
+    pub(crate) fn any(&self) -> bool {
+        self.any.load(SeqCst)
+    }
+
+    fn takes(&self, range: ByteRange) -> bool {
+        self.is_taking.load(SeqCst) && self.taking.lock().now.iter().any(|r| r.overlaps(&range))
+    }
+}
+
+/// Takes all pages of a file back.
+pub(crate) async fn take_back(core: &Arc<Core>, file: &Arc<File>) {
+    let pages = &file.pages;
+    loop {
+        file.signal.until(|| !pages.is_taking.load(SeqCst)).await;
+        if !pages.is_taking.swap(true, SeqCst) {
+            break;
+        }
+    }
+    pages.any.store(false, SeqCst);
+    let mut ranges = vec![ByteRange::ALL];
+    for _ in 0..ROUNDS_MAX {
+        pages.taking.lock().now = ranges.clone();
+        // Requests that wait for a lock look again.
+        file.signal.notify();
+        for range in &ranges {
+            company::drop_pages(core, file.ino, *range).await;
+        }
+        let mut taking = pages.taking.lock();
+        taking.now.clear();
+        ranges = std::mem::take(&mut taking.again);
+        if ranges.is_empty() {
+            break;
+        }
+    }
+    pages.is_taking.store(false, SeqCst);
+    file.signal.notify();
+}
+
+/// What an ordinary request holds.
+type Held = (Guard, Vec<Pin>);
+
+/// Waits for range lock and locks of the cluster, unless the pages are taken back first.
+async fn hold(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    range: ByteRange,
+    hold: Hold,
+    mode: LockMode,
+) -> Result<Option<Held>> {
+    loop {
+        if file.pages.takes(range) {
+            return Ok(None);
+        }
+        // Others than these pages are taken back: that ends by itself.
+        file.signal.until(|| !file.pages.is_taking.load(SeqCst) || file.pages.takes(range)).await;
+        if file.pages.takes(range) {
+            return Ok(None);
+        }
+        let (sender, held) = oneshot::channel::<Result<Held>>();
+        let (core2, file2) = (core.clone(), file.clone());
+        // A task of its own: a request for a lock is not given up half-way.
+        core.spawn(async move {
+            let guard = file2.range.acquire(range, hold).await;
+            let pins = locks::pin_all(&core2, &file2, mode, range).await;
+            let _ = sender.send(pins.map(|pins| (guard, pins)));
+        });
+        let taken = pin!(file.signal.until(|| file.pages.is_taking.load(SeqCst)));
+        match select(held, taken).await {
+            Either::Left((Ok(held), _)) => return held.map(Some),
+            Either::Left((Err(_), _)) => return Err(amphi_types::Errno::NotConnected),
+            Either::Right(_) => {}
+        }
+    }
+}
+
+/// Reads bytes that go into pages.
+pub(crate) async fn read(core: &Arc<Core>, file: &Arc<File>, asked: ByteRange) -> Result<Segments> {
+    company::touch(core).await?;
+    file.pages.note();
+    let pages = asked.align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX));
+    match hold(core, file, pages, Hold::Shared, LockMode::Read).await? {
+        Some(_held) => shared::unlocked(core, file, asked, pages, Mode::Buffered).await,
+        None => {
+            file.pages.note();
+            file.pages.taking.lock().again.push(pages);
+            // The lock that is on its way back still keeps others away.
+            writeback::flush_and_forget(core, file, asked).await;
+            shared::unlocked(core, file, asked, pages, Mode::Direct).await
+        }
+    }
+}
+
+/// Writes pages back, or through pages that stay. Returns what it holds, with the bytes, if they may go into the cache.
+pub(crate) async fn write(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    range: ByteRange,
+    data: Buf,
+) -> Result<Option<(Held, Buf)>> {
+    company::touch(core).await?;
+    file.pages.note();
+    if let Some(held) = hold(core, file, range, Hold::Exclusive, LockMode::Write).await? {
+        return Ok(Some((held, data)));
+    }
+    file.pages.note();
+    file.pages.taking.lock().again.push(range);
+    file.turn();
+    crate::tokens::outdated(core, file.ino);
+    writeback::flush_and_forget(core, file, range).await;
+    let kind = WriteKind::Direct { server_lock: false, kill_suidgid: false };
+    let mut rest = data;
+    for (object, piece) in direct_pieces(file, range) {
+        let part = rest.split_to(piece.len() as usize);
+        write_piece(core, file, object, piece.start, part, kind).await?;
+    }
+    core.cache.forget(file, range, crate::cache::drop::Dirty::Keep);
+    file.extend(range.end);
+    file.turn();
+    crate::tokens::outdated(core, file.ino);
+    Ok(None)
+}

@@ -1,0 +1,258 @@
+//! Reads in company of other mounts.
+//!
+//! Owns: which size a read is cut at, and the locks that make it one event. Invariants: nothing is returned of bytes beyond
+//! the end of the file; the end that cuts a read is that of a moment at which all its locks were pinned, or one that an
+//! attributes token vouches for. The caller holds the range lock shared. What a target sends for a read was inside the file
+//! when it was read (its object ends there), so an answer without zeros at its end needs no size.
+
+use super::{Fetch, PAGE, count, decide, fetch, note_access, plan, read_piece};
+use crate::api::{Ctx, Hints};
+use crate::cache::push_joined;
+use crate::company;
+use crate::core::Core;
+use crate::data::{Segments, scratch_for};
+use crate::decision::{Mode, Reason};
+use crate::files::{File, OpenFile};
+use crate::locks;
+use crate::ops::attr::size_now;
+use crate::stats::Way;
+use crate::tokens;
+use crate::writeback;
+use amphi_dlm::Mode as LockMode;
+use amphi_env::Buf;
+use amphi_types::{ByteRange, Errno, ObjectId, Result, limits};
+use futures_util::future::join_all;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Bytes read at once beyond the end that is known: a caller that asks for everything must not lock everything.
+const BEYOND_MAX: u64 = 64 << 20;
+
+pub(super) async fn read(
+    core: &Arc<Core>,
+    ctx: &Ctx,
+    open: &Arc<OpenFile>,
+    asked: ByteRange,
+    hints: Hints,
+) -> Result<Segments> {
+    let file = &open.file;
+    company::touch(core).await?;
+    if asked.is_empty() {
+        return Ok(Segments::new());
+    }
+    let past_cache = open.flags.direct || hints.direct;
+    if !past_cache && let Some(hit) = cached(core, file, asked) {
+        if !hit.is_empty() {
+            note_access(core, open);
+            count(core, open, Reason::CacheHit, hit.len() as u64);
+            open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
+            super::read_ahead(core, open, asked.intersect(&ByteRange::new(0, file.size())), file.size());
+        }
+        return Ok(hit);
+    }
+    let asked = bounded(core, file, asked).await?;
+    note_access(core, open);
+    let (mode, reason) = if past_cache {
+        (Mode::Direct, Reason::DirectUser)
+    } else {
+        let missing: u64 = core.cache.gaps(file, asked).iter().map(ByteRange::len).sum();
+        let before = open.request_bytes(Way::Read, ctx.tid, asked) - asked.len();
+        open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
+        let decision = decide(&core.input(open, Way::Read, before + missing));
+        (decision.mode, decision.reason)
+    };
+    count(core, open, reason, asked.len());
+    if past_cache {
+        writeback::flush_and_forget(core, file, asked).await;
+    }
+    if mode == Mode::Direct
+        && let Some(data) = by_target(core, file, asked).await?
+    {
+        return Ok(data);
+    }
+    let data = under_locks(core, file, asked, mode).await?;
+    if mode == Mode::Buffered && !data.is_empty() {
+        let size = file.size();
+        let plan = plan(core, open, asked.intersect(&ByteRange::new(0, size)), size);
+        super::fetch_ahead(core, file, plan);
+    }
+    Ok(data)
+}
+
+/// All of the range from the cache, cut at the end of the file only if that is certain.
+fn cached(core: &Arc<Core>, file: &Arc<File>, asked: ByteRange) -> Option<Segments> {
+    let (token, turned) = (tokens::sure_until(core, file), file.turned());
+    let range = if token > 0 { asked.intersect(&ByteRange::new(0, file.size())) } else { asked };
+    if range.is_empty() {
+        return (token > 0).then(Segments::new);
+    }
+    let data = match super::lend_large(core, file, range) {
+        Some(loans) => loans,
+        None => {
+            let mut buf = scratch_for(range);
+            if !core.cache.read(file, range, &mut buf) {
+                return None;
+            }
+            buf.into()
+        }
+    };
+    let same = file.turned() == turned && (token == 0 || file.token_end_ns.load(SeqCst) == token);
+    same.then_some(data)
+}
+
+/// Cuts what a caller asks for far beyond the end of the file.
+async fn bounded(core: &Arc<Core>, file: &Arc<File>, asked: ByteRange) -> Result<ByteRange> {
+    if asked.len() <= BEYOND_MAX {
+        return Ok(asked);
+    }
+    let size = size_now(core, file).await?;
+    let end = size.max(asked.start).saturating_add(BEYOND_MAX);
+    Ok(ByteRange::new(asked.start, asked.end.min(end)))
+}
+
+/// One direct request to one object under the target's own lock, if it has all the bytes and none of them is cached here.
+async fn by_target(core: &Arc<Core>, file: &Arc<File>, asked: ByteRange) -> Result<Option<Segments>> {
+    let mut pieces = file.layout().pieces(file.ino, asked);
+    let (Some((object, piece)), None) = (pieces.next(), pieces.next()) else { return Ok(None) };
+    let too_long = asked.len() > limits::PAYLOAD_MAX as u64 || asked.end > file.size();
+    if too_long || core.cache.gaps(file, asked) != [asked] {
+        return Ok(None);
+    }
+    let (bytes, zeros) = read_piece(core, file, object, piece, true).await?;
+    Ok((zeros == 0).then(|| bytes.into()))
+}
+
+/// A piece that came from a target.
+struct Got {
+    range: ByteRange,
+    bytes: Arc<Buf>,
+    fetch: Fetch,
+}
+
+/// Reads under locks on all of the range. What is cached counts; the rest comes from the targets, into the cache if `mode`
+/// says so.
+async fn under_locks(core: &Arc<Core>, file: &Arc<File>, asked: ByteRange, mode: Mode) -> Result<Segments> {
+    let pages = asked.align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX));
+    let _pins = locks::pin_all(core, file, LockMode::Read, pages).await?;
+    unlocked(core, file, asked, pages, mode).await
+}
+
+/// As `under_locks`, with locks that the caller answers for on all of `pages`.
+pub(crate) async fn unlocked(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    asked: ByteRange,
+    pages: ByteRange,
+    mode: Mode,
+) -> Result<Segments> {
+    // Until something speaks against it.
+    let hint = file.size();
+    let mut size = None;
+    if asked.end > hint || tokens::is_sure(core, file) {
+        size = Some(size_now(core, file).await?);
+    }
+    let range = asked.intersect(&ByteRange::new(0, size.unwrap_or(u64::MAX)));
+    if range.is_empty() {
+        return Ok(Segments::new());
+    }
+    let mut buf = scratch_for(range);
+    let gaps = core.cache.read_valid(file, range, &mut buf);
+    if gaps.is_empty() {
+        return Ok(buf.into());
+    }
+    let got =
+        join_all(wanted(core, file, &gaps, pages, size.unwrap_or(hint), mode).into_iter().map(|(object, piece)| {
+            let fetch = fetch(core.clone(), file.clone(), object, piece, false);
+            async move {
+                let (bytes, zeros) = read_piece(core, file, object, piece, false).await?;
+                Ok((Got { range: piece, bytes: Arc::new(bytes), fetch }, zeros))
+            }
+        }))
+        .await;
+    let got: Vec<(Got, u64)> = got.into_iter().collect::<Result<_>>()?;
+    if size.is_none() && got.iter().any(|(_, zeros)| *zeros > 0) {
+        // The file has become shorter than it was known to be, or has a hole there.
+        size = Some(size_now(core, file).await?);
+    }
+    let inside = ByteRange::new(0, size.unwrap_or(u64::MAX));
+    let whole = mode == Mode::Direct && gaps == [range];
+    let range = range.intersect(&inside);
+    if whole {
+        return Ok(in_their_buffers(got, range));
+    }
+    for (piece, _) in &got {
+        if mode == Mode::Buffered {
+            match piece.fetch.put(piece.range.intersect(&inside), &piece.bytes) {
+                // No room: this read goes by the cache.
+                Ok(()) | Err(Errno::NoSpace) => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+    for gap in &gaps {
+        for (piece, _) in &got {
+            let part = gap.intersect(&piece.range).intersect(&range);
+            if !part.is_empty() {
+                copy_part(
+                    piece,
+                    part,
+                    &mut buf[(part.start - asked.start) as usize..(part.end - asked.start) as usize],
+                );
+            }
+        }
+    }
+    buf.narrow(0..range.len() as usize);
+    Ok(buf.into())
+}
+
+/// What came, up to the end of `range`, without a copy.
+fn in_their_buffers(got: Vec<(Got, u64)>, range: ByteRange) -> Segments {
+    let mut data = Segments::new();
+    for (piece, _) in got {
+        let part = piece.range.intersect(&range);
+        let Some(mut bytes) = Arc::into_inner(piece.bytes).filter(|_| !part.is_empty()) else { continue };
+        if bytes.len() as u64 > part.len() {
+            bytes.narrow(0..part.len() as usize);
+        }
+        let zeros = part.len() - bytes.len() as u64;
+        data.push(bytes);
+        if zeros > 0 {
+            data.push(Buf::zeroed(zeros as usize));
+        }
+    }
+    data
+}
+
+/// Bytes of `part` from what came, zeros behind it.
+fn copy_part(piece: &Got, part: ByteRange, into: &mut [u8]) {
+    let at = (part.start - piece.range.start) as usize;
+    let there = piece.bytes.get(at..).unwrap_or_default();
+    let n = there.len().min(into.len());
+    into[..n].copy_from_slice(&there[..n]);
+    into[n..].fill(0);
+}
+
+/// What to ask for: whole pages for the cache, what is missing otherwise.
+fn wanted(
+    core: &Core,
+    file: &File,
+    gaps: &[ByteRange],
+    pages: ByteRange,
+    size: u64,
+    mode: Mode,
+) -> Vec<(ObjectId, ByteRange)> {
+    let mut wanted: Vec<ByteRange> = Vec::new();
+    for gap in gaps {
+        let whole = match mode {
+            Mode::Buffered => gap.align_out(PAGE).intersect(&pages).intersect(&ByteRange::new(0, size)),
+            Mode::Direct => *gap,
+        };
+        let start = wanted.last().map_or(whole.start, |w| whole.start.max(w.end));
+        push_joined(&mut wanted, ByteRange::new(start, whole.end));
+    }
+    let cut = |part: ByteRange| match mode {
+        Mode::Buffered => super::pieces(core, file, part),
+        Mode::Direct => super::direct_pieces(file, part),
+    };
+    wanted.into_iter().flat_map(cut).collect()
+}

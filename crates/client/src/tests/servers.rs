@@ -1,0 +1,339 @@
+//! Several servers: which connections are opened when, what goes where, what a server that is down holds up.
+//!
+//! Each server answers for its own targets only; behind them is one reference server.
+
+use super::server::Server;
+use super::wired::Told;
+use crate::api::{ClientConfig, Ctx, Hints, OpenFlags};
+use crate::{Client, Pending, Way};
+use amphi_env::sim::CrashKind;
+use amphi_env::{Buf, Env, Sim, SimEnv};
+use amphi_transport::{
+    ClusterKey, ConnId, Connections, Handler, Incoming, LinkConfig, Peer, ServerAuth, Timeouts, serve,
+};
+use amphi_types::{Errno, Ino, Result, SessionId, TargetId};
+use amphi_wire::*;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+const KEY: &[u8] = b"the key of several servers";
+const GIVE_UP: Duration = Duration::from_secs(3);
+
+type Answered = BTreeMap<(usize, SessionId, u16), (u64, Answer, Option<Vec<u8>>)>;
+
+/// What all servers share.
+struct Shared {
+    server: RefCell<Server>,
+    map: RefCell<ClusterMap>,
+    /// Servers with the session of a mount, in the order in which they came to know it.
+    mounts: RefCell<Vec<usize>>,
+    represented: RefCell<Vec<(usize, TargetId)>>,
+    answered: RefCell<Answered>,
+}
+
+struct Served {
+    env: SimEnv,
+    at: usize,
+    boot: u64,
+    shared: Rc<Shared>,
+    connections: Rc<Connections>,
+}
+
+impl Served {
+    fn targets(&self) -> Vec<TargetId> {
+        self.shared.map.borrow().servers.get(self.at).map(|s| s.targets.clone()).unwrap_or_default()
+    }
+
+    /// Answers, each request once.
+    fn answer(&self, request: &Incoming, call: Call, payload: Option<Buf>) -> (Answer, Option<Buf>) {
+        let again = |bytes: &Option<Vec<u8>>| bytes.as_ref().map(|b| Buf::copy_of(b));
+        let (id, whole) = (request.id(), matches!(call.op, Request::Map | Request::Represent { .. }));
+        let key = (self.at, request.session, id.slot);
+        if let Some((seq, answer, bytes)) = self.shared.answered.borrow().get(&key)
+            && *seq == id.seq
+        {
+            return (answer.clone(), again(bytes));
+        }
+        match call.op {
+            Request::Map => return (Answer::of(Ok(Reply::Map(self.shared.map.borrow().clone()))), None),
+            Request::Represent { locks, .. } => {
+                self.shared.represented.borrow_mut().push((self.at, call.target));
+                let server = self.shared.server.borrow();
+                let known = |l: &HeldLock| server.locks.iter().find(|(_, (o, _))| *o == l.object).map(|(id, _)| *id);
+                return (Answer::of(Ok(Reply::Locks(locks.iter().filter_map(known).collect()))), None);
+            }
+            _ => {}
+        }
+        assert!(self.targets().contains(&call.target), "server {} is asked for {}", self.at, call.target);
+        let (answer, payload) = self.shared.server.borrow_mut().handle(call, payload);
+        if !whole {
+            let bytes = payload.as_ref().map(|p| p.to_vec());
+            self.shared.answered.borrow_mut().insert(key, (id.seq, answer.clone(), bytes));
+        }
+        (answer, payload)
+    }
+}
+
+impl Handler for Served {
+    async fn hello(&self, hello: &Hello, _: &Peer) -> std::result::Result<Welcome, String> {
+        if hello.role == Role::Mount {
+            let mut mounts = self.shared.mounts.borrow_mut();
+            assert!(self.at == 0 || mounts.contains(&0), "the master admits first");
+            if !mounts.contains(&self.at) {
+                mounts.push(self.at);
+            }
+        }
+        let map = self.shared.map.borrow();
+        Ok(Welcome {
+            version: VERSION,
+            boot: self.boot,
+            cluster: map.cluster,
+            resumed: true,
+            normal_credits: 16,
+            urgent_credits: 4,
+            pool: map.pool(),
+            token_ms: 0,
+            alone: true,
+            map_epoch: map.epoch,
+            mounts: 1,
+        })
+    }
+    fn connected(&self, _: SessionId, _: Role, _: ConnId) {}
+    fn call(self: Rc<Self>, mut request: Incoming) {
+        let env = self.env.clone();
+        env.clone().spawn(async move {
+            env.sleep(Duration::from_nanos(1 + env.rand() % 300_000)).await;
+            let (call, payload) = (request.call.clone(), request.payload.take());
+            let (answer, payload) = self.answer(&request, call, payload);
+            self.connections.reply(request.route, answer, payload);
+        });
+    }
+    fn disconnected(&self, _: SessionId, _: ConnId, _: bool) {}
+}
+
+/// Servers `s0`, `s1` ... and one mount on nodes of a simulated world.
+struct Site {
+    sim: Rc<Sim>,
+    env: SimEnv,
+    shared: Rc<Shared>,
+    clock: Arc<Told>,
+    boots: RefCell<u64>,
+}
+
+fn info(at: usize, targets: &[u16]) -> ServerInfo {
+    ServerInfo {
+        id: at as u64 + 10,
+        name: format!("s{at}"),
+        addrs: vec![format!("tcp:s{at}:7000")],
+        targets: targets.iter().map(|t| TargetId(*t)).collect(),
+    }
+}
+
+impl Site {
+    fn new(sim: Rc<Sim>, targets: &[&[u16]]) -> Site {
+        let servers = targets.iter().enumerate().map(|(at, t)| info(at, t)).collect();
+        let shared = Rc::new(Shared {
+            server: RefCell::new(Server::new(4)),
+            map: RefCell::new(ClusterMap { epoch: 1, cluster: 0xc0ffee, servers }),
+            mounts: RefCell::default(),
+            represented: RefCell::default(),
+            answered: RefCell::default(),
+        });
+        let env = sim.node("mount");
+        Site { sim, env, shared, clock: Arc::default(), boots: RefCell::new(0) }
+    }
+
+    async fn start(&self, at: usize) {
+        let env = self.sim.node(&format!("s{at}"));
+        *self.boots.borrow_mut() += 1;
+        let (boot, connections) = (*self.boots.borrow(), Connections::new());
+        let shared = self.shared.clone();
+        let served = Rc::new(Served { env: env.clone(), at, boot, shared, connections: connections.clone() });
+        let listener = env.listen(&format!("tcp:s{at}:7000")).await.expect("listen");
+        let auth = ServerAuth { key: ClusterKey::new(KEY).ok() };
+        env.spawn({
+            let env = env.clone();
+            async move {
+                let _ = serve(env, listener, served, connections, auth).await;
+            }
+        });
+    }
+
+    /// A client that is told these addresses, and how its I/O half ended.
+    fn mount(&self, addrs: &[&str]) -> (Client, Rc<RefCell<Option<std::io::Result<()>>>>) {
+        let mut config = ClientConfig::new(self.clock.clone());
+        config.cache_bytes = Some(8 << 20);
+        config.tunables.push(("transport.give_up_s".into(), GIVE_UP.as_secs().to_string()));
+        let (client, io) = Client::new(config);
+        let link = LinkConfig {
+            addrs: addrs.iter().map(|a| a.to_string()).collect(),
+            session: SessionId(self.env.rand()),
+            role: Role::Mount,
+            name: "test".into(),
+            key: ClusterKey::new(KEY).ok(),
+            timeouts: Timeouts::default(),
+        };
+        let ended = Rc::new(RefCell::new(None));
+        let (env, told) = (self.env.clone(), ended.clone());
+        self.env.spawn(async move {
+            let result = io.run(env, link, Way::Addresses).await;
+            *told.borrow_mut() = Some(result);
+        });
+        (client, ended)
+    }
+
+    async fn stop(&self, client: Client, ended: Rc<RefCell<Option<std::io::Result<()>>>>) {
+        client.shutdown();
+        while ended.borrow().is_none() {
+            self.env.sleep(Duration::from_millis(1)).await;
+        }
+        assert!(matches!(*ended.borrow(), Some(Ok(()))), "{:?}", ended.borrow());
+    }
+
+    fn soon<T: Send + 'static>(&self, op: Pending<T>) -> Rc<RefCell<Option<Result<T>>>> {
+        let done = Rc::new(RefCell::new(None));
+        let told = done.clone();
+        self.env.spawn(async move {
+            let result = op.await;
+            *told.borrow_mut() = Some(result);
+        });
+        done
+    }
+
+    fn mounts(&self) -> Vec<usize> {
+        self.shared.mounts.borrow().clone()
+    }
+}
+
+/// Bytes that lie on targets 0..4 in turn, from 4 MiB on.
+const LEN: usize = 9 << 20;
+
+fn bytes(seed: u8) -> Vec<u8> {
+    (0..LEN).map(|i| (i >> 12) as u8 ^ seed).collect()
+}
+
+async fn write(client: &Client, name: &str, seed: u8) -> Result<()> {
+    let root = Ctx::root();
+    let made = client.create(&root, Ino::ROOT, name.as_bytes(), 0o644, OpenFlags::READ_WRITE).await?;
+    let data = bytes(seed);
+    for (i, part) in data.chunks(1 << 20).enumerate() {
+        client.write(&root, &made.file, (i as u64) << 20, Buf::copy_of(part), Hints::default()).await?;
+    }
+    client.fsync(&root, &made.file, false).await
+}
+
+async fn check(client: &Client, name: &str, seed: u8) {
+    let root = Ctx::root();
+    let attr = client.lookup(&root, Ino::ROOT, name.as_bytes()).await.expect("lookup");
+    let file = client.open(&root, attr.ino, OpenFlags::READ).await.expect("open");
+    let back = client.read(&root, &file, 0, LEN, Hints::default()).await.expect("read").to_vec();
+    assert!(back == bytes(seed), "{name}");
+}
+
+/// Goal: any server leads to the master, which admits the session; others are connected to on first use; a server that is
+/// down holds up its own targets only, and fails their calls after the bound; after a restart it alone is told what is held.
+/// Method: three servers in the simulated world, of which one is killed and started again twice.
+#[test]
+fn each_server_has_its_own_connection() {
+    let sim = Rc::new(Sim::new(7, Default::default()));
+    sim.block_on(async {
+        let site = Site::new(sim.clone(), &[&[0, 3], &[1], &[2]]);
+        for at in 0..3 {
+            site.start(at).await;
+        }
+        let (client, ended) = site.mount(&["tcp:nowhere:1", "tcp:s1:7000"]);
+        client.getattr(&Ctx::root(), Ino::ROOT).await.expect("an answer");
+        assert_eq!(site.mounts(), [0], "the master only");
+        write(&client, "a", 1).await.expect("write");
+        assert_eq!(site.mounts().iter().collect::<BTreeSet<_>>().len(), 3, "all by now");
+        let status = client.getxattr(&Ctx::root(), Ino::ROOT, b"user.amphi.status").await.expect("status");
+        assert_eq!(String::from_utf8(status).unwrap().matches("\"up\":true").count(), 3);
+
+        site.sim.crash("s2", CrashKind::Process);
+        let waiting = site.soon(client.statfs(&Ctx::root()));
+        let root = Ctx::root();
+        client.mkdir(&root, Ino::ROOT, b"meanwhile", 0o755).await.expect("the others go on");
+        assert!(waiting.borrow().is_none(), "the space of a server that is down is waited for");
+        site.start(2).await;
+        while waiting.borrow().is_none() {
+            site.env.sleep(Duration::from_millis(1)).await;
+        }
+        assert!(matches!(*waiting.borrow(), Some(Ok(_))));
+        assert_eq!(*site.shared.represented.borrow(), [(2, TargetId(2))], "it alone, for its own target");
+        check(&client, "a", 1).await;
+
+        site.sim.crash("s2", CrashKind::Process);
+        let begun = site.env.now();
+        assert_eq!(client.statfs(&root).await.err(), Some(Errno::Io));
+        let took = site.env.now().since(begun);
+        assert!(took <= GIVE_UP + Duration::from_secs(1) && took >= GIVE_UP / 2, "{took:?}");
+        let status = client.getxattr(&Ctx::root(), Ino::ROOT, b"user.amphi.status").await.expect("status");
+        assert_eq!(String::from_utf8(status).unwrap().matches("\"up\":false").count(), 1);
+        site.start(2).await;
+        site.env.sleep(Duration::from_secs(3)).await;
+        client.statfs(&root).await.expect("it is back");
+        write(&client, "b", 2).await.expect("write");
+        check(&client, "b", 2).await;
+        site.stop(client, ended).await;
+        assert_eq!(site.shared.server.borrow().log.last().map(String::as_str), Some("Goodbye"));
+    })
+    .expect("the simulation ends");
+}
+
+/// Goal: a call to a target that the mount's map does not have makes it ask for the map; a server that is not there yet is
+/// waited for. Method: a fourth target joins unannounced while a file with stripes on it is written.
+#[test]
+fn a_growing_cluster_is_followed() {
+    let sim = Rc::new(Sim::new(11, Default::default()));
+    sim.block_on(async {
+        let site = Site::new(sim.clone(), &[&[0], &[1], &[2]]);
+        for at in 0..3 {
+            site.start(at).await;
+        }
+        let (client, ended) = site.mount(&["tcp:s0:7000"]);
+        client.getattr(&Ctx::root(), Ino::ROOT).await.expect("an answer");
+        {
+            let mut map = site.shared.map.borrow_mut();
+            map.servers.push(info(3, &[3]));
+            map.epoch = 2;
+        }
+        let client2 = client.clone();
+        let done = Rc::new(RefCell::new(None));
+        let told = done.clone();
+        site.env.spawn(async move {
+            let result = write(&client2, "a", 5).await;
+            *told.borrow_mut() = Some(result);
+        });
+        site.env.sleep(Duration::from_millis(500)).await;
+        assert!(done.borrow().is_none(), "the new server is waited for");
+        site.start(3).await;
+        while done.borrow().is_none() {
+            site.env.sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(*done.borrow(), Some(Ok(())));
+        assert!(site.mounts().contains(&3));
+        check(&client, "a", 5).await;
+        site.stop(client, ended).await;
+    })
+    .expect("the simulation ends");
+}
+
+/// Goal: who cannot be reached at any address is told what was wrong with each. Method: two wrong addresses.
+#[test]
+fn every_address_is_named() {
+    let sim = Rc::new(Sim::new(3, Default::default()));
+    sim.block_on(async {
+        let site = Site::new(sim.clone(), &[&[0, 1, 2, 3]]);
+        let (client, ended) = site.mount(&["tcp:nowhere:1", "tcp:s0:7000"]);
+        assert_eq!(client.getattr(&Ctx::root(), Ino::ROOT).await.err(), Some(Errno::NotConnected));
+        while ended.borrow().is_none() {
+            site.env.sleep(Duration::from_millis(1)).await;
+        }
+        let line = ended.borrow_mut().take().expect("ended").expect_err("no server").to_string();
+        assert!(line.contains("tcp:nowhere:1") && line.contains("tcp:s0:7000"), "{line}");
+    })
+    .expect("the simulation ends");
+}

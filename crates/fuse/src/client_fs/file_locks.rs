@@ -1,0 +1,350 @@
+//! `FileLocks`: locks of applications between the kernel's calls and the client.
+//!
+//! Owns: which owner took locks through which handle, so that closes give them up, and the translation of both ways. Does
+//! not own: the locks (`client`, server).
+//!
+//! The kernel names an owner by a scrambled address: of the process's table of files for POSIX locks, of the open file for
+//! OFD locks and `flock`. It does not say which of the first two it is; both are asked for as POSIX locks, so a circle of
+//! OFD owners is refused with EDEADLK where Linux would let them wait for ever, and `F_GETLK` names the process that took
+//! an OFD lock where Linux says -1. It keeps no record of such locks and sends no unlock when a descriptor is
+//! closed: only FLUSH with the process's owner at every close, and RELEASE at the last one. Therefore:
+//!
+//! * A lock of `flock` belongs to its handle here, which is the open file, but whose number is not used again while locks of
+//!   the old one are there: a new open file may have the address of one whose RELEASE was not read yet.
+//! * FLUSH gives up the POSIX locks of its owner on the file, through whichever handle they were taken.
+//! * RELEASE gives up what was taken through its handle and not given up by a FLUSH since: those of the open file, and one
+//!   that a thread took while another one closed its descriptor.
+//! * The kernel sends RELEASE without waiting for it, so who was just told that the file is closed may ask before it is read.
+//!   A request that would be refused waits for it, at most `CLOSE_WAIT`, if a FLUSH of such a handle was seen: once for
+//!   each FLUSH, as the descriptor that was closed may be one of several. Without this, 1 of 300 tries after a close failed on a
+//!   busy mount. For the same time an owner waits that is known from another such handle: it may be a new open file at the
+//!   old address, whose locks the RELEASE would take.
+//!
+//! Bound: an entry for each owner and handle with locks, which the kernel's limit on open files bounds.
+
+use super::{ClientFs, Handle};
+use crate::file_system::{LockHow, LockKind};
+use crate::{Caller, Later};
+use amphi_client::{FileLockFamily, FileLockOwner, FileLockSpec, Interrupt, LockMode, TakenLock};
+use amphi_types::{ByteRange, Errno, Ino, Result};
+use parking_lot::{Condvar, Mutex};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::task::{Wake, Waker};
+use std::time::Duration;
+
+/// The largest offset: a lock up to here goes on to the end of every file.
+const OFFSET_MAX: u64 = i64::MAX as u64;
+/// How long a RELEASE is waited for that may follow a FLUSH.
+const CLOSE_WAIT: Duration = Duration::from_millis(50);
+/// So many times may a request find that another close was under way.
+const CLOSES_MAX: usize = 16;
+
+#[derive(Default)]
+struct Taken {
+    by_handle: BTreeSet<(Handle, Ino, FileLockOwner)>,
+    by_owner: BTreeMap<(Ino, FileLockOwner), BTreeSet<Handle>>,
+    /// Handles of those with a FLUSH that no RELEASE has followed yet.
+    closing: BTreeSet<Handle>,
+    /// Counts handles with locks that were closed.
+    closes: u64,
+}
+
+impl Taken {
+    fn owners(&self, handle: Handle) -> impl Iterator<Item = (Ino, FileLockOwner)> + '_ {
+        let from = self.by_handle.range((handle, Ino(0), FIRST_OWNER)..).take_while(move |(h, _, _)| *h == handle);
+        from.map(|(_, ino, owner)| (*ino, *owner))
+    }
+
+    fn remove_from(&mut self, handle: Handle, ino: Ino, owner: FileLockOwner) {
+        self.by_handle.remove(&(handle, ino, owner));
+        if self.owners(handle).next().is_none() {
+            self.closing.remove(&handle);
+        }
+        if let Some(handles) = self.by_owner.get_mut(&(ino, owner)) {
+            handles.remove(&handle);
+            if handles.is_empty() {
+                self.by_owner.remove(&(ino, owner));
+            }
+        }
+    }
+
+    fn remove(&mut self, ino: Ino, owner: FileLockOwner) {
+        let handles = self.by_owner.get(&(ino, owner)).cloned().unwrap_or_default();
+        handles.into_iter().for_each(|handle| self.remove_from(handle, ino, owner));
+    }
+
+    /// Handles through which locks on the file were taken and that may be about to be closed.
+    fn closing_of(&self, ino: Ino) -> Vec<Handle> {
+        if self.closing.is_empty() {
+            return Vec::new();
+        }
+        let of_file = self.by_owner.range((ino, FIRST_OWNER)..).take_while(|((i, _), _)| *i == ino);
+        of_file.flat_map(|(_, handles)| handles).filter(|h| self.closing.contains(h)).copied().collect()
+    }
+}
+
+const FIRST_OWNER: FileLockOwner = FileLockOwner { family: FileLockFamily::Posix, id: 0 };
+
+/// Who took locks through which handle.
+#[derive(Default)]
+pub(super) struct FileLocks {
+    taken: Mutex<Taken>,
+    closed: Condvar,
+    /// Entries, to answer without the lock that there are none.
+    len: AtomicUsize,
+}
+
+impl FileLocks {
+    fn note(&self, handle: Handle, ino: Ino, owner: FileLockOwner) {
+        let taken = &mut *self.taken.lock();
+        taken.by_handle.insert((handle, ino, owner));
+        taken.by_owner.entry((ino, owner)).or_default().insert(handle);
+        self.len.store(taken.by_handle.len(), SeqCst);
+    }
+
+    /// The owner closes a descriptor of the handle: it gives up everything on the file.
+    fn flushed(&self, handle: Handle, ino: Ino, owner: FileLockOwner) {
+        if self.len.load(SeqCst) == 0 {
+            return;
+        }
+        let taken = &mut *self.taken.lock();
+        taken.remove(ino, owner);
+        if taken.owners(handle).next().is_some() {
+            taken.closing.insert(handle);
+        }
+        self.len.store(taken.by_handle.len(), SeqCst);
+    }
+
+    /// The handle is closed: `release` is called for those who took locks through it, before they are forgotten.
+    fn released(&self, handle: Handle, mut release: impl FnMut(Ino, FileLockOwner)) {
+        if self.len.load(SeqCst) == 0 {
+            return;
+        }
+        let owners: Vec<_> = self.taken.lock().owners(handle).collect();
+        owners.iter().for_each(|(ino, owner)| release(*ino, *owner));
+        let taken = &mut *self.taken.lock();
+        taken.closes += u64::from(!owners.is_empty());
+        owners.into_iter().for_each(|(ino, owner)| taken.remove_from(handle, ino, owner));
+        self.len.store(taken.by_handle.len(), SeqCst);
+        self.closed.notify_all();
+    }
+
+    /// How many handles with locks were closed so far.
+    fn closes(&self) -> u64 {
+        self.taken.lock().closes
+    }
+
+    /// If the owner may be a new open file at the address of one that is being closed, waits for that.
+    fn await_namesake(&self, caller: &Caller<'_>, ino: Ino, how: &LockHow) {
+        if how.flock || self.len.load(SeqCst) == 0 {
+            return;
+        }
+        let (handle, owner) = (how.handle, owner_of(how));
+        let closing = |taken: &Taken| -> Vec<Handle> {
+            let handles = taken.by_owner.get(&(ino, owner)).into_iter().flatten();
+            handles.filter(|h| **h != handle && taken.closing.contains(h)).copied().collect()
+        };
+        let mut taken = self.taken.lock();
+        if closing(&taken).is_empty() {
+            return;
+        }
+        parking_lot::MutexGuard::unlocked(&mut taken, || caller.will_block());
+        let there = |taken: &mut Taken| !closing(taken).is_empty();
+        if self.closed.wait_while_for(&mut taken, there, CLOSE_WAIT).timed_out() {
+            // It is a process that uses the file through several handles.
+            let vain = closing(&taken);
+            taken.closing.retain(|h| !vain.contains(h));
+        }
+    }
+
+    /// If locks on the file may be about to go because their handle is closed, waits for that. Whether any has gone since
+    /// there were `closes`.
+    fn await_closing(&self, caller: &Caller<'_>, ino: Ino, closes: u64) -> bool {
+        let mut taken = self.taken.lock();
+        if taken.closes != closes {
+            return true;
+        }
+        let closing = taken.closing_of(ino);
+        if closing.is_empty() {
+            return false;
+        }
+        parking_lot::MutexGuard::unlocked(&mut taken, || caller.will_block());
+        let all_there = |taken: &mut Taken| closing.iter().all(|h| taken.closing.contains(h));
+        let vain = self.closed.wait_while_for(&mut taken, all_there, CLOSE_WAIT).timed_out();
+        if vain {
+            taken.closing.retain(|h| !closing.contains(h));
+        }
+        !vain
+    }
+}
+
+fn owner_of(how: &LockHow) -> FileLockOwner {
+    match how.flock {
+        true => FileLockOwner { family: FileLockFamily::Flock, id: how.handle.0 },
+        false => FileLockOwner { family: FileLockFamily::Posix, id: how.owner },
+    }
+}
+
+/// Errors: `Inval` for a range without a byte.
+fn range_of(how: &LockHow) -> Result<ByteRange> {
+    if how.flock {
+        return Ok(ByteRange::ALL);
+    }
+    if how.first > how.last || how.first > OFFSET_MAX {
+        return Err(Errno::Inval);
+    }
+    Ok(ByteRange::new(how.first, if how.last >= OFFSET_MAX { u64::MAX } else { how.last + 1 }))
+}
+
+/// The lock asked for; `None` to unlock.
+fn spec_of(ino: Ino, how: &LockHow) -> Result<Option<FileLockSpec>> {
+    let mode = match how.kind {
+        LockKind::Shared => LockMode::Read,
+        LockKind::Exclusive => LockMode::Write,
+        LockKind::Unlock => return Ok(None),
+    };
+    Ok(Some(FileLockSpec { ino, owner: owner_of(how), pid: how.pid, mode, range: range_of(how)? }))
+}
+
+/// Fires the interrupt of a wait.
+struct Fire(Arc<Interrupt>);
+
+impl Wake for Fire {
+    fn wake(self: Arc<Self>) {
+        self.0.fire();
+    }
+}
+
+impl ClientFs {
+    pub(super) fn get_lock(&self, caller: &Caller<'_>, ino: Ino, how: &LockHow) -> Result<Option<LockHow>> {
+        let Some(spec) = spec_of(ino, how)? else { return Err(Errno::Inval) };
+        let test = || self.wait(caller, self.client.test_lock(spec));
+        let found = self.retry(caller, ino, test, |found| matches!(found, Ok(Some(_))))?;
+        Ok(found.map(|lock| LockHow {
+            first: lock.range.start,
+            last: lock.range.end.saturating_sub(1).min(OFFSET_MAX),
+            kind: if lock.mode == LockMode::Write { LockKind::Exclusive } else { LockKind::Shared },
+            pid: lock.pid,
+            ..*how
+        }))
+    }
+
+    pub(super) fn set_lock(&self, caller: &Caller<'_>, ino: Ino, how: &LockHow) -> Result<()> {
+        match spec_of(ino, how)? {
+            Some(spec) => {
+                self.file_locks.await_namesake(caller, ino, how);
+                let take = || self.wait(caller, self.client.try_lock(spec));
+                let taken = self.retry(caller, ino, take, |taken| matches!(taken, Err(Errno::Again)))?;
+                keep(&self.file_locks, ino, how, taken);
+                Ok(())
+            }
+            None => self.wait(caller, self.client.unlock(ino, owner_of(how), range_of(how)?)),
+        }
+    }
+
+    /// Asks again as long as what stands in the way may be about to go with a close.
+    fn retry<T>(&self, caller: &Caller<'_>, ino: Ino, ask: impl Fn() -> T, in_the_way: impl Fn(&T) -> bool) -> T {
+        let mut closes = self.file_locks.closes();
+        let mut result = ask();
+        for _ in 0..CLOSES_MAX {
+            if !in_the_way(&result) || !self.file_locks.await_closing(caller, ino, closes) {
+                break;
+            }
+            closes = self.file_locks.closes();
+            result = ask();
+        }
+        result
+    }
+
+    pub(super) fn wait_lock(&self, caller: &Caller<'_>, ino: Ino, how: &LockHow, later: Later) {
+        let spec = match spec_of(ino, how) {
+            Ok(Some(spec)) => spec,
+            Ok(None) => return later.answer(self.set_lock(caller, ino, how)),
+            Err(e) => return later.answer(Err(e)),
+        };
+        self.file_locks.await_namesake(caller, ino, how);
+        // A signal ends the wait at once: programs set alarms to bound it.
+        let interrupt = Arc::new(Interrupt::new());
+        later.wake_on_interrupt(Waker::from(Arc::new(Fire(interrupt.clone()))));
+        let mut pending = self.client.wait_lock(spec, interrupt);
+        let quick = pending.try_take().or_else(|| if caller.is_alone() { pending.linger() } else { None });
+        let (locks, how) = (self.file_locks.clone(), *how);
+        let done = move |taken: Result<TakenLock>| {
+            later.answer(taken.map(|taken| keep(&locks, ino, &how, taken)));
+        };
+        match quick {
+            Some(taken) => done(taken),
+            None => self.client.spawn(async move { done(pending.await) }),
+        }
+    }
+
+    /// A descriptor of the file is closed by the process with this owner.
+    pub(super) fn locks_flushed(&self, caller: &Caller<'_>, ino: Ino, handle: Handle, owner: u64) -> Result<()> {
+        let owner = FileLockOwner { family: FileLockFamily::Posix, id: owner };
+        self.file_locks.flushed(handle, ino, owner);
+        self.wait(caller, self.client.release_locks(ino, owner))
+    }
+
+    /// The last descriptor of the handle was closed. Nobody waits for it.
+    pub(super) fn locks_released(&self, handle: Handle) {
+        self.file_locks.released(handle, |ino, owner| drop(self.client.release_locks(ino, owner)));
+    }
+}
+
+/// The caller is about to be told that it holds the lock.
+fn keep(locks: &FileLocks, ino: Ino, how: &LockHow, taken: TakenLock) {
+    locks.note(how.handle, ino, owner_of(how));
+    taken.keep();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a FLUSH takes an owner out of all handles of the file, a RELEASE finds those that are left. Method: one owner
+    /// over two handles, one open file, another file.
+    #[test]
+    fn closes_find_their_locks() {
+        let posix = FileLockOwner { family: FileLockFamily::Posix, id: 7 };
+        let flock = FileLockOwner { family: FileLockFamily::Flock, id: 8 };
+        let locks = FileLocks::default();
+        let take = |handle| {
+            let mut found = Vec::new();
+            locks.released(handle, |ino, owner| found.push((ino, owner)));
+            found
+        };
+        assert!(take(Handle(1)).is_empty());
+        locks.note(Handle(1), Ino(5), posix);
+        locks.note(Handle(2), Ino(5), posix);
+        locks.note(Handle(1), Ino(5), flock);
+        locks.note(Handle(3), Ino(6), posix);
+        locks.flushed(Handle(1), Ino(5), posix);
+        assert_eq!(locks.taken.lock().closing_of(Ino(5)), [Handle(1)], "its last close may follow");
+        assert!(take(Handle(2)).is_empty(), "given up by a close");
+        assert_eq!(take(Handle(1)), [(Ino(5), flock)]);
+        assert_eq!(take(Handle(3)), [(Ino(6), posix)]);
+        let taken = locks.taken.lock();
+        assert_eq!((locks.len.load(SeqCst), taken.by_owner.len(), taken.closing.len()), (0, 0, 0));
+    }
+
+    /// Goal: ranges come through at their ends. Method: the first and the largest offsets, there and back.
+    #[test]
+    fn ranges_of_the_kernel() {
+        let how = |first, last| LockHow {
+            handle: Handle(0),
+            owner: 1,
+            first,
+            last,
+            kind: LockKind::Shared,
+            pid: 1,
+            flock: false,
+        };
+        assert_eq!(range_of(&how(0, 0)), Ok(ByteRange::new(0, 1)));
+        assert_eq!(range_of(&how(3, OFFSET_MAX)), Ok(ByteRange::new(3, u64::MAX)));
+        assert_eq!(range_of(&how(OFFSET_MAX, OFFSET_MAX)), Ok(ByteRange::new(OFFSET_MAX, u64::MAX)));
+        assert_eq!(range_of(&how(4, 3)), Err(Errno::Inval));
+        assert_eq!(range_of(&LockHow { flock: true, ..how(4, 3) }), Ok(ByteRange::ALL));
+    }
+}

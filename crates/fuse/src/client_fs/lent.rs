@@ -1,0 +1,40 @@
+//! What the kernel may keep of an answer, while this mount is alone.
+//!
+//! Owns: noting, for the request that a thread handles, the rule under which it asks and the loan that its answer carries.
+//! Invariant: a loan is held from before the time-out is chosen until the answer has been written, so that the client knows
+//! of every answer with a time-out that the kernel has yet to read.
+
+use amphi_client::{Client, Lending, Rule};
+use std::cell::RefCell;
+use std::time::Duration;
+
+#[derive(Default)]
+struct Present {
+    rule: Rule,
+    lending: Option<Lending>,
+}
+
+thread_local! {
+    /// The request that this thread handles.
+    static PRESENT: RefCell<Present> = RefCell::default();
+}
+
+/// A request begins on this thread.
+pub(super) fn begins(client: &Client) {
+    PRESENT.with_borrow_mut(|present| *present = Present { rule: client.rule(), lending: None });
+}
+
+/// How long the kernel may keep what the answer to the present request shows.
+pub(super) fn ttl(client: &Client) -> Duration {
+    PRESENT.with_borrow_mut(|present| {
+        if present.lending.is_none() {
+            present.lending = client.lend(present.rule);
+        }
+        present.lending.as_ref().map_or(Duration::ZERO, Lending::life)
+    })
+}
+
+/// The answer has been written.
+pub(super) fn answered() {
+    drop(PRESENT.take());
+}

@@ -1,0 +1,114 @@
+//! `Later`: the answer to a request whose caller may wait for very long, without a thread that waits with it.
+//!
+//! Owns: the table of such requests, and the delivery of INTERRUPT to them. Does not own: what they wait for.
+//!
+//! Invariants: every request is answered, at the latest when its `Later` is dropped; an interrupt that came while the
+//! request was still in the hands of its reader is not lost. Bound: one entry for each process that waits.
+//! The number behind it: a mount has 256 threads, and a lock may have thousands of waiters whose turn comes only when
+//! somebody else's request to unlock is read.
+
+use crate::Interrupt;
+use crate::reply::ReplyTo;
+use amphi_types::{Errno, Result};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::task::Waker;
+
+#[derive(Default)]
+struct Entry {
+    interrupted: bool,
+    waker: Option<Waker>,
+}
+
+/// Requests that are answered later.
+#[derive(Default)]
+pub(crate) struct LateTable {
+    entries: Mutex<BTreeMap<u64, Entry>>,
+}
+
+impl LateTable {
+    /// The caller of `unique` got a signal. Whether it is one of these.
+    pub(crate) fn interrupt(&self, unique: u64) -> bool {
+        let waker = match self.entries.lock().get_mut(&unique) {
+            None => return false,
+            Some(entry) => {
+                entry.interrupted = true;
+                entry.waker.take()
+            }
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        true
+    }
+
+    /// Interrupts all of them.
+    pub(crate) fn interrupt_all(&self) {
+        let all: Vec<u64> = self.entries.lock().keys().copied().collect();
+        for unique in all {
+            self.interrupt(unique);
+        }
+    }
+}
+
+/// An answer that is still owed. Dropped without one, it says that the call was interrupted.
+pub struct Later {
+    device: Arc<OwnedFd>,
+    unique: u64,
+    table: Arc<LateTable>,
+    answered: bool,
+}
+
+impl Later {
+    /// Takes a request out of its reader's hands; `interrupt` is the one the reader's table has for it.
+    pub(crate) fn new(device: Arc<OwnedFd>, unique: u64, table: Arc<LateTable>, interrupt: &Interrupt) -> Later {
+        table.entries.lock().insert(unique, Entry::default());
+        // From here on the table hears of interrupts; this one came before.
+        if interrupt.is_interrupted() {
+            table.interrupt(unique);
+        }
+        Later { device, unique, table, answered: false }
+    }
+
+    /// Wakes `waker` once when the caller gets a signal, at once if it already did. The latest one registered counts.
+    pub fn wake_on_interrupt(&self, waker: Waker) {
+        if let Some(entry) = self.table.entries.lock().get_mut(&self.unique)
+            && !entry.interrupted
+        {
+            entry.waker = Some(waker);
+            return;
+        }
+        waker.wake();
+    }
+
+    /// Answers.
+    pub fn answer(mut self, result: Result<()>) {
+        self.send(result);
+    }
+
+    fn send(&mut self, result: Result<()>) {
+        self.answered = true;
+        self.table.entries.lock().remove(&self.unique);
+        let to = ReplyTo { device: self.device.as_fd(), unique: self.unique };
+        match result {
+            Ok(()) => to.ok(&[]),
+            Err(e) => to.error(e),
+        }
+    }
+}
+
+impl Drop for Later {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.send(Err(Errno::Intr));
+        }
+    }
+}
+
+impl std::fmt::Debug for Later {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Later({})", self.unique)
+    }
+}

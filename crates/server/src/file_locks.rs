@@ -1,0 +1,256 @@
+//! `FileLockDesk`: locks of applications on the files of a target, as requests use them.
+//!
+//! Owns: which request of which session waits under which number, what has to be told to sessions, and requests that
+//! came before all sessions had said what they hold. Does not own: the rules (`amphi_dlm::FileLocks`).
+//!
+//! A request that has to wait is answered at once: it holds no slot of its session, however long it waits. Its grant is
+//! entered in the table when it is due, and its client is told to ask again; asking for what one holds is answered with yes,
+//! so it does not matter whether the news arrives, or how often. Sessions that lost their connection ask again when they
+//! have a new one.
+//!
+//! Invariant: whoever changes the table takes the grants out in the same call, so none is left lying.
+
+use crate::counters::add;
+use crate::target::Target;
+use crate::worker::Worker;
+use amphi_dlm::{
+    Asking, FileLock, FileLockLimits, FileLockRefusal, FileLocks, LockFamily, LockKind, LockOwner, Outcome, WaitId,
+};
+use amphi_env::Env;
+use amphi_types::{ByteRange, Errno, Ino, Result, SessionId};
+use amphi_wire::{FileLockFamily, FileLockOwner, FileLockSpec, LockMode, Push};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Requests that wait for sessions of an earlier run; beyond, `NoLck`.
+const POSTPONED_MAX: usize = 65_536;
+
+/// A request of a session: itself and the number the client gave it.
+type Asked = (SessionId, u64);
+
+struct Inner {
+    locks: FileLocks,
+    waits: BTreeMap<Asked, WaitId>,
+    asked: BTreeMap<WaitId, Asked>,
+    /// To be asked again when all sessions have said what they hold.
+    postponed: BTreeSet<Asked>,
+    /// To be told to ask again.
+    news: Vec<Asked>,
+    /// Whether a task looks after requests that yield.
+    watched: bool,
+}
+
+/// File locks of one target.
+pub struct FileLockDesk {
+    inner: RefCell<Inner>,
+}
+
+fn errno(refusal: FileLockRefusal) -> Errno {
+    Errno::from_raw(refusal.raw_errno())
+}
+
+fn owner_of(session: SessionId, owner: FileLockOwner) -> LockOwner {
+    let family = match owner.family {
+        FileLockFamily::Posix => LockFamily::Posix,
+        FileLockFamily::OpenFile => LockFamily::OpenFile,
+        FileLockFamily::Flock => LockFamily::Flock,
+    };
+    LockOwner { session, family, id: owner.id }
+}
+
+fn lock_of(session: SessionId, spec: &FileLockSpec) -> FileLock {
+    let kind = match spec.mode {
+        LockMode::Read => LockKind::Shared,
+        LockMode::Write => LockKind::Exclusive,
+    };
+    FileLock { owner: owner_of(session, spec.owner), pid: spec.pid, ino: spec.ino, kind, range: spec.range }
+}
+
+fn spec_of(lock: &FileLock) -> FileLockSpec {
+    let family = match lock.owner.family {
+        LockFamily::Posix => FileLockFamily::Posix,
+        LockFamily::OpenFile => FileLockFamily::OpenFile,
+        LockFamily::Flock => FileLockFamily::Flock,
+    };
+    let mode = match lock.kind {
+        LockKind::Shared => LockMode::Read,
+        LockKind::Exclusive => LockMode::Write,
+    };
+    let owner = FileLockOwner { family, id: lock.owner.id };
+    FileLockSpec { ino: lock.ino, owner, pid: lock.pid, mode, range: lock.range }
+}
+
+impl Inner {
+    fn pump(&mut self) {
+        while let Some(granted) = self.locks.poll_granted() {
+            if let Some(asked) = self.asked.remove(&granted.id) {
+                self.waits.remove(&asked);
+                self.news.push(asked);
+            }
+        }
+    }
+
+    fn postpone(&mut self, asked: Asked) -> Result<()> {
+        if self.postponed.len() >= POSTPONED_MAX {
+            return Err(Errno::NoLck);
+        }
+        self.postponed.insert(asked);
+        Ok(())
+    }
+}
+
+impl FileLockDesk {
+    /// Without locks.
+    pub fn new() -> FileLockDesk {
+        let locks = FileLocks::new(FileLockLimits::default());
+        let (waits, asked, postponed, news) = Default::default();
+        FileLockDesk { inner: RefCell::new(Inner { locks, waits, asked, postponed, news, watched: false }) }
+    }
+
+    /// Takes a lock: whether the owner holds it now. If not, the session will be told when to ask again.
+    ///
+    /// Errors: `Again` if it is not to wait, `Deadlk`, `NoLck`, `Inval`.
+    pub fn set(&self, now_ns: u64, session: SessionId, spec: &FileLockSpec, number: u64, wait: bool) -> Result<bool> {
+        let inner = &mut *self.inner.borrow_mut();
+        let asked = (session, number);
+        if inner.waits.contains_key(&asked) {
+            // Asked again, after a connection was lost: it keeps its place.
+            return Ok(false);
+        }
+        let asking = if wait { Asking::Wait } else { Asking::Try };
+        let outcome = inner.locks.set(now_ns, lock_of(session, spec), asking);
+        inner.pump();
+        match outcome.map_err(errno)? {
+            Outcome::Held => Ok(true),
+            Outcome::Waiting(id) => {
+                inner.waits.insert(asked, id);
+                inner.asked.insert(id, asked);
+                Ok(false)
+            }
+        }
+    }
+
+    /// Keeps a request until all sessions have said what they hold.
+    pub fn postpone(&self, session: SessionId, number: u64) -> Result<()> {
+        self.inner.borrow_mut().postpone((session, number))
+    }
+
+    /// The caller of a request no longer waits: whether the owner holds the lock all the same.
+    pub fn cancel(&self, now_ns: u64, session: SessionId, spec: &FileLockSpec, number: u64) -> bool {
+        let inner = &mut *self.inner.borrow_mut();
+        let asked = (session, number);
+        if inner.postponed.remove(&asked) {
+            return false;
+        }
+        if let Some(id) = inner.waits.remove(&asked) {
+            inner.asked.remove(&id);
+            let waited = inner.locks.cancel(id);
+            inner.pump();
+            if waited {
+                return false;
+            }
+        }
+        // It was granted. Another thread of the owner may have given that up since, or a server before this one granted it.
+        let again = inner.locks.set(now_ns, lock_of(session, spec), Asking::Try);
+        inner.pump();
+        again == Ok(Outcome::Held)
+    }
+
+    /// Gives up a range.
+    pub fn unlock(&self, session: SessionId, owner: FileLockOwner, ino: Ino, range: ByteRange) -> Result<()> {
+        let inner = &mut *self.inner.borrow_mut();
+        let result = inner.locks.unlock(owner_of(session, owner), ino, range);
+        inner.pump();
+        result.map_err(errno)
+    }
+
+    /// What stands in the way of a lock. Processes of other sessions have no number here.
+    pub fn test(&self, session: SessionId, spec: &FileLockSpec) -> Result<Option<FileLockSpec>> {
+        let found = self.inner.borrow().locks.get(&lock_of(session, spec)).map_err(errno)?;
+        Ok(found.map(|lock| {
+            let pid = if lock.owner.session == session { lock.pid } else { 0 };
+            FileLockSpec { pid, ..spec_of(&lock) }
+        }))
+    }
+
+    /// Takes in what a session held before the restart. Returns the places of those that are lost.
+    pub fn restore(&self, session: SessionId, locks: &[FileLockSpec]) -> Vec<u32> {
+        let inner = &mut *self.inner.borrow_mut();
+        let mut lost = Vec::new();
+        for (place, spec) in locks.iter().enumerate() {
+            if let Err(e) = inner.locks.restore(lock_of(session, spec)) {
+                tracing::warn!(ino = %spec.ino, "a file lock of before the restart is lost: {e}");
+                lost.push(place as u32);
+            }
+        }
+        inner.pump();
+        lost
+    }
+
+    fn drop_session(&self, session: SessionId) {
+        let inner = &mut *self.inner.borrow_mut();
+        inner.locks.drop_session(session);
+        let all = (session, 0)..=(session, u64::MAX);
+        for (_, id) in inner.waits.extract_if(all, |_, _| true) {
+            inner.asked.remove(&id);
+        }
+        inner.postponed.retain(|(s, _)| *s != session);
+        inner.pump();
+    }
+
+    /// Number of locks held and of requests that wait.
+    pub fn count(&self) -> (usize, usize) {
+        self.inner.borrow().locks.len()
+    }
+}
+
+/// The session has ended: its locks and requests go.
+pub fn drop_session<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: SessionId) {
+    target.file_locks.drop_session(session);
+    tell(worker, target);
+}
+
+/// If all sessions have said what they hold, what was kept back until then may be asked again.
+pub fn recovered<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
+    if target.absent.borrow().is_empty() {
+        let inner = &mut *target.file_locks.inner.borrow_mut();
+        inner.news.extend(std::mem::take(&mut inner.postponed));
+    }
+    tell(worker, target);
+}
+
+/// Tells sessions what has become of their requests, and looks after those that wait.
+pub fn tell<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
+    let news = std::mem::take(&mut target.file_locks.inner.borrow_mut().news);
+    for (session, number) in news {
+        add(&worker.counters.file_lock_news, 1);
+        worker.push(session, Push::FileLockNews { number });
+    }
+    let next = {
+        let inner = &mut *target.file_locks.inner.borrow_mut();
+        let next = inner.locks.next_deadline();
+        if next.is_none() || std::mem::replace(&mut inner.watched, true) {
+            return;
+        }
+        next
+    };
+    let (env, weak) = (worker.env.clone(), (Rc::downgrade(worker), Rc::downgrade(target)));
+    worker.env.spawn(async move {
+        let mut next = next;
+        while let Some(due_ns) = next {
+            env.sleep(Duration::from_nanos(due_ns.saturating_sub(env.now().0) + 1)).await;
+            let (Some(worker), Some(target)) = (weak.0.upgrade(), weak.1.upgrade()) else { return };
+            next = {
+                let inner = &mut *target.file_locks.inner.borrow_mut();
+                inner.locks.handle_timeout(worker.now_ns());
+                inner.pump();
+                let next = inner.locks.next_deadline();
+                inner.watched = next.is_some();
+                next
+            };
+            tell(&worker, &target);
+        }
+    });
+}

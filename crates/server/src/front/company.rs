@@ -1,0 +1,283 @@
+//! Alone or in company: what mounts and targets are told when a second mount comes or only one is left.
+//!
+//! Owns: the order of a switch. Does not own: tokens (`crate::tokens`), what a client does about it.
+//!
+//! A mount that is alone lets its kernel cache names and attributes for a fixed time, and targets grant no tokens. Before a
+//! second mount is welcomed, targets grant tokens and every mount has said that nothing cached under the old rule is used
+//! any more. Back: the last mount is told first; targets go on until it has said that it knows, so that what it
+//! cached under tokens is revoked for as long as it may be used. Switches happen one at a time.
+
+use super::{Entry, Front, State};
+use crate::gate::{Gate, Hold};
+use crate::message::Question;
+use crate::tokens::{TOKEN_LIFE, TOKEN_MARGIN};
+use amphi_env::Env;
+use amphi_types::{Result, SessionId, TargetId};
+use amphi_wire::{Push, Role};
+use futures_channel::oneshot;
+use futures_util::future::{Either, select};
+use std::cell::Cell;
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Added to the time that a kernel may cache: how late its clock may be.
+const KERNEL_MARGIN_NS: u64 = 1_000_000_000;
+
+/// How long a mount that was refused is waited for.
+const WANTED_NS: u64 = 60_000_000_000;
+
+/// The rule that is in force.
+pub(super) struct Rule {
+    /// One switch at a time.
+    turn: Gate<()>,
+    /// Number of the last switch. It begins with the wall clock, so that it grows over restarts.
+    change: Cell<u64>,
+    /// What mounts are told.
+    company: Cell<bool>,
+    /// Whether targets grant tokens.
+    tokens: Cell<bool>,
+    /// Until then tokens of sessions that were cut off may be in use, monotonic ns.
+    orphans_until_ns: Cell<u64>,
+    /// Until then a session that was cut off while it was alone may use what its kernel caches.
+    kernel_until_ns: Cell<u64>,
+    /// Until then a mount that was refused is expected to try again, monotonic ns.
+    wanted_until_ns: Cell<u64>,
+    /// The longest time for which a kernel was allowed to cache, ns.
+    kernel_ns: Cell<u64>,
+}
+
+/// Whether a mount stands in the way of a switch.
+enum Stands {
+    No,
+    /// It does, and at that time something follows from that.
+    Until(u64),
+}
+
+impl Rule {
+    pub(super) fn new(seconds: u64) -> Rule {
+        Rule {
+            turn: Gate::default(),
+            change: Cell::new(seconds << 20),
+            company: Cell::new(false),
+            tokens: Cell::new(false),
+            orphans_until_ns: Cell::new(0),
+            kernel_until_ns: Cell::new(0),
+            wanted_until_ns: Cell::new(0),
+            kernel_ns: Cell::new(0),
+        }
+    }
+
+    pub(super) fn is_alone(&self) -> bool {
+        !self.company.get()
+    }
+
+    pub(super) fn change(&self) -> u64 {
+        self.change.get()
+    }
+
+    /// A mount is told that its kernel may cache for this long.
+    pub(super) fn lend(&self, token_ms: u64) {
+        self.kernel_ns.set(self.kernel_ns.get().max(token_ms * 1_000_000));
+    }
+
+    /// A mount was refused because others had not answered yet: their answers count when it tries again.
+    pub(super) fn wanted(&self, now_ns: u64) {
+        self.wanted_until_ns.set(now_ns + WANTED_NS);
+    }
+
+    /// A mount was cut off: it may not know for a while.
+    pub(super) fn cut_off(&self, now_ns: u64, known: u64) {
+        if self.tokens.get() {
+            let life = (TOKEN_LIFE + TOKEN_MARGIN).as_nanos() as u64;
+            self.orphans_until_ns.set(self.orphans_until_ns.get().max(now_ns + life));
+        }
+        if self.is_alone() || known < self.change() {
+            let until = now_ns + self.kernel_ns.get() + KERNEL_MARGIN_NS;
+            self.kernel_until_ns.set(self.kernel_until_ns.get().max(until));
+        }
+    }
+}
+
+impl<E: Env> Front<E> {
+    /// Waits until the table of sessions changes, or until `at_ns`.
+    async fn changed_or(&self, at_ns: u64) {
+        let (sender, changed) = oneshot::channel::<()>();
+        {
+            let mut watchers = self.watchers.borrow_mut();
+            watchers.retain(|w| !w.is_canceled());
+            watchers.push(sender);
+        }
+        let left = Duration::from_nanos(at_ns.saturating_sub(self.worker.now_ns()) + 1);
+        match select(changed, pin!(self.worker.env.sleep(left))).await {
+            Either::Left(_) | Either::Right(_) => {}
+        }
+    }
+
+    /// The table of sessions has changed.
+    pub(super) fn ring(&self) {
+        for watcher in self.watchers.take() {
+            // Who does not wait any more needs no word.
+            let _ = watcher.send(());
+        }
+    }
+
+    fn mount_count(&self) -> usize {
+        self.sessions.borrow().values().filter(|e| e.role == Role::Mount).count()
+    }
+
+    /// Whether there are several mounts, or targets still grant tokens because there were.
+    pub fn in_company(&self) -> bool {
+        self.mount_count() > 1 || self.rule.tokens.get() || !self.rule.is_alone()
+    }
+
+    /// After a start: mounts that may come back are in company if they are several, or if others were cut off (`cut_off`) and
+    /// may still use tokens, which changes have to wait for.
+    pub async fn begin(self: &Rc<Self>, cut_off: bool) -> Result<()> {
+        if cut_off {
+            let life = (TOKEN_LIFE + TOKEN_MARGIN).as_nanos() as u64;
+            self.rule.orphans_until_ns.set(self.worker.now_ns() + life);
+        }
+        if self.mount_count() > 1 || cut_off {
+            self.announce(true).await?;
+            self.look_alone();
+        }
+        Ok(())
+    }
+
+    /// Says to targets and mounts what is in force from now on. Without company, targets are told later (`part_company`).
+    async fn announce(&self, company: bool) -> Result<()> {
+        if self.rule.company.replace(company) == company {
+            return Ok(());
+        }
+        let change = self.rule.change.get() + 1;
+        self.rule.change.set(change);
+        if company {
+            self.rule.tokens.set(true);
+            for target in 0..self.worker.pool() {
+                self.worker.tell(TargetId(target), Question::Company(true, change)).await?;
+            }
+        }
+        let present: Vec<SessionId> = self.sessions.borrow().keys().copied().collect();
+        for session in present {
+            self.tell_company(session);
+        }
+        Ok(())
+    }
+
+    /// Tells a mount what is in force, if it does not know and can be reached.
+    pub(super) fn tell_company(&self, session: SessionId) {
+        let (change, now_ns) = (self.rule.change(), self.worker.now_ns());
+        let behind = match self.sessions.borrow_mut().get_mut(&session) {
+            Some(e) if e.role == Role::Mount && e.conn.is_some() && e.known < change => {
+                e.asked_ns = now_ns;
+                true
+            }
+            _ => false,
+        };
+        if behind {
+            self.push(session, Push::Company { change, alone: self.rule.is_alone() });
+        }
+    }
+
+    /// `Request::CompanyKnown`.
+    pub(super) fn company_known(self: &Rc<Self>, session: SessionId, change: u64) {
+        if let Some(entry) = self.sessions.borrow_mut().get_mut(&session) {
+            entry.known = entry.known.max(change.min(self.rule.change()));
+        }
+        self.ring();
+        self.look_alone();
+    }
+
+    fn stands(&self, entry: &Entry, now_ns: u64) -> Stands {
+        let deadline_ns = self.worker.tunables.callback_deadline_ns();
+        match (entry.state, entry.conn) {
+            // Not welcomed yet: it will be told with its welcome.
+            (State::Starting, _) => Stands::No,
+            (State::Ending, _) => Stands::Until(now_ns + deadline_ns),
+            (State::Alive, _) if entry.known >= self.rule.change() => Stands::No,
+            (State::Alive, Some(_)) => Stands::Until(entry.asked_ns + deadline_ns),
+            (State::Alive, None) => {
+                let over = entry.heard_ns + self.rule.kernel_ns.get() + KERNEL_MARGIN_NS;
+                if over <= now_ns { Stands::No } else { Stands::Until(over) }
+            }
+        }
+    }
+
+    /// Switches to company, before `session` is welcomed: returns when nobody uses what was cached alone, or when `given_up`.
+    pub(super) async fn join_company(
+        self: &Rc<Self>,
+        session: SessionId,
+        given_up: impl Fn() -> bool,
+    ) -> std::result::Result<(), String> {
+        let _turn = self.rule.turn.take(vec![((), Hold::Exclusive)]).await;
+        self.announce(true).await.map_err(|e| format!("a target cannot be reached: {e}"))?;
+        while !given_up() {
+            let now_ns = self.worker.now_ns();
+            let mut at = Some(self.rule.kernel_until_ns.get()).filter(|at| *at > now_ns);
+            let mut late = Vec::new();
+            for (id, entry) in self.sessions.borrow().iter().filter(|(id, e)| **id != session && e.role == Role::Mount)
+            {
+                let Stands::Until(until) = self.stands(entry, now_ns) else { continue };
+                let gone = entry.state == State::Alive && (self.worker.config.holder_gone)(&entry.name);
+                if gone || until <= now_ns {
+                    late.push((*id, gone));
+                }
+                at = Some(at.map_or(until, |at| at.min(until)));
+            }
+            for (id, gone) in &late {
+                match gone {
+                    true => self.end_dead(*id),
+                    false => self.evict(*id, "it did not answer that another mount came"),
+                }
+            }
+            match at {
+                None => return Ok(()),
+                // Who has just been evicted is ending now.
+                Some(_) if !late.is_empty() => {}
+                Some(at) => self.changed_or(at).await,
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks whether one mount is left, and acts on it.
+    pub(super) fn look_alone(self: &Rc<Self>) {
+        if self.rule.tokens.get() && self.mount_count() < 2 {
+            let front = self.clone();
+            self.worker.env.spawn(async move {
+                // On an error targets go on to grant tokens, which costs speed alone.
+                let _ = front.part_company().await;
+            });
+        }
+    }
+
+    async fn part_company(self: &Rc<Self>) -> Result<()> {
+        let _turn = self.rule.turn.take(vec![((), Hold::Exclusive)]).await;
+        if !self.rule.tokens.get() || self.mount_count() > 1 || self.closed.get() {
+            return Ok(());
+        }
+        let until_ns = self.rule.orphans_until_ns.get().max(self.rule.wanted_until_ns.get());
+        let left_ns = until_ns.saturating_sub(self.worker.now_ns());
+        if left_ns > 0 {
+            let (weak, sleep) = (Rc::downgrade(self), self.worker.env.sleep(Duration::from_nanos(left_ns + 1)));
+            self.worker.env.spawn(async move {
+                sleep.await;
+                if let Some(front) = weak.upgrade() {
+                    front.look_alone();
+                }
+            });
+            return Ok(());
+        }
+        self.announce(false).await?;
+        let change = self.rule.change();
+        let all_know = |e: &Entry| e.role != Role::Mount || (e.state == State::Alive && e.known >= change);
+        if self.sessions.borrow().values().all(all_know) {
+            for target in 0..self.worker.pool() {
+                self.worker.tell(TargetId(target), Question::Company(false, change)).await?;
+            }
+            self.rule.tokens.set(false);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,155 @@
+//! How sessions end.
+//!
+//! Owns: the grace time of a session without a connection, eviction, goodbyes, and their order over all targets. Does not own:
+//! what a target lets go of (`crate::questions`), what other servers do about it (`crate::master`, `crate::member`).
+//!
+//! Invariant: a session's state is `Ending` before the first target is told, and its entry goes when the last one has been
+//! and nothing of it is being executed.
+
+use super::{FINISH, Front, HOLDER_LOOK, LOOK, State};
+use crate::counters::add;
+use crate::message::Question;
+use crate::worker::Worker;
+use amphi_dlm::SessionEnd;
+use amphi_env::Env;
+use amphi_types::{Result, SessionId};
+use amphi_wire::Reply;
+use std::rc::Rc;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+impl<E: Env> Front<E> {
+    /// Keeps a session without a connection for its grace time, unless its process is known to have ended.
+    pub(super) fn keep_for_grace(self: &Rc<Self>, session: SessionId, epoch: u64) {
+        let (weak, env) = (Rc::downgrade(self), self.worker.env.clone());
+        let end_ns = self.worker.now_ns() + self.grace().as_nanos() as u64;
+        self.worker.env.spawn(async move {
+            // A process that is killed loses its connection a little before it has ended.
+            let mut pause = LOOK;
+            loop {
+                let now_ns = {
+                    let Some(front) = weak.upgrade() else { return };
+                    let name = match front.sessions.borrow().get(&session) {
+                        Some(e) if e.conn.is_none() && e.epoch == epoch => e.name.clone(),
+                        _ => return,
+                    };
+                    let now_ns = front.worker.now_ns();
+                    if (front.worker.config.holder_gone)(&name) {
+                        return front.end_dead(session);
+                    }
+                    if now_ns >= end_ns {
+                        return front.evict(session, "it did not come back in time");
+                    }
+                    now_ns
+                };
+                env.sleep(pause.min(Duration::from_nanos(end_ns - now_ns))).await;
+                pause = (pause * 4).min(HOLDER_LOOK);
+            }
+        });
+    }
+
+    /// Ends a session that did not keep to the rules or did not come back. Its client may not know, and use what it caches
+    /// for as long as its tokens count.
+    pub fn evict(self: &Rc<Self>, session: SessionId, why: &str) {
+        if let Some(member) = self.cluster().filter(|c| !c.is_master()) {
+            tracing::warn!("a session is evicted: {why}");
+            return member.evict_here(session, why);
+        }
+        let Some(name) = self.name_to_end(session) else { return };
+        tracing::warn!("session of {name} is evicted: {why}");
+        self.end_now(session, SessionEnd::CutOff);
+    }
+
+    /// Ends the session of a process that is known to have ended.
+    pub(super) fn end_dead(self: &Rc<Self>, session: SessionId) {
+        let Some(name) = self.name_to_end(session) else { return };
+        tracing::info!("session of {name} is ended: its process has gone");
+        self.end_now(session, SessionEnd::Stopped);
+    }
+
+    fn name_to_end(&self, session: SessionId) -> Option<String> {
+        self.sessions.borrow().get(&session).filter(|e| e.state != State::Ending).map(|e| e.name.clone())
+    }
+
+    fn end_now(self: &Rc<Self>, session: SessionId, how: SessionEnd) {
+        add(&self.worker.counters.evictions, 1);
+        let front = self.clone();
+        let mut end = Box::pin(async move {
+            if let Err(e) = front.end(session, how).await {
+                tracing::error!("a session could not be removed: {e}");
+            }
+        });
+        // Its state is set before anybody else looks.
+        if end.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            self.worker.env.spawn(end);
+        }
+    }
+
+    /// Ends a session on all targets.
+    async fn end(self: &Rc<Self>, session: SessionId, how: SessionEnd) -> Result<()> {
+        let conn = match self.sessions.borrow_mut().get_mut(&session) {
+            Some(entry) if entry.state != State::Ending => {
+                entry.state = State::Ending;
+                entry.epoch += 1;
+                if how == SessionEnd::CutOff {
+                    self.rule.cut_off(self.worker.now_ns(), entry.known);
+                }
+                entry.conn.take()
+            }
+            _ => return Ok(()),
+        };
+        let ended = end_everywhere(&self.worker, session, how).await;
+        // What the session had under way may still happen; its id may not come again before it has.
+        let until = self.worker.env.now() + FINISH;
+        while self.busy.borrow().contains_key(&session) && self.worker.env.now() < until {
+            self.worker.env.sleep(LOOK).await;
+        }
+        if let Some(conn) = conn {
+            self.connections.cut(conn, "the session has ended");
+        }
+        self.remove(session);
+        ended
+    }
+
+    /// The session is over.
+    pub(super) fn remove(self: &Rc<Self>, session: SessionId) {
+        self.sessions.borrow_mut().remove(&session);
+        self.ring();
+        self.look_alone();
+    }
+
+    pub(super) async fn end_politely(self: &Rc<Self>, session: SessionId) -> Result<Reply> {
+        if self.cluster().is_some_and(|c| !c.is_master()) {
+            // The mount has told the master, or will.
+            return Ok(Reply::Done);
+        }
+        match self.sessions.borrow_mut().get_mut(&session) {
+            Some(entry) if entry.state == State::Alive => {
+                entry.state = State::Ending;
+                entry.epoch += 1;
+            }
+            _ => return Ok(Reply::Done),
+        }
+        end_everywhere(&self.worker, session, SessionEnd::Stopped).await?;
+        Ok(Reply::Done)
+    }
+}
+
+/// Ends a session on every target: first nothing more is taken from it anywhere, then what it holds goes.
+pub async fn end_everywhere<E: Env>(worker: &Rc<Worker<E>>, session: SessionId, how: SessionEnd) -> Result<()> {
+    let stopped = how == SessionEnd::Stopped;
+    for target in worker.routes.local() {
+        worker.tell(*target, Question::SessionStop(session)).await?;
+    }
+    let cluster = worker.cluster();
+    if let Some(cluster) = &cluster {
+        cluster.stop_elsewhere(session).await;
+    }
+    for target in worker.routes.local() {
+        worker.tell(*target, Question::SessionForget(session, stopped)).await?;
+    }
+    if let Some(cluster) = &cluster {
+        cluster.forget_elsewhere(session, stopped).await;
+    }
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! Glimpses: asking those who write a file what they have not written back yet.
+//!
+//! Owns: the questions of one target that are not answered, and in which order holders of an object's locks are asked. Does
+//! not own: who holds a lock (`locks`), what the objects say (`amphi_data`).
+//!
+//! Invariants: a question ends with its answer, with the lock it is about or with its session; who leaves it unanswered is
+//! evicted. Nobody waits here while holding a name or a byte. At most one question for each view of each object under way.
+
+use crate::counters::add;
+use crate::target::Target;
+use crate::worker::Worker;
+use amphi_dlm::LockId;
+use amphi_env::{Env, timeout};
+use amphi_meta::Gathered;
+use amphi_types::{Ino, ObjectId, SessionId, TargetId, Timespec};
+use amphi_wire::Push;
+use futures_channel::oneshot;
+use futures_util::future::join_all;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Bits of a question's id that count questions; the rest is the target.
+const COUNT_BITS: u32 = 48;
+
+/// The target that asked a question.
+pub fn target_of(id: u64) -> TargetId {
+    TargetId((id >> COUNT_BITS) as u16)
+}
+
+struct Asked {
+    session: SessionId,
+    object: ObjectId,
+    lock: LockId,
+    answer: oneshot::Sender<(u64, Timespec)>,
+}
+
+/// Questions of one target that wait for an answer.
+#[derive(Clone, Default)]
+pub struct Glimpses {
+    asked: Rc<RefCell<BTreeMap<u64, Asked>>>,
+    last: Rc<RefCell<u64>>,
+}
+
+/// A question; dropping it withdraws it.
+struct Open<'a>(&'a Glimpses, u64);
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        let asked = self.0.asked.borrow_mut().remove(&self.1);
+        drop(asked);
+    }
+}
+
+impl Glimpses {
+    fn ask(
+        &self,
+        target: TargetId,
+        session: SessionId,
+        object: ObjectId,
+        lock: LockId,
+    ) -> (u64, oneshot::Receiver<(u64, Timespec)>) {
+        let mut last = self.last.borrow_mut();
+        *last += 1;
+        let id = (u64::from(target.0) << COUNT_BITS) | *last;
+        let (answer, receiver) = oneshot::channel();
+        self.asked.borrow_mut().insert(id, Asked { session, object, lock, answer });
+        (id, receiver)
+    }
+
+    /// The session says what it knows.
+    pub fn answer(&self, session: SessionId, id: u64, size: u64, mtime: Timespec) {
+        let mut asked = self.asked.borrow_mut();
+        if asked.get(&id).is_some_and(|a| a.session == session)
+            && let Some(a) = asked.remove(&id)
+        {
+            // Whoever asked may have gone.
+            let _ = a.answer.send((size, mtime));
+        }
+    }
+
+    fn end(&self, ended: impl Fn(&Asked) -> bool) {
+        let mut gone = Vec::new();
+        self.asked.borrow_mut().retain(|_, a| {
+            if !ended(a) {
+                return true;
+            }
+            gone.push(std::mem::replace(&mut a.answer, oneshot::channel().0));
+            false
+        });
+        drop(gone);
+    }
+
+    /// The session has ended.
+    pub fn end_session(&self, session: SessionId) {
+        self.end(|a| a.session == session);
+    }
+
+    /// The session has given locks back: what it knew is with the objects.
+    pub fn end_locks(&self, session: SessionId, locks: &[u64]) {
+        if !self.asked.borrow().is_empty() {
+            self.end(|a| a.session == session && locks.contains(&a.lock.0));
+        }
+    }
+
+    /// Questions that the session has not answered.
+    pub fn unanswered(&self, session: SessionId) -> Vec<Push> {
+        let asked = self.asked.borrow();
+        let of_session = asked.iter().filter(|(_, a)| a.session == session);
+        of_session.map(|(id, a)| Push::Glimpse { id: *id, object: a.object }).collect()
+    }
+}
+
+/// What the objects of a file on this target say, with what sessions other than `asker` have not written back.
+pub async fn gathered_with_writers<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    ino: Ino,
+    asker: SessionId,
+) -> Gathered {
+    let objects = target.locks.objects(ino);
+    let mut sum = Gathered::default();
+    for one in join_all(objects.into_iter().map(|object| glimpse(worker, target, object, asker))).await {
+        sum.join(&one);
+    }
+    // What was given back meanwhile is with the objects by now.
+    sum.join(&target.gathered(ino));
+    sum
+}
+
+/// What writers of one object know: from the highest lock down to a holder who knows of a byte at or above its lock's start.
+async fn glimpse<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    object: ObjectId,
+    asker: SessionId,
+) -> Gathered {
+    let mut sum = Gathered::default();
+    let mut at = target.locks.glimpse(object, None);
+    while let Some((lock, session, range)) = at {
+        if session != asker
+            && let Some((size, mtime)) = ask(worker, target, object, lock, session).await
+        {
+            sum.join(&Gathered { size, mtime, blocks: 0 });
+            if size > range.start {
+                break;
+            }
+        }
+        at = target.locks.glimpse(object, Some((range.start, lock)));
+    }
+    sum
+}
+
+/// Asks one holder; `None` when its lock or session has gone before it answered.
+async fn ask<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    object: ObjectId,
+    lock: LockId,
+    session: SessionId,
+) -> Option<(u64, Timespec)> {
+    let (id, mut receiver) = target.glimpses.ask(target.id, session, object, lock);
+    let _open = Open(&target.glimpses, id);
+    add(&worker.counters.glimpses, 1);
+    worker.push(session, Push::Glimpse { id, object });
+    let deadline = Duration::from_nanos(worker.tunables.callback_deadline_ns());
+    match timeout(&worker.env, deadline, &mut receiver).await {
+        Some(answer) => answer.ok(),
+        None => {
+            worker.overdue(session);
+            receiver.await.ok()
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! `Landing`: changes of sessions that are on their way to the disk.
+//!
+//! Owns: how many changes of file data each session has between the last look whether it is alive and the end of the change.
+//! Does not own: the look, which is at the same place (`Cx::land`).
+//!
+//! A session that ends keeps its locks until its last change has landed: whoever gets a lock afterwards finds the change
+//! done or never made.
+
+use amphi_types::SessionId;
+use futures_channel::oneshot;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+#[derive(Default)]
+struct Flying {
+    count: u64,
+    waiting: Vec<oneshot::Sender<()>>,
+}
+
+/// Changes under way on one target, by session.
+#[derive(Clone, Default)]
+pub struct Landings {
+    flying: Rc<RefCell<BTreeMap<SessionId, Flying>>>,
+}
+
+/// One change under way; dropped when it has been applied or given up.
+#[must_use = "dropping it says that the change has landed"]
+pub struct Landing {
+    landings: Landings,
+    session: SessionId,
+}
+
+impl Landings {
+    /// A change sets out.
+    pub fn start(&self, session: SessionId) -> Landing {
+        self.flying.borrow_mut().entry(session).or_default().count += 1;
+        Landing { landings: self.clone(), session }
+    }
+
+    /// Waits until the session has no change under way.
+    pub async fn landed(&self, session: SessionId) {
+        loop {
+            let receiver = {
+                let mut flying = self.flying.borrow_mut();
+                let Some(one) = flying.get_mut(&session) else { return };
+                let (sender, receiver) = oneshot::channel();
+                one.waiting.push(sender);
+                receiver
+            };
+            // Its sender goes with the last change.
+            let _ = receiver.await;
+        }
+    }
+}
+
+impl Drop for Landing {
+    fn drop(&mut self) {
+        let mut flying = self.landings.flying.borrow_mut();
+        let last = flying.get_mut(&self.session).is_some_and(|one| {
+            one.count -= 1;
+            one.count == 0
+        });
+        let waiting = if last { flying.remove(&self.session) } else { None };
+        drop(flying);
+        drop(waiting);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    /// Goal: whoever waits goes on with the last change of that session, and nothing is left. Method: two changes of one
+    /// session and one of another.
+    #[test]
+    fn the_last_change_wakes() {
+        let landings = Landings::default();
+        let (a, b) = (SessionId(1), SessionId(2));
+        let (first, second, other) = (landings.start(a), landings.start(a), landings.start(b));
+        let mut wait = Box::pin(landings.landed(a));
+        assert!(wait.as_mut().now_or_never().is_none());
+        drop(second);
+        assert!(wait.as_mut().now_or_never().is_none());
+        drop(first);
+        assert!(wait.now_or_never().is_some());
+        drop(other);
+        assert!(landings.flying.borrow().is_empty());
+    }
+}

@@ -1,0 +1,427 @@
+//! A server that is not the master: how it comes into the cluster, and how it stays in step with the master.
+//!
+//! Owns: asking for numbers of new targets, joining, beats, comparing sessions. Does not own: what the master answers.
+//!
+//! While the master cannot be reached a server that has the map from before serves with that; one that has none keeps
+//! trying. A session that the master does not know has ended; one that it knows and this server does not has begun while
+//! this one was away.
+
+use crate::config::ServerConfig;
+use crate::error::{ServerError, ServerErrorKind};
+use crate::message::{Hail, Question};
+use crate::peers::{ALREADY_HERE, Begun, Cluster, PeerName, PeerQuestion, PeerTold, STOPPING, peer_link_config};
+use crate::records::SessionRecord;
+use amphi_env::Env;
+use amphi_transport::{Link, LinkConfig};
+use amphi_types::{Cred, Errno, Result, SessionId, TargetId};
+use amphi_wire::{Call, ClusterMap, Lane, Reply, Request, ServerInfo, TargetStatus};
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Pause between beats.
+pub const BEAT: Duration = Duration::from_secs(1);
+/// Pause before the master is tried again.
+const TRY_AGAIN: Duration = Duration::from_millis(500);
+/// How long one attempt to join may take: the master tries the addresses of a new server meanwhile.
+const ATTEMPT: Duration = Duration::from_secs(20);
+/// How long another process with the same zones may be connected before it is not a leftover: as long as it takes to notice that
+/// a connection is dead.
+const LEFTOVER: Duration = Duration::from_secs(30);
+/// How long a server with a map waits for the master before it starts without.
+const MASTER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Why the master did not take a server in.
+pub(crate) enum Trouble {
+    /// For good.
+    Refused(String),
+    /// It may later.
+    Later(String),
+    /// Another process speaks for the server.
+    Taken(String),
+}
+
+/// Asks the master once.
+async fn ask_once<E: Env>(env: &E, config: LinkConfig, op: Request) -> std::result::Result<Reply, Trouble> {
+    let asked = async {
+        let link = Link::connect(env.clone(), config, Rc::new(crate::peers::Plain)).await.map_err(|e| {
+            let text = e.to_string();
+            match e.kind() {
+                _ if text.contains(ALREADY_HERE) => Trouble::Taken(text),
+                _ if text.contains(STOPPING) => Trouble::Later(text),
+                ErrorKind::PermissionDenied | ErrorKind::InvalidData => Trouble::Refused(text),
+                _ => Trouble::Later(text),
+            }
+        })?;
+        let call = Call { target: TargetId(0), cred: Cred::root(), op };
+        let answer = link.call(Lane::Urgent, call, None, 0).await;
+        link.close().await;
+        match answer {
+            Ok((answer, _)) => answer.result.map_err(|e| Trouble::Later(e.to_string())),
+            Err(e) => Err(Trouble::Later(e.to_string())),
+        }
+    };
+    let late = || Trouble::Later(format!("no answer within {ATTEMPT:?}"));
+    amphi_env::timeout(env, ATTEMPT, asked).await.unwrap_or_else(|| Err(late()))
+}
+
+fn refused(line: String) -> ServerError {
+    ServerError::new(ServerErrorKind::Refused, format!("the cluster does not take this server in: {line}"))
+}
+
+/// Asks the master until it answers or refuses for good, or `until` has passed.
+async fn ask_master<E: Env>(
+    env: &E,
+    config: impl Fn(&[String]) -> LinkConfig,
+    op: &Request,
+    patience: Option<Duration>,
+) -> std::result::Result<Option<Reply>, ServerError> {
+    let (begun, mut told, mut named) = (env.now(), false, Vec::new());
+    loop {
+        let config = config(&named);
+        let addrs = config.addrs.join(", ");
+        let mut there = false;
+        let why = match ask_once(env, config, op.clone()).await {
+            Ok(Reply::Refused(line)) | Err(Trouble::Refused(line)) => return Err(refused(line)),
+            Ok(Reply::Map(map)) => {
+                // It is not the master, but knows it.
+                let before = std::mem::take(&mut named);
+                named = map.servers.into_iter().next().map(|m| m.addrs).unwrap_or_default();
+                if named != before {
+                    continue;
+                }
+                "its servers say that the master is elsewhere".into()
+            }
+            Ok(Reply::NotYet(why)) => {
+                // It is there, so there is nothing to do without it.
+                there = true;
+                why
+            }
+            Ok(reply) => return Ok(Some(reply)),
+            Err(Trouble::Taken(line)) if env.now().since(begun) > LEFTOVER => return Err(refused(line)),
+            Err(Trouble::Taken(why)) => {
+                there = true;
+                why
+            }
+            Err(Trouble::Later(why)) => why,
+        };
+        if !there && patience.is_some_and(|p| env.now().since(begun) > p) {
+            return Ok(None);
+        }
+        if !told {
+            tracing::warn!("waiting for the master at {addrs}: {why}");
+            told = true;
+        }
+        env.sleep(TRY_AGAIN).await;
+    }
+}
+
+/// What a server without zones gets from the master.
+#[derive(Clone)]
+pub(crate) struct Enlisted {
+    /// Its number.
+    pub(crate) server: u64,
+    /// The map.
+    pub(crate) map: ClusterMap,
+    /// Its targets.
+    pub(crate) targets: Vec<TargetId>,
+}
+
+/// Asks the master for numbers of new targets; waits for it as long as it takes.
+pub(crate) async fn enlist<E: Env>(env: &E, config: &ServerConfig) -> std::result::Result<Enlisted, ServerError> {
+    let count = config.targets.unwrap_or(ServerConfig::TARGETS);
+    let (server, boot, key) = (env.rand() | 1, env.rand(), config.cluster_key()?);
+    let name = PeerName { server, boot, name: config.name.clone() };
+    let link = |named: &[String]| {
+        let addrs = named.iter().chain(&config.join).cloned().collect();
+        peer_link_config(addrs, SessionId(env.rand()), &name, key.clone())
+    };
+    let info = ServerInfo { id: server, name: config.name.clone(), addrs: Vec::new(), targets: Vec::new() };
+    let op = Request::Join { server: info, cluster: 0, new_targets: count, epoch: 0 };
+    match ask_master(env, link, &op, None).await? {
+        Some(Reply::Joined { map, new_targets }) if crate::map::fault(&map).is_none() => {
+            Ok(Enlisted { server, map, targets: new_targets })
+        }
+        _ => Err(refused("the master's answer makes no sense".into())),
+    }
+}
+
+impl<E: Env> Cluster<E> {
+    /// Registers with the master. Without the master goes on with the map from before, if there is one: then false.
+    pub(crate) async fn come_in(self: &Rc<Self>, has_map: bool) -> std::result::Result<bool, ServerError> {
+        let env = &self.worker.env;
+        let key = self.worker.config.cluster_key()?;
+        let me = self.me.borrow().clone();
+        let name = PeerName { server: me.id, boot: self.boot, name: me.name.clone() };
+        let link = |named: &[String]| {
+            let mut addrs: Vec<String> = named.iter().chain(&self.worker.config.join).cloned().collect();
+            let map = self.map();
+            addrs.extend(map.servers.first().into_iter().flat_map(|m| m.addrs.iter().cloned()));
+            let mut seen = BTreeSet::new();
+            addrs.retain(|a| seen.insert(a.clone()));
+            peer_link_config(addrs, SessionId(env.rand()), &name, key.clone())
+        };
+        let epoch = if has_map { self.map().epoch } else { 0 };
+        let op = Request::Join { server: me.clone(), cluster: self.cluster, new_targets: 0, epoch };
+        let Some(reply) = ask_master(env, link, &op, has_map.then_some(MASTER_PATIENCE)).await? else {
+            return Ok(false);
+        };
+        let Reply::Joined { map, .. } = reply else {
+            return Err(refused("the master's answer makes no sense".into()));
+        };
+        if map.cluster != self.cluster || crate::map::fault(&map).is_some() {
+            return Err(refused("the master's map makes no sense".into()));
+        }
+        self.follow(map);
+        Ok(true)
+    }
+
+    /// Keeps the map beside the targets, once they may be written to.
+    pub(crate) async fn keep_copy(&self) -> Result<()> {
+        let keeper = self.worker.routes.local().first().copied().unwrap_or_default();
+        self.worker.tell(keeper, Question::PutMap(Box::new(self.map()))).await
+    }
+
+    /// Takes the sessions that the zones remember, and compares them with the master's if it was there. Returns the number
+    /// of what they were compared with.
+    pub(crate) async fn remember(self: &Rc<Self>, hails: &[Hail], joined: bool) -> Result<Option<u64>> {
+        for (id, record) in hails.iter().flat_map(|h| h.sessions.iter()) {
+            self.known.borrow_mut().insert(*id, record.clone());
+            self.connected.borrow_mut().insert(*id, record.start);
+        }
+        // A crash may have kept a session from some of them.
+        let known: Vec<_> = self.known.borrow().iter().map(|(id, record)| (*id, record.clone())).collect();
+        for (target, hail) in self.worker.routes.local().iter().zip(hails) {
+            for (id, record) in known.iter().filter(|(id, _)| hail.sessions.iter().all(|(here, _)| here != id)) {
+                self.worker.tell(*target, Question::SessionStart(*id, record.clone())).await?;
+            }
+        }
+        self.expect_back(known.into_iter().map(|(id, _)| id).collect());
+        // The next beat tries again.
+        Ok(if joined { self.compare_sessions().await.ok() } else { None })
+    }
+
+    /// Sessions of the earlier run that do not come back within the grace time have nothing open here: a mount that is alive may
+    /// never have been here.
+    fn expect_back(self: &Rc<Self>, sessions: Vec<SessionId>) {
+        let weak = Rc::downgrade(self);
+        let env = self.worker.env.clone();
+        let Ok(grace) = self.front().map(|f| f.grace()) else { return };
+        self.worker.env.spawn(async move {
+            env.sleep(grace).await;
+            let Some(cluster) = weak.upgrade().filter(|c| !c.closed.get()) else { return };
+            let Ok(front) = cluster.front() else { return };
+            for session in sessions.into_iter().filter(|s| !front.is_connected(*s)) {
+                for target in cluster.worker.routes.local() {
+                    // A target that fails keeps what it has.
+                    let _ = cluster.worker.tell(*target, Question::SessionAbsent(session)).await;
+                }
+            }
+        });
+    }
+
+    fn master(&self) -> Result<u64> {
+        self.map().servers.first().map(|s| s.id).ok_or(Errno::Stale)
+    }
+
+    /// Stays in step with the master, as long as the server runs.
+    pub(crate) fn keep_step(self: &Rc<Self>, mut joined: bool, version: Option<u64>) {
+        let weak = Rc::downgrade(self);
+        let env = self.worker.env.clone();
+        self.worker.env.spawn(async move {
+            let (mut version, mut beats) = (version, 0u64);
+            loop {
+                env.sleep(BEAT).await;
+                let Some(cluster) = weak.upgrade().filter(|c| !c.closed.get()) else { return };
+                if !joined {
+                    joined = match cluster.come_in(true).await {
+                        Ok(joined) => joined,
+                        Err(e) => {
+                            tracing::error!("{e}");
+                            env.sleep(crate::master::DOWN_AFTER).await;
+                            false
+                        }
+                    };
+                    if joined && let Err(e) = cluster.keep_copy().await {
+                        tracing::error!("the map cannot be kept: {e}");
+                    }
+                    continue;
+                }
+                beats += 1;
+                match cluster.beat(&mut version, beats % 5 == 1).await {
+                    Err(Errno::Stale) => joined = false,
+                    Err(e) => tracing::debug!("the master was not reached: {e}"),
+                    Ok(()) => {}
+                }
+            }
+        });
+    }
+
+    async fn beat(self: &Rc<Self>, version: &mut Option<u64>, with_targets: bool) -> Result<()> {
+        let targets = if with_targets { self.own_targets().await? } else { Vec::new() };
+        let question = PeerQuestion::Beat { epoch: self.map().epoch, targets };
+        let PeerTold::Beat { epoch, sessions, .. } = self.ask_soon(self.master()?, question).await? else {
+            return Err(Errno::Proto);
+        };
+        if epoch > self.map().epoch {
+            self.refresh_map().await?;
+        }
+        if *version != Some(sessions) {
+            *version = Some(self.compare_sessions().await?);
+        }
+        Ok(())
+    }
+
+    async fn own_targets(&self) -> Result<Vec<TargetStatus>> {
+        let mut all = Vec::new();
+        for target in self.worker.routes.local() {
+            if let crate::message::Told::Status(status, _) = self.worker.ask(*target, Question::Status).await? {
+                all.push(*status);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Ends here what has ended, and starts what has begun. Returns the number of what was compared with.
+    pub(crate) async fn compare_sessions(self: &Rc<Self>) -> Result<u64> {
+        // What begins here after this is not known to have ended.
+        let before: Vec<(SessionId, u64)> = self.known.borrow().iter().map(|(id, r)| (*id, r.start)).collect();
+        let PeerTold::Sessions { version, sessions } = self.ask_soon(self.master()?, PeerQuestion::Sessions).await?
+        else {
+            return Err(Errno::Proto);
+        };
+        let alive: BTreeSet<(SessionId, u64)> = sessions.iter().map(|(id, record)| (*id, record.start)).collect();
+        for ended in before.into_iter().filter(|s| !alive.contains(s)) {
+            self.stop_here(ended).await?;
+            // How it ended is not known.
+            self.forget_here(ended, false).await?;
+        }
+        for (session, record) in sessions {
+            self.start_here(session, record).await?;
+        }
+        Ok(version)
+    }
+
+    /// A session begins here, unless it has ended already.
+    pub(crate) async fn start_here(&self, session: SessionId, record: SessionRecord) -> Result<PeerTold> {
+        let _turn = self.changing.take().await;
+        if self.has_ended((session, record.start)) {
+            return Ok(PeerTold::Done);
+        }
+        let known = self.known.borrow().get(&session).map(|r| r.start);
+        match known {
+            Some(start) if start == record.start => return Ok(PeerTold::Done),
+            None => {}
+            // It ended and began again while this server did not hear of it.
+            Some(start) => self.forget_targets((session, start), false).await?,
+        }
+        for target in self.worker.routes.local() {
+            self.worker.tell(*target, Question::SessionStart(session, record.clone())).await?;
+        }
+        let start = record.start;
+        self.known.borrow_mut().insert(session, record);
+        if self.has_ended((session, start)) {
+            // Meanwhile.
+            self.forget_targets((session, start), false).await?;
+        }
+        Ok(PeerTold::Done)
+    }
+
+    /// Nothing more is taken from a session here, and what was is done when this returns.
+    pub(crate) async fn stop_here(self: &Rc<Self>, ended: Begun) -> Result<PeerTold> {
+        self.note_ended(ended);
+        if self.is_known(ended) {
+            for target in self.worker.routes.local() {
+                self.worker.tell(*target, Question::SessionStop(ended.0)).await?;
+            }
+            self.front()?.leave(ended.0).await;
+        }
+        Ok(PeerTold::Done)
+    }
+
+    fn is_known(&self, session: Begun) -> bool {
+        self.known.borrow().get(&session.0).is_some_and(|r| r.start == session.1)
+    }
+
+    /// What a stopped session has here goes. `stopped`: its client is known to use nothing any more.
+    pub(crate) async fn forget_here(&self, ended: Begun, stopped: bool) -> Result<PeerTold> {
+        self.note_ended(ended);
+        let _turn = self.changing.take().await;
+        self.forget_targets(ended, stopped).await?;
+        Ok(PeerTold::Done)
+    }
+
+    async fn forget_targets(&self, ended: Begun, stopped: bool) -> Result<()> {
+        if !self.is_known(ended) {
+            return Ok(());
+        }
+        for target in self.worker.routes.local() {
+            self.worker.tell(*target, Question::SessionStop(ended.0)).await?;
+            self.worker.tell(*target, Question::SessionForget(ended.0, stopped)).await?;
+        }
+        self.known.borrow_mut().remove(&ended.0);
+        Ok(())
+    }
+
+    /// Lets a mount in whose session is known here or to the master. Whether it is the session that its last connection to here
+    /// belonged to: the same session may have ended and begun again since.
+    ///
+    /// Errors: why not.
+    pub(crate) async fn admit_mount(self: &Rc<Self>, session: SessionId) -> std::result::Result<bool, String> {
+        match self.know_session(session).await? {
+            Some(start) => Ok(self.connected.borrow_mut().insert(session, start) == Some(start)),
+            None => Err("this session has ended; mount again".into()),
+        }
+    }
+
+    /// The begin of a session that is known here or to the master and has not ended.
+    ///
+    /// Errors: why the master does not say.
+    pub(crate) async fn know_session(self: &Rc<Self>, session: SessionId) -> std::result::Result<Option<u64>, String> {
+        let start = |c: &Self| c.known.borrow().get(&session).map(|r| r.start).filter(|s| !c.has_ended((session, *s)));
+        if start(self).is_none() {
+            self.learn_session(session).await?;
+        }
+        Ok(start(self))
+    }
+
+    async fn learn_session(self: &Rc<Self>, session: SessionId) -> std::result::Result<(), String> {
+        let master = self.master().map_err(|e| e.to_string())?;
+        match self.ask_soon(master, PeerQuestion::Session(session)).await {
+            Ok(PeerTold::Session(Some(record))) => {
+                let started = self.start_here(session, record).await;
+                started.map(drop).map_err(|e| format!("the session could not be recorded: {e}"))
+            }
+            Ok(_) => Err("the master does not know this session; mount there first".into()),
+            Err(e) => Err(format!("the master cannot be asked about this session: {e}")),
+        }
+    }
+
+    /// A session did not keep to the rules here: it ends here at once, and everywhere as soon as the master hears of it.
+    pub(crate) fn evict_here(self: &Rc<Self>, session: SessionId, why: &str) {
+        let Some(start) = self.known.borrow().get(&session).map(|r| r.start) else { return };
+        let ended = (session, start);
+        if self.has_ended(ended) {
+            return;
+        }
+        self.note_ended(ended);
+        let (cluster, why) = (self.clone(), why.to_string());
+        self.worker.env.spawn(async move {
+            let gone = async {
+                cluster.stop_here(ended).await?;
+                cluster.forget_here(ended, false).await
+            };
+            if let Err(e) = gone.await {
+                tracing::error!("a session could not be removed: {e}");
+            }
+            while !cluster.closed.get() {
+                let Ok(master) = cluster.master() else { return };
+                match cluster.ask_soon(master, PeerQuestion::Evict(ended, why.clone())).await {
+                    Ok(_) => return,
+                    Err(_) => cluster.worker.env.sleep(BEAT).await,
+                }
+            }
+        });
+    }
+}

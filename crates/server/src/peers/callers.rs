@@ -1,0 +1,183 @@
+//! Other servers as callers: their sessions, and each question answered once.
+//!
+//! Owns: the last answer of each slot of each link to here, and which locks on moving directories a caller has. Does not own: the
+//! answers (`Cluster`).
+//!
+//! The answers are kept in memory: a run that ends forgets them, and what a caller had asked is asked again.
+//!
+//! Invariants: of each server one run is heard; a later one is let in when the connections of the earlier have ended, and
+//! ends what that had. So two processes with the zones of one server never both speak for it.
+
+use super::PeerName;
+use amphi_transport::{ConnId, Connections, Incoming, ReplyRoute};
+use amphi_types::{Errno, SessionId};
+use amphi_wire::slots::{Begin, ReplyTable};
+use amphi_wire::{Answer, Hello, RequestId};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+/// Sessions of callers, at most: each server has one, and a second one while it joins.
+const CALLERS_MAX: usize = 4096;
+/// Begins the reason for refusing a second process of one server.
+pub const ALREADY_HERE: &str = "this server is already connected";
+
+struct Caller {
+    name: PeerName,
+    conn: Option<ConnId>,
+    answers: ReplyTable<Answer>,
+    /// Where the answers to what is being executed go.
+    routes: BTreeMap<u16, ReplyRoute>,
+    moves: BTreeSet<u64>,
+}
+
+/// Callers of this server.
+pub(crate) struct Callers {
+    connections: Rc<Connections>,
+    sessions: RefCell<BTreeMap<SessionId, Caller>>,
+}
+
+/// A question that is being answered.
+pub(crate) struct Ticket {
+    session: SessionId,
+    id: RequestId,
+    server: u64,
+}
+
+impl Ticket {
+    /// Who asked.
+    pub(crate) fn server(&self) -> u64 {
+        self.server
+    }
+}
+
+impl Callers {
+    pub(super) fn new(connections: Rc<Connections>) -> Callers {
+        Callers { connections, sessions: RefCell::default() }
+    }
+
+    /// A server wants in. Returns whether its session is known, and which locks on moving directories an earlier run of it
+    /// left.
+    ///
+    /// Errors: why not.
+    pub(crate) fn admit(&self, hello: &Hello) -> Result<(bool, Vec<u64>), String> {
+        let name = PeerName::parse(&hello.name).ok_or("this is no name of a server")?;
+        let mut sessions = self.sessions.borrow_mut();
+        if let Some(known) = sessions.get(&hello.session) {
+            return if known.name == name {
+                Ok((true, Vec::new()))
+            } else {
+                Err("this session is another server's".into())
+            };
+        }
+        let other_run = |c: &Caller| c.name.server == name.server && c.name.boot != name.boot;
+        if let Some(there) = sessions.values().find(|c| other_run(c) && c.conn.is_some()) {
+            return Err(format!("{ALREADY_HERE} as {}: two processes have its zones", there.name.name));
+        }
+        let mut moves = Vec::new();
+        sessions.retain(|_, c| {
+            let stays = !other_run(c);
+            if !stays {
+                moves.extend(std::mem::take(&mut c.moves));
+            }
+            stays
+        });
+        if sessions.len() >= CALLERS_MAX {
+            return Err("too many servers are connected".into());
+        }
+        let (answers, routes) = (ReplyTable::new(), BTreeMap::new());
+        sessions.insert(hello.session, Caller { name, conn: None, answers, routes, moves: BTreeSet::new() });
+        Ok((false, moves))
+    }
+
+    /// Whether the session is another server's.
+    pub(crate) fn is_caller(&self, session: SessionId) -> bool {
+        self.sessions.borrow().contains_key(&session)
+    }
+
+    pub(crate) fn connected(&self, session: SessionId, conn: ConnId) {
+        if let Some(caller) = self.sessions.borrow_mut().get_mut(&session) {
+            caller.conn = Some(conn);
+        }
+    }
+
+    /// A connection has ended; with `Bye` the session has.
+    pub(crate) fn disconnected(&self, session: SessionId, conn: ConnId, clean: bool) -> Vec<u64> {
+        let mut sessions = self.sessions.borrow_mut();
+        let Some(caller) = sessions.get_mut(&session) else { return Vec::new() };
+        if caller.conn != Some(conn) {
+            return Vec::new();
+        }
+        caller.conn = None;
+        if !clean {
+            return Vec::new();
+        }
+        let moves = std::mem::take(&mut caller.moves).into_iter().collect();
+        sessions.remove(&session);
+        moves
+    }
+
+    /// Takes the locks on moving directories of servers that are not `alive`.
+    pub(crate) fn take_moves(&self, alive: impl Fn(u64) -> bool) -> Vec<u64> {
+        let mut sessions = self.sessions.borrow_mut();
+        let gone = sessions.values_mut().filter(|c| c.conn.is_none() && !alive(c.name.server));
+        gone.flat_map(|c| std::mem::take(&mut c.moves)).collect()
+    }
+
+    /// A request arrived. `None`: it is answered already, or will be.
+    pub(crate) fn begin(&self, incoming: &Incoming) -> Option<Ticket> {
+        let (session, id, route) = (incoming.session, incoming.id(), incoming.route);
+        let mut sessions = self.sessions.borrow_mut();
+        let Some(caller) = sessions.get_mut(&session) else {
+            self.connections.reply(route, Answer::of(Err(Errno::Io)), None);
+            return None;
+        };
+        let answer = match caller.answers.begin(id) {
+            Begin::Execute => {
+                caller.routes.insert(id.slot, route);
+                return Some(Ticket { session, id, server: caller.name.server });
+            }
+            Begin::InProgress => {
+                caller.routes.insert(id.slot, route);
+                return None;
+            }
+            Begin::Replay(answer) => answer.clone(),
+            Begin::Old => Answer::of(Err(Errno::Proto)),
+        };
+        self.connections.reply(route, answer, None);
+        None
+    }
+
+    /// It has been executed.
+    pub(crate) fn finish(&self, ticket: Ticket, answer: Answer) {
+        let route = {
+            let mut sessions = self.sessions.borrow_mut();
+            let Some(caller) = sessions.get_mut(&ticket.session) else { return };
+            caller.answers.finish(ticket.id, answer.clone());
+            caller.routes.remove(&ticket.id.slot)
+        };
+        if let Some(route) = route {
+            // Without a connection it waits for the question to be sent again.
+            self.connections.reply(route, answer, None);
+        }
+    }
+
+    /// The caller has a lock on moving directories. False if it has gone for good.
+    pub(super) fn locked(&self, ticket: &Ticket, number: u64) -> bool {
+        self.sessions.borrow_mut().get_mut(&ticket.session).is_some_and(|caller| caller.moves.insert(number))
+    }
+
+    pub(super) fn unlocked(&self, ticket: &Ticket, number: u64) {
+        for caller in self.sessions.borrow_mut().values_mut().filter(|c| c.name.server == ticket.server) {
+            caller.moves.remove(&number);
+        }
+    }
+
+    /// Ends all connections of callers.
+    pub(super) fn cut_all(&self, why: &str) {
+        let conns: Vec<ConnId> = self.sessions.borrow().values().filter_map(|c| c.conn).collect();
+        for conn in conns {
+            self.connections.cut(conn, why);
+        }
+    }
+}

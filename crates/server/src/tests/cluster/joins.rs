@@ -1,0 +1,307 @@
+//! Coming into a cluster: first start, any order, new servers, refusals.
+
+use super::*;
+
+/// Goal: two servers are one cluster: directories on either, operations between them, sound zones at the end.
+#[test]
+fn two_servers_are_one_cluster() {
+    for workers in [1, 2] {
+        let world = World::new(60, &[2, 2], workers);
+        let run = async {
+            let servers = world.start_all().await;
+            let m = world.mount(1).await.unwrap();
+            assert_eq!((m.pool(), m.map.borrow().servers.len(), m.map.borrow().epoch), (4, 2, 2));
+            let root = Ino::ROOT;
+            let mut dirs = Vec::new();
+            for target in 0..4 {
+                let text = dir_on(root, target, 4);
+                let dir = m.mkdir(root, &text).await.unwrap();
+                assert_eq!(dir.target(), TargetId(target));
+                dirs.push((dir, text));
+            }
+            for (i, (dir, _)) in dirs.iter().enumerate() {
+                let file = m.create(*dir, "f").await.unwrap();
+                let next = dirs[(i + 1) % 4].0;
+                assert_eq!(m.link(file, next, "g").await.unwrap().attr.nlink, 2);
+                m.rename((next, "g"), (dirs[(i + 2) % 4].0, "h"), RenameMode::Replace).await.unwrap();
+                assert_eq!(m.stat(file).await.unwrap().nlink, 2);
+            }
+            // A directory moves to the other server's and back; no loops.
+            m.rename((root, &dirs[1].1), (dirs[2].0, "in"), RenameMode::NoReplace).await.unwrap();
+            assert_eq!(m.rename((root, &dirs[2].1), (dirs[1].0, "in"), RenameMode::Replace).await, Err(Errno::Inval));
+            m.rename((dirs[2].0, "in"), (root, "back"), RenameMode::Replace).await.unwrap();
+            assert_eq!(m.list(dirs[2].0).await.unwrap(), ["f", "h"]);
+            m.goodbye().await;
+            world.stop_all(servers).await;
+            let report = world.fsck().await;
+            assert!(report.is_clean(), "{report:#?}");
+            assert_eq!((report.inodes, report.zones, report.elsewhere, report.pending.len()), (9, 4, 0, 0));
+        };
+        world.sim.block_on(run).unwrap();
+    }
+}
+
+/// Goal: a server joins a running cluster with a mount: the mount hears of it, new directories and files use it, the mount is
+/// known there, and what was made before stays as it is.
+#[test]
+fn a_server_joins_a_running_cluster() {
+    let world = World::new(61, &[1, 2, 1], 1);
+    let run = async {
+        let mut servers = vec![Some(world.start(0).await.unwrap())];
+        let m = world.mount(1).await.unwrap();
+        assert_eq!(m.pool(), 1);
+        let old = m.create(Ino::ROOT, "old").await.unwrap();
+        for (at, pool) in [(1, 3), (2, 4)] {
+            servers.push(Some(world.start(at).await.unwrap()));
+            sleep(&world, Duration::from_millis(100)).await;
+            let pushed = m.links.borrow()[&0].1.pushes.borrow().clone();
+            let epoch = servers[0].as_ref().unwrap().worker.routes.epoch();
+            assert_eq!(pushed.last(), Some(&Push::Map { epoch }));
+            m.refresh().await;
+            assert_eq!(m.pool(), pool);
+        }
+        sleep(&world, Duration::from_secs(2)).await;
+        for server in servers.iter().flatten() {
+            assert_eq!(server.worker.pool(), 4, "all know");
+        }
+        for target in 0..4 {
+            let dir = m.mkdir(Ino::ROOT, &dir_on(Ino::ROOT, target, 4)).await.unwrap();
+            assert_eq!(dir.target(), TargetId(target));
+            let file = m.open_new(dir, "f").await.unwrap();
+            assert_eq!((file.layout.pool, file.layout.stripe_count), (4, 4));
+        }
+        let view = m.inode(Request::GetAttr { ino: old }).await.unwrap();
+        assert_eq!(view.layout.pool, 1, "its data stays where it is");
+        m.goodbye().await;
+        world.stop_all(servers).await;
+        let report = world.fsck().await;
+        assert!(report.is_clean(), "{report:#?}");
+    };
+    world.sim.block_on(run).unwrap();
+}
+
+/// Goal: servers may start in any order, and again in any order, with the master down meanwhile: each waits, or goes on with what it
+/// knows, and all are one cluster in the end.
+#[test]
+fn any_order() {
+    let world = World::new(62, &[2, 1, 1], 1);
+    let run = async {
+        let (first, second) = (world.start(1), world.start(2));
+        let master = async {
+            sleep(&world, Duration::from_secs(7)).await;
+            world.start(0).await
+        };
+        let (a, b, m) = futures_util::join!(first, second, master);
+        let mut servers = vec![Some(m.unwrap()), Some(a.unwrap()), Some(b.unwrap())];
+        assert_eq!(servers[0].as_ref().unwrap().worker.pool(), 4);
+        let mount = world.mount(1).await.unwrap();
+        let mut dirs = Vec::new();
+        for target in 0..4 {
+            dirs.push(mount.mkdir(Ino::ROOT, &dir_on(Ino::ROOT, target, 4)).await.unwrap());
+        }
+        sleep(&world, Duration::from_secs(5)).await;
+        for (at, server) in servers.iter_mut().enumerate() {
+            crash(&world, at, CrashKind::Process);
+            *server = None;
+        }
+        // The others come back while the master is down: the mount goes on with them.
+        servers[2] = Some(world.start(2).await.unwrap());
+        servers[1] = Some(world.start(1).await.unwrap());
+        for at in [1, 2] {
+            let text = dir_on(dirs[at + 1], at as u16 + 1, 4);
+            mount.mkdir(dirs[at + 1], &text).await.unwrap();
+        }
+        servers[0] = Some(world.start(0).await.unwrap());
+        sleep(&world, Duration::from_secs(10)).await;
+        mount.rename((dirs[1], "none"), (dirs[2], "none"), RenameMode::Replace).await.unwrap_err();
+        let late = world.connect(9, 0, Role::Admin).await.unwrap().0;
+        let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Status };
+        let Ok(Reply::Status { servers: all, sessions, targets, .. }) =
+            late.call(Lane::Normal, call, None, 0).await.unwrap().0.result
+        else {
+            panic!("no status")
+        };
+        let seen: Vec<_> = all.iter().map(|s| (s.info.name.as_str(), s.up, s.targets.len())).collect();
+        assert_eq!(seen, [("s0", true, 2), ("s1", true, 1), ("s2", true, 1)]);
+        assert_eq!((sessions.len(), targets.len()), (1, 2));
+        crash(&world, 2, CrashKind::Process);
+        servers[2] = None;
+        sleep(&world, Duration::from_secs(10)).await;
+        let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Status };
+        let Ok(Reply::Status { servers: all, .. }) = late.call(Lane::Normal, call, None, 0).await.unwrap().0.result
+        else {
+            panic!("no status")
+        };
+        assert_eq!(all.iter().map(|s| s.up).collect::<Vec<_>>(), [true, true, false]);
+        servers[2] = Some(world.start(2).await.unwrap());
+        mount.goodbye().await;
+        world.stop_all(servers).await;
+        assert!(world.fsck().await.is_clean());
+    };
+    world.sim.block_on(run).unwrap();
+}
+
+/// Goal: who does not belong is refused with one clear line, and nothing of his or of the cluster is changed.
+#[test]
+fn strangers_are_refused() {
+    let world = World::new(63, &[1, 1], 1);
+    let run = async {
+        let mut servers = world.start_all().await;
+        let refused = async |node: &str, config: ServerConfig| {
+            let error = Server::start(world.sim.node(node), config).await.err().expect("refused");
+            assert!(!error.line.contains('\n'), "{error}");
+            error
+        };
+        let base = |addr: &str| ServerConfig { listen: vec![format!("tcp:{addr}:7000")], ..world.config(1) };
+        // Another key.
+        let mut wrong = base("x1");
+        wrong.key = Some(b"another secret of some length".to_vec());
+        let error = refused("x1", wrong).await;
+        assert!(error.line.contains("wrong cluster key"), "{error}");
+        assert!(crate::folder::zones(&world.sim.node("x1"), "data").unwrap().is_empty(), "nothing is made");
+        // An address that nobody reaches it under.
+        let mut lost = base("x2");
+        lost.advertise = vec!["tcp:nowhere:1".into()];
+        let error = refused("x2", lost).await;
+        assert!(error.line.contains("cannot reach it at tcp:nowhere:1"), "{error}");
+        // Zones of another cluster.
+        let mut alone = base("x3");
+        alone.join.clear();
+        let foreign =
+            Server::start(world.sim.node("x3"), ServerConfig { targets: Some(2), ..alone.clone() }).await.unwrap();
+        foreign.stop().await.unwrap();
+        let error = refused("x3", ServerConfig { join: vec![addr(0)], targets: None, ..alone }).await;
+        assert!(error.line.contains("master's zones"), "{error}");
+        // A copy of a server's folder, while that runs and after.
+        let path = world.config(1).zone_path(1);
+        let copy = async |node: &str| {
+            let bytes = world.sim.peek("s1", &path, 0, 32 << 20).unwrap();
+            let env = world.sim.node(node);
+            env.make_dir("data").unwrap();
+            drop(env.disk(&path, amphi_env::DiskMode::Create(32 << 20)).await.unwrap());
+            world.sim.poke(node, &path, 0, &bytes).unwrap();
+        };
+        copy("x4").await;
+        let copied = crate::fsck(&world.sim.node("x4"), "data").await.unwrap();
+        let error = refused("x4", base("x4")).await;
+        assert!(error.line.contains("two processes have its zones"), "{error}");
+        let after = crate::fsck(&world.sim.node("x4"), "data").await.unwrap();
+        assert_eq!((after.inodes, after.sessions, after.is_clean()), (copied.inodes, copied.sessions, true));
+        // A server whose first start did not get into the cluster, and whose numbers have gone to another one.
+        world.sim.crash("x2", CrashKind::Process);
+        let zones = crate::folder::zones(&world.sim.node("x2"), "data").unwrap();
+        assert_eq!(zones, [2], "it had its numbers");
+        let third =
+            Server::start(world.sim.node("s2"), ServerConfig { listen: vec![addr(2)], ..base("s2") }).await.unwrap();
+        let error = refused("x2", base("x2")).await;
+        assert!(error.line.contains("claimed by two servers"), "{error}");
+        // The master's zones come from an old copy.
+        let old = world.sim.peek("s0", &world.config(0).zone_path(0), 0, 32 << 20).unwrap();
+        third.stop().await.unwrap();
+        let moved = ServerConfig { listen: vec!["tcp:s2:7001".into()], targets: None, ..base("s2") };
+        let third = Server::start(world.sim.node("s2"), moved.clone()).await.unwrap();
+        third.stop().await.unwrap();
+        crash(&world, 0, CrashKind::Process);
+        servers[0] = None;
+        world.sim.node("s0");
+        world.sim.poke("s0", &world.config(0).zone_path(0), 0, &old).unwrap();
+        servers[0] = Some(world.start(0).await.unwrap());
+        let error = refused("s2", moved).await;
+        assert!(error.line.contains("old copy"), "{error}");
+    };
+    world.sim.block_on(run).unwrap();
+}
+
+/// Goal: a member that crashed comes back at once although its old connections look alive, and a lone cut heals by itself.
+#[test]
+fn members_come_back() {
+    let world = World::new(64, &[1, 1], 1);
+    let run = async {
+        let mut servers = world.start_all().await;
+        let m = world.mount(1).await.unwrap();
+        let dir = m.mkdir(Ino::ROOT, &dir_on(Ino::ROOT, 1, 2)).await.unwrap();
+        world.sim.cut("s0", "s1");
+        crash(&world, 1, CrashKind::Process);
+        servers[1] = None;
+        let (again, ()) = futures_util::join!(world.start(1), async {
+            sleep(&world, Duration::from_secs(1)).await;
+            world.sim.heal("s0", "s1");
+        });
+        servers[1] = Some(again.unwrap());
+        m.create(dir, "f").await.unwrap();
+        let inner = m.mkdir(dir, &dir_on(dir, 0, 2)).await.unwrap();
+        assert_eq!(inner.target(), TargetId(0));
+        drop(servers);
+    };
+    world.sim.block_on(run).unwrap();
+}
+
+/// Goal: a cluster of several servers takes one mount at a time: a second one is told who holds it, and comes in when that has
+/// gone, in order or with its process.
+#[test]
+fn several_servers_take_one_mount() {
+    let world = World::new(68, &[1, 1], 1);
+    let run = async {
+        let servers = world.start_all().await;
+        let first = world.mount(1).await.unwrap();
+        let refused = world.mount(2).await.map(drop).unwrap_err().to_string();
+        assert!(
+            refused.contains("client:1 has this file system mounted; a cluster of several servers takes one"),
+            "{refused}"
+        );
+        first.goodbye().await;
+        let second = world.mount(2).await.unwrap();
+        second.mkdir(Ino::ROOT, &dir_on(Ino::ROOT, 1, 2)).await.unwrap();
+        second.goodbye().await;
+        world.stop_all(servers).await;
+        assert!(world.fsck().await.is_clean());
+    };
+    world.sim.block_on(run).unwrap();
+}
+
+/// Goal: the session of a process that has ended does not keep a mount out of a cluster of several servers.
+#[test]
+fn a_dead_mount_makes_way() {
+    let world = World::new(69, &[1, 1], 1);
+    let run = async {
+        let mut config = world.config(0);
+        config.holder_gone = std::sync::Arc::new(|name| name == "client:1");
+        let master = Server::start(world.node(0), config).await.unwrap();
+        let other = world.start(1).await.unwrap();
+        let first = world.mount(1).await.unwrap();
+        let file = first.open_new(Ino::ROOT, "f").await.unwrap().attr.ino;
+        let second = world.mount(2).await.unwrap();
+        first.call(Request::GetAttr { ino: file }).await.unwrap_err();
+        second.unlink(Ino::ROOT, "f").await.unwrap();
+        second.goodbye().await;
+        world.stop_all(vec![Some(master), Some(other)]).await;
+        assert!(world.fsck().await.is_clean());
+    };
+    world.sim.block_on(run).unwrap();
+}
+
+/// Goal: a server does not come in while there are several mounts; it waits and comes in when one is left.
+#[test]
+fn a_server_waits_for_the_last_mount() {
+    let world = World::new(70, &[1, 1], 1);
+    let run = async {
+        let master = world.start(0).await.unwrap();
+        let first = world.mount(1).await.unwrap();
+        let second = world.mount(2).await.unwrap();
+        let other = world.start(1);
+        let leave = async {
+            sleep(&world, Duration::from_secs(10)).await;
+            assert_eq!(master.worker.pool(), 1, "two mounts");
+            second.goodbye().await;
+        };
+        let (other, ()) = futures_util::join!(other, leave);
+        let other = other.unwrap();
+        first.refresh().await;
+        assert_eq!((master.worker.pool(), first.pool()), (2, 2));
+        first.mkdir(Ino::ROOT, &dir_on(Ino::ROOT, 1, 2)).await.unwrap();
+        first.goodbye().await;
+        world.stop_all(vec![Some(master), Some(other)]).await;
+        assert!(world.fsck().await.is_clean());
+    };
+    world.sim.block_on(run).unwrap();
+}

@@ -1,0 +1,208 @@
+//! Stories of locks of applications, with several sessions at once.
+
+use super::*;
+use amphi_env::sim::CrashKind;
+use amphi_types::ByteRange;
+use amphi_wire::{FileLockFamily, FileLockOwner, LockMode};
+
+fn lock(ino: Ino, family: FileLockFamily, id: u64, mode: LockMode, start: u64, end: u64) -> FileLockSpec {
+    let owner = FileLockOwner { family, id };
+    FileLockSpec { ino, owner, pid: id as u32 + 100, mode, range: ByteRange::new(start, end) }
+}
+
+fn posix(ino: Ino, id: u64, mode: LockMode, start: u64, end: u64) -> FileLockSpec {
+    lock(ino, FileLockFamily::Posix, id, mode, start, end)
+}
+
+impl Client {
+    async fn set(&self, lock: FileLockSpec, number: u64, wait: bool) -> Result<bool> {
+        match self.call(Request::FileLockSet { lock, number, wait }).await? {
+            Reply::FileLock(held) => Ok(held),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn cancel(&self, lock: FileLockSpec, number: u64) -> bool {
+        self.call(Request::FileLockCancel { lock, number }).await == Ok(Reply::FileLock(true))
+    }
+
+    async fn unlock(&self, lock: FileLockSpec) {
+        let op = Request::FileLockUnlock { ino: lock.ino, owner: lock.owner, range: lock.range };
+        assert_eq!(self.call(op).await, Ok(Reply::Done));
+    }
+
+    async fn in_the_way(&self, lock: FileLockSpec) -> Option<FileLockSpec> {
+        match self.call(Request::FileLockTest { lock, number: 0 }).await {
+            Ok(Reply::FileLockFound(found)) => found,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn news(&self) -> Vec<u64> {
+        let number = |push: Push| match push {
+            Push::FileLockNews { number } => Some(number),
+            _ => None,
+        };
+        self.held.pushes.borrow_mut().drain(..).filter_map(number).collect()
+    }
+}
+
+/// A server with two sessions and a file on each target.
+fn with_two<F>(seed: u64, workers: u16, story: F)
+where
+    F: AsyncFnOnce(&Place, &Client, &Client, &[Ino]),
+{
+    let place = Place::new(seed, 2, workers);
+    let run = async {
+        let server = place.start().await.expect("the server starts");
+        let a = place.client(1).await.expect("connects");
+        let b = place.client(2).await.expect("connects");
+        let mut files = Vec::new();
+        for i in 0.. {
+            let dir = a.mkdir(Ino::ROOT, &format!("d{i}")).await.expect("mkdir");
+            if files.iter().all(|f: &Ino| f.target() != dir.target()) {
+                files.push(a.create(dir, "f").await.expect("create"));
+            }
+            if files.len() == 2 {
+                break;
+            }
+        }
+        story(&place, &a, &b, &files).await;
+        drop(server);
+    };
+    place.sim.block_on(run).expect("no deadlock");
+}
+
+/// Time for messages to arrive.
+async fn settle(place: &Place) {
+    place.sim.node("client").sleep(Duration::from_millis(50)).await;
+}
+
+const R: LockMode = LockMode::Read;
+const W: LockMode = LockMode::Write;
+
+/// Goal: sessions exclude each other, of all families; a wait holds no slot, is told when it is granted, and asking
+/// again says so, also twice. Method: two sessions, on targets of this worker and of another one.
+#[test]
+fn sessions_exclude_each_other() {
+    for workers in [1, 2] {
+        with_two(40, workers, async |place, a, b, files| {
+            for &f in files {
+                assert_eq!(a.set(posix(f, 1, W, 0, 10), 1, false).await, Ok(true));
+                assert_eq!(b.set(posix(f, 1, R, 5, 6), 1, false).await, Err(Errno::Again), "equal numbers, two mounts");
+                assert_eq!(b.set(posix(f, 1, R, 10, 20), 2, false).await, Ok(true));
+                let own = a.in_the_way(posix(f, 2, R, 0, 30)).await.expect("held");
+                assert_eq!((own.pid, own.range, own.mode), (101, ByteRange::new(0, 10), W));
+                assert_eq!(b.in_the_way(posix(f, 2, R, 0, 30)).await.expect("held").pid, 0, "a process of elsewhere");
+                // More waits than slots.
+                for n in 0..200 {
+                    assert_eq!(b.set(posix(f, 10 + n, W, 0, 1), 100 + n, true).await, Ok(false));
+                }
+                assert_eq!(b.set(posix(f, 10, W, 0, 1), 100, true).await, Ok(false), "asked again: it keeps its place");
+                a.unlock(posix(f, 1, W, 0, 10)).await;
+                settle(place).await;
+                assert_eq!(b.news(), [100]);
+                for _ in 0..2 {
+                    assert_eq!(b.set(posix(f, 10, W, 0, 1), 100, true).await, Ok(true));
+                }
+                assert!(!b.cancel(posix(f, 11, W, 0, 1), 101).await);
+                b.unlock(posix(f, 10, W, 0, 1)).await;
+                settle(place).await;
+                assert_eq!(b.news(), [102], "the one that was withdrawn is left out");
+                assert!(b.cancel(posix(f, 12, W, 0, 1), 102).await, "it was granted before");
+                b.call(Request::Sync).await.expect("slots are free");
+                let flock = |id, mode| lock(f, FileLockFamily::Flock, id, mode, 0, 1);
+                assert_eq!(a.set(flock(1, R), 3, false).await, Ok(true), "another family");
+                assert_eq!(b.set(flock(1, W), 4, false).await, Err(Errno::Again));
+                assert_eq!(a.set(flock(2, W), 4, true).await, Ok(false));
+                a.unlock(flock(1, R)).await;
+                for n in 3..200 {
+                    b.cancel(posix(f, 10 + n, W, 0, 1), 100 + n).await;
+                }
+                settle(place).await;
+                assert_eq!((a.news(), b.news().len()), (vec![4], 0));
+            }
+            let status = place.client_named(9, "admin:1", Role::Admin).await.unwrap();
+            let Ok(Reply::Counters(counters)) = status.call(Request::Counters { reset: false }).await else { panic!() };
+            let count = |name: &str| counters.iter().find(|(n, _)| n == name).expect("a counter").1;
+            assert_eq!((count("file_locks_held"), count("file_locks_waiting")), (6, 0));
+        });
+    }
+}
+
+/// Goal: the end of a session gives its locks up and withdraws what it waits for; circles over sessions are refused.
+/// Method: a holder that says goodbye, another one whose process dies.
+#[test]
+fn a_session_takes_its_locks_with_it() {
+    with_two(41, 2, async |place, a, b, files| {
+        let (f, g) = (files[0], files[1]);
+        assert_eq!(a.set(posix(f, 1, W, 0, 10), 1, false).await, Ok(true));
+        assert_eq!(b.set(posix(f, 1, W, 20, 30), 1, false).await, Ok(true));
+        assert_eq!(b.set(posix(f, 1, W, 0, 10), 2, true).await, Ok(false));
+        assert_eq!(a.set(posix(f, 1, W, 20, 30), 2, true).await, Err(Errno::Deadlk));
+        assert_eq!(a.set(posix(g, 7, W, 0, 10), 3, false).await, Ok(true));
+        let c = place.client(3).await.expect("connects");
+        assert_eq!(c.set(posix(g, 7, W, 0, 10), 1, true).await, Ok(false));
+        assert_eq!(b.set(posix(g, 7, R, 0, 10), 3, true).await, Ok(false));
+        c.call(Request::Goodbye).await.unwrap();
+        a.call(Request::Goodbye).await.unwrap();
+        settle(place).await;
+        let mut news = b.news();
+        news.sort_unstable();
+        assert_eq!(news, [2, 3], "nobody is left in its way");
+        assert_eq!(b.set(posix(f, 1, W, 0, 10), 2, true).await, Ok(true));
+        let d = place.client(4).await.expect("connects");
+        assert_eq!(d.set(posix(f, 1, R, 0, 1), 1, true).await, Ok(false));
+        b.link.close().await;
+        place.sim.node("client").sleep(Duration::from_secs(31)).await;
+        assert_eq!(d.news(), [1], "evicted, after its time to come back");
+        assert_eq!(d.set(posix(f, 1, R, 0, 1), 1, true).await, Ok(true));
+    });
+}
+
+/// Goal: locks outlive the server; nobody gets one before all who may hold it have said so, yet no slot is held for that
+/// long. Method: kill the server; one session comes back at once, the other when it has been let, or never.
+#[test]
+fn locks_over_a_restart() {
+    for comes_back in [true, false] {
+        let place = Place::new(42, 2, 2);
+        let run = async {
+            let server = place.start().await.unwrap();
+            let a = place.client(1).await.unwrap();
+            let f = a.create(Ino::ROOT, "f").await.unwrap();
+            let b = place.client(2).await.unwrap();
+            let held = posix(f, 1, W, 0, 10);
+            assert_eq!(a.set(held, 1, false).await, Ok(true));
+            assert_eq!(b.set(posix(f, 1, W, 10, 20), 1, false).await, Ok(true));
+            a.held.file_locks.borrow_mut().push(held);
+            drop(server);
+            place.sim.crash("server", CrashKind::Process);
+            if !comes_back {
+                a.link.close().await;
+            }
+            let before = place.sim.node("client").now();
+            let _server = place.start().await.unwrap();
+            // Those of `b` are not said again: they are free, but not before `a` has come or its time is over.
+            let free = posix(f, 2, W, 10, 20);
+            let mut rounds = 0;
+            while !b.set(free, 2, true).await.expect("no error") {
+                rounds += 1;
+                assert!(rounds < 5, "it is told when to ask again");
+                while b.news().is_empty() {
+                    place.sim.node("client").sleep(Duration::from_millis(10)).await;
+                }
+            }
+            let waited = place.sim.node("client").now().since(before);
+            let taken = b.set(posix(f, 2, W, 0, 10), 3, false).await;
+            if comes_back {
+                assert_eq!(taken, Err(Errno::Again), "said again");
+                a.unlock(held).await;
+                assert_eq!(b.set(posix(f, 2, W, 0, 10), 4, false).await, Ok(true));
+            } else {
+                assert_eq!(taken, Ok(true), "gone with its session");
+                assert!(rounds > 0 && waited >= Duration::from_secs(29), "not before: {waited:?}");
+            }
+        };
+        place.sim.block_on(run).unwrap();
+    }
+}

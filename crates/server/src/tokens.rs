@@ -1,0 +1,267 @@
+//! `Tokens`: what clients may cache of a target's names and attributes, as tasks use it.
+//!
+//! Owns: which task waits for which change, what has to be sent to clients, whether tokens are granted at all. Does not own:
+//! the rules (`amphi_dlm::TokenSpace`), connections, eviction.
+//!
+//! Invariants: whoever changes the space empties its actions in the same call; a value is read and granted, and a change
+//! is applied and ended, in one step without an await. While the only mount is alone, a change and a reply cost one look at a
+//! flag. A change that began then was announced to nobody, so nothing is granted until the last of these has ended.
+
+use amphi_dlm::{ChangeId, Changed, RevokeId, SessionEnd, TokenAction, TokenKey, TokenLimits, TokenSpace};
+use amphi_types::{SessionId, TargetId};
+use amphi_wire::{Push, TokenGrant};
+use futures_channel::oneshot;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// How long a client may use a token. The same in all versions of the server: after a restart the longest life that was ever
+/// granted is waited for.
+pub const TOKEN_LIFE: Duration = Duration::from_secs(30);
+/// How much longer a token counts here.
+pub const TOKEN_MARGIN: Duration = Duration::from_secs(1);
+
+struct Inner {
+    target: TargetId,
+    space: TokenSpace,
+    waiting: BTreeMap<ChangeId, oneshot::Sender<()>>,
+    outbox: Vec<(SessionId, Push)>,
+    /// Until when the task that watches deadlines sleeps, and what wakes it.
+    watch: Option<(u64, oneshot::Sender<()>)>,
+    /// Number of the last switch.
+    switch: u64,
+}
+
+impl Inner {
+    fn pump(&mut self) {
+        while let Some(action) = self.space.poll_action() {
+            match action {
+                TokenAction::Revoke(r) => {
+                    let push = Push::Revoke { target: self.target, id: r.id.0, upto: r.upto.0, keys: r.keys };
+                    self.outbox.push((r.session, push));
+                }
+                TokenAction::Ready(id) => {
+                    if let Some(waiter) = self.waiting.remove(&id) {
+                        // A waiter that has gone away ends its change itself.
+                        let _ = waiter.send(());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Tokens of one target.
+#[derive(Clone)]
+pub struct Tokens {
+    on: Rc<Cell<bool>>,
+    /// Changes that were begun while no tokens were granted.
+    unguarded: Rc<Cell<u64>>,
+    inner: Rc<RefCell<Inner>>,
+}
+
+/// A change; dropping it ends it. Between `Tokens::change` and the end its keys are cached by nobody.
+#[must_use = "dropping it ends the change"]
+pub struct Changing {
+    tokens: Tokens,
+    id: Option<ChangeId>,
+    number: Option<u64>,
+    ended: bool,
+}
+
+impl Changing {
+    /// The change has been applied; in the same step. The number for the answer to whom it belongs.
+    pub fn end(&mut self) -> Option<u64> {
+        if !std::mem::replace(&mut self.ended, true) {
+            match self.id {
+                None => self.tokens.unguarded.set(self.tokens.unguarded.get() - 1),
+                Some(id) => {
+                    let mut inner = self.tokens.inner.borrow_mut();
+                    inner.waiting.remove(&id);
+                    self.number = Some(inner.space.end_change(id).0);
+                    inner.pump();
+                }
+            }
+        }
+        self.number
+    }
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl Tokens {
+    /// No tokens. `generation` is higher at each start of the target; `sessions` may hold tokens of an earlier run.
+    pub fn new(
+        target: TargetId,
+        callback_deadline_ns: u64,
+        generation: u16,
+        now_ns: u64,
+        sessions: impl IntoIterator<Item = SessionId>,
+    ) -> Tokens {
+        let limits = TokenLimits {
+            life_ns: TOKEN_LIFE.as_nanos() as u64,
+            margin_ns: TOKEN_MARGIN.as_nanos() as u64,
+            callback_deadline_ns,
+            ..TokenLimits::default()
+        };
+        let mut space = TokenSpace::new(limits, generation);
+        space.recover(now_ns, sessions, limits.life_ns);
+        let (waiting, outbox) = (BTreeMap::new(), Vec::new());
+        let inner = Inner { target, space, waiting, outbox, watch: None, switch: 0 };
+        Tokens { on: Rc::default(), unguarded: Rc::default(), inner: Rc::new(RefCell::new(inner)) }
+    }
+
+    /// Changes the deadline of revocations from now on.
+    pub fn tune(&self, callback_deadline_ns: u64) {
+        self.inner.borrow_mut().space.tune(callback_deadline_ns);
+    }
+
+    /// Whether tokens are granted.
+    pub fn on(&self) -> bool {
+        self.on.get()
+    }
+
+    /// Grants tokens from now on, or no more. An older switch than the last one changes nothing.
+    pub fn switch(&self, on: bool, number: u64) {
+        let mut inner = self.inner.borrow_mut();
+        if number >= inner.switch {
+            inner.switch = number;
+            self.on.set(on);
+        }
+    }
+
+    /// A token for what a reply shows. `written`: another session writes the file.
+    pub fn grant(&self, now_ns: u64, session: SessionId, key: TokenKey, written: bool) -> Option<TokenGrant> {
+        if !self.on.get() || self.unguarded.get() > 0 {
+            return None;
+        }
+        let mut inner = self.inner.borrow_mut();
+        let grant = inner.space.grant(now_ns, session, key, written).ok()?;
+        inner.pump();
+        Some(TokenGrant { number: grant.number.0, life_ms: (grant.life_ns / 1_000_000) as u32 })
+    }
+
+    /// Waits until nobody caches the keys of a change, and none is granted until its end. `sent` is called when revocations are
+    /// to be sent.
+    pub async fn change(
+        &self,
+        now_ns: impl FnOnce() -> u64,
+        by: SessionId,
+        keys: impl FnOnce() -> Vec<Changed>,
+        sent: impl FnOnce(),
+    ) -> Changing {
+        let tokens = self.clone();
+        if !self.on.get() {
+            self.unguarded.set(self.unguarded.get() + 1);
+            return Changing { tokens, id: None, number: None, ended: false };
+        }
+        let (changing, ready) = {
+            let mut inner = self.inner.borrow_mut();
+            let id = inner.space.begin_change(now_ns(), by, &keys());
+            let ready = if inner.space.is_ready(id) {
+                None
+            } else {
+                let (sender, receiver) = oneshot::channel();
+                inner.waiting.insert(id, sender);
+                Some(receiver)
+            };
+            inner.pump();
+            (Changing { tokens, id: Some(id), number: None, ended: false }, ready)
+        };
+        sent();
+        if let Some(ready) = ready {
+            // The sender goes with the change, which is held here.
+            let _ = ready.await;
+        }
+        changing
+    }
+
+    /// The session answered revocations.
+    pub fn revoked(&self, session: SessionId, ids: &[u64]) {
+        let mut inner = self.inner.borrow_mut();
+        for &id in ids {
+            inner.space.revoked(session, RevokeId(id));
+        }
+        inner.pump();
+    }
+
+    /// The session has ended.
+    pub fn drop_session(&self, session: SessionId, end: SessionEnd) {
+        let mut inner = self.inner.borrow_mut();
+        inner.space.drop_session(session, end);
+        inner.pump();
+    }
+
+    /// The session knows of the restart.
+    pub fn present(&self, session: SessionId) {
+        let mut inner = self.inner.borrow_mut();
+        inner.space.present(session);
+        inner.pump();
+    }
+
+    /// What the session has not answered is sent again.
+    pub fn push_again(&self, session: SessionId) {
+        let mut inner = self.inner.borrow_mut();
+        let target = inner.target;
+        let again = |r: &amphi_dlm::Revoke| {
+            (session, Push::Revoke { target, id: r.id.0, upto: r.upto.0, keys: r.keys.clone() })
+        };
+        let pushes: Vec<_> = inner.space.unanswered(session).map(again).collect();
+        inner.outbox.extend(pushes);
+    }
+
+    /// Revocations to send.
+    pub fn take_outbox(&self) -> Vec<(SessionId, Push)> {
+        let mut inner = self.inner.borrow_mut();
+        if inner.outbox.is_empty() { Vec::new() } else { std::mem::take(&mut inner.outbox) }
+    }
+
+    /// Whether the caller has to watch deadlines from now on. Wakes the one who does if it sleeps too long.
+    pub fn start_watch(&self) -> bool {
+        let mut inner = self.inner.borrow_mut();
+        match (&inner.watch, inner.space.next_deadline()) {
+            (None, Some(_)) => {
+                inner.watch = Some((0, oneshot::channel().0));
+                true
+            }
+            (Some((until, _)), Some(next)) if next < *until => {
+                // What comes in its place is set when it wakes.
+                inner.watch = Some((next, oneshot::channel().0));
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// Ends what is over and says who did not answer in time; then when to look again, and what wakes earlier. `None`: there is
+    /// nothing to watch.
+    pub fn watch(&self, now_ns: u64) -> (Vec<SessionId>, Option<(u64, oneshot::Receiver<()>)>) {
+        let mut inner = self.inner.borrow_mut();
+        let mut late = Vec::new();
+        loop {
+            inner.space.tick(now_ns);
+            late.extend(std::iter::from_fn(|| inner.space.poll_overdue(now_ns)).map(|o| o.session));
+            if inner.space.next_deadline().is_none_or(|at| at > now_ns) {
+                break;
+            }
+        }
+        inner.pump();
+        let Some(next) = inner.space.next_deadline() else {
+            inner.watch = None;
+            return (late, None);
+        };
+        let (sender, receiver) = oneshot::channel();
+        inner.watch = Some((next, sender));
+        (late, Some((next, receiver)))
+    }
+
+    /// Number of tokens.
+    pub fn count(&self) -> usize {
+        self.inner.borrow().space.len()
+    }
+}

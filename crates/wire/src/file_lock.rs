@@ -1,0 +1,40 @@
+//! Locks of applications on files, as messages name them.
+
+use crate::message::LockMode;
+use amphi_types::{ByteRange, Ino};
+use serde::{Deserialize, Serialize};
+
+/// Which call of an application made a lock on a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum FileLockFamily {
+    /// `fcntl(F_SETLK)`, or `F_OFD_SETLK` of a front end that cannot tell: conflicts with the first two, deadlocks are found.
+    Posix,
+    /// `fcntl(F_OFD_SETLK)`: as the first, but deadlocks are not looked for.
+    OpenFile,
+    /// `flock`: whole files, conflicts with its like alone.
+    Flock,
+}
+
+/// Who of a session holds or asks for locks on a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct FileLockOwner {
+    /// Family of the locks.
+    pub family: FileLockFamily,
+    /// Number of the owner within session and family.
+    pub id: u64,
+}
+
+/// A lock of an application on a file: asked for, held, or presented after a restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileLockSpec {
+    /// The file.
+    pub ino: Ino,
+    /// Whose.
+    pub owner: FileLockOwner,
+    /// Process that asked, for `FileLockTest`.
+    pub pid: u32,
+    /// Shared or exclusive.
+    pub mode: LockMode,
+    /// Bytes; an end of 2^63 - 1 or more goes on to the end of every file. For `flock` all.
+    pub range: ByteRange,
+}

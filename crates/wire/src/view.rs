@@ -1,0 +1,119 @@
+//! What replies show: inodes, entries, the right to cache them, the state of targets, sessions and servers.
+//!
+//! Owns: the types alone; `message` has the replies that carry them.
+
+use crate::cluster::ServerInfo;
+use amphi_types::{Attr, Ino, IoMode, Kind, Layout, Name, SessionId, TargetId};
+use serde::{Deserialize, Serialize};
+
+/// What a client knows of an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InodeView {
+    /// Attributes.
+    pub attr: Attr,
+    /// Data layout.
+    pub layout: Layout,
+    /// What the owner asked of the hybrid decision.
+    pub io_mode: IoMode,
+    /// Truncation generation to send with writes.
+    pub generation: u64,
+    /// The inode's owner knows that other targets may hold data (`Request::Spread` was sent).
+    pub spread: bool,
+    /// It has extended attributes: without, a client need not ask for one.
+    pub xattrs: bool,
+}
+
+/// An entry of a directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirEntry {
+    /// Name.
+    pub name: Name,
+    /// Cookie to continue after this entry.
+    pub cookie: u64,
+    /// Inode.
+    pub ino: Ino,
+    /// Kind.
+    pub kind: Kind,
+    /// Attributes, if asked for and at hand.
+    pub inode: Option<InodeView>,
+    /// Tokens for the name and, if the attributes are there, for them.
+    pub tokens: Tokens,
+}
+
+/// The right to cache something, with a reply that shows it (docs/LOCKING.md, Tokens).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenGrant {
+    /// Number of the grant at its target.
+    pub number: u64,
+    /// How long it counts from when the request was sent, milliseconds.
+    pub life_ms: u32,
+}
+
+/// What a reply says about tokens. All absent while the session is alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tokens {
+    /// The request changed keys that it named: grants up to this number, of the target that was called, are void.
+    pub changed: Option<u64>,
+    /// For the name that was looked up, present or absent, at the directory's target.
+    pub name: Option<TokenGrant>,
+    /// For the attributes of the inode that the reply shows, at the inode's target.
+    pub attributes: Option<TokenGrant>,
+}
+
+/// Space of a target.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetSpace {
+    /// Data blocks of 4096 bytes.
+    pub blocks: u64,
+    /// Free ones.
+    pub free: u64,
+    /// Inodes in use.
+    pub inodes: u64,
+    /// Inodes that still fit.
+    pub inodes_free: u64,
+}
+
+/// One target in `Status`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetStatus {
+    /// Which.
+    pub target: TargetId,
+    /// Worker that owns it.
+    pub worker: u16,
+    /// Space.
+    pub space: TargetSpace,
+    /// Bytes of log in use and in all.
+    pub log: (u64, u64),
+    /// Checkpoints since start.
+    pub checkpoints: u64,
+}
+
+/// One session in `Status`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionStatus {
+    /// Id.
+    pub session: SessionId,
+    /// `host:pid`.
+    pub name: String,
+    /// Whether a connection is up.
+    pub connected: bool,
+    /// Open inodes.
+    pub opens: u64,
+    /// Locks held.
+    pub locks: u64,
+}
+
+/// One server in `Status`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerStatus {
+    /// As in the map.
+    pub info: ServerInfo,
+    /// Whether the master has heard of it lately.
+    pub up: bool,
+    /// Epoch of the map that it knows.
+    pub epoch: u64,
+    /// Since when the master has not heard of it, milliseconds.
+    pub silent_ms: u64,
+    /// Its targets, as it said last; empty for a server that has not said yet since the master started.
+    pub targets: Vec<TargetStatus>,
+}
