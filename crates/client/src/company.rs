@@ -224,7 +224,12 @@ pub(crate) fn told(core: &Core, change: u64, alone: bool) -> bool {
         company.set(alone);
         company.heard_ns.fetch_max(core.clock.boot_ns(), Relaxed);
         crate::tokens::lose_all(core);
-        core.files.all().iter().for_each(|file| file.turn());
+        for file in core.files.all() {
+            file.turn();
+            if !alone {
+                file.times_told();
+            }
+        }
     }
     true
 }

@@ -348,6 +348,9 @@ fn forget(core: &Arc<Core>, object: ObjectId, ranges: &[ByteRange], discard_dirt
     file.own_end.store(0, SeqCst);
     file.own_end.fetch_max(core.cache.dirty_end(&file), SeqCst);
     file.turn();
+    if !core.company.is_alone() {
+        file.times_told();
+    }
     if discard_dirty {
         file.fail(ByteRange::new(0, 0), Errno::Io);
         file.signal.notify();

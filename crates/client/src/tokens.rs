@@ -361,7 +361,7 @@ fn shown(core: &Core, view: &InodeView) -> Option<Attr> {
         return Some(view.attr);
     }
     match core.files.get(view.attr.ino) {
-        Some(file) => is_sure(core, &file).then(|| file.overlay(view.attr)),
+        Some(file) => is_sure(core, &file).then(|| file.overlay(view.attr, core.company.is_alone())),
         None => Some(view.attr),
     }
 }
