@@ -260,7 +260,7 @@ pub(crate) async fn settle<E: Env>(core: Arc<Core>, change: u64, env: E) {
         }
         company.settled.store(true, SeqCst);
     }
-    let known = core.send(Lane::Urgent, TargetId(0), &Cred::root(), Request::CompanyKnown { change }, None, 0);
+    let known = core.send(Lane::Answer, TargetId(0), &Cred::root(), Request::CompanyKnown { change }, None, 0);
     if let Err(e) = known.await {
         tracing::debug!("the server does not know that this mount knows of others: {e}");
     }

@@ -311,7 +311,7 @@ fn give_back(core: &Arc<Core>, target: TargetId, locks: Vec<u64>) {
         !here
     });
     if due.is_empty() {
-        drop(core.send(Lane::Urgent, target, &Cred::root(), cancel, None, 0));
+        drop(core.send(Lane::Answer, target, &Cred::root(), cancel, None, 0));
         return;
     }
     let core2 = core.clone();
@@ -319,7 +319,7 @@ fn give_back(core: &Arc<Core>, target: TargetId, locks: Vec<u64>) {
         for file in &due {
             pages::take_back(&core2, file).await;
         }
-        drop(core2.send(Lane::Urgent, target, &Cred::root(), cancel, None, 0));
+        drop(core2.send(Lane::Answer, target, &Cred::root(), cancel, None, 0));
     });
 }
 

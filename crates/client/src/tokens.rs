@@ -265,7 +265,7 @@ pub(crate) fn revoke(core: &Arc<Core>, target: TargetId, id: u64, upto: u64, key
         cache.revoke(&Revoke { session, id, upto, keys });
     }
     let op = Request::Revoked { ids: vec![id] };
-    drop(core.send(Lane::Urgent, target, &Cred::root(), op, None, 0));
+    drop(core.send(Lane::Answer, target, &Cred::root(), op, None, 0));
 }
 
 /// Nothing cached counts any more.
