@@ -156,6 +156,8 @@ pub(crate) struct File {
     turned: AtomicU64,
     /// End of what was written into the cache under locks that are still held: the file is at least so long.
     pub(crate) own_end: AtomicU64,
+    /// Writes past the cache that are under way.
+    direct_writes: AtomicU64,
     /// The rule of caching under which the size was last taken from an answer.
     pub(crate) sure_rule: AtomicU64,
     /// Until when the size is certain under an attributes token; 0 without one.
@@ -195,6 +197,15 @@ pub(crate) struct File {
     pub(crate) stats: FileStats,
 }
 
+/// A write past the cache under way.
+pub(crate) struct DirectWrite<'a>(&'a File);
+
+impl Drop for DirectWrite<'_> {
+    fn drop(&mut self) {
+        self.0.direct_writes.fetch_sub(1, SeqCst);
+    }
+}
+
 impl File {
     pub(super) fn new(view: InodeView, moment: Moment) -> File {
         File {
@@ -218,6 +229,7 @@ impl File {
             epoch: AtomicU64::new(tick()),
             turned: AtomicU64::new(1),
             own_end: AtomicU64::new(0),
+            direct_writes: AtomicU64::new(0),
             sure_rule: AtomicU64::new(moment.rule),
             token_end_ns: AtomicU64::new(0),
             called_back_ns: AtomicU64::new(0),
@@ -382,9 +394,10 @@ impl File {
             known.mtime_local = false;
         }
         let alone = moment.rule & 1 == 1;
-        // Alone, what this client has in its cache counts for more than the answer.
+        // Alone, what this client has in its cache counts for more than the answer, which may show a write by half.
         let knows = alone && self.sure_rule.load(SeqCst) == moment.rule;
-        let news = if knows { quiet } else { latest && self.turned.load(SeqCst) <= moment.at };
+        let whole = self.direct_writes.load(SeqCst) == 0;
+        let news = if knows { quiet && whole } else { latest && self.turned.load(SeqCst) <= moment.at };
         if news {
             self.size.store(view.attr.size.max(if quiet { 0 } else { own_before }), SeqCst);
             let own = self.own_end.load(SeqCst);
@@ -398,6 +411,12 @@ impl File {
         }
         drop(known);
         Adopted { attr: self.overlay(view.attr, alone), taken: knows || news, current }
+    }
+
+    /// A write past the cache begins. Until the returned guard is dropped, answers may show some of its pieces.
+    pub(crate) fn begin_direct(&self) -> DirectWrite<'_> {
+        self.direct_writes.fetch_add(1, SeqCst);
+        DirectWrite(self)
     }
 
     /// A write past the cache now ends at `end`.

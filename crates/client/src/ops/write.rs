@@ -219,6 +219,7 @@ async fn direct(
     file.turn();
     tokens::outdated(core, file.ino);
     writeback::flush_and_forget(core, file, range).await;
+    let under_way = file.begin_direct();
     let old_size = file.size();
     let pieces = read::direct_pieces(file, range);
     let len = data.len();
@@ -258,6 +259,7 @@ async fn direct(
     }
     file.turn();
     tokens::outdated(core, file.ino);
+    drop(under_way);
     let Some(e) = error else { return Ok(len) };
     // In company others may have written there since.
     if core.company.is_alone() && written_to > good_to.max(old_size) {
