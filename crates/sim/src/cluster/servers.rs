@@ -114,7 +114,14 @@ impl Cluster {
             self.one_of(which.len()).await;
             self.start_server(*at).await
         }));
-        all.await.into_iter().collect()
+        all.await.into_iter().collect::<Result<(), String>>()?;
+        // One may have crashed while the others came up, because a crash was armed.
+        for at in which {
+            if !self.server_lives(*at) {
+                self.start_server(*at).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Stops all servers in order, each by itself.
@@ -141,7 +148,12 @@ impl Cluster {
         running.stop.set(true);
         let done = || running.stopped.get() || running.failed.borrow().is_some() || !self.server_lives(at);
         self.wait(&format!("the stop of {}", SERVERS[at]), done).await?;
-        running.failed.borrow().clone().map_or(Ok(()), Err)
+        running.failed.borrow().clone().map_or(Ok(()), Err)?;
+        if self.shape.servers > 1 {
+            // What still waits for other servers ends with the process.
+            self.crash_server(at, CrashKind::Process);
+        }
+        Ok(())
     }
 
     /// Crashes a server's node.
