@@ -22,6 +22,8 @@ use std::time::Duration;
 pub const DOWN_AFTER: Duration = Duration::from_secs(5);
 /// A server that is down for so long loses the lock on moving directories.
 const MOVES_AFTER: Duration = Duration::from_secs(10);
+/// Pause before the addresses of a new server are tried again.
+const REACH_AGAIN: Duration = Duration::from_millis(500);
 /// How long the numbers of new targets are kept for the server that asked for them, while it makes its zones.
 const PROMISE: Duration = Duration::from_secs(15);
 
@@ -133,17 +135,22 @@ impl<E: Env> Cluster<E> {
         TakingIn(self.clone())
     }
 
-    /// Others will use the addresses that a new server names.
+    /// Others will use the addresses that a new server names. A connection that fails may be an accident.
     async fn check_reachable(&self, server: &ServerInfo) -> std::result::Result<(), String> {
-        let dialled = amphi_env::timeout(&self.worker.env, PATIENCE, self.dial(server.addrs.clone())).await;
-        let why = match dialled {
-            Some(Ok(link)) => {
-                link.close().await;
-                return Ok(());
+        let env = &self.worker.env;
+        let until = env.now() + PATIENCE;
+        let mut why = "no answer".to_string();
+        while env.now() < until {
+            match amphi_env::timeout(env, until.since(env.now()), self.dial(server.addrs.clone())).await {
+                Some(Ok(link)) => {
+                    link.close().await;
+                    return Ok(());
+                }
+                Some(Err(e)) => why = e.to_string(),
+                None => break,
             }
-            Some(Err(e)) => e.to_string(),
-            None => "no answer".into(),
-        };
+            env.sleep(REACH_AGAIN).await;
+        }
         Err(format!(
             "the master cannot reach it at {}: {why}; name addresses that mounts and servers reach it under",
             server.addrs.join(", ")
