@@ -88,7 +88,9 @@ fn main() -> ExitCode {
                 }
                 println!("seed {seed} fails:");
                 failure.lines.iter().take(30).for_each(|l| println!("  {l}"));
-                println!("replay: cargo xtask sim --seed {seed}");
+                let of = |option: &str, n: Option<usize>| n.map_or(String::new(), |n| format!(" --{option} {n}"));
+                let (servers, mounts) = (of("servers", args.servers), of("mounts", args.mounts));
+                println!("replay: cargo xtask sim --seed {seed}{servers}{mounts}");
                 failed.push(seed);
                 if !args.keep_going {
                     break;

@@ -124,7 +124,8 @@ impl FileTable {
 
     /// All files, in order of inodes.
     pub(crate) fn all(&self) -> Vec<Arc<File>> {
-        let mut all: Vec<_> = self.shards.iter().flat_map(|s| s.lock().files.values().cloned().collect::<Vec<_>>()).collect();
+        let mut all: Vec<_> =
+            self.shards.iter().flat_map(|s| s.lock().files.values().cloned().collect::<Vec<_>>()).collect();
         all.sort_by_key(|f| f.ino);
         all
     }

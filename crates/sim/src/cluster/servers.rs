@@ -167,8 +167,7 @@ impl Cluster {
     /// Errors: a line for each problem.
     pub async fn fsck(&self) -> Result<(), Vec<String>> {
         let found = Rc::new(RefCell::new(None));
-        let folders: Vec<_> =
-            (0..self.shape.servers).map(|at| (self.sim.node(SERVERS[at]), DIR.to_string())).collect();
+        let folders: Vec<_> = (0..self.shape.servers).map(|at| (self.sim.node(SERVERS[at]), DIR.to_string())).collect();
         let told = found.clone();
         self.sim.node(SERVERS[0]).spawn(async move {
             let report = amphi_server::fsck_folders(&folders).await;
