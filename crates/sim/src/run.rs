@@ -21,10 +21,10 @@ use crate::program::{self, Program, SharedProgram};
 use crate::shared::{self, Shared, SharedArea};
 use crate::survive::Level;
 use amphi_client::Ctx;
-use amphi_env::Env;
 use amphi_env::sim::CrashKind;
+use amphi_env::{Env, Time};
 use amphi_types::{Ino, SetAttr};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -133,6 +133,8 @@ struct Run {
     area: SharedArea,
     /// Tasks on the shared area.
     sharers: usize,
+    /// End of the last pause without faults.
+    quiet: Cell<Time>,
     summary: RefCell<Summary>,
     log: RefCell<Vec<String>>,
 }
@@ -153,6 +155,7 @@ pub fn run_plan(plan: &Plan) -> Result<Summary, Box<Failure>> {
         plan: plan.clone(),
         dice: RefCell::new(Dice::new(plan.seed, 3)),
         programs: Vec::new(),
+        quiet: Cell::new(Time(0)),
         summary: RefCell::default(),
         log: RefCell::default(),
     };

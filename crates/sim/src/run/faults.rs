@@ -4,8 +4,8 @@
 //!
 //! Rules. A server is back within some seconds, beside what starting takes. A mount and a server are cut off from each other
 //! for less than the deadline of callbacks, since a mount that is not heard of for longer is ended. Two servers are cut off
-//! from each other for less than the time after which what one asks of another fails. Of several servers two may be in
-//! trouble at the same time.
+//! from each other for less than the time after which what one asks of another fails, also by several faults in a row: now
+//! and then there is a pause in which they find each other. Of several servers two may be in trouble at the same time.
 
 use super::{Checked, Faults, Run, STUCK, line};
 use crate::cluster::{CALLBACK_DEADLINE, SERVERS};
@@ -17,6 +17,10 @@ use std::time::Duration;
 
 /// How long two servers are cut off from each other at most: a third of the time after which calls fail.
 const SERVERS_APART: Duration = Duration::from_secs(20);
+/// After so long with one fault after the other there is a pause.
+const TROUBLE: Duration = Duration::from_secs(20);
+/// Long enough for servers to find each other again: an attempt to connect over a cut, and the pause between attempts.
+const QUIET: Duration = Duration::from_secs(5);
 
 impl Run {
     /// Perhaps a fault that nobody may notice.
@@ -27,6 +31,10 @@ impl Run {
         let servers = shape.servers - first;
         if self.plan.faults == Faults::None || servers == 0 || self.roll(6) > 0 {
             return Ok(());
+        }
+        if shape.servers > 1 && self.cluster.env.now().since(self.quiet.get()) > TROUBLE {
+            self.cluster.env.sleep(QUIET).await;
+            self.quiet.set(self.cluster.env.now());
         }
         let at = first + self.pick(servers);
         if servers > 1 && self.roll(4) == 0 {
