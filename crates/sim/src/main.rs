@@ -33,6 +33,9 @@ struct Args {
     /// Number of mounts, 1 to 6, but 1 with several servers; without it the seed decides.
     #[arg(long)]
     mounts: Option<usize>,
+    /// Whether tasks on shared files take locks, true or false; without it the seed decides.
+    #[arg(long)]
+    locks: Option<bool>,
     /// Prints every call as it happens.
     #[arg(long)]
     talk: bool,
@@ -70,7 +73,7 @@ fn main() -> ExitCode {
     for seed in seeds {
         let mut plan = Plan::of_seed(seed);
         (plan.faults, plan.talk) = (faults, args.talk);
-        (plan.servers, plan.mounts) = (args.servers, args.mounts);
+        (plan.servers, plan.mounts, plan.locks) = (args.servers, args.mounts, args.locks);
         plan.calls = args.calls.unwrap_or(plan.calls);
         done += 1;
         match run_plan(&plan) {
@@ -90,7 +93,8 @@ fn main() -> ExitCode {
                 failure.lines.iter().take(30).for_each(|l| println!("  {l}"));
                 let of = |option: &str, n: Option<usize>| n.map_or(String::new(), |n| format!(" --{option} {n}"));
                 let (servers, mounts) = (of("servers", args.servers), of("mounts", args.mounts));
-                println!("replay: cargo xtask sim --seed {seed}{servers}{mounts}");
+                let locks = args.locks.map_or(String::new(), |on| format!(" --locks {on}"));
+                println!("replay: cargo xtask sim --seed {seed}{servers}{mounts}{locks}");
                 failed.push(seed);
                 if !args.keep_going {
                     break;

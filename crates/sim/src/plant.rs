@@ -25,17 +25,20 @@ pub enum Plant {
     ForgottenSessions,
     /// A killed server comes back without what was not stable, while the others and the mounts go on.
     KillsLosePower,
+    /// One lock in 10 of those that do not wait is not asked for, and told to be held.
+    UnaskedLocks,
 }
 
 impl Plant {
     /// All of them.
-    pub const ALL: [Plant; 6] = [
+    pub const ALL: [Plant; 7] = [
         Plant::SyncLies,
         Plant::LostWrites,
         Plant::TwiceAppended,
         Plant::SplitWrites,
         Plant::ForgottenSessions,
         Plant::KillsLosePower,
+        Plant::UnaskedLocks,
     ];
 }
 
@@ -68,6 +71,11 @@ pub fn active() -> Option<Plant> {
 fn one_in(n: u64) -> bool {
     COUNT.set(COUNT.get() + 1);
     COUNT.get().is_multiple_of(n)
+}
+
+/// Whether a bug leaves out the lock that is asked for now.
+pub(crate) fn leaves_out_lock() -> bool {
+    active() == Some(Plant::UnaskedLocks) && one_in(10)
 }
 
 /// A write as a bug does it; `None` leaves it to the caller.

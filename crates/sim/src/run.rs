@@ -60,6 +60,8 @@ pub struct Plan {
     pub servers: Option<usize>,
     /// Number of mounts, if not that of the seed.
     pub mounts: Option<usize>,
+    /// Whether tasks take locks of applications, if not by the seed.
+    pub locks: Option<bool>,
     /// A bug that the run must find.
     pub plant: Option<Plant>,
 }
@@ -67,7 +69,16 @@ pub struct Plan {
 impl Plan {
     /// The plan of a seed.
     pub fn of_seed(seed: u64) -> Plan {
-        Plan { seed, faults: Faults::All, talk: false, calls: 120, servers: None, mounts: None, plant: None }
+        Plan {
+            seed,
+            faults: Faults::All,
+            talk: false,
+            calls: 120,
+            servers: None,
+            mounts: None,
+            locks: None,
+            plant: None,
+        }
     }
 }
 
@@ -148,8 +159,10 @@ pub fn run_plan(plan: &Plan) -> Result<Summary, Box<Failure>> {
     if plan.faults == Faults::All && Dice::new(plan.seed, 6).one_in(3) {
         shape.sim.break_one_in = 300;
     }
+    let mut area = Shared::new(plan.talk);
+    area.locks = plan.locks.unwrap_or(Dice::new(plan.seed, 10).one_in(2));
     let run = Run {
-        area: Rc::new(RefCell::new(Shared::new(plan.talk))),
+        area: Rc::new(RefCell::new(area)),
         sharers: Dice::new(plan.seed, 4).below(4) as usize,
         cluster: Cluster::new(plan.seed, shape),
         plan: plan.clone(),
@@ -221,13 +234,14 @@ impl Run {
     async fn story(&self) -> Checked {
         let shape = &self.cluster.shape;
         self.note(format!(
-            "{} servers with {:?} targets, {} workers, {} mounts, {} programs, {} sharers{}, {:?}",
+            "{} servers with {:?} targets, {} workers, {} mounts, {} programs, {} sharers{}{}, {:?}",
             shape.servers,
             (0..shape.servers).map(|at| shape.targets_of(at)).collect::<Vec<_>>(),
             shape.workers,
             shape.mounts,
             self.programs.len(),
             self.sharers,
+            if self.area.borrow().locks { " with locks" } else { "" },
             if shape.embedded { ", embedded" } else { "" },
             shape.tunables.iter().map(|(n, v)| format!("{n}={v}")).collect::<Vec<_>>()
         ));

@@ -6,8 +6,9 @@
 //! The rules. A record of a shared file is written and read whole: a read returns one write, none that was overwritten
 //! before the read began, and no later read returns an earlier one. Appended records lie in the log whole, once, in an
 //! order that agrees with time. Who made a name exclusively has it until it gives it up. A listing shows what is there
-//! all the while exactly once. Directories that are moved about stay reachable.
+//! all the while exactly once. Directories that are moved about stay reachable. Locks are held as `locks` says.
 
+mod locks;
 mod names;
 mod records;
 
@@ -17,6 +18,7 @@ use amphi_client::{Client, Ctx, OpenFile, OpenFlags};
 use amphi_env::{Env, SimEnv};
 use amphi_types::{Errno, Ino, Kind, Result};
 use amphi_wire::XattrMode;
+use locks::Claims;
 use names::Holdings;
 use records::{Log, Record};
 use std::cell::RefCell;
@@ -52,6 +54,9 @@ pub struct Shared {
     log: Log,
     logs_made: u64,
     holdings: Holdings,
+    claims: Claims,
+    /// Whether tasks take locks.
+    pub locks: bool,
     next_tag: u64,
     /// Calls that each task still makes.
     pub left: Vec<u64>,
@@ -85,6 +90,8 @@ impl Shared {
             log: Log::default(),
             logs_made: 0,
             holdings: Holdings::default(),
+            claims: Claims::default(),
+            locks: false,
             next_tag: 1 << 56,
             left: Vec::new(),
             stop: false,
@@ -165,6 +172,8 @@ async fn new_log(client: &Client, area: &SharedArea) -> Result<()> {
 /// Makes calls until none are left or the area is asked to rest.
 pub async fn run(env: SimEnv, client: Client, area: SharedArea, task: usize, mut dice: Dice) {
     let mut sharer = Sharer { env: env.clone(), client, area: area.clone(), task, record: None, log: None };
+    // Choices of their own: without locks a seed means what it meant before there were any.
+    let mut lock_dice = Dice::new(dice.clone().bits(), task as u64);
     loop {
         {
             let mut a = area.borrow_mut();
@@ -177,6 +186,8 @@ pub async fn run(env: SimEnv, client: Client, area: SharedArea, task: usize, mut
         if dice.one_in(5) {
             env.sleep(Duration::from_micros(dice.below(3000))).await;
         }
+        let lock = area.borrow().locks && lock_dice.one_in(3);
+        let locked = if lock { sharer.lock(&mut lock_dice).await } else { Ok(()) };
         let done = match dice.weighted(&[6, 6, 4, 6, 2, 2, 1]) {
             0 => sharer.write_record(&mut dice).await,
             1 => sharer.read_record(&mut dice).await,
@@ -186,12 +197,15 @@ pub async fn run(env: SimEnv, client: Client, area: SharedArea, task: usize, mut
             5 => sharer.move_about(&mut dice).await,
             _ => sharer.sync(&mut dice).await,
         };
-        if let Err(e) = done {
+        if let Err(e) = locked.and(done) {
             area.borrow_mut().complain(format!("task {task}: {e}"));
         }
         if dice.one_in(12) {
             (sharer.record, sharer.log) = (None, None);
         }
+    }
+    if let Err(e) = sharer.unlock_all().await {
+        area.borrow_mut().complain(format!("task {task}: {e}"));
     }
     drop(sharer);
     area.borrow_mut().working -= 1;
@@ -393,6 +407,7 @@ pub async fn crashed(client: &Client, area: &SharedArea) -> Checked {
         a.working = 0;
         a.stop = false;
         a.holdings = Holdings::default();
+        a.claims = Claims::default();
     }
     names_check(client, &ctx, area, false).await?;
     let said = |e: Errno| vec![format!("shared area: {e}")];
