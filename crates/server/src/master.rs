@@ -22,6 +22,10 @@ use std::time::Duration;
 pub const DOWN_AFTER: Duration = Duration::from_secs(5);
 /// A server that is down for so long loses the lock on moving directories.
 const MOVES_AFTER: Duration = Duration::from_secs(10);
+/// Pause before the addresses of a new server are tried again.
+const REACH_AGAIN: Duration = Duration::from_millis(500);
+/// How long a server that is not heard of is tried when a session ends: less than a new mount waits.
+const UNHEARD: Duration = Duration::from_secs(3);
 /// How long the numbers of new targets are kept for the server that asked for them, while it makes its zones.
 const PROMISE: Duration = Duration::from_secs(15);
 
@@ -133,17 +137,22 @@ impl<E: Env> Cluster<E> {
         TakingIn(self.clone())
     }
 
-    /// Others will use the addresses that a new server names.
+    /// Others will use the addresses that a new server names. A connection that fails may be an accident.
     async fn check_reachable(&self, server: &ServerInfo) -> std::result::Result<(), String> {
-        let dialled = amphi_env::timeout(&self.worker.env, PATIENCE, self.dial(server.addrs.clone())).await;
-        let why = match dialled {
-            Some(Ok(link)) => {
-                link.close().await;
-                return Ok(());
+        let env = &self.worker.env;
+        let until = env.now() + PATIENCE;
+        let mut why = "no answer".to_string();
+        while env.now() < until {
+            match amphi_env::timeout(env, until.since(env.now()), self.dial(server.addrs.clone())).await {
+                Some(Ok(link)) => {
+                    link.close().await;
+                    return Ok(());
+                }
+                Some(Err(e)) => why = e.to_string(),
+                None => break,
             }
-            Some(Err(e)) => e.to_string(),
-            None => "no answer".into(),
-        };
+            env.sleep(REACH_AGAIN).await;
+        }
         Err(format!(
             "the master cannot reach it at {}: {why}; name addresses that mounts and servers reach it under",
             server.addrs.join(", ")
@@ -205,12 +214,11 @@ impl<E: Env> Cluster<E> {
 
     /// Tells all servers that are up. Who does not hear it compares later.
     async fn tell_others(self: &Rc<Self>, question: &PeerQuestion) {
-        let up = self.others().into_iter().filter(|s| self.is_up(s.id));
-        let told = up.map(|s| async move {
+        let told = self.others().into_iter().map(|s| async move {
             let result = match question {
-                // What the session has under way there is waited for.
-                PeerQuestion::SessionStop(_) => self.ask_server(s.id, question.clone()).await,
-                _ => self.ask_soon(s.id, question.clone()).await,
+                PeerQuestion::SessionStop(_) => self.ask_while_up(s.id, question).await,
+                _ if self.is_up(s.id) => self.ask_soon(s.id, question.clone()).await,
+                _ => return,
             };
             if let Err(e) = result {
                 tracing::warn!(
@@ -220,6 +228,19 @@ impl<E: Env> Cluster<E> {
             }
         });
         join_all(told).await;
+    }
+
+    /// Asks a server for as long as it is heard of: what the session has under way there is waited for. One that is not may
+    /// live nevertheless, for instance if it is the master that was away, so it is tried for a moment.
+    async fn ask_while_up(self: &Rc<Self>, server: u64, question: &PeerQuestion) -> Result<PeerTold> {
+        let mut asked = std::pin::pin!(self.ask_server(server, question.clone()));
+        loop {
+            match amphi_env::timeout(&self.worker.env, UNHEARD, asked.as_mut()).await {
+                Some(told) => return told,
+                None if !self.is_up(server) => return Err(Errno::TimedOut),
+                None => {}
+            }
+        }
     }
 
     /// A session begins on the other servers.

@@ -27,9 +27,18 @@ struct Args {
     /// Calls of each program in each episode, at most.
     #[arg(long)]
     calls: Option<u64>,
-    /// Number of mounts, 1 to 4; without it the seed decides.
+    /// Number of servers, 1 to 4; without it the seed decides.
+    #[arg(long)]
+    servers: Option<usize>,
+    /// Number of mounts, 1 to 6, but 1 with several servers; without it the seed decides.
     #[arg(long)]
     mounts: Option<usize>,
+    /// Whether tasks on shared files take locks, true or false; without it the seed decides.
+    #[arg(long)]
+    locks: Option<bool>,
+    /// Whether tasks use the file of cells, true or false; without it the seed decides.
+    #[arg(long)]
+    cells: Option<bool>,
     /// Prints every call as it happens.
     #[arg(long)]
     talk: bool,
@@ -66,7 +75,8 @@ fn main() -> ExitCode {
     let (mut failed, mut calls, mut crashes, mut done) = (Vec::new(), 0, 0, 0);
     for seed in seeds {
         let mut plan = Plan::of_seed(seed);
-        (plan.faults, plan.talk, plan.mounts) = (faults, args.talk, args.mounts);
+        (plan.faults, plan.talk) = (faults, args.talk);
+        (plan.servers, plan.mounts, plan.locks, plan.cells) = (args.servers, args.mounts, args.locks, args.cells);
         plan.calls = args.calls.unwrap_or(plan.calls);
         done += 1;
         match run_plan(&plan) {
@@ -84,7 +94,11 @@ fn main() -> ExitCode {
                 }
                 println!("seed {seed} fails:");
                 failure.lines.iter().take(30).for_each(|l| println!("  {l}"));
-                println!("replay: cargo xtask sim --seed {seed}");
+                let of = |option: &str, n: Option<usize>| n.map_or(String::new(), |n| format!(" --{option} {n}"));
+                let (servers, mounts) = (of("servers", args.servers), of("mounts", args.mounts));
+                let locks = args.locks.map_or(String::new(), |on| format!(" --locks {on}"));
+                let cells = args.cells.map_or(String::new(), |on| format!(" --cells {on}"));
+                println!("replay: cargo xtask sim --seed {seed}{servers}{mounts}{locks}{cells}");
                 failed.push(seed);
                 if !args.keep_going {
                     break;

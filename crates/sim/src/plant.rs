@@ -2,7 +2,7 @@
 //! known to look.
 //!
 //! Owns: the list, and the bugs that sit between a program and the client. Those in the environment and the cluster's
-//! configuration are switched on by `cluster`. Nothing in the product knows of them.
+//! configuration are switched on by `cluster`, those of faults by `run`. Nothing in the product knows of them.
 
 use amphi_client::{Client, Ctx, Hints, OpenFile};
 use amphi_env::Buf;
@@ -23,12 +23,23 @@ pub enum Plant {
     SplitWrites,
     /// The server forgets a session as soon as its connection breaks, so that resent calls are done twice.
     ForgottenSessions,
+    /// A killed server comes back without what was not stable, while the others and the mounts go on.
+    KillsLosePower,
+    /// One lock in 10 of those that do not wait is not asked for, and told to be held.
+    UnaskedLocks,
 }
 
 impl Plant {
     /// All of them.
-    pub const ALL: [Plant; 5] =
-        [Plant::SyncLies, Plant::LostWrites, Plant::TwiceAppended, Plant::SplitWrites, Plant::ForgottenSessions];
+    pub const ALL: [Plant; 7] = [
+        Plant::SyncLies,
+        Plant::LostWrites,
+        Plant::TwiceAppended,
+        Plant::SplitWrites,
+        Plant::ForgottenSessions,
+        Plant::KillsLosePower,
+        Plant::UnaskedLocks,
+    ];
 }
 
 thread_local! {
@@ -60,6 +71,11 @@ pub fn active() -> Option<Plant> {
 fn one_in(n: u64) -> bool {
     COUNT.set(COUNT.get() + 1);
     COUNT.get().is_multiple_of(n)
+}
+
+/// Whether a bug leaves out the lock that is asked for now.
+pub(crate) fn leaves_out_lock() -> bool {
+    active() == Some(Plant::UnaskedLocks) && one_in(10)
 }
 
 /// A write as a bug does it; `None` leaves it to the caller.

@@ -5,10 +5,12 @@
 //!
 //! The rules. A record of a shared file is written and read whole: a read returns one write, none that was overwritten
 //! before the read began, and no later read returns an earlier one. Appended records lie in the log whole, once, in an
-//! order that agrees with time. Calls on whole cells of a file are events in an order that agrees with time. Who made a name exclusively has it until it gives it up. A listing shows what is there
-//! all the while exactly once. Directories that are moved about stay reachable.
+//! order that agrees with time. Calls on whole cells of a file are events in an order that agrees with time. Who made a name
+//! exclusively has it until it gives it up. A listing shows what is there all the while exactly once. Directories that are moved
+//! about stay reachable. Locks are held as `locks` says.
 
 mod cells;
+mod locks;
 mod names;
 mod records;
 
@@ -18,7 +20,8 @@ use amphi_client::{Client, Ctx, OpenFile, OpenFlags};
 use amphi_env::{Env, SimEnv};
 use amphi_types::{Errno, Ino, Kind, Result};
 use amphi_wire::XattrMode;
-use cells::CellFile;
+pub use cells::CellFile;
+use locks::Claims;
 use names::Holdings;
 use records::{Log, Record};
 use std::cell::RefCell;
@@ -53,8 +56,12 @@ pub struct Shared {
     log_file: Ino,
     log: Log,
     logs_made: u64,
-    cells: CellFile,
+    /// The file of cells, if tasks use one.
+    pub cells: CellFile,
     holdings: Holdings,
+    claims: Claims,
+    /// Whether tasks take locks.
+    pub locks: bool,
     next_tag: u64,
     /// Calls that each task still makes.
     pub left: Vec<u64>,
@@ -87,8 +94,10 @@ impl Shared {
             log_file: Ino::ROOT,
             log: Log::default(),
             logs_made: 0,
-            cells: CellFile::new(),
+            cells: CellFile::default(),
             holdings: Holdings::default(),
+            claims: Claims::default(),
+            locks: false,
             next_tag: 1 << 56,
             left: Vec::new(),
             stop: false,
@@ -150,7 +159,6 @@ pub async fn set_up(client: &Client, area: &SharedArea, dice: &mut Dice) -> Resu
         let mut a = area.borrow_mut();
         (a.root, a.names_dir, a.move_dir, a.moved) = (root, names_dir, move_dir, moved);
         (a.record_file, a.records) = (record_file, records);
-        a.cells.draw(dice);
     }
     cells::new_file(client, area).await?;
     new_log(client, area).await
@@ -172,6 +180,9 @@ async fn new_log(client: &Client, area: &SharedArea) -> Result<()> {
 pub async fn run(env: SimEnv, client: Client, area: SharedArea, task: usize, mut dice: Dice) {
     let mut sharer =
         Sharer { env: env.clone(), client, area: area.clone(), task, record: None, log: None, cells: [None, None] };
+    // Choices of their own: without locks and cells a seed means what it meant before there were any.
+    let mut lock_dice = Dice::new(dice.clone().bits(), task as u64);
+    let mut cell_dice = Dice::new(dice.clone().bits(), 100 + task as u64);
     loop {
         {
             let mut a = area.borrow_mut();
@@ -184,22 +195,28 @@ pub async fn run(env: SimEnv, client: Client, area: SharedArea, task: usize, mut
         if dice.one_in(5) {
             env.sleep(Duration::from_micros(dice.below(3000))).await;
         }
-        let done = match dice.weighted(&[6, 6, 4, 6, 2, 2, 8, 1]) {
+        let lock = area.borrow().locks && lock_dice.one_in(3);
+        let locked = if lock { sharer.lock(&mut lock_dice).await } else { Ok(()) };
+        let cell = area.borrow().cells.on && cell_dice.one_in(2);
+        let celled = if cell { sharer.cell_call(&mut cell_dice).await } else { Ok(()) };
+        let done = match dice.weighted(&[6, 6, 4, 6, 2, 2, 1]) {
             0 => sharer.write_record(&mut dice).await,
             1 => sharer.read_record(&mut dice).await,
             2 => sharer.append(&mut dice).await,
             3 => sharer.fight(&mut dice).await,
             4 => sharer.listing(&mut dice).await,
             5 => sharer.move_about(&mut dice).await,
-            6 => sharer.cell_call(&mut dice).await,
             _ => sharer.sync(&mut dice).await,
         };
-        if let Err(e) = done {
+        if let Err(e) = locked.and(celled).and(done) {
             area.borrow_mut().complain(format!("task {task}: {e}"));
         }
         if dice.one_in(12) {
             (sharer.record, sharer.log, sharer.cells) = (None, None, [None, None]);
         }
+    }
+    if let Err(e) = sharer.unlock_all().await {
+        area.borrow_mut().complain(format!("task {task}: {e}"));
     }
     drop(sharer);
     area.borrow_mut().working -= 1;
@@ -404,6 +421,7 @@ pub async fn crashed(client: &Client, area: &SharedArea) -> Checked {
         a.working = 0;
         a.stop = false;
         a.holdings = Holdings::default();
+        a.claims = Claims::default();
     }
     names_check(client, &ctx, area, false).await?;
     let said = |e: Errno| vec![format!("shared area: {e}")];

@@ -21,22 +21,25 @@ const SPAN: u64 = 6;
 const MANY: usize = 30;
 
 /// The file and its history since the last crash of a mount.
-pub(super) struct CellFile {
+pub struct CellFile {
+    /// Whether tasks use it.
+    pub on: bool,
     ino: Ino,
     len: u64,
     made: u64,
     linear: Linear,
 }
 
-impl CellFile {
-    /// No file yet, of cells of a length.
-    pub(super) fn new() -> CellFile {
-        CellFile { ino: Ino::ROOT, len: LENGTHS[0], made: 0, linear: Linear::default() }
+impl Default for CellFile {
+    fn default() -> CellFile {
+        CellFile { on: false, ino: Ino::ROOT, len: LENGTHS[0], made: 0, linear: Linear::default() }
     }
+}
 
-    /// Draws the length.
-    pub(super) fn draw(&mut self, dice: &mut Dice) {
-        self.len = LENGTHS[dice.below(LENGTHS.len() as u64) as usize];
+impl CellFile {
+    /// A file that tasks use, with cells of a length by chance.
+    pub fn drawn(dice: &mut Dice) -> CellFile {
+        CellFile { on: true, len: LENGTHS[dice.below(LENGTHS.len() as u64) as usize], ..CellFile::default() }
     }
 
     fn bytes(&self, n: usize, tag: u64) -> Vec<u8> {
@@ -65,6 +68,9 @@ impl CellFile {
 
 /// Makes a new file, with an empty history.
 pub(super) async fn new_file(client: &Client, area: &SharedArea) -> Result<()> {
+    if !area.borrow().cells.on {
+        return Ok(());
+    }
     let (root, name) = {
         let mut a = area.borrow_mut();
         a.cells.made += 1;
@@ -78,6 +84,9 @@ pub(super) async fn new_file(client: &Client, area: &SharedArea) -> Result<()> {
 
 /// Judges the whole file when all calls have returned.
 pub(super) async fn check(client: &Client, area: &SharedArea) -> Told {
+    if !area.borrow().cells.on {
+        return Ok(());
+    }
     let ino = area.borrow().cells.ino;
     let bytes = super::whole(client, ino).await?;
     let cells = &mut area.borrow_mut().cells;

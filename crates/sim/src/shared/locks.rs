@@ -1,0 +1,322 @@
+//! Locks of applications that tasks take on the shared file, on whichever mount each of them is.
+//!
+//! Owns: what is known of who holds what, and whether an answer agrees with it. Does not own: the bytes of the file.
+//!
+//! A claim is possible from the begin of the call that takes it to the end of the call that gives it up, and certain from
+//! the end of the one to the begin of the other. Who gets a lock while another certainly has one that conflicts, or is refused
+//! one while nobody possibly has, is told wrong (Promise S19). A restart of a server changes no claim (Promise S21), and a
+//! crash of a mount ends its claims (Promise S20).
+
+use super::{Sharer, Told};
+use crate::dice::Dice;
+use crate::plant;
+use amphi_client::{FileLockFamily, FileLockOwner, FileLockSpec, Interrupt, LockMode};
+use amphi_env::Env;
+use amphi_types::{ByteRange, Errno, limits};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Parts into which the file is divided for `fcntl` locks; the last one reaches to the end of every file.
+const PARTS: u64 = 4;
+/// Bytes of a part.
+const PART_BYTES: u64 = 1000;
+/// Time of what has not happened.
+const NEVER: u64 = u64::MAX;
+/// For so long a lock may come and go behind the back of a caller that was interrupted.
+const BEHIND_NS: u64 = 60_000_000_000;
+
+/// A lock on one part, as far as it is known.
+#[derive(Clone, Debug)]
+struct Claim {
+    task: usize,
+    family: FileLockFamily,
+    part: u64,
+    mode: LockMode,
+    possible: Range<u64>,
+    certain: Range<u64>,
+}
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+struct Wish {
+    task: usize,
+    family: FileLockFamily,
+    parts: Range<u64>,
+    mode: LockMode,
+}
+
+impl Wish {
+    fn is_of(&self, claim: &Claim) -> bool {
+        claim.task == self.task && claim.family == self.family && self.parts.contains(&claim.part)
+    }
+
+    fn conflicts(&self, claim: &Claim) -> bool {
+        let shared = self.mode == LockMode::Read && claim.mode == LockMode::Read;
+        claim.task != self.task && claim.family == self.family && self.parts.contains(&claim.part) && !shared
+    }
+
+    fn range(&self) -> ByteRange {
+        match self.parts.end {
+            PARTS => ByteRange::new(self.parts.start * PART_BYTES, limits::FILE_MAX),
+            end => ByteRange::new(self.parts.start * PART_BYTES, end * PART_BYTES),
+        }
+    }
+}
+
+/// Who has which locks, and had them.
+#[derive(Clone, Debug, Default)]
+pub struct Claims(Vec<Claim>);
+
+impl Claims {
+    /// The task asks for a lock, or gives one up: what it has of these parts is not certain meanwhile.
+    fn begin(&mut self, wish: &Wish, now: u64) {
+        for claim in self.0.iter_mut().filter(|c| wish.is_of(c) && c.certain.end == NEVER) {
+            claim.certain.end = now;
+        }
+    }
+
+    /// As `begin`, for a lock.
+    fn ask(&mut self, wish: &Wish, now: u64) {
+        self.begin(wish, now);
+        let Wish { task, family, mode, .. } = *wish;
+        let of = |part| Claim { task, family, part, mode, possible: now..NEVER, certain: NEVER..NEVER };
+        self.0.extend(wish.parts.clone().map(of));
+    }
+
+    /// The lock was granted.
+    ///
+    /// Errors: somebody else has one that conflicts.
+    fn granted(&mut self, wish: &Wish, now: u64) -> Told {
+        for claim in self.0.iter_mut().filter(|c| wish.is_of(c) && c.possible.end == NEVER) {
+            match claim.certain.start {
+                NEVER => claim.certain = now..NEVER,
+                // What it had before, which this replaced.
+                _ => claim.possible.end = now,
+            }
+        }
+        match self.0.iter().find(|c| wish.conflicts(c) && c.certain.start != NEVER && c.certain.end == NEVER) {
+            Some(other) => Err(format!("{wish:?} was granted although there is {other:?}")),
+            None => Ok(()),
+        }
+    }
+
+    /// The lock asked for at `begin` was refused, or its caller interrupted: then it may be there until `gone`.
+    ///
+    /// Errors: refused, but nobody else can have had one that conflicts.
+    fn not_granted(&mut self, wish: &Wish, begin: u64, now: u64, gone: Option<u64>) -> Told {
+        // A flock that is converted is given up first.
+        let keeps = wish.family != FileLockFamily::Flock;
+        for claim in self.0.iter_mut().filter(|c| wish.is_of(c) && c.possible.end == NEVER) {
+            match claim.certain.start {
+                NEVER => claim.possible.end = gone.unwrap_or(now),
+                _ if keeps => claim.certain.end = NEVER,
+                _ => claim.possible.end = now,
+            }
+        }
+        let there = |c: &&Claim| wish.conflicts(c) && c.possible.start <= now && c.possible.end >= begin;
+        match self.0.iter().find(there) {
+            None if gone.is_none() => Err(format!("{wish:?} was refused although nobody has a lock")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Nothing is left of the parts.
+    fn given_up(&mut self, wish: &Wish, now: u64) {
+        for claim in self.0.iter_mut().filter(|c| wish.is_of(c) && c.possible.end == NEVER) {
+            claim.possible.end = now;
+        }
+    }
+
+    /// What a look from `begin` to `now` for what is in the way found.
+    ///
+    /// Errors: it cannot be.
+    fn looked(&self, wish: &Wish, begin: u64, now: u64, found: bool) -> Told {
+        let all_the_while = |c: &Claim| c.certain.start <= begin && c.certain.end == NEVER;
+        let at_all = |c: &Claim| c.possible.start <= now && c.possible.end >= begin;
+        let in_the_way = || self.0.iter().filter(|c| wish.conflicts(c));
+        match found {
+            false if in_the_way().any(all_the_while) => Err(format!("nothing is in the way of {wish:?}")),
+            true if !in_the_way().any(at_all) => Err(format!("something is in the way of {wish:?}")),
+            _ => Ok(()),
+        }
+    }
+
+    fn has(&self, task: usize) -> bool {
+        self.0.iter().any(|c| c.task == task && c.possible.end == NEVER)
+    }
+}
+
+impl Sharer {
+    fn spec(&self, wish: &Wish) -> FileLockSpec {
+        let owner = FileLockOwner { family: wish.family, id: 1 + self.task as u64 };
+        let ino = self.area.borrow().record_file;
+        let range = if wish.family == FileLockFamily::Flock { ByteRange::ALL } else { wish.range() };
+        FileLockSpec { ino, owner, pid: 500 + self.task as u32, mode: wish.mode, range }
+    }
+
+    fn wish(&self, dice: &mut Dice) -> Wish {
+        let mode = if dice.one_in(2) { LockMode::Read } else { LockMode::Write };
+        if dice.one_in(3) {
+            return Wish { task: self.task, family: FileLockFamily::Flock, parts: 0..1, mode };
+        }
+        let start = dice.below(PARTS);
+        let parts = start..dice.within(start + 1..PARTS + 1);
+        Wish { task: self.task, family: FileLockFamily::Posix, parts, mode }
+    }
+
+    /// Takes a lock, perhaps waits for it, gives one up, or looks what is in the way of one.
+    pub(super) async fn lock(&mut self, dice: &mut Dice) -> Told {
+        let wish = self.wish(dice);
+        match dice.below(6) {
+            0 | 1 => self.try_lock(wish).await,
+            2 => {
+                // Whoever waits has nothing that others wait for, so nobody waits in a circle.
+                self.unlock_all().await?;
+                let interrupt_us = dice.one_in(4).then(|| dice.below(20_000));
+                self.wait_lock(wish, interrupt_us).await
+            }
+            3 => self.look_for_lock(wish).await,
+            _ => self.unlock(wish).await,
+        }
+    }
+
+    async fn try_lock(&mut self, wish: Wish) -> Told {
+        let begin = self.env.now().0;
+        self.area.borrow_mut().claims.ask(&wish, begin);
+        if plant::leaves_out_lock() {
+            return self.area.borrow_mut().claims.granted(&wish, begin);
+        }
+        self.note(format!("try lock {wish:?} ..."));
+        let taken = self.client.try_lock(self.spec(&wish)).await;
+        self.note(format!("  ... try lock: {taken:?}"));
+        let now = self.env.now().0;
+        let mut area = self.area.borrow_mut();
+        match taken {
+            Ok(lock) => {
+                lock.keep();
+                area.claims.granted(&wish, now)
+            }
+            Err(Errno::Again) => area.claims.not_granted(&wish, begin, now, None),
+            Err(e) => Err(format!("{wish:?}: {e}")),
+        }
+    }
+
+    async fn wait_lock(&mut self, wish: Wish, interrupt_us: Option<u64>) -> Told {
+        let begin = self.env.now().0;
+        self.area.borrow_mut().claims.ask(&wish, begin);
+        self.note(format!("wait for lock {wish:?}, interrupted after {interrupt_us:?} us ..."));
+        let interrupt = Arc::new(Interrupt::new());
+        if let Some(us) = interrupt_us {
+            let (env, interrupt) = (self.env.clone(), interrupt.clone());
+            self.env.spawn(async move {
+                env.sleep(Duration::from_micros(us)).await;
+                interrupt.fire();
+            });
+        }
+        let taken = self.client.wait_lock(self.spec(&wish), interrupt).await;
+        self.note(format!("  ... wait for lock: {taken:?}"));
+        let now = self.env.now().0;
+        let mut area = self.area.borrow_mut();
+        match taken {
+            Ok(lock) => {
+                lock.keep();
+                area.claims.granted(&wish, now)
+            }
+            Err(Errno::Intr) if interrupt_us.is_some() => {
+                area.claims.not_granted(&wish, begin, now, Some(now + BEHIND_NS))
+            }
+            Err(e) => Err(format!("{wish:?}: {e}")),
+        }
+    }
+
+    async fn look_for_lock(&mut self, wish: Wish) -> Told {
+        let begin = self.env.now().0;
+        let found = self.client.test_lock(self.spec(&wish)).await.map_err(|e| format!("{wish:?}: {e}"))?;
+        self.area.borrow().claims.looked(&wish, begin, self.env.now().0, found.is_some())
+    }
+
+    async fn unlock(&mut self, wish: Wish) -> Told {
+        self.area.borrow_mut().claims.begin(&wish, self.env.now().0);
+        let spec = self.spec(&wish);
+        self.note(format!("unlock {wish:?} ..."));
+        let done = self.client.unlock(spec.ino, spec.owner, spec.range).await;
+        done.map_err(|e| format!("unlock {wish:?}: {e}"))?;
+        self.area.borrow_mut().claims.given_up(&wish, self.env.now().0);
+        Ok(())
+    }
+
+    /// As a close of the file does.
+    pub(super) async fn unlock_all(&mut self) -> Told {
+        if !self.area.borrow().claims.has(self.task) {
+            return Ok(());
+        }
+        for (family, parts) in [(FileLockFamily::Flock, 0..1), (FileLockFamily::Posix, 0..PARTS)] {
+            let wish = Wish { task: self.task, family, parts, mode: LockMode::Read };
+            self.area.borrow_mut().claims.begin(&wish, self.env.now().0);
+            let spec = self.spec(&wish);
+            let done = self.client.release_locks(spec.ino, spec.owner).await;
+            done.map_err(|e| format!("release of {wish:?}: {e}"))?;
+            self.area.borrow_mut().claims.given_up(&wish, self.env.now().0);
+        }
+        self.note("all locks given up");
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish(task: usize, parts: Range<u64>, mode: LockMode) -> Wish {
+        Wish { task, family: FileLockFamily::Posix, parts, mode }
+    }
+
+    /// Goal: wrong answers are told from right ones. Method: one task holds a lock, another asks while it does and later.
+    #[test]
+    fn answers_are_judged() {
+        use LockMode::{Read, Write};
+        let mut claims = Claims::default();
+        let one = wish(1, 0..2, Write);
+        claims.ask(&one, 10);
+        assert!(claims.granted(&one, 20).is_ok());
+        let answers = |claims: &Claims, wish: &Wish, begin, now| {
+            let asked = || {
+                let mut claims = claims.clone();
+                claims.ask(wish, begin);
+                claims
+            };
+            (asked().granted(wish, now).is_ok(), asked().not_granted(wish, begin, now, None).is_ok())
+        };
+        assert_eq!(answers(&claims, &wish(2, 1..3, Read), 30, 40), (false, true), "in the way");
+        assert_eq!(answers(&claims, &wish(2, 2..3, Write), 30, 40), (true, false), "beside it");
+        assert!(claims.looked(&wish(2, 1..3, Read), 30, 40, false).is_err());
+        assert!(claims.looked(&wish(2, 2..3, Read), 30, 40, true).is_err());
+        claims.ask(&wish(1, 1..2, Read), 50);
+        assert!(claims.granted(&wish(1, 1..2, Read), 60).is_ok());
+        assert_eq!(answers(&claims, &wish(2, 1..2, Read), 70, 80), (true, false), "both read");
+        claims.begin(&one, 90);
+        assert_eq!(answers(&claims, &wish(2, 0..1, Write), 92, 95), (true, true), "it is being given up");
+        claims.given_up(&one, 100);
+        assert_eq!(answers(&claims, &wish(2, 0..2, Write), 101, 110), (true, false), "nobody has it");
+        assert!(claims.has(1) == claims.has(2) && !claims.has(1));
+    }
+
+    /// Goal: a refused conversion keeps an fcntl lock and loses a flock, as Linux has it.
+    #[test]
+    fn conversions() {
+        for (family, kept) in [(FileLockFamily::Posix, true), (FileLockFamily::Flock, false)] {
+            let mut claims = Claims::default();
+            let of = |task, mode| Wish { task, family, parts: 0..1, mode };
+            for task in [1, 2] {
+                claims.ask(&of(task, LockMode::Read), 10);
+                assert!(claims.granted(&of(task, LockMode::Read), 20).is_ok());
+            }
+            claims.ask(&of(1, LockMode::Write), 30);
+            assert!(claims.not_granted(&of(1, LockMode::Write), 30, 40, None).is_ok());
+            assert_eq!(claims.has(1), kept, "{family:?}");
+            claims.ask(&of(2, LockMode::Write), 50);
+            assert_eq!(claims.granted(&of(2, LockMode::Write), 60).is_err(), kept, "{family:?}");
+        }
+    }
+}
