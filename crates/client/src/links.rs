@@ -4,7 +4,8 @@
 //! asking for a newer map. Does not own: the life of one connection (`transport::Link`), what is sent (`ops`), what a
 //! restarted server is told (`io`).
 //!
-//! Invariants: the master's connection comes first and admits the session; the others use the same session and key.
+//! Invariants: the master's connection comes first and admits the session; the others use the same session and key. In company of
+//! other mounts there is one to each server, or it is being opened.
 //! A map is replaced only by one of a later epoch of the same cluster. A server that is down delays the calls to its
 //! own targets and nothing else. The number that drove the design: a request on an open connection costs one look into
 //! a table by target beside what a single connection costs.
@@ -116,6 +117,7 @@ impl<E: Env> Links<E> {
         };
         let welcome = link.welcome();
         seat.set(Stage::Open(link.clone()));
+        core.company.leases.surely_heard(seat.lease(), core.clock.boot_ns());
         company::welcomed(&core, &welcome);
         core.learn(&welcome);
         let map = match map {
@@ -307,6 +309,9 @@ impl<E: Env> Links<E> {
         self.core.pool.store(map.pool(), Ordering::Relaxed);
         *self.core.map.lock() = map;
         self.reroute();
+        if !self.core.company.is_alone() {
+            self.reach_all();
+        }
     }
 
     /// Enters the open connections into the table by target.
@@ -322,6 +327,27 @@ impl<E: Env> Links<E> {
             }
         }
         *self.routes.borrow_mut() = routes;
+        let mut leases = vec![Arc::default(); usize::from(self.core.map.lock().pool())];
+        for seat in seats.iter() {
+            for target in seat.targets() {
+                if let Some(lease) = leases.get_mut(usize::from(target.0)) {
+                    *lease = seat.lease().clone();
+                }
+            }
+        }
+        self.core.company.leases.set(leases);
+    }
+
+    /// In company of other mounts there is a connection to each server: one that was restarted waits for all who may hold something.
+    pub(crate) fn reach_all(self: &Rc<Self>) {
+        let seats = self.seats.borrow().clone();
+        seats.iter().for_each(|seat| self.reach(seat));
+    }
+
+    /// The session is over: the other servers hear no more of it.
+    pub(crate) fn leave_others(&self) {
+        let seats = self.seats.borrow().clone();
+        seats.iter().skip(1).for_each(|seat| seat.leave(&self.env));
     }
 
     /// Brings the tunable to every connection.

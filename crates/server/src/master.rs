@@ -22,21 +22,10 @@ use std::time::Duration;
 pub const DOWN_AFTER: Duration = Duration::from_secs(5);
 /// A server that is down for so long loses the lock on moving directories.
 const MOVES_AFTER: Duration = Duration::from_secs(10);
+/// How long the begin and the end of a session wait for a server to hear of it: one that does not hears later by itself.
+const HEARING: Duration = Duration::from_secs(1);
 /// How long the numbers of new targets are kept for the server that asked for them, while it makes its zones.
 const PROMISE: Duration = Duration::from_secs(15);
-
-/// Why a server does not come in while there are several mounts.
-const COMPANY: &str = "several mounts use the file system, or did a minute ago; a cluster of several servers takes one mount \
-     at a time yet, so unmount the others first";
-
-/// A server is being taken in.
-struct TakingIn<E: Env>(Rc<Cluster<E>>);
-
-impl<E: Env> Drop for TakingIn<E> {
-    fn drop(&mut self) {
-        self.0.taking_in.set(false);
-    }
-}
 
 impl<E: Env> Cluster<E> {
     /// Keeps the map of a server that is the master, after its targets were recovered: with what it is called now.
@@ -78,9 +67,6 @@ impl<E: Env> Cluster<E> {
             )));
         }
         let is_new = map.servers.iter().all(|s| s.id != server.id);
-        if is_new && self.front()?.in_company() {
-            return Ok(Reply::NotYet(COMPANY.into()));
-        }
         if server.targets.is_empty() {
             let now_ns = self.worker.now_ns();
             if self.promised.get().is_some_and(|(other, until_ns)| other != server.id && now_ns < until_ns) {
@@ -103,14 +89,8 @@ impl<E: Env> Cluster<E> {
             return Ok(Reply::Refused(line));
         }
         if let Some(next) = next {
-            {
-                let _mounts_wait = self.take_in();
-                if is_new && self.front()?.in_company() {
-                    return Ok(Reply::NotYet(COMPANY.into()));
-                }
-                self.worker.tell(TargetId(0), Question::PutMap(Box::new(next.clone()))).await?;
-                self.follow(next.clone());
-            }
+            self.worker.tell(TargetId(0), Question::PutMap(Box::new(next.clone()))).await?;
+            self.follow(next.clone());
             tracing::info!("{} is in the cluster with {} targets", crate::map::called(&server), server.targets.len());
             if self.promised.get().is_some_and(|(promised, _)| promised == server.id) {
                 self.promised.set(None);
@@ -125,12 +105,6 @@ impl<E: Env> Cluster<E> {
         }
         self.hear(server.id, self.map().epoch, Vec::new());
         Ok(Reply::Joined { map: self.map(), new_targets: Vec::new() })
-    }
-
-    /// Mounts that come wait until the returned guard is dropped.
-    fn take_in(self: &Rc<Self>) -> TakingIn<E> {
-        self.taking_in.set(true);
-        TakingIn(self.clone())
     }
 
     /// Others will use the addresses that a new server names.
@@ -178,7 +152,13 @@ impl<E: Env> Cluster<E> {
                     return Err(Errno::Stale);
                 }
                 self.hear(caller, epoch, targets);
-                Ok(PeerTold::Beat { epoch: self.map().epoch, sessions: self.sessions_version.get(), targets: true })
+                let alone = self.front()?.tell_alone(caller);
+                Ok(PeerTold::Beat {
+                    epoch: self.map().epoch,
+                    sessions: self.sessions_version.get(),
+                    targets: true,
+                    alone,
+                })
             }
             PeerQuestion::Sessions => {
                 let sessions = self.front()?.mounts();
@@ -204,15 +184,12 @@ impl<E: Env> Cluster<E> {
     }
 
     /// Tells all servers that are up. Who does not hear it compares later.
-    async fn tell_others(self: &Rc<Self>, question: &PeerQuestion) {
+    async fn tell_others(self: &Rc<Self>, question: &PeerQuestion, patience: Duration) {
         let up = self.others().into_iter().filter(|s| self.is_up(s.id));
         let told = up.map(|s| async move {
-            let result = match question {
-                // What the session has under way there is waited for.
-                PeerQuestion::SessionStop(_) => self.ask_server(s.id, question.clone()).await,
-                _ => self.ask_soon(s.id, question.clone()).await,
-            };
-            if let Err(e) = result {
+            let asked = self.ask_server(s.id, question.clone());
+            let told = amphi_env::timeout(&self.worker.env, patience, asked).await;
+            if let Err(e) = told.unwrap_or(Err(Errno::TimedOut)) {
                 tracing::warn!(
                     "{} was not told of a session: {e}; it hears of it when it is back",
                     crate::map::called(&s)
@@ -229,7 +206,7 @@ impl<E: Env> Cluster<E> {
         }
         self.starts.borrow_mut().insert(session, record.start);
         if self.worker.routes.is_shared() {
-            self.tell_others(&PeerQuestion::SessionStart(session, record.clone())).await;
+            self.tell_others(&PeerQuestion::SessionStart(session, record.clone()), HEARING).await;
             self.sessions_changed();
         }
     }
@@ -239,7 +216,7 @@ impl<E: Env> Cluster<E> {
         let start = self.starts.borrow().get(&session).copied();
         if let Some(start) = start.filter(|_| self.is_master() && self.worker.routes.is_shared()) {
             self.sessions_changed();
-            self.tell_others(&PeerQuestion::SessionStop((session, start))).await;
+            self.tell_others(&PeerQuestion::SessionStop((session, start)), HEARING).await;
         }
     }
 
@@ -247,7 +224,7 @@ impl<E: Env> Cluster<E> {
     pub(crate) async fn forget_elsewhere(self: &Rc<Self>, session: SessionId, stopped: bool) {
         let start = self.starts.borrow_mut().remove(&session);
         if let Some(start) = start.filter(|_| self.is_master() && self.worker.routes.is_shared()) {
-            self.tell_others(&PeerQuestion::SessionForget((session, start), stopped)).await;
+            self.tell_others(&PeerQuestion::SessionForget((session, start), stopped), PATIENCE).await;
             self.sessions_changed();
         }
     }
@@ -255,7 +232,7 @@ impl<E: Env> Cluster<E> {
     /// Tunables that were set at the master count on all servers.
     pub(crate) async fn tune_elsewhere(self: &Rc<Self>, pattern: &str, value: &str) {
         if self.is_master() && self.worker.routes.is_shared() {
-            self.tell_others(&PeerQuestion::Tune { pattern: pattern.into(), value: value.into() }).await;
+            self.tell_others(&PeerQuestion::Tune { pattern: pattern.into(), value: value.into() }, PATIENCE).await;
         }
     }
 
