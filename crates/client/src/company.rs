@@ -23,6 +23,9 @@ use std::time::Duration;
 
 use crate::api::KernelPages;
 
+/// Silence of the master after which a lone mount of several servers takes it that others have come: two of its pings. Servers count
+/// on it (`crates/server`, `front::company`).
+pub(crate) const CAUTION_NS: u64 = 10_000_000_000;
 /// Added to what a front end may keep: how late its clock may be.
 const LEND_MARGIN: Duration = Duration::from_millis(20);
 /// How often the switch looks whether what was begun alone has ended.
@@ -40,6 +43,8 @@ pub(crate) struct Company {
     under_way: AtomicU64,
     /// Until when a front end may use what it was lent.
     lent_until_ns: AtomicU64,
+    /// The mount was alone and has not heard the master since, so it acts as if others had come.
+    cautious: AtomicBool,
     /// When each server was last heard.
     pub(crate) leases: Leases,
     /// The session is over.
@@ -95,6 +100,7 @@ impl Company {
             settled: AtomicBool::new(false),
             under_way: AtomicU64::new(0),
             lent_until_ns: AtomicU64::new(0),
+            cautious: AtomicBool::new(false),
             leases: Leases::default(),
             lost: AtomicBool::new(false),
             boot: AtomicU64::new(0),
@@ -163,9 +169,27 @@ pub(crate) fn lend(core: &Arc<Core>, rule: Rule) -> Option<Lending> {
     (core.company.rule() == rule.0).then_some(Lending { begun, life })
 }
 
+/// A lone mount has not heard the master for `CAUTION_NS`, which may let others in meanwhile, while it still reaches other servers:
+/// from now on it takes locks, and lends and trusts nothing.
+pub(crate) fn be_cautious(core: &Core) {
+    let company = &core.company;
+    if company.is_alone() && !company.is_lost() {
+        tracing::info!("the master is silent: other mounts may have come");
+        company.cautious.store(true, SeqCst);
+        company.settled.store(false, SeqCst);
+        company.set(false);
+        core.files.all().iter().for_each(|file| file.turn());
+    }
+}
+
 /// The master says hello, at first or again.
 pub(crate) fn welcomed(core: &Core, welcome: &Welcome) {
     let company = &core.company;
+    if company.cautious.swap(false, SeqCst) && welcome.alone {
+        // Whatever was cached before is asked for anew.
+        company.set(true);
+        core.files.all().iter().for_each(|file| file.turn());
+    }
     let boot = company.boot.swap(welcome.boot, SeqCst);
     if boot == 0 || !welcome.resumed {
         let before = company.mounts.swap(welcome.mounts, SeqCst);
@@ -191,6 +215,7 @@ pub(crate) fn told(core: &Core, change: u64, alone: bool) -> bool {
     if change < before {
         return false;
     }
+    company.cautious.store(false, SeqCst);
     if company.is_alone() != alone {
         tracing::info!(alone, "{}", if alone { "no other mount is left" } else { "other mounts have come" });
         company.settled.store(false, SeqCst);

@@ -120,7 +120,9 @@ impl<E: Env> LinkEvents<E> for Events<E> {
     }
 
     fn heard(&self) {
-        if !self.core.company.is_alone() {
+        if self.core.company.is_alone() {
+            self.seat.messages.set(self.seat.messages.get() + 1);
+        } else {
             self.core.company.leases.hear(self.seat.lease(), self.core.clock.boot_ns());
         }
     }
@@ -285,6 +287,7 @@ async fn tick<E: Env>(env: E, core: Arc<Core>, links: Rc<Links<E>>) {
         locks::tick(&core);
         tokens::tick(&core);
         links.tune();
+        links.mind_silence();
         if let Some(read) = &core.read_text {
             let percent = core.tunables.get(Knob::MemoryPercent);
             let short = limit::group(&**read).is_some_and(|g| g.used >= g.limit / 100 * percent);

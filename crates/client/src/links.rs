@@ -51,6 +51,8 @@ pub(crate) struct Links<E: Env> {
     seats: RefCell<Vec<Rc<Seat<E>>>>,
     /// The open connection of each target.
     routes: RefCell<Vec<Option<Rc<Link<E>>>>>,
+    /// While alone: messages of the master that were seen last, and when.
+    master_heard: Cell<(u64, u64)>,
     asking: Cell<bool>,
     /// Latest epoch that a server named.
     announced: Cell<u64>,
@@ -103,6 +105,7 @@ impl<E: Env> Links<E> {
             give_up_s: Cell::new(TABLE[Knob::GiveUpS as usize].default),
             seats: RefCell::new(vec![seat.clone()]),
             routes: RefCell::default(),
+            master_heard: Cell::new((0, core.clock.boot_ns())),
             asking: Cell::new(false),
             announced: Cell::new(0),
             changed: Signal::default(),
@@ -342,6 +345,17 @@ impl<E: Env> Links<E> {
     pub(crate) fn reach_all(self: &Rc<Self>) {
         let seats = self.seats.borrow().clone();
         seats.iter().for_each(|seat| self.reach(seat));
+    }
+
+    /// Looks whether the master of several servers has been silent for so long that this mount may not be alone any more.
+    pub(crate) fn mind_silence(&self) {
+        let (now, messages) = (self.core.clock.boot_ns(), self.master().messages.get());
+        let (seen, at) = self.master_heard.get();
+        if !self.core.company.is_alone() || self.seats.borrow().len() < 2 || messages != seen {
+            self.master_heard.set((messages, now));
+        } else if now.saturating_sub(at) >= company::CAUTION_NS {
+            company::be_cautious(&self.core);
+        }
     }
 
     /// The session is over: the other servers hear no more of it.

@@ -164,10 +164,6 @@ impl<E: Env> Cluster<E> {
                 let sessions = self.front()?.mounts();
                 Ok(PeerTold::Sessions { version: self.sessions_version.get(), sessions })
             }
-            PeerQuestion::Session(session) => {
-                let mounts = self.front()?.mounts();
-                Ok(PeerTold::Session(mounts.into_iter().find(|(id, _)| *id == session).map(|(_, record)| record)))
-            }
             PeerQuestion::Evict((session, start), why) => {
                 if self.starts.borrow().get(&session) == Some(&start) {
                     self.front()?.evict(session, &why);

@@ -375,16 +375,26 @@ impl<E: Env> Cluster<E> {
         Ok(start(self))
     }
 
+    /// Learns of a session, and of every end before it.
     async fn learn_session(self: &Rc<Self>, session: SessionId) -> std::result::Result<(), String> {
-        let master = self.master().map_err(|e| e.to_string())?;
-        match self.ask_soon(master, PeerQuestion::Session(session)).await {
-            Ok(PeerTold::Session(Some(record))) => {
-                let started = self.start_here(session, record).await;
-                started.map(drop).map_err(|e| format!("the session could not be recorded: {e}"))
-            }
+        match self.compare_sessions().await {
+            Ok(_) if self.known.borrow().contains_key(&session) => Ok(()),
             Ok(_) => Err("the master does not know this session; mount there first".into()),
             Err(e) => Err(format!("the master cannot be asked about this session: {e}")),
         }
+    }
+
+    /// `PeerQuestion::SessionStart`: before another session is taken in, those that have ended are gone here. A mount that was alone until
+    /// its end may have written without locks.
+    pub(crate) async fn start_after_ends(
+        self: &Rc<Self>,
+        session: SessionId,
+        record: SessionRecord,
+    ) -> Result<PeerTold> {
+        if self.known.borrow().keys().any(|other| *other != session) {
+            self.compare_sessions().await?;
+        }
+        self.start_here(session, record).await
     }
 
     /// A session did not keep to the rules here: it ends here at once, and everywhere as soon as the master hears of it.

@@ -64,8 +64,6 @@ pub enum PeerQuestion {
     },
     /// `Sessions`: what the master knows of sessions.
     Sessions,
-    /// `Session`: whether the master knows this one.
-    Session(SessionId),
     /// `Done`: a newer map; to the others.
     Install(ClusterMap),
     /// `Done`: the session begins.
@@ -112,8 +110,6 @@ pub enum PeerTold {
         /// They.
         sessions: Vec<(SessionId, SessionRecord)>,
     },
-    /// The session, if it has not ended.
-    Session(Option<SessionRecord>),
 }
 
 /// What the master has heard of another server.
@@ -369,7 +365,7 @@ impl<E: Env> Cluster<E> {
             }
             PeerQuestion::Target(..) => return Err(Errno::Stale),
             PeerQuestion::Install(map) => self.install(map).await.map(|()| PeerTold::Done)?,
-            PeerQuestion::SessionStart(session, record) => self.start_here(session, record).await?,
+            PeerQuestion::SessionStart(session, record) => self.start_after_ends(session, record).await?,
             PeerQuestion::SessionStop(session) => self.stop_here(session).await?,
             PeerQuestion::SessionForget(session, stopped) => self.forget_here(session, stopped).await?,
             PeerQuestion::Company(change) => self.told_company(change).await?,
@@ -377,7 +373,7 @@ impl<E: Env> Cluster<E> {
                 self.front()?.set_tunables(&pattern, &value).await?;
                 PeerTold::Done
             }
-            PeerQuestion::Beat { .. } | PeerQuestion::Sessions | PeerQuestion::Session(_) | PeerQuestion::Evict(..) => {
+            PeerQuestion::Beat { .. } | PeerQuestion::Sessions | PeerQuestion::Evict(..) => {
                 self.answer_as_master(caller, question).await?
             }
         };

@@ -39,6 +39,8 @@ pub(crate) struct Seat<E: Env> {
     gone: Cell<bool>,
     changed: Signal,
     lease: Arc<Lease>,
+    /// Messages that came while the mount was alone.
+    pub(crate) messages: Cell<u64>,
 }
 
 impl<E: Env> Seat<E> {
@@ -49,6 +51,7 @@ impl<E: Env> Seat<E> {
             gone: Cell::new(false),
             changed: Signal::default(),
             lease: Arc::default(),
+            messages: Cell::new(0),
         }
     }
 

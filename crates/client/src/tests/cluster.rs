@@ -305,3 +305,46 @@ fn locks_of_a_smaller_cluster_go_back() {
         assert!(a.getattr(&root(), Ino::ROOT).await.is_ok(), "and nobody was evicted");
     });
 }
+
+/// Goal: a lone mount that has lost the master and still reaches another server does not act alone there when others may have come;
+/// when the master is back and nobody came, it is alone again. Method: its way to the master is cut, once with another mount
+/// coming and once without.
+#[test]
+fn a_lone_mount_without_the_master_is_cautious() {
+    in_cluster(15, 2, async |c| {
+        let a = c.mount().await;
+        let dir = dir_on(&a, 1).await;
+        let f = create(&a, dir, "f").await;
+        write(&a, &f, 0, b"alone").await;
+        let cut = || {
+            c.sim.cut("m1", "s0");
+            c.sim.break_connections("m1", "s0");
+        };
+        cut();
+        c.sleep(8).await;
+        assert!(a.is_alone());
+        c.sleep(5).await;
+        assert!(!a.is_alone(), "nobody knows");
+        write(&a, &f, 0, b"goes on").await;
+        c.sim.heal("m1", "s0");
+        c.until("the master", || a.is_alone()).await;
+        assert_eq!(read(&a, &f, 10).await, b"goes on");
+        cut();
+        let begun = c.env.now();
+        let b = c.mount().await;
+        assert!(c.env.now().since(begun) > Duration::from_secs(10) && !a.is_alone());
+        let g = open(&b, dir, "f").await;
+        for round in 0..5u8 {
+            write(&a, &f, u64::from(round) * 3, &[round; 5]).await;
+            let end = u64::from(round) * 3 + 5;
+            assert_eq!(b.getattr(&root(), g.ino()).await.expect("stat").size, end.max(7));
+            assert_eq!(read(&b, &g, 100).await[end as usize - 5..end as usize], [round; 5]);
+            write(&b, &g, 0, &[100 + round]).await;
+            assert_eq!(read(&a, &f, 1).await, [100 + round]);
+        }
+        c.sim.heal("m1", "s0");
+        c.sleep(3).await;
+        assert!(!a.is_alone() && !b.is_alone());
+        assert_eq!(read(&a, &f, 1).await, [104]);
+    });
+}

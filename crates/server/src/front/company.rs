@@ -34,6 +34,10 @@ const KERNEL_MARGIN_NS: u64 = 1_000_000_000;
 /// Added to the time for which another server may go without tokens: how late its clock may be.
 const LEASE_MARGIN: Duration = Duration::from_millis(500);
 
+/// A lone mount of several servers that has not heard the master for 10 s acts as if others had come (`crates/client`, `company`): how
+/// long one that is away may act alone at other servers, with the second in which it looks and one for its clock.
+const CAUTION: Duration = Duration::from_secs(12);
+
 /// How long a mount that was refused is waited for.
 const WANTED_NS: u64 = 60_000_000_000;
 
@@ -254,7 +258,8 @@ impl<E: Env> Front<E> {
             (State::Alive, _) if entry.known >= self.rule.change() => Stands::No,
             (State::Alive, Some(_)) => Stands::Until(entry.asked_ns + deadline_ns),
             (State::Alive, None) => {
-                let over = entry.heard_ns + self.rule.kernel_ns.get() + KERNEL_MARGIN_NS;
+                let caution_ns = if self.worker.routes.is_shared() { CAUTION.as_nanos() as u64 } else { 0 };
+                let over = entry.heard_ns + caution_ns + self.rule.kernel_ns.get() + KERNEL_MARGIN_NS;
                 if over <= now_ns { Stands::No } else { Stands::Until(over) }
             }
         }
