@@ -1,15 +1,16 @@
 //! Alone, or in company of other mounts: which of the two rules for caching is in force.
 //!
-//! Owns: the rule, what was begun or lent to a front end while alone, when the server was last heard, the end of the session.
+//! Owns: the rule, what was begun or lent to a front end while alone, the end of the session.
 //! Does not own: what is cached under either rule (`tokens`, `cache`, the front end).
 //!
 //! A mount that is alone caches without asking, and its front end may keep names and attributes for a while. With company it
 //! caches what tokens and locks back, and lends nothing on. Invariants: the server is told that the switch to company is
 //! done after everything begun alone has ended and everything lent alone has expired; what was asked for under one rule
-//! is not lent under another. A mount that has not heard the server for `LEASE_NS` uses nothing it caches in company:
-//! the server evicts a silent mount after 30 s, so it has stopped before.
+//! is not lent under another. In company, what a server granted counts as long as that server is heard (`lease`). The master alone
+//! says which rule is in force and whether the session goes on.
 
 use crate::core::Core;
+use crate::lease::Leases;
 use crate::locks;
 use amphi_env::Env;
 use amphi_types::{ByteRange, Cred, Errno, Ino, Result, TargetId};
@@ -22,8 +23,9 @@ use std::time::Duration;
 
 use crate::api::KernelPages;
 
-/// Silence of the server after which nothing cached is used: four of its pings.
-pub(crate) const LEASE_NS: u64 = 20_000_000_000;
+/// Silence of the master after which a lone mount of several servers takes it that others have come: two of its pings. Servers count
+/// on it (`crates/server`, `front::company`).
+pub(crate) const CAUTION_NS: u64 = 10_000_000_000;
 /// Added to what a front end may keep: how late its clock may be.
 const LEND_MARGIN: Duration = Duration::from_millis(20);
 /// How often the switch looks whether what was begun alone has ended.
@@ -41,8 +43,10 @@ pub(crate) struct Company {
     under_way: AtomicU64,
     /// Until when a front end may use what it was lent.
     lent_until_ns: AtomicU64,
-    /// When the server was last heard, by the clock that goes on in sleep.
-    heard_ns: AtomicU64,
+    /// The mount was alone and has not heard the master since, so it acts as if others had come.
+    cautious: AtomicBool,
+    /// When each server was last heard.
+    pub(crate) leases: Leases,
     /// The session is over.
     lost: AtomicBool,
     /// Start of the server that the session spoke to last.
@@ -96,7 +100,8 @@ impl Company {
             settled: AtomicBool::new(false),
             under_way: AtomicU64::new(0),
             lent_until_ns: AtomicU64::new(0),
-            heard_ns: AtomicU64::new(0),
+            cautious: AtomicBool::new(false),
+            leases: Leases::default(),
             lost: AtomicBool::new(false),
             boot: AtomicU64::new(0),
             mounts: AtomicU64::new(0),
@@ -127,19 +132,6 @@ impl Company {
 
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Relaxed)
-    }
-
-    /// Whether the server was heard lately enough to use what is cached.
-    #[inline]
-    pub(crate) fn in_touch(&self, boot_ns: u64) -> bool {
-        boot_ns < self.heard_ns.load(Relaxed).saturating_add(LEASE_NS)
-    }
-
-    /// A message came. After a long silence it may be an old one that waited in a buffer: then only an answer counts.
-    pub(crate) fn hear(&self, boot_ns: u64) {
-        if self.in_touch(boot_ns) {
-            self.heard_ns.fetch_max(boot_ns, Relaxed);
-        }
     }
 
     pub(crate) fn set_pages(&self, pages: Option<Arc<dyn KernelPages>>) {
@@ -177,22 +169,27 @@ pub(crate) fn lend(core: &Arc<Core>, rule: Rule) -> Option<Lending> {
     (core.company.rule() == rule.0).then_some(Lending { begun, life })
 }
 
-/// Makes sure that what is cached may be used: asks the server if it has been silent for too long.
-pub(crate) async fn touch(core: &Arc<Core>) -> Result<()> {
-    let now = core.clock.boot_ns();
-    if core.company.is_alone() || core.company.in_touch(now) {
-        return Ok(());
+/// A lone mount has not heard the master for `CAUTION_NS`, which may let others in meanwhile, while it still reaches other servers:
+/// from now on it takes locks, and lends and trusts nothing.
+pub(crate) fn be_cautious(core: &Core) {
+    let company = &core.company;
+    if company.is_alone() && !company.is_lost() {
+        tracing::info!("the master is silent: other mounts may have come");
+        company.cautious.store(true, SeqCst);
+        company.settled.store(false, SeqCst);
+        company.set(false);
+        core.files.all().iter().for_each(|file| file.turn());
     }
-    core.call(TargetId(0), &Cred::root(), Request::GetAttr { ino: Ino::ROOT }).await?;
-    // Whatever was pushed before the answer has been taken.
-    core.company.heard_ns.fetch_max(now, Relaxed);
-    Ok(())
 }
 
-/// The server says hello, at first or again.
+/// The master says hello, at first or again.
 pub(crate) fn welcomed(core: &Core, welcome: &Welcome) {
     let company = &core.company;
-    company.heard_ns.fetch_max(core.clock.boot_ns(), Relaxed);
+    if company.cautious.swap(false, SeqCst) && welcome.alone {
+        // Whatever was cached before is asked for anew.
+        company.set(true);
+        core.files.all().iter().for_each(|file| file.turn());
+    }
     let boot = company.boot.swap(welcome.boot, SeqCst);
     if boot == 0 || !welcome.resumed {
         let before = company.mounts.swap(welcome.mounts, SeqCst);
@@ -218,11 +215,11 @@ pub(crate) fn told(core: &Core, change: u64, alone: bool) -> bool {
     if change < before {
         return false;
     }
+    company.cautious.store(false, SeqCst);
     if company.is_alone() != alone {
         tracing::info!(alone, "{}", if alone { "no other mount is left" } else { "other mounts have come" });
         company.settled.store(false, SeqCst);
         company.set(alone);
-        company.heard_ns.fetch_max(core.clock.boot_ns(), Relaxed);
         crate::tokens::lose_all(core);
         for file in core.files.all() {
             file.turn();

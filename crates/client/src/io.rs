@@ -15,7 +15,7 @@ use crate::tunables::Knob;
 use crate::writeback;
 use amphi_env::Env;
 use amphi_transport::local::LocalDialer;
-use amphi_transport::{LinkConfig, LinkEvents, Recovery};
+use amphi_transport::{Link, LinkConfig, LinkEvents, Recovery};
 use amphi_types::{Cred, Errno, TargetId};
 use amphi_wire::{Call, Lane, Push, Reply, Request, Welcome};
 use std::cell::Cell;
@@ -33,6 +33,8 @@ const BATCH: usize = 64;
 const TICK_MAX_MS: u64 = 1000;
 /// Part of the cache's size that may wait as used memory for the next stream.
 const KEPT_PART: u64 = 4;
+/// Where the target is in the id of a glimpse.
+const GLIMPSE_TARGET_SHIFT: u32 = 48;
 /// How long the end waits for the server's goodbye.
 const GOODBYE: Duration = Duration::from_secs(5);
 
@@ -90,7 +92,8 @@ impl<E: Env> LinkEvents<E> for Events<E> {
         match push {
             Push::Callback { object, lock } => locks::callback(&self.core, object, lock),
             Push::Glimpse { id, object } => {
-                let target = self.core.target_of(object);
+                // The target that asks.
+                let target = TargetId((id >> GLIMPSE_TARGET_SHIFT) as u16);
                 let (size, mtime) = match self.core.files.get(object.ino) {
                     Some(file) => (file.own_end.load(Ordering::SeqCst), file.own_mtime()),
                     None => Default::default(),
@@ -100,7 +103,10 @@ impl<E: Env> LinkEvents<E> for Events<E> {
             }
             Push::Revoke { target, id, upto, keys } => tokens::revoke(&self.core, target, id, upto, keys),
             Push::Company { change, alone } => {
-                if company::told(&self.core, change, alone) {
+                if let Some(links) = self.links.upgrade().filter(|links| !alone && links.is_master(&self.seat)) {
+                    links.reach_all();
+                }
+                if self.is_master() && company::told(&self.core, change, alone) {
                     self.env.spawn(company::settle(self.core.clone(), change, self.env.clone()));
                 }
             }
@@ -114,12 +120,15 @@ impl<E: Env> LinkEvents<E> for Events<E> {
     }
 
     fn heard(&self) {
-        if !self.core.company.is_alone() {
-            self.core.company.hear(self.core.clock.boot_ns());
+        if self.core.company.is_alone() {
+            self.seat.messages.set(self.seat.messages.get() + 1);
+        } else {
+            self.core.company.leases.hear(self.seat.lease(), self.core.clock.boot_ns());
         }
     }
 
     fn welcomed(&self, welcome: &Welcome) {
+        self.core.company.leases.surely_heard(self.seat.lease(), self.core.clock.boot_ns());
         if self.is_master() {
             company::welcomed(&self.core, welcome);
         }
@@ -132,6 +141,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
                 company::lose(&self.core, "it was away for too long, or did not answer");
                 let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Goodbye };
                 let _ = recovery.call(call).await;
+                links.leave_others();
                 return Err(Errno::Io);
             }
             self.core.learn(recovery.welcome());
@@ -139,8 +149,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
         links.catch_up(&recovery).await;
         // The others still know what they granted.
         let targets = links.targets_of(&self.seat, recovery.welcome().pool);
-        // The server has forgotten its tokens; those of other servers are asked for again, which is right too.
-        tokens::lose_all(&self.core);
+        tokens::lose(&self.core, &targets);
         targets.iter().for_each(|target| locks::restoring(&self.core, *target));
         for target in targets {
             // Before what tells the target that the session has said everything.
@@ -158,6 +167,14 @@ impl<E: Env> LinkEvents<E> for Events<E> {
             links.came_up(&self.seat);
         }
     }
+}
+
+/// Presents what is open on one target to a server that this mount speaks to for the first time, and that was restarted since the
+/// session began: other servers may have opened it there for the session.
+pub(crate) async fn represent_opens<E: Env>(core: &Core, link: &Link<E>, target: TargetId) -> Result<(), Errno> {
+    let op = Request::Represent { opens: locks::opens(core, target), locks: Vec::new() };
+    let call = Call { target, cred: Cred::root(), op };
+    link.call(Lane::Urgent, call, None, 0).await.map_err(|e| e.errno())?.0.result.map(drop)
 }
 
 /// Presents opens and locks of one target, in one message: the bounds of locks and of open files keep it below the
@@ -270,6 +287,7 @@ async fn tick<E: Env>(env: E, core: Arc<Core>, links: Rc<Links<E>>) {
         locks::tick(&core);
         tokens::tick(&core);
         links.tune();
+        links.mind_silence();
         if let Some(read) = &core.read_text {
             let percent = core.tunables.get(Knob::MemoryPercent);
             let short = limit::group(&**read).is_some_and(|g| g.used >= g.limit / 100 * percent);

@@ -26,6 +26,7 @@ pub mod decision;
 mod file_locks;
 mod files;
 mod io;
+mod lease;
 mod links;
 mod locks;
 mod ops;

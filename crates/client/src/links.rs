@@ -4,7 +4,8 @@
 //! asking for a newer map. Does not own: the life of one connection (`transport::Link`), what is sent (`ops`), what a
 //! restarted server is told (`io`).
 //!
-//! Invariants: the master's connection comes first and admits the session; the others use the same session and key.
+//! Invariants: the master's connection comes first and admits the session; the others use the same session and key. In company of
+//! other mounts there is one to each server, or it is being opened.
 //! A map is replaced only by one of a later epoch of the same cluster. A server that is down delays the calls to its
 //! own targets and nothing else. The number that drove the design: a request on an open connection costs one look into
 //! a table by target beside what a single connection costs.
@@ -50,6 +51,8 @@ pub(crate) struct Links<E: Env> {
     seats: RefCell<Vec<Rc<Seat<E>>>>,
     /// The open connection of each target.
     routes: RefCell<Vec<Option<Rc<Link<E>>>>>,
+    /// While alone: messages of the master that were seen last, and when.
+    master_heard: Cell<(u64, u64)>,
     asking: Cell<bool>,
     /// Latest epoch that a server named.
     announced: Cell<u64>,
@@ -102,6 +105,7 @@ impl<E: Env> Links<E> {
             give_up_s: Cell::new(TABLE[Knob::GiveUpS as usize].default),
             seats: RefCell::new(vec![seat.clone()]),
             routes: RefCell::default(),
+            master_heard: Cell::new((0, core.clock.boot_ns())),
             asking: Cell::new(false),
             announced: Cell::new(0),
             changed: Signal::default(),
@@ -116,6 +120,7 @@ impl<E: Env> Links<E> {
         };
         let welcome = link.welcome();
         seat.set(Stage::Open(link.clone()));
+        core.company.leases.surely_heard(seat.lease(), core.clock.boot_ns());
         company::welcomed(&core, &welcome);
         core.learn(&welcome);
         let map = match map {
@@ -307,6 +312,9 @@ impl<E: Env> Links<E> {
         self.core.pool.store(map.pool(), Ordering::Relaxed);
         *self.core.map.lock() = map;
         self.reroute();
+        if !self.core.company.is_alone() {
+            self.reach_all();
+        }
     }
 
     /// Enters the open connections into the table by target.
@@ -322,6 +330,38 @@ impl<E: Env> Links<E> {
             }
         }
         *self.routes.borrow_mut() = routes;
+        let mut leases = vec![Arc::default(); usize::from(self.core.map.lock().pool())];
+        for seat in seats.iter() {
+            for target in seat.targets() {
+                if let Some(lease) = leases.get_mut(usize::from(target.0)) {
+                    *lease = seat.lease().clone();
+                }
+            }
+        }
+        self.core.company.leases.set(leases);
+    }
+
+    /// In company of other mounts there is a connection to each server: one that was restarted waits for all who may hold something.
+    pub(crate) fn reach_all(self: &Rc<Self>) {
+        let seats = self.seats.borrow().clone();
+        seats.iter().for_each(|seat| self.reach(seat));
+    }
+
+    /// Looks whether the master of several servers has been silent for so long that this mount may not be alone any more.
+    pub(crate) fn mind_silence(&self) {
+        let (now, messages) = (self.core.clock.boot_ns(), self.master().messages.get());
+        let (seen, at) = self.master_heard.get();
+        if !self.core.company.is_alone() || self.seats.borrow().len() < 2 || messages != seen {
+            self.master_heard.set((messages, now));
+        } else if now.saturating_sub(at) >= company::CAUTION_NS {
+            company::be_cautious(&self.core);
+        }
+    }
+
+    /// The session is over: the other servers hear no more of it.
+    pub(crate) fn leave_others(&self) {
+        let seats = self.seats.borrow().clone();
+        seats.iter().skip(1).for_each(|seat| seat.leave(&self.env));
     }
 
     /// Brings the tunable to every connection.

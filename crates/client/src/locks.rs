@@ -92,6 +92,12 @@ impl Locks {
         f(self.caches.lock().entry(target).or_insert_with(|| LockCache::new(limits())))
     }
 
+    /// The target that gave locks of an object: the file may not be known any more, nor how large the cluster was that it was
+    /// made on.
+    fn target_of(&self, object: ObjectId) -> Option<TargetId> {
+        self.caches.lock().iter().find(|(_, cache)| cache.knows(object)).map(|(target, _)| *target)
+    }
+
     /// Locks held, for people.
     pub(crate) fn held(&self) -> u64 {
         self.caches.lock().values().map(|c| c.len() as u64).sum()
@@ -223,7 +229,7 @@ fn note_whole(cache: &LockCache, file: &File, object: ObjectId) {
 /// The server asks for a lock back.
 pub(crate) fn callback(core: &Arc<Core>, object: ObjectId, lock: u64) {
     core.stats.count(Count::LockCallback);
-    let target = core.target_of(object);
+    let target = core.locks.target_of(object).unwrap_or_else(|| core.target_of(object));
     let file = core.files.get(object.ino);
     let id = {
         let mut names = core.locks.names.lock();

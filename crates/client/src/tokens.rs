@@ -275,6 +275,13 @@ pub(crate) fn lose_all(core: &Core) {
     core.files.all().iter().for_each(|file| file.token_end_ns.store(0, SeqCst));
 }
 
+/// Nothing cached of these targets counts any more: their server has forgotten what it granted.
+pub(crate) fn lose(core: &Core, targets: &[TargetId]) {
+    core.tokens.cache.write().lose(|key| targets.contains(&key.target()));
+    let files = core.files.all().into_iter().filter(|file| targets.contains(&file.ino.target()));
+    files.for_each(|file| file.token_end_ns.store(0, SeqCst));
+}
+
 /// Ends changes whose answers were lost long ago.
 pub(crate) fn tick(core: &Core) {
     let mut open_ended = core.tokens.open_ended.lock();
@@ -299,18 +306,18 @@ pub(crate) enum Found {
     Inode(Ino),
 }
 
-/// The time, if tokens may be used now.
-fn usable_now(core: &Core) -> Option<u64> {
+/// The time, if tokens of a target may be used now.
+fn usable_now(core: &Core, target: TargetId) -> Option<u64> {
     if core.company.is_alone() {
         return None;
     }
     let now = core.clock.boot_ns();
-    core.company.in_touch(now).then_some(now)
+    core.company.leases.in_touch(now, target).then_some(now)
 }
 
 /// Looks a name up in the cache, with the caller's permission to search.
 pub(crate) fn find(core: &Core, cred: &Cred, dir: Ino, name: &[u8]) -> Option<Found> {
-    let now = usable_now(core)?;
+    let now = usable_now(core, dir.target())?;
     let name = Name::new(name.to_vec()).ok()?;
     let cache = core.tokens.cache.read();
     if cred.uid != 0 {
@@ -330,7 +337,7 @@ pub(crate) fn find(core: &Core, cred: &Cred, dir: Ino, name: &[u8]) -> Option<Fo
         _ => return None,
     };
     let attr = match cache.get(now, TokenKey::Attributes(ino)) {
-        Some(Value::View(view)) => shown(core, view),
+        Some(Value::View(view)) if core.company.leases.in_touch(now, ino.target()) => shown(core, view),
         _ => None,
     };
     drop(cache);
@@ -340,7 +347,7 @@ pub(crate) fn find(core: &Core, cred: &Cred, dir: Ino, name: &[u8]) -> Option<Fo
 
 /// The attributes of an inode from the cache.
 pub(crate) fn attr(core: &Core, ino: Ino) -> Option<Attr> {
-    let now = usable_now(core)?;
+    let now = usable_now(core, ino.target())?;
     let attr = match core.tokens.cache.read().get(now, TokenKey::Attributes(ino))? {
         Value::View(view) => shown(core, view)?,
         _ => return None,
@@ -351,7 +358,7 @@ pub(crate) fn attr(core: &Core, ino: Ino) -> Option<Attr> {
 
 /// Whether an inode is known to have no extended attributes.
 pub(crate) fn lacks_xattrs(core: &Core, ino: Ino) -> bool {
-    let Some(now) = usable_now(core) else { return false };
+    let Some(now) = usable_now(core, ino.target()) else { return false };
     matches!(core.tokens.cache.read().get(now, TokenKey::Attributes(ino)), Some(Value::View(view)) if !view.xattrs)
 }
 
@@ -393,5 +400,5 @@ pub(crate) fn sure_until(core: &Core, file: &File) -> u64 {
         return 0;
     }
     let now = core.clock.boot_ns();
-    if now < end && core.company.in_touch(now) { end } else { 0 }
+    if now < end && core.company.leases.in_touch(now, file.ino.target()) { end } else { 0 }
 }

@@ -248,6 +248,11 @@ impl LockCache {
         self.locks.is_empty()
     }
 
+    /// Whether a lock of the object is held, asked for or on its way back.
+    pub fn knows(&self, object: ObjectId) -> bool {
+        self.objects.contains_key(&object)
+    }
+
     /// Whether anybody uses the lock.
     pub fn users(&self, id: LockId) -> u32 {
         self.locks.get(&id).map_or(0, |held| held.users)

@@ -5,7 +5,7 @@
 //!
 //! A session is logged on every target before its client is welcomed. It starts at target 0 last and ends there
 //! first: after a crash in between, what target 0 does not know is ended everywhere. A mount that is not the only one is
-//! welcomed when all others know of company (`company`). A cluster of several servers takes one mount at a time yet.
+//! welcomed when all others know of company (`company`). All this is the master's; other servers let in whom it knows (`member`).
 //!
 //! Bound: one entry for each mount session that has not ended, at most `MOUNTS_MAX`, and one for each administrator
 //! connected.
@@ -130,7 +130,7 @@ impl<E: Env> Front<E> {
             held: Cell::new(false),
             running: Cell::new(0),
             busy: RefCell::default(),
-            rule: Rule::new(worker.env.wall().sec.max(0) as u64),
+            rule: Rule::new(worker.env.wall().sec.max(0) as u64, now_ns),
             watchers: RefCell::default(),
             worker,
         });
@@ -215,12 +215,16 @@ impl<E: Env> Front<E> {
         Ok(())
     }
 
-    /// A session has ended elsewhere: its connection goes; what it has under way here is waited for.
-    pub async fn leave(&self, session: SessionId) {
+    /// A session has ended elsewhere: its connection goes.
+    pub fn leave(&self, session: SessionId) {
         let entry = self.sessions.borrow_mut().remove(&session);
         if let Some(conn) = entry.and_then(|e| e.conn) {
             self.connections.cut(conn, "the session has ended");
         }
+    }
+
+    /// Waits until nothing of a session is being executed, at most `FINISH`: it begins again under its id.
+    pub async fn idle(&self, session: SessionId) {
         let until = self.worker.env.now() + FINISH;
         while self.busy.borrow().contains_key(&session) && self.worker.env.now() < until {
             self.worker.env.sleep(LOOK).await;
@@ -246,52 +250,6 @@ impl<E: Env> Front<E> {
     /// How long a session that has gone is kept.
     pub fn grace(&self) -> Duration {
         Duration::from_millis(self.worker.tunables.session_grace_ms.get())
-    }
-
-    /// Whoever stands in the way of a new mount of a cluster of several servers: its name, and whether its session is alive.
-    fn holder(&self, session: SessionId) -> Option<(SessionId, String, bool, bool)> {
-        let sessions = self.sessions.borrow();
-        let (id, e) = sessions.iter().find(|(id, e)| **id != session && e.role == Role::Mount)?;
-        Some((*id, e.name.clone(), e.state == State::Ending, e.conn.is_some() || e.state != State::Alive))
-    }
-
-    /// A cluster of several servers takes one mount at a time: waits until nobody stands in the way who has gone. Nothing is
-    /// awaited between its last look and its end.
-    async fn make_way(self: &Rc<Self>, session: SessionId) -> std::result::Result<(), String> {
-        let until = self.worker.env.now() + ADMISSION;
-        loop {
-            if self.cluster().is_some_and(|c| c.taking_in.get()) {
-                self.worker.env.sleep(LOOK).await;
-                continue;
-            }
-            if !self.worker.routes.is_shared() {
-                return Ok(());
-            }
-            let Some((id, name, ending, up)) = self.holder(session) else { return Ok(()) };
-            if ending {
-                if self.worker.env.now() >= until {
-                    return Err(format!("the session of {name} is just being ended; try again"));
-                }
-                self.worker.env.sleep(LOOK).await;
-                continue;
-            }
-            // A killed process' connection may still be there for a moment: ending the session cuts it.
-            if (self.worker.config.holder_gone)(&name) {
-                self.end_dead(id);
-                continue;
-            }
-            return Err(match up {
-                true => format!(
-                    "{name} has this file system mounted; a cluster of several servers takes one mount at a time yet, \
-                     unmount it there first"
-                ),
-                false => format!(
-                    "{name} had this file system mounted and may come back; a cluster of several servers takes one mount \
-                     at a time yet, try again in {} s, or unmount it there",
-                    self.grace().as_secs().max(1)
-                ),
-            });
-        }
     }
 
     /// Lets a client in. Says whether its session was known.
@@ -323,10 +281,6 @@ impl<E: Env> Front<E> {
             Role::Server => return Err("this server takes no servers".into()),
             Role::Mount => {}
         }
-        if !self.sessions.borrow().contains_key(&hello.session) {
-            self.make_way(hello.session).await?;
-        }
-        let now_ns = self.worker.now_ns();
         if let Some(entry) = self.sessions.borrow_mut().get_mut(&hello.session) {
             return match entry.state {
                 State::Alive if entry.role == Role::Mount => {
@@ -555,13 +509,15 @@ impl<E: Env> Front<E> {
             }
             return;
         }
+        let is_master = self.cluster().is_none_or(|c| c.is_master());
         let again = {
             let mut sessions = self.sessions.borrow_mut();
             match sessions.get_mut(&session).filter(|e| e.state == State::Alive) {
                 Some(entry) => {
                     entry.conn = Some(conn);
                     entry.epoch += 1;
-                    entry.epoch > 1 && role == Role::Mount
+                    // Other servers than the master forget a connection with its end.
+                    (entry.epoch > 1 || !is_master) && role == Role::Mount
                 }
                 None => {
                     // It ended between its welcome and now.

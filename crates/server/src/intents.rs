@@ -347,7 +347,7 @@ pub async fn recover<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> 
         // They were held together when they were promised, so nobody waits here.
         let guard = target.names.take(wanted).await;
         // No tokens are granted at all before it ends.
-        let changing = target.tokens.change(|| worker.now_ns(), SessionId(0), Vec::new, || {}).await;
+        let changing = target.tokens.hold();
         if let Some(prepared) = target.intents.borrow_mut().prepared.get_mut(tx) {
             prepared.guard = guard;
             prepared.changing = Some(changing);

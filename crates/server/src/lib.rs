@@ -42,6 +42,7 @@ mod routes;
 pub mod server;
 mod slots;
 mod span_gate;
+mod step;
 mod target;
 pub mod threads;
 mod tokens;

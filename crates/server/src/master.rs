@@ -24,23 +24,10 @@ pub const DOWN_AFTER: Duration = Duration::from_secs(5);
 const MOVES_AFTER: Duration = Duration::from_secs(10);
 /// Pause before the addresses of a new server are tried again.
 const REACH_AGAIN: Duration = Duration::from_millis(500);
-/// How long a server that is not heard of is tried when a session ends: less than a new mount waits.
-const UNHEARD: Duration = Duration::from_secs(3);
+/// How long the begin and the end of a session wait for a server to hear of it: one that does not hears later by itself.
+const HEARING: Duration = Duration::from_secs(1);
 /// How long the numbers of new targets are kept for the server that asked for them, while it makes its zones.
 const PROMISE: Duration = Duration::from_secs(15);
-
-/// Why a server does not come in while there are several mounts.
-const COMPANY: &str = "several mounts use the file system, or did a minute ago; a cluster of several servers takes one mount \
-     at a time yet, so unmount the others first";
-
-/// A server is being taken in.
-struct TakingIn<E: Env>(Rc<Cluster<E>>);
-
-impl<E: Env> Drop for TakingIn<E> {
-    fn drop(&mut self) {
-        self.0.taking_in.set(false);
-    }
-}
 
 impl<E: Env> Cluster<E> {
     /// Keeps the map of a server that is the master, after its targets were recovered: with what it is called now.
@@ -82,9 +69,6 @@ impl<E: Env> Cluster<E> {
             )));
         }
         let is_new = map.servers.iter().all(|s| s.id != server.id);
-        if is_new && self.front()?.in_company() {
-            return Ok(Reply::NotYet(COMPANY.into()));
-        }
         if server.targets.is_empty() {
             let now_ns = self.worker.now_ns();
             if self.promised.get().is_some_and(|(other, until_ns)| other != server.id && now_ns < until_ns) {
@@ -107,14 +91,8 @@ impl<E: Env> Cluster<E> {
             return Ok(Reply::Refused(line));
         }
         if let Some(next) = next {
-            {
-                let _mounts_wait = self.take_in();
-                if is_new && self.front()?.in_company() {
-                    return Ok(Reply::NotYet(COMPANY.into()));
-                }
-                self.worker.tell(TargetId(0), Question::PutMap(Box::new(next.clone()))).await?;
-                self.follow(next.clone());
-            }
+            self.worker.tell(TargetId(0), Question::PutMap(Box::new(next.clone()))).await?;
+            self.follow(next.clone());
             tracing::info!("{} is in the cluster with {} targets", crate::map::called(&server), server.targets.len());
             if self.promised.get().is_some_and(|(promised, _)| promised == server.id) {
                 self.promised.set(None);
@@ -129,12 +107,6 @@ impl<E: Env> Cluster<E> {
         }
         self.hear(server.id, self.map().epoch, Vec::new());
         Ok(Reply::Joined { map: self.map(), new_targets: Vec::new() })
-    }
-
-    /// Mounts that come wait until the returned guard is dropped.
-    fn take_in(self: &Rc<Self>) -> TakingIn<E> {
-        self.taking_in.set(true);
-        TakingIn(self.clone())
     }
 
     /// Others will use the addresses that a new server names. A connection that fails may be an accident.
@@ -187,15 +159,17 @@ impl<E: Env> Cluster<E> {
                     return Err(Errno::Stale);
                 }
                 self.hear(caller, epoch, targets);
-                Ok(PeerTold::Beat { epoch: self.map().epoch, sessions: self.sessions_version.get(), targets: true })
+                let alone = self.front()?.tell_alone(caller);
+                Ok(PeerTold::Beat {
+                    epoch: self.map().epoch,
+                    sessions: self.sessions_version.get(),
+                    targets: true,
+                    alone,
+                })
             }
             PeerQuestion::Sessions => {
                 let sessions = self.front()?.mounts();
                 Ok(PeerTold::Sessions { version: self.sessions_version.get(), sessions })
-            }
-            PeerQuestion::Session(session) => {
-                let mounts = self.front()?.mounts();
-                Ok(PeerTold::Session(mounts.into_iter().find(|(id, _)| *id == session).map(|(_, record)| record)))
             }
             PeerQuestion::Evict((session, start), why) => {
                 if self.starts.borrow().get(&session) == Some(&start) {
@@ -213,14 +187,13 @@ impl<E: Env> Cluster<E> {
     }
 
     /// Tells all servers that are up. Who does not hear it compares later.
-    async fn tell_others(self: &Rc<Self>, question: &PeerQuestion) {
-        let told = self.others().into_iter().map(|s| async move {
-            let result = match question {
-                PeerQuestion::SessionStop(_) => self.ask_while_up(s.id, question).await,
-                _ if self.is_up(s.id) => self.ask_soon(s.id, question.clone()).await,
-                _ => return,
-            };
-            if let Err(e) = result {
+    async fn tell_others(self: &Rc<Self>, question: &PeerQuestion, patience: Duration) {
+        // One that is not heard of may live nevertheless, for instance if it is the master that was away.
+        let ends = matches!(question, PeerQuestion::SessionStop(_));
+        let told = self.others().into_iter().filter(|s| ends || self.is_up(s.id)).map(|s| async move {
+            let asked = self.ask_server(s.id, question.clone());
+            let told = amphi_env::timeout(&self.worker.env, patience, asked).await;
+            if let Err(e) = told.unwrap_or(Err(Errno::TimedOut)) {
                 tracing::warn!(
                     "{} was not told of a session: {e}; it hears of it when it is back",
                     crate::map::called(&s)
@@ -230,19 +203,6 @@ impl<E: Env> Cluster<E> {
         join_all(told).await;
     }
 
-    /// Asks a server for as long as it is heard of: what the session has under way there is waited for. One that is not may
-    /// live nevertheless, for instance if it is the master that was away, so it is tried for a moment.
-    async fn ask_while_up(self: &Rc<Self>, server: u64, question: &PeerQuestion) -> Result<PeerTold> {
-        let mut asked = std::pin::pin!(self.ask_server(server, question.clone()));
-        loop {
-            match amphi_env::timeout(&self.worker.env, UNHEARD, asked.as_mut()).await {
-                Some(told) => return told,
-                None if !self.is_up(server) => return Err(Errno::TimedOut),
-                None => {}
-            }
-        }
-    }
-
     /// A session begins on the other servers.
     pub(crate) async fn start_elsewhere(self: &Rc<Self>, session: SessionId, record: &SessionRecord) {
         if !self.is_master() {
@@ -250,7 +210,7 @@ impl<E: Env> Cluster<E> {
         }
         self.starts.borrow_mut().insert(session, record.start);
         if self.worker.routes.is_shared() {
-            self.tell_others(&PeerQuestion::SessionStart(session, record.clone())).await;
+            self.tell_others(&PeerQuestion::SessionStart(session, record.clone()), HEARING).await;
             self.sessions_changed();
         }
     }
@@ -260,7 +220,7 @@ impl<E: Env> Cluster<E> {
         let start = self.starts.borrow().get(&session).copied();
         if let Some(start) = start.filter(|_| self.is_master() && self.worker.routes.is_shared()) {
             self.sessions_changed();
-            self.tell_others(&PeerQuestion::SessionStop((session, start))).await;
+            self.tell_others(&PeerQuestion::SessionStop((session, start)), HEARING).await;
         }
     }
 
@@ -268,7 +228,7 @@ impl<E: Env> Cluster<E> {
     pub(crate) async fn forget_elsewhere(self: &Rc<Self>, session: SessionId, stopped: bool) {
         let start = self.starts.borrow_mut().remove(&session);
         if let Some(start) = start.filter(|_| self.is_master() && self.worker.routes.is_shared()) {
-            self.tell_others(&PeerQuestion::SessionForget((session, start), stopped)).await;
+            self.tell_others(&PeerQuestion::SessionForget((session, start), stopped), PATIENCE).await;
             self.sessions_changed();
         }
     }
@@ -276,7 +236,7 @@ impl<E: Env> Cluster<E> {
     /// Tunables that were set at the master count on all servers.
     pub(crate) async fn tune_elsewhere(self: &Rc<Self>, pattern: &str, value: &str) {
         if self.is_master() && self.worker.routes.is_shared() {
-            self.tell_others(&PeerQuestion::Tune { pattern: pattern.into(), value: value.into() }).await;
+            self.tell_others(&PeerQuestion::Tune { pattern: pattern.into(), value: value.into() }, PATIENCE).await;
         }
     }
 

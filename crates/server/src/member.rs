@@ -1,6 +1,7 @@
 //! A server that is not the master: how it comes into the cluster, and how it stays in step with the master.
 //!
-//! Owns: asking for numbers of new targets, joining, beats, comparing sessions. Does not own: what the master answers.
+//! Owns: asking for numbers of new targets, joining, beats, comparing sessions. Does not own: what the master answers, what follows
+//! from its silence (`step`).
 //!
 //! While the master cannot be reached a server that has the map from before serves with that; one that has none keeps
 //! trying. A session that the master does not know has ended; one that it knows and this server does not has begun while
@@ -92,11 +93,6 @@ async fn ask_master<E: Env>(
                     continue;
                 }
                 "its servers say that the master is elsewhere".into()
-            }
-            Ok(Reply::NotYet(why)) => {
-                // It is there, so there is nothing to do without it.
-                there = true;
-                why
             }
             Ok(reply) => return Ok(Some(reply)),
             Err(Trouble::Taken(line)) if env.now().since(begun) > LEFTOVER => return Err(refused(line)),
@@ -197,28 +193,9 @@ impl<E: Env> Cluster<E> {
                 self.worker.tell(*target, Question::SessionStart(*id, record.clone())).await?;
             }
         }
-        self.expect_back(known.into_iter().map(|(id, _)| id).collect());
+        self.expect_back();
         // The next beat tries again.
         Ok(if joined { self.compare_sessions().await.ok() } else { None })
-    }
-
-    /// Sessions of the earlier run that do not come back within the grace time have nothing open here: a mount that is alive may
-    /// never have been here.
-    fn expect_back(self: &Rc<Self>, sessions: Vec<SessionId>) {
-        let weak = Rc::downgrade(self);
-        let env = self.worker.env.clone();
-        let Ok(grace) = self.front().map(|f| f.grace()) else { return };
-        self.worker.env.spawn(async move {
-            env.sleep(grace).await;
-            let Some(cluster) = weak.upgrade().filter(|c| !c.closed.get()) else { return };
-            let Ok(front) = cluster.front() else { return };
-            for session in sessions.into_iter().filter(|s| !front.is_connected(*s)) {
-                for target in cluster.worker.routes.local() {
-                    // A target that fails keeps what it has.
-                    let _ = cluster.worker.tell(*target, Question::SessionAbsent(session)).await;
-                }
-            }
-        });
     }
 
     fn master(&self) -> Result<u64> {
@@ -229,10 +206,13 @@ impl<E: Env> Cluster<E> {
     pub(crate) fn keep_step(self: &Rc<Self>, mut joined: bool, version: Option<u64>) {
         let weak = Rc::downgrade(self);
         let env = self.worker.env.clone();
+        self.watch_master();
         self.worker.env.spawn(async move {
             let (mut version, mut beats) = (version, 0u64);
             loop {
-                env.sleep(BEAT).await;
+                if beats > 0 || !joined {
+                    env.sleep(BEAT).await;
+                }
                 let Some(cluster) = weak.upgrade().filter(|c| !c.closed.get()) else { return };
                 if !joined {
                     joined = match cluster.come_in(true).await {
@@ -261,7 +241,8 @@ impl<E: Env> Cluster<E> {
     async fn beat(self: &Rc<Self>, version: &mut Option<u64>, with_targets: bool) -> Result<()> {
         let targets = if with_targets { self.own_targets().await? } else { Vec::new() };
         let question = PeerQuestion::Beat { epoch: self.map().epoch, targets };
-        let PeerTold::Beat { epoch, sessions, .. } = self.ask_soon(self.master()?, question).await? else {
+        let sent_ns = self.worker.now_ns();
+        let PeerTold::Beat { epoch, sessions, alone, .. } = self.ask_soon(self.master()?, question).await? else {
             return Err(Errno::Proto);
         };
         if epoch > self.map().epoch {
@@ -270,7 +251,7 @@ impl<E: Env> Cluster<E> {
         if *version != Some(sessions) {
             *version = Some(self.compare_sessions().await?);
         }
-        Ok(())
+        self.in_step(sent_ns, alone).await
     }
 
     async fn own_targets(&self) -> Result<Vec<TargetStatus>> {
@@ -316,6 +297,11 @@ impl<E: Env> Cluster<E> {
             // It ended and began again while this server did not hear of it.
             Some(start) => self.forget_targets((session, start), false).await?,
         }
+        if self.known.borrow().keys().any(|other| *other != session) {
+            self.grant_tokens().await?;
+        }
+        // Its id is not used for something else while an earlier session of it has something under way.
+        self.front()?.idle(session).await;
         for target in self.worker.routes.local() {
             self.worker.tell(*target, Question::SessionStart(session, record.clone())).await?;
         }
@@ -328,14 +314,14 @@ impl<E: Env> Cluster<E> {
         Ok(PeerTold::Done)
     }
 
-    /// Nothing more is taken from a session here, and what was is done when this returns.
+    /// Nothing more is taken from a session here.
     pub(crate) async fn stop_here(self: &Rc<Self>, ended: Begun) -> Result<PeerTold> {
         self.note_ended(ended);
         if self.is_known(ended) {
             for target in self.worker.routes.local() {
                 self.worker.tell(*target, Question::SessionStop(ended.0)).await?;
             }
-            self.front()?.leave(ended.0).await;
+            self.front()?.leave(ended.0);
         }
         Ok(PeerTold::Done)
     }
@@ -359,6 +345,9 @@ impl<E: Env> Cluster<E> {
         for target in self.worker.routes.local() {
             self.worker.tell(*target, Question::SessionStop(ended.0)).await?;
             self.worker.tell(*target, Question::SessionForget(ended.0, stopped)).await?;
+        }
+        if !stopped {
+            self.note_cut_off();
         }
         self.known.borrow_mut().remove(&ended.0);
         Ok(())
@@ -386,16 +375,26 @@ impl<E: Env> Cluster<E> {
         Ok(start(self))
     }
 
+    /// Learns of a session, and of every end before it.
     async fn learn_session(self: &Rc<Self>, session: SessionId) -> std::result::Result<(), String> {
-        let master = self.master().map_err(|e| e.to_string())?;
-        match self.ask_soon(master, PeerQuestion::Session(session)).await {
-            Ok(PeerTold::Session(Some(record))) => {
-                let started = self.start_here(session, record).await;
-                started.map(drop).map_err(|e| format!("the session could not be recorded: {e}"))
-            }
+        match self.compare_sessions().await {
+            Ok(_) if self.known.borrow().contains_key(&session) => Ok(()),
             Ok(_) => Err("the master does not know this session; mount there first".into()),
             Err(e) => Err(format!("the master cannot be asked about this session: {e}")),
         }
+    }
+
+    /// `PeerQuestion::SessionStart`: before another session is taken in, those that have ended are gone here. A mount that was alone until
+    /// its end may have written without locks.
+    pub(crate) async fn start_after_ends(
+        self: &Rc<Self>,
+        session: SessionId,
+        record: SessionRecord,
+    ) -> Result<PeerTold> {
+        if self.known.borrow().keys().any(|other| *other != session) {
+            self.compare_sessions().await?;
+        }
+        self.start_here(session, record).await
     }
 
     /// A session did not keep to the rules here: it ends here at once, and everywhere as soon as the master hears of it.

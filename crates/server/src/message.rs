@@ -149,8 +149,11 @@ pub enum Question {
     SessionStop(SessionId),
     /// `Done`: opens, locks and slots of the stopped session go. Whether its client is known to use nothing any more.
     SessionForget(SessionId, bool),
-    /// `Done`: tokens are granted from now on, or no more. The one with the largest number counts.
+    /// `Done`: tokens are granted from now on, or no more; asked by the target's own server. The one with the largest number
+    /// counts.
     Company(bool, u64),
+    /// `Sessions`: those of an earlier run that have not said yet what they hold.
+    Absent,
     /// `Done`: the session has a new connection, what it has not answered is sent again.
     PushAgain(SessionId),
     /// `Moving`: one operation at a time may move directories; asked of target 0 alone. A restart of target 0 voids the lock:
@@ -211,6 +214,8 @@ impl Question {
                 | Question::SessionStop(_)
                 | Question::SessionForget(..)
                 | Question::SessionAbsent(_)
+                | Question::Company(..)
+                | Question::Absent
         )
     }
 }
@@ -277,6 +282,8 @@ pub enum Told {
     Status(Box<TargetStatus>, Vec<(SessionId, (u64, u64))>),
     /// Counters.
     Counters(Vec<(String, u64)>),
+    /// Sessions.
+    Sessions(Vec<SessionId>),
     /// What became of an operation.
     Decision(Decision),
     /// Done, by a target with this start number.

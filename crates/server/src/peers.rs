@@ -2,7 +2,8 @@
 //!
 //! Owns: the cluster map in force, the way to other servers' targets, what other servers are answered. Does not own: who
 //! may come in (`map`), what the master does (`master`), what the others do (`member`), the questions (`questions`).
-//! `links` has the connections to others, `callers` those of others to here.
+//! `links` has the connections to others, `callers` those of others to here, `step` what depends on how lately the
+//! master was heard.
 //!
 //! A question to another server waits in a slot of a link, so what waits for names must leave slots to what ends that
 //! wait: the normal lane is for questions that wait for names, bounded here, the urgent lane for all others, which end by
@@ -17,6 +18,7 @@ mod links;
 use crate::front::Front;
 use crate::message::{Question, Told};
 use crate::records::SessionRecord;
+use crate::step::Step;
 use crate::turns::{Turn, Turns};
 use crate::worker::Worker;
 use amphi_env::Env;
@@ -62,18 +64,18 @@ pub enum PeerQuestion {
     },
     /// `Sessions`: what the master knows of sessions.
     Sessions,
-    /// `Session`: whether the master knows this one.
-    Session(SessionId),
     /// `Done`: a newer map; to the others.
     Install(ClusterMap),
     /// `Done`: the session begins.
     SessionStart(SessionId, SessionRecord),
-    /// `Done`: nothing more is taken from the session, and nothing that was is under way.
+    /// `Done`: nothing more is taken from the session.
     SessionStop(Begun),
     /// `Done`: what the stopped session has goes. Whether its client is known to use nothing any more.
     SessionForget(Begun, bool),
     /// `Done`: the session did not keep to the rules; to the master.
     Evict(Begun, String),
+    /// `Done`: other mounts have come, by the master's switch of this number: tokens are granted from now on.
+    Company(u64),
     /// `Done`: tunables were set.
     Tune {
         /// Shell pattern.
@@ -98,6 +100,8 @@ pub enum PeerTold {
         sessions: u64,
         /// It wants to know about the targets.
         targets: bool,
+        /// The only mount knows that it is alone, by the switch of this number.
+        alone: Option<u64>,
     },
     /// Sessions that have not ended.
     Sessions {
@@ -106,8 +110,6 @@ pub enum PeerTold {
         /// They.
         sessions: Vec<(SessionId, SessionRecord)>,
     },
-    /// The session, if it has not ended.
-    Session(Option<SessionRecord>),
 }
 
 /// What the master has heard of another server.
@@ -140,16 +142,16 @@ pub struct Cluster<E: Env> {
     pub(crate) sessions_version: Cell<u64>,
     /// At the master: one server comes in at a time.
     pub(crate) joining: Turns,
-    /// At the master: a server is being taken in, mounts wait.
-    pub(crate) taking_in: Cell<bool>,
     /// At the master: the server that has numbers of new targets and has not come with them yet, and until when, ns.
     pub(crate) promised: Cell<Option<(u64, u64)>>,
     /// At the others: sessions that this server knows.
     pub(crate) known: RefCell<BTreeMap<SessionId, SessionRecord>>,
     /// At the others: to which begin of a session its last connection belonged.
     pub(crate) connected: RefCell<BTreeMap<SessionId, u64>>,
-    /// At the others: sessions begin and end one after the other.
+    /// At the others: sessions begin and end, and tokens are granted or not, one after the other.
     pub(crate) changing: Turns,
+    /// At the others: whether tokens are granted, and how lately the master was heard.
+    pub(crate) step: Step,
     /// At the master: the begin of each session.
     pub(crate) starts: RefCell<BTreeMap<SessionId, u64>>,
     ended: RefCell<(BTreeSet<Begun>, VecDeque<Begun>)>,
@@ -175,11 +177,11 @@ impl<E: Env> Cluster<E> {
             heard: RefCell::default(),
             sessions_version: Cell::new(boot),
             joining: Turns::new(1),
-            taking_in: Cell::new(false),
             promised: Cell::new(None),
             known: RefCell::default(),
             connected: RefCell::default(),
             changing: Turns::new(1),
+            step: Step::default(),
             starts: RefCell::default(),
             ended: RefCell::default(),
             worker,
@@ -363,14 +365,15 @@ impl<E: Env> Cluster<E> {
             }
             PeerQuestion::Target(..) => return Err(Errno::Stale),
             PeerQuestion::Install(map) => self.install(map).await.map(|()| PeerTold::Done)?,
-            PeerQuestion::SessionStart(session, record) => self.start_here(session, record).await?,
+            PeerQuestion::SessionStart(session, record) => self.start_after_ends(session, record).await?,
             PeerQuestion::SessionStop(session) => self.stop_here(session).await?,
             PeerQuestion::SessionForget(session, stopped) => self.forget_here(session, stopped).await?,
+            PeerQuestion::Company(change) => self.told_company(change).await?,
             PeerQuestion::Tune { pattern, value } => {
                 self.front()?.set_tunables(&pattern, &value).await?;
                 PeerTold::Done
             }
-            PeerQuestion::Beat { .. } | PeerQuestion::Sessions | PeerQuestion::Session(_) | PeerQuestion::Evict(..) => {
+            PeerQuestion::Beat { .. } | PeerQuestion::Sessions | PeerQuestion::Evict(..) => {
                 self.answer_as_master(caller, question).await?
             }
         };
@@ -387,6 +390,8 @@ impl<E: Env> Cluster<E> {
             Question::MoveUnlock(number) => self.callers.unlocked(ticket, number),
             // A session may have begun while this server was away. One that has ended opens nothing.
             Question::Open { session, .. } if !self.is_master() => drop(self.know_session(session).await),
+            // What a session that has ended still sends must not make anew what is taken away here.
+            Question::Destroy(_) if !self.is_master() => self.be_in_step().await?,
             _ => {}
         }
         let told = self.worker.ask(target, question).await?;

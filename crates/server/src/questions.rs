@@ -86,6 +86,7 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
             target.tokens.switch(on, number);
             Ok(Told::Done)
         }
+        Question::Absent => Ok(Told::Sessions(target.absent.borrow().iter().copied().collect())),
         Question::PushAgain(session) => {
             target.locks.push_again(session);
             worker.send_callbacks(target);

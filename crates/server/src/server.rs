@@ -187,6 +187,9 @@ impl<E: Env> Server<E> {
             joined = cluster.come_in(has_map).await?;
             early = Some(front);
         }
+        if !is_master {
+            cluster.begin_granting(hails.iter().any(|h| h.cut_off)).await.map_err(disk)?;
+        }
         let home = HomeRecord { server: cluster.id(), targets: local.to_vec() };
         for target in local {
             worker.tell(*target, Question::Begin(home.clone())).await.map_err(disk)?;

@@ -146,6 +146,12 @@ impl Tokens {
         Some(TokenGrant { number: grant.number.0, life_ms: (grant.life_ns / 1_000_000) as u32 })
     }
 
+    /// Nothing is granted until the returned change ends: for what an earlier run promised to change, when nobody cached it.
+    pub fn hold(&self) -> Changing {
+        self.unguarded.set(self.unguarded.get() + 1);
+        Changing { tokens: self.clone(), id: None, number: None, ended: false }
+    }
+
     /// Waits until nobody caches the keys of a change, and none is granted until its end. `sent` is called when revocations are
     /// to be sent.
     pub async fn change(
@@ -155,11 +161,10 @@ impl Tokens {
         keys: impl FnOnce() -> Vec<Changed>,
         sent: impl FnOnce(),
     ) -> Changing {
-        let tokens = self.clone();
         if !self.on.get() {
-            self.unguarded.set(self.unguarded.get() + 1);
-            return Changing { tokens, id: None, number: None, ended: false };
+            return self.hold();
         }
+        let tokens = self.clone();
         let (changing, ready) = {
             let mut inner = self.inner.borrow_mut();
             let id = inner.space.begin_change(now_ns(), by, &keys());

@@ -32,8 +32,6 @@ pub const SERVERS: [&str; 4] = [SERVER, "server1", "server2", "server3"];
 pub const MOUNT: &str = "mount";
 /// Nodes of the mounts.
 pub const MOUNTS: [&str; 6] = [MOUNT, "mount1", "mount2", "mount3", "mount4", "mount5"];
-/// Most mounts of a cluster of several servers: its master lets in one at a time yet.
-const MOUNTS_OF_SEVERAL_SERVERS: usize = 1;
 /// Secret of the cluster: a listener on TCP needs one.
 const KEY: &[u8] = b"the secret of the simulated cluster";
 /// How long a start, a stop, a mount or an unmount may take, virtual.
@@ -101,12 +99,11 @@ impl Shape {
         let mut several = Dice::new(seed, 8);
         let by_seed = [1, 1, 1, 2, 3, 4][several.below(6) as usize];
         let servers = servers.unwrap_or(by_seed).clamp(1, SERVERS.len());
-        let most = if servers == 1 { MOUNTS.len() } else { MOUNTS_OF_SEVERAL_SERVERS };
         let by_seed = match servers {
             1 => [1, 2, 2, 3][Dice::new(seed, 7).below(4) as usize],
             _ => several.within(1..MOUNTS.len() as u64 + 1) as usize,
         };
-        let mounts = mounts.unwrap_or(by_seed).clamp(1, most);
+        let mounts = mounts.unwrap_or(by_seed).clamp(1, MOUNTS.len());
         let mut dice = Dice::new(seed, 1);
         let mut one = |of: &[&str]| dice.pick(of).map_or(String::new(), |s| s.to_string());
         let tunables = [

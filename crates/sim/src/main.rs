@@ -30,7 +30,7 @@ struct Args {
     /// Number of servers, 1 to 4; without it the seed decides.
     #[arg(long)]
     servers: Option<usize>,
-    /// Number of mounts, 1 to 6, but 1 with several servers; without it the seed decides.
+    /// Number of mounts, 1 to 6; without it the seed decides.
     #[arg(long)]
     mounts: Option<usize>,
     /// Whether tasks on shared files take locks, true or false; without it the seed decides.

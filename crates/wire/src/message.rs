@@ -12,7 +12,7 @@ use amphi_types::{
 use serde::{Deserialize, Serialize};
 
 /// Protocol version; peers of another version are refused in the handshake.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Which credits a message uses. Flush and cancel never wait behind ordinary requests (DESIGN.md §6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -616,8 +616,6 @@ pub enum Reply {
     FileLocksLost(Vec<u32>),
     /// The cluster does not take the server in, for this reason.
     Refused(String),
-    /// The cluster does not take the server in now, for this reason: it may try again.
-    NotYet(String),
 }
 
 /// Body of a reply frame.

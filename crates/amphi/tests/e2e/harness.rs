@@ -152,7 +152,27 @@ impl Place {
         Daemon::start(&args)
     }
 
-    /// `amphi mount` of that server at `name` in the folder, which is made if need be.
+    /// Server `k` of the same cluster here, in the folder `data-K`; 0 is the one above.
+    pub fn member(&self, k: usize, more: &[&str]) -> Daemon {
+        if k == 0 {
+            return self.server(more);
+        }
+        let (data, master, name) = (self.text(&format!("data-{k}")), self.addr(), format!("s{k}"));
+        let addr = format!("unix:{}", self.text(&format!("sock-{k}")));
+        let mut args = vec!["server", "--name", &name, "--data", &data, "--listen", &addr, "--join", &master];
+        args.extend_from_slice(&["--zone-size", "512M"]);
+        args.extend_from_slice(more);
+        Daemon::start(&args)
+    }
+
+    /// Panics if a fault is found in the stopped zones of so many servers.
+    pub fn fsck_members(&self, servers: usize) {
+        let names: Vec<String> =
+            (0..servers).map(|k| if k == 0 { "data".into() } else { format!("data-{k}") }).collect();
+        self.fsck_of(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+
+    /// `amphi mount` of that cluster at `name` in the folder, which is made if need be.
     pub fn mount_at(&self, name: &str, more: &[&str]) -> Daemon {
         let (addr, dir) = (self.addr(), self.text(name));
         std::fs::create_dir_all(&dir).expect("mkdir");

@@ -9,6 +9,7 @@ mod front_end;
 mod fsx;
 mod harness;
 mod mapped;
+mod mounts_and_servers;
 mod network;
 mod posix;
 mod program_pairs;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 const SERVERS: usize = 3;
 /// Mounts at the same time.
-const MOUNTS: usize = 1;
+const MOUNTS: usize = 2;
 
 /// A network name space, held by a process that does nothing.
 struct Machine {

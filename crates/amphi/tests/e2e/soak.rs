@@ -123,16 +123,26 @@ fn clean(mount: &Path, who: u64) {
 }
 
 /// Goal: Promise S5, S9, S10, S12 for several mounts: whatever is killed, in whatever order, what was said to be stable is there and whole,
-/// seen by every mount, and nobody but the killed mount's own programs sees an error. Method: two mounts, a worker on each; every round kills the server or a
+/// seen by every mount, and nobody but the killed mount's own programs sees an error. Method: two mounts, a worker on each; every round kills a server or a
 /// mount (a random one, at a random moment), starts it again, and in between compares everything by the other mount; zones are checked at the end.
 #[test]
 fn kills_of_servers_and_mounts_lose_nothing() {
+    kills(1);
+}
+
+/// Goal and method: the same with three servers.
+#[test]
+fn kills_of_three_servers_and_mounts_lose_nothing() {
+    kills(3);
+}
+
+fn kills(servers: usize) {
     let rounds = std::env::var("AMPHI_SOAK_ROUNDS").ok().and_then(|r| r.parse().ok()).unwrap_or(ROUNDS);
     let seed = std::env::var("AMPHI_SOAK_SEED").ok().and_then(|r| r.parse().ok()).unwrap_or(1);
     let mut random = Random::new(seed);
     let place = Place::new();
     let targets = ["--targets", "3"];
-    let mut server = place.server(&targets);
+    let mut running: Vec<Daemon> = (0..servers).map(|k| place.member(k, &targets)).collect();
     let names = ["a", "b"];
     let mount_one = |which: usize| place.mount_at(names[which], &["--cache", "32M"]);
     let mut mounts: Vec<Daemon> = (0..2).map(mount_one).collect();
@@ -144,7 +154,7 @@ fn kills_of_servers_and_mounts_lose_nothing() {
     }
     for round in 0..rounds {
         let stop = AtomicBool::new(false);
-        let victim = random.below(3) as usize;
+        let victim = random.below(2 + servers as u64) as usize;
         let (steps, moment) = (2 + random.below(12), random.below(30_000));
         std::thread::scope(|s| {
             for (worker, path) in workers.iter().zip(&paths) {
@@ -158,9 +168,9 @@ fn kills_of_servers_and_mounts_lose_nothing() {
             for _ in 0..moment {
                 std::hint::spin_loop();
             }
-            if victim == 2 {
-                std::mem::replace(&mut server, Daemon::none()).kill();
-                server = place.server(&targets);
+            if let Some(k) = victim.checked_sub(2) {
+                std::mem::replace(&mut running[k], Daemon::none()).kill();
+                running[k] = place.member(k, &targets);
             } else {
                 std::mem::replace(&mut mounts[victim], Daemon::none()).kill();
                 let _ = rustix::mount::unmount(&paths[victim], rustix::mount::UnmountFlags::DETACH);
@@ -179,12 +189,12 @@ fn kills_of_servers_and_mounts_lose_nothing() {
             clean(&paths[0], worker.who);
         }
         if rounds > ROUNDS {
-            let what = ["the first mount", "the second mount", "the server"][victim];
+            let what = ["the first mount", "the second mount", "server 0", "server 1", "server 2"][victim];
             let files: usize = workers.iter().map(|w| w.known.lock().expect("lock").files.len()).sum();
             println!("round {}/{rounds}: killed {what}; {files} files compared", round + 1);
         }
     }
     mounts.into_iter().for_each(Daemon::stop);
-    server.stop();
-    place.fsck();
+    running.into_iter().rev().for_each(Daemon::stop);
+    place.fsck_members(servers);
 }

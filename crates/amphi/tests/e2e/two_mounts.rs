@@ -1,4 +1,4 @@
-//! Two and three mounts of one server: what one mount's call returned, every other mount sees.
+//! Two and three mounts of one server and of three: what one mount's call returned, every other mount sees.
 
 use crate::fsx::Tester;
 use crate::harness::{Daemon, Place, errno, eventually, is_mounted, pattern, rerrno};
@@ -20,22 +20,22 @@ const ENODATA: i32 = 61;
 const EIO: i32 = 5;
 const ENOTCONN: i32 = 107;
 
-/// A server and two mounts of it.
+/// A cluster and two mounts of it.
 struct Pair {
     place: Place,
-    server: Option<Daemon>,
+    servers: Vec<Daemon>,
     mounts: Vec<Daemon>,
     a: PathBuf,
     b: PathBuf,
 }
 
 impl Pair {
-    fn new(server: &[&str], mount: &[&str]) -> Pair {
+    fn new(servers: usize, server: &[&str], mount: &[&str]) -> Pair {
         let place = Place::new();
-        let server = Some(place.server(server));
+        let servers = (0..servers).map(|k| place.member(k, server)).collect();
         let mounts = vec![place.mount_at("a", mount), place.mount_at("b", mount)];
         let (a, b) = (place.path("a"), place.path("b"));
-        Pair { place, server, mounts, a, b }
+        Pair { place, servers, mounts, a, b }
     }
 
     /// Unmounts, stops, checks the zones.
@@ -44,13 +44,42 @@ impl Pair {
             mount.stop();
         }
         assert!(!is_mounted(&self.a) && !is_mounted(&self.b));
-        self.server.take().expect("running").stop();
-        self.place.fsck();
+        let servers = self.servers.len();
+        // The master last: it hears of the others' ends.
+        self.servers.drain(..).rev().for_each(Daemon::stop);
+        self.place.fsck_members(servers);
     }
 
     fn both(&self) -> [(&PathBuf, &PathBuf); 2] {
         [(&self.a, &self.b), (&self.b, &self.a)]
     }
+}
+
+/// Each story on one server and on three.
+macro_rules! stories {
+    ($($story:ident),* $(,)?) => {
+        mod one_server {
+            $(#[test] fn $story() { super::$story(1) })*
+        }
+        mod three_servers {
+            $(#[test] fn $story() { super::$story(3) })*
+        }
+    };
+}
+
+stories! {
+    names_are_seen_at_once,
+    attributes_are_seen_at_once,
+    data_is_seen_at_once,
+    random_operations_on_several_mounts_agree_with_a_byte_vector,
+    appends_of_two_mounts_lie_whole,
+    writes_over_several_objects_are_one_event,
+    one_of_two_exclusive_creates_wins,
+    files_unlinked_elsewhere_live_until_closed,
+    strided_records_of_two_mounts_all_arrive,
+    a_killed_mount_holds_nobody_up,
+    a_stopped_mount_is_evicted,
+    two_mounts_outlive_kills_of_the_server,
 }
 
 fn mode(bits: u32) -> Mode {
@@ -60,9 +89,8 @@ fn mode(bits: u32) -> Mode {
 /// Goal: Promise S1 across mounts, for names: made, removed, moved, replaced, linked; also a name that was looked up in vain.
 /// Method: each change on one mount, looked at on the other at once, both ways round; the other has looked before, so that it
 /// has something to cache.
-#[test]
-fn names_are_seen_at_once() {
-    let pair = Pair::new(&["--targets", "4"], &[]);
+fn names_are_seen_at_once(servers: usize) {
+    let pair = Pair::new(servers, &["--targets", "4"], &[]);
     for (round, (x, y)) in pair.both().into_iter().cycle().take(8).enumerate() {
         let n = |what: &str| format!("{what}{round}");
         let none = |name: &str| assert_eq!(errno(fs::metadata(y.join(name))), ENOENT, "{name}");
@@ -117,9 +145,8 @@ fn names_are_seen_at_once() {
 
 /// Goal: Promise S1 across mounts, for attributes: permissions, owner, times, extended attributes, sizes. Method: as for names; with
 /// the file open on the other mount too.
-#[test]
-fn attributes_are_seen_at_once() {
-    let pair = Pair::new(&["--targets", "3"], &[]);
+fn attributes_are_seen_at_once(servers: usize) {
+    let pair = Pair::new(servers, &["--targets", "3"], &[]);
     fs::write(pair.a.join("f"), b"12345").expect("write");
     let held = [&pair.a, &pair.b].map(|m| fs::File::options().read(true).write(true).open(m.join("f")).expect("open"));
     for (round, (x, y)) in pair.both().into_iter().cycle().take(10).enumerate() {
@@ -152,9 +179,8 @@ fn attributes_are_seen_at_once() {
 /// Goal: Promise S1 across mounts, for data: what is written on one mount, small or large, through the cache or past it, is read on
 /// the other with nothing synced; sizes and times of a file that is being written show at once; a truncate empties the
 /// other's cache. Method: one file, writes of many sizes on either side in turn, read by the other after it has cached the old bytes.
-#[test]
-fn data_is_seen_at_once() {
-    let pair = Pair::new(&["--targets", "3"], &["--cache", "64M"]);
+fn data_is_seen_at_once(servers: usize) {
+    let pair = Pair::new(servers, &["--targets", "3"], &["--cache", "64M"]);
     let path = "f";
     let open_on =
         |m: &PathBuf, flags| open(m.join(path), OFlags::RDWR | OFlags::CREATE | flags, mode(0o644)).expect("open");
@@ -213,9 +239,8 @@ fn write_at(fd: &impl std::os::fd::AsFd, bytes: &[u8], at: usize) {
 }
 
 /// Goal: Promise S1, S3, S4 across mounts. Method: the random-operation tester on two and on three mounts at once against one byte vector.
-#[test]
-fn random_operations_on_several_mounts_agree_with_a_byte_vector() {
-    let pair = Pair::new(&["--targets", "3"], &["--cache", "8M"]);
+fn random_operations_on_several_mounts_agree_with_a_byte_vector(servers: usize) {
+    let pair = Pair::new(servers, &["--targets", "3"], &["--cache", "8M"]);
     for seed in 0..3 {
         println!("two mounts, seed {seed}");
         let mut tester = Tester::on(&[&pair.a, &pair.b], seed).without_maps();
@@ -234,10 +259,9 @@ fn random_operations_on_several_mounts_agree_with_a_byte_vector() {
 
 /// Goal: Promise S4 across mounts: records appended by two mounts at the same time lie whole, once, each mount's in its order. Method:
 /// two threads, records of many lengths.
-#[test]
-fn appends_of_two_mounts_lie_whole() {
+fn appends_of_two_mounts_lie_whole(servers: usize) {
     const RECORDS: usize = 120;
-    let pair = Pair::new(&["--targets", "2"], &[]);
+    let pair = Pair::new(servers, &["--targets", "2"], &[]);
     let len = |i: usize| 8 + (i * 37) % 3000 + if i.is_multiple_of(29) { 200_000 } else { 0 };
     let record = |who: u8, i: usize| {
         let mut r = vec![who; len(i)];
@@ -276,10 +300,9 @@ fn appends_of_two_mounts_lie_whole() {
 
 /// Goal: Promise S2 across mounts: writes of several megabytes, over several objects, buffered and direct, are one event each: a
 /// reader never sees a mixture. Method: two mounts write one range with different bytes over and over while both read it.
-#[test]
-fn writes_over_several_objects_are_one_event() {
+fn writes_over_several_objects_are_one_event(servers: usize) {
     const LEN: usize = 3 << 20;
-    let pair = Pair::new(&["--targets", "3"], &["--cache", "64M"]);
+    let pair = Pair::new(servers, &["--targets", "3"], &["--cache", "64M"]);
     setxattr(&pair.a, "user.amphi.layout", b"striped,size=64K,count=3", XattrFlags::empty()).expect("layout");
     fs::write(pair.a.join("f"), vec![7; LEN]).expect("write");
     std::thread::scope(|s| {
@@ -308,10 +331,9 @@ fn writes_over_several_objects_are_one_event() {
 
 /// Goal: exclusive creation is exclusive across mounts, and whoever lost sees the winner's file. Method: both mounts make the same names at
 /// the same time.
-#[test]
-fn one_of_two_exclusive_creates_wins() {
+fn one_of_two_exclusive_creates_wins(servers: usize) {
     const NAMES: usize = 150;
-    let pair = Pair::new(&["--targets", "2"], &[]);
+    let pair = Pair::new(servers, &["--targets", "2"], &[]);
     fs::create_dir(pair.a.join("d")).expect("mkdir");
     let barrier = Barrier::new(2);
     let won: Vec<Vec<bool>> = std::thread::scope(|s| {
@@ -344,9 +366,8 @@ fn one_of_two_exclusive_creates_wins() {
 
 /// Goal: Promise S6 across mounts: a file that is open on one mount and unlinked or replaced on the other stays readable and writable there
 /// until it is closed; its space comes back. Method: large file, free space before and after.
-#[test]
-fn files_unlinked_elsewhere_live_until_closed() {
-    let pair = Pair::new(&["--targets", "2"], &[]);
+fn files_unlinked_elsewhere_live_until_closed(servers: usize) {
+    let pair = Pair::new(servers, &["--targets", "2"], &[]);
     let free = |m: &PathBuf| rustix::fs::statvfs(m).expect("statvfs").f_bfree;
     let before = free(&pair.a);
     let bytes = pattern(3, 6 << 20);
@@ -369,11 +390,10 @@ fn files_unlinked_elsewhere_live_until_closed() {
 
 /// Goal: records of 47,008 bytes that two mounts write in turn to one file (every page at an edge is shared) all arrive. Method: two threads, one
 /// fsync each at the end, compared by a third mount.
-#[test]
-fn strided_records_of_two_mounts_all_arrive() {
+fn strided_records_of_two_mounts_all_arrive(servers: usize) {
     const LEN: usize = 47_008;
     const RECORDS: usize = 80;
-    let pair = Pair::new(&["--targets", "3"], &["--cache", "16M"]);
+    let pair = Pair::new(servers, &["--targets", "3"], &["--cache", "16M"]);
     std::thread::scope(|s| {
         for (who, m) in [&pair.a, &pair.b].into_iter().enumerate() {
             s.spawn(move || {
@@ -398,9 +418,8 @@ fn strided_records_of_two_mounts_all_arrive() {
 /// Goal: a mount that is killed holds nobody up: what another one waits for comes at once, not after the deadline of callbacks, and
 /// everything the dead one had on the server is there (Promise S9). Method: dirty data and cached names on one mount, kill -9, the other one
 /// writes and renames the same.
-#[test]
-fn a_killed_mount_holds_nobody_up() {
-    let mut pair = Pair::new(&["--targets", "2"], &[]);
+fn a_killed_mount_holds_nobody_up(servers: usize) {
+    let mut pair = Pair::new(servers, &["--targets", "2"], &[]);
     fs::create_dir(pair.a.join("d")).expect("mkdir");
     let f = fs::File::create(pair.a.join("d/f")).expect("create");
     f.write_all_at(&[1; 100_000], 0).expect("write");
@@ -424,9 +443,8 @@ fn a_killed_mount_holds_nobody_up() {
 
 /// Goal: a mount that hangs is evicted within its deadline, the others go on; when it goes on it shows nothing old: its calls on what it had
 /// cached fail with EIO (FEATURES L5). Method: SIGSTOP with dirty data, a short deadline, SIGCONT.
-#[test]
-fn a_stopped_mount_is_evicted() {
-    let mut pair = Pair::new(&["--targets", "2"], &[]);
+fn a_stopped_mount_is_evicted(servers: usize) {
+    let mut pair = Pair::new(servers, &["--targets", "2"], &[]);
     let out =
         crate::harness::run(&["set", "server.callback_deadline_ms=2000", "--mount", &pair.b.display().to_string()]);
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
@@ -455,12 +473,11 @@ fn a_stopped_mount_is_evicted() {
     pair.stop();
 }
 
-/// Goal: Promise S9, S12 with two mounts: a server that is killed under load of both, several times, loses nothing and does nothing twice;
+/// Goal: Promise S9, S12 with two mounts: servers that are killed under load of both, several times, lose nothing and do nothing twice;
 /// locks and names are as before. Method: each mount appends numbered lines to a log of both with fsync and moves a file
 /// of its own through directories of both.
-#[test]
-fn two_mounts_outlive_kills_of_the_server() {
-    let mut pair = Pair::new(&["--targets", "3"], &[]);
+fn two_mounts_outlive_kills_of_the_server(servers: usize) {
+    let mut pair = Pair::new(servers, &["--targets", "3"], &[]);
     for d in 0..5 {
         fs::create_dir(pair.a.join(format!("d{d}"))).expect("mkdir");
     }
@@ -484,12 +501,13 @@ fn two_mounts_outlive_kills_of_the_server() {
                 n
             })
         });
-        for _ in 0..3 {
+        for round in 0..3usize.max(2 * servers) {
             let size = || fs::metadata(pair.b.join("log")).map_or(0, |f| f.len());
             let before = size();
             eventually("both go on", || size() > before + 400);
-            pair.server.take().expect("running").kill();
-            pair.server = Some(pair.place.server(&["--targets", "3"]));
+            let k = (round + 1) % servers;
+            std::mem::replace(&mut pair.servers[k], Daemon::none()).kill();
+            pair.servers[k] = pair.place.member(k, &["--targets", "3"]);
         }
         stop.store(true, std::sync::atomic::Ordering::SeqCst);
         tasks.map(|t| t.join().expect("no call failed")).into()

@@ -6,7 +6,8 @@
 use super::Links;
 use super::find::leads_here;
 use crate::files::Signal;
-use crate::io::Events;
+use crate::io::{Events, represent_opens};
+use crate::lease::Lease;
 use amphi_env::Env;
 use amphi_transport::{Link, LinkConfig};
 use amphi_types::{Errno, TargetId};
@@ -14,6 +15,7 @@ use amphi_wire::ServerInfo;
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -36,6 +38,9 @@ pub(crate) struct Seat<E: Env> {
     /// It is no longer in the map, or the mount ends.
     gone: Cell<bool>,
     changed: Signal,
+    lease: Arc<Lease>,
+    /// Messages that came while the mount was alone.
+    pub(crate) messages: Cell<u64>,
 }
 
 impl<E: Env> Seat<E> {
@@ -45,7 +50,14 @@ impl<E: Env> Seat<E> {
             stage: RefCell::new(Stage::Closed),
             gone: Cell::new(false),
             changed: Signal::default(),
+            lease: Arc::default(),
+            messages: Cell::new(0),
         }
+    }
+
+    /// How lately the server was heard.
+    pub(crate) fn lease(&self) -> &Arc<Lease> {
+        &self.lease
     }
 
     pub(super) fn id(&self) -> u64 {
@@ -100,12 +112,17 @@ impl<E: Env> Seat<E> {
 impl<E: Env> Links<E> {
     /// The connection to a server, opened if need be.
     pub(super) async fn link_of(self: &Rc<Self>, seat: &Rc<Seat<E>>) -> Result<Rc<Link<E>>, Errno> {
-        if matches!(*seat.stage.borrow(), Stage::Closed) && !seat.gone.get() {
-            self.start_opening(seat);
-        }
+        self.reach(seat);
         let waiting = || seat.gone.get() || !matches!(*seat.stage.borrow(), Stage::Closed | Stage::Opening);
         seat.changed.until(waiting).await;
         seat.link().filter(|_| !seat.gone.get()).ok_or(Errno::Io)
+    }
+
+    /// Opens the connection to a server unless that has begun.
+    pub(super) fn reach(self: &Rc<Self>, seat: &Rc<Seat<E>>) {
+        if matches!(*seat.stage.borrow(), Stage::Closed) && !seat.gone.get() {
+            self.start_opening(seat);
+        }
     }
 
     fn start_opening(self: &Rc<Self>, seat: &Rc<Seat<E>>) {
@@ -162,7 +179,16 @@ impl<E: Env> Links<E> {
         if seat.gone.get() {
             return link.close().await;
         }
-        let epoch = link.welcome().map_epoch;
+        let welcome = link.welcome();
+        self.core.company.leases.surely_heard(&seat.lease, self.core.clock.boot_ns());
+        if welcome.resumed {
+            for target in self.targets_of(seat, welcome.pool) {
+                if let Err(e) = represent_opens(&self.core, &link, target).await {
+                    tracing::warn!("server {} was not told what is open on {target}: {e}", seat.name());
+                }
+            }
+        }
+        let epoch = welcome.map_epoch;
         seat.set(Stage::Open(link));
         self.reroute();
         self.announced(epoch);

@@ -11,6 +11,7 @@ use crate::core::Core;
 use crate::data::Segments;
 use crate::decision::Mode;
 use crate::files::File;
+use crate::lease;
 use crate::locks::{self, Pin};
 use crate::ops::read::{direct_pieces, shared};
 use crate::rangelock::{Guard, Hold};
@@ -130,7 +131,7 @@ async fn hold(
 
 /// Reads bytes that go into pages.
 pub(crate) async fn read(core: &Arc<Core>, file: &Arc<File>, asked: ByteRange) -> Result<Segments> {
-    company::touch(core).await?;
+    lease::touch(core, file, asked).await?;
     file.pages.note();
     let pages = asked.align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX));
     match hold(core, file, pages, Hold::Shared, LockMode::Read).await? {
@@ -152,7 +153,7 @@ pub(crate) async fn write(
     range: ByteRange,
     data: Buf,
 ) -> Result<Option<(Held, Buf)>> {
-    company::touch(core).await?;
+    lease::touch(core, file, range).await?;
     file.pages.note();
     if let Some(held) = hold(core, file, range, Hold::Exclusive, LockMode::Write).await? {
         return Ok(Some((held, data)));

@@ -87,7 +87,7 @@ impl Hit {
             if hints.for_pages {
                 file.pages.note();
             }
-            if !core.company.in_touch(core.clock.boot_ns()) {
+            if !core.company.leases.in_touch_for(core.clock.boot_ns(), file, ByteRange::at(offset, len as u64)) {
                 return None;
             }
             let token = tokens::sure_until(core, file);

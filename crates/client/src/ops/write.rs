@@ -9,6 +9,7 @@ use crate::company;
 use crate::core::Core;
 use crate::decision::{Mode, Reason, decide};
 use crate::files::{File, Moment, OpenFile};
+use crate::lease;
 use crate::locks::{self, Pin};
 use crate::ops::{attr, read, sync};
 use crate::rangelock::Hold;
@@ -48,7 +49,8 @@ pub(crate) fn try_write(
     let one_unit = offset / UNIT == (range.end - 1) / UNIT;
     // Without a pin, others could see the units of a larger write one by one; pages have a way of their own.
     let unpinned = one_unit && !hints.write_back && !hints.for_pages;
-    if !core.company.is_alone() && (!unpinned || !core.company.in_touch(core.clock.boot_ns())) {
+    let in_touch = || core.company.leases.in_touch_for(core.clock.boot_ns(), file, range);
+    if !core.company.is_alone() && (!unpinned || !in_touch()) {
         return None;
     }
     let guard =
@@ -128,7 +130,7 @@ pub(crate) async fn write(
     let mut pins = None;
     let range = if open.flags.append {
         if begun.is_none() {
-            company::touch(&core).await?;
+            lease::touch(&core, &file, ByteRange::ALL).await?;
             pins = Some(locks::pin_objects(&core, &file, LockMode::Write, ByteRange::ALL).await?);
         }
         ByteRange::at(attr::size_now(&core, &file).await?, len)
@@ -146,7 +148,7 @@ pub(crate) async fn write(
     }
     count(&core, &open, decision.reason, len);
     if begun.is_none() && pins.is_none() {
-        company::touch(&core).await?;
+        lease::touch(&core, &file, range).await?;
         let pieces = read::direct_pieces(&file, range);
         if decision.mode == Mode::Buffered || pieces.len() > 1 {
             pins = Some(locks::pin_all(&core, &file, LockMode::Write, range).await?);

@@ -79,6 +79,7 @@ impl Served {
 
 impl Handler for Served {
     async fn hello(&self, hello: &Hello, _: &Peer) -> std::result::Result<Welcome, String> {
+        let known = self.shared.mounts.borrow().contains(&self.at);
         if hello.role == Role::Mount {
             let mut mounts = self.shared.mounts.borrow_mut();
             assert!(self.at == 0 || mounts.contains(&0), "the master admits first");
@@ -91,7 +92,7 @@ impl Handler for Served {
             version: VERSION,
             boot: self.boot,
             cluster: map.cluster,
-            resumed: true,
+            resumed: known,
             normal_credits: 16,
             urgent_credits: 4,
             pool: map.pool(),

@@ -237,6 +237,13 @@ impl<V> TokenCache<V> {
         self.by_end.clear();
     }
 
+    /// As `lose_all`, but keeps values of keys that are not `lost`. Grants on their way are void all the same.
+    pub fn lose(&mut self, lost: impl Fn(TokenKey) -> bool) {
+        self.values.retain(|key, _| !lost(*key));
+        self.by_end.retain(|(_, key)| !lost(*key));
+        self.void_every(TokenNumber(u64::MAX));
+    }
+
     /// The session is over, or its tokens cannot be trusted: drops every value and voids every grant on its way.
     pub fn lose_all(&mut self) {
         self.values.clear();

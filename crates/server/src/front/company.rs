@@ -6,23 +6,37 @@
 //! second mount is welcomed, targets grant tokens and every mount has said that nothing cached under the old rule is used
 //! any more. Back: the last mount is told first; targets go on until it has said that it knows, so that what it
 //! cached under tokens is revoked for as long as it may be used. Switches happen one at a time.
+//!
+//! The master alone decides and tells mounts, and has its own targets grant or not. Other servers grant unless it has told them lately
+//! that the mount is alone (`step`): before a second mount is welcomed, each of them has said that it grants, or has not been told so
+//! for longer than that counts.
 
 use super::{Entry, Front, State};
 use crate::gate::{Gate, Hold};
 use crate::message::Question;
+use crate::peers::PeerQuestion;
+use crate::step::ALONE_LEASE;
 use crate::tokens::{TOKEN_LIFE, TOKEN_MARGIN};
 use amphi_env::Env;
-use amphi_types::{Result, SessionId, TargetId};
+use amphi_types::{Result, SessionId};
 use amphi_wire::{Push, Role};
 use futures_channel::oneshot;
-use futures_util::future::{Either, select};
-use std::cell::Cell;
+use futures_util::future::{Either, join_all, select};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
 /// Added to the time that a kernel may cache: how late its clock may be.
 const KERNEL_MARGIN_NS: u64 = 1_000_000_000;
+
+/// Added to the time for which another server may go without tokens: how late its clock may be.
+const LEASE_MARGIN: Duration = Duration::from_millis(500);
+
+/// A lone mount of several servers that has not heard the master for 10 s acts as if others had come (`crates/client`, `company`): how
+/// long one that is away may act alone at other servers, with the second in which it looks and one for its clock.
+const CAUTION: Duration = Duration::from_secs(12);
 
 /// How long a mount that was refused is waited for.
 const WANTED_NS: u64 = 60_000_000_000;
@@ -45,6 +59,12 @@ pub(super) struct Rule {
     wanted_until_ns: Cell<u64>,
     /// The longest time for which a kernel was allowed to cache, ns.
     kernel_ns: Cell<u64>,
+    /// When other servers were told last that the mount is alone, monotonic ns; those not in it not since `started_ns`.
+    told_alone_ns: RefCell<BTreeMap<u64, u64>>,
+    /// When this run began: an earlier one may have told until then.
+    started_ns: u64,
+    /// The last switch to company of which all other servers know.
+    all_grant: Cell<u64>,
 }
 
 /// Whether a mount stands in the way of a switch.
@@ -55,7 +75,7 @@ enum Stands {
 }
 
 impl Rule {
-    pub(super) fn new(seconds: u64) -> Rule {
+    pub(super) fn new(seconds: u64, started_ns: u64) -> Rule {
         Rule {
             turn: Gate::default(),
             change: Cell::new(seconds << 20),
@@ -65,6 +85,9 @@ impl Rule {
             kernel_until_ns: Cell::new(0),
             wanted_until_ns: Cell::new(0),
             kernel_ns: Cell::new(0),
+            told_alone_ns: RefCell::default(),
+            started_ns,
+            all_grant: Cell::new(0),
         }
     }
 
@@ -126,9 +149,46 @@ impl<E: Env> Front<E> {
         self.sessions.borrow().values().filter(|e| e.role == Role::Mount).count()
     }
 
-    /// Whether there are several mounts, or targets still grant tokens because there were.
-    pub fn in_company(&self) -> bool {
-        self.mount_count() > 1 || self.rule.tokens.get() || !self.rule.is_alone()
+    /// Another server asks whether the only mount is alone and knows it; then it is noted that it was told so.
+    pub(crate) fn tell_alone(&self, server: u64) -> Option<u64> {
+        let change = self.rule.change();
+        let knows = |e: &Entry| e.role != Role::Mount || (e.state == State::Alive && e.known >= change);
+        let alone = self.rule.is_alone() && !self.rule.tokens.get() && self.mount_count() < 2;
+        if !alone || !self.sessions.borrow().values().all(knows) {
+            return None;
+        }
+        self.rule.told_alone_ns.borrow_mut().insert(server, self.worker.now_ns());
+        Some(change)
+    }
+
+    /// Waits until all other servers grant tokens: each says so, or has not been told otherwise for too long. Cut short when
+    /// `given_up`.
+    async fn all_grant(&self, given_up: &impl Fn() -> bool) {
+        let change = self.rule.change();
+        let Some(cluster) = self.cluster().filter(|_| self.rule.all_grant.get() < change) else { return };
+        let told = cluster.others().into_iter().map(|server| {
+            let told_ns = self.rule.told_alone_ns.borrow().get(&server.id).copied();
+            let over_ns = told_ns.unwrap_or(self.rule.started_ns) + (ALONE_LEASE + LEASE_MARGIN).as_nanos() as u64;
+            let cluster = &cluster;
+            async move {
+                let asked = pin!(cluster.ask_server(server.id, PeerQuestion::Company(change)));
+                let left_ns = over_ns.saturating_sub(self.worker.now_ns());
+                match select(asked, pin!(self.worker.env.sleep(Duration::from_nanos(left_ns)))).await {
+                    Either::Left((Ok(_), _)) | Either::Right(_) => {}
+                    // It may be there, though it did not hear.
+                    Either::Left((Err(_), lease)) => lease.await,
+                }
+            }
+        });
+        let all = pin!(join_all(told));
+        let gone = async {
+            while !given_up() {
+                self.worker.env.sleep(super::LOOK).await;
+            }
+        };
+        if let Either::Left(_) = select(all, pin!(gone)).await {
+            self.rule.all_grant.set(change);
+        }
     }
 
     /// After a start: mounts that may come back are in company if they are several, or if others were cut off (`cut_off`) and
@@ -154,8 +214,8 @@ impl<E: Env> Front<E> {
         self.rule.change.set(change);
         if company {
             self.rule.tokens.set(true);
-            for target in 0..self.worker.pool() {
-                self.worker.tell(TargetId(target), Question::Company(true, change)).await?;
+            for target in self.worker.routes.local() {
+                self.worker.tell(*target, Question::Company(true, change)).await?;
             }
         }
         let present: Vec<SessionId> = self.sessions.borrow().keys().copied().collect();
@@ -198,7 +258,8 @@ impl<E: Env> Front<E> {
             (State::Alive, _) if entry.known >= self.rule.change() => Stands::No,
             (State::Alive, Some(_)) => Stands::Until(entry.asked_ns + deadline_ns),
             (State::Alive, None) => {
-                let over = entry.heard_ns + self.rule.kernel_ns.get() + KERNEL_MARGIN_NS;
+                let caution_ns = if self.worker.routes.is_shared() { CAUTION.as_nanos() as u64 } else { 0 };
+                let over = entry.heard_ns + caution_ns + self.rule.kernel_ns.get() + KERNEL_MARGIN_NS;
                 if over <= now_ns { Stands::No } else { Stands::Until(over) }
             }
         }
@@ -212,6 +273,7 @@ impl<E: Env> Front<E> {
     ) -> std::result::Result<(), String> {
         let _turn = self.rule.turn.take(vec![((), Hold::Exclusive)]).await;
         self.announce(true).await.map_err(|e| format!("a target cannot be reached: {e}"))?;
+        self.all_grant(&given_up).await;
         while !given_up() {
             let now_ns = self.worker.now_ns();
             let mut at = Some(self.rule.kernel_until_ns.get()).filter(|at| *at > now_ns);
@@ -273,8 +335,8 @@ impl<E: Env> Front<E> {
         let change = self.rule.change();
         let all_know = |e: &Entry| e.role != Role::Mount || (e.state == State::Alive && e.known >= change);
         if self.sessions.borrow().values().all(all_know) {
-            for target in 0..self.worker.pool() {
-                self.worker.tell(TargetId(target), Question::Company(false, change)).await?;
+            for target in self.worker.routes.local() {
+                self.worker.tell(*target, Question::Company(false, change)).await?;
             }
             self.rule.tokens.set(false);
         }

@@ -1,7 +1,10 @@
 //! Several servers in one world: the master on node `s0`, others on `s1`, ...; the mount on node `client`.
 
+mod absence;
+mod eviction;
 mod faults;
 mod joins;
+mod mounts;
 mod sweep;
 
 use super::*;
@@ -28,6 +31,7 @@ type Connected = (Rc<Link<SimEnv>>, Rc<Held>);
 /// A mount: one link for each server that it has talked to.
 struct Mount<'a> {
     world: &'a World,
+    node: String,
     session: u64,
     links: RefCell<BTreeMap<usize, Connected>>,
     map: RefCell<ClusterMap>,
@@ -68,18 +72,22 @@ impl World {
     }
 
     async fn connect(&self, session: u64, at: usize, role: Role) -> std::io::Result<Connected> {
+        self.connect_from("client", session, at, role).await
+    }
+
+    async fn connect_from(&self, node: &str, session: u64, at: usize, role: Role) -> std::io::Result<Connected> {
         let config = LinkConfig {
             addrs: vec![addr(at)],
             session: SessionId(session),
             role,
-            name: format!("client:{session}"),
+            name: format!("{node}:{session}"),
             key: Some(amphi_transport::ClusterKey::new(KEY).expect("a key")),
             timeouts: Timeouts::default(),
         };
         let first = self.targets[..at].iter().sum::<u16>();
         let targets = (first..first + self.targets[at]).map(TargetId).collect();
         let held = Rc::new(Held { targets: Some(targets), ..Held::default() });
-        let env = self.sim.node("client");
+        let env = self.sim.node(node);
         *held.env.borrow_mut() = Some(env.clone());
         let link = Link::connect(env, config, held.clone()).await?;
         *held.link.borrow_mut() = Rc::downgrade(&link);
@@ -87,8 +95,23 @@ impl World {
     }
 
     async fn mount(&self, session: u64) -> std::io::Result<Mount<'_>> {
-        let first = self.connect(session, 0, Role::Mount).await?;
-        let mount = Mount { world: self, session, links: RefCell::default(), map: RefCell::default() };
+        self.mount_on("client", session).await
+    }
+
+    /// A mount on a node of its own choice, with connections to all servers.
+    async fn mount_everywhere(&self, node: &str, session: u64) -> Mount<'_> {
+        self.sim.node(node);
+        let mount = self.mount_on(node, session).await.expect("let in");
+        for target in 0..mount.pool() {
+            mount.link_of(TargetId(target)).await;
+        }
+        mount
+    }
+
+    async fn mount_on(&self, node: &str, session: u64) -> std::io::Result<Mount<'_>> {
+        let first = self.connect_from(node, session, 0, Role::Mount).await?;
+        let node = node.to_string();
+        let mount = Mount { world: self, node, session, links: RefCell::default(), map: RefCell::default() };
         mount.links.borrow_mut().insert(0, first);
         mount.refresh().await;
         Ok(mount)
@@ -134,7 +157,7 @@ impl Mount<'_> {
             return link.clone();
         }
         loop {
-            match self.world.connect(self.session, at, Role::Mount).await {
+            match self.world.connect_from(&self.node, self.session, at, Role::Mount).await {
                 Ok(pair) => {
                     let link = pair.0.clone();
                     self.links.borrow_mut().insert(at, pair);
@@ -146,10 +169,47 @@ impl Mount<'_> {
     }
 
     async fn call(&self, op: Request) -> Result<Reply> {
+        self.told(op).await.0
+    }
+
+    /// The answer to a request with its tokens.
+    async fn told(&self, op: Request) -> (Result<Reply>, Tokens) {
+        self.send(op, None).await
+    }
+
+    async fn send(&self, op: Request, payload: Option<Buf>) -> (Result<Reply>, Tokens) {
         let target = target_of(&op, self.pool());
         let link = self.link_of(target).await;
         let call = Call { target, cred: Cred::root(), op };
-        link.call(Lane::Normal, call, None, 0).await.map_err(|e| e.errno())?.0.result
+        match link.call(Lane::Normal, call, payload, 0).await {
+            Ok((answer, _)) => (answer.result, answer.tokens.map_or(Tokens::default(), |t| *t)),
+            Err(e) => (Err(e.errno()), Tokens::default()),
+        }
+    }
+
+    /// What it does about pushes of server `at`.
+    fn held(&self, at: usize) -> Rc<Held> {
+        self.links.borrow()[&at].1.clone()
+    }
+
+    fn set_deaf(&self, deaf: bool) {
+        self.links.borrow().values().for_each(|(_, held)| held.deaf.set(deaf));
+    }
+
+    /// Answers a push of server `at` that came while it was deaf.
+    async fn reply(&self, at: usize, push: &Push) {
+        let (link, held) = self.links.borrow()[&at].clone();
+        let call = held.answer(push, link.welcome().pool);
+        link.call(Lane::Urgent, call, None, 0).await.unwrap().0.result.unwrap();
+    }
+
+    /// A directory in the root whose inode and files are on `target`.
+    async fn dir_at(&self, target: u16) -> Ino {
+        let text = dir_on(Ino::ROOT, target, self.pool());
+        match self.lookup(Ino::ROOT, &text).await {
+            Ok(view) => view.attr.ino,
+            Err(_) => self.mkdir(Ino::ROOT, &text).await.expect("a directory"),
+        }
     }
 
     async fn inode(&self, op: Request) -> Result<InodeView> {

@@ -24,15 +24,15 @@ where
     place.sim.block_on(run).expect("no deadlock");
 }
 
-fn lookup(dir: Ino, text: &str) -> Request {
+pub(super) fn lookup(dir: Ino, text: &str) -> Request {
     Request::Lookup { dir, name: name(text) }
 }
 
-fn name_key(dir: Ino, text: &str) -> TokenKey {
+pub(super) fn name_key(dir: Ino, text: &str) -> TokenKey {
     TokenKey::Name(dir, name(text).token_hash())
 }
 
-fn lock(ino: Ino, mode: LockMode, start: u64, end: u64) -> Request {
+pub(super) fn lock(ino: Ino, mode: LockMode, start: u64, end: u64) -> Request {
     let object = ObjectId { ino, stripe: 0 };
     Request::LockEnqueue { object, mode, range: ByteRange::new(start, end), expand: false }
 }

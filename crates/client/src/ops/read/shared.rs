@@ -8,11 +8,11 @@
 use super::{Fetch, PAGE, count, decide, fetch, note_access, plan, read_piece};
 use crate::api::{Ctx, Hints};
 use crate::cache::push_joined;
-use crate::company;
 use crate::core::Core;
 use crate::data::{Segments, scratch_for};
 use crate::decision::{Mode, Reason};
 use crate::files::{File, OpenFile};
+use crate::lease;
 use crate::locks;
 use crate::ops::attr::size_now;
 use crate::stats::Way;
@@ -36,7 +36,7 @@ pub(super) async fn read(
     hints: Hints,
 ) -> Result<Segments> {
     let file = &open.file;
-    company::touch(core).await?;
+    lease::touch(core, file, asked).await?;
     if asked.is_empty() {
         return Ok(Segments::new());
     }

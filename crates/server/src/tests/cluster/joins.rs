@@ -1,6 +1,7 @@
 //! Coming into a cluster: first start, any order, new servers, refusals.
 
 use super::*;
+use std::sync::atomic::Ordering::SeqCst;
 
 /// Goal: two servers are one cluster: directories on either, operations between them, sound zones at the end.
 #[test]
@@ -236,70 +237,31 @@ fn members_come_back() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: a cluster of several servers takes one mount at a time: a second one is told who holds it, and comes in when that has
-/// gone, in order or with its process.
-#[test]
-fn several_servers_take_one_mount() {
-    let world = World::new(68, &[1, 1], 1);
-    let run = async {
-        let servers = world.start_all().await;
-        let first = world.mount(1).await.unwrap();
-        let refused = world.mount(2).await.map(drop).unwrap_err().to_string();
-        assert!(
-            refused.contains("client:1 has this file system mounted; a cluster of several servers takes one"),
-            "{refused}"
-        );
-        first.goodbye().await;
-        let second = world.mount(2).await.unwrap();
-        second.mkdir(Ino::ROOT, &dir_on(Ino::ROOT, 1, 2)).await.unwrap();
-        second.goodbye().await;
-        world.stop_all(servers).await;
-        assert!(world.fsck().await.is_clean());
-    };
-    world.sim.block_on(run).unwrap();
-}
-
-/// Goal: the session of a process that has ended does not keep a mount out of a cluster of several servers.
+/// Goal: the session of a process that has ended is ended as soon as another mount comes, on all servers. Method: the process is
+/// killed while it has a file open whose name another mount removes.
 #[test]
 fn a_dead_mount_makes_way() {
     let world = World::new(69, &[1, 1], 1);
     let run = async {
         let mut config = world.config(0);
-        config.holder_gone = std::sync::Arc::new(|name| name == "client:1");
+        let gone = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let is_gone = gone.clone();
+        config.holder_gone = std::sync::Arc::new(move |name| name == "dead:1" && is_gone.load(SeqCst));
         let master = Server::start(world.node(0), config).await.unwrap();
         let other = world.start(1).await.unwrap();
-        let first = world.mount(1).await.unwrap();
-        let file = first.open_new(Ino::ROOT, "f").await.unwrap().attr.ino;
+        world.sim.node("dead");
+        let first = world.mount_on("dead", 1).await.unwrap();
+        let dir = first.dir_at(1).await;
+        let file = first.open_new(dir, "f").await.unwrap().attr.ino;
+        world.sim.crash("dead", CrashKind::Process);
+        gone.store(true, SeqCst);
+        let begun = world.sim.node("client").now();
         let second = world.mount(2).await.unwrap();
-        first.call(Request::GetAttr { ino: file }).await.unwrap_err();
-        second.unlink(Ino::ROOT, "f").await.unwrap();
+        second.unlink(dir, "f").await.unwrap();
+        sleep(&world, Duration::from_secs(2)).await;
+        assert_eq!(second.stat(file).await, Err(Errno::Stale), "nobody has it open");
+        assert!(world.sim.node("client").now().since(begun) < Duration::from_secs(5));
         second.goodbye().await;
-        world.stop_all(vec![Some(master), Some(other)]).await;
-        assert!(world.fsck().await.is_clean());
-    };
-    world.sim.block_on(run).unwrap();
-}
-
-/// Goal: a server does not come in while there are several mounts; it waits and comes in when one is left.
-#[test]
-fn a_server_waits_for_the_last_mount() {
-    let world = World::new(70, &[1, 1], 1);
-    let run = async {
-        let master = world.start(0).await.unwrap();
-        let first = world.mount(1).await.unwrap();
-        let second = world.mount(2).await.unwrap();
-        let other = world.start(1);
-        let leave = async {
-            sleep(&world, Duration::from_secs(10)).await;
-            assert_eq!(master.worker.pool(), 1, "two mounts");
-            second.goodbye().await;
-        };
-        let (other, ()) = futures_util::join!(other, leave);
-        let other = other.unwrap();
-        first.refresh().await;
-        assert_eq!((master.worker.pool(), first.pool()), (2, 2));
-        first.mkdir(Ino::ROOT, &dir_on(Ino::ROOT, 1, 2)).await.unwrap();
-        first.goodbye().await;
         world.stop_all(vec![Some(master), Some(other)]).await;
         assert!(world.fsck().await.is_clean());
     };

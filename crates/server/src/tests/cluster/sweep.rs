@@ -181,6 +181,8 @@ fn nothing_is_left_half_done() {
                         Err(_) => world.node(0).sleep(Duration::from_secs(5)).await,
                     }
                 };
+                // Until the first one's session is over.
+                sleep(&world, Duration::from_secs(60)).await;
                 let tree = late.tree(Ino::ROOT).await.unwrap();
                 let k = done.get();
                 if kind == CrashKind::Process {

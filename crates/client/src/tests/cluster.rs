@@ -1,0 +1,350 @@
+//! Several mounts of several real servers, in the simulated environment.
+
+use crate::api::{ClientConfig, Clock, Ctx, Hints, OpenFlags};
+use crate::stats::Count;
+use crate::{Client, OpenFile, Way};
+use amphi_env::sim::CrashKind;
+use amphi_env::{Buf, Env, Sim, SimEnv};
+use amphi_server::{Server, ServerConfig};
+use amphi_transport::{ClusterKey, LinkConfig, Timeouts};
+use amphi_types::{Errno, Ino, SessionId, Timespec, layout};
+use amphi_wire::Role;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+const KEY: &[u8] = b"the secret of the simulated cluster";
+
+thread_local! {
+    static TIME: RefCell<Option<SimEnv>> = const { RefCell::new(None) };
+}
+
+struct SimClock;
+
+impl Clock for SimClock {
+    fn now_ns(&self) -> u64 {
+        TIME.with(|t| t.borrow().as_ref().map_or(0, |env| env.now().0))
+    }
+    fn wall(&self) -> Timespec {
+        TIME.with(|t| t.borrow().as_ref().map_or(Timespec::default(), |env| env.wall()))
+    }
+}
+
+/// Servers `s0`, `s1`, ... with one target each, and their mounts on nodes `m1`, `m2`, ...
+struct Cluster {
+    sim: Sim,
+    env: SimEnv,
+    mounts: Cell<u64>,
+}
+
+fn in_cluster(seed: u64, servers: usize, story: impl AsyncFnOnce(&Cluster)) {
+    let sim = Sim::new(seed, Default::default());
+    let env = sim.node("controller");
+    TIME.with(|t| *t.borrow_mut() = Some(env.clone()));
+    let cluster = Cluster { sim, env, mounts: Cell::new(0) };
+    let played = cluster.sim.block_on(async {
+        for at in 0..servers {
+            cluster.serve(at).await;
+        }
+        story(&cluster).await;
+    });
+    played.expect("the simulation ends");
+    TIME.with(|t| t.borrow_mut().take());
+}
+
+impl Cluster {
+    async fn serve(&self, at: usize) {
+        let env = self.sim.node(&format!("s{at}"));
+        let mut config = ServerConfig::new("/data");
+        config.targets = Some(1);
+        config.zone_bytes = Some(64 << 20);
+        config.log_bytes = 1 << 20;
+        config.name = format!("s{at}");
+        config.listen = vec![format!("tcp:s{at}:7000")];
+        config.key = Some(KEY.to_vec());
+        if at > 0 {
+            config.join = vec!["tcp:s0:7000".into()];
+        }
+        let ready = Rc::new(Cell::new(false));
+        let told = ready.clone();
+        env.clone().spawn(async move {
+            let server = Server::start(env.clone(), config).await.expect("the server starts");
+            told.set(true);
+            env.sleep(Duration::from_secs(1 << 30)).await;
+            drop(server);
+        });
+        self.until("the server", || ready.get()).await;
+    }
+
+    async fn until(&self, what: &str, done: impl Fn() -> bool) {
+        for _ in 0..400_000 {
+            if done() {
+                return;
+            }
+            self.env.sleep(Duration::from_micros(500)).await;
+        }
+        panic!("{what} takes too long");
+    }
+
+    async fn sleep(&self, seconds: u64) {
+        self.env.sleep(Duration::from_secs(seconds)).await;
+    }
+
+    async fn mount(&self) -> Client {
+        self.mounts.set(self.mounts.get() + 1);
+        let env = self.sim.node(&format!("m{}", self.mounts.get()));
+        let mut config = ClientConfig::new(Arc::new(SimClock));
+        config.cache_bytes = Some(8 << 20);
+        let (client, half) = Client::new(config);
+        let link = LinkConfig {
+            addrs: vec!["tcp:s0:7000".into()],
+            session: SessionId(self.mounts.get() * 1000),
+            role: Role::Mount,
+            name: format!("host:{}", self.mounts.get()),
+            key: ClusterKey::new(KEY).ok(),
+            timeouts: Timeouts { first_connect: Duration::from_secs(60), ..Timeouts::default() },
+        };
+        env.clone().spawn(async move {
+            let _ = half.run(env, link, Way::Addresses).await;
+        });
+        client.getattr(&Ctx::root(), Ino::ROOT).await.expect("the mount is let in");
+        client
+    }
+
+    async fn two(&self) -> [Client; 2] {
+        let first = self.mount().await;
+        let second = self.mount().await;
+        assert!(!first.is_alone() && !second.is_alone(), "both know of each other");
+        [first, second]
+    }
+}
+
+fn root() -> Ctx {
+    Ctx::root()
+}
+
+/// A directory whose inode and files are on `target`.
+async fn dir_on(client: &Client, target: u16) -> Ino {
+    let pool = client.core.pool();
+    let on = |n: &String| layout::directory_target(Ino::ROOT, n.as_bytes(), pool).0 == target;
+    let name = (0..).map(|i| format!("d{i}")).find(on).expect("a name");
+    match client.lookup(&root(), Ino::ROOT, name.as_bytes()).await {
+        Ok(attr) => attr.ino,
+        Err(_) => client.mkdir(&root(), Ino::ROOT, name.as_bytes(), 0o755).await.expect("mkdir").ino,
+    }
+}
+
+async fn create(client: &Client, dir: Ino, name: &str) -> Arc<OpenFile> {
+    client.create(&root(), dir, name.as_bytes(), 0o644, OpenFlags::READ_WRITE).await.expect("create").file
+}
+
+async fn open(client: &Client, dir: Ino, name: &str) -> Arc<OpenFile> {
+    let ino = client.lookup(&root(), dir, name.as_bytes()).await.expect("the file is there").ino;
+    client.open(&root(), ino, OpenFlags::READ_WRITE).await.expect("open")
+}
+
+async fn write(client: &Client, file: &Arc<OpenFile>, at: u64, bytes: &[u8]) {
+    if client.try_write(&root(), file, at, bytes, Hints::default()).is_none() {
+        let written = client.write(&root(), file, at, Buf::copy_of(bytes), Hints::default()).await;
+        assert_eq!(written, Ok(bytes.len()));
+    }
+}
+
+/// Reads what the cache has; `None` if a server has to be asked.
+fn cached(client: &Client, file: &Arc<OpenFile>, len: usize) -> Option<Vec<u8>> {
+    let mut buf = vec![0; len];
+    client.try_read(&root(), file, 0, &mut buf, Hints::default()).map(|n| buf[..n].to_vec())
+}
+
+async fn read(client: &Client, file: &Arc<OpenFile>, len: usize) -> Vec<u8> {
+    match cached(client, file, len) {
+        Some(bytes) => bytes,
+        None => client.read(&root(), file, 0, len, Hints::default()).await.expect("read").to_vec(),
+    }
+}
+
+fn calls(client: &Client) -> u64 {
+    client.core.stats.of(Count::Calls).1
+}
+
+/// Goal: Promise S1 with several mounts of several servers: what is changed on one mount is seen at once on the other, whichever server
+/// has it. Method: files on each server, written and renamed over servers by one mount, cached and looked at by the other.
+#[test]
+fn two_mounts_of_three_servers_agree() {
+    for seed in 0..4 {
+        in_cluster(seed, 3, async |c| {
+            let [a, b] = c.two().await;
+            let mut files = Vec::new();
+            for target in 0..3 {
+                let dir = dir_on(&a, target).await;
+                let fa = create(&a, dir, "f").await;
+                write(&a, &fa, 0, b"first").await;
+                let fb = open(&b, dir, "f").await;
+                assert_eq!(read(&b, &fb, 10).await, b"first");
+                files.push((dir, fa, fb));
+            }
+            for (i, (_, fa, fb)) in files.iter().enumerate() {
+                let text = format!("second {i}");
+                write(&a, fa, 0, text.as_bytes()).await;
+                assert_eq!(read(&b, fb, 20).await, text.as_bytes());
+                write(&b, fb, 100_000, b"end").await;
+                assert_eq!(a.getattr(&root(), fa.ino()).await.expect("stat").size, 100_003);
+            }
+            for i in 0..3 {
+                let (from, to) = (files[i].0, files[(i + 1) % 3].0);
+                assert!(b.lookup(&root(), to, b"moved").await.is_err());
+                let (old, new) = ((from, &b"f"[..]), (to, &b"moved"[..]));
+                a.rename(&root(), old, new, amphi_wire::RenameMode::NoReplace).await.expect("rename");
+                assert_eq!(b.lookup(&root(), from, b"f").await, Err(Errno::NoEnt));
+                assert_eq!(b.lookup(&root(), to, b"moved").await.expect("moved").ino, files[i].1.ino());
+            }
+        });
+    }
+}
+
+/// Goal: in company there is a connection to each server, and a mount that has just come has one too; a server that is restarted
+/// under two mounts goes on as soon as both have said what they hold, not after the time of grace. Method: one server is killed
+/// on which one of the mounts has never been.
+#[test]
+fn a_restarted_server_waits_for_nobody_who_is_there() {
+    in_cluster(11, 3, async |c| {
+        let [a, _b] = c.two().await;
+        let dir = dir_on(&a, 1).await;
+        let f = create(&a, dir, "f").await;
+        write(&a, &f, 0, b"under a lock").await;
+        c.sleep(1).await;
+        c.sim.crash("s1", CrashKind::Process);
+        c.serve(1).await;
+        let begun = c.env.now();
+        let g = create(&a, dir, "g").await;
+        write(&a, &g, 0, b"under a new one").await;
+        a.fsync(&root(), &g, false).await.expect("fsync");
+        a.fsync(&root(), &f, false).await.expect("fsync");
+        assert!(c.env.now().since(begun) < Duration::from_secs(5), "{:?}", c.env.now().since(begun));
+    });
+}
+
+/// Goal: silence of one server stops the use of what that server granted, and of nothing else. Method: names and bytes of two
+/// servers are cached; one is cut off for longer than its lease lasts.
+#[test]
+fn a_silent_server_stops_what_it_granted() {
+    in_cluster(12, 3, async |c| {
+        let [a, b] = c.two().await;
+        let (d, e) = (dir_on(&a, 1).await, dir_on(&a, 2).await);
+        let (fd, fe) = (create(&b, d, "f").await, create(&b, e, "f").await);
+        for (dir, file) in [(d, &fd), (e, &fe)] {
+            write(&b, file, 0, b"bytes").await;
+            b.lookup(&root(), dir, b"f").await.expect("cached");
+            assert_eq!(read(&b, file, 5).await, b"bytes");
+        }
+        c.sim.cut("m2", "s1");
+        c.sleep(15).await;
+        assert!(cached(&b, &fd, 5).is_some() && cached(&b, &fe, 5).is_some(), "not yet");
+        c.sleep(7).await;
+        assert_eq!(cached(&b, &fd, 5), None, "it was silent for too long");
+        assert_eq!(cached(&b, &fe, 5).as_deref(), Some(&b"bytes"[..]), "another server is there");
+        b.lookup(&root(), e, b"f").await.expect("names too");
+        let before = calls(&b);
+        b.lookup(&root(), e, b"f").await.expect("names too");
+        assert_eq!(calls(&b), before);
+        c.sim.heal("m2", "s1");
+        assert_eq!(read(&b, &fd, 5).await, b"bytes");
+        assert!(cached(&b, &fd, 5).is_some(), "in touch again");
+        drop(a);
+    });
+}
+
+/// Goal: a mount that one server evicts fails its calls and holds nobody up on any server. Method: its link to one server is cut
+/// while it has dirty bytes under locks of two; the other mount wants both.
+#[test]
+fn a_mount_evicted_by_one_server_is_over() {
+    in_cluster(13, 3, async |c| {
+        let [a, b] = c.two().await;
+        let (d, e) = (dir_on(&a, 1).await, dir_on(&a, 2).await);
+        let (fd, fe) = (create(&b, d, "f").await, create(&b, e, "f").await);
+        write(&b, &fd, 0, b"held by b").await;
+        write(&b, &fe, 0, b"held by b").await;
+        c.sim.cut("m2", "s1");
+        let begun = c.env.now();
+        let ga = open(&a, d, "f").await;
+        write(&a, &ga, 0, b"by a").await;
+        let took = c.env.now().since(begun);
+        assert!(took < Duration::from_secs(70), "{took:?}");
+        c.until("the end of the session", || b.core.company.is_lost()).await;
+        assert_eq!(b.lookup(&root(), e, b"f").await, Err(Errno::Io));
+        let begun = c.env.now();
+        let he = open(&a, e, "f").await;
+        write(&a, &he, 0, b"by a").await;
+        assert!(c.env.now().since(begun) < Duration::from_secs(5), "its lock there went with it");
+        assert_eq!(b.core.cache.dirty_bytes(), 0);
+    });
+}
+
+/// Goal: a lock goes back also if its file was made on a smaller cluster and is not known to the mount any more. Method: an empty file
+/// whose lock is kept; the cluster grows; the other mount writes it.
+#[test]
+fn locks_of_a_smaller_cluster_go_back() {
+    in_cluster(14, 2, async |c| {
+        let [a, b] = c.two().await;
+        let dir = dir_on(&a, 1).await;
+        let f = create(&a, dir, "f").await;
+        // The second stripe is on target 0; it would be on target 2 of a cluster of three.
+        write(&a, &f, 4 << 20, b"far").await;
+        a.fsync(&root(), &f, false).await.expect("fsync");
+        let set = amphi_types::SetAttr { size: Some(0), ..Default::default() };
+        a.setattr(&root(), f.ino(), set, None).await.expect("truncate");
+        drop(f);
+        c.serve(2).await;
+        c.until("the news of the new server", || a.core.pool() == 3 && b.core.pool() == 3).await;
+        let begun = c.env.now();
+        let g = open(&b, dir, "f").await;
+        write(&b, &g, 4 << 20, b"new").await;
+        b.fsync(&root(), &g, false).await.expect("fsync");
+        assert!(c.env.now().since(begun) < Duration::from_secs(5), "nobody was waited for");
+        assert!(a.getattr(&root(), Ino::ROOT).await.is_ok(), "and nobody was evicted");
+    });
+}
+
+/// Goal: a lone mount that has lost the master and still reaches another server does not act alone there when others may have come;
+/// when the master is back and nobody came, it is alone again. Method: its way to the master is cut, once with another mount
+/// coming and once without.
+#[test]
+fn a_lone_mount_without_the_master_is_cautious() {
+    in_cluster(15, 2, async |c| {
+        let a = c.mount().await;
+        let dir = dir_on(&a, 1).await;
+        let f = create(&a, dir, "f").await;
+        write(&a, &f, 0, b"alone").await;
+        let cut = || {
+            c.sim.cut("m1", "s0");
+            c.sim.break_connections("m1", "s0");
+        };
+        cut();
+        c.sleep(8).await;
+        assert!(a.is_alone());
+        c.sleep(5).await;
+        assert!(!a.is_alone(), "nobody knows");
+        write(&a, &f, 0, b"goes on").await;
+        c.sim.heal("m1", "s0");
+        c.until("the master", || a.is_alone()).await;
+        assert_eq!(read(&a, &f, 10).await, b"goes on");
+        cut();
+        let begun = c.env.now();
+        let b = c.mount().await;
+        assert!(c.env.now().since(begun) > Duration::from_secs(10) && !a.is_alone());
+        let g = open(&b, dir, "f").await;
+        for round in 0..5u8 {
+            write(&a, &f, u64::from(round) * 3, &[round; 5]).await;
+            let end = u64::from(round) * 3 + 5;
+            assert_eq!(b.getattr(&root(), g.ino()).await.expect("stat").size, end.max(7));
+            assert_eq!(read(&b, &g, 100).await[end as usize - 5..end as usize], [round; 5]);
+            write(&b, &g, 0, &[100 + round]).await;
+            assert_eq!(read(&a, &f, 1).await, [100 + round]);
+        }
+        c.sim.heal("m1", "s0");
+        c.sleep(3).await;
+        assert!(!a.is_alone() && !b.is_alone());
+        assert_eq!(read(&a, &f, 1).await, [104]);
+    });
+}

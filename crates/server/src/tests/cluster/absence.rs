@@ -1,0 +1,152 @@
+//! Servers that restart while several mounts are there, of which some are away.
+
+use super::*;
+use crate::tests::company::{lock, lookup};
+use amphi_types::ByteRange;
+use amphi_wire::LockMode;
+use futures_util::future::join3;
+
+fn held_lock(ino: Ino) -> HeldLock {
+    HeldLock { object: ObjectId { ino, stripe: 0 }, mode: LockMode::Write, range: ByteRange::new(0, 4096) }
+}
+
+/// Goal: after the restart of one server nobody gets a lock or caches attributes there before everybody who may hold something there
+/// has said so, or has gone; elsewhere all goes on. Method: as for one server: a mount with a lock is kept away from the
+/// restarted server while another one asks for it; it comes back, or does not.
+#[test]
+fn the_absent_keep_their_locks_on_one_server() {
+    for comes_back in [true, false] {
+        let world = World::new(420, &[1, 1, 1], 1);
+        let run = async {
+            let mut servers = world.start_all().await;
+            let a = world.mount_everywhere("a", 1).await;
+            let b = world.mount_everywhere("b", 2).await;
+            let (d, e) = (a.dir_at(1).await, a.dir_at(2).await);
+            let (f, g) = (a.create(d, "f").await.unwrap(), a.create(e, "g").await.unwrap());
+            a.call(lock(f, LockMode::Write, 0, 4096)).await.unwrap();
+            a.held(1).locks.borrow_mut().push(held_lock(f));
+            a.held(1).deaf.set(true);
+            crash(&world, 1, CrashKind::Process);
+            servers[1] = None;
+            world.sim.cut("a", "s1");
+            servers[1] = Some(world.start(1).await.unwrap());
+            let env = world.sim.node("client");
+            let begun = env.now();
+            let granted = Cell::new(None);
+            let asks = async {
+                b.call(lock(f, LockMode::Write, 0, 4096)).await.unwrap();
+                granted.set(Some(env.now().since(begun)));
+            };
+            let elsewhere = async {
+                b.call(lock(g, LockMode::Write, 0, 4096)).await.unwrap();
+                b.create(e, "h").await.unwrap();
+                assert!(b.told(lookup(e, "h")).await.1.name.is_some());
+                assert!(env.now().since(begun) < Duration::from_secs(1), "other servers go on");
+            };
+            let returns = async {
+                if !comes_back {
+                    return;
+                }
+                env.sleep(Duration::from_secs(7)).await;
+                assert_eq!(granted.get(), None);
+                world.sim.heal("a", "s1");
+                let held = a.held(1);
+                let back = held.pushed(|p| matches!(p, Push::Callback { .. }).then(|| p.clone())).await;
+                assert_eq!(granted.get(), None, "its lock holds");
+                a.reply(1, &back).await;
+            };
+            join3(asks, elsewhere, returns).await;
+            let waited = granted.get().expect("granted");
+            match comes_back {
+                true => assert!(waited >= Duration::from_secs(7) && waited < Duration::from_secs(20), "{waited:?}"),
+                false => assert!(waited >= Duration::from_secs(29) && waited < Duration::from_secs(40), "{waited:?}"),
+            }
+        };
+        world.sim.block_on(run).unwrap();
+    }
+}
+
+/// Goal: after the restart of a server a change waits for those who may cache what it changes there. Method: as above, with a name.
+#[test]
+fn the_absent_keep_their_tokens_on_one_server() {
+    let world = World::new(421, &[1, 1], 1);
+    let run = async {
+        let mut servers = world.start_all().await;
+        let a = world.mount_everywhere("a", 1).await;
+        let b = world.mount_everywhere("b", 2).await;
+        let dir = b.dir_at(1).await;
+        b.create(dir, "f").await.unwrap();
+        assert!(a.told(lookup(dir, "f")).await.1.name.is_some());
+        crash(&world, 1, CrashKind::Process);
+        servers[1] = None;
+        world.sim.cut("a", "s1");
+        servers[1] = Some(world.start(1).await.unwrap());
+        let env = world.sim.node("client");
+        let done = Cell::new(false);
+        let change = async {
+            b.unlink(dir, "f").await.unwrap();
+            done.set(true);
+        };
+        let elsewhere = async {
+            b.create(Ino::ROOT, "g").await.unwrap();
+            assert!(!done.get());
+        };
+        let returns = async {
+            env.sleep(Duration::from_secs(5)).await;
+            assert!(!done.get());
+            world.sim.heal("a", "s1");
+        };
+        join3(change, elsewhere, returns).await;
+        assert_eq!(a.held(1).restarts.get(), 1, "it knew before");
+        assert_eq!(a.lookup(dir, "f").await, Err(Errno::NoEnt));
+    };
+    world.sim.block_on(run).unwrap();
+}
+
+/// Goal: the master and the others may restart in turn under two mounts: locks and opens stay, company stays, and what was unlinked
+/// while open goes when it is closed. Method: kills each server in turn, then both; presents; counts.
+#[test]
+fn two_mounts_survive_every_server() {
+    for down in [vec![0], vec![1], vec![0, 1], vec![1, 0]] {
+        let world = World::new(422, &[1, 1], 1);
+        let run = async {
+            let mut servers = world.start_all().await;
+            let a = world.mount_everywhere("a", 1).await;
+            let b = world.mount_everywhere("b", 2).await;
+            let mut files = Vec::new();
+            for target in 0..2u16 {
+                let dir = a.dir_at(target).await;
+                let f = a.open_new(dir, "f").await.unwrap().attr.ino;
+                a.opened(f);
+                a.call(lock(f, LockMode::Write, 0, 4096)).await.unwrap();
+                a.held(usize::from(target)).locks.borrow_mut().push(held_lock(f));
+                b.unlink(dir, "f").await.unwrap();
+                files.push((dir, f));
+            }
+            for at in &down {
+                crash(&world, *at, CrashKind::Process);
+                servers[*at] = None;
+            }
+            for at in &down {
+                sleep(&world, Duration::from_secs(2)).await;
+                servers[*at] = Some(world.start(*at).await.unwrap());
+            }
+            for (dir, f) in &files {
+                a.stat(*f).await.expect("still open");
+                assert!(b.told(lookup(*dir, "x")).await.1.name.is_some(), "still in company");
+                let env = world.sim.node("client");
+                let asked = b.call(lock(*f, LockMode::Write, 0, 4096));
+                // Its client gives it back when it is asked to, under its new name.
+                let taken = amphi_env::timeout(&env, Duration::from_secs(20), asked).await;
+                taken.expect("in time").expect("granted");
+                a.call(Request::Close { ino: *f, access: RW, atime: None }).await.unwrap();
+            }
+            a.goodbye().await;
+            b.goodbye().await;
+            world.stop_all(servers).await;
+            let report = world.fsck().await;
+            assert!(report.is_clean() && report.orphans == 0, "{down:?}: {report:#?}");
+        };
+        world.sim.block_on(run).unwrap();
+    }
+}

@@ -1,0 +1,154 @@
+//! Eviction of one of several mounts of several servers, and what its last messages may still do.
+
+use super::*;
+use crate::tests::company::lock;
+use amphi_types::ByteRange;
+use amphi_wire::LockMode;
+use futures_util::future::join;
+
+fn write(ino: Ino, byte: u8) -> (Request, Option<Buf>) {
+    let object = ObjectId { ino, stripe: 0 };
+    let (mtime, generation) = (Timespec::default(), 0);
+    let op = Request::Write { object, offset: 0, generation, mtime, server_lock: false, kill_suidgid: false };
+    let mut payload = Buf::zeroed(4096);
+    payload.fill(byte);
+    (op, Some(payload))
+}
+
+async fn writes(m: &Mount<'_>, ino: Ino, byte: u8) -> Result<()> {
+    let (op, payload) = write(ino, byte);
+    m.send(op, payload).await.0.map(drop)
+}
+
+/// First byte of a file.
+async fn first_byte(m: &Mount<'_>, ino: Ino) -> u8 {
+    let object = ObjectId { ino, stripe: 0 };
+    let op = Request::Read { object, range: ByteRange::new(0, 4096), server_lock: false };
+    let link = m.link_of(ino.target()).await;
+    let call = Call { target: ino.target(), cred: Cred::root(), op };
+    let (answer, data) = link.call(Lane::Normal, call, None, 0).await.unwrap();
+    answer.result.unwrap();
+    data.expect("bytes")[0]
+}
+
+fn evictions(server: &Option<Rc<Server<SimEnv>>>) -> u64 {
+    server.as_ref().unwrap().worker.counters.evictions.get()
+}
+
+/// Goal: a mount that one server evicts is over on all of them: whoever waits gets its locks everywhere within the deadline, and
+/// nothing that it sends later is written anywhere. Method: two mounts with a lock and an open file on each server; one does
+/// not answer one of the servers: the master, or another one.
+#[test]
+fn one_server_evicts_for_all() {
+    for silent_at in [0, 1] {
+        let world = World::new(410 + silent_at as u64, &[1, 1, 1], 1);
+        let run = async {
+            let servers = world.start_all().await;
+            let a = world.mount_everywhere("a", 1).await;
+            let b = world.mount_everywhere("b", 2).await;
+            let mut files = Vec::new();
+            for target in 0..3 {
+                let dir = a.dir_at(target).await;
+                let f = a.create(dir, "f").await.unwrap();
+                b.call(Request::Open { ino: f, access: RW, exec: false }).await.unwrap();
+                b.call(lock(f, LockMode::Write, 0, 4096)).await.unwrap();
+                writes(&b, f, 1).await.unwrap();
+                files.push(f);
+            }
+            b.held(silent_at).deaf.set(true);
+            let env = world.sim.node("client");
+            let begun = env.now();
+            a.call(lock(files[silent_at], LockMode::Write, 0, 4096)).await.expect("granted in the end");
+            let took = env.now().since(begun);
+            assert!(took >= Duration::from_secs(29) && took < Duration::from_secs(33), "{took:?}");
+            let begun = env.now();
+            b.set_deaf(true);
+            for f in &files {
+                a.call(lock(*f, LockMode::Write, 0, 4096)).await.expect("granted");
+                // The client of the test comes back under its id, as a new session, to which its locks do not belong; it opened
+                // nothing in it.
+                assert_eq!(first_byte(&a, *f).await, 1);
+            }
+            assert!(env.now().since(begun) < Duration::from_secs(5), "its other locks went with it");
+            assert_eq!(evictions(&servers[0]), 1, "the master knows");
+        };
+        world.sim.block_on(run).unwrap();
+    }
+}
+
+/// Goal: a mount that the master evicts while another server hears nothing of the master keeps there what it has, and nothing
+/// else; when that server hears of it, what it has goes, and its late writes fail. Nobody waits elsewhere. Method: the servers
+/// are cut off from each other; the evicted mount writes before and after the cut is healed.
+#[test]
+fn a_server_that_hears_later_ends_the_session() {
+    let world = World::new(415, &[1, 1], 1);
+    let run = async {
+        let servers = world.start_all().await;
+        let a = world.mount_everywhere("a", 1).await;
+        let b = world.mount_everywhere("b", 2).await;
+        let mut files = Vec::new();
+        for target in 0..2 {
+            let f = a.create(a.dir_at(target).await, "f").await.unwrap();
+            b.call(lock(f, LockMode::Write, 0, 4096)).await.unwrap();
+            files.push(f);
+        }
+        world.sim.cut("s0", "s1");
+        // So that its client does not come back.
+        world.sim.cut("b", "s0");
+        let env = world.sim.node("client");
+        a.call(lock(files[0], LockMode::Write, 0, 4096)).await.expect("the master evicts it");
+        writes(&b, files[1], 2).await.expect("its lock there holds");
+        let granted = Cell::new(false);
+        let waits = async {
+            a.call(lock(files[1], LockMode::Write, 0, 4096)).await.expect("granted");
+            granted.set(true);
+        };
+        b.set_deaf(true);
+        let heals = async {
+            env.sleep(Duration::from_secs(5)).await;
+            assert!(!granted.get());
+            world.sim.heal("s0", "s1");
+        };
+        let begun = env.now();
+        join(waits, heals).await;
+        assert!(env.now().since(begun) < Duration::from_secs(10), "as soon as it hears of it");
+        assert_eq!(first_byte(&a, files[1]).await, 2);
+        let (op, payload) = write(files[1], 3);
+        let late = amphi_env::timeout(&env, Duration::from_secs(10), b.send(op, payload)).await;
+        assert!(late.is_none_or(|(result, _)| result.is_err()), "too late");
+        assert_eq!(first_byte(&a, files[1]).await, 2);
+        drop(servers);
+    };
+    world.sim.block_on(run).unwrap();
+}
+
+/// Goal: a server that hears nothing of the master serves several mounts for a minute, and then lets them wait until it does;
+/// one mount alone it serves on. Method: the servers are cut off from each other for two minutes.
+#[test]
+fn a_server_without_the_master_stops() {
+    for mounts in [1, 2] {
+        let world = World::new(418, &[1, 1], 1);
+        let run = async {
+            let _servers = world.start_all().await;
+            let a = world.mount_everywhere("a", 1).await;
+            let _b = if mounts == 2 { Some(world.mount_everywhere("b", 2).await) } else { None };
+            let dir = a.dir_at(1).await;
+            world.sim.cut("s0", "s1");
+            sleep(&world, Duration::from_secs(50)).await;
+            a.create(dir, "within").await.expect("it goes on");
+            sleep(&world, Duration::from_secs(20)).await;
+            let done = Cell::new(false);
+            let creates = async {
+                a.create(dir, "after").await.expect("in the end");
+                done.set(true);
+            };
+            let heals = async {
+                sleep(&world, Duration::from_secs(20)).await;
+                assert_eq!(done.get(), mounts == 1);
+                world.sim.heal("s0", "s1");
+            };
+            join(creates, heals).await;
+        };
+        world.sim.block_on(run).unwrap();
+    }
+}
