@@ -23,8 +23,8 @@ pub enum Plant {
     SplitWrites,
     /// The server forgets a session as soon as its connection breaks, so that resent calls are done twice.
     ForgottenSessions,
-    /// A killed server comes back without what was not stable, while the others and the mounts go on.
-    KillsLosePower,
+    /// A killed server other than the master comes back without what was not stable, while the others and the mount go on.
+    MembersLosePower,
     /// One lock in 10 of those that do not wait is not asked for, and told to be held.
     UnaskedLocks,
 }
@@ -37,7 +37,7 @@ impl Plant {
         Plant::TwiceAppended,
         Plant::SplitWrites,
         Plant::ForgottenSessions,
-        Plant::KillsLosePower,
+        Plant::MembersLosePower,
         Plant::UnaskedLocks,
     ];
 }

@@ -54,12 +54,12 @@ impl Run {
         match self.roll(if network { 6 } else { 3 }) {
             0 => {
                 self.note(format!("{node} is killed"));
-                self.cluster.crash_server(at, killed());
+                self.cluster.crash_server(at, killed(at));
                 self.server_again(at).await
             }
             1 | 2 => {
                 let nth = 1 + self.roll(12);
-                self.cluster.sim.crash_at(node, nth, killed());
+                self.cluster.sim.crash_at(node, nth, killed(at));
                 self.pause(100..20_000).await;
                 if self.cluster.server_lives(at) {
                     self.cluster.sim.clear_crash_at(node);
@@ -130,10 +130,10 @@ impl Run {
     }
 }
 
-/// What a kill takes with it.
-fn killed() -> CrashKind {
+/// What a kill of server `at` takes with it.
+fn killed(at: usize) -> CrashKind {
     match plant::active() {
-        Some(Plant::KillsLosePower) => CrashKind::Power,
+        Some(Plant::MembersLosePower) if at > 0 => CrashKind::Power,
         _ => CrashKind::Process,
     }
 }
