@@ -221,7 +221,12 @@ pub(crate) fn told(core: &Core, change: u64, alone: bool) -> bool {
         company.settled.store(false, SeqCst);
         company.set(alone);
         crate::tokens::lose_all(core);
-        core.files.all().iter().for_each(|file| file.turn());
+        for file in core.files.all() {
+            file.turn();
+            if !alone {
+                file.times_told();
+            }
+        }
     }
     true
 }
@@ -252,7 +257,7 @@ pub(crate) async fn settle<E: Env>(core: Arc<Core>, change: u64, env: E) {
         }
         company.settled.store(true, SeqCst);
     }
-    let known = core.send(Lane::Urgent, TargetId(0), &Cred::root(), Request::CompanyKnown { change }, None, 0);
+    let known = core.send(Lane::Answer, TargetId(0), &Cred::root(), Request::CompanyKnown { change }, None, 0);
     if let Err(e) = known.await {
         tracing::debug!("the server does not know that this mount knows of others: {e}");
     }

@@ -346,14 +346,15 @@ impl File {
         self.flights.lock().ranges.iter().any(|(_, r)| r.overlaps(&range))
     }
 
-    /// The attributes with what only this client knows laid over them.
-    pub(crate) fn overlay(&self, mut attr: Attr) -> Attr {
+    /// The attributes with what only this client knows laid over them. Alone, its time of the last write is the truth, even
+    /// if it was set back; in company another mount may have written later.
+    pub(crate) fn overlay(&self, mut attr: Attr, alone: bool) -> Attr {
         let known = self.known.lock();
         attr.size = self.size();
         // Dirty bytes will take storage; a file without any would pass for sparse.
         attr.blocks += self.dirty_bytes.load(SeqCst).div_ceil(512);
         if known.mtime_local {
-            attr.mtime = known.mtime;
+            attr.mtime = if alone { known.mtime } else { attr.mtime.max(known.mtime) };
             attr.ctime = attr.ctime.max(known.mtime);
         }
         attr.atime = attr.atime.max(known.accessed.unwrap_or(attr.atime));
@@ -396,7 +397,7 @@ impl File {
             }
         }
         drop(known);
-        Adopted { attr: self.overlay(view.attr), taken: knows || news, current }
+        Adopted { attr: self.overlay(view.attr, alone), taken: knows || news, current }
     }
 
     /// A write past the cache now ends at `end`.
@@ -430,6 +431,14 @@ impl File {
         if atime <= changed || now.sec - atime.sec >= ATIME_AGE_S {
             known.accessed = Some(now);
             known.accessed_due = true;
+        }
+    }
+
+    /// Everything of this client has been written back, and others may write from now on: its times are the server's.
+    pub(crate) fn times_told(&self) {
+        let mut known = self.known.lock();
+        if self.dirty_bytes.load(SeqCst) == 0 {
+            known.mtime_local = false;
         }
     }
 
@@ -517,11 +526,11 @@ mod tests {
             file.note_access(now);
             assert!(!file.atime_due.load(Relaxed), "the next one does not");
             let want = if renewed { now } else { attr.atime };
-            assert_eq!(file.overlay(attr).atime, want, "{atime} {mtime} {ctime}");
+            assert_eq!(file.overlay(attr, true).atime, want, "{atime} {mtime} {ctime}");
             file.touch(Timespec { sec: now.sec + 1, nsec: 0 });
             assert!(file.atime_due.load(Relaxed), "a write in the cache makes the next read count");
             file.note_access(Timespec { sec: now.sec + 2, nsec: 0 });
-            assert_eq!(file.overlay(attr).atime.sec, now.sec + 2);
+            assert_eq!(file.overlay(attr, true).atime.sec, now.sec + 2);
         }
     }
 }

@@ -99,7 +99,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
                     None => Default::default(),
                 };
                 let op = Request::GlimpseReply { id, size, mtime };
-                drop(self.core.send(Lane::Urgent, target, &Cred::root(), op, None, 0));
+                drop(self.core.send(Lane::Answer, target, &Cred::root(), op, None, 0));
             }
             Push::Revoke { target, id, upto, keys } => tokens::revoke(&self.core, target, id, upto, keys),
             Push::Company { change, alone } => {

@@ -317,7 +317,7 @@ fn give_back(core: &Arc<Core>, target: TargetId, locks: Vec<u64>) {
         !here
     });
     if due.is_empty() {
-        drop(core.send(Lane::Urgent, target, &Cred::root(), cancel, None, 0));
+        drop(core.send(Lane::Answer, target, &Cred::root(), cancel, None, 0));
         return;
     }
     let core2 = core.clone();
@@ -325,7 +325,7 @@ fn give_back(core: &Arc<Core>, target: TargetId, locks: Vec<u64>) {
         for file in &due {
             pages::take_back(&core2, file).await;
         }
-        drop(core2.send(Lane::Urgent, target, &Cred::root(), cancel, None, 0));
+        drop(core2.send(Lane::Answer, target, &Cred::root(), cancel, None, 0));
     });
 }
 
@@ -354,6 +354,9 @@ fn forget(core: &Arc<Core>, object: ObjectId, ranges: &[ByteRange], discard_dirt
     file.own_end.store(0, SeqCst);
     file.own_end.fetch_max(core.cache.dirty_end(&file), SeqCst);
     file.turn();
+    if !core.company.is_alone() {
+        file.times_told();
+    }
     if discard_dirty {
         file.fail(ByteRange::new(0, 0), Errno::Io);
         file.signal.notify();

@@ -265,7 +265,7 @@ pub(crate) fn revoke(core: &Arc<Core>, target: TargetId, id: u64, upto: u64, key
         cache.revoke(&Revoke { session, id, upto, keys });
     }
     let op = Request::Revoked { ids: vec![id] };
-    drop(core.send(Lane::Urgent, target, &Cred::root(), op, None, 0));
+    drop(core.send(Lane::Answer, target, &Cred::root(), op, None, 0));
 }
 
 /// Nothing cached counts any more.
@@ -368,7 +368,7 @@ fn shown(core: &Core, view: &InodeView) -> Option<Attr> {
         return Some(view.attr);
     }
     match core.files.get(view.attr.ino) {
-        Some(file) => is_sure(core, &file).then(|| file.overlay(view.attr)),
+        Some(file) => is_sure(core, &file).then(|| file.overlay(view.attr, core.company.is_alone())),
         None => Some(view.attr),
     }
 }

@@ -115,10 +115,13 @@ impl<E: Env> Cx<E> {
     /// The last look before a change of file data: a session that has ended changes nothing. Until the landing is dropped, the
     /// session's locks stay although it ends.
     pub fn land(&self) -> Result<Landing> {
-        match self.target.has_session(self.session) {
-            true => Ok(self.target.landings.start(self.session)),
-            false => Err(Errno::Io),
-        }
+        self.alive()?;
+        Ok(self.target.landings.start(self.session))
+    }
+
+    /// Fails once the session has ended: to be asked after the last wait before anything is kept for it.
+    pub fn alive(&self) -> Result<()> {
+        if self.target.has_session(self.session) { Ok(()) } else { Err(Errno::Io) }
     }
 
     /// Appends the change and ends it, then waits until the record is written.

@@ -16,17 +16,20 @@ use amphi_types::{Ino, ObjectId, SessionId, TargetId, Timespec};
 use amphi_wire::Push;
 use futures_channel::oneshot;
 use futures_util::future::join_all;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Bits of a question's id that count questions; the rest is the target.
-const COUNT_BITS: u32 = 48;
+/// Where the target begins in a question's id. Below it are 16 bits of the number of the target's start, so that an answer that
+/// is sent again after a restart meets no question of the new run, then the count of questions.
+const TARGET_SHIFT: u32 = 48;
+/// Where the number of the start begins.
+const START_SHIFT: u32 = 32;
 
 /// The target that asked a question.
 pub fn target_of(id: u64) -> TargetId {
-    TargetId((id >> COUNT_BITS) as u16)
+    TargetId((id >> TARGET_SHIFT) as u16)
 }
 
 struct Asked {
@@ -37,10 +40,12 @@ struct Asked {
 }
 
 /// Questions of one target that wait for an answer.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Glimpses {
     asked: Rc<RefCell<BTreeMap<u64, Asked>>>,
-    last: Rc<RefCell<u64>>,
+    /// What all ids of this start have in common.
+    common: u64,
+    last: Rc<Cell<u32>>,
 }
 
 /// A question; dropping it withdraws it.
@@ -54,16 +59,15 @@ impl Drop for Open<'_> {
 }
 
 impl Glimpses {
-    fn ask(
-        &self,
-        target: TargetId,
-        session: SessionId,
-        object: ObjectId,
-        lock: LockId,
-    ) -> (u64, oneshot::Receiver<(u64, Timespec)>) {
-        let mut last = self.last.borrow_mut();
-        *last += 1;
-        let id = (u64::from(target.0) << COUNT_BITS) | *last;
+    /// Questions of `target`, which has been started so often.
+    pub fn new(target: TargetId, starts: u16) -> Glimpses {
+        let common = (u64::from(target.0) << TARGET_SHIFT) | (u64::from(starts) << START_SHIFT);
+        Glimpses { asked: Rc::default(), common, last: Rc::default() }
+    }
+
+    fn ask(&self, session: SessionId, object: ObjectId, lock: LockId) -> (u64, oneshot::Receiver<(u64, Timespec)>) {
+        self.last.set(self.last.get().wrapping_add(1));
+        let id = self.common | u64::from(self.last.get());
         let (answer, receiver) = oneshot::channel();
         self.asked.borrow_mut().insert(id, Asked { session, object, lock, answer });
         (id, receiver)
@@ -160,7 +164,7 @@ async fn ask<E: Env>(
     lock: LockId,
     session: SessionId,
 ) -> Option<(u64, Timespec)> {
-    let (id, mut receiver) = target.glimpses.ask(target.id, session, object, lock);
+    let (id, mut receiver) = target.glimpses.ask(session, object, lock);
     let _open = Open(&target.glimpses, id);
     add(&worker.counters.glimpses, 1);
     worker.push(session, Push::Glimpse { id, object });

@@ -527,7 +527,7 @@ impl<E: Env> Cx<E> {
                 txn.put(intent.key(), records::encode(&intent));
                 self.target.intents.borrow_mut().committed.insert(tx, promised.clone());
             }
-            if let Some((ino, access)) = opens {
+            if let Some((ino, access)) = opens.filter(|_| self.target.has_session(self.session)) {
                 self.target.opens.borrow_mut().open(self.session, ino, access);
             }
             self.seal(&mut txn, &reply, opens);

@@ -89,6 +89,7 @@ pub async fn execute<E: Env>(
     until_ns: Option<u64>,
 ) -> (Answer, Option<Buf>) {
     let expired = || until_ns.is_some_and(|end| worker.now_ns() >= end);
+    tracing::trace!(?session, ?id, op = ?call.op, "a request");
     if matches!(call.op, Request::StatFs) {
         return (Answer::of(Ok(Reply::StatFs(target.space()))), None);
     }
@@ -116,6 +117,7 @@ pub async fn execute<E: Env>(
             Ok((reply, payload)) => (Ok(reply), payload),
             Err(e) => (Err(e), None),
         };
+        tracing::trace!(?session, ?id, ?result, "the answer");
         let tokens = tokens(&cx, &result);
         return (Answer { result, contended: contended(target), tokens }, payload);
     }
@@ -149,6 +151,7 @@ pub async fn execute<E: Env>(
         true => Err(Errno::TimedOut),
         false => dispatch(&cx, call.op, payload).await.map(|(reply, _)| reply),
     };
+    tracing::trace!(?session, ?id, ?result, "the answer");
     let tokens = tokens(&cx, &result);
     let answer = Answer { result, contended: contended(target), tokens };
     running.done = true;

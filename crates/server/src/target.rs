@@ -167,6 +167,8 @@ impl<E: Env> Target<E> {
         data.finish_load()?;
         let pool = cluster.as_ref().map_or(pool, |c: &ClusterRecord| c.pool);
         let starts = cluster.map_or(0, |c| c.starts) + 1;
+        // What clients name by number after a restart must not be what they named before.
+        let start = (starts & 0xffff) as u16;
         let limits = LockLimits { callback_deadline_ns, ..LockLimits::default() };
         let (freed_bell, rung) = mpsc::unbounded();
         let mut opens = Opens::default();
@@ -179,15 +181,9 @@ impl<E: Env> Target<E> {
             zone,
             meta: RefCell::new(meta),
             data: RefCell::new(data),
-            locks: Locks::new(limits, (starts & 0xffff) as u16),
-            tokens: Tokens::new(
-                id,
-                callback_deadline_ns,
-                (starts & 0xffff) as u16,
-                env.now().0,
-                sessions.keys().chain(&cut_off).copied(),
-            ),
-            glimpses: Glimpses::default(),
+            locks: Locks::new(limits, start),
+            tokens: Tokens::new(id, callback_deadline_ns, start, env.now().0, sessions.keys().chain(&cut_off).copied()),
+            glimpses: Glimpses::new(id, start),
             landings: Landings::default(),
             file_locks: FileLockDesk::new(),
             names: Gate::default(),

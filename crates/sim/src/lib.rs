@@ -10,6 +10,7 @@
 pub mod cluster;
 pub mod dice;
 pub mod generate;
+pub mod linear;
 pub mod observe;
 pub mod op;
 pub mod perform;

@@ -242,7 +242,10 @@ pub async fn perform(mounts: &[Client], which: usize, ctx: &Ctx, files: &mut Fil
             Outcome::Done
         }
         Op::SyncAll => {
-            client.sync_all(ctx).await?;
+            // A mount makes stable what it wrote itself; a program that uses several asks each.
+            for mount in mounts {
+                mount.sync_all(ctx).await?;
+            }
             Outcome::Done
         }
         Op::Fallocate { handle, mode, offset, len } => {

@@ -5,9 +5,10 @@
 //!
 //! The rules. A record of a shared file is written and read whole: a read returns one write, none that was overwritten
 //! before the read began, and no later read returns an earlier one. Appended records lie in the log whole, once, in an
-//! order that agrees with time. Who made a name exclusively has it until it gives it up. A listing shows what is there
+//! order that agrees with time. Calls on whole cells of a file are events in an order that agrees with time. Who made a name exclusively has it until it gives it up. A listing shows what is there
 //! all the while exactly once. Directories that are moved about stay reachable.
 
+mod cells;
 mod names;
 mod records;
 
@@ -17,6 +18,7 @@ use amphi_client::{Client, Ctx, OpenFile, OpenFlags};
 use amphi_env::{Env, SimEnv};
 use amphi_types::{Errno, Ino, Kind, Result};
 use amphi_wire::XattrMode;
+use cells::CellFile;
 use names::Holdings;
 use records::{Log, Record};
 use std::cell::RefCell;
@@ -51,6 +53,7 @@ pub struct Shared {
     log_file: Ino,
     log: Log,
     logs_made: u64,
+    cells: CellFile,
     holdings: Holdings,
     next_tag: u64,
     /// Calls that each task still makes.
@@ -84,6 +87,7 @@ impl Shared {
             log_file: Ino::ROOT,
             log: Log::default(),
             logs_made: 0,
+            cells: CellFile::new(),
             holdings: Holdings::default(),
             next_tag: 1 << 56,
             left: Vec::new(),
@@ -146,7 +150,9 @@ pub async fn set_up(client: &Client, area: &SharedArea, dice: &mut Dice) -> Resu
         let mut a = area.borrow_mut();
         (a.root, a.names_dir, a.move_dir, a.moved) = (root, names_dir, move_dir, moved);
         (a.record_file, a.records) = (record_file, records);
+        a.cells.draw(dice);
     }
+    cells::new_file(client, area).await?;
     new_log(client, area).await
 }
 
@@ -164,7 +170,8 @@ async fn new_log(client: &Client, area: &SharedArea) -> Result<()> {
 
 /// Makes calls until none are left or the area is asked to rest.
 pub async fn run(env: SimEnv, client: Client, area: SharedArea, task: usize, mut dice: Dice) {
-    let mut sharer = Sharer { env: env.clone(), client, area: area.clone(), task, record: None, log: None };
+    let mut sharer =
+        Sharer { env: env.clone(), client, area: area.clone(), task, record: None, log: None, cells: [None, None] };
     loop {
         {
             let mut a = area.borrow_mut();
@@ -177,20 +184,21 @@ pub async fn run(env: SimEnv, client: Client, area: SharedArea, task: usize, mut
         if dice.one_in(5) {
             env.sleep(Duration::from_micros(dice.below(3000))).await;
         }
-        let done = match dice.weighted(&[6, 6, 4, 6, 2, 2, 1]) {
+        let done = match dice.weighted(&[6, 6, 4, 6, 2, 2, 8, 1]) {
             0 => sharer.write_record(&mut dice).await,
             1 => sharer.read_record(&mut dice).await,
             2 => sharer.append(&mut dice).await,
             3 => sharer.fight(&mut dice).await,
             4 => sharer.listing(&mut dice).await,
             5 => sharer.move_about(&mut dice).await,
+            6 => sharer.cell_call(&mut dice).await,
             _ => sharer.sync(&mut dice).await,
         };
         if let Err(e) = done {
             area.borrow_mut().complain(format!("task {task}: {e}"));
         }
         if dice.one_in(12) {
-            (sharer.record, sharer.log) = (None, None);
+            (sharer.record, sharer.log, sharer.cells) = (None, None, [None, None]);
         }
     }
     drop(sharer);
@@ -204,6 +212,8 @@ struct Sharer {
     task: usize,
     record: Option<Arc<OpenFile>>,
     log: Option<Arc<OpenFile>>,
+    /// The file of cells; for appending too.
+    cells: [Option<Arc<OpenFile>>; 2],
 }
 
 type Told<T = ()> = std::result::Result<T, String>;
@@ -321,6 +331,7 @@ pub async fn check(client: &Client, area: &SharedArea, now: u64) -> Checked {
     }
     let bytes = whole(client, log_file).await.map_err(one)?;
     area.borrow().log.check(&bytes).map_err(|e| vec![format!("shared log: {e}")])?;
+    cells::check(client, area).await.map_err(|e| vec![format!("shared cells at rest: {e}")])?;
     names_check(client, &ctx, area, true).await
 }
 
@@ -402,5 +413,6 @@ pub async fn crashed(client: &Client, area: &SharedArea) -> Checked {
             client.unlink(&ctx, names_dir, &name).await.map_err(said)?;
         }
     }
+    cells::new_file(client, area).await.map_err(said)?;
     new_log(client, area).await.map_err(said)
 }

@@ -230,7 +230,7 @@ pub enum EncodeError {
 fn lane_code(lane: Lane) -> u8 {
     match lane {
         Lane::Normal => 0,
-        Lane::Urgent => 1,
+        Lane::Urgent | Lane::Answer => 1,
     }
 }
 

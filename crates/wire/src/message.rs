@@ -19,8 +19,11 @@ pub const VERSION: u32 = 4;
 pub enum Lane {
     /// Ordinary requests.
     Normal,
-    /// Write-back of dirty data, lock cancels, glimpse answers, session messages.
+    /// Write-back of dirty data, sync, session messages.
     Urgent,
+    /// Answers to what the server asks: lock cancels, revocations, glimpses. They go as `Urgent`, of whose credits the client
+    /// keeps some back for them, as requests on that lane may wait for them.
+    Answer,
 }
 
 /// Identity of a request within a session: a slot has one request at a time, numbered upwards. A target keeps

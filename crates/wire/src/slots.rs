@@ -21,6 +21,8 @@ pub const URGENT_CREDITS_MIN: u16 = 2;
 pub const NORMAL_CREDITS: u16 = 64;
 /// Slots that a server grants to the urgent lane unless told otherwise.
 pub const URGENT_CREDITS: u16 = 32;
+/// Share of the urgent slots that a client keeps back for answers: one in so many.
+const ANSWER_SHARE: u16 = 4;
 
 /// Credits that no table can be built from, or that differ from what the session had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +61,8 @@ struct ClientSlot {
 /// The client's slots.
 pub struct SlotTable {
     normal: u16,
+    /// Free urgent slots that only answers take.
+    for_answers: usize,
     slots: Vec<ClientSlot>,
     /// Free slots of each lane; the last released is reused first, so few slots stay hot.
     free: [Vec<u16>; 2],
@@ -73,6 +77,7 @@ impl SlotTable {
         let reserve = normal + urgent - 1;
         Ok(SlotTable {
             normal,
+            for_answers: usize::from(urgent / ANSWER_SHARE),
             slots,
             free: [(0..normal).rev().collect(), (normal..reserve).rev().collect()],
             issued: 0,
@@ -92,12 +97,19 @@ impl SlotTable {
 
     /// Whether `acquire` would succeed.
     pub fn has_free(&self, lane: Lane) -> bool {
-        !self.free[lane as usize].is_empty()
+        match lane {
+            Lane::Normal => !self.free[0].is_empty(),
+            Lane::Urgent => self.free[1].len() > self.for_answers,
+            Lane::Answer => !self.free[1].is_empty(),
+        }
     }
 
     /// Takes a free slot of the lane and numbers a new request.
     pub fn acquire(&mut self, lane: Lane) -> Option<RequestId> {
-        let slot = self.free[lane as usize].pop()?;
+        if !self.has_free(lane) {
+            return None;
+        }
+        let slot = self.free[usize::from(lane != Lane::Normal)].pop()?;
         Some(self.issue(slot))
     }
 
@@ -133,7 +145,7 @@ impl SlotTable {
         }
         self.slots[usize::from(id.slot)].issued = 0;
         if id.slot != self.reserve() {
-            self.free[lane_of(id.slot, self.normal) as usize].push(id.slot);
+            self.free[usize::from(id.slot >= self.normal)].push(id.slot);
         }
         true
     }

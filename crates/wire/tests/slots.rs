@@ -7,15 +7,16 @@ use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    Acquire(bool),
+    Acquire(Lane),
     Answer(usize),
     Reserve,
     Reconnect,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let lane = prop_oneof![Just(Lane::Normal), Just(Lane::Urgent), Just(Lane::Answer)];
     let step = prop_oneof![
-        5 => any::<bool>().prop_map(Step::Acquire),
+        5 => lane.prop_map(Step::Acquire),
         4 => any::<usize>().prop_map(Step::Answer),
         1 => Just(Step::Reserve),
         1 => Just(Step::Reconnect),
@@ -28,24 +29,29 @@ proptest! {
     /// resent in their order, and slots are neither lost nor doubled. Method: random steps, with a plain list of
     /// outstanding requests as reference.
     #[test]
-    fn client_and_server_agree(normal in 1u16..6, urgent in 2u16..6, steps in steps()) {
+    fn client_and_server_agree(normal in 1u16..6, urgent in 2u16..12, steps in steps()) {
         let mut table = SlotTable::new(normal, urgent).unwrap();
         let mut window = Window::new(normal, urgent).unwrap();
         let mut open: Vec<(RequestId, Lane)> = Vec::new();
         let free = |open: &[(RequestId, Lane)], lane| {
             let reserve = normal + urgent - 1;
-            let used = open.iter().filter(|(id, l)| *l == lane && id.slot != reserve).count() as u16;
-            if lane == Lane::Normal { normal - used } else { urgent - 1 - used }
+            let is_normal = lane == Lane::Normal;
+            let used = open.iter().filter(|(id, l)| (*l == Lane::Normal) == is_normal && id.slot != reserve).count() as u16;
+            match lane {
+                Lane::Normal => normal - used,
+                Lane::Urgent => (urgent - 1 - used).saturating_sub(urgent / 4),
+                Lane::Answer => urgent - 1 - used,
+            }
         };
         for step in steps {
             match step {
-                Step::Acquire(is_urgent) => {
-                    let lane = if is_urgent { Lane::Urgent } else { Lane::Normal };
+                Step::Acquire(lane) => {
                     let left = free(&open, lane);
                     prop_assert_eq!(table.has_free(lane), left > 0);
                     let id = table.acquire(lane);
                     prop_assert_eq!(id.is_some(), left > 0);
                     if let Some(id) = id {
+                        let lane = if lane == Lane::Normal { lane } else { Lane::Urgent };
                         prop_assert_eq!(window.handle_request(lane, id), Ok(()));
                         open.push((id, lane));
                     }

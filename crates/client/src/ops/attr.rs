@@ -107,7 +107,7 @@ pub(crate) async fn setattr(
             let mut told = change(&core, &ctx.cred, ino, set).await?;
             let view = inode_reply(told.take()?)?;
             if let (Some(file), Some(_)) = (&file, set.mtime) {
-                explicit_time(file, &view);
+                explicit_time(&core, file, &view);
             }
             let attr = told.keep_view(view);
             let partial = view.attr.kind == Kind::File && !core.company.is_alone() && !told.grants_attributes();
@@ -142,8 +142,11 @@ pub(crate) async fn change(core: &Arc<Core>, cred: &Cred, ino: Ino, set: SetAttr
 }
 
 /// Dirty bytes written before a time was set carry that time when they leave.
-fn explicit_time(file: &File, view: &InodeView) {
+fn explicit_time(core: &Core, file: &File, view: &InodeView) {
     file.known.lock().mtime = view.attr.mtime;
+    if !core.company.is_alone() {
+        file.times_told();
+    }
 }
 
 /// A hold on write-back: nothing sets out from an offset on until it is dropped.
@@ -212,7 +215,7 @@ pub(crate) async fn resize(
     core.cache.forget(file, beyond, Dirty::Discard);
     file.own_end.fetch_min(size, SeqCst);
     file.size.store(size, SeqCst);
-    explicit_time(file, &view);
+    explicit_time(core, file, &view);
     file.turn();
     // Nothing else changes the file here: the answer is as good as one that is asked for now.
     let adopted = file.adopt(view, Moment::now(told.moment.rule()));

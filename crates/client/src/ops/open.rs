@@ -52,7 +52,7 @@ pub(crate) async fn create(
             if !created && flags.truncate {
                 cut(&core, &ctx, &file).await?;
             }
-            Ok(Created { attr: file.file.overlay(inode.attr), file, created })
+            Ok(Created { attr: file.file.overlay(inode.attr, core.company.is_alone()), file, created })
         }
         other => Err(unexpected(&other)),
     }
@@ -66,7 +66,7 @@ pub(crate) async fn tmpfile(core: Arc<Core>, ctx: Ctx, dir: Ino, perm: u16, flag
         Reply::Made { inode, created, .. } => {
             let file = opened(&core, inode, flags, told.moment);
             told.keep_view(inode);
-            Ok(Created { attr: file.file.overlay(inode.attr), file, created })
+            Ok(Created { attr: file.file.overlay(inode.attr, core.company.is_alone()), file, created })
         }
         other => Err(unexpected(&other)),
     }

@@ -197,7 +197,8 @@ async fn buffered(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, data: &B
         file.touch(core.wall());
         let span = (part.start - range.start) as usize..(part.end - range.start) as usize;
         let put = core.cache.write(file, part.start, &data[span], || core.clock.now_ns(), || true);
-        file.extend_own(part.end);
+        // Others may ask for the size between two steps.
+        file.extend_own(if pinned { range.end } else { part.end });
         drop(pins);
         if let Put::Done { full_chunk: Some(chunk), rewritten } = put {
             writeback::chunk_is_full(core, file, chunk, rewritten);
@@ -224,10 +225,20 @@ async fn direct(
     let pieces = read::direct_pieces(file, range);
     let len = data.len();
     let kind = WriteKind::Direct { kill_suidgid: hints.kill_suidgid, server_lock: pins.is_none() };
-    let cut = split(data, &pieces);
-    let sends =
-        pieces.iter().zip(cut).map(|((object, part), buf)| write_piece(core, file, *object, part.start, buf, kind));
-    let results = join_all(sends.collect::<Vec<_>>()).await;
+    let mut cut = split(data, &pieces);
+    let send = |at: usize, buf| write_piece(core, file, pieces[at].0, pieces[at].1.start, buf, kind);
+    // Whoever asks for the size of the file meanwhile sees the old end or the new one, none in between.
+    let end_first = pins.is_some() && pieces.len() > 1 && (range.end > old_size || !tokens::is_sure(core, file));
+    let end = if end_first { cut.pop() } else { None };
+    let last = match end {
+        Some(buf) => Some(send(pieces.len() - 1, buf).await),
+        None => None,
+    };
+    let mut results = Vec::with_capacity(pieces.len());
+    if !matches!(last, Some(Err(_))) {
+        results.extend(join_all(cut.into_iter().enumerate().map(|(at, buf)| send(at, buf))).await);
+    }
+    results.extend(last);
     // What failed may be on the target or not: nobody may think to know.
     core.cache.forget(file, range, crate::cache::drop::Dirty::Keep);
     let mut good_to = range.start;

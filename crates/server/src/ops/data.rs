@@ -46,6 +46,7 @@ impl<E: Env> Cx<E> {
             return Ok(None);
         }
         self.target.recovered().await;
+        self.alive()?;
         let now_ns = self.worker.now_ns();
         let sent = || self.worker.send_callbacks(&self.target);
         self.target.locks.direct(now_ns, self.session, object, mode, range, sent).await.map(Some)

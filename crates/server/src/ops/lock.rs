@@ -21,6 +21,7 @@ impl<E: Env> Cx<E> {
         };
         let growth = if expand { Growth::Largest } else { Growth::Exact };
         self.target.recovered().await;
+        self.alive()?;
         let sent = || self.worker.send_callbacks(&self.target);
         let now_ns = self.worker.now_ns();
         let grant = self.target.locks.enqueue(now_ns, self.session, object, mode, range, growth, sent).await?;

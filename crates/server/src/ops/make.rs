@@ -77,7 +77,8 @@ impl<E: Env> Cx<E> {
     /// A write lock on the first object of a file that nobody else knows yet. The logged answer does not have it: a
     /// restarted server knows no locks but those that clients present.
     fn lock_new(&self, ino: Ino) -> Option<u64> {
-        if !self.target.absent.borrow().is_empty() {
+        // A session that has ended meanwhile would keep it for ever.
+        if !self.target.absent.borrow().is_empty() || !self.target.has_session(self.session) {
             return None;
         }
         let object = ObjectId { ino, stripe: 0 };
@@ -131,6 +132,7 @@ impl<E: Env> Cx<E> {
     /// `Request::MakeTmp`.
     pub async fn make_tmp(&self, dir: Ino, mode: u16, open: Access) -> Result<Reply> {
         self.reserve(512).await?;
+        self.alive()?;
         let (lsn, reply) = {
             let mut txn = Txn::default();
             let mut meta = self.target.meta.borrow_mut();

@@ -66,6 +66,8 @@ pub async fn gather<E: Env>(
 pub fn settle_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) {
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
+        // Until every session has said what it has open, one may be a writer that counts on the mark.
+        target.recovered().await;
         // A truncate has set its size before the objects elsewhere are cut: what they say in between is too much.
         let _guard = target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
         let Ok((layout, generation)) = target.meta.borrow().inode(ino).map(|i| (i.layout, i.generation)) else {

@@ -5,6 +5,8 @@ use amphi_env::sim::CrashKind;
 use amphi_types::{ByteRange, SetAttr};
 use amphi_wire::LockMode;
 use futures_util::future::{join, join3};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Runs `story` with two mounts of a server with `targets` targets and `workers` workers.
 fn with_two<F>(seed: u64, targets: u16, workers: u16, story: F)
@@ -291,7 +293,7 @@ fn who_does_not_answer_is_evicted() {
 #[test]
 fn the_dead_are_not_waited_for() {
     let mut place = Place::new(67, 2, 2);
-    place.config.holder_gone = std::sync::Arc::new(|name| name == "far:2");
+    place.config.holder_gone = Arc::new(|name| name == "far:2");
     let run = async {
         let _server = place.start().await.unwrap();
         let a = place.client(1).await.unwrap();
@@ -646,4 +648,46 @@ fn late_writes_land_before_locks_pass_on() {
         assert_eq!(counters.iter().find(|(n, _)| n == "evictions").unwrap().1, 1);
     };
     place.sim.block_on(run).unwrap();
+}
+
+/// Goal: a file that was being made and opened when the session of its maker ended is held by nobody: others need not wait for a
+/// lock or an open that no client knows of. Method: a slow disk; the process ends at many moments while the file is made.
+#[test]
+fn the_dead_hold_nothing_that_was_under_way() {
+    let made = (0..40).filter(|at| dies_while_making(Duration::from_millis(50 * at))).count();
+    assert!((5..40).contains(&made), "{made} of 40 files were there in the end");
+}
+
+/// Whether the file was there in the end.
+fn dies_while_making(after: Duration) -> bool {
+    let mut place = Place::new(77, 1, 1);
+    let disk_ns = 300_000_000..400_000_000;
+    place.sim = Sim::new(77, SimConfig { disk_ns, ..SimConfig::default() });
+    place.sim.node("client");
+    place.sim.node("far");
+    let gone = Arc::new(AtomicBool::new(false));
+    let seen = gone.clone();
+    place.config.holder_gone = Arc::new(move |name| name == "far:2" && seen.load(Relaxed));
+    let run = async {
+        let _server = place.start().await.unwrap();
+        let a = place.client(1).await.unwrap();
+        let b = place.client_on("far", 2, "far:2", Role::Mount).await.unwrap();
+        let make = Make::File { open: Some(RW), exclusive: true };
+        let makes = b.call(Request::Make { dir: Ino::ROOT, name: name("f"), make, perm: 0o644 });
+        let env = place.sim.node("client");
+        let killed = async {
+            env.sleep(after).await;
+            place.sim.crash("far", CrashKind::Process);
+            gone.store(true, Relaxed);
+        };
+        join(amphi_env::timeout(&env, Duration::from_secs(4), makes), killed).await;
+        let Ok(f) = a.lookup(Ino::ROOT, "f").await else { return false };
+        let begun = env.now();
+        a.stat(f.attr.ino).await.unwrap();
+        a.call(lock(f.attr.ino, LockMode::Write, 0, 10)).await.unwrap();
+        let took = env.now().since(begun);
+        assert!(took < Duration::from_secs(1), "killed after {after:?}: others wait for {took:?}");
+        true
+    };
+    place.sim.block_on(run).unwrap()
 }

@@ -62,20 +62,24 @@ fn credits_bound_what_is_in_flight() {
     }
 }
 
-/// Goal: the urgent lane passes a full normal lane. Method: hold all normal credits, call urgently.
+/// Goal: the urgent lane passes a full normal lane, and answers pass a full urgent lane. Method: hold all credits that the lower
+/// lane may take (8 normal; 4 urgent without the reserve and one for answers), call on the higher one.
 #[test]
-fn urgent_calls_pass() {
-    for net in BOTH {
+fn higher_lanes_pass() {
+    for (net, lower, taken, higher) in
+        BOTH.into_iter().flat_map(|net| [(net, Lane::Normal, 8, Lane::Urgent), (net, Lane::Urgent, 2, Lane::Answer)])
+    {
         let place = Place::new(3, net);
         place.run(async {
             let link = place.connect().await;
-            let calls: Vec<_> = (0..20).map(|n| link.call(Lane::Normal, ask(HELD + n), None, 0)).collect();
+            let calls: Vec<_> = (0..20).map(|n| link.call(lower, ask(HELD + n), None, 0)).collect();
             let mut calls = pin!(join_all(calls));
             assert!(poll!(calls.as_mut()).is_pending());
-            place.until(|| place.server.holds(HELD + 7)).await;
+            place.until(|| place.server.holds(HELD + taken - 1)).await;
             for n in 0..10 {
-                assert_eq!(ino(link.call(Lane::Urgent, ask(n), None, 0).await), n);
+                assert_eq!(ino(link.call(higher, ask(n), None, 0).await), n);
             }
+            assert!(!place.server.holds(HELD + taken));
         });
     }
 }

@@ -1,0 +1,224 @@
+//! `Linear`: whether what callers of one file saw can be explained by one event for each call, at a moment between its begin
+//! and its return.
+//!
+//! Owns: the model of a file of cells, the search. Does not own: who makes the calls (`shared::cells`).
+//!
+//! The file is a row of cells of one length; every call covers whole cells, and a write fills its cells with its number. Calls
+//! overlap as they like. The search keeps every explanation that is still possible: a content, and the calls under way that
+//! have happened in it already, with what they will return. A call that returns keeps the explanations that agree; when none is
+//! left, the history is not linearizable. (J. Wing, C. Gong: Testing and verifying concurrent objects, 1993; the order of
+//! the search is that of G. Lowe: Testing for linearizability, 2017.) As many explanations are kept as there are orders of
+//! the calls under way, which are few.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A call on cells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CellOp {
+    /// Writes `n` cells from `at` on.
+    Write {
+        /// First cell.
+        at: usize,
+        /// Number of cells.
+        n: usize,
+        /// What they hold then.
+        tag: u64,
+    },
+    /// Writes `n` cells behind the last one.
+    Append {
+        /// Number of cells.
+        n: usize,
+        /// What they hold.
+        tag: u64,
+    },
+    /// Reads up to `n` cells from `at` on.
+    Read {
+        /// First cell.
+        at: usize,
+        /// Most cells.
+        n: usize,
+    },
+    /// Sets the number of cells; new ones hold 0.
+    Resize {
+        /// The number.
+        n: usize,
+    },
+    /// Asks for the number of cells.
+    Size,
+}
+
+/// What a call returned: the cells that were read, or the number of cells, or nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Cells(pub Vec<u64>);
+
+/// Number of a call.
+pub type CallId = u64;
+
+/// One explanation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Explanation {
+    content: Vec<u64>,
+    /// Calls under way that have happened, with what they return.
+    happened: BTreeMap<CallId, Cells>,
+}
+
+impl Explanation {
+    fn apply(&mut self, op: &CellOp) -> Cells {
+        match *op {
+            CellOp::Write { at, n, tag } => {
+                self.content.resize(self.content.len().max(at + n), 0);
+                self.content[at..at + n].fill(tag);
+            }
+            CellOp::Append { n, tag } => self.content.resize(self.content.len() + n, tag),
+            CellOp::Resize { n } => self.content.resize(n, 0),
+            CellOp::Size => return Cells(vec![self.content.len() as u64]),
+            CellOp::Read { at, n } => {
+                let end = (at + n).min(self.content.len());
+                return Cells(self.content.get(at..end).unwrap_or_default().to_vec());
+            }
+        }
+        Cells::default()
+    }
+}
+
+/// A history in the making.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    possible: BTreeSet<Explanation>,
+    under_way: BTreeMap<CallId, CellOp>,
+    last: CallId,
+}
+
+impl Default for Linear {
+    fn default() -> Linear {
+        Linear { possible: BTreeSet::from([Explanation::default()]), under_way: BTreeMap::new(), last: 0 }
+    }
+}
+
+impl Linear {
+    /// A call begins.
+    pub fn begin(&mut self, op: CellOp) -> CallId {
+        self.last += 1;
+        self.under_way.insert(self.last, op);
+        self.last
+    }
+
+    /// The call returns.
+    ///
+    /// Errors: no order of the calls explains what it returned.
+    pub fn end(&mut self, call: CallId, returned: &Cells) -> Result<(), String> {
+        let Some(op) = self.under_way.get(&call).cloned() else { return Err(format!("call {call} is not under way")) };
+        let mut after = BTreeSet::new();
+        let mut seen = self.possible.clone();
+        let mut left: Vec<Explanation> = std::mem::take(&mut self.possible).into_iter().collect();
+        let mut instead = BTreeSet::new();
+        while let Some(mut e) = left.pop() {
+            if let Some(result) = e.happened.get(&call) {
+                if result == returned {
+                    e.happened.remove(&call);
+                    after.insert(e);
+                } else {
+                    instead.insert(result.clone());
+                }
+                continue;
+            }
+            for (id, op) in self.under_way.iter().filter(|(id, _)| !e.happened.contains_key(id)) {
+                let mut next = e.clone();
+                let result = next.apply(op);
+                next.happened.insert(*id, result);
+                if seen.insert(next.clone()) {
+                    left.push(next);
+                }
+            }
+        }
+        self.under_way.remove(&call);
+        self.possible = after;
+        if self.possible.is_empty() {
+            let instead: Vec<Cells> = instead.into_iter().take(6).collect();
+            return Err(format!(
+                "{op:?} returned {:x?}; every order of the calls gives one of {instead:x?}",
+                returned.0
+            ));
+        }
+        Ok(())
+    }
+
+    /// What the cells may hold once every call has returned: of each explanation.
+    pub fn contents(&self) -> BTreeSet<Vec<u64>> {
+        self.possible.iter().map(|e| e.content.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(at: usize, n: usize, tag: u64) -> CellOp {
+        CellOp::Write { at, n, tag }
+    }
+
+    fn done(l: &mut Linear, op: CellOp, result: &[u64]) -> Result<(), String> {
+        let call = l.begin(op);
+        l.end(call, &Cells(result.to_vec()))
+    }
+
+    /// Goal: calls one after another have one explanation. Method: each kind of call, with the result it must have, then with
+    /// another.
+    #[test]
+    fn one_after_another() {
+        let mut l = Linear::default();
+        done(&mut l, write(1, 2, 7), &[]).unwrap();
+        done(&mut l, CellOp::Read { at: 0, n: 9 }, &[0, 7, 7]).unwrap();
+        done(&mut l, CellOp::Append { n: 1, tag: 8 }, &[]).unwrap();
+        done(&mut l, CellOp::Size, &[4]).unwrap();
+        done(&mut l, CellOp::Resize { n: 2 }, &[]).unwrap();
+        done(&mut l, CellOp::Resize { n: 3 }, &[]).unwrap();
+        done(&mut l, CellOp::Read { at: 1, n: 2 }, &[7, 0]).unwrap();
+        assert_eq!(l.contents(), BTreeSet::from([vec![0, 7, 0]]));
+        assert!(done(&mut l.clone(), CellOp::Size, &[4]).is_err());
+        assert!(done(&mut l, CellOp::Read { at: 1, n: 2 }, &[7, 7]).is_err());
+    }
+
+    /// Goal: calls at the same time may be seen in any order, but in the same one by all, and whole. Method: two overlapping
+    /// writes, reads during and after them.
+    #[test]
+    fn at_the_same_time() {
+        let mut l = Linear::default();
+        done(&mut l, write(0, 3, 1), &[]).unwrap();
+        let (a, b) = (l.begin(write(0, 2, 2)), l.begin(write(1, 2, 3)));
+        let read = CellOp::Read { at: 0, n: 3 };
+        for whole in [[1, 1, 1], [2, 2, 1], [1, 3, 3], [2, 3, 3], [2, 2, 3]] {
+            done(&mut l.clone(), read.clone(), &whole).unwrap();
+        }
+        for torn in [[2, 1, 1], [1, 2, 1], [1, 1, 3], [2, 3, 1]] {
+            assert!(done(&mut l.clone(), read.clone(), &torn).is_err(), "{torn:?}");
+        }
+        done(&mut l, read.clone(), &[2, 2, 1]).unwrap();
+        l.end(b, &Cells::default()).unwrap();
+        l.end(a, &Cells::default()).unwrap();
+        assert!(done(&mut l.clone(), read.clone(), &[2, 2, 3]).is_err(), "the first was seen first");
+        done(&mut l, read, &[2, 3, 3]).unwrap();
+    }
+
+    /// Goal: a call has happened when it has returned, and nobody returns to what was before. Method: a read that begins after
+    /// a write has returned; two reads during one write, one after the other.
+    #[test]
+    fn nothing_is_undone() {
+        let mut l = Linear::default();
+        done(&mut l, write(0, 1, 1), &[]).unwrap();
+        assert!(done(&mut l.clone(), CellOp::Read { at: 0, n: 1 }, &[]).is_err());
+        let _never_returns = l.begin(write(0, 1, 2));
+        done(&mut l, CellOp::Read { at: 0, n: 1 }, &[2]).unwrap();
+        assert!(done(&mut l, CellOp::Read { at: 0, n: 1 }, &[1]).is_err());
+    }
+
+    /// Goal: appends at the same time lie one behind the other. Method: two of them, all contents that may come of it.
+    #[test]
+    fn appends_do_not_overlap() {
+        let mut l = Linear::default();
+        let (a, b) = (l.begin(CellOp::Append { n: 1, tag: 1 }), l.begin(CellOp::Append { n: 2, tag: 2 }));
+        l.end(a, &Cells::default()).unwrap();
+        l.end(b, &Cells::default()).unwrap();
+        assert_eq!(l.contents(), BTreeSet::from([vec![1, 2, 2], vec![2, 2, 1]]));
+    }
+}

@@ -1,0 +1,175 @@
+//! The file of cells: reads, writes, appends and truncates of whole cells from all sides, judged by `linear`.
+//!
+//! Owns: how cells lie in a file, the calls. Does not own: which histories are right (`Linear`).
+//!
+//! Cells have one length, in most runs none that blocks, pages or stripes share. A crash of a mount takes what it had not
+//! written back, so the history ends there and a new file begins.
+
+use super::{SharedArea, Sharer, Told};
+use crate::dice::Dice;
+use crate::linear::{CellOp, Cells, Linear};
+use crate::perform::{read, write};
+use amphi_client::{Client, Ctx, OpenFile, OpenFlags};
+use amphi_types::{Ino, Result, SetAttr};
+use std::sync::Arc;
+
+/// Lengths of a cell, bytes.
+const LENGTHS: [u64; 6] = [1000, 4096, 5003, 16_384, 65_536, 70_001];
+/// Most cells that one call covers.
+const SPAN: u64 = 6;
+/// More cells than this are cut off.
+const MANY: usize = 30;
+
+/// The file and its history since the last crash of a mount.
+pub(super) struct CellFile {
+    ino: Ino,
+    len: u64,
+    made: u64,
+    linear: Linear,
+}
+
+impl CellFile {
+    /// No file yet, of cells of a length.
+    pub(super) fn new() -> CellFile {
+        CellFile { ino: Ino::ROOT, len: LENGTHS[0], made: 0, linear: Linear::default() }
+    }
+
+    /// Draws the length.
+    pub(super) fn draw(&mut self, dice: &mut Dice) {
+        self.len = LENGTHS[dice.below(LENGTHS.len() as u64) as usize];
+    }
+
+    fn bytes(&self, n: usize, tag: u64) -> Vec<u8> {
+        let cell = tag.to_le_bytes().into_iter().cycle().take(self.len as usize);
+        let cell: Vec<u8> = cell.collect();
+        cell.repeat(n)
+    }
+
+    /// The cells that bytes make up.
+    fn cells(&self, bytes: &[u8]) -> Told<Cells> {
+        if bytes.len() as u64 % self.len != 0 {
+            return Err(format!("{} bytes end inside a cell of {}", bytes.len(), self.len));
+        }
+        let mut cells = Cells::default();
+        for (i, cell) in bytes.chunks(self.len as usize).enumerate() {
+            let mut tag = [0; 8];
+            tag.copy_from_slice(&cell[..8]);
+            if let Some(at) = cell.iter().zip(tag.into_iter().cycle()).position(|(a, b)| *a != b) {
+                return Err(format!("cell {i} of them changes at byte {at}, behind {:x}", u64::from_le_bytes(tag)));
+            }
+            cells.0.push(u64::from_le_bytes(tag));
+        }
+        Ok(cells)
+    }
+}
+
+/// Makes a new file, with an empty history.
+pub(super) async fn new_file(client: &Client, area: &SharedArea) -> Result<()> {
+    let (root, name) = {
+        let mut a = area.borrow_mut();
+        a.cells.made += 1;
+        (a.root, format!("cells{}", a.cells.made))
+    };
+    let ino = client.create(&Ctx::root(), root, name.as_bytes(), 0o644, OpenFlags::WRITE).await?.attr.ino;
+    let mut a = area.borrow_mut();
+    (a.cells.ino, a.cells.linear) = (ino, Linear::default());
+    Ok(())
+}
+
+/// Judges the whole file when all calls have returned.
+pub(super) async fn check(client: &Client, area: &SharedArea) -> Told {
+    let ino = area.borrow().cells.ino;
+    let bytes = super::whole(client, ino).await?;
+    let cells = &mut area.borrow_mut().cells;
+    let all = cells.cells(&bytes)?;
+    let call = cells.linear.begin(CellOp::Read { at: 0, n: 1 << 20 });
+    cells.linear.end(call, &all)
+}
+
+impl Sharer {
+    async fn cell_file(&mut self, dice: &mut Dice, append: bool) -> Told<Arc<OpenFile>> {
+        let at = usize::from(append);
+        if let Some(file) = &self.cells[at] {
+            return Ok(file.clone());
+        }
+        let ino = self.area.borrow().cells.ino;
+        let flags = OpenFlags { append, direct: dice.one_in(3), dsync: dice.one_in(8), ..OpenFlags::READ_WRITE };
+        Ok(self.cells[at].insert(self.open(ino, flags).await?).clone())
+    }
+
+    fn draw_op(&self, dice: &mut Dice) -> CellOp {
+        let mut a = self.area.borrow_mut();
+        let most = a.cells.linear.contents().iter().map(Vec::len).max().unwrap_or(0);
+        let (at, n) = (dice.below(most as u64 + 2) as usize, dice.within(1..SPAN + 1) as usize);
+        if most > MANY {
+            return CellOp::Resize { n: dice.below(4) as usize };
+        }
+        match dice.weighted(&[5, 2, 6, 1, 2]) {
+            0 => CellOp::Write { at, n, tag: a.tag() },
+            1 => CellOp::Append { n: n.min(2), tag: a.tag() },
+            2 => CellOp::Read { at, n },
+            3 => CellOp::Resize { n: at },
+            _ => CellOp::Size,
+        }
+    }
+
+    /// One call on the cells.
+    pub(super) async fn cell_call(&mut self, dice: &mut Dice) -> Told {
+        let file = self.cell_file(dice, false).await?;
+        let end_file = self.cell_file(dice, true).await?;
+        let (op, direct, by_open) = (self.draw_op(dice), dice.one_in(4), dice.one_in(2));
+        let (ino, len, call) = {
+            let cells = &mut self.area.borrow_mut().cells;
+            (cells.ino, cells.len, cells.linear.begin(op.clone()))
+        };
+        self.note(format!("cells of {len}: {op:x?}{} ...", if direct { " direct" } else { "" }));
+        let returned = self.cell_perform(&op, (ino, len), (&file, &end_file), direct, by_open).await;
+        let returned = returned.map_err(|e| format!("cells {ino}: {op:x?}: {e}"))?;
+        self.note(format!("  ... {op:x?} gave {:x?}", returned.0));
+        let judged = self.area.borrow_mut().cells.linear.end(call, &returned);
+        judged.map_err(|e| format!("cells {ino} are not one file: {e}"))
+    }
+
+    async fn cell_perform(
+        &self,
+        op: &CellOp,
+        (ino, len): (Ino, u64),
+        (file, end_file): (&Arc<OpenFile>, &Arc<OpenFile>),
+        direct: bool,
+        by_open: bool,
+    ) -> Told<Cells> {
+        let (client, ctx) = (&self.client, &self.ctx());
+        let said = |e: amphi_types::Errno| e.to_string();
+        match *op {
+            CellOp::Write { n, tag, .. } | CellOp::Append { n, tag } => {
+                let bytes = self.area.borrow().cells.bytes(n, tag);
+                let (file, offset) = match *op {
+                    CellOp::Write { at, .. } => (file, at as u64 * len),
+                    _ => (end_file, 0),
+                };
+                let written = write(client, ctx, file, offset, &bytes, direct).await.map_err(said)?;
+                if written != bytes.len() as u64 {
+                    return Err(format!("{written} of {} bytes", bytes.len()));
+                }
+                Ok(Cells::default())
+            }
+            CellOp::Read { at, n } => {
+                let bytes = read(client, ctx, file, at as u64 * len, n as u64 * len, direct).await.map_err(said)?;
+                self.area.borrow().cells.cells(&bytes)
+            }
+            CellOp::Resize { n } => {
+                let set = SetAttr { size: Some(n as u64 * len), ..SetAttr::default() };
+                let open = by_open.then(|| file.clone());
+                client.setattr(ctx, ino, set, open.as_ref()).await.map_err(said)?;
+                Ok(Cells::default())
+            }
+            CellOp::Size => {
+                let size = client.getattr(ctx, ino).await.map_err(said)?.size;
+                if size % len != 0 {
+                    return Err(format!("{size} bytes"));
+                }
+                Ok(Cells(vec![size / len]))
+            }
+        }
+    }
+}
