@@ -149,6 +149,8 @@ pub(crate) struct File {
     /// Layout and I/O mode of `known.view` again, for hits that take no lock.
     layout_packed: AtomicU64,
     io_mode: AtomicU8,
+    /// When it became known.
+    born: u64,
     /// The last begin or end of a change of the size or of what the server has.
     epoch: AtomicU64,
     /// The last one that answers from before cannot know of although this client no longer vouches for it: truncates, direct
@@ -197,7 +199,9 @@ pub(crate) struct File {
 
 impl File {
     pub(super) fn new(view: InodeView, moment: Moment) -> File {
+        let born = tick();
         File {
+            born,
             ino: view.attr.ino,
             size: AtomicU64::new(view.attr.size),
             atime_due: AtomicBool::new(true),
@@ -215,7 +219,7 @@ impl File {
                 closes: Vec::new(),
                 closing: Vec::new(),
             }),
-            epoch: AtomicU64::new(tick()),
+            epoch: AtomicU64::new(born),
             turned: AtomicU64::new(1),
             own_end: AtomicU64::new(0),
             sure_rule: AtomicU64::new(moment.rule),
@@ -276,6 +280,11 @@ impl File {
     /// Whether this mount has it open for writing.
     pub(crate) fn has_writers(&self) -> bool {
         self.known.lock().opens.iter().any(|a| a.write)
+    }
+
+    /// Whether this mount has changed it since it became known.
+    fn has_changed(&self) -> bool {
+        self.epoch.load(SeqCst) > self.born
     }
 
     /// Marks the begin or end of a change that answers under way may or may not have seen.

@@ -1,37 +1,41 @@
-//! `Cluster`: one server and its mounts on simulated nodes, started, crashed and started again at will.
+//! `Cluster`: servers and mounts on simulated nodes, started, crashed and started again at will.
 //!
-//! Owns: the nodes, what the server and the mounts are configured with, waiting for them. Does not own: when faults
-//! happen (`run`), what programs do.
+//! Owns: the nodes, what the mounts are configured with, waiting for them. `servers` has the same for the servers. Does
+//! not own: when faults happen (`run`), what programs do.
 //!
-//! Two shapes: server and mounts on nodes of their own with a network between, or the server and the first mount in one
-//! process as `amphi up` runs them. A mount's node has no files; the server's keeps its zones over every crash.
+//! Two shapes: servers and mounts on nodes of their own with a network between, or the first server and the first mount in
+//! one process as `amphi up` runs them. A mount's node has no files; a server's keeps its zones over every crash. The first
+//! server is the master, the others join it.
+
+mod servers;
 
 use crate::dice::Dice;
 use crate::plant::{self, Plant};
 use amphi_client::{Client, ClientConfig, Clock, IoHalf, Way};
-use amphi_env::sim::{CrashKind, SimConfig};
+use amphi_env::sim::SimConfig;
 use amphi_env::{Env, Sim, SimEnv};
-use amphi_server::{Server, ServerConfig};
-use amphi_transport::local::LocalDialer;
 use amphi_transport::{ClusterKey, LinkConfig, Timeouts};
 use amphi_types::{SessionId, Timespec};
 use amphi_wire::Role;
+use servers::Running;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Node of the server.
+/// Node of the first server, the master.
 pub const SERVER: &str = "server";
+/// Nodes of the servers.
+pub const SERVERS: [&str; 4] = [SERVER, "server1", "server2", "server3"];
 /// Node of the first mount, unless it shares the server's.
 pub const MOUNT: &str = "mount";
 /// Nodes of the mounts.
-pub const MOUNTS: [&str; 4] = [MOUNT, "mount1", "mount2", "mount3"];
-const ADDR: &str = "tcp:server:7000";
+pub const MOUNTS: [&str; 6] = [MOUNT, "mount1", "mount2", "mount3", "mount4", "mount5"];
+/// Most mounts of a cluster of several servers: its master lets in one at a time yet.
+const MOUNTS_OF_SEVERAL_SERVERS: usize = 6;
 /// Secret of the cluster: a listener on TCP needs one.
 const KEY: &[u8] = b"the secret of the simulated cluster";
-const DIR: &str = "/data";
 /// How long a start, a stop, a mount or an unmount may take, virtual.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// How long the server keeps the session of a mount that it does not hear of.
@@ -57,16 +61,23 @@ impl Clock for SimClock {
     }
 }
 
+/// Address of server `at`.
+fn addr(at: usize) -> String {
+    format!("tcp:{}:7000", SERVERS[at])
+}
+
 /// How a cluster is built.
 #[derive(Clone, Debug)]
 pub struct Shape {
-    /// Server and first mount in one process.
+    /// First server and first mount in one process.
     pub embedded: bool,
+    /// Servers, at most as many as `SERVERS`.
+    pub servers: usize,
     /// Mounts, at most as many as `MOUNTS`.
     pub mounts: usize,
-    /// Targets.
+    /// Targets, if there is one server.
     pub targets: u16,
-    /// Workers.
+    /// Workers of each server.
     pub workers: u16,
     /// Bytes of a zone.
     pub zone_bytes: u64,
@@ -81,6 +92,21 @@ pub struct Shape {
 impl Shape {
     /// A shape of seed `seed`: small caches and short times, so that everything happens within few calls.
     pub fn of_seed(seed: u64) -> Shape {
+        Shape::with(seed, None, None)
+    }
+
+    /// As `of_seed`, with so many servers and mounts if they are given, within what there can be.
+    pub fn with(seed: u64, servers: Option<usize>, mounts: Option<usize>) -> Shape {
+        // Choices of their own: a seed with one server means what it meant when there was never more than one.
+        let mut several = Dice::new(seed, 8);
+        let by_seed = [1, 1, 1, 2, 3, 4][several.below(6) as usize];
+        let servers = servers.unwrap_or(by_seed).clamp(1, SERVERS.len());
+        let most = if servers == 1 { MOUNTS.len() } else { MOUNTS_OF_SEVERAL_SERVERS };
+        let by_seed = match servers {
+            1 => [1, 2, 2, 3][Dice::new(seed, 7).below(4) as usize],
+            _ => several.within(1..MOUNTS.len() as u64 + 1) as usize,
+        };
+        let mounts = mounts.unwrap_or(by_seed).clamp(1, most);
         let mut dice = Dice::new(seed, 1);
         let mut one = |of: &[&str]| dice.pick(of).map_or(String::new(), |s| s.to_string());
         let tunables = [
@@ -107,7 +133,8 @@ impl Shape {
         };
         Shape {
             embedded: dice.one_in(4),
-            mounts: [1, 2, 2, 3][Dice::new(seed, 7).below(4) as usize],
+            servers,
+            mounts,
             targets: dice.within(1..5) as u16,
             workers: dice.within(1..4) as u16,
             zone_bytes: 64 << 20,
@@ -116,16 +143,11 @@ impl Shape {
             holder_known_gone: dice.one_in(2),
         }
     }
-}
 
-/// What the controller and the server's task tell each other.
-#[derive(Default)]
-struct Running {
-    dialer: RefCell<Option<LocalDialer>>,
-    ready: Cell<bool>,
-    stop: Cell<bool>,
-    stopped: Cell<bool>,
-    failed: RefCell<Option<String>>,
+    /// Targets of server `at`: one or two where there are several servers.
+    pub fn targets_of(&self, at: usize) -> u16 {
+        if self.servers == 1 { self.targets } else { 1 + (self.targets + at as u16) % 2 }
+    }
 }
 
 /// A mount.
@@ -138,7 +160,7 @@ pub struct Mount {
     ended: Rc<RefCell<Option<Result<(), String>>>>,
 }
 
-/// Server and mount.
+/// Servers and mounts.
 pub struct Cluster {
     /// The world.
     pub sim: Sim,
@@ -146,9 +168,11 @@ pub struct Cluster {
     pub shape: Shape,
     /// Environment of the controller, which never crashes.
     pub env: SimEnv,
-    server: RefCell<Rc<Running>>,
+    servers: Vec<RefCell<Rc<Running>>>,
     gone: Arc<Mutex<BTreeSet<String>>>,
     dice: RefCell<Dice>,
+    /// Choices that only several servers leave open.
+    order: RefCell<Dice>,
     mounts: Cell<u64>,
 }
 
@@ -162,11 +186,15 @@ impl Cluster {
         for node in &MOUNTS[..shape.mounts] {
             sim.node(node);
         }
+        for node in &SERVERS[1..shape.servers] {
+            sim.node(node);
+        }
         Cluster {
+            servers: (0..shape.servers).map(|_| RefCell::default()).collect(),
+            order: RefCell::new(Dice::new(seed, 9)),
             sim,
             shape,
             env,
-            server: RefCell::default(),
             gone: Arc::default(),
             dice: RefCell::new(Dice::new(seed, 2)),
             mounts: Cell::new(0),
@@ -176,24 +204,6 @@ impl Cluster {
     /// Name of the node on which a mount runs.
     pub fn mount_node(&self, which: usize) -> &'static str {
         if self.shape.embedded && which == 0 { SERVER } else { MOUNTS[which] }
-    }
-
-    fn server_config(&self) -> ServerConfig {
-        let gone = self.gone.clone();
-        let mut config = ServerConfig::new(DIR);
-        config.targets = Some(self.shape.targets);
-        config.workers = self.shape.workers;
-        config.zone_bytes = Some(self.shape.zone_bytes);
-        config.log_bytes = 1 << 20;
-        let forgets = plant::active() == Some(Plant::ForgottenSessions);
-        config.session_grace = if forgets { Duration::ZERO } else { GRACE };
-        config.callback_deadline = CALLBACK_DEADLINE;
-        config.holder_gone = Arc::new(move |name| gone.lock().is_ok_and(|g| g.contains(name)));
-        if !self.shape.embedded || self.shape.mounts > 1 {
-            config.listen = vec![ADDR.into()];
-            config.key = Some(KEY.to_vec());
-        }
-        config
     }
 
     /// Waits until `done`.
@@ -208,61 +218,6 @@ impl Cluster {
             self.env.sleep(LOOK).await;
         }
         Ok(())
-    }
-
-    /// Starts the server and waits until it serves. A server that crashes on its way up, because a crash was armed, is
-    /// started again.
-    ///
-    /// Errors: the line with which it refused.
-    pub async fn start_server(&self) -> Result<(), String> {
-        loop {
-            let env = self.sim.node(SERVER);
-            let running = Rc::new(Running::default());
-            *self.server.borrow_mut() = running.clone();
-            let (config, told, own) = (self.server_config(), running.clone(), env.clone());
-            env.spawn(async move {
-                match Server::start(own.clone(), config).await {
-                    Ok(server) => {
-                        *told.dialer.borrow_mut() = Some(server.dialer());
-                        told.ready.set(true);
-                        while !told.stop.get() {
-                            own.sleep(LOOK).await;
-                        }
-                        told.dialer.borrow_mut().take();
-                        if let Err(e) = server.stop().await {
-                            *told.failed.borrow_mut() = Some(format!("the server's stop: {e}"));
-                        }
-                        told.stopped.set(true);
-                    }
-                    Err(e) => *told.failed.borrow_mut() = Some(format!("the server's start: {e}")),
-                }
-            });
-            let up = || running.ready.get() || running.failed.borrow().is_some() || !self.sim.alive(SERVER);
-            self.wait("the server's start", up).await?;
-            if let Some(e) = running.failed.borrow().clone() {
-                return Err(e);
-            }
-            if self.sim.alive(SERVER) {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Stops the server in order.
-    ///
-    /// Errors: the line with which it failed.
-    pub async fn stop_server(&self) -> Result<(), String> {
-        let running = self.server.borrow().clone();
-        running.stop.set(true);
-        let done = || running.stopped.get() || running.failed.borrow().is_some() || !self.sim.alive(SERVER);
-        self.wait("the server's stop", done).await?;
-        running.failed.borrow().clone().map_or(Ok(()), Err)
-    }
-
-    /// Crashes the server's node.
-    pub fn crash_server(&self, kind: CrashKind) {
-        self.server.borrow().dialer.borrow_mut().take();
-        self.sim.crash(SERVER, kind);
     }
 
     /// The first mount. A server that still waits for an earlier one is asked until it lets this one in.
@@ -304,6 +259,16 @@ impl Cluster {
         }
     }
 
+    /// Where a mount looks for the cluster: any server leads to the master.
+    fn addrs_for_mount(&self) -> Vec<String> {
+        let count = self.shape.servers;
+        if count == 1 {
+            return vec![addr(0)];
+        }
+        let first = self.order.borrow_mut().below(count as u64) as usize;
+        (0..count).map(|i| addr((first + i) % count)).collect()
+    }
+
     fn try_mount(&self, which: usize) -> Mount {
         let env = self.sim.node(self.mount_node(which));
         self.mounts.set(self.mounts.get() + 1);
@@ -312,7 +277,7 @@ impl Cluster {
         config.tunables = self.shape.tunables.clone();
         let (client, half): (Client, IoHalf) = Client::new(config);
         let link = LinkConfig {
-            addrs: vec![ADDR.into()],
+            addrs: self.addrs_for_mount(),
             session: SessionId(self.dice.borrow_mut().bits()),
             role: Role::Mount,
             name: name.clone(),
@@ -326,7 +291,7 @@ impl Cluster {
         };
         let ended = Rc::new(RefCell::new(None));
         let (told, own) = (ended.clone(), env.clone());
-        let dialer = self.server.borrow().dialer.borrow().clone();
+        let dialer = self.servers[0].borrow().dialer.borrow().clone();
         let embedded = self.shape.embedded && which == 0;
         env.spawn(async move {
             let result = match (embedded, dialer) {
@@ -356,28 +321,6 @@ impl Cluster {
         {
             gone.insert(mount.name.clone());
         }
-    }
-
-    /// Checks the zones of the stopped server.
-    ///
-    /// Errors: a line for each problem.
-    pub async fn fsck(&self) -> Result<(), Vec<String>> {
-        let found = Rc::new(RefCell::new(None));
-        let (told, env) = (found.clone(), self.sim.node(SERVER));
-        env.spawn({
-            let env = env.clone();
-            async move {
-                let report = amphi_server::fsck(&env, DIR).await;
-                *told.borrow_mut() = Some(report);
-            }
-        });
-        self.wait("the check of the zones", || found.borrow().is_some()).await.map_err(|e| vec![e])?;
-        let lines = match found.borrow_mut().take() {
-            Some(Ok(report)) => report.findings.iter().map(|f| format!("zone check: {f}")).collect(),
-            Some(Err(e)) => vec![format!("zone check: {e}")],
-            None => Vec::new(),
-        };
-        if lines.is_empty() { Ok(()) } else { Err(lines) }
     }
 }
 

@@ -27,7 +27,10 @@ struct Args {
     /// Calls of each program in each episode, at most.
     #[arg(long)]
     calls: Option<u64>,
-    /// Number of mounts, 1 to 4; without it the seed decides.
+    /// Number of servers, 1 to 4; without it the seed decides.
+    #[arg(long)]
+    servers: Option<usize>,
+    /// Number of mounts, 1 to 6, but 1 with several servers; without it the seed decides.
     #[arg(long)]
     mounts: Option<usize>,
     /// Prints every call as it happens.
@@ -66,7 +69,8 @@ fn main() -> ExitCode {
     let (mut failed, mut calls, mut crashes, mut done) = (Vec::new(), 0, 0, 0);
     for seed in seeds {
         let mut plan = Plan::of_seed(seed);
-        (plan.faults, plan.talk, plan.mounts) = (faults, args.talk, args.mounts);
+        (plan.faults, plan.talk) = (faults, args.talk);
+        (plan.servers, plan.mounts) = (args.servers, args.mounts);
         plan.calls = args.calls.unwrap_or(plan.calls);
         done += 1;
         match run_plan(&plan) {
@@ -84,7 +88,9 @@ fn main() -> ExitCode {
                 }
                 println!("seed {seed} fails:");
                 failure.lines.iter().take(30).for_each(|l| println!("  {l}"));
-                println!("replay: cargo xtask sim --seed {seed}");
+                let of = |option: &str, n: Option<usize>| n.map_or(String::new(), |n| format!(" --{option} {n}"));
+                let (servers, mounts) = (of("servers", args.servers), of("mounts", args.mounts));
+                println!("replay: cargo xtask sim --seed {seed}{servers}{mounts}");
                 failed.push(seed);
                 if !args.keep_going {
                     break;

@@ -2,7 +2,7 @@
 //! known to look.
 //!
 //! Owns: the list, and the bugs that sit between a program and the client. Those in the environment and the cluster's
-//! configuration are switched on by `cluster`. Nothing in the product knows of them.
+//! configuration are switched on by `cluster`, those of faults by `run`. Nothing in the product knows of them.
 
 use amphi_client::{Client, Ctx, Hints, OpenFile};
 use amphi_env::Buf;
@@ -23,12 +23,20 @@ pub enum Plant {
     SplitWrites,
     /// The server forgets a session as soon as its connection breaks, so that resent calls are done twice.
     ForgottenSessions,
+    /// A killed server comes back without what was not stable, while the others and the mounts go on.
+    KillsLosePower,
 }
 
 impl Plant {
     /// All of them.
-    pub const ALL: [Plant; 5] =
-        [Plant::SyncLies, Plant::LostWrites, Plant::TwiceAppended, Plant::SplitWrites, Plant::ForgottenSessions];
+    pub const ALL: [Plant; 6] = [
+        Plant::SyncLies,
+        Plant::LostWrites,
+        Plant::TwiceAppended,
+        Plant::SplitWrites,
+        Plant::ForgottenSessions,
+        Plant::KillsLosePower,
+    ];
 }
 
 thread_local! {

@@ -1,13 +1,16 @@
 //! `run_seed`: one run, from an empty cluster to a checked and emptied one.
 //!
-//! Owns: the order of events, the faults and their times. Does not own: what is true (`reference`, `survive`).
+//! Owns: the order of events; `faults` has those that nobody may notice, and their times. Does not own: what is true
+//! (`reference`, `survive`).
 //!
-//! A run is a few episodes. In each, every program makes some calls while the server is killed and restarted and the
+//! A run is a few episodes. In each, every program makes some calls while servers are killed and restarted and the
 //! network fails; none of that may be noticed. An episode ends in rest, or with a crash that takes the mount too; then
 //! what is left is judged and the programs go on from there. At the end everything is compared, the zones are checked,
 //! all is removed, and the space must be free again.
 
-use crate::cluster::{CALLBACK_DEADLINE, Cluster, GRACE, Mount, SERVER, Shape};
+mod faults;
+
+use crate::cluster::{Cluster, GRACE, Mount, SERVERS, Shape};
 use crate::dice::Dice;
 use crate::generate::Generator;
 use crate::observe::Tree;
@@ -18,10 +21,10 @@ use crate::program::{self, Program, SharedProgram};
 use crate::shared::{self, Shared, SharedArea};
 use crate::survive::Level;
 use amphi_client::Ctx;
-use amphi_env::Env;
 use amphi_env::sim::CrashKind;
+use amphi_env::{Env, Time};
 use amphi_types::{Ino, SetAttr};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -53,6 +56,8 @@ pub struct Plan {
     pub talk: bool,
     /// Calls of each program in each episode, at most.
     pub calls: u64,
+    /// Number of servers, if not that of the seed.
+    pub servers: Option<usize>,
     /// Number of mounts, if not that of the seed.
     pub mounts: Option<usize>,
     /// A bug that the run must find.
@@ -62,7 +67,7 @@ pub struct Plan {
 impl Plan {
     /// The plan of a seed.
     pub fn of_seed(seed: u64) -> Plan {
-        Plan { seed, faults: Faults::All, talk: false, calls: 120, mounts: None, plant: None }
+        Plan { seed, faults: Faults::All, talk: false, calls: 120, servers: None, mounts: None, plant: None }
     }
 }
 
@@ -75,7 +80,7 @@ pub struct Summary {
     pub calls: u64,
     /// Virtual time, ns.
     pub virtual_ns: u64,
-    /// Crashes of the server alone.
+    /// Crashes of one server alone.
     pub server_crashes: u64,
     /// Crashes that took the mount.
     pub mount_crashes: u64,
@@ -107,13 +112,13 @@ enum End {
     Rest,
     /// Then the mount is closed and opened again.
     Remount,
-    /// Then also the server is stopped and started.
+    /// Then also the servers are stopped and started.
     Restart,
     /// The mount is killed.
     MountCrash,
-    /// Mount and server are killed.
+    /// Mount and server are killed; of several servers some.
     AllCrash,
-    /// Power is lost.
+    /// Power is lost; of several servers perhaps that of some alone.
     Power,
 }
 
@@ -128,6 +133,8 @@ struct Run {
     area: SharedArea,
     /// Tasks on the shared area.
     sharers: usize,
+    /// End of the last pause without faults.
+    quiet: Cell<Time>,
     summary: RefCell<Summary>,
     log: RefCell<Vec<String>>,
 }
@@ -137,8 +144,7 @@ struct Run {
 /// Errors: what was wrong, with the history.
 pub fn run_plan(plan: &Plan) -> Result<Summary, Box<Failure>> {
     let _planted = plant(plan.plant);
-    let mut shape = Shape::of_seed(plan.seed);
-    shape.mounts = plan.mounts.unwrap_or(shape.mounts).clamp(1, crate::cluster::MOUNTS.len());
+    let mut shape = Shape::with(plan.seed, plan.servers, plan.mounts);
     if plan.faults == Faults::All && Dice::new(plan.seed, 6).one_in(3) {
         shape.sim.break_one_in = 300;
     }
@@ -149,6 +155,7 @@ pub fn run_plan(plan: &Plan) -> Result<Summary, Box<Failure>> {
         plan: plan.clone(),
         dice: RefCell::new(Dice::new(plan.seed, 3)),
         programs: Vec::new(),
+        quiet: Cell::new(Time(0)),
         summary: RefCell::default(),
         log: RefCell::default(),
     };
@@ -214,8 +221,9 @@ impl Run {
     async fn story(&self) -> Checked {
         let shape = &self.cluster.shape;
         self.note(format!(
-            "{} targets, {} workers, {} mounts, {} programs, {} sharers{}, {:?}",
-            shape.targets,
+            "{} servers with {:?} targets, {} workers, {} mounts, {} programs, {} sharers{}, {:?}",
+            shape.servers,
+            (0..shape.servers).map(|at| shape.targets_of(at)).collect::<Vec<_>>(),
             shape.workers,
             shape.mounts,
             self.programs.len(),
@@ -223,7 +231,7 @@ impl Run {
             if shape.embedded { ", embedded" } else { "" },
             shape.tunables.iter().map(|(n, v)| format!("{n}={v}")).collect::<Vec<_>>()
         ));
-        self.cluster.start_server().await.map_err(line)?;
+        self.cluster.start_servers(&self.cluster.all_servers()).await.map_err(line)?;
         let mut mounts = self.mount_all().await?;
         let free = self.set_up(&mounts[0]).await?;
         let episodes = 1 + self.roll(3);
@@ -352,78 +360,6 @@ impl Run {
         lines
     }
 
-    /// Perhaps a fault that nobody may notice.
-    async fn fault(&self) -> Checked {
-        if self.plan.faults == Faults::None || self.cluster.shape.embedded || self.roll(6) > 0 {
-            return Ok(());
-        }
-        let mounts = self.cluster.shape.mounts;
-        let which = if mounts == 1 { 0 } else { self.roll(mounts as u64) as usize };
-        let node = self.cluster.mount_node(which);
-        let network = self.plan.faults == Faults::All;
-        match self.roll(if network { 6 } else { 3 }) {
-            0 => {
-                self.note("the server is killed");
-                self.cluster.crash_server(CrashKind::Process);
-                self.server_again().await
-            }
-            1 | 2 => {
-                let nth = 1 + self.roll(12);
-                self.cluster.sim.crash_at(SERVER, nth, CrashKind::Process);
-                self.pause(100..20_000).await;
-                if self.cluster.sim.alive(SERVER) {
-                    self.cluster.sim.clear_crash_at(SERVER);
-                    return Ok(());
-                }
-                self.note(format!("the server was killed at its {nth}th write or sync"));
-                self.server_again().await
-            }
-            3 => {
-                self.note(format!("connections of {node} break"));
-                self.summary.borrow_mut().network_faults += 1;
-                self.cluster.sim.break_connections(SERVER, node);
-                Ok(())
-            }
-            _ => {
-                self.note(format!("the network of {node} is cut"));
-                self.summary.borrow_mut().network_faults += 1;
-                self.cluster.sim.cut(SERVER, node);
-                let long = self.roll(4) == 0;
-                // Well below the grace time of a session and the deadline of callbacks: a mount that is not heard of for longer is
-                // ended. One that is alone is asked too, as long as the session of one that crashed is kept.
-                let most = CALLBACK_DEADLINE / 2;
-                self.pause(if long { 1_000_000..most.as_micros() as u64 } else { 100..500_000 }).await;
-                self.cluster.sim.heal(SERVER, node);
-                self.note("the network is whole");
-                self.progress().await;
-                Ok(())
-            }
-        }
-    }
-
-    /// Restarts the server after a while; it may be killed again on its way.
-    async fn server_again(&self) -> Checked {
-        self.summary.borrow_mut().server_crashes += 1;
-        self.pause(0..3_000_000).await;
-        if self.roll(3) == 0 {
-            self.cluster.sim.crash_at(SERVER, 1 + self.roll(10), CrashKind::Process);
-        }
-        let started = self.cluster.start_server().await;
-        self.cluster.sim.clear_crash_at(SERVER);
-        started.map_err(line)?;
-        self.note("the server is back");
-        self.progress().await;
-        Ok(())
-    }
-
-    /// Waits until a call got through: faults in such a row that none does prove nothing.
-    async fn progress(&self) {
-        let (calls, until) = (self.calls_made(), self.cluster.env.now() + STUCK);
-        while self.calls_made() == calls && !self.resting() && self.cluster.env.now() < until {
-            self.pause(100..2_000).await;
-        }
-    }
-
     async fn end_episode(&self, end: End, mounts: Mounts) -> Checked<Mounts> {
         let crash = match end {
             End::Rest | End::Remount | End::Restart => None,
@@ -438,29 +374,24 @@ impl Run {
             self.note("unmount");
             self.unmount_all(mounts).await?;
             if end == End::Restart {
-                self.note("the server stops");
-                self.cluster.stop_server().await.map_err(line)?;
+                self.note("the servers stop");
+                self.cluster.stop_servers().await.map_err(line)?;
                 self.cluster.fsck().await?;
-                self.cluster.start_server().await.map_err(line)?;
+                self.cluster.start_servers(&self.cluster.all_servers()).await.map_err(line)?;
             }
             let mounts = self.mount_all().await?;
             self.compare(&mounts).await?;
             return Ok(mounts);
         };
+        let victims = self.victims(end, kind);
         if end != End::MountCrash && self.roll(2) == 0 {
-            // In the middle of a write or sync.
-            self.cluster.sim.crash_at(SERVER, 1 + self.roll(20), kind);
-            let until = self.cluster.env.now() + Duration::from_millis(50);
-            while self.cluster.sim.alive(SERVER) && self.cluster.env.now() < until {
-                self.cluster.env.sleep(Duration::from_micros(10)).await;
-            }
-            self.cluster.sim.clear_crash_at(SERVER);
+            self.crash_in_writes(&victims).await;
         }
         self.complaints()?;
-        self.note(format!("{end:?}"));
+        self.note(format!("{end:?}{}", self.names_of(&victims)));
         self.summary.borrow_mut().mount_crashes += 1;
-        if end != End::MountCrash {
-            self.cluster.crash_server(kind);
+        for (at, kind) in &victims {
+            self.cluster.crash_server(*at, *kind);
         }
         for (which, mount) in mounts.iter().enumerate() {
             self.cluster.sim.crash(self.cluster.mount_node(which), kind);
@@ -469,11 +400,13 @@ impl Run {
         drop(mounts);
         if end != End::MountCrash {
             self.pause(0..1_000_000).await;
+            let again = SERVERS[victims[self.pick(victims.len())].0];
             if self.roll(3) == 0 {
-                self.cluster.sim.crash_at(SERVER, 1 + self.roll(10), kind);
+                self.cluster.sim.crash_at(again, 1 + self.roll(10), kind);
             }
-            let started = self.cluster.start_server().await;
-            self.cluster.sim.clear_crash_at(SERVER);
+            let started: Vec<usize> = victims.iter().map(|(at, _)| *at).collect();
+            let started = self.cluster.start_servers(&started).await;
+            self.cluster.sim.clear_crash_at(again);
             started.map_err(line)?;
         }
         let mounts = self.mount_all().await?;
@@ -492,6 +425,54 @@ impl Run {
         shared::crashed(&mount.client, &self.area).await?;
         mount.client.sync_all(&Ctx::root()).await.map_err(|e| line(format!("sync after a crash: {e}")))?;
         Ok(mounts)
+    }
+
+    /// An index below `count`, without a throw if there is but one.
+    fn pick(&self, count: usize) -> usize {
+        if count == 1 { 0 } else { self.roll(count as u64) as usize }
+    }
+
+    /// Which servers crash at the end of an episode, and how. Of several each has its own fate, half of the time.
+    fn victims(&self, end: End, kind: CrashKind) -> Vec<(usize, CrashKind)> {
+        if end == End::MountCrash {
+            return Vec::new();
+        }
+        let all = self.cluster.all_servers().into_iter();
+        if self.cluster.shape.servers == 1 || self.roll(2) == 0 {
+            return all.map(|at| (at, kind)).collect();
+        }
+        let certain = self.pick(self.cluster.shape.servers);
+        // Who shares its process with a mount shares its fate.
+        let certainly = |at: usize| at == certain || (at == 0 && self.cluster.shape.embedded);
+        let fate = |at: usize| match self.roll(3) {
+            _ if certainly(at) => Some((at, kind)),
+            0 => Some((at, kind)),
+            1 => Some((at, CrashKind::Process)),
+            _ => None,
+        };
+        all.filter_map(fate).collect()
+    }
+
+    fn names_of(&self, victims: &[(usize, CrashKind)]) -> String {
+        if self.cluster.shape.servers == 1 {
+            return String::new();
+        }
+        let names: Vec<String> = victims.iter().map(|(at, kind)| format!("{} {kind:?}", SERVERS[*at])).collect();
+        format!(" of {names:?}")
+    }
+
+    /// Crashes servers in the middle of a write or sync, if they have one soon.
+    async fn crash_in_writes(&self, victims: &[(usize, CrashKind)]) {
+        for (at, kind) in victims {
+            self.cluster.sim.crash_at(SERVERS[*at], 1 + self.roll(20), *kind);
+        }
+        let until = self.cluster.env.now() + Duration::from_millis(50);
+        while victims.iter().any(|(at, _)| self.cluster.server_lives(*at)) && self.cluster.env.now() < until {
+            self.cluster.env.sleep(Duration::from_micros(10)).await;
+        }
+        for (at, _) in victims {
+            self.cluster.sim.clear_crash_at(SERVERS[*at]);
+        }
     }
 
     /// Compares every program's directory, as each mount shows it, with its reference.
@@ -515,9 +496,9 @@ impl Run {
         self.note("the end: unmount, stop, check");
         self.compare(&mounts).await?;
         self.unmount_all(mounts).await?;
-        self.cluster.stop_server().await.map_err(line)?;
+        self.cluster.stop_servers().await.map_err(line)?;
         self.cluster.fsck().await?;
-        self.cluster.start_server().await.map_err(line)?;
+        self.cluster.start_servers(&self.cluster.all_servers()).await.map_err(line)?;
         let mut mounts = vec![self.cluster.mount().await.map_err(line)?];
         self.compare(&mounts).await?;
         let Some(mount) = mounts.pop() else { return Ok(()) };
@@ -545,7 +526,7 @@ impl Run {
             return Err(vec![format!("{left} blocks are free after everything was removed, {free} at the start")]);
         }
         self.cluster.unmount(mount).await.map_err(line)?;
-        self.cluster.stop_server().await.map_err(line)?;
+        self.cluster.stop_servers().await.map_err(line)?;
         self.cluster.fsck().await
     }
 

@@ -18,9 +18,10 @@ fn must_agree(plan: &Plan) {
             Faults::Crashes => "crashes",
             Faults::All => "all",
         };
+        let servers = plan.servers.map_or(String::new(), |n| format!(" --servers {n}"));
         let seed = plan.seed;
         panic!(
-            "seed {seed} fails; replay: cargo xtask sim --seed {seed} --faults {faults}\n{}",
+            "seed {seed} fails; replay: cargo xtask sim --seed {seed}{servers} --faults {faults}\n{}",
             failure.lines.join("\n")
         );
     }
@@ -52,14 +53,17 @@ fn odd_seeds_agree() {
     run((0..SEEDS).map(|i| 1_000_001 + 2 * i));
 }
 
-/// Goal: what failed once does not fail again. Method: the seeds of seeds.txt with crashes alone and with all faults.
+/// Goal: what failed once does not fail again. Method: the seeds of seeds.txt with each kind of faults, on as many servers as
+/// when they failed.
 #[test]
 fn kept_seeds_agree() {
     for line in include_str!("../seeds.txt").lines().filter(|l| !l.starts_with('#')) {
-        let seed = line.split(' ').next().and_then(|n| n.parse().ok());
-        let seed = seed.unwrap_or_else(|| panic!("seeds.txt: {line:?} does not begin with a number"));
+        let mut numbers = line.split(' ').map(|n| n.parse().ok());
+        let (Some(Some(seed)), Some(Some(servers))) = (numbers.next(), numbers.next()) else {
+            panic!("seeds.txt: {line:?} does not begin with two numbers")
+        };
         for faults in [Faults::None, Faults::Crashes, Faults::All] {
-            must_agree(&Plan { faults, ..Plan::of_seed(seed) });
+            must_agree(&Plan { faults, servers: Some(servers as usize), ..Plan::of_seed(seed) });
         }
     }
 }

@@ -12,12 +12,12 @@ use std::time::Duration;
 
 /// Runs a story on a new cluster of three targets with a network.
 fn tell<F: Future<Output = ()>>(seed: u64, change: impl Fn(&mut Shape), story: impl FnOnce(Rc<Cluster>, Mount) -> F) {
-    let mut shape = Shape::of_seed(seed);
-    (shape.embedded, shape.targets, shape.mounts) = (false, 3, 1);
+    let mut shape = Shape::with(seed, Some(1), Some(1));
+    (shape.embedded, shape.targets) = (false, 3);
     change(&mut shape);
     let cluster = Rc::new(Cluster::new(seed, shape));
     let run = cluster.sim.block_on(async {
-        cluster.start_server().await.expect("the server starts");
+        cluster.start_server(0).await.expect("the server starts");
         let mount = cluster.mount().await.expect("the mount comes up");
         story(cluster.clone(), mount).await;
     });
@@ -26,10 +26,10 @@ fn tell<F: Future<Output = ()>>(seed: u64, change: impl Fn(&mut Shape), story: i
 
 async fn bounce(cluster: &Cluster) {
     if cluster.sim.alive(SERVER) {
-        cluster.crash_server(CrashKind::Process);
+        cluster.crash_server(0, CrashKind::Process);
     }
     cluster.sim.clear_crash_at(SERVER);
-    cluster.start_server().await.expect("the server starts again");
+    cluster.start_server(0).await.expect("the server starts again");
 }
 
 async fn file(client: &Client, dir: Ino, name: &[u8], text: &[u8]) -> Result<std::sync::Arc<amphi_client::OpenFile>> {

@@ -1,6 +1,6 @@
 //! The table of files: which inodes the client knows something about.
 
-use super::{File, Moment};
+use super::{File, Moment, tick};
 use amphi_types::Ino;
 use amphi_wire::{Access, InodeView};
 use parking_lot::Mutex;
@@ -9,6 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 const TABLE_SHARDS: usize = 16;
+/// Changed files that a shard remembers after it forgot them: as many as are forgotten while one answer is on its way, unless
+/// that takes long.
+const FORGOTTEN_MAX: usize = 256;
 
 /// A file in use without being open; `FileTable::reap` afterwards.
 pub(crate) struct Use(pub(crate) Arc<File>);
@@ -19,9 +22,40 @@ impl Drop for Use {
     }
 }
 
+/// When files were forgotten that had been changed here: an answer that was asked for before then may be from before the
+/// change, and there is no file any more that would know.
+#[derive(Default)]
+struct Forgotten {
+    at: BTreeMap<Ino, u64>,
+    /// As `at`, for all others.
+    others: u64,
+}
+
+impl Forgotten {
+    fn note(&mut self, ino: Ino) {
+        let now = tick();
+        if self.at.len() == FORGOTTEN_MAX {
+            self.at.clear();
+            self.others = now;
+        }
+        self.at.insert(ino, now);
+    }
+
+    /// Until when answers for `ino` have to be asked for at the latest to be perhaps from before a change.
+    fn until(&self, ino: Ino) -> u64 {
+        self.at.get(&ino).copied().unwrap_or(self.others)
+    }
+}
+
+#[derive(Default)]
+struct Shard {
+    files: BTreeMap<Ino, Arc<File>>,
+    forgotten: Forgotten,
+}
+
 /// All files the client knows something about.
 pub(crate) struct FileTable {
-    shards: Vec<Mutex<BTreeMap<Ino, Arc<File>>>>,
+    shards: Vec<Mutex<Shard>>,
 }
 
 impl FileTable {
@@ -29,12 +63,12 @@ impl FileTable {
         FileTable { shards: (0..TABLE_SHARDS).map(|_| Mutex::default()).collect() }
     }
 
-    fn shard(&self, ino: Ino) -> &Mutex<BTreeMap<Ino, Arc<File>>> {
+    fn shard(&self, ino: Ino) -> &Mutex<Shard> {
         &self.shards[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize % TABLE_SHARDS]
     }
 
     pub(crate) fn get(&self, ino: Ino) -> Option<Arc<File>> {
-        self.shard(ino).lock().get(&ino).cloned()
+        self.shard(ino).lock().files.get(&ino).cloned()
     }
 
     /// The file, known from now on; `open` is counted in the same step, so that nobody forgets it in between.
@@ -58,13 +92,17 @@ impl FileTable {
         Use(file)
     }
 
-    fn entry(shard: &mut BTreeMap<Ino, Arc<File>>, view: InodeView, moment: Moment) -> Arc<File> {
-        if let Some(file) = shard.get(&view.attr.ino) {
+    fn entry(shard: &mut Shard, view: InodeView, moment: Moment) -> Arc<File> {
+        let ino = view.attr.ino;
+        if let Some(file) = shard.files.get(&ino) {
             file.adopt(view, moment);
             return file.clone();
         }
+        let until = shard.forgotten.until(ino);
+        let moment = if until < moment.at { moment } else { Moment::PAST };
         let file = Arc::new(File::new(view, moment));
-        shard.insert(view.attr.ino, file.clone());
+        file.turned.fetch_max(until, SeqCst);
+        shard.files.insert(ino, file.clone());
         file
     }
 
@@ -76,15 +114,40 @@ impl FileTable {
             && file.cached_bytes.load(SeqCst) == 0
             && file.dirty_bytes.load(SeqCst) == 0
             && file.fills_under_way.load(SeqCst) == 0;
-        if unused && shard.get(&file.ino).is_some_and(|f| Arc::ptr_eq(f, file)) {
-            shard.remove(&file.ino);
+        if unused && shard.files.get(&file.ino).is_some_and(|f| Arc::ptr_eq(f, file)) {
+            shard.files.remove(&file.ino);
+            if file.has_changed() {
+                shard.forgotten.note(file.ino);
+            }
         }
     }
 
     /// All files, in order of inodes.
     pub(crate) fn all(&self) -> Vec<Arc<File>> {
-        let mut all: Vec<_> = self.shards.iter().flat_map(|s| s.lock().values().cloned().collect::<Vec<_>>()).collect();
+        let mut all: Vec<_> =
+            self.shards.iter().flat_map(|s| s.lock().files.values().cloned().collect::<Vec<_>>()).collect();
         all.sort_by_key(|f| f.ino);
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: answers that were asked for before a changed file was forgotten are told from later ones, also when the table
+    /// of forgotten files was full. Method: one file forgotten, then as many as there is room for.
+    #[test]
+    fn forgotten_files_are_remembered() {
+        let mut forgotten = Forgotten::default();
+        assert!(forgotten.until(Ino(1)) < Moment::now(1).at);
+        let before = Moment::now(1);
+        forgotten.note(Ino(1));
+        let after = Moment::now(1);
+        let allowed = |f: &Forgotten, ino| [before, after].map(|m| f.until(Ino(ino)) < m.at);
+        assert_eq!((allowed(&forgotten, 1), allowed(&forgotten, 2)), ([false, true], [true, true]));
+        (0..FORGOTTEN_MAX as u64).for_each(|i| forgotten.note(Ino(10 + i)));
+        assert_eq!((allowed(&forgotten, 1), allowed(&forgotten, 2)), ([false, false], [false, false]));
+        assert!(forgotten.until(Ino(1)) < Moment::now(1).at && forgotten.at.len() <= FORGOTTEN_MAX);
     }
 }

@@ -134,7 +134,7 @@ pub async fn trim_everywhere<E: Env>(
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
         for (t, starts) in others.into_iter().zip(starts) {
-            if stay_done(&worker, t, &trim, starts).await.is_err() {
+            if stay_cut(&worker, &target, t, &trim, starts).await.is_err() {
                 return;
             }
         }
@@ -163,6 +163,31 @@ async fn stay_done<E: Env>(worker: &Rc<Worker<E>>, target: TargetId, what: &Ques
             Err(Errno::Stale) if !worker.routes.is_local(target) => starts = do_at(worker, target, what).await?,
             other => return other.map(drop),
         }
+    }
+}
+
+/// As `stay_done` for `cut`, a cut of a file of `own`. It is not done again behind the file's end: that would make objects.
+///
+/// Errors: `Stale` if the file is removed or was cut again since; then others see to it.
+async fn stay_cut<E: Env>(
+    worker: &Rc<Worker<E>>,
+    own: &Rc<Target<E>>,
+    target: TargetId,
+    cut: &Question,
+    mut starts: u64,
+) -> Result<()> {
+    let Question::Trim { ino, generation, .. } = *cut else { return Err(Errno::Inval) };
+    loop {
+        match worker.insist_ask(target, Question::StableSince(starts)).await {
+            Err(Errno::Stale) if !worker.routes.is_local(target) => {}
+            other => return other.map(drop),
+        }
+        let _guard = own.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+        let wanted = own.meta.borrow().inode(ino).is_ok_and(|i| i.generation == generation && !i.pending.destroy);
+        if !wanted {
+            return Err(Errno::Stale);
+        }
+        starts = do_at(worker, target, cut).await?;
     }
 }
 
@@ -254,6 +279,8 @@ async fn destroy<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: In
     let others = if wide { others(&layout, ino, target.id) } else { Vec::new() };
     let (gone, mut starts) = (Question::Destroy(ino), Vec::new());
     if wide {
+        // A cut that is under way would make objects again. No later one begins.
+        drop(target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await);
         // Data elsewhere goes when it is certain that its inode does: at once, since on a full disk somebody may wait for the room.
         target.zone.stable(lsn).await?;
         for t in &others {

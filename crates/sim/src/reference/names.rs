@@ -237,6 +237,7 @@ impl Reference {
         }
         let node = self.node_mut(ino)?;
         node.nlink += 1;
+        node.linkable = false;
         let nlink = node.nlink;
         self.stamp(ino, false, true);
         self.bind(dir, name, ino);

@@ -1,0 +1,139 @@
+//! Faults that nobody may notice: servers are killed and come back, connections break, links are cut for a while.
+//!
+//! Owns: which, whom they meet, how long they last. Does not own: what ends an episode (`run`).
+//!
+//! Rules. A server is back within some seconds, beside what starting takes. A mount and a server are cut off from each other
+//! for less than the deadline of callbacks, since a mount that is not heard of for longer is ended. Two servers are cut off
+//! from each other for less than the time after which what one asks of another fails, also by several faults in a row: now
+//! and then there is a pause in which they find each other. Of several servers two may be in trouble at the same time.
+
+use super::{Checked, Faults, Run, STUCK, line};
+use crate::cluster::{CALLBACK_DEADLINE, SERVERS};
+use crate::plant::{self, Plant};
+use amphi_env::Env;
+use amphi_env::sim::CrashKind;
+use futures_util::future::join;
+use std::time::Duration;
+
+/// How long two servers are cut off from each other at most: a third of the time after which calls fail.
+const SERVERS_APART: Duration = Duration::from_secs(20);
+/// After so long with one fault after the other there is a pause.
+const TROUBLE: Duration = Duration::from_secs(20);
+/// Long enough for servers to find each other again: an attempt to connect over a cut, and the pause between attempts.
+const QUIET: Duration = Duration::from_secs(5);
+
+impl Run {
+    /// Perhaps a fault that nobody may notice.
+    pub(super) async fn fault(&self) -> Checked {
+        let shape = &self.cluster.shape;
+        // Who shares the process of the first mount is killed with it.
+        let first = usize::from(shape.embedded);
+        let servers = shape.servers - first;
+        if self.plan.faults == Faults::None || servers == 0 || self.roll(6) > 0 {
+            return Ok(());
+        }
+        if shape.servers > 1 && self.cluster.env.now().since(self.quiet.get()) > TROUBLE {
+            self.cluster.env.sleep(QUIET).await;
+            self.quiet.set(self.cluster.env.now());
+        }
+        let at = first + self.pick(servers);
+        if servers > 1 && self.roll(4) == 0 {
+            let other = first + (at - first + 1 + self.pick(servers - 1)) % servers;
+            let (one, two) = join(self.fault_of(at), self.fault_of(other)).await;
+            return one.and(two);
+        }
+        self.fault_of(at).await
+    }
+
+    /// A fault that kills server `at`, or one of the network.
+    async fn fault_of(&self, at: usize) -> Checked {
+        let node = SERVERS[at];
+        // With one server the choice comes first: seeds of before mean what they meant.
+        let link = self.link();
+        let network = self.plan.faults == Faults::All;
+        match self.roll(if network { 6 } else { 3 }) {
+            0 => {
+                self.note(format!("{node} is killed"));
+                self.cluster.crash_server(at, killed());
+                self.server_again(at).await
+            }
+            1 | 2 => {
+                let nth = 1 + self.roll(12);
+                self.cluster.sim.crash_at(node, nth, killed());
+                self.pause(100..20_000).await;
+                if self.cluster.server_lives(at) {
+                    self.cluster.sim.clear_crash_at(node);
+                    return Ok(());
+                }
+                self.note(format!("{node} was killed at its {nth}th write or sync"));
+                self.server_again(at).await
+            }
+            3 => {
+                self.note(format!("connections between {} and {} break", link.0, link.1));
+                self.summary.borrow_mut().network_faults += 1;
+                self.cluster.sim.break_connections(link.0, link.1);
+                Ok(())
+            }
+            _ => {
+                self.note(format!("the network between {} and {} is cut", link.0, link.1));
+                self.summary.borrow_mut().network_faults += 1;
+                self.cluster.sim.cut(link.0, link.1);
+                let long = self.roll(4) == 0;
+                // Well below the grace time of a session too. A mount that is alone is asked too, as long as the session of one
+                // that crashed is kept.
+                let between_servers = SERVERS.contains(&link.0) && SERVERS.contains(&link.1);
+                let most = if between_servers { SERVERS_APART } else { CALLBACK_DEADLINE / 2 };
+                self.pause(if long { 1_000_000..most.as_micros() as u64 } else { 100..500_000 }).await;
+                self.cluster.sim.heal(link.0, link.1);
+                self.note(format!("the network between {} and {} is whole", link.0, link.1));
+                self.progress().await;
+                Ok(())
+            }
+        }
+    }
+
+    /// Two nodes that talk to each other: a server and a mount, or two servers.
+    fn link(&self) -> (&'static str, &'static str) {
+        let shape = &self.cluster.shape;
+        if shape.servers == 1 {
+            return (SERVERS[0], self.cluster.mount_node(self.pick(shape.mounts)));
+        }
+        let at = self.pick(shape.servers);
+        let mut others: Vec<&'static str> = (0..shape.mounts).map(|which| self.cluster.mount_node(which)).collect();
+        others.extend(&SERVERS[..shape.servers]);
+        others.retain(|other| *other != SERVERS[at]);
+        (SERVERS[at], others[self.pick(others.len())])
+    }
+
+    /// Restarts a server after a while; it may be killed again on its way.
+    async fn server_again(&self, at: usize) -> Checked {
+        let node = SERVERS[at];
+        self.summary.borrow_mut().server_crashes += 1;
+        self.pause(0..3_000_000).await;
+        if self.roll(3) == 0 {
+            self.cluster.sim.crash_at(node, 1 + self.roll(10), CrashKind::Process);
+        }
+        let started = self.cluster.start_server(at).await;
+        self.cluster.sim.clear_crash_at(node);
+        started.map_err(line)?;
+        self.note(format!("{node} is back"));
+        self.progress().await;
+        Ok(())
+    }
+
+    /// Waits until a call got through: faults in such a row that none does prove nothing.
+    async fn progress(&self) {
+        let (calls, until) = (self.calls_made(), self.cluster.env.now() + STUCK);
+        while self.calls_made() == calls && !self.resting() && self.cluster.env.now() < until {
+            self.pause(100..2_000).await;
+        }
+    }
+}
+
+/// What a kill takes with it.
+fn killed() -> CrashKind {
+    match plant::active() {
+        Some(Plant::KillsLosePower) => CrashKind::Power,
+        _ => CrashKind::Process,
+    }
+}
