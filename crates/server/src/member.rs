@@ -330,14 +330,11 @@ impl<E: Env> Cluster<E> {
         self.known.borrow().get(&session.0).is_some_and(|r| r.start == session.1)
     }
 
-    /// What a stopped session has here goes, and nothing of it is under way when this returns. `stopped`: its client is known to use nothing any more.
+    /// What a stopped session has here goes. `stopped`: its client is known to use nothing any more.
     pub(crate) async fn forget_here(&self, ended: Begun, stopped: bool) -> Result<PeerTold> {
         self.note_ended(ended);
-        {
-            let _turn = self.changing.take().await;
-            self.forget_targets(ended, stopped).await?;
-        }
-        self.front()?.idle(ended.0).await;
+        let _turn = self.changing.take().await;
+        self.forget_targets(ended, stopped).await?;
         Ok(PeerTold::Done)
     }
 

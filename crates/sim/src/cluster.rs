@@ -33,7 +33,7 @@ pub const MOUNT: &str = "mount";
 /// Nodes of the mounts.
 pub const MOUNTS: [&str; 6] = [MOUNT, "mount1", "mount2", "mount3", "mount4", "mount5"];
 /// Most mounts of a cluster of several servers: its master lets in one at a time yet.
-const MOUNTS_OF_SEVERAL_SERVERS: usize = 6;
+const MOUNTS_OF_SEVERAL_SERVERS: usize = 1;
 /// Secret of the cluster: a listener on TCP needs one.
 const KEY: &[u8] = b"the secret of the simulated cluster";
 /// How long a start, a stop, a mount or an unmount may take, virtual.
