@@ -163,8 +163,8 @@ impl<E: Env> LinkEvents<E> for Events<E> {
         tracing::info!(up, server = self.seat.name(), "the connection to a server changed");
         let was_down = self.down.replace(!up);
         self.core.file_locks.state_changed(was_down, !up);
-        if up && let Some(links) = self.links.upgrade() {
-            links.came_up(&self.seat);
+        if let Some(links) = self.links.upgrade() {
+            if up { links.came_up(&self.seat) } else { links.went_down(&self.seat) }
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::io::{Events, Way};
 use crate::queue::Outgoing;
 use crate::tunables::{Knob, TABLE};
 use amphi_env::Env;
-use amphi_transport::{CallOptions, Link, LinkConfig, Outcome, Recovery, Timeouts, ToldCall};
+use amphi_transport::{CallOptions, Link, LinkConfig, LinkError, Outcome, Recovery, Timeouts, ToldCall};
 use amphi_types::{Cred, Errno, TargetId};
 use amphi_wire::{Call, ClusterMap, Lane, Reply, Request, ServerInfo};
 use futures_util::future::join_all;
@@ -44,6 +44,8 @@ pub(crate) struct Links<E: Env> {
     env: E,
     pub(crate) core: Arc<Core>,
     config: LinkConfig,
+    /// The master is in this process: its connection does not come back.
+    local: bool,
     timeouts: Cell<Timeouts>,
     /// The tunable as it was applied last.
     give_up_s: Cell<u64>,
@@ -67,6 +69,12 @@ fn map_of_one(cluster: u64, pool: u16, addrs: &[String]) -> ClusterMap {
         cluster,
         servers: vec![ServerInfo { id: 0, name: "server".into(), addrs: addrs.to_vec(), targets }],
     }
+}
+
+/// What a call has come to that was not answered.
+fn failed(core: &Core, error: LinkError) -> Errno {
+    // With the session its connections end.
+    company::check(core).err().unwrap_or(Errno::from(error))
 }
 
 /// What is wrong with a map: every target must have exactly one server, target 0 the first.
@@ -101,6 +109,7 @@ impl<E: Env> Links<E> {
         let first = first.unwrap_or_else(|| map_of_one(0, 1, &config.addrs).servers.remove(0));
         let seat = Rc::new(Seat::new(&first));
         let links = Rc::new(Links {
+            local: matches!(way, Way::Local(_)),
             timeouts: Cell::new(config.timeouts),
             give_up_s: Cell::new(TABLE[Knob::GiveUpS as usize].default),
             seats: RefCell::new(vec![seat.clone()]),
@@ -146,8 +155,9 @@ impl<E: Env> Links<E> {
             return self.send_late(out);
         };
         let Outgoing { lane, call, payload, pad, answer, .. } = out;
+        let core = self.core.clone();
         let done = Box::new(move |outcome: Outcome| {
-            let _ = answer.send(outcome.map_err(Errno::from));
+            let _ = answer.send(outcome.map_err(|e| failed(&core, e)));
         });
         if let Err(late) = link.call_and_tell(ToldCall { lane, call, payload, pad, done }) {
             let link = link.clone();
@@ -165,7 +175,8 @@ impl<E: Env> Links<E> {
             let Outgoing { lane, call, payload, pad, answer, deadline } = out;
             let whole = async {
                 let link = links.link_for(call.target).await?;
-                link.call_with(CallOptions { lane, pad, deadline }, call, payload).await.map_err(Errno::from)
+                let outcome = link.call_with(CallOptions { lane, pad, deadline }, call, payload).await;
+                outcome.map_err(|e| failed(&links.core, e))
             };
             let outcome = match deadline {
                 None => whole.await,
@@ -355,6 +366,15 @@ impl<E: Env> Links<E> {
             self.master_heard.set((messages, now));
         } else if now.saturating_sub(at) >= company::CAUTION_NS {
             company::be_cautious(&self.core);
+        }
+    }
+
+    /// The connection of `seat` is down. That of a master in this process ends with the session alone.
+    pub(crate) fn went_down(&self, seat: &Rc<Seat<E>>) {
+        let stopping = self.core.stopping.load(Ordering::Acquire);
+        if self.local && self.is_master(seat) && !stopping {
+            company::lose(&self.core, "it did not answer");
+            self.leave_others();
         }
     }
 

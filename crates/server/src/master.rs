@@ -22,10 +22,12 @@ use std::time::Duration;
 pub const DOWN_AFTER: Duration = Duration::from_secs(5);
 /// A server that is down for so long loses the lock on moving directories.
 const MOVES_AFTER: Duration = Duration::from_secs(10);
+/// How long the begin of a session waits for a server to hear of it: one that does not hears later by itself.
+const HEARING: Duration = Duration::from_secs(1);
 /// Pause before the addresses of a new server are tried again.
 const REACH_AGAIN: Duration = Duration::from_millis(500);
-/// How long the begin and the end of a session wait for a server to hear of it: one that does not hears later by itself.
-const HEARING: Duration = Duration::from_secs(1);
+/// How long a server that is not heard of is tried when a session ends: less than a new mount waits.
+const UNHEARD: Duration = Duration::from_secs(3);
 /// How long the numbers of new targets are kept for the server that asked for them, while it makes its zones.
 const PROMISE: Duration = Duration::from_secs(15);
 
@@ -186,14 +188,21 @@ impl<E: Env> Cluster<E> {
         self.sessions_version.set(self.sessions_version.get().wrapping_add(1));
     }
 
-    /// Tells all servers that are up. Who does not hear it compares later.
-    async fn tell_others(self: &Rc<Self>, question: &PeerQuestion, patience: Duration) {
-        // One that is not heard of may live nevertheless, for instance if it is the master that was away.
-        let ends = matches!(question, PeerQuestion::SessionStop(_));
-        let told = self.others().into_iter().filter(|s| ends || self.is_up(s.id)).map(|s| async move {
-            let asked = self.ask_server(s.id, question.clone());
-            let told = amphi_env::timeout(&self.worker.env, patience, asked).await;
-            if let Err(e) = told.unwrap_or(Err(Errno::TimedOut)) {
+    /// Tells all servers. Who does not hear it compares later.
+    async fn tell_others(self: &Rc<Self>, question: &PeerQuestion) {
+        let told = self.others().into_iter().map(|s| async move {
+            let result = match question {
+                PeerQuestion::SessionStop(_) | PeerQuestion::SessionForget(..) => {
+                    self.ask_while_up(s.id, question).await
+                }
+                _ if !self.is_up(s.id) => return,
+                PeerQuestion::SessionStart(..) => {
+                    let asked = self.ask_server(s.id, question.clone());
+                    amphi_env::timeout(&self.worker.env, HEARING, asked).await.unwrap_or(Err(Errno::TimedOut))
+                }
+                _ => self.ask_soon(s.id, question.clone()).await,
+            };
+            if let Err(e) = result {
                 tracing::warn!(
                     "{} was not told of a session: {e}; it hears of it when it is back",
                     crate::map::called(&s)
@@ -203,6 +212,19 @@ impl<E: Env> Cluster<E> {
         join_all(told).await;
     }
 
+    /// Asks a server for as long as it is heard of: what the session has under way there is waited for, before its end is over. One that
+    /// is not may live nevertheless, for instance if it is the master that was away, so it is tried for a moment.
+    async fn ask_while_up(self: &Rc<Self>, server: u64, question: &PeerQuestion) -> Result<PeerTold> {
+        let mut asked = std::pin::pin!(self.ask_server(server, question.clone()));
+        loop {
+            match amphi_env::timeout(&self.worker.env, UNHEARD, asked.as_mut()).await {
+                Some(told) => return told,
+                None if !self.is_up(server) => return Err(Errno::TimedOut),
+                None => {}
+            }
+        }
+    }
+
     /// A session begins on the other servers.
     pub(crate) async fn start_elsewhere(self: &Rc<Self>, session: SessionId, record: &SessionRecord) {
         if !self.is_master() {
@@ -210,7 +232,7 @@ impl<E: Env> Cluster<E> {
         }
         self.starts.borrow_mut().insert(session, record.start);
         if self.worker.routes.is_shared() {
-            self.tell_others(&PeerQuestion::SessionStart(session, record.clone()), HEARING).await;
+            self.tell_others(&PeerQuestion::SessionStart(session, record.clone())).await;
             self.sessions_changed();
         }
     }
@@ -220,7 +242,7 @@ impl<E: Env> Cluster<E> {
         let start = self.starts.borrow().get(&session).copied();
         if let Some(start) = start.filter(|_| self.is_master() && self.worker.routes.is_shared()) {
             self.sessions_changed();
-            self.tell_others(&PeerQuestion::SessionStop((session, start)), HEARING).await;
+            self.tell_others(&PeerQuestion::SessionStop((session, start))).await;
         }
     }
 
@@ -228,7 +250,7 @@ impl<E: Env> Cluster<E> {
     pub(crate) async fn forget_elsewhere(self: &Rc<Self>, session: SessionId, stopped: bool) {
         let start = self.starts.borrow_mut().remove(&session);
         if let Some(start) = start.filter(|_| self.is_master() && self.worker.routes.is_shared()) {
-            self.tell_others(&PeerQuestion::SessionForget((session, start), stopped), PATIENCE).await;
+            self.tell_others(&PeerQuestion::SessionForget((session, start), stopped)).await;
             self.sessions_changed();
         }
     }
@@ -236,7 +258,7 @@ impl<E: Env> Cluster<E> {
     /// Tunables that were set at the master count on all servers.
     pub(crate) async fn tune_elsewhere(self: &Rc<Self>, pattern: &str, value: &str) {
         if self.is_master() && self.worker.routes.is_shared() {
-            self.tell_others(&PeerQuestion::Tune { pattern: pattern.into(), value: value.into() }, PATIENCE).await;
+            self.tell_others(&PeerQuestion::Tune { pattern: pattern.into(), value: value.into() }).await;
         }
     }
 

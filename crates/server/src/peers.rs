@@ -70,7 +70,7 @@ pub enum PeerQuestion {
     SessionStart(SessionId, SessionRecord),
     /// `Done`: nothing more is taken from the session.
     SessionStop(Begun),
-    /// `Done`: what the stopped session has goes. Whether its client is known to use nothing any more.
+    /// `Done`: what the stopped session has goes, and nothing of it is under way. Whether its client is known to use nothing any more.
     SessionForget(Begun, bool),
     /// `Done`: the session did not keep to the rules; to the master.
     Evict(Begun, String),
@@ -367,7 +367,11 @@ impl<E: Env> Cluster<E> {
             PeerQuestion::Install(map) => self.install(map).await.map(|()| PeerTold::Done)?,
             PeerQuestion::SessionStart(session, record) => self.start_after_ends(session, record).await?,
             PeerQuestion::SessionStop(session) => self.stop_here(session).await?,
-            PeerQuestion::SessionForget(session, stopped) => self.forget_here(session, stopped).await?,
+            PeerQuestion::SessionForget(session, stopped) => {
+                let told = self.forget_here(session, stopped).await?;
+                self.front()?.idle(session.0).await;
+                told
+            }
             PeerQuestion::Company(change) => self.told_company(change).await?,
             PeerQuestion::Tune { pattern, value } => {
                 self.front()?.set_tunables(&pattern, &value).await?;
