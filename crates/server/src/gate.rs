@@ -161,6 +161,11 @@ impl<K: Ord + Clone> Gate<K> {
         }
     }
 
+    /// Whether somebody holds `key` alone.
+    pub fn is_held_alone(&self, key: &K) -> bool {
+        self.queues.borrow().get(key).is_some_and(|queue| queue.exclusive)
+    }
+
     /// Whether nobody holds anything.
     pub fn is_empty(&self) -> bool {
         self.queues.borrow().is_empty()
@@ -198,8 +203,10 @@ mod tests {
         assert!(poll(&mut writer).is_none());
         let mut reader = start(&gate, vec![(1, Hold::Shared)]);
         assert!(poll(&mut reader).is_none(), "a reader does not overtake a waiting writer");
+        assert!(!gate.is_held_alone(&1));
         drop(first);
         let held = poll(&mut writer).expect("the writer is next");
+        assert!(gate.is_held_alone(&1) && !gate.is_held_alone(&2));
         assert!(poll(&mut reader).is_none());
         drop(held);
         drop(poll(&mut reader).expect("then the reader"));

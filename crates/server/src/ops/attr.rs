@@ -45,13 +45,19 @@ pub async fn view<E: Env>(
     Err(Errno::Again)
 }
 
-/// As `view`; `None` if the file was cut between the questions to its objects and the look at its inode.
+/// As `view`; `None` if the file was being cut, or was between the questions to its objects and the look at its inode.
 async fn look<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
     ino: Ino,
     asker: Option<SessionId>,
 ) -> Result<Option<(InodeView, Option<TokenGrant>)>> {
+    let key = NameKey::Inode(ino);
+    if asker.is_some() && target.names.is_held_alone(&key) {
+        // A cut has its generation from its start, and its objects are not all cut before its end.
+        target.settle(vec![key]).await;
+        return Ok(None);
+    }
     let (layout, generation, asker) = {
         let meta = target.meta.borrow();
         let inode = meta.inode(ino)?;
