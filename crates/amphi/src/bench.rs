@@ -22,6 +22,7 @@ mod raw;
 mod report;
 mod round_trip;
 mod series;
+mod servers;
 mod sessions;
 mod small;
 pub mod stream;
@@ -65,6 +66,8 @@ pub enum Name {
     Polling,
     /// Two mounts of one server: locks that go to and fro, stat, alternate blocks, reads of what is cached
     Mounts,
+    /// One mount on a cluster of two server processes, beside one process
+    Servers,
     /// Memory and request rate of a server with 1,000 sessions
     Sessions,
 }
@@ -170,6 +173,7 @@ impl Bench {
                 Name::Idle => idle::run(run)?,
                 Name::Polling => polling::run(run)?,
                 Name::Mounts => mounts::run(run)?,
+                Name::Servers => servers::run(run)?,
                 Name::Sessions => sessions::run(run)?,
             }
         }

@@ -54,6 +54,11 @@ impl Program {
 
     /// `amphi server` on the fresh folder `data`, and its address.
     pub fn server(data: &Path, way: Way) -> Outcome<(Program, String)> {
+        Program::server_with(data, way, &[])
+    }
+
+    /// As `server`, with more options.
+    pub fn server_with(data: &Path, way: Way, more: &[&OsStr]) -> Outcome<(Program, String)> {
         let listen = match way {
             Way::Tcp => "tcp:127.0.0.1:0".to_string(),
             // Not in the storage folder: the path of a socket must be short.
@@ -64,8 +69,9 @@ impl Program {
                 format!("unix:{}/amphi-bench-{}-{n}.sock", tmp.display(), std::process::id())
             }
         };
-        let args: [&OsStr; 5] =
-            ["server".as_ref(), "--data".as_ref(), data.as_os_str(), "--listen".as_ref(), listen.as_ref()];
+        let mut args: Vec<&OsStr> =
+            vec!["server".as_ref(), "--data".as_ref(), data.as_os_str(), "--listen".as_ref(), listen.as_ref()];
+        args.extend(more);
         let server = Program::start(&args, None)?;
         let addr = server.ready().split(' ').nth(1).unwrap_or_default().to_string();
         Ok((server, addr))
