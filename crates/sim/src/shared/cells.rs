@@ -50,7 +50,7 @@ impl CellFile {
 
     /// The cells that bytes make up.
     fn cells(&self, bytes: &[u8]) -> Told<Cells> {
-        if bytes.len() as u64 % self.len != 0 {
+        if !(bytes.len() as u64).is_multiple_of(self.len) {
             return Err(format!("{} bytes end inside a cell of {}", bytes.len(), self.len));
         }
         let mut cells = Cells::default();
@@ -174,7 +174,7 @@ impl Sharer {
             }
             CellOp::Size => {
                 let size = client.getattr(ctx, ino).await.map_err(said)?.size;
-                if size % len != 0 {
+                if !size.is_multiple_of(len) {
                     return Err(format!("{size} bytes"));
                 }
                 Ok(Cells(vec![size / len]))
