@@ -22,6 +22,13 @@ use std::rc::Rc;
 
 /// How often a file is looked at that is cut meanwhile; each time somebody else's truncate has succeeded.
 const VIEW_TRIES: usize = 1000;
+/// How often the objects of a file are asked until they say the same twice; then whoever writes it is faster.
+const SAME_TRIES: usize = 16;
+
+/// The size that the objects of a file gave last, with the inode's generation. Objects are asked one after the other, and a write
+/// may land on some of them in between: as sizes only grow within a generation, a size that is found twice was the file's in
+/// between.
+type Before = Option<(u64, u64)>;
 
 /// What a client sees of an inode of this target, and its right to cache that; gathers what the objects say if they know
 /// better, and for an `asker` what others have written and not yet written back.
@@ -37,21 +44,26 @@ pub async fn view<E: Env>(
         target.recovered().await;
         target.settle(vec![NameKey::Inode(ino)]).await;
     }
-    for _ in 0..VIEW_TRIES {
-        if let Some(seen) = look(worker, target, ino, asker).await? {
+    let mut before = None;
+    for tried in 0..VIEW_TRIES {
+        if let Some(seen) = look(worker, target, ino, asker, &mut before, tried >= SAME_TRIES).await? {
             return Ok(seen);
         }
     }
     Err(Errno::Again)
 }
 
-/// As `view`; `None` if the file was being cut, or was between the questions to its objects and the look at its inode.
+/// As `view`; `None` if the file was being cut, or was between the questions to its objects and the look at its inode, or if its
+/// objects have not yet said the same twice.
 async fn look<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
     ino: Ino,
     asker: Option<SessionId>,
+    before: &mut Before,
+    enough: bool,
 ) -> Result<Option<(InodeView, Option<TokenGrant>)>> {
+    let in_company = asker.is_some();
     let key = NameKey::Inode(ino);
     if asker.is_some() && target.names.is_held_alone(&key) {
         // A cut has its generation from its start, and its objects are not all cut before its end.
@@ -75,6 +87,10 @@ async fn look<E: Env>(
     let meta = target.meta.borrow();
     let inode = meta.inode(ino)?;
     if inode.generation != generation {
+        return Ok(None);
+    }
+    let now = Some((gathered.size, generation));
+    if in_company && inode.spread && !enough && std::mem::replace(before, now) != now {
         return Ok(None);
     }
     let mut view = plain_view(&meta, ino, inode);
