@@ -198,10 +198,12 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
         Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid } => {
             Box::pin(cx.write(object, offset, generation, mtime, server_lock, kill_suidgid, payload)).await
         }
-        Request::Punch { object, range, generation, mtime } => {
-            Box::pin(cx.punch(object, range, generation, mtime)).await
+        Request::Punch { object, range, generation, mtime, server_lock } => {
+            Box::pin(cx.punch(object, range, generation, mtime, server_lock)).await
         }
-        Request::Allocate { object, range, generation } => Box::pin(cx.allocate(object, range, generation)).await,
+        Request::Allocate { object, range, generation, server_lock } => {
+            Box::pin(cx.allocate(object, range, generation, server_lock)).await
+        }
         Request::Seek { object, offset, hole } => cx.seek(object, offset, hole).await,
         Request::Sync => cx.sync().await,
         Request::Spread { ino } => cx.spread(ino).await,

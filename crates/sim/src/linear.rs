@@ -38,6 +38,13 @@ pub enum CellOp {
         /// Most cells.
         n: usize,
     },
+    /// Up to `n` cells from `at` on hold 0 then.
+    Zero {
+        /// First cell.
+        at: usize,
+        /// Most cells.
+        n: usize,
+    },
     /// Sets the number of cells; new ones hold 0.
     Resize {
         /// The number.
@@ -70,6 +77,7 @@ impl Explanation {
                 self.content[at..at + n].fill(tag);
             }
             CellOp::Append { n, tag } => self.content.resize(self.content.len() + n, tag),
+            CellOp::Zero { at, n } => self.content.iter_mut().skip(at).take(n).for_each(|cell| *cell = 0),
             CellOp::Resize { n } => self.content.resize(n, 0),
             CellOp::Size => return Cells(vec![self.content.len() as u64]),
             CellOp::Read { at, n } => {

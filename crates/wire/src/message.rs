@@ -382,6 +382,8 @@ pub enum Request {
         generation: u64,
         /// Time of the change.
         mtime: Timespec,
+        /// As for `Read`.
+        server_lock: bool,
     },
     /// `Done`: reserves storage that reads as zeros; the size of the file does not change.
     Allocate {
@@ -391,6 +393,8 @@ pub enum Request {
         range: ByteRange,
         /// As for `Write`.
         generation: u64,
+        /// As for `Read`.
+        server_lock: bool,
     },
     /// `Offset`: next data or hole in one object at or after `offset`; `None` = none in this object.
     Seek {

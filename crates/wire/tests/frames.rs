@@ -87,8 +87,8 @@ fn requests() -> Vec<Request> {
         Request::StatFs,
         Request::Read { object, range, server_lock: true },
         Request::Write { object, offset: 1, generation: u64::MAX, mtime, server_lock: false, kill_suidgid: true },
-        Request::Punch { object, range, generation: 1, mtime },
-        Request::Allocate { object, range, generation: 1 },
+        Request::Punch { object, range, generation: 1, mtime, server_lock: true },
+        Request::Allocate { object, range, generation: 1, server_lock: true },
         Request::Seek { object, offset: u64::MAX, hole: true },
         Request::Sync,
         Request::Spread { ino },
@@ -201,7 +201,7 @@ fn bytes_of_a_request() {
     let body = [2, 5, 6, 1, 7, 1, 0xac, 0x02];
     assert_eq!(bytes[HEAD_BYTES..len], body);
     let mut expected = Vec::new();
-    expected.extend(b"AMPH\x03\x00\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
+    expected.extend(b"AMPH\x04\x00\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
     expected.extend(b"\x02\x01\x00\x00\x00\x00\x00\x00\xe8\x03\x00\x00\x08\x00\x00\x00");
     expected.extend(b"\x09\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00");
     let crc = crc32c::crc32c(&[&expected[..], &body].concat());

@@ -6,11 +6,14 @@ use crate::api::{Ctx, Fallocate};
 use crate::company;
 use crate::core::{Core, unexpected};
 use crate::files::{File, OpenFile};
+use crate::lease;
+use crate::locks;
 use crate::ops::attr;
 use crate::rangelock::Hold;
 use crate::stats::Count;
 use crate::tokens;
 use crate::writeback;
+use amphi_dlm::Mode;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, SetAttr, TimeSet, limits};
 use amphi_wire::{Reply, Request};
 use futures_util::future::join_all;
@@ -41,7 +44,15 @@ pub(crate) async fn fallocate(
     {
         let _guard = file.range.acquire(range, Hold::Exclusive).await;
         file.mark_epoch();
-        let done = change(&core, file, mode, range).await;
+        let begun = company::begin(&core);
+        let mut pins = None;
+        if begun.is_none() && file.layout().stripes() > 1 {
+            // Others see it as one event although it is several requests.
+            lease::touch(&core, file, range).await?;
+            pins = Some(locks::pin_objects(&core, file, Mode::Write, range).await?);
+        }
+        let done = change(&core, file, mode, range, pins.is_none()).await;
+        drop((pins, begun));
         file.spoil(range);
         file.mark_epoch();
         tokens::outdated(&core, file.ino);
@@ -53,17 +64,24 @@ pub(crate) async fn fallocate(
     Ok(())
 }
 
-async fn change(core: &Arc<Core>, file: &Arc<File>, mode: Fallocate, range: ByteRange) -> Result<()> {
+/// With `server_lock` the targets lock; otherwise the caller has pinned locks on all of the range.
+async fn change(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    mode: Fallocate,
+    range: ByteRange,
+    server_lock: bool,
+) -> Result<()> {
     match mode {
-        Fallocate::Allocate | Fallocate::KeepSize => allocate(core, file, range).await,
+        Fallocate::Allocate | Fallocate::KeepSize => allocate(core, file, range, server_lock).await,
         Fallocate::PunchHole => {
             writeback::flush_and_forget(core, file, range).await;
-            punch(core, file, range).await
+            punch(core, file, range, server_lock).await
         }
         Fallocate::ZeroRange { .. } => {
             writeback::flush_and_forget(core, file, range).await;
-            punch(core, file, range).await?;
-            allocate(core, file, range).await
+            punch(core, file, range, server_lock).await?;
+            allocate(core, file, range, server_lock).await
         }
     }
 }
@@ -81,14 +99,14 @@ async fn extend(core: &Arc<Core>, cred: &Cred, file: &Arc<File>, end: u64) -> Re
     Ok(())
 }
 
-async fn punch(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Result<()> {
+async fn punch(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, server_lock: bool) -> Result<()> {
     let size = attr::size_now(core, file).await?;
     let view = file.view();
     // Beyond the stripes that exist there is nothing; the owner's knowledge of the size may be behind.
     let stripes = view.layout.stripes_below(range.end.min(size.max(view.attr.size)).max(1));
     let calls = (0..stripes).map(|stripe| {
         let object = ObjectId { ino: file.ino, stripe };
-        let op = Request::Punch { object, range, generation: view.generation, mtime: core.wall() };
+        let op = Request::Punch { object, range, generation: view.generation, mtime: core.wall(), server_lock };
         core.call(view.layout.target(file.ino, stripe), &Cred::root(), op)
     });
     for reply in join_all(calls.collect::<Vec<_>>()).await {
@@ -101,7 +119,7 @@ async fn punch(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Result<(
     Ok(())
 }
 
-async fn allocate(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Result<()> {
+async fn allocate(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, server_lock: bool) -> Result<()> {
     attr::size_now(core, file).await?;
     let view = file.view();
     let mut pieces = view.layout.pieces(file.ino, range);
@@ -115,7 +133,7 @@ async fn allocate(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Resul
             if object.stripe > 0 {
                 writeback::spread(core, file).await?;
             }
-            let op = Request::Allocate { object, range, generation: view.generation };
+            let op = Request::Allocate { object, range, generation: view.generation, server_lock };
             calls.push(core.call(view.layout.target(file.ino, object.stripe), &Cred::root(), op));
         }
         for reply in join_all(calls).await {

@@ -215,6 +215,10 @@ impl<E: Env> Cx<E> {
     pub async fn set_layout(&self, ino: Ino, layout: Option<Layout>, mode: Option<IoMode>) -> Result<Reply> {
         self.reserve(256).await?;
         let _guard = self.target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+        if layout.is_some() && self.target.opens.borrow().has_other_writer(self.session, ino) {
+            // It may have written by the old layout what is not here yet.
+            return Err(Errno::Busy);
+        }
         let has_data = self.target.data.borrow().objects_of(ino).any(|(_, o)| o.end > 0 || o.blocks > 0);
         let layout = layout.map(|l| Layout { pool: self.worker.pool(), ..l });
         let gathered = self.gathered_if_spread(ino).await?;

@@ -254,9 +254,16 @@ impl<E: Env> Cx<E> {
     }
 
     /// `Request::Punch`.
-    pub async fn punch(&self, object: ObjectId, range: ByteRange, generation: u64, mtime: Timespec) -> Result<Reply> {
+    pub async fn punch(
+        &self,
+        object: ObjectId,
+        range: ByteRange,
+        generation: u64,
+        mtime: Timespec,
+        server_lock: bool,
+    ) -> Result<Reply> {
         self.check_object(object)?;
-        let _lock = self.lock(object, Mode::Write, range, true).await?;
+        let _lock = self.lock(object, Mode::Write, range, server_lock).await?;
         self.reserve(0).await?;
         let _changing = self.change_unopened(object).await;
         let _span = self.span(object, range, Hold::Exclusive).await;
@@ -294,12 +301,18 @@ impl<E: Env> Cx<E> {
     }
 
     /// `Request::Allocate`.
-    pub async fn allocate(&self, object: ObjectId, range: ByteRange, generation: u64) -> Result<Reply> {
+    pub async fn allocate(
+        &self,
+        object: ObjectId,
+        range: ByteRange,
+        generation: u64,
+        server_lock: bool,
+    ) -> Result<Reply> {
         self.check_object(object)?;
         if range.end > FILE_MAX || range.is_empty() {
             return Err(Errno::FileTooBig);
         }
-        let _lock = self.lock(object, Mode::Write, range, true).await?;
+        let _lock = self.lock(object, Mode::Write, range, server_lock).await?;
         let _changing = self.change_unopened(object).await;
         let _span = self.span(object, range, Hold::Exclusive).await;
         if object.stripe == 0 {

@@ -610,8 +610,8 @@ fn writes_without_an_open_are_changes() {
         let object = ObjectId { ino: f, stripe: 0 };
         let (range, mtime) = (ByteRange::new(0, 4096), Timespec { sec: 9, nsec: 0 });
         let write = Request::Write { object, offset: 0, generation: 0, mtime, server_lock: true, kill_suidgid: false };
-        let punch = Request::Punch { object, range, generation: 0, mtime };
-        let allocate = Request::Allocate { object, range, generation: 0 };
+        let punch = Request::Punch { object, range, generation: 0, mtime, server_lock: true };
+        let allocate = Request::Allocate { object, range, generation: 0, server_lock: true };
         for (op, payload) in [(write, Some(Buf::zeroed(4096))), (punch, None), (allocate, None)] {
             assert!(b.told(Request::GetAttr { ino: f }).await.1.attributes.is_some());
             waits_for(b, &[TokenKey::Attributes(f)], a.ask(op, payload)).await.0.unwrap();

@@ -191,7 +191,7 @@ fn space() {
         c.write(object, 0, 0, bytes(1, 0, 100_000)).await.unwrap();
         let mtime = Timespec { sec: 2_000_000_001, nsec: 0 };
         let range = ByteRange::new(10_000, 50_000);
-        c.call(Request::Punch { object, range, generation: 0, mtime }).await.unwrap();
+        c.call(Request::Punch { object, range, generation: 0, mtime, server_lock: true }).await.unwrap();
         let data = c.read(object, 0, 100_000).await.unwrap();
         assert_eq!(data[..10_000], bytes(1, 0, 10_000)[..]);
         assert!(data[10_000..50_000].iter().all(|&b| b == 0));
@@ -199,7 +199,9 @@ fn space() {
         let seek = |offset, hole| Request::Seek { object, offset, hole };
         assert_eq!(c.call(seek(0, true)).await, Ok(Reply::Offset(Some(12288))));
         assert_eq!(c.call(seek(12288, false)).await, Ok(Reply::Offset(Some(49152))));
-        c.call(Request::Allocate { object, range: ByteRange::new(0, 1 << 20), generation: 0 }).await.unwrap();
+        c.call(Request::Allocate { object, range: ByteRange::new(0, 1 << 20), generation: 0, server_lock: true })
+            .await
+            .unwrap();
         assert_eq!(c.stat(f).await.unwrap().size, 100_000);
         assert_eq!(c.stat(f).await.unwrap().blocks, 2048);
         let mut at = 1 << 20;
@@ -230,7 +232,9 @@ fn large_requests_and_a_small_log() {
         c.write(object, 777, 0, bytes(5, 777, len)).await.unwrap();
         assert_eq!(c.stat(f).await.unwrap().size, 777 + len as u64);
         assert!(c.read(object, 777, 777 + len as u64).await.unwrap() == bytes(5, 777, len)[..]);
-        c.call(Request::Allocate { object, range: ByteRange::new(0, 20 << 20), generation: 0 }).await.unwrap();
+        c.call(Request::Allocate { object, range: ByteRange::new(0, 20 << 20), generation: 0, server_lock: true })
+            .await
+            .unwrap();
         assert_eq!(c.stat(f).await.unwrap().blocks, (20 << 20) / 512);
     });
 }

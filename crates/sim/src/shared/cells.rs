@@ -1,4 +1,4 @@
-//! The file of cells: reads, writes, appends and truncates of whole cells from all sides, judged by `linear`.
+//! The file of cells: reads, writes, appends, holes and truncates of whole cells from all sides, judged by `linear`.
 //!
 //! Owns: how cells lie in a file, the calls. Does not own: which histories are right (`Linear`).
 //!
@@ -9,7 +9,7 @@ use super::{SharedArea, Sharer, Told};
 use crate::dice::Dice;
 use crate::linear::{CellOp, Cells, Linear};
 use crate::perform::{read, write};
-use amphi_client::{Client, Ctx, OpenFile, OpenFlags};
+use amphi_client::{Client, Ctx, Fallocate, OpenFile, OpenFlags};
 use amphi_types::{Ino, Result, SetAttr};
 use std::sync::Arc;
 
@@ -113,11 +113,12 @@ impl Sharer {
         if most > MANY {
             return CellOp::Resize { n: dice.below(4) as usize };
         }
-        match dice.weighted(&[5, 2, 6, 1, 2]) {
+        match dice.weighted(&[5, 2, 6, 1, 2, 1]) {
             0 => CellOp::Write { at, n, tag: a.tag() },
             1 => CellOp::Append { n: n.min(2), tag: a.tag() },
             2 => CellOp::Read { at, n },
             3 => CellOp::Resize { n: at },
+            5 => CellOp::Zero { at, n },
             _ => CellOp::Size,
         }
     }
@@ -165,6 +166,11 @@ impl Sharer {
             CellOp::Read { at, n } => {
                 let bytes = read(client, ctx, file, at as u64 * len, n as u64 * len, direct).await.map_err(said)?;
                 self.area.borrow().cells.cells(&bytes)
+            }
+            CellOp::Zero { at, n } => {
+                let (at, n, mode) = (at as u64 * len, n as u64 * len, Fallocate::PunchHole);
+                client.fallocate(ctx, file, mode, at, n).await.map_err(said)?;
+                Ok(Cells::default())
             }
             CellOp::Resize { n } => {
                 let set = SetAttr { size: Some(n as u64 * len), ..SetAttr::default() };
