@@ -19,18 +19,24 @@ use amphi_wire::{HeldLock, Lane, LockMode, Reply, Request};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 /// Locks go back by age after this time; hits that pin no lock do not count as use, hence so long.
 const MAX_AGE_NS: u64 = 24 * 3600 * 1_000_000_000;
 /// Locks held of one target: 30 bytes each when presented to a restarted server, in one message.
 const LOCKS_MAX: usize = 16_384;
 
+/// How often servers are told of locks that they asked back and that calls still use: far below the time after which a client that
+/// does not answer is evicted.
+const KEPT_NS: u64 = 2_000_000_000;
+
 /// All lock caches.
 pub(crate) struct Locks {
     caches: Mutex<BTreeMap<TargetId, LockCache>>,
     answered: Signal,
     names: Mutex<Names>,
+    /// When servers were told last which locks they have to wait for.
+    said_kept_ns: AtomicU64,
     /// Files of locks that are about to be returned, of which a front end may have pages.
     pages_due: Mutex<Vec<(TargetId, Arc<File>)>>,
 }
@@ -83,6 +89,7 @@ impl Locks {
             caches: Mutex::default(),
             answered: Signal::default(),
             names: Mutex::default(),
+            said_kept_ns: AtomicU64::new(0),
             pages_due: Mutex::default(),
         }
     }
@@ -252,10 +259,25 @@ pub(crate) fn callback(core: &Arc<Core>, object: ObjectId, lock: u64) {
 
 /// Lets time pass.
 pub(crate) fn tick(core: &Arc<Core>) {
+    let now_ns = core.clock.now_ns();
+    let said = core.locks.said_kept_ns.load(SeqCst);
+    let say = now_ns >= said + KEPT_NS && !core.company.is_alone();
+    if say {
+        core.locks.said_kept_ns.store(now_ns, SeqCst);
+    }
     let targets: Vec<TargetId> = core.locks.caches.lock().keys().copied().collect();
     for target in targets {
-        core.locks.with(target, |cache| cache.tick(core.clock.now_ns()));
+        let awaited = core.locks.with(target, |cache| {
+            cache.tick(now_ns);
+            if say { cache.awaited() } else { Vec::new() }
+        });
         pump(core, target);
+        if !awaited.is_empty() {
+            let names = core.locks.names.lock();
+            let locks = awaited.into_iter().map(|id| names.theirs(target, id)).collect();
+            drop(names);
+            drop(core.send(Lane::Answer, target, &Cred::root(), Request::LockKept { locks }, None, 0));
+        }
     }
 }
 
@@ -443,6 +465,11 @@ impl Names {
             }
             None => id.0,
         }
+    }
+
+    /// The server's name of a lock that is kept.
+    fn theirs(&self, target: TargetId, id: LockId) -> u64 {
+        self.servers.get(&(target, id.0)).copied().unwrap_or(id.0)
     }
 
     fn ours(&self, target: TargetId, server: u64) -> LockId {

@@ -253,6 +253,12 @@ impl LockCache {
         self.objects.contains_key(&object)
     }
 
+    /// Locks that the server waits for and that are still in use or being flushed.
+    pub fn awaited(&self) -> Vec<LockId> {
+        let busy = |held: &Held| held.urgent && matches!(held.stage, Stage::Closing | Stage::Flushing);
+        self.locks.iter().filter(|(_, held)| busy(held)).map(|(id, _)| *id).collect()
+    }
+
     /// Whether anybody uses the lock.
     pub fn users(&self, id: LockId) -> u32 {
         self.locks.get(&id).map_or(0, |held| held.users)

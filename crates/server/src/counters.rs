@@ -88,6 +88,7 @@ impl Counters {
             Request::Sync => &self.sync,
             Request::LockEnqueue { .. }
             | Request::LockCancel { .. }
+            | Request::LockKept { .. }
             | Request::GlimpseReply { .. }
             | Request::Revoked { .. } => &self.lock,
             Request::FileLockSet { .. }

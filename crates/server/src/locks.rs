@@ -28,6 +28,8 @@ struct Inner {
     outbox: Vec<(SessionId, Push)>,
     /// Whether a task waits for the next deadline.
     watched: bool,
+    /// Locks that were asked back and that sessions said to need longer, with the time at which they said so first, monotonic ns.
+    kept: BTreeMap<(SessionId, LockId), u64>,
 }
 
 impl Inner {
@@ -83,7 +85,13 @@ impl Locks {
     pub fn new(limits: LockLimits, generation: u16) -> Locks {
         let space = LockSpace::new(limits, generation);
         Locks {
-            inner: Rc::new(RefCell::new(Inner { space, waiting: BTreeMap::new(), outbox: Vec::new(), watched: false })),
+            inner: Rc::new(RefCell::new(Inner {
+                space,
+                waiting: BTreeMap::new(),
+                outbox: Vec::new(),
+                watched: false,
+                kept: BTreeMap::new(),
+            })),
         }
     }
 
@@ -167,6 +175,7 @@ impl Locks {
     /// The session has ended: its locks go, what it waits for fails.
     pub fn drop_session(&self, now_ns: u64, session: SessionId) {
         let mut inner = self.inner.borrow_mut();
+        inner.kept.retain(|(of, _), _| *of != session);
         for id in inner.space.drop_session(now_ns, session).requests {
             inner.waiting.remove(&id);
         }
@@ -248,6 +257,22 @@ impl Locks {
         for id in called {
             inner.space.progress(now_ns, session, id);
         }
+    }
+
+    /// The session says that it lives and cannot give these locks back yet: they have their time anew, for at most `most_ns` since it
+    /// said so first.
+    pub fn kept(&self, now_ns: u64, session: SessionId, ids: &[u64], most_ns: u64) {
+        let mut inner = self.inner.borrow_mut();
+        let called: Vec<LockId> = inner.space.called_back(session).map(|(id, _)| id).collect();
+        let mut kept = std::mem::take(&mut inner.kept);
+        kept.retain(|(of, id), _| *of != session || called.contains(id));
+        for id in called.into_iter().filter(|id| ids.contains(&id.0)) {
+            let since_ns = *kept.entry((session, id)).or_insert(now_ns);
+            if now_ns < since_ns + most_ns {
+                inner.space.progress(now_ns, session, id);
+            }
+        }
+        inner.kept = kept;
     }
 
     /// Sessions that did not answer a callback in time; each is told once.

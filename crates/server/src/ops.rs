@@ -51,6 +51,7 @@ fn is_repeatable(op: &Request) -> bool {
             | Request::Sync
             | Request::Spread { .. }
             | Request::LockCancel { .. }
+            | Request::LockKept { .. }
             | Request::GlimpseReply { .. }
             | Request::Revoked { .. }
             | Request::FileLockTest { .. }
@@ -209,6 +210,7 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
         Request::Spread { ino } => cx.spread(ino).await,
         Request::LockEnqueue { object, mode, range, expand } => cx.lock_enqueue(object, mode, range, expand).await,
         Request::LockCancel { locks } => cx.lock_cancel(&locks),
+        Request::LockKept { locks } => cx.lock_kept(&locks),
         Request::GlimpseReply { id, size, mtime } => {
             cx.target.glimpses.answer(cx.session, id, size, mtime);
             Ok(Reply::Done)

@@ -6,6 +6,7 @@ mod cluster;
 mod company;
 mod data;
 mod file_locks;
+mod kept;
 mod sessions;
 mod stories;
 mod sweep;

@@ -445,7 +445,8 @@ impl<E: Env> Worker<E> {
 
 fn lane_of(op: &Request) -> Lane {
     match op {
-        Request::LockCancel { .. } | Request::GlimpseReply { .. } | Request::Revoked { .. } => Lane::Urgent,
+        Request::LockCancel { .. } | Request::LockKept { .. } => Lane::Urgent,
+        Request::GlimpseReply { .. } | Request::Revoked { .. } => Lane::Urgent,
         Request::Write { server_lock: false, .. } => Lane::Urgent,
         _ => Lane::Normal,
     }

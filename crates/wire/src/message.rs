@@ -429,6 +429,11 @@ pub enum Request {
         /// Lock ids.
         locks: Vec<u64>,
     },
+    /// `Done`: these were asked back and are still in use, because calls under them wait for other servers.
+    LockKept {
+        /// Lock ids.
+        locks: Vec<u64>,
+    },
     /// `Done`: answer to a glimpse.
     GlimpseReply {
         /// Id of the question.

@@ -6,6 +6,9 @@ use amphi_env::Env;
 use amphi_types::{ByteRange, ObjectId, Result};
 use amphi_wire::{LockMode, Reply};
 
+/// How many deadlines a client may keep a lock that it was asked for, if it says that it lives and has to wait.
+const KEPT_DEADLINES: u64 = 10;
+
 impl<E: Env> Cx<E> {
     /// `Request::LockEnqueue`.
     pub async fn lock_enqueue(
@@ -33,6 +36,13 @@ impl<E: Env> Cx<E> {
         self.target.locks.cancel(self.worker.now_ns(), self.session, locks);
         self.worker.send_callbacks(&self.target);
         self.target.glimpses.end_locks(self.session, locks);
+        Ok(Reply::Done)
+    }
+
+    /// `Request::LockKept`.
+    pub fn lock_kept(&self, locks: &[u64]) -> Result<Reply> {
+        let most_ns = KEPT_DEADLINES * self.worker.tunables.callback_deadline_ns();
+        self.target.locks.kept(self.worker.now_ns(), self.session, locks, most_ns);
         Ok(Reply::Done)
     }
 

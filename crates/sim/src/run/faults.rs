@@ -15,7 +15,8 @@ use amphi_env::sim::CrashKind;
 use futures_util::future::join;
 use std::time::Duration;
 
-/// How long two servers are cut off from each other at most, with one mount: a third of the time after which calls fail.
+/// How long two servers are cut off from each other at most: a third of the time after which calls fail, twice that in which a
+/// mount has to answer.
 const SERVERS_APART: Duration = Duration::from_secs(20);
 /// After so long with one fault after the other there is a pause.
 const TROUBLE: Duration = Duration::from_secs(20);
@@ -82,9 +83,9 @@ impl Run {
                 // Well below the grace time of a session too. A mount that is alone is asked too, as long as the session of one
                 // that crashed is kept.
                 let between_servers = SERVERS.contains(&link.0) && SERVERS.contains(&link.1);
-                // Among several mounts one may hold a lock that another waits for, while its own call waits for both servers.
-                let lone = self.cluster.shape.mounts == 1;
-                let most = if between_servers && lone { SERVERS_APART } else { CALLBACK_DEADLINE / 2 };
+                // The first mount is on the master's node if it is embedded.
+                let near = self.cluster.shape.embedded && self.cluster.shape.mounts > 1;
+                let most = if between_servers && !near { SERVERS_APART } else { CALLBACK_DEADLINE / 2 };
                 self.pause(if long { 1_000_000..most.as_micros() as u64 } else { 100..500_000 }).await;
                 self.cluster.sim.heal(link.0, link.1);
                 self.note(format!("the network between {} and {} is whole", link.0, link.1));
