@@ -179,6 +179,7 @@ impl Sim {
                     counts: DiskOps::default(),
                     crash_at: None,
                     hook: None,
+                    clock_ahead_s: 0,
                 });
                 core.nodes.len() - 1
             }
@@ -195,6 +196,12 @@ impl Sim {
     pub fn alive(&self, name: &str) -> bool {
         let index = self.index(name);
         self.world.core.borrow().nodes[index].alive
+    }
+
+    /// Sets the wall clock of a node to so many seconds ahead of the others.
+    pub fn set_clock_ahead(&self, name: &str, seconds: i64) {
+        let index = self.index(name);
+        self.world.core.borrow_mut().nodes[index].clock_ahead_s = seconds;
     }
 
     /// Crashes a node at once: drops its tasks at their await points and ends its connections.
@@ -361,7 +368,9 @@ impl Env for SimEnv {
     }
 
     fn wall(&self) -> Timespec {
-        Timespec::from_ns(self.world.config.wall_start_s * 1_000_000_000 + self.now().0)
+        let wall = Timespec::from_ns(self.world.config.wall_start_s * 1_000_000_000 + self.now().0);
+        let ahead = self.world.core.borrow().nodes[self.node].clock_ahead_s;
+        Timespec { sec: wall.sec + ahead, ..wall }
     }
 
     fn rand(&self) -> u64 {

@@ -10,6 +10,7 @@
 //! Bound: one entry for each mount session that has not ended, at most `MOUNTS_MAX`, and one for each administrator
 //! connected.
 
+mod clocks;
 mod company;
 mod ending;
 
@@ -470,6 +471,10 @@ impl<E: Env> Handler for Door<E> {
 
 impl<E: Env> Front<E> {
     async fn welcome(self: &Rc<Self>, hello: &Hello, _peer: &Peer) -> std::result::Result<Welcome, String> {
+        // The master has looked at the clock of a mount already.
+        if hello.role == Role::Server || self.cluster().is_none_or(|c| c.is_master()) {
+            clocks::agree(hello, self.worker.env.wall())?;
+        }
         let (resumed, normal_credits, urgent_credits) = match hello.role {
             // To a run of its own that it does not know yet, another server says everything again.
             Role::Server => {

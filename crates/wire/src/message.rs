@@ -60,6 +60,8 @@ pub struct Hello {
     pub name: String,
     /// Boot id of the server this session spoke to last, 0 at first.
     pub last_boot: u64,
+    /// What its clock says.
+    pub clock: Timespec,
 }
 
 /// The server's answer to `Hello`.

@@ -166,7 +166,8 @@ fn every_message_round_trips() {
     round_trip(Head::new(FrameKind::Push), &Push::FileLockNews { number: u64::MAX });
     round_trip(Head::new(FrameKind::Push), &Push::Glimpse { id: 1, object: object() });
     round_trip(Head::new(FrameKind::Challenge), &Challenge { nonce: [9; 32], keyed: true });
-    let hello = Hello { version: 1, session: SessionId(3), role: Role::Admin, name: "h:1".into(), last_boot: 4 };
+    let (session, role, clock) = (SessionId(3), Role::Admin, Timespec { sec: 5, nsec: 6 });
+    let hello = Hello { version: 1, session, role, name: "h:1".into(), last_boot: 4, clock };
     round_trip(Head::new(FrameKind::Hello), &SignedHello { hello, nonce: [1; 32], proof: Some([2; 32]) });
     let welcome = Welcome {
         version: 1,

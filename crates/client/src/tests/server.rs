@@ -346,7 +346,7 @@ impl Server {
                 map_epoch: 1,
                 servers: Vec::new(),
             },
-            Request::GlimpseReply { .. } | Request::Represent { .. } => Reply::Done,
+            Request::LockKept { .. } | Request::GlimpseReply { .. } | Request::Represent { .. } => Reply::Done,
         })
     }
 

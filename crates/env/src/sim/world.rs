@@ -81,6 +81,8 @@ pub(super) struct Node {
     pub(super) counts: DiskOps,
     pub(super) crash_at: Option<(u64, CrashKind)>,
     pub(super) hook: Option<DiskHook>,
+    /// How far its wall clock is ahead, s.
+    pub(super) clock_ahead_s: i64,
 }
 
 pub(super) enum Event {

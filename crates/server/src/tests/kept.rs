@@ -33,7 +33,7 @@ fn who_says_so_has_longer() {
             };
             let says = async {
                 let mut rounds = 0;
-                while !granted.get() && !(gives_back && rounds == 30) {
+                while !granted.get() && (!gives_back || rounds < 30) {
                     env.sleep(deadline / 4).await;
                     // After the eviction it is refused.
                     let _ = b.call(Request::LockKept { locks: vec![lock] }).await;

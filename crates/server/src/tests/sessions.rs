@@ -270,3 +270,28 @@ fn tunables_are_live() {
         assert_eq!((rows.len(), rows[0].1.as_str()), (1, "70"));
     });
 }
+
+/// Goal: a mount whose clock is far off is refused with a line that says by how much, changes nothing, and comes in when the clock
+/// has been set; one that is there stays when its clock jumps. Method: clocks of simulated machines.
+#[test]
+fn clocks_far_off_are_refused() {
+    let place = Place::new(31, 1, 1);
+    let run = async {
+        let _server = place.start().await.unwrap();
+        place.sim.node("far");
+        for (ahead, line) in
+            [(86_400 * 3 + 5, "3 days ahead of"), (-7_300, "2 hours behind"), (301, "5 minutes ahead of")]
+        {
+            place.sim.set_clock_ahead("far", ahead);
+            let refused = place.client_on("far", 7, "far:7", Role::Mount).await.err().expect("refused").to_string();
+            assert!(refused.contains(line) && refused.contains("far:7"), "{refused}");
+        }
+        place.client_on("far", 8, "admin:8", Role::Admin).await.expect("a look is allowed");
+        place.sim.set_clock_ahead("far", 290);
+        let mount = place.client_on("far", 7, "far:7", Role::Mount).await.expect("near enough");
+        place.sim.set_clock_ahead("far", 86_400);
+        place.sim.break_connections("server", "far");
+        mount.stat(Ino::ROOT).await.expect("it comes back");
+    };
+    place.sim.block_on(run).unwrap();
+}

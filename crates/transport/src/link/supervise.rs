@@ -69,8 +69,8 @@ async fn attempt<E: Env>(
         None => over_stream::<E>(env.dial(addr).await?),
     };
     let named = |e: io::Error| io::Error::new(e.kind(), format!("{addr}: {e}"));
-    let hello =
-        Hello { version: VERSION, session: config.session, role: config.role, name: config.name.clone(), last_boot };
+    let (session, role, name) = (config.session, config.role, config.name.clone());
+    let hello = Hello { version: VERSION, session, role, name, last_boot, clock: env.wall() };
     // Whoever can read this process' memory needs no key.
     let key = if local.is_some() { None } else { config.key.as_ref() };
     let welcome = handshake::greet(env, &mut out, &mut inb, hello, key).await.map_err(|e| named(not_welcome(e)))?;

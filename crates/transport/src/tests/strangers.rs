@@ -52,6 +52,7 @@ fn hello(session: u64) -> SignedHello {
         role: Role::Mount,
         name: "stranger".into(),
         last_boot: 0,
+        clock: amphi_types::Timespec::default(),
     };
     SignedHello { hello, nonce: [0; 32], proof: None }
 }
