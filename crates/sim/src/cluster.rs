@@ -124,7 +124,8 @@ impl Shape {
             disk_ns: [20_000..30_000, 40_000..200_000, 1_000..2_000_000][dice.below(3) as usize].clone(),
             sync_ns: [50_000..100_000, 100_000..1_000_000, 1_000_000..20_000_000][dice.below(3) as usize].clone(),
             net_ns: [5_000..60_000, 5_000..60_000, 1_000..3_000_000][dice.below(3) as usize].clone(),
-            max_steps: 40_000_000,
+            // Mounts wake up every few ms of virtual time, for minutes after an interrupted call.
+            max_steps: 150_000_000,
             sync_lies: plant::active() == Some(Plant::SyncLies),
             ..SimConfig::default()
         };
