@@ -13,6 +13,7 @@ mod names;
 mod policy;
 mod server;
 mod servers;
+mod sim_clock;
 mod wired;
 mod world;
 pub(crate) use world::World;

@@ -1,35 +1,19 @@
 //! Several mounts of several real servers, in the simulated environment.
 
-use crate::api::{ClientConfig, Clock, Ctx, Hints, OpenFlags};
+use super::sim_clock::{KEY, SimClock, with_clock};
+use crate::api::{ClientConfig, Ctx, Hints, OpenFlags};
 use crate::stats::Count;
 use crate::{Client, OpenFile, Way};
 use amphi_env::sim::CrashKind;
 use amphi_env::{Buf, Env, Sim, SimEnv};
 use amphi_server::{Server, ServerConfig};
 use amphi_transport::{ClusterKey, LinkConfig, Timeouts};
-use amphi_types::{Errno, Ino, SessionId, Timespec, layout};
+use amphi_types::{Errno, Ino, SessionId, layout};
 use amphi_wire::Role;
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-
-const KEY: &[u8] = b"the secret of the simulated cluster";
-
-thread_local! {
-    static TIME: RefCell<Option<SimEnv>> = const { RefCell::new(None) };
-}
-
-struct SimClock;
-
-impl Clock for SimClock {
-    fn now_ns(&self) -> u64 {
-        TIME.with(|t| t.borrow().as_ref().map_or(0, |env| env.now().0))
-    }
-    fn wall(&self) -> Timespec {
-        TIME.with(|t| t.borrow().as_ref().map_or(Timespec::default(), |env| env.wall()))
-    }
-}
 
 /// Servers `s0`, `s1`, ... with one target each, and their mounts on nodes `m1`, `m2`, ...
 struct Cluster {
@@ -41,16 +25,14 @@ struct Cluster {
 fn in_cluster(seed: u64, servers: usize, story: impl AsyncFnOnce(&Cluster)) {
     let sim = Sim::new(seed, Default::default());
     let env = sim.node("controller");
-    TIME.with(|t| *t.borrow_mut() = Some(env.clone()));
     let cluster = Cluster { sim, env, mounts: Cell::new(0) };
-    let played = cluster.sim.block_on(async {
+    let all = async {
         for at in 0..servers {
             cluster.serve(at).await;
         }
         story(&cluster).await;
-    });
-    played.expect("the simulation ends");
-    TIME.with(|t| t.borrow_mut().take());
+    };
+    with_clock(&cluster.env, || cluster.sim.block_on(all)).expect("the simulation ends");
 }
 
 impl Cluster {

@@ -1,15 +1,16 @@
 //! Several mounts of one real server, in the simulated environment.
 
-use crate::api::{ClientConfig, Clock, Ctx, Hints, KernelPages, OpenFlags};
+use super::sim_clock::{KEY, SimClock, with_clock};
+use crate::api::{ClientConfig, Ctx, Hints, KernelPages, OpenFlags};
 use crate::stats::Count;
 use crate::{Client, OpenFile, Way};
 use amphi_env::{Buf, Env, Sim, SimEnv};
 use amphi_server::{Server, ServerConfig};
 use amphi_transport::{ClusterKey, LinkConfig, Timeouts};
-use amphi_types::{Attr, ByteRange, Errno, Ino, Result, SessionId, SetAttr, Timespec};
+use amphi_types::{Attr, ByteRange, Errno, Ino, Result, SessionId, SetAttr};
 use amphi_wire::{RenameMode, Role, XattrMode};
 use parking_lot::Mutex;
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -17,22 +18,6 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 const ADDR: &str = "tcp:server:7000";
-const KEY: &[u8] = b"the secret of the simulated cluster";
-
-thread_local! {
-    static TIME: RefCell<Option<SimEnv>> = const { RefCell::new(None) };
-}
-
-struct SimClock;
-
-impl Clock for SimClock {
-    fn now_ns(&self) -> u64 {
-        TIME.with(|t| t.borrow().as_ref().map_or(0, |env| env.now().0))
-    }
-    fn wall(&self) -> Timespec {
-        TIME.with(|t| t.borrow().as_ref().map_or(Timespec::default(), |env| env.wall()))
-    }
-}
 
 /// A server and its mounts.
 struct Cluster {
@@ -44,14 +29,12 @@ struct Cluster {
 fn in_cluster(seed: u64, story: impl AsyncFnOnce(&Cluster)) {
     let sim = Sim::new(seed, Default::default());
     let env = sim.node("controller");
-    TIME.with(|t| *t.borrow_mut() = Some(env.clone()));
     let cluster = Cluster { sim, env, mounts: Cell::new(0) };
-    let played = cluster.sim.block_on(async {
+    let all = async {
         cluster.serve().await;
         story(&cluster).await;
-    });
-    played.expect("the simulation ends");
-    TIME.with(|t| t.borrow_mut().take());
+    };
+    with_clock(&cluster.env, || cluster.sim.block_on(all)).expect("the simulation ends");
 }
 
 impl Cluster {
