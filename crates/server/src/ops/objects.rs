@@ -21,6 +21,7 @@ use amphi_zone::{Lsn, Order};
 use futures_util::future::{join, join_all};
 use std::collections::BTreeSet;
 use std::rc::Rc;
+use std::task::{Context, Waker};
 
 /// Most extents and objects that one record removes.
 const ITEMS_A_RECORD: usize = 4096;
@@ -324,19 +325,19 @@ pub async fn resume_pending<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E
                 let inode = meta.inode(ino)?;
                 (inode.layout, inode.size, inode.generation, inode.mtime_set_ctime)
             };
-            let guard = target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
-            if others(&layout, ino, target.id).into_iter().all(|t| worker.routes.is_local(t)) {
-                trim_everywhere(worker, target, ino, &layout, size, generation, mtime).await?;
-                continue;
-            }
-            // Other servers may be down: the inode is held until they have cut their objects.
+            // Other servers may be down, and a promise to one of them may hold the inode: who wants it waits behind this, the start
+            // does not.
             let (worker, target) = (worker.clone(), target.clone());
-            worker.env.clone().spawn(async move {
+            let env = worker.env.clone();
+            let mut cut = Box::pin(async move {
+                let _guard = target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
                 if let Err(e) = trim_everywhere(&worker, &target, ino, &layout, size, generation, mtime).await {
                     tracing::error!("{}: cutting inode {ino} failed: {e}; the next start tries again", target.id);
                 }
-                drop(guard);
             });
+            if cut.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+                env.spawn(cut);
+            }
         }
     }
     Ok(())
