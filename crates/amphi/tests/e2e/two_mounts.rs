@@ -442,12 +442,10 @@ fn a_killed_mount_holds_nobody_up(servers: usize) {
 }
 
 /// Goal: a mount that hangs is evicted within its deadline, the others go on; when it goes on it shows nothing old: its calls on what it had
-/// cached fail with EIO (FEATURES L5). Method: SIGSTOP with dirty data, a short deadline, SIGCONT.
+/// cached fail with EIO (FEATURES L5). Method: SIGSTOP with dirty data for the whole deadline of 30 s, which is longer than what a mount has
+/// cached may be used without a word of the server, SIGCONT.
 fn a_stopped_mount_is_evicted(servers: usize) {
     let mut pair = Pair::new(servers, &["--targets", "2"], &[]);
-    let out =
-        crate::harness::run(&["set", "server.callback_deadline_ms=2000", "--mount", &pair.b.display().to_string()]);
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let f =
         fs::File::options().create(true).truncate(true).read(true).write(true).open(pair.a.join("f")).expect("create");
     f.write_all_at(&[1; 4096], 0).expect("write");
