@@ -74,7 +74,7 @@ int main(int argc, char **argv) {
 C
 printf 'words: words.o\n\tgcc -o $@ $<\nwords.o: words.c\n\tgcc -O2 -c -o $@ $<\n' > Makefile
 make -s
-find ../tree -name '*.rs' -o -name '*.h' > all
+find ../tree -type f '(' -name '*.rs' -o -name '*.h' ')' > all
 head -500 all > list
 test "$(./words $(cat list))" = "$(cat $(cat list) | wc -lc | awk '{print $1, $2}')"
 if command -v cargo >/dev/null; then
