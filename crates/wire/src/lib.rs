@@ -1,6 +1,6 @@
 //! Messages, framing, request ids and credits: what travels between client and server; sans-IO.
 //!
-//! Owns: the message types (`message`, `view`, `cluster`, `file_lock`), the frame header and its checks (`frame`), slots and credits (`slots`).
+//! Owns: the message types (`message`, `request`, `reply`, `view`, `cluster`, `file_lock`), the frame header and its checks (`frame`), slots and credits (`slots`).
 //! Does not own: connections and reconnecting (`transport`), what a request does (`server`).
 //!
 //! Invariants: bytes from the network never panic; payloads are never copied into a message body; every bound
@@ -12,10 +12,14 @@ pub mod file_lock;
 pub mod frame;
 pub mod handshake;
 pub mod message;
+pub mod reply;
+pub mod request;
 pub mod slots;
 pub mod view;
 
 pub use cluster::*;
 pub use file_lock::{FileLockFamily, FileLockOwner, FileLockSpec};
 pub use message::*;
+pub use reply::*;
+pub use request::*;
 pub use view::*;
