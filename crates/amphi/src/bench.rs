@@ -15,6 +15,7 @@ mod machine;
 mod model;
 mod modes;
 mod mounted;
+mod mounted_cluster;
 mod mounts;
 mod polling;
 mod program;
@@ -27,9 +28,10 @@ mod sessions;
 mod small;
 pub mod stream;
 mod untar;
+mod workload;
 
 use crate::failure::{During, Failure, Outcome};
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use report::{Report, Table};
 use std::path::PathBuf;
@@ -72,9 +74,24 @@ pub enum Name {
     Sessions,
 }
 
+/// A workload of several processes.
+#[derive(Subcommand, Debug)]
+enum Workload {
+    /// Write and read files with several processes, as IOR does
+    Ior(workload::ior::Ior),
+    /// Make, look at, read and remove many files with several processes, as mdtest does
+    Mdtest(workload::mdtest::Mdtest),
+    /// One process of a workload
+    #[command(hide = true)]
+    Rank,
+}
+
 /// Measure this machine and AmphiFS on it; prints tables, writes JSON.
 #[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Bench {
+    #[command(subcommand)]
+    workload: Option<Workload>,
     /// What to measure; default: everything
     #[arg(value_enum)]
     names: Vec<Name>,
@@ -135,7 +152,13 @@ impl Run {
 
 impl Bench {
     /// Runs what was asked for.
-    pub fn run(self) -> Outcome {
+    pub fn run(mut self) -> Outcome {
+        match self.workload.take() {
+            Some(Workload::Ior(ior)) => return ior.run(),
+            Some(Workload::Mdtest(mdtest)) => return mdtest.run(),
+            Some(Workload::Rank) => return workload::tasks::serve(),
+            None => {}
+        }
         if let Some(mount) = &self.null_mount {
             return program::serve_null(mount);
         }
