@@ -12,6 +12,7 @@ mod embedded;
 mod idle;
 mod library;
 mod machine;
+mod memory_group;
 mod model;
 mod modes;
 mod mounted;
@@ -22,6 +23,7 @@ mod program;
 mod raw;
 mod report;
 mod round_trip;
+mod scenario;
 mod series;
 mod servers;
 mod sessions;
@@ -72,6 +74,16 @@ pub enum Name {
     Servers,
     /// Memory and request rate of a server with 1,000 sessions
     Sessions,
+    /// Records in turn in one file by several mounts, beside other ways of doing it (ior-hard, ior-easy)
+    Strided,
+    /// Streams larger than the cache in a mount whose memory is limited
+    Overcache,
+    /// Many small files in one directory, with and without batching (mdtest-hard)
+    Files,
+    /// Shared files in the sizes of two simulations
+    Mixed,
+    /// One and 16 streams, aligned and not, beside other ways of doing it
+    Streams,
 }
 
 /// A workload of several processes.
@@ -101,6 +113,9 @@ pub struct Bench {
     /// Write every sample, with the parameters of the run, to this file
     #[arg(long)]
     json: Option<PathBuf>,
+    /// Folder for pictures (SVG) of what is drawn
+    #[arg(long)]
+    plots: Option<PathBuf>,
     /// Rounds of each comparison
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pairs: u16,
@@ -122,6 +137,7 @@ pub struct Run {
     pub quick: bool,
     /// What was found so far.
     pub report: Report,
+    plots: Option<PathBuf>,
     stop: Arc<AtomicBool>,
 }
 
@@ -142,6 +158,11 @@ impl Run {
     /// How long a sample of many short calls takes.
     pub fn sample_time(&self) -> Duration {
         Duration::from_millis(if self.quick { 30 } else { 100 })
+    }
+
+    /// Where the picture `name` goes, if pictures are wanted.
+    pub fn picture(&self, name: &str) -> Option<PathBuf> {
+        self.plots.as_ref().map(|dir| dir.join(format!("{name}.svg")))
     }
 
     /// Prints a table.
@@ -167,6 +188,9 @@ impl Bench {
             return Err(Failure::refused(text));
         }
         std::fs::create_dir_all(&self.dir).during(|| format!("make {}", self.dir.display()))?;
+        if let Some(plots) = &self.plots {
+            std::fs::create_dir_all(plots).during(|| format!("make {}", plots.display()))?;
+        }
         let dir = std::fs::canonicalize(&self.dir).during(|| format!("find {}", self.dir.display()))?;
         let stop = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -176,7 +200,7 @@ impl Bench {
         let machine = machine::Machine::look(&dir, pairs, self.quick);
         println!("{}", machine.line());
         let report = Report { machine, findings: Vec::new() };
-        let mut run = Run { dir: dir.clone(), pairs, quick: self.quick, report, stop };
+        let mut run = Run { dir: dir.clone(), pairs, quick: self.quick, report, plots: self.plots.clone(), stop };
         let outcome = self.measure(&mut run);
         let written = self.json.as_ref().map_or(Ok(()), |path| run.report.write_json(path));
         let _ = std::fs::remove_dir_all(&dir);
@@ -198,6 +222,11 @@ impl Bench {
                 Name::Mounts => mounts::run(run)?,
                 Name::Servers => servers::run(run)?,
                 Name::Sessions => sessions::run(run)?,
+                Name::Strided => scenario::strided::run(run)?,
+                Name::Overcache => scenario::overcache::run(run)?,
+                Name::Files => scenario::small_files::run(run)?,
+                Name::Mixed => scenario::mixed::run(run)?,
+                Name::Streams => scenario::streams::run(run)?,
             }
         }
         Ok(())

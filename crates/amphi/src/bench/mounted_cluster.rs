@@ -42,16 +42,6 @@ impl Mounts {
         &self.dirs
     }
 
-    /// Processes of the mounts.
-    pub fn pids(&self) -> Vec<u32> {
-        self.mounts.iter().map(Program::pid).collect()
-    }
-
-    /// Processes of the servers.
-    pub fn server_pids(&self) -> Vec<u32> {
-        self.servers.iter().map(Program::pid).collect()
-    }
-
     /// Sets a tunable: of the servers at one mount, of the mounts at each.
     pub fn set(&self, assignment: &str) -> Outcome {
         let to = if assignment.starts_with("server.") { &self.dirs[..1] } else { &self.dirs[..] };

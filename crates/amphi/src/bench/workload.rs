@@ -1,6 +1,6 @@
 //! Workloads of several processes on several mounts, in the manner of IOR and mdtest.
 //!
-//! Owns: where a workload runs (`place`), its processes and their common start (`tasks`), the two workloads (`ior`, `mdtest`), what
+//! Owns: where a workload runs (`place`), its processes and their common start (`tasks`), the two workloads (`ior`, `mdtest`), reading and writing (`transfers`), what
 //! is kept of single calls (`latency`). Does not own: the scenarios that use them (`scenario`), the clusters (`cluster`).
 //! Option names are those of IOR 4 and mdtest 4 where they have one.
 
@@ -10,14 +10,15 @@ pub mod mdtest;
 pub mod place;
 pub mod plot;
 pub mod tasks;
+pub mod transfers;
 
 use serde::{Deserialize, Serialize};
 
 /// What one process is to do, told before its phases.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Job {
-    /// Transfers of one size.
-    Ior(ior::Job),
+    /// Pieces of files.
+    Transfers(transfers::Job),
     /// Names.
     Mdtest(mdtest::Job),
 }
@@ -139,7 +140,7 @@ impl Together {
 fn run_phase(job: &mut Job, phase: Phase, at_ns: u64) -> crate::failure::Outcome<Done> {
     tasks::wait_until(at_ns);
     match job {
-        Job::Ior(job) => job.run(phase),
+        Job::Transfers(job) => job.run(phase),
         Job::Mdtest(job) => job.run(phase),
     }
 }

@@ -1,24 +1,17 @@
 //! `amphi bench ior`: processes write and read one file or one each, in blocks and segments, as IOR does.
 //!
-//! Owns: which process moves which bytes when (`Shape`), the bytes themselves (`pattern`), the command. Offsets as in IOR: segment s,
-//! process r, transfer k of a shared file lie at `s * tasks * block + r * block + k * transfer`.
-//!
-//! Invariants: each transfer starts with a stamp of its offset that every read checks, so that a read of other bytes is an error and
-//! no fast run; the check phases compare all bytes.
+//! Owns: which process moves which bytes when (`Shape`), the command. Does not own: the calls and the bytes (`transfers`). Offsets as in
+//! IOR: segment s, process r, transfer k of a shared file lie at `s * tasks * block + r * block + k * transfer`.
 
-use super::latency::Latency;
 use super::place::{Place, PlaceOptions};
-use super::tasks::{Tasks, now_ns};
-use super::{Done, Phase, Together};
+use super::tasks::Tasks;
+use super::transfers::{Calls, Job, Part};
+use super::{Phase, Together};
 use crate::bench::report::{Table, digits};
-use crate::failure::{During, Failure, Outcome};
-use amphi_env::Buf;
+use crate::failure::{Failure, Outcome};
 use clap::Args;
-use rustix::fs::{Mode, OFlags, fsync, open, unlink};
-use rustix::io::{Errno, pread, pwrite};
 use serde::{Deserialize, Serialize};
-use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Which process moves which bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -122,177 +115,28 @@ impl Shape {
     }
 }
 
-/// Distance of two stamps in a transfer.
-const STAMP_EVERY: usize = 4096;
-
-/// Puts the stamps of a transfer at `offset` of file `key` into `buf`, which holds the pattern otherwise.
-fn stamp(buf: &mut [u8], key: u64, offset: u64) {
-    for (i, part) in buf.chunks_mut(STAMP_EVERY).enumerate() {
-        let n = part.len().min(8);
-        part[..n].copy_from_slice(&stamp_of(key, offset + (i * STAMP_EVERY) as u64)[..n]);
+impl Shape {
+    fn part(&self, of: usize, mount: &Path, file: &str) -> Part {
+        let name = if self.file_per_process { format!("{file}.{of:08}") } else { file.to_string() };
+        let pieces = self.offsets(of).into_iter().map(|at| (at, self.transfer)).collect();
+        let key = if self.file_per_process { of as u64 + 1 } else { 0 };
+        Part { file: mount.join(name), pieces, key }
     }
-}
 
-fn stamp_of(key: u64, offset: u64) -> [u8; 8] {
-    (offset ^ key.rotate_left(40) ^ 0x5bd1_e995_9e37_79b9).to_le_bytes()
-}
-
-/// Bytes between the stamps.
-fn pattern(buf: &mut [u8]) {
-    buf.iter_mut().enumerate().for_each(|(i, b)| *b = (i % 251) as u8);
-}
-
-/// How the calls are made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Calls {
-    /// Open with `O_DIRECT`.
-    pub o_direct: bool,
-    /// fsync before the close of a write.
-    pub fsync: bool,
-    /// fsync after each write.
-    pub fsync_each: bool,
-    /// Use a file that is there, without making it empty.
-    pub existing: bool,
-}
-
-/// What one process does.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Job {
-    /// All processes.
-    pub shape: Shape,
-    /// This one.
-    pub rank: usize,
-    /// The file that each rank writes, seen from this process: one for all, or one for each.
-    pub files: Vec<PathBuf>,
-    /// How.
-    pub calls: Calls,
-}
-
-impl Job {
     /// The jobs of all processes; process r works on mount r modulo the number of mounts.
-    pub fn all(shape: &Shape, mounts: &[PathBuf], file: &str, calls: Calls) -> Vec<super::Job> {
-        let name = |rank: usize| if shape.file_per_process { format!("{file}.{rank:08}") } else { file.to_string() };
-        (0..shape.tasks)
+    pub fn jobs(&self, mounts: &[PathBuf], file: &str, calls: Calls) -> Vec<super::Job> {
+        (0..self.tasks)
             .map(|rank| {
                 let mount = &mounts[rank % mounts.len()];
-                let files = (0..shape.tasks).map(|r| mount.join(name(r))).collect();
-                super::Job::Ior(Job { shape: shape.clone(), rank, files, calls })
+                super::Job::Transfers(Job {
+                    write: self.part(rank, mount, file),
+                    read: self.part(self.partner(rank), mount, file),
+                    removes: self.file_per_process || rank == 0,
+                    calls,
+                })
             })
             .collect()
     }
-
-    fn key(&self, rank: usize) -> u64 {
-        if self.shape.file_per_process { rank as u64 + 1 } else { 0 }
-    }
-
-    fn open(&self, rank: usize, flags: OFlags) -> Outcome<OwnedFd> {
-        let direct = if self.calls.o_direct { OFlags::DIRECT } else { OFlags::empty() };
-        let path = &self.files[rank];
-        open(path, flags | direct | OFlags::CLOEXEC, Mode::from_raw_mode(0o644))
-            .during(|| format!("open {}", path.display()))
-    }
-
-    /// One phase.
-    pub fn run(&mut self, phase: Phase) -> Outcome<Done> {
-        match phase {
-            Phase::Write => self.write(),
-            Phase::Read => self.read(self.shape.partner(self.rank), false),
-            Phase::CheckRead => self.read(self.shape.partner(self.rank), true),
-            Phase::CheckWrite => self.read(self.rank, true),
-            Phase::Remove => self.remove(),
-            Phase::Stat => Err(Failure::refused("ior has no phase of this name")),
-        }
-    }
-
-    fn write(&self) -> Outcome<Done> {
-        let mut buf = Buf::zeroed(self.shape.transfer as usize);
-        pattern(&mut buf);
-        let offsets = self.shape.offsets(self.rank);
-        let path = &self.files[self.rank];
-        let (mut latency, mut done) = (Latency::new(), Done { start_ns: now_ns(), ..Done::default() });
-        let fd = self.open(self.rank, OFlags::CREATE | OFlags::WRONLY)?;
-        done.opened_ns = now_ns();
-        for offset in offsets {
-            stamp(&mut buf, self.key(self.rank), offset);
-            let start = now_ns();
-            let mut at = 0;
-            while at < buf.len() {
-                let n = pwrite(&fd, &buf[at..], offset + at as u64);
-                at += n.during(|| format!("write {} at {offset}", path.display()))?;
-            }
-            if self.calls.fsync_each {
-                fsync(&fd).during(|| format!("fsync {}", path.display()))?;
-            }
-            latency.add(now_ns() - start);
-            done.bytes += self.shape.transfer;
-            done.calls += 1;
-        }
-        if self.calls.fsync {
-            fsync(&fd).during(|| format!("fsync {}", path.display()))?;
-        }
-        done.moved_ns = now_ns();
-        drop(fd);
-        Ok(Done { end_ns: now_ns(), latency: latency.rows(), ..done })
-    }
-
-    fn read(&self, of: usize, all_bytes: bool) -> Outcome<Done> {
-        let mut buf = Buf::zeroed(self.shape.transfer as usize);
-        let mut wanted = Buf::zeroed(buf.len());
-        pattern(&mut wanted);
-        let offsets = self.shape.offsets(of);
-        let path = &self.files[of];
-        let (mut latency, mut done) = (Latency::new(), Done { start_ns: now_ns(), ..Done::default() });
-        let fd = self.open(of, OFlags::RDONLY)?;
-        done.opened_ns = now_ns();
-        for offset in offsets {
-            let start = now_ns();
-            let mut at = 0;
-            while at < buf.len() {
-                let n = pread(&fd, &mut buf[at..], offset + at as u64)
-                    .during(|| format!("read {} at {offset}", path.display()))?;
-                if n == 0 {
-                    return Err(Failure::broken(format!("{}: ends at {}", path.display(), offset + at as u64)));
-                }
-                at += n;
-            }
-            latency.add(now_ns() - start);
-            let right = match all_bytes {
-                true => {
-                    stamp(&mut wanted, self.key(of), offset);
-                    first_difference(&buf, &wanted)
-                }
-                false => {
-                    let n = buf.len().min(8);
-                    (buf[..n] != stamp_of(self.key(of), offset)[..n]).then_some(0)
-                }
-            };
-            if let Some(at) = right {
-                return Err(Failure::broken(format!("{}: wrong bytes at {}", path.display(), offset + at as u64)));
-            }
-            done.bytes += self.shape.transfer;
-            done.calls += 1;
-        }
-        done.moved_ns = now_ns();
-        drop(fd);
-        Ok(Done { end_ns: now_ns(), latency: latency.rows(), ..done })
-    }
-
-    fn remove(&self) -> Outcome<Done> {
-        let mut done = Done { start_ns: now_ns(), ..Done::default() };
-        if self.shape.file_per_process || self.rank == 0 {
-            match unlink(&self.files[self.rank]) {
-                Ok(()) => done.calls = 1,
-                Err(Errno::NOENT) => {}
-                Err(e) => return Err(e).during(|| format!("remove {}", self.files[self.rank].display())),
-            }
-        }
-        let now = now_ns();
-        Ok(Done { opened_ns: now, moved_ns: now, end_ns: now, ..done })
-    }
-}
-
-fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {
-    if a == b { None } else { a.iter().zip(b).position(|(x, y)| x != y) }
 }
 
 /// Write and read with several processes, as IOR does; option names are IOR's.
@@ -395,16 +239,14 @@ impl Ior {
         let shape = self.shape();
         shape.check()?;
         if PathBuf::from(&self.file).is_absolute() {
-            return Err(Failure::refused(format!("{}: name the file below the mounts, not by its whole path", self.file)));
+            return Err(Failure::refused(format!(
+                "{}: name the file below the mounts, not by its whole path",
+                self.file
+            )));
         }
         let mut place = Place::make(&self.place)?;
-        let calls = Calls {
-            o_direct: self.o_direct,
-            fsync: self.fsync,
-            fsync_each: self.fsync_each,
-            existing: self.existing,
-        };
-        let jobs = Job::all(&shape, place.mounts(), &self.file, calls);
+        let calls = Calls { o_direct: self.o_direct, fsync: self.fsync, fsync_each: self.fsync_each };
+        let jobs = shape.jobs(place.mounts(), &self.file, calls);
         let mut table = Table::new(
             format!(
                 "ior: {} processes on {} mounts, {}, transfers of {}, blocks of {}, {} segments, {} in all",
@@ -487,24 +329,13 @@ mod tests {
     /// Goal: reordered processes read each other's bytes, all of them. Method: partners of all.
     #[test]
     fn partners() {
-        assert_eq!((0..3).map(|r| Shape { reorder: Reorder::Next, ..shape() }.partner(r)).collect::<Vec<_>>(), [1, 2, 0]);
+        assert_eq!(
+            (0..3).map(|r| Shape { reorder: Reorder::Next, ..shape() }.partner(r)).collect::<Vec<_>>(),
+            [1, 2, 0]
+        );
         let random = Shape { tasks: 9, reorder: Reorder::Random(3), ..shape() };
         let partners: BTreeSet<usize> = (0..9).map(|r| random.partner(r)).collect();
         assert_eq!(partners.len(), 9);
-    }
-
-    /// Goal: a wrong byte is found and named. Method: stamped bytes, one changed.
-    #[test]
-    fn differences() {
-        let mut a = vec![0; 10_000];
-        pattern(&mut a);
-        stamp(&mut a, 1, 4096);
-        let mut b = a.clone();
-        assert_eq!(first_difference(&a, &b), None);
-        b[9000] ^= 1;
-        assert_eq!(first_difference(&a, &b), Some(9000));
-        stamp(&mut b, 1, 8192);
-        assert_eq!(first_difference(&a, &b), Some(0));
     }
 
     /// Goal: sizes that do not fit are refused with a sentence. Method: a few.

@@ -86,7 +86,9 @@ impl Shape {
     fn check(&self) -> Outcome {
         let folders = (0..=self.depth).try_fold(0u64, |n, l| n.checked_add(u64::from(self.branch).checked_pow(l)?));
         if folders.is_none_or(|n| n > 1_000_000) {
-            return Err(Failure::refused("a tree of this depth and branching has more than a million folders; change -z or -b"));
+            return Err(Failure::refused(
+                "a tree of this depth and branching has more than a million folders; change -z or -b",
+            ));
         }
         if self.items == 0 || self.branch == 0 {
             return Err(Failure::refused("items and branching must be at least 1"));
@@ -182,7 +184,8 @@ impl Job {
         let bytes = self.shape.read_bytes.min(self.shape.write_bytes);
         let mut at = 0;
         while (at as u64) < bytes {
-            let n = pread(&fd, &mut buf[at..bytes as usize], at as u64).during(|| format!("read {}", path.display()))?;
+            let n =
+                pread(&fd, &mut buf[at..bytes as usize], at as u64).during(|| format!("read {}", path.display()))?;
             if n == 0 {
                 return Err(Failure::broken(format!("{}: ends at {at} of {bytes} bytes", path.display())));
             }

@@ -98,7 +98,10 @@ impl Place {
             false => {
                 for m in &options.mounts {
                     if !m.is_dir() {
-                        return Err(Failure::refused(format!("{}: is no folder; make it or name another", m.display())));
+                        return Err(Failure::refused(format!(
+                            "{}: is no folder; make it or name another",
+                            m.display()
+                        )));
                     }
                 }
                 (options.mounts.clone(), None)
@@ -195,7 +198,8 @@ mod tests {
     /// Goal: only what changed is shown. Method: two small counts.
     #[test]
     fn differences_of_counters() {
-        let of = |rows: &[(&str, u64, u64)]| rows.iter().map(|(n, a, b)| (n.to_string(), (*a, *b))).collect::<Counted>();
+        let of =
+            |rows: &[(&str, u64, u64)]| rows.iter().map(|(n, a, b)| (n.to_string(), (*a, *b))).collect::<Counted>();
         let changed = since(&of(&[("a", 1, 10), ("b", 2, 2)]), &of(&[("a", 3, 50), ("b", 2, 2), ("c", 1, 1)]));
         assert_eq!(changed, of(&[("a", 2, 40), ("c", 1, 1)]));
     }
