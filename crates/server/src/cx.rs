@@ -71,9 +71,7 @@ impl<E: Env> Cx<E> {
 
     /// Whether the session changes data of a file that it has not opened for writing, or no more: others may cache its attributes.
     pub fn is_unopened(&self, object: ObjectId) -> bool {
-        self.target.tokens.on()
-            && object.stripe == 0
-            && !self.target.opens.borrow().is_writer(self.session, object.ino)
+        self.target.tokens.on() && object.stripe == 0 && !self.target.opens.borrow().is_writer(self.session, object.ino)
     }
 
     /// A change of data that may be one of an unopened file: nobody caches its attributes until it ends.

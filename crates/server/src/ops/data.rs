@@ -239,7 +239,9 @@ impl<E: Env> Cx<E> {
         // The last look before the disk: what an ended session sent is not written.
         let landing = self.land()?;
         add(&self.worker.counters.data_writes, pieces.len() as u64);
-        payload::write_pieces(&*self.target.disk, buf, &pieces).await.map_err(|e| self.target.disk_error("write", &e))?;
+        payload::write_pieces(&*self.target.disk, buf, &pieces)
+            .await
+            .map_err(|e| self.target.disk_error("write", &e))?;
         Ok(landing)
     }
 

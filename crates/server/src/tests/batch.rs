@@ -331,15 +331,15 @@ async fn check_swept(c: &Client, files: &[Ino], done: usize, kind: CrashKind, wh
     for (i, &ino) in files.iter().enumerate() {
         let size = c.stat(ino).await.unwrap().size;
         let data = c.bytes_of(ino, size).await.unwrap();
-        let ends: Vec<u64> = (0..=most).map(|r| if r == 0 { 0 } else { swept(ino, i, r).0.range().end }).collect();
+        let written: Vec<Part> = (1..=most).map(|r| swept(ino, i, r)).collect();
+        let ends: Vec<u64> = std::iter::once(0).chain(written.iter().map(|(p, _)| p.range().end)).collect();
         assert!(ends[usize::from(sure)..].contains(&size), "{what}: file {i} has {size} bytes after {done} steps");
         // The first round went to new blocks: a record of it that is there has its data.
         let sure = if most > 0 && size >= ends[1] { sure.max(1) } else { sure };
         for (at, byte) in data.iter().enumerate() {
             let of = |r: u8| {
-                let (p, data) = swept(ino, i, r);
-                let range = p.range();
-                (range.start..range.end).contains(&(at as u64)).then(|| data[at - range.start as usize])
+                let (p, data) = &written[usize::from(r) - 1];
+                (at as u64).checked_sub(p.offset).and_then(|at| data.get(at as usize).copied())
             };
             // The last round that is certain, or any later one.
             let certain = (1..=sure).rev().find_map(of).unwrap_or(0);
