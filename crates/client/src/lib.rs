@@ -17,8 +17,10 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+mod batch;
 mod cache;
 mod client;
+mod closes;
 mod company;
 mod core;
 mod data;

@@ -87,6 +87,10 @@ fn requests() -> Vec<Request> {
         Request::StatFs,
         Request::Read { object, range, server_lock: true },
         Request::Write { object, offset: 1, generation: u64::MAX, mtime, server_lock: false, kill_suidgid: true },
+        Request::WriteBatch {
+            parts: vec![BatchPart { object, offset: u64::MAX, len: u32::MAX, generation: 1, mtime }; BATCH_PARTS_MAX],
+        },
+        Request::CloseBatch { closes: vec![(ino, access, Some(mtime)), (ino, access, None)] },
         Request::Punch { object, range, generation: 1, mtime, server_lock: true },
         Request::Allocate { object, range, generation: 1, server_lock: true },
         Request::Seek { object, offset: u64::MAX, hole: true },
@@ -134,6 +138,7 @@ fn replies() -> Vec<Reply> {
         Reply::StatFs(TargetSpace { blocks: u64::MAX, free: 1, inodes: 2, inodes_free: 3 }),
         Reply::Data,
         Reply::Written,
+        Reply::WrittenBatch(vec![Ok(()), Err(Errno::NoSpace)]),
         Reply::Offset(Some(u64::MAX)),
         Reply::Offset(None),
         Reply::Locked { lock: 1, range: ByteRange::ALL },
@@ -202,7 +207,7 @@ fn bytes_of_a_request() {
     let body = [2, 5, 6, 1, 7, 1, 0xac, 0x02];
     assert_eq!(bytes[HEAD_BYTES..len], body);
     let mut expected = Vec::new();
-    expected.extend(b"AMPH\x04\x00\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
+    expected.extend(b"AMPH\x05\x00\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
     expected.extend(b"\x02\x01\x00\x00\x00\x00\x00\x00\xe8\x03\x00\x00\x08\x00\x00\x00");
     expected.extend(b"\x09\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00");
     let crc = crc32c::crc32c(&[&expected[..], &body].concat());
