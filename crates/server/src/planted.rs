@@ -9,6 +9,10 @@ pub enum Mistake {
     BatchEarly,
     /// A part of a batch is written into the place of the part before it.
     BatchShifted,
+    /// A write builds on the stored block although a neighbour's write of it is under way.
+    EdgeForgotten,
+    /// A write commits before its neighbour's earlier one.
+    EdgeOutOfTurn,
 }
 
 /// Whether `mistake` is planted.

@@ -8,6 +8,7 @@
 //! store lives across an await.
 
 use crate::counters::{Counters, add};
+use crate::edges::Edges;
 use crate::file_locks::FileLockDesk;
 use crate::gate::{Gate, Hold};
 use crate::glimpse::Glimpses;
@@ -79,6 +80,8 @@ pub struct Target<E: Env> {
     pub names: Gate<NameKey>,
     /// Queues on bytes of objects.
     pub spans: SpanGate,
+    /// Writes that share blocks at their edges.
+    pub edges: Edges,
     /// Answers of the sessions' slots.
     pub slots: RefCell<Slots>,
     /// Sessions that are alive.
@@ -190,6 +193,7 @@ impl<E: Env> Target<E> {
             file_locks: FileLockDesk::new(),
             names: Gate::default(),
             spans: SpanGate::default(),
+            edges: Edges::default(),
             slots: RefCell::new(slots),
             absent: RefCell::new(sessions.keys().copied().collect()),
             waiting_absent: RefCell::default(),

@@ -6,6 +6,7 @@ mod batch;
 mod cluster;
 mod company;
 mod data;
+mod edges;
 mod file_locks;
 mod kept;
 mod sessions;

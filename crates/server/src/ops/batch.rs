@@ -12,6 +12,7 @@
 use super::payload::{self, Piece};
 use crate::counters::add;
 use crate::cx::Cx;
+use crate::edges::Image;
 use crate::gate::Hold;
 use crate::planted::{self, Mistake};
 use crate::span_gate::SpanGuard;
@@ -35,7 +36,7 @@ struct Planned<'a> {
     part: &'a BatchPart,
     bytes: &'a [u8],
     plan: WritePlan,
-    edges: Vec<Buf>,
+    edges: Vec<Image>,
 }
 
 impl Planned<'_> {
@@ -187,8 +188,8 @@ impl<E: Env> Cx<E> {
             self.target.check_file(part.object.ino)?;
         }
         let generation = self.generation(part.object, part.generation, false);
-        let all_fresh = self.target.tokens.on();
-        self.plan(|data| data.plan_write(part.object, part.range(), generation, all_fresh)).await
+        let fresh = self.fresh();
+        self.plan(|data| data.plan_write(part.object, part.range(), generation, fresh)).await
     }
 
     /// Gives up the plans of parts that have failed.
