@@ -10,6 +10,7 @@ mod failure;
 mod members;
 mod process;
 mod size;
+mod storage_kind;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use failure::{During, Outcome};

@@ -128,6 +128,7 @@ impl Site {
             add("--log-size", storage.log_size.to_string());
             add("--workers", storage.workers.to_string());
             add("--worker-spin-us", storage.worker_spin_us.to_string());
+            add("--rotational", storage.rotational.text().into());
             if let Some(targets) = storage.targets {
                 add("--targets", targets.to_string());
             }

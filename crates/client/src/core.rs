@@ -5,11 +5,13 @@
 
 use crate::api::{ClientConfig, Clock, ReadText};
 use crate::cache::PageCache;
+use crate::callers::Callers;
 use crate::company::Company;
 use crate::file_locks::FileLockTable;
 use crate::files::{File, FileTable, Moment, Signal};
 use crate::locks::Locks;
 use crate::queue::{Item, Outgoing, Queue};
+use crate::rotating::Rotating;
 use crate::stats::{Count, Stats};
 use crate::tokens::Tokens;
 use crate::tunables::{Knob, Tunables};
@@ -55,6 +57,10 @@ pub(crate) struct Core {
     pub(crate) complaint: Mutex<String>,
     /// The memory group is above its share; measured by the I/O half.
     pub(crate) group_short: AtomicBool,
+    /// The same of the processes that call.
+    pub(crate) callers: Callers,
+    /// Targets on rotating storage.
+    pub(crate) rotating: Rotating,
     /// Bytes of write-back under way.
     pub(crate) flight_bytes: AtomicU64,
     /// Full chunks that the bound of bytes under way left behind.
@@ -104,6 +110,8 @@ impl Core {
             map: Mutex::default(),
             complaint: Mutex::new(complaint),
             group_short: AtomicBool::new(false),
+            callers: Callers::default(),
+            rotating: Rotating::default(),
             flight_bytes: AtomicU64::new(0),
             backlog: Mutex::default(),
             landings: AtomicU64::new(0),

@@ -18,6 +18,7 @@
 
 pub mod api;
 mod cache;
+mod callers;
 mod client;
 mod company;
 mod core;
@@ -28,12 +29,14 @@ mod files;
 mod io;
 mod lease;
 mod links;
+mod locality;
 mod locks;
 mod ops;
 mod pending;
 mod queue;
 mod rangelock;
 pub mod readahead;
+mod rotating;
 mod stats;
 pub mod status;
 mod tokens;

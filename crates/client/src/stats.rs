@@ -54,6 +54,7 @@ counters! {
     WriteBack = "writeback", "bytes";
     WriteBackFailed = "writeback_failed", "bytes";
     Throttled = "write_throttled", "reqs";
+    CallerLook = "caller_look", "callers";
     LockEnqueue = "lock_enqueue", "reqs";
     LockCallback = "lock_callback", "reqs";
     TokenRevoke = "token_revoke", "reqs";

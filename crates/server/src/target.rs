@@ -59,6 +59,8 @@ pub struct Target<E: Env> {
     pub id: TargetId,
     /// Its storage.
     pub zone: Zone<E>,
+    /// Whether that rotates.
+    pub rotating: Cell<bool>,
     /// Its disk, for file data.
     pub disk: Rc<E::Disk>,
     /// Its name space.
@@ -179,6 +181,7 @@ impl<E: Env> Target<E> {
             id,
             disk: zone.disk(),
             zone,
+            rotating: Cell::new(false),
             meta: RefCell::new(meta),
             data: RefCell::new(data),
             locks: Locks::new(limits, start),

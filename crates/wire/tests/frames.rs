@@ -181,6 +181,7 @@ fn every_message_round_trips() {
         alone: true,
         map_epoch: 0,
         mounts: 1,
+        rotating: Vec::new(),
     };
     round_trip(Head::new(FrameKind::Welcome), &SignedWelcome { welcome, proof: None });
     round_trip(Head::new(FrameKind::Refuse), &Refuse { reason: "no".into() });
