@@ -12,24 +12,28 @@ mod embedded;
 mod idle;
 mod library;
 mod machine;
+mod memory_group;
 mod model;
 mod modes;
 mod mounted;
+mod mounted_cluster;
 mod mounts;
 mod polling;
 mod program;
 mod raw;
 mod report;
 mod round_trip;
+mod scenario;
 mod series;
 mod servers;
 mod sessions;
 mod small;
 pub mod stream;
 mod untar;
+mod workload;
 
 use crate::failure::{During, Failure, Outcome};
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use report::{Report, Table};
 use std::path::PathBuf;
@@ -70,11 +74,36 @@ pub enum Name {
     Servers,
     /// Memory and request rate of a server with 1,000 sessions
     Sessions,
+    /// Records in turn in one file by several mounts, beside other ways of doing it (ior-hard, ior-easy)
+    Strided,
+    /// Streams larger than the cache in a mount whose memory is limited
+    Overcache,
+    /// Many small files in one directory, with and without batching (mdtest-hard)
+    Files,
+    /// Shared files in the sizes of two simulations
+    Mixed,
+    /// One and 16 streams, aligned and not, beside other ways of doing it
+    Streams,
+}
+
+/// A workload of several processes.
+#[derive(Subcommand, Debug)]
+enum Workload {
+    /// Write and read files with several processes, as IOR does
+    Ior(workload::ior::Ior),
+    /// Make, look at, read and remove many files with several processes, as mdtest does
+    Mdtest(workload::mdtest::Mdtest),
+    /// One process of a workload
+    #[command(hide = true)]
+    Rank,
 }
 
 /// Measure this machine and AmphiFS on it; prints tables, writes JSON.
 #[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Bench {
+    #[command(subcommand)]
+    workload: Option<Workload>,
     /// What to measure; default: everything
     #[arg(value_enum)]
     names: Vec<Name>,
@@ -84,6 +113,9 @@ pub struct Bench {
     /// Write every sample, with the parameters of the run, to this file
     #[arg(long)]
     json: Option<PathBuf>,
+    /// Folder for pictures (SVG) of what is drawn
+    #[arg(long)]
+    plots: Option<PathBuf>,
     /// Rounds of each comparison
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pairs: u16,
@@ -105,6 +137,7 @@ pub struct Run {
     pub quick: bool,
     /// What was found so far.
     pub report: Report,
+    plots: Option<PathBuf>,
     stop: Arc<AtomicBool>,
 }
 
@@ -127,6 +160,11 @@ impl Run {
         Duration::from_millis(if self.quick { 30 } else { 100 })
     }
 
+    /// Where the picture `name` goes, if pictures are wanted.
+    pub fn picture(&self, name: &str) -> Option<PathBuf> {
+        self.plots.as_ref().map(|dir| dir.join(format!("{name}.svg")))
+    }
+
     /// Prints a table.
     pub fn show(&self, table: &Table) {
         println!("{}", table.render());
@@ -135,7 +173,13 @@ impl Run {
 
 impl Bench {
     /// Runs what was asked for.
-    pub fn run(self) -> Outcome {
+    pub fn run(mut self) -> Outcome {
+        match self.workload.take() {
+            Some(Workload::Ior(ior)) => return ior.run(),
+            Some(Workload::Mdtest(mdtest)) => return mdtest.run(),
+            Some(Workload::Rank) => return workload::tasks::serve(),
+            None => {}
+        }
         if let Some(mount) = &self.null_mount {
             return program::serve_null(mount);
         }
@@ -144,6 +188,9 @@ impl Bench {
             return Err(Failure::refused(text));
         }
         std::fs::create_dir_all(&self.dir).during(|| format!("make {}", self.dir.display()))?;
+        if let Some(plots) = &self.plots {
+            std::fs::create_dir_all(plots).during(|| format!("make {}", plots.display()))?;
+        }
         let dir = std::fs::canonicalize(&self.dir).during(|| format!("find {}", self.dir.display()))?;
         let stop = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -153,7 +200,7 @@ impl Bench {
         let machine = machine::Machine::look(&dir, pairs, self.quick);
         println!("{}", machine.line());
         let report = Report { machine, findings: Vec::new() };
-        let mut run = Run { dir: dir.clone(), pairs, quick: self.quick, report, stop };
+        let mut run = Run { dir: dir.clone(), pairs, quick: self.quick, report, plots: self.plots.clone(), stop };
         let outcome = self.measure(&mut run);
         let written = self.json.as_ref().map_or(Ok(()), |path| run.report.write_json(path));
         let _ = std::fs::remove_dir_all(&dir);
@@ -175,6 +222,11 @@ impl Bench {
                 Name::Mounts => mounts::run(run)?,
                 Name::Servers => servers::run(run)?,
                 Name::Sessions => sessions::run(run)?,
+                Name::Strided => scenario::strided::run(run)?,
+                Name::Overcache => scenario::overcache::run(run)?,
+                Name::Files => scenario::small_files::run(run)?,
+                Name::Mixed => scenario::mixed::run(run)?,
+                Name::Streams => scenario::streams::run(run)?,
             }
         }
         Ok(())

@@ -30,7 +30,7 @@ pub use files::{
     Outcome, WaitGranted, WaitId,
 };
 pub use mode::{Growth, LockId, Mode, Owner};
-pub use server::{Action, ContentionLimits, Dropped, LockLimits, LockRequest, LockSpace, Overdue, Refusal};
+pub use server::{Action, ContentionLimits, Dropped, LockCounts, LockLimits, LockRequest, LockSpace, Overdue, Refusal};
 pub use tokens::client::{Ask, OwnChange, TokenCache, TokenCacheLimits};
 pub use tokens::server::{
     ChangeId, Changed, HistoryLimits, NoGrant, SessionEnd, TokenAction, TokenLimits, TokenOverdue, TokenSpace,

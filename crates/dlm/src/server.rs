@@ -38,8 +38,10 @@ pub struct LockLimits {
     pub crowd_locks: usize,
     /// Bytes from its start at which a grant ends on a crowded object.
     pub crowd_growth_bytes: u64,
-    /// Requests are widened to whole units of this many bytes, a power of two; 1 leaves them as they are.
+    /// Requests, cached and direct, are widened to whole units of this many bytes, a power of two; 1 leaves them as they are.
     pub granularity_bytes: u64,
+    /// Whether grants may exceed their requests.
+    pub grows: bool,
     /// The contention detector.
     pub contention: ContentionLimits,
 }
@@ -53,6 +55,7 @@ impl Default for LockLimits {
             crowd_locks: 32,
             crowd_growth_bytes: 32 << 20,
             granularity_bytes: 1,
+            grows: true,
             contention: ContentionLimits::default(),
         }
     }
@@ -142,6 +145,19 @@ pub struct Overdue {
     pub object: ObjectId,
 }
 
+/// What a lock server has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LockCounts {
+    /// Requests, cached and direct, that were taken or refused because something stood in the way.
+    pub requests: u64,
+    /// Conflicts counted by the contention detector.
+    pub conflicts: u64,
+    /// How often an object became contended.
+    pub contended: u64,
+    /// Grants that did not come at once.
+    pub waited: u64,
+}
+
 /// What ended with a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
@@ -223,6 +239,7 @@ pub struct LockSpace {
     sessions: BTreeSet<(SessionId, LockId)>,
     deadlines: BTreeSet<(u64, LockId)>,
     contention: Contention,
+    counts: LockCounts,
     /// At most one grant and one callback for each lock in `locks`.
     actions: VecDeque<Action>,
     #[cfg(test)]
@@ -245,16 +262,23 @@ impl LockSpace {
             sessions: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             contention: Contention::new(limits.contention),
+            counts: LockCounts::default(),
             actions: VecDeque::new(),
             #[cfg(test)]
             planted_bug: None,
         }
     }
 
-    /// Changes the deadline of callbacks from now on, and what counts as contended.
-    pub fn tune(&mut self, callback_deadline_ns: u64, contention: ContentionLimits) {
-        (self.limits.callback_deadline_ns, self.limits.contention) = (callback_deadline_ns, contention);
-        self.contention.tune(contention);
+    /// Other limits from now on. What is granted stays as it is.
+    pub fn tune(&mut self, limits: LockLimits) {
+        assert!(limits.granularity_bytes.is_power_of_two(), "lock granularity is a power of two");
+        self.limits = limits;
+        self.contention.tune(limits.contention);
+    }
+
+    /// What was done so far.
+    pub fn counts(&self) -> LockCounts {
+        self.counts
     }
 
     /// The next thing to do.

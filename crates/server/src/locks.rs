@@ -5,7 +5,7 @@
 //!
 //! Invariant: whoever changes the space empties its actions in the same call, so none is left lying.
 
-use amphi_dlm::{Action, ContentionLimits, Growth, LockId, LockLimits, LockRequest, LockSpace, Mode, Owner, Refusal};
+use amphi_dlm::{Action, Growth, LockCounts, LockId, LockLimits, LockRequest, LockSpace, Mode, Owner, Refusal};
 use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, SessionId};
 use amphi_wire::Push;
 use futures_channel::oneshot;
@@ -95,9 +95,14 @@ impl Locks {
         }
     }
 
-    /// Changes the deadline of callbacks and what counts as contended.
-    pub fn tune(&self, callback_deadline_ns: u64, contention: ContentionLimits) {
-        self.inner.borrow_mut().space.tune(callback_deadline_ns, contention);
+    /// Other limits from now on.
+    pub fn tune(&self, limits: LockLimits) {
+        self.inner.borrow_mut().space.tune(limits);
+    }
+
+    /// What was done so far.
+    pub fn counts(&self) -> LockCounts {
+        self.inner.borrow().space.counts()
     }
 
     /// Asks for a lock that the client will keep; waits until it is granted. A dropped wait withdraws the request.

@@ -109,7 +109,13 @@ pub async fn execute<E: Env>(
         (tokens != Tokens::default()).then(|| Box::new(tokens))
     };
     let object = contended_object(&call.op);
-    let contended = |target: &Target<E>| object.is_some_and(|o| target.locks.contended(worker.now_ns(), o));
+    // A direct request that ended may have let somebody go on who has to give way to others in turn.
+    let contended = |target: &Target<E>| {
+        object.is_some_and(|o| {
+            worker.send_callbacks(target);
+            target.locks.contended(worker.now_ns(), o)
+        })
+    };
     if is_repeatable(&call.op) {
         if expired() {
             return (failed(Errno::TimedOut), None);

@@ -246,6 +246,8 @@ fn status<E: Env>(worker: &Worker<E>, target: &Target<E>) -> Told {
 fn counters<E: Env>(worker: &Worker<E>, target: &Target<E>, reset: bool) -> Vec<(String, u64)> {
     let stats = target.zone.stats();
     let before = if reset { target.zone_stats.replace(stats) } else { *target.zone_stats.borrow() };
+    let locks = target.locks.counts();
+    let locks_before = if reset { target.lock_counts.replace(locks) } else { target.lock_counts.get() };
     let mut all: Vec<(String, u64)> = [
         ("log_records", stats.appends - before.appends),
         ("log_groups", stats.groups - before.groups),
@@ -253,6 +255,10 @@ fn counters<E: Env>(worker: &Worker<E>, target: &Target<E>, reset: bool) -> Vec<
         ("disk_syncs", stats.syncs - before.syncs),
         ("checkpoints", stats.checkpoints - before.checkpoints),
         ("checkpoint_bytes", stats.segment_bytes - before.segment_bytes),
+        ("lock_requests", locks.requests - locks_before.requests),
+        ("lock_conflicts", locks.conflicts - locks_before.conflicts),
+        ("lock_objects_contended", locks.contended - locks_before.contended),
+        ("lock_grants_waited", locks.waited - locks_before.waited),
         ("tokens_held", target.tokens.count() as u64),
     ]
     .map(|(name, n)| (name.to_string(), n))

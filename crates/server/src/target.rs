@@ -20,7 +20,7 @@ use crate::slots::Slots;
 use crate::span_gate::SpanGate;
 use crate::tokens::{TOKEN_LIFE, TOKEN_MARGIN, Tokens};
 use amphi_data::{DataStore, Freed, TrimPlan};
-use amphi_dlm::LockLimits;
+use amphi_dlm::{LockCounts, LockLimits};
 use amphi_env::{Buf, Disk, Env};
 use amphi_meta::{Gathered, MetaStore};
 use amphi_types::item::{ItemStore, Txn, tag};
@@ -119,6 +119,8 @@ pub struct Target<E: Env> {
     pub map: RefCell<Option<ClusterMap>>,
     /// Counters of the zone when they were last reset.
     pub zone_stats: RefCell<ZoneStats>,
+    /// As above, of the lock server.
+    pub lock_counts: Cell<LockCounts>,
     counters: Rc<Counters>,
     /// What is logged first.
     first: RefCell<Txn>,
@@ -210,6 +212,7 @@ impl<E: Env> Target<E> {
             home: RefCell::new(home),
             map: RefCell::new(map),
             zone_stats: RefCell::default(),
+            lock_counts: Cell::default(),
             counters,
             first: RefCell::default(),
             failed_once: Cell::new(false),

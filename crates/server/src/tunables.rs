@@ -5,7 +5,7 @@
 
 use crate::target::Target;
 use crate::worker::Worker;
-use amphi_dlm::ContentionLimits;
+use amphi_dlm::{ContentionLimits, LockLimits};
 use amphi_env::Env;
 use amphi_types::{Errno, Result};
 use amphi_zone::OpenOptions;
@@ -19,7 +19,11 @@ enum Unit {
     Milliseconds,
     Microseconds,
     Bytes,
+    /// Bytes, a power of two.
+    PowerOfTwo,
     Count,
+    /// `on` or `off`.
+    Switch,
 }
 
 impl Unit {
@@ -28,6 +32,8 @@ impl Unit {
             Unit::Milliseconds => "ms",
             Unit::Microseconds => "us",
             Unit::Bytes => "bytes",
+            Unit::PowerOfTwo => "bytes, a power of two",
+            Unit::Switch => "on or off",
             Unit::Count => "count",
         }
     }
@@ -64,22 +70,46 @@ impl Tunable {
 
     fn parse(&self, text: &str) -> Option<u64> {
         let text = text.trim();
-        if self.unit != Unit::Bytes {
-            return text.parse().ok();
+        match self.unit {
+            Unit::Bytes => bytes(text),
+            Unit::PowerOfTwo => bytes(text).filter(|n| n.is_power_of_two()),
+            Unit::Switch => match text {
+                "on" | "1" => Some(1),
+                "off" | "0" => Some(0),
+                _ => None,
+            },
+            _ => text.parse().ok(),
         }
-        let (digits, shift) = match text.char_indices().last()? {
-            (i, 'K' | 'k') => (&text[..i], 10),
-            (i, 'M' | 'm') => (&text[..i], 20),
-            (i, 'G' | 'g') => (&text[..i], 30),
-            _ => (text, 0),
-        };
-        digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+    }
+
+    fn show(&self, value: u64) -> String {
+        match self.unit {
+            Unit::Switch => if value != 0 { "on" } else { "off" }.into(),
+            _ => value.to_string(),
+        }
+    }
+
+    /// Whether the switch is on.
+    pub fn is_on(&self) -> bool {
+        self.get() != 0
     }
 
     /// Meaning, unit, default and range in one line.
     fn explain(&self) -> String {
-        format!("{} [{}, default {}, {}..{}]", self.help, self.unit.name(), self.default, self.least, self.most)
+        let [default, least, most] = [self.default, self.least, self.most].map(|n| self.show(n));
+        format!("{} [{}, default {default}, {least}..{most}]", self.help, self.unit.name())
     }
+}
+
+/// Reads a number of bytes with an optional suffix.
+fn bytes(text: &str) -> Option<u64> {
+    let (digits, shift) = match text.char_indices().last()? {
+        (i, 'K' | 'k') => (&text[..i], 10),
+        (i, 'M' | 'm') => (&text[..i], 20),
+        (i, 'G' | 'g') => (&text[..i], 30),
+        _ => (text, 0),
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
 /// All tunables of a server, shared by its workers.
@@ -94,6 +124,10 @@ pub struct Tunables {
     contended_conflicts: Tunable,
     contended_window_ms: Tunable,
     contended_hold_ms: Tunable,
+    lock_granularity_bytes: Tunable,
+    /// Whether locks are granted wider than asked.
+    pub lock_growth: Tunable,
+    contention: Tunable,
     sync_interval_ms: Tunable,
     checkpoint_bytes: Tunable,
     worker_spin_us: Tunable,
@@ -119,7 +153,7 @@ pub struct Defaults {
 impl Tunables {
     /// The defaults.
     pub fn new(defaults: Defaults) -> Tunables {
-        use Unit::{Bytes, Count, Microseconds, Milliseconds};
+        use Unit::{Bytes, Count, Microseconds, Milliseconds, PowerOfTwo, Switch};
         let (zone, contention) = (OpenOptions::default(), ContentionLimits::default());
         let ms = |d: Duration| d.as_millis() as u64;
         let ns_to_ms = |ns: u64| ns / 1_000_000;
@@ -174,6 +208,28 @@ impl Tunables {
                 (0, HOUR_MS),
                 "how long an object stays contended after its last conflict",
             ),
+            lock_granularity_bytes: Tunable::new(
+                "server.lock_granularity_bytes",
+                PowerOfTwo,
+                // Byte-exact locks have no false sharing; 4096 is what file systems with page locks do.
+                1,
+                (1, 1 << 20),
+                "locks, cached and of direct requests, cover whole units of this size",
+            ),
+            lock_growth: Tunable::new(
+                "server.lock_growth",
+                Switch,
+                1,
+                (0, 1),
+                "cached locks are granted as wide as nothing conflicts, otherwise as asked",
+            ),
+            contention: Tunable::new(
+                "server.contention",
+                Switch,
+                1,
+                (0, 1),
+                "conflicts are counted and clients are told of contended objects",
+            ),
             sync_interval_ms: Tunable::new(
                 "server.sync_interval_ms",
                 Milliseconds,
@@ -203,7 +259,7 @@ impl Tunables {
         self.callback_deadline_ms.get() * 1_000_000
     }
 
-    fn all(&self) -> [&Tunable; 10] {
+    fn all(&self) -> [&Tunable; 13] {
         [
             &self.session_grace_ms,
             &self.token_ms,
@@ -212,6 +268,9 @@ impl Tunables {
             &self.contended_conflicts,
             &self.contended_window_ms,
             &self.contended_hold_ms,
+            &self.lock_granularity_bytes,
+            &self.lock_growth,
+            &self.contention,
             &self.sync_interval_ms,
             &self.checkpoint_bytes,
             &self.worker_spin_us,
@@ -224,9 +283,16 @@ impl Tunables {
             threshold: self.contended_conflicts.get() as usize,
             window_ns: self.contended_window_ms.get() * 1_000_000,
             hold_ns: self.contended_hold_ms.get() * 1_000_000,
+            enabled: self.contention.is_on(),
             ..ContentionLimits::default()
         };
-        target.locks.tune(self.callback_deadline_ns(), contention);
+        target.locks.tune(LockLimits {
+            callback_deadline_ns: self.callback_deadline_ns(),
+            granularity_bytes: self.lock_granularity_bytes.get(),
+            grows: self.lock_growth.is_on(),
+            contention,
+            ..LockLimits::default()
+        });
         target.tokens.tune(self.callback_deadline_ns());
         target.zone.tune(self.sync_interval_ms.duration(), self.checkpoint_bytes.get());
         worker.env.set_spin(self.worker_spin_us.duration());
@@ -251,7 +317,7 @@ impl Tunables {
                 t.value.store(number, Ordering::Relaxed);
             }
         }
-        Ok(matching.into_iter().map(|t| (t.name.to_string(), t.get().to_string(), t.explain())).collect())
+        Ok(matching.into_iter().map(|t| (t.name.to_string(), t.show(t.get()), t.explain())).collect())
     }
 }
 
@@ -300,6 +366,10 @@ mod tests {
         assert_eq!(t.plan_tries.get(), 7);
         assert_eq!(t.apply("server.checkpoint_bytes", Some("4M")).unwrap()[0].1, "4194304");
         assert_eq!(t.apply("server.checkpoint_bytes", Some("M")), Err(Errno::Inval));
+        assert_eq!(t.apply("server.lock_granularity_bytes", Some("4K")).unwrap()[0].1, "4096");
+        assert_eq!(t.apply("server.lock_granularity_bytes", Some("3000")), Err(Errno::Inval));
+        assert_eq!(t.apply("server.lock_growth", Some("off")).unwrap()[0].1, "off");
+        assert_eq!(t.apply("server.contention", Some("maybe")), Err(Errno::Inval));
         assert_eq!(t.apply("nothing*", None), Err(Errno::NoEnt));
         assert_eq!(t.apply("server.*", Some("0")), Err(Errno::Inval));
         assert_eq!(t.apply("server.plan_tries", Some("much")), Err(Errno::Inval));

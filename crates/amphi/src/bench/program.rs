@@ -25,9 +25,23 @@ pub struct Program {
 impl Program {
     /// Starts `amphi ARGS..` and waits for its line `ready`.
     pub fn start(args: &[&OsStr], mount: Option<&Path>) -> Outcome<Program> {
+        Program::start_in(args, mount, None)
+    }
+
+    /// The same, in the memory group whose list of processes is the file `group`.
+    pub fn start_in(args: &[&OsStr], mount: Option<&Path>, group: Option<&Path>) -> Outcome<Program> {
         let program = std::env::current_exe().during(|| "find this program".into())?;
         let shown: Vec<String> = args.iter().map(|a| a.to_string_lossy().into_owned()).collect();
-        let mut child = Command::new(program)
+        let mut command = match group {
+            None => Command::new(program),
+            Some(group) => {
+                // A shell enters the group and becomes the program.
+                let mut shell = Command::new("sh");
+                shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(group).arg(program);
+                shell
+            }
+        };
+        let mut child = command
             .args(args)
             .env("AMPHI_LOG", "warn")
             .stdin(Stdio::piped())

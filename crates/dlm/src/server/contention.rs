@@ -24,11 +24,19 @@ pub struct ContentionLimits {
     pub hold_ns: u64,
     /// Objects remembered.
     pub max_objects: usize,
+    /// Whether conflicts are counted and objects called contended at all.
+    pub enabled: bool,
 }
 
 impl Default for ContentionLimits {
     fn default() -> Self {
-        ContentionLimits { window_ns: 4_000_000_000, threshold: 16, hold_ns: 5_000_000_000, max_objects: 65_536 }
+        ContentionLimits {
+            window_ns: 4_000_000_000,
+            threshold: 16,
+            hold_ns: 5_000_000_000,
+            max_objects: 65_536,
+            enabled: true,
+        }
     }
 }
 
@@ -61,13 +69,13 @@ impl Contention {
 
     /// Most conflicts of one request that are worth counting.
     pub fn cap(&self) -> usize {
-        self.limits.threshold
+        if self.limits.enabled { self.limits.threshold } else { 0 }
     }
 
-    /// Notes a request that met `count` conflicting locks.
-    pub fn conflicts(&mut self, now_ns: u64, object: ObjectId, count: usize) {
+    /// Notes a request that met `count` conflicting locks. Whether the object became contended by it.
+    pub fn conflicts(&mut self, now_ns: u64, object: ObjectId, count: usize) -> bool {
         if count == 0 {
-            return;
+            return false;
         }
         let half_ns = (self.limits.window_ns / 2).max(1);
         let window = self.windows.entry(object).or_default();
@@ -82,15 +90,17 @@ impl Contention {
         window.current = window.current.saturating_add(count);
         window.last_ns = window.last_ns.max(now_ns);
         let contended = now_ns < window.contended_until_ns;
-        if contended || window.previous.saturating_add(window.current) >= self.limits.threshold {
+        let many = window.previous.saturating_add(window.current) >= self.limits.threshold;
+        if contended || many {
             window.contended_until_ns = now_ns.saturating_add(self.limits.hold_ns);
         }
         self.by_age.insert((window.last_ns, object));
         self.expire(now_ns);
+        many && !contended
     }
 
     pub fn contended(&self, now_ns: u64, object: ObjectId) -> bool {
-        self.windows.get(&object).is_some_and(|window| now_ns < window.contended_until_ns)
+        self.limits.enabled && self.windows.get(&object).is_some_and(|window| now_ns < window.contended_until_ns)
     }
 
     /// Forgets windows that can no longer matter, and the oldest beyond the bound.
@@ -122,7 +132,7 @@ mod tests {
     /// of all of them.
     #[test]
     fn detector_stays_between_its_bounds() {
-        let limits = ContentionLimits { window_ns: 40, threshold: 6, hold_ns: 50, max_objects: 8 };
+        let limits = ContentionLimits { window_ns: 40, threshold: 6, hold_ns: 50, max_objects: 8, enabled: true };
         let (mut became, mut ended) = (0, 0);
         for seed in 0..200 {
             let mut random = Random::new(seed);

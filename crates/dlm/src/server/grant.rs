@@ -18,8 +18,8 @@ impl LockSpace {
         let lock = &self.locks[&id];
         let (owner, object, mode, asked, growth) = (lock.owner, lock.object, lock.mode, lock.range, lock.growth);
         let view = self.objects[&object];
-        let range =
-            if growth == Growth::Exact || owner.is_direct() { asked } else { self.grown(&view, owner, mode, asked) };
+        let grows = self.limits.grows && growth == Growth::Largest && !owner.is_direct();
+        let range = if grows { self.grown(&view, owner, mode, asked) } else { asked };
 
         // Somebody who asked later may already wait for these very bytes: then the lock is lent for one use.
         let wanted = if owner.is_direct() {

@@ -29,6 +29,7 @@ impl LockSpace {
             return Err(Refusal::Full);
         }
         let range = widen(range, self.limits.granularity_bytes);
+        self.counts.requests += 1;
         self.sequence += 1;
         let id = LockId::new(self.generation, self.sequence);
         self.locks.insert(id, Lock::new(owner, object, mode, range, growth, State::Waiting));
@@ -36,8 +37,7 @@ impl LockSpace {
         self.sessions.insert((owner.session(), id));
 
         let view = *self.objects.entry(object).or_insert(Object::NEW);
-        let conflicts = self.count_conflicts(&view, owner, mode, range, self.contention.cap());
-        self.contention.conflicts(now_ns, object, conflicts);
+        self.note_conflicts(now_ns, &view, &LockRequest { range, ..request });
 
         match self.blocker(&view, id) {
             None => self.grant(now_ns, id),
@@ -150,6 +150,15 @@ impl LockSpace {
         self.forest.insert(&mut tables.granted[class(owner, mode)], Entry { range, id, session }, false);
     }
 
+    /// Notes the conflicts of a request that comes now.
+    fn note_conflicts(&mut self, now_ns: u64, view: &Object, request: &LockRequest) {
+        let cap = self.contention.cap();
+        let LockRequest { owner, object, mode, range, .. } = *request;
+        let conflicts = if cap == 0 { 0 } else { self.count_conflicts(view, owner, mode, range, cap) };
+        self.counts.conflicts += conflicts as u64;
+        self.counts.contended += u64::from(self.contention.conflicts(now_ns, object, conflicts));
+    }
+
     /// Conflicting granted locks and waiting requests, up to `cap`. Granted ones count with their grown range: false
     /// sharing is contention too.
     fn count_conflicts(&self, view: &Object, owner: Owner, mode: Mode, range: ByteRange, cap: usize) -> usize {
@@ -256,6 +265,7 @@ impl LockSpace {
             None => {
                 let Some(tables) = self.objects.get_mut(&object) else { return };
                 self.forest.remove(&mut tables.waiting[class(owner, mode)], start, id);
+                self.counts.waited += 1;
                 self.grant(now_ns, id);
             }
         }

@@ -3,7 +3,7 @@
 use super::object;
 use crate::client::{CacheLimits, CallbackPlan, Granted, Hit, LockAction, LockCache};
 use crate::mode::{Growth, LockId, Mode, Owner};
-use crate::server::{Action, LockLimits, LockRequest, LockSpace, Overdue, Refusal};
+use crate::server::{Action, ContentionLimits, LockCounts, LockLimits, LockRequest, LockSpace, Overdue, Refusal};
 use amphi_types::{ByteRange, SessionId};
 
 const SECOND: u64 = 1_000_000_000;
@@ -101,6 +101,44 @@ fn granularity_widens() {
     space.release(0, id);
     let id = space.enqueue(0, write(owner, ByteRange::ALL, Growth::Exact)).expect("room");
     assert_eq!(space.granted_range(id), Some(ByteRange::ALL));
+}
+
+/// Goal: with whole units two writers of different bytes of one unit conflict, count as contention, and grow up to a
+/// neighbour's unit; without growth everybody gets what was asked; without counting nothing is contended; a change counts for the
+/// next request alone. Method: one pattern of requests under each setting, changed while locks are held.
+#[test]
+fn switches_of_the_lock_server() {
+    let limits = LockLimits { granularity_bytes: 4096, ..LockLimits::default() };
+    let mut space = LockSpace::new(limits, 1);
+    let (a, b) = (Owner::Cached(SessionId(1)), Owner::Cached(SessionId(2)));
+    let exact = |owner, at| write(owner, ByteRange::at(at, 10), Growth::Exact);
+    let first = space.enqueue(0, exact(a, 0)).expect("room");
+    let waits = space.enqueue(0, exact(b, 100)).expect("room");
+    let direct = space.enqueue(0, LockRequest { owner: Owner::Direct(SessionId(3)), ..exact(b, 4000) }).expect("room");
+    assert_eq!((space.granted_range(waits), space.granted_range(direct)), (None, None), "one unit");
+    assert_eq!(space.counts(), LockCounts { requests: 3, conflicts: 3, contended: 0, waited: 0 });
+    space.cancel(0, SessionId(1), &[first]);
+    space.cancel(0, SessionId(2), &[waits]);
+    assert_eq!(space.granted_range(direct), Some(ByteRange::new(0, 4096)));
+    assert_eq!(space.counts().waited, 2);
+    let grown = space.enqueue(0, LockRequest { growth: Growth::Largest, ..exact(a, 5000) }).expect("room");
+    assert_eq!(space.granted_range(grown), Some(ByteRange::new(4096, u64::MAX)), "from its unit on");
+    space.tune(LockLimits { grows: false, ..LockLimits::default() });
+    space.cancel(0, SessionId(1), &[grown]);
+    space.release(0, direct);
+    let largest = |owner, at| LockRequest { growth: Growth::Largest, ..exact(owner, at) };
+    let ids = [(a, 0), (b, 10), (a, 20), (b, 30)].map(|(o, at)| space.enqueue(0, largest(o, at)).expect("room"));
+    for (n, id) in ids.into_iter().enumerate() {
+        assert_eq!(space.granted_range(id), Some(ByteRange::at(n as u64 * 10, 10)), "as asked");
+    }
+    let quiet = ContentionLimits { enabled: false, threshold: 1, ..ContentionLimits::default() };
+    space.tune(LockLimits { contention: quiet, ..LockLimits::default() });
+    let before = space.counts().conflicts;
+    space.enqueue(0, exact(b, 0)).expect("room");
+    assert!(!space.contended(0, object(0)) && space.counts().conflicts == before);
+    space.tune(LockLimits { contention: ContentionLimits { enabled: true, ..quiet }, ..LockLimits::default() });
+    space.enqueue(0, exact(b, 5)).expect("room");
+    assert!(space.contended(0, object(0)) && space.counts().contended == 1);
 }
 
 /// Goal: a callback has a deadline that progress prolongs, told once; bounds refuse. Method: example with set times.

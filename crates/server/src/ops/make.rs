@@ -78,7 +78,8 @@ impl<E: Env> Cx<E> {
     /// restarted server knows no locks but those that clients present.
     fn lock_new(&self, ino: Ino) -> Option<u64> {
         // A session that has ended meanwhile would keep it for ever.
-        if !self.target.absent.borrow().is_empty() || !self.target.has_session(self.session) {
+        let grows = self.worker.tunables.lock_growth.is_on();
+        if !grows || !self.target.absent.borrow().is_empty() || !self.target.has_session(self.session) {
             return None;
         }
         let object = ObjectId { ino, stripe: 0 };

@@ -1,0 +1,165 @@
+//! The workloads that made autoIO (FAST'24, section 4) known, at the size of this machine, with their baselines in the same run.
+//!
+//! Owns: the variants of AmphiFS that stand for other ways of doing it, taking turns with them, tables of reasons. Each scenario is a
+//! file of `scenario/`. Invariants: all variants of a comparison run on one cluster, in turn, each round on a fresh file; every
+//! read checks what it read.
+
+pub mod mixed;
+pub mod overcache;
+pub mod small_files;
+pub mod streams;
+pub mod strided;
+
+use super::Run;
+use super::mounted_cluster::Mounts;
+use super::report::{Table, spread};
+use super::series::Series;
+use super::workload::place::{Counted, counters, since};
+use super::workload::tasks::Tasks;
+use super::workload::{Phase, Together};
+use crate::failure::Outcome;
+use std::collections::BTreeSet;
+
+/// A way of doing it: AmphiFS with some of its tunables.
+#[derive(Clone, Copy, Debug)]
+pub struct Variant {
+    /// In tables.
+    pub name: &'static str,
+    /// What differs from the defaults.
+    pub set: &'static [&'static str],
+}
+
+/// What every variant starts from: the defaults of all that any variant changes.
+const DEFAULTS: &[&str] = &[
+    "hybrid.mode=auto",
+    "hybrid.contention=on",
+    "hybrid.memory=on",
+    "hybrid.overcache=on",
+    "hybrid.locality=on",
+    "hybrid.small_bytes=32K",
+    "hybrid.large_write_bytes=2M",
+    "hybrid.large_read_bytes=8M",
+    "server.lock_granularity_bytes=1",
+];
+
+/// Everything through the cache, under locks on whole pages that grow: Lustre as it was.
+pub const VANILLA: Variant =
+    Variant { name: "vanilla", set: &["hybrid.mode=buffered", "server.lock_granularity_bytes=4K"] };
+/// Everything direct.
+pub const DIRECT: Variant = Variant { name: "direct", set: &["hybrid.mode=direct"] };
+/// The decision of each request, whole.
+pub const AUTO: Variant = Variant { name: "auto", set: &[] };
+/// The decision without contention.
+pub const AUTO_NO_CONTENTION: Variant = Variant { name: "auto, no contention", set: &["hybrid.contention=off"] };
+/// The decision with locks on whole pages.
+pub const AUTO_PAGE_LOCKS: Variant = Variant { name: "auto, page locks", set: &["server.lock_granularity_bytes=4K"] };
+/// The decision by size alone.
+pub const AUTO_SIZE_ONLY: Variant = Variant {
+    name: "auto, size alone",
+    set: &["hybrid.contention=off", "hybrid.memory=off", "hybrid.overcache=off", "hybrid.locality=off"],
+};
+/// The decision without memory and over-cache.
+pub const AUTO_NO_MEMORY: Variant =
+    Variant { name: "auto, no memory", set: &["hybrid.memory=off", "hybrid.overcache=off"] };
+/// The decision without locality.
+pub const AUTO_NO_LOCALITY: Variant = Variant { name: "auto, no locality", set: &["hybrid.locality=off"] };
+/// A fixed switch at 512 KiB, as BeeGFS' native mode has it (`tuneFileCacheBufSize`), with byte locks.
+pub const FIXED_512K: Variant = Variant {
+    name: "fixed 512 KiB",
+    set: &["hybrid.small_bytes=512K", "hybrid.large_write_bytes=512K", "hybrid.large_read_bytes=512K"],
+};
+
+/// Sets up a variant on all mounts and servers.
+pub fn apply(cluster: &Mounts, variant: &Variant) -> Outcome {
+    for set in DEFAULTS.iter().chain(variant.set) {
+        cluster.set(set)?;
+    }
+    Ok(())
+}
+
+/// A phase with what the mounts counted meanwhile.
+pub fn counted(cluster: &Mounts, tasks: &mut Tasks, phase: Phase) -> Outcome<(Together, Counted)> {
+    let before = counters(cluster.dirs())?;
+    let all = tasks.phase(phase)?;
+    Ok((all, since(&before, &counters(cluster.dirs())?)))
+}
+
+/// What a sample of one variant found: numbers in a fixed order, and counters.
+pub struct Sample {
+    /// As many for each variant.
+    pub values: Vec<f64>,
+    /// Counters of interest; the sum over all rounds is kept.
+    pub counted: Counted,
+}
+
+/// What all rounds found of one variant.
+#[derive(Default)]
+pub struct Found {
+    /// In the order of `Sample::values`.
+    pub series: Vec<Series>,
+    /// Sum over the rounds.
+    pub counted: Counted,
+}
+
+/// All variants in turn, round after round; the first round does not count.
+pub fn in_turn(
+    run: &Run,
+    what: &str,
+    variants: &[Variant],
+    mut sample: impl FnMut(&Variant) -> Outcome<Sample>,
+) -> Outcome<Vec<Found>> {
+    let mut found: Vec<Found> = variants.iter().map(|_| Found::default()).collect();
+    let bar = run.bar(what, ((run.pairs + 1) * variants.len()) as u64);
+    for round in 0..=run.pairs {
+        for (variant, found) in variants.iter().zip(&mut found) {
+            run.check_stop()?;
+            bar.set_message(format!("{what}: {}", variant.name));
+            let sample = sample(variant)?;
+            bar.inc(1);
+            if round == 0 {
+                continue;
+            }
+            found.series.resize(sample.values.len(), Series::default());
+            for (series, value) in found.series.iter_mut().zip(sample.values) {
+                series.0.push(value);
+            }
+            for (name, (n, sum)) in sample.counted {
+                let row = found.counted.entry(name).or_default();
+                *row = (row.0 + n, row.1 + sum);
+            }
+        }
+    }
+    bar.finish_and_clear();
+    Ok(found)
+}
+
+/// Samples of a counter.
+pub fn times(counted: &Counted, name: &str) -> u64 {
+    counted.get(name).map_or(0, |row| row.0)
+}
+
+/// The table of reasons, as Tables 2 to 4 of the paper have it: how many requests went which way.
+pub fn reasons(title: &str, rows: &[(String, &Counted)]) -> Table {
+    let mut names: BTreeSet<&str> = BTreeSet::new();
+    let is_reason = |name: &str| {
+        let of = name.strip_prefix("read_").or(name.strip_prefix("write_"));
+        of.is_some_and(|r| r.starts_with("direct_") || r.starts_with("buffered_") || r == "cache_hit")
+    };
+    for (_, counted) in rows {
+        names.extend(counted.keys().map(String::as_str).filter(|n| is_reason(n)));
+    }
+    let mut columns = vec!["requests"];
+    columns.extend(names.iter());
+    let mut table = Table::new(title, &columns);
+    for (name, counted) in rows {
+        let mut cells = vec![name.clone()];
+        cells.extend(names.iter().map(|n| times(counted, n).to_string()));
+        table.row(cells);
+    }
+    table
+}
+
+/// Median and range of each series, as cells.
+pub fn cells(series: &[Series]) -> Vec<String> {
+    series.iter().map(spread).collect()
+}

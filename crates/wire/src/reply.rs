@@ -1,0 +1,164 @@
+//! Replies to requests, and messages that a server sends unasked.
+
+use crate::cluster::ClusterMap;
+use crate::file_lock::FileLockSpec;
+use crate::view::{DirEntry, InodeView, ServerStatus, SessionStatus, TargetSpace, TargetStatus, Tokens};
+use amphi_types::{ByteRange, Errno, Ino, ObjectId, TargetId, TokenKey};
+use serde::{Deserialize, Serialize};
+
+/// Replies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    /// Done.
+    Done,
+    /// An inode.
+    Inode(InodeView),
+    /// An inode that was made, or found by a non-exclusive create.
+    Made {
+        /// It.
+        inode: InodeView,
+        /// Whether it is new.
+        created: bool,
+        /// A write lock on all of stripe 0, for whoever creates a file to write it. Not in an answer repeated after a
+        /// restart of the server.
+        lock: Option<u64>,
+    },
+    /// A name was removed.
+    Removed {
+        /// The inode, if that was its last name: what is open of it lives on, nobody else will see its data.
+        last_name_of: Option<Ino>,
+    },
+    /// An inode number.
+    Ino(Ino),
+    /// Bytes.
+    Bytes(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// Entries of a directory.
+    Entries {
+        /// In cookie order.
+        entries: Vec<DirEntry>,
+        /// Whether the directory ends here.
+        end: bool,
+    },
+    /// Space of a target.
+    StatFs(TargetSpace),
+    /// Payload follows.
+    Data,
+    /// All bytes are on the disk.
+    Written,
+    /// An offset, if there is one.
+    Offset(Option<u64>),
+    /// A granted lock.
+    Locked {
+        /// Its id.
+        lock: u64,
+        /// Granted bytes.
+        range: ByteRange,
+    },
+    /// Ids of re-presented locks.
+    Locks(Vec<u64>),
+    /// State of the server.
+    Status {
+        /// Seconds since start.
+        uptime_s: u64,
+        /// Cluster id.
+        cluster: u64,
+        /// Its targets.
+        targets: Vec<TargetStatus>,
+        /// Its sessions.
+        sessions: Vec<SessionStatus>,
+        /// Epoch of its cluster map.
+        map_epoch: u64,
+        /// What the master knows of the servers, itself first; empty elsewhere.
+        servers: Vec<ServerStatus>,
+    },
+    /// Tunables: name, value, help.
+    Tunables(Vec<(String, String, String)>),
+    /// Counters: name, value.
+    Counters(Vec<(String, u64)>),
+    /// The cluster map.
+    Map(ClusterMap),
+    /// A server was registered.
+    Joined {
+        /// The map as it is now.
+        map: ClusterMap,
+        /// Numbers for the new targets.
+        new_targets: Vec<TargetId>,
+    },
+    /// Encoded answer to a question between servers.
+    Told(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// Whether the application holds the lock.
+    FileLock(bool),
+    /// A lock that stands in the way, if one does; its process is 0 if it is not of this session.
+    FileLockFound(Option<FileLockSpec>),
+    /// Places of the presented locks that are lost, because they conflict with others.
+    FileLocksLost(Vec<u32>),
+    /// The cluster does not take the server in, for this reason.
+    Refused(String),
+}
+
+/// Body of a reply frame.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// Outcome.
+    pub result: Result<Reply, Errno>,
+    /// The object of the request is contended (FEATURES L3).
+    pub contended: bool,
+    /// Tokens that come with it, if any do. Never logged: an answer repeated after a restart has none.
+    pub tokens: Option<Box<Tokens>>,
+}
+
+impl Answer {
+    /// An answer that says nothing about contention or tokens.
+    pub fn of(result: Result<Reply, Errno>) -> Answer {
+        Answer { result, contended: false, tokens: None }
+    }
+}
+
+/// Messages that a server sends unasked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Push {
+    /// Give a lock back: flush what is dirty under it, then send `LockCancel`.
+    Callback {
+        /// On which object.
+        object: ObjectId,
+        /// Which lock.
+        lock: u64,
+    },
+    /// Say what you know of an object's size and time: send `GlimpseReply`.
+    Glimpse {
+        /// Id of the question.
+        id: u64,
+        /// Object.
+        object: ObjectId,
+    },
+    /// Drop what these keys show and answer with `Request::Revoked` to `target`. May come twice.
+    Revoke {
+        /// Which target says so.
+        target: TargetId,
+        /// Name of the revocation.
+        id: u64,
+        /// Grants up to this number are void; later ones are not meant.
+        upto: u64,
+        /// What is concerned.
+        keys: Vec<TokenKey>,
+    },
+    /// Whether the session is the only mount has changed; answered with `Request::CompanyKnown` when what was cached under
+    /// the old rule is no longer used. A larger change number counts. May come twice.
+    Company {
+        /// Number of the change.
+        change: u64,
+        /// Whether it is alone now.
+        alone: bool,
+    },
+    /// The cluster map has changed: ask for it.
+    Map {
+        /// Its epoch.
+        epoch: u64,
+    },
+    /// A request about a file lock that was answered `FileLock(false)` will find something new: ask again. May come twice,
+    /// and does not come for what was lost with a connection.
+    FileLockNews {
+        /// Name of the request.
+        number: u64,
+    },
+}

@@ -1,0 +1,371 @@
+//! Requests: what a client, another server or the command line asks of a target.
+//!
+//! Each goes to one target (`Call::target`), which is the owner of the directory for operations on
+//! names, the owner of the inode for operations on inodes, and the object's target for data.
+
+use crate::cluster::ServerInfo;
+use crate::file_lock::{FileLockOwner, FileLockSpec};
+use crate::message::{Access, HeldLock, LockMode, Make, RenameMode, XattrMode};
+use amphi_types::{ByteRange, Ino, IoMode, Layout, Name, ObjectId, SetAttr, Timespec};
+use serde::{Deserialize, Serialize};
+
+/// Requests. The comment names the reply. Permissions of `Call::cred` are checked by the server for every
+/// operation that names a directory or changes an inode; `Read` and `Write` rely on the open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// `Inode`: the inode of a name.
+    Lookup {
+        /// Directory.
+        dir: Ino,
+        /// Name.
+        name: Name,
+    },
+    /// `Ino`: parent of a directory (for `..`).
+    Parent {
+        /// Directory.
+        dir: Ino,
+    },
+    /// `Inode`.
+    GetAttr {
+        /// Inode.
+        ino: Ino,
+    },
+    /// `Inode`: changes attributes; a size is truncated on all objects before the reply.
+    SetAttr {
+        /// Inode.
+        ino: Ino,
+        /// What to change.
+        set: SetAttr,
+    },
+    /// `Made`: makes an inode and its name.
+    Make {
+        /// Directory.
+        dir: Ino,
+        /// Name.
+        name: Name,
+        /// What.
+        make: Make,
+        /// Permission bits, umask applied by the caller.
+        perm: u16,
+    },
+    /// `Made`: `O_TMPFILE`: a file without a name, opened.
+    MakeTmp {
+        /// Directory that decides target, group and layout.
+        dir: Ino,
+        /// Permission bits.
+        perm: u16,
+        /// How it is opened.
+        open: Access,
+    },
+    /// `Inode`: a further name for `ino`; goes to the directory's target.
+    Link {
+        /// Inode.
+        ino: Ino,
+        /// Directory.
+        dir: Ino,
+        /// Name.
+        name: Name,
+    },
+    /// `Removed`.
+    Unlink {
+        /// Directory.
+        dir: Ino,
+        /// Name.
+        name: Name,
+    },
+    /// `Removed`.
+    RmDir {
+        /// Directory.
+        dir: Ino,
+        /// Name.
+        name: Name,
+    },
+    /// `Done`; goes to the target of `from`.
+    Rename {
+        /// Old directory.
+        from: Ino,
+        /// Old name.
+        from_name: Name,
+        /// New directory.
+        to: Ino,
+        /// New name.
+        to_name: Name,
+        /// What happens to an existing destination.
+        mode: RenameMode,
+    },
+    /// `Bytes`: target of a symbolic link.
+    ReadLink {
+        /// Inode.
+        ino: Ino,
+    },
+    /// `Entries`: entries with cookies greater than `cookie`, without `.` and `..`.
+    ReadDir {
+        /// Directory.
+        dir: Ino,
+        /// Where to go on; 0 starts.
+        cookie: u64,
+        /// Most entries to return.
+        max: u32,
+        /// With attributes where the inode lives on the same target.
+        plus: bool,
+    },
+    /// `Inode`: registers an open. Permission is checked.
+    Open {
+        /// Inode.
+        ino: Ino,
+        /// How.
+        access: Access,
+        /// Opened to be executed (`FMODE_EXEC`): needs the permission to execute in place of that to read.
+        exec: bool,
+    },
+    /// `Done`: the session's open ends. The last close of an unlinked inode frees it.
+    Close {
+        /// Inode.
+        ino: Ino,
+        /// As opened.
+        access: Access,
+        /// Time of the last read, if the access time is to be brought forward to it: lazily, it may be lost in a crash.
+        atime: Option<Timespec>,
+    },
+    /// `Done`: an inode without a name, of which the session has just these `opens` left, ends with data that was never
+    /// written: in place of their closes. `Busy` if it has a name or is open otherwise: nothing has changed.
+    Discard {
+        /// Inode.
+        ino: Ino,
+        /// Opens of the session, all of which end.
+        opens: u32,
+    },
+    /// `Bytes`.
+    GetXattr {
+        /// Inode.
+        ino: Ino,
+        /// Full name with its namespace.
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+    },
+    /// `Bytes`: names, each followed by NUL.
+    ListXattr {
+        /// Inode.
+        ino: Ino,
+    },
+    /// `Done`.
+    SetXattr {
+        /// Inode.
+        ino: Ino,
+        /// Full name.
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+        /// Value.
+        #[serde(with = "serde_bytes")]
+        value: Vec<u8>,
+        /// About an existing one.
+        mode: XattrMode,
+    },
+    /// `Done`.
+    RemoveXattr {
+        /// Inode.
+        ino: Ino,
+        /// Full name.
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+    },
+    /// `Inode`: sets layout or I/O mode. A file with data keeps its layout: `Busy`.
+    SetLayout {
+        /// File or directory.
+        ino: Ino,
+        /// New layout; `pool` is set by the server.
+        layout: Option<Layout>,
+        /// New I/O mode.
+        mode: Option<IoMode>,
+    },
+    /// `StatFs` of one target.
+    StatFs,
+    /// `Data` with payload: bytes of an object. The payload starts `range.start % 4096` bytes after an aligned
+    /// address and may be shorter than the range: the rest is zeros.
+    Read {
+        /// Object.
+        object: ObjectId,
+        /// Bytes, in file offsets.
+        range: ByteRange,
+        /// The target locks the range for the request (direct); false = the client holds a lock (buffered).
+        server_lock: bool,
+    },
+    /// `Written`; payload: the bytes. Answered when they are on the disk.
+    Write {
+        /// Object.
+        object: ObjectId,
+        /// File offset of the first byte.
+        offset: u64,
+        /// Truncation generation of the file the client knows; an older one than the object's is `Stale`.
+        generation: u64,
+        /// Time of the write.
+        mtime: Timespec,
+        /// As for `Read`.
+        server_lock: bool,
+        /// Clear setuid and setgid.
+        kill_suidgid: bool,
+    },
+    /// `Done`: punches a hole into one object.
+    Punch {
+        /// Object.
+        object: ObjectId,
+        /// Bytes.
+        range: ByteRange,
+        /// As for `Write`.
+        generation: u64,
+        /// Time of the change.
+        mtime: Timespec,
+        /// As for `Read`.
+        server_lock: bool,
+    },
+    /// `Done`: reserves storage that reads as zeros; the size of the file does not change.
+    Allocate {
+        /// Object.
+        object: ObjectId,
+        /// Bytes.
+        range: ByteRange,
+        /// As for `Write`.
+        generation: u64,
+        /// As for `Read`.
+        server_lock: bool,
+    },
+    /// `Offset`: next data or hole in one object at or after `offset`; `None` = none in this object.
+    Seek {
+        /// Object.
+        object: ObjectId,
+        /// Where to start.
+        offset: u64,
+        /// Look for a hole, otherwise for data.
+        hole: bool,
+    },
+    /// `Done`: everything this target answered before is on stable storage.
+    Sync,
+    /// `Inode`: the file is about to have data beyond stripe 0; from now to the last writer's close the owner
+    /// asks the objects for the size.
+    Spread {
+        /// Inode.
+        ino: Ino,
+    },
+    /// `Locked`: a byte-range lock, granted as wide as possible.
+    LockEnqueue {
+        /// Object.
+        object: ObjectId,
+        /// Mode.
+        mode: LockMode,
+        /// Bytes needed.
+        range: ByteRange,
+        /// May be granted wider.
+        expand: bool,
+    },
+    /// `Done`: the client no longer uses these locks; what was dirty under them has been written.
+    LockCancel {
+        /// Lock ids.
+        locks: Vec<u64>,
+    },
+    /// `Done`: these were asked back and are still in use, because calls under them wait for other servers.
+    LockKept {
+        /// Lock ids.
+        locks: Vec<u64>,
+    },
+    /// `Done`: answer to a glimpse.
+    GlimpseReply {
+        /// Id of the question.
+        id: u64,
+        /// End of what the client knows of the object.
+        size: u64,
+        /// Last write the client knows of.
+        mtime: Timespec,
+    },
+    /// `Locks`: after a restart of the server: what the session has open and locked on this target.
+    Represent {
+        /// Open inodes of this target.
+        opens: Vec<(Ino, Access)>,
+        /// Locks on objects of this target, answered with their new ids in order.
+        locks: Vec<HeldLock>,
+    },
+    /// `Done`: the session ends in order; opens are closed, locks dropped, its slots forgotten.
+    Goodbye,
+    /// `Status`.
+    Status,
+    /// `Tunables`: reads the server's tunables that match a pattern, after setting them if there is a value.
+    Tunables {
+        /// Shell pattern.
+        pattern: String,
+        /// New value.
+        value: Option<String>,
+    },
+    /// `Counters`: the server's counters; with `reset` they start again from zero after being read.
+    Counters {
+        /// Start again.
+        reset: bool,
+    },
+    /// `Done`: answer to revocations of this target; nothing that they name is used any more.
+    Revoked {
+        /// Names of the revocations.
+        ids: Vec<u64>,
+    },
+    /// `Done`: answer to `Push::Company`: what it says is in force here. To the master.
+    CompanyKnown {
+        /// Number of the change.
+        change: u64,
+    },
+    /// `Map`: which server has which targets. To any server.
+    Map,
+    /// `Joined`: a server registers its targets; to the master.
+    Join {
+        /// Who.
+        server: ServerInfo,
+        /// Cluster of its zones; 0 = it has none yet.
+        cluster: u64,
+        /// Numbers of new targets that it wants to make.
+        new_targets: u16,
+        /// Epoch of the map that it knows; 0 = it has none yet.
+        epoch: u64,
+    },
+    /// `Told`: a question of a server to a target of another one.
+    Ask {
+        /// Encoded question, private to servers of one version.
+        #[serde(with = "serde_bytes")]
+        question: Vec<u8>,
+    },
+    /// `FileLock`: an application takes a lock on a file, or changes what it holds of the range to it. `false`: it does not
+    /// hold it yet; `Push::FileLockNews` says when to ask again under the same number. Errors: `Again` (not to wait),
+    /// `Deadlk`, `NoLck`.
+    FileLockSet {
+        /// The lock.
+        lock: FileLockSpec,
+        /// Name of the request, unique within the session.
+        number: u64,
+        /// Wait in the queue for what stands in the way.
+        wait: bool,
+    },
+    /// `FileLock`: the caller no longer waits for it. `true`: it was granted before, and stands.
+    FileLockCancel {
+        /// As asked for.
+        lock: FileLockSpec,
+        /// Name of the request.
+        number: u64,
+    },
+    /// `Done`: gives up what the owner holds of a range.
+    FileLockUnlock {
+        /// The file.
+        ino: Ino,
+        /// Whose.
+        owner: FileLockOwner,
+        /// Bytes.
+        range: ByteRange,
+    },
+    /// `FileLockFound`: what stands in the way of a lock; or `FileLock(false)`, as for `FileLockSet`.
+    FileLockTest {
+        /// The lock.
+        lock: FileLockSpec,
+        /// Name of the request.
+        number: u64,
+    },
+    /// `FileLocksLost`: after a restart of the server, before `Represent`: file locks that the session holds on this target.
+    /// In as many messages as it takes.
+    RepresentFileLocks {
+        /// The locks.
+        locks: Vec<FileLockSpec>,
+    },
+}
