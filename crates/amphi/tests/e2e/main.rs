@@ -4,6 +4,7 @@
 mod bad_input;
 mod cluster;
 mod crash;
+mod direct;
 mod file_locks;
 mod front_end;
 mod fsx;
