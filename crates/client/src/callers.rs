@@ -12,7 +12,7 @@
 //! What is known of a caller is at most `LIFE_NS` and one tick (`writeback.age_ms` / 4, at most 1 s) old; a process
 //! whose number was used before is judged by the other one's group for no longer than that.
 
-use crate::cache::limit;
+use crate::cache::limit::{self, Trees};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -75,7 +75,13 @@ impl Callers {
     }
 
     /// Looks at the groups of those who asked. Returns how many callers were asked for.
-    pub(crate) fn look(&self, read: &dyn Fn(&str) -> Option<String>, percent: u64, now_ns: u64) -> usize {
+    pub(crate) fn look(
+        &self,
+        read: &dyn Fn(&str) -> Option<String>,
+        trees: &Trees,
+        percent: u64,
+        now_ns: u64,
+    ) -> usize {
         let lately = |at: u64| now_ns.saturating_sub(at) < LIFE_NS;
         let due: Vec<u32> = {
             let mut seen = self.seen.write();
@@ -112,7 +118,7 @@ impl Callers {
             }
         }
         for (text, short) in &mut groups {
-            *short = limit::is_short(read, text, percent);
+            *short = trees.is_short(read, text, percent);
         }
         let mut count = 0;
         for s in self.seen.read().values() {
@@ -146,38 +152,38 @@ mod tests {
                 _ => None,
             }
         };
-        let callers = Callers::default();
+        let (callers, trees) = (Callers::default(), Trees::find(&|_| None));
         let all = |now_ns| [0, 7, 8, 9, 10].map(|pid| callers.is_short(pid, now_ns));
         assert_eq!(all(1), [false; 5]);
         assert!(reads.borrow().is_empty());
-        assert_eq!(callers.look(&read, 95, 2), 4);
+        assert_eq!(callers.look(&read, &trees, 95, 2), 4);
         let usage = |reads: &[String]| reads.iter().filter(|p| p.ends_with("memory.current")).count();
         assert_eq!(usage(&reads.borrow()), 1, "one group: {reads:?}");
         *used.borrow_mut() = "950\n";
-        assert_eq!(callers.look(&read, 95, 3), 0, "groups are known");
+        assert_eq!(callers.look(&read, &trees, 95, 3), 0, "groups are known");
         assert_eq!(all(4), [false, true, true, false, false]);
         assert_eq!(callers.short_callers(), 2);
-        assert_eq!(callers.look(&read, 95, 5), 1, "10 has gone and is asked for again");
+        assert_eq!(callers.look(&read, &trees, 95, 5), 1, "10 has gone and is asked for again");
         *moved.borrow_mut() = true;
         assert!(all(LIFE_NS)[1], "believed for a while");
-        callers.look(&read, 95, LIFE_NS + 3);
+        callers.look(&read, &trees, 95, LIFE_NS + 3);
         assert_eq!(all(LIFE_NS + 4), [false, false, true, false, false], "7 is somebody else now");
-        callers.look(&read, 95, 3 * LIFE_NS);
+        callers.look(&read, &trees, 95, 3 * LIFE_NS);
         assert!(callers.seen.read().is_empty() && callers.short_callers() == 0, "nobody asked lately");
     }
 
     /// Goal: the table is bounded, and so is what one look does. Method: more callers than fit.
     #[test]
     fn bounds_hold() {
-        let callers = Callers::default();
+        let (callers, trees) = (Callers::default(), Trees::find(&|_| None));
         for pid in 1..3 * CALLERS_MAX as u32 {
             assert!(!callers.is_short(pid, 1));
         }
         assert_eq!(callers.seen.read().len(), CALLERS_MAX);
         let group = |path: &str| path.starts_with("/proc/").then(|| "0::/job\n".to_string());
         for _ in 0..CALLERS_MAX / LOOKS_MAX {
-            assert_eq!(callers.look(&group, 95, 2), LOOKS_MAX, "the next ones each time");
+            assert_eq!(callers.look(&group, &trees, 95, 2), LOOKS_MAX, "the next ones each time");
         }
-        assert_eq!(callers.look(&group, 95, 2), 0);
+        assert_eq!(callers.look(&group, &trees, 95, 2), 0);
     }
 }

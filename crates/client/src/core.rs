@@ -5,6 +5,7 @@
 
 use crate::api::{ClientConfig, Clock, ReadText};
 use crate::cache::PageCache;
+use crate::cache::limit::Trees;
 use crate::callers::Callers;
 use crate::company::Company;
 use crate::file_locks::FileLockTable;
@@ -24,8 +25,8 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// How long a server may take to say something about itself.
@@ -57,6 +58,8 @@ pub(crate) struct Core {
     pub(crate) complaint: Mutex<String>,
     /// The memory group is above its share; measured by the I/O half.
     pub(crate) group_short: AtomicBool,
+    /// Where memory groups are, for the I/O half.
+    pub(crate) memory_trees: OnceLock<Trees>,
     /// The same of the processes that call.
     pub(crate) callers: Callers,
     /// Targets on rotating storage.
@@ -110,6 +113,7 @@ impl Core {
             map: Mutex::default(),
             complaint: Mutex::new(complaint),
             group_short: AtomicBool::new(false),
+            memory_trees: OnceLock::new(),
             callers: Callers::default(),
             rotating: Rotating::default(),
             flight_bytes: AtomicU64::new(0),

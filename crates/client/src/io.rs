@@ -300,11 +300,12 @@ async fn tick<E: Env>(env: E, core: Arc<Core>, links: Rc<Links<E>>) {
 pub(crate) fn look_at_memory(core: &Core) {
     let Some(read) = &core.read_text else { return };
     let percent = core.tunables.get(Knob::MemoryPercent);
-    let short = limit::own_groups(&**read).is_some_and(|text| limit::is_short(&**read, &text, percent));
+    let trees = core.memory_trees.get_or_init(|| limit::Trees::find(&**read));
+    let short = limit::own_groups(&**read).is_some_and(|text| trees.is_short(&**read, &text, percent));
     core.group_short.store(short, Ordering::Relaxed);
     amphi_env::buf::decay(short);
     if core.tunables.on(Knob::Memory) && core.tunables.on(Knob::CallerMemory) {
-        let looks = core.callers.look(&**read, percent, core.clock.now_ns());
+        let looks = core.callers.look(&**read, trees, percent, core.clock.now_ns());
         if looks > 0 {
             core.stats.bytes(Count::CallerLook, looks as u64);
         }

@@ -85,6 +85,7 @@ impl Environments {
     }
 }
 
+#[expect(clippy::disallowed_types, reason = "of a file without an end that is known, no more than so much is read")]
 fn read(tid: u32) -> Vec<u8> {
     let mut bytes = Vec::new();
     if let Ok(file) = std::fs::File::open(format!("/proc/{tid}/environ")) {

@@ -183,6 +183,18 @@ fn every_message_round_trips() {
         mounts: 1,
         rotating: Vec::new(),
     };
+    // The longest one fits a handshake.
+    let longest = Welcome {
+        rotating: vec![TargetId(u16::MAX); ROTATING_MAX],
+        pool: u16::MAX,
+        token_ms: u32::MAX,
+        map_epoch: u64::MAX,
+        mounts: u64::MAX,
+        cluster: u64::MAX,
+        ..welcome.clone()
+    };
+    let longest = SignedWelcome { welcome: longest, proof: Some([255; 32]) };
+    assert!(proven_bytes(&longest).len() <= HANDSHAKE_BODY_MAX, "{}", proven_bytes(&longest).len());
     round_trip(Head::new(FrameKind::Welcome), &SignedWelcome { welcome, proof: None });
     round_trip(Head::new(FrameKind::Refuse), &Refuse { reason: "no".into() });
 }
@@ -203,7 +215,7 @@ fn bytes_of_a_request() {
     let body = [2, 5, 6, 1, 7, 1, 0xac, 0x02];
     assert_eq!(bytes[HEAD_BYTES..len], body);
     let mut expected = Vec::new();
-    expected.extend(b"AMPH\x04\x00\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
+    expected.extend(b"AMPH\x05\x00\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
     expected.extend(b"\x02\x01\x00\x00\x00\x00\x00\x00\xe8\x03\x00\x00\x08\x00\x00\x00");
     expected.extend(b"\x09\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00");
     let crc = crc32c::crc32c(&[&expected[..], &body].concat());

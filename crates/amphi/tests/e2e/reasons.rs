@@ -210,6 +210,34 @@ fn direct_because_of_contention() {
     place.fsck();
 }
 
+/// Goal: writers that take turns and readers side by side are no contention (sanityn 32c). Method: each mount writes all of a file after the
+/// other, some rounds; then both read it at the same time.
+#[test]
+fn no_contention_without_a_fight() {
+    let place = Place::new();
+    let server = place.server(&["--targets", "2"]);
+    let (first, second) = (place.mount_at("a", &["--cache", "16M"]), place.mount_at("b", &["--cache", "16M"]));
+    let mounts = [place.path("a"), place.path("b")];
+    let bytes = |round: u64| pattern(round, 2 * MIB);
+    for round in 0..6 {
+        let f = File::options().write(true).create(true).truncate(false).open(mounts[round as usize % 2].join("f"));
+        write_in(&f.expect("open"), &bytes(round), RECORD);
+    }
+    std::thread::scope(|s| {
+        for m in &mounts {
+            s.spawn(|| (0..5).for_each(|_| read_in(&File::open(m.join("f")).expect("open"), &bytes(5), 40_000)));
+        }
+    });
+    for m in &mounts {
+        let counts = ["read", "write"].map(|way| count(m, way, "direct_contention"));
+        assert_eq!(counts, [0, 0], "on {}", m.display());
+    }
+    first.stop();
+    second.stop();
+    server.stop();
+    place.fsck();
+}
+
 /// Goal: `direct_memory` from the memory group of the mount: it begins and ends with the shortage, and the cache fits the group.
 /// Method: a cluster within a limited group, that is filled with other memory.
 #[test]
@@ -410,6 +438,36 @@ fn rotating_storage_is_believed() {
         assert_eq!(status.contains(", rotating"), shown, "{status}");
         one.end(&bytes);
     }
+}
+
+/// Goal: one server of two may rotate: files that lie on its targets too have the higher threshold, others do not. Method: a file over all
+/// targets and one on the master's alone.
+#[test]
+fn one_of_two_servers_rotates() {
+    let place = Place::new();
+    let servers = [place.member(0, &["--targets", "1"]), place.member(1, &["--targets", "1", "--rotational", "true"])];
+    let mount = place.mount_at("m", &[]);
+    let root = place.path("m");
+    let bytes = pattern(10, 4 * MIB);
+    let reasons = |name: &str, layout: &[u8]| {
+        let path = root.join(name);
+        fs::write(&path, b"").expect("make");
+        setxattr(&path, "user.amphi.layout", layout, XattrFlags::empty()).expect("layout");
+        let f = File::options().write(true).open(&path).expect("open");
+        // The first request makes the mount speak to all of the file's servers.
+        write_in(&f, &bytes, 4 * MIB);
+        assert!(run(&["stats", "--reset", &root.display().to_string()]).status.success());
+        write_in(&f, &bytes, 4 * MIB);
+        assert!(fs::read(&path).expect("read") == bytes);
+        REASONS.into_iter().filter(|r| count(&root, "write", r) > 0).collect::<Vec<_>>()
+    };
+    assert!(reasons("here", b"whole").contains(&"direct_large"));
+    assert_eq!(reasons("wide", b"striped,size=1M,count=2"), ["buffered_default"]);
+    assert!(reasons("here-too", b"whole").contains(&"direct_large"), "also when it is known");
+    assert_eq!(stats(&root)["gauges"]["rotating_targets"], 1);
+    mount.stop();
+    servers.into_iter().rev().for_each(Daemon::stop);
+    place.fsck_members(2);
 }
 
 /// Goal: thresholds, modes and switches that change all the time change no byte (Promise S3), on one mount and between two. Method: two

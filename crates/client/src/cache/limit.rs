@@ -18,7 +18,8 @@ type Read<'a> = dyn Fn(&str) -> Option<String> + 'a;
 /// machine's memory cannot be read.
 pub(crate) fn cache_bytes(read: &Read<'_>) -> Option<u64> {
     let quarter = memory_bytes(read)? / 4;
-    let smallest = own_groups(read).and_then(|text| levels(read, &text).iter().map(|l| l.limit).min());
+    let trees = Trees::find(read);
+    let smallest = own_groups(read).and_then(|text| trees.levels(read, &text).iter().map(|l| l.limit).min());
     Some(smallest.map_or(quarter, |limit| quarter.min(limit / 2)))
 }
 
@@ -29,7 +30,7 @@ fn memory_bytes(read: &Read<'_>) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// The groups of this process, as `is_short` takes them.
+/// The groups of this process, as `Trees::is_short` takes them.
 pub(crate) fn own_groups(read: &Read<'_>) -> Option<String> {
     read("/proc/self/cgroup")
 }
@@ -37,15 +38,6 @@ pub(crate) fn own_groups(read: &Read<'_>) -> Option<String> {
 /// Those of another process or thread; `None` if it has gone or may not be looked at.
 pub(crate) fn groups_of(read: &Read<'_>, pid: u32) -> Option<String> {
     read(&format!("/proc/{pid}/cgroup"))
-}
-
-/// Whether any of the groups named by `text`, or one above them, has reached `percent` of its limit.
-pub(crate) fn is_short(read: &Read<'_>, text: &str, percent: u64) -> bool {
-    levels(read, text).iter().any(|level| {
-        let is_share = |bytes: u64| u128::from(bytes) * 100 >= u128::from(level.limit) * u128::from(percent);
-        let used = level.used(read);
-        is_share(used) && is_share(used.saturating_sub(level.idle_file_bytes(read)))
-    })
 }
 
 /// Files of one version of memory groups.
@@ -84,6 +76,7 @@ fn number(read: &Read<'_>, path: &str) -> Option<u64> {
 }
 
 /// A mounted hierarchy of groups.
+#[derive(Debug)]
 struct Tree {
     /// Where it is mounted.
     mount: String,
@@ -112,35 +105,58 @@ impl Tree {
     }
 }
 
-/// The groups with a limit among those named by `text` (of `/proc/PID/cgroup`) and all above them.
-fn levels(read: &Read<'_>, text: &str) -> Vec<Level> {
-    let mounts = read("/proc/self/mountinfo");
-    let mut levels = Vec::new();
-    for line in text.lines() {
-        let mut fields = line.splitn(3, ':');
-        let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else { continue };
-        let version = match controllers {
-            "" => &V2,
-            names if names.split(',').any(|c| c == "memory") => &V1,
-            _ => continue,
-        };
-        // A group outside of what this process sees begins with `/..`: nothing is known of it.
-        if path.split('/').any(|part| part == "..") {
-            continue;
-        }
-        let tree = Tree::find(mounts.as_deref(), controllers.is_empty());
-        let mut path = path.strip_prefix(tree.root.as_str()).unwrap_or(path).trim_end_matches('/').to_string();
-        for _ in 0..LEVELS_MAX {
-            let folder = format!("{}{path}", tree.mount);
-            let limits = version.limits.iter().filter_map(|name| number(read, &format!("{folder}/{name}")));
-            if let Some(limit) = limits.filter(|l| *l < NO_LIMIT).min() {
-                levels.push(Level { folder, limit, version });
-            }
-            let Some(cut) = path.rfind('/') else { break };
-            path.truncate(cut);
-        }
+/// The hierarchies of a machine. Found once: a table of thousands of mounts takes milliseconds to read.
+#[derive(Debug)]
+pub(crate) struct Trees {
+    v1: Tree,
+    v2: Tree,
+}
+
+impl Trees {
+    pub(crate) fn find(read: &Read<'_>) -> Trees {
+        let mounts = read("/proc/self/mountinfo");
+        Trees { v1: Tree::find(mounts.as_deref(), false), v2: Tree::find(mounts.as_deref(), true) }
     }
-    levels
+
+    /// Whether any of the groups named by `text`, or one above them, has reached `percent` of its limit.
+    pub(crate) fn is_short(&self, read: &Read<'_>, text: &str, percent: u64) -> bool {
+        self.levels(read, text).iter().any(|level| {
+            let is_share = |bytes: u64| u128::from(bytes) * 100 >= u128::from(level.limit) * u128::from(percent);
+            let used = level.used(read);
+            is_share(used) && is_share(used.saturating_sub(level.idle_file_bytes(read)))
+        })
+    }
+
+    /// The groups with a limit among those named by `text` (of `/proc/PID/cgroup`) and all above them.
+    fn levels(&self, read: &Read<'_>, text: &str) -> Vec<Level> {
+        let mut levels = Vec::new();
+        for line in text.lines() {
+            let mut fields = line.splitn(3, ':');
+            let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+                continue;
+            };
+            let (version, tree) = match controllers {
+                "" => (&V2, &self.v2),
+                names if names.split(',').any(|c| c == "memory") => (&V1, &self.v1),
+                _ => continue,
+            };
+            // A group outside of what this process sees begins with `/..`: nothing is known of it.
+            if path.split('/').any(|part| part == "..") {
+                continue;
+            }
+            let mut path = path.strip_prefix(tree.root.as_str()).unwrap_or(path).trim_end_matches('/').to_string();
+            for _ in 0..LEVELS_MAX {
+                let folder = format!("{}{path}", tree.mount);
+                let limits = version.limits.iter().filter_map(|name| number(read, &format!("{folder}/{name}")));
+                if let Some(limit) = limits.filter(|l| *l < NO_LIMIT).min() {
+                    levels.push(Level { folder, limit, version });
+                }
+                let Some(cut) = path.rfind('/') else { break };
+                path.truncate(cut);
+            }
+        }
+        levels
+    }
 }
 
 #[cfg(test)]
@@ -153,7 +169,7 @@ mod tests {
 
     fn own_short(files: &[(&str, &str)], percent: u64) -> bool {
         let read = tree(files);
-        own_groups(&read).is_some_and(|text| is_short(&read, &text, percent))
+        own_groups(&read).is_some_and(|text| Trees::find(&read).is_short(&read, &text, percent))
     }
 
     const MEM: (&str, &str) = ("/proc/meminfo", "MemTotal:       16777216 kB\nMemFree: 1 kB\n");
@@ -183,7 +199,7 @@ mod tests {
         assert_eq!(cache_bytes(&tree(&[MEM])), Some(4 << 30), "a quarter without a group");
         assert_eq!(cache_bytes(&tree(&[])), None);
         let rubbish = tree(&[("/proc/self/cgroup", "rubbish\n\n::\n0::/a")]);
-        assert!(levels(&rubbish, "rubbish\n\n::\n0::/a\n0::/../b\n").is_empty());
+        assert!(Trees::find(&rubbish).levels(&rubbish, "rubbish\n\n::\n0::/a\n0::/../b\n").is_empty());
     }
 
     /// Goal: a group at its share of its limit is short, whichever level it is; pages of files that nobody uses do not count.
@@ -233,7 +249,7 @@ mod tests {
             ("/sys/fs/cgroup/unified/b/memory.max", "500\n"),
         ];
         let limits = |files: &[(&str, &str)], text: &str| -> Vec<u64> {
-            levels(&tree(files), text).iter().map(|l| l.limit).collect()
+            Trees::find(&tree(files)).levels(&tree(files), text).iter().map(|l| l.limit).collect()
         };
         assert_eq!(limits(&hybrid, "4:memory:/a\n0::/b\n"), [1000, 500]);
         assert!(own_short(&hybrid, 100));

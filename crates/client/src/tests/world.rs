@@ -75,12 +75,7 @@ impl World {
 
     /// One step of the background: an answer, a task, or a callback. Returns whether there was anything to do.
     pub(crate) fn step(&mut self) -> bool {
-        while let Some(item) = self.client.core.queue.pop() {
-            match item {
-                Item::Call(out) => self.calls.push(out),
-                Item::Task(task) => self.tasks.push(task),
-            }
-        }
+        self.waiting_calls();
         self.clock.0.fetch_add(1000, SeqCst);
         let locks: Vec<(u64, _)> = self.server.locks.iter().map(|(id, (o, _))| (*id, *o)).collect();
         if self.callbacks > 0 && !locks.is_empty() && self.rand(self.callbacks) == 0 {
@@ -107,6 +102,17 @@ impl World {
             }
         }
         busy
+    }
+
+    /// Requests that were sent and not answered.
+    pub(crate) fn waiting_calls(&mut self) -> usize {
+        while let Some(item) = self.client.core.queue.pop() {
+            match item {
+                Item::Call(out) => self.calls.push(out),
+                Item::Task(task) => self.tasks.push(task),
+            }
+        }
+        self.calls.len()
     }
 
     /// Runs the background for a while.
