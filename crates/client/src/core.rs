@@ -4,9 +4,11 @@
 //! public interface (`client`), the connection (`io`).
 
 use crate::api::{ClientConfig, Clock, ReadText};
+use crate::batch::SmallFiles;
 use crate::cache::PageCache;
 use crate::cache::limit::Trees;
 use crate::callers::Callers;
+use crate::closes::Closes;
 use crate::company::Company;
 use crate::file_locks::FileLockTable;
 use crate::files::{File, FileTable, Moment, Signal};
@@ -44,6 +46,9 @@ pub(crate) struct Core {
     pub(crate) company: Company,
     pub(crate) file_locks: FileLockTable,
     pub(crate) spreading: Spreading,
+    /// Small files that wait for company.
+    pub(crate) small_files: SmallFiles,
+    pub(crate) closes: Closes,
     pub(crate) queue: Queue,
     pub(crate) owner_uid: u32,
     pub(crate) read_text: Option<ReadText>,
@@ -102,6 +107,8 @@ impl Core {
             company: Company::new(),
             file_locks: FileLockTable::default(),
             spreading: Spreading::default(),
+            small_files: SmallFiles::default(),
+            closes: Closes::default(),
             queue: Queue::default(),
             clock: config.clock,
             tunables,

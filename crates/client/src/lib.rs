@@ -17,9 +17,11 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+mod batch;
 mod cache;
 mod callers;
 mod client;
+mod closes;
 mod company;
 mod core;
 mod data;

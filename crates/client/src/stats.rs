@@ -53,6 +53,10 @@ counters! {
     ReadAheadIssued = "readahead_issued", "bytes";
     WriteBack = "writeback", "bytes";
     WriteBackFailed = "writeback_failed", "bytes";
+    BatchRequests = "batch_requests", "reqs";
+    BatchFiles = "batch_files", "files";
+    BatchBytes = "batch_bytes", "bytes";
+    CloseBatch = "close_batch", "files";
     Throttled = "write_throttled", "reqs";
     CallerLook = "caller_look", "callers";
     LockEnqueue = "lock_enqueue", "reqs";

@@ -3,6 +3,7 @@
 //! `server` is a reference server for the requests a client sends; `world` runs client, server and background tasks in
 //! one thread, in an order drawn from a seed; the others are the tests.
 
+mod batch;
 mod cluster;
 mod coherence;
 mod company;

@@ -1,12 +1,14 @@
 //! Write-back (FEATURES B2): dirty bytes leave in large requests, in the background by size and age.
 //!
 //! Owns: cutting dirty runs along the layout, requests under way and their bound, what a failure leaves behind,
-//! throttling of writers. Does not own: dirty state (`cache`), when a lock wants a flush (`locks`).
+//! throttling of writers. Does not own: dirty state (`cache`), when a lock wants a flush (`locks`), small files that leave
+//! together (`batch`).
 //!
 //! Invariants: a byte is in at most one request under way; while it is, it stays readable, and a write to it makes it
 //! dirty again. Nothing sets out beyond `Flights::frozen_from`. Write-back takes no range lock and needs no credits
 //! that ordinary requests use, so whoever holds the range lock may wait for it.
 
+use crate::batch;
 use crate::cache::drop::Dirty;
 use crate::cache::fill::Landing;
 use crate::core::{Core, unexpected};
@@ -46,6 +48,22 @@ pub(crate) fn start(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> boo
 
 /// Sends the dirty bytes at the start of `part`; returns where to go on.
 fn send_off(core: &Arc<Core>, file: &Arc<File>, object: ObjectId, part: ByteRange) -> u64 {
+    let Some((flight, buf)) = take_off(core, file, object, part) else { return u64::MAX };
+    let end = flight.range.end;
+    set_out(core, flight, buf);
+    end
+}
+
+/// Bytes of a file on their way to its target.
+pub(crate) struct Flight {
+    pub(crate) file: Arc<File>,
+    pub(crate) object: ObjectId,
+    pub(crate) range: ByteRange,
+    id: u64,
+}
+
+/// Takes the dirty bytes at the start of `part` out, to be sent, unless they are under way or held up.
+pub(crate) fn take_off(core: &Arc<Core>, file: &Arc<File>, object: ObjectId, part: ByteRange) -> Option<(Flight, Buf)> {
     let (id, part) = {
         let mut flights = file.flights.lock();
         let part = match flights.frozen_from {
@@ -53,25 +71,33 @@ fn send_off(core: &Arc<Core>, file: &Arc<File>, object: ObjectId, part: ByteRang
             None => part,
         };
         if part.is_empty() || flights.ranges.iter().any(|(_, r)| r.contains(&ByteRange::at(part.start, 1))) {
-            return u64::MAX;
+            return None;
         }
         flights.next += 1;
         let id = flights.next;
         flights.ranges.push((id, part));
         (id, part)
     };
-    let Some((taken, buf)) = core.cache.take_dirty(file, part) else {
+    let Some((range, buf)) = core.cache.take_dirty(file, part) else {
         end_flight(file, id);
-        return u64::MAX;
+        return None;
     };
     if let Some(f) = file.flights.lock().ranges.iter_mut().find(|(i, _)| *i == id) {
-        f.1 = taken;
+        f.1 = range;
     }
-    core.flight_bytes.fetch_add(taken.len(), SeqCst);
-    core.stats.bytes(Count::WriteBack, taken.len());
-    let (core2, file2) = (core.clone(), file.clone());
-    core.spawn(async move { fly(core2, file2, id, object, taken, buf).await });
-    taken.end
+    core.flight_bytes.fetch_add(range.len(), SeqCst);
+    core.stats.bytes(Count::WriteBack, range.len());
+    Some((Flight { file: file.clone(), object, range, id }, buf))
+}
+
+/// Sends what was taken out in a request of its own.
+pub(crate) fn set_out(core: &Arc<Core>, flight: Flight, buf: Buf) {
+    let core2 = core.clone();
+    core.spawn(async move {
+        let start = flight.range.start;
+        let result = write_piece(&core2, &flight.file, flight.object, start, buf, WriteKind::Back).await;
+        ended(&core2, &flight, result).await;
+    });
 }
 
 fn end_flight(file: &File, id: u64) {
@@ -79,30 +105,47 @@ fn end_flight(file: &File, id: u64) {
     file.signal.notify();
 }
 
-async fn fly(core: Arc<Core>, file: Arc<File>, id: u64, object: ObjectId, range: ByteRange, buf: Buf) {
-    let result = write_piece(&core, &file, object, range.start, buf, WriteKind::Back).await;
+/// The request has been answered with `result`.
+pub(crate) async fn ended(core: &Arc<Core>, flight: &Flight, result: Result<()>) {
+    match result {
+        Err(Errno::Stale) if ops::attr::reload(core, &flight.file).await.is_ok() => again(core, flight),
+        result => landed(core, flight, result),
+    }
+    ops::open::send_closes(core, &flight.file);
+}
+
+/// The bytes are on the disk, or will not be.
+pub(crate) fn landed(core: &Arc<Core>, flight: &Flight, result: Result<()>) {
     let landing = match result {
         Ok(()) => Landing::Done,
-        Err(Errno::Stale) if ops::attr::reload(&core, &file).await.is_ok() => Landing::Again,
         // Nobody can reach the file any more.
-        Err(Errno::NoEnt | Errno::Stale) if file.open_count() == 0 => Landing::Done,
+        Err(Errno::NoEnt | Errno::Stale) if flight.file.open_count() == 0 => Landing::Done,
         Err(e) => {
-            tracing::warn!(ino = %file.ino, ?range, "write-back failed: {e}");
-            core.stats.bytes(Count::WriteBackFailed, range.len());
-            file.fail(range, e);
+            tracing::warn!(ino = %flight.file.ino, range = ?flight.range, "write-back failed: {e}");
+            core.stats.bytes(Count::WriteBackFailed, flight.range.len());
+            flight.file.fail(flight.range, e);
             Landing::Failed
         }
     };
+    touch_down(core, flight, landing);
+}
+
+/// The bytes are dirty again: they have to be sent anew.
+pub(crate) fn again(core: &Arc<Core>, flight: &Flight) {
+    touch_down(core, flight, Landing::Again);
+}
+
+fn touch_down(core: &Arc<Core>, flight: &Flight, landing: Landing) {
+    let file = &flight.file;
     // Attributes that were asked for before this are older than what has just been written.
     file.mark_epoch();
-    tokens::outdated(&core, file.ino);
-    core.cache.landed(&file, range, landing, core.clock.now_ns());
-    core.flight_bytes.fetch_sub(range.len(), SeqCst);
+    tokens::outdated(core, file.ino);
+    core.cache.landed(file, flight.range, landing, core.clock.now_ns());
+    core.flight_bytes.fetch_sub(flight.range.len(), SeqCst);
     core.landings.fetch_add(1, SeqCst);
-    end_flight(&file, id);
-    continue_backlog(&core);
+    end_flight(file, flight.id);
+    continue_backlog(core);
     core.landed.notify();
-    ops::open::send_closes(&core, &file);
 }
 
 /// Why a piece is written.
@@ -260,11 +303,7 @@ pub(crate) async fn throttle(core: &Arc<Core>, bytes: u64, room: u64) {
             core.stats.count(Count::Throttled);
         }
         let landings = core.landings.load(SeqCst);
-        for file in core.files.all() {
-            if file.dirty_bytes.load(SeqCst) > 0 {
-                start(core, &file, ByteRange::ALL);
-            }
-        }
+        batch::start(core, dirty_files(core));
         core.landed.until(|| core.landings.load(SeqCst) != landings || !full()).await;
     }
 }
@@ -276,13 +315,16 @@ pub(crate) fn tick(core: &Arc<Core>) {
     }
     let age_ns = core.tunables.get(Knob::AgeMs) * 1_000_000;
     let before = core.clock.now_ns().saturating_sub(age_ns);
-    for file in core.files.all() {
-        if file.dirty_bytes.load(SeqCst) > 0 {
-            for range in core.cache.aged(&file, before) {
-                start(core, &file, range);
-            }
-        }
-    }
+    let aged = dirty_files(core)
+        .into_iter()
+        .flat_map(|(file, _)| core.cache.aged(&file, before).into_iter().map(move |range| (file.clone(), range)));
+    batch::start(core, aged);
+}
+
+/// All files with dirty bytes, in order of inodes, each as a whole.
+fn dirty_files(core: &Core) -> Vec<(Arc<File>, ByteRange)> {
+    let dirty = core.files.all().into_iter().filter(|f| f.dirty_bytes.load(SeqCst) > 0);
+    dirty.map(|file| (file, ByteRange::ALL)).collect()
 }
 
 /// A chunk became dirty as a whole: it leaves now, or with its neighbours if larger runs are wanted. One that was written
@@ -317,12 +359,17 @@ fn continue_backlog(core: &Arc<Core>) {
 
 /// Writes everything back and waits for it.
 pub(crate) async fn flush_all(core: &Arc<Core>) {
-    let dirty = core.files.all().into_iter().filter(|f| f.dirty_bytes.load(SeqCst) > 0);
-    let all: Vec<_> = dirty
-        .map(|file| {
-            let core = core.clone();
-            async move { flush(&core, &file, ByteRange::ALL).await }
-        })
-        .collect();
-    futures_util::future::join_all(all).await;
+    let dirty = dirty_files(core);
+    loop {
+        let landings = core.landings.load(SeqCst);
+        if !batch::start(core, dirty.iter().cloned()) {
+            break;
+        }
+        core.landed.until(|| core.landings.load(SeqCst) != landings || core.flight_bytes.load(SeqCst) == 0).await;
+    }
+    let all = dirty.into_iter().map(|(file, range)| {
+        let core = core.clone();
+        async move { flush(&core, &file, range).await }
+    });
+    futures_util::future::join_all(all.collect::<Vec<_>>()).await;
 }

@@ -32,6 +32,7 @@ counters! {
     xattr = "request_xattr", "Requests that read or change extended attributes.";
     read = "request_read", "Requests of this kind.";
     write = "request_write", "Requests of this kind.";
+    write_batch = "request_write_batch", "Requests of this kind.";
     space = "request_space", "Punch, allocate and seek.";
     sync = "request_sync", "Requests of this kind.";
     lock = "request_lock", "Enqueues, cancels, answers to glimpses and revocations.";
@@ -39,6 +40,7 @@ counters! {
     other = "request_other", "Everything else.";
     read_bytes = "read_bytes", "Payload bytes read.";
     write_bytes = "write_bytes", "Payload bytes written.";
+    batch_parts = "write_batch_parts", "Small writes that came together with others.";
     write_copied = "write_copied_bytes", "Payload bytes that had to be copied to be aligned.";
     edge_reads = "edge_reads", "Blocks read to complete the edges of unaligned writes.";
     data_reads = "data_disk_reads", "Disk reads of file data.";
@@ -77,13 +79,14 @@ impl Counters {
             Request::Rename { .. } => &self.rename,
             Request::ReadDir { .. } => &self.readdir,
             Request::Open { .. } => &self.open,
-            Request::Close { .. } | Request::Discard { .. } => &self.close,
+            Request::Close { .. } | Request::CloseBatch { .. } | Request::Discard { .. } => &self.close,
             Request::GetXattr { .. }
             | Request::ListXattr { .. }
             | Request::SetXattr { .. }
             | Request::RemoveXattr { .. } => &self.xattr,
             Request::Read { .. } => &self.read,
             Request::Write { .. } => &self.write,
+            Request::WriteBatch { .. } => &self.write_batch,
             Request::Punch { .. } | Request::Allocate { .. } | Request::Seek { .. } => &self.space,
             Request::Sync => &self.sync,
             Request::LockEnqueue { .. }

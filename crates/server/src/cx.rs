@@ -69,12 +69,14 @@ impl<E: Env> Cx<E> {
         self.change(|| vec![Changed::alone(TokenKey::Attributes(ino))]).await
     }
 
-    /// A change of data by a session that has not opened the file for writing, or no more: others may cache its attributes.
+    /// Whether the session changes data of a file that it has not opened for writing, or no more: others may cache its attributes.
+    pub fn is_unopened(&self, object: ObjectId) -> bool {
+        self.target.tokens.on() && object.stripe == 0 && !self.target.opens.borrow().is_writer(self.session, object.ino)
+    }
+
+    /// A change of data that may be one of an unopened file: nobody caches its attributes until it ends.
     pub async fn change_unopened(&self, object: ObjectId) -> Option<Changing> {
-        let unopened = self.target.tokens.on()
-            && object.stripe == 0
-            && !self.target.opens.borrow().is_writer(self.session, object.ino);
-        if !unopened {
+        if !self.is_unopened(object) {
             return None;
         }
         Some(self.change(|| vec![Changed::alone(TokenKey::Attributes(object.ino)).unknown()]).await)

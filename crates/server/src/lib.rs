@@ -36,6 +36,7 @@ mod message;
 mod opens;
 mod ops;
 mod peers;
+mod planted;
 mod questions;
 mod records;
 mod routes;

@@ -6,6 +6,7 @@
 //! from the slot afterwards; a resend that finds the original still executing waits for it.
 
 mod attr;
+mod batch;
 mod data;
 mod file_lock;
 mod link;
@@ -195,6 +196,7 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
         Request::ReadDir { dir, cookie, max, plus } => cx.readdir(dir, cookie, max, plus).await,
         Request::Open { ino, access, exec } => cx.open(ino, access, exec).await,
         Request::Close { ino, access, atime } => cx.close(ino, access, atime),
+        Request::CloseBatch { closes } => cx.close_batch(closes),
         Request::Discard { ino, opens } => cx.discard(ino, opens),
         Request::GetXattr { ino, name } => cx.getxattr(ino, &name),
         Request::ListXattr { ino } => cx.listxattr(ino),
@@ -205,6 +207,7 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
         Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid } => {
             Box::pin(cx.write(object, offset, generation, mtime, server_lock, kill_suidgid, payload)).await
         }
+        Request::WriteBatch { parts } => Box::pin(cx.write_batch(parts, payload)).await,
         Request::Punch { object, range, generation, mtime, server_lock } => {
             Box::pin(cx.punch(object, range, generation, mtime, server_lock)).await
         }

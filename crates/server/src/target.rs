@@ -49,7 +49,7 @@ pub type OpenedFor = BTreeMap<(SessionId, TargetId, u16), (u64, Ino)>;
 pub const EXTENTS_A_RECORD: usize = 4096;
 
 /// Bytes of a record for the deletion of an extent and a new one.
-const EXTENT_BYTES: u64 = 88;
+pub const EXTENT_BYTES: u64 = 88;
 /// Bytes of a record for what is beside extents: inode, object, answer.
 const RECORD_SPARE_BYTES: u64 = 4096;
 

@@ -447,7 +447,7 @@ fn lane_of(op: &Request) -> Lane {
     match op {
         Request::LockCancel { .. } | Request::LockKept { .. } => Lane::Urgent,
         Request::GlimpseReply { .. } | Request::Revoked { .. } => Lane::Urgent,
-        Request::Write { server_lock: false, .. } => Lane::Urgent,
+        Request::Write { server_lock: false, .. } | Request::WriteBatch { .. } => Lane::Urgent,
         _ => Lane::Normal,
     }
 }

@@ -94,6 +94,8 @@ pub enum Reply {
     FileLocksLost(Vec<u32>),
     /// The cluster does not take the server in, for this reason.
     Refused(String),
+    /// What became of each part of a batch, in order: on the disk, or why not. `Again`: the part has to come alone.
+    WrittenBatch(Vec<Result<(), Errno>>),
 }
 
 /// Body of a reply frame.

@@ -368,4 +368,43 @@ pub enum Request {
         /// The locks.
         locks: Vec<FileLockSpec>,
     },
+    /// `WrittenBatch`; payload: the bytes of all parts, one after another, at most `BATCH_BYTES_MAX`. Write-back of many small
+    /// files of one target under locks of the client. Each part stands for itself. Errors: `Inval` for parts out of order or that
+    /// do not fit the payload.
+    WriteBatch {
+        /// Ascending in (object, offset), at most `BATCH_PARTS_MAX`; parts of one object share no block of 4096 bytes.
+        parts: Vec<BatchPart>,
+    },
+    /// `Done`: several closes of one target, each as `Close`; at most `BATCH_PARTS_MAX`.
+    CloseBatch {
+        /// Inode, as opened, and the access time to be brought forward to.
+        closes: Vec<(Ino, Access, Option<Timespec>)>,
+    },
+}
+
+/// Most payload bytes of a batch of small writes.
+pub const BATCH_BYTES_MAX: usize = 1 << 20;
+/// Most parts of a batch: more files than that with more than 2 KiB each do not fit its bytes.
+pub const BATCH_PARTS_MAX: usize = 512;
+
+/// One of the writes of `Request::WriteBatch`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BatchPart {
+    /// Object.
+    pub object: ObjectId,
+    /// File offset of the first byte.
+    pub offset: u64,
+    /// Bytes of the payload that are this part's.
+    pub len: u32,
+    /// Truncation generation of the file the client knows, as for `Write`.
+    pub generation: u64,
+    /// Time of the write.
+    pub mtime: Timespec,
+}
+
+impl BatchPart {
+    /// Bytes, in file offsets.
+    pub fn range(&self) -> ByteRange {
+        ByteRange::at(self.offset, u64::from(self.len))
+    }
 }

@@ -87,6 +87,10 @@ fn requests() -> Vec<Request> {
         Request::StatFs,
         Request::Read { object, range, server_lock: true },
         Request::Write { object, offset: 1, generation: u64::MAX, mtime, server_lock: false, kill_suidgid: true },
+        Request::WriteBatch {
+            parts: vec![BatchPart { object, offset: u64::MAX, len: u32::MAX, generation: 1, mtime }; BATCH_PARTS_MAX],
+        },
+        Request::CloseBatch { closes: vec![(ino, access, Some(mtime)), (ino, access, None)] },
         Request::Punch { object, range, generation: 1, mtime, server_lock: true },
         Request::Allocate { object, range, generation: 1, server_lock: true },
         Request::Seek { object, offset: u64::MAX, hole: true },
@@ -134,6 +138,7 @@ fn replies() -> Vec<Reply> {
         Reply::StatFs(TargetSpace { blocks: u64::MAX, free: 1, inodes: 2, inodes_free: 3 }),
         Reply::Data,
         Reply::Written,
+        Reply::WrittenBatch(vec![Ok(()), Err(Errno::NoSpace)]),
         Reply::Offset(Some(u64::MAX)),
         Reply::Offset(None),
         Reply::Locked { lock: 1, range: ByteRange::ALL },

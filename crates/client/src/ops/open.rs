@@ -6,7 +6,9 @@
 use super::name::new_name;
 use super::{attr, inode_reply};
 use crate::api::{Created, Ctx, OpenFlags};
+use crate::batch;
 use crate::cache::drop::Dirty;
+use crate::closes::{self, Due};
 use crate::core::{Core, unexpected};
 use crate::files::{File, Moment, OpenFile};
 use crate::locks;
@@ -14,7 +16,7 @@ use crate::stats::Count;
 use crate::tokens::{self, name_keys};
 use amphi_dlm::TokenKey;
 use amphi_types::{ByteRange, Cred, Errno, Ino, Kind, Result, SetAttr};
-use amphi_wire::{Access, InodeView, Lane, Make, Reply, Request};
+use amphi_wire::{Access, InodeView, Make, Reply, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -108,6 +110,7 @@ pub(crate) fn release(core: &Arc<Core>, file: &Arc<File>, access: Access) {
         }
         known.closes.push(access);
     }
+    batch::released(core, file);
     send_closes(core, file);
 }
 
@@ -146,37 +149,28 @@ pub(crate) fn nameless(core: &Arc<Core>, ino: Ino) {
 
 /// Sends the closes that nothing holds up any more, without waiting for the answers.
 pub(crate) fn send_closes(core: &Arc<Core>, file: &Arc<File>) {
-    let mut due = Vec::new();
-    {
-        let mut known = file.known.lock();
-        let dirty = file.dirty_bytes.load(SeqCst) > 0;
-        known.closes.retain(|access| {
-            let held_up = access.write && dirty;
-            if !held_up {
-                due.push(*access);
-            }
-            held_up
-        });
-        known.closing.extend(&due);
-        if !known.opens.iter().chain(&known.closes).any(|a| a.write) {
-            known.spread = false;
-        }
-    }
-    for access in due {
-        let atime = {
-            // It stays known: an open that is answered before this close is shows the time from before.
-            let mut known = file.known.lock();
-            if std::mem::take(&mut known.accessed_due) { known.accessed } else { None }
-        };
-        let close = Request::Close { ino: file.ino, access, atime };
-        let sent = core.send(Lane::Normal, file.ino.target(), &Cred::root(), close, None, 0);
-        let (core2, file2) = (core.clone(), file.clone());
-        core.spawn(async move {
-            // An error means that there is no session any more, hence no open either.
-            drop(sent.await);
-            file2.closed(access);
-            core2.files.reap(&file2);
-        });
-    }
+    closes::send(core, due_closes(file));
     core.files.reap(file);
+}
+
+/// The closes that nothing holds up any more; they are under way from now on.
+pub(crate) fn due_closes(file: &Arc<File>) -> Vec<Due> {
+    let mut known = file.known.lock();
+    let known = &mut *known;
+    let dirty = file.dirty_bytes.load(SeqCst) > 0;
+    let mut due = Vec::new();
+    known.closes.retain(|&access| {
+        let held_up = access.write && dirty;
+        if !held_up {
+            // It stays known: an open that is answered before this close is shows the time from before.
+            let atime = if std::mem::take(&mut known.accessed_due) { known.accessed } else { None };
+            due.push(Due { file: file.clone(), access, atime });
+        }
+        held_up
+    });
+    known.closing.extend(due.iter().map(|one| one.access));
+    if !known.opens.iter().chain(&known.closes).any(|a| a.write) {
+        known.spread = false;
+    }
+    due
 }

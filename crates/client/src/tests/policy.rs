@@ -104,20 +104,24 @@ fn pieces_count_together() {
     w.check_clean();
 }
 
-/// Goal: a small file costs three requests: make, which brings the lock, write, close. Method: many, then count; the
-/// second round of cached reads and writes costs none.
+/// Goal: a small file costs one request, make, which brings the lock, and its share of a batch of writes and of one of closes;
+/// without batches one of each. Method: many, then count; reads of what is in the cache cost none.
 #[test]
 fn requests_of_small_files() {
-    let mut w = World::new(1, &[]);
-    for i in 0..20 {
-        let file = w.create(&format!("f{i}"), OpenFlags::READ_WRITE);
-        write(&mut w, &file, 1, 0, 3000, false);
-        write(&mut w, &file, 1, 3000, 3000, false);
-        read(&mut w, &file, 0, 6000);
-    }
-    w.check_clean();
-    for (name, n) in [("Make", 20), ("LockEnqueue", 0), ("Write", 20), ("Close", 20), ("Read", 0), ("GetAttr", 0)] {
-        assert_eq!(sent(&w, name), n, "{name}");
+    for (batch, alone, together) in [("on", 0, 1), ("off", 20, 0)] {
+        let mut w = World::new(1, &[("writeback.batch", batch), ("client.close_batch", batch)]);
+        for i in 0..20 {
+            let file = w.create(&format!("f{i}"), OpenFlags::READ_WRITE);
+            write(&mut w, &file, 1, 0, 3000, false);
+            write(&mut w, &file, 1, 3000, 3000, false);
+            read(&mut w, &file, 0, 6000);
+        }
+        w.check_clean();
+        let singles =
+            [("Make", 20), ("LockEnqueue", 0), ("Write", alone), ("Close", alone), ("Read", 0), ("GetAttr", 0)];
+        for (name, n) in singles.into_iter().chain([("WriteBatch", together), ("CloseBatch", together)]) {
+            assert_eq!(sent(&w, name), n, "{name} with batches {batch}");
+        }
     }
 }
 

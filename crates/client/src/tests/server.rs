@@ -34,6 +34,8 @@ pub(crate) struct Server {
     pub(crate) log: Vec<String>,
     /// Writes to refuse: each refuses one write at or behind this offset.
     pub(crate) refuse_writes: Vec<(u64, Errno)>,
+    /// Files whose next part of a batch is to come alone.
+    pub(crate) alone: std::collections::BTreeSet<Ino>,
     pub(crate) contended: bool,
     pub(crate) clock_ns: u64,
     pub(crate) file_locks: super::file_locks::Desk,
@@ -52,6 +54,7 @@ impl Server {
             called_back: Vec::new(),
             log: Vec::new(),
             refuse_writes: Vec::new(),
+            alone: Default::default(),
             contended: false,
             clock_ns: 1_000_000_000,
             file_locks: Default::default(),
@@ -219,6 +222,14 @@ impl Server {
                 assert!(*n >= 0, "closed more often than opened");
                 Reply::Done
             }
+            Request::CloseBatch { closes } => {
+                assert!(closes.len() > 1 && closes.len() <= BATCH_PARTS_MAX);
+                for (ino, access, atime) in closes {
+                    let op = Request::Close { ino, access, atime };
+                    self.execute(Call { op, target: call.target, cred: call.cred.clone() }, None, out)?;
+                }
+                Reply::Done
+            }
             Request::Discard { ino, opens } => {
                 let open: i64 = self.opens.iter().filter(|(k, _)| k.0 == ino).map(|(_, n)| *n).sum();
                 if self.names.values().any(|i| *i == ino) || open != i64::from(opens) {
@@ -288,6 +299,27 @@ impl Server {
                 o.bytes[range.start as usize..range.end as usize].copy_from_slice(&data);
                 o.data.insert(range);
                 Reply::Written
+            }
+            Request::WriteBatch { parts } => {
+                let mut data = payload.expect("a batch has a payload");
+                assert!(parts.len() > 1 && parts.len() <= BATCH_PARTS_MAX && data.len() <= BATCH_BYTES_MAX);
+                for (a, b) in parts.iter().zip(&parts[1..]) {
+                    let behind = a.range().end.next_multiple_of(4096) <= b.offset / 4096 * 4096;
+                    assert!(a.object < b.object || (a.object == b.object && behind), "{a:?} {b:?}");
+                }
+                let results = parts.iter().map(|part| {
+                    let bytes = data.split_to(part.len as usize);
+                    if self.alone.remove(&part.object.ino) {
+                        return Err(Errno::Again);
+                    }
+                    let BatchPart { object, offset, generation, mtime, .. } = *part;
+                    let (server_lock, kill_suidgid) = (false, false);
+                    let op = Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid };
+                    self.execute(Call { op, target: call.target, cred: call.cred.clone() }, Some(bytes), out).map(drop)
+                });
+                let results = results.collect();
+                assert!(data.is_empty(), "the payload is as long as its parts");
+                Reply::WrittenBatch(results)
             }
             Request::Punch { object, range, .. } => {
                 let o = self.objects.entry(object).or_default();

@@ -33,7 +33,7 @@ fn write_growth(len: u64) -> u64 {
 }
 
 impl<E: Env> Cx<E> {
-    fn check_object(&self, object: ObjectId) -> Result<()> {
+    pub(super) fn check_object(&self, object: ObjectId) -> Result<()> {
         // Stripe 0 lives with the inode; where other stripes live depends on the layout, which their owner knows.
         if object.stripe == 0 && object.ino.target() != self.target.id {
             return Err(Errno::Inval);
@@ -55,17 +55,17 @@ impl<E: Env> Cx<E> {
     /// The generation to go by. Locks order a request and a truncate by somebody else, so the request came wholly before or comes
     /// wholly after it, whatever its client knows of it. A mount that is alone truncates without locks: what it wrote back
     /// before with an older generation is refused.
-    fn generation(&self, object: ObjectId, known: u64, server_lock: bool) -> u64 {
+    pub(super) fn generation(&self, object: ObjectId, known: u64, server_lock: bool) -> u64 {
         let ordered = server_lock || self.target.tokens.on();
         if ordered { known.max(self.target.data.borrow().generation(object)) } else { known }
     }
 
-    async fn span(&self, object: ObjectId, range: ByteRange, hold: Hold) -> SpanGuard {
+    pub(super) async fn span(&self, object: ObjectId, range: ByteRange, hold: Hold) -> SpanGuard {
         self.target.spans.take(object, range.align_out(BLOCK), hold).await
     }
 
     /// Plans with `plan`; if the zone is full but freed blocks wait, makes these usable and tries once more.
-    async fn plan<T>(&self, mut plan: impl FnMut(&mut DataStore) -> Result<T>) -> Result<T> {
+    pub(super) async fn plan<T>(&self, mut plan: impl FnMut(&mut DataStore) -> Result<T>) -> Result<T> {
         let first = plan(&mut self.target.data.borrow_mut());
         if !matches!(first, Err(Errno::NoSpace)) || self.target.data.borrow().pending_blocks() == 0 {
             return first;
@@ -198,7 +198,8 @@ impl<E: Env> Cx<E> {
         Ok(reply)
     }
 
-    async fn write_plan(&self, plan: &WritePlan, payload: Buf) -> Result<Landing> {
+    /// The old blocks that the plan wants to keep bytes of.
+    pub(super) async fn read_edges(&self, plan: &WritePlan) -> Result<Vec<Buf>> {
         let disk = &*self.target.disk;
         let edges = join_all(plan.edges.iter().map(|edge| {
             let at = self.target.block_address(edge.physical);
@@ -211,6 +212,21 @@ impl<E: Env> Cx<E> {
         let edges: Vec<Buf> =
             edges.into_iter().collect::<std::io::Result<_>>().map_err(|e| self.target.disk_error("read", &e))?;
         add(&self.worker.counters.edge_reads, edges.len() as u64);
+        Ok(edges)
+    }
+
+    /// Adds where the plan's whole blocks go, which begin `base` bytes into a buffer.
+    pub(super) fn push_segments(&self, plan: &WritePlan, base: usize, pieces: &mut Vec<Piece>) {
+        let from_block = plan.aligned().start / BLOCK;
+        for s in &plan.segments {
+            let at = base + ((s.file_block - from_block) * BLOCK) as usize;
+            let len = (u64::from(s.blocks) * BLOCK) as usize;
+            payload::push(pieces, Piece { at, len, disk: self.target.block_address(s.physical) });
+        }
+    }
+
+    async fn write_plan(&self, plan: &WritePlan, payload: Buf) -> Result<Landing> {
+        let edges = self.read_edges(plan).await?;
         let aligned = plan.aligned();
         let (mut buf, copied) = payload::widen(payload, (plan.range.start - aligned.start) as usize, aligned.len());
         if copied {
@@ -218,22 +234,19 @@ impl<E: Env> Cx<E> {
         }
         let blocks: Vec<&[u8]> = edges.iter().map(|b| &**b).collect();
         amphi_data::complete_edges(plan, &mut buf, &blocks);
-        let from_block = aligned.start / BLOCK;
         let mut pieces: Vec<Piece> = Vec::with_capacity(plan.segments.len());
-        for s in &plan.segments {
-            let at = ((s.file_block - from_block) * BLOCK) as usize;
-            let len = (u64::from(s.blocks) * BLOCK) as usize;
-            payload::push(&mut pieces, Piece { at, len, disk: self.target.block_address(s.physical) });
-        }
+        self.push_segments(plan, 0, &mut pieces);
         // The last look before the disk: what an ended session sent is not written.
         let landing = self.land()?;
         add(&self.worker.counters.data_writes, pieces.len() as u64);
-        payload::write_pieces(disk, buf, &pieces).await.map_err(|e| self.target.disk_error("write", &e))?;
+        payload::write_pieces(&*self.target.disk, buf, &pieces)
+            .await
+            .map_err(|e| self.target.disk_error("write", &e))?;
         Ok(landing)
     }
 
     /// Brings the inode up to a change of stripe 0, which lies beside it.
-    fn note_write(&self, object: ObjectId, kill_suidgid: bool, txn: &mut Txn) {
+    pub(super) fn note_write(&self, object: ObjectId, kill_suidgid: bool, txn: &mut Txn) {
         let ino = object.ino;
         let mut meta = self.target.meta.borrow_mut();
         let Ok((wide, spread)) = meta.inode(ino).map(|i| (i.wide, i.spread)) else { return };

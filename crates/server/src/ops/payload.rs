@@ -56,7 +56,12 @@ pub fn widen(mut payload: Buf, pad: usize, len: u64) -> (Buf, bool) {
 }
 
 /// Writes the pieces of `buf`, all at once. On an error every write has ended.
-pub async fn write_pieces<D: Disk>(disk: &D, mut buf: Buf, pieces: &[Piece]) -> io::Result<()> {
+pub async fn write_pieces<D: Disk>(disk: &D, buf: Buf, pieces: &[Piece]) -> io::Result<()> {
+    write_each(disk, buf, pieces).await.into_iter().collect()
+}
+
+/// Writes the pieces of `buf`, all at once, and says of each what became of it.
+pub async fn write_each<D: Disk>(disk: &D, mut buf: Buf, pieces: &[Piece]) -> Vec<io::Result<()>> {
     let whole = 0..buf.len();
     let mut writes = Vec::with_capacity(pieces.len());
     let mut at = whole.start;
@@ -66,7 +71,7 @@ pub async fn write_pieces<D: Disk>(disk: &D, mut buf: Buf, pieces: &[Piece]) -> 
         let part = if at == whole.end { std::mem::take(&mut buf) } else { buf.split_to(piece.len) };
         writes.push(disk.write(piece.disk, part));
     }
-    join_all(writes).await.into_iter().try_for_each(|(result, _)| result)
+    join_all(writes).await.into_iter().map(|(result, _)| result).collect()
 }
 
 /// Reads the pieces into `buf`, all at once; what no piece covers becomes zeros. On an error every read has ended.

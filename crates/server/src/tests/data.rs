@@ -3,7 +3,7 @@
 use super::*;
 use amphi_types::{ByteRange, ObjectId, SetAttr, Timespec};
 
-fn bytes(seed: u8, offset: u64, len: usize) -> Buf {
+pub(super) fn bytes(seed: u8, offset: u64, len: usize) -> Buf {
     let mut buf = Buf::padded((offset % 4096) as usize, len);
     for (i, b) in buf.iter_mut().enumerate() {
         *b = seed.wrapping_mul(31).wrapping_add((offset as usize + i) as u8).wrapping_mul(3);

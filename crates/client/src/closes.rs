@@ -1,0 +1,89 @@
+//! Closes on their way to the servers.
+//!
+//! Owns: sending them, many of one target in one message. Does not own: when a file's close is due (`ops::open`).
+//!
+//! Nobody waits for a close. The first one leaves at once; what becomes due while it is under way leaves together when it is
+//! answered, and what becomes due together leaves together. Invariant: a close is in `Known::closing` from before it comes here
+//! until it is answered, so a server that restarts hears of the open before it hears the close. Bound: the opens of the files.
+
+use crate::core::Core;
+use crate::files::File;
+use crate::stats::Count;
+use crate::tunables::Knob;
+use amphi_types::{Cred, TargetId, Timespec};
+use amphi_wire::{Access, BATCH_PARTS_MAX, Lane, Request};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// A close that nothing holds up.
+pub(crate) struct Due {
+    pub(crate) file: Arc<File>,
+    pub(crate) access: Access,
+    /// Time of the last read, if the server is to hear of it.
+    pub(crate) atime: Option<Timespec>,
+}
+
+/// What waits for the message of its target that is under way; a target without one has no entry.
+#[derive(Default)]
+pub(crate) struct Closes(Mutex<BTreeMap<TargetId, VecDeque<Due>>>);
+
+/// Sends closes without waiting for the answers.
+pub(crate) fn send(core: &Arc<Core>, due: Vec<Due>) {
+    if !core.tunables.on(Knob::CloseBatch) {
+        due.into_iter().for_each(|one| leave(core, one.file.ino.target(), vec![one], false));
+        return;
+    }
+    let mut starting = Vec::new();
+    {
+        let mut under_way = core.closes.0.lock();
+        for one in due {
+            let target = one.file.ino.target();
+            if !under_way.contains_key(&target) {
+                starting.push(target);
+            }
+            under_way.entry(target).or_default().push_back(one);
+        }
+    }
+    starting.into_iter().for_each(|target| next(core, target));
+}
+
+/// The message of the target that was under way, if any, has been answered.
+fn next(core: &Arc<Core>, target: TargetId) {
+    let closes: Vec<Due> = {
+        let mut under_way = core.closes.0.lock();
+        let Some(waiting) = under_way.get_mut(&target) else { return };
+        let count = waiting.len().min(BATCH_PARTS_MAX);
+        let closes = waiting.drain(..count).collect();
+        if count == 0 {
+            under_way.remove(&target);
+        }
+        closes
+    };
+    if !closes.is_empty() {
+        leave(core, target, closes, true);
+    }
+}
+
+fn leave(core: &Arc<Core>, target: TargetId, closes: Vec<Due>, go_on: bool) {
+    let op = match &closes[..] {
+        [one] => Request::Close { ino: one.file.ino, access: one.access, atime: one.atime },
+        many => {
+            core.stats.bytes(Count::CloseBatch, many.len() as u64);
+            Request::CloseBatch { closes: many.iter().map(|c| (c.file.ino, c.access, c.atime)).collect() }
+        }
+    };
+    let sent = core.send(Lane::Normal, target, &Cred::root(), op, None, 0);
+    let core2 = core.clone();
+    core.spawn(async move {
+        // An error means that there is no session any more, hence no open either.
+        drop(sent.await);
+        for one in closes {
+            one.file.closed(one.access);
+            core2.files.reap(&one.file);
+        }
+        if go_on {
+            next(&core2, target);
+        }
+    });
+}

@@ -1,0 +1,229 @@
+//! A batch of small writes of many files, and closes of many files in one message.
+//!
+//! Owns: the order of spans, plans, disk and log for several objects at once. Does not own: what one write is made of
+//! (`data`).
+//!
+//! Invariants: those of `data`. Spans are taken one for each object, in ascending order of objects, and whoever holds several
+//! takes them so: no circle. A part waits for disks and for the spans of requests that wait for nothing else, never for an
+//! answer of a mount: one that needs that is refused with `Again` and comes alone. What fails of one part concerns that part;
+//! the others land. All parts of a step are in one record, the last step's with the answer. They are planned one after the
+//! other, so that their new blocks lie together where there is room, and neighbours are one disk write.
+
+use super::payload::{self, Piece};
+use crate::counters::add;
+use crate::cx::Cx;
+use crate::gate::Hold;
+use crate::planted::{self, Mistake};
+use crate::span_gate::SpanGuard;
+use amphi_data::{Freed, WritePlan};
+use amphi_env::{Buf, Env};
+use amphi_types::item::Txn;
+use amphi_types::limits::{BLOCK, FILE_MAX};
+use amphi_types::{ByteRange, Errno, Ino, Result, Timespec};
+use amphi_wire::{Access, BATCH_BYTES_MAX, BATCH_PARTS_MAX, BatchPart, Reply};
+use amphi_zone::Order;
+use futures_util::future::join_all;
+use std::ops::Range;
+
+/// Bytes of a record for a part beside its blocks, at most: its object, its inode, pieces of the extents around.
+const PART_BYTES: u64 = 512;
+
+/// A part with a plan.
+struct Planned<'a> {
+    /// Which of the step's parts.
+    index: usize,
+    part: &'a BatchPart,
+    bytes: &'a [u8],
+    plan: WritePlan,
+    edges: Vec<Buf>,
+}
+
+impl Planned<'_> {
+    fn aligned_len(&self) -> usize {
+        self.plan.aligned().len() as usize
+    }
+}
+
+/// Whether the parts are in order, within the bounds, and together just as long as the payload.
+fn check_shape(parts: &[BatchPart], payload: usize) -> Result<()> {
+    let sum: u64 = parts.iter().map(|p| u64::from(p.len)).sum();
+    let bounded = !parts.is_empty() && parts.len() <= BATCH_PARTS_MAX && payload <= BATCH_BYTES_MAX;
+    let whole = sum == payload as u64 && parts.iter().all(|p| p.len > 0 && p.range().end <= FILE_MAX);
+    let follows = |a: &BatchPart, b: &BatchPart| {
+        let behind = a.range().align_out(BLOCK).end <= b.offset / BLOCK * BLOCK;
+        a.object < b.object || (a.object == b.object && behind)
+    };
+    let ordered = parts.windows(2).all(|pair| follows(&pair[0], &pair[1]));
+    if bounded && whole && ordered { Ok(()) } else { Err(Errno::Inval) }
+}
+
+impl<E: Env> Cx<E> {
+    /// `Request::WriteBatch`.
+    pub async fn write_batch(&self, parts: Vec<BatchPart>, payload: Option<Buf>) -> Result<Reply> {
+        let payload = payload.unwrap_or_default();
+        check_shape(&parts, payload.len())?;
+        add(&self.worker.counters.batch_parts, parts.len() as u64);
+        let mut results = Vec::with_capacity(parts.len());
+        let mut rest: &[u8] = &payload;
+        while results.len() < parts.len() {
+            let step = self.step_from(&parts, results.len());
+            let bytes = parts[step.clone()].iter().map(|p| p.len as usize).sum();
+            let (here, behind) = rest.split_at(bytes);
+            let last = step.end == parts.len();
+            self.batch_step(&parts[step], here, &mut results, last).await?;
+            rest = behind;
+        }
+        Ok(Reply::WrittenBatch(results))
+    }
+
+    /// As many parts from `from` on as one record can name: all, unless the log is small.
+    fn step_from(&self, parts: &[BatchPart], from: usize) -> Range<usize> {
+        let room = self.target.record_blocks_max();
+        let mut blocks = 0;
+        let fits = parts[from..].iter().take_while(|p| {
+            blocks += p.range().align_out(BLOCK).len() / BLOCK + PART_BYTES / crate::target::EXTENT_BYTES + 1;
+            blocks <= room
+        });
+        from..from + fits.count().max(1)
+    }
+
+    /// Writes what fits one record; adds to `results` what became of each part. The last step is logged with the answer.
+    async fn batch_step(
+        &self,
+        parts: &[BatchPart],
+        bytes: &[u8],
+        results: &mut Vec<Result<()>>,
+        last: bool,
+    ) -> Result<()> {
+        let spans = self.batch_spans(parts).await;
+        let mut outcomes: Vec<Result<()>> = vec![Ok(()); parts.len()];
+        let mut planned = Vec::with_capacity(parts.len());
+        let mut at = 0;
+        for (index, part) in parts.iter().enumerate() {
+            let bytes = &bytes[at..at + part.len as usize];
+            at += part.len as usize;
+            match self.plan_part(part).await {
+                Ok(plan) => planned.push(Planned { index, part, bytes, plan, edges: Vec::new() }),
+                Err(e) => outcomes[index] = Err(e),
+            }
+        }
+        let edges = join_all(planned.iter().map(|p| self.read_edges(&p.plan))).await;
+        for (p, edges) in planned.iter_mut().zip(edges) {
+            match edges {
+                Ok(edges) => p.edges = edges,
+                Err(e) => outcomes[p.index] = Err(e),
+            }
+        }
+        let mut planned = self.without_failed(planned, &outcomes);
+        let (buf, pieces) = self.assemble(&mut planned);
+        // The last look before the disk: what an ended session sent is not written.
+        let landing = match self.land() {
+            Ok(landing) => landing,
+            Err(e) => {
+                planned.into_iter().for_each(|p| self.target.data.borrow_mut().abort_write(p.plan));
+                return Err(e);
+            }
+        };
+        add(&self.worker.counters.data_writes, pieces.len() as u64);
+        let written = payload::write_each(&*self.target.disk, buf, &pieces).await;
+        for (piece, e) in pieces.iter().zip(written).filter_map(|(piece, r)| r.err().map(|e| (piece, e))) {
+            let errno = self.target.disk_error("write", &e);
+            let mut from = 0;
+            for p in &planned {
+                let end = from + p.aligned_len();
+                if piece.at < end && from < piece.at + piece.len {
+                    outcomes[p.index] = Err(errno);
+                }
+                from = end;
+            }
+        }
+        let planned = self.without_failed(planned, &outcomes);
+        results.extend(outcomes);
+        let fresh = planned.iter().any(|p| p.plan.points_at_new_data());
+        let order = if fresh && !planted::is(Mistake::BatchUnmarked) { Order::AfterData } else { Order::Plain };
+        let lsn = {
+            let (mut txn, mut freed, mut bytes) = (Txn::default(), Freed::default(), 0);
+            for p in planned {
+                bytes += u64::from(p.part.len);
+                freed.absorb(self.target.data.borrow_mut().commit_write(p.plan, p.part.mtime, &mut txn));
+                if p.part.object.stripe == 0 {
+                    self.note_write(p.part.object, false, &mut txn);
+                }
+            }
+            add(&self.worker.counters.write_bytes, bytes);
+            let lsn = match last {
+                true => self.append(txn, order, &Reply::WrittenBatch(results.clone()), None),
+                false => self.target.append(txn, order),
+            };
+            self.target.release_later(lsn, freed);
+            lsn
+        };
+        drop((spans, landing));
+        if planted::is(Mistake::BatchEarly) {
+            return Ok(());
+        }
+        self.target.zone.written(lsn).await
+    }
+
+    /// A span for each object, over all its parts.
+    async fn batch_spans(&self, parts: &[BatchPart]) -> Vec<SpanGuard> {
+        let now_ns = self.worker.now_ns();
+        let mut spans = Vec::with_capacity(parts.len());
+        for of_object in parts.chunk_by(|a, b| a.object == b.object) {
+            let object = of_object[0].object;
+            self.target.locks.progress(now_ns, self.session, object);
+            let end = of_object.iter().map(|p| p.range().end).max().unwrap_or_default();
+            spans.push(self.span(object, ByteRange::new(of_object[0].offset, end), Hold::Exclusive).await);
+        }
+        spans
+    }
+
+    async fn plan_part(&self, part: &BatchPart) -> Result<WritePlan> {
+        self.check_object(part.object)?;
+        if self.is_unopened(part.object) {
+            return Err(Errno::Again);
+        }
+        if part.object.stripe == 0 {
+            self.target.check_file(part.object.ino)?;
+        }
+        let generation = self.generation(part.object, part.generation, false);
+        let all_fresh = self.target.tokens.on();
+        self.plan(|data| data.plan_write(part.object, part.range(), generation, all_fresh)).await
+    }
+
+    /// Gives up the plans of parts that have failed.
+    fn without_failed<'a>(&self, planned: Vec<Planned<'a>>, outcomes: &[Result<()>]) -> Vec<Planned<'a>> {
+        let (good, failed): (Vec<_>, Vec<_>) = planned.into_iter().partition(|p| outcomes[p.index].is_ok());
+        failed.into_iter().for_each(|p| self.target.data.borrow_mut().abort_write(p.plan));
+        good
+    }
+
+    /// The whole blocks of all parts one after another, and where they go.
+    fn assemble(&self, planned: &mut [Planned<'_>]) -> (Buf, Vec<Piece>) {
+        let mut buf = Buf::scratch(planned.iter().map(Planned::aligned_len).sum());
+        let (mut pieces, mut at) = (Vec::new(), 0);
+        for p in planned {
+            let len = p.aligned_len();
+            let whole = &mut buf[at..at + len];
+            let pad = (p.plan.range.start - p.plan.aligned().start) as usize;
+            whole[pad..pad + p.bytes.len()].copy_from_slice(p.bytes);
+            let blocks: Vec<&[u8]> = p.edges.iter().map(|b| &**b).collect();
+            amphi_data::complete_edges(&p.plan, whole, &blocks);
+            let from = if planted::is(Mistake::BatchShifted) { at.saturating_sub(BLOCK as usize) } else { at };
+            self.push_segments(&p.plan, from, &mut pieces);
+            at += len;
+        }
+        (buf, pieces)
+    }
+
+    /// `Request::CloseBatch`.
+    pub fn close_batch(&self, closes: Vec<(Ino, Access, Option<Timespec>)>) -> Result<Reply> {
+        if closes.len() > BATCH_PARTS_MAX {
+            return Err(Errno::Inval);
+        }
+        for (ino, access, atime) in closes {
+            self.close(ino, access, atime)?;
+        }
+        Ok(Reply::Done)
+    }
+}

@@ -1,0 +1,39 @@
+//! Mistakes that tests plant, to see that the crash sweeps can fail. Outside of tests there are none.
+
+/// One mistake.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Mistake {
+    /// The record of a batch does not say that it points at data that may not be synced.
+    BatchUnmarked,
+    /// A batch is answered before its record is written.
+    BatchEarly,
+    /// A part of a batch is written into the place of the part before it.
+    BatchShifted,
+}
+
+/// Whether `mistake` is planted.
+#[cfg(not(test))]
+pub const fn is(_mistake: Mistake) -> bool {
+    false
+}
+
+#[cfg(test)]
+pub use switch::{is, plant};
+
+#[cfg(test)]
+mod switch {
+    use super::Mistake;
+    use std::cell::Cell;
+
+    thread_local! {
+        static PLANTED: Cell<Option<Mistake>> = const { Cell::new(None) };
+    }
+
+    pub fn plant(mistake: Option<Mistake>) {
+        PLANTED.set(mistake);
+    }
+
+    pub fn is(mistake: Mistake) -> bool {
+        PLANTED.get() == Some(mistake)
+    }
+}
