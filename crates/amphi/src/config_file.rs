@@ -7,6 +7,7 @@
 
 use crate::failure::{Failure, Outcome};
 use crate::size;
+use crate::storage_kind::Rotational;
 use serde::{Deserialize, Deserializer};
 use std::path::{Path, PathBuf};
 
@@ -41,6 +42,9 @@ pub struct ConfigFile {
     pub workers: Option<u16>,
     /// Polling of the workers, microseconds.
     pub worker_spin_us: Option<u64>,
+    /// Whether the zones lie on rotating disks.
+    #[serde(default, deserialize_with = "Rotational::from_file")]
+    pub rotational: Option<Rotational>,
 }
 
 /// What `amphi server --example-config` prints: every field, with its default where it has one.
@@ -81,6 +85,10 @@ workers = 1
 
 # How long a worker polls after its last work before it sleeps, if nobody else needs the core; microseconds.
 worker_spin_us = 200
+
+# Whether the zones lie on rotating disks: true, false, or "auto" to look at their devices. Mounts then send only larger
+# requests past their caches.
+rotational = "auto"
 "#;
 
 /// A size: a number of bytes, or text such as "64M".
@@ -141,7 +149,7 @@ mod tests {
         assert_eq!((full.zone_size, full.join.len(), full.advertise.len()), (Some(1 << 40), 1, 1));
         let (_, error) = ConfigFile::parse("no_such = 1").expect_err("unknown");
         let fields: Vec<&str> = error.split('`').skip(3).step_by(2).collect();
-        assert!(fields.len() >= 11, "{error}");
+        assert!(fields.len() >= 12, "{error}");
         for field in fields {
             assert!(all.lines().any(|l| l.starts_with(&format!("{field} = "))), "{field} is in the example");
         }
@@ -155,6 +163,7 @@ mod tests {
             ("\n\ntargets = 'many'\n", 3, "invalid type"),
             ("targets = 4\nlog_size = '12Q'\n", 2, "12Q"),
             ("targets = 4\nlog_size = true\n", 2, "a size is"),
+            ("rotational = 'sometimes'\n", 1, "rotational is true"),
             ("name = 'a'\n\nname = 'b'\n", 3, "duplicate"),
             ("listen = 'tcp:a:1'\n", 1, "sequence"),
             ("name\n", 1, "expected"),

@@ -10,6 +10,7 @@ mod failure;
 mod members;
 mod process;
 mod size;
+mod storage_kind;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use failure::{During, Outcome};
@@ -21,7 +22,7 @@ use std::process::ExitCode;
     name = "amphi",
     version,
     arg_required_else_help = true,
-    after_help = "Exit codes: 0 done, 1 failed while working, 2 the request or its surroundings are wrong and nothing was changed.\nLog lines go to standard error; AMPHI_LOG=debug shows more."
+    after_help = "Exit codes: 0 done, 1 failed while working, 2 the request or its surroundings are wrong and nothing was changed.\nLog lines go to standard error; AMPHI_LOG=debug shows more.\nAMPHI_IO_MODE=auto|buffered|direct in the environment of a program on a mount chooses how the files that it opens go."
 )]
 struct Cli {
     #[command(subcommand)]

@@ -128,6 +128,7 @@ impl Site {
             add("--log-size", storage.log_size.to_string());
             add("--workers", storage.workers.to_string());
             add("--worker-spin-us", storage.worker_spin_us.to_string());
+            add("--rotational", storage.rotational.text().into());
             if let Some(targets) = storage.targets {
                 add("--targets", targets.to_string());
             }
@@ -288,6 +289,7 @@ fn watch(mut child: Child, name: &str, watched: &Watched, ready: &mut Option<mps
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::storage_kind::Rotational;
 
     /// Goal: what lies in a data folder decides where servers go: one alone stays where it is, also when others join; a
     /// cluster never shrinks. Method: folders made by hand.
@@ -314,7 +316,15 @@ mod tests {
     }
 
     fn storage() -> Storage {
-        Storage { data: "d".into(), targets: Some(2), zone_size: None, log_size: 1, workers: 1, worker_spin_us: 0 }
+        Storage {
+            data: "d".into(),
+            targets: Some(2),
+            zone_size: None,
+            log_size: 1,
+            workers: 1,
+            worker_spin_us: 0,
+            rotational: Rotational::Auto,
+        }
     }
 
     /// Goal: servers on one disk share its space. Method: the sizes chosen for one and for three.

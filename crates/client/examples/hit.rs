@@ -72,6 +72,7 @@ impl Handler for OneFile {
             alone: true,
             map_epoch: 0,
             mounts: 1,
+            rotating: Vec::new(),
         })
     }
     fn connected(&self, _: SessionId, _: Role, _: ConnId) {}

@@ -2,7 +2,7 @@
 //!
 //! Owns: plain data that front ends pass in and get back. Does not own: behaviour (`ops`).
 
-use amphi_types::{Attr, ByteRange, Cred, Ino, Kind, Timespec};
+use amphi_types::{Attr, ByteRange, Cred, Ino, IoMode, Kind, Timespec};
 use std::sync::Arc;
 
 use crate::OpenFile;
@@ -55,6 +55,8 @@ pub struct Ctx {
     pub pid: u32,
     /// Thread of the caller: the stream of its requests.
     pub tid: u32,
+    /// What the environment of the caller's process asks for, if the front end knows; counts when it opens a file.
+    pub io_mode: Option<IoMode>,
 }
 
 impl Ctx {

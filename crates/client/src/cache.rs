@@ -34,6 +34,8 @@ pub(crate) const UNIT: u64 = 64 << 10;
 const CHUNK_UNITS: u64 = 16;
 const CHUNK: u64 = UNIT * CHUNK_UNITS;
 const SHARDS: usize = 64;
+/// Bytes of a page, the measure of locality.
+const PAGE: u64 = 4096;
 /// Units one eviction step looks at in a shard.
 const EVICT_SCAN: usize = 128;
 
@@ -202,6 +204,7 @@ impl PageCache {
             }
             file.dirty_bytes.fetch_add(added, SeqCst);
             self.dirty.fetch_add(added, Relaxed);
+            file.locality.bring(added.div_ceil(PAGE));
             if was_clean {
                 file.dirty.lock().units.insert(u, now_ns());
             }
@@ -304,11 +307,7 @@ impl PageCache {
         if ahead {
             self.wasted_ahead_bytes.fetch_add(unit.len(), Relaxed);
         }
-        let pages = unit.len().div_ceil(4096);
-        file.pages_left.fetch_add(pages, Relaxed);
-        if unit.was_reused() {
-            file.pages_reused.fetch_add(pages, Relaxed);
-        }
+        file.locality.leave(unit.len().div_ceil(PAGE), unit.was_reused());
         self.used.fetch_sub(unit.capacity(), Relaxed);
         file.cached_bytes.fetch_sub(unit.capacity(), SeqCst);
         unit.recycle(&self.spare);

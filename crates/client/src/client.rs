@@ -11,7 +11,7 @@ use crate::io::IoHalf;
 use crate::ops;
 use crate::pending::Pending;
 use crate::tokens::{self, Found};
-use crate::tunables::Tunables;
+use crate::tunables::{Knob, Tunables};
 use amphi_env::Buf;
 use amphi_types::{Attr, Ino, Result, SetAttr};
 use amphi_wire::{RenameMode, XattrMode};
@@ -57,6 +57,11 @@ impl Client {
     /// since. To be dropped when the answer has been given.
     pub fn lend(&self, rule: Rule) -> Option<Lending> {
         company::lend(&self.core, rule)
+    }
+
+    /// Whether it matters what [`Ctx::io_mode`] says.
+    pub fn heeds_environment(&self) -> bool {
+        self.core.tunables.on(Knob::ProcessMode)
     }
 
     /// Whether this mount is the only one.

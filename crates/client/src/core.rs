@@ -6,12 +6,15 @@
 use crate::api::{ClientConfig, Clock, ReadText};
 use crate::batch::SmallFiles;
 use crate::cache::PageCache;
+use crate::cache::limit::Trees;
+use crate::callers::Callers;
 use crate::closes::Closes;
 use crate::company::Company;
 use crate::file_locks::FileLockTable;
 use crate::files::{File, FileTable, Moment, Signal};
 use crate::locks::Locks;
 use crate::queue::{Item, Outgoing, Queue};
+use crate::rotating::Rotating;
 use crate::stats::{Count, Stats};
 use crate::tokens::Tokens;
 use crate::tunables::{Knob, Tunables};
@@ -24,8 +27,8 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// How long a server may take to say something about itself.
@@ -60,6 +63,12 @@ pub(crate) struct Core {
     pub(crate) complaint: Mutex<String>,
     /// The memory group is above its share; measured by the I/O half.
     pub(crate) group_short: AtomicBool,
+    /// Where memory groups are, for the I/O half.
+    pub(crate) memory_trees: OnceLock<Trees>,
+    /// The same of the processes that call.
+    pub(crate) callers: Callers,
+    /// Targets on rotating storage.
+    pub(crate) rotating: Rotating,
     /// Bytes of write-back under way.
     pub(crate) flight_bytes: AtomicU64,
     /// Full chunks that the bound of bytes under way left behind.
@@ -111,6 +120,9 @@ impl Core {
             map: Mutex::default(),
             complaint: Mutex::new(complaint),
             group_short: AtomicBool::new(false),
+            memory_trees: OnceLock::new(),
+            callers: Callers::default(),
+            rotating: Rotating::default(),
             flight_bytes: AtomicU64::new(0),
             backlog: Mutex::default(),
             landings: AtomicU64::new(0),

@@ -31,13 +31,13 @@ macro_rules! reasons {
 }
 
 reasons! {
-    DirectUser = "direct_user", "`O_DIRECT`, or the file or mount is set to direct.";
+    DirectUser = "direct_user", "`O_DIRECT`, or the file, the process or the mount is set to direct.";
     DirectLarge = "direct_large", "At least the large threshold.";
     DirectContention = "direct_contention", "In the window, the file is contended.";
     DirectMemory = "direct_memory", "In the window, memory is short.";
     DirectOvercache = "direct_overcache", "In the window, much of the file is in the cache already.";
     DirectLocality = "direct_locality", "In the window, the file's pages are not used again.";
-    BufferedUser = "buffered_user", "The file or mount is set to buffered.";
+    BufferedUser = "buffered_user", "The file, the process or the mount is set to buffered.";
     BufferedSmall = "buffered_small", "Below the small threshold.";
     BufferedDefault = "buffered_default", "In the window, nothing speaks against the cache.";
     CacheHit = "cache_hit", "All bytes were in the cache.";
@@ -52,15 +52,17 @@ pub struct Input {
     pub o_direct: bool,
     /// What the owner of the file asked for.
     pub file_mode: IoMode,
+    /// What the process asked for that opened it; nothing if it said nothing.
+    pub process_mode: Option<IoMode>,
     /// What the mount is set to.
     pub mount_mode: IoMode,
-    /// Large threshold for this way, bytes.
+    /// Large threshold for this way and the file's kind of storage, bytes.
     pub large_bytes: u64,
     /// Small threshold, bytes.
     pub small_bytes: u64,
     /// A server said lately that an object of the file is contended.
     pub contended: bool,
-    /// Cache or memory group have reached their share of the limit.
+    /// The cache, the memory group of the mount or that of the caller has reached its share of the limit.
     pub memory_short: bool,
     /// The file's cached bytes have reached their share of the limit per file.
     pub overcache: bool,
@@ -77,6 +79,16 @@ pub struct Decision {
     pub reason: Reason,
 }
 
+/// What was asked for by whoever counts most: the file, its opener's process, the mount. `Auto` of a file says nothing, since
+/// that is what every file begins with; that of a process means it.
+fn asked(input: &Input) -> IoMode {
+    match (input.file_mode, input.process_mode) {
+        (IoMode::Auto, Some(process)) => process,
+        (IoMode::Auto, None) => input.mount_mode,
+        (file, _) => file,
+    }
+}
+
 /// Decides how a request goes.
 pub fn decide(input: &Input) -> Decision {
     let direct = |reason| Decision { mode: Mode::Direct, reason };
@@ -84,8 +96,7 @@ pub fn decide(input: &Input) -> Decision {
     if input.o_direct {
         return direct(Reason::DirectUser);
     }
-    let asked = if input.file_mode == IoMode::Auto { input.mount_mode } else { input.file_mode };
-    match asked {
+    match asked(input) {
         IoMode::Direct => return direct(Reason::DirectUser),
         IoMode::Buffered => return buffered(Reason::BufferedUser),
         IoMode::Auto => {}
@@ -115,6 +126,7 @@ mod tests {
         size: 1 << 20,
         o_direct: false,
         file_mode: IoMode::Auto,
+        process_mode: None,
         mount_mode: IoMode::Auto,
         large_bytes: 2 << 20,
         small_bytes: 32 << 10,
@@ -147,6 +159,28 @@ mod tests {
             let d = decide(&input);
             assert_eq!(d.reason, reason, "{input:?}");
             assert_eq!(d.mode == Mode::Direct, reason.name().starts_with("direct"), "{input:?}");
+        }
+    }
+
+    /// Goal: who counts most among those who asked for a mode: `O_DIRECT`, the file, the process, the mount. Method: all
+    /// combinations against the order written out.
+    #[test]
+    fn order_of_those_who_ask() {
+        const MODES: [IoMode; 3] = [IoMode::Auto, IoMode::Buffered, IoMode::Direct];
+        for file_mode in MODES {
+            for process_mode in [None, Some(MODES[0]), Some(MODES[1]), Some(MODES[2])] {
+                for mount_mode in MODES {
+                    let input = Input { file_mode, process_mode, mount_mode, ..BASE };
+                    let spoke = [(file_mode != IoMode::Auto).then_some(file_mode), process_mode, Some(mount_mode)];
+                    let reason = match spoke.into_iter().flatten().next() {
+                        Some(IoMode::Direct) => Reason::DirectUser,
+                        Some(IoMode::Buffered) => Reason::BufferedUser,
+                        _ => Reason::BufferedDefault,
+                    };
+                    assert_eq!(decide(&input).reason, reason, "{input:?}");
+                    assert_eq!(decide(&Input { o_direct: true, ..input }).reason, Reason::DirectUser);
+                }
+            }
         }
     }
 }

@@ -16,6 +16,7 @@ pub(crate) use open_file::OpenFile;
 pub(crate) use signal::Signal;
 pub(crate) use table::FileTable;
 
+use crate::locality::Locality;
 use crate::rangelock::RangeLock;
 use crate::stats::FileStats;
 use amphi_types::{Attr, ByteRange, Errno, Ino, IoMode, Layout, Pattern, RangeSet, Timespec};
@@ -191,11 +192,7 @@ pub(crate) struct File {
     pub(crate) failed: Mutex<Vec<ByteRange>>,
     /// Until when the file counts as contended, nanoseconds.
     pub(crate) contended_until_ns: AtomicU64,
-    /// Pages that left the cache, and those used again, in the present window of measurement.
-    pub(crate) pages_left: AtomicU64,
-    pub(crate) pages_reused: AtomicU64,
-    pub(crate) no_locality: AtomicBool,
-    pub(crate) probe: AtomicU32,
+    pub(crate) locality: Locality,
     pub(crate) stats: FileStats,
 }
 
@@ -253,10 +250,7 @@ impl File {
             error_count: AtomicU64::new(0),
             failed: Mutex::default(),
             contended_until_ns: AtomicU64::new(0),
-            pages_left: AtomicU64::new(0),
-            pages_reused: AtomicU64::new(0),
-            no_locality: AtomicBool::new(false),
-            probe: AtomicU32::new(0),
+            locality: Locality::default(),
             stats: FileStats::new(),
         }
     }

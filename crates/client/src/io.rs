@@ -10,6 +10,7 @@ use crate::file_locks;
 use crate::links::{Links, Seat};
 use crate::locks;
 use crate::queue::Item;
+use crate::stats::Count;
 use crate::tokens;
 use crate::tunables::Knob;
 use crate::writeback;
@@ -129,6 +130,9 @@ impl<E: Env> LinkEvents<E> for Events<E> {
 
     fn welcomed(&self, welcome: &Welcome) {
         self.core.company.leases.surely_heard(self.seat.lease(), self.core.clock.boot_ns());
+        if let Some(links) = self.links.upgrade() {
+            links.learn_storage(&self.seat, welcome);
+        }
         if self.is_master() {
             company::welcomed(&self.core, welcome);
         }
@@ -288,11 +292,24 @@ async fn tick<E: Env>(env: E, core: Arc<Core>, links: Rc<Links<E>>) {
         tokens::tick(&core);
         links.tune();
         links.mind_silence();
-        if let Some(read) = &core.read_text {
-            let percent = core.tunables.get(Knob::MemoryPercent);
-            let short = limit::group(&**read).is_some_and(|g| g.used >= g.limit / 100 * percent);
-            core.group_short.store(short, Ordering::Relaxed);
-            amphi_env::buf::decay(short);
+        look_at_memory(&core);
+    }
+}
+
+/// Measures the memory groups of this process and of callers.
+pub(crate) fn look_at_memory(core: &Core) {
+    let Some(read) = &core.read_text else { return };
+    let percent = core.tunables.get(Knob::MemoryPercent);
+    let trees = core.memory_trees.get_or_init(|| limit::Trees::find(&**read));
+    let short = limit::own_groups(&**read).is_some_and(|text| trees.is_short(&**read, &text, percent));
+    core.group_short.store(short, Ordering::Relaxed);
+    amphi_env::buf::decay(short);
+    if core.tunables.on(Knob::Memory) && core.tunables.on(Knob::CallerMemory) {
+        let looks = core.callers.look(&**read, trees, percent, core.clock.now_ns());
+        if looks > 0 {
+            core.stats.bytes(Count::CallerLook, looks as u64);
         }
+    } else {
+        core.callers.clear();
     }
 }

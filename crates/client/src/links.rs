@@ -22,7 +22,7 @@ use crate::tunables::{Knob, TABLE};
 use amphi_env::Env;
 use amphi_transport::{CallOptions, Link, LinkConfig, LinkError, Outcome, Recovery, Timeouts, ToldCall};
 use amphi_types::{Cred, Errno, TargetId};
-use amphi_wire::{Call, ClusterMap, Lane, Reply, Request, ServerInfo};
+use amphi_wire::{Call, ClusterMap, Lane, Reply, Request, ServerInfo, Welcome};
 use futures_util::future::join_all;
 pub(crate) use opening::Seat;
 use opening::Stage;
@@ -140,6 +140,7 @@ impl<E: Env> Links<E> {
             },
         };
         links.adopt(map);
+        links.learn_storage(&seat, &welcome);
         links.tune();
         Ok(links)
     }
@@ -217,6 +218,11 @@ impl<E: Env> Links<E> {
     /// Targets of the server at `seat`; all of `pool` if it is alone.
     pub(crate) fn targets_of(&self, seat: &Seat<E>, pool: u16) -> Vec<TargetId> {
         if self.seats.borrow().len() > 1 { seat.targets() } else { (0..pool).map(TargetId).collect() }
+    }
+
+    /// Takes what a server says of the storage of its targets.
+    pub(crate) fn learn_storage(&self, seat: &Seat<E>, welcome: &Welcome) {
+        self.core.rotating.learn(&self.targets_of(seat, welcome.pool), &welcome.rotating);
     }
 
     async fn ask(&self, link: &Link<E>) -> Result<ClusterMap, Errno> {

@@ -58,6 +58,7 @@ counters! {
     BatchBytes = "batch_bytes", "bytes";
     CloseBatch = "close_batch", "files";
     Throttled = "write_throttled", "reqs";
+    CallerLook = "caller_look", "callers";
     LockEnqueue = "lock_enqueue", "reqs";
     LockCallback = "lock_callback", "reqs";
     TokenRevoke = "token_revoke", "reqs";

@@ -82,7 +82,7 @@ pub fn json(map: &ClusterMap, answers: &[Option<Reply>]) -> String {
         let _ = write!(
             out,
             "{{\"target\":{},\"server\":\"{}\",\"worker\":{},\"blocks\":{},\"blocks_free\":{},\"inodes\":{},\
-             \"inodes_free\":{},\"log_used_bytes\":{},\"log_bytes\":{},\"checkpoints\":{}}}",
+             \"inodes_free\":{},\"log_used_bytes\":{},\"log_bytes\":{},\"checkpoints\":{},\"rotating\":{}}}",
             t.target.0,
             plain(&server.name),
             t.worker,
@@ -92,7 +92,8 @@ pub fn json(map: &ClusterMap, answers: &[Option<Reply>]) -> String {
             t.space.inodes_free,
             t.log.0,
             t.log.1,
-            t.checkpoints
+            t.checkpoints,
+            t.rotating
         );
     });
     out.push_str(",\"sessions\":");

@@ -7,6 +7,7 @@ mod batch;
 mod cluster;
 mod coherence;
 mod company;
+mod decisions;
 mod faults;
 mod file_locks;
 mod fsx;

@@ -74,12 +74,17 @@ knobs! {
     Mode = "hybrid.mode", Mode, 0, 0 => 2, "how requests go that neither open flag nor file attribute decides";
     LargeWrite = "hybrid.large_write_bytes", Bytes, 2 * M, 0 => 2 * G, "writes of at least this size go direct (Lustre's default)";
     LargeRead = "hybrid.large_read_bytes", Bytes, 8 * M, 0 => 2 * G, "reads of at least this size go direct (Lustre's default)";
+    Rotating = "hybrid.rotating", Switch, 1, 0 => 1, "files on rotating storage have large thresholds of their own";
+    LargeWriteRotating = "hybrid.large_write_bytes_rotating", Bytes, 8 * M, 0 => 2 * G, "the same for writes of files on rotating storage: 8 ms of seeking are 1/5 of such a write";
+    LargeReadRotating = "hybrid.large_read_bytes_rotating", Bytes, 32 * M, 0 => 2 * G, "the same for reads of files on rotating storage: read-ahead keeps the disk going up to there";
     Small = "hybrid.small_bytes", Bytes, 32 * K, 0 => 2 * G, "requests below this size are buffered (FAST'24)";
     Pieces = "hybrid.pieces", Switch, 1, 0 => 1, "count consecutive full pieces of one stream as one application request";
     Contention = "hybrid.contention", Switch, 1, 0 => 1, "requests in the window go direct on contended files";
     ContendedMs = "hybrid.contended_ms", Number, 4000, 0 => 60_000, "how long a file counts as contended after a server said so";
     Memory = "hybrid.memory", Switch, 1, 0 => 1, "requests in the window go direct when memory is short";
     MemoryPercent = "hybrid.memory_percent", Number, 95, 1 => 100, "share of the cache or memory group that counts as short";
+    CallerMemory = "hybrid.caller_memory", Switch, 1, 0 => 1, "the memory group of the calling process counts as well";
+    ProcessMode = "hybrid.process_mode", Switch, 1, 0 => 1, "AMPHI_IO_MODE in the environment of the process that opens a file counts";
     Overcache = "hybrid.overcache", Switch, 1, 0 => 1, "requests in the window go direct for files with much in the cache";
     OvercacheBytes = "hybrid.overcache_bytes", Bytes, G, M => 1 << 50, "cache bytes per file; 95 % of it counts as much";
     Locality = "hybrid.locality", Switch, 1, 0 => 1, "requests in the window go direct on files that are not read again";
@@ -280,7 +285,7 @@ mod tests {
     #[test]
     fn set_by_pattern() {
         let t = Tunables::new();
-        assert_eq!(t.set("hybrid.large_*", "4M"), Ok(2));
+        assert_eq!(t.set("hybrid.large_*_bytes", "4M"), Ok(2));
         assert_eq!(t.get(Knob::LargeRead), 4 << 20);
         assert!(t.set("hybrid.larg", "4M").unwrap_err().contains("no tunable matches"));
         assert!(t.set("hybrid.*", "4M").is_err(), "a switch takes no size");

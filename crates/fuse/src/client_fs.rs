@@ -15,6 +15,7 @@ mod lent;
 mod pages;
 mod patience;
 
+use crate::environment::Environments;
 use crate::file_system::{AttrReply, CopyHow, Entry, Handle, LockHow, OpenHow, OpenReply, ReadHow, Statfs, WriteHow};
 use crate::{Caller, DirSink, FileSystem, GroupCache, Later, Limits, Notifier, OpenFlags, Payload, ReadSink};
 use amphi_client::{Client, Ctx, Fallocate, Hints, Pending, RenameMode, Segment, Whence, XattrMode};
@@ -41,6 +42,7 @@ const SUID_SGID: u16 = 0o6000;
 pub struct ClientFs {
     client: Client,
     groups: GroupCache,
+    environments: Environments,
     handles: Handles,
     file_locks: Arc<FileLocks>,
     patience: Patience,
@@ -55,6 +57,7 @@ impl ClientFs {
         ClientFs {
             client,
             groups: GroupCache::default(),
+            environments: Environments::default(),
             handles: Handles::default(),
             file_locks: Arc::default(),
             patience: Patience::default(),
@@ -70,12 +73,19 @@ impl ClientFs {
 
     /// With all credentials, for what the server checks.
     fn ctx(&self, caller: &Caller<'_>) -> Ctx {
-        Ctx { cred: caller.cred(&self.groups), pid: caller.tid, tid: caller.tid }
+        Ctx { cred: caller.cred(&self.groups), pid: caller.tid, tid: caller.tid, io_mode: None }
+    }
+
+    /// With what the process asks for as well, for opens.
+    fn opener(&self, caller: &Caller<'_>) -> Ctx {
+        let heard = self.client.heeds_environment();
+        Ctx { io_mode: if heard { self.environments.mode(caller.tid) } else { None }, ..self.ctx(caller) }
     }
 
     /// Without supplementary groups, for what the open already allowed.
     fn stream(caller: &Caller<'_>) -> Ctx {
-        Ctx { cred: Cred { uid: caller.uid, gid: caller.gid, groups: Vec::new() }, pid: caller.tid, tid: caller.tid }
+        let cred = Cred { uid: caller.uid, gid: caller.gid, groups: Vec::new() };
+        Ctx { cred, pid: caller.tid, tid: caller.tid, io_mode: None }
     }
 
     fn wait<T: Send + 'static>(&self, caller: &Caller<'_>, mut pending: Pending<T>) -> Result<T> {
@@ -225,7 +235,7 @@ impl FileSystem for ClientFs {
 
     fn open(&self, caller: &Caller<'_>, ino: Ino, how: OpenHow) -> Result<OpenReply> {
         let flags = amphi_client::OpenFlags::from_linux(how.flags);
-        let file = self.wait(caller, self.client.open(&self.ctx(caller), ino, flags))?;
+        let file = self.wait(caller, self.client.open(&self.opener(caller), ino, flags))?;
         if how.kill_suidgid && how.has(libc::O_TRUNC) {
             self.kill_suidgid(caller, ino)?;
         }
@@ -241,7 +251,7 @@ impl FileSystem for ClientFs {
         how: OpenHow,
     ) -> Result<(Entry, OpenReply)> {
         let flags = amphi_client::OpenFlags::from_linux(how.flags);
-        let made = self.wait(caller, self.client.create(&self.ctx(caller), parent, name, perm(mode), flags))?;
+        let made = self.wait(caller, self.client.create(&self.opener(caller), parent, name, perm(mode), flags))?;
         if !made.created && how.kill_suidgid && how.has(libc::O_TRUNC) {
             self.kill_suidgid(caller, made.attr.ino)?;
         }
@@ -250,7 +260,7 @@ impl FileSystem for ClientFs {
 
     fn tmpfile(&self, caller: &Caller<'_>, parent: Ino, mode: u32, how: OpenHow) -> Result<(Entry, OpenReply)> {
         let flags = amphi_client::OpenFlags::from_linux(how.flags);
-        let made = self.wait(caller, self.client.tmpfile(&self.ctx(caller), parent, perm(mode), flags))?;
+        let made = self.wait(caller, self.client.tmpfile(&self.opener(caller), parent, perm(mode), flags))?;
         Ok((self.entry(made.attr), self.opened(made.file, how)))
     }
 

@@ -16,6 +16,7 @@ pub mod client_fs;
 pub mod data;
 pub mod directory;
 mod dispatch;
+mod environment;
 pub mod file_system;
 pub mod groups;
 pub mod interrupt;

@@ -23,6 +23,9 @@ pub const WORKERS_MAX: u16 = 256;
 /// Says whether the holder of a session, by its `host:pid`, is known to have ended.
 pub type HolderGone = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
+/// Says whether the zone at this path lies on rotating storage.
+pub type IsRotating = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+
 /// What a server is started with. Cheap to clone; every worker has one.
 #[derive(Clone)]
 pub struct ServerConfig {
@@ -57,6 +60,8 @@ pub struct ServerConfig {
     pub worker_spin: Duration,
     /// Says whether a session's holder is known to have ended, so that its session need not be kept.
     pub holder_gone: HolderGone,
+    /// Says whether a zone lies on rotating storage; asked once for each zone at the start, which then must be there.
+    pub is_rotating: IsRotating,
 }
 
 impl ServerConfig {
@@ -82,6 +87,7 @@ impl ServerConfig {
             callback_deadline: Duration::from_secs(30),
             worker_spin: Duration::ZERO,
             holder_gone: Arc::new(|_| false),
+            is_rotating: Arc::new(|_| false),
         }
     }
 

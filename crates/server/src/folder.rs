@@ -163,7 +163,10 @@ pub async fn open_target<E: Env>(
     }
     let deadline_ns = config.callback_deadline.as_nanos() as u64;
     match Target::recover(env, zone.clone(), recovered, pool, deadline_ns, config.root_owner, counters.clone()) {
-        Ok(target) => Ok(target),
+        Ok(target) => {
+            target.rotating.set((config.is_rotating)(&path));
+            Ok(target)
+        }
         Err(text) => {
             // The text says what is wrong; that the zone cannot be closed either would not help.
             let _ = zone.close().await;

@@ -21,9 +21,9 @@ use crate::records::SessionRecord;
 use crate::worker::Worker;
 use amphi_env::Env;
 use amphi_transport::{ConnId, Connections, Handler, Incoming, Peer};
-use amphi_types::{Errno, Result, SessionId};
+use amphi_types::{Errno, Result, SessionId, TargetId};
 use amphi_wire::slots::{NORMAL_CREDITS, URGENT_CREDITS};
-use amphi_wire::{Answer, Hello, Push, Reply, Request, Role, SessionStatus, VERSION, Welcome};
+use amphi_wire::{Answer, Hello, Push, ROTATING_MAX, Reply, Request, Role, SessionStatus, VERSION, Welcome};
 use company::Rule;
 pub use ending::end_everywhere;
 
@@ -91,6 +91,8 @@ pub struct Front<E: Env> {
     started_ns: u64,
     /// Sessions of mounts that have been started.
     mounts_started: Cell<u64>,
+    /// Targets of this server on rotating storage, as many as are told.
+    rotating: Vec<TargetId>,
     closed: Cell<bool>,
     /// Mounts have to wait: the server is not in its cluster yet.
     held: Cell<bool>,
@@ -119,12 +121,15 @@ impl<E: Env> Front<E> {
         let entry = |record: SessionRecord| Entry::new(&record.name, Role::Mount, State::Alive, now_ns);
         let sessions: BTreeMap<_, _> = remembered.into_iter().map(|(id, record)| (id, entry(record))).collect();
         let ids: Vec<SessionId> = sessions.keys().copied().collect();
+        let rotates = |t: &&TargetId| (worker.config.is_rotating)(&worker.config.zone_path(t.0));
+        let rotating = worker.routes.local().iter().filter(rotates).take(ROTATING_MAX).copied().collect();
         let front = Rc::new(Front {
             cluster: RefCell::new(None),
             id,
             boot: worker.env.rand() | 1,
             started_ns: worker.now_ns(),
             mounts_started: Cell::new(0),
+            rotating,
             connections,
             sessions: RefCell::new(sessions),
             closed: Cell::new(false),
@@ -504,6 +509,7 @@ impl<E: Env> Front<E> {
             alone: self.rule.is_alone(),
             map_epoch: self.worker.routes.epoch(),
             mounts: self.mounts_started.get(),
+            rotating: self.rotating.clone(),
         })
     }
 

@@ -235,6 +235,7 @@ fn status<E: Env>(worker: &Worker<E>, target: &Target<E>) -> Told {
         space: target.space(),
         log: (stats.log_used_blocks * block, stats.log_blocks * block),
         checkpoints: stats.checkpoints,
+        rotating: target.rotating.get(),
     };
     let opens = target.opens.borrow();
     let sessions = target.sessions.borrow();

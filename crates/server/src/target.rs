@@ -60,6 +60,8 @@ pub struct Target<E: Env> {
     pub id: TargetId,
     /// Its storage.
     pub zone: Zone<E>,
+    /// Whether that rotates.
+    pub rotating: Cell<bool>,
     /// Its disk, for file data.
     pub disk: Rc<E::Disk>,
     /// Its name space.
@@ -184,6 +186,7 @@ impl<E: Env> Target<E> {
             id,
             disk: zone.disk(),
             zone,
+            rotating: Cell::new(false),
             meta: RefCell::new(meta),
             data: RefCell::new(data),
             locks: Locks::new(limits, start),

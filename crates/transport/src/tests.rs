@@ -172,6 +172,7 @@ impl Handler for TestServer {
             alone: true,
             map_epoch: 0,
             mounts: 1,
+            rotating: Vec::new(),
         })
     }
 

@@ -84,7 +84,12 @@ pub struct Welcome {
     /// Mount sessions that have been started since the server was, this one included: a mount whose session has ended and
     /// starts anew learns whether there were others in between.
     pub mounts: u64,
+    /// Targets of this server on rotating storage, at most `ROTATING_MAX`; of further ones mounts know nothing.
+    pub rotating: Vec<TargetId>,
 }
+
+/// Most targets in a `Welcome`: it has to fit `HANDSHAKE_BODY_MAX`.
+pub const ROTATING_MAX: usize = 1000;
 
 /// A request with its address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

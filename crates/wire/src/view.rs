@@ -86,6 +86,8 @@ pub struct TargetStatus {
     pub log: (u64, u64),
     /// Checkpoints since start.
     pub checkpoints: u64,
+    /// Whether its zone lies on rotating storage.
+    pub rotating: bool,
 }
 
 /// One session in `Status`.

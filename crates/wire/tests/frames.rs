@@ -186,7 +186,20 @@ fn every_message_round_trips() {
         alone: true,
         map_epoch: 0,
         mounts: 1,
+        rotating: Vec::new(),
     };
+    // The longest one fits a handshake.
+    let longest = Welcome {
+        rotating: vec![TargetId(u16::MAX); ROTATING_MAX],
+        pool: u16::MAX,
+        token_ms: u32::MAX,
+        map_epoch: u64::MAX,
+        mounts: u64::MAX,
+        cluster: u64::MAX,
+        ..welcome.clone()
+    };
+    let longest = SignedWelcome { welcome: longest, proof: Some([255; 32]) };
+    assert!(proven_bytes(&longest).len() <= HANDSHAKE_BODY_MAX, "{}", proven_bytes(&longest).len());
     round_trip(Head::new(FrameKind::Welcome), &SignedWelcome { welcome, proof: None });
     round_trip(Head::new(FrameKind::Refuse), &Refuse { reason: "no".into() });
 }

@@ -4,6 +4,7 @@ use super::up::{Storage, spin_us};
 use crate::config_file::{ConfigFile, EXAMPLE};
 use crate::failure::{Failure, Outcome};
 use crate::process::{self, Stop};
+use crate::storage_kind::Rotational;
 use crate::{members, size};
 use amphi_server::{ServerConfig, run_threads};
 use clap::Args;
@@ -57,6 +58,9 @@ pub struct Server {
     /// How long a worker polls after its last work before it sleeps, if nobody else needs the core; microseconds [default: 200]
     #[arg(long, value_parser = spin_us())]
     worker_spin_us: Option<u64>,
+    /// Whether the zones lie on rotating disks; auto looks at their devices [default: auto]
+    #[arg(long, value_name = "WHETHER")]
+    rotational: Option<Rotational>,
     /// End when this process, which must be the parent, does
     #[arg(long, hide = true, value_name = "PID")]
     with_parent: Option<i32>,
@@ -81,6 +85,7 @@ impl Server {
             log_size: self.log_size.or(file.log_size).unwrap_or(64 << 20),
             workers,
             worker_spin_us: self.worker_spin_us.or(file.worker_spin_us).unwrap_or(200),
+            rotational: self.rotational.or(file.rotational).unwrap_or_default(),
         };
         let mut config = storage.config()?;
         config.listen = or(self.listen.clone(), file.listen);

@@ -181,7 +181,7 @@ fn render(status: &Value) -> String {
         let (blocks, free) = (number(t, "blocks"), number(t, "blocks_free"));
         let _ = writeln!(
             out,
-            "target {:<4} {:<12} worker {:<3} {:>10} of {:>10} used, {:>9} inodes, log {:>3} % used, {} checkpoints",
+            "target {:<4} {:<12} worker {:<3} {:>10} of {:>10} used, {:>9} inodes, log {:>3} % used, {} checkpoints{}",
             number(t, "target"),
             text(t, "server"),
             number(t, "worker"),
@@ -190,6 +190,7 @@ fn render(status: &Value) -> String {
             number(t, "inodes"),
             100 * number(t, "log_used_bytes") / number(t, "log_bytes").max(1),
             number(t, "checkpoints"),
+            if is(t, "rotating") { ", rotating" } else { "" },
         );
     }
     for s in list(status, "sessions") {
@@ -239,6 +240,7 @@ mod tests {
                     space: TargetSpace::default(),
                     log: (0, 0),
                     checkpoints: 0,
+                    rotating: true,
                 }],
             }],
         };
@@ -250,6 +252,7 @@ mod tests {
             "c            DOWN        targets 2 tcp:c:1",
             "not heard of for 9 s",
             "target 2    c ",
+            "0 checkpoints, rotating",
         ] {
             assert!(shown.contains(words), "{words:?} in {shown}");
         }

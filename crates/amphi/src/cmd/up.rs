@@ -4,6 +4,7 @@ use crate::failure::{Failure, Outcome};
 use crate::members::{Members, SERVERS_MAX, Site};
 use crate::process::{self, Around, MountOptions, Stop};
 use crate::size;
+use crate::storage_kind::Rotational;
 use amphi_client::ClientConfig;
 use amphi_sched::WorkerConfig;
 use amphi_server::ServerConfig;
@@ -38,6 +39,9 @@ pub struct Storage {
     /// How long a worker polls after its last work before it sleeps, if nobody else needs the core; microseconds
     #[arg(long, default_value_t = 200, value_parser = spin_us())]
     pub worker_spin_us: u64,
+    /// Whether the zones lie on rotating disks; auto looks at their devices
+    #[arg(long, value_name = "WHETHER", default_value = "auto")]
+    pub rotational: Rotational,
 }
 
 impl Storage {
@@ -54,6 +58,7 @@ impl Storage {
         config.zone_bytes = self.zone_size;
         config.log_bytes = self.log_size;
         config.workers = self.workers;
+        config.is_rotating = self.rotational.judge();
         Ok(config)
     }
 

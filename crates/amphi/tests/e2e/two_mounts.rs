@@ -21,16 +21,16 @@ const EIO: i32 = 5;
 const ENOTCONN: i32 = 107;
 
 /// A cluster and two mounts of it.
-struct Pair {
-    place: Place,
+pub struct Pair {
+    pub place: Place,
     servers: Vec<Daemon>,
     mounts: Vec<Daemon>,
-    a: PathBuf,
-    b: PathBuf,
+    pub a: PathBuf,
+    pub b: PathBuf,
 }
 
 impl Pair {
-    fn new(servers: usize, server: &[&str], mount: &[&str]) -> Pair {
+    pub fn new(servers: usize, server: &[&str], mount: &[&str]) -> Pair {
         let place = Place::new();
         let servers = (0..servers).map(|k| place.member(k, server)).collect();
         let mounts = vec![place.mount_at("a", mount), place.mount_at("b", mount)];
@@ -39,7 +39,7 @@ impl Pair {
     }
 
     /// Unmounts, stops, checks the zones.
-    fn stop(mut self) {
+    pub fn stop(mut self) {
         for mount in self.mounts.drain(..) {
             mount.stop();
         }

@@ -37,6 +37,7 @@ impl PageCache {
             if !still_true(part) {
                 continue;
             }
+            file.locality.bring(part.len().div_ceil(super::PAGE));
             if self.adopt(&mut shard, file, u, part, range, bytes, ahead) {
                 continue;
             }

@@ -1,7 +1,11 @@
-//! How much memory the cache may take: 1/4 of the machine's, at most half of the memory group's limit.
+//! Memory groups: how much memory the cache may take, and whether a process' group is short of it.
 //!
-//! Owns: reading `/proc/meminfo` and the files of memory groups, versions 1 and 2. Files are read by a function given
-//! at construction. "No limit" is a number near 2^63 in version 1 and `max` in version 2.
+//! Owns: reading `/proc/meminfo` and the files of memory groups, versions 1 and 2. Does not own: when that is done, nor for
+//! whom (`callers`, the I/O half). Files are read by a function given to each call. "No limit" is a number near 2^63 in
+//! version 1 and `max` in version 2.
+//!
+//! A group counts what its processes have in the kernel's page cache as used, and the kernel fills every group with that up
+//! to its limit. So inactive pages of files do not count here: they make room by themselves.
 
 /// Limits beyond this are none, bytes.
 const NO_LIMIT: u64 = 1 << 60;
@@ -10,10 +14,13 @@ const LEVELS_MAX: usize = 64;
 
 type Read<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
-/// Bytes for the cache; `None` if the machine's memory cannot be read.
+/// Bytes for the cache: 1/4 of the machine's memory, at most half of the smallest limit of this process' groups. `None` if the
+/// machine's memory cannot be read.
 pub(crate) fn cache_bytes(read: &Read<'_>) -> Option<u64> {
     let quarter = memory_bytes(read)? / 4;
-    Some(group(read).map_or(quarter, |g| quarter.min(g.limit / 2)))
+    let trees = Trees::find(read);
+    let smallest = own_groups(read).and_then(|text| trees.levels(read, &text).iter().map(|l| l.limit).min());
+    Some(smallest.map_or(quarter, |limit| quarter.min(limit / 2)))
 }
 
 /// The machine's memory, bytes.
@@ -23,43 +30,133 @@ fn memory_bytes(read: &Read<'_>) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// The limit that binds first, and what is used below it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Group {
-    pub(crate) limit: u64,
-    pub(crate) used: u64,
+/// The groups of this process, as `Trees::is_short` takes them.
+pub(crate) fn own_groups(read: &Read<'_>) -> Option<String> {
+    read("/proc/self/cgroup")
 }
 
-/// The memory group of this process with the smallest limit, if there is one.
-pub(crate) fn group(read: &Read<'_>) -> Option<Group> {
-    let text = read("/proc/self/cgroup")?;
-    let mut best: Option<Group> = None;
-    for line in text.lines() {
-        let mut fields = line.splitn(3, ':');
-        let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else { continue };
-        let (root, limits, usage): (&str, &[&str], &str) = if controllers.is_empty() {
-            ("/sys/fs/cgroup", &["memory.max", "memory.high"], "memory.current")
-        } else if controllers.split(',').any(|c| c == "memory") {
-            ("/sys/fs/cgroup/memory", &["memory.limit_in_bytes"], "memory.usage_in_bytes")
-        } else {
-            continue;
-        };
-        let mut path = path.trim_end_matches('/').to_string();
-        for _ in 0..LEVELS_MAX {
-            for limit in limits {
-                let limit = read(&format!("{root}{path}/{limit}")).and_then(|t| t.trim().parse::<u64>().ok());
-                if let Some(limit) = limit.filter(|l| *l < NO_LIMIT)
-                    && best.is_none_or(|b| limit < b.limit)
-                {
-                    let used = read(&format!("{root}{path}/{usage}")).and_then(|t| t.trim().parse().ok());
-                    best = Some(Group { limit, used: used.unwrap_or(0) });
-                }
-            }
-            let Some(cut) = path.rfind('/') else { break };
-            path.truncate(cut);
-        }
+/// Those of another process or thread; `None` if it has gone or may not be looked at.
+pub(crate) fn groups_of(read: &Read<'_>, pid: u32) -> Option<String> {
+    read(&format!("/proc/{pid}/cgroup"))
+}
+
+/// Files of one version of memory groups.
+struct Version {
+    limits: &'static [&'static str],
+    usage: &'static str,
+    /// Inactive pages of files, with those of groups below, in `memory.stat`.
+    idle: &'static str,
+}
+
+const V1: Version =
+    Version { limits: &["memory.limit_in_bytes"], usage: "memory.usage_in_bytes", idle: "total_inactive_file" };
+const V2: Version = Version { limits: &["memory.max", "memory.high"], usage: "memory.current", idle: "inactive_file" };
+
+/// A group with a limit.
+struct Level {
+    folder: String,
+    limit: u64,
+    version: &'static Version,
+}
+
+impl Level {
+    fn used(&self, read: &Read<'_>) -> u64 {
+        number(read, &format!("{}/{}", self.folder, self.version.usage)).unwrap_or(0)
     }
-    best
+
+    fn idle_file_bytes(&self, read: &Read<'_>) -> u64 {
+        let text = read(&format!("{}/memory.stat", self.folder)).unwrap_or_default();
+        let mut fields = text.lines().filter_map(|l| l.split_once(' '));
+        fields.find(|(name, _)| *name == self.version.idle).and_then(|(_, v)| v.trim().parse().ok()).unwrap_or(0)
+    }
+}
+
+fn number(read: &Read<'_>, path: &str) -> Option<u64> {
+    read(path)?.trim().parse().ok()
+}
+
+/// A mounted hierarchy of groups.
+#[derive(Debug)]
+struct Tree {
+    /// Where it is mounted.
+    mount: String,
+    /// The group that is seen there.
+    root: String,
+}
+
+impl Tree {
+    /// The one of version 2, or that of version 1 which limits memory; where it usually is if the mounts cannot be read.
+    fn find(mounts: Option<&str>, unified: bool) -> Tree {
+        let usual = if unified { "/sys/fs/cgroup" } else { "/sys/fs/cgroup/memory" };
+        let found = mounts.and_then(|text| {
+            text.lines().find_map(|line| {
+                let (before, after) = line.split_once(" - ")?;
+                let (mut before, mut after) = (before.split(' ').skip(3), after.split(' '));
+                let is_it = match after.next()? {
+                    "cgroup2" => unified,
+                    "cgroup" => !unified && after.nth(1)?.split(',').any(|option| option == "memory"),
+                    _ => false,
+                };
+                let (root, mount) = (before.next()?, before.next()?);
+                is_it.then(|| Tree { mount: mount.into(), root: root.trim_end_matches('/').into() })
+            })
+        });
+        found.unwrap_or(Tree { mount: usual.into(), root: String::new() })
+    }
+}
+
+/// The hierarchies of a machine. Found once: a table of thousands of mounts takes milliseconds to read.
+#[derive(Debug)]
+pub(crate) struct Trees {
+    v1: Tree,
+    v2: Tree,
+}
+
+impl Trees {
+    pub(crate) fn find(read: &Read<'_>) -> Trees {
+        let mounts = read("/proc/self/mountinfo");
+        Trees { v1: Tree::find(mounts.as_deref(), false), v2: Tree::find(mounts.as_deref(), true) }
+    }
+
+    /// Whether any of the groups named by `text`, or one above them, has reached `percent` of its limit.
+    pub(crate) fn is_short(&self, read: &Read<'_>, text: &str, percent: u64) -> bool {
+        self.levels(read, text).iter().any(|level| {
+            let is_share = |bytes: u64| u128::from(bytes) * 100 >= u128::from(level.limit) * u128::from(percent);
+            let used = level.used(read);
+            is_share(used) && is_share(used.saturating_sub(level.idle_file_bytes(read)))
+        })
+    }
+
+    /// The groups with a limit among those named by `text` (of `/proc/PID/cgroup`) and all above them.
+    fn levels(&self, read: &Read<'_>, text: &str) -> Vec<Level> {
+        let mut levels = Vec::new();
+        for line in text.lines() {
+            let mut fields = line.splitn(3, ':');
+            let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+                continue;
+            };
+            let (version, tree) = match controllers {
+                "" => (&V2, &self.v2),
+                names if names.split(',').any(|c| c == "memory") => (&V1, &self.v1),
+                _ => continue,
+            };
+            // A group outside of what this process sees begins with `/..`: nothing is known of it.
+            if path.split('/').any(|part| part == "..") {
+                continue;
+            }
+            let mut path = path.strip_prefix(tree.root.as_str()).unwrap_or(path).trim_end_matches('/').to_string();
+            for _ in 0..LEVELS_MAX {
+                let folder = format!("{}{path}", tree.mount);
+                let limits = version.limits.iter().filter_map(|name| number(read, &format!("{folder}/{name}")));
+                if let Some(limit) = limits.filter(|l| *l < NO_LIMIT).min() {
+                    levels.push(Level { folder, limit, version });
+                }
+                let Some(cut) = path.rfind('/') else { break };
+                path.truncate(cut);
+            }
+        }
+        levels
+    }
 }
 
 #[cfg(test)]
@@ -70,31 +167,98 @@ mod tests {
         move |path| files.iter().find(|(p, _)| *p == path).map(|(_, t)| (*t).to_string())
     }
 
-    /// Goal: the smallest limit on the way up counts, in both versions. Method: fake trees.
+    fn own_short(files: &[(&str, &str)], percent: u64) -> bool {
+        let read = tree(files);
+        own_groups(&read).is_some_and(|text| Trees::find(&read).is_short(&read, &text, percent))
+    }
+
+    const MEM: (&str, &str) = ("/proc/meminfo", "MemTotal:       16777216 kB\nMemFree: 1 kB\n");
+
+    /// Goal: the smallest limit on the way up bounds the cache, in both versions. Method: fake trees.
     #[test]
     fn the_smallest_limit_binds() {
-        let mem = ("/proc/meminfo", "MemTotal:       16777216 kB\nMemFree: 1 kB\n");
         let v1 = [
-            mem,
+            MEM,
             ("/proc/self/cgroup", "5:cpu:/x\n4:memory:/a/b\n0::/\n"),
             ("/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "9223372036854771712\n"),
             ("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "1073741824\n"),
             ("/sys/fs/cgroup/memory/a/memory.usage_in_bytes", "1000\n"),
             ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
         ];
-        assert_eq!(group(&tree(&v1)), Some(Group { limit: 1 << 30, used: 1000 }));
         assert_eq!(cache_bytes(&tree(&v1)), Some(512 << 20));
+        assert!(!own_short(&v1, 95));
         let v2 = [
-            mem,
+            MEM,
             ("/proc/self/cgroup", "0::/user/job\n"),
             ("/sys/fs/cgroup/user/job/memory.max", "max\n"),
             ("/sys/fs/cgroup/user/job/memory.high", "3000000000\n"),
             ("/sys/fs/cgroup/user/memory.max", "2000000000\n"),
             ("/sys/fs/cgroup/user/memory.current", "7\n"),
         ];
-        assert_eq!(group(&tree(&v2)), Some(Group { limit: 2_000_000_000, used: 7 }));
-        assert_eq!(cache_bytes(&tree(&[mem])), Some(4 << 30), "a quarter without a group");
+        assert_eq!(cache_bytes(&tree(&v2)), Some(1_000_000_000));
+        assert_eq!(cache_bytes(&tree(&[MEM])), Some(4 << 30), "a quarter without a group");
         assert_eq!(cache_bytes(&tree(&[])), None);
-        assert_eq!(group(&tree(&[("/proc/self/cgroup", "rubbish\n\n::\n0::/a")])), None);
+        let rubbish = tree(&[("/proc/self/cgroup", "rubbish\n\n::\n0::/a")]);
+        assert!(Trees::find(&rubbish).levels(&rubbish, "rubbish\n\n::\n0::/a\n0::/../b\n").is_empty());
+    }
+
+    /// Goal: a group at its share of its limit is short, whichever level it is; pages of files that nobody uses do not count.
+    /// Method: fake trees of both versions around the share.
+    #[test]
+    fn any_level_can_be_short() {
+        let v2 = |job: &'static str, user: &'static str, idle: &'static str| {
+            [
+                ("/proc/self/cgroup", "0::/user/job\n"),
+                ("/sys/fs/cgroup/user/job/memory.max", "1000\n"),
+                ("/sys/fs/cgroup/user/job/memory.current", job),
+                ("/sys/fs/cgroup/user/job/memory.stat", idle),
+                ("/sys/fs/cgroup/user/memory.high", "100000\n"),
+                ("/sys/fs/cgroup/user/memory.current", user),
+            ]
+        };
+        assert!(!own_short(&v2("949\n", "0\n", ""), 95));
+        assert!(own_short(&v2("950\n", "0\n", ""), 95));
+        assert!(own_short(&v2("949\n", "95000\n", ""), 95), "the larger one above");
+        assert!(!own_short(&v2("999\n", "0\n", "anon 9\ninactive_file 50\n"), 95));
+        assert!(own_short(&v2("999\n", "0\n", "anon 9\ninactive_file 49\n"), 95));
+        let v1 = |used: &'static str, idle: &'static str| {
+            [
+                ("/proc/self/cgroup", "4:memory:/a\n0::/\n"),
+                ("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "1000\n"),
+                ("/sys/fs/cgroup/memory/a/memory.usage_in_bytes", used),
+                ("/sys/fs/cgroup/memory/a/memory.stat", idle),
+            ]
+        };
+        assert!(own_short(&v1("950\n", "inactive_file 900\ntotal_inactive_file 0\n"), 95));
+        assert!(!own_short(&v1("949\n", ""), 95));
+        assert!(!own_short(&v1("990\n", "total_inactive_file 100\n"), 95));
+    }
+
+    /// Goal: hierarchies are found where they are mounted, also of both versions at once, and below another root. Method: mounts
+    /// of a machine with both, and of a container.
+    #[test]
+    fn trees_are_found() {
+        let both = "30 24 0:26 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n\
+                    31 24 0:27 / /sys/fs/cgroup/cpu rw shared:9 - cgroup cgroup rw,cpu\n\
+                    33 24 0:29 / /cg/mem rw - cgroup cgroup rw,memory\n";
+        let hybrid = [
+            ("/proc/self/mountinfo", both),
+            ("/proc/self/cgroup", "4:memory:/a\n0::/b\n"),
+            ("/cg/mem/a/memory.limit_in_bytes", "1000\n"),
+            ("/cg/mem/a/memory.usage_in_bytes", "1000\n"),
+            ("/sys/fs/cgroup/unified/b/memory.max", "500\n"),
+        ];
+        let limits = |files: &[(&str, &str)], text: &str| -> Vec<u64> {
+            Trees::find(&tree(files)).levels(&tree(files), text).iter().map(|l| l.limit).collect()
+        };
+        assert_eq!(limits(&hybrid, "4:memory:/a\n0::/b\n"), [1000, 500]);
+        assert!(own_short(&hybrid, 100));
+        let container = [
+            ("/proc/self/mountinfo", "33 24 0:29 /docker/x /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n"),
+            ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "7000\n"),
+            ("/sys/fs/cgroup/memory/in/memory.limit_in_bytes", "6000\n"),
+        ];
+        assert_eq!(limits(&container, "4:memory:/docker/x/in\n"), [6000, 7000]);
+        assert_eq!(limits(&container, "4:memory:/docker/x\n"), [7000]);
     }
 }

@@ -80,7 +80,7 @@ pub(crate) struct Unit {
     sent: bool,
     /// Came by read-ahead and was not read yet.
     ahead: AtomicBool,
-    /// Bytes copied out or in since it came, saturating.
+    /// Bytes written to it and read from it since it came, saturating.
     moved: AtomicU32,
 }
 
@@ -197,6 +197,9 @@ impl Unit {
         let moved = self.moved.load(Relaxed);
         if u64::from(moved) <= 2 * UNIT {
             self.moved.store(moved + part.len() as u32, Relaxed);
+            if self.file.locality.is_lacking() && u64::from(moved) <= self.len() && self.was_reused() {
+                self.file.locality.use_again(self.len().div_ceil(super::PAGE));
+            }
         }
     }
 
@@ -207,7 +210,8 @@ impl Unit {
         self.valid.insert(part);
         self.dirty.insert(part);
         self.failed.remove(part);
-        *self.touched.get_mut() = true;
+        // Bytes that are written and then read, or written again, are used twice.
+        self.note_use(part);
     }
 
     /// Puts bytes in where none are valid. `ahead` = they came before anybody asked.

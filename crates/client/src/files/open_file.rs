@@ -9,7 +9,7 @@ use crate::decision::Reason;
 use crate::readahead::ReadAhead;
 use crate::stats::Way;
 use crate::tunables::Knob;
-use amphi_types::{ByteRange, Ino, Result};
+use amphi_types::{ByteRange, Ino, IoMode, Result};
 use amphi_wire::Access;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -34,6 +34,8 @@ pub struct OpenFile {
     pub(crate) core: Weak<Core>,
     pub(crate) file: Arc<File>,
     pub(crate) flags: OpenFlags,
+    /// What the environment of the process that opened it asks for.
+    pub(crate) process_mode: Option<IoMode>,
     /// Failures of write-back already reported here.
     reported: AtomicU64,
     pieces: Mutex<Vec<Piece>>,
@@ -53,12 +55,13 @@ struct Hits {
 }
 
 impl OpenFile {
-    pub(crate) fn new(core: &Arc<Core>, file: Arc<File>, flags: OpenFlags) -> OpenFile {
+    pub(crate) fn new(core: &Arc<Core>, file: Arc<File>, flags: OpenFlags, process_mode: Option<IoMode>) -> OpenFile {
         OpenFile {
             core: Arc::downgrade(core),
             reported: AtomicU64::new(file.error_count.load(SeqCst)),
             file,
             flags,
+            process_mode,
             pieces: Mutex::default(),
             pieces_open: AtomicU32::new(0),
             readahead: Mutex::default(),

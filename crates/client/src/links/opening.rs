@@ -180,6 +180,7 @@ impl<E: Env> Links<E> {
             return link.close().await;
         }
         let welcome = link.welcome();
+        self.learn_storage(seat, &welcome);
         self.core.company.leases.surely_heard(&seat.lease, self.core.clock.boot_ns());
         if welcome.resumed {
             for target in self.targets_of(seat, welcome.pool) {

@@ -25,9 +25,9 @@ fn access(flags: OpenFlags) -> Access {
 }
 
 /// The open file of an answer that opened it.
-fn opened(core: &Arc<Core>, view: InodeView, flags: OpenFlags, moment: Moment) -> Arc<OpenFile> {
+fn opened(core: &Arc<Core>, ctx: &Ctx, view: InodeView, flags: OpenFlags, moment: Moment) -> Arc<OpenFile> {
     let file = core.files.open(view, access(flags), moment);
-    Arc::new(OpenFile::new(core, file, flags))
+    Arc::new(OpenFile::new(core, file, flags, ctx.io_mode))
 }
 
 pub(crate) async fn create(
@@ -45,7 +45,7 @@ pub(crate) async fn create(
     let mut told = tokens::call(&core, dir.target(), &ctx.cred, op, &name_keys(dir, &name)).await?;
     match told.take()? {
         Reply::Made { inode, created, lock } => {
-            let file = opened(&core, inode, flags, told.moment);
+            let file = opened(&core, &ctx, inode, flags, told.moment);
             told.keep_name(dir, &name, Some(inode.attr.ino));
             told.keep_view(inode);
             if let Some(lock) = lock {
@@ -66,7 +66,7 @@ pub(crate) async fn tmpfile(core: Arc<Core>, ctx: Ctx, dir: Ino, perm: u16, flag
     let mut told = tokens::call(&core, dir.target(), &ctx.cred, op, &[]).await?;
     match told.take()? {
         Reply::Made { inode, created, .. } => {
-            let file = opened(&core, inode, flags, told.moment);
+            let file = opened(&core, &ctx, inode, flags, told.moment);
             told.keep_view(inode);
             Ok(Created { attr: file.file.overlay(inode.attr, core.company.is_alone()), file, created })
         }
@@ -81,7 +81,7 @@ pub(crate) async fn open(core: Arc<Core>, ctx: Ctx, ino: Ino, flags: OpenFlags) 
     let keys: &[TokenKey] = if flags.write { &[TokenKey::Attributes(ino)] } else { &[] };
     let mut told = tokens::call(&core, ino.target(), &ctx.cred, op, keys).await?;
     let view = inode_reply(told.take()?)?;
-    let file = opened(&core, view, flags, told.moment);
+    let file = opened(&core, &ctx, view, flags, told.moment);
     told.keep_view(view);
     drop(told);
     if view.attr.kind == Kind::Dir && flags.write {

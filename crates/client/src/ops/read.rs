@@ -153,8 +153,7 @@ fn note_access(core: &Core, open: &OpenFile) {
 }
 
 fn count(core: &Core, open: &OpenFile, reason: Reason, bytes: u64) {
-    core.stats.io(Way::Read, reason, bytes);
-    open.file.stats.io(Way::Read, reason, bytes);
+    core.count_io(open, Way::Read, reason, bytes);
 }
 
 pub(crate) async fn read(
@@ -215,7 +214,7 @@ pub(crate) async fn read(
     let missing: u64 = gaps.iter().map(ByteRange::len).sum();
     let before = open.request_bytes(Way::Read, ctx.tid, asked) - asked.len();
     open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
-    let decision = decide(&core.input(&open, Way::Read, before + missing));
+    let decision = decide(&core.input(&ctx, &open, Way::Read, before + missing));
     count(&core, &open, decision.reason, range.len());
     if decision.mode == Mode::Direct {
         return match buf {
@@ -523,58 +522,4 @@ fn is_wanted_elsewhere(core: &Core, file: &File) -> bool {
     let called = file.called_back_ns.load(Relaxed);
     let lately = core.tunables.get(Knob::ContendedMs) * 1_000_000;
     file.contended_until_ns.load(Relaxed) > now || (called > 0 && now < called.saturating_add(lately))
-}
-
-impl Core {
-    /// What is known for the decision about a request of `bytes` that the cache does not serve.
-    pub(crate) fn input(&self, open: &OpenFile, way: Way, bytes: u64) -> crate::decision::Input {
-        let t = &self.tunables;
-        let file = &open.file;
-        let large = if way == Way::Read { Knob::LargeRead } else { Knob::LargeWrite };
-        let share = |limit: u64| limit / 100 * t.get(Knob::MemoryPercent);
-        let small_bytes = t.get(Knob::Small);
-        let in_window = bytes >= small_bytes;
-        let short = || {
-            // Clean bytes make room; a cache is short when it is full of dirty ones, or the memory group is.
-            self.cache.dirty_bytes() >= share(t.get(Knob::CacheBytes) / 100 * t.get(Knob::DirtyPercent))
-                || self.group_short.load(SeqCst)
-        };
-        crate::decision::Input {
-            size: bytes,
-            o_direct: open.flags.direct,
-            file_mode: file.io_mode(),
-            mount_mode: t.mode(),
-            large_bytes: t.get(large),
-            small_bytes,
-            contended: in_window
-                && t.on(Knob::Contention)
-                && file.contended_until_ns.load(SeqCst) > 0
-                && file.contended_until_ns.load(SeqCst) > self.clock.now_ns(),
-            memory_short: in_window && t.on(Knob::Memory) && short(),
-            overcache: in_window
-                && t.on(Knob::Overcache)
-                && file.cached_bytes.load(SeqCst) >= share(t.get(Knob::OvercacheBytes)),
-            no_locality: in_window && t.on(Knob::Locality) && self.lacks_locality(file),
-        }
-    }
-
-    fn lacks_locality(&self, file: &File) -> bool {
-        self.measure_locality(file);
-        file.no_locality.load(SeqCst)
-            && !file
-                .probe
-                .fetch_add(1, SeqCst)
-                .wrapping_add(1)
-                .is_multiple_of(self.tunables.get(Knob::LocalityProbe) as u32)
-    }
-
-    /// Judges the locality of a file once enough of its pages have left the cache (FEATURES H5).
-    fn measure_locality(&self, file: &File) {
-        let left = file.pages_left.load(SeqCst);
-        if left >= self.tunables.get(Knob::LocalityPages) {
-            let reused = file.pages_reused.swap(0, SeqCst);
-            file.pages_left.store(0, SeqCst);
-            file.no_locality.store(reused * self.tunables.get(Knob::LocalityFraction) < left, SeqCst);
-        }
-    }
 }

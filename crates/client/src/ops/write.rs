@@ -40,7 +40,7 @@ pub(crate) fn try_write(
     if range.end > limits::FILE_MAX {
         return None;
     }
-    let decision = decide(&core.input(open, Way::Write, open.request_bytes(Way::Write, ctx.tid, range)));
+    let decision = decide(&core.input(ctx, open, Way::Write, open.request_bytes(Way::Write, ctx.tid, range)));
     let fits = decision.mode == Mode::Buffered && !core.dirty_is_full(range.len()) && core.make_room(room_for(range));
     let stripes = if fits { locks::stripe_bits(file, range) } else { 0 };
     if !locks::covered(file, stripes) {
@@ -83,8 +83,7 @@ pub(crate) fn try_write(
 }
 
 fn count(core: &Core, open: &OpenFile, reason: Reason, bytes: u64) {
-    core.stats.io(Way::Write, reason, bytes);
-    open.file.stats.io(Way::Write, reason, bytes);
+    core.count_io(open, Way::Write, reason, bytes);
 }
 
 /// Memory that a write may need at most.
@@ -142,7 +141,7 @@ pub(crate) async fn write(
     }
     let bytes = open.request_bytes(Way::Write, ctx.tid, range);
     open.note_piece(Way::Write, ctx.tid, range, hints.may_continue);
-    let mut decision = decide(&core.input(&open, Way::Write, bytes));
+    let mut decision = decide(&core.input(&ctx, &open, Way::Write, bytes));
     if hints.direct && decision.mode == Mode::Buffered {
         decision = crate::decision::Decision { mode: Mode::Direct, reason: Reason::DirectUser };
     }

@@ -10,7 +10,7 @@ use amphi_types::Pattern;
 use amphi_wire::XattrMode;
 use std::sync::Arc;
 
-fn write(w: &mut World, file: &Arc<OpenFile>, tid: u32, at: u64, len: usize, may_continue: bool) {
+pub(super) fn write(w: &mut World, file: &Arc<OpenFile>, tid: u32, at: u64, len: usize, may_continue: bool) {
     let hints = Hints { may_continue, ..Hints::default() };
     let ctx = Ctx { tid, ..Ctx::root() };
     if w.client.try_write(&ctx, file, at, &vec![1; len], hints).is_none() {
@@ -19,7 +19,7 @@ fn write(w: &mut World, file: &Arc<OpenFile>, tid: u32, at: u64, len: usize, may
     }
 }
 
-fn read(w: &mut World, file: &Arc<OpenFile>, at: u64, len: usize) -> usize {
+pub(super) fn read(w: &mut World, file: &Arc<OpenFile>, at: u64, len: usize) -> usize {
     let (ctx, mut into) = (Ctx::root(), vec![0; len]);
     match w.client.try_read(&ctx, file, at, &mut into, Hints::default()) {
         Some(n) => n,
@@ -30,11 +30,11 @@ fn read(w: &mut World, file: &Arc<OpenFile>, at: u64, len: usize) -> usize {
     }
 }
 
-fn io(w: &World, way: Way, reason: Reason) -> (u64, u64) {
+pub(super) fn io(w: &World, way: Way, reason: Reason) -> (u64, u64) {
     w.client.core.stats.io_of(way, reason)
 }
 
-fn sent(w: &World, name: &str) -> usize {
+pub(super) fn sent(w: &World, name: &str) -> usize {
     w.server.log.iter().filter(|l| *l == name).count()
 }
 

@@ -100,6 +100,7 @@ impl Handler for Served {
             alone: true,
             map_epoch: map.epoch,
             mounts: 1,
+            rotating: Vec::new(),
         })
     }
     fn connected(&self, _: SessionId, _: Role, _: ConnId) {}

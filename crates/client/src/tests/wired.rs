@@ -33,6 +33,7 @@ impl Handler for Served {
             alone: true,
             map_epoch: 0,
             mounts: 1,
+            rotating: Vec::new(),
         })
     }
     fn connected(&self, _: SessionId, _: Role, _: ConnId) {}

@@ -1,7 +1,7 @@
 //! Client, server and background tasks in one thread; who gets the next step is drawn from a seed.
 
 use super::server::Server;
-use crate::api::{ClientConfig, Clock, Ctx, OpenFlags};
+use crate::api::{ClientConfig, Clock, Ctx, OpenFlags, ReadText};
 use crate::queue::{Item, Outgoing, Task};
 use crate::{Client, OpenFile, Pending};
 use amphi_types::{Ino, Result, Timespec};
@@ -41,9 +41,19 @@ const STEPS_MAX: usize = 200_000;
 
 impl World {
     pub(crate) fn new(seed: u64, tunables: &[(&str, &str)]) -> World {
+        World::with(seed, tunables, None)
+    }
+
+    /// A world in which the client reads the files of a machine by `read_text`.
+    pub(crate) fn reading(seed: u64, tunables: &[(&str, &str)], read_text: ReadText) -> World {
+        World::with(seed, tunables, Some(read_text))
+    }
+
+    fn with(seed: u64, tunables: &[(&str, &str)], read_text: Option<ReadText>) -> World {
         let clock = Arc::new(TestClock(AtomicU64::new(5_000_000_000)));
         let mut config = ClientConfig::new(clock.clone());
         config.cache_bytes = Some(64 << 20);
+        config.read_text = read_text;
         config.tunables = tunables.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect();
         let (client, io) = Client::new(config);
         client.core.pool.store(4, SeqCst);
@@ -65,12 +75,7 @@ impl World {
 
     /// One step of the background: an answer, a task, or a callback. Returns whether there was anything to do.
     pub(crate) fn step(&mut self) -> bool {
-        while let Some(item) = self.client.core.queue.pop() {
-            match item {
-                Item::Call(out) => self.calls.push(out),
-                Item::Task(task) => self.tasks.push(task),
-            }
-        }
+        self.waiting_calls();
         self.clock.0.fetch_add(1000, SeqCst);
         let locks: Vec<(u64, _)> = self.server.locks.iter().map(|(id, (o, _))| (*id, *o)).collect();
         if self.callbacks > 0 && !locks.is_empty() && self.rand(self.callbacks) == 0 {
@@ -97,6 +102,17 @@ impl World {
             }
         }
         busy
+    }
+
+    /// Requests that were sent and not answered.
+    pub(crate) fn waiting_calls(&mut self) -> usize {
+        while let Some(item) = self.client.core.queue.pop() {
+            match item {
+                Item::Call(out) => self.calls.push(out),
+                Item::Task(task) => self.tasks.push(task),
+            }
+        }
+        self.calls.len()
     }
 
     /// Runs the background for a while.

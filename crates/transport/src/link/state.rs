@@ -487,6 +487,7 @@ mod tests {
             alone: true,
             map_epoch: 0,
             mounts: 1,
+            rotating: Vec::new(),
         };
         let mut state = State::new(welcome, SlotTable::new(normal_credits, urgent_credits).unwrap());
         state.resume(Time(0));

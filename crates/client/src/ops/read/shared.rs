@@ -58,7 +58,7 @@ pub(super) async fn read(
         let missing: u64 = core.cache.gaps(file, asked).iter().map(ByteRange::len).sum();
         let before = open.request_bytes(Way::Read, ctx.tid, asked) - asked.len();
         open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
-        let decision = decide(&core.input(open, Way::Read, before + missing));
+        let decision = decide(&core.input(ctx, open, Way::Read, before + missing));
         (decision.mode, decision.reason)
     };
     count(core, open, reason, asked.len());

@@ -1,0 +1,189 @@
+//! Memory groups of the processes that call (FEATURES H4).
+//!
+//! Owns: which callers were seen lately and whether their groups are short of memory. Does not own: reading groups
+//! (`cache::limit`), nor what follows from it (`decision`).
+//!
+//! What a program writes here is buffered in the memory of the mount's process, not in the program's. Its own group matters
+//! all the same: what it maps lies in pages that its group pays for, and a program at its limit is being reclaimed, or about to
+//! be killed; its bytes should be safe on the servers rather than wait for their write-back.
+//!
+//! Invariants: a request reads no file: it looks a caller up, or notes it, and goes by what was found last. The I/O half looks
+//! at most at `LOOKS_MAX` callers at a time. Caller 0 is of another process name space and stays unknown.
+//! What is known of a caller is at most `LIFE_NS` and one tick (`writeback.age_ms` / 4, at most 1 s) old; a process
+//! whose number was used before is judged by the other one's group for no longer than that.
+
+use crate::cache::limit::{self, Trees};
+use parking_lot::RwLock;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+/// Callers that are known at a time; further ones are not judged until some have gone.
+const CALLERS_MAX: usize = 1024;
+/// Callers whose groups are asked for in one tick: about 10 us each.
+const LOOKS_MAX: usize = 64;
+/// A caller that did not ask for so long is forgotten, and where a group stands is read again.
+const LIFE_NS: u64 = 5_000_000_000;
+/// How exactly it is known when a caller asked: writing that down each time would cost its cache line.
+const EXACT_NS: u64 = 100_000_000;
+
+struct Seen {
+    /// When it last asked.
+    asked_ns: AtomicU64,
+    short: AtomicBool,
+    /// Its line in `/proc`, and when that was read; nothing before.
+    groups: Option<(u64, String)>,
+}
+
+/// Callers by the number of their process or thread.
+#[derive(Default)]
+pub(crate) struct Callers {
+    seen: RwLock<BTreeMap<u32, Seen>>,
+    short: AtomicUsize,
+}
+
+impl Callers {
+    /// Whether the groups of `pid` were found short of memory; notes it for the next look.
+    pub(crate) fn is_short(&self, pid: u32, now_ns: u64) -> bool {
+        if pid == 0 {
+            return false;
+        }
+        if let Some(seen) = self.seen.read().get(&pid) {
+            if now_ns.saturating_sub(seen.asked_ns.load(Relaxed)) > EXACT_NS {
+                seen.asked_ns.store(now_ns, Relaxed);
+            }
+            return seen.short.load(Relaxed);
+        }
+        let mut seen = self.seen.write();
+        if seen.len() < CALLERS_MAX {
+            let new = || Seen { asked_ns: AtomicU64::new(now_ns), short: AtomicBool::new(false), groups: None };
+            seen.entry(pid).or_insert_with(new);
+        }
+        false
+    }
+
+    /// Callers whose groups are short.
+    pub(crate) fn short_callers(&self) -> usize {
+        self.short.load(Relaxed)
+    }
+
+    /// Forgets everybody.
+    pub(crate) fn clear(&self) {
+        if !self.seen.read().is_empty() {
+            self.seen.write().clear();
+            self.short.store(0, Relaxed);
+        }
+    }
+
+    /// Looks at the groups of those who asked. Returns how many callers were asked for.
+    pub(crate) fn look(
+        &self,
+        read: &dyn Fn(&str) -> Option<String>,
+        trees: &Trees,
+        percent: u64,
+        now_ns: u64,
+    ) -> usize {
+        let lately = |at: u64| now_ns.saturating_sub(at) < LIFE_NS;
+        let due: Vec<u32> = {
+            let mut seen = self.seen.write();
+            seen.retain(|_, s| lately(s.asked_ns.load(Relaxed)));
+            let mut due: Vec<(u64, u32)> = seen
+                .iter()
+                .map(|(pid, s)| (s.groups.as_ref().map_or(0, |g| g.0), *pid))
+                .filter(|(read_ns, _)| *read_ns == 0 || !lately(*read_ns))
+                .collect();
+            due.sort_unstable();
+            due.into_iter().take(LOOKS_MAX).map(|(_, pid)| pid).collect()
+        };
+        // Files are read without the lock.
+        let found: Vec<_> = due.iter().map(|pid| (*pid, limit::groups_of(read, *pid))).collect();
+        {
+            let mut seen = self.seen.write();
+            for (pid, groups) in found {
+                match groups {
+                    Some(text) => {
+                        if let Some(s) = seen.get_mut(&pid) {
+                            s.groups = Some((now_ns.max(1), text));
+                        }
+                    }
+                    None => drop(seen.remove(&pid)),
+                }
+            }
+        }
+        let mut groups: BTreeMap<String, bool> = BTreeMap::new();
+        for s in self.seen.read().values() {
+            if let Some((_, text)) = &s.groups
+                && groups.len() < LOOKS_MAX
+            {
+                groups.entry(text.clone()).or_default();
+            }
+        }
+        for (text, short) in &mut groups {
+            *short = trees.is_short(read, text, percent);
+        }
+        let mut count = 0;
+        for s in self.seen.read().values() {
+            let short = s.groups.as_ref().and_then(|(_, text)| groups.get(text)).copied().unwrap_or(false);
+            s.short.store(short, Relaxed);
+            count += usize::from(short);
+        }
+        self.short.store(count, Relaxed);
+        due.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    /// Goal: callers are judged by their groups, files are read in `look` alone and once for each group, those who have gone
+    /// are forgotten, and so is a number's earlier owner. Method: fake files that count.
+    #[test]
+    fn callers_are_judged_by_their_groups() {
+        let (used, reads, moved) = (RefCell::new("100\n"), RefCell::new(Vec::new()), RefCell::new(false));
+        let read = |path: &str| {
+            reads.borrow_mut().push(path.to_string());
+            match path {
+                "/proc/7/cgroup" if *moved.borrow() => Some("0::/free\n".into()),
+                "/proc/7/cgroup" | "/proc/8/cgroup" => Some("0::/job\n".into()),
+                "/proc/9/cgroup" => Some("0::/\n".into()),
+                "/sys/fs/cgroup/job/memory.max" => Some("1000\n".into()),
+                "/sys/fs/cgroup/job/memory.current" => Some(used.borrow().to_string()),
+                _ => None,
+            }
+        };
+        let (callers, trees) = (Callers::default(), Trees::find(&|_| None));
+        let all = |now_ns| [0, 7, 8, 9, 10].map(|pid| callers.is_short(pid, now_ns));
+        assert_eq!(all(1), [false; 5]);
+        assert!(reads.borrow().is_empty());
+        assert_eq!(callers.look(&read, &trees, 95, 2), 4);
+        let usage = |reads: &[String]| reads.iter().filter(|p| p.ends_with("memory.current")).count();
+        assert_eq!(usage(&reads.borrow()), 1, "one group: {reads:?}");
+        *used.borrow_mut() = "950\n";
+        assert_eq!(callers.look(&read, &trees, 95, 3), 0, "groups are known");
+        assert_eq!(all(4), [false, true, true, false, false]);
+        assert_eq!(callers.short_callers(), 2);
+        assert_eq!(callers.look(&read, &trees, 95, 5), 1, "10 has gone and is asked for again");
+        *moved.borrow_mut() = true;
+        assert!(all(LIFE_NS)[1], "believed for a while");
+        callers.look(&read, &trees, 95, LIFE_NS + 3);
+        assert_eq!(all(LIFE_NS + 4), [false, false, true, false, false], "7 is somebody else now");
+        callers.look(&read, &trees, 95, 3 * LIFE_NS);
+        assert!(callers.seen.read().is_empty() && callers.short_callers() == 0, "nobody asked lately");
+    }
+
+    /// Goal: the table is bounded, and so is what one look does. Method: more callers than fit.
+    #[test]
+    fn bounds_hold() {
+        let (callers, trees) = (Callers::default(), Trees::find(&|_| None));
+        for pid in 1..3 * CALLERS_MAX as u32 {
+            assert!(!callers.is_short(pid, 1));
+        }
+        assert_eq!(callers.seen.read().len(), CALLERS_MAX);
+        let group = |path: &str| path.starts_with("/proc/").then(|| "0::/job\n".to_string());
+        for _ in 0..CALLERS_MAX / LOOKS_MAX {
+            assert_eq!(callers.look(&group, &trees, 95, 2), LOOKS_MAX, "the next ones each time");
+        }
+        assert_eq!(callers.look(&group, &trees, 95, 2), 0);
+    }
+}

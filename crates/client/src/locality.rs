@@ -1,0 +1,166 @@
+//! Access locality of a file (FEATURES H5): whether what is brought into the cache is used again.
+//!
+//! Owns: the counts and the rule, per file. Does not own: when pages come and go (`cache`), nor what follows (`decision`).
+//!
+//! A file lacks locality when, of as many pages as the window has that left the cache, too few had been used again. Then nearly
+//! nothing is brought in any more, so nearly nothing leaves: what tells that reuse has come back are the probes, of
+//! whose pages it is counted at once when they are used again. As many of them as a window of requests brings in decide.
+//! A direct request neither brings pages in nor lets any leave, so what contention or memory sends direct changes no verdict,
+//! and costs no probe.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+/// Fewest pages of probes that show anything.
+const SAMPLE_MIN_PAGES: u64 = 16;
+
+/// The numbers of the rule, from the tunables.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rule {
+    /// Pages over which reuse is measured.
+    pub(crate) window_pages: u64,
+    /// Reuse of less than one page in so many is none.
+    pub(crate) fraction: u64,
+    /// One request in so many is a probe.
+    pub(crate) probe: u64,
+}
+
+/// What is known of one file.
+#[derive(Debug, Default)]
+pub(crate) struct Locality {
+    /// Pages that left the cache since the last verdict, and those of them that had been used again.
+    left: AtomicU64,
+    reused: AtomicU64,
+    lacking: AtomicBool,
+    /// Requests that went direct since the last probe.
+    since_probe: AtomicU64,
+    /// Without locality: pages that were brought in, and pages that were used again.
+    brought: AtomicU64,
+    again: AtomicU64,
+}
+
+impl Locality {
+    /// Pages have left the cache.
+    pub(crate) fn leave(&self, pages: u64, reused: bool) {
+        self.left.fetch_add(pages, Relaxed);
+        if reused {
+            self.reused.fetch_add(pages, Relaxed);
+        }
+    }
+
+    /// Whether the last verdict was that there is none.
+    #[inline]
+    pub(crate) fn is_lacking(&self) -> bool {
+        self.lacking.load(Relaxed)
+    }
+
+    /// Pages have come into the cache.
+    #[inline]
+    pub(crate) fn bring(&self, pages: u64) {
+        if self.is_lacking() {
+            self.brought.fetch_add(pages, Relaxed);
+        }
+    }
+
+    /// Pages were used a second time.
+    pub(crate) fn use_again(&self, pages: u64) {
+        self.again.fetch_add(pages, Relaxed);
+    }
+
+    /// Whether the next request should go direct for it: there is no locality, and the request is no probe.
+    pub(crate) fn speaks_for_direct(&self, rule: Rule) -> bool {
+        self.judge(rule);
+        self.is_lacking() && self.since_probe.load(Relaxed) + 1 < rule.probe
+    }
+
+    /// A request went direct for lack of locality.
+    pub(crate) fn went_direct(&self) {
+        self.since_probe.fetch_add(1, Relaxed);
+    }
+
+    /// A request in the window went through the cache.
+    pub(crate) fn went_buffered(&self) {
+        if self.is_lacking() {
+            self.since_probe.store(0, Relaxed);
+        }
+    }
+
+    fn judge(&self, rule: Rule) {
+        let left = self.left.load(Relaxed);
+        if left >= rule.window_pages {
+            let reused = self.reused.swap(0, Relaxed);
+            self.left.store(0, Relaxed);
+            self.decide(reused * rule.fraction < left);
+        }
+        let sample = (rule.window_pages / rule.probe.max(1)).max(SAMPLE_MIN_PAGES);
+        let brought = self.brought.load(Relaxed);
+        if self.is_lacking() && brought >= sample {
+            let again = self.again.load(Relaxed);
+            if again * rule.fraction >= brought {
+                self.decide(false);
+            } else if brought >= 2 * sample {
+                // The older half is forgotten: reuse takes its time to show.
+                self.brought.fetch_sub(brought / 2, Relaxed);
+                self.again.fetch_sub(again / 2, Relaxed);
+            }
+        }
+    }
+
+    fn decide(&self, lacking: bool) {
+        if self.lacking.swap(lacking, Relaxed) != lacking {
+            for count in [&self.since_probe, &self.brought, &self.again, &self.left, &self.reused] {
+                count.store(0, Relaxed);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULE: Rule = Rule { window_pages: 1024, fraction: 16, probe: 8 };
+
+    /// Goal: the verdict falls over a window and follows the share; one request in `probe` is a probe, whatever else goes
+    /// direct in between. Method: pages at both sides of the share, then requests.
+    #[test]
+    fn verdicts_and_probes() {
+        let l = Locality::default();
+        l.leave(1023, false);
+        assert!(!l.speaks_for_direct(RULE), "not a window yet");
+        let l = Locality::default();
+        l.leave(960, false);
+        l.leave(64, true);
+        assert!(!l.speaks_for_direct(RULE), "one page in 16 was used again");
+        l.leave(961, false);
+        l.leave(63, true);
+        assert!(l.speaks_for_direct(RULE));
+        for round in 0..3 {
+            for _ in 0..7 {
+                assert!(l.speaks_for_direct(RULE) && l.speaks_for_direct(RULE), "asking costs no probe, {round}");
+                l.went_direct();
+            }
+            assert!(!l.speaks_for_direct(RULE), "the eighth");
+            l.went_buffered();
+        }
+    }
+
+    /// Goal: reuse that comes back is noticed although nothing leaves the cache; without it the verdict stays. Method: probes that
+    /// bring pages in, used again or not.
+    #[test]
+    fn reuse_comes_back() {
+        let l = Locality::default();
+        l.bring(5);
+        l.leave(1024, false);
+        assert!(l.speaks_for_direct(RULE));
+        for _ in 0..100 {
+            l.bring(16);
+            assert!(l.speaks_for_direct(RULE));
+        }
+        assert!(l.brought.load(Relaxed) <= 256 + 16, "old probes are forgotten");
+        l.use_again(16);
+        assert!(!l.speaks_for_direct(RULE), "one page in 16");
+        assert!(!l.is_lacking());
+        l.leave(1024, false);
+        assert!(l.speaks_for_direct(RULE), "and the next window may say otherwise");
+    }
+}

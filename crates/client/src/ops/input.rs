@@ -1,0 +1,99 @@
+//! What is known for the hybrid decision, and the count of what was decided.
+//!
+//! Owns: gathering the inputs of `decision` for one request. Does not own: the rule (`decision`), the measurements (`locality`,
+//! `callers`, `cache`).
+//!
+//! Invariants: nothing here waits or reads a file; what only matters in the window is only asked there, and in the order of
+//! the rules, so that a request that contention sends direct uses up no probe of locality.
+
+use crate::api::Ctx;
+use crate::core::Core;
+use crate::decision::{Input, Reason};
+use crate::files::{File, OpenFile};
+use crate::locality::Rule;
+use crate::stats::Way;
+use crate::tunables::Knob;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+impl Core {
+    /// What is known for the decision about a request of `bytes` that the cache does not serve.
+    pub(crate) fn input(&self, ctx: &Ctx, open: &OpenFile, way: Way, bytes: u64) -> Input {
+        let t = &self.tunables;
+        let file = &open.file;
+        let small_bytes = t.get(Knob::Small);
+        let in_window = bytes >= small_bytes;
+        let contended = in_window && t.on(Knob::Contention) && self.is_contended(file);
+        let memory_short = in_window && !contended && self.is_short_of_memory(ctx);
+        let full = || file.cached_bytes.load(SeqCst) >= self.share(t.get(Knob::OvercacheBytes));
+        let overcache = in_window && t.on(Knob::Overcache) && full();
+        let no_locality = in_window && !contended && !memory_short && !overcache && self.lacks_locality(file);
+        Input {
+            size: bytes,
+            o_direct: open.flags.direct,
+            file_mode: file.io_mode(),
+            process_mode: open.process_mode.filter(|_| t.on(Knob::ProcessMode)),
+            mount_mode: t.mode(),
+            large_bytes: self.large_bytes(file, way, bytes),
+            small_bytes,
+            contended,
+            memory_short,
+            overcache,
+            no_locality,
+        }
+    }
+
+    /// Counts a request that went the way `reason` says.
+    pub(crate) fn count_io(&self, open: &OpenFile, way: Way, reason: Reason, bytes: u64) {
+        self.stats.io(way, reason, bytes);
+        open.file.stats.io(way, reason, bytes);
+        match reason {
+            Reason::DirectLocality => open.file.locality.went_direct(),
+            Reason::BufferedDefault => open.file.locality.went_buffered(),
+            _ => {}
+        }
+    }
+
+    fn share(&self, limit: u64) -> u64 {
+        limit / 100 * self.tunables.get(Knob::MemoryPercent)
+    }
+
+    /// The large threshold: higher where the file lies on rotating storage (FEATURES H12).
+    fn large_bytes(&self, file: &File, way: Way, bytes: u64) -> u64 {
+        let t = &self.tunables;
+        let (plain, rotating) = match way {
+            Way::Read => (Knob::LargeRead, Knob::LargeReadRotating),
+            Way::Write => (Knob::LargeWrite, Knob::LargeWriteRotating),
+        };
+        let (plain, rotating) = (t.get(plain), t.get(rotating));
+        let matters = bytes >= plain && bytes < rotating && t.on(Knob::Rotating);
+        if matters && self.rotating.holds(file, bytes) { rotating } else { plain }
+    }
+
+    fn is_contended(&self, file: &File) -> bool {
+        let until = file.contended_until_ns.load(SeqCst);
+        until > 0 && until > self.clock.now_ns()
+    }
+
+    fn is_short_of_memory(&self, ctx: &Ctx) -> bool {
+        let t = &self.tunables;
+        if !t.on(Knob::Memory) {
+            return false;
+        }
+        // Clean bytes make room; a cache is short when it is full of dirty ones, or a memory group is.
+        self.cache.dirty_bytes() >= self.share(t.get(Knob::CacheBytes) / 100 * t.get(Knob::DirtyPercent))
+            || self.group_short.load(Relaxed)
+            || (t.on(Knob::CallerMemory)
+                && self.read_text.is_some()
+                && self.callers.is_short(ctx.pid, self.clock.now_ns()))
+    }
+
+    fn lacks_locality(&self, file: &File) -> bool {
+        let t = &self.tunables;
+        t.on(Knob::Locality)
+            && file.locality.speaks_for_direct(Rule {
+                window_pages: t.get(Knob::LocalityPages),
+                fraction: t.get(Knob::LocalityFraction),
+                probe: t.get(Knob::LocalityProbe),
+            })
+    }
+}

@@ -1,0 +1,428 @@
+//! When each rule of the hybrid decision speaks, and when it stops to (FEATURES H1, H4, H5, H10, H12, L3).
+
+use super::policy::{io, read, sent, write};
+use super::world::World;
+use crate::OpenFile;
+use crate::api::{Ctx, Hints, OpenFlags};
+use crate::decision::Reason;
+use crate::stats::{Count, Way};
+use crate::tunables::Knob;
+use amphi_env::Buf;
+use amphi_types::{IoMode, Pattern, TargetId};
+use amphi_wire::XattrMode;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+const KIB64: usize = 64 << 10;
+
+fn reads(w: &World, reason: Reason) -> u64 {
+    io(w, Way::Read, reason).0
+}
+
+fn writes(w: &World, reason: Reason) -> u64 {
+    io(w, Way::Write, reason).0
+}
+
+fn set(w: &World, name: &str, value: &str) {
+    w.client.core.tunables.set(name, value).expect("a tunable");
+}
+
+fn wait_ms(w: &World, ms: u64) {
+    w.clock.0.fetch_add(ms * 1_000_000, SeqCst);
+}
+
+fn open(w: &mut World, ino: amphi_types::Ino) -> Arc<OpenFile> {
+    let op = w.client.open(&Ctx::root(), ino, OpenFlags::READ_WRITE);
+    w.run(op).expect("open")
+}
+
+/// Reads a range in requests of 64 KiB.
+fn scan(w: &mut World, file: &Arc<OpenFile>, range: std::ops::Range<u64>) {
+    for at in range.step_by(KIB64) {
+        assert_eq!(read(w, file, at, KIB64), KIB64);
+    }
+}
+
+/// Goal: what a server said of contention is believed for as long as it should be, from replies of every kind, and direct replies
+/// keep it up; locality learns nothing meanwhile and loses no probe. Method: a server that says so for a while, and time.
+#[test]
+fn contention_is_latched() {
+    let mut w = World::new(1, &[("hybrid.contended_ms", "4000"), ("readahead.enabled", "off")]);
+    let ino = w.server.plant("f", &vec![7; 8 << 20], Pattern::Whole);
+    let file = open(&mut w, ino);
+    write(&mut w, &file, 1, 0, KIB64, false);
+    assert_eq!(writes(&w, Reason::BufferedDefault), 1);
+    w.server.contended = true;
+    read(&mut w, &file, 1 << 20, KIB64);
+    assert_eq!(reads(&w, Reason::BufferedDefault), 1, "nobody had said so yet");
+    for at in 0..5 {
+        wait_ms(&w, 3000);
+        write(&mut w, &file, 1, at * KIB64 as u64, KIB64, false);
+        assert_eq!(writes(&w, Reason::DirectContention), at + 1, "every reply says so again");
+    }
+    wait_ms(&w, 3000);
+    read(&mut w, &file, 2 << 20, KIB64);
+    assert_eq!(reads(&w, Reason::DirectContention), 1, "reads as well");
+    w.server.contended = false;
+    wait_ms(&w, 3990);
+    write(&mut w, &file, 1, 0, KIB64, false);
+    assert_eq!(writes(&w, Reason::DirectContention), 6);
+    wait_ms(&w, 20);
+    write(&mut w, &file, 1, 0, KIB64, false);
+    assert_eq!((writes(&w, Reason::DirectContention), writes(&w, Reason::BufferedDefault)), (6, 2));
+    // Small requests and large ones do not ask; the switch and a time of 0 turn it off.
+    w.server.contended = true;
+    write(&mut w, &file, 1, 4 << 20, 2 << 20, false);
+    write(&mut w, &file, 1, 7 << 20, 4096, false);
+    assert_eq!((writes(&w, Reason::DirectLarge), writes(&w, Reason::BufferedSmall)), (1, 1));
+    set(&w, "hybrid.contention", "off");
+    write(&mut w, &file, 1, 0, KIB64, false);
+    assert_eq!(writes(&w, Reason::BufferedDefault), 3);
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: memory speaks in the window alone: a cache full of dirty bytes, the mount's group, the caller's group, each with its switch;
+/// bytes of all are right. Method: each made short in turn.
+#[test]
+fn memory_that_is_short() {
+    let mut w = World::new(1, &[("cache.max_bytes", "4M")]);
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    let core = w.client.core.clone();
+    // 95 % of the half of the cache that may be dirty.
+    let mut at = 0;
+    while core.cache.dirty_bytes() < (2 << 20) / 100 * 95 && at < 8 << 20 {
+        write(&mut w, &file, 1, at, 16 << 10, false);
+        // Not one run, so that it does not leave at once.
+        at += 32 << 10;
+    }
+    write(&mut w, &file, 1, 16 << 20, KIB64, false);
+    assert_eq!(writes(&w, Reason::DirectMemory), 1, "{} dirty", core.cache.dirty_bytes());
+    write(&mut w, &file, 1, 17 << 20, 16 << 10, false);
+    set(&w, "hybrid.memory", "off");
+    write(&mut w, &file, 1, 16 << 20, KIB64, false);
+    assert_eq!((writes(&w, Reason::DirectMemory), writes(&w, Reason::BufferedDefault)), (1, 1));
+    set(&w, "hybrid.memory", "on");
+    let op = w.client.fsync(&Ctx::root(), &file, true);
+    w.run(op).unwrap();
+    core.group_short.store(true, SeqCst);
+    write(&mut w, &file, 1, 16 << 20, KIB64, false);
+    write(&mut w, &file, 1, 0, 4096, false);
+    core.group_short.store(false, SeqCst);
+    write(&mut w, &file, 1, 16 << 20, KIB64, false);
+    assert_eq!((writes(&w, Reason::DirectMemory), writes(&w, Reason::BufferedDefault)), (2, 2));
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: a program whose group is short goes direct, another one does not; nothing is read on the way of a request. Method: two
+/// callers, a group that fills, a look as the I/O half takes it.
+#[test]
+fn callers_that_are_short_of_memory() {
+    use std::sync::atomic::{AtomicBool, AtomicU64};
+    let (full, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let files = {
+        let (full, asked) = (full.clone(), asked.clone());
+        move |path: &str| {
+            asked.fetch_add(1, SeqCst);
+            match path {
+                "/proc/41/cgroup" => Some("0::/job\n".to_string()),
+                "/proc/42/cgroup" => Some("0::/\n".to_string()),
+                "/sys/fs/cgroup/job/memory.max" => Some("1000\n".into()),
+                "/sys/fs/cgroup/job/memory.current" => Some(if full.load(SeqCst) { "960\n" } else { "10\n" }.into()),
+                _ => None,
+            }
+        }
+    };
+    let mut w = World::reading(1, &[], Arc::new(files));
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    let core = w.client.core.clone();
+    let write_as = |w: &mut World, pid: u32, at: u64| {
+        let ctx = Ctx { pid, ..Ctx::root() };
+        if w.client.try_write(&ctx, &file, at, &[5; KIB64], Hints::default()).is_none() {
+            let op = w.client.write(&ctx, &file, at, Buf::zeroed(KIB64), Hints::default());
+            assert_eq!(w.run(op), Ok(KIB64));
+        }
+    };
+    let before = asked.load(SeqCst);
+    let round = |w: &mut World| (40..43).for_each(|pid| write_as(w, pid, u64::from(pid) << 20));
+    round(&mut w);
+    assert_eq!((asked.load(SeqCst), writes(&w, Reason::BufferedDefault)), (before, 3));
+    full.store(true, SeqCst);
+    crate::io::look_at_memory(&core);
+    assert_eq!(core.stats.of(Count::CallerLook), (1, 3));
+    round(&mut w);
+    assert_eq!((writes(&w, Reason::DirectMemory), writes(&w, Reason::BufferedDefault)), (1, 5));
+    assert!(core.gauges().contains(&("callers_short", 1)));
+    set(&w, "hybrid.caller_memory", "off");
+    round(&mut w);
+    assert_eq!(writes(&w, Reason::DirectMemory), 1, "switched off");
+    set(&w, "hybrid.caller_memory", "on");
+    full.store(false, SeqCst);
+    crate::io::look_at_memory(&core);
+    round(&mut w);
+    assert_eq!(writes(&w, Reason::DirectMemory), 1, "there is room again");
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: a file with much in the cache goes direct until it has less, others do not. Method: fill the bound, then the same bytes
+/// direct, which takes them out of the cache.
+#[test]
+fn over_caching_is_per_file() {
+    let mut w = World::new(1, &[("hybrid.overcache_bytes", "1M")]);
+    let (file, other) = (w.create("f", OpenFlags::READ_WRITE), w.create("g", OpenFlags::READ_WRITE));
+    // 15 units are below 95 % of 1 MiB, 16 are above.
+    for at in 0..16u64 {
+        write(&mut w, &file, 1, at * KIB64 as u64, KIB64, false);
+    }
+    assert_eq!((writes(&w, Reason::BufferedDefault), writes(&w, Reason::DirectOvercache)), (16, 0));
+    write(&mut w, &file, 1, 0, KIB64, false);
+    assert_eq!(writes(&w, Reason::DirectOvercache), 1);
+    assert_eq!(file.file.cached_bytes.load(SeqCst), 15 * KIB64 as u64, "it took its bytes out of the cache");
+    write(&mut w, &other, 1, 0, KIB64, false);
+    write(&mut w, &file, 1, 0, KIB64, false);
+    assert_eq!((writes(&w, Reason::BufferedDefault), writes(&w, Reason::DirectOvercache)), (18, 1));
+    set(&w, "hybrid.overcache", "off");
+    write(&mut w, &file, 1, 4 << 20, KIB64, false);
+    assert_eq!(writes(&w, Reason::DirectOvercache), 1);
+    drop((file, other));
+    w.check_clean();
+}
+
+/// Small enough for quick verdicts: a cache of 4 MiB, a window of 2 MiB, one probe in 8.
+const QUICK: [(&str, &str); 4] = [
+    ("cache.max_bytes", "4M"),
+    ("hybrid.locality_pages", "512"),
+    ("hybrid.locality_probe", "8"),
+    ("readahead.enabled", "off"),
+];
+
+/// Goal: a stream over more than the cache shows no locality, with one probe in so many; reuse that comes back is noticed although
+/// nothing leaves the cache by then; contention in between costs no probe. Method: a stream, then a small part over and over.
+#[test]
+fn reuse_that_comes_back_is_noticed() {
+    let mut w = World::new(1, &QUICK);
+    let ino = w.server.plant("f", &vec![7; 32 << 20], Pattern::Whole);
+    let file = open(&mut w, ino);
+    scan(&mut w, &file, 0..16 << 20);
+    let (direct, buffered) = (reads(&w, Reason::DirectLocality), reads(&w, Reason::BufferedDefault));
+    assert!(direct > 100, "{direct} direct, {buffered} buffered");
+    scan(&mut w, &file, 16 << 20..24 << 20);
+    let more = (reads(&w, Reason::DirectLocality) - direct, reads(&w, Reason::BufferedDefault) - buffered);
+    assert_eq!(more, (112, 16), "one in eight");
+    w.server.contended = true;
+    scan(&mut w, &file, 24 << 20..25 << 20);
+    assert_eq!(reads(&w, Reason::DirectContention), 15, "all but the first, which brought the news");
+    w.server.contended = false;
+    wait_ms(&w, 60_000);
+    let before = reads(&w, Reason::DirectLocality);
+    let mut rounds = 0;
+    while file.file.locality.is_lacking() {
+        scan(&mut w, &file, 30 << 20..31 << 20);
+        rounds += 1;
+        assert!(rounds < 20, "reuse is never noticed");
+    }
+    assert!(reads(&w, Reason::DirectLocality) - before < 200, "{rounds} rounds");
+    scan(&mut w, &file, 30 << 20..31 << 20);
+    let (hits, direct) = (reads(&w, Reason::CacheHit), reads(&w, Reason::DirectLocality));
+    scan(&mut w, &file, 30 << 20..31 << 20);
+    assert_eq!((reads(&w, Reason::CacheHit) - hits, reads(&w, Reason::DirectLocality) - direct), (16, 0));
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: files whose bytes are used again stay in the cache however much of them leaves it: read twice, or written and then read;
+/// the switch turns the rule off. Method: streams over six times the cache.
+#[test]
+fn working_sets_keep_their_cache() {
+    let mut w = World::new(1, &QUICK);
+    let ino = w.server.plant("f", &vec![7; 24 << 20], Pattern::Whole);
+    let file = open(&mut w, ino);
+    for at in (0..24u64 << 20).step_by(512 << 10) {
+        scan(&mut w, &file, at..at + (512 << 10));
+        scan(&mut w, &file, at..at + (512 << 10));
+    }
+    let (direct, buffered) = (reads(&w, Reason::DirectLocality), reads(&w, Reason::BufferedDefault));
+    assert!(direct == 0 && (384..400).contains(&buffered), "{direct} direct, {buffered} buffered");
+    let made = w.create("g", OpenFlags::READ_WRITE);
+    for at in (0..24u64 << 20).step_by(KIB64) {
+        write(&mut w, &made, 1, at, KIB64, false);
+        w.settle();
+        assert_eq!(read(&mut w, &made, at, KIB64), KIB64);
+    }
+    assert_eq!(writes(&w, Reason::DirectLocality), 0);
+    set(&w, "hybrid.locality", "off");
+    let ino = w.server.plant("h", &vec![7; 24 << 20], Pattern::Whole);
+    let other = open(&mut w, ino);
+    scan(&mut w, &other, 0..24 << 20);
+    assert_eq!(reads(&w, Reason::DirectLocality), 0);
+    drop((file, made, other));
+    w.check_clean();
+}
+
+/// Goal: files with a target on rotating storage have thresholds of their own, others do not; the switch and what a server
+/// says later count. Method: one of four targets rotates; files on one target and on all.
+#[test]
+fn rotating_storage_raises_the_threshold() {
+    let mut w = World::new(1, &[]);
+    let all: Vec<TargetId> = (0..4).map(TargetId).collect();
+    let core = w.client.core.clone();
+    let whole = w.server.plant("whole", &vec![7; 16 << 20], Pattern::Whole);
+    let wide = w.server.plant("wide", &vec![7; 16 << 20], Pattern::Growing);
+    let (whole, wide) = (open(&mut w, whole), open(&mut w, wide));
+    let elsewhere = all[(usize::from(whole.ino().target().0) + 1) % 4];
+    core.rotating.learn(&all, &[elsewhere]);
+    let four = |w: &mut World, file: &Arc<OpenFile>| write(w, file, 1, 0, 4 << 20, false);
+    four(&mut w, &whole);
+    assert_eq!(writes(&w, Reason::DirectLarge), 1, "its target does not rotate");
+    four(&mut w, &wide);
+    assert_eq!((writes(&w, Reason::DirectLarge), writes(&w, Reason::BufferedDefault)), (1, 1));
+    write(&mut w, &wide, 1, 0, 8 << 20, false);
+    assert_eq!(writes(&w, Reason::DirectLarge), 2, "large for a disk as well");
+    let read_some = |w: &mut World| {
+        let op = w.client.read(&Ctx::root(), &wide, 0, 8 << 20, Hints::default());
+        assert_eq!(w.run(op).map(|d| d.len()), Ok(8 << 20));
+    };
+    read_some(&mut w);
+    assert_eq!((reads(&w, Reason::DirectLarge), reads(&w, Reason::BufferedDefault)), (0, 1));
+    set(&w, "hybrid.rotating", "off");
+    four(&mut w, &wide);
+    assert_eq!(writes(&w, Reason::DirectLarge), 3);
+    set(&w, "hybrid.rotating", "on");
+    core.rotating.learn(&[elsewhere], &[]);
+    four(&mut w, &wide);
+    assert_eq!((writes(&w, Reason::DirectLarge), core.rotating.len()), (4, 0));
+    drop((whole, wide));
+    w.check_clean();
+}
+
+/// Goal: what the opener's environment asked for counts for that open file alone, below the file's own mode and above the mount's.
+/// Method: three opens of one file by different processes, the modes of file and mount changed.
+#[test]
+fn processes_ask_for_a_mode() {
+    let mut w = World::new(1, &[]);
+    let plain = w.create("f", OpenFlags::READ_WRITE);
+    let open_as = |w: &mut World, io_mode| {
+        let op = w.client.open(&Ctx { io_mode, ..Ctx::root() }, plain.ino(), OpenFlags::READ_WRITE);
+        w.run(op).expect("open")
+    };
+    let direct = open_as(&mut w, Some(IoMode::Direct));
+    let auto = open_as(&mut w, Some(IoMode::Auto));
+    let reason = |w: &mut World, file: &Arc<OpenFile>| {
+        let before: Vec<u64> = Reason::ALL.iter().map(|r| writes(w, *r)).collect();
+        write(w, file, 1, 0, 100, false);
+        *Reason::ALL.iter().zip(before).find(|(r, n)| writes(w, **r) > *n).expect("counted").0
+    };
+    let all = |w: &mut World| [&plain, &direct, &auto].map(|file| reason(w, file));
+    use Reason::{BufferedSmall, BufferedUser, DirectUser};
+    assert_eq!(all(&mut w), [BufferedSmall, DirectUser, BufferedSmall]);
+    set(&w, "hybrid.mode", "buffered");
+    assert_eq!(all(&mut w), [BufferedUser, DirectUser, BufferedSmall], "auto of a process means it");
+    set(&w, "hybrid.mode", "direct");
+    let op = w.client.setxattr(&Ctx::root(), plain.ino(), b"user.amphi.mode", b"buffered", XattrMode::Set);
+    w.run(op).unwrap();
+    assert_eq!(all(&mut w), [BufferedUser; 3], "the file's mode counts more");
+    let op = w.client.setxattr(&Ctx::root(), plain.ino(), b"user.amphi.mode", b"auto", XattrMode::Set);
+    w.run(op).unwrap();
+    assert_eq!(all(&mut w), [DirectUser, DirectUser, BufferedSmall]);
+    set(&w, "hybrid.process_mode", "off");
+    set(&w, "hybrid.mode", "auto");
+    assert_eq!(all(&mut w), [BufferedSmall; 3]);
+    assert!(!w.client.heeds_environment());
+    drop((plain, direct, auto));
+    w.check_clean();
+}
+
+/// Goal: the switch costs no message that it should not: a request of 8 bytes that goes direct is one message, a cached read none; 8
+/// requests below the threshold count as 8 that did not switch, 8 at it as 8 that did (sanity 119j, 119k, 127g). Method: thresholds
+/// set while the file is open, messages and counters.
+#[test]
+fn switching_costs_one_message() {
+    let mut w = World::new(1, &[("hybrid.small_bytes", "0"), ("readahead.enabled", "off")]);
+    let ino = w.server.plant("f", &vec![7; 4 << 20], Pattern::Whole);
+    let file = open(&mut w, ino);
+    let messages = |w: &World| sent(w, "Write") + sent(w, "Read") + sent(w, "LockEnqueue");
+    set(&w, "hybrid.large_*_bytes", "8");
+    let before = messages(&w);
+    write(&mut w, &file, 1, 0, 8, false);
+    assert_eq!((messages(&w) - before, writes(&w, Reason::DirectLarge)), (1, 1));
+    assert_eq!(read(&mut w, &file, 0, 8), 8);
+    assert_eq!((messages(&w) - before, reads(&w, Reason::DirectLarge)), (2, 1));
+    set(&w, "hybrid.large_*_bytes", "1M");
+    read(&mut w, &file, 0, KIB64);
+    set(&w, "hybrid.large_*_bytes", "8");
+    let before = messages(&w);
+    assert_eq!(read(&mut w, &file, 0, 8), 8);
+    assert_eq!((messages(&w) - before, io(&w, Way::Read, Reason::CacheHit)), (0, (1, 8)));
+    w.client.core.stats.reset(0);
+    set(&w, "hybrid.large_*_bytes", "1M");
+    for (len, at) in (0..16).map(|i| if i < 8 { (512 << 10, i << 19) } else { (1 << 20, i << 20) }) {
+        write(&mut w, &file, 1, at, len, false);
+    }
+    assert_eq!(io(&w, Way::Write, Reason::BufferedDefault), (8, 4 << 20));
+    assert_eq!(io(&w, Way::Write, Reason::DirectLarge), (8, 8 << 20));
+    w.client.core.stats.reset(0);
+    set(&w, "hybrid.mode", "buffered");
+    write(&mut w, &file, 1, 0, 1 << 20, false);
+    let counted = Reason::ALL.iter().filter(|r| writes(&w, **r) > 0).count();
+    assert_eq!((counted, writes(&w, Reason::BufferedUser)), (1, 1), "switched off");
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: a direct request takes the file's bytes out of the cache and no lock; what was dirty there reaches the server before it
+/// (sanity 277, 398a). Method: a dirty range, a direct write and a direct read over part of it.
+#[test]
+fn direct_requests_leave_nothing_cached() {
+    let mut w = World::new(1, &[]);
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    for at in 0..4u64 {
+        write(&mut w, &file, 1, at * KIB64 as u64, KIB64, false);
+    }
+    let locks = sent(&w, "LockEnqueue");
+    let hints = Hints { direct: true, ..Hints::default() };
+    let op = w.client.write(&Ctx::root(), &file, 100, Buf::zeroed(KIB64), hints);
+    assert_eq!(w.run(op), Ok(KIB64));
+    let cached = |w: &World, at| w.client.core.cache.gaps(&file.file, amphi_types::ByteRange::at(at, 1)).is_empty();
+    assert!(cached(&w, 99) && !cached(&w, 100) && !cached(&w, 99 + KIB64 as u64) && cached(&w, 100 + KIB64 as u64));
+    let op = w.client.read(&Ctx::root(), &file, 0, 4 * KIB64, hints);
+    let mut expected = vec![1; 4 * KIB64];
+    expected[100..100 + KIB64].fill(0);
+    assert!(w.run(op).expect("read").to_vec() == expected);
+    assert_eq!(file.file.cached_bytes.load(SeqCst), 0);
+    assert_eq!(sent(&w, "LockEnqueue"), locks);
+    assert_eq!((w.client.core.cache.dirty_bytes(), w.client.core.tunables.get(Knob::Mode)), (0, 0));
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: all pieces of a direct request are on their way at once, in either direction (FEATURES H7; sanity 398g). Method: a request over four
+/// objects; messages that were sent before the first answer.
+#[test]
+fn direct_pieces_are_sent_at_once() {
+    use std::future::Future;
+    use std::pin::Pin;
+    use std::task::{Context, Waker};
+    let mut w = World::new(1, &[]);
+    let ino = w.server.plant("f", &vec![7; 8 << 20], Pattern::Striped);
+    let file = open(&mut w, ino);
+    // The owner is told once that the file has bytes elsewhere.
+    write(&mut w, &file, 1, 0, 4 << 20, false);
+    w.settle();
+    let idle = w.waiting_calls();
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut op = w.client.write(&Ctx::root(), &file, 0, Buf::zeroed(4 << 20), Hints::default());
+    assert!(Pin::new(&mut op).poll(&mut cx).is_pending());
+    assert_eq!(w.waiting_calls() - idle, 4, "one for each object");
+    assert_eq!(w.run(op), Ok(4 << 20));
+    w.settle();
+    let idle = w.waiting_calls();
+    let hints = Hints { direct: true, ..Hints::default() };
+    let mut op = w.client.read(&Ctx::root(), &file, 0, 4 << 20, hints);
+    assert!(Pin::new(&mut op).poll(&mut cx).is_pending());
+    assert_eq!(w.waiting_calls() - idle, 4);
+    assert_eq!(w.run(op).map(|d| d.len()), Ok(4 << 20));
+    drop(file);
+    w.check_clean();
+}

@@ -1,0 +1,169 @@
+//! `Environments`: what the environment of a calling process asks for (`AMPHI_IO_MODE`), which FUSE requests do not carry.
+//!
+//! Owns: a bounded cache of what `/proc/<tid>/environ` says. Does not own: what counts more (the client's decision).
+//! It is read at an open, by the thread that serves it: about 10 us. `/proc` shows what a program was started with; what it
+//! changes later (`setenv`) is not seen, and nothing is of one that this process may not look at.
+//!
+//! Invariants. A shell opens the files it redirects to and becomes the program afterwards, with the same number: so an entry is
+//! believed for as long as its thread had been known when it was read, `LIFE` at most. A thread that opens one file after the
+//! other is looked at some ten times in its first second and once a second later; a number that another process took over is
+//! looked at again within `LIFE`.
+//! Reading takes the caller's address space, which may hang on a page of this very mount: at most `READS_MAX` threads wait
+//! for that; further callers go on as if they had said nothing.
+
+use amphi_types::IoMode;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+/// The variable.
+const NAME: &[u8] = b"AMPHI_IO_MODE";
+/// How long an environment is believed at most.
+const LIFE: Duration = Duration::from_secs(1);
+/// Most threads remembered; the table is emptied when it is full.
+const ENTRIES_MAX: usize = 4096;
+/// Environments that are read at a time.
+const READS_MAX: usize = 8;
+/// Most bytes of an environment that are read.
+const BYTES_MAX: u64 = 1 << 20;
+
+#[derive(Clone, Copy)]
+struct Entry {
+    first_ns: u64,
+    read_ns: u64,
+    mode: Option<IoMode>,
+}
+
+impl Entry {
+    fn is_believed(&self, now_ns: u64) -> bool {
+        let life = (self.read_ns - self.first_ns).min(LIFE.as_nanos() as u64);
+        now_ns.saturating_sub(self.read_ns) < life
+    }
+
+    /// The same number after so long may be another process.
+    fn is_the_same(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.read_ns) < 2 * LIFE.as_nanos() as u64
+    }
+}
+
+/// Environments by thread id.
+#[derive(Default)]
+pub struct Environments {
+    entries: Mutex<BTreeMap<u32, Entry>>,
+    reading: AtomicUsize,
+}
+
+impl Environments {
+    /// What thread `tid` asks for; nothing if it says nothing or cannot be asked.
+    pub fn mode(&self, tid: u32) -> Option<IoMode> {
+        self.mode_at(tid, crate::session::monotonic_ns(), read)
+    }
+
+    fn mode_at(&self, tid: u32, now_ns: u64, read: impl Fn(u32) -> Vec<u8>) -> Option<IoMode> {
+        if tid == 0 {
+            return None;
+        }
+        let known = self.entries.lock().get(&tid).copied();
+        if let Some(entry) = known.filter(|e| e.is_believed(now_ns)) {
+            return entry.mode;
+        }
+        if self.reading.fetch_add(1, SeqCst) >= READS_MAX {
+            self.reading.fetch_sub(1, SeqCst);
+            return None;
+        }
+        let mode = parse(&read(tid));
+        self.reading.fetch_sub(1, SeqCst);
+        let mut entries = self.entries.lock();
+        if entries.len() >= ENTRIES_MAX {
+            entries.clear();
+        }
+        let first_ns = known.filter(|e| e.is_the_same(now_ns)).map_or(now_ns, |e| e.first_ns);
+        entries.insert(tid, Entry { first_ns, read_ns: now_ns, mode });
+        mode
+    }
+}
+
+#[expect(clippy::disallowed_types, reason = "of a file without an end that is known, no more than so much is read")]
+fn read(tid: u32) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if let Ok(file) = std::fs::File::open(format!("/proc/{tid}/environ")) {
+        // What was read before an error counts.
+        let _ = file.take(BYTES_MAX).read_to_end(&mut bytes);
+    }
+    bytes
+}
+
+/// The mode in an environment. Another word than a mode says nothing.
+fn parse(environ: &[u8]) -> Option<IoMode> {
+    let value = environ.split(|b| *b == 0).find_map(|entry| entry.strip_prefix(NAME)?.strip_prefix(b"="))?;
+    match value {
+        b"auto" => Some(IoMode::Auto),
+        b"buffered" => Some(IoMode::Buffered),
+        b"direct" => Some(IoMode::Direct),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    /// Goal: the variable is found and odd content harms nothing. Method: examples.
+    #[test]
+    fn environments_are_read() {
+        for (environ, mode) in [
+            (&b"HOME=/\0AMPHI_IO_MODE=direct\0X=1\0"[..], Some(IoMode::Direct)),
+            (b"AMPHI_IO_MODE=buffered", Some(IoMode::Buffered)),
+            (b"AMPHI_IO_MODE=auto\0AMPHI_IO_MODE=direct\0", Some(IoMode::Auto)),
+            (b"AMPHI_IO_MODE=\0", None),
+            (b"AMPHI_IO_MODES=direct\0MY_AMPHI_IO_MODE=direct\0", None),
+            (b"AMPHI_IO_MODE=DIRECT\0\xff\0\0", None),
+            (b"", None),
+        ] {
+            assert_eq!(parse(environ), mode, "{environ:?}");
+        }
+    }
+
+    /// Goal: a thread's environment is read seldom, yet one that changes with `exec` right after an open is seen at the next one.
+    /// Method: a clock and an environment that changes.
+    #[test]
+    fn an_exec_is_seen() {
+        let e = Environments::default();
+        let (reads, environ) = (Cell::new(0), Cell::new(&b"AMPHI_IO_MODE=direct"[..]));
+        let mode = |tid, now_us: u64| {
+            e.mode_at(tid, now_us * 1000, |_| {
+                reads.set(reads.get() + 1);
+                environ.get().to_vec()
+            })
+        };
+        assert_eq!(mode(0, 1), None);
+        assert_eq!((mode(5, 1000), reads.get()), (Some(IoMode::Direct), 1));
+        environ.set(b"AMPHI_IO_MODE=buffered");
+        assert_eq!(mode(5, 1300), Some(IoMode::Buffered), "at once");
+        for at in (2_000..1_000_000).step_by(100) {
+            assert_eq!(mode(5, at), Some(IoMode::Buffered));
+        }
+        assert!(reads.get() <= 14, "{} reads in the first second", reads.get());
+        environ.set(b"");
+        assert_eq!(mode(5, 3_100_000), None, "somebody else by now");
+        environ.set(b"AMPHI_IO_MODE=direct");
+        assert_eq!(mode(5, 3_100_100), Some(IoMode::Direct), "who is not believed long either");
+    }
+
+    /// Goal: a caller whose memory hangs holds up so many readers and no more. Method: reads within reads.
+    #[test]
+    fn hanging_readers_are_bounded() {
+        fn nested(e: &Environments, tid: u32) -> Option<IoMode> {
+            e.mode_at(tid, 1, |_| {
+                let inner = nested(e, tid + 1);
+                if inner.is_none() { b"AMPHI_IO_MODE=direct".to_vec() } else { Vec::new() }
+            })
+        }
+        let e = Environments::default();
+        nested(&e, 1);
+        assert_eq!((e.entries.lock().len(), e.reading.load(SeqCst)), (READS_MAX, 0));
+    }
+}
