@@ -29,7 +29,7 @@ pub use files::{
     Asking, DroppedFileLocks, FileLock, FileLockLimits, FileLockRefusal, FileLocks, LockFamily, LockKind, LockOwner,
     Outcome, WaitGranted, WaitId,
 };
-pub use mode::{Growth, LockId, Mode, Owner};
+pub use mode::{GroupId, Growth, LockId, Mode, Owner};
 pub use server::{Action, ContentionLimits, Dropped, LockCounts, LockLimits, LockRequest, LockSpace, Overdue, Refusal};
 pub use tokens::client::{Ask, OwnChange, TokenCache, TokenCacheLimits};
 pub use tokens::server::{

@@ -5,7 +5,7 @@ use amphi_types::{ByteRange, Cred, Kind, ObjectId, SessionId, TargetId, Timespec
 use serde::{Deserialize, Serialize};
 
 /// Protocol version; peers of another version are refused in the handshake.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// Which credits a message uses. Flush and cancel never wait behind ordinary requests (DESIGN.md §6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -149,6 +149,17 @@ pub enum LockMode {
     Write,
 }
 
+/// What a request for a lock is content with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LockExtent {
+    /// Granted as wide as nothing conflicts.
+    Grown,
+    /// Granted as asked.
+    Exact,
+    /// Lock-ahead: granted as asked, or refused with `Again` if anything is in the way. Calls nothing back.
+    Ahead,
+}
+
 /// A lock as a client re-presents it after a restart of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldLock {
@@ -158,6 +169,8 @@ pub struct HeldLock {
     pub mode: LockMode,
     /// On which bytes.
     pub range: ByteRange,
+    /// Of which group it is, if it is a group lock; then it is of all bytes.
+    pub group: Option<u64>,
 }
 
 /// What setxattr does with an existing attribute.
