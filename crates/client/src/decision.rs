@@ -31,13 +31,13 @@ macro_rules! reasons {
 }
 
 reasons! {
-    DirectUser = "direct_user", "`O_DIRECT`, or the file or mount is set to direct.";
+    DirectUser = "direct_user", "`O_DIRECT`, or the open file, file or mount is set to direct.";
     DirectLarge = "direct_large", "At least the large threshold.";
     DirectContention = "direct_contention", "In the window, the file is contended.";
     DirectMemory = "direct_memory", "In the window, memory is short.";
     DirectOvercache = "direct_overcache", "In the window, much of the file is in the cache already.";
     DirectLocality = "direct_locality", "In the window, the file's pages are not used again.";
-    BufferedUser = "buffered_user", "The file or mount is set to buffered.";
+    BufferedUser = "buffered_user", "The open file, file or mount is set to buffered.";
     BufferedSmall = "buffered_small", "Below the small threshold.";
     BufferedDefault = "buffered_default", "In the window, nothing speaks against the cache.";
     CacheHit = "cache_hit", "All bytes were in the cache.";
@@ -50,6 +50,8 @@ pub struct Input {
     pub size: u64,
     /// The file is open with `O_DIRECT`.
     pub o_direct: bool,
+    /// What was asked for of this open file.
+    pub open_mode: IoMode,
     /// What the owner of the file asked for.
     pub file_mode: IoMode,
     /// What the mount is set to.
@@ -84,8 +86,9 @@ pub fn decide(input: &Input) -> Decision {
     if input.o_direct {
         return direct(Reason::DirectUser);
     }
-    let asked = if input.file_mode == IoMode::Auto { input.mount_mode } else { input.file_mode };
-    match asked {
+    // The nearest that says something.
+    let asked = [input.open_mode, input.file_mode, input.mount_mode].into_iter().find(|mode| *mode != IoMode::Auto);
+    match asked.unwrap_or(IoMode::Auto) {
         IoMode::Direct => return direct(Reason::DirectUser),
         IoMode::Buffered => return buffered(Reason::BufferedUser),
         IoMode::Auto => {}
@@ -114,6 +117,7 @@ mod tests {
     const BASE: Input = Input {
         size: 1 << 20,
         o_direct: false,
+        open_mode: IoMode::Auto,
         file_mode: IoMode::Auto,
         mount_mode: IoMode::Auto,
         large_bytes: 2 << 20,
@@ -131,6 +135,9 @@ mod tests {
         let buffered = IoMode::Buffered;
         let table = [
             (Input { o_direct: true, file_mode: buffered, size: 1, ..all }, Reason::DirectUser),
+            (Input { o_direct: true, open_mode: buffered, size: 1, ..all }, Reason::DirectUser),
+            (Input { open_mode: IoMode::Direct, file_mode: buffered, size: 1, ..BASE }, Reason::DirectUser),
+            (Input { open_mode: buffered, file_mode: IoMode::Direct, size: 1 << 30, ..all }, Reason::BufferedUser),
             (Input { file_mode: IoMode::Direct, mount_mode: buffered, size: 1, ..BASE }, Reason::DirectUser),
             (Input { mount_mode: IoMode::Direct, size: 1, ..BASE }, Reason::DirectUser),
             (Input { file_mode: buffered, mount_mode: IoMode::Direct, size: 1 << 30, ..all }, Reason::BufferedUser),

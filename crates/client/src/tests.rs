@@ -9,6 +9,7 @@ mod company;
 mod faults;
 mod file_locks;
 mod fsx;
+mod locks;
 mod names;
 mod policy;
 mod server;

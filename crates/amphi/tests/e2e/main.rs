@@ -8,6 +8,7 @@ mod file_locks;
 mod front_end;
 mod fsx;
 mod harness;
+mod ioctl;
 mod mapped;
 mod mounts_and_servers;
 mod network;
