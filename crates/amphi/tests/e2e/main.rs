@@ -9,6 +9,7 @@ mod file_locks;
 mod front_end;
 mod fsx;
 mod harness;
+mod ioctl;
 mod mapped;
 mod memory_group;
 mod mounts_and_servers;
