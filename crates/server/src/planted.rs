@@ -4,11 +4,11 @@
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mistake {
     /// The record of a batch does not say that it points at data that may not be synced.
-    BatchUnmarked,
+    UnmarkedBatch,
     /// A batch is answered before its record is written.
-    BatchEarly,
+    EarlyAnswer,
     /// A part of a batch is written into the place of the part before it.
-    BatchShifted,
+    ShiftedPart,
 }
 
 /// Whether `mistake` is planted.

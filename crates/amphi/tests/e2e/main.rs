@@ -13,6 +13,7 @@ mod mounts_and_servers;
 mod network;
 mod posix;
 mod program_pairs;
+mod small_files;
 mod soak;
 mod space;
 mod together;
