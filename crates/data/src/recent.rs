@@ -11,11 +11,14 @@ use std::rc::Rc;
 /// Blocks remembered for a target: 2 MiB.
 const BLOCKS_MAX: usize = 512;
 
+/// A file block of an object.
+type Place = (ObjectId, u64);
+
 /// Blocks by object and place in the file, with the physical block.
 #[derive(Clone, Debug, Default)]
 pub struct Recent {
-    blocks: BTreeMap<(ObjectId, u64), (u64, Rc<[u8]>)>,
-    order: VecDeque<(ObjectId, u64)>,
+    blocks: BTreeMap<Place, (u64, Rc<[u8]>)>,
+    order: VecDeque<Place>,
 }
 
 impl Recent {

@@ -17,6 +17,7 @@ mod network;
 mod posix;
 mod program_pairs;
 mod reasons;
+mod small_files;
 mod soak;
 mod space;
 mod together;

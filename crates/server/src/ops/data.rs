@@ -179,7 +179,7 @@ impl<E: Env> Cx<E> {
                 return Err(e);
             }
         };
-        for edge in edges.iter().filter(|_| !planted::is(Mistake::EdgeOutOfTurn)) {
+        for edge in edges.iter().filter(|_| !planted::is(Mistake::CommitOutOfTurn)) {
             edge.turn().await;
         }
         let order = if plan.points_at_new_data() { Order::AfterData } else { Order::Plain };
@@ -278,7 +278,7 @@ impl<E: Env> Cx<E> {
         edges: &[Edge],
     ) -> Result<(Landing, SmallVec<[Image; 2]>)> {
         let mut blocks = self.read_edges(plan).await?;
-        for edge in edges.iter().filter(|_| !planted::is(Mistake::EdgeForgotten)) {
+        for edge in edges.iter().filter(|_| !planted::is(Mistake::ForgottenNeighbour)) {
             if let Some(base) = edge.base().await {
                 blocks =
                     plan.edges.iter().zip(blocks).filter(|(e, _)| e.file_block != edge.block()).map(|p| p.1).collect();

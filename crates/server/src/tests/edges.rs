@@ -182,7 +182,7 @@ fn neighbours_survive_any_crash() {
 /// Goal: these tests find mistakes. Method: planted ones.
 #[test]
 fn planted_mistakes_at_edges_are_found() {
-    for mistake in [Mistake::EdgeForgotten, Mistake::EdgeOutOfTurn] {
+    for mistake in [Mistake::ForgottenNeighbour, Mistake::CommitOutOfTurn] {
         plant(Some(mistake));
         let found = catch_unwind(AssertUnwindSafe(|| (90..94).for_each(neighbours))).is_err();
         plant(None);
