@@ -82,7 +82,7 @@ impl Edges {
     pub fn enter(&self, object: ObjectId, range: ByteRange) -> Vec<Edge> {
         let (first, last) = (range.start / BLOCK, range.end / BLOCK);
         let head = !range.start.is_multiple_of(BLOCK);
-        let tail = !range.end.is_multiple_of(BLOCK) && !(head && last == first);
+        let tail = !(range.end.is_multiple_of(BLOCK) || (head && last == first));
         let blocks = [head.then_some(first), tail.then_some(last)];
         let mut tails = self.tails.borrow_mut();
         let enter = |block: u64| {

@@ -55,12 +55,12 @@ fn neighbours(seed: u64) {
                 model[at as usize..end as usize].copy_from_slice(&bytes(round, at, (end - at) as usize));
             }
             let writes = pieces.iter().enumerate().map(|(i, &(at, end))| {
-                let c = if i % 2 == 0 { &c } else { &other };
+                let c = if i % 2 == 0 { c } else { &other };
                 put(c, ino, round, at, end)
             });
             let (written, _) = futures_util::join!(join_all(writes), get(&other, ino));
             assert!(written.iter().all(|r| *r == Ok(Reply::Written)), "{written:?}");
-            let found = get(&c, ino).await;
+            let found = get(c, ino).await;
             let first = (0..model.len()).find(|&i| found[i] != model[i]);
             // The end of the file lies behind the last piece.
             assert_eq!(first, None, "round {round}");
@@ -88,11 +88,11 @@ fn records_in_turn_run_together() {
         let reads = place.sim.disk_ops("server").reads;
         let start = env.now().0;
         for i in 0..8 {
-            put(&c, ino, 1, record(i).0, record(i).1).await.unwrap();
+            put(c, ino, 1, record(i).0, record(i).1).await.unwrap();
         }
         let serial = env.now().0 - start;
         let start = env.now().0;
-        join_all((0..8).map(|i| put(&c, ino, 2, record(i).0, record(i).1))).await;
+        join_all((0..8).map(|i| put(c, ino, 2, record(i).0, record(i).1))).await;
         let together = env.now().0 - start;
         assert_eq!(place.sim.disk_ops("server").reads, reads, "blocks that were written lately are not read");
         assert!(together * 3 < serial, "{together} ns together, {serial} ns one by one");
