@@ -5,6 +5,7 @@
 //! started is stopped and unmounted, also after an error or a signal.
 
 mod bare;
+mod breakdown;
 mod cached;
 pub mod clock;
 mod cluster;
@@ -84,6 +85,8 @@ pub enum Name {
     Mixed,
     /// One and 16 streams, aligned and not, beside other ways of doing it
     Streams,
+    /// Where the time of a buffered and of a direct write goes
+    Breakdown,
 }
 
 /// A workload of several processes.
@@ -227,6 +230,7 @@ impl Bench {
                 Name::Files => scenario::small_files::run(run)?,
                 Name::Mixed => scenario::mixed::run(run)?,
                 Name::Streams => scenario::streams::run(run)?,
+                Name::Breakdown => breakdown::run(run)?,
             }
         }
         Ok(())

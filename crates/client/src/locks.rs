@@ -220,6 +220,7 @@ async fn pin(
             Ok(request) => request,
         };
         core.stats.count(Count::LockEnqueue);
+        let start_ns = core.clock.now_ns();
         let op = Request::LockEnqueue { object, mode: wire_mode(mode), range, extent };
         let answer = match core.send(Lane::Normal, target, &Cred::root(), op, None, 0).await {
             Ok((answer, _)) => {
@@ -228,6 +229,7 @@ async fn pin(
             }
             Err(e) => Err(e),
         };
+        core.stats.bytes(Count::LockWait, core.clock.now_ns().saturating_sub(start_ns));
         let outcome = core.locks.with(target, |cache| match answer {
             Ok(Reply::Locked { lock, range: granted }) => {
                 if cache.len() >= core.locks.limits.lock().max_locks {

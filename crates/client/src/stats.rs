@@ -57,6 +57,9 @@ counters! {
     BatchFiles = "batch_files", "files";
     BatchBytes = "batch_bytes", "bytes";
     CloseBatch = "close_batch", "files";
+    WriteBackCopy = "writeback_copy", "ns";
+    WriteCall = "write_call", "ns";
+    LockWait = "lock_wait", "ns";
     Throttled = "write_throttled", "reqs";
     CallerLook = "caller_look", "callers";
     LockEnqueue = "lock_enqueue", "reqs";

@@ -78,6 +78,7 @@ pub(crate) fn take_off(core: &Arc<Core>, file: &Arc<File>, object: ObjectId, par
         flights.ranges.push((id, part));
         (id, part)
     };
+    let start_ns = core.clock.now_ns();
     let Some((range, buf)) = core.cache.take_dirty(file, part) else {
         end_flight(file, id);
         return None;
@@ -87,6 +88,7 @@ pub(crate) fn take_off(core: &Arc<Core>, file: &Arc<File>, object: ObjectId, par
     }
     core.flight_bytes.fetch_add(range.len(), SeqCst);
     core.stats.bytes(Count::WriteBack, range.len());
+    core.stats.bytes(Count::WriteBackCopy, core.clock.now_ns().saturating_sub(start_ns));
     Some((Flight { file: file.clone(), object, range, id }, buf))
 }
 
@@ -195,7 +197,9 @@ async fn send_piece(
     };
     let op = Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid };
     let target = layout.target(file.ino, object.stripe);
+    let start_ns = core.clock.now_ns();
     let (answer, _) = core.send(lane, target, &Cred::root(), op, Some(buf), 0).await?;
+    core.stats.bytes(Count::WriteCall, core.clock.now_ns().saturating_sub(start_ns));
     core.note_contention(file, answer.contended);
     match answer.result? {
         Reply::Written => {

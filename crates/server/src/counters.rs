@@ -45,6 +45,11 @@ counters! {
     edge_reads = "edge_reads", "Blocks read to complete the edges of unaligned writes.";
     data_reads = "data_disk_reads", "Disk reads of file data.";
     data_writes = "data_disk_writes", "Disk writes of file data.";
+    write_ns = "time_write_ns", "Time of writes from their arrival to their answer; those that run together count each.";
+    write_wait_ns = "time_write_wait_ns", "Of it: waiting for locks, for log space and for other requests on the same bytes; planning.";
+    write_edges_ns = "time_write_edges_ns", "Of it: completing the blocks at the edges, bringing the bytes to block boundaries.";
+    write_disk_ns = "time_write_disk_ns", "Of it: the disk's time for the bytes.";
+    write_log_ns = "time_write_log_ns", "Of it: the record, until it is on the disk.";
     resends = "resends_answered", "Resent requests answered from their slot.";
     forwarded = "forwarded", "Requests of connections here for targets of other workers.";
     commits = "transactions", "Transactions logged.";

@@ -144,6 +144,37 @@ impl LibraryFile {
         Ok(Moved { bytes: (offsets.len() * transfer) as u64, start, end: now() })
     }
 
+    /// Nanoseconds of all write calls of a stream, and of the fsync behind it.
+    pub fn write_and_fsync_ns(&self, bytes: u64, transfer: usize) -> Outcome<(f64, f64)> {
+        self.truncate()?;
+        let offsets: Vec<u64> = (0..bytes / transfer as u64).map(|i| i * transfer as u64).collect();
+        let bufs: Vec<Buf> = offsets.iter().map(|&at| stamped(at, transfer)).collect();
+        let start = now();
+        for (at, buf) in offsets.iter().zip(bufs) {
+            self.write(*at, buf)?;
+        }
+        let written = now();
+        self.fsync()?;
+        Ok(((written - start).as_nanos() as f64, written.elapsed().as_nanos() as f64))
+    }
+
+    /// Counters of the mount and of its servers by name: what each has summed up.
+    pub fn counted(&self) -> Outcome<std::collections::BTreeMap<String, u64>> {
+        let read = |name: &str| {
+            let text = self.client.getxattr(&self.ctx, Ino::ROOT, name.as_bytes()).wait(None);
+            text.during(|| format!("read {name}"))
+        };
+        let json: serde_json::Value = serde_json::from_slice(&read("user.amphi.stats.json")?)
+            .during(|| "understand the counters of the mount".into())?;
+        let rows = json["counters"].as_object().into_iter().flatten();
+        let mut all: std::collections::BTreeMap<String, u64> =
+            rows.map(|(name, row)| (name.clone(), row["sum"].as_u64().unwrap_or(0))).collect();
+        let server = String::from_utf8_lossy(&read("user.amphi.counters.server")?).into_owned();
+        let rows = server.lines().filter_map(|l| l.rsplit_once(' '));
+        all.extend(rows.filter_map(|(name, n)| Some((name.trim().to_string(), n.parse().ok()?))));
+        Ok(all)
+    }
+
     /// Reads what `prepare` wrote, `transfer` bytes at a time, and checks the stamps. MiB/s.
     pub fn stream_read(&self, bytes: u64, transfer: usize) -> Outcome<f64> {
         self.read_when(bytes, transfer, &|| ()).map(|m| m.rate())

@@ -86,6 +86,21 @@ pub fn counted(cluster: &Mounts, tasks: &mut Tasks, phase: Phase) -> Outcome<(To
     Ok((all, since(&before, &counters(cluster.dirs())?)))
 }
 
+/// Removes the files of the round before, and waits until servers and mounts have done with them.
+pub fn clear(cluster: &Mounts, tasks: &mut Tasks) -> Outcome {
+    tasks.phase(Phase::Remove)?;
+    let mut last = counters(cluster.dirs())?;
+    for _ in 0..50 {
+        super::clock::pause(std::time::Duration::from_millis(40));
+        let now = counters(cluster.dirs())?;
+        if times(&now, "lock_callback") == times(&last, "lock_callback") {
+            break;
+        }
+        last = now;
+    }
+    Ok(())
+}
+
 /// What a sample of one variant found: numbers in a fixed order, and counters.
 pub struct Sample {
     /// As many for each variant.

@@ -29,6 +29,7 @@ use amphi_wire::Reply;
 use amphi_zone::{Lsn, Order};
 use futures_util::future::join_all;
 use smallvec::SmallVec;
+use std::cell::Cell;
 
 /// Bytes of items that a write of `len` bytes may add: the object, and an extent for each run of blocks.
 fn write_growth(len: u64) -> u64 {
@@ -126,6 +127,7 @@ impl<E: Env> Cx<E> {
         if range.end > FILE_MAX {
             return Err(Errno::FileTooBig);
         }
+        let mut since_ns = self.worker.now_ns();
         let _lock = self.lock(object, Mode::Write, range, server_lock).await?;
         if server_lock {
             self.reserve(write_growth(range.len())).await?;
@@ -133,6 +135,7 @@ impl<E: Env> Cx<E> {
             self.target.locks.progress(self.worker.now_ns(), self.session, object);
         }
         let _changing = self.change_unopened(object).await;
+        self.lap(&mut since_ns, &self.worker.counters.write_wait_ns);
         let step = self.target.record_blocks_max() * BLOCK;
         if range.align_out(BLOCK).len() <= step {
             return self.write_step(object, range, generation, server_lock, mtime, kill_suidgid, payload, true).await;
@@ -165,6 +168,7 @@ impl<E: Env> Cx<E> {
         payload: Buf,
         last: bool,
     ) -> Result<Reply> {
+        let mut since_ns = self.worker.now_ns();
         let span = self.target.spans.take_bytes(object, range).await;
         if object.stripe == 0 {
             self.target.check_file(object.ino)?;
@@ -172,7 +176,8 @@ impl<E: Env> Cx<E> {
         let generation = self.generation(object, generation, server_lock);
         let edges = self.target.edges.enter(object, range);
         let mut plan = self.plan_behind(object, range, generation, &edges).await?;
-        let (landing, images) = match self.write_plan(&mut plan, payload, &edges).await {
+        self.lap(&mut since_ns, &self.worker.counters.write_wait_ns);
+        let (landing, images) = match self.write_plan(&mut plan, payload, &edges, &mut since_ns).await {
             Ok(written) => written,
             Err(e) => {
                 self.target.data.borrow_mut().abort_write(plan);
@@ -182,6 +187,7 @@ impl<E: Env> Cx<E> {
         for edge in edges.iter().filter(|_| !planted::is(Mistake::CommitOutOfTurn)) {
             edge.turn().await;
         }
+        self.lap(&mut since_ns, &self.worker.counters.write_disk_ns);
         let order = if plan.points_at_new_data() { Order::AfterData } else { Order::Plain };
         let reply = Reply::Written;
         let lsn = {
@@ -208,6 +214,7 @@ impl<E: Env> Cx<E> {
         };
         drop((span, landing));
         self.target.zone.written(lsn).await?;
+        self.lap(&mut since_ns, &self.worker.counters.write_log_ns);
         add(&self.worker.counters.write_bytes, range.len());
         Ok(reply)
     }
@@ -215,6 +222,15 @@ impl<E: Env> Cx<E> {
     /// How writes are planned: another mount may read before a request is sent again after a crash and must not find half of it.
     pub(super) fn fresh(&self) -> Fresh {
         if self.target.tokens.on() { Fresh::Written } else { Fresh::Needed }
+    }
+
+    /// Counts the time since `since_ns`, as a part of what a write takes; from now on counts the next part.
+    fn lap(&self, since_ns: &mut u64, part: &Cell<u64>) {
+        let now_ns = self.worker.now_ns();
+        let passed = now_ns.saturating_sub(*since_ns);
+        add(part, passed);
+        add(&self.worker.counters.write_ns, passed);
+        *since_ns = now_ns;
     }
 
     /// Plans a write that may have other writes before it in the blocks at its edges.
@@ -276,6 +292,7 @@ impl<E: Env> Cx<E> {
         plan: &mut WritePlan,
         payload: Buf,
         edges: &[Edge],
+        since_ns: &mut u64,
     ) -> Result<(Landing, SmallVec<[Image; 2]>)> {
         let mut blocks = self.read_edges(plan).await?;
         for edge in edges.iter().filter(|_| !planted::is(Mistake::ForgottenNeighbour)) {
@@ -304,6 +321,7 @@ impl<E: Env> Cx<E> {
             edge.publish(image.clone());
             images.push(image);
         }
+        self.lap(since_ns, &self.worker.counters.write_edges_ns);
         add(&self.worker.counters.data_writes, pieces.len() as u64);
         payload::write_pieces(&*self.target.disk, buf, &pieces)
             .await

@@ -6,7 +6,7 @@
 //! that only depend on the number of processes.
 
 use super::{AUTO, AUTO_NO_CONTENTION, DIRECT, FIXED_512K, Found, Sample, VANILLA, Variant};
-use super::{apply, cells, counted, in_turn, reasons};
+use super::{apply, cells, clear, counted, in_turn, reasons};
 use crate::bench::Run;
 use crate::bench::mounted_cluster::Mounts;
 use crate::bench::report::{Finding, Table, digits};
@@ -103,7 +103,7 @@ fn measure(run: &Run, cluster: &Mounts, what: &str, pieces: &Pieces) -> Outcome<
     let mut tasks = Tasks::start(&jobs)?;
     let found = in_turn(run, what, &VARIANTS, |variant| {
         apply(cluster, variant)?;
-        tasks.phase(Phase::Remove)?;
+        clear(cluster, &mut tasks)?;
         let (write, written) = counted(cluster, &mut tasks, Phase::Write)?;
         let (read, _) = counted(cluster, &mut tasks, Phase::CheckRead)?;
         Ok(Sample { values: vec![write.mib_s(), read.mib_s()], counted: written })

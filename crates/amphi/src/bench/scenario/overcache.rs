@@ -2,7 +2,7 @@
 //! paper).
 
 use super::{AUTO, AUTO_NO_LOCALITY, AUTO_NO_MEMORY, DIRECT, Found, Sample, Variant};
-use super::{apply, cells, counted, in_turn, reasons};
+use super::{apply, cells, clear, counted, in_turn, reasons};
 use crate::bench::Run;
 use crate::bench::memory_group::MemoryGroup;
 use crate::bench::mounted_cluster::Mounts;
@@ -64,7 +64,7 @@ fn measure(run: &Run, cluster: &Mounts, tasks: usize, transfer: u64) -> Outcome<
     let what = format!("{tasks} streams of {}", crate::size::show(transfer));
     let found = in_turn(run, &what, &VARIANTS, |variant| {
         apply(cluster, variant)?;
-        processes.phase(Phase::Remove)?;
+        clear(cluster, &mut processes)?;
         let (write, mut both) = counted(cluster, &mut processes, Phase::Write)?;
         let (read, more) = counted(cluster, &mut processes, Phase::Read)?;
         for (name, row) in more {

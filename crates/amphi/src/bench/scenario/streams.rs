@@ -4,7 +4,7 @@
 //! Off by 8 bytes: transfers are 8 bytes longer than a round size, so that none but the first starts on a block.
 
 use super::{AUTO, DIRECT, FIXED_512K, Found, Sample, Variant};
-use super::{apply, cells, in_turn};
+use super::{apply, cells, clear, in_turn};
 use crate::bench::Run;
 use crate::bench::cluster::set_mode;
 use crate::bench::mounted_cluster::Mounts;
@@ -78,7 +78,7 @@ fn measure(run: &Run, cluster: &Mounts, tasks: usize, transfer: u64, calls: u64)
     cold.phase(Phase::Write)?;
     let found = in_turn(run, &what, &VARIANTS, |variant| {
         apply(cluster, variant)?;
-        writers.phase(Phase::Remove)?;
+        clear(cluster, &mut writers)?;
         let write = writers.phase(Phase::Write)?;
         files.iter().try_for_each(|f| set_mode(f, "direct"))?;
         cold.phase(Phase::Write)?;

@@ -6,7 +6,7 @@
 use super::{
     AUTO, AUTO_NO_CONTENTION, AUTO_PAGE_LOCKS, AUTO_SIZE_ONLY, DIRECT, FIXED_512K, Found, Sample, VANILLA, Variant,
 };
-use super::{apply, cells, counted, in_turn, reasons, times};
+use super::{apply, cells, clear, counted, in_turn, reasons, times};
 use crate::bench::Run;
 use crate::bench::mounted_cluster::Mounts;
 use crate::bench::report::{Finding, Goal, Table, digits};
@@ -52,7 +52,7 @@ fn compare(run: &Run, cluster: &Mounts, what: &str, shape: &Shape, variants: &[V
     let mut tasks = Tasks::start(&shape.jobs(cluster.dirs(), what, calls))?;
     let found = in_turn(run, what, variants, |variant| {
         apply(cluster, variant)?;
-        tasks.phase(Phase::Remove)?;
+        clear(cluster, &mut tasks)?;
         let (write, mut written) = counted(cluster, &mut tasks, Phase::Write)?;
         let (read, read_counts) = counted(cluster, &mut tasks, Phase::Read)?;
         for (name, row) in read_counts {
