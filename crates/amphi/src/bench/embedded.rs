@@ -78,6 +78,14 @@ impl Remote {
         Ok(Remote { running: Some(running), client, server: Some(server), dir: dir.to_path_buf() })
     }
 
+    /// Sets a tunable of the client or the server.
+    pub fn set(&self, assignment: &str) -> Outcome {
+        let (ctx, value) = (amphi_client::Ctx::root(), assignment.as_bytes());
+        let mode = amphi_wire::XattrMode::Set;
+        let set = self.client.setxattr(&ctx, amphi_types::Ino::ROOT, b"user.amphi.set", value, mode).wait(None);
+        set.during(|| format!("set {assignment}"))
+    }
+
     /// Its client.
     pub fn client(&self) -> &Client {
         &self.client
