@@ -7,13 +7,16 @@ use crate::company::{self, Lending, Rule};
 use crate::core::Core;
 use crate::data::{Loans, Segments};
 use crate::files::OpenFile;
+use crate::group;
 use crate::io::IoHalf;
+use crate::locks::ahead::{self, Ahead};
 use crate::ops;
-use crate::pending::Pending;
+use crate::pending::{Interrupt, Pending};
 use crate::tokens::{self, Found};
 use crate::tunables::{Knob, Tunables};
+use amphi_dlm::Mode;
 use amphi_env::Buf;
-use amphi_types::{Attr, Ino, Result, SetAttr};
+use amphi_types::{Attr, ByteRange, Errno, Ino, Result, SetAttr};
 use amphi_wire::{RenameMode, XattrMode};
 use std::future::Future;
 use std::sync::Arc;
@@ -267,6 +270,32 @@ impl Client {
     /// Errors: `NxIo` at or beyond the end, or if there is no more data.
     pub fn lseek(&self, ctx: &Ctx, file: &Arc<OpenFile>, offset: u64, whence: Whence) -> Pending<u64> {
         self.start(ops::seek::lseek(self.core.clone(), ctx.clone(), file.clone(), offset, whence))
+    }
+
+    /// Lock-ahead: asks for locks on `range`, for writing or reading, and does not wait. They are granted just as asked, or refused if
+    /// anybody is in the way.
+    ///
+    /// Errors: `BadFd` if it is not open for that; `Inval` for no bytes; `Busy` if too many are under way.
+    pub fn lock_ahead(&self, file: &OpenFile, range: ByteRange, write: bool) -> Result<Ahead> {
+        if !(if write { file.flags.write } else { file.flags.read }) {
+            return Err(Errno::BadFd);
+        }
+        ahead::ahead(&self.core, file, if write { Mode::Write } else { Mode::Read }, range)
+    }
+
+    /// Makes the open file a member of a group: until all members have left, only they do I/O on the file, and order it themselves.
+    /// `wait`: for other groups that have it.
+    ///
+    /// Errors: `Inval` for group 0, or if it is a member already; `Again` if it is not to wait; `Intr` once `interrupt` has fired.
+    pub fn group_lock(&self, file: &Arc<OpenFile>, group: u64, wait: bool, interrupt: Arc<Interrupt>) -> Pending<()> {
+        self.start(group::lock(self.core.clone(), file.clone(), group, wait, interrupt))
+    }
+
+    /// The open file leaves its group. If it is the last of this mount, everything is written back before others go on.
+    ///
+    /// Errors: `Inval` if it is no member; `Io` if the group was lost; failures of write-back.
+    pub fn group_unlock(&self, file: &Arc<OpenFile>) -> Pending<()> {
+        self.start(group::unlock(self.core.clone(), file.clone()))
     }
 
     /// Copies `len` bytes between files of this mount, fewer at the end of the source.

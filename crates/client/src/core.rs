@@ -12,6 +12,7 @@ use crate::closes::Closes;
 use crate::company::Company;
 use crate::file_locks::FileLockTable;
 use crate::files::{File, FileTable, Moment, Signal};
+use crate::group::GroupNews;
 use crate::locks::Locks;
 use crate::queue::{Item, Outgoing, Queue};
 use crate::rotating::Rotating;
@@ -75,6 +76,9 @@ pub(crate) struct Core {
     pub(crate) backlog: Mutex<VecDeque<(Arc<File>, ByteRange)>>,
     /// Write-back requests that have ended, and who waits for one.
     pub(crate) landings: AtomicU64,
+    /// The time of the last tick: cheap to read, at most a second behind.
+    pub(crate) coarse_ns: AtomicU64,
+    pub(crate) group_news: GroupNews,
     pub(crate) landed: Signal,
     pub(crate) stopping: AtomicBool,
     /// Everything was written back after `stopping`.
@@ -100,9 +104,10 @@ impl Core {
         }
         Core {
             stats: Stats::new(config.clock.now_ns()),
+            coarse_ns: AtomicU64::new(config.clock.now_ns()),
             cache: PageCache::new(),
             files: FileTable::new(),
-            locks: Locks::new(),
+            locks: Locks::new(&tunables),
             tokens: Tokens::new(),
             company: Company::new(),
             file_locks: FileLockTable::default(),
@@ -126,6 +131,7 @@ impl Core {
             flight_bytes: AtomicU64::new(0),
             backlog: Mutex::default(),
             landings: AtomicU64::new(0),
+            group_news: GroupNews::default(),
             landed: Signal::default(),
             stopping: AtomicBool::new(false),
             drained: AtomicBool::new(false),
@@ -159,6 +165,7 @@ impl Core {
     /// Remembers for a while that a server called the file contended.
     pub(crate) fn note_contention(&self, file: &File, contended: bool) {
         if contended {
+            self.stats.count(Count::ContendedTold);
             let until = self.clock.now_ns() + self.tunables.get(Knob::ContendedMs) * 1_000_000;
             file.contended_until_ns.store(until, Ordering::Relaxed);
         }

@@ -31,13 +31,13 @@ macro_rules! reasons {
 }
 
 reasons! {
-    DirectUser = "direct_user", "`O_DIRECT`, or the file, the process or the mount is set to direct.";
+    DirectUser = "direct_user", "`O_DIRECT`, or the open file, file, process or mount is set to direct.";
     DirectLarge = "direct_large", "At least the large threshold.";
     DirectContention = "direct_contention", "In the window, the file is contended.";
     DirectMemory = "direct_memory", "In the window, memory is short.";
     DirectOvercache = "direct_overcache", "In the window, much of the file is in the cache already.";
     DirectLocality = "direct_locality", "In the window, the file's pages are not used again.";
-    BufferedUser = "buffered_user", "The file, the process or the mount is set to buffered.";
+    BufferedUser = "buffered_user", "The open file, file, process or mount is set to buffered.";
     BufferedSmall = "buffered_small", "Below the small threshold.";
     BufferedDefault = "buffered_default", "In the window, nothing speaks against the cache.";
     CacheHit = "cache_hit", "All bytes were in the cache.";
@@ -50,6 +50,8 @@ pub struct Input {
     pub size: u64,
     /// The file is open with `O_DIRECT`.
     pub o_direct: bool,
+    /// What was asked for of this open file.
+    pub open_mode: IoMode,
     /// What the owner of the file asked for.
     pub file_mode: IoMode,
     /// What the process asked for that opened it; nothing if it said nothing.
@@ -79,14 +81,11 @@ pub struct Decision {
     pub reason: Reason,
 }
 
-/// What was asked for by whoever counts most: the file, its opener's process, the mount. `Auto` of a file says nothing, since
-/// that is what every file begins with; that of a process means it.
+/// What was asked for by whoever counts most: the open file, the file, its opener's process, the mount. `Auto` of the first two says
+/// nothing, since that is what they begin with; that of a process means it.
 fn asked(input: &Input) -> IoMode {
-    match (input.file_mode, input.process_mode) {
-        (IoMode::Auto, Some(process)) => process,
-        (IoMode::Auto, None) => input.mount_mode,
-        (file, _) => file,
-    }
+    let nearest = [input.open_mode, input.file_mode].into_iter().find(|mode| *mode != IoMode::Auto);
+    nearest.or(input.process_mode).unwrap_or(input.mount_mode)
 }
 
 /// Decides how a request goes.
@@ -125,6 +124,7 @@ mod tests {
     const BASE: Input = Input {
         size: 1 << 20,
         o_direct: false,
+        open_mode: IoMode::Auto,
         file_mode: IoMode::Auto,
         process_mode: None,
         mount_mode: IoMode::Auto,
@@ -143,6 +143,9 @@ mod tests {
         let buffered = IoMode::Buffered;
         let table = [
             (Input { o_direct: true, file_mode: buffered, size: 1, ..all }, Reason::DirectUser),
+            (Input { o_direct: true, open_mode: buffered, size: 1, ..all }, Reason::DirectUser),
+            (Input { open_mode: IoMode::Direct, file_mode: buffered, size: 1, ..BASE }, Reason::DirectUser),
+            (Input { open_mode: buffered, file_mode: IoMode::Direct, size: 1 << 30, ..all }, Reason::BufferedUser),
             (Input { file_mode: IoMode::Direct, mount_mode: buffered, size: 1, ..BASE }, Reason::DirectUser),
             (Input { mount_mode: IoMode::Direct, size: 1, ..BASE }, Reason::DirectUser),
             (Input { file_mode: buffered, mount_mode: IoMode::Direct, size: 1 << 30, ..all }, Reason::BufferedUser),
@@ -162,23 +165,26 @@ mod tests {
         }
     }
 
-    /// Goal: who counts most among those who asked for a mode: `O_DIRECT`, the file, the process, the mount. Method: all
+    /// Goal: who counts most among those who asked for a mode: `O_DIRECT`, the open file, the file, the process, the mount. Method: all
     /// combinations against the order written out.
     #[test]
     fn order_of_those_who_ask() {
         const MODES: [IoMode; 3] = [IoMode::Auto, IoMode::Buffered, IoMode::Direct];
-        for file_mode in MODES {
-            for process_mode in [None, Some(MODES[0]), Some(MODES[1]), Some(MODES[2])] {
-                for mount_mode in MODES {
-                    let input = Input { file_mode, process_mode, mount_mode, ..BASE };
-                    let spoke = [(file_mode != IoMode::Auto).then_some(file_mode), process_mode, Some(mount_mode)];
-                    let reason = match spoke.into_iter().flatten().next() {
-                        Some(IoMode::Direct) => Reason::DirectUser,
-                        Some(IoMode::Buffered) => Reason::BufferedUser,
-                        _ => Reason::BufferedDefault,
-                    };
-                    assert_eq!(decide(&input).reason, reason, "{input:?}");
-                    assert_eq!(decide(&Input { o_direct: true, ..input }).reason, Reason::DirectUser);
+        for open_mode in MODES {
+            for file_mode in MODES {
+                for process_mode in [None, Some(MODES[0]), Some(MODES[1]), Some(MODES[2])] {
+                    for mount_mode in MODES {
+                        let input = Input { open_mode, file_mode, process_mode, mount_mode, ..BASE };
+                        let said = |mode: IoMode| (mode != IoMode::Auto).then_some(mode);
+                        let spoke = [said(open_mode), said(file_mode), process_mode, Some(mount_mode)];
+                        let reason = match spoke.into_iter().flatten().next() {
+                            Some(IoMode::Direct) => Reason::DirectUser,
+                            Some(IoMode::Buffered) => Reason::BufferedUser,
+                            _ => Reason::BufferedDefault,
+                        };
+                        assert_eq!(decide(&input).reason, reason, "{input:?}");
+                        assert_eq!(decide(&Input { o_direct: true, ..input }).reason, Reason::DirectUser);
+                    }
                 }
             }
         }

@@ -10,12 +10,13 @@
 
 pub(crate) mod open_file;
 mod signal;
-mod table;
+pub(crate) mod table;
 
 pub(crate) use open_file::OpenFile;
 pub(crate) use signal::Signal;
 pub(crate) use table::FileTable;
 
+use crate::group::FileGroup;
 use crate::locality::Locality;
 use crate::rangelock::RangeLock;
 use crate::stats::FileStats;
@@ -183,6 +184,10 @@ pub(crate) struct File {
     pub(crate) cached_end: AtomicU64,
     /// Dirty bytes, those under way included.
     pub(crate) dirty_bytes: AtomicU64,
+    /// The last use of cached bytes, as `Core::coarse_ns` told it: hits pin no lock, and count for its age by this.
+    pub(crate) used_ns: AtomicU64,
+    /// The group of clients that has the file.
+    pub(crate) group: FileGroup,
     /// Bit s: a write lock on all of stripe s is held and not on its way back.
     pub(crate) whole_locks: AtomicU64,
     /// Failures of write-back: count and the latest.
@@ -245,6 +250,8 @@ impl File {
             cached_bytes: AtomicU64::new(0),
             cached_end: AtomicU64::new(0),
             dirty_bytes: AtomicU64::new(0),
+            used_ns: AtomicU64::new(0),
+            group: FileGroup::default(),
             whole_locks: AtomicU64::new(0),
             errors: Mutex::new((0, Errno::Io)),
             error_count: AtomicU64::new(0),
@@ -281,6 +288,14 @@ impl File {
     /// Where the bytes lie.
     pub(crate) fn layout(&self) -> Layout {
         unpack(self.layout_packed.load(Relaxed))
+    }
+
+    /// Notes a use of cached bytes.
+    #[inline]
+    pub(crate) fn note_use(&self, coarse_ns: u64) {
+        if self.used_ns.load(Relaxed) != coarse_ns {
+            self.used_ns.store(coarse_ns, Relaxed);
+        }
     }
 
     /// Whether this mount has it open for writing.

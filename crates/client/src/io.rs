@@ -111,6 +111,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
                     self.env.spawn(company::settle(self.core.clone(), change, self.env.clone()));
                 }
             }
+            Push::GroupLockNews { .. } => self.core.group_news.ring(),
             Push::FileLockNews { number } => self.core.file_locks.news(number),
             Push::Map { epoch } => {
                 if let Some(links) = self.links.upgrade() {
@@ -289,6 +290,7 @@ async fn tick<E: Env>(env: E, core: Arc<Core>, links: Rc<Links<E>>) {
         env.sleep(Duration::from_millis((age_ms / 4).clamp(1, TICK_MAX_MS))).await;
         writeback::tick(&core);
         locks::tick(&core);
+        core.group_news.ring();
         tokens::tick(&core);
         links.tune();
         links.mind_silence();

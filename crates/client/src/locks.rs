@@ -7,24 +7,38 @@
 //! file (`File::whole_locks`) under the lock of the cache's shard; the bit goes before the flush that precedes the
 //! lock's return, so that flush finds every such write. Order: table of locks, then shard.
 
+pub(crate) mod ahead;
+
 use crate::cache::drop::Dirty;
 use crate::core::{Core, unexpected};
-use crate::files::{File, Signal};
+use crate::files::{File, OpenFile, Signal};
+use crate::group;
 use crate::ops::pages;
 use crate::stats::Count;
+use crate::tunables::{Knob, Tunables};
 use crate::writeback;
-use amphi_dlm::{CacheLimits, Granted, Hit, LockAction, LockCache, LockId, LockRef, Mode};
+use amphi_dlm::{CANCEL_BATCH, CacheLimits, Granted, GroupId, Hit, LockAction, LockCache, LockId, LockRef, Mode};
 use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, Result, TargetId};
-use amphi_wire::{HeldLock, Lane, LockMode, Reply, Request};
+use amphi_wire::{HeldLock, Lane, LockExtent, LockMode, Reply, Request};
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-/// Locks go back by age after this time; hits that pin no lock do not count as use, hence so long.
-const MAX_AGE_NS: u64 = 24 * 3600 * 1_000_000_000;
-/// Locks held of one target: 30 bytes each when presented to a restarted server, in one message.
-const LOCKS_MAX: usize = 16_384;
+/// The limits of today. The default age, 10 minutes, is that of Lustre: hits that pin no lock count by the time that the file
+/// notes of them, so only what nobody uses goes. The bound of `locks.max` keeps what is presented to a restarted server, 30 bytes a
+/// lock, below one message.
+fn limits_of(tunables: &Tunables) -> CacheLimits {
+    let together = tunables.on(Knob::BatchCancels);
+    let limits = CacheLimits::default();
+    CacheLimits {
+        max_age_ns: tunables.get(Knob::LocksMaxAgeS) * 1_000_000_000,
+        max_locks: tunables.get(Knob::LocksMax) as usize,
+        cancel_linger_ns: if together { limits.cancel_linger_ns } else { 0 },
+        cancel_batch: if together { CANCEL_BATCH } else { 1 },
+        ..limits
+    }
+}
 
 /// How often servers are told of locks that they asked back and that calls still use: far below the time after which a client that
 /// does not answer is evicted.
@@ -33,7 +47,12 @@ const KEPT_NS: u64 = 2_000_000_000;
 /// All lock caches.
 pub(crate) struct Locks {
     caches: Mutex<BTreeMap<TargetId, LockCache>>,
+    limits: Mutex<CacheLimits>,
     answered: Signal,
+    /// Group locks that are being given back, until the server knows.
+    leaving: Mutex<BTreeSet<(TargetId, LockId)>>,
+    /// Lock-aheads that were not answered yet.
+    ahead: AtomicU64,
     names: Mutex<Names>,
     /// When servers were told last which locks they have to wait for.
     said_kept_ns: AtomicU64,
@@ -84,9 +103,12 @@ pub(crate) fn stripe_bits(file: &File, range: ByteRange) -> u64 {
 }
 
 impl Locks {
-    pub(crate) fn new() -> Locks {
+    pub(crate) fn new(tunables: &Tunables) -> Locks {
         Locks {
             caches: Mutex::default(),
+            limits: Mutex::new(limits_of(tunables)),
+            leaving: Mutex::default(),
+            ahead: AtomicU64::new(0),
             answered: Signal::default(),
             names: Mutex::default(),
             said_kept_ns: AtomicU64::new(0),
@@ -95,14 +117,19 @@ impl Locks {
     }
 
     fn with<T>(&self, target: TargetId, f: impl FnOnce(&mut LockCache) -> T) -> T {
-        let limits = || CacheLimits { max_age_ns: MAX_AGE_NS, max_locks: LOCKS_MAX, ..CacheLimits::default() };
-        f(self.caches.lock().entry(target).or_insert_with(|| LockCache::new(limits())))
+        f(self.caches.lock().entry(target).or_insert_with(|| LockCache::new(*self.limits.lock())))
     }
 
     /// The target that gave locks of an object: the file may not be known any more, nor how large the cluster was that it was
     /// made on.
     fn target_of(&self, object: ObjectId) -> Option<TargetId> {
         self.caches.lock().iter().find(|(_, cache)| cache.knows(object)).map(|(target, _)| *target)
+    }
+
+    /// Group locks are given back or gone.
+    fn left(&self, locks: &[(TargetId, LockId)]) {
+        self.leaving.lock().retain(|lock| !locks.contains(lock));
+        self.answered.notify();
     }
 
     /// Locks held, for people.
@@ -113,14 +140,35 @@ impl Locks {
 
 /// Pins a lock of `mode` on `range` of each object that holds bytes of it, in ascending order of objects.
 pub(crate) async fn pin_all(core: &Arc<Core>, file: &Arc<File>, mode: Mode, range: ByteRange) -> Result<Vec<Pin>> {
-    let layout = file.layout();
+    pin_spans(core, file, mode, range, LockExtent::Grown).await
+}
+
+/// As `pin_all`, as wide as this open file wants its locks.
+pub(crate) async fn pin_for(core: &Arc<Core>, open: &OpenFile, mode: Mode, range: ByteRange) -> Result<Vec<Pin>> {
+    pin_spans(core, &open.file, mode, range, open.extent()).await
+}
+
+/// The part of each object that holds bytes of the range, from its first byte to its last.
+fn spans(file: &File, range: ByteRange) -> BTreeMap<ObjectId, ByteRange> {
     let mut spans: BTreeMap<ObjectId, ByteRange> = BTreeMap::new();
-    for (object, piece) in layout.pieces(file.ino, range) {
+    for (object, piece) in file.layout().pieces(file.ino, range) {
         spans.entry(object).and_modify(|r| r.end = piece.end).or_insert(piece);
     }
+    spans
+}
+
+/// As `pin_all`, for locks of this extent.
+pub(crate) async fn pin_spans(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    mode: Mode,
+    range: ByteRange,
+    extent: LockExtent,
+) -> Result<Vec<Pin>> {
+    let (layout, spans) = (file.layout(), spans(file, range));
     let mut pins = Vec::with_capacity(spans.len());
     for (object, span) in spans {
-        pins.push(pin(core, file, layout.target(file.ino, object.stripe), object, mode, span).await?);
+        pins.push(pin(core, file, layout.target(file.ino, object.stripe), object, mode, span, extent).await?);
     }
     Ok(pins)
 }
@@ -131,7 +179,8 @@ pub(crate) async fn pin_objects(core: &Arc<Core>, file: &Arc<File>, mode: Mode, 
     let mut pins = Vec::with_capacity(layout.stripes() as usize);
     for stripe in 0..layout.stripes() {
         let object = ObjectId { ino: file.ino, stripe };
-        pins.push(pin(core, file, layout.target(file.ino, stripe), object, mode, range).await?);
+        let target = layout.target(file.ino, stripe);
+        pins.push(pin(core, file, target, object, mode, range, LockExtent::Grown).await?);
     }
     Ok(pins)
 }
@@ -153,6 +202,7 @@ async fn pin(
     object: ObjectId,
     mode: Mode,
     range: ByteRange,
+    extent: LockExtent,
 ) -> Result<Pin> {
     let pinned = |lock| Pin { core: core.clone(), target, lock };
     loop {
@@ -175,8 +225,7 @@ async fn pin(
             Ok(request) => request,
         };
         core.stats.count(Count::LockEnqueue);
-        let wire_mode = if mode == Mode::Write { LockMode::Write } else { LockMode::Read };
-        let op = Request::LockEnqueue { object, mode: wire_mode, range, expand: true };
+        let op = Request::LockEnqueue { object, mode: wire_mode(mode), range, extent };
         let answer = match core.send(Lane::Normal, target, &Cred::root(), op, None, 0).await {
             Ok((answer, _)) => {
                 core.note_contention(file, answer.contended);
@@ -186,6 +235,9 @@ async fn pin(
         };
         let outcome = core.locks.with(target, |cache| match answer {
             Ok(Reply::Locked { lock, range: granted }) => {
+                if cache.len() >= core.locks.limits.lock().max_locks {
+                    note_uses(core, cache);
+                }
                 match cache.granted(core.clock.now_ns(), request, LockId(lock), granted) {
                     Granted::Pinned(lock) => {
                         note_whole(cache, file, object);
@@ -209,6 +261,46 @@ async fn pin(
             None => pump(core, target),
         }
     }
+}
+
+fn wire_mode(mode: Mode) -> LockMode {
+    if mode == Mode::Write { LockMode::Write } else { LockMode::Read }
+}
+
+/// Tells the lock cache when files of the locks that are next to go were used without a pin.
+fn note_uses(core: &Core, cache: &mut LockCache) {
+    for (id, object) in cache.oldest() {
+        if let Some(file) = core.files.get(object.ino) {
+            cache.used(id, file.used_ns.load(Relaxed));
+        }
+    }
+}
+
+/// A group lock of an object was granted.
+pub(crate) fn hold_group(core: &Arc<Core>, target: TargetId, object: ObjectId, lock: LockId, group: u64) {
+    core.locks.with(target, |cache| cache.hold_group(core.clock.now_ns(), lock, object, GroupId(group)));
+}
+
+/// Gives group locks back and waits until the servers know.
+pub(crate) async fn leave_group(core: &Arc<Core>, locks: &[(TargetId, LockId)]) {
+    for &(target, id) in locks {
+        let held = core.locks.with(target, |cache| {
+            let held = cache.extent(id).is_some();
+            if held {
+                core.locks.leaving.lock().insert((target, id));
+                cache.give_back(id);
+            }
+            held
+        });
+        if held {
+            pump(core, target);
+        }
+    }
+    let gone = || {
+        let leaving = core.locks.leaving.lock();
+        locks.iter().all(|lock| !leaving.contains(lock))
+    };
+    core.locks.answered.until(gone).await;
 }
 
 /// A write lock on all of the first object that came with the answer that made the file.
@@ -261,16 +353,24 @@ pub(crate) fn callback(core: &Arc<Core>, object: ObjectId, lock: u64) {
 pub(crate) fn tick(core: &Arc<Core>) {
     let now_ns = core.clock.now_ns();
     let said = core.locks.said_kept_ns.load(SeqCst);
+    let limits = limits_of(&core.tunables);
+    *core.locks.limits.lock() = limits;
+    core.coarse_ns.store(now_ns, Relaxed);
     let say = now_ns >= said + KEPT_NS && !core.company.is_alone();
     if say {
         core.locks.said_kept_ns.store(now_ns, SeqCst);
     }
     let targets: Vec<TargetId> = core.locks.caches.lock().keys().copied().collect();
     for target in targets {
-        let awaited = core.locks.with(target, |cache| {
+        let (awaited, aged) = core.locks.with(target, |cache| {
+            cache.tune(limits);
+            note_uses(core, cache);
             cache.tick(now_ns);
-            if say { cache.awaited() } else { Vec::new() }
+            (if say { cache.awaited() } else { Vec::new() }, cache.take_aged())
         });
+        if aged > 0 {
+            core.stats.bytes(Count::LockAged, aged);
+        }
         pump(core, target);
         if !awaited.is_empty() {
             let names = core.locks.names.lock();
@@ -318,9 +418,11 @@ pub(crate) fn pump(core: &Arc<Core>, target: TargetId) {
             }
             LockAction::Cancel { ids } => {
                 let mut names = core.locks.names.lock();
-                let locks = ids.into_iter().map(|id| names.take(target, id)).collect();
+                let locks: Vec<u64> = ids.iter().map(|&id| names.take(target, id)).collect();
                 drop(names);
-                give_back(core, target, locks);
+                core.stats.bytes(Count::LockCancel, locks.len() as u64);
+                core.stats.count(Count::LockCancelMessages);
+                give_back(core, target, &ids, locks);
             }
             LockAction::Drop { .. } => {}
         }
@@ -328,7 +430,7 @@ pub(crate) fn pump(core: &Arc<Core>, target: TargetId) {
 }
 
 /// Returns locks, after the pages in front that lie under them.
-fn give_back(core: &Arc<Core>, target: TargetId, locks: Vec<u64>) {
+fn give_back(core: &Arc<Core>, target: TargetId, ids: &[LockId], locks: Vec<u64>) {
     let cancel = Request::LockCancel { locks };
     let mut due: Vec<Arc<File>> = Vec::new();
     core.locks.pages_due.lock().retain(|(of, file)| {
@@ -338,7 +440,11 @@ fn give_back(core: &Arc<Core>, target: TargetId, locks: Vec<u64>) {
         }
         !here
     });
-    if due.is_empty() {
+    let leaving: Vec<(TargetId, LockId)> = {
+        let leaving = core.locks.leaving.lock();
+        ids.iter().map(|id| (target, *id)).filter(|lock| leaving.contains(lock)).collect()
+    };
+    if due.is_empty() && leaving.is_empty() {
         drop(core.send(Lane::Answer, target, &Cred::root(), cancel, None, 0));
         return;
     }
@@ -347,7 +453,12 @@ fn give_back(core: &Arc<Core>, target: TargetId, locks: Vec<u64>) {
         for file in &due {
             pages::take_back(&core2, file).await;
         }
-        drop(core2.send(Lane::Answer, target, &Cred::root(), cancel, None, 0));
+        let answer = core2.send(Lane::Answer, target, &Cred::root(), cancel, None, 0);
+        if !leaving.is_empty() {
+            // Without an answer the session is over, or the server has forgotten the locks.
+            let _ = answer.await;
+            core2.locks.left(&leaving);
+        }
     });
 }
 
@@ -397,6 +508,10 @@ pub(crate) fn lose_all(core: &Arc<Core>) {
         core.locks.with(target, LockCache::lose_all);
         pump(core, target);
     }
+    for file in core.files.all() {
+        group::lost(core, &file);
+    }
+    core.locks.leaving.lock().clear();
     core.locks.answered.notify();
 }
 
@@ -405,8 +520,9 @@ pub(crate) fn represent(core: &Core, target: TargetId) -> (Vec<LockId>, Vec<Held
     let held = core.locks.with(target, LockCache::represent);
     let wire = |l: &amphi_dlm::HeldLock| HeldLock {
         object: l.object,
-        mode: if l.mode == Mode::Write { LockMode::Write } else { LockMode::Read },
+        mode: wire_mode(l.mode),
         range: l.range,
+        group: l.group.map(|group| group.0),
     };
     (held.iter().map(|l| l.id).collect(), held.iter().map(wire).collect())
 }
@@ -424,8 +540,20 @@ pub(crate) fn restored(core: &Arc<Core>, target: TargetId, ids: &[LockId], taken
     early.into_iter().for_each(|(object, lock)| callback(core, object, lock));
     for id in &ids[taken.len().min(ids.len())..] {
         tracing::warn!(%target, ?id, "a lock was lost with the restart of the server");
-        core.locks.with(target, |cache| cache.lose(*id));
+        let group = core.locks.with(target, |cache| {
+            cache.lose(*id);
+            cache.extent(*id).and_then(|(_, group)| group)
+        });
+        if group.is_some() {
+            core.files.all().iter().filter(|file| file.group.holds(target, *id)).for_each(|f| group::lost(core, f));
+            core.locks.left(&[(target, *id)]);
+        }
     }
+    // What was given back to the server that is gone need not be told again.
+    let leaving: Vec<_> = core.locks.leaving.lock().iter().filter(|(of, _)| *of == target).copied().collect();
+    let gone: Vec<_> =
+        core.locks.with(target, |cache| leaving.into_iter().filter(|(_, id)| cache.extent(*id).is_none()).collect());
+    core.locks.left(&gone);
     pump(core, target);
 }
 

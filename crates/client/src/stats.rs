@@ -61,6 +61,17 @@ counters! {
     CallerLook = "caller_look", "callers";
     LockEnqueue = "lock_enqueue", "reqs";
     LockCallback = "lock_callback", "reqs";
+    LockCancel = "lock_cancel", "locks";
+    LockCancelMessages = "lock_cancel_messages", "reqs";
+    LockAged = "lock_aged", "locks";
+    ContendedTold = "contended_told", "reqs";
+    LockAheadAsked = "lock_ahead_asked", "reqs";
+    LockAheadGranted = "lock_ahead_granted", "reqs";
+    LockAheadRefused = "lock_ahead_refused", "reqs";
+    LockAheadSame = "lock_ahead_same", "reqs";
+    LockAheadDifferent = "lock_ahead_different", "reqs";
+    GroupLock = "group_lock", "reqs";
+    GroupWait = "group_wait", "reqs";
     TokenRevoke = "token_revoke", "reqs";
     Calls = "server_calls", "reqs";
 }
@@ -154,7 +165,7 @@ impl Stats {
         self.add(what as usize, 1);
     }
 
-    /// One event over `bytes`.
+    /// One event over `bytes`, or whatever the counter counts.
     pub(crate) fn bytes(&self, what: Count, bytes: u64) {
         self.add(what as usize, bytes);
     }

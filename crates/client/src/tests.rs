@@ -11,6 +11,7 @@ mod decisions;
 mod faults;
 mod file_locks;
 mod fsx;
+mod locks;
 mod names;
 mod policy;
 mod server;

@@ -104,6 +104,9 @@ knobs! {
     ReadAheadBytes = "readahead.max_bytes", Bytes, 64 * M, 64 * K => G, "largest read-ahead window of one stream";
     ReadAheadRequests = "readahead.requests", Number, 10, 1 => 1024, "requests of the present size to be ahead of a stream";
     CloseBatch = "client.close_batch", Switch, 1, 0 => 1, "closes that are due at the same time leave in one request";
+    LocksMaxAgeS = "locks.max_age_s", Number, 600, 1 => 86_400, "locks of files that were not used for this time go back, with what is cached under them";
+    LocksMax = "locks.max", Number, 16_384, 16 => 16_384, "locks held of one target; beyond, those unused for longest go back";
+    BatchCancels = "locks.batch_cancels", Switch, 1, 0 => 1, "locks that nobody waits for go back together, a second later";
     Atime = "client.atime", Atime, 1, 0 => 1, "whether reads renew access times: not at all, or if older than the last change or a day";
     SpinUs = "client.spin_us", Number, 200, 0 => 100_000, "how long a waiting thread polls before it sleeps, if nobody else needs the core";
     GiveUpS = "transport.give_up_s", Number, 60, 1 => 86_400, "calls to a server that cannot be reached fail after this time";

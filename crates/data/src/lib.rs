@@ -17,7 +17,8 @@
 //! What the caller holds (range locks): from plan to commit or abort a write, truncate, punch or preallocation
 //! holds its range *rounded out to blocks* alone, a read holds it shared until its I/O is done; a truncate holds
 //! everything from its size, rounded down, on; a destroy holds the whole object. So two plans that share an
-//! edge block never overlap in time, though their byte ranges are disjoint.
+//! edge block never overlap in time, though their byte ranges are disjoint. Exception: writes of different bytes, if the later one is
+//! planned with `Fresh::Edges`, builds its edge blocks on what the earlier one makes of them (`WritePlan::build_on`), and commits after it.
 //!
 //! The number that drove the design: one extent of 1 MiB costs about 60 bytes of memory and 40 bytes of log, so
 //! a zone of 20 GiB in stripe units of 1 MiB stays below 2 MiB of extents.
@@ -27,6 +28,7 @@ pub mod alloc;
 mod extent;
 mod fsck;
 mod plan;
+mod recent;
 mod store;
 mod trim;
 mod write;
@@ -34,6 +36,7 @@ mod write;
 pub use extent::{EXTENT_BLOCKS_MAX, Extent};
 pub use fsck::{DataReport, fsck_items};
 pub use plan::{
-    Edge, Freed, ReadPlan, ReadSegment, Resize, Segment, SegmentKind, TrimEdge, TrimPlan, WritePlan, complete_edges,
+    Edge, Freed, Fresh, ReadPlan, ReadSegment, Resize, Segment, SegmentKind, TrimEdge, TrimPlan, WritePlan,
+    complete_edges,
 };
 pub use store::{DataStore, Destroyed, ObjectInfo, Preallocate};

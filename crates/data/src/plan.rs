@@ -45,6 +45,17 @@ pub struct Edge {
     pub keep: [Range<usize>; 2],
 }
 
+/// Which blocks of a write go to new places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fresh {
+    /// Those that are filled in part.
+    Needed,
+    /// All that have been written before.
+    Written,
+    /// These, and reserved ones that the write covers in part: another write that is not committed yet has them too.
+    Edges,
+}
+
 /// A planned write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a plan must be committed or aborted"]
@@ -63,6 +74,29 @@ impl WritePlan {
     /// The range of whole blocks that is written.
     pub fn aligned(&self) -> ByteRange {
         self.range.align_out(BLOCK)
+    }
+
+    /// The blocks that the write covers in part, ascending.
+    pub fn partial_blocks(&self) -> SmallVec<[u64; 2]> {
+        let (first, last) = (self.range.start / BLOCK, self.range.end / BLOCK);
+        let head = (!self.range.start.is_multiple_of(BLOCK)).then_some(first);
+        let tail = (!self.range.end.is_multiple_of(BLOCK)).then_some(last).filter(|t| head != Some(*t));
+        head.into_iter().chain(tail).collect()
+    }
+
+    /// Where a file block of the write goes.
+    pub fn physical(&self, file_block: u64) -> Option<u64> {
+        let of = |s: &&Segment| (s.file_block..s.file_block + u64::from(s.blocks)).contains(&file_block);
+        self.segments.iter().find(of).map(|s| s.physical + (file_block - s.file_block))
+    }
+
+    /// A block that the write covers in part keeps all other bytes of what an earlier write makes of it, which is not committed yet.
+    pub fn build_on(&mut self, file_block: u64) {
+        self.edges.retain(|e| e.file_block != file_block);
+        let start = file_block * BLOCK;
+        let head = self.range.start.saturating_sub(start) as usize;
+        let tail = (self.range.end - start).min(BLOCK) as usize;
+        self.edges.push(Edge { file_block, physical: u64::MAX, keep: [0..head, tail..BLOCK as usize] });
     }
 
     /// Whether the log record of the commit points at blocks that hold no durable bytes yet

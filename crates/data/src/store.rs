@@ -5,6 +5,7 @@ use crate::extent::{
     DataKey, EXTENT_BLOCKS_MAX, Extent, Object, decode_extent, decode_object, extent_key, extent_value, object_key,
 };
 use crate::plan::{Freed, ReadPlan, ReadSegment};
+use crate::recent::Recent;
 use amphi_types::item::{ItemStore, Key, Txn, tag};
 use amphi_types::limits::{BLOCK, FILE_MAX};
 use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, Timespec};
@@ -51,12 +52,20 @@ pub struct DataStore {
     pending: u64,
     /// Blocks taken by plans that are neither committed nor aborted.
     pub(crate) planned: u64,
+    /// Blocks that were written at the edge of a write lately.
+    pub recent: Recent,
 }
 
 impl DataStore {
     /// An empty store over `blocks` blocks of 4 KiB.
     pub fn new(blocks: u64) -> DataStore {
-        DataStore { objects: BTreeMap::new(), alloc: Allocator::new(blocks), pending: 0, planned: 0 }
+        DataStore {
+            objects: BTreeMap::new(),
+            alloc: Allocator::new(blocks),
+            pending: 0,
+            planned: 0,
+            recent: Recent::default(),
+        }
     }
 
     /// Ends loading: builds the bitmap from the extents.
@@ -229,6 +238,7 @@ impl DataStore {
     /// Removes an object. Nothing is appended if it does not exist.
     pub fn destroy(&mut self, object: ObjectId, txn: &mut Txn) -> Freed {
         let mut freed = Freed::default();
+        self.recent.forget(object, ByteRange::ALL);
         if let Some(o) = self.objects.remove(&object) {
             for (at, e) in o.extents {
                 txn.delete(extent_key(object, at));
@@ -254,6 +264,7 @@ impl DataStore {
             let Some((&id, o)) = self.objects.range_mut(stripes(ino)).next_back() else {
                 break;
             };
+            self.recent.forget(id, ByteRange::ALL);
             while left > 0
                 && let Some((at, e)) = o.extents.pop_last()
             {

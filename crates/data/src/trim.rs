@@ -99,6 +99,7 @@ impl DataStore {
             return freed;
         }
         let mut touched = BTreeSet::new();
+        self.recent.forget(plan.object, ByteRange::ALL);
         let o = self.objects.entry(plan.object).or_default();
         if !plan.cut.is_empty() {
             let removed = o.cut(plan.cut.start, plan.cut.end, &mut touched);

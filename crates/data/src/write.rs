@@ -8,7 +8,7 @@
 
 use crate::alloc::{Purpose, Run};
 use crate::extent::{Extent, Object};
-use crate::plan::{Edge, Freed, Segment, SegmentKind, WritePlan};
+use crate::plan::{Edge, Freed, Fresh, Segment, SegmentKind, WritePlan};
 use crate::store::{DataStore, check_range};
 use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
@@ -33,13 +33,13 @@ impl DataStore {
         object: ObjectId,
         range: ByteRange,
         generation: u64,
-        all_fresh: bool,
+        fresh: Fresh,
     ) -> Result<WritePlan> {
         check_range(range)?;
         self.check_generation(object, generation)?;
         let mut plan = WritePlan { object, range, segments: SmallVec::new(), edges: SmallVec::new() };
         let needs = match self.objects.get(&object) {
-            Some(o) => reuse_blocks(o, &mut plan, all_fresh),
+            Some(o) => reuse_blocks(o, &mut plan, fresh),
             None => {
                 let span = plan.aligned();
                 vec![(span.start / BLOCK, span.len() / BLOCK)]
@@ -64,6 +64,7 @@ impl DataStore {
     pub fn commit_write(&mut self, plan: WritePlan, mtime: Timespec, txn: &mut Txn) -> Freed {
         let mut freed = Freed::default();
         let mut touched = BTreeSet::new();
+        self.recent.forget(plan.object, plan.aligned());
         let o = self.objects.entry(plan.object).or_default();
         for s in plan.segments.iter().filter(|s| s.kind != SegmentKind::InPlace) {
             let old = o.cut(s.file_block, s.file_block + u64::from(s.blocks), &mut touched);
@@ -92,6 +93,7 @@ impl DataStore {
     /// Gives up a plan: its fresh blocks are free at once, because nothing durable ever pointed at them. Every
     /// write that the server submitted for the plan must have ended.
     pub fn abort_write(&mut self, plan: WritePlan) {
+        self.recent.forget(plan.object, plan.aligned());
         for s in plan.segments.iter().filter(|s| s.kind == SegmentKind::Fresh) {
             self.untake(Run { start: s.physical, blocks: s.blocks });
         }
@@ -100,7 +102,7 @@ impl DataStore {
 
 /// Adds the segments that keep their blocks and the edges to `plan`; returns the file blocks that need new
 /// blocks, as (file block, count), ascending.
-fn reuse_blocks(o: &Object, plan: &mut WritePlan, all_fresh: bool) -> Vec<(u64, u64)> {
+fn reuse_blocks(o: &Object, plan: &mut WritePlan, fresh: Fresh) -> Vec<(u64, u64)> {
     let span = plan.aligned();
     let (from, to) = (span.start / BLOCK, span.end / BLOCK);
     let mut needs: Vec<(u64, u64)> = Vec::new();
@@ -118,6 +120,7 @@ fn reuse_blocks(o: &Object, plan: &mut WritePlan, all_fresh: bool) -> Vec<(u64, 
     special.extend([from, to - 1, o.end / BLOCK]);
     special.sort_unstable();
     special.dedup();
+    let shared = if fresh == Fresh::Edges { plan.partial_blocks() } else { SmallVec::new() };
     let mut at = from;
     for (b, e) in o.mapped(from, to) {
         need(at, b);
@@ -130,12 +133,18 @@ fn reuse_blocks(o: &Object, plan: &mut WritePlan, all_fresh: bool) -> Vec<(u64, 
             }
         };
         at = b;
-        if e.written && all_fresh {
+        if e.written && fresh != Fresh::Needed {
             let edges = special.iter().filter(|&&x| (b..end).contains(&x));
             plan.edges.extend(edges.filter_map(|&x| edge(o, plan.range, x, e.physical + (x - b))));
             need(b, end);
             at = end;
             continue;
+        }
+        // Reserved blocks that another write fills at the same time.
+        for &x in shared.iter().filter(|x| (b..end).contains(x)) {
+            keep(at, x);
+            need(x, x + 1);
+            at = x + 1;
         }
         for &x in special.iter().filter(|&&x| e.written && (b..end).contains(&x)) {
             let edge = edge(o, plan.range, x, e.physical + (x - b));

@@ -4,7 +4,7 @@
 //! The disk starts full of garbage, so every zero that a read returns was put there by a plan. Records become
 //! stable only now and then; a crash forgets the others and loses or tears a write that was under way.
 
-use amphi_data::{DataStore, Freed, Preallocate, ReadPlan, Resize, complete_edges, fsck_items};
+use amphi_data::{DataStore, Freed, Fresh, Preallocate, ReadPlan, Resize, complete_edges, fsck_items};
 use amphi_types::item::{ItemStore, Key, Txn};
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, Errno, Ino, ObjectId, Timespec};
@@ -148,7 +148,12 @@ impl Bench {
     ) -> Result<Option<amphi_data::WritePlan>, String> {
         let generation = self.model.get(&object).map_or(0, |m| m.generation);
         let before = self.store.space();
-        let plan = match self.store.plan_write(object, range, generation, sectors & 1 == 1) {
+        let plan = match self.store.plan_write(
+            object,
+            range,
+            generation,
+            [Fresh::Needed, Fresh::Written, Fresh::Edges][sectors as usize % 3],
+        ) {
             Ok(plan) => plan,
             Err(Errno::NoSpace) => {
                 ensure!(self.store.space() == before, "a refused write took space");
@@ -205,7 +210,9 @@ impl Bench {
             Op::AbortedWrite { object, start, len } => {
                 let (free, model) = (self.store.space(), self.model.clone());
                 let generation = self.model.get(&id(object)).map_or(0, |m| m.generation);
-                if let Ok(plan) = self.store.plan_write(id(object), ByteRange::at(start, len), generation, false) {
+                if let Ok(plan) =
+                    self.store.plan_write(id(object), ByteRange::at(start, len), generation, Fresh::Needed)
+                {
                     if self.planted == Planted::ForgetToFreeOnAbort && !plan.edges.is_empty() {
                         std::mem::forget(plan);
                     } else {
@@ -297,7 +304,7 @@ impl Bench {
             Op::OldRequest { object } => {
                 if let Some(m) = self.model.get(&id(object)).filter(|m| m.generation > 0) {
                     let range = ByteRange::at(0, 10);
-                    let r = self.store.plan_write(id(object), range, m.generation - 1, false);
+                    let r = self.store.plan_write(id(object), range, m.generation - 1, Fresh::Needed);
                     ensure!(r == Err(Errno::Stale), "a write older than a truncate was accepted");
                     let r = self.store.plan_punch(id(object), range, m.generation - 1);
                     ensure!(r == Err(Errno::Stale), "a punch older than a truncate was accepted");
@@ -452,7 +459,7 @@ fn planted_mistakes_are_found() {
 
 fn txn_of(store: &mut DataStore, object: ObjectId, range: ByteRange) -> (Txn, Freed) {
     let mut txn = Txn::default();
-    let plan = store.plan_write(object, range, 0, false).unwrap();
+    let plan = store.plan_write(object, range, 0, Fresh::Needed).unwrap();
     let freed = store.commit_write(plan, Timespec::default(), &mut txn);
     (txn, freed)
 }
@@ -477,18 +484,18 @@ fn a_full_zone_can_shrink() {
     let mut store = DataStore::new(640);
     let (_, free) = store.space();
     let _ = txn_of(&mut store, id(0), ByteRange::at(0, free * BLOCK));
-    assert_eq!(store.plan_write(id(1), ByteRange::at(0, 1), 0, false), Err(Errno::NoSpace));
+    assert_eq!(store.plan_write(id(1), ByteRange::at(0, 1), 0, Fresh::Needed), Err(Errno::NoSpace));
     // Whole blocks in place need no space; an edge does.
-    let plan = store.plan_write(id(0), ByteRange::at(0, 10 * BLOCK), 0, false).unwrap();
+    let plan = store.plan_write(id(0), ByteRange::at(0, 10 * BLOCK), 0, Fresh::Needed).unwrap();
     assert!(!plan.points_at_new_data());
     store.abort_write(plan);
-    assert_eq!(store.plan_write(id(0), ByteRange::at(5, 10), 0, false), Err(Errno::NoSpace));
+    assert_eq!(store.plan_write(id(0), ByteRange::at(5, 10), 0, Fresh::Needed), Err(Errno::NoSpace));
     let plan = store.plan_truncate(id(0), 100 * BLOCK + 5, 1, Resize::Set).unwrap();
     assert_eq!(plan.edges.len(), 1);
     let mut txn = Txn::default();
     let freed = store.commit_trim(plan, Timespec::default(), &mut txn);
     assert_eq!(
-        store.plan_write(id(1), ByteRange::at(0, BLOCK * 20), 0, false),
+        store.plan_write(id(1), ByteRange::at(0, BLOCK * 20), 0, Fresh::Needed),
         Err(Errno::NoSpace),
         "not released yet"
     );

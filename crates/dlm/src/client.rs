@@ -18,7 +18,7 @@
 mod holding;
 mod returning;
 
-use crate::mode::{LockId, Mode};
+use crate::mode::{GroupId, LockId, Mode};
 use crate::tree::{Forest, Tree};
 use amphi_types::{ByteRange, ObjectId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -37,11 +37,19 @@ pub struct CacheLimits {
     pub trim_batch: usize,
     /// Cancels that nobody waits for are sent together after this time, unless another message takes them along.
     pub cancel_linger_ns: u64,
+    /// Ids in one cancel message, 1 to [`CANCEL_BATCH`].
+    pub cancel_batch: usize,
 }
 
 impl Default for CacheLimits {
     fn default() -> Self {
-        CacheLimits { max_locks: 65_536, max_age_ns: 600_000_000_000, trim_batch: 16, cancel_linger_ns: 1_000_000_000 }
+        CacheLimits {
+            max_locks: 65_536,
+            max_age_ns: 600_000_000_000,
+            trim_batch: 16,
+            cancel_linger_ns: 1_000_000_000,
+            cancel_batch: CANCEL_BATCH,
+        }
     }
 }
 
@@ -137,6 +145,8 @@ pub struct HeldLock {
     pub mode: Mode,
     /// Its range.
     pub range: ByteRange,
+    /// Its group, if it is a group lock.
+    pub group: Option<GroupId>,
 }
 
 /// Stages on the way of a lock, in this order; `docs/LOCKING.md` has the table.
@@ -161,6 +171,8 @@ struct Held {
     range: ByteRange,
     stage: Stage,
     users: u32,
+    /// A lock of a group: never called back, so it goes without delay when it goes.
+    group: Option<GroupId>,
     /// The server waits for it.
     urgent: bool,
     /// The server no longer knows it.
@@ -218,6 +230,8 @@ pub struct LockCache {
     /// When the cancels have to go; `None` while there are none.
     cancels_due_ns: Option<u64>,
     now_ns: u64,
+    /// Locks given back by age or bound since they were counted last.
+    aged: u64,
 }
 
 impl LockCache {
@@ -235,7 +249,18 @@ impl LockCache {
             cancels: BTreeSet::new(),
             cancels_due_ns: None,
             now_ns: 0,
+            aged: 0,
         }
+    }
+
+    /// Other limits from now on.
+    pub fn tune(&mut self, limits: CacheLimits) {
+        self.limits = limits;
+    }
+
+    /// Locks given back by age or bound since the last call.
+    pub fn take_aged(&mut self) -> u64 {
+        std::mem::take(&mut self.aged)
     }
 
     /// Number of locks held, those on their way back included.
@@ -280,11 +305,32 @@ pub(crate) mod inspect {
     //! What the model tests look at.
     use super::*;
 
+    /// One lock, for comparison.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+    pub(crate) struct Seen {
+        pub id: LockId,
+        pub object: ObjectId,
+        pub mode: Mode,
+        pub range: ByteRange,
+        pub group: Option<GroupId>,
+        /// 0 is usable.
+        pub stage: u8,
+        pub users: u32,
+        pub urgent: bool,
+    }
+
     impl LockCache {
-        /// Locks in the table: id, object, mode, range, a number for the stage, users.
-        pub(crate) fn seen(&self) -> Vec<(LockId, ObjectId, Mode, ByteRange, u8, u32, bool)> {
-            let seen = |(&id, held): (&LockId, &Held)| {
-                (id, held.object, held.mode, held.range, held.stage as u8, held.users, held.urgent)
+        /// Locks in the table.
+        pub(crate) fn seen(&self) -> Vec<Seen> {
+            let seen = |(&id, held): (&LockId, &Held)| Seen {
+                id,
+                object: held.object,
+                mode: held.mode,
+                range: held.range,
+                group: held.group,
+                stage: held.stage as u8,
+                users: held.users,
+                urgent: held.urgent,
             };
             self.locks.iter().map(seen).collect()
         }

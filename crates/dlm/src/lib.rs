@@ -24,12 +24,14 @@ mod tree;
 #[cfg(test)]
 mod tests;
 
-pub use client::{CacheLimits, CallbackPlan, Granted, HeldLock, Hit, LockAction, LockCache, LockRef, RequestId};
+pub use client::{
+    CANCEL_BATCH, CacheLimits, CallbackPlan, Granted, HeldLock, Hit, LockAction, LockCache, LockRef, RequestId,
+};
 pub use files::{
     Asking, DroppedFileLocks, FileLock, FileLockLimits, FileLockRefusal, FileLocks, LockFamily, LockKind, LockOwner,
     Outcome, WaitGranted, WaitId,
 };
-pub use mode::{Growth, LockId, Mode, Owner};
+pub use mode::{GroupId, Growth, LockId, Mode, Owner};
 pub use server::{Action, ContentionLimits, Dropped, LockCounts, LockLimits, LockRequest, LockSpace, Overdue, Refusal};
 pub use tokens::client::{Ask, OwnChange, TokenCache, TokenCacheLimits};
 pub use tokens::server::{

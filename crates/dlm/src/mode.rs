@@ -2,9 +2,9 @@
 //!
 //! Owns: the vocabulary of locking. Does not own: any table of locks.
 //!
-//! Invariant: conflict is symmetric, and two locks of one session conflict only when both are direct requests. A mount
-//! orders its own I/O itself, so its own locks never stand in its way; two direct requests must still exclude each
-//! other, since each is atomic.
+//! Invariant: conflict is symmetric, and two locks of one session conflict only when both are direct requests or one of them is
+//! a group lock. A mount orders its own I/O itself, so its own locks never stand in its way; two direct requests must still exclude
+//! each other, since each is atomic; and what a mount cached before it joined a group has to go.
 
 use amphi_types::{ByteRange, SessionId};
 
@@ -39,6 +39,10 @@ impl Mode {
     }
 }
 
+/// Number of a group of cooperating clients, chosen by them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(pub u64);
+
 /// Who a lock belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Owner {
@@ -47,24 +51,41 @@ pub enum Owner {
     /// The target itself holds it while it carries out one direct request of that session: just the exact range, just
     /// for its duration, never grown and never called back.
     Direct(SessionId),
+    /// As `Direct`, of a session that holds a lock of that group on the object. The lock server makes it of `Direct` by itself.
+    Member(SessionId, GroupId),
+    /// A client that does its I/O under the lock of a group, always of all bytes: it excludes everybody but locks of
+    /// the same group and their members' direct requests. Never called back, never overdue.
+    Group(SessionId, GroupId),
 }
 
 impl Owner {
     /// The session on whose behalf the lock exists.
     pub fn session(self) -> SessionId {
         match self {
-            Owner::Cached(session) | Owner::Direct(session) => session,
+            Owner::Cached(session) | Owner::Direct(session) | Owner::Member(session, _) | Owner::Group(session, _) => {
+                session
+            }
         }
     }
 
     /// Whether the target itself holds the lock.
     pub fn is_direct(self) -> bool {
-        matches!(self, Owner::Direct(_))
+        matches!(self, Owner::Direct(_) | Owner::Member(..))
+    }
+
+    /// The group, of a group lock.
+    pub fn group(self) -> Option<GroupId> {
+        if let Owner::Group(_, group) = self { Some(group) } else { None }
     }
 
     /// Whether locks of both owners never conflict.
     pub fn exempt(self, other: Owner) -> bool {
-        self.session() == other.session() && !(self.is_direct() && other.is_direct())
+        use Owner::{Group, Member};
+        match (self, other) {
+            (Group(_, a), Group(_, b) | Member(_, b)) | (Member(_, a), Group(_, b)) => a == b,
+            (Group(..), _) | (_, Group(..)) => false,
+            _ => self.session() == other.session() && !(self.is_direct() && other.is_direct()),
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 //! Invariants, checked by the model tests:
 //! * no two granted locks conflict;
 //! * a request waits only while it conflicts with a granted lock or with a request that asked before it, so nobody starves;
+//! * a request for a group lock that is in force, and direct requests of its members, pass whoever waits for its end;
 //! * whoever a waiting request waits for, and can be called back, has been called back exactly once;
 //! * a grant contains its request, and what was added conflicts with nothing granted and nothing waiting.
 //!
@@ -14,11 +15,12 @@
 
 mod contention;
 mod grant;
+mod group;
 mod queue;
 
 pub use contention::ContentionLimits;
 
-use crate::mode::{Growth, LockId, Mode, Owner};
+use crate::mode::{GroupId, Growth, LockId, Mode, Owner};
 use crate::tree::{Entry, Forest, Search, Tree};
 use amphi_types::{ByteRange, Ino, ObjectId, SessionId};
 use contention::Contention;
@@ -70,7 +72,7 @@ pub struct LockRequest {
     pub object: ObjectId,
     /// What for.
     pub mode: Mode,
-    /// Which bytes; not empty.
+    /// Which bytes; not empty. For a group lock all of them are taken.
     pub range: ByteRange,
     /// Whether more may be granted; a direct request is never grown.
     pub growth: Growth,
@@ -83,6 +85,8 @@ pub enum Refusal {
     EmptyRange,
     /// The table is full; cached locks have to be given back first, or the I/O goes direct.
     Full,
+    /// The request was not to wait, and something is in its way.
+    WouldBlock,
     /// A lock held before a restart conflicts with one that another client holds, or its id is not of an earlier start.
     Conflict,
 }
@@ -92,6 +96,7 @@ impl fmt::Display for Refusal {
         f.write_str(match self {
             Refusal::EmptyRange => "a lock needs at least one byte",
             Refusal::Full => "the lock table is full",
+            Refusal::WouldBlock => "a lock or a request is in the way",
             Refusal::Conflict => "the lock held before the restart is not compatible with the locks of now",
         })
     }
@@ -197,11 +202,27 @@ impl Lock {
     }
 }
 
-/// Trees by kind of owner and mode: cached reads, cached writes, direct reads, direct writes.
-type Trees = [Tree; 4];
+/// Kinds of owner and mode.
+const CLASSES: usize = 7;
+/// Class of group locks.
+const GROUP: usize = 4;
+
+/// Trees by kind of owner and mode: cached reads, cached writes, direct reads, direct writes, group locks, members' reads,
+/// members' writes.
+type Trees = [Tree; CLASSES];
 
 fn class(owner: Owner, mode: Mode) -> usize {
-    2 * usize::from(owner.is_direct()) + usize::from(mode.raw())
+    match owner {
+        Owner::Cached(_) => usize::from(mode.raw()),
+        Owner::Direct(_) => 2 + usize::from(mode.raw()),
+        Owner::Group(..) => GROUP,
+        Owner::Member(..) => 5 + usize::from(mode.raw()),
+    }
+}
+
+/// What stands for a session in the entries of trees: group locks of one group are as one party.
+fn party(owner: Owner) -> SessionId {
+    owner.group().map_or(owner.session(), |group| SessionId(group.0))
 }
 
 #[derive(Clone, Copy)]
@@ -211,18 +232,24 @@ struct Object {
 }
 
 impl Object {
-    const NEW: Object = Object { granted: [Tree::EMPTY; 4], waiting: [Tree::EMPTY; 4] };
+    const NEW: Object = Object { granted: [Tree::EMPTY; CLASSES], waiting: [Tree::EMPTY; CLASSES] };
 
     fn is_unused(&self) -> bool {
         self.granted.iter().chain(&self.waiting).all(|tree| tree.is_empty())
     }
 }
 
-/// The trees whose locks conflict with (`owner`, `mode`) where they overlap, each with the session exempt in it.
+/// The trees whose locks conflict with (`owner`, `mode`) where they overlap, each with the party exempt in it.
 fn conflicting(owner: Owner, mode: Mode) -> impl Iterator<Item = (usize, Option<SessionId>)> {
-    (0..4).filter(move |class| mode == Mode::Write || class % 2 == 1).map(move |class| {
-        let both_direct = owner.is_direct() && class >= 2;
-        (class, (!both_direct).then_some(owner.session()))
+    let writes = |class: usize| matches!(class, 1 | 3 | GROUP | 6);
+    (0..CLASSES).filter(move |&class| mode == Mode::Write || writes(class)).map(move |class| {
+        let exempt = match (owner, class) {
+            (Owner::Group(_, group) | Owner::Member(_, group), GROUP) => Some(SessionId(group.0)),
+            (Owner::Group(..), _) | (_, GROUP) => None,
+            (_, 2..) if owner.is_direct() => None,
+            _ => Some(owner.session()),
+        };
+        (class, exempt)
     })
 }
 
@@ -236,6 +263,8 @@ pub struct LockSpace {
     objects: BTreeMap<ObjectId, Object>,
     locks: BTreeMap<LockId, Lock>,
     direct_count: usize,
+    /// Sessions that hold group locks of an object, with their number.
+    members: BTreeMap<(ObjectId, SessionId), (GroupId, usize)>,
     sessions: BTreeSet<(SessionId, LockId)>,
     deadlines: BTreeSet<(u64, LockId)>,
     contention: Contention,
@@ -259,6 +288,7 @@ impl LockSpace {
             objects: BTreeMap::new(),
             locks: BTreeMap::new(),
             direct_count: 0,
+            members: BTreeMap::new(),
             sessions: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             contention: Contention::new(limits.contention),
@@ -321,19 +351,19 @@ impl LockSpace {
         self.objects.range(all).map(|(object, _)| *object)
     }
 
-    /// The cached locks that a session holds.
-    pub fn held(&self, session: SessionId) -> impl Iterator<Item = (LockId, ObjectId, Mode, ByteRange)> {
-        let cached = move |lock: &&Lock| lock.owner == Owner::Cached(session) && lock.state == State::Granted;
+    /// The cached and group locks that a session holds.
+    pub fn held(&self, session: SessionId) -> impl Iterator<Item = (LockId, Owner, ObjectId, Mode, ByteRange)> {
+        let kept = move |lock: &&Lock| !lock.owner.is_direct() && lock.state == State::Granted;
         let ids = self.sessions.range((session, LockId(0))..=(session, LockId(u64::MAX))).map(|(_, id)| *id);
         ids.filter_map(move |id| {
-            self.locks.get(&id).filter(cached).map(|lock| (id, lock.object, lock.mode, lock.range))
+            self.locks.get(&id).filter(kept).map(|lock| (id, lock.owner, lock.object, lock.mode, lock.range))
         })
     }
 
     /// The cached locks of a session that were called back and not given back yet.
     pub fn called_back(&self, session: SessionId) -> impl Iterator<Item = (LockId, ObjectId)> {
         let called = move |id: &LockId| self.locks.get(id).is_some_and(|lock| lock.deadline_ns.is_some());
-        self.held(session).filter(move |(id, ..)| called(id)).map(|(id, object, ..)| (id, object))
+        self.held(session).filter(move |(id, ..)| called(id)).map(|(id, _, object, ..)| (id, object))
     }
 
     fn highest_write(&self, object: ObjectId, below: Option<(u64, LockId)>) -> Option<(LockId, SessionId, ByteRange)> {
@@ -341,16 +371,22 @@ impl LockSpace {
         self.forest.highest(tree, below).map(|entry| (entry.id, entry.session, entry.range))
     }
 
-    /// Whether `session` holds a cached lock that permits `mode` on all of `range`: the check before I/O that a client
+    /// Whether `session` holds a cached or group lock that permits `mode` on all of `range`: the check before I/O that a client
     /// sends under its lock is submitted.
     pub fn holds(&self, session: SessionId, id: LockId, object: ObjectId, mode: Mode, range: ByteRange) -> bool {
         self.locks.get(&id).is_some_and(|lock| {
-            lock.owner == Owner::Cached(session)
+            !lock.owner.is_direct()
+                && lock.owner.session() == session
                 && lock.state == State::Granted
                 && lock.object == object
                 && lock.mode.covers(mode)
                 && lock.range.contains(&range)
         })
+    }
+
+    /// Whether the lock or request is there.
+    pub fn contains(&self, id: LockId) -> bool {
+        self.locks.contains_key(&id)
     }
 
     /// When [`LockSpace::poll_overdue`] has something to say next.
@@ -400,7 +436,7 @@ impl LockSpace {
 
     fn entry(&self, id: LockId) -> Entry {
         let lock = &self.locks[&id];
-        Entry { range: lock.range, id, session: lock.owner.session() }
+        Entry { range: lock.range, id, session: party(lock.owner) }
     }
 
     /// A granted lock that excludes (`owner`, `mode`, `range`).
@@ -432,7 +468,7 @@ pub(crate) mod inspect {
     #[derive(Clone, Debug, PartialEq, Eq, Hash)]
     pub(crate) struct Seen {
         pub id: LockId,
-        pub owner: (bool, SessionId),
+        pub owner: Owner,
         pub object: ObjectId,
         pub mode: Mode,
         pub range: ByteRange,
@@ -444,7 +480,7 @@ pub(crate) mod inspect {
         pub(crate) fn seen(&self) -> Vec<Seen> {
             let seen = |(&id, lock): (&LockId, &Lock)| Seen {
                 id,
-                owner: (lock.owner.is_direct(), lock.owner.session()),
+                owner: lock.owner,
                 object: lock.object,
                 mode: lock.mode,
                 range: lock.range,
@@ -454,9 +490,10 @@ pub(crate) mod inspect {
             self.locks.iter().map(seen).collect()
         }
 
-        /// Everything that grows: tree nodes, objects, session entries, deadlines.
-        pub(crate) fn footprint(&self) -> [usize; 4] {
-            [self.forest.len(), self.objects.len(), self.sessions.len(), self.deadlines.len()]
+        /// Everything that grows: tree nodes, objects, session entries, deadlines, members.
+        pub(crate) fn footprint(&self) -> [usize; 5] {
+            let objects = self.objects.len();
+            [self.forest.len(), objects, self.sessions.len(), self.deadlines.len(), self.members.len()]
         }
 
         pub(crate) fn visits(&self) -> u64 {

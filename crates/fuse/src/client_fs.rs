@@ -11,12 +11,15 @@
 
 mod file_locks;
 mod handles;
+pub mod ioctl;
 mod lent;
 mod pages;
 mod patience;
 
 use crate::environment::Environments;
-use crate::file_system::{AttrReply, CopyHow, Entry, Handle, LockHow, OpenHow, OpenReply, ReadHow, Statfs, WriteHow};
+use crate::file_system::{
+    AttrReply, CopyHow, Entry, Handle, IoctlCall, IoctlReply, LockHow, OpenHow, OpenReply, ReadHow, Statfs, WriteHow,
+};
 use crate::{Caller, DirSink, FileSystem, GroupCache, Later, Limits, Notifier, OpenFlags, Payload, ReadSink};
 use amphi_client::{Client, Ctx, Fallocate, Hints, Pending, RenameMode, Segment, Whence, XattrMode};
 use amphi_types::{Attr, Cred, Errno, Ino, Result, SetAttr};
@@ -420,6 +423,18 @@ impl FileSystem for ClientFs {
 
     fn setlkw(&self, caller: &Caller<'_>, ino: Ino, how: &LockHow, later: Later) {
         self.wait_lock(caller, ino, how, later);
+    }
+
+    fn ioctl(&self, caller: &Caller<'_>, _: Ino, call: &IoctlCall<'_>) -> Result<IoctlReply> {
+        self.control(caller, call)
+    }
+
+    fn ioctl_waits(&self, call: &IoctlCall<'_>) -> bool {
+        Self::control_waits(call)
+    }
+
+    fn ioctl_later(&self, caller: &Caller<'_>, _: Ino, call: &IoctlCall<'_>, later: Later) {
+        self.control_later(caller, call, later);
     }
 
     fn copy_file_range(&self, caller: &Caller<'_>, how: &CopyHow) -> Result<u64> {

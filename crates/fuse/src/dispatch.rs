@@ -217,6 +217,12 @@ pub(crate) fn handle(fs: &dyn FileSystem, mut caller: Caller<'_>, lent: Lent<'_>
             lent.answered.store(true, Relaxed);
             fs.setlkw(caller, ino, how, later);
         }
+        Op::Ioctl { ref call } if fs.ioctl_waits(call) => {
+            let (device, table) = lent.late;
+            let later = Later::new(device.clone(), to.unique, table.clone(), caller.interrupt);
+            lent.answered.store(true, Relaxed);
+            fs.ioctl_later(caller, ino, call, later);
+        }
         _ => {
             fs.begins();
             let _answered = Answered(fs);

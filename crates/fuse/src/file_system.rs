@@ -451,6 +451,16 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoTty)
     }
 
+    /// Whether this device control is one that may wait for very long: then `ioctl_later` answers it.
+    fn ioctl_waits(&self, call: &IoctlCall<'_>) -> bool {
+        false
+    }
+
+    /// As `ioctl`, without a thread that waits.
+    fn ioctl_later(&self, caller: &Caller<'_>, ino: Ino, call: &IoctlCall<'_>, later: Later) {
+        later.answer_control(Err(Errno::NoTty));
+    }
+
     /// Events of `wanted` that are ready. The default makes the kernel say that all are, always.
     fn poll(&self, caller: &Caller<'_>, ino: Ino, handle: Handle, wanted: u32) -> Result<u32> {
         Err(Errno::NoSys)

@@ -8,6 +8,7 @@
 //! somebody else's request to unlock is read.
 
 use crate::Interrupt;
+use crate::kernel::structs::IoctlOut;
 use crate::reply::ReplyTo;
 use amphi_types::{Errno, Result};
 use parking_lot::Mutex;
@@ -15,6 +16,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::task::Waker;
+use zerocopy::IntoBytes;
 
 #[derive(Default)]
 struct Entry {
@@ -85,15 +87,22 @@ impl Later {
 
     /// Answers.
     pub fn answer(mut self, result: Result<()>) {
-        self.send(result);
+        self.send(result.map(|()| &[][..]));
     }
 
-    fn send(&mut self, result: Result<()>) {
+    /// Answers a device control: what `ioctl` returns.
+    pub fn answer_control(mut self, result: Result<i32>) {
+        let head = result.map(|result| IoctlOut { result, ..IoctlOut::default() });
+        self.send(head.as_ref().map(|head| head.as_bytes()).map_err(|e| *e));
+    }
+
+    fn send(&mut self, result: Result<&[u8]>) {
         self.answered = true;
         self.table.entries.lock().remove(&self.unique);
         let to = ReplyTo { device: self.device.as_fd(), unique: self.unique };
         match result {
-            Ok(()) => to.ok(&[]),
+            Ok([]) => to.ok(&[]),
+            Ok(body) => to.ok(&[body]),
             Err(e) => to.error(e),
         }
     }

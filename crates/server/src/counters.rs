@@ -90,6 +90,7 @@ impl Counters {
             Request::Punch { .. } | Request::Allocate { .. } | Request::Seek { .. } => &self.space,
             Request::Sync => &self.sync,
             Request::LockEnqueue { .. }
+            | Request::GroupLock { .. }
             | Request::LockCancel { .. }
             | Request::LockKept { .. }
             | Request::GlimpseReply { .. }

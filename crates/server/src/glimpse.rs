@@ -141,6 +141,12 @@ async fn glimpse<E: Env>(
     asker: SessionId,
 ) -> Gathered {
     let mut sum = Gathered::default();
+    // Each member of a group may have written the end.
+    let members = target.locks.members(object).into_iter().filter(|(_, session)| *session != asker);
+    let asked = members.map(|(lock, session)| ask(worker, target, object, lock, session));
+    for (size, mtime) in join_all(asked).await.into_iter().flatten() {
+        sum.join(&Gathered { size, mtime, blocks: 0 });
+    }
     let mut at = target.locks.glimpse(object, None);
     while let Some((lock, session, range)) = at {
         if session != asker

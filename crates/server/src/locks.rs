@@ -5,12 +5,14 @@
 //!
 //! Invariant: whoever changes the space empties its actions in the same call, so none is left lying.
 
-use amphi_dlm::{Action, Growth, LockCounts, LockId, LockLimits, LockRequest, LockSpace, Mode, Owner, Refusal};
+use amphi_dlm::{
+    Action, GroupId, Growth, LockCounts, LockId, LockLimits, LockRequest, LockSpace, Mode, Owner, Refusal,
+};
 use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, SessionId};
 use amphi_wire::Push;
 use futures_channel::oneshot;
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// A lock as granted.
@@ -25,6 +27,8 @@ pub struct Grant {
 struct Inner {
     space: LockSpace,
     waiting: BTreeMap<LockId, oneshot::Sender<Grant>>,
+    /// Requests for group locks that wait: nobody waits here with them.
+    group_waiting: BTreeSet<LockId>,
     outbox: Vec<(SessionId, Push)>,
     /// Whether a task waits for the next deadline.
     watched: bool,
@@ -36,6 +40,9 @@ impl Inner {
     fn pump(&mut self) {
         while let Some(action) = self.space.poll_action() {
             match action {
+                Action::Granted { id, owner, object, .. } if self.group_waiting.remove(&id) => {
+                    self.outbox.push((owner.session(), Push::GroupLockNews { object, lock: id.0 }));
+                }
                 Action::Granted { id, range, .. } => {
                     if let Some(waiter) = self.waiting.remove(&id) {
                         // A waiter that has gone away gives its request back itself.
@@ -76,6 +83,7 @@ fn errno(refusal: Refusal) -> Errno {
     match refusal {
         Refusal::EmptyRange => Errno::Inval,
         Refusal::Full => Errno::NoMem,
+        Refusal::WouldBlock => Errno::Again,
         Refusal::Conflict => Errno::Stale,
     }
 }
@@ -88,6 +96,7 @@ impl Locks {
             inner: Rc::new(RefCell::new(Inner {
                 space,
                 waiting: BTreeMap::new(),
+                group_waiting: BTreeSet::new(),
                 outbox: Vec::new(),
                 watched: false,
                 kept: BTreeMap::new(),
@@ -137,6 +146,62 @@ impl Locks {
         Ok(grant)
     }
 
+    /// Lock-ahead: granted just as asked, or refused at once.
+    ///
+    /// Errors: `Again` if anything is in the way, else as for `enqueue`.
+    pub fn enqueue_ahead(
+        &self,
+        now_ns: u64,
+        session: SessionId,
+        object: ObjectId,
+        mode: Mode,
+        range: ByteRange,
+    ) -> Result<Grant> {
+        let request = LockRequest { owner: Owner::Cached(session), object, mode, range, growth: Growth::Exact };
+        let mut inner = self.inner.borrow_mut();
+        let id = inner.space.enqueue_ahead(now_ns, request).map_err(errno)?;
+        inner.pump();
+        let range = inner.space.granted_range(id).ok_or(Errno::Stale)?;
+        Ok(Grant { id, range })
+    }
+
+    /// Asks for the lock of a group, or again for one that was asked for as `asked` before. Returns its id and whether it is granted;
+    /// if not, `Push::GroupLockNews` follows when it is.
+    ///
+    /// Errors: `Again` if it is not to wait for another group; `NoMem` when the table is full.
+    pub fn group(
+        &self,
+        now_ns: u64,
+        session: SessionId,
+        object: ObjectId,
+        group: GroupId,
+        wait: bool,
+        asked: Option<LockId>,
+    ) -> Result<(LockId, bool)> {
+        let mut inner = self.inner.borrow_mut();
+        let known = asked.and_then(|id| inner.space.group_request(session, id, object, group).map(|held| (id, held)));
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        if !wait && inner.space.has_other_group(object, group) {
+            return Err(Errno::Again);
+        }
+        let (owner, mode) = (Owner::Group(session, group), Mode::Write);
+        let request = LockRequest { owner, object, mode, range: ByteRange::ALL, growth: Growth::Exact };
+        let id = inner.space.enqueue(now_ns, request).map_err(errno)?;
+        let granted = inner.space.granted_range(id).is_some();
+        if !granted {
+            inner.group_waiting.insert(id);
+        }
+        inner.pump();
+        Ok((id, granted))
+    }
+
+    /// Sessions that hold group locks of an object.
+    pub fn members(&self, object: ObjectId) -> Vec<(LockId, SessionId)> {
+        self.inner.borrow().space.members(object).collect()
+    }
+
     /// Takes the lock for one direct request; waits until it is granted.
     ///
     /// Errors: as for `enqueue`.
@@ -170,10 +235,14 @@ impl Locks {
     pub fn cancel(&self, now_ns: u64, session: SessionId, ids: &[u64]) {
         let ids: Vec<LockId> = ids.iter().map(|&id| LockId(id)).collect();
         let mut inner = self.inner.borrow_mut();
-        for id in &ids {
-            inner.waiting.remove(id);
-        }
         inner.space.cancel(now_ns, session, &ids);
+        let gone = |inner: &Inner, id: &LockId| !inner.space.contains(*id);
+        for id in ids {
+            if gone(&inner, &id) {
+                inner.waiting.remove(&id);
+                inner.group_waiting.remove(&id);
+            }
+        }
         inner.pump();
     }
 
@@ -183,22 +252,23 @@ impl Locks {
         inner.kept.retain(|(of, _), _| *of != session);
         for id in inner.space.drop_session(now_ns, session).requests {
             inner.waiting.remove(&id);
+            inner.group_waiting.remove(&id);
         }
         inner.pump();
     }
 
     /// Takes in the locks that a session held before the restart, in order, up to the first that cannot be: another
     /// session has presented a lock that excludes it, so it was lost before. What was taken in before is not again.
-    pub fn take_in(&self, session: SessionId, locks: &[(ObjectId, Mode, ByteRange)]) -> Vec<u64> {
+    pub fn take_in(&self, session: SessionId, locks: &[(Owner, ObjectId, Mode, ByteRange)]) -> Vec<u64> {
         let mut inner = self.inner.borrow_mut();
-        let mut held: BTreeMap<(ObjectId, Mode, u64, u64), Vec<LockId>> = BTreeMap::new();
-        for (id, object, mode, range) in inner.space.held(session) {
-            held.entry((object, mode, range.start, range.end)).or_default().push(id);
+        let mut held: BTreeMap<(Owner, ObjectId, Mode, u64, u64), Vec<LockId>> = BTreeMap::new();
+        for (id, owner, object, mode, range) in inner.space.held(session) {
+            held.entry((owner, object, mode, range.start, range.end)).or_default().push(id);
         }
         let mut taken = Vec::with_capacity(locks.len());
-        for &(object, mode, range) in locks {
-            let known = held.get_mut(&(object, mode, range.start, range.end)).and_then(Vec::pop);
-            match known.map_or_else(|| inner.space.take_in(session, object, mode, range), Ok) {
+        for &(owner, object, mode, range) in locks {
+            let known = held.get_mut(&(owner, object, mode, range.start, range.end)).and_then(Vec::pop);
+            match known.map_or_else(|| inner.space.take_in(owner, object, mode, range), Ok) {
                 Ok(id) => taken.push(id.0),
                 Err(_) => break,
             }
@@ -286,7 +356,7 @@ impl Locks {
         std::iter::from_fn(|| inner.space.poll_overdue(now_ns)).map(|o| o.session).collect()
     }
 
-    /// Number of cached locks of a session.
+    /// Number of cached and group locks of a session.
     pub fn count(&self, session: SessionId) -> u64 {
         self.inner.borrow().space.held(session).count() as u64
     }

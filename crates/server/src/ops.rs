@@ -217,7 +217,8 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
         Request::Seek { object, offset, hole } => cx.seek(object, offset, hole).await,
         Request::Sync => cx.sync().await,
         Request::Spread { ino } => cx.spread(ino).await,
-        Request::LockEnqueue { object, mode, range, expand } => cx.lock_enqueue(object, mode, range, expand).await,
+        Request::LockEnqueue { object, mode, range, extent } => cx.lock_enqueue(object, mode, range, extent).await,
+        Request::GroupLock { object, group, wait, asked } => cx.group_lock(object, group, wait, asked).await,
         Request::LockCancel { locks } => cx.lock_cancel(&locks),
         Request::LockKept { locks } => cx.lock_kept(&locks),
         Request::GlimpseReply { id, size, mtime } => {

@@ -4,11 +4,15 @@
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mistake {
     /// The record of a batch does not say that it points at data that may not be synced.
-    BatchUnmarked,
+    UnmarkedBatch,
     /// A batch is answered before its record is written.
-    BatchEarly,
+    EarlyAnswer,
     /// A part of a batch is written into the place of the part before it.
-    BatchShifted,
+    ShiftedPart,
+    /// A write builds on the stored block although a neighbour's write of it is under way.
+    ForgottenNeighbour,
+    /// A write commits before its neighbour's earlier one.
+    CommitOutOfTurn,
 }
 
 /// Whether `mistake` is planted.

@@ -5,12 +5,13 @@
 //!
 //! The data store plans a change, lets the disk work, and commits: two plans on the same block would lose one of
 //! them, and a read must not see the blocks it reads being freed and reused. So changes hold their block-rounded
-//! span alone, reads share it.
+//! span alone, reads share it. Writes of different bytes may share the blocks at their edges: `edges` orders them there.
 //!
 //! Invariants: first come, first served among overlapping spans; a dropped wait leaves nothing behind; the number
 //! of waiters is bounded by the credits of the sessions.
 
 use crate::gate::Hold;
+use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, Ino, ObjectId};
 use futures_channel::oneshot;
 use std::cell::RefCell;
@@ -20,13 +21,19 @@ use std::rc::Rc;
 #[derive(Clone, Copy)]
 struct Span {
     id: u64,
+    /// Whole blocks.
     range: ByteRange,
     hold: Hold,
+    /// The bytes of a write that shares its edges.
+    bytes: Option<ByteRange>,
 }
 
 impl Span {
     fn conflicts(&self, other: &Span) -> bool {
-        self.range.overlaps(&other.range) && (self.hold == Hold::Exclusive || other.hold == Hold::Exclusive)
+        match (self.bytes, other.bytes) {
+            (Some(a), Some(b)) => a.overlaps(&b),
+            _ => self.range.overlaps(&other.range) && (self.hold == Hold::Exclusive || other.hold == Hold::Exclusive),
+        }
     }
 }
 
@@ -60,10 +67,19 @@ impl SpanGate {
     /// Waits until nothing that conflicts with `range` of `object` is held or was asked for earlier. Dropping the
     /// future gives the place in the queue up.
     pub async fn take(&self, object: ObjectId, range: ByteRange, hold: Hold) -> SpanGuard {
+        self.enter(object, range, hold, None).await
+    }
+
+    /// The same for a write of `bytes` that may share the blocks at its edges with other writes (`Edges`).
+    pub async fn take_bytes(&self, object: ObjectId, bytes: ByteRange) -> SpanGuard {
+        self.enter(object, bytes.align_out(BLOCK), Hold::Exclusive, Some(bytes)).await
+    }
+
+    async fn enter(&self, object: ObjectId, range: ByteRange, hold: Hold, bytes: Option<ByteRange>) -> SpanGuard {
         let (receiver, span) = {
             let mut table = self.table.borrow_mut();
             table.next += 1;
-            let span = Span { id: table.next, range, hold };
+            let span = Span { id: table.next, range, hold, bytes };
             let spans = table.objects.entry(object).or_default();
             let free = !spans.held.iter().any(|s| s.conflicts(&span))
                 && !spans.waiting.iter().any(|(s, w)| !w.is_canceled() && s.conflicts(&span));
@@ -165,6 +181,28 @@ mod tests {
         drop(c);
         drop(a);
         drop(poll(&mut d).expect("c has gone"));
+        assert!(!gate.is_busy(OBJECT.ino));
+    }
+    /// Goal: writes of neighbouring bytes of a block run together, of the same bytes in order; readers and others of the block wait.
+    #[test]
+    fn writes_share_their_edges() {
+        let gate = SpanGate::default();
+        let write = |start: u64, end: u64| {
+            let gate = gate.clone();
+            async move { gate.take_bytes(OBJECT, ByteRange::new(start, end)).await }.boxed_local()
+        };
+        let a = poll(&mut write(100, 5000)).expect("free");
+        let b = poll(&mut write(5000, 9000)).expect("other bytes of the block");
+        assert!(poll(&mut write(4999, 5001)).is_none(), "bytes of both");
+        let mut read = start(&gate, 4096, 8192, Hold::Shared);
+        assert!(poll(&mut read).is_none());
+        let mut later = write(9000, 9100);
+        drop(poll(&mut later).expect("not in a block that the reader waits for"));
+        let mut behind = write(8100, 8150);
+        assert!(poll(&mut behind).is_none());
+        drop((a, b));
+        drop(poll(&mut read).expect("both have gone"));
+        drop(poll(&mut behind).expect("the reader has gone"));
         assert!(!gate.is_busy(OBJECT.ino));
     }
 }

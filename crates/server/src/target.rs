@@ -8,6 +8,7 @@
 //! store lives across an await.
 
 use crate::counters::{Counters, add};
+use crate::edges::Edges;
 use crate::file_locks::FileLockDesk;
 use crate::gate::{Gate, Hold};
 use crate::glimpse::Glimpses;
@@ -81,6 +82,8 @@ pub struct Target<E: Env> {
     pub names: Gate<NameKey>,
     /// Queues on bytes of objects.
     pub spans: SpanGate,
+    /// Writes that share blocks at their edges.
+    pub edges: Edges,
     /// Answers of the sessions' slots.
     pub slots: RefCell<Slots>,
     /// Sessions that are alive.
@@ -193,6 +196,7 @@ impl<E: Env> Target<E> {
             file_locks: FileLockDesk::new(),
             names: Gate::default(),
             spans: SpanGate::default(),
+            edges: Edges::default(),
             slots: RefCell::new(slots),
             absent: RefCell::new(sessions.keys().copied().collect()),
             waiting_absent: RefCell::default(),

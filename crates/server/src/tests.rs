@@ -6,8 +6,10 @@ mod batch;
 mod cluster;
 mod company;
 mod data;
+mod edges;
 mod file_locks;
 mod kept;
+mod locks;
 mod sessions;
 mod stories;
 mod sweep;
@@ -103,7 +105,7 @@ impl Held {
             }
             Push::Revoke { target, id, .. } => (*target, Request::Revoked { ids: vec![*id] }),
             Push::Company { change, .. } => (TargetId(0), Request::CompanyKnown { change: *change }),
-            Push::Map { .. } | Push::FileLockNews { .. } => (TargetId(0), Request::Map),
+            Push::Map { .. } | Push::FileLockNews { .. } | Push::GroupLockNews { .. } => (TargetId(0), Request::Map),
         };
         Call { target, cred: Cred::root(), op }
     }
@@ -223,6 +225,7 @@ fn target_of(op: &Request, pool: u16) -> TargetId {
         | Request::Punch { object, .. }
         | Request::Allocate { object, .. }
         | Request::Seek { object, .. }
+        | Request::GroupLock { object, .. }
         | Request::LockEnqueue { object, .. } => object_target(*object, pool),
         _ => TargetId(0),
     }

@@ -119,7 +119,14 @@ impl Shape {
             ("readahead.enabled", one(&["on", "on", "off"])),
             ("readahead.max_bytes", one(&["64K", "1M", "64M"])),
         ];
-        let tunables = tunables.into_iter().map(|(n, v)| (n.to_string(), v)).collect();
+        let mut small = Dice::new(seed, 14);
+        let mut one = |of: &[&str]| small.pick(of).map_or(String::new(), |s| s.to_string());
+        let together = [
+            ("writeback.batch", one(&["on", "on", "on", "off"])),
+            ("writeback.small_bytes", one(&["4K", "64K", "1M"])),
+            ("client.close_batch", one(&["on", "on", "on", "off"])),
+        ];
+        let tunables = tunables.into_iter().chain(together).map(|(n, v)| (n.to_string(), v)).collect();
         let sim = SimConfig {
             disk_ns: [20_000..30_000, 40_000..200_000, 1_000..2_000_000][dice.below(3) as usize].clone(),
             sync_ns: [50_000..100_000, 100_000..1_000_000, 1_000_000..20_000_000][dice.below(3) as usize].clone(),

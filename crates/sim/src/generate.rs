@@ -44,6 +44,21 @@ struct Temper {
     sync: u64,
     /// One call in so many is interrupted.
     interrupts: u64,
+    /// One call in so many begins a burst of small files.
+    bursts: u64,
+}
+
+/// Most small files of a burst.
+const BURST_MOST: u64 = 8;
+/// Longest write to one of them, bytes.
+const BURST_LEN: u64 = 6000;
+
+/// Small files that are made, written and closed one after the other, as an unpacked archive is.
+#[derive(Clone, Copy, Debug, Default)]
+struct Burst {
+    left: u64,
+    /// The one that is being made, and whether it was written.
+    open: Option<(Handle, bool)>,
 }
 
 /// A source of calls.
@@ -54,6 +69,8 @@ pub struct Generator {
     owner: Cred,
     next_handle: Handle,
     next_tag: u64,
+    burst: Burst,
+    burst_dice: Dice,
 }
 
 impl Generator {
@@ -77,12 +94,23 @@ impl Generator {
             large: [8, 30, 100][dice.below(3) as usize],
             sync: [3, 10, 40][dice.below(3) as usize],
             interrupts: [20, 100, 1 << 40][dice.below(3) as usize],
+            bursts: 0,
         };
+        let mut burst_dice = Dice::new(seed, 2000 + index);
+        let temper = Temper { bursts: [15, 60, 1 << 40][burst_dice.below(3) as usize], ..temper };
         let owner = match dice.below(3) {
             0 => Cred::root(),
             n => Cred { uid: 1000 + n as u32, gid: 1000 + n as u32, groups: vec![3000, 3000 + n as u32] },
         };
-        Generator { dice, temper, owner, next_handle: 1, next_tag: (index << 32) + 1 }
+        Generator {
+            dice,
+            temper,
+            owner,
+            next_handle: 1,
+            next_tag: (index << 32) + 1,
+            burst: Burst::default(),
+            burst_dice,
+        }
     }
 
     /// Whose files they are.
@@ -270,6 +298,12 @@ impl Generator {
 
     /// The next call, and who makes it.
     pub fn next(&mut self, r: &Reference, now: Timespec) -> (Cred, Op) {
+        if self.burst.left == 0 && self.burst_dice.one_in(self.temper.bursts) {
+            self.burst.left = self.burst_dice.within(2..BURST_MOST + 1);
+        }
+        if let Some(op) = self.small_file(r) {
+            return (self.owner.clone(), op);
+        }
         let cred = self.cred();
         for _ in 0..20 {
             let t = &self.temper;
@@ -293,6 +327,31 @@ impl Generator {
             }
         }
         (cred, Op::GetAttr { ino: r.root })
+    }
+
+    /// The next call of a burst.
+    fn small_file(&mut self, r: &Reference) -> Option<Op> {
+        if let Some((handle, written)) = self.burst.open.take()
+            && r.open_file(handle).is_ok()
+        {
+            if written {
+                return Some(Op::Close { handle });
+            }
+            self.burst.open = Some((handle, true));
+            let (offset, len) = (self.burst_dice.below(3) * 1000, 1 + self.burst_dice.below(BURST_LEN));
+            let stamp = Stamp { tag: self.tag(), len };
+            return Some(Op::Write { handle, offset, stamp, direct: false });
+        }
+        self.burst.left = self.burst.left.checked_sub(1)?;
+        let name = format!("small{}", self.burst_dice.below(2 * BURST_MOST)).into_bytes();
+        let there = r.dir(r.root).ok().and_then(|(e, _)| e.get(&name)).copied();
+        if there.is_some_and(|ino| r.bytes(ino).is_err()) {
+            return None;
+        }
+        let handle = self.new_handle();
+        self.burst.open = Some((handle, false));
+        let flags = OpenFlags::READ_WRITE;
+        Some(Op::Create { dir: r.root, name, perm: 0o644, flags, handle })
     }
 
     fn names(&mut self, r: &Reference) -> Op {

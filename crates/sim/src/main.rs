@@ -72,7 +72,7 @@ fn main() -> ExitCode {
         FaultsArg::Crashes => Faults::Crashes,
         FaultsArg::All => Faults::All,
     };
-    let (mut failed, mut calls, mut crashes, mut done) = (Vec::new(), 0, 0, 0);
+    let (mut failed, mut calls, mut crashes, mut batched, mut done) = (Vec::new(), 0, 0, 0, 0);
     for seed in seeds {
         let mut plan = Plan::of_seed(seed);
         (plan.faults, plan.talk) = (faults, args.talk);
@@ -82,6 +82,7 @@ fn main() -> ExitCode {
         match run_plan(&plan) {
             Ok(s) => {
                 (calls, crashes) = (calls + s.calls, crashes + s.server_crashes + s.mount_crashes);
+                batched += s.batched;
                 if single {
                     println!("seed {seed} agrees: {s:?}");
                 } else if done % 50 == 0 {
@@ -106,6 +107,6 @@ fn main() -> ExitCode {
             }
         }
     }
-    println!("{done} seeds, {calls} calls, {crashes} crashes, failed: {failed:?}");
+    println!("{done} seeds, {calls} calls, {crashes} crashes, {batched} writes in batches, failed: {failed:?}");
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

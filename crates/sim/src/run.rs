@@ -100,6 +100,8 @@ pub struct Summary {
     pub mount_crashes: u64,
     /// Cuts and breaks.
     pub network_faults: u64,
+    /// Parts of batches of write-back that mounts sent.
+    pub batched: u64,
 }
 
 /// A run that did not.
@@ -272,7 +274,20 @@ impl Run {
         Ok(mounts)
     }
 
+    /// Counts what these mounts, which are about to go, have sent in batches.
+    async fn count_batches(&self, mounts: &[Mount]) {
+        for mount in mounts {
+            let text = mount.client.getxattr(&Ctx::root(), Ino::ROOT, b"user.amphi.stats").await.unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
+            let fields = text.lines().find(|l| l.starts_with("batch_files")).map(str::split_whitespace);
+            // Name, samples, `samples`, unit, least, most, sum.
+            let parts = fields.and_then(|mut f| f.nth(6)).and_then(|sum| sum.parse().ok()).unwrap_or(0);
+            self.summary.borrow_mut().batched += parts;
+        }
+    }
+
     async fn unmount_all(&self, mounts: Mounts) -> Checked {
+        self.count_batches(&mounts).await;
         for mount in mounts {
             self.cluster.unmount(mount).await.map_err(line)?;
         }
@@ -413,6 +428,7 @@ impl Run {
         self.complaints()?;
         self.note(format!("{end:?}{}", self.names_of(&victims)));
         self.summary.borrow_mut().mount_crashes += 1;
+        self.count_batches(&mounts).await;
         for (at, kind) in &victims {
             self.cluster.crash_server(*at, *kind);
         }

@@ -8,8 +8,9 @@ const SEEDS: u64 = 90;
 /// Seeds within which a planted bug must be found.
 const FOUND_WITHIN: u64 = 40;
 
-fn must_agree(plan: &Plan) {
-    if let Err(failure) = run_plan(plan) {
+/// Runs the plan; returns how many writes mounts sent in batches.
+fn must_agree(plan: &Plan) -> u64 {
+    run_plan(plan).map(|summary| summary.batched).unwrap_or_else(|failure| {
         for line in failure.history.iter().rev().take(60).rev() {
             println!("{line}");
         }
@@ -26,10 +27,11 @@ fn must_agree(plan: &Plan) {
             "seed {seed} fails; replay: cargo xtask sim --seed {seed}{servers}{locks}{cells} --faults {faults}\n{}",
             failure.lines.join("\n")
         );
-    }
+    })
 }
 
 fn run(seeds: impl Iterator<Item = u64>) {
+    let mut batched = 0;
     for seed in seeds {
         // Most with all faults; without any, whatever goes wrong is simplest to understand.
         let faults = match seed % 5 {
@@ -37,8 +39,9 @@ fn run(seeds: impl Iterator<Item = u64>) {
             1 => Faults::Crashes,
             _ => Faults::All,
         };
-        must_agree(&Plan { faults, ..Plan::of_seed(seed) });
+        batched += must_agree(&Plan { faults, ..Plan::of_seed(seed) });
     }
+    assert!(batched > 3 * SEEDS, "only {batched} small writes left in batches");
 }
 
 /// Goal: Promise S1, Promise S2, Promise S3, Promise S4, Promise S5, Promise S6, Promise S7, Promise S9, Promise S10,

@@ -154,6 +154,17 @@ pub enum LockMode {
     Write,
 }
 
+/// What a request for a lock is content with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LockExtent {
+    /// Granted as wide as nothing conflicts.
+    Grown,
+    /// Granted as asked.
+    Exact,
+    /// Lock-ahead: granted as asked, or refused with `Again` if anything is in the way. Calls nothing back.
+    Ahead,
+}
+
 /// A lock as a client re-presents it after a restart of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldLock {
@@ -163,6 +174,8 @@ pub struct HeldLock {
     pub mode: LockMode,
     /// On which bytes.
     pub range: ByteRange,
+    /// Of which group it is, if it is a group lock; then it is of all bytes.
+    pub group: Option<u64>,
 }
 
 /// What setxattr does with an existing attribute.

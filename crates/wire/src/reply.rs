@@ -54,6 +54,11 @@ pub enum Reply {
         /// Granted bytes.
         range: ByteRange,
     },
+    /// The request for a group lock waits under this id.
+    LockWaits {
+        /// The id that the lock will have.
+        lock: u64,
+    },
     /// Ids of re-presented locks.
     Locks(Vec<u64>),
     /// State of the server.
@@ -156,6 +161,13 @@ pub enum Push {
     Map {
         /// Its epoch.
         epoch: u64,
+    },
+    /// A group lock that waited is granted, or its request is gone: ask again. May come twice or be lost.
+    GroupLockNews {
+        /// On which object.
+        object: ObjectId,
+        /// Under which id it waited.
+        lock: u64,
     },
     /// A request about a file lock that was answered `FileLock(false)` will find something new: ask again. May come twice,
     /// and does not come for what was lost with a connection.

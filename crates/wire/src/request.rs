@@ -5,7 +5,7 @@
 
 use crate::cluster::ServerInfo;
 use crate::file_lock::{FileLockOwner, FileLockSpec};
-use crate::message::{Access, HeldLock, LockMode, Make, RenameMode, XattrMode};
+use crate::message::{Access, HeldLock, LockExtent, LockMode, Make, RenameMode, XattrMode};
 use amphi_types::{ByteRange, Ino, IoMode, Layout, Name, ObjectId, SetAttr, Timespec};
 use serde::{Deserialize, Serialize};
 
@@ -246,7 +246,7 @@ pub enum Request {
         /// Inode.
         ino: Ino,
     },
-    /// `Locked`: a byte-range lock, granted as wide as possible.
+    /// `Locked`: a byte-range lock. Errors: `Again` for a lock-ahead that meets a conflict.
     LockEnqueue {
         /// Object.
         object: ObjectId,
@@ -254,8 +254,21 @@ pub enum Request {
         mode: LockMode,
         /// Bytes needed.
         range: ByteRange,
-        /// May be granted wider.
-        expand: bool,
+        /// How wide it is granted.
+        extent: LockExtent,
+    },
+    /// `Locked`, or `LockWaits`: a group lock of an object, which excludes everybody but locks and requests of the same group. With
+    /// `LockWaits` it is in the queue: `Push::GroupLockNews` says when to ask again; `LockCancel` withdraws it. Errors: `Again`
+    /// if it is not to wait and something is in the way.
+    GroupLock {
+        /// Object.
+        object: ObjectId,
+        /// Number of the group.
+        group: u64,
+        /// Wait in the queue for what is in the way.
+        wait: bool,
+        /// What `LockWaits` said before.
+        asked: Option<u64>,
     },
     /// `Done`: the client no longer uses these locks; what was dirty under them has been written.
     LockCancel {

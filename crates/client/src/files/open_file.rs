@@ -10,9 +10,9 @@ use crate::readahead::ReadAhead;
 use crate::stats::Way;
 use crate::tunables::Knob;
 use amphi_types::{ByteRange, Ino, IoMode, Result};
-use amphi_wire::Access;
+use amphi_wire::{Access, LockExtent};
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 
 /// Streams of one open file that are told apart.
@@ -44,6 +44,12 @@ pub struct OpenFile {
     /// A stream has bytes ahead of it, so hits matter to it.
     pub(crate) readahead_on: AtomicBool,
     hits: [Hits; HIT_SHARDS],
+    /// How its requests go, as asked for by its user.
+    io_mode: AtomicU8,
+    /// Its locks are not to be granted wider than it asks.
+    exact: AtomicBool,
+    /// The group under whose lock its requests go; 0: none.
+    pub(crate) group: AtomicU64,
 }
 
 /// Cache hits of one open file by some of the threads: two threads on one line would cost more than the hit.
@@ -67,6 +73,9 @@ impl OpenFile {
             readahead: Mutex::default(),
             readahead_on: AtomicBool::new(false),
             hits: Default::default(),
+            io_mode: AtomicU8::new(IoMode::Auto as u8),
+            exact: AtomicBool::new(false),
+            group: AtomicU64::new(0),
         }
     }
 
@@ -89,6 +98,40 @@ impl OpenFile {
     pub fn counters(&self) -> String {
         self.book_hits();
         self.file.stats.text()
+    }
+
+    /// How its requests go: `Auto` leaves it to the file and the mount.
+    pub fn io_mode(&self) -> IoMode {
+        match self.io_mode.load(Relaxed) {
+            1 => IoMode::Buffered,
+            2 => IoMode::Direct,
+            _ => IoMode::Auto,
+        }
+    }
+
+    /// Sets how its requests go from now on. `O_DIRECT` goes before it, the file and the mount behind it.
+    pub fn set_io_mode(&self, mode: IoMode) {
+        self.io_mode.store(mode as u8, Relaxed);
+    }
+
+    /// Whether its locks are granted as asked, for who knows its pattern, or as wide as nothing conflicts.
+    pub fn set_no_expand(&self, on: bool) {
+        self.exact.store(on, Relaxed);
+    }
+
+    /// The group that it is a member of; 0: none.
+    pub fn group(&self) -> u64 {
+        self.member()
+    }
+
+    pub(crate) fn extent(&self) -> LockExtent {
+        if self.exact.load(Relaxed) { LockExtent::Exact } else { LockExtent::Grown }
+    }
+
+    /// The group that this open file is a member of; 0: none.
+    #[inline]
+    pub(crate) fn member(&self) -> u64 {
+        self.group.load(Relaxed)
     }
 
     /// Counts a hit.
@@ -169,6 +212,9 @@ impl Drop for OpenFile {
     fn drop(&mut self) {
         self.book_hits();
         if let Some(core) = self.core.upgrade() {
+            if self.member() != 0 {
+                crate::group::closed(&core, &self.file, self.member());
+            }
             crate::ops::open::release(&core, &self.file, self.access());
         }
     }

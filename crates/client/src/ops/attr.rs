@@ -10,6 +10,7 @@ use crate::cache::drop::Dirty;
 use crate::company;
 use crate::core::Core;
 use crate::files::{File, Moment, OpenFile};
+use crate::group;
 use crate::locks::{self, Pin};
 use crate::rangelock::Hold;
 use crate::stats::Count;
@@ -81,19 +82,20 @@ pub(crate) async fn setattr(
     if set.size.is_some_and(|size| size > limits::FILE_MAX) {
         return Err(Errno::FileTooBig);
     }
+    let member = open.as_ref().map_or(0, |open| open.member());
     let file = open.map(|open| open.file.clone()).or_else(|| core.files.get(ino));
     if let (Some(file), Some(_)) = (&file, set.atime) {
         let mut known = file.known.lock();
         (known.accessed, known.accessed_due) = (None, false);
     }
     match (file, set.size) {
-        (Some(file), Some(size)) => truncate(&core, &ctx.cred, &file, size, set).await,
+        (Some(file), Some(size)) => truncate(&core, &ctx.cred, &file, member, size, set).await,
         (None, Some(size)) if !core.company.is_alone() => {
             // The locks that a truncate takes among several mounts need the file's layout.
             let moment = core.moment();
             let (view, _) = ask(&core, &ctx.cred, ino).await?;
             let file = core.files.know(view, moment);
-            let done = truncate(&core, &ctx.cred, &file.0, size, set).await;
+            let done = truncate(&core, &ctx.cred, &file.0, 0, size, set).await;
             let file = file.0.clone();
             core.files.reap(&file);
             done
@@ -169,8 +171,15 @@ impl Drop for Frozen {
 }
 
 /// Changes the size, and whatever else `set` says.
-pub(crate) async fn truncate(core: &Arc<Core>, cred: &Cred, file: &Arc<File>, size: u64, set: SetAttr) -> Result<Attr> {
-    let _guard = file.range.acquire(ByteRange::ALL, Hold::Exclusive).await;
+pub(crate) async fn truncate(
+    core: &Arc<Core>,
+    cred: &Cred,
+    file: &Arc<File>,
+    member: u64,
+    size: u64,
+    set: SetAttr,
+) -> Result<Attr> {
+    let _guard = group::enter(file, member, ByteRange::ALL, Hold::Exclusive).await?;
     let begun = company::begin(core);
     let pins = match &begun {
         Some(_) => Vec::new(),

@@ -6,6 +6,7 @@ use crate::api::{Ctx, Fallocate};
 use crate::company;
 use crate::core::{Core, unexpected};
 use crate::files::{File, OpenFile};
+use crate::group;
 use crate::lease;
 use crate::locks;
 use crate::ops::attr;
@@ -42,7 +43,7 @@ pub(crate) async fn fallocate(
     let range = ByteRange::new(offset, end);
     let extends = matches!(mode, Fallocate::Allocate | Fallocate::ZeroRange { keep_size: false });
     {
-        let _guard = file.range.acquire(range, Hold::Exclusive).await;
+        let _guard = group::enter(file, open.member(), range, Hold::Exclusive).await?;
         file.mark_epoch();
         let begun = company::begin(&core);
         let mut pins = None;
@@ -59,7 +60,7 @@ pub(crate) async fn fallocate(
         done?;
     }
     if extends && end > attr::size_now(&core, file).await? {
-        extend(&core, &ctx.cred, file, end).await?;
+        extend(&core, &ctx.cred, file, open.member(), end).await?;
     }
     Ok(())
 }
@@ -87,8 +88,8 @@ async fn change(
 }
 
 /// Grows the file to `end` unless it has grown there meanwhile.
-async fn extend(core: &Arc<Core>, cred: &Cred, file: &Arc<File>, end: u64) -> Result<()> {
-    let _guard = file.range.acquire(ByteRange::ALL, Hold::Exclusive).await;
+async fn extend(core: &Arc<Core>, cred: &Cred, file: &Arc<File>, member: u64, end: u64) -> Result<()> {
+    let _guard = group::enter(file, member, ByteRange::ALL, Hold::Exclusive).await?;
     let begun = company::begin(core);
     let pins = if begun.is_some() { Vec::new() } else { attr::beyond(core, file, end).await? };
     if end <= attr::size_now(core, file).await? {

@@ -30,6 +30,7 @@ impl Core {
         Input {
             size: bytes,
             o_direct: open.flags.direct,
+            open_mode: open.io_mode(),
             file_mode: file.io_mode(),
             process_mode: open.process_mode.filter(|_| t.on(Knob::ProcessMode)),
             mount_mode: t.mode(),

@@ -96,7 +96,7 @@ pub(crate) async fn open(core: Arc<Core>, ctx: Ctx, ino: Ino, flags: OpenFlags) 
 /// `O_TRUNC`: permission was checked by the open.
 async fn cut(core: &Arc<Core>, ctx: &Ctx, file: &Arc<OpenFile>) -> Result<()> {
     let set = SetAttr { size: Some(0), open_for_write: true, kill_suidgid: ctx.cred.uid != 0, ..SetAttr::default() };
-    attr::truncate(core, &ctx.cred, &file.file, 0, set).await?;
+    attr::truncate(core, &ctx.cred, &file.file, 0, 0, set).await?;
     Ok(())
 }
 

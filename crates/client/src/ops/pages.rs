@@ -10,7 +10,8 @@ use crate::company;
 use crate::core::Core;
 use crate::data::Segments;
 use crate::decision::Mode;
-use crate::files::File;
+use crate::files::{File, OpenFile};
+use crate::group;
 use crate::lease;
 use crate::locks::{self, Pin};
 use crate::ops::read::{direct_pieces, shared};
@@ -99,6 +100,7 @@ type Held = (Guard, Vec<Pin>);
 async fn hold(
     core: &Arc<Core>,
     file: &Arc<File>,
+    member: u64,
     range: ByteRange,
     hold: Hold,
     mode: LockMode,
@@ -116,9 +118,11 @@ async fn hold(
         let (core2, file2) = (core.clone(), file.clone());
         // A task of its own: a request for a lock is not given up half-way.
         core.spawn(async move {
-            let guard = file2.range.acquire(range, hold).await;
-            let pins = locks::pin_all(&core2, &file2, mode, range).await;
-            let _ = sender.send(pins.map(|pins| (guard, pins)));
+            let held = async {
+                let guard = group::enter(&file2, member, range, hold).await?;
+                Ok((guard, locks::pin_all(&core2, &file2, mode, range).await?))
+            };
+            let _ = sender.send(held.await);
         });
         let taken = pin!(file.signal.until(|| file.pages.is_taking.load(SeqCst)));
         match select(held, taken).await {
@@ -130,11 +134,12 @@ async fn hold(
 }
 
 /// Reads bytes that go into pages.
-pub(crate) async fn read(core: &Arc<Core>, file: &Arc<File>, asked: ByteRange) -> Result<Segments> {
+pub(crate) async fn read(core: &Arc<Core>, open: &OpenFile, asked: ByteRange) -> Result<Segments> {
+    let file = &open.file;
     lease::touch(core, file, asked).await?;
     file.pages.note();
     let pages = asked.align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX));
-    match hold(core, file, pages, Hold::Shared, LockMode::Read).await? {
+    match hold(core, file, open.member(), pages, Hold::Shared, LockMode::Read).await? {
         Some(_held) => shared::unlocked(core, file, asked, pages, Mode::Buffered).await,
         None => {
             file.pages.note();
@@ -150,12 +155,13 @@ pub(crate) async fn read(core: &Arc<Core>, file: &Arc<File>, asked: ByteRange) -
 pub(crate) async fn write(
     core: &Arc<Core>,
     file: &Arc<File>,
+    member: u64,
     range: ByteRange,
     data: Buf,
 ) -> Result<Option<(Held, Buf)>> {
     lease::touch(core, file, range).await?;
     file.pages.note();
-    if let Some(held) = hold(core, file, range, Hold::Exclusive, LockMode::Write).await? {
+    if let Some(held) = hold(core, file, member, range, Hold::Exclusive, LockMode::Write).await? {
         return Ok(Some((held, data)));
     }
     file.pages.note();

@@ -15,6 +15,7 @@ use crate::core::{Core, unexpected};
 use crate::data::{Loans, Segments, scratch_for};
 use crate::decision::{Mode, Reason, decide};
 use crate::files::{File, OpenFile};
+use crate::group;
 use crate::locks;
 use crate::rangelock::Hold;
 use crate::readahead::{Limits, Plan};
@@ -25,7 +26,7 @@ use crate::writeback;
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, limits};
-use amphi_wire::{Lane, Reply, Request};
+use amphi_wire::{Lane, LockExtent, Reply, Request};
 use futures_util::future::join_all;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -70,7 +71,7 @@ struct Hit {
 impl Hit {
     #[inline]
     fn begin(core: &Core, open: &OpenFile, offset: u64, len: usize, hints: Hints) -> Option<Hit> {
-        if !open.flags.read || open.flags.direct || hints.direct {
+        if !open.flags.read || open.flags.direct || hints.direct || !open.file.group.admits(open.member()) {
             return None;
         }
         let file = &open.file;
@@ -117,6 +118,7 @@ impl Hit {
             return;
         }
         note_access(core, open);
+        open.file.note_use(core.coarse_ns.load(Relaxed));
         core.stats.io(Way::Read, Reason::CacheHit, self.range.len());
         open.hit(thread_shard(), self.range.len());
         open.note_piece(Way::Read, ctx.tid, self.range, hints.may_continue);
@@ -153,6 +155,7 @@ fn note_access(core: &Core, open: &OpenFile) {
 }
 
 fn count(core: &Core, open: &OpenFile, reason: Reason, bytes: u64) {
+    open.file.note_use(core.coarse_ns.load(Relaxed));
     core.count_io(open, Way::Read, reason, bytes);
 }
 
@@ -174,9 +177,9 @@ pub(crate) async fn read(
     let asked = ByteRange::at(offset, len as u64);
     if hints.for_pages && !core.company.is_alone() {
         count(&core, &open, Reason::BufferedDefault, asked.len());
-        return super::pages::read(&core, file, asked).await;
+        return super::pages::read(&core, &open, asked).await;
     }
-    let _guard = file.range.acquire(asked, Hold::Shared).await;
+    let _guard = group::enter(file, open.member(), asked, Hold::Shared).await?;
     let Some(_begun) = company::begin(&core) else {
         return shared::read(&core, &ctx, &open, asked, hints).await;
     };
@@ -223,7 +226,7 @@ pub(crate) async fn read(
         };
     }
     let plan = plan(&core, &open, range, size);
-    buffered(&core, file, range, size, plan).await
+    buffered(&core, &open, range, size, plan).await
 }
 
 /// A range that is all in the cache and so large that bookkeeping costs less than a copy.
@@ -324,12 +327,13 @@ async fn read_piece(
 }
 
 /// Reads through the cache. The caller holds the range lock shared.
-async fn buffered(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, size: u64, plan: Plan) -> Result<Segments> {
+async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64, plan: Plan) -> Result<Segments> {
+    let file = &open.file;
     let mut plan = Some(plan);
     for _ in 0..TRIES {
         if let Some(loans) = lend_large(core, file, range) {
             if let Some(plan) = plan {
-                fetch_ahead(core, file, plan);
+                fetch_ahead(core, open, plan);
             }
             return Ok(loans);
         }
@@ -337,7 +341,7 @@ async fn buffered(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, size: u6
         let gaps = core.cache.read_valid(file, range, &mut buf);
         if gaps.is_empty() {
             if let Some(plan) = plan {
-                fetch_ahead(core, file, plan);
+                fetch_ahead(core, open, plan);
             }
             return Ok(buf.into());
         }
@@ -351,13 +355,13 @@ async fn buffered(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, size: u6
         let mut fetches = Vec::new();
         for part in wanted.iter().flat_map(|w| file.not_being_filled(*w)) {
             for (object, piece) in pieces(core, file, part) {
-                fetches.push(fetch(core.clone(), file.clone(), object, piece, false));
+                fetches.push(fetch(core.clone(), file.clone(), object, piece, false, open.extent()));
             }
         }
         // Behind the request, so that what the reader waits for is sent first.
         let fetched = join_all(fetches.into_iter().map(Fetch::run));
         if let Some(plan) = plan.take() {
-            fetch_ahead(core, file, plan);
+            fetch_ahead(core, open, plan);
         }
         for result in fetched.await {
             if let Err(e) = result {
@@ -400,12 +404,20 @@ struct Fetch {
     object: ObjectId,
     range: ByteRange,
     ahead: bool,
+    extent: LockExtent,
     id: u64,
 }
 
-fn fetch(core: Arc<Core>, file: Arc<File>, object: ObjectId, range: ByteRange, ahead: bool) -> Fetch {
+fn fetch(
+    core: Arc<Core>,
+    file: Arc<File>,
+    object: ObjectId,
+    range: ByteRange,
+    ahead: bool,
+    extent: LockExtent,
+) -> Fetch {
     let id = file.fill_begins(range);
-    Fetch { core, file, object, range, ahead, id }
+    Fetch { core, file, object, range, ahead, extent, id }
 }
 
 impl Fetch {
@@ -414,7 +426,7 @@ impl Fetch {
         let (core, file, range) = (&self.core, &self.file, self.range);
         // In company two readers would take a write lock from each other.
         let mode = if core.company.is_alone() && file.has_writers() { LockMode::Write } else { LockMode::Read };
-        let pins = locks::pin_all(core, file, mode, range).await?;
+        let pins = locks::pin_spans(core, file, mode, range, self.extent).await?;
         let (bytes, zeros) = read_piece(core, file, self.object, range, false).await?;
         let inside = self.inside(zeros).await?;
         let done = self.put(inside, &Arc::new(bytes));
@@ -487,12 +499,16 @@ fn read_ahead(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64) {
         None => return,
     };
     if !plan.is_empty() {
-        fetch_ahead(core, &open.file, plan);
+        fetch_ahead(core, open, plan);
     }
 }
 
 /// Fetches what is neither cached nor under way, in the background.
-fn fetch_ahead(core: &Arc<Core>, file: &Arc<File>, plan: Plan) {
+fn fetch_ahead(core: &Arc<Core>, open: &OpenFile, plan: Plan) {
+    let file = &open.file;
+    if !file.group.admits(open.member()) {
+        return;
+    }
     // Where others use the file, reading ahead would take locks that they need.
     let wary = !core.company.is_alone() && is_wanted_elsewhere(core, file);
     for range in plan {
@@ -504,7 +520,7 @@ fn fetch_ahead(core: &Arc<Core>, file: &Arc<File>, plan: Plan) {
             for part in file.not_being_filled(gap) {
                 core.stats.bytes(Count::ReadAheadIssued, part.len());
                 for (object, piece) in pieces(core, file, part) {
-                    let run = fetch(core.clone(), file.clone(), object, piece, true).run();
+                    let run = fetch(core.clone(), file.clone(), object, piece, true, open.extent()).run();
                     core.spawn(async move {
                         if let Err(e) = run.await {
                             tracing::debug!("read-ahead: {e}");

@@ -7,6 +7,7 @@ use crate::api::{Ctx, Whence};
 use crate::company;
 use crate::core::{Core, unexpected};
 use crate::files::OpenFile;
+use crate::group;
 use crate::locks;
 use crate::ops::attr;
 use crate::rangelock::Hold;
@@ -21,7 +22,7 @@ use std::sync::Arc;
 pub(crate) async fn lseek(core: Arc<Core>, _ctx: Ctx, open: Arc<OpenFile>, offset: u64, whence: Whence) -> Result<u64> {
     core.stats.count(Count::Seek);
     let file = &open.file;
-    let _guard = file.range.acquire(ByteRange::new(offset, u64::MAX), Hold::Shared).await;
+    let _guard = group::enter(file, open.member(), ByteRange::new(offset, u64::MAX), Hold::Shared).await?;
     // In company nobody changes what lies ahead until the answer.
     let begun = company::begin(&core);
     let _pins = match &begun {

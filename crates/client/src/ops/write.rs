@@ -9,6 +9,7 @@ use crate::company;
 use crate::core::Core;
 use crate::decision::{Input, Mode, Reason, decide};
 use crate::files::{File, Moment, OpenFile};
+use crate::group;
 use crate::lease;
 use crate::locks::{self, Pin};
 use crate::ops::{attr, read, sync};
@@ -21,6 +22,7 @@ use amphi_env::Buf;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, SetAttr, limits};
 use futures_util::future::join_all;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 pub(crate) fn try_write(
     core: &Arc<Core>,
@@ -32,7 +34,7 @@ pub(crate) fn try_write(
 ) -> Option<usize> {
     let flags = open.flags;
     let special = flags.append || flags.direct || flags.sync || flags.dsync || hints.direct || hints.kill_suidgid;
-    if special || !flags.write || bytes.is_empty() {
+    if special || !flags.write || bytes.is_empty() || !open.file.group.admits(open.member()) {
         return None;
     }
     let file = &open.file;
@@ -56,7 +58,8 @@ pub(crate) fn try_write(
     let guard =
         if one_unit && file.range.idle() { None } else { Some(file.range.try_acquire(range, Hold::Exclusive)?) };
     let check = || {
-        let goes = locks::covered(file, stripes) && (guard.is_some() || file.range.idle());
+        let goes =
+            locks::covered(file, stripes) && file.group.admits(open.member()) && (guard.is_some() || file.range.idle());
         if goes && one_unit {
             // Under the unit's lock: before a flush that a callback has asked for.
             file.extend_own(range.end);
@@ -83,6 +86,7 @@ pub(crate) fn try_write(
 }
 
 fn count(core: &Core, open: &OpenFile, reason: Reason, bytes: u64) {
+    open.file.note_use(core.coarse_ns.load(Relaxed));
     core.count_io(open, Way::Write, reason, bytes);
 }
 
@@ -113,9 +117,11 @@ pub(crate) async fn write(
     let through_pages = hints.write_back || (hints.for_pages && !open.flags.append);
     if through_pages && !core.company.is_alone() {
         let range = ByteRange::at(offset, len);
-        return match super::pages::write(&core, &file, range, data).await? {
+        // The kernel writes a page back through any handle that may write, whoever has changed it.
+        let member = if hints.write_back { file.group.id() } else { open.member() };
+        return match super::pages::write(&core, &file, member, range, data).await? {
             Some((held, data)) => {
-                let written = buffered(&core, &file, range, &data, true).await;
+                let written = buffered(&core, &open, range, &data, true).await;
                 drop(held);
                 written
             }
@@ -124,7 +130,8 @@ pub(crate) async fn write(
     }
     // An append takes the whole file, so that the end stays where it is until all its bytes are there.
     let local = if open.flags.append { ByteRange::ALL } else { ByteRange::at(offset, len) };
-    let guard = file.range.acquire(local, Hold::Exclusive).await;
+    let member = if hints.write_back { file.group.id() } else { open.member() };
+    let guard = group::enter(&file, member, local, Hold::Exclusive).await?;
     let begun = company::begin(&core);
     let mut pins = None;
     let range = if open.flags.append {
@@ -148,11 +155,11 @@ pub(crate) async fn write(
         lease::touch(&core, &file, range).await?;
         let pieces = read::direct_pieces(&file, range);
         if decision.mode == Mode::Buffered || pieces.len() > 1 {
-            pins = Some(locks::pin_all(&core, &file, LockMode::Write, range).await?);
+            pins = Some(locks::pin_for(&core, &open, LockMode::Write, range).await?);
         }
     }
     let written = match decision.mode {
-        Mode::Buffered => buffered(&core, &file, range, &data, pins.is_some()).await?,
+        Mode::Buffered => buffered(&core, &open, range, &data, pins.is_some()).await?,
         Mode::Direct => direct(&core, &file, range, data, hints, pins.as_deref()).await?,
     };
     drop((pins, begun, guard));
@@ -180,7 +187,8 @@ async fn drop_suid(core: &Arc<Core>, file: &Arc<File>) -> Result<()> {
 }
 
 /// Writes into the cache. The caller holds the range lock; if it has `pinned` locks on all of it, others see it as one event.
-async fn buffered(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, data: &Buf, pinned: bool) -> Result<usize> {
+async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, data: &Buf, pinned: bool) -> Result<usize> {
+    let file = &open.file;
     // In steps, so that a write larger than the dirty share of the cache gets through.
     const STEP: u64 = 4 << 20;
     let mut at = range.start;
@@ -188,7 +196,7 @@ async fn buffered(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, data: &B
         let part = ByteRange::at(at, STEP).intersect(&range);
         let pins: Vec<Pin> = match pinned {
             true => Vec::new(),
-            false => locks::pin_all(core, file, LockMode::Write, part).await?,
+            false => locks::pin_for(core, open, LockMode::Write, part).await?,
         };
         writeback::throttle(core, part.len(), room_for(part)).await;
         file.touch(core.wall());

@@ -20,13 +20,13 @@ use std::time::Duration;
 const ADDR: &str = "tcp:server:7000";
 
 /// A server and its mounts.
-struct Cluster {
+pub(super) struct Cluster {
     sim: Sim,
-    env: SimEnv,
+    pub(super) env: SimEnv,
     mounts: Cell<u64>,
 }
 
-fn in_cluster(seed: u64, story: impl AsyncFnOnce(&Cluster)) {
+pub(super) fn in_cluster(seed: u64, story: impl AsyncFnOnce(&Cluster)) {
     let sim = Sim::new(seed, Default::default());
     let env = sim.node("controller");
     let cluster = Cluster { sim, env, mounts: Cell::new(0) };
@@ -58,7 +58,7 @@ impl Cluster {
         self.until("the server", || ready.get()).await;
     }
 
-    async fn until(&self, what: &str, done: impl Fn() -> bool) {
+    pub(super) async fn until(&self, what: &str, done: impl Fn() -> bool) {
         for _ in 0..400_000 {
             if done() {
                 return;
@@ -91,7 +91,7 @@ impl Cluster {
         client
     }
 
-    async fn mount(&self) -> Client {
+    pub(super) async fn mount(&self) -> Client {
         let client = self.start_mount();
         client.getattr(&Ctx::root(), Ino::ROOT).await.expect("the mount is let in");
         client
@@ -102,7 +102,7 @@ impl Cluster {
         self.until("an unmount", || client.is_stopped()).await;
     }
 
-    async fn two(&self) -> [Client; 2] {
+    pub(super) async fn two(&self) -> [Client; 2] {
         let first = self.mount().await;
         let second = self.mount().await;
         assert!(!first.is_alone() && !second.is_alone(), "both know of each other");
@@ -110,31 +110,31 @@ impl Cluster {
     }
 }
 
-fn root() -> Ctx {
+pub(super) fn root() -> Ctx {
     Ctx::root()
 }
 
-async fn lookup(client: &Client, name: &str) -> Result<Attr> {
+pub(super) async fn lookup(client: &Client, name: &str) -> Result<Attr> {
     client.lookup(&root(), Ino::ROOT, name.as_bytes()).await
 }
 
-async fn create(client: &Client, name: &str) -> Arc<OpenFile> {
+pub(super) async fn create(client: &Client, name: &str) -> Arc<OpenFile> {
     client.create(&root(), Ino::ROOT, name.as_bytes(), 0o644, OpenFlags::READ_WRITE).await.expect("create").file
 }
 
-async fn open(client: &Client, name: &str, flags: OpenFlags) -> Arc<OpenFile> {
+pub(super) async fn open(client: &Client, name: &str, flags: OpenFlags) -> Arc<OpenFile> {
     let ino = lookup(client, name).await.expect("the file is there").ino;
     client.open(&root(), ino, flags).await.expect("open")
 }
 
-async fn write(client: &Client, file: &Arc<OpenFile>, at: u64, bytes: &[u8]) {
+pub(super) async fn write(client: &Client, file: &Arc<OpenFile>, at: u64, bytes: &[u8]) {
     if client.try_write(&root(), file, at, bytes, Hints::default()).is_none() {
         let written = client.write(&root(), file, at, Buf::copy_of(bytes), Hints::default()).await;
         assert_eq!(written, Ok(bytes.len()));
     }
 }
 
-async fn read(client: &Client, file: &Arc<OpenFile>, at: u64, len: usize) -> Vec<u8> {
+pub(super) async fn read(client: &Client, file: &Arc<OpenFile>, at: u64, len: usize) -> Vec<u8> {
     let mut buf = vec![0; len];
     match client.try_read(&root(), file, at, &mut buf, Hints::default()) {
         Some(n) => {

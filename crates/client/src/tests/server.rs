@@ -356,6 +356,10 @@ impl Server {
                 self.locks.insert(self.next, (object, mode));
                 Reply::Locked { lock: self.next, range: ByteRange::ALL }
             }
+            Request::GroupLock { .. } => {
+                self.next += 1;
+                Reply::Locked { lock: self.next, range: ByteRange::ALL }
+            }
             Request::LockCancel { locks } => {
                 for id in locks {
                     assert!(self.locks.remove(&id).is_some(), "a lock is cancelled once");

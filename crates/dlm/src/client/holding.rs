@@ -3,7 +3,7 @@
 //! Owns: the way of a lock to its users. Does not own: its way back (`returning`).
 
 use super::{Asked, Granted, Held, Hit, LockCache, LockRef, RequestId, Stage};
-use crate::mode::{LockId, Mode};
+use crate::mode::{GroupId, LockId, Mode};
 use crate::tree::Entry;
 use amphi_types::{ByteRange, ObjectId, SessionId};
 
@@ -104,6 +104,7 @@ impl LockCache {
                 range,
                 stage,
                 users: 1,
+                group: None,
                 urgent: called,
                 lost: false,
                 last_used_ns: now_ns,
@@ -116,6 +117,50 @@ impl LockCache {
         self.forget_answered(object);
         self.trim(now_ns);
         Granted::Pinned(LockRef { id })
+    }
+
+    /// The server granted a group lock of the object, which is held until it is given back ([`LockCache::give_back`]): it
+    /// neither ages nor counts for the bound. The caller has seen to it that no own I/O asks for locks of the object meanwhile.
+    pub fn hold_group(&mut self, now_ns: u64, id: LockId, object: ObjectId, group: GroupId) {
+        if self.locks.contains_key(&id) {
+            return;
+        }
+        let (range, mode) = (ByteRange::ALL, Mode::Write);
+        self.object(object);
+        let Some(locks) = self.objects.get_mut(&object) else { return };
+        let entry = Entry { range, id, session: SessionId(0) };
+        self.forest.insert(&mut locks.usable[usize::from(mode.raw())], entry, false);
+        let held = Held {
+            object,
+            mode,
+            range,
+            stage: Stage::Usable,
+            users: 0,
+            group: Some(group),
+            urgent: false,
+            lost: false,
+            last_used_ns: now_ns,
+            stamp_ns: now_ns,
+        };
+        self.locks.insert(id, held);
+    }
+
+    /// The range and the group of a lock.
+    pub fn extent(&self, id: LockId) -> Option<(ByteRange, Option<GroupId>)> {
+        self.locks.get(&id).map(|held| (held.range, held.group))
+    }
+
+    /// The locks that would be given back next by age, oldest first, with their objects.
+    pub fn oldest(&self) -> Vec<(LockId, ObjectId)> {
+        let object = |id: &LockId| self.locks.get(id).map(|held| (*id, held.object));
+        self.by_age.iter().take(self.limits.trim_batch).filter_map(|(_, id)| object(id)).collect()
+    }
+
+    /// The lock was used at `at_ns` without being pinned.
+    pub fn used(&mut self, id: LockId, at_ns: u64) {
+        if let Some(held) = self.locks.get_mut(&id) {
+            held.last_used_ns = held.last_used_ns.max(at_ns);
+        }
     }
 
     /// The request was refused, or nobody waits for its answer any more. A lock granted for it later is given back.

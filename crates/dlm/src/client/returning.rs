@@ -83,8 +83,9 @@ impl LockCache {
             }
         }
         let due = self.cancels_due_ns.is_some_and(|due_ns| due_ns <= self.now_ns);
-        if due || self.cancels.len() >= CANCEL_BATCH {
-            return Some(LockAction::Cancel { ids: self.take_cancels(CANCEL_BATCH) });
+        let batch = self.limits.cancel_batch.clamp(1, CANCEL_BATCH);
+        if due || self.cancels.len() >= batch {
+            return Some(LockAction::Cancel { ids: self.take_cancels(batch) });
         }
         None
     }
@@ -131,8 +132,8 @@ impl LockCache {
             locks.early.clear();
         }
         let lock = |(&id, held): (&LockId, &super::Held)| {
-            let (object, mode, range) = (held.object, held.mode, held.range);
-            (!held.lost).then_some(HeldLock { id, object, mode, range })
+            let (object, mode, range, group) = (held.object, held.mode, held.range, held.group);
+            (!held.lost).then_some(HeldLock { id, object, mode, range, group })
         };
         self.locks.iter().filter_map(lock).collect()
     }
@@ -168,6 +169,8 @@ impl LockCache {
     fn close(&mut self, id: LockId) {
         let Some(held) = self.locks.get_mut(&id) else { return };
         held.stage = Stage::Closing;
+        // Others wait for the end of a group without a callback.
+        held.urgent |= held.group.is_some();
         self.by_age.remove(&(held.stamp_ns, id));
         let (users, object, range, mode) = (held.users, held.object, held.range, held.mode);
         if let Some(locks) = self.objects.get_mut(&object) {
@@ -202,6 +205,7 @@ impl LockCache {
                 held.stamp_ns = used_ns;
                 self.by_age.insert((used_ns, id));
             } else if held.users == 0 {
+                self.aged += 1;
                 self.close(id);
             } else {
                 return;

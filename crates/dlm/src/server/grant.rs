@@ -7,7 +7,7 @@
 //! would take what a neighbour is about to ask for. With more than `crowd_locks` of them growth ends
 //! `crowd_growth_bytes` after the start. What is added never overlaps a conflicting granted lock or waiting request.
 
-use super::{Action, LockSpace, Object, State, class, conflicting};
+use super::{Action, LockSpace, Object, State, class, conflicting, party};
 use crate::mode::{Growth, LockId, Mode, Owner};
 use crate::tree::{Entry, Search};
 use amphi_types::ByteRange;
@@ -15,6 +15,14 @@ use amphi_types::ByteRange;
 impl LockSpace {
     /// Grants a request that nothing blocks and that is in no waiting tree (any more).
     pub(super) fn grant(&mut self, now_ns: u64, id: LockId) {
+        self.grant_one(now_ns, id);
+        let lock = &self.locks[&id];
+        if let Owner::Group(session, group) = lock.owner {
+            self.joined(now_ns, lock.object, session, group);
+        }
+    }
+
+    pub(super) fn grant_one(&mut self, now_ns: u64, id: LockId) {
         let lock = &self.locks[&id];
         let (owner, object, mode, asked, growth) = (lock.owner, lock.object, lock.mode, lock.range, lock.growth);
         let view = self.objects[&object];
@@ -22,7 +30,7 @@ impl LockSpace {
         let range = if grows { self.grown(&view, owner, mode, asked) } else { asked };
 
         // Somebody who asked later may already wait for these very bytes: then the lock is lent for one use.
-        let wanted = if owner.is_direct() {
+        let wanted = if owner.is_direct() || owner.group().is_some() {
             None
         } else {
             self.waiting_conflict(&view, owner, mode, range, LockId(u64::MAX))
@@ -30,11 +38,12 @@ impl LockSpace {
                 .map(|waiter| (waiter.mode, waiter.range))
         };
 
+        self.unwatch(id);
         if let Some(lock) = self.locks.get_mut(&id) {
-            (lock.range, lock.state, lock.watching) = (range, State::Granted, None);
+            (lock.range, lock.state) = (range, State::Granted);
         }
         if let Some(tables) = self.objects.get_mut(&object) {
-            let entry = Entry { range, id, session: owner.session() };
+            let entry = Entry { range, id, session: party(owner) };
             self.forest.insert(&mut tables.granted[class(owner, mode)], entry, wanted.is_some());
         }
         let contended = self.contended(now_ns, object);

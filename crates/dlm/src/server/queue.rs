@@ -6,7 +6,7 @@
 //! watches just one; when that one is gone it looks again, and either finds another or is granted. So giving back a lock
 //! costs what it wakes, not the length of the queue. A watched request that is granted stays watched: it still excludes.
 
-use super::{Action, Dropped, Lock, LockRequest, LockSpace, Object, Refusal, State, class, conflicting};
+use super::{Action, Dropped, GROUP, Lock, LockRequest, LockSpace, Object, Refusal, State, class, conflicting, party};
 use crate::mode::{Growth, LockId, Mode, Owner};
 use crate::tree::{Entry, Search};
 use amphi_types::{ByteRange, ObjectId, SessionId};
@@ -16,6 +16,16 @@ impl LockSpace {
     /// Asks for a lock. Granted at once or later, always through [`LockSpace::poll_action`], in the order of asking as
     /// far as requests conflict.
     pub fn enqueue(&mut self, now_ns: u64, request: LockRequest) -> Result<LockId, Refusal> {
+        self.enter(now_ns, request, true)
+    }
+
+    /// Lock-ahead: granted at once just as asked, or refused as [`Refusal::WouldBlock`], which counts as one conflict. Nobody is
+    /// called back for it.
+    pub fn enqueue_ahead(&mut self, now_ns: u64, request: LockRequest) -> Result<LockId, Refusal> {
+        self.enter(now_ns, LockRequest { growth: Growth::Exact, ..request }, false)
+    }
+
+    fn enter(&mut self, now_ns: u64, request: LockRequest, waits: bool) -> Result<LockId, Refusal> {
         let LockRequest { owner, object, mode, range, growth } = request;
         if range.is_empty() {
             return Err(Refusal::EmptyRange);
@@ -28,8 +38,16 @@ impl LockSpace {
         if used >= max {
             return Err(Refusal::Full);
         }
-        let range = widen(range, self.limits.granularity_bytes);
+        let owner = self.as_member(object, owner);
+        let (mode, range) = match owner.group() {
+            Some(_) => (Mode::Write, ByteRange::ALL),
+            None => (mode, widen(range, self.limits.granularity_bytes)),
+        };
         self.counts.requests += 1;
+        if !waits && self.is_blocked(owner, object, mode, range) {
+            self.count_conflict(now_ns, object, 1);
+            return Err(Refusal::WouldBlock);
+        }
         self.sequence += 1;
         let id = LockId::new(self.generation, self.sequence);
         self.locks.insert(id, Lock::new(owner, object, mode, range, growth, State::Waiting));
@@ -37,7 +55,7 @@ impl LockSpace {
         self.sessions.insert((owner.session(), id));
 
         let view = *self.objects.entry(object).or_insert(Object::NEW);
-        self.note_conflicts(now_ns, &view, &LockRequest { range, ..request });
+        self.note_conflicts(now_ns, &view, &LockRequest { owner, object, mode, range, growth });
 
         match self.blocker(&view, id) {
             None => self.grant(now_ns, id),
@@ -55,7 +73,8 @@ impl LockSpace {
     /// The client gives locks back, or withdraws requests. Ids that are not its own, or already gone, are passed over:
     /// that is the normal race between a cancel and an eviction. Returns how many there were.
     pub fn cancel(&mut self, now_ns: u64, session: SessionId, ids: &[LockId]) -> usize {
-        let own = |id: &LockId| self.locks.get(id).is_some_and(|lock| lock.owner == Owner::Cached(session));
+        let of_session = |lock: &Lock| !lock.owner.is_direct() && lock.owner.session() == session;
+        let own = |id: &LockId| self.locks.get(id).is_some_and(of_session);
         let ids: BTreeSet<LockId> = ids.iter().copied().filter(own).collect();
         self.remove(now_ns, &ids);
         ids.len()
@@ -78,8 +97,8 @@ impl LockSpace {
             let lock = &self.locks[&id];
             match (lock.state, lock.owner) {
                 (State::Waiting, _) => dropped.requests.push(id),
-                (State::Granted, Owner::Cached(_)) => dropped.locks += 1,
-                (State::Granted, Owner::Direct(_)) => continue,
+                (State::Granted, Owner::Cached(_) | Owner::Group(..)) => dropped.locks += 1,
+                (State::Granted, Owner::Direct(_) | Owner::Member(..)) => continue,
             }
             ids.insert(id);
         }
@@ -87,50 +106,46 @@ impl LockSpace {
         dropped
     }
 
-    /// Restores a lock that a client held before the lock server restarted, under its old id. Called while no new
-    /// request is taken yet.
+    /// Restores a cached or group lock that a client held before the lock server restarted, under its old id. Called while no
+    /// new request is taken yet.
     pub fn restore(
         &mut self,
-        session: SessionId,
+        owner: Owner,
         id: LockId,
         object: ObjectId,
         mode: Mode,
         range: ByteRange,
     ) -> Result<(), Refusal> {
-        let owner = Owner::Cached(session);
         if range.is_empty() {
             return Err(Refusal::EmptyRange);
         }
-        if self.holds(session, id, object, mode, range) {
+        let same = |lock: &Lock| {
+            (lock.owner, lock.state, lock.object) == (owner, State::Granted, object)
+                && lock.mode.covers(mode)
+                && lock.range.contains(&range)
+        };
+        if self.locks.get(&id).is_some_and(same) {
             return Ok(());
         }
-        let view = self.objects.get(&object).copied().unwrap_or(Object::NEW);
         if id.generation() >= self.generation
             || self.locks.contains_key(&id)
-            || self.count_conflicts(&view, owner, mode, range, 1) > 0
+            || self.is_excluded(owner, object, mode, range)
         {
             return Err(Refusal::Conflict);
         }
         if self.locks.len() - self.direct_count >= self.limits.max_locks {
             return Err(Refusal::Full);
         }
-        self.insert_granted(id, session, object, mode, range);
+        self.insert_granted(id, owner, object, mode, range);
         Ok(())
     }
 
     /// As [`LockSpace::restore`], under a new id, for a client that goes on with that: as long as no new request is taken.
-    pub fn take_in(
-        &mut self,
-        session: SessionId,
-        object: ObjectId,
-        mode: Mode,
-        range: ByteRange,
-    ) -> Result<LockId, Refusal> {
+    pub fn take_in(&mut self, owner: Owner, object: ObjectId, mode: Mode, range: ByteRange) -> Result<LockId, Refusal> {
         if range.is_empty() {
             return Err(Refusal::EmptyRange);
         }
-        let view = self.objects.get(&object).copied().unwrap_or(Object::NEW);
-        if self.count_conflicts(&view, Owner::Cached(session), mode, range, 1) > 0 {
+        if self.is_excluded(owner, object, mode, range) {
             return Err(Refusal::Conflict);
         }
         if self.locks.len() - self.direct_count >= self.limits.max_locks {
@@ -138,23 +153,46 @@ impl LockSpace {
         }
         self.sequence += 1;
         let id = LockId::new(self.generation, self.sequence);
-        self.insert_granted(id, session, object, mode, range);
+        self.insert_granted(id, owner, object, mode, range);
         Ok(id)
     }
 
-    fn insert_granted(&mut self, id: LockId, session: SessionId, object: ObjectId, mode: Mode, range: ByteRange) {
-        let owner = Owner::Cached(session);
+    fn insert_granted(&mut self, id: LockId, owner: Owner, object: ObjectId, mode: Mode, range: ByteRange) {
         self.locks.insert(id, Lock::new(owner, object, mode, range, Growth::Exact, State::Granted));
-        self.sessions.insert((session, id));
+        self.sessions.insert((owner.session(), id));
         let tables = self.objects.entry(object).or_insert(Object::NEW);
-        self.forest.insert(&mut tables.granted[class(owner, mode)], Entry { range, id, session }, false);
+        self.forest.insert(&mut tables.granted[class(owner, mode)], Entry { range, id, session: party(owner) }, false);
+        if let Owner::Group(session, group) = owner {
+            self.note_member(object, session, group);
+        }
+    }
+
+    /// Whether a lock or request of somebody else excludes this lock.
+    fn is_excluded(&self, owner: Owner, object: ObjectId, mode: Mode, range: ByteRange) -> bool {
+        let view = self.objects.get(&object).copied().unwrap_or(Object::NEW);
+        self.waiting_conflict(&view, owner, mode, range, LockId(u64::MAX)).is_some()
+            || self.granted_conflict(&view, owner, mode, range).is_some()
+    }
+
+    /// Whether a request that came now would have to wait.
+    fn is_blocked(&self, owner: Owner, object: ObjectId, mode: Mode, range: ByteRange) -> bool {
+        let view = self.objects.get(&object).copied().unwrap_or(Object::NEW);
+        self.blocker_of(&view, owner, mode, range, LockId(u64::MAX)).is_some()
     }
 
     /// Notes the conflicts of a request that comes now.
     fn note_conflicts(&mut self, now_ns: u64, view: &Object, request: &LockRequest) {
         let cap = self.contention.cap();
         let LockRequest { owner, object, mode, range, .. } = *request;
-        let conflicts = if cap == 0 { 0 } else { self.count_conflicts(view, owner, mode, range, cap) };
+        // What waits for a group could not do better by going direct.
+        if cap > 0 && matches!(owner, Owner::Cached(_) | Owner::Direct(_)) {
+            let conflicts = self.count_conflicts(view, owner, mode, range, cap);
+            self.count_conflict(now_ns, object, conflicts);
+        }
+    }
+
+    fn count_conflict(&mut self, now_ns: u64, object: ObjectId, conflicts: usize) {
+        let conflicts = conflicts.min(self.contention.cap());
         self.counts.conflicts += conflicts as u64;
         self.counts.contended += u64::from(self.contention.conflicts(now_ns, object, conflicts));
     }
@@ -163,7 +201,7 @@ impl LockSpace {
     /// sharing is contention too.
     fn count_conflicts(&self, view: &Object, owner: Owner, mode: Mode, range: ByteRange, cap: usize) -> usize {
         let mut count = 0;
-        for (class, exempt) in conflicting(owner, mode) {
+        for (class, exempt) in conflicting(owner, mode).filter(|&(class, _)| class < GROUP) {
             for tree in [view.granted[class], view.waiting[class]] {
                 count += self.forest.count(tree, &Search::overlap(range, exempt), cap - count);
             }
@@ -175,13 +213,22 @@ impl LockSpace {
     /// forms a chain in which each departure wakes one.
     fn blocker(&self, view: &Object, id: LockId) -> Option<LockId> {
         let lock = &self.locks[&id];
+        self.blocker_of(view, lock.owner, lock.mode, lock.range, id)
+    }
+
+    /// As `blocker`, of a request that counts as asked at `id`.
+    fn blocker_of(&self, view: &Object, owner: Owner, mode: Mode, range: ByteRange, id: LockId) -> Option<LockId> {
         #[cfg(test)]
         if self.planted_bug == Some(crate::tests::PlantedBug::JumpQueue) {
-            return self.granted_conflict(view, lock.owner, lock.mode, lock.range);
+            return self.granted_conflict(view, owner, mode, range);
         }
-        self.waiting_conflict(view, lock.owner, lock.mode, lock.range, id)
-            .or_else(|| self.granted_conflict(view, lock.owner, lock.mode, lock.range))
-            .filter(|_| !self.planted_miss())
+        let waiting = match owner {
+            Owner::Group(_, group) if self.in_force(view) == Some(group) => return None,
+            // Everybody else waits for the end of the group, which waits for its members.
+            Owner::Member(..) => self.waiting_member(view, owner, mode, range, id),
+            _ => self.waiting_conflict(view, owner, mode, range, id),
+        };
+        waiting.or_else(|| self.granted_conflict(view, owner, mode, range)).filter(|_| !self.planted_miss())
     }
 
     #[cfg(test)]
@@ -194,7 +241,15 @@ impl LockSpace {
         false
     }
 
+    pub(super) fn unwatch(&mut self, id: LockId) {
+        let watched = self.locks.get_mut(&id).and_then(|lock| lock.watching.take());
+        if let Some(lock) = watched.and_then(|watched| self.locks.get_mut(&watched)) {
+            lock.watchers.remove(&id);
+        }
+    }
+
     fn watch(&mut self, blocker: LockId, id: LockId) {
+        self.unwatch(id);
         if let Some(lock) = self.locks.get_mut(&blocker) {
             lock.watchers.insert(id);
         }
@@ -232,6 +287,7 @@ impl LockSpace {
     /// Takes locks and requests out, then lets those who watched them look again, in the order of asking.
     fn remove(&mut self, now_ns: u64, ids: &BTreeSet<LockId>) {
         let mut woken = BTreeSet::new();
+        let mut left = BTreeSet::new();
         for id in ids {
             let Some(lock) = self.locks.remove(id) else { continue };
             self.direct_count -= usize::from(lock.owner.is_direct());
@@ -250,25 +306,34 @@ impl LockSpace {
                 self.objects.remove(&lock.object);
             }
             woken.extend(lock.watchers);
+            if lock.state == State::Granted && lock.owner.group().is_some() && self.leave(lock.object, lock.owner) {
+                left.insert((lock.object, lock.owner.session()));
+            }
         }
+        self.reclass(now_ns, &left);
         for id in woken {
             self.look_again(now_ns, id);
         }
     }
 
-    fn look_again(&mut self, now_ns: u64, id: LockId) {
-        let Some(lock) = self.locks.get(&id) else { return };
-        let (owner, mode, object, start) = (lock.owner, lock.mode, lock.object, lock.range.start);
-        let view = self.objects[&object];
+    pub(super) fn look_again(&mut self, now_ns: u64, id: LockId) {
+        let Some(lock) = self.locks.get(&id).filter(|lock| lock.state == State::Waiting) else { return };
+        let view = self.objects[&lock.object];
         match self.blocker(&view, id) {
             Some(blocker) => self.watch(blocker, id),
             None => {
-                let Some(tables) = self.objects.get_mut(&object) else { return };
-                self.forest.remove(&mut tables.waiting[class(owner, mode)], start, id);
-                self.counts.waited += 1;
+                self.leave_queue(id);
                 self.grant(now_ns, id);
             }
         }
+    }
+
+    /// Takes a request that is about to be granted out of those that wait.
+    pub(super) fn leave_queue(&mut self, id: LockId) {
+        let Some(lock) = self.locks.get(&id) else { return };
+        let Some(tables) = self.objects.get_mut(&lock.object) else { return };
+        self.forest.remove(&mut tables.waiting[class(lock.owner, lock.mode)], lock.range.start, id);
+        self.counts.waited += 1;
     }
 }
 

@@ -39,7 +39,7 @@ fn explore(world: World, limit: usize) -> Result<Found, String> {
 }
 
 fn op(mode: Mode, start: u64, end: u64, value: u32) -> Op {
-    Op { object: 0, mode, range: ByteRange::new(start, end), direct: false, exact: false, value }
+    Op { object: 0, mode, range: ByteRange::new(start, end), direct: false, exact: false, group: None, value }
 }
 
 fn exact(op: Op) -> Op {
@@ -48,6 +48,40 @@ fn exact(op: Op) -> Op {
 
 fn direct(op: Op) -> Op {
     Op { direct: true, ..op }
+}
+
+/// Under the lock of a group; `last`: which is given back then.
+fn in_group(group: u64, last: bool, op: Op) -> Op {
+    Op { group: Some((group, last)), ..op }
+}
+
+/// Programs with groups: members of one, strangers, another group, direct requests of both sides.
+fn group_programs() -> Vec<Vec<Vec<Op>>> {
+    use Mode::{Read, Write};
+    vec![
+        // Two members and a stranger who caches.
+        vec![
+            vec![op(Write, 0, 2, 1), in_group(7, true, op(Write, 0, 1, 2)), op(Read, 0, 2, 0)],
+            vec![in_group(7, true, op(Write, 1, 2, 3))],
+            vec![op(Read, 0, 2, 0), op(Write, 0, 2, 4)],
+        ],
+        // Two groups, and direct requests in and out of them.
+        vec![
+            vec![in_group(7, false, op(Write, 0, 1, 1)), in_group(7, true, direct(op(Write, 0, 1, 2)))],
+            vec![in_group(8, true, direct(op(Write, 0, 2, 3))), op(Read, 0, 2, 0)],
+            vec![direct(op(Read, 0, 2, 0)), direct(op(Write, 1, 2, 4))],
+        ],
+        // Members in turn, one of them twice, while somebody waits for the end.
+        vec![
+            vec![in_group(7, true, op(Write, 0, 1, 1)), in_group(7, true, op(Read, 0, 1, 0))],
+            vec![in_group(7, false, direct(op(Write, 1, 2, 2))), in_group(7, true, op(Read, 1, 2, 0))],
+            vec![direct(op(Write, 0, 2, 3))],
+        ],
+        vec![
+            vec![op(Read, 0, 2, 0), in_group(7, true, op(Write, 0, 1, 1)), op(Write, 0, 2, 5), op(Read, 0, 2, 0)],
+            vec![op(Write, 1, 2, 2), in_group(8, true, op(Write, 1, 2, 3)), op(Read, 0, 2, 0)],
+        ],
+    ]
 }
 
 /// Pairs and triples of programs that meet every kind of conflict.
@@ -105,6 +139,18 @@ fn every_order_is_coherent_and_ends() {
         }
     }
     assert!(early, "a callback overtook its grant somewhere in {states} states");
+}
+
+/// Goal: in every order, with groups: nobody outside a group does I/O while it is in force, what members wrote is seen by
+/// everybody afterwards, what was cached before is not used after, and every request is satisfied in the end. Method: exhaustive.
+#[test]
+fn every_order_with_groups() {
+    for (n, programs) in group_programs().iter().enumerate() {
+        match explore(World::new(programs, CacheLimits::default(), None), 1_000_000) {
+            Ok(found) => assert!(found.ends > 0 && found.states > 100, "programs {n}: {} states", found.states),
+            Err(reason) => panic!("programs {n}: {reason}"),
+        }
+    }
 }
 
 /// Goal: locks given back for their number race with callbacks without harm. Method: exhaustive, with room for one lock.

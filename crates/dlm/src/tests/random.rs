@@ -4,27 +4,48 @@ use super::world::{BYTES, Op, World};
 use super::{PlantedBug, Random};
 use crate::client::CacheLimits;
 use crate::mode::Mode;
+use amphi_types::ByteRange;
 
-fn program(random: &mut Random, direct_percent: u64, next_value: &mut u32) -> Vec<Op> {
+/// A program of client `n`: I/O of its own, and with `groups` now and then a few in one of two groups on a byte that is its own.
+fn program(random: &mut Random, n: u64, direct_percent: u64, groups: bool, next_value: &mut u32) -> Vec<Op> {
+    let mut group: Option<(u64, u32)> = None;
     (0..30)
-        .map(|_| {
+        .map(|step| {
             *next_value += 1;
+            if let Some((number, of)) =
+                group.or_else(|| (groups && random.below(6) == 0).then(|| (random.below(2), random.below(2) as u32)))
+            {
+                let last = step == 29 || random.below(3) == 0;
+                group = (!last).then_some((number, of));
+                return Op {
+                    object: of,
+                    mode: if random.below(2) == 0 { Mode::Read } else { Mode::Write },
+                    range: ByteRange::at(n, 1),
+                    direct: random.below(100) < direct_percent,
+                    exact: false,
+                    group: Some((number, last)),
+                    value: *next_value,
+                };
+            }
             Op {
                 object: random.below(2) as u32,
                 mode: if random.below(2) == 0 { Mode::Read } else { Mode::Write },
                 range: random.range(BYTES),
                 direct: random.below(100) < direct_percent,
                 exact: random.below(2) == 0,
+                group: None,
                 value: *next_value,
             }
         })
         .collect()
 }
 
-fn run(seed: u64, restarts: bool, bug: Option<PlantedBug>) -> Result<usize, String> {
+fn run(seed: u64, restarts: bool, groups: bool, bug: Option<PlantedBug>) -> Result<usize, String> {
     let mut random = Random::new(seed);
     let mut value = 0;
-    let programs: Vec<Vec<Op>> = [0, 10, 30, 100].map(|direct| program(&mut random, direct, &mut value)).to_vec();
+    let programs: Vec<Vec<Op>> = [(0, 0), (1, 10), (2, 30), (3, 100)]
+        .map(|(n, direct)| program(&mut random, n, direct, groups, &mut value))
+        .to_vec();
     let limits = CacheLimits {
         max_locks: if seed.is_multiple_of(2) { 3 } else { 64 },
         max_age_ns: 40,
@@ -62,7 +83,7 @@ fn run(seed: u64, restarts: bool, bug: Option<PlantedBug>) -> Result<usize, Stri
 #[test]
 fn random_schedules_are_coherent() {
     for seed in 0..150 {
-        match run(seed, false, None) {
+        match run(seed, false, seed % 2 == 1, None) {
             Ok(steps) => assert!(steps > 200),
             Err(reason) => panic!("seed {seed}: {reason}"),
         }
@@ -74,7 +95,7 @@ fn random_schedules_are_coherent() {
 #[test]
 fn random_restarts_are_coherent() {
     for seed in 0..150 {
-        if let Err(reason) = run(seed, true, None) {
+        if let Err(reason) = run(seed, true, seed % 2 == 1, None) {
             panic!("seed {seed}: {reason}");
         }
     }
@@ -84,6 +105,6 @@ fn random_restarts_are_coherent() {
 #[test]
 fn random_schedules_find_planted_mistakes() {
     for bug in [PlantedBug::MissConflict, PlantedBug::LoseCallback] {
-        assert!((0..20).any(|seed| run(seed, false, Some(bug)).is_err()), "{bug:?} was not found");
+        assert!((0..20).any(|seed| run(seed, false, false, Some(bug)).is_err()), "{bug:?} was not found");
     }
 }

@@ -1,8 +1,8 @@
 //! The server against a plain list that follows the rules literally.
 
 use super::{PlantedBug, Random, object};
-use crate::mode::{Growth, LockId, Mode, Owner, conflict};
-use crate::server::{Action, LockLimits, LockRequest, LockSpace};
+use crate::mode::{GroupId, Growth, LockId, Mode, Owner, conflict};
+use crate::server::{Action, LockLimits, LockRequest, LockSpace, Refusal};
 use amphi_types::{ByteRange, ObjectId, SessionId};
 use std::collections::BTreeSet;
 
@@ -39,7 +39,7 @@ struct Reference {
 
 impl Reference {
     fn grow(&self, entry: &Entry) -> ByteRange {
-        if entry.growth == Growth::Exact || entry.owner.is_direct() {
+        if entry.growth == Growth::Exact || entry.owner.is_direct() || entry.owner.group().is_some() {
             return entry.asked;
         }
         let everywhere = Entry { granted: Some(ByteRange::ALL), ..*entry };
@@ -56,23 +56,70 @@ impl Reference {
         ByteRange::new(entry.asked.start, end)
     }
 
+    /// The group lock in force on an object that the session holds, or any.
+    fn in_force(&self, object: ObjectId, session: Option<SessionId>) -> Option<GroupId> {
+        let on_object = self.entries.iter().filter(|e| e.object == object && e.granted.is_some());
+        let of_session = |e: &&Entry| session.is_none_or(|session| e.owner.session() == session);
+        on_object.filter(of_session).find_map(|e| e.owner.group())
+    }
+
+    /// Direct requests that wait are under the group of their session, if it has one.
+    fn note_members(&mut self) {
+        for i in 0..self.entries.len() {
+            let Entry { owner, object, granted, .. } = self.entries[i];
+            if owner.is_direct() && granted.is_none() {
+                let session = owner.session();
+                let group = self.in_force(object, Some(session));
+                self.entries[i].owner = group.map_or(Owner::Direct(session), |g| Owner::Member(session, g));
+            }
+        }
+    }
+
+    fn blocked(&self, entry: &Entry) -> bool {
+        let in_force = self.in_force(entry.object, None);
+        self.entries.iter().filter(|other| other.id != entry.id).any(|other| {
+            let there = other.granted.is_some() || other.id < entry.id;
+            match (entry.owner, other.owner) {
+                // Passes all who wait for the end of its group.
+                (Owner::Group(_, group), _) if in_force == Some(group) => false,
+                (Owner::Member(..), Owner::Member(..)) => there && other.conflicts(entry),
+                (Owner::Member(..), _) => other.granted.is_some() && other.conflicts(entry),
+                // What an evicted member has under way ends before the group begins anew.
+                (Owner::Group(..), Owner::Member(..)) => other.object == entry.object && there,
+                _ => there && other.conflicts(entry),
+            }
+        })
+    }
+
     /// Grants whatever neither a granted lock nor an earlier request excludes, then calls back what stands in the way.
     fn settle(&mut self) {
-        for i in 0..self.entries.len() {
+        let mut i = 0;
+        while i < self.entries.len() {
+            self.note_members();
             let entry = self.entries[i];
-            let blocked = |(j, other): (usize, &Entry)| {
-                j != i && (other.granted.is_some() || other.id < entry.id) && other.conflicts(&entry)
-            };
-            if entry.granted.is_none() && !self.entries.iter().enumerate().any(blocked) {
+            i += 1;
+            if entry.granted.is_none() && !self.blocked(&entry) {
                 let range = self.grow(&entry);
-                self.entries[i].granted = Some(range);
+                self.entries[i - 1].granted = Some(range);
                 self.grants.push((entry.id, range));
+                if entry.owner.group().is_some() {
+                    // The rest of the group comes in, then earlier requests of its members may go on.
+                    for other in &mut self.entries {
+                        let same = other.object == entry.object && other.owner.group() == entry.owner.group();
+                        if same && other.granted.is_none() {
+                            other.granted = Some(range);
+                            self.grants.push((other.id, range));
+                        }
+                    }
+                    i = 0;
+                }
             }
         }
         for i in 0..self.entries.len() {
             let entry = self.entries[i];
             let waits = |other: &Entry| other.granted.is_none() && other.conflicts(&entry);
-            if entry.granted.is_some() && !entry.owner.is_direct() && !entry.called && self.entries.iter().any(waits) {
+            let cached = matches!(entry.owner, Owner::Cached(_));
+            if entry.granted.is_some() && cached && !entry.called && self.entries.iter().any(waits) {
                 self.entries[i].called = true;
                 self.callbacks.insert(entry.id);
             }
@@ -86,6 +133,8 @@ struct Pair {
     random: Random,
     waited: usize,
     crowded: usize,
+    joined: usize,
+    refused: usize,
 }
 
 impl Pair {
@@ -94,21 +143,41 @@ impl Pair {
         let mut space = LockSpace::new(limits, 1);
         space.planted_bug = bug;
         let reference = Reference { limits, entries: Vec::new(), grants: Vec::new(), callbacks: BTreeSet::new() };
-        Pair { space, reference, random: Random::new(seed), waited: 0, crowded: 0 }
+        Pair { space, reference, random: Random::new(seed), waited: 0, crowded: 0, joined: 0, refused: 0 }
     }
 
     fn enqueue(&mut self) -> Result<(), String> {
         let session = SessionId(self.random.below(3));
-        let owner = if self.random.below(4) == 0 { Owner::Direct(session) } else { Owner::Cached(session) };
+        let owner = match self.random.below(10) {
+            0..3 => Owner::Direct(session),
+            3..5 => Owner::Group(session, GroupId(self.random.below(2))),
+            _ => Owner::Cached(session),
+        };
         let mode = if self.random.below(2) == 0 { Mode::Read } else { Mode::Write };
         let growth = if self.random.below(2) == 0 { Growth::Exact } else { Growth::Largest };
         let (object, range) = (object(self.random.below(2) as u32), self.random.range(24));
-        let id = self
-            .space
-            .enqueue(0, LockRequest { owner, object, mode, range, growth })
-            .map_err(|refusal| refusal.to_string())?;
-        let entry = Entry { id, owner, object, mode, asked: range, growth, granted: None, called: false };
-        self.reference.entries.push(entry);
+        let ahead = self.random.below(6) == 0;
+        let request = LockRequest { owner, object, mode, range, growth };
+        let asked = if ahead { self.space.enqueue_ahead(0, request) } else { self.space.enqueue(0, request) };
+        let (mode, range) = if owner.group().is_some() { (Mode::Write, ByteRange::ALL) } else { (mode, range) };
+        let growth = if ahead { Growth::Exact } else { growth };
+        let entry = |id| Entry { id, owner, object, mode, asked: range, growth, granted: None, called: false };
+        if ahead {
+            let latest = entry(LockId(u64::MAX));
+            self.reference.entries.push(latest);
+            self.reference.note_members();
+            let latest = self.reference.entries.pop().ok_or("pushed")?;
+            if self.reference.blocked(&latest) != (asked == Err(Refusal::WouldBlock)) {
+                return Err(format!("{latest:?} ahead: {asked:?}"));
+            }
+            if asked == Err(Refusal::WouldBlock) {
+                self.refused += 1;
+                return self.agree();
+            }
+        }
+        let id = asked.map_err(|refusal| refusal.to_string())?;
+        self.joined += usize::from(owner.group().is_some() && self.reference.in_force(object, None).is_some());
+        self.reference.entries.push(entry(id));
         self.agree()?;
         self.waited += usize::from(self.space.granted_range(id).is_none());
         Ok(())
@@ -116,8 +185,10 @@ impl Pair {
 
     fn remove(&mut self, entry: Entry) -> Result<(), String> {
         match entry.owner {
-            Owner::Direct(_) => self.space.release(0, entry.id),
-            Owner::Cached(session) => assert_eq!(self.space.cancel(0, session, &[entry.id, LockId(u64::MAX)]), 1),
+            Owner::Direct(_) | Owner::Member(..) => self.space.release(0, entry.id),
+            Owner::Cached(session) | Owner::Group(session, _) => {
+                assert_eq!(self.space.cancel(0, session, &[entry.id, LockId(u64::MAX)]), 1)
+            }
         }
         self.reference.entries.retain(|other| other.id != entry.id);
         self.agree()
@@ -149,7 +220,13 @@ impl Pair {
                 }
             }
         }
-        let expected = std::mem::take(&mut self.reference.grants);
+        let mut expected = std::mem::take(&mut self.reference.grants);
+        if grants.iter().any(|(id, _)| self.reference.entries.iter().any(|e| e.id == *id && e.owner.group().is_some()))
+        {
+            // Who goes on with the beginning of a group goes on together.
+            expected.sort_by_key(|(id, _)| *id);
+            grants.sort_by_key(|(id, _)| *id);
+        }
         if grants != expected {
             return Err(format!("granted {grants:?}, the rules say {expected:?}"));
         }
@@ -171,10 +248,12 @@ impl Pair {
             }
         }
         for object in [object(0), object(1)] {
-            let mut writers: Vec<&Entry> = entries
-                .iter()
-                .filter(|e| e.object == object && e.granted.is_some() && e.mode == Mode::Write && !e.owner.is_direct())
-                .collect();
+            let cached = |e: &&Entry| matches!(e.owner, Owner::Cached(_)) && e.mode == Mode::Write;
+            let granted = |e: &&Entry| e.object == object && e.granted.is_some();
+            let members: Vec<_> = entries.iter().filter(granted).filter(|e| e.owner.group().is_some()).collect();
+            let members: Vec<_> = members.into_iter().map(|e| (e.id, e.owner.session())).collect();
+            assert_eq!(self.space.members(object).collect::<Vec<_>>(), members);
+            let mut writers: Vec<&Entry> = entries.iter().filter(granted).filter(cached).collect();
             writers.sort_by_key(|entry| (entry.range().start, entry.id));
             let mut at = self.space.glimpse(object);
             while let Some(writer) = writers.pop() {
@@ -204,7 +283,8 @@ impl Pair {
         }
         // Holders answer: clients give back what is called back, direct requests end. Nobody may be left waiting.
         while self.reference.entries.iter().any(|entry| entry.granted.is_none()) {
-            let able = |e: &&Entry| e.granted.is_some() && (e.called || e.owner.is_direct());
+            let able =
+                |e: &&Entry| e.granted.is_some() && (e.called || e.owner.is_direct() || e.owner.group().is_some());
             let Some(&entry) = self.reference.entries.iter().find(able) else {
                 return Err("requests wait, and nobody is asked to give way".into());
             };
@@ -213,7 +293,7 @@ impl Pair {
         while let Some(&entry) = self.reference.entries.last() {
             self.remove(entry)?;
         }
-        assert_eq!(self.space.footprint(), [0; 4], "something was left behind");
+        assert_eq!(self.space.footprint(), [0; 5], "something was left behind");
         assert!(self.space.is_empty());
         Ok(())
     }
@@ -223,16 +303,19 @@ impl Pair {
 /// the end of sessions follow the rules; nobody starves; nothing leaks. Method: model check against the plain list.
 #[test]
 fn server_follows_the_rules() {
-    let (mut waited, mut crowded) = (0, 0);
-    for seed in 0..300 {
+    let (mut waited, mut crowded, mut joined, mut refused) = (0, 0, 0, 0);
+    for seed in 0..600 {
         let mut pair = Pair::new(seed, None);
         if let Err(reason) = pair.run(250) {
             panic!("seed {seed}: {reason}");
         }
         waited += pair.waited;
         crowded += pair.crowded;
+        joined += pair.joined;
+        refused += pair.refused;
     }
-    assert!(waited > 3000 && crowded > 50, "the interesting cases were met: {waited}, {crowded}");
+    let met = (waited, crowded, joined, refused);
+    assert!(waited > 3000 && crowded > 40 && joined > 500 && refused > 500, "the interesting cases were met: {met:?}");
 }
 
 /// Goal: the check above can fail. Method: each planted mistake is found.

@@ -209,14 +209,21 @@ fn restart_restores_locks() {
     let id = before.enqueue(0, write(Owner::Cached(SessionId(1)), ByteRange::at(0, 8), Growth::Exact)).expect("room");
     let mut space = LockSpace::new(LockLimits::default(), 2);
     let range = ByteRange::at(0, 8);
-    assert_eq!(space.restore(SessionId(1), id, object(0), Mode::Write, range), Ok(()));
-    assert_eq!(space.restore(SessionId(1), id, object(0), Mode::Write, range), Ok(()), "presented again");
+    assert_eq!(space.restore(Owner::Cached(SessionId(1)), id, object(0), Mode::Write, range), Ok(()));
+    assert_eq!(
+        space.restore(Owner::Cached(SessionId(1)), id, object(0), Mode::Write, range),
+        Ok(()),
+        "presented again"
+    );
     let other = LockId::new(1, 99);
     let conflict = Err(Refusal::Conflict);
-    assert_eq!(space.restore(SessionId(2), other, object(0), Mode::Read, range), conflict);
-    assert_eq!(space.restore(SessionId(2), id, object(0), Mode::Read, ByteRange::at(9, 1)), conflict);
-    assert_eq!(space.restore(SessionId(2), LockId::new(2, 1), object(0), Mode::Read, ByteRange::at(9, 1)), conflict);
-    assert_eq!(space.restore(SessionId(2), other, object(0), Mode::Read, ByteRange::at(9, 1)), Ok(()));
+    assert_eq!(space.restore(Owner::Cached(SessionId(2)), other, object(0), Mode::Read, range), conflict);
+    assert_eq!(space.restore(Owner::Cached(SessionId(2)), id, object(0), Mode::Read, ByteRange::at(9, 1)), conflict);
+    assert_eq!(
+        space.restore(Owner::Cached(SessionId(2)), LockId::new(2, 1), object(0), Mode::Read, ByteRange::at(9, 1)),
+        conflict
+    );
+    assert_eq!(space.restore(Owner::Cached(SessionId(2)), other, object(0), Mode::Read, ByteRange::at(9, 1)), Ok(()));
     let next = space.enqueue(0, write(Owner::Cached(SessionId(2)), range, Growth::Exact)).expect("room");
     let called = drain(&mut space);
     assert!(matches!(called[..], [Action::Callback { id: called, .. }] if called == id));

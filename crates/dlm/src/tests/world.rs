@@ -5,7 +5,7 @@
 
 use super::{PlantedBug, object};
 use crate::client::{CacheLimits, CallbackPlan, Granted, Hit, LockAction, LockCache, LockRef, RequestId};
-use crate::mode::{Growth, LockId, Mode, Owner, conflict};
+use crate::mode::{GroupId, Growth, LockId, Mode, Owner, conflict};
 use crate::server::{Action, LockLimits, LockRequest, LockSpace};
 use amphi_types::{ByteRange, ObjectId, SessionId};
 use std::collections::{BTreeMap, VecDeque};
@@ -22,6 +22,9 @@ pub(super) struct Op {
     pub range: ByteRange,
     pub direct: bool,
     pub exact: bool,
+    /// Under the lock of this group, which is taken before if the client does not hold it, and given back afterwards if the
+    /// flag says so. Members of a group touch bytes of their own.
+    pub group: Option<(u64, bool)>,
     /// Written value, unique in a world.
     pub value: u32,
 }
@@ -29,10 +32,13 @@ pub(super) struct Op {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Message {
     Enqueue { client: usize, request: u64, object: ObjectId, mode: Mode, range: ByteRange, exact: bool },
+    Group { client: usize, object: ObjectId, group: u64 },
     Direct { client: usize },
     Flush { client: usize, token: u64, pinned: bool, id: LockId, object: ObjectId, bytes: Vec<(u64, u32)> },
     Cancel { client: usize, ids: Vec<LockId> },
     Granted { client: usize, request: u64, id: LockId, range: ByteRange },
+    Joined { client: usize, id: LockId, object: ObjectId, group: u64 },
+    Left { client: usize },
     Callback { client: usize, id: LockId, object: ObjectId },
     Flushed { client: usize, token: u64, pinned: bool, id: LockId },
     DirectDone { client: usize },
@@ -42,6 +48,9 @@ enum Message {
 enum Doing {
     Nothing,
     Waiting(Op, u64),
+    Joining(Op),
+    /// Until the server knows that the group lock is given back: what follows is not done under it.
+    Leaving(LockId),
     Running(Op, LockId),
     /// A direct request that waits until none of its bytes is dirty in its own cache.
     Settling(Op),
@@ -54,6 +63,8 @@ struct Client {
     data: BTreeMap<(ObjectId, u64), (u32, bool)>,
     program: VecDeque<Op>,
     doing: Doing,
+    /// The group lock held.
+    group: Option<(ObjectId, u64, LockId)>,
     /// Flushes under way, to be sent again after a restart.
     flushing: BTreeMap<u64, Message>,
     next_token: u64,
@@ -78,6 +89,17 @@ impl Client {
             matches!(message, Message::Flush { object: other, bytes, .. }
                 if *other == object && bytes.iter().any(|&(at, _)| range.contains(&ByteRange::at(at, 1))))
         })
+    }
+
+    /// An I/O is done. Gives the group lock back if it was the last under it.
+    fn finish(&mut self, op: Op) {
+        self.doing = Doing::Nothing;
+        if op.group.is_some_and(|(_, last)| last)
+            && let Some((_, _, id)) = self.group.take()
+        {
+            self.cache.give_back(id);
+            self.doing = Doing::Leaving(id);
+        }
     }
 
     fn write_back(&mut self, n: usize, id: LockId, object: ObjectId, ranges: &[ByteRange], pinned: bool) -> Message {
@@ -163,6 +185,7 @@ impl World {
             data: BTreeMap::new(),
             program: program.iter().copied().collect(),
             doing: Doing::Nothing,
+            group: None,
             flushing: BTreeMap::new(),
             next_token: 0,
             deferred: Vec::new(),
@@ -204,7 +227,7 @@ impl World {
             if client.doing != Doing::Nothing || !client.program.is_empty() {
                 return Err(format!("deadlock: client {n} is left with {:?}", client.doing));
             }
-            if client.cache.seen().iter().any(|&(.., stage, users, _)| stage != 0 || users != 0) {
+            if client.cache.seen().iter().any(|seen| seen.stage != 0 || seen.users != 0) {
                 return Err(format!("client {n} never gave back {:?}", client.cache.seen()));
             }
             if !client.cache.loose_ends().0.is_empty() {
@@ -250,6 +273,20 @@ impl World {
                 let id = request_id.map_err(|refusal| refusal.to_string())?;
                 self.asked.insert(id, (client, request));
             }
+            Message::Group { client, object, group } => {
+                let owner = Owner::Group(SessionId(client as u64), GroupId(group));
+                let (mode, range, growth) = (Mode::Write, ByteRange::ALL, Growth::Exact);
+                let asked = self.server.enqueue(now_ns, LockRequest { owner, object, mode, range, growth });
+                let id = asked.map_err(|refusal| refusal.to_string())?;
+                self.asked.insert(id, (client, group));
+            }
+            Message::Joined { client: n, id, object, group } => {
+                let client = &mut self.clients[n];
+                client.cache.hold_group(now_ns, id, object, GroupId(group));
+                client.group = Some((object, group, id));
+                let Doing::Joining(op) = client.doing else { return Err("nobody waits".into()) };
+                self.start(n, op);
+            }
             Message::Direct { client } => {
                 let Doing::Direct(op) = self.clients[client].doing else { return Err("no direct request".into()) };
                 let (owner, object) = (Owner::Direct(SessionId(client as u64)), object(op.object));
@@ -269,6 +306,9 @@ impl World {
             }
             Message::Cancel { client, ids } => {
                 self.server.cancel(now_ns, SessionId(client as u64), &ids);
+                if matches!(self.clients[client].doing, Doing::Leaving(id) if ids.contains(&id)) {
+                    self.network.push(Message::Left { client });
+                }
             }
             Message::Granted { client: n, request, id, range } => {
                 let client = &mut self.clients[n];
@@ -283,6 +323,7 @@ impl World {
                     Granted::Unwanted => {}
                 }
             }
+            Message::Left { client } => self.clients[client].doing = Doing::Nothing,
             Message::Callback { client, id, object } => {
                 let plan = self.clients[client].cache.callback(now_ns, id, object);
                 self.met_early_callback += usize::from(plan == CallbackPlan::BeforeGrant);
@@ -300,7 +341,11 @@ impl World {
                     self.network.extend(message);
                 }
             }
-            Message::DirectDone { client } => self.clients[client].doing = Doing::Nothing,
+            Message::DirectDone { client: n } => {
+                let client = &mut self.clients[n];
+                let Doing::Direct(op) = client.doing else { return Err("no direct request".into()) };
+                client.finish(op);
+            }
         }
         Ok(())
     }
@@ -308,6 +353,21 @@ impl World {
     fn begin(&mut self, n: usize) {
         let client = &mut self.clients[n];
         let Some(op) = client.program.pop_front() else { return };
+        let object = object(op.object);
+        match (op.group, client.group) {
+            (Some((group, _)), None) => {
+                client.doing = Doing::Joining(op);
+                self.network.push(Message::Group { client: n, object, group });
+            }
+            (group, held) => {
+                assert_eq!(group.map(|(group, _)| (object, group)), held.map(|(object, group, _)| (object, group)));
+                self.start(n, op);
+            }
+        }
+    }
+
+    fn start(&mut self, n: usize, op: Op) {
+        let client = &mut self.clients[n];
         let id = object(op.object);
         if op.direct {
             client.doing = Doing::Settling(op);
@@ -343,7 +403,7 @@ impl World {
             }
         }
         client.cache.unpin(LockRef { id });
-        client.doing = Doing::Nothing;
+        client.finish(op);
         Ok(())
     }
 
@@ -370,7 +430,11 @@ impl World {
                 Action::Granted { id, owner, range, .. } => {
                     let Some((client, request)) = self.asked.remove(&id) else { continue };
                     match owner {
-                        Owner::Direct(_) => self.directs.push((id, client)),
+                        Owner::Direct(_) | Owner::Member(..) => self.directs.push((id, client)),
+                        Owner::Group(_, GroupId(group)) => {
+                            let Doing::Joining(op) = self.clients[client].doing else { continue };
+                            self.network.push(Message::Joined { client, id, object: object(op.object), group });
+                        }
                         Owner::Cached(_) => self.network.push(Message::Granted { client, request, id, range }),
                     }
                 }
@@ -414,15 +478,22 @@ impl World {
         for (n, client) in self.clients.iter_mut().enumerate() {
             for held in client.cache.represent() {
                 let session = SessionId(n as u64);
+                let owner = held.group.map_or(Owner::Cached(session), |group| Owner::Group(session, group));
                 self.server
-                    .restore(session, held.id, held.object, held.mode, held.range)
+                    .restore(owner, held.id, held.object, held.mode, held.range)
                     .map_err(|refusal| format!("client {n} presents {held:?}: {refusal}"))?;
             }
             self.network.extend(client.flushing.values().cloned());
             match client.doing {
                 Doing::Waiting(op, request) => self.network.push(enqueue(n, request, op)),
+                Doing::Joining(op) => {
+                    let group = op.group.map_or(0, |(group, _)| group);
+                    self.network.push(Message::Group { client: n, object: object(op.object), group });
+                }
                 Doing::Direct(_) => self.network.push(Message::Direct { client: n }),
-                Doing::Nothing | Doing::Running(..) | Doing::Settling(_) => {}
+                // Given back to the server that is gone.
+                Doing::Leaving(id) if client.cache.extent(id).is_none() => client.doing = Doing::Nothing,
+                Doing::Nothing | Doing::Running(..) | Doing::Settling(_) | Doing::Leaving(_) => {}
             }
         }
         self.directs.clear();
@@ -433,23 +504,22 @@ impl World {
         let seen = self.server.seen();
         let granted: Vec<_> = seen.iter().filter(|seen| seen.granted).collect();
         for (i, a) in granted.iter().enumerate() {
-            let lock = |seen: &crate::server::inspect::Seen| {
-                let (direct, session) = seen.owner;
-                let owner = if direct { Owner::Direct(session) } else { Owner::Cached(session) };
-                (owner, seen.mode, seen.range)
-            };
+            let lock = |seen: &crate::server::inspect::Seen| (seen.owner, seen.mode, seen.range);
             if let Some(b) = granted[..i].iter().find(|b| a.object == b.object && conflict(lock(a), lock(b))) {
                 return Err(format!("the server granted both {a:?} and {b:?}"));
             }
         }
         for (n, client) in self.clients.iter().enumerate() {
-            for (id, object, mode, range, ..) in client.cache.seen() {
-                let owner = |n: usize| Owner::Cached(SessionId(n as u64));
+            for one in client.cache.seen() {
+                let lock = |n: usize, seen: &crate::client::inspect::Seen| {
+                    let session = SessionId(n as u64);
+                    let owner = seen.group.map_or(Owner::Cached(session), |group| Owner::Group(session, group));
+                    (owner, seen.mode, seen.range)
+                };
                 for (m, other) in self.clients[..n].iter().enumerate() {
-                    for (other_id, other_object, other_mode, other_range, ..) in other.cache.seen() {
-                        let (a, b) = ((owner(n), mode, range), (owner(m), other_mode, other_range));
-                        if object == other_object && conflict(a, b) {
-                            return Err(format!("clients {n} and {m} hold {id:?} and {other_id:?}"));
+                    for two in other.cache.seen() {
+                        if one.object == two.object && conflict(lock(n, &one), lock(m, &two)) {
+                            return Err(format!("clients {n} and {m} hold {one:?} and {two:?}"));
                         }
                     }
                 }
@@ -471,7 +541,7 @@ impl World {
             for client in &self.clients {
                 client.cache.seen().hash(&mut hasher);
                 client.cache.loose_ends().hash(&mut hasher);
-                (&client.data, &client.program, &client.doing, &client.deferred).hash(&mut hasher);
+                (&client.data, &client.program, &client.doing, &client.deferred, &client.group).hash(&mut hasher);
             }
             u128::from(hasher.finish())
         };

@@ -12,6 +12,7 @@
 use super::payload::{self, Piece};
 use crate::counters::add;
 use crate::cx::Cx;
+use crate::edges::Image;
 use crate::gate::Hold;
 use crate::planted::{self, Mistake};
 use crate::span_gate::SpanGuard;
@@ -35,7 +36,7 @@ struct Planned<'a> {
     part: &'a BatchPart,
     bytes: &'a [u8],
     plan: WritePlan,
-    edges: Vec<Buf>,
+    edges: Vec<Image>,
 }
 
 impl Planned<'_> {
@@ -140,7 +141,7 @@ impl<E: Env> Cx<E> {
         let planned = self.without_failed(planned, &outcomes);
         results.extend(outcomes);
         let fresh = planned.iter().any(|p| p.plan.points_at_new_data());
-        let order = if fresh && !planted::is(Mistake::BatchUnmarked) { Order::AfterData } else { Order::Plain };
+        let order = if fresh && !planted::is(Mistake::UnmarkedBatch) { Order::AfterData } else { Order::Plain };
         let lsn = {
             let (mut txn, mut freed, mut bytes) = (Txn::default(), Freed::default(), 0);
             for p in planned {
@@ -159,7 +160,7 @@ impl<E: Env> Cx<E> {
             lsn
         };
         drop((spans, landing));
-        if planted::is(Mistake::BatchEarly) {
+        if planted::is(Mistake::EarlyAnswer) {
             return Ok(());
         }
         self.target.zone.written(lsn).await
@@ -187,8 +188,8 @@ impl<E: Env> Cx<E> {
             self.target.check_file(part.object.ino)?;
         }
         let generation = self.generation(part.object, part.generation, false);
-        let all_fresh = self.target.tokens.on();
-        self.plan(|data| data.plan_write(part.object, part.range(), generation, all_fresh)).await
+        let fresh = self.fresh();
+        self.plan(|data| data.plan_write(part.object, part.range(), generation, fresh)).await
     }
 
     /// Gives up the plans of parts that have failed.
@@ -209,7 +210,7 @@ impl<E: Env> Cx<E> {
             whole[pad..pad + p.bytes.len()].copy_from_slice(p.bytes);
             let blocks: Vec<&[u8]> = p.edges.iter().map(|b| &**b).collect();
             amphi_data::complete_edges(&p.plan, whole, &blocks);
-            let from = if planted::is(Mistake::BatchShifted) { at.saturating_sub(BLOCK as usize) } else { at };
+            let from = if planted::is(Mistake::ShiftedPart) { at.saturating_sub(BLOCK as usize) } else { at };
             self.push_segments(&p.plan, from, &mut pieces);
             at += len;
         }

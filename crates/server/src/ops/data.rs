@@ -12,12 +12,14 @@
 use super::payload::{self, Piece};
 use crate::counters::add;
 use crate::cx::Cx;
+use crate::edges::{Edge, Image};
 use crate::gate::Hold;
 use crate::landing::Landing;
 use crate::locks::DirectLock;
+use crate::planted::{self, Mistake};
 use crate::span_gate::SpanGuard;
 use crate::target::EXTENTS_A_RECORD;
-use amphi_data::{DataStore, Preallocate, TrimPlan, WritePlan};
+use amphi_data::{DataStore, Fresh, Preallocate, TrimPlan, WritePlan};
 use amphi_dlm::Mode;
 use amphi_env::{Buf, Disk, Env};
 use amphi_types::item::Txn;
@@ -26,6 +28,7 @@ use amphi_types::{ByteRange, Errno, ObjectId, Result, SetAttr, Timespec};
 use amphi_wire::Reply;
 use amphi_zone::{Lsn, Order};
 use futures_util::future::join_all;
+use smallvec::SmallVec;
 
 /// Bytes of items that a write of `len` bytes may add: the object, and an extent for each run of blocks.
 fn write_growth(len: u64) -> u64 {
@@ -162,26 +165,37 @@ impl<E: Env> Cx<E> {
         payload: Buf,
         last: bool,
     ) -> Result<Reply> {
-        let span = self.span(object, range, Hold::Exclusive).await;
+        let span = self.target.spans.take_bytes(object, range).await;
         if object.stripe == 0 {
             self.target.check_file(object.ino)?;
         }
         let generation = self.generation(object, generation, server_lock);
-        // Another mount may read before this request is sent again after a crash: it must not find half of it.
-        let all_fresh = self.target.tokens.on();
-        let plan = self.plan(|data| data.plan_write(object, range, generation, all_fresh)).await?;
-        let landing = match self.write_plan(&plan, payload).await {
-            Ok(landing) => landing,
+        let edges = self.target.edges.enter(object, range);
+        let mut plan = self.plan_behind(object, range, generation, &edges).await?;
+        let (landing, images) = match self.write_plan(&mut plan, payload, &edges).await {
+            Ok(written) => written,
             Err(e) => {
                 self.target.data.borrow_mut().abort_write(plan);
                 return Err(e);
             }
         };
+        for edge in edges.iter().filter(|_| !planted::is(Mistake::CommitOutOfTurn)) {
+            edge.turn().await;
+        }
         let order = if plan.points_at_new_data() { Order::AfterData } else { Order::Plain };
         let reply = Reply::Written;
         let lsn = {
             let mut txn = Txn::default();
-            let freed = self.target.data.borrow_mut().commit_write(plan, mtime, &mut txn);
+            let places: SmallVec<[_; 2]> = edges.iter().map(|e| plan.physical(e.block())).collect();
+            let freed = {
+                let mut data = self.target.data.borrow_mut();
+                let freed = data.commit_write(plan, mtime, &mut txn);
+                for ((edge, image), physical) in edges.iter().zip(images).zip(places) {
+                    physical.into_iter().for_each(|p| data.recent.put(object, edge.block(), p, image.clone()));
+                }
+                freed
+            };
+            edges.into_iter().for_each(Edge::finish);
             if object.stripe == 0 {
                 self.note_write(object, kill_suidgid, &mut txn);
             }
@@ -198,21 +212,52 @@ impl<E: Env> Cx<E> {
         Ok(reply)
     }
 
-    /// The old blocks that the plan wants to keep bytes of.
-    pub(super) async fn read_edges(&self, plan: &WritePlan) -> Result<Vec<Buf>> {
+    /// How writes are planned: another mount may read before a request is sent again after a crash and must not find half of it.
+    pub(super) fn fresh(&self) -> Fresh {
+        if self.target.tokens.on() { Fresh::Written } else { Fresh::Needed }
+    }
+
+    /// Plans a write that may have other writes before it in the blocks at its edges.
+    async fn plan_behind(
+        &self,
+        object: ObjectId,
+        range: ByteRange,
+        generation: u64,
+        edges: &[Edge],
+    ) -> Result<WritePlan> {
+        if edges.iter().any(Edge::follows) {
+            let plan = self.plan(|data| data.plan_write(object, range, generation, Fresh::Edges)).await;
+            if !matches!(plan, Err(Errno::NoSpace)) {
+                return plan;
+            }
+            // Reserved blocks can be filled where they are as soon as the others have filled theirs.
+            for edge in edges {
+                edge.turn().await;
+            }
+        }
+        let fresh = self.fresh();
+        self.plan(|data| data.plan_write(object, range, generation, fresh)).await
+    }
+
+    /// The old blocks that the plan wants to keep bytes of: as they were written lately, or from the disk.
+    pub(super) async fn read_edges(&self, plan: &WritePlan) -> Result<Vec<Image>> {
         let disk = &*self.target.disk;
+        let recent = |edge: &amphi_data::Edge| {
+            self.target.data.borrow().recent.get(plan.object, edge.file_block, edge.physical).cloned()
+        };
         let edges = join_all(plan.edges.iter().map(|edge| {
-            let at = self.target.block_address(edge.physical);
+            let (at, recent) = (self.target.block_address(edge.physical), recent(edge));
             async move {
+                if let Some(image) = recent {
+                    return Ok(image);
+                }
+                add(&self.worker.counters.edge_reads, 1);
                 let (result, block) = disk.read(at, Buf::zeroed(BLOCK as usize)).await;
-                result.map(|()| block)
+                result.map(|()| Image::from(&*block))
             }
         }))
         .await;
-        let edges: Vec<Buf> =
-            edges.into_iter().collect::<std::io::Result<_>>().map_err(|e| self.target.disk_error("read", &e))?;
-        add(&self.worker.counters.edge_reads, edges.len() as u64);
-        Ok(edges)
+        edges.into_iter().collect::<std::io::Result<_>>().map_err(|e| self.target.disk_error("read", &e))
     }
 
     /// Adds where the plan's whole blocks go, which begin `base` bytes into a buffer.
@@ -225,24 +270,45 @@ impl<E: Env> Cx<E> {
         }
     }
 
-    async fn write_plan(&self, plan: &WritePlan, payload: Buf) -> Result<Landing> {
-        let edges = self.read_edges(plan).await?;
+    /// Writes what was planned; returns what the blocks at the edges have become.
+    async fn write_plan(
+        &self,
+        plan: &mut WritePlan,
+        payload: Buf,
+        edges: &[Edge],
+    ) -> Result<(Landing, SmallVec<[Image; 2]>)> {
+        let mut blocks = self.read_edges(plan).await?;
+        for edge in edges.iter().filter(|_| !planted::is(Mistake::ForgottenNeighbour)) {
+            if let Some(base) = edge.base().await {
+                blocks =
+                    plan.edges.iter().zip(blocks).filter(|(e, _)| e.file_block != edge.block()).map(|p| p.1).collect();
+                plan.build_on(edge.block());
+                blocks.push(base);
+            }
+        }
         let aligned = plan.aligned();
         let (mut buf, copied) = payload::widen(payload, (plan.range.start - aligned.start) as usize, aligned.len());
         if copied {
             add(&self.worker.counters.write_copied, plan.range.len());
         }
-        let blocks: Vec<&[u8]> = edges.iter().map(|b| &**b).collect();
+        let blocks: SmallVec<[&[u8]; 2]> = blocks.iter().map(|b| &**b).collect();
         amphi_data::complete_edges(plan, &mut buf, &blocks);
         let mut pieces: Vec<Piece> = Vec::with_capacity(plan.segments.len());
         self.push_segments(plan, 0, &mut pieces);
-        // The last look before the disk: what an ended session sent is not written.
+        // The last look before the disk, and before others build on it: what an ended session sent is not written.
         let landing = self.land()?;
+        let mut images = SmallVec::new();
+        for edge in edges {
+            let at = (edge.block() * BLOCK - aligned.start) as usize;
+            let image = Image::from(&buf[at..at + BLOCK as usize]);
+            edge.publish(image.clone());
+            images.push(image);
+        }
         add(&self.worker.counters.data_writes, pieces.len() as u64);
         payload::write_pieces(&*self.target.disk, buf, &pieces)
             .await
             .map_err(|e| self.target.disk_error("write", &e))?;
-        Ok(landing)
+        Ok((landing, images))
     }
 
     /// Brings the inode up to a change of stripe 0, which lies beside it.

@@ -1,10 +1,10 @@
 //! Locks that clients keep.
 
 use crate::cx::Cx;
-use amphi_dlm::{Growth, Mode};
+use amphi_dlm::{GroupId, Growth, LockId, Mode};
 use amphi_env::Env;
 use amphi_types::{ByteRange, ObjectId, Result};
-use amphi_wire::{LockMode, Reply};
+use amphi_wire::{LockExtent, LockMode, Reply};
 
 /// How many deadlines a client may keep a lock that it was asked for, if it says that it lives and has to wait.
 const KEPT_DEADLINES: u64 = 10;
@@ -16,19 +16,38 @@ impl<E: Env> Cx<E> {
         object: ObjectId,
         mode: LockMode,
         range: ByteRange,
-        expand: bool,
+        extent: LockExtent,
     ) -> Result<Reply> {
         let mode = match mode {
             LockMode::Read => Mode::Read,
             LockMode::Write => Mode::Write,
         };
-        let growth = if expand { Growth::Largest } else { Growth::Exact };
         self.target.recovered().await;
         self.alive()?;
         let sent = || self.worker.send_callbacks(&self.target);
-        let now_ns = self.worker.now_ns();
-        let grant = self.target.locks.enqueue(now_ns, self.session, object, mode, range, growth, sent).await?;
+        let (locks, now_ns) = (&self.target.locks, self.worker.now_ns());
+        let grant = match extent {
+            LockExtent::Ahead => locks.enqueue_ahead(now_ns, self.session, object, mode, range)?,
+            LockExtent::Grown => {
+                locks.enqueue(now_ns, self.session, object, mode, range, Growth::Largest, sent).await?
+            }
+            LockExtent::Exact => locks.enqueue(now_ns, self.session, object, mode, range, Growth::Exact, sent).await?,
+        };
         Ok(Reply::Locked { lock: grant.id.0, range: grant.range })
+    }
+
+    /// `Request::GroupLock`.
+    pub async fn group_lock(&self, object: ObjectId, group: u64, wait: bool, asked: Option<u64>) -> Result<Reply> {
+        self.target.recovered().await;
+        self.alive()?;
+        let now_ns = self.worker.now_ns();
+        let (group, asked) = (GroupId(group), asked.map(LockId));
+        let (lock, granted) = self.target.locks.group(now_ns, self.session, object, group, wait, asked)?;
+        self.worker.send_callbacks(&self.target);
+        Ok(match granted {
+            true => Reply::Locked { lock: lock.0, range: ByteRange::ALL },
+            false => Reply::LockWaits { lock: lock.0 },
+        })
     }
 
     /// `Request::LockCancel`.

@@ -7,7 +7,7 @@ use crate::gate::Hold;
 use crate::message::{Question, Told};
 use crate::target::{NameKey, Target};
 use crate::worker::Worker;
-use amphi_dlm::{Changed, Mode};
+use amphi_dlm::{Changed, GroupId, Mode, Owner};
 use amphi_env::Env;
 use amphi_meta::perm::Want;
 use amphi_types::item::Txn;
@@ -269,7 +269,12 @@ impl<E: Env> Cx<E> {
         let ids = match self.target.returning.borrow().contains(&self.session) {
             true => {
                 let mode = |m: LockMode| if m == LockMode::Read { Mode::Read } else { Mode::Write };
-                let locks: Vec<_> = locks.into_iter().map(|l| (l.object, mode(l.mode), l.range)).collect();
+                let owner = |group: Option<u64>| match group {
+                    Some(group) => Owner::Group(self.session, GroupId(group)),
+                    None => Owner::Cached(self.session),
+                };
+                let locks: Vec<_> =
+                    locks.into_iter().map(|l| (owner(l.group), l.object, mode(l.mode), l.range)).collect();
                 self.target.locks.take_in(self.session, &locks)
             }
             false => Vec::new(),

@@ -416,7 +416,7 @@ fn batches_survive_any_crash() {
 /// Goal: the sweep finds mistakes. Method: planted ones.
 #[test]
 fn planted_mistakes_in_batches_are_found() {
-    for mistake in [Mistake::BatchUnmarked, Mistake::BatchEarly, Mistake::BatchShifted] {
+    for mistake in [Mistake::UnmarkedBatch, Mistake::EarlyAnswer, Mistake::ShiftedPart] {
         plant(Some(mistake));
         let found = catch_unwind(AssertUnwindSafe(sweep)).is_err();
         plant(None);
@@ -487,5 +487,70 @@ fn closes_travel_together() {
         assert!(c.stat(files[0]).await.is_err());
         let many = vec![(files[0], RW, None); amphi_wire::BATCH_PARTS_MAX + 1];
         assert_eq!(c.call(Request::CloseBatch { closes: many }).await, Err(Errno::Inval));
+    });
+}
+
+/// Goal: a batch that one record of a small log cannot name is written in steps and answered as one, each part with its own result.
+/// Method: 500 parts, of which one in each step is of a removed file.
+#[test]
+fn more_than_one_record() {
+    with_server(78, 1, 1, async |_, c| {
+        let files = c.files(500).await.unwrap();
+        let mut gone = Vec::new();
+        for name in ["f3", "f490"] {
+            let ino = c.lookup(Ino::ROOT, name).await.unwrap().attr.ino;
+            c.unlink(Ino::ROOT, name).await.unwrap();
+            c.call(Request::Close { ino, access: RW, atime: None }).await.unwrap();
+            gone.push(ino);
+        }
+        let parts: Vec<Part> = files.iter().enumerate().map(|(i, ino)| part(*ino, i as u8, 50, 100)).collect();
+        let transactions = async || match c.call(Request::Counters { reset: false }).await {
+            Ok(Reply::Counters(all)) => all.iter().find(|(name, _)| name == "transactions").map(|(_, n)| *n),
+            other => panic!("{other:?}"),
+        };
+        let before = transactions().await.unwrap();
+        let results = c.batch(&parts).await.unwrap();
+        assert_eq!(transactions().await, Some(before + 2), "two records");
+        for (i, (ino, result)) in files.iter().zip(&results).enumerate() {
+            let expected = if gone.contains(ino) { Err(Errno::Stale) } else { Ok(()) };
+            assert_eq!(*result, expected, "part {i}");
+            if result.is_ok() {
+                assert!(c.bytes_of(*ino, 150).await.unwrap()[50..] == bytes(i as u8, 50, 100)[..]);
+            }
+        }
+    });
+}
+
+/// Goal: a part whose file others may cache attributes of, because the session has not opened it for writing, does not hold the
+/// others up: it is refused with `Again`, and alone it takes the token back first. Method: two mounts, one of which looks at a
+/// closed file and does not answer revocations.
+#[test]
+fn unopened_files_come_alone() {
+    with_server(79, 1, 1, async |place, c| {
+        let files = c.files(4).await.unwrap();
+        let other = place.client(2).await.unwrap();
+        c.call(Request::Close { ino: files[2], access: RW, atime: None }).await.unwrap();
+        let (view, tokens) = other.told(Request::GetAttr { ino: files[2] }).await;
+        assert!(view.is_ok() && tokens.attributes.is_some());
+        other.held.deaf.set(true);
+        let parts: Vec<Part> = files.iter().map(|ino| part(*ino, 9, 0, 3000)).collect();
+        assert_eq!(c.batch(&parts).await.unwrap(), [Ok(()), Ok(()), Err(Errno::Again), Ok(())]);
+        let op = Request::Write {
+            object: ObjectId { ino: files[2], stripe: 0 },
+            offset: 0,
+            generation: 0,
+            mtime: MTIME,
+            server_lock: false,
+            kill_suidgid: false,
+        };
+        let alone = c.ask(op, Some(bytes(9, 0, 3000)));
+        let answer = async {
+            let revoke = other.held.pushed(|p| matches!(p, Push::Revoke { .. }).then(|| p.clone())).await;
+            other.held.deaf.set(false);
+            other.reply(&revoke).await;
+        };
+        let ((written, _), ()) = futures_util::future::join(alone, answer).await;
+        assert_eq!(written, Ok(Reply::Written));
+        assert!(c.bytes_of(files[2], 3000).await.unwrap() == bytes(9, 0, 3000)[..]);
     });
 }

@@ -3,7 +3,7 @@
 use super::*;
 use amphi_env::sim::CrashKind;
 use amphi_types::{ByteRange, SetAttr};
-use amphi_wire::LockMode;
+use amphi_wire::{LockExtent, LockMode};
 use futures_util::future::{join, join3};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -34,7 +34,7 @@ pub(super) fn name_key(dir: Ino, text: &str) -> TokenKey {
 
 pub(super) fn lock(ino: Ino, mode: LockMode, start: u64, end: u64) -> Request {
     let object = ObjectId { ino, stripe: 0 };
-    Request::LockEnqueue { object, mode, range: ByteRange::new(start, end), expand: false }
+    Request::LockEnqueue { object, mode, range: ByteRange::new(start, end), extent: LockExtent::Exact }
 }
 
 /// Runs `change`, which has to wait until `holder` answers revocations of just `keys`: it is not done when they arrive.
@@ -422,7 +422,7 @@ fn the_absent_keep_their_locks() {
             let f = a.create(Ino::ROOT, "f").await.unwrap();
             let object = ObjectId { ino: f, stripe: 0 };
             a.call(lock(f, LockMode::Write, 0, 4096)).await.unwrap();
-            let held = HeldLock { object, mode: LockMode::Write, range: ByteRange::new(0, 4096) };
+            let held = HeldLock { object, mode: LockMode::Write, range: ByteRange::new(0, 4096), group: None };
             a.held.locks.borrow_mut().push(held);
             a.held.deaf.set(true);
             drop(server);

@@ -2,7 +2,7 @@
 
 use super::*;
 use amphi_types::ByteRange;
-use amphi_wire::LockMode;
+use amphi_wire::{LockExtent, LockMode};
 use futures_util::future::join;
 
 /// Goal: a client that says in time that it still needs a lock keeps it beyond its deadline, gives it back when it can, and one
@@ -20,7 +20,8 @@ fn who_says_so_has_longer() {
             let b = place.client(2).await.unwrap();
             let f = a.create(Ino::ROOT, "f").await.unwrap();
             let object = ObjectId { ino: f, stripe: 0 };
-            let ask = |mode| Request::LockEnqueue { object, mode, range: ByteRange::new(0, 4096), expand: false };
+            let ask =
+                |mode| Request::LockEnqueue { object, mode, range: ByteRange::new(0, 4096), extent: LockExtent::Exact };
             let Ok(Reply::Locked { lock, .. }) = b.call(ask(LockMode::Write)).await else { panic!("a lock") };
             b.held.deaf.set(true);
             let env = place.sim.node("client");

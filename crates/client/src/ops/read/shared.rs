@@ -21,6 +21,7 @@ use crate::writeback;
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Errno, ObjectId, Result, limits};
+use amphi_wire::LockExtent;
 use futures_util::future::join_all;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -70,11 +71,11 @@ pub(super) async fn read(
     {
         return Ok(data);
     }
-    let data = under_locks(core, file, asked, mode).await?;
+    let data = under_locks(core, open, asked, mode).await?;
     if mode == Mode::Buffered && !data.is_empty() {
         let size = file.size();
         let plan = plan(core, open, asked.intersect(&ByteRange::new(0, size)), size);
-        super::fetch_ahead(core, file, plan);
+        super::fetch_ahead(core, open, plan);
     }
     Ok(data)
 }
@@ -131,10 +132,10 @@ struct Got {
 
 /// Reads under locks on all of the range. What is cached counts; the rest comes from the targets, into the cache if `mode`
 /// says so.
-async fn under_locks(core: &Arc<Core>, file: &Arc<File>, asked: ByteRange, mode: Mode) -> Result<Segments> {
+async fn under_locks(core: &Arc<Core>, open: &OpenFile, asked: ByteRange, mode: Mode) -> Result<Segments> {
     let pages = asked.align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX));
-    let _pins = locks::pin_all(core, file, LockMode::Read, pages).await?;
-    unlocked(core, file, asked, pages, mode).await
+    let _pins = locks::pin_for(core, open, LockMode::Read, pages).await?;
+    unlocked(core, &open.file, asked, pages, mode).await
 }
 
 /// As `under_locks`, with locks that the caller answers for on all of `pages`.
@@ -162,7 +163,8 @@ pub(crate) async fn unlocked(
     }
     let got =
         join_all(wanted(core, file, &gaps, pages, size.unwrap_or(hint), mode).into_iter().map(|(object, piece)| {
-            let fetch = fetch(core.clone(), file.clone(), object, piece, false);
+            // No lock is asked for under this fetch.
+            let fetch = fetch(core.clone(), file.clone(), object, piece, false, LockExtent::Grown);
             async move {
                 let (bytes, zeros) = read_piece(core, file, object, piece, false).await?;
                 Ok((Got { range: piece, bytes: Arc::new(bytes), fetch }, zeros))

@@ -7,7 +7,8 @@ use amphi_wire::LockMode;
 use futures_util::future::join3;
 
 fn held_lock(ino: Ino) -> HeldLock {
-    HeldLock { object: ObjectId { ino, stripe: 0 }, mode: LockMode::Write, range: ByteRange::new(0, 4096) }
+    let (object, range) = (ObjectId { ino, stripe: 0 }, ByteRange::new(0, 4096));
+    HeldLock { object, mode: LockMode::Write, range, group: None }
 }
 
 /// Goal: after the restart of one server nobody gets a lock or caches attributes there before everybody who may hold something there

@@ -3,7 +3,7 @@
 use super::*;
 use crate::tests::company::{lock, lookup, name_key};
 use amphi_types::ByteRange;
-use amphi_wire::LockMode;
+use amphi_wire::{LockExtent, LockMode};
 use futures_util::future::join;
 
 const ATTEMPT: Duration = Duration::from_secs(60);
@@ -250,7 +250,7 @@ fn unwritten_bytes_are_seen_over_servers() {
         let at = usize::from(object_target(object, 3).0);
         assert_ne!(at, 1);
         let (mode, range) = (LockMode::Write, ByteRange::ALL);
-        a.call(Request::LockEnqueue { object, mode, range, expand: true }).await.unwrap();
+        a.call(Request::LockEnqueue { object, mode, range, extent: LockExtent::Grown }).await.unwrap();
         let mtime = Timespec { sec: 5_000_000_000, nsec: 1 };
         a.held(at).unwritten.borrow_mut().insert(object, (12_345_678, mtime));
         let seen = b.stat(view.attr.ino).await.unwrap();

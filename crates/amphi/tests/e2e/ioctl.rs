@@ -1,0 +1,172 @@
+//! Device controls of open files through the mount: mode, lock-ahead, exact locks, groups. The numbers are those of
+//! docs/IOCTL.md, written out here, so that neither changes without the other.
+
+use crate::harness::{Place, pattern};
+use rustix::fs::getxattr;
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::thread::JoinHandleExt;
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::Duration;
+
+const SET_MODE: u64 = 0x4004_4101;
+const GET_MODE: u64 = 0x8004_4102;
+const NO_EXPAND: u64 = 0x4004_4103;
+const LOCK_AHEAD: u64 = 0x4018_4104;
+const GROUP_LOCK: u64 = 0x4010_4105;
+const GROUP_UNLOCK: u64 = 0x4008_4106;
+
+#[repr(C)]
+struct Range {
+    offset: u64,
+    length: u64,
+    mode: u32,
+    zero: u32,
+}
+
+#[repr(C)]
+struct Group {
+    group: u64,
+    flags: u32,
+    zero: u32,
+}
+
+/// What `ioctl` returns, or minus the errno.
+fn ioctl<T>(file: &File, command: u64, argument: &mut T) -> i32 {
+    // SAFETY: the argument has the size that the command says, and lives as long as the call.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), command as _, std::ptr::from_mut(argument)) };
+    if result < 0 { -std::io::Error::last_os_error().raw_os_error().unwrap_or(0) } else { result }
+}
+
+fn ahead(file: &File, offset: u64, length: u64, mode: u32) -> i32 {
+    ioctl(file, LOCK_AHEAD, &mut Range { offset, length, mode, zero: 0 })
+}
+
+fn join(file: &File, group: u64, flags: u32) -> i32 {
+    ioctl(file, GROUP_LOCK, &mut Group { group, flags, zero: 0 })
+}
+
+fn leave(file: &File, mut group: u64) -> i32 {
+    ioctl(file, GROUP_UNLOCK, &mut group)
+}
+
+fn open(dir: &Path) -> File {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(dir.join("f")).expect("open")
+}
+
+/// A counter of the mount; the sum where there is one.
+fn counter(dir: &Path, name: &str) -> u64 {
+    let mut text = vec![0; 64 << 10];
+    let len = getxattr(dir, "user.amphi.stats", &mut text).expect("stats");
+    let text = String::from_utf8_lossy(&text[..len]).into_owned();
+    let line = text.lines().find(|l| l.split_whitespace().next() == Some(name));
+    line.and_then(|l| l.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
+}
+
+/// Goal: each command does what the document says, refuses bad input, and unknown ones are ENOTTY. Method: two mounts, one open file
+/// on each, every command with good and bad arguments.
+#[test]
+fn commands_of_an_open_file() {
+    let place = Place::new();
+    let _server = place.server(&[]);
+    let _mounts = [place.mount_at("a", &[]), place.mount_at("b", &[])];
+    let (dir_a, dir_b) = (place.path("a"), place.path("b"));
+    let (a, b) = (open(&dir_a), open(&dir_b));
+    for (mode, result) in [(1u32, 0), (2, 0), (3, -libc::EINVAL)] {
+        assert_eq!(ioctl(&a, SET_MODE, &mut { mode }), result);
+    }
+    let mut mode = 0u32;
+    assert_eq!((ioctl(&a, GET_MODE, &mut mode), mode), (0, 2));
+    a.write_all_at(&pattern(1, 100_000), 0).expect("write");
+    assert_eq!(counter(&dir_a, "write_direct_user"), 1, "this open file is direct");
+    assert_eq!(ioctl(&a, SET_MODE, &mut 1u32), 0);
+    a.write_all_at(&pattern(2, 4 << 20), 0).expect("write");
+    assert!(counter(&dir_a, "write_buffered_user") >= 1, "this open file is buffered, also where others are not");
+    assert_eq!(ioctl(&a, SET_MODE, &mut 0u32), 0);
+    let mut back = vec![0; 4 << 20];
+    b.read_exact_at(&mut back, 0).expect("read");
+    assert!(back == pattern(2, 4 << 20));
+
+    let far = 1 << 30;
+    assert_eq!((ahead(&a, far, 4096, 1), ahead(&b, far + 4096, 4096, 1)), (0, 0));
+    let granted = |dir: &Path| counter(dir, "lock_ahead_granted");
+    crate::harness::eventually("both are granted", || granted(&dir_a) == 1 && granted(&dir_b) == 1);
+    assert_eq!((ahead(&a, far, 4096, 1), ahead(&a, far + 1, 10, 0)), (1, 2));
+    assert_eq!(ahead(&b, far, 4096, 0), 0);
+    crate::harness::eventually("it is refused", || counter(&dir_b, "lock_ahead_refused") == 1);
+    for bad in [(0, 0, 1), (u64::MAX, 2, 1), (0, 10, 2)] {
+        assert_eq!(ahead(&a, bad.0, bad.1, bad.2), -libc::EINVAL, "{bad:?}");
+    }
+    assert_eq!(ioctl(&a, LOCK_AHEAD, &mut Range { offset: 0, length: 1, mode: 0, zero: 1 }), -libc::EINVAL);
+    assert_eq!((ioctl(&a, NO_EXPAND, &mut 1u32), ioctl(&a, NO_EXPAND, &mut 2u32)), (0, -libc::EINVAL));
+
+    assert_eq!((join(&a, 0, 0), join(&a, 7, 2), leave(&a, 7)), (-libc::EINVAL, -libc::EINVAL, -libc::EINVAL));
+    for unknown in [0x4004_4100u64, 0x4004_4142, 0x4008_4101, 0x5401] {
+        assert_eq!(ioctl(&a, unknown, &mut [0u64; 4]), -libc::ENOTTY, "{unknown:#x}");
+    }
+    let dir = File::open(&dir_a).expect("a directory");
+    assert_eq!(ioctl(&dir, SET_MODE, &mut 1u32), -libc::ENOTTY);
+}
+
+extern "C" fn on_signal(_: i32) {}
+
+/// Goal: a group keeps others' I/O out until its last member leaves by command or by close; who waits for another group gets
+/// EINTR by a signal, EAGAIN without waiting; many who wait leave threads for those who end the wait. Method: two mounts,
+/// members and strangers; 300 threads that wait.
+#[test]
+fn groups_through_the_mount() {
+    let place = Place::new();
+    let _server = place.server(&[]);
+    let _mounts = [place.mount_at("a", &[]), place.mount_at("b", &[])];
+    let (dir_a, dir_b) = (place.path("a"), place.path("b"));
+    let (a, b) = (open(&dir_a), open(&dir_b));
+    a.write_all_at(b"before", 0).expect("write");
+    assert_eq!((join(&a, 7, 0), join(&b, 7, 1)), (0, 0));
+    let (told, read) = mpsc::channel();
+    let strangers: Vec<_> = [&dir_a, &dir_b]
+        .into_iter()
+        .map(|dir| {
+            let (dir, told) = (dir.clone(), told.clone());
+            std::thread::spawn(move || told.send(fs::read(dir.join("f")).expect("read")).expect("heard"))
+        })
+        .collect();
+    a.write_all_at(b"first ", 0).expect("a member");
+    b.write_all_at(b"second", 6).expect("a member");
+    assert_eq!(fs::metadata(dir_b.join("f")).expect("stat").len(), 12, "stat does not wait");
+    assert!(read.recv_timeout(Duration::from_millis(500)).is_err(), "strangers wait");
+    let other = open(&dir_b);
+    assert_eq!((join(&other, 8, 1), leave(&other, 8)), (-libc::EAGAIN, -libc::EINVAL));
+    // SAFETY: a handler that does nothing, so that a signal ends a call.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_signal as *const () as usize;
+        libc::sigaction(libc::SIGUSR2, &action, std::ptr::null_mut());
+    }
+    let waiting: Vec<_> = (0..300)
+        .map(|_| {
+            let file = open(&dir_b);
+            std::thread::spawn(move || join(&file, 8, 0))
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(waiting.iter().all(|t| !t.is_finished()), "they wait");
+    assert_eq!(leave(&a, 7), 0, "there is a thread for it");
+    assert!(read.recv_timeout(Duration::from_millis(300)).is_err(), "one member is left");
+    for thread in waiting {
+        while !thread.is_finished() {
+            // SAFETY: a thread that was not joined yet.
+            unsafe { libc::pthread_kill(thread.as_pthread_t() as _, libc::SIGUSR2) };
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(thread.join().expect("no panic"), -libc::EINTR);
+    }
+    drop(b);
+    for _ in 0..2 {
+        let bytes = read.recv_timeout(Duration::from_secs(30)).expect("strangers go on");
+        assert_eq!(bytes, b"first second");
+    }
+    strangers.into_iter().for_each(|t| t.join().expect("no panic"));
+    assert_eq!((join(&other, 8, 1), leave(&other, 8)), (0, 0));
+}

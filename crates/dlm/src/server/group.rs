@@ -1,0 +1,140 @@
+//! Groups: who is a member, and what changes for waiting requests when a group begins or loses a member.
+//!
+//! Owns: the table of members, the class of their direct requests. Does not own: which locks conflict (`mode`), queues (`queue`).
+//!
+//! A group is in force on an object while a lock of it is granted there; nothing else is granted then but direct requests of its members.
+//! Who joins a group in force, and members' direct requests, pass all others that wait: these wait for the end of the
+//! group, and that may wait for just these. So a group that always has a member keeps others out, which is what it is for.
+
+use super::{GROUP, LockSpace, Object, State, class, conflicting};
+use crate::mode::{GroupId, LockId, Mode, Owner};
+use crate::tree::{Entry, Search};
+use amphi_types::{ByteRange, ObjectId, SessionId};
+use std::collections::BTreeSet;
+
+impl LockSpace {
+    /// The group in force on an object.
+    pub(super) fn in_force(&self, view: &Object) -> Option<GroupId> {
+        self.forest.highest(view.granted[GROUP], None).map(|entry| GroupId(entry.session.0))
+    }
+
+    /// Whether a lock of another group is held or asked for.
+    pub fn has_other_group(&self, object: ObjectId, group: GroupId) -> bool {
+        let others = Search::overlap(ByteRange::ALL, Some(SessionId(group.0)));
+        let Some(view) = self.objects.get(&object) else { return false };
+        [view.granted[GROUP], view.waiting[GROUP]].iter().any(|tree| self.forest.find(*tree, &others).is_some())
+    }
+
+    /// Whether a request of the session for that group lock waits (`false`) or was granted (`true`).
+    pub fn group_request(&self, session: SessionId, id: LockId, object: ObjectId, group: GroupId) -> Option<bool> {
+        let lock = self.locks.get(&id)?;
+        let same = lock.owner == Owner::Group(session, group) && lock.object == object;
+        same.then_some(lock.state == State::Granted)
+    }
+
+    /// Sessions that hold group locks of an object.
+    pub fn members(&self, object: ObjectId) -> impl Iterator<Item = (LockId, SessionId)> {
+        let mut found = Vec::new();
+        if let Some(view) = self.objects.get(&object) {
+            self.forest.visit(view.granted[GROUP], ByteRange::ALL, &mut |entry| found.push(entry.id));
+        }
+        found.into_iter().filter_map(|id| self.locks.get(&id).map(|lock| (id, lock.owner.session())))
+    }
+
+    /// A direct request of a member is one under the group.
+    pub(super) fn as_member(&self, object: ObjectId, owner: Owner) -> Owner {
+        match owner {
+            Owner::Direct(session) | Owner::Member(session, _) => match self.members.get(&(object, session)) {
+                Some((group, _)) => Owner::Member(session, *group),
+                None => Owner::Direct(session),
+            },
+            Owner::Cached(_) | Owner::Group(..) => owner,
+        }
+    }
+
+    /// An earlier request of a member that excludes this one.
+    pub(super) fn waiting_member(
+        &self,
+        view: &Object,
+        owner: Owner,
+        mode: Mode,
+        range: ByteRange,
+        before: LockId,
+    ) -> Option<LockId> {
+        conflicting(owner, mode)
+            .filter(|&(class, _)| class > GROUP)
+            .find_map(|(class, exempt)| self.forest.find(view.waiting[class], &Search { range, exempt, before }))
+    }
+
+    pub(super) fn note_member(&mut self, object: ObjectId, session: SessionId, group: GroupId) {
+        self.members.entry((object, session)).or_insert((group, 0)).1 += 1;
+    }
+
+    /// A group lock was granted: others of the group that wait are granted as well, and the members' direct requests go on.
+    pub(super) fn joined(&mut self, now_ns: u64, object: ObjectId, session: SessionId, group: GroupId) {
+        self.note_member(object, session, group);
+        let mut waiting = Vec::new();
+        if let Some(view) = self.objects.get(&object) {
+            let mut found = |entry: &Entry| {
+                if entry.session == SessionId(group.0) {
+                    waiting.push(entry.id);
+                }
+            };
+            self.forest.visit(view.waiting[GROUP], ByteRange::ALL, &mut found);
+        }
+        let mut sessions = BTreeSet::from([(object, session)]);
+        for id in waiting {
+            let Some(session) = self.locks.get(&id).map(|lock| lock.owner.session()) else { continue };
+            self.leave_queue(id);
+            self.grant_one(now_ns, id);
+            self.note_member(object, session, group);
+            sessions.insert((object, session));
+        }
+        self.reclass(now_ns, &sessions);
+    }
+
+    /// A group lock is gone. Whether its session is no member any more.
+    pub(super) fn leave(&mut self, object: ObjectId, owner: Owner) -> bool {
+        let key = (object, owner.session());
+        let Some((_, locks)) = self.members.get_mut(&key) else { return false };
+        *locks -= 1;
+        let gone = *locks == 0;
+        if gone {
+            self.members.remove(&key);
+        }
+        gone
+    }
+
+    /// Direct requests of these sessions that wait are under the group from now on, or no longer. They and who waits for them look
+    /// again.
+    pub(super) fn reclass(&mut self, now_ns: u64, sessions: &BTreeSet<(ObjectId, SessionId)>) {
+        let mut again = BTreeSet::new();
+        for &(object, session) in sessions {
+            let of_session = self.sessions.range((session, LockId(0))..=(session, LockId(u64::MAX)));
+            let changes = |id: &LockId| {
+                self.locks.get(id).is_some_and(|lock| {
+                    lock.object == object
+                        && lock.state == State::Waiting
+                        && self.as_member(object, lock.owner) != lock.owner
+                })
+            };
+            let ids: Vec<LockId> = of_session.map(|(_, id)| *id).filter(changes).collect();
+            for id in ids {
+                let entry = self.entry(id);
+                let owner = self.as_member(object, self.locks[&id].owner);
+                let Some(lock) = self.locks.get_mut(&id) else { continue };
+                let (from, to) = (class(lock.owner, lock.mode), class(owner, lock.mode));
+                lock.owner = owner;
+                again.extend(std::mem::take(&mut lock.watchers));
+                again.insert(id);
+                if let Some(tables) = self.objects.get_mut(&object) {
+                    self.forest.remove(&mut tables.waiting[from], entry.range.start, id);
+                    self.forest.insert(&mut tables.waiting[to], entry, false);
+                }
+            }
+        }
+        for id in again {
+            self.look_again(now_ns, id);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Device control of open files: what a program that knows its I/O pattern tells of one open file. `docs/IOCTL.md` has the numbers.
+//!
+//! Owns: numbers, sizes and checks of the commands. Does not own: what they do (the client).
+//!
+//! Invariants: the sizes are in the numbers (`_IOR`, `_IOW`), so the kernel copies the arguments and no pointer comes here; a
+//! command that may wait for hours, joining a group, waits on no thread.
+
+use super::ClientFs;
+use crate::file_system::{IoctlCall, IoctlReply};
+use crate::{Caller, Later};
+use amphi_client::{Ahead, Interrupt, OpenFile};
+use amphi_types::{ByteRange, Errno, IoMode, Result};
+use std::sync::Arc;
+use std::task::{Wake, Waker};
+
+/// Letter of all commands.
+const LETTER: u32 = b'A' as u32;
+const WRITES: u32 = 1;
+const READS: u32 = 2;
+
+const fn command(direction: u32, number: u32, size: u32) -> u32 {
+    direction << 30 | size << 16 | LETTER << 8 | number
+}
+
+/// `u32`: how requests of the open file go: 0 auto, 1 buffered, 2 direct.
+pub const SET_MODE: u32 = command(WRITES, 1, 4);
+/// `u32`: the same, as it is.
+pub const GET_MODE: u32 = command(READS, 2, 4);
+/// `u32`: 1: its locks are granted as asked; 0: as wide as nothing conflicts.
+pub const NO_EXPAND: u32 = command(WRITES, 3, 4);
+/// `u64` offset, `u64` length, `u32` mode (0 read, 1 write), `u32` zero: returns 0 asked, 1 the same lock is here, 2 another one
+/// that covers it.
+pub const LOCK_AHEAD: u32 = command(WRITES, 4, 24);
+/// `u64` group, `u32` flags (1: do not wait for another group), `u32` zero.
+pub const GROUP_LOCK: u32 = command(WRITES, 5, 16);
+/// `u64` group.
+pub const GROUP_UNLOCK: u32 = command(WRITES, 6, 8);
+
+/// Do not wait for another group.
+const NO_WAIT: u32 = 1;
+
+fn u32_at(input: &[u8], at: usize) -> Result<u32> {
+    let bytes = input.get(at..at + 4).ok_or(Errno::Inval)?;
+    Ok(u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+}
+
+fn u64_at(input: &[u8], at: usize) -> Result<u64> {
+    let bytes = input.get(at..at + 8).ok_or(Errno::Inval)?;
+    let mut all = [0; 8];
+    all.copy_from_slice(bytes);
+    Ok(u64::from_ne_bytes(all))
+}
+
+fn switch(value: u32) -> Result<bool> {
+    match value {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(Errno::Inval),
+    }
+}
+
+/// Fires the interrupt of a wait.
+struct Fire(Arc<Interrupt>);
+
+impl Wake for Fire {
+    fn wake(self: Arc<Self>) {
+        self.0.fire();
+    }
+}
+
+fn done(result: i32) -> Result<IoctlReply> {
+    Ok(IoctlReply { result, output: Vec::new() })
+}
+
+impl ClientFs {
+    fn controlled(&self, call: &IoctlCall<'_>) -> Result<Arc<OpenFile>> {
+        if call.on_directory { Err(Errno::NoTty) } else { self.handles.get(call.handle) }
+    }
+
+    pub(super) fn control(&self, caller: &Caller<'_>, call: &IoctlCall<'_>) -> Result<IoctlReply> {
+        if !matches!(call.cmd, SET_MODE | GET_MODE | NO_EXPAND | LOCK_AHEAD | GROUP_UNLOCK) {
+            return Err(Errno::NoTty);
+        }
+        let (file, input) = (self.controlled(call)?, call.input);
+        match call.cmd {
+            SET_MODE => {
+                let mode = match u32_at(input, 0)? {
+                    0 => IoMode::Auto,
+                    1 => IoMode::Buffered,
+                    2 => IoMode::Direct,
+                    _ => return Err(Errno::Inval),
+                };
+                file.set_io_mode(mode);
+                done(0)
+            }
+            GET_MODE => Ok(IoctlReply { result: 0, output: (file.io_mode() as u32).to_ne_bytes().to_vec() }),
+            NO_EXPAND => {
+                file.set_no_expand(switch(u32_at(input, 0)?)?);
+                done(0)
+            }
+            LOCK_AHEAD => {
+                let (offset, len) = (u64_at(input, 0)?, u64_at(input, 8)?);
+                let (write, zero) = (switch(u32_at(input, 16)?)?, u32_at(input, 20)?);
+                let end = offset.checked_add(len).filter(|end| *end > offset && *end <= i64::MAX as u64);
+                let (Some(end), 0) = (end, zero) else { return Err(Errno::Inval) };
+                done(match self.client.lock_ahead(&file, ByteRange::new(offset, end), write)? {
+                    Ahead::Asked => 0,
+                    Ahead::Same => 1,
+                    Ahead::Different => 2,
+                })
+            }
+            _ => {
+                let group = u64_at(input, 0)?;
+                if group == 0 || file.group() != group {
+                    return Err(Errno::Inval);
+                }
+                self.wait(caller, self.client.group_unlock(&file))?;
+                done(0)
+            }
+        }
+    }
+
+    /// Whether the command is answered by `control_later`.
+    pub(super) fn control_waits(call: &IoctlCall<'_>) -> bool {
+        call.cmd == GROUP_LOCK
+    }
+
+    pub(super) fn control_later(&self, caller: &Caller<'_>, call: &IoctlCall<'_>, later: Later) {
+        let asked = || {
+            let (group, flags, zero) = (u64_at(call.input, 0)?, u32_at(call.input, 8)?, u32_at(call.input, 12)?);
+            if flags & !NO_WAIT != 0 || zero != 0 {
+                return Err(Errno::Inval);
+            }
+            Ok((self.controlled(call)?, group, flags & NO_WAIT == 0))
+        };
+        let (file, group, wait) = match asked() {
+            Ok(asked) => asked,
+            Err(e) => return later.answer_control(Err(e)),
+        };
+        // A signal ends the wait at once, as it does for other locks.
+        let interrupt = Arc::new(Interrupt::new());
+        later.wake_on_interrupt(Waker::from(Arc::new(Fire(interrupt.clone()))));
+        let mut pending = self.client.group_lock(&file, group, wait, interrupt);
+        let quick = pending.try_take().or_else(|| if caller.is_alone() { pending.linger() } else { None });
+        match quick {
+            Some(result) => later.answer_control(result.map(|()| 0)),
+            None => self.client.spawn(async move { later.answer_control(pending.await.map(|()| 0)) }),
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! `Edges`: writes that share a block at their edges, one behind the other without waiting for each other's disk.
+//!
+//! Owns: the order of writes of one block and what each of them makes of it. Does not own: which bytes a write may touch (spans
+//! and locks: they do not overlap), where the block goes (every one of these writes puts it into a new place).
+//!
+//! Records that follow each other without a gap share blocks. Each writer takes a place in the queue of each such block, builds on
+//! what the one before makes of the block as soon as that is known, writes its own new copy while the others write theirs, and
+//! commits when the ones before have. So the last copy has the bytes of all, and records enter the log in the same order.
+//!
+//! Invariants: places in both blocks of a write are taken in one step, so all writes have one order and waits have no circle; what a
+//! place shows was allowed to land (`Cx::land`) before; a writer that fails leaves its place to the ones before it.
+
+use amphi_types::limits::BLOCK;
+use amphi_types::{ByteRange, ObjectId};
+use futures_channel::oneshot;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// 4096 bytes.
+pub type Image = Rc<[u8]>;
+
+#[derive(Default)]
+struct State {
+    image: Option<Image>,
+    /// Committed, or failed.
+    over: bool,
+    failed: bool,
+    /// The writer before, until this one has committed.
+    before: Option<Rc<Place>>,
+    waiting: Vec<oneshot::Sender<()>>,
+}
+
+#[derive(Default)]
+struct Place(RefCell<State>);
+
+impl Place {
+    async fn until(&self, done: impl Fn(&State) -> bool) {
+        loop {
+            let receiver = {
+                let mut state = self.0.borrow_mut();
+                if done(&state) {
+                    return;
+                }
+                let (sender, receiver) = oneshot::channel();
+                state.waiting.push(sender);
+                receiver
+            };
+            // The sender goes with every change.
+            let _ = receiver.await;
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let waiting = {
+            let mut state = self.0.borrow_mut();
+            change(&mut state);
+            std::mem::take(&mut state.waiting)
+        };
+        drop(waiting);
+    }
+}
+
+type Tails = Rc<RefCell<BTreeMap<(ObjectId, u64), Rc<Place>>>>;
+
+/// Queues of one target, by block.
+#[derive(Clone, Default)]
+pub struct Edges {
+    tails: Tails,
+}
+
+/// A place in the queue of one block; dropping it before `finish` gives the write up.
+pub struct Edge {
+    tails: Tails,
+    key: (ObjectId, u64),
+    place: Rc<Place>,
+    before: Option<Rc<Place>>,
+}
+
+impl Edges {
+    /// Takes a place for each block that `range` covers in part, ascending.
+    pub fn enter(&self, object: ObjectId, range: ByteRange) -> Vec<Edge> {
+        let (first, last) = (range.start / BLOCK, range.end / BLOCK);
+        let head = !range.start.is_multiple_of(BLOCK);
+        let tail = !(range.end.is_multiple_of(BLOCK) || (head && last == first));
+        let blocks = [head.then_some(first), tail.then_some(last)];
+        let mut tails = self.tails.borrow_mut();
+        let enter = |block: u64| {
+            let (key, place) = ((object, block), Rc::<Place>::default());
+            let before = tails.insert(key, place.clone());
+            place.0.borrow_mut().before.clone_from(&before);
+            Edge { tails: self.tails.clone(), key, place, before }
+        };
+        blocks.into_iter().flatten().map(enter).collect()
+    }
+
+    /// Whether nobody writes.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.tails.borrow().is_empty()
+    }
+}
+
+impl Edge {
+    /// Block of the file.
+    pub fn block(&self) -> u64 {
+        self.key.1
+    }
+
+    /// Whether another writer was under way when this one came.
+    pub fn follows(&self) -> bool {
+        self.before.is_some()
+    }
+
+    /// What the block is before this write, once the writers before know; `None`: what the store has.
+    pub async fn base(&self) -> Option<Image> {
+        let mut at = self.before.clone();
+        while let Some(place) = at {
+            place.until(|s| s.image.is_some() || s.over).await;
+            let state = place.0.borrow();
+            if state.image.is_some() {
+                return state.image.clone();
+            }
+            let next = state.before.clone();
+            drop(state);
+            at = next;
+        }
+        None
+    }
+
+    /// Shows what this write makes of the block.
+    pub fn publish(&self, image: Image) {
+        self.place.change(|s| s.image = Some(image));
+    }
+
+    /// Returns when the writers before have committed or failed.
+    pub async fn turn(&self) {
+        let mut at = self.before.clone();
+        while let Some(place) = at {
+            place.until(|s| s.over).await;
+            let state = place.0.borrow();
+            let next = if state.failed { state.before.clone() } else { None };
+            drop(state);
+            at = next;
+        }
+    }
+
+    /// The write has been committed.
+    pub fn finish(self) {
+        self.place.change(|s| {
+            s.over = true;
+            s.before = None;
+        });
+    }
+}
+
+impl Drop for Edge {
+    fn drop(&mut self) {
+        if !self.place.0.borrow().over {
+            self.place.change(|s| {
+                s.over = true;
+                s.failed = true;
+            });
+        }
+        let mut tails = self.tails.borrow_mut();
+        if tails.get(&self.key).is_some_and(|tail| Rc::ptr_eq(tail, &self.place)) {
+            tails.remove(&self.key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use amphi_types::Ino;
+    use futures_util::FutureExt;
+
+    const OBJECT: ObjectId = ObjectId { ino: Ino(7), stripe: 0 };
+
+    fn one(edges: &Edges) -> Edge {
+        let mut all = edges.enter(OBJECT, ByteRange::new(10, 20));
+        assert_eq!(all.len(), 1);
+        all.remove(0)
+    }
+
+    fn image(byte: u8) -> Image {
+        Rc::from(vec![byte; BLOCK as usize])
+    }
+
+    /// Goal: blocks that are covered in part, and no others, have queues. Method: ranges of all kinds.
+    #[test]
+    fn partly_covered_blocks() {
+        let edges = Edges::default();
+        for (start, end, blocks) in [
+            (0, 4096, vec![]),
+            (0, 4097, vec![1]),
+            (1, 4096, vec![0]),
+            (1, 2, vec![0]),
+            (4000, 9000, vec![0, 2]),
+            (4096, 8193, vec![2]),
+            (4095, 4097, vec![0, 1]),
+        ] {
+            let found: Vec<u64> = edges.enter(OBJECT, ByteRange::new(start, end)).iter().map(Edge::block).collect();
+            assert_eq!(found, blocks, "{start} {end}");
+        }
+        assert!(edges.is_empty());
+    }
+
+    /// Goal: the next writer builds on what the one before shows, and commits after it. Method: three writers, polled by hand.
+    #[test]
+    fn writers_follow() {
+        let edges = Edges::default();
+        let (a, b, c) = (one(&edges), one(&edges), one(&edges));
+        assert!(!a.follows() && b.follows());
+        assert_eq!(a.base().now_or_never(), Some(None));
+        assert_eq!(b.base().now_or_never(), None, "not known yet");
+        a.publish(image(1));
+        assert_eq!(b.base().now_or_never().flatten().map(|i| i[0]), Some(1));
+        b.publish(image(2));
+        assert_eq!(c.base().now_or_never().flatten().map(|i| i[0]), Some(2));
+        assert_eq!(c.turn().now_or_never(), None);
+        assert_eq!(b.turn().now_or_never(), None);
+        a.finish();
+        assert_eq!(b.turn().now_or_never(), Some(()));
+        b.finish();
+        assert_eq!(c.turn().now_or_never(), Some(()));
+        c.finish();
+        assert!(edges.is_empty());
+    }
+
+    /// Goal: a writer that fails, before or after it has shown something, does not hold up the next one nor let it commit too early.
+    /// Method: the middle one of three is dropped.
+    #[test]
+    fn failed_writers_are_passed() {
+        for shown in [false, true] {
+            let edges = Edges::default();
+            let (a, b, c) = (one(&edges), one(&edges), one(&edges));
+            a.publish(image(1));
+            if shown {
+                b.publish(image(2));
+            }
+            drop(b);
+            let base = c.base().now_or_never().flatten().map(|i| i[0]);
+            assert_eq!(base, Some(if shown { 2 } else { 1 }));
+            assert_eq!(c.turn().now_or_never(), None, "the first has not committed");
+            a.finish();
+            assert_eq!(c.turn().now_or_never(), Some(()));
+            drop(c);
+            assert!(edges.is_empty());
+        }
+    }
+}
