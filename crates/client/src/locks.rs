@@ -11,7 +11,7 @@ pub(crate) mod ahead;
 
 use crate::cache::drop::Dirty;
 use crate::core::{Core, unexpected};
-use crate::files::{File, OpenFile, Signal};
+use crate::files::{File, Signal};
 use crate::group;
 use crate::ops::pages;
 use crate::stats::Count;
@@ -141,11 +141,6 @@ impl Locks {
 /// Pins a lock of `mode` on `range` of each object that holds bytes of it, in ascending order of objects.
 pub(crate) async fn pin_all(core: &Arc<Core>, file: &Arc<File>, mode: Mode, range: ByteRange) -> Result<Vec<Pin>> {
     pin_spans(core, file, mode, range, LockExtent::Grown).await
-}
-
-/// As `pin_all`, as wide as this open file wants its locks.
-pub(crate) async fn pin_for(core: &Arc<Core>, open: &OpenFile, mode: Mode, range: ByteRange) -> Result<Vec<Pin>> {
-    pin_spans(core, &open.file, mode, range, open.extent()).await
 }
 
 /// The part of each object that holds bytes of the range, from its first byte to its last.

@@ -8,11 +8,12 @@
 
 use crate::api::Ctx;
 use crate::core::Core;
-use crate::decision::{Input, Reason};
+use crate::decision::{Input, Mode, Reason};
 use crate::files::{File, OpenFile};
 use crate::locality::Rule;
 use crate::stats::Way;
 use crate::tunables::Knob;
+use amphi_wire::LockExtent;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 impl Core {
@@ -68,6 +69,13 @@ impl Core {
         let (plain, rotating) = (t.get(plain), t.get(rotating));
         let matters = bytes >= plain && bytes < rotating && t.on(Knob::Rotating);
         if matters && self.rotating.holds(file, bytes) { rotating } else { plain }
+    }
+
+    /// How wide locks for a request are asked for. One past the cache needs its own bytes alone; on a contended file wider locks would only
+    /// be called back by the next request of somebody else.
+    pub(crate) fn extent(&self, open: &OpenFile, mode: Mode) -> LockExtent {
+        let narrow = mode == Mode::Direct || (self.tunables.on(Knob::Contention) && self.is_contended(&open.file));
+        if narrow { LockExtent::Exact } else { open.extent() }
     }
 
     fn is_contended(&self, file: &File) -> bool {

@@ -155,7 +155,8 @@ pub(crate) async fn write(
         lease::touch(&core, &file, range).await?;
         let pieces = read::direct_pieces(&file, range);
         if decision.mode == Mode::Buffered || pieces.len() > 1 {
-            pins = Some(locks::pin_for(&core, &open, LockMode::Write, range).await?);
+            let extent = core.extent(&open, decision.mode);
+            pins = Some(locks::pin_spans(&core, &file, LockMode::Write, range, extent).await?);
         }
     }
     let written = match decision.mode {
@@ -196,7 +197,10 @@ async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, data: &Bu
         let part = ByteRange::at(at, STEP).intersect(&range);
         let pins: Vec<Pin> = match pinned {
             true => Vec::new(),
-            false => locks::pin_for(core, open, LockMode::Write, part).await?,
+            false => {
+                let extent = core.extent(open, Mode::Buffered);
+                locks::pin_spans(core, file, LockMode::Write, part, extent).await?
+            }
         };
         writeback::throttle(core, part.len(), room_for(part)).await;
         file.touch(core.wall());

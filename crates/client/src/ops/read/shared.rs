@@ -134,7 +134,8 @@ struct Got {
 /// says so.
 async fn under_locks(core: &Arc<Core>, open: &OpenFile, asked: ByteRange, mode: Mode) -> Result<Segments> {
     let pages = asked.align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX));
-    let _pins = locks::pin_for(core, open, LockMode::Read, pages).await?;
+    let extent = core.extent(open, mode);
+    let _pins = locks::pin_spans(core, &open.file, LockMode::Read, pages, extent).await?;
     unlocked(core, &open.file, asked, pages, mode).await
 }
 
