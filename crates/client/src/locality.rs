@@ -5,8 +5,7 @@
 //! A file lacks locality when, of as many pages as the window has that left the cache, too few had been used again. Then nearly
 //! nothing is brought in any more, so nearly nothing leaves: what tells that reuse has come back are the probes, of
 //! whose pages it is counted at once when they are used again. As many of them as a window of requests brings in decide.
-//! A direct request neither brings pages in nor lets any leave, so what contention or memory sends direct changes no verdict,
-//! and costs no probe.
+//! A direct request brings no pages in, so what contention or memory sends direct changes no verdict, and costs no probe.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 

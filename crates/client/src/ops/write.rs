@@ -7,7 +7,7 @@ use crate::api::{Ctx, Hints};
 use crate::cache::{Put, UNIT};
 use crate::company;
 use crate::core::Core;
-use crate::decision::{Mode, Reason, decide};
+use crate::decision::{Input, Mode, Reason, decide};
 use crate::files::{File, Moment, OpenFile};
 use crate::group;
 use crate::lease;
@@ -148,10 +148,8 @@ pub(crate) async fn write(
     }
     let bytes = open.request_bytes(Way::Write, ctx.tid, range);
     open.note_piece(Way::Write, ctx.tid, range, hints.may_continue);
-    let mut decision = decide(&core.input(&ctx, &open, Way::Write, bytes));
-    if hints.direct && decision.mode == Mode::Buffered {
-        decision = crate::decision::Decision { mode: Mode::Direct, reason: Reason::DirectUser };
-    }
+    let o_direct = open.flags.direct || hints.direct;
+    let decision = decide(&Input { o_direct, ..core.input(&ctx, &open, Way::Write, bytes) });
     count(&core, &open, decision.reason, len);
     if begun.is_none() && pins.is_none() {
         lease::touch(&core, &file, range).await?;
