@@ -15,6 +15,7 @@ use crate::locks::{self, Pin};
 use crate::rangelock::Hold;
 use crate::stats::Count;
 use crate::tokens;
+use crate::writeback;
 use amphi_dlm::{Mode, TokenKey};
 use amphi_types::{Attr, ByteRange, Cred, Errno, Ino, Kind, Result, SetAttr, limits};
 use amphi_wire::{InodeView, Request};
@@ -205,9 +206,15 @@ pub(crate) async fn resize(
     file.turn();
     tokens::outdated(core, file.ino);
     let beyond = ByteRange::new(size, u64::MAX);
-    let _frozen = Frozen::from(core, file, size);
     // A write that passed its check before the range lock was taken has ended after this.
     core.cache.barrier();
+    if !pins.is_empty() {
+        // Others may ask for the size as soon as the server has cut the file, before its answer is taken here: what this mount tells
+        // them must not reach beyond the new end, so until then the server has to know of all that does.
+        writeback::flush(core, file, beyond).await;
+        file.own_end.fetch_min(size, SeqCst);
+    }
+    let _frozen = Frozen::from(core, file, size);
     file.signal.until(|| !file.in_flight(beyond)).await;
     let done = async {
         let mut told = change(core, cred, file.ino, set).await?;
@@ -217,6 +224,7 @@ pub(crate) async fn resize(
     let (told, view) = match done.await {
         Ok(done) => done,
         Err(e) => {
+            file.own_end.fetch_max(core.cache.dirty_end(file), SeqCst);
             file.turn();
             return Err(e);
         }

@@ -8,7 +8,7 @@ use amphi_env::sim::CrashKind;
 use amphi_env::{Buf, Env, Sim, SimEnv};
 use amphi_server::{Server, ServerConfig};
 use amphi_transport::{ClusterKey, LinkConfig, Timeouts};
-use amphi_types::{Errno, Ino, SessionId, layout};
+use amphi_types::{Errno, Ino, SessionId, SetAttr, layout};
 use amphi_wire::Role;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -329,4 +329,42 @@ fn a_lone_mount_without_the_master_is_cautious() {
         assert!(!a.is_alone() && !b.is_alone());
         assert_eq!(read(&a, &f, 1).await, [104]);
     });
+}
+
+/// Goal: who asks for the size of a file while another mount cuts it gets the old end or the new one, not that of what the other wrote
+/// before. Method: one mount has written up to the old end, another over the middle of it, and cuts before that; a third, which holds
+/// no lock, looks all the time.
+#[test]
+fn a_stat_during_a_truncate() {
+    for seed in 0..4 {
+        in_cluster(9100 + seed, 3, async |cluster| {
+            let [a, b] = cluster.two().await;
+            let c = cluster.mount().await;
+            let put = async |client: &Client, file: &Arc<OpenFile>, at: u64, len: usize| {
+                let written = client.write(&root(), file, at, Buf::zeroed(len), Hints::default()).await;
+                assert_eq!(written, Ok(len));
+                client.fsync(&root(), file, false).await.unwrap();
+            };
+            let file = create(&a, Ino::ROOT, "f").await;
+            let other = b.open(&root(), file.ino(), OpenFlags::READ_WRITE).await.unwrap();
+            for round in 0..20 {
+                put(&b, &other, 18_000, 1000).await;
+                put(&a, &file, 4000, 6000).await;
+                let cut = SetAttr { size: Some(9000), ..SetAttr::default() };
+                let mut cutting = std::pin::pin!(a.setattr(&root(), file.ino(), cut, None));
+                let mut done = None;
+                while done.is_none() {
+                    let look = c.getattr(&root(), file.ino());
+                    let (cut, seen) = match futures_util::future::select(cutting.as_mut(), look).await {
+                        futures_util::future::Either::Left((cut, look)) => (Some(cut), look.await),
+                        futures_util::future::Either::Right((seen, _)) => (None, seen),
+                    };
+                    let size = seen.unwrap().size;
+                    assert!([19_000, 9000].contains(&size), "seed {seed}, round {round}: {size}");
+                    done = cut;
+                }
+                assert_eq!(done.unwrap().map(|attr| attr.size), Ok(9000));
+            }
+        });
+    }
 }
