@@ -6,6 +6,7 @@
 mod cluster;
 mod coherence;
 mod company;
+mod deadlocks;
 mod faults;
 mod file_locks;
 mod fsx;

@@ -24,7 +24,9 @@ mod tree;
 #[cfg(test)]
 mod tests;
 
-pub use client::{CANCEL_BATCH, CacheLimits, CallbackPlan, Granted, HeldLock, Hit, LockAction, LockCache, LockRef, RequestId};
+pub use client::{
+    CANCEL_BATCH, CacheLimits, CallbackPlan, Granted, HeldLock, Hit, LockAction, LockCache, LockRef, RequestId,
+};
 pub use files::{
     Asking, DroppedFileLocks, FileLock, FileLockLimits, FileLockRefusal, FileLocks, LockFamily, LockKind, LockOwner,
     Outcome, WaitGranted, WaitId,
