@@ -93,9 +93,7 @@ impl ClientFs {
                 file.set_io_mode(mode);
                 done(0)
             }
-            GET_MODE => {
-                Ok(IoctlReply { result: 0, output: (file.io_mode() as u32).to_ne_bytes().to_vec() })
-            }
+            GET_MODE => Ok(IoctlReply { result: 0, output: (file.io_mode() as u32).to_ne_bytes().to_vec() }),
             NO_EXPAND => {
                 file.set_no_expand(switch(u32_at(input, 0)?)?);
                 done(0)
