@@ -259,6 +259,22 @@ impl Core {
         join_all(asked)
     }
 
+    /// The lane of a request that does I/O: where the target locks for it, it may wait for others.
+    pub(crate) fn lane(server_lock: bool) -> Lane {
+        if server_lock { Lane::Locking } else { Lane::Normal }
+    }
+
+    /// As `call`, of a request that the target locks for if `server_lock` says so.
+    pub(crate) fn call_for_io(
+        &self,
+        target: TargetId,
+        op: Request,
+        server_lock: bool,
+    ) -> impl Future<Output = Result<Reply>> + Send + use<> {
+        let sent = self.send(Core::lane(server_lock), target, &Cred::root(), op, None, 0);
+        async move { sent.await?.0.result }
+    }
+
     /// An ordinary request.
     pub(crate) fn call(
         &self,

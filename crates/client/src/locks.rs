@@ -143,6 +143,11 @@ pub(crate) async fn pin_all(core: &Arc<Core>, file: &Arc<File>, mode: Mode, rang
     pin_spans(core, file, mode, range, LockExtent::Grown).await
 }
 
+/// Who pins other locks already must not wait for a place behind those that may wait for these.
+fn lane_of(pins: &[Pin]) -> Lane {
+    if pins.is_empty() { Lane::Locking } else { Lane::Normal }
+}
+
 /// The part of each object that holds bytes of the range, from its first byte to its last.
 fn spans(file: &File, range: ByteRange) -> BTreeMap<ObjectId, ByteRange> {
     let mut spans: BTreeMap<ObjectId, ByteRange> = BTreeMap::new();
@@ -163,7 +168,9 @@ pub(crate) async fn pin_spans(
     let (layout, spans) = (file.layout(), spans(file, range));
     let mut pins = Vec::with_capacity(spans.len());
     for (object, span) in spans {
-        pins.push(pin(core, file, layout.target(file.ino, object.stripe), object, mode, span, extent).await?);
+        pins.push(
+            pin(core, file, layout.target(file.ino, object.stripe), object, mode, span, extent, lane_of(&pins)).await?,
+        );
     }
     Ok(pins)
 }
@@ -175,7 +182,7 @@ pub(crate) async fn pin_objects(core: &Arc<Core>, file: &Arc<File>, mode: Mode, 
     for stripe in 0..layout.stripes() {
         let object = ObjectId { ino: file.ino, stripe };
         let target = layout.target(file.ino, stripe);
-        pins.push(pin(core, file, target, object, mode, range, LockExtent::Grown).await?);
+        pins.push(pin(core, file, target, object, mode, range, LockExtent::Grown, lane_of(&pins)).await?);
     }
     Ok(pins)
 }
@@ -190,6 +197,7 @@ pub(crate) fn permit_reading(core: &Core, file: &File, range: ByteRange) -> bool
     })
 }
 
+#[expect(clippy::too_many_arguments, reason = "the fields of the request, and how it goes")]
 async fn pin(
     core: &Arc<Core>,
     file: &Arc<File>,
@@ -198,6 +206,7 @@ async fn pin(
     mode: Mode,
     range: ByteRange,
     extent: LockExtent,
+    lane: Lane,
 ) -> Result<Pin> {
     let pinned = |lock| Pin { core: core.clone(), target, lock };
     loop {
@@ -222,7 +231,7 @@ async fn pin(
         core.stats.count(Count::LockEnqueue);
         let start_ns = core.clock.now_ns();
         let op = Request::LockEnqueue { object, mode: wire_mode(mode), range, extent };
-        let answer = match core.send(Lane::Normal, target, &Cred::root(), op, None, 0).await {
+        let answer = match core.send(lane, target, &Cred::root(), op, None, 0).await {
             Ok((answer, _)) => {
                 core.note_contention(file, answer.contended);
                 answer.result

@@ -7,6 +7,7 @@ mod batch;
 mod cluster;
 mod coherence;
 mod company;
+mod deadlocks;
 mod decisions;
 mod faults;
 mod file_locks;

@@ -193,7 +193,9 @@ async fn send_piece(
     };
     let (lane, server_lock, mtime, kill_suidgid) = match kind {
         WriteKind::Back => (Lane::Urgent, false, mtime, false),
-        WriteKind::Direct { kill_suidgid, server_lock } => (Lane::Normal, server_lock, core.wall(), kill_suidgid),
+        WriteKind::Direct { kill_suidgid, server_lock } => {
+            (Core::lane(server_lock), server_lock, core.wall(), kill_suidgid)
+        }
     };
     let op = Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid };
     let target = layout.target(file.ino, object.stripe);

@@ -496,6 +496,13 @@ pub(crate) mod inspect {
             [self.forest.len(), objects, self.sessions.len(), self.deadlines.len(), self.members.len()]
         }
 
+        /// Bytes that locks and requests take, B-tree nodes being two thirds full.
+        pub(crate) fn bytes(&self) -> usize {
+            let entry = size_of::<(LockId, Lock)>() + size_of::<(SessionId, LockId)>();
+            let watchers: usize = self.locks.values().map(|lock| lock.watchers.len() * size_of::<LockId>()).sum();
+            self.forest.bytes() + (self.locks.len() * entry + watchers) * 3 / 2
+        }
+
         pub(crate) fn visits(&self) -> u64 {
             self.forest.visits.get()
         }

@@ -360,6 +360,12 @@ impl Forest {
         best
     }
 
+    /// Bytes of all nodes.
+    #[cfg(test)]
+    pub fn bytes(&self) -> usize {
+        self.len() * size_of::<Node>()
+    }
+
     /// Number of ranges in all trees.
     #[cfg(test)]
     pub fn len(&self) -> usize {

@@ -229,7 +229,7 @@ pub enum EncodeError {
 
 fn lane_code(lane: Lane) -> u8 {
     match lane {
-        Lane::Normal => 0,
+        Lane::Normal | Lane::Locking => 0,
         Lane::Urgent | Lane::Answer => 1,
     }
 }

@@ -17,6 +17,9 @@ pub enum Lane {
     /// Answers to what the server asks: lock cancels, revocations, glimpses. They go as `Urgent`, of whose credits the client
     /// keeps some back for them, as requests on that lane may wait for them.
     Answer,
+    /// Requests that may wait for byte-range locks of others. They go as `Normal`, of whose credits the client keeps some back for
+    /// requests that wait for none: who uses a lock that others wait for gets its I/O done.
+    Locking,
 }
 
 /// Identity of a request within a session: a slot has one request at a time, numbered upwards. A target keeps

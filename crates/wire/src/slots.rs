@@ -23,6 +23,8 @@ pub const NORMAL_CREDITS: u16 = 64;
 pub const URGENT_CREDITS: u16 = 32;
 /// Share of the urgent slots that a client keeps back for answers: one in so many.
 const ANSWER_SHARE: u16 = 4;
+/// Share of the normal slots that a client keeps back for requests that wait for no lock: one in so many.
+const LOCKLESS_SHARE: u16 = 4;
 
 /// Credits that no table can be built from, or that differ from what the session had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +58,8 @@ struct ClientSlot {
     seq: u64,
     /// Position in the order of issue while a request is outstanding, 0 when free.
     issued: u64,
+    /// The request may wait for locks.
+    locking: bool,
 }
 
 /// The client's slots.
@@ -63,6 +67,9 @@ pub struct SlotTable {
     normal: u16,
     /// Free urgent slots that only answers take.
     for_answers: usize,
+    /// Requests that may wait for locks, and how many of them may be outstanding.
+    locking: u16,
+    locking_max: u16,
     slots: Vec<ClientSlot>,
     /// Free slots of each lane; the last released is reused first, so few slots stay hot.
     free: [Vec<u16>; 2],
@@ -73,11 +80,13 @@ impl SlotTable {
     /// A table for the credits of a `Welcome`.
     pub fn new(normal: u16, urgent: u16) -> Result<SlotTable, BadCredits> {
         check_credits(normal, urgent)?;
-        let slots = vec![ClientSlot { seq: 0, issued: 0 }; usize::from(normal) + usize::from(urgent)];
+        let slots = vec![ClientSlot { seq: 0, issued: 0, locking: false }; usize::from(normal) + usize::from(urgent)];
         let reserve = normal + urgent - 1;
         Ok(SlotTable {
             normal,
             for_answers: usize::from(urgent / ANSWER_SHARE),
+            locking: 0,
+            locking_max: normal - normal / LOCKLESS_SHARE,
             slots,
             free: [(0..normal).rev().collect(), (normal..reserve).rev().collect()],
             issued: 0,
@@ -99,6 +108,7 @@ impl SlotTable {
     pub fn has_free(&self, lane: Lane) -> bool {
         match lane {
             Lane::Normal => !self.free[0].is_empty(),
+            Lane::Locking => !self.free[0].is_empty() && self.locking < self.locking_max,
             Lane::Urgent => self.free[1].len() > self.for_answers,
             Lane::Answer => !self.free[1].is_empty(),
         }
@@ -109,7 +119,9 @@ impl SlotTable {
         if !self.has_free(lane) {
             return None;
         }
-        let slot = self.free[usize::from(lane != Lane::Normal)].pop()?;
+        let slot = self.free[usize::from(!matches!(lane, Lane::Normal | Lane::Locking))].pop()?;
+        self.slots[usize::from(slot)].locking = lane == Lane::Locking;
+        self.locking += u16::from(lane == Lane::Locking);
         Some(self.issue(slot))
     }
 
@@ -143,7 +155,9 @@ impl SlotTable {
         if !self.is_outstanding(id) {
             return false;
         }
-        self.slots[usize::from(id.slot)].issued = 0;
+        let slot = &mut self.slots[usize::from(id.slot)];
+        slot.issued = 0;
+        self.locking -= u16::from(std::mem::take(&mut slot.locking));
         if id.slot != self.reserve() {
             self.free[usize::from(id.slot >= self.normal)].push(id.slot);
         }

@@ -14,7 +14,7 @@ enum Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let lane = prop_oneof![Just(Lane::Normal), Just(Lane::Urgent), Just(Lane::Answer)];
+    let lane = prop_oneof![Just(Lane::Normal), Just(Lane::Locking), Just(Lane::Urgent), Just(Lane::Answer)];
     let step = prop_oneof![
         5 => lane.prop_map(Step::Acquire),
         4 => any::<usize>().prop_map(Step::Answer),
@@ -24,21 +24,28 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..200)
 }
 
+/// The lane that the server knows.
+fn wire(lane: Lane) -> Lane {
+    if matches!(lane, Lane::Normal | Lane::Locking) { Lane::Normal } else { Lane::Urgent }
+}
+
 proptest! {
     /// Goal: what the client's table hands out is always within the server's window, outstanding requests are
     /// resent in their order, and slots are neither lost nor doubled. Method: random steps, with a plain list of
     /// outstanding requests as reference.
     #[test]
-    fn client_and_server_agree(normal in 1u16..6, urgent in 2u16..12, steps in steps()) {
+    fn client_and_server_agree(normal in 1u16..12, urgent in 2u16..12, steps in steps()) {
         let mut table = SlotTable::new(normal, urgent).unwrap();
         let mut window = Window::new(normal, urgent).unwrap();
         let mut open: Vec<(RequestId, Lane)> = Vec::new();
         let free = |open: &[(RequestId, Lane)], lane| {
             let reserve = normal + urgent - 1;
-            let is_normal = lane == Lane::Normal;
-            let used = open.iter().filter(|(id, l)| (*l == Lane::Normal) == is_normal && id.slot != reserve).count() as u16;
+            let lane_used = |id: &RequestId, l: Lane| wire(l) == wire(lane) && id.slot != reserve;
+            let used = open.iter().filter(|(id, l)| lane_used(id, *l)).count() as u16;
+            let locking = open.iter().filter(|(_, l)| *l == Lane::Locking).count() as u16;
             match lane {
                 Lane::Normal => normal - used,
+                Lane::Locking => (normal - used).min((normal - normal / 4).saturating_sub(locking)),
                 Lane::Urgent => (urgent - 1 - used).saturating_sub(urgent / 4),
                 Lane::Answer => urgent - 1 - used,
             }
@@ -51,8 +58,7 @@ proptest! {
                     let id = table.acquire(lane);
                     prop_assert_eq!(id.is_some(), left > 0);
                     if let Some(id) = id {
-                        let lane = if lane == Lane::Normal { lane } else { Lane::Urgent };
-                        prop_assert_eq!(window.handle_request(lane, id), Ok(()));
+                        prop_assert_eq!(window.handle_request(wire(lane), id), Ok(()));
                         open.push((id, lane));
                     }
                 }
@@ -68,10 +74,10 @@ proptest! {
                 Step::Answer(at) if !open.is_empty() => {
                     let (id, lane) = open.remove(at % open.len());
                     let next = RequestId { seq: id.seq + 1, ..id };
-                    prop_assert_eq!(window.handle_request(lane, next), Err(Violation::Busy { id: next }));
+                    prop_assert_eq!(window.handle_request(wire(lane), next), Err(Violation::Busy { id: next }));
                     prop_assert!(window.handle_reply(id));
                     prop_assert!(!window.handle_reply(id));
-                    prop_assert_eq!(window.handle_request(lane, id), Err(Violation::Sequence { id, last: id.seq }));
+                    prop_assert_eq!(window.handle_request(wire(lane), id), Err(Violation::Sequence { id, last: id.seq }));
                     prop_assert!(table.release(id));
                     prop_assert!(!table.release(id));
                 }
@@ -80,7 +86,7 @@ proptest! {
                     window = Window::new(normal, urgent).unwrap();
                     for (id, (expected, lane)) in table.outstanding().into_iter().zip(open.iter()) {
                         prop_assert_eq!(id, *expected);
-                        prop_assert_eq!(window.handle_request(*lane, id), Ok(()));
+                        prop_assert_eq!(window.handle_request(wire(*lane), id), Ok(()));
                     }
                 }
             }

@@ -85,6 +85,7 @@ fn commands_of_an_open_file() {
     a.write_all_at(&pattern(2, 4 << 20), 0).expect("write");
     assert!(counter(&dir_a, "write_buffered_user") >= 1, "this open file is buffered, also where others are not");
     assert_eq!(ioctl(&a, SET_MODE, &mut 0u32), 0);
+    assert_eq!(ioctl(&b, NO_EXPAND, &mut 1u32), 0);
     let mut back = vec![0; 4 << 20];
     b.read_exact_at(&mut back, 0).expect("read");
     assert!(back == pattern(2, 4 << 20));

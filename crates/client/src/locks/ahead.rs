@@ -57,7 +57,7 @@ pub(crate) fn ahead(core: &Arc<Core>, open: &OpenFile, mode: Mode, range: ByteRa
                 let request = core.locks.with(target, |cache| cache.ask(object, mode, span));
                 core.stats.count(Count::LockAheadAsked);
                 let op = Request::LockEnqueue { object, mode: wire_mode(mode), range: span, extent: LockExtent::Ahead };
-                let answer = core.send(Lane::Normal, target, &Cred::root(), op, None, 0);
+                let answer = core.send(Lane::Locking, target, &Cred::root(), op, None, 0);
                 let (core2, file) = (core.clone(), file.clone());
                 core.spawn(async move {
                     let answer = match answer.await {

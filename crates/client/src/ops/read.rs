@@ -26,7 +26,7 @@ use crate::writeback;
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, limits};
-use amphi_wire::{Lane, LockExtent, Reply, Request};
+use amphi_wire::{LockExtent, Reply, Request};
 use futures_util::future::join_all;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -310,7 +310,8 @@ async fn read_piece(
     let target = file.layout().target(file.ino, object.stripe);
     let pad = (range.start % PAGE) as usize;
     let op = Request::Read { object, range, server_lock };
-    let (answer, payload) = core.send(Lane::Normal, target, &Cred::root(), op, None, pad).await?;
+    let lane = Core::lane(server_lock);
+    let (answer, payload) = core.send(lane, target, &Cred::root(), op, None, pad).await?;
     core.note_contention(file, answer.contended);
     match answer.result {
         Ok(Reply::Data) => {

@@ -28,6 +28,9 @@ fn strided_locks_are_not_quadratic() {
         let growth = if block % 2 == 0 { Growth::Exact } else { Growth::Largest };
         ids.push(space.enqueue(0, write(owner, ByteRange::at(block * 4096, 4096), growth)).expect("room"));
     }
+    let (bytes, visits) = (space.bytes() as u64 / count, space.visits() / count);
+    eprintln!("100,000 locks on one object: {bytes} bytes and {visits} nodes looked at for each");
+    assert!(bytes <= 400 && visits <= 400, "{bytes} bytes, {visits} nodes");
     let called = drain(&mut space).iter().filter(|action| matches!(action, Action::Callback { .. })).count();
     assert!(called > 0, "grown locks were in the way");
     space.enqueue(0, write(Owner::Cached(SessionId(9)), ByteRange::ALL, Growth::Largest)).expect("room");

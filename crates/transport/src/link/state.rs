@@ -99,7 +99,7 @@ pub(super) struct State {
     pending: Vec<Option<Pending>>,
     cells: Vec<CellState>,
     free_cell: Option<usize>,
-    waiting: [VecDeque<(u64, Option<Waker>)>; 3],
+    waiting: [VecDeque<(u64, Option<Waker>)>; 4],
     last_ticket: u64,
     /// Recovery calls that wait for each other; all of them look again when the reserve is free.
     reserve_waiting: Vec<Waker>,
@@ -167,9 +167,7 @@ impl State {
             self.wake_reserve();
         } else {
             self.wake_waiting(lane);
-            if lane != Lane::Normal {
-                self.wake_waiting(Lane::Answer);
-            }
+            self.wake_waiting(if lane == Lane::Normal { Lane::Locking } else { Lane::Answer });
         }
     }
 
@@ -291,6 +289,7 @@ impl State {
             }
         }
         self.wake_waiting(Lane::Normal);
+        self.wake_waiting(Lane::Locking);
         self.wake_waiting(Lane::Urgent);
         self.wake_waiting(Lane::Answer);
     }
