@@ -130,7 +130,10 @@ impl<E: Env> LinkEvents<E> for Events<E> {
     }
 
     fn welcomed(&self, welcome: &Welcome) {
-        self.core.company.leases.surely_heard(self.seat.lease(), self.core.clock.boot_ns());
+        // A server that does not know the session any more may have let others on: what it granted is not renewed by its greeting.
+        if welcome.resumed {
+            self.core.company.leases.surely_heard(self.seat.lease(), self.core.clock.boot_ns());
+        }
         if let Some(links) = self.links.upgrade() {
             links.learn_storage(&self.seat, welcome);
         }

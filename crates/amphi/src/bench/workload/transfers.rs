@@ -201,6 +201,6 @@ mod tests {
         b[9000] ^= 1;
         assert_eq!(first_difference(&a, &b), Some(9000));
         stamp(&mut b, 1, 8192);
-        assert_eq!(first_difference(&a, &b), Some(0));
+        assert_eq!(first_difference(&a, &b), Some(1), "the second byte of the first stamp");
     }
 }
