@@ -65,12 +65,27 @@ pub(crate) struct Pin {
     core: Arc<Core>,
     target: TargetId,
     lock: LockRef,
+    /// It was granted for this use, just as wide.
+    own: bool,
+    /// Whether the lock goes back with the end of the use.
+    once: bool,
+}
+
+impl Pin {
+    /// The use was past the cache, of a file that others want too: a lock for it alone goes back, together with others, before somebody has
+    /// to ask for it.
+    pub(crate) fn used_once(&mut self) {
+        self.once = self.own;
+    }
 }
 
 impl Drop for Pin {
     fn drop(&mut self) {
         if let Some(cache) = self.core.locks.caches.lock().get_mut(&self.target) {
             cache.unpin(self.lock);
+            if self.once {
+                cache.give_back(self.lock.id);
+            }
         }
         pump(&self.core, self.target);
     }
@@ -208,7 +223,7 @@ async fn pin(
     extent: LockExtent,
     lane: Lane,
 ) -> Result<Pin> {
-    let pinned = |lock| Pin { core: core.clone(), target, lock };
+    let pinned = |lock, own| Pin { core: core.clone(), target, lock, own, once: false };
     loop {
         let now = core.clock.now_ns();
         let asked = core.locks.with(target, |cache| match cache.pin(now, object, mode, range) {
@@ -220,7 +235,7 @@ async fn pin(
             Hit::Miss => Ok(cache.ask(object, mode, range)),
         });
         let request = match asked {
-            Err(Some(lock)) => return Ok(pinned(lock)),
+            Err(Some(lock)) => return Ok(pinned(lock, false)),
             Err(None) => {
                 let waiting = || core.locks.with(target, |cache| cache.asked(object, mode, range).is_none());
                 core.locks.answered.until(waiting).await;
@@ -263,7 +278,7 @@ async fn pin(
         });
         core.locks.answered.notify();
         match outcome? {
-            Some(lock) => return Ok(pinned(lock)),
+            Some(lock) => return Ok(pinned(lock, extent == LockExtent::Exact)),
             None => pump(core, target),
         }
     }

@@ -11,6 +11,7 @@ use crate::core::Core;
 use crate::decision::{Input, Mode, Reason};
 use crate::files::{File, OpenFile};
 use crate::locality::Rule;
+use crate::ops::read;
 use crate::stats::Way;
 use crate::tunables::Knob;
 use amphi_wire::LockExtent;
@@ -71,10 +72,13 @@ impl Core {
         if matters && self.rotating.holds(file, bytes) { rotating } else { plain }
     }
 
-    /// How wide locks for a request are asked for. One past the cache needs its own bytes alone; on a contended file wider locks would only
-    /// be called back by the next request of somebody else.
+    /// How wide locks for a request are asked for: on a file that others want too, one past the cache needs its own bytes alone, and wider
+    /// locks on a contended one would only be called back by the next request of somebody else.
     pub(crate) fn extent(&self, open: &OpenFile, mode: Mode) -> LockExtent {
-        let narrow = mode == Mode::Direct || (self.tunables.on(Knob::Contention) && self.is_contended(&open.file));
+        let narrow = match mode {
+            Mode::Direct => read::is_wanted_elsewhere(self, &open.file),
+            Mode::Buffered => self.tunables.on(Knob::Contention) && self.is_contended(&open.file),
+        };
         if narrow { LockExtent::Exact } else { open.extent() }
     }
 

@@ -534,7 +534,7 @@ fn fetch_ahead(core: &Arc<Core>, open: &OpenFile, plan: Plan) {
 }
 
 /// Whether somebody else has wanted a lock on the file lately, or a server called it contended.
-fn is_wanted_elsewhere(core: &Core, file: &File) -> bool {
+pub(crate) fn is_wanted_elsewhere(core: &Core, file: &File) -> bool {
     let now = core.clock.now_ns();
     let called = file.called_back_ns.load(Relaxed);
     let lately = core.tunables.get(Knob::ContendedMs) * 1_000_000;

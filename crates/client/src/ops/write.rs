@@ -163,6 +163,9 @@ pub(crate) async fn write(
         Mode::Buffered => buffered(&core, &open, range, &data, pins.is_some()).await?,
         Mode::Direct => direct(&core, &file, range, data, hints, pins.as_deref()).await?,
     };
+    if decision.mode == Mode::Direct {
+        pins.iter_mut().flatten().for_each(locks::Pin::used_once);
+    }
     drop((pins, begun, guard));
     if open.flags.sync || open.flags.dsync {
         writeback::flush(&core, &file, range).await;

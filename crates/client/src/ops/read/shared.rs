@@ -135,8 +135,12 @@ struct Got {
 async fn under_locks(core: &Arc<Core>, open: &OpenFile, asked: ByteRange, mode: Mode) -> Result<Segments> {
     let pages = asked.align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX));
     let extent = core.extent(open, mode);
-    let _pins = locks::pin_spans(core, &open.file, LockMode::Read, pages, extent).await?;
-    unlocked(core, &open.file, asked, pages, mode).await
+    let mut pins = locks::pin_spans(core, &open.file, LockMode::Read, pages, extent).await?;
+    let read = unlocked(core, &open.file, asked, pages, mode).await;
+    if mode == Mode::Direct {
+        pins.iter_mut().for_each(locks::Pin::used_once);
+    }
+    read
 }
 
 /// As `under_locks`, with locks that the caller answers for on all of `pages`.
