@@ -17,7 +17,9 @@ use crate::ops::pages;
 use crate::stats::Count;
 use crate::tunables::{Knob, Tunables};
 use crate::writeback;
-use amphi_dlm::{CANCEL_BATCH, CacheLimits, Granted, GroupId, Hit, LockAction, LockCache, LockId, LockRef, Mode};
+use amphi_dlm::{
+    CANCEL_BATCH, CacheLimits, CallbackPlan, Granted, GroupId, Hit, LockAction, LockCache, LockId, LockRef, Mode,
+};
 use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, Result, TargetId};
 use amphi_wire::{HeldLock, Lane, LockExtent, LockMode, Reply, Request};
 use parking_lot::Mutex;
@@ -58,6 +60,36 @@ pub(crate) struct Locks {
     said_kept_ns: AtomicU64,
     /// Files of locks that are about to be returned, of which a front end may have pages.
     pages_due: Mutex<Vec<(TargetId, Arc<File>)>>,
+    /// Order: before `caches`.
+    making: Mutex<Making>,
+}
+
+/// Files that are being made. Their locks come with the answer, and may be asked back before it: another mount has found the file
+/// while its record was on the way to the disk.
+#[derive(Default)]
+struct Making {
+    under_way: usize,
+    /// Asked back and not known.
+    early: Vec<(ObjectId, u64)>,
+}
+
+/// A file is being made, for as long as this lives.
+pub(crate) struct MakingFile(Arc<Core>);
+
+/// To be called before a request that may bring a lock with its answer.
+pub(crate) fn making(core: &Arc<Core>) -> MakingFile {
+    core.locks.making.lock().under_way += 1;
+    MakingFile(core.clone())
+}
+
+impl Drop for MakingFile {
+    fn drop(&mut self) {
+        let mut making = self.0.locks.making.lock();
+        making.under_way -= 1;
+        if making.under_way == 0 {
+            making.early.clear();
+        }
+    }
 }
 
 /// A lock in use; dropping it ends the use.
@@ -128,6 +160,7 @@ impl Locks {
             names: Mutex::default(),
             said_kept_ns: AtomicU64::new(0),
             pages_due: Mutex::default(),
+            making: Mutex::default(),
         }
     }
 
@@ -327,13 +360,22 @@ pub(crate) async fn leave_group(core: &Arc<Core>, locks: &[(TargetId, LockId)]) 
 /// A write lock on all of the first object that came with the answer that made the file.
 pub(crate) fn given(core: &Arc<Core>, file: &File, lock: u64) {
     let (object, target) = (ObjectId { ino: file.ino, stripe: 0 }, file.ino.target());
+    let mut making = core.locks.making.lock();
+    let asked_back = making.early.iter().position(|early| *early == (object, lock));
     core.locks.with(target, |cache| {
         let request = cache.ask(object, Mode::Write, ByteRange::ALL);
-        if let Granted::Pinned(lock) = cache.granted(core.clock.now_ns(), request, LockId(lock), ByteRange::ALL) {
-            note_whole(cache, file, object);
-            cache.unpin(lock);
+        if let Granted::Pinned(pinned) = cache.granted(core.clock.now_ns(), request, LockId(lock), ByteRange::ALL) {
+            if asked_back.is_none() {
+                note_whole(cache, file, object);
+            }
+            cache.unpin(pinned);
+        }
+        if let Some(at) = asked_back {
+            making.early.swap_remove(at);
+            cache.callback(core.clock.now_ns(), LockId(lock), object);
         }
     });
+    drop(making);
     pump(core, target);
 }
 
@@ -360,13 +402,18 @@ pub(crate) fn callback(core: &Arc<Core>, object: ObjectId, lock: u64) {
         }
         names.ours(target, lock)
     };
+    let mut making = core.locks.making.lock();
     core.locks.with(target, |cache| {
-        cache.callback(core.clock.now_ns(), id, object);
+        let plan = cache.callback(core.clock.now_ns(), id, object);
+        if plan == CallbackPlan::Gone && making.under_way > 0 {
+            making.early.push((object, lock));
+        }
         if let Some(file) = file {
             file.called_back_ns.store(core.clock.now_ns(), SeqCst);
             file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
         }
     });
+    drop(making);
     pump(core, target);
 }
 

@@ -43,7 +43,7 @@ impl Program {
         };
         let mut child = command
             .args(args)
-            .env("AMPHI_LOG", "warn")
+            .env("AMPHI_LOG", std::env::var("AMPHI_LOG").unwrap_or_else(|_| "warn".into()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

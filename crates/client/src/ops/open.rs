@@ -42,6 +42,7 @@ pub(crate) async fn create(
     let make = Make::File { open: Some(access(flags)), exclusive: flags.exclusive };
     let name = new_name(name)?;
     let op = Request::Make { dir, name: name.clone(), make, perm: perm & 0o7777 };
+    let _making = locks::making(&core);
     let mut told = tokens::call(&core, dir.target(), &ctx.cred, op, &name_keys(dir, &name)).await?;
     match told.take()? {
         Reply::Made { inode, created, lock } => {

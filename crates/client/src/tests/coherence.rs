@@ -227,3 +227,23 @@ fn locks_survive_a_restart_under_new_names() {
     drop((file, core));
     w.check_clean();
 }
+
+/// Goal: the lock that comes with the answer to a create goes back if it was asked back before that answer came, and a later one is not
+/// taken for it. Method: the callback first, then the lock, with and without a create under way.
+#[test]
+fn a_lock_of_a_new_file_is_asked_back_early() {
+    for under_way in [true, false] {
+        let mut w = World::new(3, &[]);
+        let open = w.create("f", OpenFlags::READ_WRITE);
+        w.settle();
+        let core = w.client.core.clone();
+        let object = amphi_types::ObjectId { ino: open.file.ino, stripe: 0 };
+        let making = under_way.then(|| crate::locks::making(&core));
+        crate::locks::callback(&core, object, 77);
+        crate::locks::given(&core, &open.file, 77);
+        drop(making);
+        let covered = crate::locks::covered(&open.file, 1);
+        assert_eq!(covered, !under_way, "an early callback counts while a file is being made, and only then");
+        // Nothing more is run: the server of these tests has not granted it.
+    }
+}
