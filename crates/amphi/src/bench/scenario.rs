@@ -43,10 +43,8 @@ const DEFAULTS: &[&str] = &[
 ];
 
 /// Everything through the cache, under locks on whole pages that grow: Lustre as it was.
-pub const VANILLA: Variant = Variant {
-    name: "vanilla",
-    set: &["hybrid.mode=buffered", "hybrid.contention=off", "server.lock_granularity_bytes=4K"],
-};
+pub const VANILLA: Variant =
+    Variant { name: "vanilla", set: &["hybrid.mode=buffered", "server.lock_granularity_bytes=4K"] };
 /// Everything direct.
 pub const DIRECT: Variant = Variant { name: "direct", set: &["hybrid.mode=direct"] };
 /// The decision of each request, whole.

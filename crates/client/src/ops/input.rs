@@ -72,13 +72,10 @@ impl Core {
         if matters && self.rotating.holds(file, bytes) { rotating } else { plain }
     }
 
-    /// How wide locks for a request are asked for: on a file that others want too, one past the cache needs its own bytes alone, and wider
-    /// locks on a contended one would only be called back by the next request of somebody else.
+    /// How wide locks for a request are asked for: past the cache, on a file that others want too, as wide as its own bytes. Through the cache
+    /// they grow also on contended files: asking for each record costs more than the callbacks do (docs/PERFORMANCE.md).
     pub(crate) fn extent(&self, open: &OpenFile, mode: Mode) -> LockExtent {
-        let narrow = match mode {
-            Mode::Direct => read::is_wanted_elsewhere(self, &open.file),
-            Mode::Buffered => self.tunables.on(Knob::Contention) && self.is_contended(&open.file),
-        };
+        let narrow = mode == Mode::Direct && read::is_wanted_elsewhere(self, &open.file);
         if narrow { LockExtent::Exact } else { open.extent() }
     }
 
