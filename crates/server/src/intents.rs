@@ -496,7 +496,8 @@ impl<E: Env> Cx<E> {
             Some(Ok(_)) => Err(Errno::Proto),
             Some(Err(e)) => Err(e),
         };
-        let reply = match reply {
+        // The last look before the decision: what a session asked for that has ended meanwhile does not happen.
+        let reply = match reply.and_then(|reply| self.alive().map(|()| reply)) {
             Ok(reply) => reply,
             Err(e) => {
                 self.target.intents.borrow_mut().undecided.remove(&tx);
