@@ -45,12 +45,23 @@ pub type Counted = BTreeMap<String, (u64, u64)>;
 /// A place that is ready.
 pub struct Place {
     mounts: Vec<PathBuf>,
-    cluster: Option<(Mounts, PathBuf)>,
+    /// In this order: the mounts end before their folder goes, also after an error.
+    cluster: Option<(Mounts, Folder)>,
     options: PlaceOptions,
     findings: Vec<Finding>,
     curves: Vec<super::plot::Curve>,
     counted: Table,
     bar: indicatif::ProgressBar,
+    stopped: std::sync::Arc<std::sync::atomic::AtomicBool>,
+}
+
+/// A folder that goes with the value.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = remove(&self.0);
+    }
 }
 
 /// What mounts counted since their start.
@@ -94,6 +105,11 @@ fn counting(folders: &[PathBuf]) -> Vec<PathBuf> {
 impl Place {
     /// Looks at the folders or starts the cluster.
     pub fn make(options: &PlaceOptions) -> Outcome<Place> {
+        // A signal ends the processes of the workload; this one goes on to clear up.
+        let stopped = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            signal_hook::flag::register(signal, stopped.clone()).during(|| "catch signals".into())?;
+        }
         let (mounts, cluster) = match options.mounts.is_empty() {
             false => {
                 for m in &options.mounts {
@@ -120,13 +136,13 @@ impl Place {
                 for set in &options.set {
                     cluster.set(set)?;
                 }
-                (cluster.dirs().to_vec(), Some((cluster, dir)))
+                (cluster.dirs().to_vec(), Some((cluster, Folder(dir))))
             }
         };
         let counted = Table::new("What the mounts counted", &["phase", "counter", "samples", "bytes", "for each call"]);
         let (options, bar) = (options.clone(), indicatif::ProgressBar::new_spinner());
         bar.enable_steady_tick(std::time::Duration::from_millis(200));
-        Ok(Place { mounts, cluster, options, findings: Vec::new(), curves: Vec::new(), counted, bar })
+        Ok(Place { mounts, cluster, options, findings: Vec::new(), curves: Vec::new(), counted, bar, stopped })
     }
 
     /// Folders to work in.
@@ -136,6 +152,9 @@ impl Place {
 
     /// One phase, with what was counted meanwhile.
     pub fn phase(&mut self, tasks: &mut Tasks, phase: Phase, iteration: u16) -> Outcome<Together> {
+        if self.stopped.load(std::sync::atomic::Ordering::Relaxed) {
+            return Err(Failure::broken("stopped by a signal"));
+        }
         self.bar.set_message(format!("{} {}", phase.name(), iteration + 1));
         let counting = counting(&self.mounts);
         let before = counters(&counting)?;
@@ -174,14 +193,17 @@ impl Place {
         if let Some(path) = &self.options.plot {
             super::plot::latencies(&format!("{what}: lengths of calls"), &self.curves, path)?;
         }
-        let Some((cluster, dir)) = self.cluster else { return Ok(()) };
+        let Some((cluster, folder)) = self.cluster else { return Ok(()) };
         cluster.stop()?;
-        remove(&dir)
+        remove(&folder.0)
     }
 }
 
-/// Removes a folder; what was unmounted just now may still be busy for a moment.
+/// Removes a folder, if it is there; what was unmounted just now may still be busy for a moment.
 fn remove(dir: &Path) -> Outcome {
+    if !dir.exists() {
+        return Ok(());
+    }
     for _ in 0..20 {
         if std::fs::remove_dir_all(dir).is_ok() {
             return Ok(());
