@@ -12,6 +12,7 @@ mod cluster;
 mod embedded;
 mod idle;
 mod library;
+mod links;
 mod machine;
 mod memory_group;
 mod model;

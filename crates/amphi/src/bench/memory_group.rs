@@ -43,9 +43,10 @@ impl MemoryGroup {
         )))
     }
 
-    /// The file that takes the number of a process that enters.
-    pub fn procs(&self) -> &Path {
-        &self.procs
+    /// What comes before a command line that runs in it: a shell enters the group and becomes the program.
+    pub fn enter(&self) -> Vec<String> {
+        let procs = self.procs.display().to_string();
+        vec!["sh".into(), "-c".into(), "echo $$ > \"$0\" && exec \"$@\"".into(), procs]
     }
 
     /// Removes it; its processes have ended.

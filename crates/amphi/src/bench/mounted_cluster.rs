@@ -1,5 +1,7 @@
-//! A cluster in processes of its own with several mounts: one `amphi up` or servers, and an `amphi mount` for each folder.
+//! A cluster in processes of its own with several mounts: servers, and an `amphi mount` for each folder.
 
+use super::links::Links;
+use super::memory_group::MemoryGroup;
 use super::program::Program;
 use super::round_trip::Way;
 use crate::control;
@@ -7,33 +9,73 @@ use crate::failure::{During, Outcome};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
+/// What is started.
+#[derive(Default)]
+pub struct Setup<'a> {
+    /// Mounts.
+    pub mounts: usize,
+    /// Servers; the first is always there.
+    pub servers: u16,
+    /// The memory group that the mounts run in.
+    pub group: Option<&'a MemoryGroup>,
+    /// Mbit/s of the link between each mount and the servers; none: all share a Unix socket.
+    pub link_mbit: Option<u32>,
+}
+
 /// Servers with their mounts.
 pub struct Mounts {
     mounts: Vec<Program>,
     servers: Vec<Program>,
     dirs: Vec<PathBuf>,
+    /// Last: processes end before their name spaces.
+    _links: Option<Links>,
 }
 
+/// What all on a network share.
+const KEY: &str = "a key of a benchmark that nobody else can reach";
+
 impl Mounts {
-    /// Starts `servers` servers and `count` mounts in the fresh folder `dir`, each mount with `args`, in the memory group whose
-    /// list of processes is `group`.
-    pub fn start(dir: &Path, count: usize, servers: u16, args: &[&str], group: Option<&Path>) -> Outcome<Mounts> {
-        let (first, addr) = Program::server(&dir.join("data-0"), Way::Unix)?;
-        let mut all = Mounts { mounts: Vec::new(), servers: vec![first], dirs: Vec::new() };
-        for n in 1..servers {
-            let more: [&OsStr; 2] = ["--join".as_ref(), addr.as_ref()];
-            all.servers.push(Program::server_with(&dir.join(format!("data-{n}")), Way::Unix, &more)?.0);
+    /// Starts it in the fresh folder `dir`.
+    pub fn start(dir: &Path, setup: &Setup) -> Outcome<Mounts> {
+        let links = setup.link_mbit.map(|mbit| Links::make(setup.mounts, mbit)).transpose()?;
+        let mut with: Vec<OsString> = Vec::new();
+        if links.is_some() {
+            let key = dir.join("key");
+            std::fs::create_dir_all(dir).during(|| format!("make {}", dir.display()))?;
+            std::fs::write(&key, KEY).during(|| format!("write {}", key.display()))?;
+            with.extend(["--key".into(), key.into()]);
         }
-        for n in 0..count {
+        let mut all = Mounts { mounts: Vec::new(), servers: Vec::new(), dirs: Vec::new(), _links: None };
+        let mut addr = String::new();
+        for n in 0..setup.servers.max(1) {
+            let data = dir.join(format!("data-{n}"));
+            let mut more = with.clone();
+            if n > 0 {
+                more.extend(["--join".into(), addr.clone().into()]);
+            }
+            let more: Vec<&OsStr> = more.iter().map(OsString::as_os_str).collect();
+            let (server, at) = match &links {
+                None => Program::server_with(&data, Way::Unix, &more)?,
+                Some(links) => Program::server_at(&links.server(), &data, &Links::listen(), &more)?,
+            };
+            all.servers.push(server);
+            if n == 0 {
+                addr = at;
+            }
+        }
+        for n in 0..setup.mounts {
             let mount = dir.join(format!("mount-{n}"));
             std::fs::create_dir_all(&mount).during(|| format!("make {}", mount.display()))?;
             let mut command: Vec<OsString> = vec!["mount".into(), "--cluster".into(), addr.clone().into()];
-            command.extend(args.iter().map(OsString::from));
+            command.extend(with.iter().cloned());
             command.push(mount.clone().into());
             let command: Vec<&OsStr> = command.iter().map(OsString::as_os_str).collect();
-            all.mounts.push(Program::start_in(&command, Some(&mount), group)?);
+            let mut enter = setup.group.map(MemoryGroup::enter).unwrap_or_default();
+            enter.extend(links.as_ref().map(|links| links.mount(n)).unwrap_or_default());
+            all.mounts.push(Program::start_behind(&enter, &command, Some(&mount))?);
             all.dirs.push(mount);
         }
+        all._links = links;
         Ok(all)
     }
 

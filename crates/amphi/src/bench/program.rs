@@ -25,20 +25,19 @@ pub struct Program {
 impl Program {
     /// Starts `amphi ARGS..` and waits for its line `ready`.
     pub fn start(args: &[&OsStr], mount: Option<&Path>) -> Outcome<Program> {
-        Program::start_in(args, mount, None)
+        Program::start_behind(&[], args, mount)
     }
 
-    /// The same, in the memory group whose list of processes is the file `group`.
-    pub fn start_in(args: &[&OsStr], mount: Option<&Path>, group: Option<&Path>) -> Outcome<Program> {
+    /// The same, by a command that enters a memory group or a network name space and becomes the program.
+    pub fn start_behind(enter: &[String], args: &[&OsStr], mount: Option<&Path>) -> Outcome<Program> {
         let program = std::env::current_exe().during(|| "find this program".into())?;
         let shown: Vec<String> = args.iter().map(|a| a.to_string_lossy().into_owned()).collect();
-        let mut command = match group {
-            None => Command::new(program),
-            Some(group) => {
-                // A shell enters the group and becomes the program.
-                let mut shell = Command::new("sh");
-                shell.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(group).arg(program);
-                shell
+        let mut command = match enter {
+            [] => Command::new(program),
+            [first, rest @ ..] => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(program);
+                command
             }
         };
         let mut child = command
@@ -83,10 +82,15 @@ impl Program {
                 format!("unix:{}/amphi-bench-{}-{n}.sock", tmp.display(), std::process::id())
             }
         };
+        Program::server_at(&[], data, &listen, more)
+    }
+
+    /// As `server_with`, behind a command and at an address of one's own.
+    pub fn server_at(enter: &[String], data: &Path, listen: &str, more: &[&OsStr]) -> Outcome<(Program, String)> {
         let mut args: Vec<&OsStr> =
             vec!["server".as_ref(), "--data".as_ref(), data.as_os_str(), "--listen".as_ref(), listen.as_ref()];
         args.extend(more);
-        let server = Program::start(&args, None)?;
+        let server = Program::start_behind(enter, &args, None)?;
         let addr = server.ready().split(' ').nth(1).unwrap_or_default().to_string();
         Ok((server, addr))
     }

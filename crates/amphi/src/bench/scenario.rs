@@ -11,6 +11,7 @@ pub mod streams;
 pub mod strided;
 
 use super::Run;
+use super::links::Links;
 use super::mounted_cluster::Mounts;
 use super::report::{Table, spread};
 use super::series::Series;
@@ -68,6 +69,34 @@ pub const FIXED_512K: Variant = Variant {
     name: "fixed 512 KiB",
     set: &["hybrid.small_bytes=512K", "hybrid.large_write_bytes=512K", "hybrid.large_read_bytes=512K"],
 };
+
+/// Mbit/s of each mount's link where the mounts are machines of their own: so slow that the processors are not what all wait for.
+const LINK_MBIT: u32 = 1000;
+
+/// Where the mounts of a scenario are.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    /// Behind the name of a workload.
+    pub name: &'static str,
+    /// In titles.
+    pub title: &'static str,
+    /// Mbit/s of each mount's link, if each has one.
+    pub link_mbit: Option<u32>,
+}
+
+/// All mounts beside their server, and each behind a link of its own where this machine lets us make some.
+pub fn layouts() -> Vec<Layout> {
+    let mut all = vec![Layout { name: "", title: "all on one machine", link_mbit: None }];
+    match Links::make(1, LINK_MBIT) {
+        Ok(_) => all.push(Layout {
+            name: ", links",
+            title: "each mount behind a link of 1 Gbit/s",
+            link_mbit: Some(LINK_MBIT),
+        }),
+        Err(e) => eprintln!("amphi: skipped what needs a link for each mount: {e}"),
+    }
+    all
+}
 
 /// Sets up a variant on all mounts and servers.
 pub fn apply(cluster: &Mounts, variant: &Variant) -> Outcome {

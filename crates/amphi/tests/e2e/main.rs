@@ -2,6 +2,7 @@
 #![expect(clippy::disallowed_types, clippy::disallowed_methods, reason = "tests are outside programs")]
 
 mod bad_input;
+mod bench;
 mod cluster;
 mod crash;
 mod direct;

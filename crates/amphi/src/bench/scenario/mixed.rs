@@ -6,9 +6,9 @@
 //! that only depend on the number of processes.
 
 use super::{AUTO, AUTO_NO_CONTENTION, DIRECT, FIXED_512K, Found, Sample, VANILLA, Variant};
-use super::{apply, cells, clear, counted, in_turn, reasons};
+use super::{apply, cells, clear, counted, in_turn, layouts, reasons};
 use crate::bench::Run;
-use crate::bench::mounted_cluster::Mounts;
+use crate::bench::mounted_cluster::{Mounts, Setup};
 use crate::bench::report::{Finding, Table, digits};
 use crate::bench::workload::tasks::Tasks;
 use crate::bench::workload::transfers::{Calls, Job, Part};
@@ -66,31 +66,37 @@ fn nek5000(steps: u64) -> Pieces {
 
 /// Measures all.
 pub fn run(run: &mut Run) -> Outcome {
-    let cluster = Mounts::start(&run.dir.join("mixed"), TASKS, 1, &[], None)?;
     let steps = |full: u64| if run.quick { full.div_ceil(8) } else { full };
     let workloads = [
         ("VPIC-like, 32 KiB", vpic(32 << 10, steps(96))),
         ("VPIC-like, 1 MiB", vpic(1 << 20, steps(4))),
         ("Nek5000-like", nek5000(steps(2))),
     ];
-    let mut table = Table::new(
-        format!(
-            "Shared files of simulations, {TASKS} processes on {TASKS} mounts (MiB/s to the end of fsync, median and range)"
-        ),
-        &["workload", "vanilla", "direct", "auto", "no contention", "fixed 512 KiB", "auto / vanilla"],
-    );
-    let mut all = Vec::new();
-    for (what, pieces) in &workloads {
-        let found = measure(run, &cluster, what, pieces)?;
-        for (way, name) in ["write", "read"].into_iter().enumerate() {
-            row(run, &mut table, &format!("{what}, {name}"), way, &found);
+    for layout in layouts() {
+        let setup = Setup { mounts: TASKS, link_mbit: layout.link_mbit, ..Setup::default() };
+        let cluster = Mounts::start(&run.dir.join(format!("mixed{}", layout.name.replace(", ", "-"))), &setup)?;
+        let mut table = Table::new(
+            format!(
+                "Shared files of simulations, {TASKS} processes on {TASKS} mounts, {} (MiB/s to the end of fsync, median and range)",
+                layout.title
+            ),
+            &["workload", "vanilla", "direct", "auto", "no contention", "fixed 512 KiB", "auto / vanilla"],
+        );
+        let mut all = Vec::new();
+        for (what, pieces) in &workloads {
+            let what = format!("{what}{}", layout.name);
+            let found = measure(run, &cluster, &what, pieces)?;
+            for (way, name) in ["write", "read"].into_iter().enumerate() {
+                row(run, &mut table, &format!("{what}, {name}"), way, &found);
+            }
+            all.push((what, found));
         }
-        all.push((what.to_string(), found));
+        run.show(&table);
+        let rows: Vec<_> = all.iter().map(|(what, found)| (what.clone(), &found[2].counted)).collect();
+        run.show(&reasons("Why writes of auto went which way, all rounds (Tables 3 and 4 of the paper)", &rows));
+        cluster.stop()?;
     }
-    run.show(&table);
-    let rows: Vec<_> = all.iter().map(|(what, found)| (what.clone(), &found[2].counted)).collect();
-    run.show(&reasons("Why writes of auto went which way, all rounds (Tables 3 and 4 of the paper)", &rows));
-    cluster.stop()
+    Ok(())
 }
 
 fn measure(run: &Run, cluster: &Mounts, what: &str, pieces: &Pieces) -> Outcome<Vec<Found>> {

@@ -5,7 +5,7 @@ use super::{AUTO, AUTO_NO_LOCALITY, AUTO_NO_MEMORY, DIRECT, Found, Sample, Varia
 use super::{apply, cells, clear, counted, in_turn, reasons};
 use crate::bench::Run;
 use crate::bench::memory_group::MemoryGroup;
-use crate::bench::mounted_cluster::Mounts;
+use crate::bench::mounted_cluster::{Mounts, Setup};
 use crate::bench::report::{Finding, Goal, Table, digits};
 use crate::bench::workload::Phase;
 use crate::bench::workload::ior::{Reorder, Shape};
@@ -23,7 +23,8 @@ const VARIANTS: [Variant; 5] = [BUFFERED, DIRECT, AUTO, AUTO_NO_MEMORY, AUTO_NO_
 /// Measures all sizes for few and many processes.
 pub fn run(run: &mut Run) -> Outcome {
     let group = MemoryGroup::make("amphi-bench-overcache", GROUP_BYTES)?;
-    let cluster = Mounts::start(&run.dir.join("overcache"), 1, 1, &[], Some(group.procs()))?;
+    let cluster =
+        Mounts::start(&run.dir.join("overcache"), &Setup { mounts: 1, group: Some(&group), ..Setup::default() })?;
     let (sizes, tasks): (&[u64], &[usize]) = match run.quick {
         true => (&[512 << 10], &[2]),
         false => (&[256 << 10, 512 << 10, 1 << 20, 2 << 20], &[2, 16]),

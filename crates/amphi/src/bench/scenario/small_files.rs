@@ -5,7 +5,7 @@
 
 use super::{Found, Sample, Variant, apply, cells, counted, in_turn, times};
 use crate::bench::Run;
-use crate::bench::mounted_cluster::Mounts;
+use crate::bench::mounted_cluster::{Mounts, Setup};
 use crate::bench::report::{Finding, Table, digits};
 use crate::bench::workload::mdtest::{Job, Shape, make_trees};
 use crate::bench::workload::place::{Counted, counters, since};
@@ -34,7 +34,7 @@ pub fn run(run: &mut Run) -> Outcome {
         &["mounts, bytes, variant", "make and sync", "stat", "read", "remove", "batches", "files in a batch"],
     );
     for mounts in [1, TASKS] {
-        let cluster = Mounts::start(&run.dir.join(format!("files-{mounts}")), mounts, 1, &[], None)?;
+        let cluster = Mounts::start(&run.dir.join(format!("files-{mounts}")), &Setup { mounts, ..Setup::default() })?;
         for bytes in SIZES {
             let found = measure(run, &cluster, bytes)?;
             for (variant, found) in VARIANTS.iter().zip(&found) {

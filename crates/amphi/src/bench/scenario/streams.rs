@@ -7,7 +7,7 @@ use super::{AUTO, DIRECT, FIXED_512K, Found, Sample, Variant};
 use super::{apply, cells, clear, in_turn};
 use crate::bench::Run;
 use crate::bench::cluster::set_mode;
-use crate::bench::mounted_cluster::Mounts;
+use crate::bench::mounted_cluster::{Mounts, Setup};
 use crate::bench::report::{Finding, Goal, Table, digits};
 use crate::bench::workload::Phase;
 use crate::bench::workload::ior::{Reorder, Shape};
@@ -24,7 +24,7 @@ const CALLS_MAX: u64 = 2048;
 
 /// Measures single streams, then many.
 pub fn run(run: &mut Run) -> Outcome {
-    let cluster = Mounts::start(&run.dir.join("streams"), 1, 1, &[], None)?;
+    let cluster = Mounts::start(&run.dir.join("streams"), &Setup { mounts: 1, ..Setup::default() })?;
     let sizes: &[u64] = match run.quick {
         true => &[64 << 10, 4 << 20],
         false => &[4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20],

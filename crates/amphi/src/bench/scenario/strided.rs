@@ -1,14 +1,16 @@
 //! `amphi bench strided`: processes on several mounts write records of 47,008 bytes in turn into one file (IO500's ior-hard, Figure 11 of
 //! the paper), and files of their own in large transfers (ior-easy, Figure 10).
 //!
-//! Each process reads what the process on the next mount wrote. Writes are timed to the end of fsync.
+//! Both with all mounts on one machine and with each behind a link of its own. Each process reads what the process on the next mount
+//! wrote. Writes are timed to the end of fsync.
 
 use super::{
-    AUTO, AUTO_NO_CONTENTION, AUTO_PAGE_LOCKS, AUTO_SIZE_ONLY, DIRECT, FIXED_512K, Found, Sample, VANILLA, Variant,
+    AUTO, AUTO_NO_CONTENTION, AUTO_PAGE_LOCKS, AUTO_SIZE_ONLY, DIRECT, FIXED_512K, Found, Layout, Sample, VANILLA,
+    Variant,
 };
-use super::{apply, cells, clear, counted, in_turn, reasons, times};
+use super::{apply, cells, clear, counted, in_turn, layouts, reasons, times};
 use crate::bench::Run;
-use crate::bench::mounted_cluster::Mounts;
+use crate::bench::mounted_cluster::{Mounts, Setup};
 use crate::bench::report::{Finding, Goal, Table, digits};
 use crate::bench::workload::Phase;
 use crate::bench::workload::ior::{Reorder, Shape};
@@ -28,23 +30,30 @@ const EASY: [Variant; 4] = [VANILLA, DIRECT, AUTO, FIXED_512K];
 
 /// Measures both.
 pub fn run(run: &mut Run) -> Outcome {
-    let cluster = Mounts::start(&run.dir.join("strided"), TASKS, 1, &[], None)?;
-    let shape = Shape {
-        tasks: TASKS,
-        block: HARD_BYTES,
-        transfer: HARD_BYTES,
-        segments: if run.quick { 100 } else { 500 },
-        file_per_process: false,
-        random: None,
-        reorder: Reorder::Next,
-    };
-    let found = compare(run, &cluster, "ior-hard", &shape, &HARD)?;
-    hard(run, &shape, &found)?;
-    let segments = if run.quick { 1 } else { 4 };
-    let shape = Shape { block: EASY_BYTES, transfer: EASY_BYTES, segments, file_per_process: true, ..shape };
-    let found = compare(run, &cluster, "ior-easy", &shape, &EASY)?;
-    show(run, "ior-easy: a file for each process, transfers of 16 MiB", "ior-easy", &shape, &EASY, &found);
-    cluster.stop()
+    for layout in layouts() {
+        let setup = Setup { mounts: TASKS, link_mbit: layout.link_mbit, ..Setup::default() };
+        let cluster = Mounts::start(&run.dir.join(format!("strided{}", layout.name.replace(", ", "-"))), &setup)?;
+        let shape = Shape {
+            tasks: TASKS,
+            block: HARD_BYTES,
+            transfer: HARD_BYTES,
+            segments: if run.quick { 100 } else { 1000 },
+            file_per_process: false,
+            random: None,
+            reorder: Reorder::Next,
+        };
+        let what = format!("ior-hard{}", layout.name);
+        let found = compare(run, &cluster, &what, &shape, &HARD)?;
+        hard(run, &layout, &what, &shape, &found)?;
+        let segments = if run.quick { 1 } else { 4 };
+        let shape = Shape { block: EASY_BYTES, transfer: EASY_BYTES, segments, file_per_process: true, ..shape };
+        let what = format!("ior-easy{}", layout.name);
+        let found = compare(run, &cluster, &what, &shape, &EASY)?;
+        let title = format!("ior-easy: a file for each process, transfers of 16 MiB, {}", layout.title);
+        show(run, &title, &what, &shape, &EASY, &found);
+        cluster.stop()?;
+    }
+    Ok(())
 }
 
 fn compare(run: &Run, cluster: &Mounts, what: &str, shape: &Shape, variants: &[Variant]) -> Outcome<Vec<Found>> {
@@ -96,24 +105,26 @@ fn show(run: &mut Run, title: &str, what: &str, shape: &Shape, variants: &[Varia
     run.show(&reasons(&format!("{what}: why requests went which way, all rounds"), &rows));
 }
 
-fn hard(run: &mut Run, shape: &Shape, found: &[Found]) -> Outcome {
-    show(run, "ior-hard: records of 47,008 bytes in turn in one file", "ior-hard", shape, &HARD, found);
+fn hard(run: &mut Run, layout: &Layout, what: &str, shape: &Shape, found: &[Found]) -> Outcome {
+    let title = format!("ior-hard: records of 47,008 bytes in turn in one file, {}", layout.title);
+    show(run, &title, what, shape, &HARD, found);
     let (vanilla, direct, auto) = (&found[0], &found[1], &found[2]);
-    let mut table = Table::new("ior-hard: goals", &["what", "ratio", "goal"]);
+    let mut table = Table::new(format!("{what}: goals"), &["what", "ratio", "goal"]);
     let writes = auto.series[0].over(&vanilla.series[0]).median();
     let better = vanilla.series[1].median().max(direct.series[1].median());
     let reads = auto.series[1].median() / better;
-    for (what, value, goal) in [
+    for (name, value, goal) in [
         ("write, auto / vanilla", writes, Goal::AtLeast(1.3)),
         ("read, auto / better of vanilla and direct", reads, Goal::AtLeast(0.9)),
     ] {
-        table.row(vec![what.into(), digits(value), goal.show(value)]);
-        run.report.findings.push(Finding::new("strided", format!("ior-hard, {what}")).goal(value, goal));
+        table.row(vec![name.into(), digits(value), goal.show(value)]);
+        run.report.findings.push(Finding::new("strided", format!("{what}, {name}")).goal(value, goal));
     }
     run.show(&table);
-    let Some(path) = run.picture("ior-hard") else { return Ok(()) };
+    let Some(path) = run.picture(&what.replace(", ", "-")) else { return Ok(()) };
     let names: Vec<String> = HARD.iter().map(|v| v.name.to_string()).collect();
     let values = |way: usize| found.iter().map(|f| f.series[way].median()).collect::<Vec<f64>>();
     let groups = [("write".to_string(), values(0)), ("read".to_string(), values(1))];
-    bars(&Bars { title: "Records of 47,008 bytes in one file", unit: "MiB/s", names: &names, groups: &groups }, &path)
+    let title = format!("Records of 47,008 bytes in one file, {}", layout.title);
+    bars(&Bars { title: &title, unit: "MiB/s", names: &names, groups: &groups }, &path)
 }

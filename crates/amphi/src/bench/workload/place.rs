@@ -4,7 +4,7 @@ use super::tasks::Tasks;
 use super::{Phase, Together};
 use crate::bench::clock;
 use crate::bench::machine::Machine;
-use crate::bench::mounted_cluster::Mounts;
+use crate::bench::mounted_cluster::{Mounts, Setup};
 use crate::bench::report::{Finding, Report, Table, digits};
 use crate::bench::series::Series;
 use crate::failure::{During, Failure, Outcome};
@@ -25,6 +25,9 @@ pub struct PlaceOptions {
     /// Servers of that cluster
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
     servers: u16,
+    /// Put each mount of that cluster behind a link of its own of this many Mbit/s, in a network name space (as root)
+    #[arg(long, value_name = "MBIT", conflicts_with = "mounts", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    link_mbit: Option<u32>,
     /// Tunables of that cluster, e.g. hybrid.mode=direct
     #[arg(long = "set", value_name = "NAME=VALUE", conflicts_with = "mounts")]
     set: Vec<String>,
@@ -131,12 +134,16 @@ impl Place {
                 }
                 std::fs::create_dir_all(&options.dir).during(|| format!("make {}", options.dir.display()))?;
                 let dir = std::fs::canonicalize(&options.dir).during(|| "find the folder".into())?;
-                let started = Mounts::start(&dir, usize::from(options.up.unwrap_or(1)), options.servers, &[], None);
-                let cluster = started.inspect_err(|_| drop(std::fs::remove_dir_all(&dir)))?;
+                let folder = Folder(dir);
+                let mounts = usize::from(options.up.unwrap_or(1));
+                let setup =
+                    Setup { mounts, servers: options.servers, link_mbit: options.link_mbit, ..Setup::default() };
+                // Declared after its folder, so that the cluster ends first if a tunable is refused.
+                let cluster = Mounts::start(&folder.0, &setup)?;
                 for set in &options.set {
                     cluster.set(set)?;
                 }
-                (cluster.dirs().to_vec(), Some((cluster, Folder(dir))))
+                (cluster.dirs().to_vec(), Some((cluster, folder)))
             }
         };
         let counted = Table::new("What the mounts counted", &["phase", "counter", "samples", "bytes", "for each call"]);
