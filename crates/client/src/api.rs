@@ -27,7 +27,7 @@ pub type ReadText = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 /// How a client is made.
 #[derive(Clone)]
 pub struct ClientConfig {
-    /// Bytes of the page cache; `None` takes 1/4 of the memory, at most half of the memory group's limit.
+    /// Bytes of the page cache; `None` takes 1/4 of the memory, at most 3/8 of the memory group's limit.
     pub cache_bytes: Option<u64>,
     /// Tunables to set at start: name or pattern, value.
     pub tunables: Vec<(String, String)>,

@@ -113,7 +113,7 @@ fn send(core: &Arc<Core>, files: impl Iterator<Item = (Arc<File>, Vec<ByteRange>
 
 /// Adds the dirty bytes of `range` to the batch, or sends them alone if they do not fit any.
 fn take_off(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, batch: &mut Batch) -> bool {
-    let flight_max = core.tunables.get(Knob::FlightBytes);
+    let flight_max = core.flight_max();
     let mut left = false;
     for run in core.cache.dirty_runs(file, range) {
         for (object, piece) in file.layout().pieces(file.ino, run) {

@@ -13,6 +13,7 @@ use crate::company::Company;
 use crate::file_locks::FileLockTable;
 use crate::files::{File, FileTable, Moment, Signal};
 use crate::group::GroupNews;
+use crate::learned::Learned;
 use crate::locks::Locks;
 use crate::queue::{Item, Outgoing, Queue};
 use crate::rotating::Rotating;
@@ -70,8 +71,12 @@ pub(crate) struct Core {
     pub(crate) callers: Callers,
     /// Targets on rotating storage.
     pub(crate) rotating: Rotating,
+    /// What direct requests and the cache carry.
+    pub(crate) learned: Learned,
     /// Bytes of write-back under way.
     pub(crate) flight_bytes: AtomicU64,
+    /// Bytes of fills under way.
+    pub(crate) fill_bytes: AtomicU64,
     /// Full chunks that the bound of bytes under way left behind.
     pub(crate) backlog: Mutex<VecDeque<(Arc<File>, ByteRange)>>,
     /// Write-back requests that have ended, and who waits for one.
@@ -85,6 +90,11 @@ pub(crate) struct Core {
     pub(crate) drained: AtomicBool,
     pub(crate) stopped: AtomicBool,
 }
+
+/// Of the cache's size: what write-back may have under way beside it, and what one stream is read ahead by.
+const BESIDE_PART: u64 = 8;
+/// A stream may always be read ahead by so much.
+const WINDOW_MIN_BYTES: u64 = 1 << 20;
 
 impl Core {
     /// The state of a mount that has not connected yet.
@@ -128,7 +138,9 @@ impl Core {
             memory_trees: OnceLock::new(),
             callers: Callers::default(),
             rotating: Rotating::default(),
+            learned: Learned::default(),
             flight_bytes: AtomicU64::new(0),
+            fill_bytes: AtomicU64::new(0),
             backlog: Mutex::default(),
             landings: AtomicU64::new(0),
             group_news: GroupNews::default(),
@@ -171,9 +183,26 @@ impl Core {
         }
     }
 
+    /// Bytes that write-back may have under way: those are copies beside the cache, so of a small one only a part.
+    pub(crate) fn flight_max(&self) -> u64 {
+        self.tunables.get(Knob::FlightBytes).min(self.tunables.get(Knob::CacheBytes) / BESIDE_PART)
+    }
+
+    /// Bytes that one stream may be read ahead: the less, the more is under way for all, since that is beside the cache as well.
+    pub(crate) fn window_max(&self) -> u64 {
+        let part = self.tunables.get(Knob::CacheBytes) / BESIDE_PART;
+        let left = (2 * part).saturating_sub(self.fill_bytes.load(Ordering::SeqCst));
+        self.tunables.get(Knob::ReadAheadBytes).min(part).min(left.max(WINDOW_MIN_BYTES))
+    }
+
+    /// Bytes that may be dirty.
+    pub(crate) fn dirty_max(&self) -> u64 {
+        self.tunables.get(Knob::CacheBytes) / 100 * self.tunables.get(Knob::DirtyPercent)
+    }
+
     /// Whether writers of `bytes` more have to wait for write-back.
     pub(crate) fn dirty_is_full(&self, bytes: u64) -> bool {
-        let limit = self.tunables.get(Knob::CacheBytes) / 100 * self.tunables.get(Knob::DirtyPercent);
+        let limit = self.dirty_max();
         let dirty = self.cache.dirty_bytes();
         // A request larger than the limit gets through alone.
         dirty > 0 && dirty + bytes > limit

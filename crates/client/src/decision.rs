@@ -2,7 +2,7 @@
 //!
 //! Owns: the order of the rules and their names. Does not own: how the inputs are measured (`files`, `cache`).
 //! The order is that of autoIO (FAST'24): size outside the window decides by itself; inside, contention, then memory,
-//! then locality.
+//! then locality, and what the ways were measured to carry where it is lacking.
 
 use amphi_types::IoMode;
 
@@ -37,6 +37,7 @@ reasons! {
     DirectMemory = "direct_memory", "In the window, memory is short.";
     DirectOvercache = "direct_overcache", "In the window, much of the file is in the cache already.";
     DirectLocality = "direct_locality", "In the window, the file's pages are not used again.";
+    BufferedFaster = "buffered_faster", "In the window, the file's pages are not used again, but the cache was measured to be the faster way.";
     BufferedUser = "buffered_user", "The open file, file, process or mount is set to buffered.";
     BufferedSmall = "buffered_small", "Below the small threshold.";
     BufferedDefault = "buffered_default", "In the window, nothing speaks against the cache.";
@@ -70,6 +71,8 @@ pub struct Input {
     pub overcache: bool,
     /// The file's pages were not used again lately, and this request is no probe.
     pub no_locality: bool,
+    /// Requests like this were measured to land sooner through the cache.
+    pub cache_is_faster: bool,
 }
 
 /// The way and why.
@@ -110,8 +113,10 @@ pub fn decide(input: &Input) -> Decision {
         direct(Reason::DirectMemory)
     } else if input.overcache {
         direct(Reason::DirectOvercache)
-    } else if input.no_locality {
+    } else if input.no_locality && !input.cache_is_faster {
         direct(Reason::DirectLocality)
+    } else if input.no_locality {
+        buffered(Reason::BufferedFaster)
     } else {
         buffered(Reason::BufferedDefault)
     }
@@ -134,6 +139,7 @@ mod tests {
         memory_short: false,
         overcache: false,
         no_locality: false,
+        cache_is_faster: false,
     };
 
     /// Goal: the order of the rules. Method: a table; each row turns on everything that must lose to its reason.
@@ -155,6 +161,9 @@ mod tests {
             (Input { contended: false, ..all }, Reason::DirectMemory),
             (Input { contended: false, memory_short: false, ..all }, Reason::DirectOvercache),
             (Input { no_locality: true, ..BASE }, Reason::DirectLocality),
+            (Input { no_locality: true, cache_is_faster: true, ..BASE }, Reason::BufferedFaster),
+            (Input { cache_is_faster: true, ..BASE }, Reason::BufferedDefault),
+            (Input { cache_is_faster: true, ..all }, Reason::DirectContention),
             (Input { size: (2 << 20) - 1, ..BASE }, Reason::BufferedDefault),
             (Input { large_bytes: 0, size: 1, ..BASE }, Reason::DirectLarge),
         ];

@@ -24,6 +24,7 @@ use amphi_types::{Attr, ByteRange, Errno, Ino, IoMode, Layout, Pattern, RangeSet
 use amphi_wire::{Access, InodeView};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 /// Counts questions to servers and changes of files, so that an answer can be told from what happened since its question.
@@ -211,7 +212,7 @@ impl Drop for DirectWrite<'_> {
 }
 
 impl File {
-    pub(super) fn new(view: InodeView, moment: Moment) -> File {
+    pub(super) fn new(view: InodeView, moment: Moment, mount: &Arc<Locality>) -> File {
         let born = tick();
         File {
             born,
@@ -257,7 +258,7 @@ impl File {
             error_count: AtomicU64::new(0),
             failed: Mutex::default(),
             contended_until_ns: AtomicU64::new(0),
-            locality: Locality::default(),
+            locality: Locality::of_file(mount),
             stats: FileStats::new(),
         }
     }
@@ -558,7 +559,7 @@ mod tests {
             let layout = Layout::growing(1);
             let (io_mode, generation) = (IoMode::Auto, 0);
             let view = InodeView { attr, layout, io_mode, generation, spread: false, xattrs: false };
-            let file = File::new(view, Moment::PAST);
+            let file = File::new(view, Moment::PAST, &Arc::default());
             assert!(file.atime_due.load(Relaxed), "the first read asks");
             file.note_access(now);
             assert!(!file.atime_due.load(Relaxed), "the next one does not");

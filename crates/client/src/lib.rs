@@ -30,6 +30,7 @@ mod file_locks;
 mod files;
 mod group;
 mod io;
+mod learned;
 mod lease;
 mod links;
 mod locality;

@@ -6,11 +6,18 @@
 //! nothing is brought in any more, so nearly nothing leaves: what tells that reuse has come back are the probes, of
 //! whose pages it is counted at once when they are used again. As many of them as a window of requests brings in decide.
 //! A direct request brings no pages in, so what contention or memory sends direct changes no verdict, and costs no probe.
+//!
+//! The same is counted over all files of the mount, over a window four times as large. A file of which nothing is known yet begins with
+//! that verdict: in a stream of files larger than the cache each would otherwise have to show anew what all before it did.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// Fewest pages of probes that show anything.
 const SAMPLE_MIN_PAGES: u64 = 16;
+
+/// Windows of a file that make one of the mount.
+const MOUNT_WINDOWS: u64 = 4;
 
 /// The numbers of the rule, from the tunables.
 #[derive(Clone, Copy, Debug)]
@@ -21,11 +28,17 @@ pub(crate) struct Rule {
     pub(crate) fraction: u64,
     /// One request in so many is a probe.
     pub(crate) probe: u64,
+    /// A file begins with the verdict on the mount.
+    pub(crate) inherit: bool,
 }
 
-/// What is known of one file.
+/// What is known of one file, or of all.
 #[derive(Debug, Default)]
 pub(crate) struct Locality {
+    /// Of all, if this is of one.
+    of_mount: Option<Arc<Locality>>,
+    /// Somebody has asked.
+    asked: AtomicBool,
     /// Pages that left the cache since the last verdict, and those of them that had been used again.
     left: AtomicU64,
     reused: AtomicU64,
@@ -38,8 +51,16 @@ pub(crate) struct Locality {
 }
 
 impl Locality {
+    /// Of a file of a mount.
+    pub(crate) fn of_file(mount: &Arc<Locality>) -> Locality {
+        Locality { of_mount: Some(mount.clone()), ..Locality::default() }
+    }
+
     /// Pages have left the cache.
     pub(crate) fn leave(&self, pages: u64, reused: bool) {
+        if let Some(mount) = &self.of_mount {
+            mount.leave(pages, reused);
+        }
         self.left.fetch_add(pages, Relaxed);
         if reused {
             self.reused.fetch_add(pages, Relaxed);
@@ -52,9 +73,18 @@ impl Locality {
         self.lacking.load(Relaxed)
     }
 
+    /// Whether anybody wants to be told of pages that are used again.
+    #[inline]
+    pub(crate) fn wants_use(&self) -> bool {
+        self.is_lacking() || self.of_mount.as_ref().is_some_and(|mount| mount.is_lacking())
+    }
+
     /// Pages have come into the cache.
     #[inline]
     pub(crate) fn bring(&self, pages: u64) {
+        if let Some(mount) = &self.of_mount {
+            mount.bring(pages);
+        }
         if self.is_lacking() {
             self.brought.fetch_add(pages, Relaxed);
         }
@@ -62,11 +92,23 @@ impl Locality {
 
     /// Pages were used a second time.
     pub(crate) fn use_again(&self, pages: u64) {
-        self.again.fetch_add(pages, Relaxed);
+        if let Some(mount) = &self.of_mount {
+            mount.use_again(pages);
+        }
+        if self.is_lacking() {
+            self.again.fetch_add(pages, Relaxed);
+        }
     }
 
     /// Whether the next request should go direct for it: there is no locality, and the request is no probe.
     pub(crate) fn speaks_for_direct(&self, rule: Rule) -> bool {
+        if let Some(mount) = &self.of_mount {
+            mount.judge(Rule { window_pages: rule.window_pages.saturating_mul(MOUNT_WINDOWS), ..rule });
+            let first = !self.asked.load(Relaxed) && !self.asked.swap(true, Relaxed);
+            if first && rule.inherit && mount.is_lacking() {
+                self.decide(true);
+            }
+        }
         self.judge(rule);
         self.is_lacking() && self.since_probe.load(Relaxed) + 1 < rule.probe
     }
@@ -117,7 +159,35 @@ impl Locality {
 mod tests {
     use super::*;
 
-    const RULE: Rule = Rule { window_pages: 1024, fraction: 16, probe: 8 };
+    const RULE: Rule = Rule { window_pages: 1024, fraction: 16, probe: 8, inherit: true };
+
+    /// Goal: a file begins with what was found of all files, unless that is switched off; a file that shows reuse is believed, and so is
+    /// a mount whose files do. Method: files one after the other.
+    #[test]
+    fn files_begin_with_the_verdict_on_the_mount() {
+        let mount = Arc::new(Locality::default());
+        let first = Locality::of_file(&mount);
+        assert!(!first.speaks_for_direct(RULE));
+        for _ in 0..4 {
+            first.leave(1024, false);
+            assert!(first.speaks_for_direct(RULE), "a window of its own");
+        }
+        let second = Locality::of_file(&mount);
+        assert!(!second.speaks_for_direct(Rule { inherit: false, ..RULE }), "switched off");
+        let third = Locality::of_file(&mount);
+        assert!(third.speaks_for_direct(RULE), "nothing is known of it but what left before");
+        third.bring(256);
+        third.use_again(16);
+        assert!(!third.speaks_for_direct(RULE), "believed");
+        let fourth = Locality::of_file(&mount);
+        assert!(fourth.speaks_for_direct(RULE), "not yet enough for a window of the mount");
+        for _ in 0..4 {
+            fourth.bring(256);
+            fourth.use_again(256);
+        }
+        assert!(!fourth.speaks_for_direct(RULE));
+        assert!(!Locality::of_file(&mount).speaks_for_direct(RULE), "the mount has come back");
+    }
 
     /// Goal: the verdict falls over a window and follows the share; one request in `probe` is a probe, whatever else goes
     /// direct in between. Method: pages at both sides of the share, then requests.

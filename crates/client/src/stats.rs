@@ -211,7 +211,7 @@ impl Stats {
     }
 
     /// In the style of llite stats: zero counters omitted, gauges behind.
-    pub(crate) fn text(&self, now_ns: u64, gauges: &[(&str, u64)]) -> String {
+    pub(crate) fn text(&self, now_ns: u64, gauges: &[(String, u64)]) -> String {
         let start = self.start_ns.load(Relaxed);
         let mut out = String::new();
         let secs = |ns: u64| format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000);
@@ -236,7 +236,7 @@ impl Stats {
     }
 
     /// As JSON: every counter, zero or not.
-    pub(crate) fn json(&self, now_ns: u64, gauges: &[(&str, u64)]) -> String {
+    pub(crate) fn json(&self, now_ns: u64, gauges: &[(String, u64)]) -> String {
         let elapsed = now_ns.saturating_sub(self.start_ns.load(Relaxed));
         let mut out = format!("{{\"elapsed_ns\":{elapsed},\"counters\":{{");
         for i in 0..TOTAL {
@@ -303,7 +303,7 @@ mod tests {
         s.io(Way::Write, Reason::DirectLarge, 2 << 20);
         s.io(Way::Write, Reason::DirectLarge, 4 << 20);
         s.count(Count::Lookup);
-        let text = s.text(1_500_000_005, &[("cache_bytes", 7)]);
+        let text = s.text(1_500_000_005, &[("cache_bytes".to_string(), 7)]);
         assert!(text.contains("elapsed_time                        1.500000000 secs.nsecs"), "{text}");
         assert!(
             text.contains("write_direct_large                  2 samples [bytes] 2097152 4194304 6291456 "),
@@ -311,7 +311,7 @@ mod tests {
         );
         assert!(text.contains("lookup                              1 samples [reqs]\n"), "{text}");
         assert!(!text.contains("getattr"), "zero counters are left out");
-        let json = s.json(9, &[("cache_bytes", 7)]);
+        let json = s.json(9, &[("cache_bytes".to_string(), 7)]);
         assert!(json.contains("\"write_direct_large\":{\"samples\":2,\"unit\":\"bytes\",\"min\":2097152"), "{json}");
         assert!(json.ends_with("\"gauges\":{\"cache_bytes\":7}}"), "{json}");
         s.reset(9);

@@ -91,6 +91,8 @@ knobs! {
     LocalityPages = "hybrid.locality_pages", Number, 4096, 16 => 1 << 20, "pages of a file over which reuse is measured";
     LocalityFraction = "hybrid.locality_fraction", Number, 16, 1 => 4096, "reuse below one page in this many means no locality";
     LocalityProbe = "hybrid.locality_probe", Number, 64, 2 => 65_536, "without locality one request in this many is still buffered";
+    LocalityInherit = "hybrid.locality_inherit", Switch, 1, 0 => 1, "new files are taken for what left the cache of the mount lately";
+    Learn = "hybrid.learn", Switch, 1, 0 => 1, "requests without locality go the way that was measured to carry more";
     CacheBytes = "cache.max_bytes", Bytes, G, 4 * M => 1 << 50, "memory of the page cache";
     DirtyPercent = "cache.dirty_percent", Number, 50, 1 => 90, "share of the cache that may be dirty before writers wait";
     RunBytes = "writeback.run_bytes", Bytes, M, 64 * K => 64 * M, "contiguous dirty bytes that leave at once";

@@ -13,8 +13,9 @@ use crate::cache::drop::Dirty;
 use crate::cache::fill::Landing;
 use crate::core::{Core, unexpected};
 use crate::files::{File, Signal};
+use crate::learned::Course;
 use crate::ops;
-use crate::stats::Count;
+use crate::stats::{Count, Way};
 use crate::tokens;
 use crate::tunables::Knob;
 use amphi_env::Buf;
@@ -30,7 +31,7 @@ use std::sync::atomic::Ordering::SeqCst;
 /// Returns whether the bound left anything behind.
 pub(crate) fn start(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> bool {
     let layout = file.layout();
-    let (flight_max, write_max) = (core.tunables.get(Knob::FlightBytes), core.tunables.get(Knob::WriteMax));
+    let (flight_max, write_max) = (core.flight_max(), core.tunables.get(Knob::WriteMax));
     for run in core.cache.dirty_runs(file, range) {
         for (object, piece) in layout.pieces(file.ino, run) {
             let mut rest = piece;
@@ -144,6 +145,9 @@ fn touch_down(core: &Arc<Core>, flight: &Flight, landing: Landing) {
     tokens::outdated(core, file.ino);
     core.cache.landed(file, flight.range, landing, core.clock.now_ns());
     core.flight_bytes.fetch_sub(flight.range.len(), SeqCst);
+    // Writers wait for room, or soon will.
+    let shows = landing == Landing::Done && core.dirty_is_high();
+    core.learned.note(Way::Write, Course::Cached, flight.range.len(), core.clock.now_ns(), shows);
     core.landings.fetch_add(1, SeqCst);
     end_flight(file, flight.id);
     continue_backlog(core);

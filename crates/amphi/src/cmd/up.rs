@@ -71,7 +71,7 @@ impl Storage {
 /// Options of a mount.
 #[derive(Args, Clone, Debug)]
 pub struct Mounting {
-    /// Memory for the page cache [default: a quarter of the memory, at most half of the memory group's limit]
+    /// Memory for the page cache [default: a quarter of the memory, at most 3/8 of the memory group's limit]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub cache: Option<u64>,
     /// Set a tunable at the start; may be repeated

@@ -250,7 +250,7 @@ fn direct_because_memory_is_short() {
     up.args(["--zone-size", "256M", "--log-size", "16M", "--set", "writeback.age_ms=100"]);
     let one = One { up: Starting::spawn(group.command(&up)).ready(), place };
     let cache = run(&["get", "cache.max_bytes", "--mount", &one.place.text("mount")]);
-    assert!(String::from_utf8_lossy(&cache.stdout).contains("=128M"), "half of the limit: {cache:?}");
+    assert!(String::from_utf8_lossy(&cache.stdout).contains("=96M"), "3/8 of the limit: {cache:?}");
     let bytes = pattern(3, 4 * MIB);
     write_in(&one.open(OFlags::empty()), &bytes, KIB64);
     assert_eq!(one.reasons("write"), ["buffered_default"]);

@@ -14,13 +14,13 @@ const LEVELS_MAX: usize = 64;
 
 type Read<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
-/// Bytes for the cache: 1/4 of the machine's memory, at most half of the smallest limit of this process' groups. `None` if the
-/// machine's memory cannot be read.
+/// Bytes for the cache: 1/4 of the machine's memory, at most 3/8 of the smallest limit of this process' groups: what is under way and
+/// kept for the next stream lies beside it (measured: up to 250 MiB beside 256). `None` if the machine's memory cannot be read.
 pub(crate) fn cache_bytes(read: &Read<'_>) -> Option<u64> {
     let quarter = memory_bytes(read)? / 4;
     let trees = Trees::find(read);
     let smallest = own_groups(read).and_then(|text| trees.levels(read, &text).iter().map(|l| l.limit).min());
-    Some(smallest.map_or(quarter, |limit| quarter.min(limit / 2)))
+    Some(smallest.map_or(quarter, |limit| quarter.min(limit / 8 * 3)))
 }
 
 /// The machine's memory, bytes.
@@ -185,7 +185,7 @@ mod tests {
             ("/sys/fs/cgroup/memory/a/memory.usage_in_bytes", "1000\n"),
             ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
         ];
-        assert_eq!(cache_bytes(&tree(&v1)), Some(512 << 20));
+        assert_eq!(cache_bytes(&tree(&v1)), Some(384 << 20));
         assert!(!own_short(&v1, 95));
         let v2 = [
             MEM,
@@ -195,7 +195,7 @@ mod tests {
             ("/sys/fs/cgroup/user/memory.max", "2000000000\n"),
             ("/sys/fs/cgroup/user/memory.current", "7\n"),
         ];
-        assert_eq!(cache_bytes(&tree(&v2)), Some(1_000_000_000));
+        assert_eq!(cache_bytes(&tree(&v2)), Some(750_000_000));
         assert_eq!(cache_bytes(&tree(&[MEM])), Some(4 << 30), "a quarter without a group");
         assert_eq!(cache_bytes(&tree(&[])), None);
         let rubbish = tree(&[("/proc/self/cgroup", "rubbish\n\n::\n0::/a")]);

@@ -197,7 +197,7 @@ impl Unit {
         let moved = self.moved.load(Relaxed);
         if u64::from(moved) <= 2 * UNIT {
             self.moved.store(moved + part.len() as u32, Relaxed);
-            if self.file.locality.is_lacking() && u64::from(moved) <= self.len() && self.was_reused() {
+            if self.file.locality.wants_use() && u64::from(moved) <= self.len() && self.was_reused() {
                 self.file.locality.use_again(self.len().div_ceil(super::PAGE));
             }
         }

@@ -1,6 +1,7 @@
 //! The table of files: which inodes the client knows something about.
 
 use super::{File, Moment, tick};
+use crate::locality::Locality;
 use amphi_types::Ino;
 use amphi_wire::{Access, InodeView};
 use parking_lot::Mutex;
@@ -56,11 +57,13 @@ struct Shard {
 /// All files the client knows something about.
 pub(crate) struct FileTable {
     shards: Vec<Mutex<Shard>>,
+    /// Of all files.
+    locality: Arc<Locality>,
 }
 
 impl FileTable {
     pub(crate) fn new() -> FileTable {
-        FileTable { shards: (0..TABLE_SHARDS).map(|_| Mutex::default()).collect() }
+        FileTable { shards: (0..TABLE_SHARDS).map(|_| Mutex::default()).collect(), locality: Arc::default() }
     }
 
     fn shard(&self, ino: Ino) -> &Mutex<Shard> {
@@ -74,7 +77,7 @@ impl FileTable {
     /// The file, known from now on; `open` is counted in the same step, so that nobody forgets it in between.
     pub(crate) fn open(&self, view: InodeView, access: Access, moment: Moment) -> Arc<File> {
         let mut shard = self.shard(view.attr.ino).lock();
-        let file = Self::entry(&mut shard, view, moment);
+        let file = Self::entry(&mut shard, &self.locality, view, moment);
         let mut known = file.known.lock();
         known.opens.push(access);
         // Only an answer to a writer's open stays true while that writer has the file open; others may be from before
@@ -87,12 +90,12 @@ impl FileTable {
     /// The file, known as long as the result lives although it is not open here.
     pub(crate) fn know(&self, view: InodeView, moment: Moment) -> Use {
         let mut shard = self.shard(view.attr.ino).lock();
-        let file = Self::entry(&mut shard, view, moment);
+        let file = Self::entry(&mut shard, &self.locality, view, moment);
         file.uses.fetch_add(1, SeqCst);
         Use(file)
     }
 
-    fn entry(shard: &mut Shard, view: InodeView, moment: Moment) -> Arc<File> {
+    fn entry(shard: &mut Shard, locality: &Arc<Locality>, view: InodeView, moment: Moment) -> Arc<File> {
         let ino = view.attr.ino;
         if let Some(file) = shard.files.get(&ino) {
             file.adopt(view, moment);
@@ -100,7 +103,7 @@ impl FileTable {
         }
         let until = shard.forgotten.until(ino);
         let moment = if until < moment.at { moment } else { Moment::PAST };
-        let file = Arc::new(File::new(view, moment));
+        let file = Arc::new(File::new(view, moment, locality));
         file.turned.fetch_max(until, SeqCst);
         shard.files.insert(ino, file.clone());
         file

@@ -29,6 +29,8 @@ impl Core {
         let full = || file.cached_bytes.load(SeqCst) >= self.share(t.get(Knob::OvercacheBytes));
         let overcache = in_window && t.on(Knob::Overcache) && full();
         let no_locality = in_window && !contended && !memory_short && !overcache && self.lacks_locality(file);
+        let cache_is_faster =
+            no_locality && t.on(Knob::Learn) && self.learned.cache_is_faster(way, bytes, self.clock.now_ns());
         Input {
             size: bytes,
             o_direct: open.flags.direct,
@@ -42,6 +44,7 @@ impl Core {
             memory_short,
             overcache,
             no_locality,
+            cache_is_faster,
         }
     }
 
@@ -51,7 +54,7 @@ impl Core {
         open.file.stats.io(way, reason, bytes);
         match reason {
             Reason::DirectLocality => open.file.locality.went_direct(),
-            Reason::BufferedDefault => open.file.locality.went_buffered(),
+            Reason::BufferedDefault | Reason::BufferedFaster => open.file.locality.went_buffered(),
             _ => {}
         }
     }
@@ -104,6 +107,7 @@ impl Core {
                 window_pages: t.get(Knob::LocalityPages),
                 fraction: t.get(Knob::LocalityFraction),
                 probe: t.get(Knob::LocalityProbe),
+                inherit: t.on(Knob::LocalityInherit),
             })
     }
 }

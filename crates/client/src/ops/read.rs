@@ -16,6 +16,7 @@ use crate::data::{Loans, Segments, scratch_for};
 use crate::decision::{Mode, Reason, decide};
 use crate::files::{File, OpenFile};
 use crate::group;
+use crate::learned::{Course, STREAM_FILL_BYTES};
 use crate::locks;
 use crate::rangelock::Hold;
 use crate::readahead::{Limits, Plan};
@@ -220,10 +221,15 @@ pub(crate) async fn read(
     let decision = decide(&core.input(&ctx, &open, Way::Read, before + missing));
     count(&core, &open, decision.reason, range.len());
     if decision.mode == Mode::Direct {
-        return match buf {
+        let data = match buf {
             None => direct(&core, file, range).await,
             Some(buf) => direct_gaps(&core, file, range, buf, &gaps).await,
         };
+        if decision.reason == Reason::DirectLocality {
+            let course = Course::Direct(before + missing);
+            core.learned.note(Way::Read, course, missing, core.clock.now_ns(), data.is_ok());
+        }
+        return data;
     }
     let plan = plan(&core, &open, range, size);
     buffered(&core, &open, range, size, plan).await
@@ -418,6 +424,7 @@ fn fetch(
     extent: LockExtent,
 ) -> Fetch {
     let id = file.fill_begins(range);
+    core.fill_bytes.fetch_add(range.len(), SeqCst);
     Fetch { core, file, object, range, ahead, extent, id }
 }
 
@@ -429,6 +436,9 @@ impl Fetch {
         let mode = if core.company.is_alone() && file.has_writers() { LockMode::Write } else { LockMode::Read };
         let pins = locks::pin_spans(core, file, mode, range, self.extent).await?;
         let (bytes, zeros) = read_piece(core, file, self.object, range, false).await?;
+        if range.len() >= STREAM_FILL_BYTES {
+            core.learned.note(Way::Read, Course::Cached, range.len(), core.clock.now_ns(), true);
+        }
         let inside = self.inside(zeros).await?;
         let done = self.put(inside, &Arc::new(bytes));
         drop(pins);
@@ -463,6 +473,7 @@ impl Fetch {
 impl Drop for Fetch {
     fn drop(&mut self) {
         self.file.fill_ends(self.id);
+        self.core.fill_bytes.fetch_sub(self.range.len(), SeqCst);
         if self.file.access_count() == 0 {
             self.core.files.reap(&self.file);
         }
@@ -470,9 +481,7 @@ impl Drop for Fetch {
 }
 
 fn limits_of(core: &Core) -> Limits {
-    // No stream may take more than an eighth of the cache.
-    let window_max = core.tunables.get(Knob::ReadAheadBytes).min(core.tunables.get(Knob::CacheBytes) / 8);
-    Limits { window_max, requests: core.tunables.get(Knob::ReadAheadRequests) }
+    Limits { window_max: core.window_max(), requests: core.tunables.get(Knob::ReadAheadRequests) }
 }
 
 fn plan(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64) -> Plan {

@@ -10,6 +10,7 @@ use crate::core::Core;
 use crate::decision::{Input, Mode, Reason, decide};
 use crate::files::{File, Moment, OpenFile};
 use crate::group;
+use crate::learned::{CALM_FLIGHT_BYTES, Course};
 use crate::lease;
 use crate::locks::{self, Pin};
 use crate::ops::{attr, read, sync};
@@ -23,6 +24,7 @@ use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, SetAttr, limits};
 use futures_util::future::join_all;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::SeqCst;
 
 pub(crate) fn try_write(
     core: &Arc<Core>,
@@ -161,7 +163,15 @@ pub(crate) async fn write(
     }
     let written = match decision.mode {
         Mode::Buffered => buffered(&core, &open, range, &data, pins.is_some()).await?,
-        Mode::Direct => direct(&core, &file, range, data, hints, pins.as_deref()).await?,
+        Mode::Direct => {
+            let written = direct(&core, &file, range, data, hints, pins.as_deref()).await;
+            if decision.reason == Reason::DirectLocality {
+                let calm = core.flight_bytes.load(SeqCst) <= CALM_FLIGHT_BYTES;
+                let (course, now) = (Course::Direct(bytes), core.clock.now_ns());
+                core.learned.note(Way::Write, course, len, now, calm && written.is_ok());
+            }
+            written?
+        }
     };
     if decision.mode == Mode::Direct {
         pins.iter_mut().flatten().for_each(locks::Pin::used_once);

@@ -153,7 +153,7 @@ fn callers_that_are_short_of_memory() {
     assert_eq!(core.stats.of(Count::CallerLook), (1, 3));
     round(&mut w);
     assert_eq!((writes(&w, Reason::DirectMemory), writes(&w, Reason::BufferedDefault)), (1, 5));
-    assert!(core.gauges().contains(&("callers_short", 1)));
+    assert!(core.gauges().contains(&("callers_short".to_string(), 1)));
     set(&w, "hybrid.caller_memory", "off");
     round(&mut w);
     assert_eq!(writes(&w, Reason::DirectMemory), 1, "switched off");

@@ -13,9 +13,9 @@ use crate::bench::workload::tasks::Tasks;
 use crate::bench::workload::transfers::Calls;
 use crate::failure::Outcome;
 
-/// Memory of the group that the mount runs in; its cache takes at most half of it.
+/// Memory of the group that the mount runs in; its cache takes at most 3/8 of it.
 const GROUP_BYTES: u64 = 512 << 20;
-/// Bytes of all files together: three times the cache.
+/// Bytes of all files together: four times the cache.
 const TOTAL_BYTES: u64 = 768 << 20;
 const BUFFERED: Variant = Variant { name: "buffered", set: &["hybrid.mode=buffered"] };
 const VARIANTS: [Variant; 5] = [BUFFERED, DIRECT, AUTO, AUTO_NO_MEMORY, AUTO_NO_LOCALITY];

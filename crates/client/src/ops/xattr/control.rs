@@ -143,8 +143,8 @@ impl Core {
     }
 
     /// Numbers of the moment beside the counters.
-    pub(crate) fn gauges(&self) -> Vec<(&'static str, u64)> {
-        vec![
+    pub(crate) fn gauges(&self) -> Vec<(String, u64)> {
+        let fixed = [
             ("cache_used_bytes", self.cache.used_bytes()),
             ("cache_dirty_bytes", self.cache.dirty_bytes()),
             ("cache_evicted_bytes", self.cache.evicted_bytes.load(Relaxed)),
@@ -156,6 +156,7 @@ impl Core {
             ("memory_short", u64::from(self.group_short.load(Relaxed))),
             ("callers_short", self.callers.short_callers() as u64),
             ("rotating_targets", self.rotating.len()),
-        ]
+        ];
+        fixed.into_iter().map(|(name, value)| (name.into(), value)).chain(self.learned.shown()).collect()
     }
 }

@@ -1,0 +1,235 @@
+//! What the two ways have been measured to carry, for requests that the cache does not help (FEATURES H13).
+//!
+//! Owns: the rates and the comparison. Does not own: when it is asked (`decision`: only for files without locality).
+//!
+//! A rate is what landed in a stretch of time in which all went one way, by the clock: so what the processors had to do counts as
+//! well as network and disks. Each way of I/O (read, write) has one stretch at a time: direct requests of one size, or fills, or
+//! write-back. Pauses of the applications do not count.
+//!
+//! Invariants: a stretch ends without a sample when too much goes another way, or when its user says that it shows nothing (direct
+//! writes beside write-back of earlier ones, write-back that nobody waits for). Without a rate for both ways the rule of the paper
+//! stands: direct. A way that was not used for long counts for five percent more with each second, so it is tried again, the
+//! sooner the closer they were; a trial costs a sample of 32 MiB.
+
+use crate::stats::Way;
+use parking_lot::Mutex;
+
+/// Bytes that make a sample.
+const SAMPLE_BYTES: u64 = 32 << 20;
+/// One byte in so many may go another way without ending a stretch.
+const STRANGE_PART: u64 = 8;
+/// A longer time without anything is a pause.
+const PAUSE_NS: u64 = 50_000_000;
+/// The smallest class of sizes begins here; each following at twice as much.
+const CLASS_MIN_BYTES: u64 = 32 << 10;
+/// 32 KiB to 4 MiB and more.
+const CLASSES: usize = 8;
+/// Fills below this are not what a stream is made of.
+pub(crate) const STREAM_FILL_BYTES: u64 = 128 << 10;
+/// Write-back of at most this beside direct requests does not spoil their measurement.
+pub(crate) const CALM_FLIGHT_BYTES: u64 = 1 << 20;
+/// Of this many percent of the cache's rate, direct is as good: it leaves the cache to others.
+const EQUAL_PERCENT: u64 = 95;
+
+/// Where bytes went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Course {
+    /// Through the cache.
+    Cached,
+    /// Past it, in application requests of so many bytes.
+    Direct(u64),
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Rate {
+    /// Bytes per second, the last sample counting half; 0 without one.
+    per_s: u64,
+    /// When the last sample was complete.
+    at_ns: u64,
+}
+
+impl Rate {
+    /// Five percent more for each second since it was measured.
+    fn hoped(&self, now_ns: u64) -> Option<u64> {
+        let age_s = now_ns.saturating_sub(self.at_ns) / 1_000_000_000;
+        (self.per_s > 0).then(|| self.per_s.saturating_add((self.per_s / 20).saturating_mul(age_s)))
+    }
+}
+
+/// A stretch of time in which bytes went one way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stretch {
+    /// Which rate it is of.
+    of: usize,
+    last_ns: u64,
+    /// Time without pauses.
+    busy_ns: u64,
+    bytes: u64,
+    strange_bytes: u64,
+}
+
+/// Of reads, or of writes: direct by class, the cache last.
+#[derive(Debug, Default)]
+struct Side {
+    rates: [Rate; CLASSES + 1],
+    stretch: Stretch,
+}
+
+const CACHED: usize = CLASSES;
+
+impl Side {
+    fn note(&mut self, of: usize, bytes: u64, now_ns: u64, shows: bool) {
+        let s = &mut self.stretch;
+        if of != s.of {
+            s.strange_bytes += bytes;
+            if s.strange_bytes > s.bytes / STRANGE_PART {
+                *s = Stretch { of, last_ns: now_ns, ..Stretch::default() };
+            }
+            return;
+        }
+        if !shows {
+            *s = Stretch { of, last_ns: now_ns, ..Stretch::default() };
+            return;
+        }
+        let passed = now_ns.saturating_sub(s.last_ns);
+        s.last_ns = now_ns;
+        if passed < PAUSE_NS {
+            (s.busy_ns, s.bytes) = (s.busy_ns + passed, s.bytes + bytes);
+        }
+        if s.bytes >= SAMPLE_BYTES && s.busy_ns > 0 {
+            let sample = u128::from(s.bytes) * 1_000_000_000 / u128::from(s.busy_ns);
+            let sample = u64::try_from(sample).unwrap_or(u64::MAX);
+            let rate = &mut self.rates[of];
+            rate.per_s = if rate.per_s == 0 { sample } else { rate.per_s / 2 + sample / 2 }.max(1);
+            rate.at_ns = now_ns;
+            *s = Stretch { of, last_ns: now_ns, ..Stretch::default() };
+        }
+    }
+}
+
+/// What a mount has learnt.
+#[derive(Debug, Default)]
+pub(crate) struct Learned {
+    sides: [Mutex<Side>; 2],
+}
+
+fn class(bytes: u64) -> usize {
+    let doublings = (bytes / CLASS_MIN_BYTES).checked_ilog2().unwrap_or(0);
+    (doublings as usize).min(CLASSES - 1)
+}
+
+fn index(course: Course) -> usize {
+    match course {
+        Course::Cached => CACHED,
+        Course::Direct(request) => class(request),
+    }
+}
+
+impl Learned {
+    /// `bytes` have landed on a target, or came from one. `shows`: nothing ran beside it that would spoil the stretch.
+    pub(crate) fn note(&self, way: Way, course: Course, bytes: u64, now_ns: u64, shows: bool) {
+        self.sides[way as usize].lock().note(index(course), bytes, now_ns, shows);
+    }
+
+    /// Whether requests of this size would land sooner through the cache, although it does not help them.
+    pub(crate) fn cache_is_faster(&self, way: Way, request: u64, now_ns: u64) -> bool {
+        let side = self.sides[way as usize].lock();
+        match (side.rates[CACHED].hoped(now_ns), side.rates[class(request)].hoped(now_ns)) {
+            (Some(cached), Some(direct)) => direct / EQUAL_PERCENT < cached / 100,
+            _ => false,
+        }
+    }
+
+    /// What is known, in MiB/s: a name and a number for each rate.
+    pub(crate) fn shown(&self) -> Vec<(String, u64)> {
+        let mut all = Vec::new();
+        for (way, name) in [(Way::Read, "read"), (Way::Write, "write")] {
+            let rates = self.sides[way as usize].lock().rates;
+            all.push((format!("learned_cached_{name}_mib_s"), rates[CACHED].per_s >> 20));
+            for (class, rate) in rates[..CACHED].iter().enumerate() {
+                let kib = (CLASS_MIN_BYTES >> 10) << class;
+                all.push((format!("learned_direct_{name}_{kib}k_mib_s"), rate.per_s >> 20));
+            }
+        }
+        all.retain(|(_, rate)| *rate > 0);
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+    const MS: u64 = 1_000_000;
+
+    /// Steps of 1 ms from `from_ns` on with so much each; what comes first begins the stretch.
+    fn stretch(l: &Learned, course: Course, from_ns: u64, mib_s: u64) {
+        for step in 0..200 {
+            l.note(Way::Write, course, (mib_s << 20) / 1000, from_ns + step * MS, true);
+        }
+    }
+
+    fn shown(l: &Learned, name: &str) -> u64 {
+        l.shown().iter().find(|(n, _)| n == name).map_or(0, |(_, rate)| *rate)
+    }
+
+    /// Goal: a rate is what landed by the clock, without pauses; what goes another way ends a stretch only if it is much; what shows
+    /// nothing is not counted. Method: times by hand.
+    #[test]
+    fn rates_are_by_the_clock() {
+        let l = Learned::default();
+        for i in 0..10 {
+            stretch(&l, Course::Cached, i * SECOND, 1600);
+            l.note(Way::Write, Course::Direct(1 << 20), 1 << 20, i * SECOND + 201 * MS, true);
+        }
+        let rate = shown(&l, "learned_cached_write_mib_s");
+        assert!((1550..=1610).contains(&rate), "{rate}");
+        assert_eq!(l.shown().len(), 1, "probes are no stretch");
+        let spoiled = Learned::default();
+        for i in 0..1000 {
+            spoiled.note(Way::Write, Course::Cached, 1 << 20, i * MS, i % 16 > 0);
+        }
+        assert_eq!(spoiled.shown(), []);
+        let mixed = Learned::default();
+        for i in 0..1000 {
+            mixed.note(Way::Write, Course::Cached, 1 << 20, 2 * i * MS, true);
+            mixed.note(Way::Write, Course::Direct(1 << 20), 1 << 20, (2 * i + 1) * MS, true);
+        }
+        assert_eq!(mixed.shown(), []);
+    }
+
+    /// Goal: direct unless both are known and the cache is clearly faster; sizes are told apart; the loser is tried again, the sooner
+    /// the closer it was. Method: rates by hand.
+    #[test]
+    fn the_faster_way_wins() {
+        let l = Learned::default();
+        let faster = |request, at| l.cache_is_faster(Way::Write, request, at);
+        assert!(!faster(256 << 10, SECOND));
+        stretch(&l, Course::Cached, 0, 1000);
+        assert!(!faster(256 << 10, SECOND), "direct is not known yet");
+        stretch(&l, Course::Direct(300 << 10), SECOND, 800);
+        assert!(faster(256 << 10, SECOND));
+        assert!(!faster(512 << 10, SECOND), "nothing is known of other sizes");
+        assert!(!l.cache_is_faster(Way::Read, 256 << 10, SECOND), "nor of reads");
+        stretch(&l, Course::Direct(1 << 20), 2 * SECOND, 1010);
+        assert!(!faster(1 << 20, 2 * SECOND), "about equal");
+        let tried_again = |start: u64, request: u64| {
+            (1..1000).find(|s| {
+                stretch(&l, Course::Cached, (start + s - 1) * SECOND, 1000);
+                !faster(request, (start + s) * SECOND)
+            })
+        };
+        let sooner = tried_again(3, 300 << 10).expect("it is");
+        assert!((3..8).contains(&sooner), "{sooner}");
+        stretch(&l, Course::Direct(64 << 10), 2000 * SECOND, 400);
+        assert!(tried_again(2001, 64 << 10).expect("it is") > 3 * sooner);
+    }
+
+    /// Goal: each size has its class. Method: edges.
+    #[test]
+    fn classes() {
+        let of = |kib: u64| class(kib << 10);
+        assert_eq!([of(1), of(32), of(63), of(64), of(1024), of(4096), of(1 << 20)], [0, 0, 0, 1, 5, 7, 7]);
+    }
+}
