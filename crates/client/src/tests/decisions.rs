@@ -4,11 +4,13 @@ use super::policy::{io, read, sent, write};
 use super::world::World;
 use crate::OpenFile;
 use crate::api::{Ctx, Hints, OpenFlags};
+use crate::cache::drop::Dirty;
 use crate::decision::Reason;
+use crate::learned::Course;
 use crate::stats::{Count, Way};
 use crate::tunables::Knob;
 use amphi_env::Buf;
-use amphi_types::{IoMode, Pattern, TargetId};
+use amphi_types::{ByteRange, IoMode, Pattern, TargetId};
 use amphi_wire::XattrMode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -424,5 +426,52 @@ fn direct_pieces_are_sent_at_once() {
     assert_eq!(w.waiting_calls() - idle, 4);
     assert_eq!(w.run(op).map(|d| d.len()), Ok(4 << 20));
     drop(file);
+    w.check_clean();
+}
+
+/// Goal: without locality the way that was measured to carry more is taken, and told as such; each rule has its switch; a new file
+/// begins as the mount has found all files to be, unless that is switched off. Method: rates told by hand after a stream.
+#[test]
+fn what_was_measured_decides_without_locality() {
+    let mut w = World::new(1, &QUICK);
+    let ino = w.server.plant("f", &vec![7; 32 << 20], Pattern::Whole);
+    let file = open(&mut w, ino);
+    // What leaves the cache counts, though nobody asks.
+    set(&w, "hybrid.locality", "off");
+    scan(&mut w, &file, 0..24 << 20);
+    set(&w, "hybrid.locality", "on");
+    let tell = |w: &World, course: Course, mib_s: u64| {
+        for _ in 0..100 {
+            wait_ms(w, 1);
+            let now = w.client.core.clock.now_ns();
+            w.client.core.learned.note(Way::Read, course, (mib_s << 20) / 1000, now, true);
+        }
+    };
+    let mut part = |w: &mut World| {
+        let before = (reads(w, Reason::DirectLocality), reads(w, Reason::BufferedFaster));
+        scan(w, &file, 24 << 20..25 << 20);
+        w.client.core.cache.forget(&file.file, ByteRange::ALL, Dirty::Keep);
+        (reads(w, Reason::DirectLocality) - before.0, reads(w, Reason::BufferedFaster) - before.1)
+    };
+    assert_eq!(part(&mut w), (14, 0), "nothing is measured");
+    tell(&w, Course::Direct(KIB64 as u64), 500);
+    tell(&w, Course::Cached, 1000);
+    let (direct, faster) = part(&mut w);
+    assert_eq!((direct, faster > 10), (0, true), "{direct} {faster}");
+    assert!(w.client.core.gauges().contains(&("learned_cached_read_mib_s".into(), 1000)));
+    set(&w, "hybrid.learn", "off");
+    assert_eq!(part(&mut w).1, 0);
+    set(&w, "hybrid.learn", "on");
+    tell(&w, Course::Direct(KIB64 as u64), 2000);
+    assert_eq!(part(&mut w).1, 0, "direct is faster now");
+    drop(file);
+    for (switch, way) in [("on", Reason::DirectLocality), ("off", Reason::BufferedDefault)] {
+        set(&w, "hybrid.locality_inherit", switch);
+        let ino = w.server.plant(switch, &vec![7; 1 << 20], Pattern::Whole);
+        let before = reads(&w, way);
+        let new = open(&mut w, ino);
+        scan(&mut w, &new, 0..KIB64 as u64);
+        assert_eq!(reads(&w, way) - before, 1, "{switch}");
+    }
     w.check_clean();
 }
