@@ -447,7 +447,7 @@ fn what_was_measured_decides_without_locality() {
             w.client.core.learned.note(Way::Read, course, (mib_s << 20) / 1000, now, true);
         }
     };
-    let mut part = |w: &mut World| {
+    let part = |w: &mut World| {
         let before = (reads(w, Reason::DirectLocality), reads(w, Reason::BufferedFaster));
         scan(w, &file, 24 << 20..25 << 20);
         w.client.core.cache.forget(&file.file, ByteRange::ALL, Dirty::Keep);
