@@ -125,6 +125,7 @@ impl<E: Env> Cx<E> {
 
     async fn set_plain(&self, ino: Ino, set: &SetAttr, changing: &mut Changing) -> Result<Reply> {
         let gathered = self.gathered_if_spread(ino).await?;
+        self.alive()?;
         let lsn = {
             let mut txn = Txn::default();
             let mut meta = self.target.meta.borrow_mut();
@@ -223,6 +224,7 @@ impl<E: Env> Cx<E> {
         let layout = layout.map(|l| Layout { pool: self.worker.pool(), ..l });
         let gathered = self.gathered_if_spread(ino).await?;
         let mut changing = self.change_attributes(ino).await;
+        self.alive()?;
         let mut txn = Txn::default();
         let reply = {
             let mut meta = self.target.meta.borrow_mut();

@@ -30,6 +30,7 @@ impl<E: Env> Cx<E> {
         self.reserve(256 + (name.len() + value.len()) as u64).await?;
         let _guard = self.target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
         let mut changing = self.change_attributes(ino).await;
+        self.alive()?;
         let mut txn = Txn::default();
         self.target.meta.borrow_mut().setxattr(&self.cred, ino, name, value, mode, self.now, &mut txn)?;
         self.commit_change(txn, Reply::Done, &mut changing).await
@@ -40,6 +41,7 @@ impl<E: Env> Cx<E> {
         self.reserve(0).await?;
         let _guard = self.target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
         let mut changing = self.change_attributes(ino).await;
+        self.alive()?;
         let mut txn = Txn::default();
         self.target.meta.borrow_mut().removexattr(&self.cred, ino, name, self.now, &mut txn)?;
         self.commit_change(txn, Reply::Done, &mut changing).await
