@@ -184,7 +184,10 @@ pub fn run_plan(plan: &Plan) -> Result<Summary, Box<Failure>> {
     }
     let mut shape = Shape::with(plan.seed, plan.servers, mounts);
     if plan.faults == Faults::All && Dice::new(plan.seed, 6).one_in(3) {
-        shape.sim.break_one_in = 300;
+        shape.sim.break_one_in = if plan.contention { 80 } else { 300 };
+    }
+    if plan.contention {
+        shape.make_windows_wide(&mut Dice::new(plan.seed, 17));
     }
     area.locks = plan.locks.unwrap_or(Dice::new(plan.seed, 10).one_in(2)) && !plan.contention;
     let mut cell_dice = Dice::new(plan.seed, 11);
