@@ -11,9 +11,9 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
-const SET_MODE: u64 = 0x4004_4101;
+pub const SET_MODE: u64 = 0x4004_4101;
 const GET_MODE: u64 = 0x8004_4102;
-const NO_EXPAND: u64 = 0x4004_4103;
+pub const NO_EXPAND: u64 = 0x4004_4103;
 const LOCK_AHEAD: u64 = 0x4018_4104;
 const GROUP_LOCK: u64 = 0x4010_4105;
 const GROUP_UNLOCK: u64 = 0x4008_4106;
@@ -34,7 +34,7 @@ struct Group {
 }
 
 /// What `ioctl` returns, or minus the errno.
-fn ioctl<T>(file: &File, command: u64, argument: &mut T) -> i32 {
+pub fn ioctl<T>(file: &File, command: u64, argument: &mut T) -> i32 {
     // SAFETY: the argument has the size that the command says, and lives as long as the call.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), command as _, std::ptr::from_mut(argument)) };
     if result < 0 { -std::io::Error::last_os_error().raw_os_error().unwrap_or(0) } else { result }
