@@ -368,7 +368,7 @@ fn stopped_nodes_stand_still() {
     sim.stop("a");
     assert_eq!(run(10_000), 5);
     sim.go_on("a");
-    assert_eq!(run(2_000), 7, "one tick was due");
+    assert_eq!(run(1_600), 7, "one tick was due");
     sim.stop("a");
     sim.crash("a", CrashKind::Process);
     start(sim.node("a"));
