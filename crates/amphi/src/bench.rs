@@ -13,6 +13,7 @@ mod embedded;
 mod idle;
 mod library;
 mod links;
+mod locks;
 mod machine;
 mod memory_group;
 mod model;
@@ -76,6 +77,8 @@ pub enum Name {
     Servers,
     /// Memory and request rate of a server with 1,000 sessions
     Sessions,
+    /// Time and memory of 100,000 locks on one file
+    Locks,
     /// Records in turn in one file by several mounts, beside other ways of doing it (ior-hard, ior-easy)
     Strided,
     /// Streams larger than the cache in a mount whose memory is limited
@@ -226,6 +229,7 @@ impl Bench {
                 Name::Mounts => mounts::run(run)?,
                 Name::Servers => servers::run(run)?,
                 Name::Sessions => sessions::run(run)?,
+                Name::Locks => locks::run(run)?,
                 Name::Strided => scenario::strided::run(run)?,
                 Name::Overcache => scenario::overcache::run(run)?,
                 Name::Files => scenario::small_files::run(run)?,

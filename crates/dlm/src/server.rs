@@ -161,6 +161,8 @@ pub struct LockCounts {
     pub contended: u64,
     /// Grants that did not come at once.
     pub waited: u64,
+    /// Nodes of the trees of locks that were looked at.
+    pub nodes: u64,
 }
 
 /// What ended with a session.
@@ -308,7 +310,7 @@ impl LockSpace {
 
     /// What was done so far.
     pub fn counts(&self) -> LockCounts {
-        self.counts
+        LockCounts { nodes: self.forest.visits.get(), ..self.counts }
     }
 
     /// The next thing to do.
@@ -501,10 +503,6 @@ pub(crate) mod inspect {
             let entry = size_of::<(LockId, Lock)>() + size_of::<(SessionId, LockId)>();
             let watchers: usize = self.locks.values().map(|lock| lock.watchers.len() * size_of::<LockId>()).sum();
             self.forest.bytes() + (self.locks.len() * entry + watchers) * 3 / 2
-        }
-
-        pub(crate) fn visits(&self) -> u64 {
-            self.forest.visits.get()
         }
     }
 }

@@ -180,6 +180,7 @@ impl Sim {
                     crash_at: None,
                     hook: None,
                     clock_ahead_s: 0,
+                    stopped: None,
                 });
                 core.nodes.len() - 1
             }
@@ -202,6 +203,18 @@ impl Sim {
     pub fn set_clock_ahead(&self, name: &str, seconds: i64) {
         let index = self.index(name);
         self.world.core.borrow_mut().nodes[index].clock_ahead_s = seconds;
+    }
+
+    /// Stops a node as SIGSTOP does: none of its tasks runs until `go_on`, or until it has crashed and is started again. Its
+    /// connections and its disk go on, and its clocks too.
+    pub fn stop(&self, name: &str) {
+        let index = self.index(name);
+        self.world.core.borrow_mut().nodes[index].stopped.get_or_insert_default();
+    }
+
+    /// Lets a stopped node go on.
+    pub fn go_on(&self, name: &str) {
+        self.world.go_on(self.index(name));
     }
 
     /// Crashes a node at once: drops its tasks at their await points and ends its connections.

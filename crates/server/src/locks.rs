@@ -3,7 +3,9 @@
 //! Owns: which task waits for which lock, and what has to be sent to clients. Does not own: the rules
 //! (`amphi_dlm::LockSpace`), connections, eviction.
 //!
-//! Invariant: whoever changes the space empties its actions in the same call, so none is left lying.
+//! Invariants: whoever changes the space empties its actions in the same call, so none is left lying. What ends when a wait or a
+//! lock is dropped ends at the time of the drop: with an earlier one, whoever is called back then would be overdue before it
+//! was asked.
 
 use amphi_dlm::{
     Action, GroupId, Growth, LockCounts, LockId, LockLimits, LockRequest, LockSpace, Mode, Owner, Refusal,
@@ -24,8 +26,13 @@ pub struct Grant {
     pub range: ByteRange,
 }
 
+/// The time, monotonic ns.
+type Clock = Box<dyn Fn() -> u64>;
+
 struct Inner {
     space: LockSpace,
+    /// For what ends by being dropped.
+    clock: Clock,
     waiting: BTreeMap<LockId, oneshot::Sender<Grant>>,
     /// Requests for group locks that wait: nobody waits here with them.
     group_waiting: BTreeSet<LockId>,
@@ -67,14 +74,14 @@ pub struct Locks {
 pub struct DirectLock {
     inner: Rc<RefCell<Inner>>,
     id: LockId,
-    now_ns: u64,
 }
 
 impl Drop for DirectLock {
     fn drop(&mut self) {
         let mut inner = self.inner.borrow_mut();
         inner.waiting.remove(&self.id);
-        inner.space.release(self.now_ns, self.id);
+        let now_ns = (inner.clock)();
+        inner.space.release(now_ns, self.id);
         inner.pump();
     }
 }
@@ -89,12 +96,13 @@ fn errno(refusal: Refusal) -> Errno {
 }
 
 impl Locks {
-    /// An empty space; `generation` is higher at each start of the target.
-    pub fn new(limits: LockLimits, generation: u16) -> Locks {
+    /// An empty space; `generation` is higher at each start of the target, `clock` tells the time that callers give too.
+    pub fn new(limits: LockLimits, generation: u16, clock: impl Fn() -> u64 + 'static) -> Locks {
         let space = LockSpace::new(limits, generation);
         Locks {
             inner: Rc::new(RefCell::new(Inner {
                 space,
+                clock: Box::new(clock),
                 waiting: BTreeMap::new(),
                 group_waiting: BTreeSet::new(),
                 outbox: Vec::new(),
@@ -129,20 +137,21 @@ impl Locks {
         growth: Growth,
         sent: impl FnOnce(),
     ) -> Result<Grant> {
-        struct Withdraw<'a>(&'a Locks, SessionId, u64, Option<LockId>);
+        struct Withdraw<'a>(&'a Locks, SessionId, Option<LockId>);
         impl Drop for Withdraw<'_> {
             fn drop(&mut self) {
-                if let Some(id) = self.3 {
-                    self.0.cancel(self.2, self.1, &[id.0]);
+                if let Some(id) = self.2 {
+                    let now_ns = (self.0.inner.borrow().clock)();
+                    self.0.cancel(now_ns, self.1, &[id.0]);
                 }
             }
         }
         let request = LockRequest { owner: Owner::Cached(session), object, mode, range, growth };
         let (id, receiver) = self.enter(now_ns, request)?;
-        let mut withdraw = Withdraw(self, session, now_ns, Some(id));
+        let mut withdraw = Withdraw(self, session, Some(id));
         sent();
         let grant = receiver.await.map_err(|_| Errno::Stale)?;
-        withdraw.3 = None;
+        withdraw.2 = None;
         Ok(grant)
     }
 
@@ -216,7 +225,7 @@ impl Locks {
     ) -> Result<DirectLock> {
         let request = LockRequest { owner: Owner::Direct(session), object, mode, range, growth: Growth::Exact };
         let (id, receiver) = self.enter(now_ns, request)?;
-        let lock = DirectLock { inner: self.inner.clone(), id, now_ns };
+        let lock = DirectLock { inner: self.inner.clone(), id };
         sent();
         receiver.await.map_err(|_| Errno::Stale)?;
         Ok(lock)
@@ -366,15 +375,24 @@ impl Locks {
 mod tests {
     use super::*;
     use futures_util::FutureExt;
+    use std::cell::Cell;
 
     const OBJECT: ObjectId = ObjectId { ino: Ino(7), stripe: 0 };
+
+    /// Callbacks have 100 ns; the clock is set by hand.
+    fn locks() -> (Locks, Rc<Cell<u64>>) {
+        let clock = Rc::new(Cell::new(0));
+        let told = clock.clone();
+        let limits = LockLimits { callback_deadline_ns: 100, ..LockLimits::default() };
+        (Locks::new(limits, 1, move || told.get()), clock)
+    }
 
     /// Goal: a cached lock is called back once for a direct request of another session, which goes on when it is given
     /// back; a client that does not give it back is overdue; a dropped wait leaves nothing. Method: by hand, two
     /// sessions.
     #[test]
     fn callbacks_and_waits() {
-        let locks = Locks::new(LockLimits { callback_deadline_ns: 100, ..LockLimits::default() }, 1);
+        let (locks, _) = locks();
         let (a, b) = (SessionId(1), SessionId(2));
         let range = ByteRange::new(0, 10);
         let held = locks.enqueue(0, a, OBJECT, Mode::Write, range, Growth::Largest, || {});
@@ -393,5 +411,38 @@ mod tests {
         locks.drop_session(3, a);
         drop(waits.now_or_never().expect("granted").expect("a lock"));
         assert_eq!(locks.count(a) + locks.count(b), 0);
+    }
+
+    /// Goal: whoever gets a lock after a long wait, and is asked for it at once, has all of the time to answer, whatever it waited
+    /// behind. Method: a holder, behind it a direct request and a cached one, or two cached ones of which the first goes away with its grant,
+    /// and somebody who waits for the last; the holder is ended long after.
+    #[test]
+    fn time_to_answer_begins_with_the_grant() {
+        let range = ByteRange::new(0, 10);
+        let [a, b, c, d] = [1, 2, 3, 4].map(SessionId);
+        for withdrawn in [false, true] {
+            let (locks, clock) = locks();
+            let cached =
+                |session| Box::pin(locks.enqueue(0, session, OBJECT, Mode::Write, range, Growth::Exact, || {}));
+            cached(a).now_or_never().expect("free").expect("granted");
+            let (mut direct, mut first) = (None, None);
+            if withdrawn {
+                assert!(first.insert(cached(b)).as_mut().now_or_never().is_none());
+            } else {
+                let waits = Box::pin(locks.direct(0, b, OBJECT, Mode::Write, range, || {}));
+                assert!(direct.insert(waits).as_mut().now_or_never().is_none());
+            }
+            let (mut second, mut third) = (cached(c), cached(d));
+            assert!(second.as_mut().now_or_never().is_none() && third.as_mut().now_or_never().is_none());
+            clock.set(1000);
+            locks.drop_session(1000, a);
+            if withdrawn {
+                drop(first.take());
+            } else {
+                drop(direct.take().expect("waits").now_or_never().expect("its turn").expect("a lock"));
+            }
+            second.now_or_never().expect("its turn").expect("granted");
+            assert_eq!((locks.overdue(1000), locks.next_deadline()), (vec![], Some(1100)), "withdrawn: {withdrawn}");
+        }
     }
 }

@@ -259,6 +259,7 @@ fn counters<E: Env>(worker: &Worker<E>, target: &Target<E>, reset: bool) -> Vec<
         ("lock_conflicts", locks.conflicts - locks_before.conflicts),
         ("lock_objects_contended", locks.contended - locks_before.contended),
         ("lock_grants_waited", locks.waited - locks_before.waited),
+        ("lock_nodes_visited", locks.nodes.wrapping_sub(locks_before.nodes)),
         ("tokens_held", target.tokens.count() as u64),
     ]
     .map(|(name, n)| (name.to_string(), n))

@@ -182,6 +182,8 @@ impl<E: Env> Target<E> {
         for (session, ino, access) in slots.kept_opens() {
             opens.open(session, ino, access);
         }
+        let own = env.clone();
+        let clock = move || own.now().0;
         let target = Rc::new(Target {
             id,
             disk: zone.disk(),
@@ -189,7 +191,7 @@ impl<E: Env> Target<E> {
             rotating: Cell::new(false),
             meta: RefCell::new(meta),
             data: RefCell::new(data),
-            locks: Locks::new(limits, start),
+            locks: Locks::new(limits, start, clock),
             tokens: Tokens::new(id, callback_deadline_ns, start, env.now().0, sessions.keys().chain(&cut_off).copied()),
             glimpses: Glimpses::new(id, start),
             landings: Landings::default(),

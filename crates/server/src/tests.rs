@@ -10,6 +10,7 @@ mod edges;
 mod file_locks;
 mod kept;
 mod locks;
+mod reopen;
 mod sessions;
 mod stories;
 mod sweep;

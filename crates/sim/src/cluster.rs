@@ -149,6 +149,20 @@ impl Shape {
         }
     }
 
+    /// Lets contention decide how most requests go.
+    pub fn make_windows_wide(&mut self, dice: &mut Dice) {
+        for (name, value) in &mut self.tunables {
+            let wide: &[&str] = match name.as_str() {
+                "hybrid.mode" => &["auto", "auto", "auto", "buffered"],
+                "hybrid.small_bytes" => &["0", "1K", "8K"],
+                "hybrid.large_write_bytes" => &["64K", "2M"],
+                "hybrid.large_read_bytes" => &["64K", "8M"],
+                _ => continue,
+            };
+            *value = wide[dice.below(wide.len() as u64) as usize].into();
+        }
+    }
+
     /// Targets of server `at`: one or two where there are several servers.
     pub fn targets_of(&self, at: usize) -> u16 {
         if self.servers == 1 { self.targets } else { 1 + (self.targets + at as u16) % 2 }

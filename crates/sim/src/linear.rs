@@ -130,10 +130,7 @@ impl Linear {
                 }
                 continue;
             }
-            for (id, op) in self.under_way.iter().filter(|(id, _)| !e.happened.contains_key(id)) {
-                let mut next = e.clone();
-                let result = next.apply(op);
-                next.happened.insert(*id, result);
+            for next in self.steps(&e) {
                 if seen.insert(next.clone()) {
                     left.push(next);
                 }
@@ -149,6 +146,37 @@ impl Linear {
             ));
         }
         Ok(())
+    }
+
+    /// The call failed and cannot happen any more: it has happened whole, or not at all.
+    pub fn give_up(&mut self, call: CallId) {
+        let mut seen = self.possible.clone();
+        let mut left: Vec<Explanation> = std::mem::take(&mut self.possible).into_iter().collect();
+        while let Some(e) = left.pop() {
+            for next in self.steps(&e) {
+                if seen.insert(next.clone()) {
+                    left.push(next);
+                }
+            }
+        }
+        self.under_way.remove(&call);
+        let forget = |mut e: Explanation| {
+            e.happened.remove(&call);
+            e
+        };
+        self.possible = seen.into_iter().map(forget).collect();
+    }
+
+    /// An explanation after one more of the calls under way has happened, for each of them.
+    fn steps(&self, e: &Explanation) -> Vec<Explanation> {
+        let left = self.under_way.iter().filter(|(id, _)| !e.happened.contains_key(id));
+        left.map(|(id, op)| {
+            let mut next = e.clone();
+            let result = next.apply(op);
+            next.happened.insert(*id, result);
+            next
+        })
+        .collect()
     }
 
     /// What the cells may hold once every call has returned: of each explanation.
@@ -218,6 +246,24 @@ mod tests {
         let _never_returns = l.begin(write(0, 1, 2));
         done(&mut l, CellOp::Read { at: 0, n: 1 }, &[2]).unwrap();
         assert!(done(&mut l, CellOp::Read { at: 0, n: 1 }, &[1]).is_err());
+    }
+
+    /// Goal: a call that failed has happened or not, and not later. Method: a write that fails before anybody reads; both
+    /// contents are possible, and once one was read the other is not.
+    #[test]
+    fn failed_calls_have_happened_or_not() {
+        let mut l = Linear::default();
+        let failed = l.begin(write(0, 1, 1));
+        assert!(done(&mut l.clone(), CellOp::Size, &[0]).is_ok());
+        done(&mut l, CellOp::Size, &[1]).unwrap();
+        l.give_up(failed);
+        assert_eq!(l.contents(), BTreeSet::from([vec![1]]));
+        let failed = l.begin(write(0, 1, 2));
+        done(&mut l, CellOp::Size, &[1]).unwrap();
+        l.give_up(failed);
+        assert_eq!(l.contents(), BTreeSet::from([vec![1], vec![2]]));
+        done(&mut l, CellOp::Read { at: 0, n: 1 }, &[1]).unwrap();
+        assert!(done(&mut l, CellOp::Read { at: 0, n: 1 }, &[2]).is_err(), "it happens no more");
     }
 
     /// Goal: appends at the same time lie one behind the other. Method: two of them, all contents that may come of it.

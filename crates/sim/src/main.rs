@@ -1,6 +1,6 @@
 //! `amphi-sim`: runs seeds of the cluster simulator, or replays one.
 
-use amphi_sim::run::{Faults, Plan, run_plan};
+use amphi_sim::run::{Faults, Plan, Summary, run_plan};
 use clap::{Parser, ValueEnum};
 use std::ops::Range;
 use std::process::ExitCode;
@@ -39,6 +39,9 @@ struct Args {
     /// Whether tasks use the file of cells, true or false; without it the seed decides.
     #[arg(long)]
     cells: Option<bool>,
+    /// Mounts do nothing but fight for few files, with locks asked for ahead, groups, and tunables that change.
+    #[arg(long)]
+    contention: bool,
     /// Prints every call as it happens.
     #[arg(long)]
     talk: bool,
@@ -48,6 +51,26 @@ struct Args {
     /// Goes on after a failing seed.
     #[arg(long)]
     keep_going: bool,
+}
+
+/// What runs of contention were about, added up.
+#[derive(Debug, Default)]
+struct Fights {
+    callbacks: u64,
+    contended: u64,
+    ahead: u64,
+    grouped: u64,
+    stopped: u64,
+}
+
+impl Fights {
+    fn add(&mut self, s: &Summary) {
+        self.callbacks += s.callbacks;
+        self.contended += s.contended;
+        self.ahead += s.ahead;
+        self.grouped += s.grouped;
+        self.stopped += s.stopped;
+    }
 }
 
 fn range(text: &str) -> Result<Range<u64>, String> {
@@ -73,16 +96,19 @@ fn main() -> ExitCode {
         FaultsArg::All => Faults::All,
     };
     let (mut failed, mut calls, mut crashes, mut batched, mut done) = (Vec::new(), 0, 0, 0, 0);
+    let mut fights = Fights::default();
     for seed in seeds {
         let mut plan = Plan::of_seed(seed);
         (plan.faults, plan.talk) = (faults, args.talk);
         (plan.servers, plan.mounts, plan.locks, plan.cells) = (args.servers, args.mounts, args.locks, args.cells);
+        plan.contention = args.contention;
         plan.calls = args.calls.unwrap_or(plan.calls);
         done += 1;
         match run_plan(&plan) {
             Ok(s) => {
                 (calls, crashes) = (calls + s.calls, crashes + s.server_crashes + s.mount_crashes);
                 batched += s.batched;
+                fights.add(&s);
                 if single {
                     println!("seed {seed} agrees: {s:?}");
                 } else if done % 50 == 0 {
@@ -99,13 +125,17 @@ fn main() -> ExitCode {
                 let (servers, mounts) = (of("servers", args.servers), of("mounts", args.mounts));
                 let locks = args.locks.map_or(String::new(), |on| format!(" --locks {on}"));
                 let cells = args.cells.map_or(String::new(), |on| format!(" --cells {on}"));
-                println!("replay: cargo xtask sim --seed {seed}{servers}{mounts}{locks}{cells}");
+                let contention = if args.contention { " --contention" } else { "" };
+                println!("replay: cargo xtask sim --seed {seed}{servers}{mounts}{locks}{cells}{contention}");
                 failed.push(seed);
                 if !args.keep_going {
                     break;
                 }
             }
         }
+    }
+    if args.contention {
+        println!("{fights:?}");
     }
     println!("{done} seeds, {calls} calls, {crashes} crashes, {batched} writes in batches, failed: {failed:?}");
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

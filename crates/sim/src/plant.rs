@@ -6,8 +6,9 @@
 
 use amphi_client::{Client, Ctx, Hints, OpenFile};
 use amphi_env::Buf;
-use amphi_types::Result;
-use std::cell::Cell;
+use amphi_types::{Ino, Result};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A bug.
@@ -27,11 +28,15 @@ pub enum Plant {
     MembersLosePower,
     /// One lock in 10 of those that do not wait is not asked for, and told to be held.
     UnaskedLocks,
+    /// Direct reads are done in two parts, as if no lock were held over both.
+    UnlockedReads,
+    /// One read in 20 shows what the last read of the same bytes showed, as if a cache had kept it over a callback.
+    KeptPages,
 }
 
 impl Plant {
     /// All of them.
-    pub const ALL: [Plant; 7] = [
+    pub const ALL: [Plant; 9] = [
         Plant::SyncLies,
         Plant::LostWrites,
         Plant::TwiceAppended,
@@ -39,12 +44,21 @@ impl Plant {
         Plant::ForgottenSessions,
         Plant::MembersLosePower,
         Plant::UnaskedLocks,
+        Plant::UnlockedReads,
+        Plant::KeptPages,
     ];
+    /// Those of caches and locks: runs of contention are to find them soon.
+    pub const OF_CONTENTION: [Plant; 4] =
+        [Plant::LostWrites, Plant::SplitWrites, Plant::UnlockedReads, Plant::KeptPages];
 }
+
+/// File, offset, length.
+type Place = (Ino, u64, u64);
 
 thread_local! {
     static ACTIVE: Cell<Option<Plant>> = const { Cell::new(None) };
     static COUNT: Cell<u64> = const { Cell::new(0) };
+    static KEPT: RefCell<BTreeMap<Place, Vec<u8>>> = const { RefCell::new(BTreeMap::new()) };
 }
 
 /// Keeps a bug planted in this thread.
@@ -54,6 +68,7 @@ pub struct Planted(());
 pub fn plant(bug: Option<Plant>) -> Planted {
     ACTIVE.set(bug);
     COUNT.set(0);
+    KEPT.take();
     Planted(())
 }
 
@@ -103,6 +118,37 @@ pub(crate) async fn bad_write(
         Some(Plant::SplitWrites) if len > 1 && !file.flags().append => {
             let n = part(0, len / 2).await? + part(len / 2, len).await?;
             Ok(Some(n as u64))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// A read as a bug does it; `None` leaves it to the caller.
+pub(crate) async fn bad_read(
+    client: &Client,
+    ctx: &Ctx,
+    file: &Arc<OpenFile>,
+    (offset, len): (u64, u64),
+    hints: Hints,
+) -> Result<Option<Vec<u8>>> {
+    match active() {
+        Some(Plant::UnlockedReads) if len > 1 && (hints.direct || file.flags().direct) => {
+            let half = len / 2;
+            let mut bytes = client.read(ctx, file, offset, half as usize, hints).await?.to_vec();
+            if bytes.len() as u64 == half {
+                bytes.extend(client.read(ctx, file, offset + half, (len - half) as usize, hints).await?.to_vec());
+            }
+            Ok(Some(bytes))
+        }
+        Some(Plant::KeptPages) => {
+            let place = (file.ino(), offset, len);
+            let kept = KEPT.with_borrow(|kept| kept.get(&place).cloned()).filter(|_| one_in(20));
+            if kept.is_some() {
+                return Ok(kept);
+            }
+            let bytes = client.read(ctx, file, offset, len as usize, hints).await?.to_vec();
+            KEPT.with_borrow_mut(|kept| kept.insert(place, bytes.clone()));
+            Ok(Some(bytes))
         }
         _ => Ok(None),
     }

@@ -9,6 +9,7 @@
 //! all is removed, and the space must be free again.
 
 mod faults;
+mod stops;
 
 use crate::cluster::{Cluster, GRACE, Mount, SERVERS, Shape};
 use crate::dice::Dice;
@@ -18,7 +19,7 @@ use crate::op::Op;
 use crate::perform::{Files, perform};
 use crate::plant::{Plant, plant};
 use crate::program::{self, Program, SharedProgram};
-use crate::shared::{self, CellFile, Shared, SharedArea};
+use crate::shared::{self, Arena, CellFile, Shared, SharedArea};
 use crate::survive::Level;
 use amphi_client::Ctx;
 use amphi_env::sim::CrashKind;
@@ -64,6 +65,8 @@ pub struct Plan {
     pub locks: Option<bool>,
     /// Whether tasks use the file of cells, if not by the seed.
     pub cells: Option<bool>,
+    /// Whether mounts do nothing but fight for few files.
+    pub contention: bool,
     /// A bug that the run must find.
     pub plant: Option<Plant>,
 }
@@ -80,6 +83,7 @@ impl Plan {
             mounts: None,
             locks: None,
             cells: None,
+            contention: false,
             plant: None,
         }
     }
@@ -102,6 +106,16 @@ pub struct Summary {
     pub network_faults: u64,
     /// Parts of batches of write-back that mounts sent.
     pub batched: u64,
+    /// Locks that mounts were asked to give back.
+    pub callbacks: u64,
+    /// Requests that went direct since their file was contended.
+    pub contended: u64,
+    /// Lock-aheads that were granted.
+    pub ahead: u64,
+    /// Memberships of groups that were asked for.
+    pub grouped: u64,
+    /// Mounts that were stopped for long.
+    pub stopped: u64,
 }
 
 /// A run that did not.
@@ -136,6 +150,8 @@ enum End {
     AllCrash,
     /// Power is lost; of several servers perhaps that of some alone.
     Power,
+    /// A mount stands still for so long that others need not wait for it; then programs rest.
+    Stopped,
 }
 
 /// The mounts of a cluster; the controller looks by the first.
@@ -160,20 +176,32 @@ struct Run {
 /// Errors: what was wrong, with the history.
 pub fn run_plan(plan: &Plan) -> Result<Summary, Box<Failure>> {
     let _planted = plant(plan.plant);
-    let mut shape = Shape::with(plan.seed, plan.servers, plan.mounts);
-    if plan.faults == Faults::All && Dice::new(plan.seed, 6).one_in(3) {
-        shape.sim.break_one_in = 300;
+    let (mut mounts, mut area) = (plan.mounts, Shared::new(plan.talk));
+    if plan.contention {
+        let mut dice = Dice::new(plan.seed, 15);
+        mounts = mounts.or(Some(dice.within(2..5) as usize));
+        area.arena = Arena::drawn(&mut dice);
     }
-    let mut area = Shared::new(plan.talk);
-    area.locks = plan.locks.unwrap_or(Dice::new(plan.seed, 10).one_in(2));
+    let mut shape = Shape::with(plan.seed, plan.servers, mounts);
+    if plan.faults == Faults::All && Dice::new(plan.seed, 6).one_in(3) {
+        shape.sim.break_one_in = if plan.contention { 80 } else { 300 };
+    }
+    if plan.contention {
+        shape.make_windows_wide(&mut Dice::new(plan.seed, 17));
+    }
+    area.locks = plan.locks.unwrap_or(Dice::new(plan.seed, 10).one_in(2)) && !plan.contention;
     let mut cell_dice = Dice::new(plan.seed, 11);
     let cells = cell_dice.one_in(2);
-    if plan.cells.unwrap_or(cells) {
+    if plan.cells.unwrap_or(cells) && !plan.contention {
         area.cells = CellFile::drawn(&mut cell_dice);
     }
+    let sharers = match plan.contention {
+        true => Dice::new(plan.seed, 16).within(2..7) as usize,
+        false => Dice::new(plan.seed, 4).below(4) as usize,
+    };
     let run = Run {
         area: Rc::new(RefCell::new(area)),
-        sharers: Dice::new(plan.seed, 4).below(4) as usize,
+        sharers,
         cluster: Cluster::new(plan.seed, shape),
         plan: plan.clone(),
         dice: RefCell::new(Dice::new(plan.seed, 3)),
@@ -189,7 +217,8 @@ impl Run {
     fn all(mut self) -> Result<Summary, Box<Failure>> {
         let count = self.dice.borrow_mut().within(1..5);
         let mut programs = Vec::new();
-        for index in 0..count {
+        // What programs do by themselves only makes less room for the fight.
+        for index in (0..count).filter(|_| !self.plan.contention) {
             let generator = Generator::new(self.plan.seed, index);
             // The number of the directory is put in when it is made.
             let mut p = Program::new(index, generator, Ino::ROOT, 0o755);
@@ -244,7 +273,7 @@ impl Run {
     async fn story(&self) -> Checked {
         let shape = &self.cluster.shape;
         self.note(format!(
-            "{} servers with {:?} targets, {} workers, {} mounts, {} programs, {} sharers{}{}{}, {:?}",
+            "{} servers with {:?} targets, {} workers, {} mounts, {} programs, {} sharers{}{}{}{}, {:?}",
             shape.servers,
             (0..shape.servers).map(|at| shape.targets_of(at)).collect::<Vec<_>>(),
             shape.workers,
@@ -253,6 +282,7 @@ impl Run {
             self.sharers,
             if self.area.borrow().locks { " with locks" } else { "" },
             if self.area.borrow().cells.on { " with cells" } else { "" },
+            if self.plan.contention { format!(" in {}", self.area.borrow().arena.describe()) } else { String::new() },
             if shape.embedded { ", embedded" } else { "" },
             shape.tunables.iter().map(|(n, v)| format!("{n}={v}")).collect::<Vec<_>>()
         ));
@@ -274,20 +304,27 @@ impl Run {
         Ok(mounts)
     }
 
-    /// Counts what these mounts, which are about to go, have sent in batches.
-    async fn count_batches(&self, mounts: &[Mount]) {
+    /// Counts what these mounts, which are about to go, have done.
+    async fn count(&self, mounts: &[Mount]) {
         for mount in mounts {
             let text = mount.client.getxattr(&Ctx::root(), Ino::ROOT, b"user.amphi.stats").await.unwrap_or_default();
             let text = String::from_utf8_lossy(&text);
-            let fields = text.lines().find(|l| l.starts_with("batch_files")).map(str::split_whitespace);
-            // Name, samples, `samples`, unit, least, most, sum.
-            let parts = fields.and_then(|mut f| f.nth(6)).and_then(|sum| sum.parse().ok()).unwrap_or(0);
-            self.summary.borrow_mut().batched += parts;
+            // Name, samples, `samples`, unit, and for some least, most, sum.
+            let field = |name: &str, at| {
+                let line = text.lines().filter(|l| l.split(' ').next().is_some_and(|n| n.ends_with(name)));
+                line.filter_map(|l| l.split_whitespace().nth(at)?.parse::<u64>().ok()).sum::<u64>()
+            };
+            let mut summary = self.summary.borrow_mut();
+            summary.batched += field("batch_files", 6);
+            summary.callbacks += field("lock_callback", 1);
+            summary.contended += field("direct_contention", 1);
+            summary.ahead += field("lock_ahead_granted", 1);
+            summary.grouped += field("group_lock", 1);
         }
     }
 
     async fn unmount_all(&self, mounts: Mounts) -> Checked {
-        self.count_batches(&mounts).await;
+        self.count(&mounts).await;
         for mount in mounts {
             self.cluster.unmount(mount).await.map_err(line)?;
         }
@@ -343,7 +380,13 @@ impl Run {
     }
 
     async fn episode(&self, mounts: Mounts) -> Checked<Mounts> {
-        let end = self.choose_end();
+        let victim = self.draw_victim();
+        let end = if victim.is_some() { End::Stopped } else { self.choose_end() };
+        if let Some(victim) = victim {
+            // What it has cached alone would be lost with it.
+            let synced = mounts[victim].client.sync_all(&Ctx::root()).await;
+            synced.map_err(|e| line(format!("sync: {e}")))?;
+        }
         let calls = self.plan.calls / 4 + self.roll(self.plan.calls * 3 / 4 + 1);
         self.note(format!("an episode of {calls} calls of each program, to end with {end:?}"));
         for p in &self.programs {
@@ -357,21 +400,34 @@ impl Run {
         {
             let mut area = self.area.borrow_mut();
             (area.left, area.stop, area.working) = (vec![calls; self.sharers], false, self.sharers);
+            area.arena.begin(self.sharers, mounts.len(), victim);
         }
         for task in 0..self.sharers {
             let dice = Dice::new(self.dice.borrow_mut().bits(), task as u64);
-            let mount = &mounts[task % mounts.len()];
-            let env = mount.env.clone();
-            mount.env.spawn(shared::run(env, mount.client.clone(), self.area.clone(), task, dice));
+            let at = task % mounts.len();
+            let (mount, area) = (&mounts[at], self.area.clone());
+            let (env, client) = (mount.env.clone(), mount.client.clone());
+            if self.plan.contention {
+                mount.env.spawn(shared::fight(env, client, area, (task, at), dice));
+            } else {
+                mount.env.spawn(shared::run(env, client, area, task, dice));
+            }
         }
         let crashes = matches!(end, End::MountCrash | End::AllCrash | End::Power);
         // After so many calls the mount crashes, if it is to.
         let limit = self.calls_made() + self.roll(calls * (self.programs.len() + self.sharers) as u64);
         let mut last = (self.calls_made(), self.cluster.env.now());
+        let mut to_stop = victim;
         while !self.resting() {
             self.complaints()?;
             if crashes && self.calls_made() >= limit {
                 break;
+            }
+            if self.calls_made() >= limit
+                && let Some(victim) = to_stop.take()
+            {
+                self.stop_for_long(victim).await?;
+                last.1 = self.cluster.env.now();
             }
             if self.calls_made() != last.0 {
                 last = (self.calls_made(), self.cluster.env.now());
@@ -382,6 +438,10 @@ impl Run {
             self.fault().await?;
         }
         self.complaints()?;
+        let mounts = match victim {
+            Some(victim) => self.replace(victim, mounts).await?,
+            None => mounts,
+        };
         self.end_episode(end, mounts).await
     }
 
@@ -400,13 +460,13 @@ impl Run {
 
     async fn end_episode(&self, end: End, mounts: Mounts) -> Checked<Mounts> {
         let crash = match end {
-            End::Rest | End::Remount | End::Restart => None,
+            End::Rest | End::Remount | End::Restart | End::Stopped => None,
             End::MountCrash | End::AllCrash => Some(CrashKind::Process),
             End::Power => Some(CrashKind::Power),
         };
         let Some(kind) = crash else {
             self.compare(&mounts).await?;
-            if end == End::Rest {
+            if matches!(end, End::Rest | End::Stopped) {
                 return Ok(mounts);
             }
             self.note("unmount");
@@ -428,7 +488,7 @@ impl Run {
         self.complaints()?;
         self.note(format!("{end:?}{}", self.names_of(&victims)));
         self.summary.borrow_mut().mount_crashes += 1;
-        self.count_batches(&mounts).await;
+        self.count(&mounts).await;
         for (at, kind) in &victims {
             self.cluster.crash_server(*at, *kind);
         }

@@ -7,8 +7,9 @@
 //! before the read began, and no later read returns an earlier one. Appended records lie in the log whole, once, in an
 //! order that agrees with time. Calls on whole cells of a file are events in an order that agrees with time. Who made a name
 //! exclusively has it until it gives it up. A listing shows what is there all the while exactly once. Directories that are moved
-//! about stay reachable. Locks are held as `locks` says.
+//! about stay reachable. Locks are held as `locks` says. In runs of contention the tasks do nothing but fight in the `arena`.
 
+mod arena;
 mod cells;
 mod locks;
 mod names;
@@ -20,6 +21,7 @@ use amphi_client::{Client, Ctx, OpenFile, OpenFlags};
 use amphi_env::{Env, SimEnv};
 use amphi_types::{Errno, Ino, Kind, Result};
 use amphi_wire::XattrMode;
+pub use arena::{Arena, fight};
 pub use cells::CellFile;
 use locks::Claims;
 use names::Holdings;
@@ -58,6 +60,8 @@ pub struct Shared {
     logs_made: u64,
     /// The file of cells, if tasks use one.
     pub cells: CellFile,
+    /// Files that are fought for, if the run is one of contention.
+    pub arena: Arena,
     holdings: Holdings,
     claims: Claims,
     /// Whether tasks take locks.
@@ -95,6 +99,7 @@ impl Shared {
             log: Log::default(),
             logs_made: 0,
             cells: CellFile::default(),
+            arena: Arena::default(),
             holdings: Holdings::default(),
             claims: Claims::default(),
             locks: false,
@@ -161,6 +166,7 @@ pub async fn set_up(client: &Client, area: &SharedArea, dice: &mut Dice) -> Resu
         (a.record_file, a.records) = (record_file, records);
     }
     cells::new_file(client, area).await?;
+    arena::new_files(client, area).await?;
     new_log(client, area).await
 }
 
@@ -349,6 +355,7 @@ pub async fn check(client: &Client, area: &SharedArea, now: u64) -> Checked {
     let bytes = whole(client, log_file).await.map_err(one)?;
     area.borrow().log.check(&bytes).map_err(|e| vec![format!("shared log: {e}")])?;
     cells::check(client, area).await.map_err(|e| vec![format!("shared cells at rest: {e}")])?;
+    arena::check(client, area).await.map_err(|e| vec![format!("at rest: {e}")])?;
     names_check(client, &ctx, area, true).await
 }
 
@@ -432,5 +439,6 @@ pub async fn crashed(client: &Client, area: &SharedArea) -> Checked {
         }
     }
     cells::new_file(client, area).await.map_err(said)?;
+    arena::new_files(client, area).await.map_err(said)?;
     new_log(client, area).await.map_err(said)
 }

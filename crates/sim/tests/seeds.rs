@@ -1,4 +1,4 @@
-//! Seeds of the cluster simulation that every change has to pass, and the proof that they look.
+//! Seeds of the cluster simulation that every change has to pass, and the proof that they look. `contention.rs` has those of contention.
 
 use amphi_sim::plant::Plant;
 use amphi_sim::run::{Faults, Plan, run_plan};

@@ -356,3 +356,41 @@ fn a_direct_write_that_does_not_fit() {
     up.stop();
     place.fsck();
 }
+
+/// Goal: memory that is not there fails a request with EFAULT and nothing else, whichever way it goes (sanity 119r); a single request of
+/// many megabytes, off by some bytes, is right (sanity 78). Method: addresses without memory behind them, then good ones, by an open
+/// file of each kind; one write and one read of 40 MiB.
+#[test]
+fn bad_memory_and_huge_requests() {
+    let (place, up) = striped();
+    let path = place.mount().join("f");
+    let text = pattern(1, 3 * STRIPE);
+    fs::write(&path, &text).expect("write");
+    // A page that nobody may touch, and one behind it that is not there at all.
+    // SAFETY: a new mapping at an address that the kernel chooses.
+    let page = unsafe {
+        libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+    };
+    assert_ne!(page, libc::MAP_FAILED);
+    for file in [direct(&path), plain(&path)] {
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+        for len in [PAGE, PAGE - 5] {
+            // SAFETY: the kernel looks at the address, which nothing else uses, and refuses it.
+            let results = unsafe { [libc::pwrite(fd, page, len, 7), libc::pread(fd, page, len, 7)] };
+            assert_eq!(results, [-1, -1]);
+            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EFAULT));
+        }
+        let mut got = vec![0; text.len()];
+        file.read_exact_at(&mut got, 0).expect("read");
+        assert!(got == text, "nothing was written");
+        file.write_all_at(&text[..100], 0).expect("the next write");
+    }
+    // SAFETY: mapped above, used by nobody.
+    unsafe { libc::munmap(page, PAGE) };
+    let huge = pattern(2, (40 << 20) + 5);
+    let file = direct(&path);
+    assert_eq!(file.write_at(&huge, 3).expect("write"), huge.len(), "in one call");
+    let expected = [&text[..3], &huge].concat();
+    same(&path, &expected, "a huge request");
+    up.stop();
+}

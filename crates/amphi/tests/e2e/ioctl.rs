@@ -11,19 +11,28 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
-const SET_MODE: u64 = 0x4004_4101;
+pub const SET_MODE: u64 = 0x4004_4101;
 const GET_MODE: u64 = 0x8004_4102;
-const NO_EXPAND: u64 = 0x4004_4103;
+pub const NO_EXPAND: u64 = 0x4004_4103;
 const LOCK_AHEAD: u64 = 0x4018_4104;
+const LOCK_AHEAD_LIST: u64 = 0xc308_4107;
 const GROUP_LOCK: u64 = 0x4010_4105;
 const GROUP_UNLOCK: u64 = 0x4008_4106;
 
 #[repr(C)]
+#[derive(Clone, Copy, Default)]
 struct Range {
     offset: u64,
     length: u64,
     mode: u32,
+    zero: i32,
+}
+
+#[repr(C)]
+struct List {
+    count: u32,
     zero: u32,
+    ranges: [Range; 32],
 }
 
 #[repr(C)]
@@ -34,7 +43,7 @@ struct Group {
 }
 
 /// What `ioctl` returns, or minus the errno.
-fn ioctl<T>(file: &File, command: u64, argument: &mut T) -> i32 {
+pub fn ioctl<T>(file: &File, command: u64, argument: &mut T) -> i32 {
     // SAFETY: the argument has the size that the command says, and lives as long as the call.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), command as _, std::ptr::from_mut(argument)) };
     if result < 0 { -std::io::Error::last_os_error().raw_os_error().unwrap_or(0) } else { result }
@@ -109,6 +118,47 @@ fn commands_of_an_open_file() {
     }
     let dir = File::open(&dir_a).expect("a directory");
     assert_eq!(ioctl(&dir, SET_MODE, &mut 1u32), -libc::ENOTTY);
+}
+
+/// Goal: a list of ranges does what one command for each would, tells of each, and asks for nothing if one of them is bad. Method: lists of
+/// one, two and 32 ranges on two mounts, whose answers are known; bad counts and ranges.
+#[test]
+fn lists_of_locks_ahead() {
+    let place = Place::new();
+    let _server = place.server(&[]);
+    let _mounts = [place.mount_at("a", &[]), place.mount_at("b", &[])];
+    let (dir_a, dir_b) = (place.path("a"), place.path("b"));
+    let (a, b) = (open(&dir_a), open(&dir_b));
+    assert_eq!((ioctl(&a, NO_EXPAND, &mut 1u32), ioctl(&b, NO_EXPAND, &mut 1u32)), (0, 0));
+    // The lock that came with the file goes.
+    b.write_all_at(b"first", 0).expect("write");
+    let far = 1 << 30;
+    let at = |n: u64, mode| Range { offset: far + n * 8192, length: 4096, mode, zero: 0 };
+    let list = |file: &File, ranges: &[Range]| {
+        let mut list = List { count: ranges.len() as u32, zero: 0, ranges: [Range::default(); 32] };
+        list.ranges[..ranges.len().min(32)].copy_from_slice(&ranges[..ranges.len().min(32)]);
+        let result = ioctl(file, LOCK_AHEAD_LIST, &mut list);
+        (result, list.ranges[..ranges.len().min(32)].iter().map(|r| r.zero).collect::<Vec<_>>())
+    };
+    let granted = |dir: &Path| counter(dir, "lock_ahead_granted");
+    let many: Vec<Range> = (0..32).map(|n| at(n, 1)).collect();
+    let before = granted(&dir_a);
+    assert_eq!(list(&a, &many), (32, vec![0; 32]));
+    crate::harness::eventually("all are granted", || granted(&dir_a) == before + 32);
+    let inside = Range { length: 10, ..at(5, 0) };
+    assert_eq!(list(&a, &[at(3, 1), inside, at(40, 1)]), (1, vec![1, 2, 0]));
+    assert_eq!(list(&b, &[at(7, 1), at(50, 0)]), (2, vec![0, 0]));
+    crate::harness::eventually("one is refused, one granted", || {
+        counter(&dir_b, "lock_ahead_refused") == 1 && granted(&dir_b) == 1
+    });
+    let asked = counter(&dir_a, "lock_ahead_asked");
+    let bad = Range { length: 0, ..at(60, 1) };
+    for ranges in [&[][..], &[at(61, 1); 33], &[at(62, 1), bad], &[Range { zero: 1, ..at(63, 1) }]] {
+        assert_eq!(list(&a, ranges).0, -libc::EINVAL);
+    }
+    assert_eq!(counter(&dir_a, "lock_ahead_asked"), asked, "nothing was asked for");
+    let reader = File::open(dir_a.join("f")).expect("open");
+    assert_eq!(list(&reader, &[at(70, 1), at(70, 0)]), (1, vec![-libc::EBADF, 0]));
 }
 
 extern "C" fn on_signal(_: i32) {}

@@ -21,6 +21,7 @@ mod reasons;
 mod small_files;
 mod soak;
 mod space;
+mod stopped;
 mod together;
 mod two_mounts;
 mod users;

@@ -491,10 +491,14 @@ fn switching_storms_change_no_byte() {
                 ["hybrid.contention=off", "hybrid.contention=on"],
                 ["hybrid.mode=auto", "hybrid.mode=auto"],
                 ["cache.max_bytes=4M", "cache.max_bytes=16M"],
+                ["server.contended_conflicts=1", "server.contended_conflicts=16"],
+                ["server.lock_granularity_bytes=4K", "server.lock_granularity_bytes=1"],
+                ["server.lock_growth=off", "server.lock_growth=on"],
+                ["server.contention=off", "server.contention=on"],
             ];
             let mut n = 0;
             while !over.load(SeqCst) {
-                set(&mounts[n % 2], turns[n / 2 % turns.len()][n / 14 % 2]);
+                set(&mounts[n % 2], turns[n / 2 % turns.len()][n / 22 % 2]);
                 n += 1;
             }
             assert!(n > 50, "{n} turns");

@@ -342,3 +342,35 @@ fn cuts() {
         assert!(sim.block_on(far_rx.recv_exact(Buf::zeroed(1))).expect("runs").0.is_err());
     }
 }
+
+/// Goal: a stopped node does nothing and loses nothing, and a crash ends the stop. Method: a node that counts every ms is stopped for
+/// 10 ms; it goes on with its count; stopped again, crashed and started, it runs at once.
+#[test]
+fn stopped_nodes_stand_still() {
+    let sim = Sim::new(1, SimConfig::default());
+    let count = Rc::new(Cell::new(0));
+    let start = |env: SimEnv| {
+        let count = count.clone();
+        env.clone().spawn(async move {
+            loop {
+                env.sleep(Duration::from_millis(1)).await;
+                count.set(count.get() + 1);
+            }
+        });
+    };
+    let run = |us: u64| {
+        sim.run_for(Duration::from_micros(us)).expect("runs");
+        count.get()
+    };
+    start(sim.node("a"));
+    assert_eq!(run(5_500), 5);
+    sim.stop("a");
+    sim.stop("a");
+    assert_eq!(run(10_000), 5);
+    sim.go_on("a");
+    assert_eq!(run(1_600), 7, "one tick was due");
+    sim.stop("a");
+    sim.crash("a", CrashKind::Process);
+    start(sim.node("a"));
+    assert_eq!(run(3_500), 10);
+}

@@ -83,6 +83,8 @@ pub(super) struct Node {
     pub(super) hook: Option<DiskHook>,
     /// How far its wall clock is ahead, s.
     pub(super) clock_ahead_s: i64,
+    /// Of a stopped process: the tasks that would run.
+    pub(super) stopped: Option<Vec<u64>>,
 }
 
 pub(super) enum Event {
@@ -202,6 +204,12 @@ impl World {
         waker.wake();
     }
 
+    /// Lets the tasks of a stopped node run again.
+    pub(super) fn go_on(&self, node: usize) {
+        let waiting = self.core.borrow_mut().nodes[node].stopped.take().unwrap_or_default();
+        self.queue.lock().unwrap_or_else(|e| e.into_inner()).extend(waiting);
+    }
+
     /// Ends `node` at the end of the running poll.
     pub(super) fn crash_soon(&self, node: usize, kind: CrashKind) {
         self.core.borrow_mut().crashes.push((node, kind));
@@ -225,6 +233,7 @@ impl World {
             core.note(Kind::Crash, node as u64, kind as u64);
             let n = &mut core.nodes[node];
             n.alive = false;
+            n.stopped = None;
             n.boots += u64::from(kind == CrashKind::Power);
             n.crash_at = None;
             let ops = std::mem::take(&mut n.ops);
@@ -261,6 +270,10 @@ impl World {
             Some(id) => {
                 // A task of a crashed node may still stand in the queue.
                 let Some(state) = core.tasks.get_mut(&id) else { return Ok(Stepped::Ran) };
+                if let Some(waiting) = &mut core.nodes[state.node].stopped {
+                    waiting.push(id);
+                    return Ok(Stepped::Ran);
+                }
                 state.waker.queued.store(false, Ordering::Relaxed);
                 let Some(mut task) = state.task.take() else { return Ok(Stepped::Ran) };
                 let waker = Waker::from(state.waker.clone());

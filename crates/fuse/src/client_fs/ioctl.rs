@@ -2,7 +2,7 @@
 //!
 //! Owns: numbers, sizes and checks of the commands. Does not own: what they do (the client).
 //!
-//! Invariants: the sizes are in the numbers (`_IOR`, `_IOW`), so the kernel copies the arguments and no pointer comes here; a
+//! Invariants: the sizes are in the numbers (`_IOR`, `_IOW`, `_IOWR`), so the kernel copies the arguments and no pointer comes here; a
 //! command that may wait for hours, joining a group, waits on no thread.
 
 use super::ClientFs;
@@ -36,6 +36,16 @@ pub const GROUP_LOCK: u32 = command(WRITES, 5, 16);
 /// `u64` group.
 pub const GROUP_UNLOCK: u32 = command(WRITES, 6, 8);
 
+/// `u32` number of ranges, `u32` zero, then places for 32 ranges: `u64` offset, `u64` length, `u32` mode, `i32` zero; in the same
+/// places come back what `LOCK_AHEAD` would return for each, or minus the errno. Returns how many were asked for.
+pub const LOCK_AHEAD_LIST: u32 = command(READS | WRITES, 7, LIST_HEAD as u32 + (RANGES_MAX * RANGE_BYTES) as u32);
+
+/// Ranges of one list.
+const RANGES_MAX: usize = 32;
+const LIST_HEAD: usize = 8;
+const RANGE_BYTES: usize = 24;
+/// Where a range's result comes back.
+const RESULT_AT: usize = 20;
 /// Do not wait for another group.
 const NO_WAIT: u32 = 1;
 
@@ -68,6 +78,17 @@ impl Wake for Fire {
     }
 }
 
+/// The range and whether it is for writing, of 24 bytes; the last four of them are zero.
+fn range_at(input: &[u8], at: usize) -> Result<(ByteRange, bool)> {
+    let (offset, len) = (u64_at(input, at)?, u64_at(input, at + 8)?);
+    let (write, zero) = (switch(u32_at(input, at + 16)?)?, u32_at(input, at + RESULT_AT)?);
+    let end = offset.checked_add(len).filter(|end| *end > offset && *end <= i64::MAX as u64);
+    match (end, zero) {
+        (Some(end), 0) => Ok((ByteRange::new(offset, end), write)),
+        _ => Err(Errno::Inval),
+    }
+}
+
 fn done(result: i32) -> Result<IoctlReply> {
     Ok(IoctlReply { result, output: Vec::new() })
 }
@@ -78,7 +99,7 @@ impl ClientFs {
     }
 
     pub(super) fn control(&self, caller: &Caller<'_>, call: &IoctlCall<'_>) -> Result<IoctlReply> {
-        if !matches!(call.cmd, SET_MODE | GET_MODE | NO_EXPAND | LOCK_AHEAD | GROUP_UNLOCK) {
+        if !matches!(call.cmd, SET_MODE | GET_MODE | NO_EXPAND | LOCK_AHEAD | LOCK_AHEAD_LIST | GROUP_UNLOCK) {
             return Err(Errno::NoTty);
         }
         let (file, input) = (self.controlled(call)?, call.input);
@@ -99,16 +120,10 @@ impl ClientFs {
                 done(0)
             }
             LOCK_AHEAD => {
-                let (offset, len) = (u64_at(input, 0)?, u64_at(input, 8)?);
-                let (write, zero) = (switch(u32_at(input, 16)?)?, u32_at(input, 20)?);
-                let end = offset.checked_add(len).filter(|end| *end > offset && *end <= i64::MAX as u64);
-                let (Some(end), 0) = (end, zero) else { return Err(Errno::Inval) };
-                done(match self.client.lock_ahead(&file, ByteRange::new(offset, end), write)? {
-                    Ahead::Asked => 0,
-                    Ahead::Same => 1,
-                    Ahead::Different => 2,
-                })
+                let (range, write) = range_at(input, 0)?;
+                done(self.ahead(&file, range, write)?)
             }
+            LOCK_AHEAD_LIST => self.ahead_list(&file, input),
             _ => {
                 let group = u64_at(input, 0)?;
                 if group == 0 || file.group() != group {
@@ -118,6 +133,31 @@ impl ClientFs {
                 done(0)
             }
         }
+    }
+
+    fn ahead(&self, file: &OpenFile, range: ByteRange, write: bool) -> Result<i32> {
+        Ok(match self.client.lock_ahead(file, range, write)? {
+            Ahead::Asked => 0,
+            Ahead::Same => 1,
+            Ahead::Different => 2,
+        })
+    }
+
+    /// Nothing is asked for unless all ranges can be read.
+    fn ahead_list(&self, file: &OpenFile, input: &[u8]) -> Result<IoctlReply> {
+        let (count, zero) = (u32_at(input, 0)? as usize, u32_at(input, 4)?);
+        if !(1..=RANGES_MAX).contains(&count) || zero != 0 {
+            return Err(Errno::Inval);
+        }
+        let places = (0..count).map(|n| LIST_HEAD + n * RANGE_BYTES);
+        let ranges = places.clone().map(|at| range_at(input, at)).collect::<Result<Vec<_>>>()?;
+        let (mut output, mut asked) = (input.to_vec(), 0);
+        for (at, (range, write)) in places.zip(ranges) {
+            let result = self.ahead(file, range, write).unwrap_or_else(|e| -e.raw());
+            asked += i32::from(result == 0);
+            output[at + RESULT_AT..at + RANGE_BYTES].copy_from_slice(&result.to_ne_bytes());
+        }
+        Ok(IoctlReply { result: asked, output })
     }
 
     /// Whether the command is answered by `control_later`.

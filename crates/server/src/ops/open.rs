@@ -55,19 +55,25 @@ pub async fn open_here<E: Env>(
     ino: Ino,
     how: Opening<'_>,
 ) -> Result<(InodeView, Option<u64>, Option<TokenGrant>)> {
-    let is_writer = || target.opens.borrow().is_writer(how.session, ino);
+    let is_news = || how.access.write && target.tokens.on() && !target.opens.borrow().is_writer(how.session, ino);
     let mut changed = None;
-    if how.access.write && target.tokens.on() && !is_writer() {
-        let _guard = target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
-        check_open(target, how.cred, ino, how.access, how.exec)?;
-        let key = Changed { key: TokenKey::Attributes(ino), known: how.known, joint: false };
-        let sent = || worker.send_revocations(target);
-        let mut changing = target.tokens.change(|| worker.now_ns(), how.session, || vec![key], sent).await;
-        register(target, ino, &how)?;
-        changed = changing.end();
-    } else {
+    loop {
+        if is_news() {
+            let _guard = target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+            check_open(target, how.cred, ino, how.access, how.exec)?;
+            let key = Changed { key: TokenKey::Attributes(ino), known: how.known, joint: false };
+            let sent = || worker.send_revocations(target);
+            let mut changing = target.tokens.change(|| worker.now_ns(), how.session, || vec![key], sent).await;
+            register(target, ino, &how)?;
+            changed = changing.end();
+            break;
+        }
         target.settle(vec![NameKey::Inode(ino)]).await;
-        register(target, ino, &how)?;
+        // The session's other opens may have ended meanwhile, and others been told what they may cache.
+        if !is_news() {
+            register(target, ino, &how)?;
+            break;
+        }
     }
     let (view, token) = match view(worker, target, ino, Some(how.session)).await {
         Ok(seen) => seen,

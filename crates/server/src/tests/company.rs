@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Runs `story` with two mounts of a server with `targets` targets and `workers` workers.
-fn with_two<F>(seed: u64, targets: u16, workers: u16, story: F)
+pub(super) fn with_two<F>(seed: u64, targets: u16, workers: u16, story: F)
 where
     F: AsyncFnOnce(&Place, &Client, &Client),
 {

@@ -38,6 +38,10 @@ impl Run {
             self.quiet.set(self.cluster.env.now());
         }
         let at = first + self.pick(servers);
+        if self.plan.contention && self.plan.faults == Faults::All && self.roll(4) == 0 {
+            self.stop_for_short().await;
+            return Ok(());
+        }
         if servers > 1 && self.roll(4) == 0 {
             let other = first + (at - first + 1 + self.pick(servers - 1)) % servers;
             let (one, two) = join(self.fault_of(at), self.fault_of(other)).await;
@@ -125,7 +129,7 @@ impl Run {
     }
 
     /// Waits until a call got through: faults in such a row that none does prove nothing.
-    async fn progress(&self) {
+    pub(super) async fn progress(&self) {
         let (calls, until) = (self.calls_made(), self.cluster.env.now() + STUCK);
         while self.calls_made() == calls && !self.resting() && self.cluster.env.now() < until {
             self.pause(100..2_000).await;

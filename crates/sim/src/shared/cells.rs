@@ -1,6 +1,6 @@
 //! The file of cells: reads, writes, appends, holes and truncates of whole cells from all sides, judged by `linear`.
 //!
-//! Owns: how cells lie in a file, the calls. Does not own: which histories are right (`Linear`).
+//! Owns: how cells lie in a file (`Row`), the calls. Does not own: which histories are right (`Linear`).
 //!
 //! Cells have one length, in most runs none that blocks, pages or stripes share. A crash of a mount takes what it had not
 //! written back, so the history ends there and a new file begins.
@@ -20,28 +20,40 @@ const SPAN: u64 = 6;
 /// More cells than this are cut off.
 const MANY: usize = 30;
 
+/// How cells lie in a file.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// The file.
+    pub ino: Ino,
+    /// Bytes of a cell.
+    pub len: u64,
+}
+
 /// The file and its history since the last crash of a mount.
 pub struct CellFile {
     /// Whether tasks use it.
     pub on: bool,
-    ino: Ino,
-    len: u64,
+    row: Row,
     made: u64,
     linear: Linear,
 }
 
 impl Default for CellFile {
     fn default() -> CellFile {
-        CellFile { on: false, ino: Ino::ROOT, len: LENGTHS[0], made: 0, linear: Linear::default() }
+        CellFile { on: false, row: Row { ino: Ino::ROOT, len: LENGTHS[0] }, made: 0, linear: Linear::default() }
     }
 }
 
 impl CellFile {
     /// A file that tasks use, with cells of a length by chance.
     pub fn drawn(dice: &mut Dice) -> CellFile {
-        CellFile { on: true, len: LENGTHS[dice.below(LENGTHS.len() as u64) as usize], ..CellFile::default() }
+        let mut cells = CellFile { on: true, ..CellFile::default() };
+        cells.row.len = LENGTHS[dice.below(LENGTHS.len() as u64) as usize];
+        cells
     }
+}
 
+impl Row {
     fn bytes(&self, n: usize, tag: u64) -> Vec<u8> {
         let cell = tag.to_le_bytes().into_iter().cycle().take(self.len as usize);
         let cell: Vec<u8> = cell.collect();
@@ -49,7 +61,9 @@ impl CellFile {
     }
 
     /// The cells that bytes make up.
-    fn cells(&self, bytes: &[u8]) -> Told<Cells> {
+    ///
+    /// Errors: a cell that is not of one write.
+    pub fn cells(&self, bytes: &[u8]) -> Told<Cells> {
         if !(bytes.len() as u64).is_multiple_of(self.len) {
             return Err(format!("{} bytes end inside a cell of {}", bytes.len(), self.len));
         }
@@ -63,6 +77,56 @@ impl CellFile {
             cells.0.push(u64::from_le_bytes(tag));
         }
         Ok(cells)
+    }
+
+    /// Makes a call. `end_file` is open to append; with `by_open` a truncate goes by the open file.
+    ///
+    /// Errors: the call's, or what it returned that no call may.
+    pub async fn perform(
+        &self,
+        (client, ctx): (&Client, &Ctx),
+        op: &CellOp,
+        (file, end_file): (&Arc<OpenFile>, &Arc<OpenFile>),
+        direct: bool,
+        by_open: bool,
+    ) -> Told<Cells> {
+        let (len, said) = (self.len, |e: amphi_types::Errno| e.to_string());
+        match *op {
+            CellOp::Write { n, tag, .. } | CellOp::Append { n, tag } => {
+                let bytes = self.bytes(n, tag);
+                let (file, offset) = match *op {
+                    CellOp::Write { at, .. } => (file, at as u64 * len),
+                    _ => (end_file, 0),
+                };
+                let written = write(client, ctx, file, offset, &bytes, direct).await.map_err(said)?;
+                if written != bytes.len() as u64 {
+                    return Err(format!("{written} of {} bytes", bytes.len()));
+                }
+                Ok(Cells::default())
+            }
+            CellOp::Read { at, n } => {
+                let bytes = read(client, ctx, file, at as u64 * len, n as u64 * len, direct).await.map_err(said)?;
+                self.cells(&bytes)
+            }
+            CellOp::Zero { at, n } => {
+                let (at, n, mode) = (at as u64 * len, n as u64 * len, Fallocate::PunchHole);
+                client.fallocate(ctx, file, mode, at, n).await.map_err(said)?;
+                Ok(Cells::default())
+            }
+            CellOp::Resize { n } => {
+                let set = SetAttr { size: Some(n as u64 * len), ..SetAttr::default() };
+                let open = by_open.then(|| file.clone());
+                client.setattr(ctx, self.ino, set, open.as_ref()).await.map_err(said)?;
+                Ok(Cells::default())
+            }
+            CellOp::Size => {
+                let size = client.getattr(ctx, self.ino).await.map_err(said)?.size;
+                if !size.is_multiple_of(len) {
+                    return Err(format!("{size} bytes"));
+                }
+                Ok(Cells(vec![size / len]))
+            }
+        }
     }
 }
 
@@ -78,7 +142,7 @@ pub(super) async fn new_file(client: &Client, area: &SharedArea) -> Result<()> {
     };
     let ino = client.create(&Ctx::root(), root, name.as_bytes(), 0o644, OpenFlags::WRITE).await?.attr.ino;
     let mut a = area.borrow_mut();
-    (a.cells.ino, a.cells.linear) = (ino, Linear::default());
+    (a.cells.row.ino, a.cells.linear) = (ino, Linear::default());
     Ok(())
 }
 
@@ -87,10 +151,10 @@ pub(super) async fn check(client: &Client, area: &SharedArea) -> Told {
     if !area.borrow().cells.on {
         return Ok(());
     }
-    let ino = area.borrow().cells.ino;
-    let bytes = super::whole(client, ino).await?;
+    let row = area.borrow().cells.row;
+    let bytes = super::whole(client, row.ino).await?;
+    let all = row.cells(&bytes)?;
     let cells = &mut area.borrow_mut().cells;
-    let all = cells.cells(&bytes)?;
     let call = cells.linear.begin(CellOp::Read { at: 0, n: 1 << 20 });
     cells.linear.end(call, &all)
 }
@@ -101,7 +165,7 @@ impl Sharer {
         if let Some(file) = &self.cells[at] {
             return Ok(file.clone());
         }
-        let ino = self.area.borrow().cells.ino;
+        let ino = self.area.borrow().cells.row.ino;
         let flags = OpenFlags { append, direct: dice.one_in(3), dsync: dice.one_in(8), ..OpenFlags::READ_WRITE };
         Ok(self.cells[at].insert(self.open(ino, flags).await?).clone())
     }
@@ -128,63 +192,16 @@ impl Sharer {
         let file = self.cell_file(dice, false).await?;
         let end_file = self.cell_file(dice, true).await?;
         let (op, direct, by_open) = (self.draw_op(dice), dice.one_in(4), dice.one_in(2));
-        let (ino, len, call) = {
+        let (row, call) = {
             let cells = &mut self.area.borrow_mut().cells;
-            (cells.ino, cells.len, cells.linear.begin(op.clone()))
+            (cells.row, cells.linear.begin(op.clone()))
         };
-        self.note(format!("cells of {len}: {op:x?}{} ...", if direct { " direct" } else { "" }));
-        let returned = self.cell_perform(&op, (ino, len), (&file, &end_file), direct, by_open).await;
+        let ino = row.ino;
+        self.note(format!("cells of {}: {op:x?}{} ...", row.len, if direct { " direct" } else { "" }));
+        let returned = row.perform((&self.client, &self.ctx()), &op, (&file, &end_file), direct, by_open).await;
         let returned = returned.map_err(|e| format!("cells {ino}: {op:x?}: {e}"))?;
         self.note(format!("  ... {op:x?} gave {:x?}", returned.0));
         let judged = self.area.borrow_mut().cells.linear.end(call, &returned);
         judged.map_err(|e| format!("cells {ino} are not one file: {e}"))
-    }
-
-    async fn cell_perform(
-        &self,
-        op: &CellOp,
-        (ino, len): (Ino, u64),
-        (file, end_file): (&Arc<OpenFile>, &Arc<OpenFile>),
-        direct: bool,
-        by_open: bool,
-    ) -> Told<Cells> {
-        let (client, ctx) = (&self.client, &self.ctx());
-        let said = |e: amphi_types::Errno| e.to_string();
-        match *op {
-            CellOp::Write { n, tag, .. } | CellOp::Append { n, tag } => {
-                let bytes = self.area.borrow().cells.bytes(n, tag);
-                let (file, offset) = match *op {
-                    CellOp::Write { at, .. } => (file, at as u64 * len),
-                    _ => (end_file, 0),
-                };
-                let written = write(client, ctx, file, offset, &bytes, direct).await.map_err(said)?;
-                if written != bytes.len() as u64 {
-                    return Err(format!("{written} of {} bytes", bytes.len()));
-                }
-                Ok(Cells::default())
-            }
-            CellOp::Read { at, n } => {
-                let bytes = read(client, ctx, file, at as u64 * len, n as u64 * len, direct).await.map_err(said)?;
-                self.area.borrow().cells.cells(&bytes)
-            }
-            CellOp::Zero { at, n } => {
-                let (at, n, mode) = (at as u64 * len, n as u64 * len, Fallocate::PunchHole);
-                client.fallocate(ctx, file, mode, at, n).await.map_err(said)?;
-                Ok(Cells::default())
-            }
-            CellOp::Resize { n } => {
-                let set = SetAttr { size: Some(n as u64 * len), ..SetAttr::default() };
-                let open = by_open.then(|| file.clone());
-                client.setattr(ctx, ino, set, open.as_ref()).await.map_err(said)?;
-                Ok(Cells::default())
-            }
-            CellOp::Size => {
-                let size = client.getattr(ctx, ino).await.map_err(said)?.size;
-                if !size.is_multiple_of(len) {
-                    return Err(format!("{size} bytes"));
-                }
-                Ok(Cells(vec![size / len]))
-            }
-        }
     }
 }

@@ -1,0 +1,45 @@
+//! What a switching storm changes: how requests go, how locks lie, when files are contended.
+//!
+//! Owns: names and values. A value never changes what may be seen, only the way to it.
+
+use crate::dice::Dice;
+
+/// The attribute that sets a tunable.
+pub const SET: &[u8] = b"user.amphi.set";
+
+/// What an arena begins with: two conflicts make a file contended.
+pub const AT_FIRST: [&str; 3] =
+    ["server.contended_conflicts=2", "server.contended_window_ms=2000", "server.contended_hold_ms=500"];
+
+/// Those of the servers, which the master hands on, and those of the mount that sets them.
+const CHOICES: [(&str, &[&str]); 23] = [
+    ("server.contention", &["on", "on", "off"]),
+    ("server.contended_conflicts", &["1", "2", "3", "16"]),
+    ("server.contended_window_ms", &["1", "100", "4000"]),
+    ("server.contended_hold_ms", &["0", "20", "1000"]),
+    ("server.lock_granularity_bytes", &["1", "1", "4K", "64K"]),
+    ("server.lock_growth", &["on", "off"]),
+    ("hybrid.mode", &["auto", "auto", "auto", "buffered", "direct"]),
+    ("hybrid.contention", &["on", "on", "off"]),
+    ("hybrid.contended_ms", &["0", "1", "50", "4000"]),
+    ("hybrid.small_bytes", &["0", "1K", "8K", "32K"]),
+    ("hybrid.large_write_bytes", &["0", "4K", "64K", "2M"]),
+    ("hybrid.large_read_bytes", &["0", "4K", "64K", "8M"]),
+    ("hybrid.locality", &["on", "off"]),
+    ("hybrid.locality_pages", &["16", "4096"]),
+    ("hybrid.overcache_bytes", &["1M", "1G"]),
+    ("locks.max", &["16", "16384"]),
+    ("locks.max_age_s", &["1", "600"]),
+    ("locks.batch_cancels", &["on", "off"]),
+    ("writeback.age_ms", &["10", "100", "5000"]),
+    ("writeback.batch", &["on", "off"]),
+    ("writeback.run_bytes", &["64K", "1M"]),
+    ("readahead.enabled", &["on", "off"]),
+    ("cache.dirty_percent", &["1", "10", "50"]),
+];
+
+/// A change, `NAME=VALUE`.
+pub fn draw(dice: &mut Dice) -> String {
+    let (name, values) = CHOICES[dice.below(CHOICES.len() as u64) as usize];
+    format!("{name}={}", values[dice.below(values.len() as u64) as usize])
+}
