@@ -17,6 +17,7 @@ mod names;
 mod policy;
 mod server;
 mod servers;
+mod siblings;
 mod sim_clock;
 mod wired;
 mod world;

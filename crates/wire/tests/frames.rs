@@ -90,6 +90,12 @@ fn requests() -> Vec<Request> {
         Request::WriteBatch {
             parts: vec![BatchPart { object, offset: u64::MAX, len: u32::MAX, generation: 1, mtime }; BATCH_PARTS_MAX],
         },
+        Request::ReadBatch {
+            dir: ino,
+            parts: vec![ReadPart { name: name(), ino, data: true }; BATCH_PARTS_MAX],
+            bytes_max: u32::MAX,
+            ask_back: true,
+        },
         Request::CloseBatch { closes: vec![(ino, access, Some(mtime)), (ino, access, None)] },
         Request::Punch { object, range, generation: 1, mtime, server_lock: true },
         Request::Allocate { object, range, generation: 1, server_lock: true },
@@ -139,6 +145,7 @@ fn replies() -> Vec<Reply> {
         Reply::Data,
         Reply::Written,
         Reply::WrittenBatch(vec![Ok(()), Err(Errno::NoSpace)]),
+        Reply::FilesAhead(vec![Err(Errno::Again)]),
         Reply::Offset(Some(u64::MAX)),
         Reply::Offset(None),
         Reply::Locked { lock: 1, range: ByteRange::ALL },

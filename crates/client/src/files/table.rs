@@ -1,7 +1,7 @@
 //! The table of files: which inodes the client knows something about.
 
 use super::{File, Moment, tick};
-use amphi_types::Ino;
+use amphi_types::{ByteRange, Ino};
 use amphi_wire::{Access, InodeView};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -82,6 +82,24 @@ impl FileTable {
         known.spread |= access.write && view.spread;
         drop(known);
         file
+    }
+
+    /// As `open`, for what was opened ahead of its reader. If the file was not known from before `moment` until now, so that nothing of
+    /// this mount lies between, a fill of `range` is entered in the same step: its id.
+    pub(crate) fn open_ahead(
+        &self,
+        view: InodeView,
+        access: Access,
+        moment: Moment,
+        range: ByteRange,
+    ) -> (Arc<File>, Option<u64>) {
+        let ino = view.attr.ino;
+        let mut shard = self.shard(ino).lock();
+        let unknown = !shard.files.contains_key(&ino) && shard.forgotten.until(ino) < moment.at;
+        let file = Self::entry(&mut shard, view, moment);
+        file.known.lock().opens.push(access);
+        let fill = unknown.then(|| file.fill_begins(range));
+        (file, fill)
     }
 
     /// The file, known as long as the result lives although it is not open here.
