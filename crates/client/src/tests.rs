@@ -18,6 +18,7 @@ mod policy;
 mod server;
 mod servers;
 mod siblings;
+mod siblings_shared;
 mod sim_clock;
 mod wired;
 mod world;

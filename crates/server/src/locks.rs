@@ -165,28 +165,6 @@ impl Locks {
         Ok(Grant { id, range })
     }
 
-    /// As `enqueue_ahead`, but what is in the way is asked back: whoever asks again soon may find nothing there.
-    ///
-    /// Errors: as for `enqueue_ahead`.
-    pub fn enqueue_or_ask_back(
-        &self,
-        now_ns: u64,
-        session: SessionId,
-        object: ObjectId,
-        mode: Mode,
-        range: ByteRange,
-    ) -> Result<Grant> {
-        let request = LockRequest { owner: Owner::Cached(session), object, mode, range, growth: Growth::Exact };
-        let mut inner = self.inner.borrow_mut();
-        let id = inner.space.enqueue(now_ns, request).map_err(errno)?;
-        let granted = inner.space.granted_range(id);
-        if granted.is_none() {
-            inner.space.cancel(now_ns, session, &[id]);
-        }
-        inner.pump();
-        granted.map(|range| Grant { id, range }).ok_or(Errno::Again)
-    }
-
     /// Asks for the lock of a group, or again for one that was asked for as `asked` before. Returns its id and whether it is granted;
     /// if not, `Push::GroupLockNews` follows when it is.
     ///

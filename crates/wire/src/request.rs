@@ -403,7 +403,8 @@ pub enum Request {
         parts: Vec<ReadPart>,
         /// Files with more bytes are left out.
         bytes_max: u32,
-        /// Read locks that locks of other mounts stand in the way of are not waited for; those are asked back for the next try.
+        /// Locks in the way that other mounts keep without having the files open for writing are asked back and waited for, for a
+        /// moment; otherwise nothing is.
         ask_back: bool,
     },
 }

@@ -98,7 +98,11 @@ impl FileTable {
         let unknown = !shard.files.contains_key(&ino) && shard.forgotten.until(ino) < moment.at;
         let file = Self::entry(&mut shard, view, moment);
         file.known.lock().opens.push(access);
-        let fill = unknown.then(|| file.fill_begins(range));
+        let fill = unknown.then(|| {
+            // The view is of a moment since which nothing has happened here.
+            file.epoch.store(moment.at, SeqCst);
+            file.fill_begins(range)
+        });
         (file, fill)
     }
 
