@@ -102,6 +102,8 @@ pub struct Summary {
     pub network_faults: u64,
     /// Parts of batches of write-back that mounts sent.
     pub batched: u64,
+    /// Files that had been opened ahead when they were opened.
+    pub opened_ahead: u64,
 }
 
 /// A run that did not.
@@ -279,10 +281,14 @@ impl Run {
         for mount in mounts {
             let text = mount.client.getxattr(&Ctx::root(), Ino::ROOT, b"user.amphi.stats").await.unwrap_or_default();
             let text = String::from_utf8_lossy(&text);
-            let fields = text.lines().find(|l| l.starts_with("batch_files")).map(str::split_whitespace);
             // Name, samples, `samples`, unit, least, most, sum.
-            let parts = fields.and_then(|mut f| f.nth(6)).and_then(|sum| sum.parse().ok()).unwrap_or(0);
-            self.summary.borrow_mut().batched += parts;
+            let field = |name: &str, at: usize| -> u64 {
+                let fields = text.lines().find(|l| l.starts_with(name)).map(str::split_whitespace);
+                fields.and_then(|mut f| f.nth(at)).and_then(|n| n.parse().ok()).unwrap_or(0)
+            };
+            let mut summary = self.summary.borrow_mut();
+            summary.batched += field("batch_files", 6);
+            summary.opened_ahead += field("readahead_small_used", 1);
         }
     }
 
