@@ -187,3 +187,24 @@ fn permission_taken_elsewhere() {
         assert_eq!(open(&b, &user, dir, &names[9]).await.err(), Some(Errno::Access));
     });
 }
+
+/// Goal: nobody has to list the directory in company either. Method: files are looked up by one mount after another one has made them,
+/// then opened in the order in which they were made; locks are kept by their maker.
+#[test]
+fn unlisted_files_of_another_mount() {
+    in_cluster(40, 1, async |c: &Cluster| {
+        let [a, b] = c.two().await;
+        let dir = dir_on(&a, 0).await;
+        made(&a, dir, 200).await;
+        for i in 0..200 {
+            b.lookup(&root(), dir, name(i).as_bytes()).await.expect("it is there");
+        }
+        let before = calls(&b);
+        for i in 0..200 {
+            assert!(cat(&b, dir, &name(i)).await == bytes(i, 0), "{i}");
+        }
+        c.sleep(3).await;
+        let of_b = calls(&b) - before;
+        assert!(used(&b) > 150 && of_b < 150, "{} opened ahead, {of_b} messages", used(&b));
+    });
+}
