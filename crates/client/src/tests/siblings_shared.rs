@@ -56,10 +56,8 @@ fn used(client: &Client) -> u64 {
     client.core.stats.of(Count::SmallAheadUsed).1
 }
 
-async fn off(client: &Client) {
-    for core in [&client.core] {
-        core.tunables.set("readahead.small_files", "off").expect("a switch");
-    }
+fn off(client: &Client) {
+    client.core.tunables.set("readahead.small_files", "off").expect("a switch");
 }
 
 /// Goal: a mount that has never seen the files of another one reads them in order for a fraction of a message each, although that one
@@ -86,7 +84,7 @@ fn files_of_another_mount() {
             assert!(of_b < 150, "{of_b} messages for 200 files");
             assert!(of_a <= 210, "one for each lock that goes back: {of_a}");
             let third = c.mount().await;
-            off(&third).await;
+            off(&third);
             let before = calls(&third);
             for name in &names {
                 assert!(cat(&third, dir, name).await == bytes(number(name), 0), "{name}");
@@ -106,7 +104,7 @@ fn changes_elsewhere_are_seen() {
             let [a, b] = c.two().await;
             let dir = dir_on(&a, (seed % 2) as u16).await;
             made(&a, dir, 60).await;
-            let mut versions = vec![Some(0u8); 60];
+            let mut versions = [Some(0u8); 60];
             for round in 0..4u8 {
                 let mut names = list(&b, dir, round % 2 == 0).await;
                 names.sort();
