@@ -213,8 +213,8 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
         Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid } => {
             Box::pin(cx.write(object, offset, generation, mtime, server_lock, kill_suidgid, payload)).await
         }
-        Request::ReadBatch { dir, parts, bytes_max, ask_back } => {
-            return Box::pin(cx.read_batch(dir, &parts, bytes_max, ask_back)).await;
+        Request::ReadBatch { dir, parts, bytes_max, ask_back, tokens } => {
+            return Box::pin(cx.read_batch(dir, &parts, bytes_max, ask_back, tokens)).await;
         }
         Request::WriteBatch { parts } => Box::pin(cx.write_batch(parts, payload)).await,
         Request::Punch { object, range, generation, mtime, server_lock } => {

@@ -406,6 +406,8 @@ pub enum Request {
         /// Locks in the way that other mounts keep without having the files open for writing are asked back and waited for, for a
         /// moment; otherwise nothing is.
         ask_back: bool,
+        /// The client caches under tokens, so it needs them; a mount that is alone does not.
+        tokens: bool,
     },
 }
 

@@ -95,6 +95,7 @@ fn requests() -> Vec<Request> {
             parts: vec![ReadPart { name: name(), ino, data: true }; BATCH_PARTS_MAX],
             bytes_max: u32::MAX,
             ask_back: true,
+            tokens: false,
         },
         Request::CloseBatch { closes: vec![(ino, access, Some(mtime)), (ino, access, None)] },
         Request::Punch { object, range, generation: 1, mtime, server_lock: true },

@@ -87,6 +87,7 @@ pub(super) async fn run(core: Arc<Core>, cred: Cred, batch: Batch) {
         parts: batch.parts.clone(),
         bytes_max: core.tunables.get(Knob::SmallAheadBytes) as u32,
         ask_back: core.tunables.on(Knob::SmallAheadAskBack),
+        tokens: core.company.uses_tokens(),
     };
     core.stats.bytes(Count::SmallAheadAsked, batch.parts.len() as u64);
     let asked_ns = core.clock.boot_ns();

@@ -71,6 +71,7 @@ enum Lock {
 struct Asked {
     dir: Ino,
     bytes_max: u64,
+    tokens: bool,
 }
 
 /// What has come together.
@@ -91,12 +92,13 @@ impl<E: Env> Cx<E> {
         parts: &[ReadPart],
         bytes_max: u32,
         ask_back: bool,
+        tokens: bool,
     ) -> Result<(Reply, Option<Buf>)> {
         if parts.is_empty() || parts.len() > BATCH_PARTS_MAX {
             return Err(Errno::Inval);
         }
         let counters = &self.worker.counters;
-        let asked = Asked { dir, bytes_max: u64::from(bytes_max).min(BATCH_BYTES_MAX as u64) };
+        let asked = Asked { dir, bytes_max: u64::from(bytes_max).min(BATCH_BYTES_MAX as u64), tokens };
         let mut found = Found { files: vec![Err(Errno::Again); parts.len()], ..Found::default() };
         for (index, part) in parts.iter().enumerate() {
             self.add_part(&asked, index, part, Lock::Free, &mut found);
@@ -218,7 +220,7 @@ impl<E: Env> Cx<E> {
             read = Some((all, span));
         }
         let mut tokens = Tokens::default();
-        if target.tokens.on() {
+        if target.tokens.on() && asked.tokens {
             tokens.attributes = target.grant_attributes(now_ns, self.session, &view);
             if tokens.attributes.is_none() {
                 // Without, the client could not know how long the permission holds.

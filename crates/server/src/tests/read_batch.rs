@@ -31,7 +31,8 @@ impl Client {
     }
 
     async fn ahead(&self, parts: &[ReadPart], ask_back: bool) -> (Vec<Result<FileAhead>>, Vec<u8>) {
-        let op = Request::ReadBatch { dir: Ino::ROOT, parts: parts.to_vec(), bytes_max: BYTES_MAX, ask_back };
+        let op =
+            Request::ReadBatch { dir: Ino::ROOT, parts: parts.to_vec(), bytes_max: BYTES_MAX, ask_back, tokens: true };
         let (reply, payload) = self.ask(op, None).await;
         match reply {
             Ok(Reply::FilesAhead(files)) => (files, payload.map_or(Vec::new(), |p| p.to_vec())),
@@ -100,7 +101,7 @@ fn files_come_together() {
         assert_eq!(c.call(Request::GetAttr { ino: parts[5].ino }).await.err(), Some(Errno::Stale), "closed, it goes");
         c.call(Request::LockCancel { locks }).await.expect("given back");
         assert_eq!(c.locks_held().await, 0);
-        let op = Request::ReadBatch { dir: Ino::ROOT, parts: vec![], bytes_max: 1, ask_back: false };
+        let op = Request::ReadBatch { dir: Ino::ROOT, parts: vec![], bytes_max: 1, ask_back: false, tokens: true };
         assert_eq!(c.call(op).await, Err(Errno::Inval));
     });
 }
