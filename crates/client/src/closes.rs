@@ -3,7 +3,8 @@
 //! Owns: sending them, many of one target in one message. Does not own: when a file's close is due (`ops::open`).
 //!
 //! Nobody waits for a close. The first one leaves at once; what becomes due while it is under way leaves together when it is
-//! answered, and what becomes due together leaves together. Invariant: a close is in `Known::closing` from before it comes here
+//! answered, and what becomes due together leaves together. Closes of files that were opened ahead of a reader (`siblings`) wait for
+//! company, until the next tick [1 s], a change of names or a revocation by the target at the latest. Invariant: a close is in `Known::closing` from before it comes here
 //! until it is answered, so a server that restarts hears of the open before it hears the close. Bound: the opens of the files.
 
 use crate::core::Core;
@@ -15,6 +16,7 @@ use amphi_wire::{Access, BATCH_PARTS_MAX, Lane, Request};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// A close that nothing holds up.
 pub(crate) struct Due {
@@ -24,9 +26,24 @@ pub(crate) struct Due {
     pub(crate) atime: Option<Timespec>,
 }
 
-/// What waits for the message of its target that is under way; a target without one has no entry.
+/// Closes that wait for company leave when there are so many of a target.
+const LINGER_MAX: usize = 256;
+
 #[derive(Default)]
-pub(crate) struct Closes(Mutex<BTreeMap<TargetId, VecDeque<Due>>>);
+struct Queues {
+    /// What waits for the message of its target that is under way; a target without one has no entry.
+    under_way: BTreeMap<TargetId, VecDeque<Due>>,
+    /// What waits for company.
+    lingering: BTreeMap<TargetId, Vec<Due>>,
+}
+
+/// What waits to leave.
+#[derive(Default)]
+pub(crate) struct Closes {
+    queues: Mutex<Queues>,
+    /// Whether anything waits for company.
+    lingers: AtomicBool,
+}
 
 /// Sends closes without waiting for the answers.
 pub(crate) fn send(core: &Arc<Core>, due: Vec<Due>) {
@@ -36,22 +53,60 @@ pub(crate) fn send(core: &Arc<Core>, due: Vec<Due>) {
     }
     let mut starting = Vec::new();
     {
-        let mut under_way = core.closes.0.lock();
+        let mut queues = core.closes.queues.lock();
+        let Queues { under_way, lingering } = &mut *queues;
         for one in due {
             let target = one.file.ino.target();
-            if !under_way.contains_key(&target) {
+            let waiting = under_way.entry(target).or_insert_with(|| {
                 starting.push(target);
-            }
-            under_way.entry(target).or_default().push_back(one);
+                lingering.remove(&target).unwrap_or_default().into()
+            });
+            waiting.push_back(one);
         }
     }
     starting.into_iter().for_each(|target| next(core, target));
 }
 
+/// Sends closes that may wait for others.
+pub(crate) fn linger(core: &Arc<Core>, due: Vec<Due>) {
+    let mut full = Vec::new();
+    if core.tunables.on(Knob::CloseBatch) {
+        let mut queues = core.closes.queues.lock();
+        for one in due {
+            let target = one.file.ino.target();
+            let waiting = queues.lingering.entry(target).or_default();
+            waiting.push(one);
+            if waiting.len() >= LINGER_MAX {
+                full.extend(queues.lingering.remove(&target).unwrap_or_default());
+            }
+        }
+        core.closes.lingers.store(!queues.lingering.is_empty(), SeqCst);
+    } else {
+        full = due;
+    }
+    send(core, full);
+}
+
+/// What waits for company at a target leaves.
+pub(crate) fn hurry(core: &Arc<Core>, target: TargetId) {
+    if core.closes.lingers.load(SeqCst) {
+        let due = core.closes.queues.lock().lingering.remove(&target);
+        send(core, due.unwrap_or_default());
+    }
+}
+
+/// What waits for company leaves.
+pub(crate) fn hurry_all(core: &Arc<Core>) {
+    if core.closes.lingers.swap(false, SeqCst) {
+        let due = std::mem::take(&mut core.closes.queues.lock().lingering);
+        send(core, due.into_values().flatten().collect());
+    }
+}
+
 /// The message of the target that was under way, if any, has been answered.
 fn next(core: &Arc<Core>, target: TargetId) {
     let closes: Vec<Due> = {
-        let mut under_way = core.closes.0.lock();
+        let under_way = &mut core.closes.queues.lock().under_way;
         let Some(waiting) = under_way.get_mut(&target) else { return };
         let count = waiting.len().min(BATCH_PARTS_MAX);
         let closes = waiting.drain(..count).collect();

@@ -17,6 +17,7 @@ use crate::learned::Learned;
 use crate::locks::Locks;
 use crate::queue::{Item, Outgoing, Queue};
 use crate::rotating::Rotating;
+use crate::siblings::Siblings;
 use crate::stats::{Count, Stats};
 use crate::tokens::Tokens;
 use crate::tunables::{Knob, Tunables};
@@ -50,6 +51,7 @@ pub(crate) struct Core {
     pub(crate) spreading: Spreading,
     /// Small files that wait for company.
     pub(crate) small_files: SmallFiles,
+    pub(crate) siblings: Siblings,
     pub(crate) closes: Closes,
     pub(crate) queue: Queue,
     pub(crate) owner_uid: u32,
@@ -124,6 +126,7 @@ impl Core {
             spreading: Spreading::default(),
             small_files: SmallFiles::default(),
             closes: Closes::default(),
+            siblings: Siblings::default(),
             queue: Queue::default(),
             clock: config.clock,
             tunables,

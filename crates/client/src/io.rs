@@ -4,12 +4,14 @@
 //! opens and locks to a restarted server, the end. Does not own: any state of files; everything here is plumbing.
 
 use crate::cache::limit;
+use crate::closes;
 use crate::company;
 use crate::core::Core;
 use crate::file_locks;
 use crate::links::{Links, Seat};
 use crate::locks;
 use crate::queue::Item;
+use crate::siblings;
 use crate::stats::Count;
 use crate::tokens;
 use crate::tunables::Knob;
@@ -278,6 +280,8 @@ async fn serve<E: Env>(env: &E, core: &Arc<Core>, links: &Rc<Links<E>>) {
 
 /// Writes everything back at the end. Errors were logged; nobody is left to hear of them.
 async fn drain(core: &Arc<Core>) {
+    siblings::lose(core, None);
+    closes::hurry_all(core);
     writeback::flush_all(core).await;
     let root = crate::api::Ctx::root();
     if let Err(e) = crate::ops::sync::sync_all(core.clone(), root).await {
@@ -295,6 +299,7 @@ async fn tick<E: Env>(env: E, core: Arc<Core>, links: Rc<Links<E>>) {
         locks::tick(&core);
         core.group_news.ring();
         tokens::tick(&core);
+        siblings::tick(&core);
         links.tune();
         links.mind_silence();
         look_at_memory(&core);

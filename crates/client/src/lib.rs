@@ -41,6 +41,7 @@ mod queue;
 mod rangelock;
 pub mod readahead;
 mod rotating;
+mod siblings;
 mod stats;
 pub mod status;
 mod tokens;

@@ -8,6 +8,7 @@
 //! lock's return, so that flush finds every such write. Order: table of locks, then shard.
 
 pub(crate) mod ahead;
+pub(crate) mod coming;
 
 use crate::cache::drop::Dirty;
 use crate::core::{Core, unexpected};

@@ -51,6 +51,11 @@ counters! {
     CopyRange = "copy_range", "bytes";
     Fill = "cache_fill", "bytes";
     ReadAheadIssued = "readahead_issued", "bytes";
+    SmallAheadAsked = "readahead_small_asked", "files";
+    SmallAheadGot = "readahead_small_got", "files";
+    SmallAheadLater = "readahead_small_later", "files";
+    SmallAheadUsed = "readahead_small_used", "reqs";
+    SmallAheadWasted = "readahead_small_wasted", "reqs";
     WriteBack = "writeback", "bytes";
     WriteBackFailed = "writeback_failed", "bytes";
     BatchRequests = "batch_requests", "reqs";

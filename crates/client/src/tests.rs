@@ -17,6 +17,8 @@ mod names;
 mod policy;
 mod server;
 mod servers;
+mod siblings;
+mod siblings_shared;
 mod sim_clock;
 mod wired;
 mod world;

@@ -12,6 +12,7 @@ use crate::core::Core;
 use crate::files::{File, Moment};
 use crate::stats::Count;
 use amphi_dlm::{Ask, Grant, OwnChange, Revoke, RevokeId, TokenCache, TokenCacheLimits, TokenKey, TokenNumber};
+use amphi_env::Buf;
 use amphi_types::{Attr, Cred, Errno, Ino, Kind, Name, Result, SessionId, TargetId};
 use amphi_wire::{InodeView, Lane, Reply, Request, TokenGrant, Tokens as Grants};
 use parking_lot::{Mutex, RwLock};
@@ -81,22 +82,25 @@ async fn call_on(
     keys: &[TokenKey],
 ) -> Result<Told> {
     let begun = crate::company::begin(core);
+    let mut changing = crate::siblings::changing(core, &op);
     let mut question = match &begun {
         Some(_) => Question::none(core),
         None => Question::new(core, keys),
     };
     let moment = core.moment();
-    let (answer, _) = core.send(lane, target, cred, op, None, 0).await?;
+    let (answer, payload) = core.send(lane, target, cred, op, None, 0).await?;
+    changing.iter_mut().for_each(crate::siblings::Changing::ends);
     let grants = answer.tokens.unwrap_or_default();
     question.ends(grants.changed);
     let (result, grants) = (answer.result, *grants);
-    Ok(Told { result, grants, moment, question, _begun: begun })
+    Ok(Told { result, grants, payload, moment, question, _begun: begun })
 }
 
 /// An answer, and what it lets the client cache.
 pub(crate) struct Told {
     pub(crate) result: Result<Reply>,
     grants: Grants,
+    payload: Option<Buf>,
     /// When it was asked for.
     pub(crate) moment: Moment,
     question: Question,
@@ -107,6 +111,11 @@ impl Told {
     /// The outcome, once.
     pub(crate) fn take(&mut self) -> Result<Reply> {
         std::mem::replace(&mut self.result, Ok(Reply::Done))
+    }
+
+    /// The bytes that came with it, once.
+    pub(crate) fn take_payload(&mut self) -> Option<Buf> {
+        self.payload.take()
     }
 
     /// The name is there, or is not.
@@ -258,12 +267,17 @@ pub(crate) fn outdated(core: &Core, ino: Ino) {
 /// `Push::Revoke`: takes it and answers, in one step.
 pub(crate) fn revoke(core: &Arc<Core>, target: TargetId, id: u64, upto: u64, keys: Vec<TokenKey>) {
     core.stats.count(Count::TokenRevoke);
-    {
+    let inodes = {
         let mut cache = core.tokens.cache.write();
         keys.iter().for_each(|key| unsure(core, *key));
         let (session, id, upto) = (SessionId(0), RevokeId(id), TokenNumber(upto));
+        let attributes =
+            keys.iter().filter_map(|key| if let TokenKey::Attributes(ino) = key { Some(*ino) } else { None });
+        let inodes: Vec<Ino> = attributes.collect();
         cache.revoke(&Revoke { session, id, upto, keys });
-    }
+        inodes
+    };
+    crate::siblings::revoked(core, target, inodes.into_iter());
     let op = Request::Revoked { ids: vec![id] };
     drop(core.send(Lane::Answer, target, &Cred::root(), op, None, 0));
 }
@@ -273,6 +287,8 @@ pub(crate) fn lose_all(core: &Core) {
     let mut cache = core.tokens.cache.write();
     cache.lose_all();
     core.files.all().iter().for_each(|file| file.token_end_ns.store(0, SeqCst));
+    drop(cache);
+    crate::siblings::lose(core, None);
 }
 
 /// Nothing cached of these targets counts any more: their server has forgotten what it granted.
@@ -280,6 +296,7 @@ pub(crate) fn lose(core: &Core, targets: &[TargetId]) {
     core.tokens.cache.write().lose(|key| targets.contains(&key.target()));
     let files = core.files.all().into_iter().filter(|file| targets.contains(&file.ino.target()));
     files.for_each(|file| file.token_end_ns.store(0, SeqCst));
+    crate::siblings::lose(core, Some(targets));
 }
 
 /// Ends changes whose answers were lost long ago.
@@ -354,6 +371,12 @@ pub(crate) fn attr(core: &Core, ino: Ino) -> Option<Attr> {
     };
     core.stats.count(Count::GetAttrCached);
     Some(attr)
+}
+
+/// Whether the attributes token of an inode is held now.
+pub(crate) fn holds_attributes(core: &Core, ino: Ino) -> bool {
+    let Some(now) = usable_now(core, ino.target()) else { return false };
+    matches!(core.tokens.cache.read().get(now, TokenKey::Attributes(ino)), Some(Value::View(_)))
 }
 
 /// Whether an inode is known to have no extended attributes.

@@ -105,6 +105,10 @@ knobs! {
     ReadAhead = "readahead.enabled", Switch, 1, 0 => 1, "read ahead of sequential and strided streams";
     ReadAheadBytes = "readahead.max_bytes", Bytes, 64 * M, 64 * K => G, "largest read-ahead window of one stream";
     ReadAheadRequests = "readahead.requests", Number, 10, 1 => 1024, "requests of the present size to be ahead of a stream";
+    SmallAhead = "readahead.small_files", Switch, 1, 0 => 1, "open and read the small files of a directory ahead of who opens them one after the other";
+    SmallAheadBytes = "readahead.small_bytes", Bytes, 64 * K, 4 * K => M, "files of at most so many bytes are read so";
+    SmallAheadFiles = "readahead.small_max", Number, 256, 1 => 512, "files to be ahead of a reader at most";
+    SmallAheadAskBack = "readahead.small_ask_back", Switch, 1, 0 => 1, "locks on them that other mounts keep without having the files open for writing are asked back";
     CloseBatch = "client.close_batch", Switch, 1, 0 => 1, "closes that are due at the same time leave in one request";
     LocksMaxAgeS = "locks.max_age_s", Number, 600, 1 => 86_400, "locks of files that were not used for this time go back, with what is cached under them";
     LocksMax = "locks.max", Number, 16_384, 16 => 16_384, "locks held of one target; beyond, those unused for longest go back";

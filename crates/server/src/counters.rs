@@ -33,6 +33,7 @@ counters! {
     read = "request_read", "Requests of this kind.";
     write = "request_write", "Requests of this kind.";
     write_batch = "request_write_batch", "Requests of this kind.";
+    read_batch = "request_read_batch", "Requests of this kind.";
     space = "request_space", "Punch, allocate and seek.";
     sync = "request_sync", "Requests of this kind.";
     lock = "request_lock", "Enqueues, cancels, answers to glimpses and revocations.";
@@ -41,6 +42,8 @@ counters! {
     read_bytes = "read_bytes", "Payload bytes read.";
     write_bytes = "write_bytes", "Payload bytes written.";
     batch_parts = "write_batch_parts", "Small writes that came together with others.";
+    ahead_parts = "read_batch_parts", "Small files asked for ahead of their readers.";
+    ahead_refused = "read_batch_refused", "Of them: not had, mostly because others would have to be waited for.";
     write_copied = "write_copied_bytes", "Payload bytes that had to be copied to be aligned.";
     edge_reads = "edge_reads", "Blocks read to complete the edges of unaligned writes.";
     data_reads = "data_disk_reads", "Disk reads of file data.";
@@ -92,6 +95,7 @@ impl Counters {
             Request::Read { .. } => &self.read,
             Request::Write { .. } => &self.write,
             Request::WriteBatch { .. } => &self.write_batch,
+            Request::ReadBatch { .. } => &self.read_batch,
             Request::Punch { .. } | Request::Allocate { .. } | Request::Seek { .. } => &self.space,
             Request::Sync => &self.sync,
             Request::LockEnqueue { .. }

@@ -16,6 +16,7 @@ mod names;
 mod objects;
 mod open;
 mod payload;
+mod read_batch;
 mod remove;
 mod rename;
 mod xattr;
@@ -157,14 +158,19 @@ pub async fn execute<E: Env>(
     let mut running = Running { target: target.clone(), session, id, done: false };
     let result = match expired() {
         true => Err(Errno::TimedOut),
-        false => dispatch(&cx, call.op, payload).await.map(|(reply, _)| reply),
+        false => dispatch(&cx, call.op, payload).await,
+    };
+    // A slot remembers no payload: whoever asks again gets the answer without.
+    let (result, payload) = match result {
+        Ok((reply, payload)) => (Ok(reply), payload),
+        Err(e) => (Err(e), None),
     };
     tracing::trace!(?session, ?id, ?result, "the answer");
     let tokens = tokens(&cx, &result);
     let answer = Answer { result, contended: contended(target), tokens };
     running.done = true;
     target.slots.borrow_mut().finish(session, id, &answer);
-    (answer, None)
+    (answer, payload)
 }
 
 fn contended_object(op: &Request) -> Option<amphi_types::ObjectId> {
@@ -206,6 +212,9 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
         Request::Read { object, range, server_lock } => return Box::pin(cx.read(object, range, server_lock)).await,
         Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid } => {
             Box::pin(cx.write(object, offset, generation, mtime, server_lock, kill_suidgid, payload)).await
+        }
+        Request::ReadBatch { dir, parts, bytes_max, ask_back, tokens } => {
+            return Box::pin(cx.read_batch(dir, &parts, bytes_max, ask_back, tokens)).await;
         }
         Request::WriteBatch { parts } => Box::pin(cx.write_batch(parts, payload)).await,
         Request::Punch { object, range, generation, mtime, server_lock } => {

@@ -9,6 +9,8 @@ pub enum Mistake {
     EarlyAnswer,
     /// A part of a batch is written into the place of the part before it.
     ShiftedPart,
+    /// Files that are opened ahead are not checked for permission.
+    UncheckedAhead,
     /// A write builds on the stored block although a neighbour's write of it is under way.
     ForgottenNeighbour,
     /// A write commits before its neighbour's earlier one.

@@ -10,6 +10,7 @@ mod edges;
 mod file_locks;
 mod kept;
 mod locks;
+mod read_batch;
 mod reopen;
 mod sessions;
 mod stories;
@@ -204,6 +205,7 @@ fn target_of(op: &Request, pool: u16) -> TargetId {
         | Request::Link { dir, .. }
         | Request::Unlink { dir, .. }
         | Request::RmDir { dir, .. }
+        | Request::ReadBatch { dir, .. }
         | Request::ReadDir { dir, .. } => dir.target(),
         Request::Rename { from, .. } => from.target(),
         Request::GetAttr { ino }

@@ -46,6 +46,8 @@ struct Temper {
     interrupts: u64,
     /// One call in so many begins a burst of small files.
     bursts: u64,
+    /// One call in so many begins to read the files of a directory in the order of their names.
+    walks: u64,
 }
 
 /// Most small files of a burst.
@@ -61,6 +63,23 @@ struct Burst {
     open: Option<(Handle, bool)>,
 }
 
+/// Least files of a directory that is read in order.
+const WALK_LEAST: usize = 4;
+/// While a directory is read, one call in so many is another one.
+const WALK_OTHERS: u64 = 4;
+
+/// The files of a directory that are listed, looked up, opened, read and closed one after the other, as `cat *` does.
+#[derive(Clone, Debug, Default)]
+struct Walk {
+    dir: Ino,
+    /// Those to come, the next one last.
+    names: Vec<Name>,
+    /// The one that was looked up.
+    found: Option<Ino>,
+    /// The one that is open, and whether it was read.
+    open: Option<(Handle, bool)>,
+}
+
 /// A source of calls.
 #[derive(Clone, Debug)]
 pub struct Generator {
@@ -71,6 +90,8 @@ pub struct Generator {
     next_tag: u64,
     burst: Burst,
     burst_dice: Dice,
+    walk: Walk,
+    walk_dice: Dice,
 }
 
 impl Generator {
@@ -95,9 +116,12 @@ impl Generator {
             sync: [3, 10, 40][dice.below(3) as usize],
             interrupts: [20, 100, 1 << 40][dice.below(3) as usize],
             bursts: 0,
+            walks: 0,
         };
         let mut burst_dice = Dice::new(seed, 2000 + index);
         let temper = Temper { bursts: [15, 60, 1 << 40][burst_dice.below(3) as usize], ..temper };
+        let mut walk_dice = Dice::new(seed, 3000 + index);
+        let temper = Temper { walks: [15, 60, 1 << 40][walk_dice.below(3) as usize], ..temper };
         let owner = match dice.below(3) {
             0 => Cred::root(),
             n => Cred { uid: 1000 + n as u32, gid: 1000 + n as u32, groups: vec![3000, 3000 + n as u32] },
@@ -110,6 +134,8 @@ impl Generator {
             next_tag: (index << 32) + 1,
             burst: Burst::default(),
             burst_dice,
+            walk: Walk::default(),
+            walk_dice,
         }
     }
 
@@ -304,6 +330,9 @@ impl Generator {
         if let Some(op) = self.small_file(r) {
             return (self.owner.clone(), op);
         }
+        if let Some(op) = self.walk(r) {
+            return (self.owner.clone(), op);
+        }
         let cred = self.cred();
         for _ in 0..20 {
             let t = &self.temper;
@@ -352,6 +381,54 @@ impl Generator {
         self.burst.open = Some((handle, false));
         let flags = OpenFlags::READ_WRITE;
         Some(Op::Create { dir: r.root, name, perm: 0o644, flags, handle })
+    }
+
+    /// The next call of who reads a directory in order.
+    fn walk(&mut self, r: &Reference) -> Option<Op> {
+        let walking = self.walk.open.is_some() || self.walk.found.is_some() || !self.walk.names.is_empty();
+        if walking && self.walk_dice.one_in(WALK_OTHERS) {
+            return None;
+        }
+        if let Some((handle, read)) = self.walk.open.take()
+            && r.open_file(handle).is_ok()
+        {
+            if read {
+                return Some(Op::Close { handle });
+            }
+            self.walk.open = Some((handle, true));
+            return Some(Op::Read { handle, offset: 0, len: FILE_MOST, direct: false });
+        }
+        if let Some(ino) = self.walk.found.take()
+            && r.bytes(ino).is_ok()
+        {
+            let handle = self.new_handle();
+            self.walk.open = Some((handle, false));
+            return Some(Op::Open { ino, flags: OpenFlags::READ, handle });
+        }
+        while let Some(name) = self.walk.names.pop() {
+            let dir = self.walk.dir;
+            let there = r.dir(dir).ok().and_then(|(e, _)| e.get(&name)).copied();
+            if let Some(ino) = there.filter(|ino| r.bytes(*ino).is_ok()) {
+                self.walk.found = Some(ino);
+                return Some(Op::Lookup { dir, name });
+            }
+        }
+        if !self.walk_dice.one_in(self.temper.walks) {
+            return None;
+        }
+        let mut dirs = Vec::new();
+        for (dir, node) in r.nodes.iter().filter(|(_, n)| n.nlink > 0) {
+            if let Body::Dir(entries, _) = &node.body {
+                let files = entries.iter().filter(|(_, ino)| r.bytes(**ino).is_ok());
+                let names: Vec<Name> = files.map(|(name, _)| name.clone()).rev().collect();
+                if names.len() >= WALK_LEAST {
+                    dirs.push((*dir, names));
+                }
+            }
+        }
+        let (dir, names) = self.walk_dice.pick(&dirs)?.clone();
+        self.walk = Walk { dir, names, found: None, open: None };
+        Some(Op::List { dir, max: 1 + self.walk_dice.below(20) as u32, plus: self.walk_dice.one_in(2) })
     }
 
     fn names(&mut self, r: &Reference) -> Op {

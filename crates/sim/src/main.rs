@@ -95,7 +95,7 @@ fn main() -> ExitCode {
         FaultsArg::Crashes => Faults::Crashes,
         FaultsArg::All => Faults::All,
     };
-    let (mut failed, mut calls, mut crashes, mut batched, mut done) = (Vec::new(), 0, 0, 0, 0);
+    let (mut failed, mut calls, mut crashes, mut batched, mut ahead, mut done) = (Vec::new(), 0, 0, 0, 0, 0);
     let mut fights = Fights::default();
     for seed in seeds {
         let mut plan = Plan::of_seed(seed);
@@ -107,7 +107,7 @@ fn main() -> ExitCode {
         match run_plan(&plan) {
             Ok(s) => {
                 (calls, crashes) = (calls + s.calls, crashes + s.server_crashes + s.mount_crashes);
-                batched += s.batched;
+                (batched, ahead) = (batched + s.batched, ahead + s.opened_ahead);
                 fights.add(&s);
                 if single {
                     println!("seed {seed} agrees: {s:?}");
@@ -137,6 +137,8 @@ fn main() -> ExitCode {
     if args.contention {
         println!("{fights:?}");
     }
-    println!("{done} seeds, {calls} calls, {crashes} crashes, {batched} writes in batches, failed: {failed:?}");
+    println!(
+        "{done} seeds, {calls} calls, {crashes} crashes, {batched} writes in batches, {ahead} files opened ahead, failed: {failed:?}"
+    );
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

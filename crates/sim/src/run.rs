@@ -116,6 +116,8 @@ pub struct Summary {
     pub grouped: u64,
     /// Mounts that were stopped for long.
     pub stopped: u64,
+    /// Files that had been opened ahead when they were opened.
+    pub opened_ahead: u64,
 }
 
 /// A run that did not.
@@ -320,6 +322,7 @@ impl Run {
             summary.contended += field("direct_contention", 1);
             summary.ahead += field("lock_ahead_granted", 1);
             summary.grouped += field("group_lock", 1);
+            summary.opened_ahead += field("readahead_small_used", 1);
         }
     }
 

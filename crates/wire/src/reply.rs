@@ -2,7 +2,7 @@
 
 use crate::cluster::ClusterMap;
 use crate::file_lock::FileLockSpec;
-use crate::view::{DirEntry, InodeView, ServerStatus, SessionStatus, TargetSpace, TargetStatus, Tokens};
+use crate::view::{DirEntry, FileAhead, InodeView, ServerStatus, SessionStatus, TargetSpace, TargetStatus, Tokens};
 use amphi_types::{ByteRange, Errno, Ino, ObjectId, TargetId, TokenKey};
 use serde::{Deserialize, Serialize};
 
@@ -101,6 +101,8 @@ pub enum Reply {
     Refused(String),
     /// What became of each part of a batch, in order: on the disk, or why not. `Again`: the part has to come alone.
     WrittenBatch(Vec<Result<(), Errno>>),
+    /// What became of each part of `ReadBatch`, in order. `Again`: not without waiting for others.
+    FilesAhead(Vec<Result<FileAhead, Errno>>),
 }
 
 /// Body of a reply frame.

@@ -393,12 +393,39 @@ pub enum Request {
         /// Inode, as opened, and the access time to be brought forward to.
         closes: Vec<(Ino, Access, Option<Timespec>)>,
     },
+    /// `FilesAhead`, with payload: small files of a directory that the caller is about to open for reading one after the other. Each is
+    /// opened, and its lock, attributes and bytes come with the answer, if all of that can be had without waiting for anybody. Each part
+    /// stands for itself. Errors: `Inval` for too many parts.
+    ReadBatch {
+        /// Directory.
+        dir: Ino,
+        /// In the order in which they are expected, at most `BATCH_PARTS_MAX`.
+        parts: Vec<ReadPart>,
+        /// Files with more bytes are left out.
+        bytes_max: u32,
+        /// Locks in the way that other mounts keep without having the files open for writing are asked back and waited for, for a
+        /// moment; otherwise nothing is.
+        ask_back: bool,
+        /// The client caches under tokens, so it needs them; a mount that is alone does not.
+        tokens: bool,
+    },
 }
 
 /// Most payload bytes of a batch of small writes.
 pub const BATCH_BYTES_MAX: usize = 1 << 20;
 /// Most parts of a batch: more files than that with more than 2 KiB each do not fit its bytes.
 pub const BATCH_PARTS_MAX: usize = 512;
+
+/// One of the files of `Request::ReadBatch`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadPart {
+    /// Name.
+    pub name: Name,
+    /// The inode that the client takes it for; another one is left out.
+    pub ino: Ino,
+    /// With its bytes, and a lock on them; otherwise it is just opened.
+    pub data: bool,
+}
 
 /// One of the writes of `Request::WriteBatch`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

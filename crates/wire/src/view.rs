@@ -3,7 +3,7 @@
 //! Owns: the types alone; `message` has the replies that carry them.
 
 use crate::cluster::ServerInfo;
-use amphi_types::{Attr, Ino, IoMode, Kind, Layout, Name, SessionId, TargetId};
+use amphi_types::{Attr, ByteRange, Ino, IoMode, Kind, Layout, Name, SessionId, TargetId};
 use serde::{Deserialize, Serialize};
 
 /// What a client knows of an inode.
@@ -58,6 +58,20 @@ pub struct Tokens {
     pub name: Option<TokenGrant>,
     /// For the attributes of the inode that the reply shows, at the inode's target.
     pub attributes: Option<TokenGrant>,
+}
+
+/// A file that was opened for reading ahead of its reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileAhead {
+    /// It.
+    pub inode: InodeView,
+    /// Tokens for its name and its attributes.
+    pub tokens: Tokens,
+    /// A read lock on stripe 0: its id and its range, at least all bytes that the file has.
+    pub lock: Option<(u64, ByteRange)>,
+    /// Bytes of the payload that are this file's, from its start; zeros follow to its end. `None`: its bytes did not come. An answer
+    /// that is given again has no payload.
+    pub bytes: Option<u32>,
 }
 
 /// Space of a target.

@@ -50,6 +50,8 @@ pub struct OpenFile {
     exact: AtomicBool,
     /// The group under whose lock its requests go; 0: none.
     pub(crate) group: AtomicU64,
+    /// It was opened ahead, as one of many: its close waits for company.
+    ahead: bool,
 }
 
 /// Cache hits of one open file by some of the threads: two threads on one line would cost more than the hit.
@@ -76,7 +78,20 @@ impl OpenFile {
             io_mode: AtomicU8::new(IoMode::Auto as u8),
             exact: AtomicBool::new(false),
             group: AtomicU64::new(0),
+            ahead: false,
         }
+    }
+
+    /// Of an open that was made ahead.
+    pub(crate) fn taken_over(
+        core: &Arc<Core>,
+        file: Arc<File>,
+        flags: OpenFlags,
+        process_mode: Option<IoMode>,
+    ) -> OpenFile {
+        let mut open = OpenFile::new(core, file, flags, process_mode);
+        open.ahead = true;
+        open
     }
 
     /// Inode.
@@ -215,7 +230,7 @@ impl Drop for OpenFile {
             if self.member() != 0 {
                 crate::group::closed(&core, &self.file, self.member());
             }
-            crate::ops::open::release(&core, &self.file, self.access());
+            crate::ops::open::release(&core, &self.file, self.access(), self.ahead);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{File, Moment, tick};
 use crate::locality::Locality;
-use amphi_types::Ino;
+use amphi_types::{ByteRange, Ino};
 use amphi_wire::{Access, InodeView};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -85,6 +85,28 @@ impl FileTable {
         known.spread |= access.write && view.spread;
         drop(known);
         file
+    }
+
+    /// As `open`, for what was opened ahead of its reader. If the file was not known from before `moment` until now, so that nothing of
+    /// this mount lies between, a fill of `range` is entered in the same step: its id.
+    pub(crate) fn open_ahead(
+        &self,
+        view: InodeView,
+        access: Access,
+        moment: Moment,
+        range: ByteRange,
+    ) -> (Arc<File>, Option<u64>) {
+        let ino = view.attr.ino;
+        let mut shard = self.shard(ino).lock();
+        let unknown = !shard.files.contains_key(&ino) && shard.forgotten.until(ino) < moment.at;
+        let file = Self::entry(&mut shard, &self.locality, view, moment);
+        file.known.lock().opens.push(access);
+        let fill = unknown.then(|| {
+            // The view is of a moment since which nothing has happened here.
+            file.epoch.store(moment.at, SeqCst);
+            file.fill_begins(range)
+        });
+        (file, fill)
     }
 
     /// The file, known as long as the result lives although it is not open here.

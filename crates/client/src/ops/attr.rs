@@ -109,6 +109,11 @@ pub(crate) async fn setattr(
             };
             let mut told = change(&core, &ctx.cred, ino, set).await?;
             let view = inode_reply(told.take()?)?;
+            if let (Some(size), Some(file)) = (set.size, core.files.get(ino)) {
+                // Alone, a file that was not known is cut without a lock: somebody may have filled it meanwhile.
+                file.spoil(ByteRange::new(size, u64::MAX));
+                core.cache.forget(&file, ByteRange::new(size, u64::MAX), Dirty::Keep);
+            }
             if let (Some(file), Some(_)) = (&file, set.mtime) {
                 explicit_time(&core, file, &view);
             }

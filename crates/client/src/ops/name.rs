@@ -5,6 +5,7 @@
 use super::{done_reply, inode_reply};
 use crate::api::Ctx;
 use crate::core::{Core, unexpected};
+use crate::siblings;
 use crate::stats::Count;
 use crate::tokens::{self, Found, Told, name_keys};
 use amphi_dlm::TokenKey;
@@ -31,8 +32,16 @@ pub(crate) async fn lookup(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>) -
             },
         }
     }
-    core.stats.count(Count::Lookup);
     let name = Name::new(name)?;
+    if siblings::name_arrived(&core, dir, &name).await {
+        if let Some(attr) = siblings::find(&core, &ctx.cred, dir, name.as_bytes()) {
+            return Ok(attr);
+        }
+        if let Some(Found::Answer(result)) = tokens::find(&core, &ctx.cred, dir, name.as_bytes()) {
+            return result;
+        }
+    }
+    core.stats.count(Count::Lookup);
     let op = Request::Lookup { dir, name: name.clone() };
     let mut tries = 0;
     loop {
@@ -41,6 +50,7 @@ pub(crate) async fn lookup(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>) -
             Ok(view) => {
                 told.keep_name(dir, &name, Some(view.attr.ino));
                 let (attr, taken) = told.keep_size(view);
+                siblings::looked_up(&core, dir, &attr);
                 tries += 1;
                 if taken || tries == super::attr::TRIES {
                     return Ok(attr);

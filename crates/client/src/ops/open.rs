@@ -12,6 +12,7 @@ use crate::closes::{self, Due};
 use crate::core::{Core, unexpected};
 use crate::files::{File, Moment, OpenFile};
 use crate::locks;
+use crate::siblings;
 use crate::stats::Count;
 use crate::tokens::{self, name_keys};
 use amphi_dlm::TokenKey;
@@ -76,6 +77,12 @@ pub(crate) async fn tmpfile(core: Arc<Core>, ctx: Ctx, dir: Ino, perm: u16, flag
 }
 
 pub(crate) async fn open(core: Arc<Core>, ctx: Ctx, ino: Ino, flags: OpenFlags) -> Result<Arc<OpenFile>> {
+    if !flags.write {
+        siblings::opened(&core, &ctx.cred, ino);
+        if let Some(file) = siblings::arrived(&core, &ctx, ino, flags).await {
+            return Ok(file);
+        }
+    }
     core.stats.count(Count::Open);
     let op = Request::Open { ino, access: access(flags), exec: flags.exec };
     // Others drop the attributes of what this mount is about to write.
@@ -101,8 +108,8 @@ async fn cut(core: &Arc<Core>, ctx: &Ctx, file: &Arc<OpenFile>) -> Result<()> {
     Ok(())
 }
 
-/// The last reference to an open file is gone.
-pub(crate) fn release(core: &Arc<Core>, file: &Arc<File>, access: Access) {
+/// The last reference to an open file is gone. `linger`: its close may wait for others.
+pub(crate) fn release(core: &Arc<Core>, file: &Arc<File>, access: Access, linger: bool) {
     core.stats.count(Count::Close);
     {
         let mut known = file.known.lock();
@@ -112,7 +119,12 @@ pub(crate) fn release(core: &Arc<Core>, file: &Arc<File>, access: Access) {
         known.closes.push(access);
     }
     batch::released(core, file);
-    send_closes(core, file);
+    if linger {
+        closes::linger(core, due_closes(file));
+        core.files.reap(file);
+    } else {
+        send_closes(core, file);
+    }
 }
 
 /// The last name of a file has gone: if nobody here has it open, what is still dirty need not be written. The server

@@ -4,6 +4,7 @@
 
 use crate::api::{Ctx, Dirent, Listing};
 use crate::core::{Core, unexpected};
+use crate::siblings;
 use crate::stats::Count;
 use crate::tokens;
 use amphi_types::{Ino, Kind, Result};
@@ -36,6 +37,7 @@ pub(crate) async fn readdir(core: Arc<Core>, ctx: Ctx, dir: Ino, cookie: u64, ma
     let mut told = tokens::call(&core, dir.target(), &ctx.cred, op, &[]).await?;
     match told.take()? {
         Reply::Entries { entries, end } => {
+            siblings::listed(&core, dir, from, &entries, end);
             listing.entries.extend(entries.into_iter().map(|e| Dirent {
                 attr: told.keep_entry(dir, &e.name, e.ino, e.inode, &e.tokens),
                 name: e.name.as_bytes().to_vec(),

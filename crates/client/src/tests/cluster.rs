@@ -16,13 +16,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Servers `s0`, `s1`, ... with one target each, and their mounts on nodes `m1`, `m2`, ...
-struct Cluster {
-    sim: Sim,
+pub(super) struct Cluster {
+    pub(super) sim: Sim,
     env: SimEnv,
     mounts: Cell<u64>,
 }
 
-fn in_cluster(seed: u64, servers: usize, story: impl AsyncFnOnce(&Cluster)) {
+pub(super) fn in_cluster(seed: u64, servers: usize, story: impl AsyncFnOnce(&Cluster)) {
     let sim = Sim::new(seed, Default::default());
     let env = sim.node("controller");
     let cluster = Cluster { sim, env, mounts: Cell::new(0) };
@@ -69,11 +69,11 @@ impl Cluster {
         panic!("{what} takes too long");
     }
 
-    async fn sleep(&self, seconds: u64) {
+    pub(super) async fn sleep(&self, seconds: u64) {
         self.env.sleep(Duration::from_secs(seconds)).await;
     }
 
-    async fn mount(&self) -> Client {
+    pub(super) async fn mount(&self) -> Client {
         self.mounts.set(self.mounts.get() + 1);
         let env = self.sim.node(&format!("m{}", self.mounts.get()));
         let mut config = ClientConfig::new(Arc::new(SimClock));
@@ -94,7 +94,7 @@ impl Cluster {
         client
     }
 
-    async fn two(&self) -> [Client; 2] {
+    pub(super) async fn two(&self) -> [Client; 2] {
         let first = self.mount().await;
         let second = self.mount().await;
         assert!(!first.is_alone() && !second.is_alone(), "both know of each other");
@@ -102,12 +102,12 @@ impl Cluster {
     }
 }
 
-fn root() -> Ctx {
+pub(super) fn root() -> Ctx {
     Ctx::root()
 }
 
 /// A directory whose inode and files are on `target`.
-async fn dir_on(client: &Client, target: u16) -> Ino {
+pub(super) async fn dir_on(client: &Client, target: u16) -> Ino {
     let pool = client.core.pool();
     let on = |n: &String| layout::directory_target(Ino::ROOT, n.as_bytes(), pool).0 == target;
     let name = (0..).map(|i| format!("d{i}")).find(on).expect("a name");
@@ -117,7 +117,7 @@ async fn dir_on(client: &Client, target: u16) -> Ino {
     }
 }
 
-async fn create(client: &Client, dir: Ino, name: &str) -> Arc<OpenFile> {
+pub(super) async fn create(client: &Client, dir: Ino, name: &str) -> Arc<OpenFile> {
     client.create(&root(), dir, name.as_bytes(), 0o644, OpenFlags::READ_WRITE).await.expect("create").file
 }
 
@@ -126,7 +126,7 @@ async fn open(client: &Client, dir: Ino, name: &str) -> Arc<OpenFile> {
     client.open(&root(), ino, OpenFlags::READ_WRITE).await.expect("open")
 }
 
-async fn write(client: &Client, file: &Arc<OpenFile>, at: u64, bytes: &[u8]) {
+pub(super) async fn write(client: &Client, file: &Arc<OpenFile>, at: u64, bytes: &[u8]) {
     if client.try_write(&root(), file, at, bytes, Hints::default()).is_none() {
         let written = client.write(&root(), file, at, Buf::copy_of(bytes), Hints::default()).await;
         assert_eq!(written, Ok(bytes.len()));
@@ -139,14 +139,14 @@ fn cached(client: &Client, file: &Arc<OpenFile>, len: usize) -> Option<Vec<u8>> 
     client.try_read(&root(), file, 0, &mut buf, Hints::default()).map(|n| buf[..n].to_vec())
 }
 
-async fn read(client: &Client, file: &Arc<OpenFile>, len: usize) -> Vec<u8> {
+pub(super) async fn read(client: &Client, file: &Arc<OpenFile>, len: usize) -> Vec<u8> {
     match cached(client, file, len) {
         Some(bytes) => bytes,
         None => client.read(&root(), file, 0, len, Hints::default()).await.expect("read").to_vec(),
     }
 }
 
-fn calls(client: &Client) -> u64 {
+pub(super) fn calls(client: &Client) -> u64 {
     client.core.stats.of(Count::Calls).1
 }
 

@@ -37,6 +37,10 @@ pub(crate) struct Server {
     /// Files whose next part of a batch is to come alone.
     pub(crate) alone: std::collections::BTreeSet<Ino>,
     pub(crate) contended: bool,
+    /// Files whose locks others keep: not to be had ahead, once.
+    pub(crate) kept_elsewhere: std::collections::BTreeSet<Ino>,
+    /// Answers to batches of reads come without their payload, as if they were given again.
+    pub(crate) loses_payloads: bool,
     pub(crate) clock_ns: u64,
     pub(crate) file_locks: super::file_locks::Desk,
     next: u64,
@@ -56,6 +60,8 @@ impl Server {
             refuse_writes: Vec::new(),
             alone: Default::default(),
             contended: false,
+            kept_elsewhere: Default::default(),
+            loses_payloads: false,
             clock_ns: 1_000_000_000,
             file_locks: Default::default(),
             next: 1,
@@ -321,6 +327,15 @@ impl Server {
                 assert!(data.is_empty(), "the payload is as long as its parts");
                 Reply::WrittenBatch(results)
             }
+            Request::ReadBatch { dir, parts, bytes_max, .. } => {
+                right_target(dir);
+                assert!(!parts.is_empty() && parts.len() <= BATCH_PARTS_MAX);
+                let mut payload = Vec::new();
+                let files =
+                    parts.iter().map(|p| self.open_ahead(dir, p, &call.cred, bytes_max, &mut payload)).collect();
+                *out = (!self.loses_payloads).then(|| Buf::copy_of(&payload));
+                Reply::FilesAhead(files)
+            }
             Request::Punch { object, range, .. } => {
                 let o = self.objects.entry(object).or_default();
                 let end = (range.end as usize).min(o.bytes.len());
@@ -384,6 +399,44 @@ impl Server {
             },
             Request::LockKept { .. } | Request::GlimpseReply { .. } | Request::Represent { .. } => Reply::Done,
         })
+    }
+
+    fn open_ahead(
+        &mut self,
+        dir: Ino,
+        part: &ReadPart,
+        cred: &amphi_types::Cred,
+        bytes_max: u32,
+        payload: &mut Vec<u8>,
+    ) -> Result<FileAhead, Errno> {
+        let ino = self.found(dir, &part.name)?;
+        let inode = self.inode(ino)?.view;
+        assert_eq!(inode.attr.kind, Kind::File, "files alone are read ahead");
+        if ino != part.ino {
+            return Err(Errno::Stale);
+        }
+        if cred.uid != 0 && inode.attr.perm & 0o004 == 0 {
+            return Err(Errno::Access);
+        }
+        if inode.attr.size > u64::from(bytes_max) {
+            return Err(Errno::FileTooBig);
+        }
+        if self.kept_elsewhere.remove(&ino) {
+            return Err(Errno::Again);
+        }
+        self.open(ino, Access { read: true, write: false });
+        let (mut lock, mut bytes) = (None, None);
+        if part.data {
+            let object = ObjectId { ino, stripe: 0 };
+            self.next += 1;
+            self.locks.insert(self.next, (object, LockMode::Read));
+            lock = Some((self.next, ByteRange::ALL));
+            let end = inode.attr.size as usize;
+            let known = self.objects.get(&object).map_or(&[][..], |o| &o.bytes[..end.min(o.bytes.len())]);
+            payload.extend_from_slice(known);
+            bytes = Some(known.len() as u32);
+        }
+        Ok(FileAhead { inode, tokens: Default::default(), lock, bytes })
     }
 
     fn check_object(&self, target: TargetId, object: ObjectId, range: ByteRange) {

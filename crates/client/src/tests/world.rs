@@ -182,6 +182,9 @@ impl World {
     /// Checks that nothing is left behind once all files are closed.
     pub(crate) fn check_clean(&mut self) {
         self.settle();
+        crate::siblings::lose(&self.client.core, None);
+        crate::closes::hurry_all(&self.client.core);
+        self.settle();
         let op = self.client.sync_all(&Ctx::root());
         let _ = self.run(op);
         self.settle();

@@ -26,6 +26,10 @@ fn cores() -> usize {
 /// A turn that takes longer was lost to somebody with work of his own: more than a hand-over to a thread that
 /// answers us, less than the scheduler's slice.
 const LATE: Duration = Duration::from_micros(700);
+/// A turn that takes longer was used by somebody: perhaps by who has to answer.
+const TAKEN: Duration = Duration::from_micros(10);
+/// So many turns that others used and that brought nothing: the cores are wanted, who answers will wake us.
+const TAKEN_MAX: u32 = 3;
 /// First pause after a late turn.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 /// Longest pause.
@@ -38,6 +42,8 @@ pub struct Spin {
     paused_until: Option<Instant>,
     pause: Duration,
     counted: bool,
+    /// Turns since the last progress that others used.
+    taken: u32,
 }
 
 impl Drop for Spin {
@@ -62,6 +68,7 @@ impl Spin {
         if self.until.take().is_some() {
             self.stop();
         }
+        self.taken = 0;
     }
 
     fn start(&mut self) -> bool {
@@ -89,7 +96,7 @@ impl Spin {
             return false;
         }
         match self.until {
-            Some(end) if now >= end || !self.counted => {
+            Some(end) if now >= end || !self.counted || self.taken >= TAKEN_MAX => {
                 self.stop();
                 return false;
             }
@@ -109,7 +116,9 @@ impl Spin {
 
     /// Takes a turn's begin and end into account.
     fn judge(&mut self, begin: Instant, end: Instant) {
-        if end.saturating_duration_since(begin) < LATE {
+        let passed = end.saturating_duration_since(begin);
+        self.taken += u32::from(passed >= TAKEN);
+        if passed < LATE {
             if self.paused_until.is_some_and(|p| end.saturating_duration_since(p) > PAUSE_MAX) {
                 (self.paused_until, self.pause) = (None, Duration::ZERO);
             }

@@ -222,9 +222,6 @@ impl<E: Env> Cx<E> {
         if closes.len() > BATCH_PARTS_MAX {
             return Err(Errno::Inval);
         }
-        for (ino, access, atime) in closes {
-            self.close(ino, access, atime)?;
-        }
-        Ok(Reply::Done)
+        self.close_each(&closes)
     }
 }

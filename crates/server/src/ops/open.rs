@@ -15,7 +15,11 @@ use amphi_types::{Cred, Errno, Ino, Result, SessionId, TargetId, Timespec, Token
 use amphi_wire::{Access, HeldLock, InodeView, LockMode, Reply, RequestId, TokenGrant, Tokens};
 use amphi_zone::Order;
 use futures_util::FutureExt;
+use std::collections::BTreeMap;
 use std::rc::Rc;
+
+/// Access times in one record: what holds the inodes meanwhile stays short.
+const ACCESSED_MAX: usize = 64;
 
 /// Who opens an inode, and how.
 pub struct Opening<'a> {
@@ -202,43 +206,62 @@ impl<E: Env> Cx<E> {
 
     /// `Request::Close`. An open that this run does not know is closed already.
     pub fn close(&self, ino: Ino, access: Access, atime: Option<Timespec>) -> Result<Reply> {
-        if let Some(atime) = atime {
-            self.accessed(ino, atime);
+        self.close_each(&[(ino, access, atime)])
+    }
+
+    /// Several closes.
+    pub fn close_each(&self, closes: &[(Ino, Access, Option<Timespec>)]) -> Result<Reply> {
+        let mut latest: BTreeMap<Ino, Timespec> = BTreeMap::new();
+        for (ino, atime) in closes.iter().filter_map(|(ino, _, atime)| Some((*ino, (*atime)?))) {
+            latest.entry(ino).and_modify(|t| *t = atime.max(*t)).or_insert(atime);
         }
-        forget_early(&self.target, self.session, ino, access);
-        if self.target.opens.borrow_mut().close(self.session, ino, access) {
-            after_close(&self.worker, &self.target, ino);
+        let times: Vec<(Ino, Timespec)> = latest.into_iter().collect();
+        for times in times.chunks(ACCESSED_MAX) {
+            self.accessed(times.to_vec());
+        }
+        for &(ino, access, _) in closes {
+            forget_early(&self.target, self.session, ino, access);
+            if self.target.opens.borrow_mut().close(self.session, ino, access) {
+                after_close(&self.worker, &self.target, ino);
+            }
         }
         Ok(Reply::Done)
     }
 
-    /// Brings the access time forward. Nobody waits for the record, and while an operation holds the inode, or in the last
-    /// of the log, it is left out: what is lost is a time. With tokens it is a change like any other, after the answer.
-    fn accessed(&self, ino: Ino, atime: Timespec) {
+    /// Brings access times forward, with one record. Nobody waits for it, and while an operation holds an inode, or in the last
+    /// of the log, it is left out: what is lost is a time. With tokens it is a change like any other, after the answer, and one for
+    /// all: who caches their attributes is asked once.
+    fn accessed(&self, times: Vec<(Ino, Timespec)>) {
+        let apply = |target: &Target<E>, times: &[(Ino, Timespec)]| {
+            let mut txn = Txn::default();
+            let mut any = false;
+            for (ino, atime) in times {
+                any |= matches!(target.meta.borrow_mut().accessed(*ino, *atime, &mut txn), Ok(true));
+            }
+            if any {
+                target.append(txn, Order::Plain);
+            }
+        };
         if self.target.tokens.on() {
             let (worker, target, session) = (self.worker.clone(), self.target.clone(), self.session);
             self.worker.env.spawn(async move {
-                let _guard = target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+                let held = times.iter().map(|(ino, _)| (NameKey::Inode(*ino), Hold::Exclusive)).collect();
+                let _guard = target.names.take(held).await;
                 if target.zone.reserve(0).await.is_err() {
                     return;
                 }
-                let keys = || vec![Changed::alone(TokenKey::Attributes(ino)).unknown()];
+                let keys =
+                    || times.iter().map(|(ino, _)| Changed::alone(TokenKey::Attributes(*ino)).unknown()).collect();
                 let sent = || worker.send_revocations(&target);
                 let _changing = target.tokens.change(|| worker.now_ns(), session, keys, sent).await;
-                let mut txn = Txn::default();
-                if let Ok(true) = target.meta.borrow_mut().accessed(ino, atime, &mut txn) {
-                    target.append(txn, Order::Plain);
-                }
+                apply(&target, &times);
             });
             return;
         }
-        let free = self.target.settle(vec![NameKey::Inode(ino)]).now_or_never().is_some();
-        if !free || self.target.zone.reserve(0).now_or_never() != Some(Ok(())) {
-            return;
-        }
-        let mut txn = Txn::default();
-        if let Ok(true) = self.target.meta.borrow_mut().accessed(ino, atime, &mut txn) {
-            self.target.append(txn, Order::Plain);
+        let free = |ino: Ino| self.target.settle(vec![NameKey::Inode(ino)]).now_or_never().is_some();
+        let times: Vec<_> = times.into_iter().filter(|(ino, _)| free(*ino)).collect();
+        if self.target.zone.reserve(0).now_or_never() == Some(Ok(())) {
+            apply(&self.target, &times);
         }
     }
 

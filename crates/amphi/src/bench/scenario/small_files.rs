@@ -1,5 +1,5 @@
 //! `amphi bench files`: processes make many small files in one directory (IO500's mdtest-hard, Figure 9 of the paper), with and without
-//! cross-file batching, on one and on several mounts.
+//! cross-file batching and with and without reading ahead of who opens them in order, on one and on several mounts.
 //!
 //! Making is timed until all mounts have brought everything to the disk. Each process looks at and reads the files of the next one.
 
@@ -18,9 +18,11 @@ use crate::failure::Outcome;
 const TASKS: usize = 4;
 /// Bytes of a file: the paper's text, and IO500's.
 const SIZES: [u64; 2] = [3091, 3901];
-const ONE_BY_ONE: Variant = Variant { name: "one by one", set: &["writeback.batch=off"] };
-const BATCHED: Variant = Variant { name: "batched", set: &["writeback.batch=on"] };
-const VARIANTS: [Variant; 2] = [ONE_BY_ONE, BATCHED];
+const ONE_BY_ONE: Variant = Variant { name: "one by one", set: &["writeback.batch=off", "readahead.small_files=off"] };
+const BATCHED: Variant = Variant { name: "batched", set: &["writeback.batch=on", "readahead.small_files=off"] };
+const AHEAD: Variant =
+    Variant { name: "batched, read ahead", set: &["writeback.batch=on", "readahead.small_files=on"] };
+const VARIANTS: [Variant; 3] = [ONE_BY_ONE, BATCHED, AHEAD];
 const PHASES: [&str; 4] = ["make", "stat", "read", "remove"];
 
 /// Measures both sizes on one mount and on several.
@@ -31,7 +33,16 @@ pub fn run(run: &mut Run) -> Outcome {
     );
     let mut messages = Table::new(
         "Messages from mounts to the server for each file",
-        &["mounts, bytes, variant", "make and sync", "stat", "read", "remove", "batches", "files in a batch"],
+        &[
+            "mounts, bytes, variant",
+            "make and sync",
+            "stat",
+            "read",
+            "remove",
+            "batches",
+            "files in a batch",
+            "opened ahead",
+        ],
     );
     for mounts in [1, TASKS] {
         let cluster = Mounts::start(&run.dir.join(format!("files-{mounts}")), &Setup { mounts, ..Setup::default() })?;
@@ -114,6 +125,8 @@ fn row(run: &mut Run, table: &mut Table, messages: &mut Table, what: &str, found
     let batches = times(&found.counted, "make batch_requests");
     let batched = found.counted.get("make batch_files").map_or(0, |row| row.1.max(row.0));
     line.extend([digits(batches as f64 / run.pairs as f64), digits(batched as f64 / batches.max(1) as f64)]);
+    let ahead = times(&found.counted, "read readahead_small_used") as f64 / files;
+    line.push(format!("{:.0} %", 100.0 * ahead));
     messages.row(line);
     let mut finding = Finding::new("files", what);
     for (phase, series) in PHASES.iter().zip(&found.series) {

@@ -1,0 +1,407 @@
+//! In which order the files of a directory are opened: a pure state machine from opens to the files that come next.
+//!
+//! Owns: what is known of a directory's names, recognising readers that follow one of its orders, how far to be ahead of them, noticing
+//! that being ahead is useless. Does not own: fetching, what was fetched already.
+//!
+//! Programs read a directory in the order of the listing (`tar`, `grep -r`), of the names (`dir/*` in a shell, data loaders) or, where
+//! the files were made in the order in which they are read, of the inodes (numbered names without leading zeros). All three are
+//! followed, each by several readers at once, who may leave out or swap some files: one that comes [8] places behind the last, or
+//! nearer, goes on, as long as half of the files are read. Of several orders the one counts of which least is left out: files that four
+//! programs made at once lie side by side by inode, and apart by name. Three files so and the next [8] files are fetched, twice as many when half of them have been used, up to a
+//! bound; fewer if a reader takes longer than [4 s] for what was fetched, since what is fetched is not kept for long. When more was
+//! fetched in vain than used, nothing is fetched for the directory for [10 s], twice as long each time. Bound: `NAMES_MAX` names of a
+//! directory, about 250 bytes each; of a longer listing the latest.
+
+use amphi_types::{Ino, Name};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound::{Excluded, Unbounded};
+
+/// Names kept of a directory.
+pub(super) const NAMES_MAX: usize = 8192;
+/// Readers told apart in each order.
+const STREAMS: usize = 8;
+/// Places that a reader may skip.
+const SLACK: usize = 8;
+/// One place, and the most places from one file to the next, on the average, of a reader who is followed: beyond, less than half
+/// of what is fetched would be used.
+const ONE: usize = 16;
+const REACH_MAX: usize = 2 * ONE;
+/// Steps in an order before anything is fetched.
+const SURE: u32 = 2;
+/// Files fetched at first.
+const WINDOW_MIN: usize = 8;
+/// A reader who takes longer than this for half a window gets a smaller one.
+const SLOW_NS: u64 = 4_000_000_000;
+/// Files fetched in vain that are ignored.
+const WASTE_MIN: u64 = 32;
+/// How long nothing is fetched after it was useless, at first and at most.
+const PAUSE_NS: u64 = 10_000_000_000;
+const PAUSE_MAX_NS: u64 = 600_000_000_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    Listing,
+    Name,
+    Inode,
+}
+
+const ORDERS: [Order; 3] = [Order::Listing, Order::Name, Order::Inode];
+
+/// A reader who follows an order. Places are cookies of the listing.
+#[derive(Debug)]
+struct Stream {
+    order: Order,
+    last: u64,
+    steps: u32,
+    /// Places from one file to the next on the average, in parts of `ONE`.
+    reach: usize,
+    /// The last place that was fetched, and how many places it is ahead.
+    head: u64,
+    ahead: usize,
+    window: usize,
+    fetched_ns: u64,
+    age: u64,
+}
+
+/// What is known of a directory and of who reads it.
+#[derive(Debug, Default)]
+pub(super) struct Directory {
+    files: BTreeMap<u64, (Name, Ino)>,
+    by_name: BTreeMap<Name, u64>,
+    by_inode: BTreeMap<Ino, u64>,
+    streams: Vec<Stream>,
+    clock: u64,
+    used: u64,
+    wasted: u64,
+    pause_ns: u64,
+    paused_until_ns: u64,
+    /// Opens of files that are not known to be here.
+    pub(super) strangers: usize,
+    /// Bytes of the files that were fetched, on the average.
+    pub(super) mean_bytes: u64,
+    /// Files that could not be had without waiting: they are asked for once more.
+    later: BTreeMap<Ino, Name>,
+    tried: BTreeSet<Ino>,
+    /// Somebody is reading its names for this table, or has.
+    pub(super) asked: bool,
+    /// When it was used last, of all directories.
+    pub(super) touched: u64,
+}
+
+impl Directory {
+    /// Takes a part of the listing: the files among the entries after cookie `from`, up to `to` or, without one, to the end.
+    pub(super) fn learn(&mut self, from: u64, to: Option<u64>, files: impl IntoIterator<Item = (u64, Name, Ino)>) {
+        let upto = to.unwrap_or(u64::MAX);
+        let old: Vec<u64> = self.files.range((Excluded(from), Unbounded)).map(|(c, _)| *c).collect();
+        old.into_iter().take_while(|c| *c <= upto).for_each(|c| self.forget(c));
+        for (cookie, name, ino) in files {
+            self.forget(cookie);
+            if let Some(before) = self.by_name.get(&name).copied() {
+                self.forget(before);
+            }
+            self.by_name.insert(name.clone(), cookie);
+            self.by_inode.insert(ino, cookie);
+            self.files.insert(cookie, (name, ino));
+        }
+        while self.files.len() > NAMES_MAX
+            && let Some((&first, _)) = self.files.first_key_value()
+        {
+            self.forget(first);
+        }
+    }
+
+    fn forget(&mut self, cookie: u64) {
+        if let Some((name, ino)) = self.files.remove(&cookie) {
+            self.by_name.remove(&name);
+            if self.by_inode.get(&ino) == Some(&cookie) {
+                self.by_inode.remove(&ino);
+            }
+        }
+    }
+
+    /// Names known.
+    pub(super) fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Whether the file is known to be here.
+    pub(super) fn knows(&self, ino: Ino) -> bool {
+        self.by_inode.contains_key(&ino)
+    }
+
+    /// What was fetched has been used.
+    pub(super) fn note_used(&mut self) {
+        self.used += 1;
+    }
+
+    /// What was fetched has not been used.
+    pub(super) fn note_wasted(&mut self, now_ns: u64) {
+        self.wasted += 1;
+        if self.wasted > WASTE_MIN + self.used {
+            self.pause_ns = (self.pause_ns * 2).clamp(PAUSE_NS, PAUSE_MAX_NS);
+            self.paused_until_ns = now_ns + self.pause_ns;
+            (self.used, self.wasted) = (0, 0);
+            self.streams.clear();
+        }
+    }
+
+    /// How large files are that were fetched.
+    pub(super) fn note_sizes(&mut self, files: u64, bytes: u64) {
+        if let Some(mean) = bytes.checked_div(files) {
+            self.mean_bytes = if self.mean_bytes == 0 { mean } else { (self.mean_bytes * 3 + mean) / 4 };
+        }
+    }
+
+    /// These could not be had without waiting. With the next open they are asked for again, once.
+    pub(super) fn ask_later(&mut self, files: impl IntoIterator<Item = (Name, Ino)>) {
+        for (name, ino) in files {
+            if !self.tried.remove(&ino) {
+                self.later.insert(ino, name);
+            }
+        }
+    }
+
+    /// The place `count` steps away from `at` in an order, and those in between, nearest first.
+    fn walk(&self, order: Order, at: u64, forward: bool, count: usize) -> Vec<u64> {
+        let Some((name, ino)) = self.files.get(&at) else { return Vec::new() };
+        match (order, forward) {
+            (Order::Listing, true) => {
+                self.files.range((Excluded(at), Unbounded)).map(|(c, _)| *c).take(count).collect()
+            }
+            (Order::Listing, false) => self.files.range(..at).rev().map(|(c, _)| *c).take(count).collect(),
+            (Order::Name, true) => {
+                self.by_name.range((Excluded(name), Unbounded)).map(|(_, c)| *c).take(count).collect()
+            }
+            (Order::Name, false) => self.by_name.range(..name).rev().map(|(_, c)| *c).take(count).collect(),
+            (Order::Inode, true) => {
+                self.by_inode.range((Excluded(ino), Unbounded)).map(|(_, c)| *c).take(count).collect()
+            }
+            (Order::Inode, false) => self.by_inode.range(..ino).rev().map(|(_, c)| *c).take(count).collect(),
+        }
+    }
+
+    /// A file is opened for reading. Returns the files to fetch, in the order in which they are expected; no reader gets more than
+    /// `window_max` ahead.
+    pub(super) fn on_open(&mut self, now_ns: u64, ino: Ino, window_max: usize) -> Vec<(Name, Ino)> {
+        let Some(at) = self.by_inode.get(&ino).copied() else { return Vec::new() };
+        self.clock += 1;
+        // Of several orders that a reader seems to follow it is the one of which it leaves out least.
+        let mut best: Option<(usize, Order)> = None;
+        for order in ORDERS {
+            if let Some(i) = self.advance(now_ns, order, at) {
+                let reach = self.streams[i].reach;
+                if best.is_none_or(|(least, _)| reach < least) {
+                    best = Some((reach, order));
+                }
+            }
+        }
+        let of_best = |s: &&Stream| best.is_some_and(|(_, order)| s.order == order && s.last == at);
+        let followed = self.streams.iter().position(|s| of_best(&s));
+        let plan = followed.map(|i| self.fetch_for(now_ns, i, window_max)).unwrap_or_default();
+        if now_ns < self.paused_until_ns {
+            self.later.clear();
+            return Vec::new();
+        }
+        let (mut files, mut seen) = (Vec::new(), BTreeSet::from([ino]));
+        self.later.remove(&ino);
+        if window_max > 0 {
+            let later = std::mem::take(&mut self.later);
+            // Of a second refusal nothing is kept.
+            self.tried = later.keys().copied().collect();
+            files.extend(later.into_iter().filter(|(ino, _)| seen.insert(*ino)).map(|(ino, name)| (name, ino)));
+        }
+        let next = plan.iter().filter_map(|cookie| self.files.get(cookie));
+        files.extend(next.filter(|(_, ino)| seen.insert(*ino)).cloned());
+        files
+    }
+
+    /// Moves the reader on who has come to `at` in an order. Returns which one it is, if it is to be followed.
+    fn advance(&mut self, now_ns: u64, order: Order, at: u64) -> Option<usize> {
+        let behind = self.walk(order, at, false, SLACK);
+        // The nearest one: it has the fewest places between.
+        let place =
+            |s: &Stream| if s.last == at { Some(0) } else { behind.iter().position(|c| *c == s.last).map(|p| p + 1) };
+        let streams = self.streams.iter().enumerate().filter(|(_, s)| s.order == order);
+        let found = streams.filter_map(|(i, s)| place(s).map(|distance| (distance, i))).min();
+        if let Some((distance, i)) = found {
+            if distance > 0 {
+                let s = &mut self.streams[i];
+                (s.last, s.steps, s.age) = (at, s.steps + 1, self.clock);
+                s.ahead = s.ahead.saturating_sub(distance);
+                s.reach = if s.steps == 1 { distance * ONE } else { (s.reach * 3 + distance * ONE) / 4 };
+            }
+            let s = &self.streams[i];
+            return (s.steps >= SURE && s.reach <= REACH_MAX).then_some(i);
+        }
+        // One of several who share the files, a little behind the others.
+        let before = self.walk(order, at, true, SLACK);
+        if self.streams.iter().any(|s| s.order == order && before.contains(&s.last)) {
+            return None;
+        }
+        let of_order: Vec<usize> = (0..self.streams.len()).filter(|&i| self.streams[i].order == order).collect();
+        if of_order.len() >= STREAMS
+            && let Some(oldest) = of_order.into_iter().min_by_key(|&i| self.streams[i].age)
+        {
+            self.streams.swap_remove(oldest);
+        }
+        let (steps, reach, head, ahead, window, fetched_ns, age) = (0, 0, at, 0, 0, now_ns, self.clock);
+        self.streams.push(Stream { order, last: at, steps, reach, head, ahead, window, fetched_ns, age });
+        None
+    }
+
+    /// What to fetch for a reader.
+    fn fetch_for(&mut self, now_ns: u64, i: usize, window_max: usize) -> Vec<u64> {
+        let s = &self.streams[i];
+        if s.ahead > s.window / 2 || window_max == 0 {
+            return Vec::new();
+        }
+        let slow = s.window > 0 && now_ns.saturating_sub(s.fetched_ns) > SLOW_NS;
+        let window = if slow { s.window / 2 } else { s.window * 2 }.clamp(WINDOW_MIN.min(window_max), window_max);
+        let (head, ahead) = if s.ahead == 0 { (s.last, 0) } else { (s.head, s.ahead) };
+        let next = self.walk(s.order, head, true, window.saturating_sub(ahead));
+        let s = &mut self.streams[i];
+        (s.window, s.fetched_ns, s.ahead) = (window, now_ns, ahead + next.len());
+        s.head = next.last().copied().unwrap_or(head);
+        next
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scrambled(i: u64) -> u64 {
+        i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 1
+    }
+
+    /// A directory of `count` files made in the order of their numbers: cookies are scrambled, names as numbers are written.
+    fn directory(count: u64) -> Directory {
+        let mut dir = Directory::default();
+        let mut files: Vec<_> = (0..count).map(|i| (scrambled(i), name(i), Ino(100 + i))).collect();
+        files.sort();
+        for page in files.chunks(100) {
+            let from = dir.files.last_key_value().map_or(0, |(c, _)| *c);
+            dir.learn(from, page.last().map(|f| f.0), page.iter().cloned());
+        }
+        dir.learn(files.last().expect("files").0, None, []);
+        dir
+    }
+
+    fn name(i: u64) -> Name {
+        Name::new(format!("f{i}").into_bytes()).expect("a name")
+    }
+
+    fn open(dir: &mut Directory, ino: Ino) -> Vec<Ino> {
+        dir.on_open(0, ino, 64).into_iter().map(|(_, ino)| ino).collect()
+    }
+
+    /// Goal: readers in each of the three orders are followed: after a few files each next one has been fetched, once, and nothing
+    /// else but little. Method: 1,000 files, opened in each order, also with every second one left out.
+    #[test]
+    fn orders_are_followed() {
+        for keep in [1, 2] {
+            for order in ORDERS {
+                let mut dir = directory(1000);
+                let first = match order {
+                    Order::Listing => *dir.files.first_key_value().expect("files").0,
+                    Order::Name => *dir.by_name.first_key_value().expect("files").1,
+                    Order::Inode => *dir.by_inode.first_key_value().expect("files").1,
+                };
+                let places: Vec<u64> = [first].into_iter().chain(dir.walk(order, first, true, 1000)).collect();
+                let (mut fetched, mut opened) = (Vec::new(), 0);
+                for cookie in places.into_iter().step_by(keep) {
+                    let ino = dir.files[&cookie].1;
+                    if opened > 3 {
+                        assert!(fetched.contains(&ino), "{order:?}, file {opened}");
+                    }
+                    opened += 1;
+                    fetched.extend(open(&mut dir, ino));
+                }
+                // Where two orders agree for a while a file is named twice; whoever fetches it does so once.
+                fetched.sort();
+                fetched.dedup();
+                assert!(fetched.len() <= 1000, "{order:?}: {}", fetched.len());
+            }
+        }
+    }
+
+    /// Goal: a reader of every fourth file by inode, who reads all by name, gets those alone. Method: files of four makers, made in turn.
+    #[test]
+    fn the_order_that_fits_best_counts() {
+        let mut dir = Directory::default();
+        let of = |maker: u64, i: u64| Name::new(format!("m{maker}.{i:03}").into_bytes()).expect("a name");
+        let files = (0..800).map(|k| (scrambled(k), of(k % 4, k / 4), Ino(k)));
+        let mut files: Vec<_> = files.collect();
+        files.sort();
+        dir.learn(0, None, files);
+        let mut fetched = Vec::new();
+        for i in 0..200 {
+            assert!(i < 4 || fetched.contains(&Ino(4 * i + 1)), "file {i}");
+            fetched.extend(open(&mut dir, Ino(4 * i + 1)));
+        }
+        assert!(fetched.iter().filter(|ino| ino.0 % 4 != 1).count() < 70, "what follows the last one alone");
+    }
+
+    /// Goal: several who share the files of one order, now and then overtaking each other, are one reader. Method: pairs swapped.
+    #[test]
+    fn readers_who_share_are_followed() {
+        let mut dir = directory(600);
+        let mut fetched = Vec::new();
+        for i in 0..600u64 {
+            let i = if i % 3 == 1 && i + 1 < 600 {
+                i + 1
+            } else if i % 3 == 2 {
+                i - 1
+            } else {
+                i
+            };
+            assert!(i < 8 || fetched.contains(&Ino(100 + i)), "file {i}");
+            fetched.extend(open(&mut dir, Ino(100 + i)));
+        }
+    }
+
+    /// Goal: who opens files at random in a large directory gets next to nothing fetched. Method: 2,000 of 5,000.
+    #[test]
+    fn random_opens_fetch_little() {
+        let mut dir = directory(5000);
+        let fetched: usize = (0..2000).map(|i| open(&mut dir, Ino(100 + scrambled(i * 7 + 3) % 5000)).len()).sum();
+        assert!(fetched < 400, "{fetched}");
+    }
+
+    /// Goal: what is fetched in vain stops it, for longer each time, and use keeps it going. Method: a reader in order whose files
+    /// are counted as wasted, and one whose files are counted as used.
+    #[test]
+    fn waste_pauses() {
+        let mut dir = directory(1000);
+        let fetch = |dir: &mut Directory, now_ns: u64, from: u64| -> usize {
+            (from..from + 50).map(|i| dir.on_open(now_ns, Ino(100 + i), 64).len()).sum()
+        };
+        assert!(fetch(&mut dir, 0, 0) > 50);
+        (0..100).for_each(|_| dir.note_used());
+        (0..130).for_each(|_| dir.note_wasted(0));
+        assert!(fetch(&mut dir, 1, 50) > 0, "little more than a half");
+        (0..10).for_each(|_| dir.note_wasted(1));
+        assert_eq!(fetch(&mut dir, 2, 100), 0);
+        assert_eq!(fetch(&mut dir, 9_000_000_000, 150), 0);
+        assert!(fetch(&mut dir, 11_000_000_000, 200) > 0);
+        (0..40).for_each(|_| dir.note_wasted(11_000_000_000));
+        assert_eq!(fetch(&mut dir, 30_000_000_000, 250), 0, "twice as long");
+        assert!(fetch(&mut dir, 32_000_000_000, 300) > 0);
+    }
+
+    /// Goal: the listing is kept as it was told last, within its bound. Method: names go and come between two listings; a listing
+    /// longer than the bound.
+    #[test]
+    fn listings_replace_each_other() {
+        let mut dir = Directory::default();
+        dir.learn(0, Some(30), [(10, name(1), Ino(1)), (20, name(2), Ino(2)), (30, name(3), Ino(3))]);
+        dir.learn(0, Some(20), [(20, name(2), Ino(9))]);
+        assert_eq!((dir.len(), dir.knows(Ino(1)), dir.knows(Ino(2)), dir.knows(Ino(3))), (2, false, false, true));
+        dir.learn(20, None, [(40, name(2), Ino(9))]);
+        assert_eq!((dir.len(), dir.knows(Ino(9)), dir.knows(Ino(3))), (1, true, false));
+        let many = NAMES_MAX as u64 + 10;
+        dir.learn(0, None, (1..=many).map(|i| (i, name(i), Ino(i))));
+        assert_eq!((dir.len(), dir.knows(Ino(10)), dir.knows(Ino(11))), (NAMES_MAX, false, true));
+        assert_eq!((dir.by_name.len(), dir.by_inode.len()), (NAMES_MAX, NAMES_MAX));
+    }
+}

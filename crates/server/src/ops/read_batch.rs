@@ -1,0 +1,286 @@
+//! Small files of a directory, opened and read ahead of their reader, many in one message.
+//!
+//! Owns: what may be had without waiting, and the order in which a file is checked, locked, opened and read. Does not own: what the
+//! client makes of it.
+//!
+//! Invariants: a part waits for disks, and for a lock that a mount without the file open for writing keeps, a moment [20 ms] in all,
+//! and only if the client wants that: whoever makes files keeps their locks for long. It never waits for a change of names or
+//! attributes, for a writer or a restart. What would have to is answered `Again` and leaves nothing behind: no open, no lock, no
+//! token. All that a part shows is read, checked for permission and granted in one step, under the lock on its bytes, so they are
+//! those of that moment for as long as the lock is held. Spans are taken only where they are free, so their order does not matter.
+//! No circle of waits can last, since the only wait for others has an end.
+
+use super::names::plain_view;
+use super::payload::{self, Piece};
+use crate::counters::add;
+use crate::cx::Cx;
+use crate::gate::Hold;
+use crate::planted::{self, Mistake};
+use crate::span_gate::SpanGuard;
+use crate::target::NameKey;
+use amphi_data::ReadPlan;
+use amphi_dlm::{Growth, Mode};
+use amphi_env::{Buf, Env};
+use amphi_meta::perm::Want;
+use amphi_types::limits::BLOCK;
+use amphi_types::{ByteRange, Errno, Ino, Kind, ObjectId, Result};
+use amphi_wire::{Access, BATCH_BYTES_MAX, BATCH_PARTS_MAX, FileAhead, InodeView, ReadPart, Reply, Tokens};
+use futures_util::FutureExt;
+use futures_util::future::{join_all, select};
+use std::cell::RefCell;
+use std::time::Duration;
+
+/// How the files of a batch are opened.
+const READ: Access = Access { read: true, write: false };
+
+/// How long locks are waited for that were asked back: some round trips to a mount that has nothing to write back.
+const ASK_BACK_WAIT: Duration = Duration::from_millis(20);
+
+/// Why a part is not had.
+enum Refused {
+    /// Nothing but a lock of another mount is in the way.
+    Locked,
+    For(Errno),
+}
+
+impl From<Errno> for Refused {
+    fn from(errno: Errno) -> Refused {
+        Refused::For(errno)
+    }
+}
+
+/// A part whose bytes are to be read.
+struct Wanted {
+    index: usize,
+    plan: ReadPlan,
+    _span: SpanGuard,
+}
+
+/// A lock that was granted on an object of the batch.
+type Granted = (u64, ByteRange);
+
+/// How the lock of a part is had.
+enum Lock {
+    /// If nothing is in the way.
+    Free,
+    /// It is held already.
+    Held(Granted),
+}
+
+/// What is asked for.
+struct Asked {
+    dir: Ino,
+    bytes_max: u64,
+    tokens: bool,
+}
+
+/// What has come together.
+#[derive(Default)]
+struct Found {
+    files: Vec<Result<FileAhead>>,
+    wanted: Vec<Wanted>,
+    bytes: u64,
+    /// Parts that only a lock of another mount keeps from being had.
+    blocked: Vec<usize>,
+}
+
+impl<E: Env> Cx<E> {
+    /// `Request::ReadBatch`.
+    pub async fn read_batch(
+        &self,
+        dir: Ino,
+        parts: &[ReadPart],
+        bytes_max: u32,
+        ask_back: bool,
+        tokens: bool,
+    ) -> Result<(Reply, Option<Buf>)> {
+        if parts.is_empty() || parts.len() > BATCH_PARTS_MAX {
+            return Err(Errno::Inval);
+        }
+        let counters = &self.worker.counters;
+        let asked = Asked { dir, bytes_max: u64::from(bytes_max).min(BATCH_BYTES_MAX as u64), tokens };
+        let mut found = Found { files: vec![Err(Errno::Again); parts.len()], ..Found::default() };
+        for (index, part) in parts.iter().enumerate() {
+            self.add_part(&asked, index, part, Lock::Free, &mut found);
+        }
+        if ask_back && !found.blocked.is_empty() {
+            let blocked = std::mem::take(&mut found.blocked);
+            let grants = self.ask_back(parts, &blocked).await;
+            for (index, grant) in blocked.into_iter().zip(grants) {
+                let Some(grant) = grant else { continue };
+                self.add_part(&asked, index, &parts[index], Lock::Held(grant), &mut found);
+                if found.files[index].is_err() {
+                    self.target.locks.cancel(self.worker.now_ns(), self.session, &[grant.0]);
+                }
+            }
+            found.wanted.sort_by_key(|w| w.index);
+        }
+        self.worker.send_callbacks(&self.target);
+        self.worker.send_revocations(&self.target);
+        add(&counters.ahead_parts, parts.len() as u64);
+        add(&counters.ahead_refused, found.files.iter().filter(|f| f.is_err()).count() as u64);
+        let payload = self.read_ahead(&found.wanted).await;
+        for w in found.wanted.iter().filter(|_| payload.is_some()) {
+            if let Ok(file) = &mut found.files[w.index] {
+                file.bytes = Some(w.plan.range.len() as u32);
+            }
+        }
+        Ok((Reply::FilesAhead(found.files), payload.filter(|p| !p.is_empty())))
+    }
+
+    fn add_part(&self, asked: &Asked, index: usize, part: &ReadPart, lock: Lock, found: &mut Found) {
+        let room = BATCH_BYTES_MAX as u64 - found.bytes;
+        let opened = self.open_ahead(asked, part, room, lock);
+        found.files[index] = match opened {
+            Ok((file, read)) => {
+                if let Some((plan, span)) = read {
+                    found.bytes += plan.range.len();
+                    found.wanted.push(Wanted { index, plan, _span: span });
+                }
+                Ok(file)
+            }
+            Err(Refused::Locked) => {
+                found.blocked.push(index);
+                Err(Errno::Again)
+            }
+            Err(Refused::For(errno)) => Err(errno),
+        };
+    }
+
+    /// Asks the locks in the way of these parts back, and waits a moment for them. Whatever has not come then is left.
+    async fn ask_back(&self, parts: &[ReadPart], blocked: &[usize]) -> Vec<Option<Granted>> {
+        let grants = RefCell::new(vec![None; blocked.len()]);
+        let waits = join_all(blocked.iter().enumerate().map(|(at, &index)| {
+            let (object, grants) = (ObjectId { ino: parts[index].ino, stripe: 0 }, &grants);
+            let size = self.target.meta.borrow().inode(object.ino).map_or(0, |i| i.size);
+            let (range, now_ns) = (self.range_ahead(size), self.worker.now_ns());
+            async move {
+                let asked =
+                    self.target.locks.enqueue(now_ns, self.session, object, Mode::Read, range, Growth::Exact, || {
+                        self.worker.send_callbacks(&self.target)
+                    });
+                if let Ok(grant) = asked.await {
+                    grants.borrow_mut()[at] = Some((grant.id.0, grant.range));
+                }
+            }
+        }));
+        drop(select(Box::pin(waits), Box::pin(self.worker.env.sleep(ASK_BACK_WAIT))).await);
+        grants.into_inner()
+    }
+
+    /// What is locked of a file: all of the object, or as much as the file has if locks do not grow.
+    fn range_ahead(&self, size: u64) -> ByteRange {
+        if self.worker.tunables.lock_growth.is_on() { ByteRange::ALL } else { ByteRange::new(0, size.max(1)) }
+    }
+
+    /// Opens one file, and plans to read it if its bytes are wanted. In one step.
+    ///
+    /// Errors: `Again` for what cannot be had without waiting, `FileTooBig` above the bound, `Stale` if the name is another file's or the
+    /// file is not of the kind that travels so; those of looking up and opening.
+    fn open_ahead(
+        &self,
+        asked: &Asked,
+        part: &ReadPart,
+        room: u64,
+        lock: Lock,
+    ) -> std::result::Result<(FileAhead, Option<(ReadPlan, SpanGuard)>), Refused> {
+        let (target, ino) = (&self.target, part.ino);
+        let keys = vec![NameKey::Entry(asked.dir, part.name.clone()), NameKey::Inode(ino)];
+        if !target.absent.borrow().is_empty() || target.settle(keys).now_or_never().is_none() {
+            return Err(Refused::For(Errno::Again));
+        }
+        self.alive()?;
+        let view = self.view_ahead(asked.dir, part)?;
+        if target.written_elsewhere(self.session, ino) {
+            return Err(Refused::For(Errno::Again));
+        }
+        let (object, size) = (ObjectId { ino, stripe: 0 }, view.attr.size);
+        let (mut read, mut locked) = (None, None);
+        let now_ns = self.worker.now_ns();
+        if part.data {
+            if size > asked.bytes_max {
+                return Err(Refused::For(Errno::FileTooBig));
+            }
+            if size > room {
+                return Err(Refused::For(Errno::Again));
+            }
+            let all = ByteRange::new(0, size);
+            let span = self.span(object, all, Hold::Shared).now_or_never().ok_or(Refused::For(Errno::Again))?;
+            let range = self.range_ahead(size);
+            locked = match lock {
+                // Grown meanwhile, where locks do not cover it.
+                Lock::Held((_, held)) if !held.contains(&all) => return Err(Refused::For(Errno::Again)),
+                Lock::Held(grant) => Some(grant),
+                Lock::Free => match target.locks.enqueue_ahead(now_ns, self.session, object, Mode::Read, range) {
+                    Ok(grant) => Some((grant.id.0, grant.range)),
+                    Err(Errno::Again) => return Err(Refused::Locked),
+                    Err(e) => return Err(Refused::For(e)),
+                },
+            };
+            read = Some((all, span));
+        }
+        let mut tokens = Tokens::default();
+        if target.tokens.on() && asked.tokens {
+            tokens.attributes = target.grant_attributes(now_ns, self.session, &view);
+            if tokens.attributes.is_none() {
+                // Without, the client could not know how long the permission holds.
+                locked.iter().for_each(|(id, _)| target.locks.cancel(now_ns, self.session, &[*id]));
+                return Err(Refused::For(Errno::Again));
+            }
+            tokens.name = target.grant_name(now_ns, self.session, asked.dir, &part.name);
+        }
+        target.opens.borrow_mut().open(self.session, ino, READ);
+        let read = read.map(|(all, span)| (target.data.borrow().plan_read(object, all), span));
+        Ok((FileAhead { inode: view, tokens, lock: locked, bytes: None }, read))
+    }
+
+    /// What a part shows, after the checks of a look-up and an open.
+    fn view_ahead(&self, dir: Ino, part: &ReadPart) -> Result<InodeView> {
+        let meta = self.target.meta.borrow();
+        if meta.lookup(&self.cred, dir, &part.name)?.child != part.ino || part.ino.target() != self.target.id {
+            return Err(Errno::Stale);
+        }
+        let inode = meta.inode(part.ino)?;
+        if inode.kind != Kind::File || inode.spread || inode.nlink == 0 {
+            return Err(Errno::Stale);
+        }
+        if !planted::is(Mistake::UncheckedAhead) {
+            meta.check_open(&self.cred, part.ino, Want { read: true, write: false, exec: false })?;
+        }
+        Ok(plain_view(&meta, part.ino, inode))
+    }
+
+    /// The bytes of all plans, one after another; `None` if the disk failed.
+    async fn read_ahead(&self, wanted: &[Wanted]) -> Option<Buf> {
+        let blocks = |w: &Wanted| w.plan.aligned().len() as usize;
+        let buf = Buf::scratch(wanted.iter().map(blocks).sum());
+        let (mut pieces, mut at) = (Vec::new(), 0);
+        for w in wanted {
+            let from_block = w.plan.aligned().start / BLOCK;
+            for s in &w.plan.segments {
+                let Some(physical) = s.physical else { continue };
+                let at = at + ((s.file_block - from_block) * BLOCK) as usize;
+                let len = (s.blocks * BLOCK) as usize;
+                payload::push(&mut pieces, Piece { at, len, disk: self.target.block_address(physical) });
+            }
+            at += blocks(w);
+        }
+        add(&self.worker.counters.data_reads, pieces.len() as u64);
+        let (result, mut buf) = payload::read_pieces(&*self.target.disk, buf, &pieces).await;
+        if let Err(e) = result {
+            self.target.disk_error("read", &e);
+            return None;
+        }
+        // The files one behind the other, without what fills their last blocks.
+        let (mut from, mut to) = (0, 0);
+        for w in wanted {
+            let len = w.plan.range.len() as usize;
+            buf.copy_within(from..from + len, to);
+            from += blocks(w);
+            to += len;
+        }
+        buf.narrow(0..to);
+        add(&self.worker.counters.read_bytes, to as u64);
+        Some(buf)
+    }
+}
