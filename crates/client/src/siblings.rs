@@ -54,9 +54,6 @@ const DIRECTORIES_MAX: usize = 16;
 const NAMES_TOTAL_MAX: usize = 4 * order::NAMES_MAX;
 /// Files of which the directory is remembered since they were looked up.
 const HOMES_MAX: usize = 8192;
-/// Opens of unknown files of a directory before its names are asked for, at first and later.
-const STRANGERS_FIRST: usize = 4;
-const STRANGERS_LATER: usize = 64;
 /// How long nothing is fetched after the answer to a change was lost: it may still happen.
 const OPEN_END_NS: u64 = 180_000_000_000;
 /// How files are opened ahead.
@@ -217,6 +214,17 @@ impl Siblings {
     }
 }
 
+/// What is fetched ahead now, for people: files, questions under way, and whether nothing may be fetched for a while.
+pub(crate) fn gauges(core: &Core) -> [(&'static str, u64); 3] {
+    let state = core.siblings.state.lock();
+    let off = state.off_until_ns > core.clock.boot_ns();
+    [
+        ("readahead_small_ready", state.ready.len() as u64),
+        ("readahead_small_under_way", state.under_way.len() as u64),
+        ("readahead_small_off", u64::from(off)),
+    ]
+}
+
 fn is_on(core: &Core) -> bool {
     core.tunables.on(Knob::SmallAhead)
 }
@@ -307,15 +315,7 @@ pub(crate) fn opened(core: &Arc<Core>, cred: &Cred, ino: Ino) {
     let mean_bytes = state.directories.get(&dir).map_or(0, |d| d.mean_bytes);
     let window = state.window(core, mean_bytes);
     let directory = state.directory(dir);
-    let mut load = false;
-    if !directory.knows(ino) {
-        directory.strangers += 1;
-        let enough = if directory.asked { STRANGERS_LATER.max(directory.len() / 4) } else { STRANGERS_FIRST };
-        load = directory.strangers >= enough;
-        if load {
-            (directory.asked, directory.strangers) = (true, 0);
-        }
-    }
+    let load = directory.wants_names(ino);
     let plan = directory.on_open(now_ns, ino, window);
     let asked = if plan.is_empty() { None } else { fetch::begin(core, state, dir, ino, plan) };
     core.siblings.note_busy(state);

@@ -30,6 +30,9 @@ const REACH_MAX: usize = 2 * ONE;
 const SURE: u32 = 2;
 /// Files fetched at first.
 const WINDOW_MIN: usize = 8;
+/// Opens of unknown files before the names of a directory are asked for, at first and later.
+const STRANGERS_FIRST: usize = 4;
+const STRANGERS_LATER: usize = 64;
 /// A reader who takes longer than this for half a window gets a smaller one.
 const SLOW_NS: u64 = 4_000_000_000;
 /// Files fetched in vain that are ignored.
@@ -75,15 +78,16 @@ pub(super) struct Directory {
     wasted: u64,
     pause_ns: u64,
     paused_until_ns: u64,
-    /// Opens of files that are not known to be here.
-    pub(super) strangers: usize,
+    /// Opens of files that are not known to be here, and of known ones, since the names were asked for.
+    strangers: usize,
+    familiar: usize,
+    /// Strangers after which they are asked for again; none: they never were.
+    patience: Option<usize>,
     /// Bytes of the files that were fetched, on the average.
     pub(super) mean_bytes: u64,
     /// Files that could not be had without waiting: they are asked for once more.
     later: BTreeMap<Ino, Name>,
     tried: BTreeSet<Ino>,
-    /// Somebody is reading its names for this table, or has.
-    pub(super) asked: bool,
     /// When it was used last, of all directories.
     pub(super) touched: u64,
 }
@@ -127,6 +131,26 @@ impl Directory {
     /// Whether the file is known to be here.
     pub(super) fn knows(&self, ino: Ino) -> bool {
         self.by_inode.contains_key(&ino)
+    }
+
+    /// A file is opened that is here. Returns whether the names should be asked for: too many were not known. If that does not help,
+    /// it is tried again after twice as many, up to a quarter of the names.
+    pub(super) fn wants_names(&mut self, ino: Ino) -> bool {
+        if self.knows(ino) {
+            self.familiar += 1;
+            if self.familiar >= STRANGERS_LATER {
+                self.patience = self.patience.map(|_| STRANGERS_LATER);
+            }
+            return false;
+        }
+        self.strangers += 1;
+        if self.strangers < self.patience.unwrap_or(STRANGERS_FIRST) {
+            return false;
+        }
+        let most = STRANGERS_LATER.max(self.len() / 4);
+        let patience = self.patience.map_or(STRANGERS_LATER, |patience| patience * 2);
+        (self.strangers, self.familiar, self.patience) = (0, 0, Some(patience.min(most)));
+        true
     }
 
     /// What was fetched has been used.
@@ -323,6 +347,26 @@ mod tests {
                 assert!(fetched.len() <= 1000, "{order:?}: {}", fetched.len());
             }
         }
+    }
+
+    /// Goal: names are asked for after a few unknown files; again after 64 when all have been replaced; ever more seldom while it does not
+    /// help. Method: a directory of 4,000 names, opens of known and unknown files.
+    #[test]
+    fn names_are_asked_for() {
+        let opens_until =
+            |dir: &mut Directory, ino: u64| (1..).find(|_| dir.wants_names(Ino(ino))).expect("sooner or later");
+        let mut dir = Directory::default();
+        assert_eq!(opens_until(&mut dir, 7), 4);
+        let mut dir = directory(4000);
+        let stranger = 1 << 40;
+        assert_eq!(opens_until(&mut dir, stranger), 4);
+        for expected in [64, 128, 256, 512, 1000, 1000] {
+            assert_eq!(opens_until(&mut dir, stranger), expected);
+        }
+        for _ in 0..64 {
+            assert!(!dir.wants_names(Ino(100)));
+        }
+        assert_eq!(opens_until(&mut dir, stranger), 64, "the names were of use");
     }
 
     /// Goal: a reader of every fourth file by inode, who reads all by name, gets those alone. Method: files of four makers, made in turn.

@@ -157,6 +157,8 @@ impl Core {
             ("callers_short", self.callers.short_callers() as u64),
             ("rotating_targets", self.rotating.len()),
         ];
-        fixed.into_iter().map(|(name, value)| (name.into(), value)).chain(self.learned.shown()).collect()
+        let small = crate::siblings::gauges(self);
+        let named = fixed.into_iter().chain(small).map(|(name, value)| (name.into(), value));
+        named.chain(self.learned.shown()).collect()
     }
 }
