@@ -182,6 +182,17 @@ async fn new_log(client: &Client, area: &SharedArea) -> Result<()> {
     Ok(())
 }
 
+/// Counts one more call of a task; false once it shall make no more.
+fn takes_call(area: &SharedArea, task: usize) -> bool {
+    let mut a = area.borrow_mut();
+    let goes_on = !a.stop && a.left[task] > 0;
+    if goes_on {
+        a.left[task] -= 1;
+        a.calls += 1;
+    }
+    goes_on
+}
+
 /// Makes calls until none are left or the area is asked to rest.
 pub async fn run(env: SimEnv, client: Client, area: SharedArea, task: usize, mut dice: Dice) {
     let mut sharer =
@@ -190,13 +201,8 @@ pub async fn run(env: SimEnv, client: Client, area: SharedArea, task: usize, mut
     let mut lock_dice = Dice::new(dice.clone().bits(), task as u64);
     let mut cell_dice = Dice::new(dice.clone().bits(), 100 + task as u64);
     loop {
-        {
-            let mut a = area.borrow_mut();
-            if a.stop || a.left[task] == 0 {
-                break;
-            }
-            a.left[task] -= 1;
-            a.calls += 1;
+        if !takes_call(&area, task) {
+            break;
         }
         if dice.one_in(5) {
             env.sleep(Duration::from_micros(dice.below(3000))).await;

@@ -170,13 +170,8 @@ pub async fn fight(env: SimEnv, client: Client, area: SharedArea, (task, mount):
         Sharer { env: env.clone(), client, area: area.clone(), task, record: None, log: None, cells: [None, None] };
     let mut fighter = Fighter { sharer, mount, seats };
     loop {
-        {
-            let mut a = area.borrow_mut();
-            if a.stop || a.left[task] == 0 {
-                break;
-            }
-            a.left[task] -= 1;
-            a.calls += 1;
+        if !super::takes_call(&area, task) {
+            break;
         }
         if dice.one_in(6) {
             env.sleep(Duration::from_micros(dice.below(3000))).await;
