@@ -77,6 +77,8 @@ pub(crate) struct Core {
     pub(crate) learned: Learned,
     /// Bytes of write-back under way.
     pub(crate) flight_bytes: AtomicU64,
+    /// Bytes of direct writes under way that have returned.
+    pub(crate) piped_bytes: AtomicU64,
     /// Bytes of fills under way.
     pub(crate) fill_bytes: AtomicU64,
     /// Full chunks that the bound of bytes under way left behind.
@@ -143,6 +145,7 @@ impl Core {
             rotating: Rotating::default(),
             learned: Learned::default(),
             flight_bytes: AtomicU64::new(0),
+            piped_bytes: AtomicU64::new(0),
             fill_bytes: AtomicU64::new(0),
             backlog: Mutex::default(),
             landings: AtomicU64::new(0),

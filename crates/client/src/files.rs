@@ -185,6 +185,8 @@ pub(crate) struct File {
     pub(crate) cached_end: AtomicU64,
     /// Dirty bytes, those under way included.
     pub(crate) dirty_bytes: AtomicU64,
+    /// Of these, those of writes past the cache that have returned (`pipeline`).
+    pub(crate) piped_bytes: AtomicU64,
     /// The last use of cached bytes, as `Core::coarse_ns` told it: hits pin no lock, and count for its age by this.
     pub(crate) used_ns: AtomicU64,
     /// The group of clients that has the file.
@@ -251,6 +253,7 @@ impl File {
             cached_bytes: AtomicU64::new(0),
             cached_end: AtomicU64::new(0),
             dirty_bytes: AtomicU64::new(0),
+            piped_bytes: AtomicU64::new(0),
             used_ns: AtomicU64::new(0),
             group: FileGroup::default(),
             whole_locks: AtomicU64::new(0),

@@ -37,6 +37,7 @@ mod locality;
 mod locks;
 mod ops;
 mod pending;
+mod pipeline;
 mod queue;
 mod rangelock;
 pub mod readahead;

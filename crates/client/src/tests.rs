@@ -14,6 +14,7 @@ mod file_locks;
 mod fsx;
 mod locks;
 mod names;
+mod pipeline;
 mod policy;
 mod server;
 mod servers;

@@ -103,7 +103,8 @@ pub(crate) fn set_out(core: &Arc<Core>, flight: Flight, buf: Buf) {
     });
 }
 
-fn end_flight(file: &File, id: u64) {
+/// The flight has ended, however it did.
+pub(crate) fn end_flight(file: &File, id: u64) {
     file.flights.lock().ranges.retain(|(i, _)| *i != id);
     file.signal.notify();
 }
@@ -166,6 +167,8 @@ pub(crate) enum WriteKind {
         /// Setuid and setgid are cleared.
         kill_suidgid: bool,
     },
+    /// A direct request that has returned to its caller: with the time of that moment.
+    Piped,
 }
 
 /// Writes one piece of an object and waits until it is on the disk.
@@ -200,6 +203,7 @@ async fn send_piece(
         WriteKind::Direct { kill_suidgid, server_lock } => {
             (Core::lane(server_lock), server_lock, core.wall(), kill_suidgid)
         }
+        WriteKind::Piped => (Core::lane(true), true, mtime, false),
     };
     let op = Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid };
     let target = layout.target(file.ino, object.stripe);
@@ -209,7 +213,7 @@ async fn send_piece(
     core.note_contention(file, answer.contended);
     match answer.result? {
         Reply::Written => {
-            if kind != WriteKind::Back {
+            if let WriteKind::Direct { .. } = kind {
                 file.touched_past_cache(mtime);
             }
             Ok(())
@@ -357,7 +361,7 @@ pub(crate) fn chunk_is_full(core: &Arc<Core>, file: &Arc<File>, chunk: ByteRange
 }
 
 /// A request has landed: what the bound left behind sets out. The list is bounded by the dirty share of the cache.
-fn continue_backlog(core: &Arc<Core>) {
+pub(crate) fn continue_backlog(core: &Arc<Core>) {
     loop {
         let Some((file, range)) = core.backlog.lock().pop_front() else { return };
         if start(core, &file, range) {

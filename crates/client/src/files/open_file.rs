@@ -168,10 +168,15 @@ impl OpenFile {
         Access { read: self.flags.read, write: self.flags.write }
     }
 
+    /// Whether there is one to report.
+    pub(crate) fn has_error(&self) -> bool {
+        self.file.error_count.load(SeqCst) != self.reported.load(SeqCst)
+    }
+
     /// The error to report, once for each failure; the bytes that failed are forgotten then.
     pub(crate) fn take_error(&self) -> Result<()> {
         let file = &self.file;
-        if file.error_count.load(SeqCst) == self.reported.load(SeqCst) {
+        if !self.has_error() {
             return Ok(());
         }
         let (count, errno) = *file.errors.lock();

@@ -12,6 +12,7 @@ use crate::core::Core;
 use crate::files::{File, Moment, OpenFile};
 use crate::group;
 use crate::locks::{self, Pin};
+use crate::pipeline;
 use crate::rangelock::Hold;
 use crate::stats::Count;
 use crate::tokens;
@@ -102,6 +103,10 @@ pub(crate) async fn setattr(
             done
         }
         (file, _) => {
+            if let (Some(file), Some(_)) = (&file, set.mtime) {
+                // What is on its way has the time of its write, which must not come after this one.
+                pipeline::drained(file).await;
+            }
             let begun = company::begin(&core);
             let pins = match &begun {
                 None if set.mtime.is_some() => written_back(&core, &ctx.cred, ino, file.as_ref()).await?,

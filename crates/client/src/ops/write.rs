@@ -13,6 +13,7 @@ use crate::group;
 use crate::learned::{CALM_FLIGHT_BYTES, Course};
 use crate::lease;
 use crate::locks::{self, Pin};
+use crate::pipeline::{self, Kept};
 use crate::ops::{attr, read, sync};
 use crate::rangelock::Hold;
 use crate::stats::Way;
@@ -102,7 +103,7 @@ pub(crate) async fn write(
     ctx: Ctx,
     open: Arc<OpenFile>,
     offset: u64,
-    data: Buf,
+    mut data: Buf,
     hints: Hints,
 ) -> Result<usize> {
     if !open.flags.write {
@@ -133,8 +134,8 @@ pub(crate) async fn write(
     // An append takes the whole file, so that the end stays where it is until all its bytes are there.
     let local = if open.flags.append { ByteRange::ALL } else { ByteRange::at(offset, len) };
     let member = if hints.write_back { file.group.id() } else { open.member() };
-    let guard = group::enter(&file, member, local, Hold::Exclusive).await?;
-    let begun = company::begin(&core);
+    let mut guard = group::enter(&file, member, local, Hold::Exclusive).await?;
+    let mut begun = company::begin(&core);
     let mut pins = None;
     let range = if open.flags.append {
         if begun.is_none() {
@@ -164,12 +165,19 @@ pub(crate) async fn write(
     let written = match decision.mode {
         Mode::Buffered => buffered(&core, &open, range, &data, pins.is_some()).await?,
         Mode::Direct => {
-            let written = direct(&core, &file, range, data, hints, pins.as_deref()).await;
-            if decision.reason == Reason::DirectLocality {
-                let calm = core.flight_bytes.load(SeqCst) <= CALM_FLIGHT_BYTES;
-                let (course, now) = (Course::Direct(bytes), core.clock.now_ns());
-                core.learned.note(Way::Write, course, len, now, calm && written.is_ok());
+            let early = pipeline::admits(&core, &open, decision.reason, hints);
+            if let Some(alone) = begun.take_if(|_| early) {
+                let kept = Kept { guard, begun: alone };
+                match pipeline::write(&core, &open, range, data, kept).await {
+                    Ok(written) => {
+                        learn(&core, decision.reason, bytes, len, true);
+                        return Ok(written);
+                    }
+                    Err((back, kept)) => (data, guard, begun) = (back, kept.guard, Some(kept.begun)),
+                }
             }
+            let written = direct(&core, &file, range, data, hints, pins.as_deref()).await;
+            learn(&core, decision.reason, bytes, len, written.is_ok());
             written?
         }
     };
@@ -245,39 +253,11 @@ async fn direct(
     writeback::flush_and_forget(core, file, range).await;
     let under_way = file.begin_direct();
     let old_size = file.size();
-    let pieces = read::direct_pieces(file, range);
     let len = data.len();
     let kind = WriteKind::Direct { kill_suidgid: hints.kill_suidgid, server_lock: pins.is_none() };
-    let mut cut = split(data, &pieces);
-    let send = |at: usize, buf| write_piece(core, file, pieces[at].0, pieces[at].1.start, buf, kind);
     // Whoever asks for the size of the file meanwhile sees the old end or the new one, none in between.
-    let end_first = pins.is_some() && pieces.len() > 1 && (range.end > old_size || !tokens::is_sure(core, file));
-    let end = if end_first { cut.pop() } else { None };
-    let last = match end {
-        Some(buf) => Some(send(pieces.len() - 1, buf).await),
-        None => None,
-    };
-    let mut results = Vec::with_capacity(pieces.len());
-    if !matches!(last, Some(Err(_))) {
-        results.extend(join_all(cut.into_iter().enumerate().map(|(at, buf)| send(at, buf))).await);
-    }
-    results.extend(last);
-    // What failed may be on the target or not: nobody may think to know.
-    core.cache.forget(file, range, crate::cache::drop::Dirty::Keep);
-    let mut good_to = range.start;
-    let mut error = None;
-    let mut written_to = range.start;
-    for ((_, part), result) in pieces.iter().zip(results) {
-        match result {
-            Ok(()) => {
-                written_to = part.end;
-                if error.is_none() {
-                    good_to = part.end;
-                }
-            }
-            Err(e) => error = error.or(Some(e)),
-        }
-    }
+    let end_first = pins.is_some() && (range.end > old_size || !tokens::is_sure(core, file));
+    let Sent { good_to, written_to, error } = send_all(core, file, range, data, kind, end_first).await;
     if good_to > range.start {
         file.extend(good_to);
     }
@@ -290,6 +270,63 @@ async fn direct(
         trim(core, file, good_to.max(old_size)).await;
     }
     if good_to > range.start { Ok((good_to - range.start) as usize) } else { Err(e) }
+}
+
+/// What became of the pieces of a write.
+pub(crate) struct Sent {
+    /// Up to here all bytes are on the targets.
+    pub(crate) good_to: u64,
+    /// End of the last piece that is.
+    written_to: u64,
+    /// Of the first piece that is not.
+    pub(crate) error: Option<Errno>,
+}
+
+/// Sends all pieces of `range` to the targets and forgets what is cached of them. `end_first`: the last one goes before the others.
+pub(crate) async fn send_all(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    range: ByteRange,
+    data: Buf,
+    kind: WriteKind,
+    end_first: bool,
+) -> Sent {
+    let pieces = read::direct_pieces(file, range);
+    let mut cut = split(data, &pieces);
+    let send = |at: usize, buf| write_piece(core, file, pieces[at].0, pieces[at].1.start, buf, kind);
+    let end = if end_first && pieces.len() > 1 { cut.pop() } else { None };
+    let last = match end {
+        Some(buf) => Some(send(pieces.len() - 1, buf).await),
+        None => None,
+    };
+    let mut results = Vec::with_capacity(pieces.len());
+    if !matches!(last, Some(Err(_))) {
+        results.extend(join_all(cut.into_iter().enumerate().map(|(at, buf)| send(at, buf))).await);
+    }
+    results.extend(last);
+    // What failed may be on the target or not: nobody may think to know.
+    core.cache.forget(file, range, crate::cache::drop::Dirty::Keep);
+    let mut sent = Sent { good_to: range.start, written_to: range.start, error: None };
+    for ((_, part), result) in pieces.iter().zip(results) {
+        match result {
+            Ok(()) => {
+                sent.written_to = part.end;
+                if sent.error.is_none() {
+                    sent.good_to = part.end;
+                }
+            }
+            Err(e) => sent.error = sent.error.or(Some(e)),
+        }
+    }
+    sent
+}
+
+/// Notes what a direct request carried on a file without locality.
+fn learn(core: &Core, reason: Reason, request: u64, len: u64, good: bool) {
+    if reason == Reason::DirectLocality {
+        let calm = core.flight_bytes.load(SeqCst) <= CALM_FLIGHT_BYTES;
+        core.learned.note(Way::Write, Course::Direct(request), len, core.clock.now_ns(), calm && good);
+    }
 }
 
 /// Cuts off what pieces behind a failed one have extended.

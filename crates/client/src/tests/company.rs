@@ -69,7 +69,7 @@ impl Cluster {
     }
 
     /// Starts a mount; its first call waits until it is let in.
-    fn start_mount(&self) -> Client {
+    pub(super) fn start_mount(&self) -> Client {
         self.mounts.set(self.mounts.get() + 1);
         let env = self.sim.node(&format!("mount{}", self.mounts.get()));
         let mut config = ClientConfig::new(Arc::new(SimClock));

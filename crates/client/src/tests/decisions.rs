@@ -348,6 +348,7 @@ fn switching_costs_one_message() {
     set(&w, "hybrid.large_*_bytes", "8");
     let before = messages(&w);
     write(&mut w, &file, 1, 0, 8, false);
+    w.settle();
     assert_eq!((messages(&w) - before, writes(&w, Reason::DirectLarge)), (1, 1));
     assert_eq!(read(&mut w, &file, 0, 8), 8);
     assert_eq!((messages(&w) - before, reads(&w, Reason::DirectLarge)), (2, 1));
@@ -406,7 +407,7 @@ fn direct_pieces_are_sent_at_once() {
     use std::future::Future;
     use std::pin::Pin;
     use std::task::{Context, Waker};
-    let mut w = World::new(1, &[]);
+    let mut w = World::new(1, &[("writeback.pipeline_bytes", "0")]);
     let ino = w.server.plant("f", &vec![7; 8 << 20], Pattern::Striped);
     let file = open(&mut w, ino);
     // The owner is told once that the file has bytes elsewhere.

@@ -65,6 +65,7 @@ fn reasons_are_counted() {
     mode(&mut w, b"auto");
     w.server.contended = true;
     write(&mut w, &file, 1, 8 << 20, 2 << 20, false);
+    w.settle();
     w.server.contended = false;
     write(&mut w, &file, 1, 0, 64 << 10, false);
     assert_eq!(io(&w, Way::Write, Reason::DirectContention), (1, 64 << 10));

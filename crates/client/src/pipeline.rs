@@ -1,0 +1,139 @@
+//! The write pipeline (FEATURES P1; PeakFS, TPDS 2024): a large write past the cache returns when its bytes are on their way,
+//! so that the next one is copied into this process while the disks write this one.
+//!
+//! Owns: which writes may return early, how many bytes may be under way, what a failure leaves behind. Does not own: sending
+//! (`ops::write`, `writeback`), the order of requests on the same bytes (`rangelock`).
+//!
+//! Invariants: only a mount that is alone does it: it stays so until the bytes have landed (`Begun`), hence no other mount can look
+//! for them before. The range lock is kept as long, so whoever reads or writes them here waits. They count as dirty and as a
+//! flight of the file, so the size, fsync, the close, a truncate and the unmount treat them as bytes of the cache on their way.
+
+use crate::api::Hints;
+use crate::company::Begun;
+use crate::core::Core;
+use crate::decision::Reason;
+use crate::files::{File, OpenFile};
+use crate::ops::write::{Sent, send_all};
+use crate::pending::Pending;
+use crate::rangelock::Guard;
+use crate::stats::Count;
+use crate::tokens;
+use crate::tunables::Knob;
+use crate::writeback::{self, WriteKind};
+use amphi_env::Buf;
+use amphi_types::{ByteRange, Errno};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// What keeps others away from the bytes until they have landed.
+pub(crate) struct Kept {
+    pub(crate) guard: Guard,
+    pub(crate) begun: Begun,
+}
+
+/// Whether a direct write of this mount, which is alone, may return before its bytes have landed. Not where the caller asked for
+/// that (`O_DIRECT`, `O_SYNC`), memory is short or others want the file, and not while a failure is unreported: then errors are told at once.
+pub(crate) fn admits(core: &Core, open: &OpenFile, reason: Reason, hints: Hints) -> bool {
+    let flags = open.flags;
+    let strict = flags.direct || hints.direct || flags.sync || flags.dsync || flags.append || hints.kill_suidgid;
+    core.tunables.get(Knob::PipelineBytes) > 0
+        && !strict
+        && !matches!(reason, Reason::DirectMemory | Reason::DirectContention)
+        && !open.has_error()
+        && !core.stopping.load(SeqCst)
+}
+
+/// Sends `data` to the targets and returns when all of it is on its way, with what was taken in; gives everything back if a truncate
+/// is in the way.
+pub(crate) async fn write(
+    core: &Arc<Core>,
+    open: &Arc<OpenFile>,
+    range: ByteRange,
+    data: Buf,
+    kept: Kept,
+) -> Result<usize, (Buf, Kept)> {
+    let file = &open.file;
+    room(core, file, range.len()).await;
+    file.turn();
+    writeback::flush_and_forget(core, file, range).await;
+    let Some(id) = set_out(core, file, range) else { return Err((data, kept)) };
+    let len = data.len();
+    let (core2, file) = (core.clone(), file.clone());
+    // The first requests leave on this thread; what is left to do is done in the background.
+    drop(Pending::start(core, async move {
+        let under_way = file.begin_direct();
+        let sent = send_all(&core2, &file, range, data, WriteKind::Piped, false).await;
+        drop(under_way);
+        land(&core2, &file, id, range, sent);
+        drop(kept);
+        crate::ops::open::send_closes(&core2, &file);
+        Ok(())
+    }));
+    Ok(len)
+}
+
+/// Waits until so few bytes of the file, and of write-back, are under way that `len` more may be. One write may always be.
+async fn room(core: &Arc<Core>, file: &Arc<File>, len: u64) {
+    let full = |under_way: u64, max: u64| under_way > 0 && under_way + len > max;
+    let is_full = || {
+        let flight_max = core.flight_max();
+        let piped = file.piped_bytes.load(SeqCst);
+        let all = core.piped_bytes.load(SeqCst) + core.flight_bytes.load(SeqCst);
+        full(piped, core.tunables.get(Knob::PipelineBytes).min(flight_max)) || full(all, flight_max)
+    };
+    if is_full() {
+        core.stats.count(Count::Throttled);
+        core.landed.until(|| !is_full()).await;
+    }
+}
+
+/// Enters the flight, unless a truncate holds bytes back. The caller holds the range lock.
+fn set_out(core: &Core, file: &File, range: ByteRange) -> Option<u64> {
+    let id = {
+        let mut flights = file.flights.lock();
+        if flights.frozen_from.is_some_and(|from| range.end > from) {
+            return None;
+        }
+        flights.next += 1;
+        let id = flights.next;
+        flights.ranges.push((id, range));
+        id
+    };
+    let len = range.len();
+    file.piped_bytes.fetch_add(len, SeqCst);
+    file.dirty_bytes.fetch_add(len, SeqCst);
+    core.piped_bytes.fetch_add(len, SeqCst);
+    core.stats.bytes(Count::Pipelined, len);
+    file.touch(core.wall());
+    file.extend(range.end);
+    Some(id)
+}
+
+/// The requests have been answered.
+fn land(core: &Arc<Core>, file: &Arc<File>, id: u64, range: ByteRange, sent: Sent) {
+    // Of a file that nobody can reach any more nothing is missed.
+    let missed = |e: &Errno| !matches!(e, Errno::NoEnt | Errno::Stale) || file.open_count() > 0;
+    if let Some(e) = sent.error.filter(missed) {
+        let lost = ByteRange::new(sent.good_to, range.end);
+        tracing::warn!(ino = %file.ino, range = ?lost, "a write on its way failed: {e}");
+        core.stats.bytes(Count::WriteBackFailed, lost.len());
+        file.fail(lost, e);
+    }
+    file.turn();
+    file.mark_epoch();
+    tokens::outdated(core, file.ino);
+    file.dirty_bytes.fetch_sub(range.len(), SeqCst);
+    file.piped_bytes.fetch_sub(range.len(), SeqCst);
+    core.piped_bytes.fetch_sub(range.len(), SeqCst);
+    core.landings.fetch_add(1, SeqCst);
+    writeback::end_flight(file, id);
+    writeback::continue_backlog(core);
+    core.landed.notify();
+}
+
+/// Waits until no bytes of the file are in the pipeline.
+pub(crate) async fn drained(file: &File) {
+    if file.piped_bytes.load(SeqCst) > 0 {
+        file.signal.until(|| file.piped_bytes.load(SeqCst) == 0).await;
+    }
+}

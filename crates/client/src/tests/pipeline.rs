@@ -1,0 +1,201 @@
+//! Large writes past the cache that return when they are on their way (FEATURES P1).
+
+use super::company::{in_cluster, lookup, open, read, root};
+use super::policy::sent;
+use super::world::World;
+use crate::OpenFile;
+use crate::api::{Ctx, Hints, OpenFlags};
+use crate::stats::Count;
+use amphi_env::Buf;
+use amphi_types::{Errno, SetAttr, TimeSet, Timespec};
+use amphi_wire::XattrMode;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+const MIB: u64 = 1 << 20;
+
+fn filled(len: u64, byte: u8) -> Buf {
+    let mut buf = Buf::zeroed(len as usize);
+    buf.fill(byte);
+    buf
+}
+
+fn poll<T>(op: &mut (impl Future<Output = T> + Unpin)) -> Poll<T> {
+    Pin::new(op).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// A write of 2 MiB of `byte` at `at`, as far as it gets without an answer.
+fn begin(w: &World, file: &Arc<OpenFile>, at: u64, byte: u8, hints: Hints) -> (crate::Pending<usize>, bool) {
+    let mut op = w.client.write(&Ctx::root(), file, at, filled(2 * MIB, byte), hints);
+    let done = match poll(&mut op) {
+        Poll::Ready(written) => {
+            assert_eq!(written, Ok(2 << 20));
+            true
+        }
+        Poll::Pending => false,
+    };
+    (op, done)
+}
+
+/// A file that the owner knows to have bytes elsewhere, so that no question comes first.
+fn spread(w: &mut World, flags: OpenFlags) -> Arc<OpenFile> {
+    let file = w.create("f", flags);
+    let op = w.client.write(&Ctx::root(), &file, 0, filled(8 * MIB, b'0'), Hints::default());
+    assert_eq!(w.run(op), Ok(8 << 20));
+    w.settle();
+    file
+}
+
+/// Goal: a large write returns before it was answered, as many as the bound lets; from then on its bytes, size and time are seen
+/// (Promises S1, S3), and `fsync` waits for it. Method: no answer is given until everything was asked.
+#[test]
+fn a_large_write_returns_early() {
+    let mut w = World::new(1, &[("writeback.pipeline_bytes", "4M")]);
+    let file = spread(&mut w, OpenFlags::READ_WRITE);
+    let requests = sent(&w, "Write");
+    let op = w.client.getattr(&Ctx::root(), file.ino());
+    let before = w.run(op).unwrap();
+    assert!(begin(&w, &file, 8 * MIB, b'a', Hints::default()).1, "nothing is under way");
+    assert!(begin(&w, &file, 10 * MIB, b'b', Hints::default()).1, "the bound is reached");
+    let (third, done) = begin(&w, &file, 12 * MIB, b'c', Hints::default());
+    assert!(!done, "beyond the bound");
+    assert_eq!((file.size(), sent(&w, "Write")), (12 * MIB, requests), "known before anything was answered");
+    let core = w.client.core.clone();
+    assert!(file.file.overlay(before, true).mtime > before.mtime);
+    let mut read = w.client.read(&Ctx::root(), &file, 9 * MIB, 4096, Hints::default());
+    assert!(poll(&mut read).is_pending(), "it waits for the bytes");
+    assert_eq!(w.run(read).unwrap().to_vec(), [b'a'; 4096]);
+    assert_eq!(w.run(third), Ok(2 << 20));
+    let fsync = w.client.fsync(&Ctx::root(), &file, false);
+    assert_eq!(w.run(fsync), Ok(()));
+    let bytes = w.server.contents(file.ino());
+    assert_eq!(bytes.len() as u64, 14 * MIB, "fsync has waited");
+    for (at, byte) in [(8, b'a'), (10, b'b'), (12, b'c')] {
+        assert!(bytes[at << 20..(at + 2) << 20].iter().all(|b| *b == byte));
+    }
+    assert_eq!(core.stats.of(Count::Pipelined), (3 + 1, (6 + 8) * MIB));
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: who asked for more than that gets it: `O_DIRECT`, `O_SYNC`, appends; and the switch turns it off. Method: one write each
+/// that must not return without an answer.
+#[test]
+fn strict_writes_wait() {
+    let plain = OpenFlags::READ_WRITE;
+    let direct = Hints { direct: true, ..Hints::default() };
+    for (flags, hints, bound) in [
+        (OpenFlags { direct: true, ..plain }, Hints::default(), "16M"),
+        (OpenFlags { sync: true, ..plain }, Hints::default(), "16M"),
+        (OpenFlags { dsync: true, ..plain }, Hints::default(), "16M"),
+        (OpenFlags { append: true, ..plain }, Hints::default(), "16M"),
+        (plain, direct, "16M"),
+        (plain, Hints::default(), "0"),
+    ] {
+        let mut w = World::new(2, &[("writeback.pipeline_bytes", bound)]);
+        let file = spread(&mut w, flags);
+        let (op, done) = begin(&w, &file, 0, b'a', hints);
+        assert!(!done, "{flags:?} {hints:?} {bound}");
+        assert_eq!(w.run(op), Ok(2 << 20));
+        drop(file);
+        w.check_clean();
+    }
+}
+
+/// Goal: a write that failed after it had returned is told once by `fsync` (Promise S15), writes wait for their answers until
+/// then, and the size is the server's again. Method: the server has no space for a while.
+#[test]
+fn a_failure_is_told_later() {
+    let mut w = World::new(3, &[]);
+    let file = spread(&mut w, OpenFlags::READ_WRITE);
+    let full = |from: u64| vec![(from, Errno::NoSpace); 2];
+    w.server.refuse_writes = full(8 * MIB);
+    assert!(begin(&w, &file, 8 * MIB, b'a', Hints::default()).1);
+    w.settle();
+    w.server.refuse_writes = full(8 * MIB);
+    let (op, done) = begin(&w, &file, 10 * MIB, b'a', Hints::default());
+    assert!(!done, "from now on errors are told at once");
+    assert_eq!(w.run(op), Err(Errno::NoSpace));
+    w.server.refuse_writes.clear();
+    let fsync = w.client.fsync(&Ctx::root(), &file, false);
+    assert_eq!(w.run(fsync), Err(Errno::NoSpace));
+    let fsync = w.client.fsync(&Ctx::root(), &file, false);
+    assert_eq!(w.run(fsync), Ok(()), "once");
+    w.settle();
+    assert_eq!(file.size(), 8 * MIB, "what never came is not shown");
+    assert!(begin(&w, &file, 8 * MIB, b'b', Hints::default()).1, "early again");
+    let fsync = w.client.fsync(&Ctx::root(), &file, false);
+    assert_eq!(w.run(fsync), Ok(()));
+    assert!(w.server.contents(file.ino())[8 << 20..].iter().all(|b| *b == b'b'));
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: a time that is set after a write stays (Promise S1), a close is heard after the bytes, and a truncate cuts them. Method: each
+/// while a write is on its way, with random orders of answers.
+#[test]
+fn what_follows_comes_behind() {
+    for seed in 0..40 {
+        let mut w = World::new(seed, &[]);
+        let file = spread(&mut w, OpenFlags::READ_WRITE);
+        let ino = file.ino();
+        let stat = |w: &mut World| {
+            let op = w.client.getattr(&Ctx::root(), ino);
+            w.run(op).unwrap()
+        };
+        assert!(begin(&w, &file, 8 * MIB, b'a', Hints::default()).1);
+        let long_ago = Timespec { sec: 1, nsec: 0 };
+        let set = SetAttr { mtime: Some(TimeSet::At(long_ago)), ..SetAttr::default() };
+        let op = w.client.setattr(&Ctx::root(), ino, set, None);
+        w.run(op).unwrap();
+        assert_eq!(stat(&mut w).mtime, long_ago);
+        w.settle();
+        assert_eq!(stat(&mut w).mtime, long_ago, "seed {seed}");
+        assert!(begin(&w, &file, 10 * MIB, b'b', Hints::default()).1);
+        let set = SetAttr { size: Some(11 * MIB), ..SetAttr::default() };
+        let op = w.client.setattr(&Ctx::root(), ino, set, Some(&file));
+        w.run(op).unwrap();
+        w.settle();
+        assert_eq!((stat(&mut w).size, w.server.contents(ino).len() as u64), (11 * MIB, 11 * MIB));
+        assert!(begin(&w, &file, 12 * MIB, b'c', Hints::default()).1);
+        let writes = sent(&w, "Write");
+        drop(file);
+        w.settle();
+        let closed = w.server.log.iter().rposition(|l| l.starts_with("Close")).expect("a close");
+        let written = w.server.log.iter().rposition(|l| l == "Write").expect("a write");
+        assert!(sent(&w, "Write") > writes && closed > written, "seed {seed}");
+        w.check_clean();
+    }
+}
+
+/// Goal: a mount that comes while writes are on their way sees all of them (Promise S1). Method: large writes that have returned, then
+/// another mount reads; the size is asked for first.
+#[test]
+fn company_sees_what_was_on_its_way() {
+    for seed in 0..6 {
+        in_cluster(seed, async |c| {
+            let a = c.mount().await;
+            let made = a.create(&root(), amphi_types::Ino::ROOT, b"f", 0o644, OpenFlags::READ_WRITE).await.unwrap();
+            a.setxattr(&root(), made.attr.ino, b"user.amphi.layout", b"striped,size=64K,count=3", XattrMode::Set)
+                .await
+                .unwrap();
+            let file = made.file;
+            let waits = c.start_mount();
+            for i in 0..12u64 {
+                let buf = filled(200_000, b'a' + i as u8);
+                assert_eq!(a.write(&root(), &file, i * 200_000, buf, Hints::default()).await, Ok(200_000));
+            }
+            let size = lookup(&waits, "f").await.map(|x| x.size);
+            assert_eq!(size, Ok(12 * 200_000), "seed {seed}");
+            let other = open(&waits, "f", OpenFlags::READ).await;
+            let bytes = read(&waits, &other, 0, 3_000_000).await;
+            for i in 0..12 {
+                assert!(bytes[i * 200_000..(i + 1) * 200_000].iter().all(|b| *b == b'a' + i as u8), "seed {seed}");
+            }
+            let early = a.core.stats.of(Count::Pipelined).0;
+            assert!(early > 0 && early <= 12, "{early} returned early");
+        });
+    }
+}
