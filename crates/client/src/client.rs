@@ -12,6 +12,7 @@ use crate::io::IoHalf;
 use crate::locks::ahead::{self, Ahead};
 use crate::ops;
 use crate::pending::{Interrupt, Pending};
+use crate::pipeline;
 use crate::siblings;
 use crate::tokens::{self, Found};
 use crate::tunables::{Knob, Tunables};
@@ -241,9 +242,14 @@ impl Client {
         self.start(ops::write::write(self.core.clone(), ctx.clone(), file.clone(), offset, data, hints))
     }
 
-    /// What close shows: the first failure of write-back since the last report on this open file.
+    /// What close shows: the first failure of write-back since the last report on this open file. Waits for large writes that
+    /// have returned and are on their way, not for dirty bytes in the cache.
     pub fn flush(&self, _ctx: &Ctx, file: &Arc<OpenFile>) -> Pending<()> {
-        Pending::ready(file.take_error())
+        let file = file.clone();
+        self.start(async move {
+            pipeline::drained(&file.file).await;
+            file.take_error()
+        })
     }
 
     /// Ends an open file without waiting. Dropping the last reference does the same.

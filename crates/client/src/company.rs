@@ -142,6 +142,12 @@ impl Company {
         self.pages.lock().clone()
     }
 
+    /// Operations that keep the mount alone.
+    #[cfg(test)]
+    pub(crate) fn begun(&self) -> u64 {
+        self.under_way.load(SeqCst)
+    }
+
     fn set(&self, alone: bool) {
         let rule = self.rule.fetch_add(1, SeqCst) + 1;
         debug_assert_eq!(rule & 1 == 1, alone);

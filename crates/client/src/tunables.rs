@@ -73,7 +73,7 @@ const G: u64 = 1 << 30;
 knobs! {
     Mode = "hybrid.mode", Mode, 0, 0 => 2, "how requests go that neither open flag nor file attribute decides";
     LargeWrite = "hybrid.large_write_bytes", Bytes, 2 * M, 0 => 2 * G, "writes of at least this size go direct (Lustre's default)";
-    LargeRead = "hybrid.large_read_bytes", Bytes, 8 * M, 0 => 2 * G, "reads of at least this size go direct (Lustre's default)";
+    LargeRead = "hybrid.large_read_bytes", Bytes, 4 * M, 0 => 2 * G, "reads of at least this size go direct";
     Rotating = "hybrid.rotating", Switch, 1, 0 => 1, "files on rotating storage have large thresholds of their own";
     LargeWriteRotating = "hybrid.large_write_bytes_rotating", Bytes, 8 * M, 0 => 2 * G, "the same for writes of files on rotating storage: 8 ms of seeking are 1/5 of such a write";
     LargeReadRotating = "hybrid.large_read_bytes_rotating", Bytes, 32 * M, 0 => 2 * G, "the same for reads of files on rotating storage: read-ahead keeps the disk going up to there";

@@ -114,7 +114,7 @@ impl Shape {
             ("writeback.flight_bytes", one(&["1M", "128M"])),
             ("hybrid.small_bytes", one(&["1K", "8K", "32K"])),
             ("hybrid.large_write_bytes", one(&["32K", "128K", "2M"])),
-            ("hybrid.large_read_bytes", one(&["32K", "128K", "8M"])),
+            ("hybrid.large_read_bytes", one(&["32K", "128K", "4M"])),
             ("hybrid.mode", one(&["auto", "auto", "auto", "buffered", "direct"])),
             ("readahead.enabled", one(&["on", "on", "off"])),
             ("readahead.max_bytes", one(&["64K", "1M", "64M"])),
@@ -125,6 +125,7 @@ impl Shape {
             ("writeback.batch", one(&["on", "on", "on", "off"])),
             ("writeback.small_bytes", one(&["4K", "64K", "1M"])),
             ("client.close_batch", one(&["on", "on", "on", "off"])),
+            ("writeback.pipeline_bytes", one(&["64K", "1M", "16M", "0"])),
         ];
         let tunables = tunables.into_iter().chain(together).map(|(n, v)| (n.to_string(), v)).collect();
         let sim = SimConfig {

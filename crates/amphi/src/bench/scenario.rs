@@ -39,7 +39,7 @@ const DEFAULTS: &[&str] = &[
     "hybrid.locality=on",
     "hybrid.small_bytes=32K",
     "hybrid.large_write_bytes=2M",
-    "hybrid.large_read_bytes=8M",
+    "hybrid.large_read_bytes=4M",
     "server.lock_granularity_bytes=1",
 ];
 

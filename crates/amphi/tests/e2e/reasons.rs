@@ -138,14 +138,14 @@ fn direct_by_request_of_the_user() {
     one.end(&bytes);
 }
 
-/// Goal: `direct_large`. Method: writes of 2 MiB, reads of 8 MiB.
+/// Goal: `direct_large`. Method: writes of 2 MiB, reads of 4 MiB.
 #[test]
 fn direct_because_it_is_large() {
     let one = One::new(&[]);
     let bytes = pattern(2, 16 * MIB);
     write_in(&one.open(OFlags::empty()), &bytes, 2 * MIB);
     assert_eq!(one.reasons("write"), ["direct_large"]);
-    read_in(&one.open(OFlags::empty()), &bytes, 8 * MIB);
+    read_in(&one.open(OFlags::empty()), &bytes, 4 * MIB);
     assert_eq!(one.reasons("read"), ["direct_large"]);
     one.end(&bytes);
 }
@@ -487,7 +487,7 @@ fn switching_storms_change_no_byte() {
                 ["hybrid.large_write_bytes=0", "hybrid.large_write_bytes=2M"],
                 ["hybrid.small_bytes=1M", "hybrid.small_bytes=4K"],
                 ["hybrid.mode=direct", "hybrid.mode=buffered"],
-                ["hybrid.large_read_bytes=16K", "hybrid.large_read_bytes=8M"],
+                ["hybrid.large_read_bytes=16K", "hybrid.large_read_bytes=4M"],
                 ["hybrid.contention=off", "hybrid.contention=on"],
                 ["hybrid.mode=auto", "hybrid.mode=auto"],
                 ["cache.max_bytes=4M", "cache.max_bytes=16M"],

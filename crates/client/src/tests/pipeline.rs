@@ -64,6 +64,7 @@ fn a_large_write_returns_early() {
     assert_eq!((file.size(), sent(&w, "Write")), (12 * MIB, requests), "known before anything was answered");
     let core = w.client.core.clone();
     assert!(file.file.overlay(before, true).mtime > before.mtime);
+    assert_eq!(core.company.begun(), 3, "no other mount is let in until they have landed");
     let mut read = w.client.read(&Ctx::root(), &file, 9 * MIB, 4096, Hints::default());
     assert!(poll(&mut read).is_pending(), "it waits for the bytes");
     assert_eq!(w.run(read).unwrap().to_vec(), [b'a'; 4096]);
@@ -76,6 +77,7 @@ fn a_large_write_returns_early() {
         assert!(bytes[at << 20..(at + 2) << 20].iter().all(|b| *b == byte));
     }
     assert_eq!(core.stats.of(Count::Pipelined), (3 + 1, (6 + 8) * MIB));
+    assert_eq!(core.company.begun(), 0);
     drop(file);
     w.check_clean();
 }
@@ -121,6 +123,11 @@ fn a_failure_is_told_later() {
     w.server.refuse_writes.clear();
     let fsync = w.client.fsync(&Ctx::root(), &file, false);
     assert_eq!(w.run(fsync), Err(Errno::NoSpace));
+    w.server.refuse_writes = full(8 * MIB);
+    assert!(begin(&w, &file, 8 * MIB, b'a', Hints::default()).1);
+    let close = w.client.flush(&Ctx::root(), &file);
+    assert_eq!(w.run(close), Err(Errno::NoSpace), "a close waits and says so");
+    w.server.refuse_writes.clear();
     let fsync = w.client.fsync(&Ctx::root(), &file, false);
     assert_eq!(w.run(fsync), Ok(()), "once");
     w.settle();
