@@ -30,6 +30,8 @@ pub(crate) const STREAM_FILL_BYTES: u64 = 128 << 10;
 pub(crate) const CALM_FLIGHT_BYTES: u64 = 1 << 20;
 /// Of this many percent of the cache's rate, direct is as good: it leaves the cache to others.
 const EQUAL_PERCENT: u64 = 95;
+/// A file of whose pages so many 1024ths are used again keeps the cache, however much direct requests carry.
+const SHARE_MAX: u64 = 512;
 
 /// Where bytes went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,6 +142,18 @@ impl Learned {
         }
     }
 
+    /// What share of its pages a file must use again so that the cache pays for requests of this size, in 1024ths: what is hit costs
+    /// nothing, so the cache's way takes `1 - share` of its time for the whole. 0 while one of the rates is not known.
+    pub(crate) fn least_share(&self, way: Way, request: u64) -> u64 {
+        let side = self.sides[way as usize].lock();
+        let (cached, direct) = (side.rates[CACHED].per_s, side.rates[class(request)].per_s);
+        if cached == 0 || direct <= cached {
+            return 0;
+        }
+        let share = u128::from(direct - cached) * 1024 / u128::from(direct);
+        (share as u64).min(SHARE_MAX)
+    }
+
     /// What is known, in MiB/s: a name and a number for each rate.
     pub(crate) fn shown(&self) -> Vec<(String, u64)> {
         let mut all = Vec::new();
@@ -224,6 +238,21 @@ mod tests {
         assert!((3..8).contains(&sooner), "{sooner}");
         stretch(&l, Course::Direct(64 << 10), 2000 * SECOND, 400);
         assert!(tried_again(2001, 64 << 10).expect("it is") > 3 * sooner);
+    }
+
+    /// Goal: the share of reuse that the cache needs is what makes its time equal to that of direct requests, at most a half. Method: rates by
+    /// hand.
+    #[test]
+    fn reuse_makes_up_for_a_slower_way() {
+        for (cached, direct, least) in [(1000, 1000, 0), (1000, 900, 0), (750, 1000, 256), (1000, 8000, 512)] {
+            let l = Learned::default();
+            stretch(&l, Course::Cached, 0, cached);
+            assert_eq!(l.least_share(Way::Write, 300 << 10), 0, "direct is not known");
+            stretch(&l, Course::Direct(300 << 10), SECOND, direct);
+            let found = l.least_share(Way::Write, 300 << 10);
+            assert!(found.abs_diff(least) <= 8, "{found} for {cached} and {direct}");
+            assert_eq!((l.least_share(Way::Write, 1 << 20), l.least_share(Way::Read, 300 << 10)), (0, 0));
+        }
     }
 
     /// Goal: each size has its class. Method: edges.

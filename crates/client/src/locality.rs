@@ -2,7 +2,8 @@
 //!
 //! Owns: the counts and the rule, per file. Does not own: when pages come and go (`cache`), nor what follows (`decision`).
 //!
-//! A file lacks locality when, of as many pages as the window has that left the cache, too few had been used again. Then nearly
+//! A file lacks locality when, of as many pages as the window has that left the cache, too few had been used again: one in 16, or
+//! more where direct requests were measured to carry so much more that this does not make up for it (`learned`). Then nearly
 //! nothing is brought in any more, so nearly nothing leaves: what tells that reuse has come back are the probes, of
 //! whose pages it is counted at once when they are used again. As many of them as a window of requests brings in decide.
 //! A direct request brings no pages in, so what contention or memory sends direct changes no verdict, and costs no probe.
@@ -100,16 +101,17 @@ impl Locality {
         }
     }
 
-    /// Whether the next request should go direct for it: there is no locality, and the request is no probe.
-    pub(crate) fn speaks_for_direct(&self, rule: Rule) -> bool {
+    /// Whether the next request should go direct for it: there is no locality, and the request is no probe. `least`: the share of pages
+    /// used again below which the cache does not pay, in 1024ths, besides what the rule says; asked when there is something to judge.
+    pub(crate) fn speaks_for_direct(&self, rule: Rule, least: impl Fn() -> u64) -> bool {
         if let Some(mount) = &self.of_mount {
-            mount.judge(Rule { window_pages: rule.window_pages.saturating_mul(MOUNT_WINDOWS), ..rule });
+            mount.judge(Rule { window_pages: rule.window_pages.saturating_mul(MOUNT_WINDOWS), ..rule }, &least);
             let first = !self.asked.load(Relaxed) && !self.asked.swap(true, Relaxed);
             if first && rule.inherit && mount.is_lacking() {
                 self.decide(true);
             }
         }
-        self.judge(rule);
+        self.judge(rule, &least);
         self.is_lacking() && self.since_probe.load(Relaxed) + 1 < rule.probe
     }
 
@@ -125,18 +127,19 @@ impl Locality {
         }
     }
 
-    fn judge(&self, rule: Rule) {
+    fn judge(&self, rule: Rule, least: &impl Fn() -> u64) {
+        let pays = |again: u64, pages: u64| again * rule.fraction >= pages && again * 1024 >= pages * least();
         let left = self.left.load(Relaxed);
         if left >= rule.window_pages {
             let reused = self.reused.swap(0, Relaxed);
             self.left.store(0, Relaxed);
-            self.decide(reused * rule.fraction < left);
+            self.decide(!pays(reused, left));
         }
         let sample = (rule.window_pages / rule.probe.max(1)).max(SAMPLE_MIN_PAGES);
         let brought = self.brought.load(Relaxed);
         if self.is_lacking() && brought >= sample {
             let again = self.again.load(Relaxed);
-            if again * rule.fraction >= brought {
+            if pays(again, brought) {
                 self.decide(false);
             } else if brought >= 2 * sample {
                 // The older half is forgotten: reuse takes its time to show.
@@ -161,32 +164,53 @@ mod tests {
 
     const RULE: Rule = Rule { window_pages: 1024, fraction: 16, probe: 8, inherit: true };
 
+    /// The ways carry the same.
+    fn none() -> u64 {
+        0
+    }
+
+    /// Goal: where direct carries more, as much more reuse is asked for, of windows and of probes. Method: a quarter of the pages is
+    /// used again, and what pays is moved around that.
+    #[test]
+    fn what_reuse_has_to_make_up_for() {
+        for (least, lacks) in [(0, false), (256, false), (257, true), (512, true)] {
+            let l = Locality::default();
+            l.leave(768, false);
+            l.leave(256, true);
+            assert_eq!(l.speaks_for_direct(RULE, || least), lacks, "{least}");
+            l.decide(true);
+            l.bring(128);
+            l.use_again(32);
+            assert_eq!(l.speaks_for_direct(RULE, || least), lacks, "probes, {least}");
+        }
+    }
+
     /// Goal: a file begins with what was found of all files, unless that is switched off; a file that shows reuse is believed, and so is
     /// a mount whose files do. Method: files one after the other.
     #[test]
     fn files_begin_with_the_verdict_on_the_mount() {
         let mount = Arc::new(Locality::default());
         let first = Locality::of_file(&mount);
-        assert!(!first.speaks_for_direct(RULE));
+        assert!(!first.speaks_for_direct(RULE, none));
         for _ in 0..4 {
             first.leave(1024, false);
-            assert!(first.speaks_for_direct(RULE), "a window of its own");
+            assert!(first.speaks_for_direct(RULE, none), "a window of its own");
         }
         let second = Locality::of_file(&mount);
-        assert!(!second.speaks_for_direct(Rule { inherit: false, ..RULE }), "switched off");
+        assert!(!second.speaks_for_direct(Rule { inherit: false, ..RULE }, none), "switched off");
         let third = Locality::of_file(&mount);
-        assert!(third.speaks_for_direct(RULE), "nothing is known of it but what left before");
+        assert!(third.speaks_for_direct(RULE, none), "nothing is known of it but what left before");
         third.bring(256);
         third.use_again(16);
-        assert!(!third.speaks_for_direct(RULE), "believed");
+        assert!(!third.speaks_for_direct(RULE, none), "believed");
         let fourth = Locality::of_file(&mount);
-        assert!(fourth.speaks_for_direct(RULE), "not yet enough for a window of the mount");
+        assert!(fourth.speaks_for_direct(RULE, none), "not yet enough for a window of the mount");
         for _ in 0..4 {
             fourth.bring(256);
             fourth.use_again(256);
         }
-        assert!(!fourth.speaks_for_direct(RULE));
-        assert!(!Locality::of_file(&mount).speaks_for_direct(RULE), "the mount has come back");
+        assert!(!fourth.speaks_for_direct(RULE, none));
+        assert!(!Locality::of_file(&mount).speaks_for_direct(RULE, none), "the mount has come back");
     }
 
     /// Goal: the verdict falls over a window and follows the share; one request in `probe` is a probe, whatever else goes
@@ -195,20 +219,23 @@ mod tests {
     fn verdicts_and_probes() {
         let l = Locality::default();
         l.leave(1023, false);
-        assert!(!l.speaks_for_direct(RULE), "not a window yet");
+        assert!(!l.speaks_for_direct(RULE, none), "not a window yet");
         let l = Locality::default();
         l.leave(960, false);
         l.leave(64, true);
-        assert!(!l.speaks_for_direct(RULE), "one page in 16 was used again");
+        assert!(!l.speaks_for_direct(RULE, none), "one page in 16 was used again");
         l.leave(961, false);
         l.leave(63, true);
-        assert!(l.speaks_for_direct(RULE));
+        assert!(l.speaks_for_direct(RULE, none));
         for round in 0..3 {
             for _ in 0..7 {
-                assert!(l.speaks_for_direct(RULE) && l.speaks_for_direct(RULE), "asking costs no probe, {round}");
+                assert!(
+                    l.speaks_for_direct(RULE, none) && l.speaks_for_direct(RULE, none),
+                    "asking costs no probe, {round}"
+                );
                 l.went_direct();
             }
-            assert!(!l.speaks_for_direct(RULE), "the eighth");
+            assert!(!l.speaks_for_direct(RULE, none), "the eighth");
             l.went_buffered();
         }
     }
@@ -220,16 +247,16 @@ mod tests {
         let l = Locality::default();
         l.bring(5);
         l.leave(1024, false);
-        assert!(l.speaks_for_direct(RULE));
+        assert!(l.speaks_for_direct(RULE, none));
         for _ in 0..100 {
             l.bring(16);
-            assert!(l.speaks_for_direct(RULE));
+            assert!(l.speaks_for_direct(RULE, none));
         }
         assert!(l.brought.load(Relaxed) <= 256 + 16, "old probes are forgotten");
         l.use_again(16);
-        assert!(!l.speaks_for_direct(RULE), "one page in 16");
+        assert!(!l.speaks_for_direct(RULE, none), "one page in 16");
         assert!(!l.is_lacking());
         l.leave(1024, false);
-        assert!(l.speaks_for_direct(RULE), "and the next window may say otherwise");
+        assert!(l.speaks_for_direct(RULE, none), "and the next window may say otherwise");
     }
 }

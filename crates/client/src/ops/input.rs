@@ -28,7 +28,8 @@ impl Core {
         let memory_short = in_window && !contended && self.is_short_of_memory(ctx);
         let full = || file.cached_bytes.load(SeqCst) >= self.share(t.get(Knob::OvercacheBytes));
         let overcache = in_window && t.on(Knob::Overcache) && full();
-        let no_locality = in_window && !contended && !memory_short && !overcache && self.lacks_locality(file);
+        let no_locality =
+            in_window && !contended && !memory_short && !overcache && self.lacks_locality(file, way, bytes);
         let cache_is_faster =
             no_locality && t.on(Knob::Learn) && self.learned.cache_is_faster(way, bytes, self.clock.now_ns());
         Input {
@@ -100,14 +101,18 @@ impl Core {
                 && self.callers.is_short(ctx.pid, self.clock.now_ns()))
     }
 
-    fn lacks_locality(&self, file: &File) -> bool {
+    fn lacks_locality(&self, file: &File, way: Way, bytes: u64) -> bool {
         let t = &self.tunables;
-        t.on(Knob::Locality)
-            && file.locality.speaks_for_direct(Rule {
-                window_pages: t.get(Knob::LocalityPages),
-                fraction: t.get(Knob::LocalityFraction),
-                probe: t.get(Knob::LocalityProbe),
-                inherit: t.on(Knob::LocalityInherit),
-            })
+        if !t.on(Knob::Locality) {
+            return false;
+        }
+        let rule = Rule {
+            window_pages: t.get(Knob::LocalityPages),
+            fraction: t.get(Knob::LocalityFraction),
+            probe: t.get(Knob::LocalityProbe),
+            inherit: t.on(Knob::LocalityInherit),
+        };
+        let least = || if t.on(Knob::Learn) { self.learned.least_share(way, bytes) } else { 0 };
+        file.locality.speaks_for_direct(rule, least)
     }
 }

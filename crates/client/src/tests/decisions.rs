@@ -430,6 +430,39 @@ fn direct_pieces_are_sent_at_once() {
     w.check_clean();
 }
 
+/// Reads are carried so by this way.
+fn tell(w: &World, course: Course, mib_s: u64) {
+    for _ in 0..200 {
+        wait_ms(w, 1);
+        let now = w.client.core.clock.now_ns();
+        w.client.core.learned.note(Way::Read, course, (mib_s << 20) / 1000, now, true);
+    }
+}
+
+/// Goal: a file that uses a quarter of its pages again goes direct where that was measured to carry more than the rest of it would gain, not
+/// where it carries less, and not when nothing is measured or learning is off. Method: rates and pages told by hand.
+#[test]
+fn reuse_has_to_pay() {
+    for (cached, direct, learn, way) in [
+        (700, 1000, "on", Reason::DirectLocality),
+        (800, 1000, "on", Reason::BufferedDefault),
+        (700, 0, "on", Reason::BufferedDefault),
+        (700, 1000, "off", Reason::BufferedDefault),
+    ] {
+        let mut w = World::new(1, &[("readahead.enabled", "off"), ("hybrid.learn", learn)]);
+        let ino = w.server.plant("f", &vec![7; 1 << 20], Pattern::Whole);
+        let file = open(&mut w, ino);
+        tell(&w, Course::Cached, cached);
+        tell(&w, Course::Direct(KIB64 as u64), direct);
+        file.file.locality.leave(3 * 1024, false);
+        file.file.locality.leave(1024, true);
+        scan(&mut w, &file, 0..KIB64 as u64);
+        assert_eq!(reads(&w, way), 1, "{cached} {direct} {learn}");
+        drop(file);
+        w.check_clean();
+    }
+}
+
 /// Goal: without locality the way that was measured to carry more is taken, and told as such; each rule has its switch; a new file
 /// begins as the mount has found all files to be, unless that is switched off. Method: rates told by hand after a stream.
 #[test]
@@ -441,13 +474,6 @@ fn what_was_measured_decides_without_locality() {
     set(&w, "hybrid.locality", "off");
     scan(&mut w, &file, 0..24 << 20);
     set(&w, "hybrid.locality", "on");
-    let tell = |w: &World, course: Course, mib_s: u64| {
-        for _ in 0..100 {
-            wait_ms(w, 1);
-            let now = w.client.core.clock.now_ns();
-            w.client.core.learned.note(Way::Read, course, (mib_s << 20) / 1000, now, true);
-        }
-    };
     let part = |w: &mut World| {
         let before = (reads(w, Reason::DirectLocality), reads(w, Reason::BufferedFaster));
         scan(w, &file, 24 << 20..25 << 20);
