@@ -203,6 +203,14 @@ pub fn reasons(title: &str, rows: &[(String, &Counted)]) -> Table {
     table
 }
 
+/// Adds what another phase counted.
+pub fn add(sum: &mut Counted, more: Counted) {
+    for (name, row) in more {
+        let sum = sum.entry(name).or_default();
+        *sum = (sum.0 + row.0, sum.1 + row.1);
+    }
+}
+
 /// Median and range of each series, as cells.
 pub fn cells(series: &[Series]) -> Vec<String> {
     series.iter().map(spread).collect()

@@ -2,7 +2,7 @@
 //! paper).
 
 use super::{AUTO, AUTO_NO_LOCALITY, AUTO_NO_MEMORY, DIRECT, Found, Sample, Variant};
-use super::{apply, cells, clear, counted, in_turn, reasons};
+use super::{add, apply, cells, clear, counted, in_turn, reasons};
 use crate::bench::Run;
 use crate::bench::memory_group::MemoryGroup;
 use crate::bench::mounted_cluster::{Mounts, Setup};
@@ -68,10 +68,7 @@ fn measure(run: &Run, cluster: &Mounts, tasks: usize, transfer: u64) -> Outcome<
         clear(cluster, &mut processes)?;
         let (write, mut both) = counted(cluster, &mut processes, Phase::Write)?;
         let (read, more) = counted(cluster, &mut processes, Phase::Read)?;
-        for (name, row) in more {
-            let sum = both.entry(name).or_default();
-            *sum = (sum.0 + row.0, sum.1 + row.1);
-        }
+        add(&mut both, more);
         Ok(Sample { values: vec![write.mib_s(), read.mib_s()], counted: both })
     })?;
     processes.phase(Phase::Remove)?;

@@ -4,14 +4,13 @@
 //! Off by 8 bytes: transfers are 8 bytes longer than a round size, so that none but the first starts on a block.
 
 use super::{AUTO, DIRECT, FIXED_512K, Found, Sample, Variant};
-use super::{apply, cells, clear, in_turn};
+use super::{add, apply, cells, clear, counted, in_turn, reasons};
 use crate::bench::Run;
 use crate::bench::cluster::set_mode;
 use crate::bench::mounted_cluster::{Mounts, Setup};
 use crate::bench::report::{Finding, Goal, Table, digits};
 use crate::bench::workload::Phase;
 use crate::bench::workload::ior::{Reorder, Shape};
-use crate::bench::workload::place::Counted;
 use crate::bench::workload::tasks::Tasks;
 use crate::bench::workload::transfers::Calls;
 use crate::failure::Outcome;
@@ -29,12 +28,15 @@ pub fn run(run: &mut Run) -> Outcome {
         true => &[64 << 10, 4 << 20],
         false => &[4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20],
     };
+    let mut all = Vec::new();
     for (title, off) in [("aligned", 0), ("off by 8 bytes", 8)] {
         let mut table = table(&format!("One stream, {title}"));
         for &size in sizes {
             let bytes = SAMPLE_BYTES.min(size * CALLS_MAX).max(2 * size);
             let found = measure(run, &cluster, 1, size + off, bytes / size)?;
-            rows(run, &mut table, &format!("1 x {}, {title}", crate::size::show(size)), &found, None);
+            let what = format!("1 x {}, {title}", crate::size::show(size));
+            rows(run, &mut table, &what, &found, None);
+            all.push((what, found));
         }
         run.show(&table);
     }
@@ -45,9 +47,13 @@ pub fn run(run: &mut Run) -> Outcome {
     let mut table = table("16 streams");
     for &size in sizes {
         let found = measure(run, &cluster, 16, size, (2 * SAMPLE_BYTES / 16 / size).max(4))?;
-        rows(run, &mut table, &format!("16 x {}", crate::size::show(size)), &found, Some(Goal::AtLeast(0.9)));
+        let what = format!("16 x {}", crate::size::show(size));
+        rows(run, &mut table, &what, &found, Some(Goal::AtLeast(0.9)));
+        all.push((what, found));
     }
     run.show(&table);
+    let rows: Vec<_> = all.iter().map(|(what, found)| (what.clone(), &found[2].counted)).collect();
+    run.show(&reasons("Why requests of auto went which way, all rounds", &rows));
     cluster.stop()
 }
 
@@ -79,12 +85,13 @@ fn measure(run: &Run, cluster: &Mounts, tasks: usize, transfer: u64, calls: u64)
     let found = in_turn(run, &what, &VARIANTS, |variant| {
         apply(cluster, variant)?;
         clear(cluster, &mut writers)?;
-        let write = writers.phase(Phase::Write)?;
+        let (write, mut both) = counted(cluster, &mut writers, Phase::Write)?;
         files.iter().try_for_each(|f| set_mode(f, "direct"))?;
         cold.phase(Phase::Write)?;
         files.iter().try_for_each(|f| set_mode(f, "auto"))?;
-        let read = cold.phase(Phase::Read)?;
-        Ok(Sample { values: vec![write.mib_s(), read.mib_s()], counted: Counted::new() })
+        let (read, more) = counted(cluster, &mut cold, Phase::Read)?;
+        add(&mut both, more);
+        Ok(Sample { values: vec![write.mib_s(), read.mib_s()], counted: both })
     })?;
     for mut tasks in [writers, cold] {
         tasks.phase(Phase::Remove)?;
