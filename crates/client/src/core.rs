@@ -77,7 +77,7 @@ pub(crate) struct Core {
     pub(crate) learned: Learned,
     /// Bytes of write-back under way.
     pub(crate) flight_bytes: AtomicU64,
-    /// Bytes of direct writes under way that have returned.
+    /// Memory of direct writes under way that have returned.
     pub(crate) piped_bytes: AtomicU64,
     /// Bytes of fills under way.
     pub(crate) fill_bytes: AtomicU64,

@@ -185,7 +185,7 @@ pub(crate) struct File {
     pub(crate) cached_end: AtomicU64,
     /// Dirty bytes, those under way included.
     pub(crate) dirty_bytes: AtomicU64,
-    /// Of these, those of writes past the cache that have returned (`pipeline`).
+    /// Memory of writes past the cache that have returned and not landed (`pipeline`).
     pub(crate) piped_bytes: AtomicU64,
     /// The last use of cached bytes, as `Core::coarse_ns` told it: hits pin no lock, and count for its age by this.
     pub(crate) used_ns: AtomicU64,
