@@ -110,6 +110,11 @@ impl Pin {
     pub(crate) fn used_once(&mut self) {
         self.once = self.own;
     }
+
+    /// The lock goes back with the end of the use: what was told to others of what is written under it has turned out to be wrong.
+    pub(crate) fn used_up(&mut self) {
+        self.once = true;
+    }
 }
 
 impl Drop for Pin {

@@ -4,9 +4,10 @@
 //! Owns: which writes may return early, how many bytes may be under way, what a failure leaves behind. Does not own: sending
 //! (`ops::write`, `writeback`), the order of requests on the same bytes (`rangelock`).
 //!
-//! Invariants: only a mount that is alone does it: it stays so until the bytes have landed (`Begun`), hence no other mount can look
-//! for them before. The range lock is kept as long, so whoever reads or writes them here waits. They count as dirty and as a
-//! flight of the file, so the size, fsync, the close, a truncate and the unmount treat them as bytes of the cache on their way.
+//! Invariants: nobody can look for the bytes before they have landed. Until then a mount that is alone stays so (`Begun`), one in
+//! company keeps locks on all of them (`Pin`), and the range lock makes readers and writers here wait. They count as dirty and as a
+//! flight of the file, so the size (told to others as that of dirty bytes), fsync, the close, a lock that is called back, a truncate
+//! and the unmount treat them as bytes of the cache on their way.
 
 use crate::api::Hints;
 use crate::company::Begun;
@@ -14,6 +15,7 @@ use crate::core::Core;
 use crate::data::scratch_for;
 use crate::decision::Reason;
 use crate::files::{File, OpenFile};
+use crate::locks::Pin;
 use crate::ops::write::{Sent, send_all};
 use crate::pending::Pending;
 use crate::rangelock::Guard;
@@ -31,11 +33,14 @@ const COPY_BELOW_BYTES: usize = 1 << 20;
 
 /// What keeps others away from the bytes until they have landed.
 pub(crate) struct Kept {
+    /// In company: write locks on all of it.
+    pub(crate) pins: Option<Vec<Pin>>,
+    /// Of a mount that is alone.
+    pub(crate) begun: Option<Begun>,
     pub(crate) guard: Guard,
-    pub(crate) begun: Begun,
 }
 
-/// Whether a direct write of this mount, which is alone, may return before its bytes have landed. Not where the caller asked for
+/// Whether a direct write that others are kept away from may return before its bytes have landed. Not where the caller asked for
 /// that (`O_DIRECT`, `O_SYNC`), memory is short or others want the file, and not while a failure is unreported: then errors are told at once.
 pub(crate) fn admits(core: &Core, open: &OpenFile, reason: Reason, hints: Hints) -> bool {
     let flags = open.flags;
@@ -54,7 +59,7 @@ pub(crate) async fn write(
     open: &Arc<OpenFile>,
     range: ByteRange,
     data: Buf,
-    kept: Kept,
+    mut kept: Kept,
 ) -> Result<usize, (Buf, Kept)> {
     let file = &open.file;
     let data = compact(range, data);
@@ -62,15 +67,20 @@ pub(crate) async fn write(
     room(core, file, memory).await;
     file.turn();
     writeback::flush_and_forget(core, file, range).await;
-    let Some(id) = set_out(core, file, range, memory) else { return Err((data, kept)) };
+    let Some(id) = set_out(core, file, range, memory, kept.pins.is_some()) else { return Err((data, kept)) };
     let len = data.len();
     let (core2, file) = (core.clone(), file.clone());
     // The first requests leave on this thread; what is left to do is done in the background.
     drop(Pending::start(core, async move {
         let under_way = file.begin_direct();
-        let sent = send_all(&core2, &file, range, data, WriteKind::Piped, false).await;
+        let kind = WriteKind::Piped { server_lock: kept.pins.is_none() };
+        let sent = send_all(&core2, &file, range, data, kind, false).await;
         drop(under_way);
+        let failed = sent.error.is_some();
         land(&core2, &file, id, range, memory, sent);
+        for pin in kept.pins.iter_mut().flatten() {
+            if failed { pin.used_up() } else { pin.used_once() }
+        }
         drop(kept);
         crate::ops::open::send_closes(&core2, &file);
         Ok(())
@@ -104,7 +114,7 @@ async fn room(core: &Arc<Core>, file: &Arc<File>, memory: u64) {
 }
 
 /// Enters the flight, unless a truncate holds bytes back. The caller holds the range lock.
-fn set_out(core: &Core, file: &File, range: ByteRange, memory: u64) -> Option<u64> {
+fn set_out(core: &Core, file: &File, range: ByteRange, memory: u64, locked: bool) -> Option<u64> {
     let id = {
         let mut flights = file.flights.lock();
         if flights.frozen_from.is_some_and(|from| range.end > from) {
@@ -121,7 +131,11 @@ fn set_out(core: &Core, file: &File, range: ByteRange, memory: u64) -> Option<u6
     core.piped_bytes.fetch_add(memory, SeqCst);
     core.stats.bytes(Count::Pipelined, len);
     file.touch(core.wall());
-    file.extend(range.end);
+    if locked {
+        file.extend_own(range.end)
+    } else {
+        file.extend(range.end)
+    }
     Some(id)
 }
 

@@ -168,7 +168,10 @@ pub(crate) enum WriteKind {
         kill_suidgid: bool,
     },
     /// A direct request that has returned to its caller: with the time of that moment.
-    Piped,
+    Piped {
+        /// As of a direct request.
+        server_lock: bool,
+    },
 }
 
 /// Writes one piece of an object and waits until it is on the disk.
@@ -203,7 +206,7 @@ async fn send_piece(
         WriteKind::Direct { kill_suidgid, server_lock } => {
             (Core::lane(server_lock), server_lock, core.wall(), kill_suidgid)
         }
-        WriteKind::Piped => (Core::lane(true), true, mtime, false),
+        WriteKind::Piped { server_lock } => (Core::lane(server_lock), server_lock, mtime, false),
     };
     let op = Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid };
     let target = layout.target(file.ino, object.stripe);

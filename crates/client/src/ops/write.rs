@@ -165,15 +165,14 @@ pub(crate) async fn write(
     let written = match decision.mode {
         Mode::Buffered => buffered(&core, &open, range, &data, pins.is_some()).await?,
         Mode::Direct => {
-            let early = pipeline::admits(&core, &open, decision.reason, hints);
-            if let Some(alone) = begun.take_if(|_| early) {
-                let kept = Kept { guard, begun: alone };
-                match pipeline::write(&core, &open, range, data, kept).await {
+            let others_wait = begun.is_some() || pins.is_some();
+            if others_wait && pipeline::admits(&core, &open, decision.reason, hints) {
+                match pipeline::write(&core, &open, range, data, Kept { guard, begun, pins }).await {
                     Ok(written) => {
                         learn(&core, decision.reason, bytes, len, true);
                         return Ok(written);
                     }
-                    Err((back, kept)) => (data, guard, begun) = (back, kept.guard, Some(kept.begun)),
+                    Err((back, kept)) => (data, Kept { guard, begun, pins }) = (back, kept),
                 }
             }
             let written = direct(&core, &file, range, data, hints, pins.as_deref()).await;

@@ -206,3 +206,41 @@ fn company_sees_what_was_on_its_way() {
         });
     }
 }
+
+/// Goal: among several mounts a large write that has returned is seen by the other one as if it had landed: its bytes, size and time, and
+/// what is written there after it stays (Promises S1, S2). Method: two mounts write large pieces in turn, each over the end of the other's, and
+/// look at all of it.
+#[test]
+fn company_waits_for_what_is_on_its_way() {
+    for seed in 0..8 {
+        in_cluster(seed, async |c| {
+            let [a, b] = c.two().await;
+            let made = a.create(&root(), amphi_types::Ino::ROOT, b"f", 0o644, OpenFlags::READ_WRITE).await.unwrap();
+            a.setxattr(&root(), made.attr.ino, b"user.amphi.layout", b"striped,size=64K,count=3", XattrMode::Set)
+                .await
+                .unwrap();
+            let other = open(&b, "f", OpenFlags::READ_WRITE).await;
+            let sides = [(&a, &made.file), (&b, &other)];
+            let mut model = Vec::new();
+            for i in 0..20u64 {
+                let (client, file) = sides[(i % 2) as usize];
+                let at = (model.len() as u64).saturating_sub(70_000);
+                let buf = filled(200_000 + i, b'a' + i as u8);
+                model.resize(at as usize + buf.len(), 0);
+                model[at as usize..].copy_from_slice(&buf);
+                let len = buf.len();
+                assert_eq!(client.write(&root(), file, at, buf, Hints::default()).await, Ok(len));
+                let (client, file) = sides[(i % 2 == 0) as usize];
+                let attr = client.getattr(&root(), file.ino()).await.unwrap();
+                assert_eq!(attr.size, model.len() as u64, "seed {seed}, write {i}");
+                if i % 3 == 0 {
+                    assert!(read(client, file, 0, model.len() + 9).await == model, "seed {seed}, write {i}");
+                }
+            }
+            for (client, file) in sides {
+                assert!(read(client, file, 0, model.len() + 9).await == model, "seed {seed}");
+                assert!(client.core.stats.of(Count::Pipelined).0 > 0, "seed {seed}");
+            }
+        });
+    }
+}
