@@ -80,7 +80,7 @@ impl Handler for OneFile {
         let result = match request.call.op {
             Request::Make { .. } => Ok(Reply::Made { inode: view(), created: true, lock: None }),
             Request::LockEnqueue { .. } => Ok(Reply::Locked { lock: 1, range: ByteRange::ALL }),
-            Request::Write { .. } => Ok(Reply::Written),
+            Request::Write { .. } => Ok(Reply::Written { roomy: true }),
             Request::SetAttr { set, .. } => {
                 let mut view = view();
                 view.attr.size = set.size.unwrap_or(0);

@@ -15,6 +15,7 @@ use crate::files::{File, FileTable, Moment, Signal};
 use crate::group::GroupNews;
 use crate::learned::Learned;
 use crate::locks::Locks;
+use crate::pipeline::Roomy;
 use crate::queue::{Item, Outgoing, Queue};
 use crate::rotating::Rotating;
 use crate::siblings::Siblings;
@@ -79,6 +80,8 @@ pub(crate) struct Core {
     pub(crate) flight_bytes: AtomicU64,
     /// Memory of direct writes under way that have returned.
     pub(crate) piped_bytes: AtomicU64,
+    /// Targets that writes will not find full.
+    pub(crate) roomy: Roomy,
     /// Bytes of fills under way.
     pub(crate) fill_bytes: AtomicU64,
     /// Full chunks that the bound of bytes under way left behind.
@@ -146,6 +149,7 @@ impl Core {
             learned: Learned::default(),
             flight_bytes: AtomicU64::new(0),
             piped_bytes: AtomicU64::new(0),
+            roomy: Roomy::default(),
             fill_bytes: AtomicU64::new(0),
             backlog: Mutex::default(),
             landings: AtomicU64::new(0),

@@ -24,12 +24,38 @@ use crate::tokens;
 use crate::tunables::Knob;
 use crate::writeback::{self, WriteKind};
 use amphi_env::Buf;
-use amphi_types::{ByteRange, Errno};
+use amphi_types::{ByteRange, Errno, TargetId};
+use parking_lot::RwLock;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 /// Writes below this are copied out of larger memory, bytes: 25 us for 256 KiB, where waiting for the disk takes ten times as long.
 const COPY_BELOW_BYTES: usize = 1 << 20;
+
+/// Targets that have said with their last answer to a write that they have room. Of others nothing is promised: a write that finds
+/// its target full should be told so. Bounded by the targets of the cluster.
+#[derive(Default)]
+pub(crate) struct Roomy(RwLock<BTreeSet<TargetId>>);
+
+impl Roomy {
+    pub(crate) fn note(&self, target: TargetId, roomy: bool) {
+        if self.0.read().contains(&target) != roomy {
+            let mut all = self.0.write();
+            if roomy {
+                all.insert(target)
+            } else {
+                all.remove(&target)
+            };
+        }
+    }
+
+    /// Whether all targets of `range` have room.
+    fn holds(&self, file: &File, range: ByteRange) -> bool {
+        let (layout, roomy) = (file.layout(), self.0.read());
+        layout.pieces(file.ino, range).into_iter().all(|(o, _)| roomy.contains(&layout.target(file.ino, o.stripe)))
+    }
+}
 
 /// What keeps others away from the bytes until they have landed.
 pub(crate) struct Kept {
@@ -41,8 +67,8 @@ pub(crate) struct Kept {
 }
 
 /// Whether a direct write that others are kept away from may return before its bytes have landed. Not where the caller asked for
-/// that (`O_DIRECT`, `O_SYNC`), memory is short or others want the file, and not while a failure is unreported: then errors are told at once.
-pub(crate) fn admits(core: &Core, open: &OpenFile, reason: Reason, hints: Hints) -> bool {
+/// that (`O_DIRECT`, `O_SYNC`), memory is short, others want the file, a target may be full or a failure is unreported.
+pub(crate) fn admits(core: &Core, open: &OpenFile, range: ByteRange, reason: Reason, hints: Hints) -> bool {
     let flags = open.flags;
     let strict = flags.direct || hints.direct || flags.sync || flags.dsync || flags.append || hints.kill_suidgid;
     core.tunables.get(Knob::PipelineBytes) > 0
@@ -50,6 +76,7 @@ pub(crate) fn admits(core: &Core, open: &OpenFile, reason: Reason, hints: Hints)
         && !matches!(reason, Reason::DirectMemory | Reason::DirectContention)
         && !open.has_error()
         && !core.stopping.load(SeqCst)
+        && core.roomy.holds(&open.file, range)
 }
 
 /// Sends `data` to the targets and returns when all of it is on its way, with what was taken in; gives everything back if a truncate

@@ -101,7 +101,7 @@ knobs! {
     Batch = "writeback.batch", Switch, 1, 0 => 1, "dirty bytes of several small files leave in one request";
     SmallBytes = "writeback.small_bytes", Bytes, 64 * K, 4 * K => M, "files with at most so many dirty bytes leave together";
     FlightBytes = "writeback.flight_bytes", Bytes, 64 * M, M => 16 * G, "bytes of write-back under way";
-    PipelineBytes = "writeback.pipeline_bytes", Bytes, 32 * M, 0 => 16 * G, "memory of direct writes to a file that may be on their way after the calls have returned, on a mount that is alone; 0 = none";
+    PipelineBytes = "writeback.pipeline_bytes", Bytes, 32 * M, 0 => 16 * G, "memory of direct writes to a file that may be on their way after the calls have returned; 0 = none";
     FillBytes = "readahead.fill_bytes", Bytes, M, 64 * K => 64 * M, "largest request that fills the cache";
     ReadAhead = "readahead.enabled", Switch, 1, 0 => 1, "read ahead of sequential and strided streams";
     ReadAheadBytes = "readahead.max_bytes", Bytes, 64 * M, 64 * K => G, "largest read-ahead window of one stream";

@@ -215,7 +215,8 @@ async fn send_piece(
     core.stats.bytes(Count::WriteCall, core.clock.now_ns().saturating_sub(start_ns));
     core.note_contention(file, answer.contended);
     match answer.result? {
-        Reply::Written => {
+        Reply::Written { roomy } => {
+            core.roomy.note(target, roomy);
             if let WriteKind::Direct { .. } = kind {
                 file.touched_past_cache(mtime);
             }

@@ -56,6 +56,8 @@ pub struct ServerConfig {
     pub session_grace: Duration,
     /// How long a client may take to answer a lock callback without progress.
     pub callback_deadline: Duration,
+    /// Free bytes of a target for each mount from which on large writes may return before they have landed: where the tunable begins.
+    pub roomy_bytes: u64,
     /// How long a worker polls after its last work: where the tunable begins. The threads set it by themselves.
     pub worker_spin: Duration,
     /// Says whether a session's holder is known to have ended, so that its session need not be kept.
@@ -85,6 +87,7 @@ impl ServerConfig {
             root_owner: (0, 0),
             session_grace: Duration::from_secs(30),
             callback_deadline: Duration::from_secs(30),
+            roomy_bytes: 128 << 20,
             worker_spin: Duration::ZERO,
             holder_gone: Arc::new(|_| false),
             is_rotating: Arc::new(|_| false),

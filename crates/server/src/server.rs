@@ -83,6 +83,7 @@ impl Seeds {
         let tunables = Arc::new(Tunables::new(Defaults {
             session_grace: config.session_grace,
             callback_deadline: config.callback_deadline,
+            roomy_bytes: config.roomy_bytes,
             worker_spin: config.worker_spin,
         }));
         let workers = config.workers.min(targets.len() as u16);

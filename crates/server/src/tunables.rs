@@ -130,6 +130,8 @@ pub struct Tunables {
     contention: Tunable,
     sync_interval_ms: Tunable,
     checkpoint_bytes: Tunable,
+    /// Free bytes for each mount from which on a target says that it has room.
+    pub roomy_bytes: Tunable,
     worker_spin_us: Tunable,
 }
 
@@ -146,6 +148,8 @@ pub struct Defaults {
     pub session_grace: Duration,
     /// `server.callback_deadline_ms`.
     pub callback_deadline: Duration,
+    /// `server.roomy_bytes`.
+    pub roomy_bytes: u64,
     /// `server.worker_spin_us`.
     pub worker_spin: Duration,
 }
@@ -244,6 +248,13 @@ impl Tunables {
                 (64 << 10, 16 << 30),
                 "changed metadata of a target that starts a checkpoint; at most an eighth of its metadata region counts",
             ),
+            roomy_bytes: Tunable::new(
+                "server.roomy_bytes",
+                Bytes,
+                defaults.roomy_bytes,
+                (64 << 10, 1 << 40),
+                "free bytes of a target for each mount, and once more, from which on large writes may return before they have landed",
+            ),
             worker_spin_us: Tunable::new(
                 "server.worker_spin_us",
                 Microseconds,
@@ -259,7 +270,7 @@ impl Tunables {
         self.callback_deadline_ms.get() * 1_000_000
     }
 
-    fn all(&self) -> [&Tunable; 13] {
+    fn all(&self) -> [&Tunable; 14] {
         [
             &self.session_grace_ms,
             &self.token_ms,
@@ -273,6 +284,7 @@ impl Tunables {
             &self.contention,
             &self.sync_interval_ms,
             &self.checkpoint_bytes,
+            &self.roomy_bytes,
             &self.worker_spin_us,
         ]
     }
@@ -354,6 +366,7 @@ mod tests {
         let defaults = Defaults {
             session_grace: Duration::from_secs(30),
             callback_deadline: Duration::from_secs(30),
+            roomy_bytes: 128 << 20,
             worker_spin: Duration::ZERO,
         };
         let t = Tunables::new(defaults);

@@ -133,7 +133,7 @@ impl TestServer {
                 self.payload_at.set(payload.as_ptr() as usize);
                 let good = payload[..] == fill(object.ino.0, *offset, payload.len() as u64)[..]
                     && payload.as_ptr() as usize % 4096 == (*offset % 4096) as usize;
-                (if good { Ok(Reply::Written) } else { Err(Errno::Io) }, None)
+                (if good { Ok(Reply::Written { roomy: true }) } else { Err(Errno::Io) }, None)
             }
             Request::Read { object, range, .. } => {
                 let data = fill(object.ino.0, range.start, range.len());

@@ -44,7 +44,10 @@ pub enum Reply {
     /// Payload follows.
     Data,
     /// All bytes are on the disk.
-    Written,
+    Written {
+        /// The target has so much room that later writes may return before they have landed: they will not find it full.
+        roomy: bool,
+    },
     /// An offset, if there is one.
     Offset(Option<u64>),
     /// A granted lock.

@@ -144,7 +144,7 @@ fn replies() -> Vec<Reply> {
         },
         Reply::StatFs(TargetSpace { blocks: u64::MAX, free: 1, inodes: 2, inodes_free: 3 }),
         Reply::Data,
-        Reply::Written,
+        Reply::Written { roomy: true },
         Reply::WrittenBatch(vec![Ok(()), Err(Errno::NoSpace)]),
         Reply::FilesAhead(vec![Err(Errno::Again)]),
         Reply::Offset(Some(u64::MAX)),

@@ -166,7 +166,7 @@ pub(crate) async fn write(
         Mode::Buffered => buffered(&core, &open, range, &data, pins.is_some()).await?,
         Mode::Direct => {
             let others_wait = begun.is_some() || pins.is_some();
-            if others_wait && pipeline::admits(&core, &open, decision.reason, hints) {
+            if others_wait && pipeline::admits(&core, &open, range, decision.reason, hints) {
                 match pipeline::write(&core, &open, range, data, Kept { guard, begun, pins }).await {
                     Ok(written) => {
                         learn(&core, decision.reason, bytes, len, true);

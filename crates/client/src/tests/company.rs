@@ -44,6 +44,7 @@ impl Cluster {
         config.targets = Some(3);
         config.workers = 2;
         config.zone_bytes = Some(64 << 20);
+        config.roomy_bytes = 64 << 10;
         config.log_bytes = 1 << 20;
         config.listen = vec![ADDR.into()];
         config.key = Some(KEY.to_vec());

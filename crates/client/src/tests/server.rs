@@ -37,6 +37,8 @@ pub(crate) struct Server {
     /// Files whose next part of a batch is to come alone.
     pub(crate) alone: std::collections::BTreeSet<Ino>,
     pub(crate) contended: bool,
+    /// Its targets have little room.
+    pub(crate) is_tight: bool,
     /// Files whose locks others keep: not to be had ahead, once.
     pub(crate) kept_elsewhere: std::collections::BTreeSet<Ino>,
     /// Answers to batches of reads come without their payload, as if they were given again.
@@ -58,6 +60,7 @@ impl Server {
             called_back: Vec::new(),
             log: Vec::new(),
             refuse_writes: Vec::new(),
+            is_tight: false,
             alone: Default::default(),
             contended: false,
             kept_elsewhere: Default::default(),
@@ -304,7 +307,7 @@ impl Server {
                 }
                 o.bytes[range.start as usize..range.end as usize].copy_from_slice(&data);
                 o.data.insert(range);
-                Reply::Written
+                Reply::Written { roomy: !self.is_tight }
             }
             Request::WriteBatch { parts } => {
                 let mut data = payload.expect("a batch has a payload");

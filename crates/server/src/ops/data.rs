@@ -189,7 +189,7 @@ impl<E: Env> Cx<E> {
         }
         self.lap(&mut since_ns, &self.worker.counters.write_disk_ns);
         let order = if plan.points_at_new_data() { Order::AfterData } else { Order::Plain };
-        let reply = Reply::Written;
+        let reply = Reply::Written { roomy: self.is_roomy() };
         let lsn = {
             let mut txn = Txn::default();
             let places: SmallVec<[_; 2]> = edges.iter().map(|e| plan.physical(e.block())).collect();
@@ -217,6 +217,13 @@ impl<E: Env> Cx<E> {
         self.lap(&mut since_ns, &self.worker.counters.write_log_ns);
         add(&self.worker.counters.write_bytes, range.len());
         Ok(reply)
+    }
+
+    /// Whether there is room enough that mounts may let writes return before they have landed.
+    fn is_roomy(&self) -> bool {
+        let mounts = self.target.sessions.borrow().len() as u64;
+        let wanted = self.worker.tunables.roomy_bytes.get().saturating_mul(mounts + 1);
+        self.target.data.borrow().space().1 * BLOCK >= wanted
     }
 
     /// How writes are planned: another mount may read before a request is sent again after a crash and must not find half of it.

@@ -36,6 +36,7 @@ impl Cluster {
     fn server_config(&self, at: usize) -> ServerConfig {
         let gone = self.gone.clone();
         let mut config = ServerConfig::new(DIR);
+        config.roomy_bytes = 64 << 10;
         config.targets = Some(self.shape.targets_of(at));
         config.workers = self.shape.workers;
         config.zone_bytes = Some(self.shape.zone_bytes);

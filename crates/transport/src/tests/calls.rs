@@ -99,7 +99,7 @@ fn payloads_are_placed() {
                 let sent = pattern(n, pad, len);
                 let at = sent.as_ptr() as usize;
                 let (answer, payload) = link.call(Lane::Normal, write(n, offset), Some(sent), 0).await.unwrap();
-                assert_eq!((answer.result, payload.is_none()), (Ok(Reply::Written), true));
+                assert_eq!((answer.result, payload.is_none()), (Ok(Reply::Written { roomy: true }), true));
                 let end = offset + len as u64;
                 let (answer, payload) = link.call(Lane::Normal, read(n, offset, end), None, pad).await.unwrap();
                 let payload = payload.expect("data");

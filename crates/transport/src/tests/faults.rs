@@ -35,7 +35,7 @@ fn resends_are_answered_once() {
                             let (offset, len) = (n * 777, 3000 + n as usize * 500);
                             let payload = pattern(n, (offset % 4096) as usize, len);
                             let done = link.call(Lane::Normal, write(n, offset), Some(payload), 0).await.unwrap();
-                            assert_eq!(done.0.result, Ok(Reply::Written));
+                            assert_eq!(done.0.result, Ok(Reply::Written { roomy: true }));
                         }
                     }
                 }
@@ -63,7 +63,7 @@ fn lost_answers_are_kept() {
         assert!(poll!(lost.as_mut()).is_pending());
         place.until(|| place.server.disconnected.borrow().len() >= 2).await;
         place.server.drop_answers.set(false);
-        assert_eq!(lost.await.unwrap().0.result, Ok(Reply::Written));
+        assert_eq!(lost.await.unwrap().0.result, Ok(Reply::Written { roomy: true }));
         assert_eq!(place.durable.executions.borrow().values().copied().collect::<Vec<_>>(), [1]);
     });
 }
@@ -185,7 +185,7 @@ fn silence_ends_connections() {
         assert!(poll!(call.as_mut()).is_pending());
         place.until(|| !link.is_up() && place.server.disconnected.borrow().len() == 1).await;
         place.sim.heal("client", "server");
-        assert_eq!(call.await.unwrap().0.result, Ok(Reply::Written));
+        assert_eq!(call.await.unwrap().0.result, Ok(Reply::Written { roomy: true }));
         assert_eq!(place.owner.recoveries.get(), 0, "the server did not restart");
     });
 }
