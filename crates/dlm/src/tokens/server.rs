@@ -373,6 +373,18 @@ impl TokenSpace {
         [recovery, overdue, ages[0], ages[1]].into_iter().flatten().min()
     }
 
+    /// Revocations that were made at least `quiet_ns` ago and are not answered; the oldest first.
+    pub fn unanswered_for(&self, now_ns: u64, quiet_ns: u64) -> impl Iterator<Item = &Revoke> {
+        let until_ns = now_ns.saturating_add(self.limits.callback_deadline_ns).saturating_sub(quiet_ns);
+        let quiet = self.deadlines.range(..=(until_ns, RevokeId(u64::MAX)));
+        quiet.filter_map(|(_, id)| self.revokes.get(id).map(|pending| &pending.revoke))
+    }
+
+    /// Whether a revocation is unanswered.
+    pub fn awaits_answers(&self) -> bool {
+        !self.deadlines.is_empty()
+    }
+
     /// A session that left a revocation unanswered beyond its deadline; each revocation is reported once.
     pub fn poll_overdue(&mut self, now_ns: u64) -> Option<TokenOverdue> {
         let &(deadline_ns, id) = self.deadlines.first()?;
