@@ -276,7 +276,8 @@ impl Callbacks {
         let room = self.room(leg.now, leg.from, leg.to);
         let sent_again = matches!(push, Push::Callback { .. } | Push::Glimpse { .. } | Push::Revoke { .. });
         let may_be_lost = sent_again && room > SENT_AGAIN_WITHIN;
-        match self.dice.weighted(&[4, 4, if may_be_lost { 2 } else { 0 }, 1]) {
+        let may_be_late = u32::from(room > SHORT);
+        match self.dice.weighted(&[4 * may_be_late, 4, if may_be_lost { 2 } else { 0 }, may_be_late]) {
             0 => {
                 let long = self.draw_delay(room);
                 self.counts.late += 1;
@@ -303,7 +304,7 @@ impl Callbacks {
             _ => {
                 let long = self.draw_delay(room.min(DEAF));
                 self.counts.lost_with_connection += 1;
-                self.tell(leg, long, format!("{push:?} is lost, and its connection breaks after {long:?}"));
+                self.tell(leg, long.max(SHORT), format!("{push:?} is lost, and its connection breaks after {long:?}"));
                 Fate::Deaf(leg.now + long)
             }
         }
@@ -333,6 +334,9 @@ impl Callbacks {
             return (Fate::Passes, frame);
         }
         let room = self.room(leg.now, leg.from, leg.to);
+        if room <= SHORT {
+            return (Fate::Passes, frame);
+        }
         let fate = match self.dice.weighted(&[4, 1, 1]) {
             0 => {
                 let long = self.draw_delay(room);
@@ -343,13 +347,13 @@ impl Callbacks {
             1 => {
                 let long = self.draw_delay(room.min(DEAF));
                 self.counts.answers_lost += 1;
-                self.tell(leg, long, format!("{:?} is lost, and its connection breaks after {long:?}", call.op));
+                self.tell(leg, long.max(SHORT), format!("{:?} is lost, and its connection breaks after {long:?}", call.op));
                 Fate::Deaf(leg.now + long)
             }
             _ => {
                 let long = self.draw_delay(SHORT / 10);
                 self.counts.answers_lost += 1;
-                self.tell(leg, long, format!("after {:?} the connection breaks within {long:?}", call.op));
+                self.tell(leg, SHORT, format!("after {:?} the connection breaks within {long:?}", call.op));
                 Fate::Breaks(leg.now + long)
             }
         };

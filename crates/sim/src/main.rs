@@ -131,7 +131,11 @@ fn main() -> ExitCode {
                 let locks = args.locks.map_or(String::new(), |on| format!(" --locks {on}"));
                 let cells = args.cells.map_or(String::new(), |on| format!(" --cells {on}"));
                 let contention = if args.contention { " --contention" } else { "" };
-                println!("replay: cargo xtask sim --seed {seed}{servers}{mounts}{locks}{cells}{contention}");
+                let faults = match faults {
+                    Faults::All => String::new(),
+                    other => format!(" --faults {}", format!("{other:?}").to_lowercase()),
+                };
+                println!("replay: cargo xtask sim --seed {seed}{servers}{mounts}{locks}{cells}{contention}{faults}");
                 failed.push(seed);
                 if !args.keep_going {
                     break;
