@@ -347,7 +347,11 @@ impl Callbacks {
             1 => {
                 let long = self.draw_delay(room.min(DEAF));
                 self.counts.answers_lost += 1;
-                self.tell(leg, long.max(SHORT), format!("{:?} is lost, and its connection breaks after {long:?}", call.op));
+                self.tell(
+                    leg,
+                    long.max(SHORT),
+                    format!("{:?} is lost, and its connection breaks after {long:?}", call.op),
+                );
                 Fate::Deaf(leg.now + long)
             }
             _ => {

@@ -230,10 +230,8 @@ async fn look_at(client: &Client, told: &Shared, at: usize, cells: &[u64]) {
         let mut bytes = bytes.expect("what is there can be read").to_vec();
         bytes.resize(CELL as usize, 0);
         let tags: BTreeSet<Option<u64>> = before.into_iter().chain(allowed(told)).collect();
-        let texts: Vec<Vec<u8>> = tags
-            .iter()
-            .map(|tag| tag.map_or(vec![0; CELL as usize], |tag| bytes_of(tag, CELL as usize)))
-            .collect();
+        let texts: Vec<Vec<u8>> =
+            tags.iter().map(|tag| tag.map_or(vec![0; CELL as usize], |tag| bytes_of(tag, CELL as usize))).collect();
         let wrong = bytes.iter().enumerate().find(|(i, byte)| texts.iter().all(|text| text[*i] != **byte));
         if let Some((i, _)) = wrong {
             let name = told.borrow().files[at].name.clone();
@@ -377,7 +375,10 @@ fn fill(servers: usize, mounts: usize, seeds: std::ops::Range<u64>) {
         println!("  {r} calls refused, {d} files removed");
         (refused, removed) = (refused + r, removed + d);
     }
-    assert!(refused > 10 && removed > 50, "the targets were hardly full: {refused} calls refused, {removed} files removed");
+    assert!(
+        refused > 10 && removed > 50,
+        "the targets were hardly full: {refused} calls refused, {removed} files removed"
+    );
 }
 
 /// Bytes of a zone.

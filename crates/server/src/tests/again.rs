@@ -6,7 +6,9 @@ use amphi_wire::LockMode;
 use futures_util::future::join3;
 
 async fn counter(client: &Client, wanted: &str) -> u64 {
-    let Ok(Reply::Counters(counters)) = client.call(Request::Counters { reset: false }).await else { panic!("counters") };
+    let Ok(Reply::Counters(counters)) = client.call(Request::Counters { reset: false }).await else {
+        panic!("counters")
+    };
     counters.iter().find(|(name, _)| name == wanted).expect("a counter").1
 }
 
@@ -41,7 +43,10 @@ fn what_is_not_answered_comes_again() {
         again.unwrap();
         assert!([0, 50].contains(&seen.unwrap().size));
         let took = env.now().since(begun);
-        assert!(took >= Duration::from_secs(5) && took < Duration::from_secs(12), "a sixth to a third of 30 s: {took:?}");
+        assert!(
+            took >= Duration::from_secs(5) && took < Duration::from_secs(12),
+            "a sixth to a third of 30 s: {took:?}"
+        );
         assert_eq!(counter(a, "evictions").await, 0);
         assert!(counter(a, "callbacks_again").await >= 3);
     });

@@ -82,15 +82,16 @@ impl Run {
             _ => {
                 let long = self.roll(4) == 0;
                 // Well below the grace time of a session too. A mount that is alone is asked too, as long as the session of one
-                // that crashed is kept, and while a server that is not the master grants tokens: for its own changes of what it
-                // has looked up.
+                // that crashed is kept.
                 let between_servers = SERVERS.contains(&link.0) && SERVERS.contains(&link.1);
                 // The first mount is on the master's node if it is embedded.
-                let near = self.cluster.shape.embedded;
+                let near = self.cluster.shape.embedded && self.cluster.shape.mounts > 1;
                 let most = if between_servers && !near { SERVERS_APART } else { CALLBACK_DEADLINE / 2 };
                 let us = if long { 1_000_000..most.as_micros() as u64 } else { 100..500_000 };
                 let us = self.dice.borrow_mut().within(us);
-                let Some(long) = self.keep_apart(&[link], Duration::from_micros(us)) else { return Ok(()) };
+                let long = Duration::from_micros(us);
+                let long = if between_servers && !near { Some(long) } else { self.keep_apart(&[link], long) };
+                let Some(long) = long else { return Ok(()) };
                 self.note(format!("the network between {} and {} is cut", link.0, link.1));
                 self.summary.borrow_mut().network_faults += 1;
                 self.cluster.sim.cut(link.0, link.1);
