@@ -396,6 +396,13 @@ impl LockSpace {
         self.deadlines.first().map(|&(deadline_ns, _)| deadline_ns)
     }
 
+    /// Locks that were called back at least `quiet_ns` ago, without progress since; those that wait for longest first.
+    pub fn unanswered(&self, now_ns: u64, quiet_ns: u64) -> impl Iterator<Item = (SessionId, LockId, ObjectId)> {
+        let until_ns = now_ns.saturating_add(self.limits.callback_deadline_ns).saturating_sub(quiet_ns);
+        let quiet = self.deadlines.range(..=(until_ns, LockId(u64::MAX)));
+        quiet.filter_map(|(_, id)| self.locks.get(id).map(|lock| (lock.owner.session(), *id, lock.object)))
+    }
+
     /// A lock whose callback deadline has passed; each is told once.
     pub fn poll_overdue(&mut self, now_ns: u64) -> Option<Overdue> {
         let &(deadline_ns, id) = self.deadlines.first()?;

@@ -7,11 +7,13 @@
 //! no task can run; a standstill is an error that names who waits, never a hang. All of it runs on one thread:
 //! a wake-up from another thread would break the determinism.
 
+mod courier;
 mod disk;
 mod net;
 mod rng;
 mod world;
 
+pub use courier::{Carried, Courier, Leg};
 pub use disk::{DiskOp, DiskOpKind, DiskOps, SimDisk};
 pub use net::{SimConn, SimListener, SimRx, SimTx};
 
@@ -288,6 +290,12 @@ impl Sim {
     /// Breaks all connections between two nodes.
     pub fn break_connections(&self, a: &str, b: &str) {
         self.world.break_between(self.index(a), self.index(b));
+    }
+
+    /// From now on bytes of all connections go through `courier`.
+    pub fn set_courier(&self, courier: impl Courier + 'static) {
+        let old = self.world.courier.borrow_mut().replace(Box::new(courier));
+        drop(old);
     }
 
     /// Runs one task or event; false if nothing is left to do.

@@ -60,6 +60,7 @@ counters! {
     conflicts = "two_phase_conflicts", "Plans that met a change and were made again.";
     callbacks = "lock_callbacks", "Lock callbacks sent.";
     revocations = "token_revocations", "Token revocations sent.";
+    again = "callbacks_again", "Lock callbacks, revocations and such questions sent again, as they were not answered for long.";
     glimpses = "glimpses", "Questions to clients that write a file.";
     file_lock_waits = "file_lock_waits", "Requests for locks of applications that were told to wait.";
     file_lock_news = "file_lock_news", "Requests for locks of applications that were told to ask again.";

@@ -174,12 +174,18 @@ async fn ask<E: Env>(
     let _open = Open(&target.glimpses, id);
     add(&worker.counters.glimpses, 1);
     worker.push(session, Push::Glimpse { id, object });
-    let deadline = Duration::from_nanos(worker.tunables.callback_deadline_ns());
-    match timeout(&worker.env, deadline, &mut receiver).await {
-        Some(answer) => answer.ok(),
-        None => {
-            worker.overdue(session);
-            receiver.await.ok()
+    let mut left_ns = worker.tunables.callback_deadline_ns();
+    while left_ns > 0 {
+        let wait_ns = left_ns.min(worker.tunables.callback_again_ns());
+        if let Some(answer) = timeout(&worker.env, Duration::from_nanos(wait_ns), &mut receiver).await {
+            return answer.ok();
+        }
+        left_ns -= wait_ns;
+        if left_ns > 0 {
+            add(&worker.counters.again, 1);
+            worker.push(session, Push::Glimpse { id, object });
         }
     }
+    worker.overdue(session);
+    receiver.await.ok()
 }

@@ -7,6 +7,7 @@
 //! lock is dropped ends at the time of the drop: with an earlier one, whoever is called back then would be overdue before it
 //! was asked.
 
+use crate::worker::AGAIN_MAX;
 use amphi_dlm::{
     Action, GroupId, Growth, LockCounts, LockId, LockLimits, LockRequest, LockSpace, Mode, Owner, Refusal,
 };
@@ -305,6 +306,15 @@ impl Locks {
         let again = |(id, object): (LockId, ObjectId)| (session, Push::Callback { object, lock: id.0 });
         let pushes: Vec<_> = inner.space.called_back(session).map(again).collect();
         inner.outbox.extend(pushes);
+    }
+
+    /// Callbacks that were sent at least `quiet_ns` ago, without progress since, are sent again, `AGAIN_MAX` at most. Returns how many.
+    pub fn push_unanswered(&self, now_ns: u64, quiet_ns: u64) -> u64 {
+        let inner = &mut *self.inner.borrow_mut();
+        let again = inner.space.unanswered(now_ns, quiet_ns).take(AGAIN_MAX);
+        let before = inner.outbox.len();
+        inner.outbox.extend(again.map(|(session, id, object)| (session, Push::Callback { object, lock: id.0 })));
+        (inner.outbox.len() - before) as u64
     }
 
     /// Callbacks to send.

@@ -7,7 +7,8 @@
 //! is applied and ended, in one step without an await. While the only mount is alone, a change and a reply cost one look at a
 //! flag. A change that began then was announced to nobody, so nothing is granted until the last of these has ended.
 
-use amphi_dlm::{ChangeId, Changed, RevokeId, SessionEnd, TokenAction, TokenKey, TokenLimits, TokenSpace};
+use crate::worker::AGAIN_MAX;
+use amphi_dlm::{ChangeId, Changed, Revoke, RevokeId, SessionEnd, TokenAction, TokenKey, TokenLimits, TokenSpace};
 use amphi_types::{SessionId, TargetId};
 use amphi_wire::{Push, TokenGrant};
 use futures_channel::oneshot;
@@ -22,6 +23,10 @@ pub const TOKEN_LIFE: Duration = Duration::from_secs(30);
 /// How much longer a token counts here.
 pub const TOKEN_MARGIN: Duration = Duration::from_secs(1);
 
+fn push_of(target: TargetId, r: &Revoke) -> Push {
+    Push::Revoke { target, id: r.id.0, upto: r.upto.0, keys: r.keys.clone() }
+}
+
 struct Inner {
     target: TargetId,
     space: TokenSpace,
@@ -31,15 +36,22 @@ struct Inner {
     watch: Option<(u64, oneshot::Sender<()>)>,
     /// Number of the last switch.
     switch: u64,
+    /// Revocations sent again since they were counted last.
+    again: u64,
 }
 
 impl Inner {
+    /// When something has to be done, at the latest.
+    fn next_look(&self, now_ns: u64, quiet_ns: u64) -> Option<u64> {
+        let next = self.space.next_deadline()?;
+        Some(if self.space.awaits_answers() { next.min(now_ns.saturating_add(quiet_ns)) } else { next })
+    }
+
     fn pump(&mut self) {
         while let Some(action) = self.space.poll_action() {
             match action {
                 TokenAction::Revoke(r) => {
-                    let push = Push::Revoke { target: self.target, id: r.id.0, upto: r.upto.0, keys: r.keys };
-                    self.outbox.push((r.session, push));
+                    self.outbox.push((r.session, push_of(self.target, &r)));
                 }
                 TokenAction::Ready(id) => {
                     if let Some(waiter) = self.waiting.remove(&id) {
@@ -112,7 +124,7 @@ impl Tokens {
         let mut space = TokenSpace::new(limits, generation);
         space.recover(now_ns, sessions, limits.life_ns);
         let (waiting, outbox) = (BTreeMap::new(), Vec::new());
-        let inner = Inner { target, space, waiting, outbox, watch: None, switch: 0 };
+        let inner = Inner { target, space, waiting, outbox, watch: None, switch: 0, again: 0 };
         Tokens { on: Rc::default(), unguarded: Rc::default(), inner: Rc::new(RefCell::new(inner)) }
     }
 
@@ -213,10 +225,7 @@ impl Tokens {
     pub fn push_again(&self, session: SessionId) {
         let mut inner = self.inner.borrow_mut();
         let target = inner.target;
-        let again = |r: &amphi_dlm::Revoke| {
-            (session, Push::Revoke { target, id: r.id.0, upto: r.upto.0, keys: r.keys.clone() })
-        };
-        let pushes: Vec<_> = inner.space.unanswered(session).map(again).collect();
+        let pushes: Vec<_> = inner.space.unanswered(session).map(|r| (session, push_of(target, r))).collect();
         inner.outbox.extend(pushes);
     }
 
@@ -226,10 +235,11 @@ impl Tokens {
         if inner.outbox.is_empty() { Vec::new() } else { std::mem::take(&mut inner.outbox) }
     }
 
-    /// Whether the caller has to watch deadlines from now on. Wakes the one who does if it sleeps too long.
-    pub fn start_watch(&self) -> bool {
+    /// Whether the caller has to watch deadlines from now on. Wakes the one who does if it sleeps too long: what is not answered is
+    /// sent again after `quiet_ns`.
+    pub fn start_watch(&self, now_ns: u64, quiet_ns: u64) -> bool {
         let mut inner = self.inner.borrow_mut();
-        match (&inner.watch, inner.space.next_deadline()) {
+        match (&inner.watch, inner.next_look(now_ns, quiet_ns)) {
             (None, Some(_)) => {
                 inner.watch = Some((0, oneshot::channel().0));
                 true
@@ -243,9 +253,9 @@ impl Tokens {
         }
     }
 
-    /// Ends what is over and says who did not answer in time; then when to look again, and what wakes earlier. `None`: there is
-    /// nothing to watch.
-    pub fn watch(&self, now_ns: u64) -> (Vec<SessionId>, Option<(u64, oneshot::Receiver<()>)>) {
+    /// Ends what is over, sends again what nobody has answered for `quiet_ns`, `AGAIN_MAX` at most, and says who did not answer in
+    /// time; then when to look again, and what wakes earlier. `None`: there is nothing to watch.
+    pub fn watch(&self, now_ns: u64, quiet_ns: u64) -> (Vec<SessionId>, Option<(u64, oneshot::Receiver<()>)>) {
         let mut inner = self.inner.borrow_mut();
         let mut late = Vec::new();
         loop {
@@ -256,13 +266,22 @@ impl Tokens {
             }
         }
         inner.pump();
-        let Some(next) = inner.space.next_deadline() else {
+        let again = inner.space.unanswered_for(now_ns, quiet_ns).take(AGAIN_MAX);
+        let again: Vec<_> = again.map(|r| (r.session, push_of(inner.target, r))).collect();
+        inner.again += again.len() as u64;
+        inner.outbox.extend(again);
+        let Some(next) = inner.next_look(now_ns, quiet_ns) else {
             inner.watch = None;
             return (late, None);
         };
         let (sender, receiver) = oneshot::channel();
         inner.watch = Some((next, sender));
         (late, Some((next, receiver)))
+    }
+
+    /// Revocations that `watch` has sent again since the last call.
+    pub fn take_again(&self) -> u64 {
+        std::mem::take(&mut self.inner.borrow_mut().again)
     }
 
     /// Number of tokens.

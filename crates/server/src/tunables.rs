@@ -121,6 +121,7 @@ pub struct Tunables {
     /// How often an operation over several targets is planned again after a conflict.
     pub plan_tries: Tunable,
     callback_deadline_ms: Tunable,
+    callback_again: Tunable,
     contended_conflicts: Tunable,
     contended_window_ms: Tunable,
     contended_hold_ms: Tunable,
@@ -190,6 +191,13 @@ impl Tunables {
                 ms(defaults.callback_deadline),
                 (100, HOUR_MS),
                 "how long a client may take to give back a lock without progress, before it is evicted",
+            ),
+            callback_again: Tunable::new(
+                "server.callback_again",
+                Switch,
+                1,
+                (0, 1),
+                "callbacks that are not answered are sent again, every sixth of server.callback_deadline_ms",
             ),
             contended_conflicts: Tunable::new(
                 "server.contended_conflicts",
@@ -270,12 +278,18 @@ impl Tunables {
         self.callback_deadline_ms.get() * 1_000_000
     }
 
-    fn all(&self) -> [&Tunable; 14] {
+    /// After so long without an answer or progress a callback is sent again, ns; without end if never.
+    pub fn callback_again_ns(&self) -> u64 {
+        if self.callback_again.is_on() { self.callback_deadline_ns() / 6 } else { u64::MAX }
+    }
+
+    fn all(&self) -> [&Tunable; 15] {
         [
             &self.session_grace_ms,
             &self.token_ms,
             &self.plan_tries,
             &self.callback_deadline_ms,
+            &self.callback_again,
             &self.contended_conflicts,
             &self.contended_window_ms,
             &self.contended_hold_ms,

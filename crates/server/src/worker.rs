@@ -11,10 +11,12 @@ use crate::config::SharedConfig;
 use crate::counters::{Counters, add};
 use crate::error::ServerError;
 use crate::front::Front;
+use crate::locks::Locks;
 use crate::message::{Message, Question, Told};
 use crate::peers::Cluster;
 use crate::routes::SharedRoutes;
 use crate::target::Target;
+use crate::tokens::Tokens;
 use crate::tunables::SharedTunables;
 use crate::turns::{Turn, Turns};
 use amphi_env::{Buf, Env};
@@ -34,6 +36,8 @@ pub const RING_MESSAGES: usize = 1024;
 const RETRY_FULL: Duration = Duration::from_micros(50);
 /// Operations over several servers that a server coordinates at the same time: each waits in one slot of a link at most.
 const OPERATIONS_MAX: usize = 256;
+/// Callbacks and revocations of one target that are sent again at a time.
+pub const AGAIN_MAX: usize = 256;
 /// Pause before another server that could not be reached is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
@@ -375,15 +379,7 @@ impl<E: Env> Worker<E> {
 
     /// Sends the callbacks that a target's lock space asked for.
     pub fn send_callbacks(self: &Rc<Self>, target: &Target<E>) {
-        let outbox = target.locks.take_outbox();
-        if outbox.is_empty() {
-            return;
-        }
-        for (session, push) in outbox {
-            add(&self.counters.callbacks, 1);
-            self.push(session, push);
-        }
-        if !target.locks.start_watch() {
+        if !self.push_callbacks(&target.locks) || !target.locks.start_watch() {
             return;
         }
         // Whoever has not answered by the deadline is evicted.
@@ -391,30 +387,48 @@ impl<E: Env> Worker<E> {
         self.env.spawn(async move {
             while let Some(deadline) = locks.next_deadline() {
                 let left = deadline.saturating_sub(worker.now_ns());
-                env.sleep(Duration::from_nanos(left + 1)).await;
+                let quiet = worker.tunables.callback_again_ns();
+                env.sleep(Duration::from_nanos(left.min(quiet) + 1)).await;
                 for session in locks.overdue(worker.now_ns()) {
                     worker.overdue(session);
                 }
+                add(&worker.counters.again, locks.push_unanswered(worker.now_ns(), quiet));
+                worker.push_callbacks(&locks);
             }
         });
     }
 
-    /// Sends the revocations that a target's token space asked for, and has its deadlines watched.
-    pub fn send_revocations(self: &Rc<Self>, target: &Target<E>) {
-        for (session, push) in target.tokens.take_outbox() {
+    /// Whether there were any.
+    fn push_callbacks(self: &Rc<Self>, locks: &Locks) -> bool {
+        let outbox = locks.take_outbox();
+        add(&self.counters.callbacks, outbox.len() as u64);
+        let any = !outbox.is_empty();
+        outbox.into_iter().for_each(|(session, push)| self.push(session, push));
+        any
+    }
+
+    fn push_revocations(self: &Rc<Self>, tokens: &Tokens) {
+        for (session, push) in tokens.take_outbox() {
             add(&self.counters.revocations, 1);
             self.push(session, push);
         }
-        if !target.tokens.start_watch() {
+    }
+
+    /// Sends the revocations that a target's token space asked for, and has its deadlines watched.
+    pub fn send_revocations(self: &Rc<Self>, target: &Target<E>) {
+        self.push_revocations(&target.tokens);
+        if !target.tokens.start_watch(self.now_ns(), self.tunables.callback_again_ns()) {
             return;
         }
         let (worker, tokens, env) = (self.clone(), target.tokens.clone(), self.env.clone());
         self.env.spawn(async move {
             loop {
-                let (late, next) = tokens.watch(worker.now_ns());
+                let (late, next) = tokens.watch(worker.now_ns(), worker.tunables.callback_again_ns());
                 for session in late {
                     worker.overdue(session);
                 }
+                add(&worker.counters.again, tokens.take_again());
+                worker.push_revocations(&tokens);
                 let Some((at, woken)) = next else { return };
                 let sleep = env.sleep(Duration::from_nanos(at.saturating_sub(worker.now_ns()) + 1));
                 futures_util::future::select(woken, std::pin::pin!(sleep)).await;

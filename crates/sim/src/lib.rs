@@ -7,6 +7,7 @@
 //! Invariant: a run is a function of its seed; whatever fails can be run again with one command.
 #![forbid(unsafe_code)]
 
+pub mod callbacks;
 pub mod cluster;
 pub mod dice;
 pub mod generate;

@@ -1,5 +1,6 @@
 //! `amphi-sim`: runs seeds of the cluster simulator, or replays one.
 
+use amphi_sim::callbacks::Counts;
 use amphi_sim::run::{Faults, Plan, Summary, run_plan};
 use clap::{Parser, ValueEnum};
 use std::ops::Range;
@@ -8,6 +9,7 @@ use std::process::ExitCode;
 #[derive(Clone, Copy, ValueEnum)]
 enum FaultsArg {
     None,
+    Callbacks,
     Crashes,
     All,
 }
@@ -92,11 +94,13 @@ fn main() -> ExitCode {
     let single = args.seed.is_some();
     let faults = match args.faults {
         FaultsArg::None => Faults::None,
+        FaultsArg::Callbacks => Faults::Callbacks,
         FaultsArg::Crashes => Faults::Crashes,
         FaultsArg::All => Faults::All,
     };
     let (mut failed, mut calls, mut crashes, mut batched, mut ahead, mut done) = (Vec::new(), 0, 0, 0, 0, 0);
     let mut fights = Fights::default();
+    let mut late = Counts::default();
     for seed in seeds {
         let mut plan = Plan::of_seed(seed);
         (plan.faults, plan.talk) = (faults, args.talk);
@@ -109,6 +113,7 @@ fn main() -> ExitCode {
                 (calls, crashes) = (calls + s.calls, crashes + s.server_crashes + s.mount_crashes);
                 (batched, ahead) = (batched + s.batched, ahead + s.opened_ahead);
                 fights.add(&s);
+                late.add(&s.faults_of_callbacks);
                 if single {
                     println!("seed {seed} agrees: {s:?}");
                 } else if done % 50 == 0 {
@@ -126,7 +131,11 @@ fn main() -> ExitCode {
                 let locks = args.locks.map_or(String::new(), |on| format!(" --locks {on}"));
                 let cells = args.cells.map_or(String::new(), |on| format!(" --cells {on}"));
                 let contention = if args.contention { " --contention" } else { "" };
-                println!("replay: cargo xtask sim --seed {seed}{servers}{mounts}{locks}{cells}{contention}");
+                let faults = match faults {
+                    Faults::All => String::new(),
+                    other => format!(" --faults {}", format!("{other:?}").to_lowercase()),
+                };
+                println!("replay: cargo xtask sim --seed {seed}{servers}{mounts}{locks}{cells}{contention}{faults}");
                 failed.push(seed);
                 if !args.keep_going {
                     break;
@@ -136,6 +145,9 @@ fn main() -> ExitCode {
     }
     if args.contention {
         println!("{fights:?}");
+    }
+    if late != Counts::default() {
+        println!("Callbacks {late:?}");
     }
     println!(
         "{done} seeds, {calls} calls, {crashes} crashes, {batched} writes in batches, {ahead} files opened ahead, failed: {failed:?}"

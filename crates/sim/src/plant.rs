@@ -32,10 +32,14 @@ pub enum Plant {
     UnlockedReads,
     /// One read in 20 shows what the last read of the same bytes showed, as if a cache had kept it over a callback.
     KeptPages,
+    /// The server does not send a callback again that was lost.
+    ForgottenCallbacks,
+    /// A client takes a repeated callback for one of the lock that it has got since, tells that it is given back, and goes on using it.
+    MistakenCallbacks,
 }
 
 impl Plant {
-    /// All of them.
+    /// All of them but those of callbacks.
     pub const ALL: [Plant; 9] = [
         Plant::SyncLies,
         Plant::LostWrites,
@@ -47,6 +51,8 @@ impl Plant {
         Plant::UnlockedReads,
         Plant::KeptPages,
     ];
+    /// Those of callbacks: runs of contention in which callbacks alone meet faults are to find them soon.
+    pub const OF_CALLBACKS: [Plant; 2] = [Plant::ForgottenCallbacks, Plant::MistakenCallbacks];
     /// Those of caches and locks: runs of contention are to find them soon.
     pub const OF_CONTENTION: [Plant; 4] =
         [Plant::LostWrites, Plant::SplitWrites, Plant::UnlockedReads, Plant::KeptPages];

@@ -8,9 +8,11 @@
 //! what is left is judged and the programs go on from there. At the end everything is compared, the zones are checked,
 //! all is removed, and the space must be free again.
 
+mod crash;
 mod faults;
 mod stops;
 
+use crate::callbacks::{self, Callbacks, SharedCallbacks};
 use crate::cluster::{Cluster, GRACE, Mount, SERVERS, Shape};
 use crate::dice::Dice;
 use crate::generate::Generator;
@@ -40,9 +42,11 @@ const LIFE: Duration = Duration::from_secs(40);
 pub enum Faults {
     /// None.
     None,
+    /// What servers ask of mounts comes late, twice or not at all.
+    Callbacks,
     /// Processes are killed.
     Crashes,
-    /// Also the network fails and power is lost.
+    /// Also the network fails and power is lost; in some seeds callbacks meet faults of their own.
     All,
 }
 
@@ -118,6 +122,8 @@ pub struct Summary {
     pub stopped: u64,
     /// Files that had been opened ahead when they were opened.
     pub opened_ahead: u64,
+    /// Faults that callbacks and their answers met.
+    pub faults_of_callbacks: callbacks::Counts,
 }
 
 /// A run that did not.
@@ -169,6 +175,8 @@ struct Run {
     sharers: usize,
     /// End of the last pause without faults.
     quiet: Cell<Time>,
+    /// Faults of callbacks, in runs that have any.
+    callbacks: Option<SharedCallbacks>,
     summary: RefCell<Summary>,
     log: RefCell<Vec<String>>,
 }
@@ -201,7 +209,13 @@ pub fn run_plan(plan: &Plan) -> Result<Summary, Box<Failure>> {
         true => Dice::new(plan.seed, 16).within(2..7) as usize,
         false => Dice::new(plan.seed, 4).below(4) as usize,
     };
+    let callbacks = match plan.faults {
+        Faults::None | Faults::Crashes => None,
+        Faults::Callbacks => Some(Callbacks::drawn(plan.seed)),
+        Faults::All => (!Dice::new(plan.seed, 19).one_in(2)).then(|| Callbacks::drawn(plan.seed)),
+    };
     let run = Run {
+        callbacks,
         area: Rc::new(RefCell::new(area)),
         sharers,
         cluster: Cluster::new(plan.seed, shape),
@@ -217,6 +231,9 @@ pub fn run_plan(plan: &Plan) -> Result<Summary, Box<Failure>> {
 
 impl Run {
     fn all(mut self) -> Result<Summary, Box<Failure>> {
+        if let Some(callbacks) = &self.callbacks {
+            self.cluster.sim.set_courier(callbacks.clone());
+        }
         let count = self.dice.borrow_mut().within(1..5);
         let mut programs = Vec::new();
         // What programs do by themselves only makes less room for the fight.
@@ -238,6 +255,9 @@ impl Run {
                 summary.trace = self.cluster.sim.trace_hash();
                 summary.virtual_ns = self.cluster.sim.now().0;
                 summary.calls = self.calls_made();
+                if let Some(callbacks) = &self.callbacks {
+                    summary.faults_of_callbacks = callbacks.0.borrow().counts;
+                }
                 Ok(summary)
             }
             Err(lines) => Err(Box::new(Failure { seed: self.plan.seed, lines, history: self.history() })),
@@ -245,6 +265,7 @@ impl Run {
     }
 
     fn history(&self) -> Vec<String> {
+        self.note_callbacks();
         let mut all: Vec<String> = self.log.borrow().clone();
         for p in &self.programs {
             all.extend(p.borrow().history.iter().cloned());
@@ -256,7 +277,19 @@ impl Run {
     }
 
     fn note(&self, what: impl Into<String>) {
-        let line = format!("{:>12.6} ms  --  {}", self.cluster.env.now().0 as f64 / 1e6, what.into());
+        self.note_callbacks();
+        self.note_at(self.cluster.env.now(), what.into());
+    }
+
+    /// Notes what has met callbacks since the last time.
+    fn note_callbacks(&self) {
+        let Some(callbacks) = &self.callbacks else { return };
+        let told = std::mem::take(&mut callbacks.0.borrow_mut().told);
+        told.into_iter().for_each(|(at, what)| self.note_at(at, what));
+    }
+
+    fn note_at(&self, at: Time, what: String) {
+        let line = format!("{:>12.6} ms  --  {what}", at.0 as f64 / 1e6);
         if self.plan.talk {
             println!("{line}");
         }
@@ -275,7 +308,7 @@ impl Run {
     async fn story(&self) -> Checked {
         let shape = &self.cluster.shape;
         self.note(format!(
-            "{} servers with {:?} targets, {} workers, {} mounts, {} programs, {} sharers{}{}{}{}, {:?}",
+            "{} servers with {:?} targets, {} workers, {} mounts, {} programs, {} sharers{}{}{}{}{}, {:?}",
             shape.servers,
             (0..shape.servers).map(|at| shape.targets_of(at)).collect::<Vec<_>>(),
             shape.workers,
@@ -285,6 +318,7 @@ impl Run {
             if self.area.borrow().locks { " with locks" } else { "" },
             if self.area.borrow().cells.on { " with cells" } else { "" },
             if self.plan.contention { format!(" in {}", self.area.borrow().arena.describe()) } else { String::new() },
+            self.callbacks.as_ref().map_or(String::new(), |c| format!(", {}", c.0.borrow().describe())),
             if shape.embedded { ", embedded" } else { "" },
             shape.tunables.iter().map(|(n, v)| format!("{n}={v}")).collect::<Vec<_>>()
         ));
@@ -372,8 +406,8 @@ impl Run {
         use End::*;
         let embedded = self.cluster.shape.embedded;
         let of: &[End] = match (self.plan.faults, embedded) {
-            (Faults::None, false) => &[Rest, Remount, Restart],
-            (Faults::None, true) => &[Rest, Restart],
+            (Faults::None | Faults::Callbacks, false) => &[Rest, Remount, Restart],
+            (Faults::None | Faults::Callbacks, true) => &[Rest, Restart],
             (Faults::Crashes, false) => &[Rest, Remount, Restart, MountCrash, MountCrash, AllCrash, AllCrash],
             (Faults::Crashes, true) => &[Rest, Restart, AllCrash, AllCrash],
             (Faults::All, false) => &[Remount, Restart, MountCrash, AllCrash, AllCrash, Power, Power, Power],
@@ -532,49 +566,6 @@ impl Run {
     /// An index below `count`, without a throw if there is but one.
     fn pick(&self, count: usize) -> usize {
         if count == 1 { 0 } else { self.roll(count as u64) as usize }
-    }
-
-    /// Which servers crash at the end of an episode, and how. Of several each has its own fate, half of the time.
-    fn victims(&self, end: End, kind: CrashKind) -> Vec<(usize, CrashKind)> {
-        if end == End::MountCrash {
-            return Vec::new();
-        }
-        let all = self.cluster.all_servers().into_iter();
-        if self.cluster.shape.servers == 1 || self.roll(2) == 0 {
-            return all.map(|at| (at, kind)).collect();
-        }
-        let certain = self.pick(self.cluster.shape.servers);
-        // Who shares its process with a mount shares its fate.
-        let certainly = |at: usize| at == certain || (at == 0 && self.cluster.shape.embedded);
-        let fate = |at: usize| match self.roll(3) {
-            _ if certainly(at) => Some((at, kind)),
-            0 => Some((at, kind)),
-            1 => Some((at, CrashKind::Process)),
-            _ => None,
-        };
-        all.filter_map(fate).collect()
-    }
-
-    fn names_of(&self, victims: &[(usize, CrashKind)]) -> String {
-        if self.cluster.shape.servers == 1 {
-            return String::new();
-        }
-        let names: Vec<String> = victims.iter().map(|(at, kind)| format!("{} {kind:?}", SERVERS[*at])).collect();
-        format!(" of {names:?}")
-    }
-
-    /// Crashes servers in the middle of a write or sync, if they have one soon.
-    async fn crash_in_writes(&self, victims: &[(usize, CrashKind)]) {
-        for (at, kind) in victims {
-            self.cluster.sim.crash_at(SERVERS[*at], 1 + self.roll(20), *kind);
-        }
-        let until = self.cluster.env.now() + Duration::from_millis(50);
-        while victims.iter().any(|(at, _)| self.cluster.server_lives(*at)) && self.cluster.env.now() < until {
-            self.cluster.env.sleep(Duration::from_micros(10)).await;
-        }
-        for (at, _) in victims {
-            self.cluster.sim.clear_crash_at(SERVERS[*at]);
-        }
     }
 
     /// Compares every program's directory, as each mount shows it, with its reference.

@@ -16,6 +16,7 @@ fn must_agree(plan: &Plan) -> u64 {
         }
         let faults = match plan.faults {
             Faults::None => "none",
+            Faults::Callbacks => "callbacks",
             Faults::Crashes => "crashes",
             Faults::All => "all",
         };

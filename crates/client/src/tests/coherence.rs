@@ -247,3 +247,40 @@ fn a_lock_of_a_new_file_is_asked_back_early() {
         // Nothing more is run: the server of these tests has not granted it.
     }
 }
+
+/// Goal: a callback that comes again, at once, or after its lock was given back and a newer one was taken on the same object, is
+/// answered once and takes neither the newer lock nor what is dirty under it. Method: buffered writes under two locks, one after the other; the
+/// server of these tests refuses a second return.
+#[test]
+fn a_repeated_callback_takes_nothing_newer() {
+    for seed in 0..30 {
+        let mut w = World::new(seed, &[("hybrid.mode", "buffered")]);
+        let file = w.create("f", OpenFlags::READ_WRITE);
+        let held = |w: &World| w.server.locks.iter().map(|(id, (object, _))| (*id, *object)).collect::<Vec<_>>();
+        let op = write(&w, &file, 0, 1000, b'1');
+        w.run(op).unwrap();
+        let (first, object) = held(&w)[0];
+        let core = w.client.core.clone();
+        for _ in 0..1 + seed % 3 {
+            crate::locks::callback(&core, object, first);
+            w.steps(seed % 4);
+        }
+        w.settle();
+        assert_eq!((held(&w), core.cache.dirty_bytes()), (vec![], 0), "written and given back");
+        let op = write(&w, &file, 0, 1000, b'2');
+        w.run(op).unwrap();
+        let (now, dirty) = (held(&w), core.cache.dirty_bytes());
+        assert!(now.len() == 1 && now[0] != (first, object) && dirty == 1000);
+        let sent = w.server.log.len();
+        for _ in 0..1 + seed % 3 {
+            crate::locks::callback(&core, object, first);
+            w.steps(seed % 4);
+        }
+        w.settle();
+        assert_eq!((held(&w), core.cache.dirty_bytes(), w.server.log.len()), (now, dirty, sent), "seed {seed}");
+        let op = read(&w, &file, 0, 1000);
+        assert!(w.run(op).unwrap().to_vec().iter().all(|b| *b == b'2'));
+        drop((file, core));
+        w.check_clean();
+    }
+}

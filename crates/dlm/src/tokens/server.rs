@@ -146,6 +146,8 @@ struct Session {
 struct Pending {
     revoke: Revoke,
     deadline_ns: u64,
+    /// For a change of the session that holds the tokens.
+    own: bool,
 }
 
 #[cfg_attr(test, derive(Clone, Hash))]
@@ -373,15 +375,28 @@ impl TokenSpace {
         [recovery, overdue, ages[0], ages[1]].into_iter().flatten().min()
     }
 
+    /// Revocations that were made at least `quiet_ns` ago and are not answered; the oldest first.
+    pub fn unanswered_for(&self, now_ns: u64, quiet_ns: u64) -> impl Iterator<Item = &Revoke> {
+        let until_ns = now_ns.saturating_add(self.limits.callback_deadline_ns).saturating_sub(quiet_ns);
+        let quiet = self.deadlines.range(..=(until_ns, RevokeId(u64::MAX)));
+        quiet.filter_map(|(_, id)| self.revokes.get(id).map(|pending| &pending.revoke))
+    }
+
+    /// Whether a revocation is unanswered.
+    pub fn awaits_answers(&self) -> bool {
+        !self.deadlines.is_empty()
+    }
+
     /// A session that left a revocation unanswered beyond its deadline; each revocation is reported once.
+    /// Not one for a change of that session itself: its end would help nobody, as changes wait for the end of the tokens anyway.
     pub fn poll_overdue(&mut self, now_ns: u64) -> Option<TokenOverdue> {
-        let &(deadline_ns, id) = self.deadlines.first()?;
-        if deadline_ns > now_ns {
-            return None;
+        while let Some(&(deadline_ns, id)) = self.deadlines.first().filter(|(deadline_ns, _)| *deadline_ns <= now_ns) {
+            self.deadlines.remove(&(deadline_ns, id));
+            if let Some(pending) = self.revokes.get(&id).filter(|pending| !pending.own) {
+                return Some(TokenOverdue { session: pending.revoke.session, id });
+            }
         }
-        self.deadlines.pop_first();
-        let pending = self.revokes.get(&id)?;
-        Some(TokenOverdue { session: pending.revoke.session, id })
+        None
     }
 
     /// Number of tokens, those under revocation included.
@@ -416,11 +431,11 @@ impl TokenSpace {
         if self.held.len() > limits.max_tokens / 4 * 3 {
             oldest.extend(self.held.values().take(batch).map(|&(key, session)| (session, key)));
         }
-        self.revoke(now_ns, &oldest);
+        self.revoke(now_ns, &oldest, None);
     }
 
-    /// Revokes these tokens, as few messages for each session as can be. None of them is under revocation.
-    fn revoke(&mut self, now_ns: u64, tokens: &BTreeSet<(SessionId, TokenKey)>) {
+    /// Revokes these tokens for a change of `by`, as few messages for each session as can be. None of them is under revocation.
+    fn revoke(&mut self, now_ns: u64, tokens: &BTreeSet<(SessionId, TokenKey)>, by: Option<SessionId>) {
         let mut rest = tokens.iter().copied().peekable();
         while let Some(&(session, _)) = rest.peek() {
             let mut keys = Vec::new();
@@ -449,12 +464,12 @@ impl TokenSpace {
             self.deadlines.insert((deadline_ns, id));
             self.sessions.entry(session).or_default().revokes.insert(id);
             self.actions.push_back(TokenAction::Revoke(revoke.clone()));
-            self.revokes.insert(id, Pending { revoke, deadline_ns });
+            self.revokes.insert(id, Pending { revoke, deadline_ns, own: by == Some(session) });
         }
     }
 
     fn forget_revoke(&mut self, id: RevokeId) -> Vec<TokenKey> {
-        let Some(Pending { revoke, deadline_ns }) = self.revokes.remove(&id) else { return Vec::new() };
+        let Some(Pending { revoke, deadline_ns, .. }) = self.revokes.remove(&id) else { return Vec::new() };
         self.deadlines.remove(&(deadline_ns, id));
         if let Some(known) = self.sessions.get_mut(&revoke.session) {
             known.revokes.remove(&id);

@@ -8,10 +8,11 @@
 //! connection after `stall_timeout_ns`. When a process dies its peers see an orderly end or a break; when power
 //! fails they see a break after `power_break_ns`.
 
+use super::courier::{Carried, Courier, Leg};
 use super::world::{Core, Event, Kind, World};
 use super::{CrashKind, SimEnv};
 use crate::addr::Addr;
-use crate::{Buf, Conn, IoBuf, Listener, Rx, Tx};
+use crate::{Buf, Conn, IoBuf, Listener, Rx, Time, Tx};
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
@@ -28,6 +29,8 @@ pub(super) enum NetEvent {
     Break { conn: u64 },
     /// The connection breaks if it is still cut.
     Stalled { conn: u64 },
+    /// The courier wants to be asked about the pipe that starts at `side`.
+    Due { conn: u64, side: usize },
 }
 
 enum Piece {
@@ -142,14 +145,55 @@ impl Core {
 }
 
 impl World {
+    /// Asks the courier, if there is one, about a pipe that is open.
+    fn ask_courier(
+        &self,
+        conn: u64,
+        side: usize,
+        ask: impl FnOnce(&mut dyn Courier, &Leg<'_>) -> Carried,
+    ) -> Option<Carried> {
+        let mut courier = self.courier.borrow_mut();
+        let courier = courier.as_mut()?;
+        let (from, to, now) = {
+            let core = self.core.borrow();
+            let state = core.conns.get(&conn).filter(|c| !c.broken && c.open[side])?;
+            let name = |side: usize| core.nodes[state.nodes[side]].name.clone();
+            (name(side), name(1 - side), Time(core.now))
+        };
+        Some(ask(&mut **courier, &Leg { conn, dialled: side == 0, from: &from, to: &to, now }))
+    }
+
+    /// Keeps the times that the courier has asked for.
+    fn note_times(core: &mut Core, conn: u64, side: usize, carried: &Carried) {
+        if let Some(at) = carried.due_at {
+            core.at(at.0, Event::Net(NetEvent::Due { conn, side }));
+        }
+        if let Some(at) = carried.break_at {
+            core.at(at.0, Event::Net(NetEvent::Break { conn }));
+        }
+    }
+
+    fn courier_due(&self, conn: u64, side: usize) {
+        let Some(carried) = self.ask_courier(conn, side, |courier, leg| courier.due(leg)) else { return };
+        let mut core = self.core.borrow_mut();
+        Self::note_times(&mut core, conn, side, &carried);
+        if !carried.bytes.is_empty() {
+            core.queue(conn, side, Piece::Bytes(carried.bytes), &self.config.net_ns);
+        }
+    }
+
     fn cut_between(&self, core: &Core, nodes: [usize; 2]) -> bool {
         nodes[0] != nodes[1] && core.cuts.contains(&link(nodes[0], nodes[1]))
     }
 
     pub(super) fn net_event(&self, event: NetEvent) {
+        if let NetEvent::Due { conn, side } = event {
+            return self.courier_due(conn, side);
+        }
         let mut guard = self.core.borrow_mut();
         let core: &mut Core = &mut guard;
         let wakers = match event {
+            NetEvent::Due { .. } => Vec::new(),
             NetEvent::Break { conn } => core.break_conn(conn),
             NetEvent::Stalled { conn } => match core.conns.get(&conn).map(|c| (c.nodes, c.stalled)) {
                 Some((nodes, true)) if self.cut_between(core, nodes) => core.break_conn(conn),
@@ -321,14 +365,24 @@ impl SimTx {
             pipe.sender = Some(waker.clone());
             return Poll::Pending;
         }
-        // Up to three pieces, at random places.
         let n = room.min(bytes.len());
+        drop(core);
+        let carried = env.world.ask_courier(*id, *side, |courier, leg| courier.take(leg, &bytes[..n]));
+        let mut core = env.world.core.borrow_mut();
+        let sent = match &carried {
+            Some(carried) => {
+                World::note_times(&mut core, *id, *side, carried);
+                &carried.bytes[..]
+            }
+            None => &bytes[..n],
+        };
+        // Up to three pieces, at random places.
         let mut from = 0;
         for last in [false, false, true] {
-            let to = if last { n } else { from + core.rng.below((n - from) as u64 + 1) as usize };
-            let to = if core.rng.coin() { n } else { to };
+            let to = if last { sent.len() } else { from + core.rng.below((sent.len() - from) as u64 + 1) as usize };
+            let to = if core.rng.coin() { sent.len() } else { to };
             if to > from {
-                core.queue(*id, *side, Piece::Bytes(bytes[from..to].to_vec()), &config.net_ns);
+                core.queue(*id, *side, Piece::Bytes(sent[from..to].to_vec()), &config.net_ns);
                 from = to;
             }
         }
@@ -336,7 +390,7 @@ impl SimTx {
             let delay = core.latency(&config.net_ns);
             core.after(delay, Event::Net(NetEvent::Break { conn: *id }));
         }
-        Poll::Ready(Ok(from))
+        Poll::Ready(Ok(n))
     }
 }
 

@@ -374,3 +374,73 @@ fn stopped_nodes_stand_still() {
     start(sim.node("a"));
     assert_eq!(run(3_500), 10);
 }
+
+/// Keeps every second piece back for a millisecond, and ends a connection a while after it was given the byte 9.
+struct Delays {
+    kept: Vec<u8>,
+    count: usize,
+    passes: bool,
+}
+
+impl Courier for Delays {
+    fn take(&mut self, leg: &Leg<'_>, bytes: &[u8]) -> Carried {
+        assert!((leg.from == "client" && leg.dialled) || leg.from == "server");
+        let break_at = (bytes[0] == 9).then_some(leg.now + Duration::from_millis(5));
+        self.count += 1;
+        if self.passes || self.count % 2 == 1 || break_at.is_some() {
+            return Carried { bytes: bytes.to_vec(), due_at: None, break_at };
+        }
+        self.kept.extend(bytes);
+        Carried { bytes: Vec::new(), due_at: Some(leg.now + Duration::from_millis(1)), break_at }
+    }
+
+    fn due(&mut self, _: &Leg<'_>) -> Carried {
+        Carried { bytes: std::mem::take(&mut self.kept), ..Carried::default() }
+    }
+}
+
+/// Goal: what a courier keeps back arrives when it says, what it breaks breaks then, and one that lets everything pass changes no
+/// trace. Method: single bytes on a connection, without a courier, with one that passes all, with one that delays.
+#[test]
+fn couriers_carry_bytes() {
+    let run = |courier: Option<bool>, bytes: &'static [u8]| {
+        let sim = Sim::new(5, SimConfig::default());
+        if let Some(passes) = courier {
+            sim.set_courier(Delays { kept: Vec::new(), count: 0, passes });
+        }
+        let (server, client) = (sim.node("server"), sim.node("client"));
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let (told, env) = (seen.clone(), server.clone());
+        server.spawn(async move {
+            let listener = env.listen("tcp:server:1").await.expect("listen");
+            let (_tx, mut rx) = listener.accept().await.expect("accept").split();
+            while let (Ok(()), buf) = rx.recv_exact(Buf::zeroed(1)).await {
+                told.borrow_mut().push((buf[0], env.now().0));
+            }
+            told.borrow_mut().push((0, env.now().0));
+        });
+        let begun = Rc::new(Cell::new(0));
+        let (env, told) = (client.clone(), begun.clone());
+        client.spawn(async move {
+            env.sleep(Duration::from_millis(1)).await;
+            let (mut tx, _rx) = env.dial("tcp:server:1").await.expect("dial").split();
+            told.set(env.now().0);
+            for byte in bytes {
+                let mut buf = Buf::zeroed(1);
+                buf.fill(*byte);
+                tx.send(buf, None).await.0.expect("send");
+            }
+            env.sleep(Duration::from_millis(20)).await;
+        });
+        sim.run_for(Duration::from_millis(15)).expect("runs");
+        let seen = seen.borrow().clone();
+        (sim.trace_hash(), seen, begun.get())
+    };
+    let (plain, passed) = (run(None, &[1, 2, 3]), run(Some(true), &[1, 2, 3]));
+    assert!(plain == passed && plain.1.len() == 3, "{plain:?} {passed:?}");
+    let delayed = run(Some(false), &[1, 2, 3, 9]);
+    let order: Vec<u8> = delayed.1.iter().map(|(byte, _)| *byte).collect();
+    assert_eq!(order, [1, 3, 9, 2, 0], "kept back, then broken");
+    let at = |byte| delayed.1.iter().find(|(b, _)| *b == byte).expect("came").1 - delayed.2;
+    assert!((1_000_000..2_000_000).contains(&at(2)) && (5_000_000..6_000_000).contains(&at(0)));
+}

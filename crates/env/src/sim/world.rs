@@ -6,6 +6,7 @@
 //! Invariants: nothing outside the seed and the calls of the controller influences the order of events; user
 //! code (polls, drops, hooks) never runs while `core` is borrowed.
 
+use super::courier::Courier;
 use super::disk::{DiskOp, DiskOps, Files, PendingOp};
 use super::net::{ConnState, ListenerState, NetEvent};
 use super::rng::{Rng, mix};
@@ -142,6 +143,7 @@ impl Core {
 
 pub(super) struct World {
     pub(super) core: RefCell<Core>,
+    pub(super) courier: RefCell<Option<Box<dyn Courier>>>,
     pub(super) config: SimConfig,
     pub(super) seed: u64,
     queue: Arc<Mutex<Vec<u64>>>,
@@ -174,7 +176,7 @@ impl World {
             ports: 20_000,
             crashes: Vec::new(),
         };
-        Rc::new(World { core: RefCell::new(core), config, seed, queue: Arc::default() })
+        Rc::new(World { core: RefCell::new(core), courier: RefCell::default(), config, seed, queue: Arc::default() })
     }
 
     pub(super) fn hash(&self) -> u64 {

@@ -30,7 +30,7 @@ impl Run {
         // Who shares the process of the first mount is killed with it.
         let first = usize::from(shape.embedded);
         let servers = shape.servers - first;
-        if self.plan.faults == Faults::None || servers == 0 || self.roll(6) > 0 {
+        if matches!(self.plan.faults, Faults::None | Faults::Callbacks) || servers == 0 || self.roll(6) > 0 {
             return Ok(());
         }
         if shape.servers > 1 && self.cluster.env.now().since(self.quiet.get()) > TROUBLE {
@@ -80,24 +80,39 @@ impl Run {
                 Ok(())
             }
             _ => {
+                let long = self.roll(4) == 0;
+                // Well below the grace time of a session too. A mount that is alone is asked too, as long as the session of one
+                // that crashed is kept.
+                let between_servers = SERVERS.contains(&link.0) && SERVERS.contains(&link.1);
+                // The first mount is on the master's node if it is embedded.
+                let near = self.cluster.shape.embedded && self.cluster.shape.mounts > 1;
+                let most = if between_servers && !near { SERVERS_APART } else { CALLBACK_DEADLINE / 2 };
+                let us = if long { 1_000_000..most.as_micros() as u64 } else { 100..500_000 };
+                let us = self.dice.borrow_mut().within(us);
+                let long = Duration::from_micros(us);
+                let long = if between_servers && !near { Some(long) } else { self.keep_apart(&[link], long) };
+                let Some(long) = long else { return Ok(()) };
                 self.note(format!("the network between {} and {} is cut", link.0, link.1));
                 self.summary.borrow_mut().network_faults += 1;
                 self.cluster.sim.cut(link.0, link.1);
-                let long = self.roll(4) == 0;
-                // Well below the grace time of a session too. A mount that is alone is asked too, as long as the session of one
-                // that crashed is kept, and while a server that is not the master grants tokens: for its own changes of what it
-                // has looked up.
-                let between_servers = SERVERS.contains(&link.0) && SERVERS.contains(&link.1);
-                // The first mount is on the master's node if it is embedded.
-                let near = self.cluster.shape.embedded;
-                let most = if between_servers && !near { SERVERS_APART } else { CALLBACK_DEADLINE / 2 };
-                self.pause(if long { 1_000_000..most.as_micros() as u64 } else { 100..500_000 }).await;
+                self.cluster.env.sleep(long).await;
                 self.cluster.sim.heal(link.0, link.1);
                 self.note(format!("the network between {} and {} is whole", link.0, link.1));
                 self.progress().await;
                 Ok(())
             }
         }
+    }
+
+    /// For how long these pairs of nodes are kept apart now, of the time that is wanted: less where callbacks have been late, not at all
+    /// where they may not be delayed any more.
+    pub(super) fn keep_apart(&self, links: &[(&str, &str)], wanted: Duration) -> Option<Duration> {
+        let Some(callbacks) = &self.callbacks else { return Some(wanted) };
+        let (now, mut callbacks) = (self.cluster.env.now(), callbacks.0.borrow_mut());
+        let room = links.iter().map(|(a, b)| callbacks.room(now, a, b)).min()?;
+        let long = wanted.min(room);
+        links.iter().for_each(|(a, b)| callbacks.keeps_apart(now, a, b, long));
+        (!long.is_zero()).then_some(long)
     }
 
     /// Two nodes that talk to each other: a server and a mount, or two servers.

@@ -7,7 +7,7 @@
 //! fail, it writes nothing of before any more, and shows nothing that is not so. Then it is mounted anew.
 
 use super::{Checked, Mounts, Run, line};
-use crate::cluster::{CALLBACK_DEADLINE, GRACE};
+use crate::cluster::{CALLBACK_DEADLINE, GRACE, SERVERS};
 use amphi_env::Env;
 use std::time::Duration;
 
@@ -28,10 +28,14 @@ impl Run {
     /// A stop that nobody may notice.
     pub(super) async fn stop_for_short(&self) {
         let node = self.cluster.mount_node(self.pick(self.cluster.shape.mounts));
+        let long = self.roll(3) == 0;
+        let us = if long { 100_000..CALLBACK_DEADLINE.as_micros() as u64 / 4 } else { 100..50_000 };
+        let us = self.dice.borrow_mut().within(us);
+        let links: Vec<_> = SERVERS[..self.cluster.shape.servers].iter().map(|server| (*server, node)).collect();
+        let Some(long) = self.keep_apart(&links, Duration::from_micros(us)) else { return };
         self.note(format!("{node} is stopped"));
         self.cluster.sim.stop(node);
-        let long = self.roll(3) == 0;
-        self.pause(if long { 100_000..CALLBACK_DEADLINE.as_micros() as u64 / 4 } else { 100..50_000 }).await;
+        self.cluster.env.sleep(long).await;
         self.cluster.sim.go_on(node);
         self.note(format!("{node} goes on"));
         self.progress().await;

@@ -115,7 +115,7 @@ impl TokenSpace {
         }
         let keys = merged.into_iter().map(|(key, changed)| (key, changed.joint)).collect();
         self.changes.insert(id, Change { keys, ready: false, watching: None, watchers: BTreeSet::new() });
-        self.revoke(now_ns, &revoked);
+        self.revoke(now_ns, &revoked, Some(by));
         self.settle(id);
         id
     }

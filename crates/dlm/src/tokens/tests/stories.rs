@@ -222,6 +222,34 @@ fn overdue_cut_off_and_stopped() {
     assert_eq!(space.footprint()[..6], [0; 6]);
 }
 
+/// Goal: who is asked for tokens by its own change, and does not hear it, is not reported: the change waits until they have
+/// expired, as it would wait after its end. It is asked again as others are. Method: two holders, one of which makes a change of what it
+/// cannot know; one change of the other behind it.
+#[test]
+fn an_own_change_reports_nobody() {
+    let mut space = space();
+    let key = attributes(1);
+    grant(&mut space, A, key);
+    let own = space.begin_change(5, A, &[Changed::alone(key).unknown()]);
+    let asked = revokes(&mut space);
+    assert_eq!(asked.len(), 1);
+    let other = space.begin_change(6, B, &[Changed::alone(key)]);
+    let quiet = 1_000;
+    assert_eq!(space.unanswered_for(1_004, quiet).count(), 0);
+    assert_eq!(space.unanswered_for(1_005, quiet).collect::<Vec<_>>(), [&asked[0]]);
+    assert!(space.awaits_answers());
+    let due = 5 + TokenLimits::default().callback_deadline_ns;
+    assert_eq!(space.poll_overdue(due + 1), None);
+    assert!(!space.is_ready(own) && !space.awaits_answers());
+    space.tick(LIFE + MARGIN);
+    assert!(space.is_ready(own) && !space.is_ready(other));
+    space.end_change(own);
+    assert!(space.is_ready(other));
+    space.end_change(other);
+    assert!(space.revoked(A, asked[0].id), "it is asked until it answers");
+    assert_eq!(space.footprint()[..6], [0; 6]);
+}
+
 /// Goal: a cut-off session that was not asked before holds later changes up too, without being asked. Method: example.
 #[test]
 fn orphans_are_waited_for() {

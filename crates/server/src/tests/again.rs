@@ -1,0 +1,110 @@
+//! Callbacks, revocations and questions that are lost while their connection goes on, and answers that come twice.
+
+use super::company::{lock, lookup, with_two};
+use super::*;
+use amphi_wire::LockMode;
+use futures_util::future::join3;
+
+async fn counter(client: &Client, wanted: &str) -> u64 {
+    let Ok(Reply::Counters(counters)) = client.call(Request::Counters { reset: false }).await else {
+        panic!("counters")
+    };
+    counters.iter().find(|(name, _)| name == wanted).expect("a counter").1
+}
+
+/// Goal: what a client has not answered comes again on the same connection, soon enough that nobody is evicted. Method: a holder takes a
+/// revocation, a callback and a question for a size without answering, and answers the ones that come again. One worker has the connections, a
+/// second one the target.
+#[test]
+fn what_is_not_answered_comes_again() {
+    with_two(81, 2, 2, async |place, a, b| {
+        let f = a.create(Ino::ROOT, "f").await.unwrap();
+        b.call(Request::Open { ino: f, access: RW, exec: false }).await.unwrap();
+        b.call(lock(f, LockMode::Write, 0, 100)).await.unwrap();
+        assert!(b.told(lookup(Ino::ROOT, "f")).await.1 != Tokens::default());
+        b.held.unwritten.borrow_mut().insert(ObjectId { ino: f, stripe: 0 }, (50, Timespec::default()));
+        b.held.deaf.set(true);
+        let env = place.sim.node("client");
+        let loses = async {
+            b.held.revoked().await;
+            b.held.pushed(|p| matches!(p, Push::Callback { .. }).then_some(())).await;
+            b.held.pushed(|p| matches!(p, Push::Glimpse { .. }).then_some(())).await;
+            b.held.deaf.set(false);
+        };
+        let begun = env.now();
+        let renamed = a.rename((Ino::ROOT, "f"), (Ino::ROOT, "g"), RenameMode::Replace);
+        let both = async {
+            let seen = a.stat(f).await;
+            (seen, a.call(lock(f, LockMode::Read, 0, 10)).await)
+        };
+        let locked = a.call(lock(f, LockMode::Read, 0, 10));
+        let ((renamed, _), (seen, again), ()) = join3(futures_util::future::join(renamed, locked), both, loses).await;
+        renamed.unwrap();
+        again.unwrap();
+        assert!([0, 50].contains(&seen.unwrap().size));
+        let took = env.now().since(begun);
+        assert!(
+            took >= Duration::from_secs(5) && took < Duration::from_secs(12),
+            "a sixth to a third of 30 s: {took:?}"
+        );
+        assert_eq!(counter(a, "evictions").await, 0);
+        assert!(counter(a, "callbacks_again").await >= 3);
+    });
+}
+
+/// Goal: a client that never answers is evicted as before, however often it is asked; switched off, it is asked once. Method: a holder
+/// that says nothing; the callbacks that it got are counted.
+#[test]
+fn asking_again_is_no_progress() {
+    for (on, at_least, at_most) in [("on", 4, 6), ("off", 1, 1)] {
+        with_two(82, 1, 1, async |place, a, b| {
+            let op = |name: &str, value: &str| Request::Tunables { pattern: name.into(), value: Some(value.into()) };
+            a.call(op("server.callback_deadline_ms", "6000")).await.unwrap();
+            a.call(op("server.callback_again", on)).await.unwrap();
+            let f = a.create(Ino::ROOT, "f").await.unwrap();
+            b.call(lock(f, LockMode::Write, 0, 100)).await.unwrap();
+            b.held.deaf.set(true);
+            let env = place.sim.node("client");
+            let begun = env.now();
+            a.call(lock(f, LockMode::Write, 0, 10)).await.unwrap();
+            let took = env.now().since(begun);
+            assert!(took >= Duration::from_secs(6) && took < Duration::from_secs(8), "{took:?}");
+            assert_eq!(counter(a, "evictions").await, 1);
+            let asked = b.held.pushes.borrow().iter().filter(|p| matches!(p, Push::Callback { .. })).count();
+            assert!((at_least..=at_most).contains(&asked), "{on}: asked {asked} times");
+        });
+    }
+}
+
+/// Goal: an answer that comes late or twice ends nothing but what it names. Method: a lock is given back, a new one is taken on the same
+/// bytes, and the first is given back again; another mount still has to wait for the second.
+#[test]
+fn a_lock_given_back_twice_is_given_back_once() {
+    with_two(83, 1, 1, async |_, a, b| {
+        let f = a.create(Ino::ROOT, "f").await.unwrap();
+        let take = async || match b.call(lock(f, LockMode::Write, 0, 100)).await {
+            Ok(Reply::Locked { lock, .. }) => lock,
+            other => panic!("{other:?}"),
+        };
+        let first = take().await;
+        b.held.deaf.set(true);
+        let back = async |id: u64| b.call(Request::LockCancel { locks: vec![id] }).await.unwrap();
+        back(first).await;
+        let second = take().await;
+        assert_ne!(first, second);
+        back(first).await;
+        let done = Cell::new(false);
+        let answers = async {
+            let asked = b.held.pushed(|p| matches!(p, Push::Callback { .. }).then(|| p.clone())).await;
+            assert!(matches!(asked, Push::Callback { lock, .. } if lock == second), "{asked:?}");
+            back(first).await;
+            assert!(!done.get(), "the second is still held");
+            back(second).await;
+        };
+        let waits = async {
+            a.call(lock(f, LockMode::Write, 0, 10)).await.unwrap();
+            done.set(true);
+        };
+        futures_util::future::join(waits, answers).await;
+    });
+}
