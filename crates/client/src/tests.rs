@@ -10,6 +10,7 @@ mod company;
 mod deadlocks;
 mod decisions;
 mod faults;
+mod fights;
 mod file_locks;
 mod fsx;
 mod locks;
