@@ -5,20 +5,19 @@
 //!
 //! The window has two halves of half its length each; their sum covers between one half and one whole window. An object becomes contended
 //! * by number: `threshold` conflicts within half a window always do that, and only as many within one window do;
-//! * by waiting: `fights` hand-overs that were fought, within the window, of which at least one was lost by a session that fought within the window
-//!   before, and that took `waited_ns` together.
+//! * by waiting: `fights` hand-overs within the window that were fought, and took `waited_ns` together.
 //!
 //! Counting alone is slow where it matters: with 10 ms for each hand-over it takes 160 ms to notice what a few could tell. Time
 //! alone, or time of those who wait, says nothing: a big file that is handed over once takes a second, and of ten readers each waits for
-//! it. So only hand-overs to and fro count, and of a crowd that comes for parts of its own, where each loses the grown lock once, one has
-//! to lose twice. What still waits counts from the moment at which its loser asks again, and not before: the second who asks for a
-//! big file is not told to go direct.
+//! it. So only hand-overs to and fro count. A crowd that comes for parts of its own looks like a fight at first, each loses the grown lock
+//! once; so it takes a few. What still waits counts from the moment at which its loser asks again, and not before: the second who
+//! asks for a big file is not told to go direct.
 //!
 //! Contended lasts `hold_ns` beyond the last conflict, and beyond the last fight by which it is contended, whatever locks are left, so the state
 //! does not flap when clients go direct and leave no cached lock behind.
 //!
 //! Numbers: 16 conflicts in 4 s, so a steady rate is noticed from about 4 conflicts/s; 4 fights of 50 ms. Held 5 s.
-//! Bound: `max_objects` windows of about 500 bytes; beyond, the one with the oldest conflict is forgotten.
+//! Bound: `max_objects` windows of about 400 bytes; beyond, the one with the oldest conflict is forgotten.
 
 use super::hand_overs::HandOvers;
 use amphi_types::{ObjectId, SessionId};
@@ -95,8 +94,6 @@ struct Window {
     half: u64,
     conflicts: Halves,
     fights: Halves,
-    /// Of these: of sessions that had fought before.
-    again: Halves,
     fights_ns: Halves,
     hand_overs: HandOvers,
     last_ns: u64,
@@ -109,7 +106,7 @@ impl Window {
         let half = (now_ns / (limits.window_ns / 2).max(1)).max(self.half);
         if half > self.half {
             let one = half == self.half + 1;
-            for counts in [&mut self.conflicts, &mut self.fights, &mut self.again, &mut self.fights_ns] {
+            for counts in [&mut self.conflicts, &mut self.fights, &mut self.fights_ns] {
                 counts.shift(one);
             }
             self.half = half;
@@ -117,10 +114,7 @@ impl Window {
     }
 
     fn is_fought_for(&self, limits: &ContentionLimits) -> bool {
-        limits.fights > 0
-            && self.fights.sum() >= limits.fights as u64
-            && self.again.sum() > 0
-            && self.fights_ns.sum() >= limits.waited_ns
+        limits.fights > 0 && self.fights.sum() >= limits.fights as u64 && self.fights_ns.sum() >= limits.waited_ns
     }
 
     /// Contended for the hold time from now on if `so`. Whether it was not before.
@@ -193,7 +187,7 @@ impl Contention {
         let Some(window) = self.windows.get_mut(&object) else { return };
         let waited_ns = window.hand_overs.free(now_ns, loser);
         if waited_ns > 0 {
-            self.fight(now_ns, object, waited_ns, |_| {});
+            self.fight(now_ns, object, 0, waited_ns);
         }
     }
 
@@ -203,23 +197,21 @@ impl Contention {
             return;
         }
         let Some(window) = self.windows.get_mut(&object) else { return };
-        let Some(back) = window.hand_overs.asked(now_ns, session, self.limits.window_ns) else { return };
-        self.found.fights += 1;
-        self.fight(now_ns, object, back.waited_ns, |window| {
-            window.fights.add(1);
-            window.again.add(u64::from(back.again));
-        });
+        let Some(waited_ns) = window.hand_overs.asked(now_ns, session) else { return };
+        self.fight(now_ns, object, 1, waited_ns);
     }
 
-    fn fight(&mut self, now_ns: u64, object: ObjectId, waited_ns: u64, count: impl FnOnce(&mut Window)) {
+    /// So many more hand-overs are fought, and so much more of their time has passed.
+    fn fight(&mut self, now_ns: u64, object: ObjectId, fights: u64, waited_ns: u64) {
         let Some(window) = self.windows.get_mut(&object) else { return };
         window.advance(now_ns, &self.limits);
+        window.fights.add(fights);
         window.fights_ns.add(waited_ns);
-        count(window);
         let begins = self.limits.enabled && {
             let fought_for = window.is_fought_for(&self.limits);
             window.judge(now_ns, &self.limits, fought_for)
         };
+        self.found.fights += fights;
         self.found.fights_ns += waited_ns;
         self.found.contended += u64::from(begins);
         self.found.by_waiting += u64::from(begins);
@@ -300,23 +292,20 @@ mod tests {
 
         /// Whether few conflicts that took long make the object contended, of those within `span`.
         fn fought_for(&self, now: u64, span: u64) -> bool {
-            let (mut fights, mut again, mut time) = (0, 0, 0);
+            let (mut fights, mut time) = (0, 0);
             for party in &self.parties {
-                let mut before: Option<u64> = None;
                 for (asked, called, free) in party.fights() {
                     if now - asked < span {
                         fights += 1;
-                        again += usize::from(before.is_some_and(|at| asked - at < LIMITS.window_ns));
                         // What was over or under way when it was asked for.
                         time += free.map_or(asked, |free| free.min(asked)) - called;
                     }
                     if let Some(free) = free.filter(|&free| free > asked && now - free < span) {
                         time += free - asked;
                     }
-                    before = Some(asked);
                 }
             }
-            fights >= LIMITS.fights && again > 0 && time >= LIMITS.waited_ns
+            fights >= LIMITS.fights && time >= LIMITS.waited_ns
         }
     }
 

@@ -9,7 +9,7 @@
 //! and others read is handed over too, and that may take seconds; but its writer does not ask again. Who takes turns asks again, but
 //! only when the other is done.
 //!
-//! Invariants: a hand-over is fought at most once; its time counts once, however many wait for it. Numbers: 40 bytes for each party.
+//! Invariants: a hand-over is fought at most once; its time counts once, however many wait for it. Numbers: 32 bytes for each party.
 
 use amphi_types::SessionId;
 
@@ -34,17 +34,6 @@ enum Stage {
 struct HandOver {
     loser: SessionId,
     stage: Stage,
-    /// When the session last came back too soon.
-    returned_ns: Option<u64>,
-}
-
-/// A session that lost a lock came back for more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Return {
-    /// How long the hand-over has taken so far; what follows is told by [`HandOvers::free`].
-    pub waited_ns: u64,
-    /// Whether the session did so within the window before.
-    pub again: bool,
 }
 
 /// The hand-overs of one object.
@@ -63,7 +52,7 @@ impl HandOvers {
             Some(HandOver { stage: Stage::Called { .. } | Stage::Fought { .. }, .. }) => {}
             Some(known) => known.stage = called,
             None => {
-                self.parties[self.next] = Some(HandOver { loser, stage: called, returned_ns: None });
+                self.parties[self.next] = Some(HandOver { loser, stage: called });
                 self.next = (self.next + 1) % PARTIES;
             }
         }
@@ -85,10 +74,11 @@ impl HandOvers {
         }
     }
 
-    /// The session asks for bytes of the object. Whether it fights for what it lost.
-    pub fn asked(&mut self, now_ns: u64, session: SessionId, window_ns: u64) -> Option<Return> {
+    /// The session asks for bytes of the object. If it fights for what it lost: how long that hand-over has taken so far, ns; what follows
+    /// is told by [`HandOvers::free`].
+    pub fn asked(&mut self, now_ns: u64, session: SessionId) -> Option<u64> {
         let known = self.of(session)?;
-        let (waited_ns, stage) = match known.stage {
+        let (fought_ns, stage) = match known.stage {
             Stage::Called { since_ns } => (Some(now_ns.saturating_sub(since_ns)), Stage::Fought { counted_ns: now_ns }),
             Stage::Free { at_ns, lasted_ns } => {
                 let soon = now_ns.saturating_sub(at_ns) < lasted_ns / USE_PART;
@@ -97,9 +87,7 @@ impl HandOvers {
             Stage::Fought { .. } | Stage::Over => (None, known.stage),
         };
         known.stage = stage;
-        let waited_ns = waited_ns?;
-        let before = known.returned_ns.replace(now_ns);
-        Some(Return { waited_ns, again: before.is_some_and(|at| now_ns.saturating_sub(at) < window_ns) })
+        fought_ns
     }
 
     fn of(&mut self, loser: SessionId) -> Option<&mut HandOver> {
@@ -118,22 +106,20 @@ mod tests {
     #[test]
     fn who_comes_back_soon_fights() {
         let mut all = HandOvers::default();
-        assert_eq!(all.asked(5, A, 1000), None, "it lost nothing");
+        assert_eq!(all.asked(5, A), None, "it lost nothing");
         all.called_back(10, A);
         all.called_back(15, A);
-        assert_eq!(all.asked(20, B, 1000), None);
-        assert_eq!(all.asked(30, A, 1000), Some(Return { waited_ns: 20, again: false }));
-        assert_eq!(all.asked(31, A, 1000), None, "once");
+        assert_eq!(all.asked(20, B), None);
+        assert_eq!(all.asked(30, A), Some(20));
+        assert_eq!(all.asked(31, A), None, "once");
         assert_eq!((all.free(50, A), all.free(60, A)), (20, 0));
         // Free for a quarter of its time, less one; then for a quarter.
         all.called_back(100, A);
         assert_eq!((all.free(200, A), all.free(210, A)), (0, 0));
-        assert_eq!(all.asked(224, A, 1000), Some(Return { waited_ns: 100, again: true }));
+        assert_eq!(all.asked(224, A), Some(100));
         all.called_back(300, A);
         all.free(400, A);
-        assert_eq!((all.asked(425, A, 1000), all.asked(426, A, 1000)), (None, None), "its turn is over");
-        all.called_back(2000, A);
-        assert_eq!(all.asked(2001, A, 1000), Some(Return { waited_ns: 1, again: false }), "long after the last");
+        assert_eq!((all.asked(425, A), all.asked(426, A)), (None, None), "its turn is over");
     }
 
     /// Goal: of a crowd the latest are remembered. Method: more parties than places.
@@ -143,9 +129,9 @@ mod tests {
         for n in 0..=PARTIES as u64 {
             all.called_back(n, SessionId(n));
         }
-        assert_eq!((all.asked(50, SessionId(0), 1000), all.free(50, SessionId(0))), (None, 0), "forgotten");
+        assert_eq!((all.asked(50, SessionId(0)), all.free(50, SessionId(0))), (None, 0), "forgotten");
         for n in 1..=PARTIES as u64 {
-            assert_eq!(all.asked(50, SessionId(n), 1000), Some(Return { waited_ns: 50 - n, again: false }));
+            assert_eq!(all.asked(50, SessionId(n)), Some(50 - n));
         }
     }
 }
