@@ -9,6 +9,7 @@ mod coherence;
 mod company;
 mod deadlocks;
 mod decisions;
+mod directories;
 mod faults;
 mod fights;
 mod file_locks;

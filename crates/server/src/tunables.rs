@@ -130,6 +130,8 @@ pub struct Tunables {
     /// Whether locks are granted wider than asked.
     pub lock_growth: Tunable,
     contention: Tunable,
+    /// Whether answers to changes of names bring the attributes of the directory.
+    pub directory_attributes: Tunable,
     sync_interval_ms: Tunable,
     checkpoint_bytes: Tunable,
     worker_spin_us: Tunable,
@@ -246,6 +248,13 @@ impl Tunables {
                 (0, 1),
                 "conflicts are counted and clients are told of contended objects",
             ),
+            directory_attributes: Tunable::new(
+                "server.directory_attributes",
+                Switch,
+                1,
+                (0, 1),
+                "answers to changes of names bring the attributes of the directory",
+            ),
             sync_interval_ms: Tunable::new(
                 "server.sync_interval_ms",
                 Milliseconds,
@@ -275,7 +284,7 @@ impl Tunables {
         self.callback_deadline_ms.get() * 1_000_000
     }
 
-    fn all(&self) -> [&Tunable; 15] {
+    fn all(&self) -> [&Tunable; 16] {
         [
             &self.session_grace_ms,
             &self.token_ms,
@@ -289,6 +298,7 @@ impl Tunables {
             &self.lock_granularity_bytes,
             &self.lock_growth,
             &self.contention,
+            &self.directory_attributes,
             &self.sync_interval_ms,
             &self.checkpoint_bytes,
             &self.worker_spin_us,
