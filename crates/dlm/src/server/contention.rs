@@ -255,11 +255,13 @@ mod tests {
         enabled: true,
     };
 
+    type HandOver = (u64, Option<u64>, Option<(u64, bool)>);
+
     /// What happened to one session's locks, all of it.
     #[derive(Default)]
     struct Party {
         /// From callback to release, and when the session asked again first, after the callback; whether that was before the release.
-        hand_overs: Vec<(u64, Option<u64>, Option<(u64, bool)>)>,
+        hand_overs: Vec<HandOver>,
     }
 
     impl Party {
@@ -269,7 +271,7 @@ mod tests {
 
         /// Hand-overs fought: when, and from when to when they are counted.
         fn fights(&self) -> Vec<(u64, u64, Option<u64>)> {
-            let fought = |&(called, free, asked): &(u64, Option<u64>, Option<(u64, bool)>)| {
+            let fought = |&(called, free, asked): &HandOver| {
                 let (asked, early) = asked?;
                 let soon = early || free.is_some_and(|free| asked - free < (free - called) / 4);
                 soon.then_some((asked, called, free))
