@@ -338,7 +338,7 @@ fn locks_of_the_evicted_pass_on() {
         b.call(Request::Open { ino: f, access: RW, exec: false }).await.unwrap();
         b.call(lock(f, LockMode::Write, 0, 4096)).await.unwrap();
         let (op, payload) = write(1);
-        assert_eq!(b.ask(op, payload).await.0, Ok(Reply::Written { roomy: true }));
+        assert!(matches!(b.ask(op, payload).await.0, Ok(Reply::Written { .. })));
         b.held.deaf.set(true);
         a.call(lock(f, LockMode::Write, 0, 4096)).await.expect("granted in the end");
         let (op, payload) = write(2);
@@ -391,7 +391,7 @@ fn unwritten_bytes_are_seen() {
                 server_lock: false,
                 kill_suidgid: false,
             };
-            assert_eq!(a.ask(op, Some(Buf::zeroed(10))).await.0, Ok(Reply::Written { roomy: true }));
+            assert!(matches!(a.ask(op, Some(Buf::zeroed(10))).await.0, Ok(Reply::Written { .. })));
             a.call(Request::LockCancel { locks: vec![id] }).await.unwrap();
         };
         let (seen, ()) = join(c.stat(f), written).await;
@@ -590,7 +590,7 @@ fn progress_renews_the_deadline() {
                 place.sim.node("client").sleep(Duration::from_secs(10)).await;
                 let (offset, generation, mtime) = (i * 4096, 0, Timespec::default());
                 let op = Request::Write { object, offset, generation, mtime, server_lock: false, kill_suidgid: false };
-                assert_eq!(b.ask(op, Some(Buf::zeroed(4096))).await.0, Ok(Reply::Written { roomy: true }));
+                assert!(matches!(b.ask(op, Some(Buf::zeroed(4096))).await.0, Ok(Reply::Written { .. })));
             }
             b.call(Request::LockCancel { locks: vec![id] }).await.unwrap();
         };
