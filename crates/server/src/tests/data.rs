@@ -13,10 +13,15 @@ pub(super) fn bytes(seed: u8, offset: u64, len: usize) -> Buf {
 
 impl Client {
     async fn write(&self, object: ObjectId, offset: u64, generation: u64, payload: Buf) -> Result<()> {
+        self.write_and_hear(object, offset, generation, payload).await.map(drop)
+    }
+
+    /// Whether the target says that it has room.
+    async fn write_and_hear(&self, object: ObjectId, offset: u64, generation: u64, payload: Buf) -> Result<bool> {
         let mtime = Timespec { sec: 2_000_000_000, nsec: 0 };
         let op = Request::Write { object, offset, generation, mtime, server_lock: true, kill_suidgid: true };
         match self.ask(op, Some(payload)).await.0? {
-            Reply::Written { .. } => Ok(()),
+            Reply::Written { roomy } => Ok(roomy),
             other => panic!("{other:?}"),
         }
     }
@@ -179,6 +184,21 @@ fn spread_files() {
             }
         }
         panic!("the space did not come back: {} of {before}", free().await);
+    });
+}
+
+/// Goal: answers to writes say whether there is room for each mount and once more, as the tunable counts it at the moment (Promise S15).
+/// Method: the same write with the tunable on both sides of what is free.
+#[test]
+fn room_is_told() {
+    with_server(29, 1, 1, async |_, c| {
+        let f = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
+        let object = ObjectId { ino: f, stripe: 0 };
+        for (wanted, roomy) in [("64K", true), ("1G", false), ("64K", true)] {
+            let value = Some(wanted.into());
+            c.call(Request::Tunables { pattern: "server.roomy_bytes".into(), value }).await.unwrap();
+            assert_eq!(c.write_and_hear(object, 0, 0, bytes(1, 0, 10_000)).await, Ok(roomy), "{wanted}");
+        }
     });
 }
 
