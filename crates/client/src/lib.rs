@@ -26,7 +26,6 @@ mod company;
 mod core;
 mod data;
 pub mod decision;
-mod directories;
 mod file_locks;
 mod files;
 mod group;

@@ -30,7 +30,6 @@ counters! {
     LookupCached = "lookup_cached", "reqs";
     GetAttr = "getattr", "reqs";
     GetAttrCached = "getattr_cached", "reqs";
-    GetAttrOwn = "getattr_own", "reqs";
     SetAttr = "setattr", "reqs";
     Create = "create", "reqs";
     Open = "open", "reqs";

@@ -123,16 +123,12 @@ pub struct Tunables {
     callback_deadline_ms: Tunable,
     callback_again: Tunable,
     contended_conflicts: Tunable,
-    contended_fights: Tunable,
-    contended_waited_ms: Tunable,
     contended_window_ms: Tunable,
     contended_hold_ms: Tunable,
     lock_granularity_bytes: Tunable,
     /// Whether locks are granted wider than asked.
     pub lock_growth: Tunable,
     contention: Tunable,
-    /// Whether answers to changes of names bring the attributes of the directory.
-    pub directory_attributes: Tunable,
     sync_interval_ms: Tunable,
     checkpoint_bytes: Tunable,
     /// Free bytes for each mount from which on a target says that it has room.
@@ -210,20 +206,6 @@ impl Tunables {
                 (1, 1_000_000),
                 "conflicts within the window that make an object contended",
             ),
-            contended_fights: Tunable::new(
-                "server.contended_fights",
-                Count,
-                contention.fights as u64,
-                (0, 1_000_000),
-                "hand-overs of locks within the window, to sessions and back too soon, that make an object contended if they took long; 0: none do",
-            ),
-            contended_waited_ms: Tunable::new(
-                "server.contended_waited_ms",
-                Milliseconds,
-                ns_to_ms(contention.waited_ns),
-                (0, HOUR_MS),
-                "how long those hand-overs took together, at least",
-            ),
             contended_window_ms: Tunable::new(
                 "server.contended_window_ms",
                 Milliseconds,
@@ -259,13 +241,6 @@ impl Tunables {
                 1,
                 (0, 1),
                 "conflicts are counted and clients are told of contended objects",
-            ),
-            directory_attributes: Tunable::new(
-                "server.directory_attributes",
-                Switch,
-                1,
-                (0, 1),
-                "answers to changes of names bring the attributes of the directory",
             ),
             sync_interval_ms: Tunable::new(
                 "server.sync_interval_ms",
@@ -308,7 +283,7 @@ impl Tunables {
         if self.callback_again.is_on() { self.callback_deadline_ns() / 6 } else { u64::MAX }
     }
 
-    fn all(&self) -> [&Tunable; 18] {
+    fn all(&self) -> [&Tunable; 15] {
         [
             &self.session_grace_ms,
             &self.token_ms,
@@ -316,14 +291,11 @@ impl Tunables {
             &self.callback_deadline_ms,
             &self.callback_again,
             &self.contended_conflicts,
-            &self.contended_fights,
-            &self.contended_waited_ms,
             &self.contended_window_ms,
             &self.contended_hold_ms,
             &self.lock_granularity_bytes,
             &self.lock_growth,
             &self.contention,
-            &self.directory_attributes,
             &self.sync_interval_ms,
             &self.checkpoint_bytes,
             &self.roomy_bytes,
@@ -335,8 +307,6 @@ impl Tunables {
     pub fn apply_to<E: Env>(&self, worker: &Worker<E>, target: &Target<E>) {
         let contention = ContentionLimits {
             threshold: self.contended_conflicts.get() as usize,
-            fights: self.contended_fights.get() as usize,
-            waited_ns: self.contended_waited_ms.get() * 1_000_000,
             window_ns: self.contended_window_ms.get() * 1_000_000,
             hold_ns: self.contended_hold_ms.get() * 1_000_000,
             enabled: self.contention.is_on(),
