@@ -244,7 +244,7 @@ fn other_versions_are_refused() {
         assert!(text.contains(&told), "{text}");
 
         let challenge = amphi_wire::handshake::Challenge { nonce: [1; 32], keyed: false };
-        let newer = with(frame(Head::new(FrameKind::Challenge), &challenge), 4, 7);
+        let newer = with(frame(Head::new(FrameKind::Challenge), &challenge), 4, other as u8);
         let refuse = frame(Head::new(FrameKind::Refuse), &Refuse { reason: "closed today".into() });
         let foreign = b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3 and so on and on\r\n".to_vec();
         let env = place.sim.node("fake");
@@ -259,7 +259,7 @@ fn other_versions_are_refused() {
             }
             place.client_env().sleep(Duration::from_millis(1)).await;
         }
-        assert!(errors[0].to_string().contains("version 7"), "{}", errors[0]);
+        assert!(errors[0].to_string().contains(&format!("version {other}")), "{}", errors[0]);
         assert_eq!(errors[0].kind(), io::ErrorKind::InvalidData);
         assert!(errors[1].to_string().contains("closed today"), "{}", errors[1]);
         assert_eq!(errors[1].kind(), io::ErrorKind::PermissionDenied);
