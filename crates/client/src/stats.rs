@@ -30,6 +30,7 @@ counters! {
     LookupCached = "lookup_cached", "reqs";
     GetAttr = "getattr", "reqs";
     GetAttrCached = "getattr_cached", "reqs";
+    GetAttrNow = "getattr_now", "reqs";
     SetAttr = "setattr", "reqs";
     Create = "create", "reqs";
     Open = "open", "reqs";

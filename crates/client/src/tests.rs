@@ -4,6 +4,7 @@
 //! one thread, in an order drawn from a seed; the others are the tests.
 
 mod batch;
+mod busy;
 mod cluster;
 mod coherence;
 mod company;

@@ -79,7 +79,7 @@ impl Counters {
     pub fn request(&self, op: &Request) {
         let count = match op {
             Request::Lookup { .. } | Request::Parent { .. } => &self.lookup,
-            Request::GetAttr { .. } | Request::ReadLink { .. } => &self.getattr,
+            Request::GetAttr { .. } | Request::GetAttrNow { .. } | Request::ReadLink { .. } => &self.getattr,
             Request::SetAttr { .. } => &self.setattr,
             Request::Make { .. } | Request::MakeTmp { .. } => &self.make,
             Request::Link { .. } => &self.link,

@@ -43,6 +43,7 @@ fn is_repeatable(op: &Request) -> bool {
         Request::Lookup { .. }
             | Request::Parent { .. }
             | Request::GetAttr { .. }
+            | Request::GetAttrNow { .. }
             | Request::ReadLink { .. }
             | Request::ReadDir { .. }
             | Request::GetXattr { .. }
@@ -188,7 +189,8 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
     let reply = match op {
         Request::Lookup { dir, name } => cx.lookup(dir, &name).await,
         Request::Parent { dir } => cx.parent(dir).await,
-        Request::GetAttr { ino } => cx.getattr(ino).await,
+        Request::GetAttr { ino } => cx.getattr(ino, cx.session).await,
+        Request::GetAttrNow { ino } => cx.getattr(ino, attr::NOBODY).await,
         Request::SetAttr { ino, set } => Box::pin(cx.setattr(ino, set)).await,
         Request::Make { dir, name, make, perm } => Box::pin(cx.make(dir, name, make, perm)).await,
         Request::MakeTmp { dir, perm, open } => Box::pin(cx.make_tmp(dir, perm, open)).await,

@@ -30,6 +30,12 @@ pub enum Request {
         /// Inode.
         ino: Ino,
     },
+    /// `Inode`: as `GetAttr`, with what the asker itself has not written back either, and without tokens: what the file is now. For a mount
+    /// whose own changes keep coming between question and answer.
+    GetAttrNow {
+        /// Inode.
+        ino: Ino,
+    },
     /// `Inode`: changes attributes; a size is truncated on all objects before the reply.
     SetAttr {
         /// Inode.

@@ -60,6 +60,7 @@ fn requests() -> Vec<Request> {
         Request::Lookup { dir, name: name() },
         Request::Parent { dir },
         Request::GetAttr { ino },
+        Request::GetAttrNow { ino },
         Request::SetAttr { ino, set },
         make(Make::File { open: Some(access), exclusive: true }),
         make(Make::Dir),

@@ -23,8 +23,8 @@ use amphi_wire::{InodeView, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// How often the size is asked for when changes of this client come between question and answer.
-pub(crate) const TRIES: usize = 8;
+/// How often the size is asked for as if nothing of this mount came between question and answer; then its own changes are asked for too.
+pub(crate) const TRIES: usize = 4;
 
 pub(crate) async fn getattr(core: Arc<Core>, ctx: Ctx, ino: Ino) -> Result<Attr> {
     core.stats.count(Count::GetAttr);
@@ -32,16 +32,41 @@ pub(crate) async fn getattr(core: Arc<Core>, ctx: Ctx, ino: Ino) -> Result<Attr>
 }
 
 /// Asks for an inode. Returns what the server says, and the attributes with what only this client knows.
+///
+/// `File::size` is what the attributes say, unless changes of this mount's own keep coming: then it is left alone, and the size
+/// returned was the file's at some moment of the call.
 pub(crate) async fn ask(core: &Arc<Core>, cred: &Cred, ino: Ino) -> Result<(InodeView, Attr)> {
-    let mut tries = 0;
-    loop {
+    for _ in 0..TRIES {
         let mut told = tokens::call(core, ino.target(), cred, Request::GetAttr { ino }, &[]).await?;
         let view = inode_reply(told.take()?)?;
         let (attr, taken) = told.keep_size(view);
-        tries += 1;
-        if taken || tries == TRIES {
+        if taken {
             return Ok((view, attr));
         }
+    }
+    ask_now(core, cred, ino).await
+}
+
+/// As `ask`, for a file that this mount itself changes all the time: the server asks it for its own changes, as it asks others.
+pub(crate) async fn ask_now(core: &Arc<Core>, cred: &Cred, ino: Ino) -> Result<(InodeView, Attr)> {
+    loop {
+        core.stats.count(Count::GetAttrNow);
+        let mut told = tokens::call(core, ino.target(), cred, Request::GetAttrNow { ino }, &[]).await?;
+        let view = inode_reply(told.take()?)?;
+        let (mut attr, taken) = told.keep_size(view);
+        if taken {
+            return Ok((view, attr));
+        }
+        let rule = told.moment.rule();
+        if core.company.rule() != rule {
+            // Whether locks tell the server what is here has changed meanwhile.
+            continue;
+        }
+        let alone = rule & 1 == 1;
+        // Alone there are no locks by which the server could ask, and nobody else who changes the file.
+        let own = core.files.get(ino).filter(|_| alone).map_or(0, |file| file.own_end.load(SeqCst));
+        attr.size = view.attr.size.max(own);
+        return Ok((view, attr));
     }
 }
 
@@ -53,10 +78,10 @@ pub(crate) async fn reload(core: &Arc<Core>, file: &Arc<File>) -> Result<()> {
 /// The size of the file now: of the moment of the call or later. It stays true while the caller holds locks beyond which
 /// nobody can change it.
 pub(crate) async fn size_now(core: &Arc<Core>, file: &Arc<File>) -> Result<u64> {
-    if !tokens::is_sure(core, file) {
-        reload(core, file).await?;
+    if tokens::is_sure(core, file) {
+        return Ok(file.size());
     }
-    Ok(file.size())
+    ask(core, &Cred::root(), file.ino).await.map(|(_, attr)| attr.size)
 }
 
 /// Reloads in the background, for instance after bytes that failed to be written were forgotten.

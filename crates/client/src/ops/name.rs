@@ -51,9 +51,16 @@ pub(crate) async fn lookup(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>) -
                 told.keep_name(dir, &name, Some(view.attr.ino));
                 let (attr, taken) = told.keep_size(view);
                 siblings::looked_up(&core, dir, &attr);
-                tries += 1;
-                if taken || tries == super::attr::TRIES {
+                if taken {
                     return Ok(attr);
+                }
+                tries += 1;
+                if tries == super::attr::TRIES {
+                    match super::attr::ask_now(&core, &ctx.cred, attr.ino).await {
+                        // The name has been removed, or stands for another file by now.
+                        Err(Errno::NoEnt | Errno::Stale) => tries = 0,
+                        result => return result.map(|(_, attr)| attr),
+                    }
                 }
             }
             Err(e) => {

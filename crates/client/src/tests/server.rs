@@ -153,7 +153,7 @@ impl Server {
             }
             Request::FileLockTest { lock, .. } => self.file_locks.test(&lock)?,
             Request::Parent { dir } => Reply::Ino(self.inode(dir)?.parent),
-            Request::GetAttr { ino } => {
+            Request::GetAttr { ino } | Request::GetAttrNow { ino } => {
                 right_target(ino);
                 Reply::Inode(self.inode(ino)?.view)
             }

@@ -25,6 +25,9 @@ const VIEW_TRIES: usize = 1000;
 /// How often the objects of a file are asked until they say the same twice; then whoever writes it is faster.
 const SAME_TRIES: usize = 16;
 
+/// Asks as a session that does not exist: everybody's changes count for it, and it gets no tokens.
+pub const NOBODY: SessionId = SessionId(0);
+
 /// The size that the objects of a file gave last, with the inode's generation. Objects are asked one after the other, and a write
 /// may land on some of them in between: as sizes only grow within a generation, a size that is found twice was the file's in
 /// between.
@@ -38,7 +41,7 @@ pub async fn view<E: Env>(
     ino: Ino,
     asker: Option<SessionId>,
 ) -> Result<(InodeView, Option<TokenGrant>)> {
-    let asker = asker.filter(|_| target.tokens.on());
+    let asker = asker.filter(|asker| *asker == NOBODY || target.tokens.on());
     if asker.is_some() && !target.absent.borrow().is_empty() && target.check_file(ino).is_ok() {
         // Who writes it may not have come back yet.
         target.recovered().await;
@@ -101,10 +104,10 @@ async fn look<E: Env>(
 }
 
 impl<E: Env> Cx<E> {
-    /// `Request::GetAttr`.
-    pub async fn getattr(&self, ino: Ino) -> Result<Reply> {
+    /// `Request::GetAttr`, and `Request::GetAttrNow` with `NOBODY` as the one who asks.
+    pub async fn getattr(&self, ino: Ino, asker: SessionId) -> Result<Reply> {
         self.target.settle(vec![NameKey::Inode(ino)]).await;
-        let (view, token) = super::view(&self.worker, &self.target, ino, Some(self.session)).await?;
+        let (view, token) = super::view(&self.worker, &self.target, ino, Some(asker)).await?;
         self.granted_attributes(token);
         Ok(Reply::Inode(view))
     }
