@@ -1,8 +1,10 @@
 //! fallocate: reserve, punch, zero.
 //!
-//! Order as for a direct write: range lock, flush and forget what is cached, then the targets.
+//! Order as for a direct write: range lock, flush and forget what is cached, then the targets; then forget what fills of whole pages have
+//! brought meanwhile.
 
 use crate::api::{Ctx, Fallocate};
+use crate::cache::drop::Dirty;
 use crate::company;
 use crate::core::{Core, unexpected};
 use crate::files::{File, OpenFile};
@@ -53,8 +55,9 @@ pub(crate) async fn fallocate(
             pins = Some(locks::pin_objects(&core, file, Mode::Write, range).await?);
         }
         let done = change(&core, file, mode, range, pins.is_none()).await;
+        // A read beside it may have brought a page of which a part lies in here.
+        core.cache.forget(file, range, Dirty::Keep);
         drop((pins, begun));
-        file.spoil(range);
         file.mark_epoch();
         tokens::outdated(&core, file.ino);
         done?;
