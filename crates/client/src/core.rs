@@ -10,6 +10,7 @@ use crate::cache::limit::Trees;
 use crate::callers::Callers;
 use crate::closes::Closes;
 use crate::company::Company;
+use crate::directories::Directories;
 use crate::file_locks::FileLockTable;
 use crate::files::{File, FileTable, Moment, Signal};
 use crate::group::GroupNews;
@@ -47,6 +48,7 @@ pub(crate) struct Core {
     pub(crate) files: FileTable,
     pub(crate) locks: Locks,
     pub(crate) tokens: Tokens,
+    pub(crate) directories: Directories,
     pub(crate) company: Company,
     pub(crate) file_locks: FileLockTable,
     pub(crate) spreading: Spreading,
@@ -126,6 +128,7 @@ impl Core {
             files: FileTable::new(),
             locks: Locks::new(&tunables),
             tokens: Tokens::new(),
+            directories: Directories::default(),
             company: Company::new(),
             file_locks: FileLockTable::default(),
             spreading: Spreading::default(),

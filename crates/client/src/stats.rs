@@ -31,6 +31,7 @@ counters! {
     GetAttr = "getattr", "reqs";
     GetAttrCached = "getattr_cached", "reqs";
     GetAttrNow = "getattr_now", "reqs";
+    GetAttrOwn = "getattr_own", "reqs";
     SetAttr = "setattr", "reqs";
     Create = "create", "reqs";
     Open = "open", "reqs";

@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering::SeqCst;
 /// Values cached, about 350 bytes each.
 const VALUES_MAX: usize = 131_072;
 /// How long a change whose answer was lost with its connection may still happen.
-const OPEN_END_NS: u64 = 180_000_000_000;
+pub(crate) const OPEN_END_NS: u64 = 180_000_000_000;
 
 /// What a token shows.
 enum Value {
@@ -83,6 +83,7 @@ async fn call_on(
 ) -> Result<Told> {
     let begun = crate::company::begin(core);
     let mut changing = crate::siblings::changing(core, &op);
+    let mut directory = crate::directories::changing(core, &op, keys);
     let mut question = match &begun {
         Some(_) => Question::none(core),
         None => Question::new(core, keys),
@@ -92,8 +93,16 @@ async fn call_on(
     changing.iter_mut().for_each(crate::siblings::Changing::ends);
     let grants = answer.tokens.unwrap_or_default();
     question.ends(grants.changed);
+    let after = answer.directory.as_deref();
+    if let Some(directory) = &mut directory {
+        directory.ends(after);
+    }
     let (result, grants) = (answer.result, *grants);
-    Ok(Told { result, grants, payload, moment, question, _begun: begun })
+    let told = Told { result, grants, payload, moment, question, _begun: begun };
+    if let Some(after) = after.filter(|after| after.token.is_some()) {
+        told.keep_view_of(after.inode, after.token);
+    }
+    Ok(told)
 }
 
 /// An answer, and what it lets the client cache.
@@ -288,6 +297,7 @@ pub(crate) fn lose_all(core: &Core) {
     cache.lose_all();
     core.files.all().iter().for_each(|file| file.token_end_ns.store(0, SeqCst));
     drop(cache);
+    crate::directories::lose(core);
     crate::siblings::lose(core, None);
 }
 
@@ -296,6 +306,7 @@ pub(crate) fn lose(core: &Core, targets: &[TargetId]) {
     core.tokens.cache.write().lose(|key| targets.contains(&key.target()));
     let files = core.files.all().into_iter().filter(|file| targets.contains(&file.ino.target()));
     files.for_each(|file| file.token_end_ns.store(0, SeqCst));
+    crate::directories::lose(core);
     crate::siblings::lose(core, Some(targets));
 }
 
@@ -362,8 +373,12 @@ pub(crate) fn find(core: &Core, cred: &Cred, dir: Ino, name: &[u8]) -> Option<Fo
     Some(attr.map_or(Found::Inode(ino), |attr| Found::Answer(Ok(attr))))
 }
 
-/// The attributes of an inode from the cache.
+/// The attributes of an inode from the cache, or of a directory that this mount changed alone.
 pub(crate) fn attr(core: &Core, ino: Ino) -> Option<Attr> {
+    if let Some(attr) = crate::directories::attr(core, ino) {
+        core.stats.count(Count::GetAttrOwn);
+        return Some(attr);
+    }
     let now = usable_now(core, ino.target())?;
     let attr = match core.tokens.cache.read().get(now, TokenKey::Attributes(ino))? {
         Value::View(view) => shown(core, view)?,

@@ -58,6 +58,7 @@ counters! {
     commits = "transactions", "Transactions logged.";
     two_phase = "two_phase", "Operations over several targets.";
     conflicts = "two_phase_conflicts", "Plans that met a change and were made again.";
+    directories_shown = "directories_shown", "Answers to changes of names that brought the attributes of the directory.";
     callbacks = "lock_callbacks", "Lock callbacks sent.";
     revocations = "token_revocations", "Token revocations sent.";
     again = "callbacks_again", "Lock callbacks, revocations and such questions sent again, as they were not answered for long.";

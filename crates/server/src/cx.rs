@@ -2,7 +2,9 @@
 //!
 //! Owns: putting the answer's slot record into the transaction of the operation. Does not own: the operation.
 
+use crate::counters::add;
 use crate::landing::Landing;
+use crate::ops::names::plain_view;
 use crate::records;
 use crate::slots::SlotRecord;
 use crate::target::Target;
@@ -12,7 +14,7 @@ use amphi_dlm::Changed;
 use amphi_env::Env;
 use amphi_types::item::Txn;
 use amphi_types::{Cred, Errno, Ino, Name, ObjectId, Result, SessionId, Timespec, TokenKey};
-use amphi_wire::{Access, Answer, InodeView, Reply, RequestId, Tokens};
+use amphi_wire::{Access, Answer, DirectoryAfter, InodeView, Reply, RequestId, Tokens};
 use amphi_zone::{Lsn, Order};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -36,6 +38,8 @@ pub struct Cx<E: Env> {
     pub now: Timespec,
     /// What the answer will say about tokens.
     pub tokens: Cell<Tokens>,
+    /// What the answer will say about the directory of a changed name.
+    pub directory: Cell<Option<DirectoryAfter>>,
 }
 
 impl<E: Env> Cx<E> {
@@ -107,6 +111,25 @@ impl<E: Env> Cx<E> {
         let grant = || self.target.grant_attributes(self.worker.now_ns(), self.session, view);
         self.granted_attributes(if here { grant() } else { None });
         self.worker.send_revocations(&self.target);
+    }
+
+    /// Shows what has become of a directory of this target, in the step that changes it as the record at `place` says; in company only with a
+    /// token, without which the client could not use it.
+    pub fn show_directory(&self, dir: Ino, place: Lsn) {
+        if !self.worker.tunables.directory_attributes.is_on() {
+            return;
+        }
+        let inode = {
+            let meta = self.target.meta.borrow();
+            let Ok(inode) = meta.inode(dir) else { return };
+            plain_view(&meta, dir, inode)
+        };
+        let token = self.target.grant_attributes(self.worker.now_ns(), self.session, &inode);
+        self.worker.send_revocations(&self.target);
+        if token.is_some() || !self.target.tokens.on() {
+            add(&self.worker.counters.directories_shown, 1);
+            self.directory.set(Some(DirectoryAfter { inode, place: place.0, token }));
+        }
     }
 
     /// Another target has granted attributes that the answer shows.

@@ -544,6 +544,9 @@ impl<E: Env> Cx<E> {
                 (Reply::Inode(_), [(dir, name)]) => self.grant_name(*dir, name),
                 _ => {}
             }
+            if let Some((dir, _)) = named.first() {
+                self.show_directory(*dir, lsn);
+            }
             lsn
         };
         if !several {

@@ -12,7 +12,7 @@ mod file_lock;
 mod link;
 mod lock;
 mod make;
-mod names;
+pub(crate) mod names;
 mod objects;
 mod open;
 mod payload;
@@ -102,7 +102,8 @@ pub async fn execute<E: Env>(
         return (failed(Errno::Io), None);
     }
     let (now, tokens) = (worker.env.wall(), Cell::new(Tokens::default()));
-    let cx = Cx { worker: worker.clone(), target: target.clone(), session, id, cred: call.cred, now, tokens };
+    let (worker_of, target_of, directory) = (worker.clone(), target.clone(), Cell::default());
+    let cx = Cx { worker: worker_of, target: target_of, session, id, cred: call.cred, now, tokens, directory };
     let tokens = |cx: &Cx<E>, result: &Result<Reply>| {
         let mut tokens = cx.tokens.get();
         if result.is_err() {
@@ -129,7 +130,7 @@ pub async fn execute<E: Env>(
         };
         tracing::trace!(?session, ?id, ?result, "the answer");
         let tokens = tokens(&cx, &result);
-        return (Answer { result, contended: contended(target), tokens }, payload);
+        return (Answer { contended: contended(target), tokens, ..Answer::of(result) }, payload);
     }
     let begin = target.slots.borrow_mut().begin(session, id);
     match begin {
@@ -168,7 +169,8 @@ pub async fn execute<E: Env>(
     };
     tracing::trace!(?session, ?id, ?result, "the answer");
     let tokens = tokens(&cx, &result);
-    let answer = Answer { result, contended: contended(target), tokens };
+    let directory = cx.directory.take().filter(|_| result.is_ok()).map(Box::new);
+    let answer = Answer { result, contended: contended(target), tokens, directory };
     running.done = true;
     target.slots.borrow_mut().finish(session, id, &answer);
     (answer, payload)

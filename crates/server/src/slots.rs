@@ -40,7 +40,7 @@ mod logged {
 
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Answer, D::Error> {
         let (result, contended): (Result<Reply, Errno>, bool) = Deserialize::deserialize(from)?;
-        Ok(Answer { result, contended, tokens: None })
+        Ok(Answer { contended, ..Answer::of(result) })
     }
 }
 

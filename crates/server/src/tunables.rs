@@ -129,6 +129,8 @@ pub struct Tunables {
     /// Whether locks are granted wider than asked.
     pub lock_growth: Tunable,
     contention: Tunable,
+    /// Whether answers to changes of names bring the attributes of the directory.
+    pub directory_attributes: Tunable,
     sync_interval_ms: Tunable,
     checkpoint_bytes: Tunable,
     /// Free bytes for each mount from which on a target says that it has room.
@@ -242,6 +244,13 @@ impl Tunables {
                 (0, 1),
                 "conflicts are counted and clients are told of contended objects",
             ),
+            directory_attributes: Tunable::new(
+                "server.directory_attributes",
+                Switch,
+                1,
+                (0, 1),
+                "answers to changes of names bring the attributes of the directory",
+            ),
             sync_interval_ms: Tunable::new(
                 "server.sync_interval_ms",
                 Milliseconds,
@@ -283,7 +292,7 @@ impl Tunables {
         if self.callback_again.is_on() { self.callback_deadline_ns() / 6 } else { u64::MAX }
     }
 
-    fn all(&self) -> [&Tunable; 15] {
+    fn all(&self) -> [&Tunable; 16] {
         [
             &self.session_grace_ms,
             &self.token_ms,
@@ -296,6 +305,7 @@ impl Tunables {
             &self.lock_granularity_bytes,
             &self.lock_growth,
             &self.contention,
+            &self.directory_attributes,
             &self.sync_interval_ms,
             &self.checkpoint_bytes,
             &self.roomy_bytes,

@@ -2,7 +2,9 @@
 
 use crate::cluster::ClusterMap;
 use crate::file_lock::FileLockSpec;
-use crate::view::{DirEntry, FileAhead, InodeView, ServerStatus, SessionStatus, TargetSpace, TargetStatus, Tokens};
+use crate::view::{
+    DirEntry, DirectoryAfter, FileAhead, InodeView, ServerStatus, SessionStatus, TargetSpace, TargetStatus, Tokens,
+};
 use amphi_types::{ByteRange, Errno, Ino, ObjectId, TargetId, TokenKey};
 use serde::{Deserialize, Serialize};
 
@@ -117,12 +119,14 @@ pub struct Answer {
     pub contended: bool,
     /// Tokens that come with it, if any do. Never logged: an answer repeated after a restart has none.
     pub tokens: Option<Box<Tokens>>,
+    /// The directory in which the request changed a name, if its target was called and may tell. Logged as little as tokens.
+    pub directory: Option<Box<DirectoryAfter>>,
 }
 
 impl Answer {
-    /// An answer that says nothing about contention or tokens.
+    /// An answer that says nothing about contention, tokens or a directory.
     pub fn of(result: Result<Reply, Errno>) -> Answer {
-        Answer { result, contended: false, tokens: None }
+        Answer { result, contended: false, tokens: None, directory: None }
     }
 }
 

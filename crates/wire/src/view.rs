@@ -60,6 +60,17 @@ pub struct Tokens {
     pub attributes: Option<TokenGrant>,
 }
 
+/// A directory right after a request has changed a name in it, at its own target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirectoryAfter {
+    /// It.
+    pub inode: InodeView,
+    /// Place of the change in the target's log: of several changes the one with the highest place was the last.
+    pub place: u64,
+    /// In company: a token for the attributes.
+    pub token: Option<TokenGrant>,
+}
+
 /// A file that was opened for reading ahead of its reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileAhead {

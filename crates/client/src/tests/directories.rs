@@ -1,0 +1,193 @@
+//! Attributes of directories that come with the answers to changes of names.
+
+use super::cluster::{Cluster, calls, create, dir_on, in_cluster, root};
+use crate::Client;
+use crate::api::OpenFlags;
+use crate::stats::Count;
+use amphi_types::{Attr, Ino, SetAttr};
+use amphi_wire::{RenameMode, XattrMode};
+use futures_util::future::join_all;
+
+async fn stat(client: &Client, dir: Ino) -> Attr {
+    client.getattr(&root(), dir).await.expect("stat")
+}
+
+/// What the server says: the answer to a look-up is not cached alone.
+async fn truth(client: &Client, name: &str) -> Attr {
+    client.lookup(&root(), Ino::ROOT, name.as_bytes()).await.expect("it is there")
+}
+
+async fn mkdir(client: &Client, dir: Ino, name: &str) -> Ino {
+    client.mkdir(&root(), dir, name.as_bytes(), 0o755).await.expect("mkdir").ino
+}
+
+async fn make(client: &Client, dir: Ino, name: &str) {
+    client.create(&root(), dir, name.as_bytes(), 0o644, OpenFlags::WRITE).await.expect("create");
+}
+
+async fn set(client: &Client, set: &str) {
+    client.setxattr(&root(), Ino::ROOT, b"user.amphi.set", set.as_bytes(), XattrMode::Set).await.expect("set");
+}
+
+/// Stat of `d`: how many messages it costs; what it shows is what the server says.
+async fn cost(client: &Client, dir: Ino) -> u64 {
+    let before = calls(client);
+    let shown = stat(client, dir).await;
+    let cost = calls(client) - before;
+    assert_eq!(shown, truth(client, "d").await);
+    cost
+}
+
+/// Goal: alone, the attributes of a directory are known after a name was made, linked or removed in it, as the server has them; after
+/// anything else that may have changed them the server is asked; the switch turns it off. Method: each change, then stat, counting messages.
+#[test]
+fn alone_a_change_brings_its_directory() {
+    for servers in [1, 2] {
+        in_cluster(20, servers, async |c| {
+            let a = c.mount().await;
+            let d = mkdir(&a, Ino::ROOT, "d").await;
+            assert_eq!(cost(&a, d).await, 1, "nothing is known of it");
+            let f = create(&a, d, "f").await.ino();
+            assert_eq!(cost(&a, d).await, 0, "a file was made");
+            for name in ["x", "y"] {
+                mkdir(&a, d, name).await;
+                assert_eq!(cost(&a, d).await, 0, "a directory was made");
+            }
+            a.link(&root(), f, d, b"g").await.expect("link");
+            assert_eq!(cost(&a, d).await, 0, "a link was made");
+            a.symlink(&root(), d, b"s", b"to").await.expect("symlink");
+            a.unlink(&root(), d, b"g").await.expect("unlink");
+            assert_eq!((cost(&a, d).await, cost(&a, d).await), (0, 0), "a name was removed");
+            let own = a.core.stats.of(Count::GetAttrOwn).0;
+            assert_eq!(own, 6);
+            assert!(a.unlink(&root(), d, b"g").await.is_err());
+            assert_eq!(cost(&a, d).await, 1, "who knows what a refusal means");
+
+            make(&a, d, "h").await;
+            a.setattr(&root(), d, SetAttr { perm: Some(0o700), ..SetAttr::default() }, None).await.expect("chmod");
+            assert_eq!(cost(&a, d).await, 1, "its mode has changed");
+            make(&a, d, "i").await;
+            a.setxattr(&root(), d, b"user.k", b"v", XattrMode::Set).await.expect("setxattr");
+            assert_eq!(cost(&a, d).await, 1, "its ctime has changed");
+            make(&a, d, "j").await;
+            a.rmdir(&root(), d, b"x").await.expect("rmdir");
+            assert_eq!(cost(&a, d).await, 1, "rmdir touches more than it names");
+            make(&a, d, "k").await;
+            a.rename(&root(), (Ino::ROOT, b"d"), (Ino::ROOT, b"e"), RenameMode::NoReplace).await.expect("rename");
+            a.rename(&root(), (Ino::ROOT, b"e"), (Ino::ROOT, b"d"), RenameMode::NoReplace).await.expect("rename");
+            assert_eq!(cost(&a, d).await, 1, "it was moved");
+
+            set(&a, "server.directory_attributes=off").await;
+            make(&a, d, "l").await;
+            assert_eq!(cost(&a, d).await, 1, "switched off");
+        });
+    }
+}
+
+/// A hundred names made and removed by many callers at once, with a stat of each caller in between.
+async fn storm(client: &Client, dir: Ino, who: u64) {
+    let caller = async |n: u64| {
+        for i in 0..10u64 {
+            let name = format!("{who}-{n}-{i}");
+            match (n + i) % 4 {
+                0 => drop(mkdir(client, dir, &name).await),
+                1 => {
+                    mkdir(client, dir, &name).await;
+                    client.rmdir(&root(), dir, name.as_bytes()).await.expect("rmdir");
+                }
+                _ => {
+                    make(client, dir, &name).await;
+                    if i % 2 == 0 {
+                        client.unlink(&root(), dir, name.as_bytes()).await.expect("unlink");
+                    }
+                }
+            }
+            stat(client, dir).await;
+        }
+    };
+    join_all((0..10).map(caller)).await;
+}
+
+/// Goal: answers that overtake each other leave nothing wrong behind, alone and with several mounts at the same directory. Method: storms;
+/// after each, stat on every mount is what the server says, and one more name costs no message alone.
+#[test]
+fn storms_leave_the_truth() {
+    for seed in 30..36 {
+        let servers = 1 + (seed % 2) as usize;
+        in_cluster(seed, servers, async |c| {
+            let a = c.mount().await;
+            let d = mkdir(&a, Ino::ROOT, "d").await;
+            for round in 0..3 {
+                storm(&a, d, round).await;
+                assert_eq!(stat(&a, d).await, truth(&a, "d").await);
+                make(&a, d, &format!("last-{round}")).await;
+                assert_eq!(cost(&a, d).await, 0);
+            }
+            let b = c.mount().await;
+            for round in 3..5 {
+                futures_util::join!(storm(&a, d, 2 * round), storm(&b, d, 2 * round + 1));
+                assert_eq!(stat(&a, d).await, stat(&b, d).await);
+            }
+        });
+    }
+}
+
+/// Goal: in company a change brings a token with the attributes: no message for a stat, and what another mount changes is seen at
+/// once. Method: two mounts change one directory in turn.
+#[test]
+fn in_company_a_change_brings_a_token() {
+    for servers in [1, 2] {
+        in_cluster(21, servers, async |c| {
+            let [a, b] = c.two().await;
+            let d = dir_on(&a, servers as u16 - 1).await;
+            let links = stat(&a, d).await.nlink;
+            for i in 0..5u32 {
+                let (x, y) = (format!("a{i}"), format!("b{i}"));
+                mkdir(&a, d, &x).await;
+                let before = calls(&a);
+                assert_eq!((stat(&a, d).await.nlink, calls(&a) - before), (links + 2 * i + 1, 0));
+                mkdir(&b, d, &y).await;
+                let before = calls(&b);
+                assert_eq!((stat(&b, d).await.nlink, calls(&b) - before), (links + 2 * i + 2, 0));
+                assert_eq!(stat(&a, d).await, stat(&b, d).await, "made elsewhere");
+            }
+            let set = SetAttr { perm: Some(0o700), ..SetAttr::default() };
+            b.setattr(&root(), d, set, None).await.expect("chmod");
+            assert_eq!(stat(&a, d).await.perm, 0o700);
+        });
+    }
+}
+
+/// Goal: what was known alone does not outlive it, with changes under way as the rule changes. Method: a mount makes names all the time while
+/// another comes, makes one, sees all, and goes; several seeds.
+#[test]
+fn company_ends_what_was_known_alone() {
+    for seed in 40..46 {
+        in_cluster(seed, 1 + (seed % 2) as usize, async |c: &Cluster| {
+            let a = c.mount().await;
+            let d = mkdir(&a, Ino::ROOT, "d").await;
+            let busy = async |from: u64| {
+                for i in from..from + 60 {
+                    make(&a, d, &format!("f{i}")).await;
+                    stat(&a, d).await;
+                }
+            };
+            busy(0).await;
+            let ((), b) = futures_util::join!(busy(100), c.mount());
+            let links = stat(&a, d).await.nlink;
+            mkdir(&b, d, "from b").await;
+            assert_eq!(stat(&a, d).await.nlink, links + 1, "made elsewhere");
+            let leave = async {
+                mkdir(&b, d, "again").await;
+                b.shutdown();
+                while !a.is_alone() {
+                    c.sleep(1).await;
+                }
+            };
+            futures_util::join!(busy(200), leave);
+            assert_eq!(stat(&a, d).await.nlink, links + 2);
+            make(&a, d, "alone").await;
+            assert_eq!(cost(&a, d).await, 0, "alone again");
+        });
+    }
+}
