@@ -114,9 +114,10 @@ impl<E: Env> Cx<E> {
     }
 
     /// Shows what has become of a directory of this target, in the step that changes it as the record at `place` says; in company only with a
-    /// token, without which the client could not use it.
+    /// token, without which the client could not use it, and not of a directory that others change too: each would revoke it from the others.
     pub fn show_directory(&self, dir: Ino, place: Lsn) {
-        if !self.worker.tunables.directory_attributes.is_on() {
+        let shared = self.target.tokens.on() && self.target.tokens.is_shared(self.worker.now_ns(), dir);
+        if shared || !self.worker.tunables.directory_attributes.is_on() {
             return;
         }
         let inode = {

@@ -9,7 +9,7 @@
 
 use crate::worker::AGAIN_MAX;
 use amphi_dlm::{ChangeId, Changed, Revoke, RevokeId, SessionEnd, TokenAction, TokenKey, TokenLimits, TokenSpace};
-use amphi_types::{SessionId, TargetId};
+use amphi_types::{Ino, SessionId, TargetId};
 use amphi_wire::{Push, TokenGrant};
 use futures_channel::oneshot;
 use std::cell::{Cell, RefCell};
@@ -156,6 +156,11 @@ impl Tokens {
         let grant = inner.space.grant(now_ns, session, key, written).ok()?;
         inner.pump();
         Some(TokenGrant { number: grant.number.0, life_ms: (grant.life_ns / 1_000_000) as u32 })
+    }
+
+    /// Whether several sessions changed names of the directory lately.
+    pub fn is_shared(&self, now_ns: u64, dir: Ino) -> bool {
+        self.inner.borrow().space.is_shared(now_ns, dir)
     }
 
     /// Nothing is granted until the returned change ends: for what an earlier run promised to change, when nobody cached it.

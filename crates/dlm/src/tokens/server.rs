@@ -24,7 +24,7 @@ use super::PlantedBug;
 use super::history::History;
 pub use super::history::HistoryLimits;
 use super::{Grant, REVOKE_KEYS, Revoke, RevokeId, TokenKey, TokenNumber};
-use amphi_types::SessionId;
+use amphi_types::{Ino, SessionId};
 use change::{Change, Queue};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -215,6 +215,11 @@ impl TokenSpace {
     /// What to do next; `None` when there is nothing.
     pub fn poll_action(&mut self) -> Option<TokenAction> {
         self.actions.pop_front()
+    }
+
+    /// Whether several sessions changed names of the directory lately: a token for it would be revoked soon.
+    pub fn is_shared(&self, now_ns: u64, dir: Ino) -> bool {
+        self.history.is_shared(now_ns, dir)
     }
 
     /// A token for what a reply shows. Called in the same step that reads the value, with nothing in between. `written`:

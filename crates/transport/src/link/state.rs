@@ -72,6 +72,7 @@ impl Pending {
 /// Takes the outcome of a call, at once and from within the link's bookkeeping: it must not call the link.
 pub(super) type Sink = Box<dyn FnOnce(Outcome)>;
 
+#[expect(clippy::large_enum_variant, reason = "cells are used again; a box would be allocated for each answer")]
 enum CellState {
     Free {
         next: Option<usize>,
