@@ -179,6 +179,9 @@ mod tests {
     use super::*;
     use amphi_types::{Kind, Timespec};
 
+    /// A change under way: of which directory, or wide; once it is applied, what its answer will bring.
+    type UnderWay = (Option<usize>, Option<Option<(u64, Attr)>>);
+
     struct Random(u64);
 
     impl Random {
@@ -219,8 +222,7 @@ mod tests {
             let mut state = State::default();
             let mut truth = [0u32; 2];
             let mut place = 0;
-            // Changes under way: which directory, and what the answer will bring once it is applied.
-            let mut all: Vec<(Option<usize>, Option<Option<(u64, Attr)>>)> = Vec::new();
+            let mut all: Vec<UnderWay> = Vec::new();
             for _ in 0..400 {
                 match random.below(4) {
                     0 if all.len() < 4 => {

@@ -121,7 +121,7 @@ pub(super) async fn create(client: &Client, dir: Ino, name: &str) -> Arc<OpenFil
     client.create(&root(), dir, name.as_bytes(), 0o644, OpenFlags::READ_WRITE).await.expect("create").file
 }
 
-async fn open(client: &Client, dir: Ino, name: &str) -> Arc<OpenFile> {
+pub(super) async fn open(client: &Client, dir: Ino, name: &str) -> Arc<OpenFile> {
     let ino = client.lookup(&root(), dir, name.as_bytes()).await.expect("the file is there").ino;
     client.open(&root(), ino, OpenFlags::READ_WRITE).await.expect("open")
 }

@@ -255,7 +255,8 @@ fn a_hundred_thousand_locks_on_one_file() {
         locked(&c, ask(object, LockMode::Write, place(7), place(7) + 8, LockExtent::Exact)).await;
         assert_eq!(counter(&c, "lock_callbacks").await, 1, "only the one that is in the way");
         let nodes = counter(&c, "lock_nodes_visited").await - before;
-        assert!(nodes < 1_000, "{nodes} nodes to meet a lock");
+        // Several searches; trees of other orders of arrival take 850 to 1,460.
+        assert!(nodes < 100 * u64::from(MOST.ilog2()), "{nodes} nodes to meet a lock");
         for client in two {
             client.call(Request::Goodbye).await.expect("it ends");
         }
