@@ -119,10 +119,11 @@ impl PageCache {
             if !unit.read(part, &mut into[at..at + part.len() as usize]) {
                 return false;
             }
-            if unit.take_ahead() {
-                self.used_ahead_bytes.fetch_add(unit.len(), Relaxed);
+            if part == range {
+                self.unit_used(unit, part);
             }
         }
+        self.several_used(file, range);
         true
     }
 
@@ -133,14 +134,41 @@ impl PageCache {
             let shard = self.shard(file.ino.0, u).read();
             let unit = shard.units.get(&(file.ino.0, u))?;
             loans.push(unit.lend(part)?);
-            if unit.take_ahead() {
-                self.used_ahead_bytes.fetch_add(unit.len(), Relaxed);
+            if part == range {
+                self.unit_used(unit, part);
             }
         }
+        self.several_used(file, range);
         Some(loans)
     }
 
-    /// Copies what is valid of `range` into `into`, and returns the parts that are not.
+    fn unit_used(&self, unit: &Unit, part: ByteRange) {
+        unit.note_use(part);
+        if unit.take_ahead() {
+            self.used_ahead_bytes.fetch_add(unit.len(), Relaxed);
+        }
+    }
+
+    /// The end of a read of several units: one that found only the first of them has not used any.
+    #[inline]
+    fn several_used(&self, file: &File, range: ByteRange) {
+        if range.start / UNIT < range.end.saturating_sub(1) / UNIT {
+            self.used(file, range);
+        }
+    }
+
+    /// A request was answered with what is valid of `range`, found by `read_valid`. To be called once for each request: bytes that are used
+    /// again are what locality is judged by.
+    pub(crate) fn used(&self, file: &File, range: ByteRange) {
+        for (u, part) in units(range) {
+            let shard = self.shard(file.ino.0, u).read();
+            if let Some(unit) = shard.units.get(&(file.ino.0, u)) {
+                unit.valid.within(part).for_each(|valid| self.unit_used(unit, valid));
+            }
+        }
+    }
+
+    /// Copies what is valid of `range` into `into`, and returns the parts that are not. Does not count as use (`used`).
     pub(crate) fn read_valid(&self, file: &File, range: ByteRange, into: &mut [u8]) -> Vec<ByteRange> {
         let mut gaps = Vec::new();
         for (u, part) in units(range) {

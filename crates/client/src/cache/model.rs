@@ -2,8 +2,9 @@
 
 use super::drop::Dirty;
 use super::fill::Landing;
-use super::{PageCache, Put};
+use super::{PAGE, PageCache, Put, UNIT};
 use crate::api::OpenFlags;
+use crate::locality::Rule;
 use crate::tests::World;
 use amphi_env::Buf;
 use amphi_types::ByteRange;
@@ -83,5 +84,33 @@ fn cache_matches_bytes() {
         }
         // Units hold the file; the cache of this test goes first.
         cache.forget(&file, ByteRange::ALL, Dirty::Discard);
+    }
+}
+
+/// Goal: bytes are used once by each request that was answered with them, however often it looked for the rest (H5). Method: a request for two
+/// units looks three times while the second is missing, then finds both; another one comes or not; what left the cache was used again or not.
+#[test]
+fn looking_in_vain_is_no_use() {
+    for again in [false, true] {
+        let mut w = World::new(1, &[]);
+        let open = w.create("f", OpenFlags::READ_WRITE);
+        let (file, cache) = (open.file.clone(), PageCache::new());
+        let range = ByteRange::new(0, 2 * UNIT);
+        let bytes = Arc::new(Buf::zeroed(UNIT as usize));
+        let mut into = vec![0; 2 * UNIT as usize];
+        cache.fill(&file, ByteRange::at(0, UNIT), &bytes, true, |_| true);
+        for _ in 0..3 {
+            assert!(cache.lend(&file, range).is_none() && !cache.read(&file, range, &mut into));
+            assert_eq!(cache.read_valid(&file, range, &mut into), [ByteRange::at(UNIT, UNIT)]);
+        }
+        cache.fill(&file, ByteRange::at(UNIT, UNIT), &bytes, false, |_| true);
+        assert!(cache.lend(&file, range).is_some());
+        if again {
+            assert!(cache.read(&file, range, &mut into));
+        }
+        cache.evict(0);
+        assert_eq!(cache.used_bytes(), 0);
+        let rule = Rule { window_pages: 2 * UNIT / PAGE, fraction: 16, probe: 8, inherit: false };
+        assert_eq!(file.locality.speaks_for_direct(rule, || 0), !again);
     }
 }

@@ -172,7 +172,6 @@ impl Unit {
             return false;
         }
         into.copy_from_slice(&self.memory.bytes()[self.span(part)]);
-        self.note_use(part);
         true
     }
 
@@ -181,7 +180,6 @@ impl Unit {
         if !self.valid.contains(part) {
             return None;
         }
-        self.note_use(part);
         let span = self.span(part);
         Some(match &self.memory {
             Memory::Own(buf) => Loan { whole: buf.clone(), range: span },
@@ -189,7 +187,9 @@ impl Unit {
         })
     }
 
-    fn note_use(&self, part: ByteRange) {
+    /// Notes that a request was answered with `part`.
+    #[inline]
+    pub(crate) fn note_use(&self, part: ByteRange) {
         // Load first: a store to a line that other threads read would make hits fight for it.
         if !self.touched.load(Relaxed) {
             self.touched.store(true, Relaxed);

@@ -208,6 +208,7 @@ pub(crate) async fn read(
         let mut b = scratch_for(range);
         gaps = core.cache.read_valid(file, range, &mut b);
         if gaps.is_empty() {
+            core.cache.used(file, range);
             count(&core, &open, Reason::CacheHit, range.len());
             open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
             read_ahead(&core, &open, range, size);
@@ -289,6 +290,7 @@ async fn direct_gaps(
     mut buf: Buf,
     gaps: &[ByteRange],
 ) -> Result<Segments> {
+    core.cache.used(file, range);
     let parts = join_all(gaps.iter().map(|gap| direct(core, file, *gap))).await;
     for (gap, part) in gaps.iter().zip(parts) {
         let at = (gap.start - range.start) as usize;
@@ -347,6 +349,7 @@ async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64
         let mut buf = scratch_for(range);
         let gaps = core.cache.read_valid(file, range, &mut buf);
         if gaps.is_empty() {
+            core.cache.used(file, range);
             if let Some(plan) = plan {
                 fetch_ahead(core, open, plan);
             }

@@ -164,6 +164,7 @@ pub(crate) async fn unlocked(
     let mut buf = scratch_for(range);
     let gaps = core.cache.read_valid(file, range, &mut buf);
     if gaps.is_empty() {
+        core.cache.used(file, range);
         return Ok(buf.into());
     }
     let got =
@@ -208,6 +209,7 @@ pub(crate) async fn unlocked(
             }
         }
     }
+    core.cache.used(file, range);
     buf.narrow(0..range.len() as usize);
     Ok(buf.into())
 }
