@@ -86,9 +86,9 @@ pub struct Decision {
 
 /// What was asked for by whoever counts most: the open file, the file, its opener's process, the mount. `Auto` of the first two says
 /// nothing, since that is what they begin with; that of a process means it.
-fn asked(input: &Input) -> IoMode {
-    let nearest = [input.open_mode, input.file_mode].into_iter().find(|mode| *mode != IoMode::Auto);
-    nearest.or(input.process_mode).unwrap_or(input.mount_mode)
+pub(crate) fn asked(open_and_file: [IoMode; 2], process: Option<IoMode>, mount: IoMode) -> IoMode {
+    let nearest = open_and_file.into_iter().find(|mode| *mode != IoMode::Auto);
+    nearest.or(process).unwrap_or(mount)
 }
 
 /// Decides how a request goes.
@@ -98,7 +98,7 @@ pub fn decide(input: &Input) -> Decision {
     if input.o_direct {
         return direct(Reason::DirectUser);
     }
-    match asked(input) {
+    match asked([input.open_mode, input.file_mode], input.process_mode, input.mount_mode) {
         IoMode::Direct => return direct(Reason::DirectUser),
         IoMode::Buffered => return buffered(Reason::BufferedUser),
         IoMode::Auto => {}

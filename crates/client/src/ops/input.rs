@@ -8,12 +8,13 @@
 
 use crate::api::Ctx;
 use crate::core::Core;
-use crate::decision::{Input, Mode, Reason};
+use crate::decision::{self, Input, Mode, Reason};
 use crate::files::{File, OpenFile};
 use crate::locality::Rule;
 use crate::ops::read;
 use crate::stats::Way;
 use crate::tunables::Knob;
+use amphi_types::IoMode;
 use amphi_wire::LockExtent;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -47,6 +48,17 @@ impl Core {
             no_locality,
             cache_is_faster,
         }
+    }
+
+    /// Whether requests like this one go past the cache for lack of locality where nothing else speaks first, but for probes.
+    pub(crate) fn passes_cache_by(&self, open: &OpenFile, way: Way, bytes: u64) -> bool {
+        let t = &self.tunables;
+        let file = &open.file;
+        let process_mode = open.process_mode.filter(|_| t.on(Knob::ProcessMode));
+        bytes >= t.get(Knob::Small)
+            && decision::asked([open.io_mode(), file.io_mode()], process_mode, t.mode()) == IoMode::Auto
+            && self.lacks_locality(file, way, bytes)
+            && !(t.on(Knob::Learn) && self.learned.cache_is_faster(way, bytes, self.clock.now_ns()))
     }
 
     /// Counts a request that went the way `reason` says.

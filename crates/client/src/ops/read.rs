@@ -483,7 +483,12 @@ impl Drop for Fetch {
     }
 }
 
-fn limits_of(core: &Core) -> Limits {
+/// How far a stream that has come to `range` is read ahead: not at all if its requests go past the cache, or hits of what was fetched ahead
+/// would keep it in the cache without anybody deciding so.
+fn limits_of(core: &Core, open: &OpenFile, range: ByteRange) -> Limits {
+    if core.passes_cache_by(open, Way::Read, range.len()) {
+        return Limits { window_max: 0, requests: 0 };
+    }
     Limits { window_max: core.window_max(), requests: core.tunables.get(Knob::ReadAheadRequests) }
 }
 
@@ -491,8 +496,9 @@ fn plan(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64) -> Plan 
     if !core.tunables.on(Knob::ReadAhead) {
         return Plan::new();
     }
+    let limits = limits_of(core, open, range);
     let mut state = open.readahead.lock();
-    let plan = state.on_read(range, size, limits_of(core));
+    let plan = state.on_read(range, size, limits);
     open.readahead_on.store(state.is_active(), Relaxed);
     plan
 }
@@ -502,10 +508,11 @@ fn read_ahead(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64) {
     if !core.tunables.on(Knob::ReadAhead) {
         return;
     }
+    let limits = limits_of(core, open, range);
     // Another thread is at it: missing one step of a stream does no harm worth waiting for.
     let plan = match open.readahead.try_lock() {
         Some(mut state) => {
-            let plan = state.on_read(range, size, limits_of(core));
+            let plan = state.on_read(range, size, limits);
             open.readahead_on.store(state.is_active(), Relaxed);
             plan
         }

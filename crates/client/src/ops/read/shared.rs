@@ -12,6 +12,7 @@ use crate::core::Core;
 use crate::data::{Segments, scratch_for};
 use crate::decision::{Mode, Reason};
 use crate::files::{File, OpenFile};
+use crate::learned::Course;
 use crate::lease;
 use crate::locks;
 use crate::ops::attr::size_now;
@@ -53,6 +54,7 @@ pub(super) async fn read(
     }
     let asked = bounded(core, file, asked).await?;
     note_access(core, open);
+    let mut measured = None;
     let (mode, reason) = if past_cache {
         (Mode::Direct, Reason::DirectUser)
     } else {
@@ -60,18 +62,21 @@ pub(super) async fn read(
         let before = open.request_bytes(Way::Read, ctx.tid, asked) - asked.len();
         open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
         let decision = decide(&core.input(ctx, open, Way::Read, before + missing));
+        measured = (decision.reason == Reason::DirectLocality).then_some((Course::Direct(before + missing), missing));
         (decision.mode, decision.reason)
     };
     count(core, open, reason, asked.len());
     if past_cache {
         writeback::flush_and_forget(core, file, asked).await;
     }
-    if mode == Mode::Direct
-        && let Some(data) = by_target(core, file, asked).await?
-    {
-        return Ok(data);
+    let at_once = if mode == Mode::Direct { by_target(core, file, asked).await? } else { None };
+    let data = match at_once {
+        Some(data) => data,
+        None => under_locks(core, open, asked, mode).await?,
+    };
+    if let Some((course, bytes)) = measured {
+        core.learned.note(Way::Read, course, bytes, core.clock.now_ns(), true);
     }
-    let data = under_locks(core, open, asked, mode).await?;
     if mode == Mode::Buffered && !data.is_empty() {
         let size = file.size();
         let plan = plan(core, open, asked.intersect(&ByteRange::new(0, size)), size);
