@@ -24,11 +24,12 @@ pub(crate) struct Spare(Mutex<Vec<Buf>>);
 const SPARE_MAX: usize = 128;
 
 impl Spare {
+    /// Memory of a unit, of arbitrary content.
     fn take(&self) -> Buf {
-        self.0.lock().pop().unwrap_or_else(|| Buf::zeroed(UNIT as usize))
+        self.0.lock().pop().unwrap_or_else(|| Buf::scratch(UNIT as usize))
     }
 
-    fn give(&self, buf: Buf) {
+    pub(crate) fn give(&self, buf: Buf) {
         let mut spare = self.0.lock();
         if buf.len() == UNIT as usize && spare.len() < SPARE_MAX {
             spare.push(buf);
@@ -207,6 +208,27 @@ impl Unit {
     pub(crate) fn write(&mut self, part: ByteRange, bytes: &[u8]) {
         let span = self.span(part);
         self.memory.own()[span].copy_from_slice(bytes);
+        self.now_dirty(part);
+    }
+
+    /// Puts bytes of the whole unit in, dirty, by keeping the memory they lie in: `bytes`, which must be a unit's, is left with
+    /// other memory of arbitrary content. Returns by how much the memory grew.
+    pub(crate) fn exchange(&mut self, bytes: &mut Buf, spare: &Spare) -> u64 {
+        let before = self.capacity();
+        let free = match &mut self.memory {
+            Memory::Own(own) if own.len() == UNIT as usize => Arc::get_mut(own),
+            _ => None,
+        };
+        match free {
+            Some(own) => std::mem::swap(own, bytes),
+            // Readers borrow it, others have part of it, or it is too small.
+            None => self.memory = Memory::Own(Arc::new(std::mem::replace(bytes, spare.take()))),
+        }
+        self.now_dirty(self.range());
+        self.capacity() - before
+    }
+
+    fn now_dirty(&mut self, part: ByteRange) {
         self.valid.insert(part);
         self.dirty.insert(part);
         self.failed.remove(part);
