@@ -60,6 +60,8 @@ pub(crate) enum Put {
         full_chunk: Option<ByteRange>,
         /// Bytes of it have been written back before, since they are in the cache: it may be written once more soon.
         rewritten: bool,
+        /// The memory that the bytes came in was kept.
+        adopted: bool,
     },
     /// The check failed; bytes before this offset are in the cache.
     Refused(u64),
@@ -69,7 +71,7 @@ pub(crate) enum Put {
 pub(crate) enum Source<'a> {
     /// They are copied.
     Copied(&'a [u8]),
-    /// Those of one whole unit, in memory that the cache keeps: other memory of a unit, of arbitrary content, is put in its place.
+    /// Those of one whole unit, in memory that the cache may keep: other memory of a unit, of arbitrary content, is put in its place.
     Unit(&'a mut Buf),
 }
 
@@ -94,6 +96,8 @@ pub(crate) struct PageCache {
     shards: Vec<RwLock<Shard>>,
     used: AtomicU64,
     dirty: AtomicU64,
+    /// Bytes of all writes: the clock by which memory leaves the processor's caches.
+    written: AtomicU64,
     next_victim: AtomicUsize,
     spare: Spare,
     pub(crate) evicted_bytes: AtomicU64,
@@ -113,6 +117,7 @@ impl PageCache {
             shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
             used: AtomicU64::new(0),
             dirty: AtomicU64::new(0),
+            written: AtomicU64::new(0),
             next_victim: AtomicUsize::new(0),
             spare: Spare::default(),
             evicted_bytes: AtomicU64::new(0),
@@ -204,18 +209,21 @@ impl PageCache {
         gaps
     }
 
-    /// Puts `source` at `offset`, dirty. `check` is asked under each unit's lock: a `false` ends the write there.
+    /// Puts `source` at `offset`, dirty. `check` is asked under each unit's lock: a `false` ends the write there. Units that were
+    /// written before the last `cold_after` bytes are written past the processor's caches.
     pub(crate) fn write(
         &self,
         file: &Arc<File>,
         offset: u64,
         mut source: Source<'_>,
+        cold_after: u64,
         now_ns: impl Fn() -> u64,
         check: impl Fn() -> bool,
     ) -> Put {
         let range = ByteRange::at(offset, source.len());
         let mut full_chunk = None;
-        let mut rewritten = false;
+        let (mut rewritten, mut adopted) = (false, false);
+        let written = self.written.fetch_add(range.len(), Relaxed);
         for (u, part) in units(range) {
             let mut shard = self.shard(file.ino.0, u).write();
             if !check() {
@@ -224,15 +232,19 @@ impl PageCache {
             let unit = shard.units.entry((file.ino.0, u)).or_insert_with(|| Unit::new(file.clone(), u));
             let was_clean = unit.dirty.is_empty();
             let added = part.len() - unit.dirty.within(part).map(|r| r.len()).sum::<u64>();
+            let cold = unit.is_cold(part, written, cold_after);
             match &mut source {
                 Source::Copied(bytes) => {
                     self.grow(unit, file, part.end);
                     let at = (part.start - range.start) as usize;
-                    unit.write(part, &bytes[at..at + part.len() as usize]);
+                    unit.write(part, &bytes[at..at + part.len() as usize], cold);
                 }
+                // A reader that got cold memory would have the kernel copy into it page by page, which costs most.
+                Source::Unit(bytes) if cold && unit.is_free() => unit.write(part, bytes, true),
                 Source::Unit(bytes) => {
                     let grown = unit.exchange(bytes, &self.spare);
                     self.account_grown(file, grown, part.end);
+                    adopted = true;
                 }
             }
             if added == 0 {
@@ -250,7 +262,7 @@ impl PageCache {
                 full_chunk = Some(full_chunk.map_or(chunk, |f: ByteRange| ByteRange::new(f.start, chunk.end)));
             }
         }
-        Put::Done { full_chunk, rewritten }
+        Put::Done { full_chunk, rewritten, adopted }
     }
 
     /// Returns when every write in the cache that was under way has ended.

@@ -35,13 +35,12 @@ fn cache_matches_bytes() {
                 continue;
             }
             let span = a as usize..b as usize;
+            let cold_after = [0, 200_000, u64::MAX][w.rand(3) as usize];
             match w.rand(11) {
                 0..=2 => {
                     let bytes = vec![step as u8; span.len()];
-                    assert!(matches!(
-                        cache.write(&file, a, Source::Copied(&bytes), || step, || true),
-                        Put::Done { .. }
-                    ));
+                    let put = cache.write(&file, a, Source::Copied(&bytes), cold_after, || step, || true);
+                    assert!(matches!(put, Put::Done { adopted: false, .. }));
                     truth[span].copy_from_slice(&bytes);
                 }
                 3 => {
@@ -86,8 +85,11 @@ fn cache_matches_bytes() {
                         Source::Copied(&unit[..(end - at) as usize])
                     };
                     assert_eq!(matches!(source, Source::Unit(_)), whole);
-                    assert!(matches!(cache.write(&file, at, source, || step, || true), Put::Done { .. }));
-                    assert_eq!(unit.as_ptr() != memory, whole, "its memory was kept");
+                    let put = cache.write(&file, at, source, cold_after, || step, || true);
+                    let Put::Done { adopted, .. } = put else { panic!("nothing refuses it") };
+                    assert_eq!(unit.as_ptr() != memory, adopted, "its memory was kept");
+                    assert!(whole || !adopted);
+                    assert!(adopted || !whole || cold_after < u64::MAX, "always while it is near");
                     assert_eq!(unit.window(), 0..UNIT as usize);
                 }
                 9 => {

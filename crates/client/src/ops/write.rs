@@ -73,7 +73,7 @@ pub(crate) fn try_write(
     };
     file.touch(core.wall());
     match put(core, file, offset, source, check) {
-        Put::Done { full_chunk, rewritten } => {
+        Put::Done { full_chunk, rewritten, .. } => {
             if !one_unit {
                 file.extend_own(range.end);
             }
@@ -97,9 +97,9 @@ pub(crate) fn source<'a>(core: &Core, offset: u64, bytes: &'a mut Buf) -> Source
 
 /// Puts `source` into the cache, and counts it if its memory was kept.
 fn put(core: &Core, file: &Arc<File>, offset: u64, source: Source<'_>, check: impl Fn() -> bool) -> Put {
-    let whole = matches!(source, Source::Unit(_));
-    let put = core.cache.write(file, offset, source, || core.clock.now_ns(), check);
-    if whole && matches!(put, Put::Done { .. }) {
+    let cold_after = core.tunables.get(Knob::ColdAfter);
+    let put = core.cache.write(file, offset, source, cold_after, || core.clock.now_ns(), check);
+    if let Put::Done { adopted: true, .. } = put {
         core.stats.bytes(Count::Adopted, UNIT);
     }
     put
@@ -248,7 +248,7 @@ async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, data: &mu
         // Others may ask for the size between two steps.
         file.extend_own(if pinned { range.end } else { part.end });
         drop(pins);
-        if let Put::Done { full_chunk: Some(chunk), rewritten } = put {
+        if let Put::Done { full_chunk: Some(chunk), rewritten, .. } = put {
             writeback::chunk_is_full(core, file, chunk, rewritten);
         }
         at = part.end;
