@@ -101,6 +101,34 @@ fn whole_units_keep_their_memory() {
     w.client.core.cache.check();
 }
 
+/// Goal: a unit that was not written for long keeps its memory and is written in place, and is exchanged again once it is near.
+/// Method: three units in turn with a small `cache.cold_bytes`; then one of them twice.
+#[test]
+fn cold_units_are_written_in_place() {
+    let mut w = World::new(1, &[("cache.cold_bytes", "64K")]);
+    let (ctx, hints) = (Ctx::root(), Hints::default());
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    let op = w.client.write(&ctx, &file, 0, Buf::zeroed(4 * UNIT_BYTES), hints);
+    assert_eq!(w.run(op), Ok(4 * UNIT_BYTES));
+    let mut unit = Buf::scratch(UNIT_BYTES);
+    let mut kept = |w: &World, index: usize, byte: u8| {
+        unit.fill(byte);
+        let (memory, at) = (unit.as_ptr(), (index * UNIT_BYTES) as u64);
+        assert_eq!(w.client.try_write_buf(&ctx, &file, at, &mut unit, hints), Some(UNIT_BYTES));
+        unit.as_ptr() != memory
+    };
+    assert!((0..3).all(|i| !kept(&w, i, 1)), "all of them were written in one go, and none since");
+    assert!(!kept(&w, 0, 2), "two others were written meanwhile");
+    assert!(kept(&w, 0, 3), "just written");
+    assert!(kept(&w, 0, 4));
+    let loans = w.client.try_lend(&ctx, &file, 0, 4 * UNIT_BYTES, hints).expect("cached");
+    let bytes: Vec<u8> = loans.iter().flat_map(|l| l.iter().copied()).collect();
+    for (i, byte) in [4, 1, 1, 0].into_iter().enumerate() {
+        assert!(bytes[i * UNIT_BYTES..(i + 1) * UNIT_BYTES].iter().all(|&b| b == byte), "unit {i}");
+    }
+    w.client.core.cache.check();
+}
+
 /// Goal: each request is counted under its reason, with its bytes, on the mount and on the file. Method: one request for
 /// each reason that sizes, flags and modes give.
 #[test]
