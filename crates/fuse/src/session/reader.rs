@@ -136,7 +136,7 @@ impl Reader {
                     break;
                 }
             };
-            let Received { device, len, at_once } = received;
+            let Received { mut device, len, at_once } = received;
             let Some((opcode, unique, tid)) = peek(self.receive.request()) else { continue };
             if self.handle_without_reply(opcode) {
                 continue;
@@ -157,8 +157,13 @@ impl Reader {
                 Next::SpawnThenWork => start_or_warn(&self.shared),
                 Next::Park => {
                     let bytes = self.receive.detach();
-                    self.shared.pool.park(Parked { device, unique, bytes });
-                    continue;
+                    match self.shared.pool.park(Parked { device, unique, bytes }) {
+                        None => continue,
+                        Some(parked) => {
+                            self.receive.attach(parked.bytes);
+                            device = parked.device;
+                        }
+                    }
                 }
             }
             count.reading = false;
