@@ -28,6 +28,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
 const UNSAFE: &[(&str, &str)] = &[
     ("crates/env/src/buf.rs", "parts of aligned memory"),
     ("crates/env/src/buf/memory.rs", "aligned memory"),
+    ("crates/env/src/buf/stream.rs", "stores past the processor's caches"),
     ("crates/env/src/real/", "system calls, io_uring, lending buffers to the kernel"),
     ("crates/fuse/src/", "system calls on /dev/fuse"),
     ("crates/sched/src/", "thread affinity"),

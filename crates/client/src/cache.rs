@@ -20,6 +20,7 @@ mod model;
 
 use crate::data::Loans;
 use crate::files::File;
+use amphi_env::Buf;
 use amphi_types::ByteRange;
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
@@ -28,8 +29,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use unit::{Spare, Unit};
 
-/// Bytes per unit.
-pub(crate) const UNIT: u64 = 64 << 10;
+/// Bytes of a unit of the page cache: a write of just one, in memory of just that size, need not be copied.
+pub const UNIT_BYTES: usize = 64 << 10;
+/// The same as a length in a file.
+pub(crate) const UNIT: u64 = UNIT_BYTES as u64;
 /// Units per chunk: a chunk lies in one shard.
 const CHUNK_UNITS: u64 = 16;
 const CHUNK: u64 = UNIT * CHUNK_UNITS;
@@ -57,9 +60,35 @@ pub(crate) enum Put {
         full_chunk: Option<ByteRange>,
         /// Bytes of it have been written back before, since they are in the cache: it may be written once more soon.
         rewritten: bool,
+        /// The memory that the bytes came in was kept.
+        adopted: bool,
     },
     /// The check failed; bytes before this offset are in the cache.
     Refused(u64),
+}
+
+/// Bytes for the cache.
+pub(crate) enum Source<'a> {
+    /// They are copied.
+    Copied(&'a [u8]),
+    /// Those of one whole unit, in memory that the cache may keep: other memory of a unit, of arbitrary content, is put in its place.
+    Unit(&'a mut Buf),
+}
+
+impl<'a> Source<'a> {
+    /// `bytes` for `offset`, to be kept if they are one whole unit in memory of just that size.
+    pub(crate) fn whole_unit(offset: u64, bytes: &'a mut Buf) -> Source<'a> {
+        let whole =
+            offset.is_multiple_of(UNIT) && bytes.window() == (0..UNIT as usize) && bytes.room() == bytes.window();
+        if whole { Source::Unit(bytes) } else { Source::Copied(bytes) }
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        match self {
+            Source::Copied(bytes) => bytes.len() as u64,
+            Source::Unit(bytes) => bytes.len() as u64,
+        }
+    }
 }
 
 /// The cache of a mount.
@@ -67,6 +96,8 @@ pub(crate) struct PageCache {
     shards: Vec<RwLock<Shard>>,
     used: AtomicU64,
     dirty: AtomicU64,
+    /// Bytes of all writes: the clock by which memory leaves the processor's caches.
+    written: AtomicU64,
     next_victim: AtomicUsize,
     spare: Spare,
     pub(crate) evicted_bytes: AtomicU64,
@@ -86,6 +117,7 @@ impl PageCache {
             shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
             used: AtomicU64::new(0),
             dirty: AtomicU64::new(0),
+            written: AtomicU64::new(0),
             next_victim: AtomicUsize::new(0),
             spare: Spare::default(),
             evicted_bytes: AtomicU64::new(0),
@@ -205,28 +237,44 @@ impl PageCache {
         gaps
     }
 
-    /// Puts `bytes` at `offset`, dirty. `check` is asked under each unit's lock: a `false` ends the write there.
+    /// Puts `source` at `offset`, dirty. `check` is asked under each unit's lock: a `false` ends the write there. Units that were
+    /// written before the last `cold_after` bytes are written past the processor's caches.
     pub(crate) fn write(
         &self,
         file: &Arc<File>,
         offset: u64,
-        bytes: &[u8],
+        mut source: Source<'_>,
+        cold_after: u64,
         now_ns: impl Fn() -> u64,
         check: impl Fn() -> bool,
     ) -> Put {
-        let range = ByteRange::at(offset, bytes.len() as u64);
+        let range = ByteRange::at(offset, source.len());
         let mut full_chunk = None;
-        let mut rewritten = false;
+        let (mut rewritten, mut adopted) = (false, false);
+        let written = self.written.fetch_add(range.len(), Relaxed);
         for (u, part) in units(range) {
             let mut shard = self.shard(file.ino.0, u).write();
             if !check() {
                 return Put::Refused(part.start);
             }
-            let unit = self.unit(&mut shard, file, u, part.end);
-            let at = (part.start - range.start) as usize;
+            let unit = shard.units.entry((file.ino.0, u)).or_insert_with(|| Unit::new(file.clone(), u));
             let was_clean = unit.dirty.is_empty();
             let added = part.len() - unit.dirty.within(part).map(|r| r.len()).sum::<u64>();
-            unit.write(part, &bytes[at..at + part.len() as usize]);
+            let cold = unit.is_cold(part, written, cold_after);
+            match &mut source {
+                Source::Copied(bytes) => {
+                    self.grow(unit, file, part.end);
+                    let at = (part.start - range.start) as usize;
+                    unit.write(part, &bytes[at..at + part.len() as usize], cold);
+                }
+                // A reader that got cold memory would have the kernel copy into it page by page, which costs most.
+                Source::Unit(bytes) if cold && unit.is_free() => unit.write(part, bytes, true),
+                Source::Unit(bytes) => {
+                    let grown = unit.exchange(bytes, &self.spare);
+                    self.account_grown(file, grown, part.end);
+                    adopted = true;
+                }
+            }
             if added == 0 {
                 continue;
             }
@@ -242,7 +290,7 @@ impl PageCache {
                 full_chunk = Some(full_chunk.map_or(chunk, |f: ByteRange| ByteRange::new(f.start, chunk.end)));
             }
         }
-        Put::Done { full_chunk, rewritten }
+        Put::Done { full_chunk, rewritten, adopted }
     }
 
     /// Returns when every write in the cache that was under way has ended.
@@ -259,15 +307,21 @@ impl PageCache {
     /// The unit, made if missing, with memory for bytes up to `end`.
     fn unit<'a>(&self, shard: &'a mut Shard, file: &Arc<File>, u: u64, end: u64) -> &'a mut Unit {
         let unit = shard.units.entry((file.ino.0, u)).or_insert_with(|| Unit::new(file.clone(), u));
-        let grown = unit.grow(end, &self.spare);
-        if grown > 0 {
-            self.account_grown(file, grown, u * UNIT + unit.capacity());
-        }
+        self.grow(unit, file, end);
         unit
+    }
+
+    /// Gives a unit memory for bytes up to `end`.
+    fn grow(&self, unit: &mut Unit, file: &File, end: u64) {
+        let grown = unit.grow(end, &self.spare);
+        self.account_grown(file, grown, unit.range().start + unit.capacity());
     }
 
     /// Books more memory of a unit that ends at `end`.
     fn account_grown(&self, file: &File, grown: u64, end: u64) {
+        if grown == 0 {
+            return;
+        }
         self.used.fetch_add(grown, Relaxed);
         file.cached_end.fetch_max(end, SeqCst);
         file.cached_bytes.fetch_add(grown, SeqCst);

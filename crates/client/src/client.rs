@@ -3,6 +3,7 @@
 //! Owns: nothing but the shape of the interface; each method starts the operation of the same name in `ops`.
 
 use crate::api::*;
+use crate::cache::Source;
 use crate::company::{self, Lending, Rule};
 use crate::core::Core;
 use crate::data::{Loans, Segments};
@@ -231,10 +232,29 @@ impl Client {
 
     /// Writes into the cache without waiting: `None` if that is not possible (then nothing was written).
     pub fn try_write(&self, ctx: &Ctx, file: &OpenFile, offset: u64, bytes: &[u8], hints: Hints) -> Option<usize> {
-        ops::write::try_write(&self.core, ctx, file, offset, bytes, hints)
+        ops::write::try_write(&self.core, ctx, file, offset, Source::Copied(bytes), hints)
     }
 
-    /// Writes all of `data`. The offset is ignored for files opened to append. `data` is cheapest if its first byte
+    /// As `try_write` of all bytes of `data`. If they are just one unit of the cache (`UNIT_BYTES` at a multiple of that, in memory of
+    /// that size), the cache keeps their memory and leaves other memory of that size there, of arbitrary content.
+    pub fn try_write_buf(
+        &self,
+        ctx: &Ctx,
+        file: &OpenFile,
+        offset: u64,
+        data: &mut Buf,
+        hints: Hints,
+    ) -> Option<usize> {
+        let source = ops::write::source(&self.core, offset, data);
+        ops::write::try_write(&self.core, ctx, file, offset, source, hints)
+    }
+
+    /// Whether `try_write_buf` may keep memory.
+    pub fn keeps_units(&self) -> bool {
+        self.core.tunables.on(Knob::Adopt)
+    }
+
+    /// Writes all of `data`, whose memory the cache may keep. The offset is ignored for files opened to append. `data` is cheapest if its first byte
     /// lies `offset % 4096` bytes after an aligned address.
     ///
     /// Errors: a number of bytes shorter than `data` says that only these, from the start, were written.

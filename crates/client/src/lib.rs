@@ -56,6 +56,7 @@ mod tests;
 pub use amphi_env::Buf;
 pub use amphi_wire::{FileLockFamily, FileLockOwner, FileLockSpec, LockMode, RenameMode, XattrMode};
 pub use api::*;
+pub use cache::UNIT_BYTES;
 pub use client::Client;
 pub use company::{Lending, Rule};
 pub use data::{Loan, Loans, Segment, Segments};

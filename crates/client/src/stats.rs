@@ -60,6 +60,7 @@ counters! {
     SmallAheadWasted = "readahead_small_wasted", "reqs";
     WriteBack = "writeback", "bytes";
     WriteBackFailed = "writeback_failed", "bytes";
+    Adopted = "write_adopted", "bytes";
     Pipelined = "write_pipelined", "bytes";
     BatchRequests = "batch_requests", "reqs";
     BatchFiles = "batch_files", "files";

@@ -13,6 +13,7 @@
 //! are initialised.
 
 mod memory;
+mod stream;
 
 use memory::{Content, Memory};
 use std::ops::{Deref, DerefMut, Range};
@@ -21,6 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use memory::{ALIGN, decay, keep_bytes};
+pub use stream::copy_streaming;
 
 /// What `scratch` is filled with in a simulation.
 const PLANTED: u8 = 0xa5;

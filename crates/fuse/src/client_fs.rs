@@ -291,7 +291,7 @@ impl FileSystem for ClientFs {
         Ok(())
     }
 
-    fn write(&self, caller: &Caller<'_>, _: Ino, how: &WriteHow, data: Payload<'_>) -> Result<usize> {
+    fn write(&self, caller: &Caller<'_>, _: Ino, how: &WriteHow, mut data: Payload<'_>) -> Result<usize> {
         let file = self.handles.get(how.handle)?;
         let ctx = Self::stream(caller);
         let hints = Hints {
@@ -301,7 +301,11 @@ impl FileSystem for ClientFs {
             for_pages: file.flags().direct && how.flags & libc::O_DIRECT as u32 == 0,
             ..self.hints(data.len(), how.flags)
         };
-        if let Some(len) = self.client.try_write(&ctx, &file, how.offset, &data, hints) {
+        let written = match data.unit() {
+            Some(unit) => self.client.try_write_buf(&ctx, &file, how.offset, unit, hints),
+            None => self.client.try_write(&ctx, &file, how.offset, &data, hints),
+        };
+        if let Some(len) = written {
             return Ok(len);
         }
         self.wait(caller, self.client.write(&ctx, &file, how.offset, data.into_buf(), hints))
@@ -407,6 +411,10 @@ impl FileSystem for ClientFs {
             _ => return Err(Errno::Inval),
         };
         self.wait(caller, self.client.lseek(&Self::stream(caller), &file, offset, whence))
+    }
+
+    fn keeps_units(&self) -> bool {
+        self.client.keeps_units()
     }
 
     fn keeps_locks(&self) -> bool {

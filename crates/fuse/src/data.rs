@@ -2,9 +2,10 @@
 //!
 //! Owns: the memory contract of WRITE and READ. A reader thread has one receive buffer, laid out so that the
 //! payload of a WRITE begins at a page boundary; the same memory serves READ replies. A file system either
-//! borrows it or takes it away, and then the thread gets a fresh one.
+//! borrows it or takes it away, and then the thread gets a fresh one. The payload of a WRITE of one unit of the page cache may
+//! lie in memory of just that size, which a file system can keep for other such memory.
 //!
-//! Invariant: `Payload` bytes lie at `PAYLOAD_AT` of the receive buffer. The number behind `TAKE_COPY_MAX_BYTES`:
+//! Invariant: `Payload` bytes lie at `PAYLOAD_AT` of the receive buffer, or are a unit's memory as a whole. The number behind `TAKE_COPY_MAX_BYTES`:
 //! copying 32 KiB costs about 3 us, giving a buffer away costs about as much in mapping fresh memory.
 
 use crate::Buf;
@@ -21,6 +22,7 @@ pub const TAKE_COPY_MAX_BYTES: usize = 32 << 10;
 pub struct Payload<'a> {
     buf: &'a mut Buf,
     len: usize,
+    is_unit: bool,
 }
 
 impl<'a> Payload<'a> {
@@ -28,7 +30,19 @@ impl<'a> Payload<'a> {
     pub(crate) fn new(buf: &'a mut Buf, len: usize) -> Payload<'a> {
         let len = len.min(buf.capacity().saturating_sub(PAYLOAD_AT));
         buf.set_window(PAYLOAD_AT..PAYLOAD_AT + len);
-        Payload { buf, len }
+        Payload { buf, len, is_unit: false }
+    }
+
+    /// All of `unit`, memory of `UNIT_BYTES`.
+    pub(crate) fn of_unit(unit: &'a mut Buf) -> Payload<'a> {
+        let len = unit.len();
+        Payload { buf: unit, len, is_unit: true }
+    }
+
+    /// The memory of `UNIT_BYTES` that the data is, if it lies in memory of its own. Whoever keeps it leaves other memory of
+    /// that size there, of arbitrary content, or none.
+    pub fn unit(&mut self) -> Option<&mut Buf> {
+        if self.is_unit { Some(self.buf) } else { None }
     }
 
     /// The data as an owned buffer whose first byte is at a page boundary. Large ones are not copied: the
@@ -160,6 +174,23 @@ mod tests {
             assert_eq!(taken.as_ptr() == memory, moved);
             assert_eq!(buf.capacity() == 0, moved);
         }
+    }
+
+    /// Goal: a unit's payload is its memory, which can be kept for other memory or taken. Method: both.
+    #[test]
+    fn the_memory_of_a_unit_can_be_kept() {
+        let mut unit = Buf::scratch(amphi_client::UNIT_BYTES);
+        unit.fill(7);
+        let memory = unit.as_ptr();
+        let mut payload = Payload::of_unit(&mut unit);
+        assert!(payload.len() == amphi_client::UNIT_BYTES && payload.iter().all(|&b| b == 7));
+        let kept = std::mem::replace(payload.unit().expect("a unit"), Buf::scratch(amphi_client::UNIT_BYTES));
+        assert_eq!(kept.as_ptr(), memory);
+        assert_ne!(unit.as_ptr(), memory);
+        let taken = Payload::of_unit(&mut unit).into_buf();
+        assert_eq!((taken.len(), unit.capacity()), (amphi_client::UNIT_BYTES, 0));
+        let mut buf = receive_buffer(1 << 20);
+        assert!(Payload::new(&mut buf, amphi_client::UNIT_BYTES).unit().is_none(), "in the receive buffer");
     }
 
     /// Goal: a sink never holds more than was asked for and keeps order. Method: overfill by every way in.

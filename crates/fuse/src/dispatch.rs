@@ -22,6 +22,8 @@ const COUNT_MAX_32: u64 = (u32::MAX as u64) & !4095;
 pub(crate) struct Lent<'a> {
     /// The receive buffer that holds the request.
     pub receive: &'a mut Buf,
+    /// The payload of a WRITE of one unit, if it is not in the receive buffer.
+    pub unit: Option<&'a mut Buf>,
     /// Memory for listings.
     pub listing: &'a mut Vec<u8>,
     /// Set once a reply went out, also if the handler panics later.
@@ -208,7 +210,11 @@ pub(crate) fn handle(fs: &dyn FileSystem, mut caller: Caller<'_>, lent: Lent<'_>
             }
         }
         Op::Write { how, len } => {
-            let result = fs.write(caller, ino, &how, Payload::new(lent.receive, len));
+            let data = match lent.unit {
+                Some(unit) => Payload::of_unit(unit),
+                None => Payload::new(lent.receive, len),
+            };
+            let result = fs.write(caller, ino, &how, data);
             send_struct(to, result.map(|n| k::WriteOut { size: n.min(len) as u32, padding: 0 }));
         }
         Op::Setlk { ref how, wait: true } => {

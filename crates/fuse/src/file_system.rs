@@ -424,6 +424,11 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
+    /// Whether it keeps the memory of writes of one unit (`Payload::unit`); asked before each request.
+    fn keeps_units(&self) -> bool {
+        false
+    }
+
     /// Whether locks of applications come here; otherwise the kernel keeps them, for this mount alone.
     fn keeps_locks(&self) -> bool {
         false

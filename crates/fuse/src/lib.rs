@@ -45,5 +45,5 @@ pub use null_fs::NullFs;
 pub use request::Caller;
 pub use session::{Limits, Session, SessionConfig, Unmounter};
 
-/// The aligned buffer that payloads travel in.
-pub use amphi_client::Buf;
+/// The aligned buffer that payloads travel in, and the length of those whose memory can be kept.
+pub use amphi_client::{Buf, UNIT_BYTES};

@@ -1,7 +1,7 @@
 //! `Session`: one mount and the threads that serve it.
 //!
 //! Owns: mounting with negotiation, the end of a mount, and the settings of both. Its parts: `init` (negotiation),
-//! `pool` (how many threads read), `reader` (what each does). Does not own: the system calls of mounting (`mount`).
+//! `pool` (how many threads read), `reader` (what each does), `receive` (what requests arrive in). Does not own: the system calls of mounting (`mount`).
 //!
 //! Invariants: when `wait` or `drop` returns, no thread of the session is left and `FileSystem::unmounted` was called.
 //! The number that drove the threads: waking one costs 30 us, a do-nothing request 3.5 us, so short requests stay on one thread
@@ -10,6 +10,7 @@
 mod init;
 mod pool;
 mod reader;
+mod receive;
 
 use crate::interrupt::InHand;
 use crate::mount::{self, MountError, MountPoint};

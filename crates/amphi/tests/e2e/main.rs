@@ -24,4 +24,5 @@ mod space;
 mod stopped;
 mod together;
 mod two_mounts;
+mod units;
 mod users;

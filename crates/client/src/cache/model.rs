@@ -2,8 +2,9 @@
 
 use super::drop::Dirty;
 use super::fill::Landing;
-use super::{PAGE, PageCache, Put, UNIT};
+use super::{PAGE, PageCache, Put, Source, UNIT};
 use crate::api::OpenFlags;
+use crate::data::{Loans, Segments};
 use crate::locality::Rule;
 use crate::tests::World;
 use amphi_env::Buf;
@@ -13,8 +14,8 @@ use std::sync::Arc;
 const SIZE: u64 = 200_000;
 
 /// Goal: the cache returns what was put in, keeps dirty bytes until they have landed, and its books agree. Method:
-/// random writes, fills, write-back in steps, forgetting and evictions on three units, compared byte by byte with a
-/// server of one vector and a model of what must be read.
+/// random writes, also of whole units whose memory the cache keeps, fills, write-back in steps, loans, forgetting and evictions on
+/// three units, compared byte by byte with a server of one vector and a model of what must be read. What is lent must stay as it was.
 #[test]
 fn cache_matches_bytes() {
     for seed in 0..30 {
@@ -24,6 +25,9 @@ fn cache_matches_bytes() {
         let mut server = vec![0u8; SIZE as usize];
         let mut truth = server.clone();
         let mut flights: Vec<(ByteRange, Vec<u8>)> = Vec::new();
+        let mut lent: Vec<(Loans, Vec<u8>)> = Vec::new();
+        // Memory that goes to and fro, as a reader's does.
+        let mut unit = Buf::scratch(UNIT as usize);
         for step in 0..1500u64 {
             let (a, b) = (w.rand(SIZE), w.rand(SIZE));
             let (a, b) = if w.rand(2) == 0 { (a, (a + b % 9000).min(SIZE)) } else { (a.min(b), a.max(b)) };
@@ -32,10 +36,12 @@ fn cache_matches_bytes() {
                 continue;
             }
             let span = a as usize..b as usize;
-            match w.rand(9) {
+            let cold_after = [0, 200_000, u64::MAX][w.rand(3) as usize];
+            match w.rand(11) {
                 0..=2 => {
                     let bytes = vec![step as u8; span.len()];
-                    assert!(matches!(cache.write(&file, a, &bytes, || step, || true), Put::Done { .. }));
+                    let put = cache.write(&file, a, Source::Copied(&bytes), cold_after, || step, || true);
+                    assert!(matches!(put, Put::Done { adopted: false, .. }));
                     truth[span].copy_from_slice(&bytes);
                 }
                 3 => {
@@ -66,6 +72,35 @@ fn cache_matches_bytes() {
                 }
                 7 => {
                     cache.evict(w.rand(200_000));
+                }
+                8 => {
+                    let at = a / UNIT * UNIT;
+                    unit.iter_mut().enumerate().for_each(|(i, b)| *b = (step + i as u64 / 4096) as u8);
+                    let end = (at + UNIT).min(SIZE);
+                    truth[at as usize..end as usize].copy_from_slice(&unit[..(end - at) as usize]);
+                    let memory = unit.as_ptr();
+                    let whole = end == at + UNIT;
+                    let source = if whole {
+                        Source::whole_unit(at, &mut unit)
+                    } else {
+                        Source::Copied(&unit[..(end - at) as usize])
+                    };
+                    assert_eq!(matches!(source, Source::Unit(_)), whole);
+                    let put = cache.write(&file, at, source, cold_after, || step, || true);
+                    let Put::Done { adopted, .. } = put else { panic!("nothing refuses it") };
+                    assert_eq!(unit.as_ptr() != memory, adopted, "its memory was kept");
+                    assert!(whole || !adopted);
+                    assert!(adopted || !whole || cold_after < u64::MAX, "always while it is near");
+                    assert_eq!(unit.window(), 0..UNIT as usize);
+                }
+                9 => {
+                    if let Some(loans) = cache.lend(&file, range) {
+                        lent.push((loans, truth[span].to_vec()));
+                    }
+                    if lent.len() > 3 {
+                        let (loans, then) = lent.swap_remove(w.rand(4) as usize);
+                        assert!(Segments::from(loans).to_vec() == then, "seed {seed} step {step}: lent bytes");
+                    }
                 }
                 _ => {
                     let mut into = vec![0; span.len()];

@@ -8,6 +8,7 @@ use crate::cache::UNIT;
 use crate::data::Loan;
 use crate::files::File;
 use amphi_env::Buf;
+use amphi_env::buf::copy_streaming;
 use amphi_types::{ByteRange, RangeSet};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -24,11 +25,12 @@ pub(crate) struct Spare(Mutex<Vec<Buf>>);
 const SPARE_MAX: usize = 128;
 
 impl Spare {
+    /// Memory of a unit, of arbitrary content.
     fn take(&self) -> Buf {
-        self.0.lock().pop().unwrap_or_else(|| Buf::zeroed(UNIT as usize))
+        self.0.lock().pop().unwrap_or_else(|| Buf::scratch(UNIT as usize))
     }
 
-    fn give(&self, buf: Buf) {
+    pub(crate) fn give(&self, buf: Buf) {
         let mut spare = self.0.lock();
         if buf.len() == UNIT as usize && spare.len() < SPARE_MAX {
             spare.push(buf);
@@ -82,7 +84,16 @@ pub(crate) struct Unit {
     ahead: AtomicBool,
     /// Bytes written to it and read from it since it came, saturating.
     moved: AtomicU32,
+    /// What the cache had been written when it was written last; `NEVER` before.
+    written_at: u64,
+    /// Where that write ended.
+    written_to: u64,
+    /// The bytes behind that are probably in no cache of the processor.
+    cold: bool,
 }
+
+/// Of a unit that was not written yet: filling it has just brought it near.
+const NEVER: u64 = u64::MAX;
 
 impl Unit {
     pub(crate) fn new(file: Arc<File>, index: u64) -> Unit {
@@ -99,6 +110,9 @@ impl Unit {
             sent: false,
             ahead: AtomicBool::new(false),
             moved: AtomicU32::new(0),
+            written_at: NEVER,
+            written_to: 0,
+            cold: false,
         }
     }
 
@@ -203,10 +217,54 @@ impl Unit {
         }
     }
 
-    /// Puts bytes in, dirty. The memory must have been grown.
-    pub(crate) fn write(&mut self, part: ByteRange, bytes: &[u8]) {
+    /// Notes a write of `part` when the cache has been written `written` bytes. Returns whether its memory is probably in no cache of
+    /// the processor: so it is if more than `cold_after` bytes were written since the last one, and as long as writes go on from there.
+    pub(crate) fn is_cold(&mut self, part: ByteRange, written: u64, cold_after: u64) -> bool {
+        let goes_on = self.cold && part.start >= self.written_to;
+        self.cold = goes_on || written.saturating_sub(self.written_at) > cold_after;
+        self.written_at = written;
+        self.written_to = part.end;
+        self.cold
+    }
+
+    /// Whether its memory is whole, its own, and borrowed by nobody.
+    pub(crate) fn is_free(&mut self) -> bool {
+        match &mut self.memory {
+            Memory::Own(own) => own.len() == UNIT as usize && Arc::get_mut(own).is_some(),
+            Memory::Part { .. } => false,
+        }
+    }
+
+    /// Puts bytes in, dirty, past the processor's caches if it is `cold`. The memory must have been grown.
+    pub(crate) fn write(&mut self, part: ByteRange, bytes: &[u8], cold: bool) {
         let span = self.span(part);
-        self.memory.own()[span].copy_from_slice(bytes);
+        let to = &mut self.memory.own()[span];
+        if cold {
+            copy_streaming(to, bytes);
+        } else {
+            to.copy_from_slice(bytes);
+        }
+        self.now_dirty(part);
+    }
+
+    /// Puts bytes of the whole unit in, dirty, by keeping the memory they lie in: `bytes`, which must be a unit's, is left with
+    /// other memory of arbitrary content. Returns by how much the memory grew.
+    pub(crate) fn exchange(&mut self, bytes: &mut Buf, spare: &Spare) -> u64 {
+        let before = self.capacity();
+        let free = match &mut self.memory {
+            Memory::Own(own) if own.len() == UNIT as usize => Arc::get_mut(own),
+            _ => None,
+        };
+        match free {
+            Some(own) => std::mem::swap(own, bytes),
+            // Readers borrow it, others have part of it, or it is too small.
+            None => self.memory = Memory::Own(Arc::new(std::mem::replace(bytes, spare.take()))),
+        }
+        self.now_dirty(self.range());
+        self.capacity() - before
+    }
+
+    fn now_dirty(&mut self, part: ByteRange) {
         self.valid.insert(part);
         self.dirty.insert(part);
         self.failed.remove(part);

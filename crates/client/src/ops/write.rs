@@ -4,7 +4,7 @@
 //! until the last is in the cache or on the target, or goes to one object under the target's own lock.
 
 use crate::api::{Ctx, Hints};
-use crate::cache::{Put, UNIT};
+use crate::cache::{Put, Source, UNIT};
 use crate::company;
 use crate::core::Core;
 use crate::decision::{Input, Mode, Reason, decide};
@@ -16,8 +16,9 @@ use crate::locks::{self, Pin};
 use crate::ops::{attr, read, sync};
 use crate::pipeline::{self, Kept};
 use crate::rangelock::Hold;
-use crate::stats::Way;
+use crate::stats::{Count, Way};
 use crate::tokens;
+use crate::tunables::Knob;
 use crate::writeback::{self, WriteKind, write_piece};
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
@@ -32,16 +33,17 @@ pub(crate) fn try_write(
     ctx: &Ctx,
     open: &OpenFile,
     offset: u64,
-    bytes: &[u8],
+    source: Source<'_>,
     hints: Hints,
 ) -> Option<usize> {
     let flags = open.flags;
     let special = flags.append || flags.direct || flags.sync || flags.dsync || hints.direct || hints.kill_suidgid;
-    if special || !flags.write || bytes.is_empty() || !open.file.group.admits(open.member()) {
+    let len = source.len();
+    if special || !flags.write || len == 0 || !open.file.group.admits(open.member()) {
         return None;
     }
     let file = &open.file;
-    let range = ByteRange::at(offset, bytes.len() as u64);
+    let range = ByteRange::at(offset, len);
     if range.end > limits::FILE_MAX {
         return None;
     }
@@ -70,8 +72,8 @@ pub(crate) fn try_write(
         goes
     };
     file.touch(core.wall());
-    match core.cache.write(file, offset, bytes, || core.clock.now_ns(), check) {
-        Put::Done { full_chunk, rewritten } => {
+    match put(core, file, offset, source, check) {
+        Put::Done { full_chunk, rewritten, .. } => {
             if !one_unit {
                 file.extend_own(range.end);
             }
@@ -81,11 +83,26 @@ pub(crate) fn try_write(
             if let Some(chunk) = full_chunk {
                 writeback::chunk_is_full(core, file, chunk, rewritten);
             }
-            Some(bytes.len())
+            Some(len as usize)
         }
         // The slow way writes all of it again.
         Put::Refused(_) => None,
     }
+}
+
+/// `bytes` for `offset` as the cache shall take them: their memory with them, if they are a whole unit.
+pub(crate) fn source<'a>(core: &Core, offset: u64, bytes: &'a mut Buf) -> Source<'a> {
+    if core.tunables.on(Knob::Adopt) { Source::whole_unit(offset, bytes) } else { Source::Copied(bytes) }
+}
+
+/// Puts `source` into the cache, and counts it if its memory was kept.
+fn put(core: &Core, file: &Arc<File>, offset: u64, source: Source<'_>, check: impl Fn() -> bool) -> Put {
+    let cold_after = core.tunables.get(Knob::ColdAfter);
+    let put = core.cache.write(file, offset, source, cold_after, || core.clock.now_ns(), check);
+    if let Put::Done { adopted: true, .. } = put {
+        core.stats.bytes(Count::Adopted, UNIT);
+    }
+    put
 }
 
 fn count(core: &Core, open: &OpenFile, reason: Reason, bytes: u64) {
@@ -123,8 +140,8 @@ pub(crate) async fn write(
         // The kernel writes a page back through any handle that may write, whoever has changed it.
         let member = if hints.write_back { file.group.id() } else { open.member() };
         return match super::pages::write(&core, &file, member, range, data).await? {
-            Some((held, data)) => {
-                let written = buffered(&core, &open, range, &data, true).await;
+            Some((held, mut data)) => {
+                let written = buffered(&core, &open, range, &mut data, true).await;
                 drop(held);
                 written
             }
@@ -163,7 +180,7 @@ pub(crate) async fn write(
         }
     }
     let written = match decision.mode {
-        Mode::Buffered => buffered(&core, &open, range, &data, pins.is_some()).await?,
+        Mode::Buffered => buffered(&core, &open, range, &mut data, pins.is_some()).await?,
         Mode::Direct => {
             let others_wait = begun.is_some() || pins.is_some();
             if others_wait && pipeline::admits(&core, &open, range, decision.reason, hints) {
@@ -208,7 +225,8 @@ async fn drop_suid(core: &Arc<Core>, file: &Arc<File>) -> Result<()> {
 }
 
 /// Writes into the cache. The caller holds the range lock; if it has `pinned` locks on all of it, others see it as one event.
-async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, data: &Buf, pinned: bool) -> Result<usize> {
+/// May keep the memory of `data` and leave other memory there.
+async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, data: &mut Buf, pinned: bool) -> Result<usize> {
     let file = &open.file;
     // In steps, so that a write larger than the dirty share of the cache gets through.
     const STEP: u64 = 4 << 20;
@@ -225,11 +243,12 @@ async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, data: &Bu
         writeback::throttle(core, part.len(), room_for(part)).await;
         file.touch(core.wall());
         let span = (part.start - range.start) as usize..(part.end - range.start) as usize;
-        let put = core.cache.write(file, part.start, &data[span], || core.clock.now_ns(), || true);
+        let source = if part == range { source(core, range.start, data) } else { Source::Copied(&data[span]) };
+        let put = put(core, file, part.start, source, || true);
         // Others may ask for the size between two steps.
         file.extend_own(if pinned { range.end } else { part.end });
         drop(pins);
-        if let Put::Done { full_chunk: Some(chunk), rewritten } = put {
+        if let Put::Done { full_chunk: Some(chunk), rewritten, .. } = put {
             writeback::chunk_is_full(core, file, chunk, rewritten);
         }
         at = part.end;

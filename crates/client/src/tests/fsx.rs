@@ -2,7 +2,7 @@
 
 use super::world::World;
 use crate::api::{Ctx, Fallocate, Hints, OpenFlags, Whence};
-use crate::{OpenFile, tests::server::Server};
+use crate::{OpenFile, UNIT_BYTES, tests::server::Server};
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Ino, SetAttr};
 use std::sync::Arc;
@@ -59,7 +59,11 @@ impl Story {
             2 => 1 + self.w.rand(200_000),
             _ => 65_536,
         };
-        let at = if self.w.rand(2) == 0 { at & !4095 } else { at };
+        let at = match self.w.rand(4) {
+            0 => at & !(UNIT_BYTES as u64 - 1),
+            1 => at & !4095,
+            _ => at,
+        };
         (at, len.min(LARGEST - at).max(1))
     }
 
@@ -96,7 +100,12 @@ impl Story {
             }
         }
         self.trace.push(format!("write {which} {at} {len}"));
-        let quick = self.w.client.try_write(&c, &file, at, &bytes, hints);
+        let quick = if len == UNIT_BYTES as u64 && self.w.rand(2) == 0 {
+            let mut unit = Buf::copy_of(&bytes);
+            self.w.client.try_write_buf(&c, &file, at, &mut unit, hints)
+        } else {
+            self.w.client.try_write(&c, &file, at, &bytes, hints)
+        };
         let written = match quick {
             Some(n) => n,
             None => {

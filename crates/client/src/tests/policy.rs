@@ -1,10 +1,10 @@
 //! Which way requests go, what is sent for them, and what is counted.
 
 use super::world::World;
-use crate::OpenFile;
 use crate::api::{Ctx, Hints, OpenFlags};
 use crate::decision::Reason;
 use crate::stats::{Count, Way};
+use crate::{OpenFile, UNIT_BYTES};
 use amphi_env::Buf;
 use amphi_types::Pattern;
 use amphi_wire::XattrMode;
@@ -36,6 +36,97 @@ pub(super) fn io(w: &World, way: Way, reason: Reason) -> (u64, u64) {
 
 pub(super) fn sent(w: &World, name: &str) -> usize {
     w.server.log.iter().filter(|l| *l == name).count()
+}
+
+/// Goal: the memory of a buffered write of just one unit stays in the cache, by both ways in, and nothing else does; what was lent
+/// of the unit before stays as it was, and the server gets what was written last. Method: addresses of memory, and the counter.
+#[test]
+fn whole_units_keep_their_memory() {
+    let mut w = World::new(1, &[]);
+    let (ctx, hints) = (Ctx::root(), Hints::default());
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    let unit_of = |byte: u8| {
+        let mut unit = Buf::scratch(UNIT_BYTES);
+        unit.fill(byte);
+        unit
+    };
+    let adopted = |w: &World| w.client.core.stats.of(Count::Adopted).0;
+    let lend = |w: &World, at: u64| w.client.try_lend(&ctx, &file, at, UNIT_BYTES, hints).expect("cached");
+    let at = 3 * UNIT_BYTES as u64;
+    // The slow way, since there is no lock yet.
+    let unit = unit_of(1);
+    let first = unit.as_ptr();
+    let op = w.client.write(&ctx, &file, at, unit, hints);
+    assert_eq!(w.run(op), Ok(UNIT_BYTES));
+    assert_eq!(adopted(&w), 1);
+    assert_eq!(lend(&w, at)[0].as_ptr(), first);
+    // The quick way: an exchange while nobody borrows it.
+    let mut unit = unit_of(2);
+    let second = unit.as_ptr();
+    assert_eq!(w.client.try_write_buf(&ctx, &file, at, &mut unit, hints), Some(UNIT_BYTES));
+    assert_eq!((unit.as_ptr(), unit.len(), adopted(&w)), (first, UNIT_BYTES, 2));
+    let lent = lend(&w, at);
+    assert_eq!(lent[0].as_ptr(), second);
+    // While it is lent, its memory stays with the reader.
+    unit.fill(3);
+    assert_eq!(w.client.try_write_buf(&ctx, &file, at, &mut unit, hints), Some(UNIT_BYTES));
+    assert_eq!((unit.len(), unit.capacity(), adopted(&w)), (UNIT_BYTES, UNIT_BYTES, 3));
+    assert!(unit.as_ptr() != first && unit.as_ptr() != second);
+    unit.fill(4);
+    assert!(lent[0].iter().all(|&b| b == 2) && lend(&w, at)[0].iter().all(|&b| b == 3));
+    // No unit, or not in memory of just its size, or switched off.
+    let refused = |w: &mut World, at: u64, mut buf: Buf| {
+        let (memory, n) = (buf.as_ptr(), adopted(w));
+        let len = buf.len();
+        assert_eq!(w.client.try_write_buf(&ctx, &file, at, &mut buf, hints), Some(len));
+        assert_eq!((buf.as_ptr(), adopted(w)), (memory, n));
+    };
+    refused(&mut w, at + 4096, unit_of(3));
+    let mut shorter = unit_of(3);
+    shorter.narrow(0..4096);
+    refused(&mut w, at, shorter);
+    let mut larger = Buf::scratch(2 * UNIT_BYTES);
+    larger.fill(3);
+    let part = larger.split_to(UNIT_BYTES);
+    refused(&mut w, at, larger);
+    drop(part);
+    w.client.core.tunables.set("cache.adopt", "off").unwrap();
+    refused(&mut w, at, unit_of(3));
+    let op = w.client.fsync(&ctx, &file, false);
+    w.run(op).unwrap();
+    let size = at as usize + UNIT_BYTES + 4096;
+    let op = w.client.read(&ctx, &file, at, 2 * UNIT_BYTES, Hints { direct: true, ..hints });
+    let past = w.run(op).unwrap().to_vec();
+    assert!(past.len() == size - at as usize && past.iter().all(|&b| b == 3), "on the server");
+    w.client.core.cache.check();
+}
+
+/// Goal: a unit that was not written for long keeps its memory and is written in place, and is exchanged again once it is near.
+/// Method: three units in turn with a small `cache.cold_bytes`; then one of them twice.
+#[test]
+fn cold_units_are_written_in_place() {
+    let mut w = World::new(1, &[("cache.cold_bytes", "64K")]);
+    let (ctx, hints) = (Ctx::root(), Hints::default());
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    let op = w.client.write(&ctx, &file, 0, Buf::zeroed(4 * UNIT_BYTES), hints);
+    assert_eq!(w.run(op), Ok(4 * UNIT_BYTES));
+    let mut unit = Buf::scratch(UNIT_BYTES);
+    let mut kept = |w: &World, index: usize, byte: u8| {
+        unit.fill(byte);
+        let (memory, at) = (unit.as_ptr(), (index * UNIT_BYTES) as u64);
+        assert_eq!(w.client.try_write_buf(&ctx, &file, at, &mut unit, hints), Some(UNIT_BYTES));
+        unit.as_ptr() != memory
+    };
+    assert!((0..3).all(|i| !kept(&w, i, 1)), "all of them were written in one go, and none since");
+    assert!(!kept(&w, 0, 2), "two others were written meanwhile");
+    assert!(kept(&w, 0, 3), "just written");
+    assert!(kept(&w, 0, 4));
+    let loans = w.client.try_lend(&ctx, &file, 0, 4 * UNIT_BYTES, hints).expect("cached");
+    let bytes: Vec<u8> = loans.iter().flat_map(|l| l.iter().copied()).collect();
+    for (i, byte) in [4, 1, 1, 0].into_iter().enumerate() {
+        assert!(bytes[i * UNIT_BYTES..(i + 1) * UNIT_BYTES].iter().all(|&b| b == byte), "unit {i}");
+    }
+    w.client.core.cache.check();
 }
 
 /// Goal: each request is counted under its reason, with its bytes, on the mount and on the file. Method: one request for

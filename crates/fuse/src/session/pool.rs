@@ -176,10 +176,16 @@ impl Pool {
     }
 
     /// Leaves a request to the next thread that has time.
-    pub(super) fn park(&self, parked: Parked) {
+    /// Gives it back to whoever read it, who works then, if nobody works any more who would take it up afterwards.
+    pub(super) fn park(&self, parked: Parked) -> Option<Parked> {
         let mut s = self.state.lock();
+        if s.working() == 0 {
+            s.reading -= 1;
+            return Some(parked);
+        }
         s.backlog_bytes += parked.bytes.len();
         s.backlog.push_back(parked);
+        None
     }
 
     /// Takes the request `unique` out of the backlog.
@@ -349,12 +355,20 @@ mod tests {
         let device = Arc::new(rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY, 0.into()).expect("null"));
         for unique in 0..BACKLOG_MAX as u64 {
             assert_eq!(pool.request_read(100, false), Next::Park);
-            pool.park(Parked { device: device.clone(), unique, bytes: Buf::zeroed(100) });
+            assert!(pool.park(Parked { device: device.clone(), unique, bytes: Buf::zeroed(100) }).is_none());
         }
         assert_eq!(pool.unpark(5).map(|p| p.unique), Some(5));
         assert!(pool.unpark(5).is_none());
         assert_eq!(pool.request_read(BACKLOG_MAX_BYTES, false), Next::Work, "a backlog of too many bytes");
         assert_eq!(pool.work_done().map(|p| p.unique), Some(0), "oldest first");
+        while pool.work_done().is_some() {}
+        // Between the decision to put a request aside and doing so, the last one that worked has ended.
+        let late = Parked { device, unique: 9, bytes: Buf::zeroed(100) };
+        while pool.state.lock().working() > 0 {
+            assert!(pool.work_done().is_none());
+        }
+        assert_eq!(pool.park(late).map(|p| p.unique), Some(9), "nobody would take it up");
+        assert!(pool.work_done().is_none(), "whoever read it works");
     }
 
     /// Goal: a lone caller that waits again and again gets no second reader, two that wait at a time do. Method: drive the

@@ -2,21 +2,18 @@
 //!
 //! Invariants: a thread answers on the device it read from, for the kernel looks for the request there; a handler that
 //! panics costs its request an EIO and nothing else; interrupts and forgets never wait behind a handler.
-//!
-//! The receive buffer is one allocation: the head of a WRITE ends where its payload begins, at a page boundary
-//! (`PAYLOAD_AT`), so one `read` puts the payload into memory that a disk or a peer can use as it is.
+//! Does not own: the memory that requests arrive in (`receive`).
 
 use super::pool::{Idle, Next, Parked};
+use super::receive::Receive;
 use super::{Shared, monotonic_ns};
-use crate::data::{PAYLOAD_AT, TAKE_COPY_MAX_BYTES};
 use crate::dispatch::{Lent, forget, handle};
 use crate::interrupt::Slot;
-use crate::kernel::WRITE_HEAD_BYTES;
 use crate::kernel::opcode::Opcode;
 use crate::kernel::structs::InHeader;
 use crate::reply::ReplyTo;
 use crate::request::{BeforeBlocking, Operation, parse};
-use crate::{Buf, Caller, mount};
+use crate::{Caller, mount};
 use amphi_types::Errno;
 use rustix::fs::OFlags;
 use rustix::io::Errno as Raw;
@@ -26,9 +23,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use zerocopy::FromBytes;
-
-/// Where a request begins in a receive buffer.
-const HEAD_AT: usize = PAYLOAD_AT - WRITE_HEAD_BYTES;
 
 /// Starts the first reader, on the mounted device itself, and the watch.
 pub(super) fn start_first(shared: &Arc<Shared>) -> io::Result<()> {
@@ -59,7 +53,7 @@ fn start(shared: &Arc<Shared>, device: Option<Arc<OwnedFd>>) -> io::Result<()> {
             .unwrap_or_else(|| shared.device.clone());
         let ready = mount::clone_device(&shared.device, OFlags::NONBLOCK).map(Arc::new).ok();
         let slot = shared.in_hand.add_slot();
-        let (receive, listing) = (Buf::default(), Vec::new());
+        let (receive, listing) = (Receive::new(shared.config.request_bytes()), Vec::new());
         Reader { shared: shared.clone(), device, ready, slot: slot.clone(), receive, listing, last_tid: 0 }
             .run(&mut count);
         shared.in_hand.remove_slot(&slot);
@@ -108,7 +102,7 @@ struct Reader {
     /// Reads from it never sleep. None if it could not be had.
     ready: Option<Arc<OwnedFd>>,
     slot: Arc<Slot>,
-    receive: Buf,
+    receive: Receive,
     listing: Vec<u8>,
     /// Whose request was handled last.
     last_tid: u32,
@@ -142,9 +136,8 @@ impl Reader {
                     break;
                 }
             };
-            let Received { device, len, at_once } = received;
-            self.receive.set_window(HEAD_AT..HEAD_AT + len);
-            let Some((opcode, unique, tid)) = peek(&self.receive) else { continue };
+            let Received { mut device, len, at_once } = received;
+            let Some((opcode, unique, tid)) = peek(self.receive.request()) else { continue };
             if self.handle_without_reply(opcode) {
                 continue;
             }
@@ -163,15 +156,20 @@ impl Reader {
                 Next::Work => {}
                 Next::SpawnThenWork => start_or_warn(&self.shared),
                 Next::Park => {
-                    let bytes = self.detach_request(len);
-                    self.shared.pool.park(Parked { device, unique, bytes });
-                    continue;
+                    let bytes = self.receive.detach();
+                    match self.shared.pool.park(Parked { device, unique, bytes }) {
+                        None => continue,
+                        Some(parked) => {
+                            self.receive.attach(parked.bytes);
+                            device = parked.device;
+                        }
+                    }
                 }
             }
             count.reading = false;
             self.work(&device);
             while let Some(parked) = self.shared.pool.work_done() {
-                self.attach_request(parked.bytes);
+                self.receive.attach(parked.bytes);
                 self.work(&parked.device);
             }
             count.reading = true;
@@ -183,14 +181,10 @@ impl Reader {
 
     /// The next request; `None` when the pool wants the thread to end.
     fn next_request(&mut self) -> Result<Option<Received>, Raw> {
-        let bytes = PAYLOAD_AT + self.shared.config.request_bytes();
+        let keeps_units = self.shared.fs.keeps_units();
         loop {
-            if self.receive.capacity() < bytes {
-                self.receive = Buf::scratch(bytes);
-            }
-            self.receive.set_window(HEAD_AT..bytes);
             if let Some(ready) = &self.ready {
-                match rustix::io::read(ready, &mut self.receive[..]) {
+                match self.receive.read(ready, keeps_units) {
                     Ok(len) => return Ok(Some(Received { device: ready.clone(), len, at_once: true })),
                     Err(Raw::AGAIN) => {}
                     Err(e) => return Err(e),
@@ -201,16 +195,16 @@ impl Reader {
                 Idle::Woken => continue,
                 Idle::Leave => return Ok(None),
             }
-            if let Some(polled) = self.poll_device() {
+            if let Some(polled) = self.poll_device(keeps_units) {
                 return polled.map(Some);
             }
-            let len = rustix::io::read(&*self.device, &mut self.receive[..])?;
+            let len = self.receive.read(&*self.device, keeps_units)?;
             return Ok(Some(Received { device: self.device.clone(), len, at_once: false }));
         }
     }
 
     /// Reads without sleeping for the configured time. `None`: nothing came, or another thread polls.
-    fn poll_device(&mut self) -> Option<Result<Received, Raw>> {
+    fn poll_device(&mut self, keeps_units: bool) -> Option<Result<Received, Raw>> {
         let spin_ns = self.shared.config.spin.as_nanos() as u64;
         let ready = self.ready.as_ref().filter(|_| spin_ns > 0)?;
         if self.shared.polling.swap(true, Ordering::Acquire) {
@@ -218,7 +212,7 @@ impl Reader {
         }
         let until_ns = monotonic_ns() + spin_ns;
         let result = loop {
-            match rustix::io::read(ready, &mut self.receive[..]) {
+            match self.receive.read(ready, keeps_units) {
                 Err(Raw::AGAIN) if monotonic_ns() < until_ns => std::hint::spin_loop(),
                 Err(Raw::AGAIN) => break None,
                 Err(e) => break Some(Err(e)),
@@ -234,7 +228,7 @@ impl Reader {
         if ![Opcode::Interrupt, Opcode::Forget, Opcode::BatchForget].iter().any(|&o| o as u32 == opcode) {
             return false;
         }
-        match parse(&self.receive) {
+        match parse(self.receive.request()) {
             Ok(request) => match request.op {
                 Operation::Interrupt { target } => match self.shared.pool.unpark(target) {
                     Some(p) => ReplyTo { device: p.device.as_fd(), unique: target }.error(Errno::Intr),
@@ -254,7 +248,7 @@ impl Reader {
 
     /// Handles the request in the receive buffer and answers it on `device`.
     fn work(&mut self, device: &Arc<OwnedFd>) {
-        let Ok((header, _)) = InHeader::read_from_prefix(&self.receive) else { return };
+        let Ok((header, _)) = InHeader::read_from_prefix(self.receive.request()) else { return };
         let to = ReplyTo { device: device.as_fd(), unique: header.unique };
         let interrupt = self.shared.in_hand.enter(&self.slot, header.unique);
         let hook = Hook(&self.shared);
@@ -268,7 +262,8 @@ impl Reader {
         };
         let answered = AtomicBool::new(false);
         let late = (device, &self.shared.in_hand.late);
-        let lent = Lent { receive: &mut self.receive, listing: &mut self.listing, answered: &answered, late };
+        let (receive, unit) = self.receive.memory();
+        let lent = Lent { receive, unit, listing: &mut self.listing, answered: &answered, late };
         let fs = &*self.shared.fs;
         if catch_unwind(AssertUnwindSafe(|| handle(fs, caller, lent, &to))).is_err() {
             tracing::error!(opcode = header.opcode, "the handler of a request panicked");
@@ -277,25 +272,6 @@ impl Reader {
             }
         }
         self.shared.in_hand.leave(&self.slot);
-    }
-
-    /// The request of `len` bytes in a buffer of its own: a copy when small.
-    fn detach_request(&mut self, len: usize) -> Buf {
-        if len <= TAKE_COPY_MAX_BYTES { Buf::copy_of(&self.receive) } else { std::mem::take(&mut self.receive) }
-    }
-
-    /// Puts a detached request where requests are handled.
-    fn attach_request(&mut self, bytes: Buf) {
-        if bytes.len() > TAKE_COPY_MAX_BYTES {
-            self.receive = bytes;
-            return;
-        }
-        let whole = PAYLOAD_AT + self.shared.config.request_bytes();
-        if self.receive.capacity() < whole {
-            self.receive = Buf::scratch(whole);
-        }
-        self.receive.set_window(HEAD_AT..HEAD_AT + bytes.len());
-        self.receive.copy_from_slice(&bytes);
     }
 }
 

@@ -1,0 +1,290 @@
+//! `Receive`: the memory that a reader thread's requests arrive in.
+//!
+//! Owns: the receive buffer and a spare unit of the page cache, and the guess which of the two the next payload belongs
+//! in. Does not own: when to read, nor what the requests mean beyond that.
+//!
+//! The receive buffer is one allocation: the head of a WRITE ends where its payload begins, at a page boundary
+//! (`PAYLOAD_AT`), so one `read` puts the payload into memory that a disk or a peer can use as it is. After a WRITE of just one
+//! unit the next `read` puts the first bytes behind the head into the spare unit, whose memory the cache can keep. If the request
+//! is another one, these bytes are copied to where they belong, and nobody sees the difference.
+//!
+//! Invariants: the window of the buffer is the request, but for the payload when that lies in the unit; then it is one whole
+//! unit. The numbers behind it: copying 64 KiB takes 3 us, in memory that is in no cache of the processor 8 us, of the 13 us that a write which
+//! does nothing takes.
+
+use crate::Buf;
+use crate::data::{PAYLOAD_AT, TAKE_COPY_MAX_BYTES};
+use crate::kernel::WRITE_HEAD_BYTES;
+use crate::kernel::opcode::Opcode;
+use crate::kernel::structs::{InHeader, WriteIn};
+use amphi_client::UNIT_BYTES;
+use rustix::io::{Errno as Raw, IoSliceMut, read, readv};
+use std::os::fd::AsFd;
+use zerocopy::FromBytes;
+
+/// Where a request begins in a receive buffer.
+const HEAD_AT: usize = PAYLOAD_AT - WRITE_HEAD_BYTES;
+
+/// The memory of one reader.
+#[derive(Debug)]
+pub(super) struct Receive {
+    request: Buf,
+    unit: Buf,
+    /// Payload of the largest request, bytes.
+    payload_max_bytes: usize,
+    /// The last request with bytes behind the head of a WRITE was a write of one unit.
+    expects_unit: bool,
+    /// The payload of the present request is in `unit`.
+    in_unit: bool,
+}
+
+impl Receive {
+    /// Memory for payloads up to `payload_max_bytes`, taken when it is needed.
+    pub(super) fn new(payload_max_bytes: usize) -> Receive {
+        Receive {
+            request: Buf::default(),
+            unit: Buf::default(),
+            payload_max_bytes,
+            expects_unit: false,
+            in_unit: false,
+        }
+    }
+
+    /// Reads one request; returns its length. `keeps_units`: whoever handles it may keep the memory of a unit.
+    ///
+    /// Errors: those of the device; no request is there then.
+    pub(super) fn read(&mut self, device: impl AsFd, keeps_units: bool) -> Result<usize, Raw> {
+        self.prepare();
+        self.in_unit = false;
+        let scattered = keeps_units && self.expects_unit && self.payload_max_bytes >= UNIT_BYTES;
+        let len = if scattered {
+            if self.unit.room() != (0..UNIT_BYTES) {
+                self.unit = Buf::scratch(UNIT_BYTES);
+            }
+            self.unit.set_window(0..UNIT_BYTES);
+            let (head, payload) = self.request.split_at_mut(WRITE_HEAD_BYTES);
+            let behind = &mut payload[UNIT_BYTES..];
+            readv(device, &mut [IoSliceMut::new(head), IoSliceMut::new(&mut self.unit), IoSliceMut::new(behind)])?
+        } else {
+            read(device, &mut self.request[..])?
+        };
+        self.request.set_window(HEAD_AT..HEAD_AT + len);
+        if len > WRITE_HEAD_BYTES {
+            self.expects_unit = is_unit_write(&self.request);
+            self.in_unit = scattered;
+            if !self.expects_unit {
+                self.gather();
+            }
+        }
+        Ok(len)
+    }
+
+    /// Memory for any request, with all of it as its window.
+    fn prepare(&mut self) {
+        let bytes = PAYLOAD_AT + self.payload_max_bytes;
+        if self.request.capacity() < bytes {
+            self.request = Buf::scratch(bytes);
+        }
+        self.request.set_window(HEAD_AT..bytes);
+    }
+
+    /// Puts what fell into the unit where it lies in every other request.
+    fn gather(&mut self) {
+        if std::mem::take(&mut self.in_unit) {
+            let payload = &mut self.request[WRITE_HEAD_BYTES..];
+            let len = payload.len().min(UNIT_BYTES);
+            payload[..len].copy_from_slice(&self.unit[..len]);
+        }
+    }
+
+    /// The request; if its payload is in a unit, the bytes behind the head of a WRITE are arbitrary.
+    pub(super) fn request(&self) -> &[u8] {
+        &self.request
+    }
+
+    /// The request, and its payload if that is in a unit. Both are memory for whoever handles it: read them no more afterwards.
+    pub(super) fn memory(&mut self) -> (&mut Buf, Option<&mut Buf>) {
+        (&mut self.request, if self.in_unit { Some(&mut self.unit) } else { None })
+    }
+
+    /// The request in a buffer of its own: a copy when small.
+    pub(super) fn detach(&mut self) -> Buf {
+        self.gather();
+        if self.request.len() <= TAKE_COPY_MAX_BYTES {
+            Buf::copy_of(&self.request)
+        } else {
+            std::mem::take(&mut self.request)
+        }
+    }
+
+    /// Puts a detached request where requests are handled.
+    pub(super) fn attach(&mut self, request: Buf) {
+        self.in_unit = false;
+        if request.len() > TAKE_COPY_MAX_BYTES {
+            self.request = request;
+            return;
+        }
+        self.prepare();
+        self.request.set_window(HEAD_AT..HEAD_AT + request.len());
+        self.request.copy_from_slice(&request);
+    }
+}
+
+/// Whether these are head and payload of a WRITE of just one unit, and nothing else.
+fn is_unit_write(request: &[u8]) -> bool {
+    if request.len() != WRITE_HEAD_BYTES + UNIT_BYTES {
+        return false;
+    }
+    let Ok((header, rest)) = InHeader::read_from_prefix(request) else { return false };
+    let Ok((write, _)) = WriteIn::read_from_prefix(rest) else { return false };
+    header.opcode == Opcode::Write as u32
+        && header.len as usize == request.len()
+        && header.total_extlen == 0
+        && write.size as usize == UNIT_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixDatagram;
+    use zerocopy::IntoBytes;
+
+    const MAX: usize = 256 << 10;
+
+    /// A device that gives whole requests: a socket of datagrams.
+    struct Device {
+        kernel: UnixDatagram,
+        here: UnixDatagram,
+        receive: Receive,
+        serial: u64,
+    }
+
+    impl Device {
+        fn new() -> Device {
+            let (kernel, here) = UnixDatagram::pair().expect("sockets");
+            Device { kernel, here, receive: Receive::new(MAX), serial: 0 }
+        }
+
+        /// A request with `payload` bytes behind what would be the head of a WRITE, no two alike.
+        fn request(&mut self, opcode: Opcode, payload: usize, said: usize, extensions: u16) -> Vec<u8> {
+            self.serial += 1;
+            let mut header = InHeader { opcode: opcode as u32, unique: self.serial, ..InHeader::default() };
+            header.len = (WRITE_HEAD_BYTES + payload) as u32;
+            header.total_extlen = extensions;
+            let write = WriteIn { size: said as u32, ..WriteIn::default() };
+            let mut bytes = [header.as_bytes(), write.as_bytes()].concat();
+            assert_eq!(bytes.len(), WRITE_HEAD_BYTES);
+            let mut x = self.serial.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            bytes.extend((0..payload).map(|_| {
+                x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (x >> 56) as u8
+            }));
+            bytes
+        }
+
+        fn send(&mut self, request: &[u8], keeps_units: bool) {
+            self.kernel.send(request).expect("send");
+            assert_eq!(self.receive.read(&self.here, keeps_units), Ok(request.len()));
+        }
+
+        /// What a handler sees.
+        fn seen(&mut self) -> (Vec<u8>, bool) {
+            let (request, unit) = self.receive.memory();
+            match unit {
+                None => (request.to_vec(), false),
+                Some(unit) => ([&request[..WRITE_HEAD_BYTES], &unit[..]].concat(), true),
+            }
+        }
+    }
+
+    /// Goal: the second of two writes of one unit lies in memory of its own, at a page boundary, whatever was left there of
+    /// the first; none does where nobody keeps it. Method: writes, between which a handler leaves other memory, none, or a wrong one.
+    #[test]
+    fn units_come_in_memory_of_their_own() {
+        let mut d = Device::new();
+        let write = |d: &mut Device| d.request(Opcode::Write, UNIT_BYTES, UNIT_BYTES, 0);
+        let first = write(&mut d);
+        d.send(&first, true);
+        assert_eq!(d.seen(), (first, false));
+        let mut narrow = Buf::scratch(UNIT_BYTES);
+        narrow.narrow(5..9);
+        let (good, small, large) = (Buf::scratch(UNIT_BYTES), Buf::scratch(4096), Buf::scratch(2 * UNIT_BYTES));
+        for memory in [narrow, small, Buf::default(), large, good] {
+            let next = write(&mut d);
+            d.send(&next, true);
+            assert_eq!(d.seen(), (next.clone(), true));
+            let unit = d.receive.memory().1.expect("in the unit");
+            assert_eq!((unit.window(), unit.room(), unit.as_ptr() as usize % 4096), (0..UNIT_BYTES, 0..UNIT_BYTES, 0));
+            let taken = std::mem::replace(unit, memory);
+            let small = d.request(Opcode::Getattr, 0, 0, 0);
+            d.send(&small, true);
+            assert_eq!(d.seen(), (small, false));
+            assert!(taken[..] == next[WRITE_HEAD_BYTES..], "what was taken stays");
+        }
+        let last = write(&mut d);
+        d.send(&last, false);
+        assert_eq!(d.seen(), (last, false));
+        let mut tight = Receive::new(UNIT_BYTES - 4096);
+        tight.expects_unit = true;
+        let small = d.request(Opcode::Write, 4096, 4096, 0);
+        d.kernel.send(&small).expect("send");
+        assert_eq!(tight.read(&d.here, true), Ok(small.len()));
+        assert_eq!(tight.request(), small, "no room for a unit at all");
+    }
+
+    /// Goal: what is no write of one unit arrives whole and in one piece after one that is. Method: each kind of request after two
+    /// writes of a unit; those of other lengths, other operations of that length, and what a broken peer may send.
+    #[test]
+    fn other_requests_are_put_together() {
+        let mut d = Device::new();
+        let kinds = [
+            (Opcode::Write, 1, 1, 0),
+            (Opcode::Write, 4096, 4096, 0),
+            (Opcode::Write, UNIT_BYTES - 1, UNIT_BYTES - 1, 0),
+            (Opcode::Write, UNIT_BYTES + 1, UNIT_BYTES + 1, 0),
+            (Opcode::Write, UNIT_BYTES + 4096, UNIT_BYTES + 4096, 0),
+            (Opcode::Write, 150_000, 150_000, 0),
+            (Opcode::Write, UNIT_BYTES, UNIT_BYTES - 8, 1),
+            (Opcode::Write, UNIT_BYTES, UNIT_BYTES, 1),
+            (Opcode::Write, UNIT_BYTES, UNIT_BYTES - 8, 0),
+            (Opcode::Setxattr, UNIT_BYTES, UNIT_BYTES, 0),
+            (Opcode::Lookup, 100, 0, 0),
+        ];
+        for kind in kinds {
+            for _ in 0..2 {
+                let write = d.request(Opcode::Write, UNIT_BYTES, UNIT_BYTES, 0);
+                d.send(&write, true);
+                assert_eq!(d.seen().0, write);
+            }
+            assert!(d.receive.expects_unit);
+            let other = d.request(kind.0, kind.1, kind.2, kind.3);
+            d.send(&other, true);
+            assert_eq!(d.seen(), (other, false), "{kind:?}");
+            assert!(!d.receive.expects_unit, "{kind:?}");
+        }
+        let short = d.request(Opcode::Getattr, 0, 0, 0)[..50].to_vec();
+        d.send(&short, true);
+        assert_eq!(d.seen(), (short, false));
+    }
+
+    /// Goal: a request that is put aside is the same when it is taken up by another thread, and the memory left behind serves on.
+    /// Method: random sizes, every second request goes through a second reader's memory.
+    #[test]
+    fn detached_requests_stay_whole() {
+        let (mut d, mut other) = (Device::new(), Receive::new(MAX));
+        let sizes = [UNIT_BYTES, UNIT_BYTES, UNIT_BYTES, 4096, 0, 20_000, 40_000, UNIT_BYTES, UNIT_BYTES, 170_000];
+        for round in 0..60 {
+            let size = sizes[round * 7 % sizes.len()];
+            let request = d.request(Opcode::Write, size, size, 0);
+            d.send(&request, true);
+            if round % 2 == 0 {
+                other.attach(d.receive.detach());
+                let (bytes, unit) = other.memory();
+                assert!(bytes[..] == request[..] && unit.is_none(), "round {round}");
+                assert_eq!(bytes.window().start, HEAD_AT);
+            } else {
+                assert_eq!(d.seen().0, request, "round {round}");
+            }
+        }
+    }
+}
