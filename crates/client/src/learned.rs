@@ -3,8 +3,9 @@
 //! Owns: the rates and the comparison. Does not own: when it is asked (`decision`: only for files without locality).
 //!
 //! A rate is what landed in a stretch of time in which all went one way, by the clock: so what the processors had to do counts as
-//! well as network and disks. Each way of I/O (read, write) has one stretch at a time: direct requests of one size, or fills, or
-//! write-back. Pauses of the applications do not count.
+//! well as network and disks. Each way of I/O (read, write) has one stretch at a time: direct requests of one size, or reads that the
+//! cache answered, or write-back. Reads are measured where they are answered: read-ahead comes in bursts, each at the speed of the
+//! disk. Pauses of the applications do not count.
 //!
 //! Invariants: a stretch ends without a sample when too much goes another way, or when its user says that it shows nothing (direct
 //! writes beside write-back of earlier ones, write-back that nobody waits for). Without a rate for both ways the rule of the paper
@@ -24,8 +25,8 @@ const PAUSE_NS: u64 = 50_000_000;
 const CLASS_MIN_BYTES: u64 = 32 << 10;
 /// 32 KiB to 4 MiB and more.
 const CLASSES: usize = 8;
-/// Fills below this are not what a stream is made of.
-pub(crate) const STREAM_FILL_BYTES: u64 = 128 << 10;
+/// Reads below this do not go direct for lack of locality, so it does not matter how quickly the cache serves them.
+const READ_MIN_BYTES: u64 = CLASS_MIN_BYTES;
 /// Write-back of at most this beside direct requests does not spoil their measurement.
 pub(crate) const CALM_FLIGHT_BYTES: u64 = 1 << 20;
 /// Of this many percent of the cache's rate, direct is as good: it leaves the cache to others.
@@ -133,12 +134,19 @@ impl Learned {
         self.sides[way as usize].lock().note(index(course), bytes, now_ns, shows);
     }
 
+    /// The cache has answered a read of `bytes`, of a stream that is or may be read ahead.
+    pub(crate) fn note_cached_read(&self, bytes: u64, now_ns: impl Fn() -> u64) {
+        if bytes >= READ_MIN_BYTES {
+            self.note(Way::Read, Course::Cached, bytes, now_ns(), true);
+        }
+    }
+
     /// Whether requests of this size would land sooner through the cache, although it does not help them.
     pub(crate) fn cache_is_faster(&self, way: Way, request: u64, now_ns: u64) -> bool {
         let side = self.sides[way as usize].lock();
         match (side.rates[CACHED].hoped(now_ns), side.rates[class(request)].hoped(now_ns)) {
             (Some(cached), Some(direct)) => direct / EQUAL_PERCENT < cached / 100,
-            // Fills are measured whoever waits for them, write-back only while writers do: that trial might have no end.
+            // Reads are measured always, write-back only while writers wait: that trial might have no end.
             (None, Some(_)) => way == Way::Read,
             _ => false,
         }

@@ -16,7 +16,7 @@ use crate::data::{Loans, Segments, scratch_for};
 use crate::decision::{Mode, Reason, decide};
 use crate::files::{File, OpenFile};
 use crate::group;
-use crate::learned::{Course, STREAM_FILL_BYTES};
+use crate::learned::Course;
 use crate::locks;
 use crate::rangelock::Hold;
 use crate::readahead::{Limits, Plan};
@@ -233,7 +233,11 @@ pub(crate) async fn read(
         return data;
     }
     let plan = plan(&core, &open, range, size);
-    buffered(&core, &open, range, size, plan).await
+    let data = buffered(&core, &open, range, size, plan).await;
+    if data.is_ok() {
+        core.learned.note_cached_read(range.len(), || core.clock.now_ns());
+    }
+    data
 }
 
 /// A range that is all in the cache and so large that bookkeeping costs less than a copy.
@@ -439,9 +443,6 @@ impl Fetch {
         let mode = if core.company.is_alone() && file.has_writers() { LockMode::Write } else { LockMode::Read };
         let pins = locks::pin_spans(core, file, mode, range, self.extent).await?;
         let (bytes, zeros) = read_piece(core, file, self.object, range, false).await?;
-        if range.len() >= STREAM_FILL_BYTES {
-            core.learned.note(Way::Read, Course::Cached, range.len(), core.clock.now_ns(), true);
-        }
         let inside = self.inside(zeros).await?;
         let done = self.put(inside, &Arc::new(bytes));
         drop(pins);
@@ -505,6 +506,7 @@ fn plan(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64) -> Plan 
 
 /// A hit moves its stream on.
 fn read_ahead(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64) {
+    core.learned.note_cached_read(range.len(), || core.clock.now_ns());
     if !core.tunables.on(Knob::ReadAhead) {
         return;
     }

@@ -78,6 +78,7 @@ pub(super) async fn read(
         core.learned.note(Way::Read, course, bytes, core.clock.now_ns(), true);
     }
     if mode == Mode::Buffered && !data.is_empty() {
+        core.learned.note_cached_read(data.len() as u64, || core.clock.now_ns());
         let size = file.size();
         let plan = plan(core, open, asked.intersect(&ByteRange::new(0, size)), size);
         super::fetch_ahead(core, open, plan);
