@@ -90,6 +90,8 @@ struct ZoneImage {
     data: DataReport,
     prepared: BTreeMap<TxId, (Timespec, Vec<amphi_meta::Part>)>,
     committed: BTreeSet<TxId>,
+    decided: BTreeMap<TxId, cluster::Decided>,
+    applied: BTreeSet<TxId>,
     pool: Option<u16>,
     home: Option<HomeRecord>,
     map: Option<ClusterMap>,
@@ -176,6 +178,8 @@ async fn read_zone<E: Env>(
         data: amphi_data::fsck_items(zone.items.iter().map(|(k, v)| (&**k, &**v)), zone.data_blocks),
         prepared: BTreeMap::new(),
         committed: BTreeSet::new(),
+        decided: BTreeMap::new(),
+        applied: BTreeSet::new(),
         pool: None,
         home: None,
         map: None,
@@ -235,6 +239,8 @@ fn load_item(
             report.pending.push(text);
             image.committed.insert(tx);
         }
+        Item::Intent(Intent::Decided { tx, now, parts }) => drop(image.decided.insert(tx, (now, parts))),
+        Item::Intent(Intent::Applied { tx }) => drop(image.applied.insert(tx)),
     }
     Ok(())
 }

@@ -10,9 +10,15 @@
 //!
 //! Logs of targets lose their last records independently when power fails. So a promise is stable before the decision
 //! is logged, the decision before a participant applies, and the participants' changes before the coordinator forgets
-//! the decision. Two syncs, one after the other, are the price of an operation over two targets.
+//! the decision. Two syncs, one after the other, are the price of an operation over two servers.
 //!
-//! After a crash a participant with a promise asks: what the coordinator does not remember did not happen.
+//! Targets of one server end together, so a promise among them is kept in memory alone, and the decision has the
+//! participants' changes (`decided`): one record and one sync.
+//!
+//! After a crash a participant with a promise asks: what the coordinator does not remember did not happen. What a decision
+//! has is done again, unless it was done.
+
+pub mod decided;
 
 use crate::counters::add;
 use crate::cx::Cx;
@@ -40,10 +46,20 @@ const ASK_AFTER: Duration = Duration::from_secs(2);
 /// How often a repeated answer that waits for others to be told looks whether they are.
 const UNTOLD_LOOK: Duration = Duration::from_millis(2);
 
-/// A promise that is logged.
+/// How a promise is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promise {
+    /// By a record of the participant.
+    Logged,
+    /// In memory: the coordinator's decision will have the changes, and this server has both.
+    Held,
+}
+
+/// A promise that was given.
 struct Prepared {
     now: Timespec,
     parts: Vec<Part>,
+    promise: Promise,
     /// Held until the outcome is known.
     guard: Guard<NameKey>,
     /// Until then clients cache nothing of what is being changed. A promise of an earlier run has none: no tokens are granted
@@ -62,6 +78,8 @@ pub struct Intents {
     undecided: BTreeSet<TxId>,
     /// Decisions of an earlier run that other servers have not been told yet.
     untold: BTreeSet<TxId>,
+    /// Decisions that have their changes.
+    carried: decided::Carried,
     /// Whether a task asks about old promises.
     watched: bool,
     /// On target 0: who may move directories.
@@ -80,6 +98,7 @@ impl Intents {
             committed: BTreeMap::new(),
             undecided: BTreeSet::new(),
             untold: BTreeSet::new(),
+            carried: decided::Carried::default(),
             watched: false,
             move_gate: Gate::default(),
             moving: BTreeMap::new(),
@@ -88,9 +107,12 @@ impl Intents {
         for intent in recovered {
             match intent {
                 Intent::Prepared { tx, now, parts } => {
-                    intents.prepared.insert(tx, Prepared { now, parts, guard: Guard::none(), changing: None });
+                    let promise = Promise::Logged;
+                    intents.prepared.insert(tx, Prepared { now, parts, promise, guard: Guard::none(), changing: None });
                 }
                 Intent::Committed { tx, participants } => drop(intents.committed.insert(tx, participants)),
+                Intent::Decided { tx, now, parts } => intents.carried.found(tx, now, parts),
+                Intent::Applied { tx } => intents.carried.found_mark(tx),
             }
         }
         intents
@@ -104,7 +126,8 @@ impl Intents {
     /// Whether every promise and every decision is finished, but for those that wait for other servers: they are finished
     /// after the next start.
     pub fn is_idle(&self, routes: &Routes) -> bool {
-        self.prepared.keys().all(|tx| !routes.is_local(tx.coordinator))
+        self.carried.is_idle()
+            && self.prepared.keys().all(|tx| !routes.is_local(tx.coordinator))
             && self.committed.values().all(|all| all.iter().any(|t| !routes.is_local(*t)))
     }
 }
@@ -184,6 +207,7 @@ pub async fn prepare<E: Env>(
     tx: TxId,
     now: Timespec,
     parts: Vec<Part>,
+    promise: Promise,
 ) -> Result<Told> {
     if target.intents.borrow().prepared.contains_key(&tx) {
         // Promised in an earlier run, and held since it was read.
@@ -196,12 +220,22 @@ pub async fn prepare<E: Env>(
     }
     let sent = || worker.send_revocations(target);
     let changing = target.tokens.change(|| worker.now_ns(), session, || changed_keys(&parts, &[]), sent).await;
+    if promise == Promise::Held {
+        // The decision must not outlive what its changes build on. A new inode builds on nothing.
+        if parts.iter().any(|part| !matches!(part, Part::MakeInode(_))) {
+            target.zone.stable(target.zone.appended_lsn()).await?;
+        }
+        let prepared = Prepared { now, parts, promise, guard, changing: Some(changing) };
+        target.intents.borrow_mut().prepared.insert(tx, prepared);
+        return Ok(Told::Done);
+    }
     let intent = Intent::Prepared { tx, now, parts };
     let mut txn = Txn::default();
     txn.put(intent.key(), records::encode(&intent));
     let Intent::Prepared { parts, .. } = intent else { return Err(Errno::Io) };
     let lsn = {
-        target.intents.borrow_mut().prepared.insert(tx, Prepared { now, parts, guard, changing: Some(changing) });
+        let prepared = Prepared { now, parts, promise, guard, changing: Some(changing) };
+        target.intents.borrow_mut().prepared.insert(tx, prepared);
         target.append(txn, Order::Plain)
     };
     if !worker.routes.is_local(tx.coordinator) {
@@ -261,23 +295,24 @@ fn foreign_promises<E: Env>(worker: &Worker<E>, target: &Target<E>) -> BTreeSet<
     intents.prepared.keys().filter(|tx| !worker.routes.is_local(tx.coordinator)).copied().collect()
 }
 
-/// Makes a promise true, or forgets it. Unknown numbers are passed over: they were finished before.
+/// Makes a promise true, or forgets it. Unknown numbers are passed over: they were finished before. Does not wait until its
+/// record is written: should that be lost, the promise or the decision is still there, and it is done again.
 pub async fn finish<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId, commit: bool) -> Result<Told> {
     let Some(prepared) = target.intents.borrow_mut().prepared.remove(&tx) else { return Ok(Told::Done) };
-    let Prepared { now, parts, guard, changing } = prepared;
+    let Prepared { now, parts, promise, guard, changing } = prepared;
     let mut txn = Txn::default();
-    txn.delete(Intent::Prepared { tx, now, parts: Vec::new() }.key());
-    let lsn = if commit {
-        let applied = target.meta.borrow_mut().apply_parts(&parts, now, &mut txn);
-        crate::ops::orphaned(target, &applied.orphaned, &mut txn)
-    } else {
-        crate::ops::Orphans::default()
+    match promise {
+        Promise::Logged => txn.delete(Intent::Prepared { tx, now, parts: Vec::new() }.key()),
+        Promise::Held if commit => txn.put(Intent::Applied { tx }.key(), records::encode(&Intent::Applied { tx })),
+        Promise::Held => {}
     }
-    .append(worker, target, txn);
-    drop(changing);
     if commit {
-        target.zone.written(lsn).await?;
+        let applied = target.meta.borrow_mut().apply_parts(&parts, now, &mut txn);
+        crate::ops::orphaned(target, &applied.orphaned, &mut txn).append(worker, target, txn);
+    } else {
+        target.append(txn, Order::Plain);
     }
+    drop(changing);
     drop(guard);
     Ok(Told::Done)
 }
@@ -287,7 +322,7 @@ pub fn outcome<E: Env>(target: &Target<E>, tx: TxId) -> Decision {
     let intents = target.intents.borrow();
     if intents.undecided.contains(&tx) {
         Decision::Undecided
-    } else if intents.committed.contains_key(&tx) {
+    } else if intents.committed.contains_key(&tx) || intents.carried.knows(tx) {
         Decision::Committed
     } else {
         Decision::Aborted
@@ -362,6 +397,7 @@ pub async fn recover<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> 
     if !foreign_promises(worker, target).is_empty() {
         watch(worker, target, Duration::ZERO);
     }
+    decided::recover(worker, target).await?;
     let decided: Vec<(TxId, Vec<TargetId>)> =
         target.intents.borrow().committed.iter().map(|(tx, p)| (*tx, p.clone())).collect();
     for (tx, participants) in decided {
@@ -451,9 +487,13 @@ impl<E: Env> Cx<E> {
         for part in parts {
             by_target.entry(part.target()).or_default().push(part);
         }
-        self.reserve(by_target.get(&own).map_or(0, |p| growth(p)) + 256).await?;
-        let tx = self.target.intents.borrow_mut().new_tx();
         let several = by_target.keys().any(|t| *t != own);
+        let carried = several && by_target.keys().all(|t| self.worker.routes.is_local(*t));
+        let carried = carried && self.worker.tunables.carried_decisions.is_on();
+        // The decision may have the changes of all.
+        let here = by_target.iter().filter(|(t, _)| carried || **t == own);
+        self.reserve(here.map(|(_, p)| growth(p)).sum::<u64>() + 256).await?;
+        let tx = self.target.intents.borrow_mut().new_tx();
         if several {
             add(&self.worker.counters.two_phase, 1);
         }
@@ -478,7 +518,11 @@ impl<E: Env> Cx<E> {
                 }
                 checked
             } else {
-                let question = Question::Prepare { tx, session: self.session, now: self.now, parts: parts.clone() };
+                let (session, now, parts) = (self.session, self.now, parts.clone());
+                let question = match carried {
+                    true => Question::Hold { tx, session, now, parts },
+                    false => Question::Prepare { tx, session, now, parts },
+                };
                 self.worker.ask(target, question).await
             };
             match told {
@@ -523,7 +567,12 @@ impl<E: Env> Cx<E> {
                 let applied = self.target.meta.borrow_mut().apply_parts(parts, self.now, &mut txn);
                 orphans = crate::ops::orphaned(&self.target, &applied.orphaned, &mut txn);
             }
-            if several {
+            if carried {
+                by_target.remove(&own);
+                let intent = Intent::Decided { tx, now: self.now, parts: by_target.into_iter().collect() };
+                txn.put(intent.key(), records::encode(&intent));
+                self.target.intents.borrow_mut().carried.decide(tx, promised.clone());
+            } else if several {
                 let intent = Intent::Committed { tx, participants: promised.clone() };
                 txn.put(intent.key(), records::encode(&intent));
                 self.target.intents.borrow_mut().committed.insert(tx, promised.clone());
@@ -560,7 +609,10 @@ impl<E: Env> Cx<E> {
         let commits = promised.iter().map(|t| self.worker.insist(*t, Question::Commit(tx)));
         join_all(commits).await.into_iter().collect::<Result<()>>()?;
         drop(guard);
-        forget_later(&self.worker, &self.target, tx, promised);
+        match carried {
+            true => decided::forget_soon(&self.worker, &self.target, tx),
+            false => forget_later(&self.worker, &self.target, tx, promised),
+        }
         Ok(Ran::Done(reply))
     }
 }

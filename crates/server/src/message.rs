@@ -193,6 +193,29 @@ pub enum Question {
     /// `Done`, when everything logged so far is stable, unless the target was opened again since its start number was this:
     /// `Stale`.
     StableSince(u64),
+    /// `Done` or `Conflict`: as `Prepare`, of a target of the same server, whose decision will have the changes: nothing is
+    /// logged before that.
+    Hold {
+        /// The operation.
+        tx: TxId,
+        /// Whose it is.
+        session: SessionId,
+        /// Its time stamp.
+        now: Timespec,
+        /// The changes.
+        parts: Vec<Part>,
+    },
+    /// `Done`: make the changes of a decision of an earlier run, unless they were made.
+    Redo {
+        /// The operation.
+        tx: TxId,
+        /// Its time stamp.
+        now: Timespec,
+        /// The changes.
+        parts: Vec<Part>,
+    },
+    /// `Done`: the decisions are forgotten, so the marks that their changes were made are of no use any more.
+    Unmark(Vec<TxId>),
 }
 
 impl Question {
@@ -216,6 +239,9 @@ impl Question {
                 | Question::SessionAbsent(_)
                 | Question::Company(..)
                 | Question::Absent
+                | Question::Hold { .. }
+                | Question::Redo { .. }
+                | Question::Unmark(_)
         )
     }
 }

@@ -1,7 +1,7 @@
 //! Answers of a target to other targets and to the worker with the connections.
 
 use crate::glimpse;
-use crate::intents;
+use crate::intents::{self, Promise};
 use crate::message::{Hail, Place, Question, Told};
 use crate::ops;
 use crate::records::{self, SessionRecord};
@@ -47,7 +47,15 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
             Ok(Told::View(Box::new(view), token))
         }
         Question::Prepare { tx, session, now, parts } => {
-            intents::prepare(worker, target, session, tx, now, parts).await
+            intents::prepare(worker, target, session, tx, now, parts, Promise::Logged).await
+        }
+        Question::Hold { tx, session, now, parts } => {
+            intents::prepare(worker, target, session, tx, now, parts, Promise::Held).await
+        }
+        Question::Redo { tx, now, parts } => intents::decided::redo(worker, target, tx, now, parts).await,
+        Question::Unmark(txs) => {
+            intents::decided::unmark(target, &txs);
+            Ok(Told::Done)
         }
         Question::Commit(tx) => intents::finish(worker, target, tx, true).await,
         Question::Abort(tx) => intents::finish(worker, target, tx, false).await,

@@ -65,22 +65,41 @@ pub enum Intent {
         /// Who has to be told.
         participants: Vec<TargetId>,
     },
+    /// As `Committed`, by a coordinator whose server has all participants: they have not logged a promise, so the decision
+    /// has their changes.
+    Decided {
+        /// The operation.
+        tx: TxId,
+        /// Time stamp of the changes.
+        now: Timespec,
+        /// What will be changed at the participants.
+        parts: Vec<(TargetId, Vec<Part>)>,
+    },
+    /// A participant has made the changes of a decision that has them, and must not make them again.
+    Applied {
+        /// The operation.
+        tx: TxId,
+    },
 }
 
 const KIND_PREPARED: u8 = b'p';
 const KIND_COMMITTED: u8 = b'c';
+const KIND_DECIDED: u8 = b'd';
+const KIND_APPLIED: u8 = b'a';
 const KIND_CUT_OFF: u8 = b'e';
 
 impl Intent {
     /// Key of the intent's item.
     pub fn key(&self) -> Key {
-        let (kind, a, b) = match self {
-            Intent::Prepared { tx, .. } => (KIND_PREPARED, u64::from(tx.coordinator.0), tx.number),
-            Intent::Committed { tx, .. } => (KIND_COMMITTED, u64::from(tx.coordinator.0), tx.number),
+        let (kind, tx) = match self {
+            Intent::Prepared { tx, .. } => (KIND_PREPARED, tx),
+            Intent::Committed { tx, .. } => (KIND_COMMITTED, tx),
+            Intent::Decided { tx, .. } => (KIND_DECIDED, tx),
+            Intent::Applied { tx } => (KIND_APPLIED, tx),
         };
         let mut key = vec![tag::INTENT, kind];
-        key.extend(a.to_be_bytes());
-        key.extend(b.to_be_bytes());
+        key.extend(u64::from(tx.coordinator.0).to_be_bytes());
+        key.extend(tx.number.to_be_bytes());
         key
     }
 }
@@ -201,6 +220,8 @@ mod tests {
         for intent in [
             Intent::Prepared { tx, now: Timespec::default(), parts: Vec::new() },
             Intent::Committed { tx, participants: vec![TargetId(1)] },
+            Intent::Decided { tx, now: Timespec::default(), parts: vec![(TargetId(1), Vec::new())] },
+            Intent::Applied { tx },
         ] {
             let value = encode(&intent);
             assert_eq!(decode_item(&intent.key(), &value), Ok(Item::Intent(intent.clone())));

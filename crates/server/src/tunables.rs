@@ -131,6 +131,8 @@ pub struct Tunables {
     contention: Tunable,
     /// Whether answers to changes of names bring the attributes of the directory.
     pub directory_attributes: Tunable,
+    /// Whether decisions among targets of this server have the changes of all.
+    pub carried_decisions: Tunable,
     sync_interval_ms: Tunable,
     checkpoint_bytes: Tunable,
     /// Free bytes for each mount from which on a target says that it has room.
@@ -251,6 +253,13 @@ impl Tunables {
                 (0, 1),
                 "answers to changes of names bring the attributes of the directory",
             ),
+            carried_decisions: Tunable::new(
+                "server.carried_decisions",
+                Switch,
+                1,
+                (0, 1),
+                "an operation over several targets of one server is one record with the changes of all",
+            ),
             sync_interval_ms: Tunable::new(
                 "server.sync_interval_ms",
                 Milliseconds,
@@ -292,7 +301,7 @@ impl Tunables {
         if self.callback_again.is_on() { self.callback_deadline_ns() / 6 } else { u64::MAX }
     }
 
-    fn all(&self) -> [&Tunable; 16] {
+    fn all(&self) -> [&Tunable; 17] {
         [
             &self.session_grace_ms,
             &self.token_ms,
@@ -306,6 +315,7 @@ impl Tunables {
             &self.lock_growth,
             &self.contention,
             &self.directory_attributes,
+            &self.carried_decisions,
             &self.sync_interval_ms,
             &self.checkpoint_bytes,
             &self.roomy_bytes,

@@ -2,8 +2,12 @@
 
 use super::{Report, ZoneImage};
 use crate::records::TxId;
-use amphi_types::{Ino, Kind, ObjectId, TargetId};
+use amphi_meta::Part;
+use amphi_types::{Ino, Kind, ObjectId, TargetId, Timespec};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// Time and changes of a decision that has them.
+pub(super) type Decided = (Timespec, Vec<(TargetId, Vec<Part>)>);
 
 /// Finishes interrupted operations in memory as the next start would.
 pub(super) fn finish_intents(images: &mut [ZoneImage], report: &mut Report) {
@@ -13,14 +17,29 @@ pub(super) fn finish_intents(images: &mut [ZoneImage], report: &mut Report) {
             if !decided.contains(&tx) {
                 continue;
             }
-            match image.meta.check_parts(&parts) {
-                Ok(()) => drop(image.meta.apply_parts(&parts, now, &mut Default::default())),
-                Err(e) => report.find(
-                    &image.path,
-                    format!("the promised changes of operation {} of {} do not fit: {e:?}", tx.number, tx.coordinator),
-                ),
+            finish(image, tx, now, &parts, report);
+        }
+    }
+    let carried: BTreeMap<TxId, Decided> = images.iter_mut().flat_map(|i| std::mem::take(&mut i.decided)).collect();
+    for (tx, (now, all)) in carried {
+        for (target, parts) in all {
+            let Some(image) = images.iter_mut().find(|i| i.target == target) else { continue };
+            if !image.applied.contains(&tx) {
+                let (number, coordinator) = (tx.number, tx.coordinator);
+                report.pending.push(format!("{}: operation {number} of {coordinator} is decided", image.path));
+                finish(image, tx, now, &parts, report);
             }
         }
+    }
+}
+
+fn finish(image: &mut ZoneImage, tx: TxId, now: Timespec, parts: &[Part], report: &mut Report) {
+    match image.meta.check_parts(parts) {
+        Ok(()) => drop(image.meta.apply_parts(parts, now, &mut Default::default())),
+        Err(e) => report.find(
+            &image.path,
+            format!("the promised changes of operation {} of {} do not fit: {e:?}", tx.number, tx.coordinator),
+        ),
     }
 }
 
