@@ -16,9 +16,18 @@ fn dir_name(target: u16) -> String {
     (0..).map(|i| format!("d{i}")).find(on).expect("a name")
 }
 
+/// Pauses between the steps: with the long one, what goes on in the background falls between them, such as forgetting decisions.
+const PAUSES: [Duration; 2] = [Duration::ZERO, Duration::from_millis(170)];
+
 /// Runs the scenario from step 0; `done` counts the steps that were answered, `trees` gets the tree after each.
-async fn scenario(c: &Client, done: &Cell<usize>, mut trees: Option<&mut Vec<Tree>>) -> Result<()> {
+async fn scenario(
+    (place, c): (&Place, &Client),
+    pause: Duration,
+    done: &Cell<usize>,
+    mut trees: Option<&mut Vec<Tree>>,
+) -> Result<()> {
     let root = Ino::ROOT;
+    let clock = place.sim.node("client");
     let (an, bn) = (dir_name(1), dir_name(2));
     macro_rules! step {
         ($call:expr) => {{
@@ -28,6 +37,7 @@ async fn scenario(c: &Client, done: &Cell<usize>, mut trees: Option<&mut Vec<Tre
             if let Some(trees) = trees.as_deref_mut() {
                 trees.push(c.tree(root).await?);
             }
+            clock.sleep(pause).await;
             value
         }};
     }
@@ -57,14 +67,14 @@ fn assert_clean(report: &Report, what: &str) {
 }
 
 /// The trees before any step and after each, and how many writes and syncs the scenario needs.
-fn golden() -> (Vec<Tree>, u64) {
+fn golden(pause: Duration) -> (Vec<Tree>, u64) {
     let place = Place::new(50, 3, 2);
     let mut trees = vec![Tree::new()];
     let run = async {
         let server = place.start().await.unwrap();
         let c = place.client(1).await.unwrap();
         let done = Cell::new(0);
-        scenario(&c, &done, Some(&mut trees)).await.unwrap();
+        scenario((&place, &c), pause, &done, Some(&mut trees)).await.unwrap();
         let ops = place.sim.disk_ops("server");
         c.call(Request::Goodbye).await.unwrap();
         server.stop().await.unwrap();
@@ -81,7 +91,7 @@ fn golden() -> (Vec<Tree>, u64) {
 /// every write; the scenario must end as without a crash, and the zones must be clean.
 #[test]
 fn every_answer_survives_a_kill() {
-    let (trees, ops) = golden();
+    let (trees, ops) = golden(Duration::ZERO);
     let mut crashes = 0;
     for nth in 1..=ops {
         let place = Place::new(50, 3, 2);
@@ -90,7 +100,7 @@ fn every_answer_survives_a_kill() {
             let c = place.client(1).await.unwrap();
             place.sim.crash_at("server", nth, CrashKind::Process);
             let done = Cell::new(0);
-            let story = scenario(&c, &done, None);
+            let story = scenario((&place, &c), Duration::ZERO, &done, None);
             let keeper = async {
                 loop {
                     place.sim.node("client").sleep(Duration::from_millis(5)).await;
@@ -121,17 +131,17 @@ fn every_answer_survives_a_kill() {
 /// power failure at least the zones are one clean whole. Method: client and server crash at every write.
 #[test]
 fn nothing_is_left_half_done() {
-    let (trees, ops) = golden();
-    for kind in [CrashKind::Process, CrashKind::Power] {
+    for (pause, kind) in PAUSES.into_iter().flat_map(|p| [(p, CrashKind::Process), (p, CrashKind::Power)]) {
+        let (trees, ops) = golden(pause);
         for nth in 1..=ops {
             let place = Place::new(50, 3, 2);
-            let what = format!("{kind:?} at {nth}");
+            let what = format!("{kind:?} at {nth}, pauses of {pause:?}");
             let run = async {
                 let first = place.start().await.unwrap();
                 let c = place.client(1).await.unwrap();
                 place.sim.crash_at("server", nth, kind);
                 let done = Rc::new(Cell::new(0));
-                let story = scenario(&c, &done, None);
+                let story = scenario((&place, &c), pause, &done, None);
                 let dead = async {
                     while place.sim.alive("server") {
                         place.sim.node("client").sleep(Duration::from_micros(200)).await;
