@@ -10,6 +10,7 @@ use crate::cache::limit::Trees;
 use crate::callers::Callers;
 use crate::closes::Closes;
 use crate::company::Company;
+use crate::direct_ahead::DirectStreams;
 use crate::directories::Directories;
 use crate::file_locks::FileLockTable;
 use crate::files::{File, FileTable, Moment, Signal};
@@ -86,6 +87,8 @@ pub(crate) struct Core {
     pub(crate) roomy: Roomy,
     /// Bytes of fills under way.
     pub(crate) fill_bytes: AtomicU64,
+    /// Direct reads that were asked for ahead.
+    pub(crate) direct_streams: DirectStreams,
     /// Full chunks that the bound of bytes under way left behind.
     pub(crate) backlog: Mutex<VecDeque<(Arc<File>, ByteRange)>>,
     /// Write-back requests that have ended, and who waits for one.
@@ -154,6 +157,7 @@ impl Core {
             piped_bytes: AtomicU64::new(0),
             roomy: Roomy::default(),
             fill_bytes: AtomicU64::new(0),
+            direct_streams: DirectStreams::default(),
             backlog: Mutex::default(),
             landings: AtomicU64::new(0),
             group_news: GroupNews::default(),

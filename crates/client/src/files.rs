@@ -122,6 +122,8 @@ pub(crate) struct DirtyIndex {
 struct Fill {
     id: u64,
     range: ByteRange,
+    /// Its bytes are kept for one reader and do not go into the cache, so nobody waits for it.
+    held: bool,
     /// What changed since it was asked for: the answer may be older than that.
     spoiled: RangeSet,
 }
@@ -131,6 +133,13 @@ struct Fill {
 struct Fills {
     next: u64,
     list: Vec<Fill>,
+}
+
+impl Fills {
+    /// Those that go into the cache.
+    fn cached(&self) -> impl Iterator<Item = &Fill> {
+        self.list.iter().filter(|f| !f.held)
+    }
 }
 
 /// Write-back under way.
@@ -177,7 +186,10 @@ pub(crate) struct File {
     pub(crate) dirty: Mutex<DirtyIndex>,
     pub(crate) flights: Mutex<Flights>,
     fills: Mutex<Fills>,
+    /// Those that go into the cache.
     pub(super) fills_under_way: AtomicU32,
+    /// All of them.
+    pub(super) fills_entered: AtomicU32,
     pub(crate) signal: Signal,
     /// Bytes of cache memory.
     pub(crate) cached_bytes: AtomicU64,
@@ -249,6 +261,7 @@ impl File {
             flights: Mutex::default(),
             fills: Mutex::default(),
             fills_under_way: AtomicU32::new(0),
+            fills_entered: AtomicU32::new(0),
             signal: Signal::default(),
             cached_bytes: AtomicU64::new(0),
             cached_end: AtomicU64::new(0),
@@ -331,12 +344,26 @@ impl File {
 
     /// Enters a fill. From now on changes of its bytes spoil it.
     pub(crate) fn fill_begins(&self, range: ByteRange) -> u64 {
+        self.enter_fill(range, false)
+    }
+
+    /// As `fill_begins`, of bytes that are kept for one reader until `fill_ends` instead of going into the cache.
+    pub(crate) fn held_fill_begins(&self, range: ByteRange) -> u64 {
+        self.enter_fill(range, true)
+    }
+
+    fn enter_fill(&self, range: ByteRange, held: bool) -> u64 {
         let mut fills = self.fills.lock();
         fills.next += 1;
         let id = fills.next;
-        fills.list.push(Fill { id, range, spoiled: RangeSet::new() });
-        self.fills_under_way.store(fills.list.len() as u32, SeqCst);
+        fills.list.push(Fill { id, range, held, spoiled: RangeSet::new() });
+        self.count_fills(&fills);
         id
+    }
+
+    fn count_fills(&self, fills: &Fills) {
+        self.fills_entered.store(fills.list.len() as u32, SeqCst);
+        self.fills_under_way.store(fills.cached().count() as u32, SeqCst);
     }
 
     /// Whether what fill `id` brings for `range` is still true. To be asked under the lock of the cache's shard.
@@ -348,7 +375,7 @@ impl File {
     pub(crate) fn fill_ends(&self, id: u64) {
         let mut fills = self.fills.lock();
         fills.list.retain(|f| f.id != id);
-        self.fills_under_way.store(fills.list.len() as u32, SeqCst);
+        self.count_fills(&fills);
         drop(fills);
         self.signal.notify();
     }
@@ -356,7 +383,7 @@ impl File {
     /// What the server has of `range`, or the right to cache it, changed now: fills that were asked for before do not
     /// count there.
     pub(crate) fn spoil(&self, range: ByteRange) {
-        if self.fills_under_way.load(SeqCst) > 0 {
+        if self.fills_entered.load(SeqCst) > 0 {
             for fill in self.fills.lock().list.iter_mut().filter(|f| f.range.overlaps(&range)) {
                 fill.spoiled.insert(range.intersect(&fill.range));
             }
@@ -366,13 +393,13 @@ impl File {
     /// The parts of `range` that no fill under way brings.
     pub(crate) fn not_being_filled(&self, range: ByteRange) -> Vec<ByteRange> {
         let mut covered = RangeSet::new();
-        self.fills.lock().list.iter().for_each(|f| covered.insert(f.range));
+        self.fills.lock().cached().for_each(|f| covered.insert(f.range));
         covered.gaps(range).into_vec()
     }
 
     /// Whether a fill under way brings bytes of `range`.
     pub(crate) fn is_being_filled(&self, range: ByteRange) -> bool {
-        self.fills_under_way.load(SeqCst) > 0 && self.fills.lock().list.iter().any(|f| f.range.overlaps(&range))
+        self.fills_under_way.load(SeqCst) > 0 && self.fills.lock().cached().any(|f| f.range.overlaps(&range))
     }
 
     /// Whether bytes of `range` are on their way to the server.

@@ -7,6 +7,7 @@ use crate::cache::limit;
 use crate::closes;
 use crate::company;
 use crate::core::Core;
+use crate::direct_ahead;
 use crate::file_locks;
 use crate::links::{Links, Seat};
 use crate::locks;
@@ -300,6 +301,7 @@ async fn tick<E: Env>(env: E, core: Arc<Core>, links: Rc<Links<E>>) {
         core.group_news.ring();
         tokens::tick(&core);
         siblings::tick(&core);
+        direct_ahead::tick(&core);
         links.tune();
         links.mind_silence();
         look_at_memory(&core);

@@ -26,6 +26,7 @@ mod company;
 mod core;
 mod data;
 pub mod decision;
+mod direct_ahead;
 mod directories;
 mod file_locks;
 mod files;

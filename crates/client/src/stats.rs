@@ -53,6 +53,7 @@ counters! {
     CopyRange = "copy_range", "bytes";
     Fill = "cache_fill", "bytes";
     ReadAheadIssued = "readahead_issued", "bytes";
+    DirectAheadUsed = "readahead_direct_used", "bytes";
     SmallAheadAsked = "readahead_small_asked", "files";
     SmallAheadGot = "readahead_small_got", "files";
     SmallAheadLater = "readahead_small_later", "files";

@@ -10,6 +10,7 @@ mod coherence;
 mod company;
 mod deadlocks;
 mod decisions;
+mod direct_ahead;
 mod directories;
 mod faults;
 mod file_locks;

@@ -108,6 +108,7 @@ knobs! {
     ReadAhead = "readahead.enabled", Switch, 1, 0 => 1, "read ahead of sequential and strided streams";
     ReadAheadBytes = "readahead.max_bytes", Bytes, 64 * M, 64 * K => G, "largest read-ahead window of one stream";
     ReadAheadRequests = "readahead.requests", Number, 10, 1 => 1024, "requests of the present size to be ahead of a stream";
+    DirectAhead = "readahead.direct_bytes", Bytes, 8 * M, 0 => 64 * M, "direct reads of at most this size that follow each other are asked for ahead; 0 = none";
     SmallAhead = "readahead.small_files", Switch, 1, 0 => 1, "open and read the small files of a directory ahead of who opens them one after the other";
     SmallAheadBytes = "readahead.small_bytes", Bytes, 64 * K, 4 * K => M, "files of at most so many bytes are read so";
     SmallAheadFiles = "readahead.small_max", Number, 256, 1 => 512, "files to be ahead of a reader at most";

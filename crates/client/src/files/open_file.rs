@@ -6,6 +6,7 @@ use super::File;
 use crate::api::OpenFlags;
 use crate::core::Core;
 use crate::decision::Reason;
+use crate::direct_ahead::DirectStream;
 use crate::readahead::ReadAhead;
 use crate::stats::Way;
 use crate::tunables::Knob;
@@ -41,6 +42,7 @@ pub struct OpenFile {
     pieces: Mutex<Vec<Piece>>,
     pieces_open: AtomicU32,
     pub(crate) readahead: Mutex<ReadAhead>,
+    pub(crate) direct: Mutex<DirectStream>,
     /// A stream has bytes ahead of it, so hits matter to it.
     pub(crate) readahead_on: AtomicBool,
     hits: [Hits; HIT_SHARDS],
@@ -73,6 +75,7 @@ impl OpenFile {
             pieces: Mutex::default(),
             pieces_open: AtomicU32::new(0),
             readahead: Mutex::default(),
+            direct: Mutex::default(),
             readahead_on: AtomicBool::new(false),
             hits: Default::default(),
             io_mode: AtomicU8::new(IoMode::Auto as u8),

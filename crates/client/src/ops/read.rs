@@ -14,6 +14,7 @@ use crate::company;
 use crate::core::{Core, unexpected};
 use crate::data::{Loans, Segments, scratch_for};
 use crate::decision::{Mode, Reason, decide};
+use crate::direct_ahead;
 use crate::files::{File, OpenFile};
 use crate::group;
 use crate::learned::Course;
@@ -223,6 +224,7 @@ pub(crate) async fn read(
     count(&core, &open, decision.reason, range.len());
     if decision.mode == Mode::Direct {
         let data = match buf {
+            None if is_stream(decision.reason) => direct_ahead::read(&core, &open, range, size).await,
             None => direct(&core, file, range).await,
             Some(buf) => direct_gaps(&core, file, range, buf, &gaps).await,
         };
@@ -245,8 +247,13 @@ fn lend_large(core: &Core, file: &File, range: ByteRange) -> Option<Segments> {
     if range.len() < LEND_MIN_BYTES { None } else { core.cache.lend(file, range).map(Segments::from) }
 }
 
+/// Whether direct reads for this reason may be asked for ahead: nobody asked for direct ones, and nothing is short.
+fn is_stream(reason: Reason) -> bool {
+    matches!(reason, Reason::DirectLarge | Reason::DirectLocality)
+}
+
 /// Bytes of the targets, in the buffers they came in.
-async fn direct(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Result<Segments> {
+pub(crate) async fn direct(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Result<Segments> {
     let pieces = direct_pieces(file, range);
     let parts = join_all(pieces.into_iter().map(|(object, part)| read_piece(core, file, object, part, true))).await;
     let mut data = Segments::new();

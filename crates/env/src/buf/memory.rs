@@ -13,6 +13,7 @@
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -33,8 +34,11 @@ const HUGE_BYTES: usize = 2 << 20;
 const MAPPED_STEP_BYTES: usize = 1 << 20;
 /// Used chunks kept for good, bytes together: pieces of two requests of 16 MiB and some more.
 const CHUNKS_KEPT_BYTES: usize = 48 << 20;
-/// Each `decay` gives back this part of what is kept beyond.
+/// Each `decay` gives back this part of what is kept beyond and was not wanted.
 const DECAY: usize = 8;
+/// Calls of `decay` in a stretch: what was wanted in this one or the one before stays. Memory that comes anew costs many times what its use
+/// costs, and comes in small pages where only a part of a huge page was given back.
+const STRETCH: usize = 12;
 /// Used mappings kept, bytes together: three requests of 16 MiB with their heads.
 const MAPPINGS_KEPT_BYTES: usize = 52 << 20;
 
@@ -46,14 +50,18 @@ unsafe impl Send for Unowned {}
 
 /// Chunks of one size.
 struct Class {
-    used: Vec<Unowned>,
+    /// Used last at the back: that is taken first, since it may still be in a cache of the processor.
+    used: VecDeque<Unowned>,
+    /// The fewest there were in `used` in this stretch of `decay`s and in the one before: so many were not wanted.
+    least: [usize; 2],
     zero: Vec<Unowned>,
     /// What is left of the newest slab.
     slab: Option<(Unowned, usize)>,
 }
 
 static CHUNKS: [Mutex<Class>; CLASSES] =
-    [const { Mutex::new(Class { used: Vec::new(), zero: Vec::new(), slab: None }) }; CLASSES];
+    [const { Mutex::new(Class { used: VecDeque::new(), least: [0; 2], zero: Vec::new(), slab: None }) }; CLASSES];
+static DECAYS: AtomicUsize = AtomicUsize::new(0);
 static CHUNKS_KEPT: AtomicUsize = AtomicUsize::new(0);
 static CHUNKS_KEPT_MAX: AtomicUsize = AtomicUsize::new(CHUNKS_KEPT_BYTES);
 static MAPPINGS: Mutex<Vec<(Unowned, usize)>> = Mutex::new(Vec::new());
@@ -161,8 +169,9 @@ fn chunk(class: usize, bytes: usize, content: Content) -> NonNull<u8> {
     let mut chunks = lock(&CHUNKS[class]);
     // Zeros are taken from memory that has them, arbitrary content from memory whose pages are there.
     if (content == Content::Any || chunks.zero.is_empty())
-        && let Some(Unowned(ptr)) = chunks.used.pop()
+        && let Some(Unowned(ptr)) = chunks.used.pop_back()
     {
+        chunks.note_taken();
         drop(chunks);
         CHUNKS_KEPT.fetch_sub(size, Ordering::Relaxed);
         if content == Content::Zero {
@@ -187,10 +196,24 @@ fn chunk(class: usize, bytes: usize, content: Content) -> NonNull<u8> {
 fn keep_chunk(class: usize, ptr: NonNull<u8>) {
     let size = chunk_bytes(class);
     if CHUNKS_KEPT.fetch_add(size, Ordering::Relaxed) + size <= CHUNKS_KEPT_MAX.load(Ordering::Relaxed) {
-        lock(&CHUNKS[class]).used.push(Unowned(ptr));
+        lock(&CHUNKS[class]).used.push_back(Unowned(ptr));
         return;
     }
     give_back(class, ptr);
+}
+
+impl Class {
+    fn note_taken(&mut self) {
+        self.least = self.least.map(|least| least.min(self.used.len()));
+    }
+
+    /// The chunk that was not used for longest, of those that were not wanted.
+    fn take_unwanted(&mut self) -> Option<Unowned> {
+        let unwanted = self.least[0].min(self.least[1]) > 0;
+        let oldest = if unwanted { self.used.pop_front() } else { None };
+        self.least = self.least.map(|least| least.saturating_sub(usize::from(unwanted)));
+        oldest
+    }
 }
 
 /// How many bytes of used memory may wait for their next use; at least 48 MiB do. New memory is dear: where the machine itself
@@ -199,15 +222,25 @@ pub fn keep_bytes(max: usize) {
     CHUNKS_KEPT_MAX.store(max.max(CHUNKS_KEPT_BYTES), Ordering::Relaxed);
 }
 
-/// Gives a part of the used memory that waits beyond 48 MiB back to the system, or `all` of it.
+/// Gives a part of the used memory that waits beyond 48 MiB, and that nobody wanted lately, back to the system, or `all` beyond.
 pub fn decay(all: bool) {
+    let calls = DECAYS.fetch_add(1, Ordering::Relaxed);
     let beyond = CHUNKS_KEPT.load(Ordering::Relaxed).saturating_sub(CHUNKS_KEPT_BYTES);
     let mut left = if all { beyond } else { beyond.div_ceil(DECAY) };
-    for class in (0..CLASSES).rev() {
+    // Small ones first: the large ones serve direct requests, which a huge page makes faster.
+    for (class, chunks) in CHUNKS.iter().enumerate() {
         while left > 0 {
-            let Some(Unowned(ptr)) = lock(&CHUNKS[class]).used.pop() else { break };
+            let mut chunks = lock(chunks);
+            let oldest = if all { chunks.used.pop_front() } else { chunks.take_unwanted() };
+            chunks.note_taken();
+            drop(chunks);
+            let Some(Unowned(ptr)) = oldest else { break };
             left = left.saturating_sub(chunk_bytes(class));
             give_back(class, ptr);
+        }
+        if calls % STRETCH == STRETCH - 1 {
+            let mut chunks = lock(chunks);
+            chunks.least = [chunks.used.len(), chunks.least[0]];
         }
     }
 }

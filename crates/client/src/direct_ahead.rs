@@ -1,0 +1,174 @@
+//! Direct reads one after the other: the next ones are asked for before the program does.
+//!
+//! Owns: recognising such a stream of an open file, the bytes of its next reads and how long they count. Does not own: which reads go
+//! direct (`decision`), streams through the cache (`readahead`).
+//!
+//! The next read of each stream, or as many as make `AHEAD_BYTES`, are asked for while the one before them is still on its way: so disks,
+//! sockets and the program's copy work at the same time. The bytes go to the reader in the buffers they came in and are dropped with them, so the
+//! memory is used again while it is still in the processor's cache.
+//!
+//! Invariants: bytes are kept only while the mount is alone, and count as long as one that is cached would: whatever spoils a fill spoils
+//! them (`File::spoil`), and a change of the rule of caching ends them. They are looked for only where the cache has
+//! nothing. All of them together are bounded as read-ahead is; unused ones are dropped after `KEPT_NS`.
+
+use crate::core::Core;
+use crate::data::Segments;
+use crate::files::{File, OpenFile};
+use crate::ops::read::direct;
+use crate::stats::Count;
+use crate::tunables::Knob;
+use amphi_types::{ByteRange, Result};
+use futures_channel::oneshot;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Arc, Weak};
+
+/// A stream is this far ahead, or by one read, bytes: enough to keep a disk busy, and what is used again and again stays in the processor's
+/// cache.
+const AHEAD_BYTES: u64 = 4 << 20;
+/// How long bytes are kept for a reader that does not come, nanoseconds.
+const KEPT_NS: u64 = 2_000_000_000;
+/// Most reads that must follow each other before anything is asked for, after that was useless.
+const CAUTION_MAX: u32 = 64;
+
+/// The direct reads of one open file.
+#[derive(Default)]
+pub(crate) struct DirectStream {
+    last_end: u64,
+    /// Reads that followed each other.
+    matches: u32,
+    /// So many more must have before the next one is asked for.
+    caution: u32,
+    /// Reads that were asked for, one behind the other.
+    ahead: VecDeque<Ahead>,
+    /// It is among `DirectStreams`.
+    listed: bool,
+}
+
+/// A read that was asked for ahead.
+struct Ahead {
+    core: Weak<Core>,
+    file: Arc<File>,
+    range: ByteRange,
+    /// Its fill: held until somebody comes for the bytes.
+    id: u64,
+    /// The rule of caching under which it was asked for.
+    rule: u64,
+    /// When, nanoseconds.
+    since_ns: u64,
+    data: oneshot::Receiver<Result<Segments>>,
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.file.fill_ends(self.id);
+        if let Some(core) = self.core.upgrade() {
+            core.fill_bytes.fetch_sub(self.range.len(), SeqCst);
+            if self.file.access_count() == 0 {
+                core.files.reap(&self.file);
+            }
+        }
+    }
+}
+
+/// Open files that something is kept for.
+#[derive(Default)]
+pub(crate) struct DirectStreams(Mutex<Vec<Weak<OpenFile>>>);
+
+/// A direct read of `range`, of which nothing is cached, and the request for the one behind it. The caller holds the range lock shared and
+/// has entered the operation as one that keeps the mount alone.
+pub(crate) async fn read(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64) -> Result<Segments> {
+    let file = &open.file;
+    let taken = advance(core, open, range, size);
+    if let Some(mut ahead) = taken
+        && let Ok(Ok(data)) = (&mut ahead.data).await
+        && ahead.counts(core)
+    {
+        core.stats.bytes(Count::DirectAheadUsed, range.len());
+        return Ok(data);
+    }
+    direct(core, file, range).await
+}
+
+/// Moves the stream on to `range`: what is there or on its way for it, and the next reads are asked for.
+fn advance(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64) -> Option<Ahead> {
+    let mut stream = open.direct.lock();
+    let fits = stream.ahead.front().is_some_and(|a| a.range == range);
+    let useless = if fits { VecDeque::new() } else { std::mem::take(&mut stream.ahead) };
+    if !useless.is_empty() {
+        stream.caution = (2 * stream.caution + 1).min(CAUTION_MAX);
+    } else if fits {
+        stream.caution /= 2;
+    }
+    let taken = stream.ahead.pop_front();
+    stream.matches = if stream.last_end == range.start && range.start > 0 { stream.matches + 1 } else { 0 };
+    stream.last_end = range.end;
+    // A read more with each that fits.
+    let sure = u64::from(stream.matches.saturating_sub(stream.caution)).saturating_mul(range.len());
+    let to = range.end.saturating_add(sure.min(AHEAD_BYTES.max(range.len()))).min(size);
+    let mut at = stream.ahead.back().map_or(range.end, |a| a.range.end);
+    while at < to {
+        let next = ByteRange::at(at, range.len()).intersect(&ByteRange::new(0, size));
+        if !is_wanted(core, next) {
+            break;
+        }
+        stream.ahead.push_back(ask(core, &open.file, next));
+        at = next.end;
+    }
+    let begins = !stream.ahead.is_empty() && !std::mem::replace(&mut stream.listed, true);
+    drop(stream);
+    drop(useless);
+    if begins {
+        core.direct_streams.0.lock().push(Arc::downgrade(open));
+    }
+    taken
+}
+
+/// Whether a read may be asked for ahead.
+fn is_wanted(core: &Core, next: ByteRange) -> bool {
+    let max = core.tunables.get(Knob::DirectAhead).min(core.window_max());
+    core.tunables.on(Knob::ReadAhead) && !next.is_empty() && next.len() <= max && !core.group_short.load(Relaxed)
+}
+
+fn ask(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Ahead {
+    let (sender, data) = oneshot::channel();
+    let (rule, id) = (core.company.rule(), file.held_fill_begins(range));
+    core.fill_bytes.fetch_add(range.len(), SeqCst);
+    core.stats.bytes(Count::ReadAheadIssued, range.len());
+    let (asker, asked) = (core.clone(), file.clone());
+    core.spawn(async move {
+        // Nobody may want it any more.
+        let _ = sender.send(direct(&asker, &asked, range).await);
+    });
+    Ahead { core: Arc::downgrade(core), file: file.clone(), range, id, rule, since_ns: core.clock.now_ns(), data }
+}
+
+impl Ahead {
+    /// Whether the bytes are still what a read would bring.
+    fn counts(&self, core: &Core) -> bool {
+        let company = &core.company;
+        company.is_alone()
+            && company.rule() == self.rule
+            && !company.is_lost()
+            && self.file.fill_is_true(self.id, self.range)
+    }
+}
+
+/// Drops what nobody came for.
+pub(crate) fn tick(core: &Core) {
+    let now_ns = core.clock.now_ns();
+    let mut gone = Vec::new();
+    core.direct_streams.0.lock().retain(|open| {
+        let Some(open) = open.upgrade() else { return false };
+        let mut stream = open.direct.lock();
+        let is_old = stream.ahead.front().is_some_and(|a| now_ns.saturating_sub(a.since_ns) > KEPT_NS);
+        let old = if is_old { std::mem::take(&mut stream.ahead) } else { VecDeque::new() };
+        let keep = !stream.ahead.is_empty();
+        stream.listed = keep;
+        drop(stream);
+        // The last reference closes the file, which may not happen under the lock.
+        gone.push((old, open));
+        keep
+    });
+}

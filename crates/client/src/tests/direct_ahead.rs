@@ -1,0 +1,145 @@
+//! Direct reads that are asked for ahead: that they are, that nothing stale comes of them, that they do not stay.
+
+use super::world::World;
+use crate::OpenFile;
+use crate::api::{Ctx, Fallocate, Hints, OpenFlags};
+use crate::stats::Count;
+use amphi_env::Buf;
+use amphi_types::{ByteRange, Ino, Pattern, SetAttr};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+const STEP: usize = 128 << 10;
+const FILE: usize = 16 * STEP;
+
+fn world(seed: u64) -> (World, Ino, Arc<OpenFile>, Vec<u8>) {
+    let tunables =
+        [("hybrid.large_read_bytes", "128K"), ("hybrid.large_write_bytes", "128K"), ("writeback.pipeline_bytes", "0")];
+    let mut w = World::new(seed, &tunables);
+    let bytes: Vec<u8> = (0..FILE as u32).map(|i| (i / 997) as u8 | 1).collect();
+    let ino = w.server.plant("f", &bytes, Pattern::Growing);
+    let op = w.client.open(&Ctx::root(), ino, OpenFlags::READ_WRITE);
+    let file = w.run(op).expect("open");
+    (w, ino, file, bytes)
+}
+
+fn read(w: &mut World, file: &Arc<OpenFile>, at: usize) -> Vec<u8> {
+    let op = w.client.read(&Ctx::root(), file, at as u64, STEP, Hints::default());
+    w.run(op).expect("read").to_vec()
+}
+
+fn used(w: &World) -> u64 {
+    w.client.core.stats.of(Count::DirectAheadUsed).0
+}
+
+fn kept(w: &World) -> u64 {
+    w.client.core.fill_bytes.load(SeqCst)
+}
+
+/// Goal: all but the first two reads of a stream are asked for ahead and each byte is fetched once, up to the end of the file and not beyond;
+/// reads all over the file ask for nothing. Method: count reads, and requests of the server.
+#[test]
+fn streams_are_asked_for_ahead() {
+    let (mut w, _, file, bytes) = world(1);
+    for at in (0..FILE).step_by(STEP) {
+        assert_eq!(read(&mut w, &file, at), bytes[at..at + STEP]);
+        w.settle();
+        assert!(kept(&w) <= 4 << 20, "{}", kept(&w));
+    }
+    assert_eq!((used(&w), kept(&w)), (14, 0));
+    let requests = w.server.log.iter().filter(|l| *l == "Read").count();
+    assert_eq!(requests, FILE / STEP);
+    for at in [5, 3, 9, 1, 12].map(|i| i * STEP) {
+        assert_eq!(read(&mut w, &file, at), bytes[at..at + STEP]);
+        w.settle();
+    }
+    assert_eq!((used(&w), kept(&w)), (14, 0));
+    w.client.core.tunables.set("readahead.direct_bytes", "0").expect("a tunable");
+    (0..4).for_each(|i| drop(read(&mut w, &file, i * STEP)));
+    assert_eq!((used(&w), kept(&w)), (14, 0));
+}
+
+/// Goal: what was asked for ahead does not count any more once the file has changed there, however it was changed and however far the
+/// request had come. Method: a stream, then in many orders of its background a change of what comes next, compared with a vector of bytes.
+#[test]
+fn changes_end_them() {
+    const PART: u64 = 4096;
+    let next = 3 * STEP as u64;
+    for seed in 0..100 {
+        for change in 0..6 {
+            let (mut w, ino, file, mut model) = world(seed);
+            (0..3).for_each(|i| drop(read(&mut w, &file, i * STEP)));
+            assert!(kept(&w) > 0, "the next read is asked for");
+            let steps = w.rand(20);
+            w.steps(steps);
+            let (root, at) = (Ctx::root(), next as usize);
+            match change {
+                // Through the cache, written back and forgotten there.
+                0 => {
+                    let op = w.client.write(&root, &file, next, Buf::zeroed(PART as usize), Hints::default());
+                    w.run(op).expect("write");
+                    let op = w.client.fsync(&root, &file, true);
+                    w.run(op).expect("sync");
+                    let keep = crate::cache::drop::Dirty::Keep;
+                    assert!(!w.client.core.cache.forget(&file.file, ByteRange::ALL, keep));
+                    model[at..at + PART as usize].fill(0);
+                }
+                // Past the cache.
+                1 => {
+                    let op = w.client.write(&root, &file, next, Buf::zeroed(STEP), Hints::default());
+                    w.run(op).expect("write");
+                    model[at..at + STEP].fill(0);
+                }
+                2 => {
+                    let op = w.client.fallocate(&root, &file, Fallocate::PunchHole, next, PART);
+                    w.run(op).expect("punch");
+                    model[at..at + PART as usize].fill(0);
+                }
+                // Shorter, then as long as before.
+                3 => {
+                    for size in [next + 10, FILE as u64] {
+                        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+                        let op = w.client.setattr(&root, ino, set, Some(&file));
+                        w.run(op).expect("truncate");
+                    }
+                    model[at + 10..].fill(0);
+                }
+                // In the cache and not written back.
+                4 => {
+                    let op = w.client.write(&root, &file, next, Buf::zeroed(PART as usize), Hints::default());
+                    w.run(op).expect("write");
+                    model[at..at + PART as usize].fill(0);
+                }
+                // By another mount.
+                _ => {
+                    crate::company::told(&w.client.core, 1, false);
+                    let object = file.file.layout().pieces(ino, ByteRange::at(next, 1)).next().expect("a stripe").0;
+                    w.server.objects.get_mut(&object).expect("it has bytes").bytes[at] = 0;
+                    model[at] = 0;
+                    crate::company::told(&w.client.core, 2, true);
+                }
+            }
+            let got = read(&mut w, &file, at);
+            assert!(got == model[at..at + STEP], "change {change}, seed {seed}");
+            w.settle();
+        }
+    }
+}
+
+/// Goal: what nobody comes for is dropped after a while, and with the close. Method: the count of bytes under way.
+#[test]
+fn nothing_stays() {
+    let (mut w, _, file, _) = world(1);
+    (0..3).for_each(|i| drop(read(&mut w, &file, i * STEP)));
+    w.settle();
+    assert!(kept(&w) > 0);
+    crate::direct_ahead::tick(&w.client.core);
+    assert!(kept(&w) > 0, "it is young");
+    w.clock.0.fetch_add(3_000_000_000, SeqCst);
+    crate::direct_ahead::tick(&w.client.core);
+    assert_eq!(kept(&w), 0);
+    (3..5).for_each(|i| drop(read(&mut w, &file, i * STEP)));
+    assert!(kept(&w) > 0, "the stream goes on");
+    drop(file);
+    assert_eq!(kept(&w), 0);
+}
