@@ -247,9 +247,10 @@ fn lend_large(core: &Core, file: &File, range: ByteRange) -> Option<Segments> {
     if range.len() < LEND_MIN_BYTES { None } else { core.cache.lend(file, range).map(Segments::from) }
 }
 
-/// Whether direct reads for this reason may be asked for ahead: nobody asked for direct ones, and nothing is short.
+/// Whether direct reads for this reason may be asked for ahead: nobody asked for direct ones, nothing is short, and no
+/// rates are being compared.
 fn is_stream(reason: Reason) -> bool {
-    matches!(reason, Reason::DirectLarge | Reason::DirectLocality)
+    reason == Reason::DirectLarge
 }
 
 /// Bytes of the targets, in the buffers they came in.
