@@ -268,12 +268,13 @@ impl<E: Env> Server<E> {
 
     /// Whether no target has work that goes on in the background. A target that cannot say so has failed.
     async fn is_idle(&self) -> bool {
+        let mut idle = true;
+        // Each one, since what one waits for may be what another has to sync.
         for target in self.worker.routes.local() {
-            if let Ok(Told::Outcome(false)) = self.worker.ask(*target, Question::Idle).await {
-                return false;
-            }
+            let told = self.worker.ask(*target, Question::Idle).await;
+            idle &= !matches!(told, Ok(Told::Outcome(false)));
         }
-        true
+        idle
     }
 
     async fn wait(&self, at_most: Duration, done: impl Fn() -> bool) -> bool {
