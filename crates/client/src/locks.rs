@@ -9,6 +9,7 @@
 
 pub(crate) mod ahead;
 pub(crate) mod coming;
+pub(crate) mod pattern;
 
 use crate::cache::drop::Dirty;
 use crate::core::{Core, unexpected};
@@ -98,7 +99,7 @@ pub(crate) struct Pin {
     core: Arc<Core>,
     target: TargetId,
     lock: LockRef,
-    /// It was granted for this use, just as wide.
+    /// It was asked for this use, just as wide.
     own: bool,
     /// Whether the lock goes back with the end of the use.
     once: bool,
@@ -268,13 +269,14 @@ async fn pin(
         let asked = core.locks.with(target, |cache| match cache.pin(now, object, mode, range) {
             Hit::Hit(lock) => {
                 note_whole(cache, file, object);
-                Err(Some(lock))
+                let just_as_wide = cache.extent(lock.id).is_some_and(|(held, group)| held == range && group.is_none());
+                Err(Some((lock, just_as_wide)))
             }
             Hit::Miss if cache.asked(object, mode, range).is_some() => Err(None),
             Hit::Miss => Ok(cache.ask(object, mode, range)),
         });
         let request = match asked {
-            Err(Some(lock)) => return Ok(pinned(lock, false)),
+            Err(Some((lock, just_as_wide))) => return Ok(pinned(lock, extent == LockExtent::Exact && just_as_wide)),
             Err(None) => {
                 let waiting = || core.locks.with(target, |cache| cache.asked(object, mode, range).is_none());
                 core.locks.answered.until(waiting).await;

@@ -33,6 +33,10 @@ use std::sync::atomic::Ordering::SeqCst;
 /// Writes below this are copied out of larger memory, bytes: 25 us for 256 KiB, where waiting for the disk takes ten times as long.
 const COPY_BELOW_BYTES: usize = 1 << 20;
 
+/// Requests of this size that may be under way to a file that others want too: as many as keep the disks busy. Whoever waits for one
+/// of their locks waits for a few of them at most.
+const CONTENDED_REQUESTS: u64 = 8;
+
 /// Targets that have said with their last answer to a write that they have room. Of others nothing is promised: a write that finds
 /// its target full should be told so. Bounded by the targets of the cluster.
 #[derive(Default)]
@@ -67,13 +71,14 @@ pub(crate) struct Kept {
 }
 
 /// Whether a direct write that others are kept away from may return before its bytes have landed. Not where the caller asked for
-/// that (`O_DIRECT`, `O_SYNC`), memory is short, others want the file, a target may be full or a failure is unreported.
+/// that (`O_DIRECT`, `O_SYNC`), memory is short, a target may be full or a failure is unreported.
 pub(crate) fn admits(core: &Core, open: &OpenFile, range: ByteRange, reason: Reason, hints: Hints) -> bool {
     let flags = open.flags;
     let strict = flags.direct || hints.direct || flags.sync || flags.dsync || flags.append || hints.kill_suidgid;
     core.tunables.get(Knob::PipelineBytes) > 0
         && !strict
-        && !matches!(reason, Reason::DirectMemory | Reason::DirectContention)
+        && reason != Reason::DirectMemory
+        && (reason != Reason::DirectContention || core.tunables.on(Knob::PipelineContended))
         && !open.has_error()
         && !core.stopping.load(SeqCst)
         && core.roomy.holds(&open.file, range)
@@ -86,12 +91,13 @@ pub(crate) async fn write(
     open: &Arc<OpenFile>,
     range: ByteRange,
     data: Buf,
+    reason: Reason,
     mut kept: Kept,
 ) -> Result<usize, (Buf, Kept)> {
     let file = &open.file;
     let data = compact(range, data);
     let memory = data.capacity() as u64;
-    room(core, file, memory).await;
+    room(core, file, memory, reason).await;
     file.turn();
     writeback::flush_and_forget(core, file, range).await;
     let Some(id) = set_out(core, file, range, memory, kept.pins.is_some()) else { return Err((data, kept)) };
@@ -126,13 +132,14 @@ fn compact(range: ByteRange, data: Buf) -> Buf {
 }
 
 /// Waits until so little memory of the file, and of write-back, is under way that `memory` more may be. One write may always be.
-async fn room(core: &Arc<Core>, file: &Arc<File>, memory: u64) {
+async fn room(core: &Arc<Core>, file: &Arc<File>, memory: u64, reason: Reason) {
+    let few = if reason == Reason::DirectContention { CONTENDED_REQUESTS * memory } else { u64::MAX };
     let full = |under_way: u64, max: u64| under_way > 0 && under_way + memory > max;
     let is_full = || {
         let flight_max = core.flight_max();
         let piped = file.piped_bytes.load(SeqCst);
         let all = core.piped_bytes.load(SeqCst) + core.flight_bytes.load(SeqCst);
-        full(piped, core.tunables.get(Knob::PipelineBytes).min(flight_max)) || full(all, flight_max)
+        full(piped, core.tunables.get(Knob::PipelineBytes).min(flight_max).min(few)) || full(all, flight_max)
     };
     if is_full() {
         core.stats.count(Count::Throttled);

@@ -104,6 +104,7 @@ knobs! {
     SmallBytes = "writeback.small_bytes", Bytes, 64 * K, 4 * K => M, "files with at most so many dirty bytes leave together";
     FlightBytes = "writeback.flight_bytes", Bytes, 64 * M, M => 16 * G, "bytes of write-back under way";
     PipelineBytes = "writeback.pipeline_bytes", Bytes, 32 * M, 0 => 16 * G, "memory of direct writes to a file that may be on their way after the calls have returned; 0 = none";
+    PipelineContended = "writeback.pipeline_contended", Switch, 1, 0 => 1, "also those that go direct for contention, each under a lock on just its bytes";
     FillBytes = "readahead.fill_bytes", Bytes, M, 64 * K => 64 * M, "largest request that fills the cache";
     ReadAhead = "readahead.enabled", Switch, 1, 0 => 1, "read ahead of sequential and strided streams";
     ReadAheadBytes = "readahead.max_bytes", Bytes, 64 * M, 64 * K => G, "largest read-ahead window of one stream";
@@ -116,6 +117,7 @@ knobs! {
     CloseBatch = "client.close_batch", Switch, 1, 0 => 1, "closes that are due at the same time leave in one request";
     LocksMaxAgeS = "locks.max_age_s", Number, 600, 1 => 86_400, "locks of files that were not used for this time go back, with what is cached under them";
     LocksMax = "locks.max", Number, 16_384, 16 => 16_384, "locks held of one target; beyond, those unused for longest go back";
+    LocksAhead = "locks.ahead", Number, 8, 0 => 64, "records ahead of a writer of a contended file that writes them at equal distances, of which the locks are asked for; 0 = none";
     BatchCancels = "locks.batch_cancels", Switch, 1, 0 => 1, "locks that nobody waits for go back together, a second later";
     Atime = "client.atime", Atime, 1, 0 => 1, "whether reads renew access times: not at all, or if older than the last change or a day";
     SpinUs = "client.spin_us", Number, 200, 0 => 100_000, "how long a waiting thread polls before it sleeps, if nobody else needs the core";

@@ -24,7 +24,7 @@ use amphi_types::{ByteRange, ObjectId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Ids in one cancel message at most.
-pub const CANCEL_BATCH: usize = 512;
+pub const CANCEL_BATCH: usize = 64;
 
 /// Tunables of a lock cache.
 #[derive(Clone, Copy, Debug)]

@@ -61,6 +61,7 @@ struct Fights {
     callbacks: u64,
     contended: u64,
     ahead: u64,
+    piped: u64,
     grouped: u64,
     stopped: u64,
 }
@@ -70,6 +71,7 @@ impl Fights {
         self.callbacks += s.callbacks;
         self.contended += s.contended;
         self.ahead += s.ahead;
+        self.piped += s.piped;
         self.grouped += s.grouped;
         self.stopped += s.stopped;
     }

@@ -116,6 +116,8 @@ pub struct Summary {
     pub contended: u64,
     /// Lock-aheads that were granted.
     pub ahead: u64,
+    /// Writes past the cache that returned before they had landed.
+    pub piped: u64,
     /// Memberships of groups that were asked for.
     pub grouped: u64,
     /// Mounts that were stopped for long.
@@ -355,6 +357,7 @@ impl Run {
             summary.callbacks += field("lock_callback", 1);
             summary.contended += field("direct_contention", 1);
             summary.ahead += field("lock_ahead_granted", 1);
+            summary.piped += field("write_pipelined", 1);
             summary.grouped += field("group_lock", 1);
             summary.opened_ahead += field("readahead_small_used", 1);
         }

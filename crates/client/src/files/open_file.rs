@@ -7,6 +7,7 @@ use crate::api::OpenFlags;
 use crate::core::Core;
 use crate::decision::Reason;
 use crate::direct_ahead::DirectStream;
+use crate::locks::pattern::Records;
 use crate::readahead::ReadAhead;
 use crate::stats::Way;
 use crate::tunables::Knob;
@@ -43,6 +44,7 @@ pub struct OpenFile {
     pieces_open: AtomicU32,
     pub(crate) readahead: Mutex<ReadAhead>,
     pub(crate) direct: Mutex<DirectStream>,
+    pub(crate) records: Mutex<Records>,
     /// A stream has bytes ahead of it, so hits matter to it.
     pub(crate) readahead_on: AtomicBool,
     hits: [Hits; HIT_SHARDS],
@@ -76,6 +78,7 @@ impl OpenFile {
             pieces_open: AtomicU32::new(0),
             readahead: Mutex::default(),
             direct: Mutex::default(),
+            records: Mutex::default(),
             readahead_on: AtomicBool::new(false),
             hits: Default::default(),
             io_mode: AtomicU8::new(IoMode::Auto as u8),

@@ -1,6 +1,7 @@
-//! Lock-ahead: locks that a program asks for before it needs them, as it knows its pattern.
+//! Lock-ahead: locks that a program asks for before it needs them, as it knows its pattern, or as it is seen to have one.
 //!
-//! Owns: asking without waiting, and what becomes of the answers. Does not own: the rules (`dlm`).
+//! Owns: asking without waiting, and what becomes of the answers. Does not own: the rules (`dlm`), which records come next
+//! (`pattern`).
 //!
 //! Invariants: a lock-ahead is granted just as asked or not at all, and takes no lock from anybody. Bound: `AHEAD_MAX` questions
 //! under way in a mount, one message each, sent one behind the other without waiting for answers.
@@ -9,6 +10,7 @@ use super::{note_whole, pump, spans, wire_mode};
 use crate::core::{Core, unexpected};
 use crate::files::OpenFile;
 use crate::stats::Count;
+use crate::tunables::Knob;
 use amphi_dlm::{Granted, LockId, Mode};
 use amphi_types::{ByteRange, Cred, Errno, Result};
 use amphi_wire::{Lane, LockExtent, Reply, Request};
@@ -27,6 +29,28 @@ pub enum Ahead {
     Same,
     /// The mount has another lock that covers the bytes.
     Different,
+}
+
+/// A write of `range` to a contended file is about to ask for its locks: asks for those of the records that will follow.
+pub(crate) fn follow(core: &Arc<Core>, open: &OpenFile, range: ByteRange) {
+    let mut records = open.records.lock();
+    if records.is_ahead(range) && !is_there(core, open, range) {
+        records.missed();
+    }
+    let next = records.note(range, core.tunables.get(Knob::LocksAhead));
+    drop(records);
+    // With too many under way each record asks for its own.
+    next.iter().all(|record| ahead(core, open, Mode::Write, *record).is_ok());
+}
+
+/// Whether write locks on `range` are held or have been asked for.
+fn is_there(core: &Core, open: &OpenFile, range: ByteRange) -> bool {
+    let file = &open.file;
+    spans(file, range).into_iter().all(|(object, span)| {
+        core.locks.with(file.layout().target(file.ino, object.stripe), |cache| {
+            cache.covers(object, Mode::Write, span).is_some() || cache.asked(object, Mode::Write, span).is_some()
+        })
+    })
 }
 
 /// Asks for locks of `mode` on `range`, and does not wait.

@@ -174,7 +174,12 @@ pub(crate) async fn write(
     if begun.is_none() && pins.is_none() {
         lease::touch(&core, &file, range).await?;
         let pieces = read::direct_pieces(&file, range);
-        if decision.mode == Mode::Buffered || pieces.len() > 1 {
+        let early = decision.reason == Reason::DirectContention
+            && pipeline::admits(&core, &open, range, decision.reason, hints);
+        if early {
+            locks::ahead::follow(&core, &open, range);
+        }
+        if decision.mode == Mode::Buffered || pieces.len() > 1 || early {
             let extent = core.extent(&open, decision.mode);
             pins = Some(locks::pin_spans(&core, &file, LockMode::Write, range, extent).await?);
         }
@@ -184,7 +189,7 @@ pub(crate) async fn write(
         Mode::Direct => {
             let others_wait = begun.is_some() || pins.is_some();
             if others_wait && pipeline::admits(&core, &open, range, decision.reason, hints) {
-                match pipeline::write(&core, &open, range, data, Kept { guard, begun, pins }).await {
+                match pipeline::write(&core, &open, range, data, decision.reason, Kept { guard, begun, pins }).await {
                     Ok(written) => {
                         learn(&core, decision.reason, bytes, len, true);
                         return Ok(written);

@@ -60,6 +60,7 @@ fn contention_is_latched() {
     for at in 0..5 {
         wait_ms(&w, 3000);
         write(&mut w, &file, 1, at * KIB64 as u64, KIB64, false);
+        w.settle();
         assert_eq!(writes(&w, Reason::DirectContention), at + 1, "every reply says so again");
     }
     wait_ms(&w, 3000);

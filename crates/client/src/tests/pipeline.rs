@@ -5,7 +5,8 @@ use super::policy::sent;
 use super::world::World;
 use crate::OpenFile;
 use crate::api::{Ctx, Hints, OpenFlags};
-use crate::stats::Count;
+use crate::decision::Reason;
+use crate::stats::{Count, Way};
 use amphi_env::Buf;
 use amphi_types::{Errno, SetAttr, TimeSet, Timespec};
 use amphi_wire::XattrMode;
@@ -267,6 +268,63 @@ fn company_waits_for_what_is_on_its_way() {
             for (client, file) in sides {
                 assert!(read(client, file, 0, model.len() + 9).await == model, "seed {seed}");
                 assert!(client.core.stats.of(Count::Pipelined).0 > 0, "seed {seed}");
+            }
+        });
+    }
+}
+
+/// Goal: on a contended file a write that has returned is seen by the other mounts (Promise S1), its lock came before it and goes back
+/// with others, before anybody asks for it; each part has its switch. Method: two mounts write every second record of a file in turn, and
+/// read what the other one wrote; the records share blocks and lie on several objects.
+#[test]
+fn records_of_a_contended_file() {
+    for (seed, early, ahead) in [(0, "on", "8"), (1, "on", "8"), (2, "on", "0"), (3, "off", "8")] {
+        in_cluster(seed, async |c| {
+            const LEN: u64 = 47_008;
+            let [a, b] = c.two().await;
+            let made = a.create(&root(), amphi_types::Ino::ROOT, b"f", 0o644, OpenFlags::READ_WRITE).await.unwrap();
+            a.setxattr(&root(), made.attr.ino, b"user.amphi.layout", b"striped,size=64K,count=3", XattrMode::Set)
+                .await
+                .unwrap();
+            let other = open(&b, "f", OpenFlags::READ_WRITE).await;
+            let sides = [(&a, &made.file), (&b, &other)];
+            for set in ["server.contended_conflicts=1", &format!("locks.ahead={ahead}")] {
+                for (client, _) in sides {
+                    let set = set.as_bytes();
+                    client
+                        .setxattr(&root(), amphi_types::Ino::ROOT, b"user.amphi.set", set, XattrMode::Set)
+                        .await
+                        .unwrap();
+                }
+            }
+            let set = format!("writeback.pipeline_contended={early}");
+            b.setxattr(&root(), amphi_types::Ino::ROOT, b"user.amphi.set", set.as_bytes(), XattrMode::Set)
+                .await
+                .unwrap();
+            let mut model = Vec::new();
+            for i in 0..80u64 {
+                let (client, file) = sides[(i % 2) as usize];
+                let buf = filled(LEN, b'0' + (i % 64) as u8);
+                model.extend_from_slice(&buf);
+                assert_eq!(client.write(&root(), file, i * LEN, buf, Hints::default()).await, Ok(LEN as usize));
+                if i % 9 == 0 {
+                    let (client, file) = sides[(i % 2 == 0) as usize];
+                    let from = model.len().saturating_sub(3 * LEN as usize);
+                    let got =
+                        client.read(&root(), file, from as u64, 3 * LEN as usize, Hints::default()).await.unwrap();
+                    assert!(got.to_vec() == model[from..], "seed {seed}, record {i}");
+                }
+            }
+            let counted = |count| b.core.stats.of(count).0;
+            let went = b.core.stats.io_of(Way::Write, Reason::DirectContention).0;
+            assert!(went > 20, "seed {seed}: {went} records went direct");
+            assert_eq!(counted(Count::Pipelined) > 0, early == "on", "seed {seed}");
+            assert_eq!(counted(Count::LockAheadGranted) > 0, early == "on" && ahead != "0", "seed {seed}");
+            for (client, file) in sides {
+                assert_eq!(client.fsync(&root(), file, false).await, Ok(()));
+            }
+            for (client, file) in sides {
+                assert!(read(client, file, 0, model.len() + 9).await == model, "seed {seed}");
             }
         });
     }

@@ -212,7 +212,7 @@ impl Fighter {
             self.seats[pit] = None;
         }
         self.sit_down(pit, dice).await?;
-        match dice.weighted(&[30, 3, 1, 2, 1, if storms { 3 } else { 0 }, u32::from(groups)]) {
+        match dice.weighted(&[30, 3, 1, 2, 1, if storms { 3 } else { 0 }, 2, u32::from(groups)]) {
             0 => {
                 let op = self.draw(pit, dice);
                 self.call(pit, op, dice).await
@@ -236,6 +236,7 @@ impl Fighter {
                 synced.map_err(|e| format!("fsync: {e}"))
             }
             5 => self.switch(dice).await,
+            6 => self.records(pit, dice).await,
             _ => self.group(pit, dice).await,
         }
     }
@@ -303,6 +304,17 @@ impl Fighter {
                 Err(format!("arena file {pit}: {op:x?}: {e}"))
             }
         }
+    }
+
+    /// Writes cells at equal distances, as a process of a parallel program does.
+    async fn records(&mut self, pit: usize, dice: &mut Dice) -> Told {
+        let (first, distance, count) = (dice.below(4), dice.within(1..4), dice.within(4..9));
+        for n in 0..count {
+            let tag = self.sharer.area.borrow_mut().tag();
+            let at = ((first + n * distance) % CELLS) as usize;
+            self.call(pit, CellOp::Write { at, n: 1, tag }, dice).await?;
+        }
+        Ok(())
     }
 
     fn lock_ahead(&self, pit: usize, dice: &mut Dice) -> Told {

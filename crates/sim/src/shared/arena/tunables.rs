@@ -12,7 +12,7 @@ pub const AT_FIRST: [&str; 3] =
     ["server.contended_conflicts=2", "server.contended_window_ms=2000", "server.contended_hold_ms=500"];
 
 /// Those of the servers, which the master hands on, and those of the mount that sets them.
-const CHOICES: [(&str, &[&str]); 23] = [
+const CHOICES: [(&str, &[&str]); 25] = [
     ("server.contention", &["on", "on", "off"]),
     ("server.contended_conflicts", &["1", "2", "3", "16"]),
     ("server.contended_window_ms", &["1", "100", "4000"]),
@@ -28,11 +28,13 @@ const CHOICES: [(&str, &[&str]); 23] = [
     ("hybrid.locality", &["on", "off"]),
     ("hybrid.locality_pages", &["16", "4096"]),
     ("hybrid.overcache_bytes", &["1M", "1G"]),
+    ("locks.ahead", &["0", "2", "8"]),
     ("locks.max", &["16", "16384"]),
     ("locks.max_age_s", &["1", "600"]),
     ("locks.batch_cancels", &["on", "off"]),
     ("writeback.age_ms", &["10", "100", "5000"]),
     ("writeback.batch", &["on", "off"]),
+    ("writeback.pipeline_contended", &["on", "on", "off"]),
     ("writeback.run_bytes", &["64K", "1M"]),
     ("readahead.enabled", &["on", "off"]),
     ("cache.dirty_percent", &["1", "10", "50"]),
