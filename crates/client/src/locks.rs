@@ -19,9 +19,7 @@ use crate::ops::pages;
 use crate::stats::Count;
 use crate::tunables::{Knob, Tunables};
 use crate::writeback;
-use amphi_dlm::{
-    CANCEL_BATCH, CacheLimits, CallbackPlan, Granted, GroupId, Hit, LockAction, LockCache, LockId, LockRef, Mode,
-};
+use amphi_dlm::{CacheLimits, CallbackPlan, Granted, GroupId, Hit, LockAction, LockCache, LockId, LockRef, Mode};
 use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, Result, TargetId};
 use amphi_wire::{HeldLock, Lane, LockExtent, LockMode, Reply, Request};
 use parking_lot::Mutex;
@@ -39,7 +37,7 @@ fn limits_of(tunables: &Tunables) -> CacheLimits {
         max_age_ns: tunables.get(Knob::LocksMaxAgeS) * 1_000_000_000,
         max_locks: tunables.get(Knob::LocksMax) as usize,
         cancel_linger_ns: if together { limits.cancel_linger_ns } else { 0 },
-        cancel_batch: if together { CANCEL_BATCH } else { 1 },
+        cancel_batch: if together { limits.cancel_batch } else { 1 },
         ..limits
     }
 }

@@ -24,7 +24,7 @@ use amphi_types::{ByteRange, ObjectId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Ids in one cancel message at most.
-pub const CANCEL_BATCH: usize = 64;
+pub const CANCEL_BATCH: usize = 512;
 
 /// Tunables of a lock cache.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +37,8 @@ pub struct CacheLimits {
     pub trim_batch: usize,
     /// Cancels that nobody waits for are sent together after this time, unless another message takes them along.
     pub cancel_linger_ns: u64,
-    /// Ids in one cancel message, 1 to [`CANCEL_BATCH`].
+    /// Locks given back that make a cancel message leave; 1: each leaves alone, otherwise up to [`CANCEL_BATCH`] together. Who locks all
+    /// of an object asks back each that has not left yet.
     pub cancel_batch: usize,
 }
 
@@ -48,7 +49,7 @@ impl Default for CacheLimits {
             max_age_ns: 600_000_000_000,
             trim_batch: 16,
             cancel_linger_ns: 1_000_000_000,
-            cancel_batch: CANCEL_BATCH,
+            cancel_batch: 16,
         }
     }
 }

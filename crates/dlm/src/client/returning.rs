@@ -83,9 +83,10 @@ impl LockCache {
             }
         }
         let due = self.cancels_due_ns.is_some_and(|due_ns| due_ns <= self.now_ns);
-        let batch = self.limits.cancel_batch.clamp(1, CANCEL_BATCH);
-        if due || self.cancels.len() >= batch {
-            return Some(LockAction::Cancel { ids: self.take_cancels(batch) });
+        let enough = self.limits.cancel_batch.clamp(1, CANCEL_BATCH);
+        if due || self.cancels.len() >= enough {
+            let most = if enough == 1 { 1 } else { CANCEL_BATCH };
+            return Some(LockAction::Cancel { ids: self.take_cancels(most) });
         }
         None
     }
