@@ -145,7 +145,8 @@ pub struct Found {
     pub counted: Counted,
 }
 
-/// All variants in turn, round after round; the first round does not count.
+/// All variants in turn, round after round; the first round does not count. Each round begins with the next variant, so that none always
+/// meets what the same other one left behind.
 pub fn in_turn(
     run: &Run,
     what: &str,
@@ -155,7 +156,9 @@ pub fn in_turn(
     let mut found: Vec<Found> = variants.iter().map(|_| Found::default()).collect();
     let bar = run.bar(what, ((run.pairs + 1) * variants.len()) as u64);
     for round in 0..=run.pairs {
-        for (variant, found) in variants.iter().zip(&mut found) {
+        for step in 0..variants.len() {
+            let turn = (round + step) % variants.len();
+            let (variant, found) = (&variants[turn], &mut found[turn]);
             run.check_stop()?;
             bar.set_message(format!("{what}: {}", variant.name));
             let sample = sample(variant)?;

@@ -38,6 +38,11 @@ impl Series {
         Series(self.0.iter().zip(&other.0).map(|(a, b)| a / b).collect())
     }
 
+    /// Round by round what `self` reaches of the better of two modes: of the one with the greater median.
+    pub fn over_better(&self, one: &Series, other: &Series) -> Series {
+        self.over(if one.median() >= other.median() { one } else { other })
+    }
+
     /// Round by round `self * other`.
     pub fn times(&self, other: &Series) -> Series {
         Series(self.0.iter().zip(&other.0).map(|(a, b)| a * b).collect())

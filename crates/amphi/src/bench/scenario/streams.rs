@@ -103,7 +103,7 @@ fn measure(run: &Run, cluster: &Mounts, tasks: usize, transfer: u64, calls: u64)
 fn rows(run: &mut Run, table: &mut Table, what: &str, found: &[Found], goal: Option<Goal>) {
     for (way, name) in ["write", "read"].into_iter().enumerate() {
         let series: Vec<_> = found.iter().map(|f| f.series[way].clone()).collect();
-        let value = series[2].median() / series[0].median().max(series[1].median());
+        let value = series[2].over_better(&series[0], &series[1]).median();
         let mut line = vec![format!("{what}, {name}")];
         line.extend(cells(&series));
         line.extend([digits(value), goal.map_or_else(|| "-".into(), |g| g.show(value))]);

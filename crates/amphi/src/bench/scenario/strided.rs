@@ -111,8 +111,7 @@ fn hard(run: &mut Run, layout: &Layout, what: &str, shape: &Shape, found: &[Foun
     let (vanilla, direct, auto) = (&found[0], &found[1], &found[2]);
     let mut table = Table::new(format!("{what}: goals"), &["what", "ratio", "goal"]);
     let writes = auto.series[0].over(&vanilla.series[0]).median();
-    let better = vanilla.series[1].median().max(direct.series[1].median());
-    let reads = auto.series[1].median() / better;
+    let reads = auto.series[1].over_better(&vanilla.series[1], &direct.series[1]).median();
     for (name, value, goal) in [
         ("write, auto / vanilla", writes, Goal::AtLeast(1.3)),
         ("read, auto / better of vanilla and direct", reads, Goal::AtLeast(0.9)),
