@@ -181,7 +181,11 @@ pub(crate) async fn write(
         }
         if decision.mode == Mode::Buffered || pieces.len() > 1 || early {
             let extent = core.extent(&open, decision.mode);
-            pins = Some(locks::pin_spans(&core, &file, LockMode::Write, range, extent).await?);
+            pins = match locks::pin_spans(&core, &file, LockMode::Write, range, extent).await {
+                // The target has no room for another lock: it locks by itself while it writes.
+                Err(Errno::NoMem) if early && pieces.len() == 1 => None,
+                held => Some(held?),
+            };
         }
     }
     let written = match decision.mode {
