@@ -3,17 +3,18 @@
 use super::company::{in_cluster, lookup, open, read, root};
 use super::policy::sent;
 use super::world::World;
-use crate::OpenFile;
 use crate::api::{Ctx, Hints, OpenFlags};
 use crate::decision::Reason;
 use crate::stats::{Count, Way};
-use amphi_env::Buf;
-use amphi_types::{Errno, SetAttr, TimeSet, Timespec};
+use crate::{Client, OpenFile};
+use amphi_env::{Buf, Env};
+use amphi_types::{Errno, Ino, SetAttr, TimeSet, Timespec};
 use amphi_wire::XattrMode;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 
@@ -47,6 +48,18 @@ fn spread(w: &mut World, flags: OpenFlags) -> Arc<OpenFile> {
     assert_eq!(w.run(op), Ok(8 << 20));
     w.settle();
     file
+}
+
+/// A new file `f` over several objects.
+async fn striped(client: &Client) -> Arc<OpenFile> {
+    let made = client.create(&root(), Ino::ROOT, b"f", 0o644, OpenFlags::READ_WRITE).await.unwrap();
+    let layout = b"striped,size=64K,count=3";
+    client.setxattr(&root(), made.attr.ino, b"user.amphi.layout", layout, XattrMode::Set).await.unwrap();
+    made.file
+}
+
+async fn set(client: &Client, what: &str) {
+    client.setxattr(&root(), Ino::ROOT, b"user.amphi.set", what.as_bytes(), XattrMode::Set).await.unwrap();
 }
 
 /// Goal: a large write returns before it was answered, as many as the bound lets; from then on its bytes, size and time are seen
@@ -212,11 +225,7 @@ fn company_sees_what_was_on_its_way() {
     for seed in 0..6 {
         in_cluster(seed, async |c| {
             let a = c.mount().await;
-            let made = a.create(&root(), amphi_types::Ino::ROOT, b"f", 0o644, OpenFlags::READ_WRITE).await.unwrap();
-            a.setxattr(&root(), made.attr.ino, b"user.amphi.layout", b"striped,size=64K,count=3", XattrMode::Set)
-                .await
-                .unwrap();
-            let file = made.file;
+            let file = striped(&a).await;
             let waits = c.start_mount();
             for i in 0..12u64 {
                 let buf = filled(200_000, b'a' + i as u8);
@@ -243,12 +252,9 @@ fn company_waits_for_what_is_on_its_way() {
     for seed in 0..8 {
         in_cluster(seed, async |c| {
             let [a, b] = c.two().await;
-            let made = a.create(&root(), amphi_types::Ino::ROOT, b"f", 0o644, OpenFlags::READ_WRITE).await.unwrap();
-            a.setxattr(&root(), made.attr.ino, b"user.amphi.layout", b"striped,size=64K,count=3", XattrMode::Set)
-                .await
-                .unwrap();
+            let file = striped(&a).await;
             let other = open(&b, "f", OpenFlags::READ_WRITE).await;
-            let sides = [(&a, &made.file), (&b, &other)];
+            let sides = [(&a, &file), (&b, &other)];
             let mut model = Vec::new();
             for i in 0..20u64 {
                 let (client, file) = sides[(i % 2) as usize];
@@ -282,25 +288,14 @@ fn records_of_a_contended_file() {
         in_cluster(seed, async |c| {
             const LEN: u64 = 47_008;
             let [a, b] = c.two().await;
-            let made = a.create(&root(), amphi_types::Ino::ROOT, b"f", 0o644, OpenFlags::READ_WRITE).await.unwrap();
-            a.setxattr(&root(), made.attr.ino, b"user.amphi.layout", b"striped,size=64K,count=3", XattrMode::Set)
-                .await
-                .unwrap();
+            let file = striped(&a).await;
             let other = open(&b, "f", OpenFlags::READ_WRITE).await;
-            let sides = [(&a, &made.file), (&b, &other)];
-            for set in ["server.contended_conflicts=1", &format!("locks.ahead={ahead}")] {
-                for (client, _) in sides {
-                    let set = set.as_bytes();
-                    client
-                        .setxattr(&root(), amphi_types::Ino::ROOT, b"user.amphi.set", set, XattrMode::Set)
-                        .await
-                        .unwrap();
-                }
+            let sides = [(&a, &file), (&b, &other)];
+            set(&a, "server.contended_conflicts=1").await;
+            for client in [&a, &b] {
+                set(client, &format!("locks.ahead={ahead}")).await;
+                set(client, &format!("writeback.pipeline_contended={early}")).await;
             }
-            let set = format!("writeback.pipeline_contended={early}");
-            b.setxattr(&root(), amphi_types::Ino::ROOT, b"user.amphi.set", set.as_bytes(), XattrMode::Set)
-                .await
-                .unwrap();
             let mut model = Vec::new();
             for i in 0..80u64 {
                 let (client, file) = sides[(i % 2) as usize];
@@ -320,6 +315,10 @@ fn records_of_a_contended_file() {
             assert!(went > 20, "seed {seed}: {went} records went direct");
             assert_eq!(counted(Count::Pipelined) > 0, early == "on", "seed {seed}");
             assert_eq!(counted(Count::LockAheadGranted) > 0, early == "on" && ahead != "0", "seed {seed}");
+            // A second later what is given back has left; ahead are at most 8 records, a few of them on two objects.
+            c.env.sleep(Duration::from_secs(3)).await;
+            let held = b.core.locks.held();
+            assert!(held <= 16, "seed {seed}: {held} locks are still held");
             for (client, file) in sides {
                 assert_eq!(client.fsync(&root(), file, false).await, Ok(()));
             }
