@@ -1,19 +1,21 @@
-//! Attributes of directories in which this mount has just changed a name, while it is alone.
+//! Attributes of directories, while this mount is alone.
 //!
-//! The kernel forgets what it knows of a directory with each name that is made or removed there, and asks again. The answer to the change
-//! brings the attributes, so that question needs no message. In company they come with a token and are cached under it (`tokens`); here
-//! is what is kept alone.
+//! The kernel forgets what it knows of a directory with each name that is made or removed there, and with each listing, and asks again. The
+//! answer to the change brings the attributes, so does the look-up or the listing before: that question needs no message. In company they
+//! come with a token and are cached under it (`tokens`); here is what is kept alone.
 //!
-//! Owns: what the last change brought, and which changes are under way. Does not own: requests, the rule (`company`).
+//! Owns: what was shown or what the last change brought, and which changes are under way. Does not own: requests, the rule (`company`).
 //!
 //! Invariants: alone, nothing but requests of this mount changes a directory, so what was right after the last change stays right
-//! until the next one. Kept is only what was asked for and answered under one alone rule, and nothing is shown while a change of
-//! that directory is under way: somebody may have seen it already. Of changes that overlap the one with the highest place in the
-//! target's log was the last; if one of them brought nothing, nothing is kept. Changes that touch inodes that they do not name (rmdir, rename)
-//! keep everything from being shown, and forget all. A change whose answer was lost may still happen: nothing is kept for a while.
+//! until the next one. Kept is only what was asked for and answered under one alone rule, what was shown only if no change of any directory
+//! began or ended meanwhile, and nothing is shown while a change of that directory is under way: somebody may have seen it already. Of changes
+//! that overlap the one with the highest place in the target's log was the last; if one of them brought nothing, nothing is kept. A rename
+//! touches inodes that it does not name: it keeps everything from being shown, and forgets all. So does the removal of a directory
+//! until its answer names it. A change whose answer was lost may still happen: nothing is kept for a while.
 //! Numbers: 4,096 directories, about 200 bytes each.
 
 use crate::core::Core;
+use crate::tunables::Knob;
 use amphi_dlm::TokenKey;
 use amphi_types::{Attr, Ino};
 use amphi_wire::{DirectoryAfter, Request};
@@ -40,22 +42,43 @@ struct State {
     entries: BTreeMap<Ino, Entry>,
     /// Changes under way that may touch any directory.
     wide: usize,
+    /// Removals under way, of directories that nobody has named yet.
+    removals: usize,
+    /// Changes that began or ended, and times that all was forgotten.
+    events: u64,
     /// When changes of which nobody knows whether they will happen count as ended, boot ns.
     unsure_until_ns: u64,
 }
 
 impl State {
     fn forget_all(&mut self) {
+        self.events += 1;
         self.entries.retain(|_, entry| {
             (entry.spoiled, entry.last) = (true, None);
             entry.under_way > 0
         });
     }
 
-    fn begin(&mut self, ino: Ino) {
+    /// Whatever was known of a directory does not count: it was removed.
+    fn forget(&mut self, ino: Ino) {
+        self.events += 1;
+        if let Some(entry) = self.entries.get_mut(&ino) {
+            (entry.spoiled, entry.last) = (true, None);
+            if entry.under_way == 0 {
+                self.entries.remove(&ino);
+            }
+        }
+    }
+
+    fn make_room(&mut self) {
         if self.entries.len() >= DIRECTORIES_MAX {
             self.forget_all();
         }
+    }
+
+    fn begin(&mut self, ino: Ino) {
+        self.events += 1;
+        self.make_room();
         let entry = self.entries.entry(ino).or_default();
         if entry.under_way == 0 {
             *entry = Entry::default();
@@ -73,8 +96,33 @@ impl State {
         self.forget_all();
     }
 
+    fn begin_removal(&mut self, dir: Ino) {
+        self.removals += 1;
+        self.begin(dir);
+    }
+
+    /// The removal of a directory from `dir` has ended: of `removed`, if the answer says so.
+    fn ended_removal(&mut self, dir: Ino, rule: u64, after: Option<(u64, Attr)>, removed: Option<Ino>) {
+        self.removals -= 1;
+        match removed {
+            Some(ino) => self.forget(ino),
+            None => self.forget_all(),
+        }
+        self.ended(dir, rule, after);
+    }
+
+    /// An answer shows a directory, to a question that was asked after `events`.
+    fn shown(&mut self, ino: Ino, rule: u64, events: u64, attr: Attr) {
+        let busy = self.wide + self.removals > 0 || self.entries.get(&ino).is_some_and(|entry| entry.under_way > 0);
+        if self.events == events && !busy {
+            self.make_room();
+            self.entries.insert(ino, Entry { last: Some((0, attr)), rule, ..Entry::default() });
+        }
+    }
+
     /// The change of one inode has ended and has brought `after`, if that counts.
     fn ended(&mut self, ino: Ino, rule: u64, after: Option<(u64, Attr)>) {
+        self.events += 1;
         let Some(entry) = self.entries.get_mut(&ino) else { return };
         entry.under_way -= 1;
         entry.spoiled |= after.is_none() || self.wide > 0;
@@ -89,7 +137,7 @@ impl State {
 
     fn known(&self, ino: Ino, rule: u64) -> Option<Attr> {
         let entry = self.entries.get(&ino).filter(|entry| entry.under_way == 0 && entry.rule == rule)?;
-        entry.last.filter(|_| self.wide == 0).map(|(_, attr)| attr)
+        entry.last.filter(|_| self.wide + self.removals == 0).map(|(_, attr)| attr)
     }
 }
 
@@ -101,6 +149,8 @@ pub(crate) struct Directories {
 
 enum Reach {
     One(Ino),
+    /// A directory that the answer names is removed from this one.
+    Removal(Ino),
     /// Inodes that the request does not name, too.
     Wide,
 }
@@ -118,30 +168,38 @@ pub(crate) fn changing(core: &Arc<Core>, op: &Request, keys: &[TokenKey]) -> Opt
     let attributes = |key: &TokenKey| if let TokenKey::Attributes(ino) = key { Some(*ino) } else { None };
     let ino = keys.iter().find_map(attributes)?;
     let mut state = core.directories.state.lock();
-    let reach = if matches!(op, Request::RmDir { .. } | Request::Rename { .. }) {
-        state.begin_wide();
-        Reach::Wide
-    } else {
-        state.begin(ino);
-        Reach::One(ino)
+    let reach = match op {
+        Request::Rename { .. } => {
+            state.begin_wide();
+            Reach::Wide
+        }
+        Request::RmDir { .. } => {
+            state.begin_removal(ino);
+            Reach::Removal(ino)
+        }
+        _ => {
+            state.begin(ino);
+            Reach::One(ino)
+        }
     };
     drop(state);
     Some(Change { core: core.clone(), rule: core.company.rule(), reach, answered: false })
 }
 
 impl Change {
-    /// The answer has come, with the attributes of the directory if the server knew them.
-    pub(crate) fn ends(&mut self, after: Option<&DirectoryAfter>) {
+    /// The answer has come, with the attributes of the directory if the server knew them, and what it says was removed.
+    pub(crate) fn ends(&mut self, after: Option<&DirectoryAfter>, removed: Option<Ino>) {
         self.answered = true;
+        let alone = self.rule & 1 == 1 && self.core.company.rule() == self.rule;
+        let after = |ino: Ino| {
+            let fits = |after: &&DirectoryAfter| alone && after.inode.attr.ino == ino;
+            after.filter(fits).map(|after| (after.place, after.inode.attr))
+        };
         let mut state = self.core.directories.state.lock();
         match self.reach {
             Reach::Wide => state.ended_wide(),
-            Reach::One(ino) => {
-                let alone = self.rule & 1 == 1 && self.core.company.rule() == self.rule;
-                let fits = |after: &&DirectoryAfter| alone && after.inode.attr.ino == ino;
-                let after = after.filter(fits).map(|after| (after.place, after.inode.attr));
-                state.ended(ino, self.rule, after);
-            }
+            Reach::One(ino) => state.ended(ino, self.rule, after(ino)),
+            Reach::Removal(dir) => state.ended_removal(dir, self.rule, after(dir), removed),
         }
     }
 }
@@ -149,12 +207,33 @@ impl Change {
 impl Drop for Change {
     fn drop(&mut self) {
         if !self.answered {
-            self.ends(None);
+            self.ends(None, None);
             let due = self.core.clock.boot_ns().saturating_add(crate::tokens::OPEN_END_NS);
             let mut state = self.core.directories.state.lock();
             state.unsure_until_ns = state.unsure_until_ns.max(due);
             state.forget_all();
         }
+    }
+}
+
+/// When a question was asked, for what its answer shows.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked {
+    rule: u64,
+    events: u64,
+}
+
+/// To be called before a question is sent whose answer may show directories.
+pub(crate) fn asking(core: &Core) -> Asked {
+    let rule = core.company.rule();
+    Asked { rule, events: core.directories.state.lock().events }
+}
+
+/// The answer to a question shows a directory.
+pub(crate) fn shown(core: &Core, asked: Asked, attr: Attr) {
+    let Asked { rule, events } = asked;
+    if rule & 1 == 1 && core.company.rule() == rule && core.tunables.on(Knob::KeepDirectories) {
+        core.directories.state.lock().shown(attr.ino, rule, events, attr);
     }
 }
 
@@ -179,8 +258,19 @@ mod tests {
     use super::*;
     use amphi_types::{Kind, Timespec};
 
-    /// A change under way: of which directory, or wide; once it is applied, what its answer will bring.
-    type UnderWay = (Option<usize>, Option<Option<(u64, Attr)>>);
+    /// What a change under way is.
+    #[derive(Clone, Copy, PartialEq)]
+    enum What {
+        Of(usize),
+        Wide,
+        /// From the first directory, of the second one.
+        Removal,
+        /// No change: of which directory a question is, and after which events it was asked.
+        Question(usize, u64),
+    }
+
+    /// A change or question under way; once it is applied, what its answer will bring.
+    type UnderWay = (What, Option<Option<(u64, Attr)>>);
 
     struct Random(u64);
 
@@ -212,11 +302,11 @@ mod tests {
     }
 
     /// Goal: what is shown is always what the last change left, whatever order answers come in, and nothing while somebody may know
-    /// better; without overlaps it is shown always. Method: random changes of two directories, each applied between question and answer,
-    /// some wide, some whose answers bring nothing, against the directories themselves.
+    /// better; without overlaps it is shown always. Method: random changes of two directories and questions about them, each applied between
+    /// question and answer, some wide, some removals, some whose answers bring nothing, against the directories themselves.
     #[test]
     fn the_last_change_wins() {
-        let (mut shown, mut overtaken) = (0, 0);
+        let (mut shown, mut overtaken, mut kept) = (0, 0, 0);
         for seed in 0..300 {
             let mut random = Random(seed);
             let mut state = State::default();
@@ -226,38 +316,61 @@ mod tests {
             for _ in 0..400 {
                 match random.below(4) {
                     0 if all.len() < 4 => {
-                        let wide = random.below(12) == 0;
                         let at = random.below(2) as usize;
-                        if wide {
-                            state.begin_wide()
-                        } else {
-                            state.begin(Ino(at as u64))
+                        let what = match random.below(24) {
+                            0 | 1 => What::Wide,
+                            2 | 3 => What::Removal,
+                            4..10 => What::Question(at, state.events),
+                            _ => What::Of(at),
+                        };
+                        match what {
+                            What::Wide => state.begin_wide(),
+                            What::Removal => state.begin_removal(Ino(0)),
+                            What::Of(at) => state.begin(Ino(at as u64)),
+                            What::Question(..) => {}
                         }
-                        all.push(((!wide).then_some(at), None));
+                        all.push((what, None));
                     }
                     1 if !all.is_empty() => {
                         let n = random.below(all.len() as u64) as usize;
                         if all[n].1.is_none() {
                             place += 1;
-                            match all[n].0 {
-                                Some(at) => truth[at] += 1,
-                                None => truth.iter_mut().for_each(|links| *links += 1),
-                            }
-                            let brings = all[n].0.filter(|_| random.below(20) > 0);
+                            let brings = match all[n].0 {
+                                What::Wide | What::Removal => {
+                                    truth.iter_mut().for_each(|links| *links += 1);
+                                    (all[n].0 == What::Removal).then_some(0)
+                                }
+                                What::Of(at) => {
+                                    truth[at] += 1;
+                                    Some(at)
+                                }
+                                What::Question(at, _) => Some(at),
+                            };
+                            let brings = brings.filter(|_| random.below(20) > 0);
                             all[n].1 = Some(brings.map(|at| (place, attr(truth[at]))));
                         }
                     }
                     2 if !all.is_empty() => {
                         let n = random.below(all.len() as u64) as usize;
-                        if let (at, Some(brings)) = all[n] {
+                        if let (what, Some(brings)) = all[n] {
                             all.remove(n);
-                            match at {
-                                Some(at) => {
+                            match what {
+                                What::Wide => state.ended_wide(),
+                                What::Removal => {
+                                    let removed = (random.below(4) > 0).then_some(Ino(1));
+                                    state.ended_removal(Ino(0), 1, brings, removed);
+                                }
+                                What::Of(at) => {
                                     let later = brings.is_some_and(|(_, a)| a.nlink < truth[at]);
                                     overtaken += usize::from(later);
                                     state.ended(Ino(at as u64), 1, brings);
                                 }
-                                None => state.ended_wide(),
+                                What::Question(at, events) => {
+                                    if let Some((_, attr)) = brings {
+                                        state.shown(Ino(at as u64), 1, events, attr);
+                                        kept += usize::from(state.known(Ino(at as u64), 1).is_some());
+                                    }
+                                }
                             }
                         }
                     }
@@ -265,7 +378,12 @@ mod tests {
                 }
                 for at in 0..2 {
                     let known = state.known(Ino(at as u64), 1);
-                    let busy = all.iter().any(|(of, _)| of.is_none_or(|of| of == at));
+                    let touches = |what: &What| match what {
+                        What::Of(of) => *of == at,
+                        What::Wide | What::Removal => true,
+                        What::Question(..) => false,
+                    };
+                    let busy = all.iter().any(|(what, _)| touches(what));
                     assert!(known.is_none() || !busy, "seed {seed}: a change is under way");
                     assert!(known.is_none_or(|a| a.nlink == truth[at]), "seed {seed}: {known:?}, {truth:?}");
                     assert_eq!(state.known(Ino(at as u64), 3), None, "another rule");
@@ -273,6 +391,6 @@ mod tests {
                 }
             }
         }
-        assert!(shown > 10_000 && overtaken > 1000, "{shown} shown, {overtaken} overtaken");
+        assert!(shown > 10_000 && overtaken > 1000 && kept > 300, "{shown} shown, {overtaken} overtaken, {kept} kept");
     }
 }

@@ -88,6 +88,7 @@ async fn call_on(
         Some(_) => Question::none(core),
         None => Question::new(core, keys),
     };
+    let asked = begun.is_some().then(|| crate::directories::asking(core));
     let moment = core.moment();
     let (answer, payload) = core.send(lane, target, cred, op, None, 0).await?;
     changing.iter_mut().for_each(crate::siblings::Changing::ends);
@@ -95,10 +96,11 @@ async fn call_on(
     question.ends(grants.changed);
     let after = answer.directory.as_deref();
     if let Some(directory) = &mut directory {
-        directory.ends(after);
+        let removed = if let Ok(Reply::Removed { last_name_of }) = &answer.result { *last_name_of } else { None };
+        directory.ends(after, removed);
     }
     let (result, grants) = (answer.result, *grants);
-    let told = Told { result, grants, payload, moment, question, _begun: begun };
+    let told = Told { result, grants, payload, moment, asked, question, _begun: begun };
     if let Some(after) = after.filter(|after| after.token.is_some()) {
         told.keep_view_of(after.inode, after.token);
     }
@@ -112,6 +114,8 @@ pub(crate) struct Told {
     payload: Option<Buf>,
     /// When it was asked for.
     pub(crate) moment: Moment,
+    /// The same for directories; none in company.
+    asked: Option<crate::directories::Asked>,
     question: Question,
     _begun: Option<crate::company::Begun>,
 }
@@ -173,6 +177,9 @@ impl Told {
 
     fn keep_view_of(&self, view: InodeView, grant: Option<TokenGrant>) -> (Attr, bool) {
         let core = &self.question.core;
+        if let Some(asked) = self.asked.filter(|_| view.attr.kind == Kind::Dir) {
+            crate::directories::shown(core, asked, view.attr);
+        }
         let file = core.files.get(view.attr.ino);
         let adopted = file.as_ref().map(|file| file.adopt(view, self.moment));
         if let (Some(ask), Some(grant)) = (self.question.ask, grant) {

@@ -13,6 +13,7 @@ mod file_locks;
 mod handles;
 pub mod ioctl;
 mod lent;
+mod listings;
 mod pages;
 mod patience;
 
@@ -25,6 +26,7 @@ use amphi_client::{Client, Ctx, Fallocate, Hints, Pending, RenameMode, Segment, 
 use amphi_types::{Attr, Cred, Errno, Ino, Result, SetAttr};
 use file_locks::FileLocks;
 use handles::Handles;
+use listings::Listings;
 use pages::Pages;
 use patience::Patience;
 use std::sync::Arc;
@@ -47,6 +49,7 @@ pub struct ClientFs {
     groups: GroupCache,
     environments: Environments,
     handles: Handles,
+    listings: Listings,
     file_locks: Arc<FileLocks>,
     patience: Patience,
     pages: Pages,
@@ -62,6 +65,7 @@ impl ClientFs {
             groups: GroupCache::default(),
             environments: Environments::default(),
             handles: Handles::default(),
+            listings: Listings::default(),
             file_locks: Arc::default(),
             patience: Patience::default(),
             pages: Pages::default(),
@@ -342,7 +346,25 @@ impl FileSystem for ClientFs {
         self.wait(caller, self.client.fsync(&Self::stream(caller), &file, data_only))
     }
 
-    fn readdir(&self, caller: &Caller<'_>, ino: Ino, _: Handle, offset: u64, sink: &mut DirSink<'_>) -> Result<()> {
+    fn opendir(&self, _: &Caller<'_>, _: Ino, _: OpenHow) -> Result<OpenReply> {
+        Ok(OpenReply { handle: self.listings.open(), ..OpenReply::default() })
+    }
+
+    fn releasedir(&self, _: Ino, handle: Handle) {
+        self.listings.close(handle);
+    }
+
+    fn readdir(
+        &self,
+        caller: &Caller<'_>,
+        ino: Ino,
+        handle: Handle,
+        offset: u64,
+        sink: &mut DirSink<'_>,
+    ) -> Result<()> {
+        if offset > 0 && self.listings.take_end(handle, offset) {
+            return Ok(());
+        }
         let ctx = self.ctx(caller);
         let plus = sink.wants_entries();
         let least = if plus { ENTRY_PLUS_MIN_BYTES } else { ENTRY_MIN_BYTES };
@@ -360,6 +382,9 @@ impl FileSystem for ClientFs {
                     return Ok(());
                 }
                 cookie = e.cookie;
+            }
+            if end && cookie > offset {
+                self.listings.ended(handle, cookie);
             }
             if end || sink.room_bytes() < least {
                 return Ok(());

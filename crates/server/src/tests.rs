@@ -321,7 +321,7 @@ impl Client {
         let (mut cookie, mut all) = (0, Vec::new());
         loop {
             let op = Request::ReadDir { dir, cookie, max: 7, plus: true };
-            let Reply::Entries { entries, end } = self.call(op).await? else { panic!("no entries") };
+            let Reply::Entries { entries, end, .. } = self.call(op).await? else { panic!("no entries") };
             for e in entries {
                 cookie = e.cookie;
                 all.push(e.name.to_string());

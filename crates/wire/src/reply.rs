@@ -36,6 +36,8 @@ pub enum Reply {
     Bytes(#[serde(with = "serde_bytes")] Vec<u8>),
     /// Entries of a directory.
     Entries {
+        /// The directory above, if the listing starts here.
+        parent: Option<Ino>,
         /// In cookie order.
         entries: Vec<DirEntry>,
         /// Whether the directory ends here.

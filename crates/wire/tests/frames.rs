@@ -133,6 +133,7 @@ fn replies() -> Vec<Reply> {
         Reply::Ino(Ino(7)),
         Reply::Bytes(vec![0xff; 5000]),
         Reply::Entries {
+            parent: Some(Ino(1)),
             entries: vec![DirEntry {
                 name: name(),
                 cookie: u64::MAX,

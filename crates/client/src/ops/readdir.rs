@@ -7,7 +7,7 @@ use crate::core::{Core, unexpected};
 use crate::siblings;
 use crate::stats::Count;
 use crate::tokens;
-use amphi_types::{Ino, Kind, Result};
+use amphi_types::{Errno, Ino, Kind, Result};
 use amphi_wire::{Reply, Request};
 use std::sync::Arc;
 
@@ -24,19 +24,24 @@ pub(crate) async fn readdir(core: Arc<Core>, ctx: Ctx, dir: Ino, cookie: u64, ma
     if cookie == 0 && room(&listing) > 0 {
         listing.entries.push(dot(b".", 1, dir));
     }
-    if cookie <= 1 && room(&listing) > 0 {
-        let parent = super::name::parent(&core, &ctx, dir).await?;
-        listing.entries.push(dot(b"..", DOTS, parent));
-    }
-    let max = room(&listing).min(ENTRIES_MAX);
+    let with_parent = cookie <= 1 && room(&listing) > 0;
+    let max = room(&listing).saturating_sub(u32::from(with_parent)).min(ENTRIES_MAX);
     if max == 0 {
+        if with_parent {
+            let parent = super::name::parent(&core, &ctx, dir).await?;
+            listing.entries.push(dot(b"..", DOTS, parent));
+        }
         return Ok(listing);
     }
     let from = if cookie <= DOTS { 0 } else { cookie };
     let op = Request::ReadDir { dir, cookie: from, max, plus };
     let mut told = tokens::call(&core, dir.target(), &ctx.cred, op, &[]).await?;
     match told.take()? {
-        Reply::Entries { entries, end } => {
+        Reply::Entries { parent, entries, end } => {
+            if with_parent {
+                // Who lists from the start is told.
+                listing.entries.push(dot(b"..", DOTS, parent.ok_or(Errno::Proto)?));
+            }
             siblings::listed(&core, dir, from, &entries, end);
             listing.entries.extend(entries.into_iter().map(|e| Dirent {
                 attr: told.keep_entry(dir, &e.name, e.ino, e.inode, &e.tokens),

@@ -224,7 +224,7 @@ pub(super) async fn load(core: Arc<Core>, cred: Cred, dir: Ino) {
     let mut from = 0;
     for _ in 0..super::order::NAMES_MAX / ENTRIES as usize {
         let op = Request::ReadDir { dir, cookie: from, max: ENTRIES, plus: false };
-        let Ok(Reply::Entries { entries, end }) = core.call(dir.target(), &cred, op).await else { return };
+        let Ok(Reply::Entries { entries, end, .. }) = core.call(dir.target(), &cred, op).await else { return };
         super::listed(&core, dir, from, &entries, end);
         match entries.last() {
             Some(last) if !end => from = last.cookie,

@@ -7,6 +7,7 @@ use crate::stats::Count;
 use amphi_types::{Attr, Ino, SetAttr};
 use amphi_wire::{RenameMode, XattrMode};
 use futures_util::future::join_all;
+use futures_util::join;
 
 async fn stat(client: &Client, dir: Ino) -> Attr {
     client.getattr(&root(), dir).await.expect("stat")
@@ -60,6 +61,8 @@ fn alone_a_change_brings_its_directory() {
             assert_eq!((cost(&a, d).await, cost(&a, d).await), (0, 0), "a name was removed");
             let own = a.core.stats.of(Count::GetAttrOwn).0;
             assert_eq!(own, 6);
+            a.rmdir(&root(), d, b"y").await.expect("rmdir");
+            assert_eq!(cost(&a, d).await, 0, "a directory was removed");
             assert!(a.unlink(&root(), d, b"g").await.is_err());
             assert_eq!(cost(&a, d).await, 1, "who knows what a refusal means");
 
@@ -70,8 +73,6 @@ fn alone_a_change_brings_its_directory() {
             a.setxattr(&root(), d, b"user.k", b"v", XattrMode::Set).await.expect("setxattr");
             assert_eq!(cost(&a, d).await, 1, "its ctime has changed");
             make(&a, d, "j").await;
-            a.rmdir(&root(), d, b"x").await.expect("rmdir");
-            assert_eq!(cost(&a, d).await, 1, "rmdir touches more than it names");
             make(&a, d, "k").await;
             a.rename(&root(), (Ino::ROOT, b"d"), (Ino::ROOT, b"e"), RenameMode::NoReplace).await.expect("rename");
             a.rename(&root(), (Ino::ROOT, b"e"), (Ino::ROOT, b"d"), RenameMode::NoReplace).await.expect("rename");
@@ -79,9 +80,63 @@ fn alone_a_change_brings_its_directory() {
 
             set(&a, "server.directory_attributes=off").await;
             make(&a, d, "l").await;
-            assert_eq!(cost(&a, d).await, 1, "switched off");
+            assert_eq!(cost(&a, d).await, 1, "what changes bring is switched off");
         });
     }
+}
+
+/// Goal: alone, what a look-up, a listing or a stat has shown of a directory is known until something may have changed it, also
+/// what was asked for while that happened; of a removed directory nothing is known; the switch turns it off. Method: each way of seeing it and
+/// each change, then stat, counting messages.
+#[test]
+fn alone_what_was_seen_of_a_directory_is_kept() {
+    in_cluster(21, 2, async |c| {
+        let a = c.mount().await;
+        let asked = async |dir: Ino| {
+            let before = calls(&a);
+            let seen = a.getattr(&root(), dir).await;
+            (calls(&a) - before, seen.map(|attr| attr.nlink))
+        };
+        // A listing shows what is on the target of the directory listed.
+        let d = dir_on(&a, Ino::ROOT.target().0).await;
+        let listed = async || {
+            let listing = a.readdir(&root(), Ino::ROOT, 0, 100, true).await.expect("list");
+            listing.entries.into_iter().find(|e| e.ino == d).expect("it is there")
+        };
+        let name = listed().await.name;
+        let inner = mkdir(&a, d, "inner").await;
+        assert_eq!(asked(inner).await, (1, Ok(2)), "it was only made");
+        assert_eq!(asked(inner).await, (0, Ok(2)), "a stat has shown it");
+        a.setattr(&root(), inner, SetAttr { perm: Some(0o700), ..SetAttr::default() }, None).await.expect("chmod");
+        assert_eq!(asked(inner).await.0, 1, "it has changed");
+        make(&a, Ino::ROOT, "elsewhere").await;
+        assert_eq!(asked(inner).await.0, 0, "another directory has changed");
+
+        a.rename(&root(), (d, b"inner"), (d, b"other"), RenameMode::NoReplace).await.expect("rename");
+        a.lookup(&root(), Ino::ROOT, &name).await.expect("it is there");
+        assert_eq!(asked(d).await, (0, Ok(3)), "a look-up has shown it");
+        assert_eq!(asked(inner).await.0, 1, "a rename touches more than it names");
+        a.setxattr(&root(), d, b"user.k", b"v", XattrMode::Set).await.expect("setxattr");
+        assert!(listed().await.attr.is_some());
+        assert_eq!(asked(d).await, (0, Ok(3)), "a listing has shown it");
+
+        // Asked for before a change and answered after it.
+        let (_, overtaken) = join!(async { a.mkdir(&root(), d, b"more", 0o755).await.expect("mkdir") }, async {
+            a.lookup(&root(), Ino::ROOT, &name).await.expect("it is there")
+        });
+        assert!(overtaken.nlink == 3 || overtaken.nlink == 4);
+        assert_eq!(asked(d).await.1, Ok(4));
+
+        assert_eq!(asked(inner).await.0, 0);
+        a.rmdir(&root(), d, b"other").await.expect("rmdir");
+        assert_eq!(asked(d).await, (0, Ok(3)), "the removal has shown its parent");
+        let (cost, gone) = asked(inner).await;
+        assert!(cost == 1 && gone.is_err(), "{cost} {gone:?}");
+
+        set(&a, "client.keep_directories=off").await;
+        a.setxattr(&root(), d, b"user.k", b"w", XattrMode::Set).await.expect("setxattr");
+        assert_eq!((asked(d).await.0, asked(d).await.0), (1, 1), "switched off");
+    });
 }
 
 /// A hundred names made and removed by many callers at once, with a stat of each caller in between.

@@ -218,7 +218,8 @@ impl Server {
                 let entries = all.iter().map(|(k, v)| (*k, *v)).enumerate().map(entry);
                 let entries: Vec<_> = entries_after(entries, cookie);
                 let end = entries.len() <= max as usize;
-                Reply::Entries { entries: entries.into_iter().take(max as usize).collect(), end }
+                let parent = (cookie == 0).then_some(Ino::ROOT);
+                Reply::Entries { parent, entries: entries.into_iter().take(max as usize).collect(), end }
             }
             Request::Open { ino, access, .. } => {
                 let view = self.inode(ino)?.view;

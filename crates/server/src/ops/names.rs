@@ -81,6 +81,7 @@ impl<E: Env> Cx<E> {
         if cookie == 0 {
             perm::access(&self.cred, &facts, perm::Want::READ)?;
         }
+        let parent = if cookie == 0 { Some(meta.parent(dir)?) } else { None };
         let (found, end) = meta.readdir(dir, cookie, (max as usize).clamp(1, ENTRIES_MAX))?;
         // What others are writing, and what is gathered over targets, is not at hand.
         let known = |ino: &Ino| !self.target.tokens.on() || !self.target.written_elsewhere(self.session, *ino);
@@ -107,6 +108,6 @@ impl<E: Env> Cx<E> {
             .collect();
         drop(meta);
         self.worker.send_revocations(&self.target);
-        Ok(Reply::Entries { entries, end })
+        Ok(Reply::Entries { parent, entries, end })
     }
 }

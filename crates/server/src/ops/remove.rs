@@ -34,7 +34,7 @@ impl<E: Env> Cx<E> {
                 },
             };
             let parts = planner(&self.cred, &place.dir, &name, &facts)?;
-            let last_name_of = (facts.kind != Kind::Dir && facts.nlink == 1).then_some(child);
+            let last_name_of = (facts.kind == Kind::Dir || facts.nlink == 1).then_some(child);
             let reply = Reply::Removed { last_name_of };
             if let Ran::Done(reply) = self.run_parts(parts, &[(dir, &name)], None, async |_| Ok(reply)).await? {
                 return Ok(reply);

@@ -1,0 +1,62 @@
+//! Open directories whose listing has come to its end.
+//!
+//! The kernel asks behind the last entry whether there are more, for each listing of a small directory one question. The answer
+//! to the question before has said so.
+//!
+//! Owns: the numbers of open directories, where the listing of each has ended. Invariant: an end counts once: who goes on
+//! asking there asks the server. What is made after the directory was opened need not be listed (POSIX, `readdir`).
+
+use crate::Handle;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+#[derive(Default)]
+pub(super) struct Listings {
+    next: AtomicU64,
+    /// Cookie behind the last entry, by handle.
+    ends: Mutex<BTreeMap<u64, u64>>,
+}
+
+impl Listings {
+    pub(super) fn open(&self) -> Handle {
+        Handle(self.next.fetch_add(1, Relaxed))
+    }
+
+    /// The listing of `handle` was told that nothing comes behind `cookie`.
+    pub(super) fn ended(&self, handle: Handle, cookie: u64) {
+        self.ends.lock().insert(handle.0, cookie);
+    }
+
+    /// Whether `handle`, going on behind `cookie`, need not ask; true once.
+    pub(super) fn take_end(&self, handle: Handle, cookie: u64) -> bool {
+        let mut ends = self.ends.lock();
+        let is_end = ends.get(&handle.0) == Some(&cookie);
+        if is_end {
+            ends.remove(&handle.0);
+        }
+        is_end
+    }
+
+    pub(super) fn close(&self, handle: Handle) {
+        self.ends.lock().remove(&handle.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: an end counts once, at its cookie, for its handle. Method: two handles.
+    #[test]
+    fn an_end_counts_once() {
+        let listings = Listings::default();
+        let (a, b) = (listings.open(), listings.open());
+        listings.ended(a, 7);
+        assert!(!listings.take_end(b, 7) && !listings.take_end(a, 6));
+        assert!(listings.take_end(a, 7) && !listings.take_end(a, 7));
+        listings.ended(b, 7);
+        listings.close(b);
+        assert!(!listings.take_end(b, 7));
+    }
+}
