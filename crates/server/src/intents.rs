@@ -13,7 +13,8 @@
 //! the decision. Two syncs, one after the other, are the price of an operation over two servers.
 //!
 //! Targets of one server end together, so a promise among them is kept in memory alone, and the decision has the
-//! participants' changes (`decided`): one record and one sync.
+//! participants' changes (`decided`): one record and one sync. The removal of a directory is answered when its record is written, as any
+//! operation on one target: what the participant has left to do concerns a directory that nobody finds any more.
 //!
 //! After a crash a participant with a promise asks: what the coordinator does not remember did not happen. What a decision
 //! has is done again, unless it was done.
@@ -33,7 +34,7 @@ use amphi_dlm::Changed;
 use amphi_env::Env;
 use amphi_meta::{Part, Refusal};
 use amphi_types::item::Txn;
-use amphi_types::{Errno, Ino, Name, Result, SessionId, TargetId, Timespec, TokenKey};
+use amphi_types::{Errno, Ino, Kind, Name, Result, SessionId, TargetId, Timespec, TokenKey};
 use amphi_wire::{Access, Reply};
 use amphi_zone::Order;
 use futures_util::future::join_all;
@@ -147,6 +148,13 @@ fn keys_of(part: &Part) -> Vec<(NameKey, Hold)> {
         Part::Link { ino } | Part::Unlink { ino, .. } | Part::SetParent { ino, .. } => vec![alone(ino)],
         Part::TouchCtime { ino } => vec![shared(ino)],
     }
+}
+
+/// Whether all that targets beside `own` have to do is to forget directories that lose their names.
+fn only_removes_directories(parts: &BTreeMap<TargetId, Vec<Part>>, own: TargetId) -> bool {
+    let moves = parts.values().flatten().any(|part| matches!(part, Part::SetParent { .. }));
+    let mut others = parts.iter().filter(|(target, _)| **target != own).flat_map(|(_, parts)| parts);
+    !moves && others.all(|part| matches!(part, Part::Unlink { kind: Kind::Dir, .. }))
 }
 
 fn keys(parts: &[Part]) -> Vec<(NameKey, Hold)> {
@@ -490,6 +498,7 @@ impl<E: Env> Cx<E> {
         let several = by_target.keys().any(|t| *t != own);
         let carried = several && by_target.keys().all(|t| self.worker.routes.is_local(*t));
         let carried = carried && self.worker.tunables.carried_decisions.is_on();
+        let early = carried && self.worker.tunables.early_removals.is_on() && only_removes_directories(&by_target, own);
         // The decision may have the changes of all.
         let here = by_target.iter().filter(|(t, _)| carried || **t == own);
         self.reserve(here.map(|(_, p)| growth(p)).sum::<u64>() + 256).await?;
@@ -599,6 +608,12 @@ impl<E: Env> Cx<E> {
             lsn
         };
         if !several {
+            drop(guard);
+            self.target.zone.written(lsn).await?;
+            return Ok(Ran::Done(reply));
+        }
+        if early {
+            decided::carry_out(&self.worker, &self.target, tx, lsn, promised);
             drop(guard);
             self.target.zone.written(lsn).await?;
             return Ok(Ran::Done(reply));

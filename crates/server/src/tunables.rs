@@ -133,6 +133,8 @@ pub struct Tunables {
     pub directory_attributes: Tunable,
     /// Whether decisions among targets of this server have the changes of all.
     pub carried_decisions: Tunable,
+    /// Whether the removal of a directory is answered before its decision is stable.
+    pub early_removals: Tunable,
     sync_interval_ms: Tunable,
     checkpoint_bytes: Tunable,
     /// Free bytes for each mount from which on a target says that it has room.
@@ -260,6 +262,13 @@ impl Tunables {
                 (0, 1),
                 "an operation over several targets of one server is one record with the changes of all",
             ),
+            early_removals: Tunable::new(
+                "server.early_removals",
+                Switch,
+                1,
+                (0, 1),
+                "the removal of a directory over several targets of one server is answered when its record is written",
+            ),
             sync_interval_ms: Tunable::new(
                 "server.sync_interval_ms",
                 Milliseconds,
@@ -301,7 +310,7 @@ impl Tunables {
         if self.callback_again.is_on() { self.callback_deadline_ns() / 6 } else { u64::MAX }
     }
 
-    fn all(&self) -> [&Tunable; 17] {
+    fn all(&self) -> [&Tunable; 18] {
         [
             &self.session_grace_ms,
             &self.token_ms,
@@ -316,6 +325,7 @@ impl Tunables {
             &self.contention,
             &self.directory_attributes,
             &self.carried_decisions,
+            &self.early_removals,
             &self.sync_interval_ms,
             &self.checkpoint_bytes,
             &self.roomy_bytes,

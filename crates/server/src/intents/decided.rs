@@ -76,6 +76,35 @@ impl Carried {
     }
 }
 
+/// Tells a decision to the participants when it is stable, while its operation is answered: what they hold is held until then, what the
+/// coordinator changed is seen at once, as with any record.
+///
+/// An operation that builds on the participants' changes waits there for what they hold, if it asks for it (`Target::settle`); so only
+/// operations are carried out like this whose participants change what nobody finds by a name. One that builds on the
+/// coordinator's changes and has other participants makes those stable first (`prepare`), this decision with them.
+pub(super) fn carry_out<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    tx: TxId,
+    lsn: Lsn,
+    participants: Vec<TargetId>,
+) {
+    let (worker, target) = (worker.clone(), target.clone());
+    worker.env.clone().spawn(async move {
+        if target.zone.stable(lsn).await.is_err() {
+            // The zone has failed. What was promised is held until the next start, which looks at what is on the disk.
+            return;
+        }
+        target.intents.borrow_mut().undecided.remove(&tx);
+        let told = join_all(participants.iter().map(|t| worker.insist(*t, Question::Commit(tx)))).await;
+        match told.into_iter().collect::<Result<()>>() {
+            Ok(()) => forget_soon(&worker, &target, tx),
+            // The decision stays, and is carried out by the next start.
+            Err(e) => tracing::error!("{}: operation {} cannot be carried out: {e}", target.id, tx.number),
+        }
+    });
+}
+
 /// Forgets a decision whose changes were made, within some time.
 pub(super) fn forget_soon<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId) {
     {
