@@ -13,6 +13,7 @@ mod decisions;
 mod direct_ahead;
 mod directories;
 mod faults;
+mod fights;
 mod file_locks;
 mod fsx;
 mod locks;

@@ -16,6 +16,7 @@
 mod contention;
 mod grant;
 mod group;
+mod hand_overs;
 mod queue;
 
 pub use contention::ContentionLimits;
@@ -159,6 +160,12 @@ pub struct LockCounts {
     pub conflicts: u64,
     /// How often an object became contended.
     pub contended: u64,
+    /// Of these: by the time that few hand-overs took, not by the number of conflicts.
+    pub contended_waiting: u64,
+    /// Hand-overs of locks that the loser asked for again too soon.
+    pub fights: u64,
+    /// Time that they took, ns.
+    pub fights_ns: u64,
     /// Grants that did not come at once.
     pub waited: u64,
     /// Nodes of the trees of locks that were looked at.
@@ -310,7 +317,16 @@ impl LockSpace {
 
     /// What was done so far.
     pub fn counts(&self) -> LockCounts {
-        LockCounts { nodes: self.forest.visits.get(), ..self.counts }
+        let found = self.contention.found();
+        LockCounts {
+            conflicts: found.conflicts,
+            contended: found.contended,
+            contended_waiting: found.by_waiting,
+            fights: found.fights,
+            fights_ns: found.fights_ns,
+            nodes: self.forest.visits.get(),
+            ..self.counts
+        }
     }
 
     /// The next thing to do.

@@ -123,6 +123,8 @@ pub struct Tunables {
     callback_deadline_ms: Tunable,
     callback_again: Tunable,
     contended_conflicts: Tunable,
+    contended_fights: Tunable,
+    contended_waited_ms: Tunable,
     contended_window_ms: Tunable,
     contended_hold_ms: Tunable,
     lock_granularity_bytes: Tunable,
@@ -211,6 +213,20 @@ impl Tunables {
                 contention.threshold as u64,
                 (1, 1_000_000),
                 "conflicts within the window that make an object contended",
+            ),
+            contended_fights: Tunable::new(
+                "server.contended_fights",
+                Count,
+                contention.fights as u64,
+                (0, 1_000_000),
+                "hand-overs of locks within the window, to sessions and back too soon, that make an object contended if they took long; 0: none do",
+            ),
+            contended_waited_ms: Tunable::new(
+                "server.contended_waited_ms",
+                Milliseconds,
+                ns_to_ms(contention.waited_ns),
+                (0, HOUR_MS),
+                "how long those hand-overs took together, at least",
             ),
             contended_window_ms: Tunable::new(
                 "server.contended_window_ms",
@@ -310,7 +326,7 @@ impl Tunables {
         if self.callback_again.is_on() { self.callback_deadline_ns() / 6 } else { u64::MAX }
     }
 
-    fn all(&self) -> [&Tunable; 18] {
+    fn all(&self) -> [&Tunable; 20] {
         [
             &self.session_grace_ms,
             &self.token_ms,
@@ -318,6 +334,8 @@ impl Tunables {
             &self.callback_deadline_ms,
             &self.callback_again,
             &self.contended_conflicts,
+            &self.contended_fights,
+            &self.contended_waited_ms,
             &self.contended_window_ms,
             &self.contended_hold_ms,
             &self.lock_granularity_bytes,
@@ -337,6 +355,8 @@ impl Tunables {
     pub fn apply_to<E: Env>(&self, worker: &Worker<E>, target: &Target<E>) {
         let contention = ContentionLimits {
             threshold: self.contended_conflicts.get() as usize,
+            fights: self.contended_fights.get() as usize,
+            waited_ns: self.contended_waited_ms.get() * 1_000_000,
             window_ns: self.contended_window_ms.get() * 1_000_000,
             hold_ns: self.contended_hold_ms.get() * 1_000_000,
             enabled: self.contention.is_on(),

@@ -4,7 +4,7 @@ use super::sim_clock::{KEY, SimClock, with_clock};
 use crate::api::{ClientConfig, Ctx, Hints, OpenFlags};
 use crate::stats::Count;
 use crate::{Client, OpenFile, Way};
-use amphi_env::sim::CrashKind;
+use amphi_env::sim::{CrashKind, SimConfig};
 use amphi_env::{Buf, Env, Sim, SimEnv};
 use amphi_server::{Server, ServerConfig};
 use amphi_transport::{ClusterKey, LinkConfig, Timeouts};
@@ -18,12 +18,17 @@ use std::time::Duration;
 /// Servers `s0`, `s1`, ... with one target each, and their mounts on nodes `m1`, `m2`, ...
 pub(super) struct Cluster {
     pub(super) sim: Sim,
-    env: SimEnv,
+    pub(super) env: SimEnv,
     mounts: Cell<u64>,
 }
 
 pub(super) fn in_cluster(seed: u64, servers: usize, story: impl AsyncFnOnce(&Cluster)) {
-    let sim = Sim::new(seed, Default::default());
+    in_cluster_of(seed, SimConfig::default(), servers, story);
+}
+
+/// As `in_cluster`, with another network or disks.
+pub(super) fn in_cluster_of(seed: u64, config: SimConfig, servers: usize, story: impl AsyncFnOnce(&Cluster)) {
+    let sim = Sim::new(seed, config);
     let env = sim.node("controller");
     let cluster = Cluster { sim, env, mounts: Cell::new(0) };
     let all = async {

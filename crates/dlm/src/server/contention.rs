@@ -1,16 +1,26 @@
-//! Which objects are contended: conflicts in a sliding window, remembered after the last lock is gone.
+//! Which objects are contended: conflicts and fights in a sliding window, remembered after the last lock is gone.
 //!
-//! Owns: one small window for each object with a recent conflict. Does not own: what counts as a conflict (`queue`).
+//! Owns: one small window for each object with a recent conflict. Does not own: what counts as a conflict (`queue`), which hand-overs are
+//! fought (`hand_overs`).
 //!
-//! The window has two halves of half its length each; their sum covers between one half and one whole window. So
-//! `threshold` conflicts within half a window always make an object contended, and an object becomes contended only by
-//! `threshold` conflicts within one window. Contended lasts `hold_ns` beyond the last conflict, whatever locks are left,
-//! so the state does not flap when clients go direct and leave no cached lock behind.
+//! The window has two halves of half its length each; their sum covers between one half and one whole window. An object becomes contended
+//! * by number: `threshold` conflicts within half a window always do that, and only as many within one window do;
+//! * by waiting: `fights` hand-overs within the window that were fought, and took `waited_ns` together.
 //!
-//! Numbers: 16 conflicts in 4 s, so a steady rate is noticed from about 4 conflicts/s. Held 5 s.
-//! Bound: `max_objects` windows of about 100 bytes; beyond, the one with the oldest conflict is forgotten.
+//! Counting alone is slow where it matters: with 10 ms for each hand-over it takes 160 ms to notice what a few could tell. Time
+//! alone, or time of those who wait, says nothing: a big file that is handed over once takes a second, and of ten readers each waits for
+//! it. So only hand-overs to and fro count. A crowd that comes for parts of its own looks like a fight at first, each loses the grown lock
+//! once; so it takes a few. What still waits counts from the moment at which its loser asks again, and not before: the second who
+//! asks for a big file is not told to go direct.
+//!
+//! Contended lasts `hold_ns` beyond the last conflict, and beyond the last fight by which it is contended, whatever locks are left, so the state
+//! does not flap when clients go direct and leave no cached lock behind.
+//!
+//! Numbers: 16 conflicts in 4 s, so a steady rate is noticed from about 4 conflicts/s; 2 fights of 5 ms together. Held 5 s.
+//! Bound: `max_objects` windows of about 400 bytes; beyond, the one with the oldest conflict is forgotten.
 
-use amphi_types::ObjectId;
+use super::hand_overs::HandOvers;
+use amphi_types::{ObjectId, SessionId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Tunables of the detector.
@@ -20,6 +30,10 @@ pub struct ContentionLimits {
     pub window_ns: u64,
     /// Conflicts in one window that make an object contended.
     pub threshold: usize,
+    /// Fought hand-overs in one window that make an object contended if they took long; 0: they never do.
+    pub fights: usize,
+    /// How long they took together, at least.
+    pub waited_ns: u64,
     /// How long an object stays contended after its last conflict.
     pub hold_ns: u64,
     /// Objects remembered.
@@ -33,6 +47,8 @@ impl Default for ContentionLimits {
         ContentionLimits {
             window_ns: 4_000_000_000,
             threshold: 16,
+            fights: 2,
+            waited_ns: 5_000_000,
             hold_ns: 5_000_000_000,
             max_objects: 65_536,
             enabled: true,
@@ -40,14 +56,75 @@ impl Default for ContentionLimits {
     }
 }
 
-#[derive(Default)]
-#[cfg_attr(test, derive(Clone))]
+/// What was found so far.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Found {
+    pub conflicts: u64,
+    pub contended: u64,
+    /// Of these: by waiting.
+    pub by_waiting: u64,
+    pub fights: u64,
+    pub fights_ns: u64,
+}
+
+/// A number of each half of a window.
+#[derive(Clone, Copy, Default)]
+struct Halves {
+    previous: u64,
+    current: u64,
+}
+
+impl Halves {
+    fn add(&mut self, n: u64) {
+        self.current = self.current.saturating_add(n);
+    }
+
+    fn sum(self) -> u64 {
+        self.previous.saturating_add(self.current)
+    }
+
+    /// Goes on by one half, or by more.
+    fn shift(&mut self, one: bool) {
+        *self = Halves { previous: if one { self.current } else { 0 }, current: 0 };
+    }
+}
+
+#[derive(Clone, Default)]
 struct Window {
     half: u64,
-    previous: usize,
-    current: usize,
+    conflicts: Halves,
+    fights: Halves,
+    fights_ns: Halves,
+    hand_overs: HandOvers,
     last_ns: u64,
     contended_until_ns: u64,
+}
+
+impl Window {
+    /// Moves the window up to now. Clocks of one target do not run backwards; if one did, the window simply does not move.
+    fn advance(&mut self, now_ns: u64, limits: &ContentionLimits) {
+        let half = (now_ns / (limits.window_ns / 2).max(1)).max(self.half);
+        if half > self.half {
+            let one = half == self.half + 1;
+            for counts in [&mut self.conflicts, &mut self.fights, &mut self.fights_ns] {
+                counts.shift(one);
+            }
+            self.half = half;
+        }
+    }
+
+    fn is_fought_for(&self, limits: &ContentionLimits) -> bool {
+        limits.fights > 0 && self.fights.sum() >= limits.fights as u64 && self.fights_ns.sum() >= limits.waited_ns
+    }
+
+    /// Contended for the hold time from now on if `so`. Whether it was not before.
+    fn judge(&mut self, now_ns: u64, limits: &ContentionLimits, so: bool) -> bool {
+        let begins = so && now_ns >= self.contended_until_ns;
+        if so {
+            self.contended_until_ns = now_ns.saturating_add(limits.hold_ns);
+        }
+        begins
+    }
 }
 
 #[cfg_attr(test, derive(Clone))]
@@ -55,16 +132,22 @@ pub(crate) struct Contention {
     limits: ContentionLimits,
     windows: BTreeMap<ObjectId, Window>,
     by_age: BTreeSet<(u64, ObjectId)>,
+    found: Found,
 }
 
 impl Contention {
     pub fn new(limits: ContentionLimits) -> Contention {
-        Contention { limits, windows: BTreeMap::new(), by_age: BTreeSet::new() }
+        Contention { limits, windows: BTreeMap::new(), by_age: BTreeSet::new(), found: Found::default() }
     }
 
-    /// Other limits from now on. Conflicts noted under another window count as if it had been this one.
+    /// Other limits from now on. What was noted under another window counts as if it had been this one.
     pub fn tune(&mut self, limits: ContentionLimits) {
         self.limits = limits;
+    }
+
+    /// What was found so far.
+    pub fn found(&self) -> Found {
+        self.found
     }
 
     /// Most conflicts of one request that are worth counting.
@@ -72,31 +155,66 @@ impl Contention {
         if self.limits.enabled { self.limits.threshold } else { 0 }
     }
 
-    /// Notes a request that met `count` conflicting locks. Whether the object became contended by it.
-    pub fn conflicts(&mut self, now_ns: u64, object: ObjectId, count: usize) -> bool {
+    /// Notes a request that met `count` conflicting locks.
+    pub fn conflicts(&mut self, now_ns: u64, object: ObjectId, count: usize) {
+        let count = count.min(self.cap());
         if count == 0 {
-            return false;
+            return;
         }
-        let half_ns = (self.limits.window_ns / 2).max(1);
         let window = self.windows.entry(object).or_default();
         self.by_age.remove(&(window.last_ns, object));
-        // Clocks of one target do not run backwards; if one did, the window simply does not move.
-        let half = (now_ns / half_ns).max(window.half);
-        if half > window.half {
-            window.previous = if half == window.half + 1 { window.current } else { 0 };
-            window.current = 0;
-            window.half = half;
-        }
-        window.current = window.current.saturating_add(count);
+        window.advance(now_ns, &self.limits);
+        window.conflicts.add(count as u64);
         window.last_ns = window.last_ns.max(now_ns);
-        let contended = now_ns < window.contended_until_ns;
-        let many = window.previous.saturating_add(window.current) >= self.limits.threshold;
-        if contended || many {
-            window.contended_until_ns = now_ns.saturating_add(self.limits.hold_ns);
-        }
+        let many = window.conflicts.sum() >= self.limits.threshold as u64;
+        let lasts = now_ns < window.contended_until_ns;
+        let begins = window.judge(now_ns, &self.limits, many || lasts);
         self.by_age.insert((window.last_ns, object));
+        self.found.conflicts += count as u64;
+        self.found.contended += u64::from(begins);
         self.expire(now_ns);
-        many && !contended
+    }
+
+    /// A lock that stands in the way of a request is asked back. Only of objects with a conflict noted.
+    pub fn called_back(&mut self, now_ns: u64, object: ObjectId, loser: SessionId) {
+        if let Some(window) = self.windows.get_mut(&object) {
+            window.hand_overs.called_back(now_ns, loser);
+        }
+    }
+
+    /// A lock that was asked back is free.
+    pub fn free(&mut self, now_ns: u64, object: ObjectId, loser: SessionId) {
+        let Some(window) = self.windows.get_mut(&object) else { return };
+        let waited_ns = window.hand_overs.free(now_ns, loser);
+        if waited_ns > 0 {
+            self.fight(now_ns, object, 0, waited_ns);
+        }
+    }
+
+    /// A session asks for bytes of an object, to cache them or for one direct request.
+    pub fn asked(&mut self, now_ns: u64, object: ObjectId, session: SessionId) {
+        if !self.limits.enabled || self.limits.fights == 0 {
+            return;
+        }
+        let Some(window) = self.windows.get_mut(&object) else { return };
+        let Some(waited_ns) = window.hand_overs.asked(now_ns, session) else { return };
+        self.fight(now_ns, object, 1, waited_ns);
+    }
+
+    /// So many more hand-overs are fought, and so much more of their time has passed.
+    fn fight(&mut self, now_ns: u64, object: ObjectId, fights: u64, waited_ns: u64) {
+        let Some(window) = self.windows.get_mut(&object) else { return };
+        window.advance(now_ns, &self.limits);
+        window.fights.add(fights);
+        window.fights_ns.add(waited_ns);
+        let begins = self.limits.enabled && {
+            let fought_for = window.is_fought_for(&self.limits);
+            window.judge(now_ns, &self.limits, fought_for)
+        };
+        self.found.fights += fights;
+        self.found.fights_ns += waited_ns;
+        self.found.contended += u64::from(begins);
+        self.found.by_waiting += u64::from(begins);
     }
 
     pub fn contended(&self, now_ns: u64, object: ObjectId) -> bool {
@@ -127,42 +245,133 @@ mod tests {
     use super::*;
     use crate::tests::{Random, object};
 
-    /// Goal: an object becomes contended by enough conflicts in half a window, never without enough of them in a whole
-    /// one, stays so for the hold time after its last conflict, and not longer. Method: random conflicts against the list
-    /// of all of them.
+    const LIMITS: ContentionLimits = ContentionLimits {
+        window_ns: 40,
+        threshold: 6,
+        fights: 3,
+        waited_ns: 12,
+        hold_ns: 50,
+        max_objects: 8,
+        enabled: true,
+    };
+
+    type HandOver = (u64, Option<u64>, Option<(u64, bool)>);
+
+    /// What happened to one session's locks, all of it.
+    #[derive(Default)]
+    struct Party {
+        /// From callback to release, and when the session asked again first, after the callback; whether that was before the release.
+        hand_overs: Vec<HandOver>,
+    }
+
+    impl Party {
+        fn open(&self) -> bool {
+            matches!(self.hand_overs.last(), Some((_, None, _)))
+        }
+
+        /// Hand-overs fought: when, and from when to when they are counted.
+        fn fights(&self) -> Vec<(u64, u64, Option<u64>)> {
+            let fought = |&(called, free, asked): &HandOver| {
+                let (asked, early) = asked?;
+                let soon = early || free.is_some_and(|free| asked - free < (free - called) / 4);
+                soon.then_some((asked, called, free))
+            };
+            self.hand_overs.iter().filter_map(fought).collect()
+        }
+    }
+
+    /// All that happened, in full, against which the windows are held.
+    #[derive(Default)]
+    struct History {
+        conflicts: Vec<(u64, usize)>,
+        parties: [Party; 3],
+    }
+
+    impl History {
+        fn conflicts(&self, now: u64, span: u64) -> usize {
+            self.conflicts.iter().filter(|(at, _)| now - at < span).map(|&(_, count)| count).sum()
+        }
+
+        /// Whether few conflicts that took long make the object contended, of those within `span`.
+        fn fought_for(&self, now: u64, span: u64) -> bool {
+            let (mut fights, mut time) = (0, 0);
+            for party in &self.parties {
+                for (asked, called, free) in party.fights() {
+                    if now - asked < span {
+                        fights += 1;
+                        // What was over or under way when it was asked for.
+                        time += free.map_or(asked, |free| free.min(asked)) - called;
+                    }
+                    if let Some(free) = free.filter(|&free| free > asked && now - free < span) {
+                        time += free - asked;
+                    }
+                }
+            }
+            fights >= LIMITS.fights && time >= LIMITS.waited_ns
+        }
+    }
+
+    /// Goal: an object becomes contended by enough conflicts or long enough fights in half a window, never without enough of
+    /// either in a whole one, stays so for the hold time after its last conflict, and not longer. Method: random conflicts, callbacks,
+    /// releases and requests of three sessions against the list of all of them.
     #[test]
     fn detector_stays_between_its_bounds() {
-        let limits = ContentionLimits { window_ns: 40, threshold: 6, hold_ns: 50, max_objects: 8, enabled: true };
-        let (mut became, mut ended) = (0, 0);
-        for seed in 0..200 {
+        let (mut became, mut ended, mut fought) = (0, 0, 0);
+        for seed in 0..800 {
             let mut random = Random::new(seed);
-            let mut contention = Contention::new(limits);
-            let mut conflicts: Vec<(u64, usize)> = Vec::new();
-            let (mut now, mut was) = (1000, false);
-            let spread = 1 + seed % 30;
+            let mut contention = Contention::new(LIMITS);
+            let mut all = History::default();
+            let (mut now, mut was, mut least, mut most) = (1000, false, 0, 0);
+            // Some have so few conflicts that only fights can be what makes them contended.
+            let (spread, often) = (1 + seed % 30, if seed % 2 == 0 { 3 } else { 16 });
             for _ in 0..300 {
                 now += random.below(spread) + if random.below(60) == 0 { 60 } else { 0 };
                 let before = contention.contended(now, object(1));
-                let last = conflicts.last().map_or(0, |&(at, _)| at);
-                assert!(!before || now - last < limits.hold_ns, "outlived its hold time");
-                assert!(!was || before || now - last >= limits.hold_ns, "ended before its hold time");
+                assert!(before || now >= least, "ended before its hold time");
+                assert!(!before || now < most, "outlived its hold time");
                 ended += usize::from(was && !before);
-                let count = random.below(3) as usize;
+                let count = (random.below(often) == 0) as usize * (1 + random.below(2) as usize);
                 contention.conflicts(now, object(1), count);
                 if count > 0 {
-                    conflicts.push((now, count));
+                    all.conflicts.push((now, count));
                 }
-                let within = |span: u64| -> usize {
-                    conflicts.iter().filter(|(at, _)| now - at < span).map(|&(_, count)| count).sum()
-                };
+                let n = random.below(3);
+                let (session, party) = (SessionId(n), &mut all.parties[n as usize]);
+                match random.below(4) {
+                    0 if all.conflicts.last().is_some_and(|&(at, _)| now - at < LIMITS.hold_ns) && !party.open() => {
+                        contention.called_back(now, object(1), session);
+                        party.hand_overs.push((now, None, None));
+                    }
+                    1 if party.open() => {
+                        contention.free(now, object(1), session);
+                        party.hand_overs.last_mut().expect("open").1 = Some(now);
+                    }
+                    2 => {
+                        contention.asked(now, object(1), session);
+                        if let Some((_, free, asked @ None)) = party.hand_overs.last_mut() {
+                            *asked = Some((now, free.is_none()));
+                        }
+                    }
+                    _ => {}
+                }
                 let contended = contention.contended(now, object(1));
-                assert!(contended || within(limits.window_ns / 2) < limits.threshold, "missed");
-                assert!(before || !contended || within(limits.window_ns) >= limits.threshold, "false alarm");
+                let many = |span| all.conflicts(now, span) >= LIMITS.threshold;
+                let long = |span| all.fought_for(now, span);
+                let half = LIMITS.window_ns / 2;
+                assert!(contended || !many(half) && !long(half), "missed");
+                assert!(before || !contended || many(LIMITS.window_ns) || long(LIMITS.window_ns), "false alarm");
+                if contended && (!before || count > 0) {
+                    least = now + LIMITS.hold_ns;
+                }
+                if contended && (count > 0 || long(LIMITS.window_ns)) {
+                    most = now + LIMITS.hold_ns;
+                }
                 became += usize::from(contended && !before);
+                fought += usize::from(contended && !before && !many(LIMITS.window_ns));
                 was = contended;
             }
         }
-        assert!(became > 100 && ended > 100, "both edges were met: {became}, {ended}");
+        assert!(became > 200 && ended > 200 && fought > 50, "all edges were met: {became}, {ended}, {fought}");
     }
 
     /// Goal: memory is bounded and quiet objects are forgotten. Method: conflicts on many objects, then silence.

@@ -35,7 +35,7 @@ impl LockSpace {
         } else {
             self.waiting_conflict(&view, owner, mode, range, LockId(u64::MAX))
                 .and_then(|waiter| self.locks.get(&waiter))
-                .map(|waiter| (waiter.mode, waiter.range))
+                .map(|waiter| (waiter.owner, waiter.mode, waiter.range))
         };
 
         self.unwatch(id);
@@ -48,8 +48,8 @@ impl LockSpace {
         }
         let contended = self.contended(now_ns, object);
         self.actions.push_back(Action::Granted { id, owner, object, mode, range, contended });
-        if let Some((wanted_mode, wanted_range)) = wanted {
-            self.send_callback(now_ns, id, wanted_mode, wanted_range);
+        if let Some((asker, wanted_mode, wanted_range)) = wanted {
+            self.send_callback(now_ns, id, asker, wanted_mode, wanted_range);
         }
     }
 

@@ -45,7 +45,7 @@ impl LockSpace {
         };
         self.counts.requests += 1;
         if !waits && self.is_blocked(owner, object, mode, range) {
-            self.count_conflict(now_ns, object, 1);
+            self.contention.conflicts(now_ns, object, 1);
             return Err(Refusal::WouldBlock);
         }
         self.sequence += 1;
@@ -55,6 +55,9 @@ impl LockSpace {
         self.sessions.insert((owner.session(), id));
 
         let view = *self.objects.entry(object).or_insert(Object::NEW);
+        if waits {
+            self.note_asking(now_ns, object, owner);
+        }
         self.note_conflicts(now_ns, &view, &LockRequest { owner, object, mode, range, growth });
 
         match self.blocker(&view, id) {
@@ -187,14 +190,15 @@ impl LockSpace {
         // What waits for a group could not do better by going direct.
         if cap > 0 && matches!(owner, Owner::Cached(_) | Owner::Direct(_)) {
             let conflicts = self.count_conflicts(view, owner, mode, range, cap);
-            self.count_conflict(now_ns, object, conflicts);
+            self.contention.conflicts(now_ns, object, conflicts);
         }
     }
 
-    fn count_conflict(&mut self, now_ns: u64, object: ObjectId, conflicts: usize) {
-        let conflicts = conflicts.min(self.contention.cap());
-        self.counts.conflicts += conflicts as u64;
-        self.counts.contended += u64::from(self.contention.conflicts(now_ns, object, conflicts));
+    /// Notes that a session wants bytes of the object, perhaps again.
+    fn note_asking(&mut self, now_ns: u64, object: ObjectId, owner: Owner) {
+        if let Owner::Cached(session) | Owner::Direct(session) = owner {
+            self.contention.asked(now_ns, object, session);
+        }
     }
 
     /// Conflicting granted locks and waiting requests, up to `cap`. Granted ones count with their grown range: false
@@ -266,16 +270,28 @@ impl LockSpace {
             self.forest.call_back(view.granted[class], &Search::overlap(range, exempt), &mut found);
         }
         for id in found {
-            self.send_callback(now_ns, id, mode, range);
+            self.send_callback(now_ns, id, owner, mode, range);
         }
     }
 
-    pub(super) fn send_callback(&mut self, now_ns: u64, id: LockId, wanted_mode: Mode, wanted_range: ByteRange) {
+    /// Asks a lock back for a request of `asker`.
+    pub(super) fn send_callback(
+        &mut self,
+        now_ns: u64,
+        id: LockId,
+        asker: Owner,
+        wanted_mode: Mode,
+        wanted_range: ByteRange,
+    ) {
         let deadline_ns = now_ns.saturating_add(self.limits.callback_deadline_ns);
         let Some(lock) = self.locks.get_mut(&id) else { return };
         lock.deadline_ns = Some(deadline_ns);
         let (session, object) = (lock.owner.session(), lock.object);
         self.deadlines.insert((deadline_ns, id));
+        // What waits for a group could not do better by going direct.
+        if asker.group().is_none() {
+            self.contention.called_back(now_ns, object, session);
+        }
         let contended = self.contended(now_ns, object);
         #[cfg(test)]
         if self.planted_bug == Some(crate::tests::PlantedBug::LoseCallback) {
@@ -297,6 +313,7 @@ impl LockSpace {
             }
             if let Some(deadline_ns) = lock.deadline_ns {
                 self.deadlines.remove(&(deadline_ns, *id));
+                self.contention.free(now_ns, lock.object, lock.owner.session());
             }
             let Some(tables) = self.objects.get_mut(&lock.object) else { continue };
             let trees = if lock.state == State::Granted { &mut tables.granted } else { &mut tables.waiting };

@@ -1,0 +1,107 @@
+//! Real mounts of a real server far away: a fight for a file shows after few hand-overs, a file that is handed over does not.
+
+use super::cluster::{Cluster, create, in_cluster_of, open, read, root, write};
+use crate::decision::Reason;
+use crate::stats::Way;
+use crate::{Client, OpenFile};
+use amphi_env::sim::SimConfig;
+use amphi_env::{Env, timeout};
+use amphi_types::Ino;
+use amphi_wire::XattrMode;
+use futures_util::future::join;
+use std::sync::Arc;
+use std::time::Duration;
+
+const RECORD: usize = 40 << 10;
+
+/// A network in which everything takes its time: 5 ms one way.
+fn far() -> SimConfig {
+    SimConfig { net_ns: 4_500_000..5_500_000, ..SimConfig::default() }
+}
+
+fn count(client: &Client, way: Way, reason: Reason) -> u64 {
+    client.core.stats.io_of(way, reason).0
+}
+
+/// Both write records side by side, one a millisecond, until one goes direct. Returns how many went through their caches, and whether one did.
+async fn fight(c: &Cluster, [a, b]: &[Client; 2]) -> (u64, bool) {
+    let fa = create(a, Ino::ROOT, "f").await;
+    let fb = open(b, Ino::ROOT, "f").await;
+    let all = |reason| [a, b].iter().map(|client| count(client, Way::Write, reason)).sum::<u64>();
+    let direct = || all(Reason::DirectContention);
+    let records = async |client: &Client, file: &Arc<OpenFile>, n: u64| {
+        for i in 0..600 {
+            if direct() > 0 {
+                break;
+            }
+            write(client, file, (2 * i + n) * RECORD as u64, &vec![n as u8 + 1; RECORD]).await;
+            c.env.sleep(Duration::from_millis(1)).await;
+        }
+    };
+    join(records(a, &fa, 0), records(b, &fb, 1)).await;
+    (all(Reason::BufferedDefault), direct() > 0)
+}
+
+/// Goal: where a hand-over takes long, few of them send writers direct; without that it takes until sixteen conflicts are counted.
+/// Method: the same fight with and without.
+#[test]
+fn a_slow_fight_ends_soon() {
+    let mut all = Vec::new();
+    for fights in ["2", "0"] {
+        in_cluster_of(5, far(), 1, async |c| {
+            let both = c.two().await;
+            let set = async |client: &Client, set: &str| {
+                client
+                    .setxattr(&root(), Ino::ROOT, b"user.amphi.set", set.as_bytes(), XattrMode::Set)
+                    .await
+                    .expect("set")
+            };
+            set(&both[0], &format!("server.contended_fights={fights}")).await;
+            for client in &both {
+                set(client, "hybrid.memory=off").await;
+            }
+            all.push(fight(c, &both).await);
+        });
+    }
+    println!("{all:?} records through the caches");
+    let [(few, seen), (many, _)] = all[..] else { panic!("two fights") };
+    assert!(seen && few * 2 < many, "{all:?}");
+}
+
+/// Goal: a file that one mount has written and others read is no fight, however long its write-back takes and however many ask at
+/// once. Method: four megabytes over several objects, three readers at the same time, then its writer again and one more reader.
+#[test]
+fn a_slow_hand_over_is_no_fight() {
+    in_cluster_of(6, far(), 3, async |c| {
+        let a = c.mount().await;
+        let readers = [c.mount().await, c.mount().await, c.mount().await];
+        let fa = create(&a, Ino::ROOT, "f").await;
+        let striped = b"striped,size=256K,count=3";
+        a.setxattr(&root(), fa.ino(), b"user.amphi.layout", striped, XattrMode::Set).await.expect("a layout");
+        let pieces = (4 << 20) / RECORD as u64;
+        let fill = async |byte: u8| {
+            for i in 0..pieces {
+                write(&a, &fa, i * RECORD as u64, &vec![byte; RECORD]).await;
+            }
+        };
+        let all = async |client: &Client, byte: u8| {
+            let file = open(client, Ino::ROOT, "f").await;
+            let begin = c.env.now();
+            let bytes = read(client, &file, RECORD).await;
+            assert!(bytes == vec![byte; RECORD]);
+            Duration::from_nanos(c.env.now().0 - begin.0)
+        };
+        fill(1).await;
+        let [x, y, z] = &readers;
+        let (first, _) = join(all(x, 1), join(all(y, 1), all(z, 1))).await;
+        assert!(first > Duration::from_millis(20), "handing over takes time: {first:?}");
+        fill(2).await;
+        all(x, 2).await;
+        let done = timeout(&c.env, Duration::from_secs(60), fill(3)).await;
+        assert!(done.is_some());
+        for client in readers.iter().chain([&a]) {
+            let direct = [Way::Read, Way::Write].map(|way| count(client, way, Reason::DirectContention));
+            assert_eq!(direct, [0, 0]);
+        }
+    });
+}

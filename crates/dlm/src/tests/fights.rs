@@ -1,0 +1,135 @@
+//! What few slow hand-overs say of an object, through the whole lock server.
+
+use super::object;
+use crate::mode::{Growth, LockId, Mode, Owner};
+use crate::server::{Action, ContentionLimits, LockCounts, LockLimits, LockRequest, LockSpace};
+use amphi_types::{ByteRange, SessionId};
+
+const MS: u64 = 1_000_000;
+const PIECE: u64 = 1 << 20;
+
+/// A lock server, and how long clients take to give a lock back.
+struct Story {
+    space: LockSpace,
+    now_ns: u64,
+    slow_ns: u64,
+}
+
+impl Story {
+    fn new(slow_ns: u64) -> Story {
+        Story { space: LockSpace::new(LockLimits::default(), 1), now_ns: 0, slow_ns }
+    }
+
+    /// Whether the session holds what it needs, and was not asked for it.
+    fn has(&self, session: SessionId, mode: Mode, range: ByteRange) -> bool {
+        let called: Vec<LockId> = self.space.called_back(session).map(|(id, _)| id).collect();
+        self.space
+            .held(session)
+            .any(|(id, _, _, held, of)| held.covers(mode) && of.contains(&range) && !called.contains(&id))
+    }
+
+    /// Asks if it has to, and lets those who are called back go on with `meanwhile` before they give their locks back.
+    fn ask(&mut self, session: u64, mode: Mode, range: ByteRange, mut meanwhile: impl FnMut(&mut Story, SessionId)) {
+        if self.has(SessionId(session), mode, range) {
+            return;
+        }
+        let owner = Owner::Cached(SessionId(session));
+        let request = LockRequest { owner, object: object(0), mode, range, growth: Growth::Largest };
+        self.space.enqueue(self.now_ns, request).expect("room");
+        let called = self.called();
+        for &(_, loser) in &called {
+            meanwhile(self, loser);
+        }
+        if !called.is_empty() {
+            self.now_ns += self.slow_ns;
+        }
+        for (id, loser) in called {
+            self.space.cancel(self.now_ns, loser, &[id]);
+        }
+    }
+
+    fn called(&mut self) -> Vec<(LockId, SessionId)> {
+        let called = |action| match action {
+            Action::Callback { id, session, .. } => Some((id, session)),
+            Action::Granted { .. } => None,
+        };
+        std::iter::from_fn(|| self.space.poll_action()).filter_map(called).collect()
+    }
+
+    fn contended(&self) -> bool {
+        self.space.contended(self.now_ns, object(0))
+    }
+}
+
+fn nothing(_: &mut Story, _: SessionId) {}
+
+/// Two writers whose pieces lie side by side, the second's a little beyond the first's: it loses to the first each time, and goes on with its
+/// next piece at once. Returns what was counted when the object became contended.
+fn fight(story: &mut Story) -> LockCounts {
+    for n in 0..40 {
+        let at = n * PIECE;
+        story.ask(2, Mode::Write, ByteRange::at(at + 2104, PIECE - 2104), nothing);
+        let goes_on = |story: &mut Story, loser: SessionId| {
+            assert_eq!(loser, SessionId(2));
+            story.now_ns += MS;
+            story.ask(2, Mode::Write, ByteRange::at(at + PIECE + 2104, PIECE - 2104), nothing);
+        };
+        story.ask(1, Mode::Write, ByteRange::at(at, 2104), goes_on);
+        story.now_ns += MS;
+        if story.contended() {
+            break;
+        }
+    }
+    story.space.counts()
+}
+
+/// Goal: with slow answers a fight shows after the few hand-overs that the tunables say, with fast ones by their number, with that switched off by
+/// their number too; it is counted as what it is. Method: the same fight at two speeds.
+#[test]
+fn slow_fights_show_soon() {
+    let slow = fight(&mut Story::new(15 * MS));
+    assert_eq!((slow.contended, slow.contended_waiting, slow.fights, slow.conflicts), (1, 1, 2, 2));
+    assert_eq!(slow.fights_ns, 2 * 16 * MS);
+    let mut story = Story::new(MS);
+    let contention = ContentionLimits { waited_ns: 50 * MS, ..ContentionLimits::default() };
+    story.space.tune(LockLimits { contention, ..LockLimits::default() });
+    let fast = fight(&mut story);
+    assert_eq!((fast.contended, fast.contended_waiting, fast.conflicts), (1, 0, 16));
+    let mut story = Story::new(15 * MS);
+    let contention = ContentionLimits { fights: 0, ..ContentionLimits::default() };
+    story.space.tune(LockLimits { contention, ..LockLimits::default() });
+    let off = fight(&mut story);
+    assert_eq!((off.contended, off.contended_waiting, off.conflicts, off.fights), (1, 0, 16, 0));
+}
+
+/// Goal: what takes long and is no fight makes nothing contended: a file with a second's worth of dirty data that ten others read; a small
+/// crowd that comes for parts of its own; two who take turns. Method: each by hand.
+#[test]
+fn slow_hand_overs_are_no_fights() {
+    let mut readers = Story::new(1000 * MS);
+    readers.ask(1, Mode::Write, ByteRange::at(0, 64 * PIECE), nothing);
+    for reader in 2..12 {
+        readers.ask(reader, Mode::Read, ByteRange::at(0, PIECE), nothing);
+        assert!(!readers.contended(), "reader {reader}");
+    }
+    assert_eq!(readers.space.counts().fights, 0);
+
+    let mut crowd = Story::new(200 * MS);
+    let part = |n: u64| ByteRange::at((12 - n) * 64 * PIECE, PIECE);
+    for n in 1..5 {
+        let goes_on = |story: &mut Story, loser: SessionId| {
+            let beyond = ByteRange::at(part(loser.0).end, PIECE);
+            story.ask(loser.0, Mode::Write, beyond, nothing);
+        };
+        crowd.ask(n, Mode::Write, part(n), goes_on);
+        assert!(!crowd.contended(), "part {n}");
+    }
+
+    let mut turns = Story::new(100 * MS);
+    for round in 0..12 {
+        turns.ask(1 + round % 2, Mode::Write, ByteRange::at(0, 4 * PIECE), nothing);
+        turns.now_ns += 40 * MS;
+        assert!(!turns.contended(), "turn {round}");
+    }
+    assert_eq!(turns.space.counts().fights, 0);
+}
