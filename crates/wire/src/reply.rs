@@ -27,7 +27,7 @@ pub enum Reply {
     },
     /// A name was removed.
     Removed {
-        /// The inode, if that was its last name: what is open of it lives on, nobody else will see its data.
+        /// The inode, if that was its last name (a directory has one): what is open of it lives on, nobody else will see its data.
         last_name_of: Option<Ino>,
     },
     /// An inode number.
