@@ -5,18 +5,20 @@
 //! A rate is what landed in a stretch of time in which all went one way, by the clock: so what the processors had to do counts as
 //! well as network and disks. Each way of I/O (read, write) has one stretch at a time: direct requests of one size, or reads that the
 //! cache answered, or write-back. Reads are measured where they are answered: read-ahead comes in bursts, each at the speed of the
-//! disk. Pauses of the applications do not count.
+//! disk. Pauses of the applications do not count; time in which one of them waited for the request does, however long: with many streams
+//! read-ahead brings a hundred megabytes at once, for which all wait and which all read in no time.
 //!
 //! Invariants: a stretch ends without a sample when too much goes another way, or when its user says that it shows nothing (direct
-//! writes beside write-back of earlier ones, write-back that nobody waits for). Without a rate for both ways the rule of the paper
+//! writes beside write-back of earlier ones, direct reads beside read-ahead from before them, write-back that nobody waits for). Without a rate for both ways the rule of the paper
 //! stands: direct; reads that were measured direct alone are tried through the cache. A way that was not used for long counts for five
-//! percent more with each second, so it is tried again, the sooner the closer they were; a trial costs a sample of 32 MiB.
+//! percent more with each second, so it is tried again, the sooner the closer they were; a trial costs a sample, 64 MiB of reads, 32 of writes.
 
 use crate::stats::Way;
 use parking_lot::Mutex;
 
-/// Bytes that make a sample.
-const SAMPLE_BYTES: u64 = 32 << 20;
+/// Bytes that make a sample, of reads and of writes. Sixteen streams are 80 MiB ahead: shorter samples of reads show what was fetched before
+/// they began.
+const SAMPLE_BYTES: [u64; 2] = by_way(64 << 20, 32 << 20);
 /// One byte in so many may go another way without ending a stretch.
 const STRANGE_PART: u64 = 8;
 /// A longer time without anything is a pause.
@@ -27,7 +29,7 @@ const CLASS_MIN_BYTES: u64 = 32 << 10;
 const CLASSES: usize = 8;
 /// Reads below this do not go direct for lack of locality, so it does not matter how quickly the cache serves them.
 const READ_MIN_BYTES: u64 = CLASS_MIN_BYTES;
-/// Write-back of at most this beside direct requests does not spoil their measurement.
+/// Write-back or read-ahead of at most this beside direct requests does not spoil their measurement.
 pub(crate) const CALM_FLIGHT_BYTES: u64 = 1 << 20;
 /// Of this many percent of the cache's rate, direct is as good: it leaves the cache to others.
 const EQUAL_PERCENT: u64 = 95;
@@ -80,8 +82,16 @@ struct Side {
 
 const CACHED: usize = CLASSES;
 
+const fn by_way(read: u64, write: u64) -> [u64; 2] {
+    let mut both = [0; 2];
+    both[Way::Read as usize] = read;
+    both[Way::Write as usize] = write;
+    both
+}
+
 impl Side {
-    fn note(&mut self, of: usize, bytes: u64, now_ns: u64, shows: bool) {
+    /// `bytes`, asked for at `since_ns`, have gone one way.
+    fn note(&mut self, sample_bytes: u64, of: usize, bytes: u64, (since_ns, now_ns): (u64, u64), shows: bool) {
         let s = &mut self.stretch;
         if of != s.of {
             s.strange_bytes += bytes;
@@ -95,11 +105,13 @@ impl Side {
             return;
         }
         let passed = now_ns.saturating_sub(s.last_ns);
+        let waited = passed.min(now_ns.saturating_sub(since_ns));
         s.last_ns = now_ns;
-        if passed < PAUSE_NS {
-            (s.busy_ns, s.bytes) = (s.busy_ns + passed, s.bytes + bytes);
+        let busy = if passed < PAUSE_NS { passed } else { waited };
+        if busy > 0 {
+            (s.busy_ns, s.bytes) = (s.busy_ns + busy, s.bytes + bytes);
         }
-        if s.bytes >= SAMPLE_BYTES && s.busy_ns > 0 {
+        if s.bytes >= sample_bytes && s.busy_ns > 0 {
             let sample = u128::from(s.bytes) * 1_000_000_000 / u128::from(s.busy_ns);
             let sample = u64::try_from(sample).unwrap_or(u64::MAX);
             let rate = &mut self.rates[of];
@@ -129,15 +141,27 @@ fn index(course: Course) -> usize {
 }
 
 impl Learned {
-    /// `bytes` have landed on a target, or came from one. `shows`: nothing ran beside it that would spoil the stretch.
+    /// `bytes` have landed on a target. `shows`: nothing ran beside it that would spoil the stretch.
     pub(crate) fn note(&self, way: Way, course: Course, bytes: u64, now_ns: u64, shows: bool) {
-        self.sides[way as usize].lock().note(index(course), bytes, now_ns, shows);
+        self.note_since(way, course, bytes, (now_ns, now_ns), shows);
     }
 
-    /// The cache has answered a read of `bytes`, of a stream that is or may be read ahead.
-    pub(crate) fn note_cached_read(&self, bytes: u64, now_ns: impl Fn() -> u64) {
+    /// `bytes` have come from a target, for a read that has waited since a time.
+    pub(crate) fn note_read(&self, course: Course, bytes: u64, (since_ns, now_ns): (u64, u64), shows: bool) {
+        self.note_since(Way::Read, course, bytes, (since_ns, now_ns), shows);
+    }
+
+    fn note_since(&self, way: Way, course: Course, bytes: u64, from_to_ns: (u64, u64), shows: bool) {
+        let sample_bytes = SAMPLE_BYTES[way as usize];
+        self.sides[way as usize].lock().note(sample_bytes, index(course), bytes, from_to_ns, shows);
+    }
+
+    /// The cache has answered a read of `bytes`, of a stream that is or may be read ahead, at once or, with `since_ns`, after it was
+    /// waited for.
+    pub(crate) fn note_cached_read(&self, bytes: u64, since_ns: Option<u64>, now_ns: impl Fn() -> u64) {
         if bytes >= READ_MIN_BYTES {
-            self.note(Way::Read, Course::Cached, bytes, now_ns(), true);
+            let now_ns = now_ns();
+            self.note_read(Course::Cached, bytes, (since_ns.unwrap_or(now_ns), now_ns), true);
         }
     }
 
@@ -221,6 +245,25 @@ mod tests {
             mixed.note(Way::Write, Course::Direct(1 << 20), 1 << 20, (2 * i + 1) * MS, true);
         }
         assert_eq!(mixed.shown(), []);
+    }
+
+    /// Goal: a stall counts if somebody waited, a pause of the applications does not; both may be as long. Method: bursts of 16 MiB within a
+    /// millisecond, every 100 ms, waited for and not.
+    #[test]
+    fn waiting_is_no_pause() {
+        for (waits, expected) in [(true, 150..=170), (false, 10_000..=20_000)] {
+            let l = Learned::default();
+            for burst in 1..40 {
+                let now = burst * 100 * MS;
+                let since = if waits { now - 99 * MS } else { now };
+                l.note_read(Course::Cached, 1 << 20, (since, now), true);
+                for read in 1..16 {
+                    l.note_cached_read(1 << 20, None, || now + read * MS / 16);
+                }
+            }
+            let rate = shown(&l, "learned_cached_read_mib_s");
+            assert!(expected.contains(&rate), "{rate}");
+        }
     }
 
     /// Goal: direct unless both are known and the cache is clearly faster; sizes are told apart; the loser is tried again, the sooner

@@ -17,7 +17,7 @@ use crate::decision::{Mode, Reason, decide};
 use crate::direct_ahead;
 use crate::files::{File, OpenFile};
 use crate::group;
-use crate::learned::Course;
+use crate::learned::{CALM_FLIGHT_BYTES, Course};
 use crate::locks;
 use crate::rangelock::Hold;
 use crate::readahead::{Limits, Plan};
@@ -222,6 +222,7 @@ pub(crate) async fn read(
     open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
     let decision = decide(&core.input(&ctx, &open, Way::Read, before + missing));
     count(&core, &open, decision.reason, range.len());
+    let since_ns = core.clock.now_ns();
     if decision.mode == Mode::Direct {
         let data = match buf {
             None if is_stream(decision.reason) => direct_ahead::read(&core, &open, range, size).await,
@@ -230,16 +231,22 @@ pub(crate) async fn read(
         };
         if decision.reason == Reason::DirectLocality {
             let course = Course::Direct(before + missing);
-            core.learned.note(Way::Read, course, missing, core.clock.now_ns(), data.is_ok());
+            let shows = data.is_ok() && fills_are_calm(&core);
+            core.learned.note_read(course, missing, (since_ns, core.clock.now_ns()), shows);
         }
         return data;
     }
     let plan = plan(&core, &open, range, size);
     let data = buffered(&core, &open, range, size, plan).await;
     if data.is_ok() {
-        core.learned.note_cached_read(range.len(), || core.clock.now_ns());
+        core.learned.note_cached_read(range.len(), Some(since_ns), || core.clock.now_ns());
     }
     data
+}
+
+/// Whether so little is read ahead that direct reads show what they carry alone.
+fn fills_are_calm(core: &Core) -> bool {
+    core.fill_bytes.load(SeqCst) <= CALM_FLIGHT_BYTES
 }
 
 /// A range that is all in the cache and so large that bookkeeping costs less than a copy.
@@ -514,7 +521,7 @@ fn plan(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64) -> Plan 
 
 /// A hit moves its stream on.
 fn read_ahead(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64) {
-    core.learned.note_cached_read(range.len(), || core.clock.now_ns());
+    core.learned.note_cached_read(range.len(), None, || core.clock.now_ns());
     if !core.tunables.on(Knob::ReadAhead) {
         return;
     }

@@ -69,16 +69,17 @@ pub(super) async fn read(
     if past_cache {
         writeback::flush_and_forget(core, file, asked).await;
     }
+    let since_ns = core.clock.now_ns();
     let at_once = if mode == Mode::Direct { by_target(core, file, asked).await? } else { None };
     let data = match at_once {
         Some(data) => data,
         None => under_locks(core, open, asked, mode).await?,
     };
     if let Some((course, bytes)) = measured {
-        core.learned.note(Way::Read, course, bytes, core.clock.now_ns(), true);
+        core.learned.note_read(course, bytes, (since_ns, core.clock.now_ns()), super::fills_are_calm(core));
     }
     if mode == Mode::Buffered && !data.is_empty() {
-        core.learned.note_cached_read(data.len() as u64, || core.clock.now_ns());
+        core.learned.note_cached_read(data.len() as u64, Some(since_ns), || core.clock.now_ns());
         let size = file.size();
         let plan = plan(core, open, asked.intersect(&ByteRange::new(0, size)), size);
         super::fetch_ahead(core, open, plan);
