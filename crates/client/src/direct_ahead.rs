@@ -21,12 +21,15 @@ use amphi_types::{ByteRange, Result};
 use futures_channel::oneshot;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, Weak};
 
 /// A stream is this far ahead, or by one read, bytes: enough to keep a disk busy, and what is used again and again stays in the processor's
 /// cache.
 const AHEAD_BYTES: u64 = 4 << 20;
+/// All streams together, bytes: where many read, each keeps the disks busy for the others.
+const TOTAL_BYTES: u64 = 16 << 20;
 /// How long bytes are kept for a reader that does not come, nanoseconds.
 const KEPT_NS: u64 = 2_000_000_000;
 /// Most reads that must follow each other before anything is asked for, after that was useless.
@@ -65,6 +68,7 @@ impl Drop for Ahead {
         self.file.fill_ends(self.id);
         if let Some(core) = self.core.upgrade() {
             core.fill_bytes.fetch_sub(self.range.len(), SeqCst);
+            core.direct_streams.bytes.fetch_sub(self.range.len(), SeqCst);
             if self.file.access_count() == 0 {
                 core.files.reap(&self.file);
             }
@@ -74,7 +78,11 @@ impl Drop for Ahead {
 
 /// Open files that something is kept for.
 #[derive(Default)]
-pub(crate) struct DirectStreams(Mutex<Vec<Weak<OpenFile>>>);
+pub(crate) struct DirectStreams {
+    open: Mutex<Vec<Weak<OpenFile>>>,
+    /// Bytes asked for ahead, for all.
+    pub(crate) bytes: AtomicU64,
+}
 
 /// A direct read of `range`, of which nothing is cached, and the request for the one behind it. The caller holds the range lock shared and
 /// has entered the operation as one that keeps the mount alone.
@@ -120,7 +128,7 @@ fn advance(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64) 
     drop(stream);
     drop(useless);
     if begins {
-        core.direct_streams.0.lock().push(Arc::downgrade(open));
+        core.direct_streams.open.lock().push(Arc::downgrade(open));
     }
     taken
 }
@@ -128,13 +136,18 @@ fn advance(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64) 
 /// Whether a read may be asked for ahead.
 fn is_wanted(core: &Core, next: ByteRange) -> bool {
     let max = core.tunables.get(Knob::DirectAhead).min(core.window_max());
-    core.tunables.on(Knob::ReadAhead) && !next.is_empty() && next.len() <= max && !core.group_short.load(Relaxed)
+    core.direct_streams.bytes.load(Relaxed) < TOTAL_BYTES
+        && core.tunables.on(Knob::ReadAhead)
+        && !next.is_empty()
+        && next.len() <= max
+        && !core.group_short.load(Relaxed)
 }
 
 fn ask(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Ahead {
     let (sender, data) = oneshot::channel();
     let (rule, id) = (core.company.rule(), file.held_fill_begins(range));
     core.fill_bytes.fetch_add(range.len(), SeqCst);
+    core.direct_streams.bytes.fetch_add(range.len(), SeqCst);
     core.stats.bytes(Count::ReadAheadIssued, range.len());
     let (asker, asked) = (core.clone(), file.clone());
     core.spawn(async move {
@@ -159,7 +172,7 @@ impl Ahead {
 pub(crate) fn tick(core: &Core) {
     let now_ns = core.clock.now_ns();
     let mut gone = Vec::new();
-    core.direct_streams.0.lock().retain(|open| {
+    core.direct_streams.open.lock().retain(|open| {
         let Some(open) = open.upgrade() else { return false };
         let mut stream = open.direct.lock();
         let is_old = stream.ahead.front().is_some_and(|a| now_ns.saturating_sub(a.since_ns) > KEPT_NS);

@@ -246,7 +246,8 @@ pub(crate) async fn read(
 
 /// Whether so little is read ahead that direct reads show what they carry alone.
 fn fills_are_calm(core: &Core) -> bool {
-    core.fill_bytes.load(SeqCst) <= CALM_FLIGHT_BYTES
+    let fills = core.fill_bytes.load(SeqCst).saturating_sub(core.direct_streams.bytes.load(SeqCst));
+    fills <= CALM_FLIGHT_BYTES
 }
 
 /// A range that is all in the cache and so large that bookkeeping costs less than a copy.
@@ -257,7 +258,7 @@ fn lend_large(core: &Core, file: &File, range: ByteRange) -> Option<Segments> {
 /// Whether direct reads for this reason may be asked for ahead: nobody asked for direct ones, nothing is short, and no
 /// rates are being compared.
 fn is_stream(reason: Reason) -> bool {
-    reason == Reason::DirectLarge
+    matches!(reason, Reason::DirectLarge | Reason::DirectLocality)
 }
 
 /// Bytes of the targets, in the buffers they came in.

@@ -2,43 +2,40 @@
 //!
 //! Owns: the store of used memory. Does not own: windows, who may touch what (`buf`).
 //!
-//! Below `POOLED_MIN_BYTES` the allocator serves. From there to 1 MiB a buffer is a chunk of a slab, one class of chunks for
+//! Below `POOLED_MIN_BYTES` the allocator serves. From there to 1 MiB a buffer is a chunk of a run, one class of chunks for
 //! each power of two with a page of room on top, so that a payload that begins anywhere within a page fits its class. Beyond,
-//! a buffer is a mapping of its own. Slabs and mappings ask for huge pages and lie on their boundaries: direct I/O from
-//! huge pages moves 3.2 GB/s where 4 KiB pages give 2.4 (a 1 MiB request of small pages has more segments than a request of the
+//! a buffer is a mapping of its own. Runs and mappings ask for huge pages and lie on their boundaries: direct I/O from
+//! huge pages moves 3.2 GB/s where 4 KiB pages give 2.4, at times 1.3 (a 1 MiB request of small pages has more segments than a request of the
 //! block layer takes), and memory that comes back used costs no page faults (0.3 us for each 4 KiB).
 //!
-//! Invariants: memory is in the store, or in one `Memory`. Chunks are never unmapped; their number is bounded by how many were in use
-//! at once. Memory in the store beyond the bounds below is given back to the system: a chunk then reads as zeros.
+//! Invariants: memory is in the store, or in one `Memory`, or being given back. Chunks are never unmapped; their number is bounded by how
+//! many were in use at once. Memory in the store beyond the bounds below is given back to the system: it then reads as zeros.
+
+mod store;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
-use std::collections::VecDeque;
+use std::num::NonZero;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use store::{GiveBack, Store};
 
 /// Alignment of every buffer, bytes.
 pub const ALIGN: usize = 4096;
 /// Buffers from this size on do not come from the allocator, bytes.
 const POOLED_MIN_BYTES: usize = 64 << 10;
-/// Classes of chunks: 64 KiB, which is what caches are made of, and 64 KiB to 1 MiB with a page more.
-const CLASSES: usize = 6;
+/// Classes of chunks: 64 KiB, which is what caches are made of, 1 MiB, which is what fills them, and 64 KiB to 1 MiB with a page more.
+const CLASSES: usize = 7;
 /// Buffers beyond this are mappings of their own, bytes.
 const CHUNK_MAX_BYTES: usize = (1 << 20) + ALIGN;
-/// What a slab is cut from, bytes.
-const SLAB_BYTES: usize = 16 << 20;
+/// What chunks are cut from, and what memory goes back in, bytes: small, so that nothing of it is in use soon.
+const RUN_BYTES: usize = 4 << 20;
 /// A huge page, bytes.
 const HUGE_BYTES: usize = 2 << 20;
 /// Sizes of mappings are rounded up to this, a page aside, so that they match when they are reused, bytes.
 const MAPPED_STEP_BYTES: usize = 1 << 20;
 /// Used chunks kept for good, bytes together: pieces of two requests of 16 MiB and some more.
 const CHUNKS_KEPT_BYTES: usize = 48 << 20;
-/// Each `decay` gives back this part of what is kept beyond and was not wanted.
-const DECAY: usize = 8;
-/// Calls of `decay` in a stretch: what was wanted in this one or the one before stays. Memory that comes anew costs many times what its use
-/// costs, and comes in small pages where only a part of a huge page was given back.
-const STRETCH: usize = 12;
 /// Used mappings kept, bytes together: three requests of 16 MiB with their heads.
 const MAPPINGS_KEPT_BYTES: usize = 52 << 20;
 
@@ -48,22 +45,7 @@ struct Unowned(NonNull<u8>);
 // SAFETY: an address; whoever takes it out of the store is its only owner.
 unsafe impl Send for Unowned {}
 
-/// Chunks of one size.
-struct Class {
-    /// Used last at the back: that is taken first, since it may still be in a cache of the processor.
-    used: VecDeque<Unowned>,
-    /// The fewest there were in `used` in this stretch of `decay`s and in the one before: so many were not wanted.
-    least: [usize; 2],
-    zero: Vec<Unowned>,
-    /// What is left of the newest slab.
-    slab: Option<(Unowned, usize)>,
-}
-
-static CHUNKS: [Mutex<Class>; CLASSES] =
-    [const { Mutex::new(Class { used: VecDeque::new(), least: [0; 2], zero: Vec::new(), slab: None }) }; CLASSES];
-static DECAYS: AtomicUsize = AtomicUsize::new(0);
-static CHUNKS_KEPT: AtomicUsize = AtomicUsize::new(0);
-static CHUNKS_KEPT_MAX: AtomicUsize = AtomicUsize::new(CHUNKS_KEPT_BYTES);
+static CHUNKS: LazyLock<Mutex<Store>> = LazyLock::new(|| Mutex::new(Store::new()));
 static MAPPINGS: Mutex<Vec<(Unowned, usize)>> = Mutex::new(Vec::new());
 
 /// What the content of new memory has to be.
@@ -95,8 +77,11 @@ fn source(bytes: usize) -> Source {
 }
 
 const fn chunk_bytes(class: usize) -> usize {
+    const FILL: usize = CLASSES - 2;
     match class {
         0 => POOLED_MIN_BYTES,
+        FILL => 1 << 20,
+        _ if class > FILL => CHUNK_MAX_BYTES,
         _ => (POOLED_MIN_BYTES << (class - 1)) + ALIGN,
     }
 }
@@ -126,8 +111,8 @@ impl Memory {
             Source::Heap => heap(bytes),
             Source::Chunk(class) => chunk(class, bytes, content),
             Source::Mapping(size) => match content {
-                Content::Any => used_mapping(size).unwrap_or_else(|| map_huge(size)),
-                Content::Zero => map_huge(size),
+                Content::Any => used_mapping(size).unwrap_or_else(|| map_huge(size, HUGE_BYTES)),
+                Content::Zero => map_huge(size, HUGE_BYTES),
             },
         };
         Memory { ptr, bytes }
@@ -165,97 +150,59 @@ fn heap(bytes: usize) -> NonNull<u8> {
 }
 
 fn chunk(class: usize, bytes: usize, content: Content) -> NonNull<u8> {
-    let size = chunk_bytes(class);
-    let mut chunks = lock(&CHUNKS[class]);
-    // Zeros are taken from memory that has them, arbitrary content from memory whose pages are there.
-    if (content == Content::Any || chunks.zero.is_empty())
-        && let Some(Unowned(ptr)) = chunks.used.pop_back()
-    {
-        chunks.note_taken();
-        drop(chunks);
-        CHUNKS_KEPT.fetch_sub(size, Ordering::Relaxed);
-        if content == Content::Zero {
-            // SAFETY: a chunk has at least `bytes` bytes, and this is its only owner. Clearing costs less than page faults.
-            unsafe { ptr.write_bytes(0, bytes) };
-        }
-        return ptr;
+    let taken = lock(&CHUNKS).take(class, content == Content::Zero);
+    let taken = taken.unwrap_or_else(|| {
+        let run = map_huge(RUN_BYTES, RUN_BYTES).expose_provenance().get();
+        let mut chunks = lock(&CHUNKS);
+        chunks.add(class, run);
+        chunks.take(class, content == Content::Zero).expect("a new run has chunks")
+    });
+    let ptr = pointer(taken.at);
+    if content == Content::Zero && !taken.is_zero {
+        // SAFETY: a chunk has at least `bytes` bytes, and this is its only owner. Clearing costs less than page faults.
+        unsafe { ptr.write_bytes(0, bytes) };
     }
-    if let Some(Unowned(ptr)) = chunks.zero.pop() {
-        return ptr;
-    }
-    let (Unowned(first), left) = match chunks.slab.take() {
-        Some(slab) if slab.1 >= size => slab,
-        _ => (Unowned(map_huge(SLAB_BYTES)), SLAB_BYTES),
-    };
-    // SAFETY: `left` bytes of the slab follow `first`, and they are at least `size`.
-    let rest = unsafe { first.add(size) };
-    chunks.slab = Some((Unowned(rest), left - size));
-    first
+    ptr
+}
+
+fn pointer(at: usize) -> NonNull<u8> {
+    NonNull::with_exposed_provenance(NonZero::new(at).expect("nothing is mapped at 0"))
 }
 
 fn keep_chunk(class: usize, ptr: NonNull<u8>) {
-    let size = chunk_bytes(class);
-    if CHUNKS_KEPT.fetch_add(size, Ordering::Relaxed) + size <= CHUNKS_KEPT_MAX.load(Ordering::Relaxed) {
-        lock(&CHUNKS[class]).used.push_back(Unowned(ptr));
-        return;
-    }
-    give_back(class, ptr);
-}
-
-impl Class {
-    fn note_taken(&mut self) {
-        self.least = self.least.map(|least| least.min(self.used.len()));
-    }
-
-    /// The chunk that was not used for longest, of those that were not wanted.
-    fn take_unwanted(&mut self) -> Option<Unowned> {
-        let unwanted = self.least[0].min(self.least[1]) > 0;
-        let oldest = if unwanted { self.used.pop_front() } else { None };
-        self.least = self.least.map(|least| least.saturating_sub(usize::from(unwanted)));
-        oldest
+    let at = ptr.expose_provenance().get();
+    let mut chunks = lock(&CHUNKS);
+    chunks.keep(class, at);
+    let mut excess = chunks.excess(at);
+    drop(chunks);
+    while let Some(back) = excess {
+        give_back(back);
+        excess = lock(&CHUNKS).excess(at);
     }
 }
 
-/// How many bytes of used memory may wait for their next use; at least 48 MiB do. New memory is dear: where the machine itself
-/// gets it from a host, 0.6 GB/s. Whoever raises this calls `decay` from time to time.
+/// How many bytes of used memory may wait for their next use; at least 48 MiB do, and twice as many where they lie between such that are
+/// in use. New memory is dear: where the machine itself gets it from a host, 0.6 GB/s. Whoever raises this calls `decay` from time to time.
 pub fn keep_bytes(max: usize) {
-    CHUNKS_KEPT_MAX.store(max.max(CHUNKS_KEPT_BYTES), Ordering::Relaxed);
+    lock(&CHUNKS).keep_bytes(max);
 }
 
 /// Gives a part of the used memory that waits beyond 48 MiB, and that nobody wanted lately, back to the system, or `all` beyond.
 pub fn decay(all: bool) {
-    let calls = DECAYS.fetch_add(1, Ordering::Relaxed);
-    let beyond = CHUNKS_KEPT.load(Ordering::Relaxed).saturating_sub(CHUNKS_KEPT_BYTES);
-    let mut left = if all { beyond } else { beyond.div_ceil(DECAY) };
-    // Small ones first: the large ones serve direct requests, which a huge page makes faster.
-    for (class, chunks) in CHUNKS.iter().enumerate() {
-        while left > 0 {
-            let mut chunks = lock(chunks);
-            let oldest = if all { chunks.used.pop_front() } else { chunks.take_unwanted() };
-            chunks.note_taken();
-            drop(chunks);
-            let Some(Unowned(ptr)) = oldest else { break };
-            left = left.saturating_sub(chunk_bytes(class));
-            give_back(class, ptr);
-        }
-        if calls % STRETCH == STRETCH - 1 {
-            let mut chunks = lock(chunks);
-            chunks.least = [chunks.used.len(), chunks.least[0]];
-        }
-    }
+    let back = lock(&CHUNKS).decay(all);
+    back.into_iter().for_each(give_back);
 }
 
-/// Gives a chunk that is counted as kept back to the system.
-fn give_back(class: usize, ptr: NonNull<u8>) {
-    let size = chunk_bytes(class);
-    CHUNKS_KEPT.fetch_sub(size, Ordering::Relaxed);
-    // SAFETY: the chunk is mapped, starts at a page, and nobody owns it any more.
-    let given = unsafe { madvise(ptr.as_ptr().cast(), size, Advice::LinuxDontNeed) };
+/// Gives memory that nobody finds back to the system.
+fn give_back(back: GiveBack) {
+    let ptr = pointer(back.at);
+    // SAFETY: the memory is mapped, starts at a page, and nobody owns or finds it.
+    let given = unsafe { madvise(ptr.as_ptr().cast(), back.bytes, Advice::LinuxDontNeed) };
     if given.is_err() {
         // SAFETY: as above. Locked memory cannot be given back; it must be zero all the same.
-        unsafe { ptr.write_bytes(0, size) };
+        unsafe { ptr.write_bytes(0, back.bytes) };
     }
-    lock(&CHUNKS[class]).zero.push(Unowned(ptr));
+    lock(&CHUNKS).gave_back(back);
 }
 
 fn used_mapping(size: usize) -> Option<NonNull<u8>> {
@@ -274,15 +221,15 @@ fn keep_mapping(size: usize, ptr: NonNull<u8>) {
     unmap(ptr, size);
 }
 
-/// A new mapping of zeros that starts at a huge page.
-fn map_huge(size: usize) -> NonNull<u8> {
-    let all = size.next_multiple_of(HUGE_BYTES) + HUGE_BYTES;
+/// A new mapping of zeros that starts at a multiple of `align`: huge pages, or several.
+fn map_huge(size: usize, align: usize) -> NonNull<u8> {
+    let all = size.next_multiple_of(align) + align;
     let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     // SAFETY: a new mapping at an address of the system's choice touches no memory in use.
     let raw = unsafe { mmap_anonymous(std::ptr::null_mut(), all, protection, flags) };
     let start = raw.ok().and_then(|p| NonNull::new(p.cast::<u8>())).unwrap_or_else(|| handle_alloc_error(layout(size)));
-    let head = start.as_ptr().align_offset(HUGE_BYTES);
-    // SAFETY: `head` is below HUGE_BYTES, so `size` bytes from there on lie in the mapping.
+    let head = start.as_ptr().align_offset(align);
+    // SAFETY: `head` is below `align`, so `size` bytes from there on lie in the mapping.
     let (ptr, behind) = unsafe { (start.add(head), start.add(head + size)) };
     if head > 0 {
         unmap(start, head);
