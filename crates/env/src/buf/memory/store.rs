@@ -11,7 +11,7 @@
 //! them with its caller.
 
 use super::{CHUNKS_KEPT_BYTES, CLASSES, RUN_BYTES, chunk_bytes};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 /// Each `decay` gives back this part of what is kept beyond and was not wanted.
 const DECAY: usize = 8;
@@ -69,7 +69,7 @@ pub(super) struct Taken {
 
 pub(super) struct Store {
     classes: [Class; CLASSES],
-    runs: HashMap<Address, Run>,
+    runs: BTreeMap<Address, Run>,
     /// Runs that were given back.
     bare: Vec<Address>,
     /// Runs of which nothing is in use and something touched, by their order.
@@ -89,7 +89,7 @@ impl Store {
     pub(super) fn new() -> Store {
         Store {
             classes: Default::default(),
-            runs: HashMap::new(),
+            runs: BTreeMap::new(),
             bare: Vec::new(),
             idle: BTreeMap::new(),
             kept: 0,
