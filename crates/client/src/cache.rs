@@ -38,7 +38,7 @@ const CHUNK_UNITS: u64 = 16;
 const CHUNK: u64 = UNIT * CHUNK_UNITS;
 const SHARDS: usize = 64;
 /// Bytes of a page, the measure of locality.
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 /// Units one eviction step looks at in a shard.
 const EVICT_SCAN: usize = 128;
 

@@ -28,8 +28,9 @@ use std::sync::{Arc, Weak};
 /// A stream is this far ahead, or by one read, bytes: enough to keep a disk busy, and what is used again and again stays in the processor's
 /// cache.
 const AHEAD_BYTES: u64 = 4 << 20;
-/// All streams together, bytes: where many read, each keeps the disks busy for the others.
-const TOTAL_BYTES: u64 = 16 << 20;
+/// Reads below the large threshold are asked for ahead while all that is asked for, ahead and not, is less, bytes: where many streams read
+/// at once, each keeps the disks busy for the others.
+const BUSY_BYTES: u64 = 8 << 20;
 /// How long bytes are kept for a reader that does not come, nanoseconds.
 const KEPT_NS: u64 = 2_000_000_000;
 /// Most reads that must follow each other before anything is asked for, after that was useless.
@@ -82,13 +83,23 @@ pub(crate) struct DirectStreams {
     open: Mutex<Vec<Weak<OpenFile>>>,
     /// Bytes asked for ahead, for all.
     pub(crate) bytes: AtomicU64,
+    /// Bytes of reads that wait for the targets.
+    waited_for: AtomicU64,
 }
 
 /// A direct read of `range`, of which nothing is cached, and the request for the one behind it. The caller holds the range lock shared and
 /// has entered the operation as one that keeps the mount alone.
-pub(crate) async fn read(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64) -> Result<Segments> {
+/// `large`: it is above the large threshold.
+pub(crate) async fn read(
+    core: &Arc<Core>,
+    open: &Arc<OpenFile>,
+    range: ByteRange,
+    size: u64,
+    large: bool,
+) -> Result<Segments> {
     let file = &open.file;
-    let taken = advance(core, open, range, size);
+    let _waiting = Waiting::begin(core, range.len());
+    let taken = advance(core, open, range, size, large);
     if let Some(mut ahead) = taken
         && let Ok(Ok(data)) = (&mut ahead.data).await
         && ahead.counts(core)
@@ -99,9 +110,31 @@ pub(crate) async fn read(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRang
     direct(core, file, range).await
 }
 
+/// A read that waits.
+pub(crate) struct Waiting(Arc<Core>, u64);
+
+impl Waiting {
+    pub(crate) fn begin(core: &Arc<Core>, bytes: u64) -> Waiting {
+        core.direct_streams.waited_for.fetch_add(bytes, Relaxed);
+        Waiting(core.clone(), bytes)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.direct_streams.waited_for.fetch_sub(self.1, Relaxed);
+    }
+}
+
 /// Moves the stream on to `range`: what is there or on its way for it, and the next reads are asked for.
-fn advance(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64) -> Option<Ahead> {
+fn advance(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64, large: bool) -> Option<Ahead> {
     let mut stream = open.direct.lock();
+    // What the cache served meanwhile, or a probe brought, was asked for in vain, but the stream goes on.
+    let mut passed = VecDeque::new();
+    while stream.last_end < range.start && stream.ahead.front().is_some_and(|a| a.range.start == stream.last_end) {
+        passed.extend(stream.ahead.pop_front());
+        stream.last_end = passed.back().map_or(range.start, |a: &Ahead| a.range.end);
+    }
     let fits = stream.ahead.front().is_some_and(|a| a.range == range);
     let useless = if fits { VecDeque::new() } else { std::mem::take(&mut stream.ahead) };
     if !useless.is_empty() {
@@ -118,7 +151,7 @@ fn advance(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64) 
     let mut at = stream.ahead.back().map_or(range.end, |a| a.range.end);
     while at < to {
         let next = ByteRange::at(at, range.len()).intersect(&ByteRange::new(0, size));
-        if !is_wanted(core, next) {
+        if !is_wanted(core, next, large) {
             break;
         }
         stream.ahead.push_back(ask(core, &open.file, next));
@@ -126,7 +159,7 @@ fn advance(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64) 
     }
     let begins = !stream.ahead.is_empty() && !std::mem::replace(&mut stream.listed, true);
     drop(stream);
-    drop(useless);
+    drop((useless, passed));
     if begins {
         core.direct_streams.open.lock().push(Arc::downgrade(open));
     }
@@ -134,12 +167,14 @@ fn advance(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64) 
 }
 
 /// Whether a read may be asked for ahead.
-fn is_wanted(core: &Core, next: ByteRange) -> bool {
+pub(crate) fn is_wanted(core: &Core, next: ByteRange, large: bool) -> bool {
+    let streams = &core.direct_streams;
+    let busy = || streams.bytes.load(Relaxed) + streams.waited_for.load(Relaxed);
     let max = core.tunables.get(Knob::DirectAhead).min(core.window_max());
-    core.direct_streams.bytes.load(Relaxed) < TOTAL_BYTES
-        && core.tunables.on(Knob::ReadAhead)
+    core.tunables.on(Knob::ReadAhead)
         && !next.is_empty()
         && next.len() <= max
+        && (large || busy() + next.len() <= BUSY_BYTES)
         && !core.group_short.load(Relaxed)
 }
 

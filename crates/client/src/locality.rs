@@ -5,7 +5,9 @@
 //! A file lacks locality when, of as many pages as the window has that left the cache, too few had been used again: one in 16, or
 //! more where direct requests were measured to carry so much more that this does not make up for it (`learned`). Then nearly
 //! nothing is brought in any more, so nearly nothing leaves: what tells that reuse has come back are the probes, of
-//! whose pages it is counted at once when they are used again. As many of them as a window of requests brings in decide.
+//! whose pages it is counted at once when they are used again. At least as many of them as a window of requests brings in decide, and a
+//! quarter has to be used again. Pages of probes stay in the cache only because what goes direct makes nothing leave: they count as
+//! used again if they are before as much as the cache holds has passed, one way or the other, and older pages not at all.
 //! A direct request brings no pages in, so what contention or memory sends direct changes no verdict, and costs no probe.
 //!
 //! The same is counted over all files of the mount, over a window four times as large. A file of which nothing is known yet begins with
@@ -16,6 +18,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// Fewest pages of probes that show anything.
 const SAMPLE_MIN_PAGES: u64 = 16;
+
+/// Of the pages of probes one in so many must be used again.
+const COMES_BACK: u64 = 4;
 
 /// Windows of a file that make one of the mount.
 const MOUNT_WINDOWS: u64 = 4;
@@ -31,6 +36,8 @@ pub(crate) struct Rule {
     pub(crate) probe: u64,
     /// A file begins with the verdict on the mount.
     pub(crate) inherit: bool,
+    /// Pages that the cache holds.
+    pub(crate) cache_pages: u64,
 }
 
 /// What is known of one file, or of all.
@@ -49,7 +56,16 @@ pub(crate) struct Locality {
     /// Without locality: pages that were brought in, and pages that were used again.
     brought: AtomicU64,
     again: AtomicU64,
+    /// Of all: pages that came into the cache or passed it by for lack of locality, and how many it holds.
+    passed: AtomicU64,
+    cache_pages: AtomicU64,
 }
+
+/// When a page came into the cache, in pages that passed; `UNTOLD`: nobody wanted to know then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Came(u64);
+
+const UNTOLD: Came = Came(u64::MAX);
 
 impl Locality {
     /// Of a file of a mount.
@@ -74,16 +90,27 @@ impl Locality {
         self.lacking.load(Relaxed)
     }
 
-    /// Whether anybody wants to be told of pages that are used again.
+    /// For a page that comes into the cache now.
     #[inline]
-    pub(crate) fn wants_use(&self) -> bool {
-        self.is_lacking() || self.of_mount.as_ref().is_some_and(|mount| mount.is_lacking())
+    pub(crate) fn comes(&self) -> Came {
+        match &self.of_mount {
+            Some(mount) if self.is_lacking() || mount.is_lacking() => Came(mount.passed.load(Relaxed)),
+            _ => UNTOLD,
+        }
+    }
+
+    /// Whether a page that is used again would still be there if all had gone through the cache since it came, and somebody wants to know.
+    #[inline]
+    pub(crate) fn is_recent(&self, came: Came) -> bool {
+        let Some(mount) = self.of_mount.as_ref().filter(|_| came != UNTOLD) else { return false };
+        mount.passed.load(Relaxed).saturating_sub(came.0) <= mount.cache_pages.load(Relaxed)
     }
 
     /// Pages have come into the cache.
     #[inline]
     pub(crate) fn bring(&self, pages: u64) {
         if let Some(mount) = &self.of_mount {
+            mount.passed.fetch_add(pages, Relaxed);
             mount.bring(pages);
         }
         if self.is_lacking() {
@@ -105,6 +132,7 @@ impl Locality {
     /// used again below which the cache does not pay, in 1024ths, besides what the rule says; asked when there is something to judge.
     pub(crate) fn speaks_for_direct(&self, rule: Rule, least: impl Fn() -> u64) -> bool {
         if let Some(mount) = &self.of_mount {
+            mount.cache_pages.store(rule.cache_pages, Relaxed);
             mount.judge(Rule { window_pages: rule.window_pages.saturating_mul(MOUNT_WINDOWS), ..rule }, &least);
             let first = !self.asked.load(Relaxed) && !self.asked.swap(true, Relaxed);
             if first && rule.inherit && mount.is_lacking() {
@@ -115,8 +143,11 @@ impl Locality {
         self.is_lacking() && self.since_probe.load(Relaxed) + 1 < rule.probe
     }
 
-    /// A request went direct for lack of locality.
-    pub(crate) fn went_direct(&self) {
+    /// A request for so many pages went direct for lack of locality.
+    pub(crate) fn went_direct(&self, pages: u64) {
+        if let Some(mount) = &self.of_mount {
+            mount.passed.fetch_add(pages, Relaxed);
+        }
         self.since_probe.fetch_add(1, Relaxed);
     }
 
@@ -128,20 +159,21 @@ impl Locality {
     }
 
     fn judge(&self, rule: Rule, least: &impl Fn() -> u64) {
-        let pays = |again: u64, pages: u64| again * rule.fraction >= pages && again * 1024 >= pages * least();
+        let pays = |fraction: u64, again: u64, pages: u64| again * fraction >= pages && again * 1024 >= pages * least();
         let left = self.left.load(Relaxed);
         if left >= rule.window_pages {
             let reused = self.reused.swap(0, Relaxed);
             self.left.store(0, Relaxed);
-            self.decide(!pays(reused, left));
+            // Without locality what leaves came before, or with probes.
+            self.decide(self.is_lacking() || !pays(rule.fraction, reused, left));
         }
         let sample = (rule.window_pages / rule.probe.max(1)).max(SAMPLE_MIN_PAGES);
         let brought = self.brought.load(Relaxed);
         if self.is_lacking() && brought >= sample {
             let again = self.again.load(Relaxed);
-            if pays(again, brought) {
+            if pays(rule.fraction.min(COMES_BACK), again, brought) {
                 self.decide(false);
-            } else if brought >= 2 * sample {
+            } else if brought >= rule.window_pages.max(2 * sample) {
                 // The older half is forgotten: reuse takes its time to show.
                 self.brought.fetch_sub(brought / 2, Relaxed);
                 self.again.fetch_sub(again / 2, Relaxed);
@@ -162,7 +194,7 @@ impl Locality {
 mod tests {
     use super::*;
 
-    const RULE: Rule = Rule { window_pages: 1024, fraction: 16, probe: 8, inherit: true };
+    const RULE: Rule = Rule { window_pages: 1024, fraction: 16, probe: 8, inherit: true, cache_pages: 1000 };
 
     /// The ways carry the same.
     fn none() -> u64 {
@@ -201,7 +233,9 @@ mod tests {
         let third = Locality::of_file(&mount);
         assert!(third.speaks_for_direct(RULE, none), "nothing is known of it but what left before");
         third.bring(256);
-        third.use_again(16);
+        third.use_again(63);
+        assert!(third.speaks_for_direct(RULE, none), "less than a quarter");
+        third.use_again(1);
         assert!(!third.speaks_for_direct(RULE, none), "believed");
         let fourth = Locality::of_file(&mount);
         assert!(fourth.speaks_for_direct(RULE, none), "not yet enough for a window of the mount");
@@ -227,17 +261,36 @@ mod tests {
         l.leave(961, false);
         l.leave(63, true);
         assert!(l.speaks_for_direct(RULE, none));
+        l.leave(1024, true);
+        assert!(l.speaks_for_direct(RULE, none), "what came before");
         for round in 0..3 {
             for _ in 0..7 {
                 assert!(
                     l.speaks_for_direct(RULE, none) && l.speaks_for_direct(RULE, none),
                     "asking costs no probe, {round}"
                 );
-                l.went_direct();
+                l.went_direct(16);
             }
             assert!(!l.speaks_for_direct(RULE, none), "the eighth");
             l.went_buffered();
         }
+    }
+
+    /// Goal: pages count as used again if the cache would still hold them. Method: a page comes with and without somebody who wants to know,
+    /// then others come or pass by.
+    #[test]
+    fn what_the_cache_would_not_hold_is_no_reuse() {
+        let mount = Arc::new(Locality::default());
+        let file = Locality::of_file(&mount);
+        assert!(!file.is_recent(file.comes()), "nobody wants to know");
+        file.leave(1024, false);
+        assert!(file.speaks_for_direct(RULE, none));
+        let came = file.comes();
+        file.bring(400);
+        Locality::of_file(&mount).went_direct(600);
+        assert!(file.is_recent(came));
+        file.went_direct(1);
+        assert!(!file.is_recent(came) && file.is_recent(file.comes()));
     }
 
     /// Goal: reuse that comes back is noticed although nothing leaves the cache; without it the verdict stays. Method: probes that
@@ -252,9 +305,11 @@ mod tests {
             l.bring(16);
             assert!(l.speaks_for_direct(RULE, none));
         }
-        assert!(l.brought.load(Relaxed) <= 256 + 16, "old probes are forgotten");
-        l.use_again(16);
-        assert!(!l.speaks_for_direct(RULE, none), "one page in 16");
+        assert!(l.brought.load(Relaxed) <= 1024 + 16, "old probes are forgotten");
+        l.use_again(128);
+        assert!(l.speaks_for_direct(RULE, none), "a stream found what was left of another");
+        l.use_again(128);
+        assert!(!l.speaks_for_direct(RULE, none), "a quarter");
         assert!(!l.is_lacking());
         l.leave(1024, false);
         assert!(l.speaks_for_direct(RULE, none), "and the next window may say otherwise");

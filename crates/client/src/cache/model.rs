@@ -145,7 +145,7 @@ fn looking_in_vain_is_no_use() {
         }
         cache.evict(0);
         assert_eq!(cache.used_bytes(), 0);
-        let rule = Rule { window_pages: 2 * UNIT / PAGE, fraction: 16, probe: 8, inherit: false };
+        let rule = Rule { window_pages: 2 * UNIT / PAGE, fraction: 16, probe: 8, inherit: false, cache_pages: 1 << 20 };
         assert_eq!(file.locality.speaks_for_direct(rule, || 0), !again);
     }
 }

@@ -7,6 +7,7 @@
 use crate::cache::UNIT;
 use crate::data::Loan;
 use crate::files::File;
+use crate::locality::Came;
 use amphi_env::Buf;
 use amphi_env::buf::copy_streaming;
 use amphi_types::{ByteRange, RangeSet};
@@ -82,6 +83,7 @@ pub(crate) struct Unit {
     sent: bool,
     /// Came by read-ahead and was not read yet.
     ahead: AtomicBool,
+    came: Came,
     /// Bytes written to it and read from it since it came, saturating.
     moved: AtomicU32,
     /// What the cache had been written when it was written last; `NEVER` before.
@@ -98,6 +100,7 @@ const NEVER: u64 = u64::MAX;
 impl Unit {
     pub(crate) fn new(file: Arc<File>, index: u64) -> Unit {
         Unit {
+            came: file.locality.comes(),
             file,
             start: index * UNIT,
             memory: Memory::Own(Arc::default()),
@@ -211,7 +214,7 @@ impl Unit {
         let moved = self.moved.load(Relaxed);
         if u64::from(moved) <= 2 * UNIT {
             self.moved.store(moved + part.len() as u32, Relaxed);
-            if self.file.locality.wants_use() && u64::from(moved) <= self.len() && self.was_reused() {
+            if self.file.locality.is_recent(self.came) && u64::from(moved) <= self.len() && self.was_reused() {
                 self.file.locality.use_again(self.len().div_ceil(super::PAGE));
             }
         }

@@ -7,6 +7,7 @@
 //! the rules, so that a request that contention sends direct uses up no probe of locality.
 
 use crate::api::Ctx;
+use crate::cache::PAGE;
 use crate::core::Core;
 use crate::decision::{self, Input, Mode, Reason};
 use crate::files::{File, OpenFile};
@@ -66,7 +67,7 @@ impl Core {
         self.stats.io(way, reason, bytes);
         open.file.stats.io(way, reason, bytes);
         match reason {
-            Reason::DirectLocality => open.file.locality.went_direct(),
+            Reason::DirectLocality => open.file.locality.went_direct(bytes.div_ceil(PAGE)),
             Reason::BufferedDefault | Reason::BufferedFaster => open.file.locality.went_buffered(),
             _ => {}
         }
@@ -123,6 +124,7 @@ impl Core {
             fraction: t.get(Knob::LocalityFraction),
             probe: t.get(Knob::LocalityProbe),
             inherit: t.on(Knob::LocalityInherit),
+            cache_pages: t.get(Knob::CacheBytes) / PAGE,
         };
         let least = || if t.on(Knob::Learn) { self.learned.least_share(way, bytes) } else { 0 };
         file.locality.speaks_for_direct(rule, least)

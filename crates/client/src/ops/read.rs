@@ -225,7 +225,9 @@ pub(crate) async fn read(
     let since_ns = core.clock.now_ns();
     if decision.mode == Mode::Direct {
         let data = match buf {
-            None if is_stream(decision.reason) => direct_ahead::read(&core, &open, range, size).await,
+            None if is_stream(decision.reason) => {
+                direct_ahead::read(&core, &open, range, size, decision.reason == Reason::DirectLarge).await
+            }
             None => direct(&core, file, range).await,
             Some(buf) => direct_gaps(&core, file, range, buf, &gaps).await,
         };
@@ -255,8 +257,7 @@ fn lend_large(core: &Core, file: &File, range: ByteRange) -> Option<Segments> {
     if range.len() < LEND_MIN_BYTES { None } else { core.cache.lend(file, range).map(Segments::from) }
 }
 
-/// Whether direct reads for this reason may be asked for ahead: nobody asked for direct ones, nothing is short, and no
-/// rates are being compared.
+/// Whether direct reads for this reason may be asked for ahead: nobody asked for direct ones, and nothing is short.
 fn is_stream(reason: Reason) -> bool {
     matches!(reason, Reason::DirectLarge | Reason::DirectLocality)
 }

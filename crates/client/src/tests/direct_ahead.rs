@@ -143,3 +143,31 @@ fn nothing_stays() {
     drop(file);
     assert_eq!(kept(&w), 0);
 }
+
+/// Goal: a stream of which the cache served a read in between goes on, and loses just that one. Method: leave one read out, which has the
+/// same effect, and count.
+#[test]
+fn a_stream_goes_on_behind_what_the_cache_served() {
+    let (mut w, _, file, bytes) = world(1);
+    for at in (0..FILE / STEP).filter(|at| *at != 6).map(|i| i * STEP) {
+        assert_eq!(read(&mut w, &file, at), bytes[at..at + STEP]);
+        w.settle();
+    }
+    assert_eq!((used(&w), kept(&w)), (13, 0));
+    assert_eq!(w.server.log.iter().filter(|l| *l == "Read").count(), FILE / STEP);
+}
+
+/// Goal: reads below the large threshold are asked for ahead only while little is under way. Method: the question itself, beside reads
+/// that wait.
+#[test]
+fn many_streams_keep_each_other_busy() {
+    let (w, ..) = world(1);
+    let core = &w.client.core;
+    let wanted = |large| crate::direct_ahead::is_wanted(core, ByteRange::at(0, STEP as u64), large);
+    let waiting: Vec<_> = (0..7).map(|_| crate::direct_ahead::Waiting::begin(core, 1 << 20)).collect();
+    assert!(wanted(false) && wanted(true));
+    let last = crate::direct_ahead::Waiting::begin(core, 1 << 20);
+    assert!(!wanted(false) && wanted(true));
+    drop((waiting, last));
+    assert!(wanted(false));
+}
