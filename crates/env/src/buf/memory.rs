@@ -181,8 +181,7 @@ fn keep_chunk(class: usize, ptr: NonNull<u8>) {
     }
 }
 
-/// How many bytes of used memory may wait for their next use; at least 48 MiB do, and twice as many where they lie between such that are
-/// in use. New memory is dear: where the machine itself gets it from a host, 0.6 GB/s. Whoever raises this calls `decay` from time to time.
+/// How many bytes of used memory may wait for their next use; at least 48 MiB do. New memory is dear: where the machine itself gets it from a host, 0.6 GB/s. Whoever raises this calls `decay` from time to time.
 pub fn keep_bytes(max: usize) {
     lock(&CHUNKS).keep_bytes(max);
 }

@@ -5,7 +5,7 @@
 //! A run is `RUN_BYTES` at a multiple of that, cut into chunks of one class. Memory goes back, and from one class to another, as a whole run
 //! of which nothing is in use, oldest first, so that the huge pages it consists of stay whole: direct I/O to and from small pages has less
 //! than half the rate, and a page that comes anew costs many times what its use costs.
-//! Only where so much is scattered over runs in use that the bound is passed twice over does a single chunk go.
+//! Only where what is kept beyond the bound is scattered over runs in use do single chunks go, of the class that was not asked for longest.
 //!
 //! Invariants: a chunk is in use, in `used` or in `fresh` of the class of its run; a run is in `runs` or in `bare`, or under way between
 //! them with its caller.
@@ -177,9 +177,6 @@ impl Store {
         }
         if let Some((run, _)) = self.oldest_idle().filter(|(run, _)| *run != run_of(wanted)) {
             return Some(self.give_back_run(run));
-        }
-        if self.kept <= 2 * self.kept_max {
-            return None;
         }
         let with_used = (0..CLASSES).filter(|&class| !self.classes[class].used.is_empty());
         let coldest = with_used.min_by_key(|&class| self.classes[class].asked)?;
