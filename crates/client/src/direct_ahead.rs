@@ -131,9 +131,11 @@ fn advance(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64, 
     let mut stream = open.direct.lock();
     // What the cache served meanwhile, or a probe brought, was asked for in vain, but the stream goes on.
     let mut passed = VecDeque::new();
-    while stream.last_end < range.start && stream.ahead.front().is_some_and(|a| a.range.start == stream.last_end) {
-        passed.extend(stream.ahead.pop_front());
-        stream.last_end = passed.back().map_or(range.start, |a: &Ahead| a.range.end);
+    if stream.ahead.iter().any(|a| a.range.start == range.start) {
+        while let Some(a) = stream.ahead.pop_front_if(|a| a.range.start < range.start) {
+            stream.last_end = a.range.end;
+            passed.push_back(a);
+        }
     }
     let fits = stream.ahead.front().is_some_and(|a| a.range == range);
     let useless = if fits { VecDeque::new() } else { std::mem::take(&mut stream.ahead) };

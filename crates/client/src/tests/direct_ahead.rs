@@ -157,6 +157,20 @@ fn a_stream_goes_on_behind_what_the_cache_served() {
     assert_eq!(w.server.log.iter().filter(|l| *l == "Read").count(), FILE / STEP);
 }
 
+/// Goal: reads that jump forward, out of what was asked for, are no stream: less is asked for each time. Method: pairs of reads with a gap
+/// behind them in a long file, and what was asked for altogether.
+#[test]
+fn jumps_ask_for_less_each_time() {
+    let (mut w, _, file, _) = world(1);
+    for round in 0..40 {
+        let at = (round * 5) % 12 * STEP;
+        (0..3).for_each(|i| drop(read(&mut w, &file, at + i * STEP)));
+        w.settle();
+    }
+    let reads = w.server.log.iter().filter(|l| *l == "Read").count();
+    assert!(reads < 40 * 3 + 30, "{reads}");
+}
+
 /// Goal: reads below the large threshold are asked for ahead only while little is under way. Method: the question itself, beside reads
 /// that wait.
 #[test]
