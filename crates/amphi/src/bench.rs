@@ -46,7 +46,8 @@ use std::time::Duration;
 
 /// The settings of a mount, for the do-nothing one as for the real one: the defaults of `amphi up`.
 pub fn session_config() -> amphi_fuse::SessionConfig {
-    amphi_fuse::SessionConfig { spin: Duration::ZERO, ..amphi_fuse::SessionConfig::default() }
+    let spin = Duration::from_micros(crate::cmd::up::FUSE_SPIN_US);
+    amphi_fuse::SessionConfig { spin, ..amphi_fuse::SessionConfig::default() }
 }
 
 /// How long a caller and a worker poll by default.

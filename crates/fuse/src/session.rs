@@ -8,6 +8,7 @@
 //! (`pool`); yet nobody can say beforehand which request will block, and then another must read, or an INTERRUPT stays unread.
 
 mod init;
+mod polling;
 mod pool;
 mod reader;
 mod receive;

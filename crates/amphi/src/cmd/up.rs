@@ -68,6 +68,9 @@ impl Storage {
     }
 }
 
+/// How long a reader of the kernel's requests polls by default, microseconds: as long as most programs take from one call to the next.
+pub const FUSE_SPIN_US: u64 = 100;
+
 /// Options of a mount.
 #[derive(Args, Clone, Debug)]
 pub struct Mounting {
@@ -80,8 +83,8 @@ pub struct Mounting {
     /// Only the user who mounts may use the mount (root's mounts are open to all by default)
     #[arg(long)]
     pub private: bool,
-    /// How long a reader of the kernel's requests polls before it sleeps, microseconds
-    #[arg(long, default_value_t = 0, value_parser = spin_us())]
+    /// How long a reader of the kernel's requests polls before it sleeps, microseconds, if nobody else needs the core
+    #[arg(long, default_value_t = FUSE_SPIN_US, value_parser = spin_us())]
     pub fuse_spin_us: u64,
 }
 

@@ -4,6 +4,7 @@
 //! panics costs its request an EIO and nothing else; interrupts and forgets never wait behind a handler.
 //! Does not own: the memory that requests arrive in (`receive`).
 
+use super::polling::Polling;
 use super::pool::{Idle, Next, Parked};
 use super::receive::Receive;
 use super::{Shared, monotonic_ns};
@@ -54,7 +55,8 @@ fn start(shared: &Arc<Shared>, device: Option<Arc<OwnedFd>>) -> io::Result<()> {
         let ready = mount::clone_device(&shared.device, OFlags::NONBLOCK).map(Arc::new).ok();
         let slot = shared.in_hand.add_slot();
         let (receive, listing) = (Receive::new(shared.config.request_bytes()), Vec::new());
-        Reader { shared: shared.clone(), device, ready, slot: slot.clone(), receive, listing, last_tid: 0 }
+        let (last_tid, polling) = (0, Polling::new());
+        Reader { shared: shared.clone(), device, ready, slot: slot.clone(), receive, listing, last_tid, polling }
             .run(&mut count);
         shared.in_hand.remove_slot(&slot);
     });
@@ -106,6 +108,7 @@ struct Reader {
     listing: Vec<u8>,
     /// Whose request was handled last.
     last_tid: u32,
+    polling: Polling,
 }
 
 /// A request in the receive buffer.
@@ -203,24 +206,24 @@ impl Reader {
         }
     }
 
-    /// Reads without sleeping for the configured time. `None`: nothing came, or another thread polls.
+    /// Reads without sleeping for the configured time, if that promises to be worth it. `None`: nothing came, or another thread polls.
     fn poll_device(&mut self, keeps_units: bool) -> Option<Result<Received, Raw>> {
-        let spin_ns = self.shared.config.spin.as_nanos() as u64;
-        let ready = self.ready.as_ref().filter(|_| spin_ns > 0)?;
-        if self.shared.polling.swap(true, Ordering::Acquire) {
+        let budget = self.shared.config.spin;
+        let ready = self.ready.as_ref().filter(|_| !budget.is_zero())?;
+        if !self.polling.begins() || self.shared.polling.swap(true, Ordering::Acquire) {
             return None;
         }
-        let until_ns = monotonic_ns() + spin_ns;
-        let result = loop {
-            match self.receive.read(ready, keeps_units) {
-                Err(Raw::AGAIN) if monotonic_ns() < until_ns => std::hint::spin_loop(),
-                Err(Raw::AGAIN) => break None,
-                Err(e) => break Some(Err(e)),
-                Ok(len) => break Some(Ok(Received { device: ready.clone(), len, at_once: false })),
-            }
-        };
+        let mut found = None;
+        while found.is_none() && self.polling.goes_on(budget) {
+            found = match self.receive.read(ready, keeps_units) {
+                Err(Raw::AGAIN) => None,
+                Err(e) => Some(Err(e)),
+                Ok(len) => Some(Ok(Received { device: ready.clone(), len, at_once: false })),
+            };
+        }
+        self.polling.ends(found.is_some());
         self.shared.polling.store(false, Ordering::Release);
-        result
+        found
     }
 
     /// Interrupts and forgets, which are handled at once and get no reply.
@@ -265,12 +268,14 @@ impl Reader {
         let (receive, unit) = self.receive.memory();
         let lent = Lent { receive, unit, listing: &mut self.listing, answered: &answered, late };
         let fs = &*self.shared.fs;
+        let begin_ns = monotonic_ns();
         if catch_unwind(AssertUnwindSafe(|| handle(fs, caller, lent, &to))).is_err() {
             tracing::error!(opcode = header.opcode, "the handler of a request panicked");
             if !answered.load(Ordering::Relaxed) {
                 to.error(Errno::Io);
             }
         }
+        self.polling.served(monotonic_ns() - begin_ns);
         self.shared.in_hand.leave(&self.slot);
     }
 }
