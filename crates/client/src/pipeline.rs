@@ -16,7 +16,7 @@ use crate::data::scratch_for;
 use crate::decision::Reason;
 use crate::files::{File, OpenFile};
 use crate::locks::Pin;
-use crate::ops::write::{Sent, send_all};
+use crate::ops::write::{Sent, learn, send_all};
 use crate::pending::Pending;
 use crate::rangelock::Guard;
 use crate::stats::Count;
@@ -85,13 +85,13 @@ pub(crate) fn admits(core: &Core, open: &OpenFile, range: ByteRange, reason: Rea
 }
 
 /// Sends `data` to the targets and returns when all of it is on its way, with what was taken in; gives everything back if a truncate
-/// is in the way.
+/// is in the way. `request`: bytes of the application's request that this is all or part of.
 pub(crate) async fn write(
     core: &Arc<Core>,
     open: &Arc<OpenFile>,
     range: ByteRange,
     data: Buf,
-    reason: Reason,
+    (reason, request): (Reason, u64),
     mut kept: Kept,
 ) -> Result<usize, (Buf, Kept)> {
     let file = &open.file;
@@ -110,6 +110,8 @@ pub(crate) async fn write(
         let sent = send_all(&core2, &file, range, data, kind, false).await;
         drop(under_way);
         let failed = sent.error.is_some();
+        // Not before: what is taken in at once, until the pipeline is full, would show the speed of memory.
+        learn(&core2, reason, request, len as u64, !failed);
         land(&core2, &file, id, range, memory, sent);
         for pin in kept.pins.iter_mut().flatten() {
             if failed { pin.used_up() } else { pin.used_once() }

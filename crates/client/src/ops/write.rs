@@ -193,11 +193,9 @@ pub(crate) async fn write(
         Mode::Direct => {
             let others_wait = begun.is_some() || pins.is_some();
             if others_wait && pipeline::admits(&core, &open, range, decision.reason, hints) {
-                match pipeline::write(&core, &open, range, data, decision.reason, Kept { guard, begun, pins }).await {
-                    Ok(written) => {
-                        learn(&core, decision.reason, bytes, len, true);
-                        return Ok(written);
-                    }
+                let kept = Kept { guard, begun, pins };
+                match pipeline::write(&core, &open, range, data, (decision.reason, bytes), kept).await {
+                    Ok(written) => return Ok(written),
                     Err((back, kept)) => (data, Kept { guard, begun, pins }) = (back, kept),
                 }
             }
@@ -348,8 +346,8 @@ pub(crate) async fn send_all(
     sent
 }
 
-/// Notes what a direct request carried on a file without locality.
-fn learn(core: &Core, reason: Reason, request: u64, len: u64, good: bool) {
+/// Notes what a direct request carried on a file without locality, when it has landed.
+pub(crate) fn learn(core: &Core, reason: Reason, request: u64, len: u64, good: bool) {
     if reason == Reason::DirectLocality {
         let calm = core.flight_bytes.load(SeqCst) <= CALM_FLIGHT_BYTES;
         core.learned.note(Way::Write, Course::Direct(request), len, core.clock.now_ns(), calm && good);
