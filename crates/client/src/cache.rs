@@ -23,10 +23,9 @@ use crate::files::File;
 use amphi_env::Buf;
 use amphi_types::ByteRange;
 use parking_lot::RwLock;
-use std::collections::BTreeMap;
-use std::ops::Bound;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use unit::{Spare, Unit};
 
 /// Bytes of a unit of the page cache: a write of just one, in memory of just that size, need not be copied.
@@ -40,15 +39,32 @@ const SHARDS: usize = 64;
 /// Bytes of a page, the measure of locality.
 pub(crate) const PAGE: u64 = 4096;
 /// Units one eviction step looks at in a shard.
-const EVICT_SCAN: usize = 128;
+const EVICT_SCAN: usize = CHUNK_UNITS as usize;
+/// Steps of one eviction at most.
+const EVICT_STEPS: usize = 8192;
 
 type Key = (u64, u64);
 
 #[derive(Default)]
 struct Shard {
     units: BTreeMap<Key, Unit>,
-    /// Where the clock hand stands.
-    hand: Key,
+    /// This shard's part of the clock: all units by their turns, and some that are gone or have got another turn.
+    clock: VecDeque<(Key, u64)>,
+}
+
+impl Shard {
+    /// The unit, made if missing.
+    fn unit(&mut self, key: Key, file: &Arc<File>, turns: &AtomicU64) -> &mut Unit {
+        if self.clock.len() > 2 * self.units.len() + EVICT_SCAN {
+            let units = &self.units;
+            self.clock.retain(|(key, turn)| units.get(key).is_some_and(|unit| unit.turn == *turn));
+        }
+        self.units.entry(key).or_insert_with(|| {
+            let turn = turns.fetch_add(1, Relaxed);
+            self.clock.push_back((key, turn));
+            Unit::new(file.clone(), key.1, turn)
+        })
+    }
 }
 
 /// What became of a write.
@@ -98,7 +114,9 @@ pub(crate) struct PageCache {
     dirty: AtomicU64,
     /// Bytes of all writes: the clock by which memory leaves the processor's caches.
     written: AtomicU64,
-    next_victim: AtomicUsize,
+    /// The clock by which units are evicted: those that come, and those that the hand leaves, get the next turn. So memory is left in the
+    /// order in which it was taken, and whole runs of it become free together (`amphi_env::buf`).
+    turns: AtomicU64,
     spare: Spare,
     pub(crate) evicted_bytes: AtomicU64,
     pub(crate) wasted_ahead_bytes: AtomicU64,
@@ -118,7 +136,7 @@ impl PageCache {
             used: AtomicU64::new(0),
             dirty: AtomicU64::new(0),
             written: AtomicU64::new(0),
-            next_victim: AtomicUsize::new(0),
+            turns: AtomicU64::new(0),
             spare: Spare::default(),
             evicted_bytes: AtomicU64::new(0),
             wasted_ahead_bytes: AtomicU64::new(0),
@@ -257,7 +275,7 @@ impl PageCache {
             if !check() {
                 return Put::Refused(part.start);
             }
-            let unit = shard.units.entry((file.ino.0, u)).or_insert_with(|| Unit::new(file.clone(), u));
+            let unit = shard.unit((file.ino.0, u), file, &self.turns);
             let was_clean = unit.dirty.is_empty();
             let added = part.len() - unit.dirty.within(part).map(|r| r.len()).sum::<u64>();
             let cold = unit.is_cold(part, written, cold_after);
@@ -306,7 +324,7 @@ impl PageCache {
 
     /// The unit, made if missing, with memory for bytes up to `end`.
     fn unit<'a>(&self, shard: &'a mut Shard, file: &Arc<File>, u: u64, end: u64) -> &'a mut Unit {
-        let unit = shard.units.entry((file.ino.0, u)).or_insert_with(|| Unit::new(file.clone(), u));
+        let unit = shard.unit((file.ino.0, u), file, &self.turns);
         self.grow(unit, file, end);
         unit
     }
@@ -330,53 +348,46 @@ impl PageCache {
     /// Makes room below `limit_bytes` by dropping clean units that were not touched since the hand came by last.
     /// Returns the files that have no cached bytes any more.
     pub(crate) fn evict(&self, limit_bytes: u64) -> Vec<Arc<File>> {
-        let mut emptied = Vec::new();
-        // Twice around: the first time clears the touched marks.
-        for _ in 0..SHARDS * 16 {
+        let (mut emptied, mut busy) = (Vec::new(), 0);
+        for _ in 0..EVICT_STEPS {
             if self.used_bytes() <= limit_bytes {
                 break;
             }
-            let i = self.next_victim.fetch_add(1, Relaxed) % SHARDS;
-            let Some(mut shard) = self.shards[i].try_write() else { continue };
-            self.evict_some(&mut shard, limit_bytes, &mut emptied);
+            let Some(i) = self.oldest(busy) else { break };
+            match self.shards[i].try_write() {
+                Some(mut shard) => self.evict_some(&mut shard, limit_bytes, &mut emptied),
+                None => busy |= 1 << i,
+            }
         }
         emptied
     }
 
+    /// The shard at whose part of the clock it is, but for those of a mask and those in use.
+    fn oldest(&self, busy: u64) -> Option<usize> {
+        let turn = |i: usize| Some((self.shards[i].try_read()?.clock.front()?.1, i));
+        (0..SHARDS).filter(|i| busy & (1 << i) == 0).filter_map(turn).min().map(|(_, i)| i)
+    }
+
+    /// Drops what is clean and was not touched since its last turn, of the units whose turn it is.
     fn evict_some(&self, shard: &mut Shard, limit_bytes: u64, emptied: &mut Vec<Arc<File>>) {
-        let mut victims: smallvec::SmallVec<[Key; 32]> = smallvec::SmallVec::new();
-        let mut kept: smallvec::SmallVec<[Key; EVICT_SCAN]> = smallvec::SmallVec::new();
-        let over = self.used_bytes().saturating_sub(limit_bytes);
-        let mut found = 0;
-        let after = shard.units.range((Bound::Excluded(shard.hand), Bound::Unbounded));
-        let before = shard.units.range(..=shard.hand);
-        let mut hand = shard.hand;
-        for (key, unit) in after.chain(before).take(EVICT_SCAN) {
-            hand = *key;
+        for _ in 0..EVICT_SCAN {
+            if self.used_bytes() <= limit_bytes {
+                return;
+            }
+            let Some((key, turn)) = shard.clock.pop_front() else { return };
+            let Some(unit) = shard.units.get_mut(&key).filter(|unit| unit.turn == turn) else { continue };
             if unit.is_pinned() || unit.take_touched() {
-                kept.push(*key);
+                unit.survive();
+                unit.turn = self.turns.fetch_add(1, Relaxed);
+                shard.clock.push_back((key, unit.turn));
                 continue;
             }
-            victims.push(*key);
-            found += unit.capacity();
-            if found >= over || victims.len() == victims.inline_size() {
-                break;
-            }
-        }
-        shard.hand = hand;
-        for key in kept {
-            if let Some(unit) = shard.units.get_mut(&key) {
-                unit.survive();
-            }
-        }
-        for key in victims {
-            if let Some(unit) = shard.units.remove(&key) {
-                self.evicted_bytes.fetch_add(unit.capacity(), Relaxed);
-                let file = unit.file.clone();
-                self.account_gone(unit);
-                if file.cached_bytes.load(SeqCst) == 0 {
-                    emptied.push(file);
-                }
+            let Some(unit) = shard.units.remove(&key) else { continue };
+            self.evicted_bytes.fetch_add(unit.capacity(), Relaxed);
+            let file = unit.file.clone();
+            self.account_gone(unit);
+            if file.cached_bytes.load(SeqCst) == 0 {
+                emptied.push(file);
             }
         }
     }

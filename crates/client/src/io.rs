@@ -36,7 +36,7 @@ const BATCH: usize = 64;
 /// Longest pause between looks at the age of dirty data.
 const TICK_MAX_MS: u64 = 1000;
 /// Part of the cache's size that may wait as used memory for the next stream.
-const KEPT_PART: u64 = 4;
+const KEPT_PART: usize = 4;
 /// Where the target is in the id of a glimpse.
 const GLIMPSE_TARGET_SHIFT: u32 = 48;
 /// How long the end waits for the server's goodbye.
@@ -294,7 +294,8 @@ async fn drain(core: &Arc<Core>) {
 async fn tick<E: Env>(env: E, core: Arc<Core>, links: Rc<Links<E>>) {
     while !core.stopped.load(Ordering::Acquire) {
         let age_ms = core.tunables.get(Knob::AgeMs);
-        amphi_env::buf::keep_bytes((core.tunables.get(Knob::CacheBytes) / KEPT_PART) as usize);
+        let cache = core.tunables.get(Knob::CacheBytes) as usize;
+        amphi_env::buf::keep_bytes(cache / KEPT_PART, cache + cache / KEPT_PART);
         env.sleep(Duration::from_millis((age_ms / 4).clamp(1, TICK_MAX_MS))).await;
         writeback::tick(&core);
         locks::tick(&core);

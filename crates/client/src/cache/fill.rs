@@ -1,6 +1,5 @@
 //! Bytes on their way between cache and server: fills, and dirty bytes taken out for write-back.
 
-use super::unit::Unit;
 use super::{PageCache, Shard, UNIT, units};
 use crate::files::File;
 use amphi_env::Buf;
@@ -70,7 +69,7 @@ impl PageCache {
         if part.len() < UNIT || at + UNIT > bytes.len() as u64 {
             return false;
         }
-        let unit = shard.units.entry((file.ino.0, u)).or_insert_with(|| Unit::new(file.clone(), u));
+        let unit = shard.unit((file.ino.0, u), file, &self.turns);
         let adopted = unit.adopt(bytes, at as usize, ahead);
         if adopted {
             self.account_grown(file, UNIT, part.end);

@@ -149,3 +149,35 @@ fn looking_in_vain_is_no_use() {
         assert_eq!(file.locality.speaks_for_direct(rule, || 0), !again);
     }
 }
+
+/// Goal: what came first goes first, wherever it lies; what was used since the hand came by last stays. Method: two files fill the cache in
+/// turn, two more of their chunks come, one of the first is read again.
+#[test]
+fn what_came_first_goes_first() {
+    const CHUNK: u64 = super::CHUNK;
+    let mut w = World::new(7, &[]);
+    let files: Vec<_> = ["a", "b"].map(|name| w.create(name, OpenFlags::READ_WRITE).file.clone()).into();
+    let cache = PageCache::new();
+    let bytes = Arc::new(Buf::zeroed(CHUNK as usize));
+    let fill = |chunk: u64| {
+        let file = &files[chunk as usize % 2];
+        cache.fill(file, ByteRange::at(chunk / 2 * CHUNK, CHUNK), &bytes, false, |_| true);
+    };
+    let is_there = |chunk: u64| {
+        let range = ByteRange::at(chunk / 2 * CHUNK, CHUNK);
+        cache.gaps(&files[chunk as usize % 2], range).is_empty()
+    };
+    (0..200).for_each(fill);
+    let room = |chunks: u64| drop(cache.evict(chunks * CHUNK));
+    // The hand has to come by once before anything is old.
+    room(199);
+    (200..210).for_each(fill);
+    room(180);
+    let there: Vec<u64> = (0..210).filter(|c| is_there(*c)).collect();
+    assert_eq!(there, (30..210).collect::<Vec<_>>());
+    let again = ByteRange::at(16 * CHUNK, CHUNK);
+    assert!(cache.read(&files[0], again, &mut vec![0; CHUNK as usize]));
+    room(100);
+    let there: Vec<u64> = (0..210).filter(|c| is_there(*c)).collect();
+    assert_eq!(there, std::iter::once(32).chain(111..210).collect::<Vec<_>>());
+}

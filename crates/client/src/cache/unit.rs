@@ -71,6 +71,8 @@ impl Memory {
 
 pub(crate) struct Unit {
     pub(crate) file: Arc<File>,
+    /// Of its entry in the clock.
+    pub(crate) turn: u64,
     start: u64,
     memory: Memory,
     pub(crate) valid: RangeSet,
@@ -98,10 +100,11 @@ pub(crate) struct Unit {
 const NEVER: u64 = u64::MAX;
 
 impl Unit {
-    pub(crate) fn new(file: Arc<File>, index: u64) -> Unit {
+    pub(crate) fn new(file: Arc<File>, index: u64, turn: u64) -> Unit {
         Unit {
             came: file.locality.comes(),
             file,
+            turn,
             start: index * UNIT,
             memory: Memory::Own(Arc::default()),
             valid: RangeSet::new(),

@@ -150,15 +150,18 @@ fn heap(bytes: usize) -> NonNull<u8> {
 }
 
 fn chunk(class: usize, bytes: usize, content: Content) -> NonNull<u8> {
-    let taken = lock(&CHUNKS).take(class, content == Content::Zero);
-    let taken = taken.unwrap_or_else(|| {
-        let run = map_huge(RUN_BYTES, RUN_BYTES).expose_provenance().get();
+    let zero = content == Content::Zero;
+    let take = |run: Option<usize>| {
         let mut chunks = lock(&CHUNKS);
-        chunks.add(class, run);
-        chunks.take(class, content == Content::Zero).expect("a new run has chunks")
-    });
+        run.into_iter().for_each(|run| chunks.add(class, run));
+        let taken = chunks.take(class, zero)?;
+        Some((taken, chunks.excess(taken.at)))
+    };
+    let taken = take(None).or_else(|| take(Some(map_huge(RUN_BYTES, RUN_BYTES).expose_provenance().get())));
+    let (taken, excess) = taken.expect("a new run has chunks");
+    give_back_all(taken.at, excess);
     let ptr = pointer(taken.at);
-    if content == Content::Zero && !taken.is_zero {
+    if zero && !taken.is_zero {
         // SAFETY: a chunk has at least `bytes` bytes, and this is its only owner. Clearing costs less than page faults.
         unsafe { ptr.write_bytes(0, bytes) };
     }
@@ -173,17 +176,24 @@ fn keep_chunk(class: usize, ptr: NonNull<u8>) {
     let at = ptr.expose_provenance().get();
     let mut chunks = lock(&CHUNKS);
     chunks.keep(class, at);
-    let mut excess = chunks.excess(at);
+    let excess = chunks.excess(at);
     drop(chunks);
+    give_back_all(at, excess);
+}
+
+/// Gives back what is too much now that the chunk at `wanted` was taken or has come back.
+fn give_back_all(wanted: usize, mut excess: Option<GiveBack>) {
     while let Some(back) = excess {
         give_back(back);
-        excess = lock(&CHUNKS).excess(at);
+        excess = lock(&CHUNKS).excess(wanted);
     }
 }
 
-/// How many bytes of used memory may wait for their next use; at least 48 MiB do. New memory is dear: where the machine itself gets it from a host, 0.6 GB/s. Whoever raises this calls `decay` from time to time.
-pub fn keep_bytes(max: usize) {
-    lock(&CHUNKS).keep_bytes(max);
+/// How many bytes of used memory may wait for their next use, at least 48 MiB, whatever is in use, or more as long as they and the chunks in
+/// use have at most `held` bytes: a cache that is emptied is filled again from what it had. New memory is dear: where the machine itself gets it
+/// from a host, 0.4 GB/s. Whoever raises this calls `decay` from time to time.
+pub fn keep_bytes(max: usize, held: usize) {
+    lock(&CHUNKS).keep_bytes(max, held);
 }
 
 /// Gives a part of the used memory that waits beyond 48 MiB, and that nobody wanted lately, back to the system, or `all` beyond.

@@ -74,9 +74,12 @@ pub(super) struct Store {
     bare: Vec<Address>,
     /// Runs of which nothing is in use and something touched, by their order.
     idle: BTreeMap<u64, Address>,
-    /// Touched bytes that nobody uses, and how many there may be.
+    /// Touched bytes that nobody uses, and how many there may be whatever is in use.
     kept: usize,
     kept_max: usize,
+    /// Bytes of chunks in use, and how many there may be with those kept, if that allows more.
+    out: usize,
+    held_max: usize,
     events: u64,
     decays: usize,
 }
@@ -94,16 +97,23 @@ impl Store {
             idle: BTreeMap::new(),
             kept: 0,
             kept_max: CHUNKS_KEPT_BYTES,
+            out: 0,
+            held_max: 0,
             events: 0,
             decays: 0,
         }
     }
 
-    pub(super) fn keep_bytes(&mut self, max: usize) {
-        self.kept_max = max.max(CHUNKS_KEPT_BYTES);
+    pub(super) fn keep_bytes(&mut self, max: usize, held: usize) {
+        (self.kept_max, self.held_max) = (max.max(CHUNKS_KEPT_BYTES), held);
     }
 
-    /// A chunk of a class; nothing if a new run is needed. `zero`: zeros are better than what was used.
+    /// How many touched bytes may wait now.
+    fn bound(&self) -> usize {
+        self.kept_max.max(self.held_max.saturating_sub(self.out))
+    }
+
+    /// A chunk of a class; nothing if a new run is needed. `zero`: zeros are better than what was used. Then `excess` is to be asked.
     pub(super) fn take(&mut self, class: usize, zero: bool) -> Option<Taken> {
         if zero && let Some(taken) = self.take_fresh(class) {
             return Some(taken);
@@ -141,6 +151,7 @@ impl Store {
             self.idle.remove(&run.order);
         }
         run.out += 1;
+        self.out += chunk_bytes(run.class);
         run
     }
 
@@ -148,6 +159,7 @@ impl Store {
     fn rests(&mut self, at: Address) {
         let run = self.runs.get_mut(&run_of(at)).expect("a chunk has a run");
         run.out -= 1;
+        self.out -= chunk_bytes(run.class);
         if run.out == 0 && run.touched > 0 {
             self.idle.insert(run.order, run_of(at));
         }
@@ -170,9 +182,10 @@ impl Store {
         self.classes[class].used.push_back(at);
     }
 
-    /// What is to be given back now that the chunk at `wanted` has come back: a run, or a chunk of the class that was not asked for longest.
+    /// What is to be given back now that the chunk at `wanted` was taken or has come back: a run, or a chunk of the class that was not asked for
+    /// longest.
     pub(super) fn excess(&mut self, wanted: Address) -> Option<GiveBack> {
-        if self.kept <= self.kept_max {
+        if self.kept <= self.bound() {
             return None;
         }
         if let Some((run, _)) = self.oldest_idle().filter(|(run, _)| *run != run_of(wanted)) {
@@ -193,6 +206,7 @@ impl Store {
         match what.chunk {
             Some(class) => {
                 self.classes[class].fresh.push(what.at);
+                self.out += what.bytes;
                 self.rests(what.at);
             }
             None => self.bare.push(what.at),
@@ -244,7 +258,7 @@ impl Store {
         {
             back.push(self.give_back_run(run));
         }
-        let bound = if all { CHUNKS_KEPT_BYTES } else { self.kept_max };
+        let bound = if all { CHUNKS_KEPT_BYTES } else { self.bound() };
         let least = self.kept - part(self.kept.saturating_sub(bound));
         // Small ones first: the large ones serve direct requests, which a huge page makes faster.
         for class in 0..CLASSES {
@@ -276,6 +290,8 @@ impl Store {
         chunks.note_taken();
         self.kept -= chunk_bytes(class);
         self.leaves(at).touched -= 1;
+        // It is under way, not in use.
+        self.out -= chunk_bytes(class);
         Some(at)
     }
 }
