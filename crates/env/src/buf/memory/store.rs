@@ -7,11 +7,14 @@
 //! than half the rate, and a page that comes anew costs many times what its use costs.
 //! Only where what is kept beyond the bound is scattered over runs in use do single chunks go, of the class that was not asked for longest.
 //!
-//! Invariants: a chunk is in use, in `used` or in `fresh` of the class of its run; a run is in `runs` or in `bare`, or under way between
+//! Chunks are taken from the run that a chunk came back to last: it may still be in a cache of the processor, and what is taken together lies
+//! together, so that it leaves together.
+//!
+//! Invariants: a chunk is in use, being given back, or in `used` or `fresh` of its run; a run is in `runs` or in `bare`, or under way between
 //! them with its caller.
 
 use super::{CHUNKS_KEPT_BYTES, CLASSES, RUN_BYTES, chunk_bytes};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Each `decay` gives back this part of what is kept beyond and was not wanted.
 const DECAY: usize = 8;
@@ -24,11 +27,12 @@ pub(super) type Address = usize;
 /// Chunks of one size.
 #[derive(Default)]
 struct Class {
-    /// Touched; used last at the back: that is taken first, since it may still be in a cache of the processor.
-    used: VecDeque<Address>,
-    /// Zeros, never touched or given back.
-    fresh: Vec<Address>,
-    /// The fewest there were in `used` in this stretch of `decay`s and in the one before: so many were not wanted.
+    /// Runs with used chunks by their order, and how many such chunks.
+    with_used: BTreeMap<u64, Address>,
+    used: usize,
+    /// Runs with fresh chunks.
+    with_fresh: BTreeSet<Address>,
+    /// The fewest there were of `used` in this stretch of `decay`s and in the one before: so many were not wanted.
     least: [usize; 2],
     /// When it was asked for a chunk last, in events.
     asked: u64,
@@ -36,18 +40,25 @@ struct Class {
 
 impl Class {
     fn note_taken(&mut self) {
-        self.least = self.least.map(|least| least.min(self.used.len()));
+        self.least = self.least.map(|least| least.min(self.used));
     }
 }
 
 struct Run {
     class: usize,
-    /// Chunks in use or being given back, and chunks in `used`.
-    out: usize,
-    touched: usize,
+    /// Chunks that were touched and that nobody uses; chunks of zeros, never touched or given back. A bit for each.
+    used: u64,
+    fresh: u64,
     /// When a chunk came back last, in events and in `decay`s.
     order: u64,
     since: usize,
+}
+
+impl Run {
+    /// Nothing is in use or being given back, something was touched.
+    fn is_idle(&self) -> bool {
+        self.used != 0 && self.used | self.fresh == all_chunks(self.class)
+    }
 }
 
 /// Memory to give back to the system, which nobody finds meanwhile: then `Store::gave_back`.
@@ -72,7 +83,7 @@ pub(super) struct Store {
     runs: BTreeMap<Address, Run>,
     /// Runs that were given back.
     bare: Vec<Address>,
-    /// Runs of which nothing is in use and something touched, by their order.
+    /// Runs that are idle, by their order.
     idle: BTreeMap<u64, Address>,
     /// Touched bytes that nobody uses, and how many there may be whatever is in use.
     kept: usize,
@@ -86,6 +97,20 @@ pub(super) struct Store {
 
 fn run_of(at: Address) -> Address {
     at & !(RUN_BYTES - 1)
+}
+
+/// A bit for each chunk of a run.
+fn all_chunks(class: usize) -> u64 {
+    u64::MAX >> (u64::BITS as usize - RUN_BYTES / chunk_bytes(class))
+}
+
+fn bit_of(class: usize, at: Address) -> u64 {
+    1 << ((at - run_of(at)) / chunk_bytes(class))
+}
+
+/// The first chunk of a set.
+fn first(class: usize, run: Address, set: u64) -> Address {
+    run + set.trailing_zeros() as usize * chunk_bytes(class)
 }
 
 impl Store {
@@ -113,73 +138,91 @@ impl Store {
         self.kept_max.max(self.held_max.saturating_sub(self.out))
     }
 
+    fn run(&mut self, at: Address) -> &mut Run {
+        self.runs.get_mut(&run_of(at)).expect("a chunk has a run")
+    }
+
     /// A chunk of a class; nothing if a new run is needed. `zero`: zeros are better than what was used. Then `excess` is to be asked.
     pub(super) fn take(&mut self, class: usize, zero: bool) -> Option<Taken> {
-        if zero && let Some(taken) = self.take_fresh(class) {
-            return Some(taken);
-        }
-        if self.classes[class].used.is_empty() {
-            // What another class has touched is there; what is fresh would have to come from the system.
-            self.convert(class);
-        }
-        let chunks = &mut self.classes[class];
-        chunks.asked = self.events;
-        if let Some(at) = chunks.used.pop_back() {
-            chunks.note_taken();
-            self.kept -= chunk_bytes(class);
-            self.leaves(at).touched -= 1;
-            return Some(Taken { at, is_zero: false });
-        }
-        if self.classes[class].fresh.is_empty()
-            && let Some(run) = self.bare.pop()
-        {
-            self.add(class, run);
-        }
-        self.take_fresh(class)
+        let fresh = if zero { self.take_fresh(class) } else { None };
+        let taken = fresh.or_else(|| {
+            if self.classes[class].used == 0 {
+                // What another class has touched is there; what is fresh would have to come from the system.
+                self.convert(class);
+            }
+            self.classes[class].asked = self.events;
+            if let Some((_, &run)) = self.classes[class].with_used.last_key_value() {
+                return Some(Taken { at: self.take_used(class, run), is_zero: false });
+            }
+            if self.classes[class].with_fresh.is_empty()
+                && let Some(run) = self.bare.pop()
+            {
+                self.add(class, run);
+            }
+            self.take_fresh(class)
+        })?;
+        self.out += chunk_bytes(class);
+        Some(taken)
     }
 
     fn take_fresh(&mut self, class: usize) -> Option<Taken> {
-        let at = self.classes[class].fresh.pop()?;
-        self.leaves(at);
-        Some(Taken { at, is_zero: true })
+        let at = *self.classes[class].with_fresh.first()?;
+        let run = self.run(at);
+        let chunk = first(class, at, run.fresh);
+        run.fresh &= run.fresh - 1;
+        let (none_left, order) = (run.fresh == 0, run.order);
+        self.idle.remove(&order);
+        if none_left {
+            self.classes[class].with_fresh.remove(&at);
+        }
+        Some(Taken { at: chunk, is_zero: true })
     }
 
-    /// A chunk of its run is in use.
-    fn leaves(&mut self, at: Address) -> &mut Run {
-        let run = self.runs.get_mut(&run_of(at)).expect("a chunk has a run");
-        if run.out == 0 {
-            self.idle.remove(&run.order);
+    /// The first used chunk of a run that has some.
+    fn take_used(&mut self, class: usize, at: Address) -> Address {
+        let run = self.run(at);
+        let chunk = first(class, at, run.used);
+        run.used &= run.used - 1;
+        let (none_left, order) = (run.used == 0, run.order);
+        self.idle.remove(&order);
+        let chunks = &mut self.classes[class];
+        if none_left {
+            chunks.with_used.remove(&order);
         }
-        run.out += 1;
-        self.out += chunk_bytes(run.class);
-        run
-    }
-
-    /// A chunk of its run is not in use any more.
-    fn rests(&mut self, at: Address) {
-        let run = self.runs.get_mut(&run_of(at)).expect("a chunk has a run");
-        run.out -= 1;
-        self.out -= chunk_bytes(run.class);
-        if run.out == 0 && run.touched > 0 {
-            self.idle.insert(run.order, run_of(at));
-        }
+        chunks.used -= 1;
+        chunks.note_taken();
+        self.kept -= chunk_bytes(class);
+        chunk
     }
 
     /// A new run of zeros, at a multiple of `RUN_BYTES`.
     pub(super) fn add(&mut self, class: usize, run: Address) {
-        self.runs.insert(run, Run { class, out: 0, touched: 0, order: 0, since: 0 });
-        self.classes[class].fresh.extend(chunks(class, run).rev());
+        let order = self.next_event();
+        self.runs.insert(run, Run { class, used: 0, fresh: all_chunks(class), order, since: 0 });
+        self.classes[class].with_fresh.insert(run);
+    }
+
+    fn next_event(&mut self) -> u64 {
+        self.events += 1;
+        self.events
     }
 
     /// A chunk comes back. Then `excess` is to be asked.
     pub(super) fn keep(&mut self, class: usize, at: Address) {
-        self.events += 1;
-        let run = self.runs.get_mut(&run_of(at)).expect("a chunk has a run");
-        run.touched += 1;
-        (run.order, run.since) = (self.events, self.decays);
-        self.rests(at);
+        let (order, since) = (self.next_event(), self.decays);
+        let run = self.run(at);
+        let before = std::mem::replace(&mut run.order, order);
+        run.since = since;
+        run.used |= bit_of(class, at);
+        if run.is_idle() {
+            self.idle.insert(order, run_of(at));
+        }
+        let chunks = &mut self.classes[class];
+        chunks.with_used.remove(&before);
+        chunks.with_used.insert(order, run_of(at));
+        chunks.used += 1;
         self.kept += chunk_bytes(class);
-        self.classes[class].used.push_back(at);
+        self.out -= chunk_bytes(class);
     }
 
     /// What is to be given back now that the chunk at `wanted` was taken or has come back: a run, or a chunk of the class that was not asked for
@@ -191,7 +234,7 @@ impl Store {
         if let Some((run, _)) = self.oldest_idle().filter(|(run, _)| *run != run_of(wanted)) {
             return Some(self.give_back_run(run));
         }
-        let with_used = (0..CLASSES).filter(|&class| !self.classes[class].used.is_empty());
+        let with_used = (0..CLASSES).filter(|&class| self.classes[class].used > 0);
         let coldest = with_used.min_by_key(|&class| self.classes[class].asked)?;
         Some(give_back_chunk(coldest, self.take_oldest(coldest)?))
     }
@@ -203,46 +246,50 @@ impl Store {
 
     /// The memory is zeros now.
     pub(super) fn gave_back(&mut self, what: GiveBack) {
-        match what.chunk {
-            Some(class) => {
-                self.classes[class].fresh.push(what.at);
-                self.out += what.bytes;
-                self.rests(what.at);
-            }
-            None => self.bare.push(what.at),
+        let Some(class) = what.chunk else {
+            self.bare.push(what.at);
+            return;
+        };
+        let run = self.run(what.at);
+        run.fresh |= bit_of(class, what.at);
+        let order = run.order;
+        if run.is_idle() {
+            self.idle.insert(order, run_of(what.at));
         }
+        self.classes[class].with_fresh.insert(run_of(what.at));
     }
 
-    /// The run of which nothing was in use for longest, and since which `decay`.
+    /// The run that has been idle for longest, and since which `decay`.
     fn oldest_idle(&self) -> Option<(Address, usize)> {
         let (_, run) = self.idle.first_key_value()?;
         Some((*run, self.runs[run].since))
     }
 
-    /// Forgets a run of which nothing is in use.
-    fn remove(&mut self, at: Address) {
-        let Some(run) = self.runs.remove(&at) else { return };
+    /// Forgets a run that is idle; its used chunks.
+    fn remove(&mut self, at: Address) -> u64 {
+        let Some(run) = self.runs.remove(&at) else { return 0 };
+        let used = run.used.count_ones() as usize;
         let chunks = &mut self.classes[run.class];
-        let elsewhere = |chunk: &Address| run_of(*chunk) != at;
-        chunks.used.retain(elsewhere);
-        chunks.fresh.retain(elsewhere);
+        chunks.with_used.remove(&run.order);
+        chunks.with_fresh.remove(&at);
+        chunks.used -= used;
         chunks.note_taken();
         self.idle.remove(&run.order);
-        self.kept -= run.touched * chunk_bytes(run.class);
+        self.kept -= used * chunk_bytes(run.class);
+        run.used
     }
 
-    /// Gives a class the touched run of another one that was not used for longest.
+    /// Gives a class the run that has been idle for longest; it counts as touched as a whole.
     fn convert(&mut self, class: usize) {
         let Some((at, since)) = self.oldest_idle() else { return };
         self.remove(at);
-        let used = &mut self.classes[class].used;
-        let before = used.len();
-        used.extend(chunks(class, at).rev());
-        let touched = used.len() - before;
-        self.kept += touched * chunk_bytes(class);
-        self.events += 1;
-        self.runs.insert(at, Run { class, out: 0, touched, order: self.events, since });
-        self.idle.insert(self.events, at);
+        let (order, used) = (self.next_event(), all_chunks(class));
+        self.runs.insert(at, Run { class, used, fresh: 0, order, since });
+        self.idle.insert(order, at);
+        let chunks = &mut self.classes[class];
+        chunks.with_used.insert(order, at);
+        chunks.used += used.count_ones() as usize;
+        self.kept += used.count_ones() as usize * chunk_bytes(class);
     }
 
     /// What is to be given back as time goes by: a part of what is kept beyond 48 MiB and was not wanted lately, or `all` beyond.
@@ -269,7 +316,7 @@ impl Store {
             }
             if now.is_multiple_of(STRETCH) {
                 let chunks = &mut self.classes[class];
-                chunks.least = [chunks.used.len(), chunks.least[0]];
+                chunks.least = [chunks.used, chunks.least[0]];
             }
         }
         back
@@ -282,28 +329,17 @@ impl Store {
         if all || unwanted { self.take_oldest(class) } else { None }
     }
 
-    /// The chunk of a class that was not used for longest.
+    /// A used chunk of the run that none came back to for longest.
     fn take_oldest(&mut self, class: usize) -> Option<Address> {
         let chunks = &mut self.classes[class];
-        let at = chunks.used.pop_front()?;
+        let (_, &run) = chunks.with_used.first_key_value()?;
         chunks.least = chunks.least.map(|least| least.saturating_sub(1));
-        chunks.note_taken();
-        self.kept -= chunk_bytes(class);
-        self.leaves(at).touched -= 1;
-        // It is under way, not in use.
-        self.out -= chunk_bytes(class);
-        Some(at)
+        Some(self.take_used(class, run))
     }
 }
 
 fn give_back_chunk(class: usize, at: Address) -> GiveBack {
     GiveBack { at, bytes: chunk_bytes(class), chunk: Some(class) }
-}
-
-/// The chunks of a run.
-fn chunks(class: usize, run: Address) -> impl DoubleEndedIterator<Item = Address> {
-    let size = chunk_bytes(class);
-    (0..RUN_BYTES / size).map(move |i| run + i * size)
 }
 
 #[cfg(test)]

@@ -255,18 +255,23 @@ proptest! {
         }
         let s = &w.store;
         prop_assert_eq!(s.out, out.iter().map(|(class, _)| chunk_bytes(*class)).sum::<usize>());
-        let in_used: usize = (0..CLASSES).map(|c| s.classes[c].used.len() * chunk_bytes(c)).sum();
-        prop_assert_eq!(s.kept, in_used);
+        let n = |set: u64| set.count_ones() as usize;
+        for (c, class) in s.classes.iter().enumerate() {
+            let of = |set: fn(&Run) -> u64| s.runs.iter().filter(move |(_, r)| r.class == c && set(r) != 0).map(|(at, _)| *at);
+            prop_assert_eq!(class.used, s.runs.values().filter(|r| r.class == c).map(|r| n(r.used)).sum::<usize>());
+            prop_assert_eq!(class.with_used.values().copied().collect::<BTreeSet<_>>(), of(|r| r.used).collect());
+            prop_assert_eq!(&class.with_fresh, &of(|r| r.fresh).collect());
+        }
+        prop_assert_eq!(s.kept, (0..CLASSES).map(|c| s.classes[c].used * chunk_bytes(c)).sum::<usize>());
         for (at, run) in &s.runs {
-            let here = |list: &mut dyn Iterator<Item = &Address>| list.filter(|a| run_of(**a) == *at).count();
             let chunks_out = out.iter().filter(|(_, a)| run_of(*a) == *at).count();
             let chunks_going = going.iter().filter(|g| g.chunk.is_some() && run_of(g.at) == *at).count();
-            prop_assert_eq!(run.out, chunks_out + chunks_going);
-            prop_assert_eq!(run.touched, here(&mut s.classes[run.class].used.iter()));
-            let all = run.out + run.touched + here(&mut s.classes[run.class].fresh.iter());
-            prop_assert_eq!(all, RUN_BYTES / chunk_bytes(run.class));
-            prop_assert_eq!(s.idle.get(&run.order) == Some(at), run.out == 0 && run.touched > 0);
+            prop_assert_eq!(run.used & run.fresh, 0);
+            prop_assert_eq!(chunks_out + chunks_going + n(run.used) + n(run.fresh), RUN_BYTES / chunk_bytes(run.class));
+            prop_assert_eq!(s.idle.get(&run.order) == Some(at), run.used != 0 && chunks_out + chunks_going == 0);
+            prop_assert!(run.used == 0 || s.classes[run.class].with_used.get(&run.order) == Some(at));
         }
+        prop_assert_eq!(s.idle.len(), s.runs.values().filter(|r| r.is_idle()).count());
         let runs_going = going.iter().filter(|g| g.chunk.is_none()).count();
         prop_assert_eq!(s.runs.len() + s.bare.len() + runs_going, w.mapped, "no run is lost");
     }
