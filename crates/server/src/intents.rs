@@ -20,6 +20,7 @@
 //! has is done again, unless it was done.
 
 pub mod decided;
+mod foreseen;
 
 use crate::counters::add;
 use crate::cx::Cx;
@@ -81,6 +82,8 @@ pub struct Intents {
     untold: BTreeSet<TxId>,
     /// Decisions that have their changes.
     carried: decided::Carried,
+    /// Whether directories that become empty will be removed.
+    foreseen: foreseen::Foreseen,
     /// Whether a task asks about old promises.
     watched: bool,
     /// On target 0: who may move directories.
@@ -100,6 +103,7 @@ impl Intents {
             undecided: BTreeSet::new(),
             untold: BTreeSet::new(),
             carried: decided::Carried::default(),
+            foreseen: foreseen::Foreseen::default(),
             watched: false,
             move_gate: Gate::default(),
             moving: BTreeMap::new(),
@@ -231,6 +235,9 @@ pub async fn prepare<E: Env>(
     if promise == Promise::Held {
         // The decision must not outlive what its changes build on. A new inode builds on nothing.
         if parts.iter().any(|part| !matches!(part, Part::MakeInode(_))) {
+            if parts.iter().any(foreseen::removes_directory) {
+                target.intents.borrow_mut().foreseen.removed();
+            }
             target.zone.stable(target.zone.appended_lsn()).await?;
         }
         let prepared = Prepared { now, parts, promise, guard, changing: Some(changing) };
@@ -569,6 +576,7 @@ impl<E: Env> Cx<E> {
                 return Err(e);
             }
         };
+        let losing = by_target.get(&own).and_then(|parts| foreseen::losing_directory(parts));
         let lsn = {
             let mut txn = Txn::default();
             let mut orphans = crate::ops::Orphans::default();
@@ -610,6 +618,9 @@ impl<E: Env> Cx<E> {
         if !several {
             drop(guard);
             self.target.zone.written(lsn).await?;
+            if let Some(dir) = losing {
+                self.foresee_removal(dir, lsn);
+            }
             return Ok(Ran::Done(reply));
         }
         if early {

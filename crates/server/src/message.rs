@@ -216,6 +216,8 @@ pub enum Question {
     },
     /// `Done`: the decisions are forgotten, so the marks that their changes were made are of no use any more.
     Unmark(Vec<TxId>),
+    /// `Directories`: these directories as a listing of the one above shows them, in the order asked.
+    Directories(Vec<Ino>),
 }
 
 impl Question {
@@ -242,6 +244,7 @@ impl Question {
                 | Question::Hold { .. }
                 | Question::Redo { .. }
                 | Question::Unmark(_)
+                | Question::Directories(_)
         )
     }
 }
@@ -314,6 +317,8 @@ pub enum Told {
     Decision(Decision),
     /// Done, by a target with this start number.
     DoneAt(u64),
+    /// Directories, in the order asked; those that are gone are missing.
+    Directories(Vec<Option<InodeView>>),
 }
 
 /// A directory and where a name in it leads.

@@ -57,6 +57,10 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
             intents::decided::unmark(target, &txs);
             Ok(Told::Done)
         }
+        Question::Directories(inos) => {
+            let meta = target.meta.borrow();
+            Ok(Told::Directories(inos.into_iter().map(|ino| ops::names::directory_view(&meta, ino)).collect()))
+        }
         Question::Commit(tx) => intents::finish(worker, target, tx, true).await,
         Question::Abort(tx) => intents::finish(worker, target, tx, false).await,
         Question::Outcome(tx) => Ok(Told::Decision(intents::outcome(target, tx))),

@@ -16,6 +16,7 @@ mod reopen;
 mod sessions;
 mod stories;
 mod sweep;
+mod trees;
 
 use crate::{Server, ServerConfig};
 use amphi_env::{Buf, Env, Sim, SimEnv, sim::SimConfig};

@@ -137,6 +137,10 @@ pub struct Tunables {
     pub carried_decisions: Tunable,
     /// Whether the removal of a directory is answered before its decision is stable.
     pub early_removals: Tunable,
+    /// Whether directories that are expected to be removed are made ready for it.
+    pub foreseen_removals: Tunable,
+    /// Whether listings bring the attributes of directories on other targets of this server.
+    pub whole_listings: Tunable,
     sync_interval_ms: Tunable,
     checkpoint_bytes: Tunable,
     /// Free bytes for each mount from which on a target says that it has room.
@@ -285,6 +289,20 @@ impl Tunables {
                 (0, 1),
                 "the removal of a directory over several targets of one server is answered when its record is written",
             ),
+            foreseen_removals: Tunable::new(
+                "server.foreseen_removals",
+                Switch,
+                1,
+                (0, 1),
+                "a directory on another target than its name is made stable when it becomes empty, if the last ones were removed then",
+            ),
+            whole_listings: Tunable::new(
+                "server.whole_listings",
+                Switch,
+                1,
+                (0, 1),
+                "while one mount is alone, listings bring the attributes of directories on other targets of this server",
+            ),
             sync_interval_ms: Tunable::new(
                 "server.sync_interval_ms",
                 Milliseconds,
@@ -326,7 +344,7 @@ impl Tunables {
         if self.callback_again.is_on() { self.callback_deadline_ns() / 6 } else { u64::MAX }
     }
 
-    fn all(&self) -> [&Tunable; 20] {
+    fn all(&self) -> [&Tunable; 22] {
         [
             &self.session_grace_ms,
             &self.token_ms,
@@ -344,6 +362,8 @@ impl Tunables {
             &self.directory_attributes,
             &self.carried_decisions,
             &self.early_removals,
+            &self.foreseen_removals,
+            &self.whole_listings,
             &self.sync_interval_ms,
             &self.checkpoint_bytes,
             &self.roomy_bytes,

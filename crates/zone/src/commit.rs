@@ -178,6 +178,7 @@ async fn sync_loop<E: Env>(shared: &Shared<E>) {
                 return;
             }
             st.sync_started += 1;
+            st.syncing_lsn = st.head.lsn;
             st.sync_wanted = st.sync_wanted.max(st.sync_started);
             (st.head, st.head_mark, st.sync_started)
         };

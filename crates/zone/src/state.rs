@@ -99,6 +99,8 @@ pub struct State {
     pub segments: Vec<Segment>,
     pub slots: SlotMap,
     pub sync_started: u64,
+    /// The last record that the sync which was started last will make stable.
+    pub syncing_lsn: u64,
     pub sync_done: u64,
     pub sync_wanted: u64,
     pub checkpoint_started: u64,
@@ -224,6 +226,7 @@ impl<E: Env> Shared<E> {
             segments: image.segments,
             slots: image.slots,
             sync_started: 0,
+            syncing_lsn: 0,
             sync_done: 0,
             sync_wanted: 0,
             checkpoint_started: 0,
@@ -403,7 +406,7 @@ impl<E: Env> Shared<E> {
             };
             match mark {
                 None => {
-                    self.request_sync().await?;
+                    self.wait_sync((!data).then_some(lsn)).await?;
                     data = false;
                 }
                 Some(seq) => {
@@ -417,10 +420,18 @@ impl<E: Env> Shared<E> {
 
     /// Waits for a sync that starts after this call.
     pub async fn request_sync(&self) -> Result<(), Errno> {
+        self.wait_sync(None).await
+    }
+
+    /// Waits for a sync that starts after this call, or for one under way if that makes record `enough` stable.
+    async fn wait_sync(&self, enough: Option<u64>) -> Result<(), Errno> {
         let round = {
             let mut st = self.state.borrow_mut();
-            st.sync_wanted = st.sync_started + 1;
-            st.sync_wanted
+            let under_way = st.sync_done < st.sync_started && enough.is_some_and(|lsn| st.syncing_lsn >= lsn);
+            if !under_way {
+                st.sync_wanted = st.sync_started + 1;
+            }
+            st.sync_started + u64::from(!under_way)
         };
         self.sync_asked.notify();
         let mut ok = false;

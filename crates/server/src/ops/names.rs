@@ -5,8 +5,10 @@ use crate::message::{Question, Told};
 use crate::target::NameKey;
 use amphi_env::Env;
 use amphi_meta::{Inode, MetaStore, perm};
-use amphi_types::{Errno, Ino, Kind, Name, Result};
+use amphi_types::{Errno, Ino, Kind, Name, Result, TargetId};
 use amphi_wire::{DirEntry, InodeView, Reply, Tokens};
+use futures_util::future::join_all;
+use std::collections::BTreeMap;
 
 /// Most entries of one listing: with attributes and long names they fit the body of a message.
 const ENTRIES_MAX: usize = 1024;
@@ -23,6 +25,12 @@ pub fn plain_view(meta: &MetaStore, ino: Ino, inode: &Inode) -> InodeView {
         spread: inode.spread,
         xattrs: meta.xattrs(ino).next().is_some(),
     }
+}
+
+/// A directory as the listing of the one above shows it.
+pub fn directory_view(meta: &MetaStore, ino: Ino) -> Option<InodeView> {
+    let inode = meta.inode(ino).ok().filter(|inode| inode.kind == Kind::Dir && !inode.spread)?;
+    Some(plain_view(meta, ino, inode))
 }
 
 impl<E: Env> Cx<E> {
@@ -76,6 +84,16 @@ impl<E: Env> Cx<E> {
     /// `Request::ReadDir`.
     pub async fn readdir(&self, dir: Ino, cookie: u64, max: u32, plus: bool) -> Result<Reply> {
         self.target.settle(vec![NameKey::Inode(dir)]).await;
+        let (parent, mut entries, end) = self.list(dir, cookie, max, plus)?;
+        self.worker.send_revocations(&self.target);
+        if plus && !self.target.tokens.on() && self.worker.tunables.whole_listings.is_on() {
+            self.add_directories(&mut entries).await;
+        }
+        Ok(Reply::Entries { parent, entries, end })
+    }
+
+    /// What this target knows: the directory above if the listing starts here, the entries, whether they are the last.
+    fn list(&self, dir: Ino, cookie: u64, max: u32, plus: bool) -> Result<(Option<Ino>, Vec<DirEntry>, bool)> {
         let meta = self.target.meta.borrow();
         let facts = meta.facts(dir)?;
         if cookie == 0 {
@@ -106,8 +124,28 @@ impl<E: Env> Cx<E> {
                 DirEntry { inode, name: e.name, cookie: e.cookie, ino: e.child, kind: e.kind, tokens }
             })
             .collect();
-        drop(meta);
-        self.worker.send_revocations(&self.target);
-        Ok(Reply::Entries { parent, entries, end })
+        Ok((parent, entries, end))
+    }
+
+    /// Adds the attributes of directories that live on other targets of this server: whoever walks a tree goes there next.
+    async fn add_directories(&self, entries: &mut [DirEntry]) {
+        let mut places: BTreeMap<TargetId, Vec<usize>> = BTreeMap::new();
+        for (at, entry) in entries.iter().enumerate() {
+            let target = entry.ino.target();
+            if entry.kind == Kind::Dir && target != self.target.id && self.worker.routes.is_local(target) {
+                places.entry(target).or_default().push(at);
+            }
+        }
+        let asked = places.iter().map(|(target, places)| {
+            let inos = places.iter().map(|at| entries[*at].ino).collect();
+            self.worker.ask(*target, Question::Directories(inos))
+        });
+        // What a target does not say, the client asks for.
+        for (told, places) in join_all(asked).await.into_iter().zip(places.values()) {
+            let Ok(Told::Directories(views)) = told else { continue };
+            for (at, view) in places.iter().zip(views) {
+                entries[*at].inode = view;
+            }
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{ZoneErrorKind, fsck};
+use amphi_env::Env;
 use amphi_env::sim::{DiskOpKind, SimConfig};
 use amphi_types::Errno;
 use std::cell::Cell;
@@ -144,6 +145,41 @@ fn fresh_records_share_two_syncs() {
     sim.block_on(zone.sync()).unwrap().unwrap();
     assert_eq!((ops().writes - before.writes, ops().syncs - before.syncs), (1, 1));
     assert_eq!(zone.stable_lsn(), fresh);
+}
+
+/// Goal: who needs a record stable waits for a sync under way that began when it was written; who wants everything before the call, or
+/// a record that was written later, gets another one. Method: questions while the first sync runs; count operations.
+#[test]
+fn syncs_under_way_are_shared() {
+    let sim = sim(9);
+    format(&sim, &params());
+    let (zone, _) = open(&sim, &manual()).unwrap();
+    let syncs = || sim.disk_ops(NODE).syncs;
+    let (zone, sim, syncs) = (&zone, &sim, &syncs);
+    for (what, more) in [("the same record", 0), ("everything", 1), ("a later record", 1)] {
+        let lsn = plain(zone, txn("Ia", b"1"));
+        sim.block_on(zone.written(lsn)).unwrap().unwrap();
+        let before = syncs();
+        let first = zone.stable(lsn);
+        let second = async {
+            // The first one has been asked for and has begun, and is not over.
+            while syncs() == before {
+                sim.node(NODE).sleep(Duration::from_micros(1)).await;
+            }
+            assert!(zone.stable_lsn() < lsn, "{what}");
+            match what {
+                "the same record" => zone.stable(lsn).await,
+                "everything" => zone.sync().await,
+                _ => {
+                    let later = plain(zone, txn("Ib", b"2"));
+                    zone.stable(later).await.inspect(|()| assert!(zone.stable_lsn() >= later))
+                }
+            }
+        };
+        let (first, second) = sim.block_on(futures_util::future::join(first, second)).unwrap();
+        assert_eq!((first, second), (Ok(()), Ok(())));
+        assert_eq!(syncs() - before, 1 + more, "{what}");
+    }
 }
 
 /// Goal: the mark that fresh data needs gets its place in a full log, by a checkpoint, or the root does its service when

@@ -1,0 +1,90 @@
+//! Walking and removing trees whose directories lie on several targets of one server.
+
+use super::*;
+
+/// Entries of `dir` with attributes, in order.
+async fn entries(c: &Client, dir: Ino) -> Vec<amphi_wire::DirEntry> {
+    let op = Request::ReadDir { dir, cookie: 0, max: 1000, plus: true };
+    let Ok(Reply::Entries { entries, .. }) = c.call(op).await else { panic!("no entries") };
+    entries
+}
+
+async fn counted(c: &Client, name: &str) -> u64 {
+    let Ok(Reply::Counters(all)) = c.call(Request::Counters { reset: false }).await else { panic!("no counters") };
+    all.iter().find(|(n, _)| n == name).map_or(0, |(_, n)| *n)
+}
+
+/// Goal: alone, a listing brings the attributes of directories wherever on the server they live, the same that stat shows, and in company of
+/// those at hand only. Method: directories over four targets and two workers; one is removed, one changed; then a second client.
+#[test]
+fn listings_bring_directories_of_all_targets() {
+    with_server(411, 4, 2, async |place, c| {
+        let mut made = Vec::new();
+        for i in 0..24 {
+            made.push(c.mkdir(Ino::ROOT, &format!("d{i:02}")).await.unwrap());
+        }
+        let apart = made.iter().filter(|ino| ino.target() != Ino::ROOT.target()).count();
+        assert!((8..24).contains(&apart), "{apart} of 24");
+        c.rmdir(Ino::ROOT, "d05").await.unwrap();
+        c.create(made[7], "file").await.unwrap();
+        c.mkdir(made[8], "below").await.unwrap();
+        let all = entries(c, Ino::ROOT).await;
+        assert_eq!(all.len(), 23);
+        for e in &all {
+            assert_eq!(e.inode.expect("attributes").attr, c.stat(e.ino).await.unwrap(), "{}", e.name);
+        }
+        let plain = Request::ReadDir { dir: Ino::ROOT, cookie: 0, max: 1000, plus: false };
+        let Ok(Reply::Entries { entries: plain, .. }) = c.call(plain).await else { panic!("no entries") };
+        assert!(plain.iter().all(|e| e.inode.is_none()));
+        let second = place.client(2).await.unwrap();
+        let seen = entries(&second, Ino::ROOT).await;
+        let at_hand = |e: &amphi_wire::DirEntry| e.ino.target() == Ino::ROOT.target();
+        assert!(seen.iter().all(|e| e.inode.is_some() == at_hand(e)), "what comes without a token is not kept");
+    });
+}
+
+/// Goal: who removes a tree finds the directories stable; who only empties directories causes no syncs for long. Method: directories on
+/// another target than their names, filled, emptied and removed, then emptied again and again; syncs are counted.
+#[test]
+fn emptied_directories_are_made_stable_where_removals_follow() {
+    with_server(412, 4, 1, async |place, c| {
+        let env = place.sim.node("client");
+        let apart = |i: usize| {
+            let name = format!("d{i}");
+            (amphi_types::layout::directory_target(Ino::ROOT, name.as_bytes(), 4) == TargetId(1)).then_some(name)
+        };
+        let names: Vec<String> = (0..).filter_map(apart).take(12).collect();
+        let mut early = Vec::new();
+        for name in &names {
+            let dir = c.mkdir(Ino::ROOT, name).await.unwrap();
+            c.create(dir, "a").await.unwrap();
+            c.create(dir, "b").await.unwrap();
+            // Until what syncs itself has done so.
+            env.sleep(Duration::from_secs(4)).await;
+            let mut syncs = [0; 2];
+            for (i, file) in ["a", "b"].into_iter().enumerate() {
+                let before = counted(c, "disk_syncs").await;
+                c.unlink(dir, file).await.unwrap();
+                // As long as a program takes to come to the directory.
+                env.sleep(Duration::from_millis(20)).await;
+                syncs[i] = counted(c, "disk_syncs").await - before;
+            }
+            early.push(syncs);
+            c.rmdir(Ino::ROOT, name).await.unwrap();
+        }
+        assert_eq!(early[0], [0, 0], "nobody knew");
+        assert!(early[1..].iter().all(|syncs| *syncs == [0, 1]), "{early:?}");
+        let dir = c.mkdir(Ino::ROOT, &names[0]).await.unwrap();
+        let mut syncs = Vec::new();
+        for i in 0..40 {
+            let before = counted(c, "disk_syncs").await;
+            c.create(dir, "file").await.unwrap();
+            c.unlink(dir, "file").await.unwrap();
+            env.sleep(Duration::from_millis(1)).await;
+            syncs.push((i, counted(c, "disk_syncs").await - before));
+        }
+        let asked = syncs.iter().filter(|(_, n)| *n > 0).count();
+        assert!((1..=14).contains(&asked), "{syncs:?}");
+        assert!(syncs[20..].iter().filter(|(_, n)| *n > 0).count() <= 4, "{syncs:?}");
+    });
+}
