@@ -162,6 +162,8 @@ pub struct LockCounts {
     pub contended: u64,
     /// Of these: by the time that few hand-overs took, not by the number of conflicts.
     pub contended_waiting: u64,
+    /// Of these: at their first fight, since others were contended before.
+    pub contended_foreseen: u64,
     /// Hand-overs of locks that the loser asked for again too soon.
     pub fights: u64,
     /// Time that they took, ns.
@@ -322,6 +324,7 @@ impl LockSpace {
             conflicts: found.conflicts,
             contended: found.contended,
             contended_waiting: found.by_waiting,
+            contended_foreseen: found.foreseen,
             fights: found.fights,
             fights_ns: found.fights_ns,
             nodes: self.forest.visits.get(),

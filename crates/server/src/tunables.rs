@@ -125,6 +125,7 @@ pub struct Tunables {
     contended_conflicts: Tunable,
     contended_fights: Tunable,
     contended_waited_ms: Tunable,
+    contended_foreseen: Tunable,
     contended_window_ms: Tunable,
     contended_hold_ms: Tunable,
     lock_granularity_bytes: Tunable,
@@ -231,6 +232,13 @@ impl Tunables {
                 ns_to_ms(contention.waited_ns),
                 (0, HOUR_MS),
                 "how long those hand-overs took together, at least",
+            ),
+            contended_foreseen: Tunable::new(
+                "server.contended_foreseen",
+                Count,
+                contention.foreseen as u64,
+                (0, 1_000_000),
+                "objects that their first such hand-over makes contended, within a minute after another object became it; 0: none",
             ),
             contended_window_ms: Tunable::new(
                 "server.contended_window_ms",
@@ -344,7 +352,7 @@ impl Tunables {
         if self.callback_again.is_on() { self.callback_deadline_ns() / 6 } else { u64::MAX }
     }
 
-    fn all(&self) -> [&Tunable; 22] {
+    fn all(&self) -> [&Tunable; 23] {
         [
             &self.session_grace_ms,
             &self.token_ms,
@@ -354,6 +362,7 @@ impl Tunables {
             &self.contended_conflicts,
             &self.contended_fights,
             &self.contended_waited_ms,
+            &self.contended_foreseen,
             &self.contended_window_ms,
             &self.contended_hold_ms,
             &self.lock_granularity_bytes,
@@ -377,6 +386,7 @@ impl Tunables {
             threshold: self.contended_conflicts.get() as usize,
             fights: self.contended_fights.get() as usize,
             waited_ns: self.contended_waited_ms.get() * 1_000_000,
+            foreseen: self.contended_foreseen.get() as usize,
             window_ns: self.contended_window_ms.get() * 1_000_000,
             hold_ns: self.contended_hold_ms.get() * 1_000_000,
             enabled: self.contention.is_on(),

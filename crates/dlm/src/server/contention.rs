@@ -13,6 +13,10 @@
 //! once; so it takes a few. What still waits counts from the moment at which its loser asks again, and not before: the second who
 //! asks for a big file is not told to go direct.
 //!
+//! A program that writes one shared file after the other is found out anew with each, and in a file of some seconds that is a good part.
+//! So for `FORESEEN_NS` after an object became contended the next `foreseen` ones become it by their first fight, of `1 / EARLY_PART` of the
+//! time; then one has to be found out in full again. An object that is handed over once, however often that happens, is not judged by it.
+//!
 //! Contended lasts `hold_ns` beyond the last conflict, and beyond the last fight by which it is contended, whatever locks are left, so the state
 //! does not flap when clients go direct and leave no cached lock behind.
 //!
@@ -22,6 +26,11 @@
 use super::hand_overs::HandOvers;
 use amphi_types::{ObjectId, SessionId};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// How long one contended object makes others expected.
+const FORESEEN_NS: u64 = 60_000_000_000;
+/// Part of `waited_ns` that is enough where contention is expected.
+const EARLY_PART: u64 = 5;
 
 /// Tunables of the detector.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +43,8 @@ pub struct ContentionLimits {
     pub fights: usize,
     /// How long they took together, at least.
     pub waited_ns: u64,
+    /// Objects that become contended by their first fight after one that was found out in full; 0: none.
+    pub foreseen: usize,
     /// How long an object stays contended after its last conflict.
     pub hold_ns: u64,
     /// Objects remembered.
@@ -49,6 +60,7 @@ impl Default for ContentionLimits {
             threshold: 16,
             fights: 2,
             waited_ns: 5_000_000,
+            foreseen: 8,
             hold_ns: 5_000_000_000,
             max_objects: 65_536,
             enabled: true,
@@ -63,6 +75,8 @@ pub(super) struct Found {
     pub contended: u64,
     /// Of these: by waiting.
     pub by_waiting: u64,
+    /// Of these: because others were before.
+    pub foreseen: u64,
     pub fights: u64,
     pub fights_ns: u64,
 }
@@ -117,6 +131,11 @@ impl Window {
         limits.fights > 0 && self.fights.sum() >= limits.fights as u64 && self.fights_ns.sum() >= limits.waited_ns
     }
 
+    /// The same where contention is expected.
+    fn is_fought_for_early(&self, limits: &ContentionLimits) -> bool {
+        limits.fights > 0 && self.fights.sum() > 0 && self.fights_ns.sum() >= limits.waited_ns / EARLY_PART
+    }
+
     /// Contended for the hold time from now on if `so`. Whether it was not before.
     fn judge(&mut self, now_ns: u64, limits: &ContentionLimits, so: bool) -> bool {
         let begins = so && now_ns >= self.contended_until_ns;
@@ -133,11 +152,20 @@ pub(crate) struct Contention {
     windows: BTreeMap<ObjectId, Window>,
     by_age: BTreeSet<(u64, ObjectId)>,
     found: Found,
+    /// Objects that may still be judged early, until then.
+    foreseen: usize,
+    foreseen_until_ns: u64,
 }
 
 impl Contention {
     pub fn new(limits: ContentionLimits) -> Contention {
-        Contention { limits, windows: BTreeMap::new(), by_age: BTreeSet::new(), found: Found::default() }
+        let (windows, by_age) = (BTreeMap::new(), BTreeSet::new());
+        Contention { limits, windows, by_age, found: Found::default(), foreseen: 0, foreseen_until_ns: 0 }
+    }
+
+    /// An object was found out in full.
+    fn foresee(&mut self, now_ns: u64) {
+        (self.foreseen, self.foreseen_until_ns) = (self.limits.foreseen, now_ns.saturating_add(FORESEEN_NS));
     }
 
     /// Other limits from now on. What was noted under another window counts as if it had been this one.
@@ -172,6 +200,9 @@ impl Contention {
         self.by_age.insert((window.last_ns, object));
         self.found.conflicts += count as u64;
         self.found.contended += u64::from(begins);
+        if begins {
+            self.foresee(now_ns);
+        }
         self.expire(now_ns);
     }
 
@@ -207,14 +238,21 @@ impl Contention {
         window.advance(now_ns, &self.limits);
         window.fights.add(fights);
         window.fights_ns.add(waited_ns);
-        let begins = self.limits.enabled && {
-            let fought_for = window.is_fought_for(&self.limits);
-            window.judge(now_ns, &self.limits, fought_for)
-        };
+        let fought_for = self.limits.enabled && window.is_fought_for(&self.limits);
+        let expected =
+            self.limits.enabled && self.foreseen.min(self.limits.foreseen) > 0 && now_ns < self.foreseen_until_ns;
+        let early = expected && now_ns >= window.contended_until_ns && window.is_fought_for_early(&self.limits);
+        let begins = window.judge(now_ns, &self.limits, fought_for || early);
         self.found.fights += fights;
         self.found.fights_ns += waited_ns;
         self.found.contended += u64::from(begins);
         self.found.by_waiting += u64::from(begins);
+        if begins && fought_for {
+            self.foresee(now_ns);
+        } else if begins {
+            self.found.foreseen += 1;
+            self.foreseen -= 1;
+        }
     }
 
     pub fn contended(&self, now_ns: u64, object: ObjectId) -> bool {
@@ -250,6 +288,7 @@ mod tests {
         threshold: 6,
         fights: 3,
         waited_ns: 12,
+        foreseen: 0,
         hold_ns: 50,
         max_objects: 8,
         enabled: true,
@@ -372,6 +411,42 @@ mod tests {
             }
         }
         assert!(became > 200 && ended > 200 && fought > 50, "all edges were met: {became}, {ended}, {fought}");
+    }
+
+    /// Fights for an object, once: who has lost it asks again while the hand-over lasts. Whether the object is contended then.
+    fn fight(contention: &mut Contention, now: &mut u64, n: u32, took_ns: u64) -> bool {
+        contention.conflicts(*now, object(n), 1);
+        contention.called_back(*now, object(n), SessionId(1));
+        *now += took_ns;
+        contention.asked(*now, object(n), SessionId(1));
+        contention.free(*now, object(n), SessionId(1));
+        contention.contended(*now, object(n))
+    }
+
+    /// Goal: after an object that was found out in full, as many others as the limit says become contended by one fight, then one has to
+    /// be found out again; none without a fight, by a short one, after a minute, or with the limit 0. Method: objects one after the other.
+    #[test]
+    fn contention_is_expected_where_it_was() {
+        const MS: u64 = 1_000_000;
+        let mut now = MS;
+        let mut contention = Contention::new(ContentionLimits { foreseen: 3, ..ContentionLimits::default() });
+        assert!(!fight(&mut contention, &mut now, 0, 3 * MS), "nothing is known");
+        assert!(fight(&mut contention, &mut now, 0, 3 * MS), "in full");
+        for n in 1..=3 {
+            contention.conflicts(now, object(n), 1);
+            assert!(!contention.contended(now, object(n)), "a conflict is no fight");
+            assert!(!fight(&mut contention, &mut now, n, MS / 2), "short");
+            assert!(fight(&mut contention, &mut now, n, MS / 2), "long enough together");
+        }
+        assert!(!fight(&mut contention, &mut now, 4, 2 * MS), "the three are over");
+        assert!(fight(&mut contention, &mut now, 4, 3 * MS), "in full");
+        assert!(fight(&mut contention, &mut now, 5, MS));
+        now += FORESEEN_NS;
+        assert!(!fight(&mut contention, &mut now, 6, MS), "long ago");
+        contention.conflicts(now, object(7), 16);
+        contention.tune(ContentionLimits { foreseen: 0, ..ContentionLimits::default() });
+        assert!(!fight(&mut contention, &mut now, 8, 2 * MS), "off");
+        assert_eq!((contention.found().contended, contention.found().foreseen), (7, 4));
     }
 
     /// Goal: memory is bounded and quiet objects are forgotten. Method: conflicts on many objects, then silence.

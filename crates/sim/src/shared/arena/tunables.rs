@@ -12,11 +12,12 @@ pub const AT_FIRST: [&str; 3] =
     ["server.contended_conflicts=2", "server.contended_window_ms=2000", "server.contended_hold_ms=500"];
 
 /// Those of the servers, which the master hands on, and those of the mount that sets them.
-const CHOICES: [(&str, &[&str]); 27] = [
+const CHOICES: [(&str, &[&str]); 28] = [
     ("server.contention", &["on", "on", "off"]),
     ("server.contended_conflicts", &["1", "2", "3", "16"]),
     ("server.contended_fights", &["0", "1", "4"]),
     ("server.contended_waited_ms", &["0", "1", "50"]),
+    ("server.contended_foreseen", &["0", "8"]),
     ("server.contended_window_ms", &["1", "100", "4000"]),
     ("server.contended_hold_ms", &["0", "20", "1000"]),
     ("server.lock_granularity_bytes", &["1", "1", "4K", "64K"]),
