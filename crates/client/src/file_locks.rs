@@ -9,7 +9,9 @@
 //! * The table never says more than the server: what is given up goes before it is sent, what is taken comes with the answer.
 //!   So a lock that the server may have given to somebody else is not presented after a restart. One exception: a request that
 //!   waits and makes part of what is held shared; until its client has heard of the grant, that part counts as exclusive.
-//! * A lock whose caller has gone without keeping it is given back ([`TakenLock`]).
+//! * A lock whose caller has gone without keeping it is given back ([`TakenLock`]), before anything else is asked for its owner: what comes
+//!   later may be for the same bytes. So a taken lock keeps its turn until it is kept or given back, and who is interrupted without a
+//!   connection leaves a turn, or a place in the queue for one, behind.
 //!
 //! The number that drove the design: 65,536 requests may wait, each for hours, and a session has a few dozen slots.
 
@@ -280,16 +282,16 @@ impl Drop for Turn {
 /// A lock that was taken. Unless it is kept, dropping it gives back what was taken: its caller was interrupted.
 #[must_use = "a lock that is not kept is given back"]
 pub struct TakenLock {
-    core: Arc<Core>,
     lock: FileLockSpec,
     before: Pieces,
-    keep: bool,
+    /// Until it is kept or given back nothing else is asked for the owner.
+    turn: Option<Turn>,
 }
 
 impl TakenLock {
     /// The caller has been told that it holds it.
     pub fn keep(mut self) {
-        self.keep = true;
+        self.turn = None;
     }
 }
 
@@ -301,21 +303,20 @@ impl std::fmt::Debug for TakenLock {
 
 impl Drop for TakenLock {
     fn drop(&mut self) {
-        if !self.keep {
-            let (core, lock, before) = (self.core.clone(), self.lock, std::mem::take(&mut self.before));
-            self.core.spawn(async move { undo(&core, lock, &before).await });
+        if let Some(turn) = self.turn.take() {
+            let (core, lock, before) = (turn.core.clone(), self.lock, std::mem::take(&mut self.before));
+            core.spawn(async move { undo(turn, lock, &before).await });
         }
     }
 }
 
 /// Gives up what was not held before, and makes shared again what was shared.
-async fn undo(core: &Arc<Core>, lock: FileLockSpec, before: &Pieces) {
-    let Ok(turn) = Turn::new(core, (lock.ino, lock.owner)).await else { return };
+async fn undo(turn: Turn, lock: FileLockSpec, before: &Pieces) {
     for range in before.gaps(lock.range) {
         let _ = turn.unlock(range).await;
     }
     if lock.mode == LockMode::Write {
-        let number = Number::new(core);
+        let number = Number::new(&turn.core);
         for (range, pid) in before.shared(lock.range) {
             let shared = FileLockSpec { mode: LockMode::Read, range, pid, ..lock };
             let _ = turn.set(shared, number.number, false).await;
@@ -330,12 +331,12 @@ async fn take(core: Arc<Core>, lock: FileLockSpec, wait: bool, interrupt: Option
     loop {
         let turn = Turn::new(&core, key).await?;
         if interrupt.as_ref().is_some_and(|i| i.has_fired()) {
-            return if asked { withdraw(&turn, lock, number.number).await } else { Err(Errno::Intr) };
+            return if asked { withdraw(turn, lock, number.number).await } else { Err(Errno::Intr) };
         }
         asked = true;
         let before = turn.with(|owner| owner.held.clone());
         if turn.set(lock, number.number, wait).await? {
-            return Ok(TakenLock { core: core.clone(), lock, before, keep: false });
+            return Ok(TakenLock { lock, before, turn: Some(turn) });
         }
         drop(turn);
         // Looks at the interrupt first; what follows finds out whether the grant came before it.
@@ -344,12 +345,12 @@ async fn take(core: Arc<Core>, lock: FileLockSpec, wait: bool, interrupt: Option
 }
 
 /// The caller was interrupted. If the lock was granted before that, it stands.
-async fn withdraw(turn: &Turn, lock: FileLockSpec, number: u64) -> Result<TakenLock> {
+async fn withdraw(turn: Turn, lock: FileLockSpec, number: u64) -> Result<TakenLock> {
     let before = turn.with(|owner| owner.held.clone());
     match turn.call(Request::FileLockCancel { lock, number }).await {
         Ok(Reply::FileLock(true)) => {
             turn.with(|owner| owner.held.set(lock.range, Some((lock.mode, lock.pid))));
-            Ok(TakenLock { core: turn.core.clone(), lock, before, keep: false })
+            Ok(TakenLock { lock, before, turn: Some(turn) })
         }
         Ok(Reply::FileLock(false)) => Err(Errno::Intr),
         Ok(other) => Err(unexpected(&other)),
@@ -372,7 +373,14 @@ async fn take_interruptible(core: Arc<Core>, lock: FileLockSpec, interrupt: Arc<
         if !interrupt.has_fired() {
             interrupt.watch(cx.waker());
         }
-        if interrupt.has_fired() { went_down.as_mut().poll(cx).map(|()| None) } else { Poll::Pending }
+        if !interrupt.has_fired() || went_down.as_mut().poll(cx).is_pending() {
+            return Poll::Pending;
+        }
+        // Now it knows of the interrupt, and has a turn or waits for one: what the caller asks next comes behind it.
+        Poll::Ready(match taking.as_mut().poll(cx) {
+            Poll::Ready(taken) => Some(taken),
+            Poll::Pending => None,
+        })
     })
     .await;
     drop(went_down);

@@ -250,6 +250,37 @@ fn signals_without_a_server() {
     }
 }
 
+/// Goal: what is left behind of a wait, or of a lock that nobody kept, does not take away what its owner asks for next, of the same
+/// bytes. Method: interrupted without a connection, at several stages of the wait, and dropped; the next request at once.
+#[test]
+fn what_comes_next_is_not_given_back() {
+    for seed in 0..40 {
+        let mut w = World::new(seed, &[]);
+        let their = seed % 2 == 0;
+        if their {
+            w.their(posix(1, W, 0, 10));
+        }
+        let interrupt = Arc::new(Interrupt::new());
+        let mut op = w.client.wait_lock(posix(1, R, 0, 10), interrupt.clone());
+        w.steps(seed / 4);
+        if let Some(taken) = poll(&mut op) {
+            drop(taken);
+        } else {
+            w.client.core.file_locks.state_changed(false, true);
+            interrupt.fire();
+            assert_eq!(poll(&mut op).map(|r| r.map(drop)), Some(Err(Errno::Intr)), "no step of the server");
+        }
+        let next = w.client.try_lock(posix(1, W, 0, 10));
+        w.they_unlock();
+        w.client.core.file_locks.state_changed(true, false);
+        w.run(next).expect("free").keep();
+        w.settle();
+        assert_eq!(w.held().len(), 1, "seed {seed}");
+        assert_eq!(w.held(), w.server.file_locks.held(), "seed {seed}");
+        assert_eq!((w.server.file_locks.waits.len(), w.client.file_locks().1), (0, 0));
+    }
+}
+
 /// Goal: what the client would present is what the server has, whenever nothing is under way; at any moment it is no more
 /// than that. Method: random calls of several owners at once, answers in any order, another mount in between, signals,
 /// abandoned calls; the two tables after every step.
