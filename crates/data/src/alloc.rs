@@ -4,9 +4,11 @@
 //! Invariants: `free` and the group counts equal the zero bits; taking a taken block or freeing a free one
 //! panics (programmer's error, also in release).
 //!
-//! One bit per block. A search begins behind the last run taken, or at the lowest block freed since: what was written before is
+//! One bit per block. A search begins behind the last run that a search took, or at the lowest block freed since: what was written before is
 //! used again before what never was, because a write into a hole of a zone file costs its file system an allocation (1.1 to 1.4
-//! times the time of a write over existing blocks). Groups of 4096 blocks (16 MiB) carry their free count and an upper bound of the
+//! times the time of a write over existing blocks, and twice where the disk below gets its blocks then as well). Large writes therefore leave
+//! the neighbourhood of their object when it was never written and there are long free runs that were; small ones stay in it, as a file
+//! in small pieces is read slowly. Groups of 4096 blocks (16 MiB) carry their free count and an upper bound of the
 //! longest free run that begins in them, so a nearly full zone is searched by looking at its groups: 1280 for
 //! 20 GiB instead of 82,000 words.
 
@@ -15,6 +17,10 @@ use amphi_types::{Errno, Result};
 /// Blocks per summary group.
 const GROUP_BLOCKS: u64 = 4096;
 const WORD: u64 = 64;
+/// Blocks of the shortest run for which a write leaves its neighbourhood: 256 KiB.
+const AGAIN_MIN: u64 = 64;
+/// Blocks of the shortest runs into which a larger write is cut for that: 1 MiB.
+const AGAIN_PIECE: u64 = 256;
 /// The bound of a group that was not searched since blocks were freed in it.
 const UNKNOWN: u64 = u64::MAX;
 
@@ -57,6 +63,10 @@ pub struct Allocator {
     blocks: u64,
     free: u64,
     cursor: u64,
+    /// One past the highest block ever taken: those behind it were never written.
+    used_end: u64,
+    /// No free run of so many blocks or more was written before; since the last free.
+    none_again: u64,
     reserve: u64,
 }
 
@@ -76,7 +86,7 @@ impl Allocator {
             .map(|g| Group { free: GROUP_BLOCKS.min(blocks - g * GROUP_BLOCKS), longest: UNKNOWN })
             .collect();
         let reserve = (blocks / 64).min(Self::RESERVE_MAX);
-        Allocator { words, groups, blocks, free: blocks, cursor: 0, reserve }
+        Allocator { words, groups, blocks, free: blocks, cursor: 0, used_end: 0, none_again: UNKNOWN, reserve }
     }
 
     /// All blocks.
@@ -100,7 +110,7 @@ impl Allocator {
     }
 
     /// Takes `blocks` blocks and adds their runs to `out`: at `goal` if the whole run is free there, else one
-    /// run elsewhere, else several, each at most `run_max` long.
+    /// run elsewhere, else several, each at most `run_max` long. Blocks that were written before come before a goal that was not.
     ///
     /// Errors: `NoSpace`, and then nothing is taken.
     pub fn take(
@@ -121,20 +131,51 @@ impl Allocator {
         while left > 0 {
             want = want.min(left).min(u64::from(run_max));
             let at_goal = goal.filter(|&g| g < self.blocks && self.run_length(g, want) == want);
-            match at_goal.or_else(|| self.find_run(want, goal.unwrap_or(self.cursor))) {
-                Some(start) => {
-                    let run = Run { start, blocks: want as u32 };
+            let found = match at_goal {
+                Some(start) if start + want <= self.used_end => Some((start, want, false)),
+                _ => match self.find_again(want) {
+                    Some((start, n)) => Some((start, n, true)),
+                    None => at_goal
+                        .map(|start| (start, want, false))
+                        .or_else(|| self.find_run(want, goal.unwrap_or(self.cursor)).map(|start| (start, want, true))),
+                },
+            };
+            match found {
+                Some((start, n, searched)) => {
+                    let run = Run { start, blocks: n as u32 };
                     self.mark(run);
                     out.push(run);
-                    left -= want;
+                    left -= n;
                     goal = Some(run.end());
-                    self.cursor = run.end();
+                    if searched || start == self.cursor {
+                        self.cursor = run.end();
+                    }
                 }
                 None => want /= 2,
             }
             assert!(want > 0 || left == 0, "the free count says {left} more blocks but none is found");
         }
         Ok(())
+    }
+
+    /// Start and length of a free run that was written before, from the cursor on: of `blocks`, or of a part of at least
+    /// `AGAIN_PIECE`. None for less than `AGAIN_MIN`.
+    fn find_again(&mut self, blocks: u64) -> Option<(u64, u64)> {
+        let written = self.used_end - (self.blocks - self.free);
+        let mut want = blocks;
+        while want >= AGAIN_MIN {
+            if want <= written && want < self.none_again {
+                if let Some(start) = self.find_before(want, self.cursor, self.used_end) {
+                    return Some((start, want));
+                }
+                self.none_again = want;
+            }
+            if want <= AGAIN_PIECE {
+                return None;
+            }
+            want = (want / 2).max(AGAIN_PIECE);
+        }
+        None
     }
 
     /// Takes exactly `run`. Panics if a block of it is taken.
@@ -144,6 +185,7 @@ impl Allocator {
             *word |= mask;
         });
         self.free -= u64::from(run.blocks);
+        self.used_end = self.used_end.max(run.end());
         self.count_groups(run, |group, n| group.free -= n);
     }
 
@@ -155,6 +197,7 @@ impl Allocator {
         });
         self.free += u64::from(run.blocks);
         self.cursor = self.cursor.min(run.start);
+        self.none_again = UNKNOWN;
         self.count_groups(run, |group, n| {
             group.free += n;
             group.longest = UNKNOWN;
@@ -219,24 +262,32 @@ impl Allocator {
 
     /// Start of a free run of `blocks`, searched from `from` on and around.
     fn find_run(&mut self, blocks: u64, from: u64) -> Option<u64> {
-        let count = self.groups.len() as u64;
-        let from = if from < self.blocks { from } else { 0 };
+        self.find_before(blocks, from, self.blocks)
+    }
+
+    /// As `find_run`, of the blocks before `end`.
+    fn find_before(&mut self, blocks: u64, from: u64, end: u64) -> Option<u64> {
+        let from = if from < end { from } else { 0 };
+        self.search(blocks, from, end).or_else(|| self.search(blocks, 0, (from + blocks).min(end)))
+    }
+
+    /// Start of the first free run of `blocks` in `from..end`.
+    fn search(&mut self, blocks: u64, from: u64, end: u64) -> Option<u64> {
         let first = from / GROUP_BLOCKS;
-        for i in 0..=count {
-            let g = (first + i) % count;
+        for g in first..end.div_ceil(GROUP_BLOCKS) {
             let group = &self.groups[g as usize];
             if group.free == 0 || group.longest < blocks {
                 continue;
             }
             let group_start = g * GROUP_BLOCKS;
             let group_end = (group_start + GROUP_BLOCKS).min(self.blocks);
-            let start = if i == 0 { from } else { group_start };
+            let start = if g == first { from } else { group_start };
             let mut longest = 0;
             let mut at = start;
             while let Some(begin) = self.next_free(at, group_end) {
                 let n = self.run_length(begin, blocks);
                 if n == blocks {
-                    return Some(begin);
+                    return (begin + n <= end).then_some(begin);
                 }
                 longest = longest.max(n);
                 at = begin + n;
@@ -308,5 +359,30 @@ mod tests {
         out.clear();
         a.take(5000, Some(7), Purpose::Growth, 9999, &mut out).unwrap();
         assert_eq!(out, [Run { start: 15_000, blocks: 5000 }]);
+    }
+
+    /// Goal: large writes take blocks that were written before, in pieces of 1 MiB if need be, and small ones stay where their
+    /// object is. Method: an object grows at the end of what was ever taken, after others were freed in front of it.
+    #[test]
+    fn what_was_written_comes_first() {
+        let mut a = Allocator::new(40_000);
+        let take = |a: &mut Allocator, blocks, goal| {
+            let mut out = Vec::new();
+            a.take(blocks, goal, Purpose::Growth, 9999, &mut out).unwrap();
+            out
+        };
+        assert_eq!(take(&mut a, 3000, None), [Run { start: 0, blocks: 3000 }]);
+        a.free(Run { start: 100, blocks: 300 });
+        a.free(Run { start: 1000, blocks: 1024 });
+        assert_eq!(take(&mut a, 20, Some(3000)), [Run { start: 3000, blocks: 20 }], "small: next to its object");
+        assert_eq!(take(&mut a, 1024, Some(3020)), [Run { start: 1000, blocks: 1024 }], "large: where it was written");
+        a.free(Run { start: 1000, blocks: 1024 });
+        a.free(Run { start: 2500, blocks: 40 });
+        let cut =
+            [Run { start: 1000, blocks: 1000 }, Run { start: 100, blocks: 256 }, Run { start: 3020, blocks: 744 }];
+        assert_eq!(take(&mut a, 2000, Some(3020)), cut, "in pieces, and what is left there is too short for the rest");
+        assert_eq!(take(&mut a, 64, Some(3764)), [Run { start: 3764, blocks: 64 }]);
+        a.free(Run { start: 2600, blocks: 40 });
+        assert_eq!(take(&mut a, 20, None), [Run { start: 2600, blocks: 20 }]);
     }
 }

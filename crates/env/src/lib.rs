@@ -104,6 +104,8 @@ pub trait Env: Clone + 'static {
 pub trait Disk: 'static {
     /// Size in bytes.
     fn size(&self) -> u64;
+    /// A number of the device that it lies on: disks with the same one share its speed.
+    fn device(&self) -> u64;
     /// Fills the whole of `buf` from `at`. Beyond the end: `UnexpectedEof`.
     fn read(&self, at: u64, buf: Buf) -> impl Future<Output = IoBuf<()>>;
     /// Writes the whole of `buf` at `at`. On return it survives a crash of the process, but of the machine only

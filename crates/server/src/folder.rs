@@ -7,12 +7,14 @@
 
 use crate::config::{ServerConfig, zone_index, zone_name, zone_path};
 use crate::counters::Counters;
+use crate::disk_queue::DiskQueue;
 use crate::error::{ServerError, ServerErrorKind};
 use crate::member::{Enlisted, enlist};
 use crate::target::Target;
-use amphi_env::Env;
+use amphi_env::{Disk, Env};
 use amphi_types::TargetId;
 use amphi_zone::{OpenOptions, Zone, ZoneError, ZoneErrorKind, ZoneParams};
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::rc::Rc;
 
@@ -147,13 +149,14 @@ async fn format<E: Env>(env: &E, config: &ServerConfig, cluster: u64, targets: &
     Ok(())
 }
 
-/// Opens the zone of target `index` and loads the target. Nothing is written to it yet.
+/// Opens the zone of target `index` and loads the target. Nothing is written to it yet. `queues`: of the worker's disks, by device.
 pub async fn open_target<E: Env>(
     env: &E,
     config: &ServerConfig,
     index: u16,
     pool: u16,
     counters: &Rc<Counters>,
+    queues: &mut BTreeMap<u64, Rc<DiskQueue>>,
 ) -> Result<Rc<Target<E>>, ServerError> {
     let path = config.zone_path(index);
     let options = OpenOptions { target: Some(TargetId(index)), ..OpenOptions::default() };
@@ -162,7 +165,8 @@ pub async fn open_target<E: Env>(
         tracing::info!("{path}: {note}");
     }
     let deadline_ns = config.callback_deadline.as_nanos() as u64;
-    match Target::recover(env, zone.clone(), recovered, pool, deadline_ns, config.root_owner, counters.clone()) {
+    let reads = queues.entry(zone.disk().device()).or_default().clone();
+    match Target::recover(env, zone.clone(), recovered, pool, deadline_ns, config.root_owner, counters.clone(), reads) {
         Ok(target) => {
             target.rotating.set((config.is_rotating)(&path));
             Ok(target)

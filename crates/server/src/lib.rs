@@ -19,6 +19,7 @@
 pub mod config;
 mod counters;
 mod cx;
+mod disk_queue;
 mod edges;
 pub mod error;
 mod file_locks;

@@ -116,10 +116,13 @@ async fn open_worker<E: Env>(env: E, seed: WorkerSeed) -> (Rc<Worker<E>>, MeshRx
     let (tx, rx) = port.split();
     let counters = Rc::new(Counters::default());
     let mut targets: BTreeMap<TargetId, Rc<Target<E>>> = BTreeMap::new();
-    let mut failure = None;
+    let (mut failure, mut queues) = (None, BTreeMap::new());
     for &id in routes.local().iter().skip(tx.id()).step_by(tx.workers()) {
-        match folder::open_target(&env, &config, id.0, routes.pool(), &counters).await {
-            Ok(target) => drop(targets.insert(id, target)),
+        match folder::open_target(&env, &config, id.0, routes.pool(), &counters, &mut queues).await {
+            Ok(target) => {
+                tunables.apply_to_storage(&target);
+                targets.insert(id, target);
+            }
             Err(e) => {
                 failure = Some(e);
                 break;

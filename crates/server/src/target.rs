@@ -8,6 +8,7 @@
 //! store lives across an await.
 
 use crate::counters::{Counters, add};
+use crate::disk_queue::DiskQueue;
 use crate::edges::Edges;
 use crate::file_locks::FileLockDesk;
 use crate::gate::{Gate, Hold};
@@ -30,8 +31,10 @@ use amphi_types::{ByteRange, Errno, Ino, Kind, Name, ObjectId, Result, SessionId
 use amphi_wire::{Access, ClusterMap, InodeView, TargetSpace, TokenGrant};
 use amphi_zone::{Lsn, Order, Recovered, Zone, ZoneStats};
 use futures_channel::{mpsc, oneshot};
+use futures_util::future::{Either, select};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::pin::pin;
 use std::rc::Rc;
 
 /// What operations queue on: an inode, or a name in a directory.
@@ -64,6 +67,8 @@ pub struct Target<E: Env> {
     pub rotating: Cell<bool>,
     /// Its disk, for file data.
     pub disk: Rc<E::Disk>,
+    /// The queue of reads of that disk, which it shares with other targets of its worker.
+    pub reads: Rc<DiskQueue>,
     /// Its name space.
     pub meta: RefCell<MetaStore>,
     /// Its objects.
@@ -112,6 +117,8 @@ pub struct Target<E: Env> {
     freed: RefCell<VecDeque<(Lsn, Freed)>>,
     /// Wakes the releaser.
     freed_bell: mpsc::UnboundedSender<()>,
+    /// Bytes of such blocks at which their records are made stable.
+    pub reuse_bytes: Cell<u64>,
     /// Number of targets of the cluster, as the target remembers it.
     pub pool: u16,
     /// How often it was opened, this time included.
@@ -135,6 +142,7 @@ impl<E: Env> Target<E> {
     /// Builds the target from what its zone held. Nothing is written before `begin`.
     ///
     /// Errors: a sentence that names the item that does not fit.
+    #[expect(clippy::too_many_arguments, reason = "made in one place from parts of different origin")]
     pub fn recover(
         env: &E,
         zone: Zone<E>,
@@ -143,6 +151,7 @@ impl<E: Env> Target<E> {
         callback_deadline_ns: u64,
         root_owner: (u32, u32),
         counters: Rc<Counters>,
+        reads: Rc<DiskQueue>,
     ) -> std::result::Result<Rc<Target<E>>, String> {
         let id = zone.target();
         let mut meta = MetaStore::empty(id);
@@ -187,6 +196,7 @@ impl<E: Env> Target<E> {
         let target = Rc::new(Target {
             id,
             disk: zone.disk(),
+            reads,
             zone,
             rotating: Cell::new(false),
             meta: RefCell::new(meta),
@@ -213,6 +223,7 @@ impl<E: Env> Target<E> {
             destroying: RefCell::default(),
             freed: RefCell::default(),
             freed_bell,
+            reuse_bytes: Cell::new(u64::MAX),
             pool,
             starts,
             home: RefCell::new(home),
@@ -492,21 +503,29 @@ impl<E: Env> Target<E> {
     }
 }
 
-/// Gives freed blocks back when their records have become stable; ends with the target.
+/// Gives freed blocks back when their records have become stable, and sees to that when there are many: what is written next should
+/// use them again, before blocks that were never written (`amphi_data::alloc`). Ends with the target.
 async fn release_freed<E: Env>(target: std::rc::Weak<Target<E>>, mut rung: mpsc::UnboundedReceiver<()>) {
     use futures_util::StreamExt;
     while rung.next().await.is_some() {
-        let Some((zone, lsn)) = target.upgrade().and_then(|t| {
-            let lsn = t.freed.borrow().back().map(|(lsn, _)| *lsn)?;
-            Some((t.zone.clone(), lsn))
-        }) else {
-            continue;
-        };
-        if zone.became_stable(lsn).await.is_err() {
-            return;
-        }
-        if let Some(t) = target.upgrade() {
+        while let Some((zone, lsn, many)) = target.upgrade().and_then(|t| {
             t.release_stable();
+            let lsn = t.freed.borrow().back().map(|(lsn, _)| *lsn)?;
+            let bytes = t.data.borrow().pending_blocks() * BLOCK;
+            Some((t.zone.clone(), lsn, bytes >= t.reuse_bytes.get()))
+        }) {
+            let ended = if many {
+                zone.stable(lsn).await
+            } else {
+                match select(pin!(zone.became_stable(lsn)), rung.next()).await {
+                    Either::Left((ended, _)) => ended,
+                    Either::Right((Some(()), _)) => Ok(()),
+                    Either::Right((None, _)) => return,
+                }
+            };
+            if ended.is_err() {
+                return;
+            }
         }
     }
 }

@@ -146,6 +146,8 @@ pub struct Tunables {
     checkpoint_bytes: Tunable,
     /// Free bytes for each mount from which on a target says that it has room.
     pub roomy_bytes: Tunable,
+    reuse_bytes: Tunable,
+    disk_read_bytes: Tunable,
     worker_spin_us: Tunable,
 }
 
@@ -332,6 +334,20 @@ impl Tunables {
                 (64 << 10, 1 << 40),
                 "free bytes of a target for each mount, and once more, from which on large writes may return before they have landed",
             ),
+            reuse_bytes: Tunable::new(
+                "server.reuse_bytes",
+                Bytes,
+                16 << 20,
+                (64 << 10, 1 << 40),
+                "bytes that were freed on a target at which that is synced, so that they are written again before blocks that never were",
+            ),
+            disk_read_bytes: Tunable::new(
+                "server.disk_read_bytes",
+                Bytes,
+                4 << 20,
+                (64 << 10, 1 << 40),
+                "bytes of file data that a worker reads from one disk at a time; more waits for its turn",
+            ),
             worker_spin_us: Tunable::new(
                 "server.worker_spin_us",
                 Microseconds,
@@ -352,7 +368,7 @@ impl Tunables {
         if self.callback_again.is_on() { self.callback_deadline_ns() / 6 } else { u64::MAX }
     }
 
-    fn all(&self) -> [&Tunable; 23] {
+    fn all(&self) -> [&Tunable; 25] {
         [
             &self.session_grace_ms,
             &self.token_ms,
@@ -376,8 +392,16 @@ impl Tunables {
             &self.sync_interval_ms,
             &self.checkpoint_bytes,
             &self.roomy_bytes,
+            &self.reuse_bytes,
+            &self.disk_read_bytes,
             &self.worker_spin_us,
         ]
+    }
+
+    /// The part of `apply_to` that a target does not come with by itself.
+    pub fn apply_to_storage<E: Env>(&self, target: &Target<E>) {
+        target.reads.tune(self.disk_read_bytes.get());
+        target.reuse_bytes.set(self.reuse_bytes.get());
     }
 
     /// Hands the present values to the parts of one target, and of the worker that owns it, that keep a copy.
@@ -400,6 +424,7 @@ impl Tunables {
             ..LockLimits::default()
         });
         target.tokens.tune(self.callback_deadline_ns());
+        self.apply_to_storage(target);
         target.zone.tune(self.sync_interval_ms.duration(), self.checkpoint_bytes.get());
         worker.env.set_spin(self.worker_spin_us.duration());
     }

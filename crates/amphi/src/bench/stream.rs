@@ -162,7 +162,7 @@ pub const PREPARE_BYTES: usize = 8 << 20;
 
 /// `len` bytes of a file from `at`, with a stamp in each 4 KiB.
 pub fn stamped(at: u64, len: usize) -> Buf {
-    let mut buf = Buf::zeroed(len);
+    let mut buf = Buf::scratch(len);
     for (i, block) in buf.chunks_mut(4096).enumerate() {
         block.fill(i as u8);
         if block.len() >= 8 {

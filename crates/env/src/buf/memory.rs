@@ -11,8 +11,10 @@
 //! Invariants: memory is in the store, or in one `Memory`, or being given back. Chunks are never unmapped; their number is bounded by how
 //! many were in use at once. Memory in the store beyond the bounds below is given back to the system: it then reads as zeros.
 
+mod mappings;
 mod store;
 
+use mappings::Mappings;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::num::NonZero;
@@ -36,7 +38,7 @@ const HUGE_BYTES: usize = 2 << 20;
 const MAPPED_STEP_BYTES: usize = 1 << 20;
 /// Used chunks kept for good, bytes together: pieces of two requests of 16 MiB and some more.
 const CHUNKS_KEPT_BYTES: usize = 48 << 20;
-/// Used mappings kept, bytes together: three requests of 16 MiB with their heads.
+/// Used mappings kept for good, bytes together: three requests of 16 MiB with their heads.
 const MAPPINGS_KEPT_BYTES: usize = 52 << 20;
 
 /// Memory that nobody owns.
@@ -46,7 +48,7 @@ struct Unowned(NonNull<u8>);
 unsafe impl Send for Unowned {}
 
 static CHUNKS: LazyLock<Mutex<Store>> = LazyLock::new(|| Mutex::new(Store::new()));
-static MAPPINGS: Mutex<Vec<(Unowned, usize)>> = Mutex::new(Vec::new());
+static MAPPINGS: Mutex<Mappings> = Mutex::new(Mappings::new());
 
 /// What the content of new memory has to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,12 +196,15 @@ fn give_back_all(wanted: usize, mut excess: Option<GiveBack>) {
 /// from a host, 0.4 GB/s. Whoever raises this calls `decay` from time to time.
 pub fn keep_bytes(max: usize, held: usize) {
     lock(&CHUNKS).keep_bytes(max, held);
+    lock(&MAPPINGS).keep_bytes(max);
 }
 
 /// Gives a part of the used memory that waits beyond 48 MiB, and that nobody wanted lately, back to the system, or `all` beyond.
 pub fn decay(all: bool) {
     let back = lock(&CHUNKS).decay(all);
     back.into_iter().for_each(give_back);
+    let unmapped = lock(&MAPPINGS).decay(all);
+    unmapped.into_iter().for_each(|(ptr, size)| unmap(ptr.0, size));
 }
 
 /// Gives memory that nobody finds back to the system.
@@ -215,19 +220,14 @@ fn give_back(back: GiveBack) {
 }
 
 fn used_mapping(size: usize) -> Option<NonNull<u8>> {
-    let mut mappings = lock(&MAPPINGS);
-    let at = mappings.iter().rposition(|(_, s)| *s == size)?;
-    Some(mappings.swap_remove(at).0.0)
+    lock(&MAPPINGS).take(size).map(|unowned| unowned.0)
 }
 
 fn keep_mapping(size: usize, ptr: NonNull<u8>) {
-    let mut mappings = lock(&MAPPINGS);
-    if mappings.iter().map(|(_, s)| s).sum::<usize>() + size <= MAPPINGS_KEPT_BYTES {
-        mappings.push((Unowned(ptr), size));
-        return;
+    let too_much = lock(&MAPPINGS).keep((Unowned(ptr), size));
+    if let Some((ptr, size)) = too_much {
+        unmap(ptr.0, size);
     }
-    drop(mappings);
-    unmap(ptr, size);
 }
 
 /// A new mapping of zeros that starts at a multiple of `align`: huge pages, or several.

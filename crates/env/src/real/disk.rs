@@ -11,7 +11,7 @@ use amphi_types::limits::BLOCK;
 use compio::buf::{BufResult, IntoInner};
 use compio::driver::SharedFd;
 use compio::driver::op::{AsyncifyFd, ReadAt, Sync, WriteAt};
-use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,6 +21,7 @@ use std::sync::Arc;
 pub struct RealDisk {
     fd: SharedFd<OwnedFd>,
     size: u64,
+    device: u64,
     leases: Arc<Leases>,
 }
 
@@ -59,7 +60,10 @@ impl RealDisk {
         }
         // Seeking works for block devices too, where stat reports zero.
         let size = rustix::fs::seek(&fd, rustix::fs::SeekFrom::End(0)).map_err(|e| context(path, e))?;
-        Ok(RealDisk { fd: SharedFd::new(fd), size: size - size % BLOCK, leases: leases.clone() })
+        let stat = rustix::fs::fstat(&fd).map_err(|e| context(path, e))?;
+        let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+        let device = if is_device { stat.st_rdev } else { stat.st_dev };
+        Ok(RealDisk { fd: SharedFd::new(fd), size: size - size % BLOCK, device, leases: leases.clone() })
     }
 }
 
@@ -88,6 +92,10 @@ pub(super) fn context(path: &str, e: Errno) -> io::Error {
 impl Disk for RealDisk {
     fn size(&self) -> u64 {
         self.size
+    }
+
+    fn device(&self) -> u64 {
+        self.device
     }
 
     async fn read(&self, at: u64, mut buf: Buf) -> IoBuf<()> {

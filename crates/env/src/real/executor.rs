@@ -30,9 +30,12 @@ use std::time::{Duration, Instant};
 const RING_ENTRIES: u32 = 1024;
 /// Wake-ups from other threads that may be queued before a waking thread has to wait.
 const REMOTE_WAKES_MAX: usize = 4096;
-/// Rounds of ready tasks between two looks at the ring. A task that wakes another adds a round, and a look costs
-/// 0.4 us even when there is nothing: a request passes some four tasks.
-const TICKS_MAX: u32 = 16;
+/// Ready tasks of a round.
+const TASKS_MAX: usize = 4;
+/// Rounds between two looks at the ring, which is where what was begun leaves for the kernel. A task that wakes another adds a round, and a look
+/// costs 0.4 us even when there is nothing: a request passes some four tasks. Behind a round in which something large was begun the look comes
+/// at once: tasks that copy a MiB each would keep an idle disk waiting for milliseconds.
+const TICKS_MAX: u32 = 64;
 /// How long `run` waits at its end for operations that the kernel has not finished.
 const DRAIN: Duration = Duration::from_secs(10);
 
@@ -145,7 +148,8 @@ pub(super) fn run<T, Fut: Future<Output = T>>(spin: Duration, f: impl FnOnce(Rc<
     let mut proactor = ProactorBuilder::new();
     proactor.capacity(RING_ENTRIES).single_issuer(true).defer_taskrun(true).taskrun_flag(true);
     let mut builder = RuntimeBuilder::new();
-    let runtime = builder.with_proactor(proactor).sync_queue_size(REMOTE_WAKES_MAX).build()?;
+    let runtime =
+        builder.with_proactor(proactor).sync_queue_size(REMOTE_WAKES_MAX).event_interval(TASKS_MAX).build()?;
     let shared = Shared::new(spin);
     let outcome = runtime.enter(|| {
         let outcome = catch_unwind(AssertUnwindSafe(|| block_on(&runtime, &shared, f(shared.clone())))).and_then(|r| r);
@@ -187,7 +191,7 @@ fn block_on<T>(runtime: &Runtime, shared: &Shared, root: impl Future<Output = T>
             if let Some(panic) = shared.panic.borrow_mut().take() {
                 return Err(panic);
             }
-            if !more && !wake.woken.load(Ordering::Acquire) {
+            if shared.leases.take_large() || (!more && !wake.woken.load(Ordering::Acquire)) {
                 break;
             }
         }

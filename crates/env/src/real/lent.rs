@@ -16,12 +16,17 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+/// Operations from this size on leave for the kernel soon after they began, bytes.
+const LARGE_BYTES: usize = 64 << 10;
+
 /// How many operations the kernel holds, and whether the ring is closed. Shared by atomics, because some
 /// operations run on the driver's helper threads.
 #[derive(Default)]
 pub(super) struct Leases {
     out: AtomicUsize,
     closed: AtomicBool,
+    /// A large operation was begun since the ring was looked at last.
+    large: AtomicBool,
 }
 
 impl Leases {
@@ -33,6 +38,18 @@ impl Leases {
     /// From now on buffers that come back are leaked.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
+    }
+
+    /// A buffer of `bytes` is handed over.
+    fn note(&self, bytes: usize) {
+        if bytes >= LARGE_BYTES {
+            self.large.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a large operation waits for a look at the ring, which is about to come.
+    pub(super) fn take_large(&self) -> bool {
+        self.large.load(Ordering::Relaxed) && self.large.swap(false, Ordering::Relaxed)
     }
 
     /// Counts an operation until the lease is dropped.
@@ -86,6 +103,7 @@ pub(super) struct Lent {
 impl Lent {
     /// Lends `buf` but for its first `done` bytes.
     pub(super) fn new(buf: Buf, done: usize, leases: &Arc<Leases>) -> Lent {
+        leases.note(buf.len() - done);
         Lent { buf, done, lease: leases.take() }
     }
 
@@ -133,6 +151,7 @@ pub(super) struct Frame {
 impl Frame {
     /// Lends both but for the first `sent` bytes of the two together.
     pub(super) fn new(head: Buf, payload: Buf, sent: usize, leases: &Arc<Leases>) -> Frame {
+        leases.note(payload.len());
         Frame { head, payload, sent, lease: leases.take() }
     }
 

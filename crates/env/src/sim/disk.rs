@@ -486,6 +486,10 @@ impl Disk for SimDisk {
         self.size
     }
 
+    fn device(&self) -> u64 {
+        self.env.node as u64
+    }
+
     async fn read(&self, at: u64, buf: Buf) -> IoBuf<()> {
         if let Err(e) = crate::check_read(self.size, at, &buf) {
             return (Err(e), buf);

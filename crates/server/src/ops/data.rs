@@ -102,7 +102,7 @@ impl<E: Env> Cx<E> {
             payload::push(&mut pieces, Piece { at, len, disk: self.target.block_address(physical) });
         }
         add(&self.worker.counters.data_reads, pieces.len() as u64);
-        let (result, mut buf) = payload::read_pieces(&*self.target.disk, buf, &pieces).await;
+        let (result, mut buf) = payload::read_pieces(&self.target.reads, &*self.target.disk, buf, &pieces).await;
         result.map_err(|e| self.target.disk_error("read", &e))?;
         buf.set_window(pad..pad + plan.range.len() as usize);
         add(&self.worker.counters.read_bytes, plan.range.len());

@@ -3,9 +3,11 @@
 //! The buffer is cut into parts, and each part is one disk operation; all run at once and nothing is copied. Invariant: pieces are
 //! ascending, do not overlap and are whole blocks.
 
+use crate::disk_queue::DiskQueue;
 use amphi_env::{Buf, Disk};
 use futures_util::future::join_all;
 use std::io;
+use std::rc::Rc;
 
 /// Neighbouring pieces are joined up to this: a disk takes requests of about this size, and several keep it busy.
 const PIECE_MAX_BYTES: usize = 4 << 20;
@@ -74,11 +76,18 @@ pub async fn write_each<D: Disk>(disk: &D, mut buf: Buf, pieces: &[Piece]) -> Ve
     join_all(writes).await.into_iter().map(|(result, _)| result).collect()
 }
 
-/// Reads the pieces into `buf`, all at once; what no piece covers becomes zeros. On an error every read has ended.
-pub async fn read_pieces<D: Disk>(disk: &D, mut buf: Buf, pieces: &[Piece]) -> (io::Result<()>, Buf) {
+/// Reads the pieces into `buf`, all at once as far as the disk's queue lets them; what no piece covers becomes zeros. On an error every
+/// read has ended.
+pub async fn read_pieces<D: Disk>(
+    queue: &Rc<DiskQueue>,
+    disk: &D,
+    mut buf: Buf,
+    pieces: &[Piece],
+) -> (io::Result<()>, Buf) {
     if let [one] = pieces
         && one.len == buf.len()
     {
+        let _turn = queue.turn(one.len as u64).await;
         return disk.read(one.disk, buf).await;
     }
     let mut parts = Vec::with_capacity(2 * pieces.len() + 1);
@@ -91,7 +100,10 @@ pub async fn read_pieces<D: Disk>(disk: &D, mut buf: Buf, pieces: &[Piece]) -> (
     parts.push((None, buf));
     let reads = parts.into_iter().map(|(from, mut part)| async move {
         match from {
-            Some(from) => disk.read(from, part).await,
+            Some(from) => {
+                let _turn = queue.turn(part.len() as u64).await;
+                disk.read(from, part).await
+            }
             None => {
                 part.fill(0);
                 (Ok(()), part)
@@ -150,14 +162,15 @@ mod tests {
             let disk = env.disk("d", DiskMode::Create(64 << 10)).await.expect("create");
             let mut buf = Buf::zeroed(8 * B);
             buf.chunks_mut(B).enumerate().for_each(|(i, block)| block.fill(i as u8 + 1));
+            let queue = Rc::new(DiskQueue::default());
             write_pieces(&*disk, buf, &pieces).await.expect("write");
-            let (result, back) = read_pieces(&*disk, Buf::scratch(8 * B), &pieces).await;
+            let (result, back) = read_pieces(&queue, &*disk, Buf::scratch(8 * B), &pieces).await;
             result.expect("read");
             assert_eq!(back.window(), 0..8 * B);
             let blocks: Vec<u8> = back.chunks(B).map(|block| block[0]).collect();
             assert_eq!(blocks, [0, 2, 3, 4, 0, 6, 7, 0]);
             assert!(back.chunks(B).all(|block| block.iter().all(|&byte| byte == block[0])));
-            let (_, whole) = read_pieces(&*disk, Buf::scratch(B), &[Piece { at: 0, len: B, disk: 0 }]).await;
+            let (_, whole) = read_pieces(&queue, &*disk, Buf::scratch(B), &[Piece { at: 0, len: B, disk: 0 }]).await;
             assert!(whole.iter().all(|&byte| byte == 6));
         });
         done.expect("no deadlock");

@@ -266,7 +266,7 @@ impl<E: Env> Cx<E> {
             at += blocks(w);
         }
         add(&self.worker.counters.data_reads, pieces.len() as u64);
-        let (result, mut buf) = payload::read_pieces(&*self.target.disk, buf, &pieces).await;
+        let (result, mut buf) = payload::read_pieces(&self.target.reads, &*self.target.disk, buf, &pieces).await;
         if let Err(e) = result {
             self.target.disk_error("read", &e);
             return None;

@@ -36,6 +36,36 @@ impl Client {
     }
 }
 
+/// Goal: many freed blocks can be used again soon although nobody syncs; few wait for the sync that comes by itself. Method: that comes
+/// late; a file is cut by less and by more than the bound.
+#[test]
+fn many_freed_blocks_come_back_soon() {
+    with_server(39, 2, 1, async |place, c| {
+        for (name, value) in [("server.sync_interval_ms", "600000"), ("server.reuse_bytes", "256K")] {
+            c.call(Request::Tunables { pattern: name.into(), value: Some(value.into()) }).await.unwrap();
+        }
+        let f = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
+        c.write(ObjectId { ino: f, stripe: 0 }, 0, 0, bytes(1, 0, 600 << 10)).await.unwrap();
+        c.call(Request::Sync).await.unwrap();
+        place.sim.node("client").sleep(Duration::from_secs(20)).await;
+        let freed_after_cut = async |size: u64| {
+            let freed = async || {
+                let Ok(Reply::Counters(all)) = c.call(Request::Counters { reset: false }).await else {
+                    panic!("counters")
+                };
+                all.iter().find(|(n, _)| n == "freed_blocks").expect("counted").1
+            };
+            let before = freed().await;
+            let set = SetAttr { size: Some(size), ..SetAttr::default() };
+            c.inode(Request::SetAttr { ino: f, set }).await.unwrap();
+            place.sim.node("client").sleep(Duration::from_secs(1)).await;
+            freed().await - before
+        };
+        assert_eq!(freed_after_cut(500 << 10).await, 0, "few can wait");
+        assert_eq!(freed_after_cut(100 << 10).await, 125, "those and the others");
+    });
+}
+
 /// Goal: bytes of any offset and length read back, beside others at once. Method: a model of the file in memory.
 #[test]
 fn writes_match_a_model() {
