@@ -145,8 +145,18 @@ pub struct Found {
     pub counted: Counted,
 }
 
-/// All variants in turn, round after round; the first round does not count. Each round begins with the next variant, so that none always
-/// meets what the same other one left behind.
+/// The order of `count` variants in a round: each comes behind each other one equally often, in `count` rounds or twice as many if that is odd
+/// (Williams 1949, designs balanced for residual effects), so that none always meets what the same other one left behind.
+fn order(round: usize, count: usize) -> Vec<usize> {
+    let zigzag = (0..count).map(|i| if i % 2 == 0 { i / 2 } else { count - 1 - i / 2 });
+    let mut order: Vec<usize> = zigzag.map(|at| (at + round / (1 + count % 2)) % count).collect();
+    if count % 2 == 1 && round % 2 == 1 {
+        order.reverse();
+    }
+    order
+}
+
+/// All variants in turn, round after round, in the orders of `order`; the first round does not count.
 pub fn in_turn(
     run: &Run,
     what: &str,
@@ -156,8 +166,7 @@ pub fn in_turn(
     let mut found: Vec<Found> = variants.iter().map(|_| Found::default()).collect();
     let bar = run.bar(what, ((run.pairs + 1) * variants.len()) as u64);
     for round in 0..=run.pairs {
-        for step in 0..variants.len() {
-            let turn = (round + step) % variants.len();
+        for turn in order(round, variants.len()) {
             let (variant, found) = (&variants[turn], &mut found[turn]);
             run.check_stop()?;
             bar.set_message(format!("{what}: {}", variant.name));
@@ -217,4 +226,27 @@ pub fn add(sum: &mut Counted, more: Counted) {
 /// Median and range of each series, as cells.
 pub fn cells(series: &[Series]) -> Vec<String> {
     series.iter().map(spread).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    /// Goal: every variant is in every round once, and each comes right behind each other one equally often. Method: all rounds of a whole
+    /// design, for the numbers of variants that there are.
+    #[test]
+    fn neighbours_are_balanced() {
+        for count in 2..=8 {
+            let rounds = count * (1 + count % 2);
+            let mut behind: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+            for round in 0..rounds {
+                let order = order(round, count);
+                assert_eq!(order.iter().collect::<BTreeSet<_>>().len(), count);
+                order.windows(2).for_each(|two| *behind.entry((two[0], two[1])).or_default() += 1);
+            }
+            assert_eq!(behind.len(), count * (count - 1), "{count}");
+            assert!(behind.values().all(|&n| n == 1 + count % 2), "{count}: {behind:?}");
+        }
+    }
 }
