@@ -12,7 +12,7 @@ pub const AT_FIRST: [&str; 3] =
     ["server.contended_conflicts=2", "server.contended_window_ms=2000", "server.contended_hold_ms=500"];
 
 /// Those of the servers, which the master hands on, and those of the mount that sets them.
-const CHOICES: [(&str, &[&str]); 28] = [
+const CHOICES: [(&str, &[&str]); 30] = [
     ("server.contention", &["on", "on", "off"]),
     ("server.contended_conflicts", &["1", "2", "3", "16"]),
     ("server.contended_fights", &["0", "1", "4"]),
@@ -22,6 +22,8 @@ const CHOICES: [(&str, &[&str]); 28] = [
     ("server.contended_hold_ms", &["0", "20", "1000"]),
     ("server.lock_granularity_bytes", &["1", "1", "4K", "64K"]),
     ("server.lock_growth", &["on", "off"]),
+    ("server.reuse_bytes", &["64K", "16M"]),
+    ("server.disk_read_bytes", &["64K", "4M"]),
     ("hybrid.mode", &["auto", "auto", "auto", "buffered", "direct"]),
     ("hybrid.contention", &["on", "on", "off"]),
     ("hybrid.contended_ms", &["0", "1", "50", "4000"]),
