@@ -9,6 +9,7 @@ mod company;
 mod data;
 mod edges;
 mod file_locks;
+mod glimpses;
 mod kept;
 mod locks;
 mod read_batch;
