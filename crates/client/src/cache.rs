@@ -13,6 +13,7 @@
 pub(crate) mod drop;
 pub(crate) mod fill;
 pub(crate) mod limit;
+mod slab;
 mod unit;
 
 #[cfg(test)]
@@ -23,6 +24,8 @@ use crate::files::File;
 use amphi_env::Buf;
 use amphi_types::ByteRange;
 use parking_lot::RwLock;
+use slab::Slab;
+use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -50,11 +53,12 @@ struct Shard {
     units: BTreeMap<Key, Unit>,
     /// This shard's part of the clock: all units by their turns, and some that are gone or have got another turn.
     clock: VecDeque<(Key, u64)>,
+    slab: Slab,
 }
 
 impl Shard {
-    /// The unit, made if missing.
-    fn unit(&mut self, key: Key, file: &Arc<File>, turns: &AtomicU64) -> &mut Unit {
+    /// The unit, made if missing; with a place in a slab for memory that it needs, if there is one (`Slab::piece`).
+    fn unit(&mut self, key: Key, file: &Arc<File>, turns: &AtomicU64, place: Place) -> &mut Unit {
         if self.clock.len() > 2 * self.units.len() + EVICT_SCAN {
             let units = &self.units;
             self.clock.retain(|(key, turn)| units.get(key).is_some_and(|unit| unit.turn == *turn));
@@ -62,9 +66,20 @@ impl Shard {
         self.units.entry(key).or_insert_with(|| {
             let turn = turns.fetch_add(1, Relaxed);
             self.clock.push_back((key, turn));
-            Unit::new(file.clone(), key.1, turn)
+            let place = if place == Place::Any { None } else { self.slab.piece(key, place == Place::Begins, turn) };
+            Unit::new(file.clone(), key.1, turn, place)
         })
     }
+}
+
+/// Where the memory of a unit that is made shall lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Any,
+    /// In the slab whose next unit it is.
+    GoesOn,
+    /// Or it is the first of a slab.
+    Begins,
 }
 
 /// What became of a write.
@@ -76,8 +91,8 @@ pub(crate) enum Put {
         full_chunk: Option<ByteRange>,
         /// Bytes of it have been written back before, since they are in the cache: it may be written once more soon.
         rewritten: bool,
-        /// The memory that the bytes came in was kept.
-        adopted: bool,
+        /// So many bytes lie in the memory that they came in.
+        adopted: u64,
     },
     /// The check failed; bytes before this offset are in the cache.
     Refused(u64),
@@ -89,20 +104,26 @@ pub(crate) enum Source<'a> {
     Copied(&'a [u8]),
     /// Those of one whole unit, in memory that the cache may keep: other memory of a unit, of arbitrary content, is put in its place.
     Unit(&'a mut Buf),
+    /// Those of several whole units, in memory that the cache may keep: nothing is put in its place.
+    Units(&'a mut Buf),
 }
 
 impl<'a> Source<'a> {
-    /// `bytes` for `offset`, to be kept if they are one whole unit in memory of just that size.
-    pub(crate) fn whole_unit(offset: u64, bytes: &'a mut Buf) -> Source<'a> {
-        let whole =
-            offset.is_multiple_of(UNIT) && bytes.window() == (0..UNIT as usize) && bytes.room() == bytes.window();
-        if whole { Source::Unit(bytes) } else { Source::Copied(bytes) }
+    /// `bytes` for `offset`, to be kept if they are whole units, of a chunk's length at most, in memory of just that size.
+    pub(crate) fn whole_units(offset: u64, bytes: &'a mut Buf) -> Source<'a> {
+        let alone = bytes.is_whole() && bytes.room() == bytes.window() && !bytes.is_empty();
+        let whole = alone && offset.is_multiple_of(UNIT) && (bytes.len() as u64).is_multiple_of(UNIT);
+        match bytes.len() as u64 {
+            UNIT if whole => Source::Unit(bytes),
+            len if whole && len <= CHUNK => Source::Units(bytes),
+            _ => Source::Copied(bytes),
+        }
     }
 
     pub(crate) fn len(&self) -> u64 {
         match self {
             Source::Copied(bytes) => bytes.len() as u64,
-            Source::Unit(bytes) => bytes.len() as u64,
+            Source::Unit(bytes) | Source::Units(bytes) => bytes.len() as u64,
         }
     }
 }
@@ -268,14 +289,22 @@ impl PageCache {
     ) -> Put {
         let range = ByteRange::at(offset, source.len());
         let mut full_chunk = None;
-        let (mut rewritten, mut adopted) = (false, false);
+        let (mut rewritten, mut adopted) = (false, 0);
         let written = self.written.fetch_add(range.len(), Relaxed);
+        let mut parts = SmallVec::<[Arc<Buf>; CHUNK_UNITS as usize]>::new();
+        if let Source::Units(bytes) = &mut source {
+            let mut rest = std::mem::take(*bytes);
+            parts.extend((0..range.len() / UNIT).map(|_| Arc::new(rest.split_to(UNIT as usize))));
+        }
         for (u, part) in units(range) {
             let mut shard = self.shard(file.ino.0, u).write();
             if !check() {
+                if let Source::Units(bytes) = source {
+                    *bytes = Buf::shared(parts).unwrap_or_default();
+                }
                 return Put::Refused(part.start);
             }
-            let unit = shard.unit((file.ino.0, u), file, &self.turns);
+            let unit = shard.unit((file.ino.0, u), file, &self.turns, place(file, &source, range, u));
             let was_clean = unit.dirty.is_empty();
             let added = part.len() - unit.dirty.within(part).map(|r| r.len()).sum::<u64>();
             let cold = unit.is_cold(part, written, cold_after);
@@ -290,7 +319,13 @@ impl PageCache {
                 Source::Unit(bytes) => {
                     let grown = unit.exchange(bytes, &self.spare);
                     self.account_grown(file, grown, part.end);
-                    adopted = true;
+                    adopted += UNIT;
+                }
+                Source::Units(_) => {
+                    let at = ((part.start - range.start) / UNIT) as usize;
+                    let grown = unit.replace(parts[at].clone(), &self.spare);
+                    self.account_grown(file, grown, part.end);
+                    adopted += UNIT;
                 }
             }
             if added == 0 {
@@ -311,6 +346,11 @@ impl PageCache {
         Put::Done { full_chunk, rewritten, adopted }
     }
 
+    /// Nobody has written for a while: memory that waits for the rest of a stream goes back.
+    pub(crate) fn rest(&self) {
+        self.shards.iter().filter_map(|s| s.try_write()).for_each(|mut shard| shard.slab.let_go());
+    }
+
     /// Returns when every write in the cache that was under way has ended.
     pub(crate) fn barrier(&self) {
         self.shards.iter().for_each(|s| drop(s.write()));
@@ -324,7 +364,7 @@ impl PageCache {
 
     /// The unit, made if missing, with memory for bytes up to `end`.
     fn unit<'a>(&self, shard: &'a mut Shard, file: &Arc<File>, u: u64, end: u64) -> &'a mut Unit {
-        let unit = shard.unit((file.ino.0, u), file, &self.turns);
+        let unit = shard.unit((file.ino.0, u), file, &self.turns, Place::Any);
         self.grow(unit, file, end);
         unit
     }
@@ -376,8 +416,12 @@ impl PageCache {
             }
             let Some((key, turn)) = shard.clock.pop_front() else { return };
             let Some(unit) = shard.units.get_mut(&key).filter(|unit| unit.turn == turn) else { continue };
-            if unit.is_pinned() || unit.take_touched() {
-                unit.survive();
+            let pinned = unit.is_pinned();
+            if pinned || unit.take_touched() {
+                // What is pinned stays for the disk, not for who uses it.
+                if !pinned {
+                    unit.survive();
+                }
                 unit.turn = self.turns.fetch_add(1, Relaxed);
                 shard.clock.push_back((key, unit.turn));
                 continue;
@@ -405,6 +449,17 @@ impl PageCache {
         file.cached_bytes.fetch_sub(unit.capacity(), SeqCst);
         unit.recycle(&self.spare);
     }
+}
+
+/// Where a unit lies that is made by a write of `range`: in one piece with its chunk, if the write covers that or goes on a stream.
+fn place(file: &File, source: &Source<'_>, range: ByteRange, u: u64) -> Place {
+    let Source::Copied(_) = source else { return Place::Any };
+    if !u.is_multiple_of(CHUNK_UNITS) {
+        return Place::GoesOn;
+    }
+    let start = u * UNIT;
+    let goes_on = start >= slab::STREAM_BYTES && file.cached_end.load(SeqCst) == start;
+    if goes_on || range.contains(&ByteRange::at(start, CHUNK)) { Place::Begins } else { Place::GoesOn }
 }
 
 /// Adds a range behind the others, joined to the last where they touch.

@@ -236,7 +236,8 @@ impl Client {
     }
 
     /// As `try_write` of all bytes of `data`. If they are just one unit of the cache (`UNIT_BYTES` at a multiple of that, in memory of
-    /// that size), the cache keeps their memory and leaves other memory of that size there, of arbitrary content.
+    /// that size), the cache keeps their memory and leaves other memory of that size there, of arbitrary content. So with several units, 1 MiB
+    /// at most, in place of which nothing is left.
     pub fn try_write_buf(
         &self,
         ctx: &Ctx,

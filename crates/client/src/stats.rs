@@ -68,6 +68,7 @@ counters! {
     BatchBytes = "batch_bytes", "bytes";
     CloseBatch = "close_batch", "files";
     WriteBackCopy = "writeback_copy", "ns";
+    WriteBackLent = "writeback_lent", "bytes";
     WriteCall = "write_call", "ns";
     LockWait = "lock_wait", "ns";
     Throttled = "write_throttled", "reqs";

@@ -100,6 +100,7 @@ knobs! {
     RunBytes = "writeback.run_bytes", Bytes, M, 64 * K => 64 * M, "contiguous dirty bytes that leave at once";
     AgeMs = "writeback.age_ms", Number, 5000, 10 => 3_600_000, "dirty bytes leave after this time";
     WriteMax = "writeback.max_bytes", Bytes, 4 * M, 64 * K => 64 * M, "largest write-back request";
+    Lend = "writeback.lend", Switch, 1, 0 => 1, "whole dirty units that lie in one piece of memory leave without being copied";
     Batch = "writeback.batch", Switch, 1, 0 => 1, "dirty bytes of several small files leave in one request";
     SmallBytes = "writeback.small_bytes", Bytes, 64 * K, 4 * K => M, "files with at most so many dirty bytes leave together";
     FlightBytes = "writeback.flight_bytes", Bytes, 64 * M, M => 16 * G, "bytes of write-back under way";

@@ -26,7 +26,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Sends off the dirty bytes of `range`, as far as the bound of bytes under way allows. Does not wait. The copies are
+/// Sends off the dirty bytes of `range`, as far as the bound of bytes under way allows. Does not wait. Copies of what cannot be lent are
 /// made on the calling thread.
 /// Returns whether the bound left anything behind.
 pub(crate) fn start(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> bool {
@@ -80,7 +80,7 @@ pub(crate) fn take_off(core: &Arc<Core>, file: &Arc<File>, object: ObjectId, par
         (id, part)
     };
     let start_ns = core.clock.now_ns();
-    let Some((range, buf)) = core.cache.take_dirty(file, part) else {
+    let Some((range, buf)) = core.cache.take_dirty(file, part, core.tunables.on(Knob::Lend)) else {
         end_flight(file, id);
         return None;
     };
@@ -89,7 +89,11 @@ pub(crate) fn take_off(core: &Arc<Core>, file: &Arc<File>, object: ObjectId, par
     }
     core.flight_bytes.fetch_add(range.len(), SeqCst);
     core.stats.bytes(Count::WriteBack, range.len());
-    core.stats.bytes(Count::WriteBackCopy, core.clock.now_ns().saturating_sub(start_ns));
+    if buf.is_whole() {
+        core.stats.bytes(Count::WriteBackCopy, core.clock.now_ns().saturating_sub(start_ns));
+    } else {
+        core.stats.bytes(Count::WriteBackLent, range.len());
+    }
     Some((Flight { file: file.clone(), object, range, id }, buf))
 }
 
@@ -329,6 +333,7 @@ pub(crate) async fn throttle(core: &Arc<Core>, bytes: u64, room: u64) {
 /// Starts what has been dirty for too long, and what the bound left behind.
 pub(crate) fn tick(core: &Arc<Core>) {
     if core.cache.dirty_bytes() == 0 {
+        core.cache.rest();
         return;
     }
     let age_ns = core.tunables.get(Knob::AgeMs) * 1_000_000;

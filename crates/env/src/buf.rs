@@ -8,9 +8,12 @@
 //! several requests, connections and disk operations work in it at once; `join` makes one of two neighbours. Memory is given
 //! back when its last part is dropped.
 //!
+//! Who keeps parts of one memory and has to give all of them away without a copy, as a cache that writes back, makes one buffer of neighbours
+//! that it goes on holding: `shared`. Such a buffer is read only; what changes it gets a copy first, and so has who holds the parts (`Arc::get_mut`).
+//!
 //! Invariants: `room.start <= start <= end <= room.end`; the rooms of the parts of one memory do not overlap, so each part is exclusive
 //! in its room and `&mut` means what it says; positions count from the memory's aligned start, in every part. All bytes
-//! are initialised.
+//! are initialised. Shared bytes do not change.
 
 mod memory;
 mod stream;
@@ -42,8 +45,27 @@ enum Owner {
 }
 
 struct Part {
-    memory: Arc<Memory>,
+    of: Whole,
     room: Range<usize>,
+}
+
+/// What a part is a part of.
+#[derive(Clone)]
+enum Whole {
+    /// Memory whose parts have an owner each.
+    Cut(Arc<Memory>),
+    /// Neighbours that others hold too: nobody can change them while they are held here.
+    Shared(Arc<[Arc<Buf>]>),
+}
+
+impl Whole {
+    fn is(&self, other: &Whole) -> bool {
+        match (self, other) {
+            (Whole::Cut(a), Whole::Cut(b)) => Arc::ptr_eq(a, b),
+            (Whole::Shared(a), Whole::Shared(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
 }
 
 /// Owned aligned memory with a window; `Deref`s to the window.
@@ -108,6 +130,28 @@ impl Buf {
         b
     }
 
+    /// One buffer of the windows of `parts`, which must follow each other in one memory (or be a single buffer); `None` if they do not.
+    /// The bytes are those of the parts as long as it lives: whoever holds a part cannot change it meanwhile, and a change of the new
+    /// buffer goes to a copy. It has no room around its window.
+    pub fn shared(parts: impl IntoIterator<Item = Arc<Buf>>) -> Option<Buf> {
+        let held: Arc<[Arc<Buf>]> = parts.into_iter().collect();
+        let follows = |a: &Buf, b: &Buf| match (&a.owner, &b.owner) {
+            (Owner::Part(x), Owner::Part(y)) => x.of.is(&y.of) && a.end == b.start,
+            _ => false,
+        };
+        if !held.windows(2).all(|pair| follows(&pair[0], &pair[1])) {
+            return None;
+        }
+        let (base, start, end) = (held.first()?.base, held.first()?.start, held.last()?.end);
+        let part = Part { of: Whole::Shared(held), room: start..end };
+        Some(Buf { owner: Owner::Part(Box::new(part)), base, start, end })
+    }
+
+    /// Whether it is all of its memory, which goes back when it is dropped.
+    pub fn is_whole(&self) -> bool {
+        matches!(self.owner, Owner::Sole(_))
+    }
+
     /// Bytes of memory owned, window or not.
     pub fn capacity(&self) -> usize {
         self.room().len()
@@ -143,26 +187,37 @@ impl Buf {
     }
 
     /// Cuts off the first `at` bytes of the window together with the room before it; what follows stays. Both parts are
-    /// exclusive and may go to other threads. Cut at multiples of 4096 of the memory what shall go to a disk.
+    /// exclusive (or share what was shared) and may go to other threads. Cut at multiples of 4096 of the memory what shall go to a disk.
     pub fn split_to(&mut self, at: usize) -> Buf {
         assert!(at <= self.len(), "a cut at {at} of {}", self.len());
         let (cut, room) = (self.start + at, self.room());
-        let memory = match std::mem::replace(&mut self.owner, Owner::Sole(Memory::new(0, Content::Zero))) {
-            Owner::Sole(memory) => Arc::new(memory),
-            Owner::Part(part) => part.memory,
+        let of = match std::mem::replace(&mut self.owner, Owner::Sole(Memory::new(0, Content::Zero))) {
+            Owner::Sole(memory) => Whole::Cut(Arc::new(memory)),
+            Owner::Part(part) => part.of,
         };
-        let part = |memory, room| Owner::Part(Box::new(Part { memory, room }));
-        let front = Buf { owner: part(memory.clone(), room.start..cut), base: self.base, start: self.start, end: cut };
-        self.owner = part(memory, cut..room.end);
+        let part = |of, room| Owner::Part(Box::new(Part { of, room }));
+        let front = Buf { owner: part(of.clone(), room.start..cut), base: self.base, start: self.start, end: cut };
+        self.owner = part(of, cut..room.end);
         self.start = cut;
         front
+    }
+
+    /// Gives a shared buffer memory of its own, its window as far from an aligned address as it was.
+    fn make_own(&mut self) {
+        if let Owner::Part(part) = &self.owner
+            && let Whole::Shared(_) = part.of
+        {
+            let mut own = Buf::scratch_padded(self.start % ALIGN, self.len());
+            own.copy_from_slice(self);
+            *self = own;
+        }
     }
 
     /// Joins two parts that were neighbours when they were cut. Fails, and gives both back, if they were not, or if a
     /// window between them has moved.
     pub fn join(self, next: Buf) -> Result<Buf, (Buf, Buf)> {
         let neighbours = match (&self.owner, &next.owner) {
-            (Owner::Part(a), Owner::Part(b)) => Arc::ptr_eq(&a.memory, &b.memory) && a.room.end == b.room.start,
+            (Owner::Part(a), Owner::Part(b)) => a.of.is(&b.of) && a.room.end == b.room.start,
             _ => false,
         };
         if !neighbours || self.end != next.start {
@@ -172,11 +227,12 @@ impl Buf {
         let (base, start, end) = (self.base, self.start, next.end);
         drop(next);
         let owner = match self.owner {
-            Owner::Part(part) => match Arc::try_unwrap(part.memory) {
+            Owner::Part(part) => match part.of {
                 // All parts are together again, and their rooms are the whole memory, unless some were dropped.
-                Ok(memory) if room == (0..memory.bytes()) => Owner::Sole(memory),
-                Ok(memory) => Owner::Part(Box::new(Part { memory: Arc::new(memory), room })),
-                Err(memory) => Owner::Part(Box::new(Part { memory, room })),
+                Whole::Cut(memory) if Arc::strong_count(&memory) == 1 && room == (0..memory.bytes()) => {
+                    Arc::into_inner(memory).map_or_else(|| unreachable!("it has one owner"), Owner::Sole)
+                }
+                of => Owner::Part(Box::new(Part { of, room })),
             },
             sole => sole,
         };
@@ -187,14 +243,16 @@ impl Buf {
 impl Deref for Buf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the window lies within the room: initialised bytes that this Buf alone owns, in memory that lives as long as it.
+        // SAFETY: the window lies within the room: initialised bytes in memory that lives as long as this Buf, which alone owns them or
+        // shares them with holders of `Whole::Shared` who cannot get `&mut` to their parts before this Buf has let go of them.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(self.start), self.end - self.start) }
     }
 }
 
 impl DerefMut for Buf {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`; `&mut self` is exclusive, and no other part's room overlaps this one's.
+        self.make_own();
+        // SAFETY: the bytes are not shared any more; as in `deref`; `&mut self` is exclusive, and no other part's room overlaps this one's.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(self.start), self.end - self.start) }
     }
 }

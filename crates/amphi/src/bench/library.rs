@@ -102,10 +102,10 @@ impl LibraryFile {
         self.client.fsync(&self.ctx, &self.file, false).wait(None).during(|| format!("fsync {}", self.name))
     }
 
-    /// One write of all of `buf`, which is served on this thread if it can be.
-    fn write(&self, at: u64, buf: Buf) -> Outcome {
+    /// One write of all of `buf`, which is given away, and served on this thread if it can be.
+    fn write(&self, at: u64, mut buf: Buf) -> Outcome {
         let len = buf.len();
-        let done = match self.client.try_write(&self.ctx, &self.file, at, &buf, Hints::default()) {
+        let done = match self.client.try_write_buf(&self.ctx, &self.file, at, &mut buf, Hints::default()) {
             Some(n) => Ok(n),
             None => self.client.write(&self.ctx, &self.file, at, buf, Hints::default()).wait(None),
         };

@@ -1,12 +1,16 @@
 //! Bytes on their way between cache and server: fills, and dirty bytes taken out for write-back.
 
-use super::{PageCache, Shard, UNIT, units};
+use super::{CHUNK, PageCache, Place, Shard, UNIT, units};
 use crate::files::File;
 use amphi_env::Buf;
 use amphi_types::ByteRange;
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+/// Fewer units are copied: they may leave with what is behind them.
+const LENT_MIN: u64 = 4;
 
 /// How a flight ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +73,7 @@ impl PageCache {
         if part.len() < UNIT || at + UNIT > bytes.len() as u64 {
             return false;
         }
-        let unit = shard.unit((file.ino.0, u), file, &self.turns);
+        let unit = shard.unit((file.ino.0, u), file, &self.turns, Place::Any);
         let adopted = unit.adopt(bytes, at as usize, ahead);
         if adopted {
             self.account_grown(file, UNIT, part.end);
@@ -109,9 +113,15 @@ impl PageCache {
         dirty.into_iter().chain(flights).chain(failed).max().unwrap_or(0)
     }
 
-    /// Takes the dirty bytes at the start of `range` out for write-back: as many as are dirty without a gap and not in
-    /// flight. Returns them in a buffer whose first byte lies as the file offset does. They stay readable.
-    pub(crate) fn take_dirty(&self, file: &File, range: ByteRange) -> Option<(ByteRange, Buf)> {
+    /// Takes dirty bytes at the start of `range` out for write-back, dirty without a gap and not in flight. Returns them in a buffer
+    /// whose first byte lies as the file offset does. They stay readable.
+    ///
+    /// Whole units that lie in one piece of memory (`slab`) are lent if `lend`, as many of a chunk as there are; otherwise all that
+    /// there is is copied.
+    pub(crate) fn take_dirty(&self, file: &File, range: ByteRange, lend: bool) -> Option<(ByteRange, Buf)> {
+        if lend && let Some(lent) = self.lend_dirty(file, range) {
+            return Some(lent);
+        }
         let mut buf = crate::data::scratch_for(range);
         let mut end = range.start;
         for (u, part) in units(range) {
@@ -142,6 +152,36 @@ impl PageCache {
         }
         buf.narrow(0..taken.len() as usize);
         Some((taken, buf))
+    }
+
+    /// Lends whole dirty units at the start of `range`, if they are several and lie in one piece.
+    fn lend_dirty(&self, file: &File, range: ByteRange) -> Option<(ByteRange, Buf)> {
+        let first = range.start / UNIT;
+        let end = (range.start - range.start % CHUNK + CHUNK).min(range.end) / UNIT;
+        if !range.start.is_multiple_of(UNIT) || end < first + LENT_MIN {
+            return None;
+        }
+        let keys = (file.ino.0, first)..(file.ino.0, end);
+        let mut shard = self.shard(file.ino.0, first).write();
+        let (mut held, mut behind) = (SmallVec::<[Arc<Buf>; 16]>::new(), std::ptr::null());
+        for (unit, u) in shard.units.range(keys.clone()).zip(first..) {
+            let ((_, at), unit) = unit;
+            let Some(memory) = unit.sendable().filter(|m| *at == u && (held.is_empty() || m.as_ptr() == behind)) else {
+                break;
+            };
+            behind = memory.as_ptr_range().end;
+            held.push(memory.clone());
+        }
+        let count = held.len() as u64;
+        if count < LENT_MIN {
+            return None;
+        }
+        let buf = Buf::shared(held)?;
+        for ((_, u), unit) in shard.units.range_mut(keys).take(count as usize) {
+            unit.departs(unit.range());
+            file.dirty.lock().units.remove(u);
+        }
+        Some((ByteRange::at(range.start, count * UNIT), buf))
     }
 
     /// Ends the flight of `range`.

@@ -2,46 +2,85 @@
 
 use super::drop::Dirty;
 use super::fill::Landing;
-use super::{PAGE, PageCache, Put, Source, UNIT};
+use super::{CHUNK, PAGE, PageCache, Put, Source, UNIT};
 use crate::api::OpenFlags;
 use crate::data::{Loans, Segments};
 use crate::locality::Rule;
 use crate::tests::World;
 use amphi_env::Buf;
 use amphi_types::ByteRange;
+use std::cell::Cell;
+use std::ops::Range;
 use std::sync::Arc;
-
-const SIZE: u64 = 200_000;
 
 /// Goal: the cache returns what was put in, keeps dirty bytes until they have landed, and its books agree. Method:
 /// random writes, also of whole units whose memory the cache keeps, fills, write-back in steps, loans, forgetting and evictions on
-/// three units, compared byte by byte with a server of one vector and a model of what must be read. What is lent must stay as it was.
+/// three units, compared byte by byte with a server of one vector and a model of what must be read. What is lent, to readers or for its way
+/// to the server, must stay as it was.
 #[test]
 fn cache_matches_bytes() {
-    for seed in 0..30 {
+    matches_bytes(200_000, 0..30, 1500);
+}
+
+/// Goal: the same where chunks are written as a whole and lie in one piece of memory, so that write-back lends it. Method: as above on three
+/// chunks, mostly in whole units; a good part of what is written back has to leave without a copy.
+#[test]
+fn chunks_in_one_piece_match_bytes() {
+    let (lent, copied) = matches_bytes(3 * CHUNK - 5000, 100..110, 500);
+    assert!(lent > copied / 10, "{lent} bytes were lent, {copied} copied");
+}
+
+/// Returns the bytes that left lent and copied.
+fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
+    let (mut lent_bytes, mut copied_bytes) = (0, 0);
+    for seed in seeds {
         let mut w = World::new(seed, &[]);
         let open = w.create("f", OpenFlags::READ_WRITE);
         let (file, cache) = (open.file.clone(), PageCache::new());
-        let mut server = vec![0u8; SIZE as usize];
+        let mut server = vec![0u8; size as usize];
         let mut truth = server.clone();
-        let mut flights: Vec<(ByteRange, Vec<u8>)> = Vec::new();
+        let mut flights: Vec<(ByteRange, Buf, Vec<u8>)> = Vec::new();
         let mut lent: Vec<(Loans, Vec<u8>)> = Vec::new();
         // Memory that goes to and fro, as a reader's does.
         let mut unit = Buf::scratch(UNIT as usize);
-        for step in 0..1500u64 {
-            let (a, b) = (w.rand(SIZE), w.rand(SIZE));
-            let (a, b) = if w.rand(2) == 0 { (a, (a + b % 9000).min(SIZE)) } else { (a.min(b), a.max(b)) };
+        for step in 0..steps {
+            let (a, b) = (w.rand(size), w.rand(size));
+            let (a, b) = if w.rand(2) == 0 { (a, (a + b % 9000).min(size)) } else { (a.min(b), a.max(b)) };
             let range = ByteRange::new(a, b);
+            let large = size > CHUNK && w.rand(2) == 0;
+            let range = if large { range.align_out([UNIT, CHUNK][w.rand(2) as usize]) } else { range };
+            let range = ByteRange::new(range.start, range.end.min(size));
+            let (a, b) = (range.start, range.end);
             if range.is_empty() {
                 continue;
             }
             let span = a as usize..b as usize;
+            if size > CHUNK && w.rand(8) == 0 {
+                // All leaves, so that chunks come anew.
+                let runs = cache.dirty_runs(&file, ByteRange::ALL);
+                runs.iter().for_each(|run| {
+                    let mut rest = *run;
+                    while !rest.is_empty() {
+                        let (taken, buf) = cache.take_dirty(&file, rest, true).expect("a dirty run has dirty bytes");
+                        *(if buf.is_whole() { &mut copied_bytes } else { &mut lent_bytes }) += taken.len();
+                        let then = truth[taken.start as usize..taken.end as usize].to_vec();
+                        flights.push((taken, buf, then));
+                        rest = ByteRange::new(taken.end, rest.end);
+                    }
+                });
+                for (r, bytes, then) in flights.drain(..) {
+                    assert!(bytes[..] == then[..], "seed {seed} step {step}: bytes under way");
+                    server[r.start as usize..r.end as usize].copy_from_slice(&bytes);
+                    cache.landed(&file, r, Landing::Done, step);
+                }
+                (0..3).for_each(|_| drop(cache.evict(0)));
+            }
             let cold_after = [0, 200_000, u64::MAX][w.rand(3) as usize];
             match w.rand(11) {
                 0..=2 => {
                     let bytes = vec![step as u8; span.len()];
                     let put = cache.write(&file, a, Source::Copied(&bytes), cold_after, || step, || true);
-                    assert!(matches!(put, Put::Done { adopted: false, .. }));
+                    assert!(matches!(put, Put::Done { adopted: 0, .. }));
                     truth[span].copy_from_slice(&bytes);
                 }
                 3 => {
@@ -54,13 +93,18 @@ fn cache_matches_bytes() {
                 }
                 4 => {
                     for run in cache.dirty_runs(&file, range) {
-                        let (taken, buf) = cache.take_dirty(&file, run).expect("a dirty run has dirty bytes");
-                        assert_eq!(taken.start, run.start);
-                        flights.push((taken, buf.to_vec()));
+                        let lend = w.rand(8) > 0;
+                        let (taken, buf) = cache.take_dirty(&file, run, lend).expect("a dirty run has dirty bytes");
+                        assert_eq!((taken.start, taken.len()), (run.start, buf.len() as u64));
+                        assert!(lend || buf.is_whole());
+                        *(if buf.is_whole() { &mut copied_bytes } else { &mut lent_bytes }) += taken.len();
+                        let then = truth[taken.start as usize..taken.end as usize].to_vec();
+                        flights.push((taken, buf, then));
                     }
                 }
                 5 if !flights.is_empty() => {
-                    let (r, bytes) = flights.swap_remove(w.rand(flights.len() as u64) as usize);
+                    let (r, bytes, then) = flights.swap_remove(w.rand(flights.len() as u64) as usize);
+                    assert!(bytes[..] == then[..], "seed {seed} step {step}: bytes under way");
                     let again = w.rand(3) == 0;
                     if !again {
                         server[r.start as usize..r.end as usize].copy_from_slice(&bytes);
@@ -71,27 +115,49 @@ fn cache_matches_bytes() {
                     cache.forget(&file, range, Dirty::Keep);
                 }
                 7 => {
-                    cache.evict(w.rand(200_000));
+                    cache.evict(w.rand(size));
                 }
                 8 => {
                     let at = a / UNIT * UNIT;
                     unit.iter_mut().enumerate().for_each(|(i, b)| *b = (step + i as u64 / 4096) as u8);
-                    let end = (at + UNIT).min(SIZE);
+                    let end = (at + UNIT).min(size);
                     truth[at as usize..end as usize].copy_from_slice(&unit[..(end - at) as usize]);
                     let memory = unit.as_ptr();
                     let whole = end == at + UNIT;
                     let source = if whole {
-                        Source::whole_unit(at, &mut unit)
+                        Source::whole_units(at, &mut unit)
                     } else {
                         Source::Copied(&unit[..(end - at) as usize])
                     };
                     assert_eq!(matches!(source, Source::Unit(_)), whole);
                     let put = cache.write(&file, at, source, cold_after, || step, || true);
                     let Put::Done { adopted, .. } = put else { panic!("nothing refuses it") };
-                    assert_eq!(unit.as_ptr() != memory, adopted, "its memory was kept");
-                    assert!(whole || !adopted);
-                    assert!(adopted || !whole || cold_after < u64::MAX, "always while it is near");
+                    assert_eq!(unit.as_ptr() != memory, adopted > 0, "its memory was kept");
+                    assert!(whole || adopted == 0);
+                    assert!(adopted > 0 || !whole || cold_after < u64::MAX, "always while it is near");
                     assert_eq!(unit.window(), 0..UNIT as usize);
+                }
+                9 if size > CHUNK && w.rand(2) == 0 => {
+                    // Several units, in memory that the cache keeps.
+                    let at = a / UNIT * UNIT;
+                    let len = (size - at).min(UNIT * (2 + w.rand(15)));
+                    let mut bytes = Buf::scratch(len as usize);
+                    bytes.iter_mut().enumerate().for_each(|(i, b)| *b = (step + i as u64 / 4096) as u8);
+                    truth[at as usize..(at + len) as usize].copy_from_slice(&bytes);
+                    let source = Source::whole_units(at, &mut bytes);
+                    let kept = matches!(source, Source::Units(_) | Source::Unit(_));
+                    assert_eq!(kept, len.is_multiple_of(UNIT));
+                    // A refusal leaves all bytes, for another try.
+                    let (refuse, asked) = (w.rand(3) == 0, Cell::new(0));
+                    let check = || asked.replace(asked.get() + 1) < 2 || !refuse;
+                    let first = cache.write(&file, at, source, u64::MAX, || step, check);
+                    if let Put::Refused(from) = first {
+                        assert_eq!(from, at + 2 * UNIT);
+                        assert!(bytes[..] == truth[at as usize..(at + len) as usize]);
+                        let again = Source::whole_units(at, &mut bytes);
+                        assert!(matches!(again, Source::Copied(_)));
+                        cache.write(&file, at, again, u64::MAX, || step, || true);
+                    }
                 }
                 9 => {
                     if let Some(loans) = cache.lend(&file, range) {
@@ -120,6 +186,7 @@ fn cache_matches_bytes() {
         // Units hold the file; the cache of this test goes first.
         cache.forget(&file, ByteRange::ALL, Dirty::Discard);
     }
+    (lent_bytes, copied_bytes)
 }
 
 /// Goal: bytes are used once by each request that was answered with them, however often it looked for the rest (H5). Method: a request for two
@@ -154,7 +221,6 @@ fn looking_in_vain_is_no_use() {
 /// turn, two more of their chunks come, one of the first is read again.
 #[test]
 fn what_came_first_goes_first() {
-    const CHUNK: u64 = super::CHUNK;
     let mut w = World::new(7, &[]);
     let files: Vec<_> = ["a", "b"].map(|name| w.create(name, OpenFlags::READ_WRITE).file.clone()).into();
     let cache = PageCache::new();

@@ -1,7 +1,7 @@
 //! One unit of the cache: memory and what its bytes are.
 //!
 //! Owns: the byte ranges of a unit in file offsets: valid; dirty (newer than the server); flight (being written back,
-//! copied out already); failed (write-back failed, kept until somebody was told). Invariant: the latter three are
+//! copied out or lent already); failed (write-back failed, kept until somebody was told). Invariant: the latter three are
 //! subsets of valid.
 
 use crate::cache::UNIT;
@@ -33,7 +33,7 @@ impl Spare {
 
     pub(crate) fn give(&self, buf: Buf) {
         let mut spare = self.0.lock();
-        if buf.len() == UNIT as usize && spare.len() < SPARE_MAX {
+        if buf.len() == UNIT as usize && buf.is_whole() && spare.len() < SPARE_MAX {
             spare.push(buf);
         }
     }
@@ -41,7 +41,7 @@ impl Spare {
 
 /// Memory of a unit.
 enum Memory {
-    /// Its own. Read only while readers borrow it: a change goes to a copy then.
+    /// Its own, perhaps cut from a slab. Read only while readers or write-back borrow it: a change goes to a copy then.
     Own(Arc<Buf>),
     /// Part of what the server sent for several units, read only. The books count it as the unit's own; when the clock
     /// hand leaves such a unit in the cache, it gets memory of its own, so that one unit does not keep all of it.
@@ -53,6 +53,15 @@ impl Memory {
         match self {
             Memory::Own(buf) => buf,
             Memory::Part { whole, start } => &whole[*start..*start + UNIT as usize],
+        }
+    }
+
+    /// Gives it to the next unit, if nobody else has it.
+    fn recycle(self, spare: &Spare) {
+        if let Memory::Own(buf) = self
+            && let Ok(buf) = Arc::try_unwrap(buf)
+        {
+            spare.give(buf);
         }
     }
 
@@ -75,6 +84,8 @@ pub(crate) struct Unit {
     pub(crate) turn: u64,
     start: u64,
     memory: Memory,
+    /// The memory that it shall have once it needs that, of arbitrary content.
+    place: Option<Buf>,
     pub(crate) valid: RangeSet,
     pub(crate) dirty: RangeSet,
     pub(crate) flight: RangeSet,
@@ -100,8 +111,9 @@ pub(crate) struct Unit {
 const NEVER: u64 = u64::MAX;
 
 impl Unit {
-    pub(crate) fn new(file: Arc<File>, index: u64, turn: u64) -> Unit {
+    pub(crate) fn new(file: Arc<File>, index: u64, turn: u64, place: Option<Buf>) -> Unit {
         Unit {
+            place,
             came: file.locality.comes(),
             file,
             turn,
@@ -146,7 +158,9 @@ impl Unit {
         let before = self.capacity();
         if need > self.memory.bytes().len() {
             let size = if self.start > 0 { UNIT as usize } else { need.next_power_of_two().max(SMALLEST) };
-            let mut bigger = if size == UNIT as usize { spare.take() } else { Buf::zeroed(size) };
+            let place = self.place.take();
+            let other = || if size == UNIT as usize { spare.take() } else { Buf::zeroed(size) };
+            let mut bigger = place.unwrap_or_else(other);
             let old = self.memory.bytes();
             bigger[..old.len()].copy_from_slice(old);
             self.memory = Memory::Own(Arc::new(bigger));
@@ -156,11 +170,7 @@ impl Unit {
 
     /// Gives the memory of a unit that is gone to the next one.
     pub(crate) fn recycle(self, spare: &Spare) {
-        if let Memory::Own(buf) = self.memory
-            && let Ok(buf) = Arc::try_unwrap(buf)
-        {
-            spare.give(buf);
-        }
+        self.memory.recycle(spare);
     }
 
     /// Takes a unit's bytes of `whole` without a copy, if nothing is in the unit yet; returns whether it did.
@@ -177,8 +187,12 @@ impl Unit {
     /// The clock hand passed and left it. The second time it leaves memory shared with other units: streams are gone by
     /// then and cost no copy.
     pub(crate) fn survive(&mut self) {
-        if std::mem::replace(&mut self.survived, true) {
-            self.memory.own();
+        if !std::mem::replace(&mut self.survived, true) {
+            return;
+        }
+        match &mut self.memory {
+            Memory::Own(buf) if buf.is_whole() => {}
+            memory => *memory = Memory::Own(Arc::new(Buf::copy_of(memory.bytes()))),
         }
     }
 
@@ -258,14 +272,24 @@ impl Unit {
     pub(crate) fn exchange(&mut self, bytes: &mut Buf, spare: &Spare) -> u64 {
         let before = self.capacity();
         let free = match &mut self.memory {
-            Memory::Own(own) if own.len() == UNIT as usize => Arc::get_mut(own),
+            Memory::Own(own) if own.len() == UNIT as usize && own.is_whole() => Arc::get_mut(own),
             _ => None,
         };
         match free {
             Some(own) => std::mem::swap(own, bytes),
-            // Readers borrow it, others have part of it, or it is too small.
+            // Readers borrow it, others have part of it, it is part of a slab, or it is too small.
             None => self.memory = Memory::Own(Arc::new(std::mem::replace(bytes, spare.take()))),
         }
+        self.now_dirty(self.range());
+        self.capacity() - before
+    }
+
+    /// Makes `memory`, with bytes of the whole unit, its own; they are dirty. Returns by how much the memory grew.
+    pub(crate) fn replace(&mut self, memory: Arc<Buf>, spare: &Spare) -> u64 {
+        let before = self.capacity();
+        let old = std::mem::replace(&mut self.memory, Memory::Own(memory));
+        old.recycle(spare);
+        self.place = None;
         self.now_dirty(self.range());
         self.capacity() - before
     }
@@ -294,6 +318,19 @@ impl Unit {
     /// Copies dirty bytes out for their way to the server; what is written to them from now on makes them dirty again.
     pub(crate) fn send(&mut self, part: ByteRange, into: &mut [u8]) {
         into.copy_from_slice(&self.memory.bytes()[self.span(part)]);
+        self.departs(part);
+    }
+
+    /// Its memory, for its way to the server, if all of it is dirty and none of it under way; a change goes to a copy meanwhile.
+    pub(crate) fn sendable(&self) -> Option<&Arc<Buf>> {
+        match &self.memory {
+            Memory::Own(buf) if self.is_dirty_throughout() && self.flight.is_empty() => Some(buf),
+            _ => None,
+        }
+    }
+
+    /// The dirty bytes of `part` are on their way to the server.
+    pub(crate) fn departs(&mut self, part: ByteRange) {
         self.dirty.remove(part);
         self.flight.insert(part);
         self.sent = true;

@@ -90,17 +90,17 @@ pub(crate) fn try_write(
     }
 }
 
-/// `bytes` for `offset` as the cache shall take them: their memory with them, if they are a whole unit.
+/// `bytes` for `offset` as the cache shall take them: their memory with them, if they are whole units.
 pub(crate) fn source<'a>(core: &Core, offset: u64, bytes: &'a mut Buf) -> Source<'a> {
-    if core.tunables.on(Knob::Adopt) { Source::whole_unit(offset, bytes) } else { Source::Copied(bytes) }
+    if core.tunables.on(Knob::Adopt) { Source::whole_units(offset, bytes) } else { Source::Copied(bytes) }
 }
 
 /// Puts `source` into the cache, and counts it if its memory was kept.
 fn put(core: &Core, file: &Arc<File>, offset: u64, source: Source<'_>, check: impl Fn() -> bool) -> Put {
     let cold_after = core.tunables.get(Knob::ColdAfter);
     let put = core.cache.write(file, offset, source, cold_after, || core.clock.now_ns(), check);
-    if let Put::Done { adopted: true, .. } = put {
-        core.stats.bytes(Count::Adopted, UNIT);
+    if let Put::Done { adopted: bytes @ 1.., .. } = put {
+        core.stats.bytes(Count::Adopted, bytes);
     }
     put
 }
@@ -260,7 +260,7 @@ async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, data: &mu
         }
         at = part.end;
     }
-    Ok(data.len())
+    Ok(range.len() as usize)
 }
 
 /// Writes to the targets: all pieces in flight at once, one wait (FEATURES H7). The caller holds the range lock; without

@@ -129,6 +129,49 @@ fn cold_units_are_written_in_place() {
     w.client.core.cache.check();
 }
 
+/// Goal: chunks that were written in one call, or in the course of a long stream, leave as they lie, and so do units that were given away; what
+/// arrives is what was written. Method: a chunk at once, a stream of quarters behind it, a chunk that is given away, and the same with the
+/// switch off; counters, and what the server has.
+#[test]
+fn whole_chunks_leave_without_a_copy() {
+    const QUARTER: usize = 256 << 10;
+    for lend in ["on", "off"] {
+        let mut w = World::new(1, &[("writeback.lend", lend)]);
+        let (ctx, hints) = (Ctx::root(), Hints::default());
+        let file = w.create("f", OpenFlags::READ_WRITE);
+        let byte = |at: usize| (at / QUARTER) as u8 + 1;
+        let put = |w: &mut World, at: usize, len: usize| {
+            // In more memory than that: it is not kept.
+            let mut bytes = Buf::scratch(len + 4096);
+            bytes.narrow(0..len);
+            bytes.chunks_mut(QUARTER).zip((at..).step_by(QUARTER)).for_each(|(part, at)| part.fill(byte(at)));
+            if w.client.try_write(&ctx, &file, at as u64, &bytes, hints).is_none() {
+                let op = w.client.write(&ctx, &file, at as u64, bytes, hints);
+                assert_eq!(w.run(op), Ok(len));
+            }
+        };
+        put(&mut w, 0, QUARTER);
+        put(&mut w, 1 << 20, 1 << 20);
+        (2 << 20..7 << 20).step_by(QUARTER).for_each(|at| put(&mut w, at, QUARTER));
+        let mut given = Buf::scratch(1 << 20);
+        given.chunks_mut(QUARTER).zip((7 << 20..).step_by(QUARTER)).for_each(|(part, at)| part.fill(byte(at)));
+        let op = w.client.write(&ctx, &file, 7 << 20, given, hints);
+        assert_eq!(w.run(op), Ok(1 << 20));
+        assert_eq!(w.client.core.stats.of(Count::Adopted).1, 1 << 20);
+        let op = w.client.fsync(&ctx, &file, false);
+        w.run(op).unwrap();
+        let of = |count: Count| w.client.core.stats.of(count).1;
+        // Of the stream what comes behind 4 MiB of the file.
+        let lent = if lend == "on" { (1 + 3 + 1) << 20 } else { 0 };
+        assert_eq!((of(Count::WriteBack), of(Count::WriteBackLent)), ((7 << 20) + QUARTER as u64, lent));
+        let op = w.client.read(&ctx, &file, 0, 8 << 20, Hints { direct: true, ..hints });
+        let past = w.run(op).unwrap().to_vec();
+        let is_right = |at: usize| past[at] == if (QUARTER..1 << 20).contains(&at) { 0 } else { byte(at) };
+        assert!(past.len() == 8 << 20 && (0..8 << 20).all(is_right), "on the server");
+        w.client.core.cache.check();
+    }
+}
+
 /// Goal: each request is counted under its reason, with its bytes, on the mount and on the file. Method: one request for
 /// each reason that sizes, flags and modes give.
 #[test]

@@ -152,3 +152,38 @@ proptest! {
         prop_assert_eq!(whole.window(), pad..pad + len);
     }
 }
+
+/// Goal: neighbours are given away as one buffer without a copy, in parts that join again; nobody can change them meanwhile, and a change of
+/// what was given away goes elsewhere. Method: three parts of one memory, shared, cut, joined, changed and dropped.
+#[test]
+fn neighbours_are_shared() {
+    let mut c = Buf::zeroed(3 * ALIGN);
+    let mut held: Vec<Arc<Buf>> = [c.split_to(ALIGN), c.split_to(ALIGN), c].map(Arc::new).to_vec();
+    held.iter_mut().zip(1..).for_each(|(part, byte)| Arc::get_mut(part).expect("alone").fill(byte));
+    assert!(held.iter().all(|part| !part.is_whole()));
+    let first = held[0].as_ptr();
+    assert!(Buf::shared([held[0].clone(), held[2].clone()]).is_none(), "there is one between");
+    assert!(Buf::shared([held[1].clone(), held[0].clone()]).is_none(), "the wrong way round");
+    assert!(Buf::shared([]).is_none());
+    let mut all = Buf::shared(held.iter().cloned()).expect("neighbours");
+    assert_eq!((all.as_ptr(), all.len(), all.room()), (first, 3 * ALIGN, 0..3 * ALIGN));
+    let front = all.split_to(ALIGN + 100);
+    assert_eq!((front.len(), front[ALIGN], all[0], all[2 * ALIGN - 101]), (ALIGN + 100, 2, 2, 3));
+    let (all, front) = all.join(front).expect_err("the wrong way round");
+    let mut all = front.join(all).expect("neighbours");
+    assert_eq!((all.as_ptr(), all.len(), all.room()), (first, 3 * ALIGN, 0..3 * ALIGN));
+    assert!(held.iter_mut().all(|part| Arc::get_mut(part).is_none()), "they are shared");
+    let mut front = all.split_to(ALIGN + 100);
+    front.narrow(5..50);
+    all[0] = 77;
+    assert_ne!(all.as_ptr(), held[1][100..].as_ptr(), "a change goes to a copy");
+    assert_eq!((all.window(), all[0], all[1], held[1][100]), (100..2 * ALIGN, 77, 2, 2));
+    assert_eq!(front[..], [1; 45]);
+    drop(front);
+    held.iter_mut().for_each(|part| Arc::get_mut(part).expect("alone again").fill(9));
+    assert_eq!((all[1], all[2 * ALIGN - 101]), (2, 3));
+    let alone = Arc::new(Buf::copy_of(&[5; 10]));
+    let shared = Buf::shared([alone.clone()]).expect("one is its own neighbour");
+    drop(alone);
+    assert_eq!((shared[..].len(), shared[9]), (10, 5), "it holds what it shares");
+}

@@ -1,0 +1,81 @@
+//! Memory of the units of one chunk in one piece, so that they can leave in one request without being copied together.
+//!
+//! Owns: which units get such memory. Does not own: whether they leave so (`fill`).
+//!
+//! A chunk that is written as a whole by one call, or in the course of a long stream, has one buffer cut into its units' memory. It goes back
+//! when its last unit leaves it, so a slab costs more than its units when some of them are never made, or stay: so a stream has to have
+//! `STREAM_BYTES` behind it, one that ends wastes at most one slab, and a unit that stays for long gets memory of its own.
+//!
+//! Invariants: a slab is cut in the order of its units; at most one is being cut in a shard.
+
+use super::{CHUNK, CHUNK_UNITS, Key, UNIT};
+use amphi_env::Buf;
+
+/// A file has so much in the cache before what goes on from there is taken for a stream, bytes.
+pub(super) const STREAM_BYTES: u64 = 4 << 20;
+/// Units that come to the cache before a slab that is not gone on with makes room for another.
+const STALE_TURNS: u64 = 4096;
+
+/// What is left of a slab.
+struct Rest {
+    next: Key,
+    memory: Buf,
+    since: u64,
+}
+
+/// The slab that is being cut in a shard.
+#[derive(Default)]
+pub(super) struct Slab(Option<Rest>);
+
+impl Slab {
+    /// Memory for a unit that has just been made, at turn `now`, if it is the next of the slab, or if it `begins` one.
+    pub(super) fn piece(&mut self, key: Key, begins: bool, now: u64) -> Option<Buf> {
+        let goes_on = self.0.as_ref().is_some_and(|rest| rest.next == key);
+        if !goes_on {
+            let busy = self.0.as_ref().is_some_and(|rest| now.saturating_sub(rest.since) < STALE_TURNS);
+            if busy || !begins {
+                return None;
+            }
+            self.0 = Some(Rest { next: key, memory: Buf::scratch(CHUNK as usize), since: now });
+        }
+        let rest = self.0.as_mut()?;
+        let piece = rest.memory.split_to(UNIT as usize);
+        rest.next.1 += 1;
+        if rest.next.1.is_multiple_of(CHUNK_UNITS) {
+            self.0 = None;
+        }
+        Some(piece)
+    }
+
+    /// Nobody writes any more.
+    pub(super) fn let_go(&mut self) {
+        self.0 = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a chunk's units get one piece of memory in their order; another chunk does not break into it, and gets its own when the first is
+    /// complete or was left alone for long. Method: units by hand.
+    #[test]
+    fn slabs_are_cut_in_order() {
+        let mut slab = Slab::default();
+        assert!(slab.piece((1, 16), false, 0).is_none());
+        let first = slab.piece((1, 16), true, 1).expect("it begins");
+        assert!(slab.piece((2, 16), true, 2).is_none() && slab.piece((1, 18), false, 3).is_none());
+        let mut end = first.as_ptr_range().end;
+        for u in 17..32 {
+            let next = slab.piece((1, u), false, 4).expect("it goes on");
+            assert_eq!((next.as_ptr(), next.len() as u64), (end, UNIT));
+            end = next.as_ptr_range().end;
+        }
+        assert!(slab.piece((1, 32), false, 5).is_none(), "it was complete");
+        assert!(slab.piece((2, 0), true, 6).is_some());
+        assert!(slab.piece((3, 0), true, 5 + STALE_TURNS).is_none());
+        assert!(slab.piece((3, 0), true, 6 + STALE_TURNS).is_some(), "the other was left alone");
+        slab.let_go();
+        assert!(slab.piece((3, 1), false, 6 + STALE_TURNS).is_none());
+    }
+}
