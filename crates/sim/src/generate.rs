@@ -48,6 +48,8 @@ struct Temper {
     bursts: u64,
     /// One call in so many begins to read the files of a directory in the order of their names.
     walks: u64,
+    /// One in so many writes is of whole units.
+    pieces: u64,
 }
 
 /// Most small files of a burst.
@@ -92,6 +94,7 @@ pub struct Generator {
     burst_dice: Dice,
     walk: Walk,
     walk_dice: Dice,
+    piece_dice: Dice,
 }
 
 impl Generator {
@@ -117,11 +120,14 @@ impl Generator {
             interrupts: [20, 100, 1 << 40][dice.below(3) as usize],
             bursts: 0,
             walks: 0,
+            pieces: 0,
         };
         let mut burst_dice = Dice::new(seed, 2000 + index);
         let temper = Temper { bursts: [15, 60, 1 << 40][burst_dice.below(3) as usize], ..temper };
         let mut walk_dice = Dice::new(seed, 3000 + index);
         let temper = Temper { walks: [15, 60, 1 << 40][walk_dice.below(3) as usize], ..temper };
+        let mut piece_dice = Dice::new(seed, 4000 + index);
+        let temper = Temper { pieces: [2, 4, 12][piece_dice.below(3) as usize], ..temper };
         let owner = match dice.below(3) {
             0 => Cred::root(),
             n => Cred { uid: 1000 + n as u32, gid: 1000 + n as u32, groups: vec![3000, 3000 + n as u32] },
@@ -136,6 +142,7 @@ impl Generator {
             burst_dice,
             walk: Walk::default(),
             walk_dice,
+            piece_dice,
         }
     }
 
@@ -316,6 +323,17 @@ impl Generator {
     fn span(&mut self, size: u64) -> (u64, u64) {
         let offset = self.offset(size);
         (offset, self.len().min(FILE_MOST - offset))
+    }
+
+    /// Whole units of the cache, which may lie in one piece of memory: several, given away, or a chunk of 1 MiB, copied (`perform::write`).
+    fn piece(&mut self, size: u64) -> (u64, u64) {
+        const CHUNK: u64 = 16 * UNIT;
+        let dice = &mut self.piece_dice;
+        if dice.one_in(3) {
+            return (dice.below((size / CHUNK + 1).min(FILE_MOST / CHUNK - 1)) * CHUNK, CHUNK + 1);
+        }
+        let offset = (dice.below(size / UNIT + 2) * UNIT).min(FILE_MOST - UNIT);
+        (offset, (UNIT * dice.within(2..17)).min(FILE_MOST - offset))
     }
 
     fn size_of(r: &Reference, handle: Handle) -> u64 {
@@ -548,7 +566,8 @@ impl Generator {
     fn writes(&mut self, r: &Reference) -> Option<Op> {
         let handle = self.handle(r, |f| f.write)?;
         let size = Self::size_of(r, handle);
-        let (offset, len) = self.span(size);
+        let span = self.span(size);
+        let (offset, len) = if self.piece_dice.one_in(self.temper.pieces) { self.piece(size) } else { span };
         if r.open_file(handle).is_ok_and(|o| o.flags.append) && size + len > FILE_MOST {
             return None;
         }

@@ -100,7 +100,8 @@ fn main() -> ExitCode {
         FaultsArg::Crashes => Faults::Crashes,
         FaultsArg::All => Faults::All,
     };
-    let (mut failed, mut calls, mut crashes, mut batched, mut ahead, mut done) = (Vec::new(), 0, 0, 0, 0, 0);
+    let (mut failed, mut calls, mut crashes, mut done) = (Vec::new(), 0, 0, 0);
+    let (mut batched, mut lent, mut ahead) = (0, 0, 0);
     let mut fights = Fights::default();
     let mut late = Counts::default();
     for seed in seeds {
@@ -113,7 +114,7 @@ fn main() -> ExitCode {
         match run_plan(&plan) {
             Ok(s) => {
                 (calls, crashes) = (calls + s.calls, crashes + s.server_crashes + s.mount_crashes);
-                (batched, ahead) = (batched + s.batched, ahead + s.opened_ahead);
+                (batched, lent, ahead) = (batched + s.batched, lent + s.lent, ahead + s.opened_ahead);
                 fights.add(&s);
                 late.add(&s.faults_of_callbacks);
                 if single {
@@ -152,7 +153,7 @@ fn main() -> ExitCode {
         println!("Callbacks {late:?}");
     }
     println!(
-        "{done} seeds, {calls} calls, {crashes} crashes, {batched} writes in batches, {ahead} files opened ahead, failed: {failed:?}"
+        "{done} seeds, {calls} calls, {crashes} crashes, {batched} writes in batches, {lent} without a copy, {ahead} files opened ahead, failed: {failed:?}"
     );
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -110,6 +110,8 @@ pub struct Summary {
     pub network_faults: u64,
     /// Parts of batches of write-back that mounts sent.
     pub batched: u64,
+    /// Requests of write-back that took the cache's memory as it was.
+    pub lent: u64,
     /// Locks that mounts were asked to give back.
     pub callbacks: u64,
     /// Requests that went direct since their file was contended.
@@ -354,6 +356,7 @@ impl Run {
             };
             let mut summary = self.summary.borrow_mut();
             summary.batched += field("batch_files", 6);
+            summary.lent += field("writeback_lent", 1);
             summary.callbacks += field("lock_callback", 1);
             summary.contended += field("direct_contention", 1);
             summary.ahead += field("lock_ahead_granted", 1);

@@ -8,9 +8,9 @@ const SEEDS: u64 = 90;
 /// Seeds within which a planted bug must be found.
 const FOUND_WITHIN: u64 = 40;
 
-/// Runs the plan; returns how many writes mounts sent in batches.
-fn must_agree(plan: &Plan) -> u64 {
-    run_plan(plan).map(|summary| summary.batched).unwrap_or_else(|failure| {
+/// Runs the plan; returns how many writes mounts sent in batches, and how many requests of write-back took the cache's memory.
+fn must_agree(plan: &Plan) -> (u64, u64) {
+    run_plan(plan).map(|summary| (summary.batched, summary.lent)).unwrap_or_else(|failure| {
         for line in failure.history.iter().rev().take(60).rev() {
             println!("{line}");
         }
@@ -32,7 +32,7 @@ fn must_agree(plan: &Plan) -> u64 {
 }
 
 fn run(seeds: impl Iterator<Item = u64>) {
-    let mut batched = 0;
+    let (mut batched, mut lent) = (0, 0);
     for seed in seeds {
         // Most with all faults; without any, whatever goes wrong is simplest to understand.
         let faults = match seed % 5 {
@@ -40,9 +40,11 @@ fn run(seeds: impl Iterator<Item = u64>) {
             1 => Faults::Crashes,
             _ => Faults::All,
         };
-        batched += must_agree(&Plan { faults, ..Plan::of_seed(seed) });
+        let of_seed = must_agree(&Plan { faults, ..Plan::of_seed(seed) });
+        (batched, lent) = (batched + of_seed.0, lent + of_seed.1);
     }
     assert!(batched > 3 * SEEDS, "only {batched} small writes left in batches");
+    assert!(lent > SEEDS / 4, "only {lent} requests took the memory of the cache");
 }
 
 /// Goal: Promise S1, Promise S2, Promise S3, Promise S4, Promise S5, Promise S6, Promise S7, Promise S9, Promise S10,
