@@ -149,7 +149,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
         let links = self.links.upgrade().ok_or(Errno::Canceled)?;
         if links.is_master(&self.seat) {
             if !recovery.welcome().resumed && !company::may_go_on(&self.core) {
-                company::lose(&self.core, "it was away for too long, or did not answer");
+                company::lose(&self.core, "it was away for too long, did not answer, or a server lost power");
                 let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Goodbye };
                 let _ = recovery.call(call).await;
                 links.leave_others();

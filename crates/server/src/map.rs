@@ -226,6 +226,7 @@ mod tests {
             cluster,
             pool: 6,
             sessions: Vec::new(),
+            lost: false,
             cut_off: false,
             home,
             map: None,

@@ -173,8 +173,11 @@ impl<E: Env> Cluster<E> {
                 let sessions = self.front()?.mounts();
                 Ok(PeerTold::Sessions { version: self.sessions_version.get(), sessions })
             }
-            PeerQuestion::Evict((session, start), why) => {
+            PeerQuestion::Evict { session: (session, start), why, robbed } => {
                 if self.starts.borrow().get(&session) == Some(&start) {
+                    if robbed {
+                        self.front()?.disturb();
+                    }
                     self.front()?.evict(session, &why);
                 }
                 Ok(PeerTold::Done)

@@ -9,6 +9,7 @@
 
 use crate::config::ServerConfig;
 use crate::error::{ServerError, ServerErrorKind};
+use crate::front::ROBBED;
 use crate::message::{Hail, Question};
 use crate::peers::{ALREADY_HERE, Begun, Cluster, PeerName, PeerQuestion, PeerTold, STOPPING, peer_link_config};
 use crate::records::SessionRecord;
@@ -196,6 +197,20 @@ impl<E: Env> Cluster<E> {
         self.expect_back();
         // The next beat tries again.
         Ok(if joined { self.compare_sessions().await.ok() } else { None })
+    }
+
+    /// After a loss of power: the sessions that were here end, at once here, and everywhere as soon as the master hears of it.
+    pub(crate) async fn end_robbed(self: &Rc<Self>, hails: &[Hail]) -> Result<()> {
+        if !hails.iter().any(|h| h.lost) {
+            return Ok(());
+        }
+        let here: BTreeSet<Begun> =
+            hails.iter().flat_map(|h| h.sessions.iter().map(|(id, record)| (*id, record.start))).collect();
+        for session in here {
+            self.evict_here(session.0, ROBBED, true);
+            self.stop_here(session).await?;
+        }
+        Ok(())
     }
 
     fn master(&self) -> Result<u64> {
@@ -397,8 +412,9 @@ impl<E: Env> Cluster<E> {
         self.start_here(session, record).await
     }
 
-    /// A session did not keep to the rules here: it ends here at once, and everywhere as soon as the master hears of it.
-    pub(crate) fn evict_here(self: &Rc<Self>, session: SessionId, why: &str) {
+    /// A session did not keep to the rules here: it ends here at once, and everywhere as soon as the master hears of it. So with one that was
+    /// `robbed` of what it was answered.
+    pub(crate) fn evict_here(self: &Rc<Self>, session: SessionId, why: &str, robbed: bool) {
         let Some(start) = self.known.borrow().get(&session).map(|r| r.start) else { return };
         let ended = (session, start);
         if self.has_ended(ended) {
@@ -416,7 +432,8 @@ impl<E: Env> Cluster<E> {
             }
             while !cluster.closed.get() {
                 let Ok(master) = cluster.master() else { return };
-                match cluster.ask_soon(master, PeerQuestion::Evict(ended, why.clone())).await {
+                let question = PeerQuestion::Evict { session: ended, why: why.clone(), robbed };
+                match cluster.ask_soon(master, question).await {
                     Ok(_) => return,
                     Err(_) => cluster.worker.env.sleep(BEAT).await,
                 }

@@ -269,6 +269,8 @@ pub struct Hail {
     pub pool: u16,
     /// Sessions that it remembers.
     pub sessions: Vec<(SessionId, SessionRecord)>,
+    /// Whether what was answered and not made stable may be gone (`Recovered::lost`).
+    pub lost: bool,
     /// Whether others were cut off a short time ago and may still use what they were granted.
     pub cut_off: bool,
     /// The server that it belongs to; none if it was never begun.

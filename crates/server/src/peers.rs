@@ -73,7 +73,14 @@ pub enum PeerQuestion {
     /// `Done`: what the stopped session has goes, and nothing of it is under way. Whether its client is known to use nothing any more.
     SessionForget(Begun, bool),
     /// `Done`: the session did not keep to the rules; to the master.
-    Evict(Begun, String),
+    Evict {
+        /// The session.
+        session: Begun,
+        /// Why.
+        why: String,
+        /// What it was answered may be gone: not even a mount that is alone may go on.
+        robbed: bool,
+    },
     /// `Done`: other mounts have come, by the master's switch of this number: tokens are granted from now on.
     Company(u64),
     /// `Done`: tunables were set.
@@ -377,7 +384,7 @@ impl<E: Env> Cluster<E> {
                 self.front()?.set_tunables(&pattern, &value).await?;
                 PeerTold::Done
             }
-            PeerQuestion::Beat { .. } | PeerQuestion::Sessions | PeerQuestion::Evict(..) => {
+            PeerQuestion::Beat { .. } | PeerQuestion::Sessions | PeerQuestion::Evict { .. } => {
                 self.answer_as_master(caller, question).await?
             }
         };

@@ -134,6 +134,7 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
                 cluster: target.zone.cluster(),
                 pool: target.pool,
                 sessions,
+                lost: target.lost,
                 cut_off: !target.cut_off.borrow().is_empty(),
                 home: target.home.borrow().clone(),
                 map: target.map.borrow().clone(),
@@ -197,7 +198,9 @@ async fn start_session<E: Env>(target: &Target<E>, session: SessionId, record: S
     if target.left_last.take() == Some(session) {
         target.returning.borrow_mut().insert(session);
     }
-    target.log(txn, Order::Plain).await?;
+    let lsn = target.append(txn, Order::Plain);
+    // Stable before it does anything: a target that lost power knows whom it owed what it lost.
+    target.zone.stable(lsn).await?;
     Ok(Told::Done)
 }
 

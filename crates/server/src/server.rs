@@ -10,7 +10,7 @@ use crate::config::{ServerConfig, SharedConfig};
 use crate::counters::Counters;
 use crate::error::{ServerError, ServerErrorKind};
 use crate::folder;
-use crate::front::{Door, Front, end_everywhere};
+use crate::front::{Door, Front, ROBBED, end_everywhere};
 use crate::map::{self, Belonging};
 use crate::member::Enlisted;
 use crate::message::{Hail, Message, Question, Told};
@@ -205,6 +205,7 @@ impl<E: Env> Server<E> {
             Some(front) => {
                 cluster.keep_copy().await.map_err(disk)?;
                 let version = cluster.remember(&hails, joined).await.map_err(disk)?;
+                cluster.end_robbed(&hails).await.map_err(disk)?;
                 cluster.set_ready();
                 cluster.keep_step(joined, version);
                 front.hold_mounts(false);
@@ -218,6 +219,9 @@ impl<E: Env> Server<E> {
                 front.begin(hails.iter().any(|h| h.cut_off)).await.map_err(disk)?;
                 let sessions = hails.first().into_iter().flat_map(|h| &h.sessions);
                 cluster.starts.borrow_mut().extend(sessions.map(|(id, record)| (*id, record.start)));
+                if hails.iter().any(|h| h.lost) {
+                    front.mounts().into_iter().for_each(|(session, _)| front.evict(session, ROBBED));
+                }
                 cluster.set_ready();
                 cluster.watch_servers();
                 serving.listen(listeners, &front);

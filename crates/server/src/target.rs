@@ -93,6 +93,8 @@ pub struct Target<E: Env> {
     pub slots: RefCell<Slots>,
     /// Sessions that are alive.
     pub sessions: RefCell<BTreeMap<SessionId, SessionRecord>>,
+    /// What was answered before it was opened and not made stable may be gone.
+    pub lost: bool,
     /// Sessions of an earlier run that have not said yet what they have open.
     pub absent: RefCell<BTreeSet<SessionId>>,
     /// Who waits until none of these is left.
@@ -216,6 +218,7 @@ impl<E: Env> Target<E> {
             left_last: Cell::new(None),
             cut_off: RefCell::new(cut_off),
             sessions: RefCell::new(sessions),
+            lost: recovered.lost,
             opens: RefCell::new(opens),
             opened_for: RefCell::default(),
             opened_early: RefCell::default(),

@@ -12,6 +12,7 @@ mod file_locks;
 mod glimpses;
 mod kept;
 mod locks;
+mod lost_power;
 mod read_batch;
 mod reopen;
 mod sessions;

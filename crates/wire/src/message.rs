@@ -85,7 +85,7 @@ pub struct Welcome {
     /// Epoch of the server's cluster map.
     pub map_epoch: u64,
     /// Mount sessions that have been started since the server was, this one included: a mount whose session has ended and
-    /// starts anew learns whether there were others in between.
+    /// starts anew learns whether there were others in between, or another server has lost what it had answered, which counts as one.
     pub mounts: u64,
     /// Targets of this server on rotating storage, at most `ROTATING_MAX`; of further ones mounts know nothing.
     pub rotating: Vec<TargetId>,

@@ -69,7 +69,7 @@ async fn run<E: Env>(shared: &Shared<E>) {
         let mut result = checkpoint(shared, merge).await;
         if result.is_err() && !shared.state.borrow().fresh.is_empty() {
             // A mark may be waiting for the log space that there will not be; the root proves as much.
-            result = prove(shared).await.and(result);
+            result = prove(shared, false).await.and(result);
         }
         if let Err(e) = &result {
             if e.kind != ZoneErrorKind::NoSpace {
@@ -102,16 +102,19 @@ async fn run<E: Env>(shared: &Shared<E>) {
             }
         }
     }
-    // Closing: all groups are written. The root learns that the whole log is stable.
-    if let Err(e) = prove(shared).await {
+    // Closing: all groups are written. The root learns that the whole log is stable, and that no life of the machine has it open.
+    if let Err(e) = prove(shared, true).await {
         shared.fail("closing", &std::io::Error::other(e.to_string()));
     }
 }
 
 /// Makes everything written stable without a checkpoint: the root that there is learns that the log is synced.
-async fn prove<E: Env>(shared: &Shared<E>) -> Result<(), ZoneError> {
+async fn prove<E: Env>(shared: &Shared<E>, closed: bool) -> Result<(), ZoneError> {
     sync(shared).await?;
-    let root = shared.state.borrow().root.clone();
+    let mut root = shared.state.borrow().root.clone();
+    if closed {
+        root.boot = 0.into();
+    }
     install(shared, root).await
 }
 

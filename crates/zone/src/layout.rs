@@ -123,7 +123,7 @@ pub struct Superblock {
     pub stable_seq: U64,
     pub next_segment: U64,
     pub segments: [SegmentRef; SEGMENTS_MAX],
-    /// Life of the machine in which the zone was opened (`Env::boot_id`); 0: not opened yet.
+    /// Life of the machine in which the zone was opened (`Env::boot_id`); 0: it is closed, or was not opened yet.
     pub boot: U64,
     pub rest: [u8; 4096 - 168 - 32 * SEGMENTS_MAX],
 }

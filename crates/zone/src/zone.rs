@@ -76,6 +76,8 @@ pub struct Recovered {
     pub items: BTreeMap<Key, Vec<u8>>,
     /// Records replayed from the log.
     pub replayed: u64,
+    /// The machine lost power while the zone was open, or a sync failed: what was written and not made stable may be gone.
+    pub lost: bool,
     /// Sentences for the log file: a torn tail that was cut, a superblock copy that was restored.
     pub notes: Vec<String>,
 }
@@ -187,6 +189,7 @@ impl<E: Env> Zone<E> {
         let boot = env.boot_id();
         let mut image = read_zone(&*disk, boot).await.map_err(|e| e.at(path))?;
         check_owner(&image, path, options)?;
+        let lost = image.doubted || ![0, boot].contains(&image.root.boot.get());
         if let Err(e) = make_stable(&*disk, &mut image, boot).await {
             commit::note_doubt(&*disk, image.root.zone_id.get(), boot).await;
             return Err(ZoneError::io(path, &e));
@@ -195,7 +198,7 @@ impl<E: Env> Zone<E> {
         let shared = Rc::new(shared);
         commit::start(&shared);
         checkpoint::start(&shared);
-        Ok((Zone { shared }, Recovered { items, replayed, notes }))
+        Ok((Zone { shared }, Recovered { items, replayed, lost, notes }))
     }
 
     /// Changes what `OpenOptions` said of syncs and checkpoints; counts from the next of each.

@@ -18,6 +18,10 @@ use std::rc::Rc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+/// Why sessions end that a server finds after it has lost power (or a sync has failed): answers that it gave them may no longer be true, an
+/// `fsync` would promise what is gone, and numbers of inodes that they know may be given to others.
+pub const ROBBED: &str = "the server lost power, and perhaps what it had told this mount before that was made stable";
+
 impl<E: Env> Front<E> {
     /// Keeps a session without a connection for its grace time, unless its process is known to have ended.
     pub(super) fn keep_for_grace(self: &Rc<Self>, session: SessionId, epoch: u64) {
@@ -53,11 +57,16 @@ impl<E: Env> Front<E> {
     pub fn evict(self: &Rc<Self>, session: SessionId, why: &str) {
         if let Some(member) = self.cluster().filter(|c| !c.is_master()) {
             tracing::warn!("a session is evicted: {why}");
-            return member.evict_here(session, why);
+            return member.evict_here(session, why, false);
         }
         let Some(name) = self.name_to_end(session) else { return };
         tracing::warn!("session of {name} is evicted: {why}");
         self.end_now(session, SessionEnd::CutOff);
+    }
+
+    /// A mount whose session ends now cannot go on as if it had not, also if it is alone: the count of mounts does not fit (`Welcome::mounts`).
+    pub fn disturb(&self) {
+        self.mounts_started.set(self.mounts_started.get() + 1);
     }
 
     /// Ends the session of a process that is known to have ended.

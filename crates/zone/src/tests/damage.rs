@@ -37,10 +37,13 @@ impl Zone<SimEnv> {
 
 /// Goal: damage in any block that counts is reported with its place, and nothing is written; one damaged
 /// superblock copy is survived and restored. Method: one byte of each block of superblocks, log and segments
-/// flipped in turn, after a clean close.
+/// flipped in turn, of a zone that was closed and opened again in the same life of the machine, so that opening it changes nothing.
 #[test]
 fn every_damaged_block_is_reported() {
     let (sim, model) = zone_with_everything();
+    drop(open(&sim, &manual()).unwrap());
+    sim.crash(NODE, amphi_env::sim::CrashKind::Process);
+    sim.node(NODE);
     let whole = sim.peek(NODE, PATH, 0, SIZE).unwrap();
     let root = Superblock::decode(&whole[..4096], "copy 0").unwrap();
     let g = Geometry::of(&params()).unwrap();

@@ -256,6 +256,47 @@ fn a_fresh_group_without_a_mark_is_cut_after_power_loss() {
     }
 }
 
+/// Goal: opening says whether what was answered may be gone: after lost power and after a failed sync, not after a killed process, an orderly close
+/// or making the zone. Method: each of them, twice in a row where that may matter.
+#[test]
+fn losses_are_told() {
+    use amphi_env::sim::CrashKind;
+    let sim = sim(12);
+    format(&sim, &params());
+    sim.crash(NODE, CrashKind::Power);
+    let life = |closes: bool, then: CrashKind| {
+        let (zone, found) = open(&sim, &manual()).unwrap();
+        let lsn = zone.append(txn("Ia", b"1"), Order::Plain);
+        sim.block_on(zone.written(lsn)).unwrap().unwrap();
+        if closes {
+            sim.block_on(zone.close()).unwrap().unwrap();
+        }
+        drop(zone);
+        sim.crash(NODE, then);
+        found.lost
+    };
+    assert!(!life(false, CrashKind::Process), "it was only made");
+    assert!(!life(false, CrashKind::Power), "its process was killed");
+    assert!(life(false, CrashKind::Power), "power was lost");
+    assert!(life(true, CrashKind::Power), "again");
+    assert!(!life(true, CrashKind::Process), "it had been closed");
+    assert!(!life(false, CrashKind::Process), "so it had");
+    assert!(!life(true, CrashKind::Power));
+    let (zone, found) = open(&sim, &manual()).unwrap();
+    assert!(!found.lost);
+    drop(zone);
+    sim.crash(NODE, CrashKind::Process);
+    let env = sim.node(NODE);
+    let noted = async {
+        let disk = env.disk(PATH, amphi_env::DiskMode::Open).await.unwrap();
+        let image = crate::recover::read_zone(&*disk, env.boot_id()).await.unwrap();
+        crate::commit::note_doubt(&*disk, image.root.zone_id.get(), env.boot_id()).await;
+    };
+    sim.block_on(noted).unwrap();
+    let (_zone, found) = open(&sim, &manual()).unwrap();
+    assert!(found.lost, "a sync failed");
+}
+
 /// Goal: the ring is used for many laps, by the agent's own checkpoints, at bounded fill, and merges keep few
 /// segments. Method: 20 MiB of records over 200 keys through a log of 1 MiB.
 #[test]

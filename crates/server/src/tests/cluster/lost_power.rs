@@ -1,0 +1,33 @@
+//! What mounts are told when one of several servers loses power.
+
+use super::*;
+
+/// Goal: the same where one of several servers loses power: the mount's session is over on all of them, and a mount that is alone learns that it cannot
+/// go on either. Method: the second server loses power, or is only killed; what the master says to the mount that comes back.
+#[test]
+fn one_of_several_servers_loses_power() {
+    for (seed, kind) in [(120, CrashKind::Process), (121, CrashKind::Power)] {
+        let world = World::new(seed, &[1, 1], 1);
+        let run = async {
+            let mut servers = world.start_all().await;
+            let a = world.mount_everywhere("a", 1).await;
+            let dir = a.dir_at(1).await;
+            a.create(dir, "f").await.unwrap();
+            let master = a.links.borrow()[&0].0.clone();
+            let before = (master.welcome().mounts, a.held(0).restarts.get());
+            assert!(!master.welcome().resumed);
+            crash(&world, 1, kind);
+            servers[1] = None;
+            servers[1] = Some(world.start(1).await.unwrap());
+            sleep(&world, Duration::from_secs(30)).await;
+            let robbed = u64::from(kind == CrashKind::Power);
+            let after = (master.welcome().mounts, a.held(0).restarts.get());
+            assert_eq!(after.1, before.1 + robbed as u32, "{kind:?}: the master has ended the session");
+            assert_eq!(after.0, before.0 + 2 * robbed, "{kind:?}: one more than its own");
+            let b = world.mount_everywhere("b", 2).await;
+            b.create(Ino::ROOT, "g").await.unwrap();
+            b.mkdir(dir, "h").await.unwrap();
+        };
+        world.sim.block_on(run).unwrap();
+    }
+}
