@@ -162,6 +162,8 @@ enum End {
     AllCrash,
     /// Power is lost; of several servers perhaps that of some alone.
     Power,
+    /// The same while programs rest, and the mounts live on.
+    PowerOutlived,
     /// A mount stands still for so long that others need not wait for it; then programs rest.
     Stopped,
 }
@@ -416,7 +418,7 @@ impl Run {
             (Faults::None | Faults::Callbacks, true) => &[Rest, Restart],
             (Faults::Crashes, false) => &[Rest, Remount, Restart, MountCrash, MountCrash, AllCrash, AllCrash],
             (Faults::Crashes, true) => &[Rest, Restart, AllCrash, AllCrash],
-            (Faults::All, false) => &[Remount, Restart, MountCrash, AllCrash, AllCrash, Power, Power, Power],
+            (Faults::All, false) => &[Remount, Restart, MountCrash, AllCrash, AllCrash, Power, Power, PowerOutlived],
             (Faults::All, true) => &[Restart, AllCrash, Power, Power],
         };
         of[self.roll(of.len() as u64) as usize]
@@ -505,7 +507,7 @@ impl Run {
         let crash = match end {
             End::Rest | End::Remount | End::Restart | End::Stopped => None,
             End::MountCrash | End::AllCrash => Some(CrashKind::Process),
-            End::Power => Some(CrashKind::Power),
+            End::Power | End::PowerOutlived => Some(CrashKind::Power),
         };
         let Some(kind) = crash else {
             self.compare(&mounts).await?;
@@ -525,7 +527,7 @@ impl Run {
             return Ok(mounts);
         };
         let victims = self.victims(end, kind);
-        if end != End::MountCrash && self.roll(2) == 0 {
+        if !matches!(end, End::MountCrash | End::PowerOutlived) && self.roll(2) == 0 {
             self.crash_in_writes(&victims).await;
         }
         self.complaints()?;
@@ -535,11 +537,7 @@ impl Run {
         for (at, kind) in &victims {
             self.cluster.crash_server(*at, *kind);
         }
-        for (which, mount) in mounts.iter().enumerate() {
-            self.cluster.sim.crash(self.cluster.mount_node(which), kind);
-            self.cluster.has_gone(mount);
-        }
-        drop(mounts);
+        let mounts = if end == End::PowerOutlived { Some(mounts) } else { self.mounts_go(mounts, kind) };
         if end != End::MountCrash {
             self.pause(0..1_000_000).await;
             let again = SERVERS[victims[self.pick(victims.len())].0];
@@ -550,6 +548,10 @@ impl Run {
             let started = self.cluster.start_servers(&started).await;
             self.cluster.sim.clear_crash_at(again);
             started.map_err(line)?;
+        }
+        if let Some(mounts) = mounts {
+            self.are_told(&mounts).await?;
+            self.mounts_go(mounts, CrashKind::Process);
         }
         let mounts = self.mount_all().await?;
         let mount = &mounts[0];
@@ -567,6 +569,26 @@ impl Run {
         shared::crashed(&mount.client, &self.area).await?;
         mount.client.sync_all(&Ctx::root()).await.map_err(|e| line(format!("sync after a crash: {e}")))?;
         Ok(mounts)
+    }
+
+    /// The processes of the mounts end.
+    fn mounts_go(&self, mounts: Mounts, kind: CrashKind) -> Option<Mounts> {
+        for (which, mount) in mounts.iter().enumerate() {
+            self.cluster.sim.crash(self.cluster.mount_node(which), kind);
+            self.cluster.has_gone(mount);
+        }
+        None
+    }
+
+    /// Mounts that have outlived lost power are not told that all is well (Promise S22).
+    async fn are_told(&self, mounts: &Mounts) -> Checked {
+        for (which, mount) in mounts.iter().enumerate() {
+            self.note(format!("mount {which} outlived it"));
+            if mount.client.sync_all(&Ctx::root()).await.is_ok() {
+                return Err(line(format!("mount {which} was told that all is stable, after power was lost")));
+            }
+        }
+        Ok(())
     }
 
     /// An index below `count`, without a throw if there is but one.
