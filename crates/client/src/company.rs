@@ -197,8 +197,9 @@ pub(crate) fn welcomed(core: &Core, welcome: &Welcome) {
         core.files.all().iter().for_each(|file| file.turn());
     }
     let boot = company.boot.swap(welcome.boot, SeqCst);
+    // Of a server that was started anew the count begins anew, also for who is known to it.
+    let before = company.mounts.swap(welcome.mounts, SeqCst);
     if boot == 0 || !welcome.resumed {
-        let before = company.mounts.swap(welcome.mounts, SeqCst);
         let same = boot == welcome.boot && welcome.mounts == before + 1;
         company.undisturbed.store(same && welcome.alone && company.is_alone(), SeqCst);
     }

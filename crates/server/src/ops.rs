@@ -144,10 +144,10 @@ pub async fn execute<E: Env>(
             add(&worker.counters.resends, 1);
             if worker.routes.is_shared() {
                 crate::intents::until_told(worker, target).await;
-                if let Request::SetAttr { ino, .. } = call.op {
-                    // Whoever hears of a cut writes behind it: after a restart, objects elsewhere may not be cut yet.
-                    target.settle(vec![crate::target::NameKey::Inode(ino)]).await;
-                }
+            }
+            if let Request::SetAttr { ino, .. } = call.op {
+                // Whoever hears of a cut writes behind it: after a restart, objects of other targets may not be cut yet.
+                target.settle(vec![crate::target::NameKey::Inode(ino)]).await;
             }
             return (answer, None);
         }

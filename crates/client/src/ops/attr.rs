@@ -15,7 +15,7 @@ use crate::locks::{self, Pin};
 use crate::pipeline;
 use crate::rangelock::Hold;
 use crate::stats::Count;
-use crate::tokens;
+use crate::tokens::{self, Told};
 use crate::writeback;
 use amphi_dlm::{Mode, TokenKey};
 use amphi_types::{Attr, ByteRange, Cred, Errno, Ino, Kind, Result, SetAttr, limits};
@@ -68,6 +68,18 @@ pub(crate) async fn ask_now(core: &Arc<Core>, cred: &Cred, ino: Ino) -> Result<(
         attr.size = view.attr.size.max(own);
         return Ok((view, attr));
     }
+}
+
+/// The attributes that an answer to something else than a question shows. If changes of this mount's own came in between, so that its
+/// size is not taken, they are asked for.
+pub(crate) async fn shown(core: &Arc<Core>, cred: &Cred, told: Told, view: InodeView) -> Attr {
+    let (attr, taken) = told.keep_size(view);
+    drop(told);
+    if taken || view.attr.kind != Kind::File {
+        return attr;
+    }
+    // What was done is done, whatever becomes of the question.
+    ask(core, cred, view.attr.ino).await.map_or(attr, |(_, fresh)| fresh)
 }
 
 /// Asks for the inode again after the server knew better: truncated or changed elsewhere.

@@ -142,7 +142,7 @@ pub(crate) async fn link(core: Arc<Core>, ctx: Ctx, ino: Ino, dir: Ino, name: Ve
     let mut told = change(&core, &ctx, dir, &name, op).await?;
     let view = inode_reply(told.take()?)?;
     told.keep_name(dir, &name, Some(ino));
-    Ok(told.keep_view(view))
+    Ok(super::attr::shown(&core, &ctx.cred, told, view).await)
 }
 
 /// The inode that has lost its last name.

@@ -49,14 +49,19 @@ pub(crate) async fn create(
         Reply::Made { inode, created, lock } => {
             let file = opened(&core, &ctx, inode, flags, told.moment);
             told.keep_name(dir, &name, Some(inode.attr.ino));
-            told.keep_view(inode);
             if let Some(lock) = lock {
                 locks::given(&core, &file.file, lock);
             }
+            let shown = if created {
+                told.keep_view(inode);
+                inode.attr
+            } else {
+                attr::shown(&core, &ctx.cred, told, inode).await
+            };
             if !created && flags.truncate {
                 cut(&core, &ctx, &file).await?;
             }
-            Ok(Created { attr: file.file.overlay(inode.attr, core.company.is_alone()), file, created })
+            Ok(Created { attr: file.file.overlay(shown, core.company.is_alone()), file, created })
         }
         other => Err(unexpected(&other)),
     }
