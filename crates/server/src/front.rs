@@ -25,7 +25,7 @@ use amphi_types::{Errno, Result, SessionId, TargetId};
 use amphi_wire::slots::{NORMAL_CREDITS, URGENT_CREDITS};
 use amphi_wire::{Answer, Hello, Push, ROTATING_MAX, Reply, Request, Role, SessionStatus, VERSION, Welcome};
 use company::Rule;
-pub use ending::{ROBBED, end_everywhere, losses_told};
+pub use ending::{ROBBED, end_everywhere};
 
 use futures_channel::oneshot;
 use std::cell::{Cell, RefCell};

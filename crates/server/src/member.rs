@@ -9,7 +9,7 @@
 
 use crate::config::ServerConfig;
 use crate::error::{ServerError, ServerErrorKind};
-use crate::front::{ROBBED, losses_told};
+use crate::front::ROBBED;
 use crate::message::{Hail, Question};
 use crate::peers::{ALREADY_HERE, Begun, Cluster, PeerName, PeerQuestion, PeerTold, STOPPING, peer_link_config};
 use crate::records::SessionRecord;
@@ -210,15 +210,6 @@ impl<E: Env> Cluster<E> {
             self.evict_here(session.0, ROBBED, true);
             self.stop_here(session).await?;
         }
-        let cluster = self.clone();
-        self.worker.env.spawn(async move {
-            while cluster.evicting.get() > 0 {
-                cluster.worker.env.sleep(BEAT).await;
-            }
-            if !cluster.closed.get() {
-                losses_told(&cluster.worker).await;
-            }
-        });
         Ok(())
     }
 
@@ -431,7 +422,6 @@ impl<E: Env> Cluster<E> {
         }
         self.note_ended(ended);
         let (cluster, why) = (self.clone(), why.to_string());
-        self.evicting.set(self.evicting.get() + 1);
         self.worker.env.spawn(async move {
             let gone = async {
                 cluster.stop_here(ended).await?;
@@ -444,10 +434,7 @@ impl<E: Env> Cluster<E> {
                 let Ok(master) = cluster.master() else { return };
                 let question = PeerQuestion::Evict { session: ended, why: why.clone(), robbed };
                 match cluster.ask_soon(master, question).await {
-                    Ok(_) => {
-                        cluster.evicting.set(cluster.evicting.get() - 1);
-                        return;
-                    }
+                    Ok(_) => return,
                     Err(_) => cluster.worker.env.sleep(BEAT).await,
                 }
             }

@@ -64,24 +64,6 @@ impl<E: Env> Front<E> {
         self.end_now(session, SessionEnd::CutOff);
     }
 
-    /// After a loss of power: all sessions end. When they have, the targets are told.
-    pub fn end_robbed(self: &Rc<Self>) {
-        let robbed: Vec<SessionId> = self.mounts().into_iter().map(|(session, _)| session).collect();
-        robbed.iter().for_each(|session| self.evict(*session, ROBBED));
-        let (weak, env) = (Rc::downgrade(self), self.worker.env.clone());
-        self.worker.env.spawn(async move {
-            let ends = |front: &Rc<Self>| {
-                robbed.iter().any(|s| front.sessions.borrow().get(s).is_some_and(|e| e.state == State::Ending))
-            };
-            while weak.upgrade().is_some_and(|front| ends(&front)) {
-                env.sleep(HOLDER_LOOK).await;
-            }
-            if let Some(front) = weak.upgrade() {
-                losses_told(&front.worker).await;
-            }
-        });
-    }
-
     /// A mount whose session ends now cannot go on as if it had not, also if it is alone: the count of mounts does not fit (`Welcome::mounts`).
     pub fn disturb(&self) {
         self.mounts_started.set(self.mounts_started.get() + 1);
@@ -159,15 +141,6 @@ impl<E: Env> Front<E> {
         }
         end_everywhere(&self.worker, session, SessionEnd::Stopped).await?;
         Ok(Reply::Done)
-    }
-}
-
-/// Tells the targets here that nobody goes on who was answered what may be gone.
-pub async fn losses_told<E: Env>(worker: &Rc<Worker<E>>) {
-    for target in worker.routes.local() {
-        if let Err(e) = worker.tell(*target, Question::LossesTold).await {
-            tracing::warn!("{target}: {e}; the next start ends sessions once more");
-        }
     }
 }
 
