@@ -156,6 +156,9 @@ impl<E: Env> LinkEvents<E> for Events<E> {
                 return Err(Errno::Io);
             }
             self.core.learn(recovery.welcome());
+        } else if !recovery.welcome().resumed {
+            // The session has ended and was begun anew: what it had before may be sent by who goes on alone, and by nobody else.
+            links.hear_master().await?;
         }
         links.catch_up(&recovery).await;
         // The others still know what they granted.

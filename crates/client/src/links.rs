@@ -233,6 +233,26 @@ impl<E: Env> Links<E> {
         }
     }
 
+    /// Waits until the master's connection has said whether this mount goes on with a session that was begun anew.
+    ///
+    /// Errors: `Io`: it does not.
+    pub(crate) async fn hear_master(self: &Rc<Self>) -> Result<(), Errno> {
+        loop {
+            let heard = match self.link_of(&self.master()).await {
+                Ok(link) => self.ask(&link).await,
+                Err(e) => Err(e),
+            };
+            if self.core.company.is_lost() {
+                return Err(Errno::Io);
+            }
+            match heard {
+                Ok(_) => return Ok(()),
+                Err(e) => tracing::debug!("the master does not say yet whether the session goes on: {e}"),
+            }
+            self.env.sleep(MAP_PAUSE).await;
+        }
+    }
+
     /// A server came back after a restart: its map counts if it is newer. The master knows the newest.
     pub(crate) async fn catch_up(self: &Rc<Self>, recovery: &Recovery<E>) {
         if recovery.welcome().map_epoch <= self.core.map.lock().epoch {

@@ -526,12 +526,6 @@ impl Run {
             self.compare(&mounts).await?;
             return Ok(mounts);
         };
-        if end == End::PowerOutlived {
-            // What is written back while sessions end is a gap that is known (docs/LOCKING.md, What does not exist yet).
-            for mount in &mounts {
-                mount.client.sync_all(&Ctx::root()).await.map_err(|e| line(format!("sync: {e}")))?;
-            }
-        }
         let victims = self.victims(end, kind);
         if !matches!(end, End::MountCrash | End::PowerOutlived) && self.roll(2) == 0 {
             self.crash_in_writes(&victims).await;

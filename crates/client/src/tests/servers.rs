@@ -13,7 +13,7 @@ use amphi_transport::{
 };
 use amphi_types::{Errno, Ino, Result, SessionId, TargetId};
 use amphi_wire::*;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -31,6 +31,11 @@ struct Shared {
     /// Servers with the session of a mount, in the order in which they came to know it.
     mounts: RefCell<Vec<usize>>,
     represented: RefCell<Vec<(usize, TargetId)>>,
+    /// Servers that bytes were written to.
+    written: RefCell<Vec<usize>>,
+    /// Mount sessions begun, and how long the master takes to say that it has begun one.
+    begun: Cell<u64>,
+    pause: Cell<Duration>,
     answered: RefCell<Answered>,
 }
 
@@ -67,6 +72,9 @@ impl Served {
             }
             _ => {}
         }
+        if matches!(call.op, Request::Write { .. }) {
+            self.shared.written.borrow_mut().push(self.at);
+        }
         assert!(self.targets().contains(&call.target), "server {} is asked for {}", self.at, call.target);
         let (answer, payload) = self.shared.server.borrow_mut().handle(call, payload);
         if !whole {
@@ -87,6 +95,10 @@ impl Handler for Served {
                 mounts.push(self.at);
             }
         }
+        if self.at == 0 && !known {
+            self.shared.begun.set(self.shared.begun.get() + 1);
+            self.env.sleep(self.shared.pause.get()).await;
+        }
         let map = self.shared.map.borrow();
         Ok(Welcome {
             version: VERSION,
@@ -99,7 +111,7 @@ impl Handler for Served {
             token_ms: 0,
             alone: true,
             map_epoch: map.epoch,
-            mounts: 1,
+            mounts: self.shared.begun.get(),
             rotating: Vec::new(),
         })
     }
@@ -142,6 +154,9 @@ impl Site {
             map: RefCell::new(ClusterMap { epoch: 1, cluster: 0xc0ffee, servers }),
             mounts: RefCell::default(),
             represented: RefCell::default(),
+            written: RefCell::default(),
+            begun: Cell::new(0),
+            pause: Cell::default(),
             answered: RefCell::default(),
         });
         let env = sim.node("mount");
@@ -283,6 +298,55 @@ fn each_server_has_its_own_connection() {
         assert_eq!(site.shared.server.borrow().log.last().map(String::as_str), Some("Goodbye"));
     })
     .expect("the simulation ends");
+}
+
+/// Goal: where a session has ended and begun anew, nothing of what it had before reaches a server until the master has said that the mount may
+/// go on, and nothing at all if it may not (Promise S22). Method: all servers forget the session of a mount with dirty bytes, the master takes
+/// a while to welcome it again, and somebody else has come in between, or nobody.
+#[test]
+fn a_session_begun_anew_waits_for_the_master() {
+    for disturbed in [true, false] {
+        let sim = Rc::new(Sim::new(8, Default::default()));
+        sim.block_on(async {
+            let site = Site::new(sim.clone(), &[&[0, 3], &[1, 2]]);
+            site.start(0).await;
+            site.start(1).await;
+            let (client, ended) = site.mount(&["tcp:s0:7000"]);
+            write(&client, "a", 1).await.expect("write");
+            let root = Ctx::root();
+            let ino = client.lookup(&root, Ino::ROOT, b"a").await.expect("lookup").ino;
+            let file = client.open(&root, ino, OpenFlags::READ_WRITE).await.expect("open");
+            for i in 4..9 {
+                let data = Buf::copy_of(&[9; 100]);
+                client.write(&root, &file, i << 20, data, Hints::default()).await.expect("a write to the cache");
+            }
+            let shared = &site.shared;
+            shared.written.borrow_mut().clear();
+            shared.mounts.borrow_mut().clear();
+            shared.begun.set(shared.begun.get() + u64::from(disturbed));
+            shared.pause.set(Duration::from_secs(2));
+            sim.break_connections("mount", "s0");
+            site.env.sleep(Duration::from_millis(500)).await;
+            assert_eq!(site.mounts(), [0], "the master has begun the session again");
+            sim.break_connections("mount", "s1");
+            site.env.sleep(Duration::from_millis(500)).await;
+            assert_eq!(site.mounts(), [0, 1], "so the other one lets the mount in");
+            let synced = site.soon(client.fsync(&root, &file, false));
+            site.env.sleep(Duration::from_millis(500)).await;
+            assert_eq!((&*shared.represented.borrow(), &*shared.written.borrow()), (&vec![], &vec![]), "not yet");
+            site.env.sleep(Duration::from_secs(2)).await;
+            let synced = synced.borrow_mut().take().expect("an answer");
+            if disturbed {
+                assert_eq!((synced.err(), &*shared.written.borrow()), (Some(Errno::Io), &vec![]));
+            } else {
+                synced.expect("it was alone");
+                assert!(shared.written.borrow().contains(&1));
+                drop(file);
+                site.stop(client, ended).await;
+            }
+        })
+        .expect("the simulation ends");
+    }
 }
 
 /// Goal: a call to a target that the mount's map does not have makes it ask for the map; a server that is not there yet is
