@@ -25,7 +25,7 @@ use amphi_types::{Errno, Result, SessionId, TargetId};
 use amphi_wire::slots::{NORMAL_CREDITS, URGENT_CREDITS};
 use amphi_wire::{Answer, Hello, Push, ROTATING_MAX, Reply, Request, Role, SessionStatus, VERSION, Welcome};
 use company::Rule;
-pub use ending::{ROBBED, end_everywhere};
+pub use ending::{ROBBED, TOLD_LOOK, end_everywhere};
 
 use futures_channel::oneshot;
 use std::cell::{Cell, RefCell};
@@ -96,6 +96,8 @@ pub struct Front<E: Env> {
     closed: Cell<bool>,
     /// Mounts have to wait: the server is not in its cluster yet.
     held: Cell<bool>,
+    /// They have to wait: power was lost, and not all have been told.
+    robbed: Cell<bool>,
     running: Cell<u64>,
     /// Requests of mounts that are being executed, by session.
     busy: RefCell<BTreeMap<SessionId, u64>>,
@@ -134,6 +136,7 @@ impl<E: Env> Front<E> {
             sessions: RefCell::new(sessions),
             closed: Cell::new(false),
             held: Cell::new(false),
+            robbed: Cell::new(false),
             running: Cell::new(0),
             busy: RefCell::default(),
             rule: Rule::new(worker.env.wall().sec.max(0) as u64, now_ns),
@@ -263,7 +266,7 @@ impl<E: Env> Front<E> {
         if self.closed.get() {
             return Err(STOPPING.into());
         }
-        while self.held.get() {
+        while self.held.get() || (self.robbed.get() && hello.role == Role::Mount) {
             self.worker.env.sleep(LOOK).await;
         }
         if let Some(member) = self.cluster().filter(|c| hello.role == Role::Mount && !c.is_master()) {

@@ -8,6 +8,7 @@
 //! sees a new one compares (`member`).
 
 use crate::error::ServerError;
+use crate::front::TOLD_LOOK;
 use crate::message::Question;
 use crate::peers::{Cluster, Heard, PATIENCE, PeerQuestion, PeerTold};
 use crate::records::SessionRecord;
@@ -174,11 +175,16 @@ impl<E: Env> Cluster<E> {
                 Ok(PeerTold::Sessions { version: self.sessions_version.get(), sessions })
             }
             PeerQuestion::Evict { session: (session, start), why, robbed } => {
-                if self.starts.borrow().get(&session) == Some(&start) {
+                let front = self.front()?;
+                if self.starts.borrow().get(&session) == Some(&start) && !front.is_ending(session) {
                     if robbed {
-                        self.front()?.disturb();
+                        front.disturb();
                     }
-                    self.front()?.evict(session, &why);
+                    front.evict(session, &why);
+                }
+                // Who asks forgets that somebody was robbed when this is answered.
+                while robbed && front.is_ending(session) {
+                    self.worker.env.sleep(TOLD_LOOK).await;
                 }
                 Ok(PeerTold::Done)
             }

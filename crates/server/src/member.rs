@@ -210,6 +210,8 @@ impl<E: Env> Cluster<E> {
             self.evict_here(session.0, ROBBED, true);
             self.stop_here(session).await?;
         }
+        let weak = Rc::downgrade(self);
+        self.front()?.until_told(move |_| weak.upgrade().is_none_or(|cluster| cluster.evicting.get() == 0));
         Ok(())
     }
 
@@ -422,22 +424,33 @@ impl<E: Env> Cluster<E> {
         }
         self.note_ended(ended);
         let (cluster, why) = (self.clone(), why.to_string());
+        self.evicting.set(self.evicting.get() + 1);
         self.worker.env.spawn(async move {
-            let gone = async {
-                cluster.stop_here(ended).await?;
-                cluster.forget_here(ended, false).await
-            };
-            if let Err(e) = gone.await {
-                tracing::error!("a session could not be removed: {e}");
+            // Of one that was robbed the zones know until the master does, to say it again after a kill.
+            if !robbed {
+                cluster.remove_here(ended).await;
             }
             while !cluster.closed.get() {
                 let Ok(master) = cluster.master() else { return };
                 let question = PeerQuestion::Evict { session: ended, why: why.clone(), robbed };
                 match cluster.ask_soon(master, question).await {
-                    Ok(_) => return,
+                    Ok(_) => {
+                        cluster.remove_here(ended).await;
+                        cluster.evicting.set(cluster.evicting.get() - 1);
+                        return;
+                    }
                     Err(_) => cluster.worker.env.sleep(BEAT).await,
                 }
             }
         });
+    }
+    async fn remove_here(self: &Rc<Self>, ended: Begun) {
+        let gone = async {
+            self.stop_here(ended).await?;
+            self.forget_here(ended, false).await
+        };
+        if let Err(e) = gone.await {
+            tracing::error!("a session could not be removed: {e}");
+        }
     }
 }

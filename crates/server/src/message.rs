@@ -163,6 +163,8 @@ pub enum Question {
     MoveUnlock(u64),
     /// `Hail`: what the target was opened as.
     Hail,
+    /// The sessions that had been answered what may be gone have ended everywhere.
+    LossesTold,
     /// `Done`: the server is whole and this one, the target may be written to.
     Begin(HomeRecord),
     /// `Done`: finish what a crash left half done.
@@ -227,6 +229,7 @@ impl Question {
             self,
             Question::Hail
                 | Question::Begin(_)
+                | Question::LossesTold
                 | Question::Recover
                 | Question::Status
                 | Question::Counters { .. }

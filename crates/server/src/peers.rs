@@ -141,6 +141,8 @@ pub struct Cluster<E: Env> {
     /// The targets may be asked.
     ready: Cell<bool>,
     pub(crate) closed: Cell<bool>,
+    /// At the others: sessions that ended here and of which the master has not heard.
+    pub(crate) evicting: Cell<usize>,
     waiting: RefCell<BTreeMap<u64, Turns>>,
     moving: Turns,
     /// At the master: what it heard of whom.
@@ -179,6 +181,7 @@ impl<E: Env> Cluster<E> {
             boot,
             ready: Cell::new(false),
             closed: Cell::new(false),
+            evicting: Cell::new(0),
             waiting: RefCell::default(),
             moving: Turns::new(1),
             heard: RefCell::default(),

@@ -140,6 +140,10 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
                 map: target.map.borrow().clone(),
             }))))
         }
+        Question::LossesTold => {
+            target.zone.losses_told().await.map_err(|_| Errno::Io)?;
+            Ok(Told::Done)
+        }
         Question::Begin(home) => {
             target.begin(home).await?;
             let cut_off = target.cut_off.borrow().iter().copied().collect();

@@ -10,7 +10,7 @@ use crate::config::{ServerConfig, SharedConfig};
 use crate::counters::Counters;
 use crate::error::{ServerError, ServerErrorKind};
 use crate::folder;
-use crate::front::{Door, Front, ROBBED, end_everywhere};
+use crate::front::{Door, Front, end_everywhere};
 use crate::map::{self, Belonging};
 use crate::member::Enlisted;
 use crate::message::{Hail, Message, Question, Told};
@@ -220,7 +220,7 @@ impl<E: Env> Server<E> {
                 let sessions = hails.first().into_iter().flat_map(|h| &h.sessions);
                 cluster.starts.borrow_mut().extend(sessions.map(|(id, record)| (*id, record.start)));
                 if hails.iter().any(|h| h.lost) {
-                    front.mounts().into_iter().for_each(|(session, _)| front.evict(session, ROBBED));
+                    front.end_robbed();
                 }
                 cluster.set_ready();
                 cluster.watch_servers();

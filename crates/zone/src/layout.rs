@@ -106,7 +106,9 @@ pub struct Superblock {
     pub zone_id: U64,
     pub cluster: U64,
     pub target: U16,
-    pub reserved: [u8; 6],
+    /// 1: what was written and not made stable may be gone, and who was answered so has not been told yet.
+    pub lost: u8,
+    pub reserved: [u8; 5],
     pub size: U64,
     pub log_offset: U64,
     pub log_blocks: U64,

@@ -76,7 +76,8 @@ pub struct Recovered {
     pub items: BTreeMap<Key, Vec<u8>>,
     /// Records replayed from the log.
     pub replayed: u64,
-    /// The machine lost power while the zone was open, or a sync failed: what was written and not made stable may be gone.
+    /// The machine lost power while the zone was open, or a sync failed: what was written and not made stable may be gone. Said again
+    /// until `losses_told`.
     pub lost: bool,
     /// Sentences for the log file: a torn tail that was cut, a superblock copy that was restored.
     pub notes: Vec<String>,
@@ -189,8 +190,8 @@ impl<E: Env> Zone<E> {
         let boot = env.boot_id();
         let mut image = read_zone(&*disk, boot).await.map_err(|e| e.at(path))?;
         check_owner(&image, path, options)?;
-        let lost = image.doubted || ![0, boot].contains(&image.root.boot.get());
-        if let Err(e) = make_stable(&*disk, &mut image, boot).await {
+        let lost = image.doubted || ![0, boot].contains(&image.root.boot.get()) || image.root.lost != 0;
+        if let Err(e) = make_stable(&*disk, &mut image, boot, lost).await {
             commit::note_doubt(&*disk, image.root.zone_id.get(), boot).await;
             return Err(ZoneError::io(path, &e));
         }
@@ -199,6 +200,14 @@ impl<E: Env> Zone<E> {
         commit::start(&shared);
         checkpoint::start(&shared);
         Ok((Zone { shared }, Recovered { items, replayed, lost, notes }))
+    }
+
+    /// Everybody who was answered what may be gone knows: opening does not say it again. On disk when this has returned.
+    ///
+    /// Errors: `Io` when the zone has failed.
+    pub async fn losses_told(&self) -> Result<(), ZoneError> {
+        self.shared.state.borrow_mut().root.lost = 0;
+        self.checkpoint().await
     }
 
     /// Changes what `OpenOptions` said of syncs and checkpoints; counts from the next of each.
@@ -354,7 +363,7 @@ fn check_owner(image: &Image, path: &str, options: &OpenOptions) -> Result<(), Z
 
 /// Makes what was replayed stable, what was cut impossible to return, and both superblock copies one that says so in
 /// this life of the machine. Until then nothing that an older copy names may be overwritten.
-async fn make_stable(disk: &impl Disk, image: &mut Image, boot: u64) -> std::io::Result<()> {
+async fn make_stable(disk: &impl Disk, image: &mut Image, boot: u64, lost: bool) -> std::io::Result<()> {
     // The chosen copy may be written but not stable yet: sync first, so that one is whole at any moment.
     disk.sync().await?;
     if !image.copies_agree {
@@ -370,6 +379,7 @@ async fn make_stable(disk: &impl Disk, image: &mut Image, boot: u64) -> std::io:
         let root = &mut image.root;
         root.sequence = (root.sequence.get() + 1).into();
         root.boot = boot.into();
+        root.lost = lost.into();
         root.stable_seq = image.seq.into();
         root.seal();
         write_copies(disk, root).await?;

@@ -18,6 +18,9 @@ use std::rc::Rc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+/// How often it is looked whether all have been told of a loss.
+pub const TOLD_LOOK: Duration = Duration::from_millis(20);
+
 /// Why sessions end that a server finds after it has lost power (or a sync has failed): answers that it gave them may no longer be true, an
 /// `fsync` would promise what is gone, and numbers of inodes that they know may be given to others.
 pub const ROBBED: &str = "the server lost power, and perhaps what it had told this mount before that was made stable";
@@ -62,6 +65,37 @@ impl<E: Env> Front<E> {
         let Some(name) = self.name_to_end(session) else { return };
         tracing::warn!("session of {name} is evicted: {why}");
         self.end_now(session, SessionEnd::CutOff);
+    }
+
+    /// After a loss of power: all sessions end.
+    pub fn end_robbed(self: &Rc<Self>) {
+        let robbed: Vec<SessionId> = self.mounts().into_iter().map(|(session, _)| session).collect();
+        robbed.iter().for_each(|session| self.evict(*session, ROBBED));
+        self.until_told(move |front| robbed.iter().all(|session| !front.is_ending(*session)));
+    }
+
+    /// Whether a session is being ended.
+    pub fn is_ending(&self, session: SessionId) -> bool {
+        self.sessions.borrow().get(&session).is_some_and(|e| e.state == State::Ending)
+    }
+
+    /// Mounts wait until everybody has been `told` of a loss of power, and the targets know that: after a kill before that they say it again, and the
+    /// session of a mount that had come meanwhile would end as well.
+    pub fn until_told(self: &Rc<Self>, told: impl Fn(&Rc<Self>) -> bool + 'static) {
+        self.robbed.set(true);
+        let (weak, env) = (Rc::downgrade(self), self.worker.env.clone());
+        self.worker.env.spawn(async move {
+            while weak.upgrade().is_some_and(|front| !told(&front)) {
+                env.sleep(TOLD_LOOK).await;
+            }
+            let Some(front) = weak.upgrade() else { return };
+            for target in front.worker.routes.local() {
+                if let Err(e) = front.worker.tell(*target, Question::LossesTold).await {
+                    tracing::warn!("{target}: {e}; the next start ends sessions once more");
+                }
+            }
+            front.robbed.set(false);
+        });
     }
 
     /// A mount whose session ends now cannot go on as if it had not, also if it is alone: the count of mounts does not fit (`Welcome::mounts`).

@@ -265,7 +265,21 @@ fn losses_are_told() {
     format(&sim, &params());
     sim.crash(NODE, CrashKind::Power);
     let life = |closes: bool, then: CrashKind| {
-        let (zone, found) = open(&sim, &manual()).unwrap();
+        let (mut zone, found) = open(&sim, &manual()).unwrap();
+        if found.lost {
+            // Nobody has been told: it is said again, after a kill and after a close.
+            for closes in [false, true] {
+                if closes {
+                    sim.block_on(zone.close()).unwrap().unwrap();
+                }
+                drop(zone);
+                sim.crash(NODE, CrashKind::Process);
+                let (next, again) = open(&sim, &manual()).unwrap();
+                assert!(again.lost);
+                zone = next;
+            }
+            sim.block_on(zone.losses_told()).unwrap().unwrap();
+        }
         let lsn = zone.append(txn("Ia", b"1"), Order::Plain);
         sim.block_on(zone.written(lsn)).unwrap().unwrap();
         if closes {

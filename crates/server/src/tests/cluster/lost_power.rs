@@ -31,3 +31,38 @@ fn one_of_several_servers_loses_power() {
         world.sim.block_on(run).unwrap();
     }
 }
+
+/// Goal: a loss is known until everybody has been told of it, also over a kill in between, and then no more. Method: the second server loses
+/// power, comes back while it cannot reach the master, and is killed; later it is killed again.
+#[test]
+fn a_kill_forgets_no_loss() {
+    let world = World::new(122, &[1, 1], 2);
+    let run = async {
+        let mut servers = world.start_all().await;
+        let a = world.mount_everywhere("a", 1).await;
+        let dir = a.dir_at(1).await;
+        a.create(dir, "f").await.unwrap();
+        let master = a.links.borrow()[&0].0.clone();
+        let before = (master.welcome().mounts, a.held(0).restarts.get());
+        for kind in [CrashKind::Power, CrashKind::Process] {
+            crash(&world, 1, kind);
+            servers[1] = None;
+            world.sim.cut("s0", "s1");
+            servers[1] = Some(world.start(1).await.unwrap());
+            sleep(&world, Duration::from_secs(2)).await;
+            assert_eq!((master.welcome().mounts, a.held(0).restarts.get()), before, "the master does not know yet");
+        }
+        world.sim.heal("s0", "s1");
+        sleep(&world, Duration::from_secs(30)).await;
+        assert_eq!((master.welcome().mounts, a.held(0).restarts.get()), (before.0 + 2, before.1 + 1));
+        let b = world.mount_everywhere("b", 2).await;
+        b.mkdir(dir, "h").await.unwrap();
+        crash(&world, 1, CrashKind::Process);
+        servers[1] = None;
+        servers[1] = Some(world.start(1).await.unwrap());
+        sleep(&world, Duration::from_secs(30)).await;
+        b.create(dir, "i").await.unwrap();
+        assert_eq!(b.held(0).restarts.get(), 0, "that loss is over");
+    };
+    world.sim.block_on(run).unwrap();
+}
