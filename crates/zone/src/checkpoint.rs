@@ -14,7 +14,7 @@ use crate::layout::{SEGMENTS_MAX, SegmentRef, Superblock};
 use crate::planted::{self, Mistake};
 use crate::recover::Changes;
 use crate::segment::{Segment, SegmentReader, SegmentWriter, WriteError};
-use crate::state::{LogPoint, Shared};
+use crate::state::{LogPoint, Shared, State};
 use crate::{ZoneError, ZoneErrorKind};
 use amphi_env::{Buf, Disk, Env};
 use amphi_types::limits::BLOCK;
@@ -67,7 +67,11 @@ async fn run<E: Env>(shared: &Shared<E>) {
             (st.checkpoint_started, std::mem::take(&mut st.merge_wanted))
         };
         let mut result = checkpoint(shared, merge).await;
-        if result.is_err() && !shared.state.borrow().fresh.is_empty() {
+        let matters = || {
+            let st = shared.state.borrow();
+            !st.fresh.is_empty() || st.is_told()
+        };
+        if result.is_err() && matters() {
             // A mark may be waiting for the log space that there will not be; the root proves as much.
             result = prove(shared, false).await.and(result);
         }
@@ -119,9 +123,17 @@ async fn prove<E: Env>(shared: &Shared<E>, closed: bool) -> Result<(), ZoneError
 }
 
 async fn checkpoint<E: Env>(shared: &Shared<E>, merge: bool) -> Result<(), ZoneError> {
+    let idle = |st: &State| st.head.position == st.start_position && !(merge && st.segments.len() > 1);
+    let told_only = {
+        let st = shared.state.borrow();
+        idle(&st) && st.is_told()
+    };
+    if told_only {
+        return prove(shared, false).await;
+    }
     let (frozen, bytes, deletions, start, id, inputs) = {
         let mut st = shared.state.borrow_mut();
-        if st.head.position == st.start_position && !(merge && st.segments.len() > 1) {
+        if idle(&st) {
             return Ok(());
         }
         let bytes = std::mem::take(&mut st.dirty_bytes);
@@ -311,8 +323,12 @@ async fn install_segment<E: Env>(
 /// Writes a root to both superblock copies, one after the other. What it names must be stable.
 async fn install<E: Env>(shared: &Shared<E>, mut root: Superblock) -> Result<(), ZoneError> {
     root.sequence = (root.sequence.get() + 1).into();
-    let proven_seq = shared.state.borrow().synced_seq;
+    let (proven_seq, lost) = {
+        let st = shared.state.borrow();
+        (st.synced_seq, st.lost)
+    };
     root.stable_seq = proven_seq.into();
+    root.lost = lost.into();
     root.seal();
     for copy in 0..2 {
         let place = || format!("{}: superblock copy {copy}", shared.path);

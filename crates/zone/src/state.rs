@@ -95,6 +95,8 @@ pub struct State {
     pub frozen_bytes: u64,
     /// Deletions since the last full merge: what it could win back.
     pub deletions: u64,
+    /// What the next root says of a loss.
+    pub lost: bool,
     pub root: Superblock,
     pub segments: Vec<Segment>,
     pub slots: SlotMap,
@@ -120,6 +122,11 @@ pub struct State {
 }
 
 impl State {
+    /// Everybody has been told of a loss, and the root does not say so yet.
+    pub fn is_told(&self) -> bool {
+        self.root.lost != 0 && !self.lost
+    }
+
     /// A sync or a root has proven groups up to `proven_seq`: moves what is stable.
     pub fn settle(&mut self, proven_seq: u64) {
         self.proven_seq = self.proven_seq.max(proven_seq);
@@ -222,6 +229,7 @@ impl<E: Env> Shared<E> {
             dirty: image.dirty,
             dirty_bytes,
             frozen_bytes: 0,
+            lost: image.root.lost != 0,
             root: image.root.clone(),
             segments: image.segments,
             slots: image.slots,

@@ -206,7 +206,7 @@ impl<E: Env> Zone<E> {
     ///
     /// Errors: `Io` when the zone has failed.
     pub async fn losses_told(&self) -> Result<(), ZoneError> {
-        self.shared.state.borrow_mut().root.lost = 0;
+        self.shared.state.borrow_mut().lost = false;
         self.checkpoint().await
     }
 
