@@ -65,6 +65,7 @@ impl Handler for OneFile {
             boot: 1,
             cluster: 1,
             resumed: false,
+            begun: 0,
             normal_credits: 64,
             urgent_credits: 16,
             pool: 1,

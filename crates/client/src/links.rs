@@ -58,6 +58,8 @@ pub(crate) struct Links<E: Env> {
     asking: Cell<bool>,
     /// Latest epoch that a server named.
     announced: Cell<u64>,
+    /// `Welcome::begun` when the mount began.
+    first_begun: Cell<u64>,
     changed: Signal,
 }
 
@@ -117,6 +119,7 @@ impl<E: Env> Links<E> {
             master_heard: Cell::new((0, core.clock.boot_ns())),
             asking: Cell::new(false),
             announced: Cell::new(0),
+            first_begun: Cell::new(0),
             changed: Signal::default(),
             env: env.clone(),
             core: core.clone(),
@@ -129,6 +132,7 @@ impl<E: Env> Links<E> {
         };
         let welcome = link.welcome();
         seat.set(Stage::Open(link.clone()));
+        links.first_begun.set(welcome.begun);
         core.company.leases.surely_heard(seat.lease(), core.clock.boot_ns());
         company::welcomed(&core, &welcome);
         core.learn(&welcome);
@@ -231,6 +235,11 @@ impl<E: Env> Links<E> {
             Reply::Map(map) => Ok(map),
             other => Err(crate::core::unexpected(&other)),
         }
+    }
+
+    /// Whether the master's connection belongs to another beginning of the session than `begun`.
+    pub(crate) fn is_behind(&self, begun: u64) -> bool {
+        self.master().link().is_none_or(|link| link.welcome().begun != begun)
     }
 
     /// Waits until the master's connection has said whether this mount goes on with a session that was begun anew.

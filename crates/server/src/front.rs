@@ -505,6 +505,7 @@ impl<E: Env> Front<E> {
             boot: self.boot,
             cluster: self.id,
             resumed,
+            begun: self.cluster().filter(|_| hello.role == Role::Mount).map_or(0, |c| c.begin_of(hello.session)),
             normal_credits,
             urgent_credits,
             pool: self.worker.pool(),

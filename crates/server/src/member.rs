@@ -381,6 +381,12 @@ impl<E: Env> Cluster<E> {
         }
     }
 
+    /// What a mount that has been let in is told of the begin of its session (`Welcome::begun`).
+    pub(crate) fn begin_of(&self, session: SessionId) -> u64 {
+        let begins = if self.is_master() { &self.starts } else { &self.connected };
+        begins.borrow().get(&session).copied().unwrap_or_default()
+    }
+
     /// The begin of a session that is known here or to the master and has not ended.
     ///
     /// Errors: why the master does not say.

@@ -67,6 +67,7 @@ impl Handler for Answering {
             boot,
             cluster,
             resumed,
+            begun: 0,
             normal_credits,
             urgent_credits,
             pool,

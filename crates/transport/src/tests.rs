@@ -165,6 +165,7 @@ impl Handler for TestServer {
             boot,
             cluster,
             resumed,
+            begun: 0,
             normal_credits,
             urgent_credits,
             pool,

@@ -5,7 +5,7 @@ use amphi_types::{ByteRange, Cred, Kind, ObjectId, SessionId, TargetId, Timespec
 use serde::{Deserialize, Serialize};
 
 /// Protocol version; peers of another version are refused in the handshake.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 /// Which credits a message uses. Flush and cancel never wait behind ordinary requests (DESIGN.md §6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -69,8 +69,11 @@ pub struct Welcome {
     pub boot: u64,
     /// Id of the cluster.
     pub cluster: u64,
-    /// Whether the session was known.
+    /// Whether the session was known. The client overrules a yes if `begun` is not what it heard last: then the session has ended, and the
+    /// answer that said so was lost.
     pub resumed: bool,
+    /// Random number of this beginning of a mount's session, the same on all servers; 0 for others.
+    pub begun: u64,
     /// Slots for `Lane::Normal`; slots `0..normal`.
     pub normal_credits: u16,
     /// Slots for `Lane::Urgent`; slots `normal..normal + urgent`.

@@ -189,6 +189,7 @@ fn every_message_round_trips() {
         boot: u64::MAX,
         cluster: 1,
         resumed: true,
+        begun: u64::MAX,
         normal_credits: 64,
         urgent_credits: 32,
         pool: 4,
@@ -230,7 +231,7 @@ fn bytes_of_a_request() {
     let body = [2, 5, 6, 1, 7, 1, 0xac, 0x02];
     assert_eq!(bytes[HEAD_BYTES..len], body);
     let mut expected = Vec::new();
-    expected.extend(b"AMPH\x09\x00\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
+    expected.extend(b"AMPH\x0a\x00\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
     expected.extend(b"\x02\x01\x00\x00\x00\x00\x00\x00\xe8\x03\x00\x00\x08\x00\x00\x00");
     expected.extend(b"\x09\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00");
     let crc = crc32c::crc32c(&[&expected[..], &body].concat());

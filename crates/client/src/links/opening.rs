@@ -176,13 +176,21 @@ impl<E: Env> Links<E> {
     }
 
     async fn opened(self: &Rc<Self>, seat: &Rc<Seat<E>>, link: Rc<Link<E>>) {
+        let welcome = link.welcome();
+        if !self.is_master(seat) && self.is_behind(welcome.begun) {
+            // The session may have ended and begun anew: whether this mount goes on with it the master says.
+            if let Err(e) = self.hear_master().await {
+                tracing::debug!("server {} is left: {e}", seat.name());
+                seat.set_gone();
+            }
+        }
         if seat.gone.get() {
             return link.close().await;
         }
-        let welcome = link.welcome();
         self.learn_storage(seat, &welcome);
         self.core.company.leases.surely_heard(&seat.lease, self.core.clock.boot_ns());
-        if welcome.resumed {
+        // Other servers may have opened it there for the session, which was forgotten there since.
+        if welcome.resumed || welcome.begun != self.first_begun.get() {
             for target in self.targets_of(seat, welcome.pool) {
                 if let Err(e) = represent_opens(&self.core, &link, target).await {
                     tracing::warn!("server {} was not told what is open on {target}: {e}", seat.name());

@@ -26,6 +26,7 @@ impl Handler for Served {
             boot: 1,
             cluster: 0xc0ffee,
             resumed: false,
+            begun: 0,
             normal_credits: 16,
             urgent_credits: 4,
             pool: 4,

@@ -480,6 +480,7 @@ mod tests {
             boot,
             cluster,
             resumed,
+            begun: 0,
             normal_credits,
             urgent_credits,
             pool,

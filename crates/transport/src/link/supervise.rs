@@ -179,9 +179,11 @@ impl<E: Env> Link<E> {
                 Some(other) => info!("connection lost, reconnecting: {other}"),
                 None => {}
             }
-            let Some((again, welcome)) = self.closing.guard(self.redial(known_boot)).await else {
+            let Some((again, mut welcome)) = self.closing.guard(self.redial(known_boot)).await else {
                 break LinkError::Closed;
             };
+            // The server knows a session that it began for a welcome that got lost.
+            welcome.resumed &= welcome.begun == self.welcome().begun;
             events.welcomed(&welcome);
             owes_recovery |= welcome.boot != known_boot || !welcome.resumed;
             if !welcome.resumed {

@@ -16,6 +16,9 @@ fn one_of_several_servers_loses_power() {
             let master = a.links.borrow()[&0].0.clone();
             let before = (master.welcome().mounts, a.held(0).restarts.get());
             assert!(!master.welcome().resumed);
+            let begun = || (master.welcome().begun, a.links.borrow()[&1].0.welcome().begun);
+            let first = begun();
+            assert!(first.0 == first.1 && first.0 != 0, "{first:?}");
             crash(&world, 1, kind);
             servers[1] = None;
             servers[1] = Some(world.start(1).await.unwrap());
@@ -24,6 +27,8 @@ fn one_of_several_servers_loses_power() {
             let after = (master.welcome().mounts, a.held(0).restarts.get());
             assert_eq!(after.1, before.1 + robbed as u32, "{kind:?}: the master has ended the session");
             assert_eq!(after.0, before.0 + 2 * robbed, "{kind:?}: one more than its own");
+            let again = begun();
+            assert!(again.0 == again.1 && (again == first) == (robbed == 0), "{kind:?}: {first:?} {again:?}");
             let b = world.mount_everywhere("b", 2).await;
             b.create(Ino::ROOT, "g").await.unwrap();
             b.mkdir(dir, "h").await.unwrap();
