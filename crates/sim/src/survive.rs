@@ -277,7 +277,11 @@ impl Survival {
         for child in children {
             let n = now.names_of(child);
             if n.iter().all(|(d, _)| *d == dir) {
-                self.links.insert(child, (n.len() as u32, n.len() as u32));
+                // A name that it lost in another directory may come back.
+                let may_be =
+                    |(place, values): &(&(Ino, Name), &Values<_>)| place.0 != dir && values.contains(&Some(child));
+                let elsewhere = self.names.iter().filter(may_be).count();
+                self.links.insert(child, (n.len() as u32, (n.len() + elsewhere) as u32));
             }
         }
     }

@@ -140,3 +140,35 @@ fn calls_under_way() {
     assert!(s.judge(&tree(&[("m", Ino(77), b"")])).0 > 0);
     assert!(s.judge(&tree(&[("n", f, b"")])).0 > 0, "the new name leads to a new inode");
 }
+
+/// Goal: a directory that is stable says nothing of a name that its file had in another one: lost power may bring it back, a killed process not.
+/// Method: one file in two directories; the name in the first goes, the second is told to the disk.
+#[test]
+fn a_name_elsewhere_may_come_back() {
+    let mut s = Story::new();
+    let f = s.create("f", 1);
+    let dir = s.run(Op::Mkdir { dir: TOP, name: b"d".to_vec(), perm: 0o755 });
+    s.run(Op::Link { ino: f, dir, name: b"g".to_vec() });
+    s.run(Op::SyncAll);
+    s.run(Op::Unlink { dir: TOP, name: b"f".to_vec() });
+    s.run(Op::FsyncDir { dir });
+    let both = |there: &[(&str, Ino, &[u8])], links: u32| {
+        let mut found = tree(there);
+        let below = tree(&[("g", f, b"")]).nodes;
+        let mut node = below[&TOP].clone();
+        node.seen.ino = dir;
+        found.nodes.insert(dir, node);
+        found.nodes.insert(f, below[&f].clone());
+        found.nodes.get_mut(&f).unwrap().seen.nlink = links;
+        let top = found.nodes.get_mut(&TOP).unwrap();
+        top.seen.nlink = 3;
+        let Found::Dir(entries) = &mut top.body else { panic!("the top is a directory") };
+        entries.insert(b"d".to_vec(), dir);
+        found
+    };
+    assert_eq!(s.judge(&both(&[], 1)), (0, 0));
+    let wrong = s.judge(&both(&[("f", f, b"")], 2));
+    assert!(wrong.0 > 0 && wrong.1 == 0, "{wrong:?}");
+    s.run(Op::FsyncDir { dir: TOP });
+    assert!(s.judge(&both(&[("f", f, b"")], 2)).1 > 0);
+}
