@@ -97,6 +97,8 @@ pub(crate) struct Core {
     pub(crate) coarse_ns: AtomicU64,
     pub(crate) group_news: GroupNews,
     pub(crate) landed: Signal,
+    /// Programs that wait for much of it.
+    pub(crate) drains: AtomicU64,
     pub(crate) stopping: AtomicBool,
     /// Everything was written back after `stopping`.
     pub(crate) drained: AtomicBool,
@@ -162,6 +164,7 @@ impl Core {
             landings: AtomicU64::new(0),
             group_news: GroupNews::default(),
             landed: Signal::default(),
+            drains: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             drained: AtomicBool::new(false),
             stopped: AtomicBool::new(false),

@@ -9,7 +9,7 @@
 //! read-ahead brings a hundred megabytes at once, for which all wait and which all read in no time.
 //!
 //! Invariants: a stretch ends without a sample when too much goes another way, or when its user says that it shows nothing (direct
-//! writes beside write-back of earlier ones, direct reads beside read-ahead from before them, write-back that nobody waits for). Without a rate for both ways the rule of the paper
+//! writes beside write-back of earlier ones, direct reads beside read-ahead from before them, write-back that nobody waits for, or for little of which). Without a rate for both ways the rule of the paper
 //! stands: direct; reads that were measured direct alone are tried through the cache. A way that was not used for long counts for five
 //! percent more with each second, so it is tried again, the sooner the closer they were; a trial costs a sample, 64 MiB of reads, 32 of writes.
 
@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 /// Bytes that make a sample, of reads and of writes. Sixteen streams are 80 MiB ahead: shorter samples of reads show what was fetched before
 /// they began.
-const SAMPLE_BYTES: [u64; 2] = by_way(64 << 20, 32 << 20);
+pub(crate) const SAMPLE_BYTES: [u64; 2] = by_way(64 << 20, 32 << 20);
 /// One byte in so many may go another way without ending a stretch.
 const STRANGE_PART: u64 = 8;
 /// A longer time without anything is a pause.
@@ -170,7 +170,7 @@ impl Learned {
         let side = self.sides[way as usize].lock();
         match (side.rates[CACHED].hoped(now_ns), side.rates[class(request)].hoped(now_ns)) {
             (Some(cached), Some(direct)) => direct / EQUAL_PERCENT < cached / 100,
-            // Reads are measured always, write-back only while writers wait: that trial might have no end.
+            // Reads are measured always, write-back only while programs wait: that trial might have no end.
             (None, Some(_)) => way == Way::Read,
             _ => false,
         }

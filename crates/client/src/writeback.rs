@@ -13,7 +13,7 @@ use crate::cache::drop::Dirty;
 use crate::cache::fill::Landing;
 use crate::core::{Core, unexpected};
 use crate::files::{File, Signal};
-use crate::learned::Course;
+use crate::learned::{self, Course};
 use crate::ops;
 use crate::stats::{Count, Way};
 use crate::tokens;
@@ -150,8 +150,8 @@ fn touch_down(core: &Arc<Core>, flight: &Flight, landing: Landing) {
     tokens::outdated(core, file.ino);
     core.cache.landed(file, flight.range, landing, core.clock.now_ns());
     core.flight_bytes.fetch_sub(flight.range.len(), SeqCst);
-    // Writers wait for room, or soon will.
-    let shows = landing == Landing::Done && core.dirty_is_high();
+    // Writers wait for room, or soon will, or somebody waits for much.
+    let shows = landing == Landing::Done && (core.dirty_is_high() || core.drains.load(SeqCst) > 0);
     core.learned.note(Way::Write, Course::Cached, flight.range.len(), core.clock.now_ns(), shows);
     core.landings.fetch_add(1, SeqCst);
     end_flight(file, flight.id);
@@ -376,6 +376,28 @@ pub(crate) fn continue_backlog(core: &Arc<Core>) {
         if start(core, &file, range) {
             core.backlog.lock().push_front((file, range));
             return;
+        }
+    }
+}
+
+/// While this lives a program waits for the bytes that were dirty when it began: how quickly much of it lands shows what write-back
+/// carries. Little would show how long one request takes.
+pub(crate) struct Drain(Option<Arc<Core>>);
+
+impl Drain {
+    pub(crate) fn begin(core: &Arc<Core>) -> Drain {
+        let much = core.cache.dirty_bytes() >= learned::SAMPLE_BYTES[Way::Write as usize];
+        Drain(much.then(|| {
+            core.drains.fetch_add(1, SeqCst);
+            core.clone()
+        }))
+    }
+}
+
+impl Drop for Drain {
+    fn drop(&mut self) {
+        if let Some(core) = &self.0 {
+            core.drains.fetch_sub(1, SeqCst);
         }
     }
 }

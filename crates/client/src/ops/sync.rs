@@ -7,7 +7,7 @@ use crate::files::{File, OpenFile};
 use crate::locks;
 use crate::stats::Count;
 use crate::tokens;
-use crate::writeback;
+use crate::writeback::{self, Drain};
 use amphi_dlm::Mode;
 use amphi_types::{ByteRange, Cred, Ino, Result, TargetId};
 use amphi_wire::{Lane, Request};
@@ -41,7 +41,9 @@ async fn sync_stripes(core: &Arc<Core>, file: &Arc<File>, stripes: u32) -> Resul
 pub(crate) async fn fsync(core: Arc<Core>, _ctx: Ctx, open: Arc<OpenFile>, _datasync: bool) -> Result<()> {
     core.stats.count(Count::Fsync);
     let file = &open.file;
+    let drain = Drain::begin(&core);
     writeback::flush(&core, file, ByteRange::ALL).await;
+    drop(drain);
     let synced = if core.company.is_alone() || tokens::is_sure(&core, file) {
         sync_file(&core, file).await
     } else {
@@ -65,6 +67,8 @@ pub(crate) async fn fsync_dir(core: Arc<Core>, _ctx: Ctx, dir: Ino) -> Result<()
 
 pub(crate) async fn sync_all(core: Arc<Core>, _ctx: Ctx) -> Result<()> {
     core.stats.count(Count::Fsync);
+    let drain = Drain::begin(&core);
     writeback::flush_all(&core).await;
+    drop(drain);
     sync_targets(&core, (0..core.pool()).map(TargetId).collect()).await
 }

@@ -503,3 +503,31 @@ fn what_was_measured_decides_without_locality() {
     }
     w.check_clean();
 }
+
+/// Goal: what write-back carries is learnt while a program waits for much of it, though no writer waits for room; not from what lands by itself
+/// or is little. Method: a large file and small ones, in a cache with room for all, told to the disk or left alone.
+#[test]
+fn a_program_that_waits_shows_what_write_back_carries() {
+    for (each, count, sync, learns) in
+        [(64 << 20, 1, true, true), (64 << 20, 1, false, false), (1 << 20, 64, true, false)]
+    {
+        let mut w = World::new(1, &[("cache.max_bytes", "4G")]);
+        let file = w.create("f", OpenFlags::READ_WRITE);
+        for part in 0..count {
+            for at in (part * each..(part + 1) * each).step_by(1 << 20) {
+                write(&mut w, &file, 1, at, 1 << 20, false);
+            }
+            if sync {
+                let op = w.client.fsync(&Ctx::root(), &file, false);
+                w.run(op).expect("fsync");
+            } else {
+                w.settle();
+            }
+        }
+        let known = w.client.core.gauges().iter().any(|(name, _)| name == "learned_cached_write_mib_s");
+        assert_eq!(known, learns, "{count} of {each} bytes, {sync}");
+        assert_eq!(w.client.core.drains.load(SeqCst), 0);
+        drop(file);
+        w.check_clean();
+    }
+}
