@@ -273,7 +273,10 @@ impl Core {
             .and_then(|()| self.queue.push_call(Outgoing { lane, call, payload, pad, answer, deadline: None }));
         async move {
             queued?;
-            answered.await.unwrap_or(Err(Errno::NotConnected))
+            match answered.await {
+                Ok(outcome) => outcome,
+                Err(_) => Err(Errno::NotConnected),
+            }
         }
     }
 

@@ -92,15 +92,14 @@ async fn call_on(
     let moment = core.moment();
     let (answer, payload) = core.send(lane, target, cred, op, None, 0).await?;
     changing.iter_mut().for_each(crate::siblings::Changing::ends);
-    let grants = answer.tokens.unwrap_or_default();
+    let grants = answer.tokens.map_or_else(Grants::default, |tokens| *tokens);
     question.ends(grants.changed);
     let after = answer.directory.as_deref();
     if let Some(directory) = &mut directory {
         let removed = if let Ok(Reply::Removed { last_name_of }) = &answer.result { *last_name_of } else { None };
         directory.ends(after, removed);
     }
-    let (result, grants) = (answer.result, *grants);
-    let told = Told { result, grants, payload, moment, asked, question, _begun: begun };
+    let told = Told { result: answer.result, grants, payload, moment, asked, question, _begun: begun };
     if let Some(after) = after.filter(|after| after.token.is_some()) {
         told.keep_view_of(after.inode, after.token);
     }

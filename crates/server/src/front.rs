@@ -582,8 +582,8 @@ impl<E: Env> Front<E> {
                 | Request::Counters { .. }
                 | Request::CompanyKnown { .. }
         );
-        let front = self.clone();
         if whole {
+            let front = self.clone();
             self.running.set(self.running.get() + 1);
             self.worker.env.spawn(async move {
                 front.serve(incoming).await;
@@ -595,9 +595,16 @@ impl<E: Env> Front<E> {
             self.connections.reply(incoming.route, refused(Errno::Perm), None);
             return;
         }
+        if incoming.deadline.is_none()
+            && let Some(answer) = self.worker.at_once(incoming.session, &incoming.call)
+        {
+            self.connections.reply(incoming.route, answer, None);
+            return;
+        }
         self.running.set(self.running.get() + 1);
         *self.busy.borrow_mut().entry(incoming.session).or_default() += 1;
         let until_ns = incoming.deadline.map(|d| self.worker.now_ns().saturating_add(d.as_nanos() as u64));
+        let front = self.clone();
         let mut request = Box::pin(async move {
             let id = incoming.id();
             let Incoming { session, route, mut call, payload, .. } = incoming;

@@ -21,7 +21,7 @@ mod remove;
 mod rename;
 mod xattr;
 
-pub use attr::view;
+pub use attr::{at_once, view};
 pub use objects::{Orphans, destroy_objects, orphaned, reap_orphans, resume_pending, trim_objects};
 pub use open::{Opening, after_close, open_here, present};
 

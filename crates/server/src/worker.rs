@@ -271,6 +271,16 @@ impl<E: Env> Worker<E> {
         receiver.await.unwrap_or((Answer::of(Err(Errno::Io)), None))
     }
 
+    /// The answer to a request that a target of this worker can give without waiting for anything; `None`: it is to be `call`ed.
+    pub fn at_once(self: &Rc<Self>, session: SessionId, call: &Call) -> Option<Answer> {
+        let Request::GetAttr { ino } = call.op else { return None };
+        let target = self.target(call.target)?;
+        let answer = crate::ops::at_once(self, &target, session, ino)?;
+        self.counters.request(&call.op);
+        tracing::trace!(?session, op = ?call.op, ?answer, "answered at once");
+        Some(answer)
+    }
+
     async fn call_here(
         self: &Rc<Self>,
         session: SessionId,

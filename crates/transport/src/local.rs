@@ -46,18 +46,24 @@ impl LocalTx {
 }
 
 impl LocalRx {
-    /// The next message, or `None` at the end of the stream.
-    pub(crate) async fn recv(&mut self) -> Option<(Message, Option<Buf>)> {
+    /// Waits for the next message and tells of it what `look` says, or `None` at the end of the stream.
+    pub(crate) async fn peek<T>(&mut self, look: impl Fn(&Message) -> T) -> Option<T> {
         let channel = &self.0;
-        let next = || match channel.queue.borrow_mut().pop_front() {
-            Some(item) => Some(Some(item)),
+        let next = || match channel.queue.borrow().front() {
+            Some((message, _)) => Some(Some(look(message))),
             None => channel.closed.get().then_some(None),
         };
-        let item = channel.bell.until(next).await;
-        if channel.queue.borrow().len() + 1 == LOCAL_QUEUE_MAX {
+        channel.bell.until(next).await
+    }
+
+    /// Takes the next message.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Option<(Message, Option<Buf>)> {
+        let channel = &self.0;
+        if channel.queue.borrow().len() == LOCAL_QUEUE_MAX {
             channel.bell.ring();
         }
-        item
+        channel.queue.borrow_mut().pop_front()
     }
 }
 

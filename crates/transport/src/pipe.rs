@@ -122,11 +122,12 @@ impl<E: Env> StreamTx<E> {
     }
 }
 
-/// Receiving half of a stream.
+/// Receiving half of a stream, and the message that lies there.
 pub(crate) struct StreamRx<E: Env> {
     rx: ConnRx<E>,
     head: Buf,
     body: Buf,
+    payload: Option<Buf>,
 }
 
 /// Sending half of any connection.
@@ -147,7 +148,7 @@ pub(crate) fn over_stream<E: Env>(conn: E::Conn) -> (Outbound<E>, Inbound<E>) {
     let out = StreamTx { tx, stage: Buf::zeroed(STAGE_BYTES), filled: 0 };
     (
         Outbound::Stream(out),
-        Inbound::Stream(StreamRx { rx, head: Buf::zeroed(HEAD_BYTES), body: Buf::zeroed(STAGE_BYTES) }),
+        Inbound::Stream(StreamRx { rx, head: Buf::zeroed(HEAD_BYTES), body: Buf::zeroed(STAGE_BYTES), payload: None }),
     )
 }
 
@@ -216,20 +217,44 @@ impl Gate for HandshakeOnly {
 impl<E: Env> Inbound<E> {
     /// The next message. Not to be called again after an error, or if the future was dropped.
     pub(crate) async fn recv(&mut self, gate: &mut impl Gate) -> Result<(Message, Option<Buf>), Ending> {
+        self.arrive(gate).await?;
+        self.take()
+    }
+
+    /// Waits until the whole next message lies here, admitted by `gate`; then it is to be taken. Not to be called again after an
+    /// error, or if the future was dropped.
+    ///
+    /// Waiting and taking are two steps because a message is 200 bytes: as the result of something that is waited for it would be
+    /// copied at each level of waiting.
+    pub(crate) async fn arrive(&mut self, gate: &mut impl Gate) -> Result<(), Ending> {
         match self {
-            Inbound::Stream(rx) => rx.recv(gate).await,
+            Inbound::Stream(rx) => rx.arrive(gate).await,
             Inbound::Local(rx) => {
-                let (message, payload) = rx.recv().await.ok_or_else(gone)?;
-                let (lane, id) = match &message {
-                    Message::Request { lane, id, .. } => (*lane, *id),
-                    Message::Reply { id, .. } => (Lane::Normal, *id),
-                    _ => (Lane::Normal, RequestId { slot: 0, seq: 0 }),
-                };
-                gate.admit(message.kind(), lane, id, 0).map_err(Ending::Violation)?;
-                Ok((message, payload))
+                let (kind, lane, id) = rx.peek(describe_local).await.ok_or_else(gone)?;
+                gate.admit(kind, lane, id, 0).map_err(Ending::Violation)?;
+                Ok(())
             }
         }
     }
+
+    /// Takes the message that has arrived.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Result<(Message, Option<Buf>), Ending> {
+        match self {
+            Inbound::Stream(rx) => rx.take(),
+            Inbound::Local(rx) => rx.take().ok_or_else(gone),
+        }
+    }
+}
+
+/// Of a message that changes hands: its kind, and what a gate wants to know.
+fn describe_local(message: &Message) -> (FrameKind, Lane, RequestId) {
+    let (lane, id) = match message {
+        Message::Request { lane, id, .. } => (*lane, *id),
+        Message::Reply { id, .. } => (Lane::Normal, *id),
+        _ => (Lane::Normal, RequestId { slot: 0, seq: 0 }),
+    };
+    (message.kind(), lane, id)
 }
 
 fn bad(e: FrameError) -> Ending {
@@ -243,11 +268,10 @@ impl<E: Env> StreamRx<E> {
         Ok(buf)
     }
 
-    async fn recv(&mut self, gate: &mut impl Gate) -> Result<(Message, Option<Buf>), Ending> {
+    async fn arrive(&mut self, gate: &mut impl Gate) -> Result<(), Ending> {
         let head_buf = std::mem::take(&mut self.head);
         self.head = self.fill(head_buf).await?;
-        let bytes: [u8; HEAD_BYTES] = self.head[..].try_into().expect("the head buffer has the head's size");
-        let head = Head::parse(&bytes).map_err(bad)?;
+        let head = Head::parse(self.head_bytes()).map_err(bad)?;
         let body_len = head.body_len as usize;
         let mut body = std::mem::take(&mut self.body);
         if body_len > body.capacity() {
@@ -257,18 +281,32 @@ impl<E: Env> StreamRx<E> {
         if body_len > 0 {
             body = self.fill(body).await?;
         }
-        Head::check(&bytes, &body).map_err(bad)?;
-        let message = decode(&head, &body).map_err(bad)?;
-        self.body = if body.capacity() > STAGE_BYTES { Buf::zeroed(STAGE_BYTES) } else { body };
+        self.body = body;
+        Head::check(self.head_bytes(), &self.body).map_err(bad)?;
         let pad = gate.admit(head.kind, head.lane, head.id, head.pad).map_err(Ending::Violation)?;
-        let payload = match head.payload_len as usize {
+        self.payload = match head.payload_len as usize {
             0 => None,
             len => Some(self.fill(Buf::scratch_padded(pad, len)).await?),
         };
-        Ok((message, payload))
+        Ok(())
+    }
+
+    fn head_bytes(&self) -> &[u8; HEAD_BYTES] {
+        self.head[..].try_into().expect("the head buffer has the head's size")
+    }
+
+    #[inline]
+    fn take(&mut self) -> Result<(Message, Option<Buf>), Ending> {
+        let head = Head::parse(self.head_bytes()).map_err(bad)?;
+        let message = decode(&head, &self.body).map_err(bad)?;
+        if self.body.capacity() > STAGE_BYTES {
+            self.body = Buf::zeroed(STAGE_BYTES);
+        }
+        Ok((message, self.payload.take()))
     }
 }
 
+#[inline]
 fn decode(head: &Head, body: &[u8]) -> Result<Message, FrameError> {
     Ok(match head.kind {
         FrameKind::Challenge => Message::Challenge(head.decode(body)?),

@@ -16,10 +16,10 @@ use compio::driver::ProactorBuilder;
 use compio::runtime::{JoinHandle, Runtime, RuntimeBuilder};
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -84,23 +84,35 @@ impl Shared {
                 }
             }
         };
-        let shared = self.clone();
-        let handle = compio::runtime::spawn(async move {
-            let _leave = Leave { shared: shared.clone(), slot };
-            let mut task = pin!(task);
-            poll_fn(|cx| {
-                shared.polls.set(shared.polls.get() + 1);
-                match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(cx))) {
-                    Ok(poll) => poll,
-                    Err(panic) => {
-                        shared.panic.borrow_mut().get_or_insert(panic);
-                        Poll::Ready(())
-                    }
-                }
-            })
-            .await
-        });
+        let handle = compio::runtime::spawn(Watched { task, leave: Leave { shared: self.clone(), slot } });
         self.tasks.borrow_mut().slots[slot] = Some(handle);
+    }
+}
+
+pin_project_lite::pin_project! {
+    /// A task whose polls are counted and whose panic ends the loop. An `async` block around it would hold it twice, and move it
+    /// when it begins.
+    struct Watched<F> {
+        #[pin]
+        task: F,
+        leave: Leave,
+    }
+}
+
+impl<F: Future<Output = ()>> Future for Watched<F> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.project();
+        let shared = &this.leave.shared;
+        shared.polls.set(shared.polls.get() + 1);
+        match catch_unwind(AssertUnwindSafe(|| this.task.poll(cx))) {
+            Ok(poll) => poll,
+            Err(panic) => {
+                shared.panic.borrow_mut().get_or_insert(panic);
+                Poll::Ready(())
+            }
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use amphi_env::Env;
 use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, Errno, Ino, IoMode, Kind, Layout, ObjectId, Result, SessionId, SetAttr, TokenKey};
-use amphi_wire::{InodeView, Reply, TokenGrant};
+use amphi_wire::{Answer, InodeView, Reply, TokenGrant, Tokens};
 use amphi_zone::Order;
 use std::rc::Rc;
 
@@ -73,19 +73,15 @@ async fn look<E: Env>(
         target.settle(vec![key]).await;
         return Ok(None);
     }
-    let (layout, generation, asker) = {
+    if let Some(seen) = plain(worker, target, ino, asker)? {
+        return Ok(Some(seen));
+    }
+    let (layout, generation, kind) = {
         let meta = target.meta.borrow();
         let inode = meta.inode(ino)?;
-        let writers = asker.filter(|asker| inode.kind == Kind::File && target.written_elsewhere(*asker, ino));
-        if !inode.spread && writers.is_none() {
-            let view = plain_view(&meta, ino, inode);
-            let token = asker.and_then(|asker| target.grant_attributes(worker.now_ns(), asker, &view));
-            drop(meta);
-            worker.send_revocations(target);
-            return Ok(Some((view, token)));
-        }
-        (inode.layout, inode.generation, writers)
+        (inode.layout, inode.generation, inode.kind)
     };
+    let asker = asker.filter(|asker| kind == Kind::File && target.written_elsewhere(*asker, ino));
     let gathered = gather(worker, target, ino, &layout, asker).await?;
     let meta = target.meta.borrow();
     let inode = meta.inode(ino)?;
@@ -101,6 +97,41 @@ async fn look<E: Env>(
         view.attr = inode.attr_with(ino, &gathered);
     }
     Ok(Some((view, None)))
+}
+
+/// What the inode itself says, and the right to cache that; `None` if its objects or other mounts may know better.
+fn plain<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Target<E>,
+    ino: Ino,
+    asker: Option<SessionId>,
+) -> Result<Option<(InodeView, Option<TokenGrant>)>> {
+    let meta = target.meta.borrow();
+    let inode = meta.inode(ino)?;
+    let written = asker.is_some_and(|asker| inode.kind == Kind::File && target.written_elsewhere(asker, ino));
+    if inode.spread || written {
+        return Ok(None);
+    }
+    let view = plain_view(&meta, ino, inode);
+    drop(meta);
+    let token = asker.and_then(|asker| target.grant_attributes(worker.now_ns(), asker, &view));
+    worker.send_revocations(target);
+    Ok(Some((view, token)))
+}
+
+/// The answer to `Request::GetAttr` if it waits for nobody: nothing is being changed, nobody who may have written is away, and the
+/// inode itself knows. Errors are left to `Cx::getattr`.
+pub fn at_once<E: Env>(worker: &Rc<Worker<E>>, target: &Target<E>, session: SessionId, ino: Ino) -> Option<Answer> {
+    let asker = Some(session).filter(|_| target.tokens.on());
+    if !target.has_session(session)
+        || !target.names.is_empty()
+        || (asker.is_some() && !target.absent.borrow().is_empty())
+    {
+        return None;
+    }
+    let (view, attributes) = plain(worker, target, ino, asker).ok()??;
+    let tokens = attributes.is_some().then(|| Box::new(Tokens { attributes, ..Tokens::default() }));
+    Some(Answer { tokens, ..Answer::of(Ok(Reply::Inode(view))) })
 }
 
 impl<E: Env> Cx<E> {

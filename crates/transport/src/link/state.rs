@@ -72,7 +72,6 @@ impl Pending {
 /// Takes the outcome of a call, at once and from within the link's bookkeeping: it must not call the link.
 pub(super) type Sink = Box<dyn FnOnce(Outcome)>;
 
-#[expect(clippy::large_enum_variant, reason = "cells are used again; a box would be allocated for each answer")]
 enum CellState {
     Free {
         next: Option<usize>,
@@ -83,7 +82,8 @@ enum CellState {
     },
     /// Nobody waits: the outcome goes to a sink.
     Told(Sink),
-    Done(Outcome),
+    /// In a box, because most outcomes go to a sink: a cell that could hold one would be ten times as large, and moved as often.
+    Done(Box<Outcome>),
 }
 
 /// Bookkeeping of a link.
@@ -220,23 +220,28 @@ impl State {
 
     /// Ends the request `id` and hands its outcome to the caller, if there still is one.
     pub(super) fn complete(&mut self, id: RequestId, outcome: Outcome) {
-        let Some(pending) = self.pending[usize::from(id.slot)].take_if(|p| p.id == id) else { return };
-        self.release(id, pending.lane);
-        if let Some(cell) = pending.cell {
+        let entry = &mut self.pending[usize::from(id.slot)];
+        let Some((lane, cell)) = entry.as_ref().filter(|p| p.id == id).map(|p| (p.lane, p.cell)) else { return };
+        *entry = None;
+        self.release(id, lane);
+        if let Some(cell) = cell {
             self.settle(cell, outcome);
         }
     }
 
     fn settle(&mut self, cell: usize, outcome: Outcome) {
-        if matches!(self.cells[cell], CellState::Told(_)) {
-            if let CellState::Told(sink) = self.free_cell(cell) {
-                sink(outcome);
+        match &mut self.cells[cell] {
+            CellState::Told(_) => {
+                if let CellState::Told(sink) = self.free_cell(cell) {
+                    sink(outcome);
+                }
             }
-        } else if let CellState::Waiting { waker, .. } =
-            std::mem::replace(&mut self.cells[cell], CellState::Done(outcome))
-            && let Some(waker) = waker
-        {
-            waker.wake();
+            waiting => {
+                let done = CellState::Done(Box::new(outcome));
+                if let CellState::Waiting { waker: Some(waker), .. } = std::mem::replace(waiting, done) {
+                    waker.wake();
+                }
+            }
         }
     }
 
@@ -444,7 +449,7 @@ impl<'a> CellGuard<'a> {
                 _ => {
                     self.cell = None;
                     match state.free_cell(cell) {
-                        CellState::Done(outcome) => Poll::Ready(outcome),
+                        CellState::Done(outcome) => Poll::Ready(*outcome),
                         _ => Poll::Ready(Err(LinkError::Lost(Errno::Io))),
                     }
                 }

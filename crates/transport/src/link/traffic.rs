@@ -37,6 +37,27 @@ impl Gate for Expected<'_> {
     }
 }
 
+/// Hands the message that has arrived to whom it concerns. Says whether it was a reply.
+fn hand_over<E: Env, H: LinkEvents<E>>(link: &Link<E>, inb: &mut Inbound<E>, events: &H) -> Result<bool, Ending> {
+    let (message, payload) = inb.take()?;
+    link.state.borrow_mut().heard = true;
+    events.heard();
+    match message {
+        Message::Reply { id, answer } => {
+            link.state.borrow_mut().complete(id, Ok((answer, payload)));
+            return Ok(true);
+        }
+        Message::Push(push) => events.push(push),
+        Message::Bye => return Err(Ending::Bye),
+        Message::Ping => {
+            link.state.borrow_mut().pong_due = true;
+            link.outgoing.ring();
+        }
+        _ => {}
+    }
+    Ok(false)
+}
+
 pub(super) async fn read<E: Env, H: LinkEvents<E>>(
     link: Rc<Link<E>>,
     mut inb: Inbound<E>,
@@ -45,25 +66,14 @@ pub(super) async fn read<E: Env, H: LinkEvents<E>>(
 ) {
     let reading = async {
         loop {
-            let (message, payload) = match inb.recv(&mut Expected(&link.state)).await {
-                Ok(received) => received,
+            if let Err(ending) = inb.arrive(&mut Expected(&link.state)).await {
+                return ending;
+            }
+            match hand_over(&link, &mut inb, &*events) {
+                // One round for the caller, who may call again, one for the writer.
+                Ok(true) => step_aside(2).await,
+                Ok(false) => {}
                 Err(ending) => return ending,
-            };
-            link.state.borrow_mut().heard = true;
-            events.heard();
-            match message {
-                Message::Reply { id, answer } => {
-                    link.state.borrow_mut().complete(id, Ok((answer, payload)));
-                    // One round for the caller, who may call again, one for the writer.
-                    step_aside(2).await;
-                }
-                Message::Push(push) => events.push(push),
-                Message::Bye => return Ending::Bye,
-                Message::Ping => {
-                    link.state.borrow_mut().pong_due = true;
-                    link.outgoing.ring();
-                }
-                _ => {}
             }
         }
     };

@@ -7,8 +7,8 @@ use crate::bell::{Ending, step_aside};
 use crate::error::ServeError;
 use crate::handshake;
 use crate::local::LocalListener;
-use crate::pipe::{Gate, Inbound, Message, Outbound, over_local, over_stream, reply_head};
-use amphi_env::{Conn, Env, Listener};
+use crate::pipe::{Gate, Inbound, Message, Outbound, StreamTx, over_local, over_stream, reply_head};
+use amphi_env::{Buf, Conn, Env, Listener};
 use amphi_types::Errno;
 use amphi_wire::frame::{DEADLINE_PASSED_MS, EncodeError, FrameKind, Head};
 use amphi_wire::slots::Window;
@@ -180,30 +180,45 @@ impl Gate for Admission<'_> {
 /// Reads until the connection ends, and says why it does.
 async fn read<E: Env, H: Handler>(mut inb: Inbound<E>, conn: &Rc<ConnState>, role: Role, handler: &Rc<H>) -> Ending {
     loop {
-        let (message, payload) = match inb.recv(&mut Admission(conn)).await {
-            Ok(received) => received,
+        if let Err(ending) = inb.arrive(&mut Admission(conn)).await {
+            return ending;
+        }
+        match hand_over(&mut inb, conn, role, handler) {
+            Ok(true) => step_aside(1).await,
+            Ok(false) => {}
             Err(ending) => return ending,
-        };
-        conn.heard.set(true);
-        match message {
-            Message::Request { lane, id, deadline_ms, call } => {
-                let deadline = match deadline_ms {
-                    0 => None,
-                    DEADLINE_PASSED_MS => Some(Duration::ZERO),
-                    ms => Some(Duration::from_millis(ms.into())),
-                };
-                let route = ReplyRoute { conn: conn.id, id };
-                handler.clone().call(Incoming { session: conn.session, role, route, lane, deadline, call, payload });
-                step_aside(1).await;
-            }
-            Message::Bye => return Ending::Bye,
-            Message::Ping => {
-                conn.pong_due.set(true);
-                conn.bell.ring();
-            }
-            _ => {}
         }
     }
+}
+
+/// Hands the message that has arrived to whom it concerns. Says whether it was a request.
+fn hand_over<E: Env, H: Handler>(
+    inb: &mut Inbound<E>,
+    conn: &ConnState,
+    role: Role,
+    handler: &Rc<H>,
+) -> Result<bool, Ending> {
+    let (message, payload) = inb.take()?;
+    conn.heard.set(true);
+    match message {
+        Message::Request { lane, id, deadline_ms, call } => {
+            let deadline = match deadline_ms {
+                0 => None,
+                DEADLINE_PASSED_MS => Some(Duration::ZERO),
+                ms => Some(Duration::from_millis(ms.into())),
+            };
+            let route = ReplyRoute { conn: conn.id, id };
+            handler.clone().call(Incoming { session: conn.session, role, route, lane, deadline, call, payload });
+            return Ok(true);
+        }
+        Message::Bye => return Err(Ending::Bye),
+        Message::Ping => {
+            conn.pong_due.set(true);
+            conn.bell.ring();
+        }
+        _ => {}
+    }
+    Ok(false)
 }
 
 /// Asks a silent peer for a sign of life, and ends the connection if none comes.
@@ -222,15 +237,18 @@ async fn watch<E: Env>(env: E, conn: Rc<ConnState>) {
 
 /// Sends what is queued until the connection ends.
 async fn write<E: Env>(mut out: Outbound<E>, conn: Rc<ConnState>) {
+    // One guard for the whole life of the connection: what it watches is as large as what it waits for.
+    let ended = conn.cut.guard(write_all(&mut out, &conn)).await;
+    if let Some(ending) = ended {
+        conn.cut.cut(ending);
+    }
+}
+
+async fn write_all<E: Env>(out: &mut Outbound<E>, conn: &ConnState) -> Ending {
     loop {
-        let work = conn.bell.until(|| conn.has_work().then_some(()));
-        if conn.cut.guard(work).await.is_none() {
-            return;
-        }
-        match conn.cut.guard(write_some(&mut out, &conn)).await {
-            None => return,
-            Some(Err(ending)) => return conn.cut.cut(ending),
-            Some(Ok(())) => {}
+        conn.bell.until(|| conn.has_work().then_some(())).await;
+        if let Err(ending) = write_some(out, conn).await {
+            return ending;
         }
     }
 }
@@ -246,6 +264,42 @@ fn due_control(conn: &ConnState) -> Option<FrameKind> {
     }
 }
 
+enum Staged {
+    /// Nothing is queued.
+    Nothing,
+    /// A message.
+    Message,
+    /// A message whose payload has to follow now.
+    Before(Buf),
+}
+
+/// Encodes the message that is queued first where it lies, and takes it out of the queue. A reply that does not fit a message is sent
+/// as an error.
+fn stage_next<E: Env>(tx: &mut StreamTx<E>, conn: &ConnState) -> Result<Staged, EncodeError> {
+    let mut queue = conn.queue.borrow_mut();
+    let Some(next) = queue.front_mut() else { return Ok(Staged::Nothing) };
+    let staged = match next {
+        Outgoing::Reply { id, answer, payload } => tx.stage(&reply_head(*id, payload.as_ref()), answer),
+        Outgoing::Push(push) => tx.stage(&Head::new(FrameKind::Push), push),
+    };
+    let payload = match (staged, next) {
+        (Ok(()), Outgoing::Reply { payload, .. }) => payload.take(),
+        (Ok(()), Outgoing::Push(_)) => None,
+        (Err(e), Outgoing::Reply { answer, payload, .. })
+            if answer.result.is_ok() && !(e == EncodeError::Full && tx.is_staged()) =>
+        {
+            warn!("{}: a reply is too large for a message ({e:?}) and is answered as an error", conn.name);
+            *answer = Answer { contended: answer.contended, ..Answer::of(Err(Errno::Overflow)) };
+            *payload = None;
+            return Ok(Staged::Message);
+        }
+        (Err(e), _) => return Err(e),
+    };
+    drop(queue);
+    drop(conn.next());
+    Ok(payload.map_or(Staged::Message, Staged::Before))
+}
+
 async fn write_some<E: Env>(out: &mut Outbound<E>, conn: &ConnState) -> Result<(), Ending> {
     match out {
         Outbound::Stream(tx) => {
@@ -253,33 +307,18 @@ async fn write_some<E: Env>(out: &mut Outbound<E>, conn: &ConnState) -> Result<(
                 tx.stage_bare(kind).expect("an empty stage has room for two headers");
             }
             let mut with_payload = None;
-            while let Some(next) = conn.next() {
-                let mut outgoing = next;
-                let staged = loop {
-                    let staged = match &outgoing {
-                        Outgoing::Reply { id, answer, payload } => tx.stage(&reply_head(*id, payload.as_ref()), answer),
-                        Outgoing::Push(push) => tx.stage(&Head::new(FrameKind::Push), push),
-                    };
-                    match (staged, &mut outgoing) {
-                        (Ok(()), _) => break Ok(()),
-                        (Err(EncodeError::Full), _) if tx.is_staged() => {
-                            tx.flush(None).await.0.map_err(|e| Outbound::<E>::failed(&e))?;
-                        }
-                        (Err(e), Outgoing::Reply { answer, payload, .. }) if answer.result.is_ok() => {
-                            warn!(
-                                "{}: a reply is too large for a message ({e:?}) and is answered as an error",
-                                conn.name
-                            );
-                            *answer = Answer { contended: answer.contended, ..Answer::of(Err(Errno::Overflow)) };
-                            *payload = None;
-                        }
-                        (Err(e), _) => break Err(e),
+            loop {
+                match stage_next(tx, conn) {
+                    Ok(Staged::Nothing) => break,
+                    Ok(Staged::Message) => {}
+                    Ok(Staged::Before(payload)) => {
+                        with_payload = Some(payload);
+                        break;
                     }
-                };
-                staged.map_err(|e| Ending::Lost(format!("a message cannot be encoded: {e:?}")))?;
-                if let Outgoing::Reply { payload: Some(payload), .. } = outgoing {
-                    with_payload = Some(payload);
-                    break;
+                    Err(EncodeError::Full) if tx.is_staged() => {
+                        tx.flush(None).await.0.map_err(|e| Outbound::<E>::failed(&e))?;
+                    }
+                    Err(e) => return Err(Ending::Lost(format!("a message cannot be encoded: {e:?}"))),
                 }
             }
             let bye = conn.bye_due.get() && !conn.has_queued();

@@ -99,16 +99,15 @@ impl Connections {
 
     /// Answers a request. False if its connection is gone: the reply is dropped, and a resend asks for it.
     /// A reply that does not fit a message is sent as `Overflow`.
-    pub fn reply(&self, route: ReplyRoute, answer: Answer, payload: Option<Buf>) -> bool {
+    pub fn reply(&self, route: ReplyRoute, mut answer: Answer, mut payload: Option<Buf>) -> bool {
         let Some(conn) = self.get(route.conn) else { return false };
         if !conn.window.borrow_mut().handle_reply(route.id) {
             return false;
         }
-        let fits = payload.as_ref().is_none_or(|p| p.len() <= amphi_types::limits::PAYLOAD_MAX);
-        let (answer, payload) = match fits {
-            true => (answer, payload),
-            false => (Answer { contended: answer.contended, ..Answer::of(Err(Errno::Overflow)) }, None),
-        };
+        if payload.as_ref().is_some_and(|p| p.len() > amphi_types::limits::PAYLOAD_MAX) {
+            answer = Answer { contended: answer.contended, ..Answer::of(Err(Errno::Overflow)) };
+            payload = None;
+        }
         conn.queue.borrow_mut().push_back(Outgoing::Reply { id: route.id, answer, payload });
         conn.bell.ring();
         true
