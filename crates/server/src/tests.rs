@@ -3,6 +3,7 @@
 //! `Place` is a simulated world: a node with the server, a node with a client. Requests find their target by themselves.
 
 mod again;
+mod at_once;
 mod batch;
 mod cluster;
 mod company;

@@ -119,16 +119,13 @@ fn plain<E: Env>(
     Ok(Some((view, token)))
 }
 
-/// The answer to `Request::GetAttr` if it waits for nobody: nothing is being changed, nobody who may have written is away, and the
-/// inode itself knows. Errors are left to `Cx::getattr`.
+/// The answer to `Request::GetAttr` if it waits for nobody: nothing is being changed, and the inode itself knows. Errors are left to
+/// `Cx::getattr`.
 pub fn at_once<E: Env>(worker: &Rc<Worker<E>>, target: &Target<E>, session: SessionId, ino: Ino) -> Option<Answer> {
-    let asker = Some(session).filter(|_| target.tokens.on());
-    if !target.has_session(session)
-        || !target.names.is_empty()
-        || (asker.is_some() && !target.absent.borrow().is_empty())
-    {
+    if !target.has_session(session) || !target.names.is_empty() {
         return None;
     }
+    let asker = Some(session).filter(|_| target.tokens.on());
     let (view, attributes) = plain(worker, target, ino, asker).ok()??;
     let tokens = attributes.is_some().then(|| Box::new(Tokens { attributes, ..Tokens::default() }));
     Some(Answer { tokens, ..Answer::of(Ok(Reply::Inode(view))) })

@@ -1,0 +1,31 @@
+//! Attributes that are told without waiting, and when they are not.
+
+use super::*;
+
+/// Goal: who has been told that a directory is gone does not find it by its inode either, although the target of that inode hears
+/// later of the decision. Method: directories on other targets than their names are removed and looked at in the same moment.
+#[test]
+fn what_was_removed_is_not_shown() {
+    with_server(98, 4, 1, async |_, c| {
+        let mut apart = 0;
+        for i in 0..16 {
+            let text = format!("d{i}");
+            let dir = c.mkdir(Ino::ROOT, &text).await.unwrap();
+            assert_eq!(c.stat(dir).await.unwrap().nlink, 2);
+            apart += u32::from(dir.target() != Ino::ROOT.target());
+            c.rmdir(Ino::ROOT, &text).await.unwrap();
+            assert_eq!(c.stat(dir).await, Err(Errno::Stale), "{text}");
+        }
+        assert!(apart > 4, "{apart} directories were apart");
+    });
+}
+
+/// Goal: a session that has ended is told nothing. Method: a question behind its goodbye.
+#[test]
+fn ended_sessions_are_told_nothing() {
+    with_server(99, 1, 1, async |_, c| {
+        assert!(c.stat(Ino::ROOT).await.is_ok());
+        c.call(Request::Goodbye).await.unwrap();
+        assert_eq!(c.stat(Ino::ROOT).await, Err(Errno::Io));
+    });
+}
