@@ -5,7 +5,8 @@
 //!
 //! The next read of each stream, or as many as make `AHEAD_BYTES`, are asked for while the one before them is still on its way: so disks,
 //! sockets and the program's copy work at the same time. The bytes go to the reader in the buffers they came in and are dropped with them, so the
-//! memory is used again while it is still in the processor's cache.
+//! memory is used again while it is still in the processor's cache. Large reads are asked for ahead only as long as that was measured to pay
+//! (`learned`).
 //!
 //! Invariants: bytes are kept only while the mount is alone, and count as long as one that is cached would: whatever spoils a fill spoils
 //! them (`File::spoil`), and a change of the rule of caching ends them. They are looked for only where the cache has
@@ -14,7 +15,7 @@
 use crate::core::Core;
 use crate::data::Segments;
 use crate::files::{File, OpenFile};
-use crate::ops::read::direct;
+use crate::ops::read::{self, direct};
 use crate::stats::Count;
 use crate::tunables::Knob;
 use amphi_types::{ByteRange, Result};
@@ -97,9 +98,31 @@ pub(crate) async fn read(
     size: u64,
     large: bool,
 ) -> Result<Segments> {
-    let file = &open.file;
+    if !large {
+        return next(core, open, range, size, Asking::IfIdle).await;
+    }
+    let since_ns = core.clock.now_ns();
+    let pays = !core.tunables.on(Knob::Learn) || core.learned.ahead_pays(range.len(), since_ns);
+    let data = next(core, open, range, size, if pays { Asking::Always } else { Asking::Never }).await;
+    let shows = data.is_ok() && read::fills_are_calm(core);
+    core.learned.note_large_read(pays, range.len(), (since_ns, core.clock.now_ns()), shows);
+    data
+}
+
+/// Whether the next reads are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asking {
+    /// Unless others keep the disks busy: below the large threshold.
+    IfIdle,
+    /// Large reads.
+    Always,
+    /// Large reads that were measured to come sooner without.
+    Never,
+}
+
+async fn next(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64, asking: Asking) -> Result<Segments> {
     let _waiting = Waiting::begin(core, range.len());
-    let taken = advance(core, open, range, size, large);
+    let taken = advance(core, open, range, size, asking);
     if let Some(mut ahead) = taken
         && let Ok(Ok(data)) = (&mut ahead.data).await
         && ahead.counts(core)
@@ -107,7 +130,7 @@ pub(crate) async fn read(
         core.stats.bytes(Count::DirectAheadUsed, range.len());
         return Ok(data);
     }
-    direct(core, file, range).await
+    direct(core, &open.file, range).await
 }
 
 /// A read that waits.
@@ -127,7 +150,7 @@ impl Drop for Waiting {
 }
 
 /// Moves the stream on to `range`: what is there or on its way for it, and the next reads are asked for.
-fn advance(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64, large: bool) -> Option<Ahead> {
+fn advance(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64, asking: Asking) -> Option<Ahead> {
     let mut stream = open.direct.lock();
     // What the cache served meanwhile, or a probe brought, was asked for in vain, but the stream goes on.
     let mut passed = VecDeque::new();
@@ -153,7 +176,7 @@ fn advance(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64, 
     let mut at = stream.ahead.back().map_or(range.end, |a| a.range.end);
     while at < to {
         let next = ByteRange::at(at, range.len()).intersect(&ByteRange::new(0, size));
-        if !is_wanted(core, next, large) {
+        if !is_wanted(core, next, asking) {
             break;
         }
         stream.ahead.push_back(ask(core, &open.file, next));
@@ -169,14 +192,18 @@ fn advance(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64, 
 }
 
 /// Whether a read may be asked for ahead.
-pub(crate) fn is_wanted(core: &Core, next: ByteRange, large: bool) -> bool {
+pub(crate) fn is_wanted(core: &Core, next: ByteRange, asking: Asking) -> bool {
     let streams = &core.direct_streams;
     let busy = || streams.bytes.load(Relaxed) + streams.waited_for.load(Relaxed);
     let max = core.tunables.get(Knob::DirectAhead).min(core.window_max());
     core.tunables.on(Knob::ReadAhead)
         && !next.is_empty()
         && next.len() <= max
-        && (large || busy() + next.len() <= BUSY_BYTES)
+        && match asking {
+            Asking::IfIdle => busy() + next.len() <= BUSY_BYTES,
+            Asking::Always => true,
+            Asking::Never => false,
+        }
         && !core.group_short.load(Relaxed)
 }
 

@@ -12,6 +12,9 @@
 //! writes beside write-back of earlier ones, direct reads beside read-ahead from before them, write-back that nobody waits for, or for little of which). Without a rate for both ways the rule of the paper
 //! stands: direct; reads that were measured direct alone are tried through the cache. A way that was not used for long counts for five
 //! percent more with each second, so it is tried again, the sooner the closer they were; a trial costs a sample, 64 MiB of reads, 32 of writes.
+//!
+//! In the same way large direct reads that follow each other are measured with the next one asked for ahead (`direct_ahead`) and without: where memory
+//! is slower than what reads into it, a second buffer that is not in the processor's cache costs more than the wait that it saves.
 
 use crate::stats::Way;
 use parking_lot::Mutex;
@@ -73,14 +76,15 @@ struct Stretch {
     strange_bytes: u64,
 }
 
-/// Of reads, or of writes: direct by class, the cache last.
+/// Of reads, or of writes: direct by class, the cache last. Of large direct reads: asked for ahead by class, then not, by class.
 #[derive(Debug, Default)]
 struct Side {
-    rates: [Rate; CLASSES + 1],
+    rates: [Rate; 2 * CLASSES],
     stretch: Stretch,
 }
 
 const CACHED: usize = CLASSES;
+const UNASKED: usize = CLASSES;
 
 const fn by_way(read: u64, write: u64) -> [u64; 2] {
     let mut both = [0; 2];
@@ -126,11 +130,17 @@ impl Side {
 #[derive(Debug, Default)]
 pub(crate) struct Learned {
     sides: [Mutex<Side>; 2],
+    ahead: Mutex<Side>,
 }
 
 fn class(bytes: u64) -> usize {
     let doublings = (bytes / CLASS_MIN_BYTES).checked_ilog2().unwrap_or(0);
     (doublings as usize).min(CLASSES - 1)
+}
+
+/// Where a class begins.
+fn kib(class: usize) -> u64 {
+    (CLASS_MIN_BYTES >> 10) << class
 }
 
 fn index(course: Course) -> usize {
@@ -165,6 +175,23 @@ impl Learned {
         }
     }
 
+    /// A large direct read of `bytes` that may have followed another has come, while reads of its size were asked for `ahead` or not.
+    pub(crate) fn note_large_read(&self, ahead: bool, bytes: u64, from_to_ns: (u64, u64), shows: bool) {
+        let of = class(bytes) + if ahead { 0 } else { UNASKED };
+        self.ahead.lock().note(SAMPLE_BYTES[Way::Read as usize], of, bytes, from_to_ns, shows);
+    }
+
+    /// Whether large direct reads of this size that follow each other come sooner, or as soon, when the next one is asked for ahead.
+    pub(crate) fn ahead_pays(&self, request: u64, now_ns: u64) -> bool {
+        let side = self.ahead.lock();
+        let class = class(request);
+        match (side.rates[class].hoped(now_ns), side.rates[UNASKED + class].hoped(now_ns)) {
+            (Some(ahead), Some(unasked)) => unasked / 100 <= ahead / EQUAL_PERCENT,
+            (Some(_), None) => false,
+            (None, _) => true,
+        }
+    }
+
     /// Whether requests of this size would land sooner through the cache, although it does not help them.
     pub(crate) fn cache_is_faster(&self, way: Way, request: u64, now_ns: u64) -> bool {
         let side = self.sides[way as usize].lock();
@@ -195,8 +222,13 @@ impl Learned {
             let rates = self.sides[way as usize].lock().rates;
             all.push((format!("learned_cached_{name}_mib_s"), rates[CACHED].per_s >> 20));
             for (class, rate) in rates[..CACHED].iter().enumerate() {
-                let kib = (CLASS_MIN_BYTES >> 10) << class;
-                all.push((format!("learned_direct_{name}_{kib}k_mib_s"), rate.per_s >> 20));
+                all.push((format!("learned_direct_{name}_{}k_mib_s", kib(class)), rate.per_s >> 20));
+            }
+        }
+        let rates = self.ahead.lock().rates;
+        for (name, from) in [("ahead", 0), ("unasked", UNASKED)] {
+            for (class, rate) in rates[from..][..CLASSES].iter().enumerate() {
+                all.push((format!("learned_{name}_read_{}k_mib_s", kib(class)), rate.per_s >> 20));
             }
         }
         all.retain(|(_, rate)| *rate > 0);
@@ -312,6 +344,34 @@ mod tests {
             let found = l.least_share(Way::Write, 300 << 10);
             assert!(found.abs_diff(least) <= 8, "{found} for {cached} and {direct}");
             assert_eq!((l.least_share(Way::Write, 1 << 20), l.least_share(Way::Read, 300 << 10)), (0, 0));
+        }
+    }
+
+    /// Goal: reads are asked for ahead until that is measured, then a sample long not, then as the rates say; equal ones are, and the slower way
+    /// is tried again; sizes are told apart. Method: reads by hand.
+    #[test]
+    fn asking_ahead_has_to_pay() {
+        let large = 4 << 20;
+        let stream = |l: &Learned, ahead, from_ns: u64, mib_s: u64| {
+            for step in 0..200 {
+                l.note_large_read(ahead, large, (0, from_ns + step * (4000 * MS / mib_s)), true);
+            }
+        };
+        for (ahead, unasked, pays) in [(2000, 3000, false), (3000, 2000, true), (2000, 2080, true)] {
+            let l = Learned::default();
+            assert!(l.ahead_pays(large, 0));
+            stream(&l, true, 0, ahead);
+            assert!(!l.ahead_pays(large, SECOND), "who knows");
+            assert!(l.ahead_pays(large / 4, SECOND), "of other sizes nothing is known");
+            stream(&l, false, SECOND, unasked);
+            assert_eq!(l.ahead_pays(large, SECOND), pays, "{ahead} {unasked}");
+            let turns = (1..100).find(|s| {
+                stream(&l, pays, s * SECOND, if pays { ahead } else { unasked });
+                l.ahead_pays(large, (s + 1) * SECOND) != pays
+            });
+            assert!(turns.is_some_and(|s| s < 20), "{turns:?}");
+            let rate = shown(&l, "learned_unasked_read_4096k_mib_s");
+            assert!(rate.abs_diff(unasked) <= 2, "{rate}");
         }
     }
 

@@ -247,7 +247,7 @@ pub(crate) async fn read(
 }
 
 /// Whether so little is read ahead that direct reads show what they carry alone.
-fn fills_are_calm(core: &Core) -> bool {
+pub(crate) fn fills_are_calm(core: &Core) -> bool {
     let fills = core.fill_bytes.load(SeqCst).saturating_sub(core.direct_streams.bytes.load(SeqCst));
     fills <= CALM_FLIGHT_BYTES
 }

@@ -3,6 +3,7 @@
 use super::world::World;
 use crate::OpenFile;
 use crate::api::{Ctx, Fallocate, Hints, OpenFlags};
+use crate::direct_ahead::Asking::{Always, IfIdle, Never};
 use crate::stats::Count;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Ino, Pattern, SetAttr};
@@ -177,11 +178,33 @@ fn jumps_ask_for_less_each_time() {
 fn many_streams_keep_each_other_busy() {
     let (w, ..) = world(1);
     let core = &w.client.core;
-    let wanted = |large| crate::direct_ahead::is_wanted(core, ByteRange::at(0, STEP as u64), large);
+    let wanted = |asking| crate::direct_ahead::is_wanted(core, ByteRange::at(0, STEP as u64), asking);
     let waiting: Vec<_> = (0..7).map(|_| crate::direct_ahead::Waiting::begin(core, 1 << 20)).collect();
-    assert!(wanted(false) && wanted(true));
+    assert!(wanted(IfIdle) && wanted(Always) && !wanted(Never));
     let last = crate::direct_ahead::Waiting::begin(core, 1 << 20);
-    assert!(!wanted(false) && wanted(true));
+    assert!(!wanted(IfIdle) && wanted(Always));
     drop((waiting, last));
-    assert!(wanted(false));
+    assert!(wanted(IfIdle));
+}
+
+/// Goal: a stream of large reads that were measured to come sooner without is not asked for ahead, until learning is switched off. Method: rates
+/// by hand, and what was used.
+#[test]
+fn a_stream_that_it_slows_is_left_alone() {
+    let (mut w, _, file, bytes) = world(1);
+    let learned = &w.client.core.learned;
+    let now_ns = w.client.core.clock.now_ns();
+    for (ahead, step_ns) in [(true, 2_000_000), (false, 1_000_000)] {
+        for step in 0..600 {
+            learned.note_large_read(ahead, STEP as u64, (0, now_ns + step * step_ns), true);
+        }
+    }
+    for (learns, expected) in [("off", 14), ("on", 14)] {
+        w.client.core.tunables.set("hybrid.learn", learns).expect("a tunable");
+        for at in (0..FILE).step_by(STEP) {
+            assert_eq!(read(&mut w, &file, at), bytes[at..at + STEP]);
+            w.settle();
+        }
+        assert_eq!((used(&w), kept(&w)), (expected, 0), "learns: {learns}");
+    }
 }
