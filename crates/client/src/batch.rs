@@ -78,7 +78,7 @@ pub(crate) fn released(core: &Arc<Core>, file: &Arc<File>) {
 }
 
 /// Sends off what is dirty of these files, the small ones together and with the others on the lists of their targets, as far as
-/// the bound of bytes under way allows. Does not wait. Returns whether the bound left anything behind.
+/// the bound of bytes under way allows. Does not wait. Returns whether the bound may have left anything behind.
 pub(crate) fn start(core: &Arc<Core>, due: impl IntoIterator<Item = (Arc<File>, ByteRange)>) -> bool {
     let mut left = false;
     let mut small: BTreeMap<Ino, (Arc<File>, Vec<ByteRange>)> = BTreeMap::new();
@@ -114,6 +114,9 @@ fn send(core: &Arc<Core>, files: impl Iterator<Item = (Arc<File>, Vec<ByteRange>
 /// Adds the dirty bytes of `range` to the batch, or sends them alone if they do not fit any.
 fn take_off(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, batch: &mut Batch) -> bool {
     let flight_max = core.flight_max();
+    if core.flight_bytes.load(SeqCst) >= flight_max {
+        return true;
+    }
     let mut left = false;
     for run in core.cache.dirty_runs(file, range) {
         for (object, piece) in file.layout().pieces(file.ino, run) {

@@ -2,7 +2,8 @@
 //!
 //! Owns: the order of the rules and their names. Does not own: how the inputs are measured (`files`, `cache`).
 //! The order is that of autoIO (FAST'24): size outside the window decides by itself; inside, contention, then memory,
-//! then locality, and what the ways were measured to carry where it is lacking.
+//! then locality, and what the ways were measured to carry where it is lacking. A large request too goes through the cache where nothing
+//! speaks against that and it was measured to be the faster way.
 
 use amphi_types::IoMode;
 
@@ -37,9 +38,10 @@ reasons! {
     DirectMemory = "direct_memory", "In the window, memory is short.";
     DirectOvercache = "direct_overcache", "In the window, much of the file is in the cache already.";
     DirectLocality = "direct_locality", "In the window, the file's pages are not used again.";
-    BufferedFaster = "buffered_faster", "In the window, the file's pages are not used again, but the cache was measured to be the faster way.";
+    BufferedFaster = "buffered_faster", "In the window or above it, the file's pages are not used again, but the cache was measured to be the faster way.";
     BufferedUser = "buffered_user", "The open file, file, process or mount is set to buffered.";
     BufferedSmall = "buffered_small", "Below the small threshold.";
+    BufferedUnaligned = "buffered_unaligned", "It would be direct, but is no multiple of blocks, and `hybrid.unaligned` is off.";
     BufferedDefault = "buffered_default", "In the window, nothing speaks against the cache.";
     CacheHit = "cache_hit", "All bytes were in the cache.";
 }
@@ -69,10 +71,12 @@ pub struct Input {
     pub memory_short: bool,
     /// The file's cached bytes have reached their share of the limit per file.
     pub overcache: bool,
-    /// The file's pages were not used again lately, and this request is no probe.
+    /// The file's pages were not used again lately, and this request is no probe; a large one never is.
     pub no_locality: bool,
     /// Requests like this were measured to land sooner through the cache.
     pub cache_is_faster: bool,
+    /// The request is no multiple of blocks, and such requests may not pass the cache.
+    pub misfit: bool,
 }
 
 /// The way and why.
@@ -93,6 +97,15 @@ pub(crate) fn asked(open_and_file: [IoMode; 2], process: Option<IoMode>, mount: 
 
 /// Decides how a request goes.
 pub fn decide(input: &Input) -> Decision {
+    match by_rules(input) {
+        Decision { mode: Mode::Direct, .. } if input.misfit && !input.o_direct => {
+            Decision { mode: Mode::Buffered, reason: Reason::BufferedUnaligned }
+        }
+        decision => decision,
+    }
+}
+
+fn by_rules(input: &Input) -> Decision {
     let direct = |reason| Decision { mode: Mode::Direct, reason };
     let buffered = |reason| Decision { mode: Mode::Buffered, reason };
     if input.o_direct {
@@ -104,7 +117,12 @@ pub fn decide(input: &Input) -> Decision {
         IoMode::Auto => {}
     }
     if input.size >= input.large_bytes {
-        direct(Reason::DirectLarge)
+        // Who leaves the cache alone because others use it again, or because it is short, does so at any speed.
+        let others_lose = input.contended || input.memory_short || input.overcache || !input.no_locality;
+        match input.cache_is_faster && !others_lose {
+            true => buffered(Reason::BufferedFaster),
+            false => direct(Reason::DirectLarge),
+        }
     } else if input.size < input.small_bytes {
         buffered(Reason::BufferedSmall)
     } else if input.contended {
@@ -140,6 +158,7 @@ mod tests {
         overcache: false,
         no_locality: false,
         cache_is_faster: false,
+        misfit: false,
     };
 
     /// Goal: the order of the rules. Method: a table; each row turns on everything that must lose to its reason.
@@ -156,6 +175,21 @@ mod tests {
             (Input { mount_mode: IoMode::Direct, size: 1, ..BASE }, Reason::DirectUser),
             (Input { file_mode: buffered, mount_mode: IoMode::Direct, size: 1 << 30, ..all }, Reason::BufferedUser),
             (Input { size: 2 << 20, ..all }, Reason::DirectLarge),
+            (Input { size: 2 << 20, no_locality: true, ..BASE }, Reason::DirectLarge),
+            (Input { size: 2 << 20, no_locality: true, cache_is_faster: true, ..BASE }, Reason::BufferedFaster),
+            (Input { size: 2 << 20, cache_is_faster: true, ..BASE }, Reason::DirectLarge),
+            (
+                Input { size: 2 << 20, cache_is_faster: true, contended: false, memory_short: false, ..all },
+                Reason::DirectLarge,
+            ),
+            (
+                Input { size: 2 << 20, cache_is_faster: true, contended: false, overcache: false, ..all },
+                Reason::DirectLarge,
+            ),
+            (
+                Input { size: 2 << 20, cache_is_faster: true, memory_short: false, overcache: false, ..all },
+                Reason::DirectLarge,
+            ),
             (Input { size: (32 << 10) - 1, ..all }, Reason::BufferedSmall),
             (Input { size: 32 << 10, ..all }, Reason::DirectContention),
             (Input { contended: false, ..all }, Reason::DirectMemory),
@@ -166,6 +200,12 @@ mod tests {
             (Input { cache_is_faster: true, ..all }, Reason::DirectContention),
             (Input { size: (2 << 20) - 1, ..BASE }, Reason::BufferedDefault),
             (Input { large_bytes: 0, size: 1, ..BASE }, Reason::DirectLarge),
+            (Input { misfit: true, size: 2 << 20, ..BASE }, Reason::BufferedUnaligned),
+            (Input { misfit: true, ..all }, Reason::BufferedUnaligned),
+            (Input { misfit: true, mount_mode: IoMode::Direct, ..BASE }, Reason::BufferedUnaligned),
+            (Input { misfit: true, o_direct: true, ..BASE }, Reason::DirectUser),
+            (Input { misfit: true, size: 1, ..BASE }, Reason::BufferedSmall),
+            (Input { misfit: true, ..BASE }, Reason::BufferedDefault),
         ];
         for (input, reason) in table {
             let d = decide(&input);

@@ -1,6 +1,6 @@
 //! What the two ways have been measured to carry, for requests that the cache does not help (FEATURES H13).
 //!
-//! Owns: the rates and the comparison. Does not own: when it is asked (`decision`: only for files without locality).
+//! Owns: the rates and the comparison. Does not own: when it is asked (`decision`: only for files without locality, in the window and above).
 //!
 //! A rate is what landed in a stretch of time in which all went one way, by the clock: so what the processors had to do counts as
 //! well as network and disks. Each way of I/O (read, write) has one stretch at a time: direct requests of one size, or reads that the
@@ -10,7 +10,8 @@
 //!
 //! Invariants: a stretch ends without a sample when too much goes another way, or when its user says that it shows nothing (direct
 //! writes beside write-back of earlier ones, direct reads beside read-ahead from before them, write-back that nobody waits for, or for little of which). Without a rate for both ways the rule of the paper
-//! stands: direct; reads that were measured direct alone are tried through the cache. A way that was not used for long counts for five
+//! stands: direct; what was measured direct alone is tried through the cache, writes for a bounded number of bytes, since write-back shows nothing
+//! while nobody is kept busy by it. A way that was not used for long counts for five
 //! percent more with each second, so it is tried again, the sooner the closer they were; a trial costs a sample, 64 MiB of reads, 32 of writes.
 //!
 //! In the same way large direct reads that follow each other are measured with the next one asked for ahead (`direct_ahead`) and without: where memory
@@ -24,6 +25,10 @@ use parking_lot::Mutex;
 pub(crate) const SAMPLE_BYTES: [u64; 2] = by_way(64 << 20, 32 << 20);
 /// One byte in so many may go another way without ending a stretch.
 const STRANGE_PART: u64 = 8;
+/// Writes of which the cache's rate is not known are tried through it for so many bytes, and again when `TRIAL_REST` times as many have gone
+/// direct: at a quarter of the speed that would cost a tenth of the time.
+const TRIAL_BYTES: u64 = 4 * SAMPLE_BYTES[Way::Write as usize];
+const TRIAL_REST: u64 = 32;
 /// A longer time without anything is a pause.
 const PAUSE_NS: u64 = 50_000_000;
 /// The smallest class of sizes begins here; each following at twice as much.
@@ -81,6 +86,11 @@ struct Stretch {
 struct Side {
     rates: [Rate; 2 * CLASSES],
     stretch: Stretch,
+    /// Bytes that were tried through the cache without its rate being known, when the last of them were, and what went direct since there were
+    /// enough of them.
+    tried_bytes: u64,
+    tried_ns: u64,
+    rested_bytes: u64,
 }
 
 const CACHED: usize = CLASSES;
@@ -94,6 +104,21 @@ const fn by_way(read: u64, write: u64) -> [u64; 2] {
 }
 
 impl Side {
+    /// Bytes have gone direct: after enough of them the cache may be tried again.
+    fn rest(&mut self, bytes: u64) {
+        if self.tried_bytes >= TRIAL_BYTES {
+            self.rested_bytes += bytes;
+            if self.rested_bytes >= TRIAL_REST * TRIAL_BYTES {
+                (self.tried_bytes, self.rested_bytes) = (0, 0);
+            }
+        }
+    }
+
+    /// Writers try the cache right now.
+    fn is_trying(&self, now_ns: u64) -> bool {
+        self.rates[CACHED].per_s == 0 && self.tried_bytes > 0 && now_ns.saturating_sub(self.tried_ns) < PAUSE_NS
+    }
+
     /// `bytes`, asked for at `since_ns`, have gone one way.
     fn note(&mut self, sample_bytes: u64, of: usize, bytes: u64, (since_ns, now_ns): (u64, u64), shows: bool) {
         let s = &mut self.stretch;
@@ -163,7 +188,28 @@ impl Learned {
 
     fn note_since(&self, way: Way, course: Course, bytes: u64, from_to_ns: (u64, u64), shows: bool) {
         let sample_bytes = SAMPLE_BYTES[way as usize];
-        self.sides[way as usize].lock().note(sample_bytes, index(course), bytes, from_to_ns, shows);
+        let mut side = self.sides[way as usize].lock();
+        if matches!(course, Course::Direct(_)) {
+            side.rest(bytes);
+        }
+        side.note(sample_bytes, index(course), bytes, from_to_ns, shows);
+    }
+
+    /// Write-back of `bytes` has landed. `waited`: somebody waited for it, or soon would. Writers who try the cache keep it busy as well as they
+    /// do direct requests, so that shows it too.
+    pub(crate) fn note_write_back(&self, bytes: u64, now_ns: u64, waited: bool) {
+        let mut side = self.sides[Way::Write as usize].lock();
+        let shows = waited || side.is_trying(now_ns);
+        side.note(SAMPLE_BYTES[Way::Write as usize], CACHED, bytes, (now_ns, now_ns), shows);
+    }
+
+    /// A request of `bytes` without locality has gone through the cache.
+    pub(crate) fn tried(&self, way: Way, bytes: u64, now_ns: u64) {
+        let mut side = self.sides[way as usize].lock();
+        if side.rates[CACHED].per_s == 0 {
+            side.tried_bytes += bytes;
+            side.tried_ns = now_ns;
+        }
     }
 
     /// The cache has answered a read of `bytes`, of a stream that is or may be read ahead, at once or, with `since_ns`, after it was
@@ -197,8 +243,8 @@ impl Learned {
         let side = self.sides[way as usize].lock();
         match (side.rates[CACHED].hoped(now_ns), side.rates[class(request)].hoped(now_ns)) {
             (Some(cached), Some(direct)) => direct / EQUAL_PERCENT < cached / 100,
-            // Reads are measured always, write-back only while programs wait: that trial might have no end.
-            (None, Some(_)) => way == Way::Read,
+            // Reads are measured always, write-back only while it keeps somebody busy: that trial might have no end.
+            (None, Some(_)) => way == Way::Read || side.tried_bytes < TRIAL_BYTES,
             _ => false,
         }
     }
@@ -317,7 +363,7 @@ mod tests {
         }
         assert!(direct_alone.cache_is_faster(Way::Read, 1 << 20, SECOND), "who knows");
         assert!(!direct_alone.cache_is_faster(Way::Read, 1 << 18, SECOND), "direct first");
-        assert!(!direct_alone.cache_is_faster(Way::Write, 1 << 20, SECOND), "that trial might have no end");
+        assert!(direct_alone.cache_is_faster(Way::Write, 1 << 20, SECOND), "writes too");
         stretch(&l, Course::Direct(1 << 20), 2 * SECOND, 1010);
         assert!(!faster(1 << 20, 2 * SECOND), "about equal");
         let tried_again = |start: u64, request: u64| {
@@ -330,6 +376,47 @@ mod tests {
         assert!((3..8).contains(&sooner), "{sooner}");
         stretch(&l, Course::Direct(64 << 10), 2000 * SECOND, 400);
         assert!(tried_again(2001, 64 << 10).expect("it is") > 3 * sooner);
+    }
+
+    /// Goal: writes are tried through the cache for as long as that may show something, and again after much more has gone direct; what lands
+    /// while they are counts though nobody waits, and what lands later does not. Method: requests and landings by hand.
+    #[test]
+    fn writes_are_tried_for_a_while() {
+        let l = Learned::default();
+        let (request, step) = (2 << 20, 4 << 20);
+        let direct = |l: &Learned, from_ns: u64| stretch(l, Course::Direct(request), from_ns, 1000);
+        direct(&l, 0);
+        let try_all = |l: &Learned, from_ns: u64| {
+            let mut bytes = 0;
+            while l.cache_is_faster(Way::Write, request, from_ns) && bytes < 1 << 40 {
+                l.tried(Way::Write, step, from_ns);
+                bytes += step;
+            }
+            bytes
+        };
+        assert_eq!(try_all(&l, SECOND), TRIAL_BYTES);
+        for ms in 0..100 {
+            l.note_write_back(step, 2 * SECOND + ms * MS, false);
+        }
+        assert_eq!(shown(&l, "learned_cached_write_mib_s"), 0, "nobody tries it any more, nobody waits");
+        let rounds = (1..10_000).find(|i| {
+            direct(&l, (2 + i) * SECOND);
+            l.cache_is_faster(Way::Write, request, (3 + i) * SECOND)
+        });
+        let rested = rounds.expect("it is tried again") * (200 << 20);
+        assert!(rested >= TRIAL_REST * TRIAL_BYTES && rested <= (TRIAL_REST + 2) * TRIAL_BYTES, "{rested}");
+        let start = 100_000 * SECOND;
+        for ms in 0..40 {
+            l.tried(Way::Write, step, start + ms * MS);
+            l.note_write_back(step, start + ms * MS, false);
+        }
+        let rate = shown(&l, "learned_cached_write_mib_s");
+        assert!((3900..=4200).contains(&rate), "{rate}");
+        l.tried(Way::Write, step, start + SECOND);
+        for ms in 0..40 {
+            l.note_write_back(step / 8, start + SECOND + ms * MS, false);
+        }
+        assert_eq!(shown(&l, "learned_cached_write_mib_s"), rate, "what is known is not tried");
     }
 
     /// Goal: the share of reuse that the cache needs is what makes its time equal to that of direct requests, at most a half. Method: rates by

@@ -128,9 +128,14 @@ impl Locality {
         }
     }
 
-    /// Whether the next request should go direct for it: there is no locality, and the request is no probe. `least`: the share of pages
-    /// used again below which the cache does not pay, in 1024ths, besides what the rule says; asked when there is something to judge.
+    /// Whether the next request should go direct for it: there is no locality, and the request is no probe.
     pub(crate) fn speaks_for_direct(&self, rule: Rule, least: impl Fn() -> u64) -> bool {
+        self.lacks(rule, least) && self.since_probe.load(Relaxed) + 1 < rule.probe
+    }
+
+    /// Whether there is no locality. `least`: the share of pages used again below which the cache does not pay, in 1024ths, besides what
+    /// the rule says; asked when there is something to judge.
+    pub(crate) fn lacks(&self, rule: Rule, least: impl Fn() -> u64) -> bool {
         if let Some(mount) = &self.of_mount {
             mount.cache_pages.store(rule.cache_pages, Relaxed);
             mount.judge(Rule { window_pages: rule.window_pages.saturating_mul(MOUNT_WINDOWS), ..rule }, &least);
@@ -140,7 +145,7 @@ impl Locality {
             }
         }
         self.judge(rule, &least);
-        self.is_lacking() && self.since_probe.load(Relaxed) + 1 < rule.probe
+        self.is_lacking()
     }
 
     /// A request for so many pages went direct for lack of locality.

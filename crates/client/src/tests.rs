@@ -25,6 +25,7 @@ mod servers;
 mod siblings;
 mod siblings_shared;
 mod sim_clock;
+mod switches;
 mod wired;
 mod world;
 pub(crate) use world::World;

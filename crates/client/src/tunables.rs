@@ -78,6 +78,8 @@ knobs! {
     LargeWriteRotating = "hybrid.large_write_bytes_rotating", Bytes, 8 * M, 0 => 2 * G, "the same for writes of files on rotating storage: 8 ms of seeking are 1/5 of such a write";
     LargeReadRotating = "hybrid.large_read_bytes_rotating", Bytes, 32 * M, 0 => 2 * G, "the same for reads of files on rotating storage: read-ahead keeps the disk going up to there";
     Small = "hybrid.small_bytes", Bytes, 32 * K, 0 => 2 * G, "requests below this size are buffered (FAST'24)";
+    Unaligned = "hybrid.unaligned", Switch, 1, 0 => 1, "requests of any offset and length may go past the cache; off: with O_DIRECT those that are no multiples of 4096 fail, others are buffered";
+    Parallel = "hybrid.parallel", Switch, 1, 0 => 1, "all pieces of a direct request are under way at once";
     Pieces = "hybrid.pieces", Switch, 1, 0 => 1, "count consecutive full pieces of one stream as one application request";
     Contention = "hybrid.contention", Switch, 1, 0 => 1, "requests in the window go direct on contended files";
     ContendedMs = "hybrid.contended_ms", Number, 4000, 0 => 60_000, "how long a file counts as contended after a server said so";
@@ -92,7 +94,7 @@ knobs! {
     LocalityFraction = "hybrid.locality_fraction", Number, 16, 1 => 4096, "reuse below one page in this many means no locality";
     LocalityProbe = "hybrid.locality_probe", Number, 64, 2 => 65_536, "without locality one request in this many is still buffered";
     LocalityInherit = "hybrid.locality_inherit", Switch, 1, 0 => 1, "new files are taken for what left the cache of the mount lately";
-    Learn = "hybrid.learn", Switch, 1, 0 => 1, "requests without locality go the way that was measured to carry more";
+    Learn = "hybrid.learn", Switch, 1, 0 => 1, "requests without locality, also large ones, go the way that was measured to carry more";
     CacheBytes = "cache.max_bytes", Bytes, G, 4 * M => 1 << 50, "memory of the page cache";
     Adopt = "cache.adopt", Switch, 1, 0 => 1, "a write of just one unit of the cache (64 KiB) leaves its memory there instead of being copied";
     ColdAfter = "cache.cold_bytes", Bytes, 16 * M, 0 => 1 << 50, "a unit that was not written while so many others were lies in no cache of the processor: it is written past them, without fetching it";
@@ -118,6 +120,7 @@ knobs! {
     CloseBatch = "client.close_batch", Switch, 1, 0 => 1, "closes that are due at the same time leave in one request";
     LocksMaxAgeS = "locks.max_age_s", Number, 600, 1 => 86_400, "locks of files that were not used for this time go back, with what is cached under them";
     LocksMax = "locks.max", Number, 16_384, 16 => 16_384, "locks held of one target; beyond, those unused for longest go back";
+    LocksByTarget = "locks.by_target", Switch, 1, 0 => 1, "a direct request to one object is locked by its target while it is carried out; off: this mount takes the lock first";
     LocksAhead = "locks.ahead", Number, 8, 0 => 64, "records ahead of a writer of a contended file that writes them at equal distances, of which the locks are asked for; 0 = none";
     BatchCancels = "locks.batch_cancels", Switch, 1, 0 => 1, "locks that nobody waits for go back together, a second later";
     KeepDirectories = "client.keep_directories", Switch, 1, 0 => 1, "attributes of directories that an answer has shown are kept while the mount is alone";

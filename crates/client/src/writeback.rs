@@ -13,7 +13,7 @@ use crate::cache::drop::Dirty;
 use crate::cache::fill::Landing;
 use crate::core::{Core, unexpected};
 use crate::files::{File, Signal};
-use crate::learned::{self, Course};
+use crate::learned;
 use crate::ops;
 use crate::stats::{Count, Way};
 use crate::tokens;
@@ -28,10 +28,14 @@ use std::sync::atomic::Ordering::SeqCst;
 
 /// Sends off the dirty bytes of `range`, as far as the bound of bytes under way allows. Does not wait. Copies of what cannot be lent are
 /// made on the calling thread.
-/// Returns whether the bound left anything behind.
+/// Returns whether the bound may have left anything behind.
 pub(crate) fn start(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> bool {
-    let layout = file.layout();
     let (flight_max, write_max) = (core.flight_max(), core.tunables.get(Knob::WriteMax));
+    // To look for what is dirty takes its time, and writers who wait for room look again and again.
+    if core.flight_bytes.load(SeqCst) >= flight_max {
+        return true;
+    }
+    let layout = file.layout();
     for run in core.cache.dirty_runs(file, range) {
         for (object, piece) in layout.pieces(file.ino, run) {
             let mut rest = piece;
@@ -150,9 +154,11 @@ fn touch_down(core: &Arc<Core>, flight: &Flight, landing: Landing) {
     tokens::outdated(core, file.ino);
     core.cache.landed(file, flight.range, landing, core.clock.now_ns());
     core.flight_bytes.fetch_sub(flight.range.len(), SeqCst);
-    // Writers wait for room, or soon will, or somebody waits for much.
-    let shows = landing == Landing::Done && (core.dirty_is_high() || core.drains.load(SeqCst) > 0);
-    core.learned.note(Way::Write, Course::Cached, flight.range.len(), core.clock.now_ns(), shows);
+    if landing == Landing::Done {
+        // Writers wait for room, or soon will, or somebody waits for much.
+        let waited = core.dirty_is_high() || core.drains.load(SeqCst) > 0;
+        core.learned.note_write_back(flight.range.len(), core.clock.now_ns(), waited);
+    }
     core.landings.fetch_add(1, SeqCst);
     end_flight(file, flight.id);
     continue_backlog(core);

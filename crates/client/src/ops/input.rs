@@ -15,13 +15,14 @@ use crate::locality::Rule;
 use crate::ops::read;
 use crate::stats::Way;
 use crate::tunables::Knob;
-use amphi_types::IoMode;
+use amphi_types::{ByteRange, Errno, IoMode, Result, limits};
 use amphi_wire::LockExtent;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 impl Core {
     /// What is known for the decision about a request of `bytes` that the cache does not serve.
-    pub(crate) fn input(&self, ctx: &Ctx, open: &OpenFile, way: Way, bytes: u64) -> Input {
+    /// `range`: where it, or the piece of it at hand, lies.
+    pub(crate) fn input(&self, ctx: &Ctx, open: &OpenFile, way: Way, (range, bytes): (ByteRange, u64)) -> Input {
         let t = &self.tunables;
         let file = &open.file;
         let small_bytes = t.get(Knob::Small);
@@ -30,8 +31,11 @@ impl Core {
         let memory_short = in_window && !contended && self.is_short_of_memory(ctx);
         let full = || file.cached_bytes.load(SeqCst) >= self.share(t.get(Knob::OvercacheBytes));
         let overcache = in_window && t.on(Knob::Overcache) && full();
-        let no_locality =
-            in_window && !contended && !memory_short && !overcache && self.lacks_locality(file, way, bytes);
+        let large_bytes = self.large_bytes(file, way, bytes);
+        let large = bytes >= large_bytes;
+        // The rule of size asks nothing, unless what was learnt may say otherwise.
+        let matters = in_window && !contended && !memory_short && !overcache && (!large || t.on(Knob::Learn));
+        let no_locality = matters && self.lacks_locality(file, way, bytes, large);
         let cache_is_faster =
             no_locality && t.on(Knob::Learn) && self.learned.cache_is_faster(way, bytes, self.clock.now_ns());
         Input {
@@ -41,14 +45,25 @@ impl Core {
             file_mode: file.io_mode(),
             process_mode: open.process_mode.filter(|_| t.on(Knob::ProcessMode)),
             mount_mode: t.mode(),
-            large_bytes: self.large_bytes(file, way, bytes),
+            large_bytes,
             small_bytes,
             contended,
             memory_short,
             overcache,
             no_locality,
             cache_is_faster,
+            misfit: self.misfits(range),
         }
+    }
+
+    /// Whether bytes may not be asked for past the cache for where they lie.
+    fn misfits(&self, range: ByteRange) -> bool {
+        !self.tunables.on(Knob::Unaligned) && !(range.start | range.end).is_multiple_of(limits::BLOCK)
+    }
+
+    /// Errors: EINVAL if a request that has to go past the cache may not, for where its bytes lie.
+    pub(crate) fn may_pass_cache(&self, range: ByteRange) -> Result<()> {
+        if self.misfits(range) { Err(Errno::Inval) } else { Ok(()) }
     }
 
     /// Whether requests like this one go past the cache for lack of locality where nothing else speaks first, but for probes.
@@ -58,7 +73,7 @@ impl Core {
         let process_mode = open.process_mode.filter(|_| t.on(Knob::ProcessMode));
         bytes >= t.get(Knob::Small)
             && decision::asked([open.io_mode(), file.io_mode()], process_mode, t.mode()) == IoMode::Auto
-            && self.lacks_locality(file, way, bytes)
+            && self.lacks_locality(file, way, bytes, false)
             && !(t.on(Knob::Learn) && self.learned.cache_is_faster(way, bytes, self.clock.now_ns()))
     }
 
@@ -68,7 +83,11 @@ impl Core {
         open.file.stats.io(way, reason, bytes);
         match reason {
             Reason::DirectLocality => open.file.locality.went_direct(bytes.div_ceil(PAGE)),
-            Reason::BufferedDefault | Reason::BufferedFaster => open.file.locality.went_buffered(),
+            Reason::BufferedDefault => open.file.locality.went_buffered(),
+            Reason::BufferedFaster => {
+                open.file.locality.went_buffered();
+                self.learned.tried(way, bytes, self.clock.now_ns());
+            }
             _ => {}
         }
     }
@@ -114,7 +133,8 @@ impl Core {
                 && self.callers.is_short(ctx.pid, self.clock.now_ns()))
     }
 
-    fn lacks_locality(&self, file: &File, way: Way, bytes: u64) -> bool {
+    /// `large`: the request is no probe, whatever went before it.
+    fn lacks_locality(&self, file: &File, way: Way, bytes: u64, large: bool) -> bool {
         let t = &self.tunables;
         if !t.on(Knob::Locality) {
             return false;
@@ -127,6 +147,6 @@ impl Core {
             cache_pages: t.get(Knob::CacheBytes) / PAGE,
         };
         let least = || if t.on(Knob::Learn) { self.learned.least_share(way, bytes) } else { 0 };
-        file.locality.speaks_for_direct(rule, least)
+        if large { file.locality.lacks(rule, least) } else { file.locality.speaks_for_direct(rule, least) }
     }
 }

@@ -177,6 +177,9 @@ pub(crate) async fn read(
     }
     let file = &open.file;
     let asked = ByteRange::at(offset, len as u64);
+    if open.flags.direct || hints.direct {
+        core.may_pass_cache(asked)?;
+    }
     if hints.for_pages && !core.company.is_alone() {
         count(&core, &open, Reason::BufferedDefault, asked.len());
         return super::pages::read(&core, &open, asked).await;
@@ -220,7 +223,7 @@ pub(crate) async fn read(
     let missing: u64 = gaps.iter().map(ByteRange::len).sum();
     let before = open.request_bytes(Way::Read, ctx.tid, asked) - asked.len();
     open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
-    let decision = decide(&core.input(&ctx, &open, Way::Read, before + missing));
+    let decision = decide(&core.input(&ctx, &open, Way::Read, (asked, before + missing)));
     count(&core, &open, decision.reason, range.len());
     let since_ns = core.clock.now_ns();
     if decision.mode == Mode::Direct {
@@ -231,7 +234,7 @@ pub(crate) async fn read(
             None => direct(&core, file, range).await,
             Some(buf) => direct_gaps(&core, file, range, buf, &gaps).await,
         };
-        if decision.reason == Reason::DirectLocality {
+        if is_stream(decision.reason) {
             let course = Course::Direct(before + missing);
             let shows = data.is_ok() && fills_are_calm(&core);
             core.learned.note_read(course, missing, (since_ns, core.clock.now_ns()), shows);
@@ -264,8 +267,8 @@ fn is_stream(reason: Reason) -> bool {
 
 /// Bytes of the targets, in the buffers they came in.
 pub(crate) async fn direct(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Result<Segments> {
-    let pieces = direct_pieces(file, range);
-    let parts = join_all(pieces.into_iter().map(|(object, part)| read_piece(core, file, object, part, true))).await;
+    let pieces = direct_pieces(file, range).into_iter();
+    let parts = in_flight(core, pieces.map(|(object, part)| read_piece(core, file, object, part, true))).await;
     let mut data = Segments::new();
     let mut error = None;
     for part in parts {
@@ -287,6 +290,18 @@ pub(crate) async fn direct(core: &Arc<Core>, file: &Arc<File>, range: ByteRange)
         Some(e) if data.is_empty() => Err(e),
         _ => Ok(data),
     }
+}
+
+/// What all pieces of a direct request bring: at once (FEATURES H7), or one after the other where that is switched off.
+pub(crate) async fn in_flight<T>(core: &Core, pieces: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    if core.tunables.on(Knob::Parallel) {
+        return join_all(pieces).await;
+    }
+    let mut all = Vec::new();
+    for piece in pieces {
+        all.push(piece.await);
+    }
+    all
 }
 
 /// `range` in the largest requests there are.
@@ -312,7 +327,7 @@ async fn direct_gaps(
     gaps: &[ByteRange],
 ) -> Result<Segments> {
     core.cache.used(file, range);
-    let parts = join_all(gaps.iter().map(|gap| direct(core, file, *gap))).await;
+    let parts = in_flight(core, gaps.iter().map(|gap| direct(core, file, *gap))).await;
     for (gap, part) in gaps.iter().zip(parts) {
         let at = (gap.start - range.start) as usize;
         let got = match part {

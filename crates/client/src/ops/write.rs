@@ -23,7 +23,6 @@ use crate::writeback::{self, WriteKind, write_piece};
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, SetAttr, limits};
-use futures_util::future::join_all;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::Ordering::SeqCst;
@@ -47,7 +46,7 @@ pub(crate) fn try_write(
     if range.end > limits::FILE_MAX {
         return None;
     }
-    let decision = decide(&core.input(ctx, open, Way::Write, open.request_bytes(Way::Write, ctx.tid, range)));
+    let decision = decide(&core.input(ctx, open, Way::Write, (range, open.request_bytes(Way::Write, ctx.tid, range))));
     let fits = decision.mode == Mode::Buffered && !core.dirty_is_full(range.len()) && core.make_room(room_for(range));
     let stripes = if fits { locks::stripe_bits(file, range) } else { 0 };
     if !locks::covered(file, stripes) {
@@ -169,7 +168,10 @@ pub(crate) async fn write(
     let bytes = open.request_bytes(Way::Write, ctx.tid, range);
     open.note_piece(Way::Write, ctx.tid, range, hints.may_continue);
     let o_direct = open.flags.direct || hints.direct;
-    let decision = decide(&Input { o_direct, ..core.input(&ctx, &open, Way::Write, bytes) });
+    if o_direct {
+        core.may_pass_cache(range)?;
+    }
+    let decision = decide(&Input { o_direct, ..core.input(&ctx, &open, Way::Write, (range, bytes)) });
     count(&core, &open, decision.reason, len);
     if begun.is_none() && pins.is_none() {
         lease::touch(&core, &file, range).await?;
@@ -179,7 +181,8 @@ pub(crate) async fn write(
         if early {
             locks::ahead::follow(&core, &open, range);
         }
-        if decision.mode == Mode::Buffered || pieces.len() > 1 || early {
+        let by_target = pieces.len() == 1 && core.tunables.on(Knob::LocksByTarget);
+        if decision.mode == Mode::Buffered || !by_target || early {
             let extent = core.extent(&open, decision.mode);
             pins = match locks::pin_spans(&core, &file, LockMode::Write, range, extent).await {
                 // The target has no room for another lock: it locks by itself while it writes.
@@ -326,7 +329,7 @@ pub(crate) async fn send_all(
     };
     let mut results = Vec::with_capacity(pieces.len());
     if !matches!(last, Some(Err(_))) {
-        results.extend(join_all(cut.into_iter().enumerate().map(|(at, buf)| send(at, buf))).await);
+        results.extend(read::in_flight(core, cut.into_iter().enumerate().map(|(at, buf)| send(at, buf))).await);
     }
     results.extend(last);
     // What failed may be on the target or not: nobody may think to know.
@@ -346,9 +349,9 @@ pub(crate) async fn send_all(
     sent
 }
 
-/// Notes what a direct request carried on a file without locality, when it has landed.
+/// Notes what a direct request carried that might have gone through the cache, when it has landed.
 pub(crate) fn learn(core: &Core, reason: Reason, request: u64, len: u64, good: bool) {
-    if reason == Reason::DirectLocality {
+    if matches!(reason, Reason::DirectLocality | Reason::DirectLarge) {
         let calm = core.flight_bytes.load(SeqCst) <= CALM_FLIGHT_BYTES;
         core.learned.note(Way::Write, Course::Direct(request), len, core.clock.now_ns(), calm && good);
     }

@@ -48,7 +48,7 @@ fn a_read(client: &Client, file: &Arc<OpenFile>) -> Pending<crate::Segments> {
     client.read(&root(), file, 0, 100, Hints::default())
 }
 
-fn locked(client: &Client, what: Count) -> u64 {
+pub(super) fn locked(client: &Client, what: Count) -> u64 {
     client.core.stats.of(what).1
 }
 

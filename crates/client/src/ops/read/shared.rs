@@ -18,6 +18,7 @@ use crate::locks;
 use crate::ops::attr::size_now;
 use crate::stats::Way;
 use crate::tokens;
+use crate::tunables::Knob;
 use crate::writeback;
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
@@ -61,8 +62,8 @@ pub(super) async fn read(
         let missing: u64 = core.cache.gaps(file, asked).iter().map(ByteRange::len).sum();
         let before = open.request_bytes(Way::Read, ctx.tid, asked) - asked.len();
         open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
-        let decision = decide(&core.input(ctx, open, Way::Read, before + missing));
-        measured = (decision.reason == Reason::DirectLocality).then_some((Course::Direct(before + missing), missing));
+        let decision = decide(&core.input(ctx, open, Way::Read, (asked, before + missing)));
+        measured = super::is_stream(decision.reason).then_some((Course::Direct(before + missing), missing));
         (decision.mode, decision.reason)
     };
     count(core, open, reason, asked.len());
@@ -70,7 +71,8 @@ pub(super) async fn read(
         writeback::flush_and_forget(core, file, asked).await;
     }
     let since_ns = core.clock.now_ns();
-    let at_once = if mode == Mode::Direct { by_target(core, file, asked).await? } else { None };
+    let by_target_alone = mode == Mode::Direct && core.tunables.on(Knob::LocksByTarget);
+    let at_once = if by_target_alone { by_target(core, file, asked).await? } else { None };
     let data = match at_once {
         Some(data) => data,
         None => under_locks(core, open, asked, mode).await?,

@@ -1,0 +1,181 @@
+//! Mechanisms of direct requests with their switches: what each does, and that nothing of it is left when it is off (FEATURES H6, H7, H13, L4).
+
+use super::company::{create, in_cluster, read as read_in, root, write as write_in};
+use super::locks::locked;
+use super::policy::{io, read, write};
+use super::world::World;
+use crate::api::{Ctx, Hints, OpenFlags};
+use crate::decision::Reason;
+use crate::learned::Course;
+use crate::stats::{Count, Way};
+use amphi_env::Buf;
+use amphi_types::{Errno, Pattern};
+use std::pin::Pin;
+use std::sync::atomic::Ordering::SeqCst;
+use std::task::{Context, Waker};
+
+const MIB: u64 = 1 << 20;
+
+fn set(w: &World, name: &str, value: &str) {
+    w.client.core.tunables.set(name, value).expect("a tunable");
+}
+
+/// Requests went so, of so many a second.
+fn tell(w: &World, way: Way, course: Course, mib_s: u64) {
+    for _ in 0..200 {
+        let now_ns = w.clock.0.fetch_add(1_000_000, SeqCst) + 1_000_000;
+        w.client.core.learned.note(way, course, (mib_s << 20) / 1000, now_ns, true);
+    }
+}
+
+/// Goal: large requests of files without locality go through the cache where that was measured to carry more, in either direction, and direct
+/// again where it does not any more, where something else speaks for that, where files are used again, or when learning is off. Method: rates and
+/// pages told by hand.
+#[test]
+fn large_requests_that_the_cache_carries_sooner() {
+    let mut w = World::new(1, &[("readahead.enabled", "off")]);
+    let ino = w.server.plant("f", &vec![7; 32 << 20], Pattern::Whole);
+    let op = w.client.open(&Ctx::root(), ino, OpenFlags::READ_WRITE);
+    let file = w.run(op).expect("open");
+    for (way, len) in [(Way::Write, 2 * MIB), (Way::Read, 4 * MIB)] {
+        tell(&w, way, Course::Cached, 2000);
+        tell(&w, way, Course::Direct(len), 1000);
+        let goes = |w: &mut World, reason: Reason, why: &str| {
+            let before = io(w, way, reason).0;
+            match way {
+                Way::Write => write(w, &file, 1, 16 * MIB, len as usize, false),
+                Way::Read => assert_eq!(read(w, &file, 16 * MIB, len as usize) as u64, len),
+            }
+            w.settle();
+            w.client.core.cache.forget(&file.file, amphi_types::ByteRange::ALL, crate::cache::drop::Dirty::Keep);
+            assert_eq!(io(w, way, reason).0 - before, 1, "{way:?}: {why}");
+        };
+        let verdict = |lacking: bool| {
+            let locality = &file.file.locality;
+            if lacking {
+                locality.leave(4096, false);
+            } else if locality.is_lacking() {
+                locality.bring(512);
+                locality.use_again(512);
+            }
+        };
+        verdict(false);
+        goes(&mut w, Reason::DirectLarge, "its pages are used again for all that is known");
+        verdict(true);
+        goes(&mut w, Reason::BufferedFaster, "no locality, and the cache is faster");
+        set(&w, "hybrid.learn", "off");
+        goes(&mut w, Reason::DirectLarge, "learning is off");
+        set(&w, "hybrid.learn", "on");
+        w.client.core.group_short.store(true, SeqCst);
+        goes(&mut w, Reason::DirectLarge, "memory is short");
+        w.client.core.group_short.store(false, SeqCst);
+        goes(&mut w, Reason::BufferedFaster, "and is no more");
+        tell(&w, way, Course::Direct(len), 4000);
+        tell(&w, way, Course::Direct(len), 4000);
+        goes(&mut w, Reason::DirectLarge, "direct is faster now");
+        verdict(false);
+    }
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: what large direct writes carry is learnt from them, so that there is something to compare. Method: enough of them; the gauge.
+#[test]
+fn large_writes_are_measured() {
+    let mut w = World::new(1, &[]);
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    for at in (0..80 * MIB).step_by(2 << 20) {
+        write(&mut w, &file, 1, at, 2 << 20, false);
+        w.clock.0.fetch_add(1_000_000, SeqCst);
+    }
+    w.settle();
+    let known = w.client.core.gauges().into_iter().any(|(name, _)| name == "learned_direct_write_2048k_mib_s");
+    assert!(known && io(&w, Way::Write, Reason::DirectLarge).0 > 0);
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: with `hybrid.unaligned` off only whole blocks go past the cache: what would have gone is buffered and told as such, with `O_DIRECT` it is
+/// refused as Linux does; bytes are right. Method: requests beside blocks and on them, both ways, with the switch on and off.
+#[test]
+fn only_whole_blocks_pass_the_cache_if_told_so() {
+    let mut w = World::new(1, &[("hybrid.mode", "direct")]);
+    let ino = w.server.plant("f", &vec![7; 4 << 20], Pattern::Whole);
+    let op = w.client.open(&Ctx::root(), ino, OpenFlags::READ_WRITE);
+    let file = w.run(op).expect("open");
+    let count = |w: &World, way| (io(w, way, Reason::DirectUser).0, io(w, way, Reason::BufferedUnaligned).0);
+    for (switch, direct, buffered) in [("on", 3, 0), ("off", 4, 2)] {
+        set(&w, "hybrid.unaligned", switch);
+        for (at, len) in [(0, 8192), (8, 8192), (MIB, 8191)] {
+            assert_eq!(read(&mut w, &file, at, len), len);
+            write(&mut w, &file, 1, at, len, false);
+            w.settle();
+        }
+        assert_eq!(count(&w, Way::Read), (direct, buffered), "{switch}");
+        assert_eq!(count(&w, Way::Write), (direct, buffered), "{switch}");
+    }
+    let past = Hints { direct: true, ..Hints::default() };
+    for (switch, at, len, works) in
+        [("off", 8, 4096, false), ("off", 4096, 4095, false), ("off", 4096, 4096, true), ("on", 8, 4095, true)]
+    {
+        set(&w, "hybrid.unaligned", switch);
+        let op = w.client.read(&Ctx::root(), &file, at, len, past);
+        let got = w.run(op).map(|bytes| bytes.len());
+        assert_eq!(got, if works { Ok(len) } else { Err(Errno::Inval) }, "{switch} {at} {len}");
+        let op = w.client.write(&Ctx::root(), &file, at, Buf::zeroed(len), past);
+        assert_eq!(w.run(op), if works { Ok(len) } else { Err(Errno::Inval) }, "{switch} {at} {len}");
+    }
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: with `hybrid.parallel` off the pieces of a direct request go one after the other, and it does the same. Method: a request over four objects;
+/// messages that were sent before the first answer.
+#[test]
+fn pieces_go_one_by_one_if_told_so() {
+    let mut w = World::new(1, &[("writeback.pipeline_bytes", "0"), ("hybrid.parallel", "off")]);
+    let ino = w.server.plant("f", &vec![7; 8 << 20], Pattern::Striped);
+    let op = w.client.open(&Ctx::root(), ino, OpenFlags::READ_WRITE);
+    let file = w.run(op).expect("open");
+    write(&mut w, &file, 1, 0, 4 << 20, false);
+    w.settle();
+    let idle = w.waiting_calls();
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut op = w.client.write(&Ctx::root(), &file, 0, Buf::zeroed(4 << 20), Hints::default());
+    assert!(Pin::new(&mut op).poll(&mut cx).is_pending());
+    assert_eq!(w.waiting_calls() - idle, 1);
+    assert_eq!(w.run(op), Ok(4 << 20));
+    w.settle();
+    let idle = w.waiting_calls();
+    let past = Hints { direct: true, ..Hints::default() };
+    let mut op = w.client.read(&Ctx::root(), &file, 0, 4 << 20, past);
+    assert!(Pin::new(&mut op).poll(&mut cx).is_pending());
+    assert_eq!(w.waiting_calls() - idle, 1);
+    assert_eq!(w.run(op).map(|d| d.to_vec()), Ok(vec![0; 4 << 20]));
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: a direct request to one object is locked by its target, and no lock is asked for; with `locks.by_target` off the mount takes the lock first,
+/// and the other mount sees the bytes all the same. Method: two mounts; a write and a read past the cache; locks that were asked for.
+#[test]
+fn who_locks_for_direct_requests() {
+    in_cluster(7, async |cluster| {
+        let [a, b] = cluster.two().await;
+        for (switch, asks) in [("on", false), ("off", true)] {
+            a.core.tunables.set("locks.by_target", switch).expect("a tunable");
+            let file = create(&a, switch).await;
+            let there = super::company::open(&b, switch, OpenFlags::READ_WRITE).await;
+            write_in(&b, &there, 0, &[1; 8192]).await;
+            // The target alone is asked for bytes that are known to be there.
+            assert_eq!(a.getattr(&root(), file.ino()).await.map(|attr| attr.size), Ok(8192));
+            let past = Hints { direct: true, ..Hints::default() };
+            let before = locked(&a, Count::LockEnqueue);
+            assert_eq!(a.write(&root(), &file, 0, Buf::copy_of(&[2; 4096]), past).await, Ok(4096));
+            let got = a.read(&root(), &file, 4096, 4096, past).await.expect("read");
+            assert_eq!(got.to_vec(), [1; 4096]);
+            assert_eq!(locked(&a, Count::LockEnqueue) > before, asks, "{switch}");
+            assert_eq!(read_in(&b, &there, 0, 4096).await, [2; 4096]);
+        }
+    });
+}
