@@ -99,6 +99,8 @@ pub(crate) struct Core {
     pub(crate) landed: Signal,
     /// Programs that wait for much of it.
     pub(crate) drains: AtomicU64,
+    /// Flushes that wait for room among the bytes under way (`writeback`).
+    pub(crate) hurries: AtomicU64,
     pub(crate) stopping: AtomicBool,
     /// Everything was written back after `stopping`.
     pub(crate) drained: AtomicBool,
@@ -165,6 +167,7 @@ impl Core {
             group_news: GroupNews::default(),
             landed: Signal::default(),
             drains: AtomicU64::new(0),
+            hurries: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             drained: AtomicBool::new(false),
             stopped: AtomicBool::new(false),

@@ -404,7 +404,7 @@ mod tests {
             l.cache_is_faster(Way::Write, request, (3 + i) * SECOND)
         });
         let rested = rounds.expect("it is tried again") * (200 << 20);
-        assert!(rested >= TRIAL_REST * TRIAL_BYTES && rested <= (TRIAL_REST + 2) * TRIAL_BYTES, "{rested}");
+        assert!((TRIAL_REST * TRIAL_BYTES..=(TRIAL_REST + 2) * TRIAL_BYTES).contains(&rested), "{rested}");
         let start = 100_000 * SECOND;
         for ms in 0..40 {
             l.tried(Way::Write, step, start + ms * MS);

@@ -293,14 +293,39 @@ pub(crate) async fn spread(core: &Arc<Core>, file: &Arc<File>) -> Result<()> {
     }
 }
 
+/// While this lives somebody waits for bytes that the bound keeps here: what others have left behind does not set out before them. Without
+/// that an `fsync`, or a lock that is asked back, would wait for all that streams have written into the cache before.
+struct Hurry(Arc<Core>);
+
+impl Hurry {
+    fn begin(core: &Arc<Core>) -> Hurry {
+        core.hurries.fetch_add(1, SeqCst);
+        Hurry(core.clone())
+    }
+}
+
+impl Drop for Hurry {
+    fn drop(&mut self) {
+        if self.0.hurries.fetch_sub(1, SeqCst) == 1 {
+            continue_backlog(&self.0);
+        }
+    }
+}
+
 /// Writes all bytes of `range` back that are dirty when it is called, and waits for them. Failures stay with the file.
 pub(crate) async fn flush(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
+    let mut hurry = None;
     loop {
         if file.dirty_bytes.load(SeqCst) == 0 {
             return;
         }
-        start(core, file, range);
         let landings = core.landings.load(SeqCst);
+        if start(core, file, range) {
+            hurry.get_or_insert_with(|| Hurry::begin(core));
+            core.landed.until(|| core.landings.load(SeqCst) != landings || core.flight_bytes.load(SeqCst) == 0).await;
+            continue;
+        }
+        hurry = None;
         if file.in_flight(range) {
             file.signal.until(|| !file.in_flight(range)).await;
         } else if core.cache.dirty_runs(file, range).is_empty() {
@@ -331,7 +356,9 @@ pub(crate) async fn throttle(core: &Arc<Core>, bytes: u64, room: u64) {
             core.stats.count(Count::Throttled);
         }
         let landings = core.landings.load(SeqCst);
-        batch::start(core, dirty_files(core));
+        if core.hurries.load(SeqCst) == 0 {
+            batch::start(core, dirty_files(core));
+        }
         core.landed.until(|| core.landings.load(SeqCst) != landings || !full()).await;
     }
 }
@@ -370,14 +397,19 @@ pub(crate) fn chunk_is_full(core: &Arc<Core>, file: &Arc<File>, chunk: ByteRange
     } else {
         return;
     };
-    if start(core, file, range) {
+    if core.hurries.load(SeqCst) > 0 || start(core, file, range) {
         core.backlog.lock().push_back((file.clone(), range));
+        // Whoever was waited for may have gone meanwhile.
+        if core.flight_bytes.load(SeqCst) == 0 {
+            continue_backlog(core);
+        }
     }
 }
 
-/// A request has landed: what the bound left behind sets out. The list is bounded by the dirty share of the cache.
+/// A request has landed: what the bound left behind sets out, unless somebody waits for other bytes. The list is bounded by the dirty share of
+/// the cache.
 pub(crate) fn continue_backlog(core: &Arc<Core>) {
-    loop {
+    while core.hurries.load(SeqCst) == 0 {
         let Some((file, range)) = core.backlog.lock().pop_front() else { return };
         if start(core, &file, range) {
             core.backlog.lock().push_front((file, range));

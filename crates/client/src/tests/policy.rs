@@ -411,3 +411,31 @@ fn locks_outlive_files() {
     drop(file);
     w.check_clean();
 }
+
+/// Goal: a program that waits for a few bytes does not wait for all that a stream has left in the cache before; the stream's bytes follow.
+/// Method: much more than may be under way, then a small file that is synced; what was written back until then.
+#[test]
+fn a_sync_goes_before_what_streams_left_behind() {
+    for seed in 0..20 {
+        let mut w = World::new(
+            seed,
+            &[("cache.max_bytes", "1G"), ("writeback.flight_bytes", "2M"), ("hybrid.mode", "buffered")],
+        );
+        let (stream, small) = (w.create("stream", OpenFlags::READ_WRITE), w.create("small", OpenFlags::READ_WRITE));
+        let written_back = |w: &World| w.client.core.stats.of(Count::WriteBack).1;
+        for at in (0..64 << 20).step_by(1 << 20) {
+            write(&mut w, &stream, 1, at, 1 << 20, false);
+        }
+        write(&mut w, &small, 2, 0, 4096, false);
+        let before = written_back(&w);
+        assert!(before < 32 << 20, "{before} bytes are gone already: nothing is left behind");
+        let op = w.client.fsync(&Ctx::root(), &small, false);
+        w.run(op).expect("fsync");
+        assert!(written_back(&w) - before <= 8 << 20, "{} bytes came first", written_back(&w) - before);
+        w.settle();
+        assert_eq!(written_back(&w), (64 << 20) + 4096, "all follows by itself");
+        assert_eq!(w.client.core.hurries.load(std::sync::atomic::Ordering::SeqCst), 0);
+        drop((stream, small));
+        w.check_clean();
+    }
+}
