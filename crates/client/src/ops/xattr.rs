@@ -2,6 +2,7 @@
 //!
 //! Virtual, shown and set by whoever may: `user.amphi.layout` (`striped,size=1M,count=4`, `growing`, `whole`) and
 //! `user.amphi.mode` (`auto`, `buffered`, `direct`); `user.amphi.counters` (read, an open file's requests by reason).
+//! None of them is listed: who copies all attributes of a file shall not take its place along, nor fail where another one is.
 //! Hidden, on any inode, for the super-user and the owner of the mount: see `control`.
 
 mod control;
@@ -19,8 +20,6 @@ use amphi_wire::{InodeView, Reply, Request, XattrMode};
 use std::sync::Arc;
 
 const PREFIX: &[u8] = b"user.amphi.";
-const LAYOUT: &[u8] = b"user.amphi.layout";
-const MODE: &[u8] = b"user.amphi.mode";
 
 async fn view(core: &Arc<Core>, ctx: &Ctx, ino: Ino) -> Result<InodeView> {
     super::attr::ask(core, &ctx.cred, ino).await.map(|(view, _)| view)
@@ -61,17 +60,10 @@ pub(crate) async fn get(core: Arc<Core>, ctx: Ctx, ino: Ino, name: Vec<u8>) -> R
 
 pub(crate) async fn list(core: Arc<Core>, ctx: Ctx, ino: Ino) -> Result<Vec<u8>> {
     core.stats.count(Count::Xattr);
-    let mut names = match core.call(ino.target(), &ctx.cred, Request::ListXattr { ino }).await? {
-        Reply::Bytes(names) => names,
-        other => return Err(unexpected(&other)),
-    };
-    if has_layout(&view(&core, &ctx, ino).await?) {
-        for name in [LAYOUT, MODE] {
-            names.extend_from_slice(name);
-            names.push(0);
-        }
+    match core.call(ino.target(), &ctx.cred, Request::ListXattr { ino }).await? {
+        Reply::Bytes(names) => Ok(names),
+        other => Err(unexpected(&other)),
     }
-    Ok(names)
 }
 
 pub(crate) async fn set(
