@@ -19,6 +19,7 @@ use crate::learned::Learned;
 use crate::locks::Locks;
 use crate::pipeline::Roomy;
 use crate::queue::{Item, Outgoing, Queue};
+use crate::removed::Removed;
 use crate::rotating::Rotating;
 use crate::siblings::Siblings;
 use crate::stats::{Count, Stats};
@@ -50,6 +51,7 @@ pub(crate) struct Core {
     pub(crate) locks: Locks,
     pub(crate) tokens: Tokens,
     pub(crate) directories: Directories,
+    pub(crate) removed: Removed,
     pub(crate) company: Company,
     pub(crate) file_locks: FileLockTable,
     pub(crate) spreading: Spreading,
@@ -136,6 +138,7 @@ impl Core {
             locks: Locks::new(&tunables),
             tokens: Tokens::new(),
             directories: Directories::default(),
+            removed: Removed::default(),
             company: Company::new(),
             file_locks: FileLockTable::default(),
             spreading: Spreading::default(),

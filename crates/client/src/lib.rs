@@ -43,6 +43,7 @@ mod pipeline;
 mod queue;
 mod rangelock;
 pub mod readahead;
+mod removed;
 mod rotating;
 mod siblings;
 mod stats;

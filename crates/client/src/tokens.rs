@@ -176,6 +176,7 @@ impl Told {
 
     fn keep_view_of(&self, view: InodeView, grant: Option<TokenGrant>) -> (Attr, bool) {
         let core = &self.question.core;
+        core.removed.shown(&view.attr);
         if let Some(asked) = self.asked.filter(|_| view.attr.kind == Kind::Dir) {
             crate::directories::shown(core, asked, view.attr);
         }

@@ -18,6 +18,7 @@ mod network;
 mod posix;
 mod program_pairs;
 mod reasons;
+mod removed_directories;
 mod small_files;
 mod soak;
 mod space;

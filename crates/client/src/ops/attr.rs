@@ -28,7 +28,10 @@ pub(crate) const TRIES: usize = 4;
 
 pub(crate) async fn getattr(core: Arc<Core>, ctx: Ctx, ino: Ino) -> Result<Attr> {
     core.stats.count(Count::GetAttr);
-    ask(&core, &ctx.cred, ino).await.map(|(_, attr)| attr)
+    match ask(&core, &ctx.cred, ino).await {
+        Err(Errno::Stale) => core.removed.attr(ino),
+        answer => answer.map(|(_, attr)| attr),
+    }
 }
 
 /// Asks for an inode. Returns what the server says, and the attributes with what only this client knows.
@@ -109,10 +112,17 @@ pub(crate) async fn setattr(
     core: Arc<Core>,
     ctx: Ctx,
     ino: Ino,
-    mut set: SetAttr,
+    set: SetAttr,
     open: Option<Arc<OpenFile>>,
 ) -> Result<Attr> {
     core.stats.count(Count::SetAttr);
+    match set_attr(core.clone(), ctx, ino, set, open).await {
+        Err(Errno::Stale) => core.removed.change(ino, &set, core.wall()),
+        answer => answer,
+    }
+}
+
+async fn set_attr(core: Arc<Core>, ctx: Ctx, ino: Ino, mut set: SetAttr, open: Option<Arc<OpenFile>>) -> Result<Attr> {
     if let Some(open) = &open
         && open.flags.write
     {

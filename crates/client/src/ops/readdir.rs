@@ -36,7 +36,12 @@ pub(crate) async fn readdir(core: Arc<Core>, ctx: Ctx, dir: Ino, cookie: u64, ma
     let from = if cookie <= DOTS { 0 } else { cookie };
     let op = Request::ReadDir { dir, cookie: from, max, plus };
     let mut told = tokens::call(&core, dir.target(), &ctx.cred, op, &[]).await?;
-    match told.take()? {
+    let answer = match told.take() {
+        // It was removed and is empty to whoever still has it open.
+        Err(Errno::Stale) if core.removed.attr(dir).is_ok() => return Ok(Listing { entries: Vec::new(), end: true }),
+        answer => answer?,
+    };
+    match answer {
         Reply::Entries { parent, entries, end } => {
             if with_parent {
                 // Who lists from the start is told.

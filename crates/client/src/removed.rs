@@ -1,0 +1,122 @@
+//! Directories that were removed while somebody here has them open, or works in them.
+//!
+//! A file that lost its last name lives on at its server until it is closed. Nothing can happen any more in a directory that was removed,
+//! so its server forgets it at once. Programs that still hold it may ask what it is all the same (`fstat`, a shell whose directory is gone), and
+//! change its permissions: they see what it was, with no links.
+//!
+//! Owns: what was last shown of directories. Does not own: whether one is there: it is looked for here only when its server does not know it any more
+//! (`Stale`), and inode numbers do not come again.
+//!
+//! Invariants: bounded; what was shown longest ago goes first, and a directory that is not known here any more is stale to whoever holds it.
+
+use amphi_types::{Attr, Errno, Ino, Kind, Result, SetAttr, TimeSet, Timespec};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+
+/// Directories of each of two generations, about 200 bytes each.
+const GENERATION_MAX: usize = 2048;
+
+#[derive(Default)]
+struct Shown {
+    young: BTreeMap<Ino, Attr>,
+    old: BTreeMap<Ino, Attr>,
+}
+
+impl Shown {
+    fn keep(&mut self, attr: Attr) {
+        if self.young.len() >= GENERATION_MAX && !self.young.contains_key(&attr.ino) {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(attr.ino, attr);
+    }
+}
+
+/// Directories as they were last shown.
+#[derive(Default)]
+pub(crate) struct Removed(Mutex<Shown>);
+
+impl Removed {
+    /// An answer shows an inode.
+    pub(crate) fn shown(&self, attr: &Attr) {
+        if attr.kind == Kind::Dir {
+            self.0.lock().keep(*attr);
+        }
+    }
+
+    /// What is to be told of a directory that its server does not know any more; `Stale` if nothing was shown of it.
+    pub(crate) fn attr(&self, ino: Ino) -> Result<Attr> {
+        let shown = self.0.lock();
+        let attr = shown.young.get(&ino).or_else(|| shown.old.get(&ino)).ok_or(Errno::Stale)?;
+        Ok(Attr { nlink: 0, size: 0, ..*attr })
+    }
+
+    /// Changes what is told of it.
+    pub(crate) fn change(&self, ino: Ino, set: &SetAttr, now: Timespec) -> Result<Attr> {
+        let old = self.attr(ino)?;
+        let time = |set: Option<TimeSet>, old| match set {
+            Some(TimeSet::Now) => now,
+            Some(TimeSet::At(time)) => time,
+            None => old,
+        };
+        let new = Attr {
+            perm: set.perm.unwrap_or(old.perm),
+            uid: set.uid.unwrap_or(old.uid),
+            gid: set.gid.unwrap_or(old.gid),
+            atime: time(set.atime, old.atime),
+            mtime: time(set.mtime, old.mtime),
+            ctime: now,
+            ..old
+        };
+        self.0.lock().keep(new);
+        Ok(new)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dir(ino: u64) -> Attr {
+        let time = Timespec::default();
+        Attr {
+            ino: Ino(ino),
+            kind: Kind::Dir,
+            perm: 0o755,
+            nlink: 2,
+            uid: 7,
+            gid: 8,
+            rdev: 0,
+            size: 3,
+            blocks: 0,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            btime: time,
+        }
+    }
+
+    /// Goal: what was shown last is told, without links, also when it was changed since; files are none of its business; memory is bounded and what
+    /// was shown longest ago goes. Method: shown and asked for by hand.
+    #[test]
+    fn what_was_shown_is_told() {
+        let removed = Removed::default();
+        assert_eq!(removed.attr(Ino(1)), Err(Errno::Stale));
+        removed.shown(&dir(1));
+        removed.shown(&Attr { perm: 0o700, ..dir(1) });
+        removed.shown(&Attr { kind: Kind::File, ..dir(2) });
+        let told = Attr { perm: 0o700, nlink: 0, size: 0, ..dir(1) };
+        assert_eq!(removed.attr(Ino(1)), Ok(told));
+        assert_eq!(removed.attr(Ino(2)), Err(Errno::Stale));
+        let now = Timespec { sec: 9, nsec: 0 };
+        let set = SetAttr { perm: Some(0o500), mtime: Some(TimeSet::Now), ..SetAttr::default() };
+        let changed = Attr { perm: 0o500, mtime: now, ctime: now, ..told };
+        assert_eq!(removed.change(Ino(1), &set, now), Ok(changed));
+        assert_eq!(removed.attr(Ino(1)), Ok(changed));
+        assert_eq!(removed.change(Ino(2), &set, now), Err(Errno::Stale));
+        (10..10 + 2 * GENERATION_MAX as u64).for_each(|ino| removed.shown(&dir(ino)));
+        assert_eq!(removed.attr(Ino(1)), Err(Errno::Stale));
+        assert!(removed.attr(Ino(9 + 2 * GENERATION_MAX as u64)).is_ok());
+        let shown = removed.0.lock();
+        assert!(shown.young.len() + shown.old.len() <= 2 * GENERATION_MAX);
+    }
+}
