@@ -18,6 +18,7 @@ mod network;
 mod posix;
 mod program_pairs;
 mod reasons;
+mod set_id;
 mod small_files;
 mod soak;
 mod space;
