@@ -5,6 +5,7 @@ mod bad_input;
 mod bench;
 mod cluster;
 mod crash;
+mod demo;
 mod direct;
 mod file_locks;
 mod front_end;
