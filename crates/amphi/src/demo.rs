@@ -35,6 +35,9 @@ pub struct Demo {
     /// Keep the folder with the cluster's data; otherwise only the picture and the table stay
     #[arg(long)]
     keep: bool,
+    /// Largest transfer that is measured: fewer make the demo short enough for a test
+    #[arg(long, hide = true, default_value_t = u64::MAX, hide_default_value = true, value_parser = crate::size::parse)]
+    largest: u64,
 }
 
 /// A progress bar with the step's name in front.
@@ -108,7 +111,7 @@ impl Demo {
             crate::size::show(2 * self.cache),
             crate::size::show(self.cache)
         );
-        let rows = table::measure(mount, &self.dir.join("raw"), 2 * self.cache)?;
+        let rows = table::measure(mount, &self.dir.join("raw"), 2 * self.cache, self.largest)?;
         let text = table::render(&rows);
         print!("{text}");
         std::fs::write(self.dir.join("table.txt"), &text)

@@ -17,6 +17,7 @@ mod fights;
 mod file_locks;
 mod fsx;
 mod locks;
+mod messages;
 mod names;
 mod pipeline;
 mod policy;

@@ -152,6 +152,11 @@ impl ClientFs {
         }
         Ok(())
     }
+
+    /// The same for changes of bytes that the kernel neither does it for nor marks: `fallocate`, `copy_file_range`.
+    fn kill_suidgid_unless_root(&self, caller: &Caller<'_>, ino: Ino) -> Result<()> {
+        if caller.uid == 0 { Ok(()) } else { self.kill_suidgid(caller, ino) }
+    }
 }
 
 impl FileSystem for ClientFs {
@@ -425,6 +430,7 @@ impl FileSystem for ClientFs {
     fn fallocate(&self, caller: &Caller<'_>, _: Ino, handle: Handle, offset: u64, len: u64, mode: u32) -> Result<()> {
         let file = self.handles.get(handle)?;
         let mode = Fallocate::from_linux(mode).ok_or(Errno::NotSupported)?;
+        self.kill_suidgid_unless_root(caller, file.ino())?;
         self.wait(caller, self.client.fallocate(&Self::stream(caller), &file, mode, offset, len))
     }
 
@@ -472,6 +478,7 @@ impl FileSystem for ClientFs {
 
     fn copy_file_range(&self, caller: &Caller<'_>, how: &CopyHow) -> Result<u64> {
         let (from, to) = (self.handles.get(how.from_handle)?, self.handles.get(how.to_handle)?);
+        self.kill_suidgid_unless_root(caller, to.ino())?;
         let (from, to) = ((&from, how.from_offset), (&to, how.to_offset));
         let copied = self.wait(caller, self.client.copy_file_range(&Self::stream(caller), from, to, how.len))?;
         Ok(copied as u64)

@@ -5,6 +5,7 @@
 mod again;
 mod at_once;
 mod batch;
+mod check;
 mod cluster;
 mod company;
 mod data;

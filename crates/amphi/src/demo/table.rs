@@ -35,13 +35,14 @@ impl Row {
     }
 }
 
-/// Measures all rows. `bytes` is the size of the streamed file.
-pub fn measure(mount: &Path, raw: &Path, bytes: u64) -> Outcome<Vec<Row>> {
+/// Measures all rows of transfers up to `largest`. `bytes` is the size of the streamed file.
+pub fn measure(mount: &Path, raw: &Path, bytes: u64, largest: u64) -> Outcome<Vec<Row>> {
     std::fs::create_dir_all(raw).during(|| format!("make {}", raw.display()))?;
     let mut rows = Vec::new();
-    let progress = bar("streaming", (SIZES.len() * 2 * 5) as u64);
+    let sizes = || SIZES.into_iter().filter(|size| *size as u64 <= largest);
+    let progress = bar("streaming", (sizes().count() * 2 * 5) as u64);
     for unaligned in [false, true] {
-        for transfer in SIZES {
+        for transfer in sizes() {
             let bytes = bytes.min(transfer as u64 * MOST_CALLS).max(transfer as u64);
             let stream = |path: std::path::PathBuf, o_direct| Stream {
                 path,

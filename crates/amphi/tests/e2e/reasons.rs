@@ -15,13 +15,14 @@ const KIB64: usize = 64 << 10;
 const MIB: usize = 1 << 20;
 /// A record of ior-hard: in the window, aligned to nothing.
 const RECORD: usize = 47_008;
-const REASONS: [&str; 10] = [
+pub const REASONS: [&str; 11] = [
     "direct_user",
     "direct_large",
     "direct_contention",
     "direct_memory",
     "direct_overcache",
     "direct_locality",
+    "buffered_faster",
     "buffered_user",
     "buffered_small",
     "buffered_default",
@@ -96,7 +97,7 @@ fn stats(mount: &Path) -> serde_json::Value {
     serde_json::from_slice(&out.stdout).expect("JSON")
 }
 
-fn count(mount: &Path, way: &str, reason: &str) -> u64 {
+pub fn count(mount: &Path, way: &str, reason: &str) -> u64 {
     stats(mount)["counters"][format!("{way}_{reason}")]["samples"].as_u64().expect("a counter")
 }
 
@@ -349,6 +350,35 @@ fn direct_for_lack_of_locality() {
     assert!(fs::read(mount.join("g")).expect("read") == bytes);
     drop(other);
     one.end(&bytes);
+}
+
+/// Goal: `buffered_faster`: reads of a file without locality go direct until that way is measured, and are then tried through the cache, which
+/// keeps them as long as it carries more; without learning none is. Method: a file of 64 MiB read over and over in the window through a
+/// cache of 4 MiB, so that nothing of it is ever used again.
+#[test]
+fn buffered_where_the_cache_carries_more() {
+    const REQUEST: usize = 256 << 10;
+    let tunables = ["cache.max_bytes=4M", "hybrid.locality_pages=512"];
+    for learn in [true, false] {
+        let one = One::new(&[]);
+        tunables.iter().for_each(|t| one.set(t));
+        one.set(if learn { "hybrid.learn=on" } else { "hybrid.learn=off" });
+        let bytes = pattern(11, 64 * MIB);
+        one.put(&bytes);
+        let f = one.open(OFlags::empty());
+        let mount = one.place.mount();
+        let faster = || count(&mount, "read", "buffered_faster");
+        read_in(&f, &bytes, REQUEST);
+        assert_eq!((faster(), count(&mount, "read", "direct_locality") > 150), (0, true), "{:?}", one.reasons("read"));
+        let mut rounds = 1;
+        while faster() == 0 && rounds < 8 {
+            read_in(&f, &bytes, REQUEST);
+            rounds += 1;
+        }
+        assert_eq!(faster() > 0, learn, "after {rounds} rounds: {:?}", one.reasons("read"));
+        drop(f);
+        one.end(&bytes);
+    }
 }
 
 /// Goal: the four reasons to stay in the cache, each from the requests that are its own. Method: small requests, requests in the

@@ -2,6 +2,7 @@
 
 use crate::fsx::Tester;
 use crate::harness::{Daemon, Place, errno, eventually, is_mounted, pattern, rerrno};
+use crate::reasons::{REASONS, count};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlags, chmod, fsync, ftruncate,
     getxattr, mknodat, open, removexattr, renameat_with, setxattr, stat, utimensat,
@@ -254,6 +255,70 @@ fn random_operations_on_several_mounts_agree_with_a_byte_vector(servers: usize) 
     tester.verify();
     drop(tester);
     third.stop();
+    pair.stop();
+}
+
+/// Goal: Promise S1, S3, S4 across mounts that have no cache (sanityn 16c). Method: the random-operation tester on two mounts that are set to direct;
+/// no request has gone through a cache.
+#[test]
+fn random_operations_without_a_cache() {
+    let pair = Pair::new(1, &["--targets", "3"], &["--set", "hybrid.mode=direct"]);
+    for seed in 20..22 {
+        println!("no cache, seed {seed}");
+        let mut tester = Tester::on(&[&pair.a, &pair.b], seed).without_maps();
+        (0..200).for_each(|_| tester.step());
+        tester.verify();
+    }
+    for mount in [&pair.a, &pair.b] {
+        for way in ["read", "write"] {
+            // What fills a page of the kernel counts as `buffered_default`, though it is not kept here.
+            let of_pages = |reason: &str| way == "read" && reason == "buffered_default";
+            let kept =
+                |reason: &str| !reason.starts_with("direct") && !of_pages(reason) && count(mount, way, reason) > 0;
+            assert_eq!(REASONS.into_iter().find(|reason| kept(reason)), None, "{way} on {}", mount.display());
+            assert!(count(mount, way, "direct_user") > 50);
+        }
+    }
+    pair.stop();
+}
+
+/// Goal: size and blocks of a file that grew by switched writes are right for everybody at once, by name and by open file, before and after it is
+/// closed, over truncates, and after a restart: no owner's copy of them lags behind (sanity 271ba, 806). Method: large writes, holes and truncates
+/// on one mount; the other looks each time.
+#[test]
+fn sizes_and_blocks_after_switched_writes() {
+    const MIB: u64 = 1 << 20;
+    let pair = Pair::new(1, &["--targets", "3"], &[]);
+    fs::write(pair.a.join("f"), b"").expect("make");
+    let held = fs::File::open(pair.b.join("f")).expect("open");
+    let check = |size: u64, data: u64, what: &str| {
+        for seen in [fs::metadata(pair.a.join("f")), fs::metadata(pair.b.join("f")), held.metadata()] {
+            let seen = seen.expect("stat");
+            // Extents are whole blocks.
+            let blocks = data.next_multiple_of(4096) / 512;
+            let known = (seen.len(), (blocks..=blocks + 16).contains(&seen.blocks()));
+            assert_eq!(known, (size, true), "{what}: {} blocks, {blocks} of data", seen.blocks());
+        }
+    };
+    let f = fs::File::options().write(true).open(pair.a.join("f")).expect("open");
+    let write = |bytes: usize, at: u64| {
+        f.write_all_at(&vec![1; bytes], at).expect("write");
+        assert_eq!(held.metadata().expect("stat").len(), at + bytes as u64);
+        // The first piece of a large request is in the cache, and has no blocks before it is written back.
+        f.sync_data().expect("sync");
+    };
+    write(5 << 20, 0);
+    check(5 * MIB, 5 * MIB, "a switched write");
+    write((3 << 20) + 5, 20 * MIB);
+    check(23 * MIB + 5, 8 * MIB + 5, "one behind a hole");
+    f.set_len(21 * MIB).expect("truncate");
+    check(21 * MIB, 6 * MIB, "a truncate");
+    f.set_len(40 * MIB).expect("truncate");
+    check(40 * MIB, 6 * MIB, "a longer one");
+    assert!(count(&pair.a, "write", "direct_large") >= 2, "they were switched");
+    drop(f);
+    check(40 * MIB, 6 * MIB, "closed");
+    drop(held);
     pair.stop();
 }
 

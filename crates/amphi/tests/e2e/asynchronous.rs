@@ -1,0 +1,318 @@
+//! Asynchronous I/O of the kernel (`io_submit`) on files of the mount: several requests in flight, right bytes, errors where they belong
+//! (sanity 398p to 398s).
+
+use crate::harness::{Daemon, Place, pattern};
+use rustix::fs::{OFlags, XattrFlags, setxattr};
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+const PAGE: usize = 4096;
+const STRIPE: usize = 64 << 10;
+/// Requests in flight at most.
+const DEPTH: usize = 32;
+
+const READ: u16 = 0;
+const WRITE: u16 = 1;
+const FSYNC: u16 = 2;
+
+/// `struct iocb` of linux/aio_abi.h.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Block {
+    data: u64,
+    key: u32,
+    flags: u32,
+    opcode: u16,
+    priority: i16,
+    fd: u32,
+    buffer: u64,
+    bytes: u64,
+    offset: i64,
+    reserved: u64,
+    more_flags: u32,
+    event_fd: u32,
+}
+
+/// `struct io_event`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Event {
+    data: u64,
+    block: u64,
+    result: i64,
+    more: i64,
+}
+
+/// A read or write; the number of bytes is that of the memory.
+pub struct Request<'a> {
+    opcode: u16,
+    fd: i32,
+    memory: *mut u8,
+    bytes: usize,
+    offset: usize,
+    lifetime: std::marker::PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Request<'a> {
+    pub fn read(file: &File, into: &'a mut [u8], offset: usize) -> Request<'a> {
+        Request::new(READ, file, into.as_mut_ptr(), into.len(), offset)
+    }
+
+    pub fn write(file: &File, from: &'a [u8], offset: usize) -> Request<'a> {
+        Request::new(WRITE, file, from.as_ptr().cast_mut(), from.len(), offset)
+    }
+
+    fn new(opcode: u16, file: &File, memory: *mut u8, bytes: usize, offset: usize) -> Request<'a> {
+        Request { opcode, fd: file.as_raw_fd(), memory, bytes, offset, lifetime: std::marker::PhantomData }
+    }
+}
+
+/// A context for requests; waits for all that are in flight when dropped.
+pub struct Queue {
+    context: u64,
+}
+
+impl Queue {
+    pub fn new() -> Queue {
+        let mut context = 0u64;
+        // SAFETY: the kernel writes one word, the context.
+        let made = unsafe { libc::syscall(libc::SYS_io_setup, DEPTH, &raw mut context) };
+        assert_eq!(made, 0, "io_setup: {}", io::Error::last_os_error());
+        Queue { context }
+    }
+
+    /// Hands all requests over in one call; what the call says, and what came of each that it took: bytes, or minus the errno.
+    pub fn run(&self, requests: &[Request<'_>]) -> (io::Result<usize>, Vec<i64>) {
+        let mut blocks: Vec<Block> = requests
+            .iter()
+            .zip(0..)
+            .map(|(r, data)| Block {
+                data,
+                opcode: r.opcode,
+                fd: r.fd as u32,
+                buffer: r.memory as u64,
+                bytes: r.bytes as u64,
+                offset: r.offset as i64,
+                ..Block::default()
+            })
+            .collect();
+        let pointers: Vec<*mut Block> = blocks.iter_mut().map(std::ptr::from_mut).collect();
+        // SAFETY: blocks live until the kernel has read them, within the call; the memory of the requests outlives their events, which are
+        // all waited for below.
+        let taken = unsafe { libc::syscall(libc::SYS_io_submit, self.context, pointers.len(), pointers.as_ptr()) };
+        if taken < 0 {
+            return (Err(io::Error::last_os_error()), Vec::new());
+        }
+        let mut events = vec![Event::default(); taken as usize];
+        let mut got = 0;
+        while got < events.len() {
+            let left = events.len() - got;
+            let none = std::ptr::null::<libc::timespec>();
+            // SAFETY: room for `left` events.
+            let n = unsafe {
+                libc::syscall(libc::SYS_io_getevents, self.context, left, left, events[got..].as_mut_ptr(), none)
+            };
+            let interrupted = n < 0 && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted;
+            assert!(n > 0 || interrupted, "io_getevents: {}", io::Error::last_os_error());
+            got += n.max(0) as usize;
+        }
+        let mut results = vec![i64::MIN; events.len()];
+        for event in events {
+            results[event.data as usize] = event.result;
+        }
+        assert!(!results.contains(&i64::MIN), "each request has one event");
+        (Ok(taken as usize), results)
+    }
+
+    /// As `run`; each has to move all its bytes.
+    pub fn run_whole(&self, requests: &[Request<'_>], what: &str) {
+        let (taken, results) = self.run(requests);
+        assert_eq!(taken.expect("io_submit"), requests.len(), "{what}");
+        for (i, (result, request)) in results.iter().zip(requests).enumerate() {
+            assert_eq!(*result, request.bytes as i64, "{what}: request {i} at {}", request.offset);
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        // SAFETY: a context of this process.
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
+    }
+}
+
+pub fn open(path: &Path, flags: OFlags) -> File {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).custom_flags(flags.bits() as i32);
+    options.open(path).expect("open")
+}
+
+fn striped() -> (Place, Daemon) {
+    let place = Place::new();
+    let up = place.up(&["--targets", "3", "--zone-size", "128M", "--log-size", "16M", "--cache", "16M"]);
+    setxattr(place.mount(), "user.amphi.layout", b"striped,size=64K,count=3", XattrFlags::empty()).expect("layout");
+    (place, up)
+}
+
+/// Memory for requests, each at an address off by its own number of bytes.
+struct Pieces {
+    memory: Vec<amphi_env::Buf>,
+    shift: usize,
+}
+
+impl Pieces {
+    fn new(lens: &[usize], shift: usize) -> Pieces {
+        Pieces { memory: lens.iter().map(|len| amphi_env::Buf::zeroed(shift + len)).collect(), shift }
+    }
+
+    fn each(&mut self) -> Vec<&mut [u8]> {
+        self.memory.iter_mut().map(|buf| &mut buf[self.shift..]).collect()
+    }
+}
+
+/// Goal: many requests handed over in one call, aligned and not, by open files of either kind, move what `pwrite` and `pread` would; a flush
+/// behind them is done; reads over the end are short. Method: writes side by side, compared; reads of all at once, with a change of
+/// the whole range in between by the other kind of open file.
+#[test]
+fn requests_side_by_side_move_the_right_bytes() {
+    let (place, up) = striped();
+    let path = place.mount().join("f");
+    let (direct, plain) = (open(&path, OFlags::DIRECT), open(&path, OFlags::empty()));
+    let queue = Queue::new();
+    let aligned: Vec<usize> = (0..DEPTH).map(|i| PAGE * (1 + i % 5)).collect();
+    let odd: Vec<usize> = (0..DEPTH).map(|i| [1, 511, PAGE - 1, PAGE + 8, STRIPE + 3][i % 5]).collect();
+    let large: Vec<usize> = vec![3 << 20, 2 << 20, (2 << 20) + 4096];
+    for (round, (lens, start, shift)) in
+        [(&aligned, 0, 0), (&odd, 7, 0), (&odd, PAGE - 5, 13), (&large, 0, 0), (&large, 99, 1)].into_iter().enumerate()
+    {
+        for (file, other, kind) in [(&direct, &plain, "direct"), (&plain, &direct, "plain")] {
+            let what = format!("{kind}, round {round}");
+            let whole = pattern(round as u64, lens.iter().sum());
+            let places: Vec<usize> =
+                lens.iter().scan(start, |at, len| Some(std::mem::replace(at, *at + len))).collect();
+            let mut from = Pieces::new(lens, shift);
+            for (piece, at) in from.each().iter_mut().zip(&places) {
+                piece.copy_from_slice(&whole[at - start..][..piece.len()]);
+            }
+            let writes: Vec<Request<'_>> =
+                from.each().into_iter().zip(&places).map(|(piece, at)| Request::write(file, piece, *at)).collect();
+            queue.run_whole(&writes, &what);
+            drop(writes);
+            let mut got = vec![0; whole.len()];
+            other.read_exact_at(&mut got, start as u64).expect("read");
+            assert!(got == whole, "{what}: what the other kind reads");
+            let whole = pattern(100 + round as u64, whole.len());
+            other.write_all_at(&whole, start as u64).expect("write");
+            let mut into = Pieces::new(lens, shift);
+            let reads: Vec<Request<'_>> =
+                into.each().into_iter().zip(&places).map(|(piece, at)| Request::read(file, piece, *at)).collect();
+            queue.run_whole(&reads, &what);
+            drop(reads);
+            assert!(into.each().concat() == whole, "{what}: what it reads");
+        }
+    }
+    let end = 100_000;
+    for file in [&direct, &plain] {
+        file.set_len(end as u64).expect("truncate");
+        let (mut one, mut two, mut three) = (vec![1; PAGE], vec![1; PAGE], vec![1; PAGE]);
+        let reads = [
+            Request::read(file, &mut one, end - 10),
+            Request::read(file, &mut two, end),
+            Request::read(file, &mut three, end + (1 << 20)),
+        ];
+        assert_eq!(queue.run(&reads).1, [10, 0, 0], "at the end");
+        let flush = Request::new(FSYNC, file, std::ptr::null_mut(), 0, 0);
+        assert_eq!(queue.run(&[flush]).1, [0], "a flush");
+    }
+    drop((direct, plain));
+    up.stop();
+    place.fsck();
+}
+
+/// Goal: a file copied by asynchronous direct requests while a thread copies the same file through the cache is right all the time and in the end
+/// (sanity 398p, 398q). Method: both write the same bytes in steps of their own, over and over; a reader finds zeros or those bytes.
+#[test]
+fn asynchronous_beside_buffered() {
+    const LEN: usize = 3 << 20;
+    const STEP: usize = 40_000;
+    let (place, up) = striped();
+    let path = place.mount().join("f");
+    let whole = pattern(5, LEN);
+    for round in 0..3 {
+        let _ = fs::remove_file(&path);
+        open(&path, OFlags::empty()).set_len(LEN as u64).expect("truncate");
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                let file = open(&path, OFlags::empty());
+                for (i, part) in whole.chunks(STEP / 3).enumerate() {
+                    file.write_all_at(part, (i * (STEP / 3)) as u64).expect("write");
+                }
+            });
+            s.spawn(|| {
+                let file = open(&path, OFlags::empty());
+                let mut got = vec![0; STEP];
+                for at in (0..LEN - STEP).step_by(STEP + 777) {
+                    file.read_exact_at(&mut got, at as u64).expect("read");
+                    let wrong = got.iter().zip(&whole[at..]).position(|(g, w)| *g != 0 && g != w);
+                    assert!(wrong.is_none(), "round {round}: byte {wrong:?} from {at}");
+                }
+            });
+            let (queue, file) = (Queue::new(), open(&path, OFlags::DIRECT));
+            let parts: Vec<(usize, &[u8])> = whole.chunks(STEP).enumerate().collect();
+            for some in parts.chunks(DEPTH) {
+                let writes: Vec<Request<'_>> =
+                    some.iter().map(|(i, part)| Request::write(&file, part, i * STEP)).collect();
+                queue.run_whole(&writes, "beside buffered");
+            }
+        });
+        assert!(fs::read(&path).expect("read") == whole, "round {round}, through the cache");
+        let mut past = vec![0; LEN];
+        open(&path, OFlags::DIRECT).read_exact_at(&mut past, 0).expect("read");
+        assert!(past == whole, "round {round}, past the cache");
+    }
+    up.stop();
+    place.fsck();
+}
+
+/// Goal: a request that cannot be done fails alone: memory that is not there is EFAULT, an open file of the wrong kind is EBADF; those beside it are
+/// done, and nothing of the failed one is in the file. Method: one bad request among good ones, by open files of both kinds.
+#[test]
+fn a_bad_request_fails_alone() {
+    let (place, up) = striped();
+    let path = place.mount().join("f");
+    let whole = pattern(6, 4 * STRIPE);
+    fs::write(&path, &whole).expect("write");
+    // SAFETY: a new mapping at an address that the kernel chooses.
+    let nowhere = unsafe {
+        libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+    };
+    assert_ne!(nowhere, libc::MAP_FAILED);
+    let queue = Queue::new();
+    for flags in [OFlags::DIRECT, OFlags::empty()] {
+        let file = open(&path, flags);
+        let (mut first, mut last) = (vec![0; PAGE], vec![0; PAGE]);
+        for opcode in [READ, WRITE] {
+            let requests = [
+                Request::read(&file, &mut first, 0),
+                Request::new(opcode, &file, nowhere.cast(), PAGE, STRIPE),
+                Request::read(&file, &mut last, 3 * STRIPE),
+            ];
+            let (_, results) = queue.run(&requests);
+            assert_eq!(results, [PAGE as i64, -i64::from(libc::EFAULT), PAGE as i64], "{flags:?}, {opcode}");
+            assert!(first == whole[..PAGE] && last == whole[3 * STRIPE..][..PAGE]);
+        }
+        let only = File::open(&path).expect("open");
+        let (taken, _) = queue.run(&[Request::write(&only, &whole[..PAGE], 0)]);
+        assert_eq!(taken.expect_err("not open for writing").raw_os_error(), Some(libc::EBADF));
+        let mut got = vec![0; whole.len()];
+        file.read_exact_at(&mut got, 0).expect("read");
+        assert!(got == whole, "nothing was written");
+    }
+    // SAFETY: mapped above, used by nobody.
+    unsafe { libc::munmap(nowhere, PAGE) };
+    up.stop();
+    place.fsck();
+}

@@ -1,0 +1,70 @@
+//! `amphi demo` in small: every step of it, on a source tree of the test.
+
+use crate::harness::{Place, amphi, pattern};
+use std::fs;
+use std::process::{Command, Stdio};
+
+/// Programs that the demo runs on the mount.
+const PROGRAMS: [&str; 6] =
+    ["git --version", "sqlite3 --version", "gcc --version", "make --version", "find --version", "bash --version"];
+
+fn is_there(program: &str) -> bool {
+    let mut words = program.split(' ');
+    let mut command = Command::new(words.next().expect("a name"));
+    command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// Goal: the demo goes through all its steps, says so, leaves table and picture and nothing else: no process, no mount, no cluster; asked again for the
+/// same folder it refuses. Method: a small tree, a small cache, small streams; what it prints and what is in its folder.
+#[test]
+fn the_demo_leaves_a_table_and_a_picture() {
+    if let Some(missing) = PROGRAMS.into_iter().find(|p| !is_there(p)) {
+        eprintln!("skipped: {missing} does not run");
+        return;
+    }
+    let place = Place::new();
+    // Sources are looked for where cargo keeps them.
+    let home = place.path("home");
+    for i in 0..40u64 {
+        let dir = home.join(format!("registry/src/crate{}", i % 4));
+        fs::create_dir_all(&dir).expect("mkdir");
+        let text: Vec<u8> =
+            pattern(i, 3000 * (1 + i as usize % 5)).iter().map(|b| b"abcdef \n"[usize::from(b % 8)]).collect();
+        fs::write(dir.join(format!("file{i}.rs")), text).expect("write");
+    }
+    let demo = || {
+        let mut command = amphi();
+        command.args(["demo", "--dir", &place.text("out"), "--cache", "4M", "--files", "40", "--largest", "1M"]);
+        command.env("CARGO_HOME", &home).stdin(Stdio::null()).output().expect("amphi starts")
+    };
+    let out = demo();
+    let said = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(out.status.success(), "{said}{}", String::from_utf8_lossy(&out.stderr));
+    for step in [
+        "1. A cluster",
+        "40 files",
+        "compared byte for byte again",
+        "SQLite",
+        "4. Streams of 8 MiB",
+        "deleted",
+        "nothing is left running",
+    ] {
+        assert!(said.contains(step), "{step:?} is not in:\n{said}");
+    }
+    let table = fs::read_to_string(place.path("out").join("table.txt")).expect("a table");
+    assert!(said.contains(&table), "the table is printed");
+    // Four sizes, aligned and not, written and read.
+    let rows = table.lines().filter(|l| l.trim_start().starts_with("write") || l.trim_start().starts_with("read"));
+    assert_eq!(rows.count(), 16, "{table}");
+    assert!(fs::read_to_string(place.path("out").join("stream.svg")).expect("a picture").contains("<svg"));
+    let mut left: Vec<_> =
+        fs::read_dir(place.path("out")).expect("list").map(|e| e.expect("entry").file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["stream.svg", "table.txt"]);
+    let table_of_mounts = fs::read_to_string("/proc/self/mounts").expect("mounts");
+    assert!(!table_of_mounts.contains(&place.text("out")), "{table_of_mounts}");
+    let again = demo();
+    assert_eq!(again.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&again.stderr).contains("exists already"));
+}

@@ -1,0 +1,100 @@
+//! A server that stays away: calls wait for it, and fail with EIO after a bound; when it is back all goes on.
+
+use crate::asynchronous::{Queue, Request};
+use crate::harness::{Place, errno, eventually, pattern};
+use rustix::fs::OFlags;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::time::{Duration, Instant};
+
+/// What calls to a server that is away wait for; a mount waits for a minute unless told.
+const BOUND: Duration = Duration::from_secs(2);
+
+fn open(path: &std::path::Path, flags: OFlags) -> File {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).custom_flags(flags.bits() as i32);
+    options.open(path).expect("open")
+}
+
+/// Goal: a program that writes while its server stays away waits, gets EIO after the bound and not before, also from calls that follow, of every
+/// kind; what was acknowledged as synced is there when the server is back, the mount goes on without being mounted again, and a file whose
+/// bytes could not be written back says so once. Method: a server that is killed while a thread writes records with `fsync`; direct,
+/// buffered, asynchronous calls and calls on names; then the server again.
+#[test]
+fn after_a_bound_calls_fail_until_the_server_is_back() {
+    let place = Place::new();
+    let server = place.server(&["--targets", "2"]);
+    let bound = format!("transport.give_up_s={}", BOUND.as_secs());
+    let mount = place.mount_at("m", &["--set", &bound]);
+    let root = place.path("m");
+    fs::write(root.join("quiet"), pattern(1, 50_000)).expect("write");
+    let path = root.join("log");
+    let mut log = open(&path, OFlags::APPEND);
+    let record = |n: u64| pattern(n, 9_001);
+    let (told, hear) = std::sync::mpsc::channel();
+    let writer = std::thread::spawn(move || {
+        let mut synced = 0;
+        loop {
+            let begun = Instant::now();
+            match log.write_all(&record(synced)).and_then(|()| log.sync_all()) {
+                Ok(()) => synced += 1,
+                Err(e) => return (synced, e, begun.elapsed()),
+            }
+            let _ = told.send(synced);
+        }
+    });
+    while hear.recv().expect("the writer goes on") < 20 {}
+    server.kill();
+    let (synced, error, waited) = writer.join().expect("the writer ends");
+    assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
+    assert!(waited >= BOUND / 2 && waited < Duration::from_secs(40), "it waited for {waited:?}");
+    // Whoever comes now hears it soon.
+    assert_eq!(errno(fs::create_dir(root.join("d"))), libc::EIO);
+    assert_eq!(errno(fs::metadata(root.join("never-seen"))), libc::EIO);
+    let server = place.server(&["--targets", "2"]);
+    eventually("the mount goes on", || fs::create_dir(root.join("d")).is_ok());
+    assert!(fs::read(root.join("quiet")).expect("read") == pattern(1, 50_000));
+    let found = fs::read(&path).expect("read");
+    let expected: Vec<u8> = (0..synced).flat_map(record).collect();
+    assert!(found.len() >= expected.len() && found[..expected.len()] == expected, "{} of {synced}", found.len());
+    // The record that failed is there as a whole or in part or not at all, and nothing else.
+    let rest = &found[expected.len()..];
+    assert!(record(synced).starts_with(rest), "{} bytes behind", rest.len());
+    requests_of_open_files(place, server, mount);
+}
+
+/// The second half: files that are open already.
+fn requests_of_open_files(place: Place, server: crate::harness::Daemon, mount: crate::harness::Daemon) {
+    let root = place.path("m");
+    let whole = pattern(2, 300_000);
+    let (direct, plain) = (open(&root.join("f"), OFlags::DIRECT), open(&root.join("f"), OFlags::empty()));
+    direct.write_all_at(&whole, 0).expect("write");
+    // Its lock is there, so that the next one needs nobody.
+    plain.write_all_at(b"soon", 0).expect("buffered");
+    plain.sync_all().expect("sync");
+    server.kill();
+    // In the cache, so it needs nobody; its write-back does.
+    plain.write_all_at(b"lost", 0).expect("buffered");
+    let begun = Instant::now();
+    let (queue, mut into) = (Queue::new(), vec![0; 8192]);
+    let results =
+        queue.run(&[Request::read(&direct, &mut into, 100_000), Request::write(&direct, &whole[..4096], 200_000)]).1;
+    assert_eq!(results, [-i64::from(libc::EIO); 2], "asynchronous requests (sanity 398r, 398s)");
+    assert!(begun.elapsed() >= BOUND / 2, "they waited");
+    assert_eq!(errno(direct.write_all_at(&whole[..100], 7)), libc::EIO);
+    assert_eq!(errno(plain.sync_all()), libc::EIO);
+    let server = place.server(&["--targets", "2"]);
+    let mut got = vec![0; whole.len()];
+    eventually("reads go on", || direct.read_exact_at(&mut got, 0).is_ok());
+    assert!(got[4..] == whole[4..], "what was acknowledged past the cache");
+    let next = Queue::new();
+    next.run_whole(&[Request::read(&direct, &mut into, 100_000)], "the next request");
+    assert!(into == whole[100_000..][..8192]);
+    plain.write_all_at(b"kept", 0).expect("write");
+    plain.sync_all().expect("and sync");
+    drop((direct, plain));
+    mount.stop();
+    server.stop();
+    place.fsck();
+}

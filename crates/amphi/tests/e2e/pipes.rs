@@ -1,0 +1,197 @@
+//! Pipes and sockets with names on the mount, and pipes to and from its files (`sendfile`, `splice`).
+
+use crate::harness::{Place, pattern, rerrno};
+use crate::two_mounts::Pair;
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, open, sendfile};
+use rustix::io::{Errno, read, write};
+use rustix::pipe::{SpliceFlags, pipe, splice};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+
+fn opened(path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    open(path, flags, Mode::empty())
+}
+
+/// Goal: a fifo on the mount is a pipe between whoever opens it: opens wait for the other side, or do not if asked not to (ENXIO for a writer without a
+/// reader), bytes arrive in order, the end is told, a write without a reader is EPIPE; its attributes are those of any file; a socket with a name
+/// there is one. Method: two threads, a table of flags, a name that is moved and removed while it is open.
+#[test]
+fn fifos_and_sockets() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    let path = place.mount().join("fifo");
+    mknodat(CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o640), 0).expect("mknod");
+    assert_eq!(rerrno(opened(&path, OFlags::WRONLY | OFlags::NONBLOCK)), libc::ENXIO, "nobody reads");
+    let whole = pattern(1, 300_000);
+    std::thread::scope(|s| {
+        // Each open waits for the other.
+        let writer = s.spawn(|| {
+            let mut fifo = File::options().write(true).open(&path).expect("open to write");
+            fifo.write_all(&whole).expect("write");
+        });
+        let mut got = Vec::new();
+        File::open(&path).expect("open to read").read_to_end(&mut got).expect("read to the end");
+        writer.join().expect("the writer");
+        assert!(got == whole, "{} bytes", got.len());
+    });
+    let reader = opened(&path, OFlags::RDONLY | OFlags::NONBLOCK).expect("without a writer");
+    let mut buf = [0; 100];
+    assert_eq!(read(&reader, &mut buf).expect("nobody writes"), 0);
+    let writer = opened(&path, OFlags::WRONLY | OFlags::NONBLOCK).expect("somebody reads");
+    assert_eq!(rerrno(read(&reader, &mut buf)), libc::EAGAIN);
+    let moved = place.mount().join("moved");
+    fs::rename(&path, &moved).expect("rename");
+    let second = opened(&moved, OFlags::WRONLY | OFlags::NONBLOCK).expect("the same pipe");
+    assert_eq!((write(&writer, b"one ").expect("write"), write(&second, b"two").expect("write")), (4, 3));
+    fs::remove_file(&moved).expect("unlink");
+    assert_eq!((read(&reader, &mut buf).expect("read"), &buf[..7]), (7, &b"one two"[..]));
+    drop((reader, second));
+    // The test harness ignores SIGPIPE, as all Rust programs do.
+    assert_eq!(rerrno(write(&writer, b"x")), libc::EPIPE);
+    drop(writer);
+    let socket = place.mount().join("socket");
+    let listener = UnixListener::bind(&socket).expect("a socket with a name");
+    let mut near = UnixStream::connect(&socket).expect("connects");
+    let (mut far, _) = listener.accept().expect("accepts");
+    near.write_all(b"hello").expect("write");
+    let mut hello = [0; 5];
+    far.read_exact(&mut hello).expect("read");
+    assert_eq!(&hello, b"hello");
+    assert_eq!(rerrno(opened(&socket, OFlags::RDWR)), libc::ENXIO, "a socket is not opened");
+    drop((listener, near, far));
+    up.stop();
+    place.fsck();
+}
+
+/// Everything from a descriptor, by a thread of its own.
+fn drain(from: OwnedFd) -> std::thread::JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut got = Vec::new();
+        File::from(from).read_to_end(&mut got).expect("read to the end");
+        got
+    })
+}
+
+/// Sends `len` bytes from `offset` on into a pipe, by `sendfile` or by `splice`; what arrives.
+fn out_of(file: &File, offset: u64, len: usize, splices: bool) -> Vec<u8> {
+    let (end, into) = pipe().expect("pipe");
+    let got = drain(end);
+    let (mut at, mut left) = (offset, len);
+    while left > 0 {
+        let n = match splices {
+            true => splice(file, Some(&mut at), &into, None, left, SpliceFlags::empty()).expect("splice"),
+            false => sendfile(&into, file, Some(&mut at), left).expect("sendfile"),
+        };
+        if n == 0 {
+            break;
+        }
+        left -= n;
+    }
+    drop(into);
+    got.join().expect("the reader")
+}
+
+fn file(path: &Path, flags: OFlags) -> File {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).custom_flags(flags.bits() as i32).open(path).expect("open")
+}
+
+/// Goal: `sendfile` and `splice` take from a file on the mount, and put into one, what reads and writes would, at odd offsets, up to the end, by open
+/// files of either kind, also right after the bytes were changed by any way; an open file to append is EINVAL. Method: pipes, local files
+/// and files of the mount at both ends, compared.
+#[test]
+fn files_through_pipes() {
+    let place = Place::new();
+    let up = place.up(&["--targets", "2", "--cache", "16M"]);
+    let path = place.mount().join("f");
+    let mut whole = pattern(1, 5 << 20);
+    fs::write(&path, &whole).expect("write");
+    let len = whole.len();
+    for (round, flags) in [OFlags::empty(), OFlags::DIRECT].into_iter().enumerate() {
+        let f = file(&path, flags);
+        for splices in [false, true] {
+            for (at, n) in [(0, 10), (7, 100_000), (4095, 4098), (len - 100, 1000), (1 << 20, 3 << 20), (len, 10)] {
+                let expected = &whole[at..len.min(at + n)];
+                assert!(out_of(&f, at as u64, n, splices) == expected, "{flags:?}, {n} from {at}, splice: {splices}");
+            }
+            // Small, in the window, large; by this open file and by one of the other kind.
+            for (i, n) in [3, 70_000, 3 << 20].into_iter().enumerate() {
+                let bytes = pattern((round * 10 + i) as u64 + 2, n);
+                let other = file(&path, OFlags::DIRECT - flags);
+                (if i % 2 == 0 { &f } else { &other }).write_all_at(&bytes, 1001).expect("write");
+                whole[1001..1001 + n].copy_from_slice(&bytes);
+                assert!(out_of(&f, 0, len, splices) == whole, "{flags:?}, after a write of {n}, splice: {splices}");
+            }
+        }
+        // Into files: of the mount from local storage and back, and from a pipe.
+        let (local, to) = (place.path("local"), place.mount().join("to"));
+        fs::write(&local, &whole).expect("write");
+        let _ = fs::remove_file(&to);
+        let t = file(&to, flags);
+        let source = File::open(&local).expect("open");
+        let mut sent = 0;
+        while sent < len {
+            sent += sendfile(&t, &source, None, len - sent).expect("sendfile");
+        }
+        assert!(fs::read(&to).expect("read") == whole, "{flags:?}, sendfile into the mount");
+        let back = file(&place.path("back"), OFlags::empty());
+        sent = 0;
+        while sent < len {
+            sent += sendfile(&back, &t, Some(&mut (sent as u64)), len - sent).expect("sendfile");
+        }
+        assert!(fs::read(place.path("back")).expect("read") == whole, "{flags:?}, sendfile out of the mount");
+        for at in [0u64, 333] {
+            let bytes = pattern(at + 50, 200_001);
+            splice_in(&t, at, &bytes);
+            let mut got = vec![0; bytes.len()];
+            file(&to, OFlags::DIRECT - flags).read_exact_at(&mut got, at).expect("read");
+            assert!(got == bytes, "{flags:?}, splice at {at}");
+        }
+    }
+    let append = File::options().append(true).open(&path).expect("open");
+    let (end, mut into) = pipe().map(|(end, into)| (end, File::from(into))).expect("pipe");
+    into.write_all(b"x").expect("write");
+    assert_eq!(splice(&end, None, &append, None, 1, SpliceFlags::empty()), Err(Errno::INVAL));
+    let only_read = File::open(&path).expect("open");
+    assert_eq!(splice(&end, None, &only_read, None, 1, SpliceFlags::empty()), Err(Errno::BADF));
+    up.stop();
+    place.fsck();
+}
+
+fn splice_in(to: &File, at: u64, bytes: &[u8]) {
+    let (end, into) = pipe().expect("pipe");
+    std::thread::scope(|s| {
+        s.spawn(move || File::from(into).write_all(bytes).expect("write"));
+        let (mut at, mut done) = (at, 0);
+        while done < bytes.len() {
+            let n = splice(end.as_fd(), None, to, Some(&mut at), bytes.len() - done, SpliceFlags::empty());
+            done += n.expect("splice");
+        }
+    });
+}
+
+/// Goal: what one mount has sent through a pipe is read anew when another mount has changed the bytes (Promise S1): the kernel's pages do not outlive
+/// them. Method: one mount sends a file again and again while the other writes it in between, small and large, through the cache and past it.
+#[test]
+fn pipes_show_what_other_mounts_wrote() {
+    let pair = Pair::new(1, &["--targets", "2"], &["--cache", "16M"]);
+    let mut whole = pattern(1, 1 << 20);
+    fs::write(pair.a.join("f"), &whole).expect("write");
+    let reader = file(&pair.b.join("f"), OFlags::empty());
+    for round in 0..24usize {
+        let splices = round % 2 == 1;
+        assert!(out_of(&reader, 0, whole.len(), splices) == whole, "round {round}");
+        let bytes = pattern(round as u64 + 7, [5, 4096, 60_000, 900_000][round % 4]);
+        let flags = if round % 3 == 0 { OFlags::DIRECT } else { OFlags::empty() };
+        let at = round * 517;
+        file(&pair.a.join("f"), flags).write_all_at(&bytes, at as u64).expect("write");
+        whole[at..at + bytes.len()].copy_from_slice(&bytes);
+    }
+    assert!(out_of(&reader, 0, whole.len(), false) == whole, "at the end");
+    drop(reader);
+    pair.stop();
+}

@@ -1,0 +1,141 @@
+//! setuid and setgid: cleared when somebody without the privilege changes a file's bytes, kept for root, as Linux does.
+
+use crate::harness::{Place, pattern, rerrno};
+use rustix::fs::{
+    CWD, FallocateFlags, Gid, Mode, OFlags, Uid, chmod, chown, copy_file_range, fallocate, ftruncate, open, stat,
+};
+use rustix::io::pwrite;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+const OTHER: u32 = 1000;
+/// A group that the other user is in.
+const HIS: u32 = 4242;
+/// A group that he is not in.
+const NOT_HIS: u32 = 4343;
+
+/// Runs `what` on a thread that has become the other user for good. System calls themselves: those of the C library are for all threads.
+fn as_other<T: Send>(what: impl FnOnce() -> T + Send) -> T {
+    let change = || {
+        rustix::thread::set_thread_groups(&[Gid::from_raw(HIS)]).expect("setgroups");
+        let (uid, gid) = (Uid::from_raw(OTHER), Gid::from_raw(OTHER));
+        rustix::thread::set_thread_res_gid(gid, gid, gid).expect("setresgid");
+        rustix::thread::set_thread_res_uid(uid, uid, uid).expect("setresuid");
+        what()
+    };
+    std::thread::scope(|s| s.spawn(change).join().expect("the other user's thread"))
+}
+
+fn mode_of(path: &Path) -> u32 {
+    stat(path).expect("stat").st_mode & 0o7777
+}
+
+fn writable(path: &Path, flags: OFlags) -> OwnedFd {
+    open(path, OFlags::WRONLY | flags, Mode::empty()).expect("open")
+}
+
+fn wrote(path: &Path, flags: OFlags, bytes: &[u8]) {
+    assert_eq!(pwrite(writable(path, flags), bytes, 5).expect("write"), bytes.len());
+}
+
+/// A change of a file's bytes.
+type Change = fn(&Path);
+
+const CHANGES: [(&str, Change); 9] = [
+    ("a small write", |f| wrote(f, OFlags::empty(), b"x")),
+    ("a write in the window", |f| wrote(f, OFlags::empty(), &[1; 50_000])),
+    ("a large write", |f| wrote(f, OFlags::empty(), &[1; 3 << 20])),
+    ("a direct write", |f| wrote(f, OFlags::DIRECT, &[1; 4096])),
+    ("an append", |f| wrote(f, OFlags::APPEND, b"x")),
+    ("a truncate", |f| ftruncate(writable(f, OFlags::empty()), 10).expect("truncate")),
+    ("an open that truncates", |f| drop(writable(f, OFlags::TRUNC))),
+    ("an allocation", |f| fallocate(writable(f, OFlags::empty()), FallocateFlags::empty(), 0, 9000).expect("allocate")),
+    ("a copy into it", |f| {
+        let from = open(f.with_file_name("source"), OFlags::RDONLY, Mode::empty()).expect("open");
+        assert_eq!(
+            copy_file_range(&from, Some(&mut 0), writable(f, OFlags::empty()), Some(&mut 0), 100).expect("copy"),
+            100
+        );
+    }),
+];
+
+/// Goal: each way to change a file's bytes clears setuid and, where the group may execute, setgid when another user than root does it, the owner
+/// included, and leaves them to root; setgid without execution, which is no privilege, stays for members of the group;
+/// the bytes are changed each time. Method: a table of modes by changes, made by root and by a thread that has given up root.
+#[test]
+fn changes_by_others_clear_the_bits() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    chmod(place.path(""), Mode::from_raw_mode(0o755)).expect("chmod");
+    let (source, file) = (place.mount().join("source"), place.mount().join("f"));
+    fs::write(&source, pattern(1, 100)).expect("write");
+    // Group, mode before, mode after a change by the other user.
+    let table = [
+        (HIS, 0o6777, 0o777),
+        (NOT_HIS, 0o6777, 0o777),
+        (HIS, 0o4666, 0o666),
+        (HIS, 0o2676, 0o676),
+        (HIS, 0o2666, 0o2666),
+        (HIS, 0o1666, 0o1666),
+    ];
+    for (name, change) in CHANGES {
+        for (group, before, after) in table {
+            for owner in [0, OTHER] {
+                let _ = fs::remove_file(&file);
+                fs::write(&file, [7; 8000]).expect("write");
+                chown(&file, Some(Uid::from_raw(owner)), Some(Gid::from_raw(group))).expect("chown");
+                chmod(&file, Mode::from_raw_mode(before)).expect("chmod");
+                change(&file);
+                assert_eq!(mode_of(&file), before, "{name} by root, {before:o}");
+                as_other(|| change(&file));
+                assert_eq!(mode_of(&file), after, "{name}, mode {before:o}, group {group}, owner {owner}");
+            }
+        }
+    }
+    up.stop();
+    place.fsck();
+}
+
+/// Goal: who becomes the owner or the group of a file gets no privilege with it, also from root, but directories keep their setgid; a user gets no
+/// setgid for a group that he is not in; others may not set the bits at all. Method: `chown` and `chmod` by root and by a thread that has
+/// given up root.
+#[test]
+fn owners_and_modes() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    chmod(place.path(""), Mode::from_raw_mode(0o755)).expect("chmod");
+    let (file, dir) = (place.mount().join("f"), place.mount().join("d"));
+    fs::write(&file, b"x").expect("write");
+    fs::create_dir(&dir).expect("mkdir");
+    let bits = |path: &Path, mode| chmod(path, Mode::from_raw_mode(mode));
+    let own = |path: &Path, uid: u32, gid: u32| chown(path, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+    for (before, after) in [(0o6755, 0o755), (0o4644, 0o644), (0o2644, 0o2644)] {
+        bits(&file, before).expect("chmod");
+        own(&file, 0, HIS).expect("chown");
+        assert_eq!(mode_of(&file), after, "{before:o}");
+    }
+    bits(&dir, 0o6755).expect("chmod");
+    own(&dir, OTHER, HIS).expect("chown");
+    assert_eq!(mode_of(&dir), 0o6755);
+    own(&file, OTHER, NOT_HIS).expect("chown");
+    as_other(|| bits(&file, 0o6755).expect("his own"));
+    assert_eq!(mode_of(&file), 0o4755, "not in its group");
+    as_other(|| own(&file, OTHER, HIS).expect("to a group of his"));
+    assert_eq!(mode_of(&file), 0o755, "a change of the group by its owner");
+    as_other(|| bits(&file, 0o6755).expect("his own"));
+    assert_eq!(mode_of(&file), 0o6755, "in its group");
+    own(&file, 0, HIS).expect("chown");
+    assert_eq!(as_other(|| rerrno(bits(&file, 0o4777))), libc::EPERM);
+    assert_eq!(as_other(|| rerrno(own(&file, OTHER, HIS))), libc::EPERM);
+    let there = stat(&file).expect("stat");
+    assert_eq!((there.st_uid, there.st_gid, mode_of(&file)), (0, HIS, 0o755));
+    // What is made in the directory gets its group; a file in it setgid only from members.
+    as_other(|| {
+        drop(rustix::fs::openat(CWD, dir.join("in"), OFlags::CREATE | OFlags::RDWR, Mode::from_raw_mode(0o2770)))
+    });
+    let made = stat(dir.join("in")).expect("made");
+    assert_eq!((made.st_gid, made.st_mode & 0o2000), (HIS, 0o2000));
+    up.stop();
+    place.fsck();
+}

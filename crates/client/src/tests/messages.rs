@@ -1,0 +1,156 @@
+//! How many messages and locks requests cost, by size and way: what others check with a watch is counted here.
+
+use super::company::{self, in_cluster, root};
+use super::policy::{io, read, sent, write};
+use super::world::World;
+use crate::OpenFile;
+use crate::api::{Ctx, Hints, OpenFlags};
+use crate::cache::drop::Dirty;
+use crate::decision::Reason;
+use crate::stats::{Count, Way};
+use amphi_env::Buf;
+use amphi_types::{ByteRange, Ino, Pattern};
+use amphi_wire::XattrMode;
+use std::sync::Arc;
+
+const MIB: usize = 1 << 20;
+const PAGE: usize = 4096;
+
+fn open(w: &mut World, ino: Ino) -> Arc<OpenFile> {
+    let op = w.client.open(&Ctx::root(), ino, OpenFlags::READ_WRITE);
+    w.run(op).expect("open")
+}
+
+fn set(w: &World, name: &str, value: &str) {
+    w.client.core.tunables.set(name, value).expect("a tunable");
+}
+
+/// Requests of a way by reason, those without any left out.
+fn counted(w: &World, way: Way) -> Vec<(Reason, u64)> {
+    let all = Reason::ALL.iter().map(|reason| (*reason, io(w, way, *reason).0));
+    all.filter(|(_, n)| *n > 0).collect()
+}
+
+/// Goal: 8 reads below the threshold count as 8 that did not switch, 8 at it as 8 that did, each of these one message; switched off, nothing
+/// counts as switched (sanity 119k for reads). Method: a file of one object that nobody has read; read-ahead of either kind is off.
+#[test]
+fn as_many_reads_switch_as_were_made() {
+    let tunables = [("readahead.enabled", "off"), ("readahead.direct_bytes", "0"), ("hybrid.large_read_bytes", "1M")];
+    let mut w = World::new(1, &tunables);
+    let ino = w.server.plant("f", &vec![7; 24 * MIB], Pattern::Whole);
+    let file = open(&mut w, ino);
+    for i in 0..8 {
+        assert_eq!(read(&mut w, &file, (i * MIB) as u64, MIB / 2), MIB / 2);
+    }
+    assert_eq!(counted(&w, Way::Read), [(Reason::BufferedDefault, 8)]);
+    let before = sent(&w, "Read");
+    for i in 8..16 {
+        assert_eq!(read(&mut w, &file, (i * MIB) as u64, MIB), MIB);
+    }
+    assert_eq!(counted(&w, Way::Read), [(Reason::DirectLarge, 8), (Reason::BufferedDefault, 8)]);
+    assert_eq!(io(&w, Way::Read, Reason::DirectLarge), (8, 8 << 20));
+    assert_eq!((sent(&w, "Read") - before, sent(&w, "LockEnqueue")), (8, 1), "one message each, no lock");
+    w.client.core.stats.reset(0);
+    set(&w, "hybrid.mode", "buffered");
+    assert_eq!(read(&mut w, &file, 16 << 20, MIB), MIB);
+    assert_eq!(counted(&w, Way::Read), [(Reason::BufferedUser, 1)], "switched off");
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: small reads through the cache with read-ahead cost a small part of the messages of small reads past it, and none when they come again
+/// (sanity 248a, which takes the time: four times as fast). Method: 4 MiB read in pages, each way; messages and hits.
+#[test]
+fn cached_small_reads_share_messages() {
+    let mut w = World::new(1, &[]);
+    let ino = w.server.plant("f", &vec![7; 4 * MIB], Pattern::Whole);
+    let file = open(&mut w, ino);
+    let pass = |w: &mut World| {
+        let (messages, hits) = (sent(w, "Read"), io(w, Way::Read, Reason::CacheHit).0);
+        for at in (0..4 * MIB).step_by(PAGE) {
+            assert_eq!(read(w, &file, at as u64, PAGE), PAGE);
+            w.steps(4);
+        }
+        w.settle();
+        (sent(w, "Read") - messages, io(w, Way::Read, Reason::CacheHit).0 - hits)
+    };
+    let (ahead, hits) = pass(&mut w);
+    assert!(ahead <= 1024 / 64 && hits >= 1000, "{ahead} messages, {hits} hits of 1024 reads");
+    assert_eq!(pass(&mut w), (0, 1024), "all of it is cached");
+    set(&w, "hybrid.mode", "direct");
+    w.client.core.cache.forget(&file.file, ByteRange::ALL, Dirty::Keep);
+    assert_eq!(pass(&mut w), (1024, 0), "each read by itself");
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: a request of up to the largest payload is one message for each object, whatever its size: direct writes and reads, write-back up to
+/// its bound, fills up to theirs (sanity 231a). Method: sizes from 4 KiB to 64 MiB on a file of one object; messages.
+#[test]
+fn a_request_is_one_message() {
+    let tunables = [("readahead.enabled", "off"), ("readahead.direct_bytes", "0"), ("writeback.pipeline_bytes", "0")];
+    let mut w = World::new(1, &tunables);
+    let ino = w.server.plant("f", &vec![7; 64 * MIB], Pattern::Whole);
+    let file = open(&mut w, ino);
+    let direct = Hints { direct: true, ..Hints::default() };
+    for len in [PAGE, 64 << 10, MIB, 4 * MIB, 64 * MIB] {
+        let before = (sent(&w, "Write"), sent(&w, "Read"));
+        let op = w.client.write(&Ctx::root(), &file, 0, Buf::zeroed(len), direct);
+        assert_eq!(w.run(op), Ok(len));
+        let op = w.client.read(&Ctx::root(), &file, 0, len, direct);
+        assert_eq!(w.run(op).map(|data| data.len()), Ok(len));
+        assert_eq!((sent(&w, "Write") - before.0, sent(&w, "Read") - before.1), (1, 1), "direct, {len} bytes");
+    }
+    set(&w, "hybrid.mode", "buffered");
+    // As large as write-back sends at once by default, and smaller.
+    set(&w, "writeback.run_bytes", "64M");
+    for len in [PAGE, 64 << 10, MIB, 4 * MIB] {
+        let before = (sent(&w, "Write"), sent(&w, "WriteBatch"));
+        write(&mut w, &file, 1, 0, len, false);
+        let op = w.client.fsync(&Ctx::root(), &file, false);
+        w.run(op).expect("fsync");
+        assert_eq!(
+            (sent(&w, "Write") - before.0, sent(&w, "WriteBatch") - before.1),
+            (1, 0),
+            "write-back, {len} bytes"
+        );
+    }
+    for (at, len) in [(8 * MIB, PAGE), (9 * MIB, 64 << 10), (10 * MIB, MIB)] {
+        let before = sent(&w, "Read");
+        assert_eq!(read(&mut w, &file, at as u64, len), len);
+        assert_eq!(sent(&w, "Read") - before, 1, "a fill, {len} bytes");
+    }
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: a direct write or read whose place is known takes no lock; a direct append takes one, on the object that has the end, and keeps it for the
+/// next ones (sanity 398a). Method: two mounts, so that locks matter; one object, made by the other mount; locks asked for, and what lies in
+/// the file in the end.
+#[test]
+fn a_direct_append_takes_one_lock() {
+    in_cluster(231, async |c| {
+        let [a, b] = c.two().await;
+        let made = company::create(&b, "f").await;
+        let whole = b.setxattr(&root(), made.ino(), b"user.amphi.layout", b"whole", XattrMode::Set);
+        whole.await.expect("layout");
+        drop(made);
+        let direct = OpenFlags { direct: true, ..OpenFlags::READ_WRITE };
+        let past = company::open(&a, "f", direct).await;
+        let end = company::open(&a, "f", OpenFlags { append: true, ..direct }).await;
+        let asked = || a.core.stats.of(Count::LockEnqueue).1;
+        company::write(&a, &past, 0, &[1; 5000]).await;
+        company::write(&a, &past, 9000, &[2; 1000]).await;
+        assert_eq!(company::read(&a, &past, 4999, 2).await, [1, 0]);
+        assert_eq!((asked(), a.core.locks.held()), (0, 0), "the target locks by itself");
+        company::write(&a, &end, 0, &[3; 3000]).await;
+        assert_eq!((asked(), a.core.locks.held()), (1, 1));
+        for _ in 0..4 {
+            company::write(&a, &end, 0, &[4; 500]).await;
+        }
+        assert_eq!(asked(), 1, "nobody has asked for it back");
+        let seen = company::open(&b, "f", OpenFlags::READ).await;
+        let expected = [vec![1; 5000], vec![0; 4000], vec![2; 1000], vec![3; 3000], vec![4; 2000]].concat();
+        assert!(company::read(&b, &seen, 0, 20_000).await == expected);
+    });
+}
