@@ -22,7 +22,7 @@ use std::process::ExitCode;
     name = "amphi",
     version,
     arg_required_else_help = true,
-    after_help = "Exit codes: 0 done, 1 failed while working, 2 the request or its surroundings are wrong and nothing was changed.\nLog lines go to standard error; AMPHI_LOG=debug shows more.\nAMPHI_IO_MODE=auto|buffered|direct in the environment of a program on a mount chooses how the files that it opens go."
+    after_help = "Exit codes: 0 done, 1 failed while working, 2 the request or its surroundings are wrong and nothing was changed.\nLog lines go to standard error; AMPHI_LOG=debug shows more.\nAMPHI_IO_MODE=auto|buffered|direct in the environment of a program on a mount chooses how the files that it opens go, AMPHI_JOB=NAME the job for which they are counted."
 )]
 struct Cli {
     #[command(subcommand)]

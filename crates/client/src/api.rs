@@ -6,6 +6,7 @@ use amphi_types::{Attr, ByteRange, Cred, Ino, IoMode, Kind, Timespec};
 use std::sync::Arc;
 
 use crate::OpenFile;
+use crate::jobs::{JOB_VARIABLES, JobName};
 
 /// Time for the half that has no environment. The same clock as the environment of the I/O half, so that the simulator
 /// rules both.
@@ -37,12 +38,31 @@ pub struct ClientConfig {
     pub read_text: Option<ReadText>,
     /// User who may use the hidden control attributes beside the super-user: the owner of the mount process.
     pub owner_uid: u32,
+    /// The job of opens whose [`Ctx`] names none: a library has one for all it does (`in_job_of`).
+    pub job: Option<JobName>,
+    /// Variables of an environment that name a job, the first that is set; none: there are no jobs.
+    pub job_variables: Vec<String>,
 }
 
 impl ClientConfig {
     /// A configuration with defaults.
     pub fn new(clock: Arc<dyn Clock>) -> ClientConfig {
-        ClientConfig { cache_bytes: None, tunables: Vec::new(), clock, read_text: None, owner_uid: 0 }
+        ClientConfig {
+            cache_bytes: None,
+            tunables: Vec::new(),
+            clock,
+            read_text: None,
+            owner_uid: 0,
+            job: None,
+            job_variables: JOB_VARIABLES.map(String::from).to_vec(),
+        }
+    }
+
+    /// Everything counts for the job that an environment names, for instance this process's own:
+    /// `config.in_job_of(|name| std::env::var(name).ok())`.
+    pub fn in_job_of(mut self, variable: impl Fn(&str) -> Option<String>) -> ClientConfig {
+        self.job = JobName::find(&self.job_variables, variable);
+        self
     }
 }
 
@@ -57,6 +77,8 @@ pub struct Ctx {
     pub tid: u32,
     /// What the environment of the caller's process asks for, if the front end knows; counts when it opens a file.
     pub io_mode: Option<IoMode>,
+    /// The job that the caller's process belongs to, if the front end knows; counts when it opens a file.
+    pub job: Option<JobName>,
 }
 
 impl Ctx {

@@ -178,6 +178,7 @@ async fn fly(core: Arc<Core>, parts: Vec<(Flight, Buf)>, bytes: usize) {
     core.stats.count(Count::BatchRequests);
     core.stats.bytes(Count::BatchFiles, parts.len() as u64);
     core.stats.bytes(Count::BatchBytes, bytes as u64);
+    core.stats.bytes(Count::WriteBackCopied, bytes as u64);
     let mut payload = Buf::scratch(bytes);
     let (mut flights, mut at) = (Vec::with_capacity(parts.len()), 0);
     for (flight, buf) in parts {

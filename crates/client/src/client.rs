@@ -65,9 +65,15 @@ impl Client {
         company::lend(&self.core, rule)
     }
 
-    /// Whether it matters what [`Ctx::io_mode`] says.
+    /// Whether it matters what [`Ctx::io_mode`] or [`Ctx::job`] says.
     pub fn heeds_environment(&self) -> bool {
-        self.core.tunables.on(Knob::ProcessMode)
+        let jobs = self.core.tunables.on(Knob::Jobs) && !self.core.job_variables.is_empty();
+        self.core.tunables.on(Knob::ProcessMode) || jobs
+    }
+
+    /// Variables of an environment that name a job ([`JobName::find`](crate::JobName::find)).
+    pub fn job_variables(&self) -> &[String] {
+        &self.core.job_variables
     }
 
     /// Whether this mount is the only one.

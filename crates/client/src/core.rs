@@ -15,6 +15,7 @@ use crate::directories::Directories;
 use crate::file_locks::FileLockTable;
 use crate::files::{File, FileTable, Moment, Signal};
 use crate::group::GroupNews;
+use crate::jobs::{Job, JobName, Jobs};
 use crate::learned::Learned;
 use crate::locks::Locks;
 use crate::pipeline::Roomy;
@@ -22,7 +23,7 @@ use crate::queue::{Item, Outgoing, Queue};
 use crate::removed::Removed;
 use crate::rotating::Rotating;
 use crate::siblings::Siblings;
-use crate::stats::{Count, Stats};
+use crate::stats::{Count, FileEvent, Stats, messages};
 use crate::tokens::Tokens;
 use crate::tunables::{Knob, Tunables};
 use crate::writeback::Spreading;
@@ -46,6 +47,10 @@ pub(crate) struct Core {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) tunables: Tunables,
     pub(crate) stats: Stats,
+    pub(crate) jobs: Jobs,
+    /// The job of opens that name none.
+    own_job: Option<JobName>,
+    pub(crate) job_variables: Vec<String>,
     pub(crate) cache: PageCache,
     pub(crate) files: FileTable,
     pub(crate) locks: Locks,
@@ -132,6 +137,9 @@ impl Core {
         }
         Core {
             stats: Stats::new(config.clock.now_ns()),
+            jobs: Jobs::default(),
+            own_job: config.job,
+            job_variables: config.job_variables,
             coarse_ns: AtomicU64::new(config.clock.now_ns()),
             cache: PageCache::new(),
             files: FileTable::new(),
@@ -204,6 +212,7 @@ impl Core {
     pub(crate) fn note_contention(&self, file: &File, contended: bool) {
         if contended {
             self.stats.count(Count::ContendedTold);
+            file.stats.count(FileEvent::Contended);
             let until = self.clock.now_ns() + self.tunables.get(Knob::ContendedMs) * 1_000_000;
             file.contended_until_ns.store(until, Ordering::Relaxed);
         }
@@ -252,6 +261,19 @@ impl Core {
         self.cache.used_bytes() + bytes <= limit
     }
 
+    /// Copies what is valid in the cache of `range` to a reader; returns the parts that are not (`PageCache::read_valid`).
+    pub(crate) fn copy_valid(&self, file: &File, range: ByteRange, into: &mut [u8]) -> Vec<ByteRange> {
+        let gaps = self.cache.read_valid(file, range, into);
+        self.stats.moved(Count::CopiedOut, range.len() - gaps.iter().map(ByteRange::len).sum::<u64>());
+        gaps
+    }
+
+    /// The job for which a file is opened.
+    pub(crate) fn job_of(&self, job: Option<&JobName>) -> Arc<Job> {
+        let job = job.or(self.own_job.as_ref()).filter(|_| self.tunables.on(Knob::Jobs));
+        self.jobs.opened(self, job)
+    }
+
     /// Runs `task` on the I/O half. Refused, hence dropped, once the client has stopped.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let _ = self.queue.push(Item::Task(Box::pin(task)));
@@ -273,6 +295,7 @@ impl Core {
         pad: usize,
     ) -> impl Future<Output = Result<(Answer, Option<Buf>)>> + Send + use<> {
         self.stats.count(Count::Calls);
+        messages::note(&self.files, &op);
         let (answer, answered) = oneshot::channel();
         let call = Call { target, cred: cred.clone(), op };
         let queued = crate::company::check(self)

@@ -16,7 +16,7 @@ use crate::core::{Core, unexpected};
 use crate::files::{File, Signal};
 use crate::group;
 use crate::ops::pages;
-use crate::stats::Count;
+use crate::stats::{Count, FileEvent};
 use crate::tunables::{Knob, Tunables};
 use crate::writeback;
 use amphi_dlm::{CacheLimits, CallbackPlan, Granted, GroupId, Hit, LockAction, LockCache, LockId, LockRef, Mode};
@@ -415,6 +415,7 @@ pub(crate) fn callback(core: &Arc<Core>, object: ObjectId, lock: u64) {
             making.early.push((object, lock));
         }
         if let Some(file) = file {
+            file.stats.count(FileEvent::LockCallback);
             file.called_back_ns.store(core.clock.now_ns(), SeqCst);
             file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
         }

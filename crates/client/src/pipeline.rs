@@ -97,7 +97,7 @@ pub(crate) async fn write(
     let file = &open.file;
     let data = compact(range, data);
     let memory = data.capacity() as u64;
-    room(core, file, memory, reason).await;
+    room(core, open, memory, reason).await;
     file.turn();
     writeback::flush_and_forget(core, file, range).await;
     let Some(id) = set_out(core, file, range, memory, kept.pins.is_some()) else { return Err((data, kept)) };
@@ -134,17 +134,18 @@ fn compact(range: ByteRange, data: Buf) -> Buf {
 }
 
 /// Waits until so little memory of the file, and of write-back, is under way that `memory` more may be. One write may always be.
-async fn room(core: &Arc<Core>, file: &Arc<File>, memory: u64, reason: Reason) {
+async fn room(core: &Arc<Core>, open: &OpenFile, memory: u64, reason: Reason) {
     let few = if reason == Reason::DirectContention { CONTENDED_REQUESTS * memory } else { u64::MAX };
     let full = |under_way: u64, max: u64| under_way > 0 && under_way + memory > max;
     let is_full = || {
         let flight_max = core.flight_max();
-        let piped = file.piped_bytes.load(SeqCst);
+        let piped = open.file.piped_bytes.load(SeqCst);
         let all = core.piped_bytes.load(SeqCst) + core.flight_bytes.load(SeqCst);
         full(piped, core.tunables.get(Knob::PipelineBytes).min(flight_max).min(few)) || full(all, flight_max)
     };
     if is_full() {
         core.stats.count(Count::Throttled);
+        open.ledger.job.note_throttled();
         core.landed.until(|| !is_full()).await;
     }
 }

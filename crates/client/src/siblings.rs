@@ -254,7 +254,7 @@ pub(crate) fn take(core: &Arc<Core>, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> O
     core.stats.count(Count::Open);
     core.stats.count(Count::SmallAheadUsed);
     opened(core, &ctx.cred, ino);
-    Some(Arc::new(OpenFile::taken_over(core, ready, flags, ctx.io_mode)))
+    Some(Arc::new(OpenFile::taken_over(core, ready, flags, ctx)))
 }
 
 /// Whether what was opened ahead is still what an open would find.

@@ -1,9 +1,20 @@
-//! Counters of a mount and of a file (FEATURES H11).
+//! Counters of a mount (FEATURES H11); those of a file, an open file and a job are its parts.
 //!
 //! Owns: counting by way and reason, sharded so that threads do not fight for a cache line, and the two prints: in
-//! the style of Lustre's llite stats, and JSON. Does not own: what the reasons mean (`decision`).
+//! the style of Lustre's llite stats, and JSON. Does not own: what the reasons mean (`decision`), the table of jobs (`jobs`).
 //!
-//! A sample costs five relaxed additions on a line that the thread's shard owns: about 10 ns of a 300 ns hit.
+//! A sample costs five relaxed additions on a line that the thread's shard owns: about 10 ns of a 300 ns hit. So that the bytes that
+//! hits and cached writes copy cost nothing more, each of them is one sample in a row of its own, which the prints add both to the row of
+//! its reason and to that of the copies (`Copied`).
+
+mod by_reason;
+mod file;
+mod ledger;
+pub(crate) mod messages;
+
+pub(crate) use by_reason::ByReason;
+pub(crate) use file::{FileEvent, FileStats, row_json};
+pub(crate) use ledger::Ledger;
 
 use crate::decision::Reason;
 use std::fmt::Write;
@@ -14,6 +25,15 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 pub(crate) enum Way {
     Read,
     Write,
+}
+
+/// Where the copy of a request's bytes between its caller and the cache is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Copied {
+    /// With the request: all of its bytes were copied, once.
+    Along,
+    /// Where it is made, if it is.
+    Apart,
 }
 
 macro_rules! counters {
@@ -52,6 +72,9 @@ counters! {
     Fallocate = "fallocate", "reqs";
     CopyRange = "copy_range", "bytes";
     Fill = "cache_fill", "bytes";
+    CopiedIn = "cache_copied_in", "bytes";
+    CopiedOut = "cache_copied_out", "bytes";
+    Lent = "cache_lent", "bytes";
     ReadAheadIssued = "readahead_issued", "bytes";
     DirectAheadUsed = "readahead_direct_used", "bytes";
     SmallAheadAsked = "readahead_small_asked", "files";
@@ -68,6 +91,7 @@ counters! {
     BatchBytes = "batch_bytes", "bytes";
     CloseBatch = "close_batch", "files";
     WriteBackCopy = "writeback_copy", "ns";
+    WriteBackCopied = "writeback_copied", "bytes";
     WriteBackLent = "writeback_lent", "bytes";
     WriteCall = "write_call", "ns";
     LockWait = "lock_wait", "ns";
@@ -87,11 +111,16 @@ counters! {
     GroupLock = "group_lock", "reqs";
     GroupWait = "group_wait", "reqs";
     TokenRevoke = "token_revoke", "reqs";
+    JobForgotten = "jobs_forgotten", "jobs";
+    JobRefused = "jobs_refused", "opens";
     Calls = "server_calls", "reqs";
 }
 
 const REASONS: usize = Reason::ALL.len();
+/// Rows that are shown: the counters above, then reads, then writes by reason.
 const TOTAL: usize = NAMES.len() + 2 * REASONS;
+/// Behind them reads and writes by reason once more, those whose copies are counted along.
+const ROWS: usize = TOTAL + 2 * REASONS;
 const SHARDS: usize = 8;
 
 #[derive(Default)]
@@ -104,7 +133,7 @@ struct Tally {
 }
 
 #[repr(align(128))]
-struct Shard([Tally; TOTAL]);
+struct Shard([Tally; ROWS]);
 
 /// Counters of a mount.
 pub(crate) struct Stats {
@@ -128,6 +157,11 @@ fn io_index(way: Way, reason: Reason) -> usize {
     NAMES.len() + if way == Way::Write { REASONS } else { 0 } + reason as usize
 }
 
+/// Of requests whose copies are counted along.
+fn copied_index(way: Way, reason: Reason) -> usize {
+    io_index(way, reason) + 2 * REASONS
+}
+
 fn name_of(index: usize) -> (String, &'static str) {
     match index.checked_sub(NAMES.len()) {
         None => (NAMES[index].0.into(), NAMES[index].1),
@@ -139,13 +173,27 @@ fn name_of(index: usize) -> (String, &'static str) {
 }
 
 /// One counter summed over its shards.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sum {
     samples: u64,
     sum: u64,
     min: u64,
     max: u64,
     sum_squares: u64,
+}
+
+impl Sum {
+    const NONE: Sum = Sum { samples: 0, sum: 0, min: u64::MAX, max: 0, sum_squares: 0 };
+
+    fn and(self, other: Sum) -> Sum {
+        Sum {
+            samples: self.samples + other.samples,
+            sum: self.sum.wrapping_add(other.sum),
+            min: self.min.min(other.min),
+            max: self.max.max(other.max),
+            sum_squares: self.sum_squares.wrapping_add(other.sum_squares),
+        }
+    }
 }
 
 impl Stats {
@@ -170,8 +218,15 @@ impl Stats {
     }
 
     /// One request of `bytes` went the way `reason` says.
-    pub(crate) fn io(&self, way: Way, reason: Reason, bytes: u64) {
-        self.add(io_index(way, reason), bytes);
+    pub(crate) fn io(&self, way: Way, reason: Reason, bytes: u64, copied: Copied) {
+        self.add(if copied == Copied::Along { copied_index(way, reason) } else { io_index(way, reason) }, bytes);
+    }
+
+    /// Bytes that were copied, or lent, where that is not counted along with a request.
+    pub(crate) fn moved(&self, what: Count, bytes: u64) {
+        if bytes > 0 {
+            self.add(what as usize, bytes);
+        }
     }
 
     /// One event.
@@ -195,16 +250,27 @@ impl Stats {
         }
     }
 
+    fn row(&self, index: usize) -> Sum {
+        let one = |t: &Tally| Sum {
+            samples: t.samples.load(Relaxed),
+            sum: t.sum.load(Relaxed),
+            min: t.min.load(Relaxed),
+            max: t.max.load(Relaxed),
+            sum_squares: t.sum_squares.load(Relaxed),
+        };
+        self.shards.iter().map(|s| one(&s.0[index])).fold(Sum::NONE, Sum::and)
+    }
+
+    /// A row as it is shown.
     fn sum(&self, index: usize) -> Sum {
-        let mut s = Sum { min: u64::MAX, ..Sum::default() };
-        for t in self.shards.iter().map(|s| &s.0[index]) {
-            s.samples += t.samples.load(Relaxed);
-            s.sum = s.sum.wrapping_add(t.sum.load(Relaxed));
-            s.sum_squares = s.sum_squares.wrapping_add(t.sum_squares.load(Relaxed));
-            s.min = s.min.min(t.min.load(Relaxed));
-            s.max = s.max.max(t.max.load(Relaxed));
+        let along = |way| Reason::ALL.iter().map(move |reason| copied_index(way, *reason));
+        let own = self.row(index);
+        match index {
+            i if i >= NAMES.len() => own.and(self.row(i + 2 * REASONS)),
+            i if i == Count::CopiedOut as usize => along(Way::Read).fold(own, |s, i| s.and(self.row(i))),
+            i if i == Count::CopiedIn as usize => along(Way::Write).fold(own, |s, i| s.and(self.row(i))),
+            _ => own,
         }
-        s
     }
 
     /// Requests and bytes that went the way `reason` says.
@@ -270,39 +336,6 @@ impl Stats {
     }
 }
 
-/// Counters of one file: requests and bytes by way and reason.
-pub(crate) struct FileStats([[(AtomicU64, AtomicU64); REASONS]; 2]);
-
-impl FileStats {
-    pub(crate) fn new() -> FileStats {
-        FileStats(std::array::from_fn(|_| std::array::from_fn(|_| Default::default())))
-    }
-
-    pub(crate) fn io(&self, way: Way, reason: Reason, bytes: u64) {
-        self.add(way, reason, 1, bytes);
-    }
-
-    pub(crate) fn add(&self, way: Way, reason: Reason, requests_more: u64, bytes: u64) {
-        let (requests, sum) = &self.0[way as usize][reason as usize];
-        requests.fetch_add(requests_more, Relaxed);
-        sum.fetch_add(bytes, Relaxed);
-    }
-
-    /// Lines `read_direct_large 3 requests 25165824 bytes`.
-    pub(crate) fn text(&self) -> String {
-        let mut out = String::new();
-        for (way, row) in ["read", "write"].iter().zip(&self.0) {
-            for (reason, (requests, sum)) in Reason::ALL.iter().zip(row) {
-                if requests.load(Relaxed) > 0 {
-                    let (n, b) = (requests.load(Relaxed), sum.load(Relaxed));
-                    let _ = writeln!(out, "{way}_{} {n} requests {b} bytes", reason.name());
-                }
-            }
-        }
-        out
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -311,8 +344,8 @@ mod tests {
     #[test]
     fn prints_follow_the_counts() {
         let s = Stats::new(5);
-        s.io(Way::Write, Reason::DirectLarge, 2 << 20);
-        s.io(Way::Write, Reason::DirectLarge, 4 << 20);
+        s.io(Way::Write, Reason::DirectLarge, 2 << 20, Copied::Apart);
+        s.io(Way::Write, Reason::DirectLarge, 4 << 20, Copied::Apart);
         s.count(Count::Lookup);
         let text = s.text(1_500_000_005, &[("cache_bytes".to_string(), 7)]);
         assert!(text.contains("elapsed_time                        1.500000000 secs.nsecs"), "{text}");
@@ -328,5 +361,28 @@ mod tests {
         s.reset(9);
         assert_eq!(s.io_of(Way::Write, Reason::DirectLarge), (0, 0));
         assert_eq!(s.of(Count::Lookup), (0, 0));
+    }
+
+    /// Goal: requests whose copies are counted along show under their reason and among the copies, each once; others under their reason
+    /// alone. Method: both kinds of both ways, and a copy without a request.
+    #[test]
+    fn copies_are_counted_along() {
+        let s = Stats::new(0);
+        s.io(Way::Read, Reason::CacheHit, 100, Copied::Along);
+        s.io(Way::Read, Reason::CacheHit, 70, Copied::Apart);
+        s.io(Way::Write, Reason::BufferedSmall, 9, Copied::Along);
+        s.io(Way::Write, Reason::BufferedDefault, 5, Copied::Along);
+        s.io(Way::Write, Reason::DirectLarge, 7000, Copied::Apart);
+        s.moved(Count::CopiedOut, 3);
+        s.moved(Count::CopiedIn, 0);
+        assert_eq!(s.io_of(Way::Read, Reason::CacheHit), (2, 170));
+        assert_eq!(s.io_of(Way::Write, Reason::BufferedSmall), (1, 9));
+        assert_eq!(s.io_of(Way::Write, Reason::DirectLarge), (1, 7000));
+        assert_eq!((s.of(Count::CopiedOut), s.of(Count::CopiedIn)), ((2, 103), (2, 14)));
+        let text = s.text(0, &[]);
+        assert!(text.contains("read_cache_hit                      2 samples [bytes] 70 100 170 14900\n"), "{text}");
+        assert!(text.contains("cache_copied_in                     2 samples [bytes] 5 9 14 106\n"), "{text}");
+        s.reset(0);
+        assert_eq!((s.of(Count::CopiedOut), s.io_of(Way::Read, Reason::CacheHit)), ((0, 0), (0, 0)));
     }
 }

@@ -8,6 +8,7 @@ mod busy;
 mod cluster;
 mod coherence;
 mod company;
+mod counters;
 mod deadlocks;
 mod decisions;
 mod direct_ahead;

@@ -124,6 +124,7 @@ knobs! {
     LocksAhead = "locks.ahead", Number, 8, 0 => 64, "records ahead of a writer of a contended file that writes them at equal distances, of which the locks are asked for; 0 = none";
     BatchCancels = "locks.batch_cancels", Switch, 1, 0 => 1, "locks that nobody waits for go back together, a second later";
     KeepDirectories = "client.keep_directories", Switch, 1, 0 => 1, "attributes of directories that an answer has shown are kept while the mount is alone";
+    Jobs = "client.jobs", Switch, 1, 0 => 1, "requests are counted by job: what the environment of the process that opens a file names";
     Atime = "client.atime", Atime, 1, 0 => 1, "whether reads renew access times: not at all, or if older than the last change or a day";
     SpinUs = "client.spin_us", Number, 200, 0 => 100_000, "how long a waiting thread polls before it sleeps, if nobody else needs the core";
     GiveUpS = "transport.give_up_s", Number, 60, 1 => 86_400, "calls to a server that cannot be reached fail after this time";

@@ -12,7 +12,7 @@ use crate::batch;
 use crate::cache::drop::Dirty;
 use crate::cache::fill::Landing;
 use crate::core::{Core, unexpected};
-use crate::files::{File, Signal};
+use crate::files::{File, OpenFile, Signal};
 use crate::learned;
 use crate::ops;
 use crate::stats::{Count, Way};
@@ -94,6 +94,7 @@ pub(crate) fn take_off(core: &Arc<Core>, file: &Arc<File>, object: ObjectId, par
     core.flight_bytes.fetch_add(range.len(), SeqCst);
     core.stats.bytes(Count::WriteBack, range.len());
     if buf.is_whole() {
+        core.stats.bytes(Count::WriteBackCopied, range.len());
         core.stats.bytes(Count::WriteBackCopy, core.clock.now_ns().saturating_sub(start_ns));
     } else {
         core.stats.bytes(Count::WriteBackLent, range.len());
@@ -347,13 +348,14 @@ pub(crate) async fn flush_and_forget(core: &Arc<Core>, file: &Arc<File>, range: 
 }
 
 /// Waits until the cache takes `bytes` more dirty ones, in `room` bytes of memory.
-pub(crate) async fn throttle(core: &Arc<Core>, bytes: u64, room: u64) {
+pub(crate) async fn throttle(core: &Arc<Core>, open: &OpenFile, bytes: u64, room: u64) {
     // Without dirty bytes there is nothing to wait for: what is left is in use by others and will go.
     let full = || core.dirty_is_full(bytes) || (!core.make_room(room) && core.cache.dirty_bytes() > 0);
     let mut first = true;
     while full() {
         if std::mem::take(&mut first) {
             core.stats.count(Count::Throttled);
+            open.ledger.job.note_throttled();
         }
         let landings = core.landings.load(SeqCst);
         if core.hurries.load(SeqCst) == 0 {

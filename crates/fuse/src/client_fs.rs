@@ -17,7 +17,7 @@ mod listings;
 mod pages;
 mod patience;
 
-use crate::environment::Environments;
+use crate::environment::{Environments, Said};
 use crate::file_system::{
     AttrReply, CopyHow, Entry, Handle, IoctlCall, IoctlReply, LockHow, OpenHow, OpenReply, ReadHow, Statfs, WriteHow,
 };
@@ -80,19 +80,26 @@ impl ClientFs {
 
     /// With all credentials, for what the server checks.
     fn ctx(&self, caller: &Caller<'_>) -> Ctx {
-        Ctx { cred: caller.cred(&self.groups), pid: caller.tid, tid: caller.tid, io_mode: None }
+        Ctx { cred: caller.cred(&self.groups), ..Self::thread(caller) }
     }
 
-    /// With what the process asks for as well, for opens.
+    /// With what the environment of the process says as well, for opens.
     fn opener(&self, caller: &Caller<'_>) -> Ctx {
-        let heard = self.client.heeds_environment();
-        Ctx { io_mode: if heard { self.environments.mode(caller.tid) } else { None }, ..self.ctx(caller) }
+        if !self.client.heeds_environment() {
+            return self.ctx(caller);
+        }
+        let Said { mode, job } = self.environments.said(caller.tid, self.client.job_variables());
+        Ctx { io_mode: mode, job, ..self.ctx(caller) }
+    }
+
+    fn thread(caller: &Caller<'_>) -> Ctx {
+        Ctx { pid: caller.tid, tid: caller.tid, ..Ctx::default() }
     }
 
     /// Without supplementary groups, for what the open already allowed.
     fn stream(caller: &Caller<'_>) -> Ctx {
         let cred = Cred { uid: caller.uid, gid: caller.gid, groups: Vec::new() };
-        Ctx { cred, pid: caller.tid, tid: caller.tid, io_mode: None }
+        Ctx { cred, ..Self::thread(caller) }
     }
 
     fn wait<T: Send + 'static>(&self, caller: &Caller<'_>, mut pending: Pending<T>) -> Result<T> {

@@ -1,6 +1,7 @@
-//! `Environments`: what the environment of a calling process asks for (`AMPHI_IO_MODE`), which FUSE requests do not carry.
+//! `Environments`: what the environment of a calling process says (`AMPHI_IO_MODE`, the job), which FUSE requests do not carry.
 //!
-//! Owns: a bounded cache of what `/proc/<tid>/environ` says. Does not own: what counts more (the client's decision).
+//! Owns: a bounded cache of what `/proc/<tid>/environ` says. Does not own: what counts more (the client's decision), which variables name
+//! a job (`client::jobs`).
 //! It is read at an open, by the thread that serves it: about 10 us. `/proc` shows what a program was started with; what it
 //! changes later (`setenv`) is not seen, and nothing is of one that this process may not look at.
 //!
@@ -11,6 +12,7 @@
 //! Reading takes the caller's address space, which may hang on a page of this very mount: at most `READS_MAX` threads wait
 //! for that; further callers go on as if they had said nothing.
 
+use amphi_client::JobName;
 use amphi_types::IoMode;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -18,8 +20,8 @@ use std::io::Read;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-/// The variable.
-const NAME: &[u8] = b"AMPHI_IO_MODE";
+/// The variable that chooses how files go.
+const MODE: &str = "AMPHI_IO_MODE";
 /// How long an environment is believed at most.
 const LIFE: Duration = Duration::from_secs(1);
 /// Most threads remembered; the table is emptied when it is full.
@@ -29,11 +31,20 @@ const READS_MAX: usize = 8;
 /// Most bytes of an environment that are read.
 const BYTES_MAX: u64 = 1 << 20;
 
-#[derive(Clone, Copy)]
+/// What an environment says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Said {
+    /// How files that the process opens shall go.
+    pub mode: Option<IoMode>,
+    /// The job that it belongs to.
+    pub job: Option<JobName>,
+}
+
+#[derive(Clone)]
 struct Entry {
     first_ns: u64,
     read_ns: u64,
-    mode: Option<IoMode>,
+    said: Said,
 }
 
 impl Entry {
@@ -56,32 +67,35 @@ pub struct Environments {
 }
 
 impl Environments {
-    /// What thread `tid` asks for; nothing if it says nothing or cannot be asked.
-    pub fn mode(&self, tid: u32) -> Option<IoMode> {
-        self.mode_at(tid, crate::session::monotonic_ns(), read)
+    /// What thread `tid` says, with its job by one of `jobs`; nothing if it says nothing or cannot be asked.
+    pub fn said(&self, tid: u32, jobs: &[String]) -> Said {
+        self.said_at(tid, jobs, crate::session::monotonic_ns(), read)
     }
 
-    fn mode_at(&self, tid: u32, now_ns: u64, read: impl Fn(u32) -> Vec<u8>) -> Option<IoMode> {
+    fn said_at(&self, tid: u32, jobs: &[String], now_ns: u64, read: impl Fn(u32) -> Vec<u8>) -> Said {
         if tid == 0 {
-            return None;
+            return Said::default();
         }
-        let known = self.entries.lock().get(&tid).copied();
-        if let Some(entry) = known.filter(|e| e.is_believed(now_ns)) {
-            return entry.mode;
-        }
+        let known = {
+            let entries = self.entries.lock();
+            match entries.get(&tid) {
+                Some(entry) if entry.is_believed(now_ns) => return entry.said.clone(),
+                known => known.filter(|e| e.is_the_same(now_ns)).map(|e| e.first_ns),
+            }
+        };
         if self.reading.fetch_add(1, SeqCst) >= READS_MAX {
             self.reading.fetch_sub(1, SeqCst);
-            return None;
+            return Said::default();
         }
-        let mode = parse(&read(tid));
+        let said = parse(&read(tid), jobs);
         self.reading.fetch_sub(1, SeqCst);
         let mut entries = self.entries.lock();
         if entries.len() >= ENTRIES_MAX {
             entries.clear();
         }
-        let first_ns = known.filter(|e| e.is_the_same(now_ns)).map_or(now_ns, |e| e.first_ns);
-        entries.insert(tid, Entry { first_ns, read_ns: now_ns, mode });
-        mode
+        let first_ns = known.unwrap_or(now_ns);
+        entries.insert(tid, Entry { first_ns, read_ns: now_ns, said: said.clone() });
+        said
     }
 }
 
@@ -95,15 +109,17 @@ fn read(tid: u32) -> Vec<u8> {
     bytes
 }
 
-/// The mode in an environment. Another word than a mode says nothing.
-fn parse(environ: &[u8]) -> Option<IoMode> {
-    let value = environ.split(|b| *b == 0).find_map(|entry| entry.strip_prefix(NAME)?.strip_prefix(b"="))?;
-    match value {
-        b"auto" => Some(IoMode::Auto),
-        b"buffered" => Some(IoMode::Buffered),
-        b"direct" => Some(IoMode::Direct),
+/// What an environment says. Another word than a mode says nothing.
+fn parse(environ: &[u8], jobs: &[String]) -> Said {
+    let value =
+        |name: &str| environ.split(|b| *b == 0).find_map(|e| e.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+    let mode = match value(MODE) {
+        Some(b"auto") => Some(IoMode::Auto),
+        Some(b"buffered") => Some(IoMode::Buffered),
+        Some(b"direct") => Some(IoMode::Direct),
         _ => None,
-    }
+    };
+    Said { mode, job: JobName::find(jobs, |name| value(name).map(|v| String::from_utf8_lossy(v).into_owned())) }
 }
 
 #[cfg(test)]
@@ -111,7 +127,7 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// Goal: the variable is found and odd content harms nothing. Method: examples.
+    /// Goal: the variables are found and odd content harms nothing. Method: examples.
     #[test]
     fn environments_are_read() {
         for (environ, mode) in [
@@ -123,7 +139,17 @@ mod tests {
             (b"AMPHI_IO_MODE=DIRECT\0\xff\0\0", None),
             (b"", None),
         ] {
-            assert_eq!(parse(environ), mode, "{environ:?}");
+            assert_eq!(parse(environ, &[]), Said { mode, job: None }, "{environ:?}");
+        }
+        let jobs = ["OWN".to_string(), "SLURM_JOB_ID".to_string()];
+        for (environ, job) in [
+            (&b"SLURM_JOB_ID=4711\0AMPHI_IO_MODE=auto\0"[..], Some("4711")),
+            (b"SLURM_JOB_ID=4711\0OWN=mine", Some("mine")),
+            (b"OWN=\0SLURM_JOB_ID=4711", Some("4711")),
+            (b"SLURM_JOB_ID=\xff\"x y", Some("__x_y")),
+            (b"SLURM_JOB_ID_X=1\0XOWN=2\0SLURM_JOB_ID", None),
+        ] {
+            assert_eq!(parse(environ, &jobs).job, job.and_then(JobName::new), "{environ:?}");
         }
     }
 
@@ -134,10 +160,11 @@ mod tests {
         let e = Environments::default();
         let (reads, environ) = (Cell::new(0), Cell::new(&b"AMPHI_IO_MODE=direct"[..]));
         let mode = |tid, now_us: u64| {
-            e.mode_at(tid, now_us * 1000, |_| {
+            let read = |_| {
                 reads.set(reads.get() + 1);
                 environ.get().to_vec()
-            })
+            };
+            e.said_at(tid, &[], now_us * 1000, read).mode
         };
         assert_eq!(mode(0, 1), None);
         assert_eq!((mode(5, 1000), reads.get()), (Some(IoMode::Direct), 1));
@@ -157,10 +184,11 @@ mod tests {
     #[test]
     fn hanging_readers_are_bounded() {
         fn nested(e: &Environments, tid: u32) -> Option<IoMode> {
-            e.mode_at(tid, 1, |_| {
+            let read = |_| {
                 let inner = nested(e, tid + 1);
                 if inner.is_none() { b"AMPHI_IO_MODE=direct".to_vec() } else { Vec::new() }
-            })
+            };
+            e.said_at(tid, &[], 1, read).mode
         }
         let e = Environments::default();
         nested(&e, 1);

@@ -302,7 +302,7 @@ async fn call(env: &SimEnv, mounts: &[Client], program: &SharedProgram, files: &
         p.note(env.now().0, line);
     }
     let thread = program.borrow().index as u32;
-    let ctx = Ctx { cred, pid: 100 + thread, tid: 1000 + thread, io_mode: None };
+    let ctx = Ctx { cred, pid: 100 + thread, tid: 1000 + thread, ..Ctx::default() };
     let interrupt = {
         let p = &mut *program.borrow_mut();
         p.generator.interrupt_us(&p.reference, &op)

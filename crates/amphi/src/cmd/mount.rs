@@ -30,7 +30,7 @@ impl Mount {
     pub fn run(self) -> Outcome {
         process::check_mount_point(&self.dir)?;
         let key = process::read_key(self.key.as_deref())?.map(|(_, key)| key);
-        let client = process::client_config(self.mounting.cache, &self.mounting.set)?;
+        let client = self.mounting.client_config()?;
         let stop = Stop::on_signals()?;
         let spin = Duration::from_micros(self.link_spin_us);
         let running = process::start_client(self.cluster.clone(), key, spin, client, stop.also())?;

@@ -5,7 +5,7 @@ use crate::members::{Members, SERVERS_MAX, Site};
 use crate::process::{self, Around, MountOptions, Stop};
 use crate::size;
 use crate::storage_kind::Rotational;
-use amphi_client::ClientConfig;
+use amphi_client::{ClientConfig, JOB_VARIABLES};
 use amphi_sched::WorkerConfig;
 use amphi_server::ServerConfig;
 use clap::Args;
@@ -80,6 +80,9 @@ pub struct Mounting {
     /// Set a tunable at the start; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     pub set: Vec<String>,
+    /// Variables of a program's environment that name its job, the first that is set counts; '' for none
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_values = JOB_VARIABLES)]
+    pub job_env: Vec<String>,
     /// Only the user who mounts may use the mount (root's mounts are open to all by default)
     #[arg(long)]
     pub private: bool,
@@ -89,6 +92,13 @@ pub struct Mounting {
 }
 
 impl Mounting {
+    /// As the client wants it.
+    pub fn client_config(&self) -> Outcome<ClientConfig> {
+        let mut config = process::client_config(self.cache, &self.set)?;
+        config.job_variables = self.job_env.iter().filter(|name| !name.is_empty()).cloned().collect();
+        Ok(config)
+    }
+
     /// As the mount wants it.
     pub fn options(&self, dir: &std::path::Path) -> MountOptions {
         MountOptions {
@@ -135,7 +145,7 @@ impl Up {
         config.key = process::read_key(self.key.as_deref())?.map(|(bytes, _)| bytes);
         process::check_mount_point(&self.mount)?;
         process::check_apart(&self.storage.data, &self.mount)?;
-        let client = process::client_config(self.mounting.cache, &self.mounting.set)?;
+        let client = self.mounting.client_config()?;
         let stop = Stop::on_signals()?;
         if site.servers == 1 {
             return self.serve(config, client, Around::default(), stop);

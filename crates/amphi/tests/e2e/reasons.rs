@@ -453,6 +453,78 @@ fn processes_choose_by_their_environment() {
     one.end(&bytes);
 }
 
+/// Goal: a program counts for the job that its environment names, by reason, in both prints, until a reset; the mount chooses the
+/// variables. Method: dd with different environments.
+#[test]
+fn programs_count_for_the_job_of_their_environment() {
+    let bytes = pattern(9, 64 << 10);
+    for (args, own) in [(&[][..], "SLURM_JOB_ID"), (&["--job-env", "NONE,BATCH"][..], "BATCH")] {
+        let one = One::with(&[], args);
+        let (mount, file) = (one.place.text("mount"), one.file().display().to_string());
+        let source = one.place.path("source");
+        fs::write(&source, &bytes).expect("write");
+        let dd = |of: &str, env: &[(&str, &str)]| {
+            let mut c = Command::new("dd");
+            c.args([&format!("if={}", source.display()), of, "bs=4K", "conv=notrunc"]);
+            for name in ["AMPHI_JOB", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID"] {
+                c.env_remove(name);
+            }
+            c.envs(env.iter().copied()).stdin(Stdio::null()).stderr(Stdio::null());
+            assert!(c.status().expect("dd runs").success());
+        };
+        dd(&format!("of={file}"), &[(own, "4711")]);
+        dd(&format!("of={file}2"), &[("PBS_JOBID", ""), ("X", "4711")]);
+        let json = run(&["stats", "--jobs", "--json", &mount]).stdout;
+        let json: serde_json::Value = serde_json::from_slice(&json).expect("JSON");
+        let job = |name: &str| {
+            let found = json["jobs"].as_array().expect("a list").iter().find(|job| job["job"] == name);
+            found.unwrap_or_else(|| panic!("{name} is none of {json}")).clone()
+        };
+        for name in ["-", "4711"] {
+            let counters = job(name)["counters"].clone();
+            let want = serde_json::json!({ "write_buffered_small": { "requests": 16, "bytes": 65_536 } });
+            assert_eq!((counters, job(name)["opens"].as_u64()), (want, Some(1)), "{name}: {json}");
+        }
+        let shown = || String::from_utf8(run(&["stats", "--jobs", &mount]).stdout).expect("text");
+        let text = shown();
+        let lines = "throttled 0\n  write_buffered_small              16 requests 65536 bytes\n";
+        assert!(text.contains("job 4711: opens 1, ") && text.ends_with(lines), "{text}");
+        assert!(run(&["stats", "--jobs", "--reset", &mount]).status.success());
+        eventually("the file is closed", || {
+            one.reset();
+            shown().is_empty() || shown() == "\n"
+        });
+        one.end(&bytes);
+    }
+}
+
+/// Goal: `amphi stats FILE` shows that file's counters and not the mount's. Method: a file that is cached, one that is not, and none of
+/// this file system.
+#[test]
+fn a_file_shows_its_own_counters() {
+    let one = One::new(&[]);
+    let bytes = pattern(10, 100_000);
+    one.put(&bytes);
+    let file = one.file().display().to_string();
+    let shown = |args: &[&str]| {
+        let out = run(&[&["stats"], args].concat());
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).expect("text")
+    };
+    eventually("nothing is known of it", || shown(&[&file]).starts_with("nothing: neither open nor cached"));
+    assert_eq!(shown(&["--json", &file]), "{\"counters\":{}}\n");
+    assert!(fs::read(one.file()).expect("read") == bytes);
+    let other = one.place.mount().join("other");
+    fs::write(&other, &bytes[..1000]).expect("write");
+    let text = shown(&[&file]);
+    assert!(text.contains("\nserver_calls "), "{text}");
+    assert!(text.contains("read_") && !text.contains("write_") && !text.contains("elapsed_time"), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&shown(&["--json", &file])).expect("JSON");
+    assert!(json["counters"]["server_calls"]["requests"].as_u64() > Some(0), "{json}");
+    assert!(shown(&[&other.display().to_string()]).contains("write_buffered_small 1 requests 1000 bytes\n"));
+    one.end(&bytes);
+}
+
 /// Goal: storage that is said to rotate raises the large threshold and is shown; storage that is said not to does not, whatever the
 /// device says. Method: the same write on two clusters.
 #[test]

@@ -25,7 +25,7 @@ pub(crate) enum Landing {
 
 impl PageCache {
     /// Puts `bytes` of the server at `range` where nothing is valid yet; beyond `bytes` come zeros. `still_true` is
-    /// asked under each unit's lock for the unit's part.
+    /// asked under each unit's lock for the unit's part. Returns how many of `bytes` were copied: others keep the memory they came in.
     pub(crate) fn fill(
         &self,
         file: &Arc<File>,
@@ -33,7 +33,8 @@ impl PageCache {
         bytes: &Arc<Buf>,
         ahead: bool,
         still_true: impl Fn(ByteRange) -> bool,
-    ) {
+    ) -> u64 {
+        let mut copied = 0;
         static ZEROS: [u8; UNIT as usize] = [0; UNIT as usize];
         for (u, part) in units(range) {
             let mut shard = self.shard(file.ino.0, u).write();
@@ -48,13 +49,14 @@ impl PageCache {
             let known = ByteRange::at(range.start, bytes.len() as u64).intersect(&part);
             if !known.is_empty() {
                 let at = (known.start - range.start) as usize;
-                unit.fill(known, &bytes[at..at + known.len() as usize], ahead);
+                copied += unit.fill(known, &bytes[at..at + known.len() as usize], ahead);
             }
             let beyond = ByteRange::new(known.end.max(part.start), part.end);
             if !beyond.is_empty() {
                 unit.fill(beyond, &ZEROS[..beyond.len() as usize], ahead);
             }
         }
+        copied
     }
 
     /// Fills a whole unit that is not there yet without a copy; returns whether it could.

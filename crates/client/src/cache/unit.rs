@@ -302,17 +302,20 @@ impl Unit {
         self.note_use(part);
     }
 
-    /// Puts bytes in where none are valid. `ahead` = they came before anybody asked.
-    pub(crate) fn fill(&mut self, part: ByteRange, bytes: &[u8], ahead: bool) {
+    /// Puts bytes in where none are valid, and returns how many. `ahead` = they came before anybody asked.
+    pub(crate) fn fill(&mut self, part: ByteRange, bytes: &[u8], ahead: bool) -> u64 {
+        let mut copied = 0;
         for gap in self.valid.gaps(part) {
             let at = (gap.start - part.start) as usize;
             let span = self.span(gap);
             self.memory.own()[span].copy_from_slice(&bytes[at..at + gap.len() as usize]);
             self.valid.insert(gap);
+            copied += gap.len();
         }
         if ahead {
             *self.ahead.get_mut() = true;
         }
+        copied
     }
 
     /// Copies dirty bytes out for their way to the server; what is written to them from now on makes them dirty again.

@@ -3,13 +3,12 @@
 //! Owns: what belongs to one open alone: pieces of application requests (H2), read-ahead, hits, reported failures.
 
 use super::File;
-use crate::api::OpenFlags;
+use crate::api::{Ctx, OpenFlags};
 use crate::core::Core;
-use crate::decision::Reason;
 use crate::direct_ahead::DirectStream;
 use crate::locks::pattern::Records;
 use crate::readahead::ReadAhead;
-use crate::stats::Way;
+use crate::stats::{Ledger, Way};
 use crate::tunables::Knob;
 use amphi_types::{ByteRange, Ino, IoMode, Result};
 use amphi_wire::{Access, LockExtent};
@@ -19,8 +18,6 @@ use std::sync::{Arc, Weak};
 
 /// Streams of one open file that are told apart.
 const STREAMS_MAX: usize = 32;
-/// Shards of the counters of hits.
-const HIT_SHARDS: usize = 4;
 
 /// One application request that arrives in pieces.
 #[derive(Clone, Copy)]
@@ -47,7 +44,8 @@ pub struct OpenFile {
     pub(crate) records: Mutex<Records>,
     /// A stream has bytes ahead of it, so hits matter to it.
     pub(crate) readahead_on: AtomicBool,
-    hits: [Hits; HIT_SHARDS],
+    /// What its requests are counted in.
+    pub(crate) ledger: Arc<Ledger>,
     /// How its requests go, as asked for by its user.
     io_mode: AtomicU8,
     /// Its locks are not to be granted wider than it asks.
@@ -58,29 +56,23 @@ pub struct OpenFile {
     ahead: bool,
 }
 
-/// Cache hits of one open file by some of the threads: two threads on one line would cost more than the hit.
-#[derive(Default)]
-#[repr(align(128))]
-struct Hits {
-    requests: AtomicU64,
-    bytes: AtomicU64,
-}
-
 impl OpenFile {
-    pub(crate) fn new(core: &Arc<Core>, file: Arc<File>, flags: OpenFlags, process_mode: Option<IoMode>) -> OpenFile {
+    pub(crate) fn new(core: &Arc<Core>, file: Arc<File>, flags: OpenFlags, ctx: &Ctx) -> OpenFile {
+        let ledger = Arc::new(Ledger::new(core.job_of(ctx.job.as_ref())));
+        file.stats.enter(&ledger);
         OpenFile {
             core: Arc::downgrade(core),
             reported: AtomicU64::new(file.error_count.load(SeqCst)),
             file,
             flags,
-            process_mode,
+            process_mode: ctx.io_mode,
             pieces: Mutex::default(),
             pieces_open: AtomicU32::new(0),
             readahead: Mutex::default(),
             direct: Mutex::default(),
             records: Mutex::default(),
             readahead_on: AtomicBool::new(false),
-            hits: Default::default(),
+            ledger,
             io_mode: AtomicU8::new(IoMode::Auto as u8),
             exact: AtomicBool::new(false),
             group: AtomicU64::new(0),
@@ -89,13 +81,8 @@ impl OpenFile {
     }
 
     /// Of an open that was made ahead.
-    pub(crate) fn taken_over(
-        core: &Arc<Core>,
-        file: Arc<File>,
-        flags: OpenFlags,
-        process_mode: Option<IoMode>,
-    ) -> OpenFile {
-        let mut open = OpenFile::new(core, file, flags, process_mode);
+    pub(crate) fn taken_over(core: &Arc<Core>, file: Arc<File>, flags: OpenFlags, ctx: &Ctx) -> OpenFile {
+        let mut open = OpenFile::new(core, file, flags, ctx);
         open.ahead = true;
         open
     }
@@ -115,9 +102,8 @@ impl OpenFile {
         self.file.size()
     }
 
-    /// Requests and bytes of the file by way and reason, for people.
+    /// Requests and bytes of the file by way and reason, locks and messages, for people.
     pub fn counters(&self) -> String {
-        self.book_hits();
         self.file.stats.text()
     }
 
@@ -153,21 +139,6 @@ impl OpenFile {
     #[inline]
     pub(crate) fn member(&self) -> u64 {
         self.group.load(Relaxed)
-    }
-
-    /// Counts a hit.
-    pub(crate) fn hit(&self, shard: usize, bytes: u64) {
-        let hits = &self.hits[shard % HIT_SHARDS];
-        hits.requests.fetch_add(1, Relaxed);
-        hits.bytes.fetch_add(bytes, Relaxed);
-    }
-
-    /// Moves the hits counted here to the file's counters.
-    pub(crate) fn book_hits(&self) {
-        for hits in &self.hits {
-            let (requests, bytes) = (hits.requests.swap(0, Relaxed), hits.bytes.swap(0, Relaxed));
-            self.file.stats.add(Way::Read, Reason::CacheHit, requests, bytes);
-        }
     }
 
     pub(crate) fn access(&self) -> Access {
@@ -236,8 +207,9 @@ impl std::fmt::Debug for OpenFile {
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
-        self.book_hits();
+        self.file.stats.leave(&self.ledger);
         if let Some(core) = self.core.upgrade() {
+            core.jobs.note_use(&self.ledger.job);
             if self.member() != 0 {
                 crate::group::closed(&core, &self.file, self.member());
             }

@@ -74,6 +74,13 @@ impl FileTable {
         self.shard(ino).lock().files.get(&ino).cloned()
     }
 
+    /// Lets `f` note something of the file, if it is known.
+    pub(crate) fn note(&self, ino: Ino, f: impl FnOnce(&File)) {
+        if let Some(file) = self.shard(ino).lock().files.get(&ino) {
+            f(file);
+        }
+    }
+
     /// The file, known from now on; `open` is counted in the same step, so that nobody forgets it in between.
     pub(crate) fn open(&self, view: InodeView, access: Access, moment: Moment) -> Arc<File> {
         let mut shard = self.shard(view.attr.ino).lock();

@@ -13,7 +13,7 @@ use crate::decision::{self, Input, Mode, Reason};
 use crate::files::{File, OpenFile};
 use crate::locality::Rule;
 use crate::ops::read;
-use crate::stats::Way;
+use crate::stats::{Copied, Way};
 use crate::tunables::Knob;
 use amphi_types::{ByteRange, Errno, IoMode, Result, limits};
 use amphi_wire::LockExtent;
@@ -78,9 +78,9 @@ impl Core {
     }
 
     /// Counts a request that went the way `reason` says.
-    pub(crate) fn count_io(&self, open: &OpenFile, way: Way, reason: Reason, bytes: u64) {
-        self.stats.io(way, reason, bytes);
-        open.file.stats.io(way, reason, bytes);
+    pub(crate) fn count_io(&self, open: &OpenFile, way: Way, reason: Reason, bytes: u64, copied: Copied) {
+        self.stats.io(way, reason, bytes, copied);
+        open.ledger.io(way, reason, bytes);
         match reason {
             Reason::DirectLocality => open.file.locality.went_direct(bytes.div_ceil(PAGE)),
             Reason::BufferedDefault => open.file.locality.went_buffered(),

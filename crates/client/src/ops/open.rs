@@ -28,7 +28,7 @@ fn access(flags: OpenFlags) -> Access {
 /// The open file of an answer that opened it.
 fn opened(core: &Arc<Core>, ctx: &Ctx, view: InodeView, flags: OpenFlags, moment: Moment) -> Arc<OpenFile> {
     let file = core.files.open(view, access(flags), moment);
-    Arc::new(OpenFile::new(core, file, flags, ctx.io_mode))
+    Arc::new(OpenFile::new(core, file, flags, ctx))
 }
 
 pub(crate) async fn create(

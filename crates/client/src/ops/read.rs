@@ -21,7 +21,7 @@ use crate::learned::{CALM_FLIGHT_BYTES, Course};
 use crate::locks;
 use crate::rangelock::Hold;
 use crate::readahead::{Limits, Plan};
-use crate::stats::{Count, Way, thread_shard};
+use crate::stats::{Copied, Count, Way, thread_shard};
 use crate::tokens;
 use crate::tunables::Knob;
 use crate::writeback;
@@ -53,7 +53,7 @@ pub(crate) fn try_read(
     if len > 0 && (!core.cache.read(&open.file, hit.range, &mut into[..len]) || !hit.held(open)) {
         return None;
     }
-    hit.note(core, ctx, open, hints);
+    hit.note(core, ctx, open, hints, Copied::Along);
     Some(len)
 }
 
@@ -115,14 +115,14 @@ impl Hit {
     }
 
     #[inline]
-    fn note(&self, core: &Arc<Core>, ctx: &Ctx, open: &OpenFile, hints: Hints) {
+    fn note(&self, core: &Arc<Core>, ctx: &Ctx, open: &OpenFile, hints: Hints, copied: Copied) {
         if self.range.is_empty() {
             return;
         }
         note_access(core, open);
         open.file.note_use(core.coarse_ns.load(Relaxed));
-        core.stats.io(Way::Read, Reason::CacheHit, self.range.len());
-        open.hit(thread_shard(), self.range.len());
+        core.stats.io(Way::Read, Reason::CacheHit, self.range.len(), copied);
+        open.ledger.hit(thread_shard(), self.range.len());
         open.note_piece(Way::Read, ctx.tid, self.range, hints.may_continue);
         if open.readahead_on.load(Relaxed) {
             read_ahead(core, open, self.range, self.size);
@@ -144,7 +144,8 @@ pub(crate) fn try_lend(
     if !hit.held(open) {
         return None;
     }
-    hit.note(core, ctx, open, hints);
+    hit.note(core, ctx, open, hints, Copied::Apart);
+    core.stats.moved(Count::Lent, hit.range.len());
     Some(loans)
 }
 
@@ -158,7 +159,7 @@ fn note_access(core: &Core, open: &OpenFile) {
 
 fn count(core: &Core, open: &OpenFile, reason: Reason, bytes: u64) {
     open.file.note_use(core.coarse_ns.load(Relaxed));
-    core.count_io(open, Way::Read, reason, bytes);
+    core.count_io(open, Way::Read, reason, bytes, Copied::Apart);
 }
 
 pub(crate) async fn read(
@@ -210,7 +211,7 @@ pub(crate) async fn read(
     if gaps.first() != Some(&range) {
         // Valid bytes are taken now: they may be evicted while the rest is under way.
         let mut b = scratch_for(range);
-        gaps = core.cache.read_valid(file, range, &mut b);
+        gaps = core.copy_valid(file, range, &mut b);
         if gaps.is_empty() {
             core.cache.used(file, range);
             count(&core, &open, Reason::CacheHit, range.len());
@@ -257,7 +258,8 @@ pub(crate) fn fills_are_calm(core: &Core) -> bool {
 
 /// A range that is all in the cache and so large that bookkeeping costs less than a copy.
 fn lend_large(core: &Core, file: &File, range: ByteRange) -> Option<Segments> {
-    if range.len() < LEND_MIN_BYTES { None } else { core.cache.lend(file, range).map(Segments::from) }
+    let loans = if range.len() < LEND_MIN_BYTES { None } else { core.cache.lend(file, range) };
+    loans.inspect(|_| core.stats.moved(Count::Lent, range.len())).map(Segments::from)
 }
 
 /// Whether direct reads for this reason may be asked for ahead: nobody asked for direct ones, and nothing is short.
@@ -383,7 +385,7 @@ async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64
             return Ok(loans);
         }
         let mut buf = scratch_for(range);
-        let gaps = core.cache.read_valid(file, range, &mut buf);
+        let gaps = core.copy_valid(file, range, &mut buf);
         if gaps.is_empty() {
             core.cache.used(file, range);
             if let Some(plan) = plan {
@@ -423,7 +425,7 @@ async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64
     }
     // Somebody takes the bytes away all the time: read past the cache, dirty bytes included.
     let mut buf = scratch_for(range);
-    let gaps = core.cache.read_valid(file, range, &mut buf);
+    let gaps = core.copy_valid(file, range, &mut buf);
     direct_gaps(core, file, range, buf, &gaps).await
 }
 
@@ -501,7 +503,8 @@ impl Fetch {
             return if self.ahead { Ok(()) } else { Err(Errno::NoSpace) };
         }
         core.stats.bytes(Count::Fill, range.len());
-        core.cache.fill(file, range, bytes, self.ahead, |part| file.fill_is_true(self.id, part));
+        let copied = core.cache.fill(file, range, bytes, self.ahead, |part| file.fill_is_true(self.id, part));
+        core.stats.moved(Count::CopiedIn, copied);
         Ok(())
     }
 }

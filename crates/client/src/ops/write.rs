@@ -16,7 +16,7 @@ use crate::locks::{self, Pin};
 use crate::ops::{attr, read, sync};
 use crate::pipeline::{self, Kept};
 use crate::rangelock::Hold;
-use crate::stats::{Count, Way};
+use crate::stats::{Copied, Count, Way};
 use crate::tokens;
 use crate::tunables::Knob;
 use crate::writeback::{self, WriteKind, write_piece};
@@ -72,12 +72,13 @@ pub(crate) fn try_write(
     };
     file.touch(core.wall());
     match put(core, file, offset, source, check) {
-        Put::Done { full_chunk, rewritten, .. } => {
+        Put::Done { full_chunk, rewritten, adopted } => {
             if !one_unit {
                 file.extend_own(range.end);
             }
             drop(guard);
-            count(core, open, decision.reason, range.len());
+            let copied = if adopted == 0 { Copied::Along } else { Copied::Apart };
+            count(core, open, decision.reason, range.len(), copied);
             open.note_piece(Way::Write, ctx.tid, range, hints.may_continue);
             if let Some(chunk) = full_chunk {
                 writeback::chunk_is_full(core, file, chunk, rewritten);
@@ -97,16 +98,22 @@ pub(crate) fn source<'a>(core: &Core, offset: u64, bytes: &'a mut Buf) -> Source
 /// Puts `source` into the cache, and counts it if its memory was kept.
 fn put(core: &Core, file: &Arc<File>, offset: u64, source: Source<'_>, check: impl Fn() -> bool) -> Put {
     let cold_after = core.tunables.get(Knob::ColdAfter);
+    let is_copied = matches!(source, Source::Copied(_));
     let put = core.cache.write(file, offset, source, cold_after, || core.clock.now_ns(), check);
+    if let Put::Refused(end) = put
+        && is_copied
+    {
+        core.stats.moved(Count::CopiedIn, end - offset);
+    }
     if let Put::Done { adopted: bytes @ 1.., .. } = put {
         core.stats.bytes(Count::Adopted, bytes);
     }
     put
 }
 
-fn count(core: &Core, open: &OpenFile, reason: Reason, bytes: u64) {
+fn count(core: &Core, open: &OpenFile, reason: Reason, bytes: u64, copied: Copied) {
     open.file.note_use(core.coarse_ns.load(Relaxed));
-    core.count_io(open, Way::Write, reason, bytes);
+    core.count_io(open, Way::Write, reason, bytes, copied);
 }
 
 /// Memory that a write may need at most.
@@ -136,6 +143,7 @@ pub(crate) async fn write(
     let through_pages = hints.write_back || (hints.for_pages && !open.flags.append);
     if through_pages && !core.company.is_alone() {
         let range = ByteRange::at(offset, len);
+        count(&core, &open, Reason::BufferedDefault, len, Copied::Apart);
         // The kernel writes a page back through any handle that may write, whoever has changed it.
         let member = if hints.write_back { file.group.id() } else { open.member() };
         return match super::pages::write(&core, &file, member, range, data).await? {
@@ -172,7 +180,7 @@ pub(crate) async fn write(
         core.may_pass_cache(range)?;
     }
     let decision = decide(&Input { o_direct, ..core.input(&ctx, &open, Way::Write, (range, bytes)) });
-    count(&core, &open, decision.reason, len);
+    count(&core, &open, decision.reason, len, Copied::Apart);
     if begun.is_none() && pins.is_none() {
         lease::touch(&core, &file, range).await?;
         let pieces = read::direct_pieces(&file, range);
@@ -250,7 +258,7 @@ async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, data: &mu
                 locks::pin_spans(core, file, LockMode::Write, part, extent).await?
             }
         };
-        writeback::throttle(core, part.len(), room_for(part)).await;
+        writeback::throttle(core, open, part.len(), room_for(part)).await;
         file.touch(core.wall());
         let span = (part.start - range.start) as usize..(part.end - range.start) as usize;
         let source = if part == range { source(core, range.start, data) } else { Source::Copied(&data[span]) };
@@ -258,6 +266,9 @@ async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, data: &mu
         // Others may ask for the size between two steps.
         file.extend_own(if pinned { range.end } else { part.end });
         drop(pins);
+        if let Put::Done { adopted, .. } = put {
+            core.stats.moved(Count::CopiedIn, part.len() - adopted);
+        }
         if let Put::Done { full_chunk: Some(chunk), rewritten, .. } = put {
             writeback::chunk_is_full(core, file, chunk, rewritten);
         }

@@ -1,7 +1,8 @@
 //! Extended attributes: the stored ones, the virtual ones of files and directories, and the hidden control attributes.
 //!
 //! Virtual, shown and set by whoever may: `user.amphi.layout` (`striped,size=1M,count=4`, `growing`, `whole`) and
-//! `user.amphi.mode` (`auto`, `buffered`, `direct`); `user.amphi.counters` (read, an open file's requests by reason).
+//! `user.amphi.mode` (`auto`, `buffered`, `direct`); `user.amphi.counters` and `.counters.json` (read, requests by reason, locks and messages of a
+//! file that is open or cached here).
 //! None of them is listed: who copies all attributes of a file shall not take its place along, nor fail where another one is.
 //! Hidden, on any inode, for the super-user and the owner of the mount: see `control`.
 
@@ -40,7 +41,11 @@ pub(crate) async fn get(core: Arc<Core>, ctx: Ctx, ino: Ino, name: Vec<u8>) -> R
                 }
                 Ok(if own == b"mode" { mode_text(view.io_mode).into() } else { layout::text(&view.layout).into() })
             }
-            b"counters" => core.files.get(ino).map(|f| f.stats.text().into_bytes()).ok_or(Errno::NoData),
+            b"counters" | b"counters.json" => {
+                let file = core.files.get(ino).ok_or(Errno::NoData)?;
+                let text = if own == b"counters" { file.stats.text() } else { file.stats.json() };
+                Ok(text.into_bytes())
+            }
             own => control::get(&core, &ctx, own).await,
         };
     }

@@ -172,8 +172,11 @@ fn put(core: &Arc<Core>, file: &Arc<File>, fill: u64, size: u64, bytes: Buf) -> 
     }
     core.stats.bytes(Count::Fill, size);
     // A unit that keeps the buffer it came in would keep that of its siblings.
-    let bytes = if bytes.len() as u64 >= UNIT { Buf::copy_of(&bytes) } else { bytes };
-    core.cache.fill(file, ByteRange::new(0, size), &Arc::new(bytes), true, |part| file.fill_is_true(fill, part));
+    let own = if bytes.len() as u64 >= UNIT { bytes.len() as u64 } else { 0 };
+    let bytes = if own > 0 { Buf::copy_of(&bytes) } else { bytes };
+    let true_still = |part| file.fill_is_true(fill, part);
+    let copied = core.cache.fill(file, ByteRange::new(0, size), &Arc::new(bytes), true, true_still);
+    core.stats.moved(Count::CopiedIn, own + copied);
     true
 }
 

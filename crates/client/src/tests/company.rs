@@ -2,7 +2,8 @@
 
 use super::sim_clock::{KEY, SimClock, with_clock};
 use crate::api::{ClientConfig, Ctx, Hints, KernelPages, OpenFlags};
-use crate::stats::Count;
+use crate::decision::Reason;
+use crate::stats::{self, Count};
 use crate::{Client, OpenFile, Way};
 use amphi_env::{Buf, Env, Sim, SimEnv};
 use amphi_server::{Server, ServerConfig};
@@ -440,6 +441,8 @@ fn pages_go_back_with_their_lock() {
             assert_eq!(first, if round == 1 { b"o" } else { b"d" }, "what was dirty was written back");
         }
         assert!(drops.load(SeqCst) >= 4, "what was read meanwhile was dropped once more");
+        let counted = b.core.stats.io_of(stats::Way::Write, Reason::BufferedDefault);
+        assert_eq!(counted, (2, 8192), "pages that are written back are requests as well");
         b.set_pages(None);
     });
 }

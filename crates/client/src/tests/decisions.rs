@@ -332,6 +332,8 @@ fn processes_ask_for_a_mode() {
     set(&w, "hybrid.process_mode", "off");
     set(&w, "hybrid.mode", "auto");
     assert_eq!(all(&mut w), [BufferedSmall; 3]);
+    assert!(w.client.heeds_environment(), "for the job");
+    set(&w, "client.jobs", "off");
     assert!(!w.client.heeds_environment());
     drop((plain, direct, auto));
     w.check_clean();

@@ -16,7 +16,7 @@ use crate::learned::Course;
 use crate::lease;
 use crate::locks;
 use crate::ops::attr::size_now;
-use crate::stats::Way;
+use crate::stats::{Count, Way};
 use crate::tokens;
 use crate::tunables::Knob;
 use crate::writeback;
@@ -103,6 +103,7 @@ fn cached(core: &Arc<Core>, file: &Arc<File>, asked: ByteRange) -> Option<Segmen
             if !core.cache.read(file, range, &mut buf) {
                 return None;
             }
+            core.stats.moved(Count::CopiedOut, range.len());
             buf.into()
         }
     };
@@ -171,7 +172,7 @@ pub(crate) async fn unlocked(
         return Ok(Segments::new());
     }
     let mut buf = scratch_for(range);
-    let gaps = core.cache.read_valid(file, range, &mut buf);
+    let gaps = core.copy_valid(file, range, &mut buf);
     if gaps.is_empty() {
         core.cache.used(file, range);
         return Ok(buf.into());

@@ -1,17 +1,21 @@
 //! Hidden control attributes of a mount, for the super-user and the owner of the mount process.
 //!
-//! Read: `stats`, `stats.json`, `tunables` or `tunables.PATTERN` (lines `name=value # help`), `status` (JSON, the
+//! Read: `stats`, `stats.json`, `jobs` or `jobs.after.JOB` (JSON, counters of jobs, as many as fit), `tunables` or `tunables.PATTERN` (lines `name=value # help`), `status` (JSON, the
 //! cluster's), `counters.server`, `error` (why the last change was refused). Write: `stats` = `reset`, `set` =
 //! `PATTERN=VALUE`, `sync` = `all` (what syncfs would do, which the kernel does not pass on). What begins with `server.` is the server's.
 
 use crate::api::Ctx;
 use crate::core::{Core, unexpected};
+use crate::jobs;
 use amphi_types::{Errno, Result, TargetId};
 use amphi_wire::{Reply, Request};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+
+/// With the last job of the print before.
+const JOBS_AFTER: &str = "jobs.after.";
 
 fn allowed(core: &Core, ctx: &Ctx) -> bool {
     ctx.cred.uid == 0 || ctx.cred.uid == core.owner_uid
@@ -52,12 +56,14 @@ pub(super) async fn get(core: &Arc<Core>, ctx: &Ctx, name: &[u8]) -> Result<Vec<
     let text = match name {
         "stats" => core.stats.text(now, &core.gauges()),
         "stats.json" => core.stats.json(now, &core.gauges()),
+        "jobs" => jobs::json(core, None),
         "error" => core.complaint.lock().clone(),
         "status" => status(core, ctx).await?,
         "counters.server" => server_counters(core, ctx).await?.iter().fold(String::new(), |mut out, (name, value)| {
             let _ = writeln!(out, "{name} {value}");
             out
         }),
+        name if name.starts_with(JOBS_AFTER) => jobs::json(core, name.strip_prefix(JOBS_AFTER)),
         _ => {
             let pattern = match name.strip_prefix("tunables") {
                 Some("") => "*",
@@ -85,6 +91,7 @@ pub(super) async fn set(core: &Arc<Core>, ctx: &Ctx, name: &[u8], text: &str) ->
     match name {
         b"stats" if text == "reset" => {
             core.stats.reset(core.clock.now_ns());
+            jobs::reset(core);
             Ok(())
         }
         b"sync" if text == "all" => crate::ops::sync::sync_all(core.clone(), ctx.clone()).await,

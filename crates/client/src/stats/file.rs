@@ -1,0 +1,94 @@
+//! Counters of one file: requests and bytes by reason, and what went on between this mount and the servers about it.
+//!
+//! Owns: them, and the open files that have not booked theirs yet. Does not own: which file a message is about (`messages`).
+
+use super::{ByReason, Ledger};
+use parking_lot::Mutex;
+use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+macro_rules! events {
+    ($($name:ident = $text:literal, $help:literal;)*) => {
+        /// What is counted of a file beside its requests; named as in the counters of the mount.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum FileEvent { $(#[doc = $help] $name,)* }
+        const EVENTS: &[&str] = &[$($text,)*];
+    };
+}
+
+events! {
+    Call = "server_calls", "A message was sent for it alone.";
+    Batch = "batch_requests", "A message was sent for it together with other files.";
+    LockEnqueue = "lock_enqueue", "Of those for it alone: a lock was asked for, ahead or for a group too.";
+    LockCallback = "lock_callback", "A server asked for one of its locks back.";
+    Contended = "contended_told", "A server said that others want it too.";
+}
+
+/// Counters of a file.
+pub(crate) struct FileStats {
+    by_reason: ByReason,
+    events: [AtomicU64; EVENTS.len()],
+    /// Of its open files.
+    ledgers: Mutex<Vec<Arc<Ledger>>>,
+}
+
+impl FileStats {
+    pub(crate) fn new() -> FileStats {
+        FileStats { by_reason: ByReason::default(), events: Default::default(), ledgers: Mutex::default() }
+    }
+
+    pub(crate) fn count(&self, event: FileEvent) {
+        self.events[event as usize].fetch_add(1, Relaxed);
+    }
+
+    /// An open file counts from now on.
+    pub(crate) fn enter(&self, ledger: &Arc<Ledger>) {
+        self.ledgers.lock().push(ledger.clone());
+    }
+
+    /// The open file is closed.
+    pub(crate) fn leave(&self, ledger: &Arc<Ledger>) {
+        let mut ledgers = self.ledgers.lock();
+        if let Some(at) = ledgers.iter().position(|l| Arc::ptr_eq(l, ledger)) {
+            ledgers.swap_remove(at);
+        }
+        ledger.book(&self.by_reason);
+    }
+
+    /// Books what the open files have counted until now, here and with their jobs.
+    pub(crate) fn book(&self) {
+        self.ledgers.lock().iter().for_each(|ledger| ledger.book(&self.by_reason));
+    }
+
+    fn events(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let counted = EVENTS.iter().zip(&self.events).map(|(name, n)| (*name, n.load(Relaxed)));
+        counted.filter(|(_, n)| *n > 0)
+    }
+
+    /// Lines `read_direct_large 3 requests 25165824 bytes` and `lock_callback 2 requests`, without what is zero.
+    pub(crate) fn text(&self) -> String {
+        self.book();
+        let mut out = String::new();
+        for (name, requests, bytes) in self.by_reason.rows() {
+            let _ = writeln!(out, "{name} {requests} requests {bytes} bytes");
+        }
+        for (name, n) in self.events() {
+            let _ = writeln!(out, "{name} {n} requests");
+        }
+        out
+    }
+
+    /// The same as JSON.
+    pub(crate) fn json(&self) -> String {
+        self.book();
+        let mut rows: Vec<String> = self.by_reason.rows().iter().map(row_json).collect();
+        rows.extend(self.events().map(|(name, n)| format!("\"{name}\":{{\"requests\":{n}}}")));
+        format!("{{\"counters\":{{{}}}}}", rows.join(","))
+    }
+}
+
+/// `"read_direct_large":{"requests":3,"bytes":25165824}`.
+pub(crate) fn row_json((name, requests, bytes): &(String, u64, u64)) -> String {
+    format!("\"{name}\":{{\"requests\":{requests},\"bytes\":{bytes}}}")
+}
