@@ -7,6 +7,7 @@ mod at_once;
 mod batch;
 mod cluster;
 mod company;
+mod contended;
 mod data;
 mod edges;
 mod file_locks;
