@@ -18,6 +18,7 @@ mod lost_power;
 mod read_batch;
 mod reopen;
 mod sessions;
+mod storm;
 mod stories;
 mod sweep;
 mod trees;
