@@ -345,15 +345,21 @@ impl Core {
         if server_lock { Lane::Locking } else { Lane::Normal }
     }
 
-    /// As `call`, of a request that the target locks for if `server_lock` says so.
+    /// As `call`, of a request for data of a file that the target locks for if `server_lock` says so.
     pub(crate) fn call_for_io(
-        &self,
+        self: &Arc<Self>,
+        file: &Arc<File>,
         target: TargetId,
         op: Request,
         server_lock: bool,
     ) -> impl Future<Output = Result<Reply>> + Send + use<> {
         let sent = self.send(Core::lane(server_lock), target, &Cred::root(), op, None, 0);
-        async move { sent.await?.0.result }
+        let (core, file) = (self.clone(), file.clone());
+        async move {
+            let (answer, _) = sent.await?;
+            core.note_contention(&file, answer.contended);
+            answer.result
+        }
     }
 
     /// An ordinary request.

@@ -232,7 +232,9 @@ async fn take(
         loop {
             let news = core.group_news.count.load(SeqCst);
             let op = Request::GroupLock { object, group, wait, asked };
-            match core.call(target, &Cred::root(), op).await? {
+            let (answer, _) = core.send(Lane::Normal, target, &Cred::root(), op, None, 0).await?;
+            core.note_contention(file, answer.contended);
+            match answer.result? {
                 Reply::Locked { lock, .. } => {
                     locks::hold_group(core, target, object, LockId(lock), group);
                     locks.push((target, LockId(lock)));

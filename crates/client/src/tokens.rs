@@ -99,7 +99,17 @@ async fn call_on(
         let removed = if let Ok(Reply::Removed { last_name_of }) = &answer.result { *last_name_of } else { None };
         directory.ends(after, removed);
     }
-    let told = Told { result: answer.result, grants, payload, moment, asked, question, _begun: begun };
+    let told = Told {
+        result: answer.result,
+        grants,
+        payload,
+        contended: answer.contended,
+        contended_parts: answer.contended_parts,
+        moment,
+        asked,
+        question,
+        _begun: begun,
+    };
     if let Some(after) = after.filter(|after| after.token.is_some()) {
         told.keep_view_of(after.inode, after.token);
     }
@@ -111,6 +121,9 @@ pub(crate) struct Told {
     pub(crate) result: Result<Reply>,
     grants: Grants,
     payload: Option<Buf>,
+    /// What it says of the object of the request, and of those of a batch.
+    pub(crate) contended: bool,
+    pub(crate) contended_parts: Vec<u16>,
     /// When it was asked for.
     pub(crate) moment: Moment,
     /// The same for directories; none in company.

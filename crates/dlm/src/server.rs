@@ -37,9 +37,9 @@ pub struct LockLimits {
     pub max_direct: usize,
     /// A client that has not given a lock back this long after the callback, without progress, is overdue.
     pub callback_deadline_ns: u64,
-    /// With more incompatible locks than this on an object, growth is cut.
+    /// With more incompatible locks than this on an object, growth is cut; 0: never.
     pub crowd_locks: usize,
-    /// Bytes from its start at which a grant ends on a crowded object.
+    /// Bytes from its start at which a grant ends on a crowded object; 0: nowhere.
     pub crowd_growth_bytes: u64,
     /// Requests, cached and direct, are widened to whole units of this many bytes, a power of two; 1 leaves them as they are.
     pub granularity_bytes: u64,

@@ -23,6 +23,10 @@ pub(crate) enum PlantedBug {
     JumpQueue,
     /// Callbacks are noted but not sent.
     LoseCallback,
+    /// A lock-ahead is granted whatever is in its way.
+    GrantAhead,
+    /// A session that ends leaves its write locks.
+    LeaveLocks,
 }
 
 /// A fixed sequence of numbers for a seed.

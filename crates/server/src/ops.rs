@@ -7,6 +7,7 @@
 
 mod attr;
 mod batch;
+mod contended;
 mod data;
 mod file_lock;
 mod link;
@@ -112,14 +113,7 @@ pub async fn execute<E: Env>(
         }
         (tokens != Tokens::default()).then(|| Box::new(tokens))
     };
-    let object = contended_object(&call.op);
-    // A direct request that ended may have let somebody go on who has to give way to others in turn.
-    let contended = |target: &Target<E>| {
-        object.is_some_and(|o| {
-            worker.send_callbacks(target);
-            target.locks.contended(worker.now_ns(), o)
-        })
-    };
+    let objects = contended::Objects::of(&call.op);
     if is_repeatable(&call.op) {
         if expired() {
             return (failed(Errno::TimedOut), None);
@@ -130,7 +124,9 @@ pub async fn execute<E: Env>(
         };
         tracing::trace!(?session, ?id, ?result, "the answer");
         let tokens = tokens(&cx, &result);
-        return (Answer { contended: contended(target), tokens, ..Answer::of(result) }, payload);
+        let mut answer = Answer { tokens, ..Answer::of(result) };
+        objects.tell(worker, target, &mut answer);
+        return (answer, payload);
     }
     let begin = target.slots.borrow_mut().begin(session, id);
     match begin {
@@ -170,21 +166,11 @@ pub async fn execute<E: Env>(
     tracing::trace!(?session, ?id, ?result, "the answer");
     let tokens = tokens(&cx, &result);
     let directory = cx.directory.take().filter(|_| result.is_ok()).map(Box::new);
-    let answer = Answer { result, contended: contended(target), tokens, directory };
+    let mut answer = Answer { tokens, directory, ..Answer::of(result) };
+    objects.tell(worker, target, &mut answer);
     running.done = true;
     target.slots.borrow_mut().finish(session, id, &answer);
     (answer, payload)
-}
-
-fn contended_object(op: &Request) -> Option<amphi_types::ObjectId> {
-    match op {
-        Request::Read { object, .. }
-        | Request::Write { object, .. }
-        | Request::Punch { object, .. }
-        | Request::Allocate { object, .. }
-        | Request::LockEnqueue { object, .. } => Some(*object),
-        _ => None,
-    }
 }
 
 async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Result<(Reply, Option<Buf>)> {

@@ -131,6 +131,8 @@ pub struct Tunables {
     lock_granularity_bytes: Tunable,
     /// Whether locks are granted wider than asked.
     pub lock_growth: Tunable,
+    lock_crowd_locks: Tunable,
+    lock_crowd_growth_bytes: Tunable,
     contention: Tunable,
     /// Whether answers to changes of names bring the attributes of the directory.
     pub directory_attributes: Tunable,
@@ -174,7 +176,8 @@ impl Tunables {
     /// The defaults.
     pub fn new(defaults: Defaults) -> Tunables {
         use Unit::{Bytes, Count, Microseconds, Milliseconds, PowerOfTwo, Switch};
-        let (zone, contention) = (OpenOptions::default(), ContentionLimits::default());
+        let (zone, locks) = (OpenOptions::default(), LockLimits::default());
+        let contention = locks.contention;
         let ms = |d: Duration| d.as_millis() as u64;
         let ns_to_ms = |ns: u64| ns / 1_000_000;
         Tunables {
@@ -270,6 +273,21 @@ impl Tunables {
                 1,
                 (0, 1),
                 "cached locks are granted as wide as nothing conflicts, otherwise as asked",
+            ),
+            lock_crowd_locks: Tunable::new(
+                "server.lock_crowd_locks",
+                Count,
+                locks.crowd_locks as u64,
+                // So many are counted for each grant at most.
+                (0, 10_000),
+                "incompatible locks on an object, and requests for them, with more of which growth is cut; 0: never",
+            ),
+            lock_crowd_growth_bytes: Tunable::new(
+                "server.lock_crowd_growth_bytes",
+                Bytes,
+                locks.crowd_growth_bytes,
+                (0, 1 << 60),
+                "bytes behind its start at which a lock ends then, unless more was asked for; 0: nowhere",
             ),
             contention: Tunable::new(
                 "server.contention",
@@ -368,7 +386,7 @@ impl Tunables {
         if self.callback_again.is_on() { self.callback_deadline_ns() / 6 } else { u64::MAX }
     }
 
-    fn all(&self) -> [&Tunable; 25] {
+    fn all(&self) -> [&Tunable; 27] {
         [
             &self.session_grace_ms,
             &self.token_ms,
@@ -383,6 +401,8 @@ impl Tunables {
             &self.contended_hold_ms,
             &self.lock_granularity_bytes,
             &self.lock_growth,
+            &self.lock_crowd_locks,
+            &self.lock_crowd_growth_bytes,
             &self.contention,
             &self.directory_attributes,
             &self.carried_decisions,
@@ -420,6 +440,8 @@ impl Tunables {
             callback_deadline_ns: self.callback_deadline_ns(),
             granularity_bytes: self.lock_granularity_bytes.get(),
             grows: self.lock_growth.is_on(),
+            crowd_locks: self.lock_crowd_locks.get() as usize,
+            crowd_growth_bytes: self.lock_crowd_growth_bytes.get(),
             contention,
             ..LockLimits::default()
         });

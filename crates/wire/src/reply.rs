@@ -119,6 +119,8 @@ pub struct Answer {
     pub result: Result<Reply, Errno>,
     /// The object of the request is contended (FEATURES L3).
     pub contended: bool,
+    /// The same of a batch: places of the parts whose objects are contended, ascending. Not logged.
+    pub contended_parts: Vec<u16>,
     /// Tokens that come with it, if any do. Never logged: an answer repeated after a restart has none.
     pub tokens: Option<Box<Tokens>>,
     /// The directory in which the request changed a name, if its target was called and may tell. Logged as little as tokens.
@@ -128,7 +130,16 @@ pub struct Answer {
 impl Answer {
     /// An answer that says nothing about contention, tokens or a directory.
     pub fn of(result: Result<Reply, Errno>) -> Answer {
-        Answer { result, contended: false, tokens: None, directory: None }
+        Answer { result, contended: false, contended_parts: Vec::new(), tokens: None, directory: None }
+    }
+
+    /// It does not fit a message: all that is left is what it says of contention.
+    pub fn overflow(&mut self) {
+        *self = Answer {
+            contended: self.contended,
+            contended_parts: std::mem::take(&mut self.contended_parts),
+            ..Answer::of(Err(Errno::Overflow))
+        };
     }
 }
 

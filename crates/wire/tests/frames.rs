@@ -171,7 +171,7 @@ fn every_message_round_trips() {
         round_trip(Head { lane, id, target, pad: 4095, deadline_ms: u32::MAX, payload_len: 64 << 20, ..new }, &call);
     }
     for reply in replies() {
-        let answer = Answer { contended: true, ..Answer::of(Ok(reply)) };
+        let answer = Answer { contended: true, contended_parts: vec![0, u16::MAX], ..Answer::of(Ok(reply)) };
         round_trip(Head { id, payload_len: 1, ..Head::new(FrameKind::Reply) }, &answer);
     }
     for &e in Errno::ALL {
@@ -231,7 +231,7 @@ fn bytes_of_a_request() {
     let body = [2, 5, 6, 1, 7, 1, 0xac, 0x02];
     assert_eq!(bytes[HEAD_BYTES..len], body);
     let mut expected = Vec::new();
-    expected.extend(b"AMPH\x0a\x00\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
+    expected.extend(b"AMPH\x0b\x00\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
     expected.extend(b"\x02\x01\x00\x00\x00\x00\x00\x00\xe8\x03\x00\x00\x08\x00\x00\x00");
     expected.extend(b"\x09\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00");
     let crc = crc32c::crc32c(&[&expected[..], &body].concat());

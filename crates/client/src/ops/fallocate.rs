@@ -111,7 +111,7 @@ async fn punch(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, server_lock
     let calls = (0..stripes).map(|stripe| {
         let object = ObjectId { ino: file.ino, stripe };
         let op = Request::Punch { object, range, generation: view.generation, mtime: core.wall(), server_lock };
-        core.call_for_io(view.layout.target(file.ino, stripe), op, server_lock)
+        core.call_for_io(file, view.layout.target(file.ino, stripe), op, server_lock)
     });
     for reply in join_all(calls.collect::<Vec<_>>()).await {
         match reply {
@@ -138,7 +138,7 @@ async fn allocate(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, server_l
                 writeback::spread(core, file).await?;
             }
             let op = Request::Allocate { object, range, generation: view.generation, server_lock };
-            calls.push(core.call_for_io(view.layout.target(file.ino, object.stripe), op, server_lock));
+            calls.push(core.call_for_io(file, view.layout.target(file.ino, object.stripe), op, server_lock));
         }
         for reply in join_all(calls).await {
             super::done_reply(reply?)?;

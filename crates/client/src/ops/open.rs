@@ -48,6 +48,7 @@ pub(crate) async fn create(
     match told.take()? {
         Reply::Made { inode, created, lock } => {
             let file = opened(&core, &ctx, inode, flags, told.moment);
+            core.note_contention(&file.file, told.contended);
             told.keep_name(dir, &name, Some(inode.attr.ino));
             if let Some(lock) = lock {
                 locks::given(&core, &file.file, lock);

@@ -3,10 +3,11 @@
 use super::policy::{io, read, sent, write};
 use super::world::World;
 use crate::OpenFile;
-use crate::api::{Ctx, Hints, OpenFlags};
+use crate::api::{Ctx, Fallocate, Hints, OpenFlags};
 use crate::cache::drop::Dirty;
 use crate::decision::Reason;
 use crate::learned::Course;
+use crate::pending::Interrupt;
 use crate::stats::{Count, Way};
 use crate::tunables::Knob;
 use amphi_env::Buf;
@@ -83,6 +84,79 @@ fn contention_is_latched() {
     assert_eq!(writes(&w, Reason::BufferedDefault), 3);
     drop(file);
     w.check_clean();
+}
+
+/// Goal: what any reply about locks or data says of contention is believed of its file, of a batch for each part. Method: a server
+/// that says it with one kind of reply alone; that kind is caused, on a file of its own.
+#[test]
+fn contention_is_told_by_replies_of_every_kind() {
+    let ctx = Ctx::root();
+    let kinds = ["Make", "LockEnqueue", "Read", "Write", "Punch", "Allocate", "GroupLock", "WriteBatch", "ReadBatch"];
+    for kind in kinds {
+        let mut w = World::new(1, &[]);
+        (w.server.contended, w.server.contended_only) = (true, Some(kind));
+        let small = |i: usize| format!("s{i:04}");
+        let planted: Vec<_> = (0..100).map(|i| w.server.plant(&small(i), &[7; 3000], Pattern::Whole)).collect();
+        let ino = w.server.plant("f", &vec![7; 1 << 20], Pattern::Whole);
+        let file = open(&mut w, ino);
+        let mut held = Vec::new();
+        let told = match kind {
+            "Make" => {
+                held.push(w.create("g", OpenFlags::READ_WRITE));
+                held[0].ino()
+            }
+            "LockEnqueue" | "Read" => {
+                read(&mut w, &file, 0, 4096);
+                ino
+            }
+            "Write" => {
+                write(&mut w, &file, 1, 0, 4096, false);
+                let op = w.client.fsync(&ctx, &file, true);
+                w.run(op).expect(kind);
+                ino
+            }
+            "Punch" | "Allocate" => {
+                let mode = if kind == "Punch" { Fallocate::PunchHole } else { Fallocate::KeepSize };
+                let op = w.client.fallocate(&ctx, &file, mode, 0, 4096);
+                w.run(op).expect(kind);
+                ino
+            }
+            "GroupLock" => {
+                let op = w.client.group_lock(&file, 7, true, Arc::new(Interrupt::new()));
+                w.run(op).expect(kind);
+                ino
+            }
+            "WriteBatch" => {
+                for name in ["x", "y"] {
+                    let file = w.create(name, OpenFlags::READ_WRITE);
+                    write(&mut w, &file, 1, 0, 1000, false);
+                    held.push(file);
+                }
+                let due: Vec<_> = held.iter().map(|open| (open.file.clone(), ByteRange::ALL)).collect();
+                assert!(!crate::batch::start(&w.client.core, due));
+                w.settle();
+                held[1].ino()
+            }
+            _ => {
+                let op = w.client.readdir(&ctx, amphi_types::Ino::ROOT, 0, 1000, false);
+                w.run(op).expect("readdir");
+                for (i, &ino) in planted.iter().take(8).enumerate() {
+                    let op = w.client.lookup(&ctx, amphi_types::Ino::ROOT, small(i).as_bytes());
+                    w.run(op).expect("it is there");
+                    let op = w.client.open(&ctx, ino, OpenFlags::READ);
+                    held.push(w.run(op).expect("open"));
+                    w.settle();
+                }
+                planted[7]
+            }
+        };
+        assert!(w.server.log.iter().any(|name| name == kind), "{kind} was not caused: {:?}", w.server.log);
+        let until = |ino| w.client.core.files.get(ino).map_or(0, |file| file.contended_until_ns.load(SeqCst));
+        assert!(until(told) > 0, "{kind} said so");
+        assert_eq!(until(ino) > 0, told == ino, "{kind}: of its files alone");
+        drop((file, held));
+        w.check_clean();
+    }
 }
 
 /// Goal: memory speaks in the window alone: a cache full of dirty bytes, the mount's group, the caller's group, each with its switch;

@@ -37,6 +37,8 @@ pub(crate) struct Server {
     /// Files whose next part of a batch is to come alone.
     pub(crate) alone: std::collections::BTreeSet<Ino>,
     pub(crate) contended: bool,
+    /// Requests of this name alone are told so.
+    pub(crate) contended_only: Option<&'static str>,
     /// Its targets have little room.
     pub(crate) is_tight: bool,
     /// Files whose locks others keep: not to be had ahead, once.
@@ -63,6 +65,7 @@ impl Server {
             is_tight: false,
             alone: Default::default(),
             contended: false,
+            contended_only: None,
             kept_elsewhere: Default::default(),
             loses_payloads: false,
             clock_ns: 1_000_000_000,
@@ -131,11 +134,19 @@ impl Server {
     pub(crate) fn handle(&mut self, call: Call, payload: Option<Buf>) -> (Answer, Option<Buf>) {
         let text = format!("{:?}", call.op);
         let name = text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or("").to_string();
+        let told = self.contended && self.contended_only.is_none_or(|only| only == name);
         self.log.push(name);
         self.clock_ns += 1000;
         let mut out = None;
+        let parts = match &call.op {
+            Request::WriteBatch { parts } => Some(parts.len() as u16),
+            Request::ReadBatch { parts, .. } => Some(parts.len() as u16),
+            _ => None,
+        };
         let result = self.execute(call, payload, &mut out);
-        (Answer { contended: self.contended, ..Answer::of(result) }, out)
+        let contended = told && parts.is_none();
+        let contended_parts = (0..parts.unwrap_or(0)).filter(|_| told).collect();
+        (Answer { contended, contended_parts, ..Answer::of(result) }, out)
     }
 
     fn execute(&mut self, call: Call, payload: Option<Buf>, out: &mut Option<Buf>) -> Result<Reply, Errno> {

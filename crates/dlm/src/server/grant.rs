@@ -5,7 +5,7 @@
 //! Rules: alone on the object, a lock covers all of it, so a single user sends one request. With any incompatible lock
 //! or request on the object it grows upward only, to the next one: files are mostly written forward, and growing down
 //! would take what a neighbour is about to ask for. With more than `crowd_locks` of them growth ends
-//! `crowd_growth_bytes` after the start. What is added never overlaps a conflicting granted lock or waiting request.
+//! `crowd_growth_bytes` after the start, unless either is 0. What is added never overlaps a conflicting granted lock or waiting request.
 
 use super::{Action, LockSpace, Object, State, class, conflicting, party};
 use crate::mode::{Growth, LockId, Mode, Owner};
@@ -54,7 +54,10 @@ impl LockSpace {
     }
 
     fn grown(&self, view: &Object, owner: Owner, mode: Mode, asked: ByteRange) -> ByteRange {
-        let cap = self.limits.crowd_locks + 1;
+        let (crowd, most) = (self.limits.crowd_locks, self.limits.crowd_growth_bytes);
+        let cuts = crowd > 0 && most > 0;
+        // One tells that it is not alone, more than `crowd` that growth is cut.
+        let cap = if cuts { crowd.saturating_add(1) } else { 1 };
         let mut incompatible = 0;
         let mut end = u64::MAX;
         // A later request that waits for bytes of this one may reach beyond its end.
@@ -76,8 +79,8 @@ impl LockSpace {
         if incompatible == 0 {
             return ByteRange::ALL;
         }
-        if incompatible > self.limits.crowd_locks {
-            end = end.min(asked.start.saturating_add(self.limits.crowd_growth_bytes));
+        if cuts && incompatible > crowd {
+            end = end.min(asked.start.saturating_add(most));
         }
         ByteRange::new(asked.start, end.max(asked.end))
     }

@@ -1,7 +1,7 @@
 //! Every order of events of small programs.
 
 use super::PlantedBug;
-use super::world::{Op, World};
+use super::world::{Extent, Op, World};
 use crate::client::CacheLimits;
 use crate::mode::Mode;
 use amphi_types::ByteRange;
@@ -24,7 +24,7 @@ fn explore(world: World, limit: usize) -> Result<Found, String> {
             world.check_end()?;
             found.ends += 1;
         }
-        for step in steps {
+        for step in steps.into_iter().chain(world.faults()) {
             let mut next = world.clone();
             next.take(step)?;
             found.early_callbacks |= next.met_early_callback > 0;
@@ -39,11 +39,16 @@ fn explore(world: World, limit: usize) -> Result<Found, String> {
 }
 
 fn op(mode: Mode, start: u64, end: u64, value: u32) -> Op {
-    Op { object: 0, mode, range: ByteRange::new(start, end), direct: false, exact: false, group: None, value }
+    Op { object: 0, mode, range: ByteRange::new(start, end), direct: false, extent: Extent::Grown, group: None, value }
 }
 
 fn exact(op: Op) -> Op {
-    Op { exact: true, ..op }
+    Op { extent: Extent::Exact, ..op }
+}
+
+/// Just the lock, and whether or not it is had.
+fn ahead(mode: Mode, start: u64, end: u64) -> Op {
+    Op { extent: Extent::Ahead, ..op(mode, start, end, 0) }
 }
 
 fn direct(op: Op) -> Op {
@@ -82,6 +87,91 @@ fn group_programs() -> Vec<Vec<Vec<Op>>> {
             vec![op(Write, 1, 2, 2), in_group(8, true, op(Write, 1, 2, 3)), op(Read, 0, 2, 0)],
         ],
     ]
+}
+
+/// Programs with locks asked for ahead: of what others have, ask for, or ask for ahead as well; used, wanted back and never used.
+fn ahead_programs() -> Vec<Vec<Vec<Op>>> {
+    use Mode::{Read, Write};
+    vec![
+        vec![
+            vec![ahead(Write, 0, 2), op(Write, 0, 2, 1), op(Read, 0, 2, 0)],
+            vec![op(Write, 1, 2, 2), op(Read, 0, 2, 0)],
+        ],
+        vec![
+            vec![ahead(Write, 0, 1), ahead(Write, 1, 2), op(Write, 0, 1, 1), op(Write, 1, 2, 2)],
+            vec![ahead(Write, 1, 2), op(Write, 1, 2, 3), op(Read, 0, 2, 0)],
+        ],
+        vec![
+            vec![ahead(Read, 0, 2), op(Read, 0, 2, 0), ahead(Write, 0, 1), op(Write, 0, 1, 1)],
+            vec![ahead(Read, 1, 3), direct(op(Write, 0, 2, 2)), op(Read, 0, 2, 0)],
+        ],
+        vec![
+            vec![ahead(Write, 0, 1), op(Write, 0, 1, 1), op(Read, 0, 2, 0)],
+            vec![ahead(Write, 0, 1), exact(op(Write, 0, 2, 2))],
+            vec![direct(op(Read, 0, 2, 0)), ahead(Read, 0, 2)],
+        ],
+    ]
+}
+
+/// Programs in which any session may end at any time, each with those whose do.
+fn ending_programs() -> Vec<(Vec<usize>, Vec<Vec<Op>>)> {
+    use Mode::{Read, Write};
+    vec![
+        (vec![0], vec![vec![op(Write, 0, 2, 1), op(Read, 0, 2, 0)], vec![op(Write, 1, 3, 2), op(Read, 0, 3, 0)]]),
+        (vec![0, 1], vec![vec![op(Write, 0, 2, 1)], vec![op(Read, 0, 2, 0), op(Write, 0, 1, 2)]]),
+        (vec![0, 1], vec![vec![op(Write, 0, 2, 1), direct(op(Write, 1, 3, 2))], vec![direct(op(Read, 0, 2, 0))]]),
+        (vec![0], vec![vec![op(Write, 0, 2, 1)], vec![op(Write, 0, 1, 2)], vec![direct(op(Write, 0, 2, 3))]]),
+        (
+            vec![0, 2],
+            vec![
+                vec![op(Write, 0, 2, 1), op(Read, 0, 2, 0)],
+                vec![exact(op(Write, 1, 2, 2)), op(Read, 0, 2, 0)],
+                vec![direct(op(Write, 0, 2, 3)), op(Read, 0, 1, 0)],
+            ],
+        ),
+        (vec![0], vec![vec![ahead(Write, 0, 1), op(Write, 0, 2, 1)], vec![ahead(Read, 0, 2), op(Read, 0, 2, 0)]]),
+        (
+            vec![0],
+            vec![
+                vec![in_group(7, false, op(Write, 0, 1, 1)), in_group(7, true, direct(op(Write, 0, 1, 2)))],
+                vec![op(Read, 0, 2, 0), direct(op(Write, 0, 2, 3))],
+            ],
+        ),
+        (
+            vec![0],
+            vec![
+                vec![in_group(7, true, op(Write, 0, 1, 1))],
+                vec![in_group(7, true, direct(op(Write, 1, 2, 2)))],
+                vec![op(Read, 0, 2, 0)],
+            ],
+        ),
+    ]
+}
+
+/// Programs during which the server restarts once.
+fn restart_programs() -> Vec<Vec<Vec<Op>>> {
+    use Mode::{Read, Write};
+    vec![
+        vec![vec![op(Write, 0, 2, 1), op(Read, 0, 2, 0)], vec![op(Write, 1, 2, 2), op(Read, 0, 2, 0)]],
+        vec![vec![ahead(Write, 0, 1), op(Write, 0, 2, 1)], vec![ahead(Write, 0, 2), op(Read, 0, 2, 0)]],
+        vec![vec![op(Write, 0, 2, 1), direct(op(Write, 1, 3, 2))], vec![direct(op(Read, 0, 2, 0)), op(Read, 0, 3, 0)]],
+        vec![vec![in_group(7, true, op(Write, 0, 1, 1))], vec![op(Read, 0, 2, 0), direct(op(Write, 0, 2, 3))]],
+        vec![
+            vec![op(Write, 0, 1, 1), op(Read, 0, 2, 0)],
+            vec![op(Write, 0, 2, 2), ahead(Read, 0, 1)],
+            vec![direct(op(Read, 0, 2, 0)), op(Write, 1, 2, 3)],
+        ],
+    ]
+}
+
+fn world(programs: &[Vec<Op>], bug: Option<PlantedBug>) -> World {
+    World::new(programs, CacheLimits::default(), bug)
+}
+
+fn with_ends(ends: &[usize], programs: &[Vec<Op>], bug: Option<PlantedBug>) -> World {
+    let mut world = world(programs, bug);
+    world.evictable = ends.iter().copied().collect();
+    world
 }
 
 /// Pairs and triples of programs that meet every kind of conflict.
@@ -164,6 +254,47 @@ fn every_order_with_a_tight_cache() {
     }
 }
 
+/// Explores all of these; with as many states at most.
+fn explore_all(worlds: impl IntoIterator<Item = World>, limit: usize) {
+    for (n, world) in worlds.into_iter().enumerate() {
+        match explore(world, limit) {
+            Ok(found) => {
+                assert!(found.ends > 0 && found.states > 100, "programs {n}: {} states", found.states);
+                println!("programs {n}: {} states, {} ends", found.states, found.ends);
+            }
+            Err(reason) => panic!("programs {n}: {reason}"),
+        }
+    }
+}
+
+/// Goal: locks asked for ahead are had only if nothing is in the way, hold like others, and are answered; who waits for one of his own
+/// goes on if it is refused. Method: exhaustive.
+#[test]
+fn every_order_with_locks_asked_for_ahead() {
+    explore_all(ahead_programs().iter().map(|programs| world(programs, None)), 400_000);
+}
+
+/// Goal: a session that ends at any moment leaves nothing that others wait for: no lock, no request, no group; what is under way on the
+/// disk is still finished alone; what others see is what was on the disk. Method: exhaustive.
+#[test]
+fn every_order_with_ends_of_sessions() {
+    explore_all(ending_programs().iter().map(|(ends, programs)| with_ends(ends, programs, None)), 1_000_000);
+    let pairs = programs().into_iter().filter(|programs| programs.len() == 2);
+    explore_all(pairs.map(|programs| with_ends(&[0], &programs, None)), 1_000_000);
+}
+
+/// Goal: a restart at any moment loses no lock and no request. Method: exhaustive.
+#[test]
+fn every_order_with_a_restart() {
+    let restarting = |programs: &Vec<Vec<Op>>| {
+        let mut world = world(programs, None);
+        world.restarts = 1;
+        world
+    };
+    explore_all(restart_programs().iter().map(restarting), 1_000_000);
+    explore_all(programs().iter().filter(|programs| programs.len() == 2).map(restarting), 1_000_000);
+}
+
 /// Goal: the exploration can fail. Method: each planted mistake of the server that harms, and one of the client, is found.
 #[test]
 fn exploration_finds_planted_mistakes() {
@@ -173,6 +304,11 @@ fn exploration_finds_planted_mistakes() {
             .any(|programs| explore(World::new(programs, CacheLimits::default(), Some(bug)), 400_000).is_err());
         assert!(found, "{bug:?} was not found");
     }
+    let is_found = |worlds: Vec<World>| worlds.into_iter().any(|world| explore(world, 1_000_000).is_err());
+    let bug = Some(PlantedBug::GrantAhead);
+    assert!(is_found(ahead_programs().iter().map(|programs| world(programs, bug)).collect()), "granted blindly");
+    let bug = Some(PlantedBug::LeaveLocks);
+    assert!(is_found(ending_programs().iter().map(|(e, p)| with_ends(e, p, bug)).collect()), "locks that are left");
     let found = programs().iter().any(|programs| {
         let mut world = World::new(programs, CacheLimits::default(), None);
         world.ignore_drop = true;

@@ -1,10 +1,19 @@
 //! Long random programs of several clients, with ageing, tight caches and server restarts.
 
-use super::world::{BYTES, Op, World};
+use super::world::{BYTES, Extent, Op, Step, World};
 use super::{PlantedBug, Random};
 use crate::client::CacheLimits;
 use crate::mode::Mode;
 use amphi_types::ByteRange;
+
+/// What goes wrong now and then.
+#[derive(Clone, Copy)]
+enum Faults {
+    None,
+    Restarts,
+    /// Sessions end.
+    Ends,
+}
 
 /// A program of client `n`: I/O of its own, and with `groups` now and then a few in one of two groups on a byte that is its own.
 fn program(random: &mut Random, n: u64, direct_percent: u64, groups: bool, next_value: &mut u32) -> Vec<Op> {
@@ -22,7 +31,7 @@ fn program(random: &mut Random, n: u64, direct_percent: u64, groups: bool, next_
                     mode: if random.below(2) == 0 { Mode::Read } else { Mode::Write },
                     range: ByteRange::at(n, 1),
                     direct: random.below(100) < direct_percent,
-                    exact: false,
+                    extent: Extent::Grown,
                     group: Some((number, last)),
                     value: *next_value,
                 };
@@ -32,7 +41,8 @@ fn program(random: &mut Random, n: u64, direct_percent: u64, groups: bool, next_
                 mode: if random.below(2) == 0 { Mode::Read } else { Mode::Write },
                 range: random.range(BYTES),
                 direct: random.below(100) < direct_percent,
-                exact: random.below(2) == 0,
+                extent: [Extent::Grown, Extent::Exact, Extent::Grown, Extent::Exact, Extent::Ahead]
+                    [random.below(5) as usize],
                 group: None,
                 value: *next_value,
             }
@@ -40,7 +50,7 @@ fn program(random: &mut Random, n: u64, direct_percent: u64, groups: bool, next_
         .collect()
 }
 
-fn run(seed: u64, restarts: bool, groups: bool, bug: Option<PlantedBug>) -> Result<usize, String> {
+fn run(seed: u64, faults: Faults, groups: bool, bug: Option<PlantedBug>) -> Result<usize, String> {
     let mut random = Random::new(seed);
     let mut value = 0;
     let programs: Vec<Vec<Op>> = [(0, 0), (1, 10), (2, 30), (3, 100)]
@@ -56,8 +66,10 @@ fn run(seed: u64, restarts: bool, groups: bool, bug: Option<PlantedBug>) -> Resu
     let mut steps = 0;
     loop {
         world.now_ns += random.below(3);
-        if restarts && random.below(150) == 0 {
-            world.restart()?;
+        match faults {
+            Faults::Restarts if random.below(150) == 0 => world.restart()?,
+            Faults::Ends if random.below(60) == 0 => world.take(Step::Evict(random.below(4) as usize))?,
+            Faults::None | Faults::Restarts | Faults::Ends => {}
         }
         let enabled = world.steps();
         if enabled.is_empty() {
@@ -83,7 +95,7 @@ fn run(seed: u64, restarts: bool, groups: bool, bug: Option<PlantedBug>) -> Resu
 #[test]
 fn random_schedules_are_coherent() {
     for seed in 0..150 {
-        match run(seed, false, seed % 2 == 1, None) {
+        match run(seed, Faults::None, seed % 2 == 1, None) {
             Ok(steps) => assert!(steps > 200),
             Err(reason) => panic!("seed {seed}: {reason}"),
         }
@@ -95,7 +107,18 @@ fn random_schedules_are_coherent() {
 #[test]
 fn random_restarts_are_coherent() {
     for seed in 0..150 {
-        if let Err(reason) = run(seed, true, seed % 2 == 1, None) {
+        if let Err(reason) = run(seed, Faults::Restarts, seed % 2 == 1, None) {
+            panic!("seed {seed}: {reason}");
+        }
+    }
+}
+
+/// Goal: sessions that end at any time leave nothing that others wait for, and take nothing from them. Method: as above, with ends of
+/// sessions at random steps.
+#[test]
+fn random_ends_of_sessions_are_coherent() {
+    for seed in 0..150 {
+        if let Err(reason) = run(seed, Faults::Ends, seed % 2 == 1, None) {
             panic!("seed {seed}: {reason}");
         }
     }
@@ -105,6 +128,8 @@ fn random_restarts_are_coherent() {
 #[test]
 fn random_schedules_find_planted_mistakes() {
     for bug in [PlantedBug::MissConflict, PlantedBug::LoseCallback] {
-        assert!((0..20).any(|seed| run(seed, false, false, Some(bug)).is_err()), "{bug:?} was not found");
+        assert!((0..20).any(|seed| run(seed, Faults::None, false, Some(bug)).is_err()), "{bug:?} was not found");
     }
+    let leaves = |seed| run(seed, Faults::Ends, false, Some(PlantedBug::LeaveLocks)).is_err();
+    assert!((0..20).any(leaves), "locks that are left were not found");
 }

@@ -2,26 +2,39 @@
 //!
 //! Each step is one message delivered, one I/O begun or ended, or one direct request ended. After every step no two
 //! holders may conflict, neither in the server's table nor in the clients' tables; every read must see what was written last.
+//!
+//! Faults are steps too, as many as a test allows: the server restarts, or a session ends, with all that was under way to and from it.
+//! A client whose session has ended uses nothing of it any more (what sees to that is not modelled: leases and the order in which
+//! targets let go); it has lost what it had not written back, and goes on with its program in a new session.
 
 use super::{PlantedBug, object};
 use crate::client::{CacheLimits, CallbackPlan, Granted, Hit, LockAction, LockCache, LockRef, RequestId};
 use crate::mode::{GroupId, Growth, LockId, Mode, Owner, conflict};
-use crate::server::{Action, LockLimits, LockRequest, LockSpace};
+use crate::server::{Action, LockLimits, LockRequest, LockSpace, Refusal};
 use amphi_types::{ByteRange, ObjectId, SessionId};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// Bytes of each object.
 pub(super) const BYTES: u64 = 6;
 
-/// One I/O of a client's program.
+/// How wide a lock is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Extent {
+    Grown,
+    Exact,
+    /// Lock-ahead: asked for without waiting for the answer, and no I/O.
+    Ahead,
+}
+
+/// One I/O of a client's program, or a lock-ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Op {
     pub object: u32,
     pub mode: Mode,
     pub range: ByteRange,
     pub direct: bool,
-    pub exact: bool,
+    pub extent: Extent,
     /// Under the lock of this group, which is taken before if the client does not hold it, and given back afterwards if the
     /// flag says so. Members of a group touch bytes of their own.
     pub group: Option<(u64, bool)>,
@@ -31,12 +44,13 @@ pub(super) struct Op {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Message {
-    Enqueue { client: usize, request: u64, object: ObjectId, mode: Mode, range: ByteRange, exact: bool },
+    Enqueue { client: usize, request: u64, object: ObjectId, mode: Mode, range: ByteRange, extent: Extent },
     Group { client: usize, object: ObjectId, group: u64 },
     Direct { client: usize },
     Flush { client: usize, token: u64, pinned: bool, id: LockId, object: ObjectId, bytes: Vec<(u64, u32)> },
     Cancel { client: usize, ids: Vec<LockId> },
     Granted { client: usize, request: u64, id: LockId, range: ByteRange },
+    Refused { client: usize, request: u64 },
     Joined { client: usize, id: LockId, object: ObjectId, group: u64 },
     Left { client: usize },
     Callback { client: usize, id: LockId, object: ObjectId },
@@ -44,9 +58,34 @@ enum Message {
     DirectDone { client: usize },
 }
 
+impl Message {
+    /// From whom, or to whom.
+    fn client(&self) -> usize {
+        match *self {
+            Message::Enqueue { client, .. }
+            | Message::Group { client, .. }
+            | Message::Direct { client }
+            | Message::Flush { client, .. }
+            | Message::Cancel { client, .. }
+            | Message::Granted { client, .. }
+            | Message::Refused { client, .. }
+            | Message::Joined { client, .. }
+            | Message::Left { client }
+            | Message::Callback { client, .. }
+            | Message::Flushed { client, .. }
+            | Message::DirectDone { client } => client,
+        }
+    }
+}
+
+/// Clients at most: so far apart are the sessions that one has after the other.
+const CLIENTS_MAX: u64 = 16;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Doing {
     Nothing,
+    /// Until it is known what becomes of a lock-ahead that would do.
+    Awaiting(Op),
     Waiting(Op, u64),
     Joining(Op),
     /// Until the server knows that the group lock is given back: what follows is not done under it.
@@ -63,6 +102,10 @@ struct Client {
     data: BTreeMap<(ObjectId, u64), (u32, bool)>,
     program: VecDeque<Op>,
     doing: Doing,
+    /// Sessions that it had before.
+    ended: u64,
+    /// Locks asked for ahead, unanswered.
+    ahead: BTreeMap<u64, Op>,
     /// The group lock held.
     group: Option<(ObjectId, u64, LockId)>,
     /// Flushes under way, to be sent again after a restart.
@@ -73,6 +116,10 @@ struct Client {
 }
 
 impl Client {
+    fn session(&self, n: usize) -> SessionId {
+        SessionId(n as u64 + self.ended * CLIENTS_MAX)
+    }
+
     /// Sends the dirty bytes of `ranges`, or waits for an earlier flush of the same bytes: two of them could land in
     /// the wrong order.
     fn flush(&mut self, n: usize, id: LockId, object: ObjectId, ranges: Vec<ByteRange>) -> Option<Message> {
@@ -153,6 +200,9 @@ pub(super) enum Step {
     Begin(usize),
     End(usize),
     EndDirect(usize),
+    /// The session of a client ends.
+    Evict(usize),
+    Restart,
 }
 
 #[derive(Clone)]
@@ -165,8 +215,12 @@ pub(super) struct World {
     network: Vec<Message>,
     /// Requests at the server: what to answer to.
     asked: BTreeMap<LockId, (usize, u64)>,
-    /// Direct requests granted, I/O in progress.
-    directs: Vec<(LockId, usize)>,
+    /// Direct requests granted, I/O in progress; those of a session that has ended are finished too.
+    directs: Vec<(LockId, SessionId, Op)>,
+    /// Clients whose sessions may end, once each.
+    pub evictable: BTreeSet<usize>,
+    /// How often the server may restart.
+    pub restarts: u32,
     /// Plants a mistake in the clients: cached data is not dropped.
     pub ignore_drop: bool,
     pub now_ns: u64,
@@ -185,6 +239,8 @@ impl World {
             data: BTreeMap::new(),
             program: program.iter().copied().collect(),
             doing: Doing::Nothing,
+            ended: 0,
+            ahead: BTreeMap::new(),
             group: None,
             flushing: BTreeMap::new(),
             next_token: 0,
@@ -201,6 +257,8 @@ impl World {
             network: Vec::new(),
             asked: BTreeMap::new(),
             directs: Vec::new(),
+            evictable: BTreeSet::new(),
+            restarts: 0,
             ignore_drop: false,
             now_ns: 0,
             met_early_callback: 0,
@@ -221,6 +279,13 @@ impl World {
         steps
     }
 
+    /// What may go wrong next.
+    pub fn faults(&self) -> Vec<Step> {
+        let mut faults: Vec<Step> = self.evictable.iter().map(|&n| Step::Evict(n)).collect();
+        faults.extend((self.restarts > 0).then_some(Step::Restart));
+        faults
+    }
+
     /// A state in which nothing can happen: everybody must have got what they asked for.
     pub fn check_end(&self) -> Result<(), String> {
         for (n, client) in self.clients.iter().enumerate() {
@@ -229,6 +294,9 @@ impl World {
             }
             if client.cache.seen().iter().any(|seen| seen.stage != 0 || seen.users != 0) {
                 return Err(format!("client {n} never gave back {:?}", client.cache.seen()));
+            }
+            if !client.ahead.is_empty() {
+                return Err(format!("client {n} was not answered {:?}", client.ahead));
             }
             if !client.cache.loose_ends().0.is_empty() {
                 return Err(format!("client {n} still remembers an early callback"));
@@ -249,11 +317,20 @@ impl World {
             Step::Begin(n) => self.begin(n),
             Step::End(n) => self.end(n)?,
             Step::EndDirect(n) => {
-                let (id, client) = self.directs.swap_remove(n);
-                let Doing::Direct(op) = self.clients[client].doing else { return Err("no direct request".into()) };
+                let (id, session, op) = self.directs.swap_remove(n);
                 self.direct_io(op)?;
                 self.server.release(self.now_ns, id);
-                self.network.push(Message::DirectDone { client });
+                if let Some(client) = self.client_of(session) {
+                    self.network.push(Message::DirectDone { client });
+                }
+            }
+            Step::Evict(n) => {
+                self.evictable.remove(&n);
+                self.evict(n)?;
+            }
+            Step::Restart => {
+                self.restarts -= 1;
+                self.restart()?;
             }
         }
         self.serve();
@@ -263,18 +340,31 @@ impl World {
         self.check()
     }
 
+    /// Whose session that is now.
+    fn client_of(&self, session: SessionId) -> Option<usize> {
+        let n = (session.0 % CLIENTS_MAX) as usize;
+        (self.clients[n].session(n) == session).then_some(n)
+    }
+
     fn deliver(&mut self, message: Message) -> Result<(), String> {
         let now_ns = self.now_ns;
         match message {
-            Message::Enqueue { client, request, object, mode, range, exact } => {
-                let growth = if exact { Growth::Exact } else { Growth::Largest };
-                let owner = Owner::Cached(SessionId(client as u64));
-                let request_id = self.server.enqueue(now_ns, LockRequest { owner, object, mode, range, growth });
-                let id = request_id.map_err(|refusal| refusal.to_string())?;
-                self.asked.insert(id, (client, request));
+            Message::Enqueue { client, request, object, mode, range, extent } => {
+                let growth = if extent == Extent::Grown { Growth::Largest } else { Growth::Exact };
+                let owner = Owner::Cached(self.clients[client].session(client));
+                let asked = LockRequest { owner, object, mode, range, growth };
+                let id = match extent {
+                    Extent::Ahead => self.server.enqueue_ahead(now_ns, asked),
+                    Extent::Grown | Extent::Exact => self.server.enqueue(now_ns, asked),
+                };
+                match id {
+                    Ok(id) => drop(self.asked.insert(id, (client, request))),
+                    Err(Refusal::WouldBlock) => self.network.push(Message::Refused { client, request }),
+                    Err(refusal) => return Err(refusal.to_string()),
+                }
             }
             Message::Group { client, object, group } => {
-                let owner = Owner::Group(SessionId(client as u64), GroupId(group));
+                let owner = Owner::Group(self.clients[client].session(client), GroupId(group));
                 let (mode, range, growth) = (Mode::Write, ByteRange::ALL, Growth::Exact);
                 let asked = self.server.enqueue(now_ns, LockRequest { owner, object, mode, range, growth });
                 let id = asked.map_err(|refusal| refusal.to_string())?;
@@ -289,14 +379,14 @@ impl World {
             }
             Message::Direct { client } => {
                 let Doing::Direct(op) = self.clients[client].doing else { return Err("no direct request".into()) };
-                let (owner, object) = (Owner::Direct(SessionId(client as u64)), object(op.object));
+                let (owner, object) = (Owner::Direct(self.clients[client].session(client)), object(op.object));
                 let request = LockRequest { owner, object, mode: op.mode, range: op.range, growth: Growth::Exact };
                 let id = self.server.enqueue(now_ns, request).map_err(|refusal| refusal.to_string())?;
                 self.asked.insert(id, (client, 0));
             }
             Message::Flush { client, token, pinned, id, object, bytes } => {
                 for (byte, value) in bytes {
-                    let session = SessionId(client as u64);
+                    let session = self.clients[client].session(client);
                     if !self.server.holds(session, id, object, Mode::Write, ByteRange::at(byte, 1)) {
                         return Err(format!("client {client} flushes under {id:?}, which it does not hold"));
                     }
@@ -305,14 +395,16 @@ impl World {
                 self.network.push(Message::Flushed { client, token, pinned, id });
             }
             Message::Cancel { client, ids } => {
-                self.server.cancel(now_ns, SessionId(client as u64), &ids);
+                self.server.cancel(now_ns, self.clients[client].session(client), &ids);
                 if matches!(self.clients[client].doing, Doing::Leaving(id) if ids.contains(&id)) {
                     self.network.push(Message::Left { client });
                 }
             }
             Message::Granted { client: n, request, id, range } => {
                 let client = &mut self.clients[n];
+                let ahead = client.ahead.remove(&request).is_some();
                 match client.cache.granted(now_ns, RequestId(request), id, range) {
+                    Granted::Pinned(lock) if ahead => client.cache.unpin(lock),
                     Granted::Pinned(lock) => {
                         let Doing::Waiting(op, asked) = client.doing else { return Err("nobody waits".into()) };
                         if asked != request {
@@ -322,6 +414,11 @@ impl World {
                     }
                     Granted::Unwanted => {}
                 }
+            }
+            Message::Refused { client, request } => {
+                let client = &mut self.clients[client];
+                client.ahead.remove(&request).ok_or("refused, though it may wait")?;
+                client.cache.withdraw(RequestId(request));
             }
             Message::Left { client } => self.clients[client].doing = Doing::Nothing,
             Message::Callback { client, id, object } => {
@@ -354,6 +451,16 @@ impl World {
         let client = &mut self.clients[n];
         let Some(op) = client.program.pop_front() else { return };
         let object = object(op.object);
+        if op.extent == Extent::Ahead {
+            let known = client.cache.covers(object, op.mode, op.range).is_some()
+                || client.cache.asked(object, op.mode, op.range).is_some();
+            if !known {
+                let RequestId(request) = client.cache.ask(object, op.mode, op.range);
+                client.ahead.insert(request, op);
+                self.network.push(enqueue(n, request, op));
+            }
+            return;
+        }
         match (op.group, client.group) {
             (Some((group, _)), None) => {
                 client.doing = Doing::Joining(op);
@@ -375,6 +482,7 @@ impl World {
         }
         client.doing = match client.cache.pin(self.now_ns, id, op.mode, op.range) {
             Hit::Hit(lock) => Doing::Running(op, lock.id),
+            Hit::Miss if client.cache.asked(id, op.mode, op.range).is_some() => Doing::Awaiting(op),
             Hit::Miss => {
                 let RequestId(request) = client.cache.ask(id, op.mode, op.range);
                 self.network.push(enqueue(n, request, op));
@@ -430,7 +538,10 @@ impl World {
                 Action::Granted { id, owner, range, .. } => {
                     let Some((client, request)) = self.asked.remove(&id) else { continue };
                     match owner {
-                        Owner::Direct(_) | Owner::Member(..) => self.directs.push((id, client)),
+                        Owner::Direct(session) | Owner::Member(session, _) => {
+                            let Doing::Direct(op) = self.clients[client].doing else { continue };
+                            self.directs.push((id, session, op));
+                        }
                         Owner::Group(_, GroupId(group)) => {
                             let Doing::Joining(op) = self.clients[client].doing else { continue };
                             self.network.push(Message::Joined { client, id, object: object(op.object), group });
@@ -439,13 +550,19 @@ impl World {
                     }
                 }
                 Action::Callback { id, session, object, .. } => {
-                    self.network.push(Message::Callback { client: session.0 as usize, id, object });
+                    let client = self.client_of(session);
+                    self.network.extend(client.map(|client| Message::Callback { client, id, object }));
                 }
             }
         }
     }
 
     fn tend(&mut self, n: usize) {
+        if let Doing::Awaiting(op) = self.clients[n].doing
+            && self.clients[n].cache.asked(object(op.object), op.mode, op.range).is_none()
+        {
+            self.start(n, op);
+        }
         let client = &mut self.clients[n];
         client.cache.tick(self.now_ns);
         let messages = client.settle(n, self.now_ns);
@@ -467,6 +584,56 @@ impl World {
         }
     }
 
+    /// The session of a client ends, and another one of it begins. What it had not written back is lost, so what is on the disk is
+    /// what was written last: nobody else can have seen the rest.
+    pub fn evict(&mut self, n: usize) -> Result<(), String> {
+        let mut lost: Vec<(ObjectId, u64)> = Vec::new();
+        for message in self.network.iter().filter(|message| message.client() == n) {
+            if let Message::Flush { object, bytes, .. } = message {
+                lost.extend(bytes.iter().map(|&(byte, _)| (*object, byte)));
+            }
+        }
+        self.network.retain(|message| message.client() != n);
+        self.asked.retain(|_, (client, _)| *client != n);
+        let client = &mut self.clients[n];
+        lost.extend(client.data.iter().filter(|(_, (_, dirty))| *dirty).map(|(key, _)| *key));
+        for key in lost {
+            match self.disk.get(&key) {
+                Some(&value) => self.truth.insert(key, value),
+                None => self.truth.remove(&key),
+            };
+        }
+        self.server.drop_session(self.now_ns, client.session(n));
+        client.cache.lose_all();
+        // What it had under way fails.
+        if let Doing::Running(_, id) = client.doing {
+            client.cache.unpin(LockRef { id });
+        }
+        for message in std::mem::take(&mut client.flushing).into_values() {
+            match message {
+                Message::Flush { pinned: true, id, .. } => client.cache.unpin(LockRef { id }),
+                Message::Flush { id, .. } => client.cache.flushed(id),
+                other => return Err(format!("{other:?} is no flush")),
+            }
+        }
+        std::mem::take(&mut client.deferred).into_iter().for_each(|(id, ..)| client.cache.flushed(id));
+        while let Some(action) = client.cache.poll_action() {
+            let LockAction::Drop { object, ranges, discard_dirty: true } = action else {
+                return Err(format!("client {n} has no session for {action:?}"));
+            };
+            for key in ranges.iter().flat_map(|&range| bytes(object, range)) {
+                client.data.remove(&key);
+            }
+        }
+        if !client.cache.is_empty() || !client.data.is_empty() {
+            return Err(format!("client {n} keeps {:?} and {:?}", client.cache.seen(), client.data));
+        }
+        (client.doing, client.group) = (Doing::Nothing, None);
+        client.ahead.clear();
+        client.ended += 1;
+        Ok(())
+    }
+
     /// The server process dies and starts again: messages and lock tables are gone, the disk is not. Clients present
     /// their locks first, then send everything unanswered again.
     pub fn restart(&mut self) -> Result<(), String> {
@@ -477,13 +644,14 @@ impl World {
         self.server.planted_bug = self.bug;
         for (n, client) in self.clients.iter_mut().enumerate() {
             for held in client.cache.represent() {
-                let session = SessionId(n as u64);
+                let session = client.session(n);
                 let owner = held.group.map_or(Owner::Cached(session), |group| Owner::Group(session, group));
                 self.server
                     .restore(owner, held.id, held.object, held.mode, held.range)
                     .map_err(|refusal| format!("client {n} presents {held:?}: {refusal}"))?;
             }
             self.network.extend(client.flushing.values().cloned());
+            self.network.extend(client.ahead.iter().map(|(&request, &op)| enqueue(n, request, op)));
             match client.doing {
                 Doing::Waiting(op, request) => self.network.push(enqueue(n, request, op)),
                 Doing::Joining(op) => {
@@ -493,7 +661,7 @@ impl World {
                 Doing::Direct(_) => self.network.push(Message::Direct { client: n }),
                 // Given back to the server that is gone.
                 Doing::Leaving(id) if client.cache.extent(id).is_none() => client.doing = Doing::Nothing,
-                Doing::Nothing | Doing::Running(..) | Doing::Settling(_) | Doing::Leaving(_) => {}
+                Doing::Nothing | Doing::Awaiting(_) | Doing::Running(..) | Doing::Settling(_) | Doing::Leaving(_) => {}
             }
         }
         self.directs.clear();
@@ -509,10 +677,17 @@ impl World {
                 return Err(format!("the server granted both {a:?} and {b:?}"));
             }
         }
+        let left = |seen: &&crate::server::inspect::Seen| {
+            let under_way = seen.granted && self.directs.iter().any(|&(id, ..)| id == seen.id);
+            self.client_of(seen.owner.session()).is_none() && !under_way
+        };
+        if let Some(left) = seen.iter().find(left) {
+            return Err(format!("the server keeps {left:?} of a session that has ended"));
+        }
         for (n, client) in self.clients.iter().enumerate() {
             for one in client.cache.seen() {
                 let lock = |n: usize, seen: &crate::client::inspect::Seen| {
-                    let session = SessionId(n as u64);
+                    let session = self.clients[n].session(n);
                     let owner = seen.group.map_or(Owner::Cached(session), |group| Owner::Group(session, group));
                     (owner, seen.mode, seen.range)
                 };
@@ -533,15 +708,17 @@ impl World {
         let mut network = self.network.clone();
         network.sort();
         let mut directs = self.directs.clone();
-        directs.sort();
+        directs.sort_by_key(|&(id, ..)| id);
         let fingerprint = |salt: u8| {
             let mut hasher = DefaultHasher::new();
             (salt, &network, &directs, &self.disk, &self.truth, &self.asked).hash(&mut hasher);
+            (&self.evictable, self.restarts).hash(&mut hasher);
             self.server.seen().hash(&mut hasher);
             for client in &self.clients {
                 client.cache.seen().hash(&mut hasher);
                 client.cache.loose_ends().hash(&mut hasher);
                 (&client.data, &client.program, &client.doing, &client.deferred, &client.group).hash(&mut hasher);
+                (client.ended, &client.ahead).hash(&mut hasher);
             }
             u128::from(hasher.finish())
         };
@@ -555,5 +732,6 @@ impl World {
 }
 
 fn enqueue(client: usize, request: u64, op: Op) -> Message {
-    Message::Enqueue { client, request, object: object(op.object), mode: op.mode, range: op.range, exact: op.exact }
+    let Op { mode, range, extent, .. } = op;
+    Message::Enqueue { client, request, object: object(op.object), mode, range, extent }
 }

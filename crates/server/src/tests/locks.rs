@@ -7,7 +7,7 @@ use amphi_wire::{LockExtent, LockMode};
 use futures_util::future::{join, join3};
 
 /// Runs `story` with three mounts and an empty file.
-fn with_three(seed: u64, story: impl AsyncFnOnce(&Place, [Client; 3], ObjectId)) {
+pub(super) fn with_three(seed: u64, story: impl AsyncFnOnce(&Place, [Client; 3], ObjectId)) {
     let place = Place::new(seed, 1, 1);
     let run = async {
         let server = place.start().await.expect("the server starts");
@@ -28,16 +28,16 @@ fn with_three(seed: u64, story: impl AsyncFnOnce(&Place, [Client; 3], ObjectId))
     place.sim.block_on(run).expect("the simulation ends");
 }
 
-fn make(text: &str) -> Request {
+pub(super) fn make(text: &str) -> Request {
     let make = Make::File { open: Some(RW), exclusive: true };
     Request::Make { dir: Ino::ROOT, name: name(text), make, perm: 0o644 }
 }
 
-fn ask(object: ObjectId, mode: LockMode, start: u64, end: u64, extent: LockExtent) -> Request {
+pub(super) fn ask(object: ObjectId, mode: LockMode, start: u64, end: u64, extent: LockExtent) -> Request {
     Request::LockEnqueue { object, mode, range: ByteRange::new(start, end), extent }
 }
 
-async fn locked(client: &Client, request: Request) -> (u64, ByteRange) {
+pub(super) async fn locked(client: &Client, request: Request) -> (u64, ByteRange) {
     match client.call(request).await {
         Ok(Reply::Locked { lock, range }) => (lock, range),
         other => panic!("{other:?}"),
@@ -52,12 +52,12 @@ async fn write(client: &Client, object: ObjectId, offset: u64, len: usize) -> (b
     (answer.contended, answer.result)
 }
 
-async fn counter(client: &Client, name: &str) -> u64 {
+pub(super) async fn counter(client: &Client, name: &str) -> u64 {
     let Ok(Reply::Counters(all)) = client.call(Request::Counters { reset: false }).await else { panic!("counters") };
     all.iter().find(|(n, _)| n == name).expect("a counter of that name").1
 }
 
-async fn set(client: &Client, name: &str, value: &str) {
+pub(super) async fn set(client: &Client, name: &str, value: &str) {
     let op = Request::Tunables { pattern: name.into(), value: Some(value.into()) };
     assert!(matches!(client.call(op).await, Ok(Reply::Tunables(_))), "{name}={value}");
 }
@@ -116,6 +116,38 @@ fn switches_are_live() {
     });
 }
 
+/// Goal: with more locks on an object than the bound, a lock ends so far behind its start as it should; both numbers are live, and 0
+/// of either switches it off. Method: 33 locks far behind; the same request under each setting.
+#[test]
+fn growth_ends_where_it_is_crowded() {
+    with_three(98, async |_, [a, b, _], object| {
+        const FAR: u64 = 1 << 40;
+        for n in 0..33 {
+            locked(&a, ask(object, LockMode::Write, FAR + n * 16, FAR + n * 16 + 8, LockExtent::Exact)).await;
+        }
+        let (locks, bytes) = ("server.lock_crowd_locks", "server.lock_crowd_growth_bytes");
+        let settings = [
+            ("", "", 32 << 20),
+            (bytes, "1M", 1 << 20),
+            (bytes, "4", 10),
+            (bytes, "0", FAR),
+            (bytes, "32M", 32 << 20),
+            (locks, "33", FAR),
+            (locks, "1", 32 << 20),
+            (locks, "0", FAR),
+            (locks, "32", 32 << 20),
+        ];
+        for (name, value, end) in settings {
+            if !name.is_empty() {
+                set(&a, name, value).await;
+            }
+            let (lock, range) = locked(&b, ask(object, LockMode::Write, 0, 10, LockExtent::Grown)).await;
+            assert_eq!(range, ByteRange::new(0, end), "{name}={value}");
+            b.call(Request::LockCancel { locks: vec![lock] }).await.expect("given back");
+        }
+    });
+}
+
 /// Goal: what counts as a conflict. Method: the cases of the original's test 32c: writers one after the other count none, writers at
 /// the same time more and more, readers none, a lock-ahead for reading none, one for writing that is refused does.
 #[test]
@@ -144,7 +176,7 @@ fn what_counts_as_a_conflict() {
     });
 }
 
-fn join_group(object: ObjectId, group: u64, wait: bool, asked: Option<u64>) -> Request {
+pub(super) fn join_group(object: ObjectId, group: u64, wait: bool, asked: Option<u64>) -> Request {
     Request::GroupLock { object, group, wait, asked }
 }
 

@@ -9,10 +9,9 @@ use crate::handshake;
 use crate::local::LocalListener;
 use crate::pipe::{Gate, Inbound, Message, Outbound, StreamTx, over_local, over_stream, reply_head};
 use amphi_env::{Buf, Conn, Env, Listener};
-use amphi_types::Errno;
 use amphi_wire::frame::{DEADLINE_PASSED_MS, EncodeError, FrameKind, Head};
 use amphi_wire::slots::Window;
-use amphi_wire::{Answer, Lane, RequestId, Role};
+use amphi_wire::{Lane, RequestId, Role};
 use std::rc::Rc;
 use std::time::Duration;
 use tracing::{debug, info, warn};
@@ -289,7 +288,7 @@ fn stage_next<E: Env>(tx: &mut StreamTx<E>, conn: &ConnState) -> Result<Staged, 
             if answer.result.is_ok() && !(e == EncodeError::Full && tx.is_staged()) =>
         {
             warn!("{}: a reply is too large for a message ({e:?}) and is answered as an error", conn.name);
-            *answer = Answer { contended: answer.contended, ..Answer::of(Err(Errno::Overflow)) };
+            answer.overflow();
             *payload = None;
             return Ok(Staged::Message);
         }

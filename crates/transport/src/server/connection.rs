@@ -3,7 +3,7 @@
 use super::{CONNECTIONS_MAX, PUSHES_MAX};
 use crate::bell::{Bell, Cut, Ending};
 use amphi_env::Buf;
-use amphi_types::{Errno, SessionId};
+use amphi_types::SessionId;
 use amphi_wire::slots::Window;
 use amphi_wire::{Answer, Push, RequestId};
 use std::cell::{Cell, RefCell};
@@ -105,7 +105,7 @@ impl Connections {
             return false;
         }
         if payload.as_ref().is_some_and(|p| p.len() > amphi_types::limits::PAYLOAD_MAX) {
-            answer = Answer { contended: answer.contended, ..Answer::of(Err(Errno::Overflow)) };
+            answer.overflow();
             payload = None;
         }
         conn.queue.borrow_mut().push_back(Outgoing::Reply { id: route.id, answer, payload });

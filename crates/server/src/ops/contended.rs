@@ -1,0 +1,65 @@
+//! Which objects an answer says of whether they are contended.
+//!
+//! Owns: what of a request its answer tells (FEATURES L3: every lock, read and write reply). Does not own: when an object is contended
+//! (`amphi_dlm`), what the client does about it.
+//!
+//! Invariant: an answer tells of the objects that the request was about, whatever became of it: also of those it did not get.
+
+use crate::target::Target;
+use crate::worker::Worker;
+use amphi_env::Env;
+use amphi_types::ObjectId;
+use amphi_wire::{Access, Answer, Make, Reply, Request};
+use std::rc::Rc;
+
+/// The objects that an answer tells of.
+pub(super) enum Objects {
+    None,
+    One(ObjectId),
+    /// Of each part of a batch.
+    Parts(Vec<ObjectId>),
+    /// The first one of a file that is to be made and locked.
+    New,
+}
+
+impl Objects {
+    pub(super) fn of(op: &Request) -> Objects {
+        match op {
+            Request::Read { object, .. }
+            | Request::Write { object, .. }
+            | Request::Punch { object, .. }
+            | Request::Allocate { object, .. }
+            | Request::LockEnqueue { object, .. }
+            | Request::GroupLock { object, .. } => Objects::One(*object),
+            Request::WriteBatch { parts } => Objects::Parts(parts.iter().map(|p| p.object).collect()),
+            Request::ReadBatch { parts, .. } => {
+                Objects::Parts(parts.iter().map(|p| ObjectId { ino: p.ino, stripe: 0 }).collect())
+            }
+            Request::Make { make: Make::File { open: Some(Access { write: true, .. }), .. }, .. } => Objects::New,
+            _ => Objects::None,
+        }
+    }
+
+    /// Puts into the answer what is so now.
+    pub(super) fn tell<E: Env>(self, worker: &Rc<Worker<E>>, target: &Target<E>, answer: &mut Answer) {
+        if matches!(self, Objects::None) {
+            return;
+        }
+        // A direct request that ended may have let somebody go on who has to give way to others in turn.
+        worker.send_callbacks(target);
+        let now_ns = worker.now_ns();
+        match self {
+            Objects::None => {}
+            Objects::One(object) => answer.contended = target.locks.contended(now_ns, object),
+            Objects::Parts(objects) => {
+                let told = objects.into_iter().zip(0..).filter(|(object, _)| target.locks.contended(now_ns, *object));
+                answer.contended_parts = told.map(|(_, at)| at).collect();
+            }
+            Objects::New => {
+                if let Ok(Reply::Made { inode, created: true, .. }) = &answer.result {
+                    answer.contended = target.locks.contended(now_ns, ObjectId { ino: inode.attr.ino, stripe: 0 });
+                }
+            }
+        }
+    }
+}
