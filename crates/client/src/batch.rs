@@ -225,7 +225,7 @@ async fn write(core: &Arc<Core>, flights: &[Flight], payload: Buf) -> Result<Vec
     let target = flights.first().map_or(TargetId(0), |f| f.file.ino.target());
     let op = Request::WriteBatch { parts };
     let (answer, _) = core.send(Lane::Urgent, target, &Cred::root(), op, Some(payload), 0).await?;
-    let contended = answer.contended_parts.iter().filter_map(|&at| flights.get(usize::from(at)));
+    let contended = answer.contended_places().filter_map(|at| flights.get(at));
     contended.for_each(|flight| core.note_contention(&flight.file, true));
     match answer.result? {
         Reply::WrittenBatch(results) => Ok(results),

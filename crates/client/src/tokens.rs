@@ -92,6 +92,7 @@ async fn call_on(
     let moment = core.moment();
     let (answer, payload) = core.send(lane, target, cred, op, None, 0).await?;
     changing.iter_mut().for_each(crate::siblings::Changing::ends);
+    let contended_places = answer.contended_places().collect();
     let grants = answer.tokens.map_or_else(Grants::default, |tokens| *tokens);
     question.ends(grants.changed);
     let after = answer.directory.as_deref();
@@ -104,7 +105,7 @@ async fn call_on(
         grants,
         payload,
         contended: answer.contended,
-        contended_parts: answer.contended_parts,
+        contended_places,
         moment,
         asked,
         question,
@@ -123,7 +124,7 @@ pub(crate) struct Told {
     payload: Option<Buf>,
     /// What it says of the object of the request, and of those of a batch.
     pub(crate) contended: bool,
-    pub(crate) contended_parts: Vec<u16>,
+    pub(crate) contended_places: Vec<usize>,
     /// When it was asked for.
     pub(crate) moment: Moment,
     /// The same for directories; none in company.

@@ -19,8 +19,8 @@ mod lost_power;
 mod read_batch;
 mod reopen;
 mod sessions;
-mod storm;
 mod stories;
+mod storm;
 mod sweep;
 mod trees;
 

@@ -112,6 +112,13 @@ pub enum Reply {
     FilesAhead(Vec<Result<FileAhead, Errno>>),
 }
 
+/// What a batch is told of contention.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContendedParts {
+    /// Places of the parts whose objects are contended, ascending.
+    pub places: Vec<u16>,
+}
+
 /// Body of a reply frame.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
@@ -119,8 +126,8 @@ pub struct Answer {
     pub result: Result<Reply, Errno>,
     /// The object of the request is contended (FEATURES L3).
     pub contended: bool,
-    /// The same of a batch: places of the parts whose objects are contended, ascending. Not logged.
-    pub contended_parts: Vec<u16>,
+    /// The same of a batch, if any of its parts is; apart, so that all other answers stay small. Not logged.
+    pub contended_parts: Option<Box<ContendedParts>>,
     /// Tokens that come with it, if any do. Never logged: an answer repeated after a restart has none.
     pub tokens: Option<Box<Tokens>>,
     /// The directory in which the request changed a name, if its target was called and may tell. Logged as little as tokens.
@@ -128,16 +135,21 @@ pub struct Answer {
 }
 
 impl Answer {
+    /// Places of the parts of a batch whose objects are contended.
+    pub fn contended_places(&self) -> impl Iterator<Item = usize> {
+        self.contended_parts.iter().flat_map(|parts| &parts.places).map(|&at| usize::from(at))
+    }
+
     /// An answer that says nothing about contention, tokens or a directory.
     pub fn of(result: Result<Reply, Errno>) -> Answer {
-        Answer { result, contended: false, contended_parts: Vec::new(), tokens: None, directory: None }
+        Answer { result, contended: false, contended_parts: None, tokens: None, directory: None }
     }
 
     /// It does not fit a message: all that is left is what it says of contention.
     pub fn overflow(&mut self) {
         *self = Answer {
             contended: self.contended,
-            contended_parts: std::mem::take(&mut self.contended_parts),
+            contended_parts: self.contended_parts.take(),
             ..Answer::of(Err(Errno::Overflow))
         };
     }

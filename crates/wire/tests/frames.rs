@@ -171,7 +171,11 @@ fn every_message_round_trips() {
         round_trip(Head { lane, id, target, pad: 4095, deadline_ms: u32::MAX, payload_len: 64 << 20, ..new }, &call);
     }
     for reply in replies() {
-        let answer = Answer { contended: true, contended_parts: vec![0, u16::MAX], ..Answer::of(Ok(reply)) };
+        let answer = Answer {
+            contended: true,
+            contended_parts: Some(Box::new(ContendedParts { places: vec![0, u16::MAX] })),
+            ..Answer::of(Ok(reply))
+        };
         round_trip(Head { id, payload_len: 1, ..Head::new(FrameKind::Reply) }, &answer);
     }
     for &e in Errno::ALL {

@@ -128,7 +128,7 @@ pub(super) async fn run(core: Arc<Core>, cred: Cred, batch: Batch) {
             }
         }
     }
-    let contended = told.contended_parts.iter().filter_map(|&at| core.files.get(batch.parts.get(usize::from(at))?.ino));
+    let contended = told.contended_places.iter().filter_map(|&at| core.files.get(batch.parts.get(at)?.ino));
     contended.for_each(|file| core.note_contention(&file, true));
     core.stats.bytes(Count::SmallAheadGot, got as u64);
     note(&core, &batch, got, (with_bytes, got_bytes), later);

@@ -145,7 +145,8 @@ impl Server {
         };
         let result = self.execute(call, payload, &mut out);
         let contended = told && parts.is_none();
-        let contended_parts = (0..parts.unwrap_or(0)).filter(|_| told).collect();
+        let places = (0..parts.unwrap_or(0)).filter(|_| told).collect();
+        let contended_parts = Some(Box::new(ContendedParts { places }));
         (Answer { contended, contended_parts, ..Answer::of(result) }, out)
     }
 
@@ -386,8 +387,9 @@ impl Server {
                 self.locks.insert(self.next, (object, mode));
                 Reply::Locked { lock: self.next, range: ByteRange::ALL }
             }
-            Request::GroupLock { .. } => {
+            Request::GroupLock { object, .. } => {
                 self.next += 1;
+                self.locks.insert(self.next, (object, LockMode::Write));
                 Reply::Locked { lock: self.next, range: ByteRange::ALL }
             }
             Request::LockCancel { locks } => {

@@ -9,7 +9,7 @@ use crate::target::Target;
 use crate::worker::Worker;
 use amphi_env::Env;
 use amphi_types::ObjectId;
-use amphi_wire::{Access, Answer, Make, Reply, Request};
+use amphi_wire::{Access, Answer, ContendedParts, Make, Reply, Request};
 use std::rc::Rc;
 
 /// The objects that an answer tells of.
@@ -53,7 +53,8 @@ impl Objects {
             Objects::One(object) => answer.contended = target.locks.contended(now_ns, object),
             Objects::Parts(objects) => {
                 let told = objects.into_iter().zip(0..).filter(|(object, _)| target.locks.contended(now_ns, *object));
-                answer.contended_parts = told.map(|(_, at)| at).collect();
+                let places: Vec<u16> = told.map(|(_, at)| at).collect();
+                answer.contended_parts = (!places.is_empty()).then(|| Box::new(ContendedParts { places }));
             }
             Objects::New => {
                 if let Ok(Reply::Made { inode, created: true, .. }) = &answer.result {

@@ -8,9 +8,9 @@ use amphi_wire::{BatchPart, LockExtent, LockMode, ReadPart};
 const MTIME: Timespec = Timespec { sec: 2_000_000_000, nsec: 0 };
 
 /// What the answer says: of the object of the request, and of which parts.
-async fn told(client: &Client, op: Request, payload: Option<Buf>) -> (bool, Vec<u16>) {
+async fn told(client: &Client, op: Request, payload: Option<Buf>) -> (bool, Vec<usize>) {
     let (answer, _) = client.answer(op, payload).await.expect("an answer");
-    (answer.contended, answer.contended_parts)
+    (answer.contended, answer.contended_places().collect())
 }
 
 /// Two sessions want the same bytes.

@@ -15,8 +15,8 @@ const RANGE: ByteRange = ByteRange { start: 0, end: 4096 };
 /// What a session does next: three of ten of its requests read, three of ten go direct.
 fn request(object: ObjectId, session: u64, round: u64) -> (Request, Option<Buf>) {
     let dice = (session * 7919 + round * 104_729) % 10;
-    let mode = if dice % 3 == 0 { LockMode::Read } else { LockMode::Write };
-    let extent = if dice % 2 == 0 { LockExtent::Grown } else { LockExtent::Exact };
+    let mode = if dice.is_multiple_of(3) { LockMode::Read } else { LockMode::Write };
+    let extent = if dice.is_multiple_of(2) { LockExtent::Grown } else { LockExtent::Exact };
     let (offset, generation, server_lock, kill_suidgid) = (RANGE.start, 0, true, false);
     let mtime = Timespec { sec: 2_000_000_000, nsec: 0 };
     match dice {
@@ -78,7 +78,7 @@ fn a_thousand_sessions_get_on() {
         for client in &clients {
             client.call(Request::Open { ino: object.ino, access: RW, exec: false }).await.expect("opened");
         }
-        let late = |n: u64| (n % 10 == 0).then(|| Duration::from_millis(1 + n % 7));
+        let late = |n: u64| n.is_multiple_of(10).then(|| Duration::from_millis(1 + n % 7));
         let fighter = |(n, client): (u64, Client)| {
             client.held.deaf.set(late(n).is_some());
             Fighter { client, late: late(n), waited_ms: RefCell::default() }
