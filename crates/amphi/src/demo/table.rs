@@ -219,9 +219,12 @@ pub fn render(found: &Rows) -> String {
             r.raw.1.map_or_else(|| "-".into(), |v| format!("{v:.0}")),
         );
     }
-    let _ = writeln!(out, "  MiB/s; writes include fsync; reads are cold: of a file that was written past the cache.");
+    let _ = writeln!(
+        out,
+        "  MiB/s; writes include fsync; reads are cold, of a file that was written past the cache: hits are of what was read ahead."
+    );
     if found.cut > 0 {
-        let _ = writeln!(out, "  {} streams took too long and were measured over a part of the file.", found.cut);
+        let _ = writeln!(out, "  {} of the streams took too long; measured over a part of the file.", found.cut);
     }
     out
 }

@@ -70,7 +70,7 @@ mod tests {
             ("write_buffered_default", 5),
             ("write_buffered_wish", 1),
             ("write_call", 99),
-            ("read_direct_memory", 3),
+            ("read_direct_locality", 3),
             ("read_cache_hit", 2),
         ]
         .map(|(name, n)| (name.to_string(), (n, 0)))
@@ -81,10 +81,17 @@ mod tests {
             .filter(|l| l.starts_with("| "))
             .map(|l| l.trim_matches('|').split('|').map(str::trim).collect())
             .collect();
-        let heads =
-            ["requests", "DIO (memory pressure)", "DIO (cache overuse)", "BIO (default)", "cache hit", "buffered_wish"];
+        let heads = [
+            "requests",
+            "DIO (memory pressure)",
+            "DIO (cache overuse)",
+            "DIO (no locality)",
+            "BIO (default)",
+            "cache hit",
+            "buffered_wish",
+        ];
         assert_eq!(lines[0], heads);
-        assert_eq!(lines[1], ["16 x 512 KiB, write", "0", "7", "5", "0", "1"]);
-        assert_eq!(lines[2], ["16 x 512 KiB, read", "3", "0", "0", "2", "0"]);
+        assert_eq!(lines[1], ["16 x 512 KiB, write", "0", "7", "0", "5", "0", "1"]);
+        assert_eq!(lines[2], ["16 x 512 KiB, read", "0", "0", "3", "0", "2", "0"]);
     }
 }
