@@ -8,7 +8,7 @@ mod bare;
 mod breakdown;
 mod cached;
 pub mod clock;
-mod cluster;
+pub mod cluster;
 mod embedded;
 mod idle;
 mod library;

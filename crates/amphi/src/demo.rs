@@ -116,7 +116,7 @@ impl Demo {
         print!("{text}");
         std::fs::write(self.dir.join("table.txt"), &text)
             .map_err(|e| Failure::broken(format!("cannot write the table: {e}")))?;
-        picture::draw(&rows, &self.dir.join("stream.svg"))?;
+        picture::draw(&rows.rows, &self.dir.join("stream.svg"))?;
 
         println!("5. Stop, start again on the same folder");
         let t = monotonic();

@@ -12,7 +12,7 @@ use super::library::LibraryFile;
 use super::report::{Finding, Table, digits, spread};
 use super::round_trip::Way;
 use super::series::{Arm, Series, alternate};
-use super::workload::plot::{Bars, bars};
+use super::workload::plot::{Bars, Panel, bars};
 use crate::failure::Outcome;
 use amphi_env::Buf;
 use std::cell::RefCell;
@@ -71,7 +71,8 @@ pub fn run(run: &mut Run) -> Outcome {
     if let Some(path) = run.picture("breakdown") {
         let names: Vec<String> = PARTS.iter().map(|p| p.to_string()).collect();
         let title = "Where the time of a write goes";
-        bars(&Bars { title, unit: "us for a MiB", names: &names, groups: &groups }, &path)?;
+        let panels = [Panel { title: String::new(), groups }];
+        bars(&Bars { title, unit: "us for a MiB", names: &names, panels: &panels, columns: 1 }, &path)?;
     }
     remote.stop()
 }

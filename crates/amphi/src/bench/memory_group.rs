@@ -9,12 +9,36 @@ use std::time::Duration;
 pub struct MemoryGroup {
     dir: PathBuf,
     procs: PathBuf,
+    files: &'static Files,
 }
 
-/// Where groups are made, what is there if it is such a place, and the file of the limit.
-const ROOTS: [(&str, &str, &str); 2] = [
-    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.limit_in_bytes"),
-    ("/sys/fs/cgroup", "cgroup.controllers", "memory.max"),
+/// Names of files of a version.
+struct Files {
+    root: &'static str,
+    /// What is there if groups with a limit can be made there.
+    marker: &'static str,
+    limit: &'static str,
+    /// The most that was used.
+    peak: &'static str,
+    /// Where a line `oom_kill N` says how many processes the kernel has killed.
+    kills: &'static str,
+}
+
+const VERSIONS: [Files; 2] = [
+    Files {
+        root: "/sys/fs/cgroup/memory",
+        marker: "memory.limit_in_bytes",
+        limit: "memory.limit_in_bytes",
+        peak: "memory.max_usage_in_bytes",
+        kills: "memory.oom_control",
+    },
+    Files {
+        root: "/sys/fs/cgroup",
+        marker: "cgroup.controllers",
+        limit: "memory.max",
+        peak: "memory.peak",
+        kills: "memory.events",
+    },
 ];
 
 impl MemoryGroup {
@@ -23,19 +47,20 @@ impl MemoryGroup {
     /// Errors: the machine offers none, or this user may not make one.
     pub fn make(name: &str, limit: u64) -> Outcome<MemoryGroup> {
         let mut last = String::from("no memory controller");
-        for (root, marker, file) in ROOTS {
-            if !Path::new(root).join(marker).exists() {
+        for files in &VERSIONS {
+            let root = Path::new(files.root);
+            if !root.join(files.marker).exists() {
                 continue;
             }
-            let dir = Path::new(root).join(format!("{name}-{}", std::process::id()));
+            let dir = root.join(format!("{name}-{}", std::process::id()));
             if let Err(e) = std::fs::create_dir(&dir) {
                 last = format!("{}: {e}", dir.display());
                 continue;
             }
-            let group = MemoryGroup { procs: dir.join("cgroup.procs"), dir };
-            match std::fs::write(group.dir.join(file), limit.to_string()) {
+            let group = MemoryGroup { procs: dir.join("cgroup.procs"), dir, files };
+            match std::fs::write(group.dir.join(files.limit), limit.to_string()) {
                 Ok(()) => return Ok(group),
-                Err(e) => last = format!("{}: {e}", group.dir.join(file).display()),
+                Err(e) => last = format!("{}: {e}", group.dir.join(files.limit).display()),
             }
         }
         Err(Failure::refused(format!(
@@ -47,6 +72,21 @@ impl MemoryGroup {
     pub fn enter(&self) -> Vec<String> {
         let procs = self.procs.display().to_string();
         vec!["sh".into(), "-c".into(), "echo $$ > \"$0\" && exec \"$@\"".into(), procs]
+    }
+
+    /// The most bytes that were used, where the kernel says so.
+    pub fn peak(&self) -> Option<u64> {
+        std::fs::read_to_string(self.dir.join(self.files.peak)).ok()?.trim().parse().ok()
+    }
+
+    /// Errors: the kernel has killed processes of it for want of memory.
+    pub fn check(&self) -> Outcome {
+        let path = self.dir.join(self.files.kills);
+        let text = std::fs::read_to_string(&path).during(|| format!("read {}", path.display()))?;
+        match kills(&text) {
+            0 => Ok(()),
+            n => Err(Failure::broken(format!("the kernel killed {n} processes of the memory group; give it more"))),
+        }
     }
 
     /// Removes it; its processes have ended.
@@ -64,5 +104,23 @@ impl MemoryGroup {
 impl Drop for MemoryGroup {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir(&self.dir);
+    }
+}
+
+/// The number in the line `oom_kill N`.
+fn kills(text: &str) -> u64 {
+    text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: processes that were killed are counted, in both versions. Method: texts of the kernel.
+    #[test]
+    fn killed_processes() {
+        assert_eq!(kills("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"), 2);
+        assert_eq!(kills("low 0\nhigh 0\nmax 17\noom 3\noom_kill 1\noom_group_kill 0\n"), 1);
+        assert_eq!(kills("oom_kill_disable 0\nunder_oom 0\noom_kill 0\n"), 0);
     }
 }

@@ -176,7 +176,7 @@ fn library_stream(file: &LibraryFile, op: Op, transfer: usize, bytes: u64, ready
 }
 
 fn fuse_stream(path: &Path, op: Op, transfer: usize, bytes: u64, ready: &dyn Fn()) -> Outcome<Moved> {
-    let stream = Stream { path: path.to_path_buf(), bytes, transfer, shift: 0, o_direct: false };
+    let stream = Stream { path: path.to_path_buf(), bytes, transfer, shift: 0, o_direct: false, most: None };
     if op == Op::Write {
         return stream.write_when(ready);
     }

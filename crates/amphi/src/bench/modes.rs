@@ -50,7 +50,7 @@ pub fn run(run: &mut Run) -> Outcome {
 /// One sample through the mount.
 fn fuse(mount: &Path, mode: usize, op: Op, transfer: usize, bytes: u64) -> Outcome<f64> {
     let path = mount.join(MODES[mode]);
-    let stream = Stream { path: path.clone(), bytes, transfer, shift: 0, o_direct: false };
+    let stream = Stream { path: path.clone(), bytes, transfer, shift: 0, o_direct: false, most: None };
     if op == Op::Read {
         if path.exists() {
             set_mode(&path, "direct")?;

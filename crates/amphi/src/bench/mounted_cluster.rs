@@ -6,6 +6,8 @@ use super::program::Program;
 use super::round_trip::Way;
 use crate::control;
 use crate::failure::{During, Outcome};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
@@ -27,6 +29,8 @@ pub struct Mounts {
     mounts: Vec<Program>,
     servers: Vec<Program>,
     dirs: Vec<PathBuf>,
+    /// Tunables that were set, with what they were before the first time.
+    before: RefCell<BTreeMap<String, String>>,
     /// Last: processes end before their name spaces.
     _links: Option<Links>,
 }
@@ -45,7 +49,13 @@ impl Mounts {
             std::fs::write(&key, KEY).during(|| format!("write {}", key.display()))?;
             with.extend(["--key".into(), key.into()]);
         }
-        let mut all = Mounts { mounts: Vec::new(), servers: Vec::new(), dirs: Vec::new(), _links: None };
+        let mut all = Mounts {
+            mounts: Vec::new(),
+            servers: Vec::new(),
+            dirs: Vec::new(),
+            before: RefCell::default(),
+            _links: None,
+        };
         let mut addr = String::new();
         for n in 0..setup.servers.max(1) {
             let data = dir.join(format!("data-{n}"));
@@ -86,6 +96,26 @@ impl Mounts {
 
     /// Sets a tunable: of the servers at one mount, of the mounts at each.
     pub fn set(&self, assignment: &str) -> Outcome {
+        let name = assignment.split('=').next().unwrap_or_default();
+        if !self.before.borrow().contains_key(name) {
+            // What cannot be read is refused below.
+            let now = control::read_if_any(&self.dirs[0], &format!("user.amphi.tunables.{name}"));
+            let now = now.ok().flatten().unwrap_or_default();
+            let mut before = self.before.borrow_mut();
+            for was in now.lines().filter_map(|line| line.split(" # ").next()) {
+                let name = was.split('=').next().unwrap_or_default();
+                before.entry(name.to_string()).or_insert_with(|| was.to_string());
+            }
+        }
+        self.put(assignment)
+    }
+
+    /// Gives every tunable that was set the value that it had when the cluster began.
+    pub fn put_back(&self) -> Outcome {
+        self.before.borrow().values().try_for_each(|was| self.put(was))
+    }
+
+    fn put(&self, assignment: &str) -> Outcome {
         let to = if assignment.starts_with("server.") { &self.dirs[..1] } else { &self.dirs[..] };
         for mount in to {
             control::write(mount, "user.amphi.set", assignment, || format!("{assignment} was refused"))?;

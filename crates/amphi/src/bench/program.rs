@@ -22,6 +22,19 @@ pub struct Program {
     _stdin: Option<ChildStdin>,
 }
 
+/// This program, behind a command that becomes it, if there is one.
+pub fn this_program(enter: &[String]) -> Outcome<Command> {
+    let program = std::env::current_exe().during(|| "find this program".into())?;
+    Ok(match enter {
+        [] => Command::new(program),
+        [first, rest @ ..] => {
+            let mut command = Command::new(first);
+            command.args(rest).arg(program);
+            command
+        }
+    })
+}
+
 impl Program {
     /// Starts `amphi ARGS..` and waits for its line `ready`.
     pub fn start(args: &[&OsStr], mount: Option<&Path>) -> Outcome<Program> {
@@ -30,17 +43,8 @@ impl Program {
 
     /// The same, by a command that enters a memory group or a network name space and becomes the program.
     pub fn start_behind(enter: &[String], args: &[&OsStr], mount: Option<&Path>) -> Outcome<Program> {
-        let program = std::env::current_exe().during(|| "find this program".into())?;
         let shown: Vec<String> = args.iter().map(|a| a.to_string_lossy().into_owned()).collect();
-        let mut command = match enter {
-            [] => Command::new(program),
-            [first, rest @ ..] => {
-                let mut command = Command::new(first);
-                command.args(rest).arg(program);
-                command
-            }
-        };
-        let mut child = command
+        let mut child = this_program(enter)?
             .args(args)
             .env("AMPHI_LOG", std::env::var("AMPHI_LOG").unwrap_or_else(|_| "warn".into()))
             .stdin(Stdio::piped())

@@ -1,74 +1,29 @@
 //! The workloads that made autoIO (FAST'24, section 4) known, at the size of this machine, with their baselines in the same run.
 //!
-//! Owns: the variants of AmphiFS that stand for other ways of doing it, taking turns with them, tables of reasons. Each scenario is a
-//! file of `scenario/`. Invariants: all variants of a comparison run on one cluster, in turn, each round on a fresh file; every
-//! read checks what it read.
+//! Owns: where the mounts are, taking turns with the variants (`variant`). Each scenario is a file of `scenario/`: a table of the baselines
+//! for all sizes, one of auto without each part (`parts`) for telling ones, which way requests went (`reasons`), pictures.
+//! Invariants: all variants of a table run on one cluster, in turn, each round on a fresh file; every read checks what it read.
 
 pub mod mixed;
 pub mod overcache;
+mod parts;
+mod reasons;
 pub mod small_files;
 pub mod streams;
 pub mod strided;
+mod variant;
 
 use super::Run;
 use super::links::Links;
 use super::mounted_cluster::Mounts;
-use super::report::{Table, spread};
+use super::report::spread;
 use super::series::Series;
 use super::workload::place::{Counted, counters, since};
+use super::workload::plot::{Bars, Panel, bars};
 use super::workload::tasks::Tasks;
 use super::workload::{Phase, Together};
 use crate::failure::Outcome;
-use std::collections::BTreeSet;
-
-/// A way of doing it: AmphiFS with some of its tunables.
-#[derive(Clone, Copy, Debug)]
-pub struct Variant {
-    /// In tables.
-    pub name: &'static str,
-    /// What differs from the defaults.
-    pub set: &'static [&'static str],
-}
-
-/// What every variant starts from: the defaults of all that any variant changes.
-const DEFAULTS: &[&str] = &[
-    "hybrid.mode=auto",
-    "hybrid.contention=on",
-    "hybrid.memory=on",
-    "hybrid.overcache=on",
-    "hybrid.locality=on",
-    "hybrid.small_bytes=32K",
-    "hybrid.large_write_bytes=2M",
-    "hybrid.large_read_bytes=4M",
-    "server.lock_granularity_bytes=1",
-];
-
-/// Everything through the cache, under locks on whole pages that grow: Lustre as it was.
-pub const VANILLA: Variant =
-    Variant { name: "vanilla", set: &["hybrid.mode=buffered", "server.lock_granularity_bytes=4K"] };
-/// Everything direct.
-pub const DIRECT: Variant = Variant { name: "direct", set: &["hybrid.mode=direct"] };
-/// The decision of each request, whole.
-pub const AUTO: Variant = Variant { name: "auto", set: &[] };
-/// The decision without contention.
-pub const AUTO_NO_CONTENTION: Variant = Variant { name: "auto, no contention", set: &["hybrid.contention=off"] };
-/// The decision with locks on whole pages.
-pub const AUTO_PAGE_LOCKS: Variant = Variant { name: "auto, page locks", set: &["server.lock_granularity_bytes=4K"] };
-/// The decision by size alone.
-pub const AUTO_SIZE_ONLY: Variant = Variant {
-    name: "auto, size alone",
-    set: &["hybrid.contention=off", "hybrid.memory=off", "hybrid.overcache=off", "hybrid.locality=off"],
-};
-/// The decision without memory and over-cache.
-pub const AUTO_NO_MEMORY: Variant =
-    Variant { name: "auto, no memory", set: &["hybrid.memory=off", "hybrid.overcache=off"] };
-/// The decision without locality.
-pub const AUTO_NO_LOCALITY: Variant = Variant { name: "auto, no locality", set: &["hybrid.locality=off"] };
-/// A fixed switch at 512 KiB, as BeeGFS' native mode has it (`tuneFileCacheBufSize`), with byte locks.
-pub const FIXED_512K: Variant = Variant {
-    name: "fixed 512 KiB",
-    set: &["hybrid.small_bytes=512K", "hybrid.large_write_bytes=512K", "hybrid.large_read_bytes=512K"],
-};
+use variant::Variant;
 
 /// Mbit/s of each mount's link where the mounts are machines of their own: so slow that the processors are not what all wait for.
 const LINK_MBIT: u32 = 1000;
@@ -96,14 +51,6 @@ pub fn layouts() -> Vec<Layout> {
         Err(e) => eprintln!("amphi: skipped what needs a link for each mount: {e}"),
     }
     all
-}
-
-/// Sets up a variant on all mounts and servers.
-pub fn apply(cluster: &Mounts, variant: &Variant) -> Outcome {
-    for set in DEFAULTS.iter().chain(variant.set) {
-        cluster.set(set)?;
-    }
-    Ok(())
 }
 
 /// A phase with what the mounts counted meanwhile.
@@ -159,9 +106,10 @@ fn order(round: usize, count: usize) -> Vec<usize> {
 /// All variants in turn, round after round, in the orders of `order`; the first round does not count.
 pub fn in_turn(
     run: &Run,
+    cluster: &Mounts,
     what: &str,
     variants: &[Variant],
-    mut sample: impl FnMut(&Variant) -> Outcome<Sample>,
+    mut sample: impl FnMut() -> Outcome<Sample>,
 ) -> Outcome<Vec<Found>> {
     let mut found: Vec<Found> = variants.iter().map(|_| Found::default()).collect();
     let bar = run.bar(what, ((run.pairs + 1) * variants.len()) as u64);
@@ -170,7 +118,8 @@ pub fn in_turn(
             let (variant, found) = (&variants[turn], &mut found[turn]);
             run.check_stop()?;
             bar.set_message(format!("{what}: {}", variant.name));
-            let sample = sample(variant)?;
+            variant.apply(cluster)?;
+            let sample = sample()?;
             bar.inc(1);
             if round == 0 {
                 continue;
@@ -194,27 +143,6 @@ pub fn times(counted: &Counted, name: &str) -> u64 {
     counted.get(name).map_or(0, |row| row.0)
 }
 
-/// The table of reasons, as Tables 2 to 4 of the paper have it: how many requests went which way.
-pub fn reasons(title: &str, rows: &[(String, &Counted)]) -> Table {
-    let mut names: BTreeSet<&str> = BTreeSet::new();
-    let is_reason = |name: &str| {
-        let of = name.strip_prefix("read_").or(name.strip_prefix("write_"));
-        of.is_some_and(|r| r.starts_with("direct_") || r.starts_with("buffered_") || r == "cache_hit")
-    };
-    for (_, counted) in rows {
-        names.extend(counted.keys().map(String::as_str).filter(|n| is_reason(n)));
-    }
-    let mut columns = vec!["requests"];
-    columns.extend(names.iter());
-    let mut table = Table::new(title, &columns);
-    for (name, counted) in rows {
-        let mut cells = vec![name.clone()];
-        cells.extend(names.iter().map(|n| times(counted, n).to_string()));
-        table.row(cells);
-    }
-    table
-}
-
 /// Adds what another phase counted.
 pub fn add(sum: &mut Counted, more: Counted) {
     for (name, row) in more {
@@ -228,16 +156,36 @@ pub fn cells(series: &[Series]) -> Vec<String> {
     series.iter().map(spread).collect()
 }
 
+/// Median of a series of each variant.
+pub fn medians(found: &[Found], way: usize) -> Vec<f64> {
+    found.iter().map(|f| f.series[way].median()).collect()
+}
+
+/// Draws rates of all variants, if pictures are wanted.
+pub fn draw(
+    run: &Run,
+    name: &str,
+    title: &str,
+    unit: &str,
+    variants: &[Variant],
+    panels: &[Panel],
+    columns: usize,
+) -> Outcome {
+    let Some(path) = run.picture(&name.replace([' ', ','], "-").replace("--", "-")) else { return Ok(()) };
+    let names: Vec<String> = variants.iter().map(|v| v.name.to_string()).collect();
+    bars(&Bars { title, unit, names: &names, panels, columns }, &path)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
 
     /// Goal: every variant is in every round once, and each comes right behind each other one equally often. Method: all rounds of a whole
     /// design, for the numbers of variants that there are.
     #[test]
     fn neighbours_are_balanced() {
-        for count in 2..=8 {
+        for count in 2..=12 {
             let rounds = count * (1 + count % 2);
             let mut behind: BTreeMap<(usize, usize), usize> = BTreeMap::new();
             for round in 0..rounds {

@@ -12,7 +12,7 @@ use rustix::io::{Errno, pread, pwrite};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A stream over one file.
 #[derive(Clone, Debug)]
@@ -27,6 +27,8 @@ pub struct Stream {
     pub shift: u64,
     /// Open with O_DIRECT.
     pub o_direct: bool,
+    /// Stop after the first transfer that ends later than this.
+    pub most: Option<Duration>,
 }
 
 /// Bytes that were moved, and when.
@@ -83,8 +85,9 @@ impl Stream {
         (0..self.bytes / self.transfer as u64).map(|i| self.shift + i * self.transfer as u64)
     }
 
-    fn moved(&self, start: Instant) -> Moved {
-        Moved { bytes: self.bytes / self.transfer as u64 * self.transfer as u64, start, end: now() }
+    /// Whether the time is over.
+    fn is_late(&self, start: Instant) -> bool {
+        self.most.is_some_and(|most| start.elapsed() >= most)
     }
 
     /// Writes the file, which is made or emptied first, and fsyncs it. MiB/s.
@@ -100,7 +103,7 @@ impl Stream {
             *byte = (i % 251) as u8;
         }
         ready();
-        let start = now();
+        let (start, mut bytes) = (now(), 0);
         for offset in self.offsets() {
             buf[..8].copy_from_slice(&stamp(offset));
             let mut done = 0;
@@ -109,9 +112,13 @@ impl Stream {
                     .during(|| format!("write {} at {offset}", self.path.display()))?;
                 done += n;
             }
+            bytes += done as u64;
+            if self.is_late(start) {
+                break;
+            }
         }
         fsync(&fd).during(|| format!("fsync {}", self.path.display()))?;
-        Ok(self.moved(start))
+        Ok(Moved { bytes, start, end: now() })
     }
 
     /// Reads what `write` wrote and checks the stamps. MiB/s.
@@ -124,7 +131,7 @@ impl Stream {
         let fd = self.open(OFlags::RDONLY)?;
         let mut buf = Buf::zeroed(self.transfer);
         ready();
-        let start = now();
+        let (start, mut bytes) = (now(), 0);
         for offset in self.offsets() {
             let mut done = 0;
             while done < buf.len() {
@@ -138,18 +145,27 @@ impl Stream {
             if buf[..8] != stamp(offset) {
                 return Err(Failure::broken(format!("{}: wrong bytes at {offset}", self.path.display())));
             }
+            bytes += done as u64;
+            if self.is_late(start) {
+                break;
+            }
         }
-        Ok(self.moved(start))
+        Ok(Moved { bytes, start, end: now() })
     }
 }
 
 /// Fills `path` with `bytes`, stamped for reads of any transfer size of 4 KiB or more, by large writes and `fsync`.
 pub fn prepare(path: &Path, bytes: u64) -> Outcome {
+    prepare_shifted(path, bytes, 0)
+}
+
+/// The same from `shift` on, for reads that begin there.
+pub fn prepare_shifted(path: &Path, bytes: u64, shift: u64) -> Outcome {
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC;
     let fd = open(path, flags, Mode::from_raw_mode(0o644)).during(|| format!("open {}", path.display()))?;
     for at in (0..bytes).step_by(PREPARE_BYTES) {
-        let buf = stamped(at, PREPARE_BYTES.min((bytes - at) as usize));
-        let n = pwrite(&fd, &buf, at).during(|| format!("write {}", path.display()))?;
+        let buf = stamped(shift + at, PREPARE_BYTES.min((bytes - at) as usize));
+        let n = pwrite(&fd, &buf, shift + at).during(|| format!("write {}", path.display()))?;
         if n != buf.len() {
             return Err(Failure::broken(format!("{}: only {n} of {} bytes written", path.display(), buf.len())));
         }
@@ -184,5 +200,50 @@ pub fn drop_kernel_cache(path: &Path) -> Outcome {
     match fadvise(&fd, 0, None, Advice::DontNeed) {
         Ok(()) | Err(Errno::INVAL) => Ok(()),
         Err(e) => Err(Failure::broken(format!("cannot drop the cache of {}: {e}", path.display()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what was prepared is read in transfers of any size from where it begins, and bytes that are not there are not taken for
+    /// it. Method: files with and without a shift; reads of another file's bytes and past the end.
+    #[test]
+    fn prepared_files_are_read() {
+        let path = std::env::temp_dir().join(format!("amphi-prepared-{}", std::process::id()));
+        let stream = |transfer, shift| Stream {
+            path: path.clone(),
+            bytes: 1 << 20,
+            transfer,
+            shift,
+            o_direct: false,
+            most: None,
+        };
+        for shift in [0, 8] {
+            prepare_shifted(&path, 1 << 20, shift).expect("prepared");
+            for transfer in [4096, 64 << 10, 1 << 20] {
+                let moved = stream(transfer, shift).read_when(&|| ()).expect("read");
+                assert_eq!(moved.bytes, 1 << 20);
+                assert!(stream(transfer, 8 - shift).read().is_err(), "{transfer} {shift}");
+            }
+        }
+        std::fs::remove_file(&path).expect("removed");
+    }
+
+    /// Goal: a stream whose time is over ends behind a transfer and counts what it moved. Method: no time at all.
+    #[test]
+    fn late_streams_end() {
+        let path = std::env::temp_dir().join(format!("amphi-late-{}", std::process::id()));
+        let no_time = Some(Duration::ZERO);
+        let mut stream =
+            Stream { path: path.clone(), bytes: 1 << 20, transfer: 4096, shift: 0, o_direct: false, most: no_time };
+        assert_eq!(stream.write_when(&|| ()).expect("written").bytes, 4096);
+        assert_eq!(std::fs::metadata(&path).expect("a file").len(), 4096);
+        prepare(&path, 1 << 20).expect("prepared");
+        assert_eq!(stream.read_when(&|| ()).expect("read").bytes, 4096);
+        stream.most = None;
+        assert_eq!(stream.read_when(&|| ()).expect("read").bytes, 1 << 20);
+        std::fs::remove_file(&path).expect("removed");
     }
 }

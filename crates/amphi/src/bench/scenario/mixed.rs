@@ -5,11 +5,17 @@
 //! variables. Nek5000-like: pieces in the proportions of Table 4: 128 of at least 2 MiB, 132 in the window, 372 small ones, at places
 //! that only depend on the number of processes.
 
-use super::{AUTO, AUTO_NO_CONTENTION, DIRECT, FIXED_512K, Found, Sample, VANILLA, Variant};
-use super::{apply, cells, clear, counted, in_turn, layouts, reasons};
+use super::parts::Parts;
+use super::reasons::{TABLES_3_AND_4, reasons};
+use super::variant::{
+    AUTO, AUTO_AT, BASELINES, NO_CONTENDED_PIPELINE, NO_CONTENTION, NO_LEARNING, NO_LOCALITY, NO_LOCKS_AHEAD,
+    NO_MEMORY, NO_PIPELINE, PAGE_LOCKS, SIZE_ALONE, VANILLA_AT, Variant,
+};
+use super::{Found, Sample, cells, clear, counted, draw, in_turn, layouts, medians};
 use crate::bench::Run;
 use crate::bench::mounted_cluster::{Mounts, Setup};
 use crate::bench::report::{Finding, Table, digits};
+use crate::bench::workload::plot::Panel;
 use crate::bench::workload::tasks::Tasks;
 use crate::bench::workload::transfers::{Calls, Job, Part};
 use crate::bench::workload::{self, Phase};
@@ -21,7 +27,18 @@ const TASKS: usize = 4;
 const HEADER_BYTES: u64 = 2104;
 /// Variables of a particle.
 const VARIABLES: u64 = 8;
-const VARIANTS: [Variant; 5] = [VANILLA, DIRECT, AUTO, AUTO_NO_CONTENTION, FIXED_512K];
+const PARTS: [Variant; 10] = [
+    AUTO,
+    NO_CONTENTION,
+    NO_CONTENDED_PIPELINE,
+    NO_LOCKS_AHEAD,
+    NO_PIPELINE,
+    PAGE_LOCKS,
+    NO_MEMORY,
+    NO_LOCALITY,
+    NO_LEARNING,
+    SIZE_ALONE,
+];
 
 /// Offset and length of each call of each process.
 type Pieces = Vec<Vec<(u64, u64)>>;
@@ -64,42 +81,64 @@ fn nek5000(steps: u64) -> Pieces {
     pieces
 }
 
+/// A workload by its name, and whether it is also measured without each part of auto.
+type Workload = (&'static str, Pieces, bool);
+
 /// Measures all.
 pub fn run(run: &mut Run) -> Outcome {
     let steps = |full: u64| if run.quick { full.div_ceil(8) } else { full };
-    let workloads = [
-        ("VPIC-like, 32 KiB", vpic(32 << 10, steps(96))),
-        ("VPIC-like, 1 MiB", vpic(1 << 20, steps(4))),
-        ("Nek5000-like", nek5000(steps(2))),
+    let workloads: [Workload; 3] = [
+        ("VPIC-like, 32 KiB", vpic(32 << 10, steps(96)), true),
+        ("VPIC-like, 1 MiB", vpic(1 << 20, steps(4)), false),
+        ("Nek5000-like", nek5000(steps(2)), true),
     ];
     for layout in layouts() {
         let setup = Setup { mounts: TASKS, link_mbit: layout.link_mbit, ..Setup::default() };
         let cluster = Mounts::start(&run.dir.join(format!("mixed{}", layout.name.replace(", ", "-"))), &setup)?;
+        let title = format!("Shared files of simulations, {TASKS} processes on {TASKS} mounts, {}", layout.title);
         let mut table = Table::new(
-            format!(
-                "Shared files of simulations, {TASKS} processes on {TASKS} mounts, {} (MiB/s to the end of fsync, median and range)",
-                layout.title
-            ),
-            &["workload", "vanilla", "direct", "auto", "no contention", "fixed 512 KiB", "auto / vanilla"],
+            format!("{title} (MiB/s to the end of fsync, median and range)"),
+            &["workload", "vanilla", "direct", "auto", "fixed 512 KiB", "auto / vanilla"],
         );
-        let mut all = Vec::new();
-        for (what, pieces) in &workloads {
-            let what = format!("{what}{}", layout.name);
-            let found = measure(run, &cluster, &what, pieces)?;
-            for (way, name) in ["write", "read"].into_iter().enumerate() {
-                row(run, &mut table, &format!("{what}, {name}"), way, &found);
+        let (mut all, mut groups): (Vec<_>, [Vec<_>; 2]) = Default::default();
+        for (what, pieces, _) in &workloads {
+            let name = format!("{what}{}", layout.name);
+            let found = measure(run, &cluster, &name, pieces, &BASELINES)?;
+            for (way, direction) in ["write", "read"].into_iter().enumerate() {
+                row(run, &mut table, &format!("{name}, {direction}"), way, &found);
+                groups[way].push((what.to_string(), medians(&found, way)));
             }
-            all.push((what, found));
+            all.push((name, found));
         }
         run.show(&table);
-        let rows: Vec<_> = all.iter().map(|(what, found)| (what.clone(), &found[2].counted)).collect();
-        run.show(&reasons("Why writes of auto went which way, all rounds (Tables 3 and 4 of the paper)", &rows));
+        let rows: Vec<_> = all.iter().map(|(what, found)| (what.clone(), &found[AUTO_AT].counted)).collect();
+        let why = "Why writes of auto went which way, all rounds (Tables 3 and 4 of the paper)";
+        run.show(&reasons(why, &TABLES_3_AND_4, &["write"], &rows));
+        let panels: Vec<Panel> = ["write", "read"]
+            .map(String::from)
+            .into_iter()
+            .zip(groups)
+            .map(|(title, groups)| Panel { title, groups })
+            .collect();
+        draw(run, &format!("mixed{}", layout.name), &title, "MiB/s", &BASELINES, &panels, 1)?;
+        for (what, pieces, _) in workloads.iter().filter(|w| w.2) {
+            without_parts(run, &cluster, &format!("{what}{}", layout.name), pieces)?;
+        }
         cluster.stop()?;
     }
     Ok(())
 }
 
-fn measure(run: &Run, cluster: &Mounts, what: &str, pieces: &Pieces) -> Outcome<Vec<Found>> {
+fn without_parts(run: &mut Run, cluster: &Mounts, what: &str, pieces: &Pieces) -> Outcome {
+    let found = measure(run, cluster, what, pieces, &PARTS)?;
+    let (variants, found) = (&PARTS, &found[..]);
+    let parts = Parts { bench: "mixed", what, unit: ("MiB/s", "mib_s"), ways: &["write", "read"], variants, found };
+    parts.show(run)?;
+    parts.show_reasons(run, &TABLES_3_AND_4, &["write"]);
+    Ok(())
+}
+
+fn measure(run: &Run, cluster: &Mounts, what: &str, pieces: &Pieces, variants: &[Variant]) -> Outcome<Vec<Found>> {
     let calls = Calls { fsync: true, ..Calls::default() };
     let part =
         |rank: usize, of: usize| Part { file: cluster.dirs()[rank].join("dump"), pieces: pieces[of].clone(), key: 0 };
@@ -107,8 +146,7 @@ fn measure(run: &Run, cluster: &Mounts, what: &str, pieces: &Pieces) -> Outcome<
         |rank: usize| Job { write: part(rank, rank), read: part(rank, (rank + 1) % TASKS), removes: rank == 0, calls };
     let jobs: Vec<_> = (0..TASKS).map(|rank| workload::Job::Transfers(job(rank))).collect();
     let mut tasks = Tasks::start(&jobs)?;
-    let found = in_turn(run, what, &VARIANTS, |variant| {
-        apply(cluster, variant)?;
+    let found = in_turn(run, cluster, what, variants, || {
         clear(cluster, &mut tasks)?;
         let (write, written) = counted(cluster, &mut tasks, Phase::Write)?;
         let (read, _) = counted(cluster, &mut tasks, Phase::CheckRead)?;
@@ -121,16 +159,16 @@ fn measure(run: &Run, cluster: &Mounts, what: &str, pieces: &Pieces) -> Outcome<
 
 fn row(run: &mut Run, table: &mut Table, what: &str, way: usize, found: &[Found]) {
     let series: Vec<_> = found.iter().map(|f| f.series[way].clone()).collect();
-    let ratio = series[2].over(&series[0]).median();
+    let ratio = series[AUTO_AT].over(&series[VANILLA_AT]).median();
     let mut line = vec![what.to_string()];
     line.extend(cells(&series));
     line.push(digits(ratio));
     table.row(line);
     let mut finding = Finding::new("mixed", what).value(ratio);
-    for (variant, series) in VARIANTS.iter().zip(&series) {
-        finding = finding.series(format!("{}_mib_s", variant.name.replace([' ', ','], "_")), series);
+    for (variant, series) in BASELINES.iter().zip(&series) {
+        finding = finding.series(format!("{}_mib_s", variant.key()), series);
     }
-    for (name, (n, _)) in &found[2].counted {
+    for (name, (n, _)) in &found[AUTO_AT].counted {
         finding = finding.with(name, *n);
     }
     run.report.findings.push(finding);

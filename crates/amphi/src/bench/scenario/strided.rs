@@ -4,17 +4,20 @@
 //! Both with all mounts on one machine and with each behind a link of its own. Each process reads what the process on the next mount
 //! wrote. Writes are timed to the end of fsync.
 
-use super::{
-    AUTO, AUTO_NO_CONTENTION, AUTO_PAGE_LOCKS, AUTO_SIZE_ONLY, DIRECT, FIXED_512K, Found, Layout, Sample, VANILLA,
-    Variant,
+use super::parts::Parts;
+use super::reasons::{TABLES_3_AND_4, reasons};
+use super::variant::{
+    AUTO, AUTO_AT, BASELINES, DIRECT_AT, NO_CONTENDED_PIPELINE, NO_CONTENTION, NO_LEARNING, NO_LOCALITY,
+    NO_LOCKS_AHEAD, NO_MEMORY, NO_OVERCACHE, NO_PIECES, NO_PIPELINE, NO_READS_AHEAD, PAGE_LOCKS, SIZE_ALONE,
+    VANILLA_AT, Variant,
 };
-use super::{apply, cells, clear, counted, in_turn, layouts, reasons, times};
+use super::{Found, Layout, Sample, cells, clear, counted, draw, in_turn, layouts, medians, times};
 use crate::bench::Run;
 use crate::bench::mounted_cluster::{Mounts, Setup};
 use crate::bench::report::{Finding, Goal, Table, digits};
 use crate::bench::workload::Phase;
 use crate::bench::workload::ior::{Reorder, Shape};
-use crate::bench::workload::plot::{Bars, bars};
+use crate::bench::workload::plot::Panel;
 use crate::bench::workload::tasks::Tasks;
 use crate::bench::workload::transfers::Calls;
 use crate::failure::Outcome;
@@ -25,8 +28,23 @@ const TASKS: usize = 4;
 const HARD_BYTES: u64 = 47_008;
 /// Bytes of a transfer of ior-easy in the paper.
 const EASY_BYTES: u64 = 16 << 20;
-const HARD: [Variant; 7] = [VANILLA, DIRECT, AUTO, AUTO_NO_CONTENTION, AUTO_PAGE_LOCKS, AUTO_SIZE_ONLY, FIXED_512K];
-const EASY: [Variant; 4] = [VANILLA, DIRECT, AUTO, FIXED_512K];
+/// What can matter to records that several mounts write in turn.
+const HARD_PARTS: [Variant; 10] = [
+    AUTO,
+    NO_CONTENTION,
+    NO_CONTENDED_PIPELINE,
+    NO_LOCKS_AHEAD,
+    PAGE_LOCKS,
+    NO_MEMORY,
+    NO_OVERCACHE,
+    NO_LOCALITY,
+    NO_LEARNING,
+    SIZE_ALONE,
+];
+/// What can matter to large transfers.
+const EASY_PARTS: [Variant; 4] = [AUTO, NO_PIPELINE, NO_READS_AHEAD, NO_PIECES];
+/// Numbers of a sample.
+const WAYS: [&str; 2] = ["write", "read"];
 
 /// Measures both.
 pub fn run(run: &mut Run) -> Outcome {
@@ -43,24 +61,54 @@ pub fn run(run: &mut Run) -> Outcome {
             reorder: Reorder::Next,
         };
         let what = format!("ior-hard{}", layout.name);
-        let found = compare(run, &cluster, &what, &shape, &HARD)?;
+        let found = compare(run, &cluster, &what, &shape, &BASELINES)?;
         hard(run, &layout, &what, &shape, &found)?;
+        without_parts(run, &cluster, &what, &shape, &HARD_PARTS)?;
         let segments = if run.quick { 1 } else { 4 };
         let shape = Shape { block: EASY_BYTES, transfer: EASY_BYTES, segments, file_per_process: true, ..shape };
         let what = format!("ior-easy{}", layout.name);
-        let found = compare(run, &cluster, &what, &shape, &EASY)?;
+        let found = compare(run, &cluster, &what, &shape, &BASELINES)?;
         let title = format!("ior-easy: a file for each process, transfers of 16 MiB, {}", layout.title);
-        show(run, &title, &what, &shape, &EASY, &found);
+        show(run, &title, &what, &shape, &found);
+        picture(run, &what, &title, &found)?;
+        without_parts(run, &cluster, &what, &shape, &EASY_PARTS)?;
         cluster.stop()?;
     }
     Ok(())
 }
 
+fn without_parts(run: &mut Run, cluster: &Mounts, what: &str, shape: &Shape, variants: &[Variant]) -> Outcome {
+    let found = &compare(run, cluster, what, shape, variants)?[..];
+    let parts = Parts { bench: "strided", what, unit: ("MiB/s", "mib_s"), ways: &WAYS, variants, found };
+    parts.show(run)?;
+    let title = format!("Auto without each part, {what}: locks");
+    run.show(&locks(run, &title, shape, variants, found));
+    parts.show_reasons(run, &TABLES_3_AND_4, &WAYS);
+    Ok(())
+}
+
+/// Callbacks and requests of locks for each record.
+fn locks(run: &Run, title: &str, shape: &Shape, variants: &[Variant], found: &[Found]) -> Table {
+    let heads = ["variant", "callbacks a record, write", "read", "lock requests a record, write", "granted ahead"];
+    let mut table = Table::new(title, &heads);
+    for (variant, found) in variants.iter().zip(found) {
+        let mut row = vec![variant.name.to_string()];
+        row.extend(for_a_record(run, shape, found));
+        table.row(row);
+    }
+    table
+}
+
+fn for_a_record(run: &Run, shape: &Shape, found: &Found) -> Vec<String> {
+    let records = (shape.tasks as u64 * shape.bytes() / shape.transfer * run.pairs as u64) as f64;
+    let of = |name: &&str| format!("{:.3}", times(&found.counted, name) as f64 / records);
+    ["lock_callback", "lock_callback while reading", "lock_enqueue", "lock_ahead_granted"].iter().map(of).collect()
+}
+
 fn compare(run: &Run, cluster: &Mounts, what: &str, shape: &Shape, variants: &[Variant]) -> Outcome<Vec<Found>> {
     let calls = Calls { fsync: true, ..Calls::default() };
     let mut tasks = Tasks::start(&shape.jobs(cluster.dirs(), what, calls))?;
-    let found = in_turn(run, what, variants, |variant| {
-        apply(cluster, variant)?;
+    let found = in_turn(run, cluster, what, variants, || {
         clear(cluster, &mut tasks)?;
         let (write, mut written) = counted(cluster, &mut tasks, Phase::Write)?;
         let (read, read_counts) = counted(cluster, &mut tasks, Phase::Read)?;
@@ -76,18 +124,23 @@ fn compare(run: &Run, cluster: &Mounts, what: &str, shape: &Shape, variants: &[V
     Ok(found)
 }
 
-fn show(run: &mut Run, title: &str, what: &str, shape: &Shape, variants: &[Variant], found: &[Found]) {
+fn show(run: &mut Run, title: &str, what: &str, shape: &Shape, found: &[Found]) {
     let mut table = Table::new(
         format!("{title}, {TASKS} processes on {TASKS} mounts (MiB/s, median and range)"),
-        &["variant", "write", "read", "callbacks a record, write", "read", "lock requests a record, write"],
+        &[
+            "variant",
+            "write",
+            "read",
+            "callbacks a record, write",
+            "read",
+            "lock requests a record, write",
+            "granted ahead",
+        ],
     );
-    let records = (shape.tasks as u64 * shape.bytes() / shape.transfer * run.pairs as u64) as f64;
-    for (variant, found) in variants.iter().zip(found) {
+    for (variant, found) in BASELINES.iter().zip(found) {
         let mut row = vec![variant.name.to_string()];
         row.extend(cells(&found.series));
-        for name in ["lock_callback", "lock_callback while reading", "lock_enqueue"] {
-            row.push(format!("{:.3}", times(&found.counted, name) as f64 / records));
-        }
+        row.extend(for_a_record(run, shape, found));
         table.row(row);
         let mut finding = Finding::new("strided", format!("{what}, {}", variant.name))
             .with("tasks", shape.tasks)
@@ -101,14 +154,15 @@ fn show(run: &mut Run, title: &str, what: &str, shape: &Shape, variants: &[Varia
         run.report.findings.push(finding);
     }
     run.show(&table);
-    let rows: Vec<_> = variants.iter().zip(found).map(|(v, f)| (v.name.to_string(), &f.counted)).collect();
-    run.show(&reasons(&format!("{what}: why requests went which way, all rounds"), &rows));
+    let rows: Vec<_> = BASELINES.iter().zip(found).map(|(v, f)| (v.name.to_string(), &f.counted)).collect();
+    let title = format!("{what}: why requests went which way, all rounds");
+    run.show(&reasons(title, &TABLES_3_AND_4, &WAYS, &rows));
 }
 
 fn hard(run: &mut Run, layout: &Layout, what: &str, shape: &Shape, found: &[Found]) -> Outcome {
     let title = format!("ior-hard: records of 47,008 bytes in turn in one file, {}", layout.title);
-    show(run, &title, what, shape, &HARD, found);
-    let (vanilla, direct, auto) = (&found[0], &found[1], &found[2]);
+    show(run, &title, what, shape, found);
+    let (vanilla, direct, auto) = (&found[VANILLA_AT], &found[DIRECT_AT], &found[AUTO_AT]);
     let mut table = Table::new(format!("{what}: goals"), &["what", "ratio", "goal"]);
     let writes = auto.series[0].over(&vanilla.series[0]).median();
     let reads = auto.series[1].over_better(&vanilla.series[1], &direct.series[1]).median();
@@ -120,10 +174,10 @@ fn hard(run: &mut Run, layout: &Layout, what: &str, shape: &Shape, found: &[Foun
         run.report.findings.push(Finding::new("strided", format!("{what}, {name}")).goal(value, goal));
     }
     run.show(&table);
-    let Some(path) = run.picture(&what.replace(", ", "-")) else { return Ok(()) };
-    let names: Vec<String> = HARD.iter().map(|v| v.name.to_string()).collect();
-    let values = |way: usize| found.iter().map(|f| f.series[way].median()).collect::<Vec<f64>>();
-    let groups = [("write".to_string(), values(0)), ("read".to_string(), values(1))];
-    let title = format!("Records of 47,008 bytes in one file, {}", layout.title);
-    bars(&Bars { title: &title, unit: "MiB/s", names: &names, groups: &groups }, &path)
+    picture(run, what, &title, found)
+}
+
+fn picture(run: &Run, what: &str, title: &str, found: &[Found]) -> Outcome {
+    let groups = WAYS.iter().enumerate().map(|(way, name)| (name.to_string(), medians(found, way))).collect();
+    draw(run, what, title, "MiB/s", &BASELINES, &[Panel { title: String::new(), groups }], 1)
 }

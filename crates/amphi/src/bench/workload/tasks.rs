@@ -4,11 +4,12 @@
 //! none outlives the parent.
 
 use super::{Done, Job, Phase, Together, run_phase};
+use crate::bench::program::this_program;
 use crate::failure::{During, Failure, Outcome};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Lines, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
 /// Time for the line that names the moment to arrive everywhere.
 const LEAD_NS: u64 = 3_000_000;
@@ -51,10 +52,14 @@ pub struct Tasks {
 impl Tasks {
     /// Starts a process for each job.
     pub fn start(jobs: &[Job]) -> Outcome<Tasks> {
-        let program = std::env::current_exe().during(|| "find this program".into())?;
+        Tasks::start_behind(&[], jobs)
+    }
+
+    /// The same, by a command that enters a memory group and becomes the program.
+    pub fn start_behind(enter: &[String], jobs: &[Job]) -> Outcome<Tasks> {
         let mut tasks = Tasks { ranks: Vec::new() };
         for job in jobs {
-            let mut child = Command::new(&program)
+            let mut child = this_program(enter)?
                 .args(["bench", "rank"])
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
