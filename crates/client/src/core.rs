@@ -4,6 +4,7 @@
 //! public interface (`client`), the connection (`io`).
 
 use crate::api::{ClientConfig, Clock, ReadText};
+use crate::backlog::Backlog;
 use crate::batch::SmallFiles;
 use crate::cache::PageCache;
 use crate::cache::limit::Trees;
@@ -33,7 +34,6 @@ use amphi_wire::{Answer, Call, ClusterMap, Lane, Reply, Request, ServerInfo};
 use futures_channel::oneshot;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -96,8 +96,7 @@ pub(crate) struct Core {
     pub(crate) fill_bytes: AtomicU64,
     /// Direct reads that were asked for ahead.
     pub(crate) direct_streams: DirectStreams,
-    /// Full chunks that the bound of bytes under way left behind.
-    pub(crate) backlog: Mutex<VecDeque<(Arc<File>, ByteRange)>>,
+    pub(crate) backlog: Backlog,
     /// Write-back requests that have ended, and who waits for one.
     pub(crate) landings: AtomicU64,
     /// The time of the last tick: cheap to read, at most a second behind.
@@ -106,8 +105,6 @@ pub(crate) struct Core {
     pub(crate) landed: Signal,
     /// Programs that wait for much of it.
     pub(crate) drains: AtomicU64,
-    /// Flushes that wait for room among the bytes under way (`writeback`).
-    pub(crate) hurries: AtomicU64,
     pub(crate) stopping: AtomicBool,
     /// Everything was written back after `stopping`.
     pub(crate) drained: AtomicBool,
@@ -173,12 +170,11 @@ impl Core {
             roomy: Roomy::default(),
             fill_bytes: AtomicU64::new(0),
             direct_streams: DirectStreams::default(),
-            backlog: Mutex::default(),
+            backlog: Backlog::default(),
             landings: AtomicU64::new(0),
             group_news: GroupNews::default(),
             landed: Signal::default(),
             drains: AtomicU64::new(0),
-            hurries: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             drained: AtomicBool::new(false),
             stopped: AtomicBool::new(false),

@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+mod backlog;
 mod batch;
 mod cache;
 mod callers;

@@ -10,6 +10,7 @@
 //! and the unmount treat them as bytes of the cache on their way.
 
 use crate::api::Hints;
+use crate::backlog;
 use crate::company::Begun;
 use crate::core::Core;
 use crate::data::scratch_for;
@@ -194,7 +195,7 @@ fn land(core: &Arc<Core>, file: &Arc<File>, id: u64, range: ByteRange, memory: u
     core.piped_bytes.fetch_sub(memory, SeqCst);
     core.landings.fetch_add(1, SeqCst);
     writeback::end_flight(file, id);
-    writeback::continue_backlog(core);
+    backlog::go_on(core);
     core.landed.notify();
 }
 

@@ -2,12 +2,13 @@
 //!
 //! Owns: cutting dirty runs along the layout, requests under way and their bound, what a failure leaves behind,
 //! throttling of writers. Does not own: dirty state (`cache`), when a lock wants a flush (`locks`), small files that leave
-//! together (`batch`).
+//! together (`batch`), the order of what the bound leaves behind (`backlog`).
 //!
 //! Invariants: a byte is in at most one request under way; while it is, it stays readable, and a write to it makes it
 //! dirty again. Nothing sets out beyond `Flights::frozen_from`. Write-back takes no range lock and needs no credits
 //! that ordinary requests use, so whoever holds the range lock may wait for it.
 
+use crate::backlog;
 use crate::batch;
 use crate::cache::drop::Dirty;
 use crate::cache::fill::Landing;
@@ -162,7 +163,7 @@ fn touch_down(core: &Arc<Core>, flight: &Flight, landing: Landing) {
     }
     core.landings.fetch_add(1, SeqCst);
     end_flight(file, flight.id);
-    continue_backlog(core);
+    backlog::go_on(core);
     core.landed.notify();
 }
 
@@ -294,45 +295,22 @@ pub(crate) async fn spread(core: &Arc<Core>, file: &Arc<File>) -> Result<()> {
     }
 }
 
-/// While this lives somebody waits for bytes that the bound keeps here: what others have left behind does not set out before them. Without
-/// that an `fsync`, or a lock that is asked back, would wait for all that streams have written into the cache before.
-struct Hurry(Arc<Core>);
-
-impl Hurry {
-    fn begin(core: &Arc<Core>) -> Hurry {
-        core.hurries.fetch_add(1, SeqCst);
-        Hurry(core.clone())
-    }
-}
-
-impl Drop for Hurry {
-    fn drop(&mut self) {
-        if self.0.hurries.fetch_sub(1, SeqCst) == 1 {
-            continue_backlog(&self.0);
-        }
-    }
-}
-
 /// Writes all bytes of `range` back that are dirty when it is called, and waits for them. Failures stay with the file.
 pub(crate) async fn flush(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
-    let mut hurry = None;
     loop {
         if file.dirty_bytes.load(SeqCst) == 0 {
             return;
         }
-        let landings = core.landings.load(SeqCst);
         if start(core, file, range) {
-            hurry.get_or_insert_with(|| Hurry::begin(core));
-            core.landed.until(|| core.landings.load(SeqCst) != landings || core.flight_bytes.load(SeqCst) == 0).await;
-            continue;
+            backlog::wait_for(core, file, range).await;
         }
-        hurry = None;
+        let landings = core.landings.load(SeqCst);
         if file.in_flight(range) {
             file.signal.until(|| !file.in_flight(range)).await;
         } else if core.cache.dirty_runs(file, range).is_empty() {
             return;
         } else {
-            // The bound of bytes under way, or a truncate, is in the way.
+            // A truncate is in the way, or somebody has written them again.
             let frozen = || file.flights.lock().frozen_from.is_none() && core.flight_bytes.load(SeqCst) == 0;
             let moved = || core.landings.load(SeqCst) != landings || frozen();
             core.landed.until(moved).await;
@@ -358,7 +336,7 @@ pub(crate) async fn throttle(core: &Arc<Core>, open: &OpenFile, bytes: u64, room
             open.ledger.job.note_throttled();
         }
         let landings = core.landings.load(SeqCst);
-        if core.hurries.load(SeqCst) == 0 {
+        if !core.backlog.is_waited_for() {
             batch::start(core, dirty_files(core));
         }
         core.landed.until(|| core.landings.load(SeqCst) != landings || !full()).await;
@@ -399,24 +377,8 @@ pub(crate) fn chunk_is_full(core: &Arc<Core>, file: &Arc<File>, chunk: ByteRange
     } else {
         return;
     };
-    if core.hurries.load(SeqCst) > 0 || start(core, file, range) {
-        core.backlog.lock().push_back((file.clone(), range));
-        // Whoever was waited for may have gone meanwhile.
-        if core.flight_bytes.load(SeqCst) == 0 {
-            continue_backlog(core);
-        }
-    }
-}
-
-/// A request has landed: what the bound left behind sets out, unless somebody waits for other bytes. The list is bounded by the dirty share of
-/// the cache.
-pub(crate) fn continue_backlog(core: &Arc<Core>) {
-    while core.hurries.load(SeqCst) == 0 {
-        let Some((file, range)) = core.backlog.lock().pop_front() else { return };
-        if start(core, &file, range) {
-            core.backlog.lock().push_front((file, range));
-            return;
-        }
+    if core.backlog.is_waited_for() || start(core, file, range) {
+        backlog::leave(core, file, range);
     }
 }
 

@@ -434,7 +434,7 @@ fn a_sync_goes_before_what_streams_left_behind() {
         assert!(written_back(&w) - before <= 8 << 20, "{} bytes came first", written_back(&w) - before);
         w.settle();
         assert_eq!(written_back(&w), (64 << 20) + 4096, "all follows by itself");
-        assert_eq!(w.client.core.hurries.load(std::sync::atomic::Ordering::SeqCst), 0);
+        assert!(!w.client.core.backlog.is_waited_for());
         drop((stream, small));
         w.check_clean();
     }
