@@ -11,6 +11,7 @@ use amphi_env::Buf;
 use rustix::fs::{Mode, OFlags, fsync, open, unlink};
 use rustix::io::{Errno, pread, pwrite};
 use serde::{Deserialize, Serialize};
+use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -32,6 +33,24 @@ fn stamp_of(key: u64, offset: u64) -> [u8; 8] {
 /// Bytes between the stamps.
 fn pattern(buf: &mut [u8]) {
     buf.iter_mut().enumerate().for_each(|(i, b)| *b = (i % 251) as u8);
+}
+
+thread_local! {
+    static KEPT: RefCell<[Buf; 2]> = RefCell::default();
+}
+
+/// Memory for two transfers of `len` bytes, kept from phase to phase: new memory each time would stay with the process, which may be in a memory group.
+fn with_memory<T>(len: usize, work: impl FnOnce(&mut [Buf; 2]) -> T) -> T {
+    let mut memory = KEPT.take();
+    for buf in &mut memory {
+        if buf.len() != len {
+            drop(std::mem::take(buf));
+            *buf = Buf::zeroed(len);
+        }
+    }
+    let done = work(&mut memory);
+    KEPT.set(memory);
+    done
 }
 
 /// How the calls are made.
@@ -95,8 +114,11 @@ impl Job {
     }
 
     fn write(&self) -> Outcome<Done> {
-        let mut memory = Buf::zeroed(self.write.longest());
-        pattern(&mut memory);
+        with_memory(self.write.longest(), |[memory, _]| self.write_from(memory))
+    }
+
+    fn write_from(&self, memory: &mut Buf) -> Outcome<Done> {
+        pattern(memory);
         let path = &self.write.file;
         let (mut latency, mut done) = (Latency::new(), Done { start_ns: now_ns(), ..Done::default() });
         let fd = self.open(path, OFlags::CREATE | OFlags::WRONLY)?;
@@ -126,9 +148,11 @@ impl Job {
     }
 
     fn read(&self, part: &Part, all_bytes: bool) -> Outcome<Done> {
-        let mut memory = Buf::zeroed(part.longest());
-        let mut pattern_bytes = Buf::zeroed(memory.len());
-        pattern(&mut pattern_bytes);
+        with_memory(part.longest(), |[memory, pattern]| self.read_into(part, all_bytes, memory, pattern))
+    }
+
+    fn read_into(&self, part: &Part, all_bytes: bool, memory: &mut Buf, pattern_bytes: &mut Buf) -> Outcome<Done> {
+        pattern(pattern_bytes);
         let path = &part.file;
         let (mut latency, mut done) = (Latency::new(), Done { start_ns: now_ns(), ..Done::default() });
         let fd = self.open(path, OFlags::RDONLY)?;
