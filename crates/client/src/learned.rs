@@ -29,6 +29,10 @@ const STRANGE_PART: u64 = 8;
 /// direct: at a quarter of the speed that would cost a tenth of the time.
 const TRIAL_BYTES: u64 = 4 * SAMPLE_BYTES[Way::Write as usize];
 const TRIAL_REST: u64 = 32;
+/// Samples of one way that count together: each is a few dozen milliseconds long, and disks that others use as well differ by a half between two.
+const MEAN_OF: u64 = 8;
+/// What was measured longer ago counts as one sample beside the next.
+const OLD_NS: u64 = 5_000_000_000;
 /// A longer time without anything is a pause.
 const PAUSE_NS: u64 = 50_000_000;
 /// The smallest class of sizes begins here; each following at twice as much.
@@ -55,8 +59,10 @@ pub(crate) enum Course {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Rate {
-    /// Bytes per second, the last sample counting half; 0 without one.
+    /// Bytes per second, the mean of the last samples; 0 without one.
     per_s: u64,
+    /// How many these are.
+    samples: u64,
     /// When the last sample was complete.
     at_ns: u64,
 }
@@ -144,7 +150,11 @@ impl Side {
             let sample = u128::from(s.bytes) * 1_000_000_000 / u128::from(s.busy_ns);
             let sample = u64::try_from(sample).unwrap_or(u64::MAX);
             let rate = &mut self.rates[of];
-            rate.per_s = if rate.per_s == 0 { sample } else { rate.per_s / 2 + sample / 2 }.max(1);
+            if now_ns.saturating_sub(rate.at_ns) > OLD_NS {
+                rate.samples = rate.samples.min(1);
+            }
+            rate.samples = (rate.samples + 1).min(MEAN_OF);
+            rate.per_s = (rate.per_s - rate.per_s / rate.samples + sample / rate.samples).max(1);
             rate.at_ns = now_ns;
             *s = Stretch { of, last_ns: now_ns, ..Stretch::default() };
         }
@@ -441,7 +451,9 @@ mod tests {
         let large = 4 << 20;
         let stream = |l: &Learned, ahead, from_ns: u64, mib_s: u64| {
             for step in 0..200 {
-                l.note_large_read(ahead, large, (0, from_ns + step * (4000 * MS / mib_s)), true);
+                // Between two streams nobody waits.
+                let now_ns = from_ns + step * (4000 * MS / mib_s);
+                l.note_large_read(ahead, large, (now_ns, now_ns), true);
             }
         };
         for (ahead, unasked, pays) in [(2000, 3000, false), (3000, 2000, true), (2000, 2080, true)] {

@@ -28,16 +28,19 @@ impl Core {
         let small_bytes = t.get(Knob::Small);
         let in_window = bytes >= small_bytes;
         let contended = in_window && t.on(Knob::Contention) && self.is_contended(file);
-        let memory_short = in_window && !contended && self.is_short_of_memory(ctx);
+        let group_short = in_window && !contended && self.is_group_short(ctx);
+        let cache_full = in_window && !contended && self.is_full_of_dirty();
         let full = || file.cached_bytes.load(SeqCst) >= self.share(t.get(Knob::OvercacheBytes));
         let overcache = in_window && t.on(Knob::Overcache) && full();
         let large_bytes = self.large_bytes(file, way, bytes);
         let large = bytes >= large_bytes;
         // The rule of size asks nothing, unless what was learnt may say otherwise.
-        let matters = in_window && !contended && !memory_short && !overcache && (!large || t.on(Knob::Learn));
+        let matters = in_window && !contended && !group_short && !overcache && (!large || t.on(Knob::Learn));
         let no_locality = matters && self.lacks_locality(file, way, bytes, large);
         let cache_is_faster =
             no_locality && t.on(Knob::Learn) && self.learned.cache_is_faster(way, bytes, self.clock.now_ns());
+        // To wait for room in the cache is part of what its way was measured to take.
+        let memory_short = group_short || (cache_full && !cache_is_faster);
         Input {
             size: bytes,
             o_direct: open.flags.direct,
@@ -120,17 +123,19 @@ impl Core {
         until > 0 && until > self.clock.now_ns()
     }
 
-    fn is_short_of_memory(&self, ctx: &Ctx) -> bool {
+    /// Clean bytes make room; a cache is short when it is full of dirty ones.
+    fn is_full_of_dirty(&self) -> bool {
         let t = &self.tunables;
-        if !t.on(Knob::Memory) {
-            return false;
-        }
-        // Clean bytes make room; a cache is short when it is full of dirty ones, or a memory group is.
-        self.cache.dirty_bytes() >= self.share(t.get(Knob::CacheBytes) / 100 * t.get(Knob::DirtyPercent))
-            || self.group_short.load(Relaxed)
-            || (t.on(Knob::CallerMemory)
-                && self.read_text.is_some()
-                && self.callers.is_short(ctx.pid, self.clock.now_ns()))
+        let limit = || self.share(t.get(Knob::CacheBytes) / 100 * t.get(Knob::DirtyPercent));
+        t.on(Knob::Memory) && self.cache.dirty_bytes() >= limit()
+    }
+
+    fn is_group_short(&self, ctx: &Ctx) -> bool {
+        let t = &self.tunables;
+        let caller = || {
+            t.on(Knob::CallerMemory) && self.read_text.is_some() && self.callers.is_short(ctx.pid, self.clock.now_ns())
+        };
+        t.on(Knob::Memory) && (self.group_short.load(Relaxed) || caller())
     }
 
     /// `large`: the request is no probe, whatever went before it.

@@ -179,3 +179,31 @@ fn who_locks_for_direct_requests() {
         }
     });
 }
+
+/// Goal: a cache full of dirty bytes sends requests past it, unless its way was measured to be the faster one, waits included; a memory group that is
+/// short does so in any case. Method: a small cache with scattered dirty bytes, rates told by hand.
+#[test]
+fn a_full_cache_may_be_worth_waiting_for() {
+    for (cached, group, reason) in
+        [(500, false, Reason::DirectMemory), (2000, false, Reason::BufferedFaster), (2000, true, Reason::DirectMemory)]
+    {
+        let mut w = World::new(1, &[("cache.max_bytes", "4M")]);
+        let file = w.create("f", OpenFlags::READ_WRITE);
+        let core = w.client.core.clone();
+        let mut at = 0;
+        while core.cache.dirty_bytes() < (2 << 20) / 100 * 95 && at < 8 << 20 {
+            write(&mut w, &file, 1, at, 16 << 10, false);
+            at += 32 << 10;
+        }
+        tell(&w, Way::Write, Course::Cached, cached);
+        tell(&w, Way::Write, Course::Direct(64 << 10), 1000);
+        file.file.locality.leave(4096, false);
+        core.group_short.store(group, SeqCst);
+        write(&mut w, &file, 1, 16 * MIB, 64 << 10, false);
+        assert_eq!(io(&w, Way::Write, reason).0, 1, "{cached} {group}: {} dirty", core.cache.dirty_bytes());
+        core.group_short.store(false, SeqCst);
+        w.settle();
+        drop(file);
+        w.check_clean();
+    }
+}

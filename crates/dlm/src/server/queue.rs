@@ -206,12 +206,13 @@ impl LockSpace {
     }
 
     /// Conflicting granted locks and waiting requests, up to `cap`. Granted ones count with their grown range: false
-    /// sharing is contention too.
+    /// sharing is contention too. What the same session asked for does not count (its direct requests may share a page, with locks of whole pages):
+    /// contended is what others want.
     fn count_conflicts(&self, view: &Object, owner: Owner, mode: Mode, range: ByteRange, cap: usize) -> usize {
         let mut count = 0;
         for (class, exempt) in conflicting(owner, mode).filter(|&(class, _)| class < GROUP) {
             for tree in [view.granted[class], view.waiting[class]] {
-                count += self.forest.count(tree, &Search::overlap(range, exempt), cap - count);
+                count += self.forest.count(tree, &Search::overlap(range, exempt.or(Some(party(owner)))), cap - count);
             }
         }
         count

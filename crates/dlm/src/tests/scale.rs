@@ -106,6 +106,23 @@ fn granularity_widens() {
     assert_eq!(space.granted_range(id), Some(ByteRange::ALL));
 }
 
+/// Goal: direct requests of one session that share a unit wait for each other and make nothing contended; those of two do. Method: more of them than
+/// make an object contended, by one session and by two.
+#[test]
+fn who_is_alone_does_not_contend() {
+    for (sessions, contended) in [(1, false), (2, true)] {
+        let limits = LockLimits { granularity_bytes: 4096, ..LockLimits::default() };
+        let mut space = LockSpace::new(limits, 1);
+        for n in 0..40u64 {
+            let owner = Owner::Direct(SessionId(1 + n % sessions));
+            let id = space.enqueue(n, write(owner, ByteRange::at(100 * n, 100), Growth::Exact)).expect("room");
+            assert_eq!(space.granted_range(id).is_some(), n == 0, "they share a unit");
+        }
+        assert_eq!(space.counts().conflicts > 0, contended);
+        assert_eq!(space.contended(40, object(0)), contended, "{sessions}");
+    }
+}
+
 /// Goal: with whole units two writers of different bytes of one unit conflict, count as contention, and grow up to a
 /// neighbour's unit; without growth everybody gets what was asked; without counting nothing is contended; a change counts for the
 /// next request alone. Method: one pattern of requests under each setting, changed while locks are held.
