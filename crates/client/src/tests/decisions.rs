@@ -477,34 +477,36 @@ fn direct_requests_leave_nothing_cached() {
     w.check_clean();
 }
 
-/// Goal: all pieces of a direct request are on their way at once, in either direction (FEATURES H7; sanity 398g). Method: a request over four
-/// objects; messages that were sent before the first answer.
+/// Goal: all pieces of a direct request are on their way at once, in either direction, or one after the other where that is switched off (FEATURES
+/// H7; sanity 398g). Method: a request over four objects; messages that were sent before the first answer.
 #[test]
 fn direct_pieces_are_sent_at_once() {
     use std::future::Future;
     use std::pin::Pin;
     use std::task::{Context, Waker};
-    let mut w = World::new(1, &[("writeback.pipeline_bytes", "0")]);
-    let ino = w.server.plant("f", &vec![7; 8 << 20], Pattern::Striped);
-    let file = open(&mut w, ino);
-    // The owner is told once that the file has bytes elsewhere.
-    write(&mut w, &file, 1, 0, 4 << 20, false);
-    w.settle();
-    let idle = w.waiting_calls();
-    let mut cx = Context::from_waker(Waker::noop());
-    let mut op = w.client.write(&Ctx::root(), &file, 0, Buf::zeroed(4 << 20), Hints::default());
-    assert!(Pin::new(&mut op).poll(&mut cx).is_pending());
-    assert_eq!(w.waiting_calls() - idle, 4, "one for each object");
-    assert_eq!(w.run(op), Ok(4 << 20));
-    w.settle();
-    let idle = w.waiting_calls();
-    let hints = Hints { direct: true, ..Hints::default() };
-    let mut op = w.client.read(&Ctx::root(), &file, 0, 4 << 20, hints);
-    assert!(Pin::new(&mut op).poll(&mut cx).is_pending());
-    assert_eq!(w.waiting_calls() - idle, 4);
-    assert_eq!(w.run(op).map(|d| d.len()), Ok(4 << 20));
-    drop(file);
-    w.check_clean();
+    for (switch, pieces) in [("on", 4), ("off", 1)] {
+        let mut w = World::new(1, &[("writeback.pipeline_bytes", "0"), ("hybrid.parallel", switch)]);
+        let ino = w.server.plant("f", &vec![7; 8 << 20], Pattern::Striped);
+        let file = open(&mut w, ino);
+        // The owner is told once that the file has bytes elsewhere.
+        write(&mut w, &file, 1, 0, 4 << 20, false);
+        w.settle();
+        let idle = w.waiting_calls();
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut op = w.client.write(&Ctx::root(), &file, 0, Buf::zeroed(4 << 20), Hints::default());
+        assert!(Pin::new(&mut op).poll(&mut cx).is_pending());
+        assert_eq!(w.waiting_calls() - idle, pieces, "{switch}");
+        assert_eq!(w.run(op), Ok(4 << 20));
+        w.settle();
+        let idle = w.waiting_calls();
+        let hints = Hints { direct: true, ..Hints::default() };
+        let mut op = w.client.read(&Ctx::root(), &file, 0, 4 << 20, hints);
+        assert!(Pin::new(&mut op).poll(&mut cx).is_pending());
+        assert_eq!(w.waiting_calls() - idle, pieces, "{switch}");
+        assert_eq!(w.run(op).map(|d| d.len()), Ok(4 << 20));
+        drop(file);
+        w.check_clean();
+    }
 }
 
 /// Reads are carried so by this way.

@@ -1,4 +1,4 @@
-//! Mechanisms of direct requests with their switches: what each does, and that nothing of it is left when it is off (FEATURES H6, H7, H13, L4).
+//! Mechanisms of direct requests with their switches: what each does, and that nothing of it is left when it is off (FEATURES H6, H13, L4).
 
 use super::company::{create, in_cluster, read as read_in, root, write as write_in};
 use super::locks::locked;
@@ -10,9 +10,7 @@ use crate::learned::Course;
 use crate::stats::{Count, Way};
 use amphi_env::Buf;
 use amphi_types::{Errno, Pattern};
-use std::pin::Pin;
 use std::sync::atomic::Ordering::SeqCst;
-use std::task::{Context, Waker};
 
 const MIB: u64 = 1 << 20;
 
@@ -125,33 +123,6 @@ fn only_whole_blocks_pass_the_cache_if_told_so() {
         let op = w.client.write(&Ctx::root(), &file, at, Buf::zeroed(len), past);
         assert_eq!(w.run(op), if works { Ok(len) } else { Err(Errno::Inval) }, "{switch} {at} {len}");
     }
-    drop(file);
-    w.check_clean();
-}
-
-/// Goal: with `hybrid.parallel` off the pieces of a direct request go one after the other, and it does the same. Method: a request over four objects;
-/// messages that were sent before the first answer.
-#[test]
-fn pieces_go_one_by_one_if_told_so() {
-    let mut w = World::new(1, &[("writeback.pipeline_bytes", "0"), ("hybrid.parallel", "off")]);
-    let ino = w.server.plant("f", &vec![7; 8 << 20], Pattern::Striped);
-    let op = w.client.open(&Ctx::root(), ino, OpenFlags::READ_WRITE);
-    let file = w.run(op).expect("open");
-    write(&mut w, &file, 1, 0, 4 << 20, false);
-    w.settle();
-    let idle = w.waiting_calls();
-    let mut cx = Context::from_waker(Waker::noop());
-    let mut op = w.client.write(&Ctx::root(), &file, 0, Buf::zeroed(4 << 20), Hints::default());
-    assert!(Pin::new(&mut op).poll(&mut cx).is_pending());
-    assert_eq!(w.waiting_calls() - idle, 1);
-    assert_eq!(w.run(op), Ok(4 << 20));
-    w.settle();
-    let idle = w.waiting_calls();
-    let past = Hints { direct: true, ..Hints::default() };
-    let mut op = w.client.read(&Ctx::root(), &file, 0, 4 << 20, past);
-    assert!(Pin::new(&mut op).poll(&mut cx).is_pending());
-    assert_eq!(w.waiting_calls() - idle, 1);
-    assert_eq!(w.run(op).map(|d| d.to_vec()), Ok(vec![0; 4 << 20]));
     drop(file);
     w.check_clean();
 }
