@@ -36,7 +36,7 @@ pub struct Demo {
     #[arg(long)]
     keep: bool,
     /// Largest transfer that is measured: fewer make the demo short enough for a test
-    #[arg(long, hide = true, default_value_t = u64::MAX, hide_default_value = true, value_parser = crate::size::parse)]
+    #[arg(long, hide = true, default_value = "64M", value_parser = crate::size::parse)]
     largest: u64,
 }
 

@@ -33,12 +33,12 @@ fn the_demo_leaves_a_table_and_a_picture() {
             pattern(i, 3000 * (1 + i as usize % 5)).iter().map(|b| b"abcdef \n"[usize::from(b % 8)]).collect();
         fs::write(dir.join(format!("file{i}.rs")), text).expect("write");
     }
-    let demo = || {
+    let demo = |more: &[&str]| {
         let mut command = amphi();
-        command.args(["demo", "--dir", &place.text("out"), "--cache", "4M", "--files", "40", "--largest", "1M"]);
+        command.args(["demo", "--dir", &place.text("out")]).args(more);
         command.env("CARGO_HOME", &home).stdin(Stdio::null()).output().expect("amphi starts")
     };
-    let out = demo();
+    let out = demo(&["--cache", "4M", "--files", "40", "--largest", "1M"]);
     let said = String::from_utf8_lossy(&out.stdout).into_owned();
     assert!(out.status.success(), "{said}{}", String::from_utf8_lossy(&out.stderr));
     for step in [
@@ -64,7 +64,8 @@ fn the_demo_leaves_a_table_and_a_picture() {
     assert_eq!(left, ["stream.svg", "table.txt"]);
     let table_of_mounts = fs::read_to_string("/proc/self/mounts").expect("mounts");
     assert!(!table_of_mounts.contains(&place.text("out")), "{table_of_mounts}");
-    let again = demo();
+    // With all defaults, as newcomers run it.
+    let again = demo(&[]);
     assert_eq!(again.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&again.stderr).contains("exists already"));
 }
