@@ -102,7 +102,7 @@ pub(crate) async fn read(
         return next(core, open, range, size, Asking::IfIdle).await;
     }
     let since_ns = core.clock.now_ns();
-    let pays = !core.tunables.on(Knob::Learn) || core.learned.ahead_pays(range.len(), since_ns);
+    let pays = !core.tunables.on(Knob::Learn) || core.learned.ahead_pays(range.len());
     let data = next(core, open, range, size, if pays { Asking::Always } else { Asking::Never }).await;
     let shows = data.is_ok() && read::fills_are_calm(core);
     core.learned.note_large_read(pays, range.len(), (since_ns, core.clock.now_ns()), shows);

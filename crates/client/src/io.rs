@@ -35,6 +35,8 @@ use std::time::Duration;
 const BATCH: usize = 64;
 /// Longest pause between looks at the age of dirty data.
 const TICK_MAX_MS: u64 = 1000;
+/// The same while memory is short.
+const TICK_SHORT_MS: u64 = 100;
 /// Part of the cache's size that may wait as used memory for the next stream.
 const KEPT_PART: usize = 4;
 /// Where the target is in the id of a glimpse.
@@ -299,7 +301,10 @@ async fn tick<E: Env>(env: E, core: Arc<Core>, links: Rc<Links<E>>) {
         let age_ms = core.tunables.get(Knob::AgeMs);
         let cache = core.tunables.get(Knob::CacheBytes) as usize;
         amphi_env::buf::keep_bytes(cache / KEPT_PART, cache + cache / KEPT_PART);
-        env.sleep(Duration::from_millis((age_ms / 4).clamp(1, TICK_MAX_MS))).await;
+        // Short memory sends requests the slower way, so its end should be seen soon.
+        let short = core.group_short.load(Ordering::Relaxed);
+        let most_ms = if short { TICK_SHORT_MS } else { TICK_MAX_MS };
+        env.sleep(Duration::from_millis((age_ms / 4).clamp(1, most_ms))).await;
         writeback::tick(&core);
         locks::tick(&core);
         core.group_news.ring();
@@ -317,9 +322,11 @@ pub(crate) fn look_at_memory(core: &Core) {
     let Some(read) = &core.read_text else { return };
     let percent = core.tunables.get(Knob::MemoryPercent);
     let trees = core.memory_trees.get_or_init(|| limit::Trees::find(&**read));
-    let short = limit::own_groups(&**read).is_some_and(|text| trees.is_short(&**read, &text, percent));
-    core.group_short.store(short, Ordering::Relaxed);
+    let is_short = || limit::own_groups(&**read).is_some_and(|text| trees.is_short(&**read, &text, percent));
+    let short = is_short();
     amphi_env::buf::decay(short);
+    // What only waits for its next use is given back before anybody is sent another way for it.
+    core.group_short.store(short && is_short(), Ordering::Relaxed);
     if core.tunables.on(Knob::Memory) && core.tunables.on(Knob::CallerMemory) {
         let looks = core.callers.look(&**read, trees, percent, core.clock.now_ns());
         if looks > 0 {

@@ -37,8 +37,7 @@ impl Core {
         // The rule of size asks nothing, unless what was learnt may say otherwise.
         let matters = in_window && !contended && !group_short && !overcache && (!large || t.on(Knob::Learn));
         let no_locality = matters && self.lacks_locality(file, way, bytes, large);
-        let cache_is_faster =
-            no_locality && t.on(Knob::Learn) && self.learned.cache_is_faster(way, bytes, self.clock.now_ns());
+        let cache_is_faster = no_locality && t.on(Knob::Learn) && self.learned.cache_is_faster(way, bytes);
         // To wait for room in the cache is part of what its way was measured to take.
         let memory_short = group_short || (cache_full && !cache_is_faster);
         Input {
@@ -77,7 +76,7 @@ impl Core {
         bytes >= t.get(Knob::Small)
             && decision::asked([open.io_mode(), file.io_mode()], process_mode, t.mode()) == IoMode::Auto
             && self.lacks_locality(file, way, bytes, false)
-            && !(t.on(Knob::Learn) && self.learned.cache_is_faster(way, bytes, self.clock.now_ns()))
+            && !(t.on(Knob::Learn) && self.learned.cache_is_faster(way, bytes))
     }
 
     /// Counts a request that went the way `reason` says.

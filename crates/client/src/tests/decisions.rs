@@ -15,6 +15,7 @@ use amphi_types::{ByteRange, IoMode, Pattern, TargetId};
 use amphi_wire::XattrMode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 const KIB64: usize = 64 << 10;
 
@@ -196,7 +197,6 @@ fn memory_that_is_short() {
 /// callers, a group that fills, a look as the I/O half takes it.
 #[test]
 fn callers_that_are_short_of_memory() {
-    use std::sync::atomic::{AtomicBool, AtomicU64};
     let (full, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let files = {
         let (full, asked) = (full.clone(), asked.clone());
@@ -241,6 +241,32 @@ fn callers_that_are_short_of_memory() {
     assert_eq!(writes(&w, Reason::DirectMemory), 1, "there is room again");
     drop(file);
     w.check_clean();
+}
+
+/// Goal: memory that is short only until the mount has given back what it kept for later sends nobody another way; what stays short does, until
+/// it ends. Method: a group that is full for so many looks.
+#[test]
+fn own_memory_is_given_back_first() {
+    let full_for = Arc::new(AtomicU64::new(0));
+    let files = {
+        let full_for = full_for.clone();
+        move |path: &str| match path {
+            "/proc/self/cgroup" => Some("0::/job\n".to_string()),
+            "/sys/fs/cgroup/job/memory.max" => Some("1000\n".into()),
+            "/sys/fs/cgroup/job/memory.current" => {
+                let full = full_for.try_update(SeqCst, SeqCst, |n| n.checked_sub(1)).is_ok();
+                Some(if full { "960\n" } else { "10\n" }.into())
+            }
+            _ => None,
+        }
+    };
+    let w = World::reading(1, &[("hybrid.caller_memory", "off")], Arc::new(files));
+    let core = w.client.core.clone();
+    for (looks, is_short) in [(0, false), (1, false), (2, true), (1, false), (0, false)] {
+        full_for.store(looks, SeqCst);
+        crate::io::look_at_memory(&core);
+        assert_eq!(core.gauges().contains(&("memory_short".to_string(), 1)), is_short, "{looks}");
+    }
 }
 
 /// Goal: a file with much in the cache goes direct until it has less, others do not. Method: fill the bound, then the same bytes
