@@ -124,6 +124,9 @@ impl Drop for Program {
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if let Some(socket) = self.ready.split(' ').find_map(|word| word.strip_prefix("unix:")) {
+            let _ = std::fs::remove_file(socket);
+        }
         if let Some(mount) = &self.mount {
             let _ = rustix::mount::unmount(mount, rustix::mount::UnmountFlags::DETACH);
         }
