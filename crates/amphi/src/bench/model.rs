@@ -51,17 +51,23 @@ fn way(run: &mut Run, way: Way, mount: &Path, client: &Client) -> Outcome {
         |path| format!("Large transfers {path} beside the serial model, {} (MiB/s, median and range)", way.name());
     let mut library = Table::new(title("through the client library"), &columns);
     let mut mounted = Table::new(title("through FUSE"), &columns);
+    let mut memory = Table::new(
+        format!("What the memory does, library, {} (MiB/s, median and range)", way.name()),
+        &["call", "disk, one buffer", "disk, as much memory as the file has", "AmphiFS", "model with the latter", "ratio"],
+    );
     let sizes: &[usize] = if run.quick { &[1 << 20] } else { &[1 << 20, 4 << 20, 16 << 20] };
     for op in [Op::Write, Op::Read] {
         for &transfer in sizes {
             let case = Case { way, op, transfer, mount, client };
-            case.measure(run, &mut library, &mut mounted)?;
+            case.measure(run, [&mut library, &mut mounted, &mut memory])?;
         }
     }
     for table in [&mut library, &mut mounted] {
         table.note("Ratio: AmphiFS / model, round by round; above 1 the parts overlap. Writes to the end of fsync, reads cold.");
         run.show(table);
     }
+    memory.note("A program that writes has its data in different memory, and a cache that is filled takes other memory: the disk is slower with those than with one buffer.");
+    run.show(&memory);
     Ok(())
 }
 
@@ -74,7 +80,7 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    fn measure(&self, run: &mut Run, library: &mut Table, mounted: &mut Table) -> Outcome {
+    fn measure(&self, run: &mut Run, [library, mounted, memory]: [&mut Table; 3]) -> Outcome {
         let (op, transfer) = (self.op, self.transfer);
         let raw = run.dir.join("raw");
         let files = (0..STREAMS).map(|i| LibraryFile::create(self.client, &format!("model-{i}")));
@@ -98,6 +104,10 @@ impl Case<'_> {
             Arm::new("through FUSE, 4 streams", || {
                 together(STREAMS, |i, ready| fuse_stream(&paths[i], op, transfer, part, ready))
             }),
+            Arm::new("disk, as much memory", || match op {
+                Op::Read => filled.read_apart(transfer),
+                Op::Write => filled.write_apart(transfer),
+            }),
         ];
         if op == Op::Write {
             arms.push(Arm::new("disk, new blocks", || RawFile::sparse(&raw, "sparse", SAMPLE_BYTES)?.write(transfer)));
@@ -107,12 +117,26 @@ impl Case<'_> {
         files.into_iter().try_for_each(LibraryFile::remove)?;
         paths.iter().try_for_each(|p| std::fs::remove_file(p).during(|| format!("remove {}", p.display())))?;
         let fresh = (op == Op::Write).then(|| series.pop()).flatten();
-        let [disk, transport, fuse, one_library, one_mounted, all_library, all_mounted] = &series[..] else {
+        let [disk, transport, fuse, one_library, one_mounted, all_library, all_mounted, apart] = &series[..] else {
             return Err(Failure::broken("an arm is missing"));
         };
         let disk = &fresh.map_or_else(|| disk.clone(), |fresh| disk.greater(&fresh));
         self.record(run, library, "library", &[disk, transport], one_library, all_library);
         self.record(run, mounted, "FUSE", &[disk, transport, fuse], one_mounted, all_mounted);
+        let model = Series::serial(&[apart, transport]);
+        let ratio = one_library.over(&model);
+        memory.row(vec![
+            format!("{} {}", op.name(), crate::size::show(transfer as u64)),
+            spread(disk),
+            spread(apart),
+            spread(one_library),
+            digits(model.median()),
+            spread(&ratio),
+        ]);
+        let found = Finding::new("model", format!("{what} with as much memory, {}", self.way.name()))
+            .series("disk_apart_mib_s", apart)
+            .series("ratio", &ratio);
+        run.report.findings.push(found);
         Ok(())
     }
 

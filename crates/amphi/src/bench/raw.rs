@@ -5,6 +5,7 @@
 
 use super::clock::now;
 use super::series::ns_per_op;
+use super::stream::stamped;
 use crate::failure::{During, Outcome};
 use amphi_env::Buf;
 use rustix::fs::{Mode, OFlags, fdatasync, ftruncate, open};
@@ -59,6 +60,27 @@ impl RawFile {
         let mut buf = Buf::zeroed(transfer);
         let start = now();
         for at in (0..self.bytes).step_by(transfer) {
+            pread(&self.fd, &mut buf[..], at).during(|| format!("read {}", self.path.display()))?;
+        }
+        Ok(self.bytes as f64 / MIB / start.elapsed().as_secs_f64())
+    }
+
+    /// As `write`, from memory of its own for each transfer: what a program has that wrote its data before. The clock runs when all of it is there.
+    pub fn write_apart(&self, transfer: usize) -> Outcome<f64> {
+        let bufs: Vec<Buf> = (0..self.bytes).step_by(transfer).map(|at| stamped(at, transfer)).collect();
+        let start = now();
+        for (at, buf) in (0..self.bytes).step_by(transfer).zip(&bufs) {
+            pwrite(&self.fd, buf, at).during(|| format!("write {}", self.path.display()))?;
+        }
+        fdatasync(&self.fd).during(|| format!("sync {}", self.path.display()))?;
+        Ok(self.bytes as f64 / MIB / start.elapsed().as_secs_f64())
+    }
+
+    /// As `read`, into memory of its own for each transfer, as a cache does.
+    pub fn read_apart(&self, transfer: usize) -> Outcome<f64> {
+        let mut bufs: Vec<Buf> = (0..self.bytes).step_by(transfer).map(|at| stamped(at, transfer)).collect();
+        let start = now();
+        for (at, buf) in (0..self.bytes).step_by(transfer).zip(&mut bufs) {
             pread(&self.fd, &mut buf[..], at).during(|| format!("read {}", self.path.display()))?;
         }
         Ok(self.bytes as f64 / MIB / start.elapsed().as_secs_f64())
