@@ -53,7 +53,14 @@ fn way(run: &mut Run, way: Way, mount: &Path, client: &Client) -> Outcome {
     let mut mounted = Table::new(title("through FUSE"), &columns);
     let mut memory = Table::new(
         format!("What the memory does, library, {} (MiB/s, median and range)", way.name()),
-        &["call", "disk, one buffer", "disk, as much memory as the file has", "AmphiFS", "model with the latter", "ratio"],
+        &[
+            "call",
+            "disk, one buffer",
+            "disk, as much memory as the file has",
+            "AmphiFS",
+            "model with the latter",
+            "ratio",
+        ],
     );
     let sizes: &[usize] = if run.quick { &[1 << 20] } else { &[1 << 20, 4 << 20, 16 << 20] };
     for op in [Op::Write, Op::Read] {
