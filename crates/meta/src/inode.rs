@@ -93,11 +93,6 @@ impl Gathered {
 }
 
 impl Inode {
-    /// Whether this is `other` but for the time of its last change.
-    pub fn is_but_for_ctime(&self, other: &Inode) -> bool {
-        Inode { ctime: other.ctime, ..self.clone() } == *other
-    }
-
     /// What stat shows, from the inode's own copy.
     pub fn attr(&self, ino: Ino) -> Attr {
         let (size, blocks) = if self.kind == Kind::Dir { (DIR_SIZE, DIR_SIZE / 512) } else { (self.size, self.blocks) };

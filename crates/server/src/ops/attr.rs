@@ -157,13 +157,11 @@ impl<E: Env> Cx<E> {
     async fn set_plain(&self, ino: Ino, set: &SetAttr, changing: &mut Changing) -> Result<Reply> {
         let gathered = self.gathered_if_spread(ino).await?;
         self.alive()?;
-        let (lsn, reply, nothing_new) = {
+        let lsn = {
             let mut txn = Txn::default();
             let mut meta = self.target.meta.borrow_mut();
-            let before = meta.inode(ino)?.clone();
             meta.setattr(&self.cred, ino, set, self.now, &mut txn)?;
             let inode = meta.inode(ino)?;
-            let nothing_new = before.is_but_for_ctime(inode) && txn.changes.len() <= 1;
             let mut view = plain_view(&meta, ino, inode);
             if let Some(gathered) = gathered {
                 view.attr = inode.attr_with(ino, &gathered);
@@ -173,13 +171,10 @@ impl<E: Env> Cx<E> {
             let lsn = self.append(txn, Order::Plain, &reply, None);
             self.changed(changing);
             self.grant_attributes(&view);
-            (lsn, reply, nothing_new)
+            (lsn, reply)
         };
-        // Who unpacks or copies a tree as root gives each file to the owner it has.
-        if !nothing_new {
-            self.target.zone.written(lsn).await?;
-        }
-        Ok(reply)
+        self.target.zone.written(lsn.0).await?;
+        Ok(lsn.1)
     }
 
     async fn gathered_if_spread(&self, ino: Ino) -> Result<Option<amphi_meta::Gathered>> {

@@ -88,33 +88,3 @@ fn emptied_directories_are_made_stable_where_removals_follow() {
         assert!(syncs[20..].iter().filter(|(_, n)| *n > 0).count() <= 4, "{syncs:?}");
     });
 }
-
-/// Goal: who gives a file what it has waits for no log record, and the time of the change gets there all the same; any other change waits.
-/// Method: changes of one attribute each, twice; log groups are counted at once, and a pause later.
-#[test]
-fn changes_of_nothing_do_not_wait() {
-    use amphi_types::{SetAttr, TimeSet, Timespec};
-    with_server(413, 1, 1, async |place, c| {
-        let env = place.sim.node("client");
-        let ino = c.create(Ino::ROOT, "file").await.unwrap();
-        let time = TimeSet::At(Timespec { sec: 5, nsec: 0 });
-        for (set, repeated_waits) in [
-            (SetAttr { uid: Some(7), gid: Some(8), ..SetAttr::default() }, false),
-            (SetAttr { perm: Some(0o640), ..SetAttr::default() }, false),
-            // Later writes count against the time at which it was set.
-            (SetAttr { mtime: Some(time), ..SetAttr::default() }, true),
-        ] {
-            for repeated in [false, true] {
-                env.sleep(Duration::from_secs(4)).await;
-                let (before, old) = (counted(c, "log_groups").await, c.stat(ino).await.unwrap());
-                let told = c.inode(Request::SetAttr { ino, set }).await.unwrap();
-                let at_once = counted(c, "log_groups").await - before;
-                env.sleep(Duration::from_millis(20)).await;
-                let later = counted(c, "log_groups").await - before;
-                let waits = u64::from(!repeated || repeated_waits);
-                assert_eq!((at_once, later), (waits, 1), "{set:?} {repeated}");
-                assert!(told.attr.ctime > old.ctime && c.stat(ino).await.unwrap() == told.attr);
-            }
-        }
-    });
-}
