@@ -16,6 +16,7 @@ mod receive;
 use crate::interrupt::InHand;
 use crate::mount::{self, MountError, MountPoint};
 use crate::{FileSystem, Notifier};
+use amphi_client::Waits;
 use pool::Pool;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -90,6 +91,8 @@ struct Shared {
     limits: Limits,
     /// One thread at a time polls.
     polling: AtomicBool,
+    /// Whether requests wait for workers.
+    waits: Arc<Waits>,
     /// The session ended although nobody unmounted: the mount is still there, dead.
     died: AtomicBool,
 }
@@ -128,6 +131,7 @@ impl Session {
             config,
             limits,
             polling: AtomicBool::new(false),
+            waits: Arc::default(),
             died: AtomicBool::new(false),
         });
         let session = Session { shared, mount_point };
