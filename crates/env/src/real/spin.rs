@@ -6,7 +6,8 @@
 //! Invariant: a turn gives the core away once (who has to answer may wait for this very core: a round trip of 8 us instead of
 //! 105 on two cores). If it comes back late, somebody with work of his own has had it; polling then costs him, and
 //! costs us the priority that a sleeper has when it wakes. So there is no polling for a pause, which doubles while
-//! that goes on. If it comes back a little late a few times and nothing has come for us, others are at work who are not the ones that
+//! that goes on, and is short again after some calm: the kernel's own threads make turns late as well, one of them for 0.75 ms twice
+//! a second, and pauses that only a second of calm ended then had polling off for seconds. If it comes back a little late a few times and nothing has come for us, others are at work who are not the ones that
 //! answer us: we sleep until we are woken, which costs less on a busy core than the switches of polling. At most as many threads of
 //! the process poll at a time as there are cores.
 //!
@@ -42,6 +43,8 @@ const LATE_MAX: u32 = 4;
 const CALM_TURNS: u32 = 64;
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// A pause is forgotten, and the next one is short again, when so many times as long has passed behind it without a late turn.
+const CALM_TIMES: u32 = 8;
 
 /// One thread's polling.
 #[derive(Debug, Default)]
@@ -135,10 +138,11 @@ impl Spin {
             if self.calm >= CALM_TURNS {
                 self.late = 0;
             }
-            if self.paused_until.is_some_and(|p| end.saturating_duration_since(p) > PAUSE_MAX) {
-                (self.paused_until, self.pause) = (None, Duration::ZERO);
-            }
             return;
+        }
+        let calm = (self.pause * CALM_TIMES).min(PAUSE_MAX);
+        if self.paused_until.is_some_and(|p| begin.saturating_duration_since(p) > calm) {
+            self.pause = Duration::ZERO;
         }
         (self.late, self.calm) = (self.late + 1, 0);
         if self.late >= LATE_MAX {
@@ -172,7 +176,8 @@ mod tests {
         assert!(again);
     }
 
-    /// Goal: late turns stop the polling for growing pauses, and a calm time forgets them. Method: judged times.
+    /// Goal: late turns stop the polling, for growing pauses while they follow one another; one now and then, as of a kernel thread
+    /// that is at work twice a second, costs a short pause each time. Method: judged times.
     #[test]
     fn late_turns_pause() {
         let mut spin = Spin::new();
@@ -184,11 +189,22 @@ mod tests {
             let end = at + LATE;
             spin.judge(at, end);
             assert_eq!((spin.pause, spin.paused_until), (expected, Some(end + expected)));
-            at = end + expected;
+            at = end + expected * CALM_TIMES;
         }
         assert!(!spin.turn(Duration::from_secs(1)), "paused");
-        let calm = at + PAUSE_MAX * 2;
-        spin.judge(calm, calm + LATE / 2);
-        assert_eq!(spin.paused_until, None);
+        for _ in 0..9 {
+            at = spin.paused_until.expect("a pause") + spin.pause * (CALM_TIMES + 1);
+            spin.judge(at, at + LATE / 2);
+            spin.judge(at, at + LATE);
+            assert_eq!((spin.pause, spin.paused_until), (PAUSE_MIN, Some(at + LATE + PAUSE_MIN)));
+        }
+        for _ in 0..9 {
+            at = spin.paused_until.expect("a pause");
+            spin.judge(at, at + LATE);
+        }
+        assert_eq!(spin.pause, PAUSE_MAX);
+        at = spin.paused_until.expect("a pause") + PAUSE_MAX + LATE;
+        spin.judge(at, at + LATE);
+        assert_eq!(spin.pause, PAUSE_MIN, "never longer than the longest pause");
     }
 }
