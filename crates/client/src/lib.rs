@@ -58,7 +58,7 @@ mod writeback;
 mod tests;
 
 pub use amphi_env::Buf;
-pub use amphi_env::real::{Apart, Spin, Waits};
+pub use amphi_env::real::Spin;
 pub use amphi_wire::{FileLockFamily, FileLockOwner, FileLockSpec, LockMode, RenameMode, XattrMode};
 pub use api::*;
 pub use cache::UNIT_BYTES;

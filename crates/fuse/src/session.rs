@@ -16,7 +16,6 @@ mod receive;
 use crate::interrupt::InHand;
 use crate::mount::{self, MountError, MountPoint};
 use crate::{FileSystem, Notifier};
-use amphi_client::Waits;
 use pool::Pool;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -91,8 +90,6 @@ struct Shared {
     limits: Limits,
     /// One thread at a time polls.
     polling: AtomicBool,
-    /// Whether requests wait for workers.
-    waits: Arc<Waits>,
     /// The session ended although nobody unmounted: the mount is still there, dead.
     died: AtomicBool,
 }
@@ -131,7 +128,6 @@ impl Session {
             config,
             limits,
             polling: AtomicBool::new(false),
-            waits: Arc::default(),
             died: AtomicBool::new(false),
         });
         let session = Session { shared, mount_point };

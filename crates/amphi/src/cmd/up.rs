@@ -6,9 +6,9 @@ use crate::process::{self, Around, MountOptions, Stop};
 use crate::size;
 use crate::storage_kind::Rotational;
 use amphi_client::{ClientConfig, JOB_VARIABLES};
-use amphi_sched::{Cores, WorkerConfig};
+use amphi_sched::WorkerConfig;
 use amphi_server::ServerConfig;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -64,7 +64,7 @@ impl Storage {
 
     /// The workers' configuration.
     pub fn workers(&self) -> WorkerConfig {
-        WorkerConfig { spin: Duration::from_micros(self.worker_spin_us), cores: Cores::Free }
+        WorkerConfig { spin: Duration::from_micros(self.worker_spin_us), pin: false }
     }
 }
 
@@ -127,20 +127,8 @@ pub struct Up {
     /// cluster can grow but not shrink [default: those that there are, or 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(SERVERS_MAX)))]
     servers: Option<u16>,
-    /// Whether a worker at work keeps its core, and readers that wait for it use others, as long as nobody else needs the core
-    #[arg(long, value_enum, default_value_t = Placement::Free)]
-    cores: Placement,
     #[command(flatten)]
     mounting: Mounting,
-}
-
-/// Which cores the threads of an embedded cluster use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Placement {
-    /// Workers and the readers that wait for them use different ones
-    Apart,
-    /// Those that the scheduler chooses
-    Free,
 }
 
 impl Up {
@@ -190,11 +178,7 @@ impl Up {
     }
 
     fn serve(self, config: ServerConfig, client: ClientConfig, around: Around, stop: Stop) -> Outcome {
-        let mut workers = self.storage.workers();
-        if self.cores == Placement::Apart {
-            workers.cores = Cores::Kept;
-        }
-        let running = process::start_cluster(config, workers, client, around, stop.also())?;
+        let running = process::start_cluster(config, self.storage.workers(), client, around, stop.also())?;
         let session = match process::mount(running.client.clone(), &self.mounting.options(&self.mount), stop.also()) {
             Ok(session) => session,
             Err(e) => {

@@ -10,9 +10,8 @@
 //! driver sleeps 25 us in the kernel, which is why the loop notifies the driver before it polls without waiting.
 //! `taskrun_flag` lets that one system call submit and reap.
 
-use super::cores::Keep;
 use super::lent::Leases;
-use super::spin::{Spin, clock};
+use super::spin::Spin;
 use compio::driver::ProactorBuilder;
 use compio::runtime::{JoinHandle, Runtime, RuntimeBuilder};
 use std::any::Any;
@@ -25,7 +24,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Submission queue entries of a ring; a full queue is submitted at once, so this bounds batching, not work.
 const RING_ENTRIES: u32 = 1024;
@@ -49,7 +48,6 @@ pub(super) struct Shared {
     panic: RefCell<Option<Panic>>,
     closing: Cell<bool>,
     pub(super) spin: Cell<Duration>,
-    pub(super) keeps_core: Cell<bool>,
     pub(super) leases: Arc<Leases>,
 }
 
@@ -67,7 +65,6 @@ impl Shared {
             panic: RefCell::new(None),
             closing: Cell::new(false),
             spin: Cell::new(spin),
-            keeps_core: Cell::new(false),
             leases: Arc::default(),
         })
     }
@@ -179,6 +176,11 @@ pub(super) fn run<T, Fut: Future<Output = T>>(spin: Duration, f: impl FnOnce(Rc<
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "the production clock")]
+fn clock() -> Instant {
+    Instant::now()
+}
+
 fn block_on<T>(runtime: &Runtime, shared: &Shared, root: impl Future<Output = T>) -> Result<T, Panic> {
     let driver = runtime.waker();
     let wake = Arc::new(RootWake { woken: AtomicBool::new(true), driver: driver.clone() });
@@ -187,7 +189,6 @@ fn block_on<T>(runtime: &Runtime, shared: &Shared, root: impl Future<Output = T>
     let mut root = pin!(root);
     let mut polls_seen = u64::MAX;
     let mut spin = Spin::new();
-    let mut keep = Keep::new();
     loop {
         let mut progress = false;
         let mut more = false;
@@ -210,17 +211,12 @@ fn block_on<T>(runtime: &Runtime, shared: &Shared, root: impl Future<Output = T>
         polls_seen = shared.polls.get();
         if progress {
             spin.progress();
-            if shared.keeps_core.get() {
-                keep.progress();
-            }
         }
         // A look at the ring after progress is free of charge; only a fruitless one is a turn.
         let budget = shared.spin.get();
         let look = more || (progress && !budget.is_zero()) || spin.turn(budget);
         if !look {
-            let since = keep.is_kept().then(clock);
             runtime.poll();
-            since.into_iter().for_each(|since| keep.slept(since, clock()));
         } else {
             // Notified, the driver neither waits nor arms a kernel timer.
             driver.wake_by_ref();

@@ -15,7 +15,6 @@
 //! 9.3 on an idle machine, and made a create beside a compiler on each core take 2,500 us instead of 210 without this rule. With four mounts
 //! and their server at work on two cores, going to sleep after a few turns that others used makes writes 8 % faster.
 
-use super::cores;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -37,10 +36,6 @@ const TAKEN: Duration = Duration::from_micros(10);
 const TAKEN_MAX: u32 = 3;
 /// First pause after a late turn.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
-/// So many late turns mean that somebody stays on the core: a program that asks us is late now and then as well.
-const LATE_MAX: u32 = 4;
-/// So many turns in a row that are not late forget those.
-const CALM_TURNS: u32 = 64;
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// A pause is forgotten, and the next one is short again, when so many times as long has passed behind it without a late turn.
@@ -55,10 +50,6 @@ pub struct Spin {
     counted: bool,
     /// Turns since the last progress that others used.
     taken: u32,
-    /// Late turns with few others between them.
-    late: u32,
-    /// Turns since the last late one.
-    calm: u32,
 }
 
 impl Drop for Spin {
@@ -134,20 +125,11 @@ impl Spin {
         let passed = end.saturating_duration_since(begin);
         self.taken += u32::from(passed >= TAKEN);
         if passed < LATE {
-            self.calm += 1;
-            if self.calm >= CALM_TURNS {
-                self.late = 0;
-            }
             return;
         }
         let calm = (self.pause * CALM_TIMES).min(PAUSE_MAX);
         if self.paused_until.is_some_and(|p| begin.saturating_duration_since(p) > calm) {
             self.pause = Duration::ZERO;
-        }
-        (self.late, self.calm) = (self.late + 1, 0);
-        if self.late >= LATE_MAX {
-            self.late = 0;
-            cores::crowded();
         }
         self.pause = (self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
         self.paused_until = Some(end + self.pause);

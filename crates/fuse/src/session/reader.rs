@@ -15,7 +15,6 @@ use crate::kernel::structs::InHeader;
 use crate::reply::ReplyTo;
 use crate::request::{BeforeBlocking, Operation, parse};
 use crate::{Caller, mount};
-use amphi_client::Apart;
 use amphi_types::Errno;
 use rustix::fs::OFlags;
 use rustix::io::Errno as Raw;
@@ -56,19 +55,9 @@ fn start(shared: &Arc<Shared>, device: Option<Arc<OwnedFd>>) -> io::Result<()> {
         let ready = mount::clone_device(&shared.device, OFlags::NONBLOCK).map(Arc::new).ok();
         let slot = shared.in_hand.add_slot();
         let (receive, listing) = (Receive::new(shared.config.request_bytes()), Vec::new());
-        let (last_tid, polling, apart) = (0, Polling::new(), Apart::new(shared.waits.clone()));
-        Reader {
-            shared: shared.clone(),
-            device,
-            ready,
-            slot: slot.clone(),
-            receive,
-            listing,
-            last_tid,
-            polling,
-            apart,
-        }
-        .run(&mut count);
+        let (last_tid, polling) = (0, Polling::new());
+        Reader { shared: shared.clone(), device, ready, slot: slot.clone(), receive, listing, last_tid, polling }
+            .run(&mut count);
         shared.in_hand.remove_slot(&slot);
     });
     match spawned {
@@ -120,7 +109,6 @@ struct Reader {
     /// Whose request was handled last.
     last_tid: u32,
     polling: Polling,
-    apart: Apart,
 }
 
 /// A request in the receive buffer.
@@ -287,9 +275,7 @@ impl Reader {
                 to.error(Errno::Io);
             }
         }
-        let took_ns = monotonic_ns() - begin_ns;
-        self.polling.served(took_ns);
-        self.apart.served(header.pid, took_ns);
+        self.polling.served(monotonic_ns() - begin_ns);
         self.shared.in_hand.leave(&self.slot);
     }
 }
