@@ -1,5 +1,5 @@
 # Two commands for newcomers: `make demo` and `make test`. Each does its own set-up.
-.PHONY: setup build demo test bench
+.PHONY: setup build dist demo test bench install
 
 CARGO_PATH := $(HOME)/.cargo/bin:$(PATH)
 
@@ -15,5 +15,16 @@ demo: build
 test: setup
 	PATH="$(CARGO_PATH)" cargo test --locked --workspace
 
-bench: build
-	target/release/amphi bench
+dist: setup
+	PATH="$(CARGO_PATH)" cargo build --profile dist --locked -p amphi
+
+bench: dist
+	target/dist/amphi bench
+
+PREFIX ?= /usr/local
+SHARE := $(DESTDIR)$(PREFIX)/share
+install: dist
+	install -D target/dist/amphi $(DESTDIR)$(PREFIX)/bin/amphi
+	install -d $(SHARE)/man/man1 $(SHARE)/bash-completion/completions
+	target/dist/amphi man > $(SHARE)/man/man1/amphi.1
+	target/dist/amphi completions bash > $(SHARE)/bash-completion/completions/amphi
