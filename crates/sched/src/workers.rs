@@ -24,7 +24,7 @@ pub struct WorkerConfig {
 }
 
 impl Default for WorkerConfig {
-    /// 50 us (see `amphi_env::real::WORKER_SPIN`), not pinned: other programs share the machine.
+    /// 200 us (see `amphi_env::real::WORKER_SPIN`), not pinned: other programs share the machine.
     fn default() -> WorkerConfig {
         WorkerConfig { spin: amphi_env::real::WORKER_SPIN, pin: false }
     }

@@ -6,10 +6,11 @@
 //! Invariant: a turn gives the core away once (who has to answer may wait for this very core: a round trip of 8 us instead of
 //! 105 on two cores). If it comes back late, somebody with work of his own has had it; polling then costs him, and
 //! costs us the priority that a sleeper has when it wakes. So there is no polling for a pause, which doubles while
-//! that goes on, and is short again after some calm: the kernel's own threads make turns late as well, one of them for 0.75 ms twice
-//! a second, and pauses that only a second of calm ended then had polling off for seconds. If it comes back a little late a few times and nothing has come for us, others are at work who are not the ones that
-//! answer us: we sleep until we are woken, which costs less on a busy core than the switches of polling. At most as many threads of
-//! the process poll at a time as there are cores.
+//! that goes on, and is short again after some calm: the kernel's own threads make turns late as well, one of them for
+//! 0.75 ms twice a second, and pauses that only a second of calm ended had polling off for seconds then. If a turn comes
+//! back a little late a few times and nothing has come for us, others are at work who are not the ones that answer us: we
+//! sleep until we are woken, which costs less on a busy core than the switches of polling. At most as many threads of the
+//! process poll at a time as there are cores.
 //!
 //! Numbers (two cores, a tree unpacked through a mount): polling 200 us instead of 50 or not at all takes 5.1 s instead of
 //! 9.3 on an idle machine, and made a create beside a compiler on each core take 2,500 us instead of 210 without this rule. With four mounts
