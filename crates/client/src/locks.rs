@@ -240,6 +240,37 @@ pub(crate) async fn pin_objects(core: &Arc<Core>, file: &Arc<File>, mode: Mode, 
     Ok(pins)
 }
 
+/// As `pin_objects`, of locks that are held or free: takes none from anybody and waits for nobody, so whoever holds others may call it.
+///
+/// Errors: `Again` if somebody else has or wants some of it, or a group has the file.
+pub(crate) async fn try_pin_objects(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    mode: Mode,
+    range: ByteRange,
+) -> Result<Vec<Pin>> {
+    let layout = file.layout();
+    let mut pins = Vec::with_capacity(layout.stripes() as usize);
+    for stripe in 0..layout.stripes() {
+        let object = ObjectId { ino: file.ino, stripe };
+        let target = layout.target(file.ino, stripe);
+        let asked = core.locks.with(target, |cache| {
+            cache.covers(object, mode, range).is_none() && cache.asked(object, mode, range).is_some()
+        });
+        if asked {
+            return Err(Errno::Again);
+        }
+        pins.push(pin(core, file, target, object, mode, range, LockExtent::Ahead, Lane::Normal).await?);
+        let grouped = pins.last().is_some_and(|pin| {
+            core.locks.with(target, |cache| cache.extent(pin.lock.id).is_none_or(|(_, group)| group.is_some()))
+        });
+        if grouped {
+            return Err(Errno::Again);
+        }
+    }
+    Ok(pins)
+}
+
 /// Whether usable locks permit reading all of `range`.
 pub(crate) fn permit_reading(core: &Core, file: &File, range: ByteRange) -> bool {
     let layout = file.layout();

@@ -8,7 +8,7 @@ use crate::cache::{Put, Source, UNIT};
 use crate::company;
 use crate::core::Core;
 use crate::decision::{Input, Mode, Reason, decide};
-use crate::files::{File, Moment, OpenFile};
+use crate::files::{File, OpenFile};
 use crate::group;
 use crate::learned::{CALM_FLIGHT_BYTES, Course};
 use crate::lease;
@@ -210,7 +210,7 @@ pub(crate) async fn write(
                     Err((back, kept)) => (data, Kept { guard, begun, pins }) = (back, kept),
                 }
             }
-            let written = direct(&core, &file, range, data, hints, pins.as_deref()).await;
+            let written = direct(&core, &file, (range, local), data, hints, pins.as_deref()).await;
             learn(&core, decision.reason, bytes, len, written.is_ok());
             written?
         }
@@ -277,12 +277,12 @@ async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, data: &mu
     Ok(range.len() as usize)
 }
 
-/// Writes to the targets: all pieces in flight at once, one wait (FEATURES H7). The caller holds the range lock; without
+/// Writes to the targets: all pieces in flight at once, one wait (FEATURES H7). The caller holds the range lock on `held`; without
 /// `pins` the targets lock for each piece.
 async fn direct(
     core: &Arc<Core>,
     file: &Arc<File>,
-    range: ByteRange,
+    (range, held): (ByteRange, ByteRange),
     data: Buf,
     hints: Hints,
     pins: Option<&[Pin]>,
@@ -304,9 +304,9 @@ async fn direct(
     tokens::outdated(core, file.ino);
     drop(under_way);
     let Some(e) = error else { return Ok(len) };
-    // In company others may have written there since.
-    if core.company.is_alone() && written_to > good_to.max(old_size) {
-        trim(core, file, good_to.max(old_size)).await;
+    let end = good_to.max(old_size);
+    if written_to > end {
+        trim(core, file, held, (end, written_to), pins.is_some()).await;
     }
     if good_to > range.start { Ok((good_to - range.start) as usize) } else { Err(e) }
 }
@@ -368,18 +368,39 @@ pub(crate) fn learn(core: &Core, reason: Reason, request: u64, len: u64, good: b
     }
 }
 
-/// Cuts off what pieces behind a failed one have extended.
-async fn trim(core: &Arc<Core>, file: &Arc<File>, size: u64) {
-    let set = SetAttr { size: Some(size), open_for_write: true, ..SetAttr::default() };
-    let reply = match attr::change(core, &Cred::root(), file.ino, set).await {
-        Ok(mut told) => told.take(),
-        Err(e) => Err(e),
-    };
-    match reply.and_then(super::inode_reply) {
-        Ok(view) => {
-            file.adopt(view, Moment::PAST);
+/// Cuts off what pieces behind a failed one have extended, from `end` to `written_to`. The caller holds the range lock on `held`, and in
+/// company locks on all that it wrote: nobody else has written there.
+///
+/// Whoever writes behind that has made the file longer, and it stays so. As the caller holds locks, it waits for nobody: what
+/// cannot be had at once is somebody's who is about to write there, read, or measure the file.
+async fn trim(core: &Arc<Core>, file: &Arc<File>, held: ByteRange, (end, written_to): (u64, u64), in_company: bool) {
+    let rest = ByteRange::new(held.end, u64::MAX);
+    let guard = if rest.is_empty() { None } else { file.range.try_acquire(rest, Hold::Exclusive) };
+    let mine = (rest.is_empty() || guard.is_some()) && file.group.id() == 0;
+    let cut = async {
+        if !mine {
+            return Err(Errno::Again);
         }
-        Err(e) => tracing::warn!(ino = %file.ino, size, "cannot trim after a failed write: {e}"),
+        let pins = match in_company {
+            true => locks::try_pin_objects(core, file, LockMode::Write, ByteRange::new(end, u64::MAX)).await?,
+            false => Vec::new(),
+        };
+        // Whoever wrote into the cache without the range lock has told its end by now.
+        core.cache.barrier();
+        if attr::size_now(core, file).await? > written_to {
+            return Err(Errno::Again);
+        }
+        let set = SetAttr { size: Some(end), open_for_write: true, ..SetAttr::default() };
+        attr::resize(core, &Cred::root(), file, end, set, pins).await
+    };
+    let cut = cut.await;
+    drop(guard);
+    match cut {
+        Ok(_) => return,
+        Err(Errno::Again) => {
+            tracing::debug!(ino = %file.ino, end, "not trimmed after a failed write: others are there")
+        }
+        Err(e) => tracing::warn!(ino = %file.ino, end, "cannot trim after a failed write: {e}"),
     }
     let _ = attr::reload(core, file).await;
 }

@@ -1,8 +1,11 @@
 //! Failures of write-back and of direct writes.
 
+use super::cluster::dir_on;
+use super::company::{Cluster, create, in_cluster, open, read, root};
 use super::world::World;
+use crate::Client;
 use crate::api::{Ctx, Hints, OpenFlags};
-use amphi_env::Buf;
+use amphi_env::{Buf, Env};
 use amphi_types::Errno;
 use amphi_wire::XattrMode;
 
@@ -104,6 +107,109 @@ fn partly_failed_direct_writes() {
             w.check_clean();
         }
     }
+}
+
+/// Goal: what a partly failed direct write cuts off is its own: a write behind it that has returned stays, whenever it comes (Promise
+/// S17). Method: both at the same time in random orders of messages, one piece of four refused; the other write through the cache or
+/// past it; size and bytes at the end. Often enough there is something to cut, with and without the other in the way.
+#[test]
+fn a_failed_write_cuts_off_nothing_of_others() {
+    const FAR: usize = 8 * 65536;
+    let (mut stayed, mut cut) = (0, 0);
+    for seed in 0..200 {
+        let mut w = World::new(seed, &[("writeback.pipeline_bytes", "0")]);
+        let root = Ctx::root();
+        let flags = OpenFlags { direct: true, ..OpenFlags::READ_WRITE };
+        let file = w.create("f", flags);
+        let op = w.client.setxattr(&root, file.ino(), b"user.amphi.layout", b"striped,size=64K", XattrMode::Set);
+        w.run(op).unwrap();
+        let op = w.client.open(&root, file.ino(), if seed % 2 == 0 { flags } else { OpenFlags::READ_WRITE });
+        let other = w.run(op).unwrap();
+        let old = w.server.contents(file.ino()).len();
+        assert_eq!(old, 0);
+        w.server.refuse_writes = vec![(0, Errno::NoSpace)];
+        let early = w.rand(60);
+        let first = w.client.write(&root, &file, 0, filled(4 * 65536, b'n'), Hints::default());
+        w.steps(early);
+        let second = w.client.write(&root, &other, FAR as u64, filled(4096, b'o'), Hints::default());
+        let results = w.run_all(vec![first, second]);
+        let op = w.client.fsync(&root, &other, false);
+        let synced = w.run(op);
+        let op = w.client.getattr(&root, file.ino());
+        let size = w.run(op).unwrap().size as usize;
+        let bytes = w.server.contents(file.ino());
+        assert_eq!(bytes.len(), size, "seed {seed}");
+        if results[1] == Ok(4096) && synced.is_ok() {
+            assert_eq!(size, FAR + 4096, "seed {seed}");
+            assert!(bytes[FAR..].iter().all(|b| *b == b'o'), "seed {seed}");
+            stayed += usize::from(results[0] != Ok(4 * 65536));
+        } else {
+            let good = results[0].unwrap_or(0);
+            assert_eq!(size, good, "seed {seed}");
+            cut += usize::from(good < 4 * 65536);
+        }
+        assert!(bytes[..results[0].unwrap_or(0)].iter().all(|b| *b == b'n'), "seed {seed}");
+        drop((file, other));
+        w.check_clean();
+    }
+    assert!(stayed > 50, "{stayed} stayed, {cut} cut");
+}
+
+/// Fills target 1 of a cluster to the last block of a direct write.
+async fn fill_target_1(client: &Client) {
+    let dir = dir_on(client, 1).await;
+    client.setxattr(&root(), dir, b"user.amphi.layout", b"whole", XattrMode::Set).await.expect("layout");
+    let flags = OpenFlags { direct: true, ..OpenFlags::READ_WRITE };
+    let file = client.create(&root(), dir, b"filler", 0o644, flags).await.expect("create").file;
+    let mut at = 0;
+    for len in [1 << 20, 65536, 4096] {
+        while client.write(&root(), &file, at, filled(len, b'f'), Hints::default()).await.is_ok() {
+            at += len as u64;
+        }
+    }
+}
+
+/// Goal: what a partly failed direct write has extended is cut off in company as well, whoever has read or written the file before; what
+/// another mount writes behind it stays, whenever it comes (Promise S17). Method: a real server with a full target, two mounts, a
+/// write over three targets; the other mount does nothing, has read all, or writes behind it at any moment. Size and bytes on both.
+#[test]
+fn a_failed_write_in_company_cuts_off_its_own() {
+    let (mut cut, mut stayed) = (0, 0);
+    for seed in 0..24 {
+        in_cluster(seed, async |c: &Cluster| {
+            let [a, b] = c.two().await;
+            fill_target_1(&b).await;
+            let made = create(&a, "f").await;
+            a.setxattr(&root(), made.ino(), b"user.amphi.layout", b"striped,size=64K", XattrMode::Set).await.unwrap();
+            let past = OpenFlags { direct: true, ..OpenFlags::READ_WRITE };
+            let (mine, theirs) = (open(&a, "f", past).await, open(&b, "f", OpenFlags::READ_WRITE).await);
+            if seed % 3 == 1 {
+                assert_eq!(read(&b, &theirs, 0, 4096).await, b"");
+            }
+            let write_far = async {
+                if seed % 3 != 2 {
+                    return false;
+                }
+                c.env.sleep(std::time::Duration::from_micros(seed * 150)).await;
+                let far = b.write(&root(), &theirs, 8 * 65536, filled(4096, b'o'), Hints::default()).await;
+                assert_eq!(far, Ok(4096));
+                true
+            };
+            let write = a.write(&root(), &mine, 0, filled(4 * 65536, b'n'), Hints::default());
+            let (written, is_far) = futures_util::join!(write, write_far);
+            assert_eq!(written, Ok(65536), "seed {seed}: the second piece finds its target full");
+            let size = if is_far { 8 * 65536 + 4096 } else { 65536 };
+            for (client, file) in [(&a, &mine), (&b, &theirs)] {
+                assert_eq!(client.getattr(&root(), file.ino()).await.unwrap().size, size, "seed {seed}");
+                let bytes = read(client, file, 0, 1 << 20).await;
+                assert_eq!(bytes.len() as u64, size, "seed {seed}");
+                assert!(bytes[..65536].iter().all(|b| *b == b'n'), "seed {seed}");
+                assert!(!is_far || bytes[8 * 65536..].iter().all(|b| *b == b'o'), "seed {seed}");
+            }
+            *if is_far { &mut stayed } else { &mut cut } += 1;
+        });
+    }
+    assert_eq!((cut, stayed), (16, 8));
 }
 
 /// Goal: writes to a file that nobody can reach any more are dropped in silence. Method: unlink and close before the
