@@ -12,6 +12,7 @@ use amphi_sim::callbacks::Callbacks;
 use amphi_sim::cluster::{Cluster, Mount, Shape};
 use amphi_sim::dice::{Dice, bytes_of};
 use amphi_types::{Errno, Ino};
+use amphi_wire::XattrMode;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -57,6 +58,7 @@ struct Seat {
 }
 
 struct Task {
+    calls: u64,
     client: Client,
     told: Shared,
     number: u64,
@@ -79,7 +81,7 @@ fn went(told: &Shared, what: &str, result: Result<(), Errno>) -> bool {
 
 impl Task {
     async fn run(mut self) {
-        for _ in 0..CALLS {
+        for _ in 0..self.calls {
             match self.dice.weighted(&[3, 14, 4, 4, 5, 1]) {
                 0 => self.make().await,
                 1 => self.write(false).await,
@@ -297,7 +299,7 @@ async fn fits_again(cluster: &Cluster, mount: &Mount, name: &str) {
     }
 }
 
-async fn story(cluster: &Cluster, seed: u64) -> (u64, u64) {
+async fn story(cluster: &Cluster, seed: u64, tasks: usize) -> (u64, u64) {
     let ctx = Ctx::root();
     cluster.start_servers(&cluster.all_servers()).await.expect("the servers start");
     let mut mounts = Vec::new();
@@ -305,14 +307,23 @@ async fn story(cluster: &Cluster, seed: u64) -> (u64, u64) {
         mounts.push(cluster.mount_at(which).await.expect("a mount"));
     }
     let free = mounts[0].client.statfs(&ctx).await.expect("statfs").blocks_free;
+    if cluster.shape.targets > 1 {
+        let client = &mounts[0].client;
+        client
+            .setxattr(&ctx, Ino::ROOT, b"user.amphi.layout", b"striped,size=64K", XattrMode::Set)
+            .await
+            .expect("a layout");
+    }
     let told = Shared::default();
     let made = mounts[0].client.create(&ctx, Ino::ROOT, b"common", 0o644, OpenFlags::READ_WRITE).await.expect("create");
     let common = Model { name: "common".into(), ino: made.file.ino(), cells: BTreeMap::new(), open: true, gone: false };
     told.borrow_mut().files.push(common);
     mounts[0].client.release(made.file);
-    told.borrow_mut().working = mounts.len();
-    for (number, mount) in mounts.iter().enumerate() {
+    told.borrow_mut().working = tasks;
+    for number in 0..tasks {
+        let mount = &mounts[number % mounts.len()];
         let task = Task {
+            calls: CALLS,
             client: mount.client.clone(),
             told: told.clone(),
             number: number as u64,
@@ -361,17 +372,18 @@ async fn story(cluster: &Cluster, seed: u64) -> (u64, u64) {
     (told.refused, told.removed)
 }
 
-fn fill(servers: usize, mounts: usize, seeds: std::ops::Range<u64>) {
+/// Of several targets, `targets` are of each server.
+fn fill(servers: usize, targets: u16, mounts: usize, tasks: usize, seeds: std::ops::Range<u64>) {
     let (mut refused, mut removed) = (0, 0);
     for seed in seeds {
         let mut shape = Shape::with(seed, Some(servers), Some(mounts));
-        (shape.embedded, shape.zone_bytes, shape.targets) = (false, ZONE, 1);
+        (shape.embedded, shape.zone_bytes, shape.targets) = (false, ZONE, targets);
         let cluster = Cluster::new(seed, shape);
         if seed % 2 == 0 {
             cluster.sim.set_courier(Callbacks::drawn(seed));
         }
         println!("seed {seed}, {servers} servers");
-        let (r, d) = cluster.sim.block_on(story(&cluster, seed)).expect("it ends");
+        let (r, d) = cluster.sim.block_on(story(&cluster, seed, tasks)).expect("it ends");
         println!("  {r} calls refused, {d} files removed");
         (refused, removed) = (refused + r, removed + d);
     }
@@ -388,12 +400,19 @@ const ZONE: u64 = 16 << 20;
 /// removed and there is room again; the zones are whole. Method: above, on one server with one target.
 #[test]
 fn one_server_is_full() {
-    fill(1, 3, 8_000_000..8_000_000 + SEEDS);
+    fill(1, 1, 3, 3, 8_000_000..8_000_000 + SEEDS);
 }
 
 /// As `one_server_is_full`, on two and three servers.
 #[test]
 fn several_servers_are_full() {
-    fill(2, 2, 8_100_000..8_100_000 + SEEDS);
-    fill(3, 3, 8_200_000..8_200_000 + SEEDS);
+    fill(2, 1, 2, 2, 8_100_000..8_100_000 + SEEDS);
+    fill(3, 1, 3, 3, 8_200_000..8_200_000 + SEEDS);
+}
+
+/// As `one_server_is_full`, with several targets, so that parts of a call fail: of several mounts, and of tasks of a mount that is alone.
+#[test]
+fn some_targets_are_full() {
+    fill(1, 2, 2, 3, 8_300_000..8_300_000 + SEEDS / 3);
+    fill(1, 2, 1, 3, 8_400_000..8_400_000 + SEEDS / 3);
 }
