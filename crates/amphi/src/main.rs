@@ -7,6 +7,7 @@ mod config_file;
 mod control;
 mod demo;
 mod failure;
+mod idle;
 mod members;
 mod process;
 mod size;

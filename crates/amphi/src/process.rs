@@ -4,6 +4,7 @@
 //! An embedded cluster runs the client's I/O half on worker 0's own thread, so a miss costs one hop there and back.
 
 use crate::failure::{During, Failure, Outcome};
+use crate::idle::Idle;
 use crate::size;
 use amphi_client::{Client, ClientConfig, Clock, IoHalf, Way};
 use amphi_env::addr::Addr;
@@ -373,6 +374,9 @@ pub fn mount(client: Client, options: &MountOptions, ended: mpsc::Sender<()>) ->
         ..SessionConfig::default()
     };
     let session = Session::mount(Arc::new(ClientFs::new(client)), &options.dir, config).map_err(mount_failure)?;
+    if let Some(advice) = Idle::look().advice() {
+        tracing::info!("{advice}");
+    }
     let session = Arc::new(session);
     let waited = session.clone();
     std::thread::spawn(move || {

@@ -1,6 +1,7 @@
 //! `Machine`: on what, when and how a run was made: the parameters of its record.
 
 use super::clock;
+use crate::idle::Idle;
 use serde::Serialize;
 use std::path::Path;
 
@@ -9,7 +10,7 @@ use std::path::Path;
 pub struct Machine {
     /// Version of this program.
     pub version: &'static str,
-    /// `release` or `debug`.
+    /// Profile of the build: `release`, `dist`, `debug`.
     pub build: &'static str,
     /// UTC, `YYYY-MM-DDThh:mm:ssZ`.
     pub date: String,
@@ -21,6 +22,8 @@ pub struct Machine {
     pub memory_bytes: u64,
     /// Kernel release.
     pub kernel: String,
+    /// What its idle cores do.
+    pub idle: String,
     /// File system of the storage folder.
     pub storage: String,
     /// Rounds of each comparison.
@@ -44,12 +47,13 @@ impl Machine {
         let memory_kib: u64 = memory.trim().trim_end_matches(" kB").parse().unwrap_or(0);
         Machine {
             version: env!("CARGO_PKG_VERSION"),
-            build: if cfg!(debug_assertions) { "debug" } else { "release" },
+            build: env!("AMPHI_PROFILE"),
             date: date(clock::unix_seconds()),
             cpu: cpu.to_string(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             memory_bytes: memory_kib << 10,
             kernel: text("/proc/sys/kernel/osrelease").trim().to_string(),
+            idle: Idle::look().describe(),
             storage: storage(dir, &text("/proc/self/mounts")),
             pairs,
             quick,
@@ -58,10 +62,10 @@ impl Machine {
 
     /// One line for people.
     pub fn line(&self) -> String {
-        let Machine { cpu, cores, kernel, storage, pairs, build, .. } = self;
+        let Machine { cpu, cores, kernel, idle, storage, pairs, build, .. } = self;
         let memory = crate::size::show(self.memory_bytes);
         format!(
-            "{cpu}, {cores} cores, {memory} memory, Linux {kernel}, storage on {storage}; {build} build, {pairs} rounds"
+            "{cpu}, {cores} cores, {memory} memory, Linux {kernel}, {idle}, storage on {storage}; {build} build, {pairs} rounds"
         )
     }
 }
