@@ -101,7 +101,7 @@ fn main() -> ExitCode {
         FaultsArg::All => Faults::All,
     };
     let (mut failed, mut calls, mut crashes, mut done) = (Vec::new(), 0, 0, 0);
-    let (mut batched, mut lent, mut ahead) = (0, 0, 0);
+    let (mut batched, mut lent, mut ahead, mut circles) = (0, 0, 0, 0);
     let mut fights = Fights::default();
     let mut late = Counts::default();
     for seed in seeds {
@@ -115,6 +115,7 @@ fn main() -> ExitCode {
             Ok(s) => {
                 (calls, crashes) = (calls + s.calls, crashes + s.server_crashes + s.mount_crashes);
                 (batched, lent, ahead) = (batched + s.batched, lent + s.lent, ahead + s.opened_ahead);
+                circles += s.circles;
                 fights.add(&s);
                 late.add(&s.faults_of_callbacks);
                 if single {
@@ -153,7 +154,7 @@ fn main() -> ExitCode {
         println!("Callbacks {late:?}");
     }
     println!(
-        "{done} seeds, {calls} calls, {crashes} crashes, {batched} writes in batches, {lent} without a copy, {ahead} files opened ahead, failed: {failed:?}"
+        "{done} seeds, {calls} calls, {crashes} crashes, {batched} writes in batches, {lent} without a copy, {ahead} files opened ahead, {circles} circles of waits, failed: {failed:?}"
     );
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

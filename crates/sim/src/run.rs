@@ -124,6 +124,8 @@ pub struct Summary {
     pub grouped: u64,
     /// Mounts that were stopped for long.
     pub stopped: u64,
+    /// Waits for locks of applications that would have closed a circle.
+    pub circles: u64,
     /// Files that had been opened ahead when they were opened.
     pub opened_ahead: u64,
     /// Faults that callbacks and their answers met.
@@ -206,6 +208,7 @@ pub fn run_plan(plan: &Plan) -> Result<Summary, Box<Failure>> {
         shape.make_windows_wide(&mut Dice::new(plan.seed, 17));
     }
     area.locks = plan.locks.unwrap_or(Dice::new(plan.seed, 10).one_in(2)) && !plan.contention;
+    area.circles = area.locks && Dice::new(plan.seed, 21).one_in(2);
     let mut cell_dice = Dice::new(plan.seed, 11);
     let cells = cell_dice.one_in(2);
     if plan.cells.unwrap_or(cells) && !plan.contention {
@@ -261,6 +264,7 @@ impl Run {
                 summary.trace = self.cluster.sim.trace_hash();
                 summary.virtual_ns = self.cluster.sim.now().0;
                 summary.calls = self.calls_made();
+                summary.circles = self.area.borrow().circles_found();
                 if let Some(callbacks) = &self.callbacks {
                     summary.faults_of_callbacks = callbacks.0.borrow().counts;
                 }
@@ -321,7 +325,11 @@ impl Run {
             shape.mounts,
             self.programs.len(),
             self.sharers,
-            if self.area.borrow().locks { " with locks" } else { "" },
+            match (self.area.borrow().locks, self.area.borrow().circles) {
+                (false, _) => "",
+                (true, false) => " with locks",
+                (true, true) => " with locks and circles",
+            },
             if self.area.borrow().cells.on { " with cells" } else { "" },
             if self.plan.contention { format!(" in {}", self.area.borrow().arena.describe()) } else { String::new() },
             self.callbacks.as_ref().map_or(String::new(), |c| format!(", {}", c.0.borrow().describe())),

@@ -66,6 +66,8 @@ pub struct Shared {
     claims: Claims,
     /// Whether tasks take locks.
     pub locks: bool,
+    /// Whether tasks that have some wait for more, so that circles come to be.
+    pub circles: bool,
     next_tag: u64,
     /// Calls that each task still makes.
     pub left: Vec<u64>,
@@ -103,6 +105,7 @@ impl Shared {
             holdings: Holdings::default(),
             claims: Claims::default(),
             locks: false,
+            circles: false,
             next_tag: 1 << 56,
             left: Vec::new(),
             stop: false,
@@ -117,6 +120,11 @@ impl Shared {
     fn tag(&mut self) -> u64 {
         self.next_tag += 1;
         self.next_tag
+    }
+
+    /// Waits that would have closed a circle.
+    pub fn circles_found(&self) -> u64 {
+        self.claims.circles
     }
 
     fn complain(&mut self, what: String) {
@@ -434,7 +442,7 @@ pub async fn crashed(client: &Client, area: &SharedArea) -> Checked {
         a.working = 0;
         a.stop = false;
         a.holdings = Holdings::default();
-        a.claims = Claims::default();
+        a.claims.crashed();
     }
     names_check(client, &ctx, area, false).await?;
     let said = |e: Errno| vec![format!("shared area: {e}")];

@@ -1,16 +1,15 @@
 //! Seeds of the cluster simulation that every change has to pass, and the proof that they look. `contention.rs` has those of contention.
 
 use amphi_sim::plant::Plant;
-use amphi_sim::run::{Faults, Plan, run_plan};
+use amphi_sim::run::{Faults, Plan, Summary, run_plan};
 
 /// Seeds of each of the two tests; together with the kept ones they take less than a minute on two cores.
 const SEEDS: u64 = 90;
 /// Seeds within which a planted bug must be found.
 const FOUND_WITHIN: u64 = 40;
 
-/// Runs the plan; returns how many writes mounts sent in batches, and how many requests of write-back took the cache's memory.
-fn must_agree(plan: &Plan) -> (u64, u64) {
-    run_plan(plan).map(|summary| (summary.batched, summary.lent)).unwrap_or_else(|failure| {
+fn must_agree(plan: &Plan) -> Summary {
+    run_plan(plan).unwrap_or_else(|failure| {
         for line in failure.history.iter().rev().take(60).rev() {
             println!("{line}");
         }
@@ -32,7 +31,7 @@ fn must_agree(plan: &Plan) -> (u64, u64) {
 }
 
 fn run(seeds: impl Iterator<Item = u64>) {
-    let (mut batched, mut lent) = (0, 0);
+    let (mut batched, mut lent, mut circles) = (0, 0, 0);
     for seed in seeds {
         // Most with all faults; without any, whatever goes wrong is simplest to understand.
         let faults = match seed % 5 {
@@ -41,10 +40,11 @@ fn run(seeds: impl Iterator<Item = u64>) {
             _ => Faults::All,
         };
         let of_seed = must_agree(&Plan { faults, ..Plan::of_seed(seed) });
-        (batched, lent) = (batched + of_seed.0, lent + of_seed.1);
+        (batched, lent, circles) = (batched + of_seed.batched, lent + of_seed.lent, circles + of_seed.circles);
     }
     assert!(batched > 3 * SEEDS, "only {batched} small writes left in batches");
     assert!(lent > SEEDS / 4, "only {lent} requests took the memory of the cache");
+    assert!(circles > SEEDS / 10, "only {circles} waits were refused for a circle");
 }
 
 /// Goal: Promise S1, Promise S2, Promise S3, Promise S4, Promise S5, Promise S6, Promise S7, Promise S9, Promise S10,

@@ -6,6 +6,10 @@
 //! the end of the one to the begin of the other. Who gets a lock while another certainly has one that conflicts, or is refused
 //! one while nobody possibly has, is told wrong (Promise S19). A restart of a server changes no claim (Promise S21), and a
 //! crash of a mount ends its claims (Promise S20).
+//!
+//! Circles. In some runs a task that has `fcntl` locks waits for more. If that closes a circle of waiting tasks, one of them must be
+//! told so, or none of them ever goes on; and none may be told so where there can have been no circle. Those runs have no `flock`: nobody
+//! looks for circles there. In the others who waits has nothing that others wait for.
 
 use super::{Sharer, Told};
 use crate::dice::Dice;
@@ -64,14 +68,31 @@ impl Wish {
     }
 }
 
+/// A task waits, or waited, for what it wishes.
+#[derive(Clone, Debug)]
+struct Wait {
+    wish: Wish,
+    during: Range<u64>,
+}
+
 /// Who has which locks, and had them.
 #[derive(Clone, Debug, Default)]
-pub struct Claims(Vec<Claim>);
+pub struct Claims {
+    all: Vec<Claim>,
+    waits: Vec<Wait>,
+    /// Waits that would have closed a circle.
+    pub circles: u64,
+}
 
 impl Claims {
+    /// The mounts are gone, and all claims with them.
+    pub(super) fn crashed(&mut self) {
+        *self = Claims { circles: self.circles, ..Claims::default() };
+    }
+
     /// The task asks for a lock, or gives one up: what it has of these parts is not certain meanwhile.
     fn begin(&mut self, wish: &Wish, now: u64) {
-        for claim in self.0.iter_mut().filter(|c| wish.is_of(c) && c.certain.end == NEVER) {
+        for claim in self.all.iter_mut().filter(|c| wish.is_of(c) && c.certain.end == NEVER) {
             claim.certain.end = now;
         }
     }
@@ -81,21 +102,21 @@ impl Claims {
         self.begin(wish, now);
         let Wish { task, family, mode, .. } = *wish;
         let of = |part| Claim { task, family, part, mode, possible: now..NEVER, certain: NEVER..NEVER };
-        self.0.extend(wish.parts.clone().map(of));
+        self.all.extend(wish.parts.clone().map(of));
     }
 
     /// The lock was granted.
     ///
     /// Errors: somebody else has one that conflicts.
     fn granted(&mut self, wish: &Wish, now: u64) -> Told {
-        for claim in self.0.iter_mut().filter(|c| wish.is_of(c) && c.possible.end == NEVER) {
+        for claim in self.all.iter_mut().filter(|c| wish.is_of(c) && c.possible.end == NEVER) {
             match claim.certain.start {
                 NEVER => claim.certain = now..NEVER,
                 // What it had before, which this replaced.
                 _ => claim.possible.end = now,
             }
         }
-        match self.0.iter().find(|c| wish.conflicts(c) && c.certain.start != NEVER && c.certain.end == NEVER) {
+        match self.all.iter().find(|c| wish.conflicts(c) && c.certain.start != NEVER && c.certain.end == NEVER) {
             Some(other) => Err(format!("{wish:?} was granted although there is {other:?}")),
             None => Ok(()),
         }
@@ -107,7 +128,7 @@ impl Claims {
     fn not_granted(&mut self, wish: &Wish, begin: u64, now: u64, gone: Option<u64>) -> Told {
         // A flock that is converted is given up first.
         let keeps = wish.family != FileLockFamily::Flock;
-        for claim in self.0.iter_mut().filter(|c| wish.is_of(c) && c.possible.end == NEVER) {
+        for claim in self.all.iter_mut().filter(|c| wish.is_of(c) && c.possible.end == NEVER) {
             match claim.certain.start {
                 NEVER => claim.possible.end = gone.unwrap_or(now),
                 _ if keeps => claim.certain.end = NEVER,
@@ -115,7 +136,7 @@ impl Claims {
             }
         }
         let there = |c: &&Claim| wish.conflicts(c) && c.possible.start <= now && c.possible.end >= begin;
-        match self.0.iter().find(there) {
+        match self.all.iter().find(there) {
             None if gone.is_none() => Err(format!("{wish:?} was refused although nobody has a lock")),
             _ => Ok(()),
         }
@@ -123,7 +144,7 @@ impl Claims {
 
     /// Nothing is left of the parts.
     fn given_up(&mut self, wish: &Wish, now: u64) {
-        for claim in self.0.iter_mut().filter(|c| wish.is_of(c) && c.possible.end == NEVER) {
+        for claim in self.all.iter_mut().filter(|c| wish.is_of(c) && c.possible.end == NEVER) {
             claim.possible.end = now;
         }
     }
@@ -134,7 +155,7 @@ impl Claims {
     fn looked(&self, wish: &Wish, begin: u64, now: u64, found: bool) -> Told {
         let all_the_while = |c: &Claim| c.certain.start <= begin && c.certain.end == NEVER;
         let at_all = |c: &Claim| c.possible.start <= now && c.possible.end >= begin;
-        let in_the_way = || self.0.iter().filter(|c| wish.conflicts(c));
+        let in_the_way = || self.all.iter().filter(|c| wish.conflicts(c));
         match found {
             false if in_the_way().any(all_the_while) => Err(format!("nothing is in the way of {wish:?}")),
             true if !in_the_way().any(at_all) => Err(format!("something is in the way of {wish:?}")),
@@ -143,7 +164,38 @@ impl Claims {
     }
 
     fn has(&self, task: usize) -> bool {
-        self.0.iter().any(|c| c.task == task && c.possible.end == NEVER)
+        self.all.iter().any(|c| c.task == task && c.possible.end == NEVER)
+    }
+
+    fn begin_wait(&mut self, wish: &Wish, now: u64) {
+        self.waits.push(Wait { wish: wish.clone(), during: now..NEVER });
+    }
+
+    fn end_wait(&mut self, task: usize, now: u64) {
+        let ended = |w: &&mut Wait| w.wish.task == task && w.during.end == NEVER;
+        self.waits.iter_mut().filter(ended).for_each(|w| w.during.end = now);
+    }
+
+    /// The wait that began at `begin` was refused since it would have closed a circle.
+    ///
+    /// Errors: there can have been none.
+    fn circle(&mut self, wish: &Wish, begin: u64, now: u64) -> Told {
+        let meanwhile = |r: &Range<u64>| r.start <= now && r.end >= begin;
+        let (mut wishes, mut met) = (vec![wish.clone()], vec![]);
+        while let Some(wanted) = wishes.pop() {
+            for claim in self.all.iter().filter(|c| wanted.conflicts(c) && meanwhile(&c.possible)) {
+                if claim.task == wish.task {
+                    self.circles += 1;
+                    return Ok(());
+                }
+                if !met.contains(&claim.task) {
+                    met.push(claim.task);
+                    let waits = self.waits.iter().filter(|w| w.wish.task == claim.task && meanwhile(&w.during));
+                    wishes.extend(waits.map(|w| w.wish.clone()));
+                }
+            }
+        }
+        Err(format!("{wish:?} was refused for a circle, but of those in its way none waits for this task"))
     }
 }
 
@@ -157,7 +209,7 @@ impl Sharer {
 
     fn wish(&self, dice: &mut Dice) -> Wish {
         let mode = if dice.one_in(2) { LockMode::Read } else { LockMode::Write };
-        if dice.one_in(3) {
+        if dice.one_in(3) && !self.area.borrow().circles {
             return Wish { task: self.task, family: FileLockFamily::Flock, parts: 0..1, mode };
         }
         let start = dice.below(PARTS);
@@ -168,11 +220,17 @@ impl Sharer {
     /// Takes a lock, perhaps waits for it, gives one up, or looks what is in the way of one.
     pub(super) async fn lock(&mut self, dice: &mut Dice) -> Told {
         let wish = self.wish(dice);
-        match dice.below(6) {
+        let kind = match dice.below(6) {
+            // More waits, and what is taken stays longer.
+            0 | 4 if self.area.borrow().circles => 2,
+            kind => kind,
+        };
+        match kind {
             0 | 1 => self.try_lock(wish).await,
             2 => {
-                // Whoever waits has nothing that others wait for, so nobody waits in a circle.
-                self.unlock_all().await?;
+                if !self.area.borrow().circles {
+                    self.unlock_all().await?;
+                }
                 let interrupt_us = dice.one_in(4).then(|| dice.below(20_000));
                 self.wait_lock(wish, interrupt_us).await
             }
@@ -206,6 +264,7 @@ impl Sharer {
         let begin = self.env.now().0;
         self.area.borrow_mut().claims.ask(&wish, begin);
         self.note(format!("wait for lock {wish:?}, interrupted after {interrupt_us:?} us ..."));
+        self.area.borrow_mut().claims.begin_wait(&wish, begin);
         let interrupt = Arc::new(Interrupt::new());
         if let Some(us) = interrupt_us {
             let (env, interrupt) = (self.env.clone(), interrupt.clone());
@@ -218,10 +277,15 @@ impl Sharer {
         self.note(format!("  ... wait for lock: {taken:?}"));
         let now = self.env.now().0;
         let mut area = self.area.borrow_mut();
+        area.claims.end_wait(self.task, now);
         match taken {
             Ok(lock) => {
                 lock.keep();
                 area.claims.granted(&wish, now)
+            }
+            Err(Errno::Deadlk) if area.circles => {
+                area.claims.circle(&wish, begin, now)?;
+                area.claims.not_granted(&wish, begin, now, None)
             }
             Err(Errno::Intr) if interrupt_us.is_some() => {
                 area.claims.not_granted(&wish, begin, now, Some(now + BEHIND_NS))
@@ -300,6 +364,27 @@ mod tests {
         claims.given_up(&one, 100);
         assert_eq!(answers(&claims, &wish(2, 0..2, Write), 101, 110), (true, false), "nobody has it");
         assert!(claims.has(1) == claims.has(2) && !claims.has(1));
+    }
+
+    /// Goal: a circle is told from a wait that others end. Method: two tasks, each with what the other wants, waiting or not.
+    #[test]
+    fn circles_are_judged() {
+        use LockMode::Write;
+        let mut claims = Claims::default();
+        for task in [1, 2] {
+            let own = wish(task, task as u64..task as u64 + 1, Write);
+            claims.ask(&own, 10);
+            assert!(claims.granted(&own, 20).is_ok());
+        }
+        let (first, second) = (wish(1, 2..3, Write), wish(2, 1..2, Write));
+        claims.ask(&first, 30);
+        claims.begin_wait(&first, 30);
+        assert!(claims.clone().circle(&first, 30, 40).is_err(), "the other does not wait");
+        claims.ask(&second, 50);
+        claims.begin_wait(&second, 50);
+        assert!(claims.clone().circle(&second, 50, 60).is_ok() && claims.clone().circle(&first, 30, 60).is_ok());
+        claims.end_wait(2, 60);
+        assert!(claims.circle(&first, 61, 70).is_err(), "it waits no more");
     }
 
     /// Goal: a refused conversion keeps an fcntl lock and loses a flock, as Linux has it.
