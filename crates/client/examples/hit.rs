@@ -46,7 +46,15 @@ fn view() -> InodeView {
         ctime: t,
         btime: t,
     };
-    InodeView { attr, layout: Layout::growing(1), io_mode: IoMode::Auto, generation: 0, spread: false, xattrs: false }
+    InodeView {
+        attr,
+        layout: Layout::growing(1),
+        io_mode: IoMode::Auto,
+        generation: 0,
+        spread: false,
+        xattrs: false,
+        capability: false,
+    }
 }
 
 impl OneFile {

@@ -228,7 +228,10 @@ async fn write(core: &Arc<Core>, flights: &[Flight], payload: Buf) -> Result<Vec
     let contended = answer.contended_places().filter_map(|at| flights.get(at));
     contended.for_each(|flight| core.note_contention(&flight.file, true));
     match answer.result? {
-        Reply::WrittenBatch(results) => Ok(results),
+        Reply::WrittenBatch(results) => {
+            core.room.ended(target, results.iter());
+            Ok(results)
+        }
         other => Err(unexpected(&other)),
     }
 }

@@ -19,9 +19,9 @@ use crate::group::GroupNews;
 use crate::jobs::{Job, JobName, Jobs};
 use crate::learned::Learned;
 use crate::locks::Locks;
-use crate::pipeline::Roomy;
 use crate::queue::{Item, Outgoing, Queue};
 use crate::removed::Removed;
+use crate::room::Room;
 use crate::rotating::Rotating;
 use crate::siblings::Siblings;
 use crate::stats::{Count, FileEvent, Stats, messages};
@@ -91,7 +91,7 @@ pub(crate) struct Core {
     /// Memory of direct writes under way that have returned.
     pub(crate) piped_bytes: AtomicU64,
     /// Targets that writes will not find full.
-    pub(crate) roomy: Roomy,
+    pub(crate) room: Room,
     /// Bytes of fills under way.
     pub(crate) fill_bytes: AtomicU64,
     /// Direct reads that were asked for ahead.
@@ -167,7 +167,7 @@ impl Core {
             learned: Learned::default(),
             flight_bytes: AtomicU64::new(0),
             piped_bytes: AtomicU64::new(0),
-            roomy: Roomy::default(),
+            room: Room::default(),
             fill_bytes: AtomicU64::new(0),
             direct_streams: DirectStreams::default(),
             backlog: Backlog::default(),

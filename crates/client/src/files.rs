@@ -161,6 +161,8 @@ pub(crate) struct File {
     /// Layout and I/O mode of `known.view` again, for hits that take no lock.
     layout_packed: AtomicU64,
     io_mode: AtomicU8,
+    /// As `known.view` has it: a write takes its capabilities away first.
+    capability: AtomicBool,
     /// When it became known.
     born: u64,
     /// The last begin or end of a change of the size or of what the server has.
@@ -235,6 +237,7 @@ impl File {
             atime_due: AtomicBool::new(true),
             layout_packed: AtomicU64::new(pack(view.layout)),
             io_mode: AtomicU8::new(view.io_mode as u8),
+            capability: AtomicBool::new(view.capability),
             known: Mutex::new(Known {
                 mtime: view.attr.mtime,
                 spread: false,
@@ -402,6 +405,27 @@ impl File {
         self.fills_under_way.load(SeqCst) > 0 && self.fills.lock().cached().any(|f| f.range.overlaps(&range))
     }
 
+    /// Whether whoever runs the file is given capabilities.
+    #[inline]
+    pub(crate) fn gives_capabilities(&self) -> bool {
+        self.capability.load(Relaxed)
+    }
+
+    /// An extended attribute is set, of capabilities or another one.
+    pub(crate) fn has_xattrs(&self, capability: bool) {
+        let mut known = self.known.lock();
+        known.view.xattrs = true;
+        known.view.capability |= capability;
+        self.capability.store(known.view.capability, Relaxed);
+    }
+
+    /// Its capabilities were taken away.
+    pub(crate) fn lose_capability(&self) {
+        let mut known = self.known.lock();
+        known.view.capability = false;
+        self.capability.store(false, Relaxed);
+    }
+
     /// Whether bytes of `range` are on their way to the server.
     pub(crate) fn in_flight(&self, range: ByteRange) -> bool {
         self.flights.lock().ranges.iter().any(|(_, r)| r.overlaps(&range))
@@ -412,8 +436,10 @@ impl File {
     pub(crate) fn overlay(&self, mut attr: Attr, alone: bool) -> Attr {
         let known = self.known.lock();
         attr.size = self.size();
-        // Dirty bytes will take storage; a file without any would pass for sparse.
-        attr.blocks += self.dirty_bytes.load(SeqCst).div_ceil(512);
+        // Dirty bytes will take storage; a file without any would pass for sparse. Those that are written over others take none.
+        let dirty = self.dirty_bytes.load(SeqCst).div_ceil(512);
+        let whole = attr.size.div_ceil(4096) * 8;
+        attr.blocks = attr.blocks.max(whole.min(attr.blocks + dirty));
         if known.mtime_local {
             attr.mtime = if alone { known.mtime } else { attr.mtime.max(known.mtime) };
             attr.ctime = attr.ctime.max(known.mtime);
@@ -433,6 +459,7 @@ impl File {
             known.at = moment.at;
             self.layout_packed.store(pack(view.layout), Relaxed);
             self.io_mode.store(view.io_mode as u8, Relaxed);
+            self.capability.store(view.capability, Relaxed);
         }
         self.atime_due.store(true, Relaxed);
         let own_before = self.own_end.load(SeqCst);
@@ -588,7 +615,7 @@ mod tests {
             };
             let layout = Layout::growing(1);
             let (io_mode, generation) = (IoMode::Auto, 0);
-            let view = InodeView { attr, layout, io_mode, generation, spread: false, xattrs: false };
+            let view = InodeView { attr, layout, io_mode, generation, spread: false, xattrs: false, capability: false };
             let file = File::new(view, Moment::PAST, &Arc::default());
             assert!(file.atime_due.load(Relaxed), "the first read asks");
             file.note_access(now);

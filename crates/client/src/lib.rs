@@ -46,6 +46,7 @@ mod queue;
 mod rangelock;
 pub mod readahead;
 mod removed;
+mod room;
 mod rotating;
 mod siblings;
 mod stats;

@@ -25,9 +25,7 @@ use crate::tokens;
 use crate::tunables::Knob;
 use crate::writeback::{self, WriteKind};
 use amphi_env::Buf;
-use amphi_types::{ByteRange, Errno, TargetId};
-use parking_lot::RwLock;
-use std::collections::BTreeSet;
+use amphi_types::{ByteRange, Errno};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -37,30 +35,6 @@ const COPY_BELOW_BYTES: usize = 1 << 20;
 /// Requests of this size that may be under way to a file that others want too: as many as keep the disks busy. Whoever waits for one
 /// of their locks waits for a few of them at most.
 const CONTENDED_REQUESTS: u64 = 8;
-
-/// Targets that have said with their last answer to a write that they have room. Of others nothing is promised: a write that finds
-/// its target full should be told so. Bounded by the targets of the cluster.
-#[derive(Default)]
-pub(crate) struct Roomy(RwLock<BTreeSet<TargetId>>);
-
-impl Roomy {
-    pub(crate) fn note(&self, target: TargetId, roomy: bool) {
-        if self.0.read().contains(&target) != roomy {
-            let mut all = self.0.write();
-            if roomy {
-                all.insert(target)
-            } else {
-                all.remove(&target)
-            };
-        }
-    }
-
-    /// Whether all targets of `range` have room.
-    fn holds(&self, file: &File, range: ByteRange) -> bool {
-        let (layout, roomy) = (file.layout(), self.0.read());
-        layout.pieces(file.ino, range).into_iter().all(|(o, _)| roomy.contains(&layout.target(file.ino, o.stripe)))
-    }
-}
 
 /// What keeps others away from the bytes until they have landed.
 pub(crate) struct Kept {
@@ -82,7 +56,7 @@ pub(crate) fn admits(core: &Core, open: &OpenFile, range: ByteRange, reason: Rea
         && (reason != Reason::DirectContention || core.tunables.on(Knob::PipelineContended))
         && !open.has_error()
         && !core.stopping.load(SeqCst)
-        && core.roomy.holds(&open.file, range)
+        && core.room.is_ample(&open.file, range)
 }
 
 /// Sends `data` to the targets and returns when all of it is on its way, with what was taken in; gives everything back if a truncate

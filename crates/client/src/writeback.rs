@@ -226,9 +226,12 @@ async fn send_piece(
     let (answer, _) = core.send(lane, target, &Cred::root(), op, Some(buf), 0).await?;
     core.stats.bytes(Count::WriteCall, core.clock.now_ns().saturating_sub(start_ns));
     core.note_contention(file, answer.contended);
+    if answer.result == Err(Errno::NoSpace) {
+        core.room.ended(target, [Err(Errno::NoSpace)].iter());
+    }
     match answer.result? {
         Reply::Written { roomy } => {
-            core.roomy.note(target, roomy);
+            core.room.taken(target, roomy);
             if let WriteKind::Direct { .. } = kind {
                 file.touched_past_cache(mtime);
             }

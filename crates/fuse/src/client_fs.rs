@@ -23,7 +23,7 @@ use crate::file_system::{
 };
 use crate::{Caller, DirSink, FileSystem, GroupCache, Later, Limits, Notifier, OpenFlags, Payload, ReadSink};
 use amphi_client::{Client, Ctx, Fallocate, Hints, Pending, RenameMode, Segment, Whence, XattrMode};
-use amphi_types::{Attr, Cred, Errno, Ino, Result, SetAttr};
+use amphi_types::{Attr, Cred, Errno, Ino, Kind, Result, SetAttr};
 use file_locks::FileLocks;
 use handles::Handles;
 use listings::Listings;
@@ -123,9 +123,18 @@ impl ClientFs {
         lent::ttl(&self.client)
     }
 
+    /// As `ttl`, for attributes. What gives a user's rights to whoever runs it is not kept: a write takes that away, and the kernel
+    /// goes by what it keeps.
+    fn attr_ttl(&self, attr: &Attr) -> Duration {
+        if attr.kind == Kind::File && attr.perm & SUID_SGID != 0 { Duration::ZERO } else { self.ttl() }
+    }
+
     fn entry(&self, attr: Attr) -> Entry {
-        let ttl = self.ttl();
-        Entry { attr, generation: 0, entry_ttl: ttl, attr_ttl: ttl }
+        Entry { attr, generation: 0, entry_ttl: self.ttl(), attr_ttl: self.attr_ttl(&attr) }
+    }
+
+    fn attributes(&self, attr: Attr) -> AttrReply {
+        AttrReply { attr, ttl: self.attr_ttl(&attr) }
     }
 
     fn wait_entry(&self, caller: &Caller<'_>, pending: Pending<Attr>) -> Result<Entry> {
@@ -197,13 +206,13 @@ impl FileSystem for ClientFs {
 
     fn getattr(&self, caller: &Caller<'_>, ino: Ino, _: Option<Handle>) -> Result<AttrReply> {
         let attr = self.wait(caller, self.client.getattr(&Self::stream(caller), ino))?;
-        Ok(AttrReply { attr, ttl: self.ttl() })
+        Ok(self.attributes(attr))
     }
 
     fn setattr(&self, caller: &Caller<'_>, ino: Ino, set: &SetAttr, handle: Option<Handle>) -> Result<AttrReply> {
         let file = handle.map(|h| self.handles.get(h)).transpose()?;
         let attr = self.wait(caller, self.client.setattr(&self.ctx(caller), ino, *set, file.as_ref()))?;
-        Ok(AttrReply { attr, ttl: self.ttl() })
+        Ok(self.attributes(attr))
     }
 
     fn readlink(&self, caller: &Caller<'_>, ino: Ino) -> Result<Vec<u8>> {
@@ -431,7 +440,10 @@ impl FileSystem for ClientFs {
     }
 
     fn removexattr(&self, caller: &Caller<'_>, ino: Ino, name: &[u8]) -> Result<()> {
-        self.wait(caller, self.client.removexattr(&self.ctx(caller), ino, name))
+        let ctx = self.ctx(caller);
+        // The kernel lets only who may call, and calls for whoever changes the file: he need not own it.
+        let ctx = if name == b"security.capability" { Ctx { cred: Cred::root(), ..ctx } } else { ctx };
+        self.wait(caller, self.client.removexattr(&ctx, ino, name))
     }
 
     fn fallocate(&self, caller: &Caller<'_>, _: Ino, handle: Handle, offset: u64, len: u64, mode: u32) -> Result<()> {

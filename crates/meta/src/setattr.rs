@@ -9,7 +9,7 @@ use crate::{Inode, MetaStore};
 use amphi_types::item::Txn;
 use amphi_types::{Attr, Cred, Errno, Ino, Kind, Result, SetAttr, TimeSet, Timespec, limits};
 
-/// The attribute that gives a program capabilities; it goes where setuid goes.
+/// The attribute that gives a program capabilities; it goes where setuid goes, and with every change of the file's bytes.
 const CAPABILITY: &[u8] = b"security.capability";
 
 fn time(set: TimeSet, now: Timespec) -> Timespec {
@@ -95,6 +95,11 @@ fn decide(cred: &Cred, ino: Ino, inode: &Inode, set: &SetAttr, now: Timespec) ->
 }
 
 impl MetaStore {
+    /// Whether whoever runs the file is given capabilities (`security.capability`).
+    pub fn gives_capabilities(&self, ino: Ino) -> bool {
+        self.xattrs(ino).any(|(name, _)| name == CAPABILITY)
+    }
+
     /// Whether `setattr` will succeed. Errors: as `setattr`.
     pub fn check_setattr(&self, cred: &Cred, ino: Ino, set: &SetAttr, now: Timespec) -> Result<()> {
         decide(cred, ino, self.inode(ino)?, set, now).map(|_| ())
@@ -114,8 +119,8 @@ impl MetaStore {
             self.edit(ino, &mut dirty, |inode| *inode = next);
         }
         let local = ino.local();
-        let drops_privilege = set.kill_suidgid || set.uid.is_some() || set.gid.is_some();
-        if drops_privilege && self.xattrs.remove(&(local, CAPABILITY.into())).is_some() {
+        let changed = set.kill_suidgid || set.size.is_some() || set.uid.is_some() || set.gid.is_some();
+        if changed && self.xattrs.remove(&(local, CAPABILITY.into())).is_some() {
             dirty.mark(ItemKey::Xattr { local, name: CAPABILITY.into() });
         }
         self.emit(dirty, txn);

@@ -45,6 +45,7 @@ fn view() -> InodeView {
         generation: 3,
         spread: false,
         xattrs: false,
+        capability: false,
     }
 }
 

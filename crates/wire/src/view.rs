@@ -21,6 +21,8 @@ pub struct InodeView {
     pub spread: bool,
     /// It has extended attributes: without, a client need not ask for one.
     pub xattrs: bool,
+    /// One of them gives capabilities to whoever runs it (`security.capability`): who writes to it takes that away.
+    pub capability: bool,
 }
 
 /// An entry of a directory.

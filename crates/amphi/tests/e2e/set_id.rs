@@ -97,6 +97,99 @@ fn changes_by_others_clear_the_bits() {
     place.fsck();
 }
 
+/// Whether whoever runs the file is given capabilities.
+fn gives_capabilities(path: &Path) -> bool {
+    match rustix::fs::getxattr(path, CAPABILITY, &mut [0; 64][..]) {
+        Ok(len) => len == CAP_SETUID.len(),
+        Err(e) => {
+            assert_eq!(e, rustix::io::Errno::NODATA);
+            false
+        }
+    }
+}
+
+const CAPABILITY: &str = "security.capability";
+/// `cap_setuid=ep`, in the kernel's second form.
+const CAP_SETUID: [u8; 20] = [1, 0, 0, 2, 1 << 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// Goal: Promise S8: capabilities of a file go with each change of its bytes, whoever makes it, root and the owner included, and its
+/// bytes are changed; who may not write it cannot take them away. Method: the changes, made by root and by another user.
+#[test]
+fn changes_take_capabilities_away() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    chmod(place.path(""), Mode::from_raw_mode(0o755)).expect("chmod");
+    let (source, file) = (place.mount().join("source"), place.mount().join("f"));
+    fs::write(&source, pattern(1, 100)).expect("write");
+    let give = || {
+        rustix::fs::setxattr(&file, CAPABILITY, &CAP_SETUID, rustix::fs::XattrFlags::empty()).expect("setxattr");
+        assert!(gives_capabilities(&file));
+    };
+    for (name, change) in CHANGES {
+        let _ = fs::remove_file(&file);
+        fs::write(&file, [7; 8000]).expect("write");
+        chmod(&file, Mode::from_raw_mode(0o777)).expect("chmod");
+        give();
+        change(&file);
+        assert!(!gives_capabilities(&file), "{name} by root");
+        give();
+        as_other(|| change(&file));
+        assert!(!gives_capabilities(&file), "{name} by another user");
+    }
+    give();
+    chown(&file, Some(Uid::from_raw(OTHER)), None).expect("chown");
+    assert!(!gives_capabilities(&file), "a change of the owner");
+    give();
+    let opened = writable(&file, OFlags::empty());
+    pwrite(&opened, b"1", 0).expect("write");
+    give();
+    pwrite(&opened, b"2", 0).expect("write");
+    assert!(!gives_capabilities(&file), "given while it is open");
+    give();
+    let taken = || rustix::fs::removexattr(&file, CAPABILITY);
+    assert_eq!(as_other(|| rerrno(taken())), libc::EPERM);
+    chmod(&file, Mode::from_raw_mode(0o755)).expect("chmod");
+    assert!(gives_capabilities(&file), "nothing was changed");
+    up.stop();
+    place.fsck();
+}
+
+/// Goal: Promise S1, Promise S8: what a write by another user has taken away counts at once, also for who asks for the mode alone and for who runs the file: the
+/// kernel keeps no such mode. Method: a copy of `id` with setuid, each change, then the mode alone; and run after a write.
+#[test]
+fn cleared_bits_count_at_once() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    chmod(place.path(""), Mode::from_raw_mode(0o755)).expect("chmod");
+    let (source, file) = (place.mount().join("source"), place.mount().join("f"));
+    fs::write(&source, pattern(1, 100)).expect("write");
+    let mode_alone = || {
+        let flags = rustix::fs::AtFlags::empty();
+        let there = rustix::fs::statx(CWD, &file, flags, rustix::fs::StatxFlags::MODE).expect("statx");
+        u32::from(there.stx_mode) & 0o7777
+    };
+    for (name, change) in CHANGES {
+        let _ = fs::remove_file(&file);
+        fs::write(&file, [7; 8000]).expect("write");
+        chmod(&file, Mode::from_raw_mode(0o6777)).expect("chmod");
+        assert_eq!(mode_alone(), 0o6777);
+        as_other(|| change(&file));
+        assert_eq!(mode_alone(), 0o777, "{name}");
+    }
+    let id = fs::read("/usr/bin/id").expect("a program");
+    fs::write(&file, &id).expect("write");
+    chmod(&file, Mode::from_raw_mode(0o4777)).expect("chmod");
+    let user = || {
+        let output = std::process::Command::new(&file).arg("-u").output().expect("it runs");
+        String::from_utf8_lossy(&output.stdout).trim().to_string()
+    };
+    assert_eq!(as_other(user), "0", "setuid works");
+    as_other(|| assert_eq!(pwrite(writable(&file, OFlags::empty()), &id[..100], 0).expect("write"), 100));
+    assert_eq!(as_other(user), OTHER.to_string());
+    up.stop();
+    place.fsck();
+}
+
 /// Goal: who becomes the owner or the group of a file gets no privilege with it, also from root, but directories keep their setgid; a user gets no
 /// setgid for a group that he is not in; others may not set the bits at all. Method: `chown` and `chmod` by root and by a thread that has
 /// given up root.

@@ -80,6 +80,70 @@ fn a_full_file_system_loses_nothing() {
     place.fsck();
 }
 
+/// Goal: Promise S15: a program that writes through the cache and never syncs is told by a write that nothing fits any more, long before the cache is
+/// full; what was written before is intact, and it goes on when there is room again. Method: fill small zones in pieces of
+/// 64 KiB, in one file and in the next; delete.
+#[test]
+fn buffered_writes_notice_a_full_target() {
+    const PIECE: usize = 64 << 10;
+    const MANY: u64 = (1 << 30) / PIECE as u64;
+    let place = Place::new();
+    let up = place.up(&["--targets", "2", "--zone-size", "48M", "--log-size", "2M", "--set", "hybrid.mode=buffered"]);
+    let m = place.mount();
+    let keep = pattern(1, 3 << 20);
+    fs::write(m.join("keep"), &keep).expect("write");
+    fsync(open(m.join("keep"), OFlags::RDONLY, Mode::empty()).expect("open")).expect("fsync");
+    let make = |name: &str| {
+        let flags = OFlags::CREATE | OFlags::WRONLY;
+        open(m.join(name), flags, Mode::from_raw_mode(0o644)).expect("open")
+    };
+    let piece = pattern(3, PIECE);
+    let refused = |f: &std::os::fd::OwnedFd, from: u64| {
+        (from..MANY).find_map(|i| pwrite(f, &piece, i * PIECE as u64).err().map(|e| (i, e.raw_os_error())))
+    };
+    let (fill, more) = (make("fill"), make("more"));
+    let (pieces, error) = refused(&fill, 0).expect("told before 1 GiB were taken");
+    assert_eq!(error, ENOSPC);
+    assert!(pieces > 256, "only {pieces} pieces fitted");
+    let (pieces, error) = refused(&more, 0).expect("told");
+    assert_eq!(error, ENOSPC);
+    assert!(pieces < 256, "{pieces} pieces of the next file were taken");
+    assert!(fs::read(m.join("keep")).expect("read") == keep);
+    drop(fill);
+    fs::remove_file(m.join("fill")).expect("delete");
+    eventually("it goes on when there is room", || {
+        let wrote = (0..64u64).all(|i| pwrite(&more, &piece, i * PIECE as u64).is_ok());
+        wrote && fsync(&more).is_ok()
+    });
+    let back = fs::read(m.join("more")).expect("read");
+    assert!(back[..64 * PIECE].chunks(PIECE).all(|chunk| chunk == piece));
+    drop(more);
+    up.stop();
+    place.fsck();
+}
+
+/// Goal: overwriting what has its storage takes no more, also before it is written back. Method: blocks of a file before, while and after it is written anew.
+#[test]
+fn overwritten_bytes_count_once() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    let f = open(place.mount().join("f"), OFlags::CREATE | OFlags::RDWR, Mode::from_raw_mode(0o644)).expect("open");
+    let blocks = || rustix::fs::fstat(&f).expect("fstat").st_blocks;
+    let write = |bytes: &[u8], at| assert_eq!(pwrite(&f, bytes, at).expect("write"), bytes.len());
+    write(&pattern(1, 1 << 20), 0);
+    assert_eq!(blocks(), 2048, "dirty bytes count");
+    fsync(&f).expect("fsync");
+    assert_eq!(blocks(), 2048);
+    write(&pattern(2, 1 << 20), 0);
+    assert_eq!(blocks(), 2048, "they have their storage");
+    write(&pattern(3, 4096), 1 << 20);
+    assert_eq!(blocks(), 2056);
+    fsync(&f).expect("fsync");
+    assert_eq!(blocks(), 2056);
+    up.stop();
+    place.fsck();
+}
+
 /// Goal: a write beyond the largest file is EFBIG, a negative or silly size EINVAL, and neither harms anything.
 #[test]
 fn silly_offsets() {

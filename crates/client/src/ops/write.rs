@@ -13,7 +13,7 @@ use crate::group;
 use crate::learned::{CALM_FLIGHT_BYTES, Course};
 use crate::lease;
 use crate::locks::{self, Pin};
-use crate::ops::{attr, read, sync};
+use crate::ops::{attr, read, sync, xattr};
 use crate::pipeline::{self, Kept};
 use crate::rangelock::Hold;
 use crate::stats::{Copied, Count, Way};
@@ -37,11 +37,13 @@ pub(crate) fn try_write(
 ) -> Option<usize> {
     let flags = open.flags;
     let special = flags.append || flags.direct || flags.sync || flags.dsync || hints.direct || hints.kill_suidgid;
-    let len = source.len();
-    if special || !flags.write || len == 0 || !open.file.group.admits(open.member()) {
+    let (file, len) = (&open.file, source.len());
+    if special || !flags.write || len == 0 || !file.group.admits(open.member()) {
         return None;
     }
-    let file = &open.file;
+    if file.gives_capabilities() || core.room.any_full() {
+        return None;
+    }
     let range = ByteRange::at(offset, len);
     if range.end > limits::FILE_MAX {
         return None;
@@ -137,8 +139,8 @@ pub(crate) async fn write(
     }
     let file = open.file.clone();
     let len = data.len() as u64;
-    if hints.kill_suidgid {
-        drop_suid(&core, &file).await?;
+    if hints.kill_suidgid || file.gives_capabilities() {
+        drop_privileges(&core, &file, hints.kill_suidgid).await?;
     }
     let through_pages = hints.write_back || (hints.for_pages && !open.flags.append);
     if through_pages && !core.company.is_alone() {
@@ -219,26 +221,35 @@ pub(crate) async fn write(
         pins.iter_mut().flatten().for_each(locks::Pin::used_once);
     }
     drop((pins, begun, guard));
-    if open.flags.sync || open.flags.dsync {
+    let strict = open.flags.sync || open.flags.dsync;
+    // Where the last write was refused, this one is told if it is, too.
+    let may_be_refused = decision.mode == Mode::Buffered && core.room.is_short(&file, range);
+    if strict || may_be_refused {
         writeback::flush(&core, &file, range).await;
-        sync::sync_file(&core, &file).await?;
+        if strict {
+            sync::sync_file(&core, &file).await?;
+        }
         open.take_error()?;
     }
     Ok(written)
 }
 
-/// Clears setuid and setgid at once, where there are any: a buffered write reaches the server too late for that.
-async fn drop_suid(core: &Arc<Core>, file: &Arc<File>) -> Result<()> {
+/// Takes capabilities of the file away, and setuid and setgid if the writer may not leave them, where there are any: at once, as a
+/// buffered write reaches the server too late for that.
+async fn drop_privileges(core: &Arc<Core>, file: &Arc<File>, kill_suidgid: bool) -> Result<()> {
     if !tokens::is_sure(core, file) {
         attr::reload(core, file).await?;
     }
-    if file.view().attr.perm & 0o6000 == 0 {
-        return Ok(());
+    let view = file.view();
+    if kill_suidgid && (view.capability || view.attr.perm & 0o6000 != 0) {
+        let set = SetAttr { kill_suidgid: true, open_for_write: true, ..SetAttr::default() };
+        let mut told = attr::change(core, &Cred::root(), file.ino, set).await?;
+        let view = super::inode_reply(told.take()?)?;
+        told.keep_view(view);
+        file.lose_capability();
+    } else if view.capability {
+        xattr::drop_capability(core, file).await?;
     }
-    let set = SetAttr { kill_suidgid: true, open_for_write: true, ..SetAttr::default() };
-    let mut told = attr::change(core, &Cred::root(), file.ino, set).await?;
-    let view = super::inode_reply(told.take()?)?;
-    told.keep_view(view);
     Ok(())
 }
 

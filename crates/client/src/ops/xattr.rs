@@ -12,6 +12,7 @@ mod layout;
 use super::done_reply;
 use crate::api::Ctx;
 use crate::core::{Core, unexpected};
+use crate::files::File;
 use crate::stats::Count;
 use crate::tokens;
 use crate::writeback;
@@ -21,6 +22,8 @@ use amphi_wire::{InodeView, Reply, Request, XattrMode};
 use std::sync::Arc;
 
 const PREFIX: &[u8] = b"user.amphi.";
+/// The attribute that gives capabilities to whoever runs a file.
+const CAPABILITY: &[u8] = b"security.capability";
 
 async fn view(core: &Arc<Core>, ctx: &Ctx, ino: Ino) -> Result<InodeView> {
     super::attr::ask(core, &ctx.cred, ino).await.map(|(view, _)| view)
@@ -109,15 +112,17 @@ pub(crate) async fn set(
         told.keep_view(view);
         return Ok(());
     }
-    if let Some(file) = core.files.get(ino) {
-        file.known.lock().view.xattrs = true;
-    }
+    let gives_capabilities = name == CAPABILITY;
+    let note = || {
+        if let Some(file) = core.files.get(ino) {
+            file.has_xattrs(gives_capabilities);
+        }
+    };
+    note();
     let op = Request::SetXattr { ino, name, value, mode };
     let done = done_reply(change(&core, &ctx, ino, op).await?.take()?);
-    if let Some(file) = core.files.get(ino) {
-        // An answer that was asked for before may have come meanwhile.
-        file.known.lock().view.xattrs = true;
-    }
+    // An answer that was asked for before may have come meanwhile.
+    note();
     done
 }
 
@@ -127,6 +132,18 @@ pub(crate) async fn remove(core: Arc<Core>, ctx: Ctx, ino: Ino, name: Vec<u8>) -
         return Err(Errno::Perm);
     }
     done_reply(change(&core, &ctx, ino, Request::RemoveXattr { ino, name }).await?.take()?)
+}
+
+/// Whoever runs the file is given no capabilities any more: its bytes are about to change.
+pub(crate) async fn drop_capability(core: &Arc<Core>, file: &File) -> Result<()> {
+    let op = Request::RemoveXattr { ino: file.ino, name: CAPABILITY.to_vec() };
+    match change(core, &Ctx::root(), file.ino, op).await?.take() {
+        Ok(_) | Err(Errno::NoData) => {
+            file.lose_capability();
+            Ok(())
+        }
+        Err(e) => Err(e),
+    }
 }
 
 async fn change(core: &Arc<Core>, ctx: &Ctx, ino: Ino, op: Request) -> Result<tokens::Told> {

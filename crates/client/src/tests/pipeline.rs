@@ -164,6 +164,16 @@ fn a_failure_is_told_later() {
     w.server.refuse_writes.clear();
     let fsync = w.client.fsync(&Ctx::root(), &file, false);
     assert_eq!(w.run(fsync), Err(Errno::NoSpace));
+    let waits = |w: &mut World| {
+        let waited = [4 * MIB, 6 * MIB].map(|at| {
+            let (op, done) = begin(w, &file, at, b'w', Hints::default());
+            assert!(done || w.run(op) == Ok(2 << 20));
+            !done
+        });
+        assert!(waited.contains(&true), "a target that refused a write is waited for once");
+        w.settle();
+    };
+    waits(&mut w);
     w.server.refuse_writes = full(8 * MIB);
     assert!(begin(&w, &file, 8 * MIB, b'a', Hints::default()).1);
     let close = w.client.flush(&Ctx::root(), &file);
@@ -173,6 +183,7 @@ fn a_failure_is_told_later() {
     assert_eq!(w.run(fsync), Ok(()), "once");
     w.settle();
     assert_eq!(file.size(), 8 * MIB, "what never came is not shown");
+    waits(&mut w);
     assert!(begin(&w, &file, 8 * MIB, b'b', Hints::default()).1, "early again");
     let fsync = w.client.fsync(&Ctx::root(), &file, false);
     assert_eq!(w.run(fsync), Ok(()));

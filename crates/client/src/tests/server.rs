@@ -100,7 +100,7 @@ impl Server {
         };
         let layout = self.nodes.get(&parent).map_or(Layout::growing(self.pool), |p| p.view.layout);
         let io_mode = self.nodes.get(&parent).map_or(IoMode::Auto, |p| p.view.io_mode);
-        let view = InodeView { attr, layout, io_mode, generation: 0, spread: false, xattrs: false };
+        let view = InodeView { attr, layout, io_mode, generation: 0, spread: false, xattrs: false, capability: false };
         Node { view, parent, link: Vec::new(), xattrs: BTreeMap::new() }
     }
 

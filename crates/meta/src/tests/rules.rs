@@ -304,6 +304,11 @@ fn setattr_rules() {
     s.c.on(f, |st, txn| st.setxattr(&root, f, b"security.capability", b"c", XattrMode::Set, at(0), txn)).unwrap();
     s.set(&root, f, SetAttr { uid: Some(OTHER), ..none() }).unwrap();
     assert_eq!(s.c.stores[0].getxattr(&root, f, b"security.capability"), Err(Errno::NoData), "chown drops it");
+    s.c.on(f, |st, txn| st.setxattr(&root, f, b"security.capability", b"c", XattrMode::Set, at(0), txn)).unwrap();
+    s.set(&root, f, SetAttr { perm: Some(0o755), ..none() }).unwrap();
+    assert!(s.c.stores[0].gives_capabilities(f), "chmod does not");
+    s.set(&root, f, SetAttr { size: Some(0), ..none() }).unwrap();
+    assert!(!s.c.stores[0].gives_capabilities(f), "truncate does");
 }
 
 /// Goal: rules of extended attributes. Method: one call per rule.

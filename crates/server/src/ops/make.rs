@@ -116,7 +116,15 @@ impl<E: Env> Cx<E> {
             ctime: self.now,
             btime: self.now,
         };
-        Ok(InodeView { attr, layout: new.layout, io_mode: new.io_mode, generation: 0, spread: false, xattrs: false })
+        Ok(InodeView {
+            attr,
+            layout: new.layout,
+            io_mode: new.io_mode,
+            generation: 0,
+            spread: false,
+            xattrs: false,
+            capability: false,
+        })
     }
 
     async fn open_existing(&self, child: Ino, open: Option<Access>) -> Result<Reply> {

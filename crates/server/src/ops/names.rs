@@ -24,6 +24,7 @@ pub fn plain_view(meta: &MetaStore, ino: Ino, inode: &Inode) -> InodeView {
         generation: inode.generation,
         spread: inode.spread,
         xattrs: meta.xattrs(ino).next().is_some(),
+        capability: meta.gives_capabilities(ino),
     }
 }
 
