@@ -20,7 +20,7 @@ use crate::group::FileGroup;
 use crate::locality::Locality;
 use crate::rangelock::RangeLock;
 use crate::stats::FileStats;
-use amphi_types::{Attr, ByteRange, Errno, Ino, IoMode, Layout, Pattern, RangeSet, Timespec};
+use amphi_types::{Attr, ByteRange, Errno, Ino, IoMode, Layout, Pattern, RangeSet, Result, Timespec};
 use amphi_wire::{Access, InodeView};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -551,6 +551,19 @@ impl File {
         *e = (e.0 + 1, errno);
         self.error_count.store(e.0, SeqCst);
         self.failed.lock().push(range);
+    }
+
+    /// Failures of write-back so far.
+    pub(crate) fn failures(&self) -> u64 {
+        self.error_count.load(SeqCst)
+    }
+
+    /// The error with which write-back of some of `range` has failed since there were so many failures; it stays to be reported.
+    pub(crate) fn failed_since(&self, failures: u64, range: ByteRange) -> Result<()> {
+        if self.failures() > failures && self.failed.lock().iter().any(|r| r.overlaps(&range)) {
+            return Err(self.errors.lock().1);
+        }
+        Ok(())
     }
 
     /// Opens of this mount that have not been released.

@@ -201,6 +201,7 @@ pub(crate) async fn write(
             };
         }
     }
+    let failures = file.failures();
     let written = match decision.mode {
         Mode::Buffered => buffered(&core, &open, range, &mut data, pins.is_some()).await?,
         Mode::Direct => {
@@ -221,15 +222,14 @@ pub(crate) async fn write(
         pins.iter_mut().flatten().for_each(locks::Pin::used_once);
     }
     drop((pins, begun, guard));
-    let strict = open.flags.sync || open.flags.dsync;
-    // Where the last write was refused, this one is told if it is, too.
-    let may_be_refused = decision.mode == Mode::Buffered && core.room.is_short(&file, range);
-    if strict || may_be_refused {
+    if open.flags.sync || open.flags.dsync {
         writeback::flush(&core, &file, range).await;
-        if strict {
-            sync::sync_file(&core, &file).await?;
-        }
+        sync::sync_file(&core, &file).await?;
         open.take_error()?;
+    } else if decision.mode == Mode::Buffered && core.room.is_short(&file, range) {
+        // Where the last write was refused, this one is told if it is, too. `fsync` will say so all the same: others may be lost.
+        writeback::flush(&core, &file, range).await;
+        file.failed_since(failures, range)?;
     }
     Ok(written)
 }
