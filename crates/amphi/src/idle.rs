@@ -57,7 +57,7 @@ impl Idle {
     pub fn advice(&self) -> Option<String> {
         match self {
             Idle::Poll(ns) if *ns < LITTLE_NS => Some(format!(
-                "{} on this virtual machine, so that small calls take up to three times as long; the kernel's usual value: \
+                "{} on this virtual machine, so that small calls take two to four times as long; the kernel's usual value: \
                  echo {USUAL_NS} > /sys/{HALT_POLL} (docs/OPERATIONS.md, Virtual machines)",
                 self.describe()
             )),
