@@ -93,6 +93,10 @@ pub trait KernelPages: Send + Sync + 'static {
     /// Drops the cached pages of `range` of an inode, after dirty ones were written back by ordinary writes; `done` is called
     /// then, on any thread. Must not block: the writes come while the pages are being dropped.
     fn drop_pages(&self, ino: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>);
+
+    /// As `drop_pages`, for a write that replaces bytes in pages. Both go on beside each other: this one may wait for reads that wait
+    /// for locks of the cluster, the other one never does.
+    fn drop_overwritten(&self, ino: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>);
 }
 
 /// How a file is opened.

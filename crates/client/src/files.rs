@@ -195,6 +195,8 @@ pub(crate) struct File {
     pub(crate) signal: Signal,
     /// Bytes of cache memory.
     pub(crate) cached_bytes: AtomicU64,
+    /// Its last name has gone, as far as is known here.
+    pub(crate) nameless: AtomicBool,
     /// End of the bytes that were ever cached.
     pub(crate) cached_end: AtomicU64,
     /// Dirty bytes, those under way included.
@@ -267,6 +269,7 @@ impl File {
             fills_entered: AtomicU32::new(0),
             signal: Signal::default(),
             cached_bytes: AtomicU64::new(0),
+            nameless: AtomicBool::new(false),
             cached_end: AtomicU64::new(0),
             dirty_bytes: AtomicU64::new(0),
             piped_bytes: AtomicU64::new(0),

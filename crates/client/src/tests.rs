@@ -20,6 +20,7 @@ mod fsx;
 mod locks;
 mod messages;
 mod names;
+mod overwrites;
 mod pipeline;
 mod policy;
 mod server;

@@ -25,9 +25,9 @@ pub enum Reply {
         /// restart of the server.
         lock: Option<u64>,
     },
-    /// A name was removed.
+    /// A name was removed, or stands for another inode now.
     Removed {
-        /// The inode, if that was its last name (a directory has one): what is open of it lives on, nobody else will see its data.
+        /// The inode, if there was one and that was its last name (a directory has one): what is open of it lives on, nobody else will see its data.
         last_name_of: Option<Ino>,
     },
     /// An inode number.

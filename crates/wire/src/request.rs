@@ -86,7 +86,7 @@ pub enum Request {
         /// Name.
         name: Name,
     },
-    /// `Done`; goes to the target of `from`.
+    /// `Removed`, of what had the new name; goes to the target of `from`.
     Rename {
         /// Old directory.
         from: Ino,

@@ -47,3 +47,82 @@ fn shared_and_private_mappings() {
     assert_eq!(&bytes[8192..8197], b"later", "munmap wrote the rest back");
     up.stop();
 }
+
+/// Goal: neither a `pwrite` nor a store through a mapping to other bytes of the same page is lost, whichever comes first (docs/SEMANTICS.md,
+/// Mappings). Method: one thread writes 8 bytes at the start of every page of a file, another stores 8 in the middle of it, at the
+/// same time, through fresh mappings, again and again; both are looked for in the mapping, and by `pread` after it has gone.
+#[test]
+fn stores_and_writes_to_one_page() {
+    const PAGES: usize = 64;
+    const ROUNDS: usize = 200;
+    let place = Place::new();
+    let up = place.up(&[]);
+    let path = place.mount().join("f");
+    let rw = ProtFlags::READ | ProtFlags::WRITE;
+    let mut lost = Vec::new();
+    for round in 0..ROUNDS {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC;
+        let f = open(&path, flags, Mode::from_raw_mode(0o644)).expect("open");
+        ftruncate(&f, (PAGES * 4096) as u64).expect("truncate");
+        // SAFETY: a fresh mapping within the file, unmapped at the end of the round and not used after.
+        let map = unsafe { mmap(std::ptr::null_mut(), PAGES * 4096, rw, MapFlags::SHARED, &f, 0) }.expect("map");
+        let at = map as usize;
+        let word = |offset: usize| (at + offset) as *mut u64;
+        let barrier = std::sync::Barrier::new(2);
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                barrier.wait();
+                for page in 0..PAGES {
+                    let bytes = (page as u64 + 1).to_ne_bytes();
+                    assert_eq!(pwrite(&f, &bytes, page as u64 * 4096), Ok(8));
+                }
+            });
+            barrier.wait();
+            for page in 0..PAGES {
+                // SAFETY: within the mapping, aligned; the other thread writes other bytes.
+                unsafe { word(page * 4096 + 2048).write_volatile(page as u64 + 1) };
+            }
+        });
+        let both = |page: usize| [page * 4096, page * 4096 + 2048];
+        for place in (0..PAGES).flat_map(both) {
+            // SAFETY: within the mapping, aligned.
+            if unsafe { word(place).read_volatile() } != place as u64 / 4096 + 1 {
+                lost.push((round, place, "in the mapping"));
+            }
+        }
+        // SAFETY: the mapping of this round.
+        unsafe { munmap(map, PAGES * 4096) }.expect("unmap");
+        for place in (0..PAGES).flat_map(both) {
+            let mut bytes = [0; 8];
+            assert_eq!(pread(&f, &mut bytes, place as u64), Ok(8));
+            if u64::from_ne_bytes(bytes) != place as u64 / 4096 + 1 {
+                lost.push((round, place, "read"));
+            }
+        }
+    }
+    assert_eq!(lost, [], "round, offset");
+    up.stop();
+}
+
+/// Goal: pages of a mapping are written back where they lie, also through an open for appending. Method: a store, then `msync`.
+#[test]
+fn a_mapping_of_an_open_for_appending() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    let path = place.mount().join("f");
+    std::fs::write(&path, vec![b'o'; 8192]).expect("write");
+    let f = open(&path, OFlags::RDWR | OFlags::APPEND, Mode::empty()).expect("open");
+    let rw = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh mapping within the file, unmapped at the end and not used after.
+    unsafe {
+        let map = mmap(std::ptr::null_mut(), 8192, rw, MapFlags::SHARED, &f, 0).expect("map");
+        map.cast::<u8>().add(4100).write_volatile(b's');
+        msync(map, 8192, MsyncFlags::SYNC).expect("msync");
+        munmap(map, 8192).expect("munmap");
+    }
+    rustix::io::write(&f, b"end").expect("append");
+    let bytes = std::fs::read(&path).expect("read");
+    assert_eq!(bytes.len(), 8195);
+    assert_eq!((bytes[4100], &bytes[8192..]), (b's', &b"end"[..]));
+    up.stop();
+}

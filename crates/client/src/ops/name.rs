@@ -2,7 +2,7 @@
 //!
 //! Alone, names are not cached here: the front end may keep them for a while. In company they are, under tokens.
 
-use super::{done_reply, inode_reply};
+use super::inode_reply;
 use crate::api::Ctx;
 use crate::core::{Core, unexpected};
 use crate::siblings;
@@ -196,7 +196,10 @@ pub(crate) async fn rename(
     let keys = name_keys(from.0, &from_name).into_iter().chain(name_keys(to.0, &to_name));
     let keys: Vec<TokenKey> = keys.filter(here).collect();
     let op = Request::Rename { from: from.0, from_name, to: to.0, to_name, mode };
-    done_reply(tokens::call(&core, from.0.target(), &ctx.cred, op, &keys).await?.take()?)
+    if let Some(ino) = removed(tokens::call(&core, from.0.target(), &ctx.cred, op, &keys).await?.take()?)? {
+        super::open::nameless(&core, ino);
+    }
+    Ok(())
 }
 
 pub(crate) async fn readlink(core: Arc<Core>, ctx: Ctx, ino: Ino) -> Result<Vec<u8>> {

@@ -125,6 +125,9 @@ pub(crate) fn release(core: &Arc<Core>, file: &Arc<File>, access: Access, linger
         known.closes.push(access);
     }
     batch::released(core, file);
+    if file.nameless.load(SeqCst) && file.open_count() == 0 {
+        useless(core, file.clone());
+    }
     if linger {
         closes::linger(core, due_closes(file));
         core.files.reap(file);
@@ -133,10 +136,26 @@ pub(crate) fn release(core: &Arc<Core>, file: &Arc<File>, access: Access, linger
     }
 }
 
-/// The last name of a file has gone: if nobody here has it open, what is still dirty need not be written. The server
-/// decides, because an open of it may be on its way.
+/// The last name of a file has gone: if nobody here has it open, or when it is closed, what is cached of it is of no use any more, and
+/// what is still dirty need not be written. The server decides that, because an open of it may be on its way.
 pub(crate) fn nameless(core: &Arc<Core>, ino: Ino) {
-    let Some(file) = core.files.get(ino).filter(|f| f.dirty_bytes.load(SeqCst) > 0) else { return };
+    let Some(file) = core.files.get(ino) else { return };
+    file.nameless.store(true, SeqCst);
+    if file.open_count() == 0 {
+        useless(core, file);
+    }
+}
+
+/// Nobody here can come to the bytes of a file any more.
+fn useless(core: &Arc<Core>, file: Arc<File>) {
+    if file.dirty_bytes.load(SeqCst) == 0 {
+        if file.cached_bytes.load(SeqCst) > 0 {
+            core.cache.forget(&file, ByteRange::new(0, file.size()), Dirty::Keep);
+        }
+        core.files.reap(&file);
+        return;
+    }
+    let ino = file.ino;
     let ended = {
         let mut known = file.known.lock();
         if !known.opens.is_empty() {

@@ -1,10 +1,15 @@
 //! Reads and writes of a page cache in front, in company of other mounts: mappings, mostly.
 //!
-//! Owns: how pages get locks, and how they are taken back before a lock goes. Invariants: a page in front lies under a lock that
+//! Owns: how pages get locks, and how they are taken back before a lock goes. Does not own: writes to bytes that lie in pages
+//! (`overwrites`). Invariants: a page in front lies under a lock that
 //! is held, or is being taken back; the server hears of a lock's return after that. While pages are taken back the front end
 //! waits for reads of these pages that are under way and for the write-back of dirty ones; such a request therefore waits
 //! for nothing that may wait for the lock: it goes to the target without a lock of its own, and what was read so is
 //! taken back once more.
+
+mod overwrites;
+
+pub(crate) use overwrites::Overwrite;
 
 use crate::company;
 use crate::core::Core;
@@ -23,6 +28,7 @@ use amphi_types::{ByteRange, Result, limits};
 use futures_channel::oneshot;
 use futures_util::future::{Either, select};
 use parking_lot::Mutex;
+use smallvec::smallvec;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -37,6 +43,7 @@ const ROUNDS_MAX: usize = 64;
 pub(crate) struct FilePages {
     /// There may be some.
     any: AtomicBool,
+    overwrites: Mutex<overwrites::Overwrites>,
     taking: Mutex<Taking>,
     is_taking: AtomicBool,
 }
@@ -50,9 +57,15 @@ struct Taking {
 }
 
 impl FilePages {
-    /// Bytes of the file go into pages. To be called before they are read.
-    pub(crate) fn note(&self) {
+    /// There are pages, or may be again.
+    fn keep(&self) {
         self.any.store(true, SeqCst);
+    }
+
+    /// All are being dropped.
+    pub(crate) fn forget(&self) {
+        self.any.store(false, SeqCst);
+        self.overwrites.lock().forget();
     }
 
     pub(crate) fn any(&self) -> bool {
@@ -73,7 +86,7 @@ pub(crate) async fn take_back(core: &Arc<Core>, file: &Arc<File>) {
             break;
         }
     }
-    pages.any.store(false, SeqCst);
+    pages.forget();
     let mut ranges = vec![ByteRange::ALL];
     for _ in 0..ROUNDS_MAX {
         pages.taking.lock().now = ranges.clone();
@@ -137,12 +150,12 @@ async fn hold(
 pub(crate) async fn read(core: &Arc<Core>, open: &OpenFile, asked: ByteRange) -> Result<Segments> {
     let file = &open.file;
     lease::touch(core, file, asked).await?;
-    file.pages.note();
+    file.pages.note(asked);
     let pages = asked.align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX));
     match hold(core, file, open.member(), pages, Hold::Shared, LockMode::Read).await? {
         Some(_held) => shared::unlocked(core, file, asked, pages, Mode::Buffered).await,
         None => {
-            file.pages.note();
+            file.pages.note(asked);
             file.pages.taking.lock().again.push(pages);
             // The lock that is on its way back still keeps others away.
             writeback::flush_and_forget(core, file, asked).await;
@@ -158,26 +171,47 @@ pub(crate) async fn write(
     member: u64,
     range: ByteRange,
     data: Buf,
+    write_back: bool,
 ) -> Result<Option<(Held, Buf)>> {
     lease::touch(core, file, range).await?;
-    file.pages.note();
+    file.pages.keep();
     if let Some(held) = hold(core, file, member, range, Hold::Exclusive, LockMode::Write).await? {
         return Ok(Some((held, data)));
     }
-    file.pages.note();
+    file.pages.keep();
     file.pages.taking.lock().again.push(range);
     file.turn();
     crate::tokens::outdated(core, file.ino);
     writeback::flush_and_forget(core, file, range).await;
     let kind = WriteKind::Direct { server_lock: false, kill_suidgid: false };
-    let mut rest = data;
-    for (object, piece) in direct_pieces(file, range) {
-        let part = rest.split_to(piece.len() as usize);
-        write_piece(core, file, object, piece.start, part, kind).await?;
+    for (part, mut rest) in parts(file, range, data, write_back) {
+        for (object, piece) in direct_pieces(file, part) {
+            let bytes = rest.split_to(piece.len() as usize);
+            write_piece(core, file, object, piece.start, bytes, kind).await?;
+        }
     }
     core.cache.forget(file, range, crate::cache::drop::Dirty::Keep);
     file.extend(range.end);
     file.turn();
     crate::tokens::outdated(core, file.ino);
     Ok(None)
+}
+
+/// What shall be written of `data` for `range`: all of it, but for what a write has replaced since a page that is written back was read.
+pub(crate) fn parts(
+    file: &File,
+    range: ByteRange,
+    mut data: Buf,
+    write_back: bool,
+) -> impl Iterator<Item = (ByteRange, Buf)> {
+    let left = if write_back { file.pages.left(range) } else { smallvec![range] };
+    let mut at = range.start;
+    left.into_iter().map(move |part| {
+        if part == range {
+            return (part, std::mem::take(&mut data));
+        }
+        drop(data.split_to((part.start - at) as usize));
+        at = part.end;
+        (part, data.split_to(part.len() as usize))
+    })
 }

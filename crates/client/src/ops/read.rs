@@ -77,6 +77,9 @@ impl Hit {
             return None;
         }
         let file = &open.file;
+        if hints.for_pages {
+            file.pages.note(ByteRange::at(offset, len as u64));
+        }
         let stamp = file.range.stamp()?;
         let rule = core.company.rule();
         let mut turned = 0;
@@ -87,9 +90,6 @@ impl Hit {
             0
         } else {
             turned = file.turned();
-            if hints.for_pages {
-                file.pages.note();
-            }
             if !core.company.leases.in_touch_for(core.clock.boot_ns(), file, ByteRange::at(offset, len as u64)) {
                 return None;
             }
@@ -180,6 +180,9 @@ pub(crate) async fn read(
     let asked = ByteRange::at(offset, len as u64);
     if open.flags.direct || hints.direct {
         core.may_pass_cache(asked)?;
+    }
+    if hints.for_pages {
+        file.pages.note(asked);
     }
     if hints.for_pages && !core.company.is_alone() {
         count(&core, &open, Reason::BufferedDefault, asked.len());

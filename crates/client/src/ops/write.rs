@@ -13,6 +13,7 @@ use crate::group;
 use crate::learned::{CALM_FLIGHT_BYTES, Course};
 use crate::lease;
 use crate::locks::{self, Pin};
+use crate::ops::pages::{self, Overwrite};
 use crate::ops::{attr, read, sync, xattr};
 use crate::pipeline::{self, Kept};
 use crate::rangelock::Hold;
@@ -36,7 +37,8 @@ pub(crate) fn try_write(
     hints: Hints,
 ) -> Option<usize> {
     let flags = open.flags;
-    let special = flags.append || flags.direct || flags.sync || flags.dsync || hints.direct || hints.kill_suidgid;
+    let append = flags.append && !hints.write_back;
+    let special = append || flags.direct || flags.sync || flags.dsync || hints.direct || hints.kill_suidgid;
     let (file, len) = (&open.file, source.len());
     if special || !flags.write || len == 0 || !file.group.admits(open.member()) {
         return None;
@@ -64,8 +66,10 @@ pub(crate) fn try_write(
     let guard =
         if one_unit && file.range.idle() { None } else { Some(file.range.try_acquire(range, Hold::Exclusive)?) };
     let check = || {
-        let goes =
-            locks::covered(file, stripes) && file.group.admits(open.member()) && (guard.is_some() || file.range.idle());
+        let goes = locks::covered(file, stripes)
+            && file.group.admits(open.member())
+            && (guard.is_some() || file.range.idle())
+            && !meets_pages(file, range, hints);
         if goes && one_unit {
             // Under the unit's lock: before a flush that a callback has asked for.
             file.extend_own(range.end);
@@ -90,6 +94,11 @@ pub(crate) fn try_write(
         // The slow way writes all of it again.
         Put::Refused(_) => None,
     }
+}
+
+/// Whether a write has to mind pages: those it may replace bytes of, or, as the write-back of a page, writes that replaced some of it.
+fn meets_pages(file: &File, range: ByteRange, hints: Hints) -> bool {
+    if hints.write_back { file.pages.is_overwritten(range) } else { !hints.for_pages && file.pages.touches(range) }
 }
 
 /// `bytes` for `offset` as the cache shall take them: their memory with them, if they are whole units.
@@ -142,28 +151,29 @@ pub(crate) async fn write(
     if hints.kill_suidgid || file.gives_capabilities() {
         drop_privileges(&core, &file, hints.kill_suidgid).await?;
     }
-    let through_pages = hints.write_back || (hints.for_pages && !open.flags.append);
+    // Pages are written back to where they belong, whatever the open they come by.
+    let append = open.flags.append && !hints.write_back;
+    let through_pages = hints.write_back || (hints.for_pages && !append);
     if through_pages && !core.company.is_alone() {
         let range = ByteRange::at(offset, len);
         count(&core, &open, Reason::BufferedDefault, len, Copied::Apart);
         // The kernel writes a page back through any handle that may write, whoever has changed it.
         let member = if hints.write_back { file.group.id() } else { open.member() };
-        return match super::pages::write(&core, &file, member, range, data).await? {
-            Some((held, mut data)) => {
-                let written = buffered(&core, &open, range, &mut data, true).await;
-                drop(held);
-                written
-            }
-            None => Ok(len as usize),
+        let Some((_held, data)) = pages::write(&core, &file, member, range, data, hints.write_back).await? else {
+            return Ok(len as usize);
         };
+        for (part, mut bytes) in pages::parts(&file, range, data, hints.write_back) {
+            buffered(&core, &open, part, &mut bytes, true).await?;
+        }
+        return Ok(len as usize);
     }
     // An append takes the whole file, so that the end stays where it is until all its bytes are there.
-    let local = if open.flags.append { ByteRange::ALL } else { ByteRange::at(offset, len) };
+    let local = if append { ByteRange::ALL } else { ByteRange::at(offset, len) };
     let member = if hints.write_back { file.group.id() } else { open.member() };
     let mut guard = group::enter(&file, member, local, Hold::Exclusive).await?;
     let mut begun = company::begin(&core);
     let mut pins = None;
-    let range = if open.flags.append {
+    let range = if append {
         if begun.is_none() {
             lease::touch(&core, &file, ByteRange::ALL).await?;
             pins = Some(locks::pin_objects(&core, &file, LockMode::Write, ByteRange::ALL).await?);
@@ -201,11 +211,18 @@ pub(crate) async fn write(
             };
         }
     }
+    if hints.write_back && meets_pages(&file, range, hints) {
+        for (part, mut bytes) in pages::parts(&file, range, data, true) {
+            buffered(&core, &open, part, &mut bytes, pins.is_some()).await?;
+        }
+        return Ok(len as usize);
+    }
+    let overwrite = if through_pages { None } else { Overwrite::begin(&file, range) };
     let failures = file.failures();
     let written = match decision.mode {
         Mode::Buffered => buffered(&core, &open, range, &mut data, pins.is_some()).await?,
         Mode::Direct => {
-            let others_wait = begun.is_some() || pins.is_some();
+            let others_wait = (begun.is_some() || pins.is_some()) && overwrite.is_none();
             if others_wait && pipeline::admits(&core, &open, range, decision.reason, hints) {
                 let kept = Kept { guard, begun, pins };
                 match pipeline::write(&core, &open, range, data, (decision.reason, bytes), kept).await {
@@ -221,7 +238,11 @@ pub(crate) async fn write(
     if decision.mode == Mode::Direct {
         pins.iter_mut().flatten().for_each(locks::Pin::used_once);
     }
+    overwrite.iter().for_each(|o| o.in_place(written));
     drop((pins, begun, guard));
+    if let Some(overwrite) = overwrite {
+        overwrite.settle(&core).await;
+    }
     if open.flags.sync || open.flags.dsync {
         writeback::flush(&core, &file, range).await;
         sync::sync_file(&core, &file).await?;

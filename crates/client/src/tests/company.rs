@@ -402,6 +402,10 @@ impl KernelPages for OnePage {
             done();
         });
     }
+
+    fn drop_overwritten(&self, _: Ino, _: ByteRange, _: Box<dyn FnOnce() + Send>) {
+        unreachable!("this mount writes nothing but pages");
+    }
 }
 
 /// Goal: pages of a kernel go back before a lock does, and neither their write-back nor a read of them meanwhile waits for

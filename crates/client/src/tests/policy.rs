@@ -6,8 +6,8 @@ use crate::decision::Reason;
 use crate::stats::{Count, Way};
 use crate::{OpenFile, UNIT_BYTES};
 use amphi_env::Buf;
-use amphi_types::Pattern;
-use amphi_wire::XattrMode;
+use amphi_types::{Ino, Pattern};
+use amphi_wire::{RenameMode, XattrMode};
 use std::sync::Arc;
 
 pub(super) fn write(w: &mut World, file: &Arc<OpenFile>, tid: u32, at: u64, len: usize, may_continue: bool) {
@@ -260,8 +260,8 @@ fn requests_of_small_files() {
     }
 }
 
-/// Goal: what is dirty in a file without a name is never written, unless somebody has it open. Method: write and close, then
-/// unlink; the same with a second open, which still finds its bytes.
+/// Goal: what is dirty in a file without a name is never written, once nobody has it open. Method: write and close, then
+/// unlink; the same with an open, which still finds its bytes until it is closed.
 #[test]
 fn nameless_files_are_not_written() {
     let mut w = World::new(1, &[]);
@@ -277,7 +277,43 @@ fn nameless_files_are_not_written() {
     read(&mut w, &file, 0, 3000);
     drop(file);
     w.check_clean();
-    assert_eq!((sent(&w, "Discard"), sent(&w, "Close")), (1, 1));
+    assert_eq!((sent(&w, "Discard"), sent(&w, "Close"), sent(&w, "Write")), (2, 0, 0));
+}
+
+/// Goal: the cache holds nothing of a file that nobody here can come to any more. Method: files that were written back or read, which
+/// are unlinked, replaced by a rename, or unlinked while they are open and closed then.
+#[test]
+fn the_cache_holds_nothing_of_removed_files() {
+    let mut w = World::new(1, &[]);
+    let made = |w: &mut World, name: &str| {
+        let file = w.create(name, OpenFlags::READ_WRITE);
+        write(w, &file, 1, 0, 300_000, false);
+        let op = w.client.fsync(&Ctx::root(), &file, false);
+        w.run(op).unwrap();
+        file
+    };
+    let cached = |w: &World| w.client.core.cache.used_bytes();
+    drop((made(&mut w, "f"), made(&mut w, "g")));
+    w.settle();
+    assert!(cached(&w) >= 600_000, "closed files stay in the cache");
+    w.unlink("f");
+    w.settle();
+    let one = cached(&w);
+    assert!((300_000..600_000).contains(&one), "{one}");
+    drop(made(&mut w, "h"));
+    let op = w.client.rename(&Ctx::root(), (Ino::ROOT, b"h"), (Ino::ROOT, b"g"), RenameMode::Replace);
+    w.run(op).unwrap();
+    w.settle();
+    assert_eq!(cached(&w), one, "what had the name is gone, what has it is not");
+    let file = made(&mut w, "i");
+    w.unlink("i");
+    assert_eq!(read(&mut w, &file, 0, 300_000), 300_000);
+    assert!(cached(&w) > one, "it is open");
+    drop(file);
+    w.unlink("g");
+    w.settle();
+    assert_eq!(cached(&w), 0);
+    w.check_clean();
 }
 
 /// Goal: what a read was lent stays as it was, and later reads see the write. Method: lend over two units, write into both.

@@ -212,8 +212,9 @@ impl Server {
                     return Err(Errno::Exist);
                 }
                 self.names.remove(&(from, from_name.as_bytes().to_vec()));
-                self.names.insert((to, to_name.as_bytes().to_vec()), ino);
-                Reply::Done
+                let replaced = self.names.insert((to, to_name.as_bytes().to_vec()), ino);
+                let named = |ino: &Ino| self.names.values().any(|i| i == ino);
+                Reply::Removed { last_name_of: replaced.filter(|ino| !named(ino)) }
             }
             Request::ReadLink { ino } => Reply::Bytes(self.inode(ino)?.link.clone()),
             Request::ReadDir { dir, cookie, max, plus } => {

@@ -94,13 +94,15 @@ impl<E: Env> Cx<E> {
                 found.target.as_ref(),
             )?;
             if parts.is_empty() {
-                return Ok(Reply::Done);
+                return Ok(Reply::Removed { last_name_of: None });
             }
+            let replaced = found.target.filter(|t| mode != RenameMode::Exchange && (t.kind == Kind::Dir || t.nlink == 1));
+            let reply = Reply::Removed { last_name_of: replaced.map(|t| t.ino) };
             let lost = Cell::new(false);
             let held = *lock;
             let check = async |cx: &Cx<E>| {
                 lost.set(!cx.has_move_lock(held).await?);
-                if lost.get() { Err(Errno::Again) } else { Ok(Reply::Done) }
+                if lost.get() { Err(Errno::Again) } else { Ok(reply.clone()) }
             };
             let named = [(from.0, &from.1), (to.0, &to.1)];
             if let Ran::Done(reply) = self.run_parts(parts, &named, None, check).await? {

@@ -1,0 +1,234 @@
+//! Writes to bytes that lie in pages in front, and the write-back of such pages beside them.
+//!
+//! Owns: which bytes were read into pages, which of them a write has replaced since, which of those were read anew. Does not own: how
+//! pages are taken back (`KernelPages`).
+//!
+//! A page is written back whole, with all that was in it when it was read. If a write has come in between, its bytes would be
+//! taken back. So a write that may meet such pages has them dropped before it returns, and until then what is written back leaves out
+//! what the write has replaced, unless the page was read after that. A page is read as a whole, and the front end reads none
+//! whose former copy is not written out: a read therefore tells that what comes later is of the new copy.
+
+use super::FilePages;
+use crate::core::Core;
+use crate::files::File;
+use amphi_types::{ByteRange, RangeSet};
+use futures_channel::oneshot;
+use smallvec::SmallVec;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Most separate ranges remembered of what was read; beyond, what lies between counts as read.
+const RANGES_MAX: usize = 64;
+
+/// What is known of the pages of a file in front.
+#[derive(Default)]
+pub(super) struct Overwrites {
+    last_id: u64,
+    /// Was read into pages and has not been dropped since: at least what there is, but for pages kept since before the file was opened.
+    read: RangeSet,
+    under_way: Vec<Entry>,
+}
+
+/// A write whose pages are not dropped yet.
+struct Entry {
+    id: u64,
+    range: ByteRange,
+    /// Whoever reads now reads the new bytes.
+    in_place: bool,
+    /// Read since then.
+    renewed: RangeSet,
+}
+
+impl Overwrites {
+    /// `pages` are about to be read.
+    pub(super) fn note(&mut self, pages: ByteRange) {
+        self.read.insert(pages);
+        if self.read.iter().count() > RANGES_MAX {
+            let (first, last) = (self.read.iter().next(), self.read.iter().last());
+            let hull = first.zip(last).map(|(first, last)| ByteRange::new(first.start, last.end));
+            hull.into_iter().for_each(|all| self.read.insert(all));
+        }
+        for entry in self.under_way.iter_mut().filter(|e| e.in_place && e.range.overlaps(&pages)) {
+            entry.renewed.insert(pages);
+        }
+    }
+
+    /// All pages are being dropped.
+    pub(super) fn forget(&mut self) {
+        self.read.clear();
+    }
+
+    fn is_overwritten(&self, range: ByteRange) -> bool {
+        self.under_way.iter().any(|e| e.range.overlaps(&range))
+    }
+
+    fn touches(&self, range: ByteRange) -> bool {
+        self.read.overlaps(range) || self.is_overwritten(range)
+    }
+
+    /// Begins a write of `range`. Its pages do not count as read any more.
+    fn begin(&mut self, range: ByteRange) -> u64 {
+        self.last_id += 1;
+        self.read.remove(range.align_out(super::PAGE));
+        self.under_way.push(Entry { id: self.last_id, range, in_place: false, renewed: RangeSet::new() });
+        self.last_id
+    }
+
+    /// Up to `end` the bytes of the write are where readers find them.
+    fn in_place(&mut self, id: u64, end: u64) {
+        for entry in self.under_way.iter_mut().filter(|e| e.id == id) {
+            entry.in_place = true;
+            entry.range.end = end.clamp(entry.range.start, entry.range.end);
+        }
+    }
+
+    fn end(&mut self, id: u64) {
+        if let Some(at) = self.under_way.iter().position(|e| e.id == id) {
+            let entry = self.under_way.swap_remove(at);
+            if !entry.in_place {
+                // It failed: its pages stay.
+                self.note(entry.range.align_out(super::PAGE));
+            }
+        }
+    }
+
+    /// The parts of written-back pages of `range` that no write has replaced since they were read.
+    fn left(&self, range: ByteRange) -> SmallVec<[ByteRange; 2]> {
+        let mut left = RangeSet::new();
+        left.insert(range);
+        for entry in self.under_way.iter().filter(|e| e.range.overlaps(&range)) {
+            for old in entry.renewed.gaps(entry.range.intersect(&range)) {
+                left.remove(old);
+            }
+        }
+        left.iter().collect()
+    }
+}
+
+impl FilePages {
+    /// Bytes of `range` go into pages. To be called before they are read.
+    pub(crate) fn note(&self, range: ByteRange) {
+        self.overwrites.lock().note(range.align_out(super::PAGE));
+        self.any.store(true, SeqCst);
+    }
+
+    /// Whether a write of `range` may meet pages.
+    pub(crate) fn touches(&self, range: ByteRange) -> bool {
+        self.any() && self.overwrites.lock().touches(range)
+    }
+
+    /// Whether a write to some of `range` is under way that met pages.
+    pub(crate) fn is_overwritten(&self, range: ByteRange) -> bool {
+        self.any() && self.overwrites.lock().is_overwritten(range)
+    }
+
+    /// The parts of written-back pages of `range` that shall be written: no write has replaced them since they were read.
+    pub(crate) fn left(&self, range: ByteRange) -> SmallVec<[ByteRange; 2]> {
+        self.overwrites.lock().left(range)
+    }
+}
+
+/// A write to bytes that lie in pages. To be begun with the range lock on them, before the first byte.
+pub(crate) struct Overwrite {
+    file: Arc<File>,
+    range: ByteRange,
+    id: u64,
+}
+
+impl Overwrite {
+    /// None if no page can be met: with the range lock held, whoever reads `range` from now on reads what the write has written.
+    pub(crate) fn begin(file: &Arc<File>, range: ByteRange) -> Option<Overwrite> {
+        let pages = &file.pages;
+        // Pages that are being taken back are read without the range lock.
+        if !pages.touches(range) && !pages.is_taking.load(SeqCst) {
+            return None;
+        }
+        let id = pages.overwrites.lock().begin(range);
+        Some(Overwrite { file: file.clone(), range, id })
+    }
+
+    /// The first `len` bytes of the write are where readers find them.
+    pub(crate) fn in_place(&self, len: usize) {
+        self.file.pages.overwrites.lock().in_place(self.id, self.range.start + len as u64);
+    }
+
+    /// Has the front end drop its pages of the bytes. The caller holds no lock that a read or write of them may need. Goes on if
+    /// the future is dropped.
+    pub(crate) async fn settle(self, core: &Core) {
+        let Some(pages) = core.company.pages() else { return };
+        let (ino, range) = (self.file.ino, self.range);
+        let (sender, done) = oneshot::channel();
+        pages.drop_overwritten(
+            ino,
+            range,
+            Box::new(move || {
+                drop(self);
+                let _ = sender.send(());
+            }),
+        );
+        let _ = done.await;
+    }
+}
+
+impl Drop for Overwrite {
+    fn drop(&mut self) {
+        self.file.pages.overwrites.lock().end(self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn r(start: u64, end: u64) -> ByteRange {
+        ByteRange { start, end }
+    }
+
+    fn left(o: &Overwrites, range: ByteRange) -> Vec<ByteRange> {
+        o.left(range).into_vec()
+    }
+
+    /// Goal: a page that was read before a write leaves its bytes out when it is written back, one read since does not. Method: a write
+    /// over the end of one page and the start of the next; the second is read anew.
+    #[test]
+    fn old_copies_leave_out_what_was_replaced() {
+        let mut o = Overwrites::default();
+        o.note(r(0, 12288));
+        let id = o.begin(r(4000, 4200));
+        o.note(r(8192, 12288));
+        assert_eq!(left(&o, r(0, 8192)), [r(0, 4000), r(4200, 8192)], "also before the bytes are in place");
+        o.in_place(id, 4200);
+        assert_eq!(left(&o, r(0, 4096)), [r(0, 4000)]);
+        o.note(r(4096, 8192));
+        assert_eq!(left(&o, r(0, 8192)), [r(0, 4000), r(4096, 8192)]);
+        assert_eq!(left(&o, r(4000, 4096)), []);
+        o.end(id);
+        assert_eq!(left(&o, r(0, 8192)), [r(0, 8192)]);
+        assert!(o.touches(r(4100, 4101)) && !o.touches(r(0, 4096)), "what was dropped is not there, what was read anew is");
+    }
+
+    /// Goal: a write that fails, whole or in part, leaves the bytes it did not write to the pages. Method: one that fails at once and
+    /// one that stops half-way.
+    #[test]
+    fn what_failed_replaces_nothing() {
+        let mut o = Overwrites::default();
+        o.note(r(0, 8192));
+        let failed = o.begin(r(0, 4096));
+        o.end(failed);
+        assert!(o.touches(r(0, 4096)), "its pages are still there");
+        let half = o.begin(r(0, 8192));
+        o.in_place(half, 5000);
+        assert_eq!(left(&o, r(0, 8192)), [r(5000, 8192)]);
+    }
+
+    /// Goal: memory for what was read is bounded, and nothing that was read is missed. Method: more separate pages than are remembered.
+    #[test]
+    fn much_that_was_read_becomes_one_range() {
+        let mut o = Overwrites::default();
+        for page in 0..1000 {
+            o.note(r(page * 8192, page * 8192 + 4096));
+        }
+        assert!(o.read.iter().count() <= RANGES_MAX);
+        assert!((0..1000).all(|page| o.read.overlaps(r(page * 8192, page * 8192 + 1))));
+    }
+}
