@@ -5,7 +5,8 @@
 //!
 //! The next read of each stream, or as many as make `AHEAD_BYTES`, are asked for while the one before them is still on its way: so disks,
 //! sockets and the program's copy work at the same time. The bytes go to the reader in the buffers they came in and are dropped with them, so the
-//! memory is used again while it is still in the processor's cache. Large reads are asked for ahead only as long as that was measured to pay
+//! memory is used again while it is still in the processor's cache. Reads need not end where what was asked for does: a call that a front end
+//! cannot carry as a whole comes in large pieces and a small one, and what is asked for goes on in large ones. Large reads are asked for ahead only as long as that was measured to pay
 //! (`learned`).
 //!
 //! Invariants: bytes are kept only while the mount is alone, and count as long as one that is cached would: whatever spoils a fill spoils
@@ -20,7 +21,9 @@ use crate::stats::Count;
 use crate::tunables::Knob;
 use amphi_types::{ByteRange, Result};
 use futures_channel::oneshot;
+use futures_util::future::join;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -36,11 +39,17 @@ const BUSY_BYTES: u64 = 8 << 20;
 const KEPT_NS: u64 = 2_000_000_000;
 /// Most reads that must follow each other before anything is asked for, after that was useless.
 const CAUTION_MAX: u32 = 64;
+/// Reads in a row that are shorter than those before until requests are as short.
+const SHORTER_MAX: u32 = 4;
 
 /// The direct reads of one open file.
 #[derive(Default)]
 pub(crate) struct DirectStream {
     last_end: u64,
+    /// Bytes of one request: the longest of the last reads.
+    step: u64,
+    /// Reads in a row that were shorter.
+    shorter: u32,
     /// Reads that followed each other.
     matches: u32,
     /// So many more must have before the next one is asked for.
@@ -62,7 +71,13 @@ struct Ahead {
     rule: u64,
     /// When, nanoseconds.
     since_ns: u64,
-    data: oneshot::Receiver<Result<Segments>>,
+    data: Data,
+}
+
+enum Data {
+    Coming(oneshot::Receiver<Result<Segments>>),
+    /// What the reader before has left.
+    Here(Segments),
 }
 
 impl Drop for Ahead {
@@ -123,14 +138,60 @@ pub(crate) enum Asking {
 async fn next(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64, asking: Asking) -> Result<Segments> {
     let _waiting = Waiting::begin(core, range.len());
     let taken = advance(core, open, range, size, asking);
-    if let Some(mut ahead) = taken
-        && let Ok(Ok(data)) = (&mut ahead.data).await
-        && ahead.counts(core)
-    {
-        core.stats.bytes(Count::DirectAheadUsed, range.len());
-        return Ok(data);
+    let Some(last) = taken.last() else { return direct(core, &open.file, range).await };
+    let asked = ByteRange::new(range.start, last.range.end.min(range.end));
+    let rest = ByteRange::new(asked.end, range.end);
+    if rest.is_empty() {
+        return match collect(core, open, taken, asked).await {
+            Some(data) => Ok(data),
+            None => direct(core, &open.file, range).await,
+        };
     }
-    direct(core, &open.file, range).await
+    let (data, rest) = join(collect(core, open, taken, asked), direct(core, &open.file, rest)).await;
+    match (data, rest) {
+        (Some(mut data), rest) => {
+            // What is contiguous from the start counts.
+            data.append(rest.unwrap_or_default());
+            Ok(data)
+        }
+        (None, _) => direct(core, &open.file, range).await,
+    }
+}
+
+/// The bytes of `range` out of what was asked for; what the last one has beyond stays for the next read. Nothing if some of it does not
+/// count.
+async fn collect(core: &Arc<Core>, open: &OpenFile, taken: Taken, range: ByteRange) -> Option<Segments> {
+    let mut data = Segments::new();
+    for mut ahead in taken {
+        let part = ahead.range.intersect(&range);
+        let mut bytes = ahead.wait().await?;
+        if !ahead.counts(core, part) {
+            return None;
+        }
+        let first = bytes.split_to(part.len() as usize);
+        if !bytes.is_empty() {
+            ahead.keep(core, part.end, bytes);
+            give_back(open, ahead);
+        }
+        data.append(first);
+    }
+    core.stats.bytes(Count::DirectAheadUsed, range.len());
+    Some(data)
+}
+
+/// What is left of a request, for the read that goes on behind.
+fn give_back(open: &OpenFile, ahead: Ahead) {
+    let mut stream = open.direct.lock();
+    let goes_on = stream.last_end == ahead.range.start
+        && stream.ahead.front().is_none_or(|next| next.range.start == ahead.range.end);
+    let useless = if goes_on {
+        stream.ahead.push_front(ahead);
+        None
+    } else {
+        Some(ahead)
+    };
+    drop(stream);
+    drop(useless);
 }
 
 /// A read that waits.
@@ -149,8 +210,11 @@ impl Drop for Waiting {
     }
 }
 
-/// Moves the stream on to `range`: what is there or on its way for it, and the next reads are asked for.
-fn advance(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64, asking: Asking) -> Option<Ahead> {
+/// Requests one behind the other.
+type Taken = SmallVec<[Ahead; 2]>;
+
+/// Moves the stream on to `range`: what is there or on its way for its beginning, and the next reads are asked for.
+fn advance(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64, asking: Asking) -> Taken {
     let mut stream = open.direct.lock();
     // What the cache served meanwhile, or a probe brought, was asked for in vain, but the stream goes on.
     let mut passed = VecDeque::new();
@@ -160,29 +224,37 @@ fn advance(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64, 
             passed.push_back(a);
         }
     }
-    let fits = stream.ahead.front().is_some_and(|a| a.range == range);
+    let fits = stream.ahead.front().is_some_and(|a| a.range.start == range.start);
     let useless = if fits { VecDeque::new() } else { std::mem::take(&mut stream.ahead) };
     if !useless.is_empty() {
         stream.caution = (2 * stream.caution + 1).min(CAUTION_MAX);
     } else if fits {
         stream.caution /= 2;
     }
-    let taken = stream.ahead.pop_front();
-    stream.matches = if stream.last_end == range.start && range.start > 0 { stream.matches + 1 } else { 0 };
+    let mut taken = Taken::new();
+    while let Some(a) = stream.ahead.pop_front_if(|a| a.range.start < range.end) {
+        taken.push(a);
+    }
+    let goes_on = stream.last_end == range.start && range.start > 0;
+    stream.matches = if goes_on { stream.matches + 1 } else { 0 };
+    stream.shorter = if goes_on && range.len() < stream.step { stream.shorter + 1 } else { 0 };
+    if stream.shorter == 0 || stream.shorter > SHORTER_MAX {
+        (stream.step, stream.shorter) = (range.len(), 0);
+    }
     stream.last_end = range.end;
     // A read more with each that fits.
-    let sure = u64::from(stream.matches.saturating_sub(stream.caution)).saturating_mul(range.len());
-    let to = range.end.saturating_add(sure.min(AHEAD_BYTES.max(range.len()))).min(size);
-    let mut at = stream.ahead.back().map_or(range.end, |a| a.range.end);
+    let sure = u64::from(stream.matches.saturating_sub(stream.caution)).saturating_mul(stream.step);
+    let to = range.end.saturating_add(sure.min(AHEAD_BYTES.max(stream.step))).min(size);
+    let mut at = stream.ahead.back().or(taken.last()).map_or(range.end, |a| a.range.end).max(range.end);
     while at < to {
-        let next = ByteRange::at(at, range.len()).intersect(&ByteRange::new(0, size));
+        let next = ByteRange::at(at, stream.step).intersect(&ByteRange::new(0, size));
         if !is_wanted(core, next, asking) {
             break;
         }
         stream.ahead.push_back(ask(core, &open.file, next));
         at = next.end;
     }
-    let begins = !stream.ahead.is_empty() && !std::mem::replace(&mut stream.listed, true);
+    let begins = !(stream.ahead.is_empty() && taken.is_empty()) && !std::mem::replace(&mut stream.listed, true);
     drop(stream);
     drop((useless, passed));
     if begins {
@@ -218,17 +290,33 @@ fn ask(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Ahead {
         // Nobody may want it any more.
         let _ = sender.send(direct(&asker, &asked, range).await);
     });
-    Ahead { core: Arc::downgrade(core), file: file.clone(), range, id, rule, since_ns: core.clock.now_ns(), data }
+    let (core, since_ns, data) = (Arc::downgrade(core), core.clock.now_ns(), Data::Coming(data));
+    Ahead { core, file: file.clone(), range, id, rule, since_ns, data }
 }
 
 impl Ahead {
-    /// Whether the bytes are still what a read would bring.
-    fn counts(&self, core: &Core) -> bool {
+    /// All of its bytes.
+    async fn wait(&mut self) -> Option<Segments> {
+        let bytes = match &mut self.data {
+            Data::Coming(data) => data.await.ok()?.ok()?,
+            Data::Here(bytes) => std::mem::take(bytes),
+        };
+        (bytes.len() as u64 == self.range.len()).then_some(bytes)
+    }
+
+    /// Keeps `bytes`, which are those from `start` on.
+    fn keep(&mut self, core: &Core, start: u64, bytes: Segments) {
+        let gone = start - self.range.start;
+        core.fill_bytes.fetch_sub(gone, SeqCst);
+        core.direct_streams.bytes.fetch_sub(gone, SeqCst);
+        self.range.start = start;
+        self.data = Data::Here(bytes);
+    }
+
+    /// Whether its bytes of `part` are still what a read would bring.
+    fn counts(&self, core: &Core, part: ByteRange) -> bool {
         let company = &core.company;
-        company.is_alone()
-            && company.rule() == self.rule
-            && !company.is_lost()
-            && self.file.fill_is_true(self.id, self.range)
+        company.is_alone() && company.rule() == self.rule && !company.is_lost() && self.file.fill_is_true(self.id, part)
     }
 }
 

@@ -60,6 +60,32 @@ fn streams_are_asked_for_ahead() {
     assert_eq!((used(&w), kept(&w)), (14, 0));
 }
 
+/// Goal: a stream of calls that come in large pieces and a small one is asked for ahead as one of large ones is; no byte is fetched twice but
+/// for the small pieces that end behind what was asked for. Method: calls of two large pieces and 8 bytes, one after the other; bytes,
+/// requests of the server, and the stream's share of what was asked for ahead.
+#[test]
+fn pieces_of_unequal_length_are_one_stream() {
+    let (mut w, _, file, bytes) = world(1);
+    let mut at = 0;
+    let mut pieces = 0;
+    for len in [STEP, STEP, 8].into_iter().cycle() {
+        let hints = Hints { may_continue: len == STEP, ..Hints::default() };
+        let op = w.client.read(&Ctx::root(), &file, at as u64, len, hints);
+        let got = w.run(op).expect("read").to_vec();
+        assert!(got == bytes[at..(at + len).min(FILE)], "{len} bytes at {at}");
+        w.settle();
+        assert!(kept(&w) <= 4 << 20, "{}", kept(&w));
+        (at, pieces) = (at + got.len(), pieces + 1);
+        if at == FILE {
+            break;
+        }
+    }
+    assert!(used(&w) >= pieces - 4, "{} of {pieces}", used(&w));
+    assert_eq!(kept(&w), 0, "nothing is left over");
+    let requests = w.server.log.iter().filter(|l| *l == "Read").count();
+    assert!(requests <= FILE / STEP + 4, "{requests}");
+}
+
 /// Goal: what was asked for ahead does not count any more once the file has changed there, however it was changed and however far the
 /// request had come. Method: a stream, then in many orders of its background a change of what comes next, compared with a vector of bytes.
 #[test]
@@ -67,9 +93,19 @@ fn changes_end_them() {
     const PART: u64 = 4096;
     let next = 3 * STEP as u64;
     for seed in 0..100 {
-        for change in 0..6 {
+        for change in 0..12 {
             let (mut w, ino, file, mut model) = world(seed);
             (0..3).for_each(|i| drop(read(&mut w, &file, i * STEP)));
+            let (change, of_a_rest) = (change % 6, change >= 6);
+            let next = if of_a_rest {
+                // What comes next is left over.
+                let hints = Hints { may_continue: true, ..Hints::default() };
+                let op = w.client.read(&Ctx::root(), &file, next, 8192, hints);
+                assert_eq!(w.run(op).expect("read").len(), 8192);
+                next + 8192
+            } else {
+                next
+            };
             assert!(kept(&w) > 0, "the next read is asked for");
             let steps = w.rand(20);
             w.steps(steps);

@@ -90,9 +90,13 @@ impl KernelPages for Dropper {
 /// kernel of one page; alone and beside another mount; through the cache and past it.
 #[test]
 fn a_page_that_was_read_before_takes_no_write_back() {
-    for (seed, company, direct, touched_again) in
-        [(1, false, false, false), (2, false, true, false), (3, true, false, false), (4, true, true, true), (5, false, false, true)]
-    {
+    for (seed, company, direct, touched_again) in [
+        (1, false, false, false),
+        (2, false, true, false),
+        (3, true, false, false),
+        (4, true, true, true),
+        (5, false, false, true),
+    ] {
         in_cluster(seed, async |c| {
             let a = c.mount().await;
             let b = if company { Some(c.mount().await) } else { None };

@@ -96,7 +96,8 @@ impl<E: Env> Cx<E> {
             if parts.is_empty() {
                 return Ok(Reply::Removed { last_name_of: None });
             }
-            let replaced = found.target.filter(|t| mode != RenameMode::Exchange && (t.kind == Kind::Dir || t.nlink == 1));
+            let replaced =
+                found.target.filter(|t| mode != RenameMode::Exchange && (t.kind == Kind::Dir || t.nlink == 1));
             let reply = Reply::Removed { last_name_of: replaced.map(|t| t.ino) };
             let lost = Cell::new(false);
             let held = *lock;

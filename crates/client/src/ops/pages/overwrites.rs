@@ -204,7 +204,10 @@ mod tests {
         assert_eq!(left(&o, r(4000, 4096)), []);
         o.end(id);
         assert_eq!(left(&o, r(0, 8192)), [r(0, 8192)]);
-        assert!(o.touches(r(4100, 4101)) && !o.touches(r(0, 4096)), "what was dropped is not there, what was read anew is");
+        assert!(
+            o.touches(r(4100, 4101)) && !o.touches(r(0, 4096)),
+            "what was dropped is not there, what was read anew is"
+        );
     }
 
     /// Goal: a write that fails, whole or in part, leaves the bytes it did not write to the pages. Method: one that fails at once and
