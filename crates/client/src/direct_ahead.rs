@@ -19,6 +19,7 @@ use crate::files::{File, OpenFile};
 use crate::ops::read::{self, direct};
 use crate::stats::Count;
 use crate::tunables::Knob;
+use amphi_env::buf;
 use amphi_types::{ByteRange, Result};
 use futures_channel::oneshot;
 use futures_util::future::join;
@@ -117,9 +118,11 @@ pub(crate) async fn read(
         return next(core, open, range, size, Asking::IfIdle).await;
     }
     let since_ns = core.clock.now_ns();
+    let new_bytes = buf::new_bytes();
     let pays = !core.tunables.on(Knob::Learn) || core.learned.ahead_pays(range.len());
     let data = next(core, open, range, size, if pays { Asking::Always } else { Asking::Never }).await;
-    let shows = data.is_ok() && read::fills_are_calm(core);
+    // Memory that is used for the first time costs what no read costs later.
+    let shows = data.is_ok() && read::fills_are_calm(core) && buf::new_bytes() == new_bytes;
     core.learned.note_large_read(pays, range.len(), (since_ns, core.clock.now_ns()), shows);
     data
 }
@@ -254,7 +257,8 @@ fn advance(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64, 
         stream.ahead.push_back(ask(core, &open.file, next));
         at = next.end;
     }
-    let begins = !(stream.ahead.is_empty() && taken.is_empty()) && !std::mem::replace(&mut stream.listed, true);
+    let keeps = !stream.ahead.is_empty() || !taken.is_empty();
+    let begins = keeps && !std::mem::replace(&mut stream.listed, true);
     drop(stream);
     drop((useless, passed));
     if begins {

@@ -38,6 +38,12 @@ pub(crate) fn plant_scratch() {
     PLANT.store(true, Ordering::Relaxed);
 }
 
+/// How many bytes of buffers came new from the system so far (`memory::new_bytes`); 0 in a simulation, where nothing may depend on what was
+/// before it.
+pub fn new_bytes() -> u64 {
+    if PLANT.load(Ordering::Relaxed) { 0 } else { memory::new_bytes() }
+}
+
 /// Boxed, because parts are few and buffers travel in messages.
 enum Owner {
     Sole(Memory),

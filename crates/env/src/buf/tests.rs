@@ -26,6 +26,24 @@ fn scratch_is_reused_and_zeroed_is_zero() {
     assert!(take().iter().all(|b| b.iter().all(|&byte| byte == 0)));
 }
 
+/// Goal: memory that comes new from the system is told from memory that is used again. Method: a mapping and a chunk of sizes that no other
+/// test uses, the first time, and again; other tests take new memory meanwhile, so it is looked at more than once.
+#[test]
+fn new_memory_is_counted() {
+    for len in [11 << 20, (900 << 10) + 1] {
+        let before = memory::new_bytes();
+        let held: Vec<Buf> = (0..10).map(|_| Buf::zeroed(len)).collect();
+        assert!(len < 1 << 20 || memory::new_bytes() >= before + 10 * len as u64);
+        drop(held);
+        let again = || {
+            let before = memory::new_bytes();
+            drop(Buf::scratch(len));
+            memory::new_bytes() == before
+        };
+        assert!((0..1000).any(|_| again()), "{len}: what is used again is not new");
+    }
+}
+
 /// Goal: buffers around the borders between the kinds are aligned, and writable to their ends.
 #[test]
 fn all_kinds_are_usable_to_the_end() {
