@@ -16,7 +16,6 @@ use amphi_types::ByteRange;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 
 /// Bytes of a file, and who waits until they have set out.
 struct Left {
@@ -86,7 +85,7 @@ pub(crate) fn go_on(core: &Arc<Core>) {
         if writeback::start(core, &left.file, left.range) {
             core.backlog.put_back(left);
             // What was under way may have landed before it was put back: then nobody else goes on.
-            if core.flight_bytes.load(SeqCst) >= core.flight_max() {
+            if core.flight_is_full() {
                 break;
             }
             continue;

@@ -113,8 +113,7 @@ fn send(core: &Arc<Core>, files: impl Iterator<Item = (Arc<File>, Vec<ByteRange>
 
 /// Adds the dirty bytes of `range` to the batch, or sends them alone if they do not fit any.
 fn take_off(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, batch: &mut Batch) -> bool {
-    let flight_max = core.flight_max();
-    if core.flight_bytes.load(SeqCst) >= flight_max {
+    if core.flight_is_full() {
         return true;
     }
     let mut left = false;
@@ -124,7 +123,7 @@ fn take_off(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, batch: &mut Ba
                 left |= writeback::start(core, file, piece);
                 continue;
             }
-            if core.flight_bytes.load(SeqCst) >= flight_max {
+            if core.flight_is_full() {
                 return true;
             }
             if !batch.has_room(file, piece) {

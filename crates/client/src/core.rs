@@ -27,7 +27,7 @@ use crate::siblings::Siblings;
 use crate::stats::{Count, FileEvent, Stats, messages};
 use crate::tokens::Tokens;
 use crate::tunables::{Knob, Tunables};
-use crate::writeback::Spreading;
+use crate::writeback::{self, Spreading};
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Cred, Errno, Layout, ObjectId, Result, TargetId, Timespec};
 use amphi_wire::{Answer, Call, ClusterMap, Lane, Reply, Request, ServerInfo};
@@ -35,7 +35,7 @@ use futures_channel::oneshot;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -88,6 +88,8 @@ pub(crate) struct Core {
     pub(crate) learned: Learned,
     /// Bytes of write-back under way.
     pub(crate) flight_bytes: AtomicU64,
+    /// Requests of write-back under way that carry one piece.
+    pub(crate) flight_requests: AtomicUsize,
     /// Memory of direct writes under way that have returned.
     pub(crate) piped_bytes: AtomicU64,
     /// Targets that writes will not find full.
@@ -166,6 +168,7 @@ impl Core {
             rotating: Rotating::default(),
             learned: Learned::default(),
             flight_bytes: AtomicU64::new(0),
+            flight_requests: AtomicUsize::new(0),
             piped_bytes: AtomicU64::new(0),
             room: Room::default(),
             fill_bytes: AtomicU64::new(0),
@@ -217,6 +220,17 @@ impl Core {
     /// Bytes that write-back may have under way: those are copies beside the cache, so of a small one only a part.
     pub(crate) fn flight_max(&self) -> u64 {
         self.tunables.get(Knob::FlightBytes).min(self.tunables.get(Knob::CacheBytes) / BESIDE_PART)
+    }
+
+    /// Whether no more write-back may set out: enough of it is under way, in bytes or in requests.
+    pub(crate) fn flight_is_full(&self) -> bool {
+        self.flight_bytes.load(Ordering::SeqCst) >= self.flight_max()
+            || self.flight_requests.load(Ordering::SeqCst) >= writeback::FLIGHT_REQUESTS_MAX
+    }
+
+    /// Whether so much may set out that it is worth looking for what is dirty everywhere.
+    pub(crate) fn flight_has_room(&self) -> bool {
+        self.flight_requests.load(Ordering::SeqCst) <= writeback::FLIGHT_REQUESTS_MAX / 2
     }
 
     /// Bytes that one stream may be read ahead: the less, the more is under way for all, since that is beside the cache as well.

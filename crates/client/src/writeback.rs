@@ -4,6 +4,9 @@
 //! throttling of writers. Does not own: dirty state (`cache`), when a lock wants a flush (`locks`), small files that leave
 //! together (`batch`), the order of what the bound leaves behind (`backlog`).
 //!
+//! Bounds: `writeback.flight_bytes` under way, in `FLIGHT_REQUESTS_MAX` requests. A connection takes 65,536 calls that wait; scattered small runs
+//! would be twice as many for the bytes alone, and what it refuses would be lost.
+//!
 //! Invariants: a byte is in at most one request under way; while it is, it stays readable, and a write to it makes it
 //! dirty again. Nothing sets out beyond `Flights::frozen_from`. Write-back takes no range lock and needs no credits
 //! that ordinary requests use, so whoever holds the range lock may wait for it.
@@ -27,13 +30,16 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
+/// Requests of one piece under way, for all files.
+pub(crate) const FLIGHT_REQUESTS_MAX: usize = 4096;
+
 /// Sends off the dirty bytes of `range`, as far as the bound of bytes under way allows. Does not wait. Copies of what cannot be lent are
 /// made on the calling thread.
 /// Returns whether the bound may have left anything behind.
 pub(crate) fn start(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> bool {
-    let (flight_max, write_max) = (core.flight_max(), core.tunables.get(Knob::WriteMax));
+    let write_max = core.tunables.get(Knob::WriteMax);
     // To look for what is dirty takes its time, and writers who wait for room look again and again.
-    if core.flight_bytes.load(SeqCst) >= flight_max {
+    if core.flight_is_full() {
         return true;
     }
     let layout = file.layout();
@@ -42,7 +48,7 @@ pub(crate) fn start(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> boo
             let mut rest = piece;
             while !rest.is_empty() {
                 let part = ByteRange::at(rest.start, write_max).intersect(&rest);
-                if core.flight_bytes.load(SeqCst) >= flight_max {
+                if core.flight_is_full() {
                     return true;
                 }
                 rest = ByteRange::new(send_off(core, file, object, part), rest.end);
@@ -106,9 +112,12 @@ pub(crate) fn take_off(core: &Arc<Core>, file: &Arc<File>, object: ObjectId, par
 /// Sends what was taken out in a request of its own.
 pub(crate) fn set_out(core: &Arc<Core>, flight: Flight, buf: Buf) {
     let core2 = core.clone();
+    core.flight_requests.fetch_add(1, SeqCst);
     core.spawn(async move {
         let start = flight.range.start;
         let result = write_piece(&core2, &flight.file, flight.object, start, buf, WriteKind::Back).await;
+        // Before it lands: whoever goes on then has its place.
+        core2.flight_requests.fetch_sub(1, SeqCst);
         ended(&core2, &flight, result).await;
     });
 }
@@ -123,6 +132,8 @@ pub(crate) fn end_flight(file: &File, id: u64) {
 pub(crate) async fn ended(core: &Arc<Core>, flight: &Flight, result: Result<()>) {
     match result {
         Err(Errno::Stale) if ops::attr::reload(core, &flight.file).await.is_ok() => again(core, flight),
+        // It has not left: too much waits for the connection.
+        Err(Errno::Again) => again(core, flight),
         result => landed(core, flight, result),
     }
     ops::open::send_closes(core, &flight.file);
@@ -339,7 +350,7 @@ pub(crate) async fn throttle(core: &Arc<Core>, open: &OpenFile, bytes: u64, room
             open.ledger.job.note_throttled();
         }
         let landings = core.landings.load(SeqCst);
-        if !core.backlog.is_waited_for() {
+        if !core.backlog.is_waited_for() && core.flight_has_room() {
             batch::start(core, dirty_files(core));
         }
         core.landed.until(|| core.landings.load(SeqCst) != landings || !full()).await;
@@ -415,7 +426,8 @@ pub(crate) async fn flush_all(core: &Arc<Core>) {
         if !batch::start(core, dirty.iter().cloned()) {
             break;
         }
-        core.landed.until(|| core.landings.load(SeqCst) != landings || core.flight_bytes.load(SeqCst) == 0).await;
+        let moved = || core.landings.load(SeqCst) != landings && core.flight_has_room();
+        core.landed.until(|| moved() || core.flight_bytes.load(SeqCst) == 0).await;
     }
     let all = dirty.into_iter().map(|(file, range)| {
         let core = core.clone();

@@ -316,8 +316,16 @@ impl Client {
     }
 
     async fn rename(&self, from: (Ino, &str), to: (Ino, &str), mode: RenameMode) -> Result<()> {
+        self.replaced(from, to, mode).await.map(drop)
+    }
+
+    /// Renames; the inode that has lost its last name by it.
+    async fn replaced(&self, from: (Ino, &str), to: (Ino, &str), mode: RenameMode) -> Result<Option<Ino>> {
         let op = Request::Rename { from: from.0, from_name: name(from.1), to: to.0, to_name: name(to.1), mode };
-        self.call(op).await.map(drop)
+        match self.call(op).await? {
+            Reply::Removed { last_name_of } => Ok(last_name_of),
+            other => panic!("{other:?}"),
+        }
     }
 
     async fn stat(&self, ino: Ino) -> Result<amphi_types::Attr> {

@@ -146,7 +146,7 @@ pub(crate) fn nameless(core: &Arc<Core>, ino: Ino) {
     }
 }
 
-/// Nobody here can come to the bytes of a file any more.
+/// Nobody here can come to the bytes of a file any more. That its pages leave unused says nothing of locality: nothing else needed their room.
 fn useless(core: &Arc<Core>, file: Arc<File>) {
     if file.dirty_bytes.load(SeqCst) == 0 {
         if file.cached_bytes.load(SeqCst) > 0 {

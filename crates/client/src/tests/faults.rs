@@ -5,9 +5,11 @@ use super::company::{Cluster, create, in_cluster, open, read, root};
 use super::world::World;
 use crate::Client;
 use crate::api::{Ctx, Hints, OpenFlags};
+use crate::writeback::FLIGHT_REQUESTS_MAX;
 use amphi_env::{Buf, Env};
 use amphi_types::Errno;
 use amphi_wire::XattrMode;
+use std::sync::atomic::Ordering::SeqCst;
 
 fn filled(len: usize, byte: u8) -> Buf {
     let mut buf = Buf::zeroed(len);
@@ -226,5 +228,35 @@ fn write_back_of_a_removed_file() {
     let op = w.client.unlink(&root, amphi_types::Ino::ROOT, b"f");
     w.run(op).unwrap();
     w.server.nodes.remove(&ino);
+    w.check_clean();
+}
+
+/// Goal: scattered small runs leave in no more requests at a time than a connection takes, and all of them arrive; what a full connection
+/// refuses is sent anew. Method: every other 512 bytes of a file, more runs than may be under way, then `fsync`; the same with a refusal.
+#[test]
+fn scattered_runs_are_written_back_in_bounded_numbers() {
+    const RUNS: usize = FLIGHT_REQUESTS_MAX * 5 / 2;
+    let mut w = World::new(6, &[("writeback.batch", "off")]);
+    let root = Ctx::root();
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    for run in 0..RUNS as u64 {
+        if w.client.try_write(&root, &file, run * 1024, &[7; 512], Hints::default()).is_none() {
+            let op = w.client.write(&root, &file, run * 1024, filled(512, 7), Hints::default());
+            assert_eq!(w.run(op), Ok(512));
+        }
+    }
+    w.server.refuse_writes = vec![(0, Errno::Again), (1024, Errno::Again)];
+    let core = w.client.core.clone();
+    let left = crate::writeback::start(&core, &file.file, amphi_types::ByteRange::ALL);
+    assert_eq!((left, core.flight_requests.load(SeqCst)), (true, FLIGHT_REQUESTS_MAX));
+    let op = w.client.fsync(&root, &file, false);
+    assert_eq!(w.run(op), Ok(()));
+    assert_eq!((core.flight_requests.load(SeqCst), core.cache.dirty_bytes()), (0, 0));
+    core.cache.forget(&file.file, amphi_types::ByteRange::ALL, crate::cache::drop::Dirty::Keep);
+    let op = w.client.read(&root, &file, 0, RUNS * 1024, Hints::default());
+    let bytes = w.run(op).unwrap().to_vec();
+    let expected = |at: usize| if at % 1024 < 512 { 7 } else { 0 };
+    assert!(bytes.len() == RUNS * 1024 - 512 && bytes.iter().enumerate().all(|(at, b)| *b == expected(at)));
+    drop(file);
     w.check_clean();
 }

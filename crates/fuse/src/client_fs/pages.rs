@@ -51,7 +51,12 @@ impl KernelPages for Senders {
 /// The threads of a mount.
 #[derive(Default)]
 pub(super) struct Pages {
-    threads: Mutex<Option<(Weak<Senders>, Vec<JoinHandle<()>>)>>,
+    started: Mutex<Option<Started>>,
+}
+
+struct Started {
+    senders: Weak<Senders>,
+    threads: [JoinHandle<()>; 2],
 }
 
 impl Pages {
@@ -66,16 +71,16 @@ impl Pages {
             }
         };
         let senders = Arc::new(Senders { with_locks, overwritten });
-        *self.threads.lock() = Some((Arc::downgrade(&senders), vec![one, other]));
+        *self.started.lock() = Some(Started { senders: Arc::downgrade(&senders), threads: [one, other] });
         Some(senders)
     }
 
     /// Waits for the end of the threads, which begins when nobody holds what `start` returned.
     pub(super) fn stop(&self) {
-        if let Some((senders, threads)) = self.threads.lock().take()
-            && senders.strong_count() == 0
+        if let Some(started) = self.started.lock().take()
+            && started.senders.strong_count() == 0
         {
-            for thread in threads {
+            for thread in started.threads {
                 let _ = thread.join();
             }
         }

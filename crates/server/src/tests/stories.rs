@@ -62,10 +62,15 @@ fn links_and_renames_over_targets() {
         assert_eq!(c.lookup(a, "h").await.unwrap().attr.ino, f);
         let other = c.create(b, "other").await.unwrap();
         assert_eq!(c.rename((a, "h"), (b, "other"), RenameMode::NoReplace).await, Err(Errno::Exist));
-        c.rename((a, "h"), (b, "other"), RenameMode::Exchange).await.unwrap();
+        assert_eq!(c.replaced((a, "h"), (b, "other"), RenameMode::Exchange).await, Ok(None));
         assert_eq!(c.lookup(b, "other").await.unwrap().attr.ino, f);
         assert_eq!(c.lookup(a, "h").await.unwrap().attr.ino, other);
-        c.rename((a, "h"), (b, "other"), RenameMode::Replace).await.unwrap();
+        c.link(f, a, "second").await.unwrap();
+        assert_eq!(c.replaced((a, "second"), (b, "other"), RenameMode::Replace).await, Ok(None), "two names of one");
+        c.create(a, "third").await.unwrap();
+        assert_eq!(c.replaced((a, "third"), (a, "second"), RenameMode::Replace).await, Ok(None), "it has another name");
+        assert_eq!(c.replaced((a, "h"), (b, "other"), RenameMode::Replace).await, Ok(Some(f)));
+        c.unlink(a, "second").await.unwrap();
         assert_eq!(c.stat(f).await, Err(Errno::Stale), "replaced, closed, gone");
         assert_eq!(c.lookup(b, "other").await.unwrap().attr.ino, other);
 
