@@ -257,7 +257,6 @@ pub(crate) async fn settle<E: Env>(core: Arc<Core>, change: u64, env: E) {
             }
         }
         for file in core.files.all().into_iter().filter(|f| f.open_count() > 0) {
-            file.pages.forget();
             drop_pages(&core, file.ino, ByteRange::ALL).await;
         }
         if company.change.load(SeqCst) != change {

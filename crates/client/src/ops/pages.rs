@@ -62,8 +62,8 @@ impl FilePages {
         self.any.store(true, SeqCst);
     }
 
-    /// All are being dropped.
-    pub(crate) fn forget(&self) {
+    /// All are being taken back; writes meanwhile take it that there are some (`Overwrite::begin`).
+    fn forget(&self) {
         self.any.store(false, SeqCst);
         self.overwrites.lock().forget();
     }

@@ -42,14 +42,18 @@ struct Entry {
 impl Overwrites {
     /// `pages` are about to be read.
     pub(super) fn note(&mut self, pages: ByteRange) {
+        self.remember(pages);
+        for entry in self.under_way.iter_mut().filter(|e| e.in_place && e.range.overlaps(&pages)) {
+            entry.renewed.insert(pages);
+        }
+    }
+
+    fn remember(&mut self, pages: ByteRange) {
         self.read.insert(pages);
         if self.read.iter().count() > RANGES_MAX {
             let (first, last) = (self.read.iter().next(), self.read.iter().last());
             let hull = first.zip(last).map(|(first, last)| ByteRange::new(first.start, last.end));
             hull.into_iter().for_each(|all| self.read.insert(all));
-        }
-        for entry in self.under_way.iter_mut().filter(|e| e.in_place && e.range.overlaps(&pages)) {
-            entry.renewed.insert(pages);
         }
     }
 
@@ -86,8 +90,8 @@ impl Overwrites {
         if let Some(at) = self.under_way.iter().position(|e| e.id == id) {
             let entry = self.under_way.swap_remove(at);
             if !entry.in_place {
-                // It failed: its pages stay.
-                self.note(entry.range.align_out(super::PAGE));
+                // It failed: its pages stay. Nobody has read them anew for that.
+                self.remember(entry.range.align_out(super::PAGE));
             }
         }
     }
@@ -219,6 +223,11 @@ mod tests {
         let failed = o.begin(r(0, 4096));
         o.end(failed);
         assert!(o.touches(r(0, 4096)), "its pages are still there");
+        let (other, failed) = (o.begin(r(0, 100)), o.begin(r(200, 300)));
+        o.in_place(other, 100);
+        o.end(failed);
+        assert_eq!(left(&o, r(0, 4096)), [r(100, 4096)], "nobody has read the page since the other write");
+        o.end(other);
         let half = o.begin(r(0, 8192));
         o.in_place(half, 5000);
         assert_eq!(left(&o, r(0, 8192)), [r(5000, 8192)]);
