@@ -163,6 +163,8 @@ pub(crate) struct File {
     io_mode: AtomicU8,
     /// As `known.view` has it: a write takes its capabilities away first.
     capability: AtomicBool,
+    /// As `known.view` has it: setuid or setgid, which others than root take away with a write.
+    set_id: AtomicBool,
     /// When it became known.
     born: u64,
     /// The last begin or end of a change of the size or of what the server has.
@@ -240,6 +242,7 @@ impl File {
             layout_packed: AtomicU64::new(pack(view.layout)),
             io_mode: AtomicU8::new(view.io_mode as u8),
             capability: AtomicBool::new(view.capability),
+            set_id: AtomicBool::new(view.attr.has_set_id()),
             known: Mutex::new(Known {
                 mtime: view.attr.mtime,
                 spread: false,
@@ -414,6 +417,12 @@ impl File {
         self.capability.load(Relaxed)
     }
 
+    /// Whether it has setuid or setgid, as far as is known here.
+    #[inline]
+    pub(crate) fn has_set_id(&self) -> bool {
+        self.set_id.load(Relaxed)
+    }
+
     /// An extended attribute is set, of capabilities or another one.
     pub(crate) fn has_xattrs(&self, capability: bool) {
         let mut known = self.known.lock();
@@ -463,6 +472,7 @@ impl File {
             self.layout_packed.store(pack(view.layout), Relaxed);
             self.io_mode.store(view.io_mode as u8, Relaxed);
             self.capability.store(view.capability, Relaxed);
+            self.set_id.store(view.attr.has_set_id(), Relaxed);
         }
         self.atime_due.store(true, Relaxed);
         let own_before = self.own_end.load(SeqCst);

@@ -49,7 +49,7 @@ pub(crate) struct Kept {
 /// that (`O_DIRECT`, `O_SYNC`), memory is short, a target may be full or a failure is unreported.
 pub(crate) fn admits(core: &Core, open: &OpenFile, range: ByteRange, reason: Reason, hints: Hints) -> bool {
     let flags = open.flags;
-    let strict = flags.direct || hints.direct || flags.sync || flags.dsync || flags.append || hints.kill_suidgid;
+    let strict = flags.direct || hints.direct || flags.sync || flags.dsync || flags.append;
     core.tunables.get(Knob::PipelineBytes) > 0
         && !strict
         && reason != Reason::DirectMemory

@@ -40,8 +40,6 @@ const ENTRY_PLUS_MIN_BYTES: usize = 160;
 /// Reads of so many bytes go to the kernel from where they lie in the cache; for fewer a copy costs less than the
 /// bookkeeping.
 const LEND_MIN_BYTES: usize = 16 << 10;
-/// Setuid and setgid.
-const SUID_SGID: u16 = 0o6000;
 
 /// A mounted client.
 pub struct ClientFs {
@@ -126,7 +124,7 @@ impl ClientFs {
     /// As `ttl`, for attributes. What gives a user's rights to whoever runs it is not kept: a write takes that away, and the kernel
     /// goes by what it keeps.
     fn attr_ttl(&self, attr: &Attr) -> Duration {
-        if attr.kind == Kind::File && attr.perm & SUID_SGID != 0 { Duration::ZERO } else { self.ttl() }
+        if attr.kind == Kind::File && attr.has_set_id() { Duration::ZERO } else { self.ttl() }
     }
 
     fn entry(&self, attr: Attr) -> Entry {
@@ -161,10 +159,9 @@ impl ClientFs {
     fn kill_suidgid(&self, caller: &Caller<'_>, ino: Ino) -> Result<()> {
         let ctx = self.ctx(caller);
         let attr = self.wait(caller, self.client.getattr(&ctx, ino))?;
-        if attr.perm & SUID_SGID != 0 {
-            let set = SetAttr { kill_suidgid: true, ..SetAttr::default() };
-            // The open was allowed to write; that its caller may not change the mode does not matter.
-            self.wait(caller, self.client.setattr(&Ctx { cred: Cred::root(), ..ctx }, ino, set, None))?;
+        if attr.has_set_id() {
+            let set = SetAttr { kill_suidgid: true, open_for_write: true, ..SetAttr::default() };
+            self.wait(caller, self.client.setattr(&ctx, ino, set, None))?;
         }
         Ok(())
     }
@@ -333,6 +330,8 @@ impl FileSystem for ClientFs {
         if let Some(len) = written {
             return Ok(len);
         }
+        // Whether setgid stays may depend on the writer's groups.
+        let ctx = if how.kill_suidgid { self.ctx(caller) } else { ctx };
         self.wait(caller, self.client.write(&ctx, &file, how.offset, data.into_buf(), hints))
     }
 

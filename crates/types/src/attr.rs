@@ -101,6 +101,11 @@ impl Attr {
     pub fn mode(&self) -> u32 {
         self.kind.mode_bits() | u32::from(self.perm)
     }
+
+    /// Whether setuid or setgid is set.
+    pub fn has_set_id(&self) -> bool {
+        self.perm & 0o6000 != 0
+    }
 }
 
 /// A time to set.

@@ -1,6 +1,7 @@
 //! setuid and setgid: cleared when somebody without the privilege changes a file's bytes, kept for root, as Linux does.
 
 use crate::harness::{Place, pattern, rerrno};
+use crate::two_mounts::Pair;
 use rustix::fs::{
     CWD, FallocateFlags, Gid, Mode, OFlags, Uid, chmod, chown, copy_file_range, fallocate, ftruncate, open, stat,
 };
@@ -77,6 +78,8 @@ fn changes_by_others_clear_the_bits() {
         (HIS, 0o4666, 0o666),
         (HIS, 0o2676, 0o676),
         (HIS, 0o2666, 0o2666),
+        (NOT_HIS, 0o2666, 0o666),
+        (NOT_HIS, 0o6676, 0o676),
         (HIS, 0o1666, 0o1666),
     ];
     for (name, change) in CHANGES {
@@ -231,4 +234,32 @@ fn owners_and_modes() {
     assert_eq!((made.st_gid, made.st_mode & 0o2000), (HIS, 0o2000));
     up.stop();
     place.fsck();
+}
+
+/// Goal: a write of whatever size and way clears the bits also where another mount has set them since the last one of the same open
+/// file, whose writes need not ask each time. Method: two mounts; a user writes through one, root sets the bits through the other,
+/// in turn.
+#[test]
+fn bits_set_by_another_mount_are_cleared() {
+    let pair = Pair::new(1, &[], &[]);
+    for mount in [&pair.a, &pair.b] {
+        chmod(mount.parent().expect("a place"), Mode::from_raw_mode(0o755)).expect("chmod");
+        chmod(mount, Mode::from_raw_mode(0o777)).expect("chmod");
+    }
+    let (here, there) = (pair.a.join("f"), pair.b.join("f"));
+    fs::write(&here, b"x").expect("write");
+    chmod(&here, Mode::from_raw_mode(0o666)).expect("chmod");
+    let opened = as_other(|| writable(&here, OFlags::empty()));
+    for (round, len) in [1, 4096, 50_000, 3 << 20, 20 << 20, 1, 4096].into_iter().cycle().take(28).enumerate() {
+        let bytes = pattern(round as u64, len);
+        let write = |at| as_other(|| assert_eq!(pwrite(&opened, &bytes, at).expect("write"), len));
+        write(0);
+        write(1);
+        chmod(&there, Mode::from_raw_mode(0o6777)).expect("chmod");
+        assert_eq!(mode_of(&there), 0o6777);
+        write(0);
+        assert_eq!((mode_of(&here), mode_of(&there)), (0o777, 0o777), "round {round}, {len} bytes");
+    }
+    drop(opened);
+    pair.stop();
 }

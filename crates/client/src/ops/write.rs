@@ -38,12 +38,12 @@ pub(crate) fn try_write(
 ) -> Option<usize> {
     let flags = open.flags;
     let append = flags.append && !hints.write_back;
-    let special = append || flags.direct || flags.sync || flags.dsync || hints.direct || hints.kill_suidgid;
+    let special = append || flags.direct || flags.sync || flags.dsync || hints.direct;
     let (file, len) = (&open.file, source.len());
     if special || !flags.write || len == 0 || !file.group.admits(open.member()) {
         return None;
     }
-    if file.gives_capabilities() || core.room.any_full() {
+    if holds_privileges(core, file, hints.kill_suidgid) || core.room.any_full() {
         return None;
     }
     let range = ByteRange::at(offset, len);
@@ -148,8 +148,8 @@ pub(crate) async fn write(
     }
     let file = open.file.clone();
     let len = data.len() as u64;
-    if hints.kill_suidgid || file.gives_capabilities() {
-        drop_privileges(&core, &file, hints.kill_suidgid).await?;
+    if holds_privileges(&core, &file, hints.kill_suidgid) {
+        drop_privileges(&core, &file, hints.kill_suidgid.then_some(&ctx.cred)).await?;
     }
     // Pages are written back to where they belong, whatever the open they come by.
     let append = open.flags.append && !hints.write_back;
@@ -255,16 +255,24 @@ pub(crate) async fn write(
     Ok(written)
 }
 
-/// Takes capabilities of the file away, and setuid and setgid if the writer may not leave them, where there are any: at once, as a
-/// buffered write reaches the server too late for that.
-async fn drop_privileges(core: &Arc<Core>, file: &Arc<File>, kill_suidgid: bool) -> Result<()> {
+/// Whether a write may have to take privileges away first: capabilities, and with `kill_suidgid` setuid and setgid.
+#[inline]
+fn holds_privileges(core: &Core, file: &File, kill_suidgid: bool) -> bool {
+    file.gives_capabilities() || (kill_suidgid && (file.has_set_id() || !tokens::is_sure(core, file)))
+}
+
+/// Takes capabilities of the file away, and setuid and setgid that `writer` may not leave, where there are any: at once, as a
+/// buffered write reaches the server too late for that. `writer`: none may leave both.
+async fn drop_privileges(core: &Arc<Core>, file: &Arc<File>, writer: Option<&Cred>) -> Result<()> {
     if !tokens::is_sure(core, file) {
         attr::reload(core, file).await?;
     }
     let view = file.view();
-    if kill_suidgid && (view.capability || view.attr.perm & 0o6000 != 0) {
+    if let Some(writer) = writer
+        && (view.capability || view.attr.has_set_id())
+    {
         let set = SetAttr { kill_suidgid: true, open_for_write: true, ..SetAttr::default() };
-        let mut told = attr::change(core, &Cred::root(), file.ino, set).await?;
+        let mut told = attr::change(core, writer, file.ino, set).await?;
         let view = super::inode_reply(told.take()?)?;
         told.keep_view(view);
         file.lose_capability();
