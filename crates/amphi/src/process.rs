@@ -356,6 +356,8 @@ async fn connect_and_run<E: Env>(env: E, half: IoHalf, link: LinkConfig) -> std:
 /// Options of a FUSE mount.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
+    /// What is mounted: the folder of a cluster of this process, or the cluster's addresses.
+    pub source: String,
     /// Where.
     pub dir: PathBuf,
     /// Polling of `/dev/fuse` before a reader sleeps.
@@ -368,6 +370,7 @@ pub struct MountOptions {
 #[expect(clippy::disallowed_methods, reason = "the thread that waits for the end of the mount")]
 pub fn mount(client: Client, options: &MountOptions, ended: mpsc::Sender<()>) -> Outcome<Arc<Session>> {
     let config = SessionConfig {
+        source: options.source.clone(),
         allow_other: options.allow_other,
         default_permissions: true,
         spin: options.spin,

@@ -23,8 +23,6 @@ pub(crate) use device::{clone_device, pages_limit};
 
 /// File system type in the mount table.
 pub const FS_TYPE: &str = "fuse.amphi";
-/// Source in the mount table.
-pub const FS_NAME: &str = "amphi";
 
 /// Why mounting or unmounting failed.
 #[derive(Debug)]
@@ -103,7 +101,8 @@ pub(crate) fn mount(at: &Path, config: &SessionConfig) -> Result<(OwnedFd, Mount
         let device_number = table::device_at(&path).unwrap_or(0);
         return Ok((device, MountPoint { path, device_number, by_helper: false }));
     }
-    let options = format!("fsname={FS_NAME},subtype=amphi,{}", common_options(config));
+    let source = config.source.replace('\\', r"\\").replace(',', r"\,");
+    let options = format!("fsname={source},subtype=amphi,{}", common_options(config));
     let device = fusermount::mount(&path, &options)?;
     let device_number = table::device_at(&path).unwrap_or(0);
     Ok((device, MountPoint { path, device_number, by_helper: true }))
@@ -163,7 +162,7 @@ fn mount_as_root(path: &Path, device: &OwnedFd, config: &SessionConfig) -> Resul
     flags.set(MountFlags::RDONLY, config.read_only);
     flags.set(MountFlags::NOSUID, config.no_suid);
     let data = std::ffi::CString::new(data).expect("made of numbers and words");
-    rustix::mount::mount(FS_NAME, path, FS_TYPE, flags, Some(data.as_c_str())).map_err(|e| match e {
+    rustix::mount::mount(config.source.as_str(), path, FS_TYPE, flags, Some(data.as_c_str())).map_err(|e| match e {
         Raw::BUSY => MountError::Busy(path.into()),
         Raw::NODEV => MountError::NoDevice(e),
         e => MountError::Refused(path.into(), e),

@@ -26,6 +26,8 @@ use std::time::Duration;
 /// Settings of a mount.
 #[derive(Clone, Debug)]
 pub struct SessionConfig {
+    /// What is mounted, for the mount table and `df`; without NUL.
+    pub source: String,
     /// Users other than the one who mounts may use it.
     pub allow_other: bool,
     /// The kernel checks permissions by mode bits before it asks.
@@ -47,6 +49,7 @@ pub struct SessionConfig {
 impl Default for SessionConfig {
     fn default() -> SessionConfig {
         SessionConfig {
+            source: "amphi".to_string(),
             allow_other: true,
             default_permissions: true,
             read_only: false,

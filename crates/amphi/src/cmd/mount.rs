@@ -34,7 +34,8 @@ impl Mount {
         let stop = Stop::on_signals()?;
         let spin = Duration::from_micros(self.link_spin_us);
         let running = process::start_client(self.cluster.clone(), key, spin, client, stop.also())?;
-        let session = match process::mount(running.client.clone(), &self.mounting.options(&self.dir), stop.also()) {
+        let options = self.mounting.options(self.cluster.join(","), &self.dir);
+        let session = match process::mount(running.client.clone(), &options, stop.also()) {
             Ok(session) => session,
             Err(e) => {
                 let _ = running.stop();

@@ -100,8 +100,9 @@ impl Mounting {
     }
 
     /// As the mount wants it.
-    pub fn options(&self, dir: &std::path::Path) -> MountOptions {
+    pub fn options(&self, source: String, dir: &std::path::Path) -> MountOptions {
         MountOptions {
+            source,
             dir: dir.to_path_buf(),
             spin: Duration::from_micros(self.fuse_spin_us),
             allow_other: !self.private && rustix::process::geteuid().is_root(),
@@ -179,7 +180,9 @@ impl Up {
 
     fn serve(self, config: ServerConfig, client: ClientConfig, around: Around, stop: Stop) -> Outcome {
         let running = process::start_cluster(config, self.storage.workers(), client, around, stop.also())?;
-        let session = match process::mount(running.client.clone(), &self.mounting.options(&self.mount), stop.also()) {
+        let data = std::path::absolute(&self.storage.data).unwrap_or(self.storage.data);
+        let options = self.mounting.options(data.display().to_string(), &self.mount);
+        let session = match process::mount(running.client.clone(), &options, stop.also()) {
             Ok(session) => session,
             Err(e) => {
                 let _ = running.stop();

@@ -136,6 +136,9 @@ fn three_servers_are_one_file_system() {
     place.fsck_of(&["s0", "s1", "s2"]);
     let mut running = servers(&place, &[1, 0, 2]);
     let mnt = mount(&place, &[1, 0]);
+    let table = fs::read_to_string("/proc/self/mounts").expect("the mount table");
+    let shown = format!("{},{} {} fuse.amphi", addr(&place, 1), addr(&place, 0), place.text("mount"));
+    assert!(table.contains(&shown), "{shown}: {table}");
     check_tree(&m);
     check_names(&m);
     running.remove(&1).expect("running").stop();

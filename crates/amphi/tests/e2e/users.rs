@@ -68,11 +68,12 @@ fn a_mount_without_root() {
     fs::copy(amphi().get_program(), place.path("amphi")).expect("copy");
     let user = r#"
 cd "$ROOT/home"; mkdir mount
-"$ROOT/amphi" up --data data --mount mount --zone-size 128M >out 2>err &
+"$ROOT/amphi" up --data 'my, data' --mount mount --zone-size 128M >out 2>err &
 pid=$!
 for _ in $(seq 600); do if grep -q ready out; then break; fi; kill -0 $pid || { cat err; exit 1; }; sleep 0.05; done
 grep -q ready out
 test "$(stat -c %u mount)" = "$(id -u)"
+test "$(findmnt -no SOURCE,FSTYPE "$ROOT/home/mount")" = "$ROOT/home/my, data fuse.amphi"
 echo hello > mount/f; mkdir mount/d; head -c 3000000 /dev/urandom > mount/d/big
 cp mount/d/big copy; cmp copy mount/d/big
 "$ROOT/amphi" set --mount mount cache.max_bytes=64M | grep -q 64M
@@ -81,7 +82,7 @@ if "$ROOT/amphi" up --data data2 --mount mount 2>again; then exit 1; fi; grep -q
 kill -TERM $pid; wait $pid
 if grep -q "$ROOT/home/mount" /proc/mounts; then echo "still mounted"; exit 1; fi
 test ! -e mount/f
-"$ROOT/amphi" fsck data
+"$ROOT/amphi" fsck 'my, data'
 "#;
     let outer = r#"
 cd "$ROOT/home"
