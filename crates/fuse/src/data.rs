@@ -1,14 +1,15 @@
 //! `Payload` and `ReadSink`: file data on its way from and to the kernel without copies.
 //!
 //! Owns: the memory contract of WRITE and READ. A reader thread has one receive buffer, laid out so that the
-//! payload of a WRITE begins at a page boundary; the same memory serves READ replies. A file system either
+//! payload of a WRITE lies in its page as in its block of the file if it could be foreseen; the same memory serves READ replies. A file system either
 //! borrows it or takes it away, and then the thread gets a fresh one. The payload of a WRITE of one unit of the page cache may
 //! lie in memory of just that size, which a file system can keep for other such memory.
 //!
-//! Invariant: `Payload` bytes lie at `PAYLOAD_AT` of the receive buffer, or are a unit's memory as a whole. The number behind `TAKE_COPY_MAX_BYTES`:
+//! Invariant: `Payload` bytes lie behind the head of their request in the receive buffer, or are a unit's memory as a whole. The number behind `TAKE_COPY_MAX_BYTES`:
 //! copying 32 KiB costs about 3 us, giving a buffer away costs about as much in mapping fresh memory.
 
 use crate::Buf;
+use crate::kernel::WRITE_HEAD_BYTES;
 use amphi_client::Loan;
 use smallvec::SmallVec;
 use std::ops::Deref;
@@ -26,10 +27,11 @@ pub struct Payload<'a> {
 }
 
 impl<'a> Payload<'a> {
-    /// The `len` bytes at `PAYLOAD_AT` of `buf`, clipped to its memory.
+    /// The `len` bytes behind the head of the request in `buf`, clipped to what it is.
     pub(crate) fn new(buf: &'a mut Buf, len: usize) -> Payload<'a> {
-        let len = len.min(buf.capacity().saturating_sub(PAYLOAD_AT));
-        buf.set_window(PAYLOAD_AT..PAYLOAD_AT + len);
+        let head = WRITE_HEAD_BYTES.min(buf.len());
+        let len = len.min(buf.len() - head);
+        buf.narrow(head..head + len);
         Payload { buf, len, is_unit: false }
     }
 
@@ -45,7 +47,8 @@ impl<'a> Payload<'a> {
         if self.is_unit { Some(self.buf) } else { None }
     }
 
-    /// The data as an owned buffer whose first byte is at a page boundary. Large ones are not copied: the
+    /// The data as an owned buffer. Its first byte lies at a page boundary, or in its page where it was expected to lie in its block of the
+    /// file. Large ones are not copied: the
     /// buffer then owns the whole receive memory (more than its length), so do not keep it for long.
     pub fn into_buf(self) -> Buf {
         if self.len <= TAKE_COPY_MAX_BYTES {
@@ -157,6 +160,7 @@ mod tests {
         for (i, byte) in b.iter_mut().enumerate() {
             *byte = i as u8;
         }
+        b.set_window(PAYLOAD_AT - WRITE_HEAD_BYTES..PAYLOAD_AT + bytes);
         b
     }
 
@@ -166,7 +170,7 @@ mod tests {
     fn payload_is_copied_or_given_away() {
         for (len, moved) in [(4096, false), (TAKE_COPY_MAX_BYTES + 1, true)] {
             let mut buf = receive_buffer(1 << 20);
-            let memory = buf.as_ptr();
+            let memory = buf[WRITE_HEAD_BYTES..].as_ptr();
             let want: Vec<u8> = (0..len).map(|i| i as u8).collect();
             let taken = Payload::new(&mut buf, len).into_buf();
             assert_eq!(&taken[..], &want[..]);

@@ -17,6 +17,7 @@ use crate::interrupt::InHand;
 use crate::mount::{self, MountError, MountPoint};
 use crate::{FileSystem, Notifier};
 use pool::Pool;
+use receive::Ahead;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -91,6 +92,8 @@ struct Shared {
     pool: Pool,
     config: SessionConfig,
     limits: Limits,
+    /// Where the next WRITE is taken to begin.
+    ahead: Arc<Ahead>,
     /// One thread at a time polls.
     polling: AtomicBool,
     /// The session ended although nobody unmounted: the mount is still there, dead.
@@ -130,6 +133,7 @@ impl Session {
             pool: Pool::new(config.threads_max.max(2), config.threads_idle_max, cores),
             config,
             limits,
+            ahead: Arc::default(),
             polling: AtomicBool::new(false),
             died: AtomicBool::new(false),
         });

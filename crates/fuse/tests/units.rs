@@ -87,11 +87,11 @@ impl FileSystem for Keeper {
             std::thread::yield_now();
         }
         let (at, len) = (how.offset as usize, data.len());
-        assert_eq!(data.as_ptr() as usize % 4096, 0);
         let Some(unit) = data.unit() else {
             self.bytes.lock()[at..at + len].copy_from_slice(&data.into_buf());
             return Ok(len);
         };
+        assert_eq!(unit.as_ptr() as usize % 4096, 0);
         self.kept.fetch_add(1, SeqCst);
         let mut left = self.left.lock().pop().unwrap_or_else(|| Buf::scratch(UNIT_BYTES));
         left.fill(0xee);

@@ -54,7 +54,7 @@ fn start(shared: &Arc<Shared>, device: Option<Arc<OwnedFd>>) -> io::Result<()> {
             .unwrap_or_else(|| shared.device.clone());
         let ready = mount::clone_device(&shared.device, OFlags::NONBLOCK).map(Arc::new).ok();
         let slot = shared.in_hand.add_slot();
-        let (receive, listing) = (Receive::new(shared.config.request_bytes()), Vec::new());
+        let (receive, listing) = (Receive::new(shared.config.request_bytes(), shared.ahead.clone()), Vec::new());
         let (last_tid, polling) = (0, Polling::new());
         Reader { shared: shared.clone(), device, ready, slot: slot.clone(), receive, listing, last_tid, polling }
             .run(&mut count);
