@@ -64,12 +64,22 @@ pub(crate) fn leave(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
 pub(crate) async fn wait_for(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
     let step = core.tunables.get(Knob::WriteMax);
     let ticket = Arc::new(());
-    let mut due = Vec::new();
+    let (mut due, mut bytes) = (Vec::<Left>::new(), 0);
     for run in core.cache.dirty_runs(file, range) {
         let mut at = run.start;
         while at < run.end {
             let end = (at / step + 1).saturating_mul(step).min(run.end);
-            due.push(Left { file: file.clone(), range: ByteRange::new(at, end), waits: Some(ticket.clone()) });
+            match due.last_mut() {
+                // Scattered runs set out together.
+                Some(last) if bytes + (end - at) <= step => {
+                    last.range = ByteRange::new(last.range.start, end);
+                    bytes += end - at;
+                }
+                _ => {
+                    due.push(Left { file: file.clone(), range: ByteRange::new(at, end), waits: Some(ticket.clone()) });
+                    bytes = end - at;
+                }
+            }
             at = end;
         }
     }

@@ -1,4 +1,5 @@
-//! Cross-file batching (FEATURES X1): dirty bytes of many small files leave in one request to their target.
+//! Cross-file batching (FEATURES X1): dirty bytes of many small files leave in one request to their target, and so do the
+//! small runs that are scattered over one object of a large file.
 //!
 //! Owns: the list of small files that nobody writes any more, for each target, and the bounds at which they leave; making a
 //! batch of what is due, sending it, and what becomes of each part. Does not own: what is dirty (`cache`), what one request of
@@ -22,12 +23,15 @@ use crate::tunables::Knob;
 use crate::writeback::{self, Flight};
 use amphi_env::Buf;
 use amphi_types::limits::BLOCK;
-use amphi_types::{ByteRange, Cred, Errno, Ino, Result, TargetId};
+use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, Result, TargetId};
 use amphi_wire::{BATCH_BYTES_MAX, BATCH_PARTS_MAX, BatchPart, Lane, Reply, Request};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+
+/// Longer runs leave in requests of their own.
+const SCATTERED_MAX_BYTES: usize = 32 << 10;
 
 /// Files, with the dirty bytes that each had when it was entered.
 type Files = BTreeMap<Ino, (Arc<File>, u64)>;
@@ -80,15 +84,16 @@ pub(crate) fn released(core: &Arc<Core>, file: &Arc<File>) {
 /// Sends off what is dirty of these files, the small ones together and with the others on the lists of their targets, as far as
 /// the bound of bytes under way allows. Does not wait. Returns whether the bound may have left anything behind.
 pub(crate) fn start(core: &Arc<Core>, due: impl IntoIterator<Item = (Arc<File>, ByteRange)>) -> bool {
-    let mut left = false;
+    let (mut left, mut scattered) = (false, Scattered::default());
     let mut small: BTreeMap<Ino, (Arc<File>, Vec<ByteRange>)> = BTreeMap::new();
     for (file, range) in due {
         if is_small(core, &file) {
             small.entry(file.ino).or_insert_with(|| (file, Vec::new())).1.push(range);
         } else {
-            left |= writeback::start(core, &file, range);
+            left |= writeback::start_with(core, &file, range, &mut scattered);
         }
     }
+    scattered.send(core);
     let mut targets: Vec<TargetId> = small.keys().map(|ino| ino.target()).collect();
     targets.dedup();
     for target in targets {
@@ -173,6 +178,36 @@ impl Batch {
     }
 }
 
+/// Small runs of large files on their way out, by object.
+#[derive(Default)]
+pub(crate) struct Scattered(BTreeMap<ObjectId, Batch>);
+
+impl Scattered {
+    /// Adds a run that was taken out. Returned is what has to go alone: large ones, which gain nothing, and those that begin in the block in
+    /// which the one before ends, or before it.
+    pub(crate) fn add(&mut self, core: &Arc<Core>, flight: Flight, buf: Buf) -> Option<(Flight, Buf)> {
+        let (file, piece) = (&flight.file, flight.range);
+        if buf.len() > SCATTERED_MAX_BYTES || !core.tunables.on(Knob::Batch) {
+            return Some((flight, buf));
+        }
+        let batch = self.0.entry(flight.object).or_default();
+        if batch.shares_block(file, piece) {
+            return Some((flight, buf));
+        }
+        if !batch.has_room(file, piece) {
+            batch.send(core);
+        }
+        batch.bytes += buf.len();
+        batch.parts.push((flight, buf));
+        None
+    }
+
+    /// Sends all that wait.
+    pub(crate) fn send(self, core: &Arc<Core>) {
+        self.0.into_values().for_each(|mut batch| batch.send(core));
+    }
+}
+
 async fn fly(core: Arc<Core>, parts: Vec<(Flight, Buf)>, bytes: usize) {
     core.stats.count(Count::BatchRequests);
     core.stats.bytes(Count::BatchFiles, parts.len() as u64);
@@ -203,6 +238,8 @@ async fn fly(core: Arc<Core>, parts: Vec<(Flight, Buf)>, bytes: usize) {
                 writeback::again(&core, &flight);
                 writeback::start(&core, &flight.file, flight.range);
             }
+            // It has not left: too much waits for the connection.
+            Err(Errno::Again) => writeback::again(&core, &flight),
             result => {
                 writeback::landed(&core, &flight, result);
                 due.extend(ops::open::due_closes(&flight.file));
@@ -210,18 +247,23 @@ async fn fly(core: Arc<Core>, parts: Vec<(Flight, Buf)>, bytes: usize) {
             }
         }
     }
+    // After all of them: what sets out now finds room for a whole batch.
+    writeback::go_on(&core);
     closes::send(&core, due);
 }
 
 /// Writes all parts and waits until they are on the disk; what became of each.
 async fn write(core: &Arc<Core>, flights: &[Flight], payload: Buf) -> Result<Vec<Result<()>>> {
+    if let Some(f) = flights.first().filter(|f| f.object.stripe > 0) {
+        writeback::spread(core, &f.file).await?;
+    }
     let part = |f: &Flight| {
         let known = f.file.known.lock();
         let (generation, mtime) = (known.view.generation, known.mtime);
         BatchPart { object: f.object, offset: f.range.start, len: f.range.len() as u32, generation, mtime }
     };
     let parts: Vec<BatchPart> = flights.iter().map(part).collect();
-    let target = flights.first().map_or(TargetId(0), |f| f.file.ino.target());
+    let target = flights.first().map_or(TargetId(0), |f| f.file.layout().target(f.file.ino, f.object.stripe));
     let op = Request::WriteBatch { parts };
     let (answer, _) = core.send(Lane::Urgent, target, &Cred::root(), op, Some(payload), 0).await?;
     let contended = answer.contended_places().filter_map(|at| flights.get(at));

@@ -88,8 +88,8 @@ pub(crate) struct Core {
     pub(crate) learned: Learned,
     /// Bytes of write-back under way.
     pub(crate) flight_bytes: AtomicU64,
-    /// Requests of write-back under way that carry one piece.
-    pub(crate) flight_requests: AtomicUsize,
+    /// Runs of write-back under way.
+    pub(crate) flight_parts: AtomicUsize,
     /// Memory of direct writes under way that have returned.
     pub(crate) piped_bytes: AtomicU64,
     /// Targets that writes will not find full.
@@ -168,7 +168,7 @@ impl Core {
             rotating: Rotating::default(),
             learned: Learned::default(),
             flight_bytes: AtomicU64::new(0),
-            flight_requests: AtomicUsize::new(0),
+            flight_parts: AtomicUsize::new(0),
             piped_bytes: AtomicU64::new(0),
             room: Room::default(),
             fill_bytes: AtomicU64::new(0),
@@ -222,15 +222,15 @@ impl Core {
         self.tunables.get(Knob::FlightBytes).min(self.tunables.get(Knob::CacheBytes) / BESIDE_PART)
     }
 
-    /// Whether no more write-back may set out: enough of it is under way, in bytes or in requests.
+    /// Whether no more write-back may set out: enough of it is under way, in bytes or in runs.
     pub(crate) fn flight_is_full(&self) -> bool {
         self.flight_bytes.load(Ordering::SeqCst) >= self.flight_max()
-            || self.flight_requests.load(Ordering::SeqCst) >= writeback::FLIGHT_REQUESTS_MAX
+            || self.flight_parts.load(Ordering::SeqCst) >= writeback::FLIGHT_PARTS_MAX
     }
 
     /// Whether so much may set out that it is worth looking for what is dirty everywhere.
     pub(crate) fn flight_has_room(&self) -> bool {
-        self.flight_requests.load(Ordering::SeqCst) <= writeback::FLIGHT_REQUESTS_MAX / 2
+        self.flight_parts.load(Ordering::SeqCst) <= writeback::FLIGHT_PARTS_MAX / 2
     }
 
     /// Bytes that one stream may be read ahead: the less, the more is under way for all, since that is beside the cache as well.

@@ -8,10 +8,12 @@
 //! overlapped. In company others change it too: then it is the server's with the end of this mount's own bytes, as
 //! of the answer; whether that still holds is `tokens::is_sure`.
 
+pub(crate) mod flights;
 pub(crate) mod open_file;
 mod signal;
 pub(crate) mod table;
 
+pub(crate) use flights::{FlightId, Flights};
 pub(crate) use open_file::OpenFile;
 pub(crate) use signal::Signal;
 pub(crate) use table::FileTable;
@@ -140,15 +142,6 @@ impl Fills {
     fn cached(&self) -> impl Iterator<Item = &Fill> {
         self.list.iter().filter(|f| !f.held)
     }
-}
-
-/// Write-back under way.
-#[derive(Default)]
-pub(crate) struct Flights {
-    pub(crate) ranges: Vec<(u64, ByteRange)>,
-    pub(crate) next: u64,
-    /// From this offset on nothing may set out: a truncate is under way.
-    pub(crate) frozen_from: Option<u64>,
 }
 
 /// A file.
@@ -440,7 +433,7 @@ impl File {
 
     /// Whether bytes of `range` are on their way to the server.
     pub(crate) fn in_flight(&self, range: ByteRange) -> bool {
-        self.flights.lock().ranges.iter().any(|(_, r)| r.overlaps(&range))
+        self.flights.lock().overlap(range)
     }
 
     /// The attributes with what only this client knows laid over them. Alone, its time of the last write is the truth, even
@@ -499,7 +492,12 @@ impl File {
             }
         }
         drop(known);
-        Adopted { attr: self.overlay(view.attr, alone), taken: knows || news, current }
+        let mut attr = self.overlay(view.attr, alone);
+        if !current {
+            // What has landed since is not in the answer, nor dirty any more: rather too much than a file that passes for sparse.
+            attr.blocks = attr.blocks.max(attr.size.div_ceil(4096) * 8);
+        }
+        Adopted { attr, taken: knows || news, current }
     }
 
     /// A write past the cache begins. Until the returned guard is dropped, answers may show some of its pieces.
@@ -624,24 +622,9 @@ mod tests {
             (ATIME_AGE_S - 1, ATIME_AGE_S, ATIME_AGE_S, false),
             (ATIME_AGE_S, 2 * ATIME_AGE_S, 2 * ATIME_AGE_S, true),
         ] {
-            let attr = Attr {
-                ino: Ino(9),
-                kind: Kind::File,
-                perm: 0o644,
-                nlink: 1,
-                uid: 0,
-                gid: 0,
-                rdev: 0,
-                size: 0,
-                blocks: 0,
-                atime: before(atime),
-                mtime: before(mtime),
-                ctime: before(ctime),
-                btime: before(ctime),
-            };
-            let layout = Layout::growing(1);
-            let (io_mode, generation) = (IoMode::Auto, 0);
-            let view = InodeView { attr, layout, io_mode, generation, spread: false, xattrs: false, capability: false };
+            let stamps = Attr { atime: before(atime), mtime: before(mtime), ctime: before(ctime), ..view(0).attr };
+            let view = InodeView { attr: stamps, ..view(0) };
+            let attr = view.attr;
             let file = File::new(view, Moment::PAST, &Arc::default());
             assert!(file.atime_due.load(Relaxed), "the first read asks");
             file.note_access(now);
@@ -653,5 +636,40 @@ mod tests {
             file.note_access(Timespec { sec: now.sec + 2, nsec: 0 });
             assert_eq!(file.overlay(attr, true).atime.sec, now.sec + 2);
         }
+    }
+
+    /// What a server says of a file of `size` bytes without storage.
+    fn view(size: u64) -> InodeView {
+        let never = Timespec { sec: 0, nsec: 0 };
+        let attr = Attr {
+            ino: Ino(9),
+            kind: Kind::File,
+            perm: 0o644,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size,
+            blocks: 0,
+            atime: never,
+            mtime: never,
+            ctime: never,
+            btime: never,
+        };
+        let (layout, io_mode, generation) = (Layout::growing(1), IoMode::Auto, 0);
+        InodeView { attr, layout, io_mode, generation, spread: false, xattrs: false, capability: false }
+    }
+
+    /// Goal: a file whose bytes land while its attributes are asked for does not pass for sparse. Method: an answer from before a landing, one from
+    /// after it, and dirty bytes.
+    #[test]
+    fn landed_bytes_count() {
+        let file = File::new(view(1 << 20), Moment::PAST, &Arc::default());
+        let before = Moment::now(1);
+        file.mark_epoch();
+        assert_eq!(file.adopt(view(1 << 20), before).attr.blocks, 2048);
+        assert_eq!(file.adopt(view(1 << 20), Moment::now(1)).attr.blocks, 0, "it is sparse");
+        file.dirty_bytes.store(8192, SeqCst);
+        assert_eq!(file.adopt(view(1 << 20), Moment::now(1)).attr.blocks, 16);
     }
 }

@@ -10,12 +10,11 @@
 //! and the unmount treat them as bytes of the cache on their way.
 
 use crate::api::Hints;
-use crate::backlog;
 use crate::company::Begun;
 use crate::core::Core;
 use crate::data::scratch_for;
 use crate::decision::Reason;
-use crate::files::{File, OpenFile};
+use crate::files::{File, FlightId, OpenFile};
 use crate::locks::Pin;
 use crate::ops::write::{Sent, learn, send_all};
 use crate::pending::Pending;
@@ -126,16 +125,13 @@ async fn room(core: &Arc<Core>, open: &OpenFile, memory: u64, reason: Reason) {
 }
 
 /// Enters the flight, unless a truncate holds bytes back. The caller holds the range lock.
-fn set_out(core: &Core, file: &File, range: ByteRange, memory: u64, locked: bool) -> Option<u64> {
+fn set_out(core: &Core, file: &File, range: ByteRange, memory: u64, locked: bool) -> Option<FlightId> {
     let id = {
         let mut flights = file.flights.lock();
         if flights.frozen_from.is_some_and(|from| range.end > from) {
             return None;
         }
-        flights.next += 1;
-        let id = flights.next;
-        flights.ranges.push((id, range));
-        id
+        flights.begin(range)
     };
     let len = range.len();
     file.piped_bytes.fetch_add(memory, SeqCst);
@@ -152,7 +148,7 @@ fn set_out(core: &Core, file: &File, range: ByteRange, memory: u64, locked: bool
 }
 
 /// The requests have been answered.
-fn land(core: &Arc<Core>, file: &Arc<File>, id: u64, range: ByteRange, memory: u64, sent: Sent) {
+fn land(core: &Arc<Core>, file: &Arc<File>, id: FlightId, range: ByteRange, memory: u64, sent: Sent) {
     // Of a file that nobody can reach any more nothing is missed.
     let missed = |e: &Errno| !matches!(e, Errno::NoEnt | Errno::Stale) || file.open_count() > 0;
     if let Some(e) = sent.error.filter(missed) {
@@ -169,8 +165,7 @@ fn land(core: &Arc<Core>, file: &Arc<File>, id: u64, range: ByteRange, memory: u
     core.piped_bytes.fetch_sub(memory, SeqCst);
     core.landings.fetch_add(1, SeqCst);
     writeback::end_flight(file, id);
-    backlog::go_on(core);
-    core.landed.notify();
+    writeback::go_on(core);
 }
 
 /// Waits until no bytes of the file are in the pipeline.

@@ -4,19 +4,19 @@
 //! throttling of writers. Does not own: dirty state (`cache`), when a lock wants a flush (`locks`), small files that leave
 //! together (`batch`), the order of what the bound leaves behind (`backlog`).
 //!
-//! Bounds: `writeback.flight_bytes` under way, in `FLIGHT_REQUESTS_MAX` requests. A connection takes 65,536 calls that wait; scattered small runs
-//! would be twice as many for the bytes alone, and what it refuses would be lost.
+//! Bounds: `writeback.flight_bytes` under way, in `FLIGHT_PARTS_MAX` runs. A connection takes 65,536 calls that wait; scattered small runs
+//! would be twice as many for the bytes alone, and what it refuses would be lost. Those of an object leave together (`batch`).
 //!
 //! Invariants: a byte is in at most one request under way; while it is, it stays readable, and a write to it makes it
 //! dirty again. Nothing sets out beyond `Flights::frozen_from`. Write-back takes no range lock and needs no credits
 //! that ordinary requests use, so whoever holds the range lock may wait for it.
 
 use crate::backlog;
-use crate::batch;
+use crate::batch::{self, Scattered};
 use crate::cache::drop::Dirty;
 use crate::cache::fill::Landing;
 use crate::core::{Core, unexpected};
-use crate::files::{File, OpenFile, Signal};
+use crate::files::{File, FlightId, OpenFile, Signal};
 use crate::learned;
 use crate::ops;
 use crate::stats::{Count, Way};
@@ -30,13 +30,21 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Requests of one piece under way, for all files.
-pub(crate) const FLIGHT_REQUESTS_MAX: usize = 4096;
+/// Runs under way, for all files, in requests of their own or in batches.
+pub(crate) const FLIGHT_PARTS_MAX: usize = 4096;
 
 /// Sends off the dirty bytes of `range`, as far as the bound of bytes under way allows. Does not wait. Copies of what cannot be lent are
 /// made on the calling thread.
 /// Returns whether the bound may have left anything behind.
 pub(crate) fn start(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> bool {
+    let mut scattered = Scattered::default();
+    let left = start_with(core, file, range, &mut scattered);
+    scattered.send(core);
+    left
+}
+
+/// As `start`; small runs wait in `scattered` until it is sent.
+pub(crate) fn start_with(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, scattered: &mut Scattered) -> bool {
     let write_max = core.tunables.get(Knob::WriteMax);
     // To look for what is dirty takes its time, and writers who wait for room look again and again.
     if core.flight_is_full() {
@@ -51,19 +59,15 @@ pub(crate) fn start(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> boo
                 if core.flight_is_full() {
                     return true;
                 }
-                rest = ByteRange::new(send_off(core, file, object, part), rest.end);
+                let Some((flight, buf)) = take_off(core, file, object, part) else { break };
+                rest = ByteRange::new(flight.range.end, rest.end);
+                if let Some((flight, buf)) = scattered.add(core, flight, buf) {
+                    set_out(core, flight, buf);
+                }
             }
         }
     }
     false
-}
-
-/// Sends the dirty bytes at the start of `part`; returns where to go on.
-fn send_off(core: &Arc<Core>, file: &Arc<File>, object: ObjectId, part: ByteRange) -> u64 {
-    let Some((flight, buf)) = take_off(core, file, object, part) else { return u64::MAX };
-    let end = flight.range.end;
-    set_out(core, flight, buf);
-    end
 }
 
 /// Bytes of a file on their way to its target.
@@ -71,7 +75,7 @@ pub(crate) struct Flight {
     pub(crate) file: Arc<File>,
     pub(crate) object: ObjectId,
     pub(crate) range: ByteRange,
-    id: u64,
+    id: FlightId,
 }
 
 /// Takes the dirty bytes at the start of `part` out, to be sent, unless they are under way or held up.
@@ -82,23 +86,19 @@ pub(crate) fn take_off(core: &Arc<Core>, file: &Arc<File>, object: ObjectId, par
             Some(from) => ByteRange::new(part.start, part.end.min(from)),
             None => part,
         };
-        if part.is_empty() || flights.ranges.iter().any(|(_, r)| r.contains(&ByteRange::at(part.start, 1))) {
+        if part.is_empty() || flights.overlap(ByteRange::at(part.start, 1)) {
             return None;
         }
-        flights.next += 1;
-        let id = flights.next;
-        flights.ranges.push((id, part));
-        (id, part)
+        (flights.begin(part), part)
     };
     let start_ns = core.clock.now_ns();
     let Some((range, buf)) = core.cache.take_dirty(file, part, core.tunables.on(Knob::Lend)) else {
         end_flight(file, id);
         return None;
     };
-    if let Some(f) = file.flights.lock().ranges.iter_mut().find(|(i, _)| *i == id) {
-        f.1 = range;
-    }
+    let id = file.flights.lock().narrow(id, range);
     core.flight_bytes.fetch_add(range.len(), SeqCst);
+    core.flight_parts.fetch_add(1, SeqCst);
     core.stats.bytes(Count::WriteBack, range.len());
     if buf.is_whole() {
         core.stats.bytes(Count::WriteBackCopied, range.len());
@@ -112,19 +112,16 @@ pub(crate) fn take_off(core: &Arc<Core>, file: &Arc<File>, object: ObjectId, par
 /// Sends what was taken out in a request of its own.
 pub(crate) fn set_out(core: &Arc<Core>, flight: Flight, buf: Buf) {
     let core2 = core.clone();
-    core.flight_requests.fetch_add(1, SeqCst);
     core.spawn(async move {
         let start = flight.range.start;
         let result = write_piece(&core2, &flight.file, flight.object, start, buf, WriteKind::Back).await;
-        // Before it lands: whoever goes on then has its place.
-        core2.flight_requests.fetch_sub(1, SeqCst);
         ended(&core2, &flight, result).await;
     });
 }
 
 /// The flight has ended, however it did.
-pub(crate) fn end_flight(file: &File, id: u64) {
-    file.flights.lock().ranges.retain(|(i, _)| *i != id);
+pub(crate) fn end_flight(file: &File, id: FlightId) {
+    file.flights.lock().end(id);
     file.signal.notify();
 }
 
@@ -134,12 +131,15 @@ pub(crate) async fn ended(core: &Arc<Core>, flight: &Flight, result: Result<()>)
         Err(Errno::Stale) if ops::attr::reload(core, &flight.file).await.is_ok() => again(core, flight),
         // It has not left: too much waits for the connection.
         Err(Errno::Again) => again(core, flight),
-        result => landed(core, flight, result),
+        result => {
+            landed(core, flight, result);
+            go_on(core);
+        }
     }
     ops::open::send_closes(core, &flight.file);
 }
 
-/// The bytes are on the disk, or will not be.
+/// The bytes are on the disk, or will not be. Others may set out: `go_on`.
 pub(crate) fn landed(core: &Arc<Core>, flight: &Flight, result: Result<()>) {
     let landing = match result {
         Ok(()) => Landing::Done,
@@ -158,6 +158,13 @@ pub(crate) fn landed(core: &Arc<Core>, flight: &Flight, result: Result<()>) {
 /// The bytes are dirty again: they have to be sent anew.
 pub(crate) fn again(core: &Arc<Core>, flight: &Flight) {
     touch_down(core, flight, Landing::Again);
+    go_on(core);
+}
+
+/// Something has landed: what was left behind sets out, and who waited looks.
+pub(crate) fn go_on(core: &Arc<Core>) {
+    backlog::go_on(core);
+    core.landed.notify();
 }
 
 fn touch_down(core: &Arc<Core>, flight: &Flight, landing: Landing) {
@@ -167,6 +174,7 @@ fn touch_down(core: &Arc<Core>, flight: &Flight, landing: Landing) {
     tokens::outdated(core, file.ino);
     core.cache.landed(file, flight.range, landing, core.clock.now_ns());
     core.flight_bytes.fetch_sub(flight.range.len(), SeqCst);
+    core.flight_parts.fetch_sub(1, SeqCst);
     if landing == Landing::Done {
         // Writers wait for room, or soon will, or somebody waits for much.
         let waited = core.dirty_is_high() || core.drains.load(SeqCst) > 0;
@@ -174,8 +182,6 @@ fn touch_down(core: &Arc<Core>, flight: &Flight, landing: Landing) {
     }
     core.landings.fetch_add(1, SeqCst);
     end_flight(file, flight.id);
-    backlog::go_on(core);
-    core.landed.notify();
 }
 
 /// Why a piece is written.

@@ -144,6 +144,39 @@ fn overwritten_bytes_count_once() {
     place.fsck();
 }
 
+/// Goal: `stat` counts what a file keeps after a truncate, also of one over many stripes, at once and after a restart. Method: cuts to lengths
+/// within the first stripe, at the end of another, within a block, to nothing and longer again; looked at before and after the close.
+#[test]
+fn truncated_files_count_what_they_keep() {
+    let place = Place::new();
+    let mut up = place.up(&[]);
+    let path = place.mount().join("f");
+    let blocks = || rustix::fs::stat(&path).expect("stat").st_blocks;
+    let kept = |len: u64| (len.div_ceil(4096) * 8) as i64;
+    for held in [true, false] {
+        fs::write(&path, pattern(1, 40 << 20)).expect("write");
+        assert_eq!(blocks(), kept(40 << 20));
+        let mut least = 40u64 << 20;
+        for len in [30 << 20, (21 << 20) + 100, 60 << 20, 9 << 20, 700_000, 5 << 20, 0, 1 << 20] {
+            let file = fs::OpenOptions::new().write(true).open(&path).expect("open");
+            file.set_len(len).expect("truncate");
+            let file = held.then_some(file);
+            least = least.min(len);
+            assert_eq!(blocks(), kept(least), "held open: {held}, cut to {len}");
+            drop(file);
+            assert_eq!(blocks(), kept(least), "held open before: {held}, cut to {len}");
+        }
+        fs::write(&path, pattern(2, 40 << 20)).expect("write");
+        fs::OpenOptions::new().write(true).open(&path).expect("open").set_len(17 << 20).expect("truncate");
+        up.stop();
+        up = place.up(&[]);
+        assert_eq!(blocks(), kept(17 << 20), "after a restart");
+        assert!(fs::read(&path).expect("read") == pattern(2, 40 << 20)[..17 << 20]);
+    }
+    up.stop();
+    place.fsck();
+}
+
 /// Goal: a write beyond the largest file is EFBIG, a negative or silly size EINVAL, and neither harms anything.
 #[test]
 fn silly_offsets() {

@@ -110,9 +110,9 @@ impl PageCache {
             unit.dirty.iter().map(|r| r.end).max()
         });
         // What leaves is entered among the flights before it is no longer dirty.
-        let flights = file.flights.lock().ranges.iter().map(|(_, r)| r.end).max();
+        let flights = file.flights.lock().last_end();
         let failed = file.failed.lock().iter().map(|r| r.end).max();
-        dirty.into_iter().chain(flights).chain(failed).max().unwrap_or(0)
+        dirty.into_iter().chain(failed).max().unwrap_or(0).max(flights)
     }
 
     /// Takes dirty bytes at the start of `range` out for write-back, dirty without a gap and not in flight. Returns them in a buffer

@@ -296,3 +296,68 @@ fn frozen_files_stay_out() {
     drop(files);
     w.check_clean();
 }
+
+/// Goal: scattered small runs of a large file leave together, by object, and each byte arrives; long ones and those that share a block
+/// with the one before go alone, and so does what the server wants alone; a refusal is told. Method: random runs over many stripes
+/// against a copy, more than may be under way; `fsync`, and old bytes in the background; requests are counted.
+#[test]
+fn scattered_runs_leave_together() {
+    const END: usize = 60 << 20;
+    let mut w = World::new(18, &[]);
+    let root = Ctx::root();
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    let mut model = vec![0u8; END];
+    let mut x = 5u64;
+    let mut random = |below: usize| {
+        x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (x >> 33) as usize % below
+    };
+    let (mut runs, mut alone) = (0, 0);
+    for round in 0..3 {
+        let mut at = 0;
+        while at < END - (1 << 20) {
+            let len = match random(60) {
+                0 => 33 << 10,
+                1..6 => 4096,
+                _ => 1 + random(5000),
+            };
+            let byte = 1 + (runs % 250) as u8;
+            if w.client.try_write(&root, &file, at as u64, &vec![byte; len], Hints::default()).is_none() {
+                write(&mut w, &file, at as u64, len, byte);
+            }
+            model[at..at + len].fill(byte);
+            let same_block = random(30) == 0 && (at + len) % 4096 < 4000;
+            runs += 1;
+            alone += usize::from(len > 32 << 10) + usize::from(same_block);
+            at = if same_block { at + len + 40 } else { (at + len).next_multiple_of(4096) + 4096 * random(8) + 1 };
+        }
+        let (batches, singles) = (sent(&w, "WriteBatch"), sent(&w, "Write"));
+        if round == 1 {
+            w.clock.0.fetch_add(60_000_000_000, SeqCst);
+            for _ in 0..200 {
+                writeback::tick(&w.client.core);
+                w.settle();
+            }
+            assert_eq!(w.client.core.cache.dirty_bytes(), 0);
+        }
+        let op = w.client.fsync(&root, &file, false);
+        assert_eq!(w.run(op), Ok(()), "round {round}");
+        let (batches, singles) = (sent(&w, "WriteBatch") - batches, sent(&w, "Write") - singles);
+        // Some are cut by the end of a stripe, or touch what is dirty from the round before.
+        let few = singles <= alone + runs / 50;
+        assert!(batches * 20 < runs && few, "{runs} runs: {batches} batches, {singles} alone, of {alone}");
+        (runs, alone) = (0, 0);
+        w.client.core.cache.forget(&file.file, ByteRange::ALL, crate::cache::drop::Dirty::Keep);
+        let mut got = Vec::new();
+        while got.len() < END {
+            let op = w.client.read(&root, &file, got.len() as u64, 8 << 20, Hints::default());
+            match w.run(op).unwrap().to_vec() {
+                part if part.is_empty() => break,
+                part => got.extend(part),
+            }
+        }
+        assert!(model[..got.len()] == got[..] && model[got.len()..].iter().all(|b| *b == 0), "round {round}");
+    }
+    drop(file);
+    w.check_clean();
+}

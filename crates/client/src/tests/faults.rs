@@ -5,7 +5,7 @@ use super::company::{Cluster, create, in_cluster, open, read, root};
 use super::world::World;
 use crate::Client;
 use crate::api::{Ctx, Hints, OpenFlags};
-use crate::writeback::FLIGHT_REQUESTS_MAX;
+use crate::writeback::FLIGHT_PARTS_MAX;
 use amphi_env::{Buf, Env};
 use amphi_types::Errno;
 use amphi_wire::XattrMode;
@@ -235,7 +235,7 @@ fn write_back_of_a_removed_file() {
 /// refuses is sent anew. Method: every other 512 bytes of a file, more runs than may be under way, then `fsync`; the same with a refusal.
 #[test]
 fn scattered_runs_are_written_back_in_bounded_numbers() {
-    const RUNS: usize = FLIGHT_REQUESTS_MAX * 5 / 2;
+    const RUNS: usize = FLIGHT_PARTS_MAX * 5 / 2;
     let mut w = World::new(6, &[("writeback.batch", "off")]);
     let root = Ctx::root();
     let file = w.create("f", OpenFlags::READ_WRITE);
@@ -248,10 +248,10 @@ fn scattered_runs_are_written_back_in_bounded_numbers() {
     w.server.refuse_writes = vec![(0, Errno::Again), (1024, Errno::Again)];
     let core = w.client.core.clone();
     let left = crate::writeback::start(&core, &file.file, amphi_types::ByteRange::ALL);
-    assert_eq!((left, core.flight_requests.load(SeqCst)), (true, FLIGHT_REQUESTS_MAX));
+    assert_eq!((left, core.flight_parts.load(SeqCst)), (true, FLIGHT_PARTS_MAX));
     let op = w.client.fsync(&root, &file, false);
     assert_eq!(w.run(op), Ok(()));
-    assert_eq!((core.flight_requests.load(SeqCst), core.cache.dirty_bytes()), (0, 0));
+    assert_eq!((core.flight_parts.load(SeqCst), core.cache.dirty_bytes()), (0, 0));
     core.cache.forget(&file.file, amphi_types::ByteRange::ALL, crate::cache::drop::Dirty::Keep);
     let op = w.client.read(&root, &file, 0, RUNS * 1024, Hints::default());
     let bytes = w.run(op).unwrap().to_vec();

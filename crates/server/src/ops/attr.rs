@@ -4,7 +4,7 @@
 //! with the cut of the objects here; those on other targets follow, and are cut again after a crash until all are.
 
 use super::names::plain_view;
-use super::objects::{gather, trim_everywhere};
+use super::objects::{gather, settle_later, trim_everywhere};
 use crate::cx::Cx;
 use crate::gate::Hold;
 use crate::target::{NameKey, Target};
@@ -191,10 +191,10 @@ impl<E: Env> Cx<E> {
 
     async fn set_size(&self, ino: Ino, set: &SetAttr, size: u64, changing: &mut Changing) -> Result<Reply> {
         let object = ObjectId { ino, stripe: 0 };
-        let (layout, wide, generation, spread) = {
+        let (layout, wide, generation) = {
             let meta = self.target.meta.borrow();
             let inode = meta.inode(ino)?;
-            (inode.layout, inode.wide, inode.generation + 1, inode.spread)
+            (inode.layout, inode.wide, inode.generation + 1)
         };
         let span =
             self.target.spans.take(object, ByteRange::new(size / BLOCK * BLOCK, u64::MAX), Hold::Exclusive).await;
@@ -203,7 +203,7 @@ impl<E: Env> Cx<E> {
         let plan = self.target.data.borrow_mut().plan_truncate(object, size, generation, Resize::Cut)?;
         let plan = self.target.rewrite_edges(plan).await?;
         let order = if plan.points_at_new_data() { Order::AfterData } else { Order::Plain };
-        let (lsn, reply) = {
+        let (lsn, mut view) = {
             let mut txn = Txn::default();
             let mut meta = self.target.meta.borrow_mut();
             if let Err(e) = meta.setattr(&self.cred, ino, set, self.now, &mut txn) {
@@ -211,12 +211,15 @@ impl<E: Env> Cx<E> {
                 return Err(e);
             }
             let freed = self.target.data.borrow_mut().commit_trim(plan, self.now, &mut txn);
-            if !wide {
+            if wide {
+                // What the objects elsewhere keep is known when they are cut: until it is settled, it is gathered.
+                meta.mark_spread(ino, &mut txn)?;
+            } else {
                 let gathered = self.target.gathered(ino);
                 meta.settle(ino, &gathered, &mut txn)?;
             }
             let mut view = plain_view(&meta, ino, meta.inode(ino)?);
-            if spread {
+            if wide {
                 // Every object is cut to the size before the answer is sent.
                 view.attr.size = size;
             }
@@ -228,19 +231,27 @@ impl<E: Env> Cx<E> {
                 self.changed(changing);
                 self.grant_attributes(&view);
             }
-            (lsn, reply)
+            (lsn, view)
         };
         drop(span);
         if !wide {
             drop(landing);
             self.target.zone.written(lsn).await?;
-            return Ok(reply);
+            return Ok(Reply::Inode(view));
         }
         // Objects elsewhere are cut when the new size cannot be lost any more.
         self.target.zone.stable(lsn).await?;
         trim_everywhere(&self.worker, &self.target, ino, &layout, size, generation, self.now).await?;
+        match gather(&self.worker, &self.target, ino, &layout, None).await {
+            Ok(gathered) => view.attr.blocks = gathered.blocks,
+            // The size is set all the same, and who asks later is told.
+            Err(e) => tracing::debug!(%ino, "what a truncated file keeps is not known: {e}"),
+        }
         self.changed(changing);
-        Ok(reply)
+        if !self.target.opens.borrow().has_writer(ino) {
+            settle_later(&self.worker, &self.target, ino);
+        }
+        Ok(Reply::Inode(view))
     }
 
     /// `Request::SetLayout`.

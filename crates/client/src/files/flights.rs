@@ -1,0 +1,124 @@
+//! Bytes of a file that are on their way to the server.
+//!
+//! Owns: which these are. Does not own: when they set out or land (`writeback`, `pipeline`).
+//!
+//! Invariants: a look at a range costs the logarithm of their number, as scattered writes make thousands of small ones: they are
+//! ordered by where they begin, and none is longer than `longest`, so those that begin farther away need not be looked at. They may
+//! overlap, if only while it is being found out how much of one is dirty.
+
+use amphi_types::ByteRange;
+use std::collections::BTreeMap;
+
+/// One of a file, as it was entered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FlightId {
+    start: u64,
+    number: u64,
+}
+
+/// Those of one file.
+#[derive(Debug, Default)]
+pub(crate) struct Flights {
+    /// By where they begin, and their number: where they end.
+    ends: BTreeMap<(u64, u64), u64>,
+    /// None is longer, bytes.
+    longest: u64,
+    last_number: u64,
+    /// From this offset on nothing may set out: a truncate is under way.
+    pub(crate) frozen_from: Option<u64>,
+}
+
+impl Flights {
+    /// Enters one.
+    pub(crate) fn begin(&mut self, range: ByteRange) -> FlightId {
+        self.last_number += 1;
+        let id = FlightId { start: range.start, number: self.last_number };
+        self.put(id, range)
+    }
+
+    /// It is of these bytes; returns what it is called now.
+    pub(crate) fn narrow(&mut self, id: FlightId, range: ByteRange) -> FlightId {
+        match self.ends.remove(&(id.start, id.number)) {
+            Some(_) => self.put(id, range),
+            None => id,
+        }
+    }
+
+    fn put(&mut self, id: FlightId, range: ByteRange) -> FlightId {
+        let id = FlightId { start: range.start, ..id };
+        self.ends.insert((id.start, id.number), range.end);
+        self.longest = self.longest.max(range.len());
+        id
+    }
+
+    /// It has ended, however it did.
+    pub(crate) fn end(&mut self, id: FlightId) {
+        self.ends.remove(&(id.start, id.number));
+        if self.ends.is_empty() {
+            self.longest = 0;
+        }
+    }
+
+    /// Whether any has bytes of `range`.
+    pub(crate) fn overlap(&self, range: ByteRange) -> bool {
+        !range.is_empty()
+            && self
+                .ends
+                .range(..(range.end, 0))
+                .rev()
+                .take_while(|((start, _), _)| start.saturating_add(self.longest) > range.start)
+                .any(|(_, end)| *end > range.start)
+    }
+
+    /// Where the last byte ends; 0 without any.
+    pub(crate) fn last_end(&self) -> u64 {
+        self.ends.values().copied().max().unwrap_or(0)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: what overlaps and where the last one ends is right whatever begins, is narrowed and ends. Method: random steps against a list,
+    /// short and long ones, many at the same place.
+    #[test]
+    fn as_a_list() {
+        let mut x = 7u64;
+        let mut random = |below: u64| {
+            x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (x >> 33) % below
+        };
+        let (mut flights, mut list) = (Flights::default(), Vec::<(FlightId, ByteRange)>::new());
+        for step in 0..20_000 {
+            let len = if random(20) == 0 { 1 + random(400) } else { 1 + random(8) };
+            let range = ByteRange::at(random(500), len);
+            match random(5) {
+                0 | 1 if list.len() < 40 => list.push((flights.begin(range), range)),
+                2 if !list.is_empty() => {
+                    let at = random(list.len() as u64) as usize;
+                    let (id, old) = list[at];
+                    let start = old.start + random(old.len());
+                    let new = ByteRange::new(start, start + 1 + random(old.end - start));
+                    list[at] = (flights.narrow(id, new), new);
+                }
+                3 if !list.is_empty() => {
+                    let (id, _) = list.swap_remove(random(list.len() as u64) as usize);
+                    flights.end(id);
+                }
+                _ if random(300) == 0 => list.drain(..).for_each(|(id, _)| flights.end(id)),
+                _ => {}
+            }
+            let expected = list.iter().any(|(_, r)| r.overlaps(&range));
+            assert_eq!(flights.overlap(range), expected, "step {step}: {range:?} of {list:?}");
+            assert!(!flights.overlap(ByteRange::new(range.start, range.start)));
+            assert_eq!(flights.last_end(), list.iter().map(|(_, r)| r.end).max().unwrap_or(0));
+            assert_eq!(flights.is_empty(), list.is_empty());
+        }
+    }
+}
