@@ -103,7 +103,7 @@ knobs! {
     AgeMs = "writeback.age_ms", Number, 5000, 10 => 3_600_000, "dirty bytes leave after this time";
     WriteMax = "writeback.max_bytes", Bytes, 4 * M, 64 * K => 64 * M, "largest write-back request";
     Lend = "writeback.lend", Switch, 1, 0 => 1, "whole dirty units that lie in one piece of memory leave without being copied";
-    Batch = "writeback.batch", Switch, 1, 0 => 1, "dirty bytes of several small files leave in one request";
+    Batch = "writeback.batch", Switch, 1, 0 => 1, "dirty bytes of several small files, or short runs of one file, leave in one request";
     SmallBytes = "writeback.small_bytes", Bytes, 64 * K, 4 * K => M, "files with at most so many dirty bytes leave together";
     FlightBytes = "writeback.flight_bytes", Bytes, 64 * M, M => 16 * G, "bytes of write-back under way";
     PipelineBytes = "writeback.pipeline_bytes", Bytes, 32 * M, 0 => 16 * G, "memory of direct writes to a file that may be on their way after the calls have returned; 0 = none";

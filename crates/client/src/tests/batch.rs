@@ -317,7 +317,7 @@ fn scattered_runs_leave_together() {
         let mut at = 0;
         while at < END - (1 << 20) {
             let len = match random(60) {
-                0 => 33 << 10,
+                0 => 13 << 10,
                 1..6 => 4096,
                 _ => 1 + random(5000),
             };
@@ -328,7 +328,7 @@ fn scattered_runs_leave_together() {
             model[at..at + len].fill(byte);
             let same_block = random(30) == 0 && (at + len) % 4096 < 4000;
             runs += 1;
-            alone += usize::from(len > 32 << 10) + usize::from(same_block);
+            alone += usize::from(len > 12 << 10) + usize::from(same_block);
             at = if same_block { at + len + 40 } else { (at + len).next_multiple_of(4096) + 4096 * random(8) + 1 };
         }
         let (batches, singles) = (sent(&w, "WriteBatch"), sent(&w, "Write"));
