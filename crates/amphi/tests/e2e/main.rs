@@ -12,6 +12,7 @@ mod file_locks;
 mod front_end;
 mod fsx;
 mod give_up;
+mod handles;
 mod harness;
 mod ioctl;
 mod mapped;

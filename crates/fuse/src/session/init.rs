@@ -20,6 +20,7 @@ use zerocopy::IntoBytes;
 /// Flags we answer if offered.
 const WANTED: u64 = flag::ASYNC_READ
     | flag::ATOMIC_O_TRUNC
+    | flag::EXPORT_SUPPORT
     | flag::BIG_WRITES
     | flag::DO_READDIRPLUS
     | flag::READDIRPLUS_AUTO
