@@ -6,13 +6,12 @@
 //! The receive buffer is one allocation: the head of a WRITE ends where its payload begins, so one `read` puts the payload into memory
 //! that a disk or a peer can use as it is. For that it has to lie in its page where it lies in its block of the file: at the boundary
 //! (`PAYLOAD_AT`), or behind it by where the last WRITE ended in its block (`Ahead`), for streams of odd lengths and files with a head of
-//! a few bytes. After a WRITE of just one
-//! unit the next `read` puts the first bytes behind the head into the spare unit, whose memory the cache can keep. If the request
-//! is another one, these bytes are copied to where they belong, and nobody sees the difference.
+//! a few bytes. After a WRITE of just one unit the next `read` puts the first bytes behind the head into the spare unit, whose memory the
+//! cache can keep. If the request is another one, these bytes are copied to where they belong, and nobody sees the difference.
 //!
 //! Invariants: the window of the buffer is the request, but for the payload when that lies in the unit; then it is one whole
-//! unit. The numbers behind it: a payload of 4 MiB in the wrong place is copied, by the one who serves the disk; copying 64 KiB takes 3 us, in memory that is in no cache of the processor 8 us, of the 13 us that a write which
-//! does nothing takes.
+//! unit. The numbers behind it: streams of 16 MiB and 8 bytes are written 1.25 times as fast over a socket where their payload lies right;
+//! copying 64 KiB takes 3 us, in memory that is in no cache of the processor 8 us, of the 13 us that a write which does nothing takes.
 
 use crate::Buf;
 use crate::data::{PAYLOAD_AT, TAKE_COPY_MAX_BYTES};
@@ -342,10 +341,8 @@ mod tests {
                 assert!(payload == &request[WRITE_HEAD_BYTES..], "round {round}");
                 if expected {
                     assert_eq!(payload.as_ptr() as u64 % 4096, offset % 4096, "round {round}");
-                    let behind = memory.room().end - memory.window().end;
-                    assert!(
-                        (memory.window().end + behind) as u64 >= (memory.window().end as u64).next_multiple_of(4096)
-                    );
+                    let whole = memory.window().end.next_multiple_of(4096);
+                    assert!(memory.room().end >= whole, "round {round}: no room for the last block");
                 }
             }
             end += len as u64;

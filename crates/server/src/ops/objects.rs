@@ -331,8 +331,11 @@ pub async fn resume_pending<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E
             let env = worker.env.clone();
             let mut cut = Box::pin(async move {
                 let _guard = target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
-                if let Err(e) = trim_everywhere(&worker, &target, ino, &layout, size, generation, mtime).await {
-                    tracing::error!("{}: cutting inode {ino} failed: {e}; the next start tries again", target.id);
+                match trim_everywhere(&worker, &target, ino, &layout, size, generation, mtime).await {
+                    Ok(()) => settle_later(&worker, &target, ino),
+                    Err(e) => {
+                        tracing::error!("{}: cutting inode {ino} failed: {e}; the next start tries again", target.id);
+                    }
                 }
             });
             if cut.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
