@@ -265,13 +265,13 @@ async fn write(core: &Arc<Core>, flights: &[Flight], payload: Buf) -> Result<Vec
     };
     let parts: Vec<BatchPart> = flights.iter().map(part).collect();
     let target = flights.first().map_or(TargetId(0), |f| f.file.layout().target(f.file.ino, f.object.stripe));
-    let op = Request::WriteBatch { parts };
+    let (bytes, op) = (payload.len() as u64, Request::WriteBatch { parts });
     let (answer, _) = core.send(Lane::Urgent, target, &Cred::root(), op, Some(payload), 0).await?;
     let contended = answer.contended_places().filter_map(|at| flights.get(at));
     contended.for_each(|flight| core.note_contention(&flight.file, true));
     match answer.result? {
         Reply::WrittenBatch(results) => {
-            core.room.ended(target, results.iter());
+            core.room.ended(target, results.iter(), bytes);
             Ok(results)
         }
         other => Err(unexpected(&other)),

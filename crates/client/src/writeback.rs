@@ -244,7 +244,7 @@ async fn send_piece(
     core.stats.bytes(Count::WriteCall, core.clock.now_ns().saturating_sub(start_ns));
     core.note_contention(file, answer.contended);
     if answer.result == Err(Errno::NoSpace) {
-        core.room.ended(target, [Err(Errno::NoSpace)].iter());
+        core.room.ended(target, [Err(Errno::NoSpace)].iter(), 0);
     }
     match answer.result? {
         Reply::Written { roomy } => {

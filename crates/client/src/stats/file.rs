@@ -19,7 +19,7 @@ macro_rules! events {
 
 events! {
     Call = "server_calls", "A message was sent for it alone.";
-    Batch = "batch_requests", "A message was sent for it together with other files.";
+    Batch = "batch_requests", "A message was sent for it together with other files, or for several short runs of it.";
     LockEnqueue = "lock_enqueue", "Of those for it alone: a lock was asked for, ahead or for a group too.";
     LockCallback = "lock_callback", "A server asked for one of its locks back.";
     Contended = "contended_told", "A server said that others want it too.";
