@@ -239,16 +239,16 @@ async fn send_piece(
     };
     let op = Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid };
     let target = layout.target(file.ino, object.stripe);
-    let start_ns = core.clock.now_ns();
+    let (bytes, start_ns) = (buf.len() as u64, core.clock.now_ns());
     let (answer, _) = core.send(lane, target, &Cred::root(), op, Some(buf), 0).await?;
     core.stats.bytes(Count::WriteCall, core.clock.now_ns().saturating_sub(start_ns));
     core.note_contention(file, answer.contended);
     if answer.result == Err(Errno::NoSpace) {
-        core.room.ended(target, [Err(Errno::NoSpace)].iter(), 0);
+        core.room.refused(target, bytes);
     }
     match answer.result? {
         Reply::Written { roomy } => {
-            core.room.taken(target, roomy);
+            core.room.taken(target, bytes, roomy);
             if let WriteKind::Direct { .. } = kind {
                 file.touched_past_cache(mtime);
             }
