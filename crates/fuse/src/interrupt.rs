@@ -121,6 +121,11 @@ impl InHand {
         }
     }
 
+    /// Whether `unique` is in hand, or is to be answered later.
+    pub(crate) fn holds(&self, unique: u64) -> bool {
+        self.slots.lock().iter().any(|s| s.current.load(SeqCst) == unique) || self.late.holds(unique)
+    }
+
     /// The caller of `unique` got a signal.
     pub(crate) fn interrupt(&self, unique: u64) {
         if self.fire_if_in_hand(unique) {

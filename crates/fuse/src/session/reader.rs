@@ -12,6 +12,7 @@ use crate::dispatch::{Lent, forget, handle};
 use crate::interrupt::Slot;
 use crate::kernel::opcode::Opcode;
 use crate::kernel::structs::InHeader;
+use crate::later::Late;
 use crate::reply::ReplyTo;
 use crate::request::{BeforeBlocking, Operation, parse};
 use crate::{Caller, mount};
@@ -234,7 +235,7 @@ impl Reader {
         match parse(self.receive.request()) {
             Ok(request) => match request.op {
                 Operation::Interrupt { target } => match self.shared.pool.unpark(target) {
-                    Some(p) => ReplyTo { device: p.device.as_fd(), unique: target }.error(Errno::Intr),
+                    Some(p) => ReplyTo::Device { device: p.device.as_fd(), unique: target }.error(Errno::Intr),
                     None => self.shared.in_hand.interrupt(target),
                 },
                 _ => {
@@ -252,7 +253,7 @@ impl Reader {
     /// Handles the request in the receive buffer and answers it on `device`.
     fn work(&mut self, device: &Arc<OwnedFd>) {
         let Ok((header, _)) = InHeader::read_from_prefix(self.receive.request()) else { return };
-        let to = ReplyTo { device: device.as_fd(), unique: header.unique };
+        let to = ReplyTo::Device { device: device.as_fd(), unique: header.unique };
         let interrupt = self.shared.in_hand.enter(&self.slot, header.unique);
         let hook = Hook(&self.shared);
         let caller = Caller {
@@ -264,12 +265,12 @@ impl Reader {
             before_blocking: Some(&hook),
         };
         let answered = AtomicBool::new(false);
-        let late = (device, &self.shared.in_hand.late);
+        let late = (Late::Device(device), &self.shared.in_hand.late);
         let (receive, unit) = self.receive.memory();
-        let lent = Lent { receive, unit, listing: &mut self.listing, answered: &answered, late };
+        let lent = Lent { receive, unit, listing: &mut self.listing, answered: &answered, late, stays: false };
         let fs = &*self.shared.fs;
         let begin_ns = monotonic_ns();
-        if catch_unwind(AssertUnwindSafe(|| handle(fs, caller, lent, &to))).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| drop(handle(fs, caller, lent, &to)))).is_err() {
             tracing::error!(opcode = header.opcode, "the handler of a request panicked");
             if !answered.load(Ordering::Relaxed) {
                 to.error(Errno::Io);
