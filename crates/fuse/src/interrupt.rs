@@ -101,15 +101,22 @@ impl InHand {
     /// The thread of `slot` takes request `unique` in hand.
     pub(crate) fn enter(&self, slot: &Arc<Slot>, unique: u64) -> Interrupt {
         slot.current.store(unique, SeqCst);
-        if self.early_len.load(SeqCst) != 0 {
-            let mut early = self.early.lock();
-            if let Some(at) = early.iter().position(|&u| u == unique) {
-                early.remove(at);
-                self.early_len.store(early.len(), SeqCst);
-                slot.fire(unique);
-            }
+        if self.take_early(unique) {
+            slot.fire(unique);
         }
         Interrupt { slot: slot.clone(), unique }
+    }
+
+    /// Whether the interrupt of `unique` came before anybody had it in hand. It does not count a second time.
+    pub(crate) fn take_early(&self, unique: u64) -> bool {
+        if self.early_len.load(SeqCst) == 0 {
+            return false;
+        }
+        let mut early = self.early.lock();
+        let Some(at) = early.iter().position(|&u| u == unique) else { return false };
+        early.remove(at);
+        self.early_len.store(early.len(), SeqCst);
+        true
     }
 
     /// The request of `slot` is answered.

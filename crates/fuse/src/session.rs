@@ -26,6 +26,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+/// So often an unmount that finds the mount busy is tried again once no call of the ring's own can be what keeps it busy.
+const RING_RESTS: usize = 3;
+
 /// Settings of a mount.
 #[derive(Clone, Debug)]
 pub struct SessionConfig {
@@ -150,7 +153,11 @@ impl Session {
             died: AtomicBool::new(false),
         });
         let session = Session { shared, mount_point };
-        let for_ring = session.shared.ring.as_ref().map_or(Ok(()), |ring| ring::start(&session.shared, ring, entries));
+        let for_ring = session
+            .shared
+            .ring
+            .as_ref()
+            .map_or(Ok(()), |ring| ring::start(&session.shared, ring, entries, session.mount_point()));
         if let Err(e) = for_ring.and_then(|()| reader::start_first(&session.shared)) {
             session.mount_point.unmount_by_force();
             return Err(MountError::Threads(e));
@@ -213,10 +220,15 @@ impl Drop for Session {
 impl Unmounter {
     /// Ends the mount if nobody uses it; a mount that has already ended is fine.
     pub fn unmount(&self) -> Result<(), MountError> {
-        if self.unmounted_already() {
-            return Ok(());
+        let unmount = || if self.unmounted_already() { Ok(()) } else { self.mount_point.unmount() };
+        let mut done = unmount();
+        for ring in self.shared.ring.iter().flat_map(|ring| [ring; RING_RESTS]) {
+            if matches!(done, Err(MountError::Busy(_))) {
+                ring.rests();
+                done = unmount();
+            }
         }
-        self.mount_point.unmount()
+        done
     }
 
     /// Then whatever is mounted at the path now is somebody else's.

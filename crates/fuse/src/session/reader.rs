@@ -162,7 +162,13 @@ impl Reader {
                 Next::Park => {
                     let bytes = self.receive.detach();
                     match self.shared.pool.park(Parked { device, unique, bytes }) {
-                        None => continue,
+                        None => {
+                            // Another thread may have read its interrupt before it lay there.
+                            if self.shared.in_hand.take_early(unique) {
+                                self.interrupt_parked(unique);
+                            }
+                            continue;
+                        }
                         Some(parked) => {
                             self.receive.attach(parked.bytes);
                             device = parked.device;
@@ -234,10 +240,12 @@ impl Reader {
         }
         match parse(self.receive.request()) {
             Ok(request) => match request.op {
-                Operation::Interrupt { target } => match self.shared.pool.unpark(target) {
-                    Some(p) => ReplyTo::Device { device: p.device.as_fd(), unique: target }.error(Errno::Intr),
-                    None => self.shared.in_hand.interrupt(target),
-                },
+                Operation::Interrupt { target } if self.interrupt_parked(target) => {}
+                Operation::Interrupt { target } => {
+                    self.shared.in_hand.interrupt(target);
+                    // It may have been put aside meanwhile, by one who saw no interrupt yet.
+                    self.interrupt_parked(target);
+                }
                 _ => {
                     let done = catch_unwind(AssertUnwindSafe(|| forget(&*self.shared.fs, &request)));
                     if done.is_err() {
@@ -248,6 +256,13 @@ impl Reader {
             Err(e) => tracing::warn!(unique = e.unique, "malformed request without reply"),
         }
         true
+    }
+
+    /// Answers request `unique` that its caller got a signal, if it waits for a thread. Whether it did.
+    fn interrupt_parked(&self, unique: u64) -> bool {
+        let parked = self.shared.pool.unpark(unique);
+        parked.iter().for_each(|p| ReplyTo::Device { device: p.device.as_fd(), unique }.error(Errno::Intr));
+        parked.is_some()
     }
 
     /// Handles the request in the receive buffer and answers it on `device`.

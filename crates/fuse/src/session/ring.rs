@@ -1,7 +1,7 @@
 //! `Ring`: requests that come through io_uring, each to a thread on the core of its caller.
 //!
 //! Owns: the queues, one for each core the machine may have, how many threads serve each, and their end. Does not own: an entry's memory and the
-//! words it exchanges with the kernel (`entry`), what a thread does with a request (`serve`), signals that the kernel does not tell of (`missed`).
+//! words it exchanges with the kernel (`entry`), what a thread does with a request (`serve`), what the kernel forgets (`watch`).
 //!
 //! The number behind it: who reads the device sleeps on some core, and the one who calls on another; to wake a sleeping core takes 30 to 60 us. The
 //! kernel gives a request of this kind to a thread that is bound to the core of the caller: one core goes from one to the
@@ -13,17 +13,18 @@
 //! would hang up processes that end: the kernel lets them wait for the answer to their last FLUSH, come what may.
 
 mod entry;
-mod missed;
 mod serve;
+mod watch;
 
 use super::Shared;
 pub(super) use entry::Entry;
-use missed::Missed;
 use parking_lot::{Condvar, Mutex};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use watch::Watch;
 
 /// Payload of the largest request, bytes: it is copied once more on its way and has to stay in the processor's cache meanwhile. Reads of 1 MiB
 /// come at 2.3 GB/s in such pieces, in larger ones at 1.7; smaller ones slow reads past the cache.
@@ -35,6 +36,8 @@ const PAGE: usize = 4096;
 struct Queue {
     /// Entries that wait for a request.
     waiting: AtomicUsize,
+    /// How many new entries it has got, if none has come back since and found nothing (`watch`); else 0.
+    short: AtomicU64,
 }
 
 /// The queues of a session.
@@ -47,7 +50,12 @@ pub(super) struct Ring {
     threads: Mutex<usize>,
     empty: Condvar,
     ended: AtomicBool,
-    missed: Missed,
+    watch: Watch,
+    /// Threads that call only to make an entry come back, and how many there are.
+    nudgers: Mutex<Vec<u32>>,
+    nudging: AtomicUsize,
+    /// Entries that came later.
+    later: AtomicU64,
     /// That there will be no more threads was said.
     warned: AtomicBool,
 }
@@ -73,7 +81,10 @@ impl Ring {
             threads: Mutex::new(0),
             empty: Condvar::new(),
             ended: AtomicBool::new(false),
-            missed: Missed::default(),
+            watch: Watch::default(),
+            nudgers: Mutex::default(),
+            nudging: AtomicUsize::new(0),
+            later: AtomicU64::new(0),
             warned: AtomicBool::new(false),
         }
     }
@@ -97,24 +108,45 @@ impl Ring {
         self.busy.fetch_add(1, SeqCst);
     }
 
+    fn short_queues(&self) -> Vec<usize> {
+        (0..self.queues.len()).filter(|&queue| self.queues[queue].short.load(SeqCst) != 0).collect()
+    }
+
+    /// Waits until the watch has had its turn, and none of its calls is under way: those need the mount.
+    pub(super) fn rests(&self) {
+        self.watch.rests(self);
+    }
+
+    /// Whether `tid` calls only to make an entry come back.
+    fn is_nudge(&self, tid: u32) -> bool {
+        self.nudging.load(SeqCst) > 0 && self.nudgers.lock().contains(&tid)
+    }
+
     fn is_alone(&self) -> bool {
         self.busy.load(SeqCst) <= 1
     }
 }
 
-/// Starts a thread for each of `entries`, and the look-out.
-pub(super) fn start(shared: &Arc<Shared>, ring: &Arc<Ring>, entries: Vec<Entry>) -> io::Result<()> {
+/// Starts a thread for each of `entries`, and the watch over what is mounted at `mount`.
+pub(super) fn start(shared: &Arc<Shared>, ring: &Arc<Ring>, entries: Vec<Entry>, mount: &Path) -> io::Result<()> {
     *ring.threads.lock() += 1;
-    let (for_look_out, counted) = (shared.clone(), Counted(ring.clone()));
-    let look_out = move || {
-        counted.0.missed.run(&for_look_out.in_hand);
-        drop(for_look_out);
+    let (for_watch, counted, mount) = (shared.clone(), Counted(ring.clone()), mount.to_path_buf());
+    let watch = move || {
+        counted.0.watch.run(&counted.0, &for_watch.in_hand, &mount);
+        drop(for_watch);
     };
-    std::thread::Builder::new().name("amphi-fuse-look".into()).spawn(look_out)?;
-    entries.into_iter().try_for_each(|entry| start_one(shared, ring, entry))
+    std::thread::Builder::new().name("amphi-fuse-ring".into()).spawn(watch)?;
+    entries.into_iter().try_for_each(|entry| start_one(shared, ring, entry, Since::Begin))
 }
 
-fn start_one(shared: &Arc<Shared>, ring: &Arc<Ring>, entry: Entry) -> io::Result<()> {
+/// Whether an entry was there before the first request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Since {
+    Begin,
+    Later,
+}
+
+fn start_one(shared: &Arc<Shared>, ring: &Arc<Ring>, entry: Entry, since: Since) -> io::Result<()> {
     let queue = entry.queue();
     *ring.threads.lock() += 1;
     ring.queues[queue].waiting.fetch_add(1, SeqCst);
@@ -122,7 +154,7 @@ fn start_one(shared: &Arc<Shared>, ring: &Arc<Ring>, entry: Entry) -> io::Result
     let spawned = std::thread::Builder::new().name(format!("amphi-fuse-{queue}")).spawn(move || {
         // Last of all, when the file system is let go of.
         let _counted = Counted(for_thread.clone());
-        serve::run(&shared, &for_thread, entry);
+        serve::run(&shared, &for_thread, entry, since);
         drop(shared);
     });
     spawned.map(drop).inspect_err(|_| {
@@ -136,7 +168,7 @@ fn ensure_waiting(shared: &Arc<Shared>, ring: &Arc<Ring>, queue: usize) {
     if ring.queues[queue].waiting.load(SeqCst) > 0 || ring.ended.load(SeqCst) {
         return;
     }
-    let started = Entry::new(queue, ring.payload_bytes).and_then(|entry| start_one(shared, ring, entry));
+    let started = Entry::new(queue, ring.payload_bytes).and_then(|entry| start_one(shared, ring, entry, Since::Later));
     if let Err(e) = started
         && !ring.warned.swap(true, SeqCst)
     {

@@ -114,6 +114,11 @@ impl Entry {
         retry(|| self.ring.submit().map(drop))
     }
 
+    /// Whether a request has come.
+    pub(super) fn has_come(&mut self) -> bool {
+        !self.ring.completion().is_empty()
+    }
+
     /// Hands over what was pushed and waits for a request; its bytes are then `memory`'s.
     ///
     /// Errors: the kernel's; the entry is lost then.

@@ -4,7 +4,7 @@
 //! then does not count as a handler at work.
 
 use super::entry::Entry;
-use super::{Ring, ensure_waiting};
+use super::{Ring, Since, ensure_waiting};
 use crate::Caller;
 use crate::dispatch::{Answered, Lent, handle};
 use crate::interrupt::Slot;
@@ -31,7 +31,7 @@ struct Hook<'a> {
 impl BeforeBlocking for Hook<'_> {
     /// Another entry waits already: nobody need be woken to take the next request.
     fn before_blocking(&self) {
-        self.ring.missed.waits(self.tid, self.unique);
+        self.ring.watch.waits(self.tid, self.unique);
     }
 
     fn is_alone(&self) -> bool {
@@ -40,12 +40,17 @@ impl BeforeBlocking for Hook<'_> {
 }
 
 /// Serves requests until the mount ends.
-pub(super) fn run(shared: &Arc<Shared>, ring: &Arc<Ring>, mut entry: Entry) {
+pub(super) fn run(shared: &Arc<Shared>, ring: &Arc<Ring>, mut entry: Entry, since: Since) {
     let queue = entry.queue();
     stay_on(queue);
     let slot = shared.in_hand.add_slot();
     let mut server = Server { shared, ring, slot: &slot, listing: Vec::new(), staged: RefCell::default() };
     let mut pushed = entry.register(&shared.device);
+    if since == Since::Later && pushed.is_ok() {
+        pushed = entry.submit();
+        ring.queues[queue].short.store(ring.later.fetch_add(1, SeqCst) + 1, SeqCst);
+        ring.watch.is_short();
+    }
     let ended = loop {
         if let Err(e) = pushed.and_then(|()| entry.wait()) {
             break e;
@@ -54,8 +59,13 @@ pub(super) fn run(shared: &Arc<Shared>, ring: &Arc<Ring>, mut entry: Entry) {
         ring.queues[queue].waiting.fetch_add(1, SeqCst);
         pushed = entry.commit(&shared.device, &server.staged.borrow());
         // What the reply lends the kernel is held until it has the reply, not until the next request.
-        if pushed.is_ok() && reply.is_some() {
+        let short = ring.queues[queue].short.load(SeqCst);
+        if pushed.is_ok() && (short != 0 || reply.is_some()) {
             pushed = entry.submit();
+            if short != 0 && !entry.has_come() {
+                // Unless there is an even newer entry by now.
+                let _ = ring.queues[queue].short.compare_exchange(short, 0, SeqCst, SeqCst);
+            }
         }
         drop(reply);
     };
@@ -64,7 +74,7 @@ pub(super) fn run(shared: &Arc<Shared>, ring: &Arc<Ring>, mut entry: Entry) {
     let over = [Raw::NOTCONN, Raw::CONNABORTED, Raw::NODEV, Raw::CANCELED];
     if over.iter().any(|r| ended.raw_os_error() == Some(r.raw_os_error())) {
         ring.ended.store(true, SeqCst);
-        ring.missed.end();
+        ring.watch.end();
     } else {
         tracing::warn!(error = %ended, "the kernel refused a reply");
         ensure_waiting(shared, ring, queue);
@@ -72,7 +82,7 @@ pub(super) fn run(shared: &Arc<Shared>, ring: &Arc<Ring>, mut entry: Entry) {
 }
 
 /// Binds this thread to the core whose callers it serves; best effort.
-fn stay_on(core: usize) {
+pub(super) fn stay_on(core: usize) {
     if core < CpuSet::MAX_CPU {
         let mut one = CpuSet::new();
         one.set(core);
@@ -95,7 +105,10 @@ impl<'a> Server<'a> {
         ensure_waiting(self.shared, self.ring, entry.queue());
         let (header, is_whole) = entry.put_together();
         let owed = OnceCell::new();
-        let told = if is_whole {
+        let told = if self.ring.is_nudge(header.pid) {
+            self.staged.get_mut().set(-Errno::Intr.raw(), &[]);
+            None
+        } else if is_whole {
             self.work(entry, &header, &owed)
         } else {
             self.staged.get_mut().set(-Errno::Io.raw(), &[]);
@@ -103,7 +116,7 @@ impl<'a> Server<'a> {
         };
         self.ring.busy.fetch_sub(1, SeqCst);
         if let Some(owed) = owed.into_inner() {
-            self.ring.missed.waits(header.pid, header.unique);
+            self.ring.watch.waits(header.pid, header.unique);
             *self.staged.get_mut() = owed.wait();
         }
         told
