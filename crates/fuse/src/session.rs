@@ -101,7 +101,7 @@ struct Shared {
     /// The device that was mounted; notifications go through it.
     device: Arc<OwnedFd>,
     in_hand: InHand,
-    pool: Pool,
+    pool: Arc<Pool>,
     /// The queues, if requests come through io_uring.
     ring: Option<Arc<Ring>>,
     config: SessionConfig,
@@ -144,7 +144,7 @@ impl Session {
             fs,
             device,
             in_hand: InHand::default(),
-            pool: Pool::new(config.threads_max.max(2), config.threads_idle_max, cores),
+            pool: Arc::new(Pool::new(config.threads_max.max(2), config.threads_idle_max, cores)),
             ring: limits.ring.then(|| Arc::new(Ring::new(&entries))),
             config,
             limits,

@@ -5,7 +5,7 @@
 //! Does not own: the memory that requests arrive in (`receive`).
 
 use super::polling::Polling;
-use super::pool::{Idle, Next, Parked};
+use super::pool::{Idle, Next, Parked, Pool};
 use super::receive::Receive;
 use super::{Shared, monotonic_ns};
 use crate::dispatch::{Lent, forget, handle};
@@ -47,8 +47,9 @@ fn start_or_warn(shared: &Arc<Shared>) {
 fn start(shared: &Arc<Shared>, device: Option<Arc<OwnedFd>>) -> io::Result<()> {
     let for_thread = shared.clone();
     let spawned = std::thread::Builder::new().name("amphi-fuse".into()).spawn(move || {
+        let pool = for_thread.pool.clone();
+        let mut count = Counted { shared: Some(for_thread.clone()), pool, reading: true };
         let shared = for_thread;
-        let mut count = Counted { shared: shared.clone(), reading: true };
         // A clone that cannot be had is no reason to serve less: devices may be shared.
         let device = device
             .or_else(|| mount::clone_device(&shared.device, OFlags::empty()).map(Arc::new).ok())
@@ -73,13 +74,16 @@ fn start(shared: &Arc<Shared>, device: Option<Arc<OwnedFd>>) -> io::Result<()> {
 
 /// Takes the thread out of the pool's count however it ends.
 struct Counted {
-    shared: Arc<Shared>,
+    /// Let go of before anybody hears that the thread has ended.
+    shared: Option<Arc<Shared>>,
+    pool: Arc<Pool>,
     reading: bool,
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.shared.pool.thread_ended(self.reading);
+        self.shared = None;
+        self.pool.thread_ended(self.reading);
     }
 }
 
