@@ -362,8 +362,6 @@ pub struct MountOptions {
     pub dir: PathBuf,
     /// Polling of `/dev/fuse` before a reader sleeps.
     pub spin: Duration,
-    /// Whether requests come through io_uring.
-    pub ring: bool,
     /// Other users may use the mount.
     pub allow_other: bool,
 }
@@ -376,7 +374,6 @@ pub fn mount(client: Client, options: &MountOptions, ended: mpsc::Sender<()>) ->
         allow_other: options.allow_other,
         default_permissions: true,
         spin: options.spin,
-        ring: options.ring,
         ..SessionConfig::default()
     };
     let session = Session::mount(Arc::new(ClientFs::new(client)), &options.dir, config).map_err(mount_failure)?;

@@ -24,8 +24,6 @@ pub struct Payload<'a> {
     buf: &'a mut Buf,
     len: usize,
     is_unit: bool,
-    /// The memory has to stay where it is, and the copy of it shall lie this far behind the begin of a page.
-    stays: Option<usize>,
 }
 
 impl<'a> Payload<'a> {
@@ -34,18 +32,13 @@ impl<'a> Payload<'a> {
         let head = WRITE_HEAD_BYTES.min(buf.len());
         let len = len.min(buf.len() - head);
         buf.narrow(head..head + len);
-        Payload { buf, len, is_unit: false, stays: None }
-    }
-
-    /// As `new`, in memory that the kernel writes the next request to as well; `offset`: of the first byte in its file.
-    pub(crate) fn that_stays(buf: &'a mut Buf, len: usize, offset: u64) -> Payload<'a> {
-        Payload { stays: Some((offset % PAYLOAD_AT as u64) as usize), ..Payload::new(buf, len) }
+        Payload { buf, len, is_unit: false }
     }
 
     /// All of `unit`, memory of `UNIT_BYTES`.
     pub(crate) fn of_unit(unit: &'a mut Buf) -> Payload<'a> {
         let len = unit.len();
-        Payload { buf: unit, len, is_unit: true, stays: None }
+        Payload { buf: unit, len, is_unit: true }
     }
 
     /// The memory of `UNIT_BYTES` that the data is, if it lies in memory of its own. Whoever keeps it leaves other memory of
@@ -55,14 +48,9 @@ impl<'a> Payload<'a> {
     }
 
     /// The data as an owned buffer. Its first byte lies at a page boundary, or in its page where it was expected to lie in its block of the
-    /// file. Large ones that were read from the device are not copied: the
+    /// file. Large ones are not copied: the
     /// buffer then owns the whole receive memory (more than its length), so do not keep it for long.
     pub fn into_buf(self) -> Buf {
-        if let Some(in_page) = self.stays {
-            let mut copy = Buf::scratch_padded(in_page, self.len);
-            copy.copy_from_slice(self.buf);
-            return copy;
-        }
         if self.len <= TAKE_COPY_MAX_BYTES {
             return Buf::copy_of(self.buf);
         }
@@ -154,17 +142,6 @@ impl<'a> ReadSink<'a> {
     /// Whether there is no data yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    /// Puts all bytes behind each other in the lent memory; returns how many.
-    pub(crate) fn gather(self) -> usize {
-        let mut at = self.filled;
-        for piece in &self.given {
-            let bytes = piece.bytes();
-            self.buf[at..at + bytes.len()].copy_from_slice(bytes);
-            at += bytes.len();
-        }
-        at
     }
 
     /// The pieces in order.

@@ -5,11 +5,12 @@
 use crate::data::{Payload, ReadSink};
 use crate::file_system::{Entry, OpenReply};
 use crate::kernel::structs as k;
-use crate::later::{Late, LateTable, Later};
+use crate::later::{LateTable, Later};
 use crate::reply::{ReplyTo, absent_out, attr_out, entry_out, lk_out, open_out, statfs_out, statx_out};
 use crate::request::{Operation as Op, Request};
 use crate::{Buf, Caller, DirSink, FileSystem};
 use amphi_types::{Errno, Ino, Result};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use zerocopy::{FromBytes, IntoBytes};
@@ -27,10 +28,8 @@ pub(crate) struct Lent<'a> {
     pub listing: &'a mut Vec<u8>,
     /// Set once a reply went out, also if the handler panics later.
     pub answered: &'a AtomicBool,
-    /// Where an answer that takes its time goes, and the table of such requests.
-    pub late: (Late<'a>, &'a Arc<LateTable>),
-    /// The receive buffer is the kernel's to write to again: nobody may take it away.
-    pub stays: bool,
+    /// The device the request was read from, and the table of requests that are answered later.
+    pub late: (&'a Arc<OwnedFd>, &'a Arc<LateTable>),
 }
 
 fn send<T: AsRef<[u8]>>(to: &ReplyTo<'_>, result: Result<T>) {
@@ -184,7 +183,7 @@ fn dispatch(fs: &dyn FileSystem, caller: &Caller<'_>, request: &Request<'_>, lis
 }
 
 /// Tells the file system that an answer has been written, also if its handler panicked.
-pub(crate) struct Answered<'a>(&'a dyn FileSystem);
+struct Answered<'a>(&'a dyn FileSystem);
 
 impl Drop for Answered<'_> {
     fn drop(&mut self) {
@@ -192,21 +191,13 @@ impl Drop for Answered<'_> {
     }
 }
 
-/// Handles one request that wants a reply; READ and WRITE use the receive buffer as data memory. What it returns is to be dropped when the
-/// reply has been written.
-pub(crate) fn handle<'f>(
-    fs: &'f dyn FileSystem,
-    mut caller: Caller<'_>,
-    lent: Lent<'_>,
-    to: &ReplyTo<'_>,
-) -> Option<Answered<'f>> {
+/// Handles one request that wants a reply; READ and WRITE use the receive buffer as data memory.
+pub(crate) fn handle(fs: &dyn FileSystem, mut caller: Caller<'_>, lent: Lent<'_>, to: &ReplyTo<'_>) {
     let Ok(request) = crate::request::parse(lent.receive) else {
         to.error(Errno::Io);
         lent.answered.store(true, Relaxed);
-        return None;
+        return;
     };
-    let unique = request.unique;
-    let mut told = None;
     caller.create_group = request.create_group;
     let caller = &caller;
     let ino = request.ino;
@@ -214,37 +205,35 @@ pub(crate) fn handle<'f>(
         Op::Read { how } => {
             let mut sink = ReadSink::new(lent.receive, how.size);
             match fs.read(caller, ino, &how, &mut sink) {
-                Ok(()) => to.data(sink),
+                Ok(()) => to.ok(&sink.pieces()),
                 Err(e) => to.error(e),
             }
         }
         Op::Write { how, len } => {
             let data = match lent.unit {
                 Some(unit) => Payload::of_unit(unit),
-                None if lent.stays => Payload::that_stays(lent.receive, len, how.offset),
                 None => Payload::new(lent.receive, len),
             };
             let result = fs.write(caller, ino, &how, data);
             send_struct(to, result.map(|n| k::WriteOut { size: n.min(len) as u32, padding: 0 }));
         }
         Op::Setlk { ref how, wait: true } => {
-            let (late, table) = lent.late;
-            let later = Later::new(late.back(), unique, table.clone(), caller.interrupt);
+            let (device, table) = lent.late;
+            let later = Later::new(device.clone(), to.unique, table.clone(), caller.interrupt);
             lent.answered.store(true, Relaxed);
             fs.setlkw(caller, ino, how, later);
         }
         Op::Ioctl { ref call } if fs.ioctl_waits(call) => {
-            let (late, table) = lent.late;
-            let later = Later::new(late.back(), unique, table.clone(), caller.interrupt);
+            let (device, table) = lent.late;
+            let later = Later::new(device.clone(), to.unique, table.clone(), caller.interrupt);
             lent.answered.store(true, Relaxed);
             fs.ioctl_later(caller, ino, call, later);
         }
         _ => {
             fs.begins();
-            told = Some(Answered(fs));
+            let _answered = Answered(fs);
             dispatch(fs, caller, &request, lent.listing, to);
         }
     }
     lent.answered.store(true, Relaxed);
-    told
 }

@@ -128,11 +128,6 @@ impl InHand {
         }
     }
 
-    /// Whether `unique` is in hand, or is to be answered later.
-    pub(crate) fn holds(&self, unique: u64) -> bool {
-        self.slots.lock().iter().any(|s| s.current.load(SeqCst) == unique) || self.late.holds(unique)
-    }
-
     /// The caller of `unique` got a signal.
     pub(crate) fn interrupt(&self, unique: u64) {
         if self.fire_if_in_hand(unique) {
@@ -211,6 +206,18 @@ mod tests {
             assert!(!next.is_interrupted(), "{order}: hit the next request");
             table.leave(&slot);
         }
+    }
+
+    /// Goal: whoever puts a request aside instead of taking it in hand learns of an interrupt that came before, once. Method: by hand.
+    #[test]
+    fn an_interrupt_before_a_request_is_put_aside() {
+        let table = InHand::default();
+        assert!(!table.take_early(4));
+        table.interrupt(4);
+        table.interrupt(6);
+        assert!(table.take_early(4) && !table.take_early(4));
+        let slot = table.add_slot();
+        assert!(!table.enter(&slot, 4).is_interrupted() && table.enter(&slot, 6).is_interrupted());
     }
 
     /// Goal: interrupts of requests that are long answered take bounded memory. Method: many of them.

@@ -19,15 +19,5 @@ pub const MINOR: u32 = 45;
 pub const MINOR_MIN: u32 = 36;
 /// Bytes of the header of a request and of the arguments of a WRITE: its payload follows.
 pub const WRITE_HEAD_BYTES: usize = 80;
-/// Bytes of the heads of an io_uring entry: 128 for the header, as many for the arguments of the operation, then `RingInOut`.
-pub const RING_HEADS_BYTES: usize = 288;
-/// Where the arguments of the operation lie in them.
-pub const RING_ARGUMENTS_AT: usize = 128;
-/// Where `RingInOut` lies in them.
-pub const RING_IN_OUT_AT: usize = 256;
-/// Command of io_uring that gives an entry to the kernel.
-pub const RING_REGISTER: u32 = 1;
-/// Command of io_uring that replies and gives the entry back for the next request.
-pub const RING_COMMIT_AND_FETCH: u32 = 2;
 /// `ioctl` number that binds another open `/dev/fuse` to the same mount: `_IOR(229, 0, u32)`.
 pub const DEV_IOC_CLONE: u64 = 0x8004_e500;

@@ -1,7 +1,5 @@
 //! `Later`: the answer to a request whose caller may wait for very long, without a thread that waits with it.
 //!
-//! (But for requests through io_uring: such a one keeps its memory in the kernel's hands and its thread, and costs what both do.)
-//!
 //! Owns: the table of such requests, and the delivery of INTERRUPT to them. Does not own: what they wait for.
 //!
 //! Invariants: every request is answered, at the latest when its `Later` is dropped; an interrupt that came while the
@@ -11,10 +9,9 @@
 
 use crate::Interrupt;
 use crate::kernel::structs::IoctlOut;
-use crate::reply::{ReplyTo, Staged};
+use crate::reply::ReplyTo;
 use amphi_types::{Errno, Result};
-use parking_lot::{Condvar, Mutex};
-use std::cell::OnceCell;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -34,11 +31,6 @@ pub(crate) struct LateTable {
 }
 
 impl LateTable {
-    /// Whether `unique` is one of these.
-    pub(crate) fn holds(&self, unique: u64) -> bool {
-        self.entries.lock().contains_key(&unique)
-    }
-
     /// The caller of `unique` got a signal. Whether it is one of these.
     pub(crate) fn interrupt(&self, unique: u64) -> bool {
         let waker = match self.entries.lock().get_mut(&unique) {
@@ -63,64 +55,9 @@ impl LateTable {
     }
 }
 
-/// Where the answer goes.
-pub(crate) enum Back {
-    /// To the device that the request was read from.
-    Device(Arc<OwnedFd>),
-    /// To the thread that has the request's memory.
-    Thread(Arc<Owed>),
-}
-
-/// Where the answer to the request in hand would go.
-pub(crate) enum Late<'a> {
-    /// To this device.
-    Device(&'a Arc<OwnedFd>),
-    /// To this thread, which then finds what it is to wait for.
-    Thread(&'a OnceCell<Arc<Owed>>),
-}
-
-impl Late<'_> {
-    pub(crate) fn back(&self) -> Back {
-        match self {
-            Late::Device(device) => Back::Device((*device).clone()),
-            Late::Thread(owed) => Back::Thread(owed.get_or_init(Arc::default).clone()),
-        }
-    }
-}
-
-/// An answer that a thread waits for.
-#[derive(Debug, Default)]
-pub(crate) struct Owed {
-    answer: Mutex<Option<Staged>>,
-    changed: Condvar,
-}
-
-impl Owed {
-    /// Waits for the answer.
-    pub(crate) fn wait(&self) -> Staged {
-        let mut answer = self.answer.lock();
-        loop {
-            match answer.take() {
-                Some(staged) => return staged,
-                None => self.changed.wait(&mut answer),
-            }
-        }
-    }
-
-    fn answer(&self, result: Result<&[u8]>) {
-        let mut staged = Staged::default();
-        match result {
-            Ok(body) => staged.set(0, &[body]),
-            Err(e) => staged.set(-e.raw(), &[]),
-        }
-        *self.answer.lock() = Some(staged);
-        self.changed.notify_one();
-    }
-}
-
 /// An answer that is still owed. Dropped without one, it says that the call was interrupted.
 pub struct Later {
-    back: Back,
+    device: Arc<OwnedFd>,
     unique: u64,
     table: Arc<LateTable>,
     answered: bool,
@@ -128,13 +65,13 @@ pub struct Later {
 
 impl Later {
     /// Takes a request out of its reader's hands; `interrupt` is the one the reader's table has for it.
-    pub(crate) fn new(back: Back, unique: u64, table: Arc<LateTable>, interrupt: &Interrupt) -> Later {
+    pub(crate) fn new(device: Arc<OwnedFd>, unique: u64, table: Arc<LateTable>, interrupt: &Interrupt) -> Later {
         table.entries.lock().insert(unique, Entry::default());
         // From here on the table hears of interrupts; this one came before.
         if interrupt.is_interrupted() {
             table.interrupt(unique);
         }
-        Later { back, unique, table, answered: false }
+        Later { device, unique, table, answered: false }
     }
 
     /// Wakes `waker` once when the caller gets a signal, at once if it already did. The latest one registered counts.
@@ -162,11 +99,7 @@ impl Later {
     fn send(&mut self, result: Result<&[u8]>) {
         self.answered = true;
         self.table.entries.lock().remove(&self.unique);
-        let device = match &self.back {
-            Back::Device(device) => device.as_fd(),
-            Back::Thread(owed) => return owed.answer(result),
-        };
-        let to = ReplyTo::Device { device, unique: self.unique };
+        let to = ReplyTo { device: self.device.as_fd(), unique: self.unique };
         match result {
             Ok([]) => to.ok(&[]),
             Ok(body) => to.ok(&[body]),

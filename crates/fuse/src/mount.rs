@@ -50,8 +50,6 @@ pub enum MountError {
         /// Minor version of the kernel's protocol.
         minor: u32,
     },
-    /// The kernel does not offer FUSE over io_uring.
-    NoRing,
     /// The first exchange with the kernel failed.
     Init(Raw),
     /// No thread could be started.
@@ -76,11 +74,6 @@ impl fmt::Display for MountError {
             MountError::KernelTooOld { major, minor } => {
                 write!(f, "the kernel speaks FUSE {major}.{minor}; 7.36 (Linux 5.17) is needed")
             }
-            MountError::NoRing => write!(
-                f,
-                "no FUSE over io_uring: Linux 6.14 or later is needed, with io_uring allowed and Y in {} (root sets that itself)",
-                device::URING_SWITCH
-            ),
             MountError::Init(e) => write!(f, "the first exchange with the kernel over /dev/fuse failed: {e}"),
             MountError::Threads(e) => write!(f, "cannot start a thread: {e}"),
         }
@@ -103,9 +96,6 @@ pub(crate) fn mount(at: &Path, config: &SessionConfig) -> Result<(OwnedFd, Mount
     let path = check_mount_point(at)?;
     if rustix::process::geteuid().is_root() {
         device::raise_pages_limit(config.request_bytes() / 4096 + 1);
-        if config.ring {
-            device::enable_uring();
-        }
         let device = device::open_device(rustix::fs::OFlags::empty()).map_err(MountError::NoDevice)?;
         mount_as_root(&path, &device, config)?;
         let device_number = table::device_at(&path).unwrap_or(0);

@@ -1,16 +1,13 @@
 //! Replies: the file system's values in the kernel's structures, and the write to the device.
 //!
-//! Invariant: a reply to the device is written in one system call, header first; the header's length is the sum of its parts. One through
-//! io_uring is put aside (`Staged`) until the handler has let go of the memory that its request lies in, for it goes there.
+//! Invariant: a reply is written in one system call, header first; the header's length is the sum of its parts.
 
-use crate::data::ReadSink;
 use crate::file_system::{AttrReply, Entry, LockHow, LockKind, OpenReply, Statfs};
 use crate::kernel::structs::{Attr as AttrWire, AttrOut, EntryOut, OpenOut, OutHeader, Statfs as StatfsWire};
 use crate::kernel::structs::{LkOut, Statx, StatxOut, SxTime};
 use amphi_types::{Attr, Errno, Timespec, limits};
 use rustix::io::Errno as Raw;
 use smallvec::SmallVec;
-use std::cell::RefCell;
 use std::io::IoSlice;
 use std::mem::size_of;
 use std::os::fd::BorrowedFd;
@@ -118,46 +115,11 @@ pub(crate) fn lk_out(asked: &LockHow, found: Option<LockHow>) -> LkOut {
 }
 
 /// Where the reply of one request goes.
-pub(crate) enum ReplyTo<'a> {
-    /// To the device the request was read from, at once.
-    Device {
-        /// The device.
-        device: BorrowedFd<'a>,
-        /// The request.
-        unique: u64,
-    },
-    /// Aside, until the request's memory takes it.
-    Staged(&'a RefCell<Staged>),
-}
-
-/// A reply that waits to be put where its request lay.
-#[derive(Debug, Default)]
-pub(crate) struct Staged {
-    /// Negative errno, 0 for success.
-    pub error: i32,
-    /// What goes with it.
-    pub body: Body,
-    /// Memory for `Body::Apart`.
-    pub bytes: Vec<u8>,
-}
-
-/// Where the bytes of a staged reply are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Body {
-    /// In `Staged::bytes`.
-    #[default]
-    Apart,
-    /// So many, in the request's own memory, where payloads begin.
-    InPlace(usize),
-}
-
-impl Staged {
-    /// A reply of `parts`, or of an error.
-    pub(crate) fn set(&mut self, error: i32, parts: &[&[u8]]) {
-        (self.error, self.body) = (error, Body::Apart);
-        self.bytes.clear();
-        parts.iter().for_each(|p| self.bytes.extend_from_slice(p));
-    }
+pub(crate) struct ReplyTo<'a> {
+    /// The device the request was read from.
+    pub device: BorrowedFd<'a>,
+    /// The request.
+    pub unique: u64,
 }
 
 impl ReplyTo<'_> {
@@ -166,35 +128,20 @@ impl ReplyTo<'_> {
         self.send(0, parts);
     }
 
-    /// Success with the data of a READ.
-    pub(crate) fn data(&self, sink: ReadSink<'_>) {
-        match self {
-            ReplyTo::Device { .. } => self.send(0, &sink.pieces()),
-            ReplyTo::Staged(staged) => {
-                let mut staged = staged.borrow_mut();
-                (staged.error, staged.body) = (0, Body::InPlace(sink.gather()));
-            }
-        }
-    }
-
     /// Failure.
     pub(crate) fn error(&self, e: Errno) {
         self.send(-e.raw(), &[]);
     }
 
     fn send(&self, error: i32, parts: &[&[u8]]) {
-        let (device, unique) = match self {
-            ReplyTo::Device { device, unique } => (*device, *unique),
-            ReplyTo::Staged(staged) => return staged.borrow_mut().set(error, parts),
-        };
-        match write_message(device, unique, error, parts) {
+        match write_message(self.device, self.unique, error, parts) {
             // The caller was killed or the mount is gone: nobody waits for this reply.
             Ok(()) | Err(Raw::NOENT | Raw::NODEV | Raw::CONNABORTED | Raw::NOTCONN) => {}
             Err(e) => {
-                tracing::warn!(unique, error = %e, "the kernel refused a reply");
+                tracing::warn!(unique = self.unique, error = %e, "the kernel refused a reply");
                 if error == 0 {
                     // The request is still open: end it, or its caller waits for ever.
-                    let _ = write_message(device, unique, -Errno::Io.raw(), &[]);
+                    let _ = write_message(self.device, self.unique, -Errno::Io.raw(), &[]);
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! `Session`: one mount and the threads that serve it.
 //!
 //! Owns: mounting with negotiation, the end of a mount, and the settings of both. Its parts: `init` (negotiation),
-//! `pool` (how many threads read), `reader` (what each does), `receive` (what requests arrive in), `ring` (requests through io_uring). Does not own: the system calls of mounting (`mount`).
+//! `pool` (how many threads read), `reader` (what each does), `receive` (what requests arrive in). Does not own: the system calls of mounting (`mount`).
 //!
 //! Invariants: when `wait` or `drop` returns, no thread of the session is left and `FileSystem::unmounted` was called.
 //! The number that drove the threads: waking one costs 30 us, a do-nothing request 3.5 us, so short requests stay on one thread
@@ -12,22 +12,17 @@ mod polling;
 mod pool;
 mod reader;
 mod receive;
-mod ring;
 
 use crate::interrupt::InHand;
 use crate::mount::{self, MountError, MountPoint};
 use crate::{FileSystem, Notifier};
 use pool::Pool;
 use receive::Ahead;
-use ring::Ring;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-
-/// So often an unmount that finds the mount busy is tried again once no call of the ring's own can be what keeps it busy.
-const RING_RESTS: usize = 3;
 
 /// Settings of a mount.
 #[derive(Clone, Debug)]
@@ -44,15 +39,12 @@ pub struct SessionConfig {
     pub no_suid: bool,
     /// Payload of the largest request in bytes, a multiple of 4096. As root the system's limit is raised to it.
     pub request_max_bytes: usize,
-    /// Most threads that read the device, at least 2. So many calls can block at once before others wait for them.
+    /// Most reader threads, at least 2. So many calls can block at once before others wait for them.
     pub threads_max: usize,
     /// Sleeping reader threads kept for the next calls that block.
     pub threads_idle_max: usize,
     /// How long one idle thread polls the device before it sleeps; zero never polls.
     pub spin: Duration,
-    /// Requests come through io_uring: from threads bound to the cores of their callers, in pieces of 512 KiB at most. As root
-    /// `fuse.enable_uring` is set for it; a kernel that does not offer it (before Linux 6.14) is an error.
-    pub ring: bool,
 }
 
 impl Default for SessionConfig {
@@ -67,7 +59,6 @@ impl Default for SessionConfig {
             threads_max: 256,
             threads_idle_max: 8,
             spin: Duration::ZERO,
-            ring: false,
         }
     }
 }
@@ -75,8 +66,7 @@ impl Default for SessionConfig {
 impl SessionConfig {
     /// The payload bound in whole pages, within what the protocol's fields can say.
     pub(crate) fn request_bytes(&self) -> usize {
-        let max = if self.ring { ring::REQUEST_MAX_BYTES } else { 128 << 20 };
-        (self.request_max_bytes / 4096 * 4096).clamp(4096, max)
+        (self.request_max_bytes / 4096 * 4096).clamp(4096, 128 << 20)
     }
 }
 
@@ -91,8 +81,6 @@ pub struct Limits {
     pub pages_max: usize,
     /// Whether shared mappings of directly opened files work.
     pub shared_mmap: bool,
-    /// Whether requests come through io_uring.
-    pub ring: bool,
 }
 
 /// State that readers, session and unmounters share.
@@ -102,8 +90,6 @@ struct Shared {
     device: Arc<OwnedFd>,
     in_hand: InHand,
     pool: Arc<Pool>,
-    /// The queues, if requests come through io_uring.
-    ring: Option<Arc<Ring>>,
     config: SessionConfig,
     limits: Limits,
     /// Where the next WRITE is taken to begin.
@@ -135,7 +121,7 @@ impl Session {
         let (device, mount_point) = mount::mount(at, &config)?;
         // From here on, an early return must not leave a dead mount behind.
         let guard = MountGuard(Some(mount_point));
-        let (limits, entries) = init::negotiate(&device, &config, fs.keeps_locks())?;
+        let limits = init::negotiate(&device, &config, fs.keeps_locks())?;
         let mount_point = Arc::new(guard.disarm());
         let device = Arc::new(device);
         fs.mounted(Notifier::new(Arc::downgrade(&device)), &limits);
@@ -145,7 +131,6 @@ impl Session {
             device,
             in_hand: InHand::default(),
             pool: Arc::new(Pool::new(config.threads_max.max(2), config.threads_idle_max, cores)),
-            ring: limits.ring.then(|| Arc::new(Ring::new(&entries))),
             config,
             limits,
             ahead: Arc::default(),
@@ -153,12 +138,7 @@ impl Session {
             died: AtomicBool::new(false),
         });
         let session = Session { shared, mount_point };
-        let for_ring = session
-            .shared
-            .ring
-            .as_ref()
-            .map_or(Ok(()), |ring| ring::start(&session.shared, ring, entries, session.mount_point()));
-        if let Err(e) = for_ring.and_then(|()| reader::start_first(&session.shared)) {
+        if let Err(e) = reader::start_first(&session.shared) {
             session.mount_point.unmount_by_force();
             return Err(MountError::Threads(e));
         }
@@ -182,7 +162,7 @@ impl Session {
 
     /// Reader threads at present.
     pub fn threads(&self) -> usize {
-        self.shared.pool.threads() + self.shared.ring.as_ref().map_or(0, |ring| ring.threads())
+        self.shared.pool.threads()
     }
 
     /// A handle that ends the mount from elsewhere.
@@ -193,7 +173,6 @@ impl Session {
     /// Waits until the mount has ended, by an `Unmounter` or by `umount` of somebody else.
     pub fn wait(&self) {
         self.shared.pool.wait_empty();
-        self.shared.ring.iter().for_each(|ring| ring.wait_empty());
         self.shared.pool.once_at_end(|| self.shared.fs.unmounted());
     }
 
@@ -220,15 +199,10 @@ impl Drop for Session {
 impl Unmounter {
     /// Ends the mount if nobody uses it; a mount that has already ended is fine.
     pub fn unmount(&self) -> Result<(), MountError> {
-        let unmount = || if self.unmounted_already() { Ok(()) } else { self.mount_point.unmount() };
-        let mut done = unmount();
-        for ring in self.shared.ring.iter().flat_map(|ring| [ring; RING_RESTS]) {
-            if matches!(done, Err(MountError::Busy(_))) {
-                ring.rests();
-                done = unmount();
-            }
+        if self.unmounted_already() {
+            return Ok(());
         }
-        done
+        self.mount_point.unmount()
     }
 
     /// Then whatever is mounted at the path now is somebody else's.

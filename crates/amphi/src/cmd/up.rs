@@ -89,10 +89,6 @@ pub struct Mounting {
     /// How long a reader of the kernel's requests polls before it sleeps, microseconds, if nobody else needs the core
     #[arg(long, default_value_t = FUSE_SPIN_US, value_parser = spin_us())]
     pub fuse_spin_us: u64,
-    /// Let the kernel's requests come through io_uring (Linux 6.14 or later): small calls of many programs take half the time, large cold
-    /// reads somewhat more
-    #[arg(long)]
-    pub fuse_ring: bool,
 }
 
 impl Mounting {
@@ -109,7 +105,6 @@ impl Mounting {
             source,
             dir: dir.to_path_buf(),
             spin: Duration::from_micros(self.fuse_spin_us),
-            ring: self.fuse_ring,
             allow_other: !self.private && rustix::process::geteuid().is_root(),
         }
     }

@@ -69,10 +69,6 @@ impl Daemon {
     pub fn spawn(args: &[&str]) -> Starting {
         let mut command = amphi();
         command.args(args);
-        // All that is tested here, through io_uring: AMPHI_E2E_RING=1 cargo test -p amphi --test e2e
-        if ["up", "mount"].iter().any(|c| args.first() == Some(c)) && std::env::var_os("AMPHI_E2E_RING").is_some() {
-            command.arg("--fuse-ring");
-        }
         Starting::spawn(command)
     }
 

@@ -36,8 +36,6 @@ pub mod init {
     pub const CREATE_SUPP_GROUP: u64 = 1 << 34;
     /// Shared mappings of files opened with direct I/O.
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
-    /// Requests come through io_uring, once entries of all queues are registered; until then none comes at all.
-    pub const OVER_IO_URING: u64 = 1 << 41;
 }
 
 /// `valid` bits of SETATTR.

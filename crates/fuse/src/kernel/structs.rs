@@ -14,11 +14,9 @@ macro_rules! wire {
 
 mod replies;
 mod requests;
-mod ring;
 
 pub use replies::*;
 pub use requests::*;
-pub use ring::*;
 
 #[cfg(test)]
 mod tests {
@@ -43,7 +41,6 @@ mod tests {
             (16, 24, 32)
         );
         assert_eq!((offset_of!(LkIn, lk), offset_of!(LkIn, lk_flags), offset_of!(LkOut, kind)), (16, 40, 16));
-        assert_eq!((offset_of!(RingInOut, payload_bytes), offset_of!(RingCommand, queue)), (16, 16));
         assert_eq!((offset_of!(IoctlIn, arg), offset_of!(FallocateIn, mode)), (16, 24));
         assert_eq!((offset_of!(CopyFileRangeIn, len), offset_of!(NotifyInvalInode, len)), (40, 16));
     }

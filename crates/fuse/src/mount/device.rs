@@ -8,8 +8,6 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 const DEVICE: &str = "/dev/fuse";
 const PAGES_LIMIT: &str = "/proc/sys/fs/fuse/max_pages_limit";
-/// Whether the kernel offers FUSE over io_uring.
-pub(super) const URING_SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 /// The limit of kernels without the setting.
 const PAGES_LIMIT_FIXED: usize = 256;
 
@@ -24,14 +22,6 @@ pub(crate) fn clone_device(device: &OwnedFd, flags: OFlags) -> Result<OwnedFd, R
     // SAFETY: both descriptors are open; the ioctl reads one u32 from the address, which outlives the call.
     let rc = unsafe { libc::ioctl(clone.as_raw_fd(), DEV_IOC_CLONE as _, &raw const source) };
     if rc == 0 { Ok(clone) } else { Err(Raw::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Raw::IO)) }
-}
-
-/// Lets the kernel offer FUSE over io_uring; if that fails, it is seen by what the kernel offers.
-pub(super) fn enable_uring() {
-    let is_on = std::fs::read_to_string(URING_SWITCH).is_ok_and(|text| text.trim() == "Y");
-    if !is_on && let Err(e) = std::fs::write(URING_SWITCH, "Y") {
-        tracing::debug!(error = %e, "cannot set {URING_SWITCH}");
-    }
 }
 
 /// Pages that the system allows for one request.

@@ -1,10 +1,8 @@
 //! Negotiation: the INIT request and our answer.
 //!
 //! Invariant: a flag is answered only if the kernel offered it and the session acts on it. Left out on purpose: the kernel's
-//! write-back cache (the cache is the file system's) and the long form of SETXATTR (it changes the message). FUSE over io_uring is
-//! answered only with entries for it in hand, for from then on the kernel sends nothing until it has them.
+//! write-back cache (the cache is the file system's), the long form of SETXATTR and FUSE over io_uring (both change messages).
 
-use super::ring::{self, Entry};
 use super::{Limits, SessionConfig};
 use crate::Buf;
 use crate::data::PAYLOAD_AT;
@@ -45,11 +43,7 @@ const READ_AHEAD_BYTES: u32 = 1 << 20;
 const PAGE: usize = 4096;
 
 /// Answers INIT on a fresh mount.
-pub(super) fn negotiate(
-    device: &OwnedFd,
-    config: &SessionConfig,
-    locks: bool,
-) -> Result<(Limits, Vec<Entry>), MountError> {
+pub(super) fn negotiate(device: &OwnedFd, config: &SessionConfig, locks: bool) -> Result<Limits, MountError> {
     let mut buf = Buf::zeroed(PAYLOAD_AT + (64 << 10));
     loop {
         buf.set_window(PAYLOAD_AT - WRITE_HEAD_BYTES..buf.capacity());
@@ -77,37 +71,16 @@ pub(super) fn negotiate(
             let _ = write_message(device.as_fd(), request.unique, -Errno::Proto.raw(), &[]);
             return Err(MountError::KernelTooOld { major: init.major, minor: init.minor });
         }
-        let entries = entries(&init, config);
-        if entries.is_empty() && config.ring {
-            let _ = write_message(device.as_fd(), request.unique, -Errno::Proto.raw(), &[]);
-            return Err(MountError::NoRing);
-        }
-        let (out, limits) = answer(&init, config, locks, !entries.is_empty());
+        let (out, limits) = answer(&init, config, locks);
         reply(&out)?;
         tracing::debug!(?limits, "mount negotiated");
-        return Ok((limits, entries));
+        return Ok(limits);
     }
 }
 
-fn offered(init: &InitIn) -> u64 {
-    u64::from(init.flags) | (u64::from(init.flags2) << 32)
-}
-
-/// Entries for requests through io_uring, if that is wanted, offered and possible.
-fn entries(init: &InitIn, config: &SessionConfig) -> Vec<Entry> {
-    if !config.ring || offered(init) & flag::OVER_IO_URING == 0 {
-        return Vec::new();
-    }
-    // One page more, as below.
-    ring::prepare(config.request_bytes() + PAGE).unwrap_or_else(|e| {
-        tracing::warn!(error = %e, "no io_uring for requests of the kernel");
-        Vec::new()
-    })
-}
-
-fn answer(init: &InitIn, config: &SessionConfig, locks: bool, ring: bool) -> (InitOut, Limits) {
-    let ring_flag = if ring { flag::OVER_IO_URING } else { 0 };
-    let taken = offered(init) & (ring_flag | if locks { WANTED | WANTED_FOR_LOCKS } else { WANTED });
+fn answer(init: &InitIn, config: &SessionConfig, locks: bool) -> (InitOut, Limits) {
+    let offered = u64::from(init.flags) | (u64::from(init.flags2) << 32);
+    let taken = offered & if locks { WANTED | WANTED_FOR_LOCKS } else { WANTED };
     let write_max = config.request_bytes();
     // One page more, so that a call whose memory is not page-aligned is not cut.
     let pages = write_max / PAGE + 1;
@@ -129,7 +102,6 @@ fn answer(init: &InitIn, config: &SessionConfig, locks: bool, ring: bool) -> (In
         write_max_bytes: write_max,
         pages_max: pages.min(crate::mount::pages_limit()),
         shared_mmap: taken & flag::DIRECT_IO_ALLOW_MMAP != 0,
-        ring,
     };
     (out, limits)
 }
@@ -142,22 +114,19 @@ mod tests {
     #[test]
     fn only_offered_and_wanted_flags_are_taken() {
         let config = SessionConfig::default();
-        let (none, _) = answer(&InitIn { major: 7, minor: 40, ..InitIn::default() }, &config, true, true);
+        let (none, _) = answer(&InitIn { major: 7, minor: 40, ..InitIn::default() }, &config, true);
         assert_eq!((none.flags, none.flags2, none.minor), (0, 0, 40));
         let every = InitIn { major: 7, minor: 45, flags: u32::MAX, flags2: u32::MAX, ..InitIn::default() };
-        let (out, limits) = answer(&every, &config, false, false);
+        let (out, limits) = answer(&every, &config, false);
         let taken = u64::from(out.flags) | (u64::from(out.flags2) << 32);
         assert_eq!(taken, WANTED);
-        let (with_locks, _) = answer(&every, &config, true, false);
+        let (with_locks, _) = answer(&every, &config, true);
         assert_eq!(with_locks.flags ^ out.flags, 1 << 1 | 1 << 10);
         for (bit, what) in [(16, "write-back cache"), (29, "long setxattr"), (41, "io_uring")] {
             assert_eq!(taken >> bit & 1, 0, "{what}");
         }
         assert_eq!((out.max_write, out.max_pages), (8 << 20, 2049));
-        assert!(limits.shared_mmap && !limits.ring);
-        let config = SessionConfig { ring: true, ..config };
-        let (out, limits) = answer(&every, &config, false, true);
-        assert_eq!((out.flags2 >> 9 & 1, out.max_write, out.max_pages, limits.ring), (1, 512 << 10, 129, true));
+        assert!(limits.shared_mmap);
     }
 
     /// Goal: silly sizes are brought into the protocol's range. Method: extremes.

@@ -266,8 +266,6 @@ impl Pool {
                 self.watch.wait_for(&mut s, WATCH_TICK);
             }
         }
-        s.watch_running = false;
-        self.tell_if_empty(&mut s);
     }
 
     /// Counts the watch, before its thread is started.
@@ -275,8 +273,8 @@ impl Pool {
         self.state.lock().watch_running = true;
     }
 
-    /// The watch could not be started.
-    pub(super) fn watch_failed(&self) {
+    /// The watch has ended, or could not be started.
+    pub(super) fn watch_ended(&self) {
         let mut s = self.state.lock();
         s.watch_running = false;
         self.tell_if_empty(&mut s);

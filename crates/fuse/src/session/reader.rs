@@ -12,7 +12,6 @@ use crate::dispatch::{Lent, forget, handle};
 use crate::interrupt::Slot;
 use crate::kernel::opcode::Opcode;
 use crate::kernel::structs::InHeader;
-use crate::later::Late;
 use crate::reply::ReplyTo;
 use crate::request::{BeforeBlocking, Operation, parse};
 use crate::{Caller, mount};
@@ -32,9 +31,15 @@ pub(super) fn start_first(shared: &Arc<Shared>) -> io::Result<()> {
     start(shared, Some(shared.device.clone()))?;
     shared.pool.watch_starts();
     let for_watch = shared.clone();
-    let watch = move || for_watch.pool.watch(|| start_or_warn(&for_watch));
+    let watch = move || {
+        let pool = for_watch.pool.clone();
+        pool.watch(|| start_or_warn(&for_watch));
+        // Before anybody hears that it has ended.
+        drop(for_watch);
+        pool.watch_ended();
+    };
     let spawned = std::thread::Builder::new().name("amphi-fuse-watch".into()).spawn(watch);
-    spawned.map(drop).inspect_err(|_| shared.pool.watch_failed())
+    spawned.map(drop).inspect_err(|_| shared.pool.watch_ended())
 }
 
 /// Starts a reader that the pool has counted.
@@ -265,14 +270,14 @@ impl Reader {
     /// Answers request `unique` that its caller got a signal, if it waits for a thread. Whether it did.
     fn interrupt_parked(&self, unique: u64) -> bool {
         let parked = self.shared.pool.unpark(unique);
-        parked.iter().for_each(|p| ReplyTo::Device { device: p.device.as_fd(), unique }.error(Errno::Intr));
+        parked.iter().for_each(|p| ReplyTo { device: p.device.as_fd(), unique }.error(Errno::Intr));
         parked.is_some()
     }
 
     /// Handles the request in the receive buffer and answers it on `device`.
     fn work(&mut self, device: &Arc<OwnedFd>) {
         let Ok((header, _)) = InHeader::read_from_prefix(self.receive.request()) else { return };
-        let to = ReplyTo::Device { device: device.as_fd(), unique: header.unique };
+        let to = ReplyTo { device: device.as_fd(), unique: header.unique };
         let interrupt = self.shared.in_hand.enter(&self.slot, header.unique);
         let hook = Hook(&self.shared);
         let caller = Caller {
@@ -284,12 +289,12 @@ impl Reader {
             before_blocking: Some(&hook),
         };
         let answered = AtomicBool::new(false);
-        let late = (Late::Device(device), &self.shared.in_hand.late);
+        let late = (device, &self.shared.in_hand.late);
         let (receive, unit) = self.receive.memory();
-        let lent = Lent { receive, unit, listing: &mut self.listing, answered: &answered, late, stays: false };
+        let lent = Lent { receive, unit, listing: &mut self.listing, answered: &answered, late };
         let fs = &*self.shared.fs;
         let begin_ns = monotonic_ns();
-        if catch_unwind(AssertUnwindSafe(|| drop(handle(fs, caller, lent, &to)))).is_err() {
+        if catch_unwind(AssertUnwindSafe(|| handle(fs, caller, lent, &to))).is_err() {
             tracing::error!(opcode = header.opcode, "the handler of a request panicked");
             if !answered.load(Ordering::Relaxed) {
                 to.error(Errno::Io);
