@@ -66,7 +66,7 @@ fn open(dir: &Path) -> File {
 }
 
 /// A counter of the mount; the sum where there is one.
-fn counter(dir: &Path, name: &str) -> u64 {
+pub fn counter(dir: &Path, name: &str) -> u64 {
     let mut text = vec![0; 64 << 10];
     let len = getxattr(dir, "user.amphi.stats", &mut text).expect("stats");
     let text = String::from_utf8_lossy(&text[..len]).into_owned();

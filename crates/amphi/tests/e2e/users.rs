@@ -1,6 +1,7 @@
 //! Users other than root: programs they may run but not read, and mounts of their own.
 
 use crate::harness::{Place, amphi, is_mounted};
+use crate::ioctl::counter;
 use rustix::fs::{Mode, chmod};
 use std::fs;
 use std::process::{Command, Output};
@@ -51,15 +52,6 @@ fails ./neither; fails cat neither
     up.stop();
 }
 
-/// What the mount counts under `name`.
-fn counter(place: &Place, name: &str) -> u64 {
-    let mut text = vec![0; 64 << 10];
-    let len = rustix::fs::getxattr(place.mount(), "user.amphi.stats.json", &mut text[..]).expect("counters");
-    let all: serde_json::Value = serde_json::from_slice(&text[..len]).expect("JSON");
-    let counted = &all["counters"][name];
-    counted["requests"].as_u64().or(counted.as_u64()).unwrap_or(0)
-}
-
 /// Goal: writes of somebody who is not root take the ways of root's writes, though the kernel marks each of them: large ones return while they
 /// are on their way, small ones ask nothing of the server. Method: `dd` as the other user; what the mount counted meanwhile.
 #[test]
@@ -76,11 +68,15 @@ fn writes_of_others_take_the_same_ways() {
         succeeded(&as_other(&format!("dd if=/dev/zero of=\"$MOUNT\"/{what} status=none"), &[("MOUNT", &mount)]))
     };
     dd("large bs=8M count=8");
-    assert!(counter(&place, "write_pipelined") >= 7, "{} writes were pipelined", counter(&place, "write_pipelined"));
+    assert!(
+        counter(&place.mount(), "write_pipelined") >= 7,
+        "{} writes were pipelined",
+        counter(&place.mount(), "write_pipelined")
+    );
     dd("small bs=4k count=1");
-    let before = counter(&place, "server_calls");
+    let before = counter(&place.mount(), "server_calls");
     dd("small bs=4k count=256 conv=notrunc seek=1");
-    let calls = counter(&place, "server_calls") - before;
+    let calls = counter(&place.mount(), "server_calls") - before;
     assert!(calls < 64, "{calls} calls of the server for 256 small writes");
     assert_eq!(fs::metadata(place.mount().join("small")).expect("stat").len(), 257 * 4096);
     up.stop();
