@@ -15,6 +15,15 @@ pub fn run(args: &[&str]) -> Output {
     amphi().args(args).stdin(Stdio::null()).output().expect("amphi starts")
 }
 
+/// A counter of the mount at `dir`: how many times.
+pub fn counter(dir: &Path, name: &str) -> u64 {
+    let mut text = vec![0; 64 << 10];
+    let len = rustix::fs::getxattr(dir, "user.amphi.stats", &mut text).expect("stats");
+    let text = String::from_utf8_lossy(&text[..len]).into_owned();
+    let line = text.lines().find(|l| l.split_whitespace().next() == Some(name));
+    line.and_then(|l| l.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
+}
+
 /// A child that says `ready` when it is.
 pub struct Daemon {
     child: Option<Child>,

@@ -1,8 +1,7 @@
 //! Device controls of open files through the mount: mode, lock-ahead, exact locks, groups. The numbers are those of
 //! docs/IOCTL.md, written out here, so that neither changes without the other.
 
-use crate::harness::{Place, pattern};
-use rustix::fs::getxattr;
+use crate::harness::{Place, counter, pattern};
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -63,15 +62,6 @@ fn leave(file: &File, mut group: u64) -> i32 {
 
 fn open(dir: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(dir.join("f")).expect("open")
-}
-
-/// A counter of the mount; the sum where there is one.
-pub fn counter(dir: &Path, name: &str) -> u64 {
-    let mut text = vec![0; 64 << 10];
-    let len = getxattr(dir, "user.amphi.stats", &mut text).expect("stats");
-    let text = String::from_utf8_lossy(&text[..len]).into_owned();
-    let line = text.lines().find(|l| l.split_whitespace().next() == Some(name));
-    line.and_then(|l| l.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
 }
 
 /// Goal: each command does what the document says, refuses bad input, and unknown ones are ENOTTY. Method: two mounts, one open file

@@ -1,7 +1,6 @@
-//! Users other than root: programs they may run but not read, and mounts of their own.
+//! Users other than root: programs they may run but not read, what their writes cost, and mounts of their own.
 
-use crate::harness::{Place, amphi, is_mounted};
-use crate::ioctl::counter;
+use crate::harness::{Place, amphi, counter, is_mounted};
 use rustix::fs::{Mode, chmod};
 use std::fs;
 use std::process::{Command, Output};
@@ -52,10 +51,10 @@ fails ./neither; fails cat neither
     up.stop();
 }
 
-/// Goal: writes of somebody who is not root take the ways of root's writes, though the kernel marks each of them: large ones return while they
+/// Goal: writes of somebody who is not root, which the kernel marks each, cost no more than root's: large ones return while they
 /// are on their way, small ones ask nothing of the server. Method: `dd` as the other user; what the mount counted meanwhile.
 #[test]
-fn writes_of_others_take_the_same_ways() {
+fn marked_writes_are_pipelined_and_ask_nothing() {
     if !can_change_user() {
         return;
     }

@@ -1,7 +1,8 @@
 //! Negotiation: the INIT request and our answer.
 //!
 //! Invariant: a flag is answered only if the kernel offered it and the session acts on it. Left out on purpose: the kernel's
-//! write-back cache (the cache is the file system's), the long form of SETXATTR and FUSE over io_uring (both change messages; the latter was tried: docs/EXPERIMENTS.md, "Polling").
+//! write-back cache (the cache is the file system's), the long form of SETXATTR and FUSE over io_uring (both change messages; the
+//! latter was tried: docs/EXPERIMENTS.md, "Polling").
 
 use super::{Limits, SessionConfig};
 use crate::Buf;
