@@ -130,6 +130,9 @@ pub struct Bench {
     /// Fewer sizes, shorter samples: to see that it works
     #[arg(long)]
     quick: bool,
+    /// Measure only rows whose name contains this, as in "read 4 KiB"; modes, model, small, library, overcache and streams have such rows
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
     /// Serve the do-nothing mount here until standard input ends
     #[arg(long, hide = true)]
     null_mount: Option<PathBuf>,
@@ -145,6 +148,7 @@ pub struct Run {
     pub quick: bool,
     /// What was found so far.
     pub report: Report,
+    only: Option<String>,
     plots: Option<PathBuf>,
     stop: Arc<AtomicBool>,
 }
@@ -156,6 +160,11 @@ impl Run {
             .unwrap_or_else(|_| ProgressStyle::default_bar())
             .progress_chars("=> ");
         ProgressBar::new(len).with_style(style).with_message(what.to_string())
+    }
+
+    /// Whether a row of this name is to be measured.
+    pub fn wants(&self, row: &str) -> bool {
+        self.only.as_ref().is_none_or(|text| row.contains(text.as_str()))
     }
 
     /// Errors once the user wants to stop.
@@ -173,9 +182,11 @@ impl Run {
         self.plots.as_ref().map(|dir| dir.join(format!("{name}.svg")))
     }
 
-    /// Prints a table.
+    /// Prints a table, if it has rows.
     pub fn show(&self, table: &Table) {
-        println!("{}", table.render());
+        if !table.is_empty() {
+            println!("{}", table.render());
+        }
     }
 }
 
@@ -208,8 +219,21 @@ impl Bench {
         let machine = machine::Machine::look(&dir, pairs, self.quick);
         println!("{}", machine.line());
         let report = Report { machine, findings: Vec::new() };
-        let mut run = Run { dir: dir.clone(), pairs, quick: self.quick, report, plots: self.plots.clone(), stop };
-        let outcome = self.measure(&mut run);
+        let mut run = Run {
+            dir: dir.clone(),
+            pairs,
+            quick: self.quick,
+            report,
+            only: self.only.clone(),
+            plots: self.plots.clone(),
+            stop,
+        };
+        let outcome = self.measure(&mut run).and_then(|()| match &self.only {
+            Some(text) if run.report.findings.is_empty() => {
+                Err(Failure::refused(format!("--only {text}: no row of what was to be measured has this in its name")))
+            }
+            _ => Ok(()),
+        });
         let written = self.json.as_ref().map_or(Ok(()), |path| run.report.write_json(path));
         let _ = std::fs::remove_dir_all(&dir);
         outcome.and(written)

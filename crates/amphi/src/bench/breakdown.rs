@@ -11,7 +11,7 @@ use super::embedded::Remote;
 use super::library::LibraryFile;
 use super::report::{Finding, Table, digits, spread};
 use super::round_trip::Way;
-use super::series::{Arm, Series, alternate};
+use super::series::{Arm, Series, as_given};
 use super::workload::plot::{Bars, Panel, bars};
 use crate::failure::Outcome;
 use amphi_env::Buf;
@@ -123,7 +123,7 @@ fn measure(run: &Run, remote: &Remote, mode: &str, transfer: usize, what: &str) 
             Ok(us(calls_ns + fsync_ns))
         }),
     ];
-    let series = alternate(run, what, arms)?;
+    let series = as_given(run, what, arms)?;
     let samples = samples.into_inner();
     let mut all = vec![series[1].clone()];
     // The first sample warmed up.

@@ -47,6 +47,10 @@ pub fn run(run: &mut Run) -> Outcome {
 }
 
 fn cached(run: &mut Run, table: &mut Table, client: &Client, span: u64) -> Outcome {
+    let what = format!("4 KiB of {}", crate::size::show(span));
+    if !run.wants(&format!("cached {what}")) {
+        return Ok(());
+    }
     let file = LibraryFile::create(client, "cached")?;
     file.set_mode("buffered")?;
     file.stream_write(span, (1 << 20).min(span as usize))?;
@@ -61,7 +65,6 @@ fn cached(run: &mut Run, table: &mut Table, client: &Client, span: u64) -> Outco
     };
     let elsewhere = Cell::new(0u64);
     let long = run.sample_time();
-    let what = format!("4 KiB of {}", crate::size::show(span));
     let arms = vec![
         Arm::new("memcpy", || {
             let (memory, mut into) = (memory.borrow(), into.borrow_mut());
@@ -114,6 +117,10 @@ fn cached(run: &mut Run, table: &mut Table, client: &Client, span: u64) -> Outco
 }
 
 fn stat(run: &mut Run, table: &mut Table, way: Way, client: &Client) -> Outcome {
+    let what = format!("stat {}", way.name());
+    if !run.wants(&what) {
+        return Ok(());
+    }
     let file = LibraryFile::create(client, "stat")?;
     let (client_spin, server_spin) = super::DEFAULT_SPINS;
     let rounds = if run.quick { 500 } else { 2000 };
@@ -125,7 +132,7 @@ fn stat(run: &mut Run, table: &mut Table, way: Way, client: &Client) -> Outcome 
         Arm::new("stat", || file.stats_us(rounds)),
         Arm::new("stat beside", || file.stats_beside_us(rounds)),
     ];
-    let series = alternate(run, &format!("stat {}", way.name()), arms)?;
+    let series = alternate(run, &what, arms)?;
     let (ratio, beside) = (series[1].over(&series[0]), series[2].over(&series[0]));
     let goal = Goal::AtMost(1.5);
     let shown = vec![
@@ -139,7 +146,7 @@ fn stat(run: &mut Run, table: &mut Table, way: Way, client: &Client) -> Outcome 
     ];
     table.row(shown);
     run.report.findings.push(
-        Finding::new("library", format!("stat {}", way.name()))
+        Finding::new("library", what)
             .with("way", way.name())
             .series("bare_us", &series[0])
             .series("stat_us", &series[2])

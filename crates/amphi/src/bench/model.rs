@@ -67,6 +67,9 @@ fn way(run: &mut Run, way: Way, mount: &Path, client: &Client) -> Outcome {
     for op in [Op::Write, Op::Read] {
         for &transfer in sizes {
             let case = Case { way, op, transfer, mount, client };
+            if !run.wants(&case.name()) {
+                continue;
+            }
             case.measure(run, [&mut library, &mut mounted, &mut memory])?;
         }
     }
@@ -88,6 +91,10 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
+    fn name(&self) -> String {
+        format!("{} {} {}", self.op.name(), crate::size::show(self.transfer as u64), self.way.name())
+    }
+
     fn measure(&self, run: &mut Run, [library, mounted, memory]: [&mut Table; 3]) -> Outcome {
         let (op, transfer) = (self.op, self.transfer);
         let raw = run.dir.join("raw");
@@ -120,7 +127,7 @@ impl Case<'_> {
         if op == Op::Write {
             arms.push(Arm::new("disk, new blocks", || RawFile::sparse(&raw, "sparse", SAMPLE_BYTES)?.write(transfer)));
         }
-        let mut series = alternate(run, &format!("{what} {}", self.way.name()), arms)?;
+        let mut series = alternate(run, &self.name(), arms)?;
         drop(target);
         files.into_iter().try_for_each(LibraryFile::remove)?;
         paths.iter().try_for_each(|p| std::fs::remove_file(p).during(|| format!("remove {}", p.display())))?;

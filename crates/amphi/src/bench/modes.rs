@@ -85,11 +85,15 @@ fn sweep(
     for &transfer in sizes {
         let bytes = SAMPLE_BYTES.min(transfer as u64 * CALLS_MAX).max(2 * transfer as u64);
         let shown = crate::size::show(transfer as u64);
+        let what = format!("{way} {} {shown}", op.name());
+        if !run.wants(&what) {
+            continue;
+        }
         let arms = (0..3).map(|mode| {
             let sample = &sample;
             Arm::new(MODES[mode], move || sample(mode, transfer, bytes))
         });
-        let series = alternate(run, &format!("{way} {} {shown}", op.name()), arms.collect())?;
+        let series = alternate(run, &what, arms.collect())?;
         let ratio = series[2].over(&series[0].greater(&series[1]));
         // The goal speaks of medians: the greater of two noisy samples of one round is biased upward.
         let value = series[2].median() / series[0].median().max(series[1].median());
@@ -103,7 +107,7 @@ fn sweep(
             digits(value),
             goal.map_or_else(|| "-".into(), |g| g.show(value)),
         ]);
-        let found = Finding::new("modes", format!("{way} {} {}", op.name(), crate::size::show(transfer as u64)))
+        let found = Finding::new("modes", what)
             .with("path", way)
             .with("direction", op.name())
             .with("transfer_bytes", transfer)
@@ -121,6 +125,9 @@ fn sweep(
     let shown = crossover
         .map_or_else(|| "none: direct is never better up to the largest size".into(), |c| crate::size::show(c as u64));
     table.note(format!("Crossover (direct is at least as fast as buffered from here on): {shown}"));
+    if table.is_empty() {
+        return Ok(());
+    }
     let name = format!("{way} {} crossover", op.name());
     let mut found = Finding::new("modes", name).with("path", way).with("direction", op.name());
     found.value = crossover.map(|c| c as f64);

@@ -135,6 +135,11 @@ impl Table {
         self.rows.push(cells);
     }
 
+    /// Whether no row was wanted.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
     /// Adds a line below.
     pub fn note(&mut self, text: impl Into<String>) {
         self.notes.push(text.into());

@@ -17,7 +17,7 @@ use super::Run;
 use super::links::Links;
 use super::mounted_cluster::Mounts;
 use super::report::spread;
-use super::series::Series;
+use super::series::{Series, order};
 use super::workload::place::{Counted, counters, since};
 use super::workload::plot::{Bars, Panel, bars};
 use super::workload::tasks::Tasks;
@@ -92,18 +92,7 @@ pub struct Found {
     pub counted: Counted,
 }
 
-/// The order of `count` variants in a round: each comes behind each other one equally often, in `count` rounds or twice as many if that is odd
-/// (Williams 1949, designs balanced for residual effects), so that none always meets what the same other one left behind.
-fn order(round: usize, count: usize) -> Vec<usize> {
-    let zigzag = (0..count).map(|i| if i % 2 == 0 { i / 2 } else { count - 1 - i / 2 });
-    let mut order: Vec<usize> = zigzag.map(|at| (at + round / (1 + count % 2)) % count).collect();
-    if count % 2 == 1 && round % 2 == 1 {
-        order.reverse();
-    }
-    order
-}
-
-/// All variants in turn, round after round, in the orders of `order`; the first round does not count.
+/// All variants in turn, round after round, in the orders of `series::order`; the first round does not count.
 pub fn in_turn(
     run: &Run,
     cluster: &Mounts,
@@ -171,30 +160,10 @@ pub fn draw(
     panels: &[Panel],
     columns: usize,
 ) -> Outcome {
+    if panels.is_empty() {
+        return Ok(());
+    }
     let Some(path) = run.picture(&name.replace([' ', ','], "-").replace("--", "-")) else { return Ok(()) };
     let names: Vec<String> = variants.iter().map(|v| v.name.to_string()).collect();
     bars(&Bars { title, unit, names: &names, panels, columns }, &path)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::{BTreeMap, BTreeSet};
-
-    /// Goal: every variant is in every round once, and each comes right behind each other one equally often. Method: all rounds of a whole
-    /// design, for the numbers of variants that there are.
-    #[test]
-    fn neighbours_are_balanced() {
-        for count in 2..=12 {
-            let rounds = count * (1 + count % 2);
-            let mut behind: BTreeMap<(usize, usize), usize> = BTreeMap::new();
-            for round in 0..rounds {
-                let order = order(round, count);
-                assert_eq!(order.iter().collect::<BTreeSet<_>>().len(), count);
-                order.windows(2).for_each(|two| *behind.entry((two[0], two[1])).or_default() += 1);
-            }
-            assert_eq!(behind.len(), count * (count - 1), "{count}");
-            assert!(behind.values().all(|&n| n == 1 + count % 2), "{count}: {behind:?}");
-        }
-    }
 }

@@ -1,6 +1,6 @@
 //! `Series`: the samples of one arm of a comparison, and how arms are sampled.
 //!
-//! Owns: taking turns (A B A B), medians, spread. Does not own: what is measured. Invariants: nothing is left out: every
+//! Owns: taking turns (A B B A), medians, spread. Does not own: what is measured. Invariants: nothing is left out: every
 //! sample after the warm-up round counts and is in the JSON; a ratio is taken within a round, where both sides saw
 //! the same machine, and the median is taken over these ratios.
 
@@ -100,14 +100,40 @@ impl<'a> Arm<'a> {
     }
 }
 
-/// Samples all arms in turn, round after round: one round to warm up, which does not count, then `run.pairs`.
+/// The order of `count` arms in a round: each comes behind each other one equally often, in `count` rounds or twice as many if that is odd
+/// (Williams 1949, designs balanced for residual effects), so that none always meets what the same other one left behind.
+pub fn order(round: usize, count: usize) -> Vec<usize> {
+    let zigzag = (0..count).map(|i| if i % 2 == 0 { i / 2 } else { count - 1 - i / 2 });
+    let mut order: Vec<usize> = zigzag.map(|at| (at + round / (1 + count % 2)) % count).collect();
+    if count % 2 == 1 && round % 2 == 1 {
+        order.reverse();
+    }
+    order
+}
+
+/// Samples all arms in turn, round after round in the orders of `order`: one round to warm up, which does not count, then `run.pairs`.
 ///
 /// Errors: the first of any arm, or that the user wants to stop.
-pub fn alternate(run: &Run, what: &str, mut arms: Vec<Arm<'_>>) -> Outcome<Vec<Series>> {
+pub fn alternate(run: &Run, what: &str, arms: Vec<Arm<'_>>) -> Outcome<Vec<Series>> {
+    rounds(run, what, arms, order)
+}
+
+/// As `alternate`, but each round in the order given, for arms that need what the one before left.
+pub fn as_given(run: &Run, what: &str, arms: Vec<Arm<'_>>) -> Outcome<Vec<Series>> {
+    rounds(run, what, arms, |_, count| (0..count).collect())
+}
+
+fn rounds(
+    run: &Run,
+    what: &str,
+    mut arms: Vec<Arm<'_>>,
+    order: impl Fn(usize, usize) -> Vec<usize>,
+) -> Outcome<Vec<Series>> {
     let mut series = vec![Series::default(); arms.len()];
     let bar = run.bar(what, ((run.pairs + 1) * arms.len()) as u64);
     for round in 0..=run.pairs {
-        for (arm, series) in arms.iter_mut().zip(&mut series) {
+        for turn in order(round, arms.len()) {
+            let (arm, series) = (&mut arms[turn], &mut series[turn]);
             run.check_stop()?;
             bar.set_message(format!("{what}: {}", arm.name));
             let value = (arm.sample)()?;
@@ -140,6 +166,24 @@ pub fn ns_per_op(long: Duration, batch: u32, mut op: impl FnMut() -> Outcome) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::{BTreeMap, BTreeSet};
+
+    /// Goal: every arm is in every round once, and each comes right behind each other one equally often. Method: all rounds of a whole
+    /// design, for the numbers of arms that there are.
+    #[test]
+    fn neighbours_are_balanced() {
+        for count in 2..=12 {
+            let rounds = count * (1 + count % 2);
+            let mut behind: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+            for round in 0..rounds {
+                let order = order(round, count);
+                assert_eq!(order.iter().collect::<BTreeSet<_>>().len(), count);
+                order.windows(2).for_each(|two| *behind.entry((two[0], two[1])).or_default() += 1);
+            }
+            assert_eq!(behind.len(), count * (count - 1), "{count}");
+            assert!(behind.values().all(|&n| n == 1 + count % 2), "{count}: {behind:?}");
+        }
+    }
 
     /// Goal: medians, spread, paired ratios and the serial model are what their names say. Method: small numbers.
     #[test]

@@ -24,12 +24,15 @@ pub fn run(run: &mut Run) -> Outcome {
     );
     for (size, span) in [4 << 10, 64 << 10].into_iter().flat_map(|size| SPANS_BYTES.map(|span| (size, span))) {
         for op in [Op::Read, Op::Write] {
+            let shown = crate::size::show;
+            let what = format!("{} {} of {}", op.name(), shown(size as u64), shown(span));
+            if !run.wants(&what) {
+                continue;
+            }
             let file = prepared(&cluster.mount.join(format!("small-{size}-{span}")), size, span)?;
             let target = MountedFile::open(&run.dir.join("null/data"), size, span, OFlags::empty())?;
             let target = RefCell::new(target);
             let long = run.sample_time();
-            let shown = crate::size::show;
-            let what = format!("{} {} of {}", op.name(), shown(size as u64), shown(span));
             let arms = vec![
                 Arm::new("do-nothing", || target.borrow_mut().us(op, long)),
                 Arm::new("amphi", || file.borrow_mut().us(op, long)),
@@ -38,7 +41,17 @@ pub fn run(run: &mut Run) -> Outcome {
             record(run, &mut table, &what, (size, span), &series);
         }
     }
-    let file = prepared(&cluster.mount.join("stat"), 4096, 1 << 20)?;
+    if run.wants("fstat") {
+        fstat(run, &mut table, &cluster.mount)?;
+    }
+    table.note("Without fsync: with it a transfer costs what the disk costs (see modes). Writes go on while earlier ones are written back.");
+    run.show(&table);
+    cluster.stop()?;
+    null.stop()
+}
+
+fn fstat(run: &mut Run, table: &mut Table, mount: &Path) -> Outcome {
+    let file = prepared(&mount.join("stat"), 4096, 1 << 20)?;
     let target = MountedFile::open(&run.dir.join("null/data"), 4096, 1 << 20, OFlags::empty())?;
     let long = run.sample_time();
     let arms =
@@ -53,11 +66,7 @@ pub fn run(run: &mut Run) -> Outcome {
             .value(ratio.median()),
     );
     table.note("fstat: the kernel asks the do-nothing target each time and keeps what AmphiFS said.");
-    table.note("Without fsync: with it a transfer costs what the disk costs (see modes). Writes go on while earlier ones are written back.");
-    run.show(&table);
-    drop((file, target));
-    cluster.stop()?;
-    null.stop()
+    Ok(())
 }
 
 fn prepared(path: &Path, size: usize, span: u64) -> Outcome<RefCell<MountedFile>> {

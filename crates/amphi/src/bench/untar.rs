@@ -10,7 +10,7 @@ use super::mounted::MountedFile;
 use super::program::Program;
 use super::raw::RawFile;
 use super::report::{Finding, Goal, Table, digits, spread};
-use super::series::{Arm, Series, alternate};
+use super::series::{Arm, Series, as_given};
 use crate::demo::tree;
 use crate::failure::{During, Failure, Outcome};
 use rustix::fs::OFlags;
@@ -58,7 +58,7 @@ pub fn run(run: &mut Run) -> Outcome {
         Arm::new("untar, local", || unpack(&archive, &local)),
         Arm::new("delete, local", || delete(&local)),
     ];
-    let series = alternate(run, "tree", arms)?;
+    let series = as_given(run, "tree", arms)?;
     drop(target);
     let mut counts = counts.into_inner();
     counts.iter_mut().flatten().for_each(|s| {

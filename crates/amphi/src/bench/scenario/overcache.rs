@@ -74,14 +74,18 @@ pub fn run(run: &mut Run) -> Outcome {
     for &tasks in tasks {
         let mut groups: [Vec<_>; 2] = Default::default();
         for &transfer in sizes {
+            let what = format!("{tasks} x {}", show(transfer));
+            if !run.wants(&what) {
+                continue;
+            }
             let found = measure(run, &place, tasks, transfer, &BASELINES)?;
             for (way, name) in ["write", "read"].into_iter().enumerate() {
-                row(run, &mut table, &format!("{tasks} x {} {name}", show(transfer)), way, &found);
+                row(run, &mut table, &format!("{what} {name}"), way, &found);
                 groups[way].push((show(transfer), medians(&found, way)));
             }
-            all.push((format!("{tasks} x {}", show(transfer)), found));
+            all.push((what, found));
         }
-        for (groups, name) in groups.into_iter().zip(["write", "read"]) {
+        for (groups, name) in groups.into_iter().zip(["write", "read"]).filter(|(groups, _)| !groups.is_empty()) {
             panels.push(Panel { title: format!("{tasks} processes, {name}"), groups });
         }
     }
@@ -103,10 +107,14 @@ pub fn run(run: &mut Run) -> Outcome {
 
 fn without_parts(run: &mut Run, place: &Place) -> Outcome {
     let tasks = if run.quick { 2 } else { 8 };
+    let what = format!("{tasks} x {}", show(PARTS_SIZE));
+    if !run.wants(&format!("{what} without each part")) {
+        return Ok(());
+    }
     let found = measure(run, place, tasks, PARTS_SIZE, &PARTS)?;
     let parts = Parts {
         bench: "overcache",
-        what: &format!("{tasks} x {}", show(PARTS_SIZE)),
+        what: &what,
         unit: ("MiB/s", "mib_s"),
         ways: &["write", "read"],
         variants: &PARTS,

@@ -58,14 +58,17 @@ pub fn run(run: &mut Run) -> Outcome {
         let mut table = table(title);
         let mut groups: [Vec<_>; 2] = Default::default();
         for &size in sizes {
-            let found = measure(run, &cluster, tasks, size + off, calls(tasks, size), &BASELINES)?;
             let what = format!("{tasks} x {}{behind}", crate::size::show(size));
+            if !run.wants(&what) {
+                continue;
+            }
+            let found = measure(run, &cluster, tasks, size + off, calls(tasks, size), &BASELINES)?;
             rows(run, &mut table, &what, &found, goal);
             (0..2).for_each(|way| groups[way].push((crate::size::show(size), medians(&found, way))));
             all.push((what, found));
         }
         run.show(&table);
-        for (groups, way) in groups.into_iter().zip(["write", "cold read"]) {
+        for (groups, way) in groups.into_iter().zip(["write", "cold read"]).filter(|(groups, _)| !groups.is_empty()) {
             panels.push(Panel { title: format!("{title}, {way}"), groups });
         }
     }
@@ -79,8 +82,11 @@ pub fn run(run: &mut Run) -> Outcome {
 }
 
 fn without_parts(run: &mut Run, cluster: &Mounts, tasks: usize, size: u64, variants: &[Variant]) -> Outcome {
-    let found = measure(run, cluster, tasks, size, calls(tasks, size), variants)?;
-    let (what, found) = (&format!("{tasks} x {}", crate::size::show(size)), &found[..]);
+    let what = &format!("{tasks} x {}", crate::size::show(size));
+    if !run.wants(&format!("{what} without each part")) {
+        return Ok(());
+    }
+    let found = &measure(run, cluster, tasks, size, calls(tasks, size), variants)?[..];
     let parts = Parts { bench: "streams", what, unit: ("MiB/s", "mib_s"), ways: &["write", "read"], variants, found };
     parts.show(run)?;
     parts.show_reasons(run, &TABLE_2, &["write", "read"]);
