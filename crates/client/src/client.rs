@@ -231,6 +231,13 @@ impl Client {
         ops::read::try_lend(&self.core, ctx, file, offset, len, hints)
     }
 
+    /// After a read of `len` bytes at `offset`: if it went on where the one before had ended, and what follows is in the page cache, brings as
+    /// much into the processor's cache, for a read on this thread or one beside it. Takes 0.1 us for each KiB; for a thread that has nothing
+    /// else to do while the program is at it. Reads count that are followed by this call.
+    pub fn warm_next(&self, file: &OpenFile, offset: u64, len: usize) {
+        ops::read::warm_next(&self.core, file, offset, len as u64);
+    }
+
     /// Reads `len` bytes, fewer at the end of the file.
     pub fn read(&self, ctx: &Ctx, file: &Arc<OpenFile>, offset: u64, len: usize, hints: Hints) -> Pending<Segments> {
         self.start(ops::read::read(self.core.clone(), ctx.clone(), file.clone(), offset, len, hints))

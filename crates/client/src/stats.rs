@@ -75,6 +75,7 @@ counters! {
     CopiedIn = "cache_copied_in", "bytes";
     CopiedOut = "cache_copied_out", "bytes";
     Lent = "cache_lent", "bytes";
+    Warmed = "cache_warmed", "bytes";
     ReadAheadIssued = "readahead_issued", "bytes";
     DirectAheadUsed = "readahead_direct_used", "bytes";
     SmallAheadAsked = "readahead_small_asked", "files";

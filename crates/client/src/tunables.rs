@@ -98,6 +98,7 @@ knobs! {
     CacheBytes = "cache.max_bytes", Bytes, G, 4 * M => 1 << 50, "memory of the page cache";
     Adopt = "cache.adopt", Switch, 1, 0 => 1, "a write of just one unit of the cache (64 KiB) leaves its memory there instead of being copied";
     ColdAfter = "cache.cold_bytes", Bytes, 16 * M, 0 => 1 << 50, "a unit that was not written while so many others were lies in no cache of the processor: it is written past them, without fetching it";
+    WarmBytes = "cache.warm_bytes", Bytes, 256 * K, 0 => 16 * M, "while a lone program that reads on through a mount has its turn, so much of what it reads next is brought into the processor's cache, if its reads are no larger; 0 = none";
     DirtyPercent = "cache.dirty_percent", Number, 50, 1 => 90, "share of the cache that may be dirty before writers wait";
     RunBytes = "writeback.run_bytes", Bytes, M, 64 * K => 64 * M, "contiguous dirty bytes that leave at once";
     AgeMs = "writeback.age_ms", Number, 5000, 10 => 3_600_000, "dirty bytes leave after this time";

@@ -313,6 +313,14 @@ impl FileSystem for ClientFs {
         Ok(())
     }
 
+    fn read_answered(&self, how: &ReadHow) {
+        if how.size >= LEND_MIN_BYTES
+            && let Ok(file) = self.handles.get(how.handle)
+        {
+            self.client.warm_next(&file, how.offset, how.size);
+        }
+    }
+
     fn write(&self, caller: &Caller<'_>, _: Ino, how: &WriteHow, mut data: Payload<'_>) -> Result<usize> {
         let file = self.handles.get(how.handle)?;
         let ctx = Self::stream(caller);

@@ -3,7 +3,7 @@
 //! Invariant: every request is answered exactly once; FORGET, BATCH_FORGET and INTERRUPT never are.
 
 use crate::data::{Payload, ReadSink};
-use crate::file_system::{Entry, OpenReply};
+use crate::file_system::{Entry, OpenReply, ReadHow};
 use crate::kernel::structs as k;
 use crate::later::{LateTable, Later};
 use crate::reply::{ReplyTo, absent_out, attr_out, entry_out, lk_out, open_out, statfs_out, statx_out};
@@ -191,12 +191,13 @@ impl Drop for Answered<'_> {
     }
 }
 
-/// Handles one request that wants a reply; READ and WRITE use the receive buffer as data memory.
-pub(crate) fn handle(fs: &dyn FileSystem, mut caller: Caller<'_>, lent: Lent<'_>, to: &ReplyTo<'_>) {
+/// Handles one request that wants a reply; READ and WRITE use the receive buffer as data memory. Returns a READ that was answered with bytes.
+pub(crate) fn handle(fs: &dyn FileSystem, mut caller: Caller<'_>, lent: Lent<'_>, to: &ReplyTo<'_>) -> Option<ReadHow> {
+    let mut read = None;
     let Ok(request) = crate::request::parse(lent.receive) else {
         to.error(Errno::Io);
         lent.answered.store(true, Relaxed);
-        return;
+        return None;
     };
     caller.create_group = request.create_group;
     let caller = &caller;
@@ -205,7 +206,10 @@ pub(crate) fn handle(fs: &dyn FileSystem, mut caller: Caller<'_>, lent: Lent<'_>
         Op::Read { how } => {
             let mut sink = ReadSink::new(lent.receive, how.size);
             match fs.read(caller, ino, &how, &mut sink) {
-                Ok(()) => to.ok(&sink.pieces()),
+                Ok(()) => {
+                    to.ok(&sink.pieces());
+                    read = Some(how);
+                }
                 Err(e) => to.error(e),
             }
         }
@@ -236,4 +240,5 @@ pub(crate) fn handle(fs: &dyn FileSystem, mut caller: Caller<'_>, lent: Lent<'_>
         }
     }
     lent.answered.store(true, Relaxed);
+    read
 }

@@ -331,6 +331,9 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
+    /// A read of a caller that is alone with the mount has been answered, and its thread has nothing else to do.
+    fn read_answered(&self, how: &ReadHow) {}
+
     /// Writes; returns the bytes written.
     fn write(&self, caller: &Caller<'_>, ino: Ino, how: &WriteHow, data: Payload<'_>) -> Result<usize> {
         Err(Errno::NoSys)

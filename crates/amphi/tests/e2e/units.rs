@@ -1,6 +1,6 @@
 //! Writes of whole units of the cache, whose memory the cache keeps, among writes that are copied; all bytes compared.
 
-use crate::harness::{Place, Random, pattern, run};
+use crate::harness::{Place, Random, counter, pattern, run};
 use rustix::fs::{OFlags, XattrFlags, setxattr};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -22,6 +22,36 @@ fn open(path: &Path, flags: OFlags) -> File {
     let mut options = File::options();
     options.read(true).write(true).create(true).custom_flags(flags.bits() as i32);
     options.open(path).expect("open")
+}
+
+/// Goal: while a lone program reads on, the mount gets ready what it reads next, and every byte is right; a program that jumps about costs
+/// nothing more. Method: a cached file read in both ways, the counter, and the switch.
+#[test]
+fn a_lone_stream_finds_its_next_bytes_warm() {
+    let place = Place::new();
+    let daemon = place.up(&[]);
+    let mount = place.mount();
+    let model = pattern(5, 64 * UNIT);
+    fs::write(mount.join("f"), &model).expect("write");
+    let file = open(&mount.join("f"), OFlags::empty());
+    let pass = |step: usize| {
+        let before = counter(&mount, "cache_warmed");
+        let mut back = vec![0; UNIT];
+        for unit in (0..64).map(|i| i * step % 64) {
+            file.read_exact_at(&mut back, (unit * UNIT) as u64).expect("read");
+            assert!(back == model[unit * UNIT..][..UNIT], "unit {unit}");
+        }
+        counter(&mount, "cache_warmed") - before
+    };
+    pass(1);
+    let warmed = pass(1);
+    assert!((32..64).contains(&warmed), "{warmed} of 64");
+    assert_eq!(pass(5), 0);
+    setxattr(&mount, "user.amphi.set", b"cache.warm_bytes=0", XattrFlags::empty()).expect("switch");
+    assert_eq!(pass(1), 0);
+    drop(file);
+    daemon.stop();
+    place.fsck();
 }
 
 /// Random writes and reads of one thread's region, two in three of them whole units, with other requests between.

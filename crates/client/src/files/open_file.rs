@@ -44,6 +44,8 @@ pub struct OpenFile {
     pub(crate) records: Mutex<Records>,
     /// A stream has bytes ahead of it, so hits matter to it.
     pub(crate) readahead_on: AtomicBool,
+    /// Where the last read ended behind which `Client::warm_next` was asked for.
+    pub(crate) warmed_to: AtomicU64,
     /// What its requests are counted in.
     pub(crate) ledger: Arc<Ledger>,
     /// How its requests go, as asked for by its user.
@@ -72,6 +74,7 @@ impl OpenFile {
             direct: Mutex::default(),
             records: Mutex::default(),
             readahead_on: AtomicBool::new(false),
+            warmed_to: AtomicU64::new(0),
             ledger,
             io_mode: AtomicU8::new(IoMode::Auto as u8),
             exact: AtomicBool::new(false),

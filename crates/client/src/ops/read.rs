@@ -30,6 +30,7 @@ use amphi_env::Buf;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, limits};
 use amphi_wire::{LockExtent, Reply, Request};
 use futures_util::future::join_all;
+use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -37,6 +38,8 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 const TRIES: usize = 4;
 /// Fills start and end at multiples of this, bytes: the page of the servers' storage.
 const PAGE: u64 = 4096;
+/// Bytes that the processor fetches at once.
+const CACHE_LINE: usize = 64;
 /// Reads of so many bytes are lent from the cache instead of copied.
 const LEND_MIN_BYTES: u64 = 16 << 10;
 
@@ -147,6 +150,24 @@ pub(crate) fn try_lend(
     hit.note(core, ctx, open, hints, Copied::Apart);
     core.stats.moved(Count::Lent, hit.range.len());
     Some(loans)
+}
+
+/// See `Client::warm_next`.
+pub(crate) fn warm_next(core: &Core, open: &OpenFile, offset: u64, len: u64) {
+    if len > core.tunables.get(Knob::WarmBytes) || open.flags.direct {
+        return;
+    }
+    let end = offset.saturating_add(len);
+    if open.warmed_to.swap(end, Relaxed) != offset {
+        return;
+    }
+    let next = ByteRange::at(end, len).intersect(&ByteRange::new(0, open.file.size()));
+    let Some(loans) = core.cache.peek(&open.file, next).filter(|_| !next.is_empty()) else { return };
+    core.stats.bytes(Count::Warmed, next.len());
+    for loan in loans {
+        // One byte of a line brings all of it.
+        black_box(loan.chunks(CACHE_LINE).fold(0u8, |sum, line| sum.wrapping_add(line[0])));
+    }
 }
 
 /// A read that brings the access time forward is noted; the server hears of it with the close.

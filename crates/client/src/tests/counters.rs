@@ -231,6 +231,44 @@ fn a_file_counts_the_batches_that_carry_it() {
     w.check_clean();
 }
 
+/// Goal: what a stream reads next is brought near if the page cache has it, up to the end of the file, and for reads of bounded size; one that
+/// jumps about is left alone. Method: calls by hand, and the counter.
+#[test]
+fn what_a_stream_reads_next_is_warmed() {
+    let mut w = World::new(1, &[("readahead.enabled", "off")]);
+    let planted = w.server.plant("f", &vec![7; 10 * UNIT_BYTES], Pattern::Whole);
+    let file = open_for(&mut w, planted, None);
+    // All but the last unit.
+    read(&mut w, &file, 0, 9 * UNIT_BYTES);
+    let warmed = |w: &World, unit: u64, units: usize| {
+        let before = w.client.core.stats.of(Count::Warmed).1;
+        w.client.warm_next(&file, unit * KIB64, units * UNIT_BYTES);
+        w.client.core.stats.of(Count::Warmed).1 - before
+    };
+    assert_eq!(warmed(&w, 0, 1), KIB64, "a file is read from its start");
+    assert_eq!(warmed(&w, 1, 2), 2 * KIB64);
+    assert_eq!(warmed(&w, 5, 1), 0, "not where the last one ended");
+    assert_eq!(warmed(&w, 2, 1), 0, "nor here");
+    assert_eq!(warmed(&w, 3, 1), KIB64);
+    assert_eq!(warmed(&w, 4, 4), 0, "not all of it is cached");
+    read(&mut w, &file, 9 * KIB64, UNIT_BYTES);
+    assert_eq!(warmed(&w, 8, 2), 0, "not where the last one ended");
+    assert_eq!(warmed(&w, 4, 4), 0);
+    assert_eq!(warmed(&w, 8, 1), KIB64);
+    assert_eq!(warmed(&w, 9, 1), 0, "the end");
+    assert_eq!(warmed(&w, 6, 3), 0);
+    assert_eq!(warmed(&w, 9, 3), 0, "behind the end");
+    assert_eq!((warmed(&w, 0, 4), warmed(&w, 4, 4)), (0, 2 * KIB64), "up to the end");
+    for (most, got) in [("128K", 0), ("256K", 4 * KIB64), ("0", 0)] {
+        w.client.core.tunables.set("cache.warm_bytes", most).expect("set");
+        warmed(&w, 6, 2);
+        let begun = warmed(&w, 0, 4) + warmed(&w, 0, 4);
+        assert_eq!((begun, warmed(&w, 4, 4)), (0, got / 2), "{most}");
+    }
+    drop(file);
+    w.check_clean();
+}
+
 /// Goal: bytes copied into the cache, out of it to readers and out of it for the way back are counted, each copy once, and nothing of what
 /// was lent or adopted. Method: small and large requests by both ways, hits and misses, and the counters after each.
 #[test]

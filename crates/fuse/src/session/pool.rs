@@ -161,6 +161,12 @@ impl Pool {
         s.reading == 0 && s.backlog.is_empty() && s.pressure < PRESSURE_STEP
     }
 
+    /// Whether just one thread works, nobody else reads, and no request waits.
+    pub(super) fn works_alone(&self) -> bool {
+        let s = self.state.lock();
+        s.working() == 1 && s.reading == 0 && s.backlog.is_empty()
+    }
+
     /// One more reader: a sleeper, else a new thread.
     fn promote(&self, s: &mut State) -> Next {
         if let Some(sleeper) = s.sleepers.pop() {
@@ -340,6 +346,23 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: a thread works alone while no other works or reads. Method: one, two, and one again.
+    #[test]
+    fn one_thread_works_alone() {
+        let pool = Pool::new(3, 1, 2);
+        pool.thread_starts();
+        assert!(!pool.works_alone(), "it reads");
+        assert_eq!(pool.request_read(100, false), Next::Work);
+        assert!(pool.works_alone());
+        assert_eq!(pool.will_block(), Next::SpawnThenWork);
+        assert!(!pool.works_alone(), "the other reads");
+        assert_eq!(pool.request_read(100, false), Next::Work);
+        assert!(!pool.works_alone(), "both work");
+        assert!(pool.work_done().is_none());
+        pool.thread_ended(true);
+        assert!(pool.works_alone());
+    }
 
     /// Goal: the last thread stays a reader until the backlog is full. Method: three threads at most, requests that never end.
     #[test]

@@ -25,6 +25,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use zerocopy::FromBytes;
 
+/// So many requests in a row from one thread, nobody else being served, show a caller that is alone.
+const LONE_REQUESTS: u32 = 8;
+
 /// Starts the first reader, on the mounted device itself, and the watch.
 pub(super) fn start_first(shared: &Arc<Shared>) -> io::Result<()> {
     shared.pool.thread_starts();
@@ -62,9 +65,19 @@ fn start(shared: &Arc<Shared>, device: Option<Arc<OwnedFd>>) -> io::Result<()> {
         let ready = mount::clone_device(&shared.device, OFlags::NONBLOCK).map(Arc::new).ok();
         let slot = shared.in_hand.add_slot();
         let (receive, listing) = (Receive::new(shared.config.request_bytes(), shared.ahead.clone()), Vec::new());
-        let (last_tid, polling) = (0, Polling::new());
-        Reader { shared: shared.clone(), device, ready, slot: slot.clone(), receive, listing, last_tid, polling }
-            .run(&mut count);
+        let (last_tid, same_tid, polling) = (0, 0, Polling::new());
+        Reader {
+            shared: shared.clone(),
+            device,
+            ready,
+            slot: slot.clone(),
+            receive,
+            listing,
+            last_tid,
+            same_tid,
+            polling,
+        }
+        .run(&mut count);
         shared.in_hand.remove_slot(&slot);
     });
     match spawned {
@@ -118,6 +131,8 @@ struct Reader {
     listing: Vec<u8>,
     /// Whose request was handled last.
     last_tid: u32,
+    /// Its requests in a row before that one.
+    same_tid: u32,
     polling: Polling,
 }
 
@@ -163,6 +178,7 @@ impl Reader {
             // requests (tid 0), as the release behind a close, are nobody's call.
             let queued = at_once && tid != self.last_tid && tid != 0;
             if tid != 0 {
+                self.same_tid = if tid == self.last_tid { self.same_tid.saturating_add(1) } else { 0 };
                 self.last_tid = tid;
             }
             match self.shared.pool.request_read(len, queued) {
@@ -294,14 +310,20 @@ impl Reader {
         let lent = Lent { receive, unit, listing: &mut self.listing, answered: &answered, late };
         let fs = &*self.shared.fs;
         let begin_ns = monotonic_ns();
-        if catch_unwind(AssertUnwindSafe(|| handle(fs, caller, lent, &to))).is_err() {
+        let read = catch_unwind(AssertUnwindSafe(|| handle(fs, caller, lent, &to))).unwrap_or_else(|_| {
             tracing::error!(opcode = header.opcode, "the handler of a request panicked");
             if !answered.load(Ordering::Relaxed) {
                 to.error(Errno::Io);
             }
-        }
+            None
+        });
         self.polling.served(monotonic_ns() - begin_ns);
         self.shared.in_hand.leave(&self.slot);
+        if let Some(how) = read.filter(|_| self.same_tid >= LONE_REQUESTS && self.shared.pool.works_alone())
+            && catch_unwind(AssertUnwindSafe(|| fs.read_answered(&how))).is_err()
+        {
+            tracing::error!("what follows a read panicked");
+        }
     }
 }
 
