@@ -117,6 +117,11 @@ impl ConfigFile {
         for file in [&mut config.data, &mut config.key].into_iter().flatten() {
             *file = folder.join(&*file);
         }
+        for addr in config.listen.iter_mut().chain(&mut config.advertise).chain(&mut config.join) {
+            if let Some(path) = addr.strip_prefix("unix:").filter(|p| !p.is_empty()) {
+                *addr = format!("unix:{}", folder.join(path).display());
+            }
+        }
         Ok(config)
     }
 

@@ -6,24 +6,29 @@
 use crate::failure::{Failure, Outcome};
 use rustix::fs::{XattrFlags, getxattr, setxattr};
 use rustix::io::Errno;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 /// Mount points of AmphiFS on this machine, from the kernel's table of mounts.
 pub fn mounts() -> Vec<PathBuf> {
-    let table = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    mounts_in(&std::fs::read("/proc/self/mounts").unwrap_or_default())
+}
+
+/// Names of mount points are bytes, of other file systems too.
+fn mounts_in(table: &[u8]) -> Vec<PathBuf> {
     table
-        .lines()
+        .split(|b| *b == b'\n')
         .filter_map(|line| {
-            let mut fields = line.split(' ');
+            let mut fields = line.split(|b| *b == b' ');
             let (_, dir, kind) = (fields.next()?, fields.next()?, fields.next()?);
-            (kind == "fuse.amphi").then(|| PathBuf::from(unescape(dir)))
+            (kind == b"fuse.amphi").then(|| PathBuf::from(OsString::from_vec(unescape(dir))))
         })
         .collect()
 }
 
 /// The kernel writes blanks and backslashes of mount points as `\040`, `\134` ...
-fn unescape(field: &str) -> String {
-    let bytes = field.as_bytes();
+fn unescape(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes.len());
     let mut i = 0;
     while i < bytes.len() {
@@ -39,7 +44,7 @@ fn unescape(field: &str) -> String {
             }
         }
     }
-    String::from_utf8_lossy(&out).into_owned()
+    out
 }
 
 /// The mount that was named, or the only one there is.
@@ -81,34 +86,49 @@ pub fn read(path: &Path, name: &str) -> Outcome<String> {
 
 /// Reads a control attribute of `path` that may not be there.
 pub fn read_if_any(path: &Path, name: &str) -> Outcome<Option<String>> {
+    Ok(read_bytes(path, name)?.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+}
+
+fn read_bytes(path: &Path, name: &str) -> Outcome<Option<Vec<u8>>> {
     let mut buf = vec![0u8; 65_536];
     match getxattr(path, name, &mut buf[..]) {
         Ok(n) => {
             buf.truncate(n);
-            Ok(Some(String::from_utf8_lossy(&buf).into_owned()))
+            Ok(Some(buf))
         }
         Err(Errno::NODATA) => Ok(None),
         Err(e) => Err(explain(path, name, e)),
     }
 }
 
-/// Writes a control attribute of `path`. `bad_value` is said when the value is refused.
-pub fn write(path: &Path, name: &str, value: &str, bad_value: impl FnOnce() -> String) -> Outcome {
+/// Writes a control attribute of `path`. `refusal` says what it means if the value is bad, or comes at a bad time (`Errno::BUSY`).
+pub fn write(path: &Path, name: &str, value: &str, refusal: impl FnOnce(Errno) -> String) -> Outcome {
     match setxattr(path, name, value.as_bytes(), XattrFlags::empty()) {
         Ok(()) => Ok(()),
-        Err(Errno::INVAL | Errno::RANGE) => Err(Failure::refused(bad_value())),
+        Err(e @ (Errno::INVAL | Errno::RANGE | Errno::BUSY)) => Err(Failure::refused(refusal(e))),
         Err(e) => Err(explain(path, name, e)),
     }
+}
+
+/// Reads a control attribute that may be longer than an attribute can be: `NAME` is its beginning, `NAME.from.N` goes on at byte N of it.
+pub fn read_long(path: &Path, name: &str) -> Outcome<String> {
+    let mut text = read_bytes(path, name)?.ok_or_else(|| explain(path, name, Errno::NODATA))?;
+    while let Some(more) = read_bytes(path, &format!("{name}.from.{}", text.len()))?.filter(|more| !more.is_empty()) {
+        text.extend(more);
+    }
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Goal: mount points with blanks are found. Method: the kernel's escapes.
+    /// Goal: mount points with blanks are found, and beside names that are no UTF-8. Method: the kernel's escapes; a table of two mounts.
     #[test]
     fn kernel_escapes() {
-        assert_eq!(unescape("/a\\040b\\134c"), "/a b\\c");
-        assert_eq!(unescape("/plain\\"), "/plain\\");
+        assert_eq!(unescape(b"/a\\040b\\134c"), b"/a b\\c");
+        assert_eq!(unescape(b"/plain\\"), b"/plain\\");
+        let table = b"/dev/sdb1 /media/caf\xe9 vfat rw 0 0\n/data /fs\xe9 fuse.amphi rw 0 0\n";
+        assert_eq!(mounts_in(table), [PathBuf::from(OsString::from_vec(b"/fs\xe9".to_vec()))]);
     }
 }

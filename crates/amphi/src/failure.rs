@@ -20,6 +20,11 @@ impl Failure {
         Failure { code: 2, text: text.into() }
     }
 
+    /// As it is behind so many steps that succeeded: then it is no longer true that nothing was changed.
+    pub fn behind(self, done: usize) -> Failure {
+        if done == 0 { self } else { Failure { code: 1, text: self.text } }
+    }
+
     /// Something failed while working.
     pub fn broken(text: impl Into<String>) -> Failure {
         Failure { code: 1, text: text.into() }

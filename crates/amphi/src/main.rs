@@ -54,6 +54,13 @@ enum Command {
     Man,
 }
 
+impl Command {
+    /// Whether it has to end in order, whatever becomes of its output.
+    fn holds_a_mount(&self) -> bool {
+        matches!(self, Command::Up(_) | Command::Server(_) | Command::Mount(_) | Command::Demo(_) | Command::Bench(_))
+    }
+}
+
 fn run(command: Command) -> Outcome {
     match command {
         Command::Up(c) => c.run(),
@@ -101,11 +108,17 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_target(false)
+        // Where nobody reads the log any more, nothing is said, and the work goes on.
+        .log_internal_errors(false)
         .init();
-    match run(Cli::parse().command) {
+    let command = Cli::parse().command;
+    if !command.holds_a_mount() {
+        process::end_when_nobody_reads();
+    }
+    match run(command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(f) => {
-            eprintln!("amphi: {f}");
+            process::say_error(&f.to_string());
             ExitCode::from(f.code)
         }
     }

@@ -262,7 +262,7 @@ fn watch(mut child: Child, name: &str, watched: &Watched, ready: &mut Option<mps
         for line in errors.into_iter().flat_map(|e| BufReader::new(e).lines()).map_while(Result::ok) {
             match line.strip_prefix("amphi: ") {
                 Some(text) => failure = Some(text.to_string()),
-                None => eprintln!("{prefix}: {line}"),
+                None => crate::process::say(&format!("{prefix}: {line}")),
             }
         }
         failure

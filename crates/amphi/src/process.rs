@@ -17,9 +17,11 @@ use amphi_types::{Ino, SessionId, Timespec};
 use amphi_wire::Role;
 use futures_channel::oneshot;
 use rustix::fs::Access;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::io::Write;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -130,7 +132,10 @@ pub fn link_failure(e: &std::io::Error) -> Failure {
         TimedOut => "; is the address right and the machine up?",
         _ => "",
     };
-    Failure::refused(format!("{e}{advice}"))
+    match e.kind() {
+        amphi_client::NOT_STABLE => Failure::broken(e.to_string()),
+        _ => Failure::refused(format!("{e}{advice}")),
+    }
 }
 
 /// Errors of several addresses as one, which names each.
@@ -195,7 +200,38 @@ pub fn complete(config: &mut ServerConfig) {
     config.root_owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
 }
 
-/// Waits for SIGINT or SIGTERM, or until `also` says that there is nothing left to wait for.
+/// A line for people on standard error. Nobody has to be there to read it.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Says what ends the program.
+pub fn say_error(text: &str) {
+    say(&format!("amphi: {text}"));
+}
+
+/// Says that everything is up, and what there is to use, to whoever waits for it.
+pub fn say_ready(what: impl std::fmt::Display) {
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "ready {what}").and_then(|()| out.flush());
+}
+
+/// Lets the program end as others do when who reads its output has gone (`amphi get | head -1`).
+pub fn end_when_nobody_reads() {
+    let always = Arc::new(AtomicBool::new(true));
+    let _ = signal_hook::flag::register_conditional_default(signal_hook::consts::SIGPIPE, always);
+}
+
+/// Signals that end a mount or a server in order: also that the terminal has gone, unless that was to be ignored (nohup).
+fn ending_signals() -> Vec<i32> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|l| l.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    let hangup = Some(SIGHUP).filter(|s| ignored >> (s - 1) & 1 == 0);
+    [SIGINT, SIGTERM].into_iter().chain(hangup).collect()
+}
+
+/// Waits for SIGINT, SIGTERM or SIGHUP, or until `also` says that there is nothing left to wait for.
 pub struct Stop {
     receiver: mpsc::Receiver<()>,
     sender: mpsc::Sender<()>,
@@ -205,13 +241,13 @@ impl Stop {
     /// Takes over the signals. A second signal ends the process at once.
     #[expect(clippy::disallowed_methods, reason = "the thread that waits for signals")]
     pub fn on_signals() -> Outcome<Stop> {
-        let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM]).during(|| "handle signals".into())?;
+        let mut signals = signal_hook::iterator::Signals::new(ending_signals()).during(|| "handle signals".into())?;
         let (sender, receiver) = mpsc::channel();
         let signalled = sender.clone();
         std::thread::spawn(move || {
             for (n, _) in signals.forever().enumerate() {
                 if n > 0 {
-                    eprintln!("amphi: stopped at once by a second signal; unsynced writes may be lost");
+                    say_error("stopped at once by a second signal; unsynced writes may be lost");
                     std::process::exit(1);
                 }
                 let _ = signalled.send(());
@@ -295,7 +331,8 @@ pub fn start_cluster(
                 let served = match begun {
                     Ok(()) => {
                         let _ = up.send(());
-                        half.run(env, config, Way::Local(server.dialer())).await.during(|| "run the client".into())
+                        let ran = half.run(env, config, Way::Local(server.dialer())).await;
+                        ran.map_err(|e| Failure::broken(e.to_string()))
                     }
                     Err(e) => Err(e),
                 };
@@ -342,7 +379,7 @@ pub fn start_client(
 fn first_answer(running: Running) -> Outcome<Running> {
     match running.client.getattr(&amphi_client::Ctx::root(), Ino::ROOT).wait(None) {
         Ok(_) => Ok(running),
-        Err(e) => match running.join() {
+        Err(e) => match running.stop() {
             Err(refused) => Err(refused),
             Ok(()) => Err(Failure::broken(format!("the server did not answer: {e}"))),
         },
@@ -419,9 +456,27 @@ pub fn check_mount_point(dir: &Path) -> Outcome {
     }
 }
 
-/// Refuses a mount point that would hide the zones beneath it.
+/// Where `path` is, or would be if it were made: without links as far as it exists.
+fn settled(path: &Path) -> std::io::Result<PathBuf> {
+    let whole = std::path::absolute(path)?;
+    for existing in whole.ancestors() {
+        if let Ok(real) = std::fs::canonicalize(existing) {
+            return Ok(real.join(whole.strip_prefix(existing).unwrap_or(Path::new(""))));
+        }
+    }
+    Ok(whole)
+}
+
+/// Refuses a mount point that would hide the data folder, or lie in it.
 pub fn check_apart(data: &Path, mount: &Path) -> Outcome {
-    let (Ok(data), Ok(mount)) = (std::fs::canonicalize(data), std::fs::canonicalize(mount)) else { return Ok(()) };
+    let (Ok(data), Ok(mount)) = (settled(data), settled(mount)) else { return Ok(()) };
+    if data.starts_with(&mount) {
+        return Err(Failure::refused(format!(
+            "the data folder {} lies under the mount point {}, which would hide it; give another one",
+            data.display(),
+            mount.display()
+        )));
+    }
     if mount.starts_with(&data) {
         return Err(Failure::refused(format!(
             "mount point {} lies in the data folder; give another one",

@@ -282,7 +282,8 @@ impl PageCache {
     }
 
     /// Puts `source` at `offset`, dirty. `check` is asked under each unit's lock: a `false` ends the write there. Units that were
-    /// written before the last `cold_after` bytes are written past the processor's caches.
+    /// written before the last `cold_after` bytes are written past the processor's caches. `taken` is called under the lock of each unit as soon as what was
+    /// written of it counts as dirty: who finds nothing dirty before knows nothing of this write.
     pub(crate) fn write(
         &self,
         file: &Arc<File>,
@@ -290,7 +291,7 @@ impl PageCache {
         mut source: Source<'_>,
         cold_after: u64,
         now_ns: impl Fn() -> u64,
-        check: impl Fn() -> bool,
+        (check, taken): (impl Fn() -> bool, impl Fn()),
     ) -> Put {
         let range = ByteRange::at(offset, source.len());
         let mut full_chunk = None;
@@ -333,15 +334,18 @@ impl PageCache {
                     adopted += UNIT;
                 }
             }
+            if added > 0 {
+                file.dirty_bytes.fetch_add(added, SeqCst);
+                self.dirty.fetch_add(added, Relaxed);
+                if was_clean {
+                    file.dirty.lock().units.insert(u, now_ns());
+                }
+            }
+            taken();
             if added == 0 {
                 continue;
             }
-            file.dirty_bytes.fetch_add(added, SeqCst);
-            self.dirty.fetch_add(added, Relaxed);
             file.locality.bring(added.div_ceil(PAGE));
-            if was_clean {
-                file.dirty.lock().units.insert(u, now_ns());
-            }
             rewritten |= unit.was_sent();
             if unit.is_dirty_throughout() && self.chunk_is_dirty(&shard, file, u / CHUNK_UNITS) {
                 let chunk = ByteRange::at(u / CHUNK_UNITS * CHUNK, CHUNK);
@@ -349,6 +353,17 @@ impl PageCache {
             }
         }
         Put::Done { full_chunk, rewritten, adopted }
+    }
+
+    /// The units with bytes of `range`, ascending, neighbours in one piece.
+    pub(crate) fn units_of(&self, file: &File, range: ByteRange) -> Vec<ByteRange> {
+        let keys = (file.ino.0, range.start / UNIT)..(file.ino.0, range.end.div_ceil(UNIT));
+        let mut units: Vec<u64> = Vec::new();
+        self.shards.iter().for_each(|s| units.extend(s.read().units.range(keys.clone()).map(|((_, u), _)| *u)));
+        units.sort_unstable();
+        let mut found = Vec::new();
+        units.into_iter().for_each(|u| push_joined(&mut found, ByteRange::at(u * UNIT, UNIT).intersect(&range)));
+        found
     }
 
     /// Nobody has written for a while: memory that waits for the rest of a stream goes back.

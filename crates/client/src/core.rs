@@ -19,6 +19,7 @@ use crate::group::GroupNews;
 use crate::jobs::{Job, JobName, Jobs};
 use crate::learned::Learned;
 use crate::locks::Locks;
+use crate::losses::Losses;
 use crate::queue::{Item, Outgoing, Queue};
 use crate::removed::Removed;
 use crate::room::Room;
@@ -76,6 +77,8 @@ pub(crate) struct Core {
     pub(crate) map: Mutex<ClusterMap>,
     /// The last thing a control attribute complained about.
     pub(crate) complaint: Mutex<String>,
+    /// The status that was shown last.
+    pub(crate) shown_status: Mutex<Vec<u8>>,
     /// The memory group is above its share; measured by the I/O half.
     pub(crate) group_short: AtomicBool,
     /// Where memory groups are, for the I/O half.
@@ -94,6 +97,10 @@ pub(crate) struct Core {
     pub(crate) piped_bytes: AtomicU64,
     /// Targets that writes will not find full.
     pub(crate) room: Room,
+    /// What could not be written back.
+    pub(crate) losses: Losses,
+    /// Why the end of the mount was not in order.
+    pub(crate) lost_at_end: Mutex<Option<Errno>>,
     /// Bytes of fills under way.
     pub(crate) fill_bytes: AtomicU64,
     /// Direct reads that were asked for ahead.
@@ -162,6 +169,7 @@ impl Core {
             cluster: AtomicU64::new(0),
             map: Mutex::default(),
             complaint: Mutex::new(complaint),
+            shown_status: Mutex::default(),
             group_short: AtomicBool::new(false),
             memory_trees: OnceLock::new(),
             callers: Callers::default(),
@@ -171,6 +179,8 @@ impl Core {
             flight_parts: AtomicUsize::new(0),
             piped_bytes: AtomicU64::new(0),
             room: Room::default(),
+            losses: Losses::default(),
+            lost_at_end: Mutex::default(),
             fill_bytes: AtomicU64::new(0),
             direct_streams: DirectStreams::default(),
             backlog: Backlog::default(),

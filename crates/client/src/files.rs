@@ -207,8 +207,8 @@ pub(crate) struct File {
     /// Failures of write-back: count and the latest.
     pub(super) errors: Mutex<(u64, Errno)>,
     pub(super) error_count: AtomicU64,
-    /// Bytes whose write-back failed and that nobody was told of yet.
-    pub(crate) failed: Mutex<Vec<ByteRange>>,
+    /// Bytes in the cache whose write-back failed and that nobody was told of yet.
+    pub(crate) failed: Mutex<RangeSet>,
     /// Until when the file counts as contended, nanoseconds.
     pub(crate) contended_until_ns: AtomicU64,
     pub(crate) locality: Locality,
@@ -483,7 +483,8 @@ impl File {
         if news {
             self.size.store(view.attr.size.max(if quiet { 0 } else { own_before }), SeqCst);
             let own = self.own_end.load(SeqCst);
-            if own > own_before {
+            let disturbed = self.dirty_bytes.load(SeqCst) > 0 || self.epoch.load(SeqCst) > moment.at;
+            if own > own_before || (quiet && disturbed) {
                 // A write that came in between.
                 self.size.fetch_max(own, SeqCst);
             }
@@ -515,6 +516,12 @@ impl File {
     pub(crate) fn extend_own(&self, end: u64) {
         self.own_end.fetch_max(end, SeqCst);
         self.size.fetch_max(end, SeqCst);
+    }
+
+    /// What was written into the cache before counts no more, but for what is found there now; writes that come in between count.
+    pub(crate) fn own_is_at_least(&self, found: impl FnOnce() -> u64) {
+        self.own_end.store(0, SeqCst);
+        self.own_end.fetch_max(found(), SeqCst);
     }
 
     /// Notes the time of a write that is in the cache alone.
@@ -556,12 +563,12 @@ impl File {
         }
     }
 
-    /// Remembers a failed write-back for everybody who has the file open.
+    /// Remembers a failed write-back for everybody who has the file open; of `range` the cache still has the bytes.
     pub(crate) fn fail(&self, range: ByteRange, errno: Errno) {
         let mut e = self.errors.lock();
         *e = (e.0 + 1, errno);
         self.error_count.store(e.0, SeqCst);
-        self.failed.lock().push(range);
+        self.failed.lock().insert(range);
     }
 
     /// Failures of write-back so far.
@@ -571,7 +578,7 @@ impl File {
 
     /// The error with which write-back of some of `range` has failed since there were so many failures; it stays to be reported.
     pub(crate) fn failed_since(&self, failures: u64, range: ByteRange) -> Result<()> {
-        if self.failures() > failures && self.failed.lock().iter().any(|r| r.overlaps(&range)) {
+        if self.failures() > failures && self.failed.lock().overlaps(range) {
             return Err(self.errors.lock().1);
         }
         Ok(())
@@ -658,6 +665,40 @@ mod tests {
         };
         let (layout, io_mode, generation) = (Layout::growing(1), IoMode::Auto, 0);
         InodeView { attr, layout, io_mode, generation, spread: false, xattrs: false, capability: false }
+    }
+
+    /// Goal: an answer from before a write that is adopted while the write goes on does not take its size back, wherever the two meet. Method: many
+    /// files, written into the cache by one thread while another one adopts an answer of the empty file.
+    #[test]
+    fn an_answer_beside_a_write_does_not_cut() {
+        const FILES: usize = 4000;
+        let file = || Arc::new(File::new(view(0), Moment::PAST, &Arc::default()));
+        let files: Vec<Arc<File>> = (0..FILES).map(|_| file()).collect();
+        let (cache, turn) = (crate::cache::PageCache::new(), AtomicU64::new(0));
+        let bytes = vec![7; 32 << 10];
+        // Both begin with each file at the same moment, as nearly as can be.
+        let meet = |round: usize| {
+            turn.fetch_add(1, SeqCst);
+            while turn.load(SeqCst) < 2 * (round as u64 + 1) {
+                std::hint::spin_loop();
+            }
+        };
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                for (round, file) in files.iter().enumerate() {
+                    meet(round);
+                    (0..round % 512 * 8).for_each(|_| std::hint::spin_loop());
+                    file.adopt(view(0), Moment::PAST);
+                }
+            });
+            for (round, file) in files.iter().enumerate() {
+                meet(round);
+                let taken = || file.extend_own(bytes.len() as u64);
+                cache.write(file, 0, crate::cache::Source::Copied(&bytes), u64::MAX, || 0, (|| true, taken));
+            }
+        });
+        let cut = files.iter().filter(|f| f.size() < bytes.len() as u64).count();
+        assert_eq!(cut, 0, "of {FILES}");
     }
 
     /// Goal: a file whose bytes land while its attributes are asked for does not pass for sparse. Method: an answer from before a landing, one from

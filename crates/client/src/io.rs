@@ -204,6 +204,9 @@ async fn represent<E: Env>(core: &Arc<Core>, recovery: &Recovery<E>, target: Tar
     Ok(())
 }
 
+/// Kind of the error with which a client ends whose bytes were not all made stable.
+pub const NOT_STABLE: io::ErrorKind = io::ErrorKind::WriteZero;
+
 impl IoHalf {
     pub(crate) fn new(core: Arc<Core>) -> IoHalf {
         IoHalf { end: End(core) }
@@ -212,7 +215,7 @@ impl IoHalf {
     /// Connects, serves the other half until [`crate::Client::shutdown`], writes everything back, says goodbye and
     /// closes. Dropping the future abandons what is dirty.
     ///
-    /// Errors: those of connecting; the client is stopped then.
+    /// Errors: those of connecting, and of kind [`NOT_STABLE`] that not everything could be made stable at the end; the client is stopped then.
     pub async fn run<E: Env>(self, env: E, config: LinkConfig, way: Way) -> io::Result<()> {
         let core = self.end.0.clone();
         let links = Links::open(env.clone(), core.clone(), config, way).await?;
@@ -224,8 +227,13 @@ impl IoHalf {
         serve(&env, &core, &links).await;
         drop(shortcut);
         links.close(GOODBYE).await;
-        Ok(())
+        let lost = core.lost_at_end.lock().take();
+        lost.map_or(Ok(()), |e| Err(not_stable(e)))
     }
+}
+
+fn not_stable(why: Errno) -> io::Error {
+    io::Error::new(NOT_STABLE, format!("not all that was written could be made stable: {why}"))
 }
 
 /// Whatever ends the half, also if it never ran: callers must not wait for ever.
@@ -256,7 +264,7 @@ async fn serve<E: Env>(env: &E, core: &Arc<Core>, links: &Rc<Links<E>>) {
             draining = true;
             let core2 = core.clone();
             env.spawn(async move {
-                drain(&core2).await;
+                *core2.lost_at_end.lock() = drain(&core2).await.err();
                 core2.drained.store(true, Ordering::Release);
                 core2.queue.waker.wake();
             });
@@ -284,15 +292,16 @@ async fn serve<E: Env>(env: &E, core: &Arc<Core>, links: &Rc<Links<E>>) {
     }
 }
 
-/// Writes everything back at the end. Errors were logged; nobody is left to hear of them.
-async fn drain(core: &Arc<Core>) {
+/// Writes everything back at the end.
+///
+/// Errors: that of bytes which were lost now, or of making the others stable; nobody else is left to hear of it.
+async fn drain(core: &Arc<Core>) -> amphi_types::Result<()> {
+    let before = core.losses.count();
     siblings::lose(core, None);
     closes::hurry_all(core);
     writeback::flush_all(core).await;
-    let root = crate::api::Ctx::root();
-    if let Err(e) = crate::ops::sync::sync_all(core.clone(), root).await {
-        tracing::warn!("at the end: {e}");
-    }
+    crate::ops::sync::sync_targets(core, (0..core.pool()).map(TargetId).collect()).await?;
+    core.losses.since(before)
 }
 
 /// Lets time pass for write-back, locks and the memory group.

@@ -13,6 +13,7 @@ pub(crate) mod pattern;
 mod pins;
 
 use crate::cache::drop::Dirty;
+use crate::cache::push_joined;
 use crate::core::Core;
 use crate::files::{File, Signal};
 use crate::group;
@@ -44,6 +45,8 @@ fn limits_of(tunables: &Tunables) -> CacheLimits {
     }
 }
 
+/// Of a range up to this length every stripe is looked at; of a longer one what is cached.
+const WALK_BYTES: u64 = 64 << 20;
 /// How often servers are told of locks that they asked back and that calls still use: far below the time after which a client that
 /// does not answer is evicted.
 const KEPT_NS: u64 = 2_000_000_000;
@@ -159,11 +162,7 @@ impl Locks {
 
 /// The part of each object that holds bytes of the range, from its first byte to its last.
 fn spans(file: &File, range: ByteRange) -> BTreeMap<ObjectId, ByteRange> {
-    let mut spans: BTreeMap<ObjectId, ByteRange> = BTreeMap::new();
-    for (object, piece) in file.layout().pieces(file.ino, range) {
-        spans.entry(object).and_modify(|r| r.end = piece.end).or_insert(piece);
-    }
-    spans
+    file.layout().spans(file.ino, range)
 }
 
 /// Whether usable locks permit reading all of `range`.
@@ -336,7 +335,7 @@ pub(crate) fn pump(core: &Arc<Core>, target: TargetId) {
                 let core2 = core.clone();
                 core.spawn(async move {
                     if let Some(file) = file {
-                        for part in pieces_of(&file, object, &ranges) {
+                        for part in pieces_of(&core2, &file, object, &ranges) {
                             writeback::flush(&core2, &file, part).await;
                         }
                     }
@@ -391,34 +390,43 @@ fn give_back(core: &Arc<Core>, target: TargetId, ids: &[LockId], locks: Vec<u64>
 }
 
 /// The bytes of `ranges` that lie in `object` and may be cached.
-fn pieces_of(file: &File, object: ObjectId, ranges: &[ByteRange]) -> Vec<ByteRange> {
+fn pieces_of(core: &Core, file: &File, object: ObjectId, ranges: &[ByteRange]) -> Vec<ByteRange> {
     let layout = file.layout();
     let cached = ByteRange::new(0, file.cached_end.load(SeqCst));
     if layout.stripes() == 1 {
         return ranges.iter().map(|r| r.intersect(&cached)).filter(|r| !r.is_empty()).collect();
     }
-    let pieces = |r: &ByteRange| layout.pieces(file.ino, r.intersect(&cached));
-    ranges.iter().flat_map(pieces).filter(|(o, _)| *o == object).map(|(_, r)| r).collect()
+    let mut found = Vec::new();
+    for range in ranges.iter().map(|r| r.intersect(&cached)) {
+        // A sparse file may be cached at its far end alone.
+        let parts = if range.len() <= WALK_BYTES { vec![range] } else { core.cache.units_of(file, range) };
+        let pieces = parts.into_iter().flat_map(|part| layout.pieces(file.ino, part));
+        pieces.filter(|(o, _)| *o == object).for_each(|(_, piece)| push_joined(&mut found, piece));
+    }
+    found
 }
 
 fn forget(core: &Arc<Core>, object: ObjectId, ranges: &[ByteRange], discard_dirty: bool) {
     let Some(file) = core.files.get(object.ino) else { return };
     file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
     let dirty = if discard_dirty { Dirty::Discard } else { Dirty::Keep };
-    for part in pieces_of(&file, object, ranges) {
+    let has_dirty = file.dirty_bytes.load(SeqCst) > 0;
+    for part in pieces_of(core, &file, object, ranges) {
         core.cache.forget(&file, part, dirty);
     }
     // Fills beyond what is cached now count on the lock as well.
     ranges.iter().for_each(|r| file.spoil(*r));
     // Others may cut the file from now on. Bytes of other locks that are still here count; answers that were asked for
     // before do not know what has been written under this one.
-    file.own_end.store(0, SeqCst);
-    file.own_end.fetch_max(core.cache.dirty_end(&file), SeqCst);
+    file.own_is_at_least(|| core.cache.dirty_end(&file));
     file.turn();
     if !core.company.is_alone() {
         file.times_told();
     }
     if discard_dirty {
+        if has_dirty {
+            core.losses.note(Errno::Io);
+        }
         file.fail(ByteRange::new(0, 0), Errno::Io);
         file.signal.notify();
     }

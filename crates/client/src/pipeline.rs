@@ -155,7 +155,9 @@ fn land(core: &Arc<Core>, file: &Arc<File>, id: FlightId, range: ByteRange, memo
         let lost = ByteRange::new(sent.good_to, range.end);
         tracing::warn!(ino = %file.ino, range = ?lost, "a write on its way failed: {e}");
         core.stats.bytes(Count::WriteBackFailed, lost.len());
-        file.fail(lost, e);
+        // None of it is in the cache.
+        file.fail(ByteRange::new(0, 0), e);
+        core.losses.note(e);
     }
     file.turn();
     file.mark_epoch();

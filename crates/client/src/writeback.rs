@@ -149,6 +149,7 @@ pub(crate) fn landed(core: &Arc<Core>, flight: &Flight, result: Result<()>) {
             tracing::warn!(ino = %flight.file.ino, range = ?flight.range, "write-back failed: {e}");
             core.stats.bytes(Count::WriteBackFailed, flight.range.len());
             flight.file.fail(flight.range, e);
+            core.losses.note(e);
             Landing::Failed
         }
     };

@@ -41,6 +41,9 @@ const ENTRY_PLUS_MIN_BYTES: usize = 160;
 /// bookkeeping.
 const LEND_MIN_BYTES: usize = 16 << 10;
 
+/// Bytes of one copy_file_range, whose callers go on where it ended: who is interrupted leaves no more behind than by a large write.
+const COPY_MAX_BYTES: u64 = 16 << 20;
+
 /// A mounted client.
 pub struct ClientFs {
     client: Client,
@@ -390,7 +393,9 @@ impl FileSystem for ClientFs {
         offset: u64,
         sink: &mut DirSink<'_>,
     ) -> Result<()> {
-        if offset > 0 && self.listings.take_end(handle, offset) {
+        if offset == 0 {
+            self.listings.begins(handle);
+        } else if self.listings.take_end(handle, offset) {
             return Ok(());
         }
         let ctx = self.ctx(caller);
@@ -506,7 +511,8 @@ impl FileSystem for ClientFs {
         let (from, to) = (self.handles.get(how.from_handle)?, self.handles.get(how.to_handle)?);
         self.kill_suidgid_unless_root(caller, to.ino())?;
         let (from, to) = ((&from, how.from_offset), (&to, how.to_offset));
-        let copied = self.wait(caller, self.client.copy_file_range(&Self::stream(caller), from, to, how.len))?;
+        let len = how.len.min(COPY_MAX_BYTES);
+        let copied = self.wait(caller, self.client.copy_file_range(&Self::stream(caller), from, to, len))?;
         Ok(copied as u64)
     }
 }

@@ -128,12 +128,8 @@ fn check_mount_point(at: &Path) -> Result<PathBuf, MountError> {
 
 /// A mount whose process was killed stays in the table and answers ENOTCONN: take it away, if it was one of ours.
 fn clear_dead_mount(at: &Path) -> Result<PathBuf, MountError> {
-    let absolute = std::path::absolute(at).map_err(|e| MountError::MountPoint(at.into(), e))?;
-    let parent = absolute.parent().map(std::fs::canonicalize);
-    let (Some(Ok(parent)), Some(name)) = (parent, absolute.file_name()) else {
-        return Err(MountError::Missing(at.into()));
-    };
-    let path = parent.join(name);
+    // Links on the way can be followed, also to a mount point that does not answer.
+    let path = std::fs::canonicalize(at).map_err(|e| MountError::MountPoint(at.into(), e))?;
     if !table::is_ours(&path) {
         return Err(MountError::MountPoint(path, std::io::Error::from_raw_os_error(libc::ENOTCONN)));
     }

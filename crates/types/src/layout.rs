@@ -9,6 +9,7 @@
 
 use crate::{ByteRange, Errno, Ino, ObjectId, Result, TargetId};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// End of the single-stripe part of a growing file, bytes.
 pub const GROW_FIRST: u64 = 4 << 20;
@@ -132,6 +133,34 @@ impl Layout {
         TargetId(((u32::from(ino.target().0) + stripe) % u32::from(self.pool)) as u16)
     }
 
+    /// The part of each object that holds bytes of `range`, from its first byte to its last. Walks a round of stripes at either end, so
+    /// it takes no longer for a range that is very long.
+    pub fn spans(&self, ino: Ino, range: ByteRange) -> BTreeMap<ObjectId, ByteRange> {
+        let mut spans: BTreeMap<ObjectId, ByteRange> = BTreeMap::new();
+        if range.is_empty() {
+            return spans;
+        }
+        let all = self.stripes_below(range.end) as usize;
+        let unit = u64::from(self.stripe_size);
+        let mut ends = BTreeMap::new();
+        let mut end = range.end;
+        while end > range.start && ends.len() < all {
+            let at = end - 1;
+            let (stripe, run_end) = self.stripe_at(at);
+            ends.entry(ObjectId { ino, stripe }).or_insert(end);
+            end = if run_end == u64::MAX && all == 1 { range.start } else { at / unit * unit };
+        }
+        for (object, piece) in self.pieces(ino, range) {
+            if let Some(&end) = ends.get(&object) {
+                spans.entry(object).or_insert(ByteRange::new(piece.start, end));
+            }
+            if spans.len() == ends.len() {
+                break;
+            }
+        }
+        spans
+    }
+
     /// Cuts `range` of the file into pieces that each lie in one object, ascending by offset.
     pub fn pieces(&self, ino: Ino, range: ByteRange) -> impl Iterator<Item = (ObjectId, ByteRange)> + use<> {
         let layout = *self;
@@ -187,6 +216,38 @@ mod tests {
             }
         }
         assert_eq!(Layout::growing(4).target(ino, 0), ino.target(), "stripe 0 lives with the inode");
+    }
+
+    /// Goal: spans are the first and the last byte of each object in a range, quickly also to the end of the largest file. Method: beside a walk
+    /// over all pieces for ranges about the places where layouts grow; ranges of 8 EiB.
+    #[test]
+    fn spans_reach_from_first_to_last_byte() {
+        let ino = Ino::new(TargetId(1), 4);
+        let striped = Layout { pattern: Pattern::Striped, stripe_size: 65536, stripe_count: 3, pool: 4 };
+        let layouts = [Layout::growing(8), Layout::growing(3), Layout::growing(1), striped];
+        for layout in layouts.into_iter().chain([Layout { pattern: Pattern::Whole, ..striped }]) {
+            let edges = [
+                0,
+                1,
+                65536,
+                GROW_FIRST - 1,
+                GROW_FIRST,
+                GROW_FIRST + 3,
+                6 << 20,
+                GROW_SECOND,
+                GROW_SECOND + 77,
+                300 << 20,
+            ];
+            for (from, to) in edges.iter().flat_map(|a| edges.iter().map(move |b| (*a, *b))).filter(|(a, b)| a <= b) {
+                let mut want: BTreeMap<ObjectId, ByteRange> = BTreeMap::new();
+                for (object, piece) in layout.pieces(ino, ByteRange::new(from, to)) {
+                    want.entry(object).and_modify(|r| r.end = piece.end).or_insert(piece);
+                }
+                assert_eq!(layout.spans(ino, ByteRange::new(from, to)), want, "{layout:?} {from}-{to}");
+            }
+            let whole = layout.spans(ino, ByteRange::new(5, i64::MAX as u64));
+            assert_eq!((whole.len() as u32, whole[&ObjectId { ino, stripe: 0 }].start), (layout.stripes(), 5));
+        }
     }
 
     /// Goal: small files need one target. Method: the growing default below 4 MiB.

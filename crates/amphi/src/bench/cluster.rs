@@ -52,7 +52,7 @@ impl Cluster {
 
     /// Sets a tunable of the mount or its servers.
     pub fn set(&self, assignment: &str) -> Outcome {
-        control::write(&self.mount, "user.amphi.set", assignment, || format!("{assignment} was refused"))
+        control::write(&self.mount, "user.amphi.set", assignment, |_| format!("{assignment} was refused"))
     }
 
     /// The counters at present.
@@ -77,7 +77,7 @@ impl Cluster {
 
 /// Sets the I/O mode of a file.
 pub fn set_mode(path: &Path, mode: &str) -> Outcome {
-    control::write(path, "user.amphi.mode", mode, || format!("mode {mode} was refused"))
+    control::write(path, "user.amphi.mode", mode, |_| format!("mode {mode} was refused"))
 }
 
 /// Counters of a mount and its server: names and numbers of events.

@@ -118,7 +118,7 @@ impl Mounts {
     fn put(&self, assignment: &str) -> Outcome {
         let to = if assignment.starts_with("server.") { &self.dirs[..1] } else { &self.dirs[..] };
         for mount in to {
-            control::write(mount, "user.amphi.set", assignment, || format!("{assignment} was refused"))?;
+            control::write(mount, "user.amphi.set", assignment, |_| format!("{assignment} was refused"))?;
         }
         Ok(())
     }

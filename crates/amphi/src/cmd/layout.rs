@@ -1,9 +1,10 @@
 //! `amphi layout`: how the data of files is laid over targets, and which way their I/O goes.
 
 use crate::control;
-use crate::failure::{Failure, Outcome};
+use crate::failure::Outcome;
 use clap::{Args, Subcommand};
-use std::path::PathBuf;
+use rustix::io::Errno;
+use std::path::{Path, PathBuf};
 
 /// Show or set data layout and I/O mode of files and directories.
 #[derive(Args, Debug)]
@@ -46,17 +47,8 @@ impl Layout {
                 }
             }
             Action::Set { layout, mode, paths } => {
-                for path in paths {
-                    // Another file system would take the attributes and mean nothing by them.
-                    control::read(&path, "user.amphi.mode")?;
-                    if let Some(layout) = &layout {
-                        set_layout(&path, layout)?;
-                    }
-                    if let Some(mode) = &mode {
-                        control::write(&path, "user.amphi.mode", mode, || {
-                            format!("{}: '{mode}' is no I/O mode", path.display())
-                        })?;
-                    }
+                for (done, path) in paths.iter().enumerate() {
+                    set(path, layout.as_deref(), mode.as_deref()).map_err(|f| f.behind(done))?;
                 }
             }
         }
@@ -64,21 +56,26 @@ impl Layout {
     }
 }
 
-fn set_layout(path: &std::path::Path, layout: &str) -> Outcome {
-    let outcome = control::write(path, "user.amphi.layout", layout, || {
-        format!(
+fn set(path: &Path, layout: Option<&str>, mode: Option<&str>) -> Outcome {
+    // Another file system would take the attributes and mean nothing by them.
+    control::read(path, "user.amphi.mode")?;
+    if let Some(layout) = layout {
+        set_layout(path, layout)?;
+    }
+    if let Some(mode) = mode {
+        let set =
+            control::write(path, "user.amphi.mode", mode, |_| format!("{}: '{mode}' is no I/O mode", path.display()));
+        set.map_err(|f| f.behind(usize::from(layout.is_some())))?;
+    }
+    Ok(())
+}
+
+fn set_layout(path: &Path, layout: &str) -> Outcome {
+    control::write(path, "user.amphi.layout", layout, |e| match e {
+        Errno::BUSY => format!("{}: has data and keeps its layout; copy it to a new file instead", path.display()),
+        _ => format!(
             "{}: '{layout}' is no layout; write growing, whole, or striped,size=1M,count=4 (size: a power of two, 64K to 1G; count: at most 65535)",
             path.display()
-        )
-    });
-    outcome.map_err(|f| {
-        if f.text.contains("busy") {
-            Failure::refused(format!(
-                "{}: has data and keeps its layout; copy it to a new file instead",
-                path.display()
-            ))
-        } else {
-            f
-        }
+        ),
     })
 }

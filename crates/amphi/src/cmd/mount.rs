@@ -42,7 +42,7 @@ impl Mount {
                 return Err(e);
             }
         };
-        println!("ready {}", session.mount_point().display());
+        process::say_ready(session.mount_point().display());
         stop.wait();
         process::unmount(&session, &running.client);
         running.stop()

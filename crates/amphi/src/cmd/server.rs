@@ -145,7 +145,7 @@ impl Server {
             },
         };
         if let Some(addrs) = addrs {
-            println!("ready {}", addrs.join(" "));
+            process::say_ready(addrs.join(" "));
             stop.wait();
         }
         let _ = end.send(());

@@ -39,7 +39,7 @@ impl Stats {
             println!();
         }
         if self.reset {
-            control::write(&path, "user.amphi.stats", "reset", || "reset was refused".into())?;
+            control::write(&path, "user.amphi.stats", "reset", |_| "reset was refused".into())?;
         }
         Ok(())
     }

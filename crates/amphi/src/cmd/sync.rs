@@ -17,6 +17,6 @@ impl Sync {
     pub fn run(self) -> Outcome {
         let mount = control::find_mount(self.mount)?;
         control::read(&mount, "user.amphi.mode")?;
-        control::write(&mount, "user.amphi.sync", "all", || "sync was refused".into())
+        control::write(&mount, "user.amphi.sync", "all", |_| "sync was refused".into())
     }
 }

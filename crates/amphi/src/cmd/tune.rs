@@ -3,7 +3,7 @@
 use crate::control;
 use crate::failure::{Failure, Outcome};
 use clap::Args;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Print tunables that match a shell pattern.
 #[derive(Args, Debug)]
@@ -31,7 +31,7 @@ pub struct Set {
 }
 
 /// Lines `name=value # help` of the tunables that match.
-fn read(mount: &std::path::Path, pattern: &str) -> Outcome<Vec<(String, String)>> {
+fn read(mount: &Path, pattern: &str) -> Outcome<Vec<(String, String)>> {
     if pattern.is_empty() || pattern.len() > 200 || pattern.contains('\0') {
         return Err(Failure::refused(format!("'{pattern}' is no pattern for tunables; try: amphi get '*'")));
     }
@@ -69,19 +69,24 @@ impl Set {
     /// Sets each and prints the new values.
     pub fn run(self) -> Outcome {
         let mount = control::find_mount(self.mount)?;
-        for assignment in &self.assignments {
-            let Some((pattern, value)) = assignment.split_once('=') else {
-                return Err(Failure::refused(format!("'{assignment}' must be PATTERN=VALUE")));
-            };
-            let rows = read(&mount, pattern)?;
-            control::write(&mount, "user.amphi.set", assignment, || {
-                let help: Vec<&str> = rows.iter().map(|(_, h)| h.as_str()).collect();
-                format!("'{value}' is no value for {pattern}: {}", help.join("; "))
-            })?;
-            for (now, _) in read(&mount, pattern)? {
-                println!("{now}");
-            }
+        for (done, assignment) in self.assignments.iter().enumerate() {
+            set(&mount, assignment).map_err(|f| f.behind(done))?;
         }
         Ok(())
     }
+}
+
+fn set(mount: &Path, assignment: &str) -> Outcome {
+    let Some((pattern, value)) = assignment.split_once('=') else {
+        return Err(Failure::refused(format!("'{assignment}' must be PATTERN=VALUE")));
+    };
+    let rows = read(mount, pattern)?;
+    control::write(mount, "user.amphi.set", assignment, |_| {
+        let help: Vec<&str> = rows.iter().map(|(_, h)| h.as_str()).collect();
+        format!("'{value}' is no value for {pattern}: {}", help.join("; "))
+    })?;
+    for (now, _) in read(mount, pattern)? {
+        println!("{now}");
+    }
+    Ok(())
 }

@@ -189,7 +189,7 @@ impl Up {
                 return Err(e);
             }
         };
-        println!("ready {}", session.mount_point().display());
+        process::say_ready(session.mount_point().display());
         stop.wait();
         process::unmount(&session, &running.client);
         running.stop()

@@ -193,7 +193,7 @@ fn reason(mount: &Path, direction: &str) -> Outcome<String> {
 
 /// Starts the counters again.
 fn forget(mount: &Path) -> Outcome {
-    control::write(mount, "user.amphi.stats", "reset", || "reset was refused".into())
+    control::write(mount, "user.amphi.stats", "reset", |_| "reset was refused".into())
 }
 
 /// The table as text.

@@ -54,6 +54,9 @@ impl PageCache {
             }
             left |= !kept.is_empty();
             let dirty_kept: smallvec::SmallVec<[ByteRange; 4]> = kept[flights..].iter().copied().collect();
+            if !unit.failed.is_empty() {
+                file.failed.lock().remove(part);
+            }
             unit.forget(part);
             for (i, r) in kept.into_iter().enumerate() {
                 unit.valid.insert(r);

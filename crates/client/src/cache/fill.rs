@@ -111,7 +111,7 @@ impl PageCache {
         });
         // What leaves is entered among the flights before it is no longer dirty.
         let flights = file.flights.lock().last_end();
-        let failed = file.failed.lock().iter().map(|r| r.end).max();
+        let failed = file.failed.lock().iter().last().map(|r| r.end);
         dirty.into_iter().chain(failed).max().unwrap_or(0).max(flights)
     }
 

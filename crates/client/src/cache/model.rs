@@ -79,7 +79,13 @@ fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
             match w.rand(11) {
                 0..=2 => {
                     let bytes = vec![step as u8; span.len()];
-                    let put = cache.write(&file, a, Source::Copied(&bytes), cold_after, || step, || true);
+                    let taken = || {
+                        assert!(
+                            file.dirty_bytes.load(std::sync::atomic::Ordering::SeqCst) > 0,
+                            "it counts before anybody hears of it"
+                        )
+                    };
+                    let put = cache.write(&file, a, Source::Copied(&bytes), cold_after, || step, (|| true, taken));
                     assert!(matches!(put, Put::Done { adopted: 0, .. }));
                     truth[span].copy_from_slice(&bytes);
                 }
@@ -130,7 +136,7 @@ fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
                         Source::Copied(&unit[..(end - at) as usize])
                     };
                     assert_eq!(matches!(source, Source::Unit(_)), whole);
-                    let put = cache.write(&file, at, source, cold_after, || step, || true);
+                    let put = cache.write(&file, at, source, cold_after, || step, (|| true, || {}));
                     let Put::Done { adopted, .. } = put else { panic!("nothing refuses it") };
                     assert_eq!(unit.as_ptr() != memory, adopted > 0, "its memory was kept");
                     assert!(whole || adopted == 0);
@@ -150,13 +156,13 @@ fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
                     // A refusal leaves all bytes, for another try.
                     let (refuse, asked) = (w.rand(3) == 0, Cell::new(0));
                     let check = || asked.replace(asked.get() + 1) < 2 || !refuse;
-                    let first = cache.write(&file, at, source, u64::MAX, || step, check);
+                    let first = cache.write(&file, at, source, u64::MAX, || step, (check, || {}));
                     if let Put::Refused(from) = first {
                         assert_eq!(from, at + 2 * UNIT);
                         assert!(bytes[..] == truth[at as usize..(at + len) as usize]);
                         let again = Source::whole_units(at, &mut bytes);
                         assert!(matches!(again, Source::Copied(_)));
-                        cache.write(&file, at, again, u64::MAX, || step, || true);
+                        cache.write(&file, at, again, u64::MAX, || step, (|| true, || {}));
                     }
                 }
                 9 => {

@@ -165,7 +165,8 @@ impl OpenFile {
         }
         if let Some(core) = self.core.upgrade() {
             let failed = std::mem::take(&mut *file.failed.lock());
-            failed.into_iter().for_each(|range| core.cache.forget_failed(file, range));
+            failed.iter().for_each(|range| core.cache.forget_failed(file, range));
+            file.own_is_at_least(|| core.cache.dirty_end(file));
             crate::ops::attr::refresh(core, file.clone());
         }
         Err(errno)

@@ -108,9 +108,10 @@ async fn punch(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, server_lock
     let view = file.view();
     // Beyond the stripes that exist there is nothing; the owner's knowledge of the size may be behind.
     let stripes = view.layout.stripes_below(range.end.min(size.max(view.attr.size)).max(1));
+    let now = core.wall();
     let calls = (0..stripes).map(|stripe| {
         let object = ObjectId { ino: file.ino, stripe };
-        let op = Request::Punch { object, range, generation: view.generation, mtime: core.wall(), server_lock };
+        let op = Request::Punch { object, range, generation: view.generation, mtime: now, server_lock };
         core.call_for_io(file, view.layout.target(file.ino, stripe), op, server_lock)
     });
     for reply in join_all(calls.collect::<Vec<_>>()).await {
@@ -120,6 +121,7 @@ async fn punch(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, server_lock
             Err(e) => return Err(e),
         }
     }
+    file.touched_past_cache(now);
     Ok(())
 }
 

@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Makes everything that these targets have answered stable.
-async fn sync_targets(core: &Arc<Core>, targets: BTreeSet<TargetId>) -> Result<()> {
+pub(crate) async fn sync_targets(core: &Arc<Core>, targets: BTreeSet<TargetId>) -> Result<()> {
     let calls = targets.into_iter().map(|t| core.send(Lane::Urgent, t, &Cred::root(), Request::Sync, None, 0));
     for answer in join_all(calls.collect::<Vec<_>>()).await {
         done_reply(answer?.0.result?)?;
@@ -70,5 +70,8 @@ pub(crate) async fn sync_all(core: Arc<Core>, _ctx: Ctx) -> Result<()> {
     let drain = Drain::begin(&core);
     writeback::flush_all(&core).await;
     drop(drain);
-    sync_targets(&core, (0..core.pool()).map(TargetId).collect()).await
+    let synced = sync_targets(&core, (0..core.pool()).map(TargetId).collect()).await;
+    // Also what was lost earlier: whoever asks believes afterwards that all is there.
+    core.losses.tell()?;
+    synced
 }

@@ -66,18 +66,20 @@ pub(crate) fn try_write(
     let guard =
         if one_unit && file.range.idle() { None } else { Some(file.range.try_acquire(range, Hold::Exclusive)?) };
     let check = || {
-        let goes = locks::covered(file, stripes)
+        locks::covered(file, stripes)
             && file.group.admits(open.member())
             && (guard.is_some() || file.range.idle())
-            && !meets_pages(file, range, hints);
-        if goes && one_unit {
+            && !meets_pages(file, range, hints)
+    };
+    let now = core.wall();
+    let taken = || {
+        file.touch(now);
+        if one_unit {
             // Under the unit's lock: before a flush that a callback has asked for.
             file.extend_own(range.end);
         }
-        goes
     };
-    file.touch(core.wall());
-    match put(core, file, offset, source, check) {
+    match put(core, file, offset, source, (check, taken)) {
         Put::Done { full_chunk, rewritten, adopted } => {
             if !one_unit {
                 file.extend_own(range.end);
@@ -107,10 +109,10 @@ pub(crate) fn source<'a>(core: &Core, offset: u64, bytes: &'a mut Buf) -> Source
 }
 
 /// Puts `source` into the cache, and counts it if its memory was kept.
-fn put(core: &Core, file: &Arc<File>, offset: u64, source: Source<'_>, check: impl Fn() -> bool) -> Put {
+fn put(core: &Core, file: &Arc<File>, offset: u64, source: Source<'_>, hooks: (impl Fn() -> bool, impl Fn())) -> Put {
     let cold_after = core.tunables.get(Knob::ColdAfter);
     let is_copied = matches!(source, Source::Copied(_));
-    let put = core.cache.write(file, offset, source, cold_after, || core.clock.now_ns(), check);
+    let put = core.cache.write(file, offset, source, cold_after, || core.clock.now_ns(), hooks);
     if let Put::Refused(end) = put
         && is_copied
     {
@@ -250,7 +252,14 @@ pub(crate) async fn write(
     } else if decision.mode == Mode::Buffered && core.room.is_short(&file, range) {
         // Where the last write was refused, this one is told if it is, too. `fsync` will say so all the same: others may be lost.
         writeback::flush(&core, &file, range).await;
-        file.failed_since(failures, range)?;
+        if let Err(e) = file.failed_since(failures, range) {
+            // Its caller knows, and may go on where the file ends without it.
+            core.cache.forget_failed(&file, range);
+            file.failed.lock().remove(range);
+            file.own_is_at_least(|| core.cache.dirty_end(&file));
+            let _ = attr::reload(&core, &file).await;
+            return Err(e);
+        }
     }
     Ok(written)
 }
@@ -299,10 +308,10 @@ async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, data: &mu
             }
         };
         writeback::throttle(core, open, part.len(), room_for(part)).await;
-        file.touch(core.wall());
+        let now = core.wall();
         let span = (part.start - range.start) as usize..(part.end - range.start) as usize;
         let source = if part == range { source(core, range.start, data) } else { Source::Copied(&data[span]) };
-        let put = put(core, file, part.start, source, || true);
+        let put = put(core, file, part.start, source, (|| true, || file.touch(now)));
         // Others may ask for the size between two steps.
         file.extend_own(if pinned { range.end } else { part.end });
         drop(pins);

@@ -132,8 +132,10 @@ fn a_refused_part_is_its_files_alone() {
     }
     // The first part at or behind this offset: of the third file.
     w.server.refuse_writes = vec![(2000, Errno::NoSpace)];
-    sync_all(&mut w);
+    let op = w.client.sync_all(&root);
+    assert_eq!(w.run(op), Err(Errno::NoSpace), "it speaks for all files");
     assert_eq!((sent(&w, "WriteBatch"), sent(&w, "Write")), (1, 0));
+    sync_all(&mut w);
     for (i, file) in files.iter().enumerate() {
         let expected = if i == 2 { Err(Errno::NoSpace) } else { Ok(()) };
         assert_eq!(w.client.flush(&root, file).wait(None), expected, "file {i}");

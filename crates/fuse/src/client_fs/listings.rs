@@ -23,6 +23,11 @@ impl Listings {
         Handle(self.next.fetch_add(1, Relaxed))
     }
 
+    /// `handle` is listed from the start (again): what was told before is out of date.
+    pub(super) fn begins(&self, handle: Handle) {
+        self.ends.lock().remove(&handle.0);
+    }
+
     /// The listing of `handle` was told that nothing comes behind `cookie`.
     pub(super) fn ended(&self, handle: Handle, cookie: u64) {
         self.ends.lock().insert(handle.0, cookie);
@@ -55,6 +60,9 @@ mod tests {
         listings.ended(a, 7);
         assert!(!listings.take_end(b, 7) && !listings.take_end(a, 6));
         assert!(listings.take_end(a, 7) && !listings.take_end(a, 7));
+        listings.ended(b, 7);
+        listings.begins(b);
+        assert!(!listings.take_end(b, 7), "of the listing before");
         listings.ended(b, 7);
         listings.close(b);
         assert!(!listings.take_end(b, 7));

@@ -138,7 +138,7 @@ fn make(cluster: &Mounts, processes: &mut Tasks) -> Outcome<(f64, Counted)> {
     let together = processes.phase(Phase::Write)?;
     let start_ns = together.ranks.iter().map(|r| r.start_ns).min().unwrap_or_else(now_ns);
     for mount in cluster.dirs() {
-        control::write(mount, "user.amphi.sync", "all", || "sync was refused".into())?;
+        control::write(mount, "user.amphi.sync", "all", |_| "sync was refused".into())?;
     }
     let seconds = tasks::now_ns().saturating_sub(start_ns) as f64 / 1e9;
     Ok((together.calls() as f64 / seconds, since(&before, &counters(cluster.dirs())?)))

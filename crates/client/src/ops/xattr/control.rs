@@ -1,7 +1,7 @@
 //! Hidden control attributes of a mount, for the super-user and the owner of the mount process.
 //!
 //! Read: `stats`, `stats.json`, `jobs` or `jobs.after.JOB` (JSON, counters of jobs, as many as fit), `tunables` or `tunables.PATTERN` (lines `name=value # help`), `status` (JSON, the
-//! cluster's), `counters.server`, `error` (why the last change was refused). Write: `stats` = `reset`, `set` =
+//! cluster's; its beginning if it is long) and `status.from.N` (byte N and on of the status that was shown last), `counters.server`, `error` (why the last change was refused). Write: `stats` = `reset`, `set` =
 //! `PATTERN=VALUE`, `sync` = `all` (what syncfs would do, which the kernel does not pass on). What begins with `server.` is the server's.
 
 use crate::api::Ctx;
@@ -14,6 +14,12 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+/// The names of the servers' tunables begin so.
+const SERVER: &str = "server.";
+/// Bytes of the status that one attribute shows.
+const STATUS_PART: usize = 60_000;
+/// With the number of the first byte that is wanted of the status that was shown last.
+const STATUS_FROM: &str = "status.from.";
 /// With the last job of the print before.
 const JOBS_AFTER: &str = "jobs.after.";
 
@@ -44,7 +50,8 @@ async fn server_tunables(
 
 /// Whether a pattern can mean the server's tunables.
 fn means_server(pattern: &str) -> bool {
-    pattern.starts_with("server.") || pattern.starts_with('*')
+    let literal = pattern.split(['*', '?', '[']).next().unwrap_or_default();
+    literal.starts_with(SERVER) || SERVER.starts_with(literal)
 }
 
 pub(super) async fn get(core: &Arc<Core>, ctx: &Ctx, name: &[u8]) -> Result<Vec<u8>> {
@@ -58,7 +65,14 @@ pub(super) async fn get(core: &Arc<Core>, ctx: &Ctx, name: &[u8]) -> Result<Vec<
         "stats.json" => core.stats.json(now, &core.gauges()),
         "jobs" => jobs::json(core, None),
         "error" => core.complaint.lock().clone(),
-        "status" => status(core, ctx).await?,
+        "status" => {
+            *core.shown_status.lock() = status(core, ctx).await?.into_bytes();
+            return Ok(status_part(core, 0));
+        }
+        name if name.starts_with(STATUS_FROM) => {
+            let from = name[STATUS_FROM.len()..].parse().map_err(|_| Errno::NoData)?;
+            return Ok(status_part(core, from));
+        }
         "counters.server" => server_counters(core, ctx).await?.iter().fold(String::new(), |mut out, (name, value)| {
             let _ = writeln!(out, "{name} {value}");
             out
@@ -72,7 +86,11 @@ pub(super) async fn get(core: &Arc<Core>, ctx: &Ctx, name: &[u8]) -> Result<Vec<
             };
             let mut rows = core.tunables.list(pattern);
             if means_server(pattern) {
-                rows.extend(server_tunables(core, ctx, pattern, None).await.unwrap_or_default());
+                match server_tunables(core, ctx, pattern, None).await {
+                    Ok(more) => rows.extend(more),
+                    Err(e) if rows.is_empty() => return Err(e),
+                    Err(_) => {}
+                }
             }
             if rows.is_empty() {
                 core.complain(format!("no tunable matches {pattern:?}"));
@@ -98,20 +116,22 @@ pub(super) async fn set(core: &Arc<Core>, ctx: &Ctx, name: &[u8], text: &str) ->
         b"set" => {
             let (pattern, value) =
                 text.split_once('=').ok_or_else(|| core.complain(format!("{text:?} is not of the form NAME=VALUE")))?;
-            if pattern.starts_with("server.") {
-                let rows = server_tunables(core, ctx, pattern, Some(value)).await;
-                return match rows {
-                    Ok(rows) if !rows.is_empty() => Ok(()),
-                    Ok(_) => Err(core.complain(format!("no tunable matches {pattern:?}"))),
-                    Err(e) => {
-                        core.complain(format!("{pattern}: the server refuses {value:?}: {e}"));
-                        Err(e)
-                    }
-                };
+            let own = !core.tunables.list(pattern).is_empty();
+            if own || !means_server(pattern) {
+                core.tunables.set(pattern, value).map_err(|text| core.complain(text))?;
+                core.make_room(0);
             }
-            core.tunables.set(pattern, value).map_err(|text| core.complain(text))?;
-            core.make_room(0);
-            Ok(())
+            if !means_server(pattern) {
+                return Ok(());
+            }
+            match server_tunables(core, ctx, pattern, Some(value)).await {
+                Ok(rows) if own || !rows.is_empty() => Ok(()),
+                Ok(_) => Err(core.complain(format!("no tunable matches {pattern:?}"))),
+                Err(e) => {
+                    core.complain(format!("{pattern}: the server refuses {value:?}: {e}"));
+                    Err(e)
+                }
+            }
         }
         _ => Err(core.complain("no such control attribute".into())),
     }
@@ -133,6 +153,13 @@ async fn server_counters(core: &Core, ctx: &Ctx) -> Result<BTreeMap<String, u64>
         }
     }
     failure.map(|()| sums)
+}
+
+/// What the status that was shown last says from byte `from` on, as much as fits into an attribute.
+fn status_part(core: &Core, from: usize) -> Vec<u8> {
+    let shown = core.shown_status.lock();
+    let from = from.min(shown.len());
+    shown[from..(from + STATUS_PART).min(shown.len())].to_vec()
 }
 
 /// The cluster's status as JSON: servers, targets, sessions.
