@@ -470,16 +470,16 @@ fn settled(path: &Path) -> std::io::Result<PathBuf> {
 /// Refuses a mount point that would hide the data folder, or lie in it.
 pub fn check_apart(data: &Path, mount: &Path) -> Outcome {
     let (Ok(data), Ok(mount)) = (settled(data), settled(mount)) else { return Ok(()) };
+    if mount.starts_with(&data) {
+        return Err(Failure::refused(format!(
+            "mount point {} lies in the data folder; give another one",
+            mount.display()
+        )));
+    }
     if data.starts_with(&mount) {
         return Err(Failure::refused(format!(
             "the data folder {} lies under the mount point {}, which would hide it; give another one",
             data.display(),
-            mount.display()
-        )));
-    }
-    if mount.starts_with(&data) {
-        return Err(Failure::refused(format!(
-            "mount point {} lies in the data folder; give another one",
             mount.display()
         )));
     }

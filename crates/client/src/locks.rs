@@ -425,7 +425,7 @@ fn forget(core: &Arc<Core>, object: ObjectId, ranges: &[ByteRange], discard_dirt
     }
     if discard_dirty {
         if has_dirty {
-            core.losses.note(Errno::Io);
+            core.losses.note(Errno::Io, core.clock.now_ns());
         }
         file.fail(ByteRange::new(0, 0), Errno::Io);
         file.signal.notify();

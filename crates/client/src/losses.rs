@@ -8,11 +8,17 @@
 use amphi_types::{Errno, Result};
 use parking_lot::Mutex;
 
+/// A full target refuses thousands of runs a second: the log hears of one.
+const LOG_EVERY_NS: u64 = 1_000_000_000;
+
 #[derive(Debug)]
 struct State {
     count: u64,
     told: u64,
     last: Errno,
+    /// When the log heard of one, and how many it did not hear of since.
+    logged_ns: Option<u64>,
+    silent: u64,
 }
 
 /// What was lost so far.
@@ -21,15 +27,21 @@ pub(crate) struct Losses(Mutex<State>);
 
 impl Default for Losses {
     fn default() -> Losses {
-        Losses(Mutex::new(State { count: 0, told: 0, last: Errno::Io }))
+        Losses(Mutex::new(State { count: 0, told: 0, last: Errno::Io, logged_ns: None, silent: 0 }))
     }
 }
 
 impl Losses {
-    /// Bytes of some file could not be written back.
-    pub(crate) fn note(&self, why: Errno) {
+    /// Bytes of some file could not be written back, `now_ns`. If the log should hear of it, how many it did not hear of before.
+    pub(crate) fn note(&self, why: Errno, now_ns: u64) -> Option<u64> {
         let mut state = self.0.lock();
         (state.count, state.last) = (state.count + 1, why);
+        if state.logged_ns.is_some_and(|at| now_ns < at + LOG_EVERY_NS) {
+            state.silent += 1;
+            return None;
+        }
+        state.logged_ns = Some(now_ns);
+        Some(std::mem::take(&mut state.silent))
     }
 
     /// How many so far.
@@ -56,14 +68,14 @@ impl Losses {
 mod tests {
     use super::*;
 
-    /// Goal: each loss is told once, the last with its reason. Method: losses by hand.
+    /// Goal: each loss is told once, the last with its reason, and the log hears of one in a second. Method: losses by hand.
     #[test]
     fn each_loss_is_told_once() {
         let losses = Losses::default();
         assert_eq!((losses.tell(), losses.since(0)), (Ok(()), Ok(())));
-        losses.note(Errno::Io);
-        losses.note(Errno::NoSpace);
-        assert_eq!((losses.count(), losses.since(1), losses.since(2)), (2, Err(Errno::NoSpace), Ok(())));
+        assert_eq!([0, 1, 2].map(|ms| losses.note(Errno::Io, ms * 1_000_000)), [Some(0), None, None]);
+        assert_eq!(losses.note(Errno::NoSpace, 2_000_000_000), Some(2));
+        assert_eq!((losses.count(), losses.since(3), losses.since(4)), (4, Err(Errno::NoSpace), Ok(())));
         assert_eq!((losses.tell(), losses.tell()), (Err(Errno::NoSpace), Ok(())));
     }
 }

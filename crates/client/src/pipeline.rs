@@ -153,11 +153,12 @@ fn land(core: &Arc<Core>, file: &Arc<File>, id: FlightId, range: ByteRange, memo
     let missed = |e: &Errno| !matches!(e, Errno::NoEnt | Errno::Stale) || file.open_count() > 0;
     if let Some(e) = sent.error.filter(missed) {
         let lost = ByteRange::new(sent.good_to, range.end);
-        tracing::warn!(ino = %file.ino, range = ?lost, "a write on its way failed: {e}");
         core.stats.bytes(Count::WriteBackFailed, lost.len());
         // None of it is in the cache.
         file.fail(ByteRange::new(0, 0), e);
-        core.losses.note(e);
+        if let Some(silent) = core.losses.note(e, core.clock.now_ns()) {
+            tracing::warn!(ino = %file.ino, range = ?lost, silent, "a write on its way failed: {e}");
+        }
     }
     file.turn();
     file.mark_epoch();

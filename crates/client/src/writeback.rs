@@ -146,10 +146,11 @@ pub(crate) fn landed(core: &Arc<Core>, flight: &Flight, result: Result<()>) {
         // Nobody can reach the file any more.
         Err(Errno::NoEnt | Errno::Stale) if flight.file.open_count() == 0 => Landing::Done,
         Err(e) => {
-            tracing::warn!(ino = %flight.file.ino, range = ?flight.range, "write-back failed: {e}");
             core.stats.bytes(Count::WriteBackFailed, flight.range.len());
             flight.file.fail(flight.range, e);
-            core.losses.note(e);
+            if let Some(silent) = core.losses.note(e, core.clock.now_ns()) {
+                tracing::warn!(ino = %flight.file.ino, range = ?flight.range, silent, "write-back failed: {e}");
+            }
             Landing::Failed
         }
     };

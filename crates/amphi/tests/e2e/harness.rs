@@ -103,6 +103,13 @@ impl Daemon {
         assert!(status.success(), "ended with {status}");
     }
 
+    /// Waits; panics unless it ends with this code.
+    pub fn ends_with(mut self, code: i32) {
+        let mut child = self.child.take().expect("running");
+        let status = child.wait().expect("wait");
+        assert_eq!(status.code(), Some(code), "ended with {status}");
+    }
+
     /// SIGKILL, wait.
     pub fn kill(mut self) {
         let mut child = self.child.take().expect("running");

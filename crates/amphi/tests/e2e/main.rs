@@ -30,6 +30,7 @@ mod small_files;
 mod soak;
 mod space;
 mod stopped;
+mod surroundings;
 mod together;
 mod two_mounts;
 mod units;

@@ -1,0 +1,209 @@
+//! What a mount and the commands do when their surroundings change: nobody reads what they print, the terminal goes, the mount point is a link.
+
+use crate::harness::{Daemon, Place, amphi, errno, eventually, is_mounted, pattern, run};
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{FileExt, symlink};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+
+fn signal(daemon: &mut Daemon, signal: Signal) {
+    kill_process(Pid::from_raw(daemon.pid() as i32).expect("a process"), signal).expect("signal");
+}
+
+/// Goal: a mount whose output nobody reads any more goes on, also while it has much to say, and stops in order. Method: both pipes are closed
+/// when it is ready; every log line is wanted; files come and go.
+#[test]
+fn a_mount_goes_on_when_nobody_reads_its_log() {
+    let place = Place::new();
+    let (data, mount) = (place.text("data"), place.text("mount"));
+    let mut up = amphi();
+    up.args(["up", "--data", &data, "--mount", &mount, "--zone-size", "512M"]).env("AMPHI_LOG", "trace");
+    let mut child = up.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
+    let mut errors = child.stderr.take().expect("piped");
+    let drain = std::thread::spawn(move || {
+        // Until it is mounted there is somebody who reads.
+        let mut some = [0; 4096];
+        while !is_mounted(std::path::Path::new(&mount)) {
+            let _ = errors.read(&mut some);
+        }
+    });
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("text");
+    assert!(line.starts_with("ready"), "{line}");
+    drain.join().expect("read");
+    for i in 0..50 {
+        fs::write(place.mount().join(format!("f{i}")), pattern(i, 70_000)).expect("write");
+    }
+    assert_eq!(fs::read(place.mount().join("f49")).expect("read"), pattern(49, 70_000));
+    kill_process(Pid::from_child(&child), Signal::TERM).expect("signal");
+    assert!(child.wait().expect("wait").success());
+    place.fsck();
+}
+
+/// Goal: a terminal that goes ends a mount in order, with all data. Method: SIGHUP behind a write; the same data is there again.
+#[test]
+fn a_hang_up_ends_in_order() {
+    let place = Place::new();
+    let mut up = place.up(&[]);
+    fs::write(place.mount().join("f"), pattern(1, 300_000)).expect("write");
+    signal(&mut up, Signal::HUP);
+    up.ends_with(0);
+    let again = place.up(&[]);
+    assert_eq!(fs::read(place.mount().join("f")).expect("read"), pattern(1, 300_000));
+    again.stop();
+}
+
+/// Goal: commands end as others do when their reader has gone. Method: a pipe that is closed before anything is written into it.
+#[test]
+fn commands_end_with_their_reader() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    let mut get = amphi();
+    get.args(["get", "-v", "-m", &place.text("mount")]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = get.spawn().expect("starts");
+    drop(child.stdout.take());
+    let out = child.wait_with_output().expect("wait");
+    assert!(out.status.signal() == Some(13) || out.status.success(), "{:?}", out.status);
+    assert_eq!(String::from_utf8_lossy(&out.stderr), "");
+    up.stop();
+}
+
+/// Goal: the data folder may not lie under the mount point, nor the mount point in the data folder, also if neither is there yet under that
+/// name. Method: both, directly and by a link; nothing is made.
+#[test]
+fn data_and_mount_point_lie_apart() {
+    let place = Place::new();
+    symlink(place.mount(), place.path("link")).expect("link");
+    for (data, words) in
+        [("mount/data", "would hide it"), ("link/deep/data", "would hide it"), ("mount", "lies in the data folder")]
+    {
+        let out = run(&["up", "--data", &place.text(data), "--mount", &place.text("mount")]);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(2), "{said}");
+        assert!(said.contains(words), "{said}");
+    }
+    assert_eq!(fs::read_dir(place.mount()).expect("list").count(), 0);
+}
+
+/// Goal: the command that a killed mount was started with works again, also if its mount point is a link. Method: kill, start again.
+#[test]
+fn a_dead_mount_behind_a_link_is_cleared() {
+    let place = Place::new();
+    symlink(place.mount(), place.path("link")).expect("link");
+    let (data, link) = (place.text("data"), place.text("link"));
+    let args = ["up", "--data", &data, "--mount", &link, "--zone-size", "512M"];
+    let up = Daemon::start(&args);
+    fs::write(place.path("link/f"), b"kept").expect("write");
+    run(&["sync", &link]);
+    up.kill();
+    let up = Daemon::start(&args);
+    assert_eq!(fs::read(place.mount().join("f")).expect("read"), b"kept");
+    up.stop();
+}
+
+/// A full file system with bytes in the cache that it has no room for, of a file that is closed.
+fn with_bytes_to_lose(place: &Place) -> Daemon {
+    let small = ["--targets", "1", "--zone-size", "48M", "--log-size", "2M", "--set", "writeback.age_ms=600000"];
+    let up = place.up(&small);
+    // Small and far apart: each takes a block, and the cache takes all of them.
+    let file = File::create(place.mount().join("f")).expect("create");
+    (0..30_000u64).for_each(|i| file.write_all_at(b"x", i * 8192).expect("into the cache"));
+    up
+}
+
+/// Goal: `amphi sync` tells of bytes that were lost, once, though their file is closed; the end of a mount tells of those that are lost then.
+/// Method: a full file system, buffered writes that nobody syncs.
+#[test]
+fn sync_and_the_end_tell_of_what_was_lost() {
+    let place = Place::new();
+    let up = with_bytes_to_lose(&place);
+    let mount = place.text("mount");
+    let out = run(&["sync", &mount]);
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.code() == Some(1) && said.contains("No space left"), "{said}");
+    assert!(run(&["sync", &mount]).status.success(), "once");
+    up.stop();
+    place.fsck();
+    let place = Place::new();
+    let mut up = with_bytes_to_lose(&place);
+    signal(&mut up, Signal::TERM);
+    up.ends_with(1);
+    place.fsck();
+}
+
+/// Goal: one copy_file_range copies no more than a large write does, so that a caller that is interrupted leaves no more behind. Method: 40 MiB
+/// in one call; the rest by going on.
+#[test]
+fn copies_come_in_pieces() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    let bytes = pattern(3, 40 << 20);
+    fs::write(place.mount().join("from"), &bytes).expect("write");
+    let (from, to) =
+        (File::open(place.mount().join("from")).expect("open"), File::create(place.mount().join("to")).expect("make"));
+    let mut steps = 0;
+    loop {
+        match rustix::fs::copy_file_range(&from, None, &to, None, bytes.len()).expect("copy") {
+            0 => break,
+            n => assert!(n <= 16 << 20, "{n} at once"),
+        }
+        steps += 1;
+    }
+    assert_eq!(steps, 3);
+    assert!(fs::read(place.mount().join("to")).expect("read") == bytes);
+    up.stop();
+}
+
+/// Goal: a byte at the far end of a sparse file costs no more than another one, also when its lock goes to somebody else. Method: two mounts read
+/// and write there in turn.
+#[test]
+fn the_far_end_of_a_sparse_file() {
+    let place = Place::new();
+    let server = place.server(&[]);
+    let (a, b) = (place.mount_at("a", &[]), place.mount_at("b", &[]));
+    let far = (1u64 << 62) + 12_345;
+    let open = |name: &str| {
+        File::options().read(true).write(true).create(true).truncate(false).open(place.path(name)).expect("open")
+    };
+    let (by_a, by_b) = (open("a/f"), open("b/f"));
+    for round in 0..6u8 {
+        let (writer, reader) = if round % 2 == 0 { (&by_a, &by_b) } else { (&by_b, &by_a) };
+        writer.write_all_at(&[round + 1], far).expect("write");
+        writer.write_all_at(&[round + 1], 0).expect("write");
+        let mut back = [0];
+        reader.read_exact_at(&mut back, far).expect("read");
+        assert_eq!(back, [round + 1]);
+        assert_eq!(reader.metadata().expect("stat").len(), far + 1);
+    }
+    drop((by_a, by_b));
+    a.stop();
+    b.stop();
+    server.stop();
+    place.fsck();
+}
+
+/// Goal: what a layout command says of a path follows from what is wrong, not from the path's name. Method: a bad layout for a file whose name
+/// has "busy" in it; a file with data; the second of two paths.
+#[test]
+fn layout_says_what_is_wrong() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    fs::write(place.mount().join("busybox"), b"").expect("write");
+    File::create(place.mount().join("full")).expect("make").write_all(b"bytes").expect("write");
+    let (busybox, full) = (place.text("mount/busybox"), place.text("mount/full"));
+    let said = |args: &[&str]| {
+        let out = run(args);
+        (out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned())
+    };
+    let (code, text) = said(&["layout", "set", "--layout", "bogus", &busybox]);
+    assert!(code == Some(2) && text.contains("is no layout"), "{text}");
+    let (code, text) = said(&["layout", "set", "--layout", "whole", &full]);
+    assert!(code == Some(2) && text.contains("has data and keeps its layout"), "{text}");
+    let (code, text) = said(&["layout", "set", "--layout", "whole", &busybox, &full]);
+    assert!(code == Some(1) && text.contains("has data"), "the first was changed: {code:?} {text}");
+    assert_eq!(errno(File::open(place.mount().join("nothing"))), libc::ENOENT);
+    eventually("nothing is left to write", || run(&["sync", &place.text("mount")]).status.success());
+    up.stop();
+}
