@@ -7,7 +7,7 @@ use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Mount a cluster, in the foreground; Ctrl-C, SIGTERM or umount ends it in order.
+/// Mount a cluster, in the foreground; Ctrl-C, SIGTERM, SIGHUP or umount ends it in order.
 #[derive(Args, Debug)]
 pub struct Mount {
     /// Address of a server: unix:PATH or tcp:HOST:PORT; may be repeated, they are tried in turn

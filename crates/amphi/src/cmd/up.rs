@@ -110,7 +110,7 @@ impl Mounting {
     }
 }
 
-/// Start a cluster on this machine and mount it, in one process unless more servers are wanted; Ctrl-C or SIGTERM ends it in order.
+/// Start a cluster on this machine and mount it, in one process unless more servers are wanted; Ctrl-C, SIGTERM or SIGHUP ends it in order.
 #[derive(Args, Debug)]
 pub struct Up {
     #[command(flatten)]
