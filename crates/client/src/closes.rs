@@ -5,13 +5,14 @@
 //! Nobody waits for a close. The first one leaves at once; what becomes due while it is under way leaves together when it is
 //! answered, and what becomes due together leaves together. Closes of files that were opened ahead of a reader (`siblings`) wait for
 //! company, until the next tick [1 s], a change of names or a revocation by the target at the latest. Invariant: a close is in `Known::closing` from before it comes here
-//! until it is answered, so a server that restarts hears of the open before it hears the close. Bound: the opens of the files.
+//! until it is answered, so a server that restarts hears of the open before it hears the close; one that cannot be reached, however
+//! long, hears it when it can. Bound: the opens of the files.
 
 use crate::core::Core;
 use crate::files::File;
 use crate::stats::Count;
 use crate::tunables::Knob;
-use amphi_types::{Cred, TargetId, Timespec};
+use amphi_types::{TargetId, Timespec};
 use amphi_wire::{Access, BATCH_PARTS_MAX, Lane, Request};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
@@ -128,10 +129,10 @@ fn leave(core: &Arc<Core>, target: TargetId, closes: Vec<Due>, go_on: bool) {
             Request::CloseBatch { closes: many.iter().map(|c| (c.file.ino, c.access, c.atime)).collect() }
         }
     };
-    let sent = core.send(Lane::Normal, target, &Cred::root(), op, None, 0);
+    let sent = core.insist(Lane::Normal, target, op);
     let core2 = core.clone();
     core.spawn(async move {
-        // An error means that there is no session any more, hence no open either.
+        // An error means that the session is over, hence no open is left either.
         drop(sent.await);
         for one in closes {
             one.file.closed(one.access);

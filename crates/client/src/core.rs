@@ -314,12 +314,33 @@ impl Core {
         payload: Option<Buf>,
         pad: usize,
     ) -> impl Future<Output = Result<(Answer, Option<Buf>)>> + Send + use<> {
+        self.send_call(lane, Call { target, cred: cred.clone(), op }, payload, pad, false)
+    }
+
+    /// Sends what the server of `target` has to hear for as long as the session lasts: that something is given back. It is not given
+    /// up where that server cannot be reached for long; an error means that the session, or the mount, has ended.
+    pub(crate) fn insist(
+        &self,
+        lane: Lane,
+        target: TargetId,
+        op: Request,
+    ) -> impl Future<Output = Result<(Answer, Option<Buf>)>> + Send + use<> {
+        self.send_call(lane, Call { target, cred: Cred::root(), op }, None, 0, true)
+    }
+
+    fn send_call(
+        &self,
+        lane: Lane,
+        call: Call,
+        payload: Option<Buf>,
+        pad: usize,
+        insist: bool,
+    ) -> impl Future<Output = Result<(Answer, Option<Buf>)>> + Send + use<> {
         self.stats.count(Count::Calls);
-        messages::note(&self.files, &op);
+        messages::note(&self.files, &call.op);
         let (answer, answered) = oneshot::channel();
-        let call = Call { target, cred: cred.clone(), op };
-        let queued = crate::company::check(self)
-            .and_then(|()| self.queue.push_call(Outgoing { lane, call, payload, pad, answer, deadline: None }));
+        let out = Outgoing { lane, call, payload, pad, answer, deadline: None, insist };
+        let queued = crate::company::check(self).and_then(|()| self.queue.push_call(out));
         async move {
             queued?;
             match answered.await {
@@ -349,7 +370,7 @@ impl Core {
                 let reachable = target.ok_or(Errno::NxIo);
                 let call = Call { target: target.unwrap_or_default(), cred: cred.clone(), op: op.clone() };
                 let (lane, deadline) = (Lane::Normal, Some(SERVER_PATIENCE));
-                let out = Outgoing { lane, call, payload: None, pad: 0, answer, deadline };
+                let out = Outgoing { lane, call, payload: None, pad: 0, answer, deadline, insist: false };
                 let queued = reachable.and_then(|_| self.queue.push(Item::Call(out)));
                 async move {
                     queued?;

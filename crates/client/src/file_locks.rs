@@ -24,7 +24,7 @@ use crate::pending::{Interrupt, Pending};
 use amphi_env::Env;
 use amphi_transport::Recovery;
 use amphi_types::{ByteRange, Cred, Errno, Ino, Result, TargetId};
-use amphi_wire::{Call, FileLockFamily, FileLockOwner, FileLockSpec, LockMode, Reply, Request};
+use amphi_wire::{Call, FileLockFamily, FileLockOwner, FileLockSpec, Lane, LockMode, Reply, Request};
 use futures_channel::oneshot;
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
@@ -331,32 +331,76 @@ async fn take(core: Arc<Core>, lock: FileLockSpec, wait: bool, interrupt: Option
     loop {
         let turn = Turn::new(&core, key).await?;
         if interrupt.as_ref().is_some_and(|i| i.has_fired()) {
-            return if asked { withdraw(turn, lock, number.number).await } else { Err(Errno::Intr) };
+            if asked {
+                match withdraw(turn, lock, number.number).await {
+                    Ok(Some(taken)) => return Ok(taken),
+                    Ok(None) => {}
+                    Err(_) => core.spawn(withdraw_later(core.clone(), lock, number)),
+                }
+            }
+            return Err(Errno::Intr);
         }
         asked = true;
         let before = turn.with(|owner| owner.held.clone());
-        if turn.set(lock, number.number, wait).await? {
-            return Ok(TakenLock { lock, before, turn: Some(turn) });
+        match turn.set(lock, number.number, wait).await {
+            Ok(true) => return Ok(TakenLock { lock, before, turn: Some(turn) }),
+            Ok(false) => drop(turn),
+            Err(e) => {
+                if wait && turn.with(|owner| owner.unsure) {
+                    core.spawn(withdraw_later(core.clone(), lock, number));
+                }
+                return Err(e);
+            }
         }
-        drop(turn);
         // Looks at the interrupt first; what follows finds out whether the grant came before it.
         number.asking.news(interrupt.as_deref()).await;
     }
 }
 
 /// The caller was interrupted. If the lock was granted before that, it stands.
-async fn withdraw(turn: Turn, lock: FileLockSpec, number: u64) -> Result<TakenLock> {
+async fn withdraw(turn: Turn, lock: FileLockSpec, number: u64) -> Result<Option<TakenLock>> {
     let before = turn.with(|owner| owner.held.clone());
     match turn.call(Request::FileLockCancel { lock, number }).await {
         Ok(Reply::FileLock(true)) => {
             turn.with(|owner| owner.held.set(lock.range, Some((lock.mode, lock.pid))));
-            Ok(TakenLock { lock, before, turn: Some(turn) })
+            Ok(Some(TakenLock { lock, before, turn: Some(turn) }))
         }
-        Ok(Reply::FileLock(false)) => Err(Errno::Intr),
+        Ok(Reply::FileLock(false)) => Ok(None),
         Ok(other) => Err(unexpected(&other)),
-        Err(_) => {
+        Err(e) => {
             turn.with(|owner| owner.unsure = true);
-            Err(Errno::Intr)
+            Err(e)
+        }
+    }
+}
+
+/// Waits until the server of the file can be reached. `false`: the session, or the mount, has ended.
+async fn reached(core: &Core, ino: Ino) -> bool {
+    let nothing = Request::LockKept { locks: Vec::new() };
+    let heard = core.insist(Lane::Answer, ino.target(), nothing).await;
+    heard.is_ok_and(|(answer, _)| answer.result.is_ok())
+}
+
+/// A request that waits was not answered: it may be in the queue of the server, which would keep what it grants for nobody.
+async fn withdraw_later(core: Arc<Core>, lock: FileLockSpec, number: Number) {
+    while reached(&core, lock.ino).await {
+        let Ok(turn) = Turn::new(&core, (lock.ino, lock.owner)).await else { return };
+        match withdraw(turn, lock, number.number).await {
+            Err(Errno::Io) => {}
+            // What was granted is given back.
+            withdrawn => return drop(withdrawn),
+        }
+    }
+}
+
+/// What an owner gave up at its last close has not been answered: it is given up when the server can be reached.
+async fn release_later(core: Arc<Core>, key: Key) {
+    while reached(&core, key.0).await {
+        let Ok(turn) = Turn::new(&core, key).await else { return };
+        // It may have begun anew, or another one may have seen to it.
+        let due = turn.with(|owner| owner.unsure && owner.held.is_empty());
+        if !due || turn.unlock(ByteRange::ALL).await != Err(Errno::Io) {
+            return;
         }
     }
 }
@@ -400,7 +444,11 @@ async fn unlock(core: Arc<Core>, ino: Ino, owner: FileLockOwner, range: ByteRang
 async fn release(core: Arc<Core>, ino: Ino, owner: FileLockOwner) -> Result<()> {
     let turn = Turn::new(&core, (ino, owner)).await?;
     turn.with(|owner| owner.lost = false);
-    turn.unlock(ByteRange::ALL).await
+    let released = turn.unlock(ByteRange::ALL).await;
+    if released.is_err() && turn.with(|owner| owner.unsure) {
+        core.spawn(release_later(core.clone(), (ino, owner)));
+    }
+    released
 }
 
 async fn test(core: Arc<Core>, lock: FileLockSpec) -> Result<Option<FileLockSpec>> {

@@ -232,7 +232,14 @@ async fn take(
         loop {
             let news = core.group_news.count.load(SeqCst);
             let op = Request::GroupLock { object, group, wait, asked };
-            let (answer, _) = core.send(Lane::Normal, target, &Cred::root(), op, None, 0).await?;
+            let answer = match core.send(Lane::Normal, target, &Cred::root(), op, None, 0).await {
+                Ok((answer, _)) => answer,
+                Err(e) => {
+                    // It may be granted meanwhile, and nobody would call it back.
+                    asked.into_iter().for_each(|lock| withdraw(core, target, lock));
+                    return Err(e);
+                }
+            };
             core.note_contention(file, answer.contended);
             match answer.result? {
                 Reply::Locked { lock, .. } => {
@@ -247,8 +254,7 @@ async fn take(
                     asked = Some(lock);
                     let rung = || core.group_news.count.load(SeqCst) != news;
                     if let Err(e) = unless(interrupt, core.group_news.signal.until(rung)).await {
-                        let withdraw = Request::LockCancel { locks: vec![lock] };
-                        drop(core.send(Lane::Answer, target, &Cred::root(), withdraw, None, 0));
+                        withdraw(core, target, lock);
                         return Err(e);
                     }
                 }
@@ -257,6 +263,11 @@ async fn take(
         }
     }
     Ok(())
+}
+
+/// Nobody waits any more for a lock that is in the queue of its server.
+fn withdraw(core: &Core, target: TargetId, lock: u64) {
+    drop(core.insist(Lane::Answer, target, Request::LockCancel { locks: vec![lock] }));
 }
 
 /// Gives the locks back and lets others go on.

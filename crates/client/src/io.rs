@@ -9,6 +9,7 @@ use crate::company;
 use crate::core::Core;
 use crate::direct_ahead;
 use crate::file_locks;
+use crate::late;
 use crate::links::{Links, Seat};
 use crate::locks;
 use crate::queue::Item;
@@ -21,7 +22,7 @@ use amphi_env::Env;
 use amphi_transport::local::LocalDialer;
 use amphi_transport::{Link, LinkConfig, LinkEvents, Recovery};
 use amphi_types::{Cred, Errno, TargetId};
-use amphi_wire::{Call, Lane, Push, Reply, Request, Welcome};
+use amphi_wire::{Answer, Call, Lane, Push, Reply, Request, Welcome};
 use std::cell::Cell;
 use std::future::poll_fn;
 use std::io;
@@ -124,6 +125,10 @@ impl<E: Env> LinkEvents<E> for Events<E> {
                 }
             }
         }
+    }
+
+    fn late(&self, call: Call, answer: Answer) {
+        late::answered(&self.core, call, answer);
     }
 
     fn heard(&self) {

@@ -34,6 +34,7 @@ mod files;
 mod group;
 mod io;
 mod jobs;
+mod late;
 mod learned;
 mod lease;
 mod links;

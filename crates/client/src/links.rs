@@ -159,16 +159,17 @@ impl<E: Env> Links<E> {
             drop(routes);
             return self.send_late(out);
         };
-        let Outgoing { lane, call, payload, pad, answer, .. } = out;
+        let Outgoing { lane, call, payload, pad, answer, insist, .. } = out;
         let core = self.core.clone();
         let done = Box::new(move |outcome: Outcome| {
             let _ = answer.send(outcome.map_err(|e| failed(&core, e)));
         });
-        if let Err(late) = link.call_and_tell(ToldCall { lane, call, payload, pad, done }) {
+        if let Err(late) = link.call_and_tell(ToldCall { lane, call, payload, pad, insist, done }) {
             let link = link.clone();
             self.env.spawn(async move {
-                let ToldCall { lane, call, payload, pad, done } = *late;
-                done(link.call(lane, call, payload, pad).await);
+                let ToldCall { lane, call, payload, pad, insist, done } = *late;
+                let options = CallOptions { lane, pad, deadline: None, insist };
+                done(link.call_with(options, call, payload).await);
             });
         }
     }
@@ -177,10 +178,10 @@ impl<E: Env> Links<E> {
     fn send_late(self: &Rc<Self>, out: Outgoing) {
         let links = self.clone();
         self.env.spawn(async move {
-            let Outgoing { lane, call, payload, pad, answer, deadline } = out;
+            let Outgoing { lane, call, payload, pad, answer, deadline, insist } = out;
             let whole = async {
-                let link = links.link_for(call.target).await?;
-                let outcome = link.call_with(CallOptions { lane, pad, deadline }, call, payload).await;
+                let link = links.link_for(call.target, insist).await?;
+                let outcome = link.call_with(CallOptions { lane, pad, deadline, insist }, call, payload).await;
                 outcome.map_err(|e| failed(&links.core, e))
             };
             let outcome = match deadline {
@@ -193,7 +194,7 @@ impl<E: Env> Links<E> {
 
     /// The connection to the server of `target`, opened if need be. A target that the map does not have yet makes us ask
     /// for the map once.
-    async fn link_for(self: &Rc<Self>, target: TargetId) -> Result<Rc<Link<E>>, Errno> {
+    async fn link_for(self: &Rc<Self>, target: TargetId, insist: bool) -> Result<Rc<Link<E>>, Errno> {
         let mut seat = self.seat_of(target);
         if seat.is_none() {
             self.refresh().await;
@@ -203,7 +204,7 @@ impl<E: Env> Links<E> {
             tracing::warn!("no server has {target}");
             Errno::Io
         })?;
-        self.link_of(&seat).await
+        if insist { self.link_at_last(&seat).await } else { self.link_of(&seat).await }
     }
 
     fn seat_of(&self, target: TargetId) -> Option<Rc<Seat<E>>> {

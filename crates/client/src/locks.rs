@@ -372,7 +372,7 @@ fn give_back(core: &Arc<Core>, target: TargetId, ids: &[LockId], locks: Vec<u64>
         ids.iter().map(|id| (target, *id)).filter(|lock| leaving.contains(lock)).collect()
     };
     if due.is_empty() && leaving.is_empty() {
-        drop(core.send(Lane::Answer, target, &Cred::root(), cancel, None, 0));
+        drop(core.insist(Lane::Answer, target, cancel));
         return;
     }
     let core2 = core.clone();
@@ -380,12 +380,14 @@ fn give_back(core: &Arc<Core>, target: TargetId, ids: &[LockId], locks: Vec<u64>
         for file in &due {
             pages::take_back(&core2, file).await;
         }
-        let answer = core2.send(Lane::Answer, target, &Cred::root(), cancel, None, 0);
-        if !leaving.is_empty() {
-            // Without an answer the session is over, or the server has forgotten the locks.
-            let _ = answer.await;
-            core2.locks.left(&leaving);
+        if leaving.is_empty() {
+            return drop(core2.insist(Lane::Answer, target, cancel));
         }
+        // Who leaves does not wait for a server that cannot be reached for long. It hears of it all the same; twice does no harm.
+        if core2.send(Lane::Answer, target, &Cred::root(), cancel.clone(), None, 0).await.is_err() {
+            drop(core2.insist(Lane::Answer, target, cancel));
+        }
+        core2.locks.left(&leaving);
     });
 }
 

@@ -34,6 +34,8 @@ pub(crate) struct Outgoing {
     pub(crate) answer: oneshot::Sender<Result<(Answer, Option<Buf>)>>,
     /// Fail with `TimedOut` after this long.
     pub(crate) deadline: Option<Duration>,
+    /// It is not given up where the server cannot be reached for long.
+    pub(crate) insist: bool,
 }
 
 /// A background task.

@@ -17,6 +17,7 @@ mod faults;
 mod fights;
 mod file_locks;
 mod fsx;
+mod given_up;
 mod locks;
 mod messages;
 mod names;

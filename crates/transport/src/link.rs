@@ -7,7 +7,8 @@
 //! Invariants: a slot carries one request until its reply came, also when its caller is gone; after a break all
 //! outstanding requests are sent again under their ids and in their order, after `restarted` has finished; the
 //! payload of a request is owned by the link until the answer is in, and is never copied. Calls that wait for
-//! slots are served in their order, lane by lane.
+//! slots are served in their order, lane by lane. A call that is given up leaves nothing behind at the server: what its answer
+//! brings (`Request::may_bring`) its owner hears of when there is a connection again.
 
 mod state;
 mod supervise;
@@ -88,6 +89,9 @@ pub trait LinkEvents<E: Env>: 'static {
     /// breaks meanwhile, the future is dropped and this is called again on the next one. An error fails every
     /// outstanding call with `LinkError::Lost` and closes the link.
     fn restarted(&self, recovery: Recovery<E>) -> impl Future<Output = Result<(), Errno>>;
+    /// A call that was given up for want of a server has been answered all the same, and nobody waits for it: what it brought
+    /// (`Request::may_bring`) is to be given back. Must not block.
+    fn late(&self, _call: Call, _answer: Answer) {}
     /// A message of the server has come. Must not block.
     fn heard(&self) {}
     /// The server has said hello again, on a new connection. Must not block.
@@ -124,6 +128,8 @@ pub struct CallOptions {
     pub pad: usize,
     /// Fail with `Deadline` after this long, the wait for a slot included.
     pub deadline: Option<Duration>,
+    /// It does not fail where there is no server for long, but waits until there is one, or the session or the link has ended.
+    pub insist: bool,
 }
 
 /// What a call came to: the answer and its payload.
@@ -139,6 +145,8 @@ pub struct ToldCall {
     pub payload: Option<Buf>,
     /// As in `CallOptions`.
     pub pad: usize,
+    /// As in `CallOptions`.
+    pub insist: bool,
     /// Takes the outcome.
     pub done: Box<dyn FnOnce(Outcome)>,
 }
@@ -188,7 +196,7 @@ impl<E: Env> Link<E> {
         payload: Option<Buf>,
         pad: usize,
     ) -> Result<(Answer, Option<Buf>), LinkError> {
-        self.call_with(CallOptions { lane, pad, deadline: None }, call, payload).await
+        self.call_with(CallOptions { lane, pad, deadline: None, insist: false }, call, payload).await
     }
 
     /// As `call`, without anybody who waits: `done` is told the outcome, at once and from within the link, which it must
@@ -197,11 +205,11 @@ impl<E: Env> Link<E> {
         assert!(told.pad < amphi_env::buf::ALIGN, "a pad is below the alignment");
         let fits = told.payload.as_ref().is_none_or(|p| p.len() <= limits::PAYLOAD_MAX);
         let mut state = self.state.borrow_mut();
-        let Some(id) = fits.then(|| state.try_acquire(told.lane)).flatten() else {
+        let Some(id) = fits.then(|| state.try_acquire(told.lane, told.insist)).flatten() else {
             return Err(Box::new(told));
         };
-        let ToldCall { call, payload, pad, done, .. } = told;
-        let (_, send_now) = state.install(id, pad as u16, 0, call, payload, Some(done));
+        let ToldCall { call, payload, pad, insist, done, .. } = told;
+        let (_, send_now) = state.install(id, pad as u16, 0, call, payload, insist, Some(done));
         drop(state);
         if send_now {
             self.outgoing.ring();
@@ -222,7 +230,7 @@ impl<E: Env> Link<E> {
         assert!(options.pad < amphi_env::buf::ALIGN, "a pad is below the alignment");
         let whole = async {
             let ms = options.deadline.map_or(0, state::deadline_ms);
-            self.issue(Issue::Lane(options.lane), options.pad, ms, call, payload).await?.answer().await
+            self.issue(Issue::Lane(options.lane, options.insist), options.pad, ms, call, payload).await?.answer().await
         };
         match options.deadline {
             None => whole.await,
@@ -241,11 +249,12 @@ impl<E: Env> Link<E> {
         if payload.as_ref().is_some_and(|p| p.len() > limits::PAYLOAD_MAX) {
             return Err(LinkError::TooLarge);
         }
-        let id = match issue {
-            Issue::Lane(lane) => state::acquire(&self.state, lane).await?,
-            Issue::Reserve => poll_fn(|cx| self.state.borrow_mut().poll_reserve(cx)).await?,
+        let (id, insist) = match issue {
+            Issue::Lane(lane, insist) => (state::acquire(&self.state, lane, insist).await?, insist),
+            Issue::Reserve => (poll_fn(|cx| self.state.borrow_mut().poll_reserve(cx)).await?, false),
         };
-        let (cell, send_now) = self.state.borrow_mut().install(id, pad as u16, deadline_ms, call, payload, None);
+        let (cell, send_now) =
+            self.state.borrow_mut().install(id, pad as u16, deadline_ms, call, payload, insist, None);
         if deadline_ms > 0
             && let Some(pending) = self.state.borrow_mut().pending(id)
         {

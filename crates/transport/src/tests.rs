@@ -226,6 +226,7 @@ pub(super) struct TestOwner {
     pub(super) pushes: RefCell<Vec<Push>>,
     pub(super) recoveries: Cell<u32>,
     pub(super) recovery_fails: Cell<Option<Errno>>,
+    pub(super) late: RefCell<Vec<(Call, Answer)>>,
     pub(super) ups: RefCell<Vec<bool>>,
 }
 
@@ -235,6 +236,10 @@ pub(super) const REPRESENTED: u64 = 77;
 impl<E: Env> LinkEvents<E> for TestOwner {
     fn push(&self, push: Push) {
         self.pushes.borrow_mut().push(push);
+    }
+
+    fn late(&self, call: Call, answer: Answer) {
+        self.late.borrow_mut().push((call, answer));
     }
 
     async fn restarted(&self, recovery: Recovery<E>) -> Result<(), Errno> {

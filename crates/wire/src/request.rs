@@ -417,6 +417,21 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// Whether its answer may bring what the session has from then on, until it gives it back: an open, a lock of an object.
+    pub fn may_bring(&self) -> bool {
+        matches!(
+            self,
+            Request::Open { .. }
+                | Request::Make { make: Make::File { open: Some(_), .. }, .. }
+                | Request::MakeTmp { .. }
+                | Request::ReadBatch { .. }
+                | Request::LockEnqueue { .. }
+                | Request::GroupLock { .. }
+        )
+    }
+}
+
 /// Most payload bytes of a batch of small writes.
 pub const BATCH_BYTES_MAX: usize = 1 << 20;
 /// Most parts of a batch: more files than that with more than 2 KiB each do not fit its bytes.

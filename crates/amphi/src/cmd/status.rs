@@ -69,7 +69,7 @@ impl Status {
 /// Asks one server one thing.
 async fn ask_one(link: &Link<RealEnv>, op: Request, limit: Duration) -> Result<Reply, Errno> {
     let call = Call { target: TargetId(0), cred: Cred::root(), op };
-    let options = CallOptions { lane: Lane::Normal, pad: 0, deadline: Some(limit) };
+    let options = CallOptions { lane: Lane::Normal, pad: 0, deadline: Some(limit), insist: false };
     link.call_with(options, call, None).await.map_err(Errno::from)?.0.result
 }
 

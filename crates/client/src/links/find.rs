@@ -82,7 +82,7 @@ async fn ask<E: Env>(env: &E, config: &LinkConfig, addr: &str) -> io::Result<Opt
     };
     let link = Link::connect(env.clone(), asker, Rc::new(Deaf)).await?;
     let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Map };
-    let options = CallOptions { lane: Lane::Normal, pad: 0, deadline: Some(timeouts.connect) };
+    let options = CallOptions { lane: Lane::Normal, pad: 0, deadline: Some(timeouts.connect), insist: false };
     let answer = link.call_with(options, call, None).await;
     link.close().await;
     match answer.map_err(Errno::from).and_then(|(answer, _)| answer.result) {

@@ -118,6 +118,13 @@ impl<E: Env> Links<E> {
         seat.link().filter(|_| !seat.gone.get()).ok_or(Errno::Io)
     }
 
+    /// As `link_of`, however long that takes.
+    pub(super) async fn link_at_last(self: &Rc<Self>, seat: &Rc<Seat<E>>) -> Result<Rc<Link<E>>, Errno> {
+        self.reach(seat);
+        seat.changed.until(|| seat.gone.get() || matches!(*seat.stage.borrow(), Stage::Open(_))).await;
+        seat.link().filter(|_| !seat.gone.get()).ok_or(Errno::Io)
+    }
+
     /// Opens the connection to a server unless that has begun.
     pub(super) fn reach(self: &Rc<Self>, seat: &Rc<Seat<E>>) {
         if matches!(*seat.stage.borrow(), Stage::Closed) && !seat.gone.get() {

@@ -17,10 +17,10 @@ use std::future::poll_fn;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// Which slots a call may take.
+/// Which slots a call may take, and whether it insists (`CallOptions::insist`).
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Issue {
-    Lane(Lane),
+    Lane(Lane, bool),
     Reserve,
 }
 
@@ -52,6 +52,10 @@ pub(super) struct Pending {
     pub(super) payload: Option<Buf>,
     /// It may have reached a server.
     pub(super) sent: bool,
+    /// It is not given up.
+    insist: bool,
+    /// It was given up, and what its answer brings has to be given back: only an answer that there is, or will be, is asked for.
+    late: bool,
     cell: Option<usize>,
 }
 
@@ -140,8 +144,10 @@ impl State {
         &self.table
     }
 
-    fn failure(&self) -> Option<LinkError> {
+    /// Why a call cannot wait for a connection.
+    fn failure(&self, insist: bool) -> Option<LinkError> {
         match self.phase {
+            Phase::Failed(LinkError::Unreachable) if insist && !self.closing => None,
             Phase::Failed(e) => Some(e),
             _ if self.closing => Some(LinkError::Closed),
             _ => None,
@@ -179,6 +185,7 @@ impl State {
     }
 
     /// Enters a call under `id`. Returns its cell and whether the writer has news.
+    #[expect(clippy::too_many_arguments, reason = "the fields of an entry")]
     pub(super) fn install(
         &mut self,
         id: RequestId,
@@ -186,6 +193,7 @@ impl State {
         deadline_ms: u32,
         call: Call,
         payload: Option<Buf>,
+        insist: bool,
         sink: Option<Sink>,
     ) -> (usize, bool) {
         let waiting = sink.map_or(CellState::Waiting { slot: id.slot, waker: None }, CellState::Told);
@@ -204,7 +212,8 @@ impl State {
         let reserve = id.slot == self.table.reserve();
         let lane = if id.slot < self.welcome.normal_credits { Lane::Normal } else { Lane::Urgent };
         let call = Some(call);
-        let pending = Pending { id, lane, pad, deadline_ms, until: None, call, payload, sent: false, cell: Some(cell) };
+        let (until, sent, late, cell_of) = (None, false, false, Some(cell));
+        let pending = Pending { id, lane, pad, deadline_ms, until, call, payload, sent, insist, late, cell: cell_of };
         self.pending[usize::from(id.slot)] = Some(pending);
         let send_now = self.phase == Phase::Up || (reserve && self.phase == Phase::Recovering);
         if send_now {
@@ -216,6 +225,11 @@ impl State {
     /// The outstanding request `id`.
     pub(super) fn pending(&mut self, id: RequestId) -> Option<&mut Pending> {
         self.pending.get_mut(usize::from(id.slot))?.as_mut().filter(|p| p.id == id)
+    }
+
+    /// The call that was given up and is answered now all the same, if what its answer brings has to be given back.
+    pub(super) fn take_late(&mut self, id: RequestId) -> Option<Call> {
+        self.pending(id).filter(|p| p.late)?.call.take()
     }
 
     /// Ends the request `id` and hands its outcome to the caller, if there still is one.
@@ -246,8 +260,9 @@ impl State {
     }
 
     /// A slot of `lane`, if one is free and nobody waits for one.
-    pub(super) fn try_acquire(&mut self, lane: Lane) -> Option<RequestId> {
-        let free = self.failure().is_none() && self.waiting[lane as usize].is_empty() && self.table.has_free(lane);
+    pub(super) fn try_acquire(&mut self, lane: Lane, insist: bool) -> Option<RequestId> {
+        let free =
+            self.failure(insist).is_none() && self.waiting[lane as usize].is_empty() && self.table.has_free(lane);
         if free { self.table.acquire(lane) } else { None }
     }
 
@@ -313,8 +328,9 @@ impl State {
         self.wake_reserve();
     }
 
-    /// Fails every call, present and future. Slots of requests that may have been sent stay taken until there is
-    /// a new connection.
+    /// Fails every call, present and future, but while there is no server those that insist. Slots of requests that may have been
+    /// sent stay taken until there is a new connection. On that, those are asked about once more whose answers bring what the
+    /// server would count for ever.
     pub(super) fn fail(&mut self, error: LinkError) {
         if self.phase == Phase::Failed(LinkError::Closed) {
             return;
@@ -323,7 +339,16 @@ impl State {
         self.queue.clear();
         for slot in 0..self.pending.len() {
             let Some(p) = &mut self.pending[slot] else { continue };
-            (p.call, p.payload) = (None, None);
+            let goes_on = error == LinkError::Unreachable;
+            if goes_on && p.insist {
+                continue;
+            }
+            p.late = goes_on && p.sent && p.call.as_ref().is_some_and(|call| call.op.may_bring());
+            if p.late {
+                p.until = Some(Time(0));
+            } else {
+                (p.call, p.payload) = (None, None);
+            }
             if let Some(cell) = p.cell.take() {
                 self.settle(cell, Err(error));
             }
@@ -358,6 +383,7 @@ impl State {
 struct Ticket<'a> {
     state: &'a RefCell<State>,
     lane: Lane,
+    insist: bool,
     number: Option<u64>,
 }
 
@@ -369,7 +395,7 @@ impl Ticket<'_> {
             None => state.waiting[lane].is_empty(),
             Some(number) => state.waiting[lane].front().is_some_and(|(n, _)| *n == number),
         };
-        let outcome = match state.failure() {
+        let outcome = match state.failure(self.insist) {
             Some(e) => Err(e),
             None if front && state.table.has_free(self.lane) => {
                 Ok(state.table.acquire(self.lane).expect("a slot was free a moment ago"))
@@ -419,8 +445,8 @@ impl Drop for Ticket<'_> {
 }
 
 /// Waits for a slot of `lane`.
-pub(super) async fn acquire(state: &RefCell<State>, lane: Lane) -> Result<RequestId, LinkError> {
-    let mut ticket = Ticket { state, lane, number: None };
+pub(super) async fn acquire(state: &RefCell<State>, lane: Lane, insist: bool) -> Result<RequestId, LinkError> {
+    let mut ticket = Ticket { state, lane, insist, number: None };
     poll_fn(|cx| ticket.poll(cx)).await
 }
 
@@ -498,10 +524,10 @@ mod tests {
         let mut state = State::new(welcome, SlotTable::new(normal_credits, urgent_credits).unwrap());
         state.resume(Time(0));
         let state = RefCell::new(state);
-        let ask = || Box::pin(acquire(&state, Lane::Normal));
+        let ask = || Box::pin(acquire(&state, Lane::Normal, false));
         let answer = |id: RequestId| {
             let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::GetAttr { ino: Ino(1) } };
-            state.borrow_mut().install(id, 0, 0, call, None, None);
+            state.borrow_mut().install(id, 0, 0, call, None, false, None);
             let done = Answer::of(Ok(Reply::Done));
             state.borrow_mut().complete(id, Ok((done, None)));
         };

@@ -44,7 +44,13 @@ fn hand_over<E: Env, H: LinkEvents<E>>(link: &Link<E>, inb: &mut Inbound<E>, eve
     events.heard();
     match message {
         Message::Reply { id, answer } => {
-            link.state.borrow_mut().complete(id, Ok((answer, payload)));
+            let late = link.state.borrow_mut().take_late(id);
+            if let Some(call) = late {
+                link.state.borrow_mut().complete(id, Err(LinkError::Unreachable));
+                events.late(call, answer);
+            } else {
+                link.state.borrow_mut().complete(id, Ok((answer, payload)));
+            }
             return Ok(true);
         }
         Message::Push(push) => events.push(push),

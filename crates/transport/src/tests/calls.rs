@@ -8,7 +8,7 @@ use futures_util::{FutureExt, poll};
 use std::pin::pin;
 
 fn options(deadline: Option<Duration>) -> CallOptions {
-    CallOptions { lane: Lane::Normal, pad: 0, deadline }
+    CallOptions { lane: Lane::Normal, pad: 0, deadline, insist: false }
 }
 
 /// Goal: many calls in parallel get their own answers, also out of order. Method: held requests are answered in

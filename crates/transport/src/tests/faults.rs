@@ -1,7 +1,7 @@
 //! Broken connections, restarts, silence, and giving up.
 
 use super::*;
-use crate::LinkError;
+use crate::{CallOptions, LinkError};
 use amphi_wire::Lane;
 use futures_util::future::join_all;
 use futures_util::poll;
@@ -169,6 +169,41 @@ fn giving_up_is_not_forever() {
         place.until(|| link.is_up()).await;
         assert_eq!(ino(link.call(Lane::Normal, ask(20), None, 0).await), 20);
         assert_eq!(*place.server.order.borrow(), [REPRESENTED, REPRESENTED, 20]);
+    });
+}
+
+/// Goal: of a call that was given up, and whose answer may have brought what has to be given back, the owner hears the answer when there is
+/// one; one that was never sent is not executed; a call that insists is not given up. Method: such calls before and during a cut that lasts
+/// longer than calls wait.
+#[test]
+fn what_was_given_up_leaves_nothing_behind() {
+    let place = Place::new(6, Net::Socket);
+    place.run(async {
+        let link = place.connect().await;
+        let access = amphi_wire::Access { read: true, write: false };
+        let open = || call(Request::Open { ino: Ino(1), access, exec: false });
+        let insist = CallOptions { lane: Lane::Normal, pad: 0, deadline: None, insist: true };
+        place.server.drop_answers.set(true);
+        let mut executed = pin!(link.call(Lane::Normal, open(), None, 0));
+        assert!(poll!(executed.as_mut()).is_pending());
+        place.until(|| place.durable.executions.borrow().len() == 1).await;
+        place.sim.cut("client", "server");
+        place.sim.break_connections("client", "server");
+        place.until(|| !link.is_up()).await;
+        let mut before = pin!(link.call_with(insist, ask(5), None));
+        let mut never = pin!(link.call(Lane::Normal, open(), None, 0));
+        assert!(poll!(before.as_mut()).is_pending() && poll!(never.as_mut()).is_pending());
+        assert!(matches!(executed.await, Err(LinkError::Unreachable)));
+        assert!(matches!(never.await, Err(LinkError::Unreachable)));
+        let mut after = pin!(link.call_with(insist, ask(6), None));
+        assert!(poll!(before.as_mut()).is_pending() && poll!(after.as_mut()).is_pending());
+        place.server.drop_answers.set(false);
+        place.sim.heal("client", "server");
+        assert_eq!((ino(before.await), ino(after.await)), (5, 6));
+        place.until(|| !place.owner.late.borrow().is_empty()).await;
+        assert_eq!(*place.owner.late.borrow(), [(open(), Answer::of(Ok(Reply::Done)))]);
+        let executions = place.durable.executions.borrow();
+        assert!(executions.len() == 3 && executions.values().all(|times| *times == 1), "{executions:?}");
     });
 }
 
