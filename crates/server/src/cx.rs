@@ -158,8 +158,9 @@ impl<E: Env> Cx<E> {
         Ok(reply)
     }
 
-    /// Waits for room in the log for an operation that adds about `growth` bytes of items.
+    /// Waits for room in the log for an operation that adds about `growth` bytes of items. One that adds none is not refused on a full target
+    /// (Promise S15): of its slot record there is only one at a time.
     pub async fn reserve(&self, growth: u64) -> Result<()> {
-        self.target.zone.reserve(growth + SLOT_BYTES).await
+        self.target.zone.reserve(if growth == 0 { 0 } else { growth + SLOT_BYTES }).await
     }
 }

@@ -45,6 +45,8 @@ use std::time::Duration;
 
 /// How long a participant waits before it asks what became of a promise, and before it asks again.
 const ASK_AFTER: Duration = Duration::from_secs(2);
+/// What else an operation that adds something may add: its decision.
+const DECISION_BYTES: u64 = 256;
 /// How often a repeated answer that waits for others to be told looks whether they are.
 const UNTOLD_LOOK: Duration = Duration::from_millis(2);
 
@@ -192,7 +194,7 @@ fn changed_keys(parts: &[Part], named: &[(Ino, u64)]) -> Vec<Changed> {
     keys
 }
 
-/// Bytes of items that changes may add.
+/// Bytes of items that changes may add; 0 for those that only remove or touch.
 fn growth(parts: &[Part]) -> u64 {
     parts
         .iter()
@@ -508,7 +510,8 @@ impl<E: Env> Cx<E> {
         let early = carried && self.worker.tunables.early_removals.is_on() && only_removes_directories(&by_target, own);
         // The decision may have the changes of all.
         let here = by_target.iter().filter(|(t, _)| carried || **t == own);
-        self.reserve(here.map(|(_, p)| growth(p)).sum::<u64>() + 256).await?;
+        let growth = here.map(|(_, p)| growth(p)).sum::<u64>();
+        self.reserve(if growth == 0 { 0 } else { growth + DECISION_BYTES }).await?;
         let tx = self.target.intents.borrow_mut().new_tx();
         if several {
             add(&self.worker.counters.two_phase, 1);

@@ -12,6 +12,7 @@ mod contended;
 mod data;
 mod edges;
 mod file_locks;
+mod full;
 mod glimpses;
 mod kept;
 mod locks;

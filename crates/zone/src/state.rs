@@ -37,6 +37,11 @@ const SPARE_GROUPS: usize = 2;
 /// Share of the metadata region, in percent, that items may take: a merge needs the same again, and deletions
 /// must go through on a full region.
 const ITEMS_PERCENT: u64 = 40;
+/// Share that the log's changes may take too before what adds nothing has them merged: a merge of as much, and as much
+/// again, still fits. It is kept from what grows.
+const CHANGES_PERCENT: u64 = 46;
+/// Least share that must be won back by a merge for what adds nothing.
+const MERGE_PERCENT: u64 = 2;
 /// Bytes a change costs in the `dirty` map beside its encoding.
 const DIRTY_OVERHEAD: u64 = 64;
 
@@ -175,6 +180,7 @@ pub struct Shared<E: Env> {
     pub record_bytes_max: usize,
     pub group_bytes_max: usize,
     pub items_max: u64,
+    pub changes_max: u64,
     pub dirty_max: Cell<u64>,
     pub sync_interval: Cell<Duration>,
     pub auto_checkpoint: bool,
@@ -262,6 +268,7 @@ impl<E: Env> Shared<E> {
             record_bytes_max: (log_bytes / 4 - 2 * GROUP_HEADER).min(RECORD_BYTES_MAX),
             group_bytes_max: GROUP_BYTES_MAX.min(log_bytes / 8),
             items_max: region / 100 * ITEMS_PERCENT,
+            changes_max: region / 100 * CHANGES_PERCENT,
             dirty_max: Cell::new(options.dirty_bytes.min(region / 8)),
             sync_interval: Cell::new(options.sync_interval),
             auto_checkpoint: options.auto_checkpoint,
@@ -512,6 +519,26 @@ impl<E: Env> Shared<E> {
             .await;
     }
 
+    /// Bytes of items that a full merge could win back, at most.
+    fn unmerged_bytes(st: &State) -> u64 {
+        let newer: u64 = st.segments.iter().skip(1).map(|s| s.bytes).sum();
+        newer + st.dirty_bytes + st.frozen_bytes + st.queued_bytes
+    }
+
+    /// Whether `growth` bytes have room among the items, and if not, whether a full merge may make some.
+    fn items_room(&self, st: &State, growth: u64) -> (bool, bool) {
+        let bytes = Self::item_bytes(st) + growth;
+        if growth == 0 {
+            // Their number is bounded only by the log, which may be larger than what the region has left.
+            let worth = Self::unmerged_bytes(st) * 100 > self.geometry.meta_slots * SLOT_BYTES * MERGE_PERCENT;
+            return (bytes <= self.changes_max, worth);
+        }
+        // A merge is worth its cost if something was overwritten or deleted.
+        let unseen = st.written_lsn < st.appended_lsn || st.frozen_bytes > 0;
+        let worth = unseen || st.segments.len() > 1 || st.dirty_bytes > SLOT_BYTES || st.deletions >= 16;
+        (bytes <= self.items_max, worth)
+    }
+
     /// See `Zone::reserve`.
     pub async fn reserve(&self, growth: u64) -> Result<(), Errno> {
         let mut merged = false;
@@ -521,21 +548,21 @@ impl<E: Env> Shared<E> {
                 if st.failed.is_some() {
                     return Err(Errno::Io);
                 }
-                let fits = growth == 0 || Self::item_bytes(&st) + growth <= self.items_max;
-                // A merge is worth its cost if something was overwritten or deleted.
-                let unseen = st.written_lsn < st.appended_lsn || st.frozen_bytes > 0;
-                let worth = unseen || st.segments.len() > 1 || st.dirty_bytes > SLOT_BYTES || st.deletions >= 16;
+                let (fits, worth) = self.items_room(&st, growth);
                 (self.has_log_room(&st), fits, worth, st.appended_lsn)
             };
-            if !fits {
-                if merged || !worth {
-                    return Err(Errno::NoSpace);
-                }
+            if !fits && !merged && worth {
                 merged = true;
                 // A checkpoint sees what is written; deletions may still be queued.
                 self.wait_written(appended).await?;
-                self.request_checkpoint(true).await?;
+                match self.request_checkpoint(true).await {
+                    Err(e) if growth == 0 && e.kind == ZoneErrorKind::NoSpace => {}
+                    other => other?,
+                }
                 continue;
+            }
+            if !fits && growth > 0 {
+                return Err(Errno::NoSpace);
             }
             if room {
                 return Ok(());

@@ -243,8 +243,9 @@ impl<E: Env> Zone<E> {
     }
 
     /// Waits until an operation whose items grow by about `growth_bytes` may be planned: there is log and
-    /// metadata space. Called before an operation's state changes; operations that only delete pass 0, which
-    /// waits for log space but is never refused; flushes and cancels skip the call.
+    /// metadata space. Called before an operation's state changes; operations that add nothing that stays, such as
+    /// deletions, pass 0, which waits for log space, and on a full region for a merge, but is never refused; flushes
+    /// and cancels skip the call.
     ///
     /// Errors: `NoSpace` when the metadata region is full, `Io` when the zone has failed. Dropping the future
     /// changes nothing.

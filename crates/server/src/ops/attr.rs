@@ -142,7 +142,7 @@ impl<E: Env> Cx<E> {
 
     /// `Request::SetAttr`.
     pub async fn setattr(&self, ino: Ino, set: SetAttr) -> Result<Reply> {
-        self.reserve(256).await?;
+        self.reserve(if self.may_extend(ino, &set)? { 256 } else { 0 }).await?;
         let guard = self.target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
         self.target.meta.borrow().check_setattr(&self.cred, ino, &set, self.now)?;
         let mut changing = self.change_attributes(ino).await;
@@ -152,6 +152,13 @@ impl<E: Env> Cx<E> {
         };
         drop(guard);
         Ok(reply)
+    }
+
+    /// Whether the change may make a file larger than its inode says; the others add nothing that stays.
+    fn may_extend(&self, ino: Ino, set: &SetAttr) -> Result<bool> {
+        let meta = self.target.meta.borrow();
+        let inode = meta.inode(ino)?;
+        Ok(!inode.spread && set.size.is_some_and(|size| size > inode.size))
     }
 
     async fn set_plain(&self, ino: Ino, set: &SetAttr, changing: &mut Changing) -> Result<Reply> {

@@ -368,7 +368,7 @@ impl<E: Env> Cx<E> {
     ) -> Result<Reply> {
         self.check_object(object)?;
         let _lock = self.lock(object, Mode::Write, range, server_lock).await?;
-        self.reserve(0).await?;
+        self.reserve(if self.splits(object, range) { 256 } else { 0 }).await?;
         let _changing = self.change_unopened(object).await;
         let _span = self.span(object, range, Hold::Exclusive).await;
         if object.stripe == 0 {
@@ -398,6 +398,12 @@ impl<E: Env> Cx<E> {
         };
         self.target.zone.written(lsn).await?;
         Ok(Reply::Done)
+    }
+
+    /// Whether a hole leaves an extent on both of its sides.
+    fn splits(&self, object: ObjectId, hole: ByteRange) -> bool {
+        let data = self.target.data.borrow();
+        data.extents(object).any(|(b, e)| b * BLOCK < hole.start && hole.end < (b + u64::from(e.blocks)) * BLOCK)
     }
 
     async fn rewrite_edges(&self, plan: TrimPlan) -> Result<TrimPlan> {

@@ -398,6 +398,38 @@ fn a_full_metadata_region_can_shrink() {
     assert!(found.items == model);
 }
 
+/// Goal: what replaces items by others as large goes through on a full region, however much of it there is, and leaves room for merges. Method:
+/// every item is overwritten ten times; the agent's own checkpoints never lack room.
+#[test]
+fn a_full_metadata_region_can_change() {
+    let sim = sim(7);
+    format(&sim, &params());
+    let (zone, _) = open(&sim, &OpenOptions::default()).unwrap();
+    let mut model = BTreeMap::new();
+    let root = async {
+        let mut items = 0u64;
+        while zone.reserve(1100).await.is_ok() {
+            let t = txn(&format!("I{items}"), &[7; 1000]);
+            apply(&mut model, &t);
+            plain(&zone, t);
+            items += 1;
+        }
+        for i in 0..10 * items {
+            zone.reserve(0).await.unwrap();
+            let t = txn(&format!("I{}", i % items), &[i as u8; 1000]);
+            apply(&mut model, &t);
+            plain(&zone, t);
+            let stats = zone.stats();
+            assert!(stats.item_bytes * 4 < stats.item_bytes_max * 5, "half of the region: change {i}: {stats:?}");
+        }
+        zone.close().await.unwrap();
+    };
+    sim.block_on(root).unwrap();
+    drop(zone);
+    let (_zone, found) = open(&sim, &manual()).unwrap();
+    assert!(found.items == model);
+}
+
 /// Goal: a full log holds up mutations, and a checkpoint lets them go on, also when nobody takes checkpoints by
 /// plan. Method: records beyond three laps without `reserve` and without automatic checkpoints.
 #[test]
