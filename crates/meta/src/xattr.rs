@@ -110,8 +110,9 @@ impl MetaStore {
             (XattrMode::Replace, None) => return Err(Errno::NoData),
             _ => {}
         }
-        let others: usize = self.xattrs(ino).filter(|(n, _)| *n != name).map(|(n, value)| n.len() + value.len()).sum();
-        if others + name.len() + value.len() > limits::XATTR_TOTAL_MAX { Err(Errno::NoSpace) } else { Ok(()) }
+        let cost = |name: &[u8], value: &[u8]| name.len() + value.len() + limits::XATTR_COST;
+        let others: usize = self.xattrs(ino).filter(|(n, _)| *n != name).map(|(n, value)| cost(n, value)).sum();
+        if others + cost(name, value) > limits::XATTR_TOTAL_MAX { Err(Errno::NoSpace) } else { Ok(()) }
     }
 
     /// Sets an attribute.

@@ -35,4 +35,5 @@ mod zone;
 
 pub use error::{ZoneError, ZoneErrorKind};
 pub use fsck::{Report, fsck};
+pub use layout::LOG_MIN;
 pub use zone::{Lsn, OpenOptions, Order, Recovered, Zone, ZoneParams, ZoneStats};

@@ -369,6 +369,27 @@ fn xattr_rules() {
     set(&mut s, &user, f, b"user.big", &vec![2; full], Replace).unwrap();
 }
 
+/// Goal: all attributes of an inode go in one record, which the smallest log has to take. Method: as many as there may be of the smallest.
+#[test]
+fn attributes_are_few_enough_for_a_record() {
+    let mut s = Story::new();
+    let (user, open) = (user(), s.open);
+    let f = s.make(&user, open, "f", NodeSpec::file(0o600)).unwrap();
+    let mut count = 0;
+    while let Ok(()) = s.c.on(f, |st, txn| {
+        let name = format!("user.{count:x}");
+        st.setxattr(&user, f, name.as_bytes(), b"", XattrMode::Set, at(9), txn)
+    }) {
+        count += 1;
+    }
+    assert!((1500..2100).contains(&count), "{count}");
+    // As a record has them: 6 bytes and the key for each.
+    let key =
+        |i: usize| crate::codec::ItemKey::Xattr { local: f.local(), name: format!("user.{i:x}").as_bytes().into() };
+    let bytes: usize = (0..count).map(|i| 6 + key(i).encode().len()).sum();
+    assert!(bytes < limits::XATTR_TOTAL_MAX, "{bytes}");
+}
+
 /// Goal: layouts are fixed by data. Method: one call per rule.
 #[test]
 fn layout_rules() {

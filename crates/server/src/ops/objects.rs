@@ -9,13 +9,13 @@
 use crate::gate::Hold;
 use crate::glimpse::gathered_with_writers;
 use crate::message::{Question, Told};
-use crate::target::{NameKey, Target};
+use crate::target::{EXTENT_BYTES, NameKey, Target};
 use crate::worker::Worker;
 use amphi_data::{Freed, Resize};
 use amphi_env::Env;
 use amphi_meta::Gathered;
 use amphi_types::item::Txn;
-use amphi_types::limits::BLOCK;
+use amphi_types::limits::{BLOCK, XATTR_TOTAL_MAX};
 use amphi_types::{ByteRange, Errno, Ino, Kind, Layout, ObjectId, Result, SessionId, TargetId, Timespec};
 use amphi_zone::{Lsn, Order};
 use futures_util::future::{join, join_all};
@@ -27,6 +27,9 @@ use std::task::{Context, Waker};
 const ITEMS_A_RECORD: usize = 4096;
 /// Files with at most so many extents are destroyed in the record that takes their last name.
 const SMALL_EXTENTS: usize = 512;
+/// A record that removes an inode has that many, all its attributes, and more than 4 KiB for what else it says, in the smallest log.
+const _: () =
+    assert!(XATTR_TOTAL_MAX + SMALL_EXTENTS * EXTENT_BYTES as usize + 8192 < amphi_zone::LOG_MIN as usize / 4);
 /// Most stripes of a file on one target that a truncate visits although they have no object yet.
 const STRIPES_MADE: u32 = 1024;
 
