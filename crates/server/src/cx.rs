@@ -46,10 +46,18 @@ impl<E: Env> Cx<E> {
     /// Adds to `txn` the record that the request was answered with `reply`, having opened `open`. Nothing is added
     /// when the session has ended meanwhile: nobody will ask again.
     pub fn seal(&self, txn: &mut Txn, reply: &Reply, open: Option<(Ino, Access)>) {
+        self.seal_answer(txn, Answer::of(Ok(reply.clone())), open);
+    }
+
+    /// As `seal`, if the request fails after it was sealed.
+    pub fn seal_error(&self, txn: &mut Txn, e: Errno) {
+        self.seal_answer(txn, Answer::of(Err(e)), None);
+    }
+
+    fn seal_answer(&self, txn: &mut Txn, answer: Answer, open: Option<(Ino, Access)>) {
         if !self.target.has_session(self.session) {
             return;
         }
-        let answer = Answer::of(Ok(reply.clone()));
         let record = SlotRecord { seq: self.id.seq, answer, open };
         txn.put(records::slot_key(self.session, self.id.slot), records::encode(&record));
         self.target.slots.borrow_mut().log(self.session, self.id);

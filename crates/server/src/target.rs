@@ -390,6 +390,16 @@ impl<E: Env> Target<E> {
         Ok(())
     }
 
+    /// Plans with `plan`; if the zone is full but freed blocks wait, makes these usable and tries once more.
+    pub async fn plan<T>(&self, mut plan: impl FnMut(&mut DataStore) -> Result<T>) -> Result<T> {
+        let first = plan(&mut self.data.borrow_mut());
+        if !matches!(first, Err(Errno::NoSpace)) || self.data.borrow().pending_blocks() == 0 {
+            return first;
+        }
+        self.release_now().await?;
+        plan(&mut self.data.borrow_mut())
+    }
+
     fn release_stable(&self) {
         let stable = self.zone.stable_lsn();
         let mut freed = self.freed.borrow_mut();
@@ -437,7 +447,7 @@ impl<E: Env> Target<E> {
         mtime: Timespec,
     ) -> Result<(Lsn, u64)> {
         self.zone.reserve(0).await?;
-        let plan = self.data.borrow_mut().plan_punch(object, range, generation)?;
+        let plan = self.plan(|data| data.plan_punch(object, range, generation)).await?;
         let plan = self.rewrite_edges(plan).await?;
         Ok(self.commit_trim(plan, mtime, Txn::default()))
     }

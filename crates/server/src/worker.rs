@@ -318,6 +318,11 @@ impl<E: Env> Worker<E> {
         }
     }
 
+    /// Whether the server stops.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.get()
+    }
+
     /// As `insist`, for other answers.
     pub async fn insist_ask(self: &Rc<Self>, target: TargetId, question: Question) -> Result<Told> {
         if self.routes.is_local(target) {

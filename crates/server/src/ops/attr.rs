@@ -4,7 +4,7 @@
 //! with the cut of the objects here; those on other targets follow, and are cut again after a crash until all are.
 
 use super::names::plain_view;
-use super::objects::{gather, settle_later, trim_everywhere};
+use super::objects::{gather, give_cut_up, settle_later, trim_everywhere};
 use crate::cx::Cx;
 use crate::gate::Hold;
 use crate::target::{NameKey, Target};
@@ -207,7 +207,7 @@ impl<E: Env> Cx<E> {
             self.target.spans.take(object, ByteRange::new(size / BLOCK * BLOCK, u64::MAX), Hold::Exclusive).await;
         let landing = self.land()?;
         self.target.punch_behind(object, size, generation - 1, self.now).await?;
-        let plan = self.target.data.borrow_mut().plan_truncate(object, size, generation, Resize::Cut)?;
+        let plan = self.plan(|data| data.plan_truncate(object, size, generation, Resize::Cut)).await?;
         let plan = self.target.rewrite_edges(plan).await?;
         let order = if plan.points_at_new_data() { Order::AfterData } else { Order::Plain };
         let (lsn, mut view) = {
@@ -248,7 +248,12 @@ impl<E: Env> Cx<E> {
         }
         // Objects elsewhere are cut when the new size cannot be lost any more.
         self.target.zone.stable(lsn).await?;
-        trim_everywhere(&self.worker, &self.target, ino, &layout, size, generation, self.now).await?;
+        if let Err(e) = trim_everywhere(&self.worker, &self.target, ino, &layout, size, generation, self.now).await {
+            let mut txn = Txn::default();
+            self.seal_error(&mut txn, e);
+            give_cut_up(&self.worker, &self.target, ino, generation, txn).await?;
+            return Err(e);
+        }
         match gather(&self.worker, &self.target, ino, &layout, None).await {
             Ok(gathered) => view.attr.blocks = gathered.blocks,
             // The size is set all the same, and who asks later is told.

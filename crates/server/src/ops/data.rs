@@ -68,14 +68,9 @@ impl<E: Env> Cx<E> {
         self.target.spans.take(object, range.align_out(BLOCK), hold).await
     }
 
-    /// Plans with `plan`; if the zone is full but freed blocks wait, makes these usable and tries once more.
-    pub(super) async fn plan<T>(&self, mut plan: impl FnMut(&mut DataStore) -> Result<T>) -> Result<T> {
-        let first = plan(&mut self.target.data.borrow_mut());
-        if !matches!(first, Err(Errno::NoSpace)) || self.target.data.borrow().pending_blocks() == 0 {
-            return first;
-        }
-        self.target.release_now().await?;
-        plan(&mut self.target.data.borrow_mut())
+    /// See `Target::plan`.
+    pub(super) async fn plan<T>(&self, plan: impl FnMut(&mut DataStore) -> Result<T>) -> Result<T> {
+        self.target.plan(plan).await
     }
 
     /// `Request::Read`.

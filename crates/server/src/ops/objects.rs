@@ -109,7 +109,7 @@ pub async fn trim_objects<E: Env>(
         let span = ByteRange::new(size / BLOCK * BLOCK, u64::MAX);
         let _span = target.spans.take(object, span, Hold::Exclusive).await;
         target.punch_behind(object, size, generation, mtime).await?;
-        let plan = target.data.borrow_mut().plan_truncate(object, size, generation, Resize::Cut)?;
+        let plan = target.plan(|data| data.plan_truncate(object, size, generation, Resize::Cut)).await?;
         if plan.is_noop() {
             continue;
         }
@@ -120,7 +120,8 @@ pub async fn trim_objects<E: Env>(
     Ok(())
 }
 
-/// Cuts the objects of a file everywhere; when that cannot be lost any more, notes in its inode that all are cut.
+/// Cuts the objects of a file everywhere; when that cannot be lost any more, notes in its inode that all are cut. After an error
+/// `give_cut_up` has to follow.
 pub async fn trim_everywhere<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -138,8 +139,14 @@ pub async fn trim_everywhere<E: Env>(
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
         for (t, starts) in others.into_iter().zip(starts) {
-            if stay_cut(&worker, &target, t, &trim, starts).await.is_err() {
-                return;
+            match stay_cut(&worker, &target, t, &trim, starts).await {
+                Ok(()) => {}
+                Err(Errno::Stale) => return,
+                Err(e) => {
+                    tracing::error!("{}: cutting inode {ino} again failed: {e}", target.id);
+                    let _ = give_cut_up(&worker, &target, ino, generation, Txn::default()).await;
+                    return;
+                }
             }
         }
         let mut txn = Txn::default();
@@ -149,6 +156,24 @@ pub async fn trim_everywhere<E: Env>(
         }
     });
     Ok(())
+}
+
+/// Forgets, with `txn`, a cut that an object has refused, for good when it returns: a later start must not cut what is written from
+/// now on. What that object has behind the cut stays. Of a server that stops nothing is forgotten: its next start goes on.
+pub async fn give_cut_up<E: Env>(
+    worker: &Worker<E>,
+    target: &Target<E>,
+    ino: Ino,
+    generation: u64,
+    mut txn: Txn,
+) -> Result<()> {
+    if worker.is_stopped() {
+        return Ok(());
+    }
+    // An inode that has gone meanwhile has no cut.
+    let _ = target.meta.borrow_mut().trim_done(ino, generation, &mut txn);
+    let lsn = target.append(txn, Order::Plain);
+    target.zone.stable(lsn).await
 }
 
 /// Has `what` done at a target; returns the target's start number.
@@ -337,7 +362,8 @@ pub async fn resume_pending<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E
                 match trim_everywhere(&worker, &target, ino, &layout, size, generation, mtime).await {
                     Ok(()) => settle_later(&worker, &target, ino),
                     Err(e) => {
-                        tracing::error!("{}: cutting inode {ino} failed: {e}; the next start tries again", target.id);
+                        tracing::error!("{}: cutting inode {ino} failed: {e}", target.id);
+                        let _ = give_cut_up(&worker, &target, ino, generation, Txn::default()).await;
                     }
                 }
             });

@@ -289,6 +289,70 @@ fn large_requests_and_a_small_log() {
     });
 }
 
+/// Goal: a truncate that an object refuses is over with its error: no later start cuts what was synced since. Method: the block at the cut cannot be
+/// read once; a program goes on writing behind the cut, and the server is killed.
+#[test]
+fn a_cut_that_failed_is_not_resumed() {
+    use amphi_env::sim::{CrashKind, DiskOpKind};
+    with_server(31, 3, 1, async |place, c| {
+        let f = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
+        c.held.opens.borrow_mut().push((f, RW));
+        let (start, object) = (5 << 20, ObjectId { ino: f, stripe: 1 });
+        c.call(Request::Spread { ino: f }).await.unwrap();
+        c.write(object, start, 0, bytes(2, start, 20_000)).await.unwrap();
+        let sync = async || {
+            for target in 0..3 {
+                let call = Call { target: TargetId(target), cred: Cred::root(), op: Request::Sync };
+                c.link.call(Lane::Normal, call, None, 0).await.unwrap().0.result.unwrap();
+            }
+        };
+        sync().await;
+        let set = SetAttr { size: Some(start + 10_001), ..SetAttr::default() };
+        let cut = Request::SetAttr { ino: f, set };
+        place.sim.on_disk_op("server", |op| (op.kind == DiskOpKind::Read).then_some(std::io::ErrorKind::Other));
+        assert_eq!(c.inode(cut.clone()).await.map(drop), Err(Errno::Io));
+        place.sim.clear_disk_hook("server");
+        let view = c.inode(Request::GetAttr { ino: f }).await.unwrap();
+        c.write(object, start + 20_000, view.generation, bytes(3, start + 20_000, 5000)).await.unwrap();
+        sync().await;
+        place.sim.crash("server", CrashKind::Process);
+        let server = place.start().await.unwrap();
+        place.sim.node("client").sleep(Duration::from_secs(31)).await;
+        let data = c.read(object, start + 20_000, start + 25_000).await.unwrap();
+        assert!(data == bytes(3, start + 20_000, 5000)[..], "what was synced after the error is gone");
+        assert_eq!(c.inode(cut).await.unwrap().attr.size, start + 10_001);
+        let data = c.read(object, start, start + 25_000).await.unwrap();
+        assert!(data[..10_001] == bytes(2, start, 10_001)[..] && data[10_001..].iter().all(|&b| b == 0));
+        place.sim.node("client").sleep(Duration::from_secs(10)).await;
+        c.call(Request::Goodbye).await.unwrap();
+        server.stop().await.unwrap();
+        let report = crate::fsck(&place.sim.node("server"), "data").await.unwrap();
+        assert!(report.is_clean() && report.pending.is_empty(), "{report:#?}");
+    });
+}
+
+/// Goal: truncates go on where a target is full and freed blocks wait for a sync. Method: nobody syncs; more truncates than the allocator keeps
+/// blocks back for.
+#[test]
+fn truncates_of_a_full_target_use_what_they_freed() {
+    with_server(32, 1, 1, async |_, c| {
+        for (name, value) in [("server.sync_interval_ms", "600000"), ("server.reuse_bytes", "1G")] {
+            c.call(Request::Tunables { pattern: name.into(), value: Some(value.into()) }).await.unwrap();
+        }
+        let f = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
+        c.write(ObjectId { ino: f, stripe: 0 }, 0, 0, bytes(1, 0, 4000)).await.unwrap();
+        let g = c.make(Ino::ROOT, "g", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
+        let mut at = 0;
+        while c.write(ObjectId { ino: g, stripe: 0 }, at, 0, bytes(2, at, 64 << 10)).await.is_ok() {
+            at += 64 << 10;
+        }
+        for size in (3500..4000).rev() {
+            let set = SetAttr { size: Some(size), ..SetAttr::default() };
+            assert_eq!(c.inode(Request::SetAttr { ino: f, set }).await.map(|v| v.attr.size), Ok(size));
+        }
+    });
+}
+
 /// What the crash sweep over data does: a file over three targets is made, cut, grown again, and removed.
 async fn spread_scenario(c: &Client, done: &std::cell::Cell<usize>) -> Result<()> {
     let at = |ino, stripe| ObjectId { ino, stripe };
