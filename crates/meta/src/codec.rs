@@ -126,7 +126,6 @@ pub(crate) fn encode_inode(inode: &Inode) -> Vec<u8> {
 
 pub(crate) fn decode_inode(key: &[u8], value: &[u8]) -> Result<Inode, String> {
     let inode: Inode = decode("inode", key, value)?;
-    let times = [inode.atime, inode.mtime, inode.ctime, inode.btime, inode.mtime_set_ctime];
     let wrong = if inode.perm > 0o7777 {
         "permission bits"
     } else if inode.layout.check().is_err() {
@@ -135,8 +134,6 @@ pub(crate) fn decode_inode(key: &[u8], value: &[u8]) -> Result<Inode, String> {
         "symbolic link target"
     } else if inode.size > limits::FILE_MAX {
         "size"
-    } else if times.iter().any(|t| t.nsec >= 1_000_000_000) {
-        "time stamp"
     } else {
         return Ok(inode);
     };

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// Time since the epoch, as in POSIX' `timespec`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "AnyTimespec")]
 pub struct Timespec {
     /// Seconds; negative before 1970.
     pub sec: i64,
@@ -16,6 +17,21 @@ impl Timespec {
     /// From nanoseconds since the epoch.
     pub fn from_ns(ns: u64) -> Timespec {
         Timespec { sec: (ns / 1_000_000_000) as i64, nsec: (ns % 1_000_000_000) as u32 }
+    }
+}
+
+/// A `Timespec` as it comes, which may be none.
+#[derive(Deserialize)]
+struct AnyTimespec {
+    sec: i64,
+    nsec: u32,
+}
+
+impl TryFrom<AnyTimespec> for Timespec {
+    type Error = &'static str;
+
+    fn try_from(t: AnyTimespec) -> Result<Timespec, Self::Error> {
+        if t.nsec < 1_000_000_000 { Ok(Timespec { sec: t.sec, nsec: t.nsec }) } else { Err("a second has 10^9 ns") }
     }
 }
 

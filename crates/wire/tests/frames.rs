@@ -287,6 +287,31 @@ fn encoding_has_bounds() {
     assert_eq!(Head::new(FrameKind::Ping).encode_bare(&mut [0; 47]), Err(EncodeError::Full));
 }
 
+/// Goal: times that the disk format has no place for are refused where they come in. Method: every kind of request that carries one, with as
+/// many nanoseconds as a second has.
+#[test]
+fn impossible_times_are_refused() {
+    let mtime = Timespec { sec: 1, nsec: 1_000_000_000 };
+    let (ino, object, range) = (Ino(1), object(), ByteRange { start: 0, end: 1 });
+    let access = Access { read: true, write: false };
+    let set = SetAttr { ctime: Some(mtime), ..SetAttr::default() };
+    let bad = [
+        Request::Write { object, offset: 0, generation: 0, mtime, server_lock: false, kill_suidgid: false },
+        Request::Punch { object, range, generation: 0, mtime, server_lock: false },
+        Request::SetAttr { ino, set },
+        Request::SetAttr { ino, set: SetAttr { mtime: Some(TimeSet::At(mtime)), ..SetAttr::default() } },
+        Request::Close { ino, access, atime: Some(mtime) },
+        Request::GlimpseReply { id: 1, size: 1, mtime },
+    ];
+    for op in bad {
+        let call = Call { target: TargetId(0), cred: Cred::root(), op };
+        let mut bytes = vec![0; 4096];
+        let len = Head::new(FrameKind::Request).encode(&call, &mut bytes).expect("it fits");
+        let came = receive::<Call>(&bytes[..len]);
+        assert!(matches!(came, Err(Some(FrameError::Undecodable { .. }))), "{call:?}: {came:?}");
+    }
+}
+
 fn decode_everything(bytes: &[u8]) {
     let _ = receive::<Call>(bytes);
     let _ = receive::<Answer>(bytes);

@@ -81,7 +81,7 @@ fn damage_is_explained() {
     assert!(damaged(&|i| i.layout.stripe_size = 7).contains("layout"));
     assert!(damaged(&|i| i.symlink = Box::from(b"x".as_slice())).contains("symbolic link"));
     assert!(damaged(&|i| i.size = u64::MAX).contains("size"));
-    assert!(damaged(&|i| i.mtime = Timespec { sec: 0, nsec: 1_000_000_000 }).contains("time stamp"));
+    assert!(damaged(&|i| i.mtime = Timespec { sec: 0, nsec: 1_000_000_000 }).contains("does not decode"));
 }
 
 /// Goal: a store with a missing item is not opened. Method: each item of a sample left out in turn; every one
