@@ -35,8 +35,11 @@ impl<E: Env> Cx<E> {
         let mut foreign = None;
         for _ in 0..self.worker.tunables.plan_tries.get() {
             let place = crate::questions::place(&self.target, dir, &name).await?;
-            if let (Some((child, _)), false) = (place.child, exclusive) {
+            if let (Some((child, kind)), false) = (place.child, exclusive) {
                 perm::search(&self.cred, &place.dir)?;
+                if kind == Kind::Dir {
+                    return Err(Errno::IsDir);
+                }
                 match self.open_existing(child, open).await {
                     Err(Errno::Stale) => continue,
                     other => return other,
@@ -132,9 +135,6 @@ impl<E: Env> Cx<E> {
             None => self.view_anywhere(child, true).await?,
             Some(access) => self.open_anywhere(child, access).await?,
         };
-        if inode.attr.kind == Kind::Dir {
-            return Err(Errno::IsDir);
-        }
         Ok(Reply::Made { inode, created: false, lock: None })
     }
 

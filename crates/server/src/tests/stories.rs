@@ -190,3 +190,17 @@ fn crossing_moves_make_no_loop() {
         });
     }
 }
+
+/// Goal: a create that meets a directory opens nothing. Method: the directory is removed; an open one would stay until it is closed.
+#[test]
+fn a_create_over_a_directory_opens_nothing() {
+    with_server(33, 2, 1, async |_, c| {
+        let d = c.mkdir(Ino::ROOT, "d").await.unwrap();
+        let read = Access { read: true, write: false };
+        for open in [None, Some(read)] {
+            assert_eq!(c.make(Ino::ROOT, "d", Make::File { open, exclusive: false }).await, Err(Errno::IsDir));
+        }
+        c.rmdir(Ino::ROOT, "d").await.unwrap();
+        assert_eq!(c.stat(d).await.map(drop), Err(Errno::Stale));
+    });
+}
