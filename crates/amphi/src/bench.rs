@@ -212,7 +212,7 @@ impl Bench {
         }
         let dir = std::fs::canonicalize(&self.dir).during(|| format!("find {}", self.dir.display()))?;
         let stop = Arc::new(AtomicBool::new(false));
-        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        for signal in crate::process::ending_signals() {
             signal_hook::flag::register(signal, stop.clone()).during(|| "catch signals".into())?;
         }
         let pairs = usize::from(self.pairs);

@@ -4,6 +4,7 @@
 //! may use them.
 
 use crate::failure::{Failure, Outcome};
+use amphi_client::status::STATUS_PART_BYTES;
 use rustix::fs::{XattrFlags, getxattr, setxattr};
 use rustix::io::Errno;
 use std::ffi::OsString;
@@ -113,7 +114,10 @@ pub fn write(path: &Path, name: &str, value: &str, refusal: impl FnOnce(Errno) -
 /// Reads a control attribute that may be longer than an attribute can be: `NAME` is its beginning, `NAME.from.N` goes on at byte N of it.
 pub fn read_long(path: &Path, name: &str) -> Outcome<String> {
     let mut text = read_bytes(path, name)?.ok_or_else(|| explain(path, name, Errno::NODATA))?;
-    while let Some(more) = read_bytes(path, &format!("{name}.from.{}", text.len()))?.filter(|more| !more.is_empty()) {
+    let mut last = text.len();
+    while last >= STATUS_PART_BYTES {
+        let more = read_bytes(path, &format!("{name}.from.{}", text.len()))?.unwrap_or_default();
+        last = more.len();
         text.extend(more);
     }
     Ok(String::from_utf8_lossy(&text).into_owned())

@@ -55,7 +55,7 @@ enum Command {
 }
 
 impl Command {
-    /// Whether it has to end in order, whatever becomes of its output.
+    /// Whether there is something to take away again when it ends.
     fn holds_a_mount(&self) -> bool {
         matches!(self, Command::Up(_) | Command::Server(_) | Command::Mount(_) | Command::Demo(_) | Command::Bench(_))
     }
@@ -112,7 +112,9 @@ fn main() -> ExitCode {
         .log_internal_errors(false)
         .init();
     let command = Cli::parse().command;
-    if !command.holds_a_mount() {
+    if command.holds_a_mount() {
+        process::raise_file_limit();
+    } else {
         process::end_when_nobody_reads();
     }
     match run(command) {

@@ -17,6 +17,7 @@ use amphi_types::{Ino, SessionId, Timespec};
 use amphi_wire::Role;
 use futures_channel::oneshot;
 use rustix::fs::Access;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Write;
 use std::net::IpAddr;
@@ -216,6 +217,12 @@ pub fn say_ready(what: impl std::fmt::Display) {
     let _ = writeln!(out, "ready {what}").and_then(|()| out.flush());
 }
 
+/// As many open files and connections as this process may have at most: the usual limit is 1,024, as many as there may be mounts.
+pub fn raise_file_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+}
+
 /// Lets the program end as others do when who reads its output has gone (`amphi get | head -1`).
 pub fn end_when_nobody_reads() {
     let always = Arc::new(AtomicBool::new(true));
@@ -223,7 +230,7 @@ pub fn end_when_nobody_reads() {
 }
 
 /// Signals that end a mount or a server in order: also that the terminal has gone, unless that was to be ignored (nohup).
-fn ending_signals() -> Vec<i32> {
+pub fn ending_signals() -> Vec<i32> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|l| l.strip_prefix("SigIgn:"));
     let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
@@ -238,15 +245,18 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// Takes over the signals. A second signal ends the process at once.
+    /// Takes over the signals. A second one of somebody who wants it to stop ends the process at once.
     #[expect(clippy::disallowed_methods, reason = "the thread that waits for signals")]
     pub fn on_signals() -> Outcome<Stop> {
         let mut signals = signal_hook::iterator::Signals::new(ending_signals()).during(|| "handle signals".into())?;
         let (sender, receiver) = mpsc::channel();
         let signalled = sender.clone();
         std::thread::spawn(move || {
-            for (n, _) in signals.forever().enumerate() {
-                if n > 0 {
+            let mut asked = 0;
+            for signal in signals.forever() {
+                // A terminal that goes may say so more than once; a second Ctrl-C is meant.
+                asked += i32::from(signal != SIGHUP);
+                if asked > 1 {
                     say_error("stopped at once by a second signal; unsynced writes may be lost");
                     std::process::exit(1);
                 }
@@ -487,16 +497,19 @@ pub fn check_apart(data: &Path, mount: &Path) -> Outcome {
 }
 
 /// Takes a mount away: in order if nobody uses it, otherwise detached after everything was written back.
-pub fn unmount(session: &Session, client: &Client) {
+///
+/// Errors: that something could not be written back; the mount is away all the same.
+pub fn unmount(session: &Session, client: &Client) -> Outcome {
     let unmounter = session.unmounter();
+    let mut told = Ok(());
     if unmounter.unmount().is_err() {
-        if let Err(e) = client.sync_all(&amphi_client::Ctx::root()).wait(None) {
-            tracing::error!("writing back before unmounting: {e}");
-        }
+        let synced = client.sync_all(&amphi_client::Ctx::root()).wait(None);
+        told = synced.map_err(|e| Failure::broken(format!("not all that was written could be made stable: {e}")));
         tracing::warn!(
             "{} is in use; programs that have files open there get errors from now on",
             session.mount_point().display()
         );
         unmounter.unmount_by_force();
     }
+    told
 }

@@ -329,7 +329,7 @@ impl File {
 
     /// Marks the begin or end of a change that answers under way may or may not have seen.
     pub(crate) fn mark_epoch(&self) {
-        self.epoch.store(tick(), SeqCst);
+        self.epoch.fetch_max(tick(), SeqCst);
     }
 
     /// The last turn: a number that is never 0.
@@ -340,8 +340,9 @@ impl File {
     /// Marks a change of the size that `own_end` does not tell of, or that it no longer does.
     pub(crate) fn turn(&self) {
         let now = tick();
-        self.turned.store(now, SeqCst);
-        self.epoch.store(now, SeqCst);
+        // Another thread may have been given a later number and come first.
+        self.turned.fetch_max(now, SeqCst);
+        self.epoch.fetch_max(now, SeqCst);
     }
 
     /// Enters a fill. From now on changes of its bytes spoil it.
@@ -507,8 +508,10 @@ impl File {
         DirectWrite(self)
     }
 
-    /// A write past the cache now ends at `end`.
+    /// A write past the cache now ends at `end`. Answers from before are taken before this, or not at all.
     pub(crate) fn extend(&self, end: u64) {
+        let _known = self.known.lock();
+        self.turn();
         self.size.fetch_max(end, SeqCst);
     }
 
@@ -518,9 +521,11 @@ impl File {
         self.size.fetch_max(end, SeqCst);
     }
 
-    /// What was written into the cache before counts no more, but for what is found there now; writes that come in between count.
-    pub(crate) fn own_is_at_least(&self, found: impl FnOnce() -> u64) {
-        self.own_end.store(0, SeqCst);
+    /// What was written into the cache before counts no more, but for what is found there now; writes that come in between count, and at no
+    /// moment less than what is there.
+    pub(crate) fn own_is_at_least(&self, found: impl Fn() -> u64) {
+        self.turn();
+        self.own_end.store(found(), SeqCst);
         self.own_end.fetch_max(found(), SeqCst);
     }
 

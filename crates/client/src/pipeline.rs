@@ -128,7 +128,7 @@ async fn room(core: &Arc<Core>, open: &OpenFile, memory: u64, reason: Reason) {
 fn set_out(core: &Core, file: &File, range: ByteRange, memory: u64, locked: bool) -> Option<FlightId> {
     let id = {
         let mut flights = file.flights.lock();
-        if flights.frozen_from.is_some_and(|from| range.end > from) {
+        if flights.frozen_from().is_some_and(|from| range.end > from) {
             return None;
         }
         flights.begin(range)

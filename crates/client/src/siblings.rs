@@ -388,9 +388,7 @@ pub(crate) fn changing(core: &Arc<Core>, op: &Request) -> Option<Changing> {
         let mut state = core.siblings.state.lock();
         for key in &keys {
             gone.extend(state.spoil(key));
-            if let Key::Inode(ino) = key
-                && state.directories.contains_key(ino)
-            {
+            if let Key::Inode(ino) = key {
                 // Whoever may not search a directory any more must not find its names here.
                 gone.extend(state.take_all(|_, r| r.dir == *ino));
             }

@@ -7,6 +7,9 @@ use amphi_wire::{ClusterMap, Reply, ServerStatus, SessionStatus};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+/// Bytes of it that one attribute of a mount shows (`user.amphi.status`, `user.amphi.status.from.N`).
+pub const STATUS_PART_BYTES: usize = 60_000;
+
 /// Text for JSON, without what would need an escape.
 fn plain(text: &str) -> String {
     text.chars().filter(|c| !c.is_control() && *c != '"' && *c != '\\').collect()

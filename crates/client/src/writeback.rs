@@ -8,7 +8,7 @@
 //! would be twice as many for the bytes alone, and what it refuses would be lost. Those of an object leave together (`batch`).
 //!
 //! Invariants: a byte is in at most one request under way; while it is, it stays readable, and a write to it makes it
-//! dirty again. Nothing sets out beyond `Flights::frozen_from`. Write-back takes no range lock and needs no credits
+//! dirty again. Nothing sets out beyond `Flights::frozen_from()`. Write-back takes no range lock and needs no credits
 //! that ordinary requests use, so whoever holds the range lock may wait for it.
 
 use crate::backlog;
@@ -82,7 +82,7 @@ pub(crate) struct Flight {
 pub(crate) fn take_off(core: &Arc<Core>, file: &Arc<File>, object: ObjectId, part: ByteRange) -> Option<(Flight, Buf)> {
     let (id, part) = {
         let mut flights = file.flights.lock();
-        let part = match flights.frozen_from {
+        let part = match flights.frozen_from() {
             Some(from) => ByteRange::new(part.start, part.end.min(from)),
             None => part,
         };
@@ -333,7 +333,7 @@ pub(crate) async fn flush(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) 
             return;
         } else {
             // A truncate is in the way, or somebody has written them again.
-            let frozen = || file.flights.lock().frozen_from.is_none() && core.flight_bytes.load(SeqCst) == 0;
+            let frozen = || file.flights.lock().frozen_from().is_none() && core.flight_bytes.load(SeqCst) == 0;
             let moved = || core.landings.load(SeqCst) != landings || frozen();
             core.landed.until(moved).await;
         }

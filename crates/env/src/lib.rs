@@ -145,6 +145,10 @@ pub trait Tx: 'static {
     /// Sends all of `head`, then all of `payload`, in one vectored write where possible. Buffers come back for
     /// reuse. Dropping the future may leave half a frame sent: close the connection then.
     fn send(&mut self, head: Buf, payload: Option<Buf>) -> impl Future<Output = (io::Result<()>, Buf, Option<Buf>)>;
+
+    /// What breaks the connection from this side when it is called: a send under way that its peer takes nothing of then fails soon, with
+    /// its buffers.
+    fn breaker(&self) -> impl Fn() + 'static;
 }
 
 /// Receiving half of a connection.

@@ -320,7 +320,11 @@ impl<E: Env> Cluster<E> {
         // Its id is not used for something else while an earlier session of it has something under way.
         self.front()?.idle(session).await;
         for target in self.worker.routes.local() {
-            self.worker.tell(*target, Question::SessionStart(session, record.clone())).await?;
+            match self.worker.tell(*target, Question::SessionStart(session, record.clone())).await {
+                // Its disk has failed: it serves nobody.
+                Err(Errno::Io) => tracing::error!("target {}: a session cannot begin there", target.0),
+                told => told?,
+            }
         }
         let start = record.start;
         self.known.borrow_mut().insert(session, record);
@@ -361,7 +365,10 @@ impl<E: Env> Cluster<E> {
         }
         for target in self.worker.routes.local() {
             self.worker.tell(*target, Question::SessionStop(ended.0)).await?;
-            self.worker.tell(*target, Question::SessionForget(ended.0, stopped)).await?;
+            // A target whose disk has failed must not keep the others from going on.
+            if let Err(e) = self.worker.tell(*target, Question::SessionForget(ended.0, stopped)).await {
+                tracing::error!("target {}: what an ended session has there cannot be forgotten: {e}", target.0);
+            }
         }
         if !stopped {
             self.note_cut_off();

@@ -215,7 +215,8 @@ async fn forget_session<E: Env>(
     session: SessionId,
     stopped: bool,
 ) -> Result<Told> {
-    target.zone.reserve(0).await?;
+    // Also where the disk has failed: what it holds of a client that has gone is in the way of others elsewhere.
+    let room = target.zone.reserve(0).await;
     // Nothing new sets out since the session was stopped.
     target.landings.landed(session).await;
     target.returning.borrow_mut().remove(&session);
@@ -238,12 +239,15 @@ async fn forget_session<E: Env>(
     let touched = target.opens.borrow_mut().drop_session(session);
     target.opened_for.borrow_mut().retain(|(s, _, _), _| *s != session);
     target.opened_early.borrow_mut().retain(|(s, _, _)| *s != session);
-    target.log(txn, Order::Plain).await?;
+    let logged = match room {
+        Ok(()) => target.log(txn, Order::Plain).await.map(drop),
+        Err(e) => Err(e),
+    };
     for ino in touched {
         ops::after_close(worker, target, ino);
     }
     ops::present(worker, target, session);
-    Ok(Told::Done)
+    logged.map(|()| Told::Done)
 }
 
 fn status<E: Env>(worker: &Worker<E>, target: &Target<E>) -> Told {

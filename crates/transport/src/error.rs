@@ -4,7 +4,7 @@
 //! nobody above this crate acts on them.
 
 use amphi_types::Errno;
-use std::{fmt, io};
+use std::fmt;
 
 /// Why a call has no answer. Whether the server executed it is unknown, except for `Overloaded` and `TooLarge`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,8 +66,6 @@ pub enum ServeError {
         /// The address.
         addr: String,
     },
-    /// Accepting failed for good.
-    Accept(io::Error),
 }
 
 impl fmt::Display for ServeError {
@@ -76,16 +74,8 @@ impl fmt::Display for ServeError {
             ServeError::KeyNeeded { addr } => {
                 write!(f, "{addr} can be reached from other machines, so it needs a cluster key: --key FILE")
             }
-            ServeError::Accept(e) => write!(f, "accept: {e}"),
         }
     }
 }
 
-impl std::error::Error for ServeError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            ServeError::Accept(e) => Some(e),
-            ServeError::KeyNeeded { .. } => None,
-        }
-    }
-}
+impl std::error::Error for ServeError {}

@@ -80,6 +80,11 @@ pub(crate) struct StreamTx<E: Env> {
 }
 
 impl<E: Env> StreamTx<E> {
+    /// See `Tx::breaker`.
+    pub(crate) fn breaker(&self) -> impl Fn() + 'static {
+        self.tx.breaker()
+    }
+
     /// Adds a frame; `Full` asks for a flush first.
     pub(crate) fn stage<T: serde::Serialize>(&mut self, head: &Head, body: &T) -> Result<(), EncodeError> {
         loop {
@@ -203,6 +208,11 @@ impl<E: Env> Outbound<E> {
 /// shall lie relative to an aligned address, or why the connection ends.
 pub(crate) trait Gate {
     fn admit(&mut self, kind: FrameKind, lane: Lane, id: RequestId, pad: u16) -> Result<usize, String>;
+
+    /// Bytes of body of such a frame that may come before it is admitted.
+    fn body_max(&self, kind: FrameKind) -> usize {
+        kind.body_max()
+    }
 }
 
 /// Lets only the handshake through.
@@ -211,6 +221,11 @@ pub(crate) struct HandshakeOnly;
 impl Gate for HandshakeOnly {
     fn admit(&mut self, kind: FrameKind, _: Lane, _: RequestId, _: u16) -> Result<usize, String> {
         if kind.is_handshake() { Ok(0) } else { Err(format!("a {kind:?} before the handshake is done")) }
+    }
+
+    /// A stranger gets no more memory than a handshake needs.
+    fn body_max(&self, kind: FrameKind) -> usize {
+        kind.body_max().min(FrameKind::Hello.body_max())
     }
 }
 
@@ -273,6 +288,12 @@ impl<E: Env> StreamRx<E> {
         self.head = self.fill(head_buf).await?;
         let head = Head::parse(self.head_bytes()).map_err(bad)?;
         let body_len = head.body_len as usize;
+        if body_len > gate.body_max(head.kind) {
+            return Err(Ending::Violation(format!(
+                "a {:?} of {body_len} bytes before the handshake is done",
+                head.kind
+            )));
+        }
         let mut body = std::mem::take(&mut self.body);
         if body_len > body.capacity() {
             body = Buf::zeroed(body_len);

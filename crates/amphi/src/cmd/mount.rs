@@ -44,7 +44,7 @@ impl Mount {
         };
         process::say_ready(session.mount_point().display());
         stop.wait();
-        process::unmount(&session, &running.client);
-        running.stop()
+        let told = process::unmount(&session, &running.client);
+        running.stop().and(told)
     }
 }

@@ -191,7 +191,7 @@ impl Up {
         };
         process::say_ready(session.mount_point().display());
         stop.wait();
-        process::unmount(&session, &running.client);
-        running.stop()
+        let told = process::unmount(&session, &running.client);
+        running.stop().and(told)
     }
 }

@@ -1,12 +1,12 @@
 //! What a mount and the commands do when their surroundings change: nobody reads what they print, the terminal goes, the mount point is a link.
 
-use crate::harness::{Daemon, Place, amphi, errno, eventually, is_mounted, pattern, run};
+use crate::harness::{Daemon, Place, Starting, amphi, errno, eventually, is_mounted, pattern, run};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{FileExt, symlink};
 use std::os::unix::process::ExitStatusExt;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 fn signal(daemon: &mut Daemon, signal: Signal) {
     kill_process(Pid::from_raw(daemon.pid() as i32).expect("a process"), signal).expect("signal");
@@ -42,15 +42,25 @@ fn a_mount_goes_on_when_nobody_reads_its_log() {
     place.fsck();
 }
 
-/// Goal: a terminal that goes ends a mount in order, with all data. Method: SIGHUP behind a write; the same data is there again.
+/// Goal: a terminal that goes ends a mount in order, with all data, also if it says so more than once, and not one that was told to ignore that.
+/// Method: SIGHUP behind a write, twice; the same data is there again; then with the signal ignored.
 #[test]
 fn a_hang_up_ends_in_order() {
     let place = Place::new();
-    let mut up = place.up(&[]);
+    let start = |how: &str| {
+        // These tests may run where hang-ups are ignored.
+        let mut command = Command::new("env");
+        command.args([how, amphi().get_program().to_str().expect("text"), "up", "--zone-size", "512M", "--data"]);
+        command.args([&place.text("data"), "--mount", &place.text("mount")]);
+        Starting::spawn(command).ready()
+    };
+    let mut up = start("--default-signal=HUP");
     fs::write(place.mount().join("f"), pattern(1, 300_000)).expect("write");
     signal(&mut up, Signal::HUP);
+    signal(&mut up, Signal::HUP);
     up.ends_with(0);
-    let again = place.up(&[]);
+    let mut again = start("--ignore-signal=HUP");
+    signal(&mut again, Signal::HUP);
     assert_eq!(fs::read(place.mount().join("f")).expect("read"), pattern(1, 300_000));
     again.stop();
 }
@@ -128,6 +138,8 @@ fn sync_and_the_end_tell_of_what_was_lost() {
     place.fsck();
     let place = Place::new();
     let mut up = with_bytes_to_lose(&place);
+    // Also where a program still uses it, and everything is written back before it is taken away by force.
+    let _user = File::open(place.mount().join("f")).expect("open");
     signal(&mut up, Signal::TERM);
     up.ends_with(1);
     place.fsck();

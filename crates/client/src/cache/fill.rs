@@ -103,6 +103,8 @@ impl PageCache {
 
     /// End of the bytes of a file that are dirty or on their way to the server; 0 without any.
     pub(crate) fn dirty_end(&self, file: &File) -> u64 {
+        // What comes back from a flight is dirty again before the flight has ended.
+        let before = file.flights.lock().last_end();
         let last = file.dirty.lock().units.last_key_value().map(|(u, _)| *u);
         let dirty = last.and_then(|u| {
             let shard = self.shard(file.ino.0, u).read();
@@ -112,7 +114,7 @@ impl PageCache {
         // What leaves is entered among the flights before it is no longer dirty.
         let flights = file.flights.lock().last_end();
         let failed = file.failed.lock().iter().last().map(|r| r.end);
-        dirty.into_iter().chain(failed).max().unwrap_or(0).max(flights)
+        dirty.into_iter().chain(failed).max().unwrap_or(0).max(flights).max(before)
     }
 
     /// Takes dirty bytes at the start of `range` out for write-back, dirty without a gap and not in flight. Returns them in a buffer

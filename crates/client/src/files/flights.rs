@@ -7,6 +7,7 @@
 //! overlap, if only while it is being found out how much of one is dirty.
 
 use amphi_types::ByteRange;
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
 /// One of a file, as it was entered.
@@ -24,11 +25,28 @@ pub(crate) struct Flights {
     /// None is longer, bytes.
     longest: u64,
     last_number: u64,
-    /// From this offset on nothing may set out: a truncate is under way.
-    pub(crate) frozen_from: Option<u64>,
+    /// From the least of these offsets on nothing may set out: truncates are under way, or the file has lost its last name.
+    frozen: SmallVec<[u64; 2]>,
 }
 
 impl Flights {
+    /// From `from` on nothing may set out until as many `thaw` it.
+    pub(crate) fn freeze(&mut self, from: u64) {
+        self.frozen.push(from);
+    }
+
+    /// Ends one `freeze` of `from`.
+    pub(crate) fn thaw(&mut self, from: u64) {
+        if let Some(at) = self.frozen.iter().position(|f| *f == from) {
+            self.frozen.swap_remove(at);
+        }
+    }
+
+    /// From where on nothing may set out.
+    pub(crate) fn frozen_from(&self) -> Option<u64> {
+        self.frozen.iter().min().copied()
+    }
+
     /// Enters one.
     pub(crate) fn begin(&mut self, range: ByteRange) -> FlightId {
         self.last_number += 1;
@@ -84,6 +102,20 @@ impl Flights {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: what two have frozen stays frozen until both have let go, from the lesser offset on. Method: by hand.
+    #[test]
+    fn each_thaws_its_own() {
+        let mut flights = Flights::default();
+        assert_eq!(flights.frozen_from(), None);
+        flights.freeze(9000);
+        flights.freeze(0);
+        assert_eq!(flights.frozen_from(), Some(0));
+        flights.thaw(0);
+        assert_eq!(flights.frozen_from(), Some(9000));
+        flights.thaw(9000);
+        assert_eq!(flights.frozen_from(), None);
+    }
 
     /// Goal: what overlaps and where the last one ends is right whatever begins, is narrowed and ends. Method: random steps against a list,
     /// short and long ones, many at the same place.

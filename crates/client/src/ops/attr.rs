@@ -210,21 +210,25 @@ fn explicit_time(core: &Core, file: &File, view: &InodeView) {
 }
 
 /// A hold on write-back: nothing sets out from an offset on until it is dropped.
-pub(crate) struct Frozen(Arc<File>, Arc<Core>);
+pub(crate) struct Frozen {
+    file: Arc<File>,
+    core: Arc<Core>,
+    from: u64,
+}
 
 impl Frozen {
     /// Holds back what lies from `from` on.
     pub(crate) fn from(core: &Arc<Core>, file: &Arc<File>, from: u64) -> Frozen {
-        file.flights.lock().frozen_from = Some(from);
-        Frozen(file.clone(), core.clone())
+        file.flights.lock().freeze(from);
+        Frozen { file: file.clone(), core: core.clone(), from }
     }
 }
 
 impl Drop for Frozen {
     fn drop(&mut self) {
-        self.0.flights.lock().frozen_from = None;
-        self.0.signal.notify();
-        self.1.landed.notify();
+        self.file.flights.lock().thaw(self.from);
+        self.file.signal.notify();
+        self.core.landed.notify();
     }
 }
 

@@ -69,7 +69,7 @@ struct Hit {
     size: u64,
     /// In company: the token under which the size is certain; 0 without.
     token: u64,
-    /// In company: no lock went meanwhile if it is still the same.
+    /// No lock went meanwhile, and nobody came, if it is still the same.
     turned: u64,
 }
 
@@ -85,14 +85,13 @@ impl Hit {
         }
         let stamp = file.range.stamp()?;
         let rule = core.company.rule();
-        let mut turned = 0;
+        let turned = file.turned();
         let token = if rule & 1 == 1 {
             if file.sure_rule.load(Relaxed) != rule {
                 return None;
             }
             0
         } else {
-            turned = file.turned();
             if !core.company.leases.in_touch_for(core.clock.boot_ns(), file, ByteRange::at(offset, len as u64)) {
                 return None;
             }
@@ -113,7 +112,7 @@ impl Hit {
     fn held(&self, open: &OpenFile) -> bool {
         let file = &open.file;
         file.range.stamp() == Some(self.stamp)
-            && (self.turned == 0 || file.turned() == self.turned)
+            && file.turned() == self.turned
             && (self.token == 0 || file.token_end_ns.load(SeqCst) == self.token)
     }
 

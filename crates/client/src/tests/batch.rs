@@ -288,13 +288,13 @@ fn frozen_files_stay_out() {
     for file in &files {
         write(&mut w, file, 0, 3000, b'q');
     }
-    files[1].file.flights.lock().frozen_from = Some(1000);
+    files[1].file.flights.lock().freeze(1000);
     let due: Vec<_> = files.iter().map(|f| (f.file.clone(), ByteRange::ALL)).collect();
     crate::batch::start(&w.client.core, due);
     w.settle();
     let lens: Vec<usize> = files.iter().map(|f| w.server.contents(f.ino()).len()).collect();
     assert_eq!((lens, sent(&w, "WriteBatch")), (vec![3000, 1000, 3000], 1));
-    files[1].file.flights.lock().frozen_from = None;
+    files[1].file.flights.lock().thaw(1000);
     drop(files);
     w.check_clean();
 }

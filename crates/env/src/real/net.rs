@@ -12,7 +12,7 @@ use crate::{Buf, Conn, IoBuf, Listener, Rx, Tx};
 use compio::buf::{BufResult, IntoInner};
 use compio::driver::SharedFd;
 use compio::driver::op::{Accept, Recv, Send, SendVectored};
-use rustix::net::{RecvFlags, SendFlags, sockopt};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::io;
@@ -112,6 +112,13 @@ pub struct RealTx {
 }
 
 impl Tx for RealTx {
+    fn breaker(&self) -> impl Fn() + 'static {
+        let fd = self.fd.clone();
+        move || {
+            let _ = rustix::net::shutdown(&fd, Shutdown::Both);
+        }
+    }
+
     async fn send(&mut self, mut head: Buf, mut payload: Option<Buf>) -> (io::Result<()>, Buf, Option<Buf>) {
         // With MSG_WAITALL the ring itself goes on after a short write.
         let flags = SendFlags::NOSIGNAL | SendFlags::from_bits_retain(libc::MSG_WAITALL as u32);

@@ -1,6 +1,6 @@
 //! What only production promises: threads, panics, the end of `run`, sockets on the file system.
 
-use crate::{Buf, Conn, Disk, DiskMode, Env, Listener, RealEnv, Rx};
+use crate::{Buf, Conn, Disk, DiskMode, Env, Listener, RealEnv, Rx, Tx};
 use futures_channel::{mpsc, oneshot};
 use futures_util::StreamExt;
 use std::cell::Cell;
@@ -34,6 +34,31 @@ fn wakes_across_threads() {
         });
         thread.expect("thread").join().expect("no panic");
     }
+}
+
+/// Goal: a send that nobody takes returns with its payload when its connection is broken from here. Method: more than a Unix socket holds, to a
+/// peer that reads nothing.
+#[test]
+fn a_stuck_send_gives_its_payload_back() {
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let addr = format!("unix:{}", dir.path().join("sock").display());
+    RealEnv::run(Duration::ZERO, |env| async move {
+        let listener = env.listen(&addr).await.expect("listen");
+        let near = env.dial(&addr).await.expect("dial");
+        let _far = listener.accept().await.expect("accept");
+        let (mut tx, _rx) = near.split();
+        let breaks = tx.breaker();
+        let later = env.clone();
+        env.spawn(async move {
+            later.sleep(Duration::from_millis(20)).await;
+            breaks();
+        });
+        let sending = tx.send(Buf::zeroed(64), Some(Buf::zeroed(32 << 20)));
+        let sent = crate::timeout(&env, Duration::from_secs(20), sending).await;
+        let (result, _, payload) = sent.expect("it ends");
+        assert!(result.is_err());
+        assert_eq!(payload.map(|p| p.len()), Some(32 << 20));
+    });
 }
 
 /// Goal: a task that panics ends `run` with that panic, and the other tasks are dropped. Method: catch it.

@@ -395,6 +395,14 @@ impl SimTx {
 }
 
 impl Tx for SimTx {
+    fn breaker(&self) -> impl Fn() + 'static {
+        let end = self.end.clone();
+        move || {
+            let End { env, id, .. } = &*end;
+            env.world.core.borrow_mut().after(0, Event::Net(NetEvent::Break { conn: *id }));
+        }
+    }
+
     async fn send(&mut self, head: Buf, payload: Option<Buf>) -> (io::Result<()>, Buf, Option<Buf>) {
         let mut result = self.send_all(&head).await;
         if let (Ok(()), Some(payload)) = (&result, &payload) {

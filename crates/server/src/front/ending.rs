@@ -173,26 +173,33 @@ impl<E: Env> Front<E> {
             }
             _ => return Ok(Reply::Done),
         }
-        end_everywhere(&self.worker, session, SessionEnd::Stopped).await?;
-        Ok(Reply::Done)
+        let ended = end_everywhere(&self.worker, session, SessionEnd::Stopped).await;
+        if ended.is_err() {
+            self.remove(session);
+        }
+        ended.map(|()| Reply::Done)
     }
 }
 
-/// Ends a session on every target: first nothing more is taken from it anywhere, then what it holds goes.
+/// Ends a session on every target: first nothing more is taken from it anywhere, then what it holds goes. A target that fails keeps no
+/// other one from it.
+///
+/// Errors: the first of a target.
 pub async fn end_everywhere<E: Env>(worker: &Rc<Worker<E>>, session: SessionId, how: SessionEnd) -> Result<()> {
     let stopped = how == SessionEnd::Stopped;
+    let mut ended = Ok(());
     for target in worker.routes.local() {
-        worker.tell(*target, Question::SessionStop(session)).await?;
+        ended = ended.and(worker.tell(*target, Question::SessionStop(session)).await);
     }
     let cluster = worker.cluster();
     if let Some(cluster) = &cluster {
         cluster.stop_elsewhere(session).await;
     }
     for target in worker.routes.local() {
-        worker.tell(*target, Question::SessionForget(session, stopped)).await?;
+        ended = ended.and(worker.tell(*target, Question::SessionForget(session, stopped)).await);
     }
     if let Some(cluster) = &cluster {
         cluster.forget_elsewhere(session, stopped).await;
     }
-    Ok(())
+    ended
 }

@@ -295,3 +295,48 @@ fn clocks_far_off_are_refused() {
     };
     place.sim.block_on(run).unwrap();
 }
+
+/// Goal: a target whose disk has failed does not keep what an ended session has on the others. Method: three targets, the middle one fails; a mount
+/// with a lock on the last one ends in order, and one that does is cut off; the lock is free at once, and a new mount comes.
+#[test]
+fn a_failed_target_holds_up_no_other() {
+    for polite in [true, false] {
+        let place = Place::new(34, 3, 1);
+        let run = async {
+            let _server = place.start().await.unwrap();
+            let (first, second) = (place.client(1).await.unwrap(), place.client(2).await.unwrap());
+            let on = async |target: u16| {
+                for i in 0.. {
+                    let dir = first.mkdir(Ino::ROOT, &format!("d{target}-{i}")).await.unwrap();
+                    if dir.target() == TargetId(target) {
+                        return first.create(dir, "f").await.unwrap();
+                    }
+                }
+                unreachable!()
+            };
+            let (failing, healthy) = (on(1).await, on(2).await);
+            let lock = |ino| {
+                super::locks::ask(
+                    ObjectId { ino, stripe: 0 },
+                    amphi_wire::LockMode::Write,
+                    0,
+                    1 << 20,
+                    amphi_wire::LockExtent::Grown,
+                )
+            };
+            first.call(lock(healthy)).await.unwrap();
+            place.sim.on_disk_op("server", |op| op.path.ends_with("0001.zone").then_some(std::io::ErrorKind::Other));
+            let set = amphi_types::SetAttr { perm: Some(0o600), ..amphi_types::SetAttr::default() };
+            assert_eq!(first.call(Request::SetAttr { ino: failing, set }).await, Err(Errno::Io));
+            if polite {
+                let _ = first.call(Request::Goodbye).await;
+            }
+            first.link.close().await;
+            let wait = async { second.call(lock(healthy)).await };
+            let env = place.sim.node("client");
+            let granted = amphi_env::timeout(&env, Duration::from_secs(40), wait).await;
+            assert!(matches!(granted, Some(Ok(_))), "{granted:?}");
+        };
+        place.sim.block_on(run).unwrap();
+    }
+}

@@ -175,8 +175,11 @@ async fn write_stream<E: Env>(link: &Link<E>, tx: &mut StreamTx<E>, conn: &Attac
         return Ok(());
     }
     let (id, payload) = carried.map_or((None, None), |(id, payload)| (Some(id), Some(payload)));
+    let breaks = tx.breaker();
     let stuck = async {
         conn.cut.wait().await;
+        // A peer that is stopped takes nothing, and on some sockets for as long as it likes.
+        breaks();
         link.closing.guard(link.env.sleep(STUCK_SEND)).await;
     };
     // The send is not dropped when the connection breaks: it holds the payload that a resend needs.

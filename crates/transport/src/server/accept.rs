@@ -20,15 +20,15 @@ use tracing::{debug, info, warn};
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Characters of a client's name in log lines.
 const NAME_SHOWN_MAX: usize = 100;
-/// Failed accepts in a row after which a listener is given up.
-const ACCEPT_FAILURES_MAX: u32 = 100;
+/// Of so many failed accepts in a row the log hears of one.
+const ACCEPT_FAILURES_LOG: u32 = 100;
 
 /// Refuses to serve an address that other machines reach without a key.
 pub fn check_listen(addr: &str, auth: &ServerAuth) -> Result<(), ServeError> {
     if auth.key.is_some() || is_local(addr) { Ok(()) } else { Err(ServeError::KeyNeeded { addr: addr.to_owned() }) }
 }
 
-/// Accepts connections and serves them, until accepting fails for good. Dropping the future stops accepting;
+/// Accepts connections and serves them; where accepting fails it is tried again. Dropping the future stops accepting;
 /// connections live on until `Connections::shutdown` or `cut`.
 pub async fn serve<E: Env, H: Handler>(
     env: E,
@@ -38,7 +38,7 @@ pub async fn serve<E: Env, H: Handler>(
     auth: ServerAuth,
 ) -> Result<(), ServeError> {
     check_listen(&listener.local_addr(), &auth)?;
-    let mut failures = 0;
+    let mut failures = 0u32;
     loop {
         match listener.accept().await {
             Ok(conn) => {
@@ -47,12 +47,14 @@ pub async fn serve<E: Env, H: Handler>(
                 let pipe = over_stream::<E>(conn);
                 welcome_task(&env, pipe, peer, &handler, &connections, auth.clone());
             }
-            Err(e) if failures < ACCEPT_FAILURES_MAX => {
-                warn!("accept on {}: {e}", listener.local_addr());
-                failures += 1;
+            Err(e) => {
+                // For instance too many open files: some may be closed.
+                if failures.is_multiple_of(ACCEPT_FAILURES_LOG) {
+                    warn!("accept on {}: {e}", listener.local_addr());
+                }
+                failures = failures.wrapping_add(1);
                 env.sleep(ACCEPT_PAUSE).await;
             }
-            Err(e) => return Err(ServeError::Accept(e)),
         }
     }
 }

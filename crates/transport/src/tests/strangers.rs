@@ -86,6 +86,8 @@ fn bad_beginnings() {
     giant[28..32].copy_from_slice(&(1u32 << 20).to_le_bytes());
     let call = write(1, 0);
     let big = frame(Head { target: call.target, payload_len: 64 << 20, ..Head::new(FrameKind::Request) }, &call);
+    let mut announced = frame(Head::new(FrameKind::Request), &vec![0u8; 50_000]);
+    announced.truncate(HEAD_BYTES);
     let mut with_payload = good.clone();
     with_payload[32..36].copy_from_slice(&4096u32.to_le_bytes());
     let table: Vec<(&str, Vec<u8>)> = vec![
@@ -101,6 +103,7 @@ fn bad_beginnings() {
         ("payload", with_payload),
         ("request first", request(0, 1, Lane::Normal, 1)),
         ("request with payload first", big),
+        ("a long request, announced", announced),
         ("undecodable", frame(Head::new(FrameKind::Hello), &[0xffu8; 5])),
         ("trailing", frame(Head::new(FrameKind::Hello), &(hello(9), 5u8))),
     ];

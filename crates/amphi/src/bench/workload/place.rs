@@ -110,7 +110,7 @@ impl Place {
     pub fn make(options: &PlaceOptions) -> Outcome<Place> {
         // A signal ends the processes of the workload; this one goes on to clear up.
         let stopped = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        for signal in crate::process::ending_signals() {
             signal_hook::flag::register(signal, stopped.clone()).during(|| "catch signals".into())?;
         }
         let (mounts, cluster) = match options.mounts.is_empty() {

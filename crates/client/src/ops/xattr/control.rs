@@ -7,6 +7,7 @@
 use crate::api::Ctx;
 use crate::core::{Core, unexpected};
 use crate::jobs;
+use crate::status::STATUS_PART_BYTES;
 use amphi_types::{Errno, Result, TargetId};
 use amphi_wire::{Reply, Request};
 use std::collections::BTreeMap;
@@ -16,8 +17,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// The names of the servers' tunables begin so.
 const SERVER: &str = "server.";
-/// Bytes of the status that one attribute shows.
-const STATUS_PART: usize = 60_000;
 /// With the number of the first byte that is wanted of the status that was shown last.
 const STATUS_FROM: &str = "status.from.";
 /// With the last job of the print before.
@@ -116,22 +115,19 @@ pub(super) async fn set(core: &Arc<Core>, ctx: &Ctx, name: &[u8], text: &str) ->
         b"set" => {
             let (pattern, value) =
                 text.split_once('=').ok_or_else(|| core.complain(format!("{text:?} is not of the form NAME=VALUE")))?;
-            let own = !core.tunables.list(pattern).is_empty();
-            if own || !means_server(pattern) {
+            // First those that may be out of reach.
+            let far = if means_server(pattern) {
+                server_tunables(core, ctx, pattern, Some(value)).await.inspect_err(|e| {
+                    core.complain(format!("{pattern}: the server refuses {value:?}: {e}"));
+                })?
+            } else {
+                Vec::new()
+            };
+            if far.is_empty() || !core.tunables.list(pattern).is_empty() {
                 core.tunables.set(pattern, value).map_err(|text| core.complain(text))?;
                 core.make_room(0);
             }
-            if !means_server(pattern) {
-                return Ok(());
-            }
-            match server_tunables(core, ctx, pattern, Some(value)).await {
-                Ok(rows) if own || !rows.is_empty() => Ok(()),
-                Ok(_) => Err(core.complain(format!("no tunable matches {pattern:?}"))),
-                Err(e) => {
-                    core.complain(format!("{pattern}: the server refuses {value:?}: {e}"));
-                    Err(e)
-                }
-            }
+            Ok(())
         }
         _ => Err(core.complain("no such control attribute".into())),
     }
@@ -159,7 +155,7 @@ async fn server_counters(core: &Core, ctx: &Ctx) -> Result<BTreeMap<String, u64>
 fn status_part(core: &Core, from: usize) -> Vec<u8> {
     let shown = core.shown_status.lock();
     let from = from.min(shown.len());
-    shown[from..(from + STATUS_PART).min(shown.len())].to_vec()
+    shown[from..(from + STATUS_PART_BYTES).min(shown.len())].to_vec()
 }
 
 /// The cluster's status as JSON: servers, targets, sessions.
