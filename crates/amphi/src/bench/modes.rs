@@ -1,7 +1,7 @@
 //! `amphi bench modes`: auto beside buffered and direct, for each transfer size, through FUSE and through the library.
 //!
 //! Writes are timed to the end of fsync; before each read the file is written anew by large direct writes, so that
-//! neither client nor server has any of it in memory.
+//! neither client nor server has any of it in memory. Each size begins with empty files: small direct writes leave a file in pieces on the disk.
 
 use super::Run;
 use super::cluster::{Cluster, set_mode};
@@ -11,8 +11,8 @@ use super::mounted::Op;
 use super::report::{Finding, Goal, Table, digits, spread};
 use super::series::{Arm, alternate};
 use super::stream::{Stream, prepare};
-use crate::failure::Outcome;
-use std::path::Path;
+use crate::failure::{During, Outcome};
+use std::path::{Path, PathBuf};
 
 const MODES: [&str; 3] = ["buffered", "direct", "auto"];
 /// Bytes of a sample, unless that were more calls than `CALLS_MAX`.
@@ -30,14 +30,16 @@ pub fn run(run: &mut Run) -> Outcome {
     let cluster = Cluster::up(&run.dir.join("modes"), &[])?;
     let mount = cluster.mount.clone();
     for op in [Op::Write, Op::Read] {
-        sweep(run, "FUSE", op, &sizes, |mode, transfer, bytes| fuse(&mount, mode, op, transfer, bytes))?;
+        let fresh = || MODES.iter().map(|m| mount.join(m)).filter(|p| p.exists()).try_for_each(remove);
+        sweep(run, "FUSE", op, &sizes, fresh, |mode, transfer, bytes| fuse(&mount, mode, op, transfer, bytes))?;
     }
     cluster.stop()?;
     let embedded = Embedded::start(&run.dir.join("modes-library"))?;
     let files: Vec<LibraryFile> =
         MODES.iter().map(|m| LibraryFile::create(embedded.client(), m)).collect::<Outcome<_>>()?;
     for op in [Op::Write, Op::Read] {
-        sweep(run, "library", op, &sizes, |mode, transfer, bytes| {
+        let fresh = || files.iter().try_for_each(LibraryFile::empty);
+        sweep(run, "library", op, &sizes, fresh, |mode, transfer, bytes| {
             library(&files[mode], MODES[mode], op, transfer, bytes)
         })?;
     }
@@ -45,6 +47,10 @@ pub fn run(run: &mut Run) -> Outcome {
         file.remove()?;
     }
     embedded.stop()
+}
+
+fn remove(path: PathBuf) -> Outcome {
+    std::fs::remove_file(&path).during(|| format!("remove {}", path.display()))
 }
 
 /// One sample through the mount.
@@ -77,6 +83,7 @@ fn sweep(
     way: &str,
     op: Op,
     sizes: &[usize],
+    fresh: impl Fn() -> Outcome,
     sample: impl Fn(usize, usize, u64) -> Outcome<f64>,
 ) -> Outcome {
     let title = format!("Modes: {} through {way} (MiB/s, median and range; ratio auto / better of both)", op.name());
@@ -89,6 +96,7 @@ fn sweep(
         if !run.wants(&what) {
             continue;
         }
+        fresh()?;
         let arms = (0..3).map(|mode| {
             let sample = &sample;
             Arm::new(MODES[mode], move || sample(mode, transfer, bytes))
