@@ -1,0 +1,103 @@
+//! What a file knows of itself: times, blocks, and sizes beside answers that come meanwhile.
+
+use super::*;
+use amphi_types::Kind;
+
+/// Goal: the rule of relatime: a read counts if the access time is not later than the last change, or a day old. Method: a
+/// table of ages in seconds before the read, with writes that only this mount knows of.
+#[test]
+fn relatime() {
+    let now = Timespec { sec: 1_000_000, nsec: 0 };
+    let before = |seconds: i64| Timespec { sec: now.sec - seconds, nsec: 0 };
+    for (atime, mtime, ctime, renewed) in [
+        (10, 20, 20, false),
+        (20, 10, 20, true),
+        (20, 30, 10, true),
+        (10, 10, 20, true),
+        (ATIME_AGE_S - 1, ATIME_AGE_S, ATIME_AGE_S, false),
+        (ATIME_AGE_S, 2 * ATIME_AGE_S, 2 * ATIME_AGE_S, true),
+    ] {
+        let stamps = Attr { atime: before(atime), mtime: before(mtime), ctime: before(ctime), ..view(0).attr };
+        let view = InodeView { attr: stamps, ..view(0) };
+        let attr = view.attr;
+        let file = File::new(view, Moment::PAST, &Arc::default());
+        assert!(file.atime_due.load(Relaxed), "the first read asks");
+        file.note_access(now);
+        assert!(!file.atime_due.load(Relaxed), "the next one does not");
+        let want = if renewed { now } else { attr.atime };
+        assert_eq!(file.overlay(attr, true).atime, want, "{atime} {mtime} {ctime}");
+        file.touch(Timespec { sec: now.sec + 1, nsec: 0 });
+        assert!(file.atime_due.load(Relaxed), "a write in the cache makes the next read count");
+        file.note_access(Timespec { sec: now.sec + 2, nsec: 0 });
+        assert_eq!(file.overlay(attr, true).atime.sec, now.sec + 2);
+    }
+}
+
+/// What a server says of a file of `size` bytes without storage.
+fn view(size: u64) -> InodeView {
+    let never = Timespec { sec: 0, nsec: 0 };
+    let attr = Attr {
+        ino: Ino(9),
+        kind: Kind::File,
+        perm: 0o644,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size,
+        blocks: 0,
+        atime: never,
+        mtime: never,
+        ctime: never,
+        btime: never,
+    };
+    let (layout, io_mode, generation) = (Layout::growing(1), IoMode::Auto, 0);
+    InodeView { attr, layout, io_mode, generation, spread: false, xattrs: false, capability: false }
+}
+
+/// Goal: an answer from before a write that is adopted while the write goes on does not take its size back, wherever the two meet. Method: many
+/// files, written into the cache by one thread while another one adopts an answer of the empty file.
+#[test]
+fn an_answer_beside_a_write_does_not_cut() {
+    const FILES: usize = 4000;
+    let file = || Arc::new(File::new(view(0), Moment::PAST, &Arc::default()));
+    let files: Vec<Arc<File>> = (0..FILES).map(|_| file()).collect();
+    let (cache, turn) = (crate::cache::PageCache::new(), AtomicU64::new(0));
+    let bytes = vec![7; 32 << 10];
+    // Both begin with each file at the same moment, as nearly as can be.
+    let meet = |round: usize| {
+        turn.fetch_add(1, SeqCst);
+        while turn.load(SeqCst) < 2 * (round as u64 + 1) {
+            std::hint::spin_loop();
+        }
+    };
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            for (round, file) in files.iter().enumerate() {
+                meet(round);
+                (0..round % 512 * 8).for_each(|_| std::hint::spin_loop());
+                file.adopt(view(0), Moment::PAST);
+            }
+        });
+        for (round, file) in files.iter().enumerate() {
+            meet(round);
+            let taken = || file.extend_own(bytes.len() as u64);
+            cache.write(file, 0, crate::cache::Source::Copied(&bytes), u64::MAX, || 0, (|| true, taken));
+        }
+    });
+    let cut = files.iter().filter(|f| f.size() < bytes.len() as u64).count();
+    assert_eq!(cut, 0, "of {FILES}");
+}
+
+/// Goal: a file whose bytes land while its attributes are asked for does not pass for sparse. Method: an answer from before a landing, one from
+/// after it, and dirty bytes.
+#[test]
+fn landed_bytes_count() {
+    let file = File::new(view(1 << 20), Moment::PAST, &Arc::default());
+    let before = Moment::now(1);
+    file.mark_epoch();
+    assert_eq!(file.adopt(view(1 << 20), before).attr.blocks, 2048);
+    assert_eq!(file.adopt(view(1 << 20), Moment::now(1)).attr.blocks, 0, "it is sparse");
+    file.dirty_bytes.store(8192, SeqCst);
+    assert_eq!(file.adopt(view(1 << 20), Moment::now(1)).attr.blocks, 16);
+}
