@@ -61,7 +61,7 @@ mod writeback;
 mod tests;
 
 pub use amphi_env::Buf;
-pub use amphi_env::real::Spin;
+pub use amphi_env::real::{Apart, Spin, Wide};
 pub use amphi_wire::{FileLockFamily, FileLockOwner, FileLockSpec, LockMode, RenameMode, XattrMode};
 pub use api::*;
 pub use cache::UNIT_BYTES;
@@ -73,4 +73,4 @@ pub use files::open_file::OpenFile;
 pub use io::{IoHalf, NOT_STABLE, Way};
 pub use jobs::{JOB_VARIABLES, JobName};
 pub use locks::ahead::Ahead;
-pub use pending::{Interrupt, Pending};
+pub use pending::{Interrupt, Pending, has_waited};

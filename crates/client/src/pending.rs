@@ -10,7 +10,7 @@ use crate::core::Core;
 use amphi_env::real::Spin;
 use amphi_types::{Errno, Result};
 use parking_lot::Mutex;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -64,6 +64,7 @@ impl<T: Send + 'static> Pending<T> {
     /// sleeps; no signal ends it. A `wait` that follows does not poll again.
     pub fn linger(&mut self) -> Option<Result<T>> {
         let State::Running(_, core) = &self.state else { return self.try_take() };
+        WAITED.set(true);
         let budget = Duration::from_micros(core.tunables.spin_us());
         let parker = PARKER.with(Arc::clone);
         let waker = Waker::from(parker.clone());
@@ -92,6 +93,7 @@ impl<T: Send + 'static> Pending<T> {
             return result;
         }
         let State::Running(_, core) = &self.state else { return Err(Errno::Canceled) };
+        WAITED.set(true);
         let budget = Duration::from_micros(core.tunables.spin_us());
         let parker = PARKER.with(Arc::clone);
         parker.notified.store(false, Ordering::SeqCst);
@@ -165,7 +167,13 @@ impl Wake for Parker {
     }
 }
 
+/// Whether this thread has waited for another one since it was last asked.
+pub fn has_waited() -> bool {
+    WAITED.replace(false)
+}
+
 thread_local! {
+    static WAITED: Cell<bool> = const { Cell::new(false) };
     static SPIN: RefCell<Spin> = RefCell::new(Spin::new());
     static PARKER: Arc<Parker> =
         Arc::new(Parker { thread: std::thread::current(), notified: AtomicBool::new(false) });

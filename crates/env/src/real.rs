@@ -5,12 +5,14 @@
 //! Invariants: a `RealEnv` lives inside one call of `RealEnv::run`; everything that it spawned is dropped when
 //! that call returns. Blocking system calls on the thread are only those of opening, listing and binding.
 
+mod cores;
 mod disk;
 mod executor;
 mod lent;
 mod net;
 mod spin;
 
+pub use cores::{Apart, Wide};
 pub use disk::RealDisk;
 pub use net::{RealConn, RealListener, RealRx, RealTx};
 pub use spin::Spin;
@@ -52,6 +54,12 @@ impl RealEnv {
     /// As `run`, but a refused ring is an error.
     pub fn try_run<T, Fut: Future<Output = T>>(spin: Duration, f: impl FnOnce(RealEnv) -> Fut) -> io::Result<T> {
         executor::run(spin, |shared| f(RealEnv { shared, rand: Rc::new((RandomState::new(), Cell::new(0))) }))
+    }
+
+    /// From now on this thread stays on the core on which it is at work while requests of the process mostly wait for such threads,
+    /// for short times; who serves those stays away from there (`Apart`).
+    pub fn keep_core(&self) {
+        self.shared.keeps_core.set(true);
     }
 }
 

@@ -1,14 +1,14 @@
 //! Prints, as JSON lines, the round trip of one message between two workers over the mesh, spinning and parking.
 
 use amphi_env::Env;
-use amphi_sched::{Lane, WorkerConfig, mesh, spawn_workers};
+use amphi_sched::{Cores, Lane, WorkerConfig, mesh, spawn_workers};
 use std::time::Duration;
 
 const ROUNDS: usize = 100_000;
 
 fn main() {
     for (mode, spin, rounds) in [("spin", Duration::MAX, ROUNDS), ("park", Duration::ZERO, ROUNDS / 10)] {
-        let config = WorkerConfig { spin, pin: true };
+        let config = WorkerConfig { spin, cores: Cores::Bound };
         let workers = spawn_workers(mesh::<u64>(2, 4), config, move |env, i, port| async move {
             let (tx, mut rx) = port.split();
             let mut times = Vec::with_capacity(rounds);

@@ -11,4 +11,4 @@ pub mod mesh;
 pub mod workers;
 
 pub use mesh::{Lane, MeshRx, MeshTx, Port, SendError, mesh};
-pub use workers::{WorkerConfig, Workers, spawn_workers};
+pub use workers::{Cores, WorkerConfig, Workers, spawn_workers};

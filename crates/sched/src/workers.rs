@@ -1,6 +1,6 @@
 //! Worker threads.
 //!
-//! Owns: starting, naming, pinning and joining them. Does not own: their work.
+//! Owns: starting, naming, placing and joining them. Does not own: their work.
 //!
 //! Invariant: the first panic of a worker reaches whoever joins, at once, whatever the others do.
 
@@ -19,14 +19,25 @@ use std::time::Duration;
 pub struct WorkerConfig {
     /// How long a worker polls after its last progress before it parks.
     pub spin: Duration,
-    /// Whether worker `i` is bound to the `i`-th allowed core (modulo their number).
-    pub pin: bool,
+    /// Which cores they use.
+    pub cores: Cores,
+}
+
+/// Which cores workers use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cores {
+    /// Those that the scheduler chooses, at any time.
+    Free,
+    /// A worker stays where it is while requests of the process mostly wait for workers, for short times, and another core is left.
+    Kept,
+    /// Worker `i` is bound to the `i`-th allowed core (modulo their number).
+    Bound,
 }
 
 impl Default for WorkerConfig {
-    /// 200 us (see `amphi_env::real::WORKER_SPIN`), not pinned: other programs share the machine.
+    /// 200 us (see `amphi_env::real::WORKER_SPIN`), on any core: other programs share the machine.
     fn default() -> WorkerConfig {
-        WorkerConfig { spin: amphi_env::real::WORKER_SPIN, pin: false }
+        WorkerConfig { spin: amphi_env::real::WORKER_SPIN, cores: Cores::Free }
     }
 }
 
@@ -54,10 +65,16 @@ where
     for (i, seed) in seeds.into_iter().enumerate() {
         let (f, tell) = (f.clone(), tell.clone());
         threads.push(Builder::new().name(format!("worker-{i}")).spawn(move || {
-            if config.pin {
-                pin(i);
+            if config.cores == Cores::Bound {
+                bind(i);
             }
-            let result = catch_unwind(AssertUnwindSafe(|| RealEnv::run(config.spin, |env| f(env, i, seed))));
+            let run = |env: RealEnv| {
+                if config.cores == Cores::Kept {
+                    env.keep_core();
+                }
+                f(env, i, seed)
+            };
+            let result = catch_unwind(AssertUnwindSafe(|| RealEnv::run(config.spin, run)));
             // Nobody listens if the handle was dropped: the worker then ends unheard.
             let _ = tell.send((i, result));
         })?);
@@ -86,8 +103,8 @@ impl<T> Workers<T> {
     }
 }
 
-/// Binds this thread to the `i`-th core that it may use. Best effort: unpinned it is slower, not wrong.
-fn pin(i: usize) {
+/// Binds this thread to the `i`-th core that it may use. Best effort: unbound it is slower, not wrong.
+fn bind(i: usize) {
     let Ok(allowed) = sched_getaffinity(None) else { return };
     let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
     if let Some(core) = cores.get(i % cores.len().max(1)) {
@@ -103,12 +120,12 @@ mod tests {
     use crate::mesh::{Lane, mesh};
     use amphi_env::Env;
 
-    /// Goal: workers get their seeds, names and pins, talk over the mesh, and return results in order. Method:
+    /// Goal: workers get their seeds, names and places, talk over the mesh, and return results in order. Method:
     /// each sends its square to worker 0, which sums.
     #[test]
     fn results_in_order() {
-        for pin in [false, true] {
-            let config = WorkerConfig { pin, ..WorkerConfig::default() };
+        for cores in [Cores::Free, Cores::Kept, Cores::Bound] {
+            let config = WorkerConfig { cores, ..WorkerConfig::default() };
             let workers = spawn_workers(mesh::<usize>(4, 8), config, |_env, i, port| async move {
                 assert_eq!(std::thread::current().name(), Some(format!("worker-{i}").as_str()));
                 let (tx, mut rx) = port.split();

@@ -6,9 +6,9 @@ use crate::process::{self, Around, MountOptions, Stop};
 use crate::size;
 use crate::storage_kind::Rotational;
 use amphi_client::{ClientConfig, JOB_VARIABLES};
-use amphi_sched::WorkerConfig;
+use amphi_sched::{Cores, WorkerConfig};
 use amphi_server::ServerConfig;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -64,7 +64,7 @@ impl Storage {
 
     /// The workers' configuration.
     pub fn workers(&self) -> WorkerConfig {
-        WorkerConfig { spin: Duration::from_micros(self.worker_spin_us), pin: false }
+        WorkerConfig { spin: Duration::from_micros(self.worker_spin_us), cores: Cores::Free }
     }
 }
 
@@ -128,8 +128,20 @@ pub struct Up {
     /// cluster can grow but not shrink [default: those that there are, or 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(SERVERS_MAX)))]
     servers: Option<u16>,
+    /// Whether a worker keeps its core and who waits for it uses others, while most requests wait for workers and for less than 1 ms
+    #[arg(long, value_enum, default_value_t = Placement::Apart)]
+    cores: Placement,
     #[command(flatten)]
     mounting: Mounting,
+}
+
+/// Which cores the threads of an embedded cluster use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Placement {
+    /// Workers and the readers that wait for them use different ones
+    Apart,
+    /// Those that the scheduler chooses
+    Free,
 }
 
 impl Up {
@@ -179,7 +191,11 @@ impl Up {
     }
 
     fn serve(self, config: ServerConfig, client: ClientConfig, around: Around, stop: Stop) -> Outcome {
-        let running = process::start_cluster(config, self.storage.workers(), client, around, stop.also())?;
+        let mut workers = self.storage.workers();
+        if self.cores == Placement::Apart {
+            workers.cores = Cores::Kept;
+        }
+        let running = process::start_cluster(config, workers, client, around, stop.also())?;
         let data = std::path::absolute(&self.storage.data).unwrap_or(self.storage.data);
         let options = self.mounting.options(data.display().to_string(), &self.mount);
         let session = match process::mount(running.client.clone(), &options, stop.also()) {

@@ -10,8 +10,9 @@
 //! driver sleeps 25 us in the kernel, which is why the loop notifies the driver before it polls without waiting.
 //! `taskrun_flag` lets that one system call submit and reap.
 
+use super::cores::Keep;
 use super::lent::Leases;
-use super::spin::Spin;
+use super::spin::{Spin, clock};
 use compio::driver::ProactorBuilder;
 use compio::runtime::{JoinHandle, Runtime, RuntimeBuilder};
 use std::any::Any;
@@ -24,7 +25,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Submission queue entries of a ring; a full queue is submitted at once, so this bounds batching, not work.
 const RING_ENTRIES: u32 = 1024;
@@ -48,6 +49,7 @@ pub(super) struct Shared {
     panic: RefCell<Option<Panic>>,
     closing: Cell<bool>,
     pub(super) spin: Cell<Duration>,
+    pub(super) keeps_core: Cell<bool>,
     pub(super) leases: Arc<Leases>,
 }
 
@@ -65,6 +67,7 @@ impl Shared {
             panic: RefCell::new(None),
             closing: Cell::new(false),
             spin: Cell::new(spin),
+            keeps_core: Cell::new(false),
             leases: Arc::default(),
         })
     }
@@ -176,11 +179,6 @@ pub(super) fn run<T, Fut: Future<Output = T>>(spin: Duration, f: impl FnOnce(Rc<
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "the production clock")]
-fn clock() -> Instant {
-    Instant::now()
-}
-
 fn block_on<T>(runtime: &Runtime, shared: &Shared, root: impl Future<Output = T>) -> Result<T, Panic> {
     let driver = runtime.waker();
     let wake = Arc::new(RootWake { woken: AtomicBool::new(true), driver: driver.clone() });
@@ -189,6 +187,7 @@ fn block_on<T>(runtime: &Runtime, shared: &Shared, root: impl Future<Output = T>
     let mut root = pin!(root);
     let mut polls_seen = u64::MAX;
     let mut spin = Spin::new();
+    let mut keep = Keep::new();
     loop {
         let mut progress = false;
         let mut more = false;
@@ -211,6 +210,9 @@ fn block_on<T>(runtime: &Runtime, shared: &Shared, root: impl Future<Output = T>
         polls_seen = shared.polls.get();
         if progress {
             spin.progress();
+            if shared.keeps_core.get() {
+                keep.progress();
+            }
         }
         // A look at the ring after progress is free of charge; only a fruitless one is a turn.
         let budget = shared.spin.get();

@@ -15,6 +15,7 @@ use crate::kernel::structs::InHeader;
 use crate::reply::ReplyTo;
 use crate::request::{BeforeBlocking, Operation, parse};
 use crate::{Caller, mount};
+use amphi_client::{Apart, Wide, has_waited};
 use amphi_types::Errno;
 use rustix::fs::OFlags;
 use rustix::io::Errno as Raw;
@@ -23,6 +24,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use zerocopy::FromBytes;
 
 /// So many requests in a row from one thread, nobody else being served, show a caller that is alone.
@@ -53,8 +55,9 @@ fn start_or_warn(shared: &Arc<Shared>) {
 }
 
 fn start(shared: &Arc<Shared>, device: Option<Arc<OwnedFd>>) -> io::Result<()> {
-    let for_thread = shared.clone();
+    let (for_thread, wide) = (shared.clone(), Wide::here());
     let spawned = std::thread::Builder::new().name("amphi-fuse".into()).spawn(move || {
+        wide.begin();
         let pool = for_thread.pool.clone();
         let mut count = Counted { shared: Some(for_thread.clone()), pool, reading: true };
         let shared = for_thread;
@@ -66,6 +69,7 @@ fn start(shared: &Arc<Shared>, device: Option<Arc<OwnedFd>>) -> io::Result<()> {
         let slot = shared.in_hand.add_slot();
         let (receive, listing) = (Receive::new(shared.config.request_bytes(), shared.ahead.clone()), Vec::new());
         let (last_tid, same_tid, polling) = (0, 0, Polling::new());
+        let apart = Apart::new();
         Reader {
             shared: shared.clone(),
             device,
@@ -76,6 +80,7 @@ fn start(shared: &Arc<Shared>, device: Option<Arc<OwnedFd>>) -> io::Result<()> {
             last_tid,
             same_tid,
             polling,
+            apart,
         }
         .run(&mut count);
         shared.in_hand.remove_slot(&slot);
@@ -134,6 +139,7 @@ struct Reader {
     /// Its requests in a row before that one.
     same_tid: u32,
     polling: Polling,
+    apart: Apart,
 }
 
 /// A request in the receive buffer.
@@ -317,7 +323,9 @@ impl Reader {
             }
             None
         });
-        self.polling.served(monotonic_ns() - begin_ns);
+        let took_ns = monotonic_ns() - begin_ns;
+        self.polling.served(took_ns);
+        self.apart.served(has_waited(), Duration::from_nanos(took_ns));
         self.shared.in_hand.leave(&self.slot);
         if let Some(how) = read.filter(|_| self.same_tid >= LONE_REQUESTS && self.shared.pool.works_alone())
             && catch_unwind(AssertUnwindSafe(|| fs.read_answered(&how))).is_err()
