@@ -254,17 +254,24 @@ impl MetaStore {
 
     /// Applies parts that `check_parts` has passed, all at the time `now`, and appends the changed items.
     pub fn apply_parts(&mut self, parts: &[Part], now: Timespec, txn: &mut Txn) -> Applied {
+        self.apply_promised(parts, now, now, txn)
+    }
+
+    /// As `apply_parts`, some time after `now`, which is that of the operation: what is not held alone, so that others may have changed it
+    /// since, has changed at the time `late`. Otherwise its times would go back.
+    pub fn apply_promised(&mut self, parts: &[Part], now: Timespec, late: Timespec, txn: &mut Txn) -> Applied {
         debug_assert_eq!(self.check_parts(parts), Ok(()), "parts are checked before they are applied");
         let mut dirty = Dirty::default();
         let mut applied = Applied::default();
         for part in parts {
-            self.apply_part(part, now, &mut dirty, &mut applied);
+            self.apply_part(part, now, late, &mut dirty, &mut applied);
         }
         self.emit(dirty, txn);
         applied
     }
 
-    fn apply_part(&mut self, part: &Part, now: Timespec, dirty: &mut Dirty, applied: &mut Applied) {
+    fn apply_part(&mut self, part: &Part, now: Timespec, late: Timespec, dirty: &mut Dirty, applied: &mut Applied) {
+        let at = |inode: &Inode| if inode.ctime > now { late } else { now };
         match part {
             Part::InsertDentry { dir, name, child, kind } => {
                 let entry = Dentry { child: *child, kind: *kind, name: name.as_bytes().into() };
@@ -299,13 +306,14 @@ impl MetaStore {
                 });
             }
             Part::TouchDir { dir, links } => self.edit(*dir, dirty, |inode| {
+                let at = at(inode);
                 inode.nlink = inode.nlink.saturating_add_signed(*links);
-                inode.mtime = now;
-                inode.ctime = now;
-                inode.mtime_set_ctime = now;
+                inode.mtime = at;
+                inode.ctime = at;
+                inode.mtime_set_ctime = at;
             }),
             Part::SetParent { ino, parent } => self.edit(*ino, dirty, |inode| inode.parent = *parent),
-            Part::TouchCtime { ino } => self.edit(*ino, dirty, |inode| inode.ctime = now),
+            Part::TouchCtime { ino } => self.edit(*ino, dirty, |inode| inode.ctime = at(inode)),
         }
     }
 

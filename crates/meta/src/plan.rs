@@ -91,7 +91,7 @@ fn new_inode(cred: &Cred, dir: &Facts, spec: &NodeSpec, ino: Ino, linked: bool) 
 /// Makes inode `ino` with a name. `exists`: the name is taken.
 ///
 /// Errors: `NotDir`, `Access`, `Exist`, `NoEnt` for a removed directory or an empty link target, `NameTooLong`
-/// for a long one, `Perm` for device nodes by others than root.
+/// for a long one, `Perm` for device nodes but 0:0 by others than root.
 pub fn make(cred: &Cred, dir: &Facts, name: &Name, exists: bool, spec: &NodeSpec, ino: Ino) -> Result<Vec<Part>> {
     if spec.kind == Kind::Symlink {
         match spec.symlink.len() {
@@ -106,7 +106,9 @@ pub fn make(cred: &Cred, dir: &Facts, name: &Name, exists: bool, spec: &NodeSpec
         return Err(Errno::Exist);
     }
     perm::insert(cred, dir)?;
-    if matches!(spec.kind, Kind::CharDev | Kind::BlockDev) && cred.uid != 0 {
+    // A character device 0:0 is none: file systems laid over others mark removed names with it, and Linux lets anybody make one.
+    let is_whiteout = spec.kind == Kind::CharDev && spec.rdev == 0;
+    if matches!(spec.kind, Kind::CharDev | Kind::BlockDev) && !is_whiteout && cred.uid != 0 {
         return Err(Errno::Perm);
     }
     Ok(vec![

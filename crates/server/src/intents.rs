@@ -324,7 +324,7 @@ pub async fn finish<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: 
         Promise::Held => {}
     }
     if commit {
-        let applied = target.meta.borrow_mut().apply_parts(&parts, now, &mut txn);
+        let applied = target.meta.borrow_mut().apply_promised(&parts, now, worker.env.wall(), &mut txn);
         crate::ops::orphaned(target, &applied.orphaned, &mut txn).append(worker, target, txn);
     } else {
         target.append(txn, Order::Plain);
@@ -584,7 +584,8 @@ impl<E: Env> Cx<E> {
             let mut txn = Txn::default();
             let mut orphans = crate::ops::Orphans::default();
             if let Some(parts) = by_target.get(&own) {
-                let applied = self.target.meta.borrow_mut().apply_parts(parts, self.now, &mut txn);
+                let late = self.worker.env.wall();
+                let applied = self.target.meta.borrow_mut().apply_promised(parts, self.now, late, &mut txn);
                 orphans = crate::ops::orphaned(&self.target, &applied.orphaned, &mut txn);
             }
             if carried {

@@ -91,6 +91,33 @@ fn make_rules() {
     assert_eq!(s.c.stores[0].readlink(file), Err(Errno::Inval));
     let device = s.make(&root, open, "d", NodeSpec::node(Kind::BlockDev, 0o600, 77)).unwrap();
     assert_eq!(s.attr(device).rdev, 77);
+    let nothing = |kind| NodeSpec::node(kind, 0o600, 0);
+    assert_eq!(s.make(&user, open, "x", nothing(Kind::BlockDev)), Err(Errno::Perm));
+    let whiteout = s.make(&user, open, "w", nothing(Kind::CharDev)).expect("anybody may");
+    assert_eq!((s.attr(whiteout).rdev, s.attr(whiteout).uid), (0, USER));
+}
+
+/// Goal: what is applied late to a directory that others have changed since does not set its times back; otherwise they are those of the operation.
+/// Method: two touches of a directory and of an inode that was renamed, applied in the other order, with a change in between.
+#[test]
+fn late_changes_do_not_set_times_back() {
+    let mut s = Story::new();
+    let (root, open) = (Cred::root(), s.open);
+    let f = s.make(&root, open, "f", NodeSpec::file(0o666)).unwrap();
+    let begun = s.c.now;
+    let at = |sec| Timespec { sec: begun.sec + sec, nsec: 0 };
+    let parts = [Part::TouchDir { dir: open, links: 0 }, Part::TouchCtime { ino: f }];
+    let mut touch = |now, late| {
+        s.c.stores[0].apply_promised(&parts, now, late, &mut Txn::default());
+        let (dir, file) = (s.attr(open), s.attr(f));
+        assert_eq!((dir.mtime, dir.ctime), (file.ctime, file.ctime));
+        dir.ctime
+    };
+    assert_eq!(touch(at(20), at(30)), at(20));
+    assert_eq!(touch(at(10), at(40)), at(40));
+    assert_eq!(touch(at(50), at(50)), at(50));
+    // The clock was set back.
+    assert_eq!(touch(at(5), at(6)), at(6));
 }
 
 /// Goal: what a directory hands on. Method: a setgid directory with its own layout and I/O mode.
