@@ -314,9 +314,17 @@ fn foreign_promises<E: Env>(worker: &Worker<E>, target: &Target<E>) -> BTreeSet<
 
 /// Makes a promise true, or forgets it. Unknown numbers are passed over: they were finished before. Does not wait until its
 /// record is written: should that be lost, the promise or the decision is still there, and it is done again.
+///
+/// Errors: `Io` if the changes do not fit, which is damage: what they concern was held from the look at it to the decision. Nothing is
+/// changed then.
 pub async fn finish<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId, commit: bool) -> Result<Told> {
     let Some(prepared) = target.intents.borrow_mut().prepared.remove(&tx) else { return Ok(Told::Done) };
     let Prepared { now, parts, promise, guard, changing } = prepared;
+    if commit && let Err(refusal) = target.meta.borrow().check_parts(&parts) {
+        let id = target.id;
+        tracing::error!("{id}: what operation {} of {} decided does not fit: {refusal:?}", tx.number, tx.coordinator);
+        return Err(Errno::Io);
+    }
     let mut txn = Txn::default();
     match promise {
         Promise::Logged => txn.delete(Intent::Prepared { tx, now, parts: Vec::new() }.key()),

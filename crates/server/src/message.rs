@@ -220,6 +220,9 @@ pub enum Question {
     Unmark(Vec<TxId>),
     /// `Directories`: these directories as a listing of the one above shows them, in the order asked.
     Directories(Vec<Ino>),
+    /// `Done`: free the inodes that nobody can have open any more, when all targets of the server have finished what a crash left: one of
+    /// them may have decided to give such an inode a name.
+    Reap,
 }
 
 impl Question {
@@ -248,6 +251,7 @@ impl Question {
                 | Question::Redo { .. }
                 | Question::Unmark(_)
                 | Question::Directories(_)
+                | Question::Reap
         )
     }
 }

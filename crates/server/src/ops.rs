@@ -24,6 +24,8 @@ mod xattr;
 
 pub use attr::{at_once, view};
 pub use objects::{Orphans, destroy_objects, orphaned, reap_orphans, resume_pending, trim_objects};
+#[cfg(test)]
+pub(crate) use open::KEPT_FOR;
 pub use open::{Opening, after_close, open_here, present};
 
 use crate::counters::add;
@@ -136,8 +138,13 @@ pub async fn execute<E: Env>(
                 after_close(worker, target, ino);
             }
         }
-        Begin::Answered(answer) => {
+        Begin::Answered(answer, ended) => {
             add(&worker.counters.resends, 1);
+            if let Some((ino, access)) = ended
+                && let Err(e) = open::open_again(worker, target, session, ino, access).await
+            {
+                return (failed(e), None);
+            }
             if worker.routes.is_shared() {
                 crate::intents::until_told(worker, target).await;
             }

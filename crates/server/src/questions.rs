@@ -153,6 +153,9 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
         Question::Recover => {
             intents::recover(worker, target).await?;
             ops::resume_pending(worker, target).await?;
+            Ok(Told::Done)
+        }
+        Question::Reap => {
             ops::reap_orphans(worker, target);
             Ok(Told::Done)
         }

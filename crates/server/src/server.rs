@@ -201,6 +201,9 @@ impl<E: Env> Server<E> {
         for target in local {
             worker.tell(*target, Question::Recover).await.map_err(disk)?;
         }
+        for target in local {
+            worker.tell(*target, Question::Reap).await.map_err(disk)?;
+        }
         let front = match early {
             Some(front) => {
                 cluster.keep_copy().await.map_err(disk)?;

@@ -7,6 +7,9 @@
 //! answer" survive together or not at all. A request that only changed memory (open, lock) is remembered in memory:
 //! after a restart that memory is gone together with what it changed.
 //!
+//! An open that an earlier run logged is kept for who asks again: whether its answer arrived is not known. A client asks again right after it
+//! has said what it has open, so such opens end some minutes after that (`end_kept`); most of them were closed long before.
+//!
 //! Bound: one entry for each credit of each session, each with one answer.
 
 use amphi_types::{Ino, SessionId};
@@ -55,6 +58,8 @@ struct Slot {
     logged: bool,
     /// An open that a request of an earlier run made and whose answer may not have arrived: it keeps the inode.
     kept_open: Option<(Ino, Access)>,
+    /// Such an open that was kept long enough.
+    ended_open: Option<(Ino, Access)>,
     live: Live,
 }
 
@@ -68,8 +73,9 @@ pub struct Slots {
 pub enum Begin {
     /// It is new: execute it, then call `finish`. The open that an earlier run kept for the slot ends.
     New(Option<(Ino, Access)>),
-    /// It was executed: this is its answer. The open that an earlier run kept for it is the session's from now on.
-    Answered(Answer),
+    /// It was executed: this is its answer. The open that an earlier run kept for it is the session's from now on; this one it
+    /// made as well, and it was kept long enough.
+    Answered(Answer, Option<(Ino, Access)>),
     /// It is being executed: wait for its answer.
     Running(oneshot::Receiver<Answer>),
     /// A later request of the slot has been seen: the sender cannot be waiting for this one.
@@ -82,8 +88,12 @@ const WAITING_MAX: usize = 4;
 impl Slots {
     /// A request arrives.
     pub fn begin(&mut self, session: SessionId, id: RequestId) -> Begin {
-        let slot =
-            self.slots.entry((session, id.slot)).or_insert(Slot { logged: false, kept_open: None, live: Live::Idle });
+        let slot = self.slots.entry((session, id.slot)).or_insert(Slot {
+            logged: false,
+            kept_open: None,
+            ended_open: None,
+            live: Live::Idle,
+        });
         match &mut slot.live {
             Live::Running { seq, waiting } if *seq == id.seq => {
                 waiting.retain(|w| !w.is_canceled());
@@ -98,11 +108,12 @@ impl Slots {
             Live::Running { seq, .. } | Live::Answered { seq, .. } if *seq > id.seq => return Begin::Old,
             Live::Answered { seq, answer } if *seq == id.seq => {
                 slot.kept_open = None;
-                return Begin::Answered(answer.clone());
+                return Begin::Answered(answer.clone(), slot.ended_open.take());
             }
             _ => {}
         }
         slot.live = Live::Running { seq: id.seq, waiting: Vec::new() };
+        slot.ended_open = None;
         Begin::New(slot.kept_open.take())
     }
 
@@ -139,12 +150,21 @@ impl Slots {
     /// A logged answer found at recovery.
     pub fn load(&mut self, session: SessionId, slot: u16, record: SlotRecord) {
         let live = Live::Answered { seq: record.seq, answer: record.answer };
-        self.slots.insert((session, slot), Slot { logged: true, kept_open: record.open, live });
+        self.slots.insert((session, slot), Slot { logged: true, kept_open: record.open, ended_open: None, live });
     }
 
     /// Opens that requests of an earlier run made.
     pub fn kept_opens(&self) -> impl Iterator<Item = (SessionId, Ino, Access)> + '_ {
         self.slots.iter().filter_map(|((session, _), slot)| slot.kept_open.map(|(ino, access)| (*session, ino, access)))
+    }
+
+    /// The opens that are still kept for the session end: it has had its time to ask again.
+    pub fn end_kept(&mut self, session: SessionId) -> Vec<(Ino, Access)> {
+        let end = |slot: &mut Slot| {
+            slot.ended_open = Some(slot.kept_open.take()?);
+            slot.ended_open
+        };
+        self.slots.range_mut((session, 0)..=(session, u16::MAX)).filter_map(|(_, slot)| end(slot)).collect()
     }
 
     /// The session has ended: forgets its slots; returns which of them have an item.
@@ -211,10 +231,28 @@ mod tests {
         slots.load(S, id.slot, postcard::from_bytes(&value).unwrap());
         let mut after = slots;
         assert_eq!(after.kept_opens().count(), 1);
-        let Begin::Answered(a) = after.begin(S, id) else { panic!("it was executed") };
+        let Begin::Answered(a, None) = after.begin(S, id) else { panic!("it was executed") };
         assert_eq!(a, record.answer);
         assert_eq!(after.kept_opens().count(), 0, "the session has it now");
         assert_eq!(after.end_session(S), vec![0]);
         assert!(after.slots.is_empty());
+    }
+
+    /// Goal: an open that was kept long enough ends once, and who asks again all the same is told of it once, unless the slot has gone on. Method: by
+    /// hand, two slots.
+    #[test]
+    fn kept_opens_end() {
+        let mut slots = Slots::default();
+        let open = (Ino(8), Access { read: true, write: true });
+        for slot in 0..2 {
+            slots.load(S, slot, SlotRecord { seq: 9, answer: answer(Reply::Ino(Ino(8))), open: Some(open) });
+        }
+        assert_eq!(slots.end_kept(SessionId(4)), vec![]);
+        assert_eq!(slots.end_kept(S), vec![open, open]);
+        assert_eq!((slots.end_kept(S), slots.kept_opens().count()), (vec![], 0));
+        assert!(matches!(slots.begin(S, RequestId { slot: 0, seq: 9 }), Begin::Answered(_, Some(o)) if o == open));
+        assert!(matches!(slots.begin(S, RequestId { slot: 0, seq: 9 }), Begin::Answered(_, None)));
+        assert!(matches!(slots.begin(S, RequestId { slot: 1, seq: 10 }), Begin::New(None)));
+        assert_eq!(slots.slots[&(S, 1)].ended_open, None);
     }
 }

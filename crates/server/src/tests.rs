@@ -17,6 +17,7 @@ mod glimpses;
 mod kept;
 mod locks;
 mod lost_power;
+mod orphans;
 mod read_batch;
 mod reopen;
 mod sessions;

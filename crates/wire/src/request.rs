@@ -134,7 +134,7 @@ pub enum Request {
         atime: Option<Timespec>,
     },
     /// `Done`: an inode without a name, of which the session has just these `opens` left, ends with data that was never
-    /// written: in place of their closes. `Busy` if it has a name or is open otherwise: nothing has changed.
+    /// written: in place of their closes. `Busy` if it has a name, may be about to get one, or is open otherwise: nothing has changed.
     Discard {
         /// Inode.
         ino: Ino,

@@ -167,7 +167,7 @@ pub fn unmark<E: Env>(target: &Target<E>, txs: &[TxId]) {
 
 /// Makes the changes of a decision of an earlier run, unless they were made.
 ///
-/// Errors: `Io` if they do not fit, which is damage: the names concerned were held from the look at them to the decision.
+/// Errors: as `finish`.
 pub async fn redo<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -177,11 +177,6 @@ pub async fn redo<E: Env>(
 ) -> Result<Told> {
     if target.intents.borrow().carried.marks.contains(&tx) {
         return Ok(Told::Done);
-    }
-    if let Err(refusal) = target.meta.borrow().check_parts(&parts) {
-        let id = target.id;
-        tracing::error!("{id}: what operation {} of {} decided does not fit: {refusal:?}", tx.number, tx.coordinator);
-        return Err(Errno::Io);
     }
     // Nobody is served yet, so nothing has to be held.
     let prepared = Prepared { now, parts, promise: Promise::Held, guard: Guard::none(), changing: None };

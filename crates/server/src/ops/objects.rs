@@ -335,10 +335,30 @@ pub fn reap_orphans<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
     let all: Vec<Ino> = target.meta.borrow().orphans();
     for ino in all {
         if !target.destroying.borrow().contains(&ino) {
-            let mut txn = Txn::default();
-            orphaned(target, &[ino], &mut txn).append(worker, target, txn);
+            destroy_orphan(worker, target, ino);
         }
     }
+}
+
+/// Frees an inode that has no name, unless somebody has it open or a session has not said yet what it has open. An operation that
+/// holds it alone may be about to give it a name, and may have promised that: then it is looked at again behind that operation.
+pub fn destroy_orphan<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) {
+    if target.opens.borrow().is_open(ino) || !target.absent.borrow().is_empty() {
+        return;
+    }
+    let key = NameKey::Inode(ino);
+    let destroy = move |worker: &Rc<Worker<E>>, target: &Rc<Target<E>>| {
+        let mut txn = Txn::default();
+        orphaned(target, &[ino], &mut txn).append(worker, target, txn);
+    };
+    if !target.names.is_held_alone(&key) {
+        return destroy(worker, target);
+    }
+    let (worker, target) = (worker.clone(), target.clone());
+    worker.env.clone().spawn(async move {
+        let _guard = target.names.take(vec![(key, Hold::Exclusive)]).await;
+        destroy(&worker, &target);
+    });
 }
 
 /// Goes on with truncates and removals that a crash interrupted.

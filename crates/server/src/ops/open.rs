@@ -1,7 +1,7 @@
 //! Open, close, and what a session says it has open after a restart.
 
 use super::attr::view;
-use super::objects::{orphaned, reap_orphans, settle_later};
+use super::objects::{destroy_orphan, reap_orphans, settle_later};
 use crate::cx::Cx;
 use crate::gate::Hold;
 use crate::message::{Question, Told};
@@ -17,9 +17,13 @@ use amphi_zone::Order;
 use futures_util::FutureExt;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Access times in one record: what holds the inodes meanwhile stays short.
 const ACCESSED_MAX: usize = 64;
+/// How long opens of an earlier run are kept for a session that has come back and may ask again for what was answered then: it asks as
+/// soon as it is back, and again should the connection break; after a minute it gives up (`transport.give_up_s`).
+pub(crate) const KEPT_FOR: Duration = Duration::from_secs(120);
 
 /// Who opens an inode, and how.
 pub struct Opening<'a> {
@@ -147,14 +151,43 @@ fn check_open<E: Env>(target: &Target<E>, cred: &Cred, ino: Ino, access: Access,
 pub fn after_close<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) {
     let Ok((nlink, spread)) = target.meta.borrow().inode(ino).map(|i| (i.nlink, i.spread)) else { return };
     if nlink == 0 {
-        // Until every session has said what it has open, an orphan may be one of theirs.
-        if target.absent.borrow().is_empty() {
-            let mut txn = Txn::default();
-            orphaned(target, &[ino], &mut txn).append(worker, target, txn);
-        }
+        destroy_orphan(worker, target, ino);
     } else if spread && !target.opens.borrow().has_writer(ino) {
         settle_later(worker, target, ino);
     }
+}
+
+/// Opens an inode again for a request of an earlier run that is asked again after its open was given up.
+///
+/// Errors: `Stale` if the inode has gone since.
+pub async fn open_again<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    session: SessionId,
+    ino: Ino,
+    access: Access,
+) -> Result<()> {
+    let how = Opening { session, cred: &Cred::root(), access, exec: false, known: false, by: None };
+    open_here(worker, target, ino, how).await.map(drop)
+}
+
+/// Ends, when the session has had its time to ask again for what an earlier run had answered, the opens that are still kept for
+/// that: most of them were closed in that run.
+fn end_kept_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: SessionId) {
+    if !target.slots.borrow().kept_opens().any(|(s, _, _)| s == session) {
+        return;
+    }
+    let (worker, weak, sleep) = (worker.clone(), Rc::downgrade(target), worker.env.sleep(KEPT_FOR));
+    worker.env.clone().spawn(async move {
+        sleep.await;
+        let Some(target) = weak.upgrade() else { return };
+        let ended = target.slots.borrow_mut().end_kept(session);
+        for (ino, access) in ended {
+            if target.opens.borrow_mut().close(session, ino, access) {
+                after_close(&worker, &target, ino);
+            }
+        }
+    });
 }
 
 /// The session has said what it has open, or has ended.
@@ -162,6 +195,7 @@ pub fn present<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: 
     target.tokens.present(session);
     worker.send_revocations(target);
     if target.absent.borrow_mut().remove(&session) {
+        end_kept_later(worker, target, session);
         reap_orphans(worker, target);
         if target.absent.borrow().is_empty() {
             for waiting in target.waiting_absent.take() {
@@ -268,8 +302,9 @@ impl<E: Env> Cx<E> {
     /// `Request::Discard`.
     pub fn discard(&self, ino: Ino, opens: u32) -> Result<Reply> {
         let Ok(nlink) = self.target.meta.borrow().inode(ino).map(|i| i.nlink) else { return Ok(Reply::Done) };
-        // A session that has not come back yet may have it open as well.
-        if nlink > 0 || !self.target.absent.borrow().is_empty() {
+        // A session that has not come back yet may have it open as well, and an operation that holds it may be about to give it a name.
+        let held = self.target.names.is_held_alone(&NameKey::Inode(ino));
+        if nlink > 0 || held || !self.target.absent.borrow().is_empty() {
             return Err(Errno::Busy);
         }
         if !self.target.opens.borrow_mut().close_last(self.session, ino, u64::from(opens)) {

@@ -1,0 +1,182 @@
+//! Inodes without a name: that get their first one while their last open ends, and that a restart keeps open for who may ask again.
+
+use super::company::{name_key, with_two};
+use super::*;
+use crate::message::{Question, Told};
+use crate::ops::KEPT_FOR;
+use crate::records::TxId;
+use amphi_env::sim::CrashKind;
+use amphi_meta::Part;
+use amphi_wire::RequestId;
+use futures_util::future::{join, join_all};
+
+const R: Access = Access { read: true, write: false };
+const T1: TargetId = TargetId(1);
+
+/// A directory of the root on target 1.
+async fn apart(c: &Client) -> Ino {
+    let text = (0..).map(|i| format!("d{i}")).find(|text| {
+        let pool = c.link.welcome().pool;
+        amphi_types::layout::directory_target(Ino::ROOT, text.as_bytes(), pool) == T1
+    });
+    c.mkdir(Ino::ROOT, &text.expect("some are there")).await.expect("mkdir")
+}
+
+async fn tmp(c: &Client, dir: Ino, open: Access) -> Ino {
+    c.inode(Request::MakeTmp { dir, perm: 0o600, open }).await.expect("made").attr.ino
+}
+
+/// How many links an inode of target 1 has; `None` if it is gone.
+async fn links(server: &Server<SimEnv>, ino: Ino) -> Option<u32> {
+    match server.worker.ask(T1, Question::View { ino, asker: None }).await {
+        Ok(Told::View(view, _)) => Some(view.attr.nlink),
+        Err(Errno::Stale) => None,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Goal: a file without a name whose first name is promised outlives its last open, whether that is closed or its session ends, until the
+/// outcome is known: then it has a name, or goes; its bytes are not given up meanwhile. Method: the promise is asked for by hand, as target 0 would, and kept or given up.
+#[test]
+fn a_promised_first_name_counts() {
+    for (closes, happens) in [(true, true), (true, false), (false, true), (false, false)] {
+        let place = Place::new(441, 2, 1);
+        let run = async {
+            let server = place.start().await.unwrap();
+            let c = place.client(1).await.unwrap();
+            let dir = apart(&c).await;
+            let ino = tmp(&c, dir, RW).await;
+            let tx = TxId { coordinator: TargetId(0), number: 1 << 60 };
+            let (session, now) = (SessionId(1), Timespec { sec: 2_000_000_000, nsec: 0 });
+            let hold = Question::Hold { tx, session, now, parts: vec![Part::Link { ino }] };
+            assert!(matches!(server.worker.ask(T1, hold).await, Ok(Told::Done)));
+            let discard = Call { target: T1, cred: Cred::root(), op: Request::Discard { ino, opens: 1 } };
+            let discarded = c.link.call(Lane::Normal, discard, None, 0).await.unwrap().0.result;
+            assert_eq!(discarded, Err(Errno::Busy), "its bytes will be wanted");
+            if closes {
+                c.call(Request::Close { ino, access: RW, atime: None }).await.unwrap();
+            } else {
+                server.worker.tell(T1, Question::SessionStop(session)).await.unwrap();
+                server.worker.tell(T1, Question::SessionForget(session, true)).await.unwrap();
+            }
+            assert_eq!(links(&server, ino).await, Some(0), "closes: {closes}");
+            let outcome = if happens { Question::Commit(tx) } else { Question::Abort(tx) };
+            server.worker.tell(T1, outcome).await.unwrap();
+            place.sim.node("client").sleep(Duration::from_millis(10)).await;
+            assert_eq!(links(&server, ino).await, happens.then_some(1), "closes: {closes}");
+        };
+        place.sim.block_on(run).expect("no deadlock");
+    }
+}
+
+/// Goal: the same on one target, where the link waits for what another mount has cached: the file has its name and its bytes. Method: small and
+/// over two targets; the other mount answers the revocation after the close.
+#[test]
+fn a_first_name_that_waits_counts() {
+    with_two(442, 2, 1, async |_, a, b| {
+        for (text, wide) in [("small", false), ("wide", true)] {
+            let ino = tmp(a, Ino::ROOT, RW).await;
+            if wide {
+                a.call(Request::Spread { ino }).await.unwrap();
+            }
+            for stripe in 0..=u32::from(wide) {
+                let (object, offset) = (ObjectId { ino, stripe }, u64::from(stripe) << 20);
+                let mtime = Timespec { sec: 2_000_000_000, nsec: 0 };
+                let (generation, server_lock, kill_suidgid) = (0, true, false);
+                let op = Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid };
+                a.ask(op, Some(Buf::zeroed(8192))).await.0.unwrap();
+            }
+            assert_eq!(b.lookup(Ino::ROOT, text).await, Err(Errno::NoEnt));
+            b.held.pushes.borrow_mut().clear();
+            b.held.deaf.set(true);
+            let (linked, ()) = join(a.link(ino, Ino::ROOT, text), async {
+                let (target, id, keys) = b.held.revoked().await;
+                assert!(keys.contains(&name_key(Ino::ROOT, text)), "{keys:?}");
+                a.call(Request::Close { ino, access: RW, atime: None }).await.unwrap();
+                b.held.deaf.set(false);
+                b.reply(&Push::Revoke { target, id, upto: 0, keys }).await;
+                for push in b.held.pushes.take() {
+                    b.reply(&push).await;
+                }
+            })
+            .await;
+            assert_eq!(linked.unwrap().attr.nlink, 1);
+            let seen = b.lookup(Ino::ROOT, text).await.unwrap().attr;
+            assert_eq!((seen.ino, seen.nlink, seen.size), (ino, 1, (u64::from(wide) << 20) + 8192));
+            a.unlink(Ino::ROOT, text).await.unwrap();
+        }
+    });
+}
+
+/// Goal: what was made and closed before a restart is not open for ever after it: removed, it goes, and nobody counts as its writer. Method: many
+/// files made at once, so in as many slots, and closed; the server is killed; later requests use one slot alone.
+#[test]
+fn opens_of_an_earlier_run_end() {
+    let place = Place::new(443, 1, 1);
+    let run = async {
+        let _server = place.start().await.unwrap();
+        let c = place.client(1).await.unwrap();
+        let inodes = async || {
+            let Ok(Reply::StatFs(space)) = c.call(Request::StatFs).await else { panic!("no space") };
+            space.inodes
+        };
+        let before = inodes().await;
+        let names: Vec<String> = (0..20).map(|i| format!("f{i}")).collect();
+        let made = |text| c.make(Ino::ROOT, text, Make::File { open: Some(RW), exclusive: true });
+        let made = join_all(names.iter().map(|text| made(text))).await;
+        let made: Vec<Ino> = made.into_iter().collect::<Result<_>>().unwrap();
+        let close = |ino| c.call(Request::Close { ino, access: RW, atime: None });
+        join_all(made.iter().map(|ino| close(*ino))).await.into_iter().collect::<Result<Vec<_>>>().unwrap();
+        place.sim.crash("server", CrashKind::Process);
+        let _server = place.start().await.unwrap();
+        for text in &names {
+            c.unlink(Ino::ROOT, text).await.unwrap();
+        }
+        assert!(inodes().await > before + 10, "any of them may be asked for again");
+        place.sim.node("client").sleep(KEPT_FOR + Duration::from_secs(1)).await;
+        assert_eq!(inodes().await, before);
+        for ino in made {
+            assert_eq!(c.stat(ino).await, Err(Errno::Stale));
+        }
+    };
+    place.sim.block_on(run).unwrap();
+}
+
+/// Goal: who asks again for the answer of an earlier run after its open has ended has the file open, if it is there. Method: two files are
+/// made by requests in slots that the link does not use; the server is killed; one of them is removed, and both are asked for again.
+#[test]
+fn an_answer_that_is_asked_for_late_opens_again() {
+    let place = Place::new(444, 1, 1);
+    let run = async {
+        let server = place.start().await.unwrap();
+        let c = place.client(1).await.unwrap();
+        let call = |text| {
+            let make = Make::File { open: Some(R), exclusive: true };
+            let op = Request::Make { dir: Ino::ROOT, name: name(text), make, perm: 0o644 };
+            Call { target: TargetId(0), cred: Cred::root(), op }
+        };
+        let id = |slot| RequestId { slot, seq: 1 };
+        let mut made = Vec::new();
+        for (slot, text) in [(900, "stays"), (901, "goes")] {
+            let (answer, _) = server.worker.call(SessionId(1), id(slot), call(text), None, None).await;
+            let Ok(Reply::Made { inode, .. }) = answer.result else { panic!("{answer:?}") };
+            made.push(inode.attr.ino);
+        }
+        drop(server);
+        place.sim.crash("server", CrashKind::Process);
+        let server = place.start().await.unwrap();
+        c.unlink(Ino::ROOT, "goes").await.unwrap();
+        assert_eq!(c.stat(made[1]).await.unwrap().nlink, 0, "it may be asked for");
+        place.sim.node("client").sleep(KEPT_FOR + Duration::from_secs(1)).await;
+        assert_eq!(c.stat(made[1]).await, Err(Errno::Stale));
+        let again =
+            async |slot, text| server.worker.call(SessionId(1), id(slot), call(text), None, None).await.0.result;
+        assert_eq!(again(901, "goes").await, Err(Errno::Stale));
+        assert!(matches!(again(900, "stays").await, Ok(Reply::Made { inode, .. }) if inode.attr.ino == made[0]));
+        c.unlink(Ino::ROOT, "stays").await.unwrap();
+        assert_eq!(c.stat(made[0]).await.unwrap().nlink, 0, "it is open");
+        c.call(Request::Close { ino: made[0], access: R, atime: None }).await.unwrap();
+        assert_eq!(c.stat(made[0]).await, Err(Errno::Stale));
+    };
+    place.sim.block_on(run).unwrap();
+}
