@@ -381,6 +381,30 @@ pub async fn settle_way<E: Env>(worker: &Worker<E>, target: &Target<E>, from: In
     }
 }
 
+/// Waits until the names of a directory are settled that other targets' operations hold now: their changes may be decided, and what they take
+/// away there seen. Names that are held since are not waited for, so that a busy directory can be listed; their operations were not
+/// decided when this began. An operation of this target itself changes its names in the step that decides it.
+pub async fn settle_names<E: Env>(target: &Target<E>, dir: Ino) {
+    let names: Vec<NameKey> = {
+        let intents = target.intents.borrow();
+        let entry_of = |part: &Part| match part {
+            Part::InsertDentry { dir: at, name, .. }
+            | Part::RemoveDentry { dir: at, name, .. }
+            | Part::ReplaceDentry { dir: at, name, .. }
+                if *at == dir =>
+            {
+                Some(NameKey::Entry(dir, name.clone()))
+            }
+            _ => None,
+        };
+        intents.prepared.values().flat_map(|p| &p.parts).filter_map(entry_of).collect()
+    };
+    for name in names {
+        // One after the other: whoever wants one of them does not wait for all.
+        target.settle(vec![name]).await;
+    }
+}
+
 /// Takes the lock on moving directories.
 pub async fn move_lock<E: Env>(target: &Target<E>) -> u64 {
     let gate = target.intents.borrow().move_gate.clone();

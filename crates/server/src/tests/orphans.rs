@@ -180,3 +180,47 @@ fn an_answer_that_is_asked_for_late_opens_again() {
     };
     place.sim.block_on(run).unwrap();
 }
+
+/// Goal: whoever has listed a directory without a name that is moved elsewhere finds it there (Promise S5). Method: the promise of the directory that
+/// gets the name is asked for by hand; the listing waits for its outcome, and not for a name that is promised later.
+#[test]
+fn listings_wait_for_promised_names() {
+    let place = Place::new(445, 2, 1);
+    let run = async {
+        let server = place.start().await.unwrap();
+        let c = place.client(1).await.unwrap();
+        let dir = apart(&c).await;
+        let child = c.create(Ino::ROOT, "f").await.unwrap();
+        let promise = async |number: u64, text| {
+            let tx = TxId { coordinator: TargetId(0), number: (1 << 60) + number };
+            let insert = Part::InsertDentry { dir, name: name(text), child, kind: Kind::File };
+            let parts = vec![insert, Part::TouchDir { dir, links: 0 }];
+            let now = Timespec { sec: 2_000_000_000, nsec: 0 };
+            let hold = Question::Hold { tx, session: SessionId(1), now, parts };
+            assert!(matches!(server.worker.ask(T1, hold).await, Ok(Told::Done)));
+            tx
+        };
+        let first = promise(1, "moved").await;
+        let listed = Cell::new(false);
+        let lists = async {
+            let all = c.list(dir).await.unwrap();
+            listed.set(true);
+            all
+        };
+        let (all, second) = join(lists, async {
+            let env = place.sim.node("client");
+            env.sleep(Duration::from_secs(1)).await;
+            assert!(!listed.get(), "the name may be gone where it was");
+            let second = promise(2, "later").await;
+            server.worker.tell(T1, Question::Commit(first)).await.unwrap();
+            env.sleep(Duration::from_secs(1)).await;
+            assert!(listed.get());
+            second
+        })
+        .await;
+        assert_eq!(all, ["moved"]);
+        server.worker.tell(T1, Question::Abort(second)).await.unwrap();
+        assert_eq!(c.list(dir).await.unwrap(), ["moved"]);
+    };
+    place.sim.block_on(run).expect("no deadlock");
+}
