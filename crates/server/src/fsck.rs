@@ -92,6 +92,8 @@ struct ZoneImage {
     committed: BTreeSet<TxId>,
     decided: BTreeMap<TxId, cluster::Decided>,
     applied: BTreeSet<TxId>,
+    /// It has items: the first start got so far.
+    begun: bool,
     pool: Option<u16>,
     home: Option<HomeRecord>,
     map: Option<ClusterMap>,
@@ -106,7 +108,7 @@ pub async fn fsck<E: Env>(env: &E, dir: &str) -> Result<Report, ServerError> {
 }
 
 /// Checks the folders of stopped servers of one cluster together. What lies between zones is checked if all zones of the cluster
-/// are in them, otherwise each zone in itself.
+/// are in them and can be read, otherwise each zone in itself.
 ///
 /// Errors: as `fsck`.
 pub async fn fsck_folders<E: Env>(folders: &[(E, String)]) -> Result<Report, ServerError> {
@@ -139,6 +141,8 @@ pub async fn fsck_folders<E: Env>(folders: &[(E, String)]) -> Result<Report, Ser
         images.sort_by_key(|i| i.target);
         cluster::finish_intents(&mut images, &mut report);
         cluster::check(&images, &mut report);
+    } else {
+        cluster::check_each(&images, &mut report);
     }
     Ok(report)
 }
@@ -180,11 +184,15 @@ async fn read_zone<E: Env>(
         committed: BTreeSet::new(),
         decided: BTreeMap::new(),
         applied: BTreeSet::new(),
+        begun: !zone.items.is_empty(),
         pool: None,
         home: None,
         map: None,
         path,
     };
+    if zone.items.is_empty() {
+        report.notes.push(format!("{}: nothing was begun in it: its first start was interrupted", image.path));
+    }
     let (mut sessions, mut slots) = (BTreeSet::new(), BTreeMap::new());
     for (key, value) in &zone.items {
         let loaded = match key.first().copied() {

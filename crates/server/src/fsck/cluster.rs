@@ -60,6 +60,7 @@ pub(super) fn check_folder(dir: &str, zones: &[u16], images: &[ZoneImage], repor
                 report.find(&image.path, format!("belongs to a cluster of {pool} targets, here are {}", images.len()));
             }
             (None, Some(_)) => {}
+            (None, None) if !image.begun => {}
             (None, None) => report.find(&image.path, "has no cluster record: its first start was interrupted"),
         }
     }
@@ -78,17 +79,27 @@ pub(super) fn check(images: &[ZoneImage], report: &mut Report) {
         let all = map.servers.iter().flat_map(|s| &s.targets);
         report.elsewhere = u64::from(map.pool()) - all.filter(here).count() as u64;
     }
-    if report.elsewhere > 0 || images.first().is_none_or(|i| i.target != TargetId(0)) {
+    // Where not even the root was begun, nothing was.
+    let is_new = images.first().is_some_and(|i| !i.begun) && images.iter().all(|i| i.meta.inodes().next().is_none());
+    if report.elsewhere > 0 || is_new || images.first().is_none_or(|i| i.target != TargetId(0)) {
+        check_each(images, report);
         count(images, report);
         return;
     }
-    let stores: Vec<_> = images.iter().map(|i| &i.meta).collect();
+    let stores: Vec<_> = images.iter().filter(|i| i.begun).map(|i| &i.meta).collect();
     for text in amphi_meta::verify_cluster(&stores) {
         report.find("name space", text);
     }
     count(images, report);
     check_reachable(images, report);
     check_objects(images, report);
+}
+
+/// Checks the metadata of each zone in itself.
+pub(super) fn check_each(images: &[ZoneImage], report: &mut Report) {
+    for image in images.iter().filter(|i| i.begun) {
+        image.meta.verify().into_iter().for_each(|text| report.find(&image.path, text));
+    }
 }
 
 fn count(images: &[ZoneImage], report: &mut Report) {
