@@ -1,19 +1,19 @@
-//! Directories that were removed while somebody here has them open, or works in them.
+//! Directories, pipes, sockets and devices that were removed while somebody here has them open, or works in them.
 //!
-//! A file that lost its last name lives on at its server until it is closed. Nothing can happen any more in a directory that was removed,
-//! so its server forgets it at once. Programs that still hold it may ask what it is all the same (`fstat`, a shell whose directory is gone), and
-//! change its permissions: they see what it was, with no links.
+//! A file that lost its last name lives on at its server until it is closed. Nothing can happen any more in a directory that was removed, and what
+//! happens in a pipe or a device is the kernel's affair, which tells nobody that it is open: so its server forgets it at once. Programs that still
+//! hold it may ask what it is all the same (`fstat`, a shell whose directory is gone), and change its permissions: they see what it was, with no links.
 //!
-//! Owns: what was last shown of directories. Does not own: whether one is there: it is looked for here only when its server does not know it any more
+//! Owns: what was last shown of them. Does not own: whether one is there: it is looked for here only when its server does not know it any more
 //! (`Stale`), and inode numbers do not come again.
 //!
-//! Invariants: bounded; what was shown longest ago goes first, and a directory that is not known here any more is stale to whoever holds it.
+//! Invariants: bounded; what was shown longest ago goes first, and what is not known here any more is stale to whoever holds it.
 
 use amphi_types::{Attr, Errno, Ino, Kind, Result, SetAttr, TimeSet, Timespec};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
-/// Directories of each of two generations, about 200 bytes each.
+/// Inodes of each of two generations, about 200 bytes each.
 const GENERATION_MAX: usize = 2048;
 
 #[derive(Default)]
@@ -31,19 +31,19 @@ impl Shown {
     }
 }
 
-/// Directories as they were last shown.
+/// Directories and special files as they were last shown.
 #[derive(Default)]
 pub(crate) struct Removed(Mutex<Shown>);
 
 impl Removed {
     /// An answer shows an inode.
     pub(crate) fn shown(&self, attr: &Attr) {
-        if attr.kind == Kind::Dir {
+        if !matches!(attr.kind, Kind::File | Kind::Symlink) {
             self.0.lock().keep(*attr);
         }
     }
 
-    /// What is to be told of a directory that its server does not know any more; `Stale` if nothing was shown of it.
+    /// What is to be told of an inode that its server does not know any more; `Stale` if nothing was shown of it.
     pub(crate) fn attr(&self, ino: Ino) -> Result<Attr> {
         let shown = self.0.lock();
         let attr = shown.young.get(&ino).or_else(|| shown.old.get(&ino)).ok_or(Errno::Stale)?;
@@ -95,7 +95,7 @@ mod tests {
         }
     }
 
-    /// Goal: what was shown last is told, without links, also when it was changed since; files are none of its business; memory is bounded and what
+    /// Goal: what was shown last is told, of directories and pipes, without links, also when it was changed since; files are none of its business; memory is bounded and what
     /// was shown longest ago goes. Method: shown and asked for by hand.
     #[test]
     fn what_was_shown_is_told() {
@@ -104,6 +104,9 @@ mod tests {
         removed.shown(&dir(1));
         removed.shown(&Attr { perm: 0o700, ..dir(1) });
         removed.shown(&Attr { kind: Kind::File, ..dir(2) });
+        let pipe = Attr { kind: Kind::Fifo, nlink: 1, ..dir(3) };
+        removed.shown(&pipe);
+        assert_eq!(removed.attr(Ino(3)), Ok(Attr { nlink: 0, size: 0, ..pipe }));
         let told = Attr { perm: 0o700, nlink: 0, size: 0, ..dir(1) };
         assert_eq!(removed.attr(Ino(1)), Ok(told));
         assert_eq!(removed.attr(Ino(2)), Err(Errno::Stale));

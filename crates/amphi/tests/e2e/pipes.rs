@@ -2,7 +2,7 @@
 
 use crate::harness::{Place, pattern, rerrno};
 use crate::two_mounts::Pair;
-use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, open, sendfile};
+use rustix::fs::{CWD, FileType, Mode, OFlags, fchmod, fstat, mknodat, open, sendfile};
 use rustix::io::{Errno, read, write};
 use rustix::pipe::{SpliceFlags, pipe, splice};
 use std::fs::{self, File};
@@ -65,6 +65,35 @@ fn fifos_and_sockets() {
     drop((listener, near, far));
     up.stop();
     place.fsck();
+}
+
+/// Makes a pipe at `path`, opens it, removes it by the name `by`, and looks what is told of it.
+fn removed_pipe(path: &Path, by: &Path) {
+    mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o640), 0).expect("mknod");
+    let end = opened(path, OFlags::RDWR | OFlags::NONBLOCK).expect("open");
+    let before = fstat(&end).expect("fstat");
+    fs::remove_file(by).expect("unlink");
+    let after = fstat(&end).expect("fstat after the removal");
+    assert_eq!((after.st_ino, after.st_mode, after.st_nlink), (before.st_ino, before.st_mode, 0));
+    fchmod(&end, Mode::from_raw_mode(0o600)).expect("fchmod");
+    assert_eq!(fstat(&end).expect("fstat").st_mode & 0o7777, 0o600);
+    assert_eq!((write(&end, b"still").expect("write"), read(&end, &mut [0; 10]).expect("read")), (5, 5));
+}
+
+/// Goal: a pipe that was removed while it is open goes on, and says what it was, without names (Promise S6). Method: `fstat` and `fchmod` of an
+/// open end, by a lone mount, and by one of two, of which either removes it.
+#[test]
+fn removed_pipes_go_on() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    let path = place.mount().join("fifo");
+    removed_pipe(&path, &path);
+    up.stop();
+    let pair = Pair::new(1, &[], &[]);
+    for by in [&pair.a, &pair.b] {
+        removed_pipe(&pair.a.join("fifo"), &by.join("fifo"));
+    }
+    pair.stop();
 }
 
 /// Everything from a descriptor, by a thread of its own.

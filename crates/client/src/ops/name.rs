@@ -15,7 +15,11 @@ use std::sync::Arc;
 
 pub(crate) async fn lookup(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>) -> Result<Attr> {
     match &name[..] {
-        b"." => return super::attr::getattr(core, ctx, dir).await,
+        b"." => {
+            // Asked for by a handle, which is stale when the inode has gone, also for whoever still sees what it was.
+            core.stats.count(Count::GetAttr);
+            return super::attr::ask(&core, &ctx.cred, dir).await.map(|(_, attr)| attr);
+        }
         b".." => {
             let parent = parent(&core, &ctx, dir).await?;
             return super::attr::getattr(core, ctx, parent).await;
