@@ -377,8 +377,8 @@ impl FileSystem for ClientFs {
         self.wait(caller, self.client.fsync(&Self::stream(caller), &file, data_only))
     }
 
-    fn opendir(&self, _: &Caller<'_>, _: Ino, _: OpenHow) -> Result<OpenReply> {
-        Ok(OpenReply { handle: self.listings.open(), ..OpenReply::default() })
+    fn opendir(&self, caller: &Caller<'_>, _: Ino, _: OpenHow) -> Result<OpenReply> {
+        Ok(OpenReply { handle: self.listings.open(caller.cred(&self.groups)), ..OpenReply::default() })
     }
 
     fn releasedir(&self, _: Ino, handle: Handle) {
@@ -398,7 +398,7 @@ impl FileSystem for ClientFs {
         } else if self.listings.take_end(handle, offset) {
             return Ok(());
         }
-        let ctx = self.ctx(caller);
+        let ctx = Ctx { cred: self.listings.opener(handle)?, ..Self::thread(caller) };
         let plus = sink.wants_entries();
         let least = if plus { ENTRY_PLUS_MIN_BYTES } else { ENTRY_MIN_BYTES };
         let mut cookie = offset;

@@ -1,7 +1,8 @@
 //! Users other than root: programs they may run but not read, what their writes cost, and mounts of their own.
 
 use crate::harness::{Place, amphi, counter, is_mounted};
-use rustix::fs::{Mode, chmod};
+use rustix::fs::{Mode, OFlags, RawDir, chmod, open};
+use rustix::io::Errno;
 use std::fs;
 use std::process::{Command, Output};
 
@@ -78,6 +79,64 @@ fn marked_writes_are_pipelined_and_ask_nothing() {
     let calls = counter(&place.mount(), "server_calls") - before;
     assert!(calls < 64, "{calls} calls of the server for 256 small writes");
     assert_eq!(fs::metadata(place.mount().join("small")).expect("stat").len(), 257 * 4096);
+    up.stop();
+}
+
+/// Goal: an open directory is listed with the rights of whoever opened it, also by a program that has given them up. Method: root opens a directory of
+/// mode 0700; a thread that has become the other user cannot open it, and lists it, from the start and again.
+#[test]
+fn open_directories_are_listed() {
+    if !can_change_user() {
+        return;
+    }
+    let place = Place::new();
+    let up = place.up(&[]);
+    chmod(place.path(""), Mode::from_raw_mode(0o755)).expect("chmod");
+    let dir = place.mount().join("private");
+    fs::create_dir(&dir).expect("mkdir");
+    fs::write(dir.join("f"), b"x").expect("write");
+    chmod(&dir, Mode::from_raw_mode(0o700)).expect("chmod");
+    let opened = || open(&dir, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty());
+    let fd = opened().expect("root may");
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            // Of this thread alone.
+            rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(1000)).expect("setuid");
+            assert_eq!(opened().err(), Some(Errno::ACCESS));
+            for _ in 0..2 {
+                rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(0)).expect("rewind");
+                let mut buf = Vec::with_capacity(4096);
+                let mut listing = RawDir::new(&fd, buf.spare_capacity_mut());
+                let mut names = Vec::new();
+                while let Some(entry) = listing.next() {
+                    names.push(entry.expect("listed").file_name().to_string_lossy().into_owned());
+                }
+                names.sort();
+                assert_eq!(names, [".", "..", "f"]);
+            }
+        });
+    });
+    drop(fd);
+    up.stop();
+}
+
+/// Goal: devices are made by root alone, but for the character device 0:0, which anybody may make, as on Linux. Method: `mknod` as the other user.
+#[test]
+fn whiteouts_are_for_all() {
+    if !can_change_user() {
+        return;
+    }
+    let place = Place::new();
+    let up = place.up(&[]);
+    chmod(place.path(""), Mode::from_raw_mode(0o755)).expect("chmod");
+    chmod(place.mount(), Mode::from_raw_mode(0o777)).expect("chmod");
+    let script = r#"
+cd "$MOUNT"
+mknod whiteout c 0 0; test "$(stat -c %t:%T:%u whiteout)" = 0:0:1000
+if mknod null c 1 3 || mknod block b 0 0; then exit 1; fi
+rm whiteout; test -z "$(ls)"
+"#;
+    succeeded(&as_other(script, &[("MOUNT", &place.text("mount"))]));
     up.stop();
 }
 

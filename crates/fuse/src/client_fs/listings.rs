@@ -1,12 +1,16 @@
-//! Open directories whose listing has come to its end.
+//! Open directories: who opened each, and where its listing has come to its end.
+//!
+//! A directory is listed with the rights of whoever opened it, as a file is read, also by a program that has given them up since, or that
+//! was handed the open directory.
 //!
 //! The kernel asks behind the last entry whether there are more, for each listing of a small directory one question. The answer
 //! to the question before has said so.
 //!
-//! Owns: the numbers of open directories, where the listing of each has ended. Invariant: an end counts once: who goes on
+//! Owns: the numbers of open directories, their openers, where the listing of each has ended. Invariant: an end counts once: who goes on
 //! asking there asks the server. What is made after the directory was opened need not be listed (POSIX, `readdir`).
 
 use crate::Handle;
+use amphi_types::{Cred, Errno, Result};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -14,13 +18,22 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 #[derive(Default)]
 pub(super) struct Listings {
     next: AtomicU64,
+    /// By handle.
+    openers: Mutex<BTreeMap<u64, Cred>>,
     /// Cookie behind the last entry, by handle.
     ends: Mutex<BTreeMap<u64, u64>>,
 }
 
 impl Listings {
-    pub(super) fn open(&self) -> Handle {
-        Handle(self.next.fetch_add(1, Relaxed))
+    pub(super) fn open(&self, opener: Cred) -> Handle {
+        let handle = self.next.fetch_add(1, Relaxed);
+        self.openers.lock().insert(handle, opener);
+        Handle(handle)
+    }
+
+    /// Who opened it; `BadFd` if it is not open.
+    pub(super) fn opener(&self, handle: Handle) -> Result<Cred> {
+        self.openers.lock().get(&handle.0).cloned().ok_or(Errno::BadFd)
     }
 
     /// `handle` is listed from the start (again): what was told before is out of date.
@@ -44,6 +57,7 @@ impl Listings {
     }
 
     pub(super) fn close(&self, handle: Handle) {
+        self.openers.lock().remove(&handle.0);
         self.ends.lock().remove(&handle.0);
     }
 }
@@ -56,7 +70,7 @@ mod tests {
     #[test]
     fn an_end_counts_once() {
         let listings = Listings::default();
-        let (a, b) = (listings.open(), listings.open());
+        let (a, b) = (listings.open(Cred::root()), listings.open(Cred::root()));
         listings.ended(a, 7);
         assert!(!listings.take_end(b, 7) && !listings.take_end(a, 6));
         assert!(listings.take_end(a, 7) && !listings.take_end(a, 7));
@@ -64,7 +78,8 @@ mod tests {
         listings.begins(b);
         assert!(!listings.take_end(b, 7), "of the listing before");
         listings.ended(b, 7);
+        assert_eq!(listings.opener(b), Ok(Cred::root()));
         listings.close(b);
-        assert!(!listings.take_end(b, 7));
+        assert!(!listings.take_end(b, 7) && listings.opener(b).is_err() && listings.opener(a).is_ok());
     }
 }
