@@ -126,7 +126,7 @@ pub enum Question {
     Abort(TxId),
     /// `Decision`: what became of the operation.
     Outcome(TxId),
-    /// `DoneAt`: cut the objects of a file. A repetition finds the generation and does nothing.
+    /// `DoneAt`, when it cannot be lost any more: cut the objects of a file. A repetition finds the generation and does nothing.
     Trim {
         /// The file.
         ino: Ino,

@@ -82,7 +82,8 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
         }
         Question::MoveCheck(number) => Ok(Told::Outcome(intents::has_move_lock(target, number))),
         Question::Trim { ino, layout, size, generation, mtime } => {
-            ops::trim_objects(target, ino, &layout, size, generation, mtime).await?;
+            let last = ops::trim_objects(target, ino, &layout, size, generation, mtime).await?;
+            target.zone.stable(last).await?;
             Ok(Told::DoneAt(target.starts))
         }
         Question::Destroy(ino) => {

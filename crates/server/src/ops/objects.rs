@@ -88,7 +88,7 @@ pub fn settle_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino:
     });
 }
 
-/// Cuts the objects of a file on this target.
+/// Cuts the objects of a file on this target; each cut is written when it returns. Returns the last record of one.
 pub async fn trim_objects<E: Env>(
     target: &Target<E>,
     ino: Ino,
@@ -96,10 +96,12 @@ pub async fn trim_objects<E: Env>(
     size: u64,
     generation: u64,
     mtime: Timespec,
-) -> Result<()> {
+) -> Result<Lsn> {
     let made = (0..layout.stripes().min(STRIPES_MADE)).filter(|s| layout.target(ino, *s) == target.id);
     let mut objects: BTreeSet<ObjectId> = made.map(|stripe| ObjectId { ino, stripe }).collect();
     objects.extend(target.data.borrow().objects_of(ino).map(|(id, _)| id));
+    // Of an object that is cut already the record may be under way: the same question may be answered twice at once.
+    let mut last = target.zone.appended_lsn();
     for object in objects {
         if target.data.borrow().objects_of(ino).any(|(id, o)| id == object && o.generation >= generation) {
             // Asked again: what was written since stays.
@@ -116,12 +118,16 @@ pub async fn trim_objects<E: Env>(
         let plan = target.rewrite_edges(plan).await?;
         let (lsn, _) = target.commit_trim(plan, mtime, Txn::default());
         target.zone.written(lsn).await?;
+        last = lsn;
     }
-    Ok(())
+    Ok(last)
 }
 
-/// Cuts the objects of a file everywhere; when that cannot be lost any more, notes in its inode that all are cut. After an error
-/// `give_cut_up` has to follow.
+/// Cuts the objects of a file everywhere, and notes in its inode that all are cut. On other targets no cut can be lost any more when this
+/// returns: those who write and sync next ask the targets that hold what they wrote, and the inode remembers one cut alone. Here the
+/// log has the cuts in front of whatever follows them. After an error `give_cut_up` has to follow.
+///
+/// Costs a sync of each other target, all at the same time.
 pub async fn trim_everywhere<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -132,29 +138,15 @@ pub async fn trim_everywhere<E: Env>(
     mtime: Timespec,
 ) -> Result<()> {
     let trim = Question::Trim { ino, layout: *layout, size, generation, mtime };
-    let others = others(layout, ino, target.id);
-    let told = join_all(others.iter().map(|t| do_at(worker, *t, &trim))).await;
-    trim_objects(target, ino, layout, size, generation, mtime).await?;
-    let starts = told.into_iter().collect::<Result<Vec<u64>>>()?;
-    let (worker, target) = (worker.clone(), target.clone());
-    worker.env.clone().spawn(async move {
-        for (t, starts) in others.into_iter().zip(starts) {
-            match stay_cut(&worker, &target, t, &trim, starts).await {
-                Ok(()) => {}
-                Err(Errno::Stale) => return,
-                Err(e) => {
-                    tracing::error!("{}: cutting inode {ino} again failed: {e}", target.id);
-                    let _ = give_cut_up(&worker, &target, ino, generation, Txn::default()).await;
-                    return;
-                }
-            }
-        }
-        let mut txn = Txn::default();
-        // An inode that has gone meanwhile needs no note.
-        if target.meta.borrow_mut().trim_done(ino, generation, &mut txn).is_ok() {
-            target.append(txn, Order::Plain);
-        }
-    });
+    let elsewhere = join_all(others(layout, ino, target.id).into_iter().map(|t| do_at(worker, t, &trim)));
+    let (told, here) = join(elsewhere, trim_objects(target, ino, layout, size, generation, mtime)).await;
+    here?;
+    told.into_iter().collect::<Result<Vec<u64>>>()?;
+    let mut txn = Txn::default();
+    // An inode that has gone meanwhile needs no note.
+    if target.meta.borrow_mut().trim_done(ino, generation, &mut txn).is_ok() {
+        target.append(txn, Order::Plain);
+    }
     Ok(())
 }
 
@@ -192,31 +184,6 @@ async fn stay_done<E: Env>(worker: &Rc<Worker<E>>, target: TargetId, what: &Ques
             Err(Errno::Stale) if !worker.routes.is_local(target) => starts = do_at(worker, target, what).await?,
             other => return other.map(drop),
         }
-    }
-}
-
-/// As `stay_done` for `cut`, a cut of a file of `own`. It is not done again behind the file's end: that would make objects.
-///
-/// Errors: `Stale` if the file is removed or was cut again since; then others see to it.
-async fn stay_cut<E: Env>(
-    worker: &Rc<Worker<E>>,
-    own: &Rc<Target<E>>,
-    target: TargetId,
-    cut: &Question,
-    mut starts: u64,
-) -> Result<()> {
-    let Question::Trim { ino, generation, .. } = *cut else { return Err(Errno::Inval) };
-    loop {
-        match worker.insist_ask(target, Question::StableSince(starts)).await {
-            Err(Errno::Stale) if !worker.routes.is_local(target) => {}
-            other => return other.map(drop),
-        }
-        let _guard = own.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
-        let wanted = own.meta.borrow().inode(ino).is_ok_and(|i| i.generation == generation && !i.pending.destroy);
-        if !wanted {
-            return Err(Errno::Stale);
-        }
-        starts = do_at(worker, target, cut).await?;
     }
 }
 

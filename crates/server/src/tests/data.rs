@@ -1,7 +1,7 @@
 //! Stories of file data.
 
 use super::*;
-use amphi_types::{ByteRange, ObjectId, SetAttr, Timespec};
+use amphi_types::{ByteRange, Layout, ObjectId, Pattern, SetAttr, Timespec};
 
 pub(super) fn bytes(seed: u8, offset: u64, len: usize) -> Buf {
     let mut buf = Buf::padded((offset % 4096) as usize, len);
@@ -24,6 +24,11 @@ impl Client {
             Reply::Written { roomy } => Ok(roomy),
             other => panic!("{other:?}"),
         }
+    }
+
+    async fn sync(&self, target: u16) {
+        let call = Call { target: TargetId(target), cred: Cred::root(), op: Request::Sync };
+        self.link.call(Lane::Normal, call, None, 0).await.unwrap().0.result.unwrap();
     }
 
     async fn read(&self, object: ObjectId, start: u64, end: u64) -> Result<Vec<u8>> {
@@ -328,6 +333,77 @@ fn a_cut_that_failed_is_not_resumed() {
         server.stop().await.unwrap();
         let report = crate::fsck(&place.sim.node("server"), "data").await.unwrap();
         assert!(report.is_clean() && report.pending.is_empty(), "{report:#?}");
+    });
+}
+
+/// A file of two stripes of 64 KiB on two targets of a server that syncs by itself almost never; both hold `bytes(1, ..)`, synced.
+async fn striped_file(c: &Client) -> Ino {
+    let value = Some("600000".into());
+    c.call(Request::Tunables { pattern: "server.sync_interval_ms".into(), value }).await.unwrap();
+    let f = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
+    let layout = Layout { pattern: Pattern::Striped, stripe_size: 64 << 10, stripe_count: 2, pool: 2 };
+    c.call(Request::SetLayout { ino: f, layout: Some(layout), mode: None }).await.unwrap();
+    c.call(Request::Spread { ino: f }).await.unwrap();
+    for stripe in 0..2 {
+        let at = u64::from(stripe) << 16;
+        c.write(ObjectId { ino: f, stripe }, at, 0, bytes(1, at, 64 << 10)).await.unwrap();
+        c.sync(stripe as u16).await;
+    }
+    f
+}
+
+/// Goal: Promise S10: bytes that a truncate has removed do not come back after lost power, if the file was synced behind it where it had bytes then, whatever
+/// made it longer again. Method: a file over two targets is cut to nothing, the first target is synced, as `fsync` of an empty file does; the file grows by
+/// another truncate, or by writes that are settled; the first target is synced again, and power is lost.
+#[test]
+fn a_cut_outlives_lost_power() {
+    use amphi_env::sim::CrashKind;
+    for (seed, written) in (130..136).flat_map(|seed| [(seed, false), (seed, true)]) {
+        with_server(seed, 2, 1, async |place, c| {
+            let f = striped_file(c).await;
+            let cut = |size| Request::SetAttr { ino: f, set: SetAttr { size: Some(size), ..SetAttr::default() } };
+            c.inode(cut(0)).await.unwrap();
+            c.sync(0).await;
+            if written {
+                for stripe in 0..2 {
+                    let at = u64::from(stripe) << 16;
+                    c.write(ObjectId { ino: f, stripe }, at, 1, bytes(2, at, 64 << 10)).await.unwrap();
+                }
+                c.call(Request::Close { ino: f, access: RW, atime: None }).await.unwrap();
+                while c.inode(Request::GetAttr { ino: f }).await.unwrap().spread {
+                    place.sim.node("client").sleep(Duration::from_millis(10)).await;
+                }
+            } else {
+                c.inode(cut(128 << 10)).await.unwrap();
+            }
+            c.sync(0).await;
+            place.sim.crash("server", CrashKind::Power);
+            let _server = place.start().await.unwrap();
+            let late = place.client(2).await.unwrap();
+            assert_eq!(late.stat(f).await.unwrap().size, 128 << 10);
+            let data = late.read(ObjectId { ino: f, stripe: 1 }, 64 << 10, 128 << 10).await.unwrap();
+            let new = bytes(2, 64 << 10, 64 << 10);
+            for (found, new) in data.chunks(4096).zip(new.chunks(4096)) {
+                assert!(found.iter().all(|b| *b == 0) || (written && found == new), "seed {seed}, {written}: old bytes");
+            }
+        });
+    }
+}
+
+/// Goal: a truncate of a file over several targets waits for few syncs: one round of the inode's target, then one of all others at once. Method: count them, of
+/// targets with nothing else to sync.
+#[test]
+fn a_cut_over_targets_costs_few_syncs() {
+    with_server(137, 2, 1, async |place, c| {
+        let f = striped_file(c).await;
+        for size in [100 << 10, 70 << 10, 0, 100 << 10] {
+            (c.sync(0).await, c.sync(1).await);
+            let before = place.sim.disk_ops("server").syncs;
+            let set = SetAttr { size: Some(size), ..SetAttr::default() };
+            c.inode(Request::SetAttr { ino: f, set }).await.unwrap();
+            let syncs = place.sim.disk_ops("server").syncs - before;
+            assert!((2..=4).contains(&syncs), "{size}: {syncs}");
+        }
     });
 }
 
