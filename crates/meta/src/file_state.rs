@@ -33,7 +33,7 @@ impl MetaStore {
         }
         perm::owner(cred, &inode.facts(ino))?;
         if let Some(layout) = layout {
-            layout.check()?;
+            layout.check_asked()?;
             let fixed = inode.kind == Kind::File && (has_data || inode.size > 0 || inode.wide);
             if fixed && layout != inode.layout {
                 return Err(Errno::Busy);

@@ -56,6 +56,8 @@ pub struct Layout {
 impl Layout {
     /// Default stripe size, bytes.
     pub const STRIPE: u32 = 1 << 20;
+    /// Most stripes of a file on one target: a truncate visits each, also those without data, which have to know of it.
+    pub const STRIPES_A_TARGET: u32 = 1024;
 
     /// The growing default on a cluster of `pool` targets.
     pub fn growing(pool: u16) -> Layout {
@@ -72,7 +74,15 @@ impl Layout {
         Layout { pool, stripe_count: if all { pool } else { self.stripe_count }, ..*self }
     }
 
-    /// Checks what a user asked for.
+    /// Checks what a user asked for. Files may have more stripes whose layout was set before there was a bound.
+    ///
+    /// Errors: as `check`; `Inval` for more than `STRIPES_A_TARGET` stripes for each target.
+    pub fn check_asked(&self) -> Result<()> {
+        self.check()?;
+        if self.stripes() <= Self::STRIPES_A_TARGET * u32::from(self.pool) { Ok(()) } else { Err(Errno::Inval) }
+    }
+
+    /// Checks what is stored.
     ///
     /// Errors: `Inval` for a stripe size that is no power of two between 64 KiB and 1 GiB or a zero count.
     pub fn check(&self) -> Result<()> {
@@ -131,6 +141,14 @@ impl Layout {
     /// The target of stripe `stripe` of a file owned by `ino`'s target.
     pub fn target(&self, ino: Ino, stripe: u32) -> TargetId {
         TargetId(((u32::from(ino.target().0) + stripe) % u32::from(self.pool)) as u16)
+    }
+
+    /// The stripes of a file owned by `ino`'s target that live on `target`, ascending.
+    pub fn stripes_on(&self, ino: Ino, target: TargetId) -> impl Iterator<Item = u32> + use<> {
+        let pool = u32::from(self.pool);
+        let first = (u32::from(target.0) + pool - u32::from(ino.target().0) % pool) % pool;
+        let end = if u32::from(target.0) < pool { self.stripes() } else { 0 };
+        (first..end).step_by(pool as usize)
     }
 
     /// The part of each object that holds bytes of `range`, from its first byte to its last. Walks a round of stripes at either end, so
@@ -248,6 +266,26 @@ mod tests {
             let whole = layout.spans(ino, ByteRange::new(5, i64::MAX as u64));
             assert_eq!((whole.len() as u32, whole[&ObjectId { ino, stripe: 0 }].start), (layout.stripes(), 5));
         }
+    }
+
+    /// Goal: every stripe is on one target, and nobody asks for more than can be visited. Method: beside `target`, pools of all sizes to 6, with owners and
+    /// targets beyond them; counts on both sides of the bound.
+    #[test]
+    fn stripes_of_a_target() {
+        for (pool, count) in (1..=6).flat_map(|pool| [1, 2, 5, 6, 7, 40].map(|count| (pool, count))) {
+            let layout = Layout { pattern: Pattern::Striped, stripe_size: 65536, stripe_count: count, pool };
+            for (owner, target) in (0..8).flat_map(|owner| (0..8).map(move |target| (owner, TargetId(target)))) {
+                let ino = Ino::new(TargetId(owner), 3);
+                let want: Vec<u32> = (0..u32::from(count)).filter(|s| layout.target(ino, *s) == target).collect();
+                assert_eq!(layout.stripes_on(ino, target).collect::<Vec<_>>(), want, "{layout:?} {owner} {target:?}");
+            }
+        }
+        let asked = |pattern, stripe_count, pool| Layout { pattern, stripe_size: 65536, stripe_count, pool };
+        assert_eq!(asked(Pattern::Striped, 2048, 2).check_asked(), Ok(()));
+        assert_eq!(asked(Pattern::Striped, 2049, 2).check_asked(), Err(Errno::Inval));
+        assert_eq!(asked(Pattern::Striped, 2049, 2).check(), Ok(()), "what is stored opens");
+        assert_eq!(asked(Pattern::Striped, u16::MAX, 64).check_asked(), Ok(()));
+        assert_eq!(asked(Pattern::Whole, 5000, 1).check_asked(), Ok(()));
     }
 
     /// Goal: small files need one target. Method: the growing default below 4 MiB.

@@ -39,6 +39,7 @@ pub(crate) fn parse(text: &str, old: Layout) -> Result<Layout, String> {
         }
     }
     layout.check().map_err(|_| "a stripe is a power of two from 64K to 1G, and the count at least 1".to_string())?;
+    layout.check_asked().map_err(|_| format!("at most {} stripes for each target", Layout::STRIPES_A_TARGET))?;
     Ok(layout)
 }
 
@@ -55,7 +56,7 @@ mod tests {
         }
         assert_eq!(text(&parse("striped", old).unwrap()), "striped,size=1M,count=6");
         assert_eq!(text(&parse("striped,count=all,size=64K", old).unwrap()), "striped,size=64K,count=6");
-        for t in ["", "round", "striped,size=3K", "striped,size=96K", "striped,count=x", "striped,4", "whole,a=1"] {
+        for t in ["", "round", "striped,size=3K", "striped,size=96K", "striped,count=x", "striped,4", "whole,a=1", "striped,count=6145"] {
             assert!(parse(t, old).is_err(), "{t}");
         }
     }
