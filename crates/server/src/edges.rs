@@ -5,7 +5,8 @@
 //!
 //! Records that follow each other without a gap share blocks. Each writer takes a place in the queue of each such block, builds on
 //! what the one before makes of the block as soon as that is known, writes its own new copy while the others write theirs, and
-//! commits when the ones before have. So the last copy has the bytes of all, and records enter the log in the same order.
+//! commits when the ones before have. So the last copy has the bytes of all, and records enter the log in the same order. If a writer has
+//! failed by then whose bytes are in it, the copy is made anew from what the store has: a failed write leaves nothing in other blocks.
 //!
 //! Invariants: places in both blocks of a write are taken in one step, so all writes have one order and waits have no circle; what a
 //! place shows was allowed to land (`Cx::land`) before; a writer that fails leaves its place to the ones before it.
@@ -112,13 +113,14 @@ impl Edge {
         self.before.is_some()
     }
 
-    /// What the block is before this write, once the writers before know; `None`: what the store has.
+    /// What the block is before this write, once the writers before know; `None`: what the store has. A writer may fail afterwards:
+    /// `is_outdated`.
     pub async fn base(&self) -> Option<Image> {
         let mut at = self.before.clone();
         while let Some(place) = at {
             place.until(|s| s.image.is_some() || s.over).await;
             let state = place.0.borrow();
-            if state.image.is_some() {
+            if state.image.is_some() && !state.failed {
                 return state.image.clone();
             }
             let next = state.before.clone();
@@ -143,6 +145,25 @@ impl Edge {
             drop(state);
             at = next;
         }
+    }
+
+    /// Whether `used`, which `base` gave, is no longer what the block is before this write: the writer that showed it has failed, or has made
+    /// another one for such a reason. To be asked when the turn has come; then the store has what the block is.
+    pub fn is_outdated(&self, used: Option<&Image>) -> bool {
+        let mut at = self.before.clone();
+        while let Some(place) = at {
+            let state = place.0.borrow();
+            if !state.failed {
+                return match (used, &state.image) {
+                    (Some(used), Some(now)) => !Rc::ptr_eq(used, now),
+                    (used, now) => used.is_some() || now.is_some(),
+                };
+            }
+            let next = state.before.clone();
+            drop(state);
+            at = next;
+        }
+        used.is_some()
     }
 
     /// The write has been committed.
@@ -228,8 +249,8 @@ mod tests {
         assert!(edges.is_empty());
     }
 
-    /// Goal: a writer that fails, before or after it has shown something, does not hold up the next one nor let it commit too early.
-    /// Method: the middle one of three is dropped.
+    /// Goal: a writer that fails, before or after it has shown something, does not hold up the next one nor let it commit too early, and what it has
+    /// shown counts no more. Method: the middle one of three is dropped.
     #[test]
     fn failed_writers_are_passed() {
         for shown in [false, true] {
@@ -240,12 +261,46 @@ mod tests {
                 b.publish(image(2));
             }
             drop(b);
-            let base = c.base().now_or_never().flatten().map(|i| i[0]);
-            assert_eq!(base, Some(if shown { 2 } else { 1 }));
+            let base = c.base().now_or_never().flatten();
+            assert_eq!(base.as_ref().map(|i| i[0]), Some(1), "{shown}");
+            assert!(!c.is_outdated(base.as_ref()));
             assert_eq!(c.turn().now_or_never(), None, "the first has not committed");
             a.finish();
             assert_eq!(c.turn().now_or_never(), Some(()));
             drop(c);
+            assert!(edges.is_empty());
+        }
+    }
+
+    /// Goal: who has built on what a failed writer showed knows it when its turn has come, and so does who has built on that. Method: four writers,
+    /// each on the one before; the first or the second fails.
+    #[test]
+    fn what_failed_writers_showed_is_outdated() {
+        for first in [true, false] {
+            let edges = Edges::default();
+            let (a, b, c, d) = (one(&edges), one(&edges), one(&edges), one(&edges));
+            let (mut a, mut b) = (Some(a), Some(b));
+            let mut used = Vec::new();
+            for (i, edge) in [a.as_ref(), b.as_ref(), Some(&c), Some(&d)].into_iter().flatten().enumerate() {
+                used.push(edge.base().now_or_never().expect("known"));
+                edge.publish(image(i as u8 + 1));
+            }
+            let (one, other) = if first { (a.take(), b.take()) } else { (b.take(), a.take()) };
+            drop(one);
+            let other = other.expect("one is left");
+            assert_eq!(other.turn().now_or_never(), Some(()));
+            assert_eq!(other.is_outdated(used[usize::from(first)].as_ref()), first);
+            if first {
+                other.publish(image(20));
+            }
+            other.finish();
+            assert_eq!(c.turn().now_or_never(), Some(()));
+            assert!(c.is_outdated(used[2].as_ref()));
+            c.publish(image(30));
+            c.finish();
+            assert_eq!(d.turn().now_or_never(), Some(()));
+            assert!(d.is_outdated(used[3].as_ref()) && !d.is_outdated(d.base().now_or_never().flatten().as_ref()));
+            d.finish();
             assert!(edges.is_empty());
         }
     }

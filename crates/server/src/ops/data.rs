@@ -31,6 +31,17 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 use std::cell::Cell;
 
+/// What the blocks at the edges of a write have become.
+type Images = SmallVec<[Image; 2]>;
+
+/// A plan that has been written.
+struct Written {
+    landing: Landing,
+    images: Images,
+    /// What the blocks at the edges were built on.
+    bases: SmallVec<[Option<Image>; 2]>,
+}
+
 /// Bytes of items that a write of `len` bytes may add: the object, and an extent for each run of blocks.
 fn write_growth(len: u64) -> u64 {
     256 + len / BLOCK * 8
@@ -172,16 +183,17 @@ impl<E: Env> Cx<E> {
         let edges = self.target.edges.enter(object, range);
         let mut plan = self.plan_behind(object, range, generation, &edges).await?;
         self.lap(&mut since_ns, &self.worker.counters.write_wait_ns);
-        let (landing, images) = match self.write_plan(&mut plan, payload, &edges, &mut since_ns).await {
+        let written = match self.write_plan(&mut plan, payload, &edges, &mut since_ns).await {
+            Ok(written) => self.in_turn(&plan, &edges, written).await,
+            Err(e) => Err(e),
+        };
+        let (landing, images) = match written {
             Ok(written) => written,
             Err(e) => {
                 self.target.data.borrow_mut().abort_write(plan);
                 return Err(e);
             }
         };
-        for edge in edges.iter().filter(|_| !planted::is(Mistake::CommitOutOfTurn)) {
-            edge.turn().await;
-        }
         self.lap(&mut since_ns, &self.worker.counters.write_disk_ns);
         let order = if plan.points_at_new_data() { Order::AfterData } else { Order::Plain };
         let reply = Reply::Written { roomy: self.is_roomy() };
@@ -288,17 +300,59 @@ impl<E: Env> Cx<E> {
         }
     }
 
-    /// Writes what was planned; returns what the blocks at the edges have become.
+    /// Waits until a written plan may be committed. A block at its edges with bytes of a write that has failed since is written once more without them.
+    /// Returns what the blocks at the edges have become.
+    async fn in_turn(&self, plan: &WritePlan, edges: &[Edge], written: Written) -> Result<(Landing, Images)> {
+        for edge in edges.iter().filter(|_| !planted::is(Mistake::CommitOutOfTurn)) {
+            edge.turn().await;
+        }
+        let Written { landing, mut images, bases } = written;
+        for ((edge, image), base) in edges.iter().zip(&mut images).zip(bases) {
+            if planted::is(Mistake::ForgottenNeighbour) || !edge.is_outdated(base.as_ref()) {
+                continue;
+            }
+            let (block, start) = (edge.block(), edge.block() * BLOCK);
+            let mut whole = self.committed_block(plan.object, block).await?;
+            let own = plan.range.start.max(start) - start..plan.range.end.min(start + BLOCK) - start;
+            let own = own.start as usize..own.end as usize;
+            whole[own.clone()].copy_from_slice(&image[own]);
+            *image = Image::from(&*whole);
+            edge.publish(image.clone());
+            // What builds on another write has a place of its own.
+            let Some(physical) = plan.physical(block) else { continue };
+            let (result, _) = self.target.disk.write(self.target.block_address(physical), whole).await;
+            result.map_err(|e| self.target.disk_error("write", &e))?;
+        }
+        Ok((landing, images))
+    }
+
+    /// A block of an object as it is now.
+    async fn committed_block(&self, object: ObjectId, block: u64) -> Result<Buf> {
+        let plan = self.target.data.borrow().plan_read(object, ByteRange::at(block * BLOCK, BLOCK));
+        let mut whole = Buf::zeroed(BLOCK as usize);
+        if let Some(physical) = plan.segments.first().and_then(|s| s.physical) {
+            let (result, read) = self.target.disk.read(self.target.block_address(physical), whole).await;
+            result.map_err(|e| self.target.disk_error("read", &e))?;
+            whole = read;
+            whole[plan.range.len() as usize..].fill(0);
+        }
+        Ok(whole)
+    }
+
+    /// Writes what was planned.
     async fn write_plan(
         &self,
         plan: &mut WritePlan,
         payload: Buf,
         edges: &[Edge],
         since_ns: &mut u64,
-    ) -> Result<(Landing, SmallVec<[Image; 2]>)> {
+    ) -> Result<Written> {
         let mut blocks = self.read_edges(plan).await?;
+        let mut bases = SmallVec::new();
         for edge in edges.iter().filter(|_| !planted::is(Mistake::ForgottenNeighbour)) {
-            if let Some(base) = edge.base().await {
+            let base = edge.base().await;
+            bases.push(base.clone());
+            if let Some(base) = base {
                 blocks =
                     plan.edges.iter().zip(blocks).filter(|(e, _)| e.file_block != edge.block()).map(|p| p.1).collect();
                 plan.build_on(edge.block());
@@ -316,7 +370,7 @@ impl<E: Env> Cx<E> {
         self.push_segments(plan, 0, &mut pieces);
         // The last look before the disk, and before others build on it: what an ended session sent is not written.
         let landing = self.land()?;
-        let mut images = SmallVec::new();
+        let mut images = Images::new();
         for edge in edges {
             let at = (edge.block() * BLOCK - aligned.start) as usize;
             let image = Image::from(&buf[at..at + BLOCK as usize]);
@@ -328,7 +382,7 @@ impl<E: Env> Cx<E> {
         payload::write_pieces(&*self.target.disk, buf, &pieces)
             .await
             .map_err(|e| self.target.disk_error("write", &e))?;
-        Ok((landing, images))
+        Ok(Written { landing, images, bases })
     }
 
     /// Brings the inode up to a change of stripe 0, which lies beside it.

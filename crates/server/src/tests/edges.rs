@@ -10,6 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const MTIME: Timespec = Timespec { sec: 2_000_000_000, nsec: 0 };
 const LEN: u64 = 40_000;
+/// Where data begins on the disk of a target here: behind 2 MiB of superblock and log, and 4 MiB of metadata.
+const DATA: u64 = 6 << 20;
 
 async fn put(c: &Client, ino: Ino, seed: u8, at: u64, end: u64) -> Result<Reply> {
     let object = ObjectId { ino, stripe: 0 };
@@ -97,6 +99,42 @@ fn records_in_turn_run_together() {
         assert_eq!(place.sim.disk_ops("server").reads, reads, "blocks that were written lately are not read");
         assert!(together * 3 < serial, "{together} ns together, {serial} ns one by one");
     });
+}
+
+/// Goal: Promise S16: a write that fails leaves nothing behind, also not in a block that it shares with a write that succeeds at the same time, nor in one
+/// behind that. Method: three neighbours of one block at once, of which the first, or the first two, meet a disk that fails; then the file is made longer.
+#[test]
+fn failed_writes_leave_nothing_in_shared_blocks() {
+    use amphi_env::sim::DiskOpKind;
+    plant(None);
+    for (failing, old) in [(1, false), (1, true), (2, false), (2, true)] {
+        with_server(96, 1, 1, async |place, c| {
+            let ino = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
+            let mut model = vec![0u8; LEN as usize];
+            if old {
+                put(c, ino, 1, 0, 50).await.unwrap();
+                model[..50].copy_from_slice(&bytes(1, 0, 50));
+            }
+            let left = Cell::new(failing);
+            place.sim.on_disk_op("server", move |op| {
+                let hit = op.kind == DiskOpKind::Write && op.len == 4096 && op.at >= DATA && left.get() > 0;
+                left.set(left.get() - i32::from(hit));
+                hit.then_some(std::io::ErrorKind::Other)
+            });
+            let pieces = [(200, 300), (100, 200), (50, 100)];
+            let written = join_all(pieces.iter().map(|&(at, end)| put(c, ino, 2, at, end))).await;
+            place.sim.clear_disk_hook("server");
+            for (i, (&(at, end), written)) in pieces.iter().zip(written).enumerate() {
+                assert_eq!(written.is_err(), i < failing as usize, "{i}: {written:?}");
+                if written.is_ok() {
+                    model[at as usize..end as usize].copy_from_slice(&bytes(2, at, (end - at) as usize));
+                }
+            }
+            let set = amphi_types::SetAttr { size: Some(LEN), ..Default::default() };
+            c.inode(Request::SetAttr { ino, set }).await.unwrap();
+            assert_eq!(get(c, ino).await.iter().zip(&model).position(|(a, b)| a != b), None, "{failing} {old}");
+        });
+    }
 }
 
 /// One run, crashed at the `nth` write or sync. Returns whether it ended before.
