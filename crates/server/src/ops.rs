@@ -231,7 +231,7 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
             cx.target.glimpses.answer(cx.session, id, size, mtime);
             Ok(Reply::Done)
         }
-        Request::Represent { opens, locks } => cx.represent(opens, locks),
+        Request::Represent { opens, locks } => cx.represent(opens, locks).await,
         Request::StatFs => Ok(Reply::StatFs(cx.target.space())),
         Request::Revoked { ids } => cx.revoked(&ids),
         Request::FileLockSet { lock, number, wait } => cx.file_lock_set(&lock, number, wait),

@@ -9,13 +9,14 @@ use crate::target::{NameKey, Target};
 use crate::worker::Worker;
 use amphi_dlm::{Changed, GroupId, Mode, Owner};
 use amphi_env::Env;
+use amphi_meta::MetaStore;
 use amphi_meta::perm::Want;
 use amphi_types::item::Txn;
 use amphi_types::{Cred, Errno, Ino, Result, SessionId, TargetId, Timespec, TokenKey};
 use amphi_wire::{Access, HeldLock, InodeView, LockMode, Reply, RequestId, TokenGrant, Tokens};
-use amphi_zone::Order;
+use amphi_zone::{Lsn, Order};
 use futures_util::FutureExt;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -24,6 +25,8 @@ const ACCESSED_MAX: usize = 64;
 /// How long opens of an earlier run are kept for a session that has come back and may ask again for what was answered then: it asks as
 /// soon as it is back, and again should the connection break; after a minute it gives up (`transport.give_up_s`).
 pub(crate) const KEPT_FOR: Duration = Duration::from_secs(120);
+/// Files that are presented in one record, or called back at once.
+const OPENS_A_STEP: usize = 64;
 
 /// Who opens an inode, and how.
 pub struct Opening<'a> {
@@ -314,8 +317,12 @@ impl<E: Env> Cx<E> {
         Ok(Reply::Done)
     }
 
-    /// `Request::Represent`.
-    pub fn represent(&self, opens: Vec<(Ino, Access)>, locks: Vec<HeldLock>) -> Result<Reply> {
+    /// `Request::Represent`. Of a session that others did not wait for, files that it writes may have been settled meanwhile, and others may cache their
+    /// attributes: it writes on without saying so, so they are spread again, stably, and nobody caches them, before the answer.
+    pub async fn represent(&self, opens: Vec<(Ino, Access)>, locks: Vec<HeldLock>) -> Result<Reply> {
+        let is_late = !self.target.absent.borrow().contains(&self.session);
+        let written: BTreeSet<Ino> = opens.iter().filter(|(_, access)| access.write).map(|(ino, _)| *ino).collect();
+        let written: Vec<Ino> = written.into_iter().collect();
         {
             let mut table = self.target.opens.borrow_mut();
             table.drop_session(self.session);
@@ -329,6 +336,8 @@ impl<E: Env> Cx<E> {
                 }
             }
         }
+        // In the step in which it is a writer: nothing is settled from here on.
+        let spread = self.spread_again(&written);
         // What a session held that was evicted meanwhile, others may have had since.
         let ids = match self.target.returning.borrow().contains(&self.session) {
             true => {
@@ -344,6 +353,33 @@ impl<E: Env> Cx<E> {
             false => Vec::new(),
         };
         present(&self.worker, &self.target, self.session);
+        if is_late && self.target.tokens.on() {
+            for some in written.chunks(OPENS_A_STEP) {
+                let keys = some.iter().map(|ino| Changed::alone(TokenKey::Attributes(*ino)).unknown()).collect();
+                drop(self.change(|| keys).await);
+            }
+        }
+        if let Some(lsn) = spread {
+            // A target that has failed takes no writes either.
+            let _ = self.target.zone.stable(lsn).await;
+        }
         Ok(Reply::Locks(ids))
+    }
+
+    /// Marks files that have data on several targets as spread. Returns the last record of that, if any was not.
+    fn spread_again(&self, inos: &[Ino]) -> Option<Lsn> {
+        let mut meta = self.target.meta.borrow_mut();
+        let settled = |meta: &MetaStore, ino| meta.inode(ino).is_ok_and(|i| i.wide && !i.spread && i.nlink > 0);
+        let settled: Vec<Ino> = inos.iter().copied().filter(|ino| settled(&meta, *ino)).collect();
+        let mut last = None;
+        for some in settled.chunks(OPENS_A_STEP) {
+            let mut txn = Txn::default();
+            for ino in some {
+                let marked = meta.mark_spread(*ino, &mut txn);
+                debug_assert!(marked.is_ok(), "a wide inode is a file");
+            }
+            last = Some(self.target.append(txn, Order::Plain));
+        }
+        last
     }
 }

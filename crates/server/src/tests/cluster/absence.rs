@@ -151,3 +151,54 @@ fn two_mounts_survive_every_server() {
         world.sim.block_on(run).unwrap();
     }
 }
+
+/// Goal: a mount that others did not wait for goes on writing files that were settled meanwhile, as it believes that they are spread: everybody sees their new
+/// size, also who cached the old one (Promise S1). Method: the file's server restarts while its writer is cut off from it for longer than the grace time; another mount opens
+/// and closes the file and looks at it; the writer comes back and writes to the other server.
+#[test]
+fn who_was_not_waited_for_is_seen_writing() {
+    let world = World::new(423, &[1, 1], 1);
+    let run = async {
+        let mut servers = world.start_all().await;
+        let a = world.mount_everywhere("a", 1).await;
+        let b = world.mount_everywhere("b", 2).await;
+        let dir = a.dir_at(1).await;
+        let f = b.create(dir, "f").await.unwrap();
+        a.call(Request::Open { ino: f, access: RW, exec: false }).await.unwrap();
+        a.opened(f);
+        a.call(Request::Spread { ino: f }).await.unwrap();
+        let write = async |mib: u64| {
+            let (object, offset, mtime) = (ObjectId { ino: f, stripe: 1 }, mib << 20, Timespec::default());
+            let op = Request::Write { object, offset, generation: 0, mtime, server_lock: true, kill_suidgid: false };
+            a.send(op, Some(Buf::zeroed(4096))).await.0.unwrap();
+        };
+        write(5).await;
+        crash(&world, 1, CrashKind::Process);
+        servers[1] = None;
+        world.sim.cut("a", "s1");
+        servers[1] = Some(world.start(1).await.unwrap());
+        sleep(&world, Duration::from_secs(35)).await;
+        b.call(Request::Open { ino: f, access: RW, exec: false }).await.unwrap();
+        b.call(Request::Close { ino: f, access: RW, atime: None }).await.unwrap();
+        while b.inode(Request::GetAttr { ino: f }).await.unwrap().spread {
+            sleep(&world, Duration::from_millis(10)).await;
+        }
+        let (settled, tokens) = b.told(Request::GetAttr { ino: f }).await;
+        let Ok(Reply::Inode(view)) = settled else { panic!("{settled:?}") };
+        assert_eq!((view.attr.size, tokens.attributes.is_some()), ((5 << 20) + 4096, true));
+        world.sim.heal("a", "s1");
+        // It has presented itself before it is served.
+        a.stat(dir).await.unwrap();
+        let (_, _, keys) = b.held(1).revoked().await;
+        assert_eq!(keys, [TokenKey::Attributes(f)], "what it cached is not used any more");
+        write(7).await;
+        assert_eq!(b.stat(f).await.unwrap().size, (7 << 20) + 4096);
+        a.call(Request::Close { ino: f, access: RW, atime: None }).await.unwrap();
+        sleep(&world, Duration::from_secs(1)).await;
+        let view = b.inode(Request::GetAttr { ino: f }).await.unwrap();
+        assert_eq!((view.attr.size, view.spread), ((7 << 20) + 4096, false));
+        a.goodbye().await;
+        b.goodbye().await;
+    };
+    world.sim.block_on(run).unwrap();
+}
