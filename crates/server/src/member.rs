@@ -365,6 +365,12 @@ impl<E: Env> Cluster<E> {
         }
         for target in self.worker.routes.local() {
             self.worker.tell(*target, Question::SessionStop(ended.0)).await?;
+        }
+        // As in `end_everywhere`.
+        for target in self.worker.routes.local() {
+            self.worker.tell(*target, Question::SessionLanded(ended.0)).await?;
+        }
+        for target in self.worker.routes.local() {
             // A target whose disk has failed must not keep the others from going on.
             if let Err(e) = self.worker.tell(*target, Question::SessionForget(ended.0, stopped)).await {
                 tracing::error!("target {}: what an ended session has there cannot be forgotten: {e}", target.0);
@@ -403,6 +409,16 @@ impl<E: Env> Cluster<E> {
             self.learn_session(session).await?;
         }
         Ok(start(self))
+    }
+
+    /// Returns when this server knows whether that begin of a session has ended, unless it may have begun since the master was asked.
+    ///
+    /// Errors: `Again` if the master cannot be asked.
+    pub(crate) async fn hear_of(self: &Rc<Self>, session: Begun) -> Result<()> {
+        if self.is_known(session) || self.has_ended(session) {
+            return Ok(());
+        }
+        self.compare_sessions().await.map(drop).map_err(|_| Errno::Again)
     }
 
     /// Learns of a session, and of every end before it.

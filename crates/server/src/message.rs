@@ -9,7 +9,7 @@ use crate::error::ServerError;
 use crate::records::{HomeRecord, SessionRecord, TxId};
 use amphi_env::Buf;
 use amphi_meta::{Facts, Gathered, Part};
-use amphi_types::{Cred, Ino, Kind, Layout, Name, Result, SessionId, TargetId, Timespec};
+use amphi_types::{Cred, Errno, Ino, Kind, Layout, Name, Result, SessionId, TargetId, Timespec};
 use amphi_wire::{Access, Answer, Call, ClusterMap, InodeView, Push, RequestId, TargetStatus, TokenGrant};
 use serde::{Deserialize, Serialize};
 
@@ -126,27 +126,19 @@ pub enum Question {
     Abort(TxId),
     /// `Decision`: what became of the operation.
     Outcome(TxId),
-    /// `DoneAt`, when it cannot be lost any more: cut the objects of a file. A repetition finds the generation and does nothing.
-    Trim {
-        /// The file.
-        ino: Ino,
-        /// Its layout.
-        layout: Layout,
-        /// Its new size.
-        size: u64,
-        /// Generation of the truncate.
-        generation: u64,
-        /// Its time.
-        mtime: Timespec,
-    },
+    /// `DoneAt`, when it cannot be lost any more: cut the objects of a file; `Refused` if its session has ended here, or the target cannot. A repetition
+    /// finds the generation and does nothing.
+    Trim(Cut),
     /// `DoneAt`: remove the objects of an inode that is going.
     Destroy(Ino),
     /// `Objects`: what the objects of a file here say, and if a session asks, what others have not written back yet.
     Objects(Ino, Option<SessionId>),
     /// `Done`: the session begins.
     SessionStart(SessionId, SessionRecord),
-    /// `Done`: nothing more is taken from the session.
+    /// `Done`: nothing more is taken from the session, but what others here do for what it asked before.
     SessionStop(SessionId),
+    /// `Done`: what the stopped session has under way here is over.
+    SessionLanded(SessionId),
     /// `Done`: opens, locks and slots of the stopped session go. Whether its client is known to use nothing any more.
     SessionForget(SessionId, bool),
     /// `Done`: tokens are granted from now on, or no more; asked by the target's own server. The one with the largest number
@@ -225,6 +217,23 @@ pub enum Question {
     Reap,
 }
 
+/// A cut of the objects of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cut {
+    /// Whose it is, and the number of that session's begin.
+    pub by: (SessionId, u64),
+    /// The file.
+    pub ino: Ino,
+    /// Its layout.
+    pub layout: Layout,
+    /// Its new size.
+    pub size: u64,
+    /// Generation of the truncate.
+    pub generation: u64,
+    /// Its time.
+    pub mtime: Timespec,
+}
+
 impl Question {
     /// Whether another server may ask it.
     pub fn is_for_peers(&self) -> bool {
@@ -243,6 +252,7 @@ impl Question {
                 | Question::PutMap(_)
                 | Question::SessionStart(..)
                 | Question::SessionStop(_)
+                | Question::SessionLanded(_)
                 | Question::SessionForget(..)
                 | Question::SessionAbsent(_)
                 | Question::Company(..)
@@ -328,6 +338,8 @@ pub enum Told {
     DoneAt(u64),
     /// Directories, in the order asked; those that are gone are missing.
     Directories(Vec<Option<InodeView>>),
+    /// It is not done, and to ask again would not help.
+    Refused(Errno),
 }
 
 /// A directory and where a name in it leads.

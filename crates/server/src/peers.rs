@@ -404,6 +404,8 @@ impl<E: Env> Cluster<E> {
             Question::MoveUnlock(number) => self.callers.unlocked(ticket, number),
             // A session may have begun while this server was away. One that has ended opens nothing.
             Question::Open { session, .. } if !self.is_master() => drop(self.know_session(session).await),
+            // Neither is anything cut for one that has ended.
+            Question::Trim(ref cut) if !self.is_master() => self.hear_of(cut.by).await?,
             // What a session that has ended still sends must not make anew what is taken away here.
             Question::Destroy(_) if !self.is_master() => self.be_in_step().await?,
             _ => {}

@@ -2,7 +2,7 @@
 
 use crate::glimpse;
 use crate::intents::{self, Promise};
-use crate::message::{Hail, Place, Question, Told};
+use crate::message::{Cut, Hail, Place, Question, Told};
 use crate::ops;
 use crate::records::{self, SessionRecord};
 use crate::target::{NameKey, Target};
@@ -81,11 +81,7 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
             Ok(Told::Done)
         }
         Question::MoveCheck(number) => Ok(Told::Outcome(intents::has_move_lock(target, number))),
-        Question::Trim { ino, layout, size, generation, mtime } => {
-            let last = ops::trim_objects(target, ino, &layout, size, generation, mtime).await?;
-            target.zone.stable(last).await?;
-            Ok(Told::DoneAt(target.starts))
-        }
+        Question::Trim(cut) => trim(target, &cut).await,
         Question::Destroy(ino) => {
             ops::destroy_objects(target, ino).await?;
             Ok(Told::DoneAt(target.starts))
@@ -112,7 +108,13 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
         }
         Question::SessionStart(session, record) => start_session(target, session, record).await,
         Question::SessionStop(session) => {
-            target.sessions.borrow_mut().remove(&session);
+            if let Some(record) = target.sessions.borrow_mut().remove(&session) {
+                target.stopped.borrow_mut().insert(session, record.start);
+            }
+            Ok(Told::Done)
+        }
+        Question::SessionLanded(session) => {
+            target.landings.landed(session).await;
             Ok(Told::Done)
         }
         Question::SessionAbsent(session) => {
@@ -198,11 +200,28 @@ pub async fn place<E: Env>(target: &Target<E>, dir: Ino, name: &Name) -> Result<
     Ok(Place { dir: facts, child, facts: child_facts })
 }
 
+/// `Question::Trim`: a change of its session like any other, though another target asks for it: once the session's locks are gone here, others may have
+/// written behind the cut.
+async fn trim<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Told> {
+    let Some(_landing) = target.land_for(cut.by) else { return Ok(Told::Refused(Errno::Io)) };
+    let done = match ops::trim_objects(target, cut).await {
+        Ok(last) => target.zone.stable(last).await,
+        Err(e) => Err(e),
+    };
+    match done {
+        // Nothing is logged any more: the next start is asked again.
+        _ if target.is_closed() => Err(Errno::Io),
+        Ok(()) => Ok(Told::DoneAt(target.starts)),
+        Err(e) => Ok(Told::Refused(e)),
+    }
+}
+
 async fn start_session<E: Env>(target: &Target<E>, session: SessionId, record: SessionRecord) -> Result<Told> {
     // Somebody has to come in to delete what fills it.
     target.zone.reserve(0).await?;
     let mut txn = Txn::default();
     txn.put(records::session_key(session), records::encode(&record));
+    target.stopped.borrow_mut().remove(&session);
     target.sessions.borrow_mut().insert(session, record);
     if target.left_last.take() == Some(session) {
         target.returning.borrow_mut().insert(session);
@@ -221,8 +240,9 @@ async fn forget_session<E: Env>(
 ) -> Result<Told> {
     // Also where the disk has failed: what it holds of a client that has gone is in the way of others elsewhere.
     let room = target.zone.reserve(0).await;
-    // Nothing new sets out since the session was stopped.
+    // Nothing new of it sets out from here on.
     target.landings.landed(session).await;
+    target.stopped.borrow_mut().remove(&session);
     target.returning.borrow_mut().remove(&session);
     target.left_last.set(target.sessions.borrow().is_empty().then_some(session));
     target.glimpses.end_session(session);

@@ -13,7 +13,7 @@
 //! Bound: one entry for each credit of each session, each with one answer.
 
 use amphi_types::{Ino, SessionId};
-use amphi_wire::{Access, Answer, RequestId};
+use amphi_wire::{Access, Answer, Reply, RequestId};
 use futures_channel::oneshot;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -167,6 +167,13 @@ impl Slots {
         self.slots.range_mut((session, 0)..=(session, u16::MAX)).filter_map(|(_, slot)| end(slot)).collect()
     }
 
+    /// Whose answer of an earlier run shows the inode with this generation: the session that truncated it last.
+    pub fn truncated_by(&self, ino: Ino, generation: u64) -> Option<SessionId> {
+        let shows = |answer: &Answer| matches!(&answer.result, Ok(Reply::Inode(view)) if view.attr.ino == ino && view.generation == generation);
+        let of = |slot: &Slot| matches!(&slot.live, Live::Answered { answer, .. } if shows(answer));
+        self.slots.iter().find(|(_, slot)| of(slot)).map(|((session, _), _)| *session)
+    }
+
     /// The session has ended: forgets its slots; returns which of them have an item.
     pub fn end_session(&mut self, session: SessionId) -> Vec<u16> {
         let keys: Vec<(SessionId, u16)> =
@@ -178,7 +185,6 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use amphi_wire::Reply;
     use futures_util::FutureExt;
 
     const S: SessionId = SessionId(3);

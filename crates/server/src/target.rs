@@ -14,7 +14,7 @@ use crate::file_locks::FileLockDesk;
 use crate::gate::{Gate, Hold};
 use crate::glimpse::Glimpses;
 use crate::intents::Intents;
-use crate::landing::Landings;
+use crate::landing::{Landing, Landings};
 use crate::locks::Locks;
 use crate::opens::Opens;
 use crate::records::{self, ClusterRecord, HomeRecord, Item, SessionRecord};
@@ -93,6 +93,8 @@ pub struct Target<E: Env> {
     pub slots: RefCell<Slots>,
     /// Sessions that are alive.
     pub sessions: RefCell<BTreeMap<SessionId, SessionRecord>>,
+    /// Sessions that were stopped and have not been forgotten yet, and their begins: nobody else has what they hold.
+    pub stopped: RefCell<BTreeMap<SessionId, u64>>,
     /// What was answered before it was opened and not made stable may be gone.
     pub lost: bool,
     /// Sessions of an earlier run that have not said yet what they have open.
@@ -218,6 +220,7 @@ impl<E: Env> Target<E> {
             left_last: Cell::new(None),
             cut_off: RefCell::new(cut_off),
             sessions: RefCell::new(sessions),
+            stopped: RefCell::default(),
             lost: recovered.lost,
             opens: RefCell::new(opens),
             opened_for: RefCell::default(),
@@ -293,6 +296,19 @@ impl<E: Env> Target<E> {
     /// Whether the session is alive here.
     pub fn has_session(&self, session: SessionId) -> bool {
         self.sessions.borrow().contains_key(&session)
+    }
+
+    /// A change that another target carries out here for a session sets out, as by `Cx::land`. `None` if what this begin of the session held has gone. One
+    /// that is only stopped may still finish what it has begun elsewhere.
+    pub fn land_for(&self, (session, begin): (SessionId, u64)) -> Option<Landing> {
+        let here = self.sessions.borrow().get(&session).map(|record| record.start);
+        let here = here.or_else(|| self.stopped.borrow().get(&session).copied());
+        (here == Some(begin)).then(|| self.landings.start(session))
+    }
+
+    /// Whether nothing is appended any more.
+    pub fn is_closed(&self) -> bool {
+        self.closed.get()
     }
 
     /// Notes in `txn` that a session is cut off, as long as its tokens may be used: a restart has to wait for them too.

@@ -195,6 +195,10 @@ pub async fn end_everywhere<E: Env>(worker: &Rc<Worker<E>>, session: SessionId, 
     if let Some(cluster) = &cluster {
         cluster.stop_elsewhere(session).await;
     }
+    // What one target still does on another one for the session comes before that one forgets it.
+    for target in worker.routes.local() {
+        ended = ended.and(worker.tell(*target, Question::SessionLanded(session)).await);
+    }
     for target in worker.routes.local() {
         ended = ended.and(worker.tell(*target, Question::SessionForget(session, stopped)).await);
     }

@@ -7,6 +7,7 @@ use super::names::plain_view;
 use super::objects::{gather, give_cut_up, settle_later, trim_everywhere};
 use crate::cx::Cx;
 use crate::gate::Hold;
+use crate::message::Cut;
 use crate::target::{NameKey, Target};
 use crate::tokens::Changing;
 use crate::worker::Worker;
@@ -206,6 +207,7 @@ impl<E: Env> Cx<E> {
         let span =
             self.target.spans.take(object, ByteRange::new(size / BLOCK * BLOCK, u64::MAX), Hold::Exclusive).await;
         let landing = self.land()?;
+        let by = (self.session, self.target.sessions.borrow().get(&self.session).map_or(0, |record| record.start));
         self.target.punch_behind(object, size, generation - 1, self.now).await?;
         let plan = self.plan(|data| data.plan_truncate(object, size, generation, Resize::Cut)).await?;
         let plan = self.target.rewrite_edges(plan).await?;
@@ -248,7 +250,8 @@ impl<E: Env> Cx<E> {
         }
         // Objects elsewhere are cut when the new size cannot be lost any more.
         self.target.zone.stable(lsn).await?;
-        if let Err(e) = trim_everywhere(&self.worker, &self.target, ino, &layout, size, generation, self.now).await {
+        let cut = Cut { by, ino, layout, size, generation, mtime: self.now };
+        if let Err(e) = trim_everywhere(&self.worker, &self.target, &cut).await {
             let mut txn = Txn::default();
             self.seal_error(&mut txn, e);
             give_cut_up(&self.worker, &self.target, ino, generation, txn).await?;

@@ -8,7 +8,7 @@
 
 use crate::gate::Hold;
 use crate::glimpse::gathered_with_writers;
-use crate::message::{Question, Told};
+use crate::message::{Cut, Question, Told};
 use crate::target::{EXTENT_BYTES, NameKey, Target};
 use crate::worker::Worker;
 use amphi_data::{Freed, Resize};
@@ -16,7 +16,7 @@ use amphi_env::Env;
 use amphi_meta::Gathered;
 use amphi_types::item::Txn;
 use amphi_types::limits::{BLOCK, XATTR_TOTAL_MAX};
-use amphi_types::{ByteRange, Errno, Ino, Kind, Layout, ObjectId, Result, SessionId, TargetId, Timespec};
+use amphi_types::{ByteRange, Errno, Ino, Kind, Layout, ObjectId, Result, SessionId, TargetId};
 use amphi_zone::{Lsn, Order};
 use futures_util::future::{join, join_all};
 use std::collections::BTreeSet;
@@ -89,18 +89,12 @@ pub fn settle_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino:
 }
 
 /// Cuts the objects of a file on this target. Returns the last record that has to last for that, which need not be written yet.
-pub async fn trim_objects<E: Env>(
-    target: &Target<E>,
-    ino: Ino,
-    layout: &Layout,
-    size: u64,
-    generation: u64,
-    mtime: Timespec,
-) -> Result<Lsn> {
+pub async fn trim_objects<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Lsn> {
+    let Cut { ino, ref layout, size, generation, mtime, .. } = *cut;
     let mut objects: BTreeSet<ObjectId> =
         layout.stripes_on(ino, target.id).map(|stripe| ObjectId { ino, stripe }).collect();
     objects.extend(target.data.borrow().objects_of(ino).map(|(id, _)| id));
-    make_cut(target, &objects, ino, size, generation, mtime).await?;
+    make_cut(target, &objects, cut).await?;
     // Of an object that is cut already the record may be under way: the same question may be answered twice at once.
     let mut last = target.zone.appended_lsn();
     for object in objects {
@@ -127,14 +121,8 @@ pub async fn trim_objects<E: Env>(
 /// Makes those of `objects` that are not there as they are after a cut, with few records: what was written before it and comes later is
 /// refused, and a cut that is carried out again leaves what was written since. Those that somebody works on may be about to be made,
 /// and are left out.
-async fn make_cut<E: Env>(
-    target: &Target<E>,
-    objects: &BTreeSet<ObjectId>,
-    ino: Ino,
-    size: u64,
-    generation: u64,
-    mtime: Timespec,
-) -> Result<()> {
+async fn make_cut<E: Env>(target: &Target<E>, objects: &BTreeSet<ObjectId>, cut: &Cut) -> Result<()> {
+    let Cut { ino, size, generation, mtime, .. } = *cut;
     let there: BTreeSet<ObjectId> = target.data.borrow().objects_of(ino).map(|(id, _)| id).collect();
     let missing: Vec<ObjectId> = objects.difference(&there).copied().collect();
     for some in missing.chunks(OBJECTS_A_RECORD) {
@@ -159,18 +147,11 @@ async fn make_cut<E: Env>(
 /// log has the cuts in front of whatever follows them. After an error `give_cut_up` has to follow.
 ///
 /// Costs a sync of each other target, all at the same time.
-pub async fn trim_everywhere<E: Env>(
-    worker: &Rc<Worker<E>>,
-    target: &Rc<Target<E>>,
-    ino: Ino,
-    layout: &Layout,
-    size: u64,
-    generation: u64,
-    mtime: Timespec,
-) -> Result<()> {
-    let trim = Question::Trim { ino, layout: *layout, size, generation, mtime };
+pub async fn trim_everywhere<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, cut: &Cut) -> Result<()> {
+    let Cut { ino, ref layout, generation, .. } = *cut;
+    let trim = Question::Trim(*cut);
     let elsewhere = join_all(others(layout, ino, target.id).into_iter().map(|t| do_at(worker, t, &trim)));
-    let (told, here) = join(elsewhere, trim_objects(target, ino, layout, size, generation, mtime)).await;
+    let (told, here) = join(elsewhere, trim_objects(target, cut)).await;
     here?;
     told.into_iter().collect::<Result<Vec<u64>>>()?;
     let mut txn = Txn::default();
@@ -203,6 +184,7 @@ pub async fn give_cut_up<E: Env>(
 async fn do_at<E: Env>(worker: &Rc<Worker<E>>, target: TargetId, what: &Question) -> Result<u64> {
     match worker.insist_ask(target, what.clone()).await? {
         Told::DoneAt(starts) => Ok(starts),
+        Told::Refused(e) => Err(e),
         _ => Err(Errno::Proto),
     }
 }
@@ -359,29 +341,35 @@ pub fn destroy_orphan<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, in
     });
 }
 
-/// Goes on with truncates and removals that a crash interrupted.
+/// Goes on with truncates and removals that a crash interrupted: with a truncate as long as its session has not ended.
 pub async fn resume_pending<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> Result<()> {
     let pending = target.meta.borrow().pending();
     for (ino, work) in pending {
         if work.destroy {
             destroy_later(worker, target, ino, target.zone.appended_lsn());
         } else if work.trim {
-            let (layout, size, generation, mtime) = {
-                let meta = target.meta.borrow();
-                let inode = meta.inode(ino)?;
-                (inode.layout, inode.size, inode.generation, inode.mtime_set_ctime)
+            let inode = target.meta.borrow().inode(ino)?.clone();
+            let (generation, by) = (inode.generation, target.slots.borrow().truncated_by(ino, inode.generation));
+            let by = by.and_then(|session| Some((session, target.sessions.borrow().get(&session)?.start)));
+            let Some(by) = by else {
+                // Nobody was told that it is cut, and others may have written behind the cut since its session has ended.
+                give_cut_up(worker, target, ino, generation, Txn::default()).await?;
+                settle_later(worker, target, ino);
+                continue;
             };
+            let cut = Cut { by, ino, layout: inode.layout, size: inode.size, generation, mtime: inode.mtime_set_ctime };
             // Other servers may be down, and a promise to one of them may hold the inode: who wants it waits behind this, the start
             // does not.
             let (worker, target) = (worker.clone(), target.clone());
             let env = worker.env.clone();
             let mut cut = Box::pin(async move {
                 let _guard = target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
-                match trim_everywhere(&worker, &target, ino, &layout, size, generation, mtime).await {
+                match trim_everywhere(&worker, &target, &cut).await {
                     Ok(()) => settle_later(&worker, &target, ino),
                     Err(e) => {
                         tracing::error!("{}: cutting inode {ino} failed: {e}", target.id);
                         let _ = give_cut_up(&worker, &target, ino, generation, Txn::default()).await;
+                        settle_later(&worker, &target, ino);
                     }
                 }
             });

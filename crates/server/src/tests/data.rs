@@ -384,7 +384,10 @@ fn a_cut_outlives_lost_power() {
             let data = late.read(ObjectId { ino: f, stripe: 1 }, 64 << 10, 128 << 10).await.unwrap();
             let new = bytes(2, 64 << 10, 64 << 10);
             for (found, new) in data.chunks(4096).zip(new.chunks(4096)) {
-                assert!(found.iter().all(|b| *b == 0) || (written && found == new), "seed {seed}, {written}: old bytes");
+                assert!(
+                    found.iter().all(|b| *b == 0) || (written && found == new),
+                    "seed {seed}, {written}: old bytes"
+                );
             }
         });
     }

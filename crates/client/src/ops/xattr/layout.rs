@@ -56,7 +56,16 @@ mod tests {
         }
         assert_eq!(text(&parse("striped", old).unwrap()), "striped,size=1M,count=6");
         assert_eq!(text(&parse("striped,count=all,size=64K", old).unwrap()), "striped,size=64K,count=6");
-        for t in ["", "round", "striped,size=3K", "striped,size=96K", "striped,count=x", "striped,4", "whole,a=1", "striped,count=6145"] {
+        for t in [
+            "",
+            "round",
+            "striped,size=3K",
+            "striped,size=96K",
+            "striped,count=x",
+            "striped,4",
+            "whole,a=1",
+            "striped,count=6145",
+        ] {
             assert!(parse(t, old).is_err(), "{t}");
         }
     }

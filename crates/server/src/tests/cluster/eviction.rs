@@ -3,7 +3,7 @@
 use super::*;
 use crate::tests::company::lock;
 use amphi_types::ByteRange;
-use amphi_wire::LockMode;
+use amphi_wire::{LockExtent, LockMode};
 use futures_util::future::join;
 
 fn write(ino: Ino, byte: u8) -> (Request, Option<Buf>) {
@@ -151,4 +151,99 @@ fn a_server_without_the_master_stops() {
         };
         world.sim.block_on(run).unwrap();
     }
+}
+
+/// Goal: a truncate of a mount that is evicted while it waits for another server cuts nothing there that others have written since, also if the file's own server
+/// is restarted meanwhile. Method: the file's server cannot reach the one with the second stripe, on which the mount does not answer; another mount writes there,
+/// which evicts the first; then the servers reach each other again.
+#[test]
+fn a_cut_of_an_evicted_mount_takes_nothing_of_others() {
+    use amphi_types::{Layout, Pattern, SetAttr};
+    for (seed, restarts) in [(430, false), (431, true)] {
+        let world = World::new(seed, &[1, 1, 1], 1);
+        let run = async {
+            let mut servers = world.start_all().await;
+            let a = world.mount_everywhere("a", 1).await;
+            let b = world.mount_everywhere("b", 2).await;
+            let dir = a.dir_at(1).await;
+            let f = a.create(dir, "f").await.unwrap();
+            let layout = Layout { pattern: Pattern::Striped, stripe_size: 64 << 10, stripe_count: 2, pool: 3 };
+            a.call(Request::SetLayout { ino: f, layout: Some(layout), mode: None }).await.unwrap();
+            a.call(Request::Spread { ino: f }).await.unwrap();
+            let (object, offset) = (ObjectId { ino: f, stripe: 1 }, 64 << 10);
+            let put = async |m: &Mount<'_>, byte: u8| {
+                let (mtime, generation) = (Timespec::default(), 0);
+                let op = Request::Write { object, offset, generation, mtime, server_lock: true, kill_suidgid: false };
+                let mut payload = Buf::zeroed(4096);
+                payload.fill(byte);
+                m.send(op, Some(payload)).await.0.map(drop)
+            };
+            put(&a, 1).await.unwrap();
+            let range = ByteRange::new(0, u64::MAX);
+            let lock = Request::LockEnqueue { object, mode: LockMode::Write, range, extent: LockExtent::Grown };
+            a.call(lock).await.unwrap();
+            a.held(2).deaf.set(true);
+            world.sim.cut("s1", "s2");
+            let failed = Cell::new(None);
+            let truncate = async {
+                let set = SetAttr { size: Some(0), ..SetAttr::default() };
+                failed.set(Some(a.call(Request::SetAttr { ino: f, set }).await.map(drop)));
+                std::future::pending::<()>().await;
+            };
+            let story = async {
+                sleep(&world, Duration::from_secs(1)).await;
+                put(&b, 2).await.unwrap();
+                if restarts {
+                    crash(&world, 1, CrashKind::Process);
+                    servers[1] = None;
+                    servers[1] = Some(world.start(1).await.unwrap());
+                    sleep(&world, Duration::from_secs(5)).await;
+                }
+                world.sim.heal("s1", "s2");
+                sleep(&world, Duration::from_secs(40)).await;
+            };
+            futures_util::future::select(std::pin::pin!(truncate), std::pin::pin!(story)).await;
+            assert!(restarts || matches!(failed.get(), Some(Err(Errno::Io))), "{:?}", failed.get());
+            let op = Request::Read { object, range: ByteRange::at(offset, 4096), server_lock: true };
+            let link = b.link_of(TargetId(2)).await;
+            let call = Call { target: TargetId(2), cred: Cred::root(), op };
+            let (answer, data) = link.call(Lane::Normal, call, None, 0).await.unwrap();
+            assert_eq!(answer.result, Ok(Reply::Data));
+            assert!(data.is_some_and(|d| d.len() == 4096 && d.iter().all(|b| *b == 2)), "{restarts}: cut");
+            assert_eq!(b.stat(f).await.unwrap().size, offset + 4096);
+            b.goodbye().await;
+        };
+        world.sim.block_on(run).unwrap();
+    }
+}
+
+/// Goal: a truncate that another server's disk cannot carry out fails, and is over: the file can be cut and used again. Method: the block at the cut cannot be read.
+#[test]
+fn a_cut_that_another_disk_refuses_fails() {
+    use amphi_env::sim::DiskOpKind;
+    use amphi_types::SetAttr;
+    let world = World::new(432, &[1, 1], 1);
+    let run = async {
+        let servers = world.start_all().await;
+        let a = world.mount_everywhere("a", 1).await;
+        let f = a.create(Ino::ROOT, "f").await.unwrap();
+        a.call(Request::Spread { ino: f }).await.unwrap();
+        let (object, offset, mtime) = (ObjectId { ino: f, stripe: 1 }, 5 << 20, Timespec::default());
+        let op = Request::Write { object, offset, generation: 0, mtime, server_lock: true, kill_suidgid: false };
+        a.send(op, Some(Buf::zeroed(4096))).await.0.unwrap();
+        let env = world.sim.node("client");
+        let cut = async || {
+            let set = SetAttr { size: Some(offset + 100), ..SetAttr::default() };
+            amphi_env::timeout(&env, Duration::from_secs(30), a.inode(Request::SetAttr { ino: f, set })).await
+        };
+        world.sim.on_disk_op("s1", |op| (op.kind == DiskOpKind::Read).then_some(std::io::ErrorKind::Other));
+        assert_eq!(cut().await.expect("in time").map(drop), Err(Errno::Io));
+        world.sim.clear_disk_hook("s1");
+        assert_eq!(cut().await.expect("in time").map(|view| view.attr.size), Ok(offset + 100));
+        a.goodbye().await;
+        world.stop_all(servers).await;
+        let report = world.fsck().await;
+        assert!(report.is_clean() && report.pending.is_empty(), "{report:#?}");
+    };
+    world.sim.block_on(run).unwrap();
 }
