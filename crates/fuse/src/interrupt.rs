@@ -5,7 +5,7 @@
 //!
 //! Invariants: request identities are never used twice, so a late interrupt can hit no other request. An INTERRUPT read
 //! before its request is entered in the table (two threads, unlucky order) is remembered and found at entry.
-//! The number behind slots: entering and leaving costs two stores, an interrupt scans at most `threads_max` slots.
+//! The number behind slots: entering and leaving costs two stores, an interrupt scans as many slots as there are threads.
 
 use crate::later::LateTable;
 use parking_lot::Mutex;
@@ -28,8 +28,12 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
+    /// Marks request `unique`. Of one that the thread no longer has in hand nobody asks: that does not replace the mark of the one it has.
     fn fire(&self, unique: u64) {
-        self.interrupted.store(unique, SeqCst);
+        let _ = self.interrupted.fetch_update(SeqCst, SeqCst, |marked| {
+            let is_in_hand = marked != NONE && marked == self.current.load(SeqCst);
+            (!is_in_hand).then_some(unique)
+        });
         let waiting = self.waiting.lock().take_if(|(u, _)| *u == unique);
         if let Some((_, waker)) = waiting {
             waker.wake();
@@ -206,6 +210,24 @@ mod tests {
             assert!(!next.is_interrupted(), "{order}: hit the next request");
             table.leave(&slot);
         }
+    }
+
+    /// Goal: an interrupt of the request before, delivered late, does not hide that of the one in hand. Method: who delivers it has looked
+    /// before the thread went on, and comes when the next request has been marked.
+    #[test]
+    fn a_late_interrupt_hides_none() {
+        let table = InHand::default();
+        let slot = table.add_slot();
+        table.leave(&slot);
+        let interrupt = table.enter(&slot, 4);
+        table.interrupt(4);
+        slot.fire(2);
+        assert!(interrupt.is_interrupted());
+        table.leave(&slot);
+        let next = table.enter(&slot, 6);
+        slot.fire(2);
+        table.interrupt(6);
+        assert!(next.is_interrupted(), "a mark of nobody is replaced");
     }
 
     /// Goal: whoever puts a request aside instead of taking it in hand learns of an interrupt that came before, once. Method: by hand.

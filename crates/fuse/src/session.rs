@@ -39,7 +39,8 @@ pub struct SessionConfig {
     pub no_suid: bool,
     /// Payload of the largest request in bytes, a multiple of 4096. As root the system's limit is raised to it.
     pub request_max_bytes: usize,
-    /// Most reader threads, at least 2. So many calls can block at once before others wait for them.
+    /// Most reader threads, at least 2. So many calls can block at once before others wait for them. A few more are kept for the kernel's
+    /// own pages.
     pub threads_max: usize,
     /// Sleeping reader threads kept for the next calls that block.
     pub threads_idle_max: usize,

@@ -8,8 +8,10 @@
 //! falls when the device is empty. A lone caller gets one reader however much it waits: with two, each of its calls
 //! wakes the one that slept longest, and a create takes 270 us instead of 120.
 //!
-//! Invariant: while the backlog has room, a thread reads the device or will within two ticks, so interrupts get
-//! through: the last thread that may exist never works but parks what it reads.
+//! Invariants: while the backlog has room, a thread reads the device or will within two ticks, so interrupts get
+//! through: the last thread that may exist never works but parks what it reads. What the kernel asks for its own pages waits for no other
+//! request: all others may wait until pages are dropped, and the kernel waits for these requests before it drops any. So there are
+//! `PAGE_THREADS` more threads for them, and of what waits they are first.
 
 use crate::Buf;
 use parking_lot::{Condvar, Mutex};
@@ -22,6 +24,9 @@ use std::time::Duration;
 const BACKLOG_MAX: usize = 1024;
 /// Bytes of waiting requests; writes of 16 MiB must not pile up.
 const BACKLOG_MAX_BYTES: usize = 64 << 20;
+/// Threads beyond the bound for requests of the kernel's own pages, when all others wait. More than the kernel waits for at a time: it drops
+/// pages of two files at most (`client_fs::pages`), and waits for one read or write of them after the other.
+const PAGE_THREADS: usize = 16;
 /// How often the watch looks whether somebody reads.
 const WATCH_TICK: Duration = Duration::from_millis(5);
 /// Ticks without a request after which the watch sleeps until the next one: an idle mount uses no CPU.
@@ -37,6 +42,8 @@ pub(super) struct Parked {
     pub unique: u64,
     /// Its bytes: the window of a receive buffer, or a copy.
     pub bytes: Buf,
+    /// As it was said when it was read.
+    pub urgent: bool,
 }
 
 /// Where one sleeping thread waits.
@@ -122,19 +129,21 @@ impl Pool {
     }
 
     /// A reader has read a request of `bytes` bytes; `queued`: it lay there, from somebody else, when the
-    /// last one was done.
-    pub(super) fn request_read(&self, bytes: usize, queued: bool) -> Next {
+    /// last one was done; `urgent`: it is about the kernel's own pages.
+    pub(super) fn request_read(&self, bytes: usize, queued: bool, urgent: bool) -> Next {
         let mut s = self.state.lock();
         if s.watch_asleep {
             s.watch_asleep = false;
             self.watch.notify_one();
         }
         s.reading -= 1;
-        let others_possible = s.reading > 0 || !s.sleepers.is_empty() || s.threads < self.threads_max;
         let room = s.backlog.len() < BACKLOG_MAX && s.backlog_bytes + bytes <= BACKLOG_MAX_BYTES;
-        if !others_possible && room {
+        if !self.may_work(&s, urgent) && room {
             s.begin_reading();
             return Next::Park;
+        }
+        if urgent && s.reading == 0 && !self.may_work(&s, false) {
+            return self.promote(&mut s);
         }
         if queued {
             s.raise(1, self.readers_max);
@@ -143,6 +152,11 @@ impl Pool {
             }
         }
         Next::Work
+    }
+
+    /// Whether one who works, and is counted, leaves a thread that can read.
+    fn may_work(&self, s: &State, urgent: bool) -> bool {
+        s.working() < self.threads_max + if urgent { PAGE_THREADS } else { 0 }
     }
 
     /// The handler of a thread is about to wait: somebody else has to read.
@@ -174,7 +188,8 @@ impl Pool {
             sleeper.condvar.notify_one();
             return Next::Work;
         }
-        if s.threads >= self.threads_max {
+        // Beyond the bound there is one for each that works there, to read.
+        if s.threads >= self.threads_max.max((s.working() + 1).min(self.threads_max + PAGE_THREADS)) {
             return Next::Work;
         }
         s.count_new_reader();
@@ -190,7 +205,8 @@ impl Pool {
             return Some(parked);
         }
         s.backlog_bytes += parked.bytes.len();
-        s.backlog.push_back(parked);
+        let behind = if parked.urgent { s.backlog.iter().take_while(|p| p.urgent).count() } else { s.backlog.len() };
+        s.backlog.insert(behind, parked);
         None
     }
 
@@ -206,7 +222,9 @@ impl Pool {
     /// A working thread is done: another request to work on, or none, and then it is counted as reading.
     pub(super) fn work_done(&self) -> Option<Parked> {
         let mut s = self.state.lock();
-        let parked = s.backlog.pop_front();
+        // Who has worked beyond the bound takes up nothing that might keep a thread from the pages for long.
+        let takes = s.backlog.front().is_some_and(|p| self.may_work(&s, p.urgent));
+        let parked = if takes { s.backlog.pop_front() } else { None };
         match &parked {
             Some(p) => s.backlog_bytes -= p.bytes.len(),
             None => s.begin_reading(),
@@ -353,11 +371,11 @@ mod tests {
         let pool = Pool::new(3, 1, 2);
         pool.thread_starts();
         assert!(!pool.works_alone(), "it reads");
-        assert_eq!(pool.request_read(100, false), Next::Work);
+        assert_eq!(pool.request_read(100, false, false), Next::Work);
         assert!(pool.works_alone());
         assert_eq!(pool.will_block(), Next::SpawnThenWork);
         assert!(!pool.works_alone(), "the other reads");
-        assert_eq!(pool.request_read(100, false), Next::Work);
+        assert_eq!(pool.request_read(100, false, false), Next::Work);
         assert!(!pool.works_alone(), "both work");
         assert!(pool.work_done().is_none());
         pool.thread_ended(true);
@@ -370,26 +388,65 @@ mod tests {
         let pool = Pool::new(3, 1, 2);
         pool.thread_starts();
         for _ in 0..2 {
-            assert_eq!(pool.request_read(100, false), Next::Work, "it might be short");
+            assert_eq!(pool.request_read(100, false, false), Next::Work, "it might be short");
             assert_eq!(pool.will_block(), Next::SpawnThenWork);
         }
         let device = Arc::new(rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY, 0.into()).expect("null"));
         for unique in 0..BACKLOG_MAX as u64 {
-            assert_eq!(pool.request_read(100, false), Next::Park);
-            assert!(pool.park(Parked { device: device.clone(), unique, bytes: Buf::zeroed(100) }).is_none());
+            assert_eq!(pool.request_read(100, false, false), Next::Park);
+            assert!(
+                pool.park(Parked { device: device.clone(), unique, bytes: Buf::zeroed(100), urgent: false }).is_none()
+            );
         }
         assert_eq!(pool.unpark(5).map(|p| p.unique), Some(5));
         assert!(pool.unpark(5).is_none());
-        assert_eq!(pool.request_read(BACKLOG_MAX_BYTES, false), Next::Work, "a backlog of too many bytes");
+        assert_eq!(pool.request_read(BACKLOG_MAX_BYTES, false, false), Next::Work, "a backlog of too many bytes");
+        assert!(pool.work_done().is_none(), "it reads again");
         assert_eq!(pool.work_done().map(|p| p.unique), Some(0), "oldest first");
         while pool.work_done().is_some() {}
         // Between the decision to put a request aside and doing so, the last one that worked has ended.
-        let late = Parked { device, unique: 9, bytes: Buf::zeroed(100) };
+        let late = Parked { device, unique: 9, bytes: Buf::zeroed(100), urgent: false };
         while pool.state.lock().working() > 0 {
             assert!(pool.work_done().is_none());
         }
         assert_eq!(pool.park(late).map(|p| p.unique), Some(9), "nobody would take it up");
         assert!(pool.work_done().is_none(), "whoever read it works");
+    }
+
+    /// Goal: requests for pages find a thread while all others wait, those that waited come first, and the threads for them do not go to
+    /// others. Method: three threads at most of which two wait; more requests for pages than there are threads for them; then they end.
+    #[test]
+    fn pages_wait_for_no_other_request() {
+        let pool = Pool::new(3, 1, 2);
+        pool.thread_starts();
+        for _ in 0..2 {
+            assert_eq!(pool.request_read(100, false, false), Next::Work);
+            assert_eq!(pool.will_block(), Next::SpawnThenWork);
+        }
+        let device = Arc::new(rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY, 0.into()).expect("null"));
+        let park = |unique, urgent| {
+            assert_eq!(pool.request_read(100, false, urgent), Next::Park, "{unique}");
+            let bytes = Buf::zeroed(100);
+            assert!(pool.park(Parked { device: device.clone(), unique, bytes, urgent }).is_none());
+        };
+        park(1, false);
+        for _ in 0..PAGE_THREADS {
+            assert_eq!(pool.request_read(100, false, true), Next::SpawnThenWork);
+            assert_eq!(pool.will_block(), Next::Work, "the next one reads");
+        }
+        assert_eq!(pool.threads(), 3 + PAGE_THREADS);
+        park(2, false);
+        park(3, true);
+        park(4, true);
+        assert_eq!(pool.work_done().map(|p| p.unique), Some(3));
+        assert_eq!(pool.work_done().map(|p| p.unique), Some(4));
+        for at in 0..PAGE_THREADS {
+            assert!(pool.work_done().is_none(), "thread {at} was for pages");
+            pool.thread_ended(true);
+        }
+        assert_eq!((pool.threads(), pool.state.lock().working()), (3, 2));
+        assert_eq!(pool.work_done().map(|p| p.unique), Some(1), "a thread as any");
+        assert_eq!(pool.work_done().map(|p| p.unique), Some(2));
     }
 
     /// Goal: a lone caller that waits again and again gets no second reader, two that wait at a time do. Method: drive the
@@ -399,7 +456,7 @@ mod tests {
         let pool = Pool::new(8, 8, 2);
         pool.thread_starts();
         for _ in 0..10 {
-            assert_eq!(pool.request_read(100, false), Next::Work);
+            assert_eq!(pool.request_read(100, false, false), Next::Work);
             assert!(pool.is_calm(), "a lone caller's wait");
             assert_eq!(pool.will_block(), Next::SpawnThenWork);
             // The new reader takes over for good, the old one has nothing to read and ends.
@@ -409,9 +466,9 @@ mod tests {
             s.reading -= 1;
             s.threads -= 1;
         }
-        assert_eq!(pool.request_read(100, false), Next::Work);
+        assert_eq!(pool.request_read(100, false, false), Next::Work);
         assert_eq!(pool.will_block(), Next::SpawnThenWork);
-        assert_eq!(pool.request_read(100, false), Next::Work);
+        assert_eq!(pool.request_read(100, false, false), Next::Work);
         assert_eq!(pool.will_block(), Next::SpawnThenWork);
         assert_eq!(pool.state.lock().target(2), 2, "two wait at a time");
     }
@@ -423,13 +480,13 @@ mod tests {
         let pool = Pool::new(8, 0, 2);
         pool.thread_starts();
         for _ in 0..100 {
-            assert_eq!(pool.request_read(100, false), Next::Work);
+            assert_eq!(pool.request_read(100, false, false), Next::Work);
             assert!(pool.work_done().is_none());
             assert_eq!(pool.device_empty(), Idle::Read);
         }
         let queued: Vec<_> = (0..PRESSURE_STEP)
             .map(|_| {
-                let next = pool.request_read(100, true);
+                let next = pool.request_read(100, true, false);
                 assert!(pool.work_done().is_none());
                 next
             })

@@ -10,8 +10,9 @@ use super::receive::Receive;
 use super::{Shared, monotonic_ns};
 use crate::dispatch::{Lent, forget, handle};
 use crate::interrupt::Slot;
+use crate::kernel::flags::bits;
 use crate::kernel::opcode::Opcode;
-use crate::kernel::structs::InHeader;
+use crate::kernel::structs::{InHeader, ReadIn, WriteIn};
 use crate::reply::ReplyTo;
 use crate::request::{BeforeBlocking, Operation, parse};
 use crate::{Caller, mount};
@@ -171,7 +172,7 @@ impl Reader {
                 }
             };
             let Received { mut device, len, at_once } = received;
-            let Some((opcode, unique, tid)) = peek(self.receive.request()) else { continue };
+            let Some(Peeked { opcode, unique, tid, of_pages }) = peek(self.receive.request()) else { continue };
             if self.handle_without_reply(opcode) {
                 continue;
             }
@@ -187,12 +188,12 @@ impl Reader {
                 self.same_tid = if tid == self.last_tid { self.same_tid.saturating_add(1) } else { 0 };
                 self.last_tid = tid;
             }
-            match self.shared.pool.request_read(len, queued) {
+            match self.shared.pool.request_read(len, queued, of_pages) {
                 Next::Work => {}
                 Next::SpawnThenWork => start_or_warn(&self.shared),
                 Next::Park => {
                     let bytes = self.receive.detach();
-                    match self.shared.pool.park(Parked { device, unique, bytes }) {
+                    match self.shared.pool.park(Parked { device, unique, bytes, urgent: of_pages }) {
                         None => {
                             // Another thread may have read its interrupt before it lay there.
                             if self.shared.in_hand.take_early(unique) {
@@ -335,8 +336,22 @@ impl Reader {
     }
 }
 
-/// Operation code and identity of the request, and the thread that asks.
-fn peek(bytes: &[u8]) -> Option<(u32, u64, u32)> {
-    let (header, _) = InHeader::read_from_prefix(bytes).ok()?;
-    Some((header.opcode, header.unique, header.pid))
+/// What a reader has to know of a request.
+struct Peeked {
+    opcode: u32,
+    unique: u64,
+    /// The thread that asks.
+    tid: u32,
+    /// The kernel fills or writes back pages of its own.
+    of_pages: bool,
+}
+
+fn peek(bytes: &[u8]) -> Option<Peeked> {
+    let (header, rest) = InHeader::read_from_prefix(bytes).ok()?;
+    let opcode = header.opcode;
+    let fills = |(read, _): (ReadIn, &[u8])| read.read_flags & bits::READ_LOCKOWNER == 0;
+    let writes_back = |(write, _): (WriteIn, &[u8])| write.write_flags & bits::WRITE_CACHE != 0;
+    let of_pages = (opcode == Opcode::Read as u32 && ReadIn::read_from_prefix(rest).is_ok_and(fills))
+        || (opcode == Opcode::Write as u32 && WriteIn::read_from_prefix(rest).is_ok_and(writes_back));
+    Some(Peeked { opcode, unique: header.unique, tid: header.pid, of_pages })
 }
