@@ -570,12 +570,12 @@ impl File {
         }
     }
 
-    /// Remembers a failed write-back for everybody who has the file open; of `range` the cache still has the bytes.
-    pub(crate) fn fail(&self, range: ByteRange, errno: Errno) {
+    /// Remembers a failed write-back for everybody who has the file open. What the cache still has of the bytes is in `failed` already: who
+    /// is told forgets them.
+    pub(crate) fn fail(&self, errno: Errno) {
         let mut e = self.errors.lock();
         *e = (e.0 + 1, errno);
         self.error_count.store(e.0, SeqCst);
-        self.failed.lock().insert(range);
     }
 
     /// Failures of write-back so far.

@@ -429,7 +429,7 @@ fn forget(core: &Arc<Core>, object: ObjectId, ranges: &[ByteRange], discard_dirt
         if has_dirty {
             core.losses.note(Errno::Io, core.clock.now_ns());
         }
-        file.fail(ByteRange::new(0, 0), Errno::Io);
+        file.fail(Errno::Io);
         file.signal.notify();
     }
     core.files.reap(&file);

@@ -155,7 +155,7 @@ fn land(core: &Arc<Core>, file: &Arc<File>, id: FlightId, range: ByteRange, memo
         let lost = ByteRange::new(sent.good_to, range.end);
         core.stats.bytes(Count::WriteBackFailed, lost.len());
         // None of it is in the cache.
-        file.fail(ByteRange::new(0, 0), e);
+        file.fail(e);
         if let Some(silent) = core.losses.note(e, core.clock.now_ns()) {
             tracing::warn!(ino = %file.ino, range = ?lost, silent, "a write on its way failed: {e}");
         }

@@ -141,25 +141,25 @@ pub(crate) async fn ended(core: &Arc<Core>, flight: &Flight, result: Result<()>)
 
 /// The bytes are on the disk, or will not be. Others may set out: `go_on`.
 pub(crate) fn landed(core: &Arc<Core>, flight: &Flight, result: Result<()>) {
-    let landing = match result {
-        Ok(()) => Landing::Done,
+    let failure = match result {
+        Ok(()) => None,
         // Nobody can reach the file any more.
-        Err(Errno::NoEnt | Errno::Stale) if flight.file.open_count() == 0 => Landing::Done,
+        Err(Errno::NoEnt | Errno::Stale) if flight.file.open_count() == 0 => None,
         Err(e) => {
             core.stats.bytes(Count::WriteBackFailed, flight.range.len());
-            flight.file.fail(flight.range, e);
             if let Some(silent) = core.losses.note(e, core.clock.now_ns()) {
                 tracing::warn!(ino = %flight.file.ino, range = ?flight.range, silent, "write-back failed: {e}");
             }
-            Landing::Failed
+            Some(e)
         }
     };
-    touch_down(core, flight, landing);
+    let landing = if failure.is_some() { Landing::Failed } else { Landing::Done };
+    touch_down(core, flight, landing, failure);
 }
 
 /// The bytes are dirty again: they have to be sent anew.
 pub(crate) fn again(core: &Arc<Core>, flight: &Flight) {
-    touch_down(core, flight, Landing::Again);
+    touch_down(core, flight, Landing::Again, None);
     go_on(core);
 }
 
@@ -169,12 +169,13 @@ pub(crate) fn go_on(core: &Arc<Core>) {
     core.landed.notify();
 }
 
-fn touch_down(core: &Arc<Core>, flight: &Flight, landing: Landing) {
+fn touch_down(core: &Arc<Core>, flight: &Flight, landing: Landing, failure: Option<Errno>) {
     let file = &flight.file;
     // Attributes that were asked for before this are older than what has just been written.
     file.mark_epoch();
     tokens::outdated(core, file.ino);
-    core.cache.landed(file, flight.range, landing, core.clock.now_ns());
+    let tell = || failure.into_iter().for_each(|e| file.fail(e));
+    core.cache.landed(file, flight.range, landing, core.clock.now_ns(), tell);
     core.flight_bytes.fetch_sub(flight.range.len(), SeqCst);
     core.flight_parts.fetch_sub(1, SeqCst);
     if landing == Landing::Done {

@@ -188,8 +188,16 @@ impl PageCache {
         Some((ByteRange::at(range.start, count * UNIT), buf))
     }
 
-    /// Ends the flight of `range`.
-    pub(crate) fn landed(&self, file: &File, range: ByteRange, landing: Landing, now_ns: u64) {
+    /// Ends the flight of `range`. `before_less` is called when the bytes are what they will be, and still count as dirty: who finds none
+    /// dirty knows of a failure.
+    pub(crate) fn landed(
+        &self,
+        file: &File,
+        range: ByteRange,
+        landing: Landing,
+        now_ns: u64,
+        before_less: impl FnOnce(),
+    ) {
         let mut less = range.len();
         for (u, part) in units(range) {
             let mut shard = self.shard(file.ino.0, u).write();
@@ -199,7 +207,13 @@ impl PageCache {
             match landing {
                 Landing::Done => {}
                 // Bytes written again meanwhile get another try anyway.
-                Landing::Failed => gaps.into_iter().for_each(|g| unit.failed.insert(g)),
+                Landing::Failed => {
+                    let mut failed = file.failed.lock();
+                    for gap in gaps {
+                        unit.failed.insert(gap);
+                        failed.insert(gap);
+                    }
+                }
                 Landing::Again => {
                     for gap in gaps {
                         unit.dirty.insert(gap);
@@ -209,6 +223,7 @@ impl PageCache {
                 }
             }
         }
+        before_less();
         file.dirty_bytes.fetch_sub(less, SeqCst);
         self.dirty.fetch_sub(less, Relaxed);
     }

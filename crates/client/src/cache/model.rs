@@ -71,7 +71,7 @@ fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
                 for (r, bytes, then) in flights.drain(..) {
                     assert!(bytes[..] == then[..], "seed {seed} step {step}: bytes under way");
                     server[r.start as usize..r.end as usize].copy_from_slice(&bytes);
-                    cache.landed(&file, r, Landing::Done, step);
+                    cache.landed(&file, r, Landing::Done, step, || {});
                 }
                 (0..3).for_each(|_| drop(cache.evict(0)));
             }
@@ -115,7 +115,7 @@ fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
                     if !again {
                         server[r.start as usize..r.end as usize].copy_from_slice(&bytes);
                     }
-                    cache.landed(&file, r, if again { Landing::Again } else { Landing::Done }, step);
+                    cache.landed(&file, r, if again { Landing::Again } else { Landing::Done }, step, || {});
                 }
                 6 => {
                     cache.forget(&file, range, Dirty::Keep);

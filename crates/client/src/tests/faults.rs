@@ -5,6 +5,7 @@ use super::company::{Cluster, create, in_cluster, open, read, root};
 use super::world::World;
 use crate::Client;
 use crate::api::{Ctx, Hints, OpenFlags};
+use crate::cache::fill::Landing;
 use crate::writeback::FLIGHT_PARTS_MAX;
 use amphi_env::{Buf, Env};
 use amphi_types::Errno;
@@ -47,6 +48,30 @@ fn write_back_errors_stick_once_per_handle() {
     let late = w.run(op).unwrap();
     assert_eq!(w.client.flush(&root, &late).wait(None), Ok(()), "who opens later hears nothing");
     drop((file, second, late));
+    w.check_clean();
+}
+
+/// Goal: whoever is told of a failed write-back finds its bytes to forget, whenever that is: nothing is shown or kept for ever that is nowhere.
+/// Method: one is told in the very moment in which the failure becomes known.
+#[test]
+fn who_is_told_of_a_failure_finds_its_bytes() {
+    let mut w = World::new(4, &[]);
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    let op = w.client.write(&Ctx::root(), &file, 0, filled(100_000, b'x'), Hints::default());
+    w.run(op).unwrap();
+    let (cache, range) = (&w.client.core.cache, amphi_types::ByteRange::new(0, 100_000));
+    let (taken, _) = cache.take_dirty(&file.file, range, false).expect("dirty bytes");
+    assert_eq!(taken, range);
+    let mut told = None;
+    cache.landed(&file.file, range, Landing::Failed, 0, || {
+        assert_eq!(file.file.dirty_bytes.load(SeqCst), 100_000, "who waits for them hears of it");
+        file.file.fail(Errno::Io);
+        told = Some(file.take_error());
+    });
+    assert_eq!(told, Some(Err(Errno::Io)));
+    assert_eq!(cache.gaps(&file.file, range), [range], "forgotten");
+    assert_eq!(file.file.failed.lock().iter().count(), 0);
+    drop(file);
     w.check_clean();
 }
 
