@@ -4,8 +4,10 @@
 //! every earlier one it conflicts with, also for those still waiting, so nobody starves. Waiting is a future, so
 //! threads and tasks use the same lock. Does not own: locks between clients (`locks`).
 //!
-//! Two counters let cache hits go by without the lock: `idle` (no holder at all: a write within one cache unit needs
-//! no lock) and `stamp` (unchanged: no exclusive holder came in between, so a read over several units saw one state).
+//! Counters let cache hits go by without the lock: `idle` (no holder at all: a write within one cache unit needs
+//! no lock), `stamp` (unchanged: no exclusive holder came in between) and `unguarded` (unchanged: neither did a write without the lock, so a
+//! read over several units saw one state). The last one is raised by every cached write within a unit, so it has a cache line to itself: what
+//! reads of one unit look at stays theirs.
 
 use amphi_types::ByteRange;
 use parking_lot::Mutex;
@@ -13,7 +15,7 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::task::{Context, Poll, Waker};
 
 /// How bytes are held.
@@ -43,12 +45,18 @@ struct State {
     waiting: VecDeque<(Entry, Option<Waker>)>,
 }
 
+/// A counter with a cache line to itself.
+#[derive(Default)]
+#[repr(align(64))]
+struct Apart(AtomicU64);
+
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
     holders: AtomicU32,
     exclusive: AtomicU32,
     stamp: AtomicU64,
+    unguarded: Apart,
 }
 
 /// The lock; clones are the same lock.
@@ -65,6 +73,19 @@ impl RangeLock {
     pub(crate) fn stamp(&self) -> Option<u64> {
         let stamp = self.0.stamp.load(SeqCst);
         (self.0.exclusive.load(SeqCst) == 0).then_some(stamp)
+    }
+
+    /// Somebody writes without the lock. To be called under the lock of the cache that readers of the bytes take: a reader that finds a later
+    /// write has read them before, or finds this counted.
+    #[inline]
+    pub(crate) fn wrote_unguarded(&self) {
+        self.0.unguarded.0.fetch_add(1, Relaxed);
+    }
+
+    /// Writes without the lock so far.
+    #[inline]
+    pub(crate) fn unguarded(&self) -> u64 {
+        self.0.unguarded.0.load(Relaxed)
     }
 
     /// Takes the bytes if nobody conflicts.

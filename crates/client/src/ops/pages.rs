@@ -72,8 +72,29 @@ impl FilePages {
         self.any.load(SeqCst)
     }
 
+    /// Whether pages of `range` are being taken back.
     fn takes(&self, range: ByteRange) -> bool {
-        self.is_taking.load(SeqCst) && self.taking.lock().now.iter().any(|r| r.overlaps(&range))
+        self.is_taking.load(SeqCst) && self.taking.lock().takes(range)
+    }
+
+    /// The same, for pages that come without a lock if they are: then they are taken once more, after this. One step with the look, so that
+    /// no round ends in between.
+    fn comes_again(&self, pages: ByteRange) -> bool {
+        if !self.is_taking.load(SeqCst) {
+            return false;
+        }
+        let mut taking = self.taking.lock();
+        let takes = taking.takes(pages);
+        if takes {
+            taking.again.push(pages);
+        }
+        takes
+    }
+}
+
+impl Taking {
+    fn takes(&self, range: ByteRange) -> bool {
+        self.now.iter().any(|r| r.overlaps(&range))
     }
 }
 
@@ -109,7 +130,7 @@ pub(crate) async fn take_back(core: &Arc<Core>, file: &Arc<File>) {
 /// What an ordinary request holds.
 type Held = (Guard, Vec<Pin>);
 
-/// Waits for range lock and locks of the cluster, unless the pages are taken back first.
+/// Waits for range lock and locks of the cluster, unless the pages are taken back first. None: they are, and once more after this.
 async fn hold(
     core: &Arc<Core>,
     file: &Arc<File>,
@@ -119,12 +140,12 @@ async fn hold(
     mode: LockMode,
 ) -> Result<Option<Held>> {
     loop {
-        if file.pages.takes(range) {
+        if file.pages.comes_again(range) {
             return Ok(None);
         }
         // Others than these pages are taken back: that ends by itself.
         file.signal.until(|| !file.pages.is_taking.load(SeqCst) || file.pages.takes(range)).await;
-        if file.pages.takes(range) {
+        if file.pages.comes_again(range) {
             return Ok(None);
         }
         let (sender, held) = oneshot::channel::<Result<Held>>();
@@ -156,7 +177,6 @@ pub(crate) async fn read(core: &Arc<Core>, open: &OpenFile, asked: ByteRange) ->
         Some(_held) => shared::unlocked(core, file, asked, pages, Mode::Buffered).await,
         None => {
             file.pages.note(asked);
-            file.pages.taking.lock().again.push(pages);
             // The lock that is on its way back still keeps others away.
             writeback::flush_and_forget(core, file, asked).await;
             shared::unlocked(core, file, asked, pages, Mode::Direct).await
@@ -179,7 +199,6 @@ pub(crate) async fn write(
         return Ok(Some((held, data)));
     }
     file.pages.keep();
-    file.pages.taking.lock().again.push(range);
     file.turn();
     crate::tokens::outdated(core, file.ino);
     writeback::flush_and_forget(core, file, range).await;
@@ -214,4 +233,132 @@ pub(crate) fn parts(
         at = part.end;
         (part, data.split_to(part.len() as usize))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::KernelPages;
+    use crate::tests::{World, block_on};
+    use amphi_types::Ino;
+    use std::sync::Barrier;
+    use std::sync::atomic::AtomicU64;
+
+    /// A kernel that counts what it is told to drop, and takes its time.
+    struct Drops {
+        begun: AtomicU64,
+        hits: AtomicU64,
+        ended: Mutex<Vec<(u64, ByteRange)>>,
+    }
+
+    impl KernelPages for Drops {
+        fn drop_pages(&self, _: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>) {
+            let number = self.begun.fetch_add(1, SeqCst) + 1;
+            let before = self.hits.load(SeqCst);
+            for _ in 0..2000 {
+                std::hint::spin_loop();
+                if self.hits.load(SeqCst) > before {
+                    break;
+                }
+            }
+            self.ended.lock().push((number, range));
+            done();
+        }
+
+        fn drop_overwritten(&self, ino: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>) {
+            self.drop_pages(ino, range, done);
+        }
+    }
+
+    /// Goal: whoever is told that its pages come without a lock finds them taken back after that. Method: two threads that ask about pages
+    /// of their own while a third takes all back again and again; in each round every answer needs a drop that began later.
+    #[test]
+    fn pages_that_come_without_a_lock_are_taken_again() {
+        const ROUNDS: usize = 2000;
+        let mut w = World::new(1, &[]);
+        let open = w.create("f", crate::OpenFlags::READ_WRITE);
+        let (core, file) = (w.client.core.clone(), open.file.clone());
+        let drops = Arc::new(Drops { begun: AtomicU64::new(0), hits: AtomicU64::new(0), ended: Mutex::default() });
+        core.company.set_pages(Some(drops.clone()));
+        let (turn, is_over) = (Barrier::new(3), AtomicBool::new(true));
+        let asked: Mutex<Vec<(u64, ByteRange)>> = Mutex::default();
+        let mut missed = Vec::new();
+        std::thread::scope(|scope| {
+            for thread in 0..2 {
+                let (file, drops, turn, is_over, asked) = (&file, &drops, &turn, &is_over, &asked);
+                scope.spawn(move || {
+                    let page = ByteRange::at(thread * PAGE, PAGE);
+                    for _ in 0..ROUNDS {
+                        let mut mine = Vec::new();
+                        turn.wait();
+                        while !is_over.load(SeqCst) {
+                            let begun = drops.begun.load(SeqCst);
+                            // Few of them, so that the rounds end.
+                            if mine.len() < 8 && file.pages.comes_again(page) {
+                                mine.push((begun, page));
+                                drops.hits.fetch_add(1, SeqCst);
+                            }
+                        }
+                        asked.lock().append(&mut mine);
+                        turn.wait();
+                    }
+                });
+            }
+            for round in 0..ROUNDS {
+                is_over.store(false, SeqCst);
+                turn.wait();
+                block_on(take_back(&core, &file));
+                is_over.store(true, SeqCst);
+                turn.wait();
+                let ended = std::mem::take(&mut *drops.ended.lock());
+                for (begun, page) in asked.lock().drain(..) {
+                    if !ended.iter().any(|(number, range)| *number > begun && range.contains(&page)) {
+                        missed.push((round, begun, page));
+                    }
+                }
+            }
+        });
+        assert_eq!(missed, []);
+        assert!(drops.hits.load(SeqCst) > 0 && file.pages.taking.lock().again.is_empty());
+        core.company.set_pages(None);
+    }
+
+    /// Goal: a cached write of several units that cannot be made leaves nothing of itself. Method: one thread writes two units again and again
+    /// while another has pages come and go; after each try all bytes are of the last one that was made.
+    #[test]
+    fn a_refused_write_leaves_nothing() {
+        const LEN: usize = 128 << 10;
+        let mut w = World::new(1, &[]);
+        let open = w.create("f", crate::OpenFlags::READ_WRITE);
+        open.set_io_mode(amphi_types::IoMode::Buffered);
+        let (ctx, hints) = (crate::api::Ctx::root(), crate::api::Hints::default());
+        let op = w.client.write(&ctx, &open, 0, Buf::zeroed(LEN), hints);
+        assert_eq!(w.run(op), Ok(LEN));
+        let (client, range, is_over) = (w.client.clone(), ByteRange::new(0, LEN as u64), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(SeqCst) {
+                    open.file.pages.note(range);
+                    open.file.pages.forget();
+                }
+            });
+            let (mut last, mut into) = (0, vec![0; LEN]);
+            let mut mixed = None;
+            for round in 0..5000 {
+                let byte = round as u8;
+                if client.try_write(&ctx, &open, 0, &vec![byte; LEN], hints).is_some() {
+                    last = byte;
+                }
+                let is_there = client.core.cache.read(&open.file, range, &mut into);
+                if !is_there || into.iter().any(|b| *b != last) {
+                    mixed = Some(round);
+                    break;
+                }
+            }
+            is_over.store(true, SeqCst);
+            assert_eq!(mixed, None);
+        });
+        drop((open, client));
+        w.check_clean();
+    }
 }

@@ -71,6 +71,8 @@ struct Hit {
     token: u64,
     /// No lock went meanwhile, and nobody came, if it is still the same.
     turned: u64,
+    /// Of several units: no write within one of them came between two, if it is still the same. One unit is read in one step.
+    unguarded: Option<u64>,
 }
 
 impl Hit {
@@ -99,13 +101,20 @@ impl Hit {
             if token == 0 {
                 // Nothing is cut: only bytes that are all in the cache are known to be inside the file.
                 let range = ByteRange::at(offset, len as u64);
-                return (len > 0).then_some(Hit { stamp, range, size: file.size(), token, turned });
+                let (size, unguarded) = (file.size(), Self::unguarded(file, range));
+                return (len > 0).then_some(Hit { stamp, range, size, token, turned, unguarded });
             }
             token
         };
         let size = file.size();
         let range = ByteRange::at(offset.min(size), len as u64).intersect(&ByteRange::new(0, size));
-        Some(Hit { stamp, range, size, token, turned })
+        Some(Hit { stamp, range, size, token, turned, unguarded: Self::unguarded(file, range) })
+    }
+
+    #[inline]
+    fn unguarded(file: &File, range: ByteRange) -> Option<u64> {
+        let several = range.start / UNIT < range.end.saturating_sub(1) / UNIT;
+        several.then(|| file.range.unguarded())
     }
 
     #[inline]
@@ -113,6 +122,7 @@ impl Hit {
         let file = &open.file;
         file.range.stamp() == Some(self.stamp)
             && file.turned() == self.turned
+            && self.unguarded.is_none_or(|before| file.range.unguarded() == before)
             && (self.token == 0 || file.token_end_ns.load(SeqCst) == self.token)
     }
 

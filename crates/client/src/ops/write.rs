@@ -65,15 +65,19 @@ pub(crate) fn try_write(
     }
     let guard =
         if one_unit && file.range.idle() { None } else { Some(file.range.try_acquire(range, Hold::Exclusive)?) };
-    let check = || {
-        locks::covered(file, stripes)
-            && file.group.admits(open.member())
-            && (guard.is_some() || file.range.idle())
-            && !meets_pages(file, range, hints)
-    };
+    let is_free = || file.group.admits(open.member()) && !meets_pages(file, range, hints);
+    // With the range lock it stays so, and the first units are not seen without the others. (But for a lock of the cluster that goes: others
+    // come to a mount that was alone.)
+    if guard.is_some() && !is_free() {
+        return None;
+    }
+    let check = || locks::covered(file, stripes) && (guard.is_some() || (file.range.idle() && is_free()));
     let now = core.wall();
     let taken = || {
         file.touch(now);
+        if guard.is_none() {
+            file.range.wrote_unguarded();
+        }
         if one_unit {
             // Under the unit's lock: before a flush that a callback has asked for.
             file.extend_own(range.end);

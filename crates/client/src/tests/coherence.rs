@@ -4,8 +4,9 @@ use super::world::World;
 use crate::api::{Ctx, Fallocate, Hints, OpenFlags};
 use crate::{OpenFile, Pending, Segments};
 use amphi_env::Buf;
-use amphi_types::SetAttr;
+use amphi_types::{IoMode, SetAttr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 fn filled(len: usize, byte: u8) -> Buf {
     let mut buf = Buf::zeroed(len);
@@ -233,6 +234,50 @@ fn hits_by_threads_are_atomic() {
                 }
             });
         }
+    });
+    drop((file, client));
+    w.check_clean();
+}
+
+/// Goal: a hit over several units is one event: it shows no write without an earlier one of the same thread (Promise S2). Method: one thread
+/// writes a number at 0, then at 1 MiB; the other reads both in one hit, and now and then the first one waits for it.
+#[test]
+fn hits_over_several_units_are_one_event() {
+    const FAR: usize = 1 << 20;
+    let mut w = World::new(1, &[]);
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    file.set_io_mode(IoMode::Buffered);
+    let op = write(&w, &file, 0, FAR + 8, 0);
+    w.run(op).unwrap();
+    let client = w.client.clone();
+    let (hits, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut into = vec![0; FAR + 8];
+            while !is_over.load(SeqCst) {
+                if client.try_read(&Ctx::root(), &file, 0, &mut into, Hints::default()).is_some() {
+                    let (near, far) = (number(&into[..8]), number(&into[FAR..]));
+                    if far > near {
+                        is_over.store(true, SeqCst);
+                        panic!("{far} was written behind {near}");
+                    }
+                    hits.fetch_add(1, SeqCst);
+                }
+            }
+        });
+        let put =
+            |at: usize, i: u64| client.try_write(&Ctx::root(), &file, at as u64, &i.to_le_bytes(), Hints::default());
+        let mut refused = 0;
+        for i in 1..20_000u64 {
+            refused += [0, FAR].iter().filter(|at| put(**at, i).is_none()).count();
+            let before = hits.load(SeqCst);
+            while i % 32 == 0 && hits.load(SeqCst) == before && !is_over.load(SeqCst) {
+                std::thread::yield_now();
+            }
+        }
+        is_over.store(true, SeqCst);
+        assert_eq!(refused, 0, "nobody holds anything");
     });
     drop((file, client));
     w.check_clean();
