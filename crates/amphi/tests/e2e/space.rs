@@ -94,7 +94,8 @@ fn buffered_writes_notice_a_full_target() {
     fs::write(m.join("keep"), &keep).expect("write");
     fsync(open(m.join("keep"), OFlags::RDONLY, Mode::empty()).expect("open")).expect("fsync");
     let make = |name: &str| {
-        let flags = OFlags::CREATE | OFlags::WRONLY;
+        // What programs of other tests inherit would stay open.
+        let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
         open(m.join(name), flags, Mode::from_raw_mode(0o644)).expect("open")
     };
     let piece = pattern(3, PIECE);
