@@ -58,8 +58,17 @@ impl Site {
             names.map(|e| e.file_name()).any(|n| n.to_string_lossy().ends_with(".zone"))
         };
         let alone = has_zones(&data);
-        let further = (1..SERVERS_MAX).take_while(|k| member(*k).is_dir()).count() as u16;
+        // Also behind a gap: a server whose folder is not there is missed, not forgotten.
+        let further = (1..SERVERS_MAX).rev().find(|k| member(*k).is_dir()).unwrap_or(0);
         let found = if alone || further > 0 || has_zones(&member(0)) { 1 + further } else { 0 };
+        // The first server makes its zones before any other does. Of the others it knows itself who is missed.
+        if let Some(k) = (1..=further).find(|k| !alone && has_zones(&member(*k)) && !has_zones(&member(0))) {
+            return Err(Failure::refused(format!(
+                "{}: server-{k} in it has zones, but neither server-0 nor the folder itself has those of the first server: is its folder mounted? Put \
+                 them back",
+                data.display()
+            )));
+        }
         let servers = wanted.unwrap_or(found.max(1));
         if servers < found {
             return Err(Failure::refused(format!(
@@ -311,8 +320,12 @@ mod tests {
         assert_eq!(look(Some(3)).expect("grows").found, 2);
         assert_eq!(Site::folders(&data), [data.join("server-0"), data.join("server-1")]);
         assert!(look(Some(1)).expect_err("shrinks").text.contains("has 2 servers"));
+        std::fs::create_dir(data.join("server-3")).expect("mkdir");
+        assert_eq!(look(None).expect("one is missed").servers, 4);
+        std::fs::write(data.join("server-3/target-0003.zone"), b"").expect("write");
+        assert!(look(None).expect_err("the first is missed").text.contains("is its folder mounted?"));
         std::fs::write(data.join("target-0000.zone"), b"").expect("write");
-        assert_eq!(look(Some(2)).expect("one, then two").first(), None);
+        assert_eq!(look(Some(4)).expect("one, then more").first(), None);
     }
 
     fn storage() -> Storage {

@@ -78,8 +78,9 @@ pub(crate) struct Prepared {
     pub(crate) enlisted: Option<Enlisted>,
 }
 
-/// Makes the folder ready: formats it if it holds no zones, with numbers from the master if there is another one.
-pub(crate) async fn prepare<E: Env>(env: &E, config: &ServerConfig) -> Result<Prepared, ServerError> {
+/// Makes the folder ready: formats it if it holds no zones, with numbers from the master if there is another one. `addrs`: where others
+/// reach this server.
+pub(crate) async fn prepare<E: Env>(env: &E, config: &ServerConfig, addrs: &[String]) -> Result<Prepared, ServerError> {
     let dir = &config.data_dir;
     let found = zones(env, dir)?;
     if found.is_empty() {
@@ -88,7 +89,7 @@ pub(crate) async fn prepare<E: Env>(env: &E, config: &ServerConfig) -> Result<Pr
         check_room(env, config, count)?;
         let enlisted = match config.join.is_empty() {
             true => None,
-            false => Some(enlist(env, config).await?),
+            false => Some(enlist(env, config, addrs).await?),
         };
         let (cluster, targets) = match &enlisted {
             Some(e) => (e.map.cluster, e.targets.clone()),

@@ -64,6 +64,23 @@ pub fn new_targets(map: &ClusterMap, count: u16) -> Result<Vec<TargetId>, String
     Ok((pool..pool + count).map(TargetId).collect())
 }
 
+/// Whether a server that the map does not know has addresses of its own: with another's it is most likely that one, on a folder
+/// that does not have its zones.
+///
+/// Errors: whose address it has, for people.
+pub fn check_addresses(map: &ClusterMap, server: &ServerInfo) -> Result<(), String> {
+    for other in map.servers.iter().filter(|s| s.id != server.id) {
+        if let Some(addr) = other.addrs.iter().find(|a| server.addrs.contains(a)) {
+            let (name, targets) = (&other.name, names(&other.targets));
+            return Err(format!(
+                "{addr} is the address of {name}, which has target {targets}: is its folder mounted? Put its zones back, or give this \
+                 server an address of its own"
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Takes a server with its targets in, or what it says of itself now; `None` if that is in the map already.
 ///
 /// Errors: why not, for people.
@@ -99,6 +116,7 @@ pub fn take_in(map: &ClusterMap, server: &ServerInfo) -> Result<Option<ClusterMa
             ));
         }
     }
+    check_addresses(map, server)?;
     if new_targets(map, server.targets.len() as u16)? != server.targets {
         return Err(format!(
             "its first start was interrupted: the next targets of the cluster are not {}; remove its target-*.zone files and \
@@ -199,6 +217,8 @@ mod tests {
             (server(3, 0..2), "two servers"),
             (server(3, 6..8), "interrupted"),
             (server(2, 2..4), "put back"),
+            // On a folder without the zones of server 2.
+            (ServerInfo { id: 3, ..server(2, 5..6) }, "tcp:s2:1 is the address of s2, which has target 2, 3, 4"),
             (server(3, 5..5), "no targets"),
             (ServerInfo { addrs: Vec::new(), ..server(3, 5..6) }, "addresses"),
         ] {

@@ -73,6 +73,10 @@ impl<E: Env> Cluster<E> {
         }
         let is_new = map.servers.iter().all(|s| s.id != server.id);
         if server.targets.is_empty() {
+            // Said before it makes its zones.
+            if let Err(line) = crate::map::check_addresses(&map, &server) {
+                return Ok(Reply::Refused(line));
+            }
             let now_ns = self.worker.now_ns();
             if self.promised.get().is_some_and(|(other, until_ns)| other != server.id && now_ns < until_ns) {
                 // The numbers would be the same: first come first served.

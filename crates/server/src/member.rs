@@ -125,8 +125,12 @@ pub(crate) struct Enlisted {
     pub(crate) targets: Vec<TargetId>,
 }
 
-/// Asks the master for numbers of new targets; waits for it as long as it takes.
-pub(crate) async fn enlist<E: Env>(env: &E, config: &ServerConfig) -> std::result::Result<Enlisted, ServerError> {
+/// Asks the master for numbers of new targets of a server that others reach at `addrs`; waits for it as long as it takes.
+pub(crate) async fn enlist<E: Env>(
+    env: &E,
+    config: &ServerConfig,
+    addrs: &[String],
+) -> std::result::Result<Enlisted, ServerError> {
     let count = config.targets.unwrap_or(ServerConfig::TARGETS);
     let (server, boot, key) = (env.rand() | 1, env.rand(), config.cluster_key()?);
     let name = PeerName { server, boot, name: config.name.clone() };
@@ -134,7 +138,7 @@ pub(crate) async fn enlist<E: Env>(env: &E, config: &ServerConfig) -> std::resul
         let addrs = named.iter().chain(&config.join).cloned().collect();
         peer_link_config(addrs, SessionId(env.rand()), &name, key.clone())
     };
-    let info = ServerInfo { id: server, name: config.name.clone(), addrs: Vec::new(), targets: Vec::new() };
+    let info = ServerInfo { id: server, name: config.name.clone(), addrs: addrs.to_vec(), targets: Vec::new() };
     let op = Request::Join { server: info, cluster: 0, new_targets: count, epoch: 0 };
     match ask_master(env, link, &op, None).await? {
         Some(Reply::Joined { map, new_targets }) if crate::map::fault(&map).is_none() => {

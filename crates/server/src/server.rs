@@ -3,7 +3,7 @@
 //! Owns: the order in which a server comes up and goes down. Does not own: what happens in between.
 //!
 //! Up: open every zone and load it; check that they are all those of one server; join the cluster, or be its master; only then
-//! write anything; finish what a crash left; end sessions that had ended before; let mounts in. On an error nothing was changed and one line says what to do.
+//! write anything, but in zones that were just made; finish what a crash left; end sessions that had ended before; let mounts in. On an error nothing was changed and one line says what to do.
 //! Down: let nobody in, answer what runs, checkpoint, close.
 
 use crate::config::{ServerConfig, SharedConfig};
@@ -73,13 +73,17 @@ impl Seeds {
     /// Looks at the folder, formats it if it is new, and makes a seed for each worker.
     pub async fn prepare<E: Env>(env: &E, config: &ServerConfig) -> Result<Seeds, ServerError> {
         config.check()?;
+        let mut addrs = config.advertise.clone();
         if folder::zones(env, &config.data_dir)?.is_empty() {
             // Nothing is made for a server that could not be reached.
             for addr in &config.listen {
-                drop(listen(env, addr).await?);
+                let listened = listen(env, addr).await?.local_addr();
+                if config.advertise.is_empty() {
+                    addrs.push(listened);
+                }
             }
         }
-        let folder::Prepared { targets, enlisted } = folder::prepare(env, config).await?;
+        let folder::Prepared { targets, enlisted } = folder::prepare(env, config, &addrs).await?;
         let tunables = Arc::new(Tunables::new(Defaults {
             session_grace: config.session_grace,
             callback_deadline: config.callback_deadline,
@@ -175,11 +179,19 @@ impl<E: Env> Server<E> {
         }
         let addrs: Vec<String> = listeners.iter().map(|l| l.local_addr()).collect();
         let connections = Connections::new();
+        let is_new = enlisted.is_some();
         let (cluster, has_map) = know_cluster(&worker, belonging, enlisted, &addrs, &connections)?;
         let id = cluster.map().cluster;
         worker.set_cluster(&cluster);
         let is_master = cluster.is_master();
         let mut serving = Serving { env: env.clone(), auth, connections: connections.clone(), stops: Vec::new() };
+        let home = HomeRecord { server: cluster.id(), targets: local.to_vec() };
+        let begin = async || {
+            for target in local {
+                worker.tell(*target, Question::Begin(home.clone())).await.map_err(disk)?;
+            }
+            Ok(())
+        };
         let mut early = None;
         let mut joined = true;
         if !is_master {
@@ -188,16 +200,18 @@ impl<E: Env> Server<E> {
             front.hold_mounts(true);
             attach(&worker, &front, &cluster);
             serving.listen(std::mem::take(&mut listeners), &front);
+            if is_new {
+                // Zones that were made for this say whose they are before the master does, so that a start that is cut short behind
+                // the join can be repeated.
+                begin().await?;
+            }
             joined = cluster.come_in(has_map).await?;
             early = Some(front);
         }
         if !is_master {
             cluster.begin_granting(hails.iter().any(|h| h.cut_off)).await.map_err(disk)?;
         }
-        let home = HomeRecord { server: cluster.id(), targets: local.to_vec() };
-        for target in local {
-            worker.tell(*target, Question::Begin(home.clone())).await.map_err(disk)?;
-        }
+        begin().await?;
         for target in local {
             worker.tell(*target, Question::Recover).await.map_err(disk)?;
         }

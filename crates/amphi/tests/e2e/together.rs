@@ -72,6 +72,44 @@ fn servers_come_and_go_together() {
     assert!(processes(&place).is_empty());
 }
 
+/// Goal: a server whose folder lost its zones, for instance because its disk is not mounted, is missed: nothing is made in its place, and when they
+/// are back everything is there. A first start that did not get to its end goes on. Method: the folder of each server of a stopped cluster is put
+/// away, with and without an empty one in its place.
+#[test]
+fn a_server_without_its_zones_is_missed() {
+    let place = Place::new();
+    let all = up(&place, &["--servers", "3"]);
+    fill(&place, "a");
+    all.stop();
+    let (data, mount) = (place.text("data"), place.text("mount"));
+    for k in [0, 1, 2] {
+        let (folder, away) = (place.path(&format!("data/server-{k}")), place.path("away"));
+        fs::rename(&folder, &away).expect("rename");
+        for empty in [true, false] {
+            if empty {
+                fs::create_dir(&folder).expect("mkdir");
+            } else if k == 2 {
+                // The last one is not known to have been there.
+                continue;
+            }
+            refused(&["up", "--data", &data, "--mount", &mount], "is its folder mounted?");
+            assert!(!is_mounted(&place.mount()) && processes(&place).is_empty());
+            match empty {
+                true => fs::remove_dir(&folder).expect("it is still empty"),
+                false => assert!(!folder.exists(), "nothing is made"),
+            }
+        }
+        fs::rename(&away, &folder).expect("rename");
+    }
+    // One more that was begun, but has made nothing.
+    fs::create_dir(place.path("data/server-3")).expect("mkdir");
+    let all = up(&place, &[]);
+    assert_eq!(servers(&place), 4);
+    check(&place, "a");
+    all.stop();
+    place.fsck();
+}
+
 /// Goal: no server outlives the process that started it, and one that is killed is started again. Method: kill -9 of both.
 #[test]
 fn nothing_is_left_running() {

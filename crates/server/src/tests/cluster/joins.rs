@@ -1,6 +1,7 @@
 //! Coming into a cluster: first start, any order, new servers, refusals.
 
 use super::*;
+use futures_util::future::{Either, select};
 use std::sync::atomic::Ordering::SeqCst;
 
 /// Goal: two servers are one cluster: directories on either, operations between them, sound zones at the end.
@@ -165,6 +166,15 @@ fn strangers_are_refused() {
         lost.advertise = vec!["tcp:nowhere:1".into()];
         let error = refused("x2", lost).await;
         assert!(error.line.contains("cannot reach it at tcp:nowhere:1"), "{error}");
+        // The address of a server that is in the cluster, on a folder without its zones.
+        for taken in [0, 1] {
+            let mut empty = base("x5");
+            empty.advertise = vec![addr(taken)];
+            let error = refused("x5", empty).await;
+            let words = format!("{} is the address of s{taken}, which has target {taken}", addr(taken));
+            assert!(error.line.contains(&words), "{error}");
+            assert!(crate::folder::zones(&world.sim.node("x5"), "data").unwrap().is_empty(), "nothing is made");
+        }
         // Zones of another cluster.
         let mut alone = base("x3");
         alone.join.clear();
@@ -211,6 +221,46 @@ fn strangers_are_refused() {
         assert!(error.line.contains("old copy"), "{error}");
     };
     world.sim.block_on(run).unwrap();
+}
+
+/// Goal: a first start that is cut short at any moment, also right behind the join, can be repeated, and is the same server then. Method: killed as
+/// soon as the master knows it, or has given it numbers, or after some time; then started again.
+#[test]
+fn a_first_start_that_was_cut_short_goes_on() {
+    for moment in 0..12u64 {
+        let world = World::new(66, &[1, 2], 1);
+        let run = async {
+            let master = world.start(0).await.unwrap();
+            let env = world.sim.node("client");
+            let cut = async {
+                match moment {
+                    0 => {
+                        while master.worker.cluster().unwrap().map().servers.len() < 2 {
+                            env.sleep(Duration::from_micros(5)).await;
+                        }
+                    }
+                    n => env.sleep(Duration::from_micros(n * n * 100)).await,
+                }
+                crash(&world, 1, CrashKind::Power);
+            };
+            let starting = std::pin::pin!(world.start(1));
+            let cut = std::pin::pin!(cut);
+            if let Either::Left((_started, cut)) = select(starting, cut).await {
+                cut.await;
+            }
+            let again = world.start(1).await;
+            let map = || master.worker.cluster().unwrap().map();
+            if let Err(e) = &again {
+                assert_eq!((moment > 0, map().servers.len()), (true, 1), "{e}");
+                return;
+            }
+            sleep(&world, Duration::from_secs(2)).await;
+            assert_eq!((map().servers.len(), map().pool()), (2, 3), "{:?}", map());
+            world.stop_all(vec![Some(master.clone()), again.ok()]).await;
+            assert!(world.fsck().await.is_clean());
+        };
+        world.sim.block_on(run).unwrap();
+    }
 }
 
 /// Goal: a member that crashed comes back at once although its old connections look alive, and a lone cut heals by itself.
