@@ -238,6 +238,31 @@ pub fn ending_signals() -> Vec<i32> {
     [SIGINT, SIGTERM].into_iter().chain(hangup).collect()
 }
 
+/// How long after the first signal another one is somebody's second wish: who ends a group of processes may send the first one twice
+/// (timeout(1) does), and a hand is not so fast.
+const SECOND_AFTER: Duration = Duration::from_secs(1);
+
+/// Tells a second wish to stop from a first one.
+#[derive(Default)]
+struct Wishes {
+    first: Option<Time>,
+}
+
+impl Wishes {
+    /// Whether this signal is the second wish.
+    fn is_second(&mut self, signal: i32, now: Time) -> bool {
+        match self.first {
+            // A terminal that goes may say so more than once.
+            _ if signal == SIGHUP => false,
+            None => {
+                self.first = Some(now);
+                false
+            }
+            Some(first) => now.since(first) >= SECOND_AFTER,
+        }
+    }
+}
+
 /// Waits for SIGINT, SIGTERM or SIGHUP, or until `also` says that there is nothing left to wait for.
 pub struct Stop {
     receiver: mpsc::Receiver<()>,
@@ -245,18 +270,16 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// Takes over the signals. A second one of somebody who wants it to stop ends the process at once.
+    /// Takes over the signals. A second one of somebody who wants it to stop, a second or more after the first, ends the process at once.
     #[expect(clippy::disallowed_methods, reason = "the thread that waits for signals")]
     pub fn on_signals() -> Outcome<Stop> {
         let mut signals = signal_hook::iterator::Signals::new(ending_signals()).during(|| "handle signals".into())?;
         let (sender, receiver) = mpsc::channel();
         let signalled = sender.clone();
         std::thread::spawn(move || {
-            let mut asked = 0;
+            let mut wishes = Wishes::default();
             for signal in signals.forever() {
-                // A terminal that goes may say so more than once; a second Ctrl-C is meant.
-                asked += i32::from(signal != SIGHUP);
-                if asked > 1 {
+                if wishes.is_second(signal, amphi_env::real::monotonic()) {
                     say_error("stopped at once by a second signal; unsynced writes may be lost");
                     std::process::exit(1);
                 }
@@ -512,4 +535,25 @@ pub fn unmount(session: &Session, client: &Client) -> Outcome {
         unmounter.unmount_by_force();
     }
     told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a signal that is repeated at once is one wish, a later one a second; terminals that go say nothing new. Method: times made by hand.
+    #[test]
+    fn second_wishes() {
+        let ms = |n: u64| Time(n * 1_000_000);
+        for (signals, second) in [
+            (&[(SIGTERM, 0), (SIGTERM, 1), (SIGINT, 999)][..], None),
+            (&[(SIGTERM, 0), (SIGTERM, 1), (SIGTERM, 1000)], Some(2)),
+            (&[(SIGINT, 5000), (SIGINT, 6500)], Some(1)),
+            (&[(SIGHUP, 0), (SIGHUP, 4000), (SIGTERM, 5000), (SIGHUP, 9000)], None),
+        ] {
+            let mut wishes = Wishes::default();
+            let found = signals.iter().position(|(signal, at)| wishes.is_second(*signal, ms(*at)));
+            assert_eq!(found, second, "{signals:?}");
+        }
+    }
 }

@@ -7,7 +7,8 @@ use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Mount a cluster, in the foreground; Ctrl-C, SIGTERM, SIGHUP or umount ends it in order.
+/// Mount a cluster, in the foreground; Ctrl-C, SIGTERM, SIGHUP or umount ends it in order, a second signal, a second or more after the
+/// first, at once.
 #[derive(Args, Debug)]
 pub struct Mount {
     /// Address of a server: unix:PATH or tcp:HOST:PORT; may be repeated, they are tried in turn

@@ -110,7 +110,8 @@ impl Mounting {
     }
 }
 
-/// Start a cluster on this machine and mount it, in one process unless more servers are wanted; Ctrl-C, SIGTERM or SIGHUP ends it in order.
+/// Start a cluster on this machine and mount it, in one process unless more servers are wanted; Ctrl-C, SIGTERM or SIGHUP ends it in order, a
+/// second signal, a second or more after the first, at once.
 #[derive(Args, Debug)]
 pub struct Up {
     #[command(flatten)]

@@ -5,7 +5,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{FileExt, symlink};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 
 fn signal(daemon: &mut Daemon, signal: Signal) {
@@ -63,6 +63,27 @@ fn a_hang_up_ends_in_order() {
     signal(&mut again, Signal::HUP);
     assert_eq!(fs::read(place.mount().join("f")).expect("read"), pattern(1, 300_000));
     again.stop();
+}
+
+/// Goal: a program that ends a mount and sends its signal twice, as timeout(1) does to the process and to its group, ends it in order with all
+/// data. Method: a mount below timeout(1), which passes on the signal that it gets itself, behind a write.
+#[test]
+fn a_signal_that_comes_twice_ends_in_order() {
+    let place = Place::new();
+    for round in 0..3 {
+        let mut command = Command::new("timeout");
+        command.args(["1000", amphi().get_program().to_str().expect("text"), "up", "--zone-size", "512M", "--data"]);
+        command.args([&place.text("data"), "--mount", &place.text("mount")]);
+        command.process_group(0);
+        let mut up = Starting::spawn(command).ready();
+        for before in 0..round {
+            assert!(fs::read(place.mount().join(format!("f{before}"))).expect("read") == pattern(before, 300_000));
+        }
+        fs::write(place.mount().join(format!("f{round}")), pattern(round, 300_000)).expect("write");
+        signal(&mut up, Signal::TERM);
+        up.ends_with(0);
+    }
+    place.fsck();
 }
 
 /// Goal: commands end as others do when their reader has gone. Method: a pipe that is closed before anything is written into it.
