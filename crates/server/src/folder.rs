@@ -192,14 +192,17 @@ pub fn zone_error(e: ZoneError) -> ServerError {
                 format!("{}: another server uses this folder; stop it first, or give this one its own folder", e.place),
             );
         }
-        ZoneErrorKind::NotAZone => (ServerErrorKind::Mismatch, "remove it from the folder"),
         ZoneErrorKind::Unfinished => (
             ServerErrorKind::Mismatch,
-            "the first start was interrupted: remove the target-*.zone files and start again",
+            "if this folder was ever in use, restore it from a copy; only if its first start was interrupted, remove the \
+             target-*.zone files and start again",
         ),
         ZoneErrorKind::Version => (ServerErrorKind::Mismatch, "use the version of amphi that made it"),
         ZoneErrorKind::Cluster | ZoneErrorKind::Target => (ServerErrorKind::Mismatch, "put back the right one"),
-        ZoneErrorKind::Corrupt => (ServerErrorKind::Corrupt, "run `amphi fsck` and restore it from a copy"),
+        // Only what has the name of a zone is opened as one.
+        ZoneErrorKind::Corrupt | ZoneErrorKind::NotAZone => {
+            (ServerErrorKind::Corrupt, "copy the folder, run `amphi fsck` and restore it from a copy")
+        }
         ZoneErrorKind::NoSpace => (ServerErrorKind::NoSpace, "free some space, or ask for smaller zones"),
         ZoneErrorKind::Params => (ServerErrorKind::Config, "choose other sizes"),
         ZoneErrorKind::Io | ZoneErrorKind::Exists | ZoneErrorKind::Missing => {

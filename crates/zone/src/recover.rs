@@ -13,8 +13,8 @@
 use crate::change;
 use crate::group::Link;
 use crate::layout::{
-    DOUBT_OFFSET, GROUP_FRESH, GROUP_HEADER, GROUP_MAGIC, Geometry, GroupHeader, Superblock, block_crc, blocks_for,
-    doubt,
+    DOUBT_OFFSET, GROUP_FRESH, GROUP_HEADER, GROUP_MAGIC, Geometry, GroupHeader, LOG_OFFSET, Superblock, block_crc,
+    blocks_for, doubt,
 };
 use crate::planted::{self, Mistake};
 use crate::segment::{Segment, SegmentReader, SlotMap};
@@ -129,6 +129,11 @@ async fn read_root(disk: &impl Disk, notes: &mut Vec<String>) -> Result<(Superbl
     }
     let both = read_at(disk, 0, 2 * BLOCK as usize, "superblock").await?;
     if both.iter().all(|&b| b == 0) {
+        // Making a zone writes the superblocks last: a log that was written to belongs to one that was made.
+        let used = disk.size() >= LOG_OFFSET + BLOCK;
+        if used && read_at(disk, LOG_OFFSET, BLOCK as usize, "log").await?.iter().any(|&b| b != 0) {
+            return Err(ZoneError::corrupt("superblock", "both copies are empty, but the zone was in use"));
+        }
         let text = "both superblocks are empty: making the zone did not end";
         return Err(ZoneError::new(ZoneErrorKind::Unfinished, "superblock", text));
     }

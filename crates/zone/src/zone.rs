@@ -154,10 +154,12 @@ impl<E: Env> Zone<E> {
                 if disk.size() != geometry.size {
                     return Err(exists("there is a file of another size"));
                 }
-                let (result, first) = disk.read(0, Buf::zeroed(2 * BLOCK as usize)).await;
-                result.map_err(io)?;
-                if first.iter().any(|&b| b != 0) {
-                    return Err(exists("there is a zone or something else already"));
+                for (at, blocks) in [(0, 2), (LOG_OFFSET, 1)] {
+                    let (result, first) = disk.read(at, Buf::zeroed((blocks * BLOCK) as usize)).await;
+                    result.map_err(io)?;
+                    if first.iter().any(|&b| b != 0) {
+                        return Err(exists("there is a zone or something else already"));
+                    }
                 }
                 disk
             }

@@ -123,7 +123,8 @@ fn second_server_and_second_mount() {
     place.fsck();
 }
 
-/// Goal: Promise S14: damage to superblock or log is reported with its place, refused, and left as it is.
+/// Goal: Promise S14: damage to a superblock, its loss, and a zone that was cut short are reported with their place, refused, and left as they
+/// are; nobody is told to take away what could be all that is left. Method: each with a zone of two.
 #[test]
 fn damaged_zones_are_refused() {
     use std::os::unix::fs::FileExt;
@@ -131,20 +132,34 @@ fn damaged_zones_are_refused() {
     let up = place.up(&["--targets", "2"]);
     fs::write(place.mount().join("f"), vec![7; 100_000]).expect("write");
     up.stop();
+    let (data, mount, addr) = (place.text("data"), place.text("mount"), place.addr());
     let zone = place.path("data").join("target-0000.zone");
     let f = fs::OpenOptions::new().read(true).write(true).open(&zone).expect("open");
     let mut old = vec![0; 8192];
     f.read_exact_at(&mut old, 0).expect("read");
-    f.write_all_at(&vec![0xaa; 8192], 0).expect("damage");
-    let before = fs::read(&zone).map(|b| crc(&b)).expect("read");
-    refused(&["up", "--data", &place.text("data"), "--mount", &place.text("mount")], "superblock");
-    let out = run(&["fsck", &place.text("data")]);
-    assert!(!out.status.success(), "fsck finds it");
-    assert_eq!(fs::read(&zone).map(|b| crc(&b)).expect("read"), before, "nothing was changed");
-    f.write_all_at(&old, 0).expect("mend");
+    let refuse = |reason: &str| {
+        let before = fs::read(&zone).map(|b| crc(&b)).expect("read");
+        for args in [["up", "--data", &data, "--mount", &mount], ["server", "--data", &data, "--listen", &addr]] {
+            refused(&args, reason);
+            refused(&args, "restore it from a copy");
+            let said = String::from_utf8_lossy(&run(&args).stderr).into_owned();
+            assert!(!said.contains("remove"), "{said}");
+        }
+        assert!(!run(&["fsck", &data]).status.success(), "fsck finds it");
+        assert_eq!(fs::read(&zone).map(|b| crc(&b)).expect("read"), before, "nothing was changed");
+    };
+    for (bytes, reason) in [(0xaa, "its magic bytes are wrong"), (0, "both copies are empty, but the zone was in use")]
+    {
+        f.write_all_at(&vec![bytes; 8192], 0).expect("damage");
+        refuse(reason);
+        f.write_all_at(&old, 0).expect("mend");
+    }
     place.fsck();
     fs::rename(&zone, place.path("away")).expect("rename");
-    refused(&["up", "--data", &place.text("data"), "--mount", &place.text("mount")], "target-0000");
+    fs::write(&zone, &old[..4096]).expect("cut short");
+    refuse("the storage is too small for a zone");
+    fs::remove_file(&zone).expect("remove");
+    refused(&["up", "--data", &data, "--mount", &mount], "target-0000");
     fs::rename(place.path("away"), &zone).expect("rename");
     let up = place.up(&[]);
     assert_eq!(fs::read(place.mount().join("f")).expect("read"), vec![7; 100_000]);

@@ -127,11 +127,12 @@ fn superblocks_are_judged() {
     let mut torn = whole[..4096].to_vec();
     torn[100] ^= 1;
     let cases: [(&[u8], &[u8], ZoneErrorKind); 5] = [
+        // The log says that it was in use.
+        (&[0; 4096], &[0; 4096], ZoneErrorKind::Corrupt),
         (&torn, &torn, ZoneErrorKind::Corrupt),
         (&[b'x'; 4096], &[b'y'; 4096], ZoneErrorKind::NotAZone),
         (&newer, &newer, ZoneErrorKind::Version),
         (&newer, &whole[..4096], ZoneErrorKind::Version),
-        (&[0; 4096], &[0; 4096], ZoneErrorKind::Unfinished),
     ];
     for (a, b, kind) in cases {
         let both = [a, b].concat();
@@ -142,6 +143,12 @@ fn superblocks_are_judged() {
         assert!(sim.peek(NODE, PATH, 0, 8192).unwrap() == both);
     }
     // An interrupted format can be repeated, but never over a zone.
+    sim.poke(NODE, PATH, 0, &[0; 8192]).unwrap();
+    let env = sim.node(NODE);
+    let e = sim.block_on(Zone::<SimEnv>::format(&env, PATH, &params())).unwrap().unwrap_err();
+    assert_eq!(e.kind, ZoneErrorKind::Exists, "{e}");
+    sim.poke(NODE, PATH, LOG_OFFSET, &[0; 4096]).unwrap();
+    assert_eq!(open(&sim, &manual()).err().unwrap().kind, ZoneErrorKind::Unfinished);
     format(&sim, &params());
     assert!(open(&sim, &manual()).unwrap().1.items.is_empty());
 }
