@@ -35,6 +35,7 @@ use amphi_wire::{Answer, Call, ClusterMap, Lane, Reply, Request, ServerInfo};
 use futures_channel::oneshot;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
+use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -77,8 +78,8 @@ pub(crate) struct Core {
     pub(crate) map: Mutex<ClusterMap>,
     /// The last thing a control attribute complained about.
     pub(crate) complaint: Mutex<String>,
-    /// The status that was shown last.
-    pub(crate) shown_status: Mutex<Vec<u8>>,
+    /// The statuses that were shown last, by the process that asked: who reads a long one reads on in its own.
+    pub(crate) shown_status: Mutex<VecDeque<(u32, Vec<u8>)>>,
     /// The memory group is above its share; measured by the I/O half.
     pub(crate) group_short: AtomicBool,
     /// Where memory groups are, for the I/O half.

@@ -11,7 +11,7 @@ use std::fmt::Write;
 pub const STATUS_PART_BYTES: usize = 60_000;
 
 /// Text for JSON, without what would need an escape.
-fn plain(text: &str) -> String {
+pub(crate) fn plain(text: &str) -> String {
     text.chars().filter(|c| !c.is_control() && *c != '"' && *c != '\\').collect()
 }
 

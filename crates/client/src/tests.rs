@@ -8,6 +8,7 @@ mod busy;
 mod cluster;
 mod coherence;
 mod company;
+mod control;
 mod counters;
 mod deadlocks;
 mod decisions;

@@ -1,9 +1,10 @@
 //! Tunables of a mount: named numbers that can be read and changed while it runs.
 //!
-//! Owns: the table (name, unit, bounds, default, help), parsing with suffixes, shell patterns. Does not own: what a
-//! tunable does, nor the server's (`server.*` goes there). Reading one is one relaxed load.
+//! Owns: the table (name, unit, bounds, default, help). Does not own: how values and patterns are written
+//! (`types::setting`), what a tunable does, nor the server's (`server.*` goes there). Reading one is one relaxed load.
 
-use amphi_types::IoMode;
+use amphi_types::setting::glob;
+use amphi_types::{IoMode, setting};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// How a value is written.
@@ -34,7 +35,11 @@ pub(crate) struct Row {
 impl Row {
     /// Meaning, unit, default and range in one line.
     fn explain(&self) -> String {
-        let default = show(self.unit, self.default);
+        let default = match self.name {
+            // What a mount begins with depends on the machine (`group`).
+            "cache.max_bytes" => "a quarter of the memory, at most 3/8 of the memory group's limit".into(),
+            _ => show(self.unit, self.default),
+        };
         let range = match self.unit {
             Unit::Switch => "on or off".into(),
             Unit::Mode => "auto, buffered or direct".into(),
@@ -131,6 +136,16 @@ knobs! {
     GiveUpS = "transport.give_up_s", Number, 60, 1 => 86_400, "calls to a server that cannot be reached fail after this time";
 }
 
+/// Values that fit their tunables.
+pub(crate) struct Puts(Vec<(usize, u64)>);
+
+impl Puts {
+    /// Whether no tunable was meant.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 /// The values.
 pub(crate) struct Tunables {
     values: Vec<AtomicU64>,
@@ -166,10 +181,10 @@ impl Tunables {
         }
     }
 
-    /// Sets everything that matches `pattern`; all or nothing.
+    /// What `value` would be for everything that matches `pattern`; nothing if nothing does.
     ///
-    /// Errors: a sentence about the pattern or the value.
-    pub(crate) fn set(&self, pattern: &str, value: &str) -> Result<usize, String> {
+    /// Errors: a sentence about the value.
+    pub(crate) fn check(pattern: &str, value: &str) -> Result<Puts, String> {
         let mut puts = Vec::new();
         for (i, row) in TABLE.iter().enumerate().filter(|(_, r)| glob(pattern, r.name)) {
             let v = parse(row.unit, value).ok_or_else(|| format!("{}: cannot read the value {value:?}", row.name))?;
@@ -179,13 +194,26 @@ impl Tunables {
             }
             puts.push((i, v));
         }
+        Ok(Puts(puts))
+    }
+
+    /// Stores what was found fit.
+    pub(crate) fn store(&self, puts: &Puts) {
+        for &(i, v) in &puts.0 {
+            self.values[i].store(v, Ordering::Relaxed);
+        }
+    }
+
+    /// Sets everything that matches `pattern`; all or nothing.
+    ///
+    /// Errors: a sentence about the pattern or the value.
+    pub(crate) fn set(&self, pattern: &str, value: &str) -> Result<usize, String> {
+        let puts = Tunables::check(pattern, value)?;
         if puts.is_empty() {
             return Err(format!("no tunable matches {pattern:?}"));
         }
-        for &(i, v) in &puts {
-            self.values[i].store(v, Ordering::Relaxed);
-        }
-        Ok(puts.len())
+        self.store(&puts);
+        Ok(puts.0.len())
     }
 
     /// Name, value and explanation of everything that matches `pattern`.
@@ -203,11 +231,7 @@ impl Tunables {
 pub(crate) fn parse(unit: Unit, text: &str) -> Option<u64> {
     let text = text.trim();
     match unit {
-        Unit::Switch => match text {
-            "on" | "1" | "true" | "yes" => Some(1),
-            "off" | "0" | "false" | "no" => Some(0),
-            _ => None,
-        },
+        Unit::Switch => setting::switch(text).map(u64::from),
         Unit::Mode => match text {
             "auto" => Some(0),
             "buffered" => Some(1),
@@ -220,74 +244,26 @@ pub(crate) fn parse(unit: Unit, text: &str) -> Option<u64> {
             _ => None,
         },
         Unit::Number => text.parse().ok(),
-        Unit::Bytes => bytes(text),
+        Unit::Bytes => setting::bytes(text),
     }
-}
-
-/// Reads a number of bytes with an optional suffix `K`, `M`, `G`, `T` (also `KiB`, `KB`: all powers of 1024).
-pub(crate) fn bytes(text: &str) -> Option<u64> {
-    let text = text.trim();
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let shift = match text[digits..].trim().to_ascii_uppercase().trim_end_matches('B').trim_end_matches('I') {
-        "" => 0,
-        "K" => 10,
-        "M" => 20,
-        "G" => 30,
-        "T" => 40,
-        _ => return None,
-    };
-    text[..digits].parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
 /// Writes a value of `unit` as `parse` reads it.
 pub(crate) fn show(unit: Unit, value: u64) -> String {
     match unit {
-        Unit::Switch => if value != 0 { "on" } else { "off" }.into(),
+        Unit::Switch => setting::on_off(value != 0).into(),
         Unit::Mode => ["auto", "buffered", "direct"][value.min(2) as usize].into(),
         Unit::Atime => if value != 0 { "relatime" } else { "none" }.into(),
         Unit::Number => value.to_string(),
-        Unit::Bytes => size(value),
+        Unit::Bytes => setting::size(value),
     }
-}
-
-/// A number of bytes with the largest suffix that divides it.
-pub(crate) fn size(value: u64) -> String {
-    for (shift, suffix) in [(40, "T"), (30, "G"), (20, "M"), (10, "K")] {
-        if value > 0 && value.is_multiple_of(1 << shift) {
-            return format!("{}{suffix}", value >> shift);
-        }
-    }
-    value.to_string()
-}
-
-/// Whether the shell pattern (`*`, `?`) matches the whole of `name`.
-pub(crate) fn glob(pattern: &str, name: &str) -> bool {
-    let (p, n) = (pattern.as_bytes(), name.as_bytes());
-    let (mut i, mut j) = (0, 0);
-    let mut star: Option<(usize, usize)> = None;
-    while j < n.len() {
-        if i < p.len() && p[i] == b'*' {
-            star = Some((i, j));
-            i += 1;
-        } else if i < p.len() && (p[i] == b'?' || p[i] == n[j]) {
-            i += 1;
-            j += 1;
-        } else if let Some((si, sj)) = star {
-            star = Some((si, sj + 1));
-            i = si + 1;
-            j = sj + 1;
-        } else {
-            return false;
-        }
-    }
-    p[i..].iter().all(|&c| c == b'*')
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Goal: values survive being shown and read. Method: every row's default, and odd spellings.
+    /// Goal: values survive being shown and read. Method: every row's default and bounds.
     #[test]
     fn values_round_trip() {
         for row in TABLE {
@@ -295,11 +271,6 @@ mod tests {
                 assert_eq!(parse(row.unit, &show(row.unit, v)), Some(v), "{}", row.name);
             }
             assert!(row.min <= row.default && row.default <= row.max, "{}", row.name);
-        }
-        assert_eq!(bytes("2 MiB"), Some(2 << 20));
-        assert_eq!(bytes("64k"), Some(65536));
-        for bad in ["", "M", "-1", "1X", "99999999999T"] {
-            assert_eq!(bytes(bad), None, "{bad}");
         }
     }
 
@@ -314,23 +285,8 @@ mod tests {
         assert!(t.set("cache.dirty_percent", "91").unwrap_err().contains("not within"));
         assert_eq!(t.list("*.dirty_p?rcent")[0].1, "50");
         assert!(t.list("cache.dirty_percent")[0].2.ends_with("[percent, default 50, 1..90]"), "{:?}", t.list("*"));
+        assert!(t.list("cache.max_bytes")[0].2.contains("default a quarter of the memory"));
         t.set("hybrid.mode", "direct").unwrap();
         assert_eq!(t.mode(), IoMode::Direct);
-    }
-
-    /// Goal: patterns mean what a shell means by them.
-    #[test]
-    fn globs() {
-        for (p, n, yes) in [
-            ("*", "a.b", true),
-            ("a.*", "a.b", true),
-            ("a.?", "a.b", true),
-            ("*b*c", "abbc", true),
-            ("*bd", "abbc", false),
-            ("", "", true),
-            ("a", "ab", false),
-        ] {
-            assert_eq!(glob(p, n), yes, "{p} {n}");
-        }
     }
 }

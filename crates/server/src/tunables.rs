@@ -1,13 +1,13 @@
 //! `Tunables`: numbers that can be read and set while the server runs.
 //!
 //! Owns: names, units, bounds, defaults, present values, and handing them to the parts of a worker that keep a copy. Does
-//! not own: what they steer; everything else loads a value when it uses it, so a change counts from the next use.
+//! not own: how values and patterns are written (`types::setting`), what they steer; everything else loads a value when it uses it, so a change counts from the next use.
 
 use crate::target::Target;
 use crate::worker::Worker;
 use amphi_dlm::{ContentionLimits, LockLimits};
 use amphi_env::Env;
-use amphi_types::{Errno, Result};
+use amphi_types::{Errno, Result, setting};
 use amphi_zone::OpenOptions;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -71,20 +71,17 @@ impl Tunable {
     fn parse(&self, text: &str) -> Option<u64> {
         let text = text.trim();
         match self.unit {
-            Unit::Bytes => bytes(text),
-            Unit::PowerOfTwo => bytes(text).filter(|n| n.is_power_of_two()),
-            Unit::Switch => match text {
-                "on" | "1" => Some(1),
-                "off" | "0" => Some(0),
-                _ => None,
-            },
+            Unit::Bytes => setting::bytes(text),
+            Unit::PowerOfTwo => setting::bytes(text).filter(|n| n.is_power_of_two()),
+            Unit::Switch => setting::switch(text).map(u64::from),
             _ => text.parse().ok(),
         }
     }
 
     fn show(&self, value: u64) -> String {
         match self.unit {
-            Unit::Switch => if value != 0 { "on" } else { "off" }.into(),
+            Unit::Switch => setting::on_off(value != 0).into(),
+            Unit::Bytes | Unit::PowerOfTwo => setting::size(value),
             _ => value.to_string(),
         }
     }
@@ -99,17 +96,6 @@ impl Tunable {
         let [default, least, most] = [self.default, self.least, self.most].map(|n| self.show(n));
         format!("{} [{}, default {default}, {least}..{most}]", self.help, self.unit.name())
     }
-}
-
-/// Reads a number of bytes with an optional suffix.
-fn bytes(text: &str) -> Option<u64> {
-    let (digits, shift) = match text.char_indices().last()? {
-        (i, 'K' | 'k') => (&text[..i], 10),
-        (i, 'M' | 'm') => (&text[..i], 20),
-        (i, 'G' | 'g') => (&text[..i], 30),
-        _ => (text, 0),
-    };
-    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
 /// All tunables of a server, shared by its workers.
@@ -451,12 +437,12 @@ impl Tunables {
         worker.env.set_spin(self.worker_spin_us.duration());
     }
 
-    /// Reads what matches the shell pattern as (name, value, help), after setting all of it if there is a value.
+    /// Reads what matches the pattern (`setting::glob`) as (name, value, help), after setting all of it if there is a value.
     ///
     /// Errors: `NoEnt` when nothing matches, `Inval` when the value is no number or beyond the bounds of one of
     /// them; then none is changed.
     pub fn apply(&self, pattern: &str, value: Option<&str>) -> Result<Vec<(String, String, String)>> {
-        let matching: Vec<&Tunable> = self.all().into_iter().filter(|t| matches(pattern, t.name)).collect();
+        let matching: Vec<&Tunable> = self.all().into_iter().filter(|t| setting::glob(pattern, t.name)).collect();
         if matching.is_empty() {
             return Err(Errno::NoEnt);
         }
@@ -472,29 +458,6 @@ impl Tunables {
         }
         Ok(matching.into_iter().map(|t| (t.name.to_string(), t.show(t.get()), t.explain())).collect())
     }
-}
-
-/// Whether `text` matches the shell pattern: `*` any run, `?` any one character.
-fn matches(pattern: &str, text: &str) -> bool {
-    let (p, t) = (pattern.as_bytes(), text.as_bytes());
-    let (mut i, mut j) = (0, 0);
-    let mut star: Option<(usize, usize)> = None;
-    while j < t.len() {
-        if i < p.len() && (p[i] == b'?' || (p[i] == t[j] && p[i] != b'*')) {
-            i += 1;
-            j += 1;
-        } else if i < p.len() && p[i] == b'*' {
-            star = Some((i, j));
-            i += 1;
-        } else if let Some((at, from)) = star {
-            i = at + 1;
-            j = from + 1;
-            star = Some((at, from + 1));
-        } else {
-            return false;
-        }
-    }
-    p[i..].iter().all(|&b| b == b'*')
 }
 
 #[cfg(test)]
@@ -518,11 +481,12 @@ mod tests {
         }
         assert_eq!(t.apply("*plan_trie?", Some("7")).unwrap()[0].1, "7");
         assert_eq!(t.plan_tries.get(), 7);
-        assert_eq!(t.apply("server.checkpoint_bytes", Some("4M")).unwrap()[0].1, "4194304");
+        assert_eq!(t.apply("server.checkpoint_bytes", Some("4MiB")).unwrap()[0].1, "4M");
+        assert_eq!(t.apply("server.disk_read_bytes", Some("1T")).unwrap()[0].1, "1T");
         assert_eq!(t.apply("server.checkpoint_bytes", Some("M")), Err(Errno::Inval));
-        assert_eq!(t.apply("server.lock_granularity_bytes", Some("4K")).unwrap()[0].1, "4096");
+        assert_eq!(t.apply("server.lock_granularity_bytes", Some("4K")).unwrap()[0].1, "4K");
         assert_eq!(t.apply("server.lock_granularity_bytes", Some("3000")), Err(Errno::Inval));
-        assert_eq!(t.apply("server.lock_growth", Some("off")).unwrap()[0].1, "off");
+        assert_eq!(t.apply("server.lock_growth", Some("false")).unwrap()[0].1, "off");
         assert_eq!(t.apply("server.contention", Some("maybe")), Err(Errno::Inval));
         assert_eq!(t.apply("nothing*", None), Err(Errno::NoEnt));
         assert_eq!(t.apply("server.*", Some("0")), Err(Errno::Inval));

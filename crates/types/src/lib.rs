@@ -14,6 +14,7 @@ pub mod layout;
 pub mod limits;
 pub mod name;
 pub mod range;
+pub mod setting;
 
 pub use attr::{Attr, Cred, Kind, SetAttr, TimeSet, Timespec};
 pub use errno::{Errno, Result};

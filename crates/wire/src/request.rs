@@ -308,7 +308,7 @@ pub enum Request {
     Status,
     /// `Tunables`: reads the server's tunables that match a pattern, after setting them if there is a value.
     Tunables {
-        /// Shell pattern.
+        /// Name or pattern: `*` stands for any text, `?` for one character.
         pattern: String,
         /// New value.
         value: Option<String>,

@@ -2,16 +2,17 @@
 
 use crate::control;
 use crate::failure::{Failure, Outcome};
+use crate::process;
 use clap::Args;
 use std::path::{Path, PathBuf};
 
-/// Print tunables that match a shell pattern.
+/// Print tunables whose names match a pattern: `*` stands for any text, `?` for one character.
 #[derive(Args, Debug)]
 pub struct Get {
     /// Pattern such as 'hybrid.*'; default: all
     #[arg(default_value = "*")]
     pattern: String,
-    /// Mount point; default: the only mount here
+    /// Mount point, or any file or directory there; default: the only mount here
     #[arg(long, short)]
     mount: Option<PathBuf>,
     /// Also print what each means
@@ -19,27 +20,36 @@ pub struct Get {
     verbose: bool,
 }
 
-/// Set tunables that match a shell pattern; takes effect at once.
+/// Set tunables whose names match a pattern (`*`: any text, `?`: one character); takes effect at once.
 #[derive(Args, Debug)]
 pub struct Set {
     /// PATTERN=VALUE, such as hybrid.large_write_bytes=4M; several are set in order
     #[arg(required = true, value_name = "PATTERN=VALUE")]
     assignments: Vec<String>,
-    /// Mount point; default: the only mount here
+    /// Mount point, or any file or directory there; default: the only mount here
     #[arg(long, short)]
     mount: Option<PathBuf>,
 }
 
+/// Tunables as a mount shows them.
+struct Shown {
+    /// Assignment and help of each.
+    rows: Vec<(String, String)>,
+    /// Which servers have other values, or do not say.
+    notes: Vec<String>,
+}
+
 /// Lines `name=value # help` of the tunables that match.
-fn read(mount: &Path, pattern: &str) -> Outcome<Vec<(String, String)>> {
+fn read(mount: &Path, pattern: &str) -> Outcome<Shown> {
     if pattern.is_empty() || pattern.len() > 200 || pattern.contains('\0') {
         return Err(Failure::refused(format!("'{pattern}' is no pattern for tunables; try: amphi get '*'")));
     }
     // A mount that knows no such tunable says so; what is no mount of ours fails at the first question.
     control::read(mount, "user.amphi.mode")?;
     let text = control::read_if_any(mount, &format!("user.amphi.tunables.{pattern}"))?.unwrap_or_default();
-    let lines = text.lines().filter(|l| !l.is_empty());
+    let (notes, lines): (Vec<_>, Vec<_>) = text.lines().filter(|l| !l.is_empty()).partition(|l| l.starts_with("# "));
     let rows: Vec<_> = lines
+        .into_iter()
         .map(|l| {
             let (assignment, help) = l.split_once(" # ").unwrap_or((l, ""));
             (assignment.to_string(), help.to_string())
@@ -48,19 +58,21 @@ fn read(mount: &Path, pattern: &str) -> Outcome<Vec<(String, String)>> {
     if rows.is_empty() {
         return Err(Failure::refused(format!("no tunable matches '{pattern}'; amphi get '*' lists them all")));
     }
-    Ok(rows)
+    Ok(Shown { rows, notes: notes.into_iter().map(|n| n.trim_start_matches("# ").to_string()).collect() })
 }
 
 impl Get {
     /// Prints `name=value` lines.
     pub fn run(self) -> Outcome {
         let mount = control::find_mount(self.mount)?;
-        for (assignment, help) in read(&mount, &self.pattern)? {
+        let shown = read(&mount, &self.pattern)?;
+        for (assignment, help) in shown.rows {
             if self.verbose && !help.is_empty() {
                 println!("# {help}");
             }
             println!("{assignment}");
         }
+        shown.notes.iter().for_each(|note| process::say(note));
         Ok(())
     }
 }
@@ -80,13 +92,15 @@ fn set(mount: &Path, assignment: &str) -> Outcome {
     let Some((pattern, value)) = assignment.split_once('=') else {
         return Err(Failure::refused(format!("'{assignment}' must be PATTERN=VALUE")));
     };
-    let rows = read(mount, pattern)?;
+    let rows = read(mount, pattern)?.rows;
     control::write(mount, "user.amphi.set", assignment, |_| {
         let help: Vec<&str> = rows.iter().map(|(_, h)| h.as_str()).collect();
         format!("'{value}' is no value for {pattern}: {}", help.join("; "))
     })?;
-    for (now, _) in read(mount, pattern)? {
+    let shown = read(mount, pattern)?;
+    for (now, _) in shown.rows {
         println!("{now}");
     }
+    shown.notes.iter().for_each(|note| process::say(note));
     Ok(())
 }

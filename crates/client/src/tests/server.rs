@@ -3,7 +3,7 @@
 use amphi_env::Buf;
 use amphi_types::{
     Attr, ByteRange, Errno, Ino, IoMode, Kind, Layout, Name, ObjectId, Pattern, RangeSet, SetAttr, TargetId, TimeSet,
-    Timespec,
+    Timespec, setting,
 };
 use amphi_wire::*;
 use std::collections::BTreeMap;
@@ -47,6 +47,8 @@ pub(crate) struct Server {
     pub(crate) loses_payloads: bool,
     pub(crate) clock_ns: u64,
     pub(crate) file_locks: super::file_locks::Desk,
+    /// What was set of its tunables.
+    pub(crate) tuned: BTreeMap<String, String>,
     next: u64,
 }
 
@@ -70,6 +72,7 @@ impl Server {
             loses_payloads: false,
             clock_ns: 1_000_000_000,
             file_locks: Default::default(),
+            tuned: BTreeMap::new(),
             next: 1,
         };
         let root = server.node(Ino::ROOT, Ino::ROOT, Kind::Dir, 0o755);
@@ -401,10 +404,18 @@ impl Server {
                 Reply::Done
             }
             Request::Tunables { pattern, value } => {
-                if pattern != "server.x" {
-                    return Err(Errno::Inval);
+                let names = ["server.x", "server.spin_us"].into_iter().filter(|n| setting::glob(&pattern, n));
+                let names: Vec<&str> = names.collect();
+                if names.is_empty() {
+                    return Err(Errno::NoEnt);
                 }
-                Reply::Tunables(vec![("server.x".into(), value.unwrap_or("1".into()), "help".into())])
+                match value {
+                    Some(value) if value == "13" => return Err(Errno::Inval),
+                    Some(value) => names.iter().for_each(|n| drop(self.tuned.insert(n.to_string(), value.clone()))),
+                    None => {}
+                }
+                let now = |n: &str| self.tuned.get(n).map_or("1".into(), String::clone);
+                Reply::Tunables(names.into_iter().map(|n| (n.into(), now(n), "help".into())).collect())
             }
             Request::Counters { .. } => Reply::Counters(vec![("requests".into(), 3)]),
             Request::Status => Reply::Status {

@@ -1,13 +1,15 @@
 //! Hidden control attributes of a mount, for the super-user and the owner of the mount process.
 //!
 //! Read: `stats`, `stats.json`, `jobs` or `jobs.after.JOB` (JSON, counters of jobs, as many as fit), `tunables` or `tunables.PATTERN` (lines `name=value # help`), `status` (JSON, the
-//! cluster's; its beginning if it is long) and `status.from.N` (byte N and on of the status that was shown last), `counters.server`, `error` (why the last change was refused). Write: `stats` = `reset`, `set` =
-//! `PATTERN=VALUE`, `sync` = `all` (what syncfs would do, which the kernel does not pass on). What begins with `server.` is the server's.
+//! cluster's; its beginning if it is long) and `status.from.N` (byte N and on of the status that was shown to this process last), `counters.server`, `error` (why the last change was refused). Write: `stats` = `reset`, `set` =
+//! `PATTERN=VALUE`, `sync` = `all` (what syncfs would do, which the kernel does not pass on). What begins with `server.` is the servers': shown are the
+//! master's values, and in lines that begin with `#` which other servers have others, or do not answer.
 
 use crate::api::Ctx;
 use crate::core::{Core, unexpected};
 use crate::jobs;
-use crate::status::STATUS_PART_BYTES;
+use crate::status::{STATUS_PART_BYTES, plain};
+use crate::tunables::Tunables;
 use amphi_types::{Errno, Result, TargetId};
 use amphi_wire::{Reply, Request};
 use std::collections::BTreeMap;
@@ -17,10 +19,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// The names of the servers' tunables begin so.
 const SERVER: &str = "server.";
-/// With the number of the first byte that is wanted of the status that was shown last.
+/// With the number of the first byte that is wanted of the status that was shown to this process last.
 const STATUS_FROM: &str = "status.from.";
 /// With the last job of the print before.
 const JOBS_AFTER: &str = "jobs.after.";
+/// Processes that may read a long status at the same time.
+const SHOWN_MAX: usize = 8;
 
 fn allowed(core: &Core, ctx: &Ctx) -> bool {
     ctx.cred.uid == 0 || ctx.cred.uid == core.owner_uid
@@ -33,30 +37,67 @@ fn lines(rows: &[(String, String, String)]) -> String {
     })
 }
 
-async fn server_tunables(
-    core: &Core,
-    ctx: &Ctx,
-    pattern: &str,
-    value: Option<&str>,
-) -> Result<Vec<(String, String, String)>> {
-    let op = Request::Tunables { pattern: pattern.into(), value: value.map(Into::into) };
-    // The master passes it on to the others.
-    match core.call(TargetId(0), &ctx.cred, op).await? {
-        Reply::Tunables(rows) => Ok(rows),
-        other => Err(unexpected(&other)),
+type Rows = Vec<(String, String, String)>;
+
+/// What an answer to `Request::Tunables` has: nothing if the server has none that match.
+fn rows_of(answer: Result<Reply>) -> Result<Rows> {
+    match answer {
+        Ok(Reply::Tunables(rows)) => Ok(rows),
+        Ok(other) => Err(unexpected(&other)),
+        Err(Errno::NoEnt) => Ok(Vec::new()),
+        Err(e) => Err(e),
     }
 }
 
-/// Whether a pattern can mean the server's tunables.
+/// The servers' tunables that match, after setting them if there is a value, as the master has them.
+async fn server_tunables(core: &Core, ctx: &Ctx, pattern: &str, value: Option<&str>) -> Result<Rows> {
+    let op = Request::Tunables { pattern: pattern.into(), value: value.map(Into::into) };
+    // The master passes it on to the others.
+    rows_of(core.call(TargetId(0), &ctx.cred, op).await)
+}
+
+/// The servers' tunables that match: a line for each with the master's value, and one for what is different elsewhere.
+async fn server_lines(core: &Core, ctx: &Ctx, pattern: &str) -> Result<String> {
+    let rows = server_tunables(core, ctx, pattern, None).await?;
+    let mut text = lines(&rows);
+    let servers = core.map.lock().servers.clone();
+    if rows.is_empty() || servers.len() < 2 {
+        return Ok(text);
+    }
+    let answers = core.ask_servers(&ctx.cred, &Request::Tunables { pattern: pattern.into(), value: None }).await;
+    for (server, answer) in servers.iter().zip(answers).skip(1) {
+        let name = plain(&format!("{} at {}", server.name, server.addrs.join(" ")));
+        match rows_of(answer) {
+            Ok(own) => {
+                let same = |(t, v, _): &&(String, String, String)| rows.iter().any(|(n, now, _)| n == t && now == v);
+                for (tunable, value, _) in own.iter().filter(|row| !same(row)) {
+                    let _ = writeln!(text, "# {name}: {tunable}={value}");
+                }
+            }
+            Err(e) => {
+                let _ = writeln!(text, "# {name} does not answer ({e}); it gets what was set when it is back");
+            }
+        }
+    }
+    Ok(text)
+}
+
+/// Whether a pattern can mean the servers' tunables.
 fn means_server(pattern: &str) -> bool {
-    let literal = pattern.split(['*', '?', '[']).next().unwrap_or_default();
+    let literal = pattern.split(['*', '?']).next().unwrap_or_default();
     literal.starts_with(SERVER) || SERVER.starts_with(literal)
+}
+
+/// Whether there is a control attribute of this name to read.
+fn is_known(name: &str) -> bool {
+    matches!(name, "stats" | "stats.json" | "jobs" | "error" | "status" | "counters.server" | "tunables")
+        || [STATUS_FROM, JOBS_AFTER, "tunables."].iter().any(|prefix| name.starts_with(prefix))
 }
 
 pub(super) async fn get(core: &Arc<Core>, ctx: &Ctx, name: &[u8]) -> Result<Vec<u8>> {
     let name = std::str::from_utf8(name).map_err(|_| Errno::NoData)?;
     if !allowed(core, ctx) {
-        return Err(Errno::NoData);
+        return Err(if is_known(name) { Errno::Perm } else { Errno::NoData });
     }
     let now = core.clock.now_ns();
     let text = match name {
@@ -65,12 +106,19 @@ pub(super) async fn get(core: &Arc<Core>, ctx: &Ctx, name: &[u8]) -> Result<Vec<
         "jobs" => jobs::json(core, None),
         "error" => core.complaint.lock().clone(),
         "status" => {
-            *core.shown_status.lock() = status(core, ctx).await?.into_bytes();
-            return Ok(status_part(core, 0));
+            let text = status(core, ctx).await?.into_bytes();
+            let mut shown = core.shown_status.lock();
+            shown.retain(|(pid, _)| *pid != ctx.pid);
+            while shown.len() >= SHOWN_MAX {
+                shown.pop_front();
+            }
+            shown.push_back((ctx.pid, text));
+            drop(shown);
+            return Ok(status_part(core, ctx, 0));
         }
         name if name.starts_with(STATUS_FROM) => {
             let from = name[STATUS_FROM.len()..].parse().map_err(|_| Errno::NoData)?;
-            return Ok(status_part(core, from));
+            return Ok(status_part(core, ctx, from));
         }
         "counters.server" => server_counters(core, ctx).await?.iter().fold(String::new(), |mut out, (name, value)| {
             let _ = writeln!(out, "{name} {value}");
@@ -83,19 +131,15 @@ pub(super) async fn get(core: &Arc<Core>, ctx: &Ctx, name: &[u8]) -> Result<Vec<
                 Some(rest) => rest.strip_prefix('.').ok_or(Errno::NoData)?,
                 None => return Err(Errno::NoData),
             };
-            let mut rows = core.tunables.list(pattern);
+            let mut text = lines(&core.tunables.list(pattern));
             if means_server(pattern) {
-                match server_tunables(core, ctx, pattern, None).await {
-                    Ok(more) => rows.extend(more),
-                    Err(e) if rows.is_empty() => return Err(e),
-                    Err(_) => {}
-                }
+                text.push_str(&server_lines(core, ctx, pattern).await?);
             }
-            if rows.is_empty() {
+            if text.is_empty() {
                 core.complain(format!("no tunable matches {pattern:?}"));
                 return Err(Errno::NoData);
             }
-            lines(&rows)
+            text
         }
     };
     Ok(text.into_bytes())
@@ -115,7 +159,8 @@ pub(super) async fn set(core: &Arc<Core>, ctx: &Ctx, name: &[u8], text: &str) ->
         b"set" => {
             let (pattern, value) =
                 text.split_once('=').ok_or_else(|| core.complain(format!("{text:?} is not of the form NAME=VALUE")))?;
-            // First those that may be out of reach.
+            // Nothing is changed anywhere before it is known to fit here; then first what may be out of reach.
+            let near = Tunables::check(pattern, value).map_err(|text| core.complain(text))?;
             let far = if means_server(pattern) {
                 server_tunables(core, ctx, pattern, Some(value)).await.inspect_err(|e| {
                     core.complain(format!("{pattern}: the server refuses {value:?}: {e}"));
@@ -123,10 +168,11 @@ pub(super) async fn set(core: &Arc<Core>, ctx: &Ctx, name: &[u8], text: &str) ->
             } else {
                 Vec::new()
             };
-            if far.is_empty() || !core.tunables.list(pattern).is_empty() {
-                core.tunables.set(pattern, value).map_err(|text| core.complain(text))?;
-                core.make_room(0);
+            if near.is_empty() && far.is_empty() {
+                return Err(core.complain(format!("no tunable matches {pattern:?}")));
             }
+            core.tunables.store(&near);
+            core.make_room(0);
             Ok(())
         }
         _ => Err(core.complain("no such control attribute".into())),
@@ -151,11 +197,12 @@ async fn server_counters(core: &Core, ctx: &Ctx) -> Result<BTreeMap<String, u64>
     failure.map(|()| sums)
 }
 
-/// What the status that was shown last says from byte `from` on, as much as fits into an attribute.
-fn status_part(core: &Core, from: usize) -> Vec<u8> {
+/// What the status that was shown to the caller last says from byte `from` on, as much as fits into an attribute.
+fn status_part(core: &Core, ctx: &Ctx, from: usize) -> Vec<u8> {
     let shown = core.shown_status.lock();
-    let from = from.min(shown.len());
-    shown[from..(from + STATUS_PART_BYTES).min(shown.len())].to_vec()
+    let text = shown.iter().find(|(pid, _)| *pid == ctx.pid).map_or(&[][..], |(_, text)| text);
+    let from = from.min(text.len());
+    text[from..(from + STATUS_PART_BYTES).min(text.len())].to_vec()
 }
 
 /// The cluster's status as JSON: servers, targets, sessions.

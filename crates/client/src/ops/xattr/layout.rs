@@ -1,11 +1,10 @@
 //! Layouts as text: `growing`, `whole`, `striped`, with `size=` and `count=` behind a comma.
 
-use crate::tunables;
-use amphi_types::{Layout, Pattern};
+use amphi_types::{Layout, Pattern, setting};
 
 /// A layout as people read it.
 pub(crate) fn text(layout: &Layout) -> String {
-    let size = tunables::size(u64::from(layout.stripe_size));
+    let size = setting::size(u64::from(layout.stripe_size));
     match layout.pattern {
         Pattern::Whole => "whole".into(),
         Pattern::Growing => format!("growing,size={size},count={}", layout.stripe_count),
@@ -31,7 +30,7 @@ pub(crate) fn parse(text: &str, old: Layout) -> Result<Layout, String> {
         let wrong = || format!("cannot read {word:?} in a layout: size=BYTES or count=NUMBER");
         match word.split_once('=').ok_or_else(wrong)? {
             ("size", value) => {
-                layout.stripe_size = tunables::bytes(value).and_then(|b| u32::try_from(b).ok()).ok_or_else(wrong)?;
+                layout.stripe_size = setting::bytes(value).and_then(|b| u32::try_from(b).ok()).ok_or_else(wrong)?;
             }
             ("count", "all" | "0") => layout.stripe_count = all,
             ("count", value) => layout.stripe_count = value.parse().map_err(|_| wrong())?,

@@ -1,0 +1,92 @@
+//! Control attributes: tunables of mount and servers together, a status longer than an attribute.
+
+use super::world::World;
+use crate::api::Ctx;
+use crate::status::STATUS_PART_BYTES;
+use crate::tunables::Knob;
+use amphi_types::{Errno, Ino, Result};
+use amphi_wire::{ServerInfo, XattrMode};
+
+fn get(w: &mut World, ctx: &Ctx, name: &str) -> Result<String> {
+    let op = w.client.getxattr(ctx, Ino::ROOT, format!("user.amphi.{name}").as_bytes());
+    w.run(op).map(|v| String::from_utf8(v).expect("text"))
+}
+
+fn set(w: &mut World, assignment: &str) -> Result<()> {
+    let op = w.client.setxattr(&Ctx::root(), Ino::ROOT, b"user.amphi.set", assignment.as_bytes(), XattrMode::Set);
+    w.run(op)
+}
+
+/// Goal: a pattern that could mean the servers' tunables need not; one that means both sets both or neither; a name that nobody has is no
+/// attribute, and what the server says against a question is passed on. Method: patterns for tunables of a server that has two.
+#[test]
+fn patterns_over_mount_and_servers() {
+    let mut w = World::new(1, &[]);
+    let root = Ctx::root();
+    assert_eq!(set(&mut w, "*small_bytes=48K"), Ok(()), "the server has none of these");
+    assert_eq!(w.client.core.tunables.get(Knob::Small), 48 << 10);
+    assert_eq!(set(&mut w, "*spin_us=500000"), Err(Errno::Inval), "too much for the mount's");
+    assert!(w.server.tuned.is_empty(), "a refused value changes nothing elsewhere: {:?}", w.server.tuned);
+    assert!(get(&mut w, &root, "error").expect("text").contains("client.spin_us: 500000 is not within"));
+    let before = w.client.core.tunables.spin_us();
+    assert_eq!(set(&mut w, "*spin_us=13"), Err(Errno::Inval), "the server refuses this one");
+    assert_eq!(w.client.core.tunables.spin_us(), before, "nor here");
+    assert_eq!(set(&mut w, "*spin_us=70"), Ok(()));
+    assert_eq!((w.client.core.tunables.spin_us(), w.server.tuned["server.spin_us"].as_str()), (70, "70"));
+    assert_eq!(set(&mut w, "server.nothing=1"), Err(Errno::Inval));
+    assert!(get(&mut w, &root, "error").expect("text").contains("no tunable matches"));
+    assert_eq!(get(&mut w, &root, "tunables.server.nothing"), Err(Errno::NoData));
+    let shown = get(&mut w, &root, "tunables.*spin_us").expect("both");
+    assert!(shown.contains("client.spin_us=70 # ") && shown.contains("\nserver.spin_us=70 # help\n"), "{shown}");
+}
+
+/// Goal: what other servers have of a tunable, or that they do not say, is shown beside the master's value. Method: a server without targets,
+/// which cannot be asked.
+#[test]
+fn servers_that_do_not_answer_are_named() {
+    let mut w = World::new(2, &[]);
+    let away = ServerInfo { id: 2, name: "two".into(), addrs: vec!["tcp:two:1".into()], targets: Vec::new() };
+    w.client.core.map.lock().servers.push(away);
+    let shown = get(&mut w, &Ctx::root(), "tunables.server.x").expect("the master's");
+    let lines: Vec<&str> = shown.lines().collect();
+    assert_eq!(lines[0], "server.x=1 # help");
+    assert!(lines.len() == 2 && lines[1].starts_with("# two at tcp:two:1 does not answer"), "{shown}");
+}
+
+/// Goal: two processes that read a long status at the same time do not get parts of each other's. Method: two callers, between whose first
+/// parts the cluster grows, read on in turn; many more begin meanwhile than are remembered, and then no part comes instead of a wrong one.
+#[test]
+fn a_long_status_is_its_readers_own() {
+    let mut w = World::new(3, &[]);
+    let grow = |w: &World, from: u64, count: u64| {
+        for id in from..from + count {
+            let name = format!("server-{id}-{}", "x".repeat(200));
+            w.client.core.map.lock().servers.push(ServerInfo { id, name, addrs: Vec::new(), targets: Vec::new() });
+        }
+    };
+    grow(&w, 2, 400);
+    let callers = [1, 2].map(|pid| Ctx { pid, ..Ctx::root() });
+    let mut texts = Vec::new();
+    for caller in &callers {
+        texts.push(get(&mut w, caller, "status").expect("the first part"));
+        grow(&w, 1000, 100);
+    }
+    assert!(texts.iter().all(|t| t.len() == STATUS_PART_BYTES));
+    for part in 1.. {
+        let from = format!("status.from.{}", part * STATUS_PART_BYTES);
+        let more = callers.each_ref().map(|caller| get(&mut w, caller, &from).expect("another part"));
+        if more.iter().all(String::is_empty) {
+            break;
+        }
+        texts.iter_mut().zip(more).for_each(|(text, more)| text.push_str(&more));
+    }
+    let servers = texts.iter().map(|text| {
+        assert!(text.starts_with('{') && text.ends_with("\"sessions\":[]}"), "{}", &text[text.len() - 100..]);
+        text.matches("\"id\"").count()
+    });
+    assert_eq!(servers.collect::<Vec<_>>(), [401, 501]);
+    for pid in 3..20 {
+        get(&mut w, &Ctx { pid, ..Ctx::root() }, "status").expect("the first part");
+    }
+    assert_eq!(get(&mut w, &callers[0], "status.from.0").expect("nothing"), "");
+}

@@ -1,0 +1,103 @@
+//! How values of tunables are written, and patterns of their names: the same for those of mounts and of servers.
+//!
+//! Owns: sizes, switches, patterns. Does not own: tables of tunables (`client::tunables`, `server::tunables`).
+
+/// Reads a number of bytes with an optional suffix `K`, `M`, `G`, `T` (also `KiB`, `KB`: all powers of 1024).
+pub fn bytes(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let shift = match text[digits..].trim().to_ascii_uppercase().trim_end_matches('B').trim_end_matches('I') {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        "T" => 40,
+        _ => return None,
+    };
+    text[..digits].parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// A number of bytes with the largest suffix that divides it, as `bytes` reads it.
+pub fn size(value: u64) -> String {
+    for (shift, suffix) in [(40, "T"), (30, "G"), (20, "M"), (10, "K")] {
+        if value > 0 && value.is_multiple_of(1 << shift) {
+            return format!("{}{suffix}", value >> shift);
+        }
+    }
+    value.to_string()
+}
+
+/// Reads a switch.
+pub fn switch(text: &str) -> Option<bool> {
+    match text.trim() {
+        "on" | "1" | "true" | "yes" => Some(true),
+        "off" | "0" | "false" | "no" => Some(false),
+        _ => None,
+    }
+}
+
+/// A switch as `switch` reads it.
+pub fn on_off(on: bool) -> &'static str {
+    if on { "on" } else { "off" }
+}
+
+/// Whether the pattern matches the whole of `name`: `*` stands for any text, `?` for any one byte.
+pub fn glob(pattern: &str, name: &str) -> bool {
+    let (p, n) = (pattern.as_bytes(), name.as_bytes());
+    let (mut i, mut j) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while j < n.len() {
+        if i < p.len() && p[i] == b'*' {
+            star = Some((i, j));
+            i += 1;
+        } else if i < p.len() && (p[i] == b'?' || p[i] == n[j]) {
+            i += 1;
+            j += 1;
+        } else if let Some((si, sj)) = star {
+            star = Some((si, sj + 1));
+            i = si + 1;
+            j = sj + 1;
+        } else {
+            return false;
+        }
+    }
+    p[i..].iter().all(|&c| c == b'*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: values survive being shown and read, and odd spellings are understood or refused. Method: a table.
+    #[test]
+    fn values_round_trip() {
+        for n in [0, 1, 1000, 4096, 3 << 19, 2 << 20, 7 << 30, 1 << 50] {
+            assert_eq!(bytes(&size(n)), Some(n), "{n}");
+        }
+        assert_eq!((bytes("2 MiB"), bytes("64k"), bytes("1T")), (Some(2 << 20), Some(65536), Some(1 << 40)));
+        for bad in ["", "M", "-1", "1X", "99999999999T"] {
+            assert_eq!(bytes(bad), None, "{bad}");
+        }
+        for on in [true, false] {
+            assert_eq!(switch(on_off(on)), Some(on));
+        }
+        assert_eq!((switch("yes"), switch("false"), switch("maybe")), (Some(true), Some(false), None));
+    }
+
+    /// Goal: `*` and `?` mean what they mean to a shell; nothing else is special.
+    #[test]
+    fn globs() {
+        for (p, n, yes) in [
+            ("*", "a.b", true),
+            ("a.*", "a.b", true),
+            ("a.?", "a.b", true),
+            ("*b*c", "abbc", true),
+            ("*bd", "abbc", false),
+            ("", "", true),
+            ("a", "ab", false),
+            ("[ab]", "a", false),
+        ] {
+            assert_eq!(glob(p, n), yes, "{p} {n}");
+        }
+    }
+}
