@@ -5,10 +5,12 @@
 //! Invariants: a field that is unknown or wrong is an error that names its line; a path that is not absolute counts from
 //! the folder of the file, so that the file means the same wherever the server is started.
 
+use crate::cmd::up::SPIN_US_MAX;
 use crate::failure::{Failure, Outcome};
 use crate::size;
 use crate::storage_kind::Rotational;
 use serde::{Deserialize, Deserializer};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Fields of the file; all may be absent.
@@ -41,7 +43,11 @@ pub struct ConfigFile {
     /// Worker threads.
     pub workers: Option<u16>,
     /// Polling of the workers, microseconds.
+    #[serde(default, deserialize_with = "spin_us")]
     pub worker_spin_us: Option<u64>,
+    /// What tunables of the server begin with, by their names without `server.`.
+    #[serde(default, deserialize_with = "tunables")]
+    pub tunables: Vec<(String, String)>,
     /// Whether the zones lie on rotating disks.
     #[serde(default, deserialize_with = "Rotational::from_file")]
     pub rotational: Option<Rotational>,
@@ -86,6 +92,9 @@ workers = 1
 # How long a worker polls after its last work before it sleeps, if nobody else needs the core; microseconds.
 worker_spin_us = 200
 
+# What tunables of this server begin with, by the names that `amphi get 'server.*'` shows, without "server.".
+# tunables = { sync_interval_ms = 1000, checkpoint_bytes = "16M", lock_growth = true }
+
 # Whether the zones lie on rotating disks: true, false, or "auto" to look at their devices. Mounts then send only larger
 # requests past their caches.
 rotational = "auto"
@@ -104,6 +113,33 @@ fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
         Ok(Size::Text(text)) => size::parse(&text).map(Some).map_err(serde::de::Error::custom),
         Err(_) => Err(serde::de::Error::custom("a size is a number of bytes or text such as \"64M\"")),
     }
+}
+
+/// A polling time.
+fn spin_us<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    match u64::deserialize(from)? {
+        us if us <= SPIN_US_MAX => Ok(Some(us)),
+        us => Err(serde::de::Error::custom(format!("{us} us are too long to poll; give at most {SPIN_US_MAX}"))),
+    }
+}
+
+/// A table of tunables.
+fn tunables<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<(String, String)>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Value {
+        Switch(bool),
+        Number(u64),
+        Text(String),
+    }
+    let table = BTreeMap::<String, Value>::deserialize(from)
+        .map_err(|_| serde::de::Error::custom("tunables are a table of names with numbers, sizes or switches"))?;
+    let text = |value| match value {
+        Value::Switch(on) => on.to_string(),
+        Value::Number(n) => n.to_string(),
+        Value::Text(text) => text,
+    };
+    Ok(table.into_iter().map(|(name, value)| (format!("server.{name}"), text(value))).collect())
 }
 
 impl ConfigFile {
@@ -151,6 +187,11 @@ mod tests {
             .collect();
         let all = all.join("\n");
         let full = ConfigFile::parse(&all).expect("with all fields");
+        let tunables: Vec<_> = full.tunables.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        assert_eq!(
+            tunables,
+            ["server.checkpoint_bytes=16M", "server.lock_growth=true", "server.sync_interval_ms=1000"]
+        );
         assert_eq!((full.zone_size, full.join.len(), full.advertise.len()), (Some(1 << 40), 1, 1));
         let (_, error) = ConfigFile::parse("no_such = 1").expect_err("unknown");
         let fields: Vec<&str> = error.split('`').skip(3).step_by(2).collect();
@@ -168,6 +209,8 @@ mod tests {
             ("\n\ntargets = 'many'\n", 3, "invalid type"),
             ("targets = 4\nlog_size = '12Q'\n", 2, "12Q"),
             ("targets = 4\nlog_size = true\n", 2, "a size is"),
+            ("targets = 4\nworker_spin_us = 1000001\n", 2, "at most 1000000"),
+            ("\ntunables = 'many'\n", 2, "tunables are a table"),
             ("rotational = 'sometimes'\n", 1, "rotational is true"),
             ("name = 'a'\n\nname = 'b'\n", 3, "duplicate"),
             ("listen = 'tcp:a:1'\n", 1, "sequence"),

@@ -60,6 +60,8 @@ pub struct ServerConfig {
     pub roomy_bytes: u64,
     /// How long a worker polls after its last work: where the tunable begins. The threads set it by themselves.
     pub worker_spin: Duration,
+    /// Names or patterns of tunables, and the values that they begin with.
+    pub tunables: Vec<(String, String)>,
     /// Says whether a session's holder is known to have ended, so that its session need not be kept.
     pub holder_gone: HolderGone,
     /// Says whether a zone lies on rotating storage; asked once for each zone at the start, which then must be there.
@@ -89,6 +91,7 @@ impl ServerConfig {
             callback_deadline: Duration::from_secs(30),
             roomy_bytes: 128 << 20,
             worker_spin: Duration::ZERO,
+            tunables: Vec::new(),
             holder_gone: Arc::new(|_| false),
             is_rotating: Arc::new(|_| false),
         }

@@ -396,12 +396,15 @@ impl<E: Env> Front<E> {
     /// Shows tunables, or sets them; then every target has taken them over.
     async fn tunables(&self, pattern: &str, value: Option<&str>) -> Result<Reply> {
         let rows = self.worker.tunables.apply(pattern, value)?;
-        if let Some(value) = value {
+        if value.is_some() {
+            if let Some(cluster) = self.cluster() {
+                cluster.tuned.note(&rows);
+            }
             for target in self.worker.routes.local() {
                 self.worker.tell(*target, Question::Tune).await?;
             }
             if let Some(cluster) = self.cluster() {
-                cluster.tune_elsewhere(pattern, value).await;
+                cluster.tune_elsewhere().await;
             }
         }
         Ok(Reply::Tunables(rows))

@@ -50,6 +50,7 @@ mod target;
 pub mod threads;
 mod tokens;
 mod tunables;
+mod tuned;
 mod turns;
 mod worker;
 

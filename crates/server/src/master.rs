@@ -1,7 +1,7 @@
 //! The master: the server with target 0 keeps the map and says who comes in and which sessions there are.
 //!
-//! Owns: joins, what is heard of the other servers, sessions on all of them. Does not own: the rules of the map (`map`),
-//! the sessions themselves (`front`).
+//! Owns: joins, what is heard of the other servers, sessions and tunables on all of them. Does not own: the rules of the map (`map`),
+//! the sessions themselves (`front`), what was set of the tunables (`tuned`).
 //!
 //! The map is stable on target 0 before anybody hears of it. A server that cannot be told that a session began or ended
 //! hears of it by its next beat: each beat is answered with a number that changes with the sessions, and a server that
@@ -112,6 +112,7 @@ impl<E: Env> Cluster<E> {
                 });
             }
         }
+        self.tuned.begins(server.id);
         self.hear(server.id, self.map().epoch, Vec::new());
         Ok(Reply::Joined { map: self.map(), new_targets: Vec::new() })
     }
@@ -166,6 +167,7 @@ impl<E: Env> Cluster<E> {
                     return Err(Errno::Stale);
                 }
                 self.hear(caller, epoch, targets);
+                self.tune_behind(caller);
                 let alone = self.front()?.tell_alone(caller);
                 Ok(PeerTold::Beat {
                     epoch: self.map().epoch,
@@ -268,10 +270,48 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// Tunables that were set at the master count on all servers.
-    pub(crate) async fn tune_elsewhere(self: &Rc<Self>, pattern: &str, value: &str) {
-        if self.is_master() && self.worker.routes.is_shared() {
-            self.tell_others(&PeerQuestion::Tune { pattern: pattern.into(), value: value.into() }).await;
+    /// Tunables that were set at the master count on all servers. Who does not hear of it does after its next beat.
+    pub(crate) async fn tune_elsewhere(self: &Rc<Self>) {
+        if !self.is_master() {
+            return;
+        }
+        let up = self.others().into_iter().filter(|s| self.is_up(s.id));
+        join_all(up.map(|s| async move {
+            if let Err(e) = self.tune(s.id).await {
+                tracing::warn!(
+                    "{} was not told of tunables: {e}; it hears of them when it is back",
+                    crate::map::called(&s)
+                );
+            }
+        }))
+        .await;
+    }
+
+    /// Tells a server what was set and it may not have.
+    async fn tune(self: &Rc<Self>, server: u64) -> Result<()> {
+        let _turn = self.tuned.turns(server).take().await;
+        let Some(portion) = self.tuned.missing(server) else { return Ok(()) };
+        for (pattern, value) in portion.values.iter().cloned() {
+            match self.ask_soon(server, PeerQuestion::Tune { pattern, value }).await {
+                // Of another version: it has none of this name, or other bounds.
+                Ok(_) | Err(Errno::NoEnt | Errno::Inval) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        self.tuned.told(server, &portion);
+        Ok(())
+    }
+
+    /// After a beat: a server that has begun a run, or was away, is told what was set.
+    fn tune_behind(self: &Rc<Self>, server: u64) {
+        if self.tuned.begins_telling(server) {
+            let cluster = self.clone();
+            self.worker.env.spawn(async move {
+                if let Err(e) = cluster.tune(server).await {
+                    tracing::debug!("a server was not told of tunables: {e}");
+                }
+                cluster.tuned.ends_telling(server);
+            });
         }
     }
 

@@ -19,6 +19,7 @@ use crate::front::Front;
 use crate::message::{Question, Told};
 use crate::records::SessionRecord;
 use crate::step::Step;
+use crate::tuned::Tuned;
 use crate::turns::{Turn, Turns};
 use crate::worker::Worker;
 use amphi_env::Env;
@@ -85,7 +86,7 @@ pub enum PeerQuestion {
     Company(u64),
     /// `Done`: tunables were set.
     Tune {
-        /// Shell pattern.
+        /// Name or pattern.
         pattern: String,
         /// Value.
         value: String,
@@ -153,6 +154,8 @@ pub struct Cluster<E: Env> {
     pub(crate) joining: Turns,
     /// At the master: the server that has numbers of new targets and has not come with them yet, and until when, ns.
     pub(crate) promised: Cell<Option<(u64, u64)>>,
+    /// At the master: what was set of the tunables.
+    pub(crate) tuned: Tuned,
     /// At the others: sessions that this server knows.
     pub(crate) known: RefCell<BTreeMap<SessionId, SessionRecord>>,
     /// At the others: to which begin of a session its last connection belonged.
@@ -188,6 +191,7 @@ impl<E: Env> Cluster<E> {
             sessions_version: Cell::new(boot),
             joining: Turns::new(1),
             promised: Cell::new(None),
+            tuned: Tuned::default(),
             known: RefCell::default(),
             connected: RefCell::default(),
             changing: Turns::new(1),

@@ -18,7 +18,7 @@ use crate::peers::Cluster;
 use crate::records::HomeRecord;
 use crate::routes::{Routes, SharedRoutes};
 use crate::target::Target;
-use crate::tunables::{Defaults, SharedTunables, Tunables};
+use crate::tunables::{SharedTunables, Tunables};
 use crate::worker::{RING_MESSAGES, Worker};
 use amphi_dlm::SessionEnd;
 use amphi_env::{Env, Listener};
@@ -73,6 +73,7 @@ impl Seeds {
     /// Looks at the folder, formats it if it is new, and makes a seed for each worker.
     pub async fn prepare<E: Env>(env: &E, config: &ServerConfig) -> Result<Seeds, ServerError> {
         config.check()?;
+        let tunables = Arc::new(Tunables::of(config)?);
         let mut addrs = config.advertise.clone();
         if folder::zones(env, &config.data_dir)?.is_empty() {
             // Nothing is made for a server that could not be reached.
@@ -84,12 +85,6 @@ impl Seeds {
             }
         }
         let folder::Prepared { targets, enlisted } = folder::prepare(env, config, &addrs).await?;
-        let tunables = Arc::new(Tunables::new(Defaults {
-            session_grace: config.session_grace,
-            callback_deadline: config.callback_deadline,
-            roomy_bytes: config.roomy_bytes,
-            worker_spin: config.worker_spin,
-        }));
         let workers = config.workers.min(targets.len() as u16);
         let pool = enlisted.as_ref().map_or(0, |e| e.map.pool()) + targets.len() as u16;
         let routes = Arc::new(Routes::new(targets, workers, pool));
@@ -133,7 +128,12 @@ async fn open_worker<E: Env>(env: E, seed: WorkerSeed) -> (Rc<Worker<E>>, MeshRx
             }
         }
     }
-    (Worker::new(env, config, tunables, counters, tx, routes, targets, failure), rx, enlisted)
+    let opened: Vec<_> = targets.values().cloned().collect();
+    let worker = Worker::new(env, config, tunables, counters, tx, routes, targets, failure);
+    if !worker.config.tunables.is_empty() {
+        opened.iter().for_each(|target| worker.tunables.apply_to(&worker, target));
+    }
+    (worker, rx, enlisted)
 }
 
 impl<E: Env> Server<E> {

@@ -3,6 +3,8 @@
 //! Owns: names, units, bounds, defaults, present values, and handing them to the parts of a worker that keep a copy. Does
 //! not own: how values and patterns are written (`types::setting`), what they steer; everything else loads a value when it uses it, so a change counts from the next use.
 
+use crate::config::ServerConfig;
+use crate::error::{ServerError, ServerErrorKind};
 use crate::target::Target;
 use crate::worker::Worker;
 use amphi_dlm::{ContentionLimits, LockLimits};
@@ -360,6 +362,28 @@ impl Tunables {
                 "how long a worker polls after its last work before it sleeps, if nobody else needs the core",
             ),
         }
+    }
+
+    /// The tunables of a server as it is configured.
+    ///
+    /// Errors: a name or value that makes no sense.
+    pub fn of(config: &ServerConfig) -> std::result::Result<Tunables, ServerError> {
+        let tunables = Tunables::new(Defaults {
+            session_grace: config.session_grace,
+            callback_deadline: config.callback_deadline,
+            roomy_bytes: config.roomy_bytes,
+            worker_spin: config.worker_spin,
+        });
+        for (pattern, value) in &config.tunables {
+            tunables.apply(pattern, Some(value)).map_err(|e| {
+                let why = match tunables.apply(pattern, None) {
+                    Ok(rows) => format!("{value:?} is no value for it: {}", rows[0].2),
+                    Err(_) => format!("there is no such tunable ({e})"),
+                };
+                ServerError::new(ServerErrorKind::Config, format!("tunable {pattern}: {why}"))
+            })?;
+        }
+        Ok(tunables)
     }
 
     /// How long a client may leave a callback or a question unanswered, ns.

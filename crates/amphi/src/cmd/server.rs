@@ -88,6 +88,7 @@ impl Server {
             rotational: self.rotational.or(file.rotational).unwrap_or_default(),
         };
         let mut config = storage.config()?;
+        config.tunables = file.tunables;
         config.listen = or(self.listen.clone(), file.listen);
         if config.listen.is_empty() {
             return Err(Failure::refused(

@@ -13,9 +13,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Polling times that make sense, microseconds: up to a second.
+/// Longest polling time that makes sense, microseconds.
+pub const SPIN_US_MAX: u64 = 1_000_000;
+
+/// Polling times that make sense, microseconds.
 pub fn spin_us() -> clap::builder::RangedU64ValueParser {
-    clap::value_parser!(u64).range(0..=1_000_000)
+    clap::value_parser!(u64).range(0..=SPIN_US_MAX)
 }
 
 /// Options of the zones and workers of a server.

@@ -323,6 +323,8 @@ fn configurations_that_make_no_sense() {
         ("data = 'd'\n", "nobody could reach it"),
         ("data = 'd'\nlisten = ['tcp:0.0.0.0:0']\njoin = ['tcp:127.0.0.1:1']\n", "--advertise"),
         ("data = 'd'\nlisten = ['unix:s']\njoin = ['nonsense']\n", "unknown form"),
+        ("data = 'd'\nlisten = ['unix:s']\nworker_spin_us = 9000000\n", "server.toml:3: 9000000 us are too long"),
+        ("data = 'd'\nlisten = ['unix:s']\ntunables = { speed = 9 }\n", "server.speed: there is no such tunable"),
     ] {
         fs::write(&file, text).expect("write");
         refused(&["server", "--config", &file], words);

@@ -7,6 +7,7 @@ mod joins;
 mod lost_power;
 mod mounts;
 mod sweep;
+mod tunables;
 
 use super::*;
 use amphi_env::sim::CrashKind;
