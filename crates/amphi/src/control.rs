@@ -1,7 +1,8 @@
 //! Talking to a mount: hidden extended attributes of its root, so that no further socket or file is needed.
 //!
 //! The client core defines them (docs/OPERATIONS.md lists them); only root and the owner of the mount process
-//! may use them.
+//! may use them. The kernel has a say before them: to change something the caller needs write permission on the file or directory
+//! that is named, any one of the mount.
 
 use crate::failure::{Failure, Outcome};
 use amphi_client::status::STATUS_PART_BYTES;
@@ -64,25 +65,38 @@ pub fn find_mount(named: Option<PathBuf>) -> Outcome<PathBuf> {
     }
 }
 
-fn explain(path: &Path, what: &str, e: Errno) -> Failure {
+/// Why an attribute could not be had or changed, which takes the right to `access` the file.
+fn explain(path: &Path, what: &str, access: &str, e: Errno) -> Failure {
+    let (shown, what) = (path.display(), what.strip_prefix("user.amphi.").unwrap_or(what));
+    let kind = std::fs::metadata(path).map(|m| m.file_type()).ok();
+    let special = kind.is_some_and(|k| !k.is_file() && !k.is_dir());
     match e {
-        Errno::NOENT => Failure::refused(format!("{}: no such file or directory", path.display())),
-        Errno::OPNOTSUPP | Errno::NODATA | Errno::NOSYS => {
-            Failure::refused(format!("{}: is not on an AmphiFS mount", path.display()))
+        Errno::NOENT => Failure::refused(format!("{shown}: no such file or directory")),
+        // The kernel has such attributes of these alone.
+        Errno::OPNOTSUPP | Errno::NODATA | Errno::PERM if special => {
+            Failure::refused(format!("{shown}: is neither a file nor a directory"))
         }
-        Errno::PERM | Errno::ACCESS => Failure::refused(format!(
-            "{}: permission denied: {} is for root, the owner of the mount and, for their own files, their owners",
-            path.display(),
-            what.strip_prefix("user.amphi.").unwrap_or(what)
+        Errno::OPNOTSUPP | Errno::NODATA | Errno::NOSYS => {
+            Failure::refused(format!("{shown}: is not on an AmphiFS mount"))
+        }
+        // The kernel looks at the file before anybody hears of it.
+        Errno::ACCESS if kind.is_some() && !matches!(what, "layout" | "mode") => Failure::refused(format!(
+            "permission denied: this needs the right to {access} {shown}; name a file or directory of your own on this mount"
         )),
-        Errno::NOTCONN => Failure::broken(format!("{}: the mount's process has died; unmount it", path.display())),
-        e => Failure::broken(format!("{}: {what}: {e}", path.display())),
+        Errno::PERM | Errno::ACCESS => Failure::refused(format!(
+            "{shown}: permission denied: {what} is for root, the owner of the mount and, for their own files, their owners"
+        )),
+        Errno::NOTCONN => Failure::broken(format!("{shown}: the mount's process has died; unmount it")),
+        Errno::IO | Errno::TIMEDOUT if what.starts_with("tunables") => Failure::broken(format!(
+            "{shown}: the servers cannot be asked for theirs ({e}); name tunables of the mount alone, such as 'hybrid.*'"
+        )),
+        e => Failure::broken(format!("{shown}: {what}: {e}")),
     }
 }
 
 /// Reads a control attribute of `path`.
 pub fn read(path: &Path, name: &str) -> Outcome<String> {
-    read_if_any(path, name)?.ok_or_else(|| explain(path, name, Errno::NODATA))
+    read_if_any(path, name)?.ok_or_else(|| explain(path, name, "read", Errno::NODATA))
 }
 
 /// Reads a control attribute of `path` that may not be there.
@@ -98,7 +112,7 @@ fn read_bytes(path: &Path, name: &str) -> Outcome<Option<Vec<u8>>> {
             Ok(Some(buf))
         }
         Err(Errno::NODATA) => Ok(None),
-        Err(e) => Err(explain(path, name, e)),
+        Err(e) => Err(explain(path, name, "read", e)),
     }
 }
 
@@ -107,13 +121,18 @@ pub fn write(path: &Path, name: &str, value: &str, refusal: impl FnOnce(Errno) -
     match setxattr(path, name, value.as_bytes(), XattrFlags::empty()) {
         Ok(()) => Ok(()),
         Err(e @ (Errno::INVAL | Errno::RANGE | Errno::BUSY)) => Err(Failure::refused(refusal(e))),
-        Err(e) => Err(explain(path, name, e)),
+        Err(e) => Err(explain(path, name, "write", e)),
     }
+}
+
+/// Writes a control attribute of which the value is no question: what the mount says against it is a failure.
+pub fn command(path: &Path, name: &str, value: &str) -> Outcome {
+    setxattr(path, name, value.as_bytes(), XattrFlags::empty()).map_err(|e| explain(path, name, "write", e))
 }
 
 /// Reads a control attribute that may be longer than an attribute can be: `NAME` is its beginning, `NAME.from.N` goes on at byte N of it.
 pub fn read_long(path: &Path, name: &str) -> Outcome<String> {
-    let mut text = read_bytes(path, name)?.ok_or_else(|| explain(path, name, Errno::NODATA))?;
+    let mut text = read_bytes(path, name)?.ok_or_else(|| explain(path, name, "read", Errno::NODATA))?;
     let mut last = text.len();
     while last >= STATUS_PART_BYTES {
         let more = read_bytes(path, &format!("{name}.from.{}", text.len()))?.unwrap_or_default();

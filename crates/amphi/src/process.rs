@@ -16,11 +16,13 @@ use amphi_transport::{ClusterKey, LinkConfig, Timeouts};
 use amphi_types::{Ino, SessionId, Timespec};
 use amphi_wire::Role;
 use futures_channel::oneshot;
-use rustix::fs::Access;
+use rustix::fs::{Access, Mode};
+use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::Write;
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
@@ -468,25 +470,41 @@ fn mount_failure(e: MountError) -> Failure {
 
 /// Checks a mount point before anything is started for it.
 pub fn check_mount_point(dir: &Path) -> Outcome {
-    let meta = std::fs::symlink_metadata(dir).and_then(|_| std::fs::metadata(dir));
-    match meta {
+    let refused = |why: String| Err(Failure::refused(format!("mount point {} {why}", dir.display())));
+    let meta = match std::fs::metadata(dir) {
+        Ok(meta) => meta,
+        // A dead mount of ours is cleared by mounting.
+        Err(e) if e.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => return Ok(()),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            Err(Failure::refused(format!("mount point {} does not exist; make the folder first", dir.display())))
+            return refused("does not exist; make the folder first".into());
         }
-        // A dead mount of ours is cleared by mounting; anything else is said by the mount itself.
-        Err(_) => Ok(()),
-        Ok(m) if !m.is_dir() => Err(Failure::refused(format!("mount point {} is not a directory", dir.display()))),
-        Ok(_) if crate::control::mounts().contains(&std::fs::canonicalize(dir).unwrap_or_default()) => {
-            Err(Failure::refused(format!("mount point {} is busy: an AmphiFS is mounted there already", dir.display())))
-        }
-        Ok(_) if !Path::new("/dev/fuse").exists() => Err(Failure::refused(
-            "/dev/fuse is missing, so nothing can be mounted; load the kernel module: modprobe fuse",
-        )),
-        Ok(_) if rustix::fs::access("/dev/fuse", Access::READ_OK | Access::WRITE_OK).is_err() => Err(Failure::refused(
-            "this user may not open /dev/fuse, so nothing can be mounted; as root: chmod 666 /dev/fuse",
-        )),
-        Ok(_) => Ok(()),
+        Err(e) => return refused(format!("cannot be looked at: {e}")),
+    };
+    if !meta.is_dir() {
+        return refused("is not a directory".into());
     }
+    if crate::control::mounts().contains(&std::fs::canonicalize(dir).unwrap_or_default()) {
+        return refused("is busy: an AmphiFS is mounted there already".into());
+    }
+    if !Path::new("/dev/fuse").exists() {
+        return Err(Failure::refused(
+            "/dev/fuse is missing, so nothing can be mounted; load the kernel module: modprobe fuse",
+        ));
+    }
+    if rustix::fs::access("/dev/fuse", Access::READ_OK | Access::WRITE_OK).is_err() {
+        return Err(Failure::refused(
+            "this user may not open /dev/fuse, so nothing can be mounted; as root: chmod 666 /dev/fuse",
+        ));
+    }
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    // What `fusermount3` asks for.
+    let sticky = meta.mode() & Mode::SVTX.bits() != 0 && meta.uid() != rustix::process::getuid().as_raw();
+    if sticky || rustix::fs::access(dir, Access::WRITE_OK).is_err() {
+        return refused("is not this user's to mount on; give a directory that he owns and may write to".into());
+    }
+    amphi_fuse::find_helper().map_err(|e| Failure::refused(e.to_string()))
 }
 
 /// Where `path` is, or would be if it were made: without links as far as it exists.

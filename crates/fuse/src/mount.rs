@@ -91,6 +91,13 @@ pub(crate) struct MountPoint {
     by_helper: bool,
 }
 
+/// Looks whether somebody who is not root could mount here, before anything is begun.
+///
+/// Errors: `NoHelper`.
+pub fn find_helper() -> Result<(), MountError> {
+    fusermount::find()
+}
+
 /// Opens the device and mounts it at the directory `at`.
 pub(crate) fn mount(at: &Path, config: &SessionConfig) -> Result<(OwnedFd, MountPoint), MountError> {
     let path = check_mount_point(at)?;

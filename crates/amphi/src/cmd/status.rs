@@ -23,7 +23,7 @@ const OTHERS: Duration = Duration::from_secs(2);
 /// Show servers, targets, space and clients of a cluster.
 #[derive(Args, Debug)]
 pub struct Status {
-    /// Mount point; default: the only mount here
+    /// Mount point, or any file or directory there; default: the only mount here
     mount: Option<PathBuf>,
     /// Ask a server directly, any of the cluster: unix:PATH or tcp:HOST:PORT; may be repeated, they are tried in turn
     #[arg(long, value_name = "ADDR", conflicts_with = "mount")]

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 /// Write back everything that programs wrote on a mount and make it survive power loss; what sync(1) cannot do through FUSE.
 #[derive(Args, Debug)]
 pub struct Sync {
-    /// Mount point; default: the only mount here
+    /// Mount point, or any file or directory there; default: the only mount here
     mount: Option<PathBuf>,
 }
 
@@ -17,6 +17,6 @@ impl Sync {
     pub fn run(self) -> Outcome {
         let mount = control::find_mount(self.mount)?;
         control::read(&mount, "user.amphi.mode")?;
-        control::write(&mount, "user.amphi.sync", "all", |_| "sync was refused".into())
+        control::command(&mount, "user.amphi.sync", "all")
     }
 }

@@ -49,6 +49,7 @@ fn wrong_surroundings() {
     refused(&["server", "--data", &data, "--listen", "tcp:127.0.0.1:99999"], "port");
     refused(&["server", "--data", &data, "--listen", "tcp:0.0.0.0:0", "--key", &place.text("none")], "cluster key");
     refused(&["server", "--data", &data, "--listen", "tcp:0.0.0.0:0", "--key", &place.text("file")], "at least 16");
+    refused(&["up", "--data", &data, "--mount", &place.text("file/under")], "cannot be looked at");
     assert!(!place.path("data").exists(), "nothing was made for a request that was refused");
     fs::create_dir(place.path("foreign")).expect("mkdir");
     fs::write(place.path("foreign").join("thesis.tex"), b"").expect("write");
@@ -114,6 +115,15 @@ fn second_server_and_second_mount() {
     refused(&["up", "--data", &place.text("data2"), "--mount", &place.text("mount")], "mount");
     refused(&["set", "no.such.thing=1", "--mount", &place.text("mount")], "no.such.thing");
     refused(&["set", "hybrid.large_write_bytes=-5", "--mount", &place.text("mount")], "hybrid.large_write_bytes");
+    refused(&["get", "server.nothing", "--mount", &place.text("mount")], "no tunable matches 'server.nothing'");
+    assert!(run(&["set", "*small_bytes=64K", "--mount", &place.text("mount")]).status.success());
+    refused(&["set", "*spin_us=500000", "--mount", &place.text("mount")], "'500000' is no value for *spin_us");
+    let spin = run(&["get", "server.worker_spin_us", "--mount", &place.text("mount")]);
+    assert_eq!(String::from_utf8_lossy(&spin.stdout), "server.worker_spin_us=200\n", "not half of it");
+    let (pipe, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::from_raw_mode(0o600));
+    rustix::fs::mknodat(rustix::fs::CWD, place.mount().join("fifo"), pipe, mode, 0).expect("mkfifo");
+    refused(&["get", "--mount", &place.text("mount/fifo")], "is neither a file nor a directory");
+    refused(&["sync", &place.text("mount/fifo")], "is neither a file nor a directory");
     refused(&["set", "nonsense", "--mount", &place.text("mount")], "PATTERN=VALUE");
     refused(&["layout", "set", "--layout", "striped,size=3", &place.text("mount/f")], "layout");
     fs::write(place.mount().join("fresh"), b"1").expect("write");

@@ -140,6 +140,109 @@ rm whiteout; test -z "$(ls)"
     up.stop();
 }
 
+/// Goal: somebody who may not use the control attributes of a mount is told so, and not that this is no mount. Method: commands of the other
+/// user at root's mount.
+#[test]
+fn commands_of_other_users_are_refused_as_such() {
+    if !can_change_user() {
+        return;
+    }
+    let place = place_of_other();
+    let up = place.up(&[]);
+    chmod(place.mount(), Mode::from_raw_mode(0o777)).expect("chmod");
+    let script = r#"
+touch "$ROOT/mount/own"
+cd "$HOME_DIR"
+refused() { local code=0; "$ROOT/amphi" "$@" >/dev/null 2>said || code=$?; test $code = 2 || { cat said; exit 1; }; }
+for command in "get -m" "status" "stats" "sync" "set cache.max_bytes=64M -m"; do
+  refused $command "$ROOT/mount"; grep -q 'permission denied' said || { cat said; exit 1; }
+done
+"$ROOT/amphi" layout get "$ROOT/mount/own"
+"$ROOT/amphi" stats "$ROOT/mount/own"
+"#;
+    let root = place.path("").display().to_string();
+    succeeded(&as_other(script, &[("ROOT", root.trim_end_matches('/')), ("HOME_DIR", &place.text("home"))]));
+    up.stop();
+}
+
+/// A place where the other user may be and can run the binary under test, with a folder `home` of his own.
+fn place_of_other() -> Place {
+    let place = Place::new();
+    chmod(place.path(""), Mode::from_raw_mode(0o755)).expect("chmod");
+    fs::create_dir(place.path("dev")).expect("mkdir");
+    fs::create_dir(place.path("home")).expect("mkdir");
+    std::os::unix::fs::chown(place.path("home"), Some(1000), Some(1000)).expect("chown");
+    // The tests' binary may lie where the other user cannot go.
+    fs::copy(amphi().get_program(), place.path("amphi")).expect("copy");
+    place
+}
+
+/// Runs `user` as the other user behind `before` as root, in a mount name space of its own, where `/dev/fuse` can be opened to him as it is on most
+/// machines. `refuse` is run as root before that if he cannot open it yet.
+fn with_fuse(place: &Place, refuse: &str, before: &str, user: &str) {
+    let outer = format!(
+        r#"
+cd "$ROOT/home"
+if ! setpriv --reuid 1000 --regid 1000 --clear-groups test -w /dev/fuse; then
+  {refuse}
+  mount -t tmpfs -o mode=755 none "$ROOT/dev"; mknod "$ROOT/dev/fuse" c 10 229; chmod 666 "$ROOT/dev/fuse"
+  mount --bind "$ROOT/dev/fuse" /dev/fuse
+fi
+{before}
+setpriv --reuid 1000 --regid 1000 --clear-groups bash -euc "$USER_SCRIPT"
+"#
+    );
+    let out = Command::new("unshare")
+        .args(["-m", "bash", "-euc", &outer])
+        .env("ROOT", place.path("").display().to_string().trim_end_matches('/'))
+        .env("USER_SCRIPT", user)
+        .output()
+        .expect("unshare (util-linux) runs");
+    succeeded(&out);
+}
+
+/// Goal: who mounts the cluster of somebody else and may write in a part of it uses the commands there, and is told so where he may not; mount
+/// points that he cannot use are refused before anything is made. Method: root's server with a directory of the other user, who mounts it.
+#[test]
+fn a_mount_of_root_s_cluster() {
+    if !can_change_user() {
+        return;
+    }
+    let place = place_of_other();
+    let before = r#"
+wait_for() { for _ in $(seq 600); do if grep -q ready "$1"; then return; fi; sleep 0.05; done; exit 1; }
+"$ROOT/amphi" server --data "$ROOT/data" --listen "unix:$ROOT/sock" --zone-size 128M >"$ROOT/server.out" &
+server=$!; trap 'kill $server; wait $server' EXIT; wait_for "$ROOT/server.out"; chmod 666 "$ROOT/sock"
+"$ROOT/amphi" mount --cluster "unix:$ROOT/sock" "$ROOT/mount" >"$ROOT/mount.out" &
+mount=$!; wait_for "$ROOT/mount.out"
+mkdir "$ROOT/mount/own"; chown 1000:1000 "$ROOT/mount/own"
+kill $mount; wait $mount
+mkdir "$ROOT/roots" "$ROOT/sticky" "$ROOT/closed"; chmod 1777 "$ROOT/sticky"; chmod 700 "$ROOT/closed"; mkdir "$ROOT/closed/in"
+"#;
+    let user = r#"
+cd "$ROOT/home"; mkdir mount
+refused() { local code=0; "$ROOT/amphi" "$@" >/dev/null 2>said || code=$?; test $code = 2 || { cat said; exit 1; }; }
+for at in roots sticky closed/in; do
+  refused up --data data --mount "$ROOT/$at"; grep -q "mount point $ROOT/$at" said || { cat said; exit 1; }
+  test ! -e data
+done
+PATH=/nowhere refused up --data data --mount mount
+/usr/bin/grep -q fuse3 said
+test ! -e data
+"$ROOT/amphi" mount --cluster "unix:$ROOT/sock" mount >out 2>err &
+pid=$!
+for _ in $(seq 600); do if grep -q ready out; then break; fi; kill -0 $pid || { cat err; exit 1; }; sleep 0.05; done
+"$ROOT/amphi" status mount >/dev/null
+refused set -m mount cache.max_bytes=64M
+grep -q 'this needs the right to write mount; name a file or directory of your own' said || { cat said; exit 1; }
+"$ROOT/amphi" set -m mount/own cache.max_bytes=64M | grep -q 64M
+"$ROOT/amphi" sync mount/own
+kill $pid; wait $pid
+"#;
+    with_fuse(&place, "", before, user);
+    assert!(!is_mounted(&place.path("home/mount")));
+}
+
 /// Goal: somebody who is not root mounts his own cluster, works on it, tunes it, and ends it; nothing stays mounted. Method: a
 /// script as the other user with `fusermount3`; in a mount name space of its own, so that `/dev/fuse` can be opened to him as
 /// it is on most machines.
@@ -148,13 +251,7 @@ fn a_mount_without_root() {
     if !can_change_user() {
         return;
     }
-    let place = Place::new();
-    chmod(place.path(""), Mode::from_raw_mode(0o755)).expect("chmod");
-    fs::create_dir(place.path("dev")).expect("mkdir");
-    fs::create_dir(place.path("home")).expect("mkdir");
-    std::os::unix::fs::chown(place.path("home"), Some(1000), Some(1000)).expect("chown");
-    // The tests' binary may lie where the other user cannot go.
-    fs::copy(amphi().get_program(), place.path("amphi")).expect("copy");
+    let place = place_of_other();
     let user = r#"
 cd "$ROOT/home"; mkdir mount
 "$ROOT/amphi" up --data 'my, data' --mount mount --zone-size 128M >out 2>err &
@@ -173,23 +270,11 @@ if grep -q "$ROOT/home/mount" /proc/mounts; then echo "still mounted"; exit 1; f
 test ! -e mount/f
 "$ROOT/amphi" fsck 'my, data'
 "#;
-    let outer = r#"
-cd "$ROOT/home"
-if ! setpriv --reuid 1000 --regid 1000 --clear-groups test -w /dev/fuse; then
+    let refuse = r#"
   mkdir early; chmod 777 early; code=0
   setpriv --reuid 1000 --regid 1000 --clear-groups "$ROOT/amphi" up --data none --mount early 2>refusal || code=$?
   test $code = 2; grep -q '/dev/fuse' refusal; test ! -e none
-  mount -t tmpfs -o mode=755 none "$ROOT/dev"; mknod "$ROOT/dev/fuse" c 10 229; chmod 666 "$ROOT/dev/fuse"
-  mount --bind "$ROOT/dev/fuse" /dev/fuse
-fi
-exec setpriv --reuid 1000 --regid 1000 --clear-groups bash -euc "$USER_SCRIPT"
 "#;
-    let out = Command::new("unshare")
-        .args(["-m", "bash", "-euc", outer])
-        .env("ROOT", place.path("").display().to_string().trim_end_matches('/'))
-        .env("USER_SCRIPT", user)
-        .output()
-        .expect("unshare (util-linux) runs");
-    succeeded(&out);
+    with_fuse(&place, refuse, "", user);
     assert!(!is_mounted(&place.path("home/mount")));
 }

@@ -14,6 +14,15 @@ use std::process::{Command, Stdio};
 
 const HELPER: &str = "fusermount3";
 
+/// Whether the helper is where it would be looked for.
+pub(super) fn find() -> Result<(), MountError> {
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    if std::env::split_paths(&path).any(|dir| dir.join(HELPER).is_file()) {
+        return Ok(());
+    }
+    Err(MountError::NoHelper(format!("there is no {HELPER}; install the package fuse3")))
+}
+
 pub(super) fn mount(path: &Path, options: &str) -> Result<OwnedFd, MountError> {
     let failed = |why: String| MountError::NoHelper(why);
     let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
