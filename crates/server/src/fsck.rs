@@ -110,7 +110,7 @@ pub async fn fsck<E: Env>(env: &E, dir: &str) -> Result<Report, ServerError> {
 /// Checks the folders of stopped servers of one cluster together. What lies between zones is checked if all zones of the cluster
 /// are in them and can be read, otherwise each zone in itself.
 ///
-/// Errors: as `fsck`.
+/// Errors: as `fsck`; `Mismatch` also if the folders are those of several clusters, or have a target twice.
 pub async fn fsck_folders<E: Env>(folders: &[(E, String)]) -> Result<Report, ServerError> {
     let mut report = Report::default();
     let (mut images, mut found) = (Vec::new(), 0);
@@ -121,11 +121,19 @@ pub async fn fsck_folders<E: Env>(folders: &[(E, String)]) -> Result<Report, Ser
             return Err(ServerError::new(ServerErrorKind::Mismatch, line));
         }
         found += zones.len();
-        let before = images.len();
+        let (before, mut cluster) = (images.len(), 0);
         for &index in &zones {
-            if let Some(image) = read_zone(env, dir, index, &mut report).await? {
+            if let Some(image) = read_zone(env, dir, index, &mut cluster, &mut report).await? {
                 images.push(image);
             }
+        }
+        if report.cluster == 0 {
+            report.cluster = cluster;
+        } else if ![0, report.cluster].contains(&cluster) {
+            let (first, own) = (&folders[0].1, report.cluster);
+            let line =
+                format!("{dir} belongs to cluster {cluster:016x}, {first} to {own:016x}; check each cluster by itself");
+            return Err(ServerError::new(ServerErrorKind::Mismatch, line));
         }
         if images.len() - before == zones.len() {
             cluster::check_folder(dir, &zones, &images[before..], &mut report);
@@ -137,6 +145,14 @@ pub async fn fsck_folders<E: Env>(folders: &[(E, String)]) -> Result<Report, Ser
         }
     }
     report.zones = found as u64;
+    let mut seen = BTreeMap::new();
+    for image in &images {
+        if let Some(other) = seen.insert(image.target, &image.path) {
+            let line =
+                format!("{other} and {} are both of {}; give the folder of each server once", image.path, image.target);
+            return Err(ServerError::new(ServerErrorKind::Mismatch, line));
+        }
+    }
     if images.len() == found {
         images.sort_by_key(|i| i.target);
         cluster::finish_intents(&mut images, &mut report);
@@ -151,6 +167,7 @@ async fn read_zone<E: Env>(
     env: &E,
     dir: &str,
     index: u16,
+    cluster: &mut u64,
     report: &mut Report,
 ) -> Result<Option<ZoneImage>, ServerError> {
     let path = crate::config::zone_path(dir, index);
@@ -171,10 +188,10 @@ async fn read_zone<E: Env>(
         report.find(&path, format!("is the zone of {}", zone.target));
         return Ok(None);
     }
-    if report.cluster == 0 {
-        report.cluster = zone.cluster;
-    } else if zone.cluster != report.cluster {
-        report.find(&path, format!("belongs to cluster {:016x}, not {:016x}", zone.cluster, report.cluster));
+    if *cluster == 0 {
+        *cluster = zone.cluster;
+    } else if zone.cluster != *cluster {
+        report.find(&path, format!("belongs to cluster {:016x}, not {cluster:016x}", zone.cluster));
     }
     let mut image = ZoneImage {
         target: zone.target,

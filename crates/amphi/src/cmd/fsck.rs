@@ -7,6 +7,7 @@ use crate::size;
 use amphi_env::RealEnv;
 use amphi_server::fsck_folders;
 use clap::Args;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -25,8 +26,14 @@ pub struct Fsck {
 impl Fsck {
     /// Checks and prints; damage is exit code 1.
     pub fn run(self) -> Outcome {
-        let dirs: Vec<String> =
-            self.dirs.iter().flat_map(|d| Site::folders(d)).map(|d| d.display().to_string()).collect();
+        let mut dirs = Vec::new();
+        let mut seen = BTreeSet::new();
+        for dir in self.dirs.iter().flat_map(|d| Site::folders(d)) {
+            // One that is not there is named by the check.
+            if seen.insert(std::fs::canonicalize(&dir).unwrap_or_else(|_| dir.clone())) {
+                dirs.push(dir.display().to_string());
+            }
+        }
         let shown = self.dirs.iter().map(|d| d.display().to_string()).collect::<Vec<_>>().join(" ");
         let report = RealEnv::run(Duration::ZERO, |env| async move {
             let folders: Vec<_> = dirs.into_iter().map(|dir| (env.clone(), dir)).collect();

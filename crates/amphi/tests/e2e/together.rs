@@ -110,6 +110,30 @@ fn a_server_without_its_zones_is_missed() {
     place.fsck();
 }
 
+/// Goal: a folder that is named twice to fsck is checked once; folders that cannot belong together are refused, not called damaged. Method: the
+/// folders of a cluster of two servers, a copy of one, the folder of another cluster.
+#[test]
+fn fsck_of_folders_that_do_not_go_together() {
+    let place = Place::new();
+    let all = up(&place, &["--servers", "2"]);
+    fill(&place, "a");
+    all.stop();
+    let (first, second) = (place.text("data/server-0"), place.text("data/server-1"));
+    place.fsck_of(&["data", "data/server-1", "data/../data/server-0"]);
+    place.fsck_of(&["data/server-0", "data/server-0"]);
+    fs::create_dir(place.path("copy")).expect("mkdir");
+    for zone in fs::read_dir(&second).expect("list").flatten() {
+        let mut cp = std::process::Command::new("cp");
+        cp.arg("--sparse=always").arg(zone.path()).arg(place.path("copy"));
+        assert!(cp.status().expect("cp runs").success());
+    }
+    refused(&["fsck", &first, &second, &place.text("copy")], "are both of target 2");
+    let other = Place::new();
+    up(&other, &[]).stop();
+    refused(&["fsck", &first, &second, &other.text("data")], "check each cluster by itself");
+    other.fsck();
+}
+
 /// Goal: no server outlives the process that started it, and one that is killed is started again. Method: kill -9 of both.
 #[test]
 fn nothing_is_left_running() {
