@@ -20,7 +20,7 @@ use std::path::PathBuf;
 /// Start a cluster, run real programs on it, measure, stop, start again, compare; under 5 minutes.
 #[derive(Args, Debug)]
 pub struct Demo {
-    /// Folder to work in; it must not exist yet
+    /// Folder to work in: a new one, or that of a demo before
     #[arg(long, default_value = "demo-out")]
     dir: PathBuf,
     /// Client cache; the streamed file has twice this size
@@ -40,6 +40,11 @@ pub struct Demo {
     largest: u64,
 }
 
+/// What stays of a demo.
+const TABLE: &str = "table.txt";
+const PICTURE: &str = "stream.svg";
+const RESULTS: [&str; 2] = [TABLE, PICTURE];
+
 /// A progress bar with the step's name in front.
 fn bar(what: &str, len: u64) -> ProgressBar {
     let style = ProgressStyle::with_template("  {msg:<34} [{bar:30}] {pos}/{len} {elapsed}")
@@ -56,12 +61,7 @@ fn done(what: &str, since: Time) {
 impl Demo {
     /// Runs every step; stops at the first that fails, with nothing left running.
     pub fn run(self) -> Outcome {
-        if self.dir.exists() {
-            return Err(Failure::refused(format!(
-                "{}: exists already; remove it or name another folder with --dir",
-                self.dir.display()
-            )));
-        }
+        self.clear()?;
         let start = monotonic();
         let (data, mount) = (self.dir.join("data"), self.dir.join("mount"));
         for d in [&data, &mount] {
@@ -72,17 +72,35 @@ impl Demo {
             for d in [&data, &mount, &self.dir.join("raw")] {
                 let _ = std::fs::remove_dir_all(d);
             }
+            // Only if nothing is in it that is worth a look.
+            let _ = std::fs::remove_dir(&self.dir);
         }
         outcome?;
         println!(
             "\nAll compared equal, nothing is left running. {:.0} s in all.",
             monotonic().since(start).as_secs_f64()
         );
-        println!(
-            "Table: {}   Picture: {}",
-            self.dir.join("table.txt").display(),
-            self.dir.join("stream.svg").display()
-        );
+        println!("Table: {}   Picture: {}", self.dir.join(TABLE).display(), self.dir.join(PICTURE).display());
+        Ok(())
+    }
+
+    /// Takes away what a demo before has left of its own; everything else is somebody's.
+    fn clear(&self) -> Outcome {
+        let shown = self.dir.display();
+        let names = match std::fs::read_dir(&self.dir) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(e) => return Err(Failure::refused(format!("{shown}: {e}; name another folder with --dir"))),
+            Ok(entries) => entries.filter_map(|e| Some(e.ok()?.file_name())).collect::<Vec<_>>(),
+        };
+        if let Some(other) = names.iter().find(|n| !RESULTS.iter().any(|r| *n == r)) {
+            return Err(Failure::refused(format!(
+                "{shown}: exists already and has more in it than table and picture of a demo ({}); remove it or name another folder with --dir",
+                other.display()
+            )));
+        }
+        for name in RESULTS {
+            let _ = std::fs::remove_file(self.dir.join(name));
+        }
         Ok(())
     }
 
@@ -114,9 +132,9 @@ impl Demo {
         let rows = table::measure(mount, &self.dir.join("raw"), 2 * self.cache, self.largest)?;
         let text = table::render(&rows);
         print!("{text}");
-        std::fs::write(self.dir.join("table.txt"), &text)
+        std::fs::write(self.dir.join(TABLE), &text)
             .map_err(|e| Failure::broken(format!("cannot write the table: {e}")))?;
-        picture::draw(&rows.rows, &self.dir.join("stream.svg"))?;
+        picture::draw(&rows.rows, &self.dir.join(PICTURE))?;
 
         println!("5. Stop, start again on the same folder");
         let t = monotonic();

@@ -154,10 +154,13 @@ fn render(status: &Value) -> String {
     let (all, free) = (sum("blocks"), sum("blocks_free"));
     let _ = writeln!(
         out,
-        "cluster {} epoch {}, up {} s, {} of {} used",
+        "cluster {} epoch {}, {}, {} of {} used",
         text(status, "cluster"),
         number(status, "epoch"),
-        number(status, "uptime_s"),
+        match servers.first() {
+            Some(master) if !is(master, "up") => "its master does not answer".into(),
+            _ => format!("up {} s", number(status, "uptime_s")),
+        },
         size::show(all.saturating_sub(free)),
         size::show(all)
     );
@@ -256,5 +259,8 @@ mod tests {
         ] {
             assert!(shown.contains(words), "{words:?} in {shown}");
         }
+        let json = serde_json::from_str(&status::json(&map, &[None, None])).expect("JSON");
+        let shown = render(&json);
+        assert!(shown.contains("its master does not answer") && !shown.contains("up 0 s"), "{shown}");
     }
 }

@@ -122,7 +122,7 @@ pub struct Up {
     /// Mount point; must exist
     #[arg(long, value_name = "DIR")]
     mount: PathBuf,
-    /// Also listen for `amphi status` on this address: unix:PATH or tcp:HOST:PORT
+    /// Also listen on this address, for other mounts, further servers and `amphi status`: unix:PATH or tcp:HOST:PORT; may be repeated
     #[arg(long, value_name = "ADDR")]
     listen: Vec<String>,
     /// File with the cluster key (at least 16 bytes); needed to listen where other machines reach

@@ -15,8 +15,8 @@ fn is_there(program: &str) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// Goal: the demo goes through all its steps, says so, leaves table and picture and nothing else: no process, no mount, no cluster; asked again for the
-/// same folder it refuses. Method: a small tree, a small cache, small streams; what it prints and what is in its folder.
+/// Goal: the demo goes through all its steps, says so, leaves table and picture and nothing else: no process, no mount, no cluster; the next one takes
+/// its folder, also where the one before failed, but not one with anything else in it. Method: a small tree, a small cache, small streams; what it prints and what is in its folder.
 #[test]
 fn the_demo_leaves_a_table_and_a_picture() {
     if let Some(missing) = PROGRAMS.into_iter().find(|p| !is_there(p)) {
@@ -64,8 +64,17 @@ fn the_demo_leaves_a_table_and_a_picture() {
     assert_eq!(left, ["stream.svg", "table.txt"]);
     let table_of_mounts = fs::read_to_string("/proc/self/mounts").expect("mounts");
     assert!(!table_of_mounts.contains(&place.text("out")), "{table_of_mounts}");
+    for _ in 0..2 {
+        // A cache that no machine has: the folder is not in the way of the next one.
+        let failed = demo(&["--cache", "900T"]);
+        let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+        assert!(!failed.status.success() && said.contains("memory of this machine"), "{said}");
+        assert!(!place.path("out").exists(), "nothing is left of a demo that showed nothing");
+    }
+    fs::create_dir(place.path("out")).expect("mkdir");
+    fs::write(place.path("out").join("thesis.tex"), b"").expect("write");
     // With all defaults, as newcomers run it.
     let again = demo(&[]);
     assert_eq!(again.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&again.stderr).contains("exists already"));
+    assert!(String::from_utf8_lossy(&again.stderr).contains("thesis.tex"));
 }
