@@ -23,16 +23,18 @@ use crate::tuned::Tuned;
 use crate::turns::{Turn, Turns};
 use crate::worker::Worker;
 use amphi_env::Env;
-use amphi_transport::{Connections, Incoming};
+use amphi_transport::{CallOptions, Connections, Incoming};
 use amphi_types::{Cred, Errno, Result, SessionId, TargetId};
 use amphi_wire::{Answer, Call, ClusterMap, Lane, Reply, Request, ServerInfo, TargetStatus};
 pub use callers::ALREADY_HERE;
 use callers::Callers;
+use futures_channel::oneshot;
 use links::Links;
 pub use links::{PeerName, Plain, peer_link_config};
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
@@ -45,6 +47,8 @@ const WAITING_MAX: usize = 512;
 const ENDED_MAX: usize = 4096;
 /// How long a server that does not answer holds up what can do without it.
 pub const PATIENCE: Duration = Duration::from_secs(5);
+/// How often who waits for the lock on moving directories looks whether the master can be reached.
+const LOCK_LOOK: Duration = Duration::from_secs(1);
 /// Why a server that stops does not let anybody in.
 pub const STOPPING: &str = "the server is stopping";
 
@@ -279,6 +283,9 @@ impl<E: Env> Cluster<E> {
             server = self.server_of(target);
         }
         let server = server.ok_or(Errno::Stale)?;
+        if matches!(question, Question::MoveLock) {
+            return self.ask_move_lock(server, target).await;
+        }
         let (lane, _turn) = self.lane_of(server, &question).await;
         match self.ask_on(lane, server, PeerQuestion::Target(target, question)).await? {
             PeerTold::Target(told) => Ok(told),
@@ -295,7 +302,6 @@ impl<E: Env> Cluster<E> {
         match question {
             // As many as there are turns of operations (`Worker::turn_for`).
             Question::Prepare { .. } => (Lane::Normal, None),
-            Question::MoveLock => (Lane::Normal, Some(self.moving.take().await)),
             Question::Place(..)
             | Question::View { asker: Some(_), .. }
             | Question::Open { .. }
@@ -305,6 +311,35 @@ impl<E: Env> Cluster<E> {
             }
             _ => (Lane::Urgent, None),
         }
+    }
+
+    /// Asks for the lock on moving directories. A server that cannot be reached for long may grant it all the same, to whoever gave up:
+    /// so the question itself is never given up, and a lock that nobody waits for any more goes back.
+    async fn ask_move_lock(self: &Rc<Self>, server: u64, target: TargetId) -> Result<Told> {
+        let link = self.link_to(server).await?;
+        let mut lock = pin!(async {
+            let turn = self.moving.take().await;
+            let (sender, receiver) = oneshot::channel();
+            let cluster = self.clone();
+            self.worker.env.spawn(async move {
+                let question = PeerQuestion::Target(target, Question::MoveLock);
+                let told = cluster.insist_on(Lane::Normal, server, question).await;
+                drop(turn);
+                if let Err(Ok(PeerTold::Target(Told::Moving(number)))) = sender.send(told) {
+                    cluster.worker.unlock_moves(number);
+                }
+            });
+            receiver.await.unwrap_or(Err(Errno::Io))
+        });
+        while !link.has_given_up() {
+            match amphi_env::timeout(&self.worker.env, LOCK_LOOK, &mut lock).await {
+                Some(Ok(PeerTold::Target(told))) => return Ok(told),
+                Some(Ok(_)) => return Err(Errno::Proto),
+                Some(Err(e)) => return Err(e),
+                None => {}
+            }
+        }
+        Err(Errno::Io)
     }
 
     /// Asks another server.
@@ -319,17 +354,33 @@ impl<E: Env> Cluster<E> {
     }
 
     async fn ask_on(self: &Rc<Self>, lane: Lane, server: u64, question: PeerQuestion) -> Result<PeerTold> {
+        self.question_on(lane, false, server, question).await
+    }
+
+    /// As `ask_on`, for as long as it takes to reach the other server again.
+    async fn insist_on(self: &Rc<Self>, lane: Lane, server: u64, question: PeerQuestion) -> Result<PeerTold> {
+        self.question_on(lane, true, server, question).await
+    }
+
+    async fn question_on(
+        self: &Rc<Self>,
+        lane: Lane,
+        insist: bool,
+        server: u64,
+        question: PeerQuestion,
+    ) -> Result<PeerTold> {
         let question = postcard::to_stdvec(&question).map_err(|_| Errno::TooBig)?;
-        match self.call_on(lane, server, Request::Ask { question }).await? {
+        match self.call_on(lane, insist, server, Request::Ask { question }).await? {
             Reply::Told(told) => postcard::from_bytes(&told).map_err(|_| Errno::Proto),
             _ => Err(Errno::Proto),
         }
     }
 
-    async fn call_on(self: &Rc<Self>, lane: Lane, server: u64, op: Request) -> Result<Reply> {
+    async fn call_on(self: &Rc<Self>, lane: Lane, insist: bool, server: u64, op: Request) -> Result<Reply> {
         let link = self.link_to(server).await?;
         let call = Call { target: TargetId(0), cred: Cred::root(), op };
-        let (answer, _) = link.call(lane, call, None, 0).await.map_err(|e| match e.errno() {
+        let options = CallOptions { lane, pad: 0, deadline: None, insist };
+        let (answer, _) = link.call_with(options, call, None).await.map_err(|e| match e.errno() {
             // The same for all: the other server cannot be reached.
             Errno::NotConnected => Errno::Io,
             errno => errno,
@@ -340,7 +391,7 @@ impl<E: Env> Cluster<E> {
     /// Gets the master's map.
     pub(crate) async fn refresh_map(self: &Rc<Self>) -> Result<()> {
         let master = self.map.borrow().servers.first().map(|s| s.id).ok_or(Errno::Stale)?;
-        let asked = self.call_on(Lane::Urgent, master, Request::Map);
+        let asked = self.call_on(Lane::Urgent, false, master, Request::Map);
         match amphi_env::timeout(&self.worker.env, PATIENCE, asked).await {
             Some(Ok(Reply::Map(map))) => self.install(map).await,
             Some(Err(e)) => Err(e),
@@ -418,7 +469,7 @@ impl<E: Env> Cluster<E> {
         if let Told::Moving(number) = told
             && !self.callers.locked(ticket, number)
         {
-            // Whoever asked has gone meanwhile.
+            // Whoever asked has gone, or given up, meanwhile.
             self.worker.tell(target, Question::MoveUnlock(number)).await?;
             return Err(Errno::Io);
         }

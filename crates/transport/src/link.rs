@@ -289,6 +289,11 @@ impl<E: Env> Link<E> {
         self.state.borrow().is_up()
     }
 
+    /// Whether there has been no server for so long that calls fail, but for those that insist.
+    pub fn has_given_up(&self) -> bool {
+        matches!(self.state.borrow().phase, Phase::Failed(_))
+    }
+
     /// What the server said when the connection was made.
     pub fn welcome(&self) -> Welcome {
         self.state.borrow().welcome.clone()

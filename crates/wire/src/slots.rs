@@ -328,6 +328,11 @@ impl<T> ReplyTable<T> {
         }
     }
 
+    /// Whether no later request of the slot was seen.
+    pub fn is_last(&self, id: RequestId) -> bool {
+        matches!(self.slots.get(usize::from(id.slot)), Some(Some((seq, _))) if *seq == id.seq)
+    }
+
     /// The request left no trace and may be executed again: reads keep no reply.
     pub fn forget(&mut self, id: RequestId) {
         let slot = self.slot(id.slot);

@@ -14,6 +14,7 @@ use amphi_types::{Errno, SessionId};
 use amphi_wire::slots::{Begin, ReplyTable};
 use amphi_wire::{Answer, Hello, RequestId};
 use std::cell::RefCell;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -150,21 +151,29 @@ impl Callers {
 
     /// It has been executed.
     pub(crate) fn finish(&self, ticket: Ticket, answer: Answer) {
-        let route = {
-            let mut sessions = self.sessions.borrow_mut();
-            let Some(caller) = sessions.get_mut(&ticket.session) else { return };
-            caller.answers.finish(ticket.id, answer.clone());
-            caller.routes.remove(&ticket.id.slot)
-        };
-        if let Some(route) = route {
+        if let Some(route) = self.route_of(&ticket, &answer) {
             // Without a connection it waits for the question to be sent again.
             self.connections.reply(route, answer, None);
         }
     }
 
-    /// The caller has a lock on moving directories. False if it has gone for good.
+    /// Keeps the answer; returns where it goes. A question that its caller gave up may end when the slot has a later one:
+    /// nobody waits for its answer, and the route is the later one's.
+    fn route_of(&self, ticket: &Ticket, answer: &Answer) -> Option<ReplyRoute> {
+        let mut sessions = self.sessions.borrow_mut();
+        let caller = sessions.get_mut(&ticket.session)?;
+        caller.answers.finish(ticket.id, answer.clone());
+        match caller.routes.entry(ticket.id.slot) {
+            Entry::Occupied(route) if route.get().id == ticket.id => Some(route.remove()),
+            _ => None,
+        }
+    }
+
+    /// The caller has a lock on moving directories. False if it has gone for good, or has given the question up and gone on.
     pub(super) fn locked(&self, ticket: &Ticket, number: u64) -> bool {
-        self.sessions.borrow_mut().get_mut(&ticket.session).is_some_and(|caller| caller.moves.insert(number))
+        let mut sessions = self.sessions.borrow_mut();
+        let caller = sessions.get_mut(&ticket.session).filter(|caller| caller.answers.is_last(ticket.id));
+        caller.is_some_and(|caller| caller.moves.insert(number))
     }
 
     pub(super) fn unlocked(&self, ticket: &Ticket, number: u64) {
@@ -179,5 +188,61 @@ impl Callers {
         for conn in conns {
             self.connections.cut(conn, why);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use amphi_types::{Cred, TargetId, Timespec};
+    use amphi_wire::{Call, Lane, Reply, Request, Role, VERSION};
+
+    const S: SessionId = SessionId(7);
+
+    fn callers() -> Callers {
+        let callers = Callers::new(Connections::new());
+        let name = PeerName { server: 1, boot: 2, name: "s1".into() }.to_string();
+        let (version, role, last_boot, clock) = (VERSION, Role::Server, 0, Timespec::default());
+        callers.admit(&Hello { version, session: S, role, name, last_boot, clock }).expect("let in");
+        callers
+    }
+
+    /// Question `seq` of slot 0 on a connection.
+    fn question(conn: u64, seq: u64) -> Incoming {
+        let route = ReplyRoute { conn: ConnId(conn), id: RequestId { slot: 0, seq } };
+        let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Map };
+        Incoming { session: S, role: Role::Server, route, lane: Lane::Normal, deadline: None, call, payload: None }
+    }
+
+    fn answer(n: u64) -> Answer {
+        Answer::of(Ok(Reply::Told(vec![n as u8])))
+    }
+
+    /// Goal: a question that its caller gave up neither answers the next one of its slot nor takes the way of its answer. Method: two
+    /// questions of one slot on two connections; the first one ends first.
+    #[test]
+    fn a_question_given_up_answers_no_later_one() {
+        let callers = callers();
+        let first = callers.begin(&question(1, 5)).expect("new");
+        let second = callers.begin(&question(2, 6)).expect("new");
+        assert_eq!(callers.route_of(&first, &answer(5)), None, "nobody waits for it");
+        assert!(callers.begin(&question(3, 6)).is_none(), "it is being answered");
+        assert_eq!(callers.route_of(&second, &answer(6)), Some(question(3, 6).route), "to the newest connection");
+        assert_eq!(callers.route_of(&second, &answer(6)), None, "once");
+    }
+
+    /// Goal: a lock on moving directories that is granted to a question which its caller gave up is nobody's. Method: it is granted
+    /// before and after the slot has a later question.
+    #[test]
+    fn a_lock_for_a_question_given_up_is_nobodys() {
+        let callers = callers();
+        let first = callers.begin(&question(1, 5)).expect("new");
+        assert!(callers.locked(&first, 77));
+        let second = callers.begin(&question(2, 6)).expect("new");
+        assert!(!callers.locked(&first, 78), "the caller has gone on");
+        assert!(callers.locked(&second, 79));
+        assert_eq!(callers.disconnected(S, ConnId(2), true), Vec::<u64>::new(), "not its connection");
+        callers.connected(S, ConnId(2));
+        assert_eq!(callers.disconnected(S, ConnId(2), true), [77, 79]);
     }
 }

@@ -1,6 +1,7 @@
 //! Lost connections, sessions over several servers, moves of directories under a master that crashes.
 
 use super::*;
+use crate::message::{Question, Told};
 
 /// Goal: questions that are sent again over broken connections and restarts of either end happen once. Method: as for requests of a
 /// mount: exclusive creates and links whose repetition would say `Exist` or count twice, while the connection between the servers
@@ -174,6 +175,46 @@ fn promises_wait_for_their_coordinator() {
         world.stop_all(servers).await;
         let report = world.fsck().await;
         assert!(report.is_clean() && report.pending.is_empty(), "{report:#?}");
+    };
+    world.sim.block_on(run).unwrap();
+}
+
+/// Goal: the lock on moving directories that is granted to a server which has given the move up goes back. Method: the lock is held at the
+/// master while another server, whose client moves a directory, waits for it and is cut off for longer than it has patience; then it comes
+/// free, and directories move again.
+#[test]
+fn a_move_given_up_keeps_no_lock() {
+    let world = World::new(67, &[1, 1, 1], 1);
+    let run = async {
+        let servers = world.start_all().await;
+        let m = world.mount(1).await.unwrap();
+        let (a, b) = (m.dir_at(1).await, m.dir_at(2).await);
+        m.mkdir(a, "moves").await.unwrap();
+        let master = servers[0].clone().unwrap();
+        let held = master.worker.ask(TargetId(0), Question::MoveLock).await;
+        let Ok(Told::Moving(number)) = held else { panic!("{held:?}") };
+        let trouble = async {
+            sleep(&world, Duration::from_secs(1)).await;
+            world.sim.cut("s0", "s1");
+            sleep(&world, Duration::from_secs(120)).await;
+            world.sim.heal("s0", "s1");
+        };
+        let gives_up = m.rename((a, "moves"), (b, "moves"), RenameMode::NoReplace);
+        let (given_up, ()) = futures_util::join!(gives_up, trouble);
+        assert_eq!(given_up, Err(Errno::Io));
+        sleep(&world, Duration::from_secs(10)).await;
+        master.worker.tell(TargetId(0), Question::MoveUnlock(number)).await.unwrap();
+        let env = world.sim.node("client");
+        for (from, to) in [(a, b), (b, a)] {
+            let moved = m.rename((from, "moves"), (to, "moves"), RenameMode::NoReplace);
+            let moved = amphi_env::timeout(&env, Duration::from_secs(30), moved).await;
+            assert_eq!(moved, Some(Ok(())), "somebody keeps the lock");
+        }
+        drop(master);
+        m.goodbye().await;
+        world.stop_all(servers).await;
+        let report = world.fsck().await;
+        assert!(report.is_clean(), "{report:#?}");
     };
     world.sim.block_on(run).unwrap();
 }
