@@ -4,7 +4,7 @@
 //! (`Handler`, with `wire::slots::ReplyTable`). One task reads and never stops draining, one writes, one watches
 //! for silence.
 //!
-//! Invariants: a connection has at most its credits of requests open and as many replies queued, and at most
+//! Invariants: a connection has at most its credits of requests that are open or whose replies are queued, and at most
 //! `PUSHES_MAX` pushes; a peer that breaks a rule loses its connection, with one log line, and nothing else
 //! happens; a session has one connection, the newest.
 

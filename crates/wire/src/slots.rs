@@ -186,7 +186,7 @@ pub enum Violation {
         /// The lane that was named.
         lane: Lane,
     },
-    /// The slot's request is not answered yet.
+    /// The slot's request is not answered yet, or its reply has not left.
     Busy {
         /// The new request.
         id: RequestId,
@@ -204,7 +204,9 @@ impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Violation::Slot { id, lane } => write!(f, "slot {} is not among the {lane:?} credits", id.slot),
-            Violation::Busy { id } => write!(f, "credits exceeded: slot {} has a request in flight", id.slot),
+            Violation::Busy { id } => {
+                write!(f, "credits exceeded: slot {} has a request in flight, or a reply that was not read", id.slot)
+            }
             Violation::Sequence { id, last } => {
                 write!(f, "slot {} went from sequence number {last} to {}", id.slot, id.seq)
             }
@@ -212,18 +214,30 @@ impl fmt::Display for Violation {
     }
 }
 
-/// One connection's view of the client's slots: enforces credits.
+/// Where the last request of a slot is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// It is executed.
+    Open,
+    /// Its reply waits to be sent.
+    Answered,
+    /// Its reply is on its way, or there was none.
+    Free,
+}
+
+/// One connection's view of the client's slots: enforces credits. A slot is taken until its reply leaves, so that a client that does not
+/// read has no more replies in memory than credits.
 pub struct Window {
     normal: u16,
-    /// Last sequence number of each slot, and whether it is unanswered.
-    slots: Vec<(u64, bool)>,
+    /// Last sequence number of each slot, and where its request is.
+    slots: Vec<(u64, Stage)>,
 }
 
 impl Window {
     /// A window for the credits of a `Welcome`.
     pub fn new(normal: u16, urgent: u16) -> Result<Window, BadCredits> {
         check_credits(normal, urgent)?;
-        Ok(Window { normal, slots: vec![(0, false); usize::from(normal) + usize::from(urgent)] })
+        Ok(Window { normal, slots: vec![(0, Stage::Free); usize::from(normal) + usize::from(urgent)] })
     }
 
     /// A request arrived.
@@ -232,20 +246,29 @@ impl Window {
         match self.slots.get_mut(usize::from(id.slot)) {
             Some(_) if lane_of(id.slot, normal) != lane => Err(Violation::Slot { id, lane }),
             None => Err(Violation::Slot { id, lane }),
-            Some((_, true)) => Err(Violation::Busy { id }),
+            Some((_, Stage::Open | Stage::Answered)) => Err(Violation::Busy { id }),
             Some(&mut (last, _)) if id.seq <= last => Err(Violation::Sequence { id, last }),
             Some(slot) => {
-                *slot = (id.seq, true);
+                *slot = (id.seq, Stage::Open);
                 Ok(())
             }
         }
     }
 
-    /// Its reply is about to be sent. False if the request is not (or no longer) open here.
+    /// Its reply waits to be sent from now on. False if the request is not (or no longer) open here.
     pub fn handle_reply(&mut self, id: RequestId) -> bool {
+        self.advance(id, Stage::Open, Stage::Answered)
+    }
+
+    /// Its reply is about to be sent: the slot is free. False if no reply of it waits here.
+    pub fn handle_sent(&mut self, id: RequestId) -> bool {
+        self.advance(id, Stage::Answered, Stage::Free)
+    }
+
+    fn advance(&mut self, id: RequestId, from: Stage, to: Stage) -> bool {
         match self.slots.get_mut(usize::from(id.slot)) {
-            Some((seq, busy @ true)) if *seq == id.seq => {
-                *busy = false;
+            Some((seq, stage)) if *seq == id.seq && *stage == from => {
+                *stage = to;
                 true
             }
             _ => false,
@@ -254,7 +277,7 @@ impl Window {
 
     /// Requests without a reply.
     pub fn open(&self) -> usize {
-        self.slots.iter().filter(|(_, busy)| *busy).count()
+        self.slots.iter().filter(|(_, stage)| *stage == Stage::Open).count()
     }
 }
 

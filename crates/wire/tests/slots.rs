@@ -75,8 +75,12 @@ proptest! {
                     let (id, lane) = open.remove(at % open.len());
                     let next = RequestId { seq: id.seq + 1, ..id };
                     prop_assert_eq!(window.handle_request(wire(lane), next), Err(Violation::Busy { id: next }));
+                    prop_assert!(!window.handle_sent(id));
                     prop_assert!(window.handle_reply(id));
                     prop_assert!(!window.handle_reply(id));
+                    prop_assert_eq!(window.handle_request(wire(lane), next), Err(Violation::Busy { id: next }));
+                    prop_assert!(window.handle_sent(id));
+                    prop_assert!(!window.handle_sent(id));
                     prop_assert_eq!(window.handle_request(wire(lane), id), Err(Violation::Sequence { id, last: id.seq }));
                     prop_assert!(table.release(id));
                     prop_assert!(!table.release(id));

@@ -73,10 +73,14 @@ impl ConnState {
         !self.queue.borrow().is_empty()
     }
 
+    /// Takes what is sent next. A reply frees its slot here and not where it is queued: of a peer that does not read, no more
+    /// replies wait than it has credits.
     pub(crate) fn next(&self) -> Option<Outgoing> {
         let next = self.queue.borrow_mut().pop_front();
-        if matches!(next, Some(Outgoing::Push(_))) {
-            self.pushes.set(self.pushes.get() - 1);
+        match &next {
+            Some(Outgoing::Reply { id, .. }) => drop(self.window.borrow_mut().handle_sent(*id)),
+            Some(Outgoing::Push(_)) => self.pushes.set(self.pushes.get() - 1),
+            None => {}
         }
         next
     }

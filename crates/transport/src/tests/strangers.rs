@@ -332,6 +332,25 @@ fn random_bytes() {
     });
 }
 
+/// Goal: of a client that does not read, the server keeps no more replies than it has credits. Method: one that asks for large reads in one
+/// slot, one after the other, and never reads: one reply is on its way, one waits, the next request is one too many.
+#[test]
+fn who_does_not_read_is_cut() {
+    let place = Place::new(11, Net::Socket);
+    place.run(async {
+        let mut socket = welcomed(&place, 60).await;
+        for seq in 1..=10 {
+            let call = read(1, 0, 1 << 20);
+            let id = RequestId { slot: 0, seq };
+            say(&mut socket, &frame(Head { id, target: call.target, ..Head::new(FrameKind::Request) }, &call)).await;
+        }
+        place.until(|| place.server.disconnected.borrow().len() == 1).await;
+        let executed = place.server.durable.executions.borrow().len();
+        assert!(executed <= 2, "{executed} requests were executed");
+        assert!(place.sim.now().0 < 2_000_000_000, "it was cut for its silence");
+    });
+}
+
 /// Goal: sockets over which a stranger never speaks do not pile up. Method: open some, wait.
 #[test]
 fn silent_strangers_are_cut() {
