@@ -44,7 +44,7 @@ pub struct Cx<E: Env> {
 
 impl<E: Env> Cx<E> {
     /// Adds to `txn` the record that the request was answered with `reply`, having opened `open`. Nothing is added
-    /// when the session has ended meanwhile: nobody will ask again.
+    /// when the session has ended meanwhile, or has given the request up and uses its slot for a later one: nobody will ask again.
     pub fn seal(&self, txn: &mut Txn, reply: &Reply, open: Option<(Ino, Access)>) {
         self.seal_answer(txn, Answer::of(Ok(reply.clone())), open);
     }
@@ -55,12 +55,11 @@ impl<E: Env> Cx<E> {
     }
 
     fn seal_answer(&self, txn: &mut Txn, answer: Answer, open: Option<(Ino, Access)>) {
-        if !self.target.has_session(self.session) {
+        if !self.target.has_session(self.session) || !self.target.slots.borrow_mut().log(self.session, self.id) {
             return;
         }
         let record = SlotRecord { seq: self.id.seq, answer, open };
         txn.put(records::slot_key(self.session, self.id.slot), records::encode(&record));
-        self.target.slots.borrow_mut().log(self.session, self.id);
     }
 
     /// Seals and appends `txn`. Called in the same step in which the stores were changed, so that the order of the

@@ -140,11 +140,13 @@ impl Slots {
         }
     }
 
-    /// The answer is being logged under the slot's key.
-    pub fn log(&mut self, session: SessionId, id: RequestId) {
-        if let Some(slot) = self.slots.get_mut(&(session, id.slot)) {
-            slot.logged = true;
-        }
+    /// The answer is about to be logged under the slot's key. False if it must not be: a later request of the slot has been seen, and the
+    /// record is that one's.
+    pub fn log(&mut self, session: SessionId, id: RequestId) -> bool {
+        let Some(slot) = self.slots.get_mut(&(session, id.slot)) else { return false };
+        let last = matches!(slot.live, Live::Running { seq, .. } | Live::Answered { seq, .. } if seq == id.seq);
+        slot.logged |= last;
+        last
     }
 
     /// A logged answer found at recovery.
@@ -224,6 +226,28 @@ mod tests {
         slots.finish(S, id, &answer(Reply::Done));
         let answered: Vec<bool> = receivers.into_iter().map(|r| matches!(r.now_or_never(), Some(Ok(_)))).collect();
         assert_eq!(answered, [false, false, false, true, true, true, true]);
+    }
+
+    /// Goal: the record of a slot never goes back to an earlier request. Method: one that was given up ends behind the next one of its
+    /// slot; then the record is loaded.
+    #[test]
+    fn a_record_does_not_go_back() {
+        let mut slots = Slots::default();
+        let [old, new] = [5, 6].map(|seq| RequestId { slot: 0, seq });
+        assert!(matches!(slots.begin(S, old), Begin::New(None)));
+        assert!(matches!(slots.begin(S, new), Begin::New(None)));
+        let mut record = None;
+        for id in [new, old] {
+            if slots.log(S, id) {
+                record = Some(SlotRecord { seq: id.seq, answer: answer(Reply::Done), open: None });
+            }
+            slots.finish(S, id, &answer(Reply::Done));
+        }
+        let mut after = Slots::default();
+        after.load(S, 0, record.expect("the new one is logged"));
+        assert!(matches!(after.begin(S, new), Begin::Answered(_)), "not executed again");
+        assert!(matches!(after.begin(S, old), Begin::Old));
+        assert!(!slots.log(SessionId(4), old), "nobody's slot");
     }
 
     /// Goal: a logged answer outlives the run, with the open it made. Method: through its encoded record.
