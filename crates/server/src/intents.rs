@@ -283,27 +283,32 @@ fn watch<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, first_after: Du
                 return;
             }
             // Only those that were there a round ago: most promises are kept within milliseconds.
+            let mut due: BTreeMap<TargetId, Vec<TxId>> = BTreeMap::new();
             for tx in all.intersection(&seen) {
-                let outcome = match worker.ask(tx.coordinator, Question::Outcome(*tx)).await {
-                    Ok(Told::Decision(outcome)) => outcome,
-                    _ => continue,
-                };
-                if outcome != Decision::Undecided
-                    && let Err(e) = finish(&worker, &target, *tx, outcome == Decision::Committed).await
-                {
-                    tracing::error!(
-                        "{}: operation {} of {} cannot be finished: {e}",
-                        target.id,
-                        tx.number,
-                        tx.coordinator
-                    );
-                }
+                due.entry(tx.coordinator).or_default().push(*tx);
             }
+            // Each coordinator by itself: one that cannot be reached must not hold up what the others know.
+            join_all(due.values().map(|promises| ask_about(&worker, &target, promises))).await;
             seen = all;
             drop(target);
             worker.env.sleep(ASK_AFTER).await;
         }
     });
+}
+
+/// Asks what became of promises to one coordinator, until it cannot be reached.
+async fn ask_about<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, promises: &[TxId]) {
+    for tx in promises {
+        let outcome = match worker.ask(tx.coordinator, Question::Outcome(*tx)).await {
+            Ok(Told::Decision(outcome)) => outcome,
+            _ => return,
+        };
+        if outcome != Decision::Undecided
+            && let Err(e) = finish(worker, target, *tx, outcome == Decision::Committed).await
+        {
+            tracing::error!("{}: operation {} of {} cannot be finished: {e}", target.id, tx.number, tx.coordinator);
+        }
+    }
 }
 
 /// Promises of operations that another server coordinates.

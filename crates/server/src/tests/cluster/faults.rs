@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::message::{Question, Told};
+use crate::records::TxId;
+use amphi_meta::Part;
 
 /// Goal: questions that are sent again over broken connections and restarts of either end happen once. Method: as for requests of a
 /// mount: exclusive creates and links whose repetition would say `Exist` or count twice, while the connection between the servers
@@ -211,6 +213,42 @@ fn a_move_given_up_keeps_no_lock() {
             assert_eq!(moved, Some(Ok(())), "somebody keeps the lock");
         }
         drop(master);
+        m.goodbye().await;
+        world.stop_all(servers).await;
+        let report = world.fsck().await;
+        assert!(report.is_clean(), "{report:#?}");
+    };
+    world.sim.block_on(run).unwrap();
+}
+
+/// Goal: promises to a coordinator that cannot be reached hold up nothing but their own names. Method: a participant has promises to one that
+/// is down, and one to another that lives and knows nothing of it, so that it did not happen; its name can be used soon.
+#[test]
+fn promises_to_others_do_not_wait() {
+    let world = World::new(68, &[1, 1, 1, 1], 1);
+    let run = async {
+        let mut servers = world.start_all().await;
+        let m = world.mount(1).await.unwrap();
+        let dir = m.dir_at(3).await;
+        let participant = servers[3].clone().unwrap();
+        let (names, now, session) = (["a", "b", "c", "d"], Timespec::default(), SessionId(1));
+        for (number, text) in (1..).zip(names) {
+            let coordinator = TargetId(if text == "d" { 2 } else { 1 });
+            let parts = vec![Part::InsertDentry { dir, name: name(text), child: Ino::ROOT, kind: Kind::File }];
+            let tx = TxId { coordinator, number };
+            participant.worker.tell(TargetId(3), Question::Prepare { tx, session, now, parts }).await.unwrap();
+        }
+        crash(&world, 1, CrashKind::Process);
+        servers[1] = None;
+        let env = world.sim.node("client");
+        let made = amphi_env::timeout(&env, Duration::from_secs(20), m.create(dir, "d")).await;
+        assert!(matches!(made, Some(Ok(_))), "{made:?}");
+        servers[1] = Some(world.start(1).await.unwrap());
+        for text in &names[..3] {
+            let made = amphi_env::timeout(&env, Duration::from_secs(20), m.create(dir, text)).await;
+            assert!(matches!(made, Some(Ok(_))), "{text}: {made:?}");
+        }
+        drop(participant);
         m.goodbye().await;
         world.stop_all(servers).await;
         let report = world.fsck().await;
