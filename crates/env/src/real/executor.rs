@@ -38,7 +38,7 @@ const TASKS_MAX: usize = 4;
 /// at once: tasks that copy a MiB each would keep an idle disk waiting for milliseconds.
 const TICKS_MAX: u32 = 64;
 /// How long `run` waits at its end for operations that the kernel has not finished.
-const DRAIN: Duration = Duration::from_secs(10);
+pub(super) const DRAIN: Duration = Duration::from_secs(10);
 
 type Panic = Box<dyn Any + Send>;
 
@@ -232,7 +232,7 @@ fn shutdown(runtime: &Runtime, shared: &Shared) {
     shared.closing.set(true);
     let handles = std::mem::take(&mut shared.tasks.borrow_mut().slots);
     drop(handles);
-    while runtime.run() {}
+    run_out(runtime);
     let end = clock() + DRAIN;
     while shared.leases.out() > 0 {
         let left = end.saturating_duration_since(clock());
@@ -244,6 +244,18 @@ fn shutdown(runtime: &Runtime, shared: &Shared) {
             break;
         }
         runtime.poll_with(Some(left));
-        while runtime.run() {}
+        run_out(runtime);
+    }
+}
+
+/// Runs until no task is ready. What dropped tasks cancel leaves for the kernel on the way: an operation whose cancellation finds the
+/// ring's queue full is not cancelled.
+fn run_out(runtime: &Runtime) {
+    let mut ticks = 0u32;
+    while runtime.run() {
+        ticks = ticks.wrapping_add(1);
+        if ticks.is_multiple_of(TICKS_MAX) {
+            runtime.poll_with(Some(Duration::ZERO));
+        }
     }
 }

@@ -258,7 +258,7 @@ fn remove_stale(path: &str) -> io::Result<()> {
     }
 }
 
-async fn accept_one(fd: Fd, tcp: bool, leases: Arc<Leases>) -> io::Result<RealConn> {
+pub(super) async fn accept_one(fd: Fd, tcp: bool, leases: Arc<Leases>) -> io::Result<RealConn> {
     let BufResult(res, op) = compio::runtime::submit(Accept::new(Held::new(&fd, &leases))).await;
     res?;
     let (socket, addr) = op.into_inner();

@@ -1,10 +1,12 @@
 //! What only production promises: threads, panics, the end of `run`, sockets on the file system.
 
 use crate::{Buf, Conn, Disk, DiskMode, Env, Listener, RealEnv, Rx, Tx};
+use compio::driver::SharedFd;
 use futures_channel::{mpsc, oneshot};
 use futures_util::StreamExt;
 use std::cell::Cell;
 use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -138,6 +140,28 @@ fn the_end_drops_tasks() {
         });
         assert_eq!(ends.get(), round as u32 + 1);
     }
+}
+
+/// Goal: the end of `run` gets everything back from the kernel, also more operations than the ring's queue has entries. Method: so many that
+/// nothing but their cancellation ends, on one socket; it gives up on what does not come back after `DRAIN`.
+#[test]
+fn the_end_cancels_more_than_the_ring_holds() {
+    const OPERATIONS: usize = 5000;
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let listener = UnixListener::bind(dir.path().join("sock")).expect("bind");
+    let begun = super::monotonic();
+    RealEnv::run(Duration::ZERO, |env| async move {
+        let fd = SharedFd::new(OwnedFd::from(listener));
+        let leases = env.shared.leases.clone();
+        for _ in 0..OPERATIONS {
+            let (fd, leases) = (fd.clone(), leases.clone());
+            env.spawn(async move { drop(super::net::accept_one(fd, false, leases).await) });
+        }
+        while leases.out() < OPERATIONS {
+            env.sleep(Duration::from_millis(1)).await;
+        }
+    });
+    assert!(super::monotonic().since(begun) < super::executor::DRAIN, "not all were cancelled");
 }
 
 /// Goal: a socket that nobody serves is replaced, anything else is not touched, and ours is removed at the end.
