@@ -24,7 +24,7 @@ use std::io::Write;
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -302,11 +302,26 @@ impl Stop {
     }
 }
 
+/// Told of the end of a thread that holds it from its first line, and whether by a panic, which passes by everything but destructors.
+pub struct AtEnd<F: FnMut(bool)>(pub F);
+
+impl<F: FnMut(bool)> Drop for AtEnd<F> {
+    fn drop(&mut self) {
+        (self.0)(std::thread::panicking());
+    }
+}
+
+/// What became of a thread that panicked.
+pub fn panicked() -> Failure {
+    Failure::broken("a worker thread panicked; its message is above")
+}
+
 /// A client whose I/O half runs on a thread of this process.
 pub struct Running {
     /// The client.
     pub client: Client,
     thread: JoinHandle<Outcome>,
+    panicked: Arc<AtomicBool>,
 }
 
 impl Running {
@@ -318,7 +333,12 @@ impl Running {
 
     /// Waits for the thread to end by itself.
     pub fn join(self) -> Outcome {
-        self.thread.join().unwrap_or_else(|_| Err(Failure::broken("a worker thread panicked; its message is above")))
+        self.thread.join().unwrap_or_else(|_| Err(panicked()))
+    }
+
+    /// Whether a worker has panicked: then the others may still run, and nothing is to be expected of them.
+    fn has_panicked(&self) -> bool {
+        self.panicked.load(Ordering::Acquire)
     }
 }
 
@@ -354,8 +374,15 @@ pub fn start_cluster(
     let (client, half) = Client::new(client);
     let config = link_config(Vec::new(), Role::Mount, None)?;
     let config = LinkConfig { key: server.key.as_deref().and_then(|k| ClusterKey::new(k).ok()), ..config };
-    let (up, is_up) = mpsc::channel::<()>();
+    let (up, is_up) = mpsc::channel::<bool>();
+    let (panicked, not_up) = (Arc::<AtomicBool>::default(), up.clone());
+    let flag = panicked.clone();
     let thread = std::thread::spawn(move || {
+        let _end = AtEnd(move |panic| {
+            flag.store(panic, Ordering::Release);
+            let _ = not_up.send(false);
+            let _ = ended.send(());
+        });
         let result = run_threads(server, workers, move |env: RealEnv, server| {
             Box::pin(async move {
                 let Around { before, after } = around;
@@ -365,7 +392,7 @@ pub fn start_cluster(
                 };
                 let served = match begun {
                     Ok(()) => {
-                        let _ = up.send(());
+                        let _ = up.send(true);
                         let ran = half.run(env, config, Way::Local(server.dialer())).await;
                         ran.map_err(|e| Failure::broken(e.to_string()))
                     }
@@ -377,13 +404,12 @@ pub fn start_cluster(
                 served
             })
         });
-        let _ = ended.send(());
         result.map_err(server_failure)?
     });
-    let running = Running { client, thread };
+    let running = Running { client, thread, panicked };
     match is_up.recv() {
-        Ok(()) => first_answer(running),
-        Err(_) => match running.join() {
+        Ok(true) => first_answer(running),
+        Ok(false) | Err(_) => match running.join() {
             Err(e) => Err(e),
             Ok(()) => Err(Failure::broken("the server ended while it started")),
         },
@@ -401,12 +427,17 @@ pub fn start_client(
 ) -> Outcome<Running> {
     let (client, half) = Client::new(config);
     let link = link_config(addrs, Role::Mount, key)?;
+    let panicked = Arc::<AtomicBool>::default();
+    let flag = panicked.clone();
     let thread = std::thread::spawn(move || {
+        let _end = AtEnd(move |panic| {
+            flag.store(panic, Ordering::Release);
+            let _ = ended.send(());
+        });
         let result = RealEnv::run(spin, move |env: RealEnv| connect_and_run(env, half, link));
-        let _ = ended.send(());
         result.map_err(|e| link_failure(&e))
     });
-    let running = Running { client, thread };
+    let running = Running { client, thread, panicked };
     first_answer(running)
 }
 
@@ -537,10 +568,22 @@ pub fn check_apart(data: &Path, mount: &Path) -> Outcome {
     Ok(())
 }
 
+/// Ends a mount and what serves it. If a worker has panicked, nobody may be left who answers: the mount is detached, and nothing is waited for.
+///
+/// Errors: the panic, or as `unmount` and `Running::stop`; the mount is away all the same.
+pub fn end(session: &Session, running: Running) -> Outcome {
+    if running.has_panicked() {
+        session.unmounter().unmount_by_force();
+        return running.join();
+    }
+    let told = unmount(session, &running.client);
+    running.stop().and(told)
+}
+
 /// Takes a mount away: in order if nobody uses it, otherwise detached after everything was written back.
 ///
 /// Errors: that something could not be written back; the mount is away all the same.
-pub fn unmount(session: &Session, client: &Client) -> Outcome {
+fn unmount(session: &Session, client: &Client) -> Outcome {
     let unmounter = session.unmounter();
     let mut told = Ok(());
     if unmounter.unmount().is_err() {
@@ -558,6 +601,7 @@ pub fn unmount(session: &Session, client: &Client) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{Mode, OFlags};
 
     /// Goal: a signal that is repeated at once is one wish, a later one a second; terminals that go say nothing new. Method: times made by hand.
     #[test]
@@ -572,6 +616,68 @@ mod tests {
             let mut wishes = Wishes::default();
             let found = signals.iter().position(|(signal, at)| wishes.is_second(*signal, ms(*at)));
             assert_eq!(found, second, "{signals:?}");
+        }
+    }
+
+    /// The machine's clocks, until worker 0 is to panic.
+    struct Planted(Arc<AtomicBool>);
+
+    impl Planted {
+        fn look(&self) {
+            let worker = std::thread::current().name() == Some("worker-0");
+            assert!(!(worker && self.0.load(Ordering::Relaxed)), "planted");
+        }
+    }
+
+    impl Clock for Planted {
+        fn now_ns(&self) -> u64 {
+            self.look();
+            Machine.now_ns()
+        }
+
+        fn boot_ns(&self) -> u64 {
+            self.look();
+            Machine.boot_ns()
+        }
+
+        fn wall(&self) -> Timespec {
+            self.look();
+            Machine.wall()
+        }
+    }
+
+    /// Goal: whoever waits for the end of a cluster hears of a panic that ends it; its mount goes although it is in use, and it can be started
+    /// again. Method: the clock of its client panics on the worker's thread, while a file is open.
+    #[test]
+    fn a_panic_of_a_worker_is_told() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let dir = folder.path().join("mount");
+        std::fs::create_dir(&dir).expect("mkdir");
+        for panics in [true, false] {
+            let mut server = ServerConfig::new(folder.path().join("data").display().to_string());
+            (server.targets, server.zone_bytes) = (Some(1), Some(96 << 20));
+            let plant = Arc::<AtomicBool>::default();
+            let client = ClientConfig::new(Arc::new(Planted(plant.clone())));
+            let (ended, has_ended) = mpsc::channel();
+            let running = start_cluster(server, WorkerConfig::default(), client, Around::default(), ended);
+            let running = running.unwrap_or_else(|e| panic!("{e}"));
+            assert!(!running.has_panicked());
+            if panics {
+                let (source, spin) = ("test".into(), Duration::ZERO);
+                let options = MountOptions { source, dir: dir.clone(), spin, allow_other: false };
+                let session = mount(running.client.clone(), &options, mpsc::channel().0);
+                let session = session.unwrap_or_else(|e| panic!("{e}"));
+                let (flags, mode) = (OFlags::CREATE | OFlags::WRONLY, Mode::RUSR);
+                let file = rustix::fs::open(dir.join("open"), flags, mode).expect("it serves");
+                plant.store(true, Ordering::Relaxed);
+                has_ended.recv().expect("told");
+                assert!(running.has_panicked());
+                assert_eq!(end(&session, running).expect_err("a panic").code, 1);
+                assert_eq!(std::fs::read_dir(&dir).expect("no mount").count(), 0);
+                drop(file);
+            } else {
+                assert!(running.stop().is_ok());
+            }
         }
     }
 }

@@ -45,7 +45,6 @@ impl Mount {
         };
         process::say_ready(session.mount_point().display());
         stop.wait();
-        let told = process::unmount(&session, &running.client);
-        running.stop().and(told)
+        process::end(&session, running)
     }
 }

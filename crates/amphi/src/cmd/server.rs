@@ -3,14 +3,16 @@
 use super::up::{Storage, spin_us};
 use crate::config_file::{ConfigFile, EXAMPLE};
 use crate::failure::{Failure, Outcome};
-use crate::process::{self, Stop};
+use crate::process::{self, AtEnd, Stop};
 use crate::storage_kind::Rotational;
 use crate::{members, size};
+use amphi_sched::WorkerConfig;
 use amphi_server::{ServerConfig, run_threads};
 use clap::Args;
 use futures_channel::oneshot;
 use std::path::PathBuf;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// How long a server that is asked to stop while it starts may take before it ends as it is.
@@ -106,7 +108,6 @@ impl Server {
     }
 
     /// Serves until a signal.
-    #[expect(clippy::disallowed_methods, reason = "the thread that waits for the workers")]
     pub fn run(self) -> Outcome {
         if self.example_config {
             print!("{EXAMPLE}");
@@ -116,43 +117,119 @@ impl Server {
             members::end_with(parent)?;
         }
         let (storage, config) = self.settings()?;
-        let stop = Stop::on_signals()?;
-        let workers = storage.workers();
-        let (end, ends) = oneshot::channel::<()>();
-        let (up, is_up) = mpsc::channel();
-        let (woken, ended) = (stop.also(), stop.also());
-        let thread = std::thread::spawn(move || {
-            let result = run_threads(config, workers, move |_env, server| {
-                Box::pin(async move {
-                    let _ = up.send(server.addrs().to_vec());
-                    let _ = woken.send(());
-                    let _ = ends.await;
-                })
-            });
+        serve(config, storage.workers())
+    }
+}
+
+/// Serves until a signal, or a panic of a worker.
+#[expect(clippy::disallowed_methods, reason = "the thread that waits for the workers")]
+fn serve(config: ServerConfig, workers: WorkerConfig) -> Outcome {
+    let stop = Stop::on_signals()?;
+    let (end, ends) = oneshot::channel::<()>();
+    let (up, is_up) = mpsc::channel();
+    let (woken, ended) = (stop.also(), stop.also());
+    let panicked = Arc::<AtomicBool>::default();
+    let flag = panicked.clone();
+    let thread = std::thread::spawn(move || {
+        let _end = AtEnd(move |panic| {
+            flag.store(panic, Ordering::Release);
             let _ = ended.send(());
-            result
         });
-        // Up, ended, or asked to stop.
+        run_threads(config, workers, move |_env, server| {
+            Box::pin(async move {
+                let _ = up.send(server.addrs().to_vec());
+                let _ = woken.send(());
+                let _ = ends.await;
+            })
+        })
+    });
+    // Up, ended, or asked to stop.
+    stop.wait();
+    let addrs = match is_up.try_recv() {
+        Ok(addrs) => Some(addrs),
+        Err(mpsc::TryRecvError::Disconnected) => None,
+        // Others may still run, and hold the end that has not said anything.
+        Err(mpsc::TryRecvError::Empty) if panicked.load(Ordering::Acquire) => None,
+        Err(mpsc::TryRecvError::Empty) => match is_up.recv_timeout(STARTING) {
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                tracing::info!("stopped while it started");
+                return Ok(());
+            }
+            Ok(_) | Err(mpsc::RecvTimeoutError::Disconnected) => None,
+        },
+    };
+    if let Some(addrs) = addrs {
+        process::say_ready(addrs.join(" "));
         stop.wait();
-        let addrs = match is_up.try_recv() {
-            Ok(addrs) => Some(addrs),
-            Err(mpsc::TryRecvError::Disconnected) => None,
-            Err(mpsc::TryRecvError::Empty) => match is_up.recv_timeout(STARTING) {
-                Err(mpsc::RecvTimeoutError::Timeout) => {
-                    tracing::info!("stopped while it started");
-                    return Ok(());
-                }
-                Ok(_) | Err(mpsc::RecvTimeoutError::Disconnected) => None,
-            },
+    }
+    let _ = end.send(());
+    match thread.join() {
+        Ok(result) => result.map_err(process::server_failure),
+        Err(_) => Err(process::panicked()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::{Around, client_config, start_cluster};
+    use std::io::{BufRead, BufReader};
+    use std::process::{Child, Command, Stdio, exit};
+
+    /// Tells this test's program what to be, and in which folder.
+    const PART: &str = "AMPHI_TEST_PART";
+    /// Code of a process that would not end.
+    const STAYED: i32 = 99;
+
+    #[expect(clippy::disallowed_methods, reason = "the thread that ends what does not end")]
+    fn play(part: &str, folder: &str) -> ! {
+        std::thread::spawn(|| {
+            std::thread::sleep(Duration::from_secs(60));
+            exit(STAYED);
+        });
+        let mut config = ServerConfig::new(format!("{folder}/data"));
+        (config.targets, config.workers, config.zone_bytes) = (Some(2), 2, Some(96 << 20));
+        config.listen = vec![format!("unix:{folder}/sock")];
+        let panics = part.starts_with("panicking");
+        config.is_rotating = Arc::new(move |_| {
+            let second = std::thread::current().name() == Some("worker-1");
+            assert!(!(panics && second), "planted");
+            false
+        });
+        let ended = if part.ends_with("server") {
+            serve(config, WorkerConfig::default())
+        } else {
+            let (client, (ended, _)) = (client_config(None, &[]).expect("a client"), mpsc::channel());
+            start_cluster(config, WorkerConfig::default(), client, Around::default(), ended).map(drop)
         };
-        if let Some(addrs) = addrs {
-            process::say_ready(addrs.join(" "));
-            stop.wait();
+        exit(ended.map_or_else(|failure| failure.code.into(), |()| 0));
+    }
+
+    fn spawn(part: &str, folder: &std::path::Path) -> Child {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        let name = "cmd::server::tests::a_panic_while_it_starts_ends_a_server";
+        command.args(["--exact", name, "--nocapture"]).env(PART, format!("{part} {}", folder.display()));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it starts")
+    }
+
+    /// Goal: a worker that panics while others go on ends the process with an error, and the next one serves the folder. Method: the second of
+    /// two workers panics while it starts, in a server and in a server with a client; processes of this test's program play them.
+    #[test]
+    fn a_panic_while_it_starts_ends_a_server() {
+        if let Ok(part) = std::env::var(PART) {
+            let (part, folder) = part.split_once(' ').expect("part and folder");
+            play(part, folder);
         }
-        let _ = end.send(());
-        match thread.join() {
-            Ok(result) => result.map_err(process::server_failure),
-            Err(_) => Err(Failure::broken("a worker thread panicked; its message is above")),
+        let folder = tempfile::tempdir().expect("temporary folder");
+        for part in ["panicking-server", "panicking-cluster"] {
+            let status = spawn(part, folder.path()).wait().expect("it ends");
+            assert_eq!(status.code(), Some(1), "{part}");
         }
+        let mut next = spawn("server", folder.path());
+        let lines = BufReader::new(next.stdout.take().expect("piped")).lines();
+        let ready = lines.map_while(Result::ok).any(|line| line.contains("ready unix:"));
+        let _ = next.kill();
+        let _ = next.wait();
+        assert!(ready, "the next server serves the folder");
     }
 }

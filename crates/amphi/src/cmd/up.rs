@@ -211,7 +211,6 @@ impl Up {
         };
         process::say_ready(session.mount_point().display());
         stop.wait();
-        let told = process::unmount(&session, &running.client);
-        running.stop().and(told)
+        process::end(&session, running)
     }
 }
