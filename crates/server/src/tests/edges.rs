@@ -102,7 +102,8 @@ fn records_in_turn_run_together() {
 }
 
 /// Goal: Promise S16: a write that fails leaves nothing behind, also not in a block that it shares with a write that succeeds at the same time, nor in one
-/// behind that. Method: three neighbours of one block at once, of which the first, or the first two, meet a disk that fails; then the file is made longer.
+/// behind that. Method: three neighbours of one block at once, of which the first, or the first two, meet a disk that fails; then a write behind
+/// the end makes the file longer.
 #[test]
 fn failed_writes_leave_nothing_in_shared_blocks() {
     use amphi_env::sim::DiskOpKind;
@@ -130,8 +131,8 @@ fn failed_writes_leave_nothing_in_shared_blocks() {
                     model[at as usize..end as usize].copy_from_slice(&bytes(2, at, (end - at) as usize));
                 }
             }
-            let set = amphi_types::SetAttr { size: Some(LEN), ..Default::default() };
-            c.inode(Request::SetAttr { ino, set }).await.unwrap();
+            put(c, ino, 3, 4000, 4096).await.unwrap();
+            model[4000..4096].copy_from_slice(&bytes(3, 4000, 96));
             assert_eq!(get(c, ino).await.iter().zip(&model).position(|(a, b)| a != b), None, "{failing} {old}");
         });
     }
