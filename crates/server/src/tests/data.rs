@@ -441,7 +441,8 @@ fn a_cut_over_targets_costs_few_syncs() {
     with_server(137, 2, 1, async |place, c| {
         let f = striped_file(c).await;
         for size in [100 << 10, 70 << 10, 0, 100 << 10] {
-            (c.sync(0).await, c.sync(1).await);
+            c.sync(0).await;
+            c.sync(1).await;
             let before = place.sim.disk_ops("server").syncs;
             let set = SetAttr { size: Some(size), ..SetAttr::default() };
             c.inode(Request::SetAttr { ino: f, set }).await.unwrap();
