@@ -147,7 +147,7 @@ impl Demo {
         tree::compare(&source, &copy)?;
         done("compared byte for byte again", t);
         let t = monotonic();
-        let listed = tree::list(&copy)?;
+        let listed = tree::list_all(&source, &copy)?;
         done(&format!("{listed} entries listed"), t);
         let t = monotonic();
         tree::delete(&copy)?;

@@ -2,7 +2,8 @@
 //! management, locks, transport, disk.
 //!
 //! One stream of the client library to a server behind a Unix socket. Parts are what client and server count for themselves; the copy into
-//! the cache is measured beside, as memcpy of the same bytes to and from memory of the same size. What runs at the same time as
+//! the cache is measured beside, as memcpy of the same bytes to and from memory of the same size, for as many of them as the mount counted as
+//! copied: whole units are adopted with their memory. What runs at the same time as
 //! something else counts in full, so the parts of a buffered write may be more than its time on the clock. Write-back goes one request at a
 //! time here, so a buffered write takes longer than it does otherwise.
 
@@ -101,13 +102,14 @@ fn measure(run: &Run, remote: &Remote, mode: &str, transfer: usize, what: &str) 
             let before = file.counted()?;
             let (calls_ns, fsync_ns) = file.write_and_fsync_ns(bytes, transfer)?;
             let after = file.counted()?;
-            let of = |name: &str| {
+            let more = |name: &str| {
                 let (b, a) = (before.get(name).copied().unwrap_or(0), after.get(name).copied().unwrap_or(0));
-                us(a.saturating_sub(b) as f64)
+                a.saturating_sub(b) as f64
             };
+            let of = |name: &str| us(more(name));
             let server = of("time_write_ns");
             let buffered = mode == "buffered";
-            let copy_in = if buffered { *memcpy_us.borrow() } else { 0.0 };
+            let copy_in = *memcpy_us.borrow() * (more("cache_copied_in") / bytes as f64);
             let management = if buffered { (us(calls_ns) - copy_in).max(0.0) } else { 0.0 };
             samples.borrow_mut().push([
                 copy_in,

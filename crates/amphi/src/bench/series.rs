@@ -53,6 +53,11 @@ impl Series {
         Series(self.0.iter().zip(&other.0).map(|(a, b)| a.max(*b)).collect())
     }
 
+    /// Round by round the lesser of two.
+    pub fn lesser(&self, other: &Series) -> Series {
+        Series(self.0.iter().zip(&other.0).map(|(a, b)| a.min(*b)).collect())
+    }
+
     /// Round by round `f`.
     pub fn map(&self, f: impl Fn(f64) -> f64) -> Series {
         Series(self.0.iter().map(|&v| f(v)).collect())

@@ -98,11 +98,11 @@ pub fn run(run: &mut Run) -> Outcome {
     let [one, two] = [&sides[0].mount.client, &sides[1].mount.client];
     let mut table = Table::new(
         "One mount on one server process and on a cluster of two (median and range)",
-        &["what", "one process", "two processes", "two / one", "goal"],
+        &["what", "one process", "two processes", "speed, two / one", "goal"],
     );
     let mut measure = |run: &mut Run, what: &str, unit: &str, less_is_better: bool, arms: Vec<Arm<'_>>| -> Outcome {
         let series = alternate(run, what, arms)?;
-        // At least 0.95 of the speed, whichever way it is told.
+        // Of the speed, whichever way it is told: of times the one of one process over that of two.
         let ratio = if less_is_better { series[0].over(&series[1]) } else { series[1].over(&series[0]) };
         let goal = Goal::AtLeast(0.95);
         table.row(vec![

@@ -125,6 +125,16 @@ pub fn compare(source: &Source, copy: &Path) -> Outcome {
     Ok(())
 }
 
+/// Lists everything below `copy`, with a stat of each; as many entries as the tree has.
+pub fn list_all(source: &Source, copy: &Path) -> Outcome<usize> {
+    let (listed, there) = (list(copy)?, source.files.len() + source.dirs.len());
+    if listed == there {
+        Ok(listed)
+    } else {
+        Err(Failure::broken(format!("{}: {listed} entries are listed, the tree has {there}", copy.display())))
+    }
+}
+
 /// Counts every entry below `dir`, with a stat of each.
 pub fn list(dir: &Path) -> Outcome<usize> {
     let mut count = 0;
@@ -145,5 +155,31 @@ pub fn delete(dir: &Path) -> Outcome {
     match dir.symlink_metadata() {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
         _ => Err(Failure::broken(format!("{}: still there after deleting it", dir.display()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a listing that lacks a file, or has one too many, is no listing of the tree. Method: a small tree, its copy, a name taken out and
+    /// one put in.
+    #[test]
+    fn listings_are_compared() {
+        let dir = tempfile::tempdir().expect("temporary folder");
+        let (from, copied) = (dir.path().join("from"), dir.path().join("copy"));
+        fs::create_dir_all(from.join("a/b")).expect("folders");
+        for name in ["x", "a/y", "a/b/z"] {
+            fs::write(from.join(name), name).expect("file");
+        }
+        let mut source = Source { files: Vec::new(), dirs: Vec::new(), bytes: 0 };
+        gather(&from, Path::new("part"), 100, &mut source);
+        copy(&source, &copied).expect("copied");
+        assert_eq!(list_all(&source, &copied).ok(), Some(6));
+        fs::remove_file(copied.join("part/a/y")).expect("removed");
+        assert!(list_all(&source, &copied).is_err());
+        fs::write(copied.join("part/a/y"), "again").expect("file");
+        fs::write(copied.join("part/more"), "").expect("file");
+        assert!(list_all(&source, &copied).is_err());
     }
 }
