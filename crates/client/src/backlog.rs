@@ -16,13 +16,18 @@ use amphi_types::ByteRange;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// Bytes of a file, and who waits until they have set out.
 struct Left {
     file: Arc<File>,
     range: ByteRange,
-    waits: Option<Arc<()>>,
+    waits: Option<Arc<Ticket>>,
 }
+
+/// Of somebody who waits: whether some of the bytes were held up by something else than the bound.
+#[derive(Default)]
+struct Ticket(AtomicBool);
 
 #[derive(Default)]
 struct Lists {
@@ -60,10 +65,11 @@ pub(crate) fn leave(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
     go_on(core);
 }
 
-/// Waits until all dirty bytes of `range` have set out, before what nobody waits for.
-pub(crate) async fn wait_for(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
+/// Waits until all bytes of `range` that are dirty now have set out, before what nobody waits for. Returns whether some were held up
+/// (`writeback::Left::held_up`).
+pub(crate) async fn wait_for(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> bool {
     let step = core.tunables.get(Knob::WriteMax);
-    let ticket = Arc::new(());
+    let ticket = Arc::<Ticket>::default();
     let (mut due, mut bytes) = (Vec::<Left>::new(), 0);
     for run in core.cache.dirty_runs(file, range) {
         let mut at = run.start;
@@ -86,13 +92,18 @@ pub(crate) async fn wait_for(core: &Arc<Core>, file: &Arc<File>, range: ByteRang
     core.backlog.0.lock().waited_for.extend(due);
     go_on(core);
     core.landed.until(|| Arc::strong_count(&ticket) == 1).await;
+    ticket.0.load(SeqCst)
 }
 
 /// A request has landed, or something was left: sets out what there is room for.
 pub(crate) fn go_on(core: &Arc<Core>) {
     let mut told = false;
     while let Some(left) = core.backlog.next() {
-        if writeback::start(core, &left.file, left.range) {
+        let behind = writeback::send_off(core, &left.file, left.range);
+        if let Some(ticket) = left.waits.as_ref().filter(|_| behind.held_up) {
+            ticket.0.store(true, SeqCst);
+        }
+        if behind.by_bound {
             core.backlog.put_back(left);
             // What was under way may have landed before it was put back: then nobody else goes on.
             if core.flight_is_full() {

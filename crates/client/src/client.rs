@@ -56,13 +56,18 @@ impl Client {
 
     /// The rule of caching in force, which a front end notes before it asks for what it may keep.
     pub fn rule(&self) -> Rule {
-        self.core.company.rule_for_front()
+        company::rule_for_front(&self.core)
     }
 
     /// What a front end may keep of answers to questions that it asked under `rule`: nothing, unless this mount has been alone
     /// since. To be dropped when the answer has been given.
     pub fn lend(&self, rule: Rule) -> Option<Lending> {
         company::lend(&self.core, rule)
+    }
+
+    /// Whether attributes of a directory may be kept that an answer under `rule` shows: not if any was changed meanwhile.
+    pub fn lends_directories(&self, rule: Rule) -> bool {
+        company::knows_directories(&self.core, rule)
     }
 
     /// Whether it matters what [`Ctx::io_mode`] or [`Ctx::job`] says.
@@ -276,12 +281,14 @@ impl Client {
         self.start(ops::write::write(self.core.clone(), ctx.clone(), file.clone(), offset, data, hints))
     }
 
-    /// What close shows: the first failure of write-back since the last report on this open file. Waits for large writes that
-    /// have returned and are on their way, not for dirty bytes in the cache.
+    /// What close shows: the first failure of write-back since the last report on this open file. If it can write, waits for large writes
+    /// that have returned and are on their way by then, not for dirty bytes in the cache.
     pub fn flush(&self, _ctx: &Ctx, file: &Arc<OpenFile>) -> Pending<()> {
         let file = file.clone();
         self.start(async move {
-            pipeline::drained(&file.file).await;
+            if file.flags.write {
+                pipeline::drained(&file.file).await;
+            }
             file.take_error()
         })
     }

@@ -88,9 +88,12 @@ impl Drop for Lending {
     }
 }
 
-/// A rule, as a front end notes it before it asks.
+/// A rule, as a front end notes it before it asks, and how much has happened to directories by then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rule(u64);
+pub struct Rule {
+    rule: u64,
+    directories: u64,
+}
 
 impl Company {
     pub(crate) fn new() -> Company {
@@ -119,10 +122,6 @@ impl Company {
     #[inline]
     pub(crate) fn is_alone(&self) -> bool {
         self.rule() & 1 == 1
-    }
-
-    pub(crate) fn rule_for_front(&self) -> Rule {
-        Rule(self.rule())
     }
 
     /// Whether tokens are asked for.
@@ -165,14 +164,25 @@ pub(crate) fn begin(core: &Arc<Core>) -> Option<Begun> {
     (core.company.rule.load(SeqCst) & 1 == 1).then_some(begun)
 }
 
+/// For a front end that is about to ask.
+pub(crate) fn rule_for_front(core: &Core) -> Rule {
+    Rule { rule: core.company.rule(), directories: crate::directories::events(core) }
+}
+
+/// Whether no directory has been changed since `rule` was noted: its attributes, as an answer shows them, may be kept. Those from before a
+/// change would hide what the change has told.
+pub(crate) fn knows_directories(core: &Core, rule: Rule) -> bool {
+    crate::directories::events(core) == rule.directories
+}
+
 /// What a front end may keep of an answer to a question that it asked under `rule`.
-pub(crate) fn lend(core: &Arc<Core>, rule: Rule) -> Option<Lending> {
+pub(crate) fn lend(core: &Arc<Core>, Rule { rule, .. }: Rule) -> Option<Lending> {
     let life = Duration::from_millis(u64::from(core.token_ms.load(Relaxed)));
-    if rule.0 & 1 == 0 || life.is_zero() {
+    if rule & 1 == 0 || life.is_zero() {
         return None;
     }
     let begun = begin(core)?;
-    (core.company.rule() == rule.0).then_some(Lending { begun, life })
+    (core.company.rule() == rule).then_some(Lending { begun, life })
 }
 
 /// A lone mount has not heard the master for `CAUTION_NS`, which may let others in meanwhile, while it still reaches other servers:
@@ -246,11 +256,15 @@ pub(crate) async fn settle<E: Env>(core: Arc<Core>, change: u64, env: E) {
             if company.change.load(SeqCst) != change || company.is_lost() {
                 return;
             }
-            let left = company.lent_until_ns.load(SeqCst).saturating_add(LEND_MARGIN.as_nanos() as u64);
-            let now = core.clock.now_ns();
             if company.under_way.load(SeqCst) > 0 {
                 env.sleep(LOOK).await;
-            } else if company.lent_until_ns.load(SeqCst) > 0 && now < left {
+                continue;
+            }
+            // Behind that look: a loan says until when it is before it counts as ended.
+            let lent_until = company.lent_until_ns.load(SeqCst);
+            let left = lent_until.saturating_add(LEND_MARGIN.as_nanos() as u64);
+            let now = core.clock.now_ns();
+            if lent_until > 0 && now < left {
                 env.sleep(Duration::from_nanos(left - now)).await;
             } else {
                 break;

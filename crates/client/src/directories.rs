@@ -19,9 +19,11 @@ use crate::tunables::Knob;
 use amphi_dlm::TokenKey;
 use amphi_types::{Attr, Ino};
 use amphi_wire::{DirectoryAfter, Request};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 /// Directories known; beyond, all are forgotten.
 const DIRECTORIES_MAX: usize = 4096;
@@ -145,6 +147,45 @@ impl State {
 #[derive(Default)]
 pub(crate) struct Directories {
     state: Mutex<State>,
+    /// `State::events` again, for who looks with each request.
+    events: AtomicU64,
+}
+
+/// The state, by whom it is changed.
+struct Changed<'a> {
+    state: MutexGuard<'a, State>,
+    events: &'a AtomicU64,
+}
+
+impl Directories {
+    fn change(&self) -> Changed<'_> {
+        Changed { state: self.state.lock(), events: &self.events }
+    }
+}
+
+impl Deref for Changed<'_> {
+    type Target = State;
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for Changed<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+impl Drop for Changed<'_> {
+    fn drop(&mut self) {
+        self.events.store(self.state.events, SeqCst);
+    }
+}
+
+/// Changes of directories that began or ended so far.
+#[inline]
+pub(crate) fn events(core: &Core) -> u64 {
+    core.directories.events.load(SeqCst)
 }
 
 enum Reach {
@@ -167,7 +208,7 @@ pub(crate) struct Change {
 pub(crate) fn changing(core: &Arc<Core>, op: &Request, keys: &[TokenKey]) -> Option<Change> {
     let attributes = |key: &TokenKey| if let TokenKey::Attributes(ino) = key { Some(*ino) } else { None };
     let ino = keys.iter().find_map(attributes)?;
-    let mut state = core.directories.state.lock();
+    let mut state = core.directories.change();
     let reach = match op {
         Request::Rename { .. } => {
             state.begin_wide();
@@ -195,7 +236,7 @@ impl Change {
             let fits = |after: &&DirectoryAfter| alone && after.inode.attr.ino == ino;
             after.filter(fits).map(|after| (after.place, after.inode.attr))
         };
-        let mut state = self.core.directories.state.lock();
+        let mut state = self.core.directories.change();
         match self.reach {
             Reach::Wide => state.ended_wide(),
             Reach::One(ino) => state.ended(ino, self.rule, after(ino)),
@@ -209,7 +250,7 @@ impl Drop for Change {
         if !self.answered {
             self.ends(None, None);
             let due = self.core.clock.boot_ns().saturating_add(crate::tokens::OPEN_END_NS);
-            let mut state = self.core.directories.state.lock();
+            let mut state = self.core.directories.change();
             state.unsure_until_ns = state.unsure_until_ns.max(due);
             state.forget_all();
         }
@@ -233,7 +274,7 @@ pub(crate) fn asking(core: &Core) -> Asked {
 pub(crate) fn shown(core: &Core, asked: Asked, attr: Attr) {
     let Asked { rule, events } = asked;
     if rule & 1 == 1 && core.company.rule() == rule && core.tunables.on(Knob::KeepDirectories) {
-        core.directories.state.lock().shown(attr.ino, rule, events, attr);
+        core.directories.change().shown(attr.ino, rule, events, attr);
     }
 }
 
@@ -250,7 +291,7 @@ pub(crate) fn attr(core: &Core, ino: Ino) -> Option<Attr> {
 
 /// Nothing that is known counts any more.
 pub(crate) fn lose(core: &Core) {
-    core.directories.state.lock().forget_all();
+    core.directories.change().forget_all();
 }
 
 #[cfg(test)]

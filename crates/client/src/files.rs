@@ -95,8 +95,10 @@ fn unpack(word: u64) -> Layout {
 /// What is known of an inode beside its size.
 pub(crate) struct Known {
     pub(crate) view: InodeView,
-    /// When `view` was asked for.
+    /// When `view` was asked for; when it came, if it is of the answer to a change of this mount's own.
     at: u64,
+    /// When an extended attribute was set last.
+    xattrs_at: u64,
     /// Time of the last write that is only in the cache, or set explicitly after it.
     pub(crate) mtime: Timespec,
     /// That time is not yet known to be the server's: the cache holds writes with it, or nobody has asked since.
@@ -167,8 +169,11 @@ pub(crate) struct File {
     /// The last one that answers from before cannot know of although this client no longer vouches for it: truncates, direct
     /// writes, locks given back.
     turned: AtomicU64,
-    /// End of what was written into the cache under locks that are still held: the file is at least so long.
-    pub(crate) own_end: AtomicU64,
+    /// End of what was written into the cache under locks that are still held: the file is at least so long (`own_end()`).
+    own_end: AtomicU64,
+    /// The same as it was before, while it is found out anew; 0 otherwise.
+    own_before: AtomicU64,
+    finding_own: Mutex<()>,
     /// Writes past the cache that are under way.
     direct_writes: AtomicU64,
     /// The rule of caching under which the size was last taken from an answer.
@@ -242,6 +247,7 @@ impl File {
                 mtime: view.attr.mtime,
                 spread: false,
                 at: moment.at,
+                xattrs_at: 0,
                 view,
                 mtime_local: false,
                 accessed: None,
@@ -253,6 +259,8 @@ impl File {
             epoch: AtomicU64::new(born),
             turned: AtomicU64::new(1),
             own_end: AtomicU64::new(0),
+            own_before: AtomicU64::new(0),
+            finding_own: Mutex::default(),
             direct_writes: AtomicU64::new(0),
             sure_rule: AtomicU64::new(moment.rule),
             token_end_ns: AtomicU64::new(0),
@@ -422,21 +430,31 @@ impl File {
     /// An extended attribute is set, of capabilities or another one.
     pub(crate) fn has_xattrs(&self, capability: bool) {
         let mut known = self.known.lock();
+        // Answers to questions from before this may be from before it.
+        known.xattrs_at = tick();
+        known.at = known.xattrs_at;
         known.view.xattrs = true;
         known.view.capability |= capability;
         self.capability.store(known.view.capability, Relaxed);
     }
 
-    /// Its capabilities were taken away.
-    pub(crate) fn lose_capability(&self) {
+    /// Its capabilities were taken away by a request of `asked`. Some that were given since then may be there: the next write looks again.
+    pub(crate) fn lose_capability(&self, asked: Moment) {
         let mut known = self.known.lock();
-        known.view.capability = false;
-        self.capability.store(false, Relaxed);
+        if known.xattrs_at < asked.at {
+            known.view.capability = false;
+            self.capability.store(false, Relaxed);
+        }
     }
 
     /// Whether bytes of `range` are on their way to the server.
     pub(crate) fn in_flight(&self, range: ByteRange) -> bool {
         self.flights.lock().overlap(range)
+    }
+
+    /// Whether such are that set out up to number `upto` (`Flights::last`).
+    pub(crate) fn in_flight_upto(&self, range: ByteRange, upto: u64) -> bool {
+        self.flights.lock().overlap_upto(range, upto)
     }
 
     /// The attributes with what only this client knows laid over them. Alone, its time of the last write is the truth, even
@@ -458,20 +476,40 @@ impl File {
 
     /// Takes a view that was asked for at `moment`.
     pub(crate) fn adopt(&self, view: InodeView, moment: Moment) -> Adopted {
+        self.take_view(view, moment, None)
+    }
+
+    /// Takes the view that the answer to a change of this mount's own shows: the change was asked for at `asked`, the size counts as of
+    /// `moment`. Questions that were asked later may have been answered before the change, so it counts from now on. If something else came
+    /// since it was asked for, the time of the last change says which of both is of the later state.
+    pub(crate) fn adopt_change(&self, view: InodeView, asked: Moment, moment: Moment) -> Adopted {
+        self.take_view(view, moment, Some(asked))
+    }
+
+    fn take_view(&self, mut view: InodeView, moment: Moment, change: Option<Moment>) -> Adopted {
         let mut known = self.known.lock();
         let latest = moment.at >= known.at;
         let generation = known.view.generation.max(view.generation);
         known.view.generation = generation;
-        if latest {
+        let shown = view.attr;
+        let counts = match change {
+            None => latest,
+            Some(asked) => asked.at >= known.at || view.attr.ctime >= known.view.attr.ctime,
+        };
+        if counts {
+            if change.is_some_and(|asked| asked.at <= known.xattrs_at) {
+                view.xattrs |= known.view.xattrs;
+                view.capability |= known.view.capability;
+            }
             known.view = InodeView { generation, ..view };
-            known.at = moment.at;
+            known.at = if change.is_some() { tick() } else { moment.at };
             self.layout_packed.store(pack(view.layout), Relaxed);
             self.io_mode.store(view.io_mode as u8, Relaxed);
             self.capability.store(view.capability, Relaxed);
             self.set_id.store(view.attr.has_set_id(), Relaxed);
         }
         self.atime_due.store(true, Relaxed);
-        let own_before = self.own_end.load(SeqCst);
+        let own_before = self.own_end();
         let current = latest && self.epoch.load(SeqCst) <= moment.at;
         let quiet = current && self.dirty_bytes.load(SeqCst) == 0;
         if quiet {
@@ -484,8 +522,8 @@ impl File {
         let whole = self.direct_writes.load(SeqCst) == 0;
         let news = if knows { quiet && whole } else { latest && self.turned.load(SeqCst) <= moment.at };
         if news {
-            self.size.store(view.attr.size.max(if quiet { 0 } else { own_before }), SeqCst);
-            let own = self.own_end.load(SeqCst);
+            self.size.store(shown.size.max(if quiet { 0 } else { own_before }), SeqCst);
+            let own = self.own_end();
             let disturbed = self.dirty_bytes.load(SeqCst) > 0 || self.epoch.load(SeqCst) > moment.at;
             if own > own_before || (quiet && disturbed) {
                 // A write that came in between.
@@ -496,7 +534,7 @@ impl File {
             }
         }
         drop(known);
-        let mut attr = self.overlay(view.attr, alone);
+        let mut attr = self.overlay(shown, alone);
         if !current {
             // What has landed since is not in the answer, nor dirty any more: rather too much than a file that passes for sparse.
             attr.blocks = attr.blocks.max(attr.size.div_ceil(4096) * 8);
@@ -523,12 +561,40 @@ impl File {
         self.size.fetch_max(end, SeqCst);
     }
 
+    /// End of what was written into the cache under locks that are still held: the file is at least so long.
+    pub(crate) fn own_end(&self) -> u64 {
+        // In this order one of them shows it at any moment of `own_is_at_least`.
+        let first = self.own_end.load(SeqCst);
+        first.max(self.own_before.load(SeqCst)).max(self.own_end.load(SeqCst))
+    }
+
+    /// It is at least `end`.
+    pub(crate) fn own_reaches(&self, end: u64) {
+        self.own_end.fetch_max(end, SeqCst);
+    }
+
+    /// It is `end` at most: the file was cut, or nothing of it lies beyond.
+    pub(crate) fn own_ends_by(&self, end: u64) {
+        let _finding = self.finding_own.lock();
+        self.own_end.fetch_min(end, SeqCst);
+    }
+
     /// What was written into the cache before counts no more, but for what is found there now; writes that come in between count, and at no
     /// moment less than what is there.
-    pub(crate) fn own_is_at_least(&self, found: impl Fn() -> u64) {
+    pub(crate) fn own_is_at_least(&self, found: impl FnOnce() -> u64) {
         self.turn();
-        self.own_end.store(found(), SeqCst);
+        let _finding = self.finding_own.lock();
+        // What is written from now on is entered anew, and what was written before is found.
+        let mut before = self.own_end.load(SeqCst);
+        loop {
+            self.own_before.store(before, SeqCst);
+            match self.own_end.compare_exchange(before, 0, SeqCst, SeqCst) {
+                Ok(_) => break,
+                Err(raised) => before = raised,
+            }
+        }
         self.own_end.fetch_max(found(), SeqCst);
+        self.own_before.store(0, SeqCst);
     }
 
     /// Notes the time of a write that is in the cache alone.

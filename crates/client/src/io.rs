@@ -102,7 +102,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
                 // The target that asks.
                 let target = TargetId((id >> GLIMPSE_TARGET_SHIFT) as u16);
                 let (size, mtime) = match self.core.files.get(object.ino) {
-                    Some(file) => (file.own_end.load(Ordering::SeqCst), file.own_mtime()),
+                    Some(file) => (file.own_end(), file.own_mtime()),
                     None => Default::default(),
                 };
                 let op = Request::GlimpseReply { id, size, mtime };

@@ -164,7 +164,10 @@ impl Locality {
     }
 
     fn judge(&self, rule: Rule, least: &impl Fn() -> u64) {
-        let pays = |fraction: u64, again: u64, pages: u64| again * fraction >= pages && again * 1024 >= pages * least();
+        let pays = |fraction: u64, again: u64, pages: u64| {
+            again.saturating_mul(fraction) >= pages
+                && u128::from(again) * 1024 >= u128::from(pages) * u128::from(least())
+        };
         let left = self.left.load(Relaxed);
         if left >= rule.window_pages {
             let reused = self.reused.swap(0, Relaxed);
@@ -180,8 +183,12 @@ impl Locality {
                 self.decide(false);
             } else if brought >= rule.window_pages.max(2 * sample) {
                 // The older half is forgotten: reuse takes its time to show.
-                self.brought.fetch_sub(brought / 2, Relaxed);
-                self.again.fetch_sub(again / 2, Relaxed);
+                let less = |count: &AtomicU64, by: u64| {
+                    // Another thread may have begun anew.
+                    let _ = count.fetch_update(Relaxed, Relaxed, |now| Some(now.saturating_sub(by)));
+                };
+                less(&self.brought, brought / 2);
+                less(&self.again, again / 2);
             }
         }
     }

@@ -131,7 +131,7 @@ fn set_out(core: &Core, file: &File, range: ByteRange, memory: u64, locked: bool
         if flights.frozen_from().is_some_and(|from| range.end > from) {
             return None;
         }
-        flights.begin(range)
+        flights.begin_piped(range)
     };
     let len = range.len();
     file.piped_bytes.fetch_add(memory, SeqCst);
@@ -171,9 +171,10 @@ fn land(core: &Arc<Core>, file: &Arc<File>, id: FlightId, range: ByteRange, memo
     writeback::go_on(core);
 }
 
-/// Waits until no bytes of the file are in the pipeline.
+/// Waits until the bytes of the file that are in the pipeline when it is called have landed.
 pub(crate) async fn drained(file: &File) {
     if file.piped_bytes.load(SeqCst) > 0 {
-        file.signal.until(|| file.piped_bytes.load(SeqCst) == 0).await;
+        let upto = file.flights.lock().last();
+        file.signal.until(|| !file.flights.lock().piped_upto(upto)).await;
     }
 }

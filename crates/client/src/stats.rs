@@ -282,7 +282,6 @@ impl Stats {
     }
 
     /// Samples and sum of an event.
-    #[cfg(test)]
     pub(crate) fn of(&self, what: Count) -> (u64, u64) {
         let s = self.sum(what as usize);
         (s.samples, s.sum)

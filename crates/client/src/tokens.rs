@@ -89,6 +89,10 @@ async fn call_on(
         None => Question::new(core, keys),
     };
     let asked = begun.is_some().then(|| crate::directories::asking(core));
+    let changes = match &op {
+        Request::SetAttr { ino, .. } | Request::SetLayout { ino, .. } => Some(*ino),
+        _ => None,
+    };
     let moment = core.moment();
     let (answer, payload) = core.send(lane, target, cred, op, None, 0).await?;
     changing.iter_mut().for_each(crate::siblings::Changing::ends);
@@ -107,6 +111,7 @@ async fn call_on(
         contended: answer.contended,
         contended_places,
         moment,
+        changes,
         asked,
         question,
         _begun: begun,
@@ -127,7 +132,9 @@ pub(crate) struct Told {
     pub(crate) contended_places: Vec<usize>,
     /// When it was asked for.
     pub(crate) moment: Moment,
-    /// The same for directories; none in company.
+    /// The inode that it has changed and shows.
+    changes: Option<Ino>,
+    /// When it was asked for, for directories; none in company.
     asked: Option<crate::directories::Asked>,
     question: Question,
     _begun: Option<crate::company::Begun>,
@@ -195,7 +202,10 @@ impl Told {
             crate::directories::shown(core, asked, view.attr);
         }
         let file = core.files.get(view.attr.ino);
-        let adopted = file.as_ref().map(|file| file.adopt(view, self.moment));
+        let adopted = file.as_ref().map(|file| match self.changes == Some(view.attr.ino) {
+            true => file.adopt_change(view, self.moment, self.moment),
+            false => file.adopt(view, self.moment),
+        });
         if let (Some(ask), Some(grant)) = (self.question.ask, grant) {
             let fits = adopted.as_ref().is_none_or(|a| a.current);
             let sure = file.as_ref().filter(|_| adopted.as_ref().is_some_and(|a| a.taken));

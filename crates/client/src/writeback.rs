@@ -33,22 +33,41 @@ use std::sync::atomic::Ordering::SeqCst;
 /// Runs under way, for all files, in requests of their own or in batches.
 pub(crate) const FLIGHT_PARTS_MAX: usize = 4096;
 
+/// Why dirty bytes have not set out, but for those that are being written back and were written again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Left {
+    /// The bound of what may be under way was reached.
+    pub(crate) by_bound: bool,
+    /// A truncate is in the way, or it is being found out what sets out there.
+    pub(crate) held_up: bool,
+}
+
 /// Sends off the dirty bytes of `range`, as far as the bound of bytes under way allows. Does not wait. Copies of what cannot be lent are
 /// made on the calling thread.
 /// Returns whether the bound may have left anything behind.
 pub(crate) fn start(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> bool {
+    send_off(core, file, range).by_bound
+}
+
+/// As `start`, with all that may be left behind.
+pub(crate) fn send_off(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Left {
     let mut scattered = Scattered::default();
-    let left = start_with(core, file, range, &mut scattered);
+    let left = send_off_with(core, file, range, &mut scattered);
     scattered.send(core);
     left
 }
 
 /// As `start`; small runs wait in `scattered` until it is sent.
 pub(crate) fn start_with(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, scattered: &mut Scattered) -> bool {
+    send_off_with(core, file, range, scattered).by_bound
+}
+
+fn send_off_with(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, scattered: &mut Scattered) -> Left {
+    let mut left = Left::default();
     let write_max = core.tunables.get(Knob::WriteMax);
     // To look for what is dirty takes its time, and writers who wait for room look again and again.
     if core.flight_is_full() {
-        return true;
+        return Left { by_bound: true, ..left };
     }
     let layout = file.layout();
     for run in core.cache.dirty_runs(file, range) {
@@ -57,9 +76,20 @@ pub(crate) fn start_with(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, s
             while !rest.is_empty() {
                 let part = ByteRange::at(rest.start, write_max).intersect(&rest);
                 if core.flight_is_full() {
-                    return true;
+                    return Left { by_bound: true, ..left };
                 }
-                let Some((flight, buf)) = take_off(core, file, object, part) else { break };
+                let Some((flight, buf)) = take_off(core, file, object, part) else {
+                    // Somebody else has taken it, perhaps not all that lies behind.
+                    match core.cache.dirty_runs(file, rest).first() {
+                        Some(next) if next.start > rest.start => {
+                            rest = ByteRange::new(next.start, rest.end);
+                            continue;
+                        }
+                        Some(_) => left.held_up = true,
+                        None => {}
+                    }
+                    break;
+                };
                 rest = ByteRange::new(flight.range.end, rest.end);
                 if let Some((flight, buf)) = scattered.add(core, flight, buf) {
                     set_out(core, flight, buf);
@@ -67,7 +97,7 @@ pub(crate) fn start_with(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, s
             }
         }
     }
-    false
+    left
 }
 
 /// Bytes of a file on their way to its target.
@@ -184,6 +214,9 @@ fn touch_down(core: &Arc<Core>, flight: &Flight, landing: Landing, failure: Opti
         core.learned.note_write_back(flight.range.len(), core.clock.now_ns(), waited);
     }
     core.landings.fetch_add(1, SeqCst);
+    if landing == Landing::Again {
+        file.flights.lock().comes_back();
+    }
     end_flight(file, flight.id);
 }
 
@@ -318,25 +351,36 @@ pub(crate) async fn spread(core: &Arc<Core>, file: &Arc<File>) -> Result<()> {
     }
 }
 
-/// Writes all bytes of `range` back that are dirty when it is called, and waits for them. Failures stay with the file.
+/// Writes all bytes of `range` back that are dirty or under way when it is called, and waits for them, not for what is written meanwhile.
+/// Failures stay with the file.
+///
+/// Two rounds do that: what is dirty sets out in the first one, or is under way and was written again; then it sets out when that has
+/// landed, in the second.
 pub(crate) async fn flush(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
-    loop {
+    let mut rounds = 0;
+    let mut came_back = file.flights.lock().came_back();
+    while rounds < 2 {
         if file.dirty_bytes.load(SeqCst) == 0 {
             return;
         }
-        if start(core, file, range) {
-            backlog::wait_for(core, file, range).await;
-        }
+        let left = send_off(core, file, range);
+        let held_up = if left.by_bound { backlog::wait_for(core, file, range).await } else { left.held_up };
         let landings = core.landings.load(SeqCst);
-        if file.in_flight(range) {
-            file.signal.until(|| !file.in_flight(range)).await;
-        } else if core.cache.dirty_runs(file, range).is_empty() {
-            return;
-        } else {
-            // A truncate is in the way, or somebody has written them again.
+        let upto = file.flights.lock().last();
+        if file.in_flight_upto(range, upto) {
+            file.signal.until(|| !file.in_flight_upto(range, upto)).await;
+        } else if held_up && !core.cache.dirty_runs(file, range).is_empty() {
+            // A truncate is in the way.
             let frozen = || file.flights.lock().frozen_from().is_none() && core.flight_bytes.load(SeqCst) == 0;
             let moved = || core.landings.load(SeqCst) != landings || frozen();
             core.landed.until(moved).await;
+        }
+        let back = file.flights.lock().came_back();
+        if std::mem::replace(&mut came_back, back) != back {
+            // Some of it may be dirty again.
+            rounds = 0;
+        } else if !held_up {
+            rounds += 1;
         }
     }
 }
@@ -427,12 +471,16 @@ impl Drop for Drain {
     }
 }
 
-/// Writes everything back and waits for it.
+/// Writes everything back that is dirty or under way when it is called, and waits for it.
 pub(crate) async fn flush_all(core: &Arc<Core>) {
     let dirty = dirty_files(core);
+    let sent = || core.stats.of(Count::WriteBack).1;
+    let (bytes, before) = (core.cache.dirty_bytes(), sent());
     loop {
         let landings = core.landings.load(SeqCst);
-        if !batch::start(core, dirty.iter().cloned()) {
+        let is_left = batch::start(core, dirty.iter().cloned());
+        // With others that write on, the bound is always reached: what is still left of this goes before theirs below.
+        if !is_left || sent().wrapping_sub(before) >= bytes {
             break;
         }
         let moved = || core.landings.load(SeqCst) != landings && core.flight_has_room();

@@ -125,9 +125,15 @@ impl ClientFs {
     }
 
     /// As `ttl`, for attributes. What gives a user's rights to whoever runs it is not kept: a write takes that away, and the kernel
-    /// goes by what it keeps.
+    /// goes by what it keeps. Nor is what an answer shows of a directory while names are made or removed: the kernel would take it for
+    /// later than these.
     fn attr_ttl(&self, attr: &Attr) -> Duration {
-        if attr.kind == Kind::File && attr.has_set_id() { Duration::ZERO } else { self.ttl() }
+        let is_kept = match attr.kind {
+            Kind::File => !attr.has_set_id(),
+            Kind::Dir => lent::knows_directories(&self.client),
+            _ => true,
+        };
+        if is_kept { self.ttl() } else { Duration::ZERO }
     }
 
     fn entry(&self, attr: Attr) -> Entry {
@@ -212,7 +218,9 @@ impl FileSystem for ClientFs {
     fn setattr(&self, caller: &Caller<'_>, ino: Ino, set: &SetAttr, handle: Option<Handle>) -> Result<AttrReply> {
         let file = handle.map(|h| self.handles.get(h)).transpose()?;
         let attr = self.wait(caller, self.client.setattr(&self.ctx(caller), ino, *set, file.as_ref()))?;
-        Ok(self.attributes(attr))
+        let told = self.attributes(attr);
+        // The kernel lets nobody make names in a directory meanwhile.
+        Ok(if attr.kind == Kind::Dir { AttrReply { ttl: self.ttl(), ..told } } else { told })
     }
 
     fn readlink(&self, caller: &Caller<'_>, ino: Ino) -> Result<Vec<u8>> {
@@ -228,7 +236,9 @@ impl FileSystem for ClientFs {
     }
 
     fn mkdir(&self, caller: &Caller<'_>, parent: Ino, name: &[u8], mode: u32) -> Result<Entry> {
-        self.wait_entry(caller, self.client.mkdir(&self.ctx(caller), parent, name, perm(mode)))
+        let made = self.wait_entry(caller, self.client.mkdir(&self.ctx(caller), parent, name, perm(mode)))?;
+        // Nobody knew it before.
+        Ok(Entry { attr_ttl: self.ttl(), ..made })
     }
 
     fn unlink(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<()> {

@@ -8,7 +8,7 @@
 
 use amphi_types::ByteRange;
 use smallvec::SmallVec;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One of a file, as it was entered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,10 @@ pub(crate) struct Flights {
     /// None is longer, bytes.
     longest: u64,
     last_number: u64,
+    /// Numbers of those that were never in the cache (`pipeline`).
+    piped: BTreeSet<u64>,
+    /// How many ended with their bytes dirty again.
+    came_back: u64,
     /// From the least of these offsets on nothing may set out: truncates are under way, or the file has lost its last name.
     frozen: SmallVec<[u64; 2]>,
 }
@@ -45,6 +49,33 @@ impl Flights {
     /// From where on nothing may set out.
     pub(crate) fn frozen_from(&self) -> Option<u64> {
         self.frozen.iter().min().copied()
+    }
+
+    /// The number of the latest: all that are under way have this one or a lower one.
+    pub(crate) fn last(&self) -> u64 {
+        self.last_number
+    }
+
+    /// How many ended with their bytes dirty again.
+    pub(crate) fn came_back(&self) -> u64 {
+        self.came_back
+    }
+
+    /// The bytes of one that is about to end are dirty again.
+    pub(crate) fn comes_back(&mut self) {
+        self.came_back += 1;
+    }
+
+    /// As `begin`, of bytes that were never in the cache.
+    pub(crate) fn begin_piped(&mut self, range: ByteRange) -> FlightId {
+        let id = self.begin(range);
+        self.piped.insert(id.number);
+        id
+    }
+
+    /// Whether any of those with numbers up to `upto` is under way.
+    pub(crate) fn piped_upto(&self, upto: u64) -> bool {
+        self.piped.first().is_some_and(|number| *number <= upto)
     }
 
     /// Enters one.
@@ -72,6 +103,7 @@ impl Flights {
     /// It has ended, however it did.
     pub(crate) fn end(&mut self, id: FlightId) {
         self.ends.remove(&(id.start, id.number));
+        self.piped.remove(&id.number);
         if self.ends.is_empty() {
             self.longest = 0;
         }
@@ -79,13 +111,18 @@ impl Flights {
 
     /// Whether any has bytes of `range`.
     pub(crate) fn overlap(&self, range: ByteRange) -> bool {
+        self.overlap_upto(range, u64::MAX)
+    }
+
+    /// Whether any with a number up to `upto` has.
+    pub(crate) fn overlap_upto(&self, range: ByteRange, upto: u64) -> bool {
         !range.is_empty()
             && self
                 .ends
                 .range(..(range.end, 0))
                 .rev()
                 .take_while(|((start, _), _)| start.saturating_add(self.longest) > range.start)
-                .any(|(_, end)| *end > range.start)
+                .any(|((_, number), end)| *end > range.start && *number <= upto)
     }
 
     /// Where the last byte ends; 0 without any.
@@ -146,11 +183,30 @@ mod tests {
                 _ if random(300) == 0 => list.drain(..).for_each(|(id, _)| flights.end(id)),
                 _ => {}
             }
-            let expected = list.iter().any(|(_, r)| r.overlaps(&range));
-            assert_eq!(flights.overlap(range), expected, "step {step}: {range:?} of {list:?}");
+            let expected = |upto| list.iter().any(|(id, r)| id.number <= upto && r.overlaps(&range));
+            assert_eq!(flights.overlap(range), expected(u64::MAX), "step {step}: {range:?} of {list:?}");
+            let upto = flights.last().saturating_sub(random(40));
+            assert_eq!(flights.overlap_upto(range, upto), expected(upto), "step {step}: {range:?} of {list:?}");
             assert!(!flights.overlap(ByteRange::new(range.start, range.start)));
             assert_eq!(flights.last_end(), list.iter().map(|(_, r)| r.end).max().unwrap_or(0));
             assert_eq!(flights.is_empty(), list.is_empty());
         }
+    }
+
+    /// Goal: who waits for what was in the pipeline does not wait for what came later, nor for write-back. Method: by hand.
+    #[test]
+    fn what_came_later_is_told_apart() {
+        let mut flights = Flights::default();
+        let range = ByteRange::new(0, 10);
+        flights.begin(range);
+        assert!(!flights.piped_upto(flights.last()));
+        let first = flights.begin_piped(range);
+        let upto = flights.last();
+        let second = flights.begin_piped(range);
+        assert!(flights.piped_upto(upto));
+        flights.end(first);
+        assert!(!flights.piped_upto(upto) && flights.piped_upto(flights.last()));
+        flights.end(second);
+        assert!(!flights.piped_upto(flights.last()) && flights.overlap(range));
     }
 }

@@ -1,6 +1,7 @@
 //! The table of files: which inodes the client knows something about.
 
 use super::{File, Moment, tick};
+use crate::core::Core;
 use crate::locality::Locality;
 use amphi_types::{ByteRange, Ino};
 use amphi_wire::{Access, InodeView};
@@ -21,6 +22,37 @@ impl Drop for Use {
     fn drop(&mut self) {
         self.0.uses.fetch_sub(1, SeqCst);
     }
+}
+
+/// A file that was known, in use without being open. Dropped, it is forgotten if nobody else needs it.
+pub(crate) struct InUse {
+    core: Arc<Core>,
+    used: Option<Use>,
+}
+
+impl InUse {
+    pub(crate) fn file(&self) -> &Arc<File> {
+        &self.used.as_ref().expect("there until it is dropped").0
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        if let Some(used) = self.used.take() {
+            let file = used.0.clone();
+            drop(used);
+            self.core.files.reap(&file);
+        }
+    }
+}
+
+/// The file, if it is known, from now on as long as the result lives: there is no second one of this inode meanwhile. For whoever waits
+/// with it, since `get` alone keeps nobody from forgetting it.
+pub(crate) fn use_known(core: &Arc<Core>, ino: Ino) -> Option<InUse> {
+    let shard = core.files.shard(ino).lock();
+    let file = shard.files.get(&ino)?.clone();
+    file.uses.fetch_add(1, SeqCst);
+    Some(InUse { core: core.clone(), used: Some(Use(file)) })
 }
 
 /// When files were forgotten that had been changed here: an answer that was asked for before then may be from before the

@@ -101,3 +101,93 @@ fn landed_bytes_count() {
     file.dirty_bytes.store(8192, SeqCst);
     assert_eq!(file.adopt(view(1 << 20), Moment::now(1)).attr.blocks, 16);
 }
+
+/// Goal: the answer to a change of this mount's own counts for more than one to a question that was asked later and answered before the
+/// change; of two changes under way at a time the one counts that the server made last. Method: both orders of the answers.
+#[test]
+fn an_own_change_counts_from_its_answer() {
+    let at = |ctime: i64, perm: u16| {
+        let attr = Attr { ctime: Timespec { sec: ctime, nsec: 0 }, perm, ..view(0).attr };
+        InodeView {
+            attr,
+            capability: perm == 0o4755,
+            io_mode: if perm == 0o4755 { IoMode::Direct } else { IoMode::Auto },
+            ..view(0)
+        }
+    };
+    let (old, new) = (at(10, 0o644), at(20, 0o4755));
+    for change_first in [true, false] {
+        let file = File::new(old, Moment::now(1), &Arc::default());
+        let (change, question) = (Moment::now(1), Moment::now(1));
+        if !change_first {
+            file.adopt(old, question);
+        }
+        file.adopt_change(new, change, change);
+        file.adopt(old, question);
+        assert!(file.has_set_id() && file.gives_capabilities() && file.io_mode() == IoMode::Direct, "{change_first}");
+        file.adopt(at(30, 0o600), Moment::now(1));
+        assert!(!file.has_set_id() && !file.gives_capabilities(), "asked since");
+    }
+    for last_first in [true, false] {
+        let file = File::new(old, Moment::now(1), &Arc::default());
+        let (first, last) = (Moment::now(1), Moment::now(1));
+        let mut changes = [(at(20, 0o4755), first), (at(21, 0o700), last)];
+        if last_first {
+            changes.reverse();
+        }
+        changes.into_iter().for_each(|(view, asked)| drop(file.adopt_change(view, asked, asked)));
+        assert_eq!(file.view().attr.perm, 0o700, "{last_first}");
+    }
+}
+
+/// Goal: capabilities that were set are known until somebody has looked since, whatever is answered late. Method: an answer from before they
+/// were set, one to another change, and a removal from before.
+#[test]
+fn capabilities_that_were_set_are_known() {
+    let file = File::new(view(0), Moment::now(1), &Arc::default());
+    let before = Moment::now(1);
+    file.has_xattrs(true);
+    file.adopt(view(0), before);
+    assert!(file.gives_capabilities());
+    file.adopt_change(view(0), before, before);
+    assert!(file.gives_capabilities());
+    file.lose_capability(before);
+    assert!(file.gives_capabilities());
+    file.lose_capability(Moment::now(1));
+    assert!(!file.gives_capabilities());
+}
+
+/// Goal: while the end of this mount's own bytes is found out anew, it is at no moment told as less than what is there. Method: one thread
+/// writes further and further, and looks; another finds what is there again and again.
+#[test]
+fn the_own_end_never_goes_back() {
+    let file = File::new(view(0), Moment::now(1), &Arc::default());
+    // What is dirty: told by the file after it is there.
+    let (dirty, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(SeqCst) {
+                file.own_is_at_least(|| {
+                    let found = dirty.load(SeqCst);
+                    (0..50).for_each(|_| std::hint::spin_loop());
+                    found
+                });
+            }
+        });
+        let mut short = None;
+        for end in 1..300_000 {
+            dirty.store(end, SeqCst);
+            file.extend_own(end);
+            let told = file.own_end();
+            if told < end {
+                short = Some((told, end));
+                break;
+            }
+        }
+        is_over.store(true, SeqCst);
+        assert_eq!(short, None);
+    });
+    assert_eq!(file.own_end(), 299_999);
+    file.own_ends_by(7);
+    assert_eq!(file.own_end(), 7);
+}

@@ -9,7 +9,7 @@ use crate::api::Ctx;
 use crate::cache::drop::Dirty;
 use crate::company;
 use crate::core::Core;
-use crate::files::{File, Moment, OpenFile};
+use crate::files::{File, Moment, OpenFile, table};
 use crate::group;
 use crate::locks::{self, Pin};
 use crate::pipeline;
@@ -67,7 +67,7 @@ pub(crate) async fn ask_now(core: &Arc<Core>, cred: &Cred, ino: Ino) -> Result<(
         }
         let alone = rule & 1 == 1;
         // Alone there are no locks by which the server could ask, and nobody else who changes the file.
-        let own = core.files.get(ino).filter(|_| alone).map_or(0, |file| file.own_end.load(SeqCst));
+        let own = core.files.get(ino).filter(|_| alone).map_or(0, |file| file.own_end());
         attr.size = view.attr.size.max(own);
         return Ok((view, attr));
     }
@@ -132,7 +132,8 @@ async fn set_attr(core: Arc<Core>, ctx: Ctx, ino: Ino, mut set: SetAttr, open: O
         return Err(Errno::FileTooBig);
     }
     let member = open.as_ref().map_or(0, |open| open.member());
-    let file = open.map(|open| open.file.clone()).or_else(|| core.files.get(ino));
+    let in_use = if open.is_none() { table::use_known(&core, ino) } else { None };
+    let file = open.map(|open| open.file.clone()).or_else(|| in_use.as_ref().map(|in_use| in_use.file().clone()));
     if let (Some(file), Some(_)) = (&file, set.atime) {
         let mut known = file.known.lock();
         (known.accessed, known.accessed_due) = (None, false);
@@ -273,7 +274,7 @@ pub(crate) async fn resize(
         // Others may ask for the size as soon as the server has cut the file, before its answer is taken here: what this mount tells
         // them must not reach beyond the new end, so until then the server has to know of all that does.
         writeback::flush(core, file, beyond).await;
-        file.own_end.fetch_min(size, SeqCst);
+        file.own_ends_by(size);
     }
     let _frozen = Frozen::from(core, file, size);
     file.signal.until(|| !file.in_flight(beyond)).await;
@@ -285,18 +286,18 @@ pub(crate) async fn resize(
     let (told, view) = match done.await {
         Ok(done) => done,
         Err(e) => {
-            file.own_end.fetch_max(core.cache.dirty_end(file), SeqCst);
+            file.own_reaches(core.cache.dirty_end(file));
             file.turn();
             return Err(e);
         }
     };
     core.cache.forget(file, beyond, Dirty::Discard);
-    file.own_end.fetch_min(size, SeqCst);
+    file.own_ends_by(size);
     file.size.store(size, SeqCst);
     explicit_time(core, file, &view);
     file.turn();
     // Nothing else changes the file here: the answer is as good as one that is asked for now.
-    let adopted = file.adopt(view, Moment::now(told.moment.rule()));
+    let adopted = file.adopt_change(view, told.moment, Moment::now(told.moment.rule()));
     drop(told);
     drop(pins);
     crate::ops::open::send_closes(core, file);

@@ -288,7 +288,7 @@ async fn drop_privileges(core: &Arc<Core>, file: &Arc<File>, writer: Option<&Cre
         let mut told = attr::change(core, writer, file.ino, set).await?;
         let view = super::inode_reply(told.take()?)?;
         told.keep_view(view);
-        file.lose_capability();
+        file.lose_capability(told.moment);
     } else if view.capability {
         xattr::drop_capability(core, file).await?;
     }

@@ -12,7 +12,7 @@ mod layout;
 use super::done_reply;
 use crate::api::Ctx;
 use crate::core::{Core, unexpected};
-use crate::files::File;
+use crate::files::{File, table};
 use crate::stats::Count;
 use crate::tokens;
 use crate::writeback;
@@ -94,8 +94,8 @@ pub(crate) async fn set(
         let op = match own {
             b"layout" => {
                 // A file that has data keeps its layout: the server has to know what is written so far.
-                if let Some(file) = core.files.get(ino) {
-                    writeback::flush(&core, &file, ByteRange::ALL).await;
+                if let Some(known) = table::use_known(&core, ino) {
+                    writeback::flush(&core, known.file(), ByteRange::ALL).await;
                 }
                 let old = view(&core, &ctx, ino).await?.layout;
                 let layout = layout::parse(text, old).map_err(|text| core.complain(text))?;
@@ -137,9 +137,10 @@ pub(crate) async fn remove(core: Arc<Core>, ctx: Ctx, ino: Ino, name: Vec<u8>) -
 /// Whoever runs the file is given no capabilities any more: its bytes are about to change.
 pub(crate) async fn drop_capability(core: &Arc<Core>, file: &File) -> Result<()> {
     let op = Request::RemoveXattr { ino: file.ino, name: CAPABILITY.to_vec() };
-    match change(core, &Ctx::root(), file.ino, op).await?.take() {
+    let mut told = change(core, &Ctx::root(), file.ino, op).await?;
+    match told.take() {
         Ok(_) | Err(Errno::NoData) => {
-            file.lose_capability();
+            file.lose_capability(told.moment);
             Ok(())
         }
         Err(e) => Err(e),

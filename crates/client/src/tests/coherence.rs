@@ -5,6 +5,7 @@ use crate::api::{Ctx, Fallocate, Hints, OpenFlags};
 use crate::{OpenFile, Pending, Segments};
 use amphi_env::Buf;
 use amphi_types::{IoMode, SetAttr};
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
@@ -202,6 +203,51 @@ fn abandoned_operations_leave_nothing() {
         w.check_clean();
         assert!(w.server.called_back.is_empty());
     }
+}
+
+/// Goal: a file that is cut by its path is the same one for whoever opens it meanwhile, and what that one writes is counted right. Method: a
+/// truncate that the server answers late; all that was cached goes, then the file is opened and written.
+#[test]
+fn a_file_being_cut_is_not_forgotten() {
+    let mut w = World::new(3, &[]);
+    let root = Ctx::root();
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    let ino = file.ino();
+    let op = write(&w, &file, 0, 5000, b'o');
+    w.run(op).unwrap();
+    let op = w.client.fsync(&root, &file, false);
+    w.run(op).unwrap();
+    let known = Arc::downgrade(&file.file);
+    drop(file);
+    crate::closes::hurry_all(&w.client.core);
+    w.settle();
+    assert!(known.strong_count() > 0, "it has cached bytes");
+    let set = SetAttr { size: Some(0), ..SetAttr::default() };
+    let mut cut = w.client.setattr(&root, ino, set, None);
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    while w.server.log.last().is_none_or(|name| name != "SetAttr") && w.waiting_calls() == 0 {
+        assert!(std::pin::Pin::new(&mut cut).poll(&mut cx).is_pending());
+    }
+    let held = w.hold_back();
+    let core = w.client.core.clone();
+    (0..64).for_each(|_| core.cache.evict(0).iter().for_each(|file| core.files.reap(file)));
+    let op = w.client.open(&root, ino, OpenFlags::READ_WRITE);
+    let again = w.run(op).unwrap();
+    assert!(known.upgrade().is_some_and(|known| Arc::ptr_eq(&known, &again.file)), "the same file");
+    let mut written = write(&w, &again, 0, 3000, b'n');
+    for _ in 0..20 {
+        assert!(std::pin::Pin::new(&mut written).poll(&mut cx).is_pending(), "it waits for the cut");
+        w.step();
+    }
+    w.give_back(held);
+    assert_eq!(w.run(cut).unwrap().size, 0);
+    assert_eq!(w.run(written), Ok(3000));
+    core.cache.check();
+    let op = read(&w, &again, 0, 5000);
+    assert_eq!(w.run(op).unwrap().to_vec(), [b'n'; 3000]);
+    drop(again);
+    w.check_clean();
+    assert_eq!(w.server.contents(ino), [b'n'; 3000]);
 }
 
 /// Goal: hits by several threads see whole units while another thread writes them through the cache. Method: threads

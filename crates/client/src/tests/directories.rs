@@ -254,3 +254,23 @@ fn company_ends_what_was_known_alone() {
         });
     }
 }
+
+/// Goal: attributes of a directory that an answer shows are for a kernel to keep only if no name was made or removed since the question: it would
+/// take them for later than that. Method: the rule noted before and after changes; a change of a file's bytes does not count.
+#[test]
+fn what_was_asked_before_a_change_is_not_kept() {
+    in_cluster(21, 1, async |c| {
+        let a = c.mount().await;
+        let before = a.rule();
+        assert!(a.lends_directories(before));
+        let file = create(&a, Ino::ROOT, "f").await;
+        assert!(!a.lends_directories(before) && a.lend(before).is_some(), "names and files as before");
+        let rule = a.rule();
+        let bytes = amphi_env::Buf::zeroed(10);
+        a.write(&root(), &file, 0, bytes, crate::api::Hints::default()).await.expect("write");
+        stat(&a, Ino::ROOT).await;
+        assert!(a.lends_directories(rule));
+        a.unlink(&root(), Ino::ROOT, b"f").await.expect("unlink");
+        assert!(!a.lends_directories(rule));
+    });
+}

@@ -8,11 +8,12 @@ use crate::decision::Reason;
 use crate::stats::{Count, Way};
 use crate::{Client, OpenFile};
 use amphi_env::{Buf, Env};
-use amphi_types::{Errno, Ino, SetAttr, TimeSet, Timespec};
+use amphi_types::{Errno, Ino, IoMode, SetAttr, TimeSet, Timespec};
 use amphi_wire::XattrMode;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -94,6 +95,66 @@ fn a_large_write_returns_early() {
     assert_eq!(core.company.begun(), 0);
     drop(file);
     w.check_clean();
+}
+
+/// Goal: whoever waits for what is written, dirty, under way or both, does not wait for what is written meanwhile; all that was written before is
+/// there then (Promise S10). Method: a stream through the cache and one past it go on without end, beside `fsync`, `sync`, a close and a change of
+/// times of the same file.
+#[test]
+fn a_stream_keeps_nobody_waiting() {
+    for what in 0..4u64 {
+        for past_cache in [false, true] {
+            let mut w = World::new(7 + what, &[("writeback.pipeline_bytes", "64M")]);
+            let root = Ctx::root();
+            let file = spread(&mut w, OpenFlags::READ_WRITE);
+            let open = w.client.open(&root, file.ino(), OpenFlags::READ_WRITE);
+            let other = w.run(open).unwrap();
+            let core = w.client.core.clone();
+            file.set_io_mode(IoMode::Buffered);
+            let put = |w: &mut World, at: u64, byte: u8| {
+                let done = w.client.try_write(&root, &file, at, &[byte; 4096], Hints::default());
+                assert_eq!(done, Some(4096));
+                crate::writeback::start(&w.client.core, &file.file, amphi_types::ByteRange::ALL);
+            };
+            let op = w.client.write(&root, &file, 0, filled(4096, b'1'), Hints::default());
+            w.run(op).unwrap();
+            crate::writeback::start(&core, &file.file, amphi_types::ByteRange::ALL);
+            let again = w.client.try_write(&root, &file, 0, &[b'2'; 4096], Hints::default());
+            assert_eq!(again, Some(4096), "it is under way, and dirty again");
+            let mut op = match what {
+                0 => w.client.fsync(&root, &other, false),
+                1 => w.client.sync_all(&root),
+                2 => w.client.flush(&root, &other),
+                _ => {
+                    let mtime = Some(TimeSet::At(Timespec { sec: 5, nsec: 0 }));
+                    let set = SetAttr { mtime, ..SetAttr::default() };
+                    let pending = w.client.setattr(&root, file.ino(), set, None);
+                    crate::Pending::start(&core, async move { pending.await.map(drop) })
+                }
+            };
+            let (mut at, mut steps) = (16 * MIB, 0);
+            while poll(&mut op).is_pending() {
+                // Always some of it is under way.
+                while past_cache && core.piped_bytes.load(SeqCst) < 4 * MIB {
+                    file.set_io_mode(IoMode::Direct);
+                    assert!(begin(&w, &file, at, b's', Hints::default()).1);
+                    at += 2 * MIB;
+                }
+                while !past_cache && core.flight_parts.load(SeqCst) < 3 {
+                    put(&mut w, at, b's');
+                    at += 8192;
+                }
+                w.step();
+                steps += 1;
+                assert!(steps < 2000, "{what} {past_cache}: the stream goes on, and so does the wait");
+            }
+            if what < 2 {
+                assert_eq!(w.server.contents(file.ino())[..4096], [b'2'; 4096], "{what} {past_cache}");
+            }
+            drop((file, other));
+            w.check_clean();
+        }
+    }
 }
 
 /// Goal: where a target may be full, a write waits for its answer (Promise S15), from the first one on. Method: a server that says so for a

@@ -115,6 +115,16 @@ impl World {
         self.calls.len()
     }
 
+    /// Takes the requests that were sent and not answered away; `give_back` has them answered.
+    pub(crate) fn hold_back(&mut self) -> Vec<Outgoing> {
+        self.waiting_calls();
+        std::mem::take(&mut self.calls)
+    }
+
+    pub(crate) fn give_back(&mut self, calls: Vec<Outgoing>) {
+        self.calls.extend(calls);
+    }
+
     /// Runs the background for a while.
     pub(crate) fn steps(&mut self, count: u64) {
         for _ in 0..count {

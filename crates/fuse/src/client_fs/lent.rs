@@ -34,6 +34,11 @@ pub(super) fn ttl(client: &Client) -> Duration {
     })
 }
 
+/// Whether no directory was changed since the present request began.
+pub(super) fn knows_directories(client: &Client) -> bool {
+    PRESENT.with_borrow(|present| client.lends_directories(present.rule))
+}
+
 /// The answer has been written.
 pub(super) fn answered() {
     drop(PRESENT.take());
