@@ -11,11 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
-/// Rounds without the environment's word.
-const ROUNDS: u64 = 4;
 /// Files of each worker at a time.
 const FILES: u64 = 40;
-/// Errno values that a program sees when its mount is killed.
+/// Errno values that a program sees when its mount has been killed.
 const GONE: [i32; 4] = [107, 103, 5, 2];
 
 /// Content of a file: seed of its bytes, length.
@@ -33,10 +31,21 @@ struct Worker {
     who: u64,
     known: Mutex<Known>,
     done: AtomicU64,
+    /// Its mount is about to be killed in this round: from then on calls may fail.
+    may_fail: AtomicBool,
+}
+
+/// Tells the workers to stop, also when the story ends in between: the others would be waited for.
+struct Stops<'a>(&'a AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
 }
 
 impl Worker {
-    /// Makes, renames, overwrites and removes files until told to stop or until the mount is gone.
+    /// Makes, renames, overwrites and removes files until told to stop, or until its mount is gone if it is the one that is killed.
     fn run(&self, mount: &Path, random: &mut Random, stop: &AtomicBool) {
         let dir = mount.join(format!("w{}", self.who));
         while !stop.load(SeqCst) {
@@ -61,7 +70,7 @@ impl Worker {
                     known.unsure = None;
                     self.done.fetch_add(1, SeqCst);
                 }
-                Err(e) if e.raw_os_error().is_some_and(|n| GONE.contains(&n)) => return,
+                Err(e) if self.may_fail.load(SeqCst) && e.raw_os_error().is_some_and(|n| GONE.contains(&n)) => return,
                 Err(e) => panic!("worker {} on {name}: {e}", self.who),
             }
         }
@@ -124,7 +133,8 @@ fn clean(mount: &Path, who: u64) {
 
 /// Goal: Promise S5, S9, S10, S12 for several mounts: whatever is killed, in whatever order, what was said to be stable is there and whole,
 /// seen by every mount, and nobody but the killed mount's own programs sees an error. Method: two mounts, a worker on each; every round kills a server or a
-/// mount (a random one, at a random moment), starts it again, and in between compares everything by the other mount; zones are checked at the end.
+/// mount (each once in random order, then random ones, at random moments), starts it again, and in between compares everything by the other mount;
+/// zones are checked at the end.
 #[test]
 fn kills_of_servers_and_mounts_lose_nothing() {
     kills(1);
@@ -137,9 +147,17 @@ fn kills_of_three_servers_and_mounts_lose_nothing() {
 }
 
 fn kills(servers: usize) {
-    let rounds = std::env::var("AMPHI_SOAK_ROUNDS").ok().and_then(|r| r.parse().ok()).unwrap_or(ROUNDS);
+    // The mounts, then the servers.
+    let victims = 2 + servers;
+    let asked: Option<usize> = std::env::var("AMPHI_SOAK_ROUNDS").ok().and_then(|r| r.parse().ok());
+    let rounds = asked.unwrap_or(0).max(victims);
     let seed = std::env::var("AMPHI_SOAK_SEED").ok().and_then(|r| r.parse().ok()).unwrap_or(1);
     let mut random = Random::new(seed);
+    let mut first: Vec<usize> = (0..victims).collect();
+    for at in (1..victims).rev() {
+        first.swap(at, random.below(at as u64 + 1) as usize);
+    }
+    let mut killed = vec![0; victims];
     let place = Place::new();
     let targets = ["--targets", "3"];
     let mut running: Vec<Daemon> = (0..servers).map(|k| place.member(k, &targets)).collect();
@@ -147,16 +165,20 @@ fn kills(servers: usize) {
     let mount_one = |which: usize| place.mount_at(names[which], &["--cache", "32M"]);
     let mut mounts: Vec<Daemon> = (0..2).map(mount_one).collect();
     let paths: Vec<PathBuf> = names.iter().map(|n| place.path(n)).collect();
-    let workers: Vec<Worker> =
-        (0..2).map(|who| Worker { who, known: Mutex::default(), done: AtomicU64::new(0) }).collect();
+    let worker =
+        |who| Worker { who, known: Mutex::default(), done: AtomicU64::new(0), may_fail: AtomicBool::new(false) };
+    let workers: Vec<Worker> = (0..2).map(worker).collect();
     for w in &workers {
         fs::create_dir(paths[0].join(format!("w{}", w.who))).expect("mkdir");
     }
     for round in 0..rounds {
         let stop = AtomicBool::new(false);
-        let victim = random.below(2 + servers as u64) as usize;
+        let victim = first.get(round).copied().unwrap_or_else(|| random.below(victims as u64) as usize);
+        killed[victim] += 1;
+        workers.iter().for_each(|w| w.may_fail.store(false, SeqCst));
         let (steps, moment) = (2 + random.below(12), random.below(30_000));
         std::thread::scope(|s| {
+            let _stops = Stops(&stop);
             for (worker, path) in workers.iter().zip(&paths) {
                 let (stop, mut own) = (&stop, Random::new(random.below(u64::MAX)));
                 s.spawn(move || worker.run(path, &mut own, stop));
@@ -172,12 +194,12 @@ fn kills(servers: usize) {
                 std::mem::replace(&mut running[k], Daemon::none()).kill();
                 running[k] = place.member(k, &targets);
             } else {
+                workers[victim].may_fail.store(true, SeqCst);
                 std::mem::replace(&mut mounts[victim], Daemon::none()).kill();
                 let _ = rustix::mount::unmount(&paths[victim], rustix::mount::UnmountFlags::DETACH);
             }
             let before: u64 = workers.iter().map(|w| w.done.load(SeqCst)).sum();
             eventually("the others go on", || workers.iter().map(|w| w.done.load(SeqCst)).sum::<u64>() > before + 2);
-            stop.store(true, SeqCst);
         });
         if victim < 2 {
             mounts[victim] = mount_one(victim);
@@ -188,12 +210,13 @@ fn kills(servers: usize) {
             worker.check(&paths[worker.who as usize]);
             clean(&paths[0], worker.who);
         }
-        if rounds > ROUNDS {
+        if asked.is_some() {
             let what = ["the first mount", "the second mount", "server 0", "server 1", "server 2"][victim];
             let files: usize = workers.iter().map(|w| w.known.lock().expect("lock").files.len()).sum();
             println!("round {}/{rounds}: killed {what}; {files} files compared", round + 1);
         }
     }
+    assert!(killed.iter().all(|times| *times > 0), "each is killed at least once: {killed:?}");
     mounts.into_iter().for_each(Daemon::stop);
     running.into_iter().rev().for_each(Daemon::stop);
     place.fsck_members(servers);
