@@ -149,21 +149,26 @@ fn block_of(bytes: &[u8]) -> Block {
     Rc::new(block)
 }
 
-/// What a crash does to a set of changes. Extremes are as likely as mixtures, because bugs hide in both.
+/// What a crash does to a set of changes. Extremes are as likely as mixtures, because bugs hide in both; of mixtures one in so many blocks or
+/// sectors is lost, down to nearly none.
 enum Fate {
     Lost,
     Whole,
-    PerBlock,
-    PerSector,
+    PerBlock(u64),
+    PerSector(u64),
 }
+
+/// One in so many is lost.
+const LOST_IN: [u64; 3] = [2, 8, 64];
 
 impl Fate {
     fn random(rng: &mut Rng) -> Fate {
+        let lost_in = LOST_IN[rng.below(LOST_IN.len() as u64) as usize];
         match rng.below(6) {
             0 => Fate::Lost,
             1 => Fate::Whole,
-            2 | 3 => Fate::PerBlock,
-            _ => Fate::PerSector,
+            2 | 3 => Fate::PerBlock(lost_in),
+            _ => Fate::PerSector(lost_in),
         }
     }
 
@@ -172,11 +177,11 @@ impl Fate {
         match self {
             Fate::Lost => None,
             Fate::Whole => Some(new.clone()),
-            Fate::PerBlock => rng.coin().then(|| new.clone()),
-            Fate::PerSector => {
+            Fate::PerBlock(lost_in) => (rng.below(*lost_in) > 0).then(|| new.clone()),
+            Fate::PerSector(lost_in) => {
                 let mut mixed = old.map_or([0; BLOCK as usize], |b| **b);
                 for (i, sector) in mixed.chunks_exact_mut(SECTOR).enumerate() {
-                    if rng.coin() {
+                    if rng.below(*lost_in) > 0 {
                         match new {
                             Some(new) => sector.copy_from_slice(&new[i * SECTOR..(i + 1) * SECTOR]),
                             None => sector.fill(0),
