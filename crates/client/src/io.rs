@@ -155,7 +155,9 @@ impl<E: Env> LinkEvents<E> for Events<E> {
     async fn restarted(&self, recovery: Recovery<E>) -> Result<(), Errno> {
         let links = self.links.upgrade().ok_or(Errno::Canceled)?;
         if links.is_master(&self.seat) {
-            if !recovery.welcome().resumed && !company::may_go_on(&self.core) {
+            // Once it is lost it stays so, also if the connection broke before the server was told, and the server greets it as one that it knows.
+            let over = !recovery.welcome().resumed && !company::may_go_on(&self.core);
+            if over || self.core.company.is_lost() {
                 company::lose(&self.core, "it was away for too long, did not answer, or a server lost power");
                 let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Goodbye };
                 let _ = recovery.call(call).await;

@@ -154,6 +154,37 @@ fn calls_of_an_ended_session_are_not_repeated() {
     assert!(failed > 0, "no call was under way when the network was cut: the story proves nothing");
 }
 
+/// Goal: Promise S22: a mount whose server lost power is not told that all is stable, also if the connection by which it learned of that broke
+/// before it could say goodbye, and the server then knows the session that was begun meanwhile. Method: a sync that waits for the server to
+/// come back; connections break at one of many moments behind that.
+#[test]
+fn a_lost_session_stays_lost() {
+    let slow = |shape: &mut Shape| shape.sim.net_ns = 1_000_000..1_100_000;
+    for moment in 0..60 {
+        tell(moment, slow, |cluster, mount| async move {
+            drop(file(&mount.client, Ino::ROOT, b"x", b"perhaps lost").await.expect("file"));
+            cluster.crash_server(0, CrashKind::Power);
+            // The mount notices, so that it has not sent what it is asked for now.
+            cluster.sim.break_connections(SERVER, MOUNT);
+            cluster.env.sleep(Duration::from_millis(10)).await;
+            let synced = Rc::new(RefCell::new(None));
+            let (told, pending) = (synced.clone(), mount.client.sync_all(&Ctx::root()));
+            mount.env.spawn(async move {
+                let result = pending.await;
+                *told.borrow_mut() = Some(result);
+            });
+            cluster.start_server(0).await.expect("the server starts again");
+            for _ in 0..3 {
+                cluster.env.sleep(Duration::from_millis(1 + moment)).await;
+                cluster.sim.break_connections(SERVER, MOUNT);
+            }
+            cluster.wait("the sync", || synced.borrow().is_some()).await.expect("it ends");
+            let synced = *synced.borrow();
+            assert_eq!(synced, Some(Err(Errno::Io)), "broken at moment {moment}");
+        });
+    }
+}
+
 /// Goal: Promise S1: a time that a direct write has set is not hidden by that of an earlier buffered one. Method: both,
 /// one after the other, then stat.
 #[test]
