@@ -462,7 +462,12 @@ impl Generator {
                 Op::Mknod { dir: self.dir(r), name: self.name(), kind, perm: self.perm() }
             }
             3 => {
-                let ino = if self.dice.one_in(8) { self.any(r) } else { self.file(r).unwrap_or(r.root) };
+                let unnamed: Vec<Ino> = r.linkable().collect();
+                let ino = match self.dice.pick(&unnamed).copied() {
+                    Some(unnamed) if self.dice.one_in(4) => unnamed,
+                    _ if self.dice.one_in(8) => self.any(r),
+                    _ => self.file(r).unwrap_or(r.root),
+                };
                 Op::Link { ino, dir: self.dir(r), name: self.name() }
             }
             4 => {
@@ -506,20 +511,27 @@ impl Generator {
     }
 
     fn xattrs(&mut self, r: &Reference) -> Op {
-        let ino = self.any(r);
+        let what = self.dice.below(8);
+        let mode = match self.dice.below(4) {
+            0 => XattrMode::Create,
+            1 => XattrMode::Replace,
+            _ => XattrMode::Set,
+        };
+        // One that exists, mostly, unless that would be refused.
+        let one_there = (what > 3 || mode != XattrMode::Create) && !self.dice.one_in(4);
+        let there: Vec<(Ino, Name)> = (r.nodes.iter().filter(|_| one_there))
+            .flat_map(|(ino, node)| node.xattrs.keys().map(|name| (*ino, name.clone())))
+            .collect();
+        let any = self.any(r);
         let name = match self.dice.below(20) {
             0 => b"nonsense.x".to_vec(),
             n => format!("user.{}", n % 4).into_bytes(),
         };
-        match self.dice.below(8) {
+        let (ino, name) = self.dice.pick(&there).cloned().unwrap_or((any, name));
+        match what {
             0..=3 => {
                 let len = if self.dice.one_in(10) { 5000 } else { self.dice.below(60) };
                 let value = crate::dice::bytes_of(self.tag(), len as usize);
-                let mode = match self.dice.below(4) {
-                    0 => XattrMode::Create,
-                    1 => XattrMode::Replace,
-                    _ => XattrMode::Set,
-                };
                 Op::SetXattr { ino, name, value, mode }
             }
             4 => Op::RemoveXattr { ino, name },

@@ -95,11 +95,20 @@ pub struct Linear {
     possible: BTreeSet<Explanation>,
     under_way: BTreeMap<CallId, CellOp>,
     last: CallId,
+    /// Numbers that were written to each cell, and those that were appended, wherever that was.
+    written: BTreeMap<usize, BTreeSet<u64>>,
+    appended: BTreeSet<u64>,
 }
 
 impl Default for Linear {
     fn default() -> Linear {
-        Linear { possible: BTreeSet::from([Explanation::default()]), under_way: BTreeMap::new(), last: 0 }
+        Linear {
+            possible: BTreeSet::from([Explanation::default()]),
+            under_way: BTreeMap::new(),
+            last: 0,
+            written: BTreeMap::new(),
+            appended: BTreeSet::new(),
+        }
     }
 }
 
@@ -107,6 +116,17 @@ impl Linear {
     /// A call begins.
     pub fn begin(&mut self, op: CellOp) -> CallId {
         self.last += 1;
+        match op {
+            CellOp::Write { at, n, tag } => {
+                for cell in at..at + n {
+                    self.written.entry(cell).or_default().insert(tag);
+                }
+            }
+            CellOp::Append { tag, .. } => {
+                self.appended.insert(tag);
+            }
+            _ => {}
+        }
         self.under_way.insert(self.last, op);
         self.last
     }
@@ -177,6 +197,11 @@ impl Linear {
             next
         })
         .collect()
+    }
+
+    /// Every number that was ever written to a cell, or may have been appended to it, by calls that have begun.
+    pub fn ever(&self, cell: usize) -> impl Iterator<Item = u64> + '_ {
+        self.written.get(&cell).into_iter().flatten().chain(&self.appended).copied()
     }
 
     /// What the cells may hold once every call has returned: of each explanation.

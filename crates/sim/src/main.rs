@@ -64,6 +64,7 @@ struct Fights {
     piped: u64,
     grouped: u64,
     stopped: u64,
+    killed: u64,
 }
 
 impl Fights {
@@ -74,6 +75,7 @@ impl Fights {
         self.piped += s.piped;
         self.grouped += s.grouped;
         self.stopped += s.stopped;
+        self.killed += s.killed;
     }
 }
 

@@ -153,6 +153,19 @@ pub fn mount_of(files: &Files, op: &Op, which: usize) -> usize {
 /// Makes the call on mount `which`, that of its open file if it has one, and waits for its outcome.
 pub async fn perform(mounts: &[Client], which: usize, ctx: &Ctx, files: &mut Files, op: &Op) -> Result<Outcome> {
     let client = &mounts[which];
+    let names = matches!(
+        op,
+        Op::Mkdir { .. }
+            | Op::Mknod { .. }
+            | Op::Symlink { .. }
+            | Op::Link { .. }
+            | Op::Unlink { .. }
+            | Op::Rmdir { .. }
+            | Op::Rename { .. }
+    );
+    if names && plant::does_again() {
+        Box::pin(perform(mounts, which, ctx, files, op)).await?;
+    }
     let attr = |a: Attr| Outcome::Attr(seen(&a));
     Ok(match op {
         Op::Lookup { dir, name } => attr(client.lookup(ctx, *dir, name).await?),

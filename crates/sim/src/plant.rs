@@ -22,7 +22,7 @@ pub enum Plant {
     TwiceAppended,
     /// Writes are done in two parts, between which others may read.
     SplitWrites,
-    /// The server forgets a session as soon as its connection breaks, so that resent calls are done twice.
+    /// The server forgets a session as soon as its connection breaks: its calls under way fail.
     ForgottenSessions,
     /// A killed server other than the master comes back without what was not stable, while the others and the mount go on.
     MembersLosePower,
@@ -32,6 +32,10 @@ pub enum Plant {
     UnlockedReads,
     /// One read in 20 shows what the last read of the same bytes showed, as if a cache had kept it over a callback.
     KeptPages,
+    /// Direct writes of shared records stay in the cache of their mount: a kill of the mount drops them.
+    CachedRecords,
+    /// One change of names in 20 is done twice, as by a server that forgot what it had answered; the second answer counts.
+    TwiceDone,
     /// The server does not send a callback again that was lost.
     ForgottenCallbacks,
     /// A client takes a repeated callback for one of the lock that it has got since, tells that it is given back, and goes on using it.
@@ -40,7 +44,7 @@ pub enum Plant {
 
 impl Plant {
     /// All of them but those of callbacks.
-    pub const ALL: [Plant; 9] = [
+    pub const ALL: [Plant; 11] = [
         Plant::SyncLies,
         Plant::LostWrites,
         Plant::TwiceAppended,
@@ -50,6 +54,8 @@ impl Plant {
         Plant::UnaskedLocks,
         Plant::UnlockedReads,
         Plant::KeptPages,
+        Plant::CachedRecords,
+        Plant::TwiceDone,
     ];
     /// Those of callbacks: runs of contention in which callbacks alone meet faults are to find them soon.
     pub const OF_CALLBACKS: [Plant; 2] = [Plant::ForgottenCallbacks, Plant::MistakenCallbacks];
@@ -97,6 +103,16 @@ fn one_in(n: u64) -> bool {
 /// Whether a bug leaves out the lock that is asked for now.
 pub(crate) fn leaves_out_lock() -> bool {
     active() == Some(Plant::UnaskedLocks) && one_in(10)
+}
+
+/// Whether a bug keeps direct writes of shared records in the cache.
+pub(crate) fn keeps_in_cache() -> bool {
+    active() == Some(Plant::CachedRecords)
+}
+
+/// Whether a bug does a change of names once more.
+pub(crate) fn does_again() -> bool {
+    active() == Some(Plant::TwiceDone) && one_in(20)
 }
 
 /// A write as a bug does it; `None` leaves it to the caller.

@@ -55,6 +55,8 @@ pub struct Program {
     mount_dice: Dice,
     /// Calls made.
     pub calls: u64,
+    /// How long the longest call took that returned.
+    pub longest: Duration,
     /// The first disagreement.
     pub wrong: Option<String>,
     /// What happened, newest last.
@@ -65,7 +67,8 @@ pub struct Program {
 
 impl Program {
     /// A program whose directory `root` is empty, belongs to the generator's owner and has permissions `perm`.
-    pub fn new(index: u64, generator: Generator, root: Ino, perm: u16) -> Program {
+    /// `mount_dice` says which mount makes each call.
+    pub fn new(index: u64, generator: Generator, mount_dice: Dice, root: Ino, perm: u16) -> Program {
         let owner = generator.owner().clone();
         let reference = Reference::new(root, perm, owner.uid, owner.gid);
         Program {
@@ -78,8 +81,9 @@ impl Program {
             left: 0,
             stop: false,
             rests: true,
-            mount_dice: Dice::new(index, 2000),
+            mount_dice,
             calls: 0,
+            longest: Duration::ZERO,
             wrong: None,
             history: VecDeque::new(),
             talks: false,
@@ -301,6 +305,7 @@ async fn call(env: &SimEnv, mounts: &[Client], program: &SharedProgram, files: &
         let line = format!("{op} as {}{by} ...", cred.uid);
         p.note(env.now().0, line);
     }
+    let started = env.now();
     let thread = program.borrow().index as u32;
     let ctx = Ctx { cred, pid: 100 + thread, tid: 1000 + thread, ..Ctx::default() };
     let interrupt = {
@@ -316,6 +321,7 @@ async fn call(env: &SimEnv, mounts: &[Client], program: &SharedProgram, files: &
     };
     let Some(got) = got else { return interrupted(env, &mounts[which], program, begin).await };
     let mut p = program.borrow_mut();
+    p.longest = p.longest.max(env.now().since(started));
     let line = got.as_ref().map_or_else(|e| e.posix_name().to_string(), |o| o.to_string());
     p.note(env.now().0, format!("  ... {line}"));
     // The wall clock may stand still between the stamp and the end, never go back.

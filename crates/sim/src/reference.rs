@@ -92,6 +92,8 @@ pub enum Effect {
     Attr(Ino),
     /// An extended attribute changed.
     Xattr(Ino, Name),
+    /// A file was made, without bytes.
+    Empty(Ino),
     /// Bytes were written at an offset, and how far they got before the call returned.
     Write(Ino, u64, Vec<u8>, Reach),
     /// The length was set.
@@ -173,6 +175,11 @@ impl Reference {
             }
             _ => self.name_op(cred, op, made),
         }
+    }
+
+    /// Open files without a name that may get one.
+    pub fn linkable(&self) -> impl Iterator<Item = Ino> + '_ {
+        self.nodes.iter().filter(|(_, n)| n.linkable).map(|(ino, _)| *ino)
     }
 
     /// The changes that the last call made.

@@ -10,6 +10,7 @@
 
 mod crash;
 mod faults;
+mod finish;
 mod stops;
 
 use crate::callbacks::{self, Callbacks, SharedCallbacks};
@@ -17,8 +18,6 @@ use crate::cluster::{Cluster, GRACE, Mount, SERVERS, Shape};
 use crate::dice::Dice;
 use crate::generate::Generator;
 use crate::observe::Tree;
-use crate::op::Op;
-use crate::perform::{Files, perform};
 use crate::plant::{Plant, plant};
 use crate::program::{self, Program, SharedProgram};
 use crate::shared::{self, Arena, CellFile, Shared, SharedArea};
@@ -124,6 +123,12 @@ pub struct Summary {
     pub grouped: u64,
     /// Mounts that were stopped for long.
     pub stopped: u64,
+    /// Mounts that were killed while others went on.
+    pub killed: u64,
+    /// Requests that came again and were answered as before, as servers said before mounts left them.
+    pub resent: u64,
+    /// Longest call, without waits for locks of applications and for groups, ns.
+    pub longest_ns: u64,
     /// Waits for locks of applications that would have closed a circle.
     pub circles: u64,
     /// Files that had been opened ahead when they were opened.
@@ -166,7 +171,7 @@ enum End {
     Power,
     /// The same while programs rest, and the mounts live on.
     PowerOutlived,
-    /// A mount stands still for so long that others need not wait for it; then programs rest.
+    /// A mount is killed, or stands still for so long that others need not wait for it; then programs rest.
     Stopped,
 }
 
@@ -249,7 +254,8 @@ impl Run {
         for index in (0..count).filter(|_| !self.plan.contention) {
             let generator = Generator::new(self.plan.seed, index);
             // The number of the directory is put in when it is made.
-            let mut p = Program::new(index, generator, Ino::ROOT, 0o755);
+            let mount_dice = Dice::new(self.plan.seed, 5000 + index);
+            let mut p = Program::new(index, generator, mount_dice, Ino::ROOT, 0o755);
             p.talks = self.plan.talk;
             programs.push(Rc::new(RefCell::new(p)));
         }
@@ -265,6 +271,7 @@ impl Run {
                 summary.virtual_ns = self.cluster.sim.now().0;
                 summary.calls = self.calls_made();
                 summary.circles = self.area.borrow().circles_found();
+                summary.longest_ns = self.longest().as_nanos() as u64;
                 if let Some(callbacks) = &self.callbacks {
                     summary.faults_of_callbacks = callbacks.0.borrow().counts;
                 }
@@ -378,6 +385,12 @@ impl Run {
 
     async fn unmount_all(&self, mounts: Mounts) -> Checked {
         self.count(&mounts).await;
+        if let Some(mount) = mounts.first() {
+            let text = mount.client.getxattr(&Ctx::root(), Ino::ROOT, b"user.amphi.counters.server").await;
+            let text = String::from_utf8_lossy(&text.unwrap_or_default()).into_owned();
+            let rows = text.lines().filter_map(|l| l.trim().strip_prefix("resends_answered"));
+            self.summary.borrow_mut().resent += rows.filter_map(|n| n.trim().parse::<u64>().ok()).sum::<u64>();
+        }
         for mount in mounts {
             self.cluster.unmount(mount).await.map_err(line)?;
         }
@@ -432,12 +445,12 @@ impl Run {
         of[self.roll(of.len() as u64) as usize]
     }
 
-    async fn episode(&self, mounts: Mounts) -> Checked<Mounts> {
+    async fn episode(&self, mut mounts: Mounts) -> Checked<Mounts> {
         let victim = self.draw_victim();
         let end = if victim.is_some() { End::Stopped } else { self.choose_end() };
         if let Some(victim) = victim {
             // What it has cached alone would be lost with it.
-            let synced = mounts[victim].client.sync_all(&Ctx::root()).await;
+            let synced = mounts[victim.mount].client.sync_all(&Ctx::root()).await;
             synced.map_err(|e| line(format!("sync: {e}")))?;
         }
         let calls = self.plan.calls / 4 + self.roll(self.plan.calls * 3 / 4 + 1);
@@ -453,7 +466,7 @@ impl Run {
         {
             let mut area = self.area.borrow_mut();
             (area.left, area.stop, area.working) = (vec![calls; self.sharers], false, self.sharers);
-            area.arena.begin(self.sharers, mounts.len(), victim);
+            area.arena.begin(self.sharers, mounts.len(), victim.map(|v| v.mount));
         }
         for task in 0..self.sharers {
             let dice = Dice::new(self.dice.borrow_mut().bits(), task as u64);
@@ -470,16 +483,16 @@ impl Run {
         // After so many calls the mount crashes, if it is to.
         let limit = self.calls_made() + self.roll(calls * (self.programs.len() + self.sharers) as u64);
         let mut last = (self.calls_made(), self.cluster.env.now());
-        let mut to_stop = victim;
+        let mut to_meet = victim;
         while !self.resting() {
             self.complaints()?;
             if crashes && self.calls_made() >= limit {
                 break;
             }
             if self.calls_made() >= limit
-                && let Some(victim) = to_stop.take()
+                && let Some(victim) = to_meet.take()
             {
-                self.stop_for_long(victim).await?;
+                self.meets_fate(victim, &mut mounts).await?;
                 last.1 = self.cluster.env.now();
             }
             if self.calls_made() != last.0 {
@@ -492,14 +505,20 @@ impl Run {
         }
         self.complaints()?;
         let mounts = match victim {
-            Some(victim) => self.replace(victim, mounts).await?,
-            None => mounts,
+            Some(victim) if to_meet.is_none() => self.replace(victim, mounts).await?,
+            _ => mounts,
         };
         self.end_episode(end, mounts).await
     }
 
     fn calls_made(&self) -> u64 {
         self.programs.iter().map(|p| p.borrow().calls).sum::<u64>() + self.area.borrow().calls
+    }
+
+    /// How long the longest call took, without waits for locks of applications and for groups.
+    fn longest(&self) -> Duration {
+        let of_programs = self.programs.iter().map(|p| p.borrow().longest).max().unwrap_or_default();
+        of_programs.max(self.area.borrow().longest)
     }
 
     fn stuck(&self) -> Vec<String> {
@@ -574,7 +593,7 @@ impl Run {
             let tree = Tree::read(&mount.client, root, &name).await.map_err(line)?;
             p.borrow_mut().crashed(level, &tree)?;
         }
-        shared::crashed(&mount.client, &self.area).await?;
+        shared::crashed(&mount.client, &self.area, level).await?;
         mount.client.sync_all(&Ctx::root()).await.map_err(|e| line(format!("sync after a crash: {e}")))?;
         Ok(mounts)
     }
@@ -616,80 +635,6 @@ impl Run {
                 }
             }
             shared::check(&mount.client, &self.area, self.cluster.env.now().0).await?;
-        }
-        Ok(())
-    }
-
-    /// Compares, checks the zones, removes everything, and checks that nothing is left.
-    async fn finish(&self, mounts: Mounts, free: u64) -> Checked {
-        self.note("the end: unmount, stop, check");
-        self.compare(&mounts).await?;
-        self.unmount_all(mounts).await?;
-        self.cluster.stop_servers().await.map_err(line)?;
-        self.cluster.fsck().await?;
-        self.cluster.start_servers(&self.cluster.all_servers()).await.map_err(line)?;
-        let mut mounts = vec![self.cluster.mount().await.map_err(line)?];
-        self.compare(&mounts).await?;
-        let Some(mount) = mounts.pop() else { return Ok(()) };
-        self.note("remove everything");
-        for p in &self.programs {
-            let (root, index) = (p.borrow().reference.root, p.borrow().index);
-            self.remove(&mount, root).await?;
-            self.simply(&mount, Op::Rmdir { dir: Ino::ROOT, name: Program::dir_name(index).into_bytes() }).await?;
-        }
-        let root = self.area.borrow().root;
-        self.remove(&mount, root).await?;
-        self.simply(&mount, Op::Rmdir { dir: Ino::ROOT, name: shared::DIR.into() }).await?;
-        self.simply(&mount, Op::SyncAll).await?;
-        let ctx = Ctx::root();
-        let mut left = free;
-        // Space is given back in the background.
-        for _ in 0..200 {
-            left = mount.client.statfs(&ctx).await.map_err(|e| line(format!("statfs: {e}")))?.blocks_free;
-            if left == free {
-                break;
-            }
-            self.cluster.env.sleep(Duration::from_millis(100)).await;
-        }
-        if left != free {
-            return Err(vec![format!("{left} blocks are free after everything was removed, {free} at the start")]);
-        }
-        self.cluster.unmount(mount).await.map_err(line)?;
-        self.cluster.stop_servers().await.map_err(line)?;
-        self.cluster.fsck().await
-    }
-
-    async fn simply(&self, mount: &Mount, op: Op) -> Checked {
-        let done = perform(std::slice::from_ref(&mount.client), 0, &Ctx::root(), &mut Files::new(), &op).await;
-        done.map(drop).map_err(|e| line(format!("{op}: {e}")))
-    }
-
-    /// Removes everything in a directory.
-    async fn remove(&self, mount: &Mount, top: Ino) -> Checked {
-        let tree = Tree::read(&mount.client, top, "").await.map_err(line)?;
-        let mut dirs = vec![top];
-        let mut at = 0;
-        while at < dirs.len() {
-            let dir = dirs[at];
-            at += 1;
-            if let Some(crate::observe::Found::Dir(entries)) = tree.nodes.get(&dir).map(|n| &n.body) {
-                for (name, ino) in entries {
-                    if tree.nodes.get(ino).is_some_and(|n| n.seen.kind == amphi_types::Kind::Dir) {
-                        dirs.push(*ino);
-                    } else {
-                        self.simply(mount, Op::Unlink { dir, name: name.clone() }).await?;
-                    }
-                }
-            }
-        }
-        for dir in dirs.into_iter().rev() {
-            if let Some(crate::observe::Found::Dir(entries)) = tree.nodes.get(&dir).map(|n| &n.body) {
-                for (name, ino) in entries {
-                    if tree.nodes.get(ino).is_some_and(|n| n.seen.kind == amphi_types::Kind::Dir) {
-                        self.simply(mount, Op::Rmdir { dir, name: name.clone() }).await?;
-                    }
-                }
-            }
         }
         Ok(())
     }

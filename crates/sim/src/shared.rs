@@ -17,6 +17,9 @@ mod records;
 
 use crate::dice::Dice;
 use crate::perform::{list, read, write};
+use crate::plant;
+use crate::reference::Reach;
+use crate::survive::Level;
 use amphi_client::{Client, Ctx, OpenFile, OpenFlags};
 use amphi_env::{Env, SimEnv};
 use amphi_types::{Errno, Ino, Kind, Result};
@@ -53,6 +56,8 @@ pub struct Shared {
     /// Directory in which `MOVED` begin.
     move_dir: Ino,
     moved: BTreeMap<Ino, &'static str>,
+    /// The directory in which each of them lies, as far as is known.
+    lies_in: BTreeMap<&'static str, Ino>,
     record_file: Ino,
     records: Vec<Record>,
     log_file: Ino,
@@ -77,6 +82,8 @@ pub struct Shared {
     pub working: usize,
     /// Calls made.
     pub calls: u64,
+    /// How long the longest call took that nothing but others' calls can have held up: locks of applications and groups are waited for by themselves.
+    pub longest: Duration,
     /// The first broken rule.
     pub wrong: Option<String>,
     /// What happened, newest last.
@@ -95,6 +102,7 @@ impl Shared {
             names_dir: Ino::ROOT,
             move_dir: Ino::ROOT,
             moved: BTreeMap::new(),
+            lies_in: BTreeMap::new(),
             record_file: Ino::ROOT,
             records: Vec::new(),
             log_file: Ino::ROOT,
@@ -111,6 +119,7 @@ impl Shared {
             stop: false,
             working: 0,
             calls: 0,
+            longest: Duration::ZERO,
             wrong: None,
             history: VecDeque::new(),
             talks,
@@ -171,6 +180,7 @@ pub async fn set_up(client: &Client, area: &SharedArea, dice: &mut Dice) -> Resu
     {
         let mut a = area.borrow_mut();
         (a.root, a.names_dir, a.move_dir, a.moved) = (root, names_dir, move_dir, moved);
+        a.lies_in = MOVED.iter().map(|name| (*name, move_dir)).collect();
         (a.record_file, a.records) = (record_file, records);
     }
     cells::new_file(client, area).await?;
@@ -217,6 +227,7 @@ pub async fn run(env: SimEnv, client: Client, area: SharedArea, task: usize, mut
         }
         let lock = area.borrow().locks && lock_dice.one_in(3);
         let locked = if lock { sharer.lock(&mut lock_dice).await } else { Ok(()) };
+        let begin = env.now();
         let cell = area.borrow().cells.on && cell_dice.one_in(2);
         let celled = if cell { sharer.cell_call(&mut cell_dice).await } else { Ok(()) };
         let done = match dice.weighted(&[6, 6, 4, 6, 2, 2, 1]) {
@@ -228,6 +239,10 @@ pub async fn run(env: SimEnv, client: Client, area: SharedArea, task: usize, mut
             5 => sharer.move_about(&mut dice).await,
             _ => sharer.sync(&mut dice).await,
         };
+        {
+            let mut a = area.borrow_mut();
+            a.longest = a.longest.max(env.now().since(begin));
+        }
         if let Err(e) = locked.and(celled).and(done) {
             area.borrow_mut().complain(format!("task {task}: {e}"));
         }
@@ -289,14 +304,21 @@ impl Sharer {
             let bytes = a.records[i].begin_write(tag, self.env.now().0);
             (a.records[i].offset, bytes, tag)
         };
-        self.note(format!("write record {i} with #{tag:x} ..."));
+        let flags = file.flags();
+        let reach = match (flags.dsync, direct || flags.direct) {
+            (true, _) => Reach::Disk,
+            (false, true) => Reach::Server,
+            (false, false) => Reach::Cache,
+        };
+        self.note(format!("write record {i} with #{tag:x}, so that it reaches the {reach:?} ..."));
+        let direct = direct && !plant::keeps_in_cache();
         let n = write(&self.client, &self.ctx(), &file, offset, &bytes, direct).await;
         let n = n.map_err(|e| format!("write of record {i}: {e}"))?;
         if n != bytes.len() as u64 {
             return Err(format!("write of record {i}: {n} of {} bytes", bytes.len()));
         }
         self.note(format!("  ... record {i} is #{tag:x}"));
-        self.area.borrow_mut().records[i].end_write(tag, self.env.now().0);
+        self.area.borrow_mut().records[i].end_write(tag, self.env.now().0, reach);
         Ok(())
     }
 
@@ -370,7 +392,7 @@ pub async fn check(client: &Client, area: &SharedArea, now: u64) -> Checked {
     area.borrow().log.check(&bytes).map_err(|e| vec![format!("shared log: {e}")])?;
     cells::check(client, area).await.map_err(|e| vec![format!("shared cells at rest: {e}")])?;
     arena::check(client, area).await.map_err(|e| vec![format!("at rest: {e}")])?;
-    names_check(client, &ctx, area, true).await
+    names_check(client, &ctx, area, Names::Exact).await
 }
 
 /// The bytes of a record; what is beyond the end of the file is zeros, and has never been written.
@@ -393,8 +415,19 @@ async fn whole(client: &Client, ino: Ino) -> Told<Vec<u8>> {
     }
 }
 
-/// Judges the names: kept files are there, moved directories are reachable, and with `exact` who has a name has it.
-async fn names_check(client: &Client, ctx: &Ctx, area: &SharedArea, exact: bool) -> Checked {
+/// What is demanded of names that tasks fight for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Names {
+    /// Those that somebody has are there, and no others.
+    Exact,
+    /// Those that somebody has for certain are there.
+    Least,
+    /// Nothing.
+    Any,
+}
+
+/// Judges the names: kept files are there, moved directories are reachable, and what is demanded of those that tasks fight for.
+async fn names_check(client: &Client, ctx: &Ctx, area: &SharedArea, demand: Names) -> Checked {
     let said = |e: Errno| vec![format!("shared area: {e}")];
     let (names_dir, move_dir) = (area.borrow().names_dir, area.borrow().move_dir);
     let names = list(client, ctx, names_dir, 7, false).await.map_err(said)?;
@@ -405,13 +438,19 @@ async fn names_check(client: &Client, ctx: &Ctx, area: &SharedArea, exact: bool)
             wrong.push(format!("shared area: kept{i} is not there once"));
         }
     }
-    if exact {
-        wrong.extend(area.borrow().holdings.check(&names));
+    match demand {
+        Names::Exact => wrong.extend(area.borrow().holdings.check(&names)),
+        Names::Least => wrong.extend(area.borrow().holdings.missing(&names)),
+        Names::Any => {}
     }
     let mut seen = Vec::new();
     let mut left = vec![move_dir];
     while let Some(dir) = left.pop() {
         for (_, ino) in list(client, ctx, dir, 7, true).await.map_err(said)? {
+            let a = &mut *area.borrow_mut();
+            if let Some(name) = a.moved.get(&ino) {
+                a.lies_in.insert(name, dir);
+            }
             seen.push(ino);
             left.push(ino);
             if seen.len() > MOVED.len() {
@@ -427,8 +466,9 @@ async fn names_check(client: &Client, ctx: &Ctx, area: &SharedArea, exact: bool)
     if wrong.is_empty() { Ok(()) } else { Err(wrong) }
 }
 
-/// Judges what a crash of the mount left and makes the area ready to go on. It must be made stable before the tasks begin.
-pub async fn crashed(client: &Client, area: &SharedArea) -> Checked {
+/// Judges what a crash of the mount left, by what the crash spares, and makes the area ready to go on. It must be made stable before the
+/// tasks begin.
+pub async fn crashed(client: &Client, area: &SharedArea, level: Level) -> Checked {
     let one = |e: String| vec![e];
     let ctx = Ctx::root();
     let record_file = area.borrow().record_file;
@@ -437,14 +477,18 @@ pub async fn crashed(client: &Client, area: &SharedArea) -> Checked {
         let mut a = area.borrow_mut();
         for (i, record) in a.records.iter_mut().enumerate() {
             let part = part_of(&bytes, record.offset, record.len);
-            record.crashed(part).map_err(|e| vec![format!("shared record {i} after a crash: {e}")])?;
+            record.crashed(level, part).map_err(|e| vec![format!("shared record {i} after a crash: {e}")])?;
         }
         a.working = 0;
         a.stop = false;
-        a.holdings = Holdings::default();
         a.claims.crashed();
     }
-    names_check(client, &ctx, area, false).await?;
+    // Nobody made these names stable: lost power may take them.
+    let demand = if level == Level::Written { Names::Least } else { Names::Any };
+    names_check(client, &ctx, area, demand).await?;
+    area.borrow_mut().holdings = Holdings::default();
+    cells::crashed(client, area).await.map_err(|e| vec![format!("shared cells after a crash: {e}")])?;
+    arena::crashed(client, area).await.map_err(|e| vec![format!("after a crash: {e}")])?;
     let said = |e: Errno| vec![format!("shared area: {e}")];
     let names_dir = area.borrow().names_dir;
     for (name, _) in list(client, &ctx, names_dir, 100, false).await.map_err(said)? {

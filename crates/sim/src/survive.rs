@@ -197,6 +197,7 @@ impl Survival {
                     let value = now.nodes.get(ino).and_then(|n| n.xattrs.get(name)).cloned();
                     put(self.xattrs.entry((*ino, name.clone())).or_insert_with(|| vec![None]), value, certain);
                 }
+                Effect::Empty(ino) => drop(self.content.insert(*ino, Content::default())),
                 Effect::Write(ino, at, bytes, reach) => {
                     let content = self.content.entry(*ino).or_default();
                     let needed = if self.level == Level::Written { Reach::Server } else { Reach::Disk };
@@ -315,7 +316,9 @@ impl Survival {
                 wrong.push(format!("{path}: permissions and owner {seen:?}, allowed are {allowed:?}"));
             }
             self.judge_xattrs(*ino, &path, found, &mut wrong);
-            if let (Found::File(bytes), Some(content)) = (&found.body, self.content.get(ino))
+            // A file that was being made has a number that nobody knows yet.
+            let content = self.content.get(ino).or_else(|| self.content.get(&UNKNOWN));
+            if let (Found::File(bytes), Some(content)) = (&found.body, content)
                 && let Some(what) = content.judge(bytes)
             {
                 wrong.push(format!("{path} (inode {ino}): {what}"));

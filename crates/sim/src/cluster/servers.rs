@@ -9,7 +9,7 @@ use super::{CALLBACK_DEADLINE, Cluster, GRACE, KEY, LOOK, SERVERS, addr};
 use crate::plant::{self, Plant};
 use amphi_env::Env;
 use amphi_env::sim::CrashKind;
-use amphi_server::{Server, ServerConfig};
+use amphi_server::{Report, Server, ServerConfig};
 use amphi_transport::local::LocalDialer;
 use futures_util::future::join_all;
 use std::cell::{Cell, RefCell};
@@ -163,10 +163,10 @@ impl Cluster {
         self.sim.crash(SERVERS[at], kind);
     }
 
-    /// Checks the zones of the stopped servers, all together.
+    /// Checks the zones of the stopped servers, all together; returns what there is.
     ///
     /// Errors: a line for each problem.
-    pub async fn fsck(&self) -> Result<(), Vec<String>> {
+    pub async fn fsck(&self) -> Result<Report, Vec<String>> {
         let found = Rc::new(RefCell::new(None));
         let folders: Vec<_> = (0..self.shape.servers).map(|at| (self.sim.node(SERVERS[at]), DIR.to_string())).collect();
         let told = found.clone();
@@ -175,11 +175,11 @@ impl Cluster {
             *told.borrow_mut() = Some(report);
         });
         self.wait("the check of the zones", || found.borrow().is_some()).await.map_err(|e| vec![e])?;
-        let lines = match found.borrow_mut().take() {
-            Some(Ok(report)) => report.findings.iter().map(|f| format!("zone check: {f}")).collect(),
-            Some(Err(e)) => vec![format!("zone check: {e}")],
-            None => Vec::new(),
-        };
-        if lines.is_empty() { Ok(()) } else { Err(lines) }
+        match found.borrow_mut().take() {
+            Some(Ok(report)) if report.is_clean() => Ok(report),
+            Some(Ok(report)) => Err(report.findings.iter().map(|f| format!("zone check: {f}")).collect()),
+            Some(Err(e)) => Err(vec![format!("zone check: {e}")]),
+            None => Err(vec!["zone check: ended without a report".into()]),
+        }
     }
 }

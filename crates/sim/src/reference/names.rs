@@ -130,6 +130,7 @@ impl Reference {
                 None => {
                     self.make(cred, *dir, name, Kind::File, *perm, Body::File(Vec::new()), made)?;
                     let ino = made.unwrap_or(UNKNOWN);
+                    self.effects.push(Effect::Empty(ino));
                     self.opens.insert(*handle, Open { ino, flags: *flags });
                     Ok(Outcome::Opened(self.seen(ino)?, true))
                 }
@@ -141,6 +142,7 @@ impl Reference {
                 let node = self.fresh(cred, *dir, Kind::File, *perm, Body::File(Vec::new()));
                 self.nodes.insert(ino, Inode { nlink: 0, linkable: !flags.exclusive, ..node });
                 self.opens.insert(*handle, Open { ino, flags: *flags });
+                self.effects.push(Effect::Empty(ino));
                 Ok(Outcome::Opened(self.seen(ino)?, true))
             }
             Op::Open { ino, flags, handle } => {
@@ -237,11 +239,15 @@ impl Reference {
         }
         let node = self.node_mut(ino)?;
         node.nlink += 1;
-        node.linkable = false;
+        let first = std::mem::take(&mut node.linkable);
         let nlink = node.nlink;
         self.stamp(ino, false, true);
         self.bind(dir, name, ino);
         self.effects.push(Effect::Links(ino, nlink));
+        if first {
+            // A file of O_TMPFILE comes to be seen.
+            self.effects.push(Effect::Attr(ino));
+        }
         Ok(Outcome::Attr(self.seen(ino)?))
     }
 

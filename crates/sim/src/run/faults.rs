@@ -30,7 +30,18 @@ impl Run {
         // Who shares the process of the first mount is killed with it.
         let first = usize::from(shape.embedded);
         let servers = shape.servers - first;
-        if matches!(self.plan.faults, Faults::None | Faults::Callbacks) || servers == 0 || self.roll(6) > 0 {
+        // Mounts of nodes of their own, where the only server shares its process with the first, can lose their network alone.
+        let others_alone = servers == 0;
+        let none = others_alone && (shape.mounts == 1 || self.plan.faults != Faults::All);
+        if matches!(self.plan.faults, Faults::None | Faults::Callbacks) || none || self.roll(6) > 0 {
+            return Ok(());
+        }
+        if others_alone {
+            match self.roll(3) {
+                0 => self.break_link(self.link()),
+                1 => self.cut_link(self.link()).await,
+                _ => self.stop_for_short(first).await,
+            }
             return Ok(());
         }
         if shape.servers > 1 && self.cluster.env.now().since(self.quiet.get()) > TROUBLE {
@@ -39,7 +50,7 @@ impl Run {
         }
         let at = first + self.pick(servers);
         if self.plan.contention && self.plan.faults == Faults::All && self.roll(4) == 0 {
-            self.stop_for_short().await;
+            self.stop_for_short(0).await;
             return Ok(());
         }
         if servers > 1 && self.roll(4) == 0 {
@@ -74,34 +85,43 @@ impl Run {
                 self.server_again(at).await
             }
             3 => {
-                self.note(format!("connections between {} and {} break", link.0, link.1));
-                self.summary.borrow_mut().network_faults += 1;
-                self.cluster.sim.break_connections(link.0, link.1);
+                self.break_link(link);
                 Ok(())
             }
             _ => {
-                let long = self.roll(4) == 0;
-                // Well below the grace time of a session too. A mount that is alone is asked too, as long as the session of one
-                // that crashed is kept.
-                let between_servers = SERVERS.contains(&link.0) && SERVERS.contains(&link.1);
-                // The first mount is on the master's node if it is embedded.
-                let near = self.cluster.shape.embedded && self.cluster.shape.mounts > 1;
-                let most = if between_servers && !near { SERVERS_APART } else { CALLBACK_DEADLINE / 2 };
-                let us = if long { 1_000_000..most.as_micros() as u64 } else { 100..500_000 };
-                let us = self.dice.borrow_mut().within(us);
-                let long = Duration::from_micros(us);
-                let long = if between_servers && !near { Some(long) } else { self.keep_apart(&[link], long) };
-                let Some(long) = long else { return Ok(()) };
-                self.note(format!("the network between {} and {} is cut", link.0, link.1));
-                self.summary.borrow_mut().network_faults += 1;
-                self.cluster.sim.cut(link.0, link.1);
-                self.cluster.env.sleep(long).await;
-                self.cluster.sim.heal(link.0, link.1);
-                self.note(format!("the network between {} and {} is whole", link.0, link.1));
-                self.progress().await;
+                self.cut_link(link).await;
                 Ok(())
             }
         }
+    }
+
+    fn break_link(&self, link: (&'static str, &'static str)) {
+        self.note(format!("connections between {} and {} break", link.0, link.1));
+        self.summary.borrow_mut().network_faults += 1;
+        self.cluster.sim.break_connections(link.0, link.1);
+    }
+
+    /// Cuts two nodes off from each other for a while.
+    async fn cut_link(&self, link: (&'static str, &'static str)) {
+        let long = self.roll(4) == 0;
+        // Well below the grace time of a session too. A mount that is alone is asked too, as long as the session of one
+        // that crashed is kept.
+        let between_servers = SERVERS.contains(&link.0) && SERVERS.contains(&link.1);
+        // The first mount is on the master's node if it is embedded.
+        let near = self.cluster.shape.embedded && self.cluster.shape.mounts > 1;
+        let most = if between_servers && !near { SERVERS_APART } else { CALLBACK_DEADLINE / 2 };
+        let us = if long { 1_000_000..most.as_micros() as u64 } else { 100..500_000 };
+        let us = self.dice.borrow_mut().within(us);
+        let long = Duration::from_micros(us);
+        let long = if between_servers && !near { Some(long) } else { self.keep_apart(&[link], long) };
+        let Some(long) = long else { return };
+        self.note(format!("the network between {} and {} is cut", link.0, link.1));
+        self.summary.borrow_mut().network_faults += 1;
+        self.cluster.sim.cut(link.0, link.1);
+        self.cluster.env.sleep(long).await;
+        self.cluster.sim.heal(link.0, link.1);
+        self.note(format!("the network between {} and {} is whole", link.0, link.1));
+        self.progress().await;
     }
 
     /// For how long these pairs of nodes are kept apart now, of the time that is wanted: less where callbacks have been late, not at all
@@ -119,7 +139,9 @@ impl Run {
     fn link(&self) -> (&'static str, &'static str) {
         let shape = &self.cluster.shape;
         if shape.servers == 1 {
-            return (SERVERS[0], self.cluster.mount_node(self.pick(shape.mounts)));
+            // A mount in the server's process has no network.
+            let first = usize::from(shape.embedded);
+            return (SERVERS[0], self.cluster.mount_node(first + self.pick(shape.mounts - first)));
         }
         let at = self.pick(shape.servers);
         let mut others: Vec<&'static str> = (0..shape.mounts).map(|which| self.cluster.mount_node(which)).collect();

@@ -1,14 +1,17 @@
-//! Mounts that stand still as if by SIGSTOP, in runs of contention.
+//! Mounts that stand still as if by SIGSTOP, and in runs of contention one mount that is killed while the others live.
 //!
 //! Owns: which mount, for how long, that others go on without it, and what becomes of it. Does not own: what its calls may return
 //! (`shared::arena`).
 //!
 //! A short stop may not be noticed. After a long one the mount may have been ended: others went on without what it held, its calls
-//! fail, it writes nothing of before any more, and shows nothing that is not so. Then it is mounted anew.
+//! fail, it writes nothing of before any more, and shows nothing that is not so. Then it is mounted anew. A killed mount is gone at once, and
+//! its session stays until servers end it: others wait for what it held as long as that, and no longer. Each of its calls that the kill cut
+//! off happens once or not at all, until its session has ended. It is mounted anew at once or when the others rest.
 
-use super::{Checked, Mounts, Run, line};
+use super::{Checked, Faults, LIFE, Mounts, Run, line};
 use crate::cluster::{CALLBACK_DEADLINE, GRACE, SERVERS};
 use amphi_env::Env;
+use amphi_env::sim::CrashKind;
 use std::time::Duration;
 
 /// After so long others go on, whatever the stopped mount held: a group lock is kept as long as its session.
@@ -16,18 +19,67 @@ const OTHERS_GO_ON: Duration = GRACE.saturating_add(CALLBACK_DEADLINE.saturating
 /// Then they make calls within so long: faults do not come while a mount is stopped for long.
 const CALLS_WITHIN: Duration = Duration::from_secs(20);
 
+/// What a mount meets while the others go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It stands still for long.
+    Stop,
+    /// Its process ends.
+    Kill,
+}
+
+/// Who meets it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Victim {
+    pub(super) mount: usize,
+    fate: Fate,
+}
+
 impl Run {
-    /// The mount that is to be stopped for long in the coming episode, if any.
-    pub(super) fn draw_victim(&self) -> Option<usize> {
+    /// The mount that is to be stopped for long or killed in the coming episode, if any.
+    pub(super) fn draw_victim(&self) -> Option<Victim> {
         let first = usize::from(self.cluster.shape.embedded);
         let mounts = self.cluster.shape.mounts;
-        let stops = self.area.borrow().arena.stops && self.plan.faults == super::Faults::All;
-        (stops && mounts > 1 && self.roll(2) == 0).then(|| first + self.pick(mounts - first))
+        let may = self.area.borrow().arena.stops && self.plan.faults >= Faults::Crashes;
+        if !may || mounts == 1 || self.roll(4) == 0 {
+            return None;
+        }
+        let fate = if self.plan.faults == Faults::All && self.roll(2) == 0 { Fate::Stop } else { Fate::Kill };
+        Some(Victim { mount: first + self.pick(mounts - first), fate })
     }
 
-    /// A stop that nobody may notice.
-    pub(super) async fn stop_for_short(&self) {
-        let node = self.cluster.mount_node(self.pick(self.cluster.shape.mounts));
+    /// Stops or kills the mount while the others go on.
+    ///
+    /// Errors: others do not go on.
+    pub(super) async fn meets_fate(&self, victim: Victim, mounts: &mut Mounts) -> Checked {
+        match victim.fate {
+            Fate::Stop => self.stop_for_long(victim.mount).await,
+            Fate::Kill => self.kill(victim.mount, mounts).await,
+        }
+    }
+
+    /// Kills a mount. Half of the time it is mounted anew at once, and nobody uses it.
+    async fn kill(&self, victim: usize, mounts: &mut Mounts) -> Checked {
+        let node = self.cluster.mount_node(victim);
+        self.note(format!("{node} is killed"));
+        self.summary.borrow_mut().killed += 1;
+        self.cluster.sim.crash(node, CrashKind::Process);
+        self.cluster.has_gone(&mounts[victim]);
+        {
+            // Its tasks have ended where they were.
+            let mut area = self.area.borrow_mut();
+            area.working = area.arena.others_working;
+        }
+        if self.roll(2) == 0 {
+            mounts[victim] = self.cluster.mount_at(victim).await.map_err(line)?;
+            self.note(format!("{node} is mounted again"));
+        }
+        Ok(())
+    }
+
+    /// A stop that nobody may notice, of a mount from number `first` on.
+    pub(super) async fn stop_for_short(&self, first: usize) {
+        let node = self.cluster.mount_node(first + self.pick(self.cluster.shape.mounts - first));
         let long = self.roll(3) == 0;
         let us = if long { 100_000..CALLBACK_DEADLINE.as_micros() as u64 / 4 } else { 100..50_000 };
         let us = self.dice.borrow_mut().within(us);
@@ -44,7 +96,7 @@ impl Run {
     /// Stops a mount for so long that it may be ended.
     ///
     /// Errors: others do not go on.
-    pub(super) async fn stop_for_long(&self, victim: usize) -> Checked {
+    async fn stop_for_long(&self, victim: usize) -> Checked {
         let node = self.cluster.mount_node(victim);
         let long = Duration::from_millis(5_000 + self.roll(95_000));
         self.note(format!("{node} is stopped for {long:?}"));
@@ -72,14 +124,22 @@ impl Run {
         Ok(())
     }
 
-    /// Takes a mount that was stopped for long, whose tasks have ended, away, and mounts it anew.
-    pub(super) async fn replace(&self, victim: usize, mut mounts: Mounts) -> Checked<Mounts> {
-        self.count(&mounts).await;
-        let mount = mounts.remove(victim);
-        let gone = self.cluster.unmount(mount).await;
-        self.note(format!("the mount that was stopped is taken away: {gone:?}"));
-        mounts.insert(victim, self.cluster.mount_at(victim).await.map_err(line)?);
-        self.area.borrow_mut().arena.settle_stopped();
+    /// Takes a mount that was stopped for long or killed, whose tasks have ended, away, and mounts it anew, if that has not been done.
+    pub(super) async fn replace(&self, victim: Victim, mut mounts: Mounts) -> Checked<Mounts> {
+        let at = victim.mount;
+        if victim.fate == Fate::Stop {
+            self.count(&mounts[at..at + 1]).await;
+            let gone = self.cluster.unmount(mounts.remove(at)).await;
+            self.note(format!("the mount that was stopped is taken away: {gone:?}"));
+            mounts.insert(at, self.cluster.mount_at(at).await.map_err(line)?);
+        } else {
+            if !self.cluster.sim.alive(self.cluster.mount_node(at)) {
+                mounts[at] = self.cluster.mount_at(at).await.map_err(line)?;
+            }
+            // What it had asked for may wait for what others hold, until its session has ended.
+            self.cluster.env.sleep(GRACE + LIFE).await;
+        }
+        self.area.borrow_mut().arena.settle_victim();
         Ok(mounts)
     }
 }

@@ -12,8 +12,9 @@
 //! members order their calls themselves: it writes, and reads what it wrote since it joined. While a task is in a group it calls
 //! by that open file alone: by another one it would wait for itself.
 //!
-//! Stopped mounts. A mount that is to be stopped for longer than others wait for it writes directly only: what it had in its
-//! cache alone would be lost with its session. A call of it that fails afterwards ends its task; it has happened or not.
+//! Stopped and killed mounts. A mount that is to be killed, or stopped for longer than others wait for it, writes directly only: what it had
+//! in its cache alone would be lost with it. A call of it that fails after the stop ends its task; it has happened or not, as have those that
+//! a kill cut off.
 
 mod tunables;
 
@@ -44,8 +45,8 @@ const COMMON: u64 = 1000;
 struct Pit {
     row: Row,
     linear: Linear,
-    /// Calls of stopped mounts that failed.
-    failed: Vec<CallId>,
+    /// Calls that have not returned: under way, failed as their mount was stopped, or cut off as it was killed.
+    without_result: BTreeSet<CallId>,
 }
 
 /// The files.
@@ -55,14 +56,14 @@ pub struct Arena {
     pub on: bool,
     /// Whether tasks change tunables.
     pub storms: bool,
-    /// Whether a mount may be stopped for long.
+    /// Whether a mount may be stopped for long or killed.
     pub stops: bool,
     /// Whether tasks join groups.
     groups: bool,
     lengths: Vec<u64>,
     made: u64,
     pits: Vec<Pit>,
-    /// The mount that is to be stopped for long.
+    /// The mount that is to be stopped for long or killed.
     pub victim: Option<usize>,
     /// It has been stopped, so its calls may fail.
     pub was_stopped: bool,
@@ -96,10 +97,10 @@ impl Arena {
         self.others_working = (0..tasks).filter(|task| Some(task % mounts) != victim).count();
     }
 
-    /// No call of the stopped mount happens any more.
-    pub fn settle_stopped(&mut self) {
+    /// All tasks rest, and no call of the stopped or killed mount happens any more.
+    pub fn settle_victim(&mut self) {
         for pit in &mut self.pits {
-            pit.failed.drain(..).for_each(|call| pit.linear.give_up(call));
+            std::mem::take(&mut pit.without_result).into_iter().for_each(|call| pit.linear.give_up(call));
         }
         (self.victim, self.was_stopped) = (None, false);
     }
@@ -128,11 +129,23 @@ pub(super) async fn new_files(client: &Client, area: &SharedArea) -> Result<()> 
             _ => b"growing",
         };
         client.setxattr(&ctx, ino, b"user.amphi.layout", layout, XattrMode::Set).await?;
-        pits.push(Pit { row: Row { ino, len }, linear: Linear::default(), failed: Vec::new() });
+        pits.push(Pit { row: Row { ino, len }, linear: Linear::default(), without_result: BTreeSet::new() });
     }
     area.borrow_mut().arena.pits = pits;
     for setting in tunables::AT_FIRST {
         client.setxattr(&ctx, Ino::ROOT, tunables::SET, setting.as_bytes(), XattrMode::Set).await?;
+    }
+    Ok(())
+}
+
+/// Judges what a crash of the mounts has left of the files.
+pub(super) async fn crashed(client: &Client, area: &SharedArea) -> Told {
+    let count = area.borrow().arena.pits.len();
+    for pit in 0..count {
+        let row = area.borrow().arena.pits[pit].row;
+        let bytes = whole(client, row.ino).await?;
+        let judged = row.judge_left(&bytes, &area.borrow().arena.pits[pit].linear);
+        judged.map_err(|e| format!("arena file {pit}: {e}"))?;
     }
     Ok(())
 }
@@ -281,8 +294,11 @@ impl Fighter {
         let by_open = dice.one_in(2);
         let (row, call) = {
             let pit = &mut self.sharer.area.borrow_mut().arena.pits[pit];
-            (pit.row, pit.linear.begin(op.clone()))
+            let call = pit.linear.begin(op.clone());
+            pit.without_result.insert(call);
+            (pit.row, call)
         };
+        let begin = self.sharer.env.now();
         let sharer = &self.sharer;
         sharer.note(format!("arena {pit}, cells of {}: {op:x?}{} ...", row.len, if direct { " direct" } else { "" }));
         let seat = self.seat(pit);
@@ -291,7 +307,14 @@ impl Fighter {
         match returned {
             Ok(cells) => {
                 sharer.note(format!("  ... {op:x?} gave {:x?}", cells.0));
-                let judged = sharer.area.borrow_mut().arena.pits[pit].linear.end(call, &cells);
+                let judged = {
+                    let a = &mut *sharer.area.borrow_mut();
+                    if !a.arena.groups {
+                        a.longest = a.longest.max(sharer.env.now().since(begin));
+                    }
+                    a.arena.pits[pit].without_result.remove(&call);
+                    a.arena.pits[pit].linear.end(call, &cells)
+                };
                 judged.map_err(|e| {
                     // What a stopped mount was shown counts as what others are shown: this is no failure of the call.
                     let line = format!("arena file {pit} is not one file: {e}");
@@ -299,10 +322,7 @@ impl Fighter {
                     line
                 })
             }
-            Err(e) => {
-                sharer.area.borrow_mut().arena.pits[pit].failed.push(call);
-                Err(format!("arena file {pit}: {op:x?}: {e}"))
-            }
+            Err(e) => Err(format!("arena file {pit}: {op:x?}: {e}")),
         }
     }
 

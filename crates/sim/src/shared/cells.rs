@@ -3,7 +3,7 @@
 //! Owns: how cells lie in a file (`Row`), the calls. Does not own: which histories are right (`Linear`).
 //!
 //! Cells have one length, in most runs none that blocks, pages or stripes share. A crash of a mount takes what it had not
-//! written back, so the history ends there and a new file begins.
+//! written back, so the history ends there and a new file begins; of what is left each byte has to be one that was written there.
 
 use super::{SharedArea, Sharer, Told};
 use crate::dice::Dice;
@@ -77,6 +77,20 @@ impl Row {
             cells.0.push(u64::from_le_bytes(tag));
         }
         Ok(cells)
+    }
+
+    /// Judges the bytes that a crash has left: each is zero, or of a write to its cell that had begun.
+    ///
+    /// Errors: the first that is not.
+    pub fn judge_left(&self, bytes: &[u8], linear: &Linear) -> Told {
+        for (cell, bytes) in bytes.chunks(self.len as usize).enumerate() {
+            let tags: Vec<[u8; 8]> = linear.ever(cell).map(u64::to_le_bytes).collect();
+            let bad = bytes.iter().enumerate().find(|(i, b)| **b != 0 && !tags.iter().any(|tag| tag[i % 8] == **b));
+            if let Some((at, byte)) = bad {
+                return Err(format!("byte {at} of cell {cell}, {byte:02x}, was never written there"));
+            }
+        }
+        Ok(())
     }
 
     /// Makes a call. `end_file` is open to append; with `by_open` a truncate goes by the open file.
@@ -159,6 +173,16 @@ pub(super) async fn check(client: &Client, area: &SharedArea) -> Told {
     cells.linear.end(call, &all)
 }
 
+/// Judges what a crash of a mount has left of the file.
+pub(super) async fn crashed(client: &Client, area: &SharedArea) -> Told {
+    if !area.borrow().cells.on {
+        return Ok(());
+    }
+    let row = area.borrow().cells.row;
+    let bytes = super::whole(client, row.ino).await?;
+    row.judge_left(&bytes, &area.borrow().cells.linear)
+}
+
 impl Sharer {
     async fn cell_file(&mut self, dice: &mut Dice, append: bool) -> Told<Arc<OpenFile>> {
         let at = usize::from(append);
@@ -203,5 +227,29 @@ impl Sharer {
         self.note(format!("  ... {op:x?} gave {:x?}", returned.0));
         let judged = self.area.borrow_mut().cells.linear.end(call, &returned);
         judged.map_err(|e| format!("cells {ino} are not one file: {e}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: after a crash bytes of other cells, and bytes that nobody wrote, are told from those that may be there. Method: two
+    /// cells, one written twice, one appended; mixtures, zeros, and each other's bytes.
+    #[test]
+    fn what_a_crash_leaves_is_judged() {
+        let (row, mut linear) = (Row { ino: Ino::ROOT, len: 20 }, Linear::default());
+        linear.begin(CellOp::Write { at: 0, n: 1, tag: 0x0101 });
+        linear.begin(CellOp::Write { at: 0, n: 1, tag: 0x0202 });
+        linear.begin(CellOp::Write { at: 1, n: 1, tag: 0x0303 });
+        linear.begin(CellOp::Append { n: 1, tag: 0x0404 });
+        let (a, b, c, d) = (row.bytes(1, 0x0101), row.bytes(1, 0x0202), row.bytes(1, 0x0303), row.bytes(1, 0x0404));
+        let mixed = [&a[..7], &b[7..12], &[0; 3], &d[15..]].concat();
+        for good in [[&a[..], &c], [&mixed, &d], [&[0; 20], &c[..4]]] {
+            assert_eq!(row.judge_left(&good.concat(), &linear), Ok(()));
+        }
+        for bad in [[&c[..], &c], [&a, &b], [&a, &[5; 20]]] {
+            assert!(row.judge_left(&bad.concat(), &linear).is_err(), "{bad:?}");
+        }
     }
 }

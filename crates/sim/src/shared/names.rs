@@ -36,6 +36,13 @@ impl Holdings {
         let want: Vec<&Name> = self.held.keys().collect();
         if there == want { Vec::new() } else { vec![format!("shared names are {there:?}, should be {want:?}")] }
     }
+
+    /// What a listing after a crash lacks of the names that somebody had for certain.
+    pub fn missing(&self, names: &[(Name, Ino)]) -> Vec<String> {
+        let gone = self.held.iter().filter(|(held, _)| !names.iter().any(|(n, _)| n == *held));
+        gone.map(|(n, task)| format!("shared name {}, which task {task} had, is gone", String::from_utf8_lossy(n)))
+            .collect()
+    }
 }
 
 impl Sharer {
@@ -102,19 +109,25 @@ impl Sharer {
 
     /// Moves one directory into another, while others do the same the other way round.
     pub(super) async fn move_about(&mut self, dice: &mut Dice) -> Told {
-        let (top, dirs) = {
+        let shown = MOVED[dice.below(MOVED.len() as u64) as usize];
+        let (top, mut places, lies_in) = {
             let a = self.area.borrow();
-            (a.move_dir, a.moved.clone())
+            (a.move_dir, a.moved.keys().copied().collect::<Vec<Ino>>(), a.lies_in.get(shown).copied())
         };
-        let mut places: Vec<Ino> = dirs.keys().copied().collect();
         places.push(top);
         let (from, to) = (*dice.pick(&places).unwrap_or(&top), *dice.pick(&places).unwrap_or(&top));
-        let name = MOVED[dice.below(MOVED.len() as u64) as usize].as_bytes();
+        // Mostly from where it was last moved to: others may have moved it since.
+        let from = lies_in.filter(|_| !dice.one_in(5)).unwrap_or(from);
+        let name = shown.as_bytes();
         let moved = self.client.rename(&self.ctx(), (from, name), (to, name), RenameMode::NoReplace).await;
-        self.note(format!("move {from}/{} to {to}: {moved:?}", String::from_utf8_lossy(name)));
+        self.note(format!("move {from}/{shown} to {to}: {moved:?}"));
         match moved {
-            Ok(()) | Err(Errno::NoEnt | Errno::Inval | Errno::Exist) => Ok(()),
-            Err(e) => Err(format!("moving {} from {from} to {to}: {e}", String::from_utf8_lossy(name))),
+            Ok(()) => {
+                self.area.borrow_mut().lies_in.insert(shown, to);
+                Ok(())
+            }
+            Err(Errno::NoEnt | Errno::Inval | Errno::Exist) => Ok(()),
+            Err(e) => Err(format!("moving {shown} from {from} to {to}: {e}")),
         }
     }
 }

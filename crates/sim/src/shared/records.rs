@@ -1,6 +1,8 @@
 //! Records that are written and read whole, and the log of appended ones.
 
 use crate::dice::bytes_of;
+use crate::reference::Reach;
+use crate::survive::Level;
 use std::collections::BTreeMap;
 
 /// Time at which a write ended that has not.
@@ -23,7 +25,9 @@ pub struct Record {
     pub len: u64,
     /// All writes since the last crash.
     writes: Vec<Written>,
-    /// Begin of the newest write that ended before a sync began: at least this one survives.
+    /// Begin of the newest write that the servers have acknowledged: at least this one survives killed processes.
+    written: u64,
+    /// Begin of the newest write that ended before a sync began, or was one itself: at least this one survives lost power.
     synced: u64,
     /// Completed reads: when each ended, number and begin of the write that it returned.
     reads: Vec<(u64, (u64, u64))>,
@@ -33,7 +37,7 @@ impl Record {
     /// A record that reads as zeros.
     pub fn new(offset: u64, len: u64) -> Record {
         let zeros = Written { tag: 0, bytes: vec![0; len as usize], begin: 0, end: 0 };
-        Record { offset, len, writes: vec![zeros], synced: 0, reads: Vec::new() }
+        Record { offset, len, writes: vec![zeros], written: 0, synced: 0, reads: Vec::new() }
     }
 
     /// A write begins; returns its bytes.
@@ -43,10 +47,15 @@ impl Record {
         bytes
     }
 
-    /// The write has returned.
-    pub fn end_write(&mut self, tag: u64, now: u64) {
-        if let Some(w) = self.writes.iter_mut().find(|w| w.tag == tag) {
-            w.end = now;
+    /// The write has returned, and its bytes have got so far.
+    pub fn end_write(&mut self, tag: u64, now: u64, reach: Reach) {
+        let Some(w) = self.writes.iter_mut().find(|w| w.tag == tag) else { return };
+        w.end = now;
+        if reach >= Reach::Server {
+            self.written = self.written.max(w.begin);
+        }
+        if reach >= Reach::Disk {
+            self.synced = self.synced.max(w.begin);
         }
     }
 
@@ -109,20 +118,23 @@ impl Record {
         self.synced = self.synced.max(newest);
     }
 
-    /// Judges the bytes after a crash: each is of a write that the last sync covers or that came later. Then they are
-    /// what the record holds.
+    /// Judges the bytes after a crash: each is of the newest write that survives it for certain, or of one that may have come
+    /// later. Then they are what the record holds.
     ///
     /// Errors: where they are not.
-    pub fn crashed(&mut self, bytes: Vec<u8>) -> Result<(), String> {
-        // What ended before the newest synced write began cannot come back.
-        let synced = self.synced;
-        let may: Vec<&Written> = self.writes.iter().filter(|w| w.end >= synced || w.begin >= synced).collect();
+    pub fn crashed(&mut self, level: Level, bytes: Vec<u8>) -> Result<(), String> {
+        let safe = match level {
+            Level::Written => self.written.max(self.synced),
+            Level::Stable => self.synced,
+        };
+        // What ended before that one began cannot come back.
+        let may: Vec<&Written> = self.writes.iter().filter(|w| w.end >= safe || w.begin >= safe).collect();
         let bad = bytes.iter().enumerate().find(|(i, b)| !may.iter().any(|w| w.bytes[*i] == **b));
         if let Some((at, _)) = bad {
             return Err(format!("byte {at} is of no write that may be there"));
         }
         self.writes = vec![Written { tag: 0, bytes, begin: 0, end: 0 }];
-        (self.synced, self.reads) = (0, Vec::new());
+        (self.written, self.synced, self.reads) = (0, 0, Vec::new());
         Ok(())
     }
 }
@@ -203,9 +215,9 @@ mod tests {
     fn reads_are_judged() {
         let mut r = Record::new(5, 1000);
         let a = r.begin_write(1, 10);
-        r.end_write(1, 20);
+        r.end_write(1, 20, Reach::Cache);
         let b = r.begin_write(2, 30);
-        r.end_write(2, 40);
+        r.end_write(2, 40, Reach::Cache);
         assert_eq!(r.clone().read(35, 36, &a), Ok(1), "both may be seen while the second is under way");
         assert_eq!(r.clone().read(35, 36, &b), Ok(2));
         assert!(r.clone().read(41, 42, &a).is_err(), "overwritten");
@@ -214,10 +226,36 @@ mod tests {
         assert!(r.clone().read(35, 36, &torn).is_err());
         r.read(33, 34, &b).unwrap();
         assert!(r.clone().read(35, 36, &a).is_err(), "a later read does not go back");
-        assert!(r.clone().crashed(torn).is_ok(), "a crash may mix what was not synced");
+        assert!(r.clone().crashed(Level::Stable, torn.clone()).is_ok(), "a crash may mix what was not synced");
+        assert!(r.clone().crashed(Level::Written, torn).is_ok());
         r.synced(41);
-        assert!(r.clone().crashed(a).is_err());
-        assert!(r.clone().crashed(b).is_ok());
+        for level in [Level::Written, Level::Stable] {
+            assert!(r.clone().crashed(level, a.clone()).is_err());
+            assert!(r.clone().crashed(level, b.clone()).is_ok());
+        }
+    }
+
+    /// Goal: what a direct write or one with O_DSYNC has said is demanded of a crash (Promise S9, Promise S10). Method: a second write of each
+    /// reach, then the first one's bytes after a kill and after lost power; a later write that may be there.
+    #[test]
+    fn acknowledged_records_survive() {
+        let (killed, lost) = (Level::Written, Level::Stable);
+        for (reach, good) in
+            [(Reach::Cache, [true, true]), (Reach::Server, [false, true]), (Reach::Disk, [false, false])]
+        {
+            let mut r = Record::new(0, 1000);
+            let a = r.begin_write(1, 10);
+            r.end_write(1, 20, Reach::Cache);
+            let b = r.begin_write(2, 30);
+            r.end_write(2, 40, reach);
+            let found = [killed, lost].map(|level| r.clone().crashed(level, a.clone()).is_ok());
+            assert_eq!(found, good, "{reach:?}");
+            let c = r.begin_write(3, 50);
+            for level in [killed, lost] {
+                assert!(r.clone().crashed(level, b.clone()).is_ok(), "{reach:?}");
+                assert!(r.clone().crashed(level, [&b[..500], &c[500..]].concat()).is_ok(), "under way");
+            }
+        }
     }
 
     /// Goal: short records that are equal by chance accuse nobody, and hide nobody who goes back behind others. Method: three writes of one byte, the
@@ -226,14 +264,14 @@ mod tests {
     fn equal_records_are_told_apart_by_time() {
         let mut r = Record::new(0, 1);
         let first = r.begin_write(1, 10);
-        r.end_write(1, 20);
+        r.end_write(1, 20, Reach::Cache);
         let equal = (2..).find(|tag| bytes_of(*tag, 1) == first).expect("one of 256");
         let other = (2..).find(|tag| bytes_of(*tag, 1) != first).expect("most");
         let between = r.begin_write(other, 30);
-        r.end_write(other, 40);
+        r.end_write(other, 40, Reach::Cache);
         assert!(r.clone().read(41, 42, &first).is_err(), "overwritten");
         r.begin_write(equal, 50);
-        r.end_write(equal, 60);
+        r.end_write(equal, 60, Reach::Cache);
         assert_eq!(r.clone().read(61, 62, &first), Ok(equal));
         assert!(r.clone().read(61, 62, &between).is_err());
     }

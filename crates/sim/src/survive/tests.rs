@@ -172,3 +172,32 @@ fn a_name_elsewhere_may_come_back() {
     s.run(Op::FsyncDir { dir: TOP });
     assert!(s.judge(&both(&[("f", f, b"")], 2)).1 > 0);
 }
+
+/// Goal: a new file holds nothing but what was written to it, and one of O_TMPFILE shows its permissions once it has a name. Method: both,
+/// found with bytes that nobody wrote and with other permissions; a creation that was cut off, found with bytes.
+#[test]
+fn new_files_are_empty() {
+    let mut s = Story::new();
+    let a = s.create("a", 1);
+    s.run(Op::FsyncDir { dir: TOP });
+    assert_eq!(s.judge(&tree(&[("a", a, b"")])), (0, 0));
+    assert_eq!(s.judge(&tree(&[("a", a, b"x")])), (1, 1));
+    let flags = OpenFlags::READ_WRITE;
+    for (perm, wrong) in [(0o644, 0), (0o600, 1)] {
+        let name = format!("t{perm}");
+        let t = s.run(Op::Tmpfile { dir: TOP, perm, flags, handle: u32::from(perm) });
+        s.run(Op::Link { ino: t, dir: TOP, name: name.clone().into() });
+        s.run(Op::FsyncDir { dir: TOP });
+        assert_eq!(s.judge(&tree(&[("a", a, b""), (&name, t, b"")])), (wrong, wrong), "{perm:o}");
+        s.run(Op::Unlink { dir: TOP, name: name.into() });
+        s.run(Op::FsyncDir { dir: TOP });
+    }
+    let t = Timespec::default();
+    let cut_off = Op::Create { dir: TOP, name: b"b".into(), perm: 0o644, flags, handle: 9 };
+    let mut then = s.now.clone();
+    then.apply(&Cred::root(), &cut_off, (t, t), None).expect("it could have been made");
+    s.written.apply(then.effects(), &then, false);
+    s.stable.apply(then.effects(), &then, false);
+    assert_eq!(s.judge(&tree(&[("a", a, b""), ("b", Ino(99), b"")])), (0, 0));
+    assert_eq!(s.judge(&tree(&[("a", a, b""), ("b", Ino(99), b"x")])), (1, 1));
+}
