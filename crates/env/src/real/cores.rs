@@ -12,8 +12,7 @@
 //! told to do so.
 //!
 //! Invariants: one core at least stays free of workers that keep theirs. Long waits mean that somebody else needs a core that we hold on to
-//! (a busy loop beside a bound worker made every request ten times as slow): then all is left to the scheduler for a while, and for longer if
-//! that comes again. Who changes the affinity of a thread from outside is obeyed from then on.
+//! (a busy loop beside a bound worker made every request ten times as slow): then all is left to the scheduler for a while. Who changes the affinity of a thread from outside is obeyed from then on.
 
 use super::monotonic;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
@@ -30,8 +29,8 @@ struct Cores {
     score: AtomicU32,
     /// They do so mostly.
     waiting: AtomicBool,
-    /// Until when all is left to the scheduler, nanoseconds of `monotonic`, and how long that was.
-    crowded: [AtomicU64; 2],
+    /// Until when all is left to the scheduler, nanoseconds of `monotonic`.
+    crowded_until: AtomicU64,
 }
 
 /// This process.
@@ -39,8 +38,8 @@ static CORES: Cores = Cores::new();
 
 /// Rounds with progress after which a worker keeps the core it is on: some ten requests.
 const SETTLED: u32 = 64;
-/// How long all is left to the scheduler when waits have become long, at first and at most. Doubled if it comes again before four times as long.
-const CROWDED: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(320)];
+/// How long all is left to the scheduler when waits have become long. To find out again takes some tens of requests, a few milliseconds each then.
+const CROWDED: Duration = Duration::from_secs(5);
 
 /// Score of a request that waited for a worker, for a short time.
 const SHORT_WAIT: u32 = 4;
@@ -61,7 +60,7 @@ impl Cores {
             kept: AtomicU64::new(0),
             score: AtomicU32::new(0),
             waiting: AtomicBool::new(false),
-            crowded: [const { AtomicU64::new(0) }; 2],
+            crowded_until: AtomicU64::new(0),
         }
     }
 
@@ -81,25 +80,14 @@ impl Cores {
         if waiting && next == 0 {
             self.waiting.store(false, Ordering::Relaxed);
             if long {
-                self.leave(monotonic().0);
+                self.crowded_until.store(monotonic().0 + CROWDED.as_nanos() as u64, Ordering::Relaxed);
             }
         } else if !waiting && next >= MANY {
-            let begins = monotonic().0 >= self.crowded[0].load(Ordering::Relaxed);
+            let begins = monotonic().0 >= self.crowded_until.load(Ordering::Relaxed);
             self.waiting.store(begins, Ordering::Relaxed);
             // Asked for again after some more requests.
             self.score.store(if begins { next } else { 0 }, Ordering::Relaxed);
         }
-    }
-
-    /// All is left to the scheduler from `now` on.
-    fn leave(&self, now: u64) {
-        let [until, length] = &self.crowded;
-        let last = length.load(Ordering::Relaxed);
-        let [first, most] = CROWDED.map(|d| d.as_nanos() as u64);
-        let again = last > 0 && now < until.load(Ordering::Relaxed) + 4 * last;
-        let next = if again { (last * 2).min(most) } else { first };
-        length.store(next, Ordering::Relaxed);
-        until.store(now + next, Ordering::Relaxed);
     }
 
     /// Whether cores should be kept.
@@ -301,7 +289,7 @@ mod tests {
     }
 
     /// Goal: cores are kept once many requests waited a short time, also when as many did not wait; no longer once only others came; after long
-    /// waits not for a while, which doubles when that comes again soon. Method: requests by hand.
+    /// waits not for a while. Method: requests by hand.
     #[test]
     fn short_waits_keep_cores() {
         let cores = Cores::new();
@@ -323,15 +311,7 @@ mod tests {
         assert!(!cores.waits(), "somebody needs the cores");
         short(&cores, MANY * 4);
         assert!(!cores.waits(), "left to the scheduler for a while");
-        let [until, length] = [0, 1].map(|i| cores.crowded[i].load(Ordering::Relaxed));
-        assert_eq!(Duration::from_nanos(length), CROWDED[0]);
-        cores.leave(until + 4 * length - 1);
-        assert_eq!(cores.crowded[1].load(Ordering::Relaxed), 2 * length, "again, soon");
-        (0..20).for_each(|_| cores.leave(0));
-        assert_eq!(Duration::from_nanos(cores.crowded[1].load(Ordering::Relaxed)), CROWDED[1]);
-        cores.leave(u64::MAX / 2);
-        assert_eq!(Duration::from_nanos(cores.crowded[1].load(Ordering::Relaxed)), CROWDED[0], "long after");
-        cores.crowded[0].store(0, Ordering::Relaxed);
+        cores.crowded_until.store(0, Ordering::Relaxed);
         short(&cores, MANY * 4);
         assert!(cores.waits(), "the while has passed");
     }
