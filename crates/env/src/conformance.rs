@@ -5,7 +5,7 @@
 //!
 //! Each check panics with the broken promise. `dir` must exist, be empty, and lie where disks can be made.
 
-use crate::{Buf, Conn, Disk, DiskMode, Env, Listener, Rx, Tx, timeout};
+use crate::{Buf, Conn, Disk, DiskMode, Env, Kept, Listener, Rx, Tx, timeout};
 use amphi_types::limits::BLOCK;
 use futures_util::future::{join, join_all};
 use std::cell::{Cell, RefCell};
@@ -90,6 +90,27 @@ pub async fn directories<E: Env>(env: E, dir: &str) {
     assert_eq!(env.list(&format!("{dir}/x")).expect_err("missing").kind(), ErrorKind::NotFound);
     assert!(env.free_bytes(dir).expect("free") > 0);
     assert!(env.free_bytes(&format!("{dir}/x")).is_err());
+}
+
+/// Kept memory: begins empty, has what was written also when its handle is gone, is forgotten.
+pub async fn memory<E: Env>(env: E) {
+    let name = format!("test-{:016x}", env.rand());
+    let kind = |r: std::io::Result<Vec<u8>>| r.expect_err("must fail").kind();
+    assert_eq!(kind(env.kept(&name)), ErrorKind::NotFound);
+    env.forget(&name).expect("forget nothing");
+    let kept = env.keep(&name).expect("keep");
+    assert_eq!(env.kept(&name).expect("kept"), b"");
+    kept.write(5, b"world").expect("write");
+    kept.write(0, b"hello").expect("write");
+    assert_eq!(env.kept(&name).expect("kept"), b"helloworld");
+    drop(kept);
+    assert_eq!(env.kept(&name).expect("kept"), b"helloworld");
+    let kept = env.keep(&name).expect("keep again");
+    assert_eq!(env.kept(&name).expect("kept"), b"");
+    env.forget(&name).expect("forget");
+    assert_eq!(kind(env.kept(&name)), ErrorKind::NotFound);
+    kept.write(0, b"x").expect("write for nobody");
+    assert_eq!(kind(env.kept(&name)), ErrorKind::NotFound);
 }
 
 /// Disks: creation, bytes read back, windows, parallel operations, ends, discards, persistence, locks.

@@ -66,6 +66,8 @@ pub trait Env: Clone + 'static {
     type Conn: Conn;
     /// A listening socket.
     type Listener: Listener<Conn = Self::Conn>;
+    /// Memory that outlives the process.
+    type Kept: Kept;
 
     /// Monotonic time.
     fn now(&self) -> Time;
@@ -92,6 +94,15 @@ pub trait Env: Clone + 'static {
     fn make_dir(&self, dir: &str) -> io::Result<()>;
     /// Bytes free for unprivileged use where `dir` lies.
     fn free_bytes(&self, dir: &str) -> io::Result<u64>;
+    /// Makes the memory `name` (letters, digits, `-`), empty, in the place of an older one. What is written there is still there
+    /// after the process was killed, as long as the machine is up and nobody removes it; no power loss leaves anything of it.
+    ///
+    /// Errors: `Unsupported` where there is no such memory.
+    fn keep(&self, name: &str) -> io::Result<Self::Kept>;
+    /// What the memory `name` has, up to the last byte written. `NotFound` if there is none.
+    fn kept(&self, name: &str) -> io::Result<Vec<u8>>;
+    /// Removes the memory `name`; no error if there is none. Who has it open can go on writing, for nobody.
+    fn forget(&self, name: &str) -> io::Result<()>;
     /// Listens on `addr`: `unix:PATH` or `tcp:HOST:PORT`. Removes a stale Unix socket that nobody serves.
     /// Errors name the address.
     fn listen(&self, addr: &str) -> impl Future<Output = io::Result<Self::Listener>>;
@@ -116,6 +127,15 @@ pub trait Disk: 'static {
     fn sync(&self) -> impl Future<Output = io::Result<()>>;
     /// Gives the storage of a range back; it reads as zeros or old bytes afterwards. Best effort.
     fn discard(&self, at: u64, len: u64) -> impl Future<Output = io::Result<()>>;
+}
+
+/// Memory of the machine that outlives the process.
+pub trait Kept: 'static {
+    /// Writes all of `bytes` at byte `at`; on return they survive a kill of the process. One that comes during the call leaves
+    /// any part of them. Never waits for a disk.
+    ///
+    /// Errors: `StorageFull` and others of memory; what is there then is as after a kill.
+    fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()>;
 }
 
 /// Accepts connections.

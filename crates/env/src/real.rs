@@ -8,12 +8,14 @@
 mod cores;
 mod disk;
 mod executor;
+mod kept;
 mod lent;
 mod net;
 mod spin;
 
 pub use cores::{Apart, Wide};
 pub use disk::RealDisk;
+pub use kept::RealKept;
 pub use net::{RealConn, RealListener, RealRx, RealTx};
 pub use spin::Spin;
 
@@ -95,6 +97,7 @@ impl Env for RealEnv {
     type Disk = RealDisk;
     type Conn = RealConn;
     type Listener = RealListener;
+    type Kept = RealKept;
 
     fn now(&self) -> Time {
         monotonic()
@@ -166,6 +169,18 @@ impl Env for RealEnv {
     fn free_bytes(&self, dir: &str) -> io::Result<u64> {
         let stat = rustix::fs::statvfs(dir).map_err(|e| disk::context(dir, e))?;
         Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    }
+
+    fn keep(&self, name: &str) -> io::Result<RealKept> {
+        RealKept::make(name)
+    }
+
+    fn kept(&self, name: &str) -> io::Result<Vec<u8>> {
+        kept::read(name)
+    }
+
+    fn forget(&self, name: &str) -> io::Result<()> {
+        kept::forget(name)
     }
 
     async fn listen(&self, addr: &str) -> io::Result<RealListener> {

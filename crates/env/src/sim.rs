@@ -14,7 +14,7 @@ mod rng;
 mod world;
 
 pub use courier::{Carried, Courier, Leg};
-pub use disk::{DiskOp, DiskOpKind, DiskOps, SimDisk};
+pub use disk::{DiskOp, DiskOpKind, DiskOps, SimDisk, SimKept};
 pub use net::{SimConn, SimListener, SimRx, SimTx};
 
 use crate::{DiskMode, Env, Time};
@@ -68,6 +68,8 @@ pub struct SimConfig {
     pub wall_start_s: u64,
     /// Free bytes of every node's file system at the start.
     pub free_bytes: u64,
+    /// Whether nodes have memory that outlives their process.
+    pub keeps: bool,
     /// A planted bug for tests of tests: a sync reports success and makes nothing stable.
     pub sync_lies: bool,
 }
@@ -89,6 +91,7 @@ impl Default for SimConfig {
             max_steps: 50_000_000,
             wall_start_s: 1_767_225_600,
             free_bytes: 1 << 40,
+            keeps: true,
             sync_lies: false,
         }
     }
@@ -271,6 +274,12 @@ impl Sim {
         self.world.core.borrow().nodes[index].files.peek(path, at, len)
     }
 
+    /// Loses the memory of a node that outlives its process, as when a container ends with it.
+    pub fn forget_kept(&self, name: &str) {
+        let index = self.index(name);
+        self.world.core.borrow_mut().nodes[index].files.forget_all();
+    }
+
     /// Damages a disk: overwrites bytes, stably, without an operation.
     pub fn poke(&self, name: &str, path: &str, at: u64, bytes: &[u8]) -> io::Result<()> {
         let index = self.index(name);
@@ -383,6 +392,7 @@ impl Env for SimEnv {
     type Disk = SimDisk;
     type Conn = SimConn;
     type Listener = SimListener;
+    type Kept = SimKept;
 
     fn now(&self) -> Time {
         Time(self.world.core.borrow().now)
@@ -429,6 +439,24 @@ impl Env for SimEnv {
 
     fn free_bytes(&self, dir: &str) -> io::Result<u64> {
         self.files(|files| files.free(dir))
+    }
+
+    fn keep(&self, name: &str) -> io::Result<SimKept> {
+        if !self.world.config.keeps {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        self.make_kept(name)
+    }
+
+    fn kept(&self, name: &str) -> io::Result<Vec<u8>> {
+        self.files(|files| files.kept(name))
+    }
+
+    fn forget(&self, name: &str) -> io::Result<()> {
+        self.files(|files| {
+            files.forget(name);
+            Ok(())
+        })
     }
 
     async fn listen(&self, addr: &str) -> io::Result<SimListener> {

@@ -161,7 +161,7 @@ impl<E: Env> Cx<E> {
     pub async fn commit_change(&self, txn: Txn, reply: Reply, changing: &mut Changing) -> Result<Reply> {
         let lsn = self.append(txn, Order::Plain, &reply, None);
         self.changed(changing);
-        self.target.zone.written(lsn).await?;
+        self.target.zone.kept(lsn).await?;
         Ok(reply)
     }
 

@@ -658,7 +658,7 @@ impl<E: Env> Cx<E> {
         };
         if !several {
             drop(guard);
-            self.target.zone.written(lsn).await?;
+            self.target.zone.kept(lsn).await?;
             if let Some(dir) = losing {
                 self.foresee_removal(dir, lsn);
             }
@@ -667,7 +667,7 @@ impl<E: Env> Cx<E> {
         if early {
             decided::carry_out(&self.worker, &self.target, tx, lsn, promised);
             drop(guard);
-            self.target.zone.written(lsn).await?;
+            self.target.zone.kept(lsn).await?;
             return Ok(Ran::Done(reply));
         }
         self.target.zone.stable(lsn).await?;

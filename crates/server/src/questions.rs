@@ -298,6 +298,7 @@ fn counters<E: Env>(worker: &Worker<E>, target: &Target<E>, reset: bool) -> Vec<
     let locks_before = if reset { target.lock_counts.replace(locks) } else { target.lock_counts.get() };
     let mut all: Vec<(String, u64)> = [
         ("log_records", stats.appends - before.appends),
+        ("log_records_kept", stats.kept - before.kept),
         ("log_groups", stats.groups - before.groups),
         ("log_bytes", stats.log_bytes - before.log_bytes),
         ("disk_syncs", stats.syncs - before.syncs),

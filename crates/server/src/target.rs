@@ -290,7 +290,7 @@ impl<E: Env> Target<E> {
     /// Appends `txn` and waits until it is written.
     pub async fn log(&self, txn: Txn, order: Order) -> Result<()> {
         let lsn = self.append(txn, order);
-        self.zone.written(lsn).await
+        self.zone.kept(lsn).await
     }
 
     /// Whether the session is alive here.
@@ -449,7 +449,7 @@ impl<E: Env> Target<E> {
                 None => last,
             };
             let (lsn, _) = self.punch_part(object, step, generation, mtime).await?;
-            self.zone.written(lsn).await?;
+            self.zone.kept(lsn).await?;
         }
         Ok(())
     }

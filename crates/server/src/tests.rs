@@ -67,6 +67,8 @@ struct Held {
     /// Targets of the server; none: all.
     targets: Option<Vec<TargetId>>,
     deaf: Cell<bool>,
+    /// Its session does not begin anew once it has ended, as with a mount.
+    mortal: Cell<bool>,
     /// What it knows of objects that it has not written back.
     unwritten: RefCell<BTreeMap<ObjectId, (u64, Timespec)>>,
     /// Where it answers.
@@ -140,6 +142,9 @@ impl LinkEvents<SimEnv> for Held {
     }
 
     async fn restarted(&self, recovery: Recovery<SimEnv>) -> Result<()> {
+        if self.mortal.get() && !recovery.welcome().resumed {
+            return Err(Errno::Io);
+        }
         self.restarts.set(self.restarts.get() + 1);
         let all = || (0..recovery.welcome().pool).map(TargetId).collect();
         for target in self.targets.clone().unwrap_or_else(all) {

@@ -132,6 +132,7 @@ pub struct Tunables {
     pub foreseen_removals: Tunable,
     /// Whether listings bring the attributes of directories on other targets of this server.
     pub whole_listings: Tunable,
+    log_memory: Tunable,
     sync_interval_ms: Tunable,
     checkpoint_bytes: Tunable,
     /// Free bytes for each mount from which on a target says that it has room.
@@ -319,6 +320,13 @@ impl Tunables {
                 (0, 1),
                 "while one mount is alone, listings bring the attributes of directories on other targets of this server",
             ),
+            log_memory: Tunable::new(
+                "server.log_memory",
+                Switch,
+                1,
+                (0, 1),
+                "changes are answered when their record is in memory that outlives the server, on its way to the disk; off: when it is there",
+            ),
             sync_interval_ms: Tunable::new(
                 "server.sync_interval_ms",
                 Milliseconds,
@@ -396,7 +404,7 @@ impl Tunables {
         if self.callback_again.is_on() { self.callback_deadline_ns() / 6 } else { u64::MAX }
     }
 
-    fn all(&self) -> [&Tunable; 27] {
+    fn all(&self) -> [&Tunable; 28] {
         [
             &self.session_grace_ms,
             &self.token_ms,
@@ -419,6 +427,7 @@ impl Tunables {
             &self.early_removals,
             &self.foreseen_removals,
             &self.whole_listings,
+            &self.log_memory,
             &self.sync_interval_ms,
             &self.checkpoint_bytes,
             &self.roomy_bytes,
@@ -457,7 +466,8 @@ impl Tunables {
         });
         target.tokens.tune(self.callback_deadline_ns());
         self.apply_to_storage(target);
-        target.zone.tune(self.sync_interval_ms.duration(), self.checkpoint_bytes.get());
+        let (interval, keeps) = (self.sync_interval_ms.duration(), self.log_memory.is_on());
+        target.zone.tune(interval, self.checkpoint_bytes.get(), keeps);
         worker.env.set_spin(self.worker_spin_us.duration());
     }
 

@@ -118,6 +118,7 @@ async fn prove<E: Env>(shared: &Shared<E>, closed: bool) -> Result<(), ZoneError
     let mut root = shared.state.borrow().root.clone();
     if closed {
         root.boot = 0.into();
+        root.kept = 0.into();
     }
     install(shared, root).await
 }

@@ -1,7 +1,7 @@
 //! The commit agent, which writes groups, and the sync agent, the only one that syncs.
 //!
 //! Whatever is queued when a group ends becomes the next group: a lone record that somebody waits for is written at once,
-//! and under load groups grow by themselves without any delay. A record that nobody waits for goes with the next one
+//! and under load groups grow by themselves without any delay. Most are answered before that, when they are kept (`keep`). A record that nobody waits for goes with the next one
 //! that somebody does, or by itself soon. A group with a record that points at new data is written as any other
 //! and called fresh in its header: power loss takes it back unless a later mark proves that it was synced, and with it
 //! the data, which had been written before. Every group carries a mark; when one is wanted and nothing is queued, an
@@ -12,7 +12,7 @@
 //! with 16 at a time 6 us each; a sync behind a fresh 4 KiB block 125 us, behind 1 MiB 125 us.
 
 use crate::group::Group;
-use crate::layout::{DOUBT_OFFSET, doubt};
+use crate::layout::{DOUBT_OFFSET, Geometry, doubt};
 use crate::state::{Fresh, LogPoint, Shared, State};
 use amphi_env::{Buf, Disk, Env};
 use amphi_types::limits::BLOCK;
@@ -60,7 +60,10 @@ async fn commit_loop<E: Env>(shared: &Shared<E>) {
                 return;
             }
             match st.queue.pop_front() {
-                Some(group) => group,
+                Some(group) => {
+                    st.writing_area = group.area;
+                    group
+                }
                 // All is written; the root will say that all is stable.
                 None if st.closing => return,
                 None => {
@@ -99,7 +102,7 @@ async fn write_group<E: Env>(shared: &Shared<E>, mut group: Group) -> Option<()>
     };
     let (buf, link) = group.seal(shared.zone_id, shared.opening, head.link, head.seq + 1, mark);
     let bytes = buf.len() as u64;
-    match write_ring(shared, head.position, buf).await {
+    match write_ring(&*shared.disk, &shared.geometry, head.position, buf).await {
         Ok(buf) => group.restore(buf),
         Err(e) => {
             shared.fail("writing the log", &e);
@@ -111,6 +114,8 @@ async fn write_group<E: Env>(shared: &Shared<E>, mut group: Group) -> Option<()>
         let lsn = head.lsn + u64::from(group.records);
         st.head = LogPoint { position: head.position + blocks, seq: head.seq + 1, lsn, link };
         st.written_lsn = lsn;
+        st.kept_lsn = st.kept_lsn.max(lsn);
+        st.writing_area = None;
         st.head_mark = mark;
         if group.fresh {
             st.fresh.push_back(Fresh { seq: head.seq + 1, before: head.lsn });
@@ -121,6 +126,8 @@ async fn write_group<E: Env>(shared: &Shared<E>, mut group: Group) -> Option<()>
         st.counters.log_bytes += bytes;
         Shared::<E>::absorb(&mut st, &mut group.changes);
         Shared::<E>::recycle(&mut st, group);
+        // What found no area has one now.
+        shared.keep_queued(&mut st);
         let due = shared.auto_checkpoint && shared.checkpoint_due(&st);
         drop(st);
         if due {
@@ -134,16 +141,15 @@ async fn write_group<E: Env>(shared: &Shared<E>, mut group: Group) -> Option<()>
 }
 
 /// Writes whole blocks at a log position: one write, two at the edge of the ring.
-async fn write_ring<E: Env>(shared: &Shared<E>, position: u64, mut buf: Buf) -> std::io::Result<Buf> {
-    let g = &shared.geometry;
+pub async fn write_ring(disk: &impl Disk, g: &Geometry, position: u64, mut buf: Buf) -> std::io::Result<Buf> {
     let all = buf.len();
     let first = ((g.log_blocks - position % g.log_blocks) * BLOCK).min(all as u64) as usize;
     let rest = (first < all).then(|| Buf::copy_of(&buf[first..]));
     buf.narrow(0..first);
-    let (result, buf) = shared.disk.write(g.log_address(position), buf).await;
+    let (result, buf) = disk.write(g.log_address(position), buf).await;
     result?;
     if let Some(rest) = rest {
-        shared.disk.write(g.log_address(position + first as u64 / BLOCK), rest).await.0?;
+        disk.write(g.log_address(position + first as u64 / BLOCK), rest).await.0?;
     }
     Ok(buf)
 }

@@ -26,6 +26,12 @@ pub struct Group {
     pub fresh: bool,
     /// What the records change, in order.
     pub changes: Vec<Change>,
+    /// Where its records are kept.
+    pub area: Option<usize>,
+    /// Bytes of that area in use.
+    pub area_bytes: usize,
+    /// Where the first record begins that is not kept.
+    unkept: usize,
 }
 
 /// First capacity of a group's memory, bytes.
@@ -35,7 +41,17 @@ impl Group {
     /// An empty group with memory of its own.
     pub fn new() -> Group {
         let buf = Buf::zeroed(CAPACITY_FIRST);
-        Group { buf, len: GROUP_HEADER, records: 0, first_lsn: 0, fresh: false, changes: Vec::new() }
+        Group {
+            buf,
+            len: GROUP_HEADER,
+            records: 0,
+            first_lsn: 0,
+            fresh: false,
+            changes: Vec::new(),
+            area: None,
+            area_bytes: 0,
+            unkept: GROUP_HEADER,
+        }
     }
 
     /// Empties it, keeping the memory.
@@ -46,6 +62,26 @@ impl Group {
         self.records = 0;
         self.fresh = false;
         self.changes.clear();
+        self.area = None;
+        self.area_bytes = 0;
+        self.unkept = GROUP_HEADER;
+    }
+
+    /// Number of its last record; the one before its first if it has none.
+    pub fn last_lsn(&self) -> u64 {
+        self.first_lsn + u64::from(self.records) - 1
+    }
+
+    /// The first record that is not kept, without its length, if there is one.
+    pub fn unkept(&self) -> Option<&[u8]> {
+        let (len, rest) = self.buf[self.unkept..self.len].split_first_chunk::<4>()?;
+        rest.get(..u32::from_le_bytes(*len) as usize)
+    }
+
+    /// Its first record that was not is kept now; the area has `area_bytes` in use.
+    pub fn is_kept(&mut self, area_bytes: usize) {
+        self.unkept += 4 + self.unkept().map_or(0, <[u8]>::len);
+        self.area_bytes = area_bytes;
     }
 
     /// Bytes so far, header included.
@@ -79,6 +115,14 @@ impl Group {
         }
         self.records += 1;
         self.changes.extend(txn.changes);
+    }
+
+    /// Adds a record that is encoded already, without its length. What it changes is not noted.
+    pub fn push_encoded(&mut self, record: &[u8]) {
+        self.grow(self.len + 4 + record.len());
+        self.put(&(record.len() as u32).to_le_bytes());
+        self.put(record);
+        self.records += 1;
     }
 
     fn grow(&mut self, need: usize) {

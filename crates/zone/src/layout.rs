@@ -11,7 +11,9 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of the format.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
+/// Oldest version that can be opened, which makes it one of the present version: it lacks `kept`, which is zero there.
+pub const VERSION_OLDEST: u32 = 2;
 /// First bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"AMPHIZON";
 /// First bytes of a log group.
@@ -127,7 +129,9 @@ pub struct Superblock {
     pub segments: [SegmentRef; SEGMENTS_MAX],
     /// Life of the machine in which the zone was opened (`Env::boot_id`); 0: it is closed, or was not opened yet.
     pub boot: U64,
-    pub rest: [u8; 4096 - 168 - 32 * SEGMENTS_MAX],
+    /// Number of the opening whose last records may be in memory only (`keep`); 0: none.
+    pub kept: U64,
+    pub rest: [u8; 4096 - 176 - 32 * SEGMENTS_MAX],
 }
 
 const _: () = assert!(size_of::<Superblock>() == BLOCK as usize);
@@ -193,7 +197,7 @@ impl Superblock {
         if plain.crc != s.crc {
             return fail(ZoneErrorKind::Corrupt, "its checksum is wrong");
         }
-        if s.version.get() != VERSION {
+        if !(VERSION_OLDEST..=VERSION).contains(&s.version.get()) {
             let text = format!("its format version is {}, this program knows {VERSION}", s.version);
             return fail(ZoneErrorKind::Version, &text);
         }

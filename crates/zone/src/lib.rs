@@ -5,7 +5,7 @@
 //! region lies), reply order and locks (`server`).
 //!
 //! A target's durable state, file data apart, is a set of items. A `Txn` is appended to the log and becomes
-//! *written* (survives the process) and later *stable* (survives power loss). The zone keeps the changes of
+//! *kept* (survives the process: in memory that does, or written), *written* (on the disk) and later *stable* (survives power loss). The zone keeps the changes of
 //! written groups in memory until a checkpoint has put them into a sorted segment, so a checkpoint needs neither
 //! the stores nor log space, and its image is exact.
 //!
@@ -14,7 +14,8 @@
 //! failed write or sync makes the zone refuse everything after it.
 //!
 //! The number that drove the design: one 4 KiB O_DIRECT write costs 60-70 us on the reference machine and a
-//! metadata change must cost little more than that, so a group is one write and is sent without delay.
+//! metadata change must not cost more than that, so a group is one write, is sent without delay, and nobody waits for
+//! it whose record is in memory that outlives the process (`keep`).
 #![forbid(unsafe_code)]
 
 mod change;
@@ -24,6 +25,7 @@ mod error;
 mod event;
 mod fsck;
 mod group;
+mod keep;
 mod layout;
 mod planted;
 mod recover;

@@ -13,6 +13,10 @@ pub enum Mistake {
     FreshReplayed,
     /// What was synced counts as stable, whether or not that is proven on the medium.
     StableUnproven,
+    /// What a killed process has kept is not looked at.
+    KeptIgnored,
+    /// An area is used again before its group is on the disk.
+    AreaReused,
     /// What was cut is left as it was.
     CutComesBack,
 }

@@ -12,6 +12,7 @@
 
 use crate::change;
 use crate::group::Link;
+use crate::keep::{self, Found};
 use crate::layout::{
     DOUBT_OFFSET, GROUP_FRESH, GROUP_HEADER, GROUP_MAGIC, Geometry, GroupHeader, LOG_OFFSET, Superblock, block_crc,
     blocks_for, doubt,
@@ -20,7 +21,7 @@ use crate::planted::{self, Mistake};
 use crate::segment::{Segment, SegmentReader, SlotMap};
 use crate::state::LogPoint;
 use crate::{ZoneError, ZoneErrorKind};
-use amphi_env::{Buf, Disk};
+use amphi_env::{Buf, Disk, Env};
 use amphi_types::item::Key;
 use amphi_types::limits::BLOCK;
 use std::collections::BTreeMap;
@@ -47,6 +48,10 @@ pub struct Image {
     pub lsn: u64,
     pub link: Link,
     pub replayed: u64,
+    /// Records behind the log's, which are in memory only.
+    pub kept: Vec<Vec<u8>>,
+    /// The memory that has the last records of a killed process is gone, or of no use.
+    pub kept_gone: bool,
     /// Whether a sync has failed in this life of the machine.
     pub doubted: bool,
     /// Position of a whole group that is not replayed, and must never be.
@@ -63,8 +68,9 @@ async fn read_at(disk: &impl Disk, at: u64, len: usize, place: &str) -> Result<B
     Ok(buf)
 }
 
-/// Reads the zone on `disk`, in life `boot` of the machine.
-pub async fn read_zone(disk: &impl Disk, boot: u64) -> Result<Image, ZoneError> {
+/// Reads the zone on `disk`, and what a killed process has kept of it.
+pub async fn read_zone<E: Env>(env: &E, disk: &E::Disk) -> Result<Image, ZoneError> {
+    let boot = env.boot_id();
     let mut notes = Vec::new();
     let (root, copies_agree) = read_root(disk, &mut notes).await?;
     let geometry = root.geometry();
@@ -106,6 +112,8 @@ pub async fn read_zone(disk: &impl Disk, boot: u64) -> Result<Image, ZoneError> 
         items,
         dirty: Changes::new(),
         replayed: 0,
+        kept: Vec::new(),
+        kept_gone: false,
         doubted: false,
         cut: None,
         notes,
@@ -113,6 +121,7 @@ pub async fn read_zone(disk: &impl Disk, boot: u64) -> Result<Image, ZoneError> 
     let noted = read_at(disk, DOUBT_OFFSET, BLOCK as usize, "note of failed syncs").await?;
     image.doubted = noted[..] == doubt(zone_id, boot)[..];
     read_log(disk, &mut image, boot).await?;
+    read_kept(env, &mut image)?;
     for (key, value) in &image.dirty {
         match value {
             Some(value) => image.items.insert(key.clone(), value.clone()),
@@ -293,6 +302,47 @@ async fn read_log(disk: &impl Disk, image: &mut Image, boot: u64) -> Result<(), 
     Ok(())
 }
 
+/// Replays what a killed process has kept behind the end of the log. Not in another life of the machine, or behind a failed sync:
+/// then records in front of them may be missing, and everybody is told.
+fn read_kept<E: Env>(env: &E, image: &mut Image) -> Result<(), ZoneError> {
+    let (zone_id, opening) = (image.root.zone_id.get(), image.root.kept.get());
+    if opening == 0 || image.root.boot.get() != env.boot_id() || image.doubted {
+        return Ok(());
+    }
+    let mut records = match keep::read(env, zone_id, opening) {
+        Found::Records(records, on_disk) if on_disk <= image.lsn => records,
+        found => {
+            let note = match found {
+                Found::Gone => "the memory that has the last changes of a killed server is gone; they may be, too",
+                // The storage has lost writes, or is an old copy, which data may be missing from.
+                Found::Records(..) => "a killed server had written more than there is; what its memory has is not used",
+            };
+            image.kept_gone = true;
+            image.notes.push(note.into());
+            return Ok(());
+        }
+    };
+    let mut lsn = image.lsn;
+    while let Some(record) = records.remove(&(lsn + 1)).filter(|_| !planted::is(Mistake::KeptIgnored)) {
+        lsn += 1;
+        replay_record(&mut image.dirty, &record, || format!("kept record {lsn}"))?;
+        image.kept.push(record);
+    }
+    if !image.kept.is_empty() {
+        image.notes.push(format!("{} records of a killed server were in memory only", image.kept.len()));
+    }
+    Ok(())
+}
+
+fn replay_record(changes: &mut Changes, mut record: &[u8], place: impl Fn() -> String) -> Result<(), ZoneError> {
+    while !record.is_empty() {
+        let change = change::take(&mut record);
+        let (key, value) = change.ok_or_else(|| ZoneError::corrupt(place(), "a change leaves its record"))?;
+        changes.insert(key, value);
+    }
+    Ok(())
+}
+
 fn replay_group(
     changes: &mut Changes,
     header: &GroupHeader,
@@ -305,12 +355,8 @@ fn replay_group(
             body = rest;
             Some(record)
         });
-        let mut record = record.ok_or_else(|| ZoneError::corrupt(place(), "a record leaves its group"))?;
-        while !record.is_empty() {
-            let change = change::take(&mut record);
-            let (key, value) = change.ok_or_else(|| ZoneError::corrupt(place(), "a change leaves its record"))?;
-            changes.insert(key, value);
-        }
+        let record = record.ok_or_else(|| ZoneError::corrupt(place(), "a record leaves its group"))?;
+        replay_record(changes, record, &place)?;
     }
     if body.is_empty() { Ok(()) } else { Err(ZoneError::corrupt(place(), "bytes are left over behind its records")) }
 }

@@ -1,6 +1,6 @@
 //! What the handle and the agents of a zone share.
 //!
-//! Owns: queue, positions, dirty changes, waiting, and what is stable. Invariants: `stable <= synced <= written <=
+//! Owns: queue, positions, dirty changes, waiting, and what is stable. Invariants: `stable <= synced <= written <= kept <=
 //! appended`; `dirty` is exactly what the written groups since the root's log start change, but for what a running
 //! checkpoint has taken.
 //!
@@ -11,6 +11,7 @@
 
 use crate::event::Event;
 use crate::group::{Group, Link};
+use crate::keep::{AREAS, Keep};
 use crate::layout::{GROUP_HEADER, Geometry, PAGE_PAYLOAD, SLOT_BYTES, Superblock};
 use crate::planted::{self, Mistake};
 use crate::recover::{Changes, Image};
@@ -76,6 +77,10 @@ pub struct State {
     /// Records up to this one are waited for. The others need not be written by themselves.
     pub wanted_lsn: u64,
     pub written_lsn: u64,
+    /// Records up to this one survive the process: they are kept or written.
+    pub kept_lsn: u64,
+    /// Area of the group that is being written.
+    pub writing_area: Option<usize>,
     /// Records up to this one are replayed after power loss: they are synced, and no fresh group in front of or with
     /// them lacks its proof.
     pub stable_lsn: u64,
@@ -184,6 +189,9 @@ pub struct Shared<E: Env> {
     pub dirty_max: Cell<u64>,
     pub sync_interval: Cell<Duration>,
     pub auto_checkpoint: bool,
+    /// Memory that outlives the process, if there is any, and whether it is used.
+    pub keep: Option<Keep<E>>,
+    pub keeps: Cell<bool>,
     pub state: RefCell<State>,
     /// Something for the commit agent.
     pub queued: Event,
@@ -209,6 +217,8 @@ impl<E: Env> Shared<E> {
         disk: Rc<E::Disk>,
         options: &OpenOptions,
         image: Image,
+        opening: u64,
+        keep: Option<Keep<E>>,
     ) -> (Shared<E>, BTreeMap<Key, Vec<u8>>, u64, Vec<String>) {
         let g = image.geometry;
         let log_bytes = (g.log_blocks * BLOCK) as usize;
@@ -222,6 +232,8 @@ impl<E: Env> Shared<E> {
             appended_lsn: image.lsn,
             wanted_lsn: image.lsn,
             written_lsn: image.lsn,
+            kept_lsn: image.lsn,
+            writing_area: None,
             stable_lsn: image.lsn,
             synced_lsn: image.lsn,
             synced_seq: image.seq,
@@ -264,7 +276,7 @@ impl<E: Env> Shared<E> {
             zone_id: image.root.zone_id.get(),
             cluster: image.root.cluster.get(),
             target: TargetId(image.root.target.get()),
-            opening: env.rand(),
+            opening,
             record_bytes_max: (log_bytes / 4 - 2 * GROUP_HEADER).min(RECORD_BYTES_MAX),
             group_bytes_max: GROUP_BYTES_MAX.min(log_bytes / 8),
             items_max: region / 100 * ITEMS_PERCENT,
@@ -272,6 +284,8 @@ impl<E: Env> Shared<E> {
             dirty_max: Cell::new(options.dirty_bytes.min(region / 8)),
             sync_interval: Cell::new(options.sync_interval),
             auto_checkpoint: options.auto_checkpoint,
+            keep,
+            keeps: Cell::new(options.keeps),
             state: RefCell::new(state),
             queued: Event::default(),
             sync_asked: Event::default(),
@@ -342,9 +356,46 @@ impl<E: Env> Shared<E> {
         let group = st.queue.back_mut().expect("just made sure of it");
         group.fresh |= after_data;
         group.push(txn, bytes);
+        let before = st.kept_lsn;
+        self.keep_queued(&mut st);
+        // Somebody may wait for those in front of it.
+        let others = st.kept_lsn > before + 1;
         drop(st);
         self.queued.notify();
+        if others {
+            self.written.notify();
+        }
         lsn
+    }
+
+    /// Keeps the queued records in their order, as far as there is room. They must have room in the log as well, in whatever groups,
+    /// since after a kill they go there before anything else can make any.
+    pub fn keep_queued(&self, st: &mut State) {
+        let Some(keep) = self.keep.as_ref().filter(|_| self.keeps.get()) else { return };
+        let blocks = st.queued_bytes / BLOCK + 2 * (st.queue.len() as u64 + 1);
+        if st.head.position - st.start_position + blocks > self.geometry.log_blocks {
+            return;
+        }
+        let mut taken = [false; AREAS];
+        st.queue.iter().filter_map(|g| g.area).chain(st.writing_area).for_each(|area| taken[area] = true);
+        let State { queue, kept_lsn, written_lsn, counters, .. } = st;
+        for group in queue.iter_mut() {
+            if group.last_lsn() <= *kept_lsn {
+                continue;
+            }
+            if group.first_lsn > *kept_lsn + 1 {
+                return; // The group that is being written has some that are not kept.
+            }
+            let Some(area) = group.area.or_else(|| taken.iter().position(|taken| !taken)) else { return };
+            taken[area] = true;
+            group.area = Some(if planted::is(Mistake::AreaReused) { 0 } else { area });
+            while let Some(record) = group.unkept() {
+                let Some(end) = keep.put(area, group.area_bytes, *kept_lsn + 1, *written_lsn, record) else { return };
+                group.is_kept(end);
+                *kept_lsn += 1;
+                counters.kept += 1;
+            }
+        }
     }
 
     /// Takes the changes of a written group over.
@@ -367,8 +418,17 @@ impl<E: Env> Shared<E> {
         }
     }
 
-    /// Waits until record `lsn` is written, and has it written now.
+    /// Waits until record `lsn` survives the process, and has it written now.
+    pub async fn wait_kept(&self, lsn: u64) -> Result<(), Errno> {
+        self.wait(lsn, |st| st.kept_lsn).await
+    }
+
+    /// Waits until record `lsn` is on the disk, and has it written now.
     pub async fn wait_written(&self, lsn: u64) -> Result<(), Errno> {
+        self.wait(lsn, |st| st.written_lsn).await
+    }
+
+    async fn wait(&self, lsn: u64, reached: impl Fn(&State) -> u64) -> Result<(), Errno> {
         let news = {
             let mut st = self.state.borrow_mut();
             let news = lsn > st.wanted_lsn;
@@ -382,7 +442,7 @@ impl<E: Env> Shared<E> {
         self.written
             .wait_until(|| {
                 let st = self.state.borrow();
-                ok = st.written_lsn >= lsn;
+                ok = reached(&st) >= lsn;
                 ok || st.failed.is_some()
             })
             .await;

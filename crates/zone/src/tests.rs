@@ -2,6 +2,7 @@
 
 mod crash;
 mod damage;
+mod keep;
 mod story;
 
 use crate::{OpenOptions, Order, Recovered, Zone, ZoneError, ZoneParams};

@@ -1,6 +1,8 @@
 //! The zone as its owner sees it: format, open, append, wait, checkpoint, close.
 
-use crate::layout::{DOUBT_OFFSET, Geometry, LOG_OFFSET, SLOT_BYTES, Superblock};
+use crate::group::Group;
+use crate::keep::{self, Keep};
+use crate::layout::{DOUBT_OFFSET, Geometry, LOG_OFFSET, SLOT_BYTES, Superblock, VERSION};
 use crate::planted::{self, Mistake};
 use crate::recover::{Image, read_zone};
 use crate::state::Shared;
@@ -55,6 +57,9 @@ pub struct OpenOptions {
     pub dirty_bytes: u64,
     /// Checkpoints are taken by the zone's own agent; otherwise only by calls of `checkpoint`.
     pub auto_checkpoint: bool,
+    /// Records count as kept when they are in memory that outlives the process, where there is any; otherwise when they are on
+    /// the disk.
+    pub keeps: bool,
 }
 
 impl Default for OpenOptions {
@@ -65,6 +70,7 @@ impl Default for OpenOptions {
             sync_interval: Duration::from_secs(1),
             dirty_bytes: 16 << 20,
             auto_checkpoint: true,
+            keeps: true,
         }
     }
 }
@@ -88,6 +94,8 @@ pub struct Recovered {
 pub struct ZoneStats {
     /// Records appended.
     pub appends: u64,
+    /// Records that were in kept memory before they were on the disk.
+    pub kept: u64,
     /// Groups written.
     pub groups: u64,
     /// Empty groups among them, written for their mark.
@@ -190,14 +198,28 @@ impl<E: Env> Zone<E> {
     pub async fn open(env: &E, path: &str, options: &OpenOptions) -> Result<(Zone<E>, Recovered), ZoneError> {
         let disk = env.disk(path, DiskMode::Open).await.map_err(|e| ZoneError::io(path, &e))?;
         let boot = env.boot_id();
-        let mut image = read_zone(&*disk, boot).await.map_err(|e| e.at(path))?;
+        let mut image = read_zone(env, &*disk).await.map_err(|e| e.at(path))?;
         check_owner(&image, path, options)?;
-        let lost = image.doubted || ![0, boot].contains(&image.root.boot.get()) || image.root.lost != 0;
-        if let Err(e) = make_stable(&*disk, &mut image, boot, lost).await {
-            commit::note_doubt(&*disk, image.root.zone_id.get(), boot).await;
+        let other_life = ![0, boot].contains(&image.root.boot.get());
+        let lost = image.doubted || image.kept_gone || other_life || image.root.lost != 0;
+        let (zone_id, last) = (image.root.zone_id.get(), image.root.kept.get());
+        let opening = keep::next_opening(env.rand(), last);
+        let keep = match Keep::make(env, zone_id, opening) {
+            Ok(keep) => Some(keep),
+            Err(e) => {
+                tracing::warn!(zone = %path, "changes are answered when they are on the disk: {e}");
+                None
+            }
+        };
+        let kept = if keep.is_some() { opening } else { 0 };
+        if let Err(e) = make_stable(&*disk, &mut image, boot, lost, opening, kept).await {
+            commit::note_doubt(&*disk, zone_id, boot).await;
             return Err(ZoneError::io(path, &e));
         }
-        let (shared, items, replayed, notes) = Shared::new(env, path, disk, options, image);
+        if last != 0 {
+            keep::forget(env, zone_id, last);
+        }
+        let (shared, items, replayed, notes) = Shared::new(env, path, disk, options, image, opening, keep);
         let shared = Rc::new(shared);
         commit::start(&shared);
         checkpoint::start(&shared);
@@ -212,8 +234,9 @@ impl<E: Env> Zone<E> {
         self.checkpoint().await
     }
 
-    /// Changes what `OpenOptions` said of syncs and checkpoints; counts from the next of each.
-    pub fn tune(&self, sync_interval: Duration, dirty_bytes: u64) {
+    /// Changes what `OpenOptions` said of syncs, checkpoints and kept records; counts from the next of each.
+    pub fn tune(&self, sync_interval: Duration, dirty_bytes: u64, keeps: bool) {
+        self.shared.keeps.set(keeps);
         self.shared.sync_interval.set(sync_interval);
         self.shared.dirty_max.set(dirty_bytes.min(self.shared.geometry.meta_slots * SLOT_BYTES / 8));
         self.shared.checkpoint_asked.notify();
@@ -257,7 +280,7 @@ impl<E: Env> Zone<E> {
 
     /// Queues `txn` as the next log record. Records become durable in order: when record n is, all before it
     /// are. Panics on an empty txn, one larger than `record_bytes_max`, or after `close`. In a failed zone the
-    /// record is dropped and `written` says so.
+    /// record is dropped and `kept` says so.
     pub fn append(&self, txn: Txn, order: Order) -> Lsn {
         Lsn(self.shared.append(txn, order == Order::AfterData))
     }
@@ -267,7 +290,15 @@ impl<E: Env> Zone<E> {
         self.shared.record_bytes_max as u64
     }
 
-    /// Waits until record `lsn` is written: it survives a crash of the process.
+    /// Waits until record `lsn` survives a kill of the process, and begins to write it: it is in memory that outlives the process,
+    /// or on the disk.
+    ///
+    /// Errors: `Io` when the zone has failed. Dropping the future changes nothing.
+    pub async fn kept(&self, lsn: Lsn) -> Result<(), Errno> {
+        self.shared.wait_kept(lsn.0).await
+    }
+
+    /// Waits until record `lsn` is on the disk.
     ///
     /// Errors: `Io` when the zone has failed. Dropping the future changes nothing.
     pub async fn written(&self, lsn: Lsn) -> Result<(), Errno> {
@@ -304,6 +335,11 @@ impl<E: Env> Zone<E> {
     /// The last appended record.
     pub fn appended_lsn(&self) -> Lsn {
         Lsn(self.shared.state.borrow().appended_lsn)
+    }
+
+    /// The last record that survives a kill of the process.
+    pub fn kept_lsn(&self) -> Lsn {
+        Lsn(self.shared.state.borrow().kept_lsn)
     }
 
     /// The last written record.
@@ -346,7 +382,11 @@ impl<E: Env> Zone<E> {
         shared.healthy().map_err(|_| {
             let text = self.failure().unwrap_or_default();
             ZoneError::new(ZoneErrorKind::Io, &shared.path, text)
-        })
+        })?;
+        if shared.keep.is_some() {
+            keep::forget(&shared.env, shared.zone_id, shared.opening);
+        }
+        Ok(())
     }
 }
 
@@ -364,9 +404,38 @@ fn check_owner(image: &Image, path: &str, options: &OpenOptions) -> Result<(), Z
     Ok(())
 }
 
+/// Writes what a killed process has kept as one more group of the log.
+async fn restore(disk: &impl Disk, image: &mut Image, opening: u64) -> std::io::Result<()> {
+    let mut group = Group::new();
+    group.first_lsn = image.lsn + 1;
+    // Some of it may point at data, which is synced with this group: until the root says so, power loss must take it back.
+    group.fresh = true;
+    let kept = std::mem::take(&mut image.kept);
+    kept.iter().for_each(|record| group.push_encoded(record));
+    let (blocks, mark) = (group.blocks(), image.root.stable_seq.get());
+    let (buf, link) = group.seal(image.root.zone_id.get(), opening, image.link, image.seq + 1, mark);
+    commit::write_ring(disk, &image.geometry, image.position, buf).await?;
+    image.position += blocks;
+    image.seq += 1;
+    image.lsn = group.last_lsn();
+    image.link = link;
+    image.replayed += kept.len() as u64;
+    Ok(())
+}
+
 /// Makes what was replayed stable, what was cut impossible to return, and both superblock copies one that says so in
-/// this life of the machine. Until then nothing that an older copy names may be overwritten.
-async fn make_stable(disk: &impl Disk, image: &mut Image, boot: u64, lost: bool) -> std::io::Result<()> {
+/// this life of the machine and names the opening that keeps records in memory (0: none). Until then nothing that an older copy names may be overwritten.
+async fn make_stable(
+    disk: &impl Disk,
+    image: &mut Image,
+    boot: u64,
+    lost: bool,
+    opening: u64,
+    kept: u64,
+) -> std::io::Result<()> {
+    if !image.kept.is_empty() {
+        restore(disk, image, opening).await?;
+    }
     // The chosen copy may be written but not stable yet: sync first, so that one is whole at any moment.
     disk.sync().await?;
     if !image.copies_agree {
@@ -378,8 +447,11 @@ async fn make_stable(disk: &impl Disk, image: &mut Image, boot: u64, lost: bool)
         disk.write(image.geometry.log_address(position), Buf::zeroed(BLOCK as usize)).await.0?;
         disk.sync().await?;
     }
-    if image.root.boot.get() != boot || image.root.stable_seq.get() != image.seq || image.doubted {
+    let proven = image.root.boot.get() == boot && image.root.stable_seq.get() == image.seq && !image.doubted;
+    if !proven || image.root.kept.get() != kept {
         let root = &mut image.root;
+        root.version = VERSION.into();
+        root.kept = kept.into();
         root.sequence = (root.sequence.get() + 1).into();
         root.boot = boot.into();
         root.lost = lost.into();

@@ -41,6 +41,10 @@ real!(
     real_boots, env, _dir => conformance::boots(env)
 );
 real!(
+    /// Goal: production keeps the promises of memory that outlives the process. Method: the suite.
+    real_memory, env, _dir => conformance::memory(env)
+);
+real!(
     /// Goal: production keeps the promises of tasks. Method: the suite.
     real_tasks, env, _dir => conformance::tasks(env)
 );
@@ -83,6 +87,12 @@ fn sim_timers() {
 #[test]
 fn sim_boots() {
     sim(conformance::boots);
+}
+
+/// Goal: the simulator keeps the promises of memory that outlives the process. Method: the suite, many seeds.
+#[test]
+fn sim_memory() {
+    sim(conformance::memory);
 }
 
 /// Goal: the simulator keeps the promises of tasks. Method: the suite, many seeds.

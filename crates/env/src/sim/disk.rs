@@ -198,8 +198,12 @@ impl Fate {
 pub(super) struct Files {
     files: BTreeMap<String, File>,
     dirs: BTreeSet<String>,
+    /// Memory that outlives the process, by name.
+    kept: BTreeMap<String, Memory>,
     free_bytes: u64,
 }
+
+type Memory = Rc<RefCell<Vec<u8>>>;
 
 fn clean(path: &str) -> &str {
     path.trim_end_matches('/')
@@ -215,7 +219,7 @@ fn not_found(path: &str) -> io::Error {
 
 impl Files {
     pub(super) fn new(free_bytes: u64) -> Files {
-        Files { files: BTreeMap::new(), dirs: BTreeSet::from([String::new()]), free_bytes }
+        Files { files: BTreeMap::new(), dirs: BTreeSet::from([String::new()]), kept: BTreeMap::new(), free_bytes }
     }
 
     pub(super) fn make_dir(&mut self, dir: &str) -> io::Result<()> {
@@ -243,6 +247,18 @@ impl Files {
             .collect();
         names.sort_unstable();
         Ok(names)
+    }
+
+    pub(super) fn kept(&self, name: &str) -> io::Result<Vec<u8>> {
+        Ok(self.kept.get(name).ok_or_else(|| not_found(name))?.borrow().clone())
+    }
+
+    pub(super) fn forget(&mut self, name: &str) {
+        self.kept.remove(name);
+    }
+
+    pub(super) fn forget_all(&mut self) {
+        self.kept.clear();
     }
 
     pub(super) fn free(&self, dir: &str) -> io::Result<u64> {
@@ -320,6 +336,9 @@ impl Files {
                 file.write_some(op.at, buf, rng);
             }
         }
+        if kind == CrashKind::Power {
+            self.forget_all();
+        }
         for file in self.files.values_mut() {
             if kind == CrashKind::Power {
                 file.lose_power(rng);
@@ -348,6 +367,35 @@ pub(super) struct PendingOp {
     mark: u64,
     fault: Option<io::ErrorKind>,
     slot: Rc<RefCell<Slot>>,
+}
+
+/// Simulated memory that outlives the process.
+pub struct SimKept {
+    env: SimEnv,
+    memory: Memory,
+}
+
+impl SimEnv {
+    pub(super) fn make_kept(&self, name: &str) -> io::Result<SimKept> {
+        let memory = Memory::default();
+        self.files(|files| Ok(files.kept.insert(name.to_string(), memory.clone())))?;
+        Ok(SimKept { env: self.clone(), memory })
+    }
+}
+
+impl crate::Kept for SimKept {
+    fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        if !self.env.world.lives(self.env.node, self.env.life) {
+            return Err(dead());
+        }
+        let mut memory = self.memory.borrow_mut();
+        let end = at as usize + bytes.len();
+        if memory.len() < end {
+            memory.resize(end, 0);
+        }
+        memory[at as usize..end].copy_from_slice(bytes);
+        Ok(())
+    }
 }
 
 /// A simulated disk.

@@ -181,7 +181,7 @@ impl<E: Env> Cx<E> {
             self.grant_attributes(&view);
             (lsn, reply)
         };
-        self.target.zone.written(lsn.0).await?;
+        self.target.zone.kept(lsn.0).await?;
         Ok(lsn.1)
     }
 
@@ -245,7 +245,7 @@ impl<E: Env> Cx<E> {
         drop(span);
         if !wide {
             drop(landing);
-            self.target.zone.written(lsn).await?;
+            self.target.zone.kept(lsn).await?;
             return Ok(Reply::Inode(view));
         }
         // Objects elsewhere are cut when the new size cannot be lost any more.

@@ -163,7 +163,7 @@ impl<E: Env> Cx<E> {
         if planted::is(Mistake::EarlyAnswer) {
             return Ok(());
         }
-        self.target.zone.written(lsn).await
+        self.target.zone.kept(lsn).await
     }
 
     /// A span for each object, over all its parts.

@@ -220,7 +220,7 @@ impl<E: Env> Cx<E> {
             lsn
         };
         drop((span, landing));
-        self.target.zone.written(lsn).await?;
+        self.target.zone.kept(lsn).await?;
         self.lap(&mut since_ns, &self.worker.counters.write_log_ns);
         add(&self.worker.counters.write_bytes, range.len());
         Ok(reply)
@@ -428,7 +428,7 @@ impl<E: Env> Cx<E> {
         let mut at = range.start;
         while let Some(end) = self.target.extents_end(object, at, EXTENTS_A_RECORD).filter(|&e| e < range.end) {
             let (lsn, _) = self.target.punch_part(object, ByteRange::new(at, end), generation, mtime).await?;
-            self.target.zone.written(lsn).await?;
+            self.target.zone.kept(lsn).await?;
             at = end;
         }
         let rest = ByteRange::new(at, range.end);
@@ -445,7 +445,7 @@ impl<E: Env> Cx<E> {
             self.target.release_later(lsn, freed);
             lsn
         };
-        self.target.zone.written(lsn).await?;
+        self.target.zone.kept(lsn).await?;
         Ok(Reply::Done)
     }
 
@@ -498,7 +498,7 @@ impl<E: Env> Cx<E> {
             };
             at = end;
         }
-        self.target.zone.written(last).await?;
+        self.target.zone.kept(last).await?;
         Ok(Reply::Done)
     }
 

@@ -155,7 +155,7 @@ impl<E: Env> Cx<E> {
             self.grant_attributes(&inode);
             (lsn, reply)
         };
-        self.target.zone.written(lsn).await?;
+        self.target.zone.kept(lsn).await?;
         Ok(reply)
     }
 }

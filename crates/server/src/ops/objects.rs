@@ -112,7 +112,7 @@ pub async fn trim_objects<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Lsn> 
         }
         let plan = target.rewrite_edges(plan).await?;
         let (lsn, _) = target.commit_trim(plan, mtime, Txn::default());
-        target.zone.written(lsn).await?;
+        target.zone.kept(lsn).await?;
         last = lsn;
     }
     Ok(last)
@@ -218,7 +218,7 @@ pub async fn destroy_objects<E: Env>(target: &Target<E>, ino: Ino) -> Result<()>
             target.release_later(lsn, step.freed);
             (lsn, step.done)
         };
-        target.zone.written(lsn).await?;
+        target.zone.kept(lsn).await?;
         if done {
             return Ok(());
         }

@@ -3,7 +3,7 @@
 use super::data::bytes;
 use super::*;
 use crate::planted::{Mistake, plant};
-use amphi_env::sim::CrashKind;
+use amphi_env::sim::{CrashKind, Sim, SimConfig};
 use amphi_types::{ByteRange, SetAttr};
 use amphi_wire::BatchPart;
 use futures_util::future::{join_all, select};
@@ -350,9 +350,11 @@ async fn check_swept(c: &Client, files: &[Ino], done: usize, kind: CrashKind, wh
 }
 
 /// One run of the scenario, crashed at the `nth` write or sync. Returns whether it ended before.
-fn sweep_at(nth: u64, kind: CrashKind, seed: u64) -> bool {
-    let place = Place::new(seed, 1, 1);
-    let what = format!("{kind:?} at {nth}, seed {seed}");
+fn sweep_at(nth: u64, kind: CrashKind, seed: u64, keeps: bool) -> bool {
+    let mut place = Place::new(seed, 1, 1);
+    place.sim = Sim::new(seed, SimConfig { keeps, ..SimConfig::default() });
+    place.sim.node("client");
+    let what = format!("{kind:?} at {nth}, seed {seed}, memory {keeps}");
     let mut finished = false;
     let run = async {
         let first = place.start().await.unwrap();
@@ -393,9 +395,10 @@ fn sweep() -> u64 {
         nth += 1;
         let mut finished = true;
         // What a power failure leaves is a matter of chance: several tries.
-        let power = (81..86).map(|seed| (CrashKind::Power, seed));
-        for (kind, seed) in std::iter::once((CrashKind::Process, 80)).chain(power) {
-            finished &= sweep_at(nth, kind, seed);
+        let power = (81..86).map(|seed| (CrashKind::Power, seed, true));
+        let kills = [true, false].map(|keeps| (CrashKind::Process, 80, keeps));
+        for (kind, seed, keeps) in kills.into_iter().chain(power) {
+            finished &= sweep_at(nth, kind, seed, keeps);
         }
         if finished {
             return nth;

@@ -340,6 +340,7 @@ fn locks_of_the_evicted_pass_on() {
         let (op, payload) = write(1);
         assert!(matches!(b.ask(op, payload).await.0, Ok(Reply::Written { .. })));
         b.held.deaf.set(true);
+        b.held.mortal.set(true);
         a.call(lock(f, LockMode::Write, 0, 4096)).await.expect("granted in the end");
         let (op, payload) = write(2);
         assert!(b.ask(op, payload).await.0.is_err(), "too late");

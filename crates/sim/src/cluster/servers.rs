@@ -20,6 +20,8 @@ use std::time::Duration;
 const DIR: &str = "/data";
 /// Servers that are started or stopped together begin within so many microseconds.
 const TOGETHER_US: u64 = 3_000_000;
+/// One in so many losses of power is that of the memory alone.
+const GONE_ONE_IN: u64 = 4;
 
 /// What the controller and a server's task tell each other.
 #[derive(Default)]
@@ -157,10 +159,17 @@ impl Cluster {
         Ok(())
     }
 
-    /// Crashes a server's node.
+    /// Crashes a server's node. Now and then its process is killed and the memory that outlives it goes with it instead of lost power:
+    /// what has to be there afterwards, and who is told, is the same.
     pub fn crash_server(&self, at: usize, kind: CrashKind) {
         self.servers[at].borrow().dialer.borrow_mut().take();
-        self.sim.crash(SERVERS[at], kind);
+        let keeps = self.shape.sim.keeps;
+        if kind == CrashKind::Power && keeps && self.order.borrow_mut().one_in(GONE_ONE_IN) {
+            self.sim.crash(SERVERS[at], CrashKind::Process);
+            self.sim.forget_kept(SERVERS[at]);
+        } else {
+            self.sim.crash(SERVERS[at], kind);
+        }
     }
 
     /// Checks the zones of the stopped servers, all together; returns what there is.

@@ -1,0 +1,65 @@
+//! Memory that outlives the process: small files of a tmpfs, which the kernel has in memory alone.
+//!
+//! Owns: their place, names and rights. Does not own: what is in them.
+//!
+//! Invariants: nobody but the user of the process can write to one; a place that is no tmpfs is not used, since a
+//! write there could wait for a disk.
+
+use super::disk::context;
+use crate::Kept;
+use rustix::fs::{Mode, OFlags};
+use std::io;
+use std::os::fd::OwnedFd;
+
+/// Where they lie. Every Linux with glibc has it, for POSIX shared memory (shm_overview(7)).
+const PLACE: &str = "/dev/shm";
+/// What statfs(2) says of a tmpfs.
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// A file of a tmpfs.
+pub struct RealKept {
+    file: std::fs::File,
+}
+
+fn path_of(name: &str) -> String {
+    assert!(name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-'), "{name:?} is no name of kept memory");
+    format!("{PLACE}/amphi-{name}")
+}
+
+impl RealKept {
+    pub(super) fn make(name: &str) -> io::Result<RealKept> {
+        let place = rustix::fs::statfs(PLACE).map_err(|e| context(PLACE, e))?;
+        #[expect(clippy::unnecessary_cast, reason = "its type differs between architectures")]
+        if place.f_type as i64 != TMPFS_MAGIC {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, format!("{PLACE}: it is no tmpfs")));
+        }
+        forget(name)?;
+        let path = path_of(name);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd: OwnedFd = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600)).map_err(|e| context(&path, e))?;
+        Ok(RealKept { file: fd.into() })
+    }
+}
+
+pub(super) fn read(name: &str) -> io::Result<Vec<u8>> {
+    let path = path_of(name);
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let fd = rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| context(&path, e))?;
+    let mut bytes = Vec::new();
+    io::Read::read_to_end(&mut std::fs::File::from(fd), &mut bytes)?;
+    Ok(bytes)
+}
+
+pub(super) fn forget(name: &str) -> io::Result<()> {
+    let path = path_of(name);
+    match rustix::fs::unlink(&path) {
+        Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
+        Err(e) => Err(context(&path, e)),
+    }
+}
+
+impl Kept for RealKept {
+    fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        std::os::unix::fs::FileExt::write_all_at(&self.file, bytes, at)
+    }
+}

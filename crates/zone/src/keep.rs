@@ -1,0 +1,157 @@
+//! Records on their way to the log, in memory that outlives the process.
+//!
+//! A record is safe from a kill of the process as soon as it is here, so whoever waits for it is answered then; its
+//! write to the disk has begun or is about to, and takes a hundred times as long. Power loss takes it like any record that is
+//! not synced.
+//!
+//! Owns: the form of that memory, which record goes where, reading it after a kill. Does not own: when a record counts
+//! as safe (`state`), or how what is found gets into the log (`zone`).
+//!
+//! Invariants: records of a group go to one of two areas, which no other group that is not on the disk yet uses; a
+//! record that is here is overwritten only when its group is on the disk. What is here names the opening that wrote it, and
+//! so does the root, so nobody's older memory is taken for it.
+
+use crate::layout::block_crc;
+use amphi_env::{Env, Kept};
+use amphi_types::limits::BLOCK;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::io;
+
+/// Bytes of an area: the small records of some groups of the log. What does not fit is answered when it is on the disk.
+const AREA_BYTES: usize = 64 << 10;
+/// Areas: one for the group that is being written, one for the next.
+pub const AREAS: usize = 2;
+const MAGIC: [u8; 4] = *b"AKEP";
+/// Bytes in front of a record: checksum, length, number, and the number of the last record that was on the disk then.
+const RECORD_HEADER: usize = 24;
+
+/// The name of the memory of an opening. Openings that follow each other differ in the last bit of their number, so that one can be made before
+/// the other is given up.
+fn name_of(zone_id: u64, opening: u64) -> String {
+    format!("{zone_id:016x}-{}", opening & 1)
+}
+
+/// A number for the opening behind `last`.
+pub fn next_opening(random: u64, last: u64) -> u64 {
+    let bit = !last & 1;
+    (random << 1 | bit).max(2 | bit)
+}
+
+/// Removes the memory of an opening.
+pub fn forget<E: Env>(env: &E, zone_id: u64, opening: u64) {
+    let name = name_of(zone_id, opening);
+    if let Err(e) = env.forget(&name) {
+        tracing::warn!("kept memory {name} cannot be removed: {e}");
+    }
+}
+
+fn area_offset(area: usize) -> usize {
+    BLOCK as usize + area * AREA_BYTES
+}
+
+fn header(zone_id: u64, opening: u64) -> [u8; 24] {
+    let mut head = [0; 24];
+    head[..4].copy_from_slice(&MAGIC);
+    head[8..16].copy_from_slice(&zone_id.to_le_bytes());
+    head[16..].copy_from_slice(&opening.to_le_bytes());
+    let crc = block_crc(zone_id, &head);
+    head[4..8].copy_from_slice(&crc.to_le_bytes());
+    head
+}
+
+/// Checksum of a record; `rest` is all behind the checksum.
+fn record_crc(zone_id: u64, opening: u64, rest: &[u8]) -> u32 {
+    let crc = crc32c::crc32c(&zone_id.to_le_bytes());
+    let crc = crc32c::crc32c_append(crc, &opening.to_le_bytes());
+    crc32c::crc32c_append(crc, rest)
+}
+
+/// The memory of an open zone.
+pub struct Keep<E: Env> {
+    memory: E::Kept,
+    zone_id: u64,
+    opening: u64,
+    /// A record as it goes to the memory; kept for its capacity.
+    staging: RefCell<Vec<u8>>,
+    /// Writing has failed: nothing is kept any more.
+    failed: Cell<bool>,
+}
+
+impl<E: Env> Keep<E> {
+    /// Makes the memory of an opening.
+    pub fn make(env: &E, zone_id: u64, opening: u64) -> io::Result<Keep<E>> {
+        let memory = env.keep(&name_of(zone_id, opening))?;
+        memory.write(0, &header(zone_id, opening))?;
+        Ok(Keep { memory, zone_id, opening, staging: RefCell::default(), failed: Cell::new(false) })
+    }
+
+    /// Puts `record` (its changes, encoded) with number `lsn` into `area`, at `at` bytes from its begin; record `written` is on the
+    /// disk. Where the next one begins, or `None` if it is not kept: there is no room, or the memory has failed.
+    pub fn put(&self, area: usize, at: usize, lsn: u64, written: u64, record: &[u8]) -> Option<usize> {
+        let end = at + RECORD_HEADER + record.len();
+        if end > AREA_BYTES || self.failed.get() {
+            return None;
+        }
+        let mut staging = self.staging.borrow_mut();
+        staging.clear();
+        staging.extend_from_slice(&[0; 4]);
+        staging.extend_from_slice(&(record.len() as u32).to_le_bytes());
+        staging.extend_from_slice(&lsn.to_le_bytes());
+        staging.extend_from_slice(&written.to_le_bytes());
+        staging.extend_from_slice(record);
+        let crc = record_crc(self.zone_id, self.opening, &staging[4..]);
+        staging[..4].copy_from_slice(&crc.to_le_bytes());
+        if let Err(e) = self.memory.write((area_offset(area) + at) as u64, &staging) {
+            tracing::warn!("changes are answered when they are on the disk from now on: kept memory fails: {e}");
+            self.failed.set(true);
+            return None;
+        }
+        Some(end)
+    }
+}
+
+/// What the memory of a killed process has.
+pub enum Found {
+    /// It is there: its records by number, and the last one that was on the disk for certain. Those of the log are among them.
+    Records(BTreeMap<u64, Vec<u8>>, u64),
+    /// It is gone: what was answered last may be, too.
+    Gone,
+}
+
+/// Reads the memory of `opening`.
+pub fn read<E: Env>(env: &E, zone_id: u64, opening: u64) -> Found {
+    let Ok(bytes) = env.kept(&name_of(zone_id, opening)) else { return Found::Gone };
+    if !bytes.starts_with(&header(zone_id, opening)) {
+        return Found::Gone;
+    }
+    let (mut records, mut on_disk) = (BTreeMap::new(), 0);
+    for area in 0..AREAS {
+        let (from, to) = (area_offset(area), area_offset(area + 1).min(bytes.len()));
+        let mut rest = bytes.get(from..to).unwrap_or_default();
+        let mut expected = None;
+        while let Some((lsn, written, record, behind)) = take(rest, zone_id, opening) {
+            // Behind the newest record of an area there may be remains of what was there before.
+            if expected.is_some_and(|e| e != lsn) {
+                break;
+            }
+            records.insert(lsn, record.to_vec());
+            on_disk = written.max(on_disk);
+            expected = Some(lsn + 1);
+            rest = behind;
+        }
+    }
+    Found::Records(records, on_disk)
+}
+
+/// The record at the begin of `bytes`, if it verifies: its number, the last one that was on the disk, itself, what is behind it.
+fn take(bytes: &[u8], zone_id: u64, opening: u64) -> Option<(u64, u64, &[u8], &[u8])> {
+    let (crc, all) = bytes.split_first_chunk::<4>()?;
+    let (len, rest) = all.split_first_chunk::<4>()?;
+    let (lsn, rest) = rest.split_first_chunk::<8>()?;
+    let (written, rest) = rest.split_first_chunk::<8>()?;
+    let (record, behind) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+    let covered = &all[..RECORD_HEADER - 4 + record.len()];
+    (record_crc(zone_id, opening, covered) == u32::from_le_bytes(*crc)).then_some(())?;
+    Some((u64::from_le_bytes(*lsn), u64::from_le_bytes(*written), record, behind))
+}

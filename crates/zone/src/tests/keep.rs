@@ -1,0 +1,179 @@
+//! Records in memory that outlives the process.
+
+use super::*;
+use crate::fsck;
+use crate::keep::{Found, Keep, next_opening, read};
+use amphi_env::sim::CrashKind;
+use amphi_env::{Env, Kept};
+use std::time::Duration;
+
+/// Goal: a record is kept without a disk write, is written soon, survives the process but not power loss, and opening brings
+/// it to the disk; nothing is left of the memory of a closed zone. Method: crashes before the first disk write ends.
+#[test]
+fn a_kept_record_survives_the_process_alone() {
+    for (kind, survives) in [(CrashKind::Process, true), (CrashKind::Power, false)] {
+        let sim = sim(1);
+        format(&sim, &params());
+        let (zone, _) = open(&sim, &manual()).unwrap();
+        let before = sim.disk_ops(NODE).writes;
+        let lsn = plain(&zone, txn("Ia", b"1"));
+        sim.block_on(zone.kept(lsn)).unwrap().unwrap();
+        assert_eq!((sim.disk_ops(NODE).writes - before, zone.written_lsn() < lsn), (0, true));
+        assert_eq!((zone.kept_lsn(), zone.stats().kept), (lsn, 1));
+        drop(zone);
+        sim.crash(NODE, kind);
+        let env = sim.node(NODE);
+        let report = sim.block_on(fsck(&env, PATH)).unwrap().unwrap();
+        assert!(report.problems.is_empty(), "{report:?}");
+        assert_eq!(
+            (report.items.len(), report.notes.len()),
+            (usize::from(survives), usize::from(survives)),
+            "{report:?}"
+        );
+        let (zone, found) = open(&sim, &manual()).unwrap();
+        assert_eq!((found.items.len(), found.lost), (usize::from(survives), !survives));
+        let opened = zone.written_lsn();
+        drop(zone);
+        // It is on the disk now, and stable.
+        sim.crash(NODE, CrashKind::Power);
+        let (zone, found) = open(&sim, &manual()).unwrap();
+        assert_eq!((found.items.len(), zone.written_lsn()), (usize::from(survives), opened));
+        let names = [0, 1].map(|bit| format!("{:016x}-{bit}", zone.shared().zone_id));
+        let env = sim.node(NODE);
+        assert_eq!(names.iter().filter(|name| env.kept(name).is_ok()).count(), 1);
+        sim.block_on(zone.close()).unwrap().unwrap();
+        assert_eq!(names.iter().filter(|name| env.kept(name).is_ok()).count(), 0);
+    }
+}
+
+/// Goal: a kept record is written without anybody waiting for that. Method: virtual time passes.
+#[test]
+fn a_kept_record_is_written_at_once() {
+    let sim = sim(2);
+    format(&sim, &params());
+    let (zone, _) = open(&sim, &manual()).unwrap();
+    let lsn = plain(&zone, txn("Ia", b"1"));
+    sim.block_on(zone.kept(lsn)).unwrap().unwrap();
+    sim.run_for(Duration::from_micros(250)).unwrap();
+    assert_eq!(zone.written_lsn(), lsn);
+}
+
+/// Goal: memory that knows of more writes than the storage has does not complete an old copy of it, whose data may be missing. Method: the
+/// storage as it was two groups before the kill.
+#[test]
+fn memory_does_not_complete_an_old_copy() {
+    let sim = sim(6);
+    format(&sim, &params());
+    let (zone, _) = open(&sim, &manual()).unwrap();
+    let mut old = Vec::new();
+    for i in 0..4 {
+        if i == 2 {
+            old = sim.peek(NODE, PATH, 0, 8 << 20).unwrap();
+        }
+        let lsn = plain(&zone, txn(&format!("I{i}"), b"1"));
+        sim.block_on(zone.written(lsn)).unwrap().unwrap();
+    }
+    drop(zone);
+    sim.crash(NODE, CrashKind::Process);
+    sim.node(NODE);
+    sim.poke(NODE, PATH, 0, &old).unwrap();
+    let (_zone, found) = open(&sim, &manual()).unwrap();
+    assert_eq!((found.items.len(), found.lost), (2, true), "{:?}", found.notes);
+}
+
+/// Goal: what does not fit, what comes while memory is switched off, and what a node without such memory appends is kept when it is
+/// written. Method: records of 100 KB, the switch, another node.
+#[test]
+fn what_is_not_in_memory_waits_for_the_disk() {
+    for (keeps_here, switched_on, bytes) in [(true, true, 100_000), (true, false, 10), (false, true, 10)] {
+        let sim = Sim::new(3, SimConfig { keeps: keeps_here, ..SimConfig::default() });
+        format(&sim, &params());
+        let (zone, _) = open(&sim, &manual()).unwrap();
+        zone.tune(Duration::from_secs(1), 1 << 20, switched_on);
+        let lsn = plain(&zone, txn("Ia", &vec![7; bytes]));
+        let behind = plain(&zone, txn("Ib", b"2"));
+        assert!(zone.kept_lsn() < lsn);
+        sim.block_on(zone.kept(behind)).unwrap().unwrap();
+        assert!(zone.written_lsn() >= behind && zone.stats().kept == 0);
+        if keeps_here && switched_on {
+            // The large one is on the disk, so small ones are kept again.
+            let small = plain(&zone, txn("Ic", b"3"));
+            assert_eq!(zone.kept_lsn(), small);
+        }
+    }
+}
+
+/// Goal: records for which the log has no room are not kept, since after a kill they have to be written there. Method: small records fill the
+/// log group by group; a kill right behind each append around its end, before a checkpoint makes room; opened twice.
+#[test]
+fn nothing_is_kept_beyond_the_log() {
+    let blocks = MIB / 4096;
+    let mut refused = 0;
+    for last in blocks - 12..blocks + 12 {
+        let sim = sim(4);
+        format(&sim, &params());
+        let (zone, _) = open(&sim, &manual()).unwrap();
+        for i in 0..last {
+            sim.run_until(|| zone.written_lsn() == zone.appended_lsn()).unwrap();
+            plain(&zone, txn(&format!("I{i:03}"), &[1; 3900]));
+        }
+        let kept = zone.kept_lsn();
+        refused += u64::from(kept < zone.appended_lsn());
+        drop(zone);
+        sim.crash(NODE, CrashKind::Process);
+        for _ in 0..2 {
+            let (zone, found) = open(&sim, &manual()).unwrap();
+            assert!(found.items.len() as u64 >= kept.0, "{} of {kept:?}", found.items.len());
+            drop(zone);
+            sim.crash(NODE, CrashKind::Process);
+        }
+    }
+    assert!(refused > 0, "all were kept");
+}
+
+/// Goal: what a kill in the middle of a copy leaves, remains of older records, and memory of others are told from records.
+/// Method: memory written, cut or changed by hand.
+#[test]
+fn only_whole_records_of_the_opening_count() {
+    let sim = sim(5);
+    let env = sim.node(NODE);
+    let (zone_id, opening) = (77, next_opening(123, 8));
+    assert_eq!((opening & 1, next_opening(0, 9), next_opening(0, 8)), (1, 2, 3));
+    let keep = Keep::make(&env, zone_id, opening).unwrap();
+    let records = |opening| match read(&env, zone_id, opening) {
+        Found::Records(r, on_disk) if on_disk == 9 => Some(r.into_iter().collect::<Vec<(u64, Vec<u8>)>>()),
+        Found::Records(r, 0) if r.is_empty() => Some(Vec::new()),
+        _ => None,
+    };
+    assert_eq!(records(opening), Some(Vec::new()));
+    // Longer ones first, whose remains lie behind those that follow.
+    let mut at = 0;
+    for lsn in 1..5 {
+        at = keep.put(0, at, lsn, 0, &[9; 40]).unwrap();
+    }
+    let mut at = 0;
+    for lsn in 10..13 {
+        at = keep.put(0, at, lsn, 9, &[lsn as u8; 40]).unwrap();
+    }
+    keep.put(1, 0, 13, 9, b"other area").unwrap();
+    let whole: Vec<(u64, Vec<u8>)> =
+        (10..13).map(|lsn| (lsn, vec![lsn as u8; 40])).chain([(13, b"other area".to_vec())]).collect();
+    assert_eq!(records(opening), Some(whole.clone()));
+    assert_eq!((records(opening + 2), records(opening + 1)), (None, None));
+    let name = format!("{zone_id:016x}-1");
+    let bytes = env.kept(&name).unwrap();
+    let third = 4096 + 2 * 64;
+    for (from, to) in [(0, 4), (4, 8), (8, 16), (16, 24), (24, 64)] {
+        let memory = env.keep(&name).unwrap();
+        let mut torn = bytes.clone();
+        torn[third + from..third + to].iter_mut().for_each(|b| *b ^= 0x55);
+        memory.write(0, &torn).unwrap();
+        let left: Vec<_> = whole.iter().filter(|(lsn, _)| *lsn != 12).cloned().collect();
+        assert_eq!(records(opening), Some(left), "bytes {from} to {to}");
+    }
+    let memory = env.keep(&name).unwrap();
+    memory.write(0, &bytes[..4096 + 64 + 20]).unwrap();
+    assert_eq!(records(opening), Some(whole[..1].to_vec()));
+    env.keep(&name).unwrap().write(0, &bytes[..20]).unwrap();
+    assert_eq!(records(opening), None);
+}
