@@ -133,7 +133,7 @@ pub struct Up {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(SERVERS_MAX)))]
     servers: Option<u16>,
     /// Whether a worker keeps its core and who waits for it uses others, while most requests wait for workers and for less than 1 ms
-    #[arg(long, value_enum, default_value_t = Placement::Free)]
+    #[arg(long, value_enum, default_value_t = Placement::Apart)]
     cores: Placement,
     #[command(flatten)]
     mounting: Mounting,

@@ -18,7 +18,7 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// A file of a tmpfs.
 pub struct RealKept {
-    file: std::fs::File,
+    fd: OwnedFd,
 }
 
 fn path_of(name: &str) -> String {
@@ -29,15 +29,14 @@ fn path_of(name: &str) -> String {
 impl RealKept {
     pub(super) fn make(name: &str) -> io::Result<RealKept> {
         let place = rustix::fs::statfs(PLACE).map_err(|e| context(PLACE, e))?;
-        #[expect(clippy::unnecessary_cast, reason = "its type differs between architectures")]
         if place.f_type as i64 != TMPFS_MAGIC {
             return Err(io::Error::new(io::ErrorKind::Unsupported, format!("{PLACE}: it is no tmpfs")));
         }
         forget(name)?;
         let path = path_of(name);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd: OwnedFd = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600)).map_err(|e| context(&path, e))?;
-        Ok(RealKept { file: fd.into() })
+        let fd = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600)).map_err(|e| context(&path, e))?;
+        Ok(RealKept { fd })
     }
 }
 
@@ -45,9 +44,13 @@ pub(super) fn read(name: &str) -> io::Result<Vec<u8>> {
     let path = path_of(name);
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let fd = rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| context(&path, e))?;
-    let mut bytes = Vec::new();
-    io::Read::read_to_end(&mut std::fs::File::from(fd), &mut bytes)?;
-    Ok(bytes)
+    let (mut bytes, mut chunk) = (Vec::new(), vec![0; 64 << 10]);
+    loop {
+        match rustix::io::retry_on_intr(|| rustix::io::read(&fd, &mut chunk)).map_err(|e| context(&path, e))? {
+            0 => return Ok(bytes),
+            n => bytes.extend_from_slice(&chunk[..n]),
+        }
+    }
 }
 
 pub(super) fn forget(name: &str) -> io::Result<()> {
@@ -60,6 +63,13 @@ pub(super) fn forget(name: &str) -> io::Result<()> {
 
 impl Kept for RealKept {
     fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
-        std::os::unix::fs::FileExt::write_all_at(&self.file, bytes, at)
+        let mut done = 0;
+        while done < bytes.len() {
+            match rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.fd, &bytes[done..], at + done as u64))? {
+                0 => return Err(io::ErrorKind::WriteZero.into()),
+                n => done += n,
+            }
+        }
+        Ok(())
     }
 }

@@ -141,7 +141,7 @@ fn only_whole_records_of_the_opening_count() {
     assert_eq!((opening & 1, next_opening(0, 9), next_opening(0, 8)), (1, 2, 3));
     let keep = Keep::make(&env, zone_id, opening).unwrap();
     let records = |opening| match read(&env, zone_id, opening) {
-        Found::Records(r, on_disk) if on_disk == 9 => Some(r.into_iter().collect::<Vec<(u64, Vec<u8>)>>()),
+        Found::Records(r, 9) => Some(r.into_iter().collect::<Vec<(u64, Vec<u8>)>>()),
         Found::Records(r, 0) if r.is_empty() => Some(Vec::new()),
         _ => None,
     };
