@@ -4,6 +4,7 @@ use crate::harness::{Daemon, Place, eventually, is_mounted, pattern, run};
 use rustix::fs::{Mode, OFlags, fsync, open};
 use rustix::io::pwrite;
 use std::fs;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 fn server(place: &Place) -> Daemon {
     let (data, addr) = (place.text("data"), format!("unix:{}", place.text("sock")));
@@ -263,42 +264,44 @@ fn a_killed_server_loses_nothing_that_was_on_its_way() {
     let mut srv = server(&place);
     let mnt = mount(&place);
     let m = place.mount();
-    let (stop, stopped) = std::sync::mpsc::channel::<()>();
-    let dir = m.clone();
-    let worker = std::thread::spawn(move || {
-        let mut n = 0u64;
-        while stopped.try_recv().is_err() {
-            fs::File::create_new(dir.join(format!("f{n}"))).expect("each name is made once");
-            n += 1;
+    let (made, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let (in_memory, srv) = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::SeqCst) {
+                fs::File::create_new(m.join(format!("f{}", made.load(Ordering::SeqCst))))
+                    .expect("each name is made once");
+                made.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        let mut in_memory = 0;
+        for round in 0..20 {
+            let enough = made.load(Ordering::SeqCst) + 50 + round * 7;
+            eventually("files are made", || made.load(Ordering::SeqCst) >= enough);
+            srv.kill();
+            assert!(!memory_of(&place).is_empty());
+            let check = run(&["fsck", &place.text("data")]);
+            let told = String::from_utf8_lossy(&check.stdout).into_owned() + &String::from_utf8_lossy(&check.stderr);
+            assert!(check.status.success(), "{told}");
+            in_memory += u32::from(told.contains("were in memory only"));
+            srv = server(&place);
+            if in_memory >= 3 {
+                break;
+            }
         }
-        n
+        stop.store(true, Ordering::SeqCst);
+        (in_memory, srv)
     });
-    let mut in_memory = 0;
-    for round in 0..40 {
-        std::thread::sleep(std::time::Duration::from_millis(20 + round % 7));
-        srv.kill();
-        assert!(!memory_of(&place).is_empty());
-        let check = run(&["fsck", &place.text("data")]);
-        let told = String::from_utf8_lossy(&check.stdout).into_owned() + &String::from_utf8_lossy(&check.stderr);
-        assert!(check.status.success(), "{told}");
-        in_memory += u32::from(told.contains("were in memory only"));
-        srv = server(&place);
-        if in_memory >= 3 {
-            break;
-        }
-    }
-    stop.send(()).expect("worker runs");
-    let n = worker.join().expect("no call failed");
     assert!(in_memory > 0, "every kill came when all was on the disk");
-    let made = |n: u64| assert!((0..n).all(|i| m.join(format!("f{i}")).exists()), "one of {n} is missing");
-    made(n);
+    let n = made.into_inner();
+    let compare = || assert!((0..n).all(|i| m.join(format!("f{i}")).exists()), "one of {n} is missing");
+    compare();
     mnt.stop();
     srv.stop();
     assert_eq!(memory_of(&place), Vec::<std::path::PathBuf>::new());
     place.fsck();
     let srv = server(&place);
     let mnt = mount(&place);
-    made(n);
+    compare();
     mnt.stop();
     srv.stop();
 }
