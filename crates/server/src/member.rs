@@ -17,6 +17,7 @@ use amphi_env::Env;
 use amphi_transport::{Link, LinkConfig};
 use amphi_types::{Cred, Errno, Result, SessionId, TargetId};
 use amphi_wire::{Call, ClusterMap, Lane, Reply, Request, ServerInfo, TargetStatus};
+use futures_channel::oneshot;
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::rc::Rc;
@@ -33,6 +34,14 @@ const ATTEMPT: Duration = Duration::from_secs(20);
 const LEFTOVER: Duration = Duration::from_secs(30);
 /// How long a server with a map waits for the master before it starts without.
 const MASTER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// What the master said of sessions.
+struct Heard {
+    version: u64,
+    sessions: Vec<(SessionId, SessionRecord)>,
+    /// Those that were known here and are not any more.
+    ended: Vec<Begun>,
+}
 
 /// Why the master did not take a server in.
 pub(crate) enum Trouble {
@@ -227,9 +236,10 @@ impl<E: Env> Cluster<E> {
     pub(crate) fn keep_step(self: &Rc<Self>, mut joined: bool, version: Option<u64>) {
         let weak = Rc::downgrade(self);
         let env = self.worker.env.clone();
+        self.compared.set(version);
         self.watch_master();
         self.worker.env.spawn(async move {
-            let (mut version, mut beats) = (version, 0u64);
+            let mut beats = 0u64;
             loop {
                 if beats > 0 || !joined {
                     env.sleep(BEAT).await;
@@ -250,7 +260,7 @@ impl<E: Env> Cluster<E> {
                     continue;
                 }
                 beats += 1;
-                match cluster.beat(&mut version, beats % 5 == 1).await {
+                match cluster.beat(beats % 5 == 1).await {
                     Err(Errno::Stale) => joined = false,
                     Err(e) => tracing::debug!("the master was not reached: {e}"),
                     Ok(()) => {}
@@ -259,7 +269,7 @@ impl<E: Env> Cluster<E> {
         });
     }
 
-    async fn beat(self: &Rc<Self>, version: &mut Option<u64>, with_targets: bool) -> Result<()> {
+    async fn beat(self: &Rc<Self>, with_targets: bool) -> Result<()> {
         let targets = if with_targets { self.own_targets().await? } else { Vec::new() };
         let question = PeerQuestion::Beat { epoch: self.map().epoch, targets };
         let sent_ns = self.worker.now_ns();
@@ -269,10 +279,34 @@ impl<E: Env> Cluster<E> {
         if epoch > self.map().epoch {
             self.refresh_map().await?;
         }
-        if *version != Some(sessions) {
-            *version = Some(self.compare_sessions().await?);
+        if self.compared.get() != Some(sessions) {
+            let heard = self.hear_sessions().await?;
+            self.heard_master(sent_ns)?;
+            if !self.settled_soon(heard).await {
+                return Ok(());
+            }
         }
         self.in_step(sent_ns, alone).await
+    }
+
+    /// Settles what was heard of sessions, beside the beats if it takes longer than one: what ended may wait for a server that is down,
+    /// and the master and the mounts must not take this one for down, too. Whether it is done.
+    async fn settled_soon(self: &Rc<Self>, heard: Heard) -> bool {
+        if self.settling.replace(true) {
+            return false;
+        }
+        let (tell, told) = oneshot::channel();
+        let cluster = self.clone();
+        self.worker.env.spawn(async move {
+            match cluster.settle_sessions(heard).await {
+                Ok(version) => cluster.compared.set(Some(version)),
+                Err(e) => tracing::debug!("sessions could not be settled: {e}"),
+            }
+            cluster.settling.set(false);
+            // The beat may not wait any more.
+            let _ = tell.send(());
+        });
+        amphi_env::timeout(&self.worker.env, BEAT, told).await.is_some() && !self.settling.get()
     }
 
     async fn own_targets(&self) -> Result<Vec<TargetStatus>> {
@@ -287,6 +321,12 @@ impl<E: Env> Cluster<E> {
 
     /// Ends here what has ended, and starts what has begun. Returns the number of what was compared with.
     pub(crate) async fn compare_sessions(self: &Rc<Self>) -> Result<u64> {
+        let heard = self.hear_sessions().await?;
+        self.settle_sessions(heard).await
+    }
+
+    /// Asks the master for the sessions there are. Nothing more is taken here from those that have ended.
+    async fn hear_sessions(self: &Rc<Self>) -> Result<Heard> {
         // What begins here after this is not known to have ended.
         let before: Vec<(SessionId, u64)> = self.known.borrow().iter().map(|(id, r)| (*id, r.start)).collect();
         let PeerTold::Sessions { version, sessions } = self.ask_soon(self.master()?, PeerQuestion::Sessions).await?
@@ -294,19 +334,31 @@ impl<E: Env> Cluster<E> {
             return Err(Errno::Proto);
         };
         let alive: BTreeSet<(SessionId, u64)> = sessions.iter().map(|(id, record)| (*id, record.start)).collect();
-        for ended in before.into_iter().filter(|s| !alive.contains(s)) {
-            self.stop_here(ended).await?;
+        let ended: Vec<Begun> = before.into_iter().filter(|s| !alive.contains(s)).collect();
+        for session in &ended {
+            self.stop_here(*session).await?;
+        }
+        Ok(Heard { version, sessions, ended })
+    }
+
+    /// What has ended goes from here, then what has begun begins.
+    async fn settle_sessions(&self, heard: Heard) -> Result<u64> {
+        for ended in heard.ended {
             // How it ended is not known.
             self.forget_here(ended, false).await?;
         }
-        for (session, record) in sessions {
+        for (session, record) in heard.sessions {
             self.start_here(session, record).await?;
         }
-        Ok(version)
+        Ok(heard.version)
     }
 
     /// A session begins here, unless it has ended already.
     pub(crate) async fn start_here(&self, session: SessionId, record: SessionRecord) -> Result<PeerTold> {
+        let before = self.known.borrow().get(&session).map(|r| r.start).filter(|start| *start != record.start);
+        if let Some(start) = before {
+            self.land((session, start)).await?;
+        }
         let _turn = self.changing.take().await;
         if self.has_ended((session, record.start)) {
             return Ok(PeerTold::Done);
@@ -358,22 +410,32 @@ impl<E: Env> Cluster<E> {
     /// What a stopped session has here goes. `stopped`: its client is known to use nothing any more.
     pub(crate) async fn forget_here(&self, ended: Begun, stopped: bool) -> Result<PeerTold> {
         self.note_ended(ended);
+        self.land(ended).await?;
         let _turn = self.changing.take().await;
         self.forget_targets(ended, stopped).await?;
         Ok(PeerTold::Done)
     }
 
+    /// Returns when nothing is taken from an ended session any more, and nothing that was taken is under way: as in `end_everywhere`. That
+    /// may wait for other servers, so nobody waits for whoever waits here.
+    async fn land(&self, ended: Begun) -> Result<()> {
+        if self.is_known(ended) {
+            for target in self.worker.routes.local() {
+                self.worker.tell(*target, Question::SessionStop(ended.0)).await?;
+            }
+            for target in self.worker.routes.local() {
+                self.worker.tell(*target, Question::SessionLanded(ended.0)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The caller has the turn, and has let the session land before.
     async fn forget_targets(&self, ended: Begun, stopped: bool) -> Result<()> {
         if !self.is_known(ended) {
             return Ok(());
         }
-        for target in self.worker.routes.local() {
-            self.worker.tell(*target, Question::SessionStop(ended.0)).await?;
-        }
-        // As in `end_everywhere`.
-        for target in self.worker.routes.local() {
-            self.worker.tell(*target, Question::SessionLanded(ended.0)).await?;
-        }
+        self.land(ended).await?;
         for target in self.worker.routes.local() {
             // A target whose disk has failed must not keep the others from going on.
             if let Err(e) = self.worker.tell(*target, Question::SessionForget(ended.0, stopped)).await {

@@ -166,6 +166,9 @@ pub struct Cluster<E: Env> {
     pub(crate) connected: RefCell<BTreeMap<SessionId, u64>>,
     /// At the others: sessions begin and end, and tokens are granted or not, one after the other.
     pub(crate) changing: Turns,
+    /// At the others: the number of the master's sessions that were last compared with, and whether that is under way beside the beats.
+    pub(crate) compared: Cell<Option<u64>>,
+    pub(crate) settling: Cell<bool>,
     /// At the others: whether tokens are granted, and how lately the master was heard.
     pub(crate) step: Step,
     /// At the master: the begin of each session.
@@ -199,6 +202,8 @@ impl<E: Env> Cluster<E> {
             known: RefCell::default(),
             connected: RefCell::default(),
             changing: Turns::new(1),
+            compared: Cell::default(),
+            settling: Cell::default(),
             step: Step::default(),
             starts: RefCell::default(),
             ended: RefCell::default(),

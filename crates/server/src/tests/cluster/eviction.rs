@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::tests::company::lock;
-use amphi_types::ByteRange;
+use amphi_types::{ByteRange, SetAttr};
 use amphi_wire::{LockExtent, LockMode};
 use futures_util::future::join;
 
@@ -244,6 +244,59 @@ fn a_cut_that_another_disk_refuses_fails() {
         world.stop_all(servers).await;
         let report = world.fsck().await;
         assert!(report.is_clean() && report.pending.is_empty(), "{report:#?}");
+    };
+    world.sim.block_on(run).unwrap();
+}
+
+/// Goal: a server that is down takes no other one along: where an ended mount had something under way that waits for it, the server that
+/// has that goes on with the master and serves the other mounts. Method: a mount cuts a file whose bytes lie on a server that is down,
+/// and dies; then nothing but time; later the server comes back.
+#[test]
+fn a_server_that_is_down_takes_no_other_along() {
+    let world = World::new(417, &[1, 1, 1], 1);
+    let run = async {
+        let mut servers = world.start_all().await;
+        let a = world.mount_everywhere("a", 1).await;
+        let b = world.mount_everywhere("b", 2).await;
+        // So that nobody is alone when b has gone.
+        let _c = world.mount_everywhere("c", 3).await;
+        let dir = a.dir_at(1).await;
+        // b caches nothing of what a changes later.
+        let own = a.mkdir(dir, &dir_on(dir, 1, 3)).await.unwrap();
+        let f = b.create(dir, "f").await.unwrap();
+        b.call(Request::Spread { ino: f }).await.unwrap();
+        for stripe in 0..3u32 {
+            let (object, offset) = (ObjectId { ino: f, stripe }, u64::from(stripe) << 20);
+            let (mtime, generation) = (Timespec::default(), 0);
+            let op = Request::Write { object, offset, generation, mtime, server_lock: true, kill_suidgid: false };
+            b.send(op, Some(Buf::zeroed(4096))).await.0.unwrap();
+        }
+        crash(&world, 2, CrashKind::Process);
+        servers[2] = None;
+        let env = world.sim.node("client");
+        let cut = b.call(Request::SetAttr { ino: f, set: SetAttr { size: Some(10), ..SetAttr::default() } });
+        assert!(amphi_env::timeout(&env, Duration::from_secs(2), cut).await.is_none(), "it waits");
+        world.sim.crash("b", CrashKind::Process);
+        let up = async || {
+            let link = a.link_of(TargetId(0)).await;
+            let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Status };
+            let Ok(Reply::Status { servers, .. }) = link.call(Lane::Normal, call, None, 0).await.unwrap().0.result
+            else {
+                panic!("no status")
+            };
+            servers.iter().map(|s| s.up).collect::<Vec<bool>>()
+        };
+        for i in 0..40 {
+            env.sleep(Duration::from_secs(5)).await;
+            let made = amphi_env::timeout(&env, Duration::from_secs(5), a.create(own, &format!("g{i}"))).await;
+            assert!(matches!(made, Some(Ok(_))), "after {} s: {made:?}", i * 5);
+            assert_eq!(up().await, [true, true, false], "after {} s", i * 5);
+        }
+        servers[2] = Some(world.start(2).await.unwrap());
+        env.sleep(Duration::from_secs(10)).await;
+        assert_eq!(up().await, [true, true, true]);
+        let locked = amphi_env::timeout(&env, Duration::from_secs(10), a.call(lock(f, LockMode::Write, 0, 1))).await;
+        assert!(matches!(locked, Some(Ok(_))), "what b had has gone: {locked:?}");
     };
     world.sim.block_on(run).unwrap();
 }
