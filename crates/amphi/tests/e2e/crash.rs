@@ -237,24 +237,6 @@ fn a_killed_server_leaks_no_blocks() {
     place.fsck();
 }
 
-/// Memory of the zones of a folder that outlives their server.
-fn memory_of(place: &Place) -> Vec<std::path::PathBuf> {
-    let zones = fs::read_dir(place.path("data")).expect("data").map(|e| e.expect("entry").path());
-    let zones = zones.filter(|path| path.extension().is_some_and(|e| e == "zone"));
-    let ids: Vec<String> = zones
-        .map(|path| {
-            let mut first = [0; 32];
-            std::io::Read::read_exact(&mut fs::File::open(path).expect("zone"), &mut first).expect("superblock");
-            format!("amphi-{:016x}-", u64::from_le_bytes(first[24..].try_into().expect("8 bytes")))
-        })
-        .collect();
-    let all = fs::read_dir("/dev/shm").expect("/dev/shm").map(|e| e.expect("entry").path());
-    let ours = |path: &std::path::PathBuf| {
-        ids.iter().any(|id| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(id)))
-    };
-    all.filter(ours).collect()
-}
-
 /// Goal: Promise S9: changes are answered before they are on the disk, and a kill loses none of them; the check of the stopped zones sees
 /// them, too. Method: a thread makes files, one after the other, and never syncs; the server is killed in the middle until some changes
 /// were found in memory only; nothing is left of that memory behind a stop in order.
@@ -278,7 +260,7 @@ fn a_killed_server_loses_nothing_that_was_on_its_way() {
             let enough = made.load(Ordering::SeqCst) + 50 + round * 7;
             eventually("files are made", || made.load(Ordering::SeqCst) >= enough);
             srv.kill();
-            assert!(!memory_of(&place).is_empty());
+            assert!(!place.memory().is_empty());
             let check = run(&["fsck", &place.text("data")]);
             let told = String::from_utf8_lossy(&check.stdout).into_owned() + &String::from_utf8_lossy(&check.stderr);
             assert!(check.status.success(), "{told}");
@@ -297,7 +279,7 @@ fn a_killed_server_loses_nothing_that_was_on_its_way() {
     compare();
     mnt.stop();
     srv.stop();
-    assert_eq!(memory_of(&place), Vec::<std::path::PathBuf>::new());
+    assert_eq!(place.memory(), Vec::<std::path::PathBuf>::new());
     place.fsck();
     let srv = server(&place);
     let mnt = mount(&place);
@@ -318,7 +300,7 @@ fn a_mount_is_told_that_memory_has_gone() {
     let f = open(m.join("synced"), OFlags::RDWR, Mode::empty()).expect("open");
     fsync(&f).expect("fsync");
     srv.kill();
-    for memory in memory_of(&place) {
+    for memory in place.memory() {
         fs::remove_file(memory).expect("remove");
     }
     let srv = server(&place);

@@ -1,7 +1,7 @@
 //! A cluster of a test: a temporary folder, processes of the real binary, a mount; all gone when dropped.
 
 use rustix::process::{Pid, Signal, kill_process};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
@@ -227,6 +227,31 @@ impl Place {
     }
 }
 
+impl Place {
+    /// What is kept in memory of the zones below the place: of servers that run, or were killed.
+    pub fn memory(&self) -> Vec<PathBuf> {
+        let mut folders = vec![self.root.path().to_path_buf()];
+        let mut ids = Vec::new();
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+                let is = |end: &str| entry.path().extension().is_some_and(|e| e == end);
+                if entry.file_type().is_ok_and(|t| t.is_dir()) && !is_mounted(&entry.path()) {
+                    folders.push(entry.path());
+                } else if is("zone") {
+                    let mut first = [0; 32];
+                    let read = std::fs::File::open(entry.path()).and_then(|mut f| f.read_exact(&mut first));
+                    let id = u64::from_le_bytes(first[24..].try_into().unwrap_or_default());
+                    ids.extend(read.ok().map(|()| format!("amphi-{id:016x}-")));
+                }
+            }
+        }
+        let all = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten().map(|e| e.path());
+        let ours =
+            |path: &PathBuf| path.file_name().is_some_and(|n| ids.iter().any(|id| n.to_string_lossy().starts_with(id)));
+        all.filter(ours).collect()
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         let table = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
@@ -234,6 +259,9 @@ impl Drop for Place {
             if Path::new(dir).starts_with(self.root.path()) {
                 let _ = rustix::mount::unmount(dir, rustix::mount::UnmountFlags::DETACH);
             }
+        }
+        for memory in self.memory() {
+            let _ = std::fs::remove_file(memory);
         }
     }
 }
