@@ -121,6 +121,7 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
             if target.sessions.borrow().len() > 1 {
                 // Others may have what it held from now on.
                 target.returning.borrow_mut().remove(&session);
+                target.back.borrow_mut().remove(&session);
             }
             ops::present(worker, target, session);
             Ok(Told::Done)
@@ -244,6 +245,7 @@ async fn forget_session<E: Env>(
     target.landings.landed(session).await;
     target.stopped.borrow_mut().remove(&session);
     target.returning.borrow_mut().remove(&session);
+    target.back.borrow_mut().remove(&session);
     target.left_last.set(target.sessions.borrow().is_empty().then_some(session));
     target.glimpses.end_session(session);
     target.tokens.drop_session(session, if stopped { SessionEnd::Stopped } else { SessionEnd::CutOff });

@@ -103,6 +103,9 @@ pub struct Target<E: Env> {
     pub waiting_absent: RefCell<Vec<oneshot::Sender<()>>>,
     /// Sessions whose locks are taken in when they present them: nobody had others meanwhile.
     pub returning: RefCell<BTreeSet<SessionId>>,
+    /// Sessions that have said what they hold, in time or all of what that takes if not: when they say it again, because the answer was lost,
+    /// nothing has been settled behind their backs.
+    pub back: RefCell<BTreeSet<SessionId>>,
     /// The session that ended last, if it was the last one: it may come back to what it left.
     pub left_last: Cell<Option<SessionId>>,
     /// Sessions that were cut off and may still use what they were granted.
@@ -217,6 +220,7 @@ impl<E: Env> Target<E> {
             absent: RefCell::new(sessions.keys().copied().collect()),
             waiting_absent: RefCell::default(),
             returning: RefCell::new(sessions.keys().copied().collect()),
+            back: RefCell::default(),
             left_last: Cell::new(None),
             cut_off: RefCell::new(cut_off),
             sessions: RefCell::new(sessions),

@@ -16,6 +16,7 @@ use amphi_types::{Cred, Errno, Ino, Result, SessionId, TargetId, Timespec, Token
 use amphi_wire::{Access, HeldLock, InodeView, LockMode, Reply, RequestId, TokenGrant, Tokens};
 use amphi_zone::{Lsn, Order};
 use futures_util::FutureExt;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
@@ -320,7 +321,13 @@ impl<E: Env> Cx<E> {
     /// `Request::Represent`. Of a session that others did not wait for, files that it writes may have been settled meanwhile, and others may cache their
     /// attributes: it writes on without saying so, so they are spread again, stably, and nobody caches them, before the answer.
     pub async fn represent(&self, opens: Vec<(Ino, Access)>, locks: Vec<HeldLock>) -> Result<Reply> {
-        let is_late = !self.target.absent.borrow().contains(&self.session);
+        let known = |sessions: &RefCell<BTreeSet<SessionId>>| sessions.borrow().contains(&self.session);
+        // Asked for once more it must not wait for who changes a file: that one may wait for a lock that was taken in, and the mount hears
+        // of nothing before it has this answer.
+        let is_late = !known(&self.target.absent) && !known(&self.target.back);
+        if !is_late {
+            self.target.back.borrow_mut().insert(self.session);
+        }
         let written: BTreeSet<Ino> = opens.iter().filter(|(_, access)| access.write).map(|(ino, _)| *ino).collect();
         let written: Vec<Ino> = written.into_iter().collect();
         {
@@ -362,6 +369,9 @@ impl<E: Env> Cx<E> {
         if let Some(lsn) = spread {
             // A target that has failed takes no writes either.
             let _ = self.target.zone.stable(lsn).await;
+        }
+        if self.alive().is_ok() {
+            self.target.back.borrow_mut().insert(self.session);
         }
         Ok(Reply::Locks(ids))
     }
