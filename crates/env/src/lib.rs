@@ -99,8 +99,8 @@ pub trait Env: Clone + 'static {
     ///
     /// Errors: `Unsupported` where there is no such memory.
     fn keep(&self, name: &str) -> io::Result<Self::Kept>;
-    /// What the memory `name` has, up to the last byte written. `NotFound` if there is none.
-    fn kept(&self, name: &str) -> io::Result<Vec<u8>>;
+    /// What the memory `name` has, up to the last byte written, `most` bytes at most. `NotFound` if there is none.
+    fn kept(&self, name: &str, most: usize) -> io::Result<Vec<u8>>;
     /// Removes the memory `name`; no error if there is none. Who has it open can go on writing, for nobody.
     fn forget(&self, name: &str) -> io::Result<()>;
     /// Listens on `addr`: `unix:PATH` or `tcp:HOST:PORT`. Removes a stale Unix socket that nobody serves.
@@ -136,6 +136,8 @@ pub trait Kept: 'static {
     ///
     /// Errors: `StorageFull` and others of memory; what is there then is as after a kill.
     fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Whether somebody who asks for its name finds it. Costs less than 1 us.
+    fn is_there(&self) -> bool;
 }
 
 /// Accepts connections.

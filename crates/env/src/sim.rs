@@ -448,8 +448,10 @@ impl Env for SimEnv {
         self.make_kept(name)
     }
 
-    fn kept(&self, name: &str) -> io::Result<Vec<u8>> {
-        self.files(|files| files.kept(name))
+    fn kept(&self, name: &str, most: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = self.files(|files| files.kept(name))?;
+        bytes.truncate(most);
+        Ok(bytes)
     }
 
     fn forget(&self, name: &str) -> io::Result<()> {

@@ -154,13 +154,14 @@ async fn format<E: Env>(env: &E, config: &ServerConfig, cluster: u64, targets: &
 pub async fn open_target<E: Env>(
     env: &E,
     config: &ServerConfig,
+    keeps: bool,
     index: u16,
     pool: u16,
     counters: &Rc<Counters>,
     queues: &mut BTreeMap<u64, Rc<DiskQueue>>,
 ) -> Result<Rc<Target<E>>, ServerError> {
     let path = config.zone_path(index);
-    let options = OpenOptions { target: Some(TargetId(index)), ..OpenOptions::default() };
+    let options = OpenOptions { target: Some(TargetId(index)), keeps, ..OpenOptions::default() };
     let (zone, recovered) = Zone::open(env, &path, &options).await.map_err(zone_error)?;
     for note in &recovered.notes {
         tracing::info!("{path}: {note}");

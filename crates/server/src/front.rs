@@ -54,6 +54,14 @@ enum State {
     Alive,
     /// Being removed from the targets.
     Ending,
+    /// Removed from the targets here; other servers may still have something of it.
+    EndingElsewhere,
+}
+
+impl State {
+    fn is_ending(self) -> bool {
+        matches!(self, State::Ending | State::EndingElsewhere)
+    }
 }
 
 struct Entry {
@@ -201,7 +209,7 @@ impl<E: Env> Front<E> {
     /// Mounts whose sessions have begun or are beginning, and do not end.
     pub fn mounts(&self) -> Vec<(SessionId, SessionRecord)> {
         let sessions = self.sessions.borrow();
-        let mounts = sessions.iter().filter(|(_, e)| e.role == Role::Mount && e.state != State::Ending);
+        let mounts = sessions.iter().filter(|(_, e)| e.role == Role::Mount && !e.state.is_ending());
         let cluster = self.cluster();
         let start = |id| cluster.as_ref().and_then(|c| c.starts.borrow().get(id).copied());
         mounts.filter_map(|(id, e)| Some((*id, SessionRecord { name: e.name.clone(), start: start(id)? }))).collect()
@@ -299,7 +307,7 @@ impl<E: Env> Front<E> {
                 }
                 State::Alive => Err("this session is that of an administrator".into()),
                 State::Starting => Err("this session is just being started".into()),
-                State::Ending => Err("this session has just been ended; mount again".into()),
+                State::Ending | State::EndingElsewhere => Err("this session has just been ended; mount again".into()),
             };
         }
         let mounts = self.sessions.borrow().values().filter(|e| e.role == Role::Mount).count();

@@ -36,7 +36,7 @@ const LEFTOVER: Duration = Duration::from_secs(30);
 const MASTER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What the master said of sessions.
-struct Heard {
+pub(crate) struct Heard {
     version: u64,
     sessions: Vec<(SessionId, SessionRecord)>,
     /// Those that were known here and are not any more.
@@ -298,15 +298,16 @@ impl<E: Env> Cluster<E> {
         let (tell, told) = oneshot::channel();
         let cluster = self.clone();
         self.worker.env.spawn(async move {
-            match cluster.settle_sessions(heard).await {
-                Ok(version) => cluster.compared.set(Some(version)),
+            let settled = cluster.settle_sessions(heard).await;
+            match &settled {
+                Ok(version) => cluster.compared.set(Some(*version)),
                 Err(e) => tracing::debug!("sessions could not be settled: {e}"),
             }
             cluster.settling.set(false);
             // The beat may not wait any more.
-            let _ = tell.send(());
+            let _ = tell.send(settled.is_ok());
         });
-        amphi_env::timeout(&self.worker.env, BEAT, told).await.is_some() && !self.settling.get()
+        matches!(amphi_env::timeout(&self.worker.env, BEAT, told).await, Some(Ok(true)))
     }
 
     async fn own_targets(&self) -> Result<Vec<TargetStatus>> {
@@ -326,7 +327,7 @@ impl<E: Env> Cluster<E> {
     }
 
     /// Asks the master for the sessions there are. Nothing more is taken here from those that have ended.
-    async fn hear_sessions(self: &Rc<Self>) -> Result<Heard> {
+    pub(crate) async fn hear_sessions(self: &Rc<Self>) -> Result<Heard> {
         // What begins here after this is not known to have ended.
         let before: Vec<(SessionId, u64)> = self.known.borrow().iter().map(|(id, r)| (*id, r.start)).collect();
         let PeerTold::Sessions { version, sessions } = self.ask_soon(self.master()?, PeerQuestion::Sessions).await?
@@ -359,6 +360,10 @@ impl<E: Env> Cluster<E> {
         if let Some(start) = before {
             self.land((session, start)).await?;
         }
+        if self.known.borrow().get(&session).is_none_or(|r| r.start != record.start) {
+            // Its id is not used for something else while an earlier session of it has something under way.
+            self.front()?.idle(session).await;
+        }
         let _turn = self.changing.take().await;
         if self.has_ended((session, record.start)) {
             return Ok(PeerTold::Done);
@@ -373,8 +378,6 @@ impl<E: Env> Cluster<E> {
         if self.known.borrow().keys().any(|other| *other != session) {
             self.grant_tokens().await?;
         }
-        // Its id is not used for something else while an earlier session of it has something under way.
-        self.front()?.idle(session).await;
         for target in self.worker.routes.local() {
             match self.worker.tell(*target, Question::SessionStart(session, record.clone())).await {
                 // Its disk has failed: it serves nobody.
@@ -523,7 +526,9 @@ impl<E: Env> Cluster<E> {
         self.worker.env.spawn(async move {
             // Of one that was robbed the zones know until the master does, to say it again after a kill.
             if !robbed {
-                cluster.remove_here(ended).await;
+                // Beside: that may wait for a server that is down, and the master is to hear of it.
+                let beside = cluster.clone();
+                cluster.worker.env.spawn(async move { beside.remove_here(ended).await });
             }
             while !cluster.closed.get() {
                 let Ok(master) = cluster.master() else { return };

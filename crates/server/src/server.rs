@@ -117,7 +117,17 @@ async fn open_worker<E: Env>(env: E, seed: WorkerSeed) -> (Rc<Worker<E>>, MeshRx
     let mut targets: BTreeMap<TargetId, Rc<Target<E>>> = BTreeMap::new();
     let (mut failure, mut queues) = (None, BTreeMap::new());
     for &id in routes.local().iter().skip(tx.id()).step_by(tx.workers()) {
-        match folder::open_target(&env, &config, id.0, routes.pool(), &counters, &mut queues).await {
+        match folder::open_target(
+            &env,
+            &config,
+            tunables.log_memory.is_on(),
+            id.0,
+            routes.pool(),
+            &counters,
+            &mut queues,
+        )
+        .await
+        {
             Ok(target) => {
                 tunables.apply_to_storage(&target);
                 targets.insert(id, target);
@@ -408,7 +418,7 @@ async fn reconcile_sessions<E: Env>(
     let known: BTreeMap<_, _> = hails.first().map(|h| h.sessions.iter().cloned().collect()).unwrap_or_default();
     for (target, hail) in worker.routes.local().iter().zip(hails) {
         for (id, _) in hail.sessions.iter().filter(|(id, _)| !known.contains_key(id)) {
-            end_everywhere(worker, *id, SessionEnd::CutOff).await?;
+            end_everywhere(worker, *id, SessionEnd::CutOff, || ()).await?;
         }
         let here: Vec<SessionId> = hail.sessions.iter().map(|(id, _)| *id).collect();
         for (id, record) in known.iter().filter(|(id, _)| !here.contains(id)) {

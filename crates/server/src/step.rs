@@ -32,8 +32,6 @@ const IN_STEP: Duration = Duration::from_secs(4);
 /// The state of one server.
 #[derive(Default)]
 pub(crate) struct Step {
-    /// When the last beat was sent whose answer was taken over, monotonic ns.
-    at_ns: Cell<u64>,
     /// When the last beat was sent behind which nothing is taken from sessions that had ended, monotonic ns.
     heard_ns: Cell<u64>,
     /// The last switch to company that was told.
@@ -55,7 +53,6 @@ fn ns(d: Duration) -> u64 {
 impl<E: Env> Cluster<E> {
     /// The targets grant tokens, from before anything is asked of them. `cut_off`: sessions were, a short time ago.
     pub(crate) async fn begin_granting(&self, cut_off: bool) -> Result<()> {
-        self.step.at_ns.set(self.worker.now_ns());
         self.step.heard_ns.set(self.worker.now_ns());
         if cut_off {
             self.note_cut_off();
@@ -107,7 +104,6 @@ impl<E: Env> Cluster<E> {
     /// by which the only mount knows that it is.
     pub(crate) async fn in_step(self: &Rc<Self>, sent_ns: u64, alone: Option<u64>) -> Result<()> {
         self.heard_master(sent_ns)?;
-        self.step.at_ns.set(self.step.at_ns.get().max(sent_ns));
         let _turn = self.changing.take().await;
         let (now_ns, until_ns) = (self.worker.now_ns(), sent_ns + ns(ALONE_LEASE));
         let may = alone.is_some_and(|change| change > self.step.company.get())
@@ -148,18 +144,18 @@ impl<E: Env> Cluster<E> {
         });
     }
 
-    fn silent_for(&self, since: &Cell<u64>) -> Duration {
-        Duration::from_nanos(self.worker.now_ns().saturating_sub(since.get()))
+    fn silent_for(&self) -> Duration {
+        Duration::from_nanos(self.worker.now_ns().saturating_sub(self.step.heard_ns.get()))
     }
 
     /// Returns when this server has heard of every session that had ended before it was asked.
     ///
     /// Errors: `Again` if the master cannot be asked.
     pub(crate) async fn be_in_step(self: &Rc<Self>) -> Result<()> {
-        if self.silent_for(&self.step.at_ns) < IN_STEP {
+        if self.silent_for() < IN_STEP {
             return Ok(());
         }
-        self.compare_sessions().await.map(drop).map_err(|_| Errno::Again)
+        self.hear_sessions().await.map(drop).map_err(|_| Errno::Again)
     }
 
     /// Lets several mounts wait while the master has been silent for too long, as long as the server runs.
@@ -169,8 +165,7 @@ impl<E: Env> Cluster<E> {
             loop {
                 env.sleep(BEAT).await;
                 let Some(cluster) = weak.upgrade().filter(|c| !c.closed.get()) else { return };
-                let silent = cluster.silent_for(&cluster.step.heard_ns);
-                let over = silent >= WITHOUT_MASTER && cluster.known.borrow().len() > 1;
+                let over = cluster.silent_for() >= WITHOUT_MASTER && cluster.known.borrow().len() > 1;
                 if over && !cluster.step.holding.get() {
                     let Ok(front) = cluster.front() else { return };
                     tracing::warn!("the master was not heard for {WITHOUT_MASTER:?}: mounts wait until it is");

@@ -132,7 +132,8 @@ pub struct Tunables {
     pub foreseen_removals: Tunable,
     /// Whether listings bring the attributes of directories on other targets of this server.
     pub whole_listings: Tunable,
-    log_memory: Tunable,
+    /// Whether records that are in memory which outlives the server count as safe from its end.
+    pub log_memory: Tunable,
     sync_interval_ms: Tunable,
     checkpoint_bytes: Tunable,
     /// Free bytes for each mount from which on a target says that it has room.

@@ -51,6 +51,7 @@ async fn run<E: Env>(shared: &Shared<E>) {
                     || st.checkpoint_wanted > st.checkpoint_started
                     || st.log_full
                     || (shared.auto_checkpoint && shared.checkpoint_due(&st))
+                    || shared.kept_differs(&st)
             })
             .await;
         let (round, merge) = {
@@ -100,7 +101,7 @@ async fn run<E: Env>(shared: &Shared<E>) {
             let st = shared.state.borrow();
             if st.closing && st.log_full {
                 drop(st);
-                // What is still queued was never answered; waiting for space that nobody will free helps nobody.
+                // What is still queued was not answered, or is kept; waiting for space that nobody will free helps nobody.
                 shared.fail("closing", &std::io::Error::other("the log and the metadata region are full"));
                 return;
             }
@@ -125,10 +126,13 @@ async fn prove<E: Env>(shared: &Shared<E>, closed: bool) -> Result<(), ZoneError
 
 async fn checkpoint<E: Env>(shared: &Shared<E>, merge: bool) -> Result<(), ZoneError> {
     let idle = |st: &State| st.head.position == st.start_position && !(merge && st.segments.len() > 1);
-    let told_only = {
+    let (kept_differs, told_only) = {
         let st = shared.state.borrow();
-        idle(&st) && st.is_told()
+        (shared.kept_differs(&st), idle(&st) && st.is_told())
     };
+    if kept_differs {
+        prove(shared, false).await?;
+    }
     if told_only {
         return prove(shared, false).await;
     }
@@ -325,7 +329,14 @@ async fn install_segment<E: Env>(
 async fn install<E: Env>(shared: &Shared<E>, mut root: Superblock) -> Result<(), ZoneError> {
     root.sequence = (root.sequence.get() + 1).into();
     let (proven_seq, lost) = {
-        let st = shared.state.borrow();
+        let mut st = shared.state.borrow_mut();
+        if root.boot.get() != 0 && shared.kept_differs(&st) {
+            root.kept = shared.kept_wanted().into();
+        }
+        if root.kept.get() == 0 {
+            // From here on nothing is kept that the new root would not lead to.
+            st.root.kept = 0.into();
+        }
         (st.synced_seq, st.lost)
     };
     root.stable_seq = proven_seq.into();

@@ -126,9 +126,12 @@ async fn write_group<E: Env>(shared: &Shared<E>, mut group: Group) -> Option<()>
         st.counters.log_bytes += bytes;
         Shared::<E>::absorb(&mut st, &mut group.changes);
         Shared::<E>::recycle(&mut st, group);
+        if let Some(keep) = &*shared.keep.borrow() {
+            keep.on_disk(lsn);
+        }
         // What found no area has one now.
         shared.keep_queued(&mut st);
-        let due = shared.auto_checkpoint && shared.checkpoint_due(&st);
+        let due = (shared.auto_checkpoint && shared.checkpoint_due(&st)) || shared.kept_differs(&st);
         drop(st);
         if due {
             shared.checkpoint_asked.notify();

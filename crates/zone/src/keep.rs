@@ -23,19 +23,17 @@ const AREA_BYTES: usize = 64 << 10;
 /// Areas: one for the group that is being written, one for the next.
 pub const AREAS: usize = 2;
 const MAGIC: [u8; 4] = *b"AKEP";
-/// Bytes in front of a record: checksum, length, number, and the number of the last record that was on the disk then.
-const RECORD_HEADER: usize = 24;
+/// Bytes in front of a record: checksum, length, number.
+const RECORD_HEADER: usize = 16;
 
-/// The name of the memory of an opening. Openings that follow each other differ in the last bit of their number, so that one can be made before
-/// the other is given up.
+/// Bytes in front of the areas that are in use.
+const HEADER: usize = 24;
+/// Where the number of the last record on the disk is noted: number (8), checksum (4).
+const NOTE_AT: u64 = 64;
+
+/// The name of the memory of an opening: that of a copy of the zone, which may be open on the same machine, has another one.
 fn name_of(zone_id: u64, opening: u64) -> String {
-    format!("{zone_id:016x}-{}", opening & 1)
-}
-
-/// A number for the opening behind `last`.
-pub fn next_opening(random: u64, last: u64) -> u64 {
-    let bit = !last & 1;
-    (random << 1 | bit).max(2 | bit)
+    format!("{zone_id:016x}-{opening:016x}")
 }
 
 /// Removes the memory of an opening.
@@ -50,8 +48,8 @@ fn area_offset(area: usize) -> usize {
     BLOCK as usize + area * AREA_BYTES
 }
 
-fn header(zone_id: u64, opening: u64) -> [u8; 24] {
-    let mut head = [0; 24];
+fn header(zone_id: u64, opening: u64) -> [u8; HEADER] {
+    let mut head = [0; HEADER];
     head[..4].copy_from_slice(&MAGIC);
     head[8..16].copy_from_slice(&zone_id.to_le_bytes());
     head[16..].copy_from_slice(&opening.to_le_bytes());
@@ -86,9 +84,35 @@ impl<E: Env> Keep<E> {
         Ok(Keep { memory, zone_id, opening, staging: RefCell::default(), failed: Cell::new(false) })
     }
 
-    /// Puts `record` (its changes, encoded) with number `lsn` into `area`, at `at` bytes from its begin; record `written` is on the
-    /// disk. Where the next one begins, or `None` if it is not kept: there is no room, or the memory has failed.
-    pub fn put(&self, area: usize, at: usize, lsn: u64, written: u64, record: &[u8]) -> Option<usize> {
+    /// Whether nothing more is kept: the memory has failed, or nobody would find it.
+    pub fn has_failed(&self) -> bool {
+        self.failed.get()
+    }
+
+    fn fail(&self, why: &dyn std::fmt::Display) {
+        if !self.failed.replace(true) {
+            tracing::warn!("changes are answered when they are on the disk from now on: {why}");
+        }
+    }
+
+    /// Records up to `lsn` are on the disk. Looks as well whether the memory would be found: others may remove it.
+    pub fn on_disk(&self, lsn: u64) {
+        if self.failed.get() {
+            return;
+        }
+        let mut note = [0; 12];
+        note[..8].copy_from_slice(&lsn.to_le_bytes());
+        note[8..].copy_from_slice(&record_crc(self.zone_id, self.opening, &lsn.to_le_bytes()).to_le_bytes());
+        if let Err(e) = self.memory.write(NOTE_AT, &note) {
+            self.fail(&format_args!("kept memory fails: {e}"));
+        } else if !self.memory.is_there() {
+            self.fail(&format_args!("kept memory {} was removed", name_of(self.zone_id, self.opening)));
+        }
+    }
+
+    /// Puts `record` (its changes, encoded) with number `lsn` into `area`, at `at` bytes from its begin. Where the next one
+    /// begins, or `None` if it is not kept: there is no room, or the memory has failed.
+    pub fn put(&self, area: usize, at: usize, lsn: u64, record: &[u8]) -> Option<usize> {
         let end = at + RECORD_HEADER + record.len();
         if end > AREA_BYTES || self.failed.get() {
             return None;
@@ -98,13 +122,11 @@ impl<E: Env> Keep<E> {
         staging.extend_from_slice(&[0; 4]);
         staging.extend_from_slice(&(record.len() as u32).to_le_bytes());
         staging.extend_from_slice(&lsn.to_le_bytes());
-        staging.extend_from_slice(&written.to_le_bytes());
         staging.extend_from_slice(record);
         let crc = record_crc(self.zone_id, self.opening, &staging[4..]);
         staging[..4].copy_from_slice(&crc.to_le_bytes());
         if let Err(e) = self.memory.write((area_offset(area) + at) as u64, &staging) {
-            tracing::warn!("changes are answered when they are on the disk from now on: kept memory fails: {e}");
-            self.failed.set(true);
+            self.fail(&format_args!("kept memory fails: {e}"));
             return None;
         }
         Some(end)
@@ -120,38 +142,46 @@ pub enum Found {
 }
 
 /// Reads the memory of `opening`.
-pub fn read<E: Env>(env: &E, zone_id: u64, opening: u64) -> Found {
-    let Ok(bytes) = env.kept(&name_of(zone_id, opening)) else { return Found::Gone };
+///
+/// Errors: it is there and cannot be read.
+pub fn read<E: Env>(env: &E, zone_id: u64, opening: u64) -> io::Result<Found> {
+    let bytes = match env.kept(&name_of(zone_id, opening), area_offset(AREAS)) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Found::Gone),
+        other => other?,
+    };
     if !bytes.starts_with(&header(zone_id, opening)) {
-        return Found::Gone;
+        return Ok(Found::Gone);
     }
-    let (mut records, mut on_disk) = (BTreeMap::new(), 0);
+    let note = bytes.get(NOTE_AT as usize..).and_then(|b| b.split_first_chunk::<8>());
+    let noted = note.and_then(|(lsn, rest)| {
+        let crc = u32::from_le_bytes(*rest.first_chunk::<4>()?);
+        (record_crc(zone_id, opening, lsn) == crc).then_some(u64::from_le_bytes(*lsn))
+    });
+    let mut records = BTreeMap::new();
     for area in 0..AREAS {
         let (from, to) = (area_offset(area), area_offset(area + 1).min(bytes.len()));
         let mut rest = bytes.get(from..to).unwrap_or_default();
         let mut expected = None;
-        while let Some((lsn, written, record, behind)) = take(rest, zone_id, opening) {
+        while let Some((lsn, record, behind)) = take(rest, zone_id, opening) {
             // Behind the newest record of an area there may be remains of what was there before.
             if expected.is_some_and(|e| e != lsn) {
                 break;
             }
             records.insert(lsn, record.to_vec());
-            on_disk = written.max(on_disk);
             expected = Some(lsn + 1);
             rest = behind;
         }
     }
-    Found::Records(records, on_disk)
+    Ok(Found::Records(records, noted.unwrap_or(0)))
 }
 
-/// The record at the begin of `bytes`, if it verifies: its number, the last one that was on the disk, itself, what is behind it.
-fn take(bytes: &[u8], zone_id: u64, opening: u64) -> Option<(u64, u64, &[u8], &[u8])> {
+/// The record at the begin of `bytes`, if it verifies: its number, itself, what is behind it.
+fn take(bytes: &[u8], zone_id: u64, opening: u64) -> Option<(u64, &[u8], &[u8])> {
     let (crc, all) = bytes.split_first_chunk::<4>()?;
     let (len, rest) = all.split_first_chunk::<4>()?;
     let (lsn, rest) = rest.split_first_chunk::<8>()?;
-    let (written, rest) = rest.split_first_chunk::<8>()?;
     let (record, behind) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
     let covered = &all[..RECORD_HEADER - 4 + record.len()];
     (record_crc(zone_id, opening, covered) == u32::from_le_bytes(*crc)).then_some(())?;
-    Some((u64::from_le_bytes(*lsn), u64::from_le_bytes(*written), record, behind))
+    Some((u64::from_le_bytes(*lsn), record, behind))
 }

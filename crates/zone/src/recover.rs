@@ -309,7 +309,8 @@ fn read_kept<E: Env>(env: &E, image: &mut Image) -> Result<(), ZoneError> {
     if opening == 0 || image.root.boot.get() != env.boot_id() || image.doubted {
         return Ok(());
     }
-    let mut records = match keep::read(env, zone_id, opening) {
+    let read = keep::read(env, zone_id, opening).map_err(|e| ZoneError::io("memory of the last changes", &e))?;
+    let mut records = match read {
         Found::Records(records, on_disk) if on_disk <= image.lsn => records,
         found => {
             let note = match found {

@@ -190,7 +190,7 @@ pub struct Shared<E: Env> {
     pub sync_interval: Cell<Duration>,
     pub auto_checkpoint: bool,
     /// Memory that outlives the process, if there is any, and whether it is used.
-    pub keep: Option<Keep<E>>,
+    pub keep: RefCell<Option<Keep<E>>>,
     pub keeps: Cell<bool>,
     pub state: RefCell<State>,
     /// Something for the commit agent.
@@ -284,7 +284,7 @@ impl<E: Env> Shared<E> {
             dirty_max: Cell::new(options.dirty_bytes.min(region / 8)),
             sync_interval: Cell::new(options.sync_interval),
             auto_checkpoint: options.auto_checkpoint,
-            keep,
+            keep: RefCell::new(keep),
             keeps: Cell::new(options.keeps),
             state: RefCell::new(state),
             queued: Event::default(),
@@ -368,17 +368,33 @@ impl<E: Env> Shared<E> {
         lsn
     }
 
+    /// What the root should say of kept memory.
+    pub fn kept_wanted(&self) -> u64 {
+        let keeps = self.keeps.get() && self.keep.borrow().as_ref().is_some_and(|keep| !keep.has_failed());
+        if keeps { self.opening } else { 0 }
+    }
+
+    /// Whether the root has to say something else of it, and may: what is kept alone must be found.
+    pub fn kept_differs(&self, st: &State) -> bool {
+        let wanted = self.kept_wanted();
+        st.root.kept.get() != wanted && (wanted != 0 || st.written_lsn >= st.kept_lsn)
+    }
+
     /// Keeps the queued records in their order, as far as there is room. They must have room in the log as well, in whatever groups,
     /// since after a kill they go there before anything else can make any.
     pub fn keep_queued(&self, st: &mut State) {
-        let Some(keep) = self.keep.as_ref().filter(|_| self.keeps.get()) else { return };
+        let keep = self.keep.borrow();
+        // What the root does not name nobody looks for.
+        let Some(keep) = keep.as_ref().filter(|_| self.keeps.get() && st.root.kept.get() == self.opening) else {
+            return;
+        };
         let blocks = st.queued_bytes / BLOCK + 2 * (st.queue.len() as u64 + 1);
         if st.head.position - st.start_position + blocks > self.geometry.log_blocks {
             return;
         }
         let mut taken = [false; AREAS];
         st.queue.iter().filter_map(|g| g.area).chain(st.writing_area).for_each(|area| taken[area] = true);
-        let State { queue, kept_lsn, written_lsn, counters, .. } = st;
+        let State { queue, kept_lsn, counters, .. } = st;
         for group in queue.iter_mut() {
             if group.last_lsn() <= *kept_lsn {
                 continue;
@@ -390,7 +406,7 @@ impl<E: Env> Shared<E> {
             taken[area] = true;
             group.area = Some(if planted::is(Mistake::AreaReused) { 0 } else { area });
             while let Some(record) = group.unkept() {
-                let Some(end) = keep.put(area, group.area_bytes, *kept_lsn + 1, *written_lsn, record) else { return };
+                let Some(end) = keep.put(area, group.area_bytes, *kept_lsn + 1, record) else { return };
                 group.is_kept(end);
                 *kept_lsn += 1;
                 counters.kept += 1;

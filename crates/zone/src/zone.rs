@@ -203,14 +203,8 @@ impl<E: Env> Zone<E> {
         let other_life = ![0, boot].contains(&image.root.boot.get());
         let lost = image.doubted || image.kept_gone || other_life || image.root.lost != 0;
         let (zone_id, last) = (image.root.zone_id.get(), image.root.kept.get());
-        let opening = keep::next_opening(env.rand(), last);
-        let keep = match Keep::make(env, zone_id, opening) {
-            Ok(keep) => Some(keep),
-            Err(e) => {
-                tracing::warn!(zone = %path, "changes are answered when they are on the disk: {e}");
-                None
-            }
-        };
+        let opening = env.rand().max(1);
+        let keep = if options.keeps { make_keep(env, path, zone_id, opening) } else { None };
         let kept = if keep.is_some() { opening } else { 0 };
         if let Err(e) = make_stable(&*disk, &mut image, boot, lost, opening, kept).await {
             commit::note_doubt(&*disk, zone_id, boot).await;
@@ -236,7 +230,11 @@ impl<E: Env> Zone<E> {
 
     /// Changes what `OpenOptions` said of syncs, checkpoints and kept records; counts from the next of each.
     pub fn tune(&self, sync_interval: Duration, dirty_bytes: u64, keeps: bool) {
-        self.shared.keeps.set(keeps);
+        let shared = &self.shared;
+        shared.keeps.set(keeps);
+        if keeps && shared.keep.borrow().is_none() {
+            *shared.keep.borrow_mut() = make_keep(&shared.env, &shared.path, shared.zone_id, shared.opening);
+        }
         self.shared.sync_interval.set(sync_interval);
         self.shared.dirty_max.set(dirty_bytes.min(self.shared.geometry.meta_slots * SLOT_BYTES / 8));
         self.shared.checkpoint_asked.notify();
@@ -383,11 +381,16 @@ impl<E: Env> Zone<E> {
             let text = self.failure().unwrap_or_default();
             ZoneError::new(ZoneErrorKind::Io, &shared.path, text)
         })?;
-        if shared.keep.is_some() {
+        if shared.keep.borrow().is_some() {
             keep::forget(&shared.env, shared.zone_id, shared.opening);
         }
         Ok(())
     }
+}
+
+fn make_keep<E: Env>(env: &E, path: &str, zone_id: u64, opening: u64) -> Option<Keep<E>> {
+    let made = Keep::make(env, zone_id, opening);
+    made.inspect_err(|e| tracing::warn!(zone = %path, "changes are answered when they are on the disk: {e}")).ok()
 }
 
 fn check_owner(image: &Image, path: &str, options: &OpenOptions) -> Result<(), ZoneError> {

@@ -7,7 +7,7 @@
 
 use super::disk::context;
 use crate::Kept;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags};
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -40,17 +40,24 @@ impl RealKept {
     }
 }
 
-pub(super) fn read(name: &str) -> io::Result<Vec<u8>> {
+/// Names are seen by all users, so what is there may be anybody's, of any size.
+pub(super) fn read(name: &str, most: usize) -> io::Result<Vec<u8>> {
     let path = path_of(name);
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let fd = rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| context(&path, e))?;
-    let (mut bytes, mut chunk) = (Vec::new(), vec![0; 64 << 10]);
-    loop {
-        match rustix::io::retry_on_intr(|| rustix::io::read(&fd, &mut chunk)).map_err(|e| context(&path, e))? {
-            0 => return Ok(bytes),
-            n => bytes.extend_from_slice(&chunk[..n]),
+    let stat = rustix::fs::fstat(&fd).map_err(|e| context(&path, e))?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{path}: it is no file")));
+    }
+    let (mut bytes, mut done) = (vec![0; most.min(stat.st_size as usize)], 0);
+    while done < bytes.len() {
+        match rustix::io::retry_on_intr(|| rustix::io::read(&fd, &mut bytes[done..])).map_err(|e| context(&path, e))? {
+            0 => break,
+            n => done += n,
         }
     }
+    bytes.truncate(done);
+    Ok(bytes)
 }
 
 pub(super) fn forget(name: &str) -> io::Result<()> {
@@ -71,5 +78,9 @@ impl Kept for RealKept {
             }
         }
         Ok(())
+    }
+
+    fn is_there(&self) -> bool {
+        rustix::fs::fstat(&self.fd).is_ok_and(|stat| stat.st_nlink > 0)
     }
 }

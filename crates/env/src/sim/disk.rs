@@ -372,6 +372,7 @@ pub(super) struct PendingOp {
 /// Simulated memory that outlives the process.
 pub struct SimKept {
     env: SimEnv,
+    name: String,
     memory: Memory,
 }
 
@@ -379,7 +380,7 @@ impl SimEnv {
     pub(super) fn make_kept(&self, name: &str) -> io::Result<SimKept> {
         let memory = Memory::default();
         self.files(|files| Ok(files.kept.insert(name.to_string(), memory.clone())))?;
-        Ok(SimKept { env: self.clone(), memory })
+        Ok(SimKept { env: self.clone(), name: name.to_string(), memory })
     }
 }
 
@@ -395,6 +396,11 @@ impl crate::Kept for SimKept {
         }
         memory[at as usize..end].copy_from_slice(bytes);
         Ok(())
+    }
+
+    fn is_there(&self) -> bool {
+        let found = self.env.files(|files| Ok(files.kept.get(&self.name).cloned()));
+        found.is_ok_and(|found| found.is_some_and(|memory| Rc::ptr_eq(&memory, &self.memory)))
     }
 }
 

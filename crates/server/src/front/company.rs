@@ -254,6 +254,8 @@ impl<E: Env> Front<E> {
         match (entry.state, entry.conn) {
             // Not welcomed yet: it will be told with its welcome.
             (State::Starting, _) => Stands::No,
+            // Where something of it is left, the server that has it lets nobody in before that is gone.
+            (State::EndingElsewhere, _) => Stands::No,
             (State::Ending, _) => Stands::Until(now_ns + deadline_ns),
             (State::Alive, _) if entry.known >= self.rule.change() => Stands::No,
             (State::Alive, Some(_)) => Stands::Until(entry.asked_ns + deadline_ns),

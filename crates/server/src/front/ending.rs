@@ -74,9 +74,17 @@ impl<E: Env> Front<E> {
         self.until_told(move |front| robbed.iter().all(|session| !front.is_ending(*session)));
     }
 
-    /// Whether a session is being ended.
+    /// Whether a session is being ended here.
     pub fn is_ending(&self, session: SessionId) -> bool {
         self.sessions.borrow().get(&session).is_some_and(|e| e.state == State::Ending)
+    }
+
+    /// A session that ends has nothing on the targets here any more.
+    fn gone_here(&self, session: SessionId) {
+        if let Some(entry) = self.sessions.borrow_mut().get_mut(&session).filter(|e| e.state == State::Ending) {
+            entry.state = State::EndingElsewhere;
+        }
+        self.ring();
     }
 
     /// Mounts wait until everybody has been `told` of a loss of power, and the targets know that: after a kill before that they say it again, and the
@@ -111,7 +119,7 @@ impl<E: Env> Front<E> {
     }
 
     fn name_to_end(&self, session: SessionId) -> Option<String> {
-        self.sessions.borrow().get(&session).filter(|e| e.state != State::Ending).map(|e| e.name.clone())
+        self.sessions.borrow().get(&session).filter(|e| !e.state.is_ending()).map(|e| e.name.clone())
     }
 
     fn end_now(self: &Rc<Self>, session: SessionId, how: SessionEnd) {
@@ -131,7 +139,7 @@ impl<E: Env> Front<E> {
     /// Ends a session on all targets.
     async fn end(self: &Rc<Self>, session: SessionId, how: SessionEnd) -> Result<()> {
         let conn = match self.sessions.borrow_mut().get_mut(&session) {
-            Some(entry) if entry.state != State::Ending => {
+            Some(entry) if !entry.state.is_ending() => {
                 entry.state = State::Ending;
                 entry.epoch += 1;
                 if how == SessionEnd::CutOff {
@@ -141,7 +149,7 @@ impl<E: Env> Front<E> {
             }
             _ => return Ok(()),
         };
-        let ended = end_everywhere(&self.worker, session, how).await;
+        let ended = end_everywhere(&self.worker, session, how, || self.gone_here(session)).await;
         // What the session had under way may still happen; its id may not come again before it has.
         let until = self.worker.env.now() + FINISH;
         while self.busy.borrow().contains_key(&session) && self.worker.env.now() < until {
@@ -173,7 +181,7 @@ impl<E: Env> Front<E> {
             }
             _ => return Ok(Reply::Done),
         }
-        let ended = end_everywhere(&self.worker, session, SessionEnd::Stopped).await;
+        let ended = end_everywhere(&self.worker, session, SessionEnd::Stopped, || self.gone_here(session)).await;
         if ended.is_err() {
             self.remove(session);
         }
@@ -185,7 +193,14 @@ impl<E: Env> Front<E> {
 /// other one from it.
 ///
 /// Errors: the first of a target.
-pub async fn end_everywhere<E: Env>(worker: &Rc<Worker<E>>, session: SessionId, how: SessionEnd) -> Result<()> {
+///
+/// `gone_here` is called when nothing is left on the targets of this server; the others may have to wait for one that is down.
+pub async fn end_everywhere<E: Env>(
+    worker: &Rc<Worker<E>>,
+    session: SessionId,
+    how: SessionEnd,
+    gone_here: impl FnOnce(),
+) -> Result<()> {
     let stopped = how == SessionEnd::Stopped;
     let mut ended = Ok(());
     for target in worker.routes.local() {
@@ -202,6 +217,7 @@ pub async fn end_everywhere<E: Env>(worker: &Rc<Worker<E>>, session: SessionId, 
     for target in worker.routes.local() {
         ended = ended.and(worker.tell(*target, Question::SessionForget(session, stopped)).await);
     }
+    gone_here();
     if let Some(cluster) = &cluster {
         cluster.forget_elsewhere(session, stopped).await;
     }

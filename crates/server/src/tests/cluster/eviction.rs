@@ -292,6 +292,10 @@ fn a_server_that_is_down_takes_no_other_along() {
             assert!(matches!(made, Some(Ok(_))), "after {} s: {made:?}", i * 5);
             assert_eq!(up().await, [true, true, false], "after {} s", i * 5);
         }
+        // A new mount comes in, and works where nothing waits.
+        let late = amphi_env::timeout(&env, Duration::from_secs(10), world.mount(4)).await.expect("in time").unwrap();
+        let made = amphi_env::timeout(&env, Duration::from_secs(10), late.create(Ino::ROOT, "late")).await;
+        assert!(matches!(made, Some(Ok(_))), "{made:?}");
         servers[2] = Some(world.start(2).await.unwrap());
         env.sleep(Duration::from_secs(10)).await;
         assert_eq!(up().await, [true, true, true]);
