@@ -466,43 +466,6 @@ fn the_absent_keep_their_locks() {
     }
 }
 
-/// Goal: a mount that says again what it holds, because the answer was lost, is answered at once, also while a change of the file waits for its lock,
-/// which it hears of only behind that answer. Method: a restart; the mount is deaf; another, which has not opened the file, writes directly.
-#[test]
-fn what_is_said_again_waits_for_nobody() {
-    with_two(72, 2, 2, async |place, a, b| {
-        let f = a.create(Ino::ROOT, "f").await.unwrap();
-        b.call(Request::Open { ino: f, access: RW, exec: false }).await.unwrap();
-        b.call(lock(f, LockMode::Write, 0, 4096)).await.unwrap();
-        let object = ObjectId { ino: f, stripe: 0 };
-        let held = HeldLock { object, mode: LockMode::Write, range: ByteRange::new(0, 4096), group: None };
-        b.held.locks.borrow_mut().push(held);
-        b.held.opens.borrow_mut().push((f, RW));
-        place.sim.crash("server", CrashKind::Process);
-        let _server = place.start().await.unwrap();
-        b.held.deaf.set(true);
-        b.call(Request::GetAttr { ino: f }).await.unwrap();
-        b.held.pushes.borrow_mut().clear();
-        let written = Cell::new(false);
-        let writes = async {
-            let (mtime, generation) = (Timespec::default(), 0);
-            let op = Request::Write { object, offset: 0, generation, mtime, server_lock: true, kill_suidgid: false };
-            a.ask(op, Some(Buf::zeroed(4096))).await.0.unwrap();
-            written.set(true);
-        };
-        let again = async {
-            let callback = b.held.pushed(|p| matches!(p, Push::Callback { .. }).then(|| p.clone())).await;
-            let says = b.call(Request::Represent { opens: vec![(f, RW)], locks: vec![held] });
-            let env = place.sim.node("client");
-            let said = amphi_env::timeout(&env, Duration::from_secs(5), says).await;
-            assert!(matches!(said, Some(Ok(Reply::Locks(_)))), "{said:?}");
-            assert!(!written.get(), "its lock holds");
-            b.reply(&callback).await;
-        };
-        join(writes, again).await;
-    });
-}
-
 /// Goal: after a restart a change waits for sessions that may cache what it changes, until they know of the restart. Method:
 /// as above; the one that is away had cached the name.
 #[test]
