@@ -11,6 +11,14 @@ fn server(place: &Place) -> Daemon {
     Daemon::start(&["server", "--data", &data, "--listen", &addr, "--zone-size", "512M"])
 }
 
+/// The same with records kept in memory.
+fn server_with_memory(place: &Place) -> Daemon {
+    let (data, addr) = (place.text("data"), format!("unix:{}", place.text("sock")));
+    let config = format!("data = {data:?}\nlisten = [{addr:?}]\ntunables = {{ log_memory = true }}\n");
+    fs::write(place.path("server.toml"), config).expect("configuration");
+    Daemon::start(&["server", "--config", &place.text("server.toml"), "--zone-size", "512M"])
+}
+
 fn mount(place: &Place) -> Daemon {
     let (addr, dir) = (format!("unix:{}", place.text("sock")), place.text("mount"));
     Daemon::start(&["mount", "--cluster", &addr, &dir])
@@ -243,7 +251,7 @@ fn a_killed_server_leaks_no_blocks() {
 #[test]
 fn a_killed_server_loses_nothing_that_was_on_its_way() {
     let place = Place::new();
-    let mut srv = server(&place);
+    let mut srv = server_with_memory(&place);
     let mnt = mount(&place);
     let m = place.mount();
     let (made, stop) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -265,7 +273,7 @@ fn a_killed_server_loses_nothing_that_was_on_its_way() {
             let told = String::from_utf8_lossy(&check.stdout).into_owned() + &String::from_utf8_lossy(&check.stderr);
             assert!(check.status.success(), "{told}");
             in_memory += u32::from(told.contains("were in memory only"));
-            srv = server(&place);
+            srv = server_with_memory(&place);
             if in_memory >= 3 {
                 break;
             }
@@ -281,7 +289,7 @@ fn a_killed_server_loses_nothing_that_was_on_its_way() {
     srv.stop();
     assert_eq!(place.memory(), Vec::<std::path::PathBuf>::new());
     place.fsck();
-    let srv = server(&place);
+    let srv = server_with_memory(&place);
     let mnt = mount(&place);
     compare();
     mnt.stop();
@@ -293,7 +301,7 @@ fn a_killed_server_loses_nothing_that_was_on_its_way() {
 #[test]
 fn a_mount_is_told_that_memory_has_gone() {
     let place = Place::new();
-    let srv = server(&place);
+    let srv = server_with_memory(&place);
     let mnt = mount(&place);
     let m = place.mount();
     fs::write(m.join("synced"), b"1").expect("write");
@@ -303,7 +311,7 @@ fn a_mount_is_told_that_memory_has_gone() {
     for memory in place.memory() {
         fs::remove_file(memory).expect("remove");
     }
-    let srv = server(&place);
+    let srv = server_with_memory(&place);
     eventually("calls fail", || fs::write(m.join("late"), b"1").is_err_and(|e| e.raw_os_error() == Some(5)));
     drop(f);
     mnt.kill();
