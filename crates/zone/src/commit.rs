@@ -1,7 +1,7 @@
 //! The commit agent, which writes groups, and the sync agent, the only one that syncs.
 //!
 //! Whatever is queued when a group ends becomes the next group: a lone record that somebody waits for is written at once,
-//! and under load groups grow by themselves without any delay. Most are answered before that, when they are kept (`keep`). A record that nobody waits for goes with the next one
+//! and under load groups grow by themselves without any delay. They may be answered before that, when they are kept (`keep`). A record that nobody waits for goes with the next one
 //! that somebody does, or by itself soon. A group with a record that points at new data is written as any other
 //! and called fresh in its header: power loss takes it back unless a later mark proves that it was synced, and with it
 //! the data, which had been written before. Every group carries a mark; when one is wanted and nothing is queued, an
