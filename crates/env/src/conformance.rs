@@ -92,13 +92,17 @@ pub async fn directories<E: Env>(env: E, dir: &str) {
     assert!(env.free_bytes(&format!("{dir}/x")).is_err());
 }
 
-/// Kept memory: begins empty, has what was written also when its handle is gone, is forgotten.
-pub async fn memory<E: Env>(env: E) {
+/// Kept memory: begins empty, has what was written also when its handle is gone, is forgotten. Where there is none it is refused as
+/// unsupported.
+pub async fn memory<E: Env>(env: E, has_memory: bool) {
     let name = format!("test-{:016x}", env.rand());
     let kind = |r: std::io::Result<Vec<u8>>| r.expect_err("must fail").kind();
     assert_eq!(kind(env.kept(&name, 100)), ErrorKind::NotFound);
     env.forget(&name).expect("forget nothing");
-    let kept = env.keep(&name).expect("keep");
+    let kept = match env.keep(&name) {
+        Err(e) if !has_memory => return assert_eq!(e.kind(), ErrorKind::Unsupported),
+        other => other.expect("keep"),
+    };
     assert_eq!(env.kept(&name, 100).expect("kept"), b"");
     kept.write(5, b"world").expect("write");
     kept.write(0, b"hello").expect("write");

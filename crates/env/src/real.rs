@@ -15,7 +15,7 @@ mod spin;
 
 pub use cores::{Apart, Wide};
 pub use disk::RealDisk;
-pub use kept::RealKept;
+pub use kept::{RealKept, memory_outlives};
 pub use net::{RealConn, RealListener, RealRx, RealTx};
 pub use spin::Spin;
 

@@ -399,9 +399,11 @@ impl Env for SimEnv {
     }
 
     fn wall(&self) -> Timespec {
-        let wall = Timespec::from_ns(self.world.config.wall_start_s * 1_000_000_000 + self.now().0);
-        let ahead = self.world.core.borrow().nodes[self.node].clock_ahead_s;
-        Timespec { sec: wall.sec + ahead, ..wall }
+        // As a real one it has moved between two looks, also where no virtual time has passed.
+        let mut core = self.world.core.borrow_mut();
+        core.last_wall_ns = (core.last_wall_ns + 1).max(self.world.config.wall_start_s * 1_000_000_000 + core.now);
+        let wall = Timespec::from_ns(core.last_wall_ns);
+        Timespec { sec: wall.sec + core.nodes[self.node].clock_ahead_s, ..wall }
     }
 
     fn rand(&self) -> u64 {

@@ -324,7 +324,7 @@ impl Tunables {
             log_memory: Tunable::new(
                 "server.log_memory",
                 Switch,
-                0,
+                1,
                 (0, 1),
                 "changes are answered when their record is in memory that outlives the server, on its way to the disk; off: when it is there",
             ),

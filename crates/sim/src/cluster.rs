@@ -135,8 +135,7 @@ impl Shape {
             net_ns: [5_000..60_000, 5_000..60_000, 1_000..3_000_000][dice.below(3) as usize].clone(),
             // Mounts wake up every few ms of virtual time, for minutes after an interrupted call.
             max_steps: 150_000_000,
-            // Servers do not use it by default. With it seed 1000050 leaves an inode, which is not understood yet.
-            keeps: false,
+            keeps: !Dice::new(seed, 15).one_in(4),
             sync_lies: plant::active() == Some(Plant::SyncLies),
             ..SimConfig::default()
         };

@@ -12,6 +12,7 @@ use amphi_types::item::{Key, Txn};
 use amphi_types::limits::BLOCK;
 use amphi_types::{Errno, TargetId};
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::rc::Rc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
@@ -390,7 +391,11 @@ impl<E: Env> Zone<E> {
 
 fn make_keep<E: Env>(env: &E, path: &str, zone_id: u64, opening: u64) -> Option<Keep<E>> {
     let made = Keep::make(env, zone_id, opening);
-    made.inspect_err(|e| tracing::warn!(zone = %path, "changes are answered when they are on the disk: {e}")).ok()
+    made.inspect_err(|e| match e.kind() {
+        ErrorKind::Unsupported => tracing::info!(zone = %path, "changes are answered when they are on the disk: {e}"),
+        _ => tracing::warn!(zone = %path, "changes are answered when they are on the disk: {e}"),
+    })
+    .ok()
 }
 
 fn check_owner(image: &Image, path: &str, options: &OpenOptions) -> Result<(), ZoneError> {

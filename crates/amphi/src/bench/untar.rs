@@ -3,7 +3,7 @@
 //! Beside it the budget: requests of the kernel x round trip of the do-nothing mount + writes of the log x one 4 KiB write with
 //! O_DIRECT; counts from the counters, both costs measured in the same rounds. Writes of the log are the logged transactions, or the groups
 //! of them that were written together where those are fewer. And the same on the local file system, and with answers that
-//! do not wait for the disk (`server.log_memory` on), in the same rounds.
+//! wait for the disk (`server.log_memory` off), in the same rounds.
 
 use super::Run;
 use super::clock::now;
@@ -32,7 +32,7 @@ pub fn run(run: &mut Run) -> Outcome {
     let local = run.dir.join("local");
     let target = MountedFile::open(&run.dir.join("null/data"), 4096, 1 << 20, OFlags::empty())?;
     let log = RefCell::new(RawFile::filled(&run.dir.join("raw"), "log", 64 << 20)?);
-    // Requests, transactions and groups of each untar and delete, as it is and with answers that do not wait for the disk; the warm-up round first.
+    // Requests, transactions and groups of each untar and delete, as it is and with answers that wait for the disk; the warm-up round first.
     let counts = RefCell::new(<[[Series; 3]; 4]>::default());
     let count = |step: usize, before: &Counters, after: &Counters| {
         let counted = &mut counts.borrow_mut()[step];
@@ -44,9 +44,9 @@ pub fn run(run: &mut Run) -> Outcome {
         }
     };
     let step = |step: usize| {
-        // Untar, delete, and both once more with records kept in memory.
-        let kept = step >= 2;
-        cluster.set(if kept { "server.log_memory=on" } else { "server.log_memory=off" })?;
+        // Untar, delete, and both once more, waiting.
+        let waits = step >= 2;
+        cluster.set(if waits { "server.log_memory=off" } else { "server.log_memory=on" })?;
         let before = cluster.counters()?;
         let place = cluster.mount.join("tree");
         let seconds = if step.is_multiple_of(2) { unpack(&archive, &place) } else { delete(&place) }?;
@@ -59,8 +59,8 @@ pub fn run(run: &mut Run) -> Outcome {
         Arm::new("4 KiB log write", || log.borrow_mut().log_write_us(long)),
         Arm::new("untar", || step(0)),
         Arm::new("delete", || step(1)),
-        Arm::new("untar, log memory", || step(2)),
-        Arm::new("delete, log memory", || step(3)),
+        Arm::new("untar, waiting for the disk", || step(2)),
+        Arm::new("delete, waiting for the disk", || step(3)),
         Arm::new("untar, local", || unpack(&archive, &local)),
         Arm::new("delete, local", || delete(&local)),
     ];
@@ -78,8 +78,8 @@ pub fn run(run: &mut Run) -> Outcome {
     let rows = [
         ("untar", &series[2], &counts[0], Some(&series[6])),
         ("delete", &series[3], &counts[1], Some(&series[7])),
-        ("untar, log memory", &series[4], &counts[2], None),
-        ("delete, log memory", &series[5], &counts[3], None),
+        ("untar, waiting", &series[4], &counts[2], None),
+        ("delete, waiting", &series[5], &counts[3], None),
     ];
     for (name, mine, [requests, transactions, groups], local) in rows {
         let cost = |count: &Series, us: &Series| count.times(us).map(|us| us / 1e6);
@@ -118,7 +118,7 @@ pub fn run(run: &mut Run) -> Outcome {
             None => found.value(ratio.median()),
         });
     }
-    table.note("Log memory: with server.log_memory on, a change is answered when its record is in memory that outlives the server.");
+    table.note("Waiting: with server.log_memory off, a change is answered when its record is on the disk.");
     table.note(format!(
         "Round trip of the do-nothing mount {} us; 4 KiB O_DIRECT write {} us.",
         spread(trip),

@@ -3,7 +3,7 @@
 //! Owns: their place, names and rights. Does not own: what is in them.
 //!
 //! Invariants: nobody but the user of the process can write to one; a place that is no tmpfs is not used, since a
-//! write there could wait for a disk.
+//! write there could wait for a disk; nor is that of a container, which ends with it.
 
 use super::disk::context;
 use crate::Kept;
@@ -15,6 +15,27 @@ use std::os::fd::OwnedFd;
 const PLACE: &str = "/dev/shm";
 /// What statfs(2) says of a tmpfs.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// Whose `/dev/shm` it is.
+const IPC_NAMESPACE: &str = "/proc/self/ns/ipc";
+/// Inode of the first IPC namespace, that of the machine: part of the kernel's interface (`PROC_IPC_INIT_INO` of linux/proc_ns.h).
+const MACHINE: u64 = 0xEFFF_FFFF;
+
+/// Whether memory that this process makes outlives it.
+///
+/// Errors: `Unsupported` where there is no tmpfs, or it is that of a container, which is killed and goes as a whole.
+pub fn memory_outlives() -> io::Result<()> {
+    let unsupported = |why: &str| Err(io::Error::new(io::ErrorKind::Unsupported, format!("{PLACE}: {why}")));
+    let place = rustix::fs::statfs(PLACE).map_err(|e| context(PLACE, e))?;
+    if place.f_type as i64 != TMPFS_MAGIC {
+        return unsupported("it is no tmpfs");
+    }
+    let namespace = rustix::fs::stat(IPC_NAMESPACE).map_err(|e| context(IPC_NAMESPACE, e))?;
+    if namespace.st_ino != MACHINE {
+        return unsupported("the IPC namespace is not the machine's, it may end with the server");
+    }
+    Ok(())
+}
 
 /// A file of a tmpfs.
 pub struct RealKept {
@@ -28,10 +49,7 @@ fn path_of(name: &str) -> String {
 
 impl RealKept {
     pub(super) fn make(name: &str) -> io::Result<RealKept> {
-        let place = rustix::fs::statfs(PLACE).map_err(|e| context(PLACE, e))?;
-        if place.f_type as i64 != TMPFS_MAGIC {
-            return Err(io::Error::new(io::ErrorKind::Unsupported, format!("{PLACE}: it is no tmpfs")));
-        }
+        memory_outlives()?;
         forget(name)?;
         let path = path_of(name);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -97,6 +97,8 @@ pub(super) enum Event {
 
 pub(super) struct Core {
     pub(super) now: u64,
+    /// What the last look at a wall clock showed, before the node's lead.
+    pub(super) last_wall_ns: u64,
     pub(super) rng: Rng,
     hash: u64,
     serial: u64,
@@ -163,6 +165,7 @@ impl World {
     pub(super) fn new(seed: u64, config: SimConfig) -> Rc<World> {
         let core = Core {
             now: 0,
+            last_wall_ns: 0,
             rng: Rng::new(seed),
             hash: mix(seed),
             serial: ROOT,

@@ -3,7 +3,7 @@
 //! Owns: what counts as left. Does not own: what is true before (`reference`), what zones look like (`fsck`).
 
 use super::{Checked, Faults, Mounts, Run, line};
-use crate::cluster::Mount;
+use crate::cluster::{GRACE, Mount};
 use crate::observe::Tree;
 use crate::op::Op;
 use crate::perform::{Files, perform};
@@ -31,6 +31,10 @@ impl Run {
         self.note("the end: unmount, stop, check");
         self.compare(&mounts).await?;
         self.unmount_all(mounts).await?;
+        if self.summary.borrow().mount_crashes > 0 {
+            // What a crashed mount had open stays until its session has ended.
+            self.cluster.env.sleep(GRACE).await;
+        }
         self.cluster.env.sleep(BACKGROUND).await;
         self.cluster.stop_servers().await.map_err(line)?;
         let report = self.cluster.fsck().await?;
