@@ -94,32 +94,32 @@ pub async fn directories<E: Env>(env: E, dir: &str) {
 
 /// Kept memory: begins empty, has what was written also when its handle is gone, is forgotten. Where there is none it is refused as
 /// unsupported.
-pub async fn memory<E: Env>(env: E, has_memory: bool) {
+pub async fn memory<E: Env>(env: E, of: &str, has_memory: bool) {
     let name = format!("test-{:016x}", env.rand());
     let kind = |r: std::io::Result<Vec<u8>>| r.expect_err("must fail").kind();
-    assert_eq!(kind(env.kept(&name, 100)), ErrorKind::NotFound);
+    assert_eq!(kind(env.kept(&name, of, 100)), ErrorKind::NotFound);
     env.forget(&name).expect("forget nothing");
     let kept = match env.keep(&name) {
         Err(e) if !has_memory => return assert_eq!(e.kind(), ErrorKind::Unsupported),
         other => other.expect("keep"),
     };
-    assert_eq!(env.kept(&name, 100).expect("kept"), b"");
+    assert_eq!(env.kept(&name, of, 100).expect("kept"), b"");
     kept.write(5, b"world").expect("write");
     kept.write(0, b"hello").expect("write");
-    assert_eq!(env.kept(&name, 100).expect("kept"), b"helloworld");
-    assert_eq!(env.kept(&name, 7).expect("kept"), b"hellowo");
+    assert_eq!(env.kept(&name, of, 100).expect("kept"), b"helloworld");
+    assert_eq!(env.kept(&name, of, 7).expect("kept"), b"hellowo");
     assert!(kept.is_there());
     drop(kept);
-    assert_eq!(env.kept(&name, 100).expect("kept"), b"helloworld");
+    assert_eq!(env.kept(&name, of, 100).expect("kept"), b"helloworld");
     let again = env.keep(&name).expect("keep again");
     let kept = env.keep(&name).expect("and again");
     assert!(kept.is_there() && !again.is_there());
-    assert_eq!(env.kept(&name, 100).expect("kept"), b"");
+    assert_eq!(env.kept(&name, of, 100).expect("kept"), b"");
     env.forget(&name).expect("forget");
-    assert_eq!(kind(env.kept(&name, 100)), ErrorKind::NotFound);
+    assert_eq!(kind(env.kept(&name, of, 100)), ErrorKind::NotFound);
     assert!(!kept.is_there());
     kept.write(0, b"x").expect("write for nobody");
-    assert_eq!(kind(env.kept(&name, 100)), ErrorKind::NotFound);
+    assert_eq!(kind(env.kept(&name, of, 100)), ErrorKind::NotFound);
 }
 
 /// Disks: creation, bytes read back, windows, parallel operations, ends, discards, persistence, locks.

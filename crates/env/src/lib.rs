@@ -99,8 +99,9 @@ pub trait Env: Clone + 'static {
     ///
     /// Errors: `Unsupported` where there is no such memory.
     fn keep(&self, name: &str) -> io::Result<Self::Kept>;
-    /// What the memory `name` has, up to the last byte written, `most` bytes at most. `NotFound` if there is none.
-    fn kept(&self, name: &str, most: usize) -> io::Result<Vec<u8>>;
+    /// What the memory `name` has, up to the last byte written, `most` bytes at most. `NotFound` if there is none that this
+    /// user, root, or the owner of the file `of` has made and that nobody else may write to.
+    fn kept(&self, name: &str, of: &str, most: usize) -> io::Result<Vec<u8>>;
     /// Removes the memory `name`; no error if there is none. Who has it open can go on writing, for nobody.
     fn forget(&self, name: &str) -> io::Result<()>;
     /// Listens on `addr`: `unix:PATH` or `tcp:HOST:PORT`. Removes a stale Unix socket that nobody serves.

@@ -175,8 +175,8 @@ impl Env for RealEnv {
         RealKept::make(name)
     }
 
-    fn kept(&self, name: &str, most: usize) -> io::Result<Vec<u8>> {
-        kept::read(name, most)
+    fn kept(&self, name: &str, of: &str, most: usize) -> io::Result<Vec<u8>> {
+        kept::read(name, of, most)
     }
 
     fn forget(&self, name: &str) -> io::Result<()> {

@@ -274,6 +274,11 @@ impl Sim {
         self.world.core.borrow().nodes[index].files.peek(path, at, len)
     }
 
+    /// Names of the memory of a node that outlives its process.
+    pub fn kept_names(&self, name: &str) -> Vec<String> {
+        self.world.core.borrow().nodes[self.index(name)].files.kept_names()
+    }
+
     /// Loses the memory of a node that outlives its process, as when a container ends with it.
     pub fn forget_kept(&self, name: &str) {
         let index = self.index(name);
@@ -450,7 +455,7 @@ impl Env for SimEnv {
         self.make_kept(name)
     }
 
-    fn kept(&self, name: &str, most: usize) -> io::Result<Vec<u8>> {
+    fn kept(&self, name: &str, _of: &str, most: usize) -> io::Result<Vec<u8>> {
         let mut bytes = self.files(|files| files.kept(name))?;
         bytes.truncate(most);
         Ok(bytes)

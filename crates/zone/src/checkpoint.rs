@@ -10,7 +10,7 @@
 //! Installing: sync; copy 0; sync; copy 1; sync. Only then the space of the old segments and of the log before
 //! the new start is given back: at every moment each valid superblock copy names only what is whole.
 
-use crate::layout::{SEGMENTS_MAX, SegmentRef, Superblock};
+use crate::layout::{SEGMENTS_MAX, SegmentRef, Superblock, VERSION};
 use crate::planted::{self, Mistake};
 use crate::recover::Changes;
 use crate::segment::{Segment, SegmentReader, SegmentWriter, WriteError};
@@ -327,6 +327,7 @@ async fn install_segment<E: Env>(
 
 /// Writes a root to both superblock copies, one after the other. What it names must be stable.
 async fn install<E: Env>(shared: &Shared<E>, mut root: Superblock) -> Result<(), ZoneError> {
+    root.version = VERSION.into();
     root.sequence = (root.sequence.get() + 1).into();
     let (proven_seq, lost) = {
         let mut st = shared.state.borrow_mut();
@@ -352,6 +353,9 @@ async fn install<E: Env>(shared: &Shared<E>, mut root: Superblock) -> Result<(),
         let mut st = shared.state.borrow_mut();
         st.root = root;
         st.settle(proven_seq);
+        if st.root.boot.get() != 0 && st.root.kept.get() == 0 && shared.kept_wanted() == 0 {
+            shared.forget_kept();
+        }
     }
     shared.synced.notify();
     shared.written.notify();

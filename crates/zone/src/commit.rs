@@ -25,7 +25,10 @@ use std::time::Duration;
 /// their own would take 60 us, in which that one would have to wait.
 const UNASKED_PAUSE: Duration = Duration::from_millis(1);
 
-/// Starts both agents.
+/// How often an idle zone looks whether its memory is still there.
+const LOOK_PAUSE: Duration = Duration::from_secs(10);
+
+/// Starts the two agents, and the one that looks after kept memory.
 pub fn start<E: Env>(shared: &Rc<Shared<E>>) {
     let committer = shared.clone();
     shared.env.spawn(async move {
@@ -38,6 +41,30 @@ pub fn start<E: Env>(shared: &Rc<Shared<E>>) {
         sync_loop(&syncer).await;
         syncer.agent_ended();
     });
+    let watcher = shared.clone();
+    shared.env.spawn(async move {
+        watch_kept(&watcher).await;
+        watcher.agent_ended();
+    });
+}
+
+/// Looks whether kept memory was removed, also while nothing is written: the root must not name what is gone.
+async fn watch_kept<E: Env>(shared: &Shared<E>) {
+    loop {
+        let ended = pin!(shared.checkpoint_asked.wait_until(|| {
+            let st = shared.state.borrow();
+            st.failed.is_some() || st.closing
+        }));
+        if let Either::Left(_) = select(ended, pin!(shared.env.sleep(LOOK_PAUSE))).await {
+            return;
+        }
+        if let Some(keep) = &*shared.keep.borrow() {
+            keep.look();
+        }
+        if shared.kept_differs(&shared.state.borrow()) {
+            shared.checkpoint_asked.notify();
+        }
+    }
 }
 
 async fn commit_loop<E: Env>(shared: &Shared<E>) {

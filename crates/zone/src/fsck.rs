@@ -36,7 +36,7 @@ pub struct Report {
 /// report.
 pub async fn fsck<E: Env>(env: &E, path: &str) -> Result<Report, ZoneError> {
     let disk = env.disk(path, DiskMode::ReadOnly).await.map_err(|e| ZoneError::io(path, &e))?;
-    match read_zone(env, &*disk).await {
+    match read_zone(env, path, &*disk).await {
         Ok(image) => Ok(Report {
             cluster: image.root.cluster.get(),
             target: TargetId(image.root.target.get()),

@@ -95,7 +95,14 @@ impl<E: Env> Keep<E> {
         }
     }
 
-    /// Records up to `lsn` are on the disk. Looks as well whether the memory would be found: others may remove it.
+    /// Looks whether the memory would be found: others may remove it, and then it has failed.
+    pub fn look(&self) {
+        if !self.failed.get() && !self.memory.is_there() {
+            self.fail(&format_args!("kept memory {} was removed", name_of(self.zone_id, self.opening)));
+        }
+    }
+
+    /// Records up to `lsn` are on the disk. Looks as well whether the memory would be found.
     pub fn on_disk(&self, lsn: u64) {
         if self.failed.get() {
             return;
@@ -105,9 +112,8 @@ impl<E: Env> Keep<E> {
         note[8..].copy_from_slice(&record_crc(self.zone_id, self.opening, &lsn.to_le_bytes()).to_le_bytes());
         if let Err(e) = self.memory.write(NOTE_AT, &note) {
             self.fail(&format_args!("kept memory fails: {e}"));
-        } else if !self.memory.is_there() {
-            self.fail(&format_args!("kept memory {} was removed", name_of(self.zone_id, self.opening)));
         }
+        self.look();
     }
 
     /// Puts `record` (its changes, encoded) with number `lsn` into `area`, at `at` bytes from its begin. Where the next one
@@ -141,11 +147,11 @@ pub enum Found {
     Gone,
 }
 
-/// Reads the memory of `opening`.
+/// Reads the memory of `opening` of the zone at `path`.
 ///
 /// Errors: it is there and cannot be read.
-pub fn read<E: Env>(env: &E, zone_id: u64, opening: u64) -> io::Result<Found> {
-    let bytes = match env.kept(&name_of(zone_id, opening), area_offset(AREAS)) {
+pub fn read<E: Env>(env: &E, path: &str, zone_id: u64, opening: u64) -> io::Result<Found> {
+    let bytes = match env.kept(&name_of(zone_id, opening), path, area_offset(AREAS)) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Found::Gone),
         other => other?,
     };

@@ -52,6 +52,8 @@ pub struct Image {
     pub kept: Vec<Vec<u8>>,
     /// The memory that has the last records of a killed process is gone, or of no use.
     pub kept_gone: bool,
+    /// There is such memory, and it is ahead of the log: that of a zone that this one may be a copy of.
+    pub kept_of_another: bool,
     /// Whether a sync has failed in this life of the machine.
     pub doubted: bool,
     /// Position of a whole group that is not replayed, and must never be.
@@ -68,8 +70,8 @@ async fn read_at(disk: &impl Disk, at: u64, len: usize, place: &str) -> Result<B
     Ok(buf)
 }
 
-/// Reads the zone on `disk`, and what a killed process has kept of it.
-pub async fn read_zone<E: Env>(env: &E, disk: &E::Disk) -> Result<Image, ZoneError> {
+/// Reads the zone on `disk`, which is the file `path`, and what a killed process has kept of it.
+pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Image, ZoneError> {
     let boot = env.boot_id();
     let mut notes = Vec::new();
     let (root, copies_agree) = read_root(disk, &mut notes).await?;
@@ -114,6 +116,7 @@ pub async fn read_zone<E: Env>(env: &E, disk: &E::Disk) -> Result<Image, ZoneErr
         replayed: 0,
         kept: Vec::new(),
         kept_gone: false,
+        kept_of_another: false,
         doubted: false,
         cut: None,
         notes,
@@ -121,7 +124,7 @@ pub async fn read_zone<E: Env>(env: &E, disk: &E::Disk) -> Result<Image, ZoneErr
     let noted = read_at(disk, DOUBT_OFFSET, BLOCK as usize, "note of failed syncs").await?;
     image.doubted = noted[..] == doubt(zone_id, boot)[..];
     read_log(disk, &mut image, boot).await?;
-    read_kept(env, &mut image)?;
+    read_kept(env, path, &mut image)?;
     for (key, value) in &image.dirty {
         match value {
             Some(value) => image.items.insert(key.clone(), value.clone()),
@@ -304,12 +307,12 @@ async fn read_log(disk: &impl Disk, image: &mut Image, boot: u64) -> Result<(), 
 
 /// Replays what a killed process has kept behind the end of the log. Not in another life of the machine, or behind a failed sync:
 /// then records in front of them may be missing, and everybody is told.
-fn read_kept<E: Env>(env: &E, image: &mut Image) -> Result<(), ZoneError> {
+fn read_kept<E: Env>(env: &E, path: &str, image: &mut Image) -> Result<(), ZoneError> {
     let (zone_id, opening) = (image.root.zone_id.get(), image.root.kept.get());
     if opening == 0 || image.root.boot.get() != env.boot_id() || image.doubted {
         return Ok(());
     }
-    let read = keep::read(env, zone_id, opening).map_err(|e| ZoneError::io("memory of the last changes", &e))?;
+    let read = keep::read(env, path, zone_id, opening).map_err(|e| ZoneError::io("memory of the last changes", &e))?;
     let mut records = match read {
         Found::Records(records, on_disk) if on_disk <= image.lsn => records,
         found => {
@@ -319,6 +322,7 @@ fn read_kept<E: Env>(env: &E, image: &mut Image) -> Result<(), ZoneError> {
                 Found::Records(..) => "a killed server had written more than there is; what its memory has is not used",
             };
             image.kept_gone = true;
+            image.kept_of_another = matches!(found, Found::Records(..));
             image.notes.push(note.into());
             return Ok(());
         }

@@ -11,7 +11,7 @@
 
 use crate::event::Event;
 use crate::group::{Group, Link};
-use crate::keep::{AREAS, Keep};
+use crate::keep::{self, AREAS, Keep};
 use crate::layout::{GROUP_HEADER, Geometry, PAGE_PAYLOAD, SLOT_BYTES, Superblock};
 use crate::planted::{self, Mistake};
 use crate::recover::{Changes, Image};
@@ -264,7 +264,7 @@ impl<E: Env> Shared<E> {
             closing: false,
             committing: true,
             checkpointing: true,
-            agents: 3,
+            agents: 4,
             failed: None,
             counters: ZoneStats::default(),
         };
@@ -372,6 +372,13 @@ impl<E: Env> Shared<E> {
     pub fn kept_wanted(&self) -> u64 {
         let keeps = self.keeps.get() && self.keep.borrow().as_ref().is_some_and(|keep| !keep.has_failed());
         if keeps { self.opening } else { 0 }
+    }
+
+    /// Removes the memory, which the root does not name any more. It is made again when it is wanted again.
+    pub fn forget_kept(&self) {
+        if self.keep.take().is_some() {
+            keep::forget(&self.env, self.zone_id, self.opening);
+        }
     }
 
     /// Whether the root has to say something else of it, and may: what is kept alone must be found.

@@ -199,19 +199,31 @@ impl<E: Env> Zone<E> {
     pub async fn open(env: &E, path: &str, options: &OpenOptions) -> Result<(Zone<E>, Recovered), ZoneError> {
         let disk = env.disk(path, DiskMode::Open).await.map_err(|e| ZoneError::io(path, &e))?;
         let boot = env.boot_id();
-        let mut image = read_zone(env, &*disk).await.map_err(|e| e.at(path))?;
+        let mut image = read_zone(env, path, &*disk).await.map_err(|e| e.at(path))?;
         check_owner(&image, path, options)?;
         let other_life = ![0, boot].contains(&image.root.boot.get());
         let lost = image.doubted || image.kept_gone || other_life || image.root.lost != 0;
         let (zone_id, last) = (image.root.zone_id.get(), image.root.kept.get());
         let opening = env.rand().max(1);
+        if !image.kept.is_empty() {
+            // Whatever comes of it, the memory is there for the next try.
+            restore(&*disk, &mut image, opening).await.map_err(|e| ZoneError::io(path, &e))?;
+        }
         let keep = if options.keeps { make_keep(env, path, zone_id, opening) } else { None };
         let kept = if keep.is_some() { opening } else { 0 };
-        if let Err(e) = make_stable(&*disk, &mut image, boot, lost, opening, kept).await {
-            commit::note_doubt(&*disk, zone_id, boot).await;
+        let mut at = Step::Writing;
+        if let Err(e) = make_stable(&*disk, &mut image, boot, lost, kept, &mut at).await {
+            if at == Step::Syncing {
+                commit::note_doubt(&*disk, zone_id, boot).await;
+            }
+            // A root that may have been written may name it.
+            if keep.is_some() && at != Step::WritingRoot {
+                keep::forget(env, zone_id, kept);
+            }
             return Err(ZoneError::io(path, &e));
         }
-        if last != 0 {
+        // That of a zone that this one is a copy of, which may be open, stays.
+        if last != 0 && !image.kept_of_another {
             keep::forget(env, zone_id, last);
         }
         let (shared, items, replayed, notes) = Shared::new(env, path, disk, options, image, opening, keep);
@@ -431,6 +443,15 @@ async fn restore(disk: &impl Disk, image: &mut Image, opening: u64) -> std::io::
     Ok(())
 }
 
+/// What `make_stable` was doing when it failed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Writing,
+    /// Nobody knows what of the data is there.
+    Syncing,
+    WritingRoot,
+}
+
 /// Makes what was replayed stable, what was cut impossible to return, and both superblock copies one that says so in
 /// this life of the machine and names the opening that keeps records in memory (0: none). Until then nothing that an older copy names may be overwritten.
 async fn make_stable(
@@ -438,22 +459,20 @@ async fn make_stable(
     image: &mut Image,
     boot: u64,
     lost: bool,
-    opening: u64,
     kept: u64,
+    at: &mut Step,
 ) -> std::io::Result<()> {
-    if !image.kept.is_empty() {
-        restore(disk, image, opening).await?;
-    }
     // The chosen copy may be written but not stable yet: sync first, so that one is whole at any moment.
-    disk.sync().await?;
+    sync(disk, at).await?;
     if !image.copies_agree {
         // With equal bytes, so that the chosen one is never lost to the other, which proves less.
-        write_copies(disk, &image.root).await?;
+        write_copies(disk, &image.root, at).await?;
     }
     if let Some(position) = image.cut.filter(|_| !planted::is(Mistake::CutComesBack)) {
         // In this life of the machine the group would be replayed after a crash.
+        *at = Step::Writing;
         disk.write(image.geometry.log_address(position), Buf::zeroed(BLOCK as usize)).await.0?;
-        disk.sync().await?;
+        sync(disk, at).await?;
     }
     let proven = image.root.boot.get() == boot && image.root.stable_seq.get() == image.seq && !image.doubted;
     if !proven || image.root.kept.get() != kept {
@@ -465,18 +484,25 @@ async fn make_stable(
         root.lost = lost.into();
         root.stable_seq = image.seq.into();
         root.seal();
-        write_copies(disk, root).await?;
+        write_copies(disk, root, at).await?;
     }
     if image.doubted {
+        *at = Step::WritingRoot;
         disk.write(DOUBT_OFFSET, Buf::zeroed(BLOCK as usize)).await.0?;
     }
     Ok(())
 }
 
-async fn write_copies(disk: &impl Disk, root: &Superblock) -> std::io::Result<()> {
+async fn write_copies(disk: &impl Disk, root: &Superblock, at: &mut Step) -> std::io::Result<()> {
     for copy in 0..2 {
+        *at = Step::WritingRoot;
         disk.write(copy * BLOCK, Buf::copy_of(root.as_bytes())).await.0?;
-        disk.sync().await?;
+        sync(disk, at).await?;
     }
     Ok(())
+}
+
+async fn sync(disk: &impl Disk, at: &mut Step) -> std::io::Result<()> {
+    *at = Step::Syncing;
+    disk.sync().await
 }

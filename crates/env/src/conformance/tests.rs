@@ -42,7 +42,7 @@ real!(
 );
 real!(
     /// Goal: production keeps the promises of memory that outlives the process. Method: the suite.
-    real_memory, env, _dir => conformance::memory(env, super::super::real::memory_outlives().is_ok())
+    real_memory, env, dir => conformance::memory(env, &dir, super::super::real::memory_outlives().is_ok())
 );
 real!(
     /// Goal: production keeps the promises of tasks. Method: the suite.
@@ -92,7 +92,7 @@ fn sim_boots() {
 /// Goal: the simulator keeps the promises of memory that outlives the process. Method: the suite, many seeds.
 #[test]
 fn sim_memory() {
-    sim(|env| conformance::memory(env, true));
+    sim(|env| conformance::memory(env, "/data", true));
 }
 
 /// Goal: the simulator keeps the promises of tasks. Method: the suite, many seeds.

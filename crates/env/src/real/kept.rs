@@ -7,7 +7,7 @@
 
 use super::disk::context;
 use crate::Kept;
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{FileType, Mode, OFlags, Stat};
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -18,6 +18,8 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// Whose `/dev/shm` it is.
 const IPC_NAMESPACE: &str = "/proc/self/ns/ipc";
+/// The place as the first process sees it; root may look.
+const FIRST_PLACE: &str = "/proc/1/root/dev/shm";
 /// Inode of the first IPC namespace, that of the machine: part of the kernel's interface (`PROC_IPC_INIT_INO` of linux/proc_ns.h).
 const MACHINE: u64 = 0xEFFF_FFFF;
 
@@ -33,6 +35,12 @@ pub fn memory_outlives() -> io::Result<()> {
     let namespace = rustix::fs::stat(IPC_NAMESPACE).map_err(|e| context(IPC_NAMESPACE, e))?;
     if namespace.st_ino != MACHINE {
         return unsupported("the IPC namespace is not the machine's, it may end with the server");
+    }
+    // Who may not look takes it for the machine's.
+    if rustix::fs::stat(FIRST_PLACE)
+        .is_ok_and(|first| rustix::fs::stat(PLACE).is_ok_and(|own| own.st_dev != first.st_dev))
+    {
+        return unsupported("it is not the one of the machine, it may end with the server");
     }
     Ok(())
 }
@@ -58,14 +66,28 @@ impl RealKept {
     }
 }
 
-/// Names are seen by all users, so what is there may be anybody's, of any size.
-pub(super) fn read(name: &str, most: usize) -> io::Result<Vec<u8>> {
+/// Names are seen by all users, so what is there may be anybody's, of any kind and size: it counts if it is this user's, root's, or that
+/// of the owner of the file `of`.
+pub(super) fn read(name: &str, of: &str, most: usize) -> io::Result<Vec<u8>> {
     let path = path_of(name);
+    let owner = rustix::fs::stat(of).map_err(|e| context(of, e))?.st_uid;
+    let users = [rustix::process::geteuid().as_raw(), 0, owner];
+    let counts = |stat: &Stat| {
+        let mode = Mode::from_raw_mode(stat.st_mode);
+        let file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        file && users.contains(&stat.st_uid) && !mode.intersects(Mode::WGRP | Mode::WOTH)
+    };
+    // Looked at first: what does not count need not be readable either.
+    let stat = rustix::fs::lstat(&path).map_err(|e| context(&path, e))?;
+    let foreign = || io::Error::new(io::ErrorKind::NotFound, format!("{path}: somebody else made it"));
+    if !counts(&stat) {
+        return Err(foreign());
+    }
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let fd = rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| context(&path, e))?;
     let stat = rustix::fs::fstat(&fd).map_err(|e| context(&path, e))?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{path}: it is no file")));
+    if !counts(&stat) {
+        return Err(foreign());
     }
     let (mut bytes, mut done) = (vec![0; most.min(stat.st_size as usize)], 0);
     while done < bytes.len() {
@@ -100,5 +122,52 @@ impl Kept for RealKept {
 
     fn is_there(&self) -> bool {
         rustix::fs::fstat(&self.fd).is_ok_and(|stat| stat.st_nlink > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: nobody else's memory counts: what others may write to or have made, and what is no file, is not there, and is no reason to fail.
+    /// Method: each of them in its place.
+    #[test]
+    fn memory_of_others_is_not_there() {
+        let dir = tempfile::tempdir().expect("directory");
+        let own = dir.path().join("zone");
+        std::fs::write(&own, b"").expect("file");
+        let own = own.to_str().expect("text");
+        let name = format!("test-others-{:x}", std::process::id());
+        let path = path_of(&name);
+        let found = |what: &str| {
+            let found = read(&name, own, 100);
+            forget(&name).or_else(|_| std::fs::remove_dir(&path)).expect(what);
+            found.map_err(|e| e.kind())
+        };
+        let put = |mode: u32| {
+            std::fs::write(&path, b"forged").expect("file");
+            rustix::fs::chmod(&path, Mode::from_raw_mode(mode)).expect("mode");
+        };
+        put(0o600);
+        assert_eq!(found("own"), Ok(b"forged".to_vec()));
+        let gone = Err(io::ErrorKind::NotFound);
+        put(0o620);
+        assert_eq!(found("the group may write"), gone);
+        put(0o602);
+        assert_eq!(found("all may write"), gone);
+        std::fs::create_dir(&path).expect("directory");
+        assert_eq!(found("directory"), gone);
+        std::os::unix::fs::symlink(own, &path).expect("link");
+        assert_eq!(found("link"), gone);
+        if rustix::process::geteuid().is_root() {
+            let nobody = rustix::fs::Uid::from_raw(65534);
+            put(0o600);
+            rustix::fs::chown(&path, Some(nobody), None).expect("owner");
+            assert_eq!(found("somebody else's"), gone);
+            put(0o600);
+            rustix::fs::chown(&path, Some(nobody), None).expect("owner");
+            rustix::fs::chown(own, Some(nobody), None).expect("owner");
+            assert_eq!(found("the owner's"), Ok(b"forged".to_vec()));
+        }
     }
 }

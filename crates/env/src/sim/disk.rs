@@ -249,6 +249,10 @@ impl Files {
         Ok(names)
     }
 
+    pub(super) fn kept_names(&self) -> Vec<String> {
+        self.kept.keys().cloned().collect()
+    }
+
     pub(super) fn kept(&self, name: &str) -> io::Result<Vec<u8>> {
         Ok(self.kept.get(name).ok_or_else(|| not_found(name))?.borrow().clone())
     }

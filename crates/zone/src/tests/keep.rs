@@ -3,9 +3,17 @@
 use super::*;
 use crate::fsck;
 use crate::keep::{Found, Keep, read};
-use amphi_env::sim::CrashKind;
+use amphi_env::sim::{CrashKind, DiskOp, DiskOpKind};
 use amphi_env::{Env, Kept};
 use std::time::Duration;
+
+fn name_of(zone: &Zone<SimEnv>) -> String {
+    format!("{:016x}-{:016x}", zone.shared().zone_id, zone.shared().opening)
+}
+
+fn memory_of(sim: &Sim, zone: &Zone<SimEnv>) -> std::io::Result<Vec<u8>> {
+    sim.node(NODE).kept(&name_of(zone), PATH, 24)
+}
 
 /// Goal: a record is kept without a disk write, is written soon, survives the process but not power loss, and opening brings
 /// it to the disk; nothing is left of the memory of a closed zone. Method: crashes before the first disk write ends.
@@ -41,7 +49,8 @@ fn a_kept_record_survives_the_process_alone() {
         let (zone, found) = open(&sim, &manual()).unwrap();
         assert_eq!((found.items.len(), zone.written_lsn()), (usize::from(survives), opened));
         let env = sim.node(NODE);
-        let there = |opening: u64| env.kept(&format!("{:016x}-{opening:016x}", zone.shared().zone_id), 24).is_ok();
+        let there =
+            |opening: u64| env.kept(&format!("{:016x}-{opening:016x}", zone.shared().zone_id), PATH, 24).is_ok();
         let openings = openings.iter().chain([&zone.shared().opening]);
         assert_eq!(openings.clone().map(|o| there(*o)).collect::<Vec<bool>>(), [false, false, true]);
         sim.block_on(zone.close()).unwrap().unwrap();
@@ -87,6 +96,7 @@ fn memory_that_is_not_used_cannot_be_lost() {
             zone.tune(interval, 1 << 20, true);
             sim.run_for(Duration::from_millis(50)).unwrap();
         }
+        assert_eq!(memory_of(&sim, &zone).is_ok(), case == "off and on", "{case}");
         let last = plain(&zone, txn("Ib", b"2"));
         assert_eq!(zone.kept_lsn() == last, case == "off and on", "{case}");
         sim.block_on(zone.kept(last)).unwrap().unwrap();
@@ -115,12 +125,62 @@ fn memory_does_not_complete_an_old_copy() {
         let lsn = plain(&zone, txn(&format!("I{i}"), b"1"));
         sim.block_on(zone.written(lsn)).unwrap().unwrap();
     }
+    let name = name_of(&zone);
     drop(zone);
     sim.crash(NODE, CrashKind::Process);
     sim.node(NODE);
     sim.poke(NODE, PATH, 0, &old).unwrap();
     let (_zone, found) = open(&sim, &manual()).unwrap();
     assert_eq!((found.items.len(), found.lost), (3, true), "{:?}", found.notes);
+    // Its zone may be open elsewhere.
+    assert!(sim.node(NODE).kept(&name, PATH, 24).is_ok());
+}
+
+/// Goal: memory that is removed while nothing happens is missed, so that its loss is none. Method: a kill some seconds later.
+#[test]
+fn memory_that_is_removed_while_idle_is_missed() {
+    for seconds in [0, 15] {
+        let sim = sim(8);
+        format(&sim, &params());
+        let (zone, _) = open(&sim, &manual()).unwrap();
+        let lsn = plain(&zone, txn("Ia", b"1"));
+        sim.block_on(zone.written(lsn)).unwrap().unwrap();
+        sim.forget_kept(NODE);
+        sim.run_for(Duration::from_secs(seconds)).unwrap();
+        drop(zone);
+        sim.crash(NODE, CrashKind::Process);
+        let (_zone, found) = open(&sim, &manual()).unwrap();
+        assert_eq!((found.items.len(), found.lost), (1, seconds == 0), "{:?}", found.notes);
+    }
+}
+
+/// Goal: an opening that cannot write what is kept, or its root, leaves all to the next one, and puts nothing in question. Method: each of its
+/// first writes fails once.
+#[test]
+fn an_opening_that_fails_leaves_what_is_kept() {
+    for failing in 1..4 {
+        let sim = sim(9);
+        format(&sim, &params());
+        let (zone, _) = open(&sim, &manual()).unwrap();
+        let lsn = plain(&zone, txn("Ia", b"1"));
+        assert_eq!((zone.kept_lsn(), zone.written_lsn() < lsn), (lsn, true));
+        drop(zone);
+        sim.crash(NODE, CrashKind::Process);
+        sim.node(NODE);
+        let mut writes = 0;
+        sim.on_disk_op(NODE, move |op: &DiskOp| {
+            writes += u32::from(op.kind == DiskOpKind::Write);
+            (op.kind == DiskOpKind::Write && writes == failing).then_some(std::io::ErrorKind::StorageFull)
+        });
+        assert!(open(&sim, &manual()).is_err(), "write {failing}");
+        sim.clear_disk_hook(NODE);
+        sim.crash(NODE, CrashKind::Process);
+        let (zone, found) = open(&sim, &manual()).unwrap();
+        assert_eq!((found.items.len(), found.lost), (1, false), "write {failing}: {:?}", found.notes);
+        // Which of the two the root names nobody knows who could not write it.
+        let left = sim.kept_names(NODE).len() - 1;
+        assert_eq!((left, memory_of(&sim, &zone).is_ok()), (usize::from(failing > 1), true), "write {failing}");
+    }
 }
 
 /// Goal: what does not fit, what comes while memory is switched off, and what a node without such memory appends is kept when it is
@@ -181,7 +241,7 @@ fn only_whole_records_of_the_opening_count() {
     let env = sim.node(NODE);
     let (zone_id, opening) = (77, 123);
     let keep = Keep::make(&env, zone_id, opening).unwrap();
-    let records = |opening| match read(&env, zone_id, opening) {
+    let records = |opening| match read(&env, PATH, zone_id, opening) {
         Ok(Found::Records(r, 9)) => Some(r.into_iter().collect::<Vec<(u64, Vec<u8>)>>()),
         Ok(Found::Records(r, 0)) if r.is_empty() => Some(Vec::new()),
         _ => None,
@@ -203,7 +263,7 @@ fn only_whole_records_of_the_opening_count() {
     assert_eq!(records(opening), Some(whole.clone()));
     assert_eq!((records(opening + 2), records(opening + 1)), (None, None));
     let name = format!("{zone_id:016x}-{opening:016x}");
-    let bytes = env.kept(&name, 1 << 20).unwrap();
+    let bytes = env.kept(&name, PATH, 1 << 20).unwrap();
     let third = 4096 + 2 * 56;
     for (from, to) in [(0, 4), (4, 8), (8, 16), (16, 56)] {
         let memory = env.keep(&name).unwrap();

@@ -319,7 +319,7 @@ fn losses_are_told() {
     let env = sim.node(NODE);
     let noted = async {
         let disk = env.disk(PATH, amphi_env::DiskMode::Open).await.unwrap();
-        let image = crate::recover::read_zone(&env, &*disk).await.unwrap();
+        let image = crate::recover::read_zone(&env, PATH, &*disk).await.unwrap();
         crate::commit::note_doubt(&*disk, image.root.zone_id.get(), env.boot_id()).await;
     };
     sim.block_on(noted).unwrap();
