@@ -9,6 +9,7 @@ mod demo;
 mod failure;
 mod idle;
 mod members;
+mod mount_words;
 mod process;
 mod size;
 mod storage_kind;

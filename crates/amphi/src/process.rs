@@ -5,6 +5,7 @@
 
 use crate::failure::{During, Failure, Outcome};
 use crate::idle::Idle;
+use crate::mount_words::{MountWord, MountWords};
 use crate::size;
 use amphi_client::{Client, ClientConfig, Clock, IoHalf, Way};
 use amphi_env::addr::Addr;
@@ -467,12 +468,20 @@ pub struct MountOptions {
     pub spin: Duration,
     /// Other users may use the mount.
     pub allow_other: bool,
+    /// What else it allows.
+    pub words: MountWords,
 }
 
 /// Mounts `client`. `ended` is told when the mount ends, also by `umount`.
 #[expect(clippy::disallowed_methods, reason = "the thread that waits for the end of the mount")]
 pub fn mount(client: Client, options: &MountOptions, ended: mpsc::Sender<()>) -> Outcome<Arc<Session>> {
+    let words = &options.words;
+    let said = |yes, no| words.said(yes, no).unwrap_or(false);
     let config = SessionConfig {
+        read_only: said(MountWord::Ro, MountWord::Rw),
+        no_suid: said(MountWord::NoSuid, MountWord::Suid),
+        no_exec: said(MountWord::NoExec, MountWord::Exec),
+        devices: said(MountWord::Dev, MountWord::NoDev),
         source: options.source.clone(),
         allow_other: options.allow_other,
         default_permissions: true,
@@ -664,7 +673,8 @@ mod tests {
             assert!(!running.has_panicked());
             if panics {
                 let (source, spin) = ("test".into(), Duration::ZERO);
-                let options = MountOptions { source, dir: dir.clone(), spin, allow_other: false };
+                let words = MountWords::default();
+                let options = MountOptions { source, dir: dir.clone(), spin, allow_other: false, words };
                 let session = mount(running.client.clone(), &options, mpsc::channel().0);
                 let session = session.unwrap_or_else(|e| panic!("{e}"));
                 let (flags, mode) = (OFlags::CREATE | OFlags::WRONLY, Mode::RUSR);

@@ -109,7 +109,12 @@ pub(crate) fn mount(at: &Path, config: &SessionConfig) -> Result<(OwnedFd, Mount
         return Ok((device, MountPoint { path, device_number, by_helper: false }));
     }
     let source = config.source.replace('\\', r"\\").replace(',', r"\,");
-    let options = format!("fsname={source},subtype=amphi,{}", common_options(config));
+    let mut options = format!("fsname={source},subtype=amphi,{}", common_options(config));
+    for (on, name) in
+        [(config.read_only, ",ro"), (config.no_suid, ",nosuid"), (config.no_exec, ",noexec"), (config.devices, ",dev")]
+    {
+        options.push_str(if on { name } else { "" });
+    }
     let device = fusermount::mount(&path, &options)?;
     let device_number = table::device_at(&path).unwrap_or(0);
     Ok((device, MountPoint { path, device_number, by_helper: true }))
@@ -161,7 +166,9 @@ fn mount_as_root(path: &Path, device: &OwnedFd, config: &SessionConfig) -> Resul
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let fd = device.as_raw_fd();
     let data = format!("fd={fd},rootmode=40000,user_id={uid},group_id={gid},{}", common_options(config));
-    let mut flags = MountFlags::NODEV;
+    let mut flags = MountFlags::empty();
+    flags.set(MountFlags::NODEV, !config.devices);
+    flags.set(MountFlags::NOEXEC, config.no_exec);
     flags.set(MountFlags::RDONLY, config.read_only);
     flags.set(MountFlags::NOSUID, config.no_suid);
     let data = std::ffi::CString::new(data).expect("made of numbers and words");

@@ -37,6 +37,10 @@ pub struct SessionConfig {
     pub read_only: bool,
     /// Ignore setuid and setgid when executing.
     pub no_suid: bool,
+    /// Execute nothing.
+    pub no_exec: bool,
+    /// Device files can be opened; root alone may mount so.
+    pub devices: bool,
     /// Payload of the largest request in bytes, a multiple of 4096. As root the system's limit is raised to it.
     pub request_max_bytes: usize,
     /// Most reader threads, at least 2. So many calls can block at once before others wait for them. A few more are kept for the kernel's
@@ -56,6 +60,8 @@ impl Default for SessionConfig {
             default_permissions: true,
             read_only: false,
             no_suid: false,
+            no_exec: false,
+            devices: false,
             request_max_bytes: 8 << 20,
             threads_max: 256,
             threads_idle_max: 8,

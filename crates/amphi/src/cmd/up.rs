@@ -2,6 +2,7 @@
 
 use crate::failure::{Failure, Outcome};
 use crate::members::{Members, SERVERS_MAX, Site};
+use crate::mount_words::{MountWord, MountWords};
 use crate::process::{self, Around, MountOptions, Stop};
 use crate::size;
 use crate::storage_kind::Rotational;
@@ -89,6 +90,9 @@ pub struct Mounting {
     /// Only the user who mounts may use the mount (root's mounts are open to all by default)
     #[arg(long)]
     pub private: bool,
+    /// Options as mount(8) has them; the last of two opposites counts
+    #[arg(short = 'o', long = "options", value_name = "WORD,...", value_delimiter = ',')]
+    pub words: Vec<MountWord>,
     /// How long a reader of the kernel's requests polls before it sleeps, microseconds, if nobody else needs the core
     #[arg(long, default_value_t = FUSE_SPIN_US, value_parser = spin_us())]
     pub fuse_spin_us: u64,
@@ -97,7 +101,12 @@ pub struct Mounting {
 impl Mounting {
     /// As the client wants it.
     pub fn client_config(&self) -> Outcome<ClientConfig> {
-        let mut config = process::client_config(self.cache, &self.set)?;
+        let words = MountWords(self.words.clone());
+        let is_read_only = words.said(MountWord::Ro, MountWord::Rw) == Some(true);
+        let no_atime = is_read_only || words.said(MountWord::NoAtime, MountWord::RelAtime) == Some(true);
+        let atime = no_atime.then(|| "client.atime=none".to_string());
+        let set: Vec<String> = atime.into_iter().chain(self.set.iter().cloned()).collect();
+        let mut config = process::client_config(self.cache, &set)?;
         config.job_variables = self.job_env.iter().filter(|name| !name.is_empty()).cloned().collect();
         Ok(config)
     }
@@ -109,6 +118,7 @@ impl Mounting {
             dir: dir.to_path_buf(),
             spin: Duration::from_micros(self.fuse_spin_us),
             allow_other: !self.private && rustix::process::geteuid().is_root(),
+            words: MountWords(self.words.clone()),
         }
     }
 }

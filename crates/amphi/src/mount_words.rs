@@ -1,0 +1,56 @@
+//! Options of a mount as mount(8) names them.
+//!
+//! Owns: the words, and which of two opposites counts. Does not own: what they do (`amphi_fuse`, `amphi_client`).
+
+use clap::ValueEnum;
+
+/// A word of `--options`.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+#[value(rename_all = "lower")]
+pub enum MountWord {
+    /// Nothing is changed through this mount, access times included
+    Ro,
+    /// It is, the default
+    Rw,
+    /// Programs run without their setuid and setgid bits and capabilities
+    NoSuid,
+    /// They have them, the default of root
+    Suid,
+    /// No program is executed
+    NoExec,
+    /// They are, the default
+    Exec,
+    /// Device files cannot be opened, the default
+    NoDev,
+    /// They can; root alone may say so
+    Dev,
+    /// Reads do not renew access times (client.atime=none)
+    NoAtime,
+    /// They do if older than the last change or a day, the default
+    RelAtime,
+}
+
+/// Words in the order in which they were given.
+#[derive(Clone, Debug, Default)]
+pub struct MountWords(pub Vec<MountWord>);
+
+impl MountWords {
+    /// Whether `yes` was said last of the two; `None` if neither was.
+    pub fn said(&self, yes: MountWord, no: MountWord) -> Option<bool> {
+        self.0.iter().rev().find(|w| [yes, no].contains(w)).map(|w| *w == yes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use MountWord::{Dev, Exec, NoExec, Ro, Rw};
+
+    /// Goal: the last of two opposites counts. Method: a list.
+    #[test]
+    fn the_last_word_counts() {
+        let words = MountWords(vec![Ro, Exec, Rw, NoExec]);
+        assert_eq!((words.said(Ro, Rw), words.said(NoExec, Exec)), (Some(false), Some(true)));
+        assert_eq!(words.said(Dev, MountWord::NoDev), None);
+    }
+}
