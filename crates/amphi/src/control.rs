@@ -6,7 +6,7 @@
 
 use crate::failure::{Failure, Outcome};
 use amphi_client::status::STATUS_PART_BYTES;
-use rustix::fs::{XattrFlags, getxattr, setxattr};
+use rustix::fs::{Mode, OFlags, StatVfsMountFlags, XattrFlags, getxattr, setxattr, statvfs};
 use rustix::io::Errno;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -86,6 +86,9 @@ fn explain(path: &Path, what: &str, access: &str, e: Errno) -> Failure {
         Errno::PERM | Errno::ACCESS => Failure::refused(format!(
             "{shown}: permission denied: {what} is for root, the owner of the mount and, for their own files, their owners"
         )),
+        Errno::ROFS => Failure::refused(format!(
+            "{shown}: is mounted read-only, so that {what} cannot be set; --set of the mount does it for tunables, and other mounts can"
+        )),
         Errno::NOTCONN => Failure::broken(format!("{shown}: the mount's process has died; unmount it")),
         Errno::IO | Errno::TIMEDOUT if what.starts_with("tunables") => Failure::broken(format!(
             "{shown}: the servers cannot be asked for theirs ({e}); name tunables of the mount alone, such as 'hybrid.*'"
@@ -128,6 +131,19 @@ pub fn write(path: &Path, name: &str, value: &str, refusal: impl FnOnce(Errno) -
 /// Writes a control attribute of which the value is no question: what the mount says against it is a failure.
 pub fn command(path: &Path, name: &str, value: &str) -> Outcome {
     setxattr(path, name, value.as_bytes(), XattrFlags::empty()).map_err(|e| explain(path, name, "write", e))
+}
+
+/// Makes everything stable that programs have written on the mount of `path`, through mappings too. Nothing is written through one that is
+/// read-only.
+pub fn sync(path: &Path) -> Outcome {
+    if statvfs(path).is_ok_and(|s| s.f_flag.contains(StatVfsMountFlags::RDONLY)) {
+        return Ok(());
+    }
+    // What was stored through mappings the kernel has, and sends when it is asked; it does not ask the file system for more.
+    if let Ok(file) = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()) {
+        let _ = rustix::fs::syncfs(&file);
+    }
+    command(path, "user.amphi.sync", "all")
 }
 
 /// Reads a control attribute that may be longer than an attribute can be: `NAME` is its beginning, `NAME.from.N` goes on at byte N of it.

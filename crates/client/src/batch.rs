@@ -260,7 +260,7 @@ async fn write(core: &Arc<Core>, flights: &[Flight], payload: Buf) -> Result<Vec
     }
     let part = |f: &Flight| {
         let known = f.file.known.lock();
-        let (generation, mtime) = (known.view.generation, known.mtime);
+        let (generation, mtime) = (known.view.generation, known.write_time());
         BatchPart { object: f.object, offset: f.range.start, len: f.range.len() as u32, generation, mtime }
     };
     let parts: Vec<BatchPart> = flights.iter().map(part).collect();

@@ -86,6 +86,11 @@ impl Client {
         self.core.company.is_alone()
     }
 
+    /// Whether no other mount has been there since this one came: nobody else has changed anything.
+    pub fn has_always_been_alone(&self) -> bool {
+        self.core.company.has_always_been_alone()
+    }
+
     /// Whoever caches file data outside, and gives it back when somebody else wants to write it; `None` ends that.
     pub fn set_pages(&self, pages: Option<Arc<dyn KernelPages>>) {
         self.core.company.set_pages(pages);

@@ -95,10 +95,13 @@ pub struct Rule {
     directories: u64,
 }
 
+/// The rule before any other: odd, alone.
+const ALONE_FROM_THE_START: u64 = 1;
+
 impl Company {
     pub(crate) fn new() -> Company {
         Company {
-            rule: AtomicU64::new(1),
+            rule: AtomicU64::new(ALONE_FROM_THE_START),
             change: AtomicU64::new(0),
             settled: AtomicBool::new(false),
             under_way: AtomicU64::new(0),
@@ -122,6 +125,11 @@ impl Company {
     #[inline]
     pub(crate) fn is_alone(&self) -> bool {
         self.rule() & 1 == 1
+    }
+
+    /// Whether there has been no other mount.
+    pub(crate) fn has_always_been_alone(&self) -> bool {
+        self.rule() == ALONE_FROM_THE_START
     }
 
     /// Whether tokens are asked for.

@@ -103,6 +103,8 @@ pub(crate) struct Known {
     pub(crate) mtime: Timespec,
     /// That time is not yet known to be the server's: the cache holds writes with it, or nobody has asked since.
     pub(crate) mtime_local: bool,
+    /// `mtime` was set, not that of a write.
+    pub(crate) mtime_set: bool,
     /// Time of the latest read that counts; goes with the next close.
     pub(crate) accessed: Option<Timespec>,
     /// The server has not been told of it.
@@ -115,6 +117,13 @@ pub(crate) struct Known {
     pub(crate) closing: Vec<Access>,
     /// `Spread` was answered since the last writer closed.
     pub(crate) spread: bool,
+}
+
+impl Known {
+    /// What write-back says of when its bytes were written: nothing, if a time was set since.
+    pub(crate) fn write_time(&self) -> Timespec {
+        if self.mtime_set { Timespec::default() } else { self.mtime }
+    }
 }
 
 /// Which units are dirty.
@@ -250,6 +259,7 @@ impl File {
                 xattrs_at: 0,
                 view,
                 mtime_local: false,
+                mtime_set: false,
                 accessed: None,
                 accessed_due: false,
                 opens: Vec::new(),
@@ -302,7 +312,7 @@ impl File {
     /// Time of the last write that is in the cache alone, or nothing.
     pub(crate) fn own_mtime(&self) -> Timespec {
         let known = self.known.lock();
-        if known.mtime_local { known.mtime } else { Timespec::default() }
+        if known.mtime_local { known.write_time() } else { Timespec::default() }
     }
 
     /// What the owner of the file asked of the decision.
@@ -468,7 +478,7 @@ impl File {
         attr.blocks = attr.blocks.max(whole.min(attr.blocks + dirty));
         if known.mtime_local {
             attr.mtime = if alone { known.mtime } else { attr.mtime.max(known.mtime) };
-            attr.ctime = attr.ctime.max(known.mtime);
+            attr.ctime = attr.ctime.max(known.write_time());
         }
         attr.atime = attr.atime.max(known.accessed.unwrap_or(attr.atime));
         attr
@@ -601,7 +611,7 @@ impl File {
     pub(crate) fn touch(&self, now: Timespec) {
         let mut known = self.known.lock();
         known.mtime = now;
-        known.mtime_local = true;
+        (known.mtime_local, known.mtime_set) = (true, false);
         self.atime_due.store(true, Relaxed);
     }
 
@@ -620,6 +630,12 @@ impl File {
         }
     }
 
+    /// The time of the last change was set: what is dirty was written before, and adds nothing to it when it leaves.
+    pub(crate) fn time_was_set(&self, mtime: Timespec) {
+        let mut known = self.known.lock();
+        (known.mtime, known.mtime_set) = (mtime, true);
+    }
+
     /// Everything of this client has been written back, and others may write from now on: its times are the server's.
     pub(crate) fn times_told(&self) {
         let mut known = self.known.lock();
@@ -632,7 +648,8 @@ impl File {
     pub(crate) fn touched_past_cache(&self, at: Timespec) {
         let mut known = self.known.lock();
         if known.mtime_local {
-            known.mtime = known.mtime.max(at);
+            known.mtime = if known.mtime_set { at } else { known.mtime.max(at) };
+            known.mtime_set = false;
         }
     }
 

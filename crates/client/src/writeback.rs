@@ -264,7 +264,7 @@ async fn send_piece(
 ) -> Result<()> {
     let (layout, generation, mtime) = {
         let known = file.known.lock();
-        (known.view.layout, known.view.generation, known.mtime)
+        (known.view.layout, known.view.generation, known.write_time())
     };
     let (lane, server_lock, mtime, kill_suidgid) = match kind {
         WriteKind::Back => (Lane::Urgent, false, mtime, false),

@@ -4,8 +4,8 @@
 //! waits (`patience`). Does not own: any decision about caching or direct I/O, which is the client's.
 //!
 //! Invariants: a cache hit neither allocates nor wakes another thread; a handle given to the kernel stays valid until its
-//! release. Ordinary opens bypass the kernel's page cache for reads and writes; opens with `O_DIRECT` do not, so that the kernel
-//! sends the pieces of one call in parallel. A mount that is alone keeps mapped pages between opens, since all changes pass
+//! release. Ordinary opens bypass the kernel's page cache for reads and writes; opens with `O_DIRECT` do not, unless they append, so that the kernel
+//! sends the pieces of one call in parallel. A mount that has always been alone keeps mapped pages between opens, since all changes pass
 //! through its kernel, which drops the pages they touch, and lends names and attributes to the kernel for a while (`lent`). With
 //! other mounts the kernel keeps no name and no attribute, and its pages are taken back with the lock under which they were read (`pages`).
 
@@ -14,8 +14,10 @@ mod handles;
 pub mod ioctl;
 mod lent;
 mod listings;
+mod page_writes;
 mod pages;
 mod patience;
+mod rollback;
 
 use crate::environment::{Environments, Said};
 use crate::file_system::{
@@ -27,8 +29,10 @@ use amphi_types::{Attr, Cred, Errno, Ino, Kind, Result, SetAttr};
 use file_locks::FileLocks;
 use handles::Handles;
 use listings::Listings;
+use page_writes::PageWrites;
 use pages::Pages;
 use patience::Patience;
+use rollback::Rollbacks;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -44,6 +48,9 @@ const LEND_MIN_BYTES: usize = 16 << 10;
 /// Bytes of one copy_file_range, whose callers go on where it ended: who is interrupted leaves no more behind than by a large write.
 const COPY_MAX_BYTES: u64 = 16 << 20;
 
+/// The control attribute that makes everything stable.
+const SYNC: &[u8] = b"user.amphi.sync";
+
 /// A mounted client.
 pub struct ClientFs {
     client: Client,
@@ -54,6 +61,8 @@ pub struct ClientFs {
     file_locks: Arc<FileLocks>,
     patience: Patience,
     pages: Pages,
+    page_writes: PageWrites,
+    rollbacks: Rollbacks,
     /// Bytes of the largest request: one of this size may be a piece of a longer call.
     request_max_bytes: AtomicUsize,
 }
@@ -70,6 +79,8 @@ impl ClientFs {
             file_locks: Arc::default(),
             patience: Patience::default(),
             pages: Pages::default(),
+            page_writes: PageWrites::default(),
+            rollbacks: Rollbacks::default(),
             request_max_bytes: AtomicUsize::new(usize::MAX),
         }
     }
@@ -149,10 +160,11 @@ impl ClientFs {
     }
 
     fn opened(&self, file: Arc<amphi_client::OpenFile>, how: OpenHow) -> OpenReply {
-        let flags =
-            if how.has(libc::O_DIRECT) { OpenFlags::CACHED } else { OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_WRITES };
-        // Pages from before may be older than what another mount has written.
-        let flags = if self.client.is_alone() { flags | OpenFlags::KEEP_CACHE } else { flags };
+        // The pieces of a long append keep their order only if the kernel sends one after the other.
+        let in_parallel = how.has(libc::O_DIRECT) && !how.has(libc::O_APPEND);
+        let flags = if in_parallel { OpenFlags::CACHED } else { OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_WRITES };
+        // Pages from before may be older than what another mount has written, also one that has gone since.
+        let flags = if self.client.has_always_been_alone() { flags | OpenFlags::KEEP_CACHE } else { flags };
         OpenReply { handle: self.handles.insert(file), flags }
     }
 
@@ -217,6 +229,11 @@ impl FileSystem for ClientFs {
 
     fn setattr(&self, caller: &Caller<'_>, ino: Ino, set: &SetAttr, handle: Option<Handle>) -> Result<AttrReply> {
         let file = handle.map(|h| self.handles.get(h)).transpose()?;
+        if let (Some(handle), Some(size)) = (handle, set.size)
+            && self.rollbacks.is_rollback(handle, caller.tid, size)
+        {
+            return self.getattr(caller, ino, None);
+        }
         let attr = self.wait(caller, self.client.setattr(&self.ctx(caller), ino, *set, file.as_ref()))?;
         let told = self.attributes(attr);
         // The kernel lets nobody make names in a directory meanwhile.
@@ -335,6 +352,7 @@ impl FileSystem for ClientFs {
     }
 
     fn write(&self, caller: &Caller<'_>, _: Ino, how: &WriteHow, mut data: Payload<'_>) -> Result<usize> {
+        let _page_write = how.from_page_cache.then(|| self.page_writes.begin());
         let file = self.handles.get(how.handle)?;
         let ctx = Self::stream(caller);
         let hints = Hints {
@@ -353,7 +371,13 @@ impl FileSystem for ClientFs {
         }
         // Whether setgid stays may depend on the writer's groups.
         let ctx = if how.kill_suidgid { self.ctx(caller) } else { ctx };
-        self.wait(caller, self.client.write(&ctx, &file, how.offset, data.into_buf(), hints))
+        let end = how.offset + data.len() as u64;
+        let written = self.wait(caller, self.client.write(&ctx, &file, how.offset, data.into_buf(), hints));
+        // A mount that is alone knows the size.
+        if written.is_err() && !how.from_page_cache && !self.client.is_alone() {
+            self.rollbacks.failed(how.handle, caller.tid, end);
+        }
+        written
     }
 
     fn statfs(&self, caller: &Caller<'_>, _: Ino) -> Result<Statfs> {
@@ -377,6 +401,7 @@ impl FileSystem for ClientFs {
 
     fn release(&self, _: Ino, handle: Handle) {
         self.locks_released(handle);
+        self.rollbacks.closed(handle);
         if let Some(file) = self.handles.remove(handle) {
             self.client.release(file);
         }
@@ -450,6 +475,10 @@ impl FileSystem for ClientFs {
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => return Err(Errno::Inval),
         };
+        if name == SYNC {
+            caller.will_block();
+            self.page_writes.settle();
+        }
         self.wait(caller, self.client.setxattr(&self.ctx(caller), ino, name, value, mode))
     }
 

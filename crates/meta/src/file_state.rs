@@ -80,6 +80,17 @@ impl MetaStore {
         Ok(())
     }
 
+    /// Behind a `setattr` that has set a time: what the objects have until `objects` was before that, also by the clock of a client that is
+    /// ahead. Errors: `Stale`.
+    pub fn time_outranks(&mut self, ino: Ino, objects: Timespec, txn: &mut Txn) -> Result<()> {
+        let mut dirty = Dirty::default();
+        if objects > self.inode(ino)?.mtime_set_ctime {
+            self.edit(ino, &mut dirty, |inode| inode.mtime_set_ctime = objects);
+        }
+        self.emit(dirty, txn);
+        Ok(())
+    }
+
     /// The last writer has gone: the inode's copy of size, times and blocks is right again.
     ///
     /// Errors: `Stale`, `Inval` for what is no file.

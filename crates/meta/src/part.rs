@@ -290,7 +290,7 @@ impl MetaStore {
             Part::Link { ino } => self.edit(*ino, dirty, |inode| {
                 inode.nlink += 1;
                 inode.linkable = false;
-                inode.ctime = now;
+                inode.ctime = at(inode);
             }),
             Part::Unlink { ino, kind } => {
                 #[cfg(test)]
@@ -299,7 +299,7 @@ impl MetaStore {
                 }
                 self.edit(*ino, dirty, |inode| {
                     inode.nlink = if *kind == Kind::Dir { 0 } else { inode.nlink - 1 };
-                    inode.ctime = now;
+                    inode.ctime = at(inode);
                     if inode.nlink == 0 {
                         applied.orphaned.push(*ino);
                     }

@@ -77,6 +77,11 @@ impl Opens {
         self.inodes.get(&ino).is_some_and(|s| s.iter().any(|(other, c)| *other != session && c.writing > 0))
     }
 
+    /// Whether a session other than this has the inode open.
+    pub fn is_open_elsewhere(&self, session: SessionId, ino: Ino) -> bool {
+        self.inodes.get(&ino).is_some_and(|s| s.keys().any(|other| *other != session))
+    }
+
     /// The session has ended: its opens end. Returns the inodes concerned.
     pub fn drop_session(&mut self, session: SessionId) -> Vec<Ino> {
         let mut touched = Vec::new();

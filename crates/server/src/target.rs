@@ -116,6 +116,8 @@ pub struct Target<E: Env> {
     pub opened_for: RefCell<OpenedFor>,
     /// Opens for sessions of an earlier run that had not said yet what they have open.
     pub opened_early: RefCell<Vec<(SessionId, Ino, Access)>>,
+    /// How often sessions have said what they hold.
+    pub represented: Cell<u64>,
     /// Operations over several targets that are under way here.
     pub intents: RefCell<Intents>,
     /// Inodes that a task is removing.
@@ -229,6 +231,7 @@ impl<E: Env> Target<E> {
             opens: RefCell::new(opens),
             opened_for: RefCell::default(),
             opened_early: RefCell::default(),
+            represented: Cell::default(),
             intents: RefCell::new(Intents::new(id, starts, intents)),
             destroying: RefCell::default(),
             freed: RefCell::default(),

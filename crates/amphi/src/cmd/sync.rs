@@ -5,7 +5,7 @@ use crate::failure::Outcome;
 use clap::Args;
 use std::path::PathBuf;
 
-/// Write back everything that programs wrote on a mount and make it survive power loss; what sync(1) cannot do through FUSE.
+/// Write back everything that programs wrote on a mount, through mappings too, and make it survive power loss; what sync(1) cannot do through FUSE.
 #[derive(Args, Debug)]
 pub struct Sync {
     /// Mount point, or any file or directory there; default: the only mount here
@@ -17,6 +17,6 @@ impl Sync {
     pub fn run(self) -> Outcome {
         let mount = control::find_mount(self.mount)?;
         control::read(&mount, "user.amphi.mode")?;
-        control::command(&mount, "user.amphi.sync", "all")
+        control::sync(&mount)
     }
 }

@@ -102,6 +102,12 @@ impl Mounting {
     /// As the client wants it.
     pub fn client_config(&self) -> Outcome<ClientConfig> {
         let words = MountWords(self.words.clone());
+        for (yes, no, word) in [(MountWord::Dev, MountWord::NoDev, "dev"), (MountWord::Suid, MountWord::NoSuid, "suid")]
+        {
+            if words.said(yes, no) == Some(true) && !rustix::process::geteuid().is_root() {
+                return Err(Failure::refused(format!("-o {word}: root alone may mount so")));
+            }
+        }
         let is_read_only = words.said(MountWord::Ro, MountWord::Rw) == Some(true);
         let no_atime = is_read_only || words.said(MountWord::NoAtime, MountWord::RelAtime) == Some(true);
         let atime = no_atime.then(|| "client.atime=none".to_string());

@@ -217,6 +217,67 @@ fn o_direct_comes_and_goes() {
     place.fsck();
 }
 
+/// Goal: Promise S17: a write past the end with `O_DIRECT` that fails cuts nothing off that another mount has written: the kernel asks for that then,
+/// with the size that it knows. What the program asks for is done. Method: refused writes (`hybrid.unaligned` off) on a mount whose kernel has an
+/// old size, then truncates of the same program.
+#[test]
+fn a_failed_write_cuts_nothing_of_others() {
+    let pair = Pair::new(1, &["--targets", "2"], &["--set", "hybrid.unaligned=off"]);
+    let (ours, theirs) = (pair.a.join("f"), pair.b.join("f"));
+    fs::write(&ours, pattern(1, 1 << 20)).expect("write");
+    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::DIRECT;
+    let f = File::from(rustix::fs::open(&ours, flags, rustix::fs::Mode::empty()).expect("open"));
+    let fails = |at: u64, what: &str| {
+        let refused = f.write_all_at(&[1; 100], at).expect_err(what);
+        assert_eq!(refused.raw_os_error(), Some(libc::EINVAL), "{what}");
+    };
+    let long = pattern(2, 4 << 20);
+    for at in [(1 << 20) + 1, (4 << 20) - 50, 9 << 20] {
+        let other = File::create(&theirs).expect("open");
+        other.set_len(1 << 20).expect("shorter");
+        assert_eq!(f.metadata().expect("stat").len(), 1 << 20);
+        other.write_all_at(&long, 0).expect("write");
+        other.sync_all().expect("fsync");
+        fails(at, "past the end as this kernel knows it");
+        same(&theirs, &long, &format!("after a write at {at}"));
+        same(&ours, &long, &format!("after a write at {at}, here"));
+        // Once more: it knows better now.
+        fails(at, "again");
+        same(&theirs, &long, "after the second");
+    }
+    fails(5, "inside");
+    f.set_len(2 << 20).expect("truncate");
+    same(&theirs, &long[..2 << 20], "the program's own truncate");
+    fails(9 << 20, "past the end");
+    f.set_len(1 << 20).expect("truncate");
+    same(&theirs, &long[..1 << 20], "the program's own truncate behind the kernel's");
+    drop(f);
+    pair.stop();
+}
+
+/// Goal: Promise S1: a layout changes only while no other mount has the file open: it would read by the old one. Method: an empty file, open for
+/// reading on the other mount, which reads what is written then; the layout once it is closed.
+#[test]
+fn a_layout_waits_for_readers_elsewhere() {
+    let pair = Pair::new(1, &["--targets", "2"], &[]);
+    let ours = pair.a.join("f");
+    File::create(&ours).expect("create");
+    let reader = File::open(pair.b.join("f")).expect("open");
+    let set = |layout: &[u8]| setxattr(&ours, "user.amphi.layout", layout, XattrFlags::empty());
+    assert_eq!(set(b"striped,size=64K,count=2"), Err(rustix::io::Errno::BUSY));
+    let bytes = pattern(1, 128 * KIB);
+    plain(&ours).write_all_at(&bytes, 0).expect("write");
+    let mut got = vec![0; bytes.len()];
+    reader.read_exact_at(&mut got, 0).expect("read");
+    assert!(got == bytes);
+    plain(&ours).set_len(0).expect("truncate");
+    drop(reader);
+    crate::harness::eventually("the close arrives", || set(b"striped,size=64K,count=2").is_ok());
+    plain(&ours).write_all_at(&bytes, 0).expect("write");
+    same(&pair.b.join("f"), &bytes, "by the new layout");
+    pair.stop();
+}
+
 /// Goal: direct on one mount against buffered on another, the same bytes of the same file at the same time: every read, by either way on
 /// either mount, shows one of the writes, whole (sanityn 16j, whose own two sides never met); nobody is evicted (398b). Method: records at
 /// odd places, in the window and below, each full of one number.

@@ -80,6 +80,11 @@ fn options_of_mount() {
         assert!(!is_root || fs::read(m.join("null")).is_err(), "{words}");
         let atime = text(&["get", "client.atime", "--mount", &place.text("mount")]);
         assert!(atime.contains(if read_only { "=none" } else { "=relatime" }), "{words}: {atime}");
+        assert!(run(&["sync", &place.text("mount")]).status.success());
+        let set = run(&["set", "client.atime=relatime", "--mount", &place.text("mount")]);
+        let said = String::from_utf8_lossy(&set.stderr);
+        assert_eq!(set.status.code(), Some(if read_only { 2 } else { 0 }), "{said}");
+        assert!(!read_only || said.contains("read-only"), "{said}");
         up.stop();
     }
     if is_root {

@@ -9,7 +9,8 @@ use rustix::fs::{
 use rustix::io::{pread, pwrite, read, write};
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 const ENOENT: i32 = 2;
@@ -280,6 +281,37 @@ fn attributes() {
     assert!(v.f_blocks > 0 && v.f_bfree > 0 && v.f_bfree <= v.f_blocks && v.f_namemax == 255);
     up.stop();
     place.fsck();
+}
+
+/// Goal: a time that is set while bytes are on their way stays when they arrive, also one to come, and moves no other time; the next write moves it
+/// again. Method: times in the future and the past behind a write, written back then; another write.
+#[test]
+fn times_set_behind_a_write() {
+    let place = Place::new();
+    let up = place.up(&["--set", "writeback.age_ms=60000"]);
+    let sync = || assert!(run(&["sync", &place.text("mount")]).status.success());
+    let begun = std::time::SystemTime::now();
+    for (name, at, bytes) in [("ahead", 5_000_000_000, 100), ("behind", 1_000, 100), ("long", 5_000_000_000, 5 << 20)] {
+        let path = place.mount().join(name);
+        let file = fs::File::create(&path).expect("create");
+        file.write_all_at(&pattern(1, bytes), 0).expect("write");
+        file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(at as u64)).expect("utimens");
+        for step in ["at once", "written back", "closed"] {
+            let s = fs::metadata(&path).expect("stat");
+            assert_eq!((s.mtime(), s.mtime_nsec()), (at, 0), "{name}, {step}");
+            assert!(s.ctime() < 4_000_000_000, "{name}, {step}: ctime {}", s.ctime());
+            sync();
+        }
+        drop(file);
+        fs::File::options().append(true).open(&path).expect("open").write_all(b"more").expect("append");
+        for step in ["at once", "written back"] {
+            let s = fs::metadata(&path).expect("stat");
+            let moved = s.modified().expect("mtime");
+            assert!(moved >= begun && s.mtime() < 4_000_000_000, "{name}, after a write, {step}: {moved:?}");
+            sync();
+        }
+    }
+    up.stop();
 }
 
 /// Goal: reads renew access times by the rule of relatime and leave the other times alone; what utimensat sets stays;

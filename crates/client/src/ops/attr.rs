@@ -202,9 +202,9 @@ pub(crate) async fn change(core: &Arc<Core>, cred: &Cred, ino: Ino, set: SetAttr
     tokens::call(core, ino.target(), cred, Request::SetAttr { ino, set }, &[TokenKey::Attributes(ino)]).await
 }
 
-/// Dirty bytes written before a time was set carry that time when they leave.
+/// Dirty bytes written before a time was set carry none when they leave.
 fn explicit_time(core: &Core, file: &File, view: &InodeView) {
-    file.known.lock().mtime = view.attr.mtime;
+    file.time_was_set(view.attr.mtime);
     if !core.company.is_alone() {
         file.times_told();
     }

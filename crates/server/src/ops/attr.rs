@@ -169,6 +169,10 @@ impl<E: Env> Cx<E> {
             let mut txn = Txn::default();
             let mut meta = self.target.meta.borrow_mut();
             meta.setattr(&self.cred, ino, set, self.now, &mut txn)?;
+            if set.mtime.is_some() {
+                let objects = gathered.unwrap_or_else(|| self.target.gathered(ino));
+                meta.time_outranks(ino, objects.mtime, &mut txn)?;
+            }
             let inode = meta.inode(ino)?;
             let mut view = plain_view(&meta, ino, inode);
             if let Some(gathered) = gathered {
@@ -272,9 +276,13 @@ impl<E: Env> Cx<E> {
     /// `Request::SetLayout`.
     pub async fn set_layout(&self, ino: Ino, layout: Option<Layout>, mode: Option<IoMode>) -> Result<Reply> {
         self.reserve(256).await?;
+        if layout.is_some() {
+            // Who has not come back yet may have it open.
+            self.target.recovered().await;
+        }
         let _guard = self.target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
-        if layout.is_some() && self.target.opens.borrow().has_other_writer(self.session, ino) {
-            // It may have written by the old layout what is not here yet.
+        if layout.is_some() && self.target.opens.borrow().is_open_elsewhere(self.session, ino) {
+            // It may have written by the old layout what is not here yet, and would lock and read by it.
             return Err(Errno::Busy);
         }
         let has_data = self.target.data.borrow().objects_of(ino).any(|(_, o)| o.end > 0 || o.blocks > 0);

@@ -77,7 +77,14 @@ pub fn settle_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino:
         let Ok((layout, generation)) = target.meta.borrow().inode(ino).map(|i| (i.layout, i.generation)) else {
             return;
         };
-        let Ok(gathered) = gather(&worker, &target, ino, &layout, None).await else { return };
+        let gathered = loop {
+            let represented = target.represented.get();
+            let Ok(gathered) = gather(&worker, &target, ino, &layout, None).await else { return };
+            if target.represented.get() == represented {
+                break gathered;
+            }
+            // Who came back may have written meanwhile, by the mark that was there, and closed.
+        };
         let mut txn = Txn::default();
         let mut meta = target.meta.borrow_mut();
         let same = meta.inode(ino).is_ok_and(|i| i.spread && i.generation == generation && i.nlink > 0);

@@ -321,6 +321,7 @@ impl<E: Env> Cx<E> {
     /// `Request::Represent`. Of a session that others did not wait for, files that it writes may have been settled meanwhile, and others may cache their
     /// attributes: it writes on without saying so, so they are spread again, stably, and nobody caches them, before the answer.
     pub async fn represent(&self, opens: Vec<(Ino, Access)>, locks: Vec<HeldLock>) -> Result<Reply> {
+        self.target.represented.set(self.target.represented.get() + 1);
         let known = |sessions: &RefCell<BTreeSet<SessionId>>| sessions.borrow().contains(&self.session);
         // Asked for once more it must not wait for who changes a file: that one may wait for a lock that was taken in, and the mount hears
         // of nothing before it has this answer.

@@ -1,7 +1,7 @@
 //! Stories of file data.
 
 use super::*;
-use amphi_types::{ByteRange, Layout, ObjectId, Pattern, SetAttr, Timespec};
+use amphi_types::{ByteRange, Layout, ObjectId, Pattern, SetAttr, TimeSet, Timespec};
 
 pub(super) fn bytes(seed: u8, offset: u64, len: usize) -> Buf {
     let mut buf = Buf::padded((offset % 4096) as usize, len);
@@ -68,6 +68,43 @@ fn many_freed_blocks_come_back_soon() {
         };
         assert_eq!(freed_after_cut(500 << 10).await, 0, "few can wait");
         assert_eq!(freed_after_cut(100 << 10).await, 125, "those and the others");
+    });
+}
+
+/// Goal: a time that was set holds although what was written before has a later one, by a clock that is ahead, on any target. Method: writes
+/// of 2033, a time of 1970, closes.
+#[test]
+fn a_time_that_is_set_outranks_earlier_writes() {
+    with_server(23, 2, 1, async |place, c| {
+        for stripes in 1..3 {
+            let f = c.make(Ino::ROOT, &format!("f{stripes}"), Make::File { open: Some(RW), exclusive: true }).await;
+            let f = f.unwrap();
+            let layout = c.inode(Request::GetAttr { ino: f }).await.unwrap().layout;
+            let mtime = async || c.inode(Request::GetAttr { ino: f }).await.unwrap().attr.mtime.sec;
+            for stripe in 0..stripes {
+                if stripe == 1 {
+                    c.inode(Request::Spread { ino: f }).await.unwrap();
+                }
+                let target = layout.target(f, stripe).0;
+                let write = Request::Write {
+                    object: ObjectId { ino: f, stripe },
+                    offset: 0,
+                    generation: 0,
+                    mtime: Timespec { sec: 2_000_000_000, nsec: 0 },
+                    server_lock: true,
+                    kill_suidgid: false,
+                };
+                let call = Call { target: TargetId(target), cred: Cred::root(), op: write };
+                c.link.call(Lane::Normal, call, Some(bytes(1, 0, 5000)), 0).await.unwrap().0.result.unwrap();
+            }
+            assert_eq!(mtime().await, 2_000_000_000);
+            let at = Some(TimeSet::At(Timespec { sec: 1000, nsec: 1 }));
+            let set = SetAttr { mtime: at, ..SetAttr::default() };
+            assert_eq!(c.inode(Request::SetAttr { ino: f, set }).await.unwrap().attr.mtime.sec, 1000);
+            c.call(Request::Close { ino: f, access: RW, atime: None }).await.unwrap();
+            place.sim.node("client").sleep(Duration::from_secs(5)).await;
+            assert_eq!(mtime().await, 1000, "{stripes} stripes");
+        }
     });
 }
 

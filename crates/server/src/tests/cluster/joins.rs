@@ -123,7 +123,9 @@ fn any_order() {
         else {
             panic!("no status")
         };
-        let seen: Vec<_> = all.iter().map(|s| (s.info.name.as_str(), s.up, s.targets.len())).collect();
+        // Who of those that waited for the master came first is open.
+        let mut seen: Vec<_> = all.iter().map(|s| (s.info.name.as_str(), s.up, s.targets.len())).collect();
+        seen.sort_unstable();
         assert_eq!(seen, [("s0", true, 2), ("s1", true, 1), ("s2", true, 1)]);
         assert_eq!((sessions.len(), targets.len()), (1, 2));
         crash(&world, 2, CrashKind::Process);
@@ -134,7 +136,7 @@ fn any_order() {
         else {
             panic!("no status")
         };
-        assert_eq!(all.iter().map(|s| s.up).collect::<Vec<_>>(), [true, true, false]);
+        assert!(all.iter().all(|s| s.up == (s.info.name != "s2")));
         servers[2] = Some(world.start(2).await.unwrap());
         mount.goodbye().await;
         world.stop_all(servers).await;
