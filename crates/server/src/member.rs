@@ -415,7 +415,14 @@ impl<E: Env> Cluster<E> {
         self.note_ended(ended);
         self.land(ended).await?;
         let _turn = self.changing.take().await;
+        let is_known = self.is_known(ended);
         self.forget_targets(ended, stopped).await?;
+        if stopped && !is_known && !self.known.borrow().contains_key(&ended.0) {
+            // The list of the sessions that there are came first, which does not say how one has ended.
+            for target in self.worker.routes.local() {
+                self.worker.tell(*target, Question::SessionUsesNothing(ended.0)).await?;
+            }
+        }
         Ok(PeerTold::Done)
     }
 

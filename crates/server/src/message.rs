@@ -141,6 +141,8 @@ pub enum Question {
     SessionLanded(SessionId),
     /// `Done`: opens, locks and slots of the stopped session go. Whether its client is known to use nothing any more.
     SessionForget(SessionId, bool),
+    /// `Done`: what a session held to cache that was forgotten goes, since its client is known to use nothing any more after all.
+    SessionUsesNothing(SessionId),
     /// `Done`: tokens are granted from now on, or no more; asked by the target's own server. The one with the largest number
     /// counts.
     Company(bool, u64),
@@ -254,6 +256,7 @@ impl Question {
                 | Question::SessionStop(_)
                 | Question::SessionLanded(_)
                 | Question::SessionForget(..)
+                | Question::SessionUsesNothing(_)
                 | Question::SessionAbsent(_)
                 | Question::Company(..)
                 | Question::Absent

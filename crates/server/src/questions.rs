@@ -126,6 +126,11 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
             ops::present(worker, target, session);
             Ok(Told::Done)
         }
+        Question::SessionUsesNothing(session) => {
+            target.tokens.drop_session(session, SessionEnd::Stopped);
+            worker.send_revocations(target);
+            Ok(Told::Done)
+        }
         Question::SessionForget(session, stopped) => forget_session(worker, target, session, stopped).await,
         Question::MoveLock => Ok(Told::Moving(intents::move_lock(target).await)),
         Question::MoveUnlock(number) => {
