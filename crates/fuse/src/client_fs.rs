@@ -206,6 +206,10 @@ impl FileSystem for ClientFs {
         self.handles.clear();
     }
 
+    fn settle_pages(&self) {
+        self.page_writes.settle();
+    }
+
     fn begins(&self) {
         lent::begins(&self.client);
     }
@@ -477,7 +481,7 @@ impl FileSystem for ClientFs {
         };
         if name == SYNC {
             caller.will_block();
-            self.page_writes.settle();
+            self.settle_pages();
         }
         self.wait(caller, self.client.setxattr(&self.ctx(caller), ino, name, value, mode))
     }
