@@ -6,7 +6,7 @@
 
 use crate::failure::{Failure, Outcome};
 use amphi_client::status::STATUS_PART_BYTES;
-use rustix::fs::{Mode, OFlags, StatVfsMountFlags, XattrFlags, getxattr, setxattr, statvfs};
+use rustix::fs::{StatVfsMountFlags, XattrFlags, getxattr, setxattr, statvfs};
 use rustix::io::Errno;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -138,10 +138,6 @@ pub fn command(path: &Path, name: &str, value: &str) -> Outcome {
 pub fn sync(path: &Path) -> Outcome {
     if statvfs(path).is_ok_and(|s| s.f_flag.contains(StatVfsMountFlags::RDONLY)) {
         return Ok(());
-    }
-    // What was stored through mappings the kernel has, and sends when it is asked; it does not ask the file system for more.
-    if let Ok(file) = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()) {
-        let _ = rustix::fs::syncfs(&file);
     }
     command(path, "user.amphi.sync", "all")
 }

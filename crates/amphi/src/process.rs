@@ -596,10 +596,6 @@ fn unmount(session: &Session, client: &Client) -> Outcome {
     let unmounter = session.unmounter();
     let mut told = Ok(());
     if unmounter.unmount().is_err() {
-        // What was stored through mappings as well.
-        if let Err(e) = session.write_pages_back() {
-            tracing::warn!("what was stored through mappings may not be written back: {e}");
-        }
         let synced = client.sync_all(&amphi_client::Ctx::root()).wait(None);
         told = synced.map_err(|e| Failure::broken(format!("not all that was written could be made stable: {e}")));
         tracing::warn!(

@@ -278,9 +278,7 @@ pub(crate) async fn settle<E: Env>(core: Arc<Core>, change: u64, env: E) {
                 break;
             }
         }
-        for file in core.files.all().into_iter().filter(|f| f.open_count() > 0) {
-            drop_pages(&core, file.ino, ByteRange::ALL).await;
-        }
+        drop_open_pages(&core).await;
         if company.change.load(SeqCst) != change {
             return;
         }
@@ -306,6 +304,16 @@ pub(crate) async fn drop_pages(core: &Core, ino: Ino, range: ByteRange) {
     let _ = done.await;
 }
 
+/// Has the front end write back and drop what it caches of the bytes of open files. What is mapped is open.
+pub(crate) async fn drop_open_pages(core: &Core) {
+    if core.company.pages().is_none() {
+        return;
+    }
+    for file in core.files.all().into_iter().filter(|f| f.open_count() > 0) {
+        drop_pages(core, file.ino, ByteRange::ALL).await;
+    }
+}
+
 /// The server has ended the session: nothing cached counts any more, and every call fails.
 pub(crate) fn lose(core: &Arc<Core>, why: &str) {
     if core.company.lost.swap(true, SeqCst) {
@@ -321,9 +329,7 @@ pub(crate) fn lose(core: &Arc<Core>, why: &str) {
     locks::lose_all(core);
     let core2 = core.clone();
     core.spawn(async move {
-        for file in core2.files.all().into_iter().filter(|f| f.open_count() > 0) {
-            drop_pages(&core2, file.ino, ByteRange::ALL).await;
-        }
+        drop_open_pages(&core2).await;
     });
 }
 

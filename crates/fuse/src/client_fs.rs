@@ -14,7 +14,6 @@ mod handles;
 pub mod ioctl;
 mod lent;
 mod listings;
-mod page_writes;
 mod pages;
 mod patience;
 mod rollback;
@@ -29,7 +28,6 @@ use amphi_types::{Attr, Cred, Errno, Ino, Kind, Result, SetAttr};
 use file_locks::FileLocks;
 use handles::Handles;
 use listings::Listings;
-use page_writes::PageWrites;
 use pages::Pages;
 use patience::Patience;
 use rollback::Rollbacks;
@@ -48,9 +46,6 @@ const LEND_MIN_BYTES: usize = 16 << 10;
 /// Bytes of one copy_file_range, whose callers go on where it ended: who is interrupted leaves no more behind than by a large write.
 const COPY_MAX_BYTES: u64 = 16 << 20;
 
-/// The control attribute that makes everything stable.
-const SYNC: &[u8] = b"user.amphi.sync";
-
 /// A mounted client.
 pub struct ClientFs {
     client: Client,
@@ -61,7 +56,6 @@ pub struct ClientFs {
     file_locks: Arc<FileLocks>,
     patience: Patience,
     pages: Pages,
-    page_writes: PageWrites,
     rollbacks: Rollbacks,
     /// Bytes of the largest request: one of this size may be a piece of a longer call.
     request_max_bytes: AtomicUsize,
@@ -79,7 +73,6 @@ impl ClientFs {
             file_locks: Arc::default(),
             patience: Patience::default(),
             pages: Pages::default(),
-            page_writes: PageWrites::default(),
             rollbacks: Rollbacks::default(),
             request_max_bytes: AtomicUsize::new(usize::MAX),
         }
@@ -204,10 +197,6 @@ impl FileSystem for ClientFs {
         self.client.set_pages(None);
         self.pages.stop();
         self.handles.clear();
-    }
-
-    fn settle_pages(&self) {
-        self.page_writes.settle();
     }
 
     fn begins(&self) {
@@ -356,7 +345,6 @@ impl FileSystem for ClientFs {
     }
 
     fn write(&self, caller: &Caller<'_>, _: Ino, how: &WriteHow, mut data: Payload<'_>) -> Result<usize> {
-        let _page_write = how.from_page_cache.then(|| self.page_writes.begin());
         let file = self.handles.get(how.handle)?;
         let ctx = Self::stream(caller);
         let hints = Hints {
@@ -479,10 +467,6 @@ impl FileSystem for ClientFs {
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => return Err(Errno::Inval),
         };
-        if name == SYNC {
-            caller.will_block();
-            self.settle_pages();
-        }
         self.wait(caller, self.client.setxattr(&self.ctx(caller), ino, name, value, mode))
     }
 

@@ -232,9 +232,6 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Called once, when the mount has ended and no method runs any more.
     fn unmounted(&self) {}
 
-    /// Waits until the writes of pages that the kernel has been asked for have been taken in.
-    fn settle_pages(&self) {}
-
     /// A request is about to be handled on this thread whose answer may say how long the kernel may keep it; `answered` follows
     /// on the same thread when the answer has been written.
     fn begins(&self) {}

@@ -177,17 +177,6 @@ impl Session {
         Unmounter { shared: self.shared.clone(), mount_point: self.mount_point.clone() }
     }
 
-    /// Has the kernel send what programs have stored through mappings, and waits until it has been taken in.
-    ///
-    /// Errors: the mount point cannot be opened.
-    pub fn write_pages_back(&self) -> std::io::Result<()> {
-        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
-        let root = rustix::fs::open(self.mount_point(), flags, rustix::fs::Mode::empty())?;
-        rustix::fs::syncfs(&root)?;
-        self.shared.fs.settle_pages();
-        Ok(())
-    }
-
     /// Waits until the mount has ended, by an `Unmounter` or by `umount` of somebody else.
     pub fn wait(&self) {
         self.shared.pool.wait_empty();

@@ -2,6 +2,7 @@
 
 use super::done_reply;
 use crate::api::Ctx;
+use crate::company;
 use crate::core::Core;
 use crate::files::{File, OpenFile};
 use crate::locks;
@@ -67,6 +68,8 @@ pub(crate) async fn fsync_dir(core: Arc<Core>, _ctx: Ctx, dir: Ino) -> Result<()
 
 pub(crate) async fn sync_all(core: Arc<Core>, _ctx: Ctx) -> Result<()> {
     core.stats.count(Count::Fsync);
+    // What was stored through mappings is in the kernel.
+    company::drop_open_pages(&core).await;
     let drain = Drain::begin(&core);
     writeback::flush_all(&core).await;
     drop(drain);
