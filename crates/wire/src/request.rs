@@ -175,7 +175,7 @@ pub enum Request {
         #[serde(with = "serde_bytes")]
         name: Vec<u8>,
     },
-    /// `Inode`: sets layout or I/O mode. A file with data keeps its layout: `Busy`.
+    /// `Inode`: sets layout or I/O mode. A file with data, or that another session has open, keeps its layout: `Busy`.
     SetLayout {
         /// File or directory.
         ino: Ino,
