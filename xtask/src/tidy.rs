@@ -20,6 +20,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("server", &["types", "wire", "dlm", "env", "sched", "transport", "meta", "data", "zone"]),
     ("client", &["types", "wire", "dlm", "env", "transport"]),
     ("fuse", &["types", "client"]),
+    ("mpiio", &["types"]),
     ("amphi", &["types", "wire", "env", "sched", "transport", "server", "client", "fuse"]),
     ("sim", &["types", "wire", "env", "sched", "transport", "server", "client"]),
 ];
@@ -34,6 +35,10 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/sched/src/", "thread affinity"),
     ("crates/amphi/src/", "signals and system calls of the command line"),
     ("crates/client/src/cache/", "copies between cache units and user memory"),
+    ("crates/mpiio/src/segment.rs", "memory that the ranks of a job share"),
+    ("crates/mpiio/src/pace.rs", "futex"),
+    ("crates/mpiio/src/backend/posix.rs", "system calls on files"),
+    ("crates/mpiio/src/capi.rs", "the C interface of the shims"),
 ];
 
 /// A room longer than this is asked what it is really made of; lines before the tests.

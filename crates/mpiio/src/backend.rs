@@ -1,0 +1,26 @@
+//! What lies below the cache: one small trait. Its implementations are `posix` and, for tests, `memory`.
+//!
+//! Owns nothing but the contract. Offsets are absolute; no implementation has a file position. All calls may come from
+//! several threads and processes at once: the page locks above order those that overlap.
+
+use crate::error::Outcome;
+use std::io::IoSlice;
+
+pub mod memory;
+pub mod posix;
+
+/// A file below the cache.
+pub trait Backend: Send {
+    /// Reads until the buffer is full or the file ends; returns how much came.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Outcome<usize>;
+    /// Writes all of the parts one behind the other from `offset` on, as one request where the system allows it.
+    fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Outcome;
+    /// The length of the file as it is on the file system.
+    fn size(&self) -> Outcome<u64>;
+    /// Cuts or extends the file.
+    fn set_size(&self, size: u64) -> Outcome;
+    /// Allocates the space of the first `size` bytes and extends a shorter file to that.
+    fn allocate(&self, size: u64) -> Outcome;
+    /// Makes stable what was written.
+    fn sync(&self) -> Outcome;
+}

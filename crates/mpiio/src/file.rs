@@ -1,0 +1,389 @@
+//! One cached file as one rank has it open.
+//!
+//! Owns the order in which a call takes page locks, which frames hold which pages, and the file's length as the ranks
+//! see it. `read`, `write` and `flush` are its parts. Does not own the meaning of MPI calls: it is given ranges of the
+//! file in ascending order and one piece of memory.
+//!
+//! Invariants:
+//! * At most one frame of all ranks has a page; its number is in the metadata of the page and changes under the
+//!   exclusive lock of the page.
+//! * Dirty bytes are valid. What is valid in a frame is what the file holds for all ranks; what is not valid has to be
+//!   read from the file system, where it is complete, because a frame that loses bytes has written the dirty ones.
+//! * A call holds the locks of all pages that it touches before it releases the first, so each call is atomic, also
+//!   one of many ranges. The length grows before the locks are released: who sees the new length waits for the bytes.
+//! * Each rank has a fixed number of frames, which bounds the memory. What finds no frame goes to the file system
+//!   under the lock of its page.
+
+use crate::backend::Backend;
+use crate::error::{Error, Outcome};
+use crate::locks::{Locks, Mode};
+use crate::pace::Pace;
+use crate::pool::Pool;
+use crate::segment::Segment;
+use crate::stats::Stats;
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
+
+mod flush;
+mod read;
+mod write;
+
+/// A range of the file; what is read or written for it lies behind what belongs to the ranges before it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// First byte in the file.
+    pub offset: u64,
+    /// Number of bytes.
+    pub length: u64,
+}
+
+/// How a rank uses a file.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// The file system lets us read.
+    pub readable: bool,
+    /// The file system lets us write.
+    pub writable: bool,
+    /// Requests of more bytes take whole uncached pages past the cache.
+    pub bypass_bytes: u64,
+    /// So do writes of one range of at least as many bytes; 0: never.
+    pub stream_bytes: u64,
+    /// Largest run of a flush; a multiple of the page.
+    pub run_bytes: u64,
+}
+
+/// How many frames an eviction looks at before it gives up.
+const EVICTION_TRIES: usize = 64;
+
+/// A file that the ranks of a node have open together, as one of them sees it.
+pub struct CachedFile {
+    locks: Locks,
+    backend: Box<dyn Backend>,
+    settings: Settings,
+    pool: Pool,
+    stats: Stats,
+    /// Pages that the present call holds, in the order in which it took them.
+    held: Vec<(u64, Mode)>,
+    /// The error that broke a release of locks; the next call returns it.
+    broken: Option<Error>,
+}
+
+/// A part of a request within one page.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    page: u64,
+    /// Range within the page.
+    start: u32,
+    end: u32,
+    /// Where it lies in the memory of the request.
+    memory: usize,
+}
+
+impl Piece {
+    fn length(&self) -> usize {
+        (self.end - self.start) as usize
+    }
+
+    fn memory_range(&self) -> std::ops::Range<usize> {
+        self.memory..self.memory + self.length()
+    }
+}
+
+impl CachedFile {
+    /// Opens the file over shared memory that all ranks have.
+    pub fn new(segment: Segment, backend: Box<dyn Backend>, settings: Settings, pace: Arc<dyn Pace>) -> Self {
+        let pool = Pool::new(segment.geometry().frames_per_rank);
+        let page = u64::from(segment.geometry().page_bytes);
+        let run_bytes = (settings.run_bytes / page).max(1) * page;
+        let settings = Settings { run_bytes, ..settings };
+        let locks = Locks { segment, pace };
+        CachedFile { locks, backend, settings, pool, stats: Stats::default(), held: Vec::new(), broken: None }
+    }
+
+    fn segment(&self) -> &Segment {
+        &self.locks.segment
+    }
+
+    fn page_bytes(&self) -> u64 {
+        u64::from(self.segment().geometry().page_bytes)
+    }
+
+    /// The length of the file with what is cached beyond its end on the file system.
+    pub fn size(&self) -> u64 {
+        self.segment().header().size.load(SeqCst)
+    }
+
+    /// The counters of this rank.
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// The shared memory.
+    pub fn memory(&self) -> &Segment {
+        &self.locks.segment
+    }
+
+    /// Adds to the shared pointer and returns what it was.
+    pub fn pointer_add(&self, add: u64) -> u64 {
+        self.segment().header().pointer.fetch_add(add, SeqCst)
+    }
+
+    /// Sets the shared pointer.
+    pub fn pointer_set(&self, value: u64) {
+        self.segment().header().pointer.store(value, SeqCst);
+    }
+
+    /// The shared pointer.
+    pub fn pointer(&self) -> u64 {
+        self.segment().header().pointer.load(SeqCst)
+    }
+
+    /// The first error of a write that was made for nobody in particular, as an errno value; 0: none.
+    pub fn late_error(&self) -> i32 {
+        self.segment().header().late_error.load(Acquire)
+    }
+
+    /// Forgets it, after every rank has seen it.
+    pub fn clear_late_error(&self) {
+        self.segment().header().late_error.store(0, Release);
+    }
+
+    fn note_late_error(&self, error: Error) {
+        let cell = &self.segment().header().late_error;
+        let _ = cell.compare_exchange(0, error.errno(), SeqCst, SeqCst);
+    }
+
+    /// Makes what was written to the file system stable.
+    pub fn sync_backend(&mut self) -> Outcome {
+        self.stats.fs_syncs += 1;
+        self.backend.sync()
+    }
+
+    /// Sets the length on the file system and for the ranks. One rank calls it, when nothing is cached and no other
+    /// call is under way.
+    pub fn set_size(&mut self, size: u64) -> Outcome {
+        self.backend.set_size(size)?;
+        self.segment().header().size.store(size, SeqCst);
+        Ok(())
+    }
+
+    /// Allocates the space of the first `size` bytes; a shorter file gets this length. One rank calls it.
+    pub fn allocate(&mut self, size: u64) -> Outcome {
+        self.backend.allocate(size)?;
+        self.segment().header().size.fetch_max(size, SeqCst);
+        Ok(())
+    }
+
+    /// Takes the length of the file system, which others may have changed. One rank calls it, when nothing is cached.
+    pub fn refresh_size(&mut self) -> Outcome {
+        let size = self.backend.size()?;
+        self.segment().header().size.store(size, SeqCst);
+        Ok(())
+    }
+
+    /// Leaves the file in order. What was not flushed before stays for the ranks that still have it open.
+    pub fn leave(&self) {
+        self.segment().leave();
+    }
+
+    /// Begins a call.
+    fn begin(&mut self) -> Outcome {
+        debug_assert!(self.held.is_empty());
+        if let Some(error) = self.broken {
+            return Err(error);
+        }
+        self.locks.check_ended()
+    }
+
+    /// Locks a page for the present call.
+    fn hold(&mut self, page: u64, mode: Mode) -> Outcome {
+        let waited = self.locks.lock(page, mode)?;
+        self.stats.lock_waits += u64::from(waited);
+        self.held.push((page, mode));
+        self.locks.pace.point();
+        Ok(())
+    }
+
+    /// Releases what the present call holds.
+    fn release(&mut self) {
+        for (page, mode) in std::mem::take(&mut self.held) {
+            if let Err(error) = self.locks.unlock(page, mode) {
+                self.broken.get_or_insert(error);
+            }
+        }
+    }
+
+    /// The frame that has a page which the caller has locked.
+    fn frame_of(&self, page: u64) -> Outcome<Option<u32>> {
+        Ok(self.segment().meta(page)?.frame.load(Acquire).checked_sub(1))
+    }
+
+    /// Remembers a use of a frame.
+    fn touch(&mut self, frame: u32) {
+        let per_rank = self.segment().geometry().frames_per_rank;
+        if frame / per_rank == self.segment().rank() {
+            self.pool.touch(frame % per_rank);
+        }
+    }
+
+    fn is_remote(&self, frame: u32) -> bool {
+        frame / self.segment().geometry().frames_per_rank != self.segment().rank()
+    }
+
+    /// A frame for a page that the caller holds exclusively and that nobody caches; none when there is no room.
+    fn allocate_frame(&mut self, page: u64) -> Outcome<Option<u32>> {
+        let own = match self.pool.take_free() {
+            Some(own) => own,
+            None if self.evict()? => match self.pool.take_free() {
+                Some(own) => own,
+                None => return Ok(None),
+            },
+            None => {
+                self.stats.uncached += 1;
+                return Ok(None);
+            }
+        };
+        let segment = self.segment();
+        let frame = segment.rank() * segment.geometry().frames_per_rank + own;
+        segment.assign(frame, page);
+        segment.meta(page)?.frame.store(frame + 1, Release);
+        Ok(Some(frame))
+    }
+
+    /// Frees the frame that was not used for longest and whose page nobody holds.
+    fn evict(&mut self) -> Outcome<bool> {
+        let segment = self.segment();
+        let first = segment.rank() * segment.geometry().frames_per_rank;
+        let candidates: Vec<u32> = self.pool.oldest_first().take(EVICTION_TRIES).collect();
+        for own in candidates {
+            let frame = first + own;
+            let page = self.segment().page_of(frame);
+            self.locks.pace.point();
+            if !self.locks.try_lock(page)? {
+                continue;
+            }
+            let written = self.write_cluster(page, frame);
+            if let Err(error) = &written {
+                // The bytes stay; whoever flushes next tries again, and sync and close report it on every rank.
+                self.note_late_error(*error);
+                self.locks.unlock(page, Mode::Exclusive)?;
+                continue;
+            }
+            self.segment().meta(page)?.frame.store(0, Release);
+            self.locks.unlock(page, Mode::Exclusive)?;
+            self.pool.release(own);
+            self.stats.evictions += 1;
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Writes the dirty bytes of a page that is locked exclusively, and those of its dirty neighbours in the same run
+    /// that can be had without waiting, so that an eviction, too, leaves long runs.
+    fn write_cluster(&mut self, page: u64, frame: u32) -> Outcome {
+        if !self.segment().looks_dirty(frame) {
+            return Ok(());
+        }
+        let run_pages = self.settings.run_bytes / self.page_bytes();
+        let first = page / run_pages * run_pages;
+        let mut cluster = vec![(page, frame)];
+        let mut extra = Vec::new();
+        for neighbour in (first..page).rev() {
+            let Some(found) = self.try_dirty(neighbour)? else { break };
+            extra.push(neighbour);
+            cluster.insert(0, (neighbour, found));
+        }
+        for neighbour in page + 1..first + run_pages {
+            let Some(found) = self.try_dirty(neighbour)? else { break };
+            extra.push(neighbour);
+            cluster.push((neighbour, found));
+        }
+        let result = self.write_dirty(&cluster);
+        for neighbour in extra {
+            self.locks.unlock(neighbour, Mode::Exclusive)?;
+        }
+        result
+    }
+
+    /// Locks a page that is cached and dirty if that needs no waiting, and returns its frame.
+    fn try_dirty(&self, page: u64) -> Outcome<Option<u32>> {
+        let hint = self.frame_of(page)?;
+        if !hint.is_some_and(|frame| self.segment().looks_dirty(frame)) || !self.locks.try_lock(page)? {
+            return Ok(None);
+        }
+        match self.frame_of(page)? {
+            Some(frame) if self.segment().looks_dirty(frame) => Ok(Some(frame)),
+            _ => {
+                self.locks.unlock(page, Mode::Exclusive)?;
+                Ok(None)
+            }
+        }
+    }
+
+    fn fs_read(&mut self, buffer: &mut [u8], offset: u64) -> Outcome<usize> {
+        if !self.settings.readable {
+            return Err(Error::NotOpenFor("reading"));
+        }
+        self.stats.fs_reads += 1;
+        let n = self.backend.read_at(buffer, offset)?;
+        self.stats.fs_read_bytes += n as u64;
+        Ok(n)
+    }
+
+    fn fs_write(&mut self, parts: &[IoSlice<'_>], offset: u64) -> Outcome {
+        let bytes: u64 = parts.iter().map(|p| p.len() as u64).sum();
+        let (page, end) = (self.page_bytes(), offset + bytes);
+        self.stats.fs_writes += 1;
+        self.stats.fs_write_bytes += bytes;
+        let aligned = offset.is_multiple_of(page) && (end.is_multiple_of(page) || end >= self.size());
+        self.stats.fs_writes_aligned += u64::from(aligned);
+        self.backend.write_at(parts, offset)
+    }
+}
+
+/// Checks a request: ascending ranges without overlap, as long as the memory, within what a file can have.
+fn check(extents: &[Extent], memory: usize) -> Outcome<u64> {
+    let mut total = 0u64;
+    let mut at = 0u64;
+    for extent in extents {
+        let end = extent.offset.checked_add(extent.length).filter(|end| *end <= i64::MAX as u64);
+        let Some(end) = end else { return Err(Error::Refused("a range lies beyond the largest file")) };
+        if extent.offset < at {
+            return Err(Error::Refused("the ranges of a request have to ascend"));
+        }
+        at = end;
+        total += extent.length;
+    }
+    if total != memory as u64 {
+        return Err(Error::Refused("the ranges of a request have another length than its memory"));
+    }
+    Ok(total)
+}
+
+/// The request cut at page boundaries, and at `limit` in the file.
+fn pieces(extents: &[Extent], page_bytes: u64, limit: u64) -> impl Iterator<Item = Piece> {
+    let mut memory = 0usize;
+    extents.iter().flat_map(move |extent| {
+        let begin = memory;
+        memory += extent.length as usize;
+        let end = (extent.offset + extent.length).min(limit);
+        let mut at = extent.offset;
+        std::iter::from_fn(move || {
+            if at >= end {
+                return None;
+            }
+            let page = at / page_bytes;
+            let stop = end.min((page + 1).saturating_mul(page_bytes));
+            let piece = Piece {
+                page,
+                start: (at - page * page_bytes) as u32,
+                end: (stop - page * page_bytes) as u32,
+                memory: begin + (at - extent.offset) as usize,
+            };
+            at = stop;
+            Some(piece)
+        })
+    })
+}

@@ -1,0 +1,116 @@
+//! Writing dirty bytes out: all of a share at close and sync, and dropping what is clean.
+//!
+//! Two-phase flush (the paper's section 3.4) needs no exchange here: every rank reaches the frames of all ranks of the
+//! node, so each rank simply writes the runs that fall to it, whoever holds their pages.
+
+use super::CachedFile;
+use crate::error::Outcome;
+use crate::locks::Mode;
+use std::io::IoSlice;
+use std::sync::atomic::Ordering::Release;
+
+impl CachedFile {
+    /// Writes the dirty bytes of all ranks that belong to this share of the file: the runs `r` of `run_bytes` with
+    /// `r mod shares` = `share`. Goes on after a failure, notes it as late error and returns the first one.
+    pub fn flush_share(&mut self, share: u32, shares: u32) -> Outcome {
+        self.begin()?;
+        let run_pages = self.settings.run_bytes / self.page_bytes();
+        let segment = self.segment();
+        let mut pages: Vec<u64> = (0..segment.geometry().frames())
+            .filter(|frame| segment.looks_dirty(*frame))
+            .map(|frame| segment.page_of(frame))
+            .filter(|page| (page / run_pages) % u64::from(shares.max(1)) == u64::from(share))
+            .collect();
+        pages.sort_unstable();
+        pages.dedup();
+        let mut first_error = Ok(());
+        for run in pages.chunk_by(|a, b| a / run_pages == b / run_pages) {
+            let result = self.flush_run(run);
+            self.release();
+            if let Err(error) = result {
+                self.note_late_error(error);
+                first_error = first_error.and(Err(error));
+            }
+        }
+        first_error
+    }
+
+    fn flush_run(&mut self, pages: &[u64]) -> Outcome {
+        let mut dirty = Vec::new();
+        for page in pages {
+            self.hold(*page, Mode::Exclusive)?;
+            if let Some(frame) = self.frame_of(*page)?
+                && self.segment().looks_dirty(frame)
+            {
+                dirty.push((*page, frame));
+            }
+        }
+        self.write_dirty(&dirty)
+    }
+
+    /// Writes the dirty bytes of pages that are locked exclusively, ascending, neighbouring ranges in one request.
+    /// Each range that was written is clean then; after a failure the others stay dirty.
+    pub(super) fn write_dirty(&mut self, pages: &[(u64, u32)]) -> Outcome {
+        let page_bytes = self.page_bytes();
+        let ranges: Vec<(u64, u32, std::ops::Range<usize>)> = pages
+            .iter()
+            .flat_map(|(page, frame)| {
+                let spans = self.segment().dirty(*frame).as_slice().to_vec();
+                let base = page * page_bytes;
+                spans.into_iter().map(move |s| (base + u64::from(s.start), *frame, s.start as usize..s.end as usize))
+            })
+            .collect();
+        for run in ranges.chunk_by(|a, b| a.0 + a.2.len() as u64 == b.0) {
+            let held: Vec<(u32, std::ops::Range<usize>)> = run.iter().map(|r| (r.1, r.2.clone())).collect();
+            self.write_frames(&held, run[0].0)?;
+        }
+        for (_, frame) in pages {
+            self.segment().dirty(*frame).clear();
+        }
+        Ok(())
+    }
+
+    fn write_frames(&mut self, ranges: &[(u32, std::ops::Range<usize>)], offset: u64) -> Outcome {
+        let bytes: u64 = ranges.iter().map(|r| r.1.len() as u64).sum();
+        let (page, end, size) = (self.page_bytes(), offset + bytes, self.size());
+        let aligned = offset.is_multiple_of(page) && (end.is_multiple_of(page) || end >= size);
+        self.stats.fs_writes += 1;
+        self.stats.fs_write_bytes += bytes;
+        self.stats.fs_writes_aligned += u64::from(aligned);
+        let segment = &self.locks.segment;
+        let parts: Vec<IoSlice<'_>> =
+            ranges.iter().map(|(frame, range)| IoSlice::new(&segment.bytes(*frame)[range.clone()])).collect();
+        self.backend.write_at(&parts, offset)
+    }
+
+    /// Drops the clean pages of this rank, so that the next read asks the file system. Pages that became dirty again
+    /// stay.
+    pub fn drop_clean(&mut self) -> Outcome {
+        self.begin()?;
+        self.drop_pages(false)
+    }
+
+    /// Drops all pages of this rank, dirty ones too: the file is to be deleted.
+    pub fn discard(&mut self) -> Outcome {
+        self.begin()?;
+        self.drop_pages(true)
+    }
+
+    fn drop_pages(&mut self, dirty_too: bool) -> Outcome {
+        let segment = self.segment();
+        let first = segment.rank() * segment.geometry().frames_per_rank;
+        let used: Vec<u32> = self.pool.oldest_first().collect();
+        for own in used {
+            let frame = first + own;
+            let page = self.segment().page_of(frame);
+            self.hold(page, Mode::Exclusive)?;
+            if dirty_too || !self.segment().looks_dirty(frame) {
+                self.segment().dirty(frame).clear();
+                self.segment().meta(page)?.frame.store(0, Release);
+                self.pool.release(own);
+            }
+            self.release();
+        }
+        Ok(())
+    }
+}

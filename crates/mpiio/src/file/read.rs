@@ -1,0 +1,177 @@
+//! Reads: from frames, which are filled page by page, or straight from the file system where no frame is to be had.
+
+use super::{CachedFile, Extent, Piece, check, pieces};
+use crate::error::{Error, Outcome};
+use crate::intervals::{contains, holes};
+use crate::locks::Mode;
+use std::ops::Range;
+
+/// A run of whole pages that comes past the cache.
+#[derive(Default)]
+struct Run {
+    offset: u64,
+    memory: Range<usize>,
+}
+
+impl CachedFile {
+    /// Reads the ranges into the memory, as one atomic step for all ranks. Ends at the end of the file: returns how
+    /// many bytes there were; memory behind them is not touched.
+    pub fn read(&mut self, extents: &[Extent], memory: &mut [u8]) -> Outcome<u64> {
+        self.begin()?;
+        if !self.settings.readable {
+            return Err(Error::NotOpenFor("reading"));
+        }
+        let total = check(extents, memory.len())?;
+        let wanted = extents.iter().filter(|e| e.length > 0).map(|e| e.offset + e.length).max().unwrap_or(0);
+        let done = loop {
+            let size = self.size();
+            self.locks.pace.point();
+            let result = self.read_pages(extents, memory, total, size);
+            // Every lock is held here. A write that made the file longer meanwhile came before this read in some of
+            // its pages, so the read has to see all of it.
+            let grown = self.size() > size && wanted > size;
+            if result.is_ok() && !grown {
+                self.locks.pace.committed();
+            }
+            self.release();
+            let done = result?;
+            if !grown {
+                break done;
+            }
+        };
+        self.stats.calls_read += 1;
+        self.stats.bytes_read += done;
+        Ok(done)
+    }
+
+    fn read_pages(&mut self, extents: &[Extent], memory: &mut [u8], total: u64, size: u64) -> Outcome<u64> {
+        let page_bytes = self.page_bytes();
+        let past_cache = total > self.settings.bypass_bytes;
+        let (mut done, mut run, mut group) = (0u64, Run::default(), Vec::new());
+        let mut all = pieces(extents, page_bytes, size).peekable();
+        while let Some(piece) = all.next() {
+            group.push(piece);
+            done += piece.length() as u64;
+            if all.peek().is_some_and(|next| next.page == piece.page) {
+                continue;
+            }
+            let whole = past_cache && group.len() == 1 && piece.length() as u64 == page_bytes;
+            self.read_group(&group, memory, whole, &mut run)?;
+            group.clear();
+        }
+        self.read_run(&run, memory)?;
+        Ok(done)
+    }
+
+    /// Reads the pieces of one page. A whole page that nobody caches joins the run past the cache.
+    fn read_group(&mut self, group: &[Piece], memory: &mut [u8], whole: bool, run: &mut Run) -> Outcome {
+        let page = group[0].page;
+        self.hold(page, Mode::Shared)?;
+        let mut frame = self.frame_of(page)?;
+        if whole && frame.is_none() {
+            let (offset, range) = (page * self.page_bytes(), group[0].memory_range());
+            let follows = run.memory.end == range.start && run.offset + run.memory.len() as u64 == offset;
+            if run.memory.is_empty() || !follows {
+                self.read_run(run, memory)?;
+                *run = Run { offset, memory: range };
+            } else {
+                run.memory.end = range.end;
+            }
+            return Ok(());
+        }
+        let valid =
+            |file: &Self, frame| group.iter().all(|p| contains(file.segment().valid_shared(frame), p.start, p.end));
+        if frame.is_some_and(|frame| valid(self, frame)) {
+            self.stats.hits += 1;
+        } else {
+            // Nothing was read under the shared lock, so giving it back and asking again keeps the call atomic, and
+            // the page is the highest one so far, so the order stays.
+            self.held.pop();
+            self.locks.unlock(page, Mode::Shared)?;
+            self.hold(page, Mode::Exclusive)?;
+            frame = self.frame_of(page)?;
+            if frame.is_none() {
+                frame = self.allocate_frame(page)?;
+            }
+            if let Some(frame) = frame
+                && !valid(self, frame)
+            {
+                self.fill(page, frame)?;
+            }
+            self.locks.downgrade(page)?;
+            if let Some(last) = self.held.last_mut() {
+                last.1 = Mode::Shared;
+            }
+        }
+        self.locks.pace.point();
+        let Some(frame) = frame else {
+            return self.read_uncached(group, memory);
+        };
+        self.stats.remote += u64::from(self.is_remote(frame));
+        self.touch(frame);
+        let bytes = self.locks.segment.bytes(frame);
+        for piece in group {
+            memory[piece.memory_range()].copy_from_slice(&bytes[piece.start as usize..piece.end as usize]);
+        }
+        Ok(())
+    }
+
+    /// Reads pieces of a page that nobody caches and for which there is no room, while it is locked.
+    fn read_uncached(&mut self, group: &[Piece], memory: &mut [u8]) -> Outcome {
+        for piece in group {
+            let offset = piece.page * self.page_bytes() + u64::from(piece.start);
+            let part = &mut memory[piece.memory_range()];
+            let n = self.fs_read(part, offset)?;
+            part[n..].fill(0);
+        }
+        Ok(())
+    }
+
+    fn read_run(&mut self, run: &Run, memory: &mut [u8]) -> Outcome {
+        if run.memory.is_empty() {
+            return Ok(());
+        }
+        let part = &mut memory[run.memory.clone()];
+        self.stats.stream_bytes += part.len() as u64;
+        let n = self.fs_read(part, run.offset)?;
+        // The file is longer for the ranks than on the file system; what is not cached between is a hole.
+        part[n..].fill(0);
+        Ok(())
+    }
+
+    /// Makes a whole page valid that is locked exclusively. Bytes behind the end of the file are zeros.
+    fn fill(&mut self, page: u64, frame: u32) -> Outcome {
+        if !self.settings.readable {
+            return Err(Error::NotOpenFor("reading"));
+        }
+        let page_bytes = self.page_bytes();
+        let offset = page * page_bytes;
+        self.stats.fills += 1;
+        self.stats.fs_reads += 1;
+        let lacking = holes(self.segment().valid(frame).as_slice(), 0, page_bytes as u32);
+        let whole = lacking.len() == 1 && lacking[0].end - lacking[0].start == page_bytes as u32;
+        if whole {
+            let segment = &self.locks.segment;
+            let bytes = segment.bytes_mut(frame);
+            let n = self.backend.read_at(bytes, offset)?;
+            bytes[n..].fill(0);
+            self.stats.fs_read_bytes += n as u64;
+        } else if let (Some(first), Some(last)) = (lacking.first(), lacking.last()) {
+            let (from, to) = (first.start as usize, last.end as usize);
+            let mut fresh = vec![0u8; to - from];
+            let n = self.backend.read_at(&mut fresh, offset + from as u64)?;
+            fresh[n..].fill(0);
+            self.stats.fs_read_bytes += n as u64;
+            let bytes = self.segment().bytes_mut(frame);
+            for hole in &lacking {
+                let (a, b) = (hole.start as usize, hole.end as usize);
+                bytes[a..b].copy_from_slice(&fresh[a - from..b - from]);
+            }
+        }
+        let mut valid = self.segment().valid(frame);
+        valid.clear();
+        let inserted = valid.insert(0, page_bytes as u32);
+        assert!(inserted, "an empty list has room for a range");
+        Ok(())
+    }
+}

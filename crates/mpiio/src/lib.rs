@@ -1,0 +1,19 @@
+//! The cooperative cache for MPI-IO: the processes of a job that have a file open together keep its pages once.
+//!
+//! Owns pages, their locks and metadata, eviction and flush, over memory that the ranks of a node share, and the C
+//! interface (`capi`) with which the shims of the MPI libraries use it. Knows nothing of MPI: views, derived types,
+//! file pointers and collective calls belong to the shim (`shim/`), which gives ranges of the file and one piece of
+//! memory. After Liao et al., "Cooperative client-side file caching for MPI applications"; docs/MPIIO.md.
+//!
+//! Floors, upper ones use lower ones: `capi`; `file`; `locks`, `pool`, `stats`; `segment`; `intervals`, `backend`,
+//! `pace`, `error`.
+
+pub mod backend;
+pub mod error;
+pub mod file;
+pub mod intervals;
+pub mod locks;
+pub mod pace;
+pub mod pool;
+pub mod segment;
+pub mod stats;

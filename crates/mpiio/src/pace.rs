@@ -1,0 +1,49 @@
+//! How a rank waits for a word of shared memory to change: the seam between the cache and the scheduler.
+//!
+//! Owns the trait and its production form, the futex. The tests' form (`tests/model.rs`) lets one rank run at a time
+//! and chooses the next one by a seed at each `point`, so that a run is repeatable and a deadlock is seen at once.
+
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+/// After this time without a wake-up a waiting rank looks whether another rank has ended.
+const LOOK_AROUND: Duration = Duration::from_millis(500);
+
+/// Waiting and waking between ranks.
+pub trait Pace: Send + Sync {
+    /// Sleeps while the word has this value. May return early; returns false when it gave up after a while.
+    fn wait(&self, word: &AtomicU32, expected: u32) -> bool;
+    /// Wakes up to `count` ranks that wait for the word.
+    fn wake(&self, word: &AtomicU32, count: u32);
+    /// A place at which another rank might get in between.
+    fn point(&self);
+    /// The present call holds all of its locks and has done its work: its place in the order of all calls.
+    fn committed(&self) {}
+}
+
+/// Waits in the kernel. Never spins: a waiting rank costs nothing, however few cores there are.
+#[derive(Debug, Default)]
+pub struct Futex;
+
+impl Pace for Futex {
+    fn wait(&self, word: &AtomicU32, expected: u32) -> bool {
+        let timeout = libc::timespec {
+            tv_sec: LOOK_AROUND.as_secs() as libc::time_t,
+            tv_nsec: LOOK_AROUND.subsec_nanos().into(),
+        };
+        // SAFETY: the word lives through the call; the operation is not private, since ranks are processes.
+        let result = unsafe {
+            libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &timeout as *const libc::timespec)
+        };
+        result == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ETIMEDOUT)
+    }
+
+    fn wake(&self, word: &AtomicU32, count: u32) {
+        // SAFETY: the kernel only looks at the address.
+        unsafe {
+            libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, count);
+        }
+    }
+
+    fn point(&self) {}
+}

@@ -1,0 +1,490 @@
+//! The shared memory of one open file: where everything lies in it, and access to its parts.
+//!
+//! Owns the layout, creation and mapping of the memory and the proof that a rank lives. Does not own any rule about
+//! who may touch what: that is `locks` (page metadata, frames) and `file` (the rest).
+//!
+//! The memory is a memfd of rank 0. The other ranks of the node open it through `/proc/PID/fd`, so it has no name and
+//! is gone with its last user, however that ends. It is sparse: a table costs what was touched of it.
+//!
+//! | part | size | content |
+//! |---|---|---|
+//! | header | 4096 | magic, nonce, geometry, file size, shared pointer, first late error, ended rank |
+//! | ranks | 64 each | word that the rank sleeps on, mode and successor of its queued request, whether it left in order |
+//! | stripes | 64 each, one for each rank | mutex of the metadata of pages `p` with `p mod ranks` = stripe |
+//! | directory | 8 x slots | key + 1 of the chunk that lies in this slot, 0: free; found by hashing, never moved |
+//! | chunks | slots x entries x 32 | metadata of consecutive pages: readers, writer, queue, frame |
+//! | frames | 64 + 2 x spans x 8 each | page, number of valid and dirty ranges, the ranges |
+//! | arena | `page_bytes` each | the bytes of the frames; frames of one rank lie together |
+//!
+//! Each rank holds a lock of its open file description on byte `rank` of the memfd. The kernel releases it when the
+//! process ends, in whatever way, so who waits too long can tell a slow rank from one that is no more.
+
+use crate::error::{Error, Outcome};
+use crate::intervals::{Intervals, Span};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"amphmpi1");
+const HEADER_BYTES: u64 = 4096;
+const CELL_BYTES: u64 = 64;
+const META_BYTES: u64 = 32;
+
+/// The sizes from which the layout follows; equal on all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Geometry {
+    /// Ranks that share the memory.
+    pub ranks: u32,
+    /// Bytes of a page.
+    pub page_bytes: u32,
+    /// Pages that each rank keeps at most.
+    pub frames_per_rank: u32,
+    /// Ranges in each of the two lists of a frame.
+    pub spans: u32,
+    /// Chunks of page metadata; a power of two.
+    pub dir_slots: u32,
+    /// Pages of one chunk; a power of two.
+    pub chunk_entries: u32,
+}
+
+impl Geometry {
+    /// The usual tables for pages of this size and this many bytes of cache in each rank.
+    pub fn new(ranks: u32, page_bytes: u32, limit_bytes: u64) -> Geometry {
+        let frames = (limit_bytes / u64::from(page_bytes.max(1))).clamp(1, 1 << 20) as u32;
+        let spans = (page_bytes / 512).clamp(16, 4096);
+        Geometry { ranks, page_bytes, frames_per_rank: frames, spans, dir_slots: 1 << 16, chunk_entries: 512 }
+    }
+
+    fn check(&self) -> Outcome {
+        let powers = self.dir_slots.is_power_of_two() && self.chunk_entries.is_power_of_two();
+        let pages = (1..=1 << 30).contains(&self.page_bytes) && (1..=1 << 20).contains(&self.frames_per_rank);
+        let rest = (1..=1 << 20).contains(&self.ranks) && (1..=1 << 16).contains(&self.spans);
+        let bounded = self.dir_slots <= 1 << 24 && self.chunk_entries <= 1 << 16;
+        let frames = u64::from(self.ranks) * u64::from(self.frames_per_rank);
+        if powers && pages && rest && bounded && frames < 1 << 31 {
+            Ok(())
+        } else {
+            Err(Error::Refused("impossible sizes of the cache"))
+        }
+    }
+
+    /// All frames of all ranks.
+    pub fn frames(&self) -> u32 {
+        self.ranks * self.frames_per_rank
+    }
+
+    fn ranks_at(&self) -> u64 {
+        HEADER_BYTES
+    }
+
+    fn stripes_at(&self) -> u64 {
+        self.ranks_at() + u64::from(self.ranks) * CELL_BYTES
+    }
+
+    fn directory_at(&self) -> u64 {
+        self.stripes_at() + u64::from(self.ranks) * CELL_BYTES
+    }
+
+    fn chunks_at(&self) -> u64 {
+        self.directory_at() + u64::from(self.dir_slots) * 8
+    }
+
+    fn frames_at(&self) -> u64 {
+        let entries = u64::from(self.dir_slots) * u64::from(self.chunk_entries);
+        (self.chunks_at() + entries * META_BYTES).next_multiple_of(CELL_BYTES)
+    }
+
+    fn frame_bytes(&self) -> u64 {
+        64 + 2 * u64::from(self.spans) * 8
+    }
+
+    fn arena_at(&self) -> u64 {
+        (self.frames_at() + u64::from(self.frames()) * self.frame_bytes()).next_multiple_of(4096)
+    }
+
+    fn total(&self) -> u64 {
+        self.arena_at() + u64::from(self.frames()) * u64::from(self.page_bytes)
+    }
+}
+
+/// What the other ranks need to find the memory; plain numbers, so that a broadcast can carry it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Token {
+    /// Process of rank 0.
+    pub pid: i32,
+    /// Its descriptor of the memory.
+    pub fd: i32,
+    /// Proof that what is found there is what was meant.
+    pub nonce: u64,
+}
+
+/// The first page of the memory.
+#[repr(C)]
+pub struct Header {
+    magic: AtomicU64,
+    nonce: AtomicU64,
+    geometry: [AtomicU32; 6],
+    /// Length of the file as the ranks see it: what lies on the file system and what is cached beyond.
+    pub size: AtomicU64,
+    /// The shared file pointer, in units of the caller.
+    pub pointer: AtomicU64,
+    /// First errno value of a write that was made for nobody in particular.
+    pub late_error: AtomicI32,
+    /// Rank + 1 of a rank that ended without closing.
+    pub ended: AtomicU32,
+}
+
+/// What belongs to one rank.
+#[repr(C)]
+pub struct RankCell {
+    /// 1 when the queued request is granted; the rank sleeps on it.
+    pub granted: AtomicU32,
+    /// Whether the queued request is exclusive.
+    pub exclusive: AtomicU32,
+    /// Rank + 1 of the next request in the queue of the page.
+    pub next: AtomicU32,
+    /// 1: has the memory mapped; 2: closed in order.
+    pub presence: AtomicU32,
+}
+
+/// Metadata of a page. All but `frame` is read and written under the mutex of the page's stripe alone.
+#[repr(C)]
+pub struct PageMeta {
+    /// Ranks that hold the page shared.
+    pub readers: AtomicU32,
+    /// Rank + 1 that holds it exclusively.
+    pub writer: AtomicU32,
+    /// Rank + 1 of the first waiting request.
+    pub head: AtomicU32,
+    /// Rank + 1 of the last one.
+    pub tail: AtomicU32,
+    /// Frame + 1 that has the page; changed under the exclusive lock of the page.
+    pub frame: AtomicU32,
+    unused: [AtomicU32; 3],
+}
+
+/// The head of a frame; followed by its valid and its dirty ranges.
+#[repr(C)]
+struct FrameHead {
+    page: AtomicU64,
+    valid: u32,
+    dirty: u32,
+}
+
+const _: () = {
+    assert!(size_of::<Header>() <= HEADER_BYTES as usize);
+    assert!(size_of::<RankCell>() <= CELL_BYTES as usize);
+    assert!(size_of::<PageMeta>() == META_BYTES as usize);
+    assert!(size_of::<FrameHead>() <= 64);
+};
+
+/// The shared memory of one open file, mapped.
+#[derive(Debug)]
+pub struct Segment {
+    base: *mut u8,
+    geometry: Geometry,
+    rank: u32,
+    /// Our own open file description, which holds the lock on byte `rank`.
+    fd: OwnedFd,
+    nonce: u64,
+}
+
+// SAFETY: the mapping belongs to the value until it is dropped; what lies in it is reached through atomics or, for
+// frames, through `&mut` views that the page locks keep apart.
+unsafe impl Send for Segment {}
+// SAFETY: as above.
+unsafe impl Sync for Segment {}
+
+impl Segment {
+    /// Makes the memory, as rank 0. The memory lives while any rank has it mapped.
+    pub fn create(geometry: Geometry, size: u64) -> Outcome<Segment> {
+        geometry.check()?;
+        let mut nonce = [0u8; 8];
+        // SAFETY: the name ends with a zero byte; the descriptor is ours; the buffer has the length that is given.
+        let fd = unsafe {
+            let fd = libc::memfd_create(c"amphi-mpiio".as_ptr(), libc::MFD_CLOEXEC);
+            if fd < 0 {
+                return Err(Error::last_os("memfd_create"));
+            }
+            let fd = OwnedFd::from_raw_fd(fd);
+            if libc::ftruncate(fd.as_raw_fd(), geometry.total() as libc::off_t) != 0 {
+                return Err(Error::last_os("size of the shared memory"));
+            }
+            if libc::getrandom(nonce.as_mut_ptr().cast(), nonce.len(), 0) != nonce.len() as isize {
+                return Err(Error::last_os("getrandom"));
+            }
+            fd
+        };
+        let nonce = u64::from_le_bytes(nonce);
+        let segment = Segment::map(own_description(fd.as_raw_fd())?, geometry, 0, nonce)?;
+        let header = segment.header();
+        for (cell, value) in header.geometry.iter().zip(numbers(&geometry)) {
+            cell.store(value, Ordering::Relaxed);
+        }
+        header.size.store(size, Ordering::Relaxed);
+        header.nonce.store(nonce, Ordering::Relaxed);
+        header.magic.store(MAGIC, Ordering::Release);
+        segment.appear()?;
+        Ok(segment)
+    }
+
+    /// Maps the memory of rank 0, as another rank.
+    pub fn attach(token: Token, geometry: Geometry, rank: u32) -> Outcome<Segment> {
+        geometry.check()?;
+        let path = format!("/proc/{}/fd/{}\0", token.pid, token.fd);
+        let fd = open_rw(&path)?;
+        let segment = Segment::map(fd, geometry, rank, token.nonce)?;
+        let header = segment.header();
+        let same = header.magic.load(Ordering::Acquire) == MAGIC
+            && header.nonce.load(Ordering::Relaxed) == token.nonce
+            && header.geometry.iter().zip(numbers(&geometry)).all(|(c, v)| c.load(Ordering::Relaxed) == v);
+        if !same || rank >= geometry.ranks {
+            return Err(Error::Refused("what rank 0 shows is not the memory of this file"));
+        }
+        segment.appear()?;
+        Ok(segment)
+    }
+
+    fn map(fd: OwnedFd, geometry: Geometry, rank: u32, nonce: u64) -> Outcome<Segment> {
+        let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
+        // SAFETY: the structure is as large as expected; a mapping at an address of the kernel's choice touches
+        // nothing of ours, and the file is at least as long as the mapping, so that no access faults.
+        let base = unsafe {
+            if libc::fstat(fd.as_raw_fd(), stat.as_mut_ptr()) != 0 {
+                return Err(Error::last_os("fstat"));
+            }
+            if (stat.assume_init().st_size as u64) < geometry.total() {
+                return Err(Error::Refused("the shared memory of rank 0 is too short"));
+            }
+            let protection = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+            libc::mmap(std::ptr::null_mut(), geometry.total() as usize, protection, flags, fd.as_raw_fd(), 0)
+        };
+        if base == libc::MAP_FAILED {
+            return Err(Error::last_os("mmap"));
+        }
+        Ok(Segment { base: base.cast(), geometry, rank, fd, nonce })
+    }
+
+    fn appear(&self) -> Outcome {
+        let mut lock = byte_lock(libc::F_WRLCK, self.rank);
+        // SAFETY: the structure lives through the call.
+        if unsafe { libc::fcntl(self.fd.as_raw_fd(), libc::F_OFD_SETLK, &mut lock) } != 0 {
+            return Err(Error::last_os("lock of the rank"));
+        }
+        self.rank_cell(self.rank).presence.store(1, Ordering::Release);
+        Ok(())
+    }
+
+    /// What the other ranks attach with.
+    pub fn token(&self) -> Token {
+        Token { pid: std::process::id() as i32, fd: self.fd.as_raw_fd(), nonce: self.nonce }
+    }
+
+    /// The sizes.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Our rank.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// A rank that had the memory mapped and ended without leaving in order.
+    pub fn find_ended(&self) -> Option<u32> {
+        let ended = self.header().ended.load(Ordering::Acquire);
+        if ended != 0 {
+            return Some(ended - 1);
+        }
+        let found = (0..self.geometry.ranks).find(|&rank| {
+            if rank == self.rank || self.rank_cell(rank).presence.load(Ordering::Acquire) != 1 {
+                return false;
+            }
+            let mut lock = byte_lock(libc::F_WRLCK, rank);
+            // SAFETY: the structure lives through the call.
+            let result = unsafe { libc::fcntl(self.fd.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
+            result == 0
+                && i32::from(lock.l_type) == libc::F_UNLCK
+                && self.rank_cell(rank).presence.load(Ordering::Acquire) == 1
+        })?;
+        self.header().ended.store(found + 1, Ordering::Release);
+        Some(found)
+    }
+
+    /// Leaves in order; the value may be dropped then.
+    pub fn leave(&self) {
+        self.rank_cell(self.rank).presence.store(2, Ordering::Release);
+    }
+
+    /// The part at this offset.
+    fn at<T>(&self, offset: u64) -> *mut T {
+        debug_assert!(offset + size_of::<T>() as u64 <= self.geometry.total());
+        // SAFETY: the offset lies in the mapping.
+        unsafe { self.base.add(offset as usize).cast() }
+    }
+
+    /// The header.
+    pub fn header(&self) -> &Header {
+        // SAFETY: the mapping begins with it; it is made of atomics and all-zero bytes are valid.
+        unsafe { &*self.at(0) }
+    }
+
+    /// What belongs to a rank.
+    pub fn rank_cell(&self, rank: u32) -> &RankCell {
+        assert!(rank < self.geometry.ranks, "rank {rank} of {}", self.geometry.ranks);
+        // SAFETY: the index was checked; the cell is made of atomics.
+        unsafe { &*self.at(self.geometry.ranks_at() + u64::from(rank) * CELL_BYTES) }
+    }
+
+    /// The word of the mutex that guards the metadata of a page.
+    pub fn stripe_word(&self, page: u64) -> &AtomicU32 {
+        let stripe = page % u64::from(self.geometry.ranks);
+        // SAFETY: there is a stripe for each rank; the cell is an atomic.
+        unsafe { &*self.at(self.geometry.stripes_at() + stripe * CELL_BYTES) }
+    }
+
+    /// The metadata of a page; its chunk is made when it is the first one.
+    pub fn meta(&self, page: u64) -> Outcome<&PageMeta> {
+        let entries = u64::from(self.geometry.chunk_entries);
+        let slots = u64::from(self.geometry.dir_slots);
+        let chunk = page / entries;
+        let first = (chunk.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) & (slots - 1);
+        for step in 0..slots {
+            let slot = (first + step) & (slots - 1);
+            // SAFETY: the slot lies in the directory; it is an atomic.
+            let key: &AtomicU64 = unsafe { &*self.at(self.geometry.directory_at() + slot * 8) };
+            let mut found = key.load(Ordering::Acquire);
+            if found == 0 {
+                found = match key.compare_exchange(0, chunk + 1, Ordering::AcqRel, Ordering::Acquire) {
+                    Ok(_) => chunk + 1,
+                    Err(other) => other,
+                };
+            }
+            if found == chunk + 1 {
+                let entry = slot * entries + page % entries;
+                // SAFETY: the entry lies in the chunk of the slot; it is made of atomics, zero at first.
+                return Ok(unsafe { &*self.at(self.geometry.chunks_at() + entry * META_BYTES) });
+            }
+        }
+        Err(Error::TableFull)
+    }
+
+    fn frame_head(&self, frame: u32) -> *mut FrameHead {
+        assert!(frame < self.geometry.frames(), "frame {frame} of {}", self.geometry.frames());
+        self.at(self.geometry.frames_at() + u64::from(frame) * self.geometry.frame_bytes())
+    }
+
+    /// The page that a frame has now; a hint unless the page is locked.
+    pub fn page_of(&self, frame: u32) -> u64 {
+        // SAFETY: the frame was checked; the field is an atomic.
+        unsafe { (*self.frame_head(frame)).page.load(Ordering::Acquire) }
+    }
+
+    /// Whether a frame has dirty bytes; a hint unless the page is locked.
+    pub fn looks_dirty(&self, frame: u32) -> bool {
+        // SAFETY: the frame was checked; the count is read as an atomic, since its holder may change it meanwhile.
+        unsafe { AtomicU32::from_ptr(&raw mut (*self.frame_head(frame)).dirty).load(Ordering::Acquire) != 0 }
+    }
+
+    /// Gives a frame to a page: nothing of it is valid.
+    pub fn assign(&self, frame: u32, page: u64) {
+        // SAFETY: the frame was checked; it belongs to no page now, so nobody else looks at more than the atomic.
+        unsafe {
+            let head = self.frame_head(frame);
+            (*head).page.store(page, Ordering::Release);
+            (*head).valid = 0;
+            (*head).dirty = 0;
+        }
+    }
+
+    fn list(&self, frame: u32, dirty: bool) -> Intervals<'_> {
+        let head = self.frame_head(frame);
+        let spans = self.geometry.spans as usize;
+        let list = self.geometry.frames_at() + u64::from(frame) * self.geometry.frame_bytes() + 64;
+        let list: *mut Span = self.at(list + if dirty { spans as u64 * 8 } else { 0 });
+        // SAFETY: both lie in the mapping; the lock of the page, which the caller holds, keeps others away. Any bytes
+        // are valid values.
+        unsafe {
+            let count = if dirty { &mut (*head).dirty } else { &mut (*head).valid };
+            Intervals::new(count, std::slice::from_raw_parts_mut(list, spans))
+        }
+    }
+
+    /// The valid ranges of a frame. The caller holds the lock of its page, exclusively if it changes them.
+    pub fn valid(&self, frame: u32) -> Intervals<'_> {
+        self.list(frame, false)
+    }
+
+    /// The valid ranges of a frame for a rank that holds the page shared: nothing is written, not even a cut count.
+    pub fn valid_shared(&self, frame: u32) -> &[Span] {
+        let head = self.frame_head(frame);
+        let list = self.geometry.frames_at() + u64::from(frame) * self.geometry.frame_bytes() + 64;
+        // SAFETY: as for `list`; under a shared lock nobody writes.
+        unsafe {
+            let count = (*head).valid.min(self.geometry.spans);
+            std::slice::from_raw_parts(self.at(list), count as usize)
+        }
+    }
+
+    /// The dirty ranges of a frame; as `valid`.
+    pub fn dirty(&self, frame: u32) -> Intervals<'_> {
+        self.list(frame, true)
+    }
+
+    /// The bytes of a frame, to be read. The caller holds the lock of its page.
+    pub fn bytes(&self, frame: u32) -> &[u8] {
+        // SAFETY: as for `bytes_mut`; holders of shared locks only read.
+        unsafe { std::slice::from_raw_parts(self.bytes_at(frame), self.geometry.page_bytes as usize) }
+    }
+
+    /// The bytes of a frame, to be written. The caller holds the exclusive lock of its page.
+    #[expect(clippy::mut_from_ref, reason = "the page lock, not the borrow of the mapping, makes the access exclusive")]
+    pub fn bytes_mut(&self, frame: u32) -> &mut [u8] {
+        // SAFETY: the frame lies in the arena, and the exclusive lock of its page keeps everybody else away.
+        unsafe { std::slice::from_raw_parts_mut(self.bytes_at(frame), self.geometry.page_bytes as usize) }
+    }
+
+    fn bytes_at(&self, frame: u32) -> *mut u8 {
+        assert!(frame < self.geometry.frames(), "frame {frame} of {}", self.geometry.frames());
+        self.at(self.geometry.arena_at() + u64::from(frame) * u64::from(self.geometry.page_bytes))
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and no view of it outlives the value.
+        unsafe {
+            libc::munmap(self.base.cast(), self.geometry.total() as usize);
+        }
+    }
+}
+
+fn numbers(g: &Geometry) -> [u32; 6] {
+    [g.ranks, g.page_bytes, g.frames_per_rank, g.spans, g.dir_slots, g.chunk_entries]
+}
+
+fn byte_lock(kind: libc::c_int, rank: u32) -> libc::flock {
+    // SAFETY: all-zero bytes are a valid value of the plain structure.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = libc::off_t::from(rank);
+    lock.l_len = 1;
+    lock
+}
+
+/// An open file description of our own: locks of a description that `fork` shares would outlive us.
+fn own_description(fd: RawFd) -> Outcome<OwnedFd> {
+    open_rw(&format!("/proc/self/fd/{fd}\0"))
+}
+
+/// Opens a path that ends with a zero byte.
+fn open_rw(path: &str) -> Outcome<OwnedFd> {
+    // SAFETY: the path ends with a zero byte; the descriptor is ours.
+    unsafe {
+        let fd = libc::open(path.as_ptr().cast(), libc::O_RDWR | libc::O_CLOEXEC);
+        if fd < 0 { Err(Error::last_os("open the shared memory of rank 0")) } else { Ok(OwnedFd::from_raw_fd(fd)) }
+    }
+}

@@ -1,0 +1,86 @@
+//! What the cache of one rank did, in numbers; added up over the ranks by whoever prints them.
+
+/// The names of the counters, in the order of [`Stats::values`].
+pub const NAMES: [&str; 17] = [
+    "calls_read",
+    "calls_write",
+    "bytes_read",
+    "bytes_written",
+    "hits",
+    "remote",
+    "fills",
+    "evictions",
+    "uncached",
+    "stream_bytes",
+    "lock_waits",
+    "fs_reads",
+    "fs_read_bytes",
+    "fs_writes",
+    "fs_write_bytes",
+    "fs_writes_aligned",
+    "fs_syncs",
+];
+
+/// Counters of one rank and one open file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stats {
+    /// Read calls of the program.
+    pub calls_read: u64,
+    /// Write calls of the program.
+    pub calls_write: u64,
+    /// Bytes that these returned.
+    pub bytes_read: u64,
+    /// Bytes that these took.
+    pub bytes_written: u64,
+    /// References to a page that was cached and, for reads, valid where it was read.
+    pub hits: u64,
+    /// Those of them that went to a page of another rank.
+    pub remote: u64,
+    /// Pages, or parts of them, that were read from the file.
+    pub fills: u64,
+    /// Pages that had to make room.
+    pub evictions: u64,
+    /// References to pages for which there was no room.
+    pub uncached: u64,
+    /// Bytes of large requests that went past the cache.
+    pub stream_bytes: u64,
+    /// Page locks that had to be waited for.
+    pub lock_waits: u64,
+    /// Read requests to the file system.
+    pub fs_reads: u64,
+    /// Their bytes.
+    pub fs_read_bytes: u64,
+    /// Write requests to the file system.
+    pub fs_writes: u64,
+    /// Their bytes.
+    pub fs_write_bytes: u64,
+    /// Those that begin on a page boundary and end on one or at the end of the file.
+    pub fs_writes_aligned: u64,
+    /// Sync requests to the file system.
+    pub fs_syncs: u64,
+}
+
+impl Stats {
+    /// The counters in the order of [`NAMES`].
+    pub fn values(&self) -> [u64; NAMES.len()] {
+        [
+            self.calls_read,
+            self.calls_write,
+            self.bytes_read,
+            self.bytes_written,
+            self.hits,
+            self.remote,
+            self.fills,
+            self.evictions,
+            self.uncached,
+            self.stream_bytes,
+            self.lock_waits,
+            self.fs_reads,
+            self.fs_read_bytes,
+            self.fs_writes,
+            self.fs_write_bytes,
+            self.fs_writes_aligned,
+            self.fs_syncs,
+        ]
+    }
+}

@@ -1,0 +1,428 @@
+//! N ranks, threads of one process, run under a scheduler that lets one of them go on at a time and chooses by a seed
+//! which; tiny pages, three pages of memory for each rank. What each call returns is compared with an array of bytes
+//! to which the calls are applied in the order in which they held all of their locks.
+
+use amphi_mpiio::backend::Backend;
+use amphi_mpiio::backend::memory::MemoryFile;
+use amphi_mpiio::file::{CachedFile, Extent, Settings};
+use amphi_mpiio::locks::{Locks, Mode};
+use amphi_mpiio::pace::{Futex, Pace};
+use amphi_mpiio::segment::{Geometry, Segment};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+const FILE_BYTES: u64 = 400;
+
+#[derive(Clone)]
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % bound
+    }
+}
+
+/// What the present call of a rank is and, once it has committed, what it should have seen.
+#[derive(Clone, Default)]
+struct Call {
+    extents: Vec<Extent>,
+    write: Option<Vec<u8>>,
+    expected: Option<Vec<u8>>,
+}
+
+struct State {
+    running: usize,
+    /// Ranks that may go on; a rank that waits may not until somebody wakes somebody.
+    ready: Vec<bool>,
+    done: Vec<bool>,
+    failed: bool,
+    random: Random,
+    model: Vec<u8>,
+    calls: Vec<Call>,
+}
+
+struct Scheduler {
+    state: Mutex<State>,
+    turn: Condvar,
+}
+
+impl Scheduler {
+    fn new(ranks: usize, seed: u64, model: Vec<u8>) -> Arc<Scheduler> {
+        let state = State {
+            running: 0,
+            ready: vec![true; ranks],
+            done: vec![false; ranks],
+            failed: false,
+            random: Random::new(seed),
+            model,
+            calls: vec![Call::default(); ranks],
+        };
+        Arc::new(Scheduler { state: Mutex::new(state), turn: Condvar::new() })
+    }
+
+    /// Chooses who goes on; false when nobody can.
+    fn choose(&self, state: &mut State) -> bool {
+        let can: Vec<usize> = (0..state.ready.len()).filter(|r| state.ready[*r] && !state.done[*r]).collect();
+        if can.is_empty() {
+            if !state.done.iter().all(|d| *d) {
+                state.failed = true;
+                self.turn.notify_all();
+                return false;
+            }
+            return true;
+        }
+        state.running = can[state.random.below(can.len() as u64) as usize];
+        self.turn.notify_all();
+        true
+    }
+
+    fn await_turn(&self, rank: usize) {
+        let state = self.state.lock().unwrap();
+        let state = self.turn.wait_while(state, |s| s.running != rank && !s.failed).unwrap();
+        let failed = state.failed;
+        drop(state);
+        assert!(!failed || std::thread::panicking(), "rank {rank}: all ranks wait for each other, or one failed");
+    }
+
+    fn give_turn(&self, rank: usize, ready: bool) {
+        let mut state = self.state.lock().unwrap();
+        state.ready[rank] = ready;
+        self.choose(&mut state);
+        drop(state);
+        self.await_turn(rank);
+    }
+
+    fn finish(&self, rank: usize) {
+        let mut state = self.state.lock().unwrap();
+        state.done[rank] = true;
+        if std::thread::panicking() {
+            state.failed = true;
+            self.turn.notify_all();
+        } else {
+            self.choose(&mut state);
+        }
+    }
+}
+
+struct RankPace {
+    scheduler: Mutex<Arc<Scheduler>>,
+    rank: usize,
+}
+
+impl RankPace {
+    fn scheduler(&self) -> Arc<Scheduler> {
+        self.scheduler.lock().unwrap().clone()
+    }
+}
+
+thread_local! {
+    static SCHEDULED: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Pace for RankPace {
+    fn wait(&self, word: &AtomicU32, expected: u32) -> bool {
+        assert!(SCHEDULED.get(), "nobody else runs between the phases, so nothing is to be waited for");
+        while word.load(Ordering::SeqCst) == expected {
+            self.scheduler().give_turn(self.rank, false);
+        }
+        true
+    }
+
+    fn wake(&self, _: &AtomicU32, _: u32) {
+        self.scheduler().state.lock().unwrap().ready.fill(true);
+    }
+
+    fn point(&self) {
+        if SCHEDULED.get() {
+            self.scheduler().give_turn(self.rank, true);
+        }
+    }
+
+    fn committed(&self) {
+        let scheduler = self.scheduler();
+        let state = &mut *scheduler.state.lock().unwrap();
+        let call = &mut state.calls[self.rank];
+        let mut expected = Vec::new();
+        let mut at = 0;
+        for e in &call.extents {
+            let (start, end) = (e.offset as usize, (e.offset + e.length) as usize);
+            match &call.write {
+                Some(bytes) => {
+                    if e.length > 0 && state.model.len() < end {
+                        state.model.resize(end, 0);
+                    }
+                    let n = e.length as usize;
+                    if n > 0 {
+                        state.model[start..end].copy_from_slice(&bytes[at..at + n]);
+                    }
+                    at += n;
+                }
+                None => {
+                    let len = state.model.len();
+                    expected.extend_from_slice(&state.model[start.min(len)..end.min(len)]);
+                }
+            }
+        }
+        call.expected = Some(expected);
+    }
+}
+
+fn geometry(ranks: u32) -> Geometry {
+    Geometry { ranks, page_bytes: 16, frames_per_rank: 3, spans: 2, dir_slots: 32, chunk_entries: 4 }
+}
+
+fn segments(geometry: Geometry, size: u64) -> Vec<Segment> {
+    let first = Segment::create(geometry, size).unwrap();
+    let token = first.token();
+    let mut all = vec![first];
+    for rank in 1..geometry.ranks {
+        all.push(Segment::attach(token, geometry, rank).unwrap());
+    }
+    all
+}
+
+fn random_extents(random: &mut Random) -> Vec<Extent> {
+    let mut at = random.below(FILE_BYTES - 100);
+    let many = 1 + random.below(4);
+    (0..many)
+        .map(|_| {
+            let length = if random.below(12) == 0 { random.below(90) } else { random.below(20) };
+            let extent = Extent { offset: at, length };
+            at += length + random.below(12);
+            extent
+        })
+        .collect()
+}
+
+/// One rank's part of a phase.
+fn program(file: &mut CachedFile, pace: &RankPace, random: &mut Random, readable: bool, calls: u32) {
+    let scheduler = pace.scheduler();
+    for _ in 0..calls {
+        let extents = random_extents(random);
+        let total: usize = extents.iter().map(|e| e.length as usize).sum();
+        match random.below(if readable { 12 } else { 7 }) {
+            0 => {
+                let share = random.below(2) as u32;
+                file.flush_share(share, 2).unwrap();
+            }
+            1 => file.drop_clean().unwrap(),
+            2..=6 => {
+                let bytes: Vec<u8> = (0..total).map(|_| random.below(256) as u8).collect();
+                scheduler.state.lock().unwrap().calls[pace.rank] =
+                    Call { extents: extents.clone(), write: Some(bytes.clone()), expected: None };
+                assert_eq!(file.write(&extents, &bytes).unwrap(), total as u64);
+                assert!(scheduler.state.lock().unwrap().calls[pace.rank].expected.is_some() || total == 0);
+            }
+            _ => {
+                let mut bytes = vec![0xee; total];
+                scheduler.state.lock().unwrap().calls[pace.rank] =
+                    Call { extents: extents.clone(), write: None, expected: None };
+                let n = file.read(&extents, &mut bytes).unwrap() as usize;
+                let state = scheduler.state.lock().unwrap();
+                let expected = state.calls[pace.rank].expected.as_ref().unwrap();
+                assert_eq!(n, expected.len(), "rank {} reads {extents:?}", pace.rank);
+                assert_eq!(&bytes[..n], &expected[..], "rank {} reads {extents:?}", pace.rank);
+                assert!(bytes[n..].iter().all(|b| *b == 0xee), "memory behind the end of the file was touched");
+            }
+        }
+    }
+}
+
+struct Totals {
+    evictions: u64,
+    remote: u64,
+    waits: u64,
+    uncached: u64,
+    stream: u64,
+}
+
+fn run_seed(seed: u64, totals: &mut Totals) {
+    let mut random = Random::new(seed ^ 0xabcdef);
+    let ranks = 2 + random.below(4) as u32;
+    let readable = random.below(5) != 0;
+    let start: Vec<u8> = (0..random.below(300)).map(|i| i as u8 ^ 0x55).collect();
+    let backend = MemoryFile::new(start.clone());
+    let settings = Settings {
+        readable,
+        writable: true,
+        bypass_bytes: if random.below(2) == 0 { 40 } else { 1000 },
+        stream_bytes: if random.below(2) == 0 { 0 } else { 48 },
+        run_bytes: 64,
+    };
+    let mut model = start;
+    let scheduler = Scheduler::new(ranks as usize, seed, model.clone());
+    let paces: Vec<Arc<RankPace>> =
+        (0..ranks as usize).map(|rank| Arc::new(RankPace { scheduler: Mutex::new(scheduler.clone()), rank })).collect();
+    let mut files: Vec<CachedFile> = segments(geometry(ranks), model.len() as u64)
+        .into_iter()
+        .zip(&paces)
+        .map(|(segment, pace)| CachedFile::new(segment, Box::new(backend.clone()), settings, pace.clone()))
+        .collect();
+    for phase in 0..3 {
+        let scheduler = Scheduler::new(ranks as usize, seed * 31 + phase, model.clone());
+        paces.iter().for_each(|p| *p.scheduler.lock().unwrap() = scheduler.clone());
+        std::thread::scope(|scope| {
+            for (file, pace) in files.iter_mut().zip(&paces) {
+                let mut random = Random::new(seed * 1009 + phase * 97 + pace.rank as u64);
+                let scheduler = scheduler.clone();
+                scope.spawn(move || {
+                    struct Finish(Arc<Scheduler>, usize);
+                    impl Drop for Finish {
+                        fn drop(&mut self) {
+                            SCHEDULED.set(false);
+                            self.0.finish(self.1);
+                        }
+                    }
+                    let _finish = Finish(scheduler.clone(), pace.rank);
+                    scheduler.await_turn(pace.rank);
+                    SCHEDULED.set(true);
+                    program(file, pace, &mut random, readable, 12);
+                });
+            }
+        });
+        model = scheduler.state.lock().unwrap().model.clone();
+        assert_eq!(files[0].size(), model.len() as u64);
+        match random.below(3) {
+            // Nothing: the next phase goes on with what is cached.
+            0 => {}
+            // Sync.
+            1 => {
+                for (share, file) in files.iter_mut().enumerate() {
+                    file.flush_share(share as u32, ranks).unwrap();
+                }
+                assert_eq!(backend.bytes(), model, "seed {seed} after sync");
+                files.iter_mut().for_each(|f| f.drop_clean().unwrap());
+                files[0].refresh_size().unwrap();
+            }
+            // Another length.
+            _ => {
+                files.iter_mut().enumerate().for_each(|(r, f)| f.flush_share(r as u32, ranks).unwrap());
+                files.iter_mut().for_each(|f| f.drop_clean().unwrap());
+                let size = random.below(FILE_BYTES);
+                files[0].set_size(size).unwrap();
+                model.resize(size as usize, 0);
+            }
+        }
+    }
+    for (share, file) in files.iter_mut().enumerate() {
+        file.flush_share(share as u32, ranks).unwrap();
+    }
+    assert_eq!(backend.bytes(), model, "seed {seed} at close");
+    for file in &files {
+        let s = file.stats();
+        totals.evictions += s.evictions;
+        totals.remote += s.remote;
+        totals.waits += s.lock_waits;
+        totals.uncached += s.uncached;
+        totals.stream += s.stream_bytes;
+    }
+}
+
+/// Goal: every call of every rank is atomic and sees what all calls before it wrote, byte for byte, whatever is
+/// evicted, uncached, flushed and dropped meanwhile; at close the file is what the model says; nobody waits for ever.
+/// Method: random programs of 2 to 5 ranks under a scheduler with a seed; all kinds of paths have to occur.
+#[test]
+fn ranks_agree_with_an_array_of_bytes() {
+    let mut totals = Totals { evictions: 0, remote: 0, waits: 0, uncached: 0, stream: 0 };
+    let seeds = std::env::var("AMPHI_MPIIO_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(120);
+    for seed in 0..seeds {
+        run_seed(seed, &mut totals);
+    }
+    println!(
+        "evictions {} remote {} waits {} uncached {} stream bytes {}",
+        totals.evictions, totals.remote, totals.waits, totals.uncached, totals.stream
+    );
+    assert!(totals.evictions > 500 && totals.remote > 500 && totals.waits > 100);
+    assert!(totals.uncached > 100 && totals.stream > 100);
+}
+
+fn two_ranks(backend: &MemoryFile, page_bytes: u32) -> Vec<CachedFile> {
+    let geometry = Geometry::new(2, page_bytes, u64::from(page_bytes) * 64);
+    let settings =
+        Settings { readable: true, writable: true, bypass_bytes: 1 << 20, stream_bytes: 0, run_bytes: 1 << 16 };
+    segments(geometry, backend.size().unwrap())
+        .into_iter()
+        .map(|segment| CachedFile::new(segment, Box::new(backend.clone()), settings, Arc::new(Futex)))
+        .collect()
+}
+
+/// Goal: many small interleaved writes of two ranks leave as a few long, aligned ones.
+/// Method: 2 x 512 writes of 100 bytes that alternate; the requests to the file are counted.
+#[test]
+fn small_writes_leave_as_aligned_runs() {
+    let backend = MemoryFile::default();
+    let mut files = two_ranks(&backend, 4096);
+    for i in 0..1024u64 {
+        let bytes = [i as u8; 100];
+        files[(i % 2) as usize].write(&[Extent { offset: i * 100, length: 100 }], &bytes).unwrap();
+    }
+    files.iter_mut().enumerate().for_each(|(share, f)| f.flush_share(share as u32, 2).unwrap());
+    let writes: u64 = files.iter().map(|f| f.stats().fs_writes).sum();
+    let aligned: u64 = files.iter().map(|f| f.stats().fs_writes_aligned).sum();
+    assert_eq!((writes, aligned), (2, 2));
+    assert!(backend.bytes().iter().enumerate().all(|(i, b)| *b == (i / 100) as u8));
+    assert_eq!(backend.bytes().len(), 102_400);
+}
+
+/// Goal: a full disk is reported to every rank, loses nothing, and the next flush writes what was kept.
+/// Method: writes fail during a flush by one rank; then they work again.
+#[test]
+fn a_full_disk_is_late_news_for_every_rank() {
+    let backend = MemoryFile::default();
+    let mut files = two_ranks(&backend, 64);
+    files[0].write(&[Extent { offset: 0, length: 500 }], &[7; 500]).unwrap();
+    backend.fail_writes(libc::ENOSPC);
+    assert_eq!(files[1].flush_share(0, 1).unwrap_err().errno(), libc::ENOSPC);
+    assert_eq!((files[0].late_error(), files[1].late_error()), (libc::ENOSPC, libc::ENOSPC));
+    let mut seen = [0; 500];
+    assert_eq!(files[1].read(&[Extent { offset: 0, length: 500 }], &mut seen).unwrap(), 500);
+    assert_eq!(seen, [7; 500]);
+    backend.fail_writes(0);
+    files[0].clear_late_error();
+    files[1].flush_share(0, 1).unwrap();
+    assert_eq!(files[0].late_error(), 0);
+    assert_eq!(backend.bytes(), vec![7; 500]);
+}
+
+/// Goal: nobody waits for ever for a page of a rank that ended; one that left in order ends nothing.
+/// Method: one rank takes a page and goes without a word, another one asks for the page.
+#[test]
+fn a_rank_that_ended_is_noticed() {
+    let backend = MemoryFile::default();
+    let mut geometry = geometry(3);
+    geometry.spans = 8;
+    let mut parts = segments(geometry, 0);
+    parts.remove(1).leave();
+    let gone = Locks { segment: parts.remove(1), pace: Arc::new(Futex) };
+    assert!(!gone.lock(1, Mode::Exclusive).unwrap());
+    let settings = Settings { readable: true, writable: true, bypass_bytes: 64, stream_bytes: 0, run_bytes: 64 };
+    let mut file = CachedFile::new(parts.remove(0), Box::new(backend), settings, Arc::new(Futex));
+    file.write(&[Extent { offset: 0, length: 16 }], &[1; 16]).unwrap();
+    drop(gone);
+    let error = file.write(&[Extent { offset: 16, length: 4 }], &[1; 4]).unwrap_err();
+    assert_eq!(error, amphi_mpiio::error::Error::RankEnded(2));
+    assert!(file.write(&[Extent { offset: 0, length: 4 }], &[1; 4]).is_err(), "the file is of no use any more");
+}
+
+/// Goal: requests that make no sense are refused and change nothing.
+/// Method: ranges that descend, overlap, end beyond the largest file or do not fit the memory.
+#[test]
+fn senseless_requests_are_refused() {
+    let backend = MemoryFile::default();
+    let mut file = two_ranks(&backend, 64).remove(0);
+    let e = |offset, length| Extent { offset, length };
+    assert!(file.write(&[e(10, 5), e(0, 5)], &[0; 10]).is_err());
+    assert!(file.write(&[e(10, 5), e(12, 5)], &[0; 10]).is_err());
+    assert!(file.write(&[e(i64::MAX as u64, 5)], &[0; 5]).is_err());
+    assert!(file.write(&[e(u64::MAX, 5)], &[0; 5]).is_err());
+    assert!(file.write(&[e(0, 5)], &[0; 6]).is_err());
+    assert_eq!(file.size(), 0);
+}
