@@ -1,5 +1,5 @@
 # Two commands for newcomers: `make demo` and `make test`. Each does its own set-up.
-.PHONY: setup build dist demo test bench install
+.PHONY: setup build dist demo test bench mpiio install
 
 CARGO_PATH := $(HOME)/.cargo/bin:$(PATH)
 
@@ -20,6 +20,11 @@ dist: setup
 
 bench: dist
 	target/dist/amphi bench
+
+# The MPI-IO cache for each MPI library that is installed: target/mpiio/libamphi_mpiio_*.so.
+mpiio: setup
+	PATH="$(CARGO_PATH)" cargo build --release --locked -p amphi-mpiio
+	scripts/mpiio target/release/libamphi_mpiio.a target/mpiio
 
 PREFIX ?= /usr/local
 SHARE := $(DESTDIR)$(PREFIX)/share

@@ -247,6 +247,7 @@ impl CachedFile {
         };
         let segment = self.segment();
         let frame = segment.rank() * segment.geometry().frames_per_rank + own;
+        segment.rank_cell(segment.rank()).frames_used.fetch_max(own + 1, SeqCst);
         segment.assign(frame, page);
         segment.meta(page)?.frame.store(frame + 1, Release);
         Ok(Some(frame))

@@ -9,6 +9,7 @@
 //! `pace`, `error`.
 
 pub mod backend;
+pub mod capi;
 pub mod error;
 pub mod file;
 pub mod intervals;

@@ -51,7 +51,7 @@ impl Geometry {
     /// The usual tables for pages of this size and this many bytes of cache in each rank.
     pub fn new(ranks: u32, page_bytes: u32, limit_bytes: u64) -> Geometry {
         let frames = (limit_bytes / u64::from(page_bytes.max(1))).clamp(1, 1 << 20) as u32;
-        let spans = (page_bytes / 512).clamp(16, 4096);
+        let spans = (page_bytes / 128).clamp(16, 8192);
         Geometry { ranks, page_bytes, frames_per_rank: frames, spans, dir_slots: 1 << 16, chunk_entries: 512 }
     }
 
@@ -146,6 +146,8 @@ pub struct RankCell {
     pub next: AtomicU32,
     /// 1: has the memory mapped; 2: closed in order.
     pub presence: AtomicU32,
+    /// Frames of the rank from this one on were never used, so nobody has to look at them.
+    pub frames_used: AtomicU32,
 }
 
 /// Metadata of a page. All but `frame` is read and written under the mutex of the page's stripe alone.
@@ -374,6 +376,15 @@ impl Segment {
     fn frame_head(&self, frame: u32) -> *mut FrameHead {
         assert!(frame < self.geometry.frames(), "frame {frame} of {}", self.geometry.frames());
         self.at(self.geometry.frames_at() + u64::from(frame) * self.geometry.frame_bytes())
+    }
+
+    /// The frames of all ranks that were ever used.
+    pub fn used_frames(&self) -> impl Iterator<Item = u32> {
+        let each = self.geometry.frames_per_rank;
+        (0..self.geometry.ranks).flat_map(move |rank| {
+            let used = self.rank_cell(rank).frames_used.load(Ordering::Acquire).min(each);
+            rank * each..rank * each + used
+        })
     }
 
     /// The page that a frame has now; a hint unless the page is locked.

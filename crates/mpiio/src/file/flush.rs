@@ -16,7 +16,8 @@ impl CachedFile {
         self.begin()?;
         let run_pages = self.settings.run_bytes / self.page_bytes();
         let segment = self.segment();
-        let mut pages: Vec<u64> = (0..segment.geometry().frames())
+        let mut pages: Vec<u64> = segment
+            .used_frames()
             .filter(|frame| segment.looks_dirty(*frame))
             .map(|frame| segment.page_of(frame))
             .filter(|page| (page / run_pages) % u64::from(shares.max(1)) == u64::from(share))

@@ -1,0 +1,270 @@
+/* One read or write of a cached file: from counts, types and views to ranges of the file and one piece of memory. */
+#include "shim.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Ranges that one request of the cache has at most. A call of more is atomic in atomic mode only. */
+#define REQUEST_EXTENTS ((size_t)1 << 20)
+/* So many bytes that are scattered in memory are gathered at once, except in atomic mode. */
+#define STAGE_BYTES ((int64_t)64 << 20)
+
+void status_set(MPI_Status *status, int64_t bytes)
+{
+    if (status == MPI_STATUS_IGNORE)
+        return;
+    PMPI_Status_set_elements_x(status, MPI_BYTE, bytes);
+    PMPI_Status_set_cancelled(status, 0);
+}
+
+static int request_query(void *state, MPI_Status *status)
+{
+    status_set(status, *(int64_t *)state);
+    status->MPI_SOURCE = MPI_UNDEFINED;
+    status->MPI_TAG = MPI_UNDEFINED;
+    return MPI_SUCCESS;
+}
+
+static int request_free(void *state)
+{
+    free(state);
+    return MPI_SUCCESS;
+}
+
+static int request_cancel(void *state, int complete)
+{
+    (void)state, (void)complete;
+    return MPI_SUCCESS;
+}
+
+/* A request that is complete: the cache takes writes at once, so there is nothing to wait for. */
+int request_done(int64_t bytes, MPI_Request *request)
+{
+    int64_t *state = malloc(sizeof *state);
+    if (!state)
+        return MPI_ERR_NO_MEM;
+    *state = bytes;
+    int error = PMPI_Grequest_start(request_query, request_free, request_cancel, state, request);
+    return error ? error : PMPI_Grequest_complete(*request);
+}
+
+/* The ranges of a request, growing. */
+struct extents {
+    amphi_extent *list;
+    size_t count, room;
+};
+
+static int extent_add(struct extents *e, int64_t offset, int64_t length)
+{
+    if (e->count) {
+        amphi_extent *last = &e->list[e->count - 1];
+        if (last->offset + last->length == (uint64_t)offset) {
+            last->length += (uint64_t)length;
+            return 0;
+        }
+    }
+    if (e->count == e->room) {
+        size_t room = e->room ? 2 * e->room : 64;
+        amphi_extent *more = realloc(e->list, room * sizeof *more);
+        if (!more)
+            return ENOMEM;
+        e->list = more;
+        e->room = room;
+    }
+    e->list[e->count++] = (amphi_extent){(uint64_t)offset, (uint64_t)length};
+    return 0;
+}
+
+/* Walks through the data of a view. */
+struct cursor {
+    const struct view *view;
+    int64_t tile;
+    size_t segment;
+    int64_t inside;
+};
+
+static struct cursor cursor_at(const struct view *view, int64_t data_byte)
+{
+    struct cursor c = {view, 0, 0, 0};
+    int64_t rest = data_byte % view->map.size;
+    c.tile = data_byte / view->map.size;
+    while (c.segment + 1 < view->map.count && view->before[c.segment + 1] <= rest)
+        c.segment++;
+    c.inside = rest - view->before[c.segment];
+    return c;
+}
+
+/* Adds ranges for up to `bytes` of data; stops early at a full list, or where the file type turns back. */
+static int cursor_take(struct cursor *c, int64_t bytes, bool whole, struct extents *e, int64_t *taken)
+{
+    const struct typemap *map = &c->view->map;
+    *taken = 0;
+    e->count = 0;
+    while (*taken < bytes && (whole || e->count < REQUEST_EXTENTS)) {
+        const struct segment *s = &map->segments[c->segment];
+        int64_t offset = 0, base = 0;
+        if (__builtin_mul_overflow(c->tile, map->extent, &base) ||
+            __builtin_add_overflow(base, c->view->displacement + s->offset + c->inside, &offset) || offset < 0)
+            return EFBIG;
+        if (e->count && (uint64_t)offset < e->list[e->count - 1].offset + e->list[e->count - 1].length)
+            return 0;
+        int64_t left = bytes - *taken, length = s->length - c->inside;
+        if (map->count == 1 && map->size == map->extent)
+            length = left; /* one range, however many tiles */
+        length = length < left ? length : left;
+        int error = extent_add(e, offset, length);
+        if (error)
+            return error;
+        *taken += length;
+        c->inside += length;
+        if (map->count == 1 && map->size == map->extent) {
+            c->tile += c->inside / map->size;
+            c->inside %= map->size;
+        } else if (c->inside == s->length) {
+            c->inside = 0;
+            if (++c->segment == map->count) {
+                c->segment = 0;
+                c->tile++;
+            }
+        }
+    }
+    return 0;
+}
+
+/* Walks through the memory of a call. */
+struct memory {
+    const struct typemap *map;
+    char *origin;
+    int64_t element;
+    size_t segment;
+    int64_t inside;
+};
+
+/* Copies the next bytes between the scattered memory of the call and one piece. */
+static void memory_copy(struct memory *m, char *piece, int64_t bytes, enum direction direction)
+{
+    while (bytes > 0) {
+        const struct segment *s = &m->map->segments[m->segment];
+        char *at = m->origin + m->element * m->map->extent + s->offset + m->inside;
+        int64_t length = s->length - m->inside;
+        length = length < bytes ? length : bytes;
+        if (direction == READ)
+            memcpy(at, piece, (size_t)length);
+        else
+            memcpy(piece, at, (size_t)length);
+        piece += length;
+        bytes -= length;
+        m->inside += length;
+        if (m->inside == s->length) {
+            m->inside = 0;
+            if (++m->segment == m->map->count) {
+                m->segment = 0;
+                m->element++;
+            }
+        }
+    }
+}
+
+/* Moves `bytes` of data at a byte of the view's data; returns an errno value, and how much there was. */
+static int move_data(struct shadow *f, enum direction direction, int64_t data_byte, const struct typemap *map,
+                     char *origin, int64_t bytes, int64_t *done)
+{
+    *done = 0;
+    if (f->view.map.count == 0)
+        return EINVAL;
+    bool contiguous = typemap_contiguous(map);
+    int64_t chunk = contiguous || f->atomic || bytes < STAGE_BYTES ? bytes : STAGE_BYTES;
+    char *stage = contiguous ? NULL : malloc((size_t)chunk);
+    if (!contiguous && !stage)
+        return ENOMEM;
+    char *direct = contiguous ? origin + map->segments[0].offset : NULL;
+    struct memory memory = {map, origin, 0, 0, 0};
+    struct cursor cursor = cursor_at(&f->view, data_byte);
+    struct extents extents = {0};
+    int error = 0;
+    while (*done < bytes && !error) {
+        int64_t want = bytes - *done < chunk ? bytes - *done : chunk, taken = 0;
+        error = cursor_take(&cursor, want, f->atomic, &extents, &taken);
+        if (error || taken == 0)
+            break;
+        char *piece = contiguous ? direct + *done : stage;
+        if (direction == WRITE) {
+            if (!contiguous)
+                memory_copy(&memory, piece, taken, WRITE);
+            error = amphi_mpiio_write(f->cache, extents.list, extents.count, piece);
+            if (!error)
+                *done += taken;
+            continue;
+        }
+        uint64_t got = 0;
+        error = amphi_mpiio_read(f->cache, extents.list, extents.count, piece, &got);
+        if (!error && !contiguous)
+            memory_copy(&memory, piece, (int64_t)got, READ);
+        *done += (int64_t)got;
+        if ((int64_t)got < taken)
+            break;
+    }
+    free(extents.list);
+    free(stage);
+    return error;
+}
+
+/* Where an ordered call of this rank begins, in etypes: behind what the ranks before it move. */
+static int ordered_place(struct shadow *f, int64_t etypes, int64_t *place)
+{
+    int64_t before = 0, start = 0;
+    int error = PMPI_Exscan(&etypes, &before, 1, MPI_INT64_T, MPI_SUM, f->comm);
+    if (f->rank == 0)
+        before = 0;
+    if (!error && f->rank == f->ranks - 1)
+        start = (int64_t)amphi_mpiio_pointer_add(f->cache, (uint64_t)(before + etypes));
+    if (!error)
+        error = PMPI_Bcast(&start, 1, MPI_INT64_T, f->ranks - 1, f->comm);
+    *place = start + before;
+    return error;
+}
+
+int access_data(struct shadow *f, enum direction direction, enum pointer pointer, MPI_Offset offset, void *buffer,
+                MPI_Count count, MPI_Datatype type, int64_t *bytes)
+{
+    *bytes = 0;
+    struct typemap map = {0};
+    int64_t total = 0, unit = f->view.etype_size, done = 0;
+    int class = count < 0 ? MPI_ERR_COUNT : typemap_of(type, &map);
+    if (!class && direction == READ && !f->settings.readable)
+        class = MPI_ERR_ACCESS;
+    if (!class && direction == WRITE && !f->settings.writable)
+        class = MPI_ERR_READ_ONLY;
+    if (!class && __builtin_mul_overflow((int64_t)count, map.size, &total))
+        class = MPI_ERR_COUNT;
+    if (!class && total > 0 && (unit == 0 || total % unit))
+        class = MPI_ERR_IO;
+    if (!class && pointer == EXPLICIT && offset < 0)
+        class = MPI_ERR_ARG;
+    int64_t etypes = class || unit == 0 ? 0 : total / unit, place = offset;
+    /* Every rank takes part in the order, whatever is wrong with its own arguments. */
+    if (pointer == ORDERED) {
+        int error = ordered_place(f, etypes, &place);
+        class = class ? class : error;
+    } else if (pointer == SHARED && !class) {
+        place = (int64_t)amphi_mpiio_pointer_add(f->cache, (uint64_t)etypes);
+    }
+    int error = 0;
+    if (!class && total > 0) {
+        if (pointer == INDIVIDUAL) {
+            pthread_mutex_lock(&f->mutex);
+            place = f->position;
+        }
+        int64_t first = 0;
+        error = __builtin_mul_overflow(place, unit, &first) ? EFBIG : 0;
+        if (!error)
+            error = move_data(f, direction, first, &map, buffer, total, &done);
+        if (pointer == INDIVIDUAL) {
+            f->position += done / unit;
+            pthread_mutex_unlock(&f->mutex);
+        }
+    }
+    typemap_free(&map);
+    *bytes = done;
+    return class ? fail(f->handle, class) : fail_errno(f->handle, error);
+}

@@ -1,0 +1,47 @@
+/* The C interface of the cache (src/capi.rs). Functions return 0 or an errno value unless they say otherwise. */
+#ifndef AMPHI_MPIIO_H
+#define AMPHI_MPIIO_H
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct amphi_file amphi_file;
+
+/* A range of the file; ranges of a request ascend and do not overlap. */
+typedef struct {
+    uint64_t offset, length;
+} amphi_extent;
+
+/* Equal on all ranks but for `rank`. */
+typedef struct {
+    uint32_t ranks, rank, readable, writable;
+    uint64_t page_bytes, limit_bytes, bypass_bytes, stream_bytes, run_bytes;
+} amphi_settings;
+
+/* Where rank 0 has the shared memory; plain numbers to be broadcast. */
+typedef struct {
+    int32_t pid, fd;
+    uint64_t nonce;
+} amphi_token;
+
+uint64_t amphi_mpiio_page_bytes(const char *path, int readable); /* 0: the file cannot be cached */
+int amphi_mpiio_open(const char *path, const amphi_settings *settings, amphi_token *token, amphi_file **file);
+void amphi_mpiio_close(amphi_file *file);
+int amphi_mpiio_write(const amphi_file *file, const amphi_extent *extents, size_t count, const void *memory);
+int amphi_mpiio_read(const amphi_file *file, const amphi_extent *extents, size_t count, void *memory, uint64_t *done);
+int amphi_mpiio_flush(const amphi_file *file, uint32_t share, uint32_t shares);
+int amphi_mpiio_drop_clean(const amphi_file *file);
+int amphi_mpiio_discard(const amphi_file *file);
+int amphi_mpiio_sync(const amphi_file *file);
+uint64_t amphi_mpiio_size(const amphi_file *file);
+int amphi_mpiio_set_size(const amphi_file *file, uint64_t size);
+int amphi_mpiio_allocate(const amphi_file *file, uint64_t size);
+int amphi_mpiio_refresh_size(const amphi_file *file);
+uint64_t amphi_mpiio_pointer_add(const amphi_file *file, uint64_t add);
+void amphi_mpiio_pointer_set(const amphi_file *file, uint64_t value);
+uint64_t amphi_mpiio_pointer(const amphi_file *file);
+int amphi_mpiio_late_error(const amphi_file *file);
+void amphi_mpiio_clear_late_error(const amphi_file *file);
+uint32_t amphi_mpiio_stat_count(void);
+void amphi_mpiio_stat_name(uint32_t index, char *name, size_t room);
+void amphi_mpiio_stats(const amphi_file *file, uint64_t *values);
+#endif

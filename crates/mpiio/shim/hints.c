@@ -1,0 +1,116 @@
+/* Hints: from the MPI_Info of the open and from AMPHI_MPIIO_HINTS="key=value;key=value", which the former outranks. */
+#include "shim.h"
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+/* Cuts blanks at both ends: Fortran programs pass padded strings. */
+static char *trimmed(char *text)
+{
+    while (isspace((unsigned char)*text))
+        text++;
+    size_t n = strlen(text);
+    while (n && isspace((unsigned char)text[n - 1]))
+        text[--n] = 0;
+    return text;
+}
+
+static void set_bytes(const char *key, const char *value, int64_t least, int64_t most, int64_t *to)
+{
+    char *end;
+    long long number = strtoll(value, &end, 10);
+    int shift = 0;
+    switch (toupper((unsigned char)*end)) {
+    case 'K':
+        shift = 10, end++;
+        break;
+    case 'M':
+        shift = 20, end++;
+        break;
+    case 'G':
+        shift = 30, end++;
+        break;
+    }
+    if (end == value || *end || number < 0 || number > (INT64_MAX >> shift)) {
+        fprintf(stderr, "amphi-mpiio: hint %s: '%s' is no number of bytes; ignored\n", key, value);
+        return;
+    }
+    int64_t bytes = (int64_t)number << shift;
+    if (bytes && bytes < least)
+        bytes = least;
+    *to = bytes > most ? most : bytes;
+}
+
+static void set_hint(struct hints *hints, const char *key, const char *value)
+{
+    if (!strcmp(key, "cache") || !strcmp(key, "romio_caching")) {
+        if (!strcasecmp(value, "enable") || !strcasecmp(value, "true"))
+            hints->cache = 1;
+        else if (!strcasecmp(value, "disable") || !strcasecmp(value, "false"))
+            hints->cache = 0;
+        else if (!strcasecmp(value, "automatic"))
+            hints->cache = 2;
+        else
+            fprintf(stderr, "amphi-mpiio: hint %s: '%s' is not enable, disable or automatic; ignored\n", key, value);
+    } else if (!strcmp(key, "cache_page_size") || !strcmp(key, "romio_cache_page_size")) {
+        set_bytes(key, value, 16, 1 << 30, &hints->page_bytes);
+    } else if (!strcmp(key, "cache_limit")) {
+        set_bytes(key, value, 1, (int64_t)1 << 40, &hints->limit_bytes);
+    } else if (!strcmp(key, "cache_bypass_size")) {
+        set_bytes(key, value, 1, INT64_MAX, &hints->bypass_bytes);
+    } else if (!strcmp(key, "cache_stream_size")) {
+        set_bytes(key, value, 1, INT64_MAX, &hints->stream_bytes);
+    } else if (!strcmp(key, "cache_flush_size")) {
+        set_bytes(key, value, 1, 1 << 30, &hints->flush_bytes);
+    }
+}
+
+static const char *const keys[] = {"romio_caching", "romio_cache_page_size", "cache",         "cache_page_size",
+                                   "cache_limit",   "cache_bypass_size",     "cache_stream_size", "cache_flush_size"};
+
+void hints_read(MPI_Info info, struct hints *hints)
+{
+    *hints = (struct hints){.cache = 2, .limit_bytes = 64 << 20, .stream_bytes = 4 << 20, .flush_bytes = 4 << 20};
+    const char *environment = getenv("AMPHI_MPIIO_HINTS");
+    char *copy = environment ? strdup(environment) : NULL, *rest = NULL;
+    for (char *part = copy ? strtok_r(copy, ";", &rest) : NULL; part; part = strtok_r(NULL, ";", &rest)) {
+        char *equals = strchr(part, '=');
+        if (!equals)
+            continue;
+        *equals = 0;
+        set_hint(hints, trimmed(part), trimmed(equals + 1));
+    }
+    free(copy);
+    for (size_t i = 0; info != MPI_INFO_NULL && i < sizeof keys / sizeof *keys; i++) {
+        char value[MPI_MAX_INFO_VAL + 1];
+        int found = 0;
+        if (!PMPI_Info_get(info, keys[i], MPI_MAX_INFO_VAL, value, &found) && found)
+            set_hint(hints, keys[i], trimmed(value));
+    }
+    if (hints->bypass_bytes == 0)
+        hints->bypass_bytes = hints->limit_bytes;
+}
+
+static int put(MPI_Info info, const char *key, uint64_t value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)value);
+    return PMPI_Info_set(info, key, text);
+}
+
+int hints_write(MPI_Info info, const struct shadow *shadow)
+{
+    const amphi_settings *s = &shadow->settings;
+    int error = PMPI_Info_set(info, "cache", "enable");
+    error = error ? error : PMPI_Info_set(info, "romio_caching", "enable");
+    error = error ? error : put(info, "cache_page_size", s->page_bytes);
+    error = error ? error : put(info, "romio_cache_page_size", s->page_bytes);
+    error = error ? error : put(info, "cache_limit", s->limit_bytes);
+    error = error ? error : put(info, "cache_bypass_size", s->bypass_bytes);
+    error = error ? error : put(info, "cache_stream_size", s->stream_bytes);
+    error = error ? error : put(info, "cache_flush_size", s->run_bytes);
+    /* What one rank writes the others see at once: some libraries ask for that before they write independently. */
+    return error ? error : PMPI_Info_set(info, "romio_visibility_immediate", "true");
+}

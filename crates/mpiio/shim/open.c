@@ -1,0 +1,245 @@
+/* Open, close, and the end of the program.
+ *
+ * A file is opened natively first: that makes it, checks the mode, and gives the handle. Then the ranks agree whether it
+ * is cached; if anything speaks against it on any rank, the file stays the native library's alone. */
+#include "shim.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What rank 0 decides and all take. */
+struct decision {
+    int32_t cached, reason;
+    amphi_settings settings;
+    amphi_token token;
+};
+
+enum { REASON_NONE, REASON_OFF, REASON_ONE_RANK, REASON_SEQUENTIAL, REASON_NODES, REASON_FILE, REASON_MEMORY };
+
+static const char *const reasons[] = {"",
+                                      "switched off by a hint",
+                                      "a single rank",
+                                      "sequential access",
+                                      "the ranks are on several nodes",
+                                      "not a regular file that every rank can open",
+                                      "no shared memory between the ranks"};
+
+static void report(const char *path, const char *text)
+{
+    const char *where = getenv("AMPHI_MPIIO_STATS");
+    if (!where || !*where || !strcmp(where, "0"))
+        return;
+    FILE *to = !strcmp(where, "1") || !strcmp(where, "stderr") ? stderr : fopen(where, "a");
+    if (!to)
+        return;
+    fprintf(to, "amphi-mpiio: %s: %s\n", path, text);
+    if (to != stderr)
+        fclose(to);
+}
+
+/* The path without a prefix such as "ufs:" that tells the library which driver to use. */
+static const char *plain_path(const char *name)
+{
+    const char *colon = strchr(name, ':'), *slash = strchr(name, '/');
+    return colon && (!slash || colon < slash) && colon - name > 1 ? colon + 1 : name;
+}
+
+static bool on_one_node(MPI_Comm comm, int ranks)
+{
+    MPI_Comm node;
+    int there = 0;
+    if (PMPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node))
+        return false;
+    PMPI_Comm_size(node, &there);
+    PMPI_Comm_free(&node);
+    return worst(comm, there != ranks) == 0;
+}
+
+static void decide(struct decision *d, MPI_Info info, const char *path, int amode, int ranks)
+{
+    struct hints hints;
+    hints_read(info, &hints);
+    const char *off = getenv("AMPHI_MPIIO");
+    amphi_settings *s = &d->settings;
+    s->ranks = (uint32_t)ranks;
+    s->readable = !(amode & MPI_MODE_WRONLY);
+    s->writable = !(amode & MPI_MODE_RDONLY);
+    if ((off && !strcmp(off, "off")) || hints.cache == 0)
+        d->reason = REASON_OFF;
+    else if (ranks == 1 && hints.cache == 2)
+        d->reason = REASON_ONE_RANK;
+    else if (amode & MPI_MODE_SEQUENTIAL)
+        d->reason = REASON_SEQUENTIAL;
+    if (d->reason)
+        return;
+    uint64_t unit = amphi_mpiio_page_bytes(path, (int)s->readable);
+    if (unit == 0) {
+        d->reason = REASON_FILE;
+        return;
+    }
+    s->page_bytes = hints.page_bytes ? (uint64_t)hints.page_bytes : unit;
+    s->limit_bytes = (uint64_t)hints.limit_bytes;
+    s->bypass_bytes = (uint64_t)hints.bypass_bytes;
+    s->stream_bytes = (uint64_t)hints.stream_bytes;
+    s->run_bytes = (uint64_t)hints.flush_bytes;
+    d->cached = 1;
+}
+
+/* Opens the cache on all ranks or on none; returns the reason why not. `shadow->comm` is set. */
+static int open_cache(struct shadow *f, MPI_Info info)
+{
+    struct decision d = {0};
+    if (f->rank == 0)
+        decide(&d, info, f->path, f->amode, f->ranks);
+    PMPI_Bcast(&d, sizeof d, MPI_BYTE, 0, f->comm);
+    if (!d.cached)
+        return d.reason;
+    if (!on_one_node(f->comm, f->ranks))
+        return REASON_NODES;
+    f->settings = d.settings;
+    f->settings.rank = (uint32_t)f->rank;
+    int error = 0;
+    if (f->rank == 0)
+        error = amphi_mpiio_open(f->path, &f->settings, &d.token, &f->cache);
+    PMPI_Bcast(&d.token, sizeof d.token, MPI_BYTE, 0, f->comm);
+    PMPI_Bcast(&error, 1, MPI_INT, 0, f->comm);
+    if (!error && f->rank != 0)
+        error = amphi_mpiio_open(f->path, &f->settings, &d.token, &f->cache);
+    if (worst(f->comm, error) == 0)
+        return REASON_NONE;
+    if (f->cache)
+        amphi_mpiio_close(f->cache);
+    f->cache = NULL;
+    return REASON_MEMORY;
+}
+
+void shadow_forget(struct shadow *f)
+{
+    view_free(&f->view);
+    if (f->cache)
+        amphi_mpiio_close(f->cache);
+    if (f->comm != MPI_COMM_NULL)
+        PMPI_Comm_free(&f->comm);
+    pthread_mutex_destroy(&f->mutex);
+    free(f->path);
+    free(f);
+}
+
+int MPI_File_open(MPI_Comm comm, const char *name, int amode, MPI_Info info, MPI_File *handle)
+{
+    native_enter();
+    int error = NATIVE(MPI_File_open)(comm, name, amode, info, handle);
+    native_leave();
+    if (error)
+        return error;
+    struct shadow *f = calloc(1, sizeof *f);
+    char *path = strdup(plain_path(name));
+    bool usable = f && path && !view_set_default(&f->view) && PMPI_Comm_dup(comm, &f->comm) == MPI_SUCCESS;
+    if (!usable) {
+        /* The others wait in the agreement: without memory for this there is no way on. */
+        fprintf(stderr, "amphi-mpiio: %s: no memory to open it\n", name);
+        PMPI_Abort(comm, MPI_ERR_NO_MEM);
+    }
+    PMPI_Comm_rank(f->comm, &f->rank);
+    PMPI_Comm_size(f->comm, &f->ranks);
+    f->handle = *handle;
+    f->amode = amode;
+    f->path = path;
+    pthread_mutex_init(&f->mutex, NULL);
+    int reason = open_cache(f, info);
+    if (reason) {
+        if (f->rank == 0) {
+            char text[160];
+            snprintf(text, sizeof text, "not cached: %s", reasons[reason]);
+            report(name, text);
+        }
+        shadow_forget(f);
+        return MPI_SUCCESS;
+    }
+    if (amode & MPI_MODE_APPEND) {
+        f->position = (int64_t)amphi_mpiio_size(f->cache);
+        if (f->rank == 0)
+            amphi_mpiio_pointer_set(f->cache, (uint64_t)f->position);
+        worst(f->comm, 0);
+    }
+    shadow_insert(f);
+    return MPI_SUCCESS;
+}
+BOTH_NAMES(MPI_File_open);
+
+static void report_stats(struct shadow *f)
+{
+    uint32_t count = amphi_mpiio_stat_count();
+    uint64_t mine[64] = {0}, all[64] = {0};
+    if (count > 64)
+        return;
+    amphi_mpiio_stats(f->cache, mine);
+    PMPI_Reduce(mine, all, (int)count, MPI_UINT64_T, MPI_SUM, 0, f->comm);
+    if (f->rank != 0)
+        return;
+    char text[2048];
+    int at = snprintf(text, sizeof text, "ranks=%d page=%llu", f->ranks, (unsigned long long)f->settings.page_bytes);
+    for (uint32_t i = 0; i < count && at < (int)sizeof text; i++) {
+        char name[64] = "";
+        amphi_mpiio_stat_name(i, name, sizeof name);
+        at += snprintf(text + at, sizeof text - (size_t)at, " %s=%llu", name, (unsigned long long)all[i]);
+    }
+    report(f->path, text);
+}
+
+int MPI_File_close(MPI_File *handle)
+{
+    struct shadow *f = shadow_find(*handle);
+    int class = MPI_SUCCESS;
+    if (f) {
+        /* After this barrier no rank is in a call on the file any more. */
+        worst(f->comm, 0);
+        int error = f->amode & MPI_MODE_DELETE_ON_CLOSE
+                        ? amphi_mpiio_discard(f->cache)
+                        : amphi_mpiio_flush(f->cache, (uint32_t)f->rank, (uint32_t)f->ranks);
+        int late = f->amode & MPI_MODE_DELETE_ON_CLOSE ? 0 : amphi_mpiio_late_error(f->cache);
+        error = worst(f->comm, error > late ? error : late);
+        report_stats(f);
+        if (error)
+            class = fail_errno(*handle, error);
+        /* The native library may give the handle to the next file as soon as it is closed. */
+        shadow_remove(f);
+        shadow_forget(f);
+    }
+    native_enter();
+    int error = NATIVE(MPI_File_close)(handle);
+    native_leave();
+    return class ? class : error;
+}
+BOTH_NAMES(MPI_File_close);
+
+/* Writes all dirty pages that there are, without the other ranks. */
+void shadow_flush_alone(struct shadow *f)
+{
+    if (f->amode & MPI_MODE_DELETE_ON_CLOSE)
+        return;
+    int error = amphi_mpiio_flush(f->cache, 0, 1);
+    if (error)
+        fprintf(stderr, "amphi-mpiio: %s: cached writes may be lost: %s\n", f->path, strerror(error));
+}
+
+static void warn_and_flush(struct shadow *f)
+{
+    if (f->rank == 0)
+        fprintf(stderr, "amphi-mpiio: %s is still open at MPI_Finalize; its cached writes are flushed\n", f->path);
+    shadow_flush_alone(f);
+}
+
+int MPI_Finalize(void)
+{
+    shadow_each(warn_and_flush);
+    return NATIVE(MPI_Finalize)();
+}
+BOTH_NAMES(MPI_Finalize);
+
+/* A program may end without MPI_Finalize; whatever ends it in order still has its writes written. */
+__attribute__((destructor)) static void at_exit(void)
+{
+    shadow_each(shadow_flush_alone);
+}

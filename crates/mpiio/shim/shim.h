@@ -1,0 +1,110 @@
+/* What the parts of the shim share.
+ *
+ * The shim stands between a program and its MPI library: it defines the MPI_File_* functions that touch data, pointers,
+ * views or lengths, under both of their names (MPI_x and PMPI_x, since Fortran bindings call either). A file that is
+ * cached has a `struct shadow`, found by the native handle, which stays the program's handle. A file without one is
+ * the native library's alone: every rank decides the same way, so cached and native access never mix.
+ *
+ * Parts: native.c (the library's own functions, the table of handles), flatten.c (derived types), hints.c, open.c
+ * (open, close, end of the program), access.c (reads and writes), state.c (views, pointers, lengths, sync),
+ * data.c (the entry points of data functions). */
+#ifndef AMPHI_SHIM_H
+#define AMPHI_SHIM_H
+#define _GNU_SOURCE
+#include "amphi_mpiio.h"
+#include <mpi.h>
+#include <pthread.h>
+#include <stdbool.h>
+
+/* Gives a function its profiling name, too. */
+#define BOTH_NAMES(name) __typeof__(name) P##name __attribute__((alias(#name)))
+/* The library's own function of this name. */
+#define NATIVE(name) ((__typeof__(&P##name))native_function("P" #name))
+
+/* A range of the typemap of a datatype, relative to its origin. */
+struct segment {
+    int64_t offset, length;
+};
+
+/* The typemap of a datatype in the order of its elements, neighbours merged. */
+struct typemap {
+    struct segment *segments;
+    size_t count, room;
+    int64_t size;   /* bytes of data */
+    int64_t extent; /* distance of two elements */
+};
+
+/* Most ranges of one typemap; what needs more is refused. */
+#define TYPEMAP_SEGMENTS ((size_t)1 << 24)
+
+struct view {
+    MPI_Datatype etype, filetype; /* ours: duplicates of derived types */
+    int64_t displacement, etype_size;
+    struct typemap map;
+    int64_t *before; /* bytes of data before each segment */
+    char datarep[MPI_MAX_DATAREP_STRING];
+};
+
+struct hints {
+    int cache; /* 0 disable, 1 enable, 2 automatic */
+    int64_t page_bytes, limit_bytes, bypass_bytes, stream_bytes, flush_bytes;
+};
+
+struct shadow {
+    struct shadow *next; /* in the table */
+    MPI_File handle;
+    MPI_Comm comm; /* ours */
+    int rank, ranks, amode;
+    bool atomic;
+    char *path;
+    amphi_file *cache;
+    amphi_settings settings;
+    struct view view;
+    int64_t position; /* individual pointer, in etypes */
+    /* The one split collective operation under way. */
+    bool split;
+    int64_t split_bytes;
+    pthread_mutex_t mutex; /* view, pointers */
+};
+
+enum direction { READ, WRITE };
+enum pointer { EXPLICIT, INDIVIDUAL, SHARED, ORDERED };
+
+/* native.c */
+void *native_function(const char *name);
+struct shadow *shadow_find(MPI_File handle);
+void shadow_insert(struct shadow *shadow);
+void shadow_remove(struct shadow *shadow);
+void shadow_each(void (*visit)(struct shadow *));
+void native_enter(void);
+void native_leave(void);
+int fail(MPI_File handle, int class);
+int fail_errno(MPI_File handle, int error);
+int worst(MPI_Comm comm, int error);
+
+/* flatten.c */
+int typemap_of(MPI_Datatype type, struct typemap *map); /* MPI_SUCCESS or an error class */
+void typemap_free(struct typemap *map);
+bool typemap_contiguous(const struct typemap *map);
+bool type_is_named(MPI_Datatype type);
+
+/* hints.c */
+void hints_read(MPI_Info info, struct hints *hints);
+int hints_write(MPI_Info info, const struct shadow *shadow);
+
+/* open.c */
+void shadow_flush_alone(struct shadow *shadow);
+void shadow_forget(struct shadow *shadow);
+
+/* state.c */
+int view_set_default(struct view *view);
+void view_free(struct view *view);
+int64_t view_byte(const struct view *view, int64_t data_byte);
+int64_t view_data_before(const struct view *view, int64_t file_byte);
+
+/* access.c */
+int access_data(struct shadow *f, enum direction direction, enum pointer pointer, MPI_Offset offset, void *memory,
+                MPI_Count count, MPI_Datatype type, int64_t *bytes);
+void status_set(MPI_Status *status, int64_t bytes);
+int request_done(int64_t bytes, MPI_Request *request);
+#endif

@@ -1,0 +1,343 @@
+/* Views, pointers, lengths, atomicity, hints and sync of a cached file. */
+#include "shim.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void type_release(MPI_Datatype *type)
+{
+    if (*type != MPI_DATATYPE_NULL && !type_is_named(*type))
+        PMPI_Type_free(type);
+    *type = MPI_DATATYPE_NULL;
+}
+
+static int type_keep(MPI_Datatype type, MPI_Datatype *kept)
+{
+    if (!type_is_named(type))
+        return PMPI_Type_dup(type, kept);
+    *kept = type;
+    return MPI_SUCCESS;
+}
+
+void view_free(struct view *view)
+{
+    if (view->before) {
+        type_release(&view->etype);
+        type_release(&view->filetype);
+    }
+    typemap_free(&view->map);
+    free(view->before);
+    view->before = NULL;
+}
+
+/* Makes a view; an error class when the types do not do. */
+static int view_make(struct view *view, int64_t displacement, MPI_Datatype etype, MPI_Datatype filetype,
+                     const char *datarep)
+{
+    memset(view, 0, sizeof *view);
+    MPI_Count etype_size;
+    if (displacement < 0)
+        return MPI_ERR_ARG;
+    if (PMPI_Type_size_x(etype, &etype_size))
+        return MPI_ERR_TYPE;
+    int error = typemap_of(filetype, &view->map);
+    if (error)
+        return error;
+    view->displacement = displacement;
+    view->etype_size = etype_size;
+    view->before = calloc(view->map.count + 1, sizeof *view->before);
+    error = view->before ? MPI_SUCCESS : MPI_ERR_NO_MEM;
+    int64_t data = 0, end = 0;
+    for (size_t i = 0; i < view->map.count && !error; i++) {
+        const struct segment *s = &view->map.segments[i];
+        /* Displacements of a file type must not be negative and must ascend. */
+        if (s->offset < end)
+            error = MPI_ERR_IO;
+        view->before[i] = data;
+        data += s->length;
+        end = s->offset + s->length;
+    }
+    if (!error && etype_size > 0 && view->map.size % etype_size)
+        error = MPI_ERR_IO;
+    view->etype = view->filetype = MPI_DATATYPE_NULL;
+    if (!error)
+        error = type_keep(etype, &view->etype);
+    if (!error)
+        error = type_keep(filetype, &view->filetype);
+    strncpy(view->datarep, datarep, sizeof view->datarep - 1);
+    if (error)
+        view_free(view);
+    return error;
+}
+
+int view_set_default(struct view *view)
+{
+    return view_make(view, 0, MPI_BYTE, MPI_BYTE, "native");
+}
+
+/* The place in the file of a byte of the view's data. */
+int64_t view_byte(const struct view *view, int64_t data_byte)
+{
+    const struct typemap *map = &view->map;
+    if (map->count == 0)
+        return view->displacement;
+    int64_t tile = data_byte / map->size, rest = data_byte % map->size;
+    size_t low = 0, high = map->count;
+    while (high - low > 1) {
+        size_t middle = (low + high) / 2;
+        if (view->before[middle] <= rest)
+            low = middle;
+        else
+            high = middle;
+    }
+    return view->displacement + tile * map->extent + map->segments[low].offset + (rest - view->before[low]);
+}
+
+/* How many bytes of the view's data lie before a place in the file. */
+int64_t view_data_before(const struct view *view, int64_t file_byte)
+{
+    const struct typemap *map = &view->map;
+    int64_t at = file_byte - view->displacement;
+    if (at <= 0 || map->count == 0 || map->extent <= 0)
+        return 0;
+    int64_t tile = at / map->extent, rest = at % map->extent, data = tile * map->size;
+    for (size_t i = 0; i < map->count && map->segments[i].offset < rest; i++) {
+        int64_t there = rest - map->segments[i].offset;
+        data += there < map->segments[i].length ? there : map->segments[i].length;
+    }
+    return data;
+}
+
+/* Writes everything, drops everything and lets the file system's length count, on all ranks. */
+static int settle(struct shadow *f, bool stable)
+{
+    /* All writes that came before on any rank are in the cache now. */
+    worst(f->comm, 0);
+    int error = amphi_mpiio_flush(f->cache, (uint32_t)f->rank, (uint32_t)f->ranks);
+    int late = amphi_mpiio_late_error(f->cache);
+    error = worst(f->comm, error > late ? error : late);
+    if (!error && stable && f->rank == 0)
+        error = amphi_mpiio_sync(f->cache);
+    if (!error)
+        error = amphi_mpiio_drop_clean(f->cache);
+    error = worst(f->comm, error);
+    if (f->rank == 0) {
+        amphi_mpiio_clear_late_error(f->cache);
+        if (!error)
+            error = amphi_mpiio_refresh_size(f->cache);
+    }
+    return worst(f->comm, error);
+}
+
+static void pass_through(struct shadow *f)
+{
+    /* From here on the native library has the file alone. */
+    if (f->atomic)
+        NATIVE(MPI_File_set_atomicity)(f->handle, 1);
+    shadow_remove(f);
+    shadow_forget(f);
+}
+
+int MPI_File_set_view(MPI_File handle, MPI_Offset displacement, MPI_Datatype etype, MPI_Datatype filetype,
+                      const char *datarep, MPI_Info info)
+{
+    struct shadow *f = shadow_find(handle);
+    if (!f)
+        return NATIVE(MPI_File_set_view)(handle, displacement, etype, filetype, datarep, info);
+    bool native = !strcasecmp(datarep, "native") || !strcasecmp(datarep, "internal");
+    if (worst(f->comm, !native)) {
+        /* Other representations are the native library's; so is the file then. Both pointers start at 0. */
+        int error = settle(f, false);
+        if (error)
+            return fail_errno(handle, error);
+        pass_through(f);
+        return NATIVE(MPI_File_set_view)(handle, displacement, etype, filetype, datarep, info);
+    }
+    struct view view;
+    int class = view_make(&view, displacement, etype, filetype, datarep);
+    int others = worst(f->comm, class);
+    if (others) {
+        if (!class)
+            view_free(&view);
+        return fail(handle, class ? class : others);
+    }
+    pthread_mutex_lock(&f->mutex);
+    view_free(&f->view);
+    f->view = view;
+    f->position = 0;
+    pthread_mutex_unlock(&f->mutex);
+    if (f->rank == 0)
+        amphi_mpiio_pointer_set(f->cache, 0);
+    worst(f->comm, 0);
+    return MPI_SUCCESS;
+}
+BOTH_NAMES(MPI_File_set_view);
+
+int MPI_File_get_view(MPI_File handle, MPI_Offset *displacement, MPI_Datatype *etype, MPI_Datatype *filetype,
+                      char *datarep)
+{
+    struct shadow *f = shadow_find(handle);
+    if (!f)
+        return NATIVE(MPI_File_get_view)(handle, displacement, etype, filetype, datarep);
+    *displacement = f->view.displacement;
+    strcpy(datarep, f->view.datarep);
+    int error = type_keep(f->view.etype, etype);
+    return fail(handle, error ? error : type_keep(f->view.filetype, filetype));
+}
+BOTH_NAMES(MPI_File_get_view);
+
+int MPI_File_get_byte_offset(MPI_File handle, MPI_Offset offset, MPI_Offset *place)
+{
+    struct shadow *f = shadow_find(handle);
+    if (!f)
+        return NATIVE(MPI_File_get_byte_offset)(handle, offset, place);
+    if (offset < 0)
+        return fail(handle, MPI_ERR_ARG);
+    *place = view_byte(&f->view, offset * f->view.etype_size);
+    return MPI_SUCCESS;
+}
+BOTH_NAMES(MPI_File_get_byte_offset);
+
+/* Where a seek ends, in etypes; negative: before the view. */
+static int64_t seek_target(struct shadow *f, MPI_Offset offset, int whence, int64_t now)
+{
+    if (whence == MPI_SEEK_CUR)
+        return now + offset;
+    if (whence == MPI_SEEK_END) {
+        int64_t data = view_data_before(&f->view, (int64_t)amphi_mpiio_size(f->cache)), unit = f->view.etype_size;
+        return (unit ? (data + unit - 1) / unit : 0) + offset;
+    }
+    return whence == MPI_SEEK_SET ? offset : -1;
+}
+
+int MPI_File_seek(MPI_File handle, MPI_Offset offset, int whence)
+{
+    struct shadow *f = shadow_find(handle);
+    if (!f)
+        return NATIVE(MPI_File_seek)(handle, offset, whence);
+    pthread_mutex_lock(&f->mutex);
+    int64_t target = seek_target(f, offset, whence, f->position);
+    if (target >= 0)
+        f->position = target;
+    pthread_mutex_unlock(&f->mutex);
+    return fail(handle, target < 0 ? MPI_ERR_ARG : MPI_SUCCESS);
+}
+BOTH_NAMES(MPI_File_seek);
+
+int MPI_File_get_position(MPI_File handle, MPI_Offset *offset)
+{
+    struct shadow *f = shadow_find(handle);
+    if (!f)
+        return NATIVE(MPI_File_get_position)(handle, offset);
+    *offset = f->position;
+    return MPI_SUCCESS;
+}
+BOTH_NAMES(MPI_File_get_position);
+
+int MPI_File_seek_shared(MPI_File handle, MPI_Offset offset, int whence)
+{
+    struct shadow *f = shadow_find(handle);
+    if (!f)
+        return NATIVE(MPI_File_seek_shared)(handle, offset, whence);
+    worst(f->comm, 0);
+    int error = 0;
+    if (f->rank == 0) {
+        int64_t target = seek_target(f, offset, whence, (int64_t)amphi_mpiio_pointer(f->cache));
+        if (target < 0)
+            error = EINVAL;
+        else
+            amphi_mpiio_pointer_set(f->cache, (uint64_t)target);
+    }
+    return fail_errno(handle, worst(f->comm, error));
+}
+BOTH_NAMES(MPI_File_seek_shared);
+
+int MPI_File_get_position_shared(MPI_File handle, MPI_Offset *offset)
+{
+    struct shadow *f = shadow_find(handle);
+    if (!f)
+        return NATIVE(MPI_File_get_position_shared)(handle, offset);
+    *offset = (MPI_Offset)amphi_mpiio_pointer(f->cache);
+    return MPI_SUCCESS;
+}
+BOTH_NAMES(MPI_File_get_position_shared);
+
+int MPI_File_get_size(MPI_File handle, MPI_Offset *size)
+{
+    struct shadow *f = shadow_find(handle);
+    if (!f)
+        return NATIVE(MPI_File_get_size)(handle, size);
+    *size = (MPI_Offset)amphi_mpiio_size(f->cache);
+    return MPI_SUCCESS;
+}
+BOTH_NAMES(MPI_File_get_size);
+
+int MPI_File_set_size(MPI_File handle, MPI_Offset size)
+{
+    struct shadow *f = shadow_find(handle);
+    if (!f)
+        return NATIVE(MPI_File_set_size)(handle, size);
+    int error = size < 0 ? EINVAL : f->settings.writable ? 0 : EROFS;
+    error = worst(f->comm, error);
+    if (!error)
+        error = settle(f, false);
+    if (!error && f->rank == 0)
+        error = amphi_mpiio_set_size(f->cache, (uint64_t)size);
+    return fail_errno(handle, worst(f->comm, error));
+}
+BOTH_NAMES(MPI_File_set_size);
+
+int MPI_File_preallocate(MPI_File handle, MPI_Offset size)
+{
+    struct shadow *f = shadow_find(handle);
+    if (!f)
+        return NATIVE(MPI_File_preallocate)(handle, size);
+    int error = worst(f->comm, size < 0 ? EINVAL : f->settings.writable ? 0 : EROFS);
+    if (!error && f->rank == 0)
+        error = amphi_mpiio_allocate(f->cache, (uint64_t)size);
+    return fail_errno(handle, worst(f->comm, error));
+}
+BOTH_NAMES(MPI_File_preallocate);
+
+int MPI_File_sync(MPI_File handle)
+{
+    struct shadow *f = shadow_find(handle);
+    return f ? fail_errno(handle, settle(f, true)) : NATIVE(MPI_File_sync)(handle);
+}
+BOTH_NAMES(MPI_File_sync);
+
+int MPI_File_set_atomicity(MPI_File handle, int flag)
+{
+    struct shadow *f = shadow_find(handle);
+    if (!f)
+        return NATIVE(MPI_File_set_atomicity)(handle, flag);
+    worst(f->comm, 0);
+    f->atomic = flag != 0;
+    return MPI_SUCCESS;
+}
+BOTH_NAMES(MPI_File_set_atomicity);
+
+int MPI_File_get_atomicity(MPI_File handle, int *flag)
+{
+    struct shadow *f = shadow_find(handle);
+    if (!f)
+        return NATIVE(MPI_File_get_atomicity)(handle, flag);
+    *flag = f->atomic;
+    return MPI_SUCCESS;
+}
+BOTH_NAMES(MPI_File_get_atomicity);
+
+int MPI_File_get_info(MPI_File handle, MPI_Info *info)
+{
+    struct shadow *f = shadow_find(handle);
+    int error = NATIVE(MPI_File_get_info)(handle, info);
+    return error || !f ? error : fail(handle, hints_write(*info, f));
+}
+BOTH_NAMES(MPI_File_get_info);
+
+int MPI_File_set_info(MPI_File handle, MPI_Info info)
+{
+    /* The hints of the cache count at open only, which MPI allows; the native library may have others. */
+    return NATIVE(MPI_File_set_info)(handle, info);
+}
+BOTH_NAMES(MPI_File_set_info);

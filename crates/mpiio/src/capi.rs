@@ -1,0 +1,258 @@
+//! The C interface with which the shims use the cache; `shim/amphi_mpiio.h` is the same in C.
+//!
+//! Owns the translation of C arguments and of errors to errno values, and a mutex for each open file, since an MPI
+//! library with thread support lets several threads of a rank call at once. Functions return 0 or an errno value.
+//! A panic ends the process: `extern "C"` lets none out.
+
+use crate::backend::Backend;
+use crate::backend::posix::PosixFile;
+use crate::error::{Error, Outcome};
+use crate::file::{CachedFile, Extent, Settings};
+use crate::pace::Futex;
+use crate::segment::{Geometry, Segment, Token};
+use crate::stats::NAMES;
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Pages of a file system that names no larger unit: small pages would drown in their metadata.
+const PAGE_BYTES: u64 = 1 << 20;
+
+/// The smallest preferred unit of a file system that is taken as page.
+const SMALLEST_UNIT: u64 = 64 << 10;
+
+/// An open file, as C sees it.
+pub struct AmphiFile {
+    file: Mutex<CachedFile>,
+}
+
+impl AmphiFile {
+    fn locked(&self) -> MutexGuard<'_, CachedFile> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How the ranks of a node open a file; equal on all of them but for the rank.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct OpenSettings {
+    ranks: u32,
+    rank: u32,
+    readable: u32,
+    writable: u32,
+    /// 0: what suits the file system.
+    page_bytes: u64,
+    limit_bytes: u64,
+    bypass_bytes: u64,
+    stream_bytes: u64,
+    run_bytes: u64,
+}
+
+fn code(outcome: Outcome) -> c_int {
+    outcome.err().map_or(0, Error::errno)
+}
+
+/// The page for a file when no hint names one; 0 when the file cannot be asked.
+///
+/// # Safety
+/// `path` ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amphi_mpiio_page_bytes(path: *const c_char, readable: c_int) -> u64 {
+    // SAFETY: the caller's promise.
+    let path = unsafe { CStr::from_ptr(path) };
+    let unit = PosixFile::open(path, readable != 0, readable == 0).and_then(|file| file.preferred_bytes());
+    match unit {
+        Ok(unit) if (SMALLEST_UNIT..=64 << 20).contains(&unit) => unit,
+        Ok(_) => PAGE_BYTES,
+        Err(_) => 0,
+    }
+}
+
+/// Opens a file. Rank 0 makes the shared memory and fills in the token, the others are given that token.
+///
+/// # Safety
+/// `path` ends with a zero byte; the other pointers are valid; `token` is written by rank 0 and read by the others.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amphi_mpiio_open(
+    path: *const c_char,
+    settings: *const OpenSettings,
+    token: *mut Token,
+    file: *mut *mut AmphiFile,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (path, settings, given) = unsafe { (CStr::from_ptr(path), *settings, *token) };
+    let opened = (|| -> Outcome<(AmphiFile, Token)> {
+        let backend = PosixFile::open(path, settings.readable != 0, settings.writable != 0)?;
+        let page_bytes = u32::try_from(settings.page_bytes).map_err(|_| Error::Refused("the page is too large"))?;
+        let geometry = Geometry::new(settings.ranks, page_bytes, settings.limit_bytes);
+        let segment = match settings.rank {
+            0 => Segment::create(geometry, backend.size()?)?,
+            rank => Segment::attach(given, geometry, rank)?,
+        };
+        let token = segment.token();
+        let use_of = Settings {
+            readable: settings.readable != 0,
+            writable: settings.writable != 0,
+            bypass_bytes: settings.bypass_bytes,
+            stream_bytes: settings.stream_bytes,
+            run_bytes: settings.run_bytes,
+        };
+        let file = CachedFile::new(segment, Box::new(backend), use_of, Arc::new(Futex));
+        Ok((AmphiFile { file: Mutex::new(file) }, token))
+    })();
+    match opened {
+        Ok((opened, mine)) => {
+            // SAFETY: the caller's promise.
+            unsafe {
+                if settings.rank == 0 {
+                    *token = mine;
+                }
+                *file = Box::into_raw(Box::new(opened));
+            }
+            0
+        }
+        Err(error) => error.errno(),
+    }
+}
+
+/// Leaves the file and frees what belongs to it. Dirty pages are not flushed.
+///
+/// # Safety
+/// `file` came from `amphi_mpiio_open` and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amphi_mpiio_close(file: *mut AmphiFile) {
+    // SAFETY: the caller's promise.
+    let file = unsafe { Box::from_raw(file) };
+    file.locked().leave();
+}
+
+/// Writes memory to the ranges, which ascend and are as long as the memory together.
+///
+/// # Safety
+/// `file` is open; `extents` has `count` elements; `memory` has as many bytes as they name.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amphi_mpiio_write(
+    file: *const AmphiFile,
+    extents: *const Extent,
+    count: usize,
+    memory: *const u8,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let extents = std::slice::from_raw_parts(extents, count);
+        let Some(bytes) = total(extents) else { return libc::EINVAL };
+        let memory = if bytes == 0 { &[] } else { std::slice::from_raw_parts(memory, bytes) };
+        code((*file).locked().write(extents, memory).map(|_| ()))
+    }
+}
+
+/// Reads the ranges into memory; `done` says how many bytes there were before the end of the file.
+///
+/// # Safety
+/// As for `amphi_mpiio_write`; `done` is valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amphi_mpiio_read(
+    file: *const AmphiFile,
+    extents: *const Extent,
+    count: usize,
+    memory: *mut u8,
+    done: *mut u64,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let extents = std::slice::from_raw_parts(extents, count);
+        let Some(bytes) = total(extents) else { return libc::EINVAL };
+        let memory = if bytes == 0 { &mut [] } else { std::slice::from_raw_parts_mut(memory, bytes) };
+        match (*file).locked().read(extents, memory) {
+            Ok(n) => {
+                *done = n;
+                0
+            }
+            Err(error) => error.errno(),
+        }
+    }
+}
+
+fn total(extents: &[Extent]) -> Option<usize> {
+    let total = extents.iter().try_fold(0u64, |sum, e| sum.checked_add(e.length))?;
+    usize::try_from(total).ok().filter(|total| *total <= isize::MAX as usize)
+}
+
+/// Defines functions that take the file and plain numbers.
+macro_rules! plain {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) -> $result:ty = |$file:ident| $body:expr;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// `file` is open.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(file: *const AmphiFile, $($arg: $type),*) -> $result {
+            // SAFETY: the caller's promise.
+            #[allow(unused_mut, reason = "some calls only look")]
+            let mut $file = unsafe { (*file).locked() };
+            $body
+        }
+    )*};
+}
+
+plain! {
+    /// Writes the dirty bytes of all ranks that fall to this share.
+    amphi_mpiio_flush(share: u32, shares: u32) -> c_int = |f| code(f.flush_share(share, shares));
+    /// Drops the clean pages of this rank.
+    amphi_mpiio_drop_clean() -> c_int = |f| code(f.drop_clean());
+    /// Drops all pages of this rank.
+    amphi_mpiio_discard() -> c_int = |f| code(f.discard());
+    /// Makes stable what was written to the file system.
+    amphi_mpiio_sync() -> c_int = |f| code(f.sync_backend());
+    /// The length of the file.
+    amphi_mpiio_size() -> u64 = |f| f.size();
+    /// Sets the length; nothing is cached, one rank calls.
+    amphi_mpiio_set_size(size: u64) -> c_int = |f| code(f.set_size(size));
+    /// Allocates space; one rank calls.
+    amphi_mpiio_allocate(size: u64) -> c_int = |f| code(f.allocate(size));
+    /// Takes the length of the file system; nothing is cached, one rank calls.
+    amphi_mpiio_refresh_size() -> c_int = |f| code(f.refresh_size());
+    /// Adds to the shared pointer and returns what it was.
+    amphi_mpiio_pointer_add(add: u64) -> u64 = |f| f.pointer_add(add);
+    /// Sets the shared pointer.
+    amphi_mpiio_pointer_set(value: u64) -> () = |f| f.pointer_set(value);
+    /// The shared pointer.
+    amphi_mpiio_pointer() -> u64 = |f| f.pointer();
+    /// The first late error as errno value; 0: none.
+    amphi_mpiio_late_error() -> c_int = |f| f.late_error();
+    /// Forgets the late error.
+    amphi_mpiio_clear_late_error() -> () = |f| f.clear_late_error();
+}
+
+/// How many counters there are.
+#[unsafe(no_mangle)]
+pub extern "C" fn amphi_mpiio_stat_count() -> u32 {
+    NAMES.len() as u32
+}
+
+/// Copies the name of a counter; nothing for one that does not exist or does not fit.
+///
+/// # Safety
+/// `name` has room for `room` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amphi_mpiio_stat_name(index: u32, name: *mut c_char, room: usize) {
+    if let Some(text) = NAMES.get(index as usize).filter(|t| t.len() < room) {
+        // SAFETY: it fits with its zero byte.
+        unsafe {
+            std::ptr::copy_nonoverlapping(text.as_ptr(), name.cast(), text.len());
+            *name.add(text.len()) = 0;
+        }
+    }
+}
+
+/// The counters of this rank.
+///
+/// # Safety
+/// `file` is open; `values` has room for `amphi_mpiio_stat_count` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amphi_mpiio_stats(file: *const AmphiFile, values: *mut u64) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let all = (*file).locked().stats().values();
+        std::ptr::copy_nonoverlapping(all.as_ptr(), values, all.len());
+    }
+}

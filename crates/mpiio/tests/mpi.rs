@@ -1,0 +1,262 @@
+//! The shims over the MPI libraries that `scripts/setup` installs: real programs under mpirun, with and without cache.
+//!
+//! Each library's programs and shim are built once. One job runs at a time: MPI ranks that wait spin.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+const MPIS: [&str; 2] = ["openmpi", "mpich"];
+
+fn run(command: &mut Command) -> Output {
+    let output = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    assert!(output.status.success(), "{command:?}:\n{}", text(&output));
+    output
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().and_then(Path::parent).expect("the workspace").to_path_buf()
+}
+
+/// Where shims and programs lie once they are built.
+fn built() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("mpiio");
+        std::fs::create_dir_all(&out).unwrap();
+        run(Command::new(env!("CARGO"))
+            .args(["build", "--locked", "--quiet", "-p", "amphi-mpiio"])
+            .current_dir(root()));
+        // The test lies in TARGET/PROFILE/deps, the library in TARGET/debug.
+        let test = std::env::current_exe().unwrap();
+        let target = test.ancestors().nth(3).unwrap().to_path_buf();
+        run(Command::new(root().join("scripts/mpiio")).arg(target.join("debug/libamphi_mpiio.a")).arg(&out));
+        for mpi in MPIS {
+            for program in ["views", "pointers", "atomic", "btio", "faults"] {
+                let source = format!("{}/tests/programs/{program}.c", env!("CARGO_MANIFEST_DIR"));
+                let mut compile = Command::new(format!("mpicc.{mpi}"));
+                run(compile
+                    .args(["-O1", "-Wall", "-Werror", "-o"])
+                    .arg(out.join(format!("{program}.{mpi}")))
+                    .arg(source));
+            }
+        }
+        out
+    })
+}
+
+/// Keeps other jobs away.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Job {
+    mpi: &'static str,
+    ranks: u32,
+    cached: bool,
+    hints: &'static str,
+}
+
+impl Job {
+    fn new(mpi: &'static str) -> Job {
+        Job { mpi, ranks: 4, cached: true, hints: "" }
+    }
+
+    /// The command that starts the program; it ends after two minutes at the latest.
+    fn command(&self, program: &str, arguments: &[&str], stats: &Path) -> Command {
+        let shim = built().join(format!("libamphi_mpiio_{}.so", self.mpi));
+        let ranks = self.ranks.to_string();
+        let mut command = Command::new("timeout");
+        command.args(["-k", "5", "120"]).arg(format!("mpirun.{}", self.mpi)).args(["-np", &ranks]);
+        if self.mpi == "openmpi" {
+            command.args(["--oversubscribe", "--allow-run-as-root", "--bind-to", "none"]);
+            if self.cached {
+                command.arg("-x").arg(format!("LD_PRELOAD={}", shim.display()));
+            }
+        } else if self.cached {
+            command.arg("-genv").arg("LD_PRELOAD").arg(&shim);
+        }
+        command.arg(built().join(format!("{program}.{}", self.mpi))).args(arguments);
+        command.env("AMPHI_MPIIO_HINTS", self.hints).env("AMPHI_MPIIO_STATS", stats);
+        command
+    }
+
+    /// Runs a program on a fresh file, which it has to like; returns what it printed, the file and the statistics.
+    fn run(&self, program: &str) -> (String, Vec<u8>, String) {
+        let directory = fresh(&format!("{program}-{}", self.mpi));
+        let (path, stats) = (directory.join("file"), directory.join("stats"));
+        let output = run(&mut self.command(program, &[path.to_str().unwrap()], &stats));
+        let printed = text(&output);
+        assert!(printed.lines().any(|l| l == "ok"), "{program} on {}: {printed}", self.mpi);
+        (printed, std::fs::read(&path).unwrap(), std::fs::read_to_string(&stats).unwrap_or_default())
+    }
+}
+
+/// An empty directory of this name.
+fn fresh(name: &str) -> PathBuf {
+    let directory = built().join("run").join(name);
+    let _ = std::fs::remove_dir_all(&directory);
+    std::fs::create_dir_all(&directory).unwrap();
+    directory
+}
+
+/// The value of a counter in a line of statistics.
+fn counter(line: &str, name: &str) -> u64 {
+    let prefix = format!("{name}=");
+    let found = line.split_whitespace().find_map(|word| word.strip_prefix(prefix.as_str()));
+    found.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in: {line}"))
+}
+
+/// Goal: no function of the library that moves data or asks for a state which the cache has goes past the shim.
+/// Method: the names of all `MPI_File_*` functions that the library exports, less those that may be forwarded
+/// unchanged, are compared with those of the shim, under both names.
+#[test]
+fn every_file_function_is_covered() {
+    const FORWARDED: [&str; 14] = [
+        "c2f",
+        "f2c",
+        "call_errhandler",
+        "create_errhandler",
+        "delete",
+        "get_amode",
+        "get_errhandler",
+        "get_group",
+        "get_type_extent",
+        "get_type_extent_c",
+        "set_errhandler",
+        "set_info",
+        "fromint",
+        "toint",
+    ];
+    let names = |path: &Path| -> BTreeSet<String> {
+        let output = run(Command::new("nm").args(["-D", "--defined-only"]).arg(path));
+        let listing = text(&output);
+        let symbols = listing.lines().filter_map(|l| l.split_whitespace().last());
+        symbols.filter(|s| s.starts_with("MPI_File_") || s.starts_with("PMPI_File_")).map(String::from).collect()
+    };
+    for (mpi, library) in [("openmpi", "libmpi.so.40"), ("mpich", "libmpich.so.12")] {
+        let shim = built().join(format!("libamphi_mpiio_{mpi}.so"));
+        let listing = text(&run(Command::new("ldd").arg(&shim)));
+        let path = listing.lines().find(|l| l.contains(library)).and_then(|l| l.split_whitespace().nth(2));
+        let library = names(Path::new(path.unwrap_or_else(|| panic!("{library} is no dependency: {listing}"))));
+        assert!(library.len() > 100, "{mpi} has {} functions", library.len());
+        let covered = names(&shim);
+        let is_forwarded = |name: &str| {
+            let short = name.trim_start_matches("PMPI_File_").trim_start_matches("MPI_File_");
+            FORWARDED.contains(&short)
+        };
+        let missing: Vec<_> = library.difference(&covered).filter(|n| !is_forwarded(n)).collect();
+        assert!(missing.is_empty(), "{mpi}: not covered: {missing:?}");
+    }
+}
+
+/// Goal: the file is byte for byte what the library itself makes of it, and all that is read is right, for derived
+/// types of all kinds and calls of all kinds; pages small and odd, three pages of memory.
+/// Method: `views` checks what it reads; its file is compared with that of a run without cache.
+#[test]
+fn files_are_identical_with_and_without_cache() {
+    let _alone = alone();
+    for mpi in MPIS {
+        let native = Job { cached: false, ..Job::new(mpi) }.run("views").1;
+        for hints in
+            ["", "cache_page_size=4K;cache_limit=12K", "cache_page_size=333;cache_limit=999;cache_bypass_size=2K"]
+        {
+            let (_, cached, stats) = Job { hints, ..Job::new(mpi) }.run("views");
+            assert!(cached == native, "{mpi} with '{hints}': another file");
+            assert!(counter(&stats, "calls_write") > 0, "{mpi} with '{hints}' was not cached: {stats}");
+        }
+    }
+}
+
+/// Goal: pointers, lengths, modes, errors and consistency between handles are what MPI says.
+/// Method: `pointers` checks them; 2 and 4 ranks.
+#[test]
+fn pointers_lengths_and_modes() {
+    let _alone = alone();
+    for mpi in MPIS {
+        for ranks in [2, 4] {
+            Job { ranks, hints: "cache_page_size=4K", ..Job::new(mpi) }.run("pointers");
+        }
+    }
+}
+
+/// Goal: calls of many ranges are atomic in atomic mode.
+/// Method: 450 reads of what all ranks overwrite at the same time; none may find two values.
+#[test]
+fn atomic_mode_mixes_nothing() {
+    let _alone = alone();
+    for mpi in MPIS {
+        for hints in ["cache_page_size=4K", "cache_page_size=4K;cache_limit=12K"] {
+            let (printed, _, stats) = Job { hints, ..Job::new(mpi) }.run("atomic");
+            assert!(printed.contains("0 mixed"), "{mpi} with '{hints}': {printed}");
+            assert!(counter(&stats, "lock_waits") > 0, "{mpi} with '{hints}': the ranks never met");
+        }
+    }
+}
+
+/// Goal: 46,080 writes of 480 bytes leave as at most 30 aligned ones, and as many reads as at most 30.
+/// Method: the statistics of both handles of `btio`; the file is compared with that of the library itself.
+#[test]
+fn many_small_writes_leave_as_few_aligned_ones() {
+    let _alone = alone();
+    for mpi in MPIS {
+        let native = Job { cached: false, ..Job::new(mpi) }.run("btio").1;
+        let (_, cached, stats) = Job::new(mpi).run("btio");
+        assert!(cached == native && native.len() == 22_118_400, "{mpi}: another file");
+        let lines: Vec<&str> = stats.lines().collect();
+        assert_eq!(lines.len(), 2, "{mpi}: {stats}");
+        assert_eq!(counter(lines[0], "calls_write"), 46_080);
+        assert!(counter(lines[0], "fs_writes") <= 30, "{mpi}: {stats}");
+        assert_eq!(counter(lines[0], "fs_writes"), counter(lines[0], "fs_writes_aligned"));
+        assert_eq!(counter(lines[0], "fs_reads"), 0, "{mpi}: nothing is read to write");
+        assert_eq!(counter(lines[1], "calls_read"), 46_080);
+        assert!(counter(lines[1], "fs_reads") <= 30, "{mpi}: {stats}");
+    }
+}
+
+/// Goal: a single rank and a hint keep the file with the library, and the statistics say why.
+/// Method: one run each.
+#[test]
+fn it_steps_aside_and_says_why() {
+    let _alone = alone();
+    for mpi in MPIS {
+        let (_, _, stats) = Job { ranks: 1, ..Job::new(mpi) }.run("views");
+        assert!(stats.contains("not cached: a single rank"), "{mpi}: {stats}");
+        let (_, _, stats) = Job { ranks: 2, hints: "romio_caching = disable ", ..Job::new(mpi) }.run("views");
+        assert!(stats.contains("not cached: switched off"), "{mpi}: {stats}");
+    }
+}
+
+/// Goal: nothing that was written is lost when a program forgets to close, a late error reaches every rank, and the
+/// job ends when a rank is killed.
+/// Method: `faults`; the file is looked at afterwards.
+#[test]
+fn faults_are_clear_and_lose_nothing() {
+    let _alone = alone();
+    for mpi in MPIS {
+        let expected: Vec<u8> = (0..40u32).flat_map(|i| vec![b'a' + (i % 4) as u8; 1000]).collect();
+        for fault in ["finalize", "exit", "full", "killed"] {
+            let directory = fresh(&format!("{fault}-{mpi}"));
+            let (path, stats) = (directory.join("file"), directory.join("stats"));
+            let mut command = Job::new(mpi).command("faults", &[path.to_str().unwrap(), fault], &stats);
+            let output = command.output().unwrap();
+            let printed = text(&output);
+            assert_ne!(output.status.code(), Some(124), "{mpi}: {fault}: the job hangs: {printed}");
+            match fault {
+                "killed" => assert!(!output.status.success(), "{mpi}: {printed}"),
+                "exit" => assert!(std::fs::read(&path).unwrap() == expected, "{mpi}: {printed}"),
+                "finalize" => {
+                    assert!(printed.contains("still open at MPI_Finalize"), "{mpi}: {printed}");
+                    assert!(std::fs::read(&path).unwrap() == expected, "{mpi}: {printed}");
+                }
+                _ => assert!(output.status.success() && printed.contains("ok"), "{mpi}: {printed}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,42 @@
+/* What goes wrong. argv[1]: path; argv[2]: which fault.
+ * finalize: the file is still open at MPI_Finalize. exit: no MPI_Finalize at all, on any rank.
+ * full: the file may not grow as far as it was written (RLIMIT_FSIZE); every rank hears of it at close.
+ * killed: one rank ends without a word while the others write; the job has to end. */
+#include "check.h"
+#include <signal.h>
+#include <sys/resource.h>
+
+int main(int argc, char **argv)
+{
+    start(&argc, &argv);
+    MPI_File file;
+    MPI_Status status;
+    char line[1000];
+    memset(line, 'a' + rank, sizeof line);
+    const char *fault = argv[2];
+    OK(MPI_File_open(MPI_COMM_WORLD, argv[1], MPI_MODE_CREATE | MPI_MODE_RDWR, MPI_INFO_NULL, &file));
+    /* The limit counts for shared memory, too, so it is set when that is there. */
+    if (!strcmp(fault, "full")) {
+        struct rlimit limit = {20000, 20000};
+        signal(SIGXFSZ, SIG_IGN);
+        setrlimit(RLIMIT_FSIZE, &limit);
+    }
+    for (int i = 0; i < 10; i++)
+        OK(MPI_File_write_at(file, (MPI_Offset)(i * ranks + rank) * 1000, line, 1000, MPI_BYTE, &status));
+    if (!strcmp(fault, "killed")) {
+        MPI_Barrier(MPI_COMM_WORLD);
+        if (rank == 1)
+            kill(getpid(), SIGKILL);
+        for (int i = 0;; i++)
+            MPI_File_write_at(file, (MPI_Offset)(i % 1000) * 1000, line, 1000, MPI_BYTE, &status);
+    }
+    if (!strcmp(fault, "exit")) {
+        MPI_Barrier(MPI_COMM_WORLD);
+        if (rank == 0)
+            printf("ok\n");
+        exit(0);
+    }
+    if (!strcmp(fault, "full"))
+        CHECK(MPI_File_close(&file) != MPI_SUCCESS);
+    return finish();
+}
