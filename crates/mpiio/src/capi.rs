@@ -187,8 +187,8 @@ macro_rules! plain {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(file: *const AmphiFile, $($arg: $type),*) -> $result {
             // SAFETY: the caller's promise.
-            #[allow(unused_mut, reason = "some calls only look")]
-            let mut $file = unsafe { (*file).locked() };
+            let mut guard = unsafe { (*file).locked() };
+            let $file = &mut *guard;
             $body
         }
     )*};
