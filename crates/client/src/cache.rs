@@ -3,7 +3,7 @@
 //! Owns: cached bytes of all files, how much memory they take, eviction. Does not own: which bytes may be cached (locks,
 //! change log: its callers check under `Check`), sending (`writeback`).
 //!
-//! Invariants: in each unit dirty, flight and failed bytes are valid bytes; only units without such bytes are evicted;
+//! Invariants: in each unit dirty and flight bytes are valid bytes; only units without such bytes are evicted;
 //! bytes that are not valid are never read. A unit's index entry in `File::dirty` is there exactly while it has dirty
 //! bytes, changed under the unit's shard lock. Order of locks: shard, then those of `File`.
 //!
@@ -501,7 +501,7 @@ impl PageCache {
                 used += unit.capacity();
                 dirty += unit.dirty.total() + unit.flight.total();
                 assert_eq!(!unit.dirty.is_empty(), unit.file.dirty.lock().units.contains_key(u));
-                for set in [&unit.dirty, &unit.flight, &unit.failed] {
+                for set in [&unit.dirty, &unit.flight] {
                     assert!(set.iter().all(|r| unit.valid.contains(r)));
                 }
             }

@@ -11,6 +11,7 @@ use crate::files::OpenFile;
 use crate::group;
 use crate::io::IoHalf;
 use crate::locks::ahead::{self, Ahead};
+use crate::losses;
 use crate::ops;
 use crate::pending::{Interrupt, Pending};
 use crate::pipeline;
@@ -286,15 +287,17 @@ impl Client {
         self.start(ops::write::write(self.core.clone(), ctx.clone(), file.clone(), offset, data, hints))
     }
 
-    /// What close shows: the first failure of write-back since the last report on this open file. If it can write, waits for large writes
-    /// that have returned and are on their way by then, not for dirty bytes in the cache.
+    /// What close shows: of an open file that can write, the latest failure of write-back that it was not told of.
+    /// Waits for large writes that have returned and are on their way by then, not for dirty bytes in the cache. Who
+    /// only reads leaves failures to those who write or sync.
     pub fn flush(&self, _ctx: &Ctx, file: &Arc<OpenFile>) -> Pending<()> {
         let file = file.clone();
         self.start(async move {
-            if file.flags.write {
-                pipeline::drained(&file.file).await;
+            if !file.flags.write {
+                return Ok(());
             }
-            file.take_error()
+            pipeline::drained(&file.file).await;
+            losses::tell(&file).await
         })
     }
 

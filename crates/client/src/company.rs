@@ -304,6 +304,21 @@ pub(crate) async fn drop_pages(core: &Core, ino: Ino, range: ByteRange) {
     let _ = done.await;
 }
 
+/// Has the front end drop what it caches of bytes that were lost. Beside drops that a lock waits for: dirty pages among
+/// them may wait for a lock.
+pub(crate) async fn drop_lost_pages(core: &Core, ino: Ino, range: ByteRange) {
+    let Some(pages) = core.company.pages() else { return };
+    let (sender, done) = oneshot::channel();
+    pages.drop_overwritten(
+        ino,
+        range,
+        Box::new(move || {
+            let _ = sender.send(());
+        }),
+    );
+    let _ = done.await;
+}
+
 /// Has the front end write back and drop what it caches of the bytes of open files. What is mapped is open.
 pub(crate) async fn drop_open_pages(core: &Core) {
     if core.company.pages().is_none() {

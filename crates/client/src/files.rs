@@ -1,6 +1,6 @@
 //! Files the client knows something about, and open files.
 //!
-//! Owns: per inode the size as this mount sees it, dirty units, requests under way, sticky errors, the change log that
+//! Owns: per inode the size as this mount sees it, dirty units, requests under way, failures, the change log that
 //! tells fills whether they are still true; per open file its streams. Does not own: cached bytes (`cache`).
 //!
 //! A `File` lives while it is open, has cached bytes or a close still to be sent. Who is right about the size: the
@@ -8,13 +8,16 @@
 //! overlapped. In company others change it too: then it is the server's with the end of this mount's own bytes, as
 //! of the answer; whether that still holds is `tokens::is_sure`.
 
+pub(crate) mod failures;
 pub(crate) mod flights;
 pub(crate) mod open_file;
 mod signal;
 pub(crate) mod table;
 #[cfg(test)]
 mod tests;
+mod untold;
 
+pub(crate) use failures::Failures;
 pub(crate) use flights::{FlightId, Flights};
 pub(crate) use open_file::OpenFile;
 pub(crate) use signal::Signal;
@@ -22,9 +25,10 @@ pub(crate) use table::FileTable;
 
 use crate::group::FileGroup;
 use crate::locality::Locality;
+use crate::losses::Settling;
 use crate::rangelock::RangeLock;
 use crate::stats::FileStats;
-use amphi_types::{Attr, ByteRange, Errno, Ino, IoMode, Layout, Pattern, RangeSet, Result, Timespec};
+use amphi_types::{Attr, ByteRange, Errno, Ino, IoMode, Layout, Pattern, RangeSet, Timespec};
 use amphi_wire::{Access, InodeView};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -220,11 +224,10 @@ pub(crate) struct File {
     pub(crate) group: FileGroup,
     /// Bit s: a write lock on all of stripe s is held and not on its way back.
     pub(crate) whole_locks: AtomicU64,
-    /// Failures of write-back: count and the latest.
-    pub(super) errors: Mutex<(u64, Errno)>,
-    pub(super) error_count: AtomicU64,
-    /// Bytes in the cache whose write-back failed and that nobody was told of yet.
-    pub(crate) failed: Mutex<RangeSet>,
+    /// Failures of write-back.
+    pub(crate) failures: Failures,
+    /// What follows from lost bytes.
+    pub(crate) settling: Mutex<Settling>,
     /// Until when the file counts as contended, nanoseconds.
     pub(crate) contended_until_ns: AtomicU64,
     pub(crate) locality: Locality,
@@ -292,9 +295,8 @@ impl File {
             used_ns: AtomicU64::new(0),
             group: FileGroup::default(),
             whole_locks: AtomicU64::new(0),
-            errors: Mutex::new((0, Errno::Io)),
-            error_count: AtomicU64::new(0),
-            failed: Mutex::default(),
+            failures: Failures::default(),
+            settling: Mutex::default(),
             contended_until_ns: AtomicU64::new(0),
             locality: Locality::of_file(mount),
             stats: FileStats::new(),
@@ -653,25 +655,10 @@ impl File {
         }
     }
 
-    /// Remembers a failed write-back for everybody who has the file open. What the cache still has of the bytes is in `failed` already: who
-    /// is told forgets them.
-    pub(crate) fn fail(&self, errno: Errno) {
-        let mut e = self.errors.lock();
-        *e = (e.0 + 1, errno);
-        self.error_count.store(e.0, SeqCst);
-    }
-
-    /// Failures of write-back so far.
-    pub(crate) fn failures(&self) -> u64 {
-        self.error_count.load(SeqCst)
-    }
-
-    /// The error with which write-back of some of `range` has failed since there were so many failures; it stays to be reported.
-    pub(crate) fn failed_since(&self, failures: u64, range: ByteRange) -> Result<()> {
-        if self.failures() > failures && self.failed.lock().overlaps(range) {
-            return Err(self.errors.lock().1);
-        }
-        Ok(())
+    /// The error of lost bytes that nobody was told of and somebody may miss.
+    pub(crate) fn untold_loss(&self) -> Option<Errno> {
+        let is_gone = self.nameless.load(SeqCst) && self.open_count() == 0;
+        if is_gone { None } else { self.failures.untold() }
     }
 
     /// Opens of this mount that have not been released.

@@ -17,6 +17,7 @@ use crate::files::table::Use;
 use crate::files::{File, OpenFile, Signal};
 use crate::lease;
 use crate::locks;
+use crate::losses;
 use crate::pending::Interrupt;
 use crate::rangelock::{Guard, Hold};
 use crate::stats::Count;
@@ -316,7 +317,7 @@ pub(crate) async fn unlock(core: Arc<Core>, open: Arc<OpenFile>) -> Result<()> {
     if let Some(locks) = leave(file, group) {
         end(&core, file, &locks).await;
     }
-    open.take_error()
+    losses::tell(&open).await
 }
 
 /// A member was closed.

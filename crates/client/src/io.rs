@@ -301,9 +301,9 @@ async fn serve<E: Env>(env: &E, core: &Arc<Core>, links: &Rc<Links<E>>) {
 
 /// Writes everything back at the end.
 ///
-/// Errors: that of bytes which were lost now; nobody else is left to hear of it.
+/// Errors: that of bytes which were lost, now or before, and of which no `fsync`, `close` or sync of all files was
+/// told; nobody else is left to hear of it.
 async fn drain(core: &Arc<Core>) -> amphi_types::Result<()> {
-    let before = core.losses.count();
     siblings::lose(core, None);
     closes::hurry_all(core);
     writeback::flush_all(core).await;
@@ -311,7 +311,7 @@ async fn drain(core: &Arc<Core>) -> amphi_types::Result<()> {
     if let Err(e) = crate::ops::sync::sync_targets(core, (0..core.pool()).map(TargetId).collect()).await {
         tracing::warn!("at the end not every server could be asked to make everything stable: {e}");
     }
-    core.losses.since(before)
+    core.files.secret_loss().map_or(Ok(()), Err)
 }
 
 /// Lets time pass for write-back, locks and the memory group.

@@ -412,7 +412,14 @@ fn forget(core: &Arc<Core>, object: ObjectId, ranges: &[ByteRange], discard_dirt
     let Some(file) = core.files.get(object.ino) else { return };
     file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
     let dirty = if discard_dirty { Dirty::Discard } else { Dirty::Keep };
-    let has_dirty = file.dirty_bytes.load(SeqCst) > 0;
+    if discard_dirty {
+        // Before they are no longer dirty: who finds none dirty knows of it.
+        let has_dirty = file.dirty_bytes.load(SeqCst) > 0;
+        if has_dirty {
+            core.losses.note(Errno::Io, core.clock.now_ns());
+        }
+        file.failures.note(Errno::Io, if has_dirty { ByteRange::ALL } else { ByteRange::at(0, 0) });
+    }
     for part in pieces_of(core, &file, object, ranges) {
         core.cache.forget(&file, part, dirty);
     }
@@ -426,10 +433,6 @@ fn forget(core: &Arc<Core>, object: ObjectId, ranges: &[ByteRange], discard_dirt
         file.times_told();
     }
     if discard_dirty {
-        if has_dirty {
-            core.losses.note(Errno::Io, core.clock.now_ns());
-        }
-        file.fail(Errno::Io);
         file.signal.notify();
     }
     core.files.reap(&file);

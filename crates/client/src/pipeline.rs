@@ -16,6 +16,7 @@ use crate::data::scratch_for;
 use crate::decision::Reason;
 use crate::files::{File, FlightId, OpenFile};
 use crate::locks::Pin;
+use crate::losses;
 use crate::ops::write::{Sent, learn, send_all};
 use crate::pending::Pending;
 use crate::rangelock::Guard;
@@ -151,11 +152,12 @@ fn set_out(core: &Core, file: &File, range: ByteRange, memory: u64, locked: bool
 fn land(core: &Arc<Core>, file: &Arc<File>, id: FlightId, range: ByteRange, memory: u64, sent: Sent) {
     // Of a file that nobody can reach any more nothing is missed.
     let missed = |e: &Errno| !matches!(e, Errno::NoEnt | Errno::Stale) || file.open_count() > 0;
-    if let Some(e) = sent.error.filter(missed) {
-        let lost = ByteRange::new(sent.good_to, range.end);
+    let error = sent.error.filter(missed);
+    let lost = ByteRange::new(sent.good_to, range.end);
+    if let Some(e) = error {
         core.stats.bytes(Count::WriteBackFailed, lost.len());
         // None of it is in the cache.
-        file.fail(e);
+        file.failures.note(e, lost);
         if let Some(silent) = core.losses.note(e, core.clock.now_ns()) {
             tracing::warn!(ino = %file.ino, range = ?lost, silent, "a write on its way failed: {e}");
         }
@@ -168,6 +170,9 @@ fn land(core: &Arc<Core>, file: &Arc<File>, id: FlightId, range: ByteRange, memo
     core.piped_bytes.fetch_sub(memory, SeqCst);
     core.landings.fetch_add(1, SeqCst);
     writeback::end_flight(file, id);
+    if error.is_some() {
+        losses::settle(core, file, lost);
+    }
     writeback::go_on(core);
 }
 

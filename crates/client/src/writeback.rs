@@ -18,6 +18,7 @@ use crate::cache::fill::Landing;
 use crate::core::{Core, unexpected};
 use crate::files::{File, FlightId, OpenFile, Signal};
 use crate::learned;
+use crate::losses;
 use crate::ops;
 use crate::stats::{Count, Way};
 use crate::tokens;
@@ -204,7 +205,7 @@ fn touch_down(core: &Arc<Core>, flight: &Flight, landing: Landing, failure: Opti
     // Attributes that were asked for before this are older than what has just been written.
     file.mark_epoch();
     tokens::outdated(core, file.ino);
-    let tell = || failure.into_iter().for_each(|e| file.fail(e));
+    let tell = || failure.into_iter().for_each(|e| file.failures.note(e, flight.range));
     core.cache.landed(file, flight.range, landing, core.clock.now_ns(), tell);
     core.flight_bytes.fetch_sub(flight.range.len(), SeqCst);
     core.flight_parts.fetch_sub(1, SeqCst);
@@ -218,6 +219,9 @@ fn touch_down(core: &Arc<Core>, flight: &Flight, landing: Landing, failure: Opti
         file.flights.lock().comes_back();
     }
     end_flight(file, flight.id);
+    if failure.is_some() {
+        losses::settle(core, file, flight.range);
+    }
 }
 
 /// Why a piece is written.

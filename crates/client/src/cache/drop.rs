@@ -1,4 +1,4 @@
-//! Forgetting cached bytes: truncate, punch, direct writes, revoked locks, reported failures.
+//! Forgetting cached bytes: truncate, punch, direct writes, revoked locks.
 
 use super::{CHUNK, CHUNK_UNITS, PageCache, SHARDS, Shard, UNIT};
 use crate::files::File;
@@ -54,9 +54,6 @@ impl PageCache {
             }
             left |= !kept.is_empty();
             let dirty_kept: smallvec::SmallVec<[ByteRange; 4]> = kept[flights..].iter().copied().collect();
-            if !unit.failed.is_empty() {
-                file.failed.lock().remove(part);
-            }
             unit.forget(part);
             for (i, r) in kept.into_iter().enumerate() {
                 unit.valid.insert(r);
@@ -84,22 +81,5 @@ impl PageCache {
         // Under the shard's lock, so that no fill asks between the drop and the entry.
         file.spoil(range);
         left
-    }
-
-    /// Forgets bytes whose write-back failed, once somebody was told; what was written again since stays.
-    pub(crate) fn forget_failed(&self, file: &File, range: ByteRange) {
-        for (u, part) in super::units(range) {
-            let mut shard = self.shard(file.ino.0, u).write();
-            if let Some(unit) = shard.units.get_mut(&(file.ino.0, u)) {
-                let parts: smallvec::SmallVec<[ByteRange; 4]> = unit.failed.within(part).collect();
-                for p in parts {
-                    unit.failed.remove(p);
-                    for clean in unit.dirty.gaps(p) {
-                        unit.valid.remove(clean);
-                    }
-                }
-            }
-        }
-        file.spoil(range);
     }
 }

@@ -17,7 +17,7 @@ const LENT_MIN: u64 = 4;
 pub(crate) enum Landing {
     /// The bytes are on the server.
     Done,
-    /// They are not and will not be: kept until somebody was told.
+    /// They are not and will not be: forgotten.
     Failed,
     /// They are dirty again.
     Again,
@@ -113,8 +113,7 @@ impl PageCache {
         });
         // What leaves is entered among the flights before it is no longer dirty.
         let flights = file.flights.lock().last_end();
-        let failed = file.failed.lock().iter().last().map(|r| r.end);
-        dirty.into_iter().chain(failed).max().unwrap_or(0).max(flights).max(before)
+        dirty.unwrap_or(0).max(flights).max(before)
     }
 
     /// Takes dirty bytes at the start of `range` out for write-back, dirty without a gap and not in flight. Returns them in a buffer
@@ -208,10 +207,13 @@ impl PageCache {
                 Landing::Done => {}
                 // Bytes written again meanwhile get another try anyway.
                 Landing::Failed => {
-                    let mut failed = file.failed.lock();
-                    for gap in gaps {
-                        unit.failed.insert(gap);
-                        failed.insert(gap);
+                    // Under the shard's lock, so that no fill asks between the drop and the entry.
+                    file.spoil(part);
+                    gaps.into_iter().for_each(|gap| unit.forget(gap));
+                    if unit.valid.is_empty()
+                        && let Some(unit) = shard.units.remove(&(file.ino.0, u))
+                    {
+                        self.account_gone(unit);
                     }
                 }
                 Landing::Again => {

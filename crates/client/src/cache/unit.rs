@@ -1,8 +1,7 @@
 //! One unit of the cache: memory and what its bytes are.
 //!
 //! Owns: the byte ranges of a unit in file offsets: valid; dirty (newer than the server); flight (being written back,
-//! copied out or lent already); failed (write-back failed, kept until somebody was told). Invariant: the latter three are
-//! subsets of valid.
+//! copied out or lent already). Invariant: the latter two are subsets of valid.
 
 use crate::cache::UNIT;
 use crate::data::Loan;
@@ -89,7 +88,6 @@ pub(crate) struct Unit {
     pub(crate) valid: RangeSet,
     pub(crate) dirty: RangeSet,
     pub(crate) flight: RangeSet,
-    pub(crate) failed: RangeSet,
     touched: AtomicBool,
     survived: bool,
     /// Bytes were written back since it came.
@@ -122,7 +120,6 @@ impl Unit {
             valid: RangeSet::new(),
             dirty: RangeSet::new(),
             flight: RangeSet::new(),
-            failed: RangeSet::new(),
             touched: AtomicBool::new(true),
             survived: false,
             sent: false,
@@ -297,7 +294,6 @@ impl Unit {
     fn now_dirty(&mut self, part: ByteRange) {
         self.valid.insert(part);
         self.dirty.insert(part);
-        self.failed.remove(part);
         // Bytes that are written and then read, or written again, are used twice.
         self.note_use(part);
     }
@@ -345,7 +341,7 @@ impl Unit {
 
     /// Forgets `part`, dirty or not.
     pub(crate) fn forget(&mut self, part: ByteRange) {
-        for set in [&mut self.valid, &mut self.dirty, &mut self.flight, &mut self.failed] {
+        for set in [&mut self.valid, &mut self.dirty, &mut self.flight] {
             set.remove(part);
         }
     }
@@ -356,7 +352,7 @@ impl Unit {
 
     /// Whether it must not be evicted.
     pub(crate) fn is_pinned(&self) -> bool {
-        !self.dirty.is_empty() || !self.flight.is_empty() || !self.failed.is_empty()
+        !self.dirty.is_empty() || !self.flight.is_empty()
     }
 
     pub(crate) fn take_touched(&self) -> bool {

@@ -64,7 +64,7 @@ impl OpenFile {
         file.stats.enter(&ledger);
         OpenFile {
             core: Arc::downgrade(core),
-            reported: AtomicU64::new(file.error_count.load(SeqCst)),
+            reported: AtomicU64::new(file.failures.told()),
             file,
             flags,
             process_mode: ctx.io_mode,
@@ -150,26 +150,15 @@ impl OpenFile {
 
     /// Whether there is one to report.
     pub(crate) fn has_error(&self) -> bool {
-        self.file.error_count.load(SeqCst) != self.reported.load(SeqCst)
+        self.file.failures.count() != self.reported.load(SeqCst)
     }
 
-    /// The error to report, once for each failure; the bytes that failed are forgotten then.
+    /// The error to report, once for each failure.
     pub(crate) fn take_error(&self) -> Result<()> {
-        let file = &self.file;
         if !self.has_error() {
             return Ok(());
         }
-        let (count, errno) = *file.errors.lock();
-        if self.reported.swap(count, SeqCst) >= count {
-            return Ok(());
-        }
-        if let Some(core) = self.core.upgrade() {
-            let failed = std::mem::take(&mut *file.failed.lock());
-            failed.iter().for_each(|range| core.cache.forget_failed(file, range));
-            file.own_is_at_least(|| core.cache.dirty_end(file));
-            crate::ops::attr::refresh(core, file.clone());
-        }
-        Err(errno)
+        self.file.failures.tell(&self.reported)
     }
 
     /// Size of the application's request of which this is a piece (H2): consecutive pieces of one stream of which all

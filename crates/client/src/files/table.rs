@@ -1,9 +1,10 @@
 //! The table of files: which inodes the client knows something about.
 
+use super::untold::Untold;
 use super::{File, Moment, tick};
 use crate::core::Core;
 use crate::locality::Locality;
-use amphi_types::{ByteRange, Ino};
+use amphi_types::{ByteRange, Errno, Ino};
 use amphi_wire::{Access, InodeView};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -91,11 +92,17 @@ pub(crate) struct FileTable {
     shards: Vec<Mutex<Shard>>,
     /// Of all files.
     locality: Arc<Locality>,
+    /// Lost bytes of files that are not in the table.
+    untold: Untold,
 }
 
 impl FileTable {
     pub(crate) fn new() -> FileTable {
-        FileTable { shards: (0..TABLE_SHARDS).map(|_| Mutex::default()).collect(), locality: Arc::default() }
+        FileTable {
+            shards: (0..TABLE_SHARDS).map(|_| Mutex::default()).collect(),
+            locality: Arc::default(),
+            untold: Untold::default(),
+        }
     }
 
     fn shard(&self, ino: Ino) -> &Mutex<Shard> {
@@ -116,7 +123,7 @@ impl FileTable {
     /// The file, known from now on; `open` is counted in the same step, so that nobody forgets it in between.
     pub(crate) fn open(&self, view: InodeView, access: Access, moment: Moment) -> Arc<File> {
         let mut shard = self.shard(view.attr.ino).lock();
-        let file = Self::entry(&mut shard, &self.locality, view, moment);
+        let file = self.entry(&mut shard, view, moment);
         let mut known = file.known.lock();
         known.opens.push(access);
         // Only an answer to a writer's open stays true while that writer has the file open; others may be from before
@@ -138,7 +145,7 @@ impl FileTable {
         let ino = view.attr.ino;
         let mut shard = self.shard(ino).lock();
         let unknown = !shard.files.contains_key(&ino) && shard.forgotten.until(ino) < moment.at;
-        let file = Self::entry(&mut shard, &self.locality, view, moment);
+        let file = self.entry(&mut shard, view, moment);
         file.known.lock().opens.push(access);
         let fill = unknown.then(|| {
             // The view is of a moment since which nothing has happened here.
@@ -151,12 +158,12 @@ impl FileTable {
     /// The file, known as long as the result lives although it is not open here.
     pub(crate) fn know(&self, view: InodeView, moment: Moment) -> Use {
         let mut shard = self.shard(view.attr.ino).lock();
-        let file = Self::entry(&mut shard, &self.locality, view, moment);
+        let file = self.entry(&mut shard, view, moment);
         file.uses.fetch_add(1, SeqCst);
         Use(file)
     }
 
-    fn entry(shard: &mut Shard, locality: &Arc<Locality>, view: InodeView, moment: Moment) -> Arc<File> {
+    fn entry(&self, shard: &mut Shard, view: InodeView, moment: Moment) -> Arc<File> {
         let ino = view.attr.ino;
         if let Some(file) = shard.files.get(&ino) {
             file.adopt(view, moment);
@@ -164,7 +171,13 @@ impl FileTable {
         }
         let until = shard.forgotten.until(ino);
         let moment = if until < moment.at { moment } else { Moment::PAST };
-        let file = Arc::new(File::new(view, moment, locality));
+        let file = Arc::new(File::new(view, moment, &self.locality));
+        if let Some((errno, is_secret)) = self.untold.take(ino) {
+            file.failures.note(errno, ByteRange::ALL);
+            if !is_secret {
+                file.failures.told_to_all();
+            }
+        }
         file.turned.fetch_max(until, SeqCst);
         shard.files.insert(ino, file.clone());
         file
@@ -183,7 +196,27 @@ impl FileTable {
             if file.has_changed() {
                 shard.forgotten.note(file.ino);
             }
+            if let Some(errno) = file.untold_loss() {
+                self.untold.note(file.ino, errno, file.failures.is_secret());
+            }
         }
+    }
+
+    /// The last name of a file that is not known here has gone: nobody misses what was lost of it.
+    pub(crate) fn nameless(&self, ino: Ino) {
+        self.untold.take(ino);
+    }
+
+    /// Who syncs all files is told of all that was lost so far.
+    pub(crate) fn told_to_all(&self) {
+        self.all().iter().for_each(|file| file.failures.told_to_all());
+        self.untold.told_to_all();
+    }
+
+    /// The error of a file of which bytes were lost and nobody was told, nor who syncs all files, if there is one.
+    pub(crate) fn secret_loss(&self) -> Option<Errno> {
+        let known = self.all().into_iter().filter(|file| file.failures.is_secret()).find_map(|file| file.untold_loss());
+        known.or_else(|| self.untold.secret())
     }
 
     /// All files, in order of inodes.

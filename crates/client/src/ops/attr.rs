@@ -99,15 +99,6 @@ pub(crate) async fn size_now(core: &Arc<Core>, file: &Arc<File>) -> Result<u64> 
     ask(core, &Cred::root(), file.ino).await.map(|(_, attr)| attr.size)
 }
 
-/// Reloads in the background, for instance after bytes that failed to be written were forgotten.
-pub(crate) fn refresh(core: Arc<Core>, file: Arc<File>) {
-    core.clone().spawn(async move {
-        if let Err(e) = reload(&core, &file).await {
-            tracing::debug!(ino = %file.ino, "attributes after a failed write-back: {e}");
-        }
-    });
-}
-
 pub(crate) async fn setattr(
     core: Arc<Core>,
     ctx: Ctx,

@@ -139,7 +139,7 @@ pub(crate) fn release(core: &Arc<Core>, file: &Arc<File>, access: Access, linger
 /// The last name of a file has gone: if nobody here has it open, or when it is closed, what is cached of it is of no use any more, and
 /// what is still dirty need not be written. The server decides that, because an open of it may be on its way.
 pub(crate) fn nameless(core: &Arc<Core>, ino: Ino) {
-    let Some(file) = core.files.get(ino) else { return };
+    let Some(file) = core.files.get(ino) else { return core.files.nameless(ino) };
     file.nameless.store(true, SeqCst);
     if file.open_count() == 0 {
         useless(core, file);

@@ -6,6 +6,7 @@ use crate::company;
 use crate::core::Core;
 use crate::files::{File, OpenFile};
 use crate::locks;
+use crate::losses;
 use crate::stats::Count;
 use crate::tokens;
 use crate::writeback::{self, Drain};
@@ -57,7 +58,7 @@ pub(crate) async fn fsync(core: Arc<Core>, _ctx: Ctx, open: Arc<OpenFile>, _data
             Err(e) => Err(e),
         }
     };
-    open.take_error()?;
+    losses::tell(&open).await?;
     synced
 }
 
@@ -75,6 +76,7 @@ pub(crate) async fn sync_all(core: Arc<Core>, _ctx: Ctx) -> Result<()> {
     drop(drain);
     let synced = sync_targets(&core, (0..core.pool()).map(TargetId).collect()).await;
     // Also what was lost earlier: whoever asks believes afterwards that all is there.
+    core.files.told_to_all();
     core.losses.tell()?;
     synced
 }

@@ -13,6 +13,7 @@ use crate::group;
 use crate::learned::{CALM_FLIGHT_BYTES, Course};
 use crate::lease;
 use crate::locks::{self, Pin};
+use crate::losses;
 use crate::ops::pages::{self, Overwrite};
 use crate::ops::{attr, read, sync, xattr};
 use crate::pipeline::{self, Kept};
@@ -224,7 +225,7 @@ pub(crate) async fn write(
         return Ok(len as usize);
     }
     let overwrite = if through_pages { None } else { Overwrite::begin(&file, range) };
-    let failures = file.failures();
+    let watch = (decision.mode == Mode::Buffered).then(|| file.failures.watch(range));
     let written = match decision.mode {
         Mode::Buffered => buffered(&core, &open, range, &mut data, pins.is_some()).await?,
         Mode::Direct => {
@@ -252,16 +253,13 @@ pub(crate) async fn write(
     if open.flags.sync || open.flags.dsync {
         writeback::flush(&core, &file, range).await;
         sync::sync_file(&core, &file).await?;
-        open.take_error()?;
+        losses::tell(&open).await?;
     } else if decision.mode == Mode::Buffered && core.room.is_short(&file, range) {
         // Where the last write was refused, this one is told if it is, too. `fsync` will say so all the same: others may be lost.
         writeback::flush(&core, &file, range).await;
-        if let Err(e) = file.failed_since(failures, range) {
+        if let Err(e) = watch.map_or(Ok(()), |watch| watch.result()) {
             // Its caller knows, and may go on where the file ends without it.
-            core.cache.forget_failed(&file, range);
-            file.failed.lock().remove(range);
-            file.own_is_at_least(|| core.cache.dirty_end(&file));
-            let _ = attr::reload(&core, &file).await;
+            losses::settled(&file).await;
             return Err(e);
         }
     }

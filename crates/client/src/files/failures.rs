@@ -1,0 +1,176 @@
+//! Failures of write-back of one file, and who was told of them.
+//!
+//! Owns: how many there were, the latest, up to which somebody was told, and the ranges that writers watch. Does not
+//! own: the lost bytes, which the cache has forgotten before the failure is noted here; what is left to tell of files
+//! that are not known any more (`untold`).
+//!
+//! The rule is that of Linux (`errseq`): each open file is told once of what failed while it was open, and of what
+//! failed before it was opened if nobody has been told of that. Invariant: told never exceeds the count.
+//!
+//! Bound: a watch for each write under way.
+
+use amphi_types::{ByteRange, Errno, Result};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+/// A range whose write-back somebody watches.
+struct Watched {
+    id: u64,
+    range: ByteRange,
+    failed: Option<Errno>,
+}
+
+struct State {
+    /// The latest failure.
+    last: Errno,
+    /// The count at the latest failure that lost bytes; 0 without one.
+    lost: u64,
+    /// The count when who syncs all files was told last.
+    told_to_all: u64,
+    next_watch: u64,
+    watched: SmallVec<[Watched; 4]>,
+}
+
+/// Failures of one file.
+pub(crate) struct Failures {
+    state: Mutex<State>,
+    count: AtomicU64,
+    told: AtomicU64,
+}
+
+impl Default for Failures {
+    fn default() -> Failures {
+        let state = State { last: Errno::Io, lost: 0, told_to_all: 0, next_watch: 0, watched: SmallVec::new() };
+        Failures { state: Mutex::new(state), count: AtomicU64::new(0), told: AtomicU64::new(0) }
+    }
+}
+
+impl Failures {
+    /// Notes a failure and the bytes that it lost, if any.
+    pub(crate) fn note(&self, errno: Errno, lost: ByteRange) {
+        let mut state = self.state.lock();
+        let count = self.count.load(SeqCst) + 1;
+        state.last = errno;
+        if !lost.is_empty() {
+            state.lost = count;
+        }
+        for watched in state.watched.iter_mut().filter(|w| w.range.overlaps(&lost)) {
+            watched.failed = watched.failed.or(Some(errno));
+        }
+        self.count.store(count, SeqCst);
+    }
+
+    /// How many so far.
+    #[inline]
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(SeqCst)
+    }
+
+    /// How many of them somebody was told of: an open file that begins now is told of the others.
+    pub(crate) fn told(&self) -> u64 {
+        self.told.load(SeqCst)
+    }
+
+    /// Tells an open file, which `reported` so many, of those that came since.
+    ///
+    /// Errors: the latest of them.
+    pub(crate) fn tell(&self, reported: &AtomicU64) -> Result<()> {
+        let state = self.state.lock();
+        let count = self.count.load(SeqCst);
+        if reported.swap(count, SeqCst) >= count {
+            return Ok(());
+        }
+        self.told.store(count, SeqCst);
+        Err(state.last)
+    }
+
+    /// The latest failure, if bytes were lost and nobody was told of it.
+    pub(crate) fn untold(&self) -> Option<Errno> {
+        let state = self.state.lock();
+        (state.lost > self.told.load(SeqCst)).then_some(state.last)
+    }
+
+    /// Who syncs all files is told of what there is so far. That is no word to those who have the file open.
+    pub(crate) fn told_to_all(&self) {
+        let mut state = self.state.lock();
+        state.told_to_all = self.count.load(SeqCst);
+    }
+
+    /// Whether bytes were lost of which neither who has the file open nor who syncs all files was told.
+    pub(crate) fn is_secret(&self) -> bool {
+        let state = self.state.lock();
+        state.lost > self.told.load(SeqCst).max(state.told_to_all)
+    }
+
+    /// Watches `range` until the result is dropped.
+    pub(crate) fn watch(&self, range: ByteRange) -> Watch<'_> {
+        let mut state = self.state.lock();
+        state.next_watch += 1;
+        let id = state.next_watch;
+        state.watched.push(Watched { id, range, failed: None });
+        Watch(self, id)
+    }
+}
+
+/// Somebody watches a range.
+pub(crate) struct Watch<'a>(&'a Failures, u64);
+
+impl Watch<'_> {
+    /// Errors: the first failure that lost bytes of the range since it is watched. It stays to be reported.
+    pub(crate) fn result(&self) -> Result<()> {
+        let state = self.0.state.lock();
+        let failed = state.watched.iter().find(|w| w.id == self.1).and_then(|w| w.failed);
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().watched.retain(|w| w.id != self.1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the rule of errseq: each open file is told once, a later one only of what nobody was told of. Method:
+    /// failures by hand, open files that begin before, between and after.
+    #[test]
+    fn each_is_told_once() {
+        let failures = Failures::default();
+        let opened = || AtomicU64::new(failures.told());
+        let lost = ByteRange::new(0, 10);
+        let before = opened();
+        assert_eq!((failures.tell(&before), failures.untold()), (Ok(()), None));
+        failures.note(Errno::NoSpace, lost);
+        assert_eq!((failures.untold(), failures.is_secret()), (Some(Errno::NoSpace), true));
+        failures.told_to_all();
+        assert_eq!((failures.untold(), failures.is_secret()), (Some(Errno::NoSpace), false));
+        let between = opened();
+        assert_eq!([failures.tell(&between), failures.tell(&between)], [Err(Errno::NoSpace), Ok(())]);
+        assert_eq!(failures.untold(), None);
+        let after = opened();
+        assert_eq!(failures.tell(&after), Ok(()), "somebody was told before it began");
+        assert_eq!([failures.tell(&before), failures.tell(&before)], [Err(Errno::NoSpace), Ok(())]);
+        failures.note(Errno::Io, ByteRange::new(0, 0));
+        assert_eq!((failures.untold(), failures.tell(&after)), (None, Err(Errno::Io)), "nothing was lost by this one");
+    }
+
+    /// Goal: whoever watches a range hears of what was lost there since, and of nothing else. Method: failures inside,
+    /// outside, before.
+    #[test]
+    fn watched_ranges() {
+        let failures = Failures::default();
+        failures.note(Errno::Io, ByteRange::ALL);
+        let (one, other) = (failures.watch(ByteRange::new(0, 10)), failures.watch(ByteRange::new(20, 30)));
+        assert_eq!((one.result(), other.result()), (Ok(()), Ok(())));
+        failures.note(Errno::NoSpace, ByteRange::new(9, 20));
+        assert_eq!((one.result(), other.result()), (Err(Errno::NoSpace), Ok(())));
+        failures.note(Errno::Io, ByteRange::new(0, 21));
+        assert_eq!((one.result(), other.result()), (Err(Errno::NoSpace), Err(Errno::Io)));
+        drop((one, other));
+        assert!(failures.state.lock().watched.is_empty());
+    }
+}
