@@ -523,7 +523,9 @@ pub fn check_mount_point(dir: &Path) -> Outcome {
     if !meta.is_dir() {
         return refused("is not a directory".into());
     }
-    if crate::control::mounts().contains(&std::fs::canonicalize(dir).unwrap_or_default()) {
+    let path = std::fs::canonicalize(dir).unwrap_or_default();
+    // A dead one that the kernel still answers for is cleared by mounting as well.
+    if crate::control::mounts().contains(&path) && !amphi_fuse::is_dead(&path) {
         return refused("is busy: an AmphiFS is mounted there already".into());
     }
     if !Path::new("/dev/fuse").exists() {

@@ -39,7 +39,7 @@ pub use file_system::{
 pub use groups::GroupCache;
 pub use interrupt::Interrupt;
 pub use later::Later;
-pub use mount::{MountError, find_helper};
+pub use mount::{MountError, find_helper, is_dead};
 pub use notify::Notifier;
 pub use null_fs::NullFs;
 pub use request::Caller;

@@ -13,11 +13,14 @@ mod fusermount;
 mod table;
 
 use crate::session::SessionConfig;
+use rustix::fs::{AtFlags, StatxFlags};
 use rustix::io::Errno as Raw;
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
 
 pub(crate) use device::{clone_device, pages_limit};
 
@@ -133,9 +136,31 @@ fn check_mount_point(at: &Path) -> Result<PathBuf, MountError> {
         return Err(MountError::NotADirectory(path));
     }
     if table::is_ours(&path) {
+        // The kernel answers from what it keeps of a mount whose process has just been killed.
+        if is_dead(&path) {
+            return clear_dead_mount(&path);
+        }
         return Err(MountError::AlreadyMounted(path));
     }
     Ok(path)
+}
+
+/// How long a mount may take to answer before it counts as living: a killed process gives its mount up when the kernel
+/// has freed its memory.
+const ANSWER: Duration = Duration::from_secs(3);
+
+/// Whether the process of the mount at `path` has gone, by a question that the kernel passes on whatever it keeps. One
+/// that does not answer lives, and waits for its servers.
+pub fn is_dead(path: &Path) -> bool {
+    let (tell, told) = mpsc::channel();
+    let asked = path.to_path_buf();
+    let ask = move || {
+        let flags = AtFlags::STATX_FORCE_SYNC | AtFlags::NO_AUTOMOUNT;
+        let answer = rustix::fs::statx(rustix::fs::CWD, &asked, flags, StatxFlags::BASIC_STATS);
+        let _ = tell.send(matches!(answer, Err(Raw::NOTCONN | Raw::CONNABORTED)));
+    };
+    let started = std::thread::Builder::new().name("mount point".into()).spawn(ask);
+    started.is_ok() && told.recv_timeout(ANSWER).unwrap_or(false)
 }
 
 /// A mount whose process was killed stays in the table and answers ENOTCONN: take it away, if it was one of ours.

@@ -1,6 +1,6 @@
 //! What a mount and the commands do when their surroundings change: nobody reads what they print, the terminal goes, the mount point is a link.
 
-use crate::harness::{Daemon, Place, Starting, amphi, errno, eventually, is_mounted, pattern, run};
+use crate::harness::{Daemon, Place, Starting, amphi, counter, errno, eventually, is_mounted, pattern, run};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -134,6 +134,30 @@ fn a_dead_mount_behind_a_link_is_cleared() {
     up.stop();
 }
 
+/// Goal: the command works again right behind a kill also while the kernel still answers for the mount point from what
+/// it keeps. Method: the mount point is looked at all the time before and after the kill.
+#[test]
+fn a_dead_mount_that_was_just_looked_at_is_cleared() {
+    let place = Place::new();
+    let (data, mount) = (place.text("data"), place.text("mount"));
+    let args = ["up", "--data", &data, "--mount", &mount, "--zone-size", "512M"];
+    let mut up = Daemon::start(&args);
+    for round in 0..3 {
+        fs::write(place.path("mount/f"), format!("{round}")).expect("write");
+        run(&["sync", &mount]);
+        fs::metadata(place.mount()).expect("it answers");
+        up.kill();
+        assert!(is_mounted(&place.mount()), "the dead mount is in the table");
+        let _ = fs::metadata(place.mount());
+        up = Daemon::start(&args);
+        assert_eq!(fs::read(place.path("mount/f")).expect("read"), format!("{round}").as_bytes());
+    }
+    let out = run(&["up", "--data", &place.text("other"), "--mount", &mount]);
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(out.status.code() == Some(2) && said.contains("is busy"), "a living one stays: {said}");
+    up.stop();
+}
+
 /// A full file system with bytes in the cache that it has no room for, of a file that is closed.
 fn with_bytes_to_lose(place: &Place) -> Daemon {
     let small = ["--targets", "1", "--zone-size", "48M", "--log-size", "2M", "--set", "writeback.age_ms=600000"];
@@ -239,4 +263,35 @@ fn layout_says_what_is_wrong() {
     assert_eq!(errno(File::open(place.mount().join("nothing"))), libc::ENOENT);
     eventually("nothing is left to write", || run(&["sync", &place.text("mount")]).status.success());
     up.stop();
+}
+
+/// Goal: a loss of a closed file is told to whoever syncs the file next, once; if nobody does, the end of the mount
+/// says so (Promise S16). Method: a full file system, a file that is closed before its write-back fails, opened again
+/// and synced, or not.
+#[test]
+fn a_loss_of_a_closed_file_is_told() {
+    for asked in [true, false] {
+        let place = Place::new();
+        let mut up = with_bytes_to_lose(&place);
+        let mount = place.mount();
+        assert!(run(&["set", "-m", &place.text("mount"), "writeback.age_ms=10"]).status.success());
+        eventually("its write-back fails", || counter(&mount, "writeback_failed") > 0);
+        eventually("the mount shows what the server has", || told_size(&mount) < 29_999 * 8192 + 1);
+        if asked {
+            let again = File::open(mount.join("f")).expect("open");
+            let first = again.sync_all().expect_err("told").raw_os_error();
+            assert_eq!((first, again.sync_all().is_ok()), (Some(28), true), "once");
+            drop(again);
+            assert!(File::open(mount.join("f")).expect("open").sync_all().is_ok(), "somebody was told");
+            up.stop();
+        } else {
+            signal(&mut up, Signal::TERM);
+            up.ends_with(1);
+        }
+        place.fsck();
+    }
+}
+
+fn told_size(mount: &std::path::Path) -> u64 {
+    fs::metadata(mount.join("f")).expect("stat").len()
 }
