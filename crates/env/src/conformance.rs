@@ -99,7 +99,7 @@ pub async fn memory<E: Env>(env: E, of: &str, has_memory: bool) {
     let kind = |r: std::io::Result<Vec<u8>>| r.expect_err("must fail").kind();
     assert_eq!(kind(env.kept(&name, of, 100)), ErrorKind::NotFound);
     env.forget(&name).expect("forget nothing");
-    let kept = match env.keep(&name) {
+    let kept = match env.keep(&name, of) {
         Err(e) if !has_memory => return assert_eq!(e.kind(), ErrorKind::Unsupported),
         other => other.expect("keep"),
     };
@@ -111,8 +111,8 @@ pub async fn memory<E: Env>(env: E, of: &str, has_memory: bool) {
     assert!(kept.is_there());
     drop(kept);
     assert_eq!(env.kept(&name, of, 100).expect("kept"), b"helloworld");
-    let again = env.keep(&name).expect("keep again");
-    let kept = env.keep(&name).expect("and again");
+    let again = env.keep(&name, of).expect("keep again");
+    let kept = env.keep(&name, of).expect("and again");
     assert!(kept.is_there() && !again.is_there());
     assert_eq!(env.kept(&name, of, 100).expect("kept"), b"");
     env.forget(&name).expect("forget");

@@ -96,9 +96,10 @@ pub trait Env: Clone + 'static {
     fn free_bytes(&self, dir: &str) -> io::Result<u64>;
     /// Makes the memory `name` (letters, digits, `-`), empty, in the place of an older one. What is written there is still there
     /// after the process was killed, as long as the machine is up and nobody removes it; no power loss leaves anything of it.
+    /// It belongs to the file `of`: when that file has been deleted, a later call may remove the memory as well.
     ///
     /// Errors: `Unsupported` where there is no such memory.
-    fn keep(&self, name: &str) -> io::Result<Self::Kept>;
+    fn keep(&self, name: &str, of: &str) -> io::Result<Self::Kept>;
     /// What the memory `name` has, up to the last byte written, `most` bytes at most. `NotFound` if there is none that this
     /// user, root, or the owner of the file `of` has made and that nobody else may write to.
     fn kept(&self, name: &str, of: &str, most: usize) -> io::Result<Vec<u8>>;

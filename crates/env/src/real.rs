@@ -11,6 +11,7 @@ mod executor;
 mod kept;
 mod lent;
 mod net;
+mod origin;
 mod spin;
 
 pub use cores::{Apart, Wide};
@@ -171,8 +172,8 @@ impl Env for RealEnv {
         Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
     }
 
-    fn keep(&self, name: &str) -> io::Result<RealKept> {
-        RealKept::make(name)
+    fn keep(&self, name: &str, of: &str) -> io::Result<RealKept> {
+        RealKept::make(name, of)
     }
 
     fn kept(&self, name: &str, of: &str, most: usize) -> io::Result<Vec<u8>> {

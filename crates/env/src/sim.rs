@@ -448,7 +448,7 @@ impl Env for SimEnv {
         self.files(|files| files.free(dir))
     }
 
-    fn keep(&self, name: &str) -> io::Result<SimKept> {
+    fn keep(&self, name: &str, _of: &str) -> io::Result<SimKept> {
         if !self.world.config.keeps {
             return Err(io::ErrorKind::Unsupported.into());
         }

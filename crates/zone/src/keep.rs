@@ -77,9 +77,9 @@ pub struct Keep<E: Env> {
 }
 
 impl<E: Env> Keep<E> {
-    /// Makes the memory of an opening.
-    pub fn make(env: &E, zone_id: u64, opening: u64) -> io::Result<Keep<E>> {
-        let memory = env.keep(&name_of(zone_id, opening))?;
+    /// Makes the memory of an opening of the zone at `path`.
+    pub fn make(env: &E, path: &str, zone_id: u64, opening: u64) -> io::Result<Keep<E>> {
+        let memory = env.keep(&name_of(zone_id, opening), path)?;
         memory.write(0, &header(zone_id, opening))?;
         Ok(Keep { memory, zone_id, opening, staging: RefCell::default(), failed: Cell::new(false) })
     }

@@ -402,7 +402,7 @@ impl<E: Env> Zone<E> {
 }
 
 fn make_keep<E: Env>(env: &E, path: &str, zone_id: u64, opening: u64) -> Option<Keep<E>> {
-    let made = Keep::make(env, zone_id, opening);
+    let made = Keep::make(env, path, zone_id, opening);
     made.inspect_err(|e| match e.kind() {
         ErrorKind::Unsupported => tracing::info!(zone = %path, "changes are answered when they are on the disk: {e}"),
         _ => tracing::warn!(zone = %path, "changes are answered when they are on the disk: {e}"),

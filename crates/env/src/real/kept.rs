@@ -6,13 +6,22 @@
 //! write there could wait for a disk; nor is that of a container, which ends with it.
 
 use super::disk::context;
+use super::origin;
 use crate::Kept;
-use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::fs::{FileType, Mode, OFlags, Stat, XattrFlags};
 use std::io;
 use std::os::fd::OwnedFd;
 
 /// Where they lie. Every Linux with glibc has it, for POSIX shared memory (shm_overview(7)).
 const PLACE: &str = "/dev/shm";
+/// How their names begin.
+const PREFIX: &str = "amphi-";
+/// The attribute that says which file the memory belongs to. Every tmpfs has attributes of this kind; only root has them.
+const ORIGIN: &str = "trusted.amphi.of";
+/// Most bytes of that attribute: a path and some more.
+const NOTE_MAX: usize = 4096 + 256;
+/// Most files that are looked at when memory is made.
+const SWEPT_MAX: usize = 4096;
 /// What statfs(2) says of a tmpfs.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
@@ -52,17 +61,37 @@ pub struct RealKept {
 
 fn path_of(name: &str) -> String {
     assert!(name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-'), "{name:?} is no name of kept memory");
-    format!("{PLACE}/amphi-{name}")
+    format!("{PLACE}/{PREFIX}{name}")
 }
 
 impl RealKept {
-    pub(super) fn make(name: &str) -> io::Result<RealKept> {
+    pub(super) fn make(name: &str, of: &str) -> io::Result<RealKept> {
         memory_outlives()?;
+        sweep();
         forget(name)?;
         let path = path_of(name);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600)).map_err(|e| context(&path, e))?;
+        if let Some(note) = origin::note(of) {
+            // Who may not set it (root alone may) leaves memory behind when the file is deleted, which is all that is lost.
+            let _ = rustix::fs::fsetxattr(&fd, ORIGIN, &note, XattrFlags::empty());
+        }
         Ok(RealKept { fd })
+    }
+}
+
+/// Removes the memory of files that have been deleted: nobody will ever ask for it again.
+fn sweep() {
+    let own = rustix::process::geteuid().as_raw();
+    let names = std::fs::read_dir(PLACE).into_iter().flatten().filter_map(|e| e.ok()?.file_name().into_string().ok());
+    for name in names.filter(|n| n.starts_with(PREFIX)).take(SWEPT_MAX) {
+        let path = format!("{PLACE}/{name}");
+        let mut note = [0; NOTE_MAX];
+        let read = rustix::fs::lgetxattr(&path, ORIGIN, &mut note[..]).unwrap_or(0);
+        let is_own = rustix::fs::lstat(&path).is_ok_and(|stat| stat.st_uid == own);
+        if is_own && origin::is_deleted(&note[..read]) && rustix::fs::unlink(&path).is_ok() {
+            tracing::info!("removed {path}, the kept memory of a zone that has been deleted");
+        }
     }
 }
 
@@ -169,5 +198,25 @@ mod tests {
             rustix::fs::chown(own, Some(nobody), None).expect("owner");
             assert_eq!(found("the owner's"), Ok(b"forged".to_vec()));
         }
+    }
+
+    /// Goal: the memory of a zone that was deleted goes when the next one is made, that of one that is there stays. Method: two
+    /// files with memory, one removed. (Attributes that only root may set say whose it is.)
+    #[test]
+    fn memory_of_deleted_files_goes() {
+        if memory_outlives().is_err() || !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().expect("directory");
+        let names = ["gone", "there", "new"].map(|n| format!("test-{n}-{:x}", std::process::id()));
+        let zones = ["a", "b", "c"].map(|n| dir.path().join(n).to_str().expect("text").to_string());
+        for zone in &zones {
+            std::fs::write(zone, b"zone").expect("file");
+        }
+        let made = [0, 1].map(|i| RealKept::make(&names[i], &zones[i]).expect("memory"));
+        std::fs::remove_file(&zones[0]).expect("remove");
+        let new = RealKept::make(&names[2], &zones[2]).expect("memory");
+        assert_eq!((made[0].is_there(), made[1].is_there(), new.is_there()), (false, true, true));
+        names.iter().for_each(|name| forget(name).expect("forget"));
     }
 }

@@ -240,7 +240,7 @@ fn only_whole_records_of_the_opening_count() {
     let sim = sim(5);
     let env = sim.node(NODE);
     let (zone_id, opening) = (77, 123);
-    let keep = Keep::make(&env, zone_id, opening).unwrap();
+    let keep = Keep::make(&env, PATH, zone_id, opening).unwrap();
     let records = |opening| match read(&env, PATH, zone_id, opening) {
         Ok(Found::Records(r, 9)) => Some(r.into_iter().collect::<Vec<(u64, Vec<u8>)>>()),
         Ok(Found::Records(r, 0)) if r.is_empty() => Some(Vec::new()),
@@ -266,16 +266,16 @@ fn only_whole_records_of_the_opening_count() {
     let bytes = env.kept(&name, PATH, 1 << 20).unwrap();
     let third = 4096 + 2 * 56;
     for (from, to) in [(0, 4), (4, 8), (8, 16), (16, 56)] {
-        let memory = env.keep(&name).unwrap();
+        let memory = env.keep(&name, PATH).unwrap();
         let mut torn = bytes.clone();
         torn[third + from..third + to].iter_mut().for_each(|b| *b ^= 0x55);
         memory.write(0, &torn).unwrap();
         let left: Vec<_> = whole.iter().filter(|(lsn, _)| *lsn != 12).cloned().collect();
         assert_eq!(records(opening), Some(left), "bytes {from} to {to}");
     }
-    let memory = env.keep(&name).unwrap();
+    let memory = env.keep(&name, PATH).unwrap();
     memory.write(0, &bytes[..4096 + 56 + 20]).unwrap();
     assert_eq!(records(opening), Some(whole[..1].to_vec()));
-    env.keep(&name).unwrap().write(0, &bytes[..20]).unwrap();
+    env.keep(&name, PATH).unwrap().write(0, &bytes[..20]).unwrap();
     assert_eq!(records(opening), None);
 }
