@@ -13,7 +13,7 @@ typedef struct {
 
 /* Equal on all ranks but for `rank`. */
 typedef struct {
-    uint32_t ranks, rank, readable, writable;
+    uint32_t ranks, rank, readable, writable, direct;
     uint64_t page_bytes, limit_bytes, bypass_bytes, stream_bytes, run_bytes;
 } amphi_settings;
 

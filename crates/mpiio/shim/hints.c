@@ -43,17 +43,24 @@ static void set_bytes(const char *key, const char *value, int64_t least, int64_t
     *to = bytes > most ? most : bytes;
 }
 
+static void set_choice(const char *key, const char *value, int *to)
+{
+    if (!strcasecmp(value, "enable") || !strcasecmp(value, "true"))
+        *to = 1;
+    else if (!strcasecmp(value, "disable") || !strcasecmp(value, "false"))
+        *to = 0;
+    else if (!strcasecmp(value, "automatic"))
+        *to = 2;
+    else
+        fprintf(stderr, "amphi-mpiio: hint %s: '%s' is not enable, disable or automatic; ignored\n", key, value);
+}
+
 static void set_hint(struct hints *hints, const char *key, const char *value)
 {
     if (!strcmp(key, "cache") || !strcmp(key, "romio_caching")) {
-        if (!strcasecmp(value, "enable") || !strcasecmp(value, "true"))
-            hints->cache = 1;
-        else if (!strcasecmp(value, "disable") || !strcasecmp(value, "false"))
-            hints->cache = 0;
-        else if (!strcasecmp(value, "automatic"))
-            hints->cache = 2;
-        else
-            fprintf(stderr, "amphi-mpiio: hint %s: '%s' is not enable, disable or automatic; ignored\n", key, value);
+        set_choice(key, value, &hints->cache);
+    } else if (!strcmp(key, "cache_direct_io")) {
+        set_choice(key, value, &hints->direct);
     } else if (!strcmp(key, "cache_page_size") || !strcmp(key, "romio_cache_page_size")) {
         set_bytes(key, value, 16, 1 << 30, &hints->page_bytes);
     } else if (!strcmp(key, "cache_limit")) {
@@ -68,11 +75,12 @@ static void set_hint(struct hints *hints, const char *key, const char *value)
 }
 
 static const char *const keys[] = {"romio_caching", "romio_cache_page_size", "cache",         "cache_page_size",
-                                   "cache_limit",   "cache_bypass_size",     "cache_stream_size", "cache_flush_size"};
+                                   "cache_limit",   "cache_bypass_size",     "cache_stream_size", "cache_flush_size",
+                                   "cache_direct_io"};
 
 void hints_read(MPI_Info info, struct hints *hints)
 {
-    *hints = (struct hints){.cache = 2, .limit_bytes = 64 << 20, .stream_bytes = 4 << 20, .flush_bytes = 4 << 20};
+    *hints = (struct hints){.cache = 2, .direct = 2, .limit_bytes = 64 << 20, .stream_bytes = 4 << 20, .flush_bytes = 4 << 20};
     const char *environment = getenv("AMPHI_MPIIO_HINTS");
     char *copy = environment ? strdup(environment) : NULL, *rest = NULL;
     for (char *part = copy ? strtok_r(copy, ";", &rest) : NULL; part; part = strtok_r(NULL, ";", &rest)) {
@@ -111,6 +119,8 @@ int hints_write(MPI_Info info, const struct shadow *shadow)
     error = error ? error : put(info, "cache_bypass_size", s->bypass_bytes);
     error = error ? error : put(info, "cache_stream_size", s->stream_bytes);
     error = error ? error : put(info, "cache_flush_size", s->run_bytes);
+    static const char *const choices[] = {"disable", "enable", "automatic"};
+    error = error ? error : PMPI_Info_set(info, "cache_direct_io", choices[s->direct]);
     /* What one rank writes the others see at once: some libraries ask for that before they write independently. */
     return error ? error : PMPI_Info_set(info, "romio_visibility_immediate", "true");
 }

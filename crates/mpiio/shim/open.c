@@ -82,6 +82,7 @@ static void decide(struct decision *d, MPI_Info info, const char *path, int amod
     s->limit_bytes = (uint64_t)hints.limit_bytes;
     s->bypass_bytes = (uint64_t)hints.bypass_bytes;
     s->stream_bytes = (uint64_t)hints.stream_bytes;
+    s->direct = (uint32_t)hints.direct;
     s->run_bytes = (uint64_t)hints.flush_bytes;
     d->cached = 1;
 }

@@ -46,7 +46,7 @@ struct view {
 };
 
 struct hints {
-    int cache; /* 0 disable, 1 enable, 2 automatic */
+    int cache, direct; /* 0 disable, 1 enable, 2 automatic */
     int64_t page_bytes, limit_bytes, bypass_bytes, stream_bytes, flush_bytes;
 };
 

@@ -23,4 +23,8 @@ pub trait Backend: Send {
     fn allocate(&self, size: u64) -> Outcome;
     /// Makes stable what was written.
     fn sync(&self) -> Outcome;
+    /// How many requests went past the caches of the system.
+    fn direct_requests(&self) -> u64 {
+        0
+    }
 }

@@ -5,7 +5,7 @@
 //! A panic ends the process: `extern "C"` lets none out.
 
 use crate::backend::Backend;
-use crate::backend::posix::PosixFile;
+use crate::backend::posix::{Direct, PosixFile};
 use crate::error::{Error, Outcome};
 use crate::file::{CachedFile, Extent, Settings};
 use crate::pace::Futex;
@@ -14,11 +14,11 @@ use crate::stats::NAMES;
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Pages of a file system that names no larger unit: small pages would drown in their metadata.
+/// The least page: smaller ones would drown in their metadata, and a page is what a read asks the file system for.
 const PAGE_BYTES: u64 = 1 << 20;
 
-/// The smallest preferred unit of a file system that is taken as page.
-const SMALLEST_UNIT: u64 = 64 << 10;
+/// The largest preferred unit of a file system that is taken for one.
+const LARGEST_UNIT: u64 = 64 << 20;
 
 /// An open file, as C sees it.
 pub struct AmphiFile {
@@ -39,6 +39,8 @@ pub struct OpenSettings {
     rank: u32,
     readable: u32,
     writable: u32,
+    /// Direct I/O: 0 off, 1 on, 2 where it suits the file system.
+    direct: u32,
     /// 0: what suits the file system.
     page_bytes: u64,
     limit_bytes: u64,
@@ -59,9 +61,9 @@ fn code(outcome: Outcome) -> c_int {
 pub unsafe extern "C" fn amphi_mpiio_page_bytes(path: *const c_char, readable: c_int) -> u64 {
     // SAFETY: the caller's promise.
     let path = unsafe { CStr::from_ptr(path) };
-    let unit = PosixFile::open(path, readable != 0, readable == 0).and_then(|file| file.preferred_bytes());
+    let unit = PosixFile::open(path, readable != 0, readable == 0, Direct::Off).and_then(|file| file.preferred_bytes());
     match unit {
-        Ok(unit) if (SMALLEST_UNIT..=64 << 20).contains(&unit) => unit,
+        Ok(unit) if unit <= LARGEST_UNIT => PAGE_BYTES.next_multiple_of(unit),
         Ok(_) => PAGE_BYTES,
         Err(_) => 0,
     }
@@ -81,7 +83,12 @@ pub unsafe extern "C" fn amphi_mpiio_open(
     // SAFETY: the caller's promise.
     let (path, settings, given) = unsafe { (CStr::from_ptr(path), *settings, *token) };
     let opened = (|| -> Outcome<(AmphiFile, Token)> {
-        let backend = PosixFile::open(path, settings.readable != 0, settings.writable != 0)?;
+        let direct = match settings.direct {
+            0 => Direct::Off,
+            1 => Direct::On,
+            _ => Direct::Automatic,
+        };
+        let backend = PosixFile::open(path, settings.readable != 0, settings.writable != 0, direct)?;
         let page_bytes = u32::try_from(settings.page_bytes).map_err(|_| Error::Refused("the page is too large"))?;
         let geometry = Geometry::new(settings.ranks, page_bytes, settings.limit_bytes);
         let segment = match settings.rank {

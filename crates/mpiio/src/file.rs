@@ -116,8 +116,8 @@ impl CachedFile {
     }
 
     /// The counters of this rank.
-    pub fn stats(&self) -> &Stats {
-        &self.stats
+    pub fn stats(&self) -> Stats {
+        Stats { fs_direct: self.backend.direct_requests(), ..self.stats }
     }
 
     /// The shared memory.

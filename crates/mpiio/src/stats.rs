@@ -1,7 +1,7 @@
 //! What the cache of one rank did, in numbers; added up over the ranks by whoever prints them.
 
 /// The names of the counters, in the order of [`Stats::values`].
-pub const NAMES: [&str; 17] = [
+pub const NAMES: [&str; 18] = [
     "calls_read",
     "calls_write",
     "bytes_read",
@@ -19,6 +19,7 @@ pub const NAMES: [&str; 17] = [
     "fs_write_bytes",
     "fs_writes_aligned",
     "fs_syncs",
+    "fs_direct",
 ];
 
 /// Counters of one rank and one open file.
@@ -58,6 +59,8 @@ pub struct Stats {
     pub fs_writes_aligned: u64,
     /// Sync requests to the file system.
     pub fs_syncs: u64,
+    /// Requests to the file system that went past the caches of the system.
+    pub fs_direct: u64,
 }
 
 impl Stats {
@@ -81,6 +84,7 @@ impl Stats {
             self.fs_write_bytes,
             self.fs_writes_aligned,
             self.fs_syncs,
+            self.fs_direct,
         ]
     }
 }

@@ -1,10 +1,15 @@
-//! Any POSIX file system, through `pread` and `pwritev` on a descriptor of our own.
+//! Any POSIX file system, through `pread` and `pwritev` on descriptors of our own.
+//!
+//! With direct I/O there are two: whole blocks of 4096 bytes whose memory is aligned go through one with `O_DIRECT`, the
+//! rest, such as the tail of a file, through the other one. Nothing is ever padded, so the length of the file is right at
+//! all times. A file system that refuses the first direct request is used without from then on.
 
 use super::Backend;
 use crate::error::{Error, Outcome};
 use std::ffi::CStr;
 use std::io::IoSlice;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// Largest request handed to the kernel at once; the kernel itself stops at 2 GiB less a page.
 const REQUEST_BYTES: usize = 1 << 30;
@@ -12,29 +17,46 @@ const REQUEST_BYTES: usize = 1 << 30;
 /// How many parts one request may have (`IOV_MAX` of Linux).
 const REQUEST_PARTS: usize = 1024;
 
+/// The unit of direct requests, in the file and in memory.
+const BLOCK: usize = 4096;
+
+/// Whether blocks go past the kernel's page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direct {
+    /// Never.
+    Off,
+    /// Where the file system allows it.
+    On,
+    /// On an AmphiFS mount, which has a cache of its own.
+    Automatic,
+}
+
 /// A file of a POSIX file system.
 #[derive(Debug)]
 pub struct PosixFile {
     fd: OwnedFd,
+    direct: Option<OwnedFd>,
+    /// The file system has refused a direct request.
+    refused: AtomicBool,
+    direct_requests: AtomicU64,
 }
 
 impl PosixFile {
     /// Opens an existing regular file. What is no regular file is refused: caching it would change what it means.
-    pub fn open(path: &CStr, readable: bool, writable: bool) -> Outcome<PosixFile> {
+    pub fn open(path: &CStr, readable: bool, writable: bool, direct: Direct) -> Outcome<PosixFile> {
         let mode = match (readable, writable) {
             (true, true) => libc::O_RDWR,
             (false, true) => libc::O_WRONLY,
             _ => libc::O_RDONLY,
         };
-        // SAFETY: the path ends with a zero byte; the descriptor that comes back is ours alone.
-        let fd = unsafe {
-            let fd = libc::open(path.as_ptr(), mode | libc::O_CLOEXEC);
-            if fd < 0 {
-                return Err(Error::last_os("open"));
-            }
-            OwnedFd::from_raw_fd(fd)
+        let fd = open(path, mode)?;
+        let wanted = match direct {
+            Direct::Off => false,
+            Direct::On => true,
+            Direct::Automatic => is_amphi(&fd),
         };
-        let file = PosixFile { fd };
+        let direct = if wanted { open(path, mode | libc::O_DIRECT).ok() } else { None };
+        let file = PosixFile { fd, direct, refused: AtomicBool::new(false), direct_requests: AtomicU64::new(0) };
         let stat = file.stat()?;
         if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
             return Err(Error::Refused("not a regular file"));
@@ -59,9 +81,127 @@ impl PosixFile {
     }
 }
 
+fn open(path: &CStr, flags: libc::c_int) -> Outcome<OwnedFd> {
+    // SAFETY: the path ends with a zero byte; the descriptor that comes back is ours alone.
+    unsafe {
+        let fd = libc::open(path.as_ptr(), flags | libc::O_CLOEXEC);
+        if fd < 0 { Err(Error::last_os("open")) } else { Ok(OwnedFd::from_raw_fd(fd)) }
+    }
+}
+
+/// Whether a file lies on a mount of AmphiFS: only there this attribute can be asked for by name.
+fn is_amphi(fd: &OwnedFd) -> bool {
+    // SAFETY: the name ends with a zero byte; without room nothing is written.
+    unsafe { libc::fgetxattr(fd.as_raw_fd(), c"user.amphi.mode".as_ptr(), std::ptr::null_mut(), 0) >= 0 }
+}
+
+/// How many bytes at the start of a request at `offset` lie before its first whole block, and how many whole blocks
+/// follow that are aligned in memory, in bytes.
+fn blocks(parts: &[IoSlice<'_>], offset: u64) -> (usize, usize) {
+    let head = (BLOCK - (offset % BLOCK as u64) as usize) % BLOCK;
+    let (mut skip, mut whole) = (head, 0);
+    for part in parts {
+        let from = skip.min(part.len());
+        skip -= from;
+        let rest = &part[from..];
+        if rest.is_empty() {
+            continue;
+        }
+        if !rest.as_ptr().addr().is_multiple_of(BLOCK) {
+            break;
+        }
+        whole += rest.len() / BLOCK * BLOCK;
+        if !rest.len().is_multiple_of(BLOCK) {
+            break;
+        }
+    }
+    (head, whole)
+}
+
+/// The parts without their first `skip` bytes, and of the rest `length` bytes at most.
+fn cut<'a>(parts: &'a [IoSlice<'_>], mut skip: usize, mut length: usize) -> Vec<IoSlice<'a>> {
+    let mut found = Vec::new();
+    for part in parts {
+        let from = skip.min(part.len());
+        skip -= from;
+        let take = (part.len() - from).min(length);
+        length -= take;
+        if take > 0 {
+            found.push(IoSlice::new(&part[from..from + take]));
+        }
+    }
+    found
+}
+
+fn refuses(error: Error) -> bool {
+    matches!(error, Error::Os { errno: libc::EINVAL | libc::EOPNOTSUPP, .. })
+}
+
 /// An offset as the kernel takes it.
 fn offset_of(offset: u64) -> Outcome<libc::off_t> {
     libc::off_t::try_from(offset).map_err(|_| Error::Refused("an offset lies beyond the largest file"))
+}
+
+/// One read request, at least; 0 at the end of the file.
+fn read_some(fd: RawFd, buffer: &mut [u8], offset: u64) -> Outcome<usize> {
+    loop {
+        let want = buffer.len().min(REQUEST_BYTES);
+        // SAFETY: `want` bytes from the start of the buffer are ours to write.
+        let n = unsafe { libc::pread(fd, buffer.as_mut_ptr().cast(), want, offset_of(offset)?) };
+        if n >= 0 {
+            return Ok(n as usize);
+        }
+        let error = Error::last_os("pread");
+        if !interrupted(error) {
+            return Err(error);
+        }
+    }
+}
+
+/// Writes the parts one behind the other.
+fn write_all(fd: RawFd, parts: &[IoSlice<'_>], offset: u64) -> Outcome {
+    // What is left of the request: the part with this index, from this byte of it on.
+    let (mut index, mut skip, mut at) = (0, 0, offset);
+    while index < parts.len() {
+        if parts[index].len() == skip {
+            (index, skip) = (index + 1, 0);
+            continue;
+        }
+        let mut batch = Vec::new();
+        let mut bytes = 0;
+        for part in &parts[index..] {
+            let from = if batch.is_empty() { skip } else { 0 };
+            let take = (part.len() - from).min(REQUEST_BYTES - bytes);
+            batch.push(IoSlice::new(&part[from..from + take]));
+            bytes += take;
+            if bytes == REQUEST_BYTES || batch.len() == REQUEST_PARTS {
+                break;
+            }
+        }
+        // SAFETY: `IoSlice` has the layout of `iovec`, and the parts live through the call.
+        let n = unsafe { libc::pwritev(fd, batch.as_ptr().cast(), batch.len() as i32, offset_of(at)?) };
+        if n < 0 {
+            let error = Error::last_os("pwritev");
+            if interrupted(error) {
+                continue;
+            }
+            return Err(error);
+        }
+        if n == 0 {
+            return Err(Error::Os { doing: "pwritev", errno: libc::EIO });
+        }
+        at += n as u64;
+        let mut left = n as usize;
+        while left > 0 {
+            let here = (parts[index].len() - skip).min(left);
+            skip += here;
+            left -= here;
+            if skip == parts[index].len() {
+                (index, skip) = (index + 1, 0);
+            }
+        }
+    }
+    Ok(())
 }
 
 fn interrupted(error: Error) -> bool {
@@ -70,73 +210,45 @@ fn interrupted(error: Error) -> bool {
 
 impl Backend for PosixFile {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> Outcome<usize> {
+        let aligned = buffer.as_ptr().addr().is_multiple_of(BLOCK) && offset.is_multiple_of(BLOCK as u64);
+        let whole = buffer.len() / BLOCK * BLOCK;
+        let usable = self.direct.as_ref().filter(|_| aligned && whole > 0 && !self.refused.load(Relaxed));
         let mut done = 0;
+        if let Some(direct) = usable {
+            self.direct_requests.fetch_add(1, Relaxed);
+            match read_some(direct.as_raw_fd(), &mut buffer[..whole], offset) {
+                Ok(n) => done = n,
+                Err(error) if refuses(error) => self.refused.store(true, Relaxed),
+                Err(error) => return Err(error),
+            }
+        }
+        // What a direct request left is not aligned any more, and mostly the end of the file.
         while done < buffer.len() {
-            let rest = &mut buffer[done..];
-            let want = rest.len().min(REQUEST_BYTES);
-            // SAFETY: `want` bytes from the start of `rest` are ours to write.
-            let n = unsafe {
-                libc::pread(self.fd.as_raw_fd(), rest.as_mut_ptr().cast(), want, offset_of(offset + done as u64)?)
-            };
-            match n {
+            match read_some(self.fd.as_raw_fd(), &mut buffer[done..], offset + done as u64)? {
                 0 => break,
-                n if n > 0 => done += n as usize,
-                _ => {
-                    let error = Error::last_os("pread");
-                    if !interrupted(error) {
-                        return Err(error);
-                    }
-                }
+                n => done += n,
             }
         }
         Ok(done)
     }
 
     fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Outcome {
-        // What is left of the request: the part with this index, from this byte of it on.
-        let (mut index, mut skip, mut at) = (0, 0, offset);
-        while index < parts.len() {
-            if parts[index].len() == skip {
-                (index, skip) = (index + 1, 0);
-                continue;
+        let (head, whole) = blocks(parts, offset);
+        let Some(direct) = self.direct.as_ref().filter(|_| whole > 0 && !self.refused.load(Relaxed)) else {
+            return write_all(self.fd.as_raw_fd(), parts, offset);
+        };
+        write_all(self.fd.as_raw_fd(), &cut(parts, 0, head), offset)?;
+        let middle = cut(parts, head, whole);
+        self.direct_requests.fetch_add(1, Relaxed);
+        match write_all(direct.as_raw_fd(), &middle, offset + head as u64) {
+            Err(error) if refuses(error) => {
+                self.refused.store(true, Relaxed);
+                write_all(self.fd.as_raw_fd(), &middle, offset + head as u64)?;
             }
-            let mut batch = Vec::new();
-            let mut bytes = 0;
-            for part in &parts[index..] {
-                let from = if batch.is_empty() { skip } else { 0 };
-                let take = (part.len() - from).min(REQUEST_BYTES - bytes);
-                batch.push(IoSlice::new(&part[from..from + take]));
-                bytes += take;
-                if bytes == REQUEST_BYTES || batch.len() == REQUEST_PARTS {
-                    break;
-                }
-            }
-            // SAFETY: `IoSlice` has the layout of `iovec`, and the parts live through the call.
-            let n = unsafe {
-                libc::pwritev(self.fd.as_raw_fd(), batch.as_ptr().cast(), batch.len() as i32, offset_of(at)?)
-            };
-            if n < 0 {
-                let error = Error::last_os("pwritev");
-                if interrupted(error) {
-                    continue;
-                }
-                return Err(error);
-            }
-            if n == 0 {
-                return Err(Error::Os { doing: "pwritev", errno: libc::EIO });
-            }
-            at += n as u64;
-            let mut left = n as usize;
-            while left > 0 {
-                let here = (parts[index].len() - skip).min(left);
-                skip += here;
-                left -= here;
-                if skip == parts[index].len() {
-                    (index, skip) = (index + 1, 0);
-                }
-            }
+            other => other?,
         }
-        Ok(())
+        let done = head + whole;
+        write_all(self.fd.as_raw_fd(), &cut(parts, done, usize::MAX), offset + done as u64)
     }
 
     fn size(&self) -> Outcome<u64> {
@@ -160,6 +272,10 @@ impl Backend for PosixFile {
             0 => Ok(()),
             errno => Err(Error::Os { doing: "fallocate", errno }),
         }
+    }
+
+    fn direct_requests(&self) -> u64 {
+        self.direct_requests.load(Relaxed)
     }
 
     fn sync(&self) -> Outcome {
