@@ -28,8 +28,10 @@ mpiio: setup
 
 PREFIX ?= /usr/local
 SHARE := $(DESTDIR)$(PREFIX)/share
-install: dist
+install: dist mpiio
 	install -D target/dist/amphi $(DESTDIR)$(PREFIX)/bin/amphi
+	install -d $(DESTDIR)$(PREFIX)/lib/amphi
+	install -m 755 target/mpiio/libamphi_mpiio_*.so $(DESTDIR)$(PREFIX)/lib/amphi
 	install -d $(SHARE)/man/man1 $(SHARE)/bash-completion/completions
 	target/dist/amphi man > $(SHARE)/man/man1/amphi.1
 	target/dist/amphi completions bash > $(SHARE)/bash-completion/completions/amphi

@@ -3,6 +3,7 @@
 pub mod fsck;
 pub mod layout;
 pub mod mount;
+pub mod run;
 pub mod server;
 pub mod stats;
 pub mod status;

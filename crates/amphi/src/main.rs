@@ -43,6 +43,7 @@ enum Command {
     Set(cmd::tune::Set),
     Layout(cmd::layout::Layout),
     Fsck(cmd::fsck::Fsck),
+    Run(cmd::run::Run),
     Demo(demo::Demo),
     Bench(bench::Bench),
     /// Print a completion script for a shell
@@ -74,6 +75,7 @@ fn run(command: Command) -> Outcome {
         Command::Set(c) => c.run(),
         Command::Layout(c) => c.run(),
         Command::Fsck(c) => c.run(),
+        Command::Run(c) => c.run(),
         Command::Demo(c) => c.run(),
         Command::Bench(c) => c.run(),
         Command::Completions { shell } => {

@@ -18,6 +18,7 @@ mod ioctl;
 mod mapped;
 mod memory_group;
 mod mounts_and_servers;
+mod mpi_jobs;
 mod network;
 mod pipes;
 mod posix;

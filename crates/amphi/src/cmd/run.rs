@@ -1,0 +1,159 @@
+//! `amphi run`: starts a program with a library of ours between it and one of its own.
+//!
+//! Owns the search for the shim of the program's MPI library and how it reaches the ranks: launchers get it as an
+//! option of theirs, so that only the ranks load it; any other program gets it in its environment.
+
+use crate::failure::{Failure, Outcome};
+use clap::{Args, ValueEnum};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Run a program with the cooperative cache below its MPI-IO: `amphi run --mpiio -- mpirun -n 64 ./app`.
+#[derive(Args, Debug)]
+pub struct Run {
+    /// Put the cache of docs/MPIIO.md below the program's MPI_File_* functions; hints: AMPHI_MPIIO_HINTS='key=value;...'
+    #[arg(long, required = true)]
+    mpiio: bool,
+    /// Which MPI library the program uses; auto asks the launcher
+    #[arg(long, value_enum, default_value_t = Mpi::Auto, value_name = "LIBRARY")]
+    mpi: Mpi,
+    /// Folder of the shims libamphi_mpiio_*.so; default: AMPHI_MPIIO_SHIMS, or beside this program (make mpiio, make install)
+    #[arg(long, value_name = "DIR")]
+    shims: Option<PathBuf>,
+    /// The command, best behind --
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// MPI libraries for which there is a shim.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Mpi {
+    Auto,
+    Openmpi,
+    Mpich,
+}
+
+impl Mpi {
+    fn shim(self) -> &'static str {
+        if self == Mpi::Openmpi { "libamphi_mpiio_openmpi.so" } else { "libamphi_mpiio_mpich.so" }
+    }
+}
+
+/// Variables of the cache that the ranks need, too.
+const VARIABLES: [&str; 3] = ["AMPHI_MPIIO", "AMPHI_MPIIO_HINTS", "AMPHI_MPIIO_STATS"];
+
+impl Run {
+    /// Becomes the command.
+    pub fn run(self) -> Outcome {
+        let program = &self.command[0];
+        let launcher = is_launcher(program);
+        let mpi = match self.mpi {
+            Mpi::Auto if launcher => ask(program)?,
+            Mpi::Auto => {
+                return Err(Failure::refused(format!(
+                    "'{}' is no MPI launcher that can be asked for its library; say which one: --mpi openmpi or --mpi mpich",
+                    program.display()
+                )));
+            }
+            named => named,
+        };
+        let shim = find_shim(self.shims.as_deref(), mpi.shim())?;
+        let mut preload = OsString::from(&shim);
+        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {
+            preload.push(":");
+            preload.push(others);
+        }
+        let mut command = Command::new(program);
+        if launcher {
+            command.args(launcher_options(mpi, &preload));
+        } else {
+            command.env("LD_PRELOAD", &preload);
+        }
+        let error = command.args(&self.command[1..]).exec();
+        Err(Failure::refused(format!("cannot start {}: {error}", program.display())))
+    }
+}
+
+fn is_launcher(program: &OsStr) -> bool {
+    let name = Path::new(program).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let known = ["mpirun", "mpiexec", "orterun", "prterun"];
+    known.iter().any(|k| name == *k || name.strip_prefix(k).is_some_and(|rest| rest.starts_with('.')))
+}
+
+/// The options with which a launcher hands the shim and the cache's variables to the ranks.
+fn launcher_options(mpi: Mpi, preload: &OsStr) -> Vec<OsString> {
+    let mut assignment = OsString::from("LD_PRELOAD=");
+    assignment.push(preload);
+    if mpi == Mpi::Mpich {
+        // Hydra passes the other variables on by itself.
+        return ["-genv".into(), "LD_PRELOAD".into(), preload.to_owned()].into();
+    }
+    let mut options: Vec<OsString> = ["-x".into(), assignment].into();
+    for name in VARIABLES.iter().filter(|name| std::env::var_os(name).is_some()) {
+        options.extend(["-x".into(), OsString::from(name)]);
+    }
+    options
+}
+
+fn ask(launcher: &OsStr) -> Outcome<Mpi> {
+    let output = Command::new(launcher)
+        .arg("--version")
+        .output()
+        .map_err(|e| Failure::refused(format!("cannot ask {} for its version: {e}", launcher.display())))?;
+    let text = String::from_utf8_lossy(&output.stdout).to_lowercase();
+    if text.contains("open mpi") || text.contains("open-mpi") || text.contains("openrte") {
+        Ok(Mpi::Openmpi)
+    } else if text.contains("hydra") || text.contains("mpich") {
+        Ok(Mpi::Mpich)
+    } else {
+        Err(Failure::refused(format!(
+            "{} belongs to no MPI library that has a shim (Open MPI, MPICH); --mpi names one whose binary interface it has",
+            launcher.display()
+        )))
+    }
+}
+
+fn find_shim(named: Option<&Path>, file: &str) -> Outcome<PathBuf> {
+    let beside = std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_path_buf));
+    let from_environment = std::env::var_os("AMPHI_MPIIO_SHIMS").filter(|v| !v.is_empty()).map(PathBuf::from);
+    let folders: Vec<PathBuf> = match (named, from_environment) {
+        (Some(folder), _) => vec![folder.to_path_buf()],
+        (None, Some(folder)) => vec![folder],
+        (None, None) => beside.iter().flat_map(|b| [b.join("../lib/amphi"), b.join("../mpiio"), b.clone()]).collect(),
+    };
+    let found = folders.iter().map(|f| f.join(file)).find(|f| f.is_file());
+    let found = found.and_then(|f| f.canonicalize().ok());
+    found.ok_or_else(|| {
+        let looked: Vec<String> = folders.iter().map(|f| f.display().to_string()).collect();
+        Failure::refused(format!("no {file} in {}; `make mpiio` builds it", looked.join(", ")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: each launcher gets the shim by its own option, and names with the library's suffix are launchers.
+    /// Method: the options themselves.
+    #[test]
+    fn launchers_get_the_shim_as_an_option() {
+        for name in ["mpirun", "/usr/bin/mpirun.openmpi", "mpiexec.hydra", "orterun"] {
+            assert!(is_launcher(OsStr::new(name)), "{name}");
+        }
+        assert!(!is_launcher(OsStr::new("mpirunner")) && !is_launcher(OsStr::new("./app")));
+        assert_eq!(launcher_options(Mpi::Mpich, OsStr::new("/a.so")), ["-genv", "LD_PRELOAD", "/a.so"]);
+        assert_eq!(launcher_options(Mpi::Openmpi, OsStr::new("/a.so"))[..2], ["-x", "LD_PRELOAD=/a.so"]);
+    }
+
+    /// Goal: a shim that is not there is refused with the folder and what builds it. Method: an empty folder.
+    #[test]
+    fn a_missing_shim_is_refused() {
+        let empty = tempfile::tempdir().expect("folder");
+        let error = find_shim(Some(empty.path()), Mpi::Mpich.shim()).expect_err("there is none");
+        assert!(error.code == 2 && error.text.contains("make mpiio"), "{error}");
+        std::fs::write(empty.path().join(Mpi::Mpich.shim()), "").expect("written");
+        assert!(find_shim(Some(empty.path()), Mpi::Mpich.shim()).is_ok());
+    }
+}
