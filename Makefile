@@ -27,6 +27,8 @@ mpiio: setup
 	scripts/mpiio target/release/libamphi_mpiio.a target/mpiio
 
 PREFIX ?= /usr/local
+# Where mount(8) looks for the helper of a type.
+HELPERS ?= /sbin
 SHARE := $(DESTDIR)$(PREFIX)/share
 install: dist mpiio
 	install -D target/dist/amphi $(DESTDIR)$(PREFIX)/bin/amphi
@@ -35,3 +37,5 @@ install: dist mpiio
 	install -d $(SHARE)/man/man1 $(SHARE)/bash-completion/completions
 	target/dist/amphi man > $(SHARE)/man/man1/amphi.1
 	target/dist/amphi completions bash > $(SHARE)/bash-completion/completions/amphi
+	install -d $(DESTDIR)$(HELPERS)
+	for name in mount.fuse.amphi mount.amphi; do ln -sf $(PREFIX)/bin/amphi $(DESTDIR)$(HELPERS)/$$name; done

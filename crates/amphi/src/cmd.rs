@@ -3,10 +3,12 @@
 pub mod fsck;
 pub mod layout;
 pub mod mount;
+pub mod mount_helper;
 pub mod run;
 pub mod server;
 pub mod stats;
 pub mod status;
 pub mod sync;
 pub mod tune;
+pub mod umount;
 pub mod up;

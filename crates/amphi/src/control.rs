@@ -9,7 +9,7 @@ use amphi_client::status::STATUS_PART_BYTES;
 use rustix::fs::{StatVfsMountFlags, XattrFlags, getxattr, setxattr, statvfs};
 use rustix::io::Errno;
 use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 /// Mount points of AmphiFS on this machine, from the kernel's table of mounts.
@@ -27,6 +27,17 @@ fn mounts_in(table: &[u8]) -> Vec<PathBuf> {
             (kind == b"fuse.amphi").then(|| PathBuf::from(OsString::from_vec(unescape(dir))))
         })
         .collect()
+}
+
+/// Options in the mount table of the AmphiFS that is mounted at exactly `dir`, the topmost one.
+pub fn options_of(dir: &Path) -> Option<String> {
+    let table = std::fs::read("/proc/self/mounts").ok()?;
+    table.split(|b| *b == b'\n').rev().find_map(|line| {
+        let mut fields = line.split(|b| *b == b' ').skip(1);
+        let (at, kind, options) = (fields.next()?, fields.next()?, fields.next()?);
+        let is_it = kind == b"fuse.amphi" && unescape(at) == dir.as_os_str().as_bytes();
+        is_it.then(|| String::from_utf8_lossy(options).into_owned())
+    })
 }
 
 /// The kernel writes blanks and backslashes of mount points as `\040`, `\134` ...
@@ -49,8 +60,9 @@ fn unescape(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The mount that was named, or the only one there is.
-pub fn find_mount(named: Option<PathBuf>) -> Outcome<PathBuf> {
+/// The mount that was named, or the only one there is. `how` says how one is named, such as ` with -m`, for the error that there are
+/// several.
+pub fn find_mount(named: Option<PathBuf>, how: &str) -> Outcome<PathBuf> {
     if let Some(path) = named {
         return Ok(path);
     }
@@ -60,7 +72,7 @@ pub fn find_mount(named: Option<PathBuf>) -> Outcome<PathBuf> {
         0 => Err(Failure::refused("no AmphiFS is mounted here; start one with: amphi up --data DIR --mount DIR")),
         n => {
             let list: Vec<String> = all.iter().map(|p| p.display().to_string()).collect();
-            Err(Failure::refused(format!("{n} AmphiFS mounts here, name one of: {}", list.join(" "))))
+            Err(Failure::refused(format!("{n} AmphiFS mounts here, name one of them{}: {}", how, list.join(" "))))
         }
     }
 }

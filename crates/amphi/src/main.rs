@@ -13,6 +13,7 @@ mod mount_words;
 mod process;
 mod size;
 mod storage_kind;
+mod suggest;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use failure::{During, Outcome};
@@ -36,6 +37,7 @@ enum Command {
     Up(cmd::up::Up),
     Server(cmd::server::Server),
     Mount(cmd::mount::Mount),
+    Umount(cmd::umount::Umount),
     Status(cmd::status::Status),
     Stats(cmd::stats::Stats),
     Sync(cmd::sync::Sync),
@@ -68,6 +70,7 @@ fn run(command: Command) -> Outcome {
         Command::Up(c) => c.run(),
         Command::Server(c) => c.run(),
         Command::Mount(c) => c.run(),
+        Command::Umount(c) => c.run(),
         Command::Status(c) => c.run(),
         Command::Stats(c) => c.run(),
         Command::Sync(c) => c.run(),
@@ -114,13 +117,19 @@ fn main() -> ExitCode {
         // Where nobody reads the log any more, nothing is said, and the work goes on.
         .log_internal_errors(false)
         .init();
-    let command = Cli::parse().command;
-    if command.holds_a_mount() {
-        process::raise_file_limit();
-    } else {
-        process::end_when_nobody_reads();
+    if let Some(outcome) = cmd::mount_helper::run_if_named() {
+        return exit_code(outcome);
     }
-    match run(command) {
+    let command = Cli::parse().command;
+    if !command.holds_a_mount() {
+        process::end_when_nobody_reads();
+        return exit_code(run(command));
+    }
+    exit_code(process::raise_file_limit().and_then(|()| run(command)))
+}
+
+fn exit_code(outcome: Outcome) -> ExitCode {
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(f) => {
             process::say_error(&f.to_string());

@@ -7,6 +7,7 @@ use crate::failure::{During, Failure, Outcome};
 use crate::idle::Idle;
 use crate::mount_words::{MountWord, MountWords};
 use crate::size;
+use crate::suggest::did_you_mean;
 use amphi_client::{Client, ClientConfig, Clock, IoHalf, Way};
 use amphi_env::addr::Addr;
 use amphi_env::{Env, RealEnv, Time};
@@ -15,7 +16,7 @@ use amphi_sched::WorkerConfig;
 use amphi_server::{ServerConfig, ServerError, ServerErrorKind, run_threads};
 use amphi_transport::{ClusterKey, LinkConfig, Timeouts};
 use amphi_types::{Ino, SessionId, Timespec};
-use amphi_wire::Role;
+use amphi_wire::{Role, XattrMode};
 use futures_channel::oneshot;
 use rustix::fs::{Access, Mode};
 use rustix::io::Errno;
@@ -64,13 +65,60 @@ pub fn client_config(cache: Option<u64>, tunables: &[String]) -> Outcome<ClientC
     config.read_text = Some(Arc::new(|path| std::fs::read_to_string(path).ok()));
     config.owner_uid = rustix::process::geteuid().as_raw();
     for t in tunables {
-        let Some((name, value)) = t.split_once('=') else {
-            return Err(Failure::refused(format!("--set '{t}' must be NAME=VALUE")));
-        };
-        Client::check_tunable(name, value).map_err(|e| Failure::refused(format!("--set {t}: {e}")))?;
+        let (name, value) = assignment(t)?;
+        if is_of_servers(name) {
+            continue;
+        }
+        Client::check_tunable(name, value).map_err(|e| {
+            let advice = did_you_mean(name, Client::tunable_names());
+            let hint = if e.starts_with("no tunable") { advice } else { String::new() };
+            Failure::refused(format!("--set {t}: {e}{hint}"))
+        })?;
         config.tunables.push((name.into(), value.into()));
     }
     Ok(config)
+}
+
+/// The two halves of `--set NAME=VALUE`.
+fn assignment(text: &str) -> Outcome<(&str, &str)> {
+    text.split_once('=').ok_or_else(|| Failure::refused(format!("--set '{text}' must be NAME=VALUE")))
+}
+
+/// Whether a name or pattern of `--set` is that of tunables of servers.
+fn is_of_servers(name: &str) -> bool {
+    name.starts_with("server.")
+}
+
+/// Sets those tunables of `--set` that are the servers', on all servers of the cluster that `client` has joined.
+///
+/// Errors: what a server refuses; those before it are set.
+pub fn set_on_servers(client: &Client, tunables: &[String]) -> Outcome {
+    let root = amphi_client::Ctx::root();
+    let read = |name: &str| {
+        let text = client.getxattr(&root, Ino::ROOT, name.as_bytes()).wait(None).unwrap_or_default();
+        String::from_utf8_lossy(&text).into_owned()
+    };
+    for text in tunables {
+        let (name, _) = assignment(text)?;
+        if !is_of_servers(name) {
+            continue;
+        }
+        let set = client.setxattr(&root, Ino::ROOT, b"user.amphi.set", text.as_bytes(), XattrMode::Set).wait(None);
+        set.map_err(|e| {
+            let known = read("user.amphi.tunables.server.*");
+            let names = known.lines().filter_map(|l| Some(l.split_once('=')?.0)).filter(|n| !n.starts_with('#'));
+            match e {
+                amphi_types::Errno::Inval => {
+                    let (why, is_unknown) =
+                        (read("user.amphi.error"), read(&format!("user.amphi.tunables.{name}")).is_empty());
+                    let advice = if is_unknown { did_you_mean(name, names) } else { String::new() };
+                    Failure::refused(format!("--set {text}: {why}{advice}"))
+                }
+                e => Failure::broken(format!("--set {text}: the servers cannot be told: {e}")),
+            }
+        })?;
+    }
+    Ok(())
 }
 
 /// A cache must hold some requests and fit the machine.
@@ -221,10 +269,23 @@ pub fn say_ready(what: impl std::fmt::Display) {
 }
 
 /// As many open files and connections as this process may have at most: the usual limit is 1,024, as many as there may be mounts.
-pub fn raise_file_limit() {
+///
+/// Errors: they are too few for anything to work.
+pub fn raise_file_limit() -> Outcome {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    match getrlimit(Resource::Nofile).current {
+        Some(most) if most < FILES_MIN => Err(Failure::refused(format!(
+            "this process may have {most} files open, and needs {FILES_MIN}; raise the limit: ulimit -n {FILES_MIN}, or \
+             LimitNOFILE= of a systemd unit"
+        ))),
+        _ => Ok(()),
+    }
 }
+
+/// Open files that a server or a mount has before anybody uses it, with some to spare: zones, rings, and a device for each
+/// reader of the kernel's requests.
+const FILES_MIN: u64 = 128;
 
 /// Lets the program end as others do when who reads its output has gone (`amphi get | head -1`).
 pub fn end_when_nobody_reads() {

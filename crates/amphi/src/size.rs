@@ -1,40 +1,15 @@
-//! Sizes as people write them: `4096`, `64K`, `1.5G`.
+//! Sizes as people write them on the command line: `4096`, `64K`, `1.5G`. How they are read and shown is `types::setting`'s.
+
+use amphi_types::setting;
 
 /// Parses a size in bytes; suffixes K, M, G, T are powers of 1024.
 pub fn parse(text: &str) -> Result<u64, String> {
-    let text = text.trim();
-    let upper = text.to_ascii_uppercase();
-    let upper = upper.strip_suffix("IB").or(upper.strip_suffix('B')).unwrap_or(&upper);
-    let (digits, shift) = match upper.chars().last() {
-        Some('K') => (&upper[..upper.len() - 1], 10),
-        Some('M') => (&upper[..upper.len() - 1], 20),
-        Some('G') => (&upper[..upper.len() - 1], 30),
-        Some('T') => (&upper[..upper.len() - 1], 40),
-        _ => (upper, 0),
-    };
-    let value: f64 =
-        digits.parse().map_err(|_| format!("'{text}' is not a size; write for example 4096, 64K or 1.5G"))?;
-    let bytes = value * (1u64 << shift) as f64;
-    if !(0.0..9.0e18).contains(&bytes) {
-        return Err(format!("'{text}' is out of range"));
-    }
-    Ok(bytes as u64)
+    setting::bytes(text).ok_or_else(|| format!("'{text}' is not a size; write for example 4096, 64K or 1.5G"))
 }
 
 /// Prints bytes with a binary suffix, three digits.
 pub fn show(bytes: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < units.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 || value >= 100.0 || value.fract() == 0.0 {
-        format!("{value:.0} {}", units[unit])
-    } else {
-        format!("{value:.1} {}", units[unit])
-    }
+    setting::words(bytes)
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::pending::{Interrupt, Pending};
 use crate::pipeline;
 use crate::siblings;
 use crate::tokens::{self, Found};
-use crate::tunables::{Knob, Tunables};
+use crate::tunables::{Knob, TABLE, Tunables};
 use amphi_dlm::Mode;
 use amphi_env::Buf;
 use amphi_types::{Attr, ByteRange, Errno, Ino, Result, SetAttr};
@@ -47,6 +47,11 @@ impl Client {
     /// Errors: a sentence about the name or the value.
     pub fn check_tunable(pattern: &str, value: &str) -> std::result::Result<(), String> {
         Tunables::new().set(pattern, value).map(|_| ())
+    }
+
+    /// Names of the tunables of mounts; those of servers are the servers' to tell.
+    pub fn tunable_names() -> impl Iterator<Item = &'static str> {
+        TABLE.iter().map(|row| row.name)
     }
 
     /// Writes everything back, says goodbye and ends [`IoHalf::run`]. Further operations fail with `NotConnected`.

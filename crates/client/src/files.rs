@@ -231,7 +231,7 @@ pub(crate) struct File {
     /// Until when the file counts as contended, nanoseconds.
     pub(crate) contended_until_ns: AtomicU64,
     pub(crate) locality: Locality,
-    pub(crate) stats: FileStats,
+    pub(crate) stats: Arc<FileStats>,
 }
 
 /// A write past the cache under way.
@@ -299,7 +299,7 @@ impl File {
             settling: Mutex::default(),
             contended_until_ns: AtomicU64::new(0),
             locality: Locality::of_file(mount),
-            stats: FileStats::new(),
+            stats: Arc::new(FileStats::new()),
         }
     }
 

@@ -23,9 +23,11 @@ use amphi_transport::local::LocalDialer;
 use amphi_transport::{Link, LinkConfig, LinkEvents, Recovery};
 use amphi_types::{Cred, Errno, TargetId};
 use amphi_wire::{Answer, Call, Lane, Push, Reply, Request, Welcome};
+use futures_util::future::{Either, select};
 use std::cell::Cell;
 use std::future::poll_fn;
 use std::io;
+use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -44,6 +46,8 @@ const KEPT_PART: usize = 4;
 const GLIMPSE_TARGET_SHIFT: u32 = 48;
 /// How long the end waits for the server's goodbye.
 const GOODBYE: Duration = Duration::from_secs(5);
+/// How long the end waits for a server that cannot be reached when everything is written back.
+const END_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How the I/O half reaches the server.
 pub enum Way {
@@ -185,6 +189,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
     fn state_changed(&self, up: bool) {
         tracing::info!(up, server = self.seat.name(), "the connection to a server changed");
         let was_down = self.down.replace(!up);
+        self.seat.set_broken(!up);
         self.core.file_locks.state_changed(was_down, !up);
         if let Some(links) = self.links.upgrade() {
             if up { links.came_up(&self.seat) } else { links.went_down(&self.seat) }
@@ -269,9 +274,9 @@ async fn serve<E: Env>(env: &E, core: &Arc<Core>, links: &Rc<Links<E>>) {
         }
         if core.stopping.load(Ordering::Acquire) && !draining {
             draining = true;
-            let core2 = core.clone();
+            let (env2, core2, links2) = (env.clone(), core.clone(), links.clone());
             env.spawn(async move {
-                *core2.lost_at_end.lock() = drain(&core2).await.err();
+                *core2.lost_at_end.lock() = drain(&env2, &core2, &links2).await.err();
                 core2.drained.store(true, Ordering::Release);
                 core2.queue.waker.wake();
             });
@@ -303,13 +308,31 @@ async fn serve<E: Env>(env: &E, core: &Arc<Core>, links: &Rc<Links<E>>) {
 ///
 /// Errors: that of bytes which were lost, now or before, and of which no `fsync`, `close` or sync of all files was
 /// told; nobody else is left to hear of it.
-async fn drain(core: &Arc<Core>) -> amphi_types::Result<()> {
+async fn drain<E: Env>(env: &E, core: &Arc<Core>, links: &Rc<Links<E>>) -> amphi_types::Result<()> {
     siblings::lose(core, None);
     closes::hurry_all(core);
+    let away = links.unreachable();
+    if core.cache.dirty_bytes() > 0 && !away.is_empty() {
+        tracing::warn!(
+            "{} bytes are not written back yet and cannot be, since {} cannot be reached: they are kept for up to {} s; \
+             a second signal gives them up",
+            core.cache.dirty_bytes(),
+            away.join(", "),
+            core.tunables.get(Knob::GiveUpS)
+        );
+    }
     writeback::flush_all(core).await;
     // What they have is safe from the end of their processes; whether from that of their machines is for them to see to.
-    if let Err(e) = crate::ops::sync::sync_targets(core, (0..core.pool()).map(TargetId).collect()).await {
-        tracing::warn!("at the end not every server could be asked to make everything stable: {e}");
+    let synced = crate::ops::sync::sync_targets(core, (0..core.pool()).map(TargetId).collect());
+    match select(pin!(synced), pin!(links.until_unreachable(env, END_PATIENCE))).await {
+        Either::Left((Ok(()), _)) => {}
+        Either::Left((Err(e), _)) => {
+            tracing::warn!("at the end not every server could be asked to make everything stable: {e}");
+        }
+        Either::Right((away, _)) => tracing::warn!(
+            "{} cannot be reached, and was not asked at the end to make everything stable",
+            away.join(", ")
+        ),
     }
     core.files.secret_loss().map_or(Ok(()), Err)
 }

@@ -38,6 +38,8 @@ use std::time::Duration;
 const MAP_TRIES: u32 = 5;
 /// Pause between these.
 const MAP_PAUSE: Duration = Duration::from_millis(20);
+/// How often the end of a mount looks whether the servers can be reached.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// The connections of a mount.
 pub(crate) struct Links<E: Env> {
@@ -420,6 +422,25 @@ impl<E: Env> Links<E> {
         seats.iter().skip(1).for_each(|seat| seat.leave(&self.env));
     }
 
+    /// Names of the servers that are wanted and cannot be reached at the moment.
+    pub(crate) fn unreachable(&self) -> Vec<String> {
+        self.seats.borrow().iter().filter(|s| s.is_unreachable()).map(|s| format!("server {}", s.name())).collect()
+    }
+
+    /// Returns when some server could not be reached for all of `patience` from now on: their names.
+    pub(crate) async fn until_unreachable(&self, env: &E, patience: Duration) -> Vec<String> {
+        let mut since = env.now();
+        loop {
+            env.sleep(LOOK).await;
+            let away = self.unreachable();
+            if away.is_empty() {
+                since = env.now();
+            } else if env.now().since(since) >= patience {
+                return away;
+            }
+        }
+    }
+
     /// Brings the tunable to every connection.
     pub(crate) fn tune(&self) {
         let give_up_s = self.core.tunables.get(Knob::GiveUpS);
@@ -439,6 +460,9 @@ impl<E: Env> Links<E> {
         let open: Vec<Rc<Link<E>>> = seats.iter().skip(1).filter_map(|s| s.link()).collect();
         join_all(open.iter().map(|link| link.close())).await;
         let Some(link) = self.master().link() else { return };
+        if self.master().is_unreachable() {
+            return link.close().await;
+        }
         let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Goodbye };
         let goodbye = amphi_env::timeout(&self.env, patience, link.call(Lane::Urgent, call, None, 0)).await;
         if !matches!(goodbye, Some(Ok(_))) {

@@ -8,11 +8,13 @@
 //! its reason and to that of the copies (`Copied`).
 
 mod by_reason;
+mod closed;
 mod file;
 mod ledger;
 pub(crate) mod messages;
 
 pub(crate) use by_reason::ByReason;
+pub(crate) use closed::ClosedFiles;
 pub(crate) use file::{FileEvent, FileStats, row_json};
 pub(crate) use ledger::Ledger;
 

@@ -3,6 +3,7 @@
 use amphi_env::addr::Addr;
 use amphi_transport::{ClusterKey, ServerAuth, check_listen};
 use amphi_types::limits::{BLOCK, TARGETS_MAX};
+use amphi_types::setting::words;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -109,15 +110,17 @@ impl ServerConfig {
             return bad(format!("{n} targets make no sense; give between 1 and {TARGETS_MAX}"));
         }
         if self.log_bytes < LOG_MIN_BYTES {
-            return bad(format!("a log of {} bytes is too small; give at least {LOG_MIN_BYTES}", self.log_bytes));
+            let (own, least) = (words(self.log_bytes), words(LOG_MIN_BYTES));
+            return bad(format!("a log of {own} is too small; give at least {least}"));
         }
         if let Some(z) = self.zone_bytes
             && z < ZONE_MIN_BYTES.max(self.log_bytes + (8 << 20))
         {
             return bad(format!(
-                "a zone of {z} bytes is too small for a log of {} bytes; give at least {}",
-                self.log_bytes,
-                ZONE_MIN_BYTES.max(self.log_bytes + (8 << 20))
+                "a zone of {} is too small for a log of {}; give at least {}",
+                words(z),
+                words(self.log_bytes),
+                words(ZONE_MIN_BYTES.max(self.log_bytes + (8 << 20)))
             ));
         }
         let auth = self.auth()?;
@@ -164,9 +167,11 @@ impl ServerConfig {
             return Err(ServerError::new(
                 ServerErrorKind::NoSpace,
                 format!(
-                    "{}: {free} bytes free are too few for {targets} zones of at least {least} bytes; free some space \
+                    "{}: {} free are too few for {targets} zones of at least {}; free some space \
                      or ask for fewer targets or a smaller log",
-                    self.data_dir
+                    self.data_dir,
+                    words(free),
+                    words(least)
                 ),
             ));
         }
@@ -175,8 +180,11 @@ impl ServerConfig {
             return Err(ServerError::new(
                 ServerErrorKind::NoSpace,
                 format!(
-                    "{}: {targets} zones of {bytes} bytes need {all} bytes, {free} are free; ask for smaller or fewer zones",
-                    self.data_dir
+                    "{}: {targets} zones of {} need {}, {} are free; ask for smaller or fewer zones",
+                    self.data_dir,
+                    words(bytes),
+                    words(all),
+                    words(free)
                 ),
             ));
         }

@@ -101,8 +101,8 @@ struct ZoneImage {
 
 /// Checks the folder of a stopped server. Changes nothing.
 ///
-/// Errors: only when there is nothing to check: no zones (`Mismatch`), a server that runs (`InUse`), files that cannot
-/// be read (`Unreachable`). Damage is in the report.
+/// Errors: only when there is nothing to check: no zones or those of another format version (`Mismatch`), a server that
+/// runs (`InUse`), files that cannot be read (`Unreachable`). Damage is in the report.
 pub async fn fsck<E: Env>(env: &E, dir: &str) -> Result<Report, ServerError> {
     fsck_folders(&[(env.clone(), dir.to_string())]).await
 }
@@ -173,7 +173,10 @@ async fn read_zone<E: Env>(
     let path = crate::config::zone_path(dir, index);
     let zone = match amphi_zone::fsck(env, &path).await {
         Ok(zone) => zone,
-        Err(e) if matches!(e.kind, ZoneErrorKind::Busy | ZoneErrorKind::Missing) => return Err(folder::zone_error(e)),
+        // A zone of another version is not damaged: this program cannot judge it.
+        Err(e) if matches!(e.kind, ZoneErrorKind::Busy | ZoneErrorKind::Missing | ZoneErrorKind::Version) => {
+            return Err(folder::zone_error(e));
+        }
         Err(e) => {
             report.find(e.place, e.text);
             return Ok(None);

@@ -86,6 +86,13 @@ impl Seeds {
         }
         let folder::Prepared { targets, enlisted } = folder::prepare(env, config, &addrs).await?;
         let workers = config.workers.min(targets.len() as u16);
+        if workers < config.workers {
+            tracing::warn!(
+                "{} workers are too many for {} targets, each of which has one worker: {workers} are used",
+                config.workers,
+                targets.len()
+            );
+        }
         let pool = enlisted.as_ref().map_or(0, |e| e.map.pool()) + targets.len() as u16;
         let routes = Arc::new(Routes::new(targets, workers, pool));
         let seed = |port| WorkerSeed {

@@ -2,11 +2,13 @@
 //!
 //! Owns: sizes, switches, patterns. Does not own: tables of tunables (`client::tunables`, `server::tunables`).
 
-/// Reads a number of bytes with an optional suffix `K`, `M`, `G`, `T` (also `KiB`, `KB`: all powers of 1024).
+/// Reads a number of bytes with an optional suffix `K`, `M`, `G`, `T` (also `KiB`, `KB`: all powers of 1024), such as
+/// `4096`, `64K` or `1.5 GiB`.
 pub fn bytes(text: &str) -> Option<u64> {
     let text = text.trim();
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let shift = match text[digits..].trim().to_ascii_uppercase().trim_end_matches('B').trim_end_matches('I') {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let suffix = text[digits..].trim().to_ascii_uppercase();
+    let shift = match suffix.strip_suffix('B').map_or(suffix.as_str(), |s| s.strip_suffix('I').unwrap_or(s)) {
         "" => 0,
         "K" => 10,
         "M" => 20,
@@ -14,7 +16,11 @@ pub fn bytes(text: &str) -> Option<u64> {
         "T" => 40,
         _ => return None,
     };
-    text[..digits].parse::<u64>().ok()?.checked_mul(1 << shift)
+    let Some((whole, part)) = text[..digits].split_once('.') else {
+        return text[..digits].parse::<u64>().ok()?.checked_mul(1 << shift);
+    };
+    let value = format!("{}.{}", whole.parse::<u64>().ok()?, part).parse::<f64>().ok()? * (1u64 << shift) as f64;
+    (value < 9.0e18).then_some(value as u64)
 }
 
 /// A number of bytes with the largest suffix that divides it, as `bytes` reads it.
@@ -25,6 +31,18 @@ pub fn size(value: u64) -> String {
         }
     }
     value.to_string()
+}
+
+/// A number of bytes for people, with a binary suffix and three digits: `1.5 KiB`.
+pub fn words(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let (mut value, mut unit) = (bytes as f64, 0);
+    while value >= 1024.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = usize::from(unit > 0 && value < 100.0 && value.fract() != 0.0);
+    format!("{value:.digits$} {}", units[unit])
 }
 
 /// Reads a switch.
@@ -75,13 +93,24 @@ mod tests {
             assert_eq!(bytes(&size(n)), Some(n), "{n}");
         }
         assert_eq!((bytes("2 MiB"), bytes("64k"), bytes("1T")), (Some(2 << 20), Some(65536), Some(1 << 40)));
-        for bad in ["", "M", "-1", "1X", "99999999999T"] {
+        assert_eq!((bytes("1.5G"), bytes("0.5 KiB"), bytes("2b")), (Some(3 << 29), Some(512), Some(2)));
+        for bad in ["", "M", "-1", "1X", "99999999999T", "1.", ".5", "1.5.5", "1e3", "9999999999.5T", "1i"] {
             assert_eq!(bytes(bad), None, "{bad}");
         }
         for on in [true, false] {
             assert_eq!(switch(on_off(on)), Some(on));
         }
         assert_eq!((switch("yes"), switch("false"), switch("maybe")), (Some(true), Some(false), None));
+    }
+
+    /// Goal: people read sizes with three digits at most. Method: a table.
+    #[test]
+    fn sizes_in_words() {
+        for (bytes, text) in
+            [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (64 << 20, "64 MiB"), (1 << 62, "4096 PiB")]
+        {
+            assert_eq!(words(bytes), text);
+        }
     }
 
     /// Goal: `*` and `?` mean what they mean to a shell; nothing else is special.

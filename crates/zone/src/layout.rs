@@ -7,6 +7,7 @@
 use crate::{ZoneError, ZoneErrorKind, ZoneParams};
 use amphi_env::Buf;
 use amphi_types::limits::BLOCK;
+use amphi_types::setting::words;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -57,13 +58,14 @@ impl Geometry {
             n => n,
         };
         if log < LOG_MIN || !log.is_multiple_of(BLOCK) || log > 16 << 30 {
-            return bad(format!("a log of {log} bytes: it must be a multiple of 4096 from 1 MiB to 16 GiB"));
+            return bad(format!("a log of {}: it must be a multiple of 4096 bytes from 1 MiB to 16 GiB", words(log)));
         }
         let meta_offset = (LOG_OFFSET + log).next_multiple_of(MIB);
         let meta = (size / 8).max(META_MIN) / MIB * MIB;
         let data_offset = meta_offset + meta;
         if data_offset + MIB > size {
-            return bad(format!("{size} bytes are too few: log and metadata alone take {data_offset}"));
+            let (all, own) = (words(size), words(data_offset));
+            return bad(format!("{all} are too few: log and metadata alone take {own}"));
         }
         Ok(Geometry {
             size,

@@ -24,6 +24,7 @@ use crate::{ZoneError, ZoneErrorKind};
 use amphi_env::{Buf, Disk, Env};
 use amphi_types::item::Key;
 use amphi_types::limits::BLOCK;
+use amphi_types::setting::words;
 use std::collections::BTreeMap;
 use zerocopy::FromBytes;
 
@@ -77,7 +78,7 @@ pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Im
     let (root, copies_agree) = read_root(disk, &mut notes).await?;
     let geometry = root.geometry();
     if disk.size() < geometry.size {
-        let text = format!("the zone has {} bytes, its storage {}", geometry.size, disk.size());
+        let text = format!("the zone has {}, its storage {}", words(geometry.size), words(disk.size()));
         return Err(ZoneError::corrupt("superblock", text));
     }
     let zone_id = root.zone_id.get();

@@ -73,9 +73,15 @@ fn set(path: &Path, layout: Option<&str>, mode: Option<&str>) -> Outcome {
 fn set_layout(path: &Path, layout: &str) -> Outcome {
     control::write(path, "user.amphi.layout", layout, |e| match e {
         Errno::BUSY => format!("{}: has data and keeps its layout; copy it to a new file instead", path.display()),
-        _ => format!(
-            "{}: '{layout}' is no layout; write growing, whole, or striped,size=1M,count=4 (size: a power of two, 64K to 1G; count: at most 65535)",
-            path.display()
-        ),
+        // The mount says what is wrong; not everybody may ask it.
+        _ => match control::read_if_any(path, "user.amphi.error") {
+            Ok(Some(why)) if !why.is_empty() => format!("{}: '{layout}' is no layout: {why}", path.display()),
+            _ => format!(
+                "{}: '{layout}' is no layout; write growing, whole, or striped,size=1M,count=4 (size: a power of two, \
+                 64K to 1G; count: at most {} for each target)",
+                path.display(),
+                amphi_types::Layout::STRIPES_A_TARGET
+            ),
+        },
     })
 }

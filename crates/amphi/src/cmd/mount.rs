@@ -36,7 +36,9 @@ impl Mount {
         let spin = Duration::from_micros(self.link_spin_us);
         let running = process::start_client(self.cluster.clone(), key, spin, client, stop.also())?;
         let options = self.mounting.options(self.cluster.join(","), &self.dir);
-        let session = match process::mount(running.client.clone(), &options, stop.also()) {
+        let mounted = process::set_on_servers(&running.client, &self.mounting.set)
+            .and_then(|()| process::mount(running.client.clone(), &options, stop.also()));
+        let session = match mounted {
             Ok(session) => session,
             Err(e) => {
                 let _ = running.stop();

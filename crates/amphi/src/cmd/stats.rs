@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// Show how a mount's requests went: how many, how large, buffered or direct and why.
 #[derive(Args, Debug)]
 pub struct Stats {
-    /// Mount point, or a file on it that is open or cached here, for its own counters; default: the only mount here
+    /// Mount point, or a file on it, for its own counters on this mount; default: the only mount here
     path: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
@@ -26,7 +26,7 @@ pub struct Stats {
 impl Stats {
     /// Prints, then resets if asked.
     pub fn run(self) -> Outcome {
-        let path = control::find_mount(self.path)?;
+        let path = control::find_mount(self.path, "")?;
         let text = match (self.jobs, self.json) {
             (true, true) => json!({ "jobs": jobs(&path)? }).to_string(),
             (true, false) => render(&jobs(&path)?),
@@ -52,7 +52,11 @@ fn of_file(path: &Path, json: bool) -> Outcome<String> {
     }
     // Every file of a mount has a mode.
     control::read(path, "user.amphi.mode")?;
-    Ok(if json { "{\"counters\":{}}".into() } else { "nothing: neither open nor cached on this mount".into() })
+    Ok(if json {
+        "{\"counters\":{}}".into()
+    } else {
+        "nothing: neither open nor cached on this mount, nor among those that it has closed lately".into()
+    })
 }
 
 /// All jobs, part by part: an attribute holds so many.

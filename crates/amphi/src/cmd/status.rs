@@ -50,7 +50,7 @@ impl Status {
     /// Asks and prints.
     pub fn run(self) -> Outcome {
         let text = if self.cluster.is_empty() {
-            control::read_long(&control::find_mount(self.mount)?, "user.amphi.status")?
+            control::read_long(&control::find_mount(self.mount, "")?, "user.amphi.status")?
         } else {
             let key = process::read_key(self.key.as_deref())?.map(|(_, key)| key);
             RealEnv::run(Duration::ZERO, |env| ask(env, self.cluster, key)).map_err(|e| process::link_failure(&e))?

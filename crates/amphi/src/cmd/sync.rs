@@ -15,7 +15,7 @@ pub struct Sync {
 impl Sync {
     /// Returns when everything is stable.
     pub fn run(self) -> Outcome {
-        let mount = control::find_mount(self.mount)?;
+        let mount = control::find_mount(self.mount, "")?;
         control::read(&mount, "user.amphi.mode")?;
         control::sync(&mount)
     }

@@ -3,6 +3,7 @@
 use crate::control;
 use crate::failure::{Failure, Outcome};
 use crate::process;
+use crate::suggest::did_you_mean;
 use clap::Args;
 use std::path::{Path, PathBuf};
 
@@ -56,7 +57,10 @@ fn read(mount: &Path, pattern: &str) -> Outcome<Shown> {
         })
         .collect();
     if rows.is_empty() {
-        return Err(Failure::refused(format!("no tunable matches '{pattern}'; amphi get '*' lists them all")));
+        let all = control::read_if_any(mount, "user.amphi.tunables.*").ok().flatten().unwrap_or_default();
+        let names = all.lines().filter_map(|l| Some(l.split_once('=')?.0)).filter(|name| !name.starts_with('#'));
+        let advice = did_you_mean(pattern, names);
+        return Err(Failure::refused(format!("no tunable matches '{pattern}'{advice}; amphi get '*' lists them all")));
     }
     Ok(Shown { rows, notes: notes.into_iter().map(|n| n.trim_start_matches("# ").to_string()).collect() })
 }
@@ -64,7 +68,7 @@ fn read(mount: &Path, pattern: &str) -> Outcome<Shown> {
 impl Get {
     /// Prints `name=value` lines.
     pub fn run(self) -> Outcome {
-        let mount = control::find_mount(self.mount)?;
+        let mount = control::find_mount(self.mount, " with -m")?;
         let shown = read(&mount, &self.pattern)?;
         for (assignment, help) in shown.rows {
             if self.verbose && !help.is_empty() {
@@ -80,7 +84,7 @@ impl Get {
 impl Set {
     /// Sets each and prints the new values.
     pub fn run(self) -> Outcome {
-        let mount = control::find_mount(self.mount)?;
+        let mount = control::find_mount(self.mount, " with -m")?;
         for (done, assignment) in self.assignments.iter().enumerate() {
             set(&mount, assignment).map_err(|f| f.behind(done))?;
         }

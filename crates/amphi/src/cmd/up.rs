@@ -81,7 +81,7 @@ pub struct Mounting {
     /// Memory for the page cache [default: a quarter of the memory, at most 3/8 of the memory group's limit]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub cache: Option<u64>,
-    /// Set a tunable at the start; may be repeated
+    /// Set a tunable at the start, of this mount or (server.*) of all servers; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     pub set: Vec<String>,
     /// Variables of a program's environment that name its job, the first that is set counts; '' for none
@@ -218,7 +218,9 @@ impl Up {
         let running = process::start_cluster(config, workers, client, around, stop.also())?;
         let data = std::path::absolute(&self.storage.data).unwrap_or(self.storage.data);
         let options = self.mounting.options(data.display().to_string(), &self.mount);
-        let session = match process::mount(running.client.clone(), &options, stop.also()) {
+        let mounted = process::set_on_servers(&running.client, &self.mounting.set)
+            .and_then(|()| process::mount(running.client.clone(), &options, stop.also()));
+        let session = match mounted {
             Ok(session) => session,
             Err(e) => {
                 let _ = running.stop();

@@ -10,6 +10,7 @@ mod demo;
 mod direct;
 mod file_locks;
 mod front_end;
+mod fstab;
 mod fsx;
 mod give_up;
 mod handles;

@@ -498,8 +498,8 @@ fn programs_count_for_the_job_of_their_environment() {
     }
 }
 
-/// Goal: `amphi stats FILE` shows that file's counters and not the mount's. Method: a file that is cached, one that is not, and none of
-/// this file system.
+/// Goal: `amphi stats FILE` shows that file's counters and not the mount's. Method: a file that is closed and not
+/// cached, one that is cached, one that was never opened.
 #[test]
 fn a_file_shows_its_own_counters() {
     let one = One::new(&[]);
@@ -511,14 +511,20 @@ fn a_file_shows_its_own_counters() {
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
         String::from_utf8(out.stdout).expect("text")
     };
-    eventually("nothing is known of it", || shown(&[&file]).starts_with("nothing: neither open nor cached"));
-    assert_eq!(shown(&["--json", &file]), "{\"counters\":{}}\n");
+    // Closed, and nothing of it is cached: what was counted is still there.
+    eventually("its counters", || shown(&[&file]).contains("write_direct_user 1 requests 100000 bytes\n"));
+    let never = one.place.mount().join("never-opened");
+    let (kind, mode) = (rustix::fs::FileType::RegularFile, rustix::fs::Mode::from_raw_mode(0o600));
+    rustix::fs::mknodat(rustix::fs::CWD, &never, kind, mode, 0).expect("mknod");
+    let never = never.display().to_string();
+    assert!(shown(&[&never]).starts_with("nothing: neither open nor cached"));
+    assert_eq!(shown(&["--json", &never]), "{\"counters\":{}}\n");
     assert!(fs::read(one.file()).expect("read") == bytes);
     let other = one.place.mount().join("other");
     fs::write(&other, &bytes[..1000]).expect("write");
     let text = shown(&[&file]);
     assert!(text.contains("\nserver_calls "), "{text}");
-    assert!(text.contains("read_") && !text.contains("write_") && !text.contains("elapsed_time"), "{text}");
+    assert!(text.contains("read_") && !text.contains("write_buffered") && !text.contains("elapsed_time"), "{text}");
     let json: serde_json::Value = serde_json::from_str(&shown(&["--json", &file])).expect("JSON");
     assert!(json["counters"]["server_calls"]["requests"].as_u64() > Some(0), "{json}");
     assert!(shown(&[&other.display().to_string()]).contains("write_buffered_small 1 requests 1000 bytes\n"));

@@ -4,6 +4,7 @@ use super::untold::Untold;
 use super::{File, Moment, tick};
 use crate::core::Core;
 use crate::locality::Locality;
+use crate::stats::ClosedFiles;
 use amphi_types::{ByteRange, Errno, Ino};
 use amphi_wire::{Access, InodeView};
 use parking_lot::Mutex;
@@ -94,15 +95,15 @@ pub(crate) struct FileTable {
     locality: Arc<Locality>,
     /// Lost bytes of files that are not in the table.
     untold: Untold,
+    /// Counters of files that were forgotten.
+    pub(crate) closed: ClosedFiles,
 }
 
 impl FileTable {
     pub(crate) fn new() -> FileTable {
-        FileTable {
-            shards: (0..TABLE_SHARDS).map(|_| Mutex::default()).collect(),
-            locality: Arc::default(),
-            untold: Untold::default(),
-        }
+        let shards = (0..TABLE_SHARDS).map(|_| Mutex::default()).collect();
+        let (locality, closed, untold) = (Arc::default(), ClosedFiles::default(), Untold::default());
+        FileTable { shards, locality, closed, untold }
     }
 
     fn shard(&self, ino: Ino) -> &Mutex<Shard> {
@@ -171,7 +172,11 @@ impl FileTable {
         }
         let until = shard.forgotten.until(ino);
         let moment = if until < moment.at { moment } else { Moment::PAST };
-        let file = Arc::new(File::new(view, moment, &self.locality));
+        let mut file = File::new(view, moment, &self.locality);
+        if let Some(stats) = self.closed.take(ino) {
+            file.stats = stats;
+        }
+        let file = Arc::new(file);
         if let Some((errno, is_secret)) = self.untold.take(ino) {
             file.failures.note(errno, ByteRange::ALL);
             if !is_secret {
@@ -193,6 +198,7 @@ impl FileTable {
             && file.fills_entered.load(SeqCst) == 0;
         if unused && shard.files.get(&file.ino).is_some_and(|f| Arc::ptr_eq(f, file)) {
             shard.files.remove(&file.ino);
+            self.closed.keep(file.ino, &file.stats);
             if file.has_changed() {
                 shard.forgotten.note(file.ino);
             }

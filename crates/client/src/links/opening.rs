@@ -37,6 +37,8 @@ pub(crate) struct Seat<E: Env> {
     stage: RefCell<Stage<E>>,
     /// It is no longer in the map, or the mount ends.
     gone: Cell<bool>,
+    /// The connection was there and has broken.
+    broken: Cell<bool>,
     changed: Signal,
     lease: Arc<Lease>,
     /// Messages that came while the mount was alone.
@@ -49,6 +51,7 @@ impl<E: Env> Seat<E> {
             info: RefCell::new(info.clone()),
             stage: RefCell::new(Stage::Closed),
             gone: Cell::new(false),
+            broken: Cell::new(false),
             changed: Signal::default(),
             lease: Arc::default(),
             messages: Cell::new(0),
@@ -76,6 +79,20 @@ impl<E: Env> Seat<E> {
 
     pub(super) fn has(&self, target: TargetId) -> bool {
         self.info.borrow().targets.contains(&target)
+    }
+
+    /// The connection has broken, or is there again.
+    pub(crate) fn set_broken(&self, broken: bool) {
+        self.broken.set(broken);
+    }
+
+    /// Whether the server is wanted and cannot be reached at the moment.
+    pub(super) fn is_unreachable(&self) -> bool {
+        match &*self.stage.borrow() {
+            Stage::Closed => false,
+            Stage::Opening | Stage::Failing => true,
+            Stage::Open(_) => self.broken.get(),
+        }
     }
 
     /// What a newer map says of the server.

@@ -45,8 +45,9 @@ pub(crate) async fn get(core: Arc<Core>, ctx: Ctx, ino: Ino, name: Vec<u8>) -> R
                 Ok(if own == b"mode" { mode_text(view.io_mode).into() } else { layout::text(&view.layout).into() })
             }
             b"counters" | b"counters.json" => {
-                let file = core.files.get(ino).ok_or(Errno::NoData)?;
-                let text = if own == b"counters" { file.stats.text() } else { file.stats.json() };
+                let known = core.files.get(ino).map(|file| file.stats.clone());
+                let stats = known.or_else(|| core.files.closed.get(ino)).ok_or(Errno::NoData)?;
+                let text = if own == b"counters" { stats.text() } else { stats.json() };
                 Ok(text.into_bytes())
             }
             own => control::get(&core, &ctx, own).await,

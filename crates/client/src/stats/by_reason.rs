@@ -43,6 +43,11 @@ impl ByReason {
         }
     }
 
+    /// Whether nothing was counted.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.iter().flatten().all(|cell| cell.requests.load(Relaxed) == 0)
+    }
+
     pub(crate) fn rows(&self) -> Rows {
         let mut rows = Vec::new();
         for (way, reason) in all() {

@@ -61,6 +61,11 @@ impl FileStats {
         self.ledgers.lock().iter().for_each(|ledger| ledger.book(&self.by_reason));
     }
 
+    /// Whether nothing was counted. What open files have not booked yet is not looked at.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.events().next().is_none() && self.by_reason.is_empty()
+    }
+
     fn events(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let counted = EVENTS.iter().zip(&self.events).map(|(name, n)| (*name, n.load(Relaxed)));
         counted.filter(|(_, n)| *n > 0)

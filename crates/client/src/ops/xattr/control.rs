@@ -1,7 +1,7 @@
 //! Hidden control attributes of a mount, for the super-user and the owner of the mount process.
 //!
 //! Read: `stats`, `stats.json`, `jobs` or `jobs.after.JOB` (JSON, counters of jobs, as many as fit), `tunables` or `tunables.PATTERN` (lines `name=value # help`), `status` (JSON, the
-//! cluster's; its beginning if it is long) and `status.from.N` (byte N and on of the status that was shown to this process last), `counters.server`, `error` (why the last change was refused). Write: `stats` = `reset`, `set` =
+//! cluster's; its beginning if it is long) and `status.from.N` (byte N and on of the status that was shown to this process last), `counters.server`, `error` (why the last change was refused), `pid` (the mount's process). Write: `stats` = `reset`, `set` =
 //! `PATTERN=VALUE`, `sync` = `all` (what syncfs would do, which the kernel does not pass on). What begins with `server.` is the servers': shown are the
 //! master's values, and in lines that begin with `#` which other servers have others, or do not answer.
 
@@ -90,7 +90,7 @@ fn means_server(pattern: &str) -> bool {
 
 /// Whether there is a control attribute of this name to read.
 fn is_known(name: &str) -> bool {
-    matches!(name, "stats" | "stats.json" | "jobs" | "error" | "status" | "counters.server" | "tunables")
+    matches!(name, "stats" | "stats.json" | "jobs" | "error" | "pid" | "status" | "counters.server" | "tunables")
         || [STATUS_FROM, JOBS_AFTER, "tunables."].iter().any(|prefix| name.starts_with(prefix))
 }
 
@@ -105,6 +105,7 @@ pub(super) async fn get(core: &Arc<Core>, ctx: &Ctx, name: &[u8]) -> Result<Vec<
         "stats.json" => core.stats.json(now, &core.gauges()),
         "jobs" => jobs::json(core, None),
         "error" => core.complaint.lock().clone(),
+        "pid" => std::process::id().to_string(),
         "status" => {
             let text = status(core, ctx).await?.into_bytes();
             let mut shown = core.shown_status.lock();

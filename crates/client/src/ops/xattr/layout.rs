@@ -26,6 +26,10 @@ pub(crate) fn parse(text: &str, old: Layout) -> Result<Layout, String> {
         "whole" => Pattern::Whole,
         other => return Err(format!("{other:?} is no layout: growing, striped or whole")),
     };
+    let too_many = || {
+        let most = Layout::STRIPES_A_TARGET * u32::from(old.pool);
+        format!("count: at most {most}, which is {} for each target", Layout::STRIPES_A_TARGET)
+    };
     for word in words {
         let wrong = || format!("cannot read {word:?} in a layout: size=BYTES or count=NUMBER");
         match word.split_once('=').ok_or_else(wrong)? {
@@ -33,12 +37,15 @@ pub(crate) fn parse(text: &str, old: Layout) -> Result<Layout, String> {
                 layout.stripe_size = setting::bytes(value).and_then(|b| u32::try_from(b).ok()).ok_or_else(wrong)?;
             }
             ("count", "all" | "0") => layout.stripe_count = all,
-            ("count", value) => layout.stripe_count = value.parse().map_err(|_| wrong())?,
+            ("count", value) => {
+                let count: u64 = value.parse().map_err(|_| wrong())?;
+                layout.stripe_count = u16::try_from(count).map_err(|_| too_many())?;
+            }
             _ => return Err(wrong()),
         }
     }
     layout.check().map_err(|_| "a stripe is a power of two from 64K to 1G, and the count at least 1".to_string())?;
-    layout.check_asked().map_err(|_| format!("at most {} stripes for each target", Layout::STRIPES_A_TARGET))?;
+    layout.check_asked().map_err(|_| too_many())?;
     Ok(layout)
 }
 
