@@ -155,16 +155,29 @@ impl CachedFile {
         let _ = cell.compare_exchange(0, error.errno(), SeqCst, SeqCst);
     }
 
-    /// Makes what was written to the file system stable.
+    /// Makes what was written to the file system stable, if there was anything since the last time.
     pub fn sync_backend(&mut self) -> Outcome {
+        if self.segment().header().unsynced.swap(0, SeqCst) == 0 {
+            return Ok(());
+        }
         self.stats.fs_syncs += 1;
-        self.backend.sync()
+        let result = self.backend.sync();
+        if result.is_err() {
+            self.note_change();
+        }
+        result
+    }
+
+    /// The file system was given something that the next sync has to make stable.
+    fn note_change(&self) {
+        self.segment().header().unsynced.store(1, SeqCst);
     }
 
     /// Sets the length on the file system and for the ranks. One rank calls it, when nothing is cached and no other
     /// call is under way.
     pub fn set_size(&mut self, size: u64) -> Outcome {
         self.backend.set_size(size)?;
+        self.note_change();
         self.segment().header().size.store(size, SeqCst);
         Ok(())
     }
@@ -172,6 +185,7 @@ impl CachedFile {
     /// Allocates the space of the first `size` bytes; a shorter file gets this length. One rank calls it.
     pub fn allocate(&mut self, size: u64) -> Outcome {
         self.backend.allocate(size)?;
+        self.note_change();
         self.segment().header().size.fetch_max(size, SeqCst);
         Ok(())
     }
@@ -340,7 +354,9 @@ impl CachedFile {
         self.stats.fs_write_bytes += bytes;
         let aligned = offset.is_multiple_of(page) && (end.is_multiple_of(page) || end >= self.size());
         self.stats.fs_writes_aligned += u64::from(aligned);
-        self.backend.write_at(parts, offset)
+        let result = self.backend.write_at(parts, offset);
+        self.note_change();
+        result
     }
 }
 

@@ -131,6 +131,8 @@ pub struct Header {
     pub pointer: AtomicU64,
     /// First errno value of a write that was made for nobody in particular.
     pub late_error: AtomicI32,
+    /// 1: the file system was given something since the last sync.
+    pub unsynced: AtomicU32,
     /// Rank + 1 of a rank that ended without closing.
     pub ended: AtomicU32,
 }

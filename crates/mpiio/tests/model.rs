@@ -372,6 +372,27 @@ fn small_writes_leave_as_aligned_runs() {
     assert_eq!(backend.bytes().len(), 102_400);
 }
 
+/// Goal: a sync asks the file system for one when anything was written since the last one, and only then.
+/// Method: the counter, over writes by another rank and a failed sync.
+#[test]
+fn a_sync_without_writes_asks_nobody() {
+    let backend = MemoryFile::default();
+    let mut files = two_ranks(&backend, 64);
+    files[0].sync_backend().unwrap();
+    assert_eq!(files[0].stats().fs_syncs, 0);
+    files[1].write(&[Extent { offset: 0, length: 5 }], &[7; 5]).unwrap();
+    files[1].flush_share(0, 1).unwrap();
+    backend.fail_writes(libc::EIO);
+    assert!(files[0].sync_backend().is_err());
+    backend.fail_writes(0);
+    files[0].sync_backend().unwrap();
+    files[0].sync_backend().unwrap();
+    assert_eq!(files[0].stats().fs_syncs, 2);
+    files[0].set_size(3).unwrap();
+    files[1].sync_backend().unwrap();
+    assert_eq!(files[1].stats().fs_syncs, 1);
+}
+
 /// Goal: a full disk is reported to every rank, loses nothing, and the next flush writes what was kept.
 /// Method: writes fail during a flush by one rank; then they work again.
 #[test]

@@ -81,7 +81,9 @@ impl CachedFile {
         let segment = &self.locks.segment;
         let parts: Vec<IoSlice<'_>> =
             ranges.iter().map(|(frame, range)| IoSlice::new(&segment.bytes(*frame)[range.clone()])).collect();
-        self.backend.write_at(&parts, offset)
+        let result = self.backend.write_at(&parts, offset);
+        self.note_change();
+        result
     }
 
     /// Drops the clean pages of this rank, so that the next read asks the file system. Pages that became dirty again
