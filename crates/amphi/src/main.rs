@@ -8,6 +8,7 @@ mod control;
 mod demo;
 mod failure;
 mod idle;
+mod known_folders;
 mod members;
 mod mount_words;
 mod process;

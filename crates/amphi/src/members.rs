@@ -23,6 +23,12 @@ use std::time::Duration;
 pub const SERVERS_MAX: u16 = 64;
 /// Pause before a member that ended is started again.
 const AGAIN: Duration = Duration::from_secs(1);
+/// Longest pause, for one that ends again and again.
+const AGAIN_MAX: Duration = Duration::from_secs(30);
+/// A member that ran for so long starts anew with the shortest pause.
+const RAN_WELL: Duration = Duration::from_secs(60);
+/// The option with which a member makes zones; one that had some never makes others.
+const FORMAT: &str = "--format";
 /// How long a member may take to stop in order.
 const STOPPING: Duration = Duration::from_secs(60);
 
@@ -34,6 +40,11 @@ pub fn end_with(parent: i32) -> Outcome {
         Some(pid) if pid.as_raw_nonzero().get() == parent => Ok(()),
         _ => Err(Failure::refused(format!("process {parent} is not the parent"))),
     }
+}
+
+fn has_zones(dir: &Path) -> bool {
+    let names = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    names.map(|e| e.file_name()).any(|n| n.to_string_lossy().ends_with(".zone"))
 }
 
 /// Where the servers of one `amphi up` lie.
@@ -53,10 +64,6 @@ impl Site {
     pub fn look(data: &Path, wanted: Option<u16>) -> Outcome<Site> {
         let data = std::path::absolute(data).during(|| format!("find {}", data.display()))?;
         let member = |k: u16| data.join(format!("server-{k}"));
-        let has_zones = |dir: &Path| {
-            let names = std::fs::read_dir(dir).into_iter().flatten().flatten();
-            names.map(|e| e.file_name()).any(|n| n.to_string_lossy().ends_with(".zone"))
-        };
         let alone = has_zones(&data);
         // Also behind a gap: a server whose folder is not there is missed, not forgotten.
         let further = (1..SERVERS_MAX).rev().find(|k| member(*k).is_dir()).unwrap_or(0);
@@ -94,6 +101,16 @@ impl Site {
         format!("unix:{}", self.data.join(format!("server-{server}.sock")).display())
     }
 
+    /// The data folder, an absolute path.
+    pub fn data(&self) -> &Path {
+        &self.data
+    }
+
+    /// Whether the first server has zones.
+    pub fn has_first_zones(&self) -> bool {
+        has_zones(&self.first)
+    }
+
     /// Folder of the first server, unless it is the data folder itself.
     pub fn first(&self) -> Option<PathBuf> {
         (self.first != self.data).then(|| self.first.clone())
@@ -126,11 +143,13 @@ impl Site {
         config.advertise = vec![self.socket(0)];
     }
 
-    /// Arguments of the others.
+    /// Arguments of the others. Those without zones make some: the master refuses one that it has known with others.
     pub fn members(&self, storage: &Storage, key: Option<&Path>) -> Vec<Vec<String>> {
         let one = |k: u16| {
             let data = self.data.join(format!("server-{k}")).display().to_string();
+            let is_new = !has_zones(Path::new(&data));
             let mut args = vec!["server".to_string(), "--name".into(), format!("server-{k}"), "--data".into(), data];
+            args.extend(is_new.then(|| FORMAT.to_string()));
             let mut add = |option: &str, value: String| args.extend([option.to_string(), value]);
             add("--listen", self.socket(k));
             add("--join", self.socket(0));
@@ -229,13 +248,15 @@ impl Members {
 fn tend(args: &[String], watched: &Watched, ready: mpsc::Sender<Outcome>) {
     let name = args.get(2).cloned().unwrap_or_default();
     let mut ready = Some(ready);
+    let (mut args, mut pause) = (args.to_vec(), AGAIN);
     loop {
+        let begun = amphi_env::real::monotonic();
         let spawned = {
             let mut pid = watched.pid.lock().unwrap_or_else(PoisonError::into_inner);
             if watched.stopping.load(Ordering::SeqCst) {
                 return;
             }
-            let spawned = spawn(args);
+            let spawned = spawn(&args);
             *pid = spawned.as_ref().ok().map(Pid::from_child);
             spawned
         };
@@ -250,8 +271,13 @@ fn tend(args: &[String], watched: &Watched, ready: mpsc::Sender<Outcome>) {
             let _ = ready.send(Err(ended));
             return;
         }
-        tracing::error!("{ended}; it is started again, calls to its targets wait");
-        std::thread::sleep(AGAIN);
+        if amphi_env::real::monotonic().since(begun) >= RAN_WELL {
+            pause = AGAIN;
+        }
+        tracing::error!("{ended}; it is started again in {} s, calls to its targets wait", pause.as_secs());
+        args.retain(|arg| arg != FORMAT);
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(AGAIN_MAX);
     }
 }
 
@@ -322,7 +348,13 @@ mod tests {
         assert!(look(Some(1)).expect_err("shrinks").text.contains("has 2 servers"));
         std::fs::create_dir(data.join("server-3")).expect("mkdir");
         assert_eq!(look(None).expect("one is missed").servers, 4);
+        let formats = |site: &Site| {
+            let all = site.members(&storage(), None);
+            all.iter().map(|args| args.iter().any(|a| a == FORMAT)).collect::<Vec<_>>()
+        };
+        assert_eq!(formats(&look(None).expect("four")), [true; 3]);
         std::fs::write(data.join("server-3/target-0003.zone"), b"").expect("write");
+        assert!(!look(None).is_ok_and(|site| formats(&site)[2]), "what has zones makes none");
         assert!(look(None).expect_err("the first is missed").text.contains("is its folder mounted?"));
         std::fs::write(data.join("target-0000.zone"), b"").expect("write");
         assert_eq!(look(Some(4)).expect("one, then more").first(), None);
@@ -337,6 +369,7 @@ mod tests {
             workers: 1,
             worker_spin_us: 0,
             rotational: Rotational::Auto,
+            format: false,
         }
     }
 

@@ -27,11 +27,25 @@ pub type HolderGone = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 /// Says whether the zone at this path lies on rotating storage.
 pub type IsRotating = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
+/// What becomes of a data folder without zones, which may be an empty one or that of a disk that is not mounted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NewZones {
+    /// Zones are made in it.
+    #[default]
+    Made,
+    /// It is refused.
+    Refused,
+    /// Zones are made in it, as was asked for; a folder that has zones is refused.
+    Wanted,
+}
+
 /// What a server is started with. Cheap to clone; every worker has one.
 #[derive(Clone)]
 pub struct ServerConfig {
     /// Folder with the zones.
     pub data_dir: String,
+    /// Whether zones are made in it if it has none.
+    pub new_zones: NewZones,
     /// Number of targets: for the first start. A later start takes what it finds, and refuses if this says other.
     pub targets: Option<u16>,
     /// Addresses to listen on: `unix:PATH`, `tcp:HOST:PORT`.
@@ -77,6 +91,7 @@ impl ServerConfig {
     pub fn new(data_dir: impl Into<String>) -> ServerConfig {
         ServerConfig {
             data_dir: data_dir.into(),
+            new_zones: NewZones::default(),
             targets: None,
             listen: Vec::new(),
             join: Vec::new(),

@@ -5,7 +5,7 @@
 //! Zones of a new cluster are made from the last to the first: a folder without `target-0000.zone` is one whose first
 //! start did not finish.
 
-use crate::config::{ServerConfig, zone_index, zone_name, zone_path};
+use crate::config::{NewZones, ServerConfig, zone_index, zone_name, zone_path};
 use crate::counters::Counters;
 use crate::disk_queue::DiskQueue;
 use crate::error::{ServerError, ServerErrorKind};
@@ -50,6 +50,19 @@ fn check_empty<E: Env>(env: &E, dir: &str) -> Result<(), ServerError> {
     }
 }
 
+/// Refuses to begin anew where nobody asked for it: a folder without zones may be that of a disk that is not mounted.
+fn check_wanted(dir: &str, new: NewZones) -> Result<(), ServerError> {
+    if new != NewZones::Refused {
+        return Ok(());
+    }
+    Err(ServerError::new(
+        ServerErrorKind::Mismatch,
+        format!(
+            "{dir}: holds no zones: is its disk mounted? If a new server shall begin there, say so once with --format"
+        ),
+    ))
+}
+
 /// Checks that the zones found are `0..n`. Returns n.
 pub fn check_complete(dir: &str, found: &[u16]) -> Result<u16, ServerError> {
     let bad = |line: String| Err(ServerError::new(ServerErrorKind::Mismatch, line));
@@ -85,6 +98,7 @@ pub(crate) async fn prepare<E: Env>(env: &E, config: &ServerConfig, addrs: &[Str
     let found = zones(env, dir)?;
     if found.is_empty() {
         check_empty(env, dir)?;
+        check_wanted(dir, config.new_zones)?;
         let count = config.targets.unwrap_or(ServerConfig::TARGETS);
         check_room(env, config, count)?;
         let enlisted = match config.join.is_empty() {
@@ -97,6 +111,10 @@ pub(crate) async fn prepare<E: Env>(env: &E, config: &ServerConfig, addrs: &[Str
         };
         format(env, config, cluster, &targets).await?;
         return Ok(Prepared { targets, enlisted });
+    }
+    if config.new_zones == NewZones::Wanted {
+        let line = format!("{dir} holds zones already, which stay as they are; start it without --format");
+        return Err(ServerError::new(ServerErrorKind::Mismatch, line));
     }
     if config.join.is_empty() || found.first() == Some(&0) {
         check_complete(dir, &found)?;

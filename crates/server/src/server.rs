@@ -6,7 +6,7 @@
 //! write anything, but in zones that were just made; finish what a crash left; end sessions that had ended before; let mounts in. On an error nothing was changed and one line says what to do.
 //! Down: let nobody in, answer what runs, checkpoint, close.
 
-use crate::config::{ServerConfig, SharedConfig};
+use crate::config::{NewZones, ServerConfig, SharedConfig};
 use crate::counters::Counters;
 use crate::error::{ServerError, ServerErrorKind};
 use crate::folder;
@@ -75,7 +75,7 @@ impl Seeds {
         config.check()?;
         let tunables = Arc::new(Tunables::of(config)?);
         let mut addrs = config.advertise.clone();
-        if folder::zones(env, &config.data_dir)?.is_empty() {
+        if folder::zones(env, &config.data_dir)?.is_empty() && config.new_zones != NewZones::Refused {
             // Nothing is made for a server that could not be reached.
             for addr in &config.listen {
                 let listened = listen(env, addr).await?.local_addr();

@@ -93,6 +93,8 @@ impl Program {
     pub fn server_at(enter: &[String], data: &Path, listen: &str, more: &[&OsStr]) -> Outcome<(Program, String)> {
         let mut args: Vec<&OsStr> =
             vec!["server".as_ref(), "--data".as_ref(), data.as_os_str(), "--listen".as_ref(), listen.as_ref()];
+        let is_new = !std::fs::read_dir(data).is_ok_and(|mut names| names.next().is_some());
+        args.extend(is_new.then_some(OsStr::new("--format")));
         args.extend(more);
         let server = Program::start_behind(enter, &args, None)?;
         let addr = server.ready().split(' ').nth(1).unwrap_or_default().to_string();

@@ -7,6 +7,7 @@ use crate::process::{self, AtEnd, Stop};
 use crate::storage_kind::Rotational;
 use crate::{members, size};
 use amphi_sched::WorkerConfig;
+use amphi_server::config::NewZones;
 use amphi_server::{ServerConfig, run_threads};
 use clap::Args;
 use futures_channel::oneshot;
@@ -30,9 +31,13 @@ pub struct Server {
     /// Name of the server, for people [default: the name of the machine]
     #[arg(long)]
     name: Option<String>,
-    /// Folder with the zones; made and formatted at the first start
+    /// Folder with the zones
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
+    /// Make the folder, if need be, and zones in it: for the first start of a server. Without it a folder without zones
+    /// is refused: its disk may not be mounted
+    #[arg(long)]
+    format: bool,
     /// Number of targets; fixed at the first start [default there: 4]
     #[arg(long)]
     targets: Option<u16>,
@@ -88,8 +93,10 @@ impl Server {
             workers,
             worker_spin_us: self.worker_spin_us.or(file.worker_spin_us).unwrap_or(200),
             rotational: self.rotational.or(file.rotational).unwrap_or_default(),
+            format: self.format,
         };
         let mut config = storage.config()?;
+        config.new_zones = if self.format { NewZones::Wanted } else { NewZones::Refused };
         config.tunables = file.tunables;
         config.listen = or(self.listen.clone(), file.listen);
         if config.listen.is_empty() {

@@ -1,6 +1,7 @@
 //! `amphi up`: server and mount in one process, in the foreground; further servers as children.
 
 use crate::failure::{Failure, Outcome};
+use crate::known_folders::KnownFolders;
 use crate::members::{Members, SERVERS_MAX, Site};
 use crate::mount_words::{MountWord, MountWords};
 use crate::process::{self, Around, MountOptions, Stop};
@@ -9,6 +10,7 @@ use crate::storage_kind::Rotational;
 use amphi_client::{ClientConfig, JOB_VARIABLES};
 use amphi_sched::{Cores, WorkerConfig};
 use amphi_server::ServerConfig;
+use amphi_server::config::NewZones;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -46,6 +48,10 @@ pub struct Storage {
     /// Whether the zones lie on rotating disks; auto looks at their devices
     #[arg(long, value_name = "WHETHER", default_value = "auto")]
     pub rotational: Rotational,
+    /// Begin a new cluster in a folder that was in use and holds no zones any more; without it that is refused: its
+    /// disk may not be mounted
+    #[arg(long)]
+    pub format: bool,
 }
 
 impl Storage {
@@ -173,6 +179,8 @@ impl Up {
         if let Some(first) = site.first() {
             config.data_dir = Storage { data: first, ..self.storage.clone() }.config()?.data_dir;
         }
+        let known = KnownFolders::here();
+        config.new_zones = self.new_zones(&site, &known)?;
         config.listen = self.listen.clone();
         process::settle_addresses(&mut config)?;
         config.key = process::read_key(self.key.as_deref())?.map(|(bytes, _)| bytes);
@@ -181,7 +189,7 @@ impl Up {
         let client = self.mounting.client_config()?;
         let stop = Stop::on_signals()?;
         if site.servers == 1 {
-            return self.serve(config, client, Around::default(), stop);
+            return self.serve(config, client, Around::default(), stop, &site, &known);
         }
         site.lead(&mut config);
         config.check().map_err(process::server_failure)?;
@@ -202,7 +210,7 @@ impl Up {
             })),
         };
         let data = self.storage.data.clone();
-        let ended = self.serve(config, client, around, stop);
+        let ended = self.serve(config, client, around, stop, &site, &known);
         if new && ended.is_err() {
             // Only if nothing was made in it.
             let _ = std::fs::remove_dir(data);
@@ -210,12 +218,48 @@ impl Up {
         ended
     }
 
-    fn serve(self, config: ServerConfig, client: ClientConfig, around: Around, stop: Stop) -> Outcome {
+    /// Whether the first server makes zones if it has none.
+    ///
+    /// Errors: they are missed, because the folder was in use; or they are there, and somebody wants new ones.
+    fn new_zones(&self, site: &Site, known: &KnownFolders) -> Outcome<NewZones> {
+        let (data, is_there) = (site.data().display(), site.has_first_zones());
+        match (self.storage.format, is_there) {
+            (true, true) => Err(Failure::refused(format!(
+                "{data} holds a cluster already, which stays as it is; start it without --format"
+            ))),
+            (false, false) if known.has(site.data()) => Err(Failure::refused(format!(
+                "{data} was in use and holds no zones any more: is its disk mounted? If a new cluster shall begin there, \
+                 say so with --format"
+            ))),
+            (_, true) => Ok(NewZones::Refused),
+            (_, false) => Ok(NewZones::Made),
+        }
+    }
+
+    fn serve(
+        self,
+        config: ServerConfig,
+        client: ClientConfig,
+        around: Around,
+        stop: Stop,
+        site: &Site,
+        known: &KnownFolders,
+    ) -> Outcome {
         let mut workers = self.storage.workers();
         if self.cores == Placement::Apart {
             workers.cores = Cores::Kept;
         }
+        let is_new = !site.has_first_zones();
         let running = process::start_cluster(config, workers, client, around, stop.also())?;
+        if is_new {
+            process::say(&format!("a new cluster begins in {}", site.data().display()));
+        }
+        if let Err(e) = known.note(site.data()) {
+            tracing::warn!(
+                "{} empty would pass for new, since it cannot be noted that it is in use: {e}",
+                site.data().display()
+            );
+        }
         let data = std::path::absolute(&self.storage.data).unwrap_or(self.storage.data);
         let options = self.mounting.options(data.display().to_string(), &self.mount);
         let mounted = process::set_on_servers(&running.client, &self.mounting.set)

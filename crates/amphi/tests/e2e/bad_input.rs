@@ -2,7 +2,7 @@
 
 use crate::harness::{Daemon, Place, amphi, eventually, is_mounted, run};
 use std::fs;
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 /// Runs `amphi args`, wants exit code 2 and `text` in one line of errors that names nothing twice.
 pub fn refused(args: &[&str], text: &str) {
@@ -318,4 +318,70 @@ fn other_versions_and_damaged_metadata_are_refused() {
 /// A checksum good enough to see a change.
 fn crc(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// Goal: a folder that holds no zones, as that of a disk that is not mounted does, is no new server unless somebody
+/// says so. Method: `amphi server` on a folder that is missing, empty, in use, and moved away; whatever is refused
+/// leaves nothing behind.
+#[test]
+fn a_server_begins_only_where_it_is_asked_to() {
+    let place = Place::new();
+    let (data, addr) = (place.text("data"), place.addr());
+    let first =
+        ["server", "--data", &data, "--listen", &addr, "--targets", "1", "--zone-size", "64M", "--log-size", "4M"];
+    let plain = |text: &str| {
+        let out = amphi().args(first).stdin(Stdio::null()).output().expect("amphi starts");
+        said(&first, &out, text);
+    };
+    let with_format = [&first[..], &["--format"]].concat();
+    plain("is its disk mounted?");
+    assert!(!place.path("data").exists() && !place.path("sock").exists(), "nothing is made");
+    fs::create_dir(&data).expect("mkdir");
+    plain("is its disk mounted?");
+    assert_eq!(fs::read_dir(&data).expect("list").count(), 0, "nothing is made");
+    Daemon::start(&with_format).stop();
+    refused(&with_format, "holds zones already");
+    Daemon::start(&first).stop();
+    fs::rename(&data, place.path("away")).expect("rename");
+    plain("is its disk mounted?");
+    fs::create_dir(&data).expect("mkdir");
+    plain("is its disk mounted?");
+    assert_eq!(fs::read_dir(&data).expect("list").count(), 0, "nothing is made");
+    fs::remove_dir(&data).expect("it is still empty");
+    fs::rename(place.path("away"), &data).expect("rename");
+    Daemon::start(&first).stop();
+    place.fsck();
+}
+
+/// Goal: `amphi up` begins a cluster in a folder that is new with a word, and in one that was in use only when it is
+/// told to. Method: a folder that is missing, in use, moved away, empty, put back; one server and three.
+#[test]
+fn up_does_not_begin_anew_by_itself() {
+    for servers in ["1", "3"] {
+        let place = Place::new();
+        let (data, mount) = (place.text("data"), place.text("mount"));
+        let small = ["--targets", "1", "--zone-size", "64M", "--log-size", "4M", "--servers", servers];
+        let up = [&["up", "--data", &data, "--mount", &mount], &small[..]].concat();
+        let write = |text: &str| fs::write(place.mount().join("f"), text).expect("write");
+        let running = Daemon::start(&up);
+        write("kept");
+        running.stop();
+        fs::rename(&data, place.path("away")).expect("rename");
+        refused(&up, "is its disk mounted?");
+        assert!(!place.path("data").exists(), "nothing is made");
+        fs::create_dir(&data).expect("mkdir");
+        refused(&up, "is its disk mounted?");
+        assert_eq!(fs::read_dir(&data).expect("list").count(), 0, "nothing is made");
+        assert!(!is_mounted(&place.mount()));
+        fs::remove_dir(&data).expect("it is still empty");
+        fs::rename(place.path("away"), &data).expect("rename");
+        refused(&[&up[..], &["--format"]].concat(), "holds a cluster already");
+        let running = Daemon::start(&up);
+        assert_eq!(fs::read(place.mount().join("f")).expect("read"), b"kept");
+        running.stop();
+        fs::rename(&data, place.path("away")).expect("rename");
+        let running = Daemon::start(&[&up[..], &["--format"]].concat());
+        assert!(!place.mount().join("f").exists(), "a new one");
+        running.stop();
+    }
 }

@@ -350,7 +350,10 @@ fn a_server_from_a_file() {
         .replace("# zone_size = \"1T\"", "zone_size = \"128M\"");
     fs::write(place.path("server.toml"), text).expect("write");
     fs::write(place.path("cluster.key"), "0123456789abcdef0123").expect("write");
-    let server = Daemon::start(&["server", "--config", &place.text("server.toml"), "--name", "beta"]);
+    let from_file = ["server", "--config", &place.text("server.toml"), "--name", "beta"];
+    refused(&from_file, "--format");
+    assert!(!place.path("zones").exists(), "nothing is made that nobody asked for");
+    let server = Daemon::start(&[&from_file[..], &["--format"]].concat());
     assert!(place.path("zones").join("target-0003.zone").exists(), "paths count from the file's folder");
     let seen = status(&["--cluster", &addr(&place, 0), "--key", &place.text("cluster.key")]);
     assert_eq!(seen["servers"][0]["name"], "beta", "the option wins: {seen}");

@@ -1,6 +1,6 @@
 //! kill -9 of the server under load; two processes, Unix socket.
 
-use crate::harness::{Daemon, Place, Starting, amphi, eventually, is_mounted, pattern, run};
+use crate::harness::{Daemon, Place, Starting, amphi, as_first_start, eventually, is_mounted, pattern, run};
 use rustix::fs::{Mode, OFlags, fsync, open};
 use rustix::io::pwrite;
 use std::fs;
@@ -300,7 +300,7 @@ fn a_server_in_a_container_waits_for_the_disk() {
         let mut command = std::process::Command::new("unshare");
         let (data, addr) = (place.text("data"), format!("unix:{}", place.text("sock")));
         command.arg("--ipc").arg(amphi().get_program());
-        command.args(["server", "--data", &data, "--listen", &addr, "--zone-size", "512M"]);
+        command.args(as_first_start(&["server", "--data", &data, "--listen", &addr, "--zone-size", "512M"]));
         Starting::spawn(command).ready()
     };
     let mut srv = contained();

@@ -5,14 +5,26 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-/// The binary under test.
+/// The binary under test. What it notes of folders is not the user's.
 pub fn amphi() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_amphi"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_amphi"));
+    command.env("AMPHI_STATE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("amphi-state"));
+    command
+}
+
+/// The arguments, with what the first start of a server needs if its folder holds nothing.
+pub fn as_first_start<'a>(args: &[&'a str]) -> Vec<&'a str> {
+    let data = args.iter().skip_while(|arg| **arg != "--data").nth(1);
+    let is_new = data.is_some_and(|dir| {
+        std::fs::read_dir(dir).is_ok_and(|mut names| names.next().is_none()) || !Path::new(dir).exists()
+    });
+    let format = (args.first() == Some(&"server") && is_new && !args.contains(&"--format")).then_some("--format");
+    args.iter().copied().chain(format).collect()
 }
 
 /// Runs `amphi` with `args` to its end.
 pub fn run(args: &[&str]) -> Output {
-    amphi().args(args).stdin(Stdio::null()).output().expect("amphi starts")
+    amphi().args(as_first_start(args)).stdin(Stdio::null()).output().expect("amphi starts")
 }
 
 /// A counter of the mount at `dir`: how many times.
@@ -77,7 +89,7 @@ impl Daemon {
     /// Starts `amphi` with `args`.
     pub fn spawn(args: &[&str]) -> Starting {
         let mut command = amphi();
-        command.args(args);
+        command.args(as_first_start(args));
         Starting::spawn(command)
     }
 

@@ -1,6 +1,6 @@
 //! Servers and mounts on machines of their own: network name spaces with links that are cut and restored.
 
-use crate::harness::{Daemon, Place, Starting, amphi, pattern};
+use crate::harness::{Daemon, Place, Starting, amphi, as_first_start, pattern};
 use rustix::fs::{Mode, OFlags, fsync, open};
 use std::fs;
 use std::process::{Child, Command, Stdio};
@@ -85,7 +85,7 @@ impl Network {
 
     fn start(&self, machine: usize, args: &[&str]) -> Starting {
         let mut command = self.machines[machine].command();
-        command.arg(amphi().get_program()).args(args);
+        command.arg(amphi().get_program()).args(as_first_start(args));
         Starting::spawn(command)
     }
 }
