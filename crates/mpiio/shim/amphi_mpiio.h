@@ -24,11 +24,13 @@ typedef struct {
 } amphi_token;
 
 uint64_t amphi_mpiio_page_bytes(const char *path, int readable); /* 0: the file cannot be cached */
+uint64_t amphi_mpiio_limit(uint64_t limit_bytes, uint32_t ranks);
 int amphi_mpiio_open(const char *path, const amphi_settings *settings, amphi_token *token, amphi_file **file);
 void amphi_mpiio_close(amphi_file *file);
 int amphi_mpiio_write(const amphi_file *file, const amphi_extent *extents, size_t count, const void *memory);
 int amphi_mpiio_read(const amphi_file *file, const amphi_extent *extents, size_t count, void *memory, uint64_t *done);
 int amphi_mpiio_flush(const amphi_file *file, uint32_t share, uint32_t shares);
+void amphi_mpiio_leave(const amphi_file *file);
 int amphi_mpiio_drop_clean(const amphi_file *file);
 int amphi_mpiio_discard(const amphi_file *file);
 int amphi_mpiio_sync(const amphi_file *file);

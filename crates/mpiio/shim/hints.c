@@ -97,8 +97,6 @@ void hints_read(MPI_Info info, struct hints *hints)
         if (!PMPI_Info_get(info, keys[i], MPI_MAX_INFO_VAL, value, &found) && found)
             set_hint(hints, keys[i], trimmed(value));
     }
-    if (hints->bypass_bytes == 0)
-        hints->bypass_bytes = hints->limit_bytes;
 }
 
 static int put(MPI_Info info, const char *key, uint64_t value)

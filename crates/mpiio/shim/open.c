@@ -79,8 +79,8 @@ static void decide(struct decision *d, MPI_Info info, const char *path, int amod
         return;
     }
     s->page_bytes = hints.page_bytes ? (uint64_t)hints.page_bytes : unit;
-    s->limit_bytes = (uint64_t)hints.limit_bytes;
-    s->bypass_bytes = (uint64_t)hints.bypass_bytes;
+    s->limit_bytes = amphi_mpiio_limit((uint64_t)hints.limit_bytes, (uint32_t)ranks);
+    s->bypass_bytes = hints.bypass_bytes ? (uint64_t)hints.bypass_bytes : s->limit_bytes;
     s->stream_bytes = (uint64_t)hints.stream_bytes;
     s->direct = (uint32_t)hints.direct;
     s->run_bytes = (uint64_t)hints.flush_bytes;
@@ -218,11 +218,11 @@ BOTH_NAMES(MPI_File_close);
 /* Writes all dirty pages that there are, without the other ranks. */
 void shadow_flush_alone(struct shadow *f)
 {
-    if (f->amode & MPI_MODE_DELETE_ON_CLOSE)
-        return;
-    int error = amphi_mpiio_flush(f->cache, 0, 1);
+    int error = f->amode & MPI_MODE_DELETE_ON_CLOSE ? 0 : amphi_mpiio_flush(f->cache, 0, 1);
     if (error)
         fprintf(stderr, "amphi-mpiio: %s: cached writes may be lost: %s\n", f->path, strerror(error));
+    /* Ranks that still write must not take the end of this one for a failure. */
+    amphi_mpiio_leave(f->cache);
 }
 
 static void warn_and_flush(struct shadow *f)

@@ -10,6 +10,7 @@ use crate::error::{Error, Outcome};
 use crate::file::{CachedFile, Extent, Settings};
 use crate::pace::Futex;
 use crate::segment::{Geometry, Segment, Token};
+use crate::spare_memory;
 use crate::stats::NAMES;
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -67,6 +68,12 @@ pub unsafe extern "C" fn amphi_mpiio_page_bytes(path: *const c_char, readable: c
         Ok(_) => PAGE_BYTES,
         Err(_) => 0,
     }
+}
+
+/// The memory that each of the ranks of a node may use: `limit_bytes`, or less where the node has less to spare.
+#[unsafe(no_mangle)]
+pub extern "C" fn amphi_mpiio_limit(limit_bytes: u64, ranks: u32) -> u64 {
+    spare_memory::limit(limit_bytes, ranks)
 }
 
 /// Opens a file. Rank 0 makes the shared memory and fills in the token, the others are given that token.
@@ -204,6 +211,8 @@ macro_rules! plain {
 plain! {
     /// Writes the dirty bytes of all ranks that fall to this share.
     amphi_mpiio_flush(share: u32, shares: u32) -> c_int = |f| code(f.flush_share(share, shares));
+    /// Says that this rank ends in order, though it has not closed the file.
+    amphi_mpiio_leave() -> () = |f| f.leave();
     /// Drops the clean pages of this rank.
     amphi_mpiio_drop_clean() -> c_int = |f| code(f.drop_clean());
     /// Drops all pages of this rank.

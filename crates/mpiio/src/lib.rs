@@ -6,7 +6,7 @@
 //! memory. After Liao et al., "Cooperative client-side file caching for MPI applications"; docs/MPIIO.md.
 //!
 //! Floors, upper ones use lower ones: `capi`; `file`; `locks`, `pool`, `stats`; `segment`; `intervals`, `backend`,
-//! `pace`, `error`.
+//! `pace`, `spare_memory`, `error`.
 
 pub mod backend;
 pub mod capi;
@@ -17,4 +17,5 @@ pub mod locks;
 pub mod pace;
 pub mod pool;
 pub mod segment;
+pub mod spare_memory;
 pub mod stats;

@@ -37,7 +37,7 @@ fn built() -> &'static Path {
         let target = test.ancestors().nth(3).unwrap().to_path_buf();
         run(Command::new(root().join("scripts/mpiio")).arg(target.join("debug/libamphi_mpiio.a")).arg(&out));
         for mpi in MPIS {
-            for program in ["views", "pointers", "atomic", "btio", "faults"] {
+            for program in ["views", "pointers", "atomic", "btio", "threads", "faults"] {
                 let source = format!("{}/tests/programs/{program}.c", env!("CARGO_MANIFEST_DIR"));
                 let mut compile = Command::new(format!("mpicc.{mpi}"));
                 run(compile
@@ -217,6 +217,16 @@ fn many_small_writes_leave_as_few_aligned_ones() {
         assert_eq!(counter(lines[0], "fs_reads"), 0, "{mpi}: nothing is read to write");
         assert_eq!(counter(lines[1], "calls_read"), 46_080);
         assert!(counter(lines[1], "fs_reads") <= 30, "{mpi}: {stats}");
+    }
+}
+
+/// Goal: threads of a rank may use one handle at once, and a view that is not ours gives the file back whole.
+/// Method: `threads` with small pages, so that threads and ranks meet in them.
+#[test]
+fn threads_and_other_representations() {
+    let _alone = alone();
+    for mpi in MPIS {
+        Job { hints: "cache_page_size=4K;cache_limit=40K", ..Job::new(mpi) }.run("threads");
     }
 }
 
