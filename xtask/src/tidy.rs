@@ -38,6 +38,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/mpiio/src/segment.rs", "memory that the ranks of a job share"),
     ("crates/mpiio/src/pace.rs", "futex"),
     ("crates/mpiio/src/backend/posix.rs", "system calls on files"),
+    ("crates/mpiio/src/team.rs", "options of a connection"),
     ("crates/mpiio/src/capi.rs", "the C interface of the shims"),
 ];
 

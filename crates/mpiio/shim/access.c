@@ -212,16 +212,18 @@ static int move_data(struct shadow *f, enum direction direction, int64_t data_by
 /* Where an ordered call of this rank begins, in etypes: behind what the ranks before it move. */
 static int ordered_place(struct shadow *f, int64_t etypes, int64_t *place)
 {
-    int64_t before = 0, start = 0;
+    int64_t before = 0;
+    uint64_t start = 0;
+    int failed = 0;
     int error = PMPI_Exscan(&etypes, &before, 1, MPI_INT64_T, MPI_SUM, f->comm);
     if (f->rank == 0)
         before = 0;
     if (!error && f->rank == f->ranks - 1)
-        start = (int64_t)amphi_mpiio_pointer_add(f->cache, (uint64_t)(before + etypes));
+        failed = amphi_mpiio_pointer_add(f->cache, (uint64_t)(before + etypes), &start);
     if (!error)
-        error = PMPI_Bcast(&start, 1, MPI_INT64_T, f->ranks - 1, f->comm);
-    *place = start + before;
-    return error;
+        error = PMPI_Bcast(&start, 1, MPI_UINT64_T, f->ranks - 1, f->comm);
+    *place = (int64_t)start + before;
+    return error || worst(f->comm, failed) ? MPI_ERR_IO : MPI_SUCCESS;
 }
 
 int access_data(struct shadow *f, enum direction direction, enum pointer pointer, MPI_Offset offset, void *buffer,
@@ -247,7 +249,9 @@ int access_data(struct shadow *f, enum direction direction, enum pointer pointer
         int error = ordered_place(f, etypes, &place);
         class = class ? class : error;
     } else if (pointer == SHARED && !class) {
-        place = (int64_t)amphi_mpiio_pointer_add(f->cache, (uint64_t)etypes);
+        uint64_t before = 0;
+        class = amphi_mpiio_pointer_add(f->cache, (uint64_t)etypes, &before) ? MPI_ERR_IO : MPI_SUCCESS;
+        place = (int64_t)before;
     }
     int error = 0;
     if (!class && total > 0) {

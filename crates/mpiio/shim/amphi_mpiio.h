@@ -11,9 +11,16 @@ typedef struct {
     uint64_t offset, length;
 } amphi_extent;
 
-/* Equal on all ranks but for `rank`. */
+/* Where the leader of a node listens, and the rank of the caller's proxy there. */
 typedef struct {
-    uint32_t ranks, rank, readable, writable, direct;
+    char host[64];
+    uint32_t port, rank;
+    uint64_t nonce;
+} amphi_leader;
+
+/* Equal on all ranks of a node but for `rank`; `clients` are the ranks of other nodes. */
+typedef struct {
+    uint32_t ranks, rank, clients, readable, writable, direct;
     uint64_t page_bytes, limit_bytes, bypass_bytes, stream_bytes, run_bytes;
 } amphi_settings;
 
@@ -26,6 +33,8 @@ typedef struct {
 uint64_t amphi_mpiio_page_bytes(const char *path, int readable); /* 0: the file cannot be cached */
 uint64_t amphi_mpiio_limit(uint64_t limit_bytes, uint32_t ranks);
 int amphi_mpiio_open(const char *path, const amphi_settings *settings, amphi_token *token, amphi_file **file);
+int amphi_mpiio_serve(const amphi_file *file, int loopback, uint32_t *port, uint64_t *nonce);
+int amphi_mpiio_connect(const amphi_file *file, uint32_t node, uint32_t nodes, const amphi_leader *leaders);
 void amphi_mpiio_close(amphi_file *file);
 int amphi_mpiio_write(const amphi_file *file, const amphi_extent *extents, size_t count, const void *memory);
 int amphi_mpiio_read(const amphi_file *file, const amphi_extent *extents, size_t count, void *memory, uint64_t *done);
@@ -34,13 +43,14 @@ void amphi_mpiio_leave(const amphi_file *file);
 int amphi_mpiio_drop_clean(const amphi_file *file);
 int amphi_mpiio_discard(const amphi_file *file);
 int amphi_mpiio_sync(const amphi_file *file);
-uint64_t amphi_mpiio_size(const amphi_file *file);
+int amphi_mpiio_size(const amphi_file *file, uint64_t *size);
+void amphi_mpiio_agree_size(const amphi_file *file, uint64_t size);
 int amphi_mpiio_set_size(const amphi_file *file, uint64_t size);
 int amphi_mpiio_allocate(const amphi_file *file, uint64_t size);
 int amphi_mpiio_refresh_size(const amphi_file *file);
-uint64_t amphi_mpiio_pointer_add(const amphi_file *file, uint64_t add);
-void amphi_mpiio_pointer_set(const amphi_file *file, uint64_t value);
-uint64_t amphi_mpiio_pointer(const amphi_file *file);
+int amphi_mpiio_pointer_add(const amphi_file *file, uint64_t add, uint64_t *before);
+int amphi_mpiio_pointer_set(const amphi_file *file, uint64_t value);
+int amphi_mpiio_pointer(const amphi_file *file, uint64_t *value);
 int amphi_mpiio_late_error(const amphi_file *file);
 void amphi_mpiio_clear_late_error(const amphi_file *file);
 uint32_t amphi_mpiio_stat_count(void);

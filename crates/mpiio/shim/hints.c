@@ -69,6 +69,8 @@ static void set_hint(struct hints *hints, const char *key, const char *value)
         set_bytes(key, value, 1, INT64_MAX, &hints->bypass_bytes);
     } else if (!strcmp(key, "cache_stream_size")) {
         set_bytes(key, value, 1, INT64_MAX, &hints->stream_bytes);
+    } else if (!strcmp(key, "cache_ranks_per_node")) {
+        set_bytes(key, value, 1, 1 << 20, &hints->ranks_per_node);
     } else if (!strcmp(key, "cache_flush_size")) {
         set_bytes(key, value, 1, 1 << 30, &hints->flush_bytes);
     }
@@ -76,7 +78,7 @@ static void set_hint(struct hints *hints, const char *key, const char *value)
 
 static const char *const keys[] = {"romio_caching", "romio_cache_page_size", "cache",         "cache_page_size",
                                    "cache_limit",   "cache_bypass_size",     "cache_stream_size", "cache_flush_size",
-                                   "cache_direct_io"};
+                                   "cache_direct_io", "cache_ranks_per_node"};
 
 void hints_read(MPI_Info info, struct hints *hints)
 {

@@ -7,10 +7,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* What rank 0 decides and all take. */
 struct decision {
-    int32_t cached, reason;
+    int32_t cached, reason, ranks_per_node;
     amphi_settings settings;
     amphi_token token;
 };
@@ -21,7 +22,7 @@ static const char *const reasons[] = {"",
                                       "switched off by a hint",
                                       "a single rank",
                                       "sequential access",
-                                      "the ranks are on several nodes",
+                                      "the ranks are on several nodes that cannot reach each other",
                                       "not a regular file that every rank can open",
                                       "no shared memory between the ranks"};
 
@@ -45,15 +46,70 @@ static const char *plain_path(const char *name)
     return colon && (!slash || colon < slash) && colon - name > 1 ? colon + 1 : name;
 }
 
-static bool on_one_node(MPI_Comm comm, int ranks)
+/* Finds which ranks share a node, and numbers the nodes by their first ranks. `leaders` gets the first rank of the
+ * node of each rank. With `ranks_per_node` set, the ranks of one real node count as several nodes. */
+static int find_nodes(struct shadow *f, int ranks_per_node, MPI_Comm *node, int *leaders, bool *one_host)
 {
-    MPI_Comm node;
-    int there = 0;
-    if (PMPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node))
-        return false;
-    PMPI_Comm_size(node, &there);
-    PMPI_Comm_free(&node);
-    return worst(comm, there != ranks) == 0;
+    MPI_Comm host;
+    if (PMPI_Comm_split_type(f->comm, MPI_COMM_TYPE_SHARED, f->rank, MPI_INFO_NULL, &host))
+        return EIO;
+    int there = 0, leader = f->rank;
+    PMPI_Comm_size(host, &there);
+    PMPI_Bcast(&leader, 1, MPI_INT, 0, host);
+    PMPI_Comm_free(&host);
+    *one_host = worst(f->comm, there != f->ranks) == 0;
+    if (*one_host && ranks_per_node > 0)
+        leader = f->rank / ranks_per_node * ranks_per_node;
+    PMPI_Allgather(&leader, 1, MPI_INT, leaders, 1, MPI_INT, f->comm);
+    f->nodes = f->node = 0;
+    for (int r = 0; r < f->ranks; r++) {
+        f->node += leaders[r] == r && r < leader;
+        f->nodes += leaders[r] == r;
+    }
+    if (PMPI_Comm_split(f->comm, f->node, f->rank, node))
+        return EIO;
+    PMPI_Comm_rank(*node, &f->local_rank);
+    PMPI_Comm_size(*node, &f->local_ranks);
+    return 0;
+}
+
+/* Lets the leaders serve and all ranks connect with the leaders of other nodes. */
+static int connect_nodes(struct shadow *f, const int *first, bool one_host)
+{
+    amphi_leader mine = {0};
+    int error = 0;
+    if (f->local_rank == 0) {
+        const char *named = getenv("AMPHI_MPIIO_ADDRESS");
+        error = amphi_mpiio_serve(f->cache, one_host, &mine.port, &mine.nonce);
+        if (one_host)
+            strcpy(mine.host, "127.0.0.1");
+        else if (named)
+            strncpy(mine.host, named, sizeof mine.host - 1);
+        else
+            gethostname(mine.host, sizeof mine.host - 1);
+    }
+    error = worst(f->comm, error);
+    amphi_leader *all = calloc((size_t)f->ranks, sizeof *all), *leaders = calloc((size_t)f->nodes, sizeof *leaders);
+    error = worst(f->comm, error ? error : all && leaders ? 0 : ENOMEM);
+    if (!error) {
+        PMPI_Allgather(&mine, sizeof mine, MPI_BYTE, all, sizeof mine, MPI_BYTE, f->comm);
+        for (int r = 0, node = 0; r < f->ranks; r++) {
+            if (first[r] != r)
+                continue;
+            /* Behind the node's own ranks come the proxies of the others, in the order of their ranks. */
+            int local = 0, before = 0;
+            for (int other = 0; other < f->ranks; other++) {
+                local += first[other] == r;
+                before += first[other] != r && other < f->rank;
+            }
+            leaders[node] = all[r];
+            leaders[node++].rank = (uint32_t)(local + before);
+        }
+        error = amphi_mpiio_connect(f->cache, (uint32_t)f->node, (uint32_t)f->nodes, leaders);
+    }
+    free(all);
+    free(leaders);
+    return worst(f->comm, error);
 }
 
 static void decide(struct decision *d, MPI_Info info, const char *path, int amode, int ranks)
@@ -62,7 +118,6 @@ static void decide(struct decision *d, MPI_Info info, const char *path, int amod
     hints_read(info, &hints);
     const char *off = getenv("AMPHI_MPIIO");
     amphi_settings *s = &d->settings;
-    s->ranks = (uint32_t)ranks;
     s->readable = !(amode & MPI_MODE_WRONLY);
     s->writable = !(amode & MPI_MODE_RDONLY);
     if ((off && !strcmp(off, "off")) || hints.cache == 0)
@@ -83,6 +138,7 @@ static void decide(struct decision *d, MPI_Info info, const char *path, int amod
     s->bypass_bytes = hints.bypass_bytes ? (uint64_t)hints.bypass_bytes : s->limit_bytes;
     s->stream_bytes = (uint64_t)hints.stream_bytes;
     s->direct = (uint32_t)hints.direct;
+    d->ranks_per_node = (int32_t)hints.ranks_per_node;
     s->run_bytes = (uint64_t)hints.flush_bytes;
     d->cached = 1;
 }
@@ -96,23 +152,37 @@ static int open_cache(struct shadow *f, MPI_Info info)
     PMPI_Bcast(&d, sizeof d, MPI_BYTE, 0, f->comm);
     if (!d.cached)
         return d.reason;
-    if (!on_one_node(f->comm, f->ranks))
-        return REASON_NODES;
+    int *first = calloc((size_t)f->ranks, sizeof *first);
+    MPI_Comm node = MPI_COMM_NULL;
+    bool one_host = false;
+    if (worst(f->comm, first ? 0 : ENOMEM) || worst(f->comm, find_nodes(f, d.ranks_per_node, &node, first, &one_host))) {
+        free(first);
+        return REASON_MEMORY;
+    }
     f->settings = d.settings;
-    f->settings.rank = (uint32_t)f->rank;
-    int error = 0;
-    if (f->rank == 0)
+    f->settings.ranks = (uint32_t)f->local_ranks;
+    f->settings.rank = (uint32_t)f->local_rank;
+    f->settings.clients = (uint32_t)(f->ranks - f->local_ranks);
+    int error = 0, reason = REASON_MEMORY;
+    if (f->local_rank == 0)
         error = amphi_mpiio_open(f->path, &f->settings, &d.token, &f->cache);
-    PMPI_Bcast(&d.token, sizeof d.token, MPI_BYTE, 0, f->comm);
-    PMPI_Bcast(&error, 1, MPI_INT, 0, f->comm);
-    if (!error && f->rank != 0)
+    PMPI_Bcast(&d.token, sizeof d.token, MPI_BYTE, 0, node);
+    PMPI_Bcast(&error, 1, MPI_INT, 0, node);
+    if (!error && f->local_rank != 0)
         error = amphi_mpiio_open(f->path, &f->settings, &d.token, &f->cache);
-    if (worst(f->comm, error) == 0)
+    PMPI_Comm_free(&node);
+    error = worst(f->comm, error);
+    if (!error && f->nodes > 1) {
+        reason = REASON_NODES;
+        error = connect_nodes(f, first, one_host);
+    }
+    free(first);
+    if (!error)
         return REASON_NONE;
     if (f->cache)
         amphi_mpiio_close(f->cache);
     f->cache = NULL;
-    return REASON_MEMORY;
+    return reason;
 }
 
 void shadow_forget(struct shadow *f)
@@ -159,10 +229,13 @@ int MPI_File_open(MPI_Comm comm, const char *name, int amode, MPI_Info info, MPI
         return MPI_SUCCESS;
     }
     if (amode & MPI_MODE_APPEND) {
-        f->position = (int64_t)amphi_mpiio_size(f->cache);
-        if (f->rank == 0)
-            amphi_mpiio_pointer_set(f->cache, (uint64_t)f->position);
-        worst(f->comm, 0);
+        uint64_t size = 0;
+        int error = amphi_mpiio_size(f->cache, &size);
+        f->position = (int64_t)size;
+        if (f->rank == 0 && !error)
+            error = amphi_mpiio_pointer_set(f->cache, size);
+        if (worst(f->comm, error))
+            fprintf(stderr, "amphi-mpiio: %s: its length cannot be told\n", name);
     }
     shadow_insert(f);
     return MPI_SUCCESS;
@@ -180,7 +253,7 @@ static void report_stats(struct shadow *f)
     if (f->rank != 0)
         return;
     char text[2048];
-    int at = snprintf(text, sizeof text, "ranks=%d page=%llu", f->ranks, (unsigned long long)f->settings.page_bytes);
+    int at = snprintf(text, sizeof text, "ranks=%d nodes=%d page=%llu", f->ranks, f->nodes, (unsigned long long)f->settings.page_bytes);
     for (uint32_t i = 0; i < count && at < (int)sizeof text; i++) {
         char name[64] = "";
         amphi_mpiio_stat_name(i, name, sizeof name);
@@ -198,7 +271,7 @@ int MPI_File_close(MPI_File *handle)
         worst(f->comm, 0);
         int error = f->amode & MPI_MODE_DELETE_ON_CLOSE
                         ? amphi_mpiio_discard(f->cache)
-                        : amphi_mpiio_flush(f->cache, (uint32_t)f->rank, (uint32_t)f->ranks);
+                        : amphi_mpiio_flush(f->cache, (uint32_t)f->local_rank, (uint32_t)f->local_ranks);
         int late = f->amode & MPI_MODE_DELETE_ON_CLOSE ? 0 : amphi_mpiio_late_error(f->cache);
         error = worst(f->comm, error > late ? error : late);
         report_stats(f);

@@ -47,7 +47,7 @@ struct view {
 
 struct hints {
     int cache, direct; /* 0 disable, 1 enable, 2 automatic */
-    int64_t page_bytes, limit_bytes, bypass_bytes, stream_bytes, flush_bytes;
+    int64_t page_bytes, limit_bytes, bypass_bytes, stream_bytes, flush_bytes, ranks_per_node;
 };
 
 struct shadow {
@@ -55,6 +55,8 @@ struct shadow {
     MPI_File handle;
     MPI_Comm comm; /* ours */
     int rank, ranks, amode;
+    /* The first rank of a node is its leader. */
+    int node, nodes, local_rank, local_ranks;
     bool atomic;
     char *path;
     amphi_file *cache;

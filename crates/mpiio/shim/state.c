@@ -108,25 +108,37 @@ int64_t view_data_before(const struct view *view, int64_t file_byte)
     return data;
 }
 
+/* Takes rank 0's length over on the other nodes; hands an error on. */
+static int agree_size(struct shadow *f, int error)
+{
+    uint64_t size = 0;
+    if (f->nodes == 1)
+        return error;
+    int first = f->rank == 0 ? amphi_mpiio_size(f->cache, &size) : 0;
+    PMPI_Bcast(&size, 1, MPI_UINT64_T, 0, f->comm);
+    if (f->local_rank == 0 && f->rank != 0)
+        amphi_mpiio_agree_size(f->cache, size);
+    return error ? error : first;
+}
+
 /* Writes everything, drops everything and lets the file system's length count, on all ranks. */
 static int settle(struct shadow *f, bool stable)
 {
     /* All writes that came before on any rank are in the cache now. */
     worst(f->comm, 0);
-    int error = amphi_mpiio_flush(f->cache, (uint32_t)f->rank, (uint32_t)f->ranks);
+    int error = amphi_mpiio_flush(f->cache, (uint32_t)f->local_rank, (uint32_t)f->local_ranks);
     int late = amphi_mpiio_late_error(f->cache);
     error = worst(f->comm, error > late ? error : late);
-    if (!error && stable && f->rank == 0)
+    if (!error && stable && f->local_rank == 0)
         error = amphi_mpiio_sync(f->cache);
     if (!error)
         error = amphi_mpiio_drop_clean(f->cache);
     error = worst(f->comm, error);
-    if (f->rank == 0) {
+    if (f->local_rank == 0)
         amphi_mpiio_clear_late_error(f->cache);
-        if (!error)
-            error = amphi_mpiio_refresh_size(f->cache);
-    }
-    return worst(f->comm, error);
+    if (!error && f->rank == 0)
+        error = amphi_mpiio_refresh_size(f->cache);
+    return worst(f->comm, agree_size(f, error));
 }
 
 static void pass_through(struct shadow *f)
@@ -166,10 +178,8 @@ int MPI_File_set_view(MPI_File handle, MPI_Offset displacement, MPI_Datatype ety
     f->view = view;
     f->position = 0;
     pthread_mutex_unlock(&f->mutex);
-    if (f->rank == 0)
-        amphi_mpiio_pointer_set(f->cache, 0);
-    worst(f->comm, 0);
-    return MPI_SUCCESS;
+    int error = f->rank == 0 ? amphi_mpiio_pointer_set(f->cache, 0) : 0;
+    return fail_errno(handle, worst(f->comm, error));
 }
 BOTH_NAMES(MPI_File_set_view);
 
@@ -201,10 +211,13 @@ BOTH_NAMES(MPI_File_get_byte_offset);
 /* Where a seek ends, in etypes; negative: before the view. */
 static int64_t seek_target(struct shadow *f, MPI_Offset offset, int whence, int64_t now)
 {
+    uint64_t size = 0;
     if (whence == MPI_SEEK_CUR)
         return now + offset;
     if (whence == MPI_SEEK_END) {
-        int64_t data = view_data_before(&f->view, (int64_t)amphi_mpiio_size(f->cache)), unit = f->view.etype_size;
+        if (amphi_mpiio_size(f->cache, &size))
+            return -1;
+        int64_t data = view_data_before(&f->view, (int64_t)size), unit = f->view.etype_size;
         return (unit ? (data + unit - 1) / unit : 0) + offset;
     }
     return whence == MPI_SEEK_SET ? offset : -1;
@@ -242,11 +255,13 @@ int MPI_File_seek_shared(MPI_File handle, MPI_Offset offset, int whence)
     worst(f->comm, 0);
     int error = 0;
     if (f->rank == 0) {
-        int64_t target = seek_target(f, offset, whence, (int64_t)amphi_mpiio_pointer(f->cache));
+        uint64_t now = 0;
+        error = amphi_mpiio_pointer(f->cache, &now);
+        int64_t target = error ? 0 : seek_target(f, offset, whence, (int64_t)now);
         if (target < 0)
             error = EINVAL;
-        else
-            amphi_mpiio_pointer_set(f->cache, (uint64_t)target);
+        else if (!error)
+            error = amphi_mpiio_pointer_set(f->cache, (uint64_t)target);
     }
     return fail_errno(handle, worst(f->comm, error));
 }
@@ -257,8 +272,10 @@ int MPI_File_get_position_shared(MPI_File handle, MPI_Offset *offset)
     struct shadow *f = shadow_find(handle);
     if (!f)
         return NATIVE(MPI_File_get_position_shared)(handle, offset);
-    *offset = (MPI_Offset)amphi_mpiio_pointer(f->cache);
-    return MPI_SUCCESS;
+    uint64_t value = 0;
+    int error = amphi_mpiio_pointer(f->cache, &value);
+    *offset = (MPI_Offset)value;
+    return fail_errno(handle, error);
 }
 BOTH_NAMES(MPI_File_get_position_shared);
 
@@ -267,8 +284,10 @@ int MPI_File_get_size(MPI_File handle, MPI_Offset *size)
     struct shadow *f = shadow_find(handle);
     if (!f)
         return NATIVE(MPI_File_get_size)(handle, size);
-    *size = (MPI_Offset)amphi_mpiio_size(f->cache);
-    return MPI_SUCCESS;
+    uint64_t value = 0;
+    int error = amphi_mpiio_size(f->cache, &value);
+    *size = (MPI_Offset)value;
+    return fail_errno(handle, error);
 }
 BOTH_NAMES(MPI_File_get_size);
 
@@ -283,7 +302,7 @@ int MPI_File_set_size(MPI_File handle, MPI_Offset size)
         error = settle(f, false);
     if (!error && f->rank == 0)
         error = amphi_mpiio_set_size(f->cache, (uint64_t)size);
-    return fail_errno(handle, worst(f->comm, error));
+    return fail_errno(handle, worst(f->comm, agree_size(f, error)));
 }
 BOTH_NAMES(MPI_File_set_size);
 

@@ -12,7 +12,10 @@ use crate::pace::Futex;
 use crate::segment::{Geometry, Segment, Token};
 use crate::spare_memory;
 use crate::stats::NAMES;
-use std::ffi::{CStr, c_char, c_int};
+use crate::team::Team;
+use crate::team::server::Server;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The least page: smaller ones would drown in their metadata, and a page is what a read asks the file system for.
@@ -23,21 +26,38 @@ const LARGEST_UNIT: u64 = 64 << 20;
 
 /// An open file, as C sees it.
 pub struct AmphiFile {
-    file: Mutex<CachedFile>,
+    team: Mutex<Team>,
+    token: Token,
+    path: CString,
+    settings: OpenSettings,
 }
 
 impl AmphiFile {
-    fn locked(&self) -> MutexGuard<'_, CachedFile> {
-        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    fn locked(&self) -> MutexGuard<'_, Team> {
+        self.team.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Where the leader of a node listens.
+#[repr(C)]
+pub struct Leader {
+    /// Name or address, ending with a zero byte.
+    host: [c_char; 64],
+    port: u32,
+    /// The rank that the caller's proxy has there.
+    rank: u32,
+    nonce: u64,
 }
 
 /// How the ranks of a node open a file; equal on all of them but for the rank.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct OpenSettings {
+    /// Ranks of this node, and which of them this is.
     ranks: u32,
     rank: u32,
+    /// Ranks of other nodes.
+    clients: u32,
     readable: u32,
     writable: u32,
     /// Direct I/O: 0 off, 1 on, 2 where it suits the file system.
@@ -89,43 +109,101 @@ pub unsafe extern "C" fn amphi_mpiio_open(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let (path, settings, given) = unsafe { (CStr::from_ptr(path), *settings, *token) };
-    let opened = (|| -> Outcome<(AmphiFile, Token)> {
-        let direct = match settings.direct {
-            0 => Direct::Off,
-            1 => Direct::On,
-            _ => Direct::Automatic,
-        };
-        let backend = PosixFile::open(path, settings.readable != 0, settings.writable != 0, direct)?;
-        let page_bytes = u32::try_from(settings.page_bytes).map_err(|_| Error::Refused("the page is too large"))?;
-        let geometry = Geometry::new(settings.ranks, page_bytes, settings.limit_bytes);
-        let segment = match settings.rank {
-            0 => Segment::create(geometry, backend.size()?)?,
-            rank => Segment::attach(given, geometry, rank)?,
-        };
-        let token = segment.token();
-        let use_of = Settings {
-            readable: settings.readable != 0,
-            writable: settings.writable != 0,
-            bypass_bytes: settings.bypass_bytes,
-            stream_bytes: settings.stream_bytes,
-            run_bytes: settings.run_bytes,
-        };
-        let file = CachedFile::new(segment, Box::new(backend), use_of, Arc::new(Futex));
-        Ok((AmphiFile { file: Mutex::new(file) }, token))
-    })();
+    let opened = open_rank(path, settings, settings.rank, given);
     match opened {
-        Ok((opened, mine)) => {
+        Ok(cached) => {
+            let mine = if settings.rank == 0 { cached.memory().token() } else { given };
+            let team = Mutex::new(Team::new(cached));
+            let opened = AmphiFile { team, token: mine, path: path.to_owned(), settings };
             // SAFETY: the caller's promise.
             unsafe {
-                if settings.rank == 0 {
-                    *token = mine;
-                }
+                *token = mine;
                 *file = Box::into_raw(Box::new(opened));
             }
             0
         }
         Err(error) => error.errno(),
     }
+}
+
+/// Opens the file as a rank of the node's shared memory; rank 0 makes that.
+fn open_rank(path: &CStr, settings: OpenSettings, rank: u32, token: Token) -> Outcome<CachedFile> {
+    let direct = match settings.direct {
+        0 => Direct::Off,
+        1 => Direct::On,
+        _ => Direct::Automatic,
+    };
+    let backend = PosixFile::open(path, settings.readable != 0, settings.writable != 0, direct)?;
+    let page_bytes = u32::try_from(settings.page_bytes).map_err(|_| Error::Refused("the page is too large"))?;
+    let all = u64::from(settings.ranks) + u64::from(settings.clients);
+    // The memory of the node's ranks is shared out among them and the proxies.
+    let limit = u128::from(settings.limit_bytes) * u128::from(settings.ranks) / u128::from(all.max(1));
+    let ranks = u32::try_from(all).map_err(|_| Error::Refused("too many ranks"))?;
+    let geometry = Geometry::new(ranks, page_bytes, limit as u64);
+    let segment = match rank {
+        0 => Segment::create(geometry, backend.size()?)?,
+        rank => Segment::attach(token, geometry, rank)?,
+    };
+    let use_of = Settings {
+        readable: settings.readable != 0,
+        writable: settings.writable != 0,
+        bypass_bytes: settings.bypass_bytes,
+        stream_bytes: settings.stream_bytes,
+        run_bytes: settings.run_bytes,
+    };
+    Ok(CachedFile::new(segment, Box::new(backend), use_of, Arc::new(Futex)))
+}
+
+/// Serves the ranks of other nodes from now on, as leader; `port` and `nonce` are what they connect with.
+///
+/// # Safety
+/// `file` is open; `port` and `nonce` are valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amphi_mpiio_serve(
+    file: *const AmphiFile,
+    loopback: c_int,
+    port: *mut u32,
+    nonce: *mut u64,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let opened = unsafe { &*file };
+    let (path, settings, token) = (opened.path.clone(), opened.settings, opened.token);
+    let make = move |rank| open_rank(&path, settings, rank, token);
+    let any = if loopback != 0 { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
+    match Server::start((any.into(), 0), settings.ranks, settings.clients, token.nonce, Arc::new(make)) {
+        Ok(server) => {
+            // SAFETY: the caller's promise.
+            unsafe {
+                *port = u32::from(server.port());
+                *nonce = token.nonce;
+            }
+            opened.locked().serve(server);
+            0
+        }
+        Err(error) => error.errno(),
+    }
+}
+
+/// Connects with the leaders of all nodes; `node` is our own one.
+///
+/// # Safety
+/// `file` is open; `leaders` has `nodes` elements.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amphi_mpiio_connect(
+    file: *const AmphiFile,
+    node: u32,
+    nodes: u32,
+    leaders: *const Leader,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (opened, leaders) = unsafe { (&*file, std::slice::from_raw_parts(leaders, nodes as usize)) };
+    let mut found = Vec::new();
+    for leader in leaders {
+        let host: Vec<u8> = leader.host.iter().map(|c| *c as u8).take_while(|c| *c != 0).collect();
+        let port = u16::try_from(leader.port).unwrap_or(0);
+        found.push((String::from_utf8_lossy(&host).into_owned(), port, leader.rank, leader.nonce));
+    }
+    code(opened.locked().connect(node as usize, &found))
 }
 
 /// Leaves the file and frees what belongs to it. Dirty pages are not flushed.
@@ -136,7 +214,7 @@ pub unsafe extern "C" fn amphi_mpiio_open(
 pub unsafe extern "C" fn amphi_mpiio_close(file: *mut AmphiFile) {
     // SAFETY: the caller's promise.
     let file = unsafe { Box::from_raw(file) };
-    file.locked().leave();
+    file.team.into_inner().unwrap_or_else(PoisonError::into_inner).leave();
 }
 
 /// Writes memory to the ranges, which ascend and are as long as the memory together.
@@ -197,7 +275,7 @@ macro_rules! plain {
         $(#[$doc])*
         ///
         /// # Safety
-        /// `file` is open.
+        /// `file` is open; pointers are valid.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(file: *const AmphiFile, $($arg: $type),*) -> $result {
             // SAFETY: the caller's promise.
@@ -209,34 +287,48 @@ macro_rules! plain {
 }
 
 plain! {
-    /// Writes the dirty bytes of all ranks that fall to this share.
-    amphi_mpiio_flush(share: u32, shares: u32) -> c_int = |f| code(f.flush_share(share, shares));
+    /// Writes the dirty bytes of all ranks of the node that fall to this share.
+    amphi_mpiio_flush(share: u32, shares: u32) -> c_int = |f| code(f.local().flush_share(share, shares));
     /// Says that this rank ends in order, though it has not closed the file.
-    amphi_mpiio_leave() -> () = |f| f.leave();
+    amphi_mpiio_leave() -> () = |f| f.local().leave();
     /// Drops the clean pages of this rank.
     amphi_mpiio_drop_clean() -> c_int = |f| code(f.drop_clean());
     /// Drops all pages of this rank.
     amphi_mpiio_discard() -> c_int = |f| code(f.discard());
-    /// Makes stable what was written to the file system.
-    amphi_mpiio_sync() -> c_int = |f| code(f.sync_backend());
+    /// Makes stable what the node wrote to the file system.
+    amphi_mpiio_sync() -> c_int = |f| code(f.local().sync_backend());
     /// The length of the file.
-    amphi_mpiio_size() -> u64 = |f| f.size();
-    /// Sets the length; nothing is cached, one rank calls.
-    amphi_mpiio_set_size(size: u64) -> c_int = |f| code(f.set_size(size));
-    /// Allocates space; one rank calls.
-    amphi_mpiio_allocate(size: u64) -> c_int = |f| code(f.allocate(size));
-    /// Takes the length of the file system; nothing is cached, one rank calls.
-    amphi_mpiio_refresh_size() -> c_int = |f| code(f.refresh_size());
-    /// Adds to the shared pointer and returns what it was.
-    amphi_mpiio_pointer_add(add: u64) -> u64 = |f| f.pointer_add(add);
+    amphi_mpiio_size(size: *mut u64) -> c_int = |f| number(f.size(), size);
+    /// Sets the length; nothing is cached, one rank of node 0 calls.
+    amphi_mpiio_set_size(size: u64) -> c_int = |f| code(f.local().set_size(size));
+    /// Takes over the length on which all ranks have agreed; one rank of each node calls.
+    amphi_mpiio_agree_size(size: u64) -> () = |f| f.local().agree_size(size);
+    /// Allocates space; one rank of node 0 calls.
+    amphi_mpiio_allocate(size: u64) -> c_int = |f| code(f.local().allocate(size));
+    /// Takes the length of the file system; nothing is cached, one rank of node 0 calls.
+    amphi_mpiio_refresh_size() -> c_int = |f| code(f.local().refresh_size());
+    /// Adds to the shared pointer and tells what it was.
+    amphi_mpiio_pointer_add(add: u64, before: *mut u64) -> c_int = |f| number(f.pointer_add(add), before);
     /// Sets the shared pointer.
-    amphi_mpiio_pointer_set(value: u64) -> () = |f| f.pointer_set(value);
+    amphi_mpiio_pointer_set(value: u64) -> c_int = |f| code(f.pointer_set(value));
     /// The shared pointer.
-    amphi_mpiio_pointer() -> u64 = |f| f.pointer();
-    /// The first late error as errno value; 0: none.
-    amphi_mpiio_late_error() -> c_int = |f| f.late_error();
-    /// Forgets the late error.
-    amphi_mpiio_clear_late_error() -> () = |f| f.clear_late_error();
+    amphi_mpiio_pointer(value: *mut u64) -> c_int = |f| number(f.pointer(), value);
+    /// The first late error of the node as errno value; 0: none.
+    amphi_mpiio_late_error() -> c_int = |f| f.local().late_error();
+    /// Forgets the late error of the node.
+    amphi_mpiio_clear_late_error() -> () = |f| f.local().clear_late_error();
+}
+
+/// Hands a number to C; the place is valid by the promise of the function's caller.
+fn number(outcome: Outcome<u64>, to: *mut u64) -> c_int {
+    match outcome {
+        Ok(value) => {
+            // SAFETY: see above.
+            unsafe { *to = value };
+            0
+        }
+        Err(error) => error.errno(),
+    }
 }
 
 /// How many counters there are.
@@ -268,7 +360,7 @@ pub unsafe extern "C" fn amphi_mpiio_stat_name(index: u32, name: *mut c_char, ro
 pub unsafe extern "C" fn amphi_mpiio_stats(file: *const AmphiFile, values: *mut u64) {
     // SAFETY: the caller's promise.
     unsafe {
-        let all = (*file).locked().stats().values();
+        let all = (*file).locked().stats();
         std::ptr::copy_nonoverlapping(all.as_ptr(), values, all.len());
     }
 }

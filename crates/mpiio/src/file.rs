@@ -72,21 +72,21 @@ pub struct CachedFile {
 
 /// A part of a request within one page.
 #[derive(Clone, Copy, Debug)]
-struct Piece {
-    page: u64,
+pub(crate) struct Piece {
+    pub(crate) page: u64,
     /// Range within the page.
-    start: u32,
-    end: u32,
+    pub(crate) start: u32,
+    pub(crate) end: u32,
     /// Where it lies in the memory of the request.
-    memory: usize,
+    pub(crate) memory: usize,
 }
 
 impl Piece {
-    fn length(&self) -> usize {
+    pub(crate) fn length(&self) -> usize {
         (self.end - self.start) as usize
     }
 
-    fn memory_range(&self) -> std::ops::Range<usize> {
+    pub(crate) fn memory_range(&self) -> std::ops::Range<usize> {
         self.memory..self.memory + self.length()
     }
 }
@@ -205,6 +205,10 @@ impl CachedFile {
     /// Begins a call.
     fn begin(&mut self) -> Outcome {
         debug_assert!(self.held.is_empty());
+        self.usable()
+    }
+
+    fn usable(&self) -> Outcome {
         if let Some(error) = self.broken {
             return Err(error);
         }
@@ -220,8 +224,62 @@ impl CachedFile {
         Ok(())
     }
 
+    /// One step of a call over several nodes: writes and keeps the locks. The steps of a call ascend, and no page is in
+    /// two of them. The caller releases, also after an error.
+    pub fn write_held(&mut self, extents: &[Extent], memory: &[u8]) -> Outcome {
+        self.usable()?;
+        if !self.settings.writable {
+            return Err(Error::NotOpenFor("writing"));
+        }
+        let total = check(extents, memory.len())?;
+        self.write_pages(extents, memory, total, &mut 0)
+    }
+
+    /// As `write_held`, for a read of ranges below the end of the file.
+    pub fn read_held(&mut self, extents: &[Extent], memory: &mut [u8]) -> Outcome {
+        self.usable()?;
+        if !self.settings.readable {
+            return Err(Error::NotOpenFor("reading"));
+        }
+        let total = check(extents, memory.len())?;
+        self.read_pages(extents, memory, total, u64::MAX).map(|_| ())
+    }
+
+    /// Whether the present call holds locks.
+    pub fn holds(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// The rank can be waited for no longer: what it holds is never released.
+    pub fn give_up(&self) {
+        self.segment().header().ended.store(self.segment().rank() + 1, SeqCst);
+    }
+
+    /// Counts a call whose steps ran on several nodes.
+    pub fn count_call(&mut self, read: Option<u64>, written: Option<u64>) {
+        self.stats.calls_read += u64::from(read.is_some());
+        self.stats.bytes_read += read.unwrap_or(0);
+        self.stats.calls_write += u64::from(written.is_some());
+        self.stats.bytes_written += written.unwrap_or(0);
+    }
+
+    /// The file is at least this long.
+    pub fn grow(&self, size: u64) {
+        self.segment().header().size.fetch_max(size, SeqCst);
+    }
+
+    /// The file has this length, as all ranks have agreed.
+    pub fn agree_size(&self, size: u64) {
+        self.segment().header().size.store(size, SeqCst);
+    }
+
+    /// How the rank uses the file.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// Releases what the present call holds.
-    fn release(&mut self) {
+    pub fn release(&mut self) {
         for (page, mode) in std::mem::take(&mut self.held) {
             if let Err(error) = self.locks.unlock(page, mode) {
                 self.broken.get_or_insert(error);
@@ -361,7 +419,7 @@ impl CachedFile {
 }
 
 /// Checks a request: ascending ranges without overlap, as long as the memory, within what a file can have.
-fn check(extents: &[Extent], memory: usize) -> Outcome<u64> {
+pub(crate) fn check(extents: &[Extent], memory: usize) -> Outcome<u64> {
     let mut total = 0u64;
     let mut at = 0u64;
     for extent in extents {
@@ -380,7 +438,7 @@ fn check(extents: &[Extent], memory: usize) -> Outcome<u64> {
 }
 
 /// The request cut at page boundaries, and at `limit` in the file.
-fn pieces(extents: &[Extent], page_bytes: u64, limit: u64) -> impl Iterator<Item = Piece> {
+pub(crate) fn pieces(extents: &[Extent], page_bytes: u64, limit: u64) -> impl Iterator<Item = Piece> {
     let mut memory = 0usize;
     extents.iter().flat_map(move |extent| {
         let begin = memory;

@@ -5,8 +5,8 @@
 //! file pointers and collective calls belong to the shim (`shim/`), which gives ranges of the file and one piece of
 //! memory. After Liao et al., "Cooperative client-side file caching for MPI applications"; docs/MPIIO.md.
 //!
-//! Floors, upper ones use lower ones: `capi`; `file`; `locks`, `pool`, `stats`; `segment`; `intervals`, `backend`,
-//! `pace`, `spare_memory`, `error`.
+//! Floors, upper ones use lower ones: `capi`; `team`; `file`; `locks`, `pool`, `stats`; `segment`; `intervals`,
+//! `backend`, `pace`, `spare_memory`, `error`.
 
 pub mod backend;
 pub mod capi;
@@ -19,3 +19,4 @@ pub mod pool;
 pub mod segment;
 pub mod spare_memory;
 pub mod stats;
+pub mod team;

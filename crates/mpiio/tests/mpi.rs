@@ -165,7 +165,7 @@ fn files_are_identical_with_and_without_cache() {
     for mpi in MPIS {
         let native = Job { cached: false, ..Job::new(mpi) }.run("views").1;
         for hints in
-            ["", "cache_page_size=4K;cache_limit=12K", "cache_page_size=333;cache_limit=999;cache_bypass_size=2K"]
+            ["", "cache_page_size=4K;cache_limit=12K", "cache_page_size=333;cache_limit=100K;cache_bypass_size=2K"]
         {
             let (_, cached, stats) = Job { hints, ..Job::new(mpi) }.run("views");
             assert!(cached == native, "{mpi} with '{hints}': another file");
@@ -175,13 +175,13 @@ fn files_are_identical_with_and_without_cache() {
 }
 
 /// Goal: pointers, lengths, modes, errors and consistency between handles are what MPI says.
-/// Method: `pointers` checks them; 2 and 4 ranks.
+/// Method: `pointers` checks them; 2 and 4 ranks, on one node and each on one of its own.
 #[test]
 fn pointers_lengths_and_modes() {
     let _alone = alone();
     for mpi in MPIS {
-        for ranks in [2, 4] {
-            Job { ranks, hints: "cache_page_size=4K", ..Job::new(mpi) }.run("pointers");
+        for (ranks, hints) in [(2, "cache_page_size=4K"), (4, ""), (4, "cache_page_size=64;cache_ranks_per_node=1")] {
+            Job { ranks, hints, ..Job::new(mpi) }.run("pointers");
         }
     }
 }
@@ -192,10 +192,13 @@ fn pointers_lengths_and_modes() {
 fn atomic_mode_mixes_nothing() {
     let _alone = alone();
     for mpi in MPIS {
-        for hints in ["cache_page_size=4K", "cache_page_size=4K;cache_limit=12K"] {
+        for hints in
+            ["cache_page_size=4K", "cache_page_size=4K;cache_limit=12K;cache_ranks_per_node=2;cache_flush_size=8K"]
+        {
             let (printed, _, stats) = Job { hints, ..Job::new(mpi) }.run("atomic");
             assert!(printed.contains("0 mixed"), "{mpi} with '{hints}': {printed}");
             assert!(counter(&stats, "lock_waits") > 0, "{mpi} with '{hints}': the ranks never met");
+            assert_eq!(counter(&stats, "nodes"), if hints.contains("per_node") { 2 } else { 1 }, "{mpi}: {stats}");
         }
     }
 }
@@ -251,10 +254,18 @@ fn faults_are_clear_and_lose_nothing() {
     let _alone = alone();
     for mpi in MPIS {
         let expected: Vec<u8> = (0..40u32).flat_map(|i| vec![b'a' + (i % 4) as u8; 1000]).collect();
-        for fault in ["finalize", "exit", "full", "killed"] {
+        for (fault, hints) in [
+            ("finalize", ""),
+            ("exit", ""),
+            ("full", ""),
+            ("full", "cache_ranks_per_node=2;cache_page_size=4K;cache_flush_size=4K"),
+            ("killed", ""),
+            ("killed", "cache_ranks_per_node=1;cache_page_size=4K;cache_flush_size=4K"),
+        ] {
             let directory = fresh(&format!("{fault}-{mpi}"));
             let (path, stats) = (directory.join("file"), directory.join("stats"));
-            let mut command = Job::new(mpi).command("faults", &[path.to_str().unwrap(), fault], &stats);
+            let mut command =
+                Job { hints, ..Job::new(mpi) }.command("faults", &[path.to_str().unwrap(), fault], &stats);
             let output = command.output().unwrap();
             let printed = text(&output);
             assert_ne!(output.status.code(), Some(124), "{mpi}: {fault}: the job hangs: {printed}");

@@ -44,7 +44,7 @@ impl CachedFile {
         Ok(done)
     }
 
-    fn read_pages(&mut self, extents: &[Extent], memory: &mut [u8], total: u64, size: u64) -> Outcome<u64> {
+    pub(super) fn read_pages(&mut self, extents: &[Extent], memory: &mut [u8], total: u64, size: u64) -> Outcome<u64> {
         let page_bytes = self.page_bytes();
         let past_cache = total > self.settings.bypass_bytes;
         let (mut done, mut run, mut group) = (0u64, Run::default(), Vec::new());

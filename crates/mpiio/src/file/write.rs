@@ -40,7 +40,7 @@ impl CachedFile {
         Ok(total)
     }
 
-    fn write_pages(&mut self, extents: &[Extent], memory: &[u8], total: u64, end: &mut u64) -> Outcome {
+    pub(super) fn write_pages(&mut self, extents: &[Extent], memory: &[u8], total: u64, end: &mut u64) -> Outcome {
         let page_bytes = self.page_bytes();
         let one_stream = extents.iter().filter(|e| e.length > 0).count() == 1
             && self.settings.stream_bytes > 0

@@ -1,0 +1,165 @@
+//! Messages between a rank and the leaders of other nodes.
+//!
+//! Owns their form. A message is a head of 40 bytes, ranges (16 bytes each) and data; all numbers are little-endian and
+//! 64 bits wide but the first two. A rank sends a request and waits for its reply, except behind `Release`.
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 0..4 | magic and version |
+//! | 4..8 | kind |
+//! | 8..16 | number: rank, length, pointer, errno value of a reply |
+//! | 16..24 | second number: nonce, bytes wanted |
+//! | 24..32 | number of ranges |
+//! | 32..40 | bytes of data |
+
+use crate::error::{Error, Outcome};
+use crate::file::Extent;
+use std::io::{Read, Write};
+
+const MAGIC: u32 = u32::from_le_bytes(*b"amq1");
+const HEAD_BYTES: usize = 40;
+
+/// Most ranges of one message.
+pub const MAX_EXTENTS: usize = 1 << 16;
+
+/// Most bytes of one message: a run of the largest flush size and a page of the largest size.
+pub const MAX_DATA: usize = 2 << 30;
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Kind {
+    /// First message of a connection: proxy rank and nonce.
+    Hello = 1,
+    /// A step of a write.
+    Write,
+    /// A step of a read; the reply has the data.
+    Read,
+    /// The call is over: its locks go. Has no reply.
+    Release,
+    /// Drops the clean pages of the proxy.
+    DropClean,
+    /// Drops all of its pages.
+    Discard,
+    /// The length of the file.
+    Size,
+    /// The file is at least this long.
+    Grow,
+    /// Adds to the shared pointer.
+    PointerAdd,
+    /// Sets it.
+    PointerSet,
+    /// Reads it.
+    Pointer,
+    /// The counters of the proxy, as data.
+    Stats,
+    /// The rank closes the file. Has no reply.
+    Bye,
+    /// The answer to a request.
+    Reply,
+}
+
+const KINDS: [Kind; 14] = [
+    Kind::Hello,
+    Kind::Write,
+    Kind::Read,
+    Kind::Release,
+    Kind::DropClean,
+    Kind::Discard,
+    Kind::Size,
+    Kind::Grow,
+    Kind::PointerAdd,
+    Kind::PointerSet,
+    Kind::Pointer,
+    Kind::Stats,
+    Kind::Bye,
+    Kind::Reply,
+];
+
+/// A message as it came.
+#[derive(Debug)]
+pub struct Message {
+    /// What it is.
+    pub kind: Kind,
+    /// First number.
+    pub number: u64,
+    /// Second number.
+    pub second: u64,
+    /// Ranges.
+    pub extents: Vec<Extent>,
+    /// Data.
+    pub data: Vec<u8>,
+}
+
+fn lost(error: std::io::Error) -> Error {
+    Error::Os { doing: "talk to another node", errno: error.raw_os_error().unwrap_or(libc::ECONNRESET) }
+}
+
+/// Sends a message.
+pub fn send(to: &mut impl Write, kind: Kind, numbers: (u64, u64), extents: &[Extent], data: &[u8]) -> Outcome {
+    let mut head = Vec::with_capacity(HEAD_BYTES + extents.len() * 16);
+    head.extend_from_slice(&MAGIC.to_le_bytes());
+    head.extend_from_slice(&(kind as u32).to_le_bytes());
+    for number in [numbers.0, numbers.1, extents.len() as u64, data.len() as u64] {
+        head.extend_from_slice(&number.to_le_bytes());
+    }
+    for e in extents {
+        head.extend_from_slice(&e.offset.to_le_bytes());
+        head.extend_from_slice(&e.length.to_le_bytes());
+    }
+    to.write_all(&head).map_err(lost)?;
+    to.write_all(data).map_err(lost)
+}
+
+/// Receives a message; what is none, or too large, is an error.
+pub fn receive(from: &mut impl Read) -> Outcome<Message> {
+    let mut head = [0u8; HEAD_BYTES];
+    from.read_exact(&mut head).map_err(lost)?;
+    let word = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap_or_default());
+    let long = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().unwrap_or_default());
+    let kind = KINDS.iter().find(|k| **k as u32 == word(4)).copied();
+    let (count, bytes) = (long(24), long(32));
+    let (Some(kind), true) = (kind, word(0) == MAGIC && count <= MAX_EXTENTS as u64 && bytes <= MAX_DATA as u64) else {
+        return Err(Error::Os { doing: "understand another node", errno: libc::EPROTO });
+    };
+    let mut extents = vec![0u8; count as usize * 16];
+    from.read_exact(&mut extents).map_err(lost)?;
+    let extents = extents
+        .chunks_exact(16)
+        .map(|c| Extent {
+            offset: u64::from_le_bytes(c[..8].try_into().unwrap_or_default()),
+            length: u64::from_le_bytes(c[8..].try_into().unwrap_or_default()),
+        })
+        .collect();
+    let mut data = Vec::new();
+    from.take(bytes).read_to_end(&mut data).map_err(lost)?;
+    if data.len() as u64 != bytes {
+        return Err(Error::Os { doing: "talk to another node", errno: libc::ECONNRESET });
+    }
+    Ok(Message { kind, number: long(8), second: long(16), extents, data })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: messages arrive as they were sent, and foreign bytes are refused without a panic or a huge allocation.
+    /// Method: a round trip, then every byte of it changed and every length of it.
+    #[test]
+    fn messages_survive_and_others_are_refused() {
+        let extents = [Extent { offset: 5, length: 3 }, Extent { offset: u64::MAX, length: 0 }];
+        let mut bytes = Vec::new();
+        send(&mut bytes, Kind::Write, (7, 9), &extents, b"abc").unwrap();
+        let back = receive(&mut bytes.as_slice()).unwrap();
+        assert_eq!((back.kind, back.number, back.second), (Kind::Write, 7, 9));
+        assert_eq!((back.extents.as_slice(), back.data.as_slice()), (extents.as_slice(), b"abc".as_slice()));
+        for at in 0..bytes.len() {
+            assert!(receive(&mut &bytes[..at]).is_err());
+            for bit in 0..8 {
+                let mut other = bytes.clone();
+                other[at] ^= 1 << bit;
+                let _ = receive(&mut other.as_slice());
+            }
+        }
+    }
+}
