@@ -179,6 +179,27 @@ pub struct Hints {
     pub direct: bool,
     /// The bytes are or go in a page cache of the front end, where they stay until `KernelPages` takes them back.
     pub for_pages: bool,
+    /// Where a write goes.
+    pub to: WriteTo,
+    /// The write returns when its data can be found on stable storage, however the file was opened.
+    pub stable: bool,
+}
+
+/// Where a write goes: what a front end knows of the call counts for more than how the file was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WriteTo {
+    /// To its offset; to the end of the file if that was opened to append.
+    #[default]
+    AsOpened,
+    /// To its offset.
+    Offset,
+    /// To the end of the file.
+    End,
+    /// To the end of the file, for a front end that knows the end as long as no other mount has ever been there: until then it is, or was
+    /// meant to be, at its offset.
+    KnownEnd,
+    /// To its offset if that is the end of the file; `try_write` writes nothing if it is not, or if that is not known.
+    OffsetAtEnd,
 }
 
 /// A file that was created or found by create.

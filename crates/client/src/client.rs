@@ -279,6 +279,12 @@ impl Client {
         ops::write::try_write(&self.core, ctx, file, offset, source, hints)
     }
 
+    /// A front end could not tell whether a write went to the end of the file (`WriteTo::OffsetAtEnd`): has it found out for the next ones, without
+    /// waiting, once a second at most.
+    pub fn learn_end(&self, file: &OpenFile) {
+        ops::attr::learn_end(&self.core, &file.file);
+    }
+
     /// Whether `try_write_buf` may keep memory.
     pub fn keeps_units(&self) -> bool {
         self.core.tunables.on(Knob::Adopt)
@@ -336,6 +342,9 @@ impl Client {
     ///
     /// Errors: `NxIo` at or beyond the end, or if there is no more data.
     pub fn lseek(&self, ctx: &Ctx, file: &Arc<OpenFile>, offset: u64, whence: Whence) -> Pending<u64> {
+        if let Some(found) = ops::seek::try_lseek(&self.core, file, offset, whence) {
+            return Pending::ready(found);
+        }
         self.start(ops::seek::lseek(self.core.clone(), ctx.clone(), file.clone(), offset, whence))
     }
 

@@ -304,9 +304,9 @@ pub(crate) async fn drop_pages(core: &Core, ino: Ino, range: ByteRange) {
     let _ = done.await;
 }
 
-/// Has the front end drop what it caches of bytes that were lost. Beside drops that a lock waits for: dirty pages among
-/// them may wait for a lock.
-pub(crate) async fn drop_lost_pages(core: &Core, ino: Ino, range: ByteRange) {
+/// As `drop_pages`, for bytes that a write replaces, that show where they are not, or that were lost. Beside drops that a lock waits for: dirty
+/// pages among them may wait for a lock.
+pub(crate) async fn drop_overwritten(core: &Core, ino: Ino, range: ByteRange) {
     let Some(pages) = core.company.pages() else { return };
     let (sender, done) = oneshot::channel();
     pages.drop_overwritten(

@@ -228,6 +228,12 @@ pub(crate) struct File {
     pub(crate) failures: Failures,
     /// What follows from lost bytes.
     pub(crate) settling: Mutex<Settling>,
+    /// `size` was asked for under write locks on all of every object; goes before one of them is given to this mount anew.
+    pub(crate) end_kept: AtomicBool,
+    /// When it was last asked for ahead of writes (`ops::attr::learn_end`); 0: never.
+    pub(crate) end_asked_ns: AtomicU64,
+    /// Of where it has data.
+    pub(crate) map: crate::ops::seek::MapStamp,
     /// Until when the file counts as contended, nanoseconds.
     pub(crate) contended_until_ns: AtomicU64,
     pub(crate) locality: Locality,
@@ -297,6 +303,9 @@ impl File {
             whole_locks: AtomicU64::new(0),
             failures: Failures::default(),
             settling: Mutex::default(),
+            end_kept: AtomicBool::new(false),
+            end_asked_ns: AtomicU64::new(0),
+            map: crate::ops::seek::MapStamp::new(born),
             contended_until_ns: AtomicU64::new(0),
             locality: Locality::of_file(mount),
             stats: Arc::new(FileStats::new()),
@@ -365,6 +374,13 @@ impl File {
         // Another thread may have been given a later number and come first.
         self.turned.fetch_max(now, SeqCst);
         self.epoch.fetch_max(now, SeqCst);
+        self.map.change(tick);
+    }
+
+    /// Storage of the file is about to be given or taken, or was.
+    pub(crate) fn storage_changes(&self) {
+        self.mark_epoch();
+        self.map.change(tick);
     }
 
     /// Enters a fill. From now on changes of its bytes spoil it.
@@ -615,6 +631,7 @@ impl File {
         known.mtime = now;
         (known.mtime_local, known.mtime_set) = (true, false);
         self.atime_due.store(true, Relaxed);
+        self.map.change(tick);
     }
 
     /// Notes a read at `now`, by the rule of relatime: the access time moves only if it is not later than the last change or

@@ -123,6 +123,15 @@ pub(crate) fn stripe_bits(file: &File, range: ByteRange) -> u64 {
     bits
 }
 
+/// The bits of all stripes that the file can have; 0 if there are some without a bit.
+pub(crate) fn all_stripe_bits(file: &File) -> u64 {
+    match file.layout().stripes() {
+        64 => u64::MAX,
+        stripes @ 1..64 => (1 << stripes) - 1,
+        _ => 0,
+    }
+}
+
 impl Locks {
     pub(crate) fn new(tunables: &Tunables) -> Locks {
         Locks {
@@ -242,6 +251,8 @@ pub(crate) fn given(core: &Arc<Core>, file: &File, lock: u64) {
 fn note_whole(cache: &LockCache, file: &File, object: ObjectId) {
     let bit = stripe_bit(object.stripe);
     if file.whole_locks.load(SeqCst) & bit == 0 && cache.covers(object, Mode::Write, ByteRange::ALL).is_some() {
+        // Others may have changed the end since this mount had the lock before.
+        file.end_kept.store(false, SeqCst);
         file.whole_locks.fetch_or(bit, SeqCst);
     }
 }

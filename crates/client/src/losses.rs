@@ -48,7 +48,7 @@ pub(crate) fn settle(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
                 settling.pending.take()
             };
             let Some(range) = next else { break };
-            company::drop_lost_pages(&core2, file.ino, range).await;
+            company::drop_overwritten(&core2, file.ino, range).await;
             if let Err(e) = attr::reload(&core2, &file).await {
                 tracing::debug!(ino = %file.ino, "attributes after a failed write-back: {e}");
             }

@@ -12,6 +12,9 @@ use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, Timespec};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Extents that are looked at for one answer about data and holes: runs of many extents are joined.
+const EXTENTS_LOOKED_MAX: usize = 65_536;
+
 /// What is known of an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ObjectInfo {
@@ -165,24 +168,23 @@ impl DataStore {
         plan
     }
 
-    /// `SEEK_DATA` and `SEEK_HOLE` within one object: the first offset from `offset` on that is data (`None` if
-    /// there is none) or a hole (there always is one: everything from the end on). Preallocated blocks are holes.
-    pub fn seek(&self, object: ObjectId, offset: u64, hole: bool) -> Option<u64> {
-        let Some(o) = self.objects.get(&object).filter(|o| offset < o.end) else {
-            return hole.then_some(offset);
-        };
-        let mut at = offset;
-        for (b, e) in o.mapped(offset / BLOCK, o.end.div_ceil(BLOCK)).filter(|(_, e)| e.written) {
-            let start = b * BLOCK;
-            if hole && at < start {
-                return Some(at);
+    /// Runs of blocks of an object with written data from `offset` on, `runs_max` of them at most, ascending, none touching the next, none behind
+    /// the block in which the object ends; and up to where these are all there are, or `None` for the end of the object.
+    pub fn data_runs(&self, object: ObjectId, offset: u64, runs_max: usize) -> (Vec<ByteRange>, Option<u64>) {
+        let mut runs: Vec<ByteRange> = Vec::new();
+        let Some(o) = self.objects.get(&object).filter(|o| offset < o.end) else { return (runs, None) };
+        let written = o.mapped(offset / BLOCK, o.end.div_ceil(BLOCK)).filter(|(_, extent)| extent.written);
+        for (looked, (block, extent)) in written.enumerate() {
+            let run = ByteRange::at(block * BLOCK, u64::from(extent.blocks) * BLOCK);
+            let is_full = runs.len() == runs_max;
+            match runs.last_mut() {
+                _ if looked == EXTENTS_LOOKED_MAX => return (runs, Some(run.start)),
+                Some(last) if last.end == run.start => last.end = run.end,
+                _ if is_full => return (runs, Some(run.start)),
+                _ => runs.push(run),
             }
-            if !hole {
-                return Some(at.max(start)).filter(|&d| d < o.end);
-            }
-            at = (b + u64::from(e.blocks)) * BLOCK;
         }
-        hole.then_some(at.min(o.end))
+        (runs, None)
     }
 
     /// Preallocates the holes of a range as unwritten blocks and appends the items to `txn` (which may stay

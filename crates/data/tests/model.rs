@@ -382,19 +382,33 @@ impl Bench {
         Ok(())
     }
 
-    /// Every byte of a hole is zero, and data and holes alternate.
+    /// Every byte of a hole is zero, runs of data ascend without touching, and those asked for in parts are those asked for at once.
     fn compare_seek(&self, object: ObjectId, bytes: &[u8]) -> Result<(), String> {
-        let mut at = 0;
-        while (at as usize) < bytes.len() {
-            let hole_end = self.store.seek(object, at, false).unwrap_or(bytes.len() as u64);
-            ensure!(bytes[at as usize..hole_end as usize].iter().all(|&b| b == 0), "a hole of {object:?} has bytes");
-            if hole_end as usize >= bytes.len() {
-                break;
-            }
-            at = self.store.seek(object, hole_end, true).unwrap_or(0);
-            ensure!(at > hole_end, "data of {object:?} without length");
+        let (all, known_to) = self.store.data_runs(object, 0, usize::MAX);
+        ensure!(known_to.is_none(), "not all of {object:?}");
+        let (mut behind, len) = (0, bytes.len() as u64);
+        for run in &all {
+            ensure!(run.start < run.end && (behind == 0 || run.start > behind), "runs of {object:?}: {all:?}");
+            let hole = &bytes[behind as usize..run.start.min(len) as usize];
+            ensure!(hole.iter().all(|&b| b == 0), "a hole of {object:?} has bytes");
+            ensure!(run.start < len, "data behind the end");
+            behind = run.end.min(len);
         }
-        ensure!(self.store.seek(object, bytes.len() as u64, false).is_none(), "data behind the end");
+        ensure!(bytes[behind as usize..].iter().all(|&b| b == 0), "the last hole of {object:?} has bytes");
+        let (mut parts, mut from) = (Vec::new(), 0);
+        loop {
+            let (some, known_to) = self.store.data_runs(object, from, 2);
+            ensure!(some.len() <= 2, "{} runs", some.len());
+            parts.extend(some);
+            match known_to {
+                Some(next) if next > from => from = next,
+                Some(_) => return Err(format!("no way on in {object:?}")),
+                None => break,
+            }
+        }
+        ensure!(parts == all, "in parts {parts:?}, at once {all:?}");
+        let later = self.store.data_runs(object, len, 2).0;
+        ensure!(later.is_empty(), "data behind the end");
         Ok(())
     }
 }

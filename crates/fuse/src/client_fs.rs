@@ -12,21 +12,25 @@
 mod file_locks;
 mod handles;
 pub mod ioctl;
+mod kernel_view;
 mod lent;
 mod listings;
 mod pages;
 mod patience;
 mod rollback;
+mod syscall;
+mod writes;
 
 use crate::environment::{Environments, Said};
 use crate::file_system::{
     AttrReply, CopyHow, Entry, Handle, IoctlCall, IoctlReply, LockHow, OpenHow, OpenReply, ReadHow, Statfs, WriteHow,
 };
 use crate::{Caller, DirSink, FileSystem, GroupCache, Later, Limits, Notifier, OpenFlags, Payload, ReadSink};
-use amphi_client::{Client, Ctx, Fallocate, Hints, Pending, RenameMode, Segment, Whence, XattrMode};
+use amphi_client::{Client, Ctx, Fallocate, Hints, OpenFile, Pending, RenameMode, Segment, Whence, XattrMode};
 use amphi_types::{Attr, Cred, Errno, Ino, Kind, Result, SetAttr};
 use file_locks::FileLocks;
 use handles::Handles;
+use kernel_view::{KernelView, Since};
 use listings::Listings;
 use pages::Pages;
 use patience::Patience;
@@ -57,6 +61,7 @@ pub struct ClientFs {
     patience: Patience,
     pages: Pages,
     rollbacks: Rollbacks,
+    kernel_view: KernelView,
     /// Bytes of the largest request: one of this size may be a piece of a longer call.
     request_max_bytes: AtomicUsize,
 }
@@ -74,6 +79,7 @@ impl ClientFs {
             patience: Patience::default(),
             pages: Pages::default(),
             rollbacks: Rollbacks::default(),
+            kernel_view: KernelView::default(),
             request_max_bytes: AtomicUsize::new(usize::MAX),
         }
     }
@@ -128,34 +134,42 @@ impl ClientFs {
         lent::ttl(&self.client)
     }
 
-    /// As `ttl`, for attributes. What gives a user's rights to whoever runs it is not kept: a write takes that away, and the kernel
-    /// goes by what it keeps. Nor is what an answer shows of a directory while names are made or removed: the kernel would take it for
-    /// later than these.
-    fn attr_ttl(&self, attr: &Attr) -> Duration {
+    /// As `ttl`, for attributes that count as asked for at `since`. What gives a user's rights to whoever runs it is not kept: a write takes
+    /// that away, and the kernel goes by what it keeps. Nor is what an answer shows of a directory while names are made or removed: the kernel
+    /// would take it for later than these.
+    fn attr_ttl(&self, attr: &Attr, since: Since) -> Duration {
         let is_kept = match attr.kind {
             Kind::File => !attr.has_set_id(),
             Kind::Dir => lent::knows_directories(&self.client),
             _ => true,
         };
-        if is_kept { self.ttl() } else { Duration::ZERO }
+        if is_kept { self.lend(attr, since) } else { Duration::ZERO }
+    }
+
+    /// As `attr_ttl`, where nothing else than a change of the inode speaks against it.
+    fn lend(&self, attr: &Attr, since: Since) -> Duration {
+        if attr.kind == Kind::File {
+            self.tell_end(attr.ino, attr.size);
+        }
+        let life = self.ttl();
+        if !life.is_zero() && self.kernel_view.lend(attr.ino, since, life) { life } else { Duration::ZERO }
     }
 
     fn entry(&self, attr: Attr) -> Entry {
-        Entry { attr, generation: 0, entry_ttl: self.ttl(), attr_ttl: self.attr_ttl(&attr) }
+        Entry { attr, generation: 0, entry_ttl: self.ttl(), attr_ttl: self.attr_ttl(&attr, lent::since()) }
     }
 
-    fn attributes(&self, attr: Attr) -> AttrReply {
-        AttrReply { attr, ttl: self.attr_ttl(&attr) }
+    fn attributes(&self, attr: Attr, since: Since) -> AttrReply {
+        AttrReply { attr, ttl: self.attr_ttl(&attr, since) }
     }
 
     fn wait_entry(&self, caller: &Caller<'_>, pending: Pending<Attr>) -> Result<Entry> {
         self.wait(caller, pending).map(|attr| self.entry(attr))
     }
 
-    fn opened(&self, file: Arc<amphi_client::OpenFile>, how: OpenHow) -> OpenReply {
-        // The pieces of a long append keep their order only if the kernel sends one after the other.
-        let in_parallel = how.has(libc::O_DIRECT) && !how.has(libc::O_APPEND);
-        let flags = if in_parallel { OpenFlags::CACHED } else { OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_WRITES };
+    fn opened(&self, file: Arc<OpenFile>) -> OpenReply {
+        let flags =
+            if keeps_pages(&file) { OpenFlags::CACHED } else { OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_WRITES };
         // Pages from before may be older than what another mount has written, also one that has gone since.
         let flags = if self.client.has_always_been_alone() { flags | OpenFlags::KEEP_CACHE } else { flags };
         OpenReply { handle: self.handles.insert(file), flags }
@@ -165,6 +179,8 @@ impl ClientFs {
         Hints {
             may_continue: size >= self.request_max_bytes.load(Relaxed),
             direct: flags & libc::O_DIRECT as u32 != 0,
+            // Also what `pwritev2` asks for one call.
+            stable: flags & libc::O_DSYNC as u32 != 0,
             ..Hints::default()
         }
     }
@@ -186,8 +202,14 @@ impl ClientFs {
     }
 }
 
+/// Whether the kernel serves an open file by its page cache. The pieces of a long append keep their order only if it sends one after the other.
+fn keeps_pages(file: &OpenFile) -> bool {
+    file.flags().direct && !file.flags().append
+}
+
 impl FileSystem for ClientFs {
     fn mounted(&self, notifier: Notifier, limits: &Limits) {
+        self.kernel_view.mounted(notifier.clone());
         self.client.set_pages(self.pages.start(notifier));
         let by_pages = (limits.pages_max.saturating_sub(1) * 4096).max(4096);
         self.request_max_bytes.store(limits.write_max_bytes.min(by_pages), Relaxed);
@@ -200,7 +222,7 @@ impl FileSystem for ClientFs {
     }
 
     fn begins(&self) {
-        lent::begins(&self.client);
+        lent::begins(&self.client, self.kernel_view.now());
     }
 
     fn answered(&self) {
@@ -217,7 +239,7 @@ impl FileSystem for ClientFs {
 
     fn getattr(&self, caller: &Caller<'_>, ino: Ino, _: Option<Handle>) -> Result<AttrReply> {
         let attr = self.wait(caller, self.client.getattr(&Self::stream(caller), ino))?;
-        Ok(self.attributes(attr))
+        Ok(self.attributes(attr, lent::since()))
     }
 
     fn setattr(&self, caller: &Caller<'_>, ino: Ino, set: &SetAttr, handle: Option<Handle>) -> Result<AttrReply> {
@@ -227,10 +249,15 @@ impl FileSystem for ClientFs {
         {
             return self.getattr(caller, ino, None);
         }
-        let attr = self.wait(caller, self.client.setattr(&self.ctx(caller), ino, *set, file.as_ref()))?;
-        let told = self.attributes(attr);
+        let changing = self.kernel_view.change(ino);
+        let changed = self.wait(caller, self.client.setattr(&self.ctx(caller), ino, *set, file.as_ref()));
+        if changed.is_err() && set.size.is_some() {
+            self.kernel_view.misses_end(ino);
+        }
+        let (attr, since) = (changed?, changing.ends());
         // The kernel lets nobody make names in a directory meanwhile.
-        Ok(if attr.kind == Kind::Dir { AttrReply { ttl: self.ttl(), ..told } } else { told })
+        let ttl = if attr.kind == Kind::Dir { self.lend(&attr, since) } else { self.attr_ttl(&attr, since) };
+        Ok(AttrReply { attr, ttl })
     }
 
     fn readlink(&self, caller: &Caller<'_>, ino: Ino) -> Result<Vec<u8>> {
@@ -248,7 +275,7 @@ impl FileSystem for ClientFs {
     fn mkdir(&self, caller: &Caller<'_>, parent: Ino, name: &[u8], mode: u32) -> Result<Entry> {
         let made = self.wait_entry(caller, self.client.mkdir(&self.ctx(caller), parent, name, perm(mode)))?;
         // Nobody knew it before.
-        Ok(Entry { attr_ttl: self.ttl(), ..made })
+        Ok(Entry { attr_ttl: self.lend(&made.attr, lent::since()), ..made })
     }
 
     fn unlink(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<()> {
@@ -278,16 +305,28 @@ impl FileSystem for ClientFs {
     }
 
     fn link(&self, caller: &Caller<'_>, ino: Ino, new_parent: Ino, new_name: &[u8]) -> Result<Entry> {
-        self.wait_entry(caller, self.client.link(&self.ctx(caller), ino, new_parent, new_name))
+        let changing = self.kernel_view.change(ino);
+        let attr = self.wait(caller, self.client.link(&self.ctx(caller), ino, new_parent, new_name))?;
+        let since = changing.ends();
+        Ok(Entry { attr, generation: 0, entry_ttl: self.ttl(), attr_ttl: self.attr_ttl(&attr, since) })
     }
 
     fn open(&self, caller: &Caller<'_>, ino: Ino, how: OpenHow) -> Result<OpenReply> {
         let flags = amphi_client::OpenFlags::from_linux(how.flags);
-        let file = self.wait(caller, self.client.open(&self.opener(caller), ino, flags))?;
-        if how.kill_suidgid && how.has(libc::O_TRUNC) {
+        let truncates = how.has(libc::O_TRUNC);
+        let _changing = truncates.then(|| self.kernel_view.change(ino));
+        let file = self.wait(caller, self.client.open(&self.opener(caller), ino, flags));
+        if truncates {
+            if file.is_err() {
+                self.kernel_view.misses_end(ino);
+            }
+            self.tell_end(ino, 0);
+        }
+        let file = file?;
+        if how.kill_suidgid && truncates {
             self.kill_suidgid(caller, ino)?;
         }
-        Ok(self.opened(file, how))
+        Ok(self.opened(file))
     }
 
     fn create(
@@ -303,13 +342,13 @@ impl FileSystem for ClientFs {
         if !made.created && how.kill_suidgid && how.has(libc::O_TRUNC) {
             self.kill_suidgid(caller, made.attr.ino)?;
         }
-        Ok((self.entry(made.attr), self.opened(made.file, how)))
+        Ok((self.entry(made.attr), self.opened(made.file)))
     }
 
     fn tmpfile(&self, caller: &Caller<'_>, parent: Ino, mode: u32, how: OpenHow) -> Result<(Entry, OpenReply)> {
         let flags = amphi_client::OpenFlags::from_linux(how.flags);
         let made = self.wait(caller, self.client.tmpfile(&self.opener(caller), parent, perm(mode), flags))?;
-        Ok((self.entry(made.attr), self.opened(made.file, how)))
+        Ok((self.entry(made.attr), self.opened(made.file)))
     }
 
     fn read(&self, caller: &Caller<'_>, _: Ino, how: &ReadHow, sink: &mut ReadSink<'_>) -> Result<()> {
@@ -344,32 +383,8 @@ impl FileSystem for ClientFs {
         }
     }
 
-    fn write(&self, caller: &Caller<'_>, _: Ino, how: &WriteHow, mut data: Payload<'_>) -> Result<usize> {
-        let file = self.handles.get(how.handle)?;
-        let ctx = Self::stream(caller);
-        let hints = Hints {
-            write_back: how.from_page_cache,
-            kill_suidgid: how.kill_suidgid,
-            // Opened with O_DIRECT, which was taken away since: the kernel keeps a copy.
-            for_pages: file.flags().direct && how.flags & libc::O_DIRECT as u32 == 0,
-            ..self.hints(data.len(), how.flags)
-        };
-        let written = match data.unit() {
-            Some(unit) => self.client.try_write_buf(&ctx, &file, how.offset, unit, hints),
-            None => self.client.try_write(&ctx, &file, how.offset, &data, hints),
-        };
-        if let Some(len) = written {
-            return Ok(len);
-        }
-        // Whether setgid stays may depend on the writer's groups.
-        let ctx = if how.kill_suidgid { self.ctx(caller) } else { ctx };
-        let end = how.offset + data.len() as u64;
-        let written = self.wait(caller, self.client.write(&ctx, &file, how.offset, data.into_buf(), hints));
-        // A mount that is alone knows the size.
-        if written.is_err() && !how.from_page_cache && !self.client.is_alone() {
-            self.rollbacks.failed(how.handle, caller.tid, end);
-        }
-        written
+    fn write(&self, caller: &Caller<'_>, ino: Ino, how: &WriteHow, data: Payload<'_>) -> Result<usize> {
+        self.write_file(caller, ino, how, data)
     }
 
     fn statfs(&self, caller: &Caller<'_>, _: Ino) -> Result<Statfs> {
@@ -467,6 +482,7 @@ impl FileSystem for ClientFs {
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => return Err(Errno::Inval),
         };
+        let _changing = self.kernel_view.change(ino);
         self.wait(caller, self.client.setxattr(&self.ctx(caller), ino, name, value, mode))
     }
 
@@ -482,14 +498,18 @@ impl FileSystem for ClientFs {
         let ctx = self.ctx(caller);
         // The kernel lets only who may call, and calls for whoever changes the file: he need not own it.
         let ctx = if name == b"security.capability" { Ctx { cred: Cred::root(), ..ctx } } else { ctx };
+        let _changing = self.kernel_view.change(ino);
         self.wait(caller, self.client.removexattr(&ctx, ino, name))
     }
 
     fn fallocate(&self, caller: &Caller<'_>, _: Ino, handle: Handle, offset: u64, len: u64, mode: u32) -> Result<()> {
         let file = self.handles.get(handle)?;
         let mode = Fallocate::from_linux(mode).ok_or(Errno::NotSupported)?;
+        let _changing = self.kernel_view.change(file.ino());
         self.kill_suidgid_unless_root(caller, file.ino())?;
-        self.wait(caller, self.client.fallocate(&Self::stream(caller), &file, mode, offset, len))
+        let done = self.wait(caller, self.client.fallocate(&Self::stream(caller), &file, mode, offset, len));
+        self.bytes_changed(file.ino(), offset, len, done.map_or(0, |()| len));
+        done
     }
 
     fn lseek(&self, caller: &Caller<'_>, _: Ino, handle: Handle, offset: u64, whence: u32) -> Result<u64> {
@@ -539,8 +559,12 @@ impl FileSystem for ClientFs {
         self.kill_suidgid_unless_root(caller, to.ino())?;
         let (from, to) = ((&from, how.from_offset), (&to, how.to_offset));
         let len = how.len.min(COPY_MAX_BYTES);
-        let copied = self.wait(caller, self.client.copy_file_range(&Self::stream(caller), from, to, len))?;
-        Ok(copied as u64)
+        let _changing = self.kernel_view.change(to.0.ino());
+        let copied = self.wait(caller, self.client.copy_file_range(&Self::stream(caller), from, to, len));
+        // It is shorter at the end of its source, with nothing behind.
+        let reached = copied.as_ref().map_or(0, |copied| *copied as u64);
+        self.bytes_changed(to.0.ino(), to.1, if copied.is_ok() { reached } else { len }, reached);
+        copied.map(|copied| copied as u64)
     }
 }
 

@@ -98,7 +98,7 @@ impl Counters {
             Request::Write { .. } => &self.write,
             Request::WriteBatch { .. } => &self.write_batch,
             Request::ReadBatch { .. } => &self.read_batch,
-            Request::Punch { .. } | Request::Allocate { .. } | Request::Seek { .. } => &self.space,
+            Request::Punch { .. } | Request::Allocate { .. } | Request::DataMap { .. } => &self.space,
             Request::Sync => &self.sync,
             Request::LockEnqueue { .. }
             | Request::GroupLock { .. }

@@ -53,7 +53,7 @@ fn is_repeatable(op: &Request) -> bool {
             | Request::ListXattr { .. }
             | Request::StatFs
             | Request::Read { .. }
-            | Request::Seek { .. }
+            | Request::DataMap { .. }
             | Request::Sync
             | Request::Spread { .. }
             | Request::LockCancel { .. }
@@ -220,7 +220,7 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
         Request::Allocate { object, range, generation, server_lock } => {
             Box::pin(cx.allocate(object, range, generation, server_lock)).await
         }
-        Request::Seek { object, offset, hole } => cx.seek(object, offset, hole).await,
+        Request::DataMap { object, offset, runs_max } => cx.data_map(object, offset, runs_max),
         Request::Sync => cx.sync().await,
         Request::Spread { ino } => cx.spread(ino).await,
         Request::LockEnqueue { object, mode, range, extent } => cx.lock_enqueue(object, mode, range, extent).await,

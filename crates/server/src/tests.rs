@@ -242,7 +242,7 @@ fn target_of(op: &Request, pool: u16) -> TargetId {
         | Request::Write { object, .. }
         | Request::Punch { object, .. }
         | Request::Allocate { object, .. }
-        | Request::Seek { object, .. }
+        | Request::DataMap { object, .. }
         | Request::GroupLock { object, .. }
         | Request::LockEnqueue { object, .. } => object_target(*object, pool),
         _ => TargetId(0),

@@ -52,8 +52,13 @@ pub enum Reply {
         /// The target has so much room that later writes may return before they have landed: they will not find it full.
         roomy: bool,
     },
-    /// An offset, if there is one.
-    Offset(Option<u64>),
+    /// Where an object has data.
+    DataMap {
+        /// Runs of blocks with data, ascending, none touching the next; the first may begin before the offset that was asked for.
+        runs: Vec<ByteRange>,
+        /// Up to here these are all there are; `None`: to the end of the object.
+        known_to: Option<u64>,
+    },
     /// A granted lock.
     Locked {
         /// Its id.

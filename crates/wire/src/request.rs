@@ -235,14 +235,14 @@ pub enum Request {
         /// As for `Read`.
         server_lock: bool,
     },
-    /// `Offset`: next data or hole in one object at or after `offset`; `None` = none in this object.
-    Seek {
+    /// `DataMap`: where an object has data, from `offset` on.
+    DataMap {
         /// Object.
         object: ObjectId,
         /// Where to start.
         offset: u64,
-        /// Look for a hole, otherwise for data.
-        hole: bool,
+        /// So many runs at most; the server gives no more than `DATA_RUNS_MAX`.
+        runs_max: u32,
     },
     /// `Done`: everything this target answered before is on stable storage.
     Sync,
@@ -436,6 +436,9 @@ impl Request {
 pub const BATCH_BYTES_MAX: usize = 1 << 20;
 /// Most parts of a batch: more files than that with more than 2 KiB each do not fit its bytes.
 pub const BATCH_PARTS_MAX: usize = 512;
+
+/// Runs of one object in an answer to `DataMap`: 64 KiB of it.
+pub const DATA_RUNS_MAX: u32 = 4096;
 
 /// One of the files of `Request::ReadBatch`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -101,7 +101,7 @@ fn requests() -> Vec<Request> {
         Request::CloseBatch { closes: vec![(ino, access, Some(mtime)), (ino, access, None)] },
         Request::Punch { object, range, generation: 1, mtime, server_lock: true },
         Request::Allocate { object, range, generation: 1, server_lock: true },
-        Request::Seek { object, offset: u64::MAX, hole: true },
+        Request::DataMap { object, offset: u64::MAX, runs_max: u32::MAX },
         Request::Sync,
         Request::Spread { ino },
         Request::LockEnqueue { object, mode: LockMode::Write, range, extent: LockExtent::Grown },
@@ -149,8 +149,8 @@ fn replies() -> Vec<Reply> {
         Reply::Written { roomy: true },
         Reply::WrittenBatch(vec![Ok(()), Err(Errno::NoSpace)]),
         Reply::FilesAhead(vec![Err(Errno::Again)]),
-        Reply::Offset(Some(u64::MAX)),
-        Reply::Offset(None),
+        Reply::DataMap { runs: vec![ByteRange::ALL; DATA_RUNS_MAX as usize], known_to: Some(u64::MAX) },
+        Reply::DataMap { runs: Vec::new(), known_to: None },
         Reply::Locked { lock: 1, range: ByteRange::ALL },
         Reply::Locks(vec![1, 2, 3]),
         Reply::Status { uptime_s: 1, cluster: 2, targets: vec![], sessions: vec![], map_epoch: 3, servers: vec![] },
@@ -235,7 +235,7 @@ fn bytes_of_a_request() {
     let body = [2, 5, 6, 1, 7, 1, 0xac, 0x02];
     assert_eq!(bytes[HEAD_BYTES..len], body);
     let mut expected = Vec::new();
-    expected.extend(b"AMPH\x0e\x00\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
+    expected.extend(b"AMPH\x0f\x00\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
     expected.extend(b"\x02\x01\x00\x00\x00\x00\x00\x00\xe8\x03\x00\x00\x08\x00\x00\x00");
     expected.extend(b"\x09\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00");
     let crc = crc32c::crc32c(&[&expected[..], &body].concat());

@@ -8,6 +8,7 @@ mod cluster;
 mod crash;
 mod demo;
 mod direct;
+mod file_ends;
 mod file_locks;
 mod front_end;
 mod fstab;

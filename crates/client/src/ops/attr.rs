@@ -25,6 +25,8 @@ use std::sync::atomic::Ordering::SeqCst;
 
 /// How often the size is asked for as if nothing of this mount came between question and answer; then its own changes are asked for too.
 pub(crate) const TRIES: usize = 4;
+/// How often it is found out where a file ends that is written there.
+const LEARN_NS: u64 = 1_000_000_000;
 
 pub(crate) async fn getattr(core: Arc<Core>, ctx: Ctx, ino: Ino) -> Result<Attr> {
     core.stats.count(Count::GetAttr);
@@ -39,15 +41,23 @@ pub(crate) async fn getattr(core: Arc<Core>, ctx: Ctx, ino: Ino) -> Result<Attr>
 /// `File::size` is what the attributes say, unless changes of this mount's own keep coming: then it is left alone, and the size
 /// returned was the file's at some moment of the call.
 pub(crate) async fn ask(core: &Arc<Core>, cred: &Cred, ino: Ino) -> Result<(InodeView, Attr)> {
+    match ask_settled(core, cred, ino).await? {
+        Some(answer) => Ok(answer),
+        None => ask_now(core, cred, ino).await,
+    }
+}
+
+/// As `ask`, but `None` if changes of this mount's own keep coming; otherwise `File::size` is what the attributes say.
+async fn ask_settled(core: &Arc<Core>, cred: &Cred, ino: Ino) -> Result<Option<(InodeView, Attr)>> {
     for _ in 0..TRIES {
         let mut told = tokens::call(core, ino.target(), cred, Request::GetAttr { ino }, &[]).await?;
         let view = inode_reply(told.take()?)?;
         let (attr, taken) = told.keep_size(view);
         if taken {
-            return Ok((view, attr));
+            return Ok(Some((view, attr)));
         }
     }
-    ask_now(core, cred, ino).await
+    Ok(None)
 }
 
 /// As `ask`, for a file that this mount itself changes all the time: the server asks it for its own changes, as it asks others.
@@ -93,10 +103,63 @@ pub(crate) async fn reload(core: &Arc<Core>, file: &Arc<File>) -> Result<()> {
 /// The size of the file now: of the moment of the call or later. It stays true while the caller holds locks beyond which
 /// nobody can change it.
 pub(crate) async fn size_now(core: &Arc<Core>, file: &Arc<File>) -> Result<u64> {
-    if tokens::is_sure(core, file) {
+    if tokens::is_sure(core, file) || knows_end(core, file) {
         return Ok(file.size());
     }
     ask(core, &Cred::root(), file.ino).await.map(|(_, attr)| attr.size)
+}
+
+/// The end of the file now. `locked`: the caller has pinned write locks on all of every object, so that no other mount changes it; then it
+/// stays known as long as this one keeps these locks.
+pub(crate) async fn end_now(core: &Arc<Core>, file: &Arc<File>, locked: bool) -> Result<u64> {
+    if knows_end(core, file) {
+        return Ok(file.size());
+    }
+    let known = match tokens::is_sure(core, file) {
+        true => Some(file.size()),
+        false => ask_settled(core, &Cred::root(), file.ino).await?.map(|(_, attr)| attr.size),
+    };
+    match known {
+        Some(end) => {
+            // Members of a group on other mounts move the end, too.
+            if locked && file.group.id() == 0 {
+                file.end_kept.store(true, SeqCst);
+            }
+            Ok(end)
+        }
+        None => ask_now(core, &Cred::root(), file.ino).await.map(|(_, attr)| attr.size),
+    }
+}
+
+/// Finds out where the file ends, behind the caller's back, and keeps that if this mount has all of its locks.
+pub(crate) fn learn_end(core: &Arc<Core>, file: &Arc<File>) {
+    let now = core.clock.now_ns();
+    let asked = file.end_asked_ns.load(SeqCst);
+    let is_due = asked == 0 || now >= asked + LEARN_NS;
+    if !is_due || file.end_asked_ns.compare_exchange(asked, now.max(1), SeqCst, SeqCst).is_err() {
+        return;
+    }
+    let (here, file) = (core.clone(), file.clone());
+    core.spawn(async move {
+        let has_all = locks::covered(&file, locks::all_stripe_bits(&file));
+        let pins =
+            if has_all { locks::try_pin_objects(&here, &file, Mode::Write, ByteRange::ALL).await.ok() } else { None };
+        if let Err(e) = end_now(&here, &file, pins.is_some()).await {
+            tracing::debug!(ino = %file.ino, "the end is not known: {e}");
+        }
+    });
+}
+
+/// Whether `File::size` is the end of the file: alone once it was asked for, with other mounts as long as this one has kept the write locks
+/// under which it was asked for.
+pub(crate) fn knows_end(core: &Core, file: &File) -> bool {
+    if core.company.is_alone() {
+        return tokens::is_sure(core, file);
+    }
+    file.end_kept.load(SeqCst)
+        && file.group.id() == 0
+        && locks::covered(file, locks::all_stripe_bits(file))
+        && core.company.leases.in_touch_for(core.clock.boot_ns(), file, ByteRange::ALL)
 }
 
 pub(crate) async fn setattr(

@@ -46,7 +46,7 @@ pub(crate) async fn fallocate(
     let extends = matches!(mode, Fallocate::Allocate | Fallocate::ZeroRange { keep_size: false });
     {
         let _guard = group::enter(file, open.member(), range, Hold::Exclusive).await?;
-        file.mark_epoch();
+        file.storage_changes();
         let begun = company::begin(&core);
         let mut pins = None;
         if begun.is_none() && file.layout().stripes() > 1 {
@@ -58,7 +58,7 @@ pub(crate) async fn fallocate(
         // A read beside it may have brought a page of which a part lies in here.
         core.cache.forget(file, range, Dirty::Keep);
         drop((pins, begun));
-        file.mark_epoch();
+        file.storage_changes();
         tokens::outdated(&core, file.ino);
         done?;
     }

@@ -216,6 +216,14 @@ pub(crate) async fn write(
     Ok(None)
 }
 
+/// An append has gone elsewhere than the front end took it to go, which keeps a copy of its bytes in the pages of `told`: they are dropped.
+pub(crate) async fn misplaced(core: &Arc<Core>, file: &Arc<File>, told: ByteRange, overwrite: Option<Overwrite>) {
+    if let Some(overwrite) = overwrite {
+        overwrite.settle(core).await;
+    }
+    company::drop_overwritten(core, file.ino, told.align_out(PAGE)).await;
+}
+
 /// What shall be written of `data` for `range`: all of it, but for what a write has replaced since a page that is written back was read.
 pub(crate) fn parts(
     file: &File,

@@ -3,7 +3,7 @@
 //! In company a write is one event for everybody: it holds one lock over each object's part of it from before the first byte
 //! until the last is in the cache or on the target, or goes to one object under the target's own lock.
 
-use crate::api::{Ctx, Hints};
+use crate::api::{Ctx, Hints, WriteTo};
 use crate::cache::{Put, Source, UNIT};
 use crate::company;
 use crate::core::Core;
@@ -38,8 +38,7 @@ pub(crate) fn try_write(
     hints: Hints,
 ) -> Option<usize> {
     let flags = open.flags;
-    let append = flags.append && !hints.write_back;
-    let special = append || flags.direct || flags.sync || flags.dsync || hints.direct;
+    let special = flags.direct || is_stable(open, hints) || hints.direct;
     let (file, len) = (&open.file, source.len());
     if special || !flags.write || len == 0 || !file.group.admits(open.member()) {
         return None;
@@ -47,8 +46,25 @@ pub(crate) fn try_write(
     if holds_privileges(core, file, hints.kill_suidgid) || core.room.any_full() {
         return None;
     }
+    let aim = aim(core, open, offset, hints);
+    // The end stays where it is until all bytes are there.
+    let mut guard = match aim {
+        Aim::Offset | Aim::ToldEnd => None,
+        Aim::End | Aim::OffsetAtEnd => Some(file.range.try_acquire(ByteRange::ALL, Hold::Exclusive)?),
+    };
+    let offset = if aim == Aim::End { file.size() } else { offset };
     let range = ByteRange::at(offset, len);
     if range.end > limits::FILE_MAX {
+        return None;
+    }
+    let aims_well = || match aim {
+        Aim::Offset => true,
+        Aim::ToldEnd => core.company.has_always_been_alone(),
+        Aim::End | Aim::OffsetAtEnd => {
+            (attr::knows_end(core, file) || tokens::is_sure(core, file)) && file.size() == offset
+        }
+    };
+    if !aims_well() {
         return None;
     }
     let decision = decide(&core.input(ctx, open, Way::Write, (range, open.request_bytes(Way::Write, ctx.tid, range))));
@@ -64,15 +80,17 @@ pub(crate) fn try_write(
     if !core.company.is_alone() && (!unpinned || !in_touch()) {
         return None;
     }
-    let guard =
-        if one_unit && file.range.idle() { None } else { Some(file.range.try_acquire(range, Hold::Exclusive)?) };
+    if guard.is_none() && !(one_unit && file.range.idle()) {
+        guard = Some(file.range.try_acquire(range, Hold::Exclusive)?);
+    }
     let is_free = || file.group.admits(open.member()) && !meets_pages(file, range, hints);
     // With the range lock it stays so, and the first units are not seen without the others. (But for a lock of the cluster that goes: others
     // come to a mount that was alone.)
     if guard.is_some() && !is_free() {
         return None;
     }
-    let check = || locks::covered(file, stripes) && (guard.is_some() || (file.range.idle() && is_free()));
+    let in_order = || guard.is_some() || (file.range.idle() && is_free());
+    let check = || locks::covered(file, stripes) && in_order() && aims_well();
     let now = core.wall();
     let taken = || {
         file.touch(now);
@@ -101,6 +119,41 @@ pub(crate) fn try_write(
         // The slow way writes all of it again.
         Put::Refused(_) => None,
     }
+}
+
+/// Where a write goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Aim {
+    Offset,
+    /// To its offset, where the front end has found the end of the file or was told to write; if another mount has ever been there, to the end.
+    ToldEnd,
+    /// To the end of the file.
+    End,
+    /// To its offset if that is the end of the file.
+    OffsetAtEnd,
+}
+
+/// Where a write goes as far as can be told now.
+fn aim(core: &Core, open: &OpenFile, offset: u64, hints: Hints) -> Aim {
+    match hints.to {
+        // Pages are written back to where they belong, whatever the open they come by.
+        _ if hints.write_back => Aim::Offset,
+        WriteTo::Offset => Aim::Offset,
+        WriteTo::AsOpened if !open.flags.append => Aim::Offset,
+        WriteTo::KnownEnd if core.company.has_always_been_alone() && is_within(&open.file, offset) => Aim::ToldEnd,
+        WriteTo::OffsetAtEnd => Aim::OffsetAtEnd,
+        WriteTo::AsOpened | WriteTo::End | WriteTo::KnownEnd => Aim::End,
+    }
+}
+
+/// Whether a front end that takes `offset` for the end may be right: not if bytes that it knows of were lost.
+fn is_within(file: &File, offset: u64) -> bool {
+    file.failures.count() == 0 || offset <= file.size()
+}
+
+/// Whether a write returns only when its data is on stable storage.
+fn is_stable(open: &OpenFile, hints: Hints) -> bool {
+    open.flags.sync || open.flags.dsync || hints.stable
 }
 
 /// Whether a write has to mind pages: those it may replace bytes of, or, as the write-back of a page, writes that replaced some of it.
@@ -158,8 +211,8 @@ pub(crate) async fn write(
     if holds_privileges(&core, &file, hints.kill_suidgid) {
         drop_privileges(&core, &file, hints.kill_suidgid.then_some(&ctx.cred)).await?;
     }
-    // Pages are written back to where they belong, whatever the open they come by.
-    let append = open.flags.append && !hints.write_back;
+    let aim = aim(&core, &open, offset, hints);
+    let append = aim == Aim::End;
     let through_pages = hints.write_back || (hints.for_pages && !append);
     if through_pages && !core.company.is_alone() {
         let range = ByteRange::at(offset, len);
@@ -179,13 +232,17 @@ pub(crate) async fn write(
     let member = if hints.write_back { file.group.id() } else { open.member() };
     let mut guard = group::enter(&file, member, local, Hold::Exclusive).await?;
     let mut begun = company::begin(&core);
+    if aim == Aim::ToldEnd && !(begun.is_some() && core.company.has_always_been_alone()) {
+        drop((guard, begun));
+        return Box::pin(write(core, ctx, open, offset, data, Hints { to: WriteTo::End, ..hints })).await;
+    }
     let mut pins = None;
     let range = if append {
         if begun.is_none() {
             lease::touch(&core, &file, ByteRange::ALL).await?;
             pins = Some(locks::pin_objects(&core, &file, LockMode::Write, ByteRange::ALL).await?);
         }
-        ByteRange::at(attr::size_now(&core, &file).await?, len)
+        ByteRange::at(attr::end_now(&core, &file, pins.is_some()).await?, len)
     } else {
         local
     };
@@ -247,10 +304,14 @@ pub(crate) async fn write(
     }
     overwrite.iter().for_each(|o| o.in_place(written));
     drop((pins, begun, guard));
-    if let Some(overwrite) = overwrite {
+    if append && hints.for_pages {
+        // The front end keeps a copy where it took the end to be, which it gives back only behind the answer.
+        let (here, kept, told) = (core.clone(), file.clone(), ByteRange::at(offset, len));
+        core.spawn(async move { pages::misplaced(&here, &kept, told, overwrite).await });
+    } else if let Some(overwrite) = overwrite {
         overwrite.settle(&core).await;
     }
-    if open.flags.sync || open.flags.dsync {
+    if is_stable(&open, hints) {
         writeback::flush(&core, &file, range).await;
         sync::sync_file(&core, &file).await?;
         losses::tell(&open).await?;

@@ -42,6 +42,11 @@ impl FileStats {
         self.events[event as usize].fetch_add(1, Relaxed);
     }
 
+    #[cfg(test)]
+    pub(crate) fn count_of(&self, event: FileEvent) -> u64 {
+        self.events[event as usize].load(Relaxed)
+    }
+
     /// An open file counts from now on.
     pub(crate) fn enter(&self, ledger: &Arc<Ledger>) {
         self.ledgers.lock().push(ledger.clone());

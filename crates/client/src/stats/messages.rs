@@ -40,7 +40,7 @@ fn ino_of(op: &Request) -> Option<Ino> {
         | Request::Write { object, .. }
         | Request::Punch { object, .. }
         | Request::Allocate { object, .. }
-        | Request::Seek { object, .. }
+        | Request::DataMap { object, .. }
         | Request::LockEnqueue { object, .. }
         | Request::GroupLock { object, .. } => Some(object.ino),
         Request::GetAttr { ino }

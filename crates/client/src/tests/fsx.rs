@@ -219,7 +219,26 @@ impl Story {
                     let hole = &self.model[at as usize..data as usize];
                     assert!(hole.iter().all(|b| *b == 0), "only zeros before data");
                 }
+                self.walk(&file);
             }
+        }
+    }
+
+    /// Data and holes of the whole file, one after the other: all that is not zero is data, and both have a length.
+    fn walk(&mut self, file: &Arc<OpenFile>) {
+        let (root, end) = (Ctx::root(), self.model.len() as u64);
+        let mut at = 0;
+        while at < end {
+            let op = self.w.client.lseek(&root, file, at, Whence::Data);
+            let data = self.w.run(op).unwrap_or(end);
+            assert!(self.model[at as usize..data as usize].iter().all(|b| *b == 0), "a hole from {at} to {data}");
+            if data == end {
+                break;
+            }
+            let op = self.w.client.lseek(&root, file, data, Whence::Hole);
+            let hole = self.w.run(op).expect("the end is one");
+            assert!(hole > data && hole <= end, "data from {data} to {hole} of {end}");
+            at = hole;
         }
     }
 

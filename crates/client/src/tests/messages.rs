@@ -4,12 +4,12 @@ use super::company::{self, in_cluster, root};
 use super::policy::{io, read, sent, write};
 use super::world::World;
 use crate::OpenFile;
-use crate::api::{Ctx, Hints, OpenFlags};
+use crate::api::{Ctx, Fallocate, Hints, OpenFlags, Whence, WriteTo};
 use crate::cache::drop::Dirty;
 use crate::decision::Reason;
-use crate::stats::{Count, Way};
+use crate::stats::{Count, FileEvent, Way};
 use amphi_env::Buf;
-use amphi_types::{ByteRange, Ino, Pattern};
+use amphi_types::{ByteRange, Errno, Ino, Pattern, SetAttr};
 use amphi_wire::XattrMode;
 use std::sync::Arc;
 
@@ -152,5 +152,130 @@ fn a_direct_append_takes_one_lock() {
         let seen = company::open(&b, "f", OpenFlags::READ).await;
         let expected = [vec![1; 5000], vec![0; 4000], vec![2; 1000], vec![3; 3000], vec![4; 2000]].concat();
         assert!(company::read(&b, &seen, 0, 20_000).await == expected);
+    });
+}
+
+/// Goal: a program that looks for data and holes in turn asks each object once for many of them, and what it is told follows every change of the
+/// file. Method: 400 runs of one block; all pairs, counted; then a write, a hole and a cut in between, after each of which all pairs are right.
+#[test]
+fn data_and_holes_are_asked_for_once() {
+    let mut w = World::new(1, &[]);
+    w.server.runs_max = 1000;
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    let (root, page) = (Ctx::root(), PAGE as u64);
+    let mut data: Vec<u64> = (0..400).map(|i| 2 * i * page).collect();
+    for at in &data {
+        write(&mut w, &file, 0, *at, 100, false);
+    }
+    let set = |size| SetAttr { size: Some(size), ..SetAttr::default() };
+    let mut size = 1000 * page;
+    let op = w.client.setattr(&root, file.ino(), set(size), Some(&file));
+    w.run(op).expect("a hole behind");
+    let look = |w: &mut World, at, whence| {
+        let op = w.client.lseek(&Ctx::root(), &file, at, whence);
+        w.run(op).ok()
+    };
+    let walk = |w: &mut World, data: &[u64], size: u64| {
+        let (mut at, mut found) = (0, Vec::new());
+        while let Some(next) = look(w, at, Whence::Data) {
+            at = look(w, next, Whence::Hole).expect("a hole");
+            assert_eq!(at, (next + page).min(size), "a block is data as a whole");
+            found.push(next);
+        }
+        assert_eq!(found, data);
+    };
+    walk(&mut w, &data, size);
+    let asked = sent(&w, "DataMap");
+    assert!(asked <= 2, "{asked} messages for 800 looks");
+    walk(&mut w, &data, size);
+    assert_eq!(sent(&w, "DataMap"), asked, "nothing has changed");
+    write(&mut w, &file, 0, 801 * page, 1, false);
+    data.push(801 * page);
+    walk(&mut w, &data, size);
+    let op = w.client.fallocate(&root, &file, Fallocate::PunchHole, 10 * page, 5 * page);
+    w.run(op).expect("punch");
+    data.retain(|at| !(10 * page..15 * page).contains(at));
+    walk(&mut w, &data, size);
+    size = 300 * page + 50;
+    let op = w.client.setattr(&root, file.ino(), set(size), Some(&file));
+    w.run(op).expect("cut");
+    data.retain(|at| *at < size);
+    walk(&mut w, &data, size);
+    assert!(sent(&w, "DataMap") <= asked + 6, "once behind each change");
+    drop(file);
+    w.check_clean();
+}
+
+/// Goal: a mount that appends to a file which nobody else uses asks for its end once, and then for nothing as long as it keeps the locks; what
+/// another mount appends or cuts in between counts. Method: two mounts, appends through the cache of one; messages about the file; then appends
+/// and cuts in turns.
+#[test]
+fn appends_ask_for_the_end_once() {
+    in_cluster(232, async |c| {
+        let [a, b] = c.two().await;
+        let flags = OpenFlags { append: true, ..OpenFlags::READ_WRITE };
+        let made = company::create(&a, "f").await;
+        drop(made);
+        let (one, other) = (company::open(&a, "f", flags).await, company::open(&b, "f", flags).await);
+        one.set_io_mode(amphi_types::IoMode::Buffered);
+        let mut expected = Vec::new();
+        let mut append = async |client, file, byte| {
+            company::write(client, file, 0, &[byte; 77]).await;
+            expected.extend([byte; 77]);
+        };
+        append(&b, &other, 1).await;
+        append(&a, &one, 2).await;
+        let messages = || one.file.stats.count_of(FileEvent::Call);
+        let before = messages();
+        for byte in 3..100 {
+            append(&a, &one, byte).await;
+        }
+        assert_eq!(messages(), before, "nobody was asked");
+        let found =
+            a.try_write(&root(), &one, 99 * 77, &[0; 1], Hints { to: WriteTo::OffsetAtEnd, ..Hints::default() });
+        assert_eq!(found, Some(1), "the end is known");
+        let missed =
+            a.try_write(&root(), &one, 99 * 77, &[0; 1], Hints { to: WriteTo::OffsetAtEnd, ..Hints::default() });
+        assert_eq!(missed, None, "it was there");
+        let cut = SetAttr { size: Some(99 * 77), ..SetAttr::default() };
+        b.setattr(&root(), other.ino(), cut, None).await.expect("cut");
+        for byte in 100..120 {
+            append(&b, &other, byte).await;
+            append(&a, &one, byte).await;
+            append(&a, &one, byte).await;
+        }
+        assert!(company::read(&b, &other, 0, 20_000).await == expected);
+        assert!(company::read(&a, &one, 0, 20_000).await == expected);
+    });
+}
+
+/// Goal: where data and holes are is what all mounts have made of the file. Method: one mount looks, the other writes into a hole, punches,
+/// extends and cuts in between.
+#[test]
+fn data_of_other_mounts_is_found() {
+    in_cluster(233, async |c| {
+        let [a, b] = c.two().await;
+        let made = company::create(&a, "f").await;
+        let page = PAGE as u64;
+        for i in 0..20 {
+            company::write(&a, &made, 2 * i * page, &[1; 10]).await;
+        }
+        let there = company::open(&b, "f", OpenFlags::READ_WRITE).await;
+        let look = async |at, whence| a.lseek(&root(), &made, at, whence).await;
+        for _ in 0..3 {
+            assert_eq!(look(page, Whence::Data).await, Ok(2 * page));
+            assert_eq!(look(2 * page, Whence::Hole).await, Ok(3 * page));
+            assert_eq!(look(38 * page, Whence::Hole).await, Ok(38 * page + 10), "the end");
+        }
+        company::write(&b, &there, 3 * page, &[2; 10]).await;
+        assert_eq!(look(2 * page, Whence::Hole).await, Ok(5 * page));
+        b.fallocate(&root(), &there, Fallocate::PunchHole, 4 * page, page).await.expect("punch");
+        assert_eq!(look(2 * page, Whence::Hole).await, Ok(4 * page));
+        company::write(&b, &there, 50 * page, &[2; 10]).await;
+        assert_eq!(look(39 * page, Whence::Data).await, Ok(50 * page));
+        let cut = SetAttr { size: Some(10 * page), ..SetAttr::default() };
+        b.setattr(&root(), there.ino(), cut, None).await.expect("cut");
+        assert_eq!(look(9 * page, Whence::Data).await, Err(Errno::NxIo));
+        assert_eq!(look(10 * page, Whence::Hole).await, Err(Errno::NxIo));
     });
 }

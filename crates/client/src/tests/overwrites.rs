@@ -1,7 +1,7 @@
 //! Writes to bytes that lie in pages of a kernel, and stores to these pages beside them.
 
 use super::company::{create, in_cluster, read, root, write};
-use crate::api::{Hints, KernelPages};
+use crate::api::{Hints, KernelPages, WriteTo};
 use crate::{Client, OpenFile};
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Ino};
@@ -10,8 +10,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 const PAGE: usize = 4096;
-const FOR_PAGES: Hints =
-    Hints { for_pages: true, may_continue: false, write_back: false, kill_suidgid: false, direct: false };
+const FOR_PAGES: Hints = Hints {
+    for_pages: true,
+    may_continue: false,
+    write_back: false,
+    kill_suidgid: false,
+    direct: false,
+    to: WriteTo::AsOpened,
+    stable: false,
+};
 const WRITE_BACK: Hints = Hints { for_pages: false, write_back: true, ..FOR_PAGES };
 
 /// A kernel with one page of a file, in which somebody changes bytes.

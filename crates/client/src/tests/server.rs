@@ -45,6 +45,8 @@ pub(crate) struct Server {
     pub(crate) kept_elsewhere: std::collections::BTreeSet<Ino>,
     /// Answers to batches of reads come without their payload, as if they were given again.
     pub(crate) loses_payloads: bool,
+    /// Runs of data in an answer: few, so that what is known ends everywhere.
+    pub(crate) runs_max: usize,
     pub(crate) clock_ns: u64,
     pub(crate) file_locks: super::file_locks::Desk,
     /// What was set of its tunables.
@@ -70,6 +72,7 @@ impl Server {
             contended_only: None,
             kept_elsewhere: Default::default(),
             loses_payloads: false,
+            runs_max: 3,
             clock_ns: 1_000_000_000,
             file_locks: Default::default(),
             tuned: BTreeMap::new(),
@@ -369,13 +372,13 @@ impl Server {
                 self.check_object(call.target, object, range);
                 Reply::Done
             }
-            Request::Seek { object, offset, hole } => {
-                let set = self.objects.get(&object).map(|o| o.data.clone()).unwrap_or_default();
-                let rest = ByteRange::new(offset, u64::MAX);
-                Reply::Offset(match hole {
-                    false => set.within(rest).next().map(|r| r.start),
-                    true => set.gaps(rest).first().map(|r| r.start),
-                })
+            Request::DataMap { object, offset, runs_max } => {
+                let mut blocks = RangeSet::new();
+                let data = self.objects.get(&object).map(|o| o.data.clone()).unwrap_or_default();
+                data.within(ByteRange::new(offset, u64::MAX)).for_each(|run| blocks.insert(run.align_out(4096)));
+                let runs_max = (runs_max as usize).min(self.runs_max);
+                let known_to = blocks.iter().nth(runs_max).map(|run| run.start);
+                Reply::DataMap { runs: blocks.iter().take(runs_max).collect(), known_to }
             }
             Request::Sync | Request::Goodbye | Request::Revoked { .. } | Request::CompanyKnown { .. } => Reply::Done,
             Request::Map | Request::Join { .. } | Request::Ask { .. } => return Err(Errno::Proto),

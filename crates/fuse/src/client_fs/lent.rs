@@ -4,6 +4,7 @@
 //! Invariant: a loan is held from before the time-out is chosen until the answer has been written, so that the client knows
 //! of every answer with a time-out that the kernel has yet to read.
 
+use super::kernel_view::Since;
 use amphi_client::{Client, Lending, Rule};
 use std::cell::RefCell;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use std::time::Duration;
 #[derive(Default)]
 struct Present {
     rule: Rule,
+    since: Since,
     lending: Option<Lending>,
 }
 
@@ -19,9 +21,14 @@ thread_local! {
     static PRESENT: RefCell<Present> = RefCell::default();
 }
 
-/// A request begins on this thread.
-pub(super) fn begins(client: &Client) {
-    PRESENT.with_borrow_mut(|present| *present = Present { rule: client.rule(), lending: None });
+/// A request begins on this thread, at `since`.
+pub(super) fn begins(client: &Client, since: Since) {
+    PRESENT.with_borrow_mut(|present| *present = Present { rule: client.rule(), since, lending: None });
+}
+
+/// When the present request began.
+pub(super) fn since() -> Since {
+    PRESENT.with_borrow(|present| present.since)
 }
 
 /// How long the kernel may keep what the answer to the present request shows.

@@ -9,16 +9,13 @@
 //!
 //! Invariants: without a failed write nothing is looked at; each failed call excuses one truncate.
 
+use super::syscall::Syscall;
 use crate::file_system::Handle;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::time::Duration;
 
 /// Most failed writes remembered; who fails so often without a truncate needs none.
 const FAILED_MAX: usize = 256;
-/// A thread that has just sent its request may still be on its way to sleep.
-const LOOKS: u32 = 20;
-const LOOK_PAUSE: Duration = Duration::from_micros(100);
 /// `truncate`, `ftruncate` and their forms with 64 bits of 32-bit x86, by number; none of them is a call that writes on another one.
 const TRUNCATES: [i64; 6] = [libc::SYS_truncate, libc::SYS_ftruncate, 92, 93, 193, 194];
 
@@ -81,19 +78,8 @@ impl Rollbacks {
 }
 
 /// Whether the thread is in a call of its program that truncates. Where that cannot be seen it is not: what others have written counts more.
-#[expect(clippy::disallowed_methods, reason = "the kernel's clock, behind a write that failed")]
 fn is_truncating(tid: u32) -> bool {
-    let place = format!("/proc/{tid}/syscall");
-    for _ in 0..LOOKS {
-        let Ok(text) = std::fs::read_to_string(&place) else { return false };
-        let word = text.split_whitespace().next().unwrap_or_default();
-        match word.parse::<i64>() {
-            Ok(number) => return TRUNCATES.contains(&number),
-            // "running".
-            Err(_) => std::thread::sleep(LOOK_PAUSE),
-        }
-    }
-    false
+    Syscall::of(tid).is_some_and(|call| TRUNCATES.contains(&call.number))
 }
 
 #[cfg(test)]

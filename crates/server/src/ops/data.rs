@@ -25,7 +25,7 @@ use amphi_env::{Buf, Disk, Env};
 use amphi_types::item::Txn;
 use amphi_types::limits::{BLOCK, FILE_MAX, PAYLOAD_MAX};
 use amphi_types::{ByteRange, Errno, ObjectId, Result, SetAttr, Timespec};
-use amphi_wire::Reply;
+use amphi_wire::{DATA_RUNS_MAX, Reply};
 use amphi_zone::{Lsn, Order};
 use futures_util::future::join_all;
 use smallvec::SmallVec;
@@ -502,10 +502,12 @@ impl<E: Env> Cx<E> {
         Ok(Reply::Done)
     }
 
-    /// `Request::Seek`.
-    pub async fn seek(&self, object: ObjectId, offset: u64, hole: bool) -> Result<Reply> {
+    /// `Request::DataMap`.
+    pub fn data_map(&self, object: ObjectId, offset: u64, runs_max: u32) -> Result<Reply> {
         self.check_object(object)?;
-        Ok(Reply::Offset(self.target.data.borrow().seek(object, offset, hole)))
+        let runs_max = runs_max.clamp(1, DATA_RUNS_MAX) as usize;
+        let (runs, known_to) = self.target.data.borrow().data_runs(object, offset, runs_max);
+        Ok(Reply::DataMap { runs, known_to })
     }
 
     /// `Request::Sync`.

@@ -288,9 +288,13 @@ fn space() {
         assert_eq!(data[..10_000], bytes(1, 0, 10_000)[..]);
         assert!(data[10_000..50_000].iter().all(|&b| b == 0));
         assert_eq!(data[50_000..], bytes(1, 50_000, 50_000)[..]);
-        let seek = |offset, hole| Request::Seek { object, offset, hole };
-        assert_eq!(c.call(seek(0, true)).await, Ok(Reply::Offset(Some(12288))));
-        assert_eq!(c.call(seek(12288, false)).await, Ok(Reply::Offset(Some(49152))));
+        let map = |offset, runs_max| Request::DataMap { object, offset, runs_max };
+        let runs = [ByteRange::new(0, 12288), ByteRange::new(49152, 102_400)];
+        let told = |runs: &[ByteRange], known_to| Ok(Reply::DataMap { runs: runs.to_vec(), known_to });
+        assert_eq!(c.call(map(0, u32::MAX)).await, told(&runs, None), "whole blocks, the last one too");
+        assert_eq!(c.call(map(0, 0)).await, told(&runs[..1], Some(49152)));
+        assert_eq!(c.call(map(12288, 1)).await, told(&runs[1..], None));
+        assert_eq!(c.call(map(u64::MAX, 1)).await, told(&[], None));
         c.call(Request::Allocate { object, range: ByteRange::new(0, 1 << 20), generation: 0, server_lock: true })
             .await
             .unwrap();

@@ -1,0 +1,247 @@
+//! `KernelView`: what the kernel of this mount may take for the attributes of an inode.
+//!
+//! Owns: which inodes are being changed by requests of this mount and whose attributes were lent to the kernel, so that the two never go
+//! together; the last ends of files that the kernel was told. Does not own: the rule under which anything is lent (`lent`).
+//!
+//! While a mount is alone its kernel keeps attributes for a while. An answer to `stat` that is computed before a write, and kept, hides what
+//! an answer computed after it has shown to another program until the write is answered: of one writer and four that looked, 1 to 10 of 100
+//! looks showed a smaller size than one before. The kernel itself takes no answer that was asked for before a change that it knows of, but it
+//! knows of a change only when that is answered. So
+//!
+//! * an answer is lent only if no change of the inode is under way, and none has ended since the answer was asked for;
+//! * a change that finds the attributes lent has the kernel forget them before it begins: that costs a notification of 1 to 2 us for the first
+//!   write behind a `stat`, and nothing for others.
+//!
+//! With other mounts nothing is lent. Then the kernel's idea of the end of a file, where it writes what a program appends, may be an old
+//! one: `may_be_end` says whether an offset may come from there.
+//!
+//! Bound: `SLOTS` slots, each for the inodes of one hash. Inodes that meet in a slot cost a notification too many, or a look at the calling
+//! thread, never one too few.
+
+use crate::Notifier;
+use crate::session::monotonic_ns;
+use amphi_types::Ino;
+use parking_lot::Mutex;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+/// Slots, about 100 bytes each.
+const SLOTS: usize = 8192;
+/// A thread takes so long at most from the answer to the moment from which the kernel counts the life of what it shows.
+const LATE: Duration = Duration::from_millis(50);
+/// Last ends of a file that are remembered: answers to requests that crossed.
+const ENDS: usize = 4;
+
+#[derive(Default)]
+struct Slot {
+    /// Changes under way.
+    changes: u32,
+    /// Number of the last one that has ended.
+    changed: u64,
+    /// Until when the kernel may go by attributes that it was lent.
+    lent_until_ns: u64,
+    /// The kernel has forgotten those of this inode, and none were lent since.
+    forgotten: Ino,
+    /// The kernel may have missed where a file ends: the answer to a change said that it failed.
+    missed: bool,
+    /// Whose ends these are.
+    told: Ino,
+    ends: [u64; ENDS],
+    next_end: usize,
+}
+
+/// See the module's head.
+pub(super) struct KernelView {
+    slots: Box<[Mutex<Slot>]>,
+    /// Numbers changes in the order in which they end.
+    ended: AtomicU64,
+    notifier: OnceLock<Notifier>,
+}
+
+/// A moment, to be compared with the ends of changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Since(u64);
+
+/// A change of an inode under way.
+pub(super) struct Changing<'a> {
+    view: &'a KernelView,
+    ino: Ino,
+    since: Since,
+    /// Another one was under way when it began.
+    beside: bool,
+    is_over: bool,
+}
+
+impl Default for KernelView {
+    fn default() -> KernelView {
+        KernelView {
+            slots: (0..SLOTS).map(|_| Mutex::default()).collect(),
+            ended: AtomicU64::new(0),
+            notifier: OnceLock::new(),
+        }
+    }
+}
+
+impl KernelView {
+    /// The mount is there.
+    pub(super) fn mounted(&self, notifier: Notifier) {
+        let _ = self.notifier.set(notifier);
+    }
+
+    fn slot(&self, ino: Ino) -> &Mutex<Slot> {
+        &self.slots[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 51) as usize % SLOTS]
+    }
+
+    /// Now: to be noted before attributes are asked for.
+    pub(super) fn now(&self) -> Since {
+        Since(self.ended.load(SeqCst))
+    }
+
+    /// Whether attributes of `ino` that were asked for at `since` may be lent for `life` from now on. If so, it is noted.
+    pub(super) fn lend(&self, ino: Ino, since: Since, life: Duration) -> bool {
+        let mut slot = self.slot(ino).lock();
+        if slot.changes > 0 || slot.changed > since.0 {
+            return false;
+        }
+        slot.lent_until_ns = slot.lent_until_ns.max(monotonic_ns() + (life + LATE).as_nanos() as u64);
+        slot.forgotten = Ino(0);
+        true
+    }
+
+    /// A change of `ino` begins. Until it ends nothing is lent, and what was lent is forgotten now.
+    pub(super) fn change(&self, ino: Ino) -> Changing<'_> {
+        let mut slot = self.slot(ino).lock();
+        let since = self.now();
+        let beside = slot.changes > 0;
+        slot.changes += 1;
+        // Under the lock: another change waits until it is done. The kernel waits for nothing here (`Notifier::inval_attr`).
+        if slot.lent_until_ns > 0 && slot.forgotten != ino {
+            if slot.lent_until_ns <= monotonic_ns() {
+                slot.lent_until_ns = 0;
+            } else if let Some(notifier) = self.notifier.get() {
+                if let Err(e) = notifier.inval_attr(ino) {
+                    tracing::debug!(%ino, "the kernel did not forget attributes: {e}");
+                }
+                slot.forgotten = ino;
+            }
+        }
+        Changing { view: self, ino, since, beside, is_over: false }
+    }
+
+    /// The kernel is told that a file ends at `end`, or that a write has ended there.
+    pub(super) fn tell_end(&self, ino: Ino, end: u64) {
+        let slot = &mut *self.slot(ino).lock();
+        if slot.told != ino {
+            (slot.told, slot.ends, slot.next_end) = (ino, [end; ENDS], 0);
+        } else if !slot.ends.contains(&end) {
+            slot.ends[slot.next_end] = end;
+            slot.next_end = (slot.next_end + 1) % ENDS;
+        }
+    }
+
+    /// Whether the kernel may take `offset` for the end of the file.
+    pub(super) fn may_be_end(&self, ino: Ino, offset: u64) -> bool {
+        let slot = self.slot(ino).lock();
+        slot.told != ino || slot.ends.contains(&offset)
+    }
+
+    /// The answer to a change of the file said less than what may have become of it.
+    pub(super) fn misses_end(&self, ino: Ino) {
+        self.slot(ino).lock().missed = true;
+    }
+
+    /// Whether the kernel of a mount that was always alone knows where the file ends.
+    pub(super) fn knows_end(&self, ino: Ino) -> bool {
+        !self.slot(ino).lock().missed
+    }
+}
+
+impl Changing<'_> {
+    /// It is over. From when on attributes that its answer shows count as asked for.
+    pub(super) fn ends(mut self) -> Since {
+        self.end()
+    }
+
+    fn end(&mut self) -> Since {
+        if std::mem::replace(&mut self.is_over, true) {
+            return self.since;
+        }
+        let mut slot = self.view.slot(self.ino).lock();
+        let alone = !self.beside && slot.changes == 1 && slot.changed <= self.since.0;
+        slot.changes -= 1;
+        slot.changed = self.view.ended.fetch_add(1, SeqCst) + 1;
+        // Nothing else came in between: the answer is as good as one that is asked for now.
+        if alone { Since(slot.changed) } else { self.since }
+    }
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIFE: Duration = Duration::from_secs(3600);
+
+    /// Goal: nothing is lent that was asked for before the end of a change; the answer to a change that was alone is. Method: the orders of a
+    /// question, a change and another one.
+    #[test]
+    fn nothing_is_lent_beside_a_change() {
+        let (view, ino, other) = (KernelView::default(), Ino(7), Ino(8));
+        let before = view.now();
+        assert!(view.lend(ino, before, LIFE));
+        let change = view.change(ino);
+        assert!(!view.lend(ino, before, LIFE) && !view.lend(ino, view.now(), LIFE), "under way");
+        assert!(view.lend(other, before, LIFE), "another inode");
+        let after = change.ends();
+        assert!(!view.lend(ino, before, LIFE), "asked for before");
+        assert!(view.lend(ino, after, LIFE) && view.lend(ino, view.now(), LIFE));
+        let (first, second) = (view.change(ino), view.change(ino));
+        let answer = first.ends();
+        assert!(!view.lend(ino, answer, LIFE));
+        let answer = second.ends();
+        assert!(!view.lend(ino, answer, LIFE), "another change has ended in between");
+        assert!(view.lend(ino, view.now(), LIFE));
+    }
+
+    /// Goal: a change has forgotten what was lent of its inode, and of no other. Method: the marks; two inodes of one slot.
+    #[test]
+    fn what_was_lent_is_forgotten() {
+        let view = KernelView::default();
+        view.mounted(Notifier::detached());
+        let ino = Ino(5);
+        let twin = (6..).map(Ino).find(|other| std::ptr::eq(view.slot(*other), view.slot(ino))).expect("a twin");
+        let forgotten = || view.slot(ino).lock().forgotten;
+        drop(view.change(ino));
+        assert_eq!(forgotten(), Ino(0), "nothing was lent");
+        assert!(view.lend(ino, view.now(), LIFE) && view.lend(twin, view.now(), LIFE));
+        drop(view.change(ino));
+        assert_eq!(forgotten(), ino);
+        drop(view.change(twin));
+        assert_eq!(forgotten(), twin, "that of its twin does not stand for it");
+        drop(view.change(ino));
+        assert_eq!(forgotten(), ino);
+        assert!(view.lend(ino, view.now(), LIFE));
+        assert_eq!(forgotten(), Ino(0), "lent anew");
+    }
+
+    /// Goal: ends that the kernel was told lately are known, and where nothing is known everything may be. Method: more than are kept.
+    #[test]
+    fn ends_that_were_told() {
+        let (view, ino) = (KernelView::default(), Ino(5));
+        assert!(view.may_be_end(ino, 3) && view.knows_end(ino));
+        view.tell_end(ino, 10);
+        assert!(view.may_be_end(ino, 10) && !view.may_be_end(ino, 3));
+        (0..ENDS as u64).for_each(|i| view.tell_end(ino, 20 + i));
+        assert!(view.may_be_end(ino, 20) && view.may_be_end(ino, 23) && !view.may_be_end(ino, 10));
+        view.misses_end(ino);
+        let other =
+            (6..).map(Ino).find(|other| !std::ptr::eq(view.slot(*other), view.slot(ino))).expect("another slot");
+        assert!(!view.knows_end(ino) && view.knows_end(other));
+    }
+}

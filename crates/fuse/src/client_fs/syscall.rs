@@ -1,0 +1,73 @@
+//! The system call that a thread of a program is in, as `/proc` shows it.
+//!
+//! For the few requests that do not say which call they belong to. Who is not allowed to look, and a call of io_uring, which another
+//! thread may carry out, give nothing.
+
+use std::time::Duration;
+
+/// A thread that has just sent its request may still be on its way to sleep.
+const LOOKS: u32 = 20;
+const LOOK_PAUSE: Duration = Duration::from_micros(100);
+/// Arguments of a call.
+const ARGUMENTS: usize = 6;
+
+/// A call: its number, and its arguments as registers hold them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Syscall {
+    pub(super) number: i64,
+    arguments: [u64; ARGUMENTS],
+}
+
+impl Syscall {
+    /// The one that thread `tid` is in.
+    #[expect(clippy::disallowed_methods, reason = "the kernel's clock, for a request that is looked at more closely")]
+    pub(super) fn of(tid: u32) -> Option<Syscall> {
+        let place = format!("/proc/{tid}/syscall");
+        for look in 0..LOOKS {
+            let text = std::fs::read_to_string(&place).ok()?;
+            if !text.starts_with("running") {
+                return Syscall::parse(&text);
+            }
+            if look < LOOKS / 2 { std::thread::yield_now() } else { std::thread::sleep(LOOK_PAUSE) }
+        }
+        None
+    }
+
+    fn parse(text: &str) -> Option<Syscall> {
+        let mut words = text.split_whitespace();
+        let number = words.next()?.parse().ok()?;
+        let mut arguments = [0; ARGUMENTS];
+        for argument in &mut arguments {
+            *argument = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
+        }
+        Some(Syscall { number, arguments })
+    }
+
+    /// The flags of a `pwritev2`.
+    fn write_flags(&self) -> Option<i32> {
+        (self.number == libc::SYS_pwritev2).then_some(self.arguments[ARGUMENTS - 1] as i32)
+    }
+
+    /// Whether it is a `pwritev2` with this flag.
+    pub(super) fn writes_with(&self, flag: i32) -> bool {
+        self.write_flags().is_some_and(|flags| flags & flag != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: calls are read as the kernel writes them. Method: its lines; this thread, which does not wait.
+    #[test]
+    fn calls_are_told_apart() {
+        let number = libc::SYS_pwritev2;
+        let line = format!("{number} 0x3 0x7ffd4c0a 0x1 0x0 0x0 0x10 0x7ffd4c09 0x7f2a\n");
+        let call = Syscall::parse(&line).expect("a call");
+        assert!(call.writes_with(libc::RWF_APPEND) && !call.writes_with(libc::RWF_DSYNC));
+        let other = Syscall::parse("1 0x3 0x7ffd4c0a 0x1 0x0 0x0 0x10 0x7ffd4c09 0x7f2a\n").expect("a call");
+        assert!(other.number == 1 && !other.writes_with(libc::RWF_APPEND));
+        assert_eq!(Syscall::parse("-1 0x7ffd4c09 0x7f2a\n"), None, "in no call");
+        assert_eq!(Syscall::of(u32::MAX), None);
+    }
+}
