@@ -25,15 +25,18 @@ pub const MAX_EXTENTS: usize = 1 << 16;
 /// Most bytes of one message: a run of the largest flush size and a page of the largest size.
 pub const MAX_DATA: usize = 2 << 30;
 
+/// The number of a step that is the whole call: its locks go before the reply, and no `Release` follows.
+pub const WHOLE_CALL: u64 = 1;
+
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
     /// First message of a connection: proxy rank and nonce.
     Hello = 1,
-    /// A step of a write.
+    /// A step of a write, or all of it (`WHOLE_CALL`).
     Write,
-    /// A step of a read; the reply has the data.
+    /// A step of a read, or all of it; the reply has the data.
     Read,
     /// The call is over: its locks go. Has no reply.
     Release,

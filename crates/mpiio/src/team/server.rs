@@ -4,7 +4,7 @@
 //! node asks for, so it takes the same locks as everybody. When a connection breaks while the proxy holds locks, the
 //! rank behind it is gone in the middle of a call: the file is given up for the node.
 
-use super::message::{Kind, Message, receive, send};
+use super::message::{Kind, Message, WHOLE_CALL, receive, send};
 use crate::error::{Error, Outcome};
 use crate::file::CachedFile;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -125,13 +125,28 @@ fn serve(mut stream: TcpStream, mut proxy: CachedFile) {
 fn answer(proxy: &mut CachedFile, message: Message) -> Outcome<(u64, Vec<u8>)> {
     let nothing = Vec::new;
     match message.kind {
-        Kind::Write => proxy.write_held(&message.extents, &message.data).map(|()| (0, nothing())),
+        Kind::Write => {
+            let result = proxy.write_held(&message.extents, &message.data);
+            if message.number == WHOLE_CALL {
+                if result.is_ok()
+                    && let Some(last) = message.extents.last()
+                {
+                    proxy.grow(last.offset + last.length);
+                }
+                proxy.release();
+            }
+            result.map(|()| (0, nothing()))
+        }
         Kind::Read => {
             let bytes = message.extents.iter().try_fold(0u64, |sum, e| sum.checked_add(e.length));
             let bytes = bytes.filter(|b| *b <= super::message::MAX_DATA as u64);
             let bytes = bytes.ok_or(Error::Refused("a step of a read is too long"))?;
             let mut data = vec![0; bytes as usize];
-            proxy.read_held(&message.extents, &mut data).map(|()| (0, data))
+            let result = proxy.read_held(&message.extents, &mut data);
+            if message.number == WHOLE_CALL {
+                proxy.release();
+            }
+            result.map(|()| (0, data))
         }
         Kind::Release | Kind::Bye => {
             proxy.release();
