@@ -18,9 +18,10 @@ use crate::pipeline;
 use crate::siblings;
 use crate::tokens::{self, Found};
 use crate::tunables::{Knob, TABLE, Tunables};
+use crate::walks;
 use amphi_dlm::Mode;
 use amphi_env::Buf;
-use amphi_types::{Attr, ByteRange, Errno, Ino, Result, SetAttr};
+use amphi_types::{Attr, ByteRange, Errno, Ino, Kind, Result, SetAttr};
 use amphi_wire::{RenameMode, XattrMode};
 use std::future::Future;
 use std::sync::Arc;
@@ -118,10 +119,44 @@ impl Client {
     }
 }
 
+/// Path walks of a front end that repeats them once when an inode has gone, as the kernel does after ESTALE (see `walks`).
+impl Client {
+    /// The operation of a thread ([`Ctx::tid`]) was answered `Stale`, so the thread will walk its path again: what it looks up from now on stays
+    /// until the operation has ended.
+    pub fn walk_failed(&self, thread: u32) {
+        self.core.walks.failed(thread, self.core.clock.now_ns());
+    }
+
+    /// Whether a thread walks a path again.
+    #[inline]
+    pub fn repeats_walk(&self, thread: u32) -> bool {
+        self.core.walks.repeats(thread)
+    }
+
+    /// The operation for which a thread may have walked again has succeeded.
+    #[inline]
+    pub fn walk_ended(&self, thread: u32) {
+        self.core.walks.ended(thread);
+    }
+
+    /// Whether an inode was shown as a directory lately: if its server does not know it any more, it was removed.
+    pub fn has_shown_directory(&self, ino: Ino) -> bool {
+        self.core.removed.attr(ino).is_ok_and(|attr| attr.kind == Kind::Dir)
+    }
+
+    /// The directory and the name under which a repeated walk of a thread was shown an inode.
+    pub fn walked(&self, thread: u32, ino: Ino) -> Option<(Ino, Vec<u8>)> {
+        self.core.walks.place(thread, ino)
+    }
+}
+
 /// Names.
 impl Client {
     /// Attributes of `name` in `dir`; `.` and `..` are understood.
     pub fn lookup(&self, ctx: &Ctx, dir: Ino, name: &[u8]) -> Pending<Attr> {
+        if self.core.walks.repeats(ctx.tid) {
+            return self.start(walks::lookup(self.core.clone(), ctx.clone(), dir, name.to_vec()));
+        }
         if let Some(Found::Answer(result)) = tokens::find(&self.core, &ctx.cred, dir, name) {
             return Pending::ready(result);
         }

@@ -5,6 +5,7 @@
 
 use crate::api::{ClientConfig, Clock, ReadText};
 use crate::backlog::Backlog;
+use crate::bare::Bare;
 use crate::batch::SmallFiles;
 use crate::cache::PageCache;
 use crate::cache::limit::Trees;
@@ -28,6 +29,7 @@ use crate::siblings::Siblings;
 use crate::stats::{Count, FileEvent, Stats, messages};
 use crate::tokens::Tokens;
 use crate::tunables::{Knob, Tunables};
+use crate::walks::Walks;
 use crate::writeback::{self, Spreading};
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Cred, Errno, Layout, ObjectId, Result, TargetId, Timespec};
@@ -60,6 +62,8 @@ pub(crate) struct Core {
     pub(crate) directories: Directories,
     pub(crate) removed: Removed,
     pub(crate) seek_maps: crate::ops::seek::Maps,
+    pub(crate) walks: Walks,
+    pub(crate) bare: Bare,
     pub(crate) company: Company,
     pub(crate) file_locks: FileLockTable,
     pub(crate) spreading: Spreading,
@@ -156,6 +160,8 @@ impl Core {
             directories: Directories::default(),
             removed: Removed::default(),
             seek_maps: Default::default(),
+            walks: Walks::default(),
+            bare: Bare::default(),
             company: Company::new(),
             file_locks: FileLockTable::default(),
             spreading: Spreading::default(),

@@ -309,6 +309,7 @@ async fn serve<E: Env>(env: &E, core: &Arc<Core>, links: &Rc<Links<E>>) {
 /// Errors: that of bytes which were lost, now or before, and of which no `fsync`, `close` or sync of all files was
 /// told; nobody else is left to hear of it.
 async fn drain<E: Env>(env: &E, core: &Arc<Core>, links: &Rc<Links<E>>) -> amphi_types::Result<()> {
+    core.walks.clear();
     siblings::lose(core, None);
     closes::hurry_all(core);
     let away = links.unreachable();
@@ -351,6 +352,7 @@ async fn tick<E: Env>(env: E, core: Arc<Core>, links: Rc<Links<E>>) {
         locks::tick(&core);
         core.group_news.ring();
         tokens::tick(&core);
+        core.walks.tick(core.clock.now_ns());
         siblings::tick(&core);
         direct_ahead::tick(&core);
         links.tune();

@@ -18,6 +18,7 @@
 
 pub mod api;
 mod backlog;
+mod bare;
 mod batch;
 mod cache;
 mod callers;
@@ -55,6 +56,7 @@ mod stats;
 pub mod status;
 mod tokens;
 mod tunables;
+mod walks;
 mod writeback;
 
 #[cfg(test)]

@@ -1,25 +1,36 @@
 //! Directories, pipes, sockets and devices that were removed while somebody here has them open, or works in them.
 //!
-//! A file that lost its last name lives on at its server until it is closed. Nothing can happen any more in a directory that was removed, and what
-//! happens in a pipe or a device is the kernel's affair, which tells nobody that it is open: so its server forgets it at once. Programs that still
-//! hold it may ask what it is all the same (`fstat`, a shell whose directory is gone), and change its permissions: they see what it was, with no links.
+//! A file that lost its last name lives on at its server until it is closed. Nothing can happen any more in a directory
+//! that was removed, and what happens in a pipe or a device is the kernel's affair, which tells nobody that it is open:
+//! so its server forgets it at once. Programs that still hold it may ask what it is all the same (`fstat`, a shell
+//! whose directory is gone), and change its permissions: they see what it was, with no links.
 //!
-//! Owns: what was last shown of them. Does not own: whether one is there: it is looked for here only when its server does not know it any more
-//! (`Stale`), and inode numbers do not come again.
+//! Owns: what was last shown of them. Does not own: whether one is there: it is looked for here only when its server
+//! does not know it any more (`Stale`), and inode numbers do not come again.
 //!
-//! Invariants: bounded; what was shown longest ago goes first, and what is not known here any more is stale to whoever holds it.
+//! Invariants: bounded; what was shown longest ago goes first, and what is not known here any more is stale to whoever
+//! holds it.
 
-use amphi_types::{Attr, Errno, Ino, Kind, Result, SetAttr, TimeSet, Timespec};
+use amphi_types::{Attr, Errno, Ino, Kind, Result, SetAttr, TimeSet, Timespec, limits};
+use amphi_wire::XattrMode;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
 /// Inodes of each of two generations, about 200 bytes each.
 const GENERATION_MAX: usize = 2048;
 
+/// Attributes of a removed inode that were set since, by name.
+type Xattrs = BTreeMap<Vec<u8>, Vec<u8>>;
+
+/// Removed inodes whose extended attributes set since are kept; beyond, those of all are forgotten. Each has as many as
+/// one that is there.
+const XATTRS_MAX: usize = 64;
+
 #[derive(Default)]
 struct Shown {
     young: BTreeMap<Ino, Attr>,
     old: BTreeMap<Ino, Attr>,
+    xattrs: BTreeMap<Ino, Xattrs>,
 }
 
 impl Shown {
@@ -70,6 +81,49 @@ impl Removed {
         self.0.lock().keep(new);
         Ok(new)
     }
+
+    /// Value of an extended attribute that was set since it was removed: what it had before went with it.
+    pub(crate) fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        self.attr(ino)?;
+        self.0.lock().xattrs.get(&ino).and_then(|all| all.get(name)).cloned().ok_or(Errno::NoData)
+    }
+
+    /// Names of these, each followed by NUL.
+    pub(crate) fn xattr_names(&self, ino: Ino) -> Result<Vec<u8>> {
+        self.attr(ino)?;
+        let shown = self.0.lock();
+        let names = shown.xattrs.get(&ino).into_iter().flat_map(Xattrs::keys);
+        Ok(names.flat_map(|name| name.iter().copied().chain([0])).collect())
+    }
+
+    /// Sets one.
+    pub(crate) fn set_xattr(&self, ino: Ino, name: Vec<u8>, value: Vec<u8>, mode: XattrMode) -> Result<()> {
+        self.attr(ino)?;
+        let mut shown = self.0.lock();
+        if shown.xattrs.len() >= XATTRS_MAX && !shown.xattrs.contains_key(&ino) {
+            shown.xattrs.clear();
+        }
+        let all = shown.xattrs.entry(ino).or_default();
+        match (mode, all.contains_key(&name)) {
+            (XattrMode::Create, true) => return Err(Errno::Exist),
+            (XattrMode::Replace, false) => return Err(Errno::NoData),
+            _ => {}
+        }
+        let cost = |name: &[u8], value: &[u8]| name.len() + value.len() + limits::XATTR_COST;
+        let others: usize = all.iter().filter(|(n, _)| **n != name).map(|(n, value)| cost(n, value)).sum();
+        if others + cost(&name, &value) > limits::XATTR_TOTAL_MAX {
+            return Err(Errno::NoSpace);
+        }
+        all.insert(name, value);
+        Ok(())
+    }
+
+    /// Removes one.
+    pub(crate) fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
+        self.attr(ino)?;
+        let mut shown = self.0.lock();
+        shown.xattrs.get_mut(&ino).and_then(|all| all.remove(name)).map(drop).ok_or(Errno::NoData)
+    }
 }
 
 #[cfg(test)]
@@ -95,8 +149,9 @@ mod tests {
         }
     }
 
-    /// Goal: what was shown last is told, of directories and pipes, without links, also when it was changed since; files are none of its business; memory is bounded and what
-    /// was shown longest ago goes. Method: shown and asked for by hand.
+    /// Goal: what was shown last is told, of directories and pipes, without links, also when it was changed since;
+    /// files are none of its business; memory is bounded and what was shown longest ago goes. Method: shown and asked
+    /// for by hand.
     #[test]
     fn what_was_shown_is_told() {
         let removed = Removed::default();
@@ -116,6 +171,18 @@ mod tests {
         assert_eq!(removed.change(Ino(1), &set, now), Ok(changed));
         assert_eq!(removed.attr(Ino(1)), Ok(changed));
         assert_eq!(removed.change(Ino(2), &set, now), Err(Errno::Stale));
+        let put = |ino, mode| removed.set_xattr(Ino(ino), b"user.x".to_vec(), b"1".to_vec(), mode);
+        assert_eq!((put(1, XattrMode::Replace), put(2, XattrMode::Set)), (Err(Errno::NoData), Err(Errno::Stale)));
+        assert_eq!((put(1, XattrMode::Set), put(1, XattrMode::Create)), (Ok(()), Err(Errno::Exist)));
+        assert_eq!(
+            (removed.xattr(Ino(1), b"user.x"), removed.xattr(Ino(3), b"user.x")),
+            (Ok(b"1".to_vec()), Err(Errno::NoData))
+        );
+        assert_eq!(removed.xattr_names(Ino(1)), Ok(b"user.x\0".to_vec()));
+        assert_eq!(
+            (removed.remove_xattr(Ino(1), b"user.x"), removed.remove_xattr(Ino(1), b"user.x")),
+            (Ok(()), Err(Errno::NoData))
+        );
         (10..10 + 2 * GENERATION_MAX as u64).for_each(|ino| removed.shown(&dir(ino)));
         assert_eq!(removed.attr(Ino(1)), Err(Errno::Stale));
         assert!(removed.attr(Ino(9 + 2 * GENERATION_MAX as u64)).is_ok());

@@ -50,6 +50,7 @@ macro_rules! counters {
 counters! {
     Lookup = "lookup", "reqs";
     LookupCached = "lookup_cached", "reqs";
+    WalkRepeated = "lookup_repeated", "reqs";
     GetAttr = "getattr", "reqs";
     GetAttrCached = "getattr_cached", "reqs";
     GetAttrNow = "getattr_now", "reqs";

@@ -31,6 +31,7 @@ mod siblings;
 mod siblings_shared;
 mod sim_clock;
 mod switches;
+mod walks;
 mod wired;
 mod world;
 pub(crate) use world::World;

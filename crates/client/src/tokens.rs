@@ -13,7 +13,7 @@ use crate::files::{File, Moment};
 use crate::stats::Count;
 use amphi_dlm::{Ask, Grant, OwnChange, Revoke, RevokeId, TokenCache, TokenCacheLimits, TokenKey, TokenNumber};
 use amphi_env::Buf;
-use amphi_types::{Attr, Cred, Errno, Ino, Kind, Name, Result, SessionId, TargetId};
+use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Name, Result, SessionId, TargetId};
 use amphi_wire::{InodeView, Lane, Reply, Request, TokenGrant, Tokens as Grants};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
@@ -84,11 +84,12 @@ async fn call_on(
     let begun = crate::company::begin(core);
     let mut changing = crate::siblings::changing(core, &op);
     let mut directory = crate::directories::changing(core, &op, keys);
+    let mut setting = crate::bare::setting(core, &op);
     let mut question = match &begun {
         Some(_) => Question::none(core),
         None => Question::new(core, keys),
     };
-    let asked = begun.is_some().then(|| crate::directories::asking(core));
+    let asked = begun.is_some().then(|| (crate::directories::asking(core), crate::bare::asking(core)));
     let changes = match &op {
         Request::SetAttr { ino, .. } | Request::SetLayout { ino, .. } => Some(*ino),
         _ => None,
@@ -96,6 +97,8 @@ async fn call_on(
     let moment = core.moment();
     let (answer, payload) = core.send(lane, target, cred, op, None, 0).await?;
     changing.iter_mut().for_each(crate::siblings::Changing::ends);
+    setting.iter_mut().for_each(crate::bare::Setting::ends);
+    drop(setting);
     let contended_places = answer.contended_places().collect();
     let grants = answer.tokens.map_or_else(Grants::default, |tokens| *tokens);
     question.ends(grants.changed);
@@ -134,8 +137,8 @@ pub(crate) struct Told {
     pub(crate) moment: Moment,
     /// The inode that it has changed and shows.
     changes: Option<Ino>,
-    /// When it was asked for, for directories; none in company.
-    asked: Option<crate::directories::Asked>,
+    /// When it was asked for, for directories and for inodes without attributes; none in company.
+    asked: Option<(crate::directories::Asked, crate::bare::Asked)>,
     question: Question,
     _begun: Option<crate::company::Begun>,
 }
@@ -198,8 +201,11 @@ impl Told {
     fn keep_view_of(&self, view: InodeView, grant: Option<TokenGrant>) -> (Attr, bool) {
         let core = &self.question.core;
         core.removed.shown(&view.attr);
-        if let Some(asked) = self.asked.filter(|_| view.attr.kind == Kind::Dir) {
-            crate::directories::shown(core, asked, view.attr);
+        if let Some((directory, bare)) = self.asked {
+            if view.attr.kind == Kind::Dir {
+                crate::directories::shown(core, directory, view.attr);
+            }
+            crate::bare::shown(core, bare, &view);
         }
         let file = core.files.get(view.attr.ino);
         let adopted = file.as_ref().map(|file| match self.changes == Some(view.attr.ino) {
@@ -329,6 +335,7 @@ pub(crate) fn lose_all(core: &Core) {
     core.files.all().iter().for_each(|file| file.token_end_ns.store(0, SeqCst));
     drop(cache);
     crate::directories::lose(core);
+    crate::bare::lose(core);
     crate::siblings::lose(core, None);
 }
 
@@ -338,6 +345,7 @@ pub(crate) fn lose(core: &Core, targets: &[TargetId]) {
     let files = core.files.all().into_iter().filter(|file| targets.contains(&file.ino.target()));
     files.for_each(|file| file.token_end_ns.store(0, SeqCst));
     crate::directories::lose(core);
+    crate::bare::lose(core);
     crate::siblings::lose(core, Some(targets));
 }
 
@@ -379,7 +387,8 @@ pub(crate) fn find(core: &Core, cred: &Cred, dir: Ino, name: &[u8]) -> Option<Fo
     let now = usable_now(core, dir.target())?;
     let name = Name::new(name.to_vec()).ok()?;
     let cache = core.tokens.cache.read();
-    if cred.uid != 0 {
+    // Who may search everything needs no look at the directory.
+    if !cred.may(Caps::DAC_OVERRIDE) && !cred.may(Caps::DAC_READ_SEARCH) {
         let Value::View(view) = cache.get(now, TokenKey::Attributes(dir))? else { return None };
         if view.xattrs || !may_search(&view.attr, cred) {
             // An access list may say otherwise, or the refusal is the server's to give.
@@ -443,14 +452,7 @@ fn shown(core: &Core, view: &InodeView) -> Option<Attr> {
 }
 
 fn may_search(attr: &Attr, cred: &Cred) -> bool {
-    let shift = if cred.uid == attr.uid {
-        6
-    } else if cred.gid == attr.gid || cred.groups.contains(&attr.gid) {
-        3
-    } else {
-        0
-    };
-    attr.perm >> shift & 1 == 1
+    cred.has_access(attr.kind, attr.perm, (attr.uid, attr.gid), 1)
 }
 
 /// Whether `File::size` is what the server would say with this mount's own changes: alone it is once it was asked for, in

@@ -15,10 +15,12 @@ pub mod ioctl;
 mod kernel_view;
 mod lent;
 mod listings;
+pub(crate) mod moved;
 mod pages;
 mod patience;
 mod rollback;
 mod syscall;
+mod walks;
 mod writes;
 
 use crate::environment::{Environments, Said};
@@ -27,11 +29,12 @@ use crate::file_system::{
 };
 use crate::{Caller, DirSink, FileSystem, GroupCache, Later, Limits, Notifier, OpenFlags, Payload, ReadSink};
 use amphi_client::{Client, Ctx, Fallocate, Hints, OpenFile, Pending, RenameMode, Segment, Whence, XattrMode};
-use amphi_types::{Attr, Cred, Errno, Ino, Kind, Result, SetAttr};
+use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Result, SetAttr};
 use file_locks::FileLocks;
 use handles::Handles;
 use kernel_view::{KernelView, Since};
 use listings::Listings;
+use moved::Moved;
 use pages::Pages;
 use patience::Patience;
 use rollback::Rollbacks;
@@ -57,6 +60,7 @@ pub struct ClientFs {
     environments: Environments,
     handles: Handles,
     listings: Listings,
+    moved: Moved,
     file_locks: Arc<FileLocks>,
     patience: Patience,
     pages: Pages,
@@ -75,6 +79,7 @@ impl ClientFs {
             environments: Environments::default(),
             handles: Handles::default(),
             listings: Listings::default(),
+            moved: Moved::default(),
             file_locks: Arc::default(),
             patience: Patience::default(),
             pages: Pages::default(),
@@ -109,11 +114,77 @@ impl ClientFs {
 
     /// Without supplementary groups, for what the open already allowed.
     fn stream(caller: &Caller<'_>) -> Ctx {
-        let cred = Cred { uid: caller.uid, gid: caller.gid, groups: Vec::new() };
+        let cred = Cred::new(caller.uid, caller.gid, Vec::new());
         Ctx { cred, ..Self::thread(caller) }
     }
 
-    fn wait<T: Send + 'static>(&self, caller: &Caller<'_>, mut pending: Pending<T>) -> Result<T> {
+    fn wait<T: Send + 'static>(&self, caller: &Caller<'_>, pending: Pending<T>) -> Result<T> {
+        let result = self.wait_once(caller, pending);
+        if matches!(result, Err(Errno::Stale)) {
+            // The kernel walks the path again.
+            self.client.walk_failed(caller.tid);
+        }
+        result
+    }
+
+    /// Waits for what `ask` asks with the caller's credentials. Who is refused may have been given rights since they were looked at: then
+    /// they are looked at again, and what they allow is asked once more.
+    fn asked<T: Send + 'static>(&self, caller: &Caller<'_>, ask: impl Fn(&Ctx) -> Pending<T>) -> Result<T> {
+        self.asked_as(caller, self.ctx(caller), ask)
+    }
+
+    fn asked_as<T: Send + 'static>(
+        &self,
+        caller: &Caller<'_>,
+        ctx: Ctx,
+        ask: impl Fn(&Ctx) -> Pending<T>,
+    ) -> Result<T> {
+        let result = self.wait(caller, ask(&ctx));
+        if !matches!(result, Err(Errno::Access | Errno::Perm)) {
+            return result;
+        }
+        let cred = caller.fresh_cred(&self.groups);
+        if cred == ctx.cred { result } else { self.wait(caller, ask(&Ctx { cred, ..ctx })) }
+    }
+
+    /// As `asked`, for names in `dirs`.
+    fn asked_in<T: Send + 'static>(
+        &self,
+        caller: &Caller<'_>,
+        dirs: &[Ino],
+        ask: impl Fn(&Ctx) -> Pending<T>,
+    ) -> Result<T> {
+        let again = self.client.repeats_walk(caller.tid);
+        let result = self.asked(caller, ask);
+        self.in_directories(dirs, again, result)
+    }
+
+    /// There is nothing in a directory that was removed, for whoever has come back to it after a walk: he holds it, and has not found it by a name.
+    fn in_directories<T>(&self, dirs: &[Ino], again: bool, result: Result<T>) -> Result<T> {
+        match result {
+            Err(Errno::Stale) if again && dirs.iter().any(|dir| self.client.has_shown_directory(*dir)) => {
+                Err(Errno::NoEnt)
+            }
+            result => result,
+        }
+    }
+
+    /// As `asked_in`, for a change, with which the walk has come to its end.
+    fn changed<T: Send + 'static>(
+        &self,
+        caller: &Caller<'_>,
+        dirs: &[Ino],
+        ask: impl Fn(&Ctx) -> Pending<T>,
+    ) -> Result<T> {
+        self.moved.ended(caller.tid);
+        self.asked_in(caller, dirs, ask)
+    }
+
+    fn changed_entry(&self, caller: &Caller<'_>, dir: Ino, ask: impl Fn(&Ctx) -> Pending<Attr>) -> Result<Entry> {
+        self.changed(caller, &[dir], ask).map(|attr| self.entry(attr))
+    }
+
+    fn wait_once<T: Send + 'static>(&self, caller: &Caller<'_>, mut pending: Pending<T>) -> Result<T> {
         match pending.try_take() {
             Some(result) => result,
             None => {
@@ -156,15 +227,12 @@ impl ClientFs {
     }
 
     fn entry(&self, attr: Attr) -> Entry {
-        Entry { attr, generation: 0, entry_ttl: self.ttl(), attr_ttl: self.attr_ttl(&attr, lent::since()) }
+        let attr_ttl = self.attr_ttl(&attr, lent::since());
+        Entry { attr, node: attr.ino, generation: 0, entry_ttl: self.ttl(), attr_ttl }
     }
 
     fn attributes(&self, attr: Attr, since: Since) -> AttrReply {
         AttrReply { attr, ttl: self.attr_ttl(&attr, since) }
-    }
-
-    fn wait_entry(&self, caller: &Caller<'_>, pending: Pending<Attr>) -> Result<Entry> {
-        self.wait(caller, pending).map(|attr| self.entry(attr))
     }
 
     fn opened(&self, file: Arc<OpenFile>) -> OpenReply {
@@ -197,8 +265,8 @@ impl ClientFs {
     }
 
     /// The same for changes of bytes that the kernel neither does it for nor marks: `fallocate`, `copy_file_range`.
-    fn kill_suidgid_unless_root(&self, caller: &Caller<'_>, ino: Ino) -> Result<()> {
-        if caller.uid == 0 { Ok(()) } else { self.kill_suidgid(caller, ino) }
+    fn kill_suidgid_unless_capable(&self, caller: &Caller<'_>, ino: Ino) -> Result<()> {
+        if self.ctx(caller).cred.may(Caps::FSETID) { Ok(()) } else { self.kill_suidgid(caller, ino) }
     }
 }
 
@@ -234,10 +302,17 @@ impl FileSystem for ClientFs {
     }
 
     fn lookup(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<Entry> {
-        self.wait_entry(caller, self.client.lookup(&self.ctx(caller), parent, name))
+        self.moved.walks(caller.tid, parent, name);
+        let found = self.asked_in(caller, &[parent], |ctx| self.client.lookup(ctx, parent, name))?;
+        let node = match found.kind {
+            Kind::Dir if name != b"." && name != b".." => self.moved.looked_up(caller.tid, found.ino, parent, name),
+            _ => found.ino,
+        };
+        Ok(Entry { node, ..self.entry(found) })
     }
 
     fn getattr(&self, caller: &Caller<'_>, ino: Ino, _: Option<Handle>) -> Result<AttrReply> {
+        self.moved.used(caller.tid, ino);
         let attr = self.wait(caller, self.client.getattr(&Self::stream(caller), ino))?;
         Ok(self.attributes(attr, lent::since()))
     }
@@ -250,40 +325,42 @@ impl FileSystem for ClientFs {
             return self.getattr(caller, ino, None);
         }
         let changing = self.kernel_view.change(ino);
-        let changed = self.wait(caller, self.client.setattr(&self.ctx(caller), ino, *set, file.as_ref()));
+        let changed = self.asked(caller, |ctx| self.client.setattr(ctx, ino, *set, file.as_ref()));
         if changed.is_err() && set.size.is_some() {
             self.kernel_view.misses_end(ino);
         }
         let (attr, since) = (changed?, changing.ends());
+        self.client.walk_ended(caller.tid);
         // The kernel lets nobody make names in a directory meanwhile.
         let ttl = if attr.kind == Kind::Dir { self.lend(&attr, since) } else { self.attr_ttl(&attr, since) };
         Ok(AttrReply { attr, ttl })
     }
 
     fn readlink(&self, caller: &Caller<'_>, ino: Ino) -> Result<Vec<u8>> {
-        self.wait(caller, self.client.readlink(&self.ctx(caller), ino))
+        self.asked(caller, |ctx| self.client.readlink(ctx, ino))
     }
 
     fn symlink(&self, caller: &Caller<'_>, parent: Ino, name: &[u8], target: &[u8]) -> Result<Entry> {
-        self.wait_entry(caller, self.client.symlink(&self.ctx(caller), parent, name, target))
+        self.changed_entry(caller, parent, |ctx| self.client.symlink(ctx, parent, name, target))
     }
 
     fn mknod(&self, caller: &Caller<'_>, parent: Ino, name: &[u8], mode: u32, rdev: u32) -> Result<Entry> {
-        self.wait_entry(caller, self.client.mknod(&self.ctx(caller), parent, name, mode, rdev))
+        self.changed_entry(caller, parent, |ctx| self.client.mknod(ctx, parent, name, mode, rdev))
     }
 
     fn mkdir(&self, caller: &Caller<'_>, parent: Ino, name: &[u8], mode: u32) -> Result<Entry> {
-        let made = self.wait_entry(caller, self.client.mkdir(&self.ctx(caller), parent, name, perm(mode)))?;
+        let made = self.changed_entry(caller, parent, |ctx| self.client.mkdir(ctx, parent, name, perm(mode)))?;
+        self.moved.made(made.attr.ino, parent, name);
         // Nobody knew it before.
         Ok(Entry { attr_ttl: self.lend(&made.attr, lent::since()), ..made })
     }
 
     fn unlink(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<()> {
-        self.wait(caller, self.client.unlink(&self.ctx(caller), parent, name))
+        self.changed(caller, &[parent], |ctx| self.client.unlink(ctx, parent, name))
     }
 
     fn rmdir(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<()> {
-        self.wait(caller, self.client.rmdir(&self.ctx(caller), parent, name))
+        self.changed(caller, &[parent], |ctx| self.client.rmdir(ctx, parent, name))
     }
 
     fn rename(
@@ -301,21 +378,22 @@ impl FileSystem for ClientFs {
             libc::RENAME_EXCHANGE => RenameMode::Exchange,
             _ => return Err(Errno::Inval),
         };
-        self.wait(caller, self.client.rename(&self.ctx(caller), (parent, name), (new_parent, new_name), mode))
+        let (from, to) = ((parent, name), (new_parent, new_name));
+        self.changed(caller, &[parent, new_parent], |ctx| self.client.rename(ctx, from, to, mode))?;
+        self.moved.renamed(from, to, mode == RenameMode::Exchange);
+        self.client.walk_ended(caller.tid);
+        Ok(())
     }
 
     fn link(&self, caller: &Caller<'_>, ino: Ino, new_parent: Ino, new_name: &[u8]) -> Result<Entry> {
-        let changing = self.kernel_view.change(ino);
-        let attr = self.wait(caller, self.client.link(&self.ctx(caller), ino, new_parent, new_name))?;
-        let since = changing.ends();
-        Ok(Entry { attr, generation: 0, entry_ttl: self.ttl(), attr_ttl: self.attr_ttl(&attr, since) })
+        self.link_walked(caller, ino, new_parent, new_name)
     }
 
     fn open(&self, caller: &Caller<'_>, ino: Ino, how: OpenHow) -> Result<OpenReply> {
         let flags = amphi_client::OpenFlags::from_linux(how.flags);
         let truncates = how.has(libc::O_TRUNC);
         let _changing = truncates.then(|| self.kernel_view.change(ino));
-        let file = self.wait(caller, self.client.open(&self.opener(caller), ino, flags));
+        let file = self.asked_as(caller, self.opener(caller), |ctx| self.client.open(ctx, ino, flags));
         if truncates {
             if file.is_err() {
                 self.kernel_view.misses_end(ino);
@@ -326,6 +404,7 @@ impl FileSystem for ClientFs {
         if how.kill_suidgid && truncates {
             self.kill_suidgid(caller, ino)?;
         }
+        self.client.walk_ended(caller.tid);
         Ok(self.opened(file))
     }
 
@@ -337,8 +416,7 @@ impl FileSystem for ClientFs {
         mode: u32,
         how: OpenHow,
     ) -> Result<(Entry, OpenReply)> {
-        let flags = amphi_client::OpenFlags::from_linux(how.flags);
-        let made = self.wait(caller, self.client.create(&self.opener(caller), parent, name, perm(mode), flags))?;
+        let made = self.create_walked(caller, parent, name, perm(mode), how)?;
         if !made.created && how.kill_suidgid && how.has(libc::O_TRUNC) {
             self.kill_suidgid(caller, made.attr.ino)?;
         }
@@ -347,7 +425,10 @@ impl FileSystem for ClientFs {
 
     fn tmpfile(&self, caller: &Caller<'_>, parent: Ino, mode: u32, how: OpenHow) -> Result<(Entry, OpenReply)> {
         let flags = amphi_client::OpenFlags::from_linux(how.flags);
-        let made = self.wait(caller, self.client.tmpfile(&self.opener(caller), parent, perm(mode), flags))?;
+        let opener = self.opener(caller);
+        let again = self.client.repeats_walk(caller.tid);
+        let made = self.asked_as(caller, opener, |ctx| self.client.tmpfile(ctx, parent, perm(mode), flags));
+        let made = self.in_directories(&[parent], again, made)?;
         Ok((self.entry(made.attr), self.opened(made.file)))
     }
 
@@ -419,8 +500,13 @@ impl FileSystem for ClientFs {
         self.wait(caller, self.client.fsync(&Self::stream(caller), &file, data_only))
     }
 
-    fn opendir(&self, caller: &Caller<'_>, _: Ino, _: OpenHow) -> Result<OpenReply> {
-        Ok(OpenReply { handle: self.listings.open(caller.cred(&self.groups)), ..OpenReply::default() })
+    fn opendir(&self, caller: &Caller<'_>, ino: Ino, _: OpenHow) -> Result<OpenReply> {
+        self.moved.used(caller.tid, ino);
+        // The kernel has just checked that the directory may be read (`default_permissions`). From here on it may, whatever becomes of
+        // its permissions and of the caller.
+        let opener = caller.cred(&self.groups);
+        let opener = Cred { caps: opener.caps.and(Caps::DAC_READ_SEARCH), ..opener };
+        Ok(OpenReply { handle: self.listings.open(opener), ..OpenReply::default() })
     }
 
     fn releasedir(&self, _: Ino, handle: Handle) {
@@ -449,7 +535,8 @@ impl FileSystem for ClientFs {
             let listing = self.wait(caller, self.client.readdir(&ctx, ino, cookie, max, plus))?;
             let end = listing.end || listing.entries.is_empty();
             for e in listing.entries {
-                let added = match e.attr {
+                let shown = |attr: &Attr| attr.kind != Kind::Dir || self.moved.listed(attr.ino, ino, &e.name);
+                let added = match e.attr.filter(shown) {
                     Some(attr) => sink.add_entry(&self.entry(attr), &e.name, e.cookie),
                     None => sink.add(e.ino, e.kind, &e.name, e.cookie),
                 };
@@ -483,15 +570,15 @@ impl FileSystem for ClientFs {
             _ => return Err(Errno::Inval),
         };
         let _changing = self.kernel_view.change(ino);
-        self.wait(caller, self.client.setxattr(&self.ctx(caller), ino, name, value, mode))
+        self.asked(caller, |ctx| self.client.setxattr(ctx, ino, name, value, mode))
     }
 
     fn getxattr(&self, caller: &Caller<'_>, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        self.wait(caller, self.client.getxattr(&self.ctx(caller), ino, name))
+        self.asked(caller, |ctx| self.client.getxattr(ctx, ino, name))
     }
 
     fn listxattr(&self, caller: &Caller<'_>, ino: Ino) -> Result<Vec<u8>> {
-        self.wait(caller, self.client.listxattr(&self.ctx(caller), ino))
+        self.asked(caller, |ctx| self.client.listxattr(ctx, ino))
     }
 
     fn removexattr(&self, caller: &Caller<'_>, ino: Ino, name: &[u8]) -> Result<()> {
@@ -506,7 +593,7 @@ impl FileSystem for ClientFs {
         let file = self.handles.get(handle)?;
         let mode = Fallocate::from_linux(mode).ok_or(Errno::NotSupported)?;
         let _changing = self.kernel_view.change(file.ino());
-        self.kill_suidgid_unless_root(caller, file.ino())?;
+        self.kill_suidgid_unless_capable(caller, file.ino())?;
         let done = self.wait(caller, self.client.fallocate(&Self::stream(caller), &file, mode, offset, len));
         self.bytes_changed(file.ino(), offset, len, done.map_or(0, |()| len));
         done
@@ -556,7 +643,7 @@ impl FileSystem for ClientFs {
 
     fn copy_file_range(&self, caller: &Caller<'_>, how: &CopyHow) -> Result<u64> {
         let (from, to) = (self.handles.get(how.from_handle)?, self.handles.get(how.to_handle)?);
-        self.kill_suidgid_unless_root(caller, to.ino())?;
+        self.kill_suidgid_unless_capable(caller, to.ino())?;
         let (from, to) = ((&from, how.from_offset), (&to, how.to_offset));
         let len = how.len.min(COPY_MAX_BYTES);
         let _changing = self.kernel_view.change(to.0.ino());

@@ -19,6 +19,8 @@ pub struct Handle(pub u64);
 pub struct Entry {
     /// Attributes, with the inode number.
     pub attr: Attr,
+    /// Under which the kernel knows the inode: its number, unless it would take it for one that it has elsewhere.
+    pub node: Ino,
     /// Generation of the inode number.
     pub generation: u64,
     /// How long the kernel may keep the name.

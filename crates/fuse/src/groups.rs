@@ -1,64 +1,140 @@
-//! `GroupCache`: supplementary groups of callers, which FUSE requests do not carry.
+//! `GroupCache`: supplementary groups and capabilities of callers, which FUSE requests do not carry.
 //!
-//! Owns: a bounded cache of `/proc/<tid>/status` lines. Invariant: an entry is at most `LIFE` old, so a process
-//! that changes its groups is seen within that time. The number behind the cache: reading the file costs about 12 us, as
-//! much as a whole request.
+//! Owns: a bounded cache of what `/proc/<tid>/status` says. Invariants: an entry counts for the thread with that user
+//! and group alone, and is at most `LIFE` old; whoever is refused looks again (`GroupCache::again`), so rights that a
+//! process has just been given count at once, and those that it gave up within that time. Capabilities count only in
+//! the user name space of the mount: those of a container are about its own files. The number behind the cache: reading
+//! the file costs about 12 us, as much as a whole request.
 
-use amphi_types::limits;
+use amphi_types::{Caps, limits};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::time::Duration;
 
-/// How long groups of a thread are believed.
+/// How long the rights of a thread are believed.
 pub const LIFE: Duration = Duration::from_secs(1);
 /// Most threads remembered; the table is emptied when it is full.
 const ENTRIES_MAX: usize = 4096;
 
-/// Supplementary groups by thread id.
+/// What a thread may beyond its user and group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rights {
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+    /// Capabilities, as far as the mount can vouch for them.
+    pub caps: Caps,
+}
+
+/// A thread as a request names it: its id, user and group.
+type Who = (u32, u32, u32);
+
+/// Rights by thread, user and group.
 #[derive(Default)]
 pub struct GroupCache {
-    entries: Mutex<BTreeMap<u32, (u64, Vec<u32>)>>,
+    entries: Mutex<BTreeMap<Who, (u64, Rights)>>,
 }
 
 impl GroupCache {
-    /// The groups of thread `tid`; none if they cannot be read (the caller is gone or in another namespace).
-    pub fn groups(&self, tid: u32) -> Vec<u32> {
-        if tid == 0 {
-            return Vec::new();
-        }
+    /// The rights of thread `tid`, which acts as `uid` and `gid`.
+    pub fn rights(&self, tid: u32, uid: u32, gid: u32) -> Rights {
+        let who = (tid, uid, gid);
         let now_ns = crate::session::monotonic_ns();
-        let mut entries = self.entries.lock();
-        if let Some((read_ns, groups)) = entries.get(&tid)
+        if let Some((read_ns, rights)) = self.entries.lock().get(&who)
             && now_ns.saturating_sub(*read_ns) < LIFE.as_nanos() as u64
         {
-            return groups.clone();
+            return rights.clone();
         }
-        drop(entries);
-        let groups = std::fs::read(format!("/proc/{tid}/status")).map(|s| parse_status(&s)).unwrap_or_default();
-        entries = self.entries.lock();
-        if entries.len() >= ENTRIES_MAX {
-            entries.clear();
+        self.read(who, now_ns)
+    }
+
+    /// The rights of the thread now, for somebody who was refused with those that were remembered.
+    pub fn again(&self, tid: u32, uid: u32, gid: u32) -> Rights {
+        self.read((tid, uid, gid), crate::session::monotonic_ns())
+    }
+
+    fn read(&self, who: Who, now_ns: u64) -> Rights {
+        let (tid, uid, _) = who;
+        let rights = look(tid, uid);
+        if tid != 0 {
+            let mut entries = self.entries.lock();
+            if entries.len() >= ENTRIES_MAX {
+                entries.clear();
+            }
+            entries.insert(who, (now_ns, rights.clone()));
         }
-        entries.insert(tid, (now_ns, groups.clone()));
-        groups
+        rights
     }
 }
 
-fn parse_status(status: &[u8]) -> Vec<u32> {
+/// What is known of a thread that cannot be looked at, since it has gone or is in another process name space: the
+/// super-user counts as such, others have nothing.
+fn unseen(uid: u32) -> Rights {
+    Rights { groups: Vec::new(), caps: if uid == 0 { Caps::ALL } else { Caps::NONE } }
+}
+
+fn look(tid: u32, uid: u32) -> Rights {
+    if tid == 0 {
+        return unseen(uid);
+    }
+    let Ok(status) = std::fs::read(format!("/proc/{tid}/status")) else { return unseen(uid) };
+    let mut rights = parse_status(&status);
+    if rights.caps != Caps::NONE && !is_in_own_user_space(tid) {
+        rights.caps = Caps::NONE;
+    }
+    rights
+}
+
+/// Whether a thread is in the user name space of this process.
+fn is_in_own_user_space(tid: u32) -> bool {
+    static OWN: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let own = OWN.get_or_init(|| std::fs::read_link("/proc/self/ns/user").ok());
+    // Where there are no user name spaces, nobody is in another one.
+    own.as_ref().is_none_or(|own| std::fs::read_link(format!("/proc/{tid}/ns/user")).is_ok_and(|other| other == *own))
+}
+
+fn parse_status(status: &[u8]) -> Rights {
     let text = String::from_utf8_lossy(status);
-    let line = text.lines().find_map(|l| l.strip_prefix("Groups:")).unwrap_or("");
-    line.split_ascii_whitespace().filter_map(|g| g.parse().ok()).take(limits::GROUPS_MAX).collect()
+    let line = |name: &str| text.lines().find_map(|l| l.strip_prefix(name)).unwrap_or("");
+    let groups = line("Groups:").split_ascii_whitespace().filter_map(|g| g.parse().ok()).take(limits::GROUPS_MAX);
+    let caps = u64::from_str_radix(line("CapEff:").trim(), 16).map_or(Caps::NONE, Caps::from_linux);
+    Rights { groups: groups.collect(), caps }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Goal: the line is found and odd content harms nothing. Method: examples.
+    fn groups(status: &[u8]) -> Vec<u32> {
+        parse_status(status).groups
+    }
+
+    /// Goal: the lines are found and odd content harms nothing. Method: examples.
     #[test]
     fn status_lines() {
-        assert_eq!(parse_status(b"Name:\tx\nGroups:\t4 24 1000 \nNSpid: 1\n"), vec![4, 24, 1000]);
-        assert_eq!(parse_status(b"Groups:\tx 1\n"), vec![1]);
-        assert_eq!(parse_status(b"\xff\xfe"), Vec::<u32>::new());
+        assert_eq!(groups(b"Name:\tx\nGroups:\t4 24 1000 \nNSpid: 1\n"), vec![4, 24, 1000]);
+        assert_eq!(groups(b"Groups:\tx 1\n"), vec![1]);
+        assert_eq!(groups(b"\xff\xfe"), Vec::<u32>::new());
+        let caps = |text: &str| parse_status(format!("CapEff:\t{text}\n").as_bytes()).caps;
+        assert_eq!(caps("000001ffffffffff"), Caps::ALL);
+        assert_eq!(caps("0000000000000004"), Caps::DAC_READ_SEARCH);
+        assert_eq!(caps("0000000000000009"), Caps::CHOWN.and(Caps::FOWNER));
+        assert_eq!((caps("0000000000000000"), caps("zz"), caps("")), (Caps::NONE, Caps::NONE, Caps::NONE));
+    }
+
+    /// Goal: this thread's own rights are read, remembered for the user and group with which it asks alone, and nobody
+    /// who cannot be seen but the super-user has any. Method: this process; a thread id that is not given.
+    #[test]
+    fn rights_of_threads() {
+        let cache = GroupCache::default();
+        let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        let own = cache.again(tid, 1, 1);
+        assert_eq!(cache.rights(tid, 1, 1), own);
+        assert_eq!(own, parse_status(&std::fs::read("/proc/thread-self/status").expect("status")));
+        assert_eq!(cache.entries.lock().keys().copied().collect::<Vec<_>>(), [(tid, 1, 1)]);
+        assert_eq!(cache.rights(0, 7, 7), Rights::default());
+        assert_eq!(cache.rights(u32::MAX, 7, 7), Rights::default());
+        assert_eq!(cache.rights(0, 0, 0).caps, Caps::ALL);
     }
 }

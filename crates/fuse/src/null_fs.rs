@@ -55,7 +55,8 @@ impl NullFs {
     }
 
     fn entry(ino: Ino, kind: Kind) -> Entry {
-        Entry { attr: Self::attr(ino, kind), generation: 0, entry_ttl: Duration::ZERO, attr_ttl: Duration::ZERO }
+        let attr = Self::attr(ino, kind);
+        Entry { attr, node: ino, generation: 0, entry_ttl: Duration::ZERO, attr_ttl: Duration::ZERO }
     }
 
     fn add(&self, name: &[u8], kind: Kind) -> Result<Entry> {

@@ -42,7 +42,7 @@ fn attr_wire(a: &Attr) -> AttrWire {
 
 pub(crate) fn entry_out(e: &Entry) -> EntryOut {
     EntryOut {
-        nodeid: e.attr.ino.0,
+        nodeid: e.node.0,
         generation: e.generation,
         entry_valid: e.entry_ttl.as_secs(),
         attr_valid: e.attr_ttl.as_secs(),

@@ -4,8 +4,9 @@
 //! value or `Malformed`, never a panic; a parsed name has no NUL and no `/`.
 
 use crate::Interrupt;
+use crate::client_fs::moved::inode_of;
 use crate::file_system::{CopyHow, Handle, IoctlCall, LockHow, LockKind, OpenHow, ReadHow, WriteHow};
-use crate::groups::GroupCache;
+use crate::groups::{GroupCache, Rights};
 use crate::kernel::flags::{bits, setattr};
 use crate::kernel::opcode::Opcode;
 use crate::kernel::structs as k;
@@ -57,13 +58,21 @@ impl<'a> Caller<'a> {
         self.before_blocking.is_some_and(BeforeBlocking::is_alone)
     }
 
-    /// Credentials with supplementary groups, which are looked up for callers other than root.
+    /// Credentials with supplementary groups and capabilities.
     pub fn cred(&self, cache: &GroupCache) -> Cred {
-        let mut groups = if self.uid == 0 { Vec::new() } else { cache.groups(self.tid) };
+        self.with(cache.rights(self.tid, self.uid, self.gid))
+    }
+
+    /// As `cred`, by a fresh look, for a caller that was refused.
+    pub fn fresh_cred(&self, cache: &GroupCache) -> Cred {
+        self.with(cache.again(self.tid, self.uid, self.gid))
+    }
+
+    fn with(&self, Rights { mut groups, caps }: Rights) -> Cred {
         if let Some(g) = self.create_group.filter(|g| !groups.contains(g)) {
             groups.push(g);
         }
-        Cred { uid: self.uid, gid: self.gid, groups }
+        Cred { uid: self.uid, gid: self.gid, groups, caps }
     }
 }
 
@@ -300,7 +309,7 @@ pub fn parse(bytes: &[u8]) -> Result<Request<'_>, Malformed> {
     let op = operation(&header, args).ok_or(malformed)?;
     Ok(Request {
         unique: header.unique,
-        ino: Ino(header.nodeid),
+        ino: inode_of(header.nodeid),
         uid: header.uid,
         gid: header.gid,
         tid: header.pid,
@@ -358,15 +367,15 @@ fn operation<'a>(header: &k::InHeader, args: &'a [u8]) -> Option<Operation<'a>> 
         Opcode::Rmdir => Op::Rmdir { name: c.name()? },
         Opcode::Rename => {
             let r = c.get::<k::RenameIn>()?;
-            Op::Rename { name: c.name()?, new_parent: Ino(r.newdir), new_name: c.name()?, flags: 0 }
+            Op::Rename { name: c.name()?, new_parent: inode_of(r.newdir), new_name: c.name()?, flags: 0 }
         }
         Opcode::Rename2 => {
             let r = c.get::<k::Rename2In>()?;
-            Op::Rename { name: c.name()?, new_parent: Ino(r.newdir), new_name: c.name()?, flags: r.flags }
+            Op::Rename { name: c.name()?, new_parent: inode_of(r.newdir), new_name: c.name()?, flags: r.flags }
         }
         Opcode::Link => {
             let l = c.get::<k::LinkIn>()?;
-            Op::Link { from: Ino(l.oldnodeid), new_name: c.name()? }
+            Op::Link { from: inode_of(l.oldnodeid), new_name: c.name()? }
         }
         Opcode::Open => Op::Open { how: open_how(&mut c)? },
         Opcode::Opendir => Op::Opendir { how: open_how(&mut c)? },
@@ -460,10 +469,10 @@ fn operation<'a>(header: &k::InHeader, args: &'a [u8]) -> Option<Operation<'a>> 
         Opcode::CopyFileRange | Opcode::CopyFileRange64 => {
             let r = c.get::<k::CopyFileRangeIn>()?;
             let how = CopyHow {
-                from: Ino(header.nodeid),
+                from: inode_of(header.nodeid),
                 from_handle: Handle(r.fh_in),
                 from_offset: r.off_in,
-                to: Ino(r.nodeid_out),
+                to: inode_of(r.nodeid_out),
                 to_handle: Handle(r.fh_out),
                 to_offset: r.off_out,
                 len: r.len,

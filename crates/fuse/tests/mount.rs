@@ -223,7 +223,7 @@ impl FileSystem for Probe {
             _ => return Err(Errno::NoEnt),
         };
         let ttl = Duration::ZERO;
-        Ok(Entry { attr: Self::attr(ino), generation: 0, entry_ttl: ttl, attr_ttl: ttl })
+        Ok(Entry { attr: Self::attr(ino), node: ino, generation: 0, entry_ttl: ttl, attr_ttl: ttl })
     }
 
     fn forget(&self, _: Ino, count: u64) {

@@ -63,7 +63,11 @@ impl FileSystem for Keeper {
         let found = name == b"f" || name.iter().all(|&b| b == b'n');
         let attr = self.attr(Ino(2));
         let ttl = Duration::ZERO;
-        if found { Ok(Entry { attr, generation: 0, entry_ttl: ttl, attr_ttl: ttl }) } else { Err(Errno::NoEnt) }
+        if found {
+            Ok(Entry { attr, node: attr.ino, generation: 0, entry_ttl: ttl, attr_ttl: ttl })
+        } else {
+            Err(Errno::NoEnt)
+        }
     }
 
     fn getattr(&self, _: &Caller<'_>, ino: Ino, _: Option<Handle>) -> Result<AttrReply> {

@@ -1,10 +1,11 @@
 //! Permission rules, as pure functions of a caller and the facts of inodes.
 //!
-//! Owns: who may read, write, search, delete and own. Does not own: the order in which an operation asks them
-//! (`plan`, `setattr`, `xattr`). The super-user is uid 0; there are no capabilities and no ACLs.
+//! Owns: who may read, write, search, delete and own. Does not own: the order in which an operation asks them (`plan`,
+//! `setattr`, `xattr`). What goes beyond the rights of a user comes from capabilities, which the super-user has all at
+//! first; there are no ACLs.
 
 use crate::Facts;
-use amphi_types::{Cred, Errno, Kind, Result};
+use amphi_types::{Caps, Cred, Errno, Kind, Result};
 
 /// Setuid bit.
 pub const SETUID: u16 = 0o4000;
@@ -41,29 +42,20 @@ impl Want {
     }
 }
 
-/// Whether `cred` has all of `want` on the inode. The class (owner, group, others) is the first that fits; its
-/// bits alone decide. Root may all, but execute a file only if it has some execute bit.
+/// Whether `cred` has all of `want` on the inode (`Cred::has_access`).
 ///
 /// Errors: `Access`.
 pub fn access(cred: &Cred, facts: &Facts, want: Want) -> Result<()> {
-    let granted = if cred.uid == 0 {
-        if facts.kind == Kind::Dir || facts.perm & 0o111 != 0 { 0o7 } else { 0o6 }
-    } else if cred.uid == facts.uid {
-        facts.perm >> 6
-    } else if cred.in_group(facts.gid) {
-        facts.perm >> 3
-    } else {
-        facts.perm
-    };
-    if want.bits() & !granted == 0 { Ok(()) } else { Err(Errno::Access) }
+    let has = cred.has_access(facts.kind, facts.perm, (facts.uid, facts.gid), want.bits());
+    if has { Ok(()) } else { Err(Errno::Access) }
 }
 
-/// Whether `cred` is root or owns the inode.
+/// Whether `cred` owns the inode, or counts as its owner.
 pub fn is_owner(cred: &Cred, facts: &Facts) -> bool {
-    cred.uid == 0 || cred.uid == facts.uid
+    cred.may(Caps::FOWNER) || cred.uid == facts.uid
 }
 
-/// Errors: `Perm` if `cred` is neither root nor the owner.
+/// Errors: `Perm` if `cred` does not count as the owner.
 pub fn owner(cred: &Cred, facts: &Facts) -> Result<()> {
     if is_owner(cred, facts) { Ok(()) } else { Err(Errno::Perm) }
 }
@@ -92,7 +84,7 @@ pub fn insert(cred: &Cred, dir: &Facts) -> Result<()> {
 }
 
 /// Whether `cred` may remove or replace the entry of `child` in `dir`: in a sticky directory only the owner of
-/// the child, of the directory, and root.
+/// the child, of the directory, and who counts as owner of everything.
 ///
 /// Errors: `NotDir`, `Access`, `Perm` for the sticky rule.
 pub fn delete(cred: &Cred, dir: &Facts, child: &Facts) -> Result<()> {
@@ -101,25 +93,26 @@ pub fn delete(cred: &Cred, dir: &Facts, child: &Facts) -> Result<()> {
     }
     access(cred, dir, Want::CHANGE)?;
     let sticky = dir.perm & STICKY != 0;
-    if sticky && cred.uid != 0 && cred.uid != child.uid && cred.uid != dir.uid { Err(Errno::Perm) } else { Ok(()) }
+    if sticky && cred.uid != dir.uid && !is_owner(cred, child) { Err(Errno::Perm) } else { Ok(()) }
 }
 
 /// Whether `cred` may open the inode so.
 ///
-/// Errors: `IsDir` for writing a directory, `Loop` for a symbolic link, `Access`.
+/// Errors: `IsDir` for writing a directory, `Loop` for a symbolic link, `Access`. For nothing (`O_PATH`) everybody may,
+/// whatever it is.
 pub fn open(cred: &Cred, facts: &Facts, want: Want) -> Result<()> {
     match facts.kind {
         Kind::Dir if want.write => Err(Errno::IsDir),
-        Kind::Symlink => Err(Errno::Loop),
+        Kind::Symlink if want != Want::default() => Err(Errno::Loop),
         _ => access(cred, facts, want),
     }
 }
 
 /// `perm` after setuid and setgid were cleared as by a write or chown. The setgid bit of a file that the group
-/// cannot execute stays for members of its group and root.
+/// cannot execute stays for members of its group and who has `FSETID`.
 pub fn without_suidgid(cred: &Cred, perm: u16, gid: u32) -> u16 {
     let mut perm = perm & !SETUID;
-    if perm & GROUP_EXEC != 0 || !(cred.uid == 0 || cred.in_group(gid)) {
+    if perm & GROUP_EXEC != 0 || !(cred.may(Caps::FSETID) || cred.in_group(gid)) {
         perm &= !SETGID;
     }
     perm

@@ -7,7 +7,7 @@
 use crate::part::NewInode;
 use crate::perm::{self, GROUP_EXEC, SETGID, Want};
 use crate::{Facts, Part};
-use amphi_types::{Cred, Errno, Ino, Kind, Name, Result, limits};
+use amphi_types::{Caps, Cred, Errno, Ino, Kind, Name, Result, limits};
 use serde::{Deserialize, Serialize};
 
 /// What rename does with an existing destination.
@@ -68,7 +68,7 @@ fn new_inode(cred: &Cred, dir: &Facts, spec: &NodeSpec, ino: Ino, linked: bool) 
         _ => {
             // Nobody may make a program that runs as a group he is not in.
             let both = SETGID | GROUP_EXEC;
-            if inherit && perm & both == both && cred.uid != 0 && !cred.in_group(gid) {
+            if inherit && perm & both == both && !cred.may(Caps::FSETID) && !cred.in_group(gid) {
                 perm &= !SETGID;
             }
         }
@@ -91,7 +91,7 @@ fn new_inode(cred: &Cred, dir: &Facts, spec: &NodeSpec, ino: Ino, linked: bool) 
 /// Makes inode `ino` with a name. `exists`: the name is taken.
 ///
 /// Errors: `NotDir`, `Access`, `Exist`, `NoEnt` for a removed directory or an empty link target, `NameTooLong`
-/// for a long one, `Perm` for device nodes but 0:0 by others than root.
+/// for a long one, `Perm` for device nodes but 0:0 without `MKNOD`.
 pub fn make(cred: &Cred, dir: &Facts, name: &Name, exists: bool, spec: &NodeSpec, ino: Ino) -> Result<Vec<Part>> {
     if spec.kind == Kind::Symlink {
         match spec.symlink.len() {
@@ -108,7 +108,7 @@ pub fn make(cred: &Cred, dir: &Facts, name: &Name, exists: bool, spec: &NodeSpec
     perm::insert(cred, dir)?;
     // A character device 0:0 is none: file systems laid over others mark removed names with it, and Linux lets anybody make one.
     let is_whiteout = spec.kind == Kind::CharDev && spec.rdev == 0;
-    if matches!(spec.kind, Kind::CharDev | Kind::BlockDev) && !is_whiteout && cred.uid != 0 {
+    if matches!(spec.kind, Kind::CharDev | Kind::BlockDev) && !is_whiteout && !cred.may(Caps::MKNOD) {
         return Err(Errno::Perm);
     }
     Ok(vec![

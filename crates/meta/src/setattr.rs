@@ -7,10 +7,10 @@ use crate::perm::{self, SETGID, Want};
 use crate::store::Dirty;
 use crate::{Inode, MetaStore};
 use amphi_types::item::Txn;
-use amphi_types::{Attr, Cred, Errno, Ino, Kind, Result, SetAttr, TimeSet, Timespec, limits};
+use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Result, SetAttr, TimeSet, Timespec, limits};
 
 /// The attribute that gives a program capabilities; it goes where setuid goes, and with every change of the file's bytes.
-const CAPABILITY: &[u8] = b"security.capability";
+pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 
 fn time(set: TimeSet, now: Timespec) -> Timespec {
     match set {
@@ -43,14 +43,16 @@ fn decide(cred: &Cred, ino: Ino, inode: &Inode, set: &SetAttr, now: Timespec) ->
         next.mtime_set_ctime = now;
     }
     if let Some(uid) = set.uid {
-        // The owner may name himself; giving away is root's.
-        if cred.uid != 0 && !(cred.uid == inode.uid && uid == inode.uid) {
+        // The owner may name himself; giving away takes a capability.
+        let may = cred.may(Caps::CHOWN) || (cred.uid == inode.uid && uid == inode.uid);
+        if !may {
             return Err(Errno::Perm);
         }
         next.uid = uid;
     }
     if let Some(gid) = set.gid {
-        if cred.uid != 0 && !(cred.uid == inode.uid && (cred.in_group(gid) || gid == inode.gid)) {
+        let own = cred.uid == inode.uid && (cred.in_group(gid) || gid == inode.gid);
+        if !cred.may(Caps::CHOWN) && !own {
             return Err(Errno::Perm);
         }
         next.gid = gid;
@@ -63,7 +65,7 @@ fn decide(cred: &Cred, ino: Ino, inode: &Inode, set: &SetAttr, now: Timespec) ->
             return Err(Errno::NotSupported);
         }
         next.perm = bits & 0o7777;
-        if cred.uid != 0 && !cred.in_group(next.gid) {
+        if !cred.may(Caps::FSETID) && !cred.in_group(next.gid) {
             next.perm &= !SETGID;
         }
     } else if (set.uid.is_some() || set.gid.is_some()) && inode.kind != Kind::Dir {

@@ -1,15 +1,17 @@
 //! Extended attributes: namespaces, limits, permissions.
 //!
-//! `user.` exists on files and directories only and follows the permission bits; in a sticky directory only the
-//! owner changes the directory's own. `trusted.` is root's and invisible to others. `security.` is read by all and
-//! changed by root. Everything else, ACLs included, is not supported. Buffer sizes are the client's affair.
+//! `user.` exists on files and directories only and follows the permission bits; in a sticky directory only the owner
+//! changes the directory's own. `trusted.` belongs to whoever has `SYS_ADMIN` and is invisible to others. `security.`
+//! is read by all and changed by them. Everything else, ACLs included, is not supported. Buffer sizes are the client's
+//! affair.
 
 use crate::codec::ItemKey;
 use crate::perm::{self, STICKY, Want};
+use crate::setattr::CAPABILITY;
 use crate::store::Dirty;
 use crate::{Facts, MetaStore};
 use amphi_types::item::Txn;
-use amphi_types::{Cred, Errno, Ino, Kind, Result, Timespec, limits};
+use amphi_types::{Caps, Cred, Errno, Ino, Kind, Result, Timespec, limits};
 use serde::{Deserialize, Serialize};
 
 /// What setxattr does with an existing attribute.
@@ -48,7 +50,7 @@ fn check_read(cred: &Cred, facts: &Facts, name: &[u8]) -> Result<()> {
     match namespace(name)? {
         Namespace::User if !matches!(facts.kind, Kind::File | Kind::Dir) => Err(Errno::NoData),
         Namespace::User => perm::access(cred, facts, Want::READ),
-        Namespace::Trusted if cred.uid != 0 => Err(Errno::NoData),
+        Namespace::Trusted if !cred.may(Caps::SYS_ADMIN) => Err(Errno::NoData),
         Namespace::Trusted | Namespace::Security => Ok(()),
     }
 }
@@ -62,7 +64,8 @@ fn check_write(cred: &Cred, facts: &Facts, name: &[u8]) -> Result<()> {
             }
             perm::access(cred, facts, Want::WRITE)
         }
-        Namespace::Trusted | Namespace::Security if cred.uid != 0 => Err(Errno::Perm),
+        Namespace::Security if name == CAPABILITY && cred.may(Caps::SETFCAP) => Ok(()),
+        Namespace::Trusted | Namespace::Security if !cred.may(Caps::SYS_ADMIN) => Err(Errno::Perm),
         Namespace::Trusted | Namespace::Security => Ok(()),
     }
 }
@@ -89,7 +92,7 @@ impl MetaStore {
         self.inode(ino)?;
         let mut list = Vec::new();
         for (name, _) in self.xattrs(ino) {
-            if cred.uid == 0 || !name.starts_with(b"trusted.") {
+            if cred.may(Caps::SYS_ADMIN) || !name.starts_with(b"trusted.") {
                 list.extend_from_slice(name);
                 list.push(0);
             }

@@ -130,7 +130,7 @@ impl Generator {
         let temper = Temper { pieces: [2, 4, 12][piece_dice.below(3) as usize], ..temper };
         let owner = match dice.below(3) {
             0 => Cred::root(),
-            n => Cred { uid: 1000 + n as u32, gid: 1000 + n as u32, groups: vec![3000, 3000 + n as u32] },
+            n => Cred::new(1000 + n as u32, 1000 + n as u32, vec![3000, 3000 + n as u32]),
         };
         Generator {
             dice,
@@ -196,9 +196,9 @@ impl Generator {
         }
         match self.dice.below(4) {
             0 => Cred::root(),
-            1 => Cred { uid: 2000, gid: 2000, groups: vec![] },
-            2 => Cred { uid: 2000, gid: 2000, groups: vec![self.owner.gid] },
-            _ => Cred { uid: 2001, gid: 3000, groups: vec![] },
+            1 => Cred::new(2000, 2000, vec![]),
+            2 => Cred::new(2000, 2000, vec![self.owner.gid]),
+            _ => Cred::new(2001, 3000, vec![]),
         }
     }
 

@@ -156,25 +156,140 @@ pub struct SetAttr {
     pub open_for_write: bool,
 }
 
+/// What a caller may beyond the rights of its user: capabilities of Linux, as far as a file system asks for them.
+///
+/// They decide, not the number of the user: the super-user without them is a user like any other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Caps(u8);
+
+impl Caps {
+    /// None, as an ordinary user has.
+    pub const NONE: Caps = Caps(0);
+    /// Changes owners and groups as it likes.
+    pub const CHOWN: Caps = Caps(1);
+    /// Reads, writes and searches whatever the permissions say; executes what somebody may execute.
+    pub const DAC_OVERRIDE: Caps = Caps(1 << 1);
+    /// Reads files, lists and searches directories whatever the permissions say.
+    pub const DAC_READ_SEARCH: Caps = Caps(1 << 2);
+    /// Does what else the owner alone may do.
+    pub const FOWNER: Caps = Caps(1 << 3);
+    /// Leaves setuid and setgid where others lose them.
+    pub const FSETID: Caps = Caps(1 << 4);
+    /// Makes devices.
+    pub const MKNOD: Caps = Caps(1 << 5);
+    /// Sees and changes attributes of the `trusted` and `security` name spaces.
+    pub const SYS_ADMIN: Caps = Caps(1 << 6);
+    /// Gives capabilities to programs (`security.capability`).
+    pub const SETFCAP: Caps = Caps(1 << 7);
+    /// All of them, as the super-user has.
+    pub const ALL: Caps = Caps(u8::MAX);
+
+    /// Of the mask that Linux shows (`CapEff` of `/proc/PID/status`).
+    pub fn from_linux(mask: u64) -> Caps {
+        let known = [
+            (0, Caps::CHOWN),
+            (1, Caps::DAC_OVERRIDE),
+            (2, Caps::DAC_READ_SEARCH),
+            (3, Caps::FOWNER),
+            (4, Caps::FSETID),
+        ];
+        let known = known.into_iter().chain([(27, Caps::MKNOD), (21, Caps::SYS_ADMIN), (31, Caps::SETFCAP)]);
+        known.filter(|(bit, _)| mask >> bit & 1 == 1).fold(Caps::NONE, |all, (_, cap)| all.and(cap))
+    }
+
+    /// Whether all of `caps` are among them.
+    #[inline]
+    pub fn has(self, caps: Caps) -> bool {
+        self.0 & caps.0 == caps.0
+    }
+
+    /// These and `caps`.
+    #[must_use]
+    pub fn and(self, caps: Caps) -> Caps {
+        Caps(self.0 | caps.0)
+    }
+}
+
 /// Who asks.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cred {
-    /// Effective user; 0 passes every check but those on kinds.
+    /// Effective user.
     pub uid: u32,
     /// Effective group.
     pub gid: u32,
     /// Supplementary groups, at most `limits::GROUPS_MAX`.
     pub groups: Vec<u32>,
+    /// What it may beyond that.
+    pub caps: Caps,
+}
+
+impl Default for Cred {
+    fn default() -> Cred {
+        Cred::root()
+    }
 }
 
 impl Cred {
-    /// The super-user.
+    /// A user with what Linux gives him at first: all capabilities if he is the super-user, otherwise none.
+    pub fn new(uid: u32, gid: u32, groups: Vec<u32>) -> Cred {
+        Cred { uid, gid, groups, caps: if uid == 0 { Caps::ALL } else { Caps::NONE } }
+    }
+
+    /// The super-user with all capabilities.
     pub fn root() -> Cred {
-        Cred::default()
+        Cred::new(0, 0, Vec::new())
+    }
+
+    /// Whether it has this capability.
+    #[inline]
+    pub fn may(&self, cap: Caps) -> bool {
+        self.caps.has(cap)
+    }
+
+    /// Whether it has all of `want` (4 read, 2 write, 1 execute or search, as in a mode) on an inode of `kind` with the
+    /// permissions `perm`, owner `uid` and group `gid`. The class (owner, group, others) is the first that fits; its
+    /// bits alone decide. Then capabilities do: nobody executes a file that has no execute bit.
+    pub fn has_access(&self, kind: Kind, perm: u16, (uid, gid): (u32, u32), want: u16) -> bool {
+        let class = if self.uid == uid {
+            perm >> 6
+        } else if self.in_group(gid) {
+            perm >> 3
+        } else {
+            perm
+        };
+        let lacking = want & 0o7 & !class;
+        let is_dir = kind == Kind::Dir;
+        lacking == 0
+            || self.may(Caps::DAC_OVERRIDE) && (is_dir || want & 1 == 0 || perm & 0o111 != 0)
+            || self.may(Caps::DAC_READ_SEARCH) && if is_dir { want & 2 == 0 } else { want & 0o7 == 4 }
     }
 
     /// Whether the caller is in `gid`.
     pub fn in_group(&self, gid: u32) -> bool {
         self.gid == gid || self.groups.contains(&gid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: capabilities add to what the class of a caller may, each just what Linux lets it. Method: a table.
+    #[test]
+    fn capabilities_add_to_permissions() {
+        let with = |caps| Cred { caps, ..Cred::new(7, 7, vec![]) };
+        let may = |cred: &Cred, kind, perm, want| cred.has_access(kind, perm, (1, 1), want);
+        let (file, dir) = (Kind::File, Kind::Dir);
+        let backup = with(Caps::DAC_READ_SEARCH);
+        assert!(may(&backup, file, 0, 4) && !may(&backup, file, 0, 6) && !may(&backup, file, 0, 1));
+        assert!(may(&backup, dir, 0, 5) && !may(&backup, dir, 0, 2) && may(&backup, dir, 0o002, 2));
+        let all = with(Caps::DAC_OVERRIDE);
+        assert!(may(&all, file, 0, 6) && !may(&all, file, 0, 1) && may(&all, file, 0o100, 7) && may(&all, dir, 0, 7));
+        assert!(!may(&with(Caps::FOWNER), file, 0, 4) && may(&Cred::root(), file, 0, 6));
+        let nobody = Cred { caps: Caps::NONE, ..Cred::root() };
+        assert!(!may(&nobody, file, 0o770, 4) && may(&nobody, file, 0o004, 4));
+        assert!(!nobody.has_access(file, 0o077, (0, 0), 4), "the owner's bits alone decide");
+        assert_eq!(Caps::from_linux(u64::MAX), Caps::ALL);
+        assert_eq!(Caps::from_linux(1 << 2 | 1 << 7), Caps::DAC_READ_SEARCH);
     }
 }

@@ -16,7 +16,7 @@ pub mod name;
 pub mod range;
 pub mod setting;
 
-pub use attr::{Attr, Cred, Kind, SetAttr, TimeSet, Timespec};
+pub use attr::{Attr, Caps, Cred, Kind, SetAttr, TimeSet, Timespec};
 pub use errno::{Errno, Result};
 pub use ids::{Ino, ObjectId, SessionId, TargetId, TokenKey};
 pub use layout::{IoMode, Layout, Pattern};

@@ -162,7 +162,7 @@ fn replies() -> Vec<Reply> {
 /// Goal: every kind of message survives the wire with its header. Method: one of each with extreme values.
 #[test]
 fn every_message_round_trips() {
-    let cred = Cred { uid: u32::MAX, gid: 1, groups: (0..1024).collect() };
+    let cred = Cred::new(u32::MAX, 1, (0..1024).collect());
     let id = RequestId { slot: u16::MAX, seq: u64::MAX };
     for op in requests() {
         let call = Call { target: TargetId(u16::MAX), cred: cred.clone(), op };
@@ -222,21 +222,17 @@ fn every_message_round_trips() {
 /// Goal: the first bytes of the format stay what the document says. Method: a frame as written in docs/WIRE.md.
 #[test]
 fn bytes_of_a_request() {
-    let call = Call {
-        target: TargetId(2),
-        cred: Cred { uid: 5, gid: 6, groups: vec![7] },
-        op: Request::Parent { dir: Ino(300) },
-    };
+    let call = Call { target: TargetId(2), cred: Cred::new(5, 6, vec![7]), op: Request::Parent { dir: Ino(300) } };
     let id = RequestId { slot: 3, seq: 0x0102 };
     let new = Head::new(FrameKind::Request);
     let head = Head { lane: Lane::Urgent, id, target: TargetId(2), pad: 513, deadline_ms: 1000, payload_len: 9, ..new };
     let mut bytes = [0; 128];
     let len = head.encode(&call, &mut bytes).unwrap();
-    let body = [2, 5, 6, 1, 7, 1, 0xac, 0x02];
+    let body = [2, 5, 6, 1, 7, 0, 1, 0xac, 0x02];
     assert_eq!(bytes[HEAD_BYTES..len], body);
     let mut expected = Vec::new();
     expected.extend(b"AMPH\x0f\x00\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
-    expected.extend(b"\x02\x01\x00\x00\x00\x00\x00\x00\xe8\x03\x00\x00\x08\x00\x00\x00");
+    expected.extend(b"\x02\x01\x00\x00\x00\x00\x00\x00\xe8\x03\x00\x00\x09\x00\x00\x00");
     expected.extend(b"\x09\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00");
     let crc = crc32c::crc32c(&[&expected[..], &body].concat());
     expected.extend(crc.to_le_bytes());

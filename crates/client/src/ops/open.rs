@@ -16,7 +16,7 @@ use crate::siblings;
 use crate::stats::Count;
 use crate::tokens::{self, name_keys};
 use amphi_dlm::TokenKey;
-use amphi_types::{ByteRange, Cred, Errno, Ino, Kind, Result, SetAttr};
+use amphi_types::{ByteRange, Caps, Cred, Errno, Ino, Kind, Result, SetAttr};
 use amphi_wire::{Access, InodeView, Make, Reply, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -107,9 +107,25 @@ pub(crate) async fn open(core: Arc<Core>, ctx: Ctx, ino: Ino, flags: OpenFlags) 
     Ok(file)
 }
 
+/// Opens an inode of any kind but a directory for nothing, so that it stays while the result lives, whatever becomes of its names.
+pub(crate) async fn hold(core: &Arc<Core>, ctx: &Ctx, ino: Ino) -> Result<Arc<OpenFile>> {
+    let flags = OpenFlags::default();
+    let op = Request::Open { ino, access: access(flags), exec: false };
+    let mut told = tokens::call(core, ino.target(), &ctx.cred, op, &[]).await?;
+    let view = inode_reply(told.take()?)?;
+    let file = opened(core, ctx, view, flags, told.moment);
+    told.keep_view(view);
+    Ok(file)
+}
+
 /// `O_TRUNC`: permission was checked by the open.
 async fn cut(core: &Arc<Core>, ctx: &Ctx, file: &Arc<OpenFile>) -> Result<()> {
-    let set = SetAttr { size: Some(0), open_for_write: true, kill_suidgid: ctx.cred.uid != 0, ..SetAttr::default() };
+    let set = SetAttr {
+        size: Some(0),
+        open_for_write: true,
+        kill_suidgid: !ctx.cred.may(Caps::FSETID),
+        ..SetAttr::default()
+    };
     attr::truncate(core, &ctx.cred, &file.file, 0, 0, set).await?;
     Ok(())
 }

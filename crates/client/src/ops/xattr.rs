@@ -11,6 +11,7 @@ mod layout;
 
 use super::done_reply;
 use crate::api::Ctx;
+use crate::bare;
 use crate::core::{Core, unexpected};
 use crate::files::{File, table};
 use crate::stats::Count;
@@ -53,25 +54,34 @@ pub(crate) async fn get(core: Arc<Core>, ctx: Ctx, ino: Ino, name: Vec<u8>) -> R
             own => control::get(&core, &ctx, own).await,
         };
     }
-    // The kernel asks for `security.capability` with each change of owner.
-    let none_here = || {
-        let file = core.files.get(ino).filter(|f| f.open_count() > 0 && tokens::is_sure(&core, f));
-        file.is_some_and(|f| !f.view().xattrs) || tokens::lacks_xattrs(&core, ino)
-    };
-    if name.starts_with(b"security.") && none_here() {
+    // The kernel asks for `security.capability` with each change of owner, programs for `security.selinux` of each file that they show.
+    if name.starts_with(b"security.") && has_none(&core, ino) {
         return Err(Errno::NoData);
     }
-    match core.call(ino.target(), &ctx.cred, Request::GetXattr { ino, name }).await? {
-        Reply::Bytes(value) => Ok(value),
-        other => Err(unexpected(&other)),
+    match core.call(ino.target(), &ctx.cred, Request::GetXattr { ino, name: name.clone() }).await {
+        Ok(Reply::Bytes(value)) => Ok(value),
+        Ok(other) => Err(unexpected(&other)),
+        Err(Errno::Stale) => core.removed.xattr(ino, &name),
+        Err(e) => Err(e),
     }
+}
+
+/// Whether an inode is known to have no extended attributes.
+fn has_none(core: &Core, ino: Ino) -> bool {
+    let file = || core.files.get(ino).filter(|f| f.open_count() > 0 && tokens::is_sure(core, f));
+    bare::is_bare(core, ino) || tokens::lacks_xattrs(core, ino) || file().is_some_and(|f| !f.view().xattrs)
 }
 
 pub(crate) async fn list(core: Arc<Core>, ctx: Ctx, ino: Ino) -> Result<Vec<u8>> {
     core.stats.count(Count::Xattr);
-    match core.call(ino.target(), &ctx.cred, Request::ListXattr { ino }).await? {
-        Reply::Bytes(names) => Ok(names),
-        other => Err(unexpected(&other)),
+    if has_none(&core, ino) {
+        return Ok(Vec::new());
+    }
+    match core.call(ino.target(), &ctx.cred, Request::ListXattr { ino }).await {
+        Ok(Reply::Bytes(names)) => Ok(names),
+        Ok(other) => Err(unexpected(&other)),
+        Err(Errno::Stale) => core.removed.xattr_names(ino),
+        Err(e) => Err(e),
     }
 }
 
@@ -120,11 +130,14 @@ pub(crate) async fn set(
         }
     };
     note();
-    let op = Request::SetXattr { ino, name, value, mode };
-    let done = done_reply(change(&core, &ctx, ino, op).await?.take()?);
+    let op = Request::SetXattr { ino, name: name.clone(), value: value.clone(), mode };
+    let done = change(&core, &ctx, ino, op).await?.take().and_then(done_reply);
     // An answer that was asked for before may have come meanwhile.
     note();
-    done
+    match done {
+        Err(Errno::Stale) => core.removed.set_xattr(ino, name, value, mode),
+        done => done,
+    }
 }
 
 pub(crate) async fn remove(core: Arc<Core>, ctx: Ctx, ino: Ino, name: Vec<u8>) -> Result<()> {
@@ -132,7 +145,11 @@ pub(crate) async fn remove(core: Arc<Core>, ctx: Ctx, ino: Ino, name: Vec<u8>) -
     if name.starts_with(PREFIX) {
         return Err(Errno::Perm);
     }
-    done_reply(change(&core, &ctx, ino, Request::RemoveXattr { ino, name }).await?.take()?)
+    let op = Request::RemoveXattr { ino, name: name.clone() };
+    match change(&core, &ctx, ino, op).await?.take().and_then(done_reply) {
+        Err(Errno::Stale) => core.removed.remove_xattr(ino, &name),
+        done => done,
+    }
 }
 
 /// Whoever runs the file is given no capabilities any more: its bytes are about to change.

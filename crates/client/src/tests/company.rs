@@ -8,7 +8,7 @@ use crate::{Client, OpenFile, Way};
 use amphi_env::{Buf, Env, Sim, SimEnv};
 use amphi_server::{Server, ServerConfig};
 use amphi_transport::{ClusterKey, LinkConfig, Timeouts};
-use amphi_types::{Attr, ByteRange, Errno, Ino, Result, SessionId, SetAttr};
+use amphi_types::{Attr, ByteRange, Cred, Errno, Ino, Result, SessionId, SetAttr};
 use amphi_wire::{RenameMode, Role, XattrMode};
 use parking_lot::Mutex;
 use std::cell::Cell;
@@ -200,7 +200,7 @@ fn a_cached_name_needs_permission() {
             assert!(b.getattr(&root(), dir).await.is_ok());
         }
         let mut other = root();
-        (other.cred.uid, other.cred.gid) = (1000, 1000);
+        other.cred = Cred::new(1000, 1000, Vec::new());
         assert_eq!(b.lookup(&other, dir, b"x").await, Err(Errno::Access));
         let set = SetAttr { perm: Some(0o711), ..SetAttr::default() };
         a.setattr(&root(), dir, set, None).await.unwrap();

@@ -111,7 +111,7 @@ fn attributes_show_the_cache() {
 fn virtual_and_control_attributes() {
     let mut w = World::new(1, &[]);
     let root = Ctx::root();
-    let user = Ctx { cred: Cred { uid: 1000, gid: 1000, groups: Vec::new() }, ..Ctx::root() };
+    let user = Ctx { cred: Cred::new(1000, 1000, Vec::new()), ..Ctx::root() };
     let file = w.create("f", OpenFlags::WRITE);
     let ino = file.ino();
     let get = |w: &mut World, ctx: &Ctx, name: &str| {

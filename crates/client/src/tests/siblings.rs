@@ -166,7 +166,7 @@ fn started(w: &mut World, count: usize) -> Vec<(String, Ino)> {
 fn others_are_checked_by_the_server() {
     let mut w = World::new(4, &[]);
     let order = started(&mut w, 50);
-    let user = Ctx { cred: Cred { uid: 7, gid: 7, groups: vec![] }, ..Ctx::root() };
+    let user = Ctx { cred: Cred::new(7, 7, vec![]), ..Ctx::root() };
     let (opens, lookups) = (sent(&w, "Open"), sent(&w, "Lookup"));
     for (name, ino) in &order[3..6] {
         assert_eq!(lookup(&mut w, &user, name), Ok(*ino));

@@ -160,7 +160,7 @@ fn permission_taken_elsewhere() {
         let [a, b] = c.two().await;
         let dir = dir_on(&a, 0).await;
         made(&a, dir, 60).await;
-        let user = Ctx { cred: Cred { uid: 7, gid: 7, groups: vec![] }, ..Ctx::root() };
+        let user = Ctx { cred: Cred::new(7, 7, vec![]), ..Ctx::root() };
         let mut names = list(&b, dir, true).await;
         names.sort();
         for name in &names[..4] {

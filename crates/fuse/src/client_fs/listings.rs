@@ -1,13 +1,15 @@
 //! Open directories: who opened each, and where its listing has come to its end.
 //!
-//! A directory is listed with the rights of whoever opened it, as a file is read, also by a program that has given them up since, or that
-//! was handed the open directory.
+//! A directory is listed by whoever has it open, as a file is read: also by a program that has given its rights up
+//! since, or that was handed the open directory, and whatever becomes of its permissions. The kernel checks them when
+//! it opens it; the mount vouches for that.
 //!
-//! The kernel asks behind the last entry whether there are more, for each listing of a small directory one question. The answer
-//! to the question before has said so.
+//! The kernel asks behind the last entry whether there are more, for each listing of a small directory one question.
+//! The answer to the question before has said so.
 //!
-//! Owns: the numbers of open directories, their openers, where the listing of each has ended. Invariant: an end counts once: who goes on
-//! asking there asks the server. What is made after the directory was opened need not be listed (POSIX, `readdir`).
+//! Owns: the numbers of open directories, their openers, where the listing of each has ended. Invariant: an end counts
+//! once: who goes on asking there asks the server. What is made after the directory was opened need not be listed
+//! (POSIX, `readdir`).
 
 use crate::Handle;
 use amphi_types::{Cred, Errno, Result};

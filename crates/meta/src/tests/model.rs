@@ -24,7 +24,7 @@ fn name(rng: &mut Rng) -> Name {
 }
 
 fn cred(rng: &mut Rng) -> Cred {
-    let user = |uid, gid, groups: &[u32]| Cred { uid, gid, groups: groups.to_vec() };
+    let user = |uid, gid, groups: &[u32]| Cred::new(uid, gid, groups.to_vec());
     rng.pick(&[Cred::root(), Cred::root(), user(10, 10, &[50]), user(20, 20, &[50]), user(30, 30, &[])])
 }
 

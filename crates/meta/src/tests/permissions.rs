@@ -11,7 +11,7 @@ fn inode(kind: Kind, perm: u16, uid: u32, gid: u32) -> Facts {
 }
 
 fn user(uid: u32, gid: u32, groups: &[u32]) -> Cred {
-    Cred { uid, gid, groups: groups.to_vec() }
+    Cred::new(uid, gid, groups.to_vec())
 }
 
 /// Goal: the first class that fits decides alone. Method: all 512 modes, all wants, callers that are owner, of
@@ -101,4 +101,13 @@ fn losing_setuid_and_setgid() {
     ] {
         assert_eq!(perm::without_suidgid(&cred, perm, 7), wanted, "{perm:o} {cred:?}");
     }
+}
+
+/// Goal: everybody may open anything for nothing, as by `O_PATH`, and nobody a symbolic link for something. Method: both kinds.
+#[test]
+fn opening_for_nothing() {
+    for kind in [Kind::File, Kind::Symlink, Kind::Fifo, Kind::Dir] {
+        assert_eq!(perm::open(&user(9, 9, &[]), &inode(kind, 0, 1, 2), Want::default()), Ok(()));
+    }
+    assert_eq!(perm::open(&Cred::root(), &inode(Kind::Symlink, 0o777, 1, 2), Want::READ), Err(Errno::Loop));
 }

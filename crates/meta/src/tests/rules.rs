@@ -11,11 +11,11 @@ const OTHER: u32 = 20;
 const STAFF: u32 = 50;
 
 fn user() -> Cred {
-    Cred { uid: USER, gid: USER, groups: vec![STAFF] }
+    Cred::new(USER, USER, vec![STAFF])
 }
 
 fn other() -> Cred {
-    Cred { uid: OTHER, gid: OTHER, groups: vec![] }
+    Cred::new(OTHER, OTHER, vec![])
 }
 
 fn name(text: &str) -> Name {

@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 
 /// Most entries of one listing: with attributes and long names they fit the body of a message.
 const ENTRIES_MAX: usize = 1024;
-/// How often a name is looked up again whose inode has just gone.
-const LOOKUP_TRIES: usize = 16;
+/// How often a name is looked up again whose inode has just gone; each time somebody else has replaced it.
+const LOOKUP_TRIES: usize = 1000;
 
 /// What a client sees of an inode whose own copy of size and time is right.
 pub fn plain_view(meta: &MetaStore, ino: Ino, inode: &Inode) -> InodeView {

@@ -137,7 +137,7 @@ fn asks_for_others_files() {
         }
         let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
         c.call(Request::SetAttr { ino: parts[1].ino, set }).await.expect("chmod");
-        *c.cred.borrow_mut() = Cred { uid: 7, gid: 7, groups: vec![] };
+        *c.cred.borrow_mut() = Cred::new(7, 7, vec![]);
         let (files, payload) = c.ahead(&parts, true).await;
         let came: Vec<_> = files.iter().map(|f| f.map(drop)).collect();
         assert_eq!(came, [Ok(()), Err(Errno::Access), Ok(())]);
@@ -145,7 +145,7 @@ fn asks_for_others_files() {
         *c.cred.borrow_mut() = Cred::root();
         let set = SetAttr { perm: Some(0o700), ..SetAttr::default() };
         c.call(Request::SetAttr { ino: Ino::ROOT, set }).await.expect("chmod");
-        *c.cred.borrow_mut() = Cred { uid: 7, gid: 7, groups: vec![] };
+        *c.cred.borrow_mut() = Cred::new(7, 7, vec![]);
         let (files, payload) = c.ahead(&parts, true).await;
         assert!(files.iter().all(|f| *f == Err(Errno::Access)) && payload.is_empty());
     });

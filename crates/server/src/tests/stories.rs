@@ -117,7 +117,7 @@ fn permissions_and_attributes() {
     with_server(10, 2, 1, async |_, c| {
         let d = c.mkdir(Ino::ROOT, "d").await.unwrap();
         let f = c.create(d, "f").await.unwrap();
-        *c.cred.borrow_mut() = Cred { uid: 5, gid: 5, groups: vec![] };
+        *c.cred.borrow_mut() = Cred::new(5, 5, vec![]);
         assert_eq!(c.create(d, "g").await, Err(Errno::Access));
         assert_eq!(c.unlink(d, "f").await, Err(Errno::Access));
         let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
@@ -165,7 +165,7 @@ fn execution_is_not_reading() {
             let f = c.create(Ino::ROOT, &format!("{perm:o}")).await.unwrap();
             let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
             c.inode(Request::SetAttr { ino: f, set }).await.unwrap();
-            *c.cred.borrow_mut() = Cred { uid: 5, gid: 5, groups: vec![] };
+            *c.cred.borrow_mut() = Cred::new(5, 5, vec![]);
             for (exec, allowed) in [(false, read), (true, execute)] {
                 let opened = c.call(Request::Open { ino: f, access: r, exec }).await.map(drop);
                 assert_eq!(opened, if allowed { Ok(()) } else { Err(Errno::Access) }, "{perm:o} {exec}");

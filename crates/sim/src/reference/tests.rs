@@ -135,7 +135,7 @@ fn content() {
 fn permissions() {
     let mut s = Story::new();
     let d = s.made(Op::Mkdir { dir: TOP, name: b"d".to_vec(), perm: 0o1777 });
-    let user = |uid| Cred { uid, gid: uid, groups: vec![50] };
+    let user = |uid| Cred::new(uid, uid, vec![50]);
     s.cred = user(7);
     let f = s.create(d, "f", 1);
     assert_eq!(s.run(Op::Mkdir { dir: TOP, name: b"x".to_vec(), perm: 0o755 }), Err(Errno::Access));

@@ -1,0 +1,276 @@
+//! Names that somebody replaces, moves or makes while others walk over them.
+
+use crate::harness::{Place, errno};
+use crate::two_mounts::Pair;
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, Timespec, Timestamps, XattrFlags, chmod, chown, getxattr, link, listxattr, lstat,
+    mkdir, open, openat, readlink, rename, rmdir, setxattr, stat, statvfs, symlink, unlink, unlinkat, utimensat,
+};
+use rustix::io::Errno;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Calls of each kind beside a writer that replaces the name all the time. `AMPHI_STALE_ROUNDS` says another number:
+/// 10000 for the proof.
+const ROUNDS: usize = 60;
+
+fn rounds() -> usize {
+    std::env::var("AMPHI_STALE_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(ROUNDS)
+}
+
+type Call = fn(&Path) -> Result<(), Errno>;
+
+fn opened(path: &Path, flags: OFlags) -> Result<(), Errno> {
+    open(path, flags, Mode::from_raw_mode(0o644)).map(drop)
+}
+
+/// What is done with a name that always is there: `n` is a program, `l` a symbolic link to it.
+const CALLS: &[(&str, Call)] = &[
+    ("open", |d| opened(&d.join("n"), OFlags::RDONLY)),
+    ("open to write", |d| opened(&d.join("n"), OFlags::RDWR)),
+    ("open and cut", |d| opened(&d.join("n"), OFlags::RDWR | OFlags::TRUNC)),
+    ("open or create", |d| opened(&d.join("n"), OFlags::RDWR | OFlags::CREATE)),
+    ("open through a link", |d| opened(&d.join("l"), OFlags::RDONLY)),
+    ("stat", |d| stat(d.join("n")).map(drop)),
+    ("stat through a link", |d| stat(d.join("l")).map(drop)),
+    ("lstat", |d| lstat(d.join("l")).map(drop)),
+    ("readlink", |d| readlink(d.join("l"), Vec::new()).map(drop)),
+    ("chmod", |d| chmod(d.join("n"), Mode::from_raw_mode(0o755))),
+    ("chown", |d| chown(d.join("n"), Some(rustix::process::getuid()), None)),
+    ("truncate", |d| match fs::OpenOptions::new().write(true).open(d.join("n")).and_then(|f| f.set_len(5)) {
+        Ok(()) => Ok(()),
+        Err(e) => Err(Errno::from_raw_os_error(e.raw_os_error().unwrap_or_default())),
+    }),
+    ("utimes", |d| {
+        let time = Timespec { tv_sec: 5, tv_nsec: 0 };
+        utimensat(CWD, d.join("n"), &Timestamps { last_access: time, last_modification: time }, AtFlags::empty())
+    }),
+    ("getxattr", |d| match getxattr(d.join("n"), "user.x", &mut [0; 8]) {
+        Err(Errno::NODATA) => Ok(()),
+        other => other.map(drop),
+    }),
+    ("setxattr", |d| setxattr(d.join("n"), "user.x", b"1", XattrFlags::empty())),
+    ("listxattr", |d| listxattr(d.join("n"), &mut [0; 64]).map(drop)),
+    ("statfs", |d| statvfs(d.join("n")).map(drop)),
+    ("access", |d| rustix::fs::access(d.join("n"), rustix::fs::Access::READ_OK)),
+];
+
+/// Replaces `n` and `l` until it is told to stop, and counts.
+fn replace(dir: &Path, stop: &AtomicBool, done: &AtomicU64) {
+    let mut n = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let (file, link) = (dir.join(format!("t{}", n % 3)), dir.join("t.l"));
+        fs::write(&file, b"#!/bin/true\n").expect("write");
+        chmod(&file, Mode::from_raw_mode(0o755)).expect("chmod");
+        rename(&file, dir.join("n")).expect("rename over the name");
+        symlink("n", &link).expect("symlink");
+        rename(&link, dir.join("l")).expect("rename over the link");
+        n += 1;
+        done.store(n, Ordering::Relaxed);
+    }
+}
+
+fn no_call_is_stale(writer: &Path, reader: &Path) {
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    fs::write(writer.join("n"), b"#!/bin/true\n").expect("write");
+    symlink("n", writer.join("l")).expect("symlink");
+    chmod(writer.join("n"), Mode::from_raw_mode(0o755)).expect("chmod");
+    std::thread::scope(|s| {
+        s.spawn(|| replace(writer, &stop, &done));
+        let look = || {
+            for (what, call) in CALLS {
+                let (mut failed, before) = (Vec::new(), done.load(Ordering::Relaxed));
+                for round in 0..rounds() {
+                    if let Err(e) = call(reader) {
+                        failed.push((round, e));
+                    }
+                }
+                // Otherwise there was nothing to be seen.
+                while done.load(Ordering::Relaxed) == before {
+                    std::thread::yield_now();
+                }
+                assert!(failed.is_empty(), "{what}: {} of {} rounds, {:?}", failed.len(), rounds(), failed.first());
+            }
+            for _ in 0..rounds() / 20 + 1 {
+                let out = Command::new(reader.join("n")).output();
+                let busy = out.as_ref().is_err_and(|e| e.raw_os_error() == Some(Errno::TXTBSY.raw_os_error()));
+                assert!(busy || out.as_ref().is_ok_and(|o| o.status.success()), "exec: {out:?}");
+            }
+        };
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(look));
+        stop.store(true, Ordering::Relaxed);
+        if let Err(panic) = result {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+/// Goal: no call on a name that always is there fails because the file behind it has just been replaced. Method: one
+/// thread writes files and renames them over the name, and links over a link; another one makes each call again and
+/// again; on one mount. (Promise S5)
+#[test]
+fn never_stale_on_one_mount() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    no_call_is_stale(&place.mount(), &place.mount());
+    up.stop();
+}
+
+/// Goal and method as above, with the writer on one mount and the reader on another. (Promise S5)
+#[test]
+fn never_stale_on_two_mounts() {
+    let pair = Pair::new(1, &[], &[]);
+    no_call_is_stale(&pair.a, &pair.b);
+    pair.stop();
+}
+
+/// The same with three servers: names, inodes and directories lie apart. (Promise S5)
+#[test]
+fn never_stale_with_three_servers() {
+    let pair = Pair::new(3, &["--targets", "2"], &[]);
+    fs::create_dir(pair.a.join("d")).expect("mkdir");
+    no_call_is_stale(&pair.a.join("d"), &pair.b.join("d"));
+    pair.stop();
+}
+
+/// Goal: a name that is replaced all the time is linked, or its file has just lost it, but the call is never stale.
+/// Method: link beside a writer that replaces it. (Promise S5)
+#[test]
+fn links_of_names_that_are_replaced() {
+    let pair = Pair::new(1, &[], &[]);
+    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
+    fs::write(pair.a.join("n"), b"x").expect("write");
+    symlink("n", pair.a.join("l")).expect("symlink");
+    std::thread::scope(|s| {
+        s.spawn(|| replace(&pair.a, &stop, &done));
+        let (mut odd, mut linked) = (Vec::new(), 0);
+        for _ in 0..rounds() {
+            match link(pair.b.join("n"), pair.b.join("k")) {
+                Ok(()) => {
+                    unlink(pair.b.join("k")).expect("unlink");
+                    linked += 1;
+                }
+                // Linux links nothing that has lost its name.
+                Err(Errno::NOENT) => {}
+                Err(e) => odd.push(e),
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(odd.is_empty() && linked > 0, "{linked} links, {odd:?}");
+    });
+    pair.stop();
+}
+
+/// Goal: opening with O_CREAT follows a symbolic link and opens a pipe that another mount has just made of that name,
+/// as one that was there before. Method: one mount makes and removes a link and a pipe of the name, the other opens.
+#[test]
+fn creating_beside_another_mount_s_links() {
+    let pair = Pair::new(1, &[], &[]);
+    let stop = AtomicBool::new(false);
+    fs::write(pair.a.join("to"), b"x").expect("write");
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            for n in 0.. {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                if n % 2 == 0 {
+                    let _ = symlink("to", pair.a.join("n"));
+                } else {
+                    let _ = rustix::fs::mknodat(
+                        CWD,
+                        pair.a.join("n"),
+                        rustix::fs::FileType::Fifo,
+                        Mode::from_raw_mode(0o600),
+                        0,
+                    );
+                }
+                let _ = unlink(pair.a.join("n"));
+            }
+        });
+        let mut odd = Vec::new();
+        for _ in 0..3 * rounds() {
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NONBLOCK;
+            if let Err(e) = open(pair.b.join("n"), flags, Mode::from_raw_mode(0o644)) {
+                odd.push(e);
+            }
+            let _ = unlink(pair.b.join("n"));
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(odd, []);
+    });
+    pair.stop();
+}
+
+/// Goal: a directory that another mount has moved over one that this kernel knows can be named in a rename here, and
+/// the answer is that of Linux. Method: the kernel is shown both, the other mount moves, this one renames onto it; also
+/// what would be a circle of old places.
+#[test]
+fn directories_moved_by_another_mount() {
+    for servers in [1, 3] {
+        let pair = Pair::new(servers, &[], &[]);
+        let (m0, m1) = (&pair.a, &pair.b);
+        for round in 0..5 {
+            let top = format!("r{round}");
+            fs::create_dir(m0.join(&top)).expect("mkdir");
+            let (m0, m1) = (m0.join(&top), m1.join(&top));
+            for dir in ["d", "a", "a/d", "a/d/z", "a/b"] {
+                mkdir(m0.join(dir), Mode::from_raw_mode(0o755)).expect("mkdir");
+            }
+            for dir in ["d", "a", "a/d", "a/d/z", "a/b"] {
+                stat(m0.join(dir)).expect("stat");
+            }
+            rename(m1.join("a/d"), m1.join("d")).expect("rename over an empty directory");
+            assert_eq!(rename(m0.join("a/b"), m0.join("d")), Err(Errno::NOTEMPTY), "round {round}");
+            assert_eq!(errno(fs::metadata(m0.join("a/d"))), 2);
+            assert!(fs::metadata(m0.join("d/z")).expect("moved along").is_dir());
+            rmdir(m1.join("d/z")).expect("rmdir");
+            rename(m0.join("a/b"), m0.join("d")).expect("it is empty now");
+            // What was above is below: by a directory that is held open, so that nothing above it is looked at.
+            mkdir(m0.join("x"), Mode::from_raw_mode(0o755)).expect("mkdir");
+            mkdir(m0.join("x/y"), Mode::from_raw_mode(0o755)).expect("mkdir");
+            let y = open(m0.join("x/y"), OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).expect("open");
+            rename(m1.join("x/y"), m1.join("y")).expect("rename");
+            rename(m1.join("x"), m1.join("y/x")).expect("rename");
+            openat(&y, "x", OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).expect("what is below now");
+            assert!(fs::metadata(m0.join("y/x")).expect("stat").is_dir());
+        }
+        pair.stop();
+    }
+}
+
+/// Goal: an open directory that another mount has removed is empty: names in it are not there, and its attributes can
+/// be asked for and set. Method: each call by the descriptor. (Promise S6)
+#[test]
+fn nothing_is_in_a_removed_directory() {
+    let pair = Pair::new(1, &[], &[]);
+    for there in [&pair.a, &pair.b] {
+        fs::create_dir(pair.a.join("d")).expect("mkdir");
+        fs::write(pair.a.join("f"), b"x").expect("write");
+        let d = open(pair.a.join("d"), OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).expect("open");
+        fs::remove_dir(there.join("d")).expect("rmdir");
+        let none = Err(Errno::NOENT);
+        assert_eq!(unlinkat(&d, "x", AtFlags::empty()), none);
+        assert_eq!(unlinkat(&d, "x", AtFlags::REMOVEDIR), none);
+        assert_eq!(openat(&d, "x", OFlags::RDONLY, Mode::empty()).map(drop), none);
+        assert_eq!(openat(&d, "x", OFlags::RDWR | OFlags::CREATE, Mode::from_raw_mode(0o644)).map(drop), none);
+        assert_eq!(rustix::fs::mkdirat(&d, "x", Mode::from_raw_mode(0o755)), none);
+        assert_eq!(rustix::fs::symlinkat("t", &d, "x"), none);
+        assert_eq!(rustix::fs::linkat(CWD, pair.a.join("f"), &d, "x", AtFlags::empty()), none);
+        assert_eq!(rustix::fs::renameat(CWD, pair.a.join("f"), &d, "x"), none);
+        assert_eq!(rustix::fs::renameat(&d, "x", CWD, pair.a.join("g")), none);
+        assert_eq!(rustix::fs::statat(&d, "x", AtFlags::empty()).map(drop), none);
+        let get = |name: &str| rustix::fs::fgetxattr(&d, name, &mut [0; 8]);
+        assert_eq!(get("user.x"), Err(Errno::NODATA));
+        assert_eq!(rustix::fs::flistxattr(&d, &mut [0; 64]), Ok(0));
+        rustix::fs::fsetxattr(&d, "user.x", b"1", XattrFlags::empty()).expect("setxattr");
+        assert_eq!(get("user.x"), Ok(1));
+        rustix::fs::fremovexattr(&d, "user.x").expect("removexattr");
+        assert_eq!(get("user.x"), Err(Errno::NODATA));
+        assert_eq!(rustix::fs::fstat(&d).expect("fstat").st_nlink, 0);
+        unlink(pair.a.join("f")).expect("unlink");
+    }
+    pair.stop();
+}

@@ -1,0 +1,84 @@
+//! Operations for which the path has to be walked again, though the server's answer says something else.
+//!
+//! The kernel walks a path again after ESTALE, once (`Client::walk_failed`). Owns: for which answers it is told to.
+//! Does not own: what is held for it in the second walk (the client).
+
+use super::ClientFs;
+use crate::Caller;
+use crate::file_system::{Entry, OpenHow};
+use amphi_client::{Created, Ctx, OpenFlags};
+use amphi_types::{Errno, Ino, Kind, Result};
+
+/// How often a call is made anew in the second walk, each time after others have changed the name again.
+const TRIES: usize = 100;
+
+impl ClientFs {
+    /// Has the kernel walk the path again for what failed with `e`; tells `e` if it did so already.
+    fn walk_again(&self, caller: &Caller<'_>, e: Errno) -> Errno {
+        if self.client.repeats_walk(caller.tid) {
+            return e;
+        }
+        self.client.walk_failed(caller.tid);
+        Errno::Stale
+    }
+
+    /// Links an inode that may have lost the name by which it was found: the file is linked that has the name now.
+    pub(super) fn link_walked(&self, caller: &Caller<'_>, ino: Ino, dir: Ino, name: &[u8]) -> Result<Entry> {
+        let mut ino = ino;
+        for _ in 0..TRIES {
+            let changing = self.kernel_view.change(ino);
+            match self.changed(caller, &[dir], |ctx| self.client.link(ctx, ino, dir, name)) {
+                Ok(attr) => {
+                    let since = changing.ends();
+                    self.client.walk_ended(caller.tid);
+                    return Ok(Entry { attr_ttl: self.attr_ttl(&attr, since), ..self.entry(attr) });
+                }
+                Err(Errno::NoEnt) => {}
+                Err(e) => return Err(e),
+            }
+            // The inode has no name any more, or the directory has been removed.
+            let Some((found_in, found_by)) = self.client.walked(caller.tid, ino) else {
+                return Err(self.walk_again(caller, Errno::NoEnt));
+            };
+            let now = self.asked(caller, |ctx| self.client.lookup(ctx, found_in, &found_by))?.ino;
+            if now == ino {
+                break;
+            }
+            ino = now;
+        }
+        Err(Errno::NoEnt)
+    }
+
+    /// Creates or opens a file. Where another mount has made a symbolic link, a pipe or a socket of that name since the
+    /// kernel looked, the kernel has to follow or open it.
+    pub(super) fn create_walked(
+        &self,
+        caller: &Caller<'_>,
+        dir: Ino,
+        name: &[u8],
+        perm: u16,
+        how: OpenHow,
+    ) -> Result<Created> {
+        let flags = OpenFlags::from_linux(how.flags);
+        let opener = self.opener(caller);
+        self.moved.ended(caller.tid);
+        for _ in 0..TRIES {
+            let created = |ctx: &Ctx| self.client.create(ctx, dir, name, perm, flags);
+            let again = self.client.repeats_walk(caller.tid);
+            let made = self.asked_as(caller, opener.clone(), created);
+            match self.in_directories(&[dir], again, made) {
+                Ok(made) if made.attr.kind == Kind::File => {
+                    self.client.walk_ended(caller.tid);
+                    return Ok(made);
+                }
+                Ok(_) | Err(Errno::Loop) => {}
+                Err(e) => return Err(e),
+            }
+            // In the second walk there was no such name, or a file: whoever changes it all the time does so once more.
+            if !self.client.repeats_walk(caller.tid) {
+                return Err(self.walk_again(caller, Errno::Loop));
+            }
+        }
+        Err(Errno::Loop)
+    }
+}
