@@ -21,6 +21,7 @@ use crate::jobs::{Job, JobName, Jobs};
 use crate::learned::Learned;
 use crate::locks::Locks;
 use crate::losses::Losses;
+use crate::pauses::Pauses;
 use crate::queue::{Item, Outgoing, Queue};
 use crate::removed::Removed;
 use crate::room::Room;
@@ -117,6 +118,7 @@ pub(crate) struct Core {
     /// The time of the last tick: cheap to read, at most a second behind.
     pub(crate) coarse_ns: AtomicU64,
     pub(crate) group_news: GroupNews,
+    pub(crate) pauses: Pauses,
     pub(crate) landed: Signal,
     /// Programs that wait for much of it.
     pub(crate) drains: AtomicU64,
@@ -195,6 +197,7 @@ impl Core {
             backlog: Backlog::default(),
             landings: AtomicU64::new(0),
             group_news: GroupNews::default(),
+            pauses: Pauses::default(),
             landed: Signal::default(),
             drains: AtomicU64::new(0),
             stopping: AtomicBool::new(false),

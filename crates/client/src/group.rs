@@ -6,18 +6,22 @@
 //! Invariants:
 //! * While a group has the file, I/O of other open files of this mount waits before it takes the range lock: whoever holds that
 //!   lock never waits for the end of a group that this mount is in.
-//! * Before the first server is asked, all I/O of this mount on the file has ended: none of its own requests can stand in the queue
-//!   in front of or behind the group's.
+//! * Before the first server is asked, all I/O of this mount on the file has ended, unless it waits for others: none of its own requests can stand in the queue
+//!   behind the group's. Who waits for locks of the cluster lets the range lock go and comes again behind the group (`unless_asked`). A request that
+//!   the target locks for cannot be taken back; it may wait for this very group, which another mount has, so after `QUIET_NS` the servers are
+//!   asked all the same: where the group is in force they grant it past all who wait, and such a request goes on under it.
 //! * The group ends here when its last member has left, everything written under it is on the targets, nothing is cached any more and the servers
 //!   know; then others go on.
 //! * Members order their I/O among each other themselves: what one has cached, another may have changed since.
 
+use crate::company::{self, Begun};
 use crate::core::{Core, unexpected};
 use crate::files::table::Use;
 use crate::files::{File, OpenFile, Signal};
 use crate::lease;
-use crate::locks;
+use crate::locks::{self, Pin};
 use crate::losses;
+use crate::pauses::pause;
 use crate::pending::Interrupt;
 use crate::rangelock::{Guard, Hold};
 use crate::stats::Count;
@@ -30,8 +34,10 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 
+/// How long the end of this mount's own I/O is waited for before the servers are asked, nanoseconds.
+const QUIET_NS: u64 = 50_000_000;
 /// Who does not want to wait waits so many times for news, which come at least every second, until this mount's own I/O on the file
 /// has ended.
 const PATIENCE_RINGS: u64 = 2;
@@ -62,6 +68,8 @@ pub(crate) struct FileGroup {
     /// Its number, from the moment on from which others have to wait; 0: none.
     id: AtomicU64,
     state: Mutex<State>,
+    /// News for strangers that wait for locks: a group has asked for the file.
+    asked: Signal,
 }
 
 impl FileGroup {
@@ -114,6 +122,52 @@ pub(crate) async fn enter(file: &Arc<File>, member: u64, range: ByteRange, hold:
     }
 }
 
+/// Waits for locks of the cluster, with the range lock held, for an open file of this group (0: none). `None` if a group of this mount asks for the
+/// file meanwhile: then the caller lets the range lock go and comes again, since what it waits for may be the end of that very group on
+/// another mount. The locks are still waited for, and go back.
+pub(crate) async fn unless_asked<T: Send + 'static>(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    member: u64,
+    locks: impl Future<Output = Result<T>> + Send + 'static,
+) -> Option<Result<T>> {
+    let mut locks = Box::pin(locks);
+    if let Poll::Ready(at_once) = locks.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        return Some(at_once);
+    }
+    let asked = pin!(file.group.asked.until(|| !file.group.admits(member)));
+    match select(locks, asked).await {
+        Either::Left((result, _)) => Some(result),
+        Either::Right(((), locks)) => {
+            core.spawn(async move { drop(locks.await) });
+            None
+        }
+    }
+}
+
+/// Takes the range lock as `enter`, and in company the locks that `pins` waits for.
+pub(crate) async fn enter_pinned<F>(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    member: u64,
+    (range, hold): (ByteRange, Hold),
+    pins: impl Fn(Arc<Core>, Arc<File>) -> F,
+) -> Result<(Guard, Option<Begun>, Vec<Pin>)>
+where
+    F: Future<Output = Result<Vec<Pin>>> + Send + 'static,
+{
+    loop {
+        let guard = enter(file, member, range, hold).await?;
+        let begun = company::begin(core);
+        if begun.is_some() {
+            return Ok((guard, begun, Vec::new()));
+        }
+        if let Some(pins) = unless_asked(core, file, member, pins(core.clone(), file.clone())).await {
+            return Ok((guard, None, pins?));
+        }
+    }
+}
+
 /// What `wait` gives, unless the caller is interrupted before.
 async fn unless<T>(interrupt: &Interrupt, wait: impl Future<Output = T>) -> Result<T> {
     let fired = poll_fn(|cx| {
@@ -135,7 +189,8 @@ enum Next {
 
 /// Makes the open file a member of the group. `wait`: for other groups.
 ///
-/// Errors: `Inval` for group 0, or if it is a member already; `Again` if another group has the file and it is not to wait; `Intr`.
+/// Errors: `BadFd` if it may not write: who may only read a file could keep all others from it for as long as he likes; `Inval` for group 0, or if it is
+/// a member already; `Again` if another group has the file and it is not to wait; `Intr`.
 pub(crate) async fn lock(
     core: Arc<Core>,
     open: Arc<OpenFile>,
@@ -145,6 +200,9 @@ pub(crate) async fn lock(
 ) -> Result<()> {
     if group == 0 || open.member() != 0 {
         return Err(Errno::Inval);
+    }
+    if !open.flags.write {
+        return Err(Errno::BadFd);
     }
     core.stats.count(Count::GroupLock);
     let file = &open.file;
@@ -178,6 +236,7 @@ pub(crate) async fn lock(
             }
         }
     }
+    file.group.asked.notify();
     let mut locks = Vec::new();
     let taken = take(&core, file, group, wait, &interrupt, &mut locks).await;
     let lost = {
@@ -215,16 +274,38 @@ async fn take(
         core.cache.barrier();
         file.signal.until(|| file.fills_under_way.load(SeqCst) == 0).await;
     };
+    let mut quiet = pin!(quiet);
     if wait {
-        unless(interrupt, quiet).await?;
+        let first = async {
+            let late = pin!(pause(core, QUIET_NS));
+            matches!(select(quiet.as_mut(), late).await, Either::Left(_))
+        };
+        if unless(interrupt, first).await? {
+            return ask(core, file, group, wait, interrupt, locks).await;
+        }
+        ask(core, file, group, wait, interrupt, locks).await?;
+        // What waited for the group on another mount goes on now.
+        unless(interrupt, quiet).await
     } else {
         // Some of it may itself wait for another group.
         let rung = core.group_news.count.load(SeqCst) + PATIENCE_RINGS;
         let late = core.group_news.signal.until(|| core.group_news.count.load(SeqCst) >= rung);
-        if let Either::Right(_) = select(pin!(quiet), pin!(late)).await {
+        if let Either::Right(_) = select(quiet, pin!(late)).await {
             return Err(Errno::Again);
         }
+        ask(core, file, group, wait, interrupt, locks).await
     }
+}
+
+/// Asks the servers.
+async fn ask(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    group: u64,
+    wait: bool,
+    interrupt: &Interrupt,
+    locks: &mut Vec<(TargetId, LockId)>,
+) -> Result<()> {
     lease::touch(core, file, ByteRange::ALL).await?;
     let layout = file.layout();
     for stripe in 0..layout.stripes() {

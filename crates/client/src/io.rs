@@ -12,6 +12,7 @@ use crate::file_locks;
 use crate::late;
 use crate::links::{Links, Seat};
 use crate::locks;
+use crate::pauses;
 use crate::queue::Item;
 use crate::siblings;
 use crate::stats::Count;
@@ -232,6 +233,7 @@ impl IoHalf {
         let core = self.end.0.clone();
         let links = Links::open(env.clone(), core.clone(), config, way).await?;
         env.spawn(tick(env.clone(), core.clone(), links.clone()));
+        env.spawn(pauses::run(env.clone(), core.clone()));
         let shortcut = core.queue.shortcut({
             let links = links.clone();
             move |out| links.send(out)
@@ -255,6 +257,7 @@ impl Drop for End {
     fn drop(&mut self) {
         self.0.queue.close();
         self.0.stopped.store(true, Ordering::Release);
+        self.0.pauses.end();
     }
 }
 

@@ -43,6 +43,7 @@ mod locality;
 mod locks;
 mod losses;
 mod ops;
+mod pauses;
 mod pending;
 mod pipeline;
 mod queue;

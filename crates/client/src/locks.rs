@@ -24,6 +24,7 @@ use crate::writeback;
 use amphi_dlm::{CacheLimits, CallbackPlan, Granted, GroupId, LockAction, LockCache, LockId, Mode};
 use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, TargetId};
 use amphi_wire::{HeldLock, Lane, LockMode, Request};
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 pub(crate) use pins::{Pin, pin_all, pin_objects, pin_spans, try_pin_objects};
 use std::collections::{BTreeMap, BTreeSet};
@@ -329,7 +330,10 @@ pub(crate) fn pump(core: &Arc<Core>, target: TargetId) {
                 None => return,
                 Some(LockAction::Drop { object, ranges, discard_dirty }) => {
                     forget(core, object, &ranges, discard_dirty);
-                    let file = core.files.get(object.ino).filter(|f| f.pages.any() && !core.company.is_alone());
+                    let file = core
+                        .files
+                        .get(object.ino)
+                        .filter(|f| (f.pages.any() || f.pages.is_taking()) && !core.company.is_alone());
                     file.into_iter().for_each(|f| core.locks.pages_due.lock().push((target, f)));
                     continue;
                 }
@@ -388,9 +392,7 @@ fn give_back(core: &Arc<Core>, target: TargetId, ids: &[LockId], locks: Vec<u64>
     }
     let core2 = core.clone();
     core.spawn(async move {
-        for file in &due {
-            pages::take_back(&core2, file).await;
-        }
+        join_all(due.iter().map(|file| pages::take_back(&core2, file, target))).await;
         if leaving.is_empty() {
             return drop(core2.insist(Lane::Answer, target, cancel));
         }

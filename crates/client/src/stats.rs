@@ -114,6 +114,7 @@ counters! {
     LockAheadDifferent = "lock_ahead_different", "reqs";
     GroupLock = "group_lock", "reqs";
     GroupWait = "group_wait", "reqs";
+    PagesLeft = "pages_left", "reqs";
     TokenRevoke = "token_revoke", "reqs";
     JobForgotten = "jobs_forgotten", "jobs";
     JobRefused = "jobs_refused", "opens";

@@ -19,6 +19,7 @@ mod fights;
 mod file_locks;
 mod fsx;
 mod given_up;
+mod left_pages;
 mod locks;
 mod messages;
 mod names;

@@ -241,6 +241,8 @@ pub(crate) enum WriteKind {
         /// As of a direct request.
         server_lock: bool,
     },
+    /// Pages that came back behind their lock: by the note of the target of this name.
+    Left(u64),
 }
 
 /// Writes one piece of an object and waits until it is on the disk.
@@ -276,8 +278,12 @@ async fn send_piece(
             (Core::lane(server_lock), server_lock, core.wall(), kill_suidgid)
         }
         WriteKind::Piped { server_lock } => (Core::lane(server_lock), server_lock, mtime, false),
+        WriteKind::Left(_) => (Lane::Locking, true, core.wall(), false),
     };
-    let op = Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid };
+    let op = match kind {
+        WriteKind::Left(left) => Request::PagesWrite { object, offset, generation, mtime, left },
+        _ => Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid },
+    };
     let target = layout.target(file.ino, object.stripe);
     let (bytes, start_ns) = (buf.len() as u64, core.clock.now_ns());
     let (answer, _) = core.send(lane, target, &Cred::root(), op, Some(buf), 0).await?;
@@ -289,7 +295,7 @@ async fn send_piece(
     match answer.result? {
         Reply::Written { roomy } => {
             core.room.taken(target, bytes, roomy);
-            if let WriteKind::Direct { .. } = kind {
+            if let WriteKind::Direct { .. } | WriteKind::Left(_) = kind {
                 file.touched_past_cache(mtime);
             }
             Ok(())

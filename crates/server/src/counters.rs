@@ -94,8 +94,8 @@ impl Counters {
             | Request::ListXattr { .. }
             | Request::SetXattr { .. }
             | Request::RemoveXattr { .. } => &self.xattr,
-            Request::Read { .. } => &self.read,
-            Request::Write { .. } => &self.write,
+            Request::Read { .. } | Request::PagesRead { .. } => &self.read,
+            Request::Write { .. } | Request::PagesWrite { .. } => &self.write,
             Request::WriteBatch { .. } => &self.write_batch,
             Request::ReadBatch { .. } => &self.read_batch,
             Request::Punch { .. } | Request::Allocate { .. } | Request::DataMap { .. } => &self.space,
@@ -104,6 +104,8 @@ impl Counters {
             | Request::GroupLock { .. }
             | Request::LockCancel { .. }
             | Request::LockKept { .. }
+            | Request::PagesLeft { .. }
+            | Request::PagesTaken { .. }
             | Request::GlimpseReply { .. }
             | Request::Revoked { .. } => &self.lock,
             Request::FileLockSet { .. }

@@ -30,6 +30,7 @@ mod gate;
 mod glimpse;
 mod intents;
 mod landing;
+mod left_pages;
 mod locks;
 mod map;
 mod master;

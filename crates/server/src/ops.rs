@@ -16,6 +16,7 @@ mod make;
 pub(crate) mod names;
 mod objects;
 mod open;
+mod pages;
 mod payload;
 mod read_batch;
 mod remove;
@@ -54,10 +55,12 @@ fn is_repeatable(op: &Request) -> bool {
             | Request::StatFs
             | Request::Read { .. }
             | Request::DataMap { .. }
+            | Request::PagesRead { .. }
             | Request::Sync
             | Request::Spread { .. }
             | Request::LockCancel { .. }
             | Request::LockKept { .. }
+            | Request::PagesTaken { .. }
             | Request::GlimpseReply { .. }
             | Request::Revoked { .. }
             | Request::FileLockTest { .. }
@@ -214,6 +217,12 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
             return Box::pin(cx.read_batch(dir, &parts, bytes_max, ask_back, tokens)).await;
         }
         Request::WriteBatch { parts } => Box::pin(cx.write_batch(parts, payload)).await,
+        Request::PagesLeft { ino } => cx.pages_left(ino),
+        Request::PagesTaken { ino, left } => cx.pages_taken(ino, left),
+        Request::PagesRead { object, range, left } => return Box::pin(cx.pages_read(object, range, left)).await,
+        Request::PagesWrite { object, offset, generation, mtime, left } => {
+            Box::pin(cx.pages_write(object, offset, generation, mtime, left, payload)).await
+        }
         Request::Punch { object, range, generation, mtime, server_lock } => {
             Box::pin(cx.punch(object, range, generation, mtime, server_lock)).await
         }

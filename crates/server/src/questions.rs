@@ -258,6 +258,7 @@ async fn forget_session<E: Env>(
     target.locks.drop_session(worker.now_ns(), session);
     worker.send_callbacks(target);
     crate::file_locks::drop_session(worker, target, session);
+    target.left_pages.borrow_mut().drop_session(session);
     let mut txn = Txn::default();
     txn.delete(records::session_key(session));
     for slot in target.slots.borrow_mut().end_session(session) {

@@ -15,6 +15,7 @@ use crate::gate::{Gate, Hold};
 use crate::glimpse::Glimpses;
 use crate::intents::Intents;
 use crate::landing::{Landing, Landings};
+use crate::left_pages::LeftPages;
 use crate::locks::Locks;
 use crate::opens::Opens;
 use crate::records::{self, ClusterRecord, HomeRecord, Item, SessionRecord};
@@ -83,6 +84,8 @@ pub struct Target<E: Env> {
     pub landings: Landings,
     /// Locks of applications on its files.
     pub file_locks: FileLockDesk,
+    /// What has changed under pages that mounts could not take back in time.
+    pub left_pages: RefCell<LeftPages>,
     /// Queues on names and inodes.
     pub names: Gate<NameKey>,
     /// Queues on bytes of objects.
@@ -215,6 +218,7 @@ impl<E: Env> Target<E> {
             glimpses: Glimpses::new(id, start),
             landings: Landings::default(),
             file_locks: FileLockDesk::new(),
+            left_pages: RefCell::new(LeftPages::new(u64::from(start))),
             names: Gate::default(),
             spans: SpanGate::default(),
             edges: Edges::default(),

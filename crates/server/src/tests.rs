@@ -15,6 +15,7 @@ mod file_locks;
 mod full;
 mod glimpses;
 mod kept;
+mod left_pages;
 mod locks;
 mod lost_power;
 mod orphans;
@@ -234,12 +235,16 @@ fn target_of(op: &Request, pool: u16) -> TargetId {
         | Request::RemoveXattr { ino, .. }
         | Request::SetLayout { ino, .. }
         | Request::FileLockUnlock { ino, .. }
+        | Request::PagesLeft { ino }
+        | Request::PagesTaken { ino, .. }
         | Request::Spread { ino } => ino.target(),
         Request::FileLockSet { lock, .. }
         | Request::FileLockCancel { lock, .. }
         | Request::FileLockTest { lock, .. } => lock.ino.target(),
         Request::Read { object, .. }
         | Request::Write { object, .. }
+        | Request::PagesRead { object, .. }
+        | Request::PagesWrite { object, .. }
         | Request::Punch { object, .. }
         | Request::Allocate { object, .. }
         | Request::DataMap { object, .. }

@@ -474,7 +474,7 @@ impl<E: Env> Worker<E> {
 
 fn lane_of(op: &Request) -> Lane {
     match op {
-        Request::LockCancel { .. } | Request::LockKept { .. } => Lane::Urgent,
+        Request::LockCancel { .. } | Request::LockKept { .. } | Request::PagesLeft { .. } => Lane::Urgent,
         Request::GlimpseReply { .. } | Request::Revoked { .. } => Lane::Urgent,
         Request::Write { server_lock: false, .. } | Request::WriteBatch { .. } => Lane::Urgent,
         _ => Lane::Normal,

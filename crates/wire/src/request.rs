@@ -415,6 +415,44 @@ pub enum Request {
         /// The client caches under tokens, so it needs them; a mount that is alone does not.
         tokens: bool,
     },
+    /// `Offset`, a name that is never given again: locks of the file are about to go back although the front end of the client has pages under them
+    /// that it cannot take back for the moment. From now on the target notes what other sessions change of its objects of the file.
+    /// Errors: `NoMem` for too many files.
+    PagesLeft {
+        /// The file.
+        ino: Ino,
+    },
+    /// `Done`: all pages that were left are taken back.
+    PagesTaken {
+        /// The file.
+        ino: Ino,
+        /// As `PagesLeft` named it.
+        left: u64,
+    },
+    /// `Data` with payload, as for `Read` under a lock of the client: bytes that go into pages while others are left. What was changed before does
+    /// not count as changed under them.
+    PagesRead {
+        /// Object.
+        object: ObjectId,
+        /// Bytes, in file offsets.
+        range: ByteRange,
+        /// As `PagesLeft` named it.
+        left: u64,
+    },
+    /// `Written`; payload: bytes of pages that were left. The target locks the range for the request, and leaves out what other sessions have changed
+    /// since the pages were read. Errors: `Stale` if that is not known any more.
+    PagesWrite {
+        /// Object.
+        object: ObjectId,
+        /// File offset of the first byte.
+        offset: u64,
+        /// As for `Write`.
+        generation: u64,
+        /// Time of the write.
+        mtime: Timespec,
+        /// As `PagesLeft` named it.
+        left: u64,
+    },
 }
 
 impl Request {

@@ -1,9 +1,12 @@
 //! Memory mappings: shared and private, beside reads and writes.
 
 use crate::harness::{Place, pattern, run};
+use crate::two_mounts::Pair;
 use rustix::fs::{Mode, OFlags, ftruncate, open};
 use rustix::io::{pread, pwrite};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// Goal: Promise S1 for mappings: what a shared mapping wrote is read after msync, what pwrite wrote is seen in
 /// a mapping, private mappings write nothing. Method: one file, both ways, then a restart.
@@ -160,4 +163,114 @@ fn a_mapping_of_an_open_for_appending() {
     assert_eq!(bytes.len(), 8195);
     assert_eq!((bytes[4100], &bytes[8192..]), (b's', &b"end"[..]));
     up.stop();
+}
+
+/// How long programs of these tests run, and how long none of their calls may take: on a busy machine of tests a thread may wait for a core for a second.
+const RUN: Duration = Duration::from_secs(4);
+const LONG: Duration = Duration::from_secs(3);
+
+/// Calls `step` until `RUN` has passed since `begin`. Returns the longest call.
+fn longest(begin: Instant, mut step: impl FnMut(u64)) -> Duration {
+    let mut longest = Duration::ZERO;
+    let mut n = 0;
+    while begin.elapsed() < RUN {
+        let at = Instant::now();
+        step(n);
+        longest = longest.max(at.elapsed());
+        n += 1;
+    }
+    longest
+}
+
+/// Stores into the first pages of a file through a mapping, one after the other, with a pause after all.
+fn stores(path: &Path, begin: Instant, pages: usize, pause: Duration) -> Duration {
+    let f = open(path, OFlags::RDWR, Mode::empty()).expect("open");
+    let rw = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh mapping within the file, which never gets shorter than that, unmapped at the end and not used after.
+    unsafe {
+        let map = mmap(std::ptr::null_mut(), pages * 4096, rw, MapFlags::SHARED, &f, 0).expect("map");
+        let longest = longest(begin, |n| {
+            for page in 0..pages {
+                map.cast::<u8>().add(page * 4096 + 10).write_volatile(n as u8);
+            }
+            std::thread::sleep(pause);
+        });
+        munmap(map, pages * 4096).expect("munmap");
+        longest
+    }
+}
+
+/// Goal: a program that stores into a mapping, one that truncates the file, and one that writes it on another mount get on, also if there are
+/// such programs on both mounts, and no mount is evicted (docs/LOCKING.md, Pages in the kernel). Method: all of them at once, with one
+/// server and with three; what was written by calls is there afterwards, byte for byte.
+#[test]
+fn stores_truncates_and_writes_of_two_mounts_get_on() {
+    const WHOLE: u64 = 1 << 20;
+    for (servers, both) in [(1, false), (1, true), (3, true)] {
+        let pair = Pair::new(servers, &["--targets", "4"], &[]);
+        std::fs::write(pair.a.join("f"), vec![b'o'; WHOLE as usize]).expect("write");
+        let begin = Instant::now();
+        let cut = |path: &Path| {
+            let f = open(path, OFlags::RDWR, Mode::empty()).expect("open");
+            longest(begin, |n| ftruncate(&f, WHOLE + 4096 * (n % 3)).expect("truncate"))
+        };
+        let write = |path: &Path| {
+            let f = open(path, OFlags::RDWR, Mode::empty()).expect("open");
+            longest(begin, |n| assert_eq!(pwrite(&f, &[n as u8; 2048], 2048), Ok(2048)))
+        };
+        let (a, b) = (pair.a.join("f"), pair.b.join("f"));
+        let pause = Duration::from_micros(500);
+        std::thread::scope(|s| {
+            let mut all = vec![
+                ("stores", s.spawn(|| stores(&a, begin, 2, pause))),
+                ("truncates", s.spawn(|| cut(&a))),
+                ("writes", s.spawn(|| write(&b))),
+            ];
+            if both {
+                all.push(("stores of the other", s.spawn(|| stores(&b, begin, 64, pause))));
+                all.push(("truncates of the other", s.spawn(|| cut(&b))));
+            }
+            for (what, thread) in all {
+                let took = thread.join().expect("no panic");
+                assert!(took < LONG, "{what}, {servers} servers: {took:?}");
+            }
+        });
+        let f = open(&b, OFlags::RDWR, Mode::empty()).expect("open");
+        assert_eq!(pwrite(&f, &[b'w'; 2048], 2048), Ok(2048));
+        for path in [&a, &b] {
+            let bytes = std::fs::read(path).expect("both mounts go on");
+            assert!(bytes.len() >= WHOLE as usize && bytes[2048..4096].iter().all(|b| *b == b'w'));
+            assert!(bytes[8192..12000].iter().enumerate().all(|(n, b)| n == 10 || *b == b'o'), "nobody wrote there");
+        }
+        pair.stop();
+    }
+}
+
+/// Goal: a program that stores into a mapping without a pause lets a read or a write of another mount through, and goes on itself. Method: the
+/// sizes and pauses with which a read of another mount waited for as long as the program ran.
+#[test]
+fn a_busy_mapping_lets_others_on() {
+    let pair = Pair::new(1, &["--targets", "4"], &[]);
+    for (pages, pause_us, writes) in [(256, 1000, true), (256, 2000, false), (16, 0, false), (16, 0, true)] {
+        let name = format!("f{pages}-{pause_us}-{writes}");
+        let (a, b) = (pair.a.join(&name), pair.b.join(&name));
+        std::fs::write(&a, vec![b'o'; 4 << 20]).expect("write");
+        let begin = Instant::now();
+        std::thread::scope(|s| {
+            let program = s.spawn(|| stores(&a, begin, pages, Duration::from_micros(pause_us)));
+            let f = open(&b, OFlags::RDWR, Mode::empty()).expect("open");
+            let mut bytes = vec![0; 4096];
+            let took = longest(begin, |_| {
+                let done = if writes { pwrite(&f, b"written", 100) } else { pread(&f, &mut bytes, 0) };
+                assert!(done.is_ok_and(|n| n > 0));
+                std::thread::sleep(Duration::from_millis(20));
+            });
+            assert!(took < LONG, "{name}: another mount waited {took:?}");
+            assert!(program.join().expect("no panic") < 2 * LONG, "{name}: the program goes on");
+        });
+        if writes {
+            assert_eq!(&std::fs::read(&a).expect("read")[100..107], b"written", "{name}: no store took it back");
+        }
+    }
+    pair.stop();
 }

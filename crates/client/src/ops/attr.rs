@@ -296,12 +296,9 @@ pub(crate) async fn truncate(
     size: u64,
     set: SetAttr,
 ) -> Result<Attr> {
-    let _guard = group::enter(file, member, ByteRange::ALL, Hold::Exclusive).await?;
-    let begun = company::begin(core);
-    let pins = match &begun {
-        Some(_) => Vec::new(),
-        None => beyond(core, file, size).await?,
-    };
+    let locks = move |core: Arc<Core>, file: Arc<File>| async move { beyond(&core, &file, size).await };
+    let all = (ByteRange::ALL, Hold::Exclusive);
+    let (_guard, _begun, pins) = group::enter_pinned(core, file, member, all, locks).await?;
     resize(core, cred, file, size, set, pins).await
 }
 

@@ -5,7 +5,6 @@
 
 use crate::api::{Ctx, Fallocate};
 use crate::cache::drop::Dirty;
-use crate::company;
 use crate::core::{Core, unexpected};
 use crate::files::{File, OpenFile};
 use crate::group;
@@ -45,16 +44,19 @@ pub(crate) async fn fallocate(
     let range = ByteRange::new(offset, end);
     let extends = matches!(mode, Fallocate::Allocate | Fallocate::ZeroRange { keep_size: false });
     {
-        let _guard = group::enter(file, open.member(), range, Hold::Exclusive).await?;
-        file.storage_changes();
-        let begun = company::begin(&core);
-        let mut pins = None;
-        if begun.is_none() && file.layout().stripes() > 1 {
+        let several = file.layout().stripes() > 1;
+        let locks = move |core: Arc<Core>, file: Arc<File>| async move {
+            if !several {
+                return Ok(Vec::new());
+            }
             // Others see it as one event although it is several requests.
-            lease::touch(&core, file, range).await?;
-            pins = Some(locks::pin_objects(&core, file, Mode::Write, range).await?);
-        }
-        let done = change(&core, file, mode, range, pins.is_none()).await;
+            lease::touch(&core, &file, range).await?;
+            locks::pin_objects(&core, &file, Mode::Write, range).await
+        };
+        let exclusive = (range, Hold::Exclusive);
+        let (_guard, begun, pins) = group::enter_pinned(&core, file, open.member(), exclusive, locks).await?;
+        file.storage_changes();
+        let done = change(&core, file, mode, range, begun.is_some() || !several).await;
         // A read beside it may have brought a page of which a part lies in here.
         core.cache.forget(file, range, Dirty::Keep);
         drop((pins, begun));
@@ -92,9 +94,9 @@ async fn change(
 
 /// Grows the file to `end` unless it has grown there meanwhile.
 async fn extend(core: &Arc<Core>, cred: &Cred, file: &Arc<File>, member: u64, end: u64) -> Result<()> {
-    let _guard = group::enter(file, member, ByteRange::ALL, Hold::Exclusive).await?;
-    let begun = company::begin(core);
-    let pins = if begun.is_some() { Vec::new() } else { attr::beyond(core, file, end).await? };
+    let locks = move |core: Arc<Core>, file: Arc<File>| async move { attr::beyond(&core, &file, end).await };
+    let all = (ByteRange::ALL, Hold::Exclusive);
+    let (_guard, _begun, pins) = group::enter_pinned(core, file, member, all, locks).await?;
     if end <= attr::size_now(core, file).await? {
         return Ok(());
     }

@@ -1,17 +1,18 @@
 //! Reads and writes of a page cache in front, in company of other mounts: mappings, mostly.
 //!
-//! Owns: how pages get locks, and how they are taken back before a lock goes. Does not own: writes to bytes that lie in pages
-//! (`overwrites`). Invariants: a page in front lies under a lock that
-//! is held, or is being taken back; the server hears of a lock's return after that. While pages are taken back the front end
+//! Owns: how pages get locks. Does not own: how they are taken back before a lock goes (`taking`), writes to bytes that lie in pages
+//! (`overwrites`). Invariants: a page in front lies under a lock that is held, or is being taken back. While pages are taken back the front end
 //! waits for reads of these pages that are under way and for the write-back of dirty ones; such a request therefore waits
 //! for nothing that may wait for the lock: it goes to the target without a lock of its own, and what was read so is
-//! taken back once more.
+//! taken back once more. Where the lock has gone back before the pages (`taking`), the target has a note of what others have changed since, and what
+//! is written back leaves that out.
 
 mod overwrites;
+mod taking;
 
 pub(crate) use overwrites::Overwrite;
+pub(crate) use taking::take_back;
 
-use crate::company;
 use crate::core::Core;
 use crate::data::Segments;
 use crate::decision::Mode;
@@ -19,24 +20,29 @@ use crate::files::{File, OpenFile};
 use crate::group;
 use crate::lease;
 use crate::locks::{self, Pin};
-use crate::ops::read::{direct_pieces, shared};
+use crate::ops::attr::size_now;
+use crate::ops::read::{Under, direct_pieces, read_piece, shared};
+use crate::pauses::pause;
 use crate::rangelock::{Guard, Hold};
 use crate::writeback::{self, WriteKind, write_piece};
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
-use amphi_types::{ByteRange, Result, limits};
+use amphi_types::{ByteRange, Errno, Result, limits};
 use futures_channel::oneshot;
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, join_all, select};
 use parking_lot::Mutex;
 use smallvec::smallvec;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use taking::{Free, Taking, Way};
 
 /// Bytes of a page.
 const PAGE: u64 = 4096;
-/// Most rounds of taking pages back: a page comes again only if it is touched again in a few microseconds.
-const ROUNDS_MAX: usize = 64;
+/// How long a read of a page waits for the end of a taking back, nanoseconds: it then takes its turn behind whoever waits for the lock. A program
+/// that goes on touching what has just been taken would otherwise keep others waiting for as long as it runs. The front end may wait
+/// for the very page, so after this time the read goes on without a lock.
+const HELD_BACK_NS: u64 = 10_000_000;
 
 /// Pages of one file in front.
 #[derive(Default)]
@@ -46,14 +52,8 @@ pub(crate) struct FilePages {
     overwrites: Mutex<overwrites::Overwrites>,
     taking: Mutex<Taking>,
     is_taking: AtomicBool,
-}
-
-/// Pages that are being taken back.
-#[derive(Default)]
-struct Taking {
-    now: Vec<ByteRange>,
-    /// Read meanwhile without a lock.
-    again: Vec<ByteRange>,
+    /// When a page was read under a lock last, monotonic ns.
+    read_ns: AtomicU64,
 }
 
 impl FilePages {
@@ -72,65 +72,24 @@ impl FilePages {
         self.any.load(SeqCst)
     }
 
-    /// Whether pages of `range` are being taken back.
-    fn takes(&self, range: ByteRange) -> bool {
-        self.is_taking.load(SeqCst) && self.taking.lock().takes(range)
+    /// Whether pages are being taken back: there may be some that no lock covers.
+    pub(crate) fn is_taking(&self) -> bool {
+        self.is_taking.load(SeqCst)
     }
-
-    /// The same, for pages that come without a lock if they are: then they are taken once more, after this. One step with the look, so that
-    /// no round ends in between.
-    fn comes_again(&self, pages: ByteRange) -> bool {
-        if !self.is_taking.load(SeqCst) {
-            return false;
-        }
-        let mut taking = self.taking.lock();
-        let takes = taking.takes(pages);
-        if takes {
-            taking.again.push(pages);
-        }
-        takes
-    }
-}
-
-impl Taking {
-    fn takes(&self, range: ByteRange) -> bool {
-        self.now.iter().any(|r| r.overlaps(&range))
-    }
-}
-
-/// Takes all pages of a file back.
-pub(crate) async fn take_back(core: &Arc<Core>, file: &Arc<File>) {
-    let pages = &file.pages;
-    loop {
-        file.signal.until(|| !pages.is_taking.load(SeqCst)).await;
-        if !pages.is_taking.swap(true, SeqCst) {
-            break;
-        }
-    }
-    pages.forget();
-    let mut ranges = vec![ByteRange::ALL];
-    for _ in 0..ROUNDS_MAX {
-        pages.taking.lock().now = ranges.clone();
-        // Requests that wait for a lock look again.
-        file.signal.notify();
-        for range in &ranges {
-            company::drop_pages(core, file.ino, *range).await;
-        }
-        let mut taking = pages.taking.lock();
-        taking.now.clear();
-        ranges = std::mem::take(&mut taking.again);
-        if ranges.is_empty() {
-            break;
-        }
-    }
-    pages.is_taking.store(false, SeqCst);
-    file.signal.notify();
 }
 
 /// What an ordinary request holds.
 type Held = (Guard, Vec<Pin>);
 
-/// Waits for range lock and locks of the cluster, unless the pages are taken back first. None: they are, and once more after this.
+/// How a request for pages goes.
+enum Entry {
+    /// Under locks.
+    Held(Held),
+    /// Without: pages are being taken back, and what it brings is taken back after this.
+    Free(Free),
+}
+
+/// Waits for range lock and locks of the cluster, unless the pages are taken back first.
 async fn hold(
     core: &Arc<Core>,
     file: &Arc<File>,
@@ -138,31 +97,44 @@ async fn hold(
     range: ByteRange,
     hold: Hold,
     mode: LockMode,
-) -> Result<Option<Held>> {
+) -> Result<Entry> {
+    if hold == Hold::Shared && file.pages.is_being_dropped() {
+        let over = pin!(file.signal.until(|| !file.pages.is_taking()));
+        select(over, pin!(pause(core, HELD_BACK_NS))).await;
+    }
     loop {
-        if file.pages.comes_again(range) {
-            return Ok(None);
-        }
-        // Others than these pages are taken back: that ends by itself.
-        file.signal.until(|| !file.pages.is_taking.load(SeqCst) || file.pages.takes(range)).await;
-        if file.pages.comes_again(range) {
-            return Ok(None);
+        if let Some(free) = Free::begin(file, range) {
+            return Ok(Entry::Free(free));
         }
         let (sender, held) = oneshot::channel::<Result<Held>>();
         let (core2, file2) = (core.clone(), file.clone());
         // A task of its own: a request for a lock is not given up half-way.
         core.spawn(async move {
-            let held = async {
-                let guard = group::enter(&file2, member, range, hold).await?;
-                Ok((guard, locks::pin_all(&core2, &file2, mode, range).await?))
-            };
-            let _ = sender.send(held.await);
+            let _ = sender.send(take(&core2, &file2, member, range, hold, mode).await);
         });
-        let taken = pin!(file.signal.until(|| file.pages.is_taking.load(SeqCst)));
+        let taken = pin!(file.signal.until(|| file.pages.is_taking()));
         match select(held, taken).await {
-            Either::Left((Ok(held), _)) => return held.map(Some),
-            Either::Left((Err(_), _)) => return Err(amphi_types::Errno::NotConnected),
+            Either::Left((Ok(held), _)) => return held.map(Entry::Held),
+            Either::Left((Err(_), _)) => return Err(Errno::NotConnected),
             Either::Right(_) => {}
+        }
+    }
+}
+
+async fn take(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    member: u64,
+    range: ByteRange,
+    hold: Hold,
+    mode: LockMode,
+) -> Result<Held> {
+    loop {
+        let guard = group::enter(file, member, range, hold).await?;
+        let (core2, file2) = (core.clone(), file.clone());
+        let pins = async move { locks::pin_all(&core2, &file2, mode, range).await };
+        if let Some(pins) = group::unless_asked(core, file, member, pins).await {
+            return Ok((guard, pins?));
         }
     }
 }
@@ -174,14 +146,42 @@ pub(crate) async fn read(core: &Arc<Core>, open: &OpenFile, asked: ByteRange) ->
     file.pages.note(asked);
     let pages = asked.align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX));
     match hold(core, file, open.member(), pages, Hold::Shared, LockMode::Read).await? {
-        Some(_held) => shared::unlocked(core, file, asked, pages, Mode::Buffered).await,
-        None => {
+        Entry::Held(_held) => {
+            let data = shared::unlocked(core, file, asked, pages, Mode::Buffered).await;
+            file.pages.read_ns.store(core.clock.now_ns(), SeqCst);
+            data
+        }
+        Entry::Free(free) => {
             file.pages.note(asked);
-            // The lock that is on its way back still keeps others away.
+            // The lock that is on its way back still keeps others away, or the target knows what they change.
             writeback::flush_and_forget(core, file, asked).await;
-            shared::unlocked(core, file, asked, pages, Mode::Direct).await
+            read_free(core, file, asked, &free).await
         }
     }
+}
+
+/// Reads past the cache: what lies there may be newer than what the target takes a page for that is read so.
+async fn read_free(core: &Arc<Core>, file: &Arc<File>, asked: ByteRange, free: &Free) -> Result<Segments> {
+    let range = asked.intersect(&ByteRange::new(0, size_now(core, file).await?));
+    if range.is_empty() {
+        return Ok(Segments::new());
+    }
+    let parts = join_all(direct_pieces(file, range).into_iter().map(|(object, piece)| async move {
+        match free.way(file.layout().target(file.ino, object.stripe)) {
+            Way::Protected(_until_read) => read_piece(core, file, object, piece, Under::Lock).await,
+            Way::Left(left) => read_piece(core, file, object, piece, Under::Note(left)).await,
+        }
+    }))
+    .await;
+    let mut data = Segments::new();
+    for part in parts {
+        let (bytes, zeros) = part?;
+        data.push(bytes);
+        if zeros > 0 {
+            data.push(Buf::zeroed(zeros as usize));
+        }
+    }
+    Ok(data)
 }
 
 /// Writes pages back, or through pages that stay. Returns what it holds, with the bytes, if they may go into the cache.
@@ -195,25 +195,53 @@ pub(crate) async fn write(
 ) -> Result<Option<(Held, Buf)>> {
     lease::touch(core, file, range).await?;
     file.pages.keep();
-    if let Some(held) = hold(core, file, member, range, Hold::Exclusive, LockMode::Write).await? {
-        return Ok(Some((held, data)));
-    }
+    let free = match hold(core, file, member, range, Hold::Exclusive, LockMode::Write).await? {
+        Entry::Held(held) => return Ok(Some((held, data))),
+        Entry::Free(free) => free,
+    };
     file.pages.keep();
     file.turn();
     crate::tokens::outdated(core, file.ino);
     writeback::flush_and_forget(core, file, range).await;
-    let kind = WriteKind::Direct { server_lock: false, kill_suidgid: false };
+    let mut done = Ok(());
     for (part, mut rest) in parts(file, range, data, write_back) {
         for (object, piece) in direct_pieces(file, part) {
             let bytes = rest.split_to(piece.len() as usize);
-            write_piece(core, file, object, piece.start, bytes, kind).await?;
+            done = done.and(write_free(core, file, object, piece, bytes, &free).await);
         }
     }
     core.cache.forget(file, range, crate::cache::drop::Dirty::Keep);
-    file.extend(range.end);
     file.turn();
     crate::tokens::outdated(core, file.ino);
-    Ok(None)
+    done.map(|()| None)
+}
+
+async fn write_free(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    object: amphi_types::ObjectId,
+    piece: ByteRange,
+    bytes: Buf,
+    free: &Free,
+) -> Result<()> {
+    match free.way(file.layout().target(file.ino, object.stripe)) {
+        Way::Protected(_until_written) => {
+            let kind = WriteKind::Direct { server_lock: false, kill_suidgid: false };
+            write_piece(core, file, object, piece.start, bytes, kind).await?;
+            file.extend(piece.end);
+            Ok(())
+        }
+        // Where the file ends now the target knows: others may have cut it.
+        Way::Left(left) => match write_piece(core, file, object, piece.start, bytes, WriteKind::Left(left)).await {
+            Err(Errno::Stale) => {
+                tracing::error!(ino = %file.ino, "a mapped page was not written back: its target was restarted meanwhile");
+                core.losses.note(Errno::Io, core.clock.now_ns());
+                file.fail(Errno::Io);
+                Err(Errno::Io)
+            }
+            written => written,
+        },
+    }
 }
 
 /// An append has gone elsewhere than the front end took it to go, which keeps a copy of its bytes in the pages of `told`: they are dropped.
@@ -302,7 +330,7 @@ mod tests {
                         while !is_over.load(SeqCst) {
                             let begun = drops.begun.load(SeqCst);
                             // Few of them, so that the rounds end.
-                            if mine.len() < 8 && file.pages.comes_again(page) {
+                            if mine.len() < 8 && Free::begin(file, page).is_some() {
                                 mine.push((begun, page));
                                 drops.hits.fetch_add(1, SeqCst);
                             }
@@ -315,7 +343,7 @@ mod tests {
             for round in 0..ROUNDS {
                 is_over.store(false, SeqCst);
                 turn.wait();
-                block_on(take_back(&core, &file));
+                block_on(taking::take_all(&core, &file));
                 is_over.store(true, SeqCst);
                 turn.wait();
                 let ended = std::mem::take(&mut *drops.ended.lock());
@@ -327,7 +355,7 @@ mod tests {
             }
         });
         assert_eq!(missed, []);
-        assert!(drops.hits.load(SeqCst) > 0 && file.pages.taking.lock().again.is_empty());
+        assert!(drops.hits.load(SeqCst) > 0 && !file.pages.is_taking());
         core.company.set_pages(None);
     }
 

@@ -83,6 +83,10 @@ impl Hit {
         }
         let file = &open.file;
         if hints.for_pages {
+            // What is taken back may have been passed already: a page that is read now has to be taken once more.
+            if file.pages.is_taking() {
+                return None;
+            }
             file.pages.note(ByteRange::at(offset, len as u64));
         }
         let stamp = file.range.stamp()?;
@@ -218,9 +222,14 @@ pub(crate) async fn read(
         count(&core, &open, Reason::BufferedDefault, asked.len());
         return super::pages::read(&core, &open, asked).await;
     }
-    let _guard = group::enter(file, open.member(), asked, Hold::Shared).await?;
-    let Some(_begun) = company::begin(&core) else {
-        return shared::read(&core, &ctx, &open, asked, hints).await;
+    let (_guard, _begun) = loop {
+        let guard = group::enter(file, open.member(), asked, Hold::Shared).await?;
+        if let Some(begun) = company::begin(&core) {
+            break (guard, begun);
+        }
+        if let Some(data) = shared::read(&core, &ctx, &open, asked, hints).await? {
+            return Ok(data);
+        }
     };
     let size = crate::ops::attr::size_now(&core, file).await?;
     let range = asked.intersect(&ByteRange::new(0, size));
@@ -303,7 +312,8 @@ fn is_stream(reason: Reason) -> bool {
 /// Bytes of the targets, in the buffers they came in.
 pub(crate) async fn direct(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Result<Segments> {
     let pieces = direct_pieces(file, range).into_iter();
-    let parts = in_flight(core, pieces.map(|(object, part)| read_piece(core, file, object, part, true))).await;
+    let parts =
+        in_flight(core, pieces.map(|(object, part)| read_piece(core, file, object, part, Under::TargetsLock))).await;
     let mut data = Segments::new();
     let mut error = None;
     for part in parts {
@@ -378,18 +388,33 @@ async fn direct_gaps(
     Ok(buf.into())
 }
 
+/// What keeps others from the bytes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Under {
+    /// A lock of this mount.
+    Lock,
+    /// One that the target takes for the request.
+    TargetsLock,
+    /// Nothing: the target notes what others change beneath pages, by this name.
+    Note(u64),
+}
+
 /// One piece of an object: its bytes, and how many zeros follow them.
-async fn read_piece(
+pub(crate) async fn read_piece(
     core: &Arc<Core>,
     file: &Arc<File>,
     object: ObjectId,
     range: ByteRange,
-    server_lock: bool,
+    under: Under,
 ) -> Result<(Buf, u64)> {
     let target = file.layout().target(file.ino, object.stripe);
     let pad = (range.start % PAGE) as usize;
-    let op = Request::Read { object, range, server_lock };
-    let lane = Core::lane(server_lock);
+    let op = match under {
+        Under::Lock => Request::Read { object, range, server_lock: false },
+        Under::TargetsLock => Request::Read { object, range, server_lock: true },
+        Under::Note(left) => Request::PagesRead { object, range, left },
+    };
+    let lane = Core::lane(under == Under::TargetsLock);
     let (answer, payload) = core.send(lane, target, &Cred::root(), op, None, pad).await?;
     core.note_contention(file, answer.contended);
     match answer.result {
@@ -509,7 +534,7 @@ impl Fetch {
         // In company two readers would take a write lock from each other.
         let mode = if core.company.is_alone() && file.has_writers() { LockMode::Write } else { LockMode::Read };
         let pins = locks::pin_spans(core, file, mode, range, self.extent).await?;
-        let (bytes, zeros) = read_piece(core, file, self.object, range, false).await?;
+        let (bytes, zeros) = read_piece(core, file, self.object, range, Under::Lock).await?;
         let inside = self.inside(zeros).await?;
         let done = self.put(inside, &Arc::new(bytes));
         drop(pins);

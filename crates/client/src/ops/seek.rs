@@ -13,7 +13,6 @@
 
 use crate::api::{Ctx, Whence};
 use crate::cache::push_joined;
-use crate::company;
 use crate::core::{Core, unexpected};
 use crate::files::{File, OpenFile};
 use crate::group;
@@ -159,14 +158,13 @@ pub(crate) fn try_lseek(core: &Core, open: &OpenFile, offset: u64, whence: Whenc
 pub(crate) async fn lseek(core: Arc<Core>, _ctx: Ctx, open: Arc<OpenFile>, offset: u64, whence: Whence) -> Result<u64> {
     core.stats.count(Count::Seek);
     let file = &open.file;
-    let _guard = group::enter(file, open.member(), ByteRange::new(offset, u64::MAX), Hold::Shared).await?;
+    let ahead = ByteRange::new(offset, u64::MAX);
     // In company nobody changes what lies ahead until the answer.
-    let begun = company::begin(&core);
-    let rule = core.company.rule();
-    let _pins = match &begun {
-        Some(_) => Vec::new(),
-        None => locks::pin_objects(&core, file, Mode::Read, ByteRange::new(offset, u64::MAX)).await?,
+    let locks = move |core: Arc<Core>, file: Arc<File>| async move {
+        locks::pin_objects(&core, &file, Mode::Read, ahead).await
     };
+    let (_guard, begun, _pins) = group::enter_pinned(&core, file, open.member(), (ahead, Hold::Shared), locks).await?;
+    let rule = core.company.rule();
     let stamp = file.map.watch();
     let size = attr::size_now(&core, file).await?;
     if offset >= size {

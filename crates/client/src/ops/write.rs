@@ -230,18 +230,21 @@ pub(crate) async fn write(
     // An append takes the whole file, so that the end stays where it is until all its bytes are there.
     let local = if append { ByteRange::ALL } else { ByteRange::at(offset, len) };
     let member = if hints.write_back { file.group.id() } else { open.member() };
-    let mut guard = group::enter(&file, member, local, Hold::Exclusive).await?;
-    let mut begun = company::begin(&core);
+    let whole = move |core: Arc<Core>, file: Arc<File>| async move {
+        if !append {
+            return Ok(Vec::new());
+        }
+        lease::touch(&core, &file, ByteRange::ALL).await?;
+        locks::pin_objects(&core, &file, LockMode::Write, ByteRange::ALL).await
+    };
+    let (mut guard, mut begun, held) =
+        group::enter_pinned(&core, &file, member, (local, Hold::Exclusive), whole).await?;
     if aim == Aim::ToldEnd && !(begun.is_some() && core.company.has_always_been_alone()) {
-        drop((guard, begun));
+        drop((guard, begun, held));
         return Box::pin(write(core, ctx, open, offset, data, Hints { to: WriteTo::End, ..hints })).await;
     }
-    let mut pins = None;
+    let mut pins = Some(held).filter(|held| !held.is_empty());
     let range = if append {
-        if begun.is_none() {
-            lease::touch(&core, &file, ByteRange::ALL).await?;
-            pins = Some(locks::pin_objects(&core, &file, LockMode::Write, ByteRange::ALL).await?);
-        }
         ByteRange::at(attr::end_now(&core, &file, pins.is_some()).await?, len)
     } else {
         local
@@ -268,11 +271,20 @@ pub(crate) async fn write(
         let by_target = pieces.len() == 1 && core.tunables.on(Knob::LocksByTarget);
         if decision.mode == Mode::Buffered || !by_target || early {
             let extent = core.extent(&open, decision.mode);
-            pins = match locks::pin_spans(&core, &file, LockMode::Write, range, extent).await {
-                // The target has no room for another lock: it locks by itself while it writes.
-                Err(Errno::NoMem) if early && pieces.len() == 1 => None,
-                held => Some(held?),
-            };
+            while begun.is_none() && pins.is_none() {
+                let (core2, file2) = (core.clone(), file.clone());
+                let locks = async move { locks::pin_spans(&core2, &file2, LockMode::Write, range, extent).await };
+                match group::unless_asked(&core, &file, member, locks).await {
+                    // The target has no room for another lock: it locks by itself while it writes.
+                    Some(Err(Errno::NoMem)) if early && pieces.len() == 1 => break,
+                    Some(held) => pins = Some(held?),
+                    None => {
+                        drop(guard);
+                        guard = group::enter(&file, member, range, Hold::Exclusive).await?;
+                        begun = company::begin(&core);
+                    }
+                }
+            }
         }
     }
     if hints.write_back && meets_pages(&file, range, hints) {

@@ -38,6 +38,8 @@ fn ino_of(op: &Request) -> Option<Ino> {
     match op {
         Request::Read { object, .. }
         | Request::Write { object, .. }
+        | Request::PagesRead { object, .. }
+        | Request::PagesWrite { object, .. }
         | Request::Punch { object, .. }
         | Request::Allocate { object, .. }
         | Request::DataMap { object, .. }
@@ -57,6 +59,8 @@ fn ino_of(op: &Request) -> Option<Ino> {
         | Request::RemoveXattr { ino, .. }
         | Request::SetLayout { ino, .. }
         | Request::Spread { ino }
+        | Request::PagesLeft { ino }
+        | Request::PagesTaken { ino, .. }
         | Request::FileLockUnlock { ino, .. } => Some(*ino),
         Request::FileLockSet { lock, .. }
         | Request::FileLockCancel { lock, .. }

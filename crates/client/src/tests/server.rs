@@ -430,6 +430,16 @@ impl Server {
                 servers: Vec::new(),
             },
             Request::LockKept { .. } | Request::GlimpseReply { .. } | Request::Represent { .. } => Reply::Done,
+            Request::PagesLeft { .. } => Reply::Offset(Some(1)),
+            Request::PagesTaken { .. } => Reply::Done,
+            Request::PagesRead { object, range, .. } => {
+                let op = Request::Read { object, range, server_lock: true };
+                self.execute(Call { op, target: call.target, cred: call.cred }, payload, out)?
+            }
+            Request::PagesWrite { object, offset, generation, mtime, .. } => {
+                let op = Request::Write { object, offset, generation, mtime, server_lock: true, kill_suidgid: false };
+                self.execute(Call { op, target: call.target, cred: call.cred }, payload, out)?
+            }
         })
     }
 

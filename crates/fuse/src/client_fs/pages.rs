@@ -3,15 +3,22 @@
 //! Owns: the threads that tell the kernel to drop pages. Does not own: when (the client, before a lock goes and where a write
 //! meets pages).
 //! Invariants: the threads serve no request: the kernel writes dirty mapped pages back while the call blocks, and waits for reads of
-//! them that are under way, and these requests are served by others. Pages that go with a lock have a thread of their own:
-//! requests for those do not wait for locks of the cluster, while the other thread may wait for requests that do.
+//! them that are under way, and these requests are served by others. Pages that go with a lock have threads of their own:
+//! requests for those do not wait for locks of the cluster, while the thread for overwritten ones may wait for requests that do. A drop may wait
+//! for as long as a truncate of its file is unanswered: another file's does not wait behind it, but for the last of `DROPPERS_MAX`.
 
 use crate::Notifier;
 use amphi_client::KernelPages;
 use amphi_types::{ByteRange, Errno, Ino};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
 use std::sync::{Arc, Weak, mpsc};
 use std::thread::JoinHandle;
+
+/// Most files whose pages are dropped at a time because a lock goes.
+pub(crate) const DROPPERS_MAX: usize = 48;
+/// Threads for that which are kept while there is nothing to drop.
+const DROPPERS_IDLE: usize = 1;
 
 struct Job {
     ino: Ino,
@@ -32,9 +39,78 @@ impl Sender {
     }
 }
 
-/// The ways to both threads.
+#[derive(Default)]
+struct Waiting {
+    jobs: VecDeque<Job>,
+    threads: usize,
+    idle: usize,
+    ended: bool,
+}
+
+/// Threads that drop pages, as many as there are jobs.
+struct Droppers {
+    notifier: Notifier,
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+impl Droppers {
+    fn send(self: &Arc<Self>, job: Job) {
+        let mut waiting = self.waiting.lock();
+        waiting.jobs.push_back(job);
+        if waiting.idle >= waiting.jobs.len() || waiting.threads >= DROPPERS_MAX {
+            drop(waiting);
+            self.changed.notify_one();
+            return;
+        }
+        waiting.threads += 1;
+        drop(waiting);
+        if let Err(e) = self.start() {
+            tracing::warn!("no further thread for pages of the kernel: {e}");
+            self.waiting.lock().threads -= 1;
+        }
+    }
+
+    /// Starts a thread that has been counted.
+    fn start(self: &Arc<Self>) -> std::io::Result<()> {
+        let own = self.clone();
+        std::thread::Builder::new().name("fuse pages".into()).spawn(move || own.run()).map(drop)
+    }
+
+    fn run(&self) {
+        let mut waiting = self.waiting.lock();
+        loop {
+            while let Some(job) = waiting.jobs.pop_front() {
+                drop(waiting);
+                drop_now(&self.notifier, job);
+                waiting = self.waiting.lock();
+            }
+            if waiting.ended || waiting.idle >= DROPPERS_IDLE {
+                break;
+            }
+            waiting.idle += 1;
+            self.changed.wait(&mut waiting);
+            waiting.idle -= 1;
+        }
+        waiting.threads -= 1;
+        drop(waiting);
+        self.changed.notify_all();
+    }
+
+    /// No job comes any more. Waits until those that were there are done.
+    fn end(&self) {
+        let mut waiting = self.waiting.lock();
+        waiting.ended = true;
+        self.changed.notify_all();
+        while waiting.threads > 0 {
+            self.changed.wait(&mut waiting);
+        }
+    }
+}
+
+/// The ways to the threads.
 struct Senders {
-    with_locks: Sender,
+    with_locks: Arc<Droppers>,
     overwritten: Sender,
 }
 
@@ -56,22 +132,25 @@ pub(super) struct Pages {
 
 struct Started {
     senders: Weak<Senders>,
-    threads: [JoinHandle<()>; 2],
+    droppers: Arc<Droppers>,
+    overwrites: JoinHandle<()>,
 }
 
 impl Pages {
     /// Starts the threads; they end when what is returned has been dropped.
     pub(super) fn start(&self, notifier: Notifier) -> Option<Arc<dyn KernelPages>> {
-        let both = start("fuse pages", notifier.clone()).and_then(|one| Ok((one, start("fuse overwrites", notifier)?)));
-        let ((with_locks, one), (overwritten, other)) = match both {
-            Ok(both) => both,
+        let waiting = Mutex::new(Waiting { threads: 1, ..Waiting::default() });
+        let droppers = Arc::new(Droppers { notifier: notifier.clone(), waiting, changed: Condvar::new() });
+        let started = droppers.start().and_then(|()| start("fuse overwrites", notifier));
+        let (overwritten, overwrites) = match started {
+            Ok(started) => started,
             Err(e) => {
                 tracing::error!("mapped pages will not follow changes of other mounts: no thread: {e}");
                 return None;
             }
         };
-        let senders = Arc::new(Senders { with_locks, overwritten });
-        *self.started.lock() = Some(Started { senders: Arc::downgrade(&senders), threads: [one, other] });
+        let senders = Arc::new(Senders { with_locks: droppers.clone(), overwritten });
+        *self.started.lock() = Some(Started { senders: Arc::downgrade(&senders), droppers, overwrites });
         Some(senders)
     }
 
@@ -80,9 +159,8 @@ impl Pages {
         if let Some(started) = self.started.lock().take()
             && started.senders.strong_count() == 0
         {
-            for thread in started.threads {
-                let _ = thread.join();
-            }
+            started.droppers.end();
+            let _ = started.overwrites.join();
         }
     }
 }
@@ -90,16 +168,16 @@ impl Pages {
 /// A thread that drops what it is told to.
 fn start(name: &str, notifier: Notifier) -> std::io::Result<(Sender, JoinHandle<()>)> {
     let (sender, jobs) = mpsc::channel::<Job>();
-    let run = move || {
-        for job in jobs {
-            let len = if job.range.end >= i64::MAX as u64 { 0 } else { job.range.len() };
-            match notifier.inval_inode(job.ino, job.range.start, len) {
-                Ok(()) | Err(Errno::NotConnected) => {}
-                Err(e) => tracing::warn!(ino = %job.ino, "the kernel did not drop its pages: {e}"),
-            }
-            (job.done)();
-        }
-    };
+    let run = move || jobs.into_iter().for_each(|job| drop_now(&notifier, job));
     let thread = std::thread::Builder::new().name(name.into()).spawn(run)?;
     Ok((Sender(Mutex::new(sender)), thread))
+}
+
+fn drop_now(notifier: &Notifier, job: Job) {
+    let len = if job.range.end >= i64::MAX as u64 { 0 } else { job.range.len() };
+    match notifier.inval_inode(job.ino, job.range.start, len) {
+        Ok(()) | Err(Errno::NotConnected) => {}
+        Err(e) => tracing::warn!(ino = %job.ino, "the kernel did not drop its pages: {e}"),
+    }
+    (job.done)();
 }

@@ -211,6 +211,7 @@ impl<E: Env> Cx<E> {
         let span =
             self.target.spans.take(object, ByteRange::new(size / BLOCK * BLOCK, u64::MAX), Hold::Exclusive).await;
         let landing = self.land()?;
+        let _changed = self.overwriting(ino, ByteRange::new(size, u64::MAX));
         let by = (self.session, self.target.sessions.borrow().get(&self.session).map_or(0, |record| record.start));
         self.target.punch_behind(object, size, generation - 1, self.now).await?;
         let plan = self.plan(|data| data.plan_truncate(object, size, generation, Resize::Cut)).await?;

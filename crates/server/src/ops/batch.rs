@@ -116,6 +116,7 @@ impl<E: Env> Cx<E> {
             }
         }
         let mut planned = self.without_failed(planned, &outcomes);
+        let _changing: Vec<_> = planned.iter().map(|p| self.overwriting(p.part.object.ino, p.part.range())).collect();
         let (buf, pieces) = self.assemble(&mut planned);
         // The last look before the disk: what an ended session sent is not written.
         let landing = match self.land() {

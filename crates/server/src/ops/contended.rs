@@ -27,6 +27,8 @@ impl Objects {
         match op {
             Request::Read { object, .. }
             | Request::Write { object, .. }
+            | Request::PagesRead { object, .. }
+            | Request::PagesWrite { object, .. }
             | Request::Punch { object, .. }
             | Request::Allocate { object, .. }
             | Request::LockEnqueue { object, .. }

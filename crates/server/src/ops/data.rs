@@ -43,7 +43,7 @@ struct Written {
 }
 
 /// Bytes of items that a write of `len` bytes may add: the object, and an extent for each run of blocks.
-fn write_growth(len: u64) -> u64 {
+pub(super) fn write_growth(len: u64) -> u64 {
     256 + len / BLOCK * 8
 }
 
@@ -56,7 +56,13 @@ impl<E: Env> Cx<E> {
         Ok(())
     }
 
-    async fn lock(&self, object: ObjectId, mode: Mode, range: ByteRange, wanted: bool) -> Result<Option<DirectLock>> {
+    pub(super) async fn lock(
+        &self,
+        object: ObjectId,
+        mode: Mode,
+        range: ByteRange,
+        wanted: bool,
+    ) -> Result<Option<DirectLock>> {
         if !wanted {
             return Ok(None);
         }
@@ -128,7 +134,7 @@ impl<E: Env> Cx<E> {
         payload: Option<Buf>,
     ) -> Result<Reply> {
         self.check_object(object)?;
-        let mut payload = payload.filter(|p| !p.is_empty()).ok_or(Errno::Inval)?;
+        let payload = payload.filter(|p| !p.is_empty()).ok_or(Errno::Inval)?;
         let range = ByteRange::at(offset, payload.len() as u64);
         if range.end > FILE_MAX {
             return Err(Errno::FileTooBig);
@@ -142,19 +148,36 @@ impl<E: Env> Cx<E> {
         }
         let _changing = self.change_unopened(object).await;
         self.lap(&mut since_ns, &self.worker.counters.write_wait_ns);
+        let _changed = self.overwriting(object.ino, range);
+        self.write_steps(object, range, generation, server_lock, mtime, kill_suidgid, payload, true).await
+    }
+
+    /// Writes in as many steps as it takes; `last`: nothing of the request follows.
+    #[expect(clippy::too_many_arguments, reason = "the fields of the request")]
+    pub(super) async fn write_steps(
+        &self,
+        object: ObjectId,
+        range: ByteRange,
+        generation: u64,
+        server_lock: bool,
+        mtime: Timespec,
+        kill_suidgid: bool,
+        mut payload: Buf,
+        last: bool,
+    ) -> Result<Reply> {
         let step = self.target.record_blocks_max() * BLOCK;
         if range.align_out(BLOCK).len() <= step {
-            return self.write_step(object, range, generation, server_lock, mtime, kill_suidgid, payload, true).await;
+            return self.write_step(object, range, generation, server_lock, mtime, kill_suidgid, payload, last).await;
         }
         // One record of a small log could not name all the blocks.
         let mut at = range.start;
         loop {
             let end = range.end.min(at / step * step + step);
             let part = payload.split_to((end - at) as usize);
-            let last = end == range.end;
-            let one = ByteRange::new(at, end);
-            let reply = self.write_step(object, one, generation, server_lock, mtime, kill_suidgid, part, last).await?;
-            if last {
+            let is_end = end == range.end;
+            let (one, ends) = (ByteRange::new(at, end), is_end && last);
+            let reply = self.write_step(object, one, generation, server_lock, mtime, kill_suidgid, part, ends).await?;
+            if is_end {
                 return Ok(reply);
             }
             at = end;
@@ -227,7 +250,7 @@ impl<E: Env> Cx<E> {
     }
 
     /// Whether there is room enough that mounts may let writes return before they have landed.
-    fn is_roomy(&self) -> bool {
+    pub(super) fn is_roomy(&self) -> bool {
         let mounts = self.target.sessions.borrow().len() as u64;
         let wanted = self.worker.tunables.roomy_bytes.get().saturating_mul(mounts + 1);
         self.target.data.borrow().space().1 * BLOCK >= wanted
@@ -424,6 +447,7 @@ impl<E: Env> Cx<E> {
             self.target.check_file(object.ino)?;
         }
         let _landing = self.land()?;
+        let _changed = self.overwriting(object.ino, range);
         let generation = self.generation(object, generation, true);
         let mut at = range.start;
         while let Some(end) = self.target.extents_end(object, at, EXTENTS_A_RECORD).filter(|&e| e < range.end) {

@@ -98,6 +98,7 @@ pub fn settle_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino:
 /// Cuts the objects of a file on this target. Returns the last record that has to last for that, which need not be written yet.
 pub async fn trim_objects<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Lsn> {
     let Cut { ino, ref layout, size, generation, mtime, .. } = *cut;
+    target.left_pages.borrow_mut().changed(ino, cut.by.0, ByteRange::new(size, u64::MAX));
     let mut objects: BTreeSet<ObjectId> =
         layout.stripes_on(ino, target.id).map(|stripe| ObjectId { ino, stripe }).collect();
     objects.extend(target.data.borrow().objects_of(ino).map(|(id, _)| id));

@@ -5,13 +5,14 @@
 //! attributes token vouches for. The caller holds the range lock shared. What a target sends for a read was inside the file
 //! when it was read (its object ends there), so an answer without zeros at its end needs no size.
 
-use super::{Fetch, PAGE, count, decide, fetch, note_access, plan, read_piece};
+use super::{Fetch, PAGE, Under, count, decide, fetch, note_access, plan, read_piece};
 use crate::api::{Ctx, Hints};
 use crate::cache::push_joined;
 use crate::core::Core;
 use crate::data::{Segments, scratch_for};
 use crate::decision::{Mode, Reason};
 use crate::files::{File, OpenFile};
+use crate::group;
 use crate::learned::Course;
 use crate::lease;
 use crate::locks;
@@ -31,17 +32,18 @@ use std::sync::atomic::Ordering::SeqCst;
 /// Bytes read at once beyond the end that is known: a caller that asks for everything must not lock everything.
 const BEYOND_MAX: u64 = 64 << 20;
 
+/// `None`: a group of this mount has asked for the file meanwhile.
 pub(super) async fn read(
     core: &Arc<Core>,
     ctx: &Ctx,
     open: &Arc<OpenFile>,
     asked: ByteRange,
     hints: Hints,
-) -> Result<Segments> {
+) -> Result<Option<Segments>> {
     let file = &open.file;
     lease::touch(core, file, asked).await?;
     if asked.is_empty() {
-        return Ok(Segments::new());
+        return Ok(Some(Segments::new()));
     }
     let past_cache = open.flags.direct || hints.direct;
     if !past_cache && let Some(hit) = cached(core, file, asked) {
@@ -51,7 +53,7 @@ pub(super) async fn read(
             open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
             super::read_ahead(core, open, asked.intersect(&ByteRange::new(0, file.size())), file.size());
         }
-        return Ok(hit);
+        return Ok(Some(hit));
     }
     let asked = bounded(core, file, asked).await?;
     note_access(core, open);
@@ -72,10 +74,21 @@ pub(super) async fn read(
     }
     let since_ns = core.clock.now_ns();
     let by_target_alone = mode == Mode::Direct && core.tunables.on(Knob::LocksByTarget);
-    let at_once = if by_target_alone { by_target(core, file, asked).await? } else { None };
+    let mut at_once = None;
+    if by_target_alone {
+        let (core2, file2) = (core.clone(), file.clone());
+        let read = async move { by_target(&core2, &file2, asked).await };
+        match group::unless_asked(core, file, open.member(), read).await {
+            Some(read) => at_once = read?,
+            None => return Ok(None),
+        }
+    }
     let data = match at_once {
         Some(data) => data,
-        None => under_locks(core, open, asked, mode).await?,
+        None => match under_locks(core, open, asked, mode).await? {
+            Some(data) => data,
+            None => return Ok(None),
+        },
     };
     if let Some((course, bytes)) = measured {
         core.learned.note_read(course, bytes, (since_ns, core.clock.now_ns()), super::fills_are_calm(core));
@@ -86,7 +99,7 @@ pub(super) async fn read(
         let plan = plan(core, open, asked.intersect(&ByteRange::new(0, size)), size);
         super::fetch_ahead(core, open, plan);
     }
-    Ok(data)
+    Ok(Some(data))
 }
 
 /// All of the range from the cache, cut at the end of the file only if that is certain.
@@ -129,7 +142,7 @@ async fn by_target(core: &Arc<Core>, file: &Arc<File>, asked: ByteRange) -> Resu
     if too_long || core.cache.gaps(file, asked) != [asked] {
         return Ok(None);
     }
-    let (bytes, zeros) = read_piece(core, file, object, piece, true).await?;
+    let (bytes, zeros) = read_piece(core, file, object, piece, Under::TargetsLock).await?;
     Ok((zeros == 0).then(|| bytes.into()))
 }
 
@@ -142,15 +155,18 @@ struct Got {
 
 /// Reads under locks on all of the range. What is cached counts; the rest comes from the targets, into the cache if `mode`
 /// says so.
-async fn under_locks(core: &Arc<Core>, open: &OpenFile, asked: ByteRange, mode: Mode) -> Result<Segments> {
+async fn under_locks(core: &Arc<Core>, open: &OpenFile, asked: ByteRange, mode: Mode) -> Result<Option<Segments>> {
     let pages = asked.align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX));
     let extent = core.extent(open, mode);
-    let mut pins = locks::pin_spans(core, &open.file, LockMode::Read, pages, extent).await?;
+    let (core2, file2) = (core.clone(), open.file.clone());
+    let locks = async move { locks::pin_spans(&core2, &file2, LockMode::Read, pages, extent).await };
+    let Some(pins) = group::unless_asked(core, &open.file, open.member(), locks).await else { return Ok(None) };
+    let mut pins = pins?;
     let read = unlocked(core, &open.file, asked, pages, mode).await;
     if mode == Mode::Direct {
         pins.iter_mut().for_each(locks::Pin::used_once);
     }
-    read
+    read.map(Some)
 }
 
 /// As `under_locks`, with locks that the caller answers for on all of `pages`.
@@ -182,7 +198,7 @@ pub(crate) async fn unlocked(
             // No lock is asked for under this fetch.
             let fetch = fetch(core.clone(), file.clone(), object, piece, false, LockExtent::Grown);
             async move {
-                let (bytes, zeros) = read_piece(core, file, object, piece, false).await?;
+                let (bytes, zeros) = read_piece(core, file, object, piece, Under::Lock).await?;
                 Ok((Got { range: piece, bytes: Arc::new(bytes), fetch }, zeros))
             }
         }))

@@ -1,0 +1,119 @@
+//! Pages of a kernel that cannot be taken back before the lock over them goes.
+
+use super::company::{create, in_cluster, open, read, root, write};
+use crate::api::{Hints, KernelPages};
+use crate::stats::Count;
+use crate::{Client, OpenFile, OpenFlags};
+use amphi_env::{Buf, Env};
+use amphi_types::{ByteRange, Ino, SetAttr};
+use futures_util::future::join;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+const PAGE: usize = 4096;
+const FOR_PAGES: Hints =
+    Hints { for_pages: true, may_continue: false, write_back: false, kill_suidgid: false, direct: false };
+
+/// A kernel with one dirty page of a file, which it does not write back for as long as a truncate is unanswered.
+struct Kernel {
+    client: Client,
+    file: Arc<OpenFile>,
+    page: Mutex<Vec<u8>>,
+    truncates: AtomicBool,
+    /// While the page is dropped it is read anew, and changed once more.
+    touched_again: bool,
+    drops: AtomicU64,
+}
+
+struct Dropper(Arc<Kernel>);
+
+impl KernelPages for Dropper {
+    fn drop_pages(&self, _: Ino, _: ByteRange, done: Box<dyn FnOnce() + Send>) {
+        let kernel = self.0.clone();
+        self.0.client.spawn(async move {
+            let is_free = || !kernel.truncates.load(SeqCst);
+            kernel.file.file.signal.until(is_free).await;
+            kernel.write_back().await;
+            if kernel.drops.fetch_add(1, SeqCst) == 0 && kernel.touched_again {
+                let bytes =
+                    kernel.client.read(&root(), &kernel.file, 0, PAGE, FOR_PAGES).await.expect("a page").to_vec();
+                assert_eq!(bytes[8], b'a', "it shows what was written elsewhere");
+                *kernel.page.lock() = bytes;
+                kernel.page.lock()[10] = b'n';
+                kernel.write_back().await;
+            }
+            done();
+        });
+    }
+
+    fn drop_overwritten(&self, _: Ino, _: ByteRange, done: Box<dyn FnOnce() + Send>) {
+        done();
+    }
+}
+
+impl Kernel {
+    async fn write_back(&self) {
+        let bytes = std::mem::take(&mut *self.page.lock());
+        if !bytes.is_empty() {
+            let hints = Hints { write_back: true, for_pages: false, ..FOR_PAGES };
+            let written = self.client.write(&root(), &self.file, 0, Buf::copy_of(&bytes), hints).await;
+            assert_eq!(written, Ok(bytes.len()));
+        }
+    }
+}
+
+/// Goal: a truncate that the kernel of a mount waits for, and a write of another mount that waits for a page of that kernel, do not wait
+/// for each other; and neither the write nor the store that is written back after it is lost (docs/LOCKING.md, Pages in the kernel).
+/// Method: a kernel that gives its page back when its truncate is answered; a write elsewhere to other bytes of that page, before the
+/// truncate is asked for, at the same time, and where a page is read anew before all are taken. On one target and on several.
+#[test]
+fn a_lock_goes_before_pages_that_cannot_be_had() {
+    for (seed, size, touched_again) in [(1u64, 2 * PAGE, false), (2, 300, false), (3, 3 * PAGE, true), (4, 0, false)] {
+        in_cluster(seed, async |c| {
+            let [a, b] = c.two().await;
+            let fa = create(&a, "f").await;
+            write(&a, &fa, 0, &vec![b'o'; 2 * PAGE]).await;
+            let fb = open(&b, "f", OpenFlags::READ_WRITE).await;
+            let kernel = Arc::new(Kernel {
+                client: b.clone(),
+                file: fb.clone(),
+                page: Mutex::default(),
+                truncates: AtomicBool::new(true),
+                touched_again,
+                drops: AtomicU64::new(0),
+            });
+            b.set_pages(Some(Arc::new(Dropper(kernel.clone()))));
+            let mut bytes = b.read(&root(), &fb, 0, PAGE, FOR_PAGES).await.expect("a page").to_vec();
+            bytes[100] = b's';
+            *kernel.page.lock() = bytes;
+            let before = c.env.now();
+            let set = SetAttr { size: Some(size as u64), open_for_write: true, ..SetAttr::default() };
+            let truncate = async {
+                // The write is in the queue before.
+                c.env.sleep(Duration::from_millis(5)).await;
+                b.setattr(&root(), fb.ino(), set, Some(&fb)).await.expect("truncate");
+                kernel.page.lock().truncate(size);
+            };
+            join(truncate, write(&a, &fa, 8, b"aaaaaaaa")).await;
+            kernel.truncates.store(false, SeqCst);
+            fb.file.signal.notify();
+            assert!(c.env.now() < before + Duration::from_millis(500), "took {:?}", c.env.now().since(before));
+            assert_eq!(b.core.stats.of(Count::PagesLeft).1, 1);
+            c.until("all pages are taken back", || !fb.file.pages.is_taking()).await;
+            let got = read(&a, &fa, 0, PAGE).await;
+            if size > 0 {
+                let mut want = vec![b'o'; size.min(PAGE)];
+                want[8..16].fill(b'a');
+                want[100] = b's';
+                if touched_again {
+                    want[10] = b'n';
+                }
+                assert!(got == want, "case {seed}: {:?}", &got[..got.len().min(128)]);
+            }
+            assert_eq!(read(&b, &fb, 0, PAGE).await, got);
+            b.set_pages(None);
+        });
+    }
+}

@@ -1,0 +1,155 @@
+//! `LeftPages`: what has changed under pages that a mount could not take back in time.
+//!
+//! A mount gives a lock back when somebody else wants it, although its kernel may still have changed pages of the file and cannot write them
+//! back for the moment: it holds write-back back while a truncate is unanswered, and a program that stores into a mapping without pause
+//! always has more. Such a page is written back later, whole, with neighbours as they were when it was read. The target
+//! therefore notes which bytes others change from the return of the lock on, and leaves these out of what comes back so.
+//!
+//! Owns: these notes, for each file and session. Does not own: what a mount knows of its kernel's pages (client, `ops/pages`).
+//! Invariants: a byte is noted from before its change may be seen; it is noted no more from before a page that has it is read anew.
+//! A note that may be incomplete (too many ranges, a restart of the server) is none: what is written back by it is refused, and
+//! the mount tells its programs. Bounds: `FILES_MAX` notes for a session, `RANGES_MAX` ranges of each.
+
+use amphi_types::{ByteRange, Errno, Ino, RangeSet, Result, SessionId};
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
+
+/// Most files of a session of which pages are left; beyond, the session has to wait for its kernel.
+const FILES_MAX: usize = 4096;
+/// Most separate ranges noted of a file, 16 bytes each.
+const RANGES_MAX: usize = 1 << 14;
+
+/// Pages of one session that lock no longer cover.
+struct Left {
+    token: u64,
+    changed: RangeSet,
+    /// More has changed than is noted.
+    overflown: bool,
+}
+
+/// The notes of a target.
+pub struct LeftPages {
+    last_token: u64,
+    left: BTreeMap<(Ino, SessionId), Left>,
+}
+
+impl LeftPages {
+    /// No notes; `starts`: how often the target was opened, so that no name of a note is given again.
+    pub fn new(starts: u64) -> LeftPages {
+        LeftPages { last_token: starts << 40, left: BTreeMap::new() }
+    }
+
+    /// Notes from now on what others change of a file. Returns the name of the note.
+    ///
+    /// Errors: `NoMem` for a session that has too many.
+    pub fn begin(&mut self, ino: Ino, session: SessionId) -> Result<u64> {
+        let known = self.left.contains_key(&(ino, session));
+        if !known && self.left.keys().filter(|(_, of)| *of == session).count() >= FILES_MAX {
+            return Err(Errno::NoMem);
+        }
+        self.last_token += 1;
+        let token = self.last_token;
+        self.left.insert((ino, session), Left { token, changed: RangeSet::new(), overflown: false });
+        Ok(token)
+    }
+
+    /// No page of the session is older than its locks any more.
+    pub fn end(&mut self, ino: Ino, session: SessionId, token: u64) {
+        if self.left.get(&(ino, session)).is_some_and(|left| left.token == token) {
+            self.left.remove(&(ino, session));
+        }
+    }
+
+    /// The session has ended.
+    pub fn drop_session(&mut self, session: SessionId) {
+        self.left.retain(|(_, of), _| *of != session);
+    }
+
+    /// Bytes are being changed, or have been, by a session.
+    pub fn changed(&mut self, ino: Ino, by: SessionId, range: ByteRange) {
+        if self.left.is_empty() {
+            return;
+        }
+        let of_file = (ino, SessionId(0))..=(ino, SessionId(u64::MAX));
+        for (_, left) in self.left.range_mut(of_file).filter(|((_, session), _)| *session != by) {
+            left.changed.insert(range);
+            if left.changed.iter().count() > RANGES_MAX {
+                left.changed.clear();
+                left.overflown = true;
+            }
+        }
+    }
+
+    /// The session is about to read pages anew.
+    pub fn renewed(&mut self, ino: Ino, session: SessionId, token: u64, pages: ByteRange) {
+        if let Some(left) = self.left.get_mut(&(ino, session)).filter(|left| left.token == token) {
+            left.changed.remove(pages);
+        }
+    }
+
+    /// The parts of a page that is written back which nobody has changed since it was read.
+    ///
+    /// Errors: `Stale` if that is not known.
+    pub fn unchanged(
+        &self,
+        ino: Ino,
+        session: SessionId,
+        token: u64,
+        range: ByteRange,
+    ) -> Result<SmallVec<[ByteRange; 2]>> {
+        let left = self.left.get(&(ino, session)).filter(|left| left.token == token && !left.overflown);
+        left.map(|left| left.changed.gaps(range)).ok_or(Errno::Stale)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INO: Ino = Ino(7);
+    const MINE: SessionId = SessionId(1);
+    const OTHER: SessionId = SessionId(2);
+
+    fn r(start: u64, end: u64) -> ByteRange {
+        ByteRange { start, end }
+    }
+
+    /// Goal: what others change is left out, what the session itself changes is not, and a page that was read anew is whole again. Method:
+    /// changes by both on one page, then a read of it.
+    #[test]
+    fn what_others_changed_is_left_out() {
+        let mut pages = LeftPages::new(3);
+        pages.changed(INO, OTHER, r(0, 4096));
+        let token = pages.begin(INO, MINE).expect("room");
+        assert_eq!(pages.unchanged(INO, MINE, token, r(0, 4096)).unwrap().to_vec(), [r(0, 4096)], "it came before");
+        pages.changed(INO, OTHER, r(8, 16));
+        pages.changed(INO, MINE, r(100, 200));
+        pages.changed(Ino(8), OTHER, r(0, 4096));
+        assert_eq!(pages.unchanged(INO, MINE, token, r(0, 4096)).unwrap().to_vec(), [r(0, 8), r(16, 4096)]);
+        pages.renewed(INO, MINE, token, r(0, 4096));
+        assert_eq!(pages.unchanged(INO, MINE, token, r(0, 4096)).unwrap().to_vec(), [r(0, 4096)]);
+    }
+
+    /// Goal: nothing is written by a note that has ended, was begun anew, belongs to a session that has gone, or is incomplete. Method: each.
+    #[test]
+    fn a_note_that_is_not_complete_is_none() {
+        let mut pages = LeftPages::new(3);
+        let unknown = |pages: &LeftPages, token| pages.unchanged(INO, MINE, token, r(0, 8)).is_err();
+        let first = pages.begin(INO, MINE).expect("room");
+        let second = pages.begin(INO, MINE).expect("room");
+        assert!(unknown(&pages, first) && !unknown(&pages, second));
+        pages.end(INO, MINE, first);
+        assert!(!unknown(&pages, second), "the end of an earlier one");
+        pages.end(INO, MINE, second);
+        assert!(unknown(&pages, second));
+        let third = pages.begin(INO, MINE).expect("room");
+        pages.drop_session(MINE);
+        assert!(unknown(&pages, third));
+        let fourth = pages.begin(INO, MINE).expect("room");
+        for n in 0..=RANGES_MAX as u64 {
+            pages.changed(INO, OTHER, r(n * 2, n * 2 + 1));
+        }
+        assert!(unknown(&pages, fourth));
+        assert!(LeftPages::new(4).begin(INO, MINE).expect("room") > fourth, "a restart gives no name again");
+    }
+}

@@ -1,0 +1,95 @@
+//! Requests about pages that a mount could not take back before it gave its locks back.
+//!
+//! Owns: how they are read anew and written back. Does not own: what is known of changes beneath them (`left_pages`).
+
+use super::data::write_growth;
+use crate::cx::Cx;
+use crate::target::Target;
+use amphi_dlm::Mode;
+use amphi_env::{Buf, Env};
+use amphi_types::limits::FILE_MAX;
+use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, SessionId, Timespec};
+use amphi_wire::Reply;
+use std::rc::Rc;
+
+/// A change of bytes under way: noted when it begins, and again when it ends, as pages may be read in between.
+pub(super) struct Changed<E: Env> {
+    target: Rc<Target<E>>,
+    ino: Ino,
+    by: SessionId,
+    range: ByteRange,
+}
+
+impl<E: Env> Changed<E> {
+    fn note(&self) {
+        self.target.left_pages.borrow_mut().changed(self.ino, self.by, self.range);
+    }
+}
+
+impl<E: Env> Drop for Changed<E> {
+    fn drop(&mut self) {
+        self.note();
+    }
+}
+
+impl<E: Env> Cx<E> {
+    /// Bytes of a file are about to change, until what is returned is dropped.
+    pub(super) fn overwriting(&self, ino: Ino, range: ByteRange) -> Changed<E> {
+        let changed = Changed { target: self.target.clone(), ino, by: self.session, range };
+        changed.note();
+        changed
+    }
+
+    /// `Request::PagesLeft`.
+    pub fn pages_left(&self, ino: Ino) -> Result<Reply> {
+        self.alive()?;
+        let left = self.target.left_pages.borrow_mut().begin(ino, self.session)?;
+        Ok(Reply::Offset(Some(left)))
+    }
+
+    /// `Request::PagesTaken`.
+    pub fn pages_taken(&self, ino: Ino, left: u64) -> Result<Reply> {
+        self.target.left_pages.borrow_mut().end(ino, self.session, left);
+        Ok(Reply::Done)
+    }
+
+    /// `Request::PagesRead`.
+    pub async fn pages_read(&self, object: ObjectId, range: ByteRange, left: u64) -> Result<(Reply, Option<Buf>)> {
+        self.target.left_pages.borrow_mut().renewed(object.ino, self.session, left, range);
+        self.read(object, range, false).await
+    }
+
+    /// `Request::PagesWrite`.
+    pub async fn pages_write(
+        &self,
+        object: ObjectId,
+        offset: u64,
+        generation: u64,
+        mtime: Timespec,
+        left: u64,
+        payload: Option<Buf>,
+    ) -> Result<Reply> {
+        self.check_object(object)?;
+        let mut payload = payload.filter(|p| !p.is_empty()).ok_or(Errno::Inval)?;
+        let range = ByteRange::at(offset, payload.len() as u64);
+        if range.end > FILE_MAX {
+            return Err(Errno::FileTooBig);
+        }
+        let _lock = self.lock(object, Mode::Write, range, true).await?;
+        self.reserve(write_growth(range.len())).await?;
+        let _changing = self.change_unopened(object).await;
+        // With the lock held nobody else changes them.
+        let parts = self.target.left_pages.borrow().unchanged(object.ino, self.session, left, range)?;
+        let mut at = range.start;
+        let mut reply = Reply::Written { roomy: self.is_roomy() };
+        for (n, part) in parts.iter().enumerate() {
+            drop(payload.split_to((part.start - at) as usize));
+            let bytes = payload.split_to(part.len() as usize);
+            at = part.end;
+            let _changed = self.overwriting(object.ino, *part);
+            let last = n + 1 == parts.len();
+            reply = self.write_steps(object, *part, generation, true, mtime, false, bytes, last).await?;
+        }
+        Ok(reply)
+    }
+}
