@@ -88,11 +88,22 @@ impl<T: Send + 'static> Pending<T> {
     ///
     /// Errors: those of the operation; `Intr` once `interrupt` has fired: the operation then finishes in the
     /// background and what it opened is closed again.
-    pub fn wait(mut self, interrupt: Option<&Interrupt>) -> Result<T> {
+    pub fn wait(self, interrupt: Option<&Interrupt>) -> Result<T> {
+        self.wait_for(interrupt, None).unwrap_or(Err(Errno::Canceled))
+    }
+
+    /// As `wait`, but not for longer than `most`: then the operation comes back, under way.
+    pub fn wait_for(
+        mut self,
+        interrupt: Option<&Interrupt>,
+        most: Option<Duration>,
+    ) -> std::result::Result<Result<T>, Pending<T>> {
         if let Some(result) = self.try_take() {
-            return result;
+            return Ok(result);
         }
-        let State::Running(_, core) = &self.state else { return Err(Errno::Canceled) };
+        let State::Running(_, core) = &self.state else { return Ok(Err(Errno::Canceled)) };
+        let clock = core.clock.clone();
+        let until_ns = most.map(|most| clock.now_ns().saturating_add(most.as_nanos() as u64));
         WAITED.set(true);
         let budget = Duration::from_micros(core.tunables.spin_us());
         let parker = PARKER.with(Arc::clone);
@@ -104,22 +115,31 @@ impl<T: Send + 'static> Pending<T> {
         loop {
             if let Poll::Ready(result) = Pin::new(&mut self).poll(&mut Context::from_waker(&waker)) {
                 SPIN.with_borrow_mut(Spin::progress);
-                return result;
+                return Ok(result);
             }
             if !std::mem::take(&mut self.lingered) {
                 SPIN.with_borrow_mut(Spin::progress);
             }
             while !parker.notified.swap(false, Ordering::SeqCst) {
-                if !SPIN.with_borrow_mut(|spin| spin.turn(budget)) {
-                    std::thread::park();
+                if SPIN.with_borrow_mut(|spin| spin.turn(budget)) {
+                    continue;
                 }
+                let Some(until_ns) = until_ns else {
+                    std::thread::park();
+                    continue;
+                };
+                let left_ns = until_ns.saturating_sub(clock.now_ns());
+                if left_ns == 0 {
+                    return Err(self);
+                }
+                std::thread::park_timeout(Duration::from_nanos(left_ns));
             }
             if interrupt.is_some_and(Interrupt::has_fired) {
                 // It may have finished just now: then the result counts.
                 if let Poll::Ready(result) = Pin::new(&mut self).poll(&mut Context::from_waker(&waker)) {
-                    return result;
+                    return Ok(result);
                 }
-                return Err(Errno::Intr);
+                return Ok(Err(Errno::Intr));
             }
         }
     }
@@ -206,7 +226,8 @@ impl Interrupt {
         self.fired.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn watch(&self, waker: &Waker) {
+    /// Wakes `waker` when it fires, at once if it has. The latest one registered counts.
+    pub fn watch(&self, waker: &Waker) {
         *self.waiter.lock() = Some(waker.clone());
         if self.has_fired() {
             waker.wake_by_ref();

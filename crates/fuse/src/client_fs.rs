@@ -9,6 +9,7 @@
 //! through its kernel, which drops the pages they touch, and lends names and attributes to the kernel for a while (`lent`). With
 //! other mounts the kernel keeps no name and no attribute, and its pages are taken back with the lock under which they were read (`pages`).
 
+mod deferred;
 mod file_locks;
 mod handles;
 pub mod ioctl;
@@ -27,9 +28,11 @@ use crate::environment::{Environments, Said};
 use crate::file_system::{
     AttrReply, CopyHow, Entry, Handle, IoctlCall, IoctlReply, LockHow, OpenHow, OpenReply, ReadHow, Statfs, WriteHow,
 };
+use crate::kernel::structs::LseekOut;
 use crate::{Caller, DirSink, FileSystem, GroupCache, Later, Limits, Notifier, OpenFlags, Payload, ReadSink};
 use amphi_client::{Client, Ctx, Fallocate, Hints, OpenFile, Pending, RenameMode, Segment, Whence, XattrMode};
 use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Result, SetAttr};
+use deferred::Deferred;
 use file_locks::FileLocks;
 use handles::Handles;
 use kernel_view::{KernelView, Since};
@@ -66,6 +69,7 @@ pub struct ClientFs {
     pages: Pages,
     rollbacks: Rollbacks,
     kernel_view: KernelView,
+    deferred: Deferred,
     /// Bytes of the largest request: one of this size may be a piece of a longer call.
     request_max_bytes: AtomicUsize,
 }
@@ -85,6 +89,7 @@ impl ClientFs {
             pages: Pages::default(),
             rollbacks: Rollbacks::default(),
             kernel_view: KernelView::default(),
+            deferred: Deferred::default(),
             request_max_bytes: AtomicUsize::new(usize::MAX),
         }
     }
@@ -446,7 +451,15 @@ impl FileSystem for ClientFs {
             return Ok(());
         }
         let size = sink.size();
-        let segments = self.wait(caller, self.client.read(&ctx, &file, how.offset, size, hints))?;
+        let pending = self.client.read(&ctx, &file, how.offset, size, hints);
+        let segments = self.wait_long(caller, pending, |later, result| match result {
+            Ok(segments) => {
+                let parts: Vec<Segment> = segments.into_parts().collect();
+                let bytes: Vec<&[u8]> = parts.iter().map(|part| &**part).collect();
+                later.answer_data(&bytes);
+            }
+            Err(e) => later.answer(Err(e)),
+        })?;
         for part in segments.into_parts() {
             match part {
                 Segment::Own(buf) => sink.give(buf),
@@ -606,7 +619,8 @@ impl FileSystem for ClientFs {
             libc::SEEK_HOLE => Whence::Hole,
             _ => return Err(Errno::Inval),
         };
-        self.wait(caller, self.client.lseek(&Self::stream(caller), &file, offset, whence))
+        let pending = self.client.lseek(&Self::stream(caller), &file, offset, whence);
+        self.wait_long(caller, pending, |later, found| later.answer_struct(found.map(|offset| LseekOut { offset })))
     }
 
     fn keeps_units(&self) -> bool {

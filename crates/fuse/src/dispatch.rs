@@ -7,8 +7,8 @@ use crate::file_system::{Entry, OpenReply, ReadHow};
 use crate::kernel::structs as k;
 use crate::later::{LateTable, Later};
 use crate::reply::{ReplyTo, absent_out, attr_out, entry_out, lk_out, open_out, statfs_out, statx_out};
-use crate::request::{Operation as Op, Request};
-use crate::{Buf, Caller, DirSink, FileSystem};
+use crate::request::{Deferral, Operation as Op, Request};
+use crate::{Buf, Caller, DirSink, FileSystem, Interrupt};
 use amphi_types::{Errno, Ino, Result};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -191,16 +191,34 @@ impl Drop for Answered<'_> {
     }
 }
 
+/// How a handler is let go.
+struct Deferred<'a> {
+    device: &'a Arc<OwnedFd>,
+    table: &'a Arc<LateTable>,
+    to: &'a ReplyTo<'a>,
+    interrupt: &'a Interrupt,
+    answered: &'a AtomicBool,
+}
+
+impl Deferral for Deferred<'_> {
+    fn take(&self) -> Later {
+        self.to.give_away();
+        self.answered.store(true, Relaxed);
+        Later::new(self.device.clone(), self.to.unique, self.table.clone(), self.interrupt)
+    }
+}
+
 /// Handles one request that wants a reply; READ and WRITE use the receive buffer as data memory. Returns a READ that was answered with bytes.
-pub(crate) fn handle(fs: &dyn FileSystem, mut caller: Caller<'_>, lent: Lent<'_>, to: &ReplyTo<'_>) -> Option<ReadHow> {
+pub(crate) fn handle(fs: &dyn FileSystem, caller: Caller<'_>, lent: Lent<'_>, to: &ReplyTo<'_>) -> Option<ReadHow> {
     let mut read = None;
     let Ok(request) = crate::request::parse(lent.receive) else {
         to.error(Errno::Io);
         lent.answered.store(true, Relaxed);
         return None;
     };
-    caller.create_group = request.create_group;
-    let caller = &caller;
+    let (device, table) = lent.late;
+    let deferred = Deferred { device, table, to, interrupt: caller.interrupt, answered: lent.answered };
+    let caller = &Caller { create_group: request.create_group, deferral: Some(&deferred), ..caller };
     let ino = request.ino;
     match request.op {
         Op::Read { how } => {
@@ -208,7 +226,7 @@ pub(crate) fn handle(fs: &dyn FileSystem, mut caller: Caller<'_>, lent: Lent<'_>
             match fs.read(caller, ino, &how, &mut sink) {
                 Ok(()) => {
                     to.ok(&sink.pieces());
-                    read = Some(how);
+                    read = Some(how).filter(|_| !to.is_given_away());
                 }
                 Err(e) => to.error(e),
             }

@@ -96,10 +96,22 @@ impl Later {
         self.send(head.as_ref().map(|head| head.as_bytes()).map_err(|e| *e));
     }
 
+    /// Answers with a structure of the protocol.
+    pub(crate) fn answer_struct<T: IntoBytes + zerocopy::Immutable>(mut self, result: Result<T>) {
+        self.send(result.as_ref().map(IntoBytes::as_bytes).map_err(|e| *e));
+    }
+
+    /// Answers a READ with what lies in several places.
+    pub(crate) fn answer_data(mut self, parts: &[&[u8]]) {
+        self.answered = true;
+        self.table.entries.lock().remove(&self.unique);
+        ReplyTo::new(self.device.as_fd(), self.unique).ok(parts);
+    }
+
     fn send(&mut self, result: Result<&[u8]>) {
         self.answered = true;
         self.table.entries.lock().remove(&self.unique);
-        let to = ReplyTo { device: self.device.as_fd(), unique: self.unique };
+        let to = ReplyTo::new(self.device.as_fd(), self.unique);
         match result {
             Ok([]) => to.ok(&[]),
             Ok(body) => to.ok(&[body]),

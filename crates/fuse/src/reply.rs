@@ -8,6 +8,7 @@ use crate::kernel::structs::{LkOut, Statx, StatxOut, SxTime};
 use amphi_types::{Attr, Errno, Timespec, limits};
 use rustix::io::Errno as Raw;
 use smallvec::SmallVec;
+use std::cell::Cell;
 use std::io::IoSlice;
 use std::mem::size_of;
 use std::os::fd::BorrowedFd;
@@ -120,12 +121,27 @@ pub(crate) struct ReplyTo<'a> {
     pub device: BorrowedFd<'a>,
     /// The request.
     pub unique: u64,
+    given_away: Cell<bool>,
 }
 
-impl ReplyTo<'_> {
+impl<'a> ReplyTo<'a> {
+    pub(crate) fn new(device: BorrowedFd<'a>, unique: u64) -> ReplyTo<'a> {
+        ReplyTo { device, unique, given_away: Cell::new(false) }
+    }
+
     /// Success with the bytes of `parts`.
     pub(crate) fn ok(&self, parts: &[&[u8]]) {
         self.send(0, parts);
+    }
+
+    /// From now on somebody else answers: nothing is sent here any more.
+    pub(crate) fn give_away(&self) {
+        self.given_away.set(true);
+    }
+
+    /// Whether somebody else answers.
+    pub(crate) fn is_given_away(&self) -> bool {
+        self.given_away.get()
     }
 
     /// Failure.
@@ -134,6 +150,9 @@ impl ReplyTo<'_> {
     }
 
     fn send(&self, error: i32, parts: &[&[u8]]) {
+        if self.given_away.get() {
+            return;
+        }
         match write_message(self.device, self.unique, error, parts) {
             // The caller was killed or the mount is gone: nobody waits for this reply.
             Ok(()) | Err(Raw::NOENT | Raw::NODEV | Raw::CONNABORTED | Raw::NOTCONN) => {}

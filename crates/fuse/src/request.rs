@@ -3,13 +3,13 @@
 //! Owns: parsing, and `Caller`. Does not own: reading the bytes or acting on them. Invariant: any bytes give a
 //! value or `Malformed`, never a panic; a parsed name has no NUL and no `/`.
 
-use crate::Interrupt;
 use crate::client_fs::moved::inode_of;
 use crate::file_system::{CopyHow, Handle, IoctlCall, LockHow, LockKind, OpenHow, ReadHow, WriteHow};
 use crate::groups::{GroupCache, Rights};
 use crate::kernel::flags::{bits, setattr};
 use crate::kernel::opcode::Opcode;
 use crate::kernel::structs as k;
+use crate::{Interrupt, Later};
 use amphi_types::{Cred, Ino, SetAttr, TimeSet, Timespec};
 use std::mem::size_of;
 use zerocopy::FromBytes;
@@ -28,6 +28,13 @@ pub struct Caller<'a> {
     /// Fires when the caller got a signal.
     pub interrupt: &'a Interrupt,
     pub(crate) before_blocking: Option<&'a dyn BeforeBlocking>,
+    pub(crate) deferral: Option<&'a dyn Deferral>,
+}
+
+/// Lets a handler go before its request is answered.
+pub(crate) trait Deferral {
+    /// Who answers instead. To be called once.
+    fn take(&self) -> Later;
 }
 
 /// Hears that a handler is about to wait.
@@ -42,7 +49,7 @@ pub(crate) trait BeforeBlocking {
 impl<'a> Caller<'a> {
     /// The super-user on no thread, for calls that do not come from a mount.
     pub fn root(interrupt: &'a Interrupt) -> Caller<'a> {
-        Caller { uid: 0, gid: 0, tid: 0, create_group: None, interrupt, before_blocking: None }
+        Caller { uid: 0, gid: 0, tid: 0, create_group: None, interrupt, before_blocking: None, deferral: None }
     }
 
     /// To be called before the handler waits for anything that may take longer than waking a thread (50 us): another
@@ -51,6 +58,12 @@ impl<'a> Caller<'a> {
         if let Some(hook) = self.before_blocking {
             hook.before_blocking();
         }
+    }
+
+    /// The answer to the request is given through what is returned; what the handler returns counts for nothing. None: the handler has to
+    /// answer itself.
+    pub(crate) fn defer(&self) -> Option<Later> {
+        self.deferral.map(Deferral::take)
     }
 
     /// Whether the handler may poll for a short while before it says that it will block: nobody else seems to want a thread.

@@ -59,6 +59,8 @@ pub enum Reply {
         /// Up to here these are all there are; `None`: to the end of the object.
         known_to: Option<u64>,
     },
+    /// The name of the note that a target keeps of pages that were left; never given again.
+    PagesLeft(u64),
     /// A granted lock.
     Locked {
         /// Its id.

@@ -415,7 +415,7 @@ pub enum Request {
         /// The client caches under tokens, so it needs them; a mount that is alone does not.
         tokens: bool,
     },
-    /// `Offset`, a name that is never given again: locks of the file are about to go back although the front end of the client has pages under them
+    /// `PagesLeft`: locks of the file are about to go back although the front end of the client has pages under them
     /// that it cannot take back for the moment. From now on the target notes what other sessions change of its objects of the file.
     /// Errors: `NoMem` for too many files.
     PagesLeft {

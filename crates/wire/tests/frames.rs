@@ -155,6 +155,7 @@ fn replies() -> Vec<Reply> {
         Reply::FilesAhead(vec![Err(Errno::Again)]),
         Reply::DataMap { runs: vec![ByteRange::ALL; DATA_RUNS_MAX as usize], known_to: Some(u64::MAX) },
         Reply::DataMap { runs: Vec::new(), known_to: None },
+        Reply::PagesLeft(u64::MAX),
         Reply::Locked { lock: 1, range: ByteRange::ALL },
         Reply::Locks(vec![1, 2, 3]),
         Reply::Status { uptime_s: 1, cluster: 2, targets: vec![], sessions: vec![], map_epoch: 3, servers: vec![] },

@@ -2,6 +2,7 @@
 //! docs/IOCTL.md, written out here, so that neither changes without the other.
 
 use crate::harness::{Place, counter, pattern};
+use crate::two_mounts::Pair;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -210,4 +211,96 @@ fn groups_through_the_mount() {
     }
     strangers.into_iter().for_each(|t| t.join().expect("no panic"));
     assert_eq!((join(&other, 8, 1), leave(&other, 8)), (0, 0));
+}
+
+/// Goal: whoever may only read a file makes no group of it; reads that wait for a group stop nobody else's calls, on the mount of the
+/// group and on another one, nor does it matter how many they are. Method: 300 readers on each; other calls beside them, then the end of the
+/// group.
+#[test]
+fn reads_that_wait_for_a_group_stop_nobody() {
+    const READERS: usize = 300;
+    let pair = Pair::new(1, &["--targets", "4"], &[]);
+    let a = open(&pair.a);
+    a.write_all_at(&[b'x'; 4096], 0).expect("write");
+    let reader = File::open(pair.a.join("f")).expect("open");
+    assert_eq!((join(&reader, 7, 0), join(&reader, 7, 1)), (-libc::EBADF, -libc::EBADF));
+    fs::write(pair.a.join("other"), b"other").expect("write");
+    assert_eq!(join(&a, 7, 0), 0);
+    let waiting: Vec<_> = [&pair.a, &pair.b]
+        .into_iter()
+        .flat_map(|dir| (0..READERS).map(|n| (File::open(dir.join("f")).expect("open"), n)))
+        .map(|(file, n)| {
+            std::thread::spawn(move || {
+                let mut bytes = [0; 8];
+                file.read_exact_at(&mut bytes, (n % 64) as u64 * 8).expect("read");
+                bytes
+            })
+        })
+        .collect();
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(waiting.iter().all(|t| !t.is_finished()), "they wait");
+    let (told, others) = mpsc::channel();
+    for dir in [pair.a.clone(), pair.b.clone()] {
+        let told = told.clone();
+        std::thread::spawn(move || {
+            assert_eq!(fs::read(dir.join("other")).expect("read"), b"other");
+            fs::write(dir.join("made"), b"made").expect("write");
+            assert_eq!(fs::metadata(dir.join("f")).expect("stat").len(), 4096);
+            fs::remove_file(dir.join("made")).expect("remove");
+            told.send(()).expect("heard");
+        });
+    }
+    for _ in 0..2 {
+        others.recv_timeout(Duration::from_secs(10)).expect("other calls get on");
+    }
+    assert!(waiting.iter().all(|t| !t.is_finished()), "they still wait");
+    assert_eq!(leave(&a, 7), 0);
+    for thread in waiting {
+        assert_eq!(thread.join().expect("no panic"), [b'x'; 8]);
+    }
+    drop((a, reader));
+    pair.stop();
+}
+
+/// Goal: a mount joins a group that another one has although strangers of its own wait for the end of that group: a barrier among members
+/// does not hang. Method: strangers that read and write; then the join, and I/O of the member; with one server and with three.
+#[test]
+fn joining_passes_strangers_that_wait() {
+    for servers in [1, 3] {
+        let pair = Pair::new(servers, &["--targets", "4"], &[]);
+        let a = open(&pair.a);
+        a.write_all_at(&pattern(3, 2 << 20), 0).expect("write");
+        assert_eq!(join(&a, 7, 0), 0);
+        let (told, ended) = mpsc::channel();
+        let begin = |act: fn(&File)| {
+            let (file, told) = (open(&pair.b), told.clone());
+            std::thread::spawn(move || {
+                act(&file);
+                told.send(()).expect("heard");
+            })
+        };
+        let strangers = [
+            begin(|f| f.read_exact_at(&mut [0; 4096], 0).expect("read")),
+            begin(|f| f.read_exact_at(&mut vec![0; 2 << 20], 0).expect("read")),
+            begin(|f| f.write_all_at(b"stranger", 5000).expect("write")),
+        ];
+        assert!(ended.recv_timeout(Duration::from_millis(500)).is_err(), "strangers wait");
+        let ((told, joined), (told_left, left)) = (mpsc::channel(), mpsc::channel());
+        let member = open(&pair.b);
+        let joins = std::thread::spawn(move || {
+            assert_eq!(join(&member, 7, 0), 0);
+            told.send(()).expect("heard");
+            member.write_all_at(b"member", 100).expect("write");
+            told_left.send(leave(&member, 7)).expect("heard");
+        });
+        joined.recv_timeout(Duration::from_secs(10)).expect("the join does not wait for strangers");
+        assert_eq!(left.recv_timeout(Duration::from_secs(10)), Ok(0), "nor does its I/O");
+        joins.join().expect("no panic");
+        assert_eq!(leave(&a, 7), 0);
+        strangers.into_iter().for_each(|t| t.join().expect("no panic"));
+        let bytes = fs::read(pair.a.join("f")).expect("read");
+        assert!(bytes.len() == 2 << 20 && &bytes[100..106] == b"member" && &bytes[5000..5008] == b"stranger");
+        drop(a);
+        pair.stop();
+    }
 }

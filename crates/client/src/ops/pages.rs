@@ -13,6 +13,7 @@ mod taking;
 pub(crate) use overwrites::Overwrite;
 pub(crate) use taking::take_back;
 
+use crate::company;
 use crate::core::Core;
 use crate::data::Segments;
 use crate::decision::Mode;
@@ -236,7 +237,7 @@ async fn write_free(
             Err(Errno::Stale) => {
                 tracing::error!(ino = %file.ino, "a mapped page was not written back: its target was restarted meanwhile");
                 core.losses.note(Errno::Io, core.clock.now_ns());
-                file.fail(Errno::Io);
+                file.failures.note(Errno::Io, piece);
                 Err(Errno::Io)
             }
             written => written,

@@ -163,7 +163,7 @@ pub(crate) async fn lseek(core: Arc<Core>, _ctx: Ctx, open: Arc<OpenFile>, offse
     let locks = move |core: Arc<Core>, file: Arc<File>| async move {
         locks::pin_objects(&core, &file, Mode::Read, ahead).await
     };
-    let (_guard, begun, _pins) = group::enter_pinned(&core, file, open.member(), (ahead, Hold::Shared), locks).await?;
+    let (_guard, _begun, _pins) = group::enter_pinned(&core, file, open.member(), (ahead, Hold::Shared), locks).await?;
     let rule = core.company.rule();
     let stamp = file.map.watch();
     let size = attr::size_now(&core, file).await?;

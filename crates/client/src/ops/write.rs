@@ -244,11 +244,7 @@ pub(crate) async fn write(
         return Box::pin(write(core, ctx, open, offset, data, Hints { to: WriteTo::End, ..hints })).await;
     }
     let mut pins = Some(held).filter(|held| !held.is_empty());
-    let range = if append {
-        ByteRange::at(attr::end_now(&core, &file, pins.is_some()).await?, len)
-    } else {
-        local
-    };
+    let range = if append { ByteRange::at(attr::end_now(&core, &file, pins.is_some()).await?, len) } else { local };
     if range.end > limits::FILE_MAX {
         return Err(Errno::FileTooBig);
     }

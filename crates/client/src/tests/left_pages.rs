@@ -1,7 +1,7 @@
 //! Pages of a kernel that cannot be taken back before the lock over them goes.
 
 use super::company::{create, in_cluster, open, read, root, write};
-use crate::api::{Hints, KernelPages};
+use crate::api::{Hints, KernelPages, WriteTo};
 use crate::stats::Count;
 use crate::{Client, OpenFile, OpenFlags};
 use amphi_env::{Buf, Env};
@@ -13,8 +13,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 const PAGE: usize = 4096;
-const FOR_PAGES: Hints =
-    Hints { for_pages: true, may_continue: false, write_back: false, kill_suidgid: false, direct: false };
+const FOR_PAGES: Hints = Hints {
+    for_pages: true,
+    may_continue: false,
+    write_back: false,
+    kill_suidgid: false,
+    direct: false,
+    to: WriteTo::AsOpened,
+    stable: false,
+};
 
 /// A kernel with one dirty page of a file, which it does not write back for as long as a truncate is unanswered.
 struct Kernel {

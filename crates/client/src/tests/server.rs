@@ -430,7 +430,7 @@ impl Server {
                 servers: Vec::new(),
             },
             Request::LockKept { .. } | Request::GlimpseReply { .. } | Request::Represent { .. } => Reply::Done,
-            Request::PagesLeft { .. } => Reply::Offset(Some(1)),
+            Request::PagesLeft { .. } => Reply::PagesLeft(1),
             Request::PagesTaken { .. } => Reply::Done,
             Request::PagesRead { object, range, .. } => {
                 let op = Request::Read { object, range, server_lock: true };

@@ -7,13 +7,15 @@
 //!
 //! Bound: at most `OBSERVERS_MAX` calls are observed at a time; beyond, a signal ends a wait at once.
 
-use crate::Caller;
+use crate::{Caller, Later};
 use amphi_client::{Interrupt, Pending};
-use amphi_types::Result;
+use amphi_types::{Errno, Result};
 use parking_lot::{Condvar, Mutex};
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::task::{Wake, Waker};
+use std::task::{Poll, Wake, Waker};
 use std::time::Duration;
 
 /// How long a call goes on after a signal that does not kill.
@@ -41,6 +43,11 @@ struct Waiting {
 impl Patience {
     /// Waits for `pending`; see the module's head for what signals do.
     pub(super) fn wait<T: Send + 'static>(&self, caller: &Caller<'_>, pending: Pending<T>) -> Result<T> {
+        self.begin(caller).wait(pending)
+    }
+
+    /// A wait begins.
+    pub(super) fn begin(&self, caller: &Caller<'_>) -> Wait {
         let waiting = Arc::new(Waiting {
             tid: caller.tid,
             interrupt: Interrupt::new(),
@@ -49,10 +56,48 @@ impl Patience {
             observers: self.observers.clone(),
         });
         caller.interrupt.wake_on_interrupt(&Waker::from(waiting.clone()));
-        let result = pending.wait(Some(&waiting.interrupt));
-        *waiting.finished.lock() = true;
-        waiting.changed.notify_all();
-        result
+        Wait(waiting)
+    }
+}
+
+/// A wait, on a thread or on none.
+pub(super) struct Wait(Arc<Waiting>);
+
+impl Wait {
+    /// Waits on this thread.
+    pub(super) fn wait<T: Send + 'static>(&self, pending: Pending<T>) -> Result<T> {
+        pending.wait(Some(&self.0.interrupt))
+    }
+
+    /// The same, for as long as `most`; then the operation comes back.
+    pub(super) fn wait_for<T: Send + 'static>(
+        &self,
+        pending: Pending<T>,
+        most: Duration,
+    ) -> std::result::Result<Result<T>, Pending<T>> {
+        pending.wait_for(Some(&self.0.interrupt), Some(most))
+    }
+
+    /// Goes on waiting as a task; `later` hears of signals from now on.
+    pub(super) async fn go_on<T: Send + 'static>(&self, pending: Pending<T>, later: &Later) -> Result<T> {
+        later.wake_on_interrupt(Waker::from(self.0.clone()));
+        let interrupt = &self.0.interrupt;
+        let mut pending = pin!(pending);
+        poll_fn(|cx| {
+            interrupt.watch(cx.waker());
+            match pending.as_mut().poll(cx) {
+                Poll::Pending if interrupt.has_fired() => Poll::Ready(Err(Errno::Intr)),
+                polled => polled,
+            }
+        })
+        .await
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        *self.0.finished.lock() = true;
+        self.0.changed.notify_all();
     }
 }
 

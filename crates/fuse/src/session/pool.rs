@@ -15,18 +15,18 @@
 
 use crate::Buf;
 use parking_lot::{Condvar, Mutex};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Requests that wait for a thread when all are blocked. Beyond it the last reader works too, and interrupts wait.
-const BACKLOG_MAX: usize = 1024;
+const BACKLOG_MAX: usize = 16384;
 /// Bytes of waiting requests; writes of 16 MiB must not pile up.
 const BACKLOG_MAX_BYTES: usize = 64 << 20;
 /// Threads beyond the bound for requests of the kernel's own pages, when all others wait. More than the kernel waits for at a time: it drops
-/// pages of two files at most (`client_fs::pages`), and waits for one read or write of them after the other.
-const PAGE_THREADS: usize = 16;
+/// pages of `DROPPERS_MAX` files and one more at most (`client_fs::pages`), and waits for one read or write of them after the other.
+const PAGE_THREADS: usize = 64;
 /// How often the watch looks whether somebody reads.
 const WATCH_TICK: Duration = Duration::from_millis(5);
 /// Ticks without a request after which the watch sleeps until the next one: an idle mount uses no CPU.
@@ -44,6 +44,8 @@ pub(super) struct Parked {
     pub bytes: Buf,
     /// As it was said when it was read.
     pub urgent: bool,
+    /// The same.
+    pub share: Option<u32>,
 }
 
 /// Where one sleeping thread waits.
@@ -63,6 +65,9 @@ struct State {
     pressure: usize,
     /// Last in, first out: the one that slept least has the warmest caches.
     sleepers: Vec<Arc<Sleeper>>,
+    /// Threads that wait, by the user whose requests they handle.
+    blocked: BTreeMap<u32, usize>,
+    blocked_in_all: usize,
     backlog: VecDeque<Parked>,
     backlog_bytes: usize,
     watch_running: bool,
@@ -129,8 +134,8 @@ impl Pool {
     }
 
     /// A reader has read a request of `bytes` bytes; `queued`: it lay there, from somebody else, when the
-    /// last one was done; `urgent`: it is about the kernel's own pages.
-    pub(super) fn request_read(&self, bytes: usize, queued: bool, urgent: bool) -> Next {
+    /// last one was done; `urgent`: it is about the kernel's own pages; `share`: it counts as one of this user's.
+    pub(super) fn request_read(&self, bytes: usize, queued: bool, urgent: bool, share: Option<u32>) -> Next {
         let mut s = self.state.lock();
         if s.watch_asleep {
             s.watch_asleep = false;
@@ -138,7 +143,7 @@ impl Pool {
         }
         s.reading -= 1;
         let room = s.backlog.len() < BACKLOG_MAX && s.backlog_bytes + bytes <= BACKLOG_MAX_BYTES;
-        if !self.may_work(&s, urgent) && room {
+        if room && !(self.may_work(&s, urgent) && self.has_share(&s, share)) {
             s.begin_reading();
             return Next::Park;
         }
@@ -159,9 +164,33 @@ impl Pool {
         s.working() < self.threads_max + if urgent { PAGE_THREADS } else { 0 }
     }
 
-    /// The handler of a thread is about to wait: somebody else has to read.
-    pub(super) fn will_block(&self) -> Next {
+    /// Whether one more request of a user may wait: at most half of the threads in which no others' requests wait do so for one user, so that there
+    /// are always some left for the next.
+    fn has_share(&self, s: &State, share: Option<u32>) -> bool {
+        let Some(uid) = share else { return true };
+        let own = s.blocked.get(&uid).copied().unwrap_or_default();
+        own < (self.threads_max.saturating_sub(s.blocked_in_all - own) / 2).max(1)
+    }
+
+    /// A thread no longer waits for a request of this user.
+    pub(super) fn unblocked(&self, uid: u32) {
         let mut s = self.state.lock();
+        s.blocked_in_all -= 1;
+        if let Some(count) = s.blocked.get_mut(&uid) {
+            *count -= 1;
+            if *count == 0 {
+                s.blocked.remove(&uid);
+            }
+        }
+    }
+
+    /// The handler of a thread is about to wait: somebody else has to read. `user`: whose request it is, the first time.
+    pub(super) fn will_block(&self, user: Option<u32>) -> Next {
+        let mut s = self.state.lock();
+        if let Some(uid) = user {
+            s.blocked_in_all += 1;
+            *s.blocked.entry(uid).or_default() += 1;
+        }
         // A lone caller that waits sends nothing more: somebody has to read meanwhile, but not beside this thread afterwards.
         if s.working() > 1 || !s.backlog.is_empty() {
             s.raise(PRESSURE_STEP, self.readers_max);
@@ -223,8 +252,8 @@ impl Pool {
     pub(super) fn work_done(&self) -> Option<Parked> {
         let mut s = self.state.lock();
         // Who has worked beyond the bound takes up nothing that might keep a thread from the pages for long.
-        let takes = s.backlog.front().is_some_and(|p| self.may_work(&s, p.urgent));
-        let parked = if takes { s.backlog.pop_front() } else { None };
+        let at = s.backlog.iter().position(|p| self.may_work(&s, p.urgent) && self.has_share(&s, p.share));
+        let parked = at.and_then(|at| s.backlog.remove(at));
         match &parked {
             Some(p) => s.backlog_bytes -= p.bytes.len(),
             None => s.begin_reading(),
@@ -371,11 +400,11 @@ mod tests {
         let pool = Pool::new(3, 1, 2);
         pool.thread_starts();
         assert!(!pool.works_alone(), "it reads");
-        assert_eq!(pool.request_read(100, false, false), Next::Work);
+        assert_eq!(pool.request_read(100, false, false, Some(0)), Next::Work);
         assert!(pool.works_alone());
-        assert_eq!(pool.will_block(), Next::SpawnThenWork);
+        assert_eq!(pool.will_block(None), Next::SpawnThenWork);
         assert!(!pool.works_alone(), "the other reads");
-        assert_eq!(pool.request_read(100, false, false), Next::Work);
+        assert_eq!(pool.request_read(100, false, false, Some(0)), Next::Work);
         assert!(!pool.works_alone(), "both work");
         assert!(pool.work_done().is_none());
         pool.thread_ended(true);
@@ -388,29 +417,72 @@ mod tests {
         let pool = Pool::new(3, 1, 2);
         pool.thread_starts();
         for _ in 0..2 {
-            assert_eq!(pool.request_read(100, false, false), Next::Work, "it might be short");
-            assert_eq!(pool.will_block(), Next::SpawnThenWork);
+            assert_eq!(pool.request_read(100, false, false, Some(0)), Next::Work, "it might be short");
+            assert_eq!(pool.will_block(None), Next::SpawnThenWork);
         }
         let device = Arc::new(rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY, 0.into()).expect("null"));
         for unique in 0..BACKLOG_MAX as u64 {
-            assert_eq!(pool.request_read(100, false, false), Next::Park);
+            assert_eq!(pool.request_read(100, false, false, Some(0)), Next::Park);
             assert!(
-                pool.park(Parked { device: device.clone(), unique, bytes: Buf::zeroed(100), urgent: false }).is_none()
+                pool.park(Parked {
+                    device: device.clone(),
+                    unique,
+                    bytes: Buf::zeroed(100),
+                    urgent: false,
+                    share: Some(0)
+                })
+                .is_none()
             );
         }
         assert_eq!(pool.unpark(5).map(|p| p.unique), Some(5));
         assert!(pool.unpark(5).is_none());
-        assert_eq!(pool.request_read(BACKLOG_MAX_BYTES, false, false), Next::Work, "a backlog of too many bytes");
+        assert_eq!(
+            pool.request_read(BACKLOG_MAX_BYTES, false, false, Some(0)),
+            Next::Work,
+            "a backlog of too many bytes"
+        );
         assert!(pool.work_done().is_none(), "it reads again");
         assert_eq!(pool.work_done().map(|p| p.unique), Some(0), "oldest first");
         while pool.work_done().is_some() {}
         // Between the decision to put a request aside and doing so, the last one that worked has ended.
-        let late = Parked { device, unique: 9, bytes: Buf::zeroed(100), urgent: false };
+        let late = Parked { device, unique: 9, bytes: Buf::zeroed(100), urgent: false, share: Some(0) };
         while pool.state.lock().working() > 0 {
             assert!(pool.work_done().is_none());
         }
         assert_eq!(pool.park(late).map(|p| p.unique), Some(9), "nobody would take it up");
         assert!(pool.work_done().is_none(), "whoever read it works");
+    }
+
+    /// Goal: requests of one user that wait leave threads for those of others, however many they are, and go on when one of theirs is done.
+    /// Method: nine threads at most; one user's requests wait, then another's, then a third one's.
+    #[test]
+    fn each_user_has_a_share() {
+        let pool = Pool::new(9, 1, 2);
+        pool.thread_starts();
+        let works = |uid| {
+            let next = pool.request_read(100, false, false, Some(uid));
+            if next != Next::Park {
+                pool.will_block(Some(uid));
+            }
+            next != Next::Park
+        };
+        let device = Arc::new(rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY, 0.into()).expect("null"));
+        let park = |unique, uid| {
+            let parked =
+                Parked { device: device.clone(), unique, bytes: Buf::zeroed(100), urgent: false, share: Some(uid) };
+            assert!(pool.park(parked).is_none());
+        };
+        assert_eq!((0..4).map(|_| works(1)).collect::<Vec<_>>(), [true; 4]);
+        assert!(!works(1));
+        park(7, 1);
+        assert!(works(2) && works(2), "another user's do");
+        assert!(!works(2));
+        park(8, 2);
+        assert!(works(3), "and a third one's");
+        assert_eq!(pool.request_read(100, false, false, None), Next::Work, "what ends waits is let through");
+        assert!(pool.work_done().is_none(), "it was nobody's turn");
+        pool.unblocked(2);
+        assert_eq!(pool.work_done().map(|p| p.unique), Some(8), "whose request is done has the next one");
     }
 
     /// Goal: requests for pages find a thread while all others wait, those that waited come first, and the threads for them do not go to
@@ -420,19 +492,19 @@ mod tests {
         let pool = Pool::new(3, 1, 2);
         pool.thread_starts();
         for _ in 0..2 {
-            assert_eq!(pool.request_read(100, false, false), Next::Work);
-            assert_eq!(pool.will_block(), Next::SpawnThenWork);
+            assert_eq!(pool.request_read(100, false, false, Some(0)), Next::Work);
+            assert_eq!(pool.will_block(None), Next::SpawnThenWork);
         }
         let device = Arc::new(rustix::fs::open("/dev/null", rustix::fs::OFlags::RDONLY, 0.into()).expect("null"));
         let park = |unique, urgent| {
-            assert_eq!(pool.request_read(100, false, urgent), Next::Park, "{unique}");
+            assert_eq!(pool.request_read(100, false, urgent, None), Next::Park, "{unique}");
             let bytes = Buf::zeroed(100);
-            assert!(pool.park(Parked { device: device.clone(), unique, bytes, urgent }).is_none());
+            assert!(pool.park(Parked { device: device.clone(), unique, bytes, urgent, share: None }).is_none());
         };
         park(1, false);
         for _ in 0..PAGE_THREADS {
-            assert_eq!(pool.request_read(100, false, true), Next::SpawnThenWork);
-            assert_eq!(pool.will_block(), Next::Work, "the next one reads");
+            assert_eq!(pool.request_read(100, false, true, None), Next::SpawnThenWork);
+            assert_eq!(pool.will_block(None), Next::Work, "the next one reads");
         }
         assert_eq!(pool.threads(), 3 + PAGE_THREADS);
         park(2, false);
@@ -456,9 +528,9 @@ mod tests {
         let pool = Pool::new(8, 8, 2);
         pool.thread_starts();
         for _ in 0..10 {
-            assert_eq!(pool.request_read(100, false, false), Next::Work);
+            assert_eq!(pool.request_read(100, false, false, Some(0)), Next::Work);
             assert!(pool.is_calm(), "a lone caller's wait");
-            assert_eq!(pool.will_block(), Next::SpawnThenWork);
+            assert_eq!(pool.will_block(None), Next::SpawnThenWork);
             // The new reader takes over for good, the old one has nothing to read and ends.
             assert!(pool.work_done().is_none());
             let mut s = pool.state.lock();
@@ -466,10 +538,10 @@ mod tests {
             s.reading -= 1;
             s.threads -= 1;
         }
-        assert_eq!(pool.request_read(100, false, false), Next::Work);
-        assert_eq!(pool.will_block(), Next::SpawnThenWork);
-        assert_eq!(pool.request_read(100, false, false), Next::Work);
-        assert_eq!(pool.will_block(), Next::SpawnThenWork);
+        assert_eq!(pool.request_read(100, false, false, Some(0)), Next::Work);
+        assert_eq!(pool.will_block(None), Next::SpawnThenWork);
+        assert_eq!(pool.request_read(100, false, false, Some(0)), Next::Work);
+        assert_eq!(pool.will_block(None), Next::SpawnThenWork);
         assert_eq!(pool.state.lock().target(2), 2, "two wait at a time");
     }
 
@@ -480,13 +552,13 @@ mod tests {
         let pool = Pool::new(8, 0, 2);
         pool.thread_starts();
         for _ in 0..100 {
-            assert_eq!(pool.request_read(100, false, false), Next::Work);
+            assert_eq!(pool.request_read(100, false, false, Some(0)), Next::Work);
             assert!(pool.work_done().is_none());
             assert_eq!(pool.device_empty(), Idle::Read);
         }
         let queued: Vec<_> = (0..PRESSURE_STEP)
             .map(|_| {
-                let next = pool.request_read(100, true, false);
+                let next = pool.request_read(100, true, false, Some(0));
                 assert!(pool.work_done().is_none());
                 next
             })

@@ -20,6 +20,7 @@ use amphi_client::{Apart, Wide, has_waited};
 use amphi_types::Errno;
 use rustix::fs::OFlags;
 use rustix::io::Errno as Raw;
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -112,17 +113,23 @@ impl Drop for Counted {
 }
 
 /// Passes `Caller::will_block` on to the pool.
-struct Hook<'a>(&'a Arc<Shared>);
+struct Hook<'a> {
+    shared: &'a Arc<Shared>,
+    uid: u32,
+    /// The handler has said so.
+    blocked: Cell<bool>,
+}
 
 impl BeforeBlocking for Hook<'_> {
     fn before_blocking(&self) {
-        if self.0.pool.will_block() == Next::SpawnThenWork {
-            start_or_warn(self.0);
+        let again = self.blocked.replace(true);
+        if self.shared.pool.will_block((!again).then_some(self.uid)) == Next::SpawnThenWork {
+            start_or_warn(self.shared);
         }
     }
 
     fn is_alone(&self) -> bool {
-        self.0.pool.is_calm()
+        self.shared.pool.is_calm()
     }
 }
 
@@ -172,7 +179,7 @@ impl Reader {
                 }
             };
             let Received { mut device, len, at_once } = received;
-            let Some(Peeked { opcode, unique, tid, of_pages }) = peek(self.receive.request()) else { continue };
+            let Some(Peeked { opcode, unique, tid, uid, of_pages }) = peek(self.receive.request()) else { continue };
             if self.handle_without_reply(opcode) {
                 continue;
             }
@@ -188,12 +195,15 @@ impl Reader {
                 self.same_tid = if tid == self.last_tid { self.same_tid.saturating_add(1) } else { 0 };
                 self.last_tid = tid;
             }
-            match self.shared.pool.request_read(len, queued, of_pages) {
+            // What ends waits of others, the unlock of a group and a close, is let through.
+            let ends_waits = [Opcode::Flush, Opcode::Ioctl].iter().any(|&o| o as u32 == opcode);
+            let share = (!of_pages && !ends_waits).then_some(uid);
+            match self.shared.pool.request_read(len, queued, of_pages, share) {
                 Next::Work => {}
                 Next::SpawnThenWork => start_or_warn(&self.shared),
                 Next::Park => {
                     let bytes = self.receive.detach();
-                    match self.shared.pool.park(Parked { device, unique, bytes, urgent: of_pages }) {
+                    match self.shared.pool.park(Parked { device, unique, bytes, urgent: of_pages, share }) {
                         None => {
                             // Another thread may have read its interrupt before it lay there.
                             if self.shared.in_hand.take_early(unique) {
@@ -293,16 +303,16 @@ impl Reader {
     /// Answers request `unique` that its caller got a signal, if it waits for a thread. Whether it did.
     fn interrupt_parked(&self, unique: u64) -> bool {
         let parked = self.shared.pool.unpark(unique);
-        parked.iter().for_each(|p| ReplyTo { device: p.device.as_fd(), unique }.error(Errno::Intr));
+        parked.iter().for_each(|p| ReplyTo::new(p.device.as_fd(), unique).error(Errno::Intr));
         parked.is_some()
     }
 
     /// Handles the request in the receive buffer and answers it on `device`.
     fn work(&mut self, device: &Arc<OwnedFd>) {
         let Ok((header, _)) = InHeader::read_from_prefix(self.receive.request()) else { return };
-        let to = ReplyTo { device: device.as_fd(), unique: header.unique };
+        let to = ReplyTo::new(device.as_fd(), header.unique);
         let interrupt = self.shared.in_hand.enter(&self.slot, header.unique);
-        let hook = Hook(&self.shared);
+        let hook = Hook { shared: &self.shared, uid: header.uid, blocked: Cell::new(false) };
         let caller = Caller {
             uid: header.uid,
             gid: header.gid,
@@ -310,6 +320,7 @@ impl Reader {
             create_group: None,
             interrupt: &interrupt,
             before_blocking: Some(&hook),
+            deferral: None,
         };
         let answered = AtomicBool::new(false);
         let late = (device, &self.shared.in_hand.late);
@@ -328,6 +339,9 @@ impl Reader {
         self.polling.served(took_ns);
         self.apart.served(has_waited(), Duration::from_nanos(took_ns));
         self.shared.in_hand.leave(&self.slot);
+        if hook.blocked.get() {
+            self.shared.pool.unblocked(header.uid);
+        }
         if let Some(how) = read.filter(|_| self.same_tid >= LONE_REQUESTS && self.shared.pool.works_alone())
             && catch_unwind(AssertUnwindSafe(|| fs.read_answered(&how))).is_err()
         {
@@ -342,6 +356,8 @@ struct Peeked {
     unique: u64,
     /// The thread that asks.
     tid: u32,
+    /// Its user.
+    uid: u32,
     /// The kernel fills or writes back pages of its own.
     of_pages: bool,
 }
@@ -353,5 +369,5 @@ fn peek(bytes: &[u8]) -> Option<Peeked> {
     let writes_back = |(write, _): (WriteIn, &[u8])| write.write_flags & bits::WRITE_CACHE != 0;
     let of_pages = (opcode == Opcode::Read as u32 && ReadIn::read_from_prefix(rest).is_ok_and(fills))
         || (opcode == Opcode::Write as u32 && WriteIn::read_from_prefix(rest).is_ok_and(writes_back));
-    Some(Peeked { opcode, unique: header.unique, tid: header.pid, of_pages })
+    Some(Peeked { opcode, unique: header.unique, tid: header.pid, uid: header.uid, of_pages })
 }

@@ -44,7 +44,7 @@ impl<E: Env> Cx<E> {
     pub fn pages_left(&self, ino: Ino) -> Result<Reply> {
         self.alive()?;
         let left = self.target.left_pages.borrow_mut().begin(ino, self.session)?;
-        Ok(Reply::Offset(Some(left)))
+        Ok(Reply::PagesLeft(left))
     }
 
     /// `Request::PagesTaken`.

@@ -40,7 +40,7 @@ fn left_pages_leave_out_what_others_changed() {
         };
         let put = async |client: &Client, op: Request, data: Vec<u8>| client.ask(op, Some(Buf::copy_of(&data))).await.0;
         put(&a, write(0), vec![b'o'; 2 * PAGE]).await.expect("write");
-        let Ok(Reply::Offset(Some(left))) = a.call(Request::PagesLeft { ino: f }).await else { panic!("a note") };
+        let Ok(Reply::PagesLeft(left)) = a.call(Request::PagesLeft { ino: f }).await else { panic!("a note") };
         put(&b, write(8), vec![b'b'; 8]).await.expect("write");
         b.call(Request::Punch { object, range: ByteRange::new(100, 200), generation: 9, mtime, server_lock: true })
             .await

@@ -217,7 +217,7 @@ async fn leave(core: &Arc<Core>, file: &Arc<File>, target: TargetId) -> Result<(
     }
     let asked = core.send(Lane::Answer, target, &Cred::root(), Request::PagesLeft { ino: file.ino }, None, 0).await;
     let noted = asked.and_then(|(answer, _)| match answer.result? {
-        Reply::Offset(Some(left)) => Ok(left),
+        Reply::PagesLeft(left) => Ok(left),
         other => Err(unexpected(&other)),
     });
     {
