@@ -11,6 +11,9 @@
 //! in small pieces is read slowly. Groups of 4096 blocks (16 MiB) carry their free count and an upper bound of the
 //! longest free run that begins in them, so a nearly full zone is searched by looking at its groups: 1280 for
 //! 20 GiB instead of 82,000 words.
+//!
+//! A second bit says which blocks have storage of the file system below for certain. While that has no room for others
+//! (`set_tight`), these alone are taken, whatever that costs: their runs are searched word by word.
 
 use amphi_types::{Errno, Result};
 
@@ -67,6 +70,12 @@ pub struct Allocator {
     used_end: u64,
     /// No free run of so many blocks or more was written before; since the last free.
     none_again: u64,
+    /// Blocks that have storage below.
+    backed: Vec<u64>,
+    /// How many of these are free.
+    backed_free: u64,
+    /// Only these are taken.
+    tight: bool,
     reserve: u64,
 }
 
@@ -86,7 +95,98 @@ impl Allocator {
             .map(|g| Group { free: GROUP_BLOCKS.min(blocks - g * GROUP_BLOCKS), longest: UNKNOWN })
             .collect();
         let reserve = (blocks / 64).min(Self::RESERVE_MAX);
-        Allocator { words, groups, blocks, free: blocks, cursor: 0, used_end: 0, none_again: UNKNOWN, reserve }
+        let backed = vec![0; words.len()];
+        Allocator {
+            words,
+            groups,
+            blocks,
+            free: blocks,
+            cursor: 0,
+            used_end: 0,
+            none_again: UNKNOWN,
+            backed,
+            backed_free: 0,
+            tight: false,
+            reserve,
+        }
+    }
+
+    /// Whether the file system below has no room for blocks that have no storage there yet.
+    pub fn set_tight(&mut self, tight: bool) {
+        self.tight = tight;
+    }
+
+    /// Free blocks that have storage below.
+    pub fn backed_free(&self) -> u64 {
+        self.backed_free
+    }
+
+    /// Blocks that can be taken.
+    pub fn room(&self, purpose: Purpose) -> u64 {
+        match purpose {
+            Purpose::Growth if self.tight => self.available().min(self.backed_free),
+            Purpose::Growth => self.available(),
+            // Few blocks, for which some room is left below.
+            Purpose::Shrink => self.free,
+        }
+    }
+
+    /// The blocks of `run` have storage below: they were written, or are known to have been. What lies outside of the
+    /// region is passed over.
+    pub fn note_backed(&mut self, run: Run) {
+        let end = run.end().min(self.blocks);
+        let mut at = run.start;
+        while at < end {
+            let n = (WORD - at % WORD).min(end - at);
+            let word = (at / WORD) as usize;
+            let news = (!0 >> (WORD - n)) << (at % WORD) & !self.backed[word];
+            self.backed[word] |= news;
+            self.backed_free += u64::from((news & !self.words[word]).count_ones());
+            at += n;
+        }
+    }
+
+    /// As `take`, of blocks that have storage below; there are enough.
+    fn take_backed(&mut self, blocks: u64, run_max: u32, out: &mut Vec<Run>) {
+        let (mut left, mut at) = (blocks, 0);
+        while left > 0 {
+            let Some(start) = self.next_backed(at) else { break };
+            let most = left.min(u64::from(run_max)).min(self.blocks - start);
+            let n = (1..most).find(|n| !self.is_backed_free(start + n)).unwrap_or(most);
+            let run = Run { start, blocks: n as u32 };
+            self.mark(run);
+            out.push(run);
+            (left, at) = (left - n, run.end());
+        }
+        assert!(left == 0, "the count of backed blocks says {left} more but none is found");
+    }
+
+    fn is_backed_free(&self, at: u64) -> bool {
+        (self.backed[(at / WORD) as usize] & !self.words[(at / WORD) as usize]) >> (at % WORD) & 1 == 1
+    }
+
+    /// First free block from `at` on that has storage below.
+    fn next_backed(&self, at: u64) -> Option<u64> {
+        let mut mask = !0 << (at % WORD);
+        for word in (at / WORD) as usize..self.words.len() {
+            let found = self.backed[word] & !self.words[word] & mask;
+            if found != 0 {
+                return Some(word as u64 * WORD + u64::from(found.trailing_zeros()));
+            }
+            mask = !0;
+        }
+        None
+    }
+
+    fn backed_of(&self, run: Run) -> u64 {
+        let (mut at, mut count) = (run.start, 0);
+        while at < run.end() {
+            let n = (WORD - at % WORD).min(run.end() - at);
+            let mask = (!0 >> (WORD - n)) << (at % WORD);
+            count += u64::from((self.backed[(at / WORD) as usize] & mask).count_ones());
+            at += n;
+        }
+        count
     }
 
     /// All blocks.
@@ -121,9 +221,12 @@ impl Allocator {
         run_max: u32,
         out: &mut Vec<Run>,
     ) -> Result<()> {
-        let room = if purpose == Purpose::Growth { self.available() } else { self.free };
-        if blocks > room {
+        if blocks > self.room(purpose) {
             return Err(Errno::NoSpace);
+        }
+        if self.tight && blocks <= self.backed_free {
+            self.take_backed(blocks, run_max, out);
+            return Ok(());
         }
         let mut left = blocks;
         let mut want = u64::MAX;
@@ -185,6 +288,7 @@ impl Allocator {
             *word |= mask;
         });
         self.free -= u64::from(run.blocks);
+        self.backed_free -= self.backed_of(run);
         self.used_end = self.used_end.max(run.end());
         self.count_groups(run, |group, n| group.free -= n);
     }
@@ -196,6 +300,7 @@ impl Allocator {
             *word &= !mask;
         });
         self.free += u64::from(run.blocks);
+        self.backed_free += self.backed_of(run);
         self.cursor = self.cursor.min(run.start);
         self.none_again = UNKNOWN;
         self.count_groups(run, |group, n| {
@@ -310,26 +415,38 @@ mod tests {
         /// random takes and frees on 10,000 blocks against a vector of flags.
         #[test]
         fn matches_a_vector_of_flags(
-            ops in proptest::collection::vec((0u8..4, 1u64..3000, 0u64..10_000), 1..120),
+            ops in proptest::collection::vec((0u8..6, 1u64..3000, 0u64..10_000), 1..120),
             blocks in 9000u64..10_000,
         ) {
             let mut a = Allocator::new(blocks);
+            let (mut backed, mut tight) = (vec![false; blocks as usize], false);
             let mut taken = vec![false; blocks as usize];
             let mut held: Vec<Run> = Vec::new();
             for (op, n, goal) in ops {
                 let free = taken.iter().filter(|&&t| !t).count() as u64;
                 prop_assert_eq!(a.free_blocks(), free);
-                if op < 3 {
+                let backed_free = taken.iter().zip(&backed).filter(|(t, b)| !**t && **b).count() as u64;
+                prop_assert_eq!(a.backed_free(), backed_free);
+                if op == 4 {
+                    a.note_backed(Run { start: goal.min(blocks - 1), blocks: n as u32 });
+                    let from = goal.min(blocks - 1);
+                    backed[from as usize..(from + n).min(blocks) as usize].fill(true);
+                } else if op == 5 {
+                    tight = !tight;
+                    a.set_tight(tight);
+                } else if op < 3 {
                     let mut out = Vec::new();
                     let purpose = if op == 0 { Purpose::Shrink } else { Purpose::Growth };
-                    let fits = n <= if op == 0 { free } else { free.saturating_sub(64) };
+                    let room = if op == 0 { free } else { free.saturating_sub(64) };
+                    let fits = n <= if tight && op != 0 { room.min(backed_free) } else { room };
+                    let only_backed = tight && n <= backed_free;
                     let r = a.take(n, (op == 1).then_some(goal), purpose, 1000, &mut out);
                     prop_assert_eq!(r.is_ok(), fits);
                     prop_assert_eq!(out.iter().map(|r| u64::from(r.blocks)).sum::<u64>(), if fits { n } else { 0 });
                     for run in &out {
                         prop_assert!(run.blocks <= 1000);
                         for b in run.start..run.end() {
-                            prop_assert!(!taken[b as usize]);
+                            prop_assert!(!taken[b as usize] && (!only_backed || backed[b as usize]));
                             taken[b as usize] = true;
                         }
                     }

@@ -90,6 +90,9 @@ impl DataStore {
                     return Err(format!("{}: shares physical blocks with another extent", extent_name(*id, at)));
                 }
                 alloc.mark(e.run());
+                if e.written {
+                    alloc.note_backed(e.run());
+                }
             }
         }
         self.alloc = alloc;
@@ -127,6 +130,27 @@ impl DataStore {
     /// allocator's reserve.
     pub fn space(&self) -> (u64, u64) {
         (self.alloc.blocks(), self.alloc.available() + self.pending)
+    }
+
+    /// Free blocks, those that become free included, that have storage of the file system below for certain.
+    pub fn backed_free_blocks(&self) -> u64 {
+        self.alloc.backed_free() + self.pending
+    }
+
+    /// Whether the file system below has no room for blocks that have no storage there yet: then only those that have
+    /// some are taken.
+    pub fn set_tight(&mut self, tight: bool) {
+        self.alloc.set_tight(tight);
+    }
+
+    /// Blocks from `start` on have storage of the file system below.
+    pub fn note_backed(&mut self, start: u64, blocks: u64) {
+        let mut at = start;
+        while at < start.saturating_add(blocks) {
+            let n = (start + blocks - at).min(u64::from(u32::MAX));
+            self.alloc.note_backed(Run { start: at, blocks: n as u32 });
+            at += n;
+        }
     }
 
     /// Freed blocks that wait for their release. After `NoSpace` with any pending it is worth to make the log
@@ -308,8 +332,7 @@ impl DataStore {
         placed: &mut Vec<(u64, Run)>,
     ) -> Result<()> {
         let total: u64 = needs.iter().map(|n| n.1).sum();
-        let room = if purpose == Purpose::Growth { self.alloc.available() } else { self.alloc.free_blocks() };
-        if total > room {
+        if total > self.alloc.room(purpose) {
             return Err(Errno::NoSpace);
         }
         let mut runs = Vec::new();

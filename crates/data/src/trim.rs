@@ -106,6 +106,7 @@ impl DataStore {
             removed.iter().for_each(|(_, e)| freed.add(e.run()));
         }
         for edge in &plan.edges {
+            self.alloc.note_backed(Run { start: edge.fresh, blocks: 1 });
             let old = o.cut(edge.file_block, edge.file_block + 1, &mut touched);
             debug_assert!(old.len() == 1 && old[0].1.physical == edge.old, "edge block moved");
             old.iter().for_each(|(_, e)| freed.add(e.run()));

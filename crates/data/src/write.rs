@@ -65,6 +65,9 @@ impl DataStore {
         let mut freed = Freed::default();
         let mut touched = BTreeSet::new();
         self.recent.forget(plan.object, plan.aligned());
+        for s in &plan.segments {
+            self.alloc.note_backed(Run { start: s.physical, blocks: s.blocks });
+        }
         let o = self.objects.entry(plan.object).or_default();
         for s in plan.segments.iter().filter(|s| s.kind != SegmentKind::InPlace) {
             let old = o.cut(s.file_block, s.file_block + u64::from(s.blocks), &mut touched);

@@ -127,6 +127,12 @@ pub trait Disk: 'static {
     fn write(&self, at: u64, buf: Buf) -> impl Future<Output = IoBuf<()>>;
     /// Makes every write that returned before the call stable (survives power loss).
     fn sync(&self) -> impl Future<Output = io::Result<()>>;
+    /// Sees to it that writes to the range find storage of the file system below, where there is one.
+    ///
+    /// Errors: `StorageFull` if it has no room; `Unsupported` if it cannot say so.
+    fn reserve(&self, at: u64, len: u64) -> impl Future<Output = io::Result<()>>;
+    /// Ranges of bytes, ascending, that have storage of the file system below for certain; it may have more.
+    fn backed(&self) -> io::Result<Vec<(u64, u64)>>;
     /// Gives the storage of a range back; it reads as zeros or old bytes afterwards. Best effort.
     fn discard(&self, at: u64, len: u64) -> impl Future<Output = io::Result<()>>;
 }

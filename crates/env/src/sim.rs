@@ -268,6 +268,13 @@ impl Sim {
         self.world.core.borrow_mut().nodes[index].files.set_free(bytes);
     }
 
+    /// The file system of the node has so many bytes left for blocks of its disks that have no storage yet, and
+    /// `free_bytes` says so; `None`: as many as are wanted.
+    pub fn set_room(&self, name: &str, bytes: Option<u64>) {
+        let index = self.index(name);
+        self.world.core.borrow_mut().nodes[index].files.set_room(bytes.map(|b| b / amphi_types::limits::BLOCK));
+    }
+
     /// Bytes of a disk as the node would read them now, without an operation.
     pub fn peek(&self, name: &str, path: &str, at: u64, len: usize) -> io::Result<Vec<u8>> {
         let index = self.index(name);

@@ -39,6 +39,10 @@ pub enum NewZones {
     Wanted,
 }
 
+/// Called with a sentence on the thread of a zone that has failed, before anybody who waits for the zone is told
+/// anything.
+pub type ZoneFailed = Arc<dyn Fn(&str) + Send + Sync>;
+
 /// What a server is started with. Cheap to clone; every worker has one.
 #[derive(Clone)]
 pub struct ServerConfig {
@@ -81,6 +85,8 @@ pub struct ServerConfig {
     pub holder_gone: HolderGone,
     /// Says whether a zone lies on rotating storage; asked once for each zone at the start, which then must be there.
     pub is_rotating: IsRotating,
+    /// What happens when a zone fails. By default nothing: its target answers EIO until the server is started again.
+    pub zone_failed: ZoneFailed,
 }
 
 impl ServerConfig {
@@ -110,6 +116,7 @@ impl ServerConfig {
             tunables: Vec::new(),
             holder_gone: Arc::new(|_| false),
             is_rotating: Arc::new(|_| false),
+            zone_failed: Arc::new(|_| {}),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::member::{Enlisted, enlist};
 use crate::target::Target;
 use amphi_env::{Disk, Env};
 use amphi_types::TargetId;
-use amphi_zone::{OpenOptions, Zone, ZoneError, ZoneErrorKind, ZoneParams};
+use amphi_zone::{OnFailure, OpenOptions, Zone, ZoneError, ZoneErrorKind, ZoneParams};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::rc::Rc;
@@ -179,7 +179,9 @@ pub async fn open_target<E: Env>(
     queues: &mut BTreeMap<u64, Rc<DiskQueue>>,
 ) -> Result<Rc<Target<E>>, ServerError> {
     let path = config.zone_path(index);
-    let options = OpenOptions { target: Some(TargetId(index)), keeps, ..OpenOptions::default() };
+    let told = config.zone_failed.clone();
+    let on_failure = OnFailure(Some(Rc::new(move |line: &str| told(line))));
+    let options = OpenOptions { target: Some(TargetId(index)), keeps, on_failure, ..OpenOptions::default() };
     let (zone, recovered) = Zone::open(env, &path, &options).await.map_err(zone_error)?;
     for note in &recovered.notes {
         tracing::info!("{path}: {note}");
@@ -189,6 +191,9 @@ pub async fn open_target<E: Env>(
     match Target::recover(env, zone.clone(), recovered, pool, deadline_ns, config.root_owner, counters.clone(), reads) {
         Ok(target) => {
             target.rotating.set((config.is_rotating)(&path));
+            let (env, dir) = (env.clone(), config.data_dir.clone());
+            let (clock, sharing) = (env.clone(), zones(&env, &dir)?.len() as u64);
+            target.below.begin(&target, move || env.free_bytes(&dir).ok(), move || clock.now().0, sharing);
             Ok(target)
         }
         Err(text) => {

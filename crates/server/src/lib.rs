@@ -42,6 +42,7 @@ mod peers;
 mod planted;
 mod questions;
 mod records;
+mod room_below;
 mod routes;
 pub mod server;
 mod slots;

@@ -19,6 +19,7 @@ use crate::left_pages::LeftPages;
 use crate::locks::Locks;
 use crate::opens::Opens;
 use crate::records::{self, ClusterRecord, HomeRecord, Item, SessionRecord};
+use crate::room_below::RoomBelow;
 use crate::slots::Slots;
 use crate::span_gate::SpanGate;
 use crate::tokens::{TOKEN_LIFE, TOKEN_MARGIN, Tokens};
@@ -66,6 +67,8 @@ pub struct Target<E: Env> {
     pub zone: Zone<E>,
     /// Whether that rotates.
     pub rotating: Cell<bool>,
+    /// What the file system below its zone can still give.
+    pub below: RoomBelow,
     /// Its disk, for file data.
     pub disk: Rc<E::Disk>,
     /// The queue of reads of that disk, which it shares with other targets of its worker.
@@ -211,6 +214,7 @@ impl<E: Env> Target<E> {
             reads,
             zone,
             rotating: Cell::new(false),
+            below: RoomBelow::default(),
             meta: RefCell::new(meta),
             data: RefCell::new(data),
             locks: Locks::new(limits, start, clock),
@@ -385,6 +389,10 @@ impl<E: Env> Target<E> {
 
     /// Says once what the disk did, and gives the error for the caller.
     pub fn disk_error(&self, what: &str, e: &std::io::Error) -> Errno {
+        if matches!(e.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded) {
+            self.below.is_full(self);
+            return Errno::NoSpace;
+        }
         if !self.failed_once.replace(true) {
             tracing::error!("{}: {what} of file data failed: {e}; further failures are not logged", self.id);
         }
@@ -509,9 +517,16 @@ impl<E: Env> Target<E> {
         Ok(plan)
     }
 
+    /// Blocks that can still be written. `now`: with what the file system below has at this moment.
+    pub fn free_blocks(&self, now: bool) -> u64 {
+        let free = self.data.borrow().space().1;
+        self.below.of(self, free, now)
+    }
+
     /// Space of the target.
     pub fn space(&self) -> TargetSpace {
-        let (blocks, free) = self.data.borrow().space();
+        let blocks = self.data.borrow().space().0;
+        let free = self.free_blocks(true);
         let inodes = self.meta.borrow().inode_count();
         let stats = self.zone.stats();
         // An inode and its entry take about 300 bytes of items.

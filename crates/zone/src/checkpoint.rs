@@ -14,7 +14,7 @@ use crate::layout::{SEGMENTS_MAX, SegmentRef, Superblock, VERSION};
 use crate::planted::{self, Mistake};
 use crate::recover::Changes;
 use crate::segment::{Segment, SegmentReader, SegmentWriter, WriteError};
-use crate::state::{LogPoint, Shared, State};
+use crate::state::{LogPoint, Shared, State, is_full};
 use crate::{ZoneError, ZoneErrorKind};
 use amphi_env::{Buf, Disk, Env};
 use amphi_types::limits::BLOCK;
@@ -82,6 +82,7 @@ async fn run<E: Env>(shared: &Shared<E>) {
                 return;
             }
             tracing::warn!(zone = %shared.path, "{e}");
+            shared.back_after_refusal().await;
         }
         let full = result.is_err();
         {
@@ -271,6 +272,10 @@ async fn write_segment<E: Env>(
 
 fn write_error<E: Env>(shared: &Shared<E>, e: WriteError) -> ZoneError {
     match e {
+        WriteError::Io(e) if is_full(&e) => {
+            let place = format!("{}: metadata region", shared.path);
+            ZoneError::new(ZoneErrorKind::NoSpace, place, "the file system below has no room for a checkpoint")
+        }
         WriteError::Io(e) => ZoneError::io(format!("{}: metadata region", shared.path), &e),
         WriteError::Full => {
             let place = format!("{}: metadata region", shared.path);

@@ -28,6 +28,9 @@ const UNASKED_PAUSE: Duration = Duration::from_millis(1);
 /// How often an idle zone looks whether its memory is still there.
 const LOOK_PAUSE: Duration = Duration::from_secs(10);
 
+/// How long a failing disk may take to note that a sync failed.
+const NOTE_MAX: Duration = Duration::from_secs(5);
+
 /// Starts the two agents, and the one that looks after kept memory.
 pub fn start<E: Env>(shared: &Rc<Shared<E>>) {
     let committer = shared.clone();
@@ -219,8 +222,13 @@ async fn sync_loop<E: Env>(shared: &Shared<E>) {
             (st.head, st.head_mark, st.sync_started)
         };
         if let Err(e) = shared.disk.sync().await {
+            // Before anybody is told, since whoever is may end the process.
+            let note = pin!(note_doubt(&*shared.disk, shared.zone_id, shared.env.boot_id()));
+            select(note, pin!(shared.env.sleep(NOTE_MAX))).await;
+            if let Some(keep) = &*shared.keep.borrow() {
+                keep.note_doubt();
+            }
             shared.fail("syncing", &e);
-            note_doubt(&*shared.disk, shared.zone_id, shared.env.boot_id()).await;
             return;
         }
         {

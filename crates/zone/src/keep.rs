@@ -30,6 +30,9 @@ const RECORD_HEADER: usize = 16;
 const HEADER: usize = 24;
 /// Where the number of the last record on the disk is noted: number (8), checksum (4).
 const NOTE_AT: u64 = 64;
+/// Where it is noted that a sync failed: the opening (8), checksum (4). The disk has such a note as well, if it could
+/// be written.
+const DOUBT_AT: u64 = 128;
 
 /// The name of the memory of an opening: that of a copy of the zone, which may be open on the same machine, has another one.
 fn name_of(zone_id: u64, opening: u64) -> String {
@@ -116,6 +119,13 @@ impl<E: Env> Keep<E> {
         self.look();
     }
 
+    /// A sync failed: the next opening must treat it like lost power.
+    pub fn note_doubt(&self) {
+        if let Err(e) = self.memory.write(DOUBT_AT, &doubt_note(self.zone_id, self.opening)) {
+            tracing::error!("noting that a sync failed failed too: {e}");
+        }
+    }
+
     /// Puts `record` (its changes, encoded) with number `lsn` into `area`, at `at` bytes from its begin. Where the next one
     /// begins, or `None` if it is not kept: there is no room, or the memory has failed.
     pub fn put(&self, area: usize, at: usize, lsn: u64, record: &[u8]) -> Option<usize> {
@@ -137,6 +147,20 @@ impl<E: Env> Keep<E> {
         }
         Some(end)
     }
+}
+
+fn doubt_note(zone_id: u64, opening: u64) -> [u8; 12] {
+    let mut note = [0; 12];
+    note[..8].copy_from_slice(&opening.to_le_bytes());
+    note[8..].copy_from_slice(&record_crc(zone_id, opening, &opening.to_le_bytes()).to_le_bytes());
+    note
+}
+
+/// Whether the memory of `opening` of the zone at `path` says that a sync failed.
+pub fn is_doubted<E: Env>(env: &E, path: &str, zone_id: u64, opening: u64) -> bool {
+    let note = doubt_note(zone_id, opening);
+    let bytes = env.kept(&name_of(zone_id, opening), path, BLOCK as usize);
+    bytes.is_ok_and(|bytes| bytes.get(DOUBT_AT as usize..).is_some_and(|behind| behind.starts_with(&note)))
 }
 
 /// What the memory of a killed process has.

@@ -11,7 +11,7 @@
 //!
 //! Invariants: a group is written only when its predecessor was; the root names only synced segments; log and
 //! segment space is reused only after both superblock copies that stopped naming it are synced; the first
-//! failed write or sync makes the zone refuse everything after it.
+//! failed write or sync makes the zone refuse everything after it, but for pages of segments that find no room below.
 //!
 //! The number that drove the design: one 4 KiB O_DIRECT write costs 60-70 us on the reference machine and a
 //! metadata change must not cost more than that, so a group is one write, is sent without delay, and nobody waits for
@@ -38,4 +38,4 @@ mod zone;
 pub use error::{ZoneError, ZoneErrorKind};
 pub use fsck::{Report, fsck};
 pub use layout::LOG_MIN;
-pub use zone::{Lsn, OpenOptions, Order, Recovered, Zone, ZoneParams, ZoneStats};
+pub use zone::{Lsn, OnFailure, OpenOptions, Order, Recovered, Zone, ZoneParams, ZoneStats};

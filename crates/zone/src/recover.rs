@@ -124,6 +124,8 @@ pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Im
     };
     let noted = read_at(disk, DOUBT_OFFSET, BLOCK as usize, "note of failed syncs").await?;
     image.doubted = noted[..] == doubt(zone_id, boot)[..];
+    let opening = image.root.kept.get();
+    image.doubted |= opening != 0 && image.root.boot.get() == boot && keep::is_doubted(env, path, zone_id, opening);
     read_log(disk, &mut image, boot).await?;
     read_kept(env, path, &mut image)?;
     for (key, value) in &image.dirty {

@@ -44,11 +44,28 @@ pub struct SlotMap {
     taken: Vec<bool>,
     free: usize,
     cursor: usize,
+    /// Slots from here on have no storage of the file system below yet.
+    backed: usize,
 }
 
 impl SlotMap {
     pub fn new(slots: u64) -> SlotMap {
-        SlotMap { taken: vec![false; slots as usize], free: slots as usize, cursor: 0 }
+        SlotMap { taken: vec![false; slots as usize], free: slots as usize, cursor: 0, backed: slots as usize }
+    }
+
+    /// Slots below this number are taken, and no others.
+    pub fn set_backed(&mut self, slots: u64) {
+        self.backed = (slots as usize).min(self.taken.len());
+    }
+
+    /// Slots that may be taken.
+    pub fn backed(&self) -> u64 {
+        self.backed as u64
+    }
+
+    /// One past the highest slot that is taken.
+    pub fn end(&self) -> u64 {
+        self.taken.iter().rposition(|taken| *taken).map_or(0, |last| last as u64 + 1)
     }
 
     /// Takes a free slot, preferably behind the last one taken.
@@ -56,7 +73,7 @@ impl SlotMap {
         if self.free == 0 {
             return None;
         }
-        let n = self.taken.len();
+        let n = self.backed.max(1);
         let slot = (0..n).map(|i| (self.cursor + i) % n).find(|&i| !self.taken[i])?;
         self.mark(slot as u32);
         self.cursor = slot + 1;

@@ -16,9 +16,9 @@ use crate::layout::{GROUP_HEADER, Geometry, PAGE_PAYLOAD, SLOT_BYTES, Superblock
 use crate::planted::{self, Mistake};
 use crate::recover::{Changes, Image};
 use crate::segment::{Segment, SlotMap};
-use crate::zone::{OpenOptions, ZoneStats};
+use crate::zone::{OnFailure, OpenOptions, ZoneStats};
 use crate::{ZoneError, ZoneErrorKind, change};
-use amphi_env::Env;
+use amphi_env::{Disk, Env};
 use amphi_types::item::{Change, Key, Txn};
 use amphi_types::limits::BLOCK;
 use amphi_types::{Errno, TargetId};
@@ -43,6 +43,8 @@ const ITEMS_PERCENT: u64 = 40;
 const CHANGES_PERCENT: u64 = 46;
 /// Least share that must be won back by a merge for what adds nothing.
 const MERGE_PERCENT: u64 = 2;
+/// Slots of the metadata region that have storage of the file system below from the first start on: 8 MiB.
+const BACKED_SLOTS_MIN: u64 = 128;
 /// Bytes a change costs in the `dirty` map beside its encoding.
 const DIRTY_OVERHEAD: u64 = 64;
 
@@ -184,8 +186,9 @@ pub struct Shared<E: Env> {
     pub opening: u64,
     pub record_bytes_max: usize,
     pub group_bytes_max: usize,
-    pub items_max: u64,
-    pub changes_max: u64,
+    pub on_failure: OnFailure,
+    /// Slots are being given storage.
+    pub backing: Cell<bool>,
     pub dirty_max: Cell<u64>,
     pub sync_interval: Cell<Duration>,
     pub auto_checkpoint: bool,
@@ -279,8 +282,8 @@ impl<E: Env> Shared<E> {
             opening,
             record_bytes_max: (log_bytes / 4 - 2 * GROUP_HEADER).min(RECORD_BYTES_MAX),
             group_bytes_max: GROUP_BYTES_MAX.min(log_bytes / 8),
-            items_max: region / 100 * ITEMS_PERCENT,
-            changes_max: region / 100 * CHANGES_PERCENT,
+            on_failure: options.on_failure.clone(),
+            backing: Cell::new(false),
             dirty_max: Cell::new(options.dirty_bytes.min(region / 8)),
             sync_interval: Cell::new(options.sync_interval),
             auto_checkpoint: options.auto_checkpoint,
@@ -317,7 +320,16 @@ impl<E: Env> Shared<E> {
     pub fn fail(&self, doing: &str, e: &std::io::Error) {
         let text = format!("{doing}: {e}");
         tracing::error!(zone = %self.path, "the zone has failed: {text}");
-        self.state.borrow_mut().failed.get_or_insert(text);
+        let (is_first, closing) = {
+            let mut st = self.state.borrow_mut();
+            let is_first = st.failed.is_none();
+            st.failed.get_or_insert_with(|| text.clone());
+            (is_first, st.closing)
+        };
+        // Before anybody whose record waits is woken. Who closes the zone is told by that.
+        if let Some(told) = self.on_failure.0.as_ref().filter(|_| is_first && !closing) {
+            told(&format!("{}: {text}", self.path));
+        }
         self.notify_all();
     }
 
@@ -602,6 +614,76 @@ impl<E: Env> Shared<E> {
             .await;
     }
 
+    /// Bytes of the metadata region that have storage of the file system below.
+    fn backed_bytes(st: &State) -> u64 {
+        st.slots.backed() * SLOT_BYTES
+    }
+
+    /// Slots that should have storage with so many bytes of items: enough for a merge of them, what it replaces, and as
+    /// much again to come.
+    fn slots_for(&self, item_bytes: u64) -> u64 {
+        let wanted = (item_bytes * 100 / ITEMS_PERCENT).saturating_mul(2).div_ceil(SLOT_BYTES);
+        wanted.max(BACKED_SLOTS_MIN).min(self.geometry.meta_slots)
+    }
+
+    /// Gives the begin of the metadata region storage when the zone is opened. Where the file system below has no room
+    /// for that, what is there has to do.
+    pub async fn back_region(&self) {
+        let (wanted, used) = {
+            let st = self.state.borrow();
+            (self.slots_for(Self::item_bytes(&st)).max(st.slots.end()), st.slots.end())
+        };
+        self.state.borrow_mut().slots.set_backed(used);
+        self.back_slots(wanted, 0).await;
+    }
+
+    /// Gives the slots up to `wanted` storage, from `from` on. Whether they have it.
+    async fn back_slots(&self, wanted: u64, from: u64) -> bool {
+        let (at, len) = (self.geometry.meta_offset + from * SLOT_BYTES, (wanted - from) * SLOT_BYTES);
+        let backed = match self.disk.reserve(at, len).await {
+            Ok(()) => wanted,
+            Err(e) if is_full(&e) => {
+                tracing::warn!(zone = %self.path, "the file system below has no room for more metadata: {e}");
+                return false;
+            }
+            // It cannot say: a checkpoint that finds no room is tried again.
+            Err(e) => {
+                tracing::info!(zone = %self.path, "storage for metadata cannot be reserved: {e}");
+                self.geometry.meta_slots
+            }
+        };
+        self.state.borrow_mut().slots.set_backed(backed);
+        true
+    }
+
+    /// Gives more of the metadata region storage behind a checkpoint that found no free slot: the file system below may
+    /// have room again.
+    pub async fn back_after_refusal(&self) {
+        let backed = self.state.borrow().slots.backed();
+        let wanted = (backed + BACKED_SLOTS_MIN).min(self.geometry.meta_slots);
+        if wanted > backed && !self.backing.replace(true) {
+            self.back_slots(wanted, backed).await;
+            self.backing.set(false);
+            self.room.notify();
+        }
+    }
+
+    /// Gives more of the metadata region storage, ahead of items that grow by `growth`. Whether anything has changed.
+    async fn back_more(&self, growth: u64) -> bool {
+        if self.backing.replace(true) {
+            self.room.wait_until(|| !self.backing.get()).await;
+            return true;
+        }
+        let (wanted, backed) = {
+            let st = self.state.borrow();
+            (self.slots_for(Self::item_bytes(&st) + growth), st.slots.backed())
+        };
+        let more = wanted > backed && self.back_slots(wanted, backed).await;
+        self.backing.set(false);
+        self.room.notify();
+        more
+    }
+
     /// Bytes of items that a full merge could win back, at most.
     fn unmerged_bytes(st: &State) -> u64 {
         let newer: u64 = st.segments.iter().skip(1).map(|s| s.bytes).sum();
@@ -614,17 +696,17 @@ impl<E: Env> Shared<E> {
         if growth == 0 {
             // Their number is bounded only by the log, which may be larger than what the region has left.
             let worth = Self::unmerged_bytes(st) * 100 > self.geometry.meta_slots * SLOT_BYTES * MERGE_PERCENT;
-            return (bytes <= self.changes_max, worth);
+            return (bytes <= Self::backed_bytes(st) / 100 * CHANGES_PERCENT, worth);
         }
         // A merge is worth its cost if something was overwritten or deleted.
         let unseen = st.written_lsn < st.appended_lsn || st.frozen_bytes > 0;
         let worth = unseen || st.segments.len() > 1 || st.dirty_bytes > SLOT_BYTES || st.deletions >= 16;
-        (bytes <= self.items_max, worth)
+        (bytes <= Self::backed_bytes(st) / 100 * ITEMS_PERCENT, worth)
     }
 
     /// See `Zone::reserve`.
     pub async fn reserve(&self, growth: u64) -> Result<(), Errno> {
-        let mut merged = false;
+        let (mut merged, mut backed) = (false, false);
         loop {
             let (room, fits, worth, appended) = {
                 let st = self.state.borrow();
@@ -634,6 +716,11 @@ impl<E: Env> Shared<E> {
                 let (fits, worth) = self.items_room(&st, growth);
                 (self.has_log_room(&st), fits, worth, st.appended_lsn)
             };
+            if !fits && growth > 0 && !backed {
+                // Once more if there is more now, until there is none.
+                backed = !self.back_more(growth).await;
+                continue;
+            }
             if !fits && !merged && worth {
                 merged = true;
                 // A checkpoint sees what is written; deletions may still be queued.
@@ -661,10 +748,16 @@ impl<E: Env> Shared<E> {
             log_blocks: self.geometry.log_blocks,
             dirty_bytes: st.dirty_bytes,
             item_bytes: Self::item_bytes(&st),
-            item_bytes_max: self.items_max,
+            item_bytes_max: self.geometry.meta_slots * SLOT_BYTES / 100 * ITEMS_PERCENT,
             ..st.counters
         }
     }
+}
+
+/// Whether the file system below has no room.
+pub fn is_full(e: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+    matches!(e.kind(), StorageFull | QuotaExceeded)
 }
 
 /// What a change costs in memory and, at most, in a segment.

@@ -3,6 +3,7 @@
 mod crash;
 mod damage;
 mod keep;
+mod room;
 mod story;
 
 use crate::{OpenOptions, Order, Recovered, Zone, ZoneError, ZoneParams};

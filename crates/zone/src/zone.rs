@@ -61,6 +61,18 @@ pub struct OpenOptions {
     /// Records count as kept when they are in memory that outlives the process, where there is any; otherwise when they are on
     /// the disk.
     pub keeps: bool,
+    /// Told of the failure of the zone before anybody whose record waits is.
+    pub on_failure: OnFailure,
+}
+
+/// What is called with a sentence when a zone fails; by default nothing.
+#[derive(Clone, Default)]
+pub struct OnFailure(pub Option<Rc<dyn Fn(&str)>>);
+
+impl std::fmt::Debug for OnFailure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "OnFailure({})", if self.0.is_some() { "told" } else { "nobody" })
+    }
 }
 
 impl Default for OpenOptions {
@@ -72,6 +84,7 @@ impl Default for OpenOptions {
             dirty_bytes: 16 << 20,
             auto_checkpoint: true,
             keeps: true,
+            on_failure: OnFailure::default(),
         }
     }
 }
@@ -184,6 +197,8 @@ impl<E: Env> Zone<E> {
             zeros = buf;
             at += zeros.len() as u64;
         }
+        // So has the place for the note that a sync failed.
+        disk.write(DOUBT_OFFSET, Buf::zeroed(BLOCK as usize)).await.0.map_err(io)?;
         disk.sync().await.map_err(io)?;
         let mut root = Superblock::first(&geometry, env.rand(), params);
         root.seal();
@@ -228,6 +243,7 @@ impl<E: Env> Zone<E> {
         }
         let (shared, items, replayed, notes) = Shared::new(env, path, disk, options, image, opening, keep);
         let shared = Rc::new(shared);
+        shared.back_region().await;
         commit::start(&shared);
         checkpoint::start(&shared);
         Ok((Zone { shared }, Recovered { items, replayed, lost, notes }))

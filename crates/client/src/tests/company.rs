@@ -99,6 +99,11 @@ impl Cluster {
         client
     }
 
+    /// The file system below the server's zones has so many bytes left.
+    pub(super) fn set_room(&self, bytes: Option<u64>) {
+        self.sim.set_room("server", bytes);
+    }
+
     async fn unmount(&self, client: Client) {
         client.shutdown();
         self.until("an unmount", || client.is_stopped()).await;

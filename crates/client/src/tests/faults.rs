@@ -390,3 +390,74 @@ fn scattered_runs_are_written_back_in_bounded_numbers() {
     drop(file);
     w.check_clean();
 }
+
+/// Goal: a full file system below the zones is ENOSPC for who writes, loses nothing that was written, shows in
+/// `statfs`, and can be emptied and filled again; names and overwrites go on meanwhile (Promise S15). Method: a real
+/// server whose node has little room; direct writes until one is refused, twice, with a removal between; then no room
+/// at all.
+#[test]
+fn a_full_file_system_below_is_no_space() {
+    const ROOM: u64 = 48 << 20;
+    const STEP: usize = 1 << 20;
+    for seed in 0..3 {
+        in_cluster(seed, async |c: &Cluster| {
+            let a = c.mount().await;
+            let dir = dir_on(&a, 1).await;
+            a.setxattr(&root(), dir, b"user.amphi.layout", b"whole", XattrMode::Set).await.expect("layout");
+            let past = OpenFlags { direct: true, ..OpenFlags::READ_WRITE };
+            let before = a.statfs(&root()).await.expect("statfs");
+            c.set_room(Some(ROOM));
+            let free = async || {
+                let s = a.statfs(&root()).await.expect("statfs");
+                s.blocks_free * u64::from(s.block_size)
+            };
+            let shown = free().await;
+            assert!(shown <= ROOM && shown < before.blocks_free * u64::from(before.block_size), "{shown}");
+            let mut sizes = Vec::new();
+            for (name, byte) in [(&b"one"[..], 1u8), (b"two", 2)] {
+                let file = a.create(&root(), dir, name, 0o644, past).await.expect("create").file;
+                let mut at = 0;
+                let refused = loop {
+                    match a.write(&root(), &file, at, filled(STEP, byte), Hints::default()).await {
+                        Ok(n) => at += n as u64,
+                        Err(e) => break e,
+                    }
+                };
+                assert_eq!(refused, Errno::NoSpace, "seed {seed}");
+                assert!(free().await < 2 << 20, "seed {seed}: {} shown as free", free().await);
+                assert_eq!(a.fsync(&root(), &file, false).await, Ok(()), "what was written is safe");
+                assert_eq!(
+                    a.write(&root(), &file, 0, filled(STEP, byte), Hints::default()).await,
+                    Ok(STEP),
+                    "in place"
+                );
+                for from in (0..at).step_by(STEP) {
+                    assert!(read(&a, &file, from, STEP).await == vec![byte; STEP], "seed {seed}: at {from}");
+                }
+                sizes.push(at);
+                let flags = OpenFlags::READ_WRITE;
+                a.create(&root(), dir, &[name, b".empty"].concat(), 0o644, flags).await.expect("names go on");
+                drop(file);
+                if byte == 1 {
+                    a.unlink(&root(), dir, name).await.expect("unlink");
+                    a.sync_all(&root()).await.expect("sync");
+                    c.until("its space is free", || a.core.files.all().iter().all(|f| f.open_count() == 0)).await;
+                    c.env.sleep(std::time::Duration::from_secs(10)).await;
+                }
+            }
+            assert!(sizes[0] >= 8 << 20 && sizes[0] <= ROOM, "seed {seed}: {sizes:?}");
+            assert!(sizes[1] + (2 << 20) >= sizes[0], "seed {seed}: what was freed is used again: {sizes:?}");
+            c.set_room(Some(0));
+            let file = a.create(&root(), dir, b"three", 0o644, OpenFlags::READ_WRITE).await.expect("create").file;
+            let written = a.write(&root(), &file, 0, filled(200_000, 3), Hints::default()).await.map(drop);
+            let told = written.and(a.fsync(&root(), &file, false).await);
+            assert_eq!(told, Err(Errno::NoSpace), "seed {seed}");
+            let _ = a.flush(&root(), &file).await;
+            a.unlink(&root(), dir, b"two").await.expect("unlink");
+            let _ = a.sync_all(&root()).await;
+            c.env.sleep(std::time::Duration::from_secs(10)).await;
+            write(&a, &file, 0, &[3; 200_000]).await;
+            assert_eq!(a.fsync(&root(), &file, false).await, Ok(()), "seed {seed}");
+        });
+    }
+}

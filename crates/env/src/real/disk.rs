@@ -22,8 +22,12 @@ pub struct RealDisk {
     fd: SharedFd<OwnedFd>,
     size: u64,
     device: u64,
+    is_device: bool,
     leases: Arc<Leases>,
 }
+
+/// Ranges that `backed` tells of at most: a file in so many pieces has been filled long ago.
+const BACKED_MAX: usize = 1 << 20;
 
 impl RealDisk {
     pub(super) fn open(path: &str, mode: DiskMode, leases: &Arc<Leases>) -> io::Result<RealDisk> {
@@ -63,7 +67,7 @@ impl RealDisk {
         let stat = rustix::fs::fstat(&fd).map_err(|e| context(path, e))?;
         let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
         let device = if is_device { stat.st_rdev } else { stat.st_dev };
-        Ok(RealDisk { fd: SharedFd::new(fd), size: size - size % BLOCK, device, leases: leases.clone() })
+        Ok(RealDisk { fd: SharedFd::new(fd), size: size - size % BLOCK, device, is_device, leases: leases.clone() })
     }
 }
 
@@ -138,6 +142,39 @@ impl Disk for RealDisk {
 
     async fn sync(&self) -> io::Result<()> {
         compio::runtime::submit(Sync::new(self.held(), true)).await.0.map(|_| ())
+    }
+
+    async fn reserve(&self, at: u64, len: u64) -> io::Result<()> {
+        crate::check_discard(self.size, at, len)?;
+        if len == 0 || self.is_device {
+            return Ok(());
+        }
+        let lease = self.leases.take();
+        let op = AsyncifyFd::new(self.fd.clone(), move |fd: &OwnedFd| {
+            match rustix::fs::fallocate(fd, FallocateFlags::KEEP_SIZE, at, len) {
+                Ok(()) => BufResult(Ok(0), lease),
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => BufResult(Err(io::ErrorKind::Unsupported.into()), lease),
+                Err(e) => BufResult(Err(e.into()), lease),
+            }
+        });
+        compio::runtime::submit(op).await.0.map(|_| ())
+    }
+
+    fn backed(&self) -> io::Result<Vec<(u64, u64)>> {
+        if self.is_device {
+            return Ok(vec![(0, self.size)]);
+        }
+        let (mut found, mut at) = (Vec::new(), 0);
+        while at < self.size && found.len() < BACKED_MAX {
+            let start = match rustix::fs::seek(&*self.fd, rustix::fs::SeekFrom::Data(at)) {
+                Ok(start) => start,
+                Err(Errno::NXIO) => break,
+                Err(e) => return Err(e.into()),
+            };
+            at = rustix::fs::seek(&*self.fd, rustix::fs::SeekFrom::Hole(start))?;
+            found.push((start, at));
+        }
+        Ok(found)
     }
 
     async fn discard(&self, at: u64, len: u64) -> io::Result<()> {

@@ -80,9 +80,15 @@ struct File {
     synced: u64,
     exclusive: bool,
     shared: u32,
+    /// Blocks that were given storage without being written.
+    reserved: BTreeSet<u64>,
 }
 
 impl File {
+    fn has_storage(&self, index: u64) -> bool {
+        self.seen.contains_key(&index) || self.reserved.contains(&index)
+    }
+
     fn change(&mut self, index: u64, block: Option<Block>) {
         match &block {
             Some(b) => self.seen.insert(index, b.clone()),
@@ -201,6 +207,8 @@ pub(super) struct Files {
     /// Memory that outlives the process, by name.
     kept: BTreeMap<String, Memory>,
     free_bytes: u64,
+    /// Blocks that the file system has left for those without storage; without, as many as are wanted.
+    room: Option<u64>,
 }
 
 type Memory = Rc<RefCell<Vec<u8>>>;
@@ -219,7 +227,13 @@ fn not_found(path: &str) -> io::Error {
 
 impl Files {
     pub(super) fn new(free_bytes: u64) -> Files {
-        Files { files: BTreeMap::new(), dirs: BTreeSet::from([String::new()]), kept: BTreeMap::new(), free_bytes }
+        Files {
+            files: BTreeMap::new(),
+            dirs: BTreeSet::from([String::new()]),
+            kept: BTreeMap::new(),
+            free_bytes,
+            room: None,
+        }
     }
 
     pub(super) fn make_dir(&mut self, dir: &str) -> io::Result<()> {
@@ -266,11 +280,41 @@ impl Files {
     }
 
     pub(super) fn free(&self, dir: &str) -> io::Result<u64> {
-        if self.dirs.contains(clean(dir)) { Ok(self.free_bytes) } else { Err(not_found(dir)) }
+        let free = self.room.map_or(self.free_bytes, |blocks| blocks * BLOCK);
+        if self.dirs.contains(clean(dir)) { Ok(free) } else { Err(not_found(dir)) }
     }
 
     pub(super) fn set_free(&mut self, bytes: u64) {
         self.free_bytes = bytes;
+    }
+
+    pub(super) fn set_room(&mut self, blocks: Option<u64>) {
+        self.room = blocks;
+    }
+
+    /// Gives storage to the blocks of a range that have none: all of them, or an error.
+    fn provide(&mut self, path: &str, at: u64, len: u64) -> io::Result<Vec<u64>> {
+        let Some(room) = self.room else { return Ok(Vec::new()) };
+        let file = self.files.get(path).ok_or_else(|| not_found(path))?;
+        let wanted: Vec<u64> = (at / BLOCK..(at + len) / BLOCK).filter(|index| !file.has_storage(*index)).collect();
+        let left = room.checked_sub(wanted.len() as u64);
+        self.room = Some(left.ok_or_else(|| io::Error::from(io::ErrorKind::StorageFull))?);
+        Ok(wanted)
+    }
+
+    fn reserve(&mut self, path: &str, at: u64, len: u64) -> io::Result<()> {
+        let wanted = match self.room {
+            Some(_) => self.provide(path, at, len)?,
+            None => (at / BLOCK..(at + len) / BLOCK).collect(),
+        };
+        let file = self.files.get_mut(path).ok_or_else(|| not_found(path))?;
+        file.reserved.extend(wanted);
+        Ok(())
+    }
+
+    fn backed(&self, path: &str) -> io::Result<Vec<(u64, u64)>> {
+        let file = self.files.get(path).ok_or_else(|| not_found(path))?;
+        Ok(file.seen.keys().map(|index| (index * BLOCK, (index + 1) * BLOCK)).collect())
     }
 
     fn open(&mut self, path: &str, mode: DiskMode) -> io::Result<u64> {
@@ -453,6 +497,12 @@ impl SimDisk {
             fault = hook(&DiskOp { path: self.path.clone(), kind, at, len });
             world.core.borrow_mut().nodes[node].hook.get_or_insert(hook);
         }
+        if kind == DiskOpKind::Write
+            && fault.is_none()
+            && let Err(e) = world.core.borrow_mut().nodes[node].files.provide(&self.path, at, len)
+        {
+            fault = Some(e.kind());
+        }
         let slot = Rc::new(RefCell::new(Slot { buf, ..Slot::default() }));
         let crash = {
             let mut guard = world.core.borrow_mut();
@@ -573,6 +623,18 @@ impl Disk for SimDisk {
 
     async fn sync(&self) -> io::Result<()> {
         self.run(DiskOpKind::Sync, 0, 0, None).await.0
+    }
+
+    async fn reserve(&self, at: u64, len: u64) -> io::Result<()> {
+        crate::check_discard(self.size, at, len)?;
+        if !self.env.world.lives(self.env.node, self.env.life) {
+            return Err(dead());
+        }
+        self.env.files(|files| files.reserve(&self.path, at, len))
+    }
+
+    fn backed(&self) -> io::Result<Vec<(u64, u64)>> {
+        self.env.files(|files| files.backed(&self.path))
     }
 
     async fn discard(&self, at: u64, len: u64) -> io::Result<()> {

@@ -204,6 +204,7 @@ impl<E: Env> Cx<E> {
         }
         let generation = self.generation(object, generation, server_lock);
         let edges = self.target.edges.enter(object, range);
+        self.target.below.mind(&self.target, range.len());
         let mut plan = self.plan_behind(object, range, generation, &edges).await?;
         self.lap(&mut since_ns, &self.worker.counters.write_wait_ns);
         let written = match self.write_plan(&mut plan, payload, &edges, &mut since_ns).await {
@@ -253,7 +254,7 @@ impl<E: Env> Cx<E> {
     pub(super) fn is_roomy(&self) -> bool {
         let mounts = self.target.sessions.borrow().len() as u64;
         let wanted = self.worker.tunables.roomy_bytes.get().saturating_mul(mounts + 1);
-        self.target.data.borrow().space().1 * BLOCK >= wanted
+        self.target.free_blocks(false) * BLOCK >= wanted
     }
 
     /// How writes are planned: another mount may read before a request is sent again after a crash and must not find half of it.
@@ -511,6 +512,7 @@ impl<E: Env> Cx<E> {
             self.reserve(write_growth(end - at) / 16).await?;
             let part = ByteRange::new(at, end);
             let mut txn = Txn::default();
+            self.target.below.mind(&self.target, part.len());
             self.plan(|data| data.allocate(object, part, generation, Preallocate::KeepEnd, &mut txn)).await?;
             if object.stripe == 0 {
                 self.note_write(object, false, &mut txn);

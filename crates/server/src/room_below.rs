@@ -1,0 +1,123 @@
+//! `RoomBelow`: what the file system below the zones can still give to one target.
+//!
+//! Zone files are sparse: a block that was never written gets storage when it is. Owns: when that file system is looked
+//! at, and what follows when it has little left: the target takes blocks that have their storage already, and no
+//! others. Does not own: which blocks these are (`amphi_data`).
+//!
+//! Invariant: of what the file system has, `MARGIN_BYTES` stay for metadata, so that a full one can still be emptied. A
+//! write that finds it full all the same (others fill it too) is told `NoSpace`, and those behind it are planned
+//! accordingly.
+//!
+//! The number: a look is one statvfs, 2 us; it is taken every 100 ms, and when what was planned since might have used
+//! up what there was.
+
+use crate::target::Target;
+use amphi_env::{Disk, Env};
+use amphi_types::limits::BLOCK;
+use std::cell::{Cell, RefCell};
+
+/// What is left to the file system's other uses, metadata of the zones among them.
+const MARGIN_BYTES: u64 = 32 << 20;
+/// How long a look counts, nanoseconds.
+const LOOK_NS: u64 = 100_000_000;
+
+/// How the file system below is looked at.
+struct Below {
+    free_bytes: Box<dyn Fn() -> Option<u64>>,
+    now_ns: Box<dyn Fn() -> u64>,
+    /// Targets of this server, whose zones lie there as well.
+    sharing: u64,
+}
+
+/// What is known of the file system below; nothing until `begin`.
+#[derive(Default)]
+pub struct RoomBelow {
+    below: RefCell<Option<Below>>,
+    /// When it was looked at last, and what there was, less what was planned since.
+    seen: Cell<Option<(u64, u64)>>,
+    tight: Cell<bool>,
+}
+
+impl RoomBelow {
+    /// From now on `free_bytes` tells what the file system has, for `sharing` targets. Tells the target which of its
+    /// blocks have their storage.
+    pub fn begin<E: Env>(
+        &self,
+        target: &Target<E>,
+        free_bytes: impl Fn() -> Option<u64> + 'static,
+        now_ns: impl Fn() -> u64 + 'static,
+        sharing: u64,
+    ) {
+        let (first, end) = (target.zone.data_offset(), target.zone.data_offset() + target.zone.data_blocks() * BLOCK);
+        match target.disk.backed() {
+            Ok(ranges) => {
+                let mut data = target.data.borrow_mut();
+                for (from, to) in ranges {
+                    // Whole blocks alone.
+                    let (from, to) = (from.max(first).next_multiple_of(BLOCK), to.min(end) / BLOCK * BLOCK);
+                    if from < to {
+                        data.note_backed((from - first) / BLOCK, (to - from) / BLOCK);
+                    }
+                }
+                let below =
+                    Below { free_bytes: Box::new(free_bytes), now_ns: Box::new(now_ns), sharing: sharing.max(1) };
+                drop(data);
+                self.below.replace(Some(below));
+            }
+            Err(e) => tracing::info!(
+                "{}: room below is not minded, as the storage of its zone cannot be told: {e}",
+                target.id
+            ),
+        }
+    }
+
+    /// Before a write of `bytes` is planned.
+    pub fn mind<E: Env>(&self, target: &Target<E>, bytes: u64) {
+        let wanted = bytes + MARGIN_BYTES;
+        let Some(left) = self.left(|left| left >= wanted || self.tight.get()) else { return };
+        let planned = if left < wanted { 0 } else { bytes };
+        self.seen.set(self.seen.get().map(|(at, left)| (at, left - planned)));
+        self.set_tight(target, left < wanted);
+    }
+
+    /// A write found it full.
+    pub fn is_full<E: Env>(&self, target: &Target<E>) {
+        if let Some(below) = &*self.below.borrow() {
+            self.seen.set(Some(((below.now_ns)(), 0)));
+            self.set_tight(target, true);
+        }
+    }
+
+    fn set_tight<E: Env>(&self, target: &Target<E>, tight: bool) {
+        if self.tight.replace(tight) != tight {
+            let how = if tight { "no more room for data" } else { "room again" };
+            tracing::info!("{}: the file system below its zone has {how}", target.id);
+            target.data.borrow_mut().set_tight(tight);
+        }
+    }
+
+    /// What there is, as it was seen lately if that is `enough`.
+    fn left(&self, enough: impl Fn(u64) -> bool) -> Option<u64> {
+        let below = self.below.borrow();
+        let below = below.as_ref()?;
+        let now_ns = (below.now_ns)();
+        if let Some((at, left)) = self.seen.get()
+            && now_ns.saturating_sub(at) < LOOK_NS
+            && enough(left)
+        {
+            return Some(left);
+        }
+        let left = (below.free_bytes)()?;
+        self.seen.set(Some((now_ns, left)));
+        Some(left)
+    }
+
+    /// Of `free` blocks of the zone, those that can be written. `now`: as it is at this moment, not as it was seen
+    /// lately.
+    pub fn of<E: Env>(&self, target: &Target<E>, free: u64, now: bool) -> u64 {
+        let Some(left) = self.left(|_| !now) else { return free };
+        let sharing = self.below.borrow().as_ref().map_or(1, |below| below.sharing);
+        let more = left.saturating_sub(MARGIN_BYTES) / BLOCK / sharing;
+        free.min(target.data.borrow().backed_free_blocks() + more)
+    }
+}
