@@ -27,7 +27,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -245,9 +245,35 @@ pub fn settle_addresses(config: &mut ServerConfig) -> Outcome {
     Ok(())
 }
 
+/// The mount of this process, which goes when it ends at once.
+static MOUNTED: Mutex<Vec<amphi_fuse::Unmounter>> = Mutex::new(Vec::new());
+
+/// How long taking a mount away may take when the process ends at once.
+const DETACH: Duration = Duration::from_secs(2);
+
+/// A zone has failed: what it says from now on could not be relied on, and whoever asks it should wait, not be told of
+/// an error. So the process ends where it is, as if it were killed: nothing more is answered, and the next start finds
+/// what a start behind a kill finds, or knows that a sync failed.
+#[expect(clippy::disallowed_methods, reason = "the thread that takes mounts away")]
+fn zone_failed(line: &str) {
+    say_error(&format!("a zone has failed, so this server ends; start it again: {line}"));
+    let mounted = std::mem::take(&mut *MOUNTED.lock().unwrap_or_else(PoisonError::into_inner));
+    if !mounted.is_empty() {
+        // Those who use them get errors; nobody here answers any more.
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            mounted.iter().for_each(amphi_fuse::Unmounter::unmount_by_force);
+            let _ = tell.send(());
+        });
+        let _ = told.recv_timeout(DETACH);
+    }
+    std::process::exit(1);
+}
+
 /// Adds what every server of this binary has.
 pub fn complete(config: &mut ServerConfig) {
     config.holder_gone = Arc::new(holder_gone);
+    config.zone_failed = Arc::new(zone_failed);
     // Whoever starts a cluster can use it.
     config.root_owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
 }
@@ -553,10 +579,12 @@ pub fn mount(client: Client, options: &MountOptions, ended: mpsc::Sender<()>) ->
     if let Some(advice) = Idle::look().advice() {
         tracing::info!("{advice}");
     }
+    MOUNTED.lock().unwrap_or_else(PoisonError::into_inner).push(session.unmounter());
     let session = Arc::new(session);
     let waited = session.clone();
     std::thread::spawn(move || {
         waited.wait();
+        MOUNTED.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let _ = ended.send(());
     });
     Ok(session)

@@ -55,14 +55,16 @@ impl Status {
             let key = process::read_key(self.key.as_deref())?.map(|(_, key)| key);
             RealEnv::run(Duration::ZERO, |env| ask(env, self.cluster, key)).map_err(|e| process::link_failure(&e))?
         };
+        let json: Value =
+            serde_json::from_str(&text).map_err(|e| Failure::broken(format!("the status of the cluster: {e}")))?;
         if self.json {
             println!("{text}");
         } else {
-            let json =
-                serde_json::from_str(&text).map_err(|e| Failure::broken(format!("the status of the cluster: {e}")))?;
             print!("{}", render(&json));
         }
-        Ok(())
+        let servers = list(&json, "servers");
+        let down: Vec<String> = servers.iter().filter(|s| !is(s, "up")).map(|s| self::text(s, "name")).collect();
+        if down.is_empty() { Ok(()) } else { Err(Failure::broken(format!("no answer from {}", down.join(", ")))) }
     }
 }
 

@@ -43,8 +43,11 @@ fn mount(place: &Place, at: &[usize]) -> Daemon {
 
 fn status(args: &[&str]) -> serde_json::Value {
     let out = run(&[&["status", "--json"], args].concat());
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    serde_json::from_slice(&out.stdout).expect("JSON")
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    let seen: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {said}"));
+    let all_up = seen["servers"].as_array().is_some_and(|all| all.iter().all(|s| s["up"] == true));
+    assert_eq!(out.status.code(), Some(i32::from(!all_up)), "{said}");
+    seen
 }
 
 /// Bytes of file `i` of the tree.

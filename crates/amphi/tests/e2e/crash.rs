@@ -347,3 +347,92 @@ fn a_mount_is_told_that_memory_has_gone() {
     srv.stop();
     place.fsck();
 }
+
+/// `amphi` with these arguments, so that a write beyond a limit of the file's size fails instead of killing it.
+fn without_size_signal(args: &[&str]) -> Daemon {
+    let mut command = std::process::Command::new("env");
+    command.arg("--ignore-signal=XFSZ").arg(amphi().get_program()).args(as_first_start(args));
+    let state =
+        amphi().get_envs().map(|(name, value)| (name.to_owned(), value.map(ToOwned::to_owned))).collect::<Vec<_>>();
+    state.into_iter().for_each(|(name, value)| drop(command.env(name, value.unwrap_or_default())));
+    Starting::spawn(command).ready()
+}
+
+/// From now on no write of the process gets into the log of a zone.
+fn fail_the_logs(daemon: &mut Daemon) {
+    let limit = rustix::process::Rlimit { current: Some(4096), maximum: None };
+    let pid = rustix::process::Pid::from_raw(daemon.pid() as i32);
+    rustix::process::prlimit(pid, rustix::process::Resource::Fsize, limit).expect("prlimit");
+}
+
+/// Goal: a server whose zone fails ends at once with a line and exit code 1, without an answer that is not true;
+/// started again it has all that was acknowledged, and the mount goes on (Promises S9, S12). Method: writes to the log
+/// fail while a thread makes, renames and syncs files.
+#[test]
+fn a_failed_zone_ends_its_server() {
+    let place = Place::new();
+    let (data, addr) = (place.text("data"), place.addr());
+    let args =
+        ["server", "--data", &data, "--listen", &addr, "--targets", "2", "--zone-size", "256M", "--log-size", "8M"];
+    let mut srv = without_size_signal(&args);
+    let mnt = mount(&place);
+    let m = place.mount();
+    let (stop, made) = (std::sync::atomic::AtomicBool::new(false), std::sync::atomic::AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for i in 0.. {
+                // Without bytes: those of files lie behind the limit as well, and a disk that takes none of them says
+                // so to their writer.
+                let path = m.join(format!("f{i}"));
+                fs::write(m.join("fresh"), b"").expect("no call fails");
+                fs::rename(m.join("fresh"), &path).expect("no call fails");
+                if i % 4 == 0 {
+                    fs::File::open(&path).and_then(|f| f.sync_all()).expect("no call fails");
+                }
+                made.store(i + 1, std::sync::atomic::Ordering::SeqCst);
+                if stop.load(std::sync::atomic::Ordering::SeqCst) {
+                    return;
+                }
+            }
+        });
+        for _ in 0..3 {
+            let before = made.load(std::sync::atomic::Ordering::SeqCst);
+            eventually("files are made", || made.load(std::sync::atomic::Ordering::SeqCst) > before + 20);
+            fail_the_logs(&mut srv);
+            std::mem::replace(&mut srv, Daemon::none()).ends_with(1);
+            srv = without_size_signal(&args);
+        }
+        let before = made.load(std::sync::atomic::Ordering::SeqCst);
+        eventually("it goes on", || made.load(std::sync::atomic::Ordering::SeqCst) > before + 20);
+        stop.store(true, std::sync::atomic::Ordering::SeqCst);
+    });
+    for i in 0..made.load(std::sync::atomic::Ordering::SeqCst) {
+        assert!(m.join(format!("f{i}")).exists(), "f{i}");
+    }
+    mnt.stop();
+    srv.stop();
+    place.fsck();
+}
+
+/// Goal: `amphi up` whose zone fails ends with exit code 1 and takes its mount away; started again it has what was
+/// synced. Method: as above, with a program that has a file open.
+#[test]
+fn a_failed_zone_ends_amphi_up() {
+    let place = Place::new();
+    let (data, dir) = (place.text("data"), place.text("mount"));
+    let args = ["up", "--data", &data, "--mount", &dir, "--targets", "2", "--zone-size", "256M", "--log-size", "8M"];
+    let mut up = without_size_signal(&args);
+    let m = place.mount();
+    fs::write(m.join("kept"), pattern(1, 100_000)).expect("write");
+    let kept = fs::File::open(m.join("kept")).expect("open");
+    kept.sync_all().expect("fsync");
+    fail_the_logs(&mut up);
+    let _ = fs::write(m.join("other"), b"perhaps");
+    up.ends_with(1);
+    assert!(!is_mounted(&m), "the mount went with it");
+    drop(kept);
+    let up = without_size_signal(&args);
+    assert!(fs::read(m.join("kept")).expect("read") == pattern(1, 100_000));
+    up.stop();
+    place.fsck();
+}

@@ -13,8 +13,11 @@ const TARGETS: [&str; 2] = ["--targets", "2"];
 
 fn status(args: &[&str]) -> serde_json::Value {
     let out = run(&[&["status", "--json"], args].concat());
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    serde_json::from_slice(&out.stdout).expect("JSON")
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    let seen: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {said}"));
+    let all_up = seen["servers"].as_array().is_some_and(|all| all.iter().all(|s| s["up"] == true));
+    assert_eq!(out.status.code(), Some(i32::from(!all_up)), "{said}");
+    seen
 }
 
 /// Works on a mount until told to stop: makes, moves and removes files in directories that both mounts use, and appends to a log of both.
