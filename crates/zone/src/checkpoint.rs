@@ -10,11 +10,12 @@
 //! Installing: sync; copy 0; sync; copy 1; sync. Only then the space of the old segments and of the log before
 //! the new start is given back: at every moment each valid superblock copy names only what is whole.
 
+use crate::backing::is_full;
 use crate::layout::{SEGMENTS_MAX, SegmentRef, Superblock, VERSION};
 use crate::planted::{self, Mistake};
 use crate::recover::Changes;
 use crate::segment::{Segment, SegmentReader, SegmentWriter, WriteError};
-use crate::state::{LogPoint, Shared, State, is_full};
+use crate::state::{LogPoint, Shared, State};
 use crate::{ZoneError, ZoneErrorKind};
 use amphi_env::{Buf, Disk, Env};
 use amphi_types::limits::BLOCK;

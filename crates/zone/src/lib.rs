@@ -18,6 +18,7 @@
 //! it whose record is in memory that outlives the process (`keep`).
 #![forbid(unsafe_code)]
 
+mod backing;
 mod change;
 mod checkpoint;
 mod commit;

@@ -18,7 +18,7 @@ use crate::recover::{Changes, Image};
 use crate::segment::{Segment, SlotMap};
 use crate::zone::{OnFailure, OpenOptions, ZoneStats};
 use crate::{ZoneError, ZoneErrorKind, change};
-use amphi_env::{Disk, Env};
+use amphi_env::Env;
 use amphi_types::item::{Change, Key, Txn};
 use amphi_types::limits::BLOCK;
 use amphi_types::{Errno, TargetId};
@@ -37,14 +37,12 @@ const QUEUE_BYTES_MAX: u64 = 4 << 20;
 const SPARE_GROUPS: usize = 2;
 /// Share of the metadata region, in percent, that items may take: a merge needs the same again, and deletions
 /// must go through on a full region.
-const ITEMS_PERCENT: u64 = 40;
+pub const ITEMS_PERCENT: u64 = 40;
 /// Share that the log's changes may take too before what adds nothing has them merged: a merge of as much, and as much
 /// again, still fits. It is kept from what grows.
 const CHANGES_PERCENT: u64 = 46;
 /// Least share that must be won back by a merge for what adds nothing.
 const MERGE_PERCENT: u64 = 2;
-/// Slots of the metadata region that have storage of the file system below from the first start on: 8 MiB.
-const BACKED_SLOTS_MIN: u64 = 128;
 /// Bytes a change costs in the `dirty` map beside its encoding.
 const DIRTY_OVERHEAD: u64 = 64;
 
@@ -614,76 +612,6 @@ impl<E: Env> Shared<E> {
             .await;
     }
 
-    /// Bytes of the metadata region that have storage of the file system below.
-    fn backed_bytes(st: &State) -> u64 {
-        st.slots.backed() * SLOT_BYTES
-    }
-
-    /// Slots that should have storage with so many bytes of items: enough for a merge of them, what it replaces, and as
-    /// much again to come.
-    fn slots_for(&self, item_bytes: u64) -> u64 {
-        let wanted = (item_bytes * 100 / ITEMS_PERCENT).saturating_mul(2).div_ceil(SLOT_BYTES);
-        wanted.max(BACKED_SLOTS_MIN).min(self.geometry.meta_slots)
-    }
-
-    /// Gives the begin of the metadata region storage when the zone is opened. Where the file system below has no room
-    /// for that, what is there has to do.
-    pub async fn back_region(&self) {
-        let (wanted, used) = {
-            let st = self.state.borrow();
-            (self.slots_for(Self::item_bytes(&st)).max(st.slots.end()), st.slots.end())
-        };
-        self.state.borrow_mut().slots.set_backed(used);
-        self.back_slots(wanted, 0).await;
-    }
-
-    /// Gives the slots up to `wanted` storage, from `from` on. Whether they have it.
-    async fn back_slots(&self, wanted: u64, from: u64) -> bool {
-        let (at, len) = (self.geometry.meta_offset + from * SLOT_BYTES, (wanted - from) * SLOT_BYTES);
-        let backed = match self.disk.reserve(at, len).await {
-            Ok(()) => wanted,
-            Err(e) if is_full(&e) => {
-                tracing::warn!(zone = %self.path, "the file system below has no room for more metadata: {e}");
-                return false;
-            }
-            // It cannot say: a checkpoint that finds no room is tried again.
-            Err(e) => {
-                tracing::info!(zone = %self.path, "storage for metadata cannot be reserved: {e}");
-                self.geometry.meta_slots
-            }
-        };
-        self.state.borrow_mut().slots.set_backed(backed);
-        true
-    }
-
-    /// Gives more of the metadata region storage behind a checkpoint that found no free slot: the file system below may
-    /// have room again.
-    pub async fn back_after_refusal(&self) {
-        let backed = self.state.borrow().slots.backed();
-        let wanted = (backed + BACKED_SLOTS_MIN).min(self.geometry.meta_slots);
-        if wanted > backed && !self.backing.replace(true) {
-            self.back_slots(wanted, backed).await;
-            self.backing.set(false);
-            self.room.notify();
-        }
-    }
-
-    /// Gives more of the metadata region storage, ahead of items that grow by `growth`. Whether anything has changed.
-    async fn back_more(&self, growth: u64) -> bool {
-        if self.backing.replace(true) {
-            self.room.wait_until(|| !self.backing.get()).await;
-            return true;
-        }
-        let (wanted, backed) = {
-            let st = self.state.borrow();
-            (self.slots_for(Self::item_bytes(&st) + growth), st.slots.backed())
-        };
-        let more = wanted > backed && self.back_slots(wanted, backed).await;
-        self.backing.set(false);
-        self.room.notify();
-        more
-    }
-
     /// Bytes of items that a full merge could win back, at most.
     fn unmerged_bytes(st: &State) -> u64 {
         let newer: u64 = st.segments.iter().skip(1).map(|s| s.bytes).sum();
@@ -752,12 +680,6 @@ impl<E: Env> Shared<E> {
             ..st.counters
         }
     }
-}
-
-/// Whether the file system below has no room.
-pub fn is_full(e: &std::io::Error) -> bool {
-    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
-    matches!(e.kind(), StorageFull | QuotaExceeded)
 }
 
 /// What a change costs in memory and, at most, in a segment.

@@ -65,9 +65,12 @@ pub struct OpenOptions {
     pub on_failure: OnFailure,
 }
 
-/// What is called with a sentence when a zone fails; by default nothing.
+/// Called with a sentence.
+type Told = Rc<dyn Fn(&str)>;
+
+/// What is called when a zone fails; by default nothing.
 #[derive(Clone, Default)]
-pub struct OnFailure(pub Option<Rc<dyn Fn(&str)>>);
+pub struct OnFailure(pub Option<Told>);
 
 impl std::fmt::Debug for OnFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -354,7 +354,7 @@ fn without_size_signal(args: &[&str]) -> Daemon {
     command.arg("--ignore-signal=XFSZ").arg(amphi().get_program()).args(as_first_start(args));
     let state =
         amphi().get_envs().map(|(name, value)| (name.to_owned(), value.map(ToOwned::to_owned))).collect::<Vec<_>>();
-    state.into_iter().for_each(|(name, value)| drop(command.env(name, value.unwrap_or_default())));
+    command.envs(state.into_iter().map(|(name, value)| (name, value.unwrap_or_default())));
     Starting::spawn(command).ready()
 }
 

@@ -1,0 +1,94 @@
+//! Storage of the file system below for the metadata region.
+//!
+//! Owns: how much of the region has storage, and when it gets more. Does not own: which slots a segment takes
+//! (`segment`), or how many bytes items may take of it (`state`).
+//!
+//! A zone file is sparse. A checkpoint that found no room below could give no log space back, and then not even a
+//! removal would go on. So the begin of the region has its storage before items need it, no slot behind that is taken,
+//! and what grows is refused when there is no more. Invariant: the slots that may be taken hold twice the items and
+//! what the log changes, as the whole region does on a disk of its own.
+
+use crate::layout::SLOT_BYTES;
+use crate::state::{ITEMS_PERCENT, Shared, State};
+use amphi_env::{Disk, Env};
+
+/// Slots of the metadata region that have storage of the file system below from the first start on: 8 MiB.
+const BACKED_SLOTS_MIN: u64 = 128;
+
+impl<E: Env> Shared<E> {
+    /// Bytes of the metadata region that have storage of the file system below.
+    pub fn backed_bytes(st: &State) -> u64 {
+        st.slots.backed() * SLOT_BYTES
+    }
+
+    /// Slots that should have storage with so many bytes of items: enough for a merge of them, what it replaces, and as
+    /// much again to come.
+    fn slots_for(&self, item_bytes: u64) -> u64 {
+        let wanted = (item_bytes * 100 / ITEMS_PERCENT).saturating_mul(2).div_ceil(SLOT_BYTES);
+        wanted.max(BACKED_SLOTS_MIN).min(self.geometry.meta_slots)
+    }
+
+    /// Gives the begin of the metadata region storage when the zone is opened. Where the file system below has no room
+    /// for that, what is there has to do.
+    pub async fn back_region(&self) {
+        let (wanted, used) = {
+            let st = self.state.borrow();
+            (self.slots_for(Self::item_bytes(&st)).max(st.slots.end()), st.slots.end())
+        };
+        self.state.borrow_mut().slots.set_backed(used);
+        self.back_slots(wanted, 0).await;
+    }
+
+    /// Gives the slots up to `wanted` storage, from `from` on. Whether they have it.
+    async fn back_slots(&self, wanted: u64, from: u64) -> bool {
+        let (at, len) = (self.geometry.meta_offset + from * SLOT_BYTES, (wanted - from) * SLOT_BYTES);
+        let backed = match self.disk.reserve(at, len).await {
+            Ok(()) => wanted,
+            Err(e) if is_full(&e) => {
+                tracing::warn!(zone = %self.path, "the file system below has no room for more metadata: {e}");
+                return false;
+            }
+            // It cannot say: a checkpoint that finds no room is tried again.
+            Err(e) => {
+                tracing::info!(zone = %self.path, "storage for metadata cannot be reserved: {e}");
+                self.geometry.meta_slots
+            }
+        };
+        self.state.borrow_mut().slots.set_backed(backed);
+        true
+    }
+
+    /// Gives more of the metadata region storage behind a checkpoint that found no free slot: the file system below may
+    /// have room again.
+    pub async fn back_after_refusal(&self) {
+        let backed = self.state.borrow().slots.backed();
+        let wanted = (backed + BACKED_SLOTS_MIN).min(self.geometry.meta_slots);
+        if wanted > backed && !self.backing.replace(true) {
+            self.back_slots(wanted, backed).await;
+            self.backing.set(false);
+            self.room.notify();
+        }
+    }
+
+    /// Gives more of the metadata region storage, ahead of items that grow by `growth`. Whether anything has changed.
+    pub async fn back_more(&self, growth: u64) -> bool {
+        if self.backing.replace(true) {
+            self.room.wait_until(|| !self.backing.get()).await;
+            return true;
+        }
+        let (wanted, backed) = {
+            let st = self.state.borrow();
+            (self.slots_for(Self::item_bytes(&st) + growth), st.slots.backed())
+        };
+        let more = wanted > backed && self.back_slots(wanted, backed).await;
+        self.backing.set(false);
+        self.room.notify();
+        more
+    }
+}
+
+/// Whether the file system below has no room.
+pub fn is_full(e: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+    matches!(e.kind(), StorageFull | QuotaExceeded)
+}
