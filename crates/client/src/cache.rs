@@ -24,7 +24,7 @@ use crate::files::File;
 use amphi_env::Buf;
 use amphi_types::ByteRange;
 use parking_lot::RwLock;
-use slab::Slab;
+use slab::{Slab, Slabs};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -58,7 +58,7 @@ struct Shard {
 
 impl Shard {
     /// The unit, made if missing; with a place in a slab for memory that it needs, if there is one (`Slab::piece`).
-    fn unit(&mut self, key: Key, file: &Arc<File>, turns: &AtomicU64, place: Place) -> &mut Unit {
+    fn unit(&mut self, key: Key, file: &Arc<File>, (turns, slabs): (&AtomicU64, &Slabs), place: Place) -> &mut Unit {
         if self.clock.len() > 2 * self.units.len() + EVICT_SCAN {
             let units = &self.units;
             self.clock.retain(|(key, turn)| units.get(key).is_some_and(|unit| unit.turn == *turn));
@@ -66,7 +66,8 @@ impl Shard {
         self.units.entry(key).or_insert_with(|| {
             let turn = turns.fetch_add(1, Relaxed);
             self.clock.push_back((key, turn));
-            let place = if place == Place::Any { None } else { self.slab.piece(key, place == Place::Begins, turn) };
+            let place =
+                if place == Place::Any { None } else { self.slab.piece(slabs, key, place == Place::Begins, turn) };
             Unit::new(file.clone(), key.1, turn, place)
         })
     }
@@ -139,6 +140,7 @@ pub(crate) struct PageCache {
     /// order in which it was taken, and whole runs of it become free together (`amphi_env::buf`).
     turns: AtomicU64,
     spare: Spare,
+    slabs: Slabs,
     pub(crate) evicted_bytes: AtomicU64,
     pub(crate) wasted_ahead_bytes: AtomicU64,
     pub(crate) used_ahead_bytes: AtomicU64,
@@ -159,15 +161,24 @@ impl PageCache {
             written: AtomicU64::new(0),
             turns: AtomicU64::new(0),
             spare: Spare::default(),
+            slabs: Slabs::default(),
             evicted_bytes: AtomicU64::new(0),
             wasted_ahead_bytes: AtomicU64::new(0),
             used_ahead_bytes: AtomicU64::new(0),
         }
     }
 
-    /// Memory of all units.
+    /// Memory of all units, and what waits for the rest of streams.
     pub(crate) fn used_bytes(&self) -> u64 {
-        self.used.load(Relaxed)
+        self.used.load(Relaxed) + self.slabs.bytes()
+    }
+
+    /// What the cache may take from now on.
+    #[inline]
+    pub(crate) fn set_limit(&self, limit_bytes: u64) {
+        if self.slabs.set_limit(limit_bytes) {
+            self.spare.set_limit(limit_bytes);
+        }
     }
 
     /// Dirty bytes, those under way included.
@@ -310,7 +321,7 @@ impl PageCache {
                 }
                 return Put::Refused(part.start);
             }
-            let unit = shard.unit((file.ino.0, u), file, &self.turns, place(file, &source, range, u));
+            let unit = shard.unit((file.ino.0, u), file, self.makers(), place(file, &source, range, u));
             let was_clean = unit.dirty.is_empty();
             let added = part.len() - unit.dirty.within(part).map(|r| r.len()).sum::<u64>();
             let cold = unit.is_cold(part, written, cold_after);
@@ -368,12 +379,17 @@ impl PageCache {
 
     /// Nobody has written for a while: memory that waits for the rest of a stream goes back.
     pub(crate) fn rest(&self) {
-        self.shards.iter().filter_map(|s| s.try_write()).for_each(|mut shard| shard.slab.let_go());
+        self.shards.iter().filter_map(|s| s.try_write()).for_each(|mut shard| shard.slab.let_go(&self.slabs));
     }
 
     /// Returns when every write in the cache that was under way has ended.
     pub(crate) fn barrier(&self) {
         self.shards.iter().for_each(|s| drop(s.write()));
+    }
+
+    /// What making a unit needs.
+    fn makers(&self) -> (&AtomicU64, &Slabs) {
+        (&self.turns, &self.slabs)
     }
 
     fn chunk_is_dirty(&self, shard: &Shard, file: &File, chunk: u64) -> bool {
@@ -384,7 +400,7 @@ impl PageCache {
 
     /// The unit, made if missing, with memory for bytes up to `end`.
     fn unit<'a>(&self, shard: &'a mut Shard, file: &Arc<File>, u: u64, end: u64) -> &'a mut Unit {
-        let unit = shard.unit((file.ino.0, u), file, &self.turns, Place::Any);
+        let unit = shard.unit((file.ino.0, u), file, self.makers(), Place::Any);
         self.grow(unit, file, end);
         unit
     }
@@ -447,7 +463,7 @@ impl PageCache {
                 continue;
             }
             let Some(unit) = shard.units.remove(&key) else { continue };
-            self.evicted_bytes.fetch_add(unit.capacity(), Relaxed);
+            self.evicted_bytes.fetch_add(unit.cost(), Relaxed);
             let file = unit.file.clone();
             self.account_gone(unit);
             if file.cached_bytes.load(SeqCst) == 0 {
@@ -465,8 +481,8 @@ impl PageCache {
             self.wasted_ahead_bytes.fetch_add(unit.len(), Relaxed);
         }
         file.locality.leave(unit.len().div_ceil(PAGE), unit.was_reused());
-        self.used.fetch_sub(unit.capacity(), Relaxed);
-        file.cached_bytes.fetch_sub(unit.capacity(), SeqCst);
+        self.used.fetch_sub(unit.cost(), Relaxed);
+        file.cached_bytes.fetch_sub(unit.cost(), SeqCst);
         unit.recycle(&self.spare);
     }
 }
@@ -498,7 +514,7 @@ impl PageCache {
         let (mut used, mut dirty) = (0, 0);
         for shard in &self.shards {
             for ((_, u), unit) in &shard.read().units {
-                used += unit.capacity();
+                used += unit.cost();
                 dirty += unit.dirty.total() + unit.flight.total();
                 assert_eq!(!unit.dirty.is_empty(), unit.file.dirty.lock().units.contains_key(u));
                 for set in [&unit.dirty, &unit.flight] {
@@ -506,6 +522,7 @@ impl PageCache {
                 }
             }
         }
-        assert_eq!((used, dirty), (self.used_bytes(), self.dirty_bytes()));
+        let rest: u64 = self.shards.iter().map(|shard| shard.read().slab.rest_bytes()).sum();
+        assert_eq!((used + rest, dirty), (self.used_bytes(), self.dirty_bytes()));
     }
 }

@@ -284,6 +284,7 @@ impl Core {
     /// Makes room for `bytes` more in the cache. Returns whether there is.
     pub(crate) fn make_room(&self, bytes: u64) -> bool {
         let limit = self.tunables.get(Knob::CacheBytes);
+        self.cache.set_limit(limit);
         if self.cache.used_bytes() + bytes <= limit {
             return true;
         }

@@ -163,6 +163,14 @@ impl Buf {
         self.room().len()
     }
 
+    /// Bytes that it costs as long as it lives, with what the allocator rounds up and keeps for itself; of a part its own.
+    pub fn cost_bytes(&self) -> usize {
+        match &self.owner {
+            Owner::Sole(memory) => memory.cost_bytes(),
+            Owner::Part(part) => part.room.len(),
+        }
+    }
+
     /// Where the owned bytes lie in the memory: all of it but for a part.
     pub fn room(&self) -> Range<usize> {
         match &self.owner {

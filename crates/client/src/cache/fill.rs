@@ -75,7 +75,7 @@ impl PageCache {
         if part.len() < UNIT || at + UNIT > bytes.len() as u64 {
             return false;
         }
-        let unit = shard.unit((file.ino.0, u), file, &self.turns, Place::Any);
+        let unit = shard.unit((file.ino.0, u), file, self.makers(), Place::Any);
         let adopted = unit.adopt(bytes, at as usize, ahead);
         if adopted {
             self.account_grown(file, UNIT, part.end);

@@ -10,11 +10,40 @@
 
 use super::{CHUNK, CHUNK_UNITS, Key, UNIT};
 use amphi_env::Buf;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A file has so much in the cache before what goes on from there is taken for a stream, bytes.
 pub(super) const STREAM_BYTES: u64 = 4 << 20;
 /// Units that come to the cache before a slab that is not gone on with makes room for another.
 const STALE_TURNS: u64 = 4096;
+
+/// What is left of all slabs together is no more than one part in so many of what the cache may take.
+const REST_PART: u64 = 4;
+
+/// What is left of all slabs: memory that no unit has yet.
+#[derive(Default)]
+pub(super) struct Slabs {
+    rest_bytes: AtomicU64,
+    /// What the cache may take; 0: not known.
+    limit_bytes: AtomicU64,
+}
+
+impl Slabs {
+    pub(super) fn bytes(&self) -> u64 {
+        self.rest_bytes.load(Relaxed)
+    }
+
+    /// Whether that is news.
+    #[inline]
+    pub(super) fn set_limit(&self, limit_bytes: u64) -> bool {
+        self.limit_bytes.load(Relaxed) != limit_bytes && self.limit_bytes.swap(limit_bytes, Relaxed) != limit_bytes
+    }
+
+    fn has_room(&self) -> bool {
+        let limit = self.limit_bytes.load(Relaxed);
+        limit == 0 || self.bytes() + CHUNK <= limit / REST_PART
+    }
+}
 
 /// What is left of a slab.
 struct Rest {
@@ -29,17 +58,20 @@ pub(super) struct Slab(Option<Rest>);
 
 impl Slab {
     /// Memory for a unit that has just been made, at turn `now`, if it is the next of the slab, or if it `begins` one.
-    pub(super) fn piece(&mut self, key: Key, begins: bool, now: u64) -> Option<Buf> {
+    pub(super) fn piece(&mut self, slabs: &Slabs, key: Key, begins: bool, now: u64) -> Option<Buf> {
         let goes_on = self.0.as_ref().is_some_and(|rest| rest.next == key);
         if !goes_on {
             let busy = self.0.as_ref().is_some_and(|rest| now.saturating_sub(rest.since) < STALE_TURNS);
-            if busy || !begins {
+            if busy || !begins || !slabs.has_room() {
                 return None;
             }
+            self.let_go(slabs);
+            slabs.rest_bytes.fetch_add(CHUNK, Relaxed);
             self.0 = Some(Rest { next: key, memory: Buf::scratch(CHUNK as usize), since: now });
         }
         let rest = self.0.as_mut()?;
         let piece = rest.memory.split_to(UNIT as usize);
+        slabs.rest_bytes.fetch_sub(UNIT, Relaxed);
         rest.next.1 += 1;
         if rest.next.1.is_multiple_of(CHUNK_UNITS) {
             self.0 = None;
@@ -48,8 +80,15 @@ impl Slab {
     }
 
     /// Nobody writes any more.
-    pub(super) fn let_go(&mut self) {
-        self.0 = None;
+    pub(super) fn let_go(&mut self, slabs: &Slabs) {
+        if let Some(rest) = self.0.take() {
+            slabs.rest_bytes.fetch_sub(rest.memory.len() as u64, Relaxed);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn rest_bytes(&self) -> u64 {
+        self.0.as_ref().map_or(0, |rest| rest.memory.len() as u64)
     }
 }
 
@@ -61,21 +100,27 @@ mod tests {
     /// complete or was left alone for long. Method: units by hand.
     #[test]
     fn slabs_are_cut_in_order() {
-        let mut slab = Slab::default();
-        assert!(slab.piece((1, 16), false, 0).is_none());
-        let first = slab.piece((1, 16), true, 1).expect("it begins");
-        assert!(slab.piece((2, 16), true, 2).is_none() && slab.piece((1, 18), false, 3).is_none());
+        let (mut slab, slabs) = (Slab::default(), Slabs::default());
+        assert!(slab.piece(&slabs, (1, 16), false, 0).is_none());
+        let first = slab.piece(&slabs, (1, 16), true, 1).expect("it begins");
+        assert!(slab.piece(&slabs, (2, 16), true, 2).is_none() && slab.piece(&slabs, (1, 18), false, 3).is_none());
         let mut end = first.as_ptr_range().end;
         for u in 17..32 {
-            let next = slab.piece((1, u), false, 4).expect("it goes on");
+            let next = slab.piece(&slabs, (1, u), false, 4).expect("it goes on");
             assert_eq!((next.as_ptr(), next.len() as u64), (end, UNIT));
             end = next.as_ptr_range().end;
         }
-        assert!(slab.piece((1, 32), false, 5).is_none(), "it was complete");
-        assert!(slab.piece((2, 0), true, 6).is_some());
-        assert!(slab.piece((3, 0), true, 5 + STALE_TURNS).is_none());
-        assert!(slab.piece((3, 0), true, 6 + STALE_TURNS).is_some(), "the other was left alone");
-        slab.let_go();
-        assert!(slab.piece((3, 1), false, 6 + STALE_TURNS).is_none());
+        assert!(slab.piece(&slabs, (1, 32), false, 5).is_none(), "it was complete");
+        assert!(slab.piece(&slabs, (2, 0), true, 6).is_some());
+        assert!(slab.piece(&slabs, (3, 0), true, 5 + STALE_TURNS).is_none());
+        assert!(slab.piece(&slabs, (3, 0), true, 6 + STALE_TURNS).is_some(), "the other was left alone");
+        slab.let_go(&slabs);
+        assert!(slab.piece(&slabs, (3, 1), false, 6 + STALE_TURNS).is_none());
+        assert_eq!(slabs.bytes(), 0, "all memory has gone to units or back");
+        assert!(slabs.set_limit(5 * CHUNK) && !slabs.set_limit(5 * CHUNK));
+        let mut other = Slab::default();
+        assert!(slab.piece(&slabs, (4, 0), true, 2 * STALE_TURNS).is_some());
+        assert_eq!(slabs.bytes(), CHUNK - UNIT);
+        assert!(other.piece(&slabs, (5, 0), true, 2 * STALE_TURNS).is_none(), "no room for another one");
     }
 }

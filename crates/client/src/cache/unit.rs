@@ -12,28 +12,68 @@ use amphi_env::buf::copy_streaming;
 use amphi_types::{ByteRange, RangeSet};
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 /// Smallest memory of a unit, bytes.
 const SMALLEST: usize = 4096;
 
+/// What is kept for a file and its unit beside the unit's memory, bytes: themselves, their places in tables, the lock on the file, and what
+/// the allocator keeps for each of them.
+const BOOKS_BYTES: u64 = (size_of::<File>() + size_of::<Unit>() + 1536) as u64;
+
 /// Whole units' memory between two uses: touching new memory costs as much as the copy into it.
-#[derive(Default)]
-pub(crate) struct Spare(Mutex<Vec<Buf>>);
+pub(crate) struct Spare {
+    kept: Mutex<Vec<Buf>>,
+    /// That of units of small files, by size: the allocator finds no place for an aligned block where one of the same size was.
+    small: [Mutex<Vec<Buf>>; SMALL_SIZES],
+    most: AtomicUsize,
+}
+
+/// Sizes below a unit's: powers of two from `SMALLEST` on.
+const SMALL_SIZES: usize = (UNIT as usize / SMALLEST).ilog2() as usize;
+
+/// The place of a size among those.
+fn small_size(bytes: usize) -> Option<usize> {
+    let is_one = bytes.is_power_of_two() && (SMALLEST..UNIT as usize).contains(&bytes);
+    is_one.then(|| (bytes / SMALLEST).ilog2() as usize)
+}
 
 /// Most buffers kept.
 const SPARE_MAX: usize = 128;
+/// And not more than one part in so many of what the cache may take.
+const SPARE_PART: u64 = 32;
+
+impl Default for Spare {
+    fn default() -> Spare {
+        Spare { kept: Mutex::default(), small: Default::default(), most: AtomicUsize::new(SPARE_MAX) }
+    }
+}
 
 impl Spare {
+    /// The cache may take so much.
+    pub(crate) fn set_limit(&self, limit_bytes: u64) {
+        let most = (limit_bytes / SPARE_PART / UNIT).clamp(1, SPARE_MAX as u64) as usize;
+        self.most.store(most, Relaxed);
+        self.small.iter().chain([&self.kept]).for_each(|kept| kept.lock().truncate(most));
+    }
+
     /// Memory of a unit, of arbitrary content.
     fn take(&self) -> Buf {
-        self.0.lock().pop().unwrap_or_else(|| Buf::scratch(UNIT as usize))
+        self.kept.lock().pop().unwrap_or_else(|| Buf::scratch(UNIT as usize))
+    }
+
+    /// Memory of `bytes` for a small file, of arbitrary content.
+    fn take_small(&self, bytes: usize) -> Buf {
+        let kept = small_size(bytes).and_then(|size| self.small[size].lock().pop());
+        kept.unwrap_or_else(|| Buf::zeroed(bytes))
     }
 
     pub(crate) fn give(&self, buf: Buf) {
-        let mut spare = self.0.lock();
-        if buf.len() == UNIT as usize && buf.is_whole() && spare.len() < SPARE_MAX {
-            spare.push(buf);
+        let size = small_size(buf.capacity()).filter(|_| buf.is_whole() && buf.len() == buf.capacity());
+        let mut kept = size.map_or(&self.kept, |size| &self.small[size]).lock();
+        let fits = size.is_some() || (buf.len() == UNIT as usize && buf.is_whole());
+        if fits && kept.len() < self.most.load(Relaxed) {
+            kept.push(buf);
         }
     }
 }
@@ -142,6 +182,17 @@ impl Unit {
         }
     }
 
+    /// Memory that it costs, bytes: that of a small file with what the allocator rounds up, and with what the mount keeps for the file and the
+    /// unit, which is as much as the bytes. Of other units that is less than one part in ten.
+    pub(crate) fn cost(&self) -> u64 {
+        match &self.memory {
+            Memory::Own(buf) if buf.capacity() > 0 && buf.capacity() < UNIT as usize => {
+                buf.cost_bytes() as u64 + BOOKS_BYTES
+            }
+            _ => self.capacity(),
+        }
+    }
+
     /// Valid bytes.
     pub(crate) fn len(&self) -> u64 {
         self.valid.total()
@@ -152,17 +203,17 @@ impl Unit {
     /// The first unit of a file grows in powers of two, so that a small file costs its size; others are whole at once.
     pub(crate) fn grow(&mut self, end: u64, spare: &Spare) -> u64 {
         let need = (end - self.start) as usize;
-        let before = self.capacity();
+        let before = self.cost();
         if need > self.memory.bytes().len() {
             let size = if self.start > 0 { UNIT as usize } else { need.next_power_of_two().max(SMALLEST) };
             let place = self.place.take();
-            let other = || if size == UNIT as usize { spare.take() } else { Buf::zeroed(size) };
+            let other = || if size == UNIT as usize { spare.take() } else { spare.take_small(size) };
             let mut bigger = place.unwrap_or_else(other);
             let old = self.memory.bytes();
             bigger[..old.len()].copy_from_slice(old);
             self.memory = Memory::Own(Arc::new(bigger));
         }
-        self.capacity() - before
+        self.cost() - before
     }
 
     /// Gives the memory of a unit that is gone to the next one.
@@ -267,7 +318,7 @@ impl Unit {
     /// Puts bytes of the whole unit in, dirty, by keeping the memory they lie in: `bytes`, which must be a unit's, is left with
     /// other memory of arbitrary content. Returns by how much the memory grew.
     pub(crate) fn exchange(&mut self, bytes: &mut Buf, spare: &Spare) -> u64 {
-        let before = self.capacity();
+        let before = self.cost();
         let free = match &mut self.memory {
             Memory::Own(own) if own.len() == UNIT as usize && own.is_whole() => Arc::get_mut(own),
             _ => None,
@@ -278,17 +329,17 @@ impl Unit {
             None => self.memory = Memory::Own(Arc::new(std::mem::replace(bytes, spare.take()))),
         }
         self.now_dirty(self.range());
-        self.capacity() - before
+        self.cost() - before
     }
 
     /// Makes `memory`, with bytes of the whole unit, its own; they are dirty. Returns by how much the memory grew.
     pub(crate) fn replace(&mut self, memory: Arc<Buf>, spare: &Spare) -> u64 {
-        let before = self.capacity();
+        let before = self.cost();
         let old = std::mem::replace(&mut self.memory, Memory::Own(memory));
         old.recycle(spare);
         self.place = None;
         self.now_dirty(self.range());
-        self.capacity() - before
+        self.cost() - before
     }
 
     fn now_dirty(&mut self, part: ByteRange) {
@@ -366,5 +417,23 @@ impl Unit {
     /// Whether its bytes were used more than once on average.
     pub(crate) fn was_reused(&self) -> bool {
         u64::from(self.moved.load(Relaxed)) > self.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::OpenFlags;
+    use crate::tests::World;
+
+    /// Goal: a small file counts with what the allocator rounds up and what is kept for it, a whole unit with its bytes. Method: units of both kinds.
+    #[test]
+    fn small_files_cost_more_than_their_bytes() {
+        let mut w = World::new(1, &[]);
+        let (file, spare) = (w.create("f", OpenFlags::READ_WRITE).file.clone(), Spare::default());
+        let mut unit = Unit::new(file.clone(), 0, 1, None);
+        assert_eq!((unit.grow(5000, &spare), unit.capacity()), (8192 + 4096 + BOOKS_BYTES, 8192));
+        assert_eq!((unit.grow(UNIT, &spare) + 8192 + 4096 + BOOKS_BYTES, unit.cost()), (UNIT, UNIT));
+        assert_eq!(Unit::new(file, 1, 2, None).grow(UNIT + 1, &spare), UNIT);
     }
 }

@@ -131,6 +131,18 @@ impl Memory {
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
+
+    /// What it takes of the process's memory.
+    pub(super) fn cost_bytes(&self) -> usize {
+        match source(self.bytes) {
+            Source::Nothing => 0,
+            // The allocator's own words lie before the first byte, so that what follows begins an alignment later: two blocks of 8 KiB
+            // are 12 KiB apart.
+            Source::Heap => self.bytes + ALIGN,
+            Source::Chunk(class) => chunk_bytes(class),
+            Source::Mapping(size) => size,
+        }
+    }
 }
 
 impl Drop for Memory {
