@@ -52,6 +52,8 @@ pub enum Reply {
         /// The target has so much room that later writes may return before they have landed: they will not find it full.
         roomy: bool,
     },
+    /// An offset, if there is one.
+    Offset(Option<u64>),
     /// Where an object has data.
     DataMap {
         /// Runs of blocks with data, ascending, none touching the next; the first may begin before the offset that was asked for.

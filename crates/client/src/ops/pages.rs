@@ -13,7 +13,6 @@ mod taking;
 pub(crate) use overwrites::Overwrite;
 pub(crate) use taking::take_back;
 
-use crate::company;
 use crate::core::Core;
 use crate::data::Segments;
 use crate::decision::Mode;
@@ -250,7 +249,7 @@ pub(crate) async fn misplaced(core: &Arc<Core>, file: &Arc<File>, told: ByteRang
     if let Some(overwrite) = overwrite {
         overwrite.settle(core).await;
     }
-    company::drop_overwritten(core, file.ino, told.align_out(PAGE)).await;
+    crate::company::drop_overwritten(core, file.ino, told.align_out(PAGE)).await;
 }
 
 /// What shall be written of `data` for `range`: all of it, but for what a write has replaced since a page that is written back was read.
