@@ -19,8 +19,8 @@ pub use buf::Buf;
 pub use real::RealEnv;
 pub use sim::{Sim, SimEnv};
 
-use amphi_types::Timespec;
 use amphi_types::limits::BLOCK;
+use amphi_types::{Cred, Timespec};
 use std::future::Future;
 use std::io;
 use std::rc::Rc;
@@ -73,7 +73,7 @@ pub trait Env: Clone + 'static {
     fn now(&self) -> Time;
     /// Wall-clock time for time stamps of files.
     fn wall(&self) -> Timespec;
-    /// 64 random bits.
+    /// 64 random bits that nobody can foretell: those of production come from the system's generator.
     fn rand(&self) -> u64;
     /// Identifies one life of the machine, never 0: equal for every process from the start of the kernel until power is
     /// lost or the machine is restarted. Where it cannot be told, every process has another one.
@@ -105,7 +105,8 @@ pub trait Env: Clone + 'static {
     fn kept(&self, name: &str, of: &str, most: usize) -> io::Result<Vec<u8>>;
     /// Removes the memory `name`; no error if there is none. Who has it open can go on writing, for nobody.
     fn forget(&self, name: &str) -> io::Result<()>;
-    /// Listens on `addr`: `unix:PATH` or `tcp:HOST:PORT`. Removes a stale Unix socket that nobody serves.
+    /// Listens on `addr`: `unix:PATH` or `tcp:HOST:PORT`. Removes a stale Unix socket that nobody serves. A Unix socket is this user's
+    /// alone (mode 0600) until `Listener::set_mode` opens it to others.
     /// Errors name the address.
     fn listen(&self, addr: &str) -> impl Future<Output = io::Result<Self::Listener>>;
     /// Connects to `addr` (same forms). Errors name the address.
@@ -156,6 +157,8 @@ pub trait Listener: 'static {
     fn accept(&self) -> impl Future<Output = io::Result<Self::Conn>>;
     /// The bound address in the form `dial` takes (a port 0 is resolved).
     fn local_addr(&self) -> String;
+    /// Who may connect to a Unix socket, as permission bits. Nothing happens on other addresses.
+    fn set_mode(&self, mode: u32) -> io::Result<()>;
 }
 
 /// A connected byte stream.
@@ -166,6 +169,9 @@ pub trait Conn: 'static {
     type Rx: Rx;
     /// Who is at the other end, for log lines.
     fn peer(&self) -> String;
+    /// As whom the process at the other end ran when it connected, on the word of the kernel. `None` for what came over a network, and
+    /// for connections that were dialed here.
+    fn peer_cred(&self) -> Option<Cred>;
     /// Two halves that can be used by different tasks of this thread. Dropping both closes.
     fn split(self) -> (Self::Tx, Self::Rx);
 }

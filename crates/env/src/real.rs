@@ -12,6 +12,8 @@ mod kept;
 mod lent;
 mod net;
 mod origin;
+mod peer;
+mod random;
 mod spin;
 
 pub use cores::{Apart, Wide};
@@ -22,7 +24,7 @@ pub use spin::Spin;
 
 use crate::{DiskMode, Env, Time};
 use amphi_types::Timespec;
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -38,7 +40,7 @@ pub const WORKER_SPIN: Duration = Duration::from_micros(200);
 #[derive(Clone)]
 pub struct RealEnv {
     shared: Rc<executor::Shared>,
-    rand: Rc<(RandomState, Cell<u64>)>,
+    rand: Rc<RefCell<random::Pool>>,
 }
 
 impl RealEnv {
@@ -56,7 +58,7 @@ impl RealEnv {
 
     /// As `run`, but a refused ring is an error.
     pub fn try_run<T, Fut: Future<Output = T>>(spin: Duration, f: impl FnOnce(RealEnv) -> Fut) -> io::Result<T> {
-        executor::run(spin, |shared| f(RealEnv { shared, rand: Rc::new((RandomState::new(), Cell::new(0))) }))
+        executor::run(spin, |shared| f(RealEnv { shared, rand: Rc::default() }))
     }
 
     /// From now on this thread stays on the core on which it is at work while requests of the process mostly wait for such threads,
@@ -111,10 +113,7 @@ impl Env for RealEnv {
     }
 
     fn rand(&self) -> u64 {
-        // A keyed hash of a counter: the keys come from the operating system.
-        let (keys, counter) = &*self.rand;
-        counter.set(counter.get() + 1);
-        keys.hash_one(counter.get())
+        self.rand.borrow_mut().next()
     }
 
     fn boot_id(&self) -> u64 {

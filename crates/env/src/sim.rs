@@ -18,7 +18,7 @@ pub use disk::{DiskOp, DiskOpKind, DiskOps, SimDisk, SimKept};
 pub use net::{SimConn, SimListener, SimRx, SimTx};
 
 use crate::{DiskMode, Env, Time};
-use amphi_types::Timespec;
+use amphi_types::{Cred, Timespec};
 use std::fmt;
 use std::future::Future;
 use std::io;
@@ -185,6 +185,7 @@ impl Sim {
                     crash_at: None,
                     hook: None,
                     clock_ahead_s: 0,
+                    cred: Cred::root(),
                     stopped: None,
                 });
                 core.nodes.len() - 1
@@ -208,6 +209,12 @@ impl Sim {
     pub fn set_clock_ahead(&self, name: &str, seconds: i64) {
         let index = self.index(name);
         self.world.core.borrow_mut().nodes[index].clock_ahead_s = seconds;
+    }
+
+    /// As whom the processes of a node connect to Unix sockets from now on; root unless told otherwise.
+    pub fn run_as(&self, name: &str, cred: Cred) {
+        let index = self.index(name);
+        self.world.core.borrow_mut().nodes[index].cred = cred;
     }
 
     /// Stops a node as SIGSTOP does: none of its tasks runs until `go_on`, or until it has crashed and is started again. Its

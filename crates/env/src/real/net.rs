@@ -1,6 +1,6 @@
 //! Byte streams of production: Unix and TCP sockets on the ring.
 //!
-//! Owns: sockets, the staging buffer of receivers, vectored sends. Does not own: frames.
+//! Owns: sockets, the staging buffer of receivers, vectored sends, who is at the other end of a Unix socket (`peer`). Does not own: frames.
 //!
 //! Invariants: TCP never delays small segments (without TCP_NODELAY two small writes cost 88 ms), and a TCP peer that is gone
 //! without a word ends the connection; no bytes are skipped or repeated over short reads and writes; a receiver whose future
@@ -9,17 +9,19 @@
 use super::lent::{Frame, Held, Leases, Lent};
 use crate::addr::Addr;
 use crate::{Buf, Conn, IoBuf, Listener, Rx, Tx};
+use amphi_types::Cred;
 use compio::buf::{BufResult, IntoInner};
 use compio::driver::SharedFd;
 use compio::driver::op::{Accept, Recv, Send, SendVectored};
-use rustix::net::{RecvFlags, SendFlags, Shutdown, sockopt};
+use rustix::fs::Mode;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -40,24 +42,28 @@ const TCP_SILENCE_MAX: Duration = Duration::from_secs(30);
 /// A silent TCP connection is probed after this, and again as often as fits `TCP_SILENCE_MAX`.
 const TCP_PROBE: Duration = Duration::from_secs(10);
 
+/// Connections to a Unix socket that may wait to be accepted.
+const UNIX_BACKLOG: i32 = 128;
+
 type Fd = SharedFd<OwnedFd>;
 
 /// A connected socket.
 pub struct RealConn {
     fd: Fd,
     peer: String,
+    cred: Option<Cred>,
     leases: Arc<Leases>,
 }
 
 impl RealConn {
-    fn new(fd: OwnedFd, peer: String, tcp: bool, leases: &Arc<Leases>) -> io::Result<RealConn> {
+    fn new(fd: OwnedFd, peer: String, cred: Option<Cred>, tcp: bool, leases: &Arc<Leases>) -> io::Result<RealConn> {
         if tcp {
             set_up_tcp(&fd)?;
         } else if sockopt::set_socket_send_buffer_size_force(&fd, UNIX_SEND_BYTES).is_err() {
             // Without the privilege as much as the system allows: it clips, and a smaller buffer is only slower.
             let _ = sockopt::set_socket_send_buffer_size(&fd, UNIX_SEND_BYTES);
         }
-        Ok(RealConn { fd: SharedFd::new(fd), peer, leases: leases.clone() })
+        Ok(RealConn { fd: SharedFd::new(fd), peer, cred, leases: leases.clone() })
     }
 
     pub(super) async fn dial(text: &str, leases: &Arc<Leases>) -> io::Result<RealConn> {
@@ -73,7 +79,7 @@ impl RealConn {
                 (stream.as_fd().try_clone_to_owned()?, true)
             }
         };
-        RealConn::new(fd, text.to_string(), tcp, leases)
+        RealConn::new(fd, text.to_string(), None, tcp, leases)
     }
 }
 
@@ -93,6 +99,10 @@ impl Conn for RealConn {
 
     fn peer(&self) -> String {
         self.peer.clone()
+    }
+
+    fn peer_cred(&self) -> Option<Cred> {
+        self.cred.clone()
     }
 
     fn split(self) -> (RealTx, RealRx) {
@@ -227,9 +237,9 @@ impl RealListener {
         let (fd, addr, path) = match Addr::parse(text)? {
             Addr::Unix(path) => {
                 remove_stale(&path)?;
-                let listener = UnixListener::bind(&path).map_err(named)?;
+                let socket = listen_unix(&path).map_err(|e| named(e.into()))?;
                 let meta = std::fs::symlink_metadata(&path).map_err(named)?;
-                (OwnedFd::from(listener), text.to_string(), Some((path, meta.dev(), meta.ino())))
+                (socket, text.to_string(), Some((path, meta.dev(), meta.ino())))
             }
             Addr::Tcp(host, port) => {
                 let listener = TcpListener::bind((host.as_str(), port)).map_err(named)?;
@@ -239,6 +249,16 @@ impl RealListener {
         };
         Ok(RealListener { fd: SharedFd::new(fd), addr, path, accepting: RefCell::new(None), leases: leases.clone() })
     }
+}
+
+/// Binds a Unix socket that nobody but this user and root can connect to, from its first moment on: the kernel gives the file the bits that
+/// the socket has before it is bound.
+fn listen_unix(path: &str) -> rustix::io::Result<OwnedFd> {
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, UNIX_BACKLOG)?;
+    Ok(socket)
 }
 
 /// Removes a socket that nobody serves; refuses one that answers and anything that is not a socket.
@@ -263,14 +283,14 @@ pub(super) async fn accept_one(fd: Fd, tcp: bool, leases: Arc<Leases>) -> io::Re
     res?;
     let (socket, addr) = op.into_inner();
     let fd = OwnedFd::from(socket);
-    let peer = match addr.as_socket() {
-        Some(addr) => format!("tcp:{addr}"),
-        None => match sockopt::socket_peercred(&fd) {
-            Ok(cred) => format!("unix:pid={}", cred.pid.as_raw_nonzero()),
-            Err(_) => "unix:?".to_string(),
+    let (peer, cred) = match addr.as_socket() {
+        Some(addr) => (format!("tcp:{addr}"), None),
+        None => match super::peer::of(&fd) {
+            Ok((pid, cred)) => (format!("unix:pid={pid}"), Some(cred)),
+            Err(_) => ("unix:?".to_string(), None),
         },
     };
-    RealConn::new(fd, peer, tcp, &leases)
+    RealConn::new(fd, peer, cred, tcp, &leases)
 }
 
 impl Listener for RealListener {
@@ -290,6 +310,13 @@ impl Listener for RealListener {
 
     fn local_addr(&self) -> String {
         self.addr.clone()
+    }
+
+    fn set_mode(&self, mode: u32) -> io::Result<()> {
+        match &self.path {
+            Some((path, ..)) => std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode & 0o777)),
+            None => Ok(()),
+        }
     }
 }
 

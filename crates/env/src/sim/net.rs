@@ -13,6 +13,7 @@ use super::world::{Core, Event, Kind, World};
 use super::{CrashKind, SimEnv};
 use crate::addr::Addr;
 use crate::{Buf, Conn, IoBuf, Listener, Rx, Time, Tx};
+use amphi_types::Cred;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
@@ -318,6 +319,7 @@ impl Drop for End {
 pub struct SimConn {
     end: Rc<End>,
     peer: String,
+    cred: Option<Cred>,
 }
 
 impl Conn for SimConn {
@@ -326,6 +328,10 @@ impl Conn for SimConn {
 
     fn peer(&self) -> String {
         self.peer.clone()
+    }
+
+    fn peer_cred(&self) -> Option<Cred> {
+        self.cred.clone()
     }
 
     fn split(self) -> (SimTx, SimRx) {
@@ -523,7 +529,7 @@ impl SimEnv {
             acceptor.wake();
         }
         self.pause(back).await;
-        Ok(SimConn { end, peer: addr })
+        Ok(SimConn { end, peer: addr, cred: None })
     }
 
     /// Puts a new connection into the backlog of `addr`; also returns the accepting task and the latency back.
@@ -571,15 +577,21 @@ impl Listener for SimListener {
                 listener.waker = Some(cx.waker().clone());
                 return Poll::Pending;
             };
-            let from = core.conns.get(&id).map(|c| core.nodes[c.nodes[0]].name.clone()).unwrap_or_default();
+            let from = core.conns.get(&id).map(|c| &core.nodes[c.nodes[0]]);
+            let cred = from.map(|node| node.cred.clone()).filter(|_| self.addr.starts_with("unix:"));
+            let peer = format!("sim:{}", from.map_or("", |node| &node.name));
             let end = Rc::new(End { env: self.env.clone(), id, side: 1 });
-            Poll::Ready(Ok(SimConn { end, peer: format!("sim:{from}") }))
+            Poll::Ready(Ok(SimConn { end, peer, cred }))
         })
         .await
     }
 
     fn local_addr(&self) -> String {
         self.addr.clone()
+    }
+
+    fn set_mode(&self, _mode: u32) -> io::Result<()> {
+        Ok(())
     }
 }
 

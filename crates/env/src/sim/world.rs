@@ -11,6 +11,7 @@ use super::disk::{DiskOp, DiskOps, Files, PendingOp};
 use super::net::{ConnState, ListenerState, NetEvent};
 use super::rng::{Rng, mix};
 use super::{CrashKind, SimConfig, SimError};
+use amphi_types::Cred;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -84,6 +85,8 @@ pub(super) struct Node {
     pub(super) hook: Option<DiskHook>,
     /// How far its wall clock is ahead, s.
     pub(super) clock_ahead_s: i64,
+    /// As whom its processes run.
+    pub(super) cred: Cred,
     /// Of a stopped process: the tasks that would run.
     pub(super) stopped: Option<Vec<u64>>,
 }
