@@ -1,5 +1,6 @@
 //! Project tasks: `cargo xtask tidy` checks what a machine can check of the house rules; `cargo xtask sim`
-//! runs or replays seeds of the cluster simulator; `cargo xtask soak` kills servers and mounts under load.
+//! runs or replays seeds of the cluster simulator; `cargo xtask soak` kills servers and mounts under load; `cargo xtask hostile` sends a
+//! server what no peer of ours would.
 
 mod tidy;
 
@@ -7,7 +8,8 @@ use std::process::{Command, ExitCode};
 
 const USAGE: &str = "usage: cargo xtask tidy
        cargo xtask sim [--seed N | --seeds FROM..TO] [further options of the simulator]
-       cargo xtask soak [ROUNDS [SEED]]     200 rounds unless told";
+       cargo xtask soak [ROUNDS [SEED]]     200 rounds unless told
+       cargo xtask hostile [INPUTS [SEED]]  of each guise; 100,000 unless told";
 
 /// Runs cargo to its end.
 fn cargo(command: &mut Command) -> ExitCode {
@@ -28,6 +30,12 @@ fn main() -> ExitCode {
         Some("sim") => {
             let run = ["run", "--quiet", "--release", "--package", "amphi-sim", "--"];
             cargo(Command::new(env!("CARGO")).args(run).args(&args[1..]))
+        }
+        Some("hostile") => {
+            let inputs = args.get(1).map_or("100000", String::as_str);
+            let seed = args.get(2).map_or("1", String::as_str);
+            let run = ["run", "--quiet", "--release", "--package", "amphi-sim", "--"];
+            cargo(Command::new(env!("CARGO")).args(run).args(["--hostile", inputs, "--seed", seed]))
         }
         Some("soak") => {
             let rounds = args.get(1).map_or("200", String::as_str);

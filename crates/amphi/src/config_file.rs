@@ -48,6 +48,9 @@ pub struct ConfigFile {
     /// What tunables of the server begin with, by their names without `server.`.
     #[serde(default, deserialize_with = "tunables")]
     pub tunables: Vec<(String, String)>,
+    /// Permission bits of Unix sockets, octal in quotes.
+    #[serde(default, deserialize_with = "mode")]
+    pub socket_mode: Option<u32>,
     /// Whether the zones lie on rotating disks.
     #[serde(default, deserialize_with = "Rotational::from_file")]
     pub rotational: Option<Rotational>,
@@ -82,9 +85,12 @@ listen = ["tcp:10.0.0.1:7100"]
 # which others join.
 # join = ["tcp:10.0.0.2:7100"]
 
-# File with the cluster key, at least 16 bytes, the same on all servers and clients.
-# Needed for addresses that other machines reach.
+# File with the cluster key, at least 16 random bytes, the same on all servers and clients, and readable for its user alone (mode 0600).
+# Needed for TCP; a first server that has none makes one in its data folder, cluster.key.
 key = "cluster.key"
+
+# Permission bits of Unix sockets to listen on: who may connect. Others than root and the server's user act there as themselves alone.
+socket_mode = "0600"
 
 # Worker threads; the targets are spread over them.
 workers = 1
@@ -99,6 +105,12 @@ worker_spin_us = 200
 # requests past their caches.
 rotational = "auto"
 "#;
+
+/// Permission bits, as text.
+fn mode<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    let text = String::deserialize(from).map_err(|_| serde::de::Error::custom("a mode is text such as \"0660\""))?;
+    crate::cmd::up::socket_mode(&text).map(Some).map_err(serde::de::Error::custom)
+}
 
 /// A size: a number of bytes, or text such as "64M".
 fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {

@@ -2,6 +2,7 @@
 //! the benchmarks. Does not own any file system logic: front ends and processes put the rooms below together.
 
 mod bench;
+mod cluster_key;
 mod cmd;
 mod config_file;
 mod control;
@@ -9,6 +10,7 @@ mod demo;
 mod failure;
 mod idle;
 mod known_folders;
+mod log_limit;
 mod members;
 mod mount_words;
 mod process;
@@ -19,6 +21,8 @@ mod suggest;
 use clap::{CommandFactory, Parser, Subcommand};
 use failure::{During, Outcome};
 use std::process::ExitCode;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// A parallel file system in user space that chooses buffered or direct I/O for every request.
 #[derive(Parser, Debug)]
@@ -110,14 +114,13 @@ fn manual() -> std::io::Result<Vec<u8>> {
 fn main() -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::try_from_env("AMPHI_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_target(false)
         // Where nobody reads the log any more, nothing is said, and the work goes on.
-        .log_internal_errors(false)
-        .init();
+        .log_internal_errors(false);
+    tracing_subscriber::registry().with(filter).with(log_limit::LogLimit::default()).with(lines).init();
     if let Some(outcome) = cmd::mount_helper::run_if_named() {
         return exit_code(outcome);
     }

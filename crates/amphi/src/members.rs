@@ -157,6 +157,7 @@ impl Site {
             add("--workers", storage.workers.to_string());
             add("--worker-spin-us", storage.worker_spin_us.to_string());
             add("--rotational", storage.rotational.text().into());
+            add("--socket-mode", format!("{:o}", storage.socket_mode));
             if let Some(targets) = storage.targets {
                 add("--targets", targets.to_string());
             }
@@ -370,6 +371,7 @@ mod tests {
             worker_spin_us: 0,
             rotational: Rotational::Auto,
             format: false,
+            socket_mode: 0o600,
         }
     }
 

@@ -3,6 +3,7 @@
 //! Owns: which thread runs what and the order in which things come up and go down. Does not own: what they do.
 //! An embedded cluster runs the client's I/O half on worker 0's own thread, so a miss costs one hop there and back.
 
+use crate::cluster_key::{self, OwnKey};
 use crate::failure::{During, Failure, Outcome};
 use crate::idle::Idle;
 use crate::mount_words::{MountWord, MountWords};
@@ -165,17 +166,6 @@ pub fn link_config(addrs: Vec<String>, role: Role, key: Option<ClusterKey>) -> O
     Ok(LinkConfig { addrs, session: session_id()?, role, name: holder_name(), key, timeouts: Timeouts::default() })
 }
 
-/// Reads a cluster key and checks it.
-pub fn read_key(path: Option<&Path>) -> Outcome<Option<(Vec<u8>, ClusterKey)>> {
-    let read = |p: &Path| {
-        let refused = |e: String| Failure::refused(format!("cluster key {}: {e}", p.display()));
-        let bytes = std::fs::read(p).map_err(|e| refused(e.to_string()))?;
-        let key = ClusterKey::new(&bytes).map_err(|e| refused(e.to_string()))?;
-        Ok((bytes, key))
-    };
-    path.map(read).transpose()
-}
-
 /// A server that could not be talked to; the error names its address.
 pub fn link_failure(e: &std::io::Error) -> Failure {
     use std::io::ErrorKind::{ConnectionRefused, NotFound, TimedOut};
@@ -212,6 +202,30 @@ pub fn server_failure(e: ServerError) -> Failure {
 /// Name of this machine.
 pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Whether a server with these settings is reached over TCP.
+pub fn is_on_tcp(config: &ServerConfig) -> bool {
+    config.listen.iter().any(|addr| matches!(Addr::parse(addr), Ok(Addr::Tcp(..))))
+}
+
+/// Gives a first server that listens on TCP a key of its own in the folder `data`, unless it has one. That of a server which joins others
+/// is theirs.
+pub fn own_key(config: &mut ServerConfig, data: &Path) -> Outcome<Option<OwnKey>> {
+    if config.key.is_some() || !is_on_tcp(config) {
+        return Ok(None);
+    }
+    if !config.join.is_empty() && !data.join(cluster_key::OWN_KEY).exists() {
+        return Err(Failure::refused(format!(
+            "a server on TCP needs the key of its cluster: give --key FILE; the first server has made one in its data folder ({}) if it was given none",
+            cluster_key::OWN_KEY
+        )));
+    }
+    let own = OwnKey::of(data)?;
+    config.key = Some(own.bytes.clone());
+    // Whom the kernel vouches for on a Unix socket needs none.
+    config.unix_without_key = true;
+    Ok(Some(own))
 }
 
 /// Whether an address stands for every address of the machine, so that nobody can be told it.
@@ -276,6 +290,7 @@ pub fn complete(config: &mut ServerConfig) {
     config.zone_failed = Arc::new(zone_failed);
     // Whoever starts a cluster can use it.
     config.root_owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    config.owner_uid = rustix::process::geteuid().as_raw();
 }
 
 /// A line for people on standard error. Nobody has to be there to read it.
@@ -555,6 +570,8 @@ pub struct MountOptions {
     pub spin: Duration,
     /// Other users may use the mount.
     pub allow_other: bool,
+    /// Others than this process may change what is mounted: set-user-id programs count only if that is asked for.
+    pub shared: bool,
     /// What else it allows.
     pub words: MountWords,
 }
@@ -566,7 +583,8 @@ pub fn mount(client: Client, options: &MountOptions, ended: mpsc::Sender<()>) ->
     let said = |yes, no| words.said(yes, no).unwrap_or(false);
     let config = SessionConfig {
         read_only: said(MountWord::Ro, MountWord::Rw),
-        no_suid: said(MountWord::NoSuid, MountWord::Suid),
+        // Whoever else may write to the cluster could leave a program there that runs as root here.
+        no_suid: words.said(MountWord::NoSuid, MountWord::Suid).unwrap_or(options.shared),
         no_exec: said(MountWord::NoExec, MountWord::Exec),
         devices: said(MountWord::Dev, MountWord::NoDev),
         source: options.source.clone(),
@@ -765,7 +783,7 @@ mod tests {
             if panics {
                 let (source, spin) = ("test".into(), Duration::ZERO);
                 let words = MountWords::default();
-                let options = MountOptions { source, dir: dir.clone(), spin, allow_other: false, words };
+                let options = MountOptions { source, dir: dir.clone(), spin, allow_other: false, shared: false, words };
                 let session = mount(running.client.clone(), &options, mpsc::channel().0);
                 let session = session.unwrap_or_else(|e| panic!("{e}"));
                 let (flags, mode) = (OFlags::CREATE | OFlags::WRONLY, Mode::RUSR);

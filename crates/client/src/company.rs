@@ -16,7 +16,9 @@ use amphi_env::Env;
 use amphi_types::{ByteRange, Cred, Errno, Ino, Result, TargetId};
 use amphi_wire::{Lane, Request, Welcome};
 use futures_channel::oneshot;
+use futures_util::future::{Either, select};
 use parking_lot::Mutex;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Duration;
@@ -28,6 +30,8 @@ use crate::api::KernelPages;
 pub(crate) const CAUTION_NS: u64 = 10_000_000_000;
 /// Added to what a front end may keep: how late its clock may be.
 const LEND_MARGIN: Duration = Duration::from_millis(20);
+/// How often the server hears that a switch is being worked on: it takes who is silent for longer for deaf.
+const KEPT: Duration = Duration::from_secs(1);
 /// How often the switch looks whether what was begun alone has ended.
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -256,38 +260,60 @@ pub(crate) fn told(core: &Core, change: u64, alone: bool) -> bool {
     true
 }
 
-/// Waits until nothing is used any more that was cached under the old rule, and says so.
+/// Waits until nothing is used any more that was cached under the old rule, and says so; meanwhile it says that it is at it.
 pub(crate) async fn settle<E: Env>(core: Arc<Core>, change: u64, env: E) {
-    let company = &core.company;
-    if !company.is_alone() && !company.settled.load(SeqCst) {
-        loop {
-            if company.change.load(SeqCst) != change || company.is_lost() {
-                return;
+    let settled = {
+        let still = async {
+            loop {
+                env.sleep(KEPT).await;
+                let op = Request::CompanyKept { change };
+                drop(core.send(Lane::Answer, TargetId(0), &Cred::root(), op, None, 0));
             }
-            if company.under_way.load(SeqCst) > 0 {
-                env.sleep(LOOK).await;
-                continue;
-            }
-            // Behind that look: a loan says until when it is before it counts as ended.
-            let lent_until = company.lent_until_ns.load(SeqCst);
-            let left = lent_until.saturating_add(LEND_MARGIN.as_nanos() as u64);
-            let now = core.clock.now_ns();
-            if lent_until > 0 && now < left {
-                env.sleep(Duration::from_nanos(left - now)).await;
-            } else {
-                break;
-            }
+        };
+        match select(pin!(until_settled(&core, change, &env)), pin!(still)).await {
+            Either::Left((settled, _)) => settled,
+            Either::Right(((), _)) => false,
         }
-        drop_open_pages(&core).await;
-        if company.change.load(SeqCst) != change {
-            return;
-        }
-        company.settled.store(true, SeqCst);
+    };
+    if !settled {
+        return;
     }
     let known = core.send(Lane::Answer, TargetId(0), &Cred::root(), Request::CompanyKnown { change }, None, 0);
     if let Err(e) = known.await {
         tracing::debug!("the server does not know that this mount knows of others: {e}");
     }
+}
+
+/// False: the rule has changed once more, or the session is over.
+async fn until_settled<E: Env>(core: &Arc<Core>, change: u64, env: &E) -> bool {
+    let company = &core.company;
+    if company.is_alone() || company.settled.load(SeqCst) {
+        return true;
+    }
+    loop {
+        if company.change.load(SeqCst) != change || company.is_lost() {
+            return false;
+        }
+        if company.under_way.load(SeqCst) > 0 {
+            env.sleep(LOOK).await;
+            continue;
+        }
+        // Behind that look: a loan says until when it is before it counts as ended.
+        let lent_until = company.lent_until_ns.load(SeqCst);
+        let left = lent_until.saturating_add(LEND_MARGIN.as_nanos() as u64);
+        let now = core.clock.now_ns();
+        if lent_until > 0 && now < left {
+            env.sleep(Duration::from_nanos(left - now)).await;
+        } else {
+            break;
+        }
+    }
+    drop_open_pages(core).await;
+    if company.change.load(SeqCst) != change {
+        return false;
+    }
+    company.settled.store(true, SeqCst);
+    true
 }
 
 /// Has the front end drop what it caches of the bytes of a file.

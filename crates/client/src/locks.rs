@@ -51,6 +51,9 @@ const WALK_BYTES: u64 = 64 << 20;
 /// How often servers are told of locks that they asked back and that calls still use: far below the time after which a client that
 /// does not answer is evicted.
 const KEPT_NS: u64 = 2_000_000_000;
+/// For how long after a callback servers hear that a lock will come that is not in use any more: because its grant is on its way, or the kernel is
+/// giving its pages back. Whoever takes longer hangs.
+const ASKED_BACK_NS: u64 = 25_000_000_000;
 
 /// All lock caches.
 pub(crate) struct Locks {
@@ -64,6 +67,8 @@ pub(crate) struct Locks {
     names: Mutex<Names>,
     /// When servers were told last which locks they have to wait for.
     said_kept_ns: AtomicU64,
+    /// Locks that were asked back, by the ids of their targets, and when; until the answer is sent.
+    asked_back: Mutex<BTreeMap<(TargetId, u64), u64>>,
     /// Files of locks that are about to be returned, of which a front end may have pages.
     pages_due: Mutex<Vec<(TargetId, Arc<File>)>>,
     /// Order: before `caches`.
@@ -143,6 +148,7 @@ impl Locks {
             answered: Signal::default(),
             names: Mutex::default(),
             said_kept_ns: AtomicU64::new(0),
+            asked_back: Mutex::default(),
             pages_due: Mutex::default(),
             making: Mutex::default(),
         }
@@ -263,6 +269,7 @@ pub(crate) fn callback(core: &Arc<Core>, object: ObjectId, lock: u64) {
     core.stats.count(Count::LockCallback);
     let target = core.locks.target_of(object).unwrap_or_else(|| core.target_of(object));
     let file = core.files.get(object.ino);
+    core.locks.asked_back.lock().entry((target, lock)).or_insert_with(|| core.clock.now_ns());
     let id = {
         let mut names = core.locks.names.lock();
         if let Some(early) = names.restoring.get_mut(&target) {
@@ -299,7 +306,12 @@ pub(crate) fn tick(core: &Arc<Core>) {
     if say {
         core.locks.said_kept_ns.store(now_ns, SeqCst);
     }
-    let targets: Vec<TargetId> = core.locks.caches.lock().keys().copied().collect();
+    let mut asked_back = core.locks.asked_back.lock();
+    asked_back.retain(|_, since_ns| now_ns < *since_ns + ASKED_BACK_NS);
+    let said: Vec<(TargetId, u64)> = if say { asked_back.keys().copied().collect() } else { Vec::new() };
+    drop(asked_back);
+    let mut targets: BTreeSet<TargetId> = core.locks.caches.lock().keys().copied().collect();
+    targets.extend(said.iter().map(|(target, _)| *target));
     for target in targets {
         let (awaited, aged) = core.locks.with(target, |cache| {
             cache.tune(limits);
@@ -311,10 +323,12 @@ pub(crate) fn tick(core: &Arc<Core>) {
             core.stats.bytes(Count::LockAged, aged);
         }
         pump(core, target);
-        if !awaited.is_empty() {
-            let names = core.locks.names.lock();
-            let locks = awaited.into_iter().map(|id| names.theirs(target, id)).collect();
-            drop(names);
+        let mut locks: BTreeSet<u64> = said.iter().filter(|(of, _)| *of == target).map(|(_, lock)| *lock).collect();
+        let names = core.locks.names.lock();
+        locks.extend(awaited.into_iter().map(|id| names.theirs(target, id)));
+        drop(names);
+        if !locks.is_empty() {
+            let locks = locks.into_iter().collect();
             drop(core.send(Lane::Answer, target, &Cred::root(), Request::LockKept { locks }, None, 0));
         }
     }
@@ -373,6 +387,15 @@ pub(crate) fn pump(core: &Arc<Core>, target: TargetId) {
 
 /// Returns locks, after the pages in front that lie under them.
 fn give_back(core: &Arc<Core>, target: TargetId, ids: &[LockId], locks: Vec<u64>) {
+    let answered = {
+        let locks = locks.clone();
+        move |core: &Core| {
+            let mut asked_back = core.locks.asked_back.lock();
+            locks.iter().for_each(|lock| {
+                asked_back.remove(&(target, *lock));
+            });
+        }
+    };
     let cancel = Request::LockCancel { locks };
     let mut due: Vec<Arc<File>> = Vec::new();
     core.locks.pages_due.lock().retain(|(of, file)| {
@@ -387,12 +410,14 @@ fn give_back(core: &Arc<Core>, target: TargetId, ids: &[LockId], locks: Vec<u64>
         ids.iter().map(|id| (target, *id)).filter(|lock| leaving.contains(lock)).collect()
     };
     if due.is_empty() && leaving.is_empty() {
+        answered(core);
         drop(core.insist(Lane::Answer, target, cancel));
         return;
     }
     let core2 = core.clone();
     core.spawn(async move {
         join_all(due.iter().map(|file| pages::take_back(&core2, file, target))).await;
+        answered(&core2);
         if leaving.is_empty() {
             return drop(core2.insist(Lane::Answer, target, cancel));
         }

@@ -61,8 +61,14 @@ pub struct ServerConfig {
     pub advertise: Vec<String>,
     /// What the server is called, for people.
     pub name: String,
-    /// Cluster key that connections must prove; none = anybody who can reach the listener.
+    /// Cluster key that connections must prove; none = the server listens on Unix sockets alone, and the kernel says who comes.
     pub key: Option<Vec<u8>>,
+    /// Unix sockets need no key, though there is one for other addresses.
+    pub unix_without_key: bool,
+    /// Permission bits of Unix sockets: who may connect.
+    pub socket_mode: u32,
+    /// The user who serves: he and root may do everything, also without a key.
+    pub owner_uid: u32,
     /// Number of workers; the server's targets are spread over them in turn.
     pub workers: u16,
     /// Size of a new zone in bytes; none = 90 % of the free space over the number of targets.
@@ -104,6 +110,9 @@ impl ServerConfig {
             advertise: Vec::new(),
             name: "server".into(),
             key: None,
+            unix_without_key: false,
+            socket_mode: 0o600,
+            owner_uid: 0,
             workers: 1,
             zone_bytes: None,
             // 64 MiB hold some 100,000 operations: at 50,000 operations a second a checkpoint has a second to run.
@@ -172,7 +181,7 @@ impl ServerConfig {
     pub fn auth(&self) -> Result<ServerAuth, ServerError> {
         let key = self.key.as_deref().map(ClusterKey::new).transpose();
         let key = key.map_err(|e| ServerError::new(ServerErrorKind::Config, e.to_string()))?;
-        Ok(ServerAuth { key })
+        Ok(ServerAuth { key, unix_without_key: self.unix_without_key, owner: self.owner_uid })
     }
 
     /// Path of the zone of target `index`.
@@ -255,6 +264,8 @@ mod tests {
             ("smoke", None, "unknown form"),
             ("tcp:127.0.0.1:99999", None, "the port"),
             ("tcp:0.0.0.0:0", None, "--key"),
+            ("tcp:127.0.0.1:0", None, "--key"),
+            ("tcp:0.0.0.0:0", Some(b"1234567890123456".to_vec()), "can be guessed"),
             ("tcp:0.0.0.0:0", Some(b"short".to_vec()), "at least 16"),
         ] {
             let mut config = ServerConfig::new("d");

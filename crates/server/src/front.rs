@@ -12,10 +12,13 @@
 
 mod clocks;
 mod company;
+mod deaf;
 mod ending;
+mod trust;
+mod whole;
 
 use crate::glimpse;
-use crate::message::{Question, Told};
+use crate::message::Question;
 use crate::peers::{Cluster, PEER_CREDITS, STOPPING};
 use crate::records::SessionRecord;
 use crate::worker::Worker;
@@ -23,13 +26,15 @@ use amphi_env::Env;
 use amphi_transport::{ConnId, Connections, Handler, Incoming, Peer};
 use amphi_types::{Errno, Result, SessionId, TargetId};
 use amphi_wire::slots::{NORMAL_CREDITS, URGENT_CREDITS};
-use amphi_wire::{Answer, Hello, Push, ROTATING_MAX, Reply, Request, Role, SessionStatus, VERSION, Welcome};
+use amphi_wire::{Answer, Hello, Push, ROTATING_MAX, Reply, Request, Role, VERSION, Welcome};
 use company::Rule;
+pub use deaf::Eviction;
 pub use ending::{ROBBED, TOLD_LOOK, end_everywhere};
+use trust::Owner;
 
 use futures_channel::oneshot;
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, btree_map};
+use std::collections::{BTreeMap, VecDeque, btree_map};
 use std::future::Future;
 use std::rc::Rc;
 use std::task::{Context, Waker};
@@ -67,6 +72,7 @@ impl State {
 struct Entry {
     name: String,
     role: Role,
+    owner: Owner,
     state: State,
     conn: Option<ConnId>,
     /// Counts connections and departures, so that a timer knows whether it is still about the same departure.
@@ -75,14 +81,20 @@ struct Entry {
     known: u64,
     /// When it was last told of one, monotonic ns.
     asked_ns: u64,
+    /// When it said last that it is at it, monotonic ns.
+    kept_ns: u64,
     /// When it was last welcomed or left, monotonic ns.
     heard_ns: u64,
+    /// A task sees to it that it answers; it was asked more meanwhile.
+    watched: bool,
+    asked_again: bool,
 }
 
 impl Entry {
     fn new(name: &str, role: Role, state: State, now_ns: u64) -> Entry {
-        let (conn, epoch, known, asked_ns) = (None, 0, 0, 0);
-        Entry { name: name.into(), role, state, conn, epoch, known, asked_ns, heard_ns: now_ns }
+        let (owner, conn, epoch, known, asked_ns) = (Owner::Unknown, None, 0, 0, 0);
+        let (kept_ns, heard_ns, watched, asked_again, name) = (0, now_ns, false, false, name.into());
+        Entry { name, role, owner, state, conn, epoch, known, asked_ns, kept_ns, heard_ns, watched, asked_again }
     }
 }
 
@@ -113,6 +125,8 @@ pub struct Front<E: Env> {
     rule: Rule,
     /// Who waits for a change of the table of sessions.
     watchers: RefCell<Vec<oneshot::Sender<()>>>,
+    /// Sessions that ended because they did not answer, the last `deaf::REMEMBERED_MAX`.
+    deaf: RefCell<VecDeque<SessionId>>,
 }
 
 fn refused(errno: Errno) -> Answer {
@@ -149,6 +163,7 @@ impl<E: Env> Front<E> {
             busy: RefCell::default(),
             rule: Rule::new(worker.env.wall().sec.max(0) as u64, now_ns),
             watchers: RefCell::default(),
+            deaf: RefCell::default(),
             worker,
         });
         // What an earlier run allowed is not known; the tunable says what it mostly was.
@@ -189,7 +204,8 @@ impl<E: Env> Front<E> {
 
     /// Sends a message to a session's client; without a connection it is lost, and the client says its state again
     /// when it comes back.
-    pub fn push(&self, session: SessionId, push: Push) {
+    pub fn push(self: &Rc<Self>, session: SessionId, push: Push) {
+        self.listen_for_answer(session, &push);
         let conn = self.sessions.borrow().get(&session).and_then(|e| e.conn);
         if let Some(conn) = conn {
             self.connections.push(conn, push);
@@ -378,93 +394,6 @@ impl<E: Env> Front<E> {
         }
         Ok(())
     }
-
-    /// A request about the whole server.
-    async fn serve(self: &Rc<Self>, incoming: Incoming) {
-        let (route, session) = (incoming.route, incoming.session);
-        let result = match incoming.call.op {
-            Request::Goodbye => self.end_politely(session).await,
-            Request::CompanyKnown { change } => {
-                self.company_known(session, change);
-                self.connections.reply(route, Answer::of(Ok(Reply::Done)), None);
-                return;
-            }
-            Request::Status => self.status().await,
-            Request::Tunables { pattern, value } => self.tunables(&pattern, value.as_deref()).await,
-            Request::Counters { reset } => self.counters(reset).await,
-            _ => Err(Errno::Perm),
-        };
-        let goodbye = matches!(result, Ok(Reply::Done));
-        self.connections.reply(route, Answer::of(result), None);
-        if goodbye {
-            self.remove(session);
-        }
-    }
-
-    /// Shows tunables, or sets them; then every target has taken them over.
-    async fn tunables(&self, pattern: &str, value: Option<&str>) -> Result<Reply> {
-        let rows = self.worker.tunables.apply(pattern, value)?;
-        if value.is_some() {
-            if let Some(cluster) = self.cluster() {
-                cluster.tuned.note(&rows);
-            }
-            for target in self.worker.routes.local() {
-                self.worker.tell(*target, Question::Tune).await?;
-            }
-            if let Some(cluster) = self.cluster() {
-                cluster.tune_elsewhere().await;
-            }
-        }
-        Ok(Reply::Tunables(rows))
-    }
-
-    async fn status(self: &Rc<Self>) -> Result<Reply> {
-        let mut targets = Vec::new();
-        let mut held: BTreeMap<SessionId, (u64, u64)> = BTreeMap::new();
-        for target in self.worker.routes.local() {
-            let Told::Status(status, opens) = self.worker.ask(*target, Question::Status).await? else {
-                return Err(Errno::Proto);
-            };
-            targets.push(*status);
-            for (session, (opens, locks)) in opens {
-                let sum = held.entry(session).or_default();
-                *sum = (sum.0 + opens, sum.1 + locks);
-            }
-        }
-        let mounts = |(id, e): (&SessionId, &Entry)| {
-            let (opens, locks) = held.get(id).copied().unwrap_or_default();
-            let connected = e.conn.is_some();
-            (e.role == Role::Mount).then(|| SessionStatus {
-                session: *id,
-                name: e.name.clone(),
-                connected,
-                opens,
-                locks,
-            })
-        };
-        let sessions = self.sessions.borrow().iter().filter_map(mounts).collect();
-        let map_epoch = self.worker.routes.epoch();
-        let servers = self.cluster().map(|c| c.servers(&targets)).unwrap_or_default();
-        let uptime_s = self.worker.now_ns().saturating_sub(self.started_ns) / 1_000_000_000;
-        Ok(Reply::Status { uptime_s, cluster: self.id, targets, sessions, map_epoch, servers })
-    }
-
-    async fn counters(self: &Rc<Self>, reset: bool) -> Result<Reply> {
-        let mut all: Vec<(String, u64)> = Vec::new();
-        for target in self.worker.routes.local() {
-            let question = Question::Counters { reset };
-            let Told::Counters(part) = self.worker.ask(*target, question).await? else {
-                return Err(Errno::Proto);
-            };
-            for (name, n) in part {
-                match all.iter_mut().find(|(known, _)| *known == name) {
-                    Some((_, sum)) => *sum += n,
-                    None => all.push((name, n)),
-                }
-            }
-        }
-        Ok(Reply::Counters(all))
-    }
 }
 
 /// A `Front` as the transport calls it.
@@ -489,7 +418,14 @@ impl<E: Env> Handler for Door<E> {
 }
 
 impl<E: Env> Front<E> {
-    async fn welcome(self: &Rc<Self>, hello: &Hello, _peer: &Peer) -> std::result::Result<Welcome, String> {
+    async fn welcome(self: &Rc<Self>, hello: &Hello, peer: &Peer) -> std::result::Result<Welcome, String> {
+        trust::may_come(hello, peer, self.sessions.borrow().get(&hello.session))?;
+        if self.was_deaf(hello.session) {
+            return Err("this session has been ended because it did not answer; mount again".into());
+        }
+        if hello.role != Role::Server && self.cluster().is_some_and(|c| c.callers.is_caller(hello.session)) {
+            return Err("this session is a server's".into());
+        }
         // The master has looked at the clock of a mount already.
         if hello.role == Role::Server || self.cluster().is_none_or(|c| c.is_master()) {
             clocks::agree(hello, self.worker.env.wall())?;
@@ -502,6 +438,13 @@ impl<E: Env> Front<E> {
             }
             _ => (self.admit(hello).await?, NORMAL_CREDITS, URGENT_CREDITS),
         };
+        if let Some(entry) = self.sessions.borrow_mut().get_mut(&hello.session) {
+            // It may have begun while this client was waiting.
+            trust::may_come(hello, peer, Some(entry))?;
+            if entry.owner == Owner::Unknown {
+                entry.owner = Owner::of(peer);
+            }
+        }
         let token_ms = self.worker.tunables.token_ms.get();
         if hello.role == Role::Mount {
             // Said and noted in one step: later switches are told to the connection.
@@ -572,7 +515,11 @@ impl<E: Env> Front<E> {
         });
     }
 
-    fn call(self: Rc<Self>, incoming: Incoming) {
+    fn call(self: Rc<Self>, mut incoming: Incoming) {
+        if let Err(e) = trust::may_ask(&mut incoming) {
+            self.connections.reply(incoming.route, refused(e), None);
+            return;
+        }
         if incoming.role == Role::Server {
             match self.cluster() {
                 Some(cluster) => cluster.call(incoming),
@@ -592,6 +539,7 @@ impl<E: Env> Front<E> {
                 | Request::Tunables { .. }
                 | Request::Counters { .. }
                 | Request::CompanyKnown { .. }
+                | Request::CompanyKept { .. }
         );
         if whole {
             let front = self.clone();

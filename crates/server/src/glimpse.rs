@@ -36,6 +36,7 @@ struct Asked {
     session: SessionId,
     object: ObjectId,
     lock: LockId,
+    asked_ns: u64,
     answer: oneshot::Sender<(u64, Timespec)>,
 }
 
@@ -65,11 +66,17 @@ impl Glimpses {
         Glimpses { asked: Rc::default(), common, last: Rc::default() }
     }
 
-    fn ask(&self, session: SessionId, object: ObjectId, lock: LockId) -> (u64, oneshot::Receiver<(u64, Timespec)>) {
+    fn ask(
+        &self,
+        asked_ns: u64,
+        session: SessionId,
+        object: ObjectId,
+        lock: LockId,
+    ) -> (u64, oneshot::Receiver<(u64, Timespec)>) {
         self.last.set(self.last.get().wrapping_add(1));
         let id = self.common | u64::from(self.last.get());
         let (answer, receiver) = oneshot::channel();
-        self.asked.borrow_mut().insert(id, Asked { session, object, lock, answer });
+        self.asked.borrow_mut().insert(id, Asked { session, object, lock, asked_ns, answer });
         (id, receiver)
     }
 
@@ -106,6 +113,12 @@ impl Glimpses {
         if !self.asked.borrow().is_empty() {
             self.end(|a| a.session == session && locks.contains(&a.lock.0));
         }
+    }
+
+    /// Whether the session has not answered a question for `quiet_ns`.
+    pub fn is_unanswered(&self, session: SessionId, now_ns: u64, quiet_ns: u64) -> bool {
+        let asked = self.asked.borrow();
+        asked.values().any(|a| a.session == session && now_ns.saturating_sub(a.asked_ns) >= quiet_ns)
     }
 
     /// Questions that the session has not answered.
@@ -217,7 +230,7 @@ async fn ask<E: Env>(
     lock: LockId,
     session: SessionId,
 ) -> Option<(u64, Timespec)> {
-    let (id, mut receiver) = target.glimpses.ask(session, object, lock);
+    let (id, mut receiver) = target.glimpses.ask(worker.now_ns(), session, object, lock);
     let _open = Open(&target.glimpses, id);
     add(&worker.counters.glimpses, 1);
     worker.push(session, Push::Glimpse { id, object });

@@ -317,6 +317,11 @@ impl Locks {
         (inner.outbox.len() - before) as u64
     }
 
+    /// Whether the session has been silent about a callback for `quiet_ns`: no answer, no progress.
+    pub fn is_unanswered(&self, session: SessionId, now_ns: u64, quiet_ns: u64) -> bool {
+        self.inner.borrow().space.unanswered(now_ns, quiet_ns).any(|(of, _, _)| of == session)
+    }
+
     /// Callbacks to send.
     pub fn take_outbox(&self) -> Vec<(SessionId, Push)> {
         std::mem::take(&mut self.inner.borrow_mut().outbox)

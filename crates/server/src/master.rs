@@ -8,7 +8,7 @@
 //! sees a new one compares (`member`).
 
 use crate::error::ServerError;
-use crate::front::TOLD_LOOK;
+use crate::front::{Eviction, TOLD_LOOK};
 use crate::message::Question;
 use crate::peers::{Cluster, Heard, PATIENCE, PeerQuestion, PeerTold};
 use crate::records::SessionRecord;
@@ -180,13 +180,16 @@ impl<E: Env> Cluster<E> {
                 let sessions = self.front()?.mounts();
                 Ok(PeerTold::Sessions { version: self.sessions_version.get(), sessions })
             }
-            PeerQuestion::Evict { session: (session, start), why, robbed } => {
-                let front = self.front()?;
+            PeerQuestion::Evict { session: (session, start), why, how } => {
+                let (front, robbed) = (self.front()?, how == Eviction::Robbed);
                 if self.starts.borrow().get(&session) == Some(&start) && !front.is_ending(session) {
                     if robbed {
                         front.disturb();
                     }
-                    front.evict(session, &why);
+                    match how {
+                        Eviction::Deaf => front.end_deaf(session, &why),
+                        Eviction::Silent | Eviction::Robbed => front.evict(session, &why),
+                    }
                 }
                 // Who asks forgets that somebody was robbed when this is answered.
                 while robbed && front.is_ending(session) {

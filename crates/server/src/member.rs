@@ -9,7 +9,7 @@
 
 use crate::config::ServerConfig;
 use crate::error::{ServerError, ServerErrorKind};
-use crate::front::ROBBED;
+use crate::front::{Eviction, ROBBED};
 use crate::message::{Hail, Question};
 use crate::peers::{ALREADY_HERE, Begun, Cluster, PeerName, PeerQuestion, PeerTold, STOPPING, peer_link_config};
 use crate::records::SessionRecord;
@@ -220,7 +220,7 @@ impl<E: Env> Cluster<E> {
         let here: BTreeSet<Begun> =
             hails.iter().flat_map(|h| h.sessions.iter().map(|(id, record)| (*id, record.start))).collect();
         for session in here {
-            self.evict_here(session.0, ROBBED, true);
+            self.evict_here(session.0, ROBBED, Eviction::Robbed);
             self.stop_here(session).await?;
         }
         let weak = Rc::downgrade(self);
@@ -521,7 +521,7 @@ impl<E: Env> Cluster<E> {
 
     /// A session did not keep to the rules here: it ends here at once, and everywhere as soon as the master hears of it. So with one that was
     /// `robbed` of what it was answered.
-    pub(crate) fn evict_here(self: &Rc<Self>, session: SessionId, why: &str, robbed: bool) {
+    pub(crate) fn evict_here(self: &Rc<Self>, session: SessionId, why: &str, how: Eviction) {
         let Some(start) = self.known.borrow().get(&session).map(|r| r.start) else { return };
         let ended = (session, start);
         if self.has_ended(ended) {
@@ -532,17 +532,18 @@ impl<E: Env> Cluster<E> {
         self.evicting.set(self.evicting.get() + 1);
         self.worker.env.spawn(async move {
             // Of one that was robbed the zones know until the master does, to say it again after a kill.
-            if !robbed {
+            let stopped = how == Eviction::Deaf;
+            if how != Eviction::Robbed {
                 // Beside: that may wait for a server that is down, and the master is to hear of it.
                 let beside = cluster.clone();
-                cluster.worker.env.spawn(async move { beside.remove_here(ended).await });
+                cluster.worker.env.spawn(async move { beside.remove_here(ended, stopped).await });
             }
             while !cluster.closed.get() {
                 let Ok(master) = cluster.master() else { return };
-                let question = PeerQuestion::Evict { session: ended, why: why.clone(), robbed };
+                let question = PeerQuestion::Evict { session: ended, why: why.clone(), how };
                 match cluster.ask_soon(master, question).await {
                     Ok(_) => {
-                        cluster.remove_here(ended).await;
+                        cluster.remove_here(ended, stopped).await;
                         cluster.evicting.set(cluster.evicting.get() - 1);
                         return;
                     }
@@ -551,10 +552,11 @@ impl<E: Env> Cluster<E> {
             }
         });
     }
-    async fn remove_here(self: &Rc<Self>, ended: Begun) {
+
+    async fn remove_here(self: &Rc<Self>, ended: Begun, stopped: bool) {
         let gone = async {
             self.stop_here(ended).await?;
-            self.forget_here(ended, false).await
+            self.forget_here(ended, stopped).await
         };
         if let Err(e) = gone.await {
             tracing::error!("a session could not be removed: {e}");

@@ -6,6 +6,7 @@
 //! same. Payloads change hands, nothing is encoded. Who asks keeps the token under which it waits.
 
 use crate::error::ServerError;
+use crate::ops::Right;
 use crate::records::{HomeRecord, SessionRecord, TxId};
 use amphi_env::Buf;
 use amphi_meta::{Facts, Gathered, Part};
@@ -214,6 +215,10 @@ pub enum Question {
     Unmark(Vec<TxId>),
     /// `Directories`: these directories as a listing of the one above shows them, in the order asked.
     Directories(Vec<Ino>),
+    /// `Outcome`: whether the session has left something that it was asked unanswered, without a sign of progress, since this time (monotonic ns).
+    Unanswered(SessionId, u64),
+    /// `Right`: what the session may do with the stripes of a file of the target.
+    Right(SessionId, Ino),
     /// `Done`: free the inodes that nobody can have open any more, when all targets of the server have finished what a crash left: one of
     /// them may have decided to give such an inode a name.
     Reap,
@@ -264,6 +269,7 @@ impl Question {
                 | Question::Redo { .. }
                 | Question::Unmark(_)
                 | Question::Directories(_)
+                | Question::Unanswered(..)
                 | Question::Reap
         )
     }
@@ -343,6 +349,8 @@ pub enum Told {
     Directories(Vec<Option<InodeView>>),
     /// It is not done, and to ask again would not help.
     Refused(Errno),
+    /// What a session may do with a file.
+    Right(Right),
 }
 
 /// A directory and where a name in it leads.

@@ -8,7 +8,7 @@
 
 use amphi_types::{Ino, SessionId};
 use amphi_wire::Access;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 #[derive(Clone, Copy, Default)]
 struct Count {
@@ -16,10 +16,16 @@ struct Count {
     writing: u64,
 }
 
+/// Closes of which a target remembers that there was an open: a read that was sent before the close may come, or come again, behind it.
+const CLOSED_MAX: usize = 16_384;
+
 /// Open inodes of one target.
 #[derive(Default)]
 pub struct Opens {
     inodes: BTreeMap<Ino, BTreeMap<SessionId, Count>>,
+    /// What sessions have closed lately, by how they had it open, and in which order.
+    closed: BTreeMap<(Ino, SessionId), Access>,
+    closed_order: VecDeque<(Ino, SessionId)>,
 }
 
 impl Opens {
@@ -42,7 +48,32 @@ impl Opens {
         if sessions.is_empty() {
             self.inodes.remove(&ino);
         }
+        self.note_closed(session, ino, access);
         true
+    }
+
+    fn note_closed(&mut self, session: SessionId, ino: Ino, access: Access) {
+        let known = self.closed.get_mut(&(ino, session));
+        if let Some(known) = known {
+            known.read |= access.read;
+            known.write |= access.write;
+            return;
+        }
+        if self.closed_order.len() >= CLOSED_MAX
+            && let Some(oldest) = self.closed_order.pop_front()
+        {
+            self.closed.remove(&oldest);
+        }
+        self.closed.insert((ino, session), access);
+        self.closed_order.push_back((ino, session));
+    }
+
+    /// How a session has an inode open, or had it lately. Whether it is open for reading is told of closed ones alone: any open may look.
+    pub fn access(&self, session: SessionId, ino: Ino) -> Option<Access> {
+        let open = self.inodes.get(&ino).and_then(|s| s.get(&session)).map(|c| c.writing > 0);
+        let closed = self.closed.get(&(ino, session)).map(|a| a.write);
+        let write = open.into_iter().chain(closed).reduce(|a, b| a || b)?;
+        Some(Access { read: true, write })
     }
 
     /// Ends the last opens of an inode: `opens` of this session. False, and nothing done, if there are others.
@@ -84,6 +115,8 @@ impl Opens {
 
     /// The session has ended: its opens end. Returns the inodes concerned.
     pub fn drop_session(&mut self, session: SessionId) -> Vec<Ino> {
+        self.closed.retain(|(_, of), _| *of != session);
+        self.closed_order.retain(|(_, of)| *of != session);
         let mut touched = Vec::new();
         self.inodes.retain(|ino, sessions| {
             if sessions.remove(&session).is_some() {

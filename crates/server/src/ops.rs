@@ -21,6 +21,7 @@ mod payload;
 mod read_batch;
 mod remove;
 mod rename;
+mod rights;
 mod xattr;
 
 pub use attr::{at_once, view};
@@ -28,6 +29,7 @@ pub use objects::{Orphans, destroy_objects, orphaned, reap_orphans, resume_pendi
 #[cfg(test)]
 pub(crate) use open::KEPT_FOR;
 pub use open::{Opening, after_close, open_here, present};
+pub use rights::{Right, Rights, right_of};
 
 use crate::counters::add;
 use crate::cx::Cx;
@@ -229,7 +231,7 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
         Request::Allocate { object, range, generation, server_lock } => {
             Box::pin(cx.allocate(object, range, generation, server_lock)).await
         }
-        Request::DataMap { object, offset, runs_max } => cx.data_map(object, offset, runs_max),
+        Request::DataMap { object, offset, runs_max } => cx.data_map(object, offset, runs_max).await,
         Request::Sync => cx.sync().await,
         Request::Spread { ino } => cx.spread(ino).await,
         Request::LockEnqueue { object, mode, range, extent } => cx.lock_enqueue(object, mode, range, extent).await,
@@ -253,6 +255,7 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
         | Request::Tunables { .. }
         | Request::Counters { .. }
         | Request::CompanyKnown { .. }
+        | Request::CompanyKept { .. }
         | Request::Map
         | Request::Join { .. }
         | Request::Ask { .. } => Err(Errno::Proto),

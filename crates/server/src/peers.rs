@@ -15,7 +15,7 @@
 mod callers;
 mod links;
 
-use crate::front::Front;
+use crate::front::{Eviction, Front};
 use crate::message::{Question, Told};
 use crate::records::SessionRecord;
 use crate::step::Step;
@@ -83,8 +83,8 @@ pub enum PeerQuestion {
         session: Begun,
         /// Why.
         why: String,
-        /// What it was answered may be gone: not even a mount that is alone may go on.
-        robbed: bool,
+        /// What it has done, or what was done to it.
+        how: Eviction,
     },
     /// `Done`: other mounts have come, by the master's switch of this number: tokens are granted from now on.
     Company(u64),

@@ -83,6 +83,7 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
         Question::MoveCheck(number) => Ok(Told::Outcome(intents::has_move_lock(target, number))),
         Question::Trim(cut) => trim(target, &cut).await,
         Question::Destroy(ino) => {
+            target.rights.borrow_mut().forget_file(ino);
             ops::destroy_objects(target, ino).await?;
             Ok(Told::DoneAt(target.starts))
         }
@@ -164,6 +165,16 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
             ops::resume_pending(worker, target).await?;
             Ok(Told::Done)
         }
+        Question::Unanswered(session, since_ns) => {
+            let now_ns = worker.now_ns();
+            let quiet_ns = now_ns.saturating_sub(since_ns);
+            Ok(Told::Outcome(
+                target.locks.is_unanswered(session, now_ns, quiet_ns)
+                    || target.tokens.is_unanswered(session, now_ns, quiet_ns)
+                    || target.glimpses.is_unanswered(session, now_ns, quiet_ns),
+            ))
+        }
+        Question::Right(session, ino) => ops::right_of(target, ino, session).map(Told::Right),
         Question::Reap => {
             ops::reap_orphans(worker, target);
             Ok(Told::Done)
@@ -269,6 +280,7 @@ async fn forget_session<E: Env>(
         target.forget_cut_off(&worker.env, vec![session]);
     }
     let touched = target.opens.borrow_mut().drop_session(session);
+    target.rights.borrow_mut().forget_session(session);
     target.opened_for.borrow_mut().retain(|(s, _, _), _| *s != session);
     target.opened_early.borrow_mut().retain(|(s, _, _)| *s != session);
     let logged = match room {

@@ -78,7 +78,7 @@ impl Seeds {
         if folder::zones(env, &config.data_dir)?.is_empty() && config.new_zones != NewZones::Refused {
             // Nothing is made for a server that could not be reached.
             for addr in &config.listen {
-                let listened = listen(env, addr).await?.local_addr();
+                let listened = listen(env, addr, config.socket_mode).await?.local_addr();
                 if config.advertise.is_empty() {
                     addrs.push(listened);
                 }
@@ -192,7 +192,7 @@ impl<E: Env> Server<E> {
         let disk = |e: Errno| ServerError::new(ServerErrorKind::Disk, format!("{}: {e}", worker.config.data_dir));
         let mut listeners = Vec::new();
         for addr in &worker.config.listen {
-            listeners.push(listen(&env, addr).await?);
+            listeners.push(listen(&env, addr, worker.config.socket_mode).await?);
         }
         let addrs: Vec<String> = listeners.iter().map(|l| l.local_addr()).collect();
         let connections = Connections::new();
@@ -330,9 +330,11 @@ impl<E: Env> Server<E> {
     }
 }
 
-async fn listen<E: Env>(env: &E, addr: &str) -> Result<E::Listener, ServerError> {
+async fn listen<E: Env>(env: &E, addr: &str, socket_mode: u32) -> Result<E::Listener, ServerError> {
     let failed = |e| ServerError::new(ServerErrorKind::Listen, format!("cannot listen on {e}; choose another address"));
-    env.listen(addr).await.map_err(|e: std::io::Error| failed(e))
+    let listener = env.listen(addr).await.map_err(|e: std::io::Error| failed(e))?;
+    listener.set_mode(socket_mode).map_err(failed)?;
+    Ok(listener)
 }
 
 /// Spawns a task that ends when the returned sender is dropped.

@@ -18,6 +18,7 @@ use crate::landing::{Landing, Landings};
 use crate::left_pages::LeftPages;
 use crate::locks::Locks;
 use crate::opens::Opens;
+use crate::ops::Rights;
 use crate::records::{self, ClusterRecord, HomeRecord, Item, SessionRecord};
 use crate::room_below::RoomBelow;
 use crate::slots::Slots;
@@ -118,6 +119,8 @@ pub struct Target<E: Env> {
     pub cut_off: RefCell<BTreeSet<SessionId>>,
     /// Open inodes.
     pub opens: RefCell<Opens>,
+    /// What sessions may do with stripes here of files of other targets.
+    pub rights: RefCell<Rights>,
     /// The last open for each slot of a session at a target that asked for one: number of the request, inode.
     pub opened_for: RefCell<OpenedFor>,
     /// Opens for sessions of an earlier run that had not said yet what they have open.
@@ -237,6 +240,7 @@ impl<E: Env> Target<E> {
             stopped: RefCell::default(),
             lost: recovered.lost,
             opens: RefCell::new(opens),
+            rights: RefCell::default(),
             opened_for: RefCell::default(),
             opened_early: RefCell::default(),
             represented: Cell::default(),

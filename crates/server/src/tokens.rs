@@ -234,6 +234,11 @@ impl Tokens {
         inner.outbox.extend(pushes);
     }
 
+    /// Whether the session has not answered a revocation for `quiet_ns`.
+    pub fn is_unanswered(&self, session: SessionId, now_ns: u64, quiet_ns: u64) -> bool {
+        self.inner.borrow().space.leaves_unanswered(session, now_ns, quiet_ns)
+    }
+
     /// Revocations to send.
     pub fn take_outbox(&self) -> Vec<(SessionId, Push)> {
         let mut inner = self.inner.borrow_mut();

@@ -110,6 +110,7 @@ pub struct Tunables {
     pub plan_tries: Tunable,
     callback_deadline_ms: Tunable,
     callback_again: Tunable,
+    deaf_ms: Tunable,
     contended_conflicts: Tunable,
     contended_fights: Tunable,
     contended_waited_ms: Tunable,
@@ -206,6 +207,13 @@ impl Tunables {
                 1,
                 (0, 1),
                 "callbacks that are not answered are sent again, every sixth of server.callback_deadline_ms",
+            ),
+            deaf_ms: Tunable::new(
+                "server.deaf_ms",
+                Milliseconds,
+                5000,
+                (0, HOUR_MS),
+                "how long a client whose connection is alive may be silent about what it was asked, before it is evicted; 0: as others",
             ),
             contended_conflicts: Tunable::new(
                 "server.contended_conflicts",
@@ -405,13 +413,19 @@ impl Tunables {
         if self.callback_again.is_on() { self.callback_deadline_ns() / 6 } else { u64::MAX }
     }
 
-    fn all(&self) -> [&Tunable; 28] {
+    /// How long a client that is alive may be silent; `None`: as long as others.
+    pub fn deaf(&self) -> Option<Duration> {
+        Some(self.deaf_ms.get()).filter(|ms| *ms > 0).map(Duration::from_millis)
+    }
+
+    fn all(&self) -> [&Tunable; 29] {
         [
             &self.session_grace_ms,
             &self.token_ms,
             &self.plan_tries,
             &self.callback_deadline_ms,
             &self.callback_again,
+            &self.deaf_ms,
             &self.contended_conflicts,
             &self.contended_fights,
             &self.contended_waited_ms,

@@ -196,6 +196,8 @@ pub struct Cluster {
     /// Choices that only several servers leave open.
     order: RefCell<Dice>,
     mounts: Cell<u64>,
+    /// Single messages are lost or late on connections that go on, as no stream does it: then who is silent about one is not deaf.
+    pub loses_messages: Cell<bool>,
 }
 
 impl Cluster {
@@ -214,6 +216,7 @@ impl Cluster {
         Cluster {
             servers: (0..shape.servers).map(|_| RefCell::default()).collect(),
             order: RefCell::new(Dice::new(seed, 9)),
+            loses_messages: Cell::new(false),
             sim,
             shape,
             env,

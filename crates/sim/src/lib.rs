@@ -11,6 +11,7 @@ pub mod callbacks;
 pub mod cluster;
 pub mod dice;
 pub mod generate;
+pub mod hostile;
 pub mod linear;
 pub mod observe;
 pub mod op;

@@ -1,6 +1,7 @@
 //! `amphi-sim`: runs seeds of the cluster simulator, or replays one.
 
 use amphi_sim::callbacks::Counts;
+use amphi_sim::hostile::{Guise, Tally};
 use amphi_sim::run::{Faults, Plan, Summary, run_plan};
 use clap::{Parser, ValueEnum};
 use std::ops::Range;
@@ -44,6 +45,9 @@ struct Args {
     /// Mounts do nothing but fight for few files, with locks asked for ahead, groups, and tunables that change.
     #[arg(long)]
     contention: bool,
+    /// In place of seeds: so many hostile inputs from each of a stranger, a mount of a user, a mount of root, a server, an administrator.
+    #[arg(long)]
+    hostile: Option<u64>,
     /// Prints every call as it happens.
     #[arg(long)]
     talk: bool,
@@ -85,10 +89,36 @@ fn range(text: &str) -> Result<Range<u64>, String> {
     Ok(number(from)?..number(to)?)
 }
 
+/// Hostile inputs in every guise; a cluster of its own for each `HOSTILE_STEP` of them.
+fn hostile(seed: u64, inputs: u64) -> ExitCode {
+    const HOSTILE_STEP: u64 = 5_000;
+    let mut failed = false;
+    for guise in Guise::ALL {
+        let mut sum = Tally::default();
+        for step in 0..inputs.div_ceil(HOSTILE_STEP) {
+            let (seed, inputs) = (seed + step, HOSTILE_STEP.min(inputs - step * HOSTILE_STEP));
+            match amphi_sim::hostile::run(seed, guise, inputs) {
+                Ok(tally) => sum.add(&tally),
+                Err(why) => {
+                    println!("{guise:?}, seed {seed}: {why}");
+                    println!("replay: cargo xtask hostile {inputs} {seed}");
+                    failed = true;
+                    break;
+                }
+            }
+        }
+        println!("{guise:?}: {sum:?}");
+    }
+    if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(level) = args.log {
         tracing_subscriber::fmt().with_max_level(level).without_time().with_ansi(false).init();
+    }
+    if let Some(inputs) = args.hostile {
+        return hostile(args.seed.unwrap_or(1), inputs);
     }
     let seeds = match (args.seed, args.seeds.clone()) {
         (Some(seed), _) => seed..seed + 1,

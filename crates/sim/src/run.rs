@@ -247,6 +247,7 @@ impl Run {
     fn all(mut self) -> Result<Summary, Box<Failure>> {
         if let Some(callbacks) = &self.callbacks {
             self.cluster.sim.set_courier(callbacks.clone());
+            self.cluster.loses_messages.set(true);
         }
         let count = self.dice.borrow_mut().within(1..5);
         let mut programs = Vec::new();

@@ -381,6 +381,7 @@ fn fill(servers: usize, targets: u16, mounts: usize, tasks: usize, seeds: std::o
         let cluster = Cluster::new(seed, shape);
         if seed % 2 == 0 {
             cluster.sim.set_courier(Callbacks::drawn(seed));
+            cluster.loses_messages.set(true);
         }
         println!("seed {seed}, {servers} servers");
         let (r, d) = cluster.sim.block_on(story(&cluster, seed, tasks)).expect("it ends");

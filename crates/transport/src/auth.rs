@@ -1,6 +1,6 @@
 //! Who may speak: the cluster key, the proofs of the handshake, and which addresses need a key.
 //!
-//! Owns: `ClusterKey` and its two proofs (HMAC-SHA256), `is_local`, `ServerAuth`. Does not own: the order of
+//! Owns: `ClusterKey` and its two proofs (HMAC-SHA256), `is_unix`, `ServerAuth`. Does not own: the order of
 //! the handshake (`handshake`). The proofs show that both ends know the key when the connection starts; what
 //! follows is neither encrypted nor signed, so a key protects a trusted network from strangers, not from
 //! whoever can change its packets.
@@ -11,10 +11,17 @@ use amphi_env::addr::Addr;
 use amphi_wire::handshake::{NONCE_BYTES, PROOF_BYTES};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// Fewest bytes of a cluster key: 128 bits.
 pub const KEY_BYTES_MIN: usize = 16;
+/// Fewest different bytes of a key: 16 random letters of 16 have 10 on average, and fewer than 7 once in 10,000 times.
+const KEY_DIFFERENT_MIN: usize = 7;
+/// So many bytes of a piece that come again are no chance.
+const KEY_REPEATED_MIN: usize = 4;
+/// Fewest different steps from one byte to the next: what was typed along a row or counted has one or two.
+const KEY_STEPS_MIN: usize = 4;
 
 /// A random number used once, chosen by one end.
 pub(crate) type Nonce = [u8; NONCE_BYTES];
@@ -23,27 +30,51 @@ pub(crate) type Nonce = [u8; NONCE_BYTES];
 #[derive(Clone)]
 pub struct ClusterKey(Vec<u8>);
 
-/// A key with fewer than `KEY_BYTES_MIN` bytes.
+/// Why a key is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeyTooShort {
-    /// Bytes found.
-    pub bytes: usize,
+pub enum WeakKey {
+    /// It has so many bytes, fewer than `KEY_BYTES_MIN`.
+    Short(usize),
+    /// It is one short piece again and again, a row of characters, or made of very few different ones: such keys are guessed.
+    Guessable,
 }
 
-impl fmt::Display for KeyTooShort {
+impl fmt::Display for WeakKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the cluster key has {} bytes, at least {KEY_BYTES_MIN} are needed", self.bytes)
+        match self {
+            WeakKey::Short(bytes) => {
+                write!(f, "the cluster key has {bytes} bytes, at least {KEY_BYTES_MIN} are needed")
+            }
+            WeakKey::Guessable => {
+                f.write_str("the cluster key can be guessed; make a random one: head -c 32 /dev/urandom | base64")
+            }
+        }
     }
 }
 
-impl std::error::Error for KeyTooShort {}
+impl std::error::Error for WeakKey {}
+
+/// Whether a key is so regular that it is among the first that somebody tries.
+fn is_guessable(key: &[u8]) -> bool {
+    let different = key.iter().collect::<BTreeSet<_>>().len();
+    let steps = key.windows(2).map(|w| w[1].wrapping_sub(w[0])).collect::<BTreeSet<_>>().len();
+    // What repeats a piece has no more secret than the piece.
+    let repeats = |period: usize| key[period..].iter().zip(key).all(|(later, earlier)| later == earlier);
+    let periods = 1..KEY_BYTES_MIN.min((key.len() + 1).saturating_sub(KEY_REPEATED_MIN));
+    different < KEY_DIFFERENT_MIN || steps < KEY_STEPS_MIN || periods.into_iter().any(repeats)
+}
 
 impl ClusterKey {
     /// A key from the content of a key file: white space at both ends is not part of it.
-    pub fn new(content: &[u8]) -> Result<ClusterKey, KeyTooShort> {
+    ///
+    /// Errors: it is too short, or can be guessed.
+    pub fn new(content: &[u8]) -> Result<ClusterKey, WeakKey> {
         let key = content.trim_ascii();
         if key.len() < KEY_BYTES_MIN {
-            return Err(KeyTooShort { bytes: key.len() });
+            return Err(WeakKey::Short(key.len()));
+        }
+        if is_guessable(key) {
+            return Err(WeakKey::Guessable);
         }
         Ok(ClusterKey(key.to_vec()))
     }
@@ -94,34 +125,62 @@ impl End {
 /// What a server asks of those who connect.
 #[derive(Clone, Debug, Default)]
 pub struct ServerAuth {
-    /// They must know this key; `None` serves anyone, on local addresses only.
+    /// They must know this key; `None` serves Unix sockets alone, on which the kernel says who comes.
     pub key: Option<ClusterKey>,
+    /// Whoever may connect to a Unix socket needs no key there; one that is shown is checked all the same.
+    pub unix_without_key: bool,
+    /// The user who serves. He and root may do everything; whoever else comes over a Unix socket acts as himself alone.
+    pub owner: u32,
 }
 
-/// Whether only processes of this machine can reach `addr` (`unix:PATH`, or `tcp:HOST:PORT` with a loopback
-/// host).
-pub fn is_local(addr: &str) -> bool {
-    match Addr::parse(addr) {
-        Ok(Addr::Unix(_)) => true,
-        Ok(Addr::Tcp(host, _)) => {
-            host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
-        }
-        Err(_) => false,
-    }
+/// Whether the kernel says who is at the other end of connections to `addr`: it does for `unix:PATH`. A loopback address is open to every
+/// user of the machine.
+pub fn is_unix(addr: &str) -> bool {
+    matches!(Addr::parse(addr), Ok(Addr::Unix(_)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Goal: only addresses that other machines cannot reach pass without a key. Method: a table.
+    /// Goal: only addresses on which the kernel says who comes pass without a key. Method: a table.
     #[test]
-    fn local_addresses() {
-        for addr in ["unix:/run/a.sock", "tcp:127.0.0.1:9", "tcp:127.3.2.1:0", "tcp:localhost:1", "tcp:[::1]:7"] {
-            assert!(is_local(addr), "{addr}");
+    fn addresses_without_a_key() {
+        for addr in ["unix:/run/a.sock", "unix:rel"] {
+            assert!(is_unix(addr), "{addr}");
         }
-        for addr in ["tcp:0.0.0.0:9", "tcp:[::]:7", "tcp:10.0.0.1:1", "tcp:example.org:1", "tcp:9", "other", ""] {
-            assert!(!is_local(addr), "{addr}");
+        for addr in ["tcp:127.0.0.1:9", "tcp:localhost:1", "tcp:[::1]:7", "tcp:0.0.0.0:9", "tcp:9", "other", ""] {
+            assert!(!is_unix(addr), "{addr}");
+        }
+    }
+
+    /// Goal: keys that somebody would try first are refused, and random ones are not. Method: a table; bytes and letters of a generator.
+    #[test]
+    fn keys_that_can_be_guessed() {
+        for weak in [
+            "aaaaaaaaaaaaaaaaaaaaaaaa",
+            "1234567890123456",
+            "passwordpassword",
+            "abcdefghijklmnopqrstuvwxyz",
+            "0123456789abcdef",
+            "abababababababababababab",
+            "00000000000000000000000000000001",
+            "amphifs.amphifs.amphifs.",
+        ] {
+            assert_eq!(ClusterKey::new(weak.as_bytes()).unwrap_err(), WeakKey::Guessable, "{weak}");
+        }
+        let mut state = 88_172_645_463_325_252u64;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 32) as u8
+        };
+        for _ in 0..2_000 {
+            let bytes: Vec<u8> = (0..16).map(|_| next() | 0x80).collect();
+            assert!(ClusterKey::new(&bytes).is_ok(), "{bytes:?}");
+            let hex: Vec<u8> = (0..32).map(|_| b"0123456789abcdef"[usize::from(next() >> 4)]).collect();
+            assert!(ClusterKey::new(&hex).is_ok(), "{hex:?}");
         }
     }
 
@@ -129,9 +188,9 @@ mod tests {
     /// input at a time.
     #[test]
     fn proofs_cover_everything() {
-        assert_eq!(ClusterKey::new(b" 123456789012345\n").unwrap_err(), KeyTooShort { bytes: 15 });
-        let key = ClusterKey::new(b"1234567890123456\n").unwrap();
-        let other = ClusterKey::new(b"1234567890123457").unwrap();
+        assert_eq!(ClusterKey::new(b" 123456789012345\n").unwrap_err(), WeakKey::Short(15));
+        let key = ClusterKey::new(b"a key for this t\n").unwrap();
+        let other = ClusterKey::new(b"a key for this u").unwrap();
         let (s, c) = ([1; NONCE_BYTES], [2; NONCE_BYTES]);
         let proof = key.proof(End::Client, &s, &c, b"hello");
         assert!(key.verify(End::Client, &s, &c, b"hello", &proof));

@@ -61,7 +61,7 @@ impl std::error::Error for LinkError {}
 /// Why a listener is not served.
 #[derive(Debug)]
 pub enum ServeError {
-    /// Other machines can reach the address and there is no cluster key.
+    /// The kernel does not say who connects to the address, and there is no cluster key.
     KeyNeeded {
         /// The address.
         addr: String,
@@ -72,7 +72,7 @@ impl fmt::Display for ServeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ServeError::KeyNeeded { addr } => {
-                write!(f, "{addr} can be reached from other machines, so it needs a cluster key: --key FILE")
+                write!(f, "{addr} can be reached by others, so it needs a cluster key: --key FILE")
             }
         }
     }

@@ -37,6 +37,15 @@ impl From<Ending> for NotWelcome {
     }
 }
 
+/// A text from the other end as it may be shown: what could move a terminal's cursor or imitate a line of the log is escaped.
+pub(crate) fn printable(text: &str) -> String {
+    let shown = |c: char| match c {
+        '\'' | '"' | '\\' => vec![c],
+        c => c.escape_debug().collect(),
+    };
+    text.chars().flat_map(shown).collect()
+}
+
 fn unexpected(message: &Message, instead_of: &str) -> Ending {
     Ending::Violation(format!("a {:?} came instead of a {instead_of}", message.kind()))
 }
@@ -51,7 +60,7 @@ pub(crate) async fn greet<E: Env>(
 ) -> Result<Welcome, NotWelcome> {
     let challenge = match inb.recv(&mut HandshakeOnly).await?.0 {
         Message::Challenge(c) => c,
-        Message::Refuse(r) => return Err(NotWelcome::Refused(r.reason)),
+        Message::Refuse(r) => return Err(NotWelcome::Refused(printable(&r.reason))),
         other => return Err(unexpected(&other, "challenge").into()),
     };
     let nonce = nonce(env);
@@ -59,7 +68,7 @@ pub(crate) async fn greet<E: Env>(
     out.send(Message::Hello(SignedHello { hello, nonce, proof })).await?;
     let signed = match inb.recv(&mut HandshakeOnly).await?.0 {
         Message::Welcome(w) => w,
-        Message::Refuse(r) => return Err(NotWelcome::Refused(r.reason)),
+        Message::Refuse(r) => return Err(NotWelcome::Refused(printable(&r.reason))),
         other => return Err(unexpected(&other, "welcome").into()),
     };
     if let Some(key) = key {
@@ -83,12 +92,14 @@ pub(crate) struct Guest {
     nonce: Nonce,
 }
 
-/// The server's side up to the client's proof. On an error the client has been told why, where it can be.
+/// The server's side up to the client's proof, of which there need be none if it may come `without_key`. On an error the client has been
+/// told why, where it can be.
 pub(crate) async fn challenge<E: Env>(
     env: &E,
     out: &mut Outbound<E>,
     inb: &mut Inbound<E>,
     key: Option<&ClusterKey>,
+    without_key: bool,
 ) -> Result<Guest, Ending> {
     let challenge = nonce(env);
     out.send(Message::Challenge(Challenge { nonce: challenge, keyed: key.is_some() })).await?;
@@ -102,7 +113,7 @@ pub(crate) async fn challenge<E: Env>(
     if version != VERSION {
         return Err(refuse(out, format!("this server speaks version {VERSION}, the client {version}")).await);
     }
-    if let Some(key) = key {
+    if let Some(key) = key.filter(|_| signed.proof.is_some() || !without_key) {
         let Some(proof) = &signed.proof else {
             return Err(refuse(out, "this cluster needs a key; give its file with --key".into()).await);
         };
@@ -137,5 +148,26 @@ impl Guest {
         let said = proven_bytes(&welcome);
         let proof = key.map(|k| k.proof(End::Server, &self.challenge, &self.nonce, &said));
         out.send(Message::Welcome(SignedWelcome { welcome, proof })).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::printable;
+
+    /// Goal: nothing from the other end reaches a terminal or the log as more than text of one line. Method: a table.
+    #[test]
+    fn only_text_is_shown() {
+        for plain in ["host:17", "1f 2e server-0", "cluster 'a' of \"b\" \\ c", "Gr\u{fc}n"] {
+            assert_eq!(printable(plain), plain);
+        }
+        for (foreign, shown) in [
+            ("a\nWARN all is well", "a\\nWARN all is well"),
+            ("\u{1b}[2Jgone", "\\u{1b}[2Jgone"),
+            ("\u{202e}gnp", "\\u{202e}gnp"),
+            ("\r\t\0", "\\r\\t\\0"),
+        ] {
+            assert_eq!(printable(foreign), shown);
+        }
     }
 }

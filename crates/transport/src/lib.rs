@@ -22,10 +22,10 @@ mod bell;
 mod handshake;
 mod pipe;
 
-pub use auth::{ClusterKey, KeyTooShort, ServerAuth, is_local};
+pub use auth::{ClusterKey, ServerAuth, WeakKey, is_unix};
 pub use error::{LinkError, ServeError};
 pub use link::{CallOptions, Link, LinkConfig, LinkEvents, Outcome, Recovery, Timeouts, ToldCall};
-pub use server::{ConnId, Connections, Handler, Incoming, Peer, ReplyRoute, check_listen, serve, serve_local};
+pub use server::{Alive, ConnId, Connections, Handler, Incoming, Peer, ReplyRoute, check_listen, serve, serve_local};
 
 #[cfg(test)]
 mod tests;

@@ -207,6 +207,12 @@ impl<E: Env> Outbound<E> {
 /// Decides about a frame whose header and body are sound, before its payload is received: where the payload
 /// shall lie relative to an aligned address, or why the connection ends.
 pub(crate) trait Gate {
+    /// Memory for a payload; it is dropped when the payload has arrived.
+    type Room;
+
+    /// Waits until there may be memory for a payload.
+    fn room(&mut self, bytes: usize) -> impl Future<Output = Self::Room>;
+
     fn admit(&mut self, kind: FrameKind, lane: Lane, id: RequestId, pad: u16) -> Result<usize, String>;
 
     /// Bytes of body of such a frame that may come before it is admitted.
@@ -219,6 +225,10 @@ pub(crate) trait Gate {
 pub(crate) struct HandshakeOnly;
 
 impl Gate for HandshakeOnly {
+    type Room = ();
+
+    async fn room(&mut self, _bytes: usize) {}
+
     fn admit(&mut self, kind: FrameKind, _: Lane, _: RequestId, _: u16) -> Result<usize, String> {
         if kind.is_handshake() { Ok(0) } else { Err(format!("a {kind:?} before the handshake is done")) }
     }
@@ -307,7 +317,10 @@ impl<E: Env> StreamRx<E> {
         let pad = gate.admit(head.kind, head.lane, head.id, head.pad).map_err(Ending::Violation)?;
         self.payload = match head.payload_len as usize {
             0 => None,
-            len => Some(self.fill(Buf::scratch_padded(pad, len)).await?),
+            len => {
+                let _room = gate.room(len).await;
+                Some(self.fill(Buf::scratch_padded(pad, len)).await?)
+            }
         };
         Ok(())
     }

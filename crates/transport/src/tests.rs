@@ -25,7 +25,7 @@ use std::time::Duration;
 
 /// Numbers from here on are held until `TestServer::release`.
 pub(super) const HELD: u64 = 1000;
-pub(super) const ADDR: &str = "tcp:127.0.0.1:7000";
+pub(super) const ADDR: &str = "unix:/run/server";
 
 pub(super) fn call(op: Request) -> Call {
     Call { target: TargetId(3), cred: Cred::root(), op }
@@ -89,6 +89,8 @@ pub(super) struct TestServer {
     pub(super) disconnected: RefCell<Vec<(ConnId, bool)>>,
     /// Address of the last payload, to see copies.
     pub(super) payload_at: Cell<usize>,
+    /// As whom the client of each session may act.
+    pub(super) bounds: RefCell<BTreeMap<SessionId, Option<Rc<Cred>>>>,
     /// Whether a request with a payload closes the connection under its answer.
     pub(super) drop_answers: Cell<bool>,
 }
@@ -107,6 +109,7 @@ impl TestServer {
             connected: RefCell::default(),
             disconnected: RefCell::default(),
             payload_at: Cell::new(0),
+            bounds: RefCell::default(),
             drop_answers: Cell::new(false),
         })
     }
@@ -182,6 +185,7 @@ impl Handler for TestServer {
     }
 
     fn call(self: Rc<Self>, request: Incoming) {
+        self.bounds.borrow_mut().insert(request.session, request.bound.clone());
         if let Request::Parent { dir } = request.call.op
             && dir.0 >= HELD
         {

@@ -453,6 +453,11 @@ pub enum Request {
         /// As `PagesLeft` named it.
         left: u64,
     },
+    /// `Done`: `Push::Company` has been read, and what is cached under the old rule is still in use. To the master.
+    CompanyKept {
+        /// Number of the change.
+        change: u64,
+    },
 }
 
 impl Request {

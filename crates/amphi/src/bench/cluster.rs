@@ -40,7 +40,11 @@ impl Cluster {
         let (data, mount) = (dir.join("data"), dir.join("mount"));
         std::fs::create_dir_all(&mount).during(|| format!("make {}", mount.display()))?;
         let (server, addr) = Program::server(&data, way)?;
-        let args: [&OsStr; 4] = ["mount".as_ref(), "--cluster".as_ref(), addr.as_ref(), mount.as_os_str()];
+        let mut args: Vec<&OsStr> = vec!["mount".as_ref(), "--cluster".as_ref(), addr.as_ref(), mount.as_os_str()];
+        let own = data.join(crate::cluster_key::OWN_KEY);
+        if own.exists() {
+            args.extend(["--key".as_ref(), own.as_os_str()]);
+        }
         let program = Program::start(&args, Some(&mount))?;
         Ok(Cluster { program, server: Some(server), mount, data })
     }

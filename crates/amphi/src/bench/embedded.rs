@@ -73,7 +73,9 @@ impl Remote {
         let (server, addr) = Program::server(&dir.join("data"), way)?;
         let config = process::client_config(None, &[])?;
         let (ended, _) = mpsc::channel();
-        let running = process::start_client(vec![addr], None, super::DEFAULT_SPINS.1, config, ended)?;
+        let own = dir.join("data").join(crate::cluster_key::OWN_KEY);
+        let key = crate::cluster_key::read(own.exists().then_some(own.as_path()))?.map(|(_, key)| key);
+        let running = process::start_client(vec![addr], key, super::DEFAULT_SPINS.1, config, ended)?;
         let client = running.client.clone();
         Ok(Remote { running: Some(running), client, server: Some(server), dir: dir.to_path_buf() })
     }

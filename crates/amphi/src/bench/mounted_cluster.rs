@@ -9,6 +9,8 @@ use crate::failure::{During, Outcome};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// What is started.
@@ -47,6 +49,8 @@ impl Mounts {
             let key = dir.join("key");
             std::fs::create_dir_all(dir).during(|| format!("make {}", dir.display()))?;
             std::fs::write(&key, KEY).during(|| format!("write {}", key.display()))?;
+            std::fs::set_permissions(&key, Permissions::from_mode(0o600))
+                .during(|| format!("protect {}", key.display()))?;
             with.extend(["--key".into(), key.into()]);
         }
         let mut all = Mounts {

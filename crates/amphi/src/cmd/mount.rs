@@ -1,6 +1,7 @@
 //! `amphi mount`: the client side alone.
 
 use super::up::{Mounting, spin_us};
+use crate::cluster_key;
 use crate::failure::Outcome;
 use crate::process::{self, Stop};
 use clap::Args;
@@ -30,12 +31,12 @@ impl Mount {
     /// Runs until a signal or an unmount ends it.
     pub fn run(self) -> Outcome {
         process::check_mount_point(&self.dir)?;
-        let key = process::read_key(self.key.as_deref())?.map(|(_, key)| key);
+        let key = cluster_key::read(self.key.as_deref())?.map(|(_, key)| key);
         let client = self.mounting.client_config()?;
         let stop = Stop::on_signals()?;
         let spin = Duration::from_micros(self.link_spin_us);
         let running = process::start_client(self.cluster.clone(), key, spin, client, stop.also())?;
-        let options = self.mounting.options(self.cluster.join(","), &self.dir);
+        let options = self.mounting.options(self.cluster.join(","), &self.dir, true);
         let mounted = process::set_on_servers(&running.client, &self.mounting.set)
             .and_then(|()| process::mount(running.client.clone(), &options, stop.also()));
         let session = match mounted {

@@ -1,6 +1,7 @@
 //! `amphi server`: the storage side alone.
 
-use super::up::{Storage, spin_us};
+use super::up::{Storage, socket_mode, spin_us};
+use crate::cluster_key::{self, OwnKey};
 use crate::config_file::{ConfigFile, EXAMPLE};
 use crate::failure::{Failure, Outcome};
 use crate::process::{self, AtEnd, Stop};
@@ -56,7 +57,8 @@ pub struct Server {
     /// Server of the cluster to be part of; may be repeated, they are tried in turn. Without, this is the master
     #[arg(long, value_name = "ADDR")]
     join: Vec<String>,
-    /// File with the cluster key (at least 16 bytes); needed for addresses that other machines reach
+    /// File with the cluster key (at least 16 random bytes, mode 0600) [default on TCP: one that the first server makes, cluster.key in its data
+    /// folder]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Worker threads; targets are spread over them [default: 1]
@@ -68,6 +70,9 @@ pub struct Server {
     /// Whether the zones lie on rotating disks; auto looks at their devices [default: auto]
     #[arg(long, value_name = "WHETHER")]
     rotational: Option<Rotational>,
+    /// Permission bits of Unix sockets to listen on: who may connect. Others than root and this user act there as themselves alone [default: 0600]
+    #[arg(long, value_name = "MODE", value_parser = socket_mode)]
+    socket_mode: Option<u32>,
     /// End when this process, which must be the parent, does
     #[arg(long, hide = true, value_name = "PID")]
     with_parent: Option<i32>,
@@ -79,7 +84,7 @@ fn or<T>(mine: Vec<T>, theirs: Vec<T>) -> Vec<T> {
 
 impl Server {
     /// Options and file together.
-    fn settings(&self) -> Outcome<(Storage, ServerConfig)> {
+    fn settings(&self) -> Outcome<(Storage, ServerConfig, Option<OwnKey>)> {
         let file = self.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
         let Some(data) = self.data.clone().or(file.data) else {
             return Err(Failure::refused("where are the zones? give --data DIR, or data in the configuration file"));
@@ -94,6 +99,7 @@ impl Server {
             worker_spin_us: self.worker_spin_us.or(file.worker_spin_us).unwrap_or(200),
             rotational: self.rotational.or(file.rotational).unwrap_or_default(),
             format: self.format,
+            socket_mode: self.socket_mode.or(file.socket_mode).unwrap_or(0o600),
         };
         let mut config = storage.config()?;
         config.new_zones = if self.format { NewZones::Wanted } else { NewZones::Refused };
@@ -109,9 +115,11 @@ impl Server {
         config.name = self.name.clone().or(file.name).unwrap_or_else(process::host_name);
         process::settle_addresses(&mut config)?;
         let key = self.key.clone().or(file.key);
-        config.key = process::read_key(key.as_deref())?.map(|(bytes, _)| bytes);
+        config.key = cluster_key::read(key.as_deref())?.map(|(bytes, _)| bytes);
+        config.socket_mode = storage.socket_mode;
+        let own = process::own_key(&mut config, &storage.data)?;
         process::complete(&mut config);
-        Ok((storage, config))
+        Ok((storage, config, own))
     }
 
     /// Serves until a signal.
@@ -123,14 +131,14 @@ impl Server {
         if let Some(parent) = self.with_parent {
             members::end_with(parent)?;
         }
-        let (storage, config) = self.settings()?;
-        serve(config, storage.workers())
+        let (storage, config, own) = self.settings()?;
+        serve(config, storage.workers(), own)
     }
 }
 
 /// Serves until a signal, or a panic of a worker.
 #[expect(clippy::disallowed_methods, reason = "the thread that waits for the workers")]
-fn serve(config: ServerConfig, workers: WorkerConfig) -> Outcome {
+fn serve(config: ServerConfig, workers: WorkerConfig, own: Option<OwnKey>) -> Outcome {
     let stop = Stop::on_signals()?;
     let (end, ends) = oneshot::channel::<()>();
     let (up, is_up) = mpsc::channel();
@@ -165,13 +173,17 @@ fn serve(config: ServerConfig, workers: WorkerConfig) -> Outcome {
             Ok(_) | Err(mpsc::RecvTimeoutError::Disconnected) => None,
         },
     };
+    let mut kept = Ok(());
     if let Some(addrs) = addrs {
-        process::say_ready(addrs.join(" "));
-        stop.wait();
+        kept = own.map_or(Ok(()), |own| own.keep());
+        if kept.is_ok() {
+            process::say_ready(addrs.join(" "));
+            stop.wait();
+        }
     }
     let _ = end.send(());
     match thread.join() {
-        Ok(result) => result.map_err(process::server_failure),
+        Ok(result) => result.map_err(process::server_failure).and(kept),
         Err(_) => Err(process::panicked()),
     }
 }
@@ -204,7 +216,7 @@ mod tests {
             false
         });
         let ended = if part.ends_with("server") {
-            serve(config, WorkerConfig::default())
+            serve(config, WorkerConfig::default(), None)
         } else {
             let (client, (ended, _)) = (client_config(None, &[]).expect("a client"), mpsc::channel());
             start_cluster(config, WorkerConfig::default(), client, Around::default(), ended).map(drop)

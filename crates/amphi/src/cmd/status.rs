@@ -1,7 +1,7 @@
 //! `amphi status`: servers, targets, space and clients of a cluster, asked through a mount or directly.
 
 use crate::failure::{Failure, Outcome};
-use crate::{control, process, size};
+use crate::{cluster_key, control, process, size};
 use amphi_client::status;
 use amphi_env::{Env, RealEnv};
 use amphi_transport::{CallOptions, ClusterKey, Link, LinkConfig, LinkEvents, Recovery};
@@ -52,7 +52,7 @@ impl Status {
         let text = if self.cluster.is_empty() {
             control::read_long(&control::find_mount(self.mount, "")?, "user.amphi.status")?
         } else {
-            let key = process::read_key(self.key.as_deref())?.map(|(_, key)| key);
+            let key = cluster_key::read(self.key.as_deref())?.map(|(_, key)| key);
             RealEnv::run(Duration::ZERO, |env| ask(env, self.cluster, key)).map_err(|e| process::link_failure(&e))?
         };
         let json: Value =

@@ -1,5 +1,6 @@
 //! `amphi up`: server and mount in one process, in the foreground; further servers as children.
 
+use crate::cluster_key;
 use crate::failure::{Failure, Outcome};
 use crate::known_folders::KnownFolders;
 use crate::members::{Members, SERVERS_MAX, Site};
@@ -52,6 +53,15 @@ pub struct Storage {
     /// disk may not be mounted
     #[arg(long)]
     pub format: bool,
+    /// Permission bits of Unix sockets to listen on: who may connect. Others than root and this user act there as themselves alone
+    #[arg(long, value_name = "MODE", value_parser = socket_mode, default_value = "0600")]
+    pub socket_mode: u32,
+}
+
+/// Permission bits of a socket, octal.
+pub fn socket_mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text.trim_start_matches("0o"), 8).ok().filter(|mode| *mode <= 0o777);
+    mode.ok_or_else(|| "give permission bits as chmod has them, for instance 0660".to_string())
 }
 
 impl Storage {
@@ -123,9 +133,10 @@ impl Mounting {
         Ok(config)
     }
 
-    /// As the mount wants it.
-    pub fn options(&self, source: String, dir: &std::path::Path) -> MountOptions {
+    /// As the mount wants it. `shared`: others than this process can change what is mounted.
+    pub fn options(&self, source: String, dir: &std::path::Path, shared: bool) -> MountOptions {
         MountOptions {
+            shared,
             source,
             dir: dir.to_path_buf(),
             spin: Duration::from_micros(self.fuse_spin_us),
@@ -147,7 +158,7 @@ pub struct Up {
     /// Also listen on this address, for other mounts, further servers and `amphi status`: unix:PATH or tcp:HOST:PORT; may be repeated
     #[arg(long, value_name = "ADDR")]
     listen: Vec<String>,
-    /// File with the cluster key (at least 16 bytes); needed to listen where other machines reach
+    /// File with the cluster key (at least 16 random bytes, mode 0600) [default on TCP: one that is made, cluster.key in the data folder]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Servers: the first in this process, each further one in a process and a folder of its own, with as many targets; a
@@ -183,21 +194,27 @@ impl Up {
         config.new_zones = self.new_zones(&site, &known)?;
         config.listen = self.listen.clone();
         process::settle_addresses(&mut config)?;
-        config.key = process::read_key(self.key.as_deref())?.map(|(bytes, _)| bytes);
+        config.key = cluster_key::read(self.key.as_deref())?.map(|(bytes, _)| bytes);
+        config.socket_mode = self.storage.socket_mode;
+        let own = process::own_key(&mut config, &self.storage.data)?;
         process::check_mount_point(&self.mount)?;
         process::check_apart(&self.storage.data, &self.mount)?;
         let client = self.mounting.client_config()?;
         let stop = Stop::on_signals()?;
+        let key = self.key.clone().or_else(|| own.as_ref().map(|own| own.path.clone()));
+        let keep = move || own.map_or(Ok(()), |own| own.keep());
         if site.servers == 1 {
-            return self.serve(config, client, Around::default(), stop, &site, &known);
+            let around = Around { before: Some(Box::new(keep)), after: None };
+            return self.serve(config, client, around, stop, &site, &known);
         }
         site.lead(&mut config);
         config.check().map_err(process::server_failure)?;
         let new = site.make()?;
         let members = Arc::<Mutex<Option<Members>>>::default();
-        let (args, running) = (site.members(&self.storage, self.key.as_deref()), members.clone());
+        let (args, running) = (site.members(&self.storage, key.as_deref()), members.clone());
         let around = Around {
             before: Some(Box::new(move || {
+                keep()?;
                 let started = Members::start(args)?;
                 *running.lock().unwrap_or_else(PoisonError::into_inner) = Some(started);
                 Ok(())
@@ -261,7 +278,7 @@ impl Up {
             );
         }
         let data = std::path::absolute(&self.storage.data).unwrap_or(self.storage.data);
-        let options = self.mounting.options(data.display().to_string(), &self.mount);
+        let options = self.mounting.options(data.display().to_string(), &self.mount, !self.listen.is_empty());
         let mounted = process::set_on_servers(&running.client, &self.mounting.set)
             .and_then(|()| process::mount(running.client.clone(), &options, stop.also()));
         let session = match mounted {

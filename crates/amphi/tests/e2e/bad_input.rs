@@ -27,7 +27,7 @@ fn wrong_surroundings() {
     let place = Place::new();
     let (data, mount) = (place.text("data"), place.text("mount"));
     refused(&["up", "--data", &data, "--mount", &place.text("none")], "none");
-    fs::write(place.path("file"), b"").expect("write");
+    place.key("file", "");
     refused(&["up", "--data", &data, "--mount", &place.text("file")], "not a directory");
     refused(&["up", "--data", &place.text("file"), "--mount", &mount], "file");
     refused(&["up", "--data", &data, "--mount", &mount, "--targets", "0"], "targets");
@@ -47,7 +47,14 @@ fn wrong_surroundings() {
     refused(&["mount", "--cluster", "smoke:signals", &mount], "smoke");
     refused(&["mount", "--cluster", &format!("unix:{}", place.text("sock")), &mount], "is `amphi server` running");
     refused(&["status", "--cluster", "tcp:127.0.0.1:1"], "is `amphi server` running");
-    refused(&["server", "--data", &data, "--listen", "tcp:0.0.0.0:0"], "--key FILE");
+    let joining = ["server", "--data", &data, "--listen", "tcp:127.0.0.1:0", "--join", "tcp:127.0.0.1:1"];
+    refused(&joining, "the key of its cluster");
+    place.key("guessed", "1234567890123456");
+    refused(
+        &["server", "--data", &data, "--listen", "tcp:0.0.0.0:0", "--key", &place.text("guessed")],
+        "can be guessed",
+    );
+    refused(&["server", "--data", &data, "--listen", "unix:x", "--socket-mode", "0999"], "permission bits");
     refused(&["server", "--data", &data, "--listen", "tcp:127.0.0.1:99999"], "port");
     refused(&["server", "--data", &data, "--listen", "tcp:0.0.0.0:0", "--key", &place.text("none")], "cluster key");
     refused(&["server", "--data", &data, "--listen", "tcp:0.0.0.0:0", "--key", &place.text("file")], "at least 16");
@@ -108,8 +115,8 @@ fn several_mounts_are_named() {
 #[test]
 fn strangers_of_a_server() {
     let place = Place::new();
-    for (name, key) in [("key", "0123456789abcdef0123"), ("other", "another key that is long")] {
-        fs::write(place.path(name), key).expect("write");
+    for (name, key) in [("key", "a key that nobody guesses"), ("other", "another key that is long")] {
+        place.key(name, key);
     }
     fs::create_dir(place.path("mount2")).expect("mkdir");
     let (data, addr, key) = (place.text("data"), format!("unix:{}", place.text("sock")), place.text("key"));

@@ -278,8 +278,8 @@ fn copy_folder(from: &Path, to: &Path) {
 #[test]
 fn servers_that_do_not_belong() {
     let place = Place::new();
-    for (name, key) in [("key", "0123456789abcdef0123"), ("other", "another key that is long")] {
-        fs::write(place.path(name), key).expect("write");
+    for (name, key) in [("key", "a key that nobody guesses"), ("other", "another key that is long")] {
+        place.key(name, key);
     }
     let (key, other, master) = (place.text("key"), place.text("other"), addr(&place, 0));
     let small = ["--targets", "1", "--zone-size", "64M", "--log-size", "8M"];
@@ -352,7 +352,7 @@ fn a_server_from_a_file() {
         .replace("tcp:10.0.0.1:7100", &addr(&place, 0))
         .replace("# zone_size = \"1T\"", "zone_size = \"128M\"");
     fs::write(place.path("server.toml"), text).expect("write");
-    fs::write(place.path("cluster.key"), "0123456789abcdef0123").expect("write");
+    place.key("cluster.key", "a key that nobody guesses");
     let from_file = ["server", "--config", &place.text("server.toml"), "--name", "beta"];
     refused(&from_file, "--format");
     assert!(!place.path("zones").exists(), "nothing is made that nobody asked for");

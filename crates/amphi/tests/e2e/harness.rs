@@ -93,6 +93,11 @@ impl Daemon {
         Starting::spawn(command)
     }
 
+    /// A process that runs.
+    pub fn of(child: Child) -> Daemon {
+        Daemon { child: Some(child) }
+    }
+
     /// Nothing that runs.
     pub fn none() -> Daemon {
         Daemon { child: None }
@@ -145,6 +150,14 @@ pub struct Place {
 }
 
 impl Place {
+    /// Writes a cluster key that its user alone can read; its path.
+    pub fn key(&self, name: &str, key: &str) -> String {
+        std::fs::write(self.path(name), key).expect("write");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(self.path(name), mode).expect("chmod");
+        self.text(name)
+    }
+
     /// A fresh folder with `data` and `mount` in it.
     pub fn new() -> Place {
         let root = tempfile::tempdir().expect("temporary folder");

@@ -37,6 +37,7 @@ mod space;
 mod stopped;
 mod surroundings;
 mod together;
+mod trust;
 mod two_mounts;
 mod units;
 mod users;

@@ -110,7 +110,7 @@ fn links_are_cut_and_restored() {
         eprintln!("skipped: network name spaces may not be made here; run as root");
         return;
     };
-    fs::write(place.path("key"), "0123456789abcdef0123").expect("write");
+    place.key("key", "a key that nobody guesses");
     let starting: Vec<Starting> = (0..SERVERS).map(|k| server(&network, &place, k)).collect();
     let servers: Vec<Daemon> = starting.into_iter().map(Starting::ready).collect();
     let dirs: Vec<_> =

@@ -380,7 +380,11 @@ impl Server {
                 let known_to = blocks.iter().nth(runs_max).map(|run| run.start);
                 Reply::DataMap { runs: blocks.iter().take(runs_max).collect(), known_to }
             }
-            Request::Sync | Request::Goodbye | Request::Revoked { .. } | Request::CompanyKnown { .. } => Reply::Done,
+            Request::Sync
+            | Request::Goodbye
+            | Request::Revoked { .. }
+            | Request::CompanyKnown { .. }
+            | Request::CompanyKept { .. } => Reply::Done,
             Request::Map | Request::Join { .. } | Request::Ask { .. } => return Err(Errno::Proto),
             Request::RepresentFileLocks { .. } => return Err(Errno::Proto),
             Request::Spread { ino } => {

@@ -206,7 +206,7 @@ impl<E: Env> Front<E> {
     }
 
     /// Says to targets and mounts what is in force from now on. Without company, targets are told later (`part_company`).
-    async fn announce(&self, company: bool) -> Result<()> {
+    async fn announce(self: &Rc<Self>, company: bool) -> Result<()> {
         if self.rule.company.replace(company) == company {
             return Ok(());
         }
@@ -226,7 +226,7 @@ impl<E: Env> Front<E> {
     }
 
     /// Tells a mount what is in force, if it does not know and can be reached.
-    pub(super) fn tell_company(&self, session: SessionId) {
+    pub(super) fn tell_company(self: &Rc<Self>, session: SessionId) {
         let (change, now_ns) = (self.rule.change(), self.worker.now_ns());
         let behind = match self.sessions.borrow_mut().get_mut(&session) {
             Some(e) if e.role == Role::Mount && e.conn.is_some() && e.known < change => {
@@ -247,6 +247,14 @@ impl<E: Env> Front<E> {
         }
         self.ring();
         self.look_alone();
+    }
+
+    /// `Request::CompanyKept`.
+    pub(super) fn company_kept(&self, session: SessionId, change: u64) {
+        let now_ns = self.worker.now_ns();
+        if let Some(entry) = self.sessions.borrow_mut().get_mut(&session).filter(|_| change == self.rule.change()) {
+            entry.kept_ns = now_ns;
+        }
     }
 
     fn stands(&self, entry: &Entry, now_ns: u64) -> Stands {

@@ -6,7 +6,7 @@
 //! Invariant: a session's state is `Ending` before the first target is told, and its entry goes when the last one has been
 //! and nothing of it is being executed.
 
-use super::{FINISH, Front, HOLDER_LOOK, LOOK, State};
+use super::{Eviction, FINISH, Front, HOLDER_LOOK, LOOK, State};
 use crate::counters::add;
 use crate::message::Question;
 use crate::worker::Worker;
@@ -60,11 +60,18 @@ impl<E: Env> Front<E> {
     pub fn evict(self: &Rc<Self>, session: SessionId, why: &str) {
         if let Some(member) = self.cluster().filter(|c| !c.is_master()) {
             tracing::warn!("a session is evicted: {why}");
-            return member.evict_here(session, why, false);
+            return member.evict_here(session, why, Eviction::Silent);
         }
         let Some(name) = self.name_to_end(session) else { return };
         tracing::warn!("session of {name} is evicted: {why}");
         self.end_now(session, SessionEnd::CutOff);
+    }
+
+    /// Ends a session that is alive and does not answer: what it still uses counts no more.
+    pub(crate) fn end_deaf(self: &Rc<Self>, session: SessionId, why: &str) {
+        let Some(name) = self.name_to_end(session) else { return };
+        tracing::warn!("session of {name} is evicted: {why}");
+        self.end_now(session, SessionEnd::Stopped);
     }
 
     /// After a loss of power: all sessions end.

@@ -143,6 +143,9 @@ impl<E: Env> Cx<E> {
 
     /// `Request::SetAttr`.
     pub async fn setattr(&self, ino: Ino, set: SetAttr) -> Result<Reply> {
+        // That an open has checked the permission is believed of who has it open.
+        let is_writer = self.target.opens.borrow().access(self.session, ino).is_some_and(|a| a.write);
+        let set = SetAttr { open_for_write: set.open_for_write && is_writer, ..set };
         self.reserve(if self.may_extend(ino, &set)? { 256 } else { 0 }).await?;
         let guard = self.target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
         self.target.meta.borrow().check_setattr(&self.cred, ino, &set, self.now)?;
@@ -316,6 +319,9 @@ impl<E: Env> Cx<E> {
             let mut meta = self.target.meta.borrow_mut();
             if meta.inode(ino)?.kind != Kind::File {
                 return Err(Errno::Inval);
+            }
+            if !self.target.opens.borrow().access(self.session, ino).is_some_and(|a| a.write) {
+                return Err(Errno::BadFd);
             }
             meta.mark_spread(ino, &mut txn)?;
             let view = plain_view(&meta, ino, meta.inode(ino)?);

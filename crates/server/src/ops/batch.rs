@@ -10,6 +10,7 @@
 //! other, so that their new blocks lie together where there is room, and neighbours are one disk write.
 
 use super::payload::{self, Piece};
+use super::rights::Touch;
 use crate::counters::add;
 use crate::cx::Cx;
 use crate::edges::Image;
@@ -97,13 +98,19 @@ impl<E: Env> Cx<E> {
         results: &mut Vec<Result<()>>,
         last: bool,
     ) -> Result<()> {
+        let mut outcomes: Vec<Result<()>> = Vec::with_capacity(parts.len());
+        for part in parts {
+            outcomes.push(self.check_object(part.object, Touch::Change).await);
+        }
         let spans = self.batch_spans(parts).await;
-        let mut outcomes: Vec<Result<()>> = vec![Ok(()); parts.len()];
         let mut planned = Vec::with_capacity(parts.len());
         let mut at = 0;
         for (index, part) in parts.iter().enumerate() {
             let bytes = &bytes[at..at + part.len as usize];
             at += part.len as usize;
+            if outcomes[index].is_err() {
+                continue;
+            }
             match self.plan_part(part).await {
                 Ok(plan) => planned.push(Planned { index, part, bytes, plan, edges: Vec::new() }),
                 Err(e) => outcomes[index] = Err(e),
@@ -150,7 +157,7 @@ impl<E: Env> Cx<E> {
                 bytes += u64::from(p.part.len);
                 freed.absorb(self.target.data.borrow_mut().commit_write(p.plan, p.part.mtime, &mut txn));
                 if p.part.object.stripe == 0 {
-                    self.note_write(p.part.object, false, &mut txn);
+                    self.note_write(p.part.object, self.is_for_a_user(), &mut txn);
                 }
             }
             add(&self.worker.counters.write_bytes, bytes);
@@ -182,13 +189,10 @@ impl<E: Env> Cx<E> {
     }
 
     async fn plan_part(&self, part: &BatchPart) -> Result<WritePlan> {
-        self.check_object(part.object)?;
         if self.is_unopened(part.object) {
             return Err(Errno::Again);
         }
-        if part.object.stripe == 0 {
-            self.target.check_file(part.object.ino)?;
-        }
+        self.check_again(part.object)?;
         let generation = self.generation(part.object, part.generation, false);
         let fresh = self.fresh();
         self.plan(|data| data.plan_write(part.object, part.range(), generation, fresh)).await

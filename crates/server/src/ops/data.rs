@@ -10,6 +10,7 @@
 //! lies: only what belongs to a smaller segment, or lies at a foreign alignment, is copied.
 
 use super::payload::{self, Piece};
+use super::rights::Touch;
 use crate::counters::add;
 use crate::cx::Cx;
 use crate::edges::{Edge, Image};
@@ -48,14 +49,6 @@ pub(super) fn write_growth(len: u64) -> u64 {
 }
 
 impl<E: Env> Cx<E> {
-    pub(super) fn check_object(&self, object: ObjectId) -> Result<()> {
-        // Stripe 0 lives with the inode; where other stripes live depends on the layout, which their owner knows.
-        if object.stripe == 0 && object.ino.target() != self.target.id {
-            return Err(Errno::Inval);
-        }
-        Ok(())
-    }
-
     pub(super) async fn lock(
         &self,
         object: ObjectId,
@@ -92,7 +85,7 @@ impl<E: Env> Cx<E> {
 
     /// `Request::Read`.
     pub async fn read(&self, object: ObjectId, range: ByteRange, server_lock: bool) -> Result<(Reply, Option<Buf>)> {
-        self.check_object(object)?;
+        self.check_object(object, Touch::Look).await?;
         if range.len() > PAYLOAD_MAX as u64 || range.is_empty() || range.end > FILE_MAX {
             return Err(Errno::Inval);
         }
@@ -133,7 +126,8 @@ impl<E: Env> Cx<E> {
         kill_suidgid: bool,
         payload: Option<Buf>,
     ) -> Result<Reply> {
-        self.check_object(object)?;
+        self.check_object(object, Touch::Change).await?;
+        let kill_suidgid = kill_suidgid || self.is_for_a_user();
         let payload = payload.filter(|p| !p.is_empty()).ok_or(Errno::Inval)?;
         let range = ByteRange::at(offset, payload.len() as u64);
         if range.end > FILE_MAX {
@@ -199,9 +193,7 @@ impl<E: Env> Cx<E> {
     ) -> Result<Reply> {
         let mut since_ns = self.worker.now_ns();
         let span = self.target.spans.take_bytes(object, range).await;
-        if object.stripe == 0 {
-            self.target.check_file(object.ino)?;
-        }
+        self.check_again(object)?;
         let generation = self.generation(object, generation, server_lock);
         let edges = self.target.edges.enter(object, range);
         self.target.below.mind(&self.target, range.len());
@@ -409,6 +401,12 @@ impl<E: Env> Cx<E> {
         Ok(Written { landing, images, bases })
     }
 
+    /// Whether the request comes from a client that speaks for one user alone, who takes setuid and setgid away with whatever he writes: mounts
+    /// that speak for everybody name the super-user here and say it themselves.
+    pub(super) fn is_for_a_user(&self) -> bool {
+        self.cred.uid != 0
+    }
+
     /// Brings the inode up to a change of stripe 0, which lies beside it.
     pub(super) fn note_write(&self, object: ObjectId, kill_suidgid: bool, txn: &mut Txn) {
         let ino = object.ino;
@@ -439,14 +437,12 @@ impl<E: Env> Cx<E> {
         mtime: Timespec,
         server_lock: bool,
     ) -> Result<Reply> {
-        self.check_object(object)?;
+        self.check_object(object, Touch::Change).await?;
         let _lock = self.lock(object, Mode::Write, range, server_lock).await?;
         self.reserve(if self.splits(object, range) { 256 } else { 0 }).await?;
         let _changing = self.change_unopened(object).await;
         let _span = self.span(object, range, Hold::Exclusive).await;
-        if object.stripe == 0 {
-            self.target.check_file(object.ino)?;
-        }
+        self.check_again(object)?;
         let _landing = self.land()?;
         let _changed = self.overwriting(object.ino, range);
         let generation = self.generation(object, generation, true);
@@ -464,7 +460,7 @@ impl<E: Env> Cx<E> {
             let mut txn = Txn::default();
             let freed = self.target.data.borrow_mut().commit_trim(plan, mtime, &mut txn);
             if object.stripe == 0 {
-                self.note_write(object, false, &mut txn);
+                self.note_write(object, self.is_for_a_user(), &mut txn);
             }
             let lsn = self.append(txn, order, &Reply::Done, None);
             self.target.release_later(lsn, freed);
@@ -492,16 +488,14 @@ impl<E: Env> Cx<E> {
         generation: u64,
         server_lock: bool,
     ) -> Result<Reply> {
-        self.check_object(object)?;
+        self.check_object(object, Touch::Change).await?;
         if range.end > FILE_MAX || range.is_empty() {
             return Err(Errno::FileTooBig);
         }
         let _lock = self.lock(object, Mode::Write, range, server_lock).await?;
         let _changing = self.change_unopened(object).await;
         let _span = self.span(object, range, Hold::Exclusive).await;
-        if object.stripe == 0 {
-            self.target.check_file(object.ino)?;
-        }
+        self.check_again(object)?;
         let _landing = self.land()?;
         let generation = self.generation(object, generation, true);
         let step = self.target.record_blocks_max() * BLOCK;
@@ -515,7 +509,7 @@ impl<E: Env> Cx<E> {
             self.target.below.mind(&self.target, part.len());
             self.plan(|data| data.allocate(object, part, generation, Preallocate::KeepEnd, &mut txn)).await?;
             if object.stripe == 0 {
-                self.note_write(object, false, &mut txn);
+                self.note_write(object, self.is_for_a_user(), &mut txn);
             }
             last = if end == range.end {
                 self.append(txn, Order::Plain, &Reply::Done, None)
@@ -529,8 +523,8 @@ impl<E: Env> Cx<E> {
     }
 
     /// `Request::DataMap`.
-    pub fn data_map(&self, object: ObjectId, offset: u64, runs_max: u32) -> Result<Reply> {
-        self.check_object(object)?;
+    pub async fn data_map(&self, object: ObjectId, offset: u64, runs_max: u32) -> Result<Reply> {
+        self.check_object(object, Touch::Look).await?;
         let runs_max = runs_max.clamp(1, DATA_RUNS_MAX) as usize;
         let (runs, known_to) = self.target.data.borrow().data_runs(object, offset, runs_max);
         Ok(Reply::DataMap { runs, known_to })

@@ -338,8 +338,15 @@ impl<E: Env> Cx<E> {
             let early = self.target.opened_early.borrow();
             let kept = kept.iter().chain(early.iter()).filter(|(s, _, _)| *s == self.session);
             let kept = kept.map(|(_, ino, access)| (*ino, *access));
-            for (ino, access) in opens.into_iter().chain(kept) {
-                if self.target.meta.borrow().inode(ino).is_ok() {
+            let meta = self.target.meta.borrow();
+            // A client that speaks for one user alone is believed what he might open now.
+            let may = |ino: Ino, access: Access| {
+                let want = Want { read: access.read, write: access.write, exec: false };
+                self.cred.uid == 0 || meta.check_open(&self.cred, ino, want).is_ok()
+            };
+            let opens = opens.into_iter().filter(|(ino, access)| may(*ino, *access));
+            for (ino, access) in opens.chain(kept) {
+                if meta.inode(ino).is_ok() {
                     table.open(self.session, ino, access);
                 }
             }

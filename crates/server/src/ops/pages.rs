@@ -3,6 +3,7 @@
 //! Owns: how they are read anew and written back. Does not own: what is known of changes beneath them (`left_pages`).
 
 use super::data::write_growth;
+use super::rights::Touch;
 use crate::cx::Cx;
 use crate::target::Target;
 use amphi_dlm::Mode;
@@ -69,7 +70,7 @@ impl<E: Env> Cx<E> {
         left: u64,
         payload: Option<Buf>,
     ) -> Result<Reply> {
-        self.check_object(object)?;
+        self.check_object(object, Touch::Change).await?;
         let mut payload = payload.filter(|p| !p.is_empty()).ok_or(Errno::Inval)?;
         let range = ByteRange::at(offset, payload.len() as u64);
         if range.end > FILE_MAX {
@@ -88,7 +89,7 @@ impl<E: Env> Cx<E> {
             at = part.end;
             let _changed = self.overwriting(object.ino, *part);
             let last = n + 1 == parts.len();
-            reply = self.write_steps(object, *part, generation, true, mtime, false, bytes, last).await?;
+            reply = self.write_steps(object, *part, generation, true, mtime, self.is_for_a_user(), bytes, last).await?;
         }
         Ok(reply)
     }

@@ -211,7 +211,8 @@ mod tests {
     fn question(conn: u64, seq: u64) -> Incoming {
         let route = ReplyRoute { conn: ConnId(conn), id: RequestId { slot: 0, seq } };
         let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Map };
-        Incoming { session: S, role: Role::Server, route, lane: Lane::Normal, deadline: None, call, payload: None }
+        let (role, lane) = (Role::Server, Lane::Normal);
+        Incoming { session: S, role, bound: None, route, lane, deadline: None, call, payload: None }
     }
 
     fn answer(n: u64) -> Answer {

@@ -581,6 +581,7 @@ fn progress_renews_the_deadline() {
     with_two(74, 1, 1, async |place, a, b| {
         let f = a.create(Ino::ROOT, "f").await.unwrap();
         let object = ObjectId { ino: f, stripe: 0 };
+        b.call(Request::Open { ino: f, access: RW, exec: false }).await.unwrap();
         let Ok(Reply::Locked { lock: id, .. }) = b.call(lock(f, LockMode::Write, 0, 1 << 20)).await else {
             panic!("a lock")
         };
@@ -635,6 +636,7 @@ fn late_writes_land_before_locks_pass_on() {
         let b = place.client(2).await.unwrap();
         let f = a.create(Ino::ROOT, "f").await.unwrap();
         let object = ObjectId { ino: f, stripe: 0 };
+        b.call(Request::Open { ino: f, access: RW, exec: false }).await.unwrap();
         b.call(lock(f, LockMode::Write, 0, 4096)).await.unwrap();
         b.held.deaf.set(true);
         let (generation, mtime) = (0, Timespec::default());

@@ -22,6 +22,10 @@ pub(super) fn with_three(seed: u64, story: impl AsyncFnOnce(&Place, [Client; 3],
         clients[0].call(Request::LockCancel { locks: vec![lock] }).await.expect("given back");
         let ino = inode.attr.ino;
         clients[0].held.opens.borrow_mut().push((ino, RW));
+        for other in &clients[1..] {
+            other.call(Request::Open { ino, access: RW, exec: false }).await.expect("opened");
+            other.held.opens.borrow_mut().push((ino, RW));
+        }
         story(&place, clients, ObjectId { ino, stripe: 0 }).await;
         drop(server);
     };

@@ -46,6 +46,9 @@ impl Cluster {
         let forgets = plant::active() == Some(Plant::ForgottenSessions);
         config.session_grace = if forgets { Duration::ZERO } else { GRACE };
         config.callback_deadline = CALLBACK_DEADLINE;
+        if self.loses_messages.get() {
+            config.tunables.push(("server.deaf_ms".into(), "0".into()));
+        }
         config.holder_gone = Arc::new(move |name| gone.lock().is_ok_and(|g| g.contains(name)));
         if !self.shape.embedded || self.shape.mounts > 1 || self.shape.servers > 1 {
             config.listen = vec![addr(at)];

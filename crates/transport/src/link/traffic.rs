@@ -25,6 +25,11 @@ const STUCK_SEND: Duration = Duration::from_secs(15);
 struct Expected<'a>(&'a RefCell<State>);
 
 impl Gate for Expected<'_> {
+    type Room = ();
+
+    /// What arrives here was asked for, into memory that the caller counts.
+    async fn room(&mut self, _bytes: usize) {}
+
     fn admit(&mut self, kind: FrameKind, _: Lane, id: RequestId, _: u16) -> Result<usize, String> {
         match kind {
             FrameKind::Reply => match self.0.borrow_mut().pending(id) {

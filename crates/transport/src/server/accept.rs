@@ -1,8 +1,9 @@
 //! Accepting connections and running each: handshake, then reader, writer and watcher.
 
+use super::budget::Room;
 use super::connection::{ConnState, Connections, Outgoing, ReplyRoute};
 use super::{HANDSHAKE_TIMEOUT, Handler, Incoming, PING_INTERVAL, Peer, SILENCES_MAX};
-use crate::auth::{ServerAuth, is_local};
+use crate::auth::{ServerAuth, is_unix};
 use crate::bell::{Ending, step_aside};
 use crate::error::ServeError;
 use crate::handshake;
@@ -11,21 +12,21 @@ use crate::pipe::{Gate, Inbound, Message, Outbound, StreamTx, over_local, over_s
 use amphi_env::{Buf, Conn, Env, Listener};
 use amphi_wire::frame::{DEADLINE_PASSED_MS, EncodeError, FrameKind, Head};
 use amphi_wire::slots::Window;
-use amphi_wire::{Lane, RequestId, Role};
+use amphi_wire::{Hello, Lane, RequestId, Role};
 use std::rc::Rc;
 use std::time::Duration;
 use tracing::{debug, info, warn};
 
 /// Pause after a failed accept, which is mostly a want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Characters of a client's name in log lines.
-const NAME_SHOWN_MAX: usize = 100;
+/// Characters of a client's name: those of a server have two numbers of 16 digits in front.
+const NAME_CHARS_MAX: usize = 300;
 /// Of so many failed accepts in a row the log hears of one.
 const ACCEPT_FAILURES_LOG: u32 = 100;
 
-/// Refuses to serve an address that other machines reach without a key.
+/// Refuses to serve an address without a key on which the kernel does not say who comes.
 pub fn check_listen(addr: &str, auth: &ServerAuth) -> Result<(), ServeError> {
-    if auth.key.is_some() || is_local(addr) { Ok(()) } else { Err(ServeError::KeyNeeded { addr: addr.to_owned() }) }
+    if auth.key.is_some() || is_unix(addr) { Ok(()) } else { Err(ServeError::KeyNeeded { addr: addr.to_owned() }) }
 }
 
 /// Accepts connections and serves them; where accepting fails it is tried again. Dropping the future stops accepting;
@@ -38,14 +39,25 @@ pub async fn serve<E: Env, H: Handler>(
     auth: ServerAuth,
 ) -> Result<(), ServeError> {
     check_listen(&listener.local_addr(), &auth)?;
+    let is_unix = is_unix(&listener.local_addr());
     let mut failures = 0u32;
     loop {
         match listener.accept().await {
             Ok(conn) => {
                 failures = 0;
-                let peer = Peer { addr: conn.peer(), in_process: false };
+                let bound = match conn.peer_cred() {
+                    Some(cred) => Some(cred).filter(|cred| ![0, auth.owner].contains(&cred.uid)).map(Rc::new),
+                    None if is_unix => {
+                        warn!("{}: cut: the kernel does not say who it is", conn.peer());
+                        continue;
+                    }
+                    // It has to prove the key.
+                    None => None,
+                };
+                let peer = Peer { addr: conn.peer(), in_process: false, bound };
                 let pipe = over_stream::<E>(conn);
-                welcome_task(&env, pipe, peer, &handler, &connections, auth.clone());
+                let auth = ServerAuth { unix_without_key: auth.unix_without_key && is_unix, ..auth.clone() };
+                welcome_task(&env, pipe, peer, &handler, &connections, auth);
             }
             Err(e) => {
                 // For instance too many open files: some may be closed.
@@ -68,7 +80,7 @@ pub async fn serve_local<E: Env, H: Handler>(
 ) {
     loop {
         let pipe = over_local::<E>(listener.accept().await);
-        let peer = Peer { addr: "local".into(), in_process: true };
+        let peer = Peer { addr: "local".into(), in_process: true, bound: None };
         welcome_task(&env, pipe, peer, &handler, &connections, ServerAuth::default());
     }
 }
@@ -87,14 +99,15 @@ fn welcome_task<E: Env, H: Handler>(
         warn!("{}: cut: {} connections are open", peer.addr, connections.count());
         return;
     }
-    connections.greeting.set(connections.greeting.get() + 1);
+    let stranger = connections.greet();
     let (task_env, handler, connections) = (env.clone(), handler.clone(), connections.clone());
     env.spawn(async move {
         let env = task_env;
         let greeting = greet(&env, pipe, &peer, &*handler, &connections, &auth);
-        let greeted = amphi_env::timeout(&env, HANDSHAKE_TIMEOUT, greeting).await;
-        connections.greeting.set(connections.greeting.get() - 1);
-        match greeted {
+        let greeted = stranger.cut.guard(amphi_env::timeout(&env, HANDSHAKE_TIMEOUT, greeting)).await;
+        let outdone = stranger.cut.ending().cloned();
+        drop(stranger);
+        match greeted.unwrap_or_else(|| outdone.map(Err)) {
             None => warn!("{}: cut: no handshake within {HANDSHAKE_TIMEOUT:?}", peer.addr),
             Some(Err(Ending::Violation(why))) => warn!("{}: cut: {why}", peer.addr),
             Some(Err(other)) => debug!("{}: {other} in the handshake", peer.addr),
@@ -118,8 +131,11 @@ async fn greet<E: Env, H: Handler>(
     auth: &ServerAuth,
 ) -> Result<Greeted<E>, Ending> {
     let key = auth.key.as_ref();
-    let guest = handshake::challenge(env, &mut out, &mut inb, key).await?;
-    let welcome = match handler.hello(&guest.hello, peer).await {
+    let guest = handshake::challenge(env, &mut out, &mut inb, key, auth.unix_without_key).await?;
+    // Whoever it is, its name is text of one line from here on: in the log, in records, in what is shown to people.
+    let name = handshake::printable(&guest.hello.name).chars().take(NAME_CHARS_MAX).collect();
+    let hello = Hello { name, ..guest.hello.clone() };
+    let welcome = match handler.hello(&hello, peer).await {
         Ok(welcome) => welcome,
         Err(reason) => return Err(handshake::refuse(&mut out, reason).await),
     };
@@ -128,10 +144,9 @@ async fn greet<E: Env, H: Handler>(
         Err(e) => return Err(handshake::refuse(&mut out, e.to_string()).await),
     };
     guest.admit(&mut out, welcome, key).await?;
-    let hello = guest.hello;
-    let said: String = hello.name.escape_debug().take(NAME_SHOWN_MAX).collect();
-    let name = format!("{} ({said})", peer.addr);
-    let conn = Rc::new(ConnState::new(connections.new_id(), hello.session, name, window));
+    let name = format!("{} ({})", peer.addr, hello.name);
+    let conn = ConnState::new(connections.new_id(), hello.session, peer.bound.clone(), name, window);
+    let conn = Rc::new(conn);
     Ok(Greeted { conn, role: hello.role, pipe: (out, inb) })
 }
 
@@ -148,7 +163,7 @@ async fn run<E: Env, H: Handler>(env: E, greeted: Greeted<E>, handler: Rc<H>, co
     info!("{}: connected", conn.name);
     env.spawn(write(out, conn.clone()));
     env.spawn(watch(env.clone(), conn.clone()));
-    let ending = conn.cut.guard(read(inb, &conn, role, &handler)).await;
+    let ending = conn.cut.guard(read(&env, inb, &conn, role, &handler, &connections)).await;
     if let Some(ending) = ending {
         conn.cut.cut(ending);
     }
@@ -162,14 +177,24 @@ async fn run<E: Env, H: Handler>(env: E, greeted: Greeted<E>, handler: Rc<H>, co
     }
 }
 
-/// Admits requests within the credits.
-struct Admission<'a>(&'a ConnState);
+/// Admits requests within the credits, and their payloads as there is memory.
+struct Admission<'a, E> {
+    env: &'a E,
+    conn: &'a Rc<ConnState>,
+    connections: &'a Connections,
+}
 
-impl Gate for Admission<'_> {
+impl<E: Env> Gate for Admission<'_, E> {
+    type Room = Room;
+
+    async fn room(&mut self, bytes: usize) -> Room {
+        self.connections.budget.take(self.env, self.conn, bytes).await
+    }
+
     fn admit(&mut self, kind: FrameKind, lane: Lane, id: RequestId, pad: u16) -> Result<usize, String> {
         match kind {
             FrameKind::Request => {
-                self.0.window.borrow_mut().handle_request(lane, id).map_err(|v| v.to_string())?;
+                self.conn.window.borrow_mut().handle_request(lane, id).map_err(|v| v.to_string())?;
                 Ok(usize::from(pad))
             }
             FrameKind::Ping | FrameKind::Pong | FrameKind::Bye => Ok(0),
@@ -179,9 +204,16 @@ impl Gate for Admission<'_> {
 }
 
 /// Reads until the connection ends, and says why it does.
-async fn read<E: Env, H: Handler>(mut inb: Inbound<E>, conn: &Rc<ConnState>, role: Role, handler: &Rc<H>) -> Ending {
+async fn read<E: Env, H: Handler>(
+    env: &E,
+    mut inb: Inbound<E>,
+    conn: &Rc<ConnState>,
+    role: Role,
+    handler: &Rc<H>,
+    connections: &Connections,
+) -> Ending {
     loop {
-        if let Err(ending) = inb.arrive(&mut Admission(conn)).await {
+        if let Err(ending) = inb.arrive(&mut Admission { env, conn, connections }).await {
             return ending;
         }
         match hand_over(&mut inb, conn, role, handler) {
@@ -209,7 +241,8 @@ fn hand_over<E: Env, H: Handler>(
                 ms => Some(Duration::from_millis(ms.into())),
             };
             let route = ReplyRoute { conn: conn.id, id };
-            handler.clone().call(Incoming { session: conn.session, role, route, lane, deadline, call, payload });
+            let (session, bound) = (conn.session, conn.bound.clone());
+            handler.clone().call(Incoming { session, role, bound, route, lane, deadline, call, payload });
             return Ok(true);
         }
         Message::Bye => return Err(Ending::Bye),
@@ -217,6 +250,7 @@ fn hand_over<E: Env, H: Handler>(
             conn.pong_due.set(true);
             conn.bell.ring();
         }
+        Message::Pong => conn.pong(),
         _ => {}
     }
     Ok(false)
@@ -258,7 +292,7 @@ async fn write_all<E: Env>(out: &mut Outbound<E>, conn: &ConnState) -> Ending {
 fn due_control(conn: &ConnState) -> Option<FrameKind> {
     if conn.pong_due.replace(false) {
         Some(FrameKind::Pong)
-    } else if conn.ping_due.replace(false) {
+    } else if conn.take_ping() {
         Some(FrameKind::Ping)
     } else {
         None

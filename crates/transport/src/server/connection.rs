@@ -1,9 +1,10 @@
 //! Connections of one thread as the handler addresses them, and what waits to be sent on each.
 
-use super::{CONNECTIONS_MAX, PUSHES_MAX};
+use super::budget::Budget;
+use super::{CONNECTIONS_MAX, GREETINGS_MAX, PUSHES_MAX};
 use crate::bell::{Bell, Cut, Ending};
 use amphi_env::Buf;
-use amphi_types::SessionId;
+use amphi_types::{Cred, SessionId};
 use amphi_wire::slots::Window;
 use amphi_wire::{Answer, Push, RequestId};
 use std::cell::{Cell, RefCell};
@@ -28,16 +29,38 @@ pub(crate) enum Outgoing {
     Push(Push),
 }
 
+/// `Ping`s of one connection.
+#[derive(Default)]
+struct Pings {
+    /// One is on its way.
+    open: Cell<bool>,
+    sent: Cell<u64>,
+    answered: Cell<u64>,
+    /// Nothing waited to be sent when the last one was.
+    behind_all: Cell<bool>,
+    bell: Bell,
+}
+
+/// What an answered `Ping` tells (`Connections::probe`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alive {
+    /// Whatever was pushed before the question was asked had been sent before it: the client has read that.
+    pub has_read_all: bool,
+}
+
 /// One connection after its handshake.
 pub(crate) struct ConnState {
     pub(crate) id: ConnId,
     pub(crate) session: SessionId,
+    /// As whom its client may act.
+    pub(crate) bound: Option<Rc<Cred>>,
     /// Who, for log lines.
     pub(crate) name: String,
     pub(crate) window: RefCell<Window>,
     pub(crate) queue: RefCell<VecDeque<Outgoing>>,
     pushes: Cell<usize>,
     pub(crate) ping_due: Cell<bool>,
+    pings: Pings,
     pub(crate) pong_due: Cell<bool>,
     pub(crate) bye_due: Cell<bool>,
     /// Something arrived since the watcher looked.
@@ -48,15 +71,23 @@ pub(crate) struct ConnState {
 }
 
 impl ConnState {
-    pub(crate) fn new(id: ConnId, session: SessionId, name: String, window: Window) -> ConnState {
+    pub(crate) fn new(
+        id: ConnId,
+        session: SessionId,
+        bound: Option<Rc<Cred>>,
+        name: String,
+        window: Window,
+    ) -> ConnState {
         ConnState {
             id,
             session,
+            bound,
             name,
             window: RefCell::new(window),
             queue: RefCell::default(),
             pushes: Cell::new(0),
             ping_due: Cell::new(false),
+            pings: Pings::default(),
             pong_due: Cell::new(false),
             bye_due: Cell::new(false),
             heard: Cell::new(true),
@@ -66,7 +97,30 @@ impl ConnState {
     }
 
     pub(crate) fn has_work(&self) -> bool {
-        !self.queue.borrow().is_empty() || self.ping_due.get() || self.pong_due.get() || self.bye_due.get()
+        let ping = self.ping_due.get() && !self.pings.open.get();
+        !self.queue.borrow().is_empty() || ping || self.pong_due.get() || self.bye_due.get()
+    }
+
+    /// Whether a `Ping` is to be sent now: one at a time is on its way, so an answer is that of the last one.
+    pub(crate) fn take_ping(&self) -> bool {
+        if self.pings.open.get() || !self.ping_due.replace(false) {
+            return false;
+        }
+        self.pings.open.set(true);
+        self.pings.sent.set(self.pings.sent.get() + 1);
+        self.pings.behind_all.set(self.queue.borrow().is_empty());
+        true
+    }
+
+    /// A `Pong` has arrived.
+    pub(crate) fn pong(&self) {
+        if self.pings.open.replace(false) {
+            self.pings.answered.set(self.pings.sent.get());
+            self.pings.bell.ring();
+            if self.ping_due.get() {
+                self.bell.ring();
+            }
+        }
     }
 
     pub(crate) fn has_queued(&self) -> bool {
@@ -86,13 +140,29 @@ impl ConnState {
     }
 }
 
+/// A stranger in the handshake.
+pub(crate) struct Greeting {
+    connections: Rc<Connections>,
+    number: u64,
+    /// Ends it.
+    pub(crate) cut: Rc<Cut>,
+}
+
+impl Drop for Greeting {
+    fn drop(&mut self) {
+        self.connections.greetings.borrow_mut().retain(|(number, _)| *number != self.number);
+    }
+}
+
 /// The connections of one thread. Several listeners of the thread share it.
 #[derive(Default)]
 pub struct Connections {
     map: RefCell<BTreeMap<ConnId, Rc<ConnState>>>,
     last: Cell<u64>,
-    /// Connections whose handshake is not done.
-    pub(crate) greeting: Cell<usize>,
+    /// What ends those whose handshake is not done, the oldest first.
+    greetings: RefCell<VecDeque<(u64, Rc<Cut>)>>,
+    /// Memory of payloads on their way.
+    pub(crate) budget: Budget,
 }
 
 impl Connections {
@@ -145,6 +215,18 @@ impl Connections {
         }
     }
 
+    /// Asks the client for a sign of life. Returns when it has answered a `Ping` that was sent after this call; `None` if the connection ends
+    /// before. The stream keeps its order: what the client had sent before it read the `Ping` has been handed to the `Handler` by then.
+    pub async fn probe(&self, conn: ConnId) -> Option<Alive> {
+        let conn = self.get(conn)?;
+        let wanted = conn.pings.sent.get() + 1;
+        conn.ping_due.set(true);
+        conn.bell.ring();
+        let answered = conn.pings.bell.until(|| (conn.pings.answered.get() >= wanted).then_some(()));
+        conn.cut.guard(answered).await?;
+        Some(Alive { has_read_all: conn.pings.behind_all.get() })
+    }
+
     /// Connections that are up.
     pub fn count(&self) -> usize {
         self.map.borrow().len()
@@ -155,7 +237,25 @@ impl Connections {
     }
 
     pub(crate) fn has_room(&self) -> bool {
-        self.count() + self.greeting.get() < CONNECTIONS_MAX
+        self.count() + self.greeting() < CONNECTIONS_MAX
+    }
+
+    /// Connections whose handshake is not done.
+    pub(crate) fn greeting(&self) -> usize {
+        self.greetings.borrow().len()
+    }
+
+    /// A stranger has come; what ends its handshake, which is over when the returned value is dropped.
+    pub(crate) fn greet(self: &Rc<Self>) -> Greeting {
+        let mut greetings = self.greetings.borrow_mut();
+        if greetings.len() >= GREETINGS_MAX
+            && let Some((_, oldest)) = greetings.pop_front()
+        {
+            oldest.cut(Ending::Lost(format!("more than {GREETINGS_MAX} others came while it said nothing")));
+        }
+        let (number, cut) = (self.new_id().0, Rc::<Cut>::default());
+        greetings.push_back((number, cut.clone()));
+        Greeting { connections: self.clone(), number, cut }
     }
 
     pub(crate) fn new_id(&self) -> ConnId {

@@ -192,7 +192,7 @@ fn keys_are_proven_both_ways() {
         (None, None, None),
     ];
     for (server_key, client_key, error) in cases {
-        let auth = ServerAuth { key: server_key.cloned() };
+        let auth = ServerAuth { key: server_key.cloned(), ..ServerAuth::default() };
         let place = Place::with(4, Net::Socket, SimConfig::default(), auth);
         place.run(async {
             let config = LinkConfig { key: client_key.cloned(), ..place.config() };
@@ -206,24 +206,111 @@ fn keys_are_proven_both_ways() {
     }
 }
 
-/// Goal: an address that others reach is not served without a key. Method: serve one.
+/// Goal: where the kernel does not say who comes, nobody is served without a key, on loopback neither: every user of the machine reaches
+/// that. Method: serve such addresses.
 #[test]
 fn open_addresses_need_a_key() {
     let place = Place::new(5, Net::Socket);
     place.run(async {
-        let env = place.sim.node("server");
-        let listener = env.listen("tcp:10.1.2.3:99").await.unwrap();
-        let (server, connections) = (place.server.clone(), place.server.connections.clone());
-        match serve(env, listener, server, connections, ServerAuth::default()).await {
-            Err(ServeError::KeyNeeded { addr }) => assert_eq!(addr, "tcp:10.1.2.3:99"),
-            other => panic!("{other:?}"),
+        for open in ["tcp:10.1.2.3:99", "tcp:127.0.0.1:99", "tcp:localhost:98"] {
+            let env = place.sim.node("server");
+            let listener = env.listen(open).await.unwrap();
+            let (server, connections) = (place.server.clone(), place.server.connections.clone());
+            match serve(env, listener, server, connections, ServerAuth::default()).await {
+                Err(ServeError::KeyNeeded { addr }) => assert_eq!(addr, open),
+                other => panic!("{other:?}"),
+            }
+            let keyed = ServerAuth { key: Some(key("a secret of 20 bytes")), ..ServerAuth::default() };
+            assert!(crate::check_listen(open, &keyed).is_ok());
         }
-        assert!(crate::check_listen("tcp:10.1.2.3:99", &ServerAuth { key: Some(key("0123456789abcdef")) }).is_ok());
+    });
+}
+
+/// Goal: a Unix socket may be open without the key that other addresses ask for, a wrong one is refused there all the same, and who shows the
+/// right one has it proven back. Method: all combinations.
+#[test]
+fn a_unix_socket_without_the_key() {
+    let (right, wrong) = (key("the right key of 32 bytes or so"), key("another key of some 30 bytes"));
+    for (client_key, error) in [(None, None), (Some(&right), None), (Some(&wrong), Some("wrong cluster key"))] {
+        let auth = ServerAuth { key: Some(right.clone()), unix_without_key: true, owner: 0 };
+        let place = Place::with(14, Net::Socket, SimConfig::default(), auth);
+        place.run(async {
+            let config = LinkConfig { key: client_key.cloned(), ..place.config() };
+            match (place.try_connect(config).await, error) {
+                (Ok(link), None) => assert_eq!(ino(link.call(Lane::Normal, ask(1), None, 0).await), 1),
+                (Err(e), Some(text)) => assert!(e.to_string().contains(text), "{e}"),
+                (other, _) => panic!("{:?}", other.err()),
+            }
+        });
+    }
+}
+
+/// Goal: who comes over a Unix socket is bound to be who the kernel says, root and the user who serves excepted. Method: clients that run
+/// as several users, a server that runs as one of them.
+#[test]
+fn the_kernel_says_who_comes() {
+    let auth = ServerAuth { owner: 7, ..ServerAuth::default() };
+    let place = Place::with(15, Net::Socket, SimConfig::default(), auth);
+    place.run(async {
+        for (session, uid) in [(70, 0), (71, 7), (72, 1000)] {
+            let cred = amphi_types::Cred { uid, gid: uid, groups: vec![uid + 1] };
+            place.sim.node("stranger");
+            place.sim.run_as("stranger", cred.clone());
+            let mut socket = welcomed(&place, session).await;
+            say(&mut socket, &request(0, 1, Lane::Normal, 1)).await;
+            place.until(|| place.server.bounds.borrow().contains_key(&SessionId(session))).await;
+            let bound = place.server.bounds.borrow()[&SessionId(session)].clone();
+            assert_eq!(bound.as_deref(), (uid == 1000).then_some(&cred));
+        }
+    });
+}
+
+/// Goal: strangers that say nothing keep nobody out, however many there are. Method: twice as many as may be in the handshake, then a client.
+#[test]
+fn silent_strangers_keep_nobody_out() {
+    let place = Place::new(16, Net::Socket);
+    place.run(async {
+        let mut sockets = Vec::new();
+        for _ in 0..2 * crate::server::GREETINGS_MAX {
+            sockets.push(dial(&place).await);
+        }
+        let link = place.connect().await;
+        assert_eq!(ino(link.call(Lane::Normal, ask(5), None, 0).await), 5);
+        assert!(place.server.connections.greeting() <= crate::server::GREETINGS_MAX);
+        assert!(place.sim.now().0 < 5_000_000_000, "they were waited for");
+    });
+}
+
+/// Goal: senders that do not end their payloads hold no more memory than there is a budget for, and nobody up for long. Method: twelve that
+/// announce 64 MiB, and send a part; then a client writes a small and a large payload.
+#[test]
+fn payloads_that_do_not_come_have_a_budget() {
+    let place = Place::new(17, Net::Socket);
+    place.run(async {
+        let mut sockets = Vec::new();
+        for session in 0..12 {
+            let mut socket = welcomed(&place, 80 + session).await;
+            let call = write(1, 0);
+            let head = Head { target: call.target, payload_len: 64 << 20, ..Head::new(FrameKind::Request) };
+            let mut bytes = frame(Head { id: RequestId { slot: 0, seq: 1 }, ..head }, &call);
+            bytes.extend([7; 100_000]);
+            say(&mut socket, &bytes).await;
+            sockets.push(socket);
+        }
+        let link = place.connect().await;
+        let begun = place.sim.now().0;
+        let small = link.call(Lane::Normal, write(2, 0), Some(pattern(2, 0, 64 << 10)), 0).await;
+        assert!(small.is_ok() && place.sim.now().0 - begun < 1_000_000_000, "small ones wait for no large ones");
+        assert!((150 << 20..=256 << 20).contains(&place.server.connections.budget.taken()));
+        assert!(link.call(Lane::Normal, write(2, 0), Some(pattern(2, 0, 4 << 20)), 0).await.is_ok());
+        let lasted = place.sim.now().0 - begun;
+        assert!(lasted < 10_000_000_000, "{lasted}");
+        assert!(!place.server.disconnected.borrow().is_empty(), "the slow ones were cut");
     });
 }
 
 async fn fake_server(env: SimEnv, answers: Vec<Vec<u8>>) {
-    let listener = env.listen("tcp:127.0.0.1:7001").await.unwrap();
+    let listener = env.listen("unix:/run/fake").await.unwrap();
     for answer in answers {
         let (mut tx, mut rx) = amphi_env::Listener::accept(&listener).await.unwrap().split();
         let (sent, ..) = tx.send(Buf::copy_of(&answer), None).await;
@@ -255,7 +342,7 @@ fn other_versions_are_refused() {
         let mut errors = Vec::new();
         while errors.len() < 3 {
             let timeouts = Timeouts { first_connect: Duration::ZERO, ..Timeouts::default() };
-            let config = LinkConfig { addrs: vec!["tcp:127.0.0.1:7001".into()], timeouts, ..place.config() };
+            let config = LinkConfig { addrs: vec!["unix:/run/fake".into()], timeouts, ..place.config() };
             let e = place.try_connect(config).await.err().expect("no server of ours");
             if e.kind() != io::ErrorKind::ConnectionRefused {
                 errors.push(e);
@@ -328,7 +415,7 @@ fn random_bytes() {
             assert_eq!(ino(link.call(Lane::Normal, ask(5), None, 0).await), 5);
         }
         place.until(|| place.server.connections.count() == 1).await;
-        assert_eq!(place.server.connections.greeting.get(), 0);
+        assert_eq!(place.server.connections.greeting(), 0);
     });
 }
 
@@ -360,12 +447,53 @@ fn silent_strangers_are_cut() {
         for _ in 0..20 {
             sockets.push(dial(&place).await);
         }
-        place.until(|| place.server.connections.greeting.get() == 20).await;
+        place.until(|| place.server.connections.greeting() == 20).await;
         for mut socket in sockets {
             let mut drained = pin!(drain(&mut socket));
             drained.as_mut().await;
         }
-        assert_eq!(place.server.connections.greeting.get(), 0);
+        assert_eq!(place.server.connections.greeting(), 0);
         let _ = over_stream::<SimEnv>;
+    });
+}
+
+/// Goal: a sign of life is one that was asked for then: what the client sent before it has arrived. Method: a link answers; a stranger says `Pong`
+/// unasked, then answers one `Ping` of two.
+#[test]
+fn signs_of_life_are_answers() {
+    let place = Place::new(18, Net::Socket);
+    place.run(async {
+        let _link = place.connect().await;
+        place.until(|| place.server.connected.borrow().len() == 1).await;
+        let conn = place.server.connected.borrow()[0];
+        let alive = place.server.connections.probe(conn).await;
+        assert_eq!(alive, Some(crate::Alive { has_read_all: true }));
+        let mut socket = welcomed(&place, 90).await;
+        let conn = place.server.connected.borrow()[1];
+        let bare = |kind| {
+            let mut bytes = vec![0; HEAD_BYTES];
+            Head::new(kind).encode_bare(&mut bytes).expect("it fits");
+            bytes
+        };
+        say(&mut socket, &bare(FrameKind::Pong)).await;
+        let env = place.sim.node("watch");
+        env.sleep(Duration::from_millis(50)).await;
+        for answered in [false, true] {
+            let probe = place.server.connections.probe(conn);
+            if answered {
+                say(&mut socket, &bare(FrameKind::Pong)).await;
+            }
+            let alive = amphi_env::timeout(&env, Duration::from_millis(300), probe).await;
+            // The first `Ping` is still on its way when the second is asked for: its answer is none of the second.
+            assert_eq!(alive, None);
+        }
+        let answers = async {
+            for _ in 0..2 {
+                env.sleep(Duration::from_millis(50)).await;
+                say(&mut socket, &bare(FrameKind::Pong)).await;
+            }
+        };
+        let (alive, ()) = futures_util::future::join(place.server.connections.probe(conn), answers).await;
+        assert!(alive.is_some());
     });
 }

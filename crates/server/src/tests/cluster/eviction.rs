@@ -89,6 +89,7 @@ fn a_server_that_hears_later_ends_the_session() {
         let mut files = Vec::new();
         for target in 0..2 {
             let f = a.create(a.dir_at(target).await, "f").await.unwrap();
+            b.call(Request::Open { ino: f, access: RW, exec: false }).await.unwrap();
             b.call(lock(f, LockMode::Write, 0, 4096)).await.unwrap();
             files.push(f);
         }
@@ -179,6 +180,9 @@ fn a_cut_of_an_evicted_mount_takes_nothing_of_others() {
                 m.send(op, Some(payload)).await.0.map(drop)
             };
             put(&a, 1).await.unwrap();
+            // The stripe's target knows that the other mount has the file open.
+            b.call(Request::Open { ino: f, access: RW, exec: false }).await.unwrap();
+            put(&b, 1).await.unwrap();
             let range = ByteRange::new(0, u64::MAX);
             let lock = Request::LockEnqueue { object, mode: LockMode::Write, range, extent: LockExtent::Grown };
             a.call(lock).await.unwrap();

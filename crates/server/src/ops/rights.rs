@@ -1,0 +1,177 @@
+//! Which objects a session may touch: those of files that it has open.
+//!
+//! Owns: the checks before a request on file data, and what a target learns from the target of an inode about sessions that come for its other
+//! stripes (`Rights`). Does not own: opens (`crate::opens`), locks.
+//!
+//! Stripe 0 lies with its inode, so its target looks at its own opens. The target of another stripe asks the inode's target when a session
+//! first comes for the file, and remembers the answer until the session ends or the objects of the inode are destroyed: a request pays one look into a
+//! table. A close takes nothing away, since who has closed a file could as well have kept it open. What an answer says holds: the layout of
+//! a file that was spread is fixed, and an answer that was under way while the objects were destroyed is not kept.
+//!
+//! Invariant: an object comes into being only while its inode is there, spread if it is not stripe 0, and where the layout puts it, so whoever
+//! destroys the inode finds it. Each change looks twice: before it waits for anything, and in the step in which it has its span, behind
+//! which a destruction waits (`destroy_objects`).
+
+use crate::cx::Cx;
+use crate::message::{Question, Told};
+use crate::target::Target;
+use amphi_env::Env;
+use amphi_types::{Errno, Ino, Kind, Layout, ObjectId, Result, SessionId};
+use amphi_wire::Access;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Sessions and files of other targets that a target remembers; beyond, all are asked for anew.
+const RIGHTS_MAX: usize = 65_536;
+/// How often is asked anew because the answer was outdated when it came.
+const TRIES: usize = 3;
+/// Pause before the inode's target is asked again whether a session has come back to it.
+const ASK_AGAIN: Duration = Duration::from_millis(20);
+
+/// What a request does with an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Touch {
+    /// Looks at it: any open will do, since a mount fills pages around what is written.
+    Look,
+    /// Changes it: needs an open for writing.
+    Change,
+}
+
+/// What a session may do with the stripes of a file, as the inode's target says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Right {
+    /// How it has the file open, or had it open lately.
+    access: Access,
+    /// The file may have objects beyond stripe 0.
+    wide: bool,
+    layout: Layout,
+}
+
+impl Right {
+    fn allows(&self, object: ObjectId, here: amphi_types::TargetId, touch: Touch) -> bool {
+        let lies_here = object.stripe < self.layout.stripes() && self.layout.target(object.ino, object.stripe) == here;
+        lies_here && (touch == Touch::Look || (self.access.write && self.wide))
+    }
+}
+
+/// Rights of sessions in files of other targets. `None`: the inode's target is being asked.
+#[derive(Default)]
+pub struct Rights(BTreeMap<(Ino, SessionId), Option<Right>>);
+
+impl Rights {
+    /// The objects of the inode are about to go.
+    pub fn forget_file(&mut self, ino: Ino) {
+        let of_file = (ino, SessionId(0))..=(ino, SessionId(u64::MAX));
+        let gone: Vec<_> = self.0.range(of_file).map(|(key, _)| *key).collect();
+        for key in gone {
+            self.0.remove(&key);
+        }
+    }
+
+    /// The session has ended.
+    pub fn forget_session(&mut self, session: SessionId) {
+        self.0.retain(|(_, of), _| *of != session);
+    }
+
+    fn get(&self, ino: Ino, session: SessionId) -> Option<&Right> {
+        self.0.get(&(ino, session)).and_then(Option::as_ref)
+    }
+
+    fn asking(&mut self, ino: Ino, session: SessionId) {
+        if self.0.len() >= RIGHTS_MAX {
+            self.0.clear();
+        }
+        self.0.entry((ino, session)).or_default();
+    }
+
+    /// Keeps an answer, unless it is outdated.
+    fn answered(&mut self, ino: Ino, session: SessionId, right: Right) -> bool {
+        self.0.get_mut(&(ino, session)).map(|place| *place = Some(right)).is_some()
+    }
+}
+
+/// What this target's opens say of a session and a file.
+///
+/// Errors: `Stale` if the file has gone or goes; `Inval` if it is no file; `BadFd` if the session has not opened it; `Again` if the session has not come
+/// back after a restart of this target.
+pub fn right_of<E: Env>(target: &Target<E>, ino: Ino, session: SessionId) -> Result<Right> {
+    let meta = target.meta.borrow();
+    let inode = meta.inode(ino)?;
+    if inode.pending.destroy {
+        return Err(Errno::Stale);
+    }
+    if inode.kind != Kind::File {
+        return Err(Errno::Inval);
+    }
+    let access = target.opens.borrow().access(session, ino);
+    match access {
+        Some(access) => Ok(Right { access, wide: inode.wide, layout: inode.layout }),
+        None if target.absent.borrow().contains(&session) => Err(Errno::Again),
+        None => Err(Errno::BadFd),
+    }
+}
+
+impl<E: Env> Cx<E> {
+    /// Whether the session may touch an object, before anything is waited for but the inode's target.
+    ///
+    /// Errors: `Inval` if the object does not belong here; else as `right_of`.
+    pub(super) async fn check_object(&self, object: ObjectId, touch: Touch) -> Result<()> {
+        if object.ino.target() == self.target.id {
+            return self.check_here(object, touch);
+        }
+        if object.stripe == 0 {
+            return Err(Errno::Inval);
+        }
+        let allowed = |right: &Right| right.allows(object, self.target.id, touch);
+        if self.target.rights.borrow().get(object.ino, self.session).is_some_and(allowed) {
+            return Ok(());
+        }
+        // It may have been opened anew, for writing, or spread since.
+        for _ in 0..TRIES {
+            self.target.rights.borrow_mut().asking(object.ino, self.session);
+            let question = Question::Right(self.session, object.ino);
+            let right = match self.worker.ask(object.ino.target(), question).await {
+                Ok(Told::Right(right)) => right,
+                Ok(_) => return Err(Errno::Proto),
+                Err(Errno::Again) => {
+                    self.alive()?;
+                    self.worker.env.sleep(ASK_AGAIN).await;
+                    continue;
+                }
+                Err(e) => return Err(e),
+            };
+            if self.target.rights.borrow_mut().answered(object.ino, self.session, right) {
+                return if allowed(&right) { Ok(()) } else { Err(Errno::BadFd) };
+            }
+        }
+        Err(Errno::Stale)
+    }
+
+    fn check_here(&self, object: ObjectId, touch: Touch) -> Result<()> {
+        let access = self.target.opens.borrow().access(self.session, object.ino);
+        if object.stripe == 0 && access.is_some_and(|a| a.write || touch == Touch::Look) {
+            return Ok(());
+        }
+        let right = right_of(&self.target, object.ino, self.session)?;
+        match object.stripe {
+            0 => Err(Errno::BadFd),
+            _ if right.allows(object, self.target.id, touch) => Ok(()),
+            _ => Err(Errno::BadFd),
+        }
+    }
+
+    /// The last look before a change of an object, in the step in which it has its span: whether the inode is still there.
+    ///
+    /// Errors: as `right_of`.
+    pub(super) fn check_again(&self, object: ObjectId) -> Result<()> {
+        if object.ino.target() == self.target.id {
+            self.target.check_file(object.ino)?;
+            let goes = self.target.meta.borrow().inode(object.ino).is_ok_and(|i| i.pending.destroy);
+            return if goes { Err(Errno::Stale) } else { Ok(()) };
+        }
+        let rights = self.target.rights.borrow();
+        let allowed = |right: &Right| right.allows(object, self.target.id, Touch::Change);
+        if rights.get(object.ino, self.session).is_some_and(allowed) { Ok(()) } else { Err(Errno::Stale) }
+    }
+}

@@ -1,0 +1,195 @@
+//! Who may do what: users of the machine who come over a Unix socket, data of files that are not open, objects of inodes that are not there.
+
+use super::data::bytes;
+use super::*;
+use amphi_types::{ByteRange, Layout, Pattern, SetAttr};
+
+const USER: u32 = 1000;
+
+fn user() -> Cred {
+    Cred { uid: USER, gid: USER, groups: vec![7] }
+}
+
+fn data_write(object: ObjectId) -> Request {
+    let mtime = Timespec { sec: 2_000_000_000, nsec: 0 };
+    Request::Write { object, offset: 0, generation: 0, mtime, server_lock: true, kill_suidgid: false }
+}
+
+fn data_read(object: ObjectId) -> Request {
+    Request::Read { object, range: ByteRange::new(0, 10), server_lock: true }
+}
+
+impl Place {
+    /// A client that the kernel says is the user's.
+    async fn users_client(&self, session: u64, role: Role) -> std::io::Result<Client> {
+        self.sim.node("user");
+        self.sim.run_as("user", user());
+        self.client_on("user", session, "user:1", role).await
+    }
+}
+
+/// Goal: another user of the machine who is let connect is himself and nobody else: he makes nothing as root, names no other user and no group that he
+/// is not in, is no administrator and no server, and takes over no session. Method: a table of requests of such a client beside one of root's.
+#[test]
+fn a_user_is_himself() {
+    with_server(80, 2, 1, async |place, root| {
+        let set = |mode| SetAttr { perm: Some(mode), ..SetAttr::default() };
+        let dir = root.mkdir(Ino::ROOT, "open").await.unwrap();
+        root.inode(Request::SetAttr { ino: dir, set: set(0o777) }).await.unwrap();
+        let secret = root.make(dir, "secret", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
+        root.inode(Request::SetAttr { ino: secret, set: set(0o600) }).await.unwrap();
+        let c = place.users_client(5, Role::Mount).await.expect("let in");
+        c.opens.set(false);
+        // As root, by the words of the request: it counts as the user's.
+        assert_eq!(c.make(Ino::ROOT, "no", Make::Dir).await, Err(Errno::Access));
+        let f = c.make(dir, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
+        let attr = c.stat(f).await.unwrap();
+        assert_eq!((attr.uid, attr.gid), (USER, USER));
+        let rooted = SetAttr { uid: Some(0), perm: Some(0o4755), ..SetAttr::default() };
+        assert_eq!(c.inode(Request::SetAttr { ino: f, set: rooted }).await.map(drop), Err(Errno::Perm));
+        let open = |access| Request::Open { ino: secret, access, exec: false };
+        assert_eq!(c.call(open(RW)).await.map(drop), Err(Errno::Access));
+        assert_eq!(
+            c.call(Request::Represent { opens: vec![(secret, RW)], locks: vec![] }).await,
+            Ok(Reply::Locks(vec![]))
+        );
+        let object = ObjectId { ino: secret, stripe: 0 };
+        assert_eq!(c.call(data_read(object)).await.map(drop), Err(Errno::BadFd), "what it says it has open");
+        let cut = SetAttr { size: Some(0), open_for_write: true, ..SetAttr::default() };
+        assert_eq!(c.inode(Request::SetAttr { ino: secret, set: cut }).await.map(drop), Err(Errno::Access));
+        for (uid, gid, groups, allowed) in [
+            (USER, USER, vec![], true),
+            (USER, 7, vec![], true),
+            (USER, 0, vec![0, 7], true),
+            (1001, 1001, vec![], false),
+        ] {
+            *c.cred.borrow_mut() = Cred { uid, gid, groups };
+            let made = c.mkdir(dir, &format!("d-{uid}-{gid}")).await;
+            assert_eq!(made.is_ok(), allowed, "{uid} {gid}: {made:?}");
+            if let Ok(ino) = made {
+                let attr = c.stat(ino).await.unwrap();
+                assert_eq!((attr.uid, attr.gid), (USER, if gid == 0 { USER } else { gid }));
+            }
+        }
+        *c.cred.borrow_mut() = Cred::root();
+        let tune = Request::Tunables { pattern: "server.token_ms".into(), value: Some("7".into()) };
+        for op in [tune.clone(), Request::Counters { reset: true }] {
+            assert_eq!(c.call(op).await.map(drop), Err(Errno::Perm));
+        }
+        let looks = place.users_client(7, Role::Admin).await.expect("he may look around");
+        assert_eq!(looks.call(tune.clone()).await.map(drop), Err(Errno::Perm));
+        assert_eq!(looks.lookup(dir, "f").await.map(drop), Err(Errno::Perm), "this is no mount");
+        let Ok(Reply::Status { sessions, .. }) = looks.call(Request::Status).await else { panic!("no status") };
+        let seen: Vec<u64> = sessions.iter().map(|s| s.session.0).collect();
+        assert_eq!(seen, [5], "numbers of others' sessions are told to nobody");
+        *root.cred.borrow_mut() = user();
+        assert_eq!(root.call(tune.clone()).await.map(drop), Err(Errno::Perm), "a mount says who asks");
+        *root.cred.borrow_mut() = Cred::root();
+        assert!(root.call(tune).await.is_ok());
+        let refused = place.users_client(6, Role::Server).await.err().expect("not let in").to_string();
+        assert!(refused.contains("a server has to be root's"), "{refused}");
+        let refused = place.users_client(1, Role::Mount).await.err().expect("root's session").to_string();
+        assert!(refused.contains("another user's"), "{refused}");
+        assert!(root.stat(secret).await.is_ok(), "root's connection lives");
+    });
+}
+
+/// Goal: a mount touches the data of files that it has open, as it has them open. Method: every request on data from a session that has not opened the
+/// file, has opened it for reading, for writing, has closed it.
+#[test]
+fn data_needs_an_open() {
+    with_server(81, 2, 2, async |place, one| {
+        let f = one.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
+        let object = ObjectId { ino: f, stripe: 0 };
+        let payload = || Some(bytes(1, 0, 5000));
+        one.ask(data_write(object), payload()).await.0.unwrap();
+        let two = place.client(2).await.unwrap();
+        two.opens.set(false);
+        let range = ByteRange::new(0, 4096);
+        let (generation, mtime, server_lock) = (0, Timespec::default(), true);
+        let changes = [
+            Request::Punch { object, range, generation, mtime, server_lock },
+            Request::Allocate { object, range, generation, server_lock },
+            Request::Spread { ino: f },
+        ];
+        let looks = [data_read(object), Request::DataMap { object, offset: 0, runs_max: 8 }];
+        let r = Access { read: true, write: false };
+        for (access, may_look, may_change) in [(None, false, false), (Some(r), true, false), (Some(RW), true, true)] {
+            if let Some(access) = access {
+                two.call(Request::Open { ino: f, access, exec: false }).await.unwrap();
+            }
+            let right = |may: bool| if may { Ok(()) } else { Err(Errno::BadFd) };
+            for op in &looks {
+                assert_eq!(two.call(op.clone()).await.map(drop), right(may_look), "{access:?} {op:?}");
+            }
+            assert_eq!(two.ask(data_write(object), payload()).await.0.map(drop), right(may_change), "{access:?}");
+            for op in &changes {
+                assert_eq!(two.call(op.clone()).await.map(drop), right(may_change), "{access:?} {op:?}");
+            }
+        }
+    });
+}
+
+/// Goal: no object comes into being whose inode is not there to be removed with it: of a number that no file has, of a stripe that the layout does not
+/// have or has elsewhere, before the file is spread, after it was removed; over-striped, on the inode's target and on others, on one server.
+/// Method: such writes by a client that has the file open; the zones are sound at the end and hold nothing.
+#[test]
+fn objects_belong_to_inodes() {
+    let place = Place::new(82, 3, 2);
+    let run = async {
+        let server = place.start().await.expect("the server starts");
+        let c = place.client(1).await.expect("the client connects");
+        let f = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
+        // Stripe s lies on target s mod 3, as the inode does with s = 0.
+        let layout = Layout { pattern: Pattern::Striped, stripe_size: 64 << 10, stripe_count: 5, pool: 3 };
+        c.call(Request::SetLayout { ino: f, layout: Some(layout), mode: None }).await.unwrap();
+        let write_at = async |ino: Ino, stripe: u32, target: u16| {
+            let (object, cred) = (ObjectId { ino, stripe }, Cred::root());
+            let call = Call { target: TargetId(target), cred, op: data_write(object) };
+            c.link.call(Lane::Normal, call, Some(bytes(1, 0, 5000)), 0).await.unwrap().0.result.map(drop)
+        };
+        let none = Ino(f.0 + 5_000);
+        for stripe in [0, 1, 3, 4] {
+            let at = (stripe % 3) as u16;
+            assert_eq!(write_at(none, stripe, at).await, Err(Errno::Stale), "stripe {stripe} of no file");
+        }
+        for stripe in [1, 2, 3, 4] {
+            assert_eq!(write_at(f, stripe, (stripe % 3) as u16).await, Err(Errno::BadFd), "not spread yet");
+        }
+        c.inode(Request::Spread { ino: f }).await.unwrap();
+        for stripe in 0..5 {
+            let right = (stripe % 3) as u16;
+            assert_eq!(write_at(f, stripe, right).await, Ok(()), "stripe {stripe}");
+            for wrong in (0..3).filter(|t| *t != right) {
+                assert!(write_at(f, stripe, wrong).await.is_err(), "stripe {stripe} at target {wrong}");
+            }
+        }
+        for beyond in [5, 6, 7, 1_000_000] {
+            assert_eq!(write_at(f, beyond, (beyond % 3) as u16).await, Err(Errno::BadFd), "stripe {beyond}");
+        }
+        let fewer = Layout { stripe_count: 1, ..layout };
+        assert!(c.call(Request::SetLayout { ino: f, layout: Some(fewer), mode: None }).await.is_err(), "it is fixed");
+        let other = place.client(2).await.unwrap();
+        other.opens.set(false);
+        for stripe in 0..5 {
+            let op = data_read(ObjectId { ino: f, stripe });
+            assert_eq!(other.call(op).await.map(drop), Err(Errno::BadFd), "somebody who has not opened it");
+        }
+        c.unlink(Ino::ROOT, "f").await.unwrap();
+        assert_eq!(write_at(f, 4, 1).await, Ok(()), "it is open");
+        c.call(Request::Close { ino: f, access: RW, atime: None }).await.unwrap();
+        place.sim.node("client").sleep(Duration::from_secs(5)).await;
+        for stripe in 0..5 {
+            assert_eq!(
+                write_at(f, stripe, (stripe % 3) as u16).await,
+                Err(Errno::Stale),
+                "stripe {stripe} of a removed file"
+            );
+        }
+        drop((c, other));
+        server.stop().await.expect("stops");
+        let report = crate::fsck(&place.sim.node("server"), "data").await.expect("readable");
+        assert!(report.is_clean() && report.objects == 0, "{report:#?}");
+    };
+    place.sim.block_on(run).expect("no deadlock");
+}
