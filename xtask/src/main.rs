@@ -1,6 +1,6 @@
 //! Project tasks: `cargo xtask tidy` checks what a machine can check of the house rules; `cargo xtask sim`
-//! runs or replays seeds of the cluster simulator; `cargo xtask soak` kills servers and mounts under load; `cargo xtask hostile` sends a
-//! server what no peer of ours would.
+//! runs or replays seeds of the cluster simulator; `cargo xtask soak` kills servers and mounts under load; `cargo xtask
+//! hostile` sends a server what no peer of ours would.
 
 mod tidy;
 

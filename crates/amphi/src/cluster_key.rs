@@ -1,10 +1,11 @@
 //! Files with cluster keys.
 //!
-//! Owns: reading one, refusing one that others can read, and the key that a first server makes for itself. Does not own: what makes a key
-//! weak, and what a key proves (`amphi_transport::auth`).
+//! Owns: reading one, refusing one that others can read, and the key that a first server makes for itself. Does not
+//! own: what makes a key weak, and what a key proves (`amphi_transport::auth`).
 //!
-//! A server that listens on TCP and is given no key makes one, since every user of a machine reaches its loopback addresses. It lies in the
-//! data folder, readable for its user alone, and is written when the server is up: a start that fails leaves nothing behind.
+//! A server that listens on TCP and is given no key makes one, since every user of a machine reaches its loopback
+//! addresses. It lies in the data folder, readable for its user alone, and is written when the server is up: a start
+//! that fails leaves nothing behind.
 
 use crate::failure::{During, Failure, Outcome};
 use amphi_transport::ClusterKey;
@@ -115,8 +116,8 @@ mod tests {
     use super::*;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-    /// Goal: a key that is made is one that is taken, by its user alone, and stays. Method: make it, keep it, look, read it again; open it to
-    /// others; cut it short.
+    /// Goal: a key that is made is one that is taken, by its user alone, and stays. Method: make it, keep it, look,
+    /// read it again; open it to others; cut it short.
     #[test]
     fn a_key_of_its_own() {
         let dir = tempfile::tempdir().expect("temporary folder");

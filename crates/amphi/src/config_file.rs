@@ -85,11 +85,12 @@ listen = ["tcp:10.0.0.1:7100"]
 # which others join.
 # join = ["tcp:10.0.0.2:7100"]
 
-# File with the cluster key, at least 16 random bytes, the same on all servers and clients, and readable for its user alone (mode 0600).
-# Needed for TCP; a first server that has none makes one in its data folder, cluster.key.
+# File with the cluster key, at least 16 random bytes, the same on all servers and clients, and readable for its user
+# alone (mode 0600). Needed for TCP; a first server that has none makes one in its data folder, cluster.key.
 key = "cluster.key"
 
-# Permission bits of Unix sockets to listen on: who may connect. Others than root and the server's user act there as themselves alone.
+# Permission bits of Unix sockets to listen on: who may connect. Others than root and the server's user act there as
+# themselves alone.
 socket_mode = "0600"
 
 # Worker threads; the targets are spread over them.

@@ -1,8 +1,10 @@
-//! Log lines of one kind have a rate: whoever makes a server or a mount say something cannot fill the disk with it, nor hide other lines.
+//! Log lines of one kind have a rate: whoever makes a server or a mount say something cannot fill the disk with it, nor
+//! hide other lines.
 //!
 //! Owns: counting lines by the place in the code that says them. Does not own: what is said, and to whom.
 //!
-//! What AMPHI_LOG=debug shows beyond is not limited: somebody looks for something then. Bound: one entry for each place that logs.
+//! What AMPHI_LOG=debug shows beyond is not limited: somebody looks for something then. Bound: one entry for each place
+//! that logs.
 
 use amphi_env::Time;
 use amphi_env::real::monotonic;
@@ -73,7 +75,8 @@ impl<S: Subscriber> Layer<S> for LogLimit {
 mod tests {
     use super::*;
 
-    /// Goal: a kind of line is said so often in a period, and what was left out is counted once. Method: a flood over three periods.
+    /// Goal: a kind of line is said so often in a period, and what was left out is counted once. Method: a flood over
+    /// three periods.
     #[test]
     fn a_kind_has_a_rate() {
         let mut kind = Kind::default();

@@ -209,15 +209,16 @@ pub fn is_on_tcp(config: &ServerConfig) -> bool {
     config.listen.iter().any(|addr| matches!(Addr::parse(addr), Ok(Addr::Tcp(..))))
 }
 
-/// Gives a first server that listens on TCP a key of its own in the folder `data`, unless it has one. That of a server which joins others
-/// is theirs.
+/// Gives a first server that listens on TCP a key of its own in the folder `data`, unless it has one. That of a server
+/// which joins others is theirs.
 pub fn own_key(config: &mut ServerConfig, data: &Path) -> Outcome<Option<OwnKey>> {
     if config.key.is_some() || !is_on_tcp(config) {
         return Ok(None);
     }
     if !config.join.is_empty() && !data.join(cluster_key::OWN_KEY).exists() {
         return Err(Failure::refused(format!(
-            "a server on TCP needs the key of its cluster: give --key FILE; the first server has made one in its data folder ({}) if it was given none",
+            "a server on TCP needs the key of its cluster: give --key FILE; the first server has made one in its data \
+             folder ({}) if it was given none",
             cluster_key::OWN_KEY
         )));
     }

@@ -260,7 +260,8 @@ pub(crate) fn told(core: &Core, change: u64, alone: bool) -> bool {
     true
 }
 
-/// Waits until nothing is used any more that was cached under the old rule, and says so; meanwhile it says that it is at it.
+/// Waits until nothing is used any more that was cached under the old rule, and says so; meanwhile it says that it is
+/// at it.
 pub(crate) async fn settle<E: Env>(core: Arc<Core>, change: u64, env: E) {
     let settled = {
         let still = async {

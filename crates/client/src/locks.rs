@@ -51,8 +51,8 @@ const WALK_BYTES: u64 = 64 << 20;
 /// How often servers are told of locks that they asked back and that calls still use: far below the time after which a client that
 /// does not answer is evicted.
 const KEPT_NS: u64 = 2_000_000_000;
-/// For how long after a callback servers hear that a lock will come that is not in use any more: because its grant is on its way, or the kernel is
-/// giving its pages back. Whoever takes longer hangs.
+/// For how long after a callback servers hear that a lock will come that is not in use any more: because its grant is
+/// on its way, or the kernel is giving its pages back. Whoever takes longer hangs.
 const ASKED_BACK_NS: u64 = 25_000_000_000;
 
 /// All lock caches.

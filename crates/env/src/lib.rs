@@ -105,8 +105,8 @@ pub trait Env: Clone + 'static {
     fn kept(&self, name: &str, of: &str, most: usize) -> io::Result<Vec<u8>>;
     /// Removes the memory `name`; no error if there is none. Who has it open can go on writing, for nobody.
     fn forget(&self, name: &str) -> io::Result<()>;
-    /// Listens on `addr`: `unix:PATH` or `tcp:HOST:PORT`. Removes a stale Unix socket that nobody serves. A Unix socket is this user's
-    /// alone (mode 0600) until `Listener::set_mode` opens it to others.
+    /// Listens on `addr`: `unix:PATH` or `tcp:HOST:PORT`. Removes a stale Unix socket that nobody serves. A Unix socket
+    /// is this user's alone (mode 0600) until `Listener::set_mode` opens it to others.
     /// Errors name the address.
     fn listen(&self, addr: &str) -> impl Future<Output = io::Result<Self::Listener>>;
     /// Connects to `addr` (same forms). Errors name the address.
@@ -169,8 +169,8 @@ pub trait Conn: 'static {
     type Rx: Rx;
     /// Who is at the other end, for log lines.
     fn peer(&self) -> String;
-    /// As whom the process at the other end ran when it connected, on the word of the kernel. `None` for what came over a network, and
-    /// for connections that were dialed here.
+    /// As whom the process at the other end ran when it connected, on the word of the kernel. `None` for what came over
+    /// a network, and for connections that were dialed here.
     fn peer_cred(&self) -> Option<Cred>;
     /// Two halves that can be used by different tasks of this thread. Dropping both closes.
     fn split(self) -> (Self::Tx, Self::Rx);

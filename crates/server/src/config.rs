@@ -61,7 +61,8 @@ pub struct ServerConfig {
     pub advertise: Vec<String>,
     /// What the server is called, for people.
     pub name: String,
-    /// Cluster key that connections must prove; none = the server listens on Unix sockets alone, and the kernel says who comes.
+    /// Cluster key that connections must prove; none = the server listens on Unix sockets alone, and the kernel says
+    /// who comes.
     pub key: Option<Vec<u8>>,
     /// Unix sockets need no key, though there is one for other addresses.
     pub unix_without_key: bool,

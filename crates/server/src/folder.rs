@@ -34,7 +34,8 @@ pub fn zones<E: Env>(env: &E, dir: &str) -> Result<Vec<u16>, ServerError> {
 /// Name of the key in a data folder that its server made, or that was put there for it.
 pub const OWN_KEY: &str = "cluster.key";
 
-/// What a folder may have before its zones are made: what a fresh file system has in its root without anybody's doing, and a key.
+/// What a folder may have before its zones are made: what a fresh file system has in its root without anybody's doing,
+/// and a key.
 const NOT_FOREIGN: [&str; 2] = ["lost+found", OWN_KEY];
 
 /// Refuses to make zones among other people's files.

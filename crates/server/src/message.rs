@@ -215,7 +215,8 @@ pub enum Question {
     Unmark(Vec<TxId>),
     /// `Directories`: these directories as a listing of the one above shows them, in the order asked.
     Directories(Vec<Ino>),
-    /// `Outcome`: whether the session has left something that it was asked unanswered, without a sign of progress, since this time (monotonic ns).
+    /// `Outcome`: whether the session has left something that it was asked unanswered, without a sign of progress,
+    /// since this time (monotonic ns).
     Unanswered(SessionId, u64),
     /// `Right`: what the session may do with the stripes of a file of the target.
     Right(SessionId, Ino),

@@ -16,7 +16,8 @@ struct Count {
     writing: u64,
 }
 
-/// Closes of which a target remembers that there was an open: a read that was sent before the close may come, or come again, behind it.
+/// Closes of which a target remembers that there was an open: a read that was sent before the close may come, or come
+/// again, behind it.
 const CLOSED_MAX: usize = 16_384;
 
 /// Open inodes of one target.
@@ -68,7 +69,8 @@ impl Opens {
         self.closed_order.push_back((ino, session));
     }
 
-    /// How a session has an inode open, or had it lately. Whether it is open for reading is told of closed ones alone: any open may look.
+    /// How a session has an inode open, or had it lately. Whether it is open for reading is told of closed ones alone:
+    /// any open may look.
     pub fn access(&self, session: SessionId, ino: Ino) -> Option<Access> {
         let open = self.inodes.get(&ino).and_then(|s| s.get(&session)).map(|c| c.writing > 0);
         let closed = self.closed.get(&(ino, session)).map(|a| a.write);

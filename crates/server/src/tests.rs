@@ -276,7 +276,8 @@ impl Client {
         }
     }
 
-    /// The answer to a request. A client that opens by itself opens and closes what it may not touch without, and asks again.
+    /// The answer to a request. A client that opens by itself opens and closes what it may not touch without, and asks
+    /// again.
     async fn answer(&self, op: Request, payload: Option<Buf>) -> Result<(Answer, Option<Buf>)> {
         let copy = payload.as_ref().map(|p| {
             let mut copy = Buf::padded(p.window().start % 4096, p.len());

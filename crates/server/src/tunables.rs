@@ -213,7 +213,7 @@ impl Tunables {
                 Milliseconds,
                 5000,
                 (0, HOUR_MS),
-                "how long a client whose connection is alive may be silent about what it was asked, before it is evicted; 0: as others",
+                "how long a client that is alive may be silent about what it was asked, before it is evicted; 0: as others",
             ),
             contended_conflicts: Tunable::new(
                 "server.contended_conflicts",

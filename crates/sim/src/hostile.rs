@@ -1,15 +1,17 @@
 //! Hostile peers: whatever somebody sends to a server, it goes on, and so do those who keep to the rules.
 //!
-//! Owns: inputs of a stranger, a mount, a server and an administrator, sent to the real server in the simulator, and what must be so meanwhile and
-//! afterwards. Does not own: single cases with their right answers (`amphi_transport` and `amphi_server` have those).
+//! Owns: inputs of a stranger, a mount, a server and an administrator, sent to the real server in the simulator, and
+//! what must be so meanwhile and afterwards. Does not own: single cases with their right answers (`amphi_transport` and
+//! `amphi_server` have those).
 //!
-//! An input is a frame. Most are sound: a request that decodes, made of numbers that are likely to hit something (inodes that are there, ends of
-//! ranges, sizes that are too large), so it reaches the operations. The others are cut, flipped, or none at all. Requests are not written down by kind: they are
-//! whatever decodes from such numbers, so that a new request is met without a word here.
+//! An input is a frame. Most are sound: a request that decodes, made of numbers that are likely to hit something
+//! (inodes that are there, ends of ranges, sizes that are too large), so it reaches the operations. The others are cut,
+//! flipped, or none at all. Requests are not written down by kind: they are whatever decodes from such numbers, so that
+//! a new request is met without a word here.
 //!
-//! What must be so: nothing panics; an honest mount beside it is answered all the time; where the hostile one may not touch its file, every byte of that is
-//! there; the zones are sound at the end. (A server is trusted with the data of others, and so is a mount that speaks for root with their names:
-//! these may remove what they like, in order.)
+//! What must be so: nothing panics; an honest mount beside it is answered all the time; where the hostile one may not
+//! touch its file, every byte of that is there; the zones are sound at the end. (A server is trusted with the data of
+//! others, and so is a mount that speaks for root with their names: these may remove what they like, in order.)
 
 use crate::dice::Dice;
 use amphi_env::sim::{CrashKind, SimConfig};

@@ -45,7 +45,8 @@ struct Args {
     /// Mounts do nothing but fight for few files, with locks asked for ahead, groups, and tunables that change.
     #[arg(long)]
     contention: bool,
-    /// In place of seeds: so many hostile inputs from each of a stranger, a mount of a user, a mount of root, a server, an administrator.
+    /// In place of seeds: so many hostile inputs from each of a stranger, a mount of a user, a mount of root, a server,
+    /// an administrator.
     #[arg(long)]
     hostile: Option<u64>,
     /// Prints every call as it happens.

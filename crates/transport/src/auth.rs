@@ -35,7 +35,8 @@ pub struct ClusterKey(Vec<u8>);
 pub enum WeakKey {
     /// It has so many bytes, fewer than `KEY_BYTES_MIN`.
     Short(usize),
-    /// It is one short piece again and again, a row of characters, or made of very few different ones: such keys are guessed.
+    /// It is one short piece again and again, a row of characters, or made of very few different ones: such keys are
+    /// guessed.
     Guessable,
 }
 
@@ -133,8 +134,8 @@ pub struct ServerAuth {
     pub owner: u32,
 }
 
-/// Whether the kernel says who is at the other end of connections to `addr`: it does for `unix:PATH`. A loopback address is open to every
-/// user of the machine.
+/// Whether the kernel says who is at the other end of connections to `addr`: it does for `unix:PATH`. A loopback
+/// address is open to every user of the machine.
 pub fn is_unix(addr: &str) -> bool {
     matches!(Addr::parse(addr), Ok(Addr::Unix(_)))
 }
@@ -154,7 +155,8 @@ mod tests {
         }
     }
 
-    /// Goal: keys that somebody would try first are refused, and random ones are not. Method: a table; bytes and letters of a generator.
+    /// Goal: keys that somebody would try first are refused, and random ones are not. Method: a table; bytes and
+    /// letters of a generator.
     #[test]
     fn keys_that_can_be_guessed() {
         for weak in [

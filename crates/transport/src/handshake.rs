@@ -37,7 +37,8 @@ impl From<Ending> for NotWelcome {
     }
 }
 
-/// A text from the other end as it may be shown: what could move a terminal's cursor or imitate a line of the log is escaped.
+/// A text from the other end as it may be shown: what could move a terminal's cursor or imitate a line of the log is
+/// escaped.
 pub(crate) fn printable(text: &str) -> String {
     let shown = |c: char| match c {
         '\'' | '"' | '\\' => vec![c],
@@ -92,8 +93,8 @@ pub(crate) struct Guest {
     nonce: Nonce,
 }
 
-/// The server's side up to the client's proof, of which there need be none if it may come `without_key`. On an error the client has been
-/// told why, where it can be.
+/// The server's side up to the client's proof, of which there need be none if it may come `without_key`. On an error
+/// the client has been told why, where it can be.
 pub(crate) async fn challenge<E: Env>(
     env: &E,
     out: &mut Outbound<E>,

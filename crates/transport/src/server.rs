@@ -6,8 +6,8 @@
 //!
 //! Invariants: a connection has at most its credits of requests that are open or whose replies are queued, and at most
 //! `PUSHES_MAX` pushes; a peer that breaks a rule loses its connection, with one log line, and nothing else
-//! happens; a session has one connection, the newest. Strangers in the handshake are at most `GREETINGS_MAX`, and what payloads
-//! on their way take in memory has a budget over all connections (`budget`).
+//! happens; a session has one connection, the newest. Strangers in the handshake are at most `GREETINGS_MAX`, and what
+//! payloads on their way take in memory has a budget over all connections (`budget`).
 
 mod accept;
 mod budget;
@@ -24,8 +24,8 @@ use std::time::Duration;
 
 /// Connections served at the same time, strangers in the handshake included; further ones are closed at once.
 pub const CONNECTIONS_MAX: usize = 4096;
-/// Strangers in the handshake at the same time, 100 KiB each. One more takes the place of the one that has been there longest: who
-/// keeps to the handshake is through in a round trip, so strangers that say nothing keep nobody out.
+/// Strangers in the handshake at the same time, 100 KiB each. One more takes the place of the one that has been there
+/// longest: who keeps to the handshake is through in a round trip, so strangers that say nothing keep nobody out.
 pub const GREETINGS_MAX: usize = 256;
 /// Pushes that may wait for a client to read them; beyond, its connection is cut.
 pub const PUSHES_MAX: usize = 4096;
@@ -43,8 +43,9 @@ pub struct Peer {
     pub addr: String,
     /// Whether it is in this process.
     pub in_process: bool,
-    /// As whom it may act: `None` is as everybody, as it is in this process, runs as root or as the user who serves, or has come over a network
-    /// and proved the cluster key. Everybody else came over a Unix socket, and is who the kernel says.
+    /// As whom it may act: `None` is as everybody, as it is in this process, runs as root or as the user who serves, or
+    /// has come over a network and proved the cluster key. Everybody else came over a Unix socket, and is who the
+    /// kernel says.
     pub bound: Option<Rc<Cred>>,
 }
 

@@ -57,8 +57,8 @@ pub struct Server {
     /// Server of the cluster to be part of; may be repeated, they are tried in turn. Without, this is the master
     #[arg(long, value_name = "ADDR")]
     join: Vec<String>,
-    /// File with the cluster key (at least 16 random bytes, mode 0600) [default on TCP: one that the first server makes, cluster.key in its data
-    /// folder]
+    /// File with the cluster key (at least 16 random bytes, mode 0600) [default on TCP: one that the first server
+    /// makes, cluster.key in its data folder]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Worker threads; targets are spread over them [default: 1]
@@ -70,7 +70,8 @@ pub struct Server {
     /// Whether the zones lie on rotating disks; auto looks at their devices [default: auto]
     #[arg(long, value_name = "WHETHER")]
     rotational: Option<Rotational>,
-    /// Permission bits of Unix sockets to listen on: who may connect. Others than root and this user act there as themselves alone [default: 0600]
+    /// Permission bits of Unix sockets to listen on: who may connect. Others than root and this user act there as
+    /// themselves alone [default: 0600]
     #[arg(long, value_name = "MODE", value_parser = socket_mode)]
     socket_mode: Option<u32>,
     /// End when this process, which must be the parent, does

@@ -53,7 +53,8 @@ pub struct Storage {
     /// disk may not be mounted
     #[arg(long)]
     pub format: bool,
-    /// Permission bits of Unix sockets to listen on: who may connect. Others than root and this user act there as themselves alone
+    /// Permission bits of Unix sockets to listen on: who may connect. Others than root and this user act there as
+    /// themselves alone
     #[arg(long, value_name = "MODE", value_parser = socket_mode, default_value = "0600")]
     pub socket_mode: u32,
 }
@@ -158,7 +159,8 @@ pub struct Up {
     /// Also listen on this address, for other mounts, further servers and `amphi status`: unix:PATH or tcp:HOST:PORT; may be repeated
     #[arg(long, value_name = "ADDR")]
     listen: Vec<String>,
-    /// File with the cluster key (at least 16 random bytes, mode 0600) [default on TCP: one that is made, cluster.key in the data folder]
+    /// File with the cluster key (at least 16 random bytes, mode 0600) [default on TCP: one that is made, cluster.key
+    /// in the data folder]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
     /// Servers: the first in this process, each further one in a process and a folder of its own, with as many targets; a

@@ -1,6 +1,6 @@
 //! Who is let in, and as whom: keys, sockets, users of this machine, what a mount takes for a program of root's.
 
-use crate::harness::{Daemon, Place, amphi, run};
+use crate::harness::{Daemon, Place, amphi, as_first_start, run};
 use rustix::fs::{Mode, chmod};
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -32,7 +32,7 @@ fn options(place: &Place, name: &str) -> Vec<String> {
 /// A server on a loopback address, and what it said on standard error before it was ready.
 fn on_tcp(args: &[&str]) -> (Daemon, String, String) {
     let mut command = amphi();
-    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.args(as_first_start(args)).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("amphi starts");
     let (mut said, mut ready) = (String::new(), String::new());
     BufReader::new(child.stdout.take().expect("piped")).read_line(&mut ready).expect("text");
@@ -47,8 +47,9 @@ fn on_tcp(args: &[&str]) -> (Daemon, String, String) {
     (Daemon::of(child), addr, said)
 }
 
-/// Goal: nobody gets in over TCP without a key, on loopback neither, and nobody has to make one: the first server does, for its user alone,
-/// says where it is, and keeps it. Method: a server without `--key` on loopback; with and without its key; a restart; a second server.
+/// Goal: nobody gets in over TCP without a key, on loopback neither, and nobody has to make one: the first server does,
+/// for its user alone, says where it is, and keeps it. Method: a server without `--key` on loopback; with and without
+/// its key; a restart; a second server.
 #[test]
 fn a_server_on_tcp_makes_its_key() {
     let place = Place::new();
@@ -79,8 +80,8 @@ fn a_server_on_tcp_makes_its_key() {
     assert!(!out.status.success() && text(&out).contains("chmod 600"), "{}", text(&out));
 }
 
-/// Goal: a Unix socket is its user's alone unless told otherwise, and a user who may connect is no administrator. Method: `up` and a server with a
-/// mode; their sockets; `status` as nobody, as root without the key that TCP asks for.
+/// Goal: a Unix socket is its user's alone unless told otherwise, and a user who may connect is no administrator.
+/// Method: `up` and a server with a mode; their sockets; `status` as nobody, as root without the key that TCP asks for.
 #[test]
 fn sockets_are_their_users() {
     let place = Place::new();
@@ -105,8 +106,8 @@ fn sockets_are_their_users() {
     up.stop();
 }
 
-/// Goal: a mount of a cluster that others can write to takes no program of theirs for one of root's, unless it is asked to; that of a cluster in
-/// the same process does. Method: the options that the kernel lists.
+/// Goal: a mount of a cluster that others can write to takes no program of theirs for one of root's, unless it is asked
+/// to; that of a cluster in the same process does. Method: the options that the kernel lists.
 #[test]
 fn network_mounts_trust_no_set_user_id() {
     let place = Place::new();

@@ -173,7 +173,7 @@ impl Site {
         let shared = self.shared.clone();
         let served = Rc::new(Served { env: env.clone(), at, boot, shared, connections: connections.clone() });
         let listener = env.listen(&format!("tcp:s{at}:7000")).await.expect("listen");
-        let auth = ServerAuth { key: ClusterKey::new(KEY).ok() };
+        let auth = ServerAuth { key: ClusterKey::new(KEY).ok(), ..ServerAuth::default() };
         env.spawn({
             let env = env.clone();
             async move {

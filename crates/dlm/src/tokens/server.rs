@@ -387,7 +387,8 @@ impl TokenSpace {
         quiet.filter_map(|(_, id)| self.revokes.get(id).map(|pending| &pending.revoke))
     }
 
-    /// Whether a session has not answered a revocation that was made at least `quiet_ns` ago, for a change of somebody else.
+    /// Whether a session has not answered a revocation that was made at least `quiet_ns` ago, for a change of somebody
+    /// else.
     pub fn leaves_unanswered(&self, session: SessionId, now_ns: u64, quiet_ns: u64) -> bool {
         let until_ns = now_ns.saturating_add(self.limits.callback_deadline_ns).saturating_sub(quiet_ns);
         let quiet = self.deadlines.range(..=(until_ns, RevokeId(u64::MAX)));

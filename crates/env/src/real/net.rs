@@ -1,6 +1,7 @@
 //! Byte streams of production: Unix and TCP sockets on the ring.
 //!
-//! Owns: sockets, the staging buffer of receivers, vectored sends, who is at the other end of a Unix socket (`peer`). Does not own: frames.
+//! Owns: sockets, the staging buffer of receivers, vectored sends, who is at the other end of a Unix socket (`peer`).
+//! Does not own: frames.
 //!
 //! Invariants: TCP never delays small segments (without TCP_NODELAY two small writes cost 88 ms), and a TCP peer that is gone
 //! without a word ends the connection; no bytes are skipped or repeated over short reads and writes; a receiver whose future
@@ -251,8 +252,8 @@ impl RealListener {
     }
 }
 
-/// Binds a Unix socket that nobody but this user and root can connect to, from its first moment on: the kernel gives the file the bits that
-/// the socket has before it is bound.
+/// Binds a Unix socket that nobody but this user and root can connect to, from its first moment on: the kernel gives
+/// the file the bits that the socket has before it is bound.
 fn listen_unix(path: &str) -> rustix::io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;

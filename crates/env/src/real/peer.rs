@@ -1,7 +1,7 @@
 //! Who is at the other end of a Unix socket.
 //!
-//! Owns: asking the kernel for user, group and supplementary groups of the process that connected, as they were then. Looking at its
-//! `/proc` entry instead would show what it has become since: it may have started a set-user-id program.
+//! Owns: asking the kernel for user, group and supplementary groups of the process that connected, as they were then.
+//! Looking at its `/proc` entry instead would show what it has become since: it may have started a set-user-id program.
 
 use amphi_types::Cred;
 use amphi_types::limits::GROUPS_MAX;
@@ -23,7 +23,8 @@ fn groups(socket: &OwnedFd) -> io::Result<Vec<u32>> {
     let mut found: Vec<libc::gid_t> = vec![0; GROUPS_MAX];
     loop {
         let mut bytes = (found.len() * size_of::<libc::gid_t>()) as libc::socklen_t;
-        // SAFETY: the kernel writes at most `bytes` bytes, which `found` has, and says in `bytes` how many it wrote, or would have.
+        // SAFETY: the kernel writes at most `bytes` bytes, which `found` has, and says in `bytes` how many it wrote, or
+        // would have.
         let failed = unsafe {
             libc::getsockopt(
                 socket.as_raw_fd(),

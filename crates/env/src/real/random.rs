@@ -1,7 +1,7 @@
 //! Random numbers of production: the system's generator, some hundred bytes at a time.
 //!
-//! Owns: what was fetched and not given out yet. Does not own: what the numbers are used for: nonces, numbers of sessions and of runs,
-//! which strangers must not be able to foretell, so no generator of our own stands in between.
+//! Owns: what was fetched and not given out yet. Does not own: what the numbers are used for: nonces, numbers of
+//! sessions and of runs, which strangers must not be able to foretell, so no generator of our own stands in between.
 
 /// Bytes that one system call fetches: 32 numbers.
 const FETCHED_BYTES: usize = 256;

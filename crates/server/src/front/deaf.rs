@@ -1,15 +1,18 @@
 //! Clients that live and do not answer.
 //!
-//! Owns: finding out that a session is *deaf*: its connection is alive, and something that it was asked (a callback, a revocation, a glimpse, a switch)
-//! is left without an answer and without a sign that it is being worked on. Does not own: what happens to clients that are not alive: a machine
-//! that hangs, a network that is cut. They have until the callback deadline, since they may come back.
+//! Owns: finding out that a session is *deaf*: its connection is alive, and something that it was asked (a callback, a
+//! revocation, a glimpse, a switch) is left without an answer and without a sign that it is being worked on. Does not
+//! own: what happens to clients that are not alive: a machine that hangs, a network that is cut. They have until the
+//! callback deadline, since they may come back.
 //!
-//! Whoever is deaf is evicted within `server.deaf_ms` [5 s], and its tokens end at once, since it cannot be somebody who still uses in good faith what
-//! he was told to give back. That rests on three things. A client that works answers at once, or says at least every 3 s that it is at it (`LockKept`,
-//! `CompanyKept`), from the task that also answers `Ping`. The stream keeps its order: when a `Ping` that was sent behind a question is answered,
-//! the client has read the question, and whatever it had said before has been taken in here. And the client has to be seen to run all the
-//! time: each of the `Ping`s, one every `PING`, is answered within `PING`. A process that was stopped, a machine without a free core, a slow network,
-//! a server that was stopped itself: all of these show as an answer that comes late, and the observation starts anew.
+//! Whoever is deaf is evicted within `server.deaf_ms` [5 s], and its tokens end at once, since it cannot be somebody
+//! who still uses in good faith what he was told to give back. That rests on three things. A client that works answers
+//! at once, or says at least every 3 s that it is at it (`LockKept`, `CompanyKept`), from the task that also answers
+//! `Ping`. The stream keeps its order: when a `Ping` that was sent behind a question is answered, the client has read
+//! the question, and whatever it had said before has been taken in here. And the client has to be seen to run all the
+//! time: each of the `Ping`s, one every `PING`, is answered within `PING`. A process that was stopped, a machine
+//! without a free core, a slow network, a server that was stopped itself: all of these show as an answer that comes
+//! late, and the observation starts anew.
 
 use super::{Front, State};
 use crate::message::{Question, Told};
@@ -26,8 +29,8 @@ const SUSPECT: Duration = Duration::from_millis(500);
 const PING: Duration = Duration::from_millis(400);
 /// A question has to be older than the first sign of life by this: it has been sent by then.
 const SENT: Duration = Duration::from_millis(300);
-/// How long a client that is asked to switch may be silent: it says each second that it is at it. A new mount waits for it, and is told to try
-/// again after 4 s.
+/// How long a client that is asked to switch may be silent: it says each second that it is at it. A new mount waits for
+/// it, and is told to try again after 4 s.
 const SWITCHING: Duration = Duration::from_millis(2400);
 /// Sessions that ended so and do not come back.
 const REMEMBERED_MAX: usize = 1024;
@@ -105,7 +108,8 @@ impl<E: Env> Front<E> {
         })
     }
 
-    /// Looks whether a session that leaves something unanswered is alive. Returns whether it is deaf; not, when it has answered, or gone.
+    /// Looks whether a session that leaves something unanswered is alive. Returns whether it is deaf; not, when it has
+    /// answered, or gone.
     async fn observe(self: &Rc<Self>, session: SessionId) -> bool {
         let Some(conn) = self.ear(session) else { return false };
         // Should a message have been lost alone, this one counts.

@@ -1,12 +1,15 @@
 //! Who may do what at a server.
 //!
-//! Owns: which clients are let in as what, whose session a session is, and on whose behalf a client may ask. Does not own: how it is known who
-//! a client is (`amphi_transport`: this process, the cluster key, the kernel's word on a Unix socket), permissions of files.
+//! Owns: which clients are let in as what, whose session a session is, and on whose behalf a client may ask. Does not
+//! own: how it is known who a client is (`amphi_transport`: this process, the cluster key, the kernel's word on a Unix
+//! socket), permissions of files.
 //!
-//! A client is *bound* or it is not. One that is not speaks for everybody: it runs as root or as the user who serves, or it knows the cluster
-//! key, and so do mounts of root. One that is bound is another user of this machine, who was let connect to a Unix socket. It is a mount,
-//! or it looks around, sees no sessions but its own, and changes nothing of the server; what it asks, it asks as itself: with its user, and of the groups that a request names with those that it has.
-//! Requests of a mount's own, that name the super-user (locks, write-back, what it has open), go as that user as well.
+//! A client is *bound* or it is not. One that is not speaks for everybody: it runs as root or as the user who serves,
+//! or it knows the cluster key, and so do mounts of root. One that is bound is another user of this machine, who was
+//! let connect to a Unix socket. It is a mount, or it looks around, sees no sessions but its own, and changes nothing
+//! of the server; what it asks, it asks as itself: with its user, and of the groups that a request names with those
+//! that it has. Requests of a mount's own, that name the super-user (locks, write-back, what it has open), go as that
+//! user as well.
 
 use super::Entry;
 use amphi_transport::{Incoming, Peer};
@@ -103,7 +106,8 @@ mod tests {
         Cred { uid, gid, groups: groups.to_vec() }
     }
 
-    /// Goal: a bound client acts as its user, with groups that it has, whatever it says. Method: a table of what it says and what counts.
+    /// Goal: a bound client acts as its user, with groups that it has, whatever it says. Method: a table of what it
+    /// says and what counts.
     #[test]
     fn bound_clients_act_as_themselves() {
         let bound = cred(5, 50, &[51, 52]);

@@ -401,8 +401,8 @@ impl<E: Env> Cx<E> {
         Ok(Written { landing, images, bases })
     }
 
-    /// Whether the request comes from a client that speaks for one user alone, who takes setuid and setgid away with whatever he writes: mounts
-    /// that speak for everybody name the super-user here and say it themselves.
+    /// Whether the request comes from a client that speaks for one user alone, who takes setuid and setgid away with
+    /// whatever he writes: mounts that speak for everybody name the super-user here and say it themselves.
     pub(super) fn is_for_a_user(&self) -> bool {
         self.cred.uid != 0
     }

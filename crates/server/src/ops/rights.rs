@@ -1,16 +1,17 @@
 //! Which objects a session may touch: those of files that it has open.
 //!
-//! Owns: the checks before a request on file data, and what a target learns from the target of an inode about sessions that come for its other
-//! stripes (`Rights`). Does not own: opens (`crate::opens`), locks.
+//! Owns: the checks before a request on file data, and what a target learns from the target of an inode about sessions
+//! that come for its other stripes (`Rights`). Does not own: opens (`crate::opens`), locks.
 //!
-//! Stripe 0 lies with its inode, so its target looks at its own opens. The target of another stripe asks the inode's target when a session
-//! first comes for the file, and remembers the answer until the session ends or the objects of the inode are destroyed: a request pays one look into a
-//! table. A close takes nothing away, since who has closed a file could as well have kept it open. What an answer says holds: the layout of
-//! a file that was spread is fixed, and an answer that was under way while the objects were destroyed is not kept.
+//! Stripe 0 lies with its inode, so its target looks at its own opens. The target of another stripe asks the inode's
+//! target when a session first comes for the file, and remembers the answer until the session ends or the objects of
+//! the inode are destroyed: a request pays one look into a table. A close takes nothing away, since who has closed a
+//! file could as well have kept it open. What an answer says holds: the layout of a file that was spread is fixed, and
+//! an answer that was under way while the objects were destroyed is not kept.
 //!
-//! Invariant: an object comes into being only while its inode is there, spread if it is not stripe 0, and where the layout puts it, so whoever
-//! destroys the inode finds it. Each change looks twice: before it waits for anything, and in the step in which it has its span, behind
-//! which a destruction waits (`destroy_objects`).
+//! Invariant: an object comes into being only while its inode is there, spread if it is not stripe 0, and where the
+//! layout puts it, so whoever destroys the inode finds it. Each change looks twice: before it waits for anything, and
+//! in the step in which it has its span, behind which a destruction waits (`destroy_objects`).
 
 use crate::cx::Cx;
 use crate::message::{Question, Told};
@@ -93,8 +94,8 @@ impl Rights {
 
 /// What this target's opens say of a session and a file.
 ///
-/// Errors: `Stale` if the file has gone or goes; `Inval` if it is no file; `BadFd` if the session has not opened it; `Again` if the session has not come
-/// back after a restart of this target.
+/// Errors: `Stale` if the file has gone or goes; `Inval` if it is no file; `BadFd` if the session has not opened it;
+/// `Again` if the session has not come back after a restart of this target.
 pub fn right_of<E: Env>(target: &Target<E>, ino: Ino, session: SessionId) -> Result<Right> {
     let meta = target.meta.borrow();
     let inode = meta.inode(ino)?;
@@ -161,7 +162,8 @@ impl<E: Env> Cx<E> {
         }
     }
 
-    /// The last look before a change of an object, in the step in which it has its span: whether the inode is still there.
+    /// The last look before a change of an object, in the step in which it has its span: whether the inode is still
+    /// there.
     ///
     /// Errors: as `right_of`.
     pub(super) fn check_again(&self, object: ObjectId) -> Result<()> {

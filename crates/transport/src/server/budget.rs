@@ -1,13 +1,14 @@
 //! `Budget`: memory of payloads that are on their way to a server, over all of its connections.
 //!
-//! Owns: how many bytes may be under way, who waits for some, and which connection gives its own up. Does not own: the memory, and what
-//! becomes of a payload that has arrived: requests are bounded by the credits of their sessions.
+//! Owns: how many bytes may be under way, who waits for some, and which connection gives its own up. Does not own: the
+//! memory, and what becomes of a payload that has arrived: requests are bounded by the credits of their sessions.
 //!
-//! A payload takes its memory before its first byte is received, and a sender may take its time. So a handful of connections that send most
-//! of 64 MiB each and then nothing would hold what the machine has. Here the payloads under way have a budget; those that find it used up wait
-//! in the order in which they came, and their senders with them, by the flow control of their streams. Whoever is under way only needs
-//! bytes of its own stream to end, so nobody waits here for a lock or a disk. While somebody waits, a payload that has been under
-//! way for `SLOW_MAX` costs its connection: its client sends it again over a new one.
+//! A payload takes its memory before its first byte is received, and a sender may take its time. So a handful of
+//! connections that send most of 64 MiB each and then nothing would hold what the machine has. Here the payloads under
+//! way have a budget; those that find it used up wait in the order in which they came, and their senders with them, by
+//! the flow control of their streams. Whoever is under way only needs bytes of its own stream to end, so nobody waits
+//! here for a lock or a disk. While somebody waits, a payload that has been under way for `SLOW_MAX` costs its
+//! connection: its client sends it again over a new one.
 //!
 //! Small payloads have a part of their own, so that a few large ones hold nobody up who writes a file.
 

@@ -215,8 +215,9 @@ impl Connections {
         }
     }
 
-    /// Asks the client for a sign of life. Returns when it has answered a `Ping` that was sent after this call; `None` if the connection ends
-    /// before. The stream keeps its order: what the client had sent before it read the `Ping` has been handed to the `Handler` by then.
+    /// Asks the client for a sign of life. Returns when it has answered a `Ping` that was sent after this call; `None`
+    /// if the connection ends before. The stream keeps its order: what the client had sent before it read the `Ping`
+    /// has been handed to the `Handler` by then.
     pub async fn probe(&self, conn: ConnId) -> Option<Alive> {
         let conn = self.get(conn)?;
         let wanted = conn.pings.sent.get() + 1;

@@ -206,8 +206,8 @@ fn keys_are_proven_both_ways() {
     }
 }
 
-/// Goal: where the kernel does not say who comes, nobody is served without a key, on loopback neither: every user of the machine reaches
-/// that. Method: serve such addresses.
+/// Goal: where the kernel does not say who comes, nobody is served without a key, on loopback neither: every user of
+/// the machine reaches that. Method: serve such addresses.
 #[test]
 fn open_addresses_need_a_key() {
     let place = Place::new(5, Net::Socket);
@@ -226,8 +226,8 @@ fn open_addresses_need_a_key() {
     });
 }
 
-/// Goal: a Unix socket may be open without the key that other addresses ask for, a wrong one is refused there all the same, and who shows the
-/// right one has it proven back. Method: all combinations.
+/// Goal: a Unix socket may be open without the key that other addresses ask for, a wrong one is refused there all the
+/// same, and who shows the right one has it proven back. Method: all combinations.
 #[test]
 fn a_unix_socket_without_the_key() {
     let (right, wrong) = (key("the right key of 32 bytes or so"), key("another key of some 30 bytes"));
@@ -245,8 +245,8 @@ fn a_unix_socket_without_the_key() {
     }
 }
 
-/// Goal: who comes over a Unix socket is bound to be who the kernel says, root and the user who serves excepted. Method: clients that run
-/// as several users, a server that runs as one of them.
+/// Goal: who comes over a Unix socket is bound to be who the kernel says, root and the user who serves excepted.
+/// Method: clients that run as several users, a server that runs as one of them.
 #[test]
 fn the_kernel_says_who_comes() {
     let auth = ServerAuth { owner: 7, ..ServerAuth::default() };
@@ -265,7 +265,8 @@ fn the_kernel_says_who_comes() {
     });
 }
 
-/// Goal: strangers that say nothing keep nobody out, however many there are. Method: twice as many as may be in the handshake, then a client.
+/// Goal: strangers that say nothing keep nobody out, however many there are. Method: twice as many as may be in the
+/// handshake, then a client.
 #[test]
 fn silent_strangers_keep_nobody_out() {
     let place = Place::new(16, Net::Socket);
@@ -281,8 +282,8 @@ fn silent_strangers_keep_nobody_out() {
     });
 }
 
-/// Goal: senders that do not end their payloads hold no more memory than there is a budget for, and nobody up for long. Method: twelve that
-/// announce 64 MiB, and send a part; then a client writes a small and a large payload.
+/// Goal: senders that do not end their payloads hold no more memory than there is a budget for, and nobody up for long.
+/// Method: twelve that announce 64 MiB, and send a part; then a client writes a small and a large payload.
 #[test]
 fn payloads_that_do_not_come_have_a_budget() {
     let place = Place::new(17, Net::Socket);
@@ -457,8 +458,8 @@ fn silent_strangers_are_cut() {
     });
 }
 
-/// Goal: a sign of life is one that was asked for then: what the client sent before it has arrived. Method: a link answers; a stranger says `Pong`
-/// unasked, then answers one `Ping` of two.
+/// Goal: a sign of life is one that was asked for then: what the client sent before it has arrived. Method: a link
+/// answers; a stranger says `Pong` unasked, then answers one `Ping` of two.
 #[test]
 fn signs_of_life_are_answers() {
     let place = Place::new(18, Net::Socket);
