@@ -107,7 +107,7 @@ pub fn run(seed: u64, guise: Guise, inputs: u64) -> Result<Tally, String> {
     sim.node("honest");
     sim.node("hostile");
     if guise == Guise::User {
-        sim.run_as("hostile", Cred { uid: USER, gid: USER, groups: vec![7] });
+        sim.run_as("hostile", Cred::new(USER, USER, vec![7]));
     }
     let story = async {
         let mut config = ServerConfig::new("data");
@@ -403,7 +403,8 @@ impl Attack {
             let uid = [0, 0, u64::from(USER), 5][self.below(4) as usize];
             varint(uid, &mut bytes);
             varint(uid, &mut bytes);
-            bytes.push(0);
+            // No groups, and any capabilities.
+            bytes.extend([0, self.below(256) as u8]);
             if self.guise == Guise::Server && self.below(8) > 0 {
                 return self.question(&bytes);
             }

@@ -14,7 +14,7 @@ pub(super) fn of(socket: &OwnedFd) -> io::Result<(i32, Cred)> {
     let who = sockopt::socket_peercred(socket)?;
     let mut groups = groups(socket)?;
     groups.truncate(GROUPS_MAX);
-    Ok((who.pid.as_raw_nonzero().get(), Cred { uid: who.uid.as_raw(), gid: who.gid.as_raw(), groups }))
+    Ok((who.pid.as_raw_nonzero().get(), Cred::new(who.uid.as_raw(), who.gid.as_raw(), groups)))
 }
 
 fn groups(socket: &OwnedFd) -> io::Result<Vec<u32>> {

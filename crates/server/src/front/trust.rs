@@ -13,7 +13,7 @@
 
 use super::Entry;
 use amphi_transport::{Incoming, Peer};
-use amphi_types::{Cred, Errno, Result};
+use amphi_types::{Caps, Cred, Errno, Result};
 use amphi_wire::{Call, Hello, Request, Role};
 
 /// Why a bound client is no server.
@@ -90,6 +90,8 @@ fn act_as(bound: &Cred, call: &mut Call) -> Result<()> {
     if said.uid != bound.uid {
         return Err(Errno::Perm);
     }
+    // Whose word nobody else has to take has no rights beyond those of the user.
+    said.caps = Caps::NONE;
     if !bound.in_group(said.gid) {
         said.gid = bound.gid;
     }
@@ -103,7 +105,7 @@ mod tests {
     use amphi_types::TargetId;
 
     fn cred(uid: u32, gid: u32, groups: &[u32]) -> Cred {
-        Cred { uid, gid, groups: groups.to_vec() }
+        Cred::new(uid, gid, groups.to_vec())
     }
 
     /// Goal: a bound client acts as its user, with groups that it has, whatever it says. Method: a table of what it
@@ -116,6 +118,7 @@ mod tests {
             (cred(5, 51, &[50, 52]), Ok(cred(5, 51, &[50, 52]))),
             (cred(5, 0, &[0, 51, 99]), Ok(cred(5, 50, &[51]))),
             (Cred::root(), Ok(bound.clone())),
+            (Cred { caps: Caps::ALL, ..bound.clone() }, Ok(bound.clone())),
             (cred(6, 50, &[]), Err(Errno::Perm)),
         ] {
             let mut call = Call { target: TargetId(0), cred: said, op: Request::Sync };

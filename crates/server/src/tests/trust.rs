@@ -8,7 +8,7 @@ use amphi_types::{ByteRange, Layout, Pattern, SetAttr};
 const USER: u32 = 1000;
 
 fn user() -> Cred {
-    Cred { uid: USER, gid: USER, groups: vec![7] }
+    Cred::new(USER, USER, vec![7])
 }
 
 fn data_write(object: ObjectId) -> Request {
@@ -65,7 +65,7 @@ fn a_user_is_himself() {
             (USER, 0, vec![0, 7], true),
             (1001, 1001, vec![], false),
         ] {
-            *c.cred.borrow_mut() = Cred { uid, gid, groups };
+            *c.cred.borrow_mut() = Cred::new(uid, gid, groups);
             let made = c.mkdir(dir, &format!("d-{uid}-{gid}")).await;
             assert_eq!(made.is_ok(), allowed, "{uid} {gid}: {made:?}");
             if let Ok(ino) = made {

@@ -253,7 +253,7 @@ fn the_kernel_says_who_comes() {
     let place = Place::with(15, Net::Socket, SimConfig::default(), auth);
     place.run(async {
         for (session, uid) in [(70, 0), (71, 7), (72, 1000)] {
-            let cred = amphi_types::Cred { uid, gid: uid, groups: vec![uid + 1] };
+            let cred = amphi_types::Cred::new(uid, uid, vec![uid + 1]);
             place.sim.node("stranger");
             place.sim.run_as("stranger", cred.clone());
             let mut socket = welcomed(&place, session).await;
