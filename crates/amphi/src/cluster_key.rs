@@ -8,6 +8,8 @@
 //! that fails leaves nothing behind.
 
 use crate::failure::{During, Failure, Outcome};
+use amphi_env::addr::Addr;
+use amphi_server::ServerConfig;
 use amphi_transport::ClusterKey;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -109,6 +111,31 @@ impl OwnKey {
         }
         written
     }
+}
+
+/// Whether a server with these settings is reached over TCP.
+fn is_on_tcp(config: &ServerConfig) -> bool {
+    config.listen.iter().any(|addr| matches!(Addr::parse(addr), Ok(Addr::Tcp(..))))
+}
+
+/// Gives a first server that listens on TCP a key of its own in the folder `data`, unless it has one. That of a server
+/// which joins others is theirs.
+pub fn of_server(config: &mut ServerConfig, data: &Path) -> Outcome<Option<OwnKey>> {
+    if config.key.is_some() || !is_on_tcp(config) {
+        return Ok(None);
+    }
+    if !config.join.is_empty() && !data.join(OWN_KEY).exists() {
+        return Err(Failure::refused(format!(
+            "a server on TCP needs the key of its cluster: give --key FILE; the first server has made one in its data \
+             folder ({}) if it was given none",
+            OWN_KEY
+        )));
+    }
+    let own = OwnKey::of(data)?;
+    config.key = Some(own.bytes.clone());
+    // Whom the kernel vouches for on a Unix socket needs none.
+    config.unix_without_key = true;
+    Ok(Some(own))
 }
 
 #[cfg(test)]

@@ -3,7 +3,6 @@
 //! Owns: which thread runs what and the order in which things come up and go down. Does not own: what they do.
 //! An embedded cluster runs the client's I/O half on worker 0's own thread, so a miss costs one hop there and back.
 
-use crate::cluster_key::{self, OwnKey};
 use crate::failure::{During, Failure, Outcome};
 use crate::idle::Idle;
 use crate::mount_words::{MountWord, MountWords};
@@ -202,31 +201,6 @@ pub fn server_failure(e: ServerError) -> Failure {
 /// Name of this machine.
 pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
-}
-
-/// Whether a server with these settings is reached over TCP.
-pub fn is_on_tcp(config: &ServerConfig) -> bool {
-    config.listen.iter().any(|addr| matches!(Addr::parse(addr), Ok(Addr::Tcp(..))))
-}
-
-/// Gives a first server that listens on TCP a key of its own in the folder `data`, unless it has one. That of a server
-/// which joins others is theirs.
-pub fn own_key(config: &mut ServerConfig, data: &Path) -> Outcome<Option<OwnKey>> {
-    if config.key.is_some() || !is_on_tcp(config) {
-        return Ok(None);
-    }
-    if !config.join.is_empty() && !data.join(cluster_key::OWN_KEY).exists() {
-        return Err(Failure::refused(format!(
-            "a server on TCP needs the key of its cluster: give --key FILE; the first server has made one in its data \
-             folder ({}) if it was given none",
-            cluster_key::OWN_KEY
-        )));
-    }
-    let own = OwnKey::of(data)?;
-    config.key = Some(own.bytes.clone());
-    // Whom the kernel vouches for on a Unix socket needs none.
-    config.unix_without_key = true;
-    Ok(Some(own))
 }
 
 /// Whether an address stands for every address of the machine, so that nobody can be told it.

@@ -17,7 +17,7 @@ use crate::dice::Dice;
 use amphi_env::sim::{CrashKind, SimConfig};
 use amphi_env::{Buf, Conn, Env, Rx, Sim, SimEnv, Tx};
 use amphi_server::{Server, ServerConfig};
-use amphi_transport::{Link, LinkConfig, LinkEvents, Recovery, Timeouts};
+use amphi_transport::{ClusterKey, Link, LinkConfig, LinkEvents, Recovery, Timeouts};
 use amphi_types::{ByteRange, Cred, Errno, Ino, Name, ObjectId, SessionId, TargetId, Timespec};
 use amphi_wire::frame::{FrameKind, HEAD_BYTES, Head};
 use amphi_wire::handshake::SignedHello;
@@ -88,6 +88,7 @@ impl Tally {
 
 const ADDR: &str = "unix:/run/server";
 const USER: u32 = 1000;
+const KEY: &[u8] = b"the key that a stranger does not know";
 /// Frames on one connection, at most: then another session begins.
 const FRAMES_A_CONNECTION: u64 = 400;
 /// After so many inputs the honest mount is looked at.
@@ -113,8 +114,11 @@ pub fn run(seed: u64, guise: Guise, inputs: u64) -> Result<Tally, String> {
         let mut config = ServerConfig::new("data");
         (config.targets, config.workers, config.zone_bytes) = (Some(2), 2, Some(64 << 20));
         (config.log_bytes, config.listen) = (4 << 20, vec![ADDR.into()]);
+        // Only who does not know the key is a stranger: the others are let in, as their names on the socket allow.
+        config.key = (guise == Guise::Stranger).then(|| KEY.to_vec());
+        let key = config.key.as_deref().and_then(|key| ClusterKey::new(key).ok());
         let server = Server::start(env.clone(), config).await.map_err(|e| e.line)?;
-        let honest = Honest::begin(&sim).await?;
+        let honest = Honest::begin(&sim, key).await?;
         let attack = Attack::new(sim.node("hostile"), seed, guise, honest.inodes());
         let mut connection = None;
         for n in 0..inputs {
@@ -192,13 +196,12 @@ fn content() -> Buf {
 }
 
 impl Honest {
-    async fn begin(sim: &Sim) -> Result<Honest, String> {
+    async fn begin(sim: &Sim, key: Option<ClusterKey>) -> Result<Honest, String> {
         let env = sim.node("honest");
         let events = Rc::<Answers>::default();
         events.env.replace(Some(env.clone()));
         let (addrs, session, role) = (vec![ADDR.to_string()], SessionId(1), Role::Mount);
-        let config =
-            LinkConfig { addrs, session, role, name: "honest:1".into(), key: None, timeouts: Timeouts::default() };
+        let config = LinkConfig { addrs, session, role, name: "honest:1".into(), key, timeouts: Timeouts::default() };
         let link = Link::connect(env.clone(), config, events.clone()).await.map_err(|e| e.to_string())?;
         events.link.replace(Rc::downgrade(&link));
         let mut honest = Honest { env, link, file: Ino(0), dir: Ino(0) };
@@ -241,7 +244,7 @@ impl Honest {
 
     async fn look(&self, guise: Guise) -> Result<(), String> {
         if !guise.is_bound() {
-            return self.ask(Request::StatFs, None).await.map(drop);
+            return self.look_in().await;
         }
         let object = ObjectId { ino: self.file, stripe: 0 };
         let op = Request::Read { object, range: ByteRange::new(0, FILE_BYTES as u64), server_lock: true };
@@ -253,6 +256,21 @@ impl Honest {
             Reply::Inode(view) if view.attr.uid == 0 && view.attr.perm == 0o600 && view.attr.nlink == 1 => Ok(()),
             other => Err(format!("the honest mount's file has changed: {other:?}")),
         }
+    }
+
+    /// Whether a server that may have lost the honest mount's session still answers whoever comes.
+    async fn look_in(&self) -> Result<(), String> {
+        let (addrs, session, role) = (vec![ADDR.to_string()], SessionId(self.env.rand()), Role::Admin);
+        let (name, timeouts) = ("looks:1".into(), Timeouts::default());
+        let config = LinkConfig { addrs, session, role, name, key: None, timeouts };
+        let look = async {
+            let link = Link::connect(self.env.clone(), config, Rc::<Answers>::default()).await;
+            let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::StatFs };
+            let answer = link.map_err(|e| e.to_string())?.call(Lane::Normal, call, None, 0).await;
+            answer.map_err(|e| e.to_string())?.0.result.map(drop).map_err(|e| e.to_string())
+        };
+        let looked = amphi_env::timeout(&self.env, PATIENCE, look).await;
+        looked.unwrap_or_else(|| Err(format!("no answer for {PATIENCE:?}")))
     }
 
     async fn end(self) {
@@ -329,8 +347,9 @@ impl Attack {
             Guise::Server => format!("{:016x} {:016x} evil\u{1b}[2J", self.sessions.get(), self.below(1 << 40)),
             _ => "evil:1\nWARN all is well \u{1b}[31m".into(),
         };
-        // Now and then it tries to be somebody else.
-        let session = SessionId(if self.below(30) == 0 { 1 } else { self.sessions.get() });
+        // Now and then it tries to be somebody else. One that speaks for everybody may; others' numbers are told to nobody.
+        let tries = self.guise.is_bound() && self.guise != Guise::Admin && self.below(30) == 0;
+        let session = SessionId(if tries { 1 } else { self.sessions.get() });
         let role = if self.below(30) == 0 { Role::Mount } else { self.guise.role() };
         let hello = Hello { version: VERSION, session, role, name, last_boot: 0, clock: self.env.wall() };
         frame(Head::new(FrameKind::Hello), &SignedHello { hello, nonce: [3; 32], proof: None })

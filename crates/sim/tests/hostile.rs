@@ -20,7 +20,9 @@ fn a_server_goes_on() {
         }
         println!("{guise:?}: {sum:?}");
         assert!(sum.inputs > INPUTS, "{guise:?}: {sum:?}");
-        if guise != Guise::Stranger {
+        if guise == Guise::Stranger {
+            assert_eq!(sum.answered, 0, "nobody is answered who is not let in: {sum:?}");
+        } else {
             assert!(sum.sound > sum.inputs / 2 && sum.answered > sum.sound / 3, "{guise:?}: {sum:?}");
         }
     }

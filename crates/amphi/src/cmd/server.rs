@@ -118,7 +118,7 @@ impl Server {
         let key = self.key.clone().or(file.key);
         config.key = cluster_key::read(key.as_deref())?.map(|(bytes, _)| bytes);
         config.socket_mode = storage.socket_mode;
-        let own = process::own_key(&mut config, &storage.data)?;
+        let own = cluster_key::of_server(&mut config, &storage.data)?;
         process::complete(&mut config);
         Ok((storage, config, own))
     }

@@ -198,7 +198,7 @@ impl Up {
         process::settle_addresses(&mut config)?;
         config.key = cluster_key::read(self.key.as_deref())?.map(|(bytes, _)| bytes);
         config.socket_mode = self.storage.socket_mode;
-        let own = process::own_key(&mut config, &self.storage.data)?;
+        let own = cluster_key::of_server(&mut config, &self.storage.data)?;
         process::check_mount_point(&self.mount)?;
         process::check_apart(&self.storage.data, &self.mount)?;
         let client = self.mounting.client_config()?;

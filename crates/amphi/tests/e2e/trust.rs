@@ -73,7 +73,9 @@ fn a_server_on_tcp_makes_its_key() {
     let before = fs::read(&key).expect("kept");
     let (server, addr, _) = on_tcp(&args);
     assert_eq!(fs::read(&key).expect("kept"), before);
-    assert!(run(&["status", "--cluster", &addr, "--key", &key]).status.success());
+    // The second server is away, so its exit code is 1.
+    let out = run(&["status", "--cluster", &addr, "--key", &key]);
+    assert!(out.status.code() == Some(1) && !text(&out).contains("needs a key"), "{}", text(&out));
     server.stop();
     fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).expect("chmod");
     let out = run(&args);

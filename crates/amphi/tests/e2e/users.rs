@@ -211,7 +211,7 @@ fn a_mount_of_root_s_cluster() {
     let place = place_of_other();
     let before = r#"
 wait_for() { for _ in $(seq 600); do if grep -q ready "$1"; then return; fi; sleep 0.05; done; exit 1; }
-"$ROOT/amphi" server --data "$ROOT/data" --listen "unix:$ROOT/sock" --zone-size 128M >"$ROOT/server.out" &
+"$ROOT/amphi" server --format --data "$ROOT/data" --listen "unix:$ROOT/sock" --zone-size 128M >"$ROOT/server.out" &
 server=$!; trap 'kill $server; wait $server' EXIT; wait_for "$ROOT/server.out"; chmod 666 "$ROOT/sock"
 "$ROOT/amphi" mount --cluster "unix:$ROOT/sock" "$ROOT/mount" >"$ROOT/mount.out" &
 mount=$!; wait_for "$ROOT/mount.out"
