@@ -29,6 +29,9 @@ impl Cluster {
         }
         let mut all: Vec<OsString> =
             vec!["up".into(), "--data".into(), data.clone().into(), "--mount".into(), mount.clone().into()];
+        // An empty folder is the benchmark's own, whatever was in one of that name before.
+        let is_new = !std::fs::read_dir(&data).is_ok_and(|mut names| names.next().is_some());
+        all.extend(is_new.then(|| OsString::from("--format")));
         all.extend(args.iter().map(OsString::from));
         let all: Vec<_> = all.iter().map(OsString::as_os_str).collect();
         let program = Program::start(&all, Some(&mount))?;

@@ -16,6 +16,8 @@ impl Cluster {
     /// Starts `amphi up` and waits for its line `ready`.
     pub fn up(data: &Path, mount: &Path, cache: u64, servers: u16) -> Outcome<Cluster> {
         let program = std::env::current_exe().during(|| "find this program".into())?;
+        // An empty folder is this demo's own, whatever was in one of that name before.
+        let is_new = !std::fs::read_dir(data).is_ok_and(|mut names| names.next().is_some());
         let mut child = Command::new(program)
             .arg("up")
             .arg("--data")
@@ -23,6 +25,7 @@ impl Cluster {
             .arg("--mount")
             .arg(mount)
             .args(["--cache", &cache.to_string(), "--servers", &servers.to_string()])
+            .args(is_new.then_some("--format"))
             .stdout(Stdio::piped())
             .stdin(Stdio::null())
             .spawn()
