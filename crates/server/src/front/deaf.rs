@@ -101,7 +101,11 @@ impl<E: Env> Front<E> {
         false
     }
 
+    /// Switches are the master's affair: a mount answers him alone, also where another server has said the same.
     fn leaves_switch_unanswered(&self, session: SessionId, since_ns: u64) -> bool {
+        if self.cluster().is_some_and(|c| !c.is_master()) {
+            return false;
+        }
         self.sessions.borrow().get(&session).is_some_and(|e| {
             let (asked, behind) = (e.asked_ns.max(e.kept_ns), e.known < self.rule.change());
             e.state == State::Alive && e.conn.is_some() && behind && e.asked_ns > 0 && asked <= since_ns
