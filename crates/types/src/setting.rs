@@ -19,6 +19,9 @@ pub fn bytes(text: &str) -> Option<u64> {
     let Some((whole, part)) = text[..digits].split_once('.') else {
         return text[..digits].parse::<u64>().ok()?.checked_mul(1 << shift);
     };
+    if part.is_empty() {
+        return None;
+    }
     let value = format!("{}.{}", whole.parse::<u64>().ok()?, part).parse::<f64>().ok()? * (1u64 << shift) as f64;
     (value < 9.0e18).then_some(value as u64)
 }
