@@ -17,7 +17,7 @@ use crate::cx::Cx;
 use crate::message::{Question, Told};
 use crate::target::Target;
 use amphi_env::Env;
-use amphi_types::{Errno, Ino, Kind, Layout, ObjectId, Result, SessionId};
+use amphi_types::{Errno, Ino, Kind, Layout, ObjectId, Result, SessionId, TargetId};
 use amphi_wire::Access;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -50,9 +50,17 @@ pub struct Right {
 }
 
 impl Right {
-    fn allows(&self, object: ObjectId, here: amphi_types::TargetId, touch: Touch) -> bool {
-        let lies_here = object.stripe < self.layout.stripes() && self.layout.target(object.ino, object.stripe) == here;
-        lies_here && (touch == Touch::Look || (self.access.write && self.wide))
+    fn allows(&self, object: ObjectId, here: TargetId, touch: Touch) -> bool {
+        self.lies(object, here) && (touch == Touch::Look || (self.access.write && self.wide))
+    }
+
+    fn lies(&self, object: ObjectId, here: TargetId) -> bool {
+        object.stripe < self.layout.stripes() && self.layout.target(object.ino, object.stripe) == here
+    }
+
+    /// Why a request that is not allowed is refused. A file that nobody has spread has no such object: a hole is there.
+    fn refusal(&self, object: ObjectId, here: TargetId) -> Errno {
+        if self.lies(object, here) && self.access.write && !self.wide { Errno::NoEnt } else { Errno::BadFd }
     }
 }
 
@@ -116,7 +124,8 @@ pub fn right_of<E: Env>(target: &Target<E>, ino: Ino, session: SessionId) -> Res
 impl<E: Env> Cx<E> {
     /// Whether the session may touch an object, before anything is waited for but the inode's target.
     ///
-    /// Errors: `Inval` if the object does not belong here; else as `right_of`.
+    /// Errors: `Inval` if the object does not belong here; `NoEnt` if the file would have to be spread first; else as
+    /// `right_of`.
     pub(super) async fn check_object(&self, object: ObjectId, touch: Touch) -> Result<()> {
         if object.ino.target() == self.target.id {
             return self.check_here(object, touch);
@@ -143,7 +152,7 @@ impl<E: Env> Cx<E> {
                 Err(e) => return Err(e),
             };
             if self.target.rights.borrow_mut().answered(object.ino, self.session, right) {
-                return if allowed(&right) { Ok(()) } else { Err(Errno::BadFd) };
+                return if allowed(&right) { Ok(()) } else { Err(right.refusal(object, self.target.id)) };
             }
         }
         Err(Errno::Stale)
@@ -158,7 +167,7 @@ impl<E: Env> Cx<E> {
         match object.stripe {
             0 => Err(Errno::BadFd),
             _ if right.allows(object, self.target.id, touch) => Ok(()),
-            _ => Err(Errno::BadFd),
+            _ => Err(right.refusal(object, self.target.id)),
         }
     }
 

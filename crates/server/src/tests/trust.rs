@@ -157,7 +157,7 @@ fn objects_belong_to_inodes() {
             assert_eq!(write_at(none, stripe, at).await, Err(Errno::Stale), "stripe {stripe} of no file");
         }
         for stripe in [1, 2, 3, 4] {
-            assert_eq!(write_at(f, stripe, (stripe % 3) as u16).await, Err(Errno::BadFd), "not spread yet");
+            assert_eq!(write_at(f, stripe, (stripe % 3) as u16).await, Err(Errno::NoEnt), "not spread yet");
         }
         c.inode(Request::Spread { ino: f }).await.unwrap();
         for stripe in 0..5 {
