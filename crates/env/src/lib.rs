@@ -84,6 +84,9 @@ pub trait Env: Clone + 'static {
     fn spawn(&self, task: impl Future<Output = ()> + 'static);
     /// How long this thread polls after its last progress before it sleeps. Nothing where there are no real threads.
     fn set_spin(&self, _budget: Duration) {}
+    /// Holds each write of a disk back for so long before it is begun: stands in for a slow disk in tests and
+    /// benchmarks. Nothing where disks have a speed of their own (simulation).
+    fn set_write_delay(&self, _delay: Duration) {}
     /// Opens a disk (a file or block device opened with O_DIRECT).
     ///
     /// Errors: `NotFound`, `AlreadyExists`, `WouldBlock` if another process holds its lock.

@@ -136,12 +136,16 @@ impl Env for RealEnv {
         self.shared.spin.set(budget);
     }
 
+    fn set_write_delay(&self, delay: Duration) {
+        self.shared.write_delay.set(delay);
+    }
+
     async fn disk(&self, path: &str, mode: DiskMode) -> io::Result<Rc<RealDisk>> {
         // The kernel ends the rings of a killed process after the process itself, and they hold its files: its
         // successor, which may start at once, has to wait for that.
         let patient_until = self.now() + LOCK_PATIENCE;
         loop {
-            match RealDisk::open(path, mode, &self.shared.leases) {
+            match RealDisk::open(path, mode, &self.shared.leases, &self.shared.write_delay) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock && self.now() < patient_until => {
                     self.sleep(LOCK_PAUSE).await;
                 }

@@ -141,6 +141,7 @@ pub struct Tunables {
     pub roomy_bytes: Tunable,
     reuse_bytes: Tunable,
     disk_read_bytes: Tunable,
+    disk_write_delay_us: Tunable,
     worker_spin_us: Tunable,
 }
 
@@ -371,6 +372,13 @@ impl Tunables {
                 (64 << 10, 1 << 40),
                 "bytes of file data that a worker reads from one disk at a time; more waits for its turn",
             ),
+            disk_write_delay_us: Tunable::new(
+                "server.disk_write_delay_us",
+                Microseconds,
+                0,
+                (0, 1_000_000),
+                "how long each disk write is held back before it is begun: a slow disk, for tests and benchmarks",
+            ),
             worker_spin_us: Tunable::new(
                 "server.worker_spin_us",
                 Microseconds,
@@ -418,7 +426,7 @@ impl Tunables {
         Some(self.deaf_ms.get()).filter(|ms| *ms > 0).map(Duration::from_millis)
     }
 
-    fn all(&self) -> [&Tunable; 29] {
+    fn all(&self) -> [&Tunable; 30] {
         [
             &self.session_grace_ms,
             &self.token_ms,
@@ -448,6 +456,7 @@ impl Tunables {
             &self.roomy_bytes,
             &self.reuse_bytes,
             &self.disk_read_bytes,
+            &self.disk_write_delay_us,
             &self.worker_spin_us,
         ]
     }
@@ -484,6 +493,7 @@ impl Tunables {
         let (interval, keeps) = (self.sync_interval_ms.duration(), self.log_memory.is_on());
         target.zone.tune(interval, self.checkpoint_bytes.get(), keeps);
         worker.env.set_spin(self.worker_spin_us.duration());
+        worker.env.set_write_delay(self.disk_write_delay_us.duration());
     }
 
     /// Reads what matches the pattern (`setting::glob`) as (name, value, help), after setting all of it if there is a value.

@@ -13,9 +13,12 @@ use compio::driver::SharedFd;
 use compio::driver::op::{AsyncifyFd, ReadAt, Sync, WriteAt};
 use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
+use std::cell::Cell;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Storage of a zone.
 pub struct RealDisk {
@@ -24,13 +27,19 @@ pub struct RealDisk {
     device: u64,
     is_device: bool,
     leases: Arc<Leases>,
+    write_delay: Rc<Cell<Duration>>,
 }
 
 /// Ranges that `backed` tells of at most: a file in so many pieces has been filled long ago.
 const BACKED_MAX: usize = 1 << 20;
 
 impl RealDisk {
-    pub(super) fn open(path: &str, mode: DiskMode, leases: &Arc<Leases>) -> io::Result<RealDisk> {
+    pub(super) fn open(
+        path: &str,
+        mode: DiskMode,
+        leases: &Arc<Leases>,
+        write_delay: &Rc<Cell<Duration>>,
+    ) -> io::Result<RealDisk> {
         let flags = OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOCTTY;
         let (flags, lock) = match mode {
             DiskMode::Open => (flags | OFlags::RDWR, FlockOperation::NonBlockingLockExclusive),
@@ -67,7 +76,14 @@ impl RealDisk {
         let stat = rustix::fs::fstat(&fd).map_err(|e| context(path, e))?;
         let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
         let device = if is_device { stat.st_rdev } else { stat.st_dev };
-        Ok(RealDisk { fd: SharedFd::new(fd), size: size - size % BLOCK, device, is_device, leases: leases.clone() })
+        Ok(RealDisk {
+            fd: SharedFd::new(fd),
+            size: size - size % BLOCK,
+            device,
+            is_device,
+            leases: leases.clone(),
+            write_delay: write_delay.clone(),
+        })
     }
 }
 
@@ -124,6 +140,9 @@ impl Disk for RealDisk {
     async fn write(&self, at: u64, mut buf: Buf) -> IoBuf<()> {
         if let Err(e) = crate::check_write(self.size, at, &buf) {
             return (Err(e), buf);
+        }
+        if !self.write_delay.get().is_zero() {
+            compio::time::sleep(self.write_delay.get()).await;
         }
         let mut done = 0;
         while done < buf.len() {

@@ -51,6 +51,8 @@ pub(super) struct Shared {
     pub(super) spin: Cell<Duration>,
     pub(super) keeps_core: Cell<bool>,
     pub(super) leases: Arc<Leases>,
+    /// How long each write of a disk is held back before the kernel gets it: a slow disk, for tests and benchmarks.
+    pub(super) write_delay: Rc<Cell<Duration>>,
 }
 
 #[derive(Default)]
@@ -69,6 +71,7 @@ impl Shared {
             spin: Cell::new(spin),
             keeps_core: Cell::new(false),
             leases: Arc::default(),
+            write_delay: Rc::default(),
         })
     }
 
