@@ -1,5 +1,8 @@
-//! House rules that a machine holds: the table of imports between crates, the list of files that may contain
+//! House rules that a machine holds: the tables of imports between crates and between
+//! the folders of large crates, the list of files that may contain
 //! `unsafe`, a head on every module, file sizes, marks that must not be left, and promises named by tests.
+
+mod floors;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -55,13 +58,15 @@ pub fn run() -> ExitCode {
     imports(&root, &mut findings);
     let mut files = Vec::new();
     rust_files(&root.join("crates"), &mut files);
-    let mut tests = String::new();
+    let (mut tests, mut sources) = (String::new(), Vec::new());
     for file in &files {
         let text = fs::read_to_string(file).unwrap_or_default();
         let name = file.strip_prefix(&root).unwrap_or(file).to_string_lossy().into_owned();
         source(&name, &text, &mut findings);
         tests.push_str(&text);
+        sources.push((name, text));
     }
+    floors::check(&sources, &mut findings);
     promises(&root, &tests, &mut findings);
     for f in &findings {
         println!("tidy: {f}");

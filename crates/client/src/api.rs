@@ -6,7 +6,7 @@ use amphi_types::{Attr, ByteRange, Cred, Ino, IoMode, Kind, Timespec};
 use std::sync::Arc;
 
 use crate::OpenFile;
-use crate::jobs::{JOB_VARIABLES, JobName};
+use crate::telemetry::jobs::{JOB_VARIABLES, JobName};
 
 /// Time for the half that has no environment. The same clock as the environment of the I/O half, so that the simulator
 /// rules both.

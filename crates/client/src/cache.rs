@@ -20,7 +20,7 @@ mod unit;
 mod model;
 
 use crate::data::Loans;
-use crate::files::File;
+use crate::inode::File;
 use amphi_env::Buf;
 use amphi_types::ByteRange;
 use parking_lot::RwLock;

@@ -4,21 +4,21 @@
 
 use crate::api::*;
 use crate::cache::Source;
-use crate::company::{self, Lending, Rule};
+use crate::coherence::group_lock;
+use crate::coherence::locks::ahead::{self, Ahead};
+use crate::coherence::sharing::{self, Lending, Rule};
+use crate::coherence::tokens::{self, Found};
+use crate::coherence::walks;
+use crate::conn::pending::{Interrupt, Pending};
 use crate::core::Core;
 use crate::data::{Loans, Segments};
-use crate::files::OpenFile;
-use crate::group;
+use crate::inode::OpenFile;
 use crate::io::IoHalf;
-use crate::locks::ahead::{self, Ahead};
-use crate::losses;
 use crate::ops;
-use crate::pending::{Interrupt, Pending};
-use crate::pipeline;
-use crate::siblings;
-use crate::tokens::{self, Found};
-use crate::tunables::{Knob, TABLE, Tunables};
-use crate::walks;
+use crate::prefetch::small_files;
+use crate::telemetry::tunables::{Knob, TABLE, Tunables};
+use crate::writeback::write_behind;
+use crate::writeback::writeback_errors;
 use amphi_dlm::Mode;
 use amphi_env::Buf;
 use amphi_types::{Attr, ByteRange, Errno, Ino, Kind, Result, SetAttr};
@@ -63,18 +63,18 @@ impl Client {
 
     /// The rule of caching in force, which a front end notes before it asks for what it may keep.
     pub fn rule(&self) -> Rule {
-        company::rule_for_front(&self.core)
+        sharing::rule_for_front(&self.core)
     }
 
     /// What a front end may keep of answers to questions that it asked under `rule`: nothing, unless this mount has been alone
     /// since. To be dropped when the answer has been given.
     pub fn lend(&self, rule: Rule) -> Option<Lending> {
-        company::lend(&self.core, rule)
+        sharing::lend(&self.core, rule)
     }
 
     /// Whether attributes of a directory may be kept that an answer under `rule` shows: not if any was changed meanwhile.
     pub fn lends_directories(&self, rule: Rule) -> bool {
-        company::knows_directories(&self.core, rule)
+        sharing::knows_directories(&self.core, rule)
     }
 
     /// Whether it matters what [`Ctx::io_mode`] or [`Ctx::job`] says.
@@ -160,7 +160,7 @@ impl Client {
         if let Some(Found::Answer(result)) = tokens::find(&self.core, &ctx.cred, dir, name) {
             return Pending::ready(result);
         }
-        if let Some(attr) = siblings::find(&self.core, &ctx.cred, dir, name) {
+        if let Some(attr) = small_files::find(&self.core, &ctx.cred, dir, name) {
             return Pending::ready(Ok(attr));
         }
         self.start(ops::name::lookup(self.core.clone(), ctx.clone(), dir, name.to_vec()))
@@ -265,7 +265,7 @@ impl Client {
 
     /// Opens a file. It closes itself when the last reference is dropped; what is dirty is written later.
     pub fn open(&self, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Pending<Arc<OpenFile>> {
-        if let Some(file) = siblings::take(&self.core, ctx, ino, flags) {
+        if let Some(file) = small_files::take(&self.core, ctx, ino, flags) {
             return Pending::ready(Ok(file));
         }
         self.start(ops::open::open(self.core.clone(), ctx.clone(), ino, flags))
@@ -342,8 +342,8 @@ impl Client {
             if !file.flags.write {
                 return Ok(());
             }
-            pipeline::drained(&file.file).await;
-            losses::tell(&file).await
+            write_behind::drained(&file.file).await;
+            writeback_errors::tell(&file).await
         })
     }
 
@@ -399,14 +399,14 @@ impl Client {
     ///
     /// Errors: `Inval` for group 0, or if it is a member already; `Again` if it is not to wait; `Intr` once `interrupt` has fired.
     pub fn group_lock(&self, file: &Arc<OpenFile>, group: u64, wait: bool, interrupt: Arc<Interrupt>) -> Pending<()> {
-        self.start(group::lock(self.core.clone(), file.clone(), group, wait, interrupt))
+        self.start(group_lock::lock(self.core.clone(), file.clone(), group, wait, interrupt))
     }
 
     /// The open file leaves its group. If it is the last of this mount, everything is written back before others go on.
     ///
     /// Errors: `Inval` if it is no member; `Io` if the group was lost; failures of write-back.
     pub fn group_unlock(&self, file: &Arc<OpenFile>) -> Pending<()> {
-        self.start(group::unlock(self.core.clone(), file.clone()))
+        self.start(group_lock::unlock(self.core.clone(), file.clone()))
     }
 
     /// Copies `len` bytes between files of this mount, fewer at the end of the source.

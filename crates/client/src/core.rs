@@ -4,34 +4,34 @@
 //! public interface (`client`), the connection (`io`).
 
 use crate::api::{ClientConfig, Clock, ReadText};
-use crate::backlog::Backlog;
-use crate::bare::Bare;
-use crate::batch::SmallFiles;
 use crate::cache::PageCache;
 use crate::cache::limit::Trees;
-use crate::callers::Callers;
-use crate::closes::Closes;
-use crate::company::Company;
-use crate::direct_ahead::DirectStreams;
-use crate::directories::Directories;
-use crate::file_locks::FileLockTable;
-use crate::files::{File, FileTable, Moment, Signal};
-use crate::group::GroupNews;
-use crate::jobs::{Job, JobName, Jobs};
-use crate::learned::Learned;
-use crate::locks::Locks;
-use crate::losses::Losses;
-use crate::pauses::Pauses;
-use crate::queue::{Item, Outgoing, Queue};
-use crate::removed::Removed;
-use crate::room::Room;
-use crate::rotating::Rotating;
-use crate::siblings::Siblings;
-use crate::stats::{Count, FileEvent, Stats, messages};
-use crate::tokens::Tokens;
-use crate::tunables::{Knob, Tunables};
-use crate::walks::Walks;
-use crate::writeback::{self, Spreading};
+use crate::coherence::bare::Bare;
+use crate::coherence::directories::Directories;
+use crate::coherence::file_locks::FileLockTable;
+use crate::coherence::group_lock::GroupNews;
+use crate::coherence::locks::Locks;
+use crate::coherence::sharing::Company;
+use crate::coherence::tokens::Tokens;
+use crate::coherence::walks::Walks;
+use crate::conn::pauses::Pauses;
+use crate::conn::queue::{Item, Outgoing, Queue};
+use crate::inode::unlinked::Removed;
+use crate::inode::{File, FileTable, Moment, Signal};
+use crate::policy::caller_memory::Callers;
+use crate::policy::rotational::Rotating;
+use crate::policy::throughput::Learned;
+use crate::prefetch::large_reads::DirectStreams;
+use crate::prefetch::small_files::Siblings;
+use crate::telemetry::jobs::{Job, JobName, Jobs};
+use crate::telemetry::stats::{Count, FileEvent, Stats, messages};
+use crate::telemetry::tunables::{Knob, Tunables};
+use crate::writeback::backlog::Backlog;
+use crate::writeback::batch::SmallFiles;
+use crate::writeback::deferred_close::Closes;
+use crate::writeback::flush::{self, Spreading};
+use crate::writeback::free_space::Room;
+use crate::writeback::writeback_errors::Losses;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Cred, Errno, Layout, ObjectId, Result, TargetId, Timespec};
 use amphi_wire::{Answer, Call, ClusterMap, Lane, Reply, Request, ServerInfo};
@@ -247,12 +247,12 @@ impl Core {
     /// Whether no more write-back may set out: enough of it is under way, in bytes or in runs.
     pub(crate) fn flight_is_full(&self) -> bool {
         self.flight_bytes.load(Ordering::SeqCst) >= self.flight_max()
-            || self.flight_parts.load(Ordering::SeqCst) >= writeback::FLIGHT_PARTS_MAX
+            || self.flight_parts.load(Ordering::SeqCst) >= flush::FLIGHT_PARTS_MAX
     }
 
     /// Whether so much may set out that it is worth looking for what is dirty everywhere.
     pub(crate) fn flight_has_room(&self) -> bool {
-        self.flight_parts.load(Ordering::SeqCst) <= writeback::FLIGHT_PARTS_MAX / 2
+        self.flight_parts.load(Ordering::SeqCst) <= flush::FLIGHT_PARTS_MAX / 2
     }
 
     /// Bytes that one stream may be read ahead: the less, the more is under way for all, since that is beside the cache as well.
@@ -353,7 +353,7 @@ impl Core {
         messages::note(&self.files, &call.op);
         let (answer, answered) = oneshot::channel();
         let out = Outgoing { lane, call, payload, pad, answer, deadline: None, insist };
-        let queued = crate::company::check(self).and_then(|()| self.queue.push_call(out));
+        let queued = crate::coherence::sharing::check(self).and_then(|()| self.queue.push_call(out));
         async move {
             queued?;
             match answered.await {

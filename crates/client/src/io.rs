@@ -4,21 +4,21 @@
 //! opens and locks to a restarted server, the end. Does not own: any state of files; everything here is plumbing.
 
 use crate::cache::limit;
-use crate::closes;
-use crate::company;
+use crate::coherence::file_locks;
+use crate::coherence::locks;
+use crate::coherence::sharing;
+use crate::coherence::tokens;
+use crate::conn::late_replies;
+use crate::conn::links::{Links, Seat};
+use crate::conn::pauses;
+use crate::conn::queue::Item;
 use crate::core::Core;
-use crate::direct_ahead;
-use crate::file_locks;
-use crate::late;
-use crate::links::{Links, Seat};
-use crate::locks;
-use crate::pauses;
-use crate::queue::Item;
-use crate::siblings;
-use crate::stats::Count;
-use crate::tokens;
-use crate::tunables::Knob;
-use crate::writeback;
+use crate::prefetch::large_reads;
+use crate::prefetch::small_files;
+use crate::telemetry::stats::Count;
+use crate::telemetry::tunables::Knob;
+use crate::writeback::deferred_close;
+use crate::writeback::flush;
 use amphi_env::Env;
 use amphi_transport::local::LocalDialer;
 use amphi_transport::{Link, LinkConfig, LinkEvents, Recovery};
@@ -118,8 +118,8 @@ impl<E: Env> LinkEvents<E> for Events<E> {
                 if let Some(links) = self.links.upgrade().filter(|links| !alone && links.is_master(&self.seat)) {
                     links.reach_all();
                 }
-                if self.is_master() && company::told(&self.core, change, alone) {
-                    self.env.spawn(company::settle(self.core.clone(), change, self.env.clone()));
+                if self.is_master() && sharing::told(&self.core, change, alone) {
+                    self.env.spawn(sharing::settle(self.core.clone(), change, self.env.clone()));
                 }
             }
             Push::GroupLockNews { .. } => self.core.group_news.ring(),
@@ -133,7 +133,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
     }
 
     fn late(&self, call: Call, answer: Answer) {
-        late::answered(&self.core, call, answer);
+        late_replies::answered(&self.core, call, answer);
     }
 
     fn heard(&self) {
@@ -153,7 +153,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
             links.learn_storage(&self.seat, welcome);
         }
         if self.is_master() {
-            company::welcomed(&self.core, welcome);
+            sharing::welcomed(&self.core, welcome);
         }
     }
 
@@ -161,9 +161,9 @@ impl<E: Env> LinkEvents<E> for Events<E> {
         let links = self.links.upgrade().ok_or(Errno::Canceled)?;
         if links.is_master(&self.seat) {
             // Once it is lost it stays so, also if the connection broke before the server was told, and the server greets it as one that it knows.
-            let over = !recovery.welcome().resumed && !company::may_go_on(&self.core);
+            let over = !recovery.welcome().resumed && !sharing::may_go_on(&self.core);
             if over || self.core.company.is_lost() {
-                company::lose(&self.core, "it was away for too long, did not answer, or a server lost power");
+                sharing::lose(&self.core, "it was away for too long, did not answer, or a server lost power");
                 let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Goodbye };
                 let _ = recovery.call(call).await;
                 links.leave_others();
@@ -313,8 +313,8 @@ async fn serve<E: Env>(env: &E, core: &Arc<Core>, links: &Rc<Links<E>>) {
 /// told; nobody else is left to hear of it.
 async fn drain<E: Env>(env: &E, core: &Arc<Core>, links: &Rc<Links<E>>) -> amphi_types::Result<()> {
     core.walks.clear();
-    siblings::lose(core, None);
-    closes::hurry_all(core);
+    small_files::lose(core, None);
+    deferred_close::hurry_all(core);
     let away = links.unreachable();
     if core.cache.dirty_bytes() > 0 && !away.is_empty() {
         tracing::warn!(
@@ -325,7 +325,7 @@ async fn drain<E: Env>(env: &E, core: &Arc<Core>, links: &Rc<Links<E>>) -> amphi
             core.tunables.get(Knob::GiveUpS)
         );
     }
-    writeback::flush_all(core).await;
+    flush::flush_all(core).await;
     // What they have is safe from the end of their processes; whether from that of their machines is for them to see to.
     let synced = crate::ops::sync::sync_targets(core, (0..core.pool()).map(TargetId).collect());
     match select(pin!(synced), pin!(links.until_unreachable(env, END_PATIENCE))).await {
@@ -351,13 +351,13 @@ async fn tick<E: Env>(env: E, core: Arc<Core>, links: Rc<Links<E>>) {
         let short = core.group_short.load(Ordering::Relaxed);
         let most_ms = if short { TICK_SHORT_MS } else { TICK_MAX_MS };
         env.sleep(Duration::from_millis((age_ms / 4).clamp(1, most_ms))).await;
-        writeback::tick(&core);
+        flush::tick(&core);
         locks::tick(&core);
         core.group_news.ring();
         tokens::tick(&core);
         core.walks.tick(core.clock.now_ns());
-        siblings::tick(&core);
-        direct_ahead::tick(&core);
+        small_files::tick(&core);
+        large_reads::tick(&core);
         links.tune();
         links.mind_silence();
         look_at_memory(&core);

@@ -1,7 +1,7 @@
 //! `Environments`: what the environment of a calling process says (`AMPHI_IO_MODE`, the job), which FUSE requests do not carry.
 //!
 //! Owns: a bounded cache of what `/proc/<tid>/environ` says. Does not own: what counts more (the client's decision), which variables name
-//! a job (`client::jobs`).
+//! a job (`client::telemetry::jobs`).
 //! It is read at an open, by the thread that serves it: about 10 us. `/proc` shows what a program was started with; what it
 //! changes later (`setenv`) is not seen, and nothing is of one that this process may not look at.
 //!

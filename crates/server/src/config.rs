@@ -8,8 +8,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cluster::map::{ADDRS_MAX, NAME_MAX};
 use crate::error::{ServerError, ServerErrorKind};
-use crate::map::{ADDRS_MAX, NAME_MAX};
 
 /// Smallest zone: superblock, log and some room for data, bytes.
 pub const ZONE_MIN_BYTES: u64 = 16 << 20;

@@ -5,12 +5,12 @@
 //! Zones of a new cluster are made from the last to the first: a folder without `target-0000.zone` is one whose first
 //! start did not finish.
 
+use crate::cluster::follower::{Enlisted, enlist};
 use crate::config::{NewZones, ServerConfig, zone_index, zone_name, zone_path};
 use crate::counters::Counters;
-use crate::disk_queue::DiskQueue;
 use crate::error::{ServerError, ServerErrorKind};
-use crate::member::{Enlisted, enlist};
 use crate::target::Target;
+use crate::target::disk_queue::DiskQueue;
 use amphi_env::{Disk, Env};
 use amphi_types::TargetId;
 use amphi_zone::{OnFailure, OpenOptions, Zone, ZoneError, ZoneErrorKind, ZoneParams};

@@ -11,7 +11,7 @@ mod cluster;
 
 use crate::error::{ServerError, ServerErrorKind};
 use crate::folder;
-use crate::records::{self, HomeRecord, Intent, Item, TxId};
+use crate::target::records::{self, HomeRecord, Intent, Item, TxId};
 use amphi_data::DataReport;
 use amphi_env::Env;
 use amphi_meta::MetaStore;

@@ -16,44 +16,21 @@
 //! so a request is one task on one thread, without a lock, and touches the log only if it changes something.
 #![forbid(unsafe_code)]
 
+mod cluster;
+mod coherence;
 pub mod config;
 mod counters;
-mod cx;
-mod disk_queue;
-mod edges;
 pub mod error;
-mod file_locks;
 mod folder;
-mod front;
 pub mod fsck;
-mod gate;
-mod glimpse;
-mod intents;
-mod landing;
-mod left_pages;
-mod locks;
-mod map;
-mod master;
-mod member;
-mod message;
-mod opens;
 mod ops;
-mod peers;
 mod planted;
-mod questions;
-mod records;
-mod room_below;
-mod routes;
 pub mod server;
-mod slots;
-mod span_gate;
-mod step;
+mod session;
 mod target;
 pub mod threads;
-mod tokens;
 mod tunables;
-mod tuned;
-mod turns;
+mod tx;
 mod worker;
 
 #[cfg(test)]

@@ -32,10 +32,10 @@ pub use open::{Opening, after_close, open_here, present};
 pub use rights::{Right, Rights, right_of};
 
 use crate::counters::add;
-use crate::cx::Cx;
-use crate::slots::Begin;
+use crate::session::slots::Begin;
 use crate::target::Target;
 use crate::worker::Worker;
+use crate::worker::request::Cx;
 use amphi_env::{Buf, Env};
 use amphi_types::{Errno, Result, SessionId};
 use amphi_wire::{Answer, Call, Reply, Request, RequestId, Tokens};
@@ -151,7 +151,7 @@ pub async fn execute<E: Env>(
                 return (failed(e), None);
             }
             if worker.routes.is_shared() {
-                crate::intents::until_told(worker, target).await;
+                crate::tx::two_phase::until_told(worker, target).await;
             }
             if let Request::SetAttr { ino, .. } = call.op {
                 // Whoever hears of a cut writes behind it: after a restart, objects of other targets may not be cut yet.

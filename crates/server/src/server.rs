@@ -6,19 +6,19 @@
 //! write anything, but in zones that were just made; finish what a crash left; end sessions that had ended before; let mounts in. On an error nothing was changed and one line says what to do.
 //! Down: let nobody in, answer what runs, checkpoint, close.
 
+use crate::cluster::follower::Enlisted;
+use crate::cluster::map::{self, Belonging};
+use crate::cluster::peers::Cluster;
 use crate::config::{NewZones, ServerConfig, SharedConfig};
 use crate::counters::Counters;
 use crate::error::{ServerError, ServerErrorKind};
 use crate::folder;
-use crate::front::{Door, Front, end_everywhere};
-use crate::map::{self, Belonging};
-use crate::member::Enlisted;
-use crate::message::{Hail, Message, Question, Told};
-use crate::peers::Cluster;
-use crate::records::HomeRecord;
-use crate::routes::{Routes, SharedRoutes};
+use crate::session::manager::{Door, Front, end_everywhere};
 use crate::target::Target;
+use crate::target::records::HomeRecord;
 use crate::tunables::{SharedTunables, Tunables};
+use crate::worker::message::{Hail, Message, Question, Told};
+use crate::worker::routes::{Routes, SharedRoutes};
 use crate::worker::{RING_MESSAGES, Worker};
 use amphi_dlm::SessionEnd;
 use amphi_env::{Env, Listener};
@@ -423,7 +423,7 @@ impl<E: Env> Serving<E> {
 async fn reconcile_sessions<E: Env>(
     worker: &Rc<Worker<E>>,
     hails: &[Hail],
-) -> amphi_types::Result<Vec<(SessionId, crate::records::SessionRecord)>> {
+) -> amphi_types::Result<Vec<(SessionId, crate::target::records::SessionRecord)>> {
     let known: BTreeMap<_, _> = hails.first().map(|h| h.sessions.iter().cloned().collect()).unwrap_or_default();
     for (target, hail) in worker.routes.local().iter().zip(hails) {
         for (id, _) in hail.sessions.iter().filter(|(id, _)| !known.contains_key(id)) {

@@ -7,23 +7,30 @@
 //! has the order of the changes; freed blocks are released when the record that freed them is stable; no borrow of a
 //! store lives across an await.
 
+pub(crate) mod disk_queue;
+pub(crate) mod free_space_below;
+pub(crate) mod gate;
+pub(crate) mod records;
+pub(crate) mod shared_blocks;
+pub(crate) mod span_gate;
+
+use crate::coherence::file_locks::FileLockDesk;
+use crate::coherence::glimpse::Glimpses;
+use crate::coherence::left_pages::LeftPages;
+use crate::coherence::locks::Locks;
+use crate::coherence::tokens::{TOKEN_LIFE, TOKEN_MARGIN, Tokens};
 use crate::counters::{Counters, add};
-use crate::disk_queue::DiskQueue;
-use crate::edges::Edges;
-use crate::file_locks::FileLockDesk;
-use crate::gate::{Gate, Hold};
-use crate::glimpse::Glimpses;
-use crate::intents::Intents;
-use crate::landing::{Landing, Landings};
-use crate::left_pages::LeftPages;
-use crate::locks::Locks;
-use crate::opens::Opens;
 use crate::ops::Rights;
-use crate::records::{self, ClusterRecord, HomeRecord, Item, SessionRecord};
-use crate::room_below::RoomBelow;
-use crate::slots::Slots;
-use crate::span_gate::SpanGate;
-use crate::tokens::{TOKEN_LIFE, TOKEN_MARGIN, Tokens};
+use crate::session::in_flight::{Landing, Landings};
+use crate::session::opens::Opens;
+use crate::session::slots::Slots;
+use crate::target::disk_queue::DiskQueue;
+use crate::target::free_space_below::RoomBelow;
+use crate::target::gate::{Gate, Hold};
+use crate::target::records::{ClusterRecord, HomeRecord, Item, SessionRecord};
+use crate::target::shared_blocks::Edges;
+use crate::target::span_gate::SpanGate;
+use crate::tx::two_phase::Intents;
 use amphi_data::{DataStore, Freed, TrimPlan};
 use amphi_dlm::{LockCounts, LockLimits};
 use amphi_env::{Buf, Disk, Env};

@@ -7,18 +7,24 @@
 //! waits for anything but becomes a task; a message that finds its ring full waits in a queue that the credits of the
 //! sessions bound.
 
+pub(crate) mod message;
+pub(crate) mod request;
+pub(crate) mod routes;
+pub(crate) mod target_requests;
+pub(crate) mod turns;
+
+use crate::cluster::peers::Cluster;
+use crate::coherence::locks::Locks;
+use crate::coherence::tokens::Tokens;
 use crate::config::SharedConfig;
 use crate::counters::{Counters, add};
 use crate::error::ServerError;
-use crate::front::Front;
-use crate::locks::Locks;
-use crate::message::{Message, Question, Told};
-use crate::peers::Cluster;
-use crate::routes::SharedRoutes;
+use crate::session::manager::Front;
 use crate::target::Target;
-use crate::tokens::Tokens;
 use crate::tunables::SharedTunables;
-use crate::turns::{Turn, Turns};
+use crate::worker::message::{Message, Question, Told};
+use crate::worker::routes::SharedRoutes;
+use crate::worker::turns::{Turn, Turns};
 use amphi_env::{Buf, Env};
 use amphi_sched::{Lane, MeshRx, MeshTx, SendError};
 use amphi_types::{Errno, Result, SessionId, TargetId};
@@ -380,7 +386,7 @@ impl<E: Env> Worker<E> {
                 return Ok(Told::Hail(Box::new(Err(failure.clone()))));
             }
             if let Some(target) = worker.target(target) {
-                return crate::questions::answer(&worker, &target, question).await;
+                return crate::worker::target_requests::answer(&worker, &target, question).await;
             }
             if worker.routes.is_local(target) {
                 return Err(Errno::Stale);

@@ -1,7 +1,7 @@
 //! Forgetting cached bytes: truncate, punch, direct writes, revoked locks.
 
 use super::{CHUNK, CHUNK_UNITS, PageCache, SHARDS, Shard, UNIT};
-use crate::files::File;
+use crate::inode::File;
 use amphi_types::ByteRange;
 use parking_lot::RwLock;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};

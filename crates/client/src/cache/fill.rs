@@ -1,7 +1,7 @@
 //! Bytes on their way between cache and server: fills, and dirty bytes taken out for write-back.
 
 use super::{CHUNK, PageCache, Place, Shard, UNIT, units};
-use crate::files::File;
+use crate::inode::File;
 use amphi_env::Buf;
 use amphi_types::ByteRange;
 use smallvec::SmallVec;

@@ -5,7 +5,7 @@ use super::fill::Landing;
 use super::{CHUNK, PAGE, PageCache, Put, Source, UNIT};
 use crate::api::OpenFlags;
 use crate::data::{Loans, Segments};
-use crate::locality::Rule;
+use crate::policy::locality::Rule;
 use crate::tests::World;
 use amphi_env::Buf;
 use amphi_types::ByteRange;

@@ -5,8 +5,8 @@
 
 use crate::cache::UNIT;
 use crate::data::Loan;
-use crate::files::File;
-use crate::locality::Came;
+use crate::inode::File;
+use crate::policy::locality::Came;
 use amphi_env::Buf;
 use amphi_env::buf::copy_streaming;
 use amphi_types::{ByteRange, RangeSet};

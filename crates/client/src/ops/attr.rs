@@ -7,16 +7,16 @@
 use super::inode_reply;
 use crate::api::Ctx;
 use crate::cache::drop::Dirty;
-use crate::company;
+use crate::coherence::group_lock;
+use crate::coherence::locks::{self, Pin};
+use crate::coherence::range_lock::Hold;
+use crate::coherence::sharing;
+use crate::coherence::tokens::{self, Told};
 use crate::core::Core;
-use crate::files::{File, Moment, OpenFile, table};
-use crate::group;
-use crate::locks::{self, Pin};
-use crate::pipeline;
-use crate::rangelock::Hold;
-use crate::stats::Count;
-use crate::tokens::{self, Told};
-use crate::writeback;
+use crate::inode::{File, Moment, OpenFile, table};
+use crate::telemetry::stats::Count;
+use crate::writeback::flush;
+use crate::writeback::write_behind;
 use amphi_dlm::{Mode, TokenKey};
 use amphi_types::{Attr, ByteRange, Cred, Errno, Ino, Kind, Result, SetAttr, limits};
 use amphi_wire::{InodeView, Request};
@@ -207,9 +207,9 @@ async fn set_attr(core: Arc<Core>, ctx: Ctx, ino: Ino, mut set: SetAttr, open: O
         (file, _) => {
             if let (Some(file), Some(_)) = (&file, set.mtime) {
                 // What is on its way has the time of its write, which must not come after this one.
-                pipeline::drained(file).await;
+                write_behind::drained(file).await;
             }
-            let begun = company::begin(&core);
+            let begun = sharing::begin(&core);
             let pins = match &begun {
                 None if set.mtime.is_some() => written_back(&core, &ctx.cred, ino, file.as_ref()).await?,
                 _ => Vec::new(),
@@ -298,7 +298,7 @@ pub(crate) async fn truncate(
 ) -> Result<Attr> {
     let locks = move |core: Arc<Core>, file: Arc<File>| async move { beyond(&core, &file, size).await };
     let all = (ByteRange::ALL, Hold::Exclusive);
-    let (_guard, _begun, pins) = group::enter_pinned(core, file, member, all, locks).await?;
+    let (_guard, _begun, pins) = group_lock::enter_pinned(core, file, member, all, locks).await?;
     resize(core, cred, file, size, set, pins).await
 }
 
@@ -324,7 +324,7 @@ pub(crate) async fn resize(
     if !pins.is_empty() {
         // Others may ask for the size as soon as the server has cut the file, before its answer is taken here: what this mount tells
         // them must not reach beyond the new end, so until then the server has to know of all that does.
-        writeback::flush(core, file, beyond).await;
+        flush::flush(core, file, beyond).await;
         file.own_ends_by(size);
     }
     let _frozen = Frozen::from(core, file, size);

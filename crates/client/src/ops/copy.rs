@@ -2,9 +2,9 @@
 
 use crate::api::{Ctx, Hints};
 use crate::core::Core;
-use crate::files::OpenFile;
+use crate::inode::OpenFile;
 use crate::ops::{read, write};
-use crate::stats::Count;
+use crate::telemetry::stats::Count;
 use amphi_types::{ByteRange, Errno, Result, limits};
 use std::sync::Arc;
 

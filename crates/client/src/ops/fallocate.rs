@@ -5,16 +5,16 @@
 
 use crate::api::{Ctx, Fallocate};
 use crate::cache::drop::Dirty;
+use crate::coherence::group_lock;
+use crate::coherence::lease;
+use crate::coherence::locks;
+use crate::coherence::range_lock::Hold;
+use crate::coherence::tokens;
 use crate::core::{Core, unexpected};
-use crate::files::{File, OpenFile};
-use crate::group;
-use crate::lease;
-use crate::locks;
+use crate::inode::{File, OpenFile};
 use crate::ops::attr;
-use crate::rangelock::Hold;
-use crate::stats::Count;
-use crate::tokens;
-use crate::writeback;
+use crate::telemetry::stats::Count;
+use crate::writeback::flush;
 use amphi_dlm::Mode;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, SetAttr, TimeSet, limits};
 use amphi_wire::{Reply, Request};
@@ -54,7 +54,7 @@ pub(crate) async fn fallocate(
             locks::pin_objects(&core, &file, Mode::Write, range).await
         };
         let exclusive = (range, Hold::Exclusive);
-        let (_guard, begun, pins) = group::enter_pinned(&core, file, open.member(), exclusive, locks).await?;
+        let (_guard, begun, pins) = group_lock::enter_pinned(&core, file, open.member(), exclusive, locks).await?;
         file.storage_changes();
         let done = change(&core, file, mode, range, begun.is_some() || !several).await;
         // A read beside it may have brought a page of which a part lies in here.
@@ -81,11 +81,11 @@ async fn change(
     match mode {
         Fallocate::Allocate | Fallocate::KeepSize => allocate(core, file, range, server_lock).await,
         Fallocate::PunchHole => {
-            writeback::flush_and_forget(core, file, range).await;
+            flush::flush_and_forget(core, file, range).await;
             punch(core, file, range, server_lock).await
         }
         Fallocate::ZeroRange { .. } => {
-            writeback::flush_and_forget(core, file, range).await;
+            flush::flush_and_forget(core, file, range).await;
             punch(core, file, range, server_lock).await?;
             allocate(core, file, range, server_lock).await
         }
@@ -96,7 +96,7 @@ async fn change(
 async fn extend(core: &Arc<Core>, cred: &Cred, file: &Arc<File>, member: u64, end: u64) -> Result<()> {
     let locks = move |core: Arc<Core>, file: Arc<File>| async move { attr::beyond(&core, &file, end).await };
     let all = (ByteRange::ALL, Hold::Exclusive);
-    let (_guard, _begun, pins) = group::enter_pinned(core, file, member, all, locks).await?;
+    let (_guard, _begun, pins) = group_lock::enter_pinned(core, file, member, all, locks).await?;
     if end <= attr::size_now(core, file).await? {
         return Ok(());
     }
@@ -139,7 +139,7 @@ async fn allocate(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, server_l
         let mut calls = Vec::with_capacity(batch.len());
         for (object, range) in batch {
             if object.stripe > 0 {
-                writeback::spread(core, file).await?;
+                flush::spread(core, file).await?;
             }
             let op = Request::Allocate { object, range, generation: view.generation, server_lock };
             calls.push(core.call_for_io(file, view.layout.target(file.ino, object.stripe), op, server_lock));

@@ -9,12 +9,12 @@
 use crate::api::Ctx;
 use crate::cache::PAGE;
 use crate::core::Core;
-use crate::decision::{self, Input, Mode, Reason};
-use crate::files::{File, OpenFile};
-use crate::locality::Rule;
+use crate::inode::{File, OpenFile};
 use crate::ops::read;
-use crate::stats::{Copied, Way};
-use crate::tunables::Knob;
+use crate::policy::decision::{self, Input, Mode, Reason};
+use crate::policy::locality::Rule;
+use crate::telemetry::stats::{Copied, Way};
+use crate::telemetry::tunables::Knob;
 use amphi_types::{ByteRange, Errno, IoMode, Result, limits};
 use amphi_wire::LockExtent;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};

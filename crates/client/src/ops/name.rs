@@ -4,10 +4,10 @@
 
 use super::inode_reply;
 use crate::api::Ctx;
+use crate::coherence::tokens::{self, Found, Told, name_keys};
 use crate::core::{Core, unexpected};
-use crate::siblings;
-use crate::stats::Count;
-use crate::tokens::{self, Found, Told, name_keys};
+use crate::prefetch::small_files;
+use crate::telemetry::stats::Count;
 use amphi_dlm::TokenKey;
 use amphi_types::{Attr, Errno, Ino, Kind, Name, Result, limits};
 use amphi_wire::{Make, RenameMode, Reply, Request};
@@ -37,8 +37,8 @@ pub(crate) async fn lookup(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>) -
         }
     }
     let name = Name::new(name)?;
-    if siblings::name_arrived(&core, dir, &name).await {
-        if let Some(attr) = siblings::find(&core, &ctx.cred, dir, name.as_bytes()) {
+    if small_files::name_arrived(&core, dir, &name).await {
+        if let Some(attr) = small_files::find(&core, &ctx.cred, dir, name.as_bytes()) {
             return Ok(attr);
         }
         if let Some(Found::Answer(result)) = tokens::find(&core, &ctx.cred, dir, name.as_bytes()) {
@@ -54,7 +54,7 @@ pub(crate) async fn lookup(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>) -
             Ok(view) => {
                 told.keep_name(dir, &name, Some(view.attr.ino));
                 let (attr, taken) = told.keep_size(view);
-                siblings::looked_up(&core, dir, &attr);
+                small_files::looked_up(&core, dir, &attr);
                 if taken {
                     return Ok(attr);
                 }

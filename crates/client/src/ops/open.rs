@@ -6,15 +6,15 @@
 use super::name::new_name;
 use super::{attr, inode_reply};
 use crate::api::{Created, Ctx, OpenFlags};
-use crate::batch;
 use crate::cache::drop::Dirty;
-use crate::closes::{self, Due};
+use crate::coherence::locks;
+use crate::coherence::tokens::{self, name_keys};
 use crate::core::{Core, unexpected};
-use crate::files::{File, Moment, OpenFile};
-use crate::locks;
-use crate::siblings;
-use crate::stats::Count;
-use crate::tokens::{self, name_keys};
+use crate::inode::{File, Moment, OpenFile};
+use crate::prefetch::small_files;
+use crate::telemetry::stats::Count;
+use crate::writeback::batch;
+use crate::writeback::deferred_close::{self, Due};
 use amphi_dlm::TokenKey;
 use amphi_types::{ByteRange, Caps, Cred, Errno, Ino, Kind, Result, SetAttr};
 use amphi_wire::{Access, InodeView, Make, Reply, Request};
@@ -84,8 +84,8 @@ pub(crate) async fn tmpfile(core: Arc<Core>, ctx: Ctx, dir: Ino, perm: u16, flag
 
 pub(crate) async fn open(core: Arc<Core>, ctx: Ctx, ino: Ino, flags: OpenFlags) -> Result<Arc<OpenFile>> {
     if !flags.write {
-        siblings::opened(&core, &ctx.cred, ino);
-        if let Some(file) = siblings::arrived(&core, &ctx, ino, flags).await {
+        small_files::opened(&core, &ctx.cred, ino);
+        if let Some(file) = small_files::arrived(&core, &ctx, ino, flags).await {
             return Ok(file);
         }
     }
@@ -145,7 +145,7 @@ pub(crate) fn release(core: &Arc<Core>, file: &Arc<File>, access: Access, linger
         useless(core, file.clone());
     }
     if linger {
-        closes::linger(core, due_closes(file));
+        deferred_close::linger(core, due_closes(file));
         core.files.reap(file);
     } else {
         send_closes(core, file);
@@ -203,7 +203,7 @@ fn useless(core: &Arc<Core>, file: Arc<File>) {
 
 /// Sends the closes that nothing holds up any more, without waiting for the answers.
 pub(crate) fn send_closes(core: &Arc<Core>, file: &Arc<File>) {
-    closes::send(core, due_closes(file));
+    deferred_close::send(core, due_closes(file));
     core.files.reap(file);
 }
 

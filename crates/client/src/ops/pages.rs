@@ -13,18 +13,18 @@ mod taking;
 pub(crate) use overwrites::Overwrite;
 pub(crate) use taking::take_back;
 
+use crate::coherence::group_lock;
+use crate::coherence::lease;
+use crate::coherence::locks::{self, Pin};
+use crate::coherence::range_lock::{Guard, Hold};
+use crate::conn::pauses::pause;
 use crate::core::Core;
 use crate::data::Segments;
-use crate::decision::Mode;
-use crate::files::{File, OpenFile};
-use crate::group;
-use crate::lease;
-use crate::locks::{self, Pin};
+use crate::inode::{File, OpenFile};
 use crate::ops::attr::size_now;
 use crate::ops::read::{Under, direct_pieces, read_piece, shared};
-use crate::pauses::pause;
-use crate::rangelock::{Guard, Hold};
-use crate::writeback::{self, WriteKind, write_piece};
+use crate::policy::decision::Mode;
+use crate::writeback::flush::{self, WriteKind, write_piece};
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Errno, Result, limits};
@@ -130,10 +130,10 @@ async fn take(
     mode: LockMode,
 ) -> Result<Held> {
     loop {
-        let guard = group::enter(file, member, range, hold).await?;
+        let guard = group_lock::enter(file, member, range, hold).await?;
         let (core2, file2) = (core.clone(), file.clone());
         let pins = async move { locks::pin_all(&core2, &file2, mode, range).await };
-        if let Some(pins) = group::unless_asked(core, file, member, pins).await {
+        if let Some(pins) = group_lock::unless_asked(core, file, member, pins).await {
             return Ok((guard, pins?));
         }
     }
@@ -154,7 +154,7 @@ pub(crate) async fn read(core: &Arc<Core>, open: &OpenFile, asked: ByteRange) ->
         Entry::Free(free) => {
             file.pages.note(asked);
             // The lock that is on its way back still keeps others away, or the target knows what they change.
-            writeback::flush_and_forget(core, file, asked).await;
+            flush::flush_and_forget(core, file, asked).await;
             read_free(core, file, asked, &free).await
         }
     }
@@ -201,8 +201,8 @@ pub(crate) async fn write(
     };
     file.pages.keep();
     file.turn();
-    crate::tokens::outdated(core, file.ino);
-    writeback::flush_and_forget(core, file, range).await;
+    crate::coherence::tokens::outdated(core, file.ino);
+    flush::flush_and_forget(core, file, range).await;
     let mut done = Ok(());
     for (part, mut rest) in parts(file, range, data, write_back) {
         for (object, piece) in direct_pieces(file, part) {
@@ -212,7 +212,7 @@ pub(crate) async fn write(
     }
     core.cache.forget(file, range, crate::cache::drop::Dirty::Keep);
     file.turn();
-    crate::tokens::outdated(core, file.ino);
+    crate::coherence::tokens::outdated(core, file.ino);
     done.map(|()| None)
 }
 
@@ -249,7 +249,7 @@ pub(crate) async fn misplaced(core: &Arc<Core>, file: &Arc<File>, told: ByteRang
     if let Some(overwrite) = overwrite {
         overwrite.settle(core).await;
     }
-    crate::company::drop_overwritten(core, file.ino, told.align_out(PAGE)).await;
+    crate::coherence::sharing::drop_overwritten(core, file.ino, told.align_out(PAGE)).await;
 }
 
 /// What shall be written of `data` for `range`: all of it, but for what a write has replaced since a page that is written back was read.

@@ -10,21 +10,21 @@ pub(crate) mod shared;
 
 use crate::api::{Ctx, Hints};
 use crate::cache::{UNIT, push_joined};
-use crate::company;
+use crate::coherence::group_lock;
+use crate::coherence::locks;
+use crate::coherence::range_lock::Hold;
+use crate::coherence::sharing;
+use crate::coherence::tokens;
 use crate::core::{Core, unexpected};
 use crate::data::{Loans, Segments, scratch_for};
-use crate::decision::{Mode, Reason, decide};
-use crate::direct_ahead;
-use crate::files::{File, OpenFile};
-use crate::group;
-use crate::learned::{CALM_FLIGHT_BYTES, Course};
-use crate::locks;
-use crate::rangelock::Hold;
-use crate::readahead::{Limits, Plan};
-use crate::stats::{Copied, Count, Way, thread_shard};
-use crate::tokens;
-use crate::tunables::Knob;
-use crate::writeback;
+use crate::inode::{File, OpenFile};
+use crate::policy::decision::{Mode, Reason, decide};
+use crate::policy::throughput::{CALM_FLIGHT_BYTES, Course};
+use crate::prefetch::large_reads;
+use crate::prefetch::readahead::{Limits, Plan};
+use crate::telemetry::stats::{Copied, Count, Way, thread_shard};
+use crate::telemetry::tunables::Knob;
+use crate::writeback::flush;
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, limits};
@@ -223,8 +223,8 @@ pub(crate) async fn read(
         return super::pages::read(&core, &open, asked).await;
     }
     let (_guard, _begun) = loop {
-        let guard = group::enter(file, open.member(), asked, Hold::Shared).await?;
-        if let Some(begun) = company::begin(&core) {
+        let guard = group_lock::enter(file, open.member(), asked, Hold::Shared).await?;
+        if let Some(begun) = sharing::begin(&core) {
             break (guard, begun);
         }
         if let Some(data) = shared::read(&core, &ctx, &open, asked, hints).await? {
@@ -238,7 +238,7 @@ pub(crate) async fn read(
     }
     note_access(&core, &open);
     if open.flags.direct || hints.direct {
-        writeback::flush_and_forget(&core, file, range).await;
+        flush::flush_and_forget(&core, file, range).await;
         count(&core, &open, Reason::DirectUser, range.len());
         return direct(&core, file, range).await;
     }
@@ -272,7 +272,7 @@ pub(crate) async fn read(
     if decision.mode == Mode::Direct {
         let data = match buf {
             None if is_stream(decision.reason) => {
-                direct_ahead::read(&core, &open, range, size, decision.reason == Reason::DirectLarge).await
+                large_reads::read(&core, &open, range, size, decision.reason == Reason::DirectLarge).await
             }
             None => direct(&core, file, range).await,
             Some(buf) => direct_gaps(&core, file, range, buf, &gaps).await,

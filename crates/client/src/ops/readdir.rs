@@ -3,10 +3,10 @@
 //! Cookies 1 and 2 stand behind `.` and `..`; the server's own are greater.
 
 use crate::api::{Ctx, Dirent, Listing};
+use crate::coherence::tokens;
 use crate::core::{Core, unexpected};
-use crate::siblings;
-use crate::stats::Count;
-use crate::tokens;
+use crate::prefetch::small_files;
+use crate::telemetry::stats::Count;
 use amphi_types::{Errno, Ino, Kind, Result};
 use amphi_wire::{Reply, Request};
 use std::sync::Arc;
@@ -47,7 +47,7 @@ pub(crate) async fn readdir(core: Arc<Core>, ctx: Ctx, dir: Ino, cookie: u64, ma
                 // Who lists from the start is told.
                 listing.entries.push(dot(b"..", DOTS, parent.ok_or(Errno::Proto)?));
             }
-            siblings::listed(&core, dir, from, &entries, end);
+            small_files::listed(&core, dir, from, &entries, end);
             listing.entries.extend(entries.into_iter().map(|e| Dirent {
                 attr: told.keep_entry(dir, &e.name, e.ino, e.inode, &e.tokens),
                 name: e.name.as_bytes().to_vec(),

@@ -13,14 +13,14 @@
 
 use crate::api::{Ctx, Whence};
 use crate::cache::push_joined;
+use crate::coherence::group_lock;
+use crate::coherence::locks;
+use crate::coherence::range_lock::Hold;
 use crate::core::{Core, unexpected};
-use crate::files::{File, OpenFile};
-use crate::group;
-use crate::locks;
+use crate::inode::{File, OpenFile};
 use crate::ops::attr;
-use crate::rangelock::Hold;
-use crate::stats::Count;
-use crate::writeback;
+use crate::telemetry::stats::Count;
+use crate::writeback::flush;
 use amphi_dlm::Mode;
 use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, Result};
 use amphi_wire::{Reply, Request};
@@ -163,14 +163,15 @@ pub(crate) async fn lseek(core: Arc<Core>, _ctx: Ctx, open: Arc<OpenFile>, offse
     let locks = move |core: Arc<Core>, file: Arc<File>| async move {
         locks::pin_objects(&core, &file, Mode::Read, ahead).await
     };
-    let (_guard, _begun, _pins) = group::enter_pinned(&core, file, open.member(), (ahead, Hold::Shared), locks).await?;
+    let (_guard, _begun, _pins) =
+        group_lock::enter_pinned(&core, file, open.member(), (ahead, Hold::Shared), locks).await?;
     let rule = core.company.rule();
     let stamp = file.map.watch();
     let size = attr::size_now(&core, file).await?;
     if offset >= size {
         return Err(Errno::NxIo);
     }
-    writeback::flush(&core, file, ByteRange::new(offset, size)).await;
+    flush::flush(&core, file, ByteRange::new(offset, size)).await;
     let mut at = offset;
     loop {
         let map = Arc::new(ask(&core, file, at, size, (rule, stamp)).await?);

@@ -2,7 +2,7 @@
 
 use crate::api::{Ctx, StatFs};
 use crate::core::{Core, unexpected};
-use crate::stats::Count;
+use crate::telemetry::stats::Count;
 use amphi_types::{Result, TargetId, limits};
 use amphi_wire::{Reply, Request};
 use futures_util::future::join_all;

@@ -2,14 +2,14 @@
 
 use super::done_reply;
 use crate::api::Ctx;
-use crate::company;
+use crate::coherence::locks;
+use crate::coherence::sharing;
+use crate::coherence::tokens;
 use crate::core::Core;
-use crate::files::{File, OpenFile};
-use crate::locks;
-use crate::losses;
-use crate::stats::Count;
-use crate::tokens;
-use crate::writeback::{self, Drain};
+use crate::inode::{File, OpenFile};
+use crate::telemetry::stats::Count;
+use crate::writeback::flush::{self, Drain};
+use crate::writeback::writeback_errors;
 use amphi_dlm::Mode;
 use amphi_types::{ByteRange, Cred, Ino, Result, TargetId};
 use amphi_wire::{Lane, Request};
@@ -44,7 +44,7 @@ pub(crate) async fn fsync(core: Arc<Core>, _ctx: Ctx, open: Arc<OpenFile>, _data
     core.stats.count(Count::Fsync);
     let file = &open.file;
     let drain = Drain::begin(&core);
-    writeback::flush(&core, file, ByteRange::ALL).await;
+    flush::flush(&core, file, ByteRange::ALL).await;
     drop(drain);
     let synced = if core.company.is_alone() || tokens::is_sure(&core, file) {
         sync_file(&core, file).await
@@ -58,7 +58,7 @@ pub(crate) async fn fsync(core: Arc<Core>, _ctx: Ctx, open: Arc<OpenFile>, _data
             Err(e) => Err(e),
         }
     };
-    losses::tell(&open).await?;
+    writeback_errors::tell(&open).await?;
     synced
 }
 
@@ -70,9 +70,9 @@ pub(crate) async fn fsync_dir(core: Arc<Core>, _ctx: Ctx, dir: Ino) -> Result<()
 pub(crate) async fn sync_all(core: Arc<Core>, _ctx: Ctx) -> Result<()> {
     core.stats.count(Count::Fsync);
     // What was stored through mappings is in the kernel.
-    company::drop_open_pages(&core).await;
+    sharing::drop_open_pages(&core).await;
     let drain = Drain::begin(&core);
-    writeback::flush_all(&core).await;
+    flush::flush_all(&core).await;
     drop(drain);
     let synced = sync_targets(&core, (0..core.pool()).map(TargetId).collect()).await;
     // Also what was lost earlier: whoever asks believes afterwards that all is there.

@@ -5,23 +5,23 @@
 
 use crate::api::{Ctx, Hints, WriteTo};
 use crate::cache::{Put, Source, UNIT};
-use crate::company;
+use crate::coherence::group_lock;
+use crate::coherence::lease;
+use crate::coherence::locks::{self, Pin};
+use crate::coherence::range_lock::Hold;
+use crate::coherence::sharing;
+use crate::coherence::tokens;
 use crate::core::Core;
-use crate::decision::{Input, Mode, Reason, decide};
-use crate::files::{File, OpenFile};
-use crate::group;
-use crate::learned::{CALM_FLIGHT_BYTES, Course};
-use crate::lease;
-use crate::locks::{self, Pin};
-use crate::losses;
+use crate::inode::{File, OpenFile};
 use crate::ops::pages::{self, Overwrite};
 use crate::ops::{attr, read, sync, xattr};
-use crate::pipeline::{self, Kept};
-use crate::rangelock::Hold;
-use crate::stats::{Copied, Count, Way};
-use crate::tokens;
-use crate::tunables::Knob;
-use crate::writeback::{self, WriteKind, write_piece};
+use crate::policy::decision::{Input, Mode, Reason, decide};
+use crate::policy::throughput::{CALM_FLIGHT_BYTES, Course};
+use crate::telemetry::stats::{Copied, Count, Way};
+use crate::telemetry::tunables::Knob;
+use crate::writeback::flush::{self, WriteKind, write_piece};
+use crate::writeback::write_behind::{self, Kept};
+use crate::writeback::writeback_errors;
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, SetAttr, limits};
@@ -112,7 +112,7 @@ pub(crate) fn try_write(
             count(core, open, decision.reason, range.len(), copied);
             open.note_piece(Way::Write, ctx.tid, range, hints.may_continue);
             if let Some(chunk) = full_chunk {
-                writeback::chunk_is_full(core, file, chunk, rewritten);
+                flush::chunk_is_full(core, file, chunk, rewritten);
             }
             Some(len as usize)
         }
@@ -238,7 +238,7 @@ pub(crate) async fn write(
         locks::pin_objects(&core, &file, LockMode::Write, ByteRange::ALL).await
     };
     let (mut guard, mut begun, held) =
-        group::enter_pinned(&core, &file, member, (local, Hold::Exclusive), whole).await?;
+        group_lock::enter_pinned(&core, &file, member, (local, Hold::Exclusive), whole).await?;
     if aim == Aim::ToldEnd && !(begun.is_some() && core.company.has_always_been_alone()) {
         drop((guard, begun, held));
         return Box::pin(write(core, ctx, open, offset, data, Hints { to: WriteTo::End, ..hints })).await;
@@ -260,7 +260,7 @@ pub(crate) async fn write(
         lease::touch(&core, &file, range).await?;
         let pieces = read::direct_pieces(&file, range);
         let early = decision.reason == Reason::DirectContention
-            && pipeline::admits(&core, &open, range, decision.reason, hints);
+            && write_behind::admits(&core, &open, range, decision.reason, hints);
         if early {
             locks::ahead::follow(&core, &open, range);
         }
@@ -270,14 +270,14 @@ pub(crate) async fn write(
             while begun.is_none() && pins.is_none() {
                 let (core2, file2) = (core.clone(), file.clone());
                 let locks = async move { locks::pin_spans(&core2, &file2, LockMode::Write, range, extent).await };
-                match group::unless_asked(&core, &file, member, locks).await {
+                match group_lock::unless_asked(&core, &file, member, locks).await {
                     // The target has no room for another lock: it locks by itself while it writes.
                     Some(Err(Errno::NoMem)) if early && pieces.len() == 1 => break,
                     Some(held) => pins = Some(held?),
                     None => {
                         drop(guard);
-                        guard = group::enter(&file, member, range, Hold::Exclusive).await?;
-                        begun = company::begin(&core);
+                        guard = group_lock::enter(&file, member, range, Hold::Exclusive).await?;
+                        begun = sharing::begin(&core);
                     }
                 }
             }
@@ -295,9 +295,9 @@ pub(crate) async fn write(
         Mode::Buffered => buffered(&core, &open, range, &mut data, pins.is_some()).await?,
         Mode::Direct => {
             let others_wait = (begun.is_some() || pins.is_some()) && overwrite.is_none();
-            if others_wait && pipeline::admits(&core, &open, range, decision.reason, hints) {
+            if others_wait && write_behind::admits(&core, &open, range, decision.reason, hints) {
                 let kept = Kept { guard, begun, pins };
-                match pipeline::write(&core, &open, range, data, (decision.reason, bytes), kept).await {
+                match write_behind::write(&core, &open, range, data, (decision.reason, bytes), kept).await {
                     Ok(written) => return Ok(written),
                     Err((back, kept)) => (data, Kept { guard, begun, pins }) = (back, kept),
                 }
@@ -320,15 +320,15 @@ pub(crate) async fn write(
         overwrite.settle(&core).await;
     }
     if is_stable(&open, hints) {
-        writeback::flush(&core, &file, range).await;
+        flush::flush(&core, &file, range).await;
         sync::sync_file(&core, &file).await?;
-        losses::tell(&open).await?;
+        writeback_errors::tell(&open).await?;
     } else if decision.mode == Mode::Buffered && core.room.is_short(&file, range) {
         // Where the last write was refused, this one is told if it is, too. `fsync` will say so all the same: others may be lost.
-        writeback::flush(&core, &file, range).await;
+        flush::flush(&core, &file, range).await;
         if let Err(e) = watch.map_or(Ok(()), |watch| watch.result()) {
             // Its caller knows, and may go on where the file ends without it.
-            losses::settled(&file).await;
+            writeback_errors::settled(&file).await;
             return Err(e);
         }
     }
@@ -378,7 +378,7 @@ async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, data: &mu
                 locks::pin_spans(core, file, LockMode::Write, part, extent).await?
             }
         };
-        writeback::throttle(core, open, part.len(), room_for(part)).await;
+        flush::throttle(core, open, part.len(), room_for(part)).await;
         let now = core.wall();
         let span = (part.start - range.start) as usize..(part.end - range.start) as usize;
         let source = if part == range { source(core, range.start, data) } else { Source::Copied(&data[span]) };
@@ -390,7 +390,7 @@ async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, data: &mu
             core.stats.moved(Count::CopiedIn, part.len() - adopted);
         }
         if let Put::Done { full_chunk: Some(chunk), rewritten, .. } = put {
-            writeback::chunk_is_full(core, file, chunk, rewritten);
+            flush::chunk_is_full(core, file, chunk, rewritten);
         }
         at = part.end;
     }
@@ -409,7 +409,7 @@ async fn direct(
 ) -> Result<usize> {
     file.turn();
     tokens::outdated(core, file.ino);
-    writeback::flush_and_forget(core, file, range).await;
+    flush::flush_and_forget(core, file, range).await;
     let under_way = file.begin_direct();
     let old_size = file.size();
     let len = data.len();

@@ -11,12 +11,12 @@ mod layout;
 
 use super::done_reply;
 use crate::api::Ctx;
-use crate::bare;
+use crate::coherence::bare;
+use crate::coherence::tokens;
 use crate::core::{Core, unexpected};
-use crate::files::{File, table};
-use crate::stats::Count;
-use crate::tokens;
-use crate::writeback;
+use crate::inode::{File, table};
+use crate::telemetry::stats::Count;
+use crate::writeback::flush;
 use amphi_dlm::TokenKey;
 use amphi_types::{ByteRange, Errno, Ino, IoMode, Kind, Result, limits};
 use amphi_wire::{InodeView, Reply, Request, XattrMode};
@@ -106,7 +106,7 @@ pub(crate) async fn set(
             b"layout" => {
                 // A file that has data keeps its layout: the server has to know what is written so far.
                 if let Some(known) = table::use_known(&core, ino) {
-                    writeback::flush(&core, known.file(), ByteRange::ALL).await;
+                    flush::flush(&core, known.file(), ByteRange::ALL).await;
                 }
                 let old = view(&core, &ctx, ino).await?.layout;
                 let layout = layout::parse(text, old).map_err(|text| core.complain(text))?;

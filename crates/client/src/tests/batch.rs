@@ -1,9 +1,10 @@
 //! Small files that leave together: what is sent when, what becomes of each file, and that nothing else changes.
 
 use super::world::World;
+use crate::OpenFile;
 use crate::api::{Ctx, Hints, OpenFlags};
-use crate::stats::Count;
-use crate::{OpenFile, writeback};
+use crate::telemetry::stats::Count;
+use crate::writeback::flush;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Errno, Ino, SetAttr};
 use std::collections::BTreeMap;
@@ -88,7 +89,7 @@ fn old_files_take_others_along() {
             }
         }
         w.clock.0.fetch_add(3_000_000_000, SeqCst);
-        writeback::tick(&w.client.core);
+        flush::tick(&w.client.core);
         w.settle();
         assert_eq!(sent(&w, "WriteBatch"), 2 * round, "after {} s", 3 * (round + 1));
     }
@@ -112,7 +113,7 @@ fn who_waits_for_one_file_sends_that_file() {
     assert_eq!((sent(&w, "Write"), sent(&w, "WriteBatch")), (1, 0));
     write(&mut w, &file, 0, 2000, b't');
     let lock = w.server.locks.iter().find(|(_, (o, _))| o.ino == file.ino()).map(|(id, (o, _))| (*id, *o)).unwrap();
-    crate::locks::callback(&w.client.core, lock.1, lock.0);
+    crate::coherence::locks::callback(&w.client.core, lock.1, lock.0);
     w.settle();
     assert_eq!((sent(&w, "Write"), sent(&w, "WriteBatch"), sent(&w, "LockCancel")), (2, 0, 1));
     assert_eq!(w.server.contents(file.ino()), [b't'; 2000]);
@@ -249,7 +250,7 @@ fn many_small_files_match_a_model() {
                 9 if w.rand(4) == 0 => sync_all(&mut w),
                 10 => {
                     w.clock.0.fetch_add(2_000_000_000, SeqCst);
-                    writeback::tick(&w.client.core);
+                    flush::tick(&w.client.core);
                 }
                 11 => {
                     if let Some((ino, _)) = model.get(&name) {
@@ -290,7 +291,7 @@ fn frozen_files_stay_out() {
     }
     files[1].file.flights.lock().freeze(1000);
     let due: Vec<_> = files.iter().map(|f| (f.file.clone(), ByteRange::ALL)).collect();
-    crate::batch::start(&w.client.core, due);
+    crate::writeback::batch::start(&w.client.core, due);
     w.settle();
     let lens: Vec<usize> = files.iter().map(|f| w.server.contents(f.ino()).len()).collect();
     assert_eq!((lens, sent(&w, "WriteBatch")), (vec![3000, 1000, 3000], 1));
@@ -337,7 +338,7 @@ fn scattered_runs_leave_together() {
         if round == 1 {
             w.clock.0.fetch_add(60_000_000_000, SeqCst);
             for _ in 0..200 {
-                writeback::tick(&w.client.core);
+                flush::tick(&w.client.core);
                 w.settle();
             }
             assert_eq!(w.client.core.cache.dirty_bytes(), 0);

@@ -2,7 +2,7 @@
 
 use super::cluster::{create, dir_on, in_cluster, open, root, write};
 use crate::api::{Hints, OpenFlags};
-use crate::stats::Count;
+use crate::telemetry::stats::Count;
 use crate::{Client, OpenFile};
 use amphi_env::Buf;
 use futures_util::future::{join, join_all};

@@ -2,7 +2,7 @@
 
 use super::sim_clock::{KEY, SimClock, with_clock};
 use crate::api::{ClientConfig, Ctx, Hints, OpenFlags};
-use crate::stats::Count;
+use crate::telemetry::stats::Count;
 use crate::{Client, OpenFile, Way};
 use amphi_env::sim::{CrashKind, SimConfig};
 use amphi_env::{Buf, Env, Sim, SimEnv};

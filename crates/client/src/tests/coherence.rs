@@ -219,7 +219,7 @@ fn a_file_being_cut_is_not_forgotten() {
     w.run(op).unwrap();
     let known = Arc::downgrade(&file.file);
     drop(file);
-    crate::closes::hurry_all(&w.client.core);
+    crate::writeback::deferred_close::hurry_all(&w.client.core);
     w.settle();
     assert!(known.strong_count() > 0, "it has cached bytes");
     let set = SetAttr { size: Some(0), ..SetAttr::default() };
@@ -340,16 +340,16 @@ fn locks_survive_a_restart_under_new_names() {
     w.steps(50);
     let (core, target) = (w.client.core.clone(), file.ino().target());
     for round in 1..3u64 {
-        let (ids, held) = crate::locks::represent(&core, target);
+        let (ids, held) = crate::coherence::locks::represent(&core, target);
         assert_eq!((ids.len(), held.len()), (1, 1));
         let old = std::mem::take(&mut w.server.locks);
         let new: Vec<u64> = (0..ids.len() as u64).map(|i| round * 1000 + i).collect();
         w.server.locks = old.into_values().zip(&new).map(|(lock, id)| (*id, lock)).collect();
-        crate::locks::restored(&core, target, &ids, &new);
+        crate::coherence::locks::restored(&core, target, &ids, &new);
     }
     let object = amphi_types::ObjectId { ino: file.ino(), stripe: 0 };
     assert!(w.client.try_write(&Ctx::root(), &file, 0, b"y", Hints::default()).is_some(), "still held");
-    crate::locks::callback(&core, object, 2000);
+    crate::coherence::locks::callback(&core, object, 2000);
     w.settle();
     assert!(w.server.locks.is_empty(), "given back by the new name, after the write-back");
     assert_eq!(w.server.contents(file.ino())[..2], *b"yx");
@@ -367,11 +367,11 @@ fn a_lock_of_a_new_file_is_asked_back_early() {
         w.settle();
         let core = w.client.core.clone();
         let object = amphi_types::ObjectId { ino: open.file.ino, stripe: 0 };
-        let making = under_way.then(|| crate::locks::making(&core));
-        crate::locks::callback(&core, object, 77);
-        crate::locks::given(&core, &open.file, 77);
+        let making = under_way.then(|| crate::coherence::locks::making(&core));
+        crate::coherence::locks::callback(&core, object, 77);
+        crate::coherence::locks::given(&core, &open.file, 77);
         drop(making);
-        let covered = crate::locks::covered(&open.file, 1);
+        let covered = crate::coherence::locks::covered(&open.file, 1);
         assert_eq!(covered, !under_way, "an early callback counts while a file is being made, and only then");
         // Nothing more is run: the server of these tests has not granted it.
     }
@@ -391,7 +391,7 @@ fn a_repeated_callback_takes_nothing_newer() {
         let (first, object) = held(&w)[0];
         let core = w.client.core.clone();
         for _ in 0..1 + seed % 3 {
-            crate::locks::callback(&core, object, first);
+            crate::coherence::locks::callback(&core, object, first);
             w.steps(seed % 4);
         }
         w.settle();
@@ -402,7 +402,7 @@ fn a_repeated_callback_takes_nothing_newer() {
         assert!(now.len() == 1 && now[0] != (first, object) && dirty == 1000);
         let sent = w.server.log.len();
         for _ in 0..1 + seed % 3 {
-            crate::locks::callback(&core, object, first);
+            crate::coherence::locks::callback(&core, object, first);
             w.steps(seed % 4);
         }
         w.settle();

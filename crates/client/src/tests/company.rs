@@ -2,8 +2,8 @@
 
 use super::sim_clock::{KEY, SimClock, with_clock};
 use crate::api::{ClientConfig, Ctx, Hints, KernelPages, OpenFlags};
-use crate::decision::Reason;
-use crate::stats::{self, Count};
+use crate::policy::decision::Reason;
+use crate::telemetry::stats::{self, Count};
 use crate::{Client, OpenFile, Way};
 use amphi_env::{Buf, Env, Sim, SimEnv};
 use amphi_server::{Server, ServerConfig};

@@ -2,8 +2,8 @@
 
 use super::world::World;
 use crate::api::Ctx;
-use crate::status::STATUS_PART_BYTES;
-use crate::tunables::Knob;
+use crate::telemetry::status::STATUS_PART_BYTES;
+use crate::telemetry::tunables::Knob;
 use amphi_types::{Errno, Ino, Result};
 use amphi_wire::{ServerInfo, XattrMode};
 

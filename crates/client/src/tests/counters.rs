@@ -3,8 +3,8 @@
 use super::policy::{io, read, sent, write};
 use super::world::World;
 use crate::api::{Ctx, Hints, OpenFlags};
-use crate::decision::Reason;
-use crate::stats::{Count, Way};
+use crate::policy::decision::Reason;
+use crate::telemetry::stats::{Count, Way};
 use crate::{JobName, OpenFile, UNIT_BYTES};
 use amphi_env::Buf;
 use amphi_types::{Ino, Pattern};
@@ -106,7 +106,7 @@ fn a_library_has_one_job() {
     let (client, _io) = crate::Client::new(config);
     let (own, named) = (client.core.job_of(None), client.core.job_of(JobName::new("x").as_ref()));
     assert!(!Arc::ptr_eq(&own, &named));
-    let shown = crate::jobs::json(&client.core, None);
+    let shown = crate::telemetry::jobs::json(&client.core, None);
     assert!(
         shown.contains("{\"job\":\"12.host\",\"open\":1,") && shown.contains("{\"job\":\"x\",\"open\":1,"),
         "{shown}"
@@ -138,7 +138,7 @@ fn jobs_are_bounded() {
     assert_eq!((counted(Count::JobForgotten), counted(Count::JobRefused)), (1, 1));
     let (mut names, mut parts): (Vec<String>, usize) = (Vec::new(), 0);
     loop {
-        let part = crate::jobs::json(core, names.last().map(String::as_str));
+        let part = crate::telemetry::jobs::json(core, names.last().map(String::as_str));
         assert!(part.len() <= 64 << 10, "it fits an attribute");
         let jobs = part.split("\"job\":\"").skip(1);
         names.extend(jobs.map(|j| j.split('"').next().expect("a name").to_string()));
@@ -191,7 +191,7 @@ fn a_file_counts_its_locks_and_messages() {
     assert!(attribute(&mut w, ino, "counters.json").contains("\"lock_enqueue\":{\"requests\":1}"));
     let (id, object) = w.server.locks.iter().next().map(|(id, (o, _))| (*id, *o)).expect("a lock");
     w.server.called_back.push(id);
-    crate::locks::callback(&w.client.core, object, id);
+    crate::coherence::locks::callback(&w.client.core, object, id);
     w.settle();
     assert_eq!((of_file(&file, "lock_callback"), sent(&w, "LockCancel")), (1, 1));
     assert_eq!((of_file(&file, "contended_told"), of_file(&file, "batch_requests")), (0, 0));
@@ -221,7 +221,7 @@ fn a_file_counts_the_batches_that_carry_it() {
         .collect();
     let calls: Vec<u64> = files.iter().map(|f| of_file(f, "server_calls")).collect();
     w.clock.0.fetch_add(6_000_000_000, SeqCst);
-    crate::writeback::tick(&w.client.core);
+    crate::writeback::flush::tick(&w.client.core);
     w.settle();
     assert_eq!((sent(&w, "WriteBatch"), sent(&w, "CloseBatch"), sent(&w, "Write")), (1, 1, 0));
     for (file, calls) in files.iter().zip(calls) {

@@ -3,9 +3,9 @@
 
 use super::company::*;
 use crate::api::{Hints, OpenFlags};
-use crate::files::OpenFile;
-use crate::pending::Pending;
-use crate::writeback;
+use crate::conn::pending::Pending;
+use crate::inode::OpenFile;
+use crate::writeback::flush;
 use crate::{Client, Segments};
 use amphi_env::{Buf, Env};
 use amphi_types::{ByteRange, Cred, IoMode, Result};
@@ -70,7 +70,7 @@ const LEN: usize = 300_000;
 /// Writes the file so that only its first page is in the cache, dirty under a lock on everything.
 async fn some_dirty(client: &Client, file: &Arc<OpenFile>, value: u8) {
     write(client, file, 0, &[value; LEN]).await;
-    writeback::flush_and_forget(&client.core, &file.file, ByteRange::ALL).await;
+    flush::flush_and_forget(&client.core, &file.file, ByteRange::ALL).await;
     write(client, file, 0, &[value; 4096]).await;
     assert_eq!(file.file.dirty_bytes.load(SeqCst), 4096);
 }

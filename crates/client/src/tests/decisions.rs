@@ -5,11 +5,11 @@ use super::world::World;
 use crate::OpenFile;
 use crate::api::{Ctx, Fallocate, Hints, OpenFlags};
 use crate::cache::drop::Dirty;
-use crate::decision::Reason;
-use crate::learned::Course;
-use crate::pending::Interrupt;
-use crate::stats::{Count, Way};
-use crate::tunables::Knob;
+use crate::conn::pending::Interrupt;
+use crate::policy::decision::Reason;
+use crate::policy::throughput::Course;
+use crate::telemetry::stats::{Count, Way};
+use crate::telemetry::tunables::Knob;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, IoMode, Pattern, TargetId};
 use amphi_wire::XattrMode;
@@ -134,7 +134,7 @@ fn contention_is_told_by_replies_of_every_kind() {
                     held.push(file);
                 }
                 let due: Vec<_> = held.iter().map(|open| (open.file.clone(), ByteRange::ALL)).collect();
-                assert!(!crate::batch::start(&w.client.core, due));
+                assert!(!crate::writeback::batch::start(&w.client.core, due));
                 w.settle();
                 held[1].ino()
             }

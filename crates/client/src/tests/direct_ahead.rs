@@ -3,8 +3,8 @@
 use super::world::World;
 use crate::OpenFile;
 use crate::api::{Ctx, Fallocate, Hints, OpenFlags};
-use crate::direct_ahead::Asking::{Always, IfIdle, Never};
-use crate::stats::Count;
+use crate::prefetch::large_reads::Asking::{Always, IfIdle, Never};
+use crate::telemetry::stats::Count;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Ino, Pattern, SetAttr};
 use std::sync::Arc;
@@ -149,11 +149,11 @@ fn changes_end_them() {
                 }
                 // By another mount.
                 _ => {
-                    crate::company::told(&w.client.core, 1, false);
+                    crate::coherence::sharing::told(&w.client.core, 1, false);
                     let object = file.file.layout().pieces(ino, ByteRange::at(next, 1)).next().expect("a stripe").0;
                     w.server.objects.get_mut(&object).expect("it has bytes").bytes[at] = 0;
                     model[at] = 0;
-                    crate::company::told(&w.client.core, 2, true);
+                    crate::coherence::sharing::told(&w.client.core, 2, true);
                 }
             }
             let got = read(&mut w, &file, at);
@@ -170,10 +170,10 @@ fn nothing_stays() {
     (0..3).for_each(|i| drop(read(&mut w, &file, i * STEP)));
     w.settle();
     assert!(kept(&w) > 0);
-    crate::direct_ahead::tick(&w.client.core);
+    crate::prefetch::large_reads::tick(&w.client.core);
     assert!(kept(&w) > 0, "it is young");
     w.clock.0.fetch_add(3_000_000_000, SeqCst);
-    crate::direct_ahead::tick(&w.client.core);
+    crate::prefetch::large_reads::tick(&w.client.core);
     assert_eq!(kept(&w), 0);
     (3..5).for_each(|i| drop(read(&mut w, &file, i * STEP)));
     assert!(kept(&w) > 0, "the stream goes on");
@@ -214,10 +214,10 @@ fn jumps_ask_for_less_each_time() {
 fn many_streams_keep_each_other_busy() {
     let (w, ..) = world(1);
     let core = &w.client.core;
-    let wanted = |asking| crate::direct_ahead::is_wanted(core, ByteRange::at(0, STEP as u64), asking);
-    let waiting: Vec<_> = (0..7).map(|_| crate::direct_ahead::Waiting::begin(core, 1 << 20)).collect();
+    let wanted = |asking| crate::prefetch::large_reads::is_wanted(core, ByteRange::at(0, STEP as u64), asking);
+    let waiting: Vec<_> = (0..7).map(|_| crate::prefetch::large_reads::Waiting::begin(core, 1 << 20)).collect();
     assert!(wanted(IfIdle) && wanted(Always) && !wanted(Never));
-    let last = crate::direct_ahead::Waiting::begin(core, 1 << 20);
+    let last = crate::prefetch::large_reads::Waiting::begin(core, 1 << 20);
     assert!(!wanted(IfIdle) && wanted(Always));
     drop((waiting, last));
     assert!(wanted(IfIdle));

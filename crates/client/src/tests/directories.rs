@@ -3,7 +3,7 @@
 use super::cluster::{Cluster, calls, create, dir_on, in_cluster, root};
 use crate::Client;
 use crate::api::OpenFlags;
-use crate::stats::Count;
+use crate::telemetry::stats::Count;
 use amphi_types::{Attr, Ino, SetAttr};
 use amphi_wire::{RenameMode, XattrMode};
 use futures_util::future::join_all;

@@ -6,8 +6,8 @@ use super::world::World;
 use crate::Client;
 use crate::api::{Ctx, Hints, OpenFlags};
 use crate::cache::fill::Landing;
-use crate::stats::Count;
-use crate::writeback::FLIGHT_PARTS_MAX;
+use crate::telemetry::stats::Count;
+use crate::writeback::flush::FLIGHT_PARTS_MAX;
 use amphi_env::{Buf, Env};
 use amphi_types::Errno;
 use amphi_wire::XattrMode;
@@ -33,7 +33,7 @@ fn write_back_errors_are_told_once_per_handle() {
     let op = w.client.write(&root, &file, 0, filled(5000, b'x'), Hints::default());
     w.run(op).unwrap();
     w.server.refuse_writes = vec![(0, Errno::NoSpace)];
-    crate::writeback::start(&w.client.core, &file.file, amphi_types::ByteRange::ALL);
+    crate::writeback::flush::start(&w.client.core, &file.file, amphi_types::ByteRange::ALL);
     w.settle();
     let op = w.client.read(&root, &second, 0, 5000, Hints::default());
     assert_eq!(w.run(op).unwrap().to_vec(), b"", "nothing is shown that others do not see");
@@ -85,7 +85,7 @@ fn a_loss_of_a_closed_file_is_told_to_the_next() {
         drop(file);
         let core = w.client.core.clone();
         let known_file = core.files.get(ino).expect("it is dirty");
-        crate::writeback::start(&core, &known_file, amphi_types::ByteRange::ALL);
+        crate::writeback::flush::start(&core, &known_file, amphi_types::ByteRange::ALL);
         drop(known_file);
         w.settle();
         core.files.all().iter().for_each(|f| core.files.reap(f));
@@ -189,7 +189,7 @@ fn writing_again_survives_a_failed_write_back() {
     let op = w.client.write(&root, &file, 0, filled(5000, b'x'), Hints::default());
     w.run(op).unwrap();
     w.server.refuse_writes = vec![(0, Errno::Io)];
-    crate::writeback::start(&w.client.core, &file.file, amphi_types::ByteRange::ALL);
+    crate::writeback::flush::start(&w.client.core, &file.file, amphi_types::ByteRange::ALL);
     assert_eq!(w.client.try_write(&root, &file, 1000, &[b'y'; 100], Hints::default()), Some(100));
     w.settle();
     assert_eq!(w.client.flush(&root, &file).wait(None), Err(Errno::Io));
@@ -377,7 +377,7 @@ fn scattered_runs_are_written_back_in_bounded_numbers() {
     }
     w.server.refuse_writes = vec![(0, Errno::Again), (1024, Errno::Again)];
     let core = w.client.core.clone();
-    let left = crate::writeback::start(&core, &file.file, amphi_types::ByteRange::ALL);
+    let left = crate::writeback::flush::start(&core, &file.file, amphi_types::ByteRange::ALL);
     assert_eq!((left, core.flight_parts.load(SeqCst)), (true, FLIGHT_PARTS_MAX));
     let op = w.client.fsync(&root, &file, false);
     assert_eq!(w.run(op), Ok(()));

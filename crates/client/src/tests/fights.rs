@@ -1,8 +1,8 @@
 //! Real mounts of a real server far away: a fight for a file shows after few hand-overs, a file that is handed over does not.
 
 use super::cluster::{Cluster, create, in_cluster_of, open, read, root, write};
-use crate::decision::Reason;
-use crate::stats::Way;
+use crate::policy::decision::Reason;
+use crate::telemetry::stats::Way;
 use crate::{Client, OpenFile};
 use amphi_env::sim::SimConfig;
 use amphi_env::{Env, timeout};

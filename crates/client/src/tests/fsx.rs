@@ -204,7 +204,7 @@ impl Story {
             22 => {
                 self.trace.push("age".into());
                 self.w.clock.0.fetch_add(10_000_000_000, std::sync::atomic::Ordering::SeqCst);
-                crate::writeback::tick(&self.w.client.core);
+                crate::writeback::flush::tick(&self.w.client.core);
                 for _ in 0..self.w.rand(20) {
                     self.w.step();
                 }

@@ -1,7 +1,7 @@
 //! What calls leave behind that were given up, since their server could not be reached for longer than `transport.give_up_s`.
 
 use super::cluster::{Cluster, create, dir_on, in_cluster, open, root, write};
-use crate::tunables::Knob;
+use crate::telemetry::tunables::Knob;
 use crate::{Client, Interrupt, Pending};
 use amphi_env::Env;
 use amphi_types::{ByteRange, Errno, Ino};

@@ -2,7 +2,7 @@
 
 use super::company::{create, in_cluster, open, read, root, write};
 use crate::api::{Hints, KernelPages, WriteTo};
-use crate::stats::Count;
+use crate::telemetry::stats::Count;
 use crate::{Client, OpenFile, OpenFlags};
 use amphi_env::{Buf, Env};
 use amphi_types::{ByteRange, Ino, SetAttr};

@@ -2,9 +2,9 @@
 
 use super::company::*;
 use crate::api::{Hints, OpenFlags};
-use crate::files::OpenFile;
-use crate::pending::{Interrupt, Pending};
-use crate::stats::Count;
+use crate::conn::pending::{Interrupt, Pending};
+use crate::inode::OpenFile;
+use crate::telemetry::stats::Count;
 use crate::{Ahead, Client};
 use amphi_env::{Buf, Env};
 use amphi_types::{ByteRange, Errno, IoMode, Result, SetAttr};

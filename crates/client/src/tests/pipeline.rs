@@ -4,8 +4,8 @@ use super::company::{in_cluster, lookup, open, read, root};
 use super::policy::sent;
 use super::world::World;
 use crate::api::{Ctx, Hints, OpenFlags};
-use crate::decision::Reason;
-use crate::stats::{Count, Way};
+use crate::policy::decision::Reason;
+use crate::telemetry::stats::{Count, Way};
 use crate::{Client, OpenFile};
 use amphi_env::{Buf, Env};
 use amphi_types::{Errno, Ino, IoMode, SetAttr, TimeSet, Timespec};
@@ -114,11 +114,11 @@ fn a_stream_keeps_nobody_waiting() {
             let put = |w: &mut World, at: u64, byte: u8| {
                 let done = w.client.try_write(&root, &file, at, &[byte; 4096], Hints::default());
                 assert_eq!(done, Some(4096));
-                crate::writeback::start(&w.client.core, &file.file, amphi_types::ByteRange::ALL);
+                crate::writeback::flush::start(&w.client.core, &file.file, amphi_types::ByteRange::ALL);
             };
             let op = w.client.write(&root, &file, 0, filled(4096, b'1'), Hints::default());
             w.run(op).unwrap();
-            crate::writeback::start(&core, &file.file, amphi_types::ByteRange::ALL);
+            crate::writeback::flush::start(&core, &file.file, amphi_types::ByteRange::ALL);
             let again = w.client.try_write(&root, &file, 0, &[b'2'; 4096], Hints::default());
             assert_eq!(again, Some(4096), "it is under way, and dirty again");
             let mut op = match what {

@@ -2,8 +2,8 @@
 
 use super::world::World;
 use crate::api::{Ctx, Hints, OpenFlags};
-use crate::decision::Reason;
-use crate::stats::{Count, Way};
+use crate::policy::decision::Reason;
+use crate::telemetry::stats::{Count, Way};
 use crate::{OpenFile, UNIT_BYTES};
 use amphi_env::Buf;
 use amphi_types::{Ino, Pattern};
@@ -389,11 +389,11 @@ fn write_back_by_size_and_age() {
     w.settle();
     assert_eq!((sent(&w, "Write"), w.client.core.cache.dirty_bytes()), (1, 0), "one request of 1 MiB");
     write(&mut w, &file, 1, 3 << 20, 100, false);
-    crate::writeback::tick(&w.client.core);
+    crate::writeback::flush::tick(&w.client.core);
     w.settle();
     assert_eq!(sent(&w, "Write"), 1, "too young");
     w.clock.0.fetch_add(5_100_000_000, std::sync::atomic::Ordering::SeqCst);
-    crate::writeback::tick(&w.client.core);
+    crate::writeback::flush::tick(&w.client.core);
     w.settle();
     assert_eq!((sent(&w, "Write"), w.client.core.cache.dirty_bytes()), (2, 0));
     drop(file);

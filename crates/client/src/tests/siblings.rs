@@ -4,8 +4,8 @@ use super::policy::sent;
 use super::world::World;
 use crate::OpenFile;
 use crate::api::{Ctx, Hints, OpenFlags};
-use crate::siblings;
-use crate::stats::Count;
+use crate::prefetch::small_files;
+use crate::telemetry::stats::Count;
 use amphi_env::Buf;
 use amphi_types::{Cred, Errno, Ino, Pattern, Result, SetAttr};
 use std::collections::BTreeMap;
@@ -71,7 +71,7 @@ fn cat(w: &mut World, name: &str) -> Vec<u8> {
 
 fn tick(w: &mut World, seconds: u64) {
     w.clock.0.fetch_add(seconds * 1_000_000_000, SeqCst);
-    siblings::tick(&w.client.core);
+    small_files::tick(&w.client.core);
     w.settle();
 }
 

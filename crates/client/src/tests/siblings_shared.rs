@@ -2,7 +2,7 @@
 
 use super::cluster::{Cluster, calls, create, dir_on, in_cluster, read, root, write};
 use crate::api::{Ctx, OpenFlags};
-use crate::stats::Count;
+use crate::telemetry::stats::Count;
 use crate::{Client, OpenFile};
 use amphi_types::{Cred, Errno, Ino, SetAttr};
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 
 use super::company::{create, in_cluster, lookup, root};
 use crate::api::{Ctx, OpenFlags};
-use crate::stats::Count;
+use crate::telemetry::stats::Count;
 use amphi_env::Env;
 use amphi_types::{Errno, Ino, SetAttr};
 use amphi_wire::{RenameMode, XattrMode};

@@ -1,7 +1,7 @@
 //! Checks over all zones together.
 
 use super::{Report, ZoneImage};
-use crate::records::TxId;
+use crate::target::records::TxId;
 use amphi_meta::Part;
 use amphi_types::{Ino, Kind, ObjectId, TargetId, Timespec};
 use std::collections::{BTreeMap, BTreeSet};
@@ -65,7 +65,7 @@ pub(super) fn check_folder(dir: &str, zones: &[u16], images: &[ZoneImage], repor
         }
     }
     let map = images.iter().find_map(|i| i.map.as_ref());
-    if let Some(fault) = map.and_then(crate::map::fault) {
+    if let Some(fault) = map.and_then(crate::cluster::map::fault) {
         report.find(dir, format!("the cluster map: {fault}"));
     }
 }

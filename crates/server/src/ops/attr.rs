@@ -5,12 +5,12 @@
 
 use super::names::plain_view;
 use super::objects::{gather, give_cut_up, settle_later, trim_everywhere};
-use crate::cx::Cx;
-use crate::gate::Hold;
-use crate::message::Cut;
+use crate::coherence::tokens::Changing;
+use crate::target::gate::Hold;
 use crate::target::{NameKey, Target};
-use crate::tokens::Changing;
 use crate::worker::Worker;
+use crate::worker::message::Cut;
+use crate::worker::request::Cx;
 use amphi_data::Resize;
 use amphi_dlm::Changed;
 use amphi_env::Env;

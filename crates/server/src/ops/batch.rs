@@ -12,11 +12,11 @@
 use super::payload::{self, Piece};
 use super::rights::Touch;
 use crate::counters::add;
-use crate::cx::Cx;
-use crate::edges::Image;
-use crate::gate::Hold;
 use crate::planted::{self, Mistake};
-use crate::span_gate::SpanGuard;
+use crate::target::gate::Hold;
+use crate::target::shared_blocks::Image;
+use crate::target::span_gate::SpanGuard;
+use crate::worker::request::Cx;
 use amphi_data::{Freed, WritePlan};
 use amphi_env::{Buf, Env};
 use amphi_types::item::Txn;

@@ -11,15 +11,15 @@
 
 use super::payload::{self, Piece};
 use super::rights::Touch;
+use crate::coherence::locks::DirectLock;
 use crate::counters::add;
-use crate::cx::Cx;
-use crate::edges::{Edge, Image};
-use crate::gate::Hold;
-use crate::landing::Landing;
-use crate::locks::DirectLock;
 use crate::planted::{self, Mistake};
-use crate::span_gate::SpanGuard;
+use crate::session::in_flight::Landing;
 use crate::target::EXTENTS_A_RECORD;
+use crate::target::gate::Hold;
+use crate::target::shared_blocks::{Edge, Image};
+use crate::target::span_gate::SpanGuard;
+use crate::worker::request::Cx;
 use amphi_data::{DataStore, Fresh, Preallocate, TrimPlan, WritePlan};
 use amphi_dlm::Mode;
 use amphi_env::{Buf, Disk, Env};

@@ -2,9 +2,9 @@
 //!
 //! While sessions of an earlier run have not said what they hold, nothing new is granted: requests are asked again then.
 
+use crate::coherence::file_locks::tell;
 use crate::counters::add;
-use crate::cx::Cx;
-use crate::file_locks::tell;
+use crate::worker::request::Cx;
 use amphi_env::Env;
 use amphi_types::{ByteRange, Errno, Ino, Result};
 use amphi_wire::{FileLockOwner, FileLockSpec, Reply};

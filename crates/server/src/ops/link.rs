@@ -1,8 +1,8 @@
 //! Link: a further name for an inode, perhaps of another target.
 
-use crate::cx::Cx;
-use crate::intents::Ran;
-use crate::message::{Question, Told};
+use crate::tx::two_phase::Ran;
+use crate::worker::message::{Question, Told};
+use crate::worker::request::Cx;
 use amphi_env::Env;
 use amphi_meta::{Facts, plan};
 use amphi_types::{Errno, Ino, Name, Result};
@@ -26,7 +26,7 @@ impl<E: Env> Cx<E> {
         let known = if self.target.tokens.on() { self.view_anywhere(ino, true).await.ok() } else { None };
         self.granted_attributes(None);
         for _ in 0..self.worker.tunables.plan_tries.get() {
-            let place = crate::questions::place(&self.target, dir, &name).await?;
+            let place = crate::worker::target_requests::place(&self.target, dir, &name).await?;
             let file = match self.facts_anywhere(ino).await {
                 Err(Errno::Stale) => return Err(Errno::NoEnt),
                 other => other?,

@@ -1,6 +1,6 @@
 //! Locks that clients keep.
 
-use crate::cx::Cx;
+use crate::worker::request::Cx;
 use amphi_dlm::{GroupId, Growth, LockId, Mode};
 use amphi_env::Env;
 use amphi_types::{ByteRange, ObjectId, Result};

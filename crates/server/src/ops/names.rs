@@ -1,9 +1,9 @@
 //! Looking up: names, parents, links, listings.
 
-use crate::cx::Cx;
-use crate::intents;
-use crate::message::{Question, Told};
 use crate::target::NameKey;
+use crate::tx::two_phase;
+use crate::worker::message::{Question, Told};
+use crate::worker::request::Cx;
 use amphi_env::Env;
 use amphi_meta::{Inode, MetaStore, perm};
 use amphi_types::{Errno, Ino, Kind, Name, Result, TargetId};
@@ -86,7 +86,7 @@ impl<E: Env> Cx<E> {
     /// `Request::ReadDir`.
     pub async fn readdir(&self, dir: Ino, cookie: u64, max: u32, plus: bool) -> Result<Reply> {
         self.target.settle(vec![NameKey::Inode(dir)]).await;
-        intents::settle_names(&self.target, dir).await;
+        two_phase::settle_names(&self.target, dir).await;
         let (parent, mut entries, end) = self.list(dir, cookie, max, plus)?;
         self.worker.send_revocations(&self.target);
         if plus && !self.target.tokens.on() && self.worker.tunables.whole_listings.is_on() {

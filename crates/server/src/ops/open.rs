@@ -2,11 +2,11 @@
 
 use super::attr::view;
 use super::objects::{destroy_orphan, reap_orphans, settle_later};
-use crate::cx::Cx;
-use crate::gate::Hold;
-use crate::message::{Question, Told};
+use crate::target::gate::Hold;
 use crate::target::{NameKey, Target};
 use crate::worker::Worker;
+use crate::worker::message::{Question, Told};
+use crate::worker::request::Cx;
 use amphi_dlm::{Changed, GroupId, Mode, Owner};
 use amphi_env::Env;
 use amphi_meta::MetaStore;
@@ -206,7 +206,7 @@ pub fn present<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: 
                 let _ = waiting.send(());
             }
         }
-        crate::file_locks::recovered(worker, target);
+        crate::coherence::file_locks::recovered(worker, target);
     }
 }
 

@@ -4,8 +4,8 @@
 
 use super::data::write_growth;
 use super::rights::Touch;
-use crate::cx::Cx;
 use crate::target::Target;
+use crate::worker::request::Cx;
 use amphi_dlm::Mode;
 use amphi_env::{Buf, Env};
 use amphi_types::limits::FILE_MAX;

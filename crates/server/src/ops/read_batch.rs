@@ -13,11 +13,11 @@
 use super::names::plain_view;
 use super::payload::{self, Piece};
 use crate::counters::add;
-use crate::cx::Cx;
-use crate::gate::Hold;
 use crate::planted::{self, Mistake};
-use crate::span_gate::SpanGuard;
 use crate::target::NameKey;
+use crate::target::gate::Hold;
+use crate::target::span_gate::SpanGuard;
+use crate::worker::request::Cx;
 use amphi_data::ReadPlan;
 use amphi_dlm::{Growth, Mode};
 use amphi_env::{Buf, Env};

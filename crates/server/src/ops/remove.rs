@@ -1,7 +1,7 @@
 //! Unlink and rmdir.
 
-use crate::cx::Cx;
-use crate::intents::Ran;
+use crate::tx::two_phase::Ran;
+use crate::worker::request::Cx;
 use amphi_env::Env;
 use amphi_meta::{Facts, Part, perm, plan};
 use amphi_types::{Cred, Errno, Ino, Kind, Name, Result};
@@ -22,7 +22,7 @@ impl<E: Env> Cx<E> {
 
     async fn remove(&self, dir: Ino, name: Name, planner: Planner) -> Result<Reply> {
         for _ in 0..self.worker.tunables.plan_tries.get() {
-            let place = crate::questions::place(&self.target, dir, &name).await?;
+            let place = crate::worker::target_requests::place(&self.target, dir, &name).await?;
             perm::search(&self.cred, &place.dir)?;
             let (child, _) = place.child.ok_or(Errno::NoEnt)?;
             let facts = match place.facts {

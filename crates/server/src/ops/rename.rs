@@ -4,9 +4,9 @@
 //! moves happen one at a time in the whole cluster, under a lock of target 0, and while it is held the walk from the
 //! new parent up to the root is certain.
 
-use crate::cx::Cx;
-use crate::intents::Ran;
-use crate::message::{Place, Question, Told};
+use crate::tx::two_phase::Ran;
+use crate::worker::message::{Place, Question, Told};
+use crate::worker::request::Cx;
 use amphi_env::Env;
 use amphi_meta::{Facts, perm, plan};
 use amphi_types::{Errno, Ino, Kind, Name, Result, TargetId};
@@ -132,7 +132,7 @@ impl<E: Env> Cx<E> {
 
     async fn place(&self, dir: Ino, name: &Name) -> Result<Place> {
         if dir.target() == self.target.id {
-            return crate::questions::place(&self.target, dir, name).await;
+            return crate::worker::target_requests::place(&self.target, dir, name).await;
         }
         match self.worker.ask(dir.target(), Question::Place(dir, name.clone())).await? {
             Told::Place(place) => Ok(*place),

@@ -1,7 +1,7 @@
 //! Which objects a session may touch: those of files that it has open.
 //!
 //! Owns: the checks before a request on file data, and what a target learns from the target of an inode about sessions
-//! that come for its other stripes (`Rights`). Does not own: opens (`crate::opens`), locks.
+//! that come for its other stripes (`Rights`). Does not own: opens (`crate::session::opens`), locks.
 //!
 //! Stripe 0 lies with its inode, so its target looks at its own opens. The target of another stripe asks the inode's
 //! target when a session first comes for the file, and remembers the answer until the session ends or the objects of
@@ -13,9 +13,9 @@
 //! layout puts it, so whoever destroys the inode finds it. Each change looks twice: before it waits for anything, and
 //! in the step in which it has its span, behind which a destruction waits (`destroy_objects`).
 
-use crate::cx::Cx;
-use crate::message::{Question, Told};
 use crate::target::Target;
+use crate::worker::message::{Question, Told};
+use crate::worker::request::Cx;
 use amphi_env::Env;
 use amphi_types::{Errno, Ino, Kind, Layout, ObjectId, Result, SessionId, TargetId};
 use amphi_wire::Access;

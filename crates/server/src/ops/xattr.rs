@@ -1,8 +1,8 @@
 //! Extended attributes.
 
-use crate::cx::Cx;
-use crate::gate::Hold;
 use crate::target::NameKey;
+use crate::target::gate::Hold;
+use crate::worker::request::Cx;
 use amphi_env::Env;
 use amphi_meta as meta;
 use amphi_types::item::Txn;

@@ -2,9 +2,9 @@
 
 use super::company::{name_key, with_two};
 use super::*;
-use crate::message::{Question, Told};
 use crate::ops::KEPT_FOR;
-use crate::records::TxId;
+use crate::target::records::TxId;
+use crate::worker::message::{Question, Told};
 use amphi_env::sim::CrashKind;
 use amphi_meta::Part;
 use amphi_wire::RequestId;

@@ -10,7 +10,7 @@
 
 use super::FilePages;
 use crate::core::Core;
-use crate::files::File;
+use crate::inode::File;
 use amphi_types::{ByteRange, RangeSet};
 use futures_channel::oneshot;
 use smallvec::SmallVec;

@@ -13,11 +13,11 @@
 //! pages takes the kernel 10 to 30 ms.
 
 use super::FilePages;
-use crate::company;
+use crate::coherence::sharing;
+use crate::conn::pauses::pause;
 use crate::core::{Core, unexpected};
-use crate::files::File;
-use crate::pauses::pause;
-use crate::stats::Count;
+use crate::inode::File;
+use crate::telemetry::stats::Count;
 use amphi_types::{ByteRange, Cred, Result, TargetId};
 use amphi_wire::{Lane, Reply, Request};
 use futures_util::future::{Either, select};
@@ -170,7 +170,7 @@ async fn rounds(core: &Arc<Core>, file: &Arc<File>, turn_ns: u64) {
     let mut ranges = vec![ByteRange::ALL];
     let left = loop {
         for range in &ranges {
-            company::drop_pages(core, file.ino, *range).await;
+            sharing::drop_pages(core, file.ino, *range).await;
         }
         let over = {
             let mut taking = pages.taking.lock();

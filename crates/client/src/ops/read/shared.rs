@@ -8,19 +8,19 @@
 use super::{Fetch, PAGE, Under, count, decide, fetch, note_access, plan, read_piece};
 use crate::api::{Ctx, Hints};
 use crate::cache::push_joined;
+use crate::coherence::group_lock;
+use crate::coherence::lease;
+use crate::coherence::locks;
+use crate::coherence::tokens;
 use crate::core::Core;
 use crate::data::{Segments, scratch_for};
-use crate::decision::{Mode, Reason};
-use crate::files::{File, OpenFile};
-use crate::group;
-use crate::learned::Course;
-use crate::lease;
-use crate::locks;
+use crate::inode::{File, OpenFile};
 use crate::ops::attr::size_now;
-use crate::stats::{Count, Way};
-use crate::tokens;
-use crate::tunables::Knob;
-use crate::writeback;
+use crate::policy::decision::{Mode, Reason};
+use crate::policy::throughput::Course;
+use crate::telemetry::stats::{Count, Way};
+use crate::telemetry::tunables::Knob;
+use crate::writeback::flush;
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Errno, ObjectId, Result, limits};
@@ -70,7 +70,7 @@ pub(super) async fn read(
     };
     count(core, open, reason, asked.len());
     if past_cache {
-        writeback::flush_and_forget(core, file, asked).await;
+        flush::flush_and_forget(core, file, asked).await;
     }
     let since_ns = core.clock.now_ns();
     let by_target_alone = mode == Mode::Direct && core.tunables.on(Knob::LocksByTarget);
@@ -78,7 +78,7 @@ pub(super) async fn read(
     if by_target_alone {
         let (core2, file2) = (core.clone(), file.clone());
         let read = async move { by_target(&core2, &file2, asked).await };
-        match group::unless_asked(core, file, open.member(), read).await {
+        match group_lock::unless_asked(core, file, open.member(), read).await {
             Some(read) => at_once = read?,
             None => return Ok(None),
         }
@@ -160,7 +160,7 @@ async fn under_locks(core: &Arc<Core>, open: &OpenFile, asked: ByteRange, mode: 
     let extent = core.extent(open, mode);
     let (core2, file2) = (core.clone(), open.file.clone());
     let locks = async move { locks::pin_spans(&core2, &file2, LockMode::Read, pages, extent).await };
-    let Some(pins) = group::unless_asked(core, &open.file, open.member(), locks).await else { return Ok(None) };
+    let Some(pins) = group_lock::unless_asked(core, &open.file, open.member(), locks).await else { return Ok(None) };
     let mut pins = pins?;
     let read = unlocked(core, &open.file, asked, pages, mode).await;
     if mode == Mode::Direct {

@@ -7,9 +7,9 @@
 
 use crate::api::Ctx;
 use crate::core::{Core, unexpected};
-use crate::jobs;
-use crate::status::{STATUS_PART_BYTES, plain};
-use crate::tunables::Tunables;
+use crate::telemetry::jobs;
+use crate::telemetry::status::{STATUS_PART_BYTES, plain};
+use crate::telemetry::tunables::Tunables;
 use amphi_types::{Errno, Result, TargetId};
 use amphi_wire::{Reply, Request};
 use std::collections::BTreeMap;
@@ -210,7 +210,7 @@ fn status_part(core: &Core, ctx: &Ctx, from: usize) -> Vec<u8> {
 async fn status(core: &Core, ctx: &Ctx) -> Result<String> {
     let map = core.map.lock().clone();
     let answers = core.ask_servers(&ctx.cred, &Request::Status).await;
-    Ok(crate::status::json(&map, &answers.into_iter().map(Result::ok).collect::<Vec<_>>()))
+    Ok(crate::telemetry::status::json(&map, &answers.into_iter().map(Result::ok).collect::<Vec<_>>()))
 }
 
 impl Core {
@@ -235,7 +235,7 @@ impl Core {
             ("callers_short", self.callers.short_callers() as u64),
             ("rotating_targets", self.rotating.len()),
         ];
-        let small = crate::siblings::gauges(self);
+        let small = crate::prefetch::small_files::gauges(self);
         let named = fixed.into_iter().chain(small).map(|(name, value)| (name.into(), value));
         named.chain(self.learned.shown()).collect()
     }

@@ -1,0 +1,541 @@
+//! Locks of applications on files (`flock`, `fcntl`), which the server of the file's inode keeps.
+//!
+//! Owns: what this mount's owners hold, to say it again to a restarted server and to give it up at close; requests that
+//! wait, and their interruption. Does not own: the rules (`dlm::FileLocks`, on the server), what an owner is (front ends).
+//!
+//! Invariants:
+//! * One request at a time is under way for an owner and a file (`Turn`), so the table changes in the order of the
+//!   server. A request that waits is none: it was answered "not yet", and is asked again when there are news of it.
+//! * The table never says more than the server: what is given up goes before it is sent, what is taken comes with the answer.
+//!   So a lock that the server may have given to somebody else is not presented after a restart. One exception: a request that
+//!   waits and makes part of what is held shared; until its client has heard of the grant, that part counts as exclusive.
+//! * A lock whose caller has gone without keeping it is given back ([`TakenLock`]), before anything else is asked for its owner: what comes
+//!   later may be for the same bytes. So a taken lock keeps its turn until it is kept or given back, and who is interrupted without a
+//!   connection leaves a turn, or a place in the queue for one, behind.
+//!
+//! The number that drove the design: 65,536 requests may wait, each for hours, and a session has a few dozen slots.
+
+mod pieces;
+
+use crate::client::Client;
+use crate::conn::pending::{Interrupt, Pending};
+use crate::core::{Core, unexpected};
+use crate::inode::Signal;
+use amphi_env::Env;
+use amphi_transport::Recovery;
+use amphi_types::{ByteRange, Cred, Errno, Ino, Result, TargetId};
+use amphi_wire::{Call, FileLockFamily, FileLockOwner, FileLockSpec, Lane, LockMode, Reply, Request};
+use futures_channel::oneshot;
+use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
+use pieces::Pieces;
+use std::collections::{BTreeMap, VecDeque};
+use std::future::{Future, poll_fn};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::task::Poll;
+
+/// Locks in one message to a restarted server: 50 bytes each at most, so that it stays below the bound of a body.
+const REPRESENTED_AT_ONCE: usize = 8192;
+
+/// An owner on a file.
+type Key = (Ino, FileLockOwner);
+
+/// What is known of an owner on a file.
+#[derive(Default)]
+struct OwnerState {
+    held: Pieces,
+    /// A request is under way.
+    busy: bool,
+    /// Who comes next.
+    queue: VecDeque<oneshot::Sender<Turn>>,
+    /// A request failed without an answer, so the server may hold more for the owner than the table says.
+    unsure: bool,
+    /// Locks were lost with a restart or with the session, and the owner was not told.
+    lost: bool,
+}
+
+impl OwnerState {
+    fn is_idle(&self) -> bool {
+        self.held.is_empty() && !self.busy && !self.unsure && !self.lost
+    }
+}
+
+/// A request that may be told to ask again.
+#[derive(Default)]
+struct Asking {
+    news: AtomicBool,
+    waiter: AtomicWaker,
+}
+
+#[derive(Default)]
+struct State {
+    last_number: u64,
+    owners: BTreeMap<Key, OwnerState>,
+    asking: BTreeMap<u64, Arc<Asking>>,
+}
+
+/// Locks of applications of this mount.
+#[derive(Default)]
+pub(crate) struct FileLockTable {
+    state: Mutex<State>,
+    /// Entries of `owners`, to answer without the lock that there are none.
+    known: AtomicUsize,
+    /// Servers to which the connection is down.
+    down: AtomicUsize,
+    went_down: Signal,
+}
+
+impl FileLockTable {
+    /// The server has news of a request.
+    pub(crate) fn news(&self, number: u64) {
+        let asking = self.state.lock().asking.get(&number).cloned();
+        if let Some(asking) = asking {
+            asking.ring();
+        }
+    }
+
+    /// The connection to a server went up or down. News may have been lost with the last one, so everybody asks again.
+    pub(crate) fn state_changed(&self, was_down: bool, is_down: bool) {
+        match (was_down, is_down) {
+            (false, true) => drop(self.down.fetch_add(1, SeqCst)),
+            (true, false) => drop(self.down.fetch_sub(1, SeqCst)),
+            _ => {}
+        }
+        if !is_down {
+            let asking: Vec<_> = self.state.lock().asking.values().cloned().collect();
+            asking.iter().for_each(|a| a.ring());
+        } else {
+            self.went_down.notify();
+        }
+    }
+
+    /// Number of locks held, and of requests that wait or are under way.
+    pub(crate) fn count(&self) -> (usize, usize) {
+        let state = self.state.lock();
+        (state.owners.values().map(|o| o.held.len()).sum(), state.asking.len())
+    }
+
+    /// What would be presented to a restarted server.
+    #[cfg(test)]
+    pub(crate) fn specs(&self) -> Vec<FileLockSpec> {
+        let state = self.state.lock();
+        state.owners.iter().flat_map(|((ino, owner), state)| state.held.specs(*ino, *owner)).collect()
+    }
+
+    fn with<T>(&self, key: Key, f: impl FnOnce(&mut OwnerState) -> T) -> T {
+        let mut state = self.state.lock();
+        let owner = state.owners.entry(key).or_default();
+        let result = f(owner);
+        if owner.is_idle() {
+            state.owners.remove(&key);
+        }
+        self.known.store(state.owners.len(), SeqCst);
+        result
+    }
+
+    /// Whether the server may hold something for the owner, now or when what is under way is done.
+    fn is_known(&self, key: &Key) -> bool {
+        self.known.load(SeqCst) > 0 && self.state.lock().owners.contains_key(key)
+    }
+}
+
+impl Asking {
+    fn ring(&self) {
+        self.news.store(true, SeqCst);
+        self.waiter.wake();
+    }
+
+    /// Waits for news. `false`: the caller was interrupted.
+    async fn news(&self, interrupt: Option<&Interrupt>) -> bool {
+        poll_fn(|cx| {
+            self.waiter.register(cx.waker());
+            if let Some(interrupt) = interrupt {
+                interrupt.watch(cx.waker());
+                if interrupt.has_fired() {
+                    return Poll::Ready(false);
+                }
+            }
+            if self.news.swap(false, SeqCst) { Poll::Ready(true) } else { Poll::Pending }
+        })
+        .await
+    }
+}
+
+/// A number under which the server tells of a request.
+struct Number {
+    core: Arc<Core>,
+    number: u64,
+    asking: Arc<Asking>,
+}
+
+impl Number {
+    fn new(core: &Arc<Core>) -> Number {
+        let mut state = core.file_locks.state.lock();
+        state.last_number += 1;
+        let (number, asking) = (state.last_number, Arc::<Asking>::default());
+        state.asking.insert(number, asking.clone());
+        drop(state);
+        Number { core: core.clone(), number, asking }
+    }
+}
+
+impl Drop for Number {
+    fn drop(&mut self) {
+        self.core.file_locks.state.lock().asking.remove(&self.number);
+    }
+}
+
+/// The right to have a request under way for an owner and a file. Dropping it passes it on, first come, first served.
+struct Turn {
+    core: Arc<Core>,
+    key: Key,
+}
+
+impl Turn {
+    async fn new(core: &Arc<Core>, key: Key) -> Result<Turn> {
+        let wait = core.file_locks.with(key, |owner| {
+            if !std::mem::replace(&mut owner.busy, true) {
+                return None;
+            }
+            let (sender, receiver) = oneshot::channel();
+            owner.queue.push_back(sender);
+            Some(receiver)
+        });
+        match wait {
+            None => Ok(Turn { core: core.clone(), key }),
+            Some(turn) => turn.await.map_err(|_| Errno::NotConnected),
+        }
+    }
+
+    fn with<T>(&self, f: impl FnOnce(&mut OwnerState) -> T) -> T {
+        self.core.file_locks.with(self.key, f)
+    }
+
+    /// Fails once if locks of the owner were lost.
+    fn check_lost(&self) -> Result<()> {
+        if self.with(|owner| std::mem::take(&mut owner.lost)) { Err(Errno::Io) } else { Ok(()) }
+    }
+
+    async fn call(&self, op: Request) -> Result<Reply> {
+        self.core.call(self.key.0.target(), &Cred::root(), op).await
+    }
+
+    /// Asks for a lock; whether it is held now.
+    async fn set(&self, lock: FileLockSpec, number: u64, wait: bool) -> Result<bool> {
+        self.check_lost()?;
+        let before = self.with(|owner| owner.held.give_up_for(&lock));
+        let answer = self.call(Request::FileLockSet { lock, number, wait }).await;
+        let flock = lock.owner.family == FileLockFamily::Flock;
+        self.with(|owner| match &answer {
+            Ok(Reply::FileLock(true)) => owner.held.set(lock.range, Some((lock.mode, lock.pid))),
+            // A flock that is to be converted is lost when it cannot be at once.
+            Ok(Reply::FileLock(false)) | Err(Errno::Again) if flock => {}
+            Ok(_) | Err(Errno::Again | Errno::Deadlk | Errno::NoLck | Errno::Inval) => owner.held = before,
+            Err(_) => owner.unsure = true,
+        });
+        match answer? {
+            Reply::FileLock(held) => Ok(held),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    async fn unlock(&self, range: ByteRange) -> Result<()> {
+        let (ino, owner) = self.key;
+        let all = range == ByteRange::ALL;
+        let (before, unsure) = self.with(|owner| {
+            let before = owner.held.clone();
+            owner.held.set(range, None);
+            // Who gives up everything begins anew.
+            (before, if all { std::mem::take(&mut owner.unsure) } else { owner.unsure })
+        });
+        if !unsure && !before.overlap(range) {
+            return Ok(());
+        }
+        let answer = self.call(Request::FileLockUnlock { ino, owner, range }).await;
+        self.with(|owner| match &answer {
+            Ok(_) => {}
+            Err(Errno::NoLck | Errno::Inval) => owner.held = before,
+            Err(_) => owner.unsure = true,
+        });
+        match answer? {
+            Reply::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let next = self.core.file_locks.with(self.key, |owner| {
+            let next = owner.queue.pop_front();
+            owner.busy = next.is_some();
+            next
+        });
+        if let Some(next) = next {
+            // One that has gone passes it on by dropping it.
+            let _ = next.send(Turn { core: self.core.clone(), key: self.key });
+        }
+    }
+}
+
+/// A lock that was taken. Unless it is kept, dropping it gives back what was taken: its caller was interrupted.
+#[must_use = "a lock that is not kept is given back"]
+pub struct TakenLock {
+    lock: FileLockSpec,
+    before: Pieces,
+    /// Until it is kept or given back nothing else is asked for the owner.
+    turn: Option<Turn>,
+}
+
+impl TakenLock {
+    /// The caller has been told that it holds it.
+    pub fn keep(mut self) {
+        self.turn = None;
+    }
+}
+
+impl std::fmt::Debug for TakenLock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "TakenLock({:?})", self.lock)
+    }
+}
+
+impl Drop for TakenLock {
+    fn drop(&mut self) {
+        if let Some(turn) = self.turn.take() {
+            let (core, lock, before) = (turn.core.clone(), self.lock, std::mem::take(&mut self.before));
+            core.spawn(async move { undo(turn, lock, &before).await });
+        }
+    }
+}
+
+/// Gives up what was not held before, and makes shared again what was shared.
+async fn undo(turn: Turn, lock: FileLockSpec, before: &Pieces) {
+    for range in before.gaps(lock.range) {
+        let _ = turn.unlock(range).await;
+    }
+    if lock.mode == LockMode::Write {
+        let number = Number::new(&turn.core);
+        for (range, pid) in before.shared(lock.range) {
+            let shared = FileLockSpec { mode: LockMode::Read, range, pid, ..lock };
+            let _ = turn.set(shared, number.number, false).await;
+        }
+    }
+}
+
+async fn take(core: Arc<Core>, lock: FileLockSpec, wait: bool, interrupt: Option<Arc<Interrupt>>) -> Result<TakenLock> {
+    let key = (lock.ino, lock.owner);
+    let number = Number::new(&core);
+    let mut asked = false;
+    loop {
+        let turn = Turn::new(&core, key).await?;
+        if interrupt.as_ref().is_some_and(|i| i.has_fired()) {
+            if asked {
+                match withdraw(turn, lock, number.number).await {
+                    Ok(Some(taken)) => return Ok(taken),
+                    Ok(None) => {}
+                    Err(_) => core.spawn(withdraw_later(core.clone(), lock, number)),
+                }
+            }
+            return Err(Errno::Intr);
+        }
+        asked = true;
+        let before = turn.with(|owner| owner.held.clone());
+        match turn.set(lock, number.number, wait).await {
+            Ok(true) => return Ok(TakenLock { lock, before, turn: Some(turn) }),
+            Ok(false) => drop(turn),
+            Err(e) => {
+                if wait && turn.with(|owner| owner.unsure) {
+                    core.spawn(withdraw_later(core.clone(), lock, number));
+                }
+                return Err(e);
+            }
+        }
+        // Looks at the interrupt first; what follows finds out whether the grant came before it.
+        number.asking.news(interrupt.as_deref()).await;
+    }
+}
+
+/// The caller was interrupted. If the lock was granted before that, it stands.
+async fn withdraw(turn: Turn, lock: FileLockSpec, number: u64) -> Result<Option<TakenLock>> {
+    let before = turn.with(|owner| owner.held.clone());
+    match turn.call(Request::FileLockCancel { lock, number }).await {
+        Ok(Reply::FileLock(true)) => {
+            turn.with(|owner| owner.held.set(lock.range, Some((lock.mode, lock.pid))));
+            Ok(Some(TakenLock { lock, before, turn: Some(turn) }))
+        }
+        Ok(Reply::FileLock(false)) => Ok(None),
+        Ok(other) => Err(unexpected(&other)),
+        Err(e) => {
+            turn.with(|owner| owner.unsure = true);
+            Err(e)
+        }
+    }
+}
+
+/// Waits until the server of the file can be reached. `false`: the session, or the mount, has ended.
+async fn reached(core: &Core, ino: Ino) -> bool {
+    let nothing = Request::LockKept { locks: Vec::new() };
+    let heard = core.insist(Lane::Answer, ino.target(), nothing).await;
+    heard.is_ok_and(|(answer, _)| answer.result.is_ok())
+}
+
+/// A request that waits was not answered: it may be in the queue of the server, which would keep what it grants for nobody.
+async fn withdraw_later(core: Arc<Core>, lock: FileLockSpec, number: Number) {
+    while reached(&core, lock.ino).await {
+        let Ok(turn) = Turn::new(&core, (lock.ino, lock.owner)).await else { return };
+        match withdraw(turn, lock, number.number).await {
+            Err(Errno::Io) => {}
+            // What was granted is given back.
+            withdrawn => return drop(withdrawn),
+        }
+    }
+}
+
+/// What an owner gave up at its last close has not been answered: it is given up when the server can be reached.
+async fn release_later(core: Arc<Core>, key: Key) {
+    while reached(&core, key.0).await {
+        let Ok(turn) = Turn::new(&core, key).await else { return };
+        // It may have begun anew, or another one may have seen to it.
+        let due = turn.with(|owner| owner.unsure && owner.held.is_empty());
+        if !due || turn.unlock(ByteRange::ALL).await != Err(Errno::Io) {
+            return;
+        }
+    }
+}
+
+/// As `take`, but an interrupt while there is no connection ends it at once: what is left goes on behind its back.
+async fn take_interruptible(core: Arc<Core>, lock: FileLockSpec, interrupt: Arc<Interrupt>) -> Result<TakenLock> {
+    let mut taking = Box::pin(take(core.clone(), lock, true, Some(interrupt.clone())));
+    let down = || interrupt.has_fired() && core.file_locks.down.load(SeqCst) > 0;
+    let mut went_down = Box::pin(core.file_locks.went_down.until(down));
+    let taken = poll_fn(|cx| {
+        if let Poll::Ready(taken) = taking.as_mut().poll(cx) {
+            return Poll::Ready(Some(taken));
+        }
+        if !interrupt.has_fired() {
+            interrupt.watch(cx.waker());
+        }
+        if !interrupt.has_fired() || went_down.as_mut().poll(cx).is_pending() {
+            return Poll::Pending;
+        }
+        // Now it knows of the interrupt, and has a turn or waits for one: what the caller asks next comes behind it.
+        Poll::Ready(match taking.as_mut().poll(cx) {
+            Poll::Ready(taken) => Some(taken),
+            Poll::Pending => None,
+        })
+    })
+    .await;
+    drop(went_down);
+    taken.unwrap_or_else(|| {
+        // Its lock is given back when it comes, as nobody keeps it.
+        core.spawn(async move { drop(taking.await) });
+        Err(Errno::Intr)
+    })
+}
+
+async fn unlock(core: Arc<Core>, ino: Ino, owner: FileLockOwner, range: ByteRange) -> Result<()> {
+    let turn = Turn::new(&core, (ino, owner)).await?;
+    turn.check_lost()?;
+    turn.unlock(range).await
+}
+
+async fn release(core: Arc<Core>, ino: Ino, owner: FileLockOwner) -> Result<()> {
+    let turn = Turn::new(&core, (ino, owner)).await?;
+    turn.with(|owner| owner.lost = false);
+    let released = turn.unlock(ByteRange::ALL).await;
+    if released.is_err() && turn.with(|owner| owner.unsure) {
+        core.spawn(release_later(core.clone(), (ino, owner)));
+    }
+    released
+}
+
+async fn test(core: Arc<Core>, lock: FileLockSpec) -> Result<Option<FileLockSpec>> {
+    let number = Number::new(&core);
+    loop {
+        let op = Request::FileLockTest { lock, number: number.number };
+        match core.call(lock.ino.target(), &Cred::root(), op).await? {
+            Reply::FileLockFound(found) => return Ok(found),
+            Reply::FileLock(false) => drop(number.asking.news(None).await),
+            other => return Err(unexpected(&other)),
+        }
+    }
+}
+
+/// Locks of applications: `flock`, `fcntl`. Owners are numbered by the front end.
+impl Client {
+    /// Takes a lock, or changes what the owner holds of the range, in one step. The caller is told, then the lock is
+    /// [kept](TakenLock::keep).
+    ///
+    /// Errors: `Again` if another owner holds a conflicting lock, `NoLck`, `Inval` for an empty range; `Io` once if locks
+    /// of the owner on the file were lost.
+    pub fn try_lock(&self, lock: FileLockSpec) -> Pending<TakenLock> {
+        Pending::start(&self.core, take(self.core.clone(), lock, false, None))
+    }
+
+    /// As `try_lock`, but waits. `interrupt` ends the wait with `Intr`, unless the lock was granted before: then it is
+    /// taken. Dropping the operation does not end the wait.
+    ///
+    /// Errors: `Deadlk` if POSIX owners would wait for each other, otherwise as for `try_lock`.
+    pub fn wait_lock(&self, lock: FileLockSpec, interrupt: Arc<Interrupt>) -> Pending<TakenLock> {
+        Pending::start(&self.core, take_interruptible(self.core.clone(), lock, interrupt))
+    }
+
+    /// Gives up what the owner holds of the range.
+    ///
+    /// Errors: `NoLck` if that would cut a lock in two and the server has no room for one more.
+    pub fn unlock(&self, ino: Ino, owner: FileLockOwner, range: ByteRange) -> Pending<()> {
+        Pending::start(&self.core, unlock(self.core.clone(), ino, owner, range))
+    }
+
+    /// Gives up everything the owner holds on the file, at a close. Nothing is sent if that is nothing.
+    pub fn release_locks(&self, ino: Ino, owner: FileLockOwner) -> Pending<()> {
+        if !self.core.file_locks.is_known(&(ino, owner)) {
+            return Pending::ready(Ok(()));
+        }
+        Pending::start(&self.core, release(self.core.clone(), ino, owner))
+    }
+
+    /// The lock with the lowest offset that stands in the way of `lock`. Its process is 0 if it belongs to another mount.
+    pub fn test_lock(&self, lock: FileLockSpec) -> Pending<Option<FileLockSpec>> {
+        Pending::start(&self.core, test(self.core.clone(), lock))
+    }
+
+    /// Number of file locks that applications of this mount hold, and of requests for such that are not done.
+    pub fn file_locks(&self) -> (usize, usize) {
+        self.core.file_locks.count()
+    }
+}
+
+/// Presents the file locks on `target` to a restarted server. If the session has ended meanwhile, they are lost: others may
+/// have held them since.
+pub(crate) async fn represent<E: Env>(core: &Core, recovery: &Recovery<E>, target: TargetId) -> Result<()> {
+    let table = &core.file_locks;
+    let held: Vec<FileLockSpec> = {
+        let mut state = table.state.lock();
+        let here = state.owners.iter_mut().filter(|((ino, _), _)| ino.target() == target);
+        if recovery.welcome().resumed {
+            here.flat_map(|((ino, owner), state)| state.held.specs(*ino, *owner)).collect()
+        } else {
+            for ((ino, _), owner) in here.filter(|(_, owner)| !owner.held.is_empty()) {
+                tracing::warn!(%ino, "file locks are lost with the session");
+                (owner.held, owner.lost) = (Pieces::default(), true);
+            }
+            Vec::new()
+        }
+    };
+    for locks in held.chunks(REPRESENTED_AT_ONCE) {
+        let op = Request::RepresentFileLocks { locks: locks.to_vec() };
+        let answer = recovery.call(Call { target, cred: Cred::root(), op }).await.map_err(|e| e.errno())?;
+        let Reply::FileLocksLost(lost) = answer.result? else { return Err(Errno::Proto) };
+        for lock in lost.iter().filter_map(|place| locks.get(*place as usize)) {
+            tracing::warn!(ino = %lock.ino, "a file lock was lost with the restart of the server");
+            table.with((lock.ino, lock.owner), |owner| {
+                owner.held.set(lock.range, None);
+                owner.lost = true;
+            });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,431 @@
+//! Group locks: a file that belongs to a group of open files, on this and other mounts, for as long as they say.
+//!
+//! Owns: which group has a file on this mount and which open files are members, taking the group's locks of all objects of the
+//! file, giving them back. Does not own: the lock itself (`locks`, `dlm`), what members do under it (`ops`).
+//!
+//! Invariants:
+//! * While a group has the file, I/O of other open files of this mount waits before it takes the range lock: whoever holds that
+//!   lock never waits for the end of a group that this mount is in.
+//! * Before the first server is asked, all I/O of this mount on the file has ended, unless it waits for others: none of its own requests can stand in the queue
+//!   behind the group's. Who waits for locks of the cluster lets the range lock go and comes again behind the group (`unless_asked`). A request that
+//!   the target locks for cannot be taken back; it may wait for this very group, which another mount has, so after `QUIET_NS` the servers are
+//!   asked all the same: where the group is in force they grant it past all who wait, and such a request goes on under it.
+//! * The group ends here when its last member has left, everything written under it is on the targets, nothing is cached any more and the servers
+//!   know; then others go on.
+//! * Members order their I/O among each other themselves: what one has cached, another may have changed since.
+
+use crate::coherence::lease;
+use crate::coherence::locks::{self, Pin};
+use crate::coherence::range_lock::{Guard, Hold};
+use crate::coherence::sharing::{self, Begun};
+use crate::conn::pauses::pause;
+use crate::conn::pending::Interrupt;
+use crate::core::{Core, unexpected};
+use crate::inode::table::Use;
+use crate::inode::{File, OpenFile, Signal};
+use crate::telemetry::stats::Count;
+use crate::writeback::writeback_errors;
+use amphi_dlm::LockId;
+use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, TargetId};
+use amphi_wire::{Lane, Reply, Request};
+use futures_util::future::{Either, select};
+use parking_lot::Mutex;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::task::{Context, Poll, Waker};
+
+/// How long the end of this mount's own I/O is waited for before the servers are asked, nanoseconds.
+const QUIET_NS: u64 = 50_000_000;
+/// Who does not want to wait waits so many times for news, which come at least every second, until this mount's own I/O on the file
+/// has ended.
+const PATIENCE_RINGS: u64 = 2;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    #[default]
+    None,
+    /// The servers are being asked.
+    Taking,
+    Held,
+    /// The last member has left.
+    Leaving,
+}
+
+#[derive(Default)]
+struct State {
+    stage: Stage,
+    members: u32,
+    locks: Vec<(TargetId, LockId)>,
+    /// Nobody forgets the file meanwhile.
+    _in_use: Option<Use>,
+}
+
+/// The group that has a file.
+#[derive(Default)]
+pub(crate) struct FileGroup {
+    /// Its number, from the moment on from which others have to wait; 0: none.
+    id: AtomicU64,
+    state: Mutex<State>,
+    /// News for strangers that wait for locks: a group has asked for the file.
+    asked: Signal,
+}
+
+impl FileGroup {
+    /// Whether requests of a member of this group, or of no group (0), may go on.
+    #[inline]
+    pub(crate) fn admits(&self, member: u64) -> bool {
+        self.id.load(SeqCst) == member
+    }
+
+    /// The group that has the file; 0: none.
+    pub(crate) fn id(&self) -> u64 {
+        self.id.load(SeqCst)
+    }
+
+    /// Whether the lock is one of the group's.
+    pub(crate) fn holds(&self, target: TargetId, id: LockId) -> bool {
+        self.id() != 0 && self.state.lock().locks.contains(&(target, id))
+    }
+}
+
+/// News for those who wait for a group lock: a push, or the passing of time, as pushes may be lost.
+#[derive(Default)]
+pub(crate) struct GroupNews {
+    count: AtomicU64,
+    signal: Signal,
+}
+
+impl GroupNews {
+    pub(crate) fn ring(&self) {
+        self.count.fetch_add(1, SeqCst);
+        self.signal.notify();
+    }
+}
+
+/// Takes the range lock when the file is free for a member of this group, or of none (0).
+///
+/// Errors: `Io` if the group was lost, with the session or a restart of a server.
+pub(crate) async fn enter(file: &Arc<File>, member: u64, range: ByteRange, hold: Hold) -> Result<Guard> {
+    loop {
+        if !file.group.admits(member) {
+            if member != 0 {
+                return Err(Errno::Io);
+            }
+            file.signal.until(|| file.group.admits(0)).await;
+        }
+        let guard = file.range.acquire(range, hold).await;
+        if file.group.admits(member) {
+            return Ok(guard);
+        }
+    }
+}
+
+/// Waits for locks of the cluster, with the range lock held, for an open file of this group (0: none). `None` if a group of this mount asks for the
+/// file meanwhile: then the caller lets the range lock go and comes again, since what it waits for may be the end of that very group on
+/// another mount. The locks are still waited for, and go back.
+pub(crate) async fn unless_asked<T: Send + 'static>(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    member: u64,
+    locks: impl Future<Output = Result<T>> + Send + 'static,
+) -> Option<Result<T>> {
+    let mut locks = Box::pin(locks);
+    if let Poll::Ready(at_once) = locks.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        return Some(at_once);
+    }
+    let asked = pin!(file.group.asked.until(|| !file.group.admits(member)));
+    match select(locks, asked).await {
+        Either::Left((result, _)) => Some(result),
+        Either::Right(((), locks)) => {
+            core.spawn(async move { drop(locks.await) });
+            None
+        }
+    }
+}
+
+/// Takes the range lock as `enter`, and in company the locks that `pins` waits for.
+pub(crate) async fn enter_pinned<F>(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    member: u64,
+    (range, hold): (ByteRange, Hold),
+    pins: impl Fn(Arc<Core>, Arc<File>) -> F,
+) -> Result<(Guard, Option<Begun>, Vec<Pin>)>
+where
+    F: Future<Output = Result<Vec<Pin>>> + Send + 'static,
+{
+    loop {
+        let guard = enter(file, member, range, hold).await?;
+        let begun = sharing::begin(core);
+        if begun.is_some() {
+            return Ok((guard, begun, Vec::new()));
+        }
+        if let Some(pins) = unless_asked(core, file, member, pins(core.clone(), file.clone())).await {
+            return Ok((guard, None, pins?));
+        }
+    }
+}
+
+/// What `wait` gives, unless the caller is interrupted before.
+async fn unless<T>(interrupt: &Interrupt, wait: impl Future<Output = T>) -> Result<T> {
+    let fired = poll_fn(|cx| {
+        interrupt.watch(cx.waker());
+        if interrupt.has_fired() { Poll::Ready(()) } else { Poll::Pending }
+    });
+    match select(pin!(wait), pin!(fired)).await {
+        Either::Left((value, _)) => Ok(value),
+        Either::Right(_) => Err(Errno::Intr),
+    }
+}
+
+/// What to do about a group that is asked for.
+enum Next {
+    Take,
+    Joined,
+    Wait,
+}
+
+/// Makes the open file a member of the group. `wait`: for other groups.
+///
+/// Errors: `BadFd` if it may not write: who may only read a file could keep all others from it for as long as he likes; `Inval` for group 0, or if it is
+/// a member already; `Again` if another group has the file and it is not to wait; `Intr`.
+pub(crate) async fn lock(
+    core: Arc<Core>,
+    open: Arc<OpenFile>,
+    group: u64,
+    wait: bool,
+    interrupt: Arc<Interrupt>,
+) -> Result<()> {
+    if group == 0 || open.member() != 0 {
+        return Err(Errno::Inval);
+    }
+    if !open.flags.write {
+        return Err(Errno::BadFd);
+    }
+    core.stats.count(Count::GroupLock);
+    let file = &open.file;
+    loop {
+        let next = {
+            let mut state = file.group.state.lock();
+            match state.stage {
+                Stage::None => {
+                    file.uses.fetch_add(1, SeqCst);
+                    *state = State { stage: Stage::Taking, _in_use: Some(Use(file.clone())), ..State::default() };
+                    file.group.id.store(group, SeqCst);
+                    Next::Take
+                }
+                Stage::Held if file.group.id() == group => {
+                    state.members += 1;
+                    open.group.store(group, SeqCst);
+                    Next::Joined
+                }
+                _ => Next::Wait,
+            }
+        };
+        match next {
+            Next::Joined => return Ok(()),
+            Next::Take => break,
+            Next::Wait if !wait && file.group.id() != group => return Err(Errno::Again),
+            Next::Wait => {
+                core.stats.count(Count::GroupWait);
+                let settled = || matches!(file.group.state.lock().stage, Stage::None | Stage::Held);
+                let free = || settled() && (file.group.id() == 0 || file.group.id() == group);
+                unless(&interrupt, file.signal.until(free)).await?;
+            }
+        }
+    }
+    file.group.asked.notify();
+    let mut locks = Vec::new();
+    let taken = take(&core, file, group, wait, &interrupt, &mut locks).await;
+    let lost = {
+        let mut state = file.group.state.lock();
+        let lost = file.group.id() != group;
+        if taken.is_ok() && !lost {
+            state.stage = Stage::Held;
+            state.members = 1;
+            state.locks = locks;
+            open.group.store(group, SeqCst);
+            drop(state);
+            file.signal.notify();
+            return Ok(());
+        }
+        state.stage = Stage::Leaving;
+        lost
+    };
+    end(&core, file, &locks).await;
+    taken?;
+    if lost { Err(Errno::Io) } else { Ok(()) }
+}
+
+/// Asks for the locks of all objects, in ascending order. What was granted is in `locks`, also after a failure.
+async fn take(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    group: u64,
+    wait: bool,
+    interrupt: &Interrupt,
+    locks: &mut Vec<(TargetId, LockId)>,
+) -> Result<()> {
+    let quiet = async {
+        drop(file.range.acquire(ByteRange::ALL, Hold::Exclusive).await);
+        // A write that passed its check before has ended after this, and so have fills.
+        core.cache.barrier();
+        file.signal.until(|| file.fills_under_way.load(SeqCst) == 0).await;
+    };
+    let mut quiet = pin!(quiet);
+    if wait {
+        let first = async {
+            let late = pin!(pause(core, QUIET_NS));
+            matches!(select(quiet.as_mut(), late).await, Either::Left(_))
+        };
+        if unless(interrupt, first).await? {
+            return ask(core, file, group, wait, interrupt, locks).await;
+        }
+        ask(core, file, group, wait, interrupt, locks).await?;
+        // What waited for the group on another mount goes on now.
+        unless(interrupt, quiet).await
+    } else {
+        // Some of it may itself wait for another group.
+        let rung = core.group_news.count.load(SeqCst) + PATIENCE_RINGS;
+        let late = core.group_news.signal.until(|| core.group_news.count.load(SeqCst) >= rung);
+        if let Either::Right(_) = select(quiet, pin!(late)).await {
+            return Err(Errno::Again);
+        }
+        ask(core, file, group, wait, interrupt, locks).await
+    }
+}
+
+/// Asks the servers.
+async fn ask(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    group: u64,
+    wait: bool,
+    interrupt: &Interrupt,
+    locks: &mut Vec<(TargetId, LockId)>,
+) -> Result<()> {
+    lease::touch(core, file, ByteRange::ALL).await?;
+    let layout = file.layout();
+    for stripe in 0..layout.stripes() {
+        let (object, target) = (ObjectId { ino: file.ino, stripe }, layout.target(file.ino, stripe));
+        let mut asked = None;
+        loop {
+            let news = core.group_news.count.load(SeqCst);
+            let op = Request::GroupLock { object, group, wait, asked };
+            let answer = match core.send(Lane::Normal, target, &Cred::root(), op, None, 0).await {
+                Ok((answer, _)) => answer,
+                Err(e) => {
+                    // It may be granted meanwhile, and nobody would call it back.
+                    asked.into_iter().for_each(|lock| withdraw(core, target, lock));
+                    return Err(e);
+                }
+            };
+            core.note_contention(file, answer.contended);
+            match answer.result? {
+                Reply::Locked { lock, .. } => {
+                    locks::hold_group(core, target, object, LockId(lock), group);
+                    locks.push((target, LockId(lock)));
+                    break;
+                }
+                Reply::LockWaits { lock } => {
+                    if asked.is_none() {
+                        core.stats.count(Count::GroupWait);
+                    }
+                    asked = Some(lock);
+                    let rung = || core.group_news.count.load(SeqCst) != news;
+                    if let Err(e) = unless(interrupt, core.group_news.signal.until(rung)).await {
+                        withdraw(core, target, lock);
+                        return Err(e);
+                    }
+                }
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Nobody waits any more for a lock that is in the queue of its server.
+fn withdraw(core: &Core, target: TargetId, lock: u64) {
+    drop(core.insist(Lane::Answer, target, Request::LockCancel { locks: vec![lock] }));
+}
+
+/// Gives the locks back and lets others go on.
+async fn end(core: &Arc<Core>, file: &Arc<File>, locks: &[(TargetId, LockId)]) {
+    locks::leave_group(core, locks).await;
+    free(core, file);
+}
+
+fn free(core: &Arc<Core>, file: &Arc<File>) {
+    let before = {
+        let mut state = file.group.state.lock();
+        file.group.id.store(0, SeqCst);
+        std::mem::take(&mut *state)
+    };
+    file.signal.notify();
+    drop(before);
+    core.files.reap(file);
+}
+
+/// A member leaves. Whether it was the last: then the locks to give back.
+fn leave(file: &File, group: u64) -> Option<Vec<(TargetId, LockId)>> {
+    let mut state = file.group.state.lock();
+    if state.stage != Stage::Held || file.group.id() != group {
+        return None;
+    }
+    state.members = state.members.saturating_sub(1);
+    if state.members > 0 {
+        return None;
+    }
+    state.stage = Stage::Leaving;
+    Some(std::mem::take(&mut state.locks))
+}
+
+/// The open file is no member any more. If it was the last of this mount, returns when everything is written back and others may go on.
+///
+/// Errors: `Inval` if it is no member; `Io` if the group was lost; the first failure of write-back.
+pub(crate) async fn unlock(core: Arc<Core>, open: Arc<OpenFile>) -> Result<()> {
+    let group = open.group.swap(0, SeqCst);
+    if group == 0 {
+        return Err(Errno::Inval);
+    }
+    let file = &open.file;
+    if !file.group.admits(group) {
+        return Err(Errno::Io);
+    }
+    if let Some(locks) = leave(file, group) {
+        end(&core, file, &locks).await;
+    }
+    writeback_errors::tell(&open).await
+}
+
+/// A member was closed.
+pub(crate) fn closed(core: &Arc<Core>, file: &Arc<File>, group: u64) {
+    if let Some(locks) = leave(file, group) {
+        let (core2, file) = (core.clone(), file.clone());
+        core.spawn(async move { end(&core2, &file, &locks).await });
+    }
+}
+
+/// A server no longer knows locks of the group: its members fail from now on, others go on.
+pub(crate) fn lost(core: &Arc<Core>, file: &Arc<File>) {
+    if file.group.id() == 0 {
+        return;
+    }
+    let locks = {
+        let mut state = file.group.state.lock();
+        if state.stage != Stage::Held {
+            // Whoever asks or leaves sees to it.
+            file.group.id.store(0, SeqCst);
+            return;
+        }
+        state.stage = Stage::Leaving;
+        std::mem::take(&mut state.locks)
+    };
+    // What other servers still know is given back.
+    let (core2, file2) = (core.clone(), file.clone());
+    file.group.id.store(0, SeqCst);
+    core.spawn(async move { end(&core2, &file2, &locks).await });
+}

@@ -1,0 +1,598 @@
+//! Locks of the cluster under which this client caches.
+//!
+//! Owns: one lock cache per target (`dlm::LockCache`), asking for locks, carrying out what the caches want: flush, drop,
+//! cancel. Does not own: the rules (`dlm`).
+//!
+//! Invariants: a cached byte lies under a lock that is held. A write in the cache that pins no lock checks a bit of its
+//! file (`File::whole_locks`) under the lock of the cache's shard; the bit goes before the flush that precedes the
+//! lock's return, so that flush finds every such write. Order: table of locks, then shard.
+
+pub(crate) mod ahead;
+pub(crate) mod coming;
+pub(crate) mod pattern;
+mod pins;
+
+use crate::cache::drop::Dirty;
+use crate::cache::push_joined;
+use crate::coherence::group_lock;
+use crate::core::Core;
+use crate::inode::{File, Signal};
+use crate::ops::pages;
+use crate::telemetry::stats::{Count, FileEvent};
+use crate::telemetry::tunables::{Knob, Tunables};
+use crate::writeback::flush;
+use amphi_dlm::{CacheLimits, CallbackPlan, Granted, GroupId, LockAction, LockCache, LockId, Mode};
+use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, TargetId};
+use amphi_wire::{HeldLock, Lane, LockMode, Request};
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+pub(crate) use pins::{Pin, pin_all, pin_objects, pin_spans, try_pin_objects};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+
+/// The limits of today. The default age, 10 minutes, is that of Lustre: hits that pin no lock count by the time that the file
+/// notes of them, so only what nobody uses goes. The bound of `locks.max` keeps what is presented to a restarted server, 30 bytes a
+/// lock, below one message.
+fn limits_of(tunables: &Tunables) -> CacheLimits {
+    let together = tunables.on(Knob::BatchCancels);
+    let limits = CacheLimits::default();
+    CacheLimits {
+        max_age_ns: tunables.get(Knob::LocksMaxAgeS) * 1_000_000_000,
+        max_locks: tunables.get(Knob::LocksMax) as usize,
+        cancel_linger_ns: if together { limits.cancel_linger_ns } else { 0 },
+        cancel_batch: if together { limits.cancel_batch } else { 1 },
+        ..limits
+    }
+}
+
+/// Of a range up to this length every stripe is looked at; of a longer one what is cached.
+const WALK_BYTES: u64 = 64 << 20;
+/// How often servers are told of locks that they asked back and that calls still use: far below the time after which a client that
+/// does not answer is evicted.
+const KEPT_NS: u64 = 2_000_000_000;
+/// For how long after a callback servers hear that a lock will come that is not in use any more: because its grant is
+/// on its way, or the kernel is giving its pages back. Whoever takes longer hangs.
+const ASKED_BACK_NS: u64 = 25_000_000_000;
+
+/// All lock caches.
+pub(crate) struct Locks {
+    caches: Mutex<BTreeMap<TargetId, LockCache>>,
+    limits: Mutex<CacheLimits>,
+    answered: Signal,
+    /// Group locks that are being given back, until the server knows.
+    leaving: Mutex<BTreeSet<(TargetId, LockId)>>,
+    /// Lock-aheads that were not answered yet.
+    ahead: AtomicU64,
+    names: Mutex<Names>,
+    /// When servers were told last which locks they have to wait for.
+    said_kept_ns: AtomicU64,
+    /// Locks that were asked back, by the ids of their targets, and when; until the answer is sent.
+    asked_back: Mutex<BTreeMap<(TargetId, u64), u64>>,
+    /// Files of locks that are about to be returned, of which a front end may have pages.
+    pages_due: Mutex<Vec<(TargetId, Arc<File>)>>,
+    /// Order: before `caches`.
+    making: Mutex<Making>,
+}
+
+/// Files that are being made. Their locks come with the answer, and may be asked back before it: another mount has found the file
+/// while its record was on the way to the disk.
+#[derive(Default)]
+struct Making {
+    under_way: usize,
+    /// Asked back and not known.
+    early: Vec<(ObjectId, u64)>,
+}
+
+/// A file is being made, for as long as this lives.
+pub(crate) struct MakingFile(Arc<Core>);
+
+/// To be called before a request that may bring a lock with its answer.
+pub(crate) fn making(core: &Arc<Core>) -> MakingFile {
+    core.locks.making.lock().under_way += 1;
+    MakingFile(core.clone())
+}
+
+impl Drop for MakingFile {
+    fn drop(&mut self) {
+        let mut making = self.0.locks.making.lock();
+        making.under_way -= 1;
+        if making.under_way == 0 {
+            making.early.clear();
+        }
+    }
+}
+
+fn stripe_bit(stripe: u32) -> u64 {
+    if stripe < 64 { 1 << stripe } else { 0 }
+}
+
+/// Whether write locks on whole objects cover these stripes: then writes need no pin, as long as this holds.
+pub(crate) fn covered(file: &File, stripes: u64) -> bool {
+    stripes != 0 && file.whole_locks.load(SeqCst) & stripes == stripes
+}
+
+/// The bits of the stripes that hold `range`; 0 if there are stripes without a bit.
+pub(crate) fn stripe_bits(file: &File, range: ByteRange) -> u64 {
+    let layout = file.layout();
+    let (first, end) = layout.stripe_at(range.start);
+    if end >= range.end {
+        return stripe_bit(first);
+    }
+    let mut bits = 0;
+    for (object, _) in layout.pieces(file.ino, range) {
+        match stripe_bit(object.stripe) {
+            0 => return 0,
+            bit => bits |= bit,
+        }
+    }
+    bits
+}
+
+/// The bits of all stripes that the file can have; 0 if there are some without a bit.
+pub(crate) fn all_stripe_bits(file: &File) -> u64 {
+    match file.layout().stripes() {
+        64 => u64::MAX,
+        stripes @ 1..64 => (1 << stripes) - 1,
+        _ => 0,
+    }
+}
+
+impl Locks {
+    pub(crate) fn new(tunables: &Tunables) -> Locks {
+        Locks {
+            caches: Mutex::default(),
+            limits: Mutex::new(limits_of(tunables)),
+            leaving: Mutex::default(),
+            ahead: AtomicU64::new(0),
+            answered: Signal::default(),
+            names: Mutex::default(),
+            said_kept_ns: AtomicU64::new(0),
+            asked_back: Mutex::default(),
+            pages_due: Mutex::default(),
+            making: Mutex::default(),
+        }
+    }
+
+    fn with<T>(&self, target: TargetId, f: impl FnOnce(&mut LockCache) -> T) -> T {
+        f(self.caches.lock().entry(target).or_insert_with(|| LockCache::new(*self.limits.lock())))
+    }
+
+    /// The target that gave locks of an object: the file may not be known any more, nor how large the cluster was that it was
+    /// made on.
+    fn target_of(&self, object: ObjectId) -> Option<TargetId> {
+        self.caches.lock().iter().find(|(_, cache)| cache.knows(object)).map(|(target, _)| *target)
+    }
+
+    /// Group locks are given back or gone.
+    fn left(&self, locks: &[(TargetId, LockId)]) {
+        self.leaving.lock().retain(|lock| !locks.contains(lock));
+        self.answered.notify();
+    }
+
+    /// Locks held, for people.
+    pub(crate) fn held(&self) -> u64 {
+        self.caches.lock().values().map(|c| c.len() as u64).sum()
+    }
+}
+
+/// The part of each object that holds bytes of the range, from its first byte to its last.
+fn spans(file: &File, range: ByteRange) -> BTreeMap<ObjectId, ByteRange> {
+    file.layout().spans(file.ino, range)
+}
+
+/// Whether usable locks permit reading all of `range`.
+pub(crate) fn permit_reading(core: &Core, file: &File, range: ByteRange) -> bool {
+    let layout = file.layout();
+    let mut caches = core.locks.caches.lock();
+    layout.pieces(file.ino, range).all(|(object, piece)| {
+        let target = layout.target(file.ino, object.stripe);
+        caches.get_mut(&target).is_some_and(|cache| cache.covers(object, Mode::Read, piece).is_some())
+    })
+}
+
+fn wire_mode(mode: Mode) -> LockMode {
+    if mode == Mode::Write { LockMode::Write } else { LockMode::Read }
+}
+
+/// Tells the lock cache when files of the locks that are next to go were used without a pin.
+fn note_uses(core: &Core, cache: &mut LockCache) {
+    for (id, object) in cache.oldest() {
+        if let Some(file) = core.files.get(object.ino) {
+            cache.used(id, file.used_ns.load(Relaxed));
+        }
+    }
+}
+
+/// A group lock of an object was granted.
+pub(crate) fn hold_group(core: &Arc<Core>, target: TargetId, object: ObjectId, lock: LockId, group: u64) {
+    core.locks.with(target, |cache| cache.hold_group(core.clock.now_ns(), lock, object, GroupId(group)));
+}
+
+/// Gives group locks back and waits until the servers know.
+pub(crate) async fn leave_group(core: &Arc<Core>, locks: &[(TargetId, LockId)]) {
+    for &(target, id) in locks {
+        let held = core.locks.with(target, |cache| {
+            let held = cache.extent(id).is_some();
+            if held {
+                core.locks.leaving.lock().insert((target, id));
+                cache.give_back(id);
+            }
+            held
+        });
+        if held {
+            pump(core, target);
+        }
+    }
+    let gone = || {
+        let leaving = core.locks.leaving.lock();
+        locks.iter().all(|lock| !leaving.contains(lock))
+    };
+    core.locks.answered.until(gone).await;
+}
+
+/// A write lock on all of the first object that came with the answer that made the file.
+pub(crate) fn given(core: &Arc<Core>, file: &File, lock: u64) {
+    let (object, target) = (ObjectId { ino: file.ino, stripe: 0 }, file.ino.target());
+    let mut making = core.locks.making.lock();
+    let asked_back = making.early.iter().position(|early| *early == (object, lock));
+    core.locks.with(target, |cache| {
+        let request = cache.ask(object, Mode::Write, ByteRange::ALL);
+        if let Granted::Pinned(pinned) = cache.granted(core.clock.now_ns(), request, LockId(lock), ByteRange::ALL) {
+            if asked_back.is_none() {
+                note_whole(cache, file, object);
+            }
+            cache.unpin(pinned);
+        }
+        if let Some(at) = asked_back {
+            making.early.swap_remove(at);
+            cache.callback(core.clock.now_ns(), LockId(lock), object);
+        }
+    });
+    drop(making);
+    pump(core, target);
+}
+
+/// Sets the bit of an object if a usable write lock covers all of it. Under the table's lock: a lock that is on its way
+/// back is not usable, and its bit goes after it was closed.
+fn note_whole(cache: &LockCache, file: &File, object: ObjectId) {
+    let bit = stripe_bit(object.stripe);
+    if file.whole_locks.load(SeqCst) & bit == 0 && cache.covers(object, Mode::Write, ByteRange::ALL).is_some() {
+        // Others may have changed the end since this mount had the lock before.
+        file.end_kept.store(false, SeqCst);
+        file.whole_locks.fetch_or(bit, SeqCst);
+    }
+}
+
+/// The server asks for a lock back.
+pub(crate) fn callback(core: &Arc<Core>, object: ObjectId, lock: u64) {
+    core.stats.count(Count::LockCallback);
+    let target = core.locks.target_of(object).unwrap_or_else(|| core.target_of(object));
+    let file = core.files.get(object.ino);
+    core.locks.asked_back.lock().entry((target, lock)).or_insert_with(|| core.clock.now_ns());
+    let id = {
+        let mut names = core.locks.names.lock();
+        if let Some(early) = names.restoring.get_mut(&target) {
+            // Perhaps a lock whose new name is not known yet.
+            early.push((object, lock));
+            return;
+        }
+        names.ours(target, lock)
+    };
+    let mut making = core.locks.making.lock();
+    core.locks.with(target, |cache| {
+        let plan = cache.callback(core.clock.now_ns(), id, object);
+        if plan == CallbackPlan::Gone && making.under_way > 0 {
+            making.early.push((object, lock));
+        }
+        if let Some(file) = file {
+            file.stats.count(FileEvent::LockCallback);
+            file.called_back_ns.store(core.clock.now_ns(), SeqCst);
+            file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
+        }
+    });
+    drop(making);
+    pump(core, target);
+}
+
+/// Lets time pass.
+pub(crate) fn tick(core: &Arc<Core>) {
+    let now_ns = core.clock.now_ns();
+    let said = core.locks.said_kept_ns.load(SeqCst);
+    let limits = limits_of(&core.tunables);
+    *core.locks.limits.lock() = limits;
+    core.coarse_ns.store(now_ns, Relaxed);
+    let say = now_ns >= said + KEPT_NS && !core.company.is_alone();
+    if say {
+        core.locks.said_kept_ns.store(now_ns, SeqCst);
+    }
+    let mut asked_back = core.locks.asked_back.lock();
+    asked_back.retain(|_, since_ns| now_ns < *since_ns + ASKED_BACK_NS);
+    let said: Vec<(TargetId, u64)> = if say { asked_back.keys().copied().collect() } else { Vec::new() };
+    drop(asked_back);
+    let mut targets: BTreeSet<TargetId> = core.locks.caches.lock().keys().copied().collect();
+    targets.extend(said.iter().map(|(target, _)| *target));
+    for target in targets {
+        let (awaited, aged) = core.locks.with(target, |cache| {
+            cache.tune(limits);
+            note_uses(core, cache);
+            cache.tick(now_ns);
+            (if say { cache.awaited() } else { Vec::new() }, cache.take_aged())
+        });
+        if aged > 0 {
+            core.stats.bytes(Count::LockAged, aged);
+        }
+        pump(core, target);
+        let mut locks: BTreeSet<u64> = said.iter().filter(|(of, _)| *of == target).map(|(_, lock)| *lock).collect();
+        let names = core.locks.names.lock();
+        locks.extend(awaited.into_iter().map(|id| names.theirs(target, id)));
+        drop(names);
+        if !locks.is_empty() {
+            let locks = locks.into_iter().collect();
+            drop(core.send(Lane::Answer, target, &Cred::root(), Request::LockKept { locks }, None, 0));
+        }
+    }
+}
+
+/// Does what the lock cache of `target` wants done.
+pub(crate) fn pump(core: &Arc<Core>, target: TargetId) {
+    loop {
+        let flush_or_cancel = {
+            let mut caches = core.locks.caches.lock();
+            let Some(cache) = caches.get_mut(&target) else { return };
+            match cache.poll_action() {
+                None => return,
+                Some(LockAction::Drop { object, ranges, discard_dirty }) => {
+                    forget(core, object, &ranges, discard_dirty);
+                    let file = core
+                        .files
+                        .get(object.ino)
+                        .filter(|f| (f.pages.any() || f.pages.is_taking()) && !core.company.is_alone());
+                    file.into_iter().for_each(|f| core.locks.pages_due.lock().push((target, f)));
+                    continue;
+                }
+                Some(action) => action,
+            }
+        };
+        match flush_or_cancel {
+            LockAction::Flush { id, object, ranges } => {
+                let file = core.files.get(object.ino);
+                if let Some(file) = &file {
+                    file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
+                    core.cache.barrier();
+                }
+                let core2 = core.clone();
+                core.spawn(async move {
+                    if let Some(file) = file {
+                        for part in pieces_of(&core2, &file, object, &ranges) {
+                            flush::flush(&core2, &file, part).await;
+                        }
+                    }
+                    core2.locks.with(target, |cache| cache.flushed(id));
+                    pump(&core2, target);
+                });
+            }
+            LockAction::Cancel { ids } => {
+                let mut names = core.locks.names.lock();
+                let locks: Vec<u64> = ids.iter().map(|&id| names.take(target, id)).collect();
+                drop(names);
+                core.stats.bytes(Count::LockCancel, locks.len() as u64);
+                core.stats.count(Count::LockCancelMessages);
+                give_back(core, target, &ids, locks);
+            }
+            LockAction::Drop { .. } => {}
+        }
+    }
+}
+
+/// Returns locks, after the pages in front that lie under them.
+fn give_back(core: &Arc<Core>, target: TargetId, ids: &[LockId], locks: Vec<u64>) {
+    let answered = {
+        let locks = locks.clone();
+        move |core: &Core| {
+            let mut asked_back = core.locks.asked_back.lock();
+            locks.iter().for_each(|lock| {
+                asked_back.remove(&(target, *lock));
+            });
+        }
+    };
+    let cancel = Request::LockCancel { locks };
+    let mut due: Vec<Arc<File>> = Vec::new();
+    core.locks.pages_due.lock().retain(|(of, file)| {
+        let here = *of == target;
+        if here && !due.iter().any(|f| Arc::ptr_eq(f, file)) {
+            due.push(file.clone());
+        }
+        !here
+    });
+    let leaving: Vec<(TargetId, LockId)> = {
+        let leaving = core.locks.leaving.lock();
+        ids.iter().map(|id| (target, *id)).filter(|lock| leaving.contains(lock)).collect()
+    };
+    if due.is_empty() && leaving.is_empty() {
+        answered(core);
+        drop(core.insist(Lane::Answer, target, cancel));
+        return;
+    }
+    let core2 = core.clone();
+    core.spawn(async move {
+        join_all(due.iter().map(|file| pages::take_back(&core2, file, target))).await;
+        answered(&core2);
+        if leaving.is_empty() {
+            return drop(core2.insist(Lane::Answer, target, cancel));
+        }
+        // Who leaves does not wait for a server that cannot be reached for long. It hears of it all the same; twice does no harm.
+        if core2.send(Lane::Answer, target, &Cred::root(), cancel.clone(), None, 0).await.is_err() {
+            drop(core2.insist(Lane::Answer, target, cancel));
+        }
+        core2.locks.left(&leaving);
+    });
+}
+
+/// The bytes of `ranges` that lie in `object` and may be cached.
+fn pieces_of(core: &Core, file: &File, object: ObjectId, ranges: &[ByteRange]) -> Vec<ByteRange> {
+    let layout = file.layout();
+    let cached = ByteRange::new(0, file.cached_end.load(SeqCst));
+    if layout.stripes() == 1 {
+        return ranges.iter().map(|r| r.intersect(&cached)).filter(|r| !r.is_empty()).collect();
+    }
+    let mut found = Vec::new();
+    for range in ranges.iter().map(|r| r.intersect(&cached)) {
+        // A sparse file may be cached at its far end alone.
+        let parts = if range.len() <= WALK_BYTES { vec![range] } else { core.cache.units_of(file, range) };
+        let pieces = parts.into_iter().flat_map(|part| layout.pieces(file.ino, part));
+        pieces.filter(|(o, _)| *o == object).for_each(|(_, piece)| push_joined(&mut found, piece));
+    }
+    found
+}
+
+fn forget(core: &Arc<Core>, object: ObjectId, ranges: &[ByteRange], discard_dirty: bool) {
+    let Some(file) = core.files.get(object.ino) else { return };
+    file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
+    let dirty = if discard_dirty { Dirty::Discard } else { Dirty::Keep };
+    if discard_dirty {
+        // Before they are no longer dirty: who finds none dirty knows of it.
+        let has_dirty = file.dirty_bytes.load(SeqCst) > 0;
+        if has_dirty {
+            core.losses.note(Errno::Io, core.clock.now_ns());
+        }
+        file.failures.note(Errno::Io, if has_dirty { ByteRange::ALL } else { ByteRange::at(0, 0) });
+    }
+    for part in pieces_of(core, &file, object, ranges) {
+        core.cache.forget(&file, part, dirty);
+    }
+    // Fills beyond what is cached now count on the lock as well.
+    ranges.iter().for_each(|r| file.spoil(*r));
+    // Others may cut the file from now on. Bytes of other locks that are still here count; answers that were asked for
+    // before do not know what has been written under this one.
+    file.own_is_at_least(|| core.cache.dirty_end(&file));
+    file.turn();
+    if !core.company.is_alone() {
+        file.times_told();
+    }
+    if discard_dirty {
+        file.signal.notify();
+    }
+    core.files.reap(&file);
+}
+
+/// The session is over: no lock is held any more.
+pub(crate) fn lose_all(core: &Arc<Core>) {
+    let targets: Vec<TargetId> = core.locks.caches.lock().keys().copied().collect();
+    for file in core.files.all() {
+        file.whole_locks.store(0, SeqCst);
+    }
+    core.cache.barrier();
+    for target in targets {
+        core.locks.with(target, LockCache::lose_all);
+        pump(core, target);
+    }
+    for file in core.files.all() {
+        group_lock::lost(core, &file);
+    }
+    core.locks.leaving.lock().clear();
+    core.locks.answered.notify();
+}
+
+/// Locks of `target` to present to a restarted server.
+pub(crate) fn represent(core: &Core, target: TargetId) -> (Vec<LockId>, Vec<HeldLock>) {
+    let held = core.locks.with(target, LockCache::represent);
+    let wire = |l: &amphi_dlm::HeldLock| HeldLock {
+        object: l.object,
+        mode: wire_mode(l.mode),
+        range: l.range,
+        group: l.group.map(|group| group.0),
+    };
+    (held.iter().map(|l| l.id).collect(), held.iter().map(wire).collect())
+}
+
+/// A restarted server took locks back, in the order they were presented, under names of its own.
+pub(crate) fn restored(core: &Arc<Core>, target: TargetId, ids: &[LockId], taken: &[u64]) {
+    let early = {
+        let mut names = core.locks.names.lock();
+        names.forget(target);
+        for (id, new) in ids.iter().zip(taken) {
+            names.set(target, *id, *new);
+        }
+        names.restoring.remove(&target).unwrap_or_default()
+    };
+    early.into_iter().for_each(|(object, lock)| callback(core, object, lock));
+    for id in &ids[taken.len().min(ids.len())..] {
+        tracing::warn!(%target, ?id, "a lock was lost with the restart of the server");
+        let group = core.locks.with(target, |cache| {
+            cache.lose(*id);
+            cache.extent(*id).and_then(|(_, group)| group)
+        });
+        if group.is_some() {
+            core.files
+                .all()
+                .iter()
+                .filter(|file| file.group.holds(target, *id))
+                .for_each(|f| group_lock::lost(core, f));
+            core.locks.left(&[(target, *id)]);
+        }
+    }
+    // What was given back to the server that is gone need not be told again.
+    let leaving: Vec<_> = core.locks.leaving.lock().iter().filter(|(of, _)| *of == target).copied().collect();
+    let gone: Vec<_> =
+        core.locks.with(target, |cache| leaving.into_iter().filter(|(_, id)| cache.extent(*id).is_none()).collect());
+    core.locks.left(&gone);
+    pump(core, target);
+}
+
+/// Names that a restarted server gave to locks: the lock cache goes on with the names it knows.
+#[derive(Default)]
+struct Names {
+    servers: BTreeMap<(TargetId, u64), u64>,
+    ours: BTreeMap<(TargetId, u64), u64>,
+    /// Targets that are being told what is held, with the callbacks that came meanwhile: they may overtake the new names.
+    restoring: BTreeMap<TargetId, Vec<(ObjectId, u64)>>,
+}
+
+/// `target` has restarted; from now on it may call back locks by names that only its answer to `represent` tells.
+pub(crate) fn restoring(core: &Core, target: TargetId) {
+    core.locks.names.lock().restoring.insert(target, Vec::new());
+}
+
+impl Names {
+    fn set(&mut self, target: TargetId, id: LockId, new: u64) {
+        if id.0 != new {
+            self.servers.insert((target, id.0), new);
+            self.ours.insert((target, new), id.0);
+        }
+    }
+
+    fn forget(&mut self, target: TargetId) {
+        self.servers.retain(|(t, _), _| *t != target);
+        self.ours.retain(|(t, _), _| *t != target);
+    }
+
+    /// The server's name of a lock that is given back.
+    fn take(&mut self, target: TargetId, id: LockId) -> u64 {
+        match self.servers.remove(&(target, id.0)) {
+            Some(new) => {
+                self.ours.remove(&(target, new));
+                new
+            }
+            None => id.0,
+        }
+    }
+
+    /// The server's name of a lock that is kept.
+    fn theirs(&self, target: TargetId, id: LockId) -> u64 {
+        self.servers.get(&(target, id.0)).copied().unwrap_or(id.0)
+    }
+
+    fn ours(&self, target: TargetId, server: u64) -> LockId {
+        LockId(self.ours.get(&(target, server)).copied().unwrap_or(server))
+    }
+}
+
+/// Opens of `target` to present to a restarted server.
+pub(crate) fn opens(core: &Core, target: TargetId) -> Vec<(Ino, amphi_wire::Access)> {
+    let mut opens = Vec::new();
+    for file in core.files.all().into_iter().filter(|f| f.ino.target() == target) {
+        file.opens().into_iter().for_each(|access| opens.push((file.ino, access)));
+    }
+    opens
+}

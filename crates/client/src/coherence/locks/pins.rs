@@ -1,0 +1,192 @@
+//! Pins: locks in use, and how one comes to them: from the cache of locks, or from the server.
+//!
+//! Owns: `Pin`, asking and waiting. Does not own: the rules (`dlm`), what becomes of locks that are asked back (`locks`).
+
+use super::{note_uses, note_whole, pump, spans, wire_mode};
+use crate::core::{Core, unexpected};
+use crate::inode::File;
+use crate::telemetry::stats::Count;
+use amphi_dlm::{Granted, Hit, LockId, LockRef, Mode};
+use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, TargetId};
+use amphi_wire::{Lane, LockExtent, Reply, Request};
+use std::sync::Arc;
+
+/// A lock in use; dropping it ends the use.
+pub(crate) struct Pin {
+    pub(super) core: Arc<Core>,
+    pub(super) target: TargetId,
+    pub(super) lock: LockRef,
+    /// It was asked for this use, just as wide.
+    pub(super) own: bool,
+    /// Whether the lock goes back with the end of the use.
+    pub(super) once: bool,
+}
+
+impl Pin {
+    /// The use was past the cache, of a file that others want too: a lock for it alone goes back, together with others, before somebody has
+    /// to ask for it.
+    pub(crate) fn used_once(&mut self) {
+        self.once = self.own;
+    }
+
+    /// The lock goes back with the end of the use: what was told to others of what is written under it has turned out to be wrong.
+    pub(crate) fn used_up(&mut self) {
+        self.once = true;
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        if let Some(cache) = self.core.locks.caches.lock().get_mut(&self.target) {
+            cache.unpin(self.lock);
+            if self.once {
+                cache.give_back(self.lock.id);
+            }
+        }
+        pump(&self.core, self.target);
+    }
+}
+
+/// Pins a lock of `mode` on `range` of each object that holds bytes of it, in ascending order of objects.
+pub(crate) async fn pin_all(core: &Arc<Core>, file: &Arc<File>, mode: Mode, range: ByteRange) -> Result<Vec<Pin>> {
+    pin_spans(core, file, mode, range, LockExtent::Grown).await
+}
+
+/// Who pins other locks already must not wait for a place behind those that may wait for these.
+fn lane_of(pins: &[Pin]) -> Lane {
+    if pins.is_empty() { Lane::Locking } else { Lane::Normal }
+}
+
+/// As `pin_all`, for locks of this extent.
+pub(crate) async fn pin_spans(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    mode: Mode,
+    range: ByteRange,
+    extent: LockExtent,
+) -> Result<Vec<Pin>> {
+    let (layout, spans) = (file.layout(), spans(file, range));
+    let mut pins = Vec::with_capacity(spans.len());
+    for (object, span) in spans {
+        pins.push(
+            pin(core, file, layout.target(file.ino, object.stripe), object, mode, span, extent, lane_of(&pins)).await?,
+        );
+    }
+    Ok(pins)
+}
+
+/// Pins a lock of `mode` on `range` of every object that the file can have, in ascending order.
+pub(crate) async fn pin_objects(core: &Arc<Core>, file: &Arc<File>, mode: Mode, range: ByteRange) -> Result<Vec<Pin>> {
+    let layout = file.layout();
+    let mut pins = Vec::with_capacity(layout.stripes() as usize);
+    for stripe in 0..layout.stripes() {
+        let object = ObjectId { ino: file.ino, stripe };
+        let target = layout.target(file.ino, stripe);
+        pins.push(pin(core, file, target, object, mode, range, LockExtent::Grown, lane_of(&pins)).await?);
+    }
+    Ok(pins)
+}
+
+/// As `pin_objects`, of locks that are held or free: takes none from anybody and waits for nobody, so whoever holds others may call it.
+///
+/// Errors: `Again` if somebody else has or wants some of it, or a group has the file.
+pub(crate) async fn try_pin_objects(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    mode: Mode,
+    range: ByteRange,
+) -> Result<Vec<Pin>> {
+    let layout = file.layout();
+    let mut pins = Vec::with_capacity(layout.stripes() as usize);
+    for stripe in 0..layout.stripes() {
+        let object = ObjectId { ino: file.ino, stripe };
+        let target = layout.target(file.ino, stripe);
+        let asked = core.locks.with(target, |cache| {
+            cache.covers(object, mode, range).is_none() && cache.asked(object, mode, range).is_some()
+        });
+        if asked {
+            return Err(Errno::Again);
+        }
+        pins.push(pin(core, file, target, object, mode, range, LockExtent::Ahead, Lane::Normal).await?);
+        let grouped = pins.last().is_some_and(|pin| {
+            core.locks.with(target, |cache| cache.extent(pin.lock.id).is_none_or(|(_, group)| group.is_some()))
+        });
+        if grouped {
+            return Err(Errno::Again);
+        }
+    }
+    Ok(pins)
+}
+
+#[expect(clippy::too_many_arguments, reason = "the fields of the request, and how it goes")]
+async fn pin(
+    core: &Arc<Core>,
+    file: &Arc<File>,
+    target: TargetId,
+    object: ObjectId,
+    mode: Mode,
+    range: ByteRange,
+    extent: LockExtent,
+    lane: Lane,
+) -> Result<Pin> {
+    let pinned = |lock, own| Pin { core: core.clone(), target, lock, own, once: false };
+    loop {
+        let now = core.clock.now_ns();
+        let asked = core.locks.with(target, |cache| match cache.pin(now, object, mode, range) {
+            Hit::Hit(lock) => {
+                note_whole(cache, file, object);
+                let just_as_wide = cache.extent(lock.id).is_some_and(|(held, group)| held == range && group.is_none());
+                Err(Some((lock, just_as_wide)))
+            }
+            Hit::Miss if cache.asked(object, mode, range).is_some() => Err(None),
+            Hit::Miss => Ok(cache.ask(object, mode, range)),
+        });
+        let request = match asked {
+            Err(Some((lock, just_as_wide))) => return Ok(pinned(lock, extent == LockExtent::Exact && just_as_wide)),
+            Err(None) => {
+                let waiting = || core.locks.with(target, |cache| cache.asked(object, mode, range).is_none());
+                core.locks.answered.until(waiting).await;
+                continue;
+            }
+            Ok(request) => request,
+        };
+        core.stats.count(Count::LockEnqueue);
+        let start_ns = core.clock.now_ns();
+        let op = Request::LockEnqueue { object, mode: wire_mode(mode), range, extent };
+        let answer = match core.send(lane, target, &Cred::root(), op, None, 0).await {
+            Ok((answer, _)) => {
+                core.note_contention(file, answer.contended);
+                answer.result
+            }
+            Err(e) => Err(e),
+        };
+        core.stats.bytes(Count::LockWait, core.clock.now_ns().saturating_sub(start_ns));
+        let outcome = core.locks.with(target, |cache| match answer {
+            Ok(Reply::Locked { lock, range: granted }) => {
+                if cache.len() >= core.locks.limits.lock().max_locks {
+                    note_uses(core, cache);
+                }
+                match cache.granted(core.clock.now_ns(), request, LockId(lock), granted) {
+                    Granted::Pinned(lock) => {
+                        note_whole(cache, file, object);
+                        Ok(Some(lock))
+                    }
+                    Granted::Unwanted => Ok(None),
+                }
+            }
+            Ok(reply) => {
+                cache.withdraw(request);
+                Err(unexpected(&reply))
+            }
+            Err(e) => {
+                cache.withdraw(request);
+                Err(e)
+            }
+        });
+        core.locks.answered.notify();
+        match outcome? {
+            Some(lock) => return Ok(pinned(lock, extent == LockExtent::Exact)),
+            None => pump(core, target),
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! Alone, or in company of other mounts: which of the two rules for caching is in force.
+//!
+//! Owns: the rule, what was begun or lent to a front end while alone, the end of the session.
+//! Does not own: what is cached under either rule (`tokens`, `cache`, the front end).
+//!
+//! A mount that is alone caches without asking, and its front end may keep names and attributes for a while. With company it
+//! caches what tokens and locks back, and lends nothing on. Invariants: the server is told that the switch to company is
+//! done after everything begun alone has ended and everything lent alone has expired; what was asked for under one rule
+//! is not lent under another. In company, what a server granted counts as long as that server is heard (`lease`). The master alone
+//! says which rule is in force and whether the session goes on.
+
+use crate::coherence::lease::Leases;
+use crate::coherence::locks;
+use crate::core::Core;
+use amphi_env::Env;
+use amphi_types::{ByteRange, Cred, Errno, Ino, Result, TargetId};
+use amphi_wire::{Lane, Request, Welcome};
+use futures_channel::oneshot;
+use futures_util::future::{Either, select};
+use parking_lot::Mutex;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::time::Duration;
+
+use crate::api::KernelPages;
+
+/// Silence of the master after which a lone mount of several servers takes it that others have come: two of its pings. Servers count
+/// on it (`crates/server`, `front::company`).
+pub(crate) const CAUTION_NS: u64 = 10_000_000_000;
+/// Added to what a front end may keep: how late its clock may be.
+const LEND_MARGIN: Duration = Duration::from_millis(20);
+/// How often the server hears that a switch is being worked on: it takes who is silent for longer for deaf.
+const KEPT: Duration = Duration::from_secs(1);
+/// How often the switch looks whether what was begun alone has ended.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// The rule in force and what was begun under it.
+pub(crate) struct Company {
+    /// Grows with each change of rule; odd while alone.
+    rule: AtomicU64,
+    /// The last change the server has told of.
+    change: AtomicU64,
+    /// Nothing begun alone is under way any more: tokens may be used.
+    settled: AtomicBool,
+    /// Operations and loans begun alone.
+    under_way: AtomicU64,
+    /// Until when a front end may use what it was lent.
+    lent_until_ns: AtomicU64,
+    /// The mount was alone and has not heard the master since, so it acts as if others had come.
+    cautious: AtomicBool,
+    /// When each server was last heard.
+    pub(crate) leases: Leases,
+    /// The session is over.
+    lost: AtomicBool,
+    /// Start of the server that the session spoke to last.
+    boot: AtomicU64,
+    /// Mount sessions that server had seen when this one was started.
+    mounts: AtomicU64,
+    /// The session was started anew without anybody else in between.
+    undisturbed: AtomicBool,
+    pages: Mutex<Option<Arc<dyn KernelPages>>>,
+}
+
+/// An operation or loan that was begun alone.
+pub(crate) struct Begun(Arc<Core>);
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.0.company.under_way.fetch_sub(1, SeqCst);
+    }
+}
+
+/// What a front end may keep of an answer: to be dropped once the answer has been given.
+pub struct Lending {
+    begun: Begun,
+    life: Duration,
+}
+
+impl Lending {
+    /// For how long.
+    pub fn life(&self) -> Duration {
+        self.life
+    }
+}
+
+impl Drop for Lending {
+    fn drop(&mut self) {
+        let core = &self.begun.0;
+        let until = core.clock.now_ns() + self.life.as_nanos() as u64;
+        core.company.lent_until_ns.fetch_max(until, SeqCst);
+    }
+}
+
+/// A rule, as a front end notes it before it asks, and how much has happened to directories by then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rule {
+    rule: u64,
+    directories: u64,
+}
+
+/// The rule before any other: odd, alone.
+const ALONE_FROM_THE_START: u64 = 1;
+
+impl Company {
+    pub(crate) fn new() -> Company {
+        Company {
+            rule: AtomicU64::new(ALONE_FROM_THE_START),
+            change: AtomicU64::new(0),
+            settled: AtomicBool::new(false),
+            under_way: AtomicU64::new(0),
+            lent_until_ns: AtomicU64::new(0),
+            cautious: AtomicBool::new(false),
+            leases: Leases::default(),
+            lost: AtomicBool::new(false),
+            boot: AtomicU64::new(0),
+            mounts: AtomicU64::new(0),
+            undisturbed: AtomicBool::new(false),
+            pages: Mutex::new(None),
+        }
+    }
+
+    /// The rule in force; odd while alone.
+    #[inline]
+    pub(crate) fn rule(&self) -> u64 {
+        self.rule.load(Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn is_alone(&self) -> bool {
+        self.rule() & 1 == 1
+    }
+
+    /// Whether there has been no other mount.
+    pub(crate) fn has_always_been_alone(&self) -> bool {
+        self.rule() == ALONE_FROM_THE_START
+    }
+
+    /// Whether tokens are asked for.
+    pub(crate) fn uses_tokens(&self) -> bool {
+        !self.is_alone() && self.settled.load(SeqCst)
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Relaxed)
+    }
+
+    pub(crate) fn set_pages(&self, pages: Option<Arc<dyn KernelPages>>) {
+        *self.pages.lock() = pages;
+    }
+
+    pub(crate) fn pages(&self) -> Option<Arc<dyn KernelPages>> {
+        self.pages.lock().clone()
+    }
+
+    /// Operations that keep the mount alone.
+    #[cfg(test)]
+    pub(crate) fn begun(&self) -> u64 {
+        self.under_way.load(SeqCst)
+    }
+
+    fn set(&self, alone: bool) {
+        let rule = self.rule.fetch_add(1, SeqCst) + 1;
+        debug_assert_eq!(rule & 1 == 1, alone);
+    }
+}
+
+/// Enters an operation, if the mount is alone: the switch to company waits for its end.
+pub(crate) fn begin(core: &Arc<Core>) -> Option<Begun> {
+    if !core.company.is_alone() {
+        return None;
+    }
+    core.company.under_way.fetch_add(1, SeqCst);
+    let begun = Begun(core.clone());
+    // The switch sets the rule, then looks at the count.
+    (core.company.rule.load(SeqCst) & 1 == 1).then_some(begun)
+}
+
+/// For a front end that is about to ask.
+pub(crate) fn rule_for_front(core: &Core) -> Rule {
+    Rule { rule: core.company.rule(), directories: crate::coherence::directories::events(core) }
+}
+
+/// Whether no directory has been changed since `rule` was noted: its attributes, as an answer shows them, may be kept. Those from before a
+/// change would hide what the change has told.
+pub(crate) fn knows_directories(core: &Core, rule: Rule) -> bool {
+    crate::coherence::directories::events(core) == rule.directories
+}
+
+/// What a front end may keep of an answer to a question that it asked under `rule`.
+pub(crate) fn lend(core: &Arc<Core>, Rule { rule, .. }: Rule) -> Option<Lending> {
+    let life = Duration::from_millis(u64::from(core.token_ms.load(Relaxed)));
+    if rule & 1 == 0 || life.is_zero() {
+        return None;
+    }
+    let begun = begin(core)?;
+    (core.company.rule() == rule).then_some(Lending { begun, life })
+}
+
+/// A lone mount has not heard the master for `CAUTION_NS`, which may let others in meanwhile, while it still reaches other servers:
+/// from now on it takes locks, and lends and trusts nothing.
+pub(crate) fn be_cautious(core: &Core) {
+    let company = &core.company;
+    if company.is_alone() && !company.is_lost() {
+        tracing::info!("the master is silent: other mounts may have come");
+        company.cautious.store(true, SeqCst);
+        company.settled.store(false, SeqCst);
+        company.set(false);
+        core.files.all().iter().for_each(|file| file.turn());
+    }
+}
+
+/// The master says hello, at first or again.
+pub(crate) fn welcomed(core: &Core, welcome: &Welcome) {
+    let company = &core.company;
+    if company.cautious.swap(false, SeqCst) && welcome.alone {
+        // Whatever was cached before is asked for anew.
+        company.set(true);
+        core.files.all().iter().for_each(|file| file.turn());
+    }
+    let boot = company.boot.swap(welcome.boot, SeqCst);
+    // Of a server that was started anew the count begins anew, also for who is known to it.
+    let before = company.mounts.swap(welcome.mounts, SeqCst);
+    if boot == 0 || !welcome.resumed {
+        let same = boot == welcome.boot && welcome.mounts == before + 1;
+        company.undisturbed.store(same && welcome.alone && company.is_alone(), SeqCst);
+    }
+    if boot == 0 && !welcome.alone {
+        // Nothing has been cached yet.
+        company.set(false);
+        company.settled.store(true, SeqCst);
+    }
+}
+
+/// Whether a session that the server has ended may go on as if it had not: it was alone, and nobody else has come since.
+pub(crate) fn may_go_on(core: &Core) -> bool {
+    core.company.undisturbed.load(SeqCst)
+}
+
+/// `Push::Company`: takes the rule over at once. Returns whether it has to be answered by `settle`.
+pub(crate) fn told(core: &Core, change: u64, alone: bool) -> bool {
+    let company = &core.company;
+    let before = company.change.fetch_max(change, SeqCst);
+    if change < before {
+        return false;
+    }
+    company.cautious.store(false, SeqCst);
+    if company.is_alone() != alone {
+        tracing::info!(alone, "{}", if alone { "no other mount is left" } else { "other mounts have come" });
+        company.settled.store(false, SeqCst);
+        company.set(alone);
+        crate::coherence::tokens::lose_all(core);
+        for file in core.files.all() {
+            file.turn();
+            if !alone {
+                file.times_told();
+            }
+        }
+    }
+    true
+}
+
+/// Waits until nothing is used any more that was cached under the old rule, and says so; meanwhile it says that it is
+/// at it.
+pub(crate) async fn settle<E: Env>(core: Arc<Core>, change: u64, env: E) {
+    let settled = {
+        let still = async {
+            loop {
+                env.sleep(KEPT).await;
+                let op = Request::CompanyKept { change };
+                drop(core.send(Lane::Answer, TargetId(0), &Cred::root(), op, None, 0));
+            }
+        };
+        match select(pin!(until_settled(&core, change, &env)), pin!(still)).await {
+            Either::Left((settled, _)) => settled,
+            Either::Right(((), _)) => false,
+        }
+    };
+    if !settled {
+        return;
+    }
+    let known = core.send(Lane::Answer, TargetId(0), &Cred::root(), Request::CompanyKnown { change }, None, 0);
+    if let Err(e) = known.await {
+        tracing::debug!("the server does not know that this mount knows of others: {e}");
+    }
+}
+
+/// False: the rule has changed once more, or the session is over.
+async fn until_settled<E: Env>(core: &Arc<Core>, change: u64, env: &E) -> bool {
+    let company = &core.company;
+    if company.is_alone() || company.settled.load(SeqCst) {
+        return true;
+    }
+    loop {
+        if company.change.load(SeqCst) != change || company.is_lost() {
+            return false;
+        }
+        if company.under_way.load(SeqCst) > 0 {
+            env.sleep(LOOK).await;
+            continue;
+        }
+        // Behind that look: a loan says until when it is before it counts as ended.
+        let lent_until = company.lent_until_ns.load(SeqCst);
+        let left = lent_until.saturating_add(LEND_MARGIN.as_nanos() as u64);
+        let now = core.clock.now_ns();
+        if lent_until > 0 && now < left {
+            env.sleep(Duration::from_nanos(left - now)).await;
+        } else {
+            break;
+        }
+    }
+    drop_open_pages(core).await;
+    if company.change.load(SeqCst) != change {
+        return false;
+    }
+    company.settled.store(true, SeqCst);
+    true
+}
+
+/// Has the front end drop what it caches of the bytes of a file.
+pub(crate) async fn drop_pages(core: &Core, ino: Ino, range: ByteRange) {
+    let Some(pages) = core.company.pages() else { return };
+    let (sender, done) = oneshot::channel();
+    pages.drop_pages(
+        ino,
+        range,
+        Box::new(move || {
+            let _ = sender.send(());
+        }),
+    );
+    let _ = done.await;
+}
+
+/// As `drop_pages`, for bytes that a write replaces, that show where they are not, or that were lost. Beside drops that a lock waits for: dirty
+/// pages among them may wait for a lock.
+pub(crate) async fn drop_overwritten(core: &Core, ino: Ino, range: ByteRange) {
+    let Some(pages) = core.company.pages() else { return };
+    let (sender, done) = oneshot::channel();
+    pages.drop_overwritten(
+        ino,
+        range,
+        Box::new(move || {
+            let _ = sender.send(());
+        }),
+    );
+    let _ = done.await;
+}
+
+/// Has the front end write back and drop what it caches of the bytes of open files. What is mapped is open.
+pub(crate) async fn drop_open_pages(core: &Core) {
+    if core.company.pages().is_none() {
+        return;
+    }
+    for file in core.files.all().into_iter().filter(|f| f.open_count() > 0) {
+        drop_pages(core, file.ino, ByteRange::ALL).await;
+    }
+}
+
+/// The server has ended the session: nothing cached counts any more, and every call fails.
+pub(crate) fn lose(core: &Arc<Core>, why: &str) {
+    if core.company.lost.swap(true, SeqCst) {
+        return;
+    }
+    let dirty = core.cache.dirty_bytes();
+    tracing::error!(
+        dirty_bytes = dirty,
+        "the server has ended the session of this mount ({why}): what was not written back is lost and every call fails; \
+         unmount it and mount again"
+    );
+    crate::coherence::tokens::lose_all(core);
+    locks::lose_all(core);
+    let core2 = core.clone();
+    core.spawn(async move {
+        drop_open_pages(&core2).await;
+    });
+}
+
+/// What a call answers once the session is over.
+pub(crate) fn check(core: &Core) -> Result<()> {
+    if core.company.is_lost() { Err(Errno::Io) } else { Ok(()) }
+}

@@ -1,0 +1,476 @@
+//! Names and attributes cached under tokens of the server (docs/LOCKING.md, Tokens).
+//!
+//! Owns: the cache's use: asks, grants, own changes, revocations, look-ups served without a message. Does not own: the rules
+//! (`dlm`), when tokens are used at all (`company`).
+//!
+//! One cache for all targets: the answer to a look-up may bring grants of two. Invariants: `File::token_end_ns` is not 0
+//! only while the attributes token of the file is held and `File::size` is what it shows, changed under the cache's lock; a
+//! value is stored only if no change of this mount's own came between question and answer. A hit takes the lock
+//! shared and allocates nothing but the copy.
+
+use crate::core::Core;
+use crate::inode::{File, Moment};
+use crate::telemetry::stats::Count;
+use amphi_dlm::{Ask, Grant, OwnChange, Revoke, RevokeId, TokenCache, TokenCacheLimits, TokenKey, TokenNumber};
+use amphi_env::Buf;
+use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Name, Result, SessionId, TargetId};
+use amphi_wire::{InodeView, Lane, Reply, Request, TokenGrant, Tokens as Grants};
+use parking_lot::{Mutex, RwLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Values cached, about 350 bytes each.
+const VALUES_MAX: usize = 131_072;
+/// How long a change whose answer was lost with its connection may still happen.
+pub(crate) const OPEN_END_NS: u64 = 180_000_000_000;
+
+/// What a token shows.
+enum Value {
+    /// The name, since names may share a key, and its inode.
+    Present(Name, Ino),
+    Absent(Name),
+    View(Box<InodeView>),
+}
+
+/// The cache of a mount.
+pub(crate) struct Tokens {
+    cache: RwLock<TokenCache<Value>>,
+    /// Changes of which nobody knows whether they will happen, and when they count as ended.
+    open_ended: Mutex<Vec<(u64, OwnChange)>>,
+}
+
+impl Tokens {
+    pub(crate) fn new() -> Tokens {
+        let limits = TokenCacheLimits { max_values: VALUES_MAX, ..TokenCacheLimits::default() };
+        Tokens { cache: RwLock::new(TokenCache::new(limits)), open_ended: Mutex::default() }
+    }
+
+    /// Values cached, for people.
+    pub(crate) fn len(&self) -> u64 {
+        self.cache.read().len() as u64
+    }
+}
+
+/// Keys that a change of a name in `dir` names to the directory's target.
+pub(crate) fn name_keys(dir: Ino, name: &Name) -> [TokenKey; 3] {
+    [TokenKey::Name(dir, name.token_hash()), TokenKey::Listing(dir), TokenKey::Attributes(dir)]
+}
+
+/// Calls with a message that may bring tokens or change what `keys` show.
+pub(crate) async fn call(
+    core: &Arc<Core>,
+    target: TargetId,
+    cred: &Cred,
+    op: Request,
+    keys: &[TokenKey],
+) -> Result<Told> {
+    call_on(Lane::Normal, core, target, cred, op, keys).await
+}
+
+/// Says that a file is about to have data on further targets; on the lane of write-back.
+pub(crate) async fn spread(core: &Arc<Core>, ino: Ino) -> Result<Reply> {
+    let keys = [TokenKey::Attributes(ino)];
+    call_on(Lane::Urgent, core, ino.target(), &Cred::root(), Request::Spread { ino }, &keys).await?.take()
+}
+
+async fn call_on(
+    lane: Lane,
+    core: &Arc<Core>,
+    target: TargetId,
+    cred: &Cred,
+    op: Request,
+    keys: &[TokenKey],
+) -> Result<Told> {
+    let begun = crate::coherence::sharing::begin(core);
+    let mut changing = crate::prefetch::small_files::changing(core, &op);
+    let mut directory = crate::coherence::directories::changing(core, &op, keys);
+    let mut setting = crate::coherence::bare::setting(core, &op);
+    let mut question = match &begun {
+        Some(_) => Question::none(core),
+        None => Question::new(core, keys),
+    };
+    let asked =
+        begun.is_some().then(|| (crate::coherence::directories::asking(core), crate::coherence::bare::asking(core)));
+    let changes = match &op {
+        Request::SetAttr { ino, .. } | Request::SetLayout { ino, .. } => Some(*ino),
+        _ => None,
+    };
+    let moment = core.moment();
+    let (answer, payload) = core.send(lane, target, cred, op, None, 0).await?;
+    changing.iter_mut().for_each(crate::prefetch::small_files::Changing::ends);
+    setting.iter_mut().for_each(crate::coherence::bare::Setting::ends);
+    drop(setting);
+    let contended_places = answer.contended_places().collect();
+    let grants = answer.tokens.map_or_else(Grants::default, |tokens| *tokens);
+    question.ends(grants.changed);
+    let after = answer.directory.as_deref();
+    if let Some(directory) = &mut directory {
+        let removed = if let Ok(Reply::Removed { last_name_of }) = &answer.result { *last_name_of } else { None };
+        directory.ends(after, removed);
+    }
+    let told = Told {
+        result: answer.result,
+        grants,
+        payload,
+        contended: answer.contended,
+        contended_places,
+        moment,
+        changes,
+        asked,
+        question,
+        _begun: begun,
+    };
+    if let Some(after) = after.filter(|after| after.token.is_some()) {
+        told.keep_view_of(after.inode, after.token);
+    }
+    Ok(told)
+}
+
+/// An answer, and what it lets the client cache.
+pub(crate) struct Told {
+    pub(crate) result: Result<Reply>,
+    grants: Grants,
+    payload: Option<Buf>,
+    /// What it says of the object of the request, and of those of a batch.
+    pub(crate) contended: bool,
+    pub(crate) contended_places: Vec<usize>,
+    /// When it was asked for.
+    pub(crate) moment: Moment,
+    /// The inode that it has changed and shows.
+    changes: Option<Ino>,
+    /// When it was asked for, for directories and for inodes without attributes; none in company.
+    asked: Option<(crate::coherence::directories::Asked, crate::coherence::bare::Asked)>,
+    question: Question,
+    _begun: Option<crate::coherence::sharing::Begun>,
+}
+
+impl Told {
+    /// The outcome, once.
+    pub(crate) fn take(&mut self) -> Result<Reply> {
+        std::mem::replace(&mut self.result, Ok(Reply::Done))
+    }
+
+    /// The bytes that came with it, once.
+    pub(crate) fn take_payload(&mut self) -> Option<Buf> {
+        self.payload.take()
+    }
+
+    /// The name is there, or is not.
+    pub(crate) fn keep_name(&self, dir: Ino, name: &Name, ino: Option<Ino>) {
+        self.keep_name_of(dir, name, ino, self.grants.name);
+    }
+
+    fn keep_name_of(&self, dir: Ino, name: &Name, ino: Option<Ino>, grant: Option<TokenGrant>) {
+        let (Some(ask), Some(grant)) = (self.question.ask, grant) else { return };
+        let value = match ino {
+            Some(ino) => Value::Present(name.clone(), ino),
+            None => Value::Absent(name.clone()),
+        };
+        let core = &self.question.core;
+        let key = TokenKey::Name(dir, name.token_hash());
+        core.tokens.cache.write().store(core.clock.boot_ns(), ask, key, wire_grant(grant), value);
+    }
+
+    /// Takes the inode that the answer shows. Returns its attributes with what only this client knows laid over them.
+    pub(crate) fn keep_view(&self, view: InodeView) -> Attr {
+        self.keep_view_of(view, self.grants.attributes).0
+    }
+
+    /// Whether the reply gives the right to cache the attributes that it shows: then they are all that there is to know.
+    pub(crate) fn grants_attributes(&self) -> bool {
+        self.grants.attributes.is_some()
+    }
+
+    /// As `keep_view`, and whether the size is true: no change of this client's own came between question and answer.
+    pub(crate) fn keep_size(&self, view: InodeView) -> (Attr, bool) {
+        self.keep_view_of(view, self.grants.attributes)
+    }
+
+    /// The same for one of several entries.
+    pub(crate) fn keep_entry(
+        &self,
+        dir: Ino,
+        name: &Name,
+        ino: Ino,
+        view: Option<InodeView>,
+        grants: &Grants,
+    ) -> Option<Attr> {
+        self.keep_name_of(dir, name, Some(ino), grants.name);
+        view.map(|view| self.keep_view_of(view, grants.attributes).0)
+    }
+
+    fn keep_view_of(&self, view: InodeView, grant: Option<TokenGrant>) -> (Attr, bool) {
+        let core = &self.question.core;
+        core.removed.shown(&view.attr);
+        if let Some((directory, bare)) = self.asked {
+            if view.attr.kind == Kind::Dir {
+                crate::coherence::directories::shown(core, directory, view.attr);
+            }
+            crate::coherence::bare::shown(core, bare, &view);
+        }
+        let file = core.files.get(view.attr.ino);
+        let adopted = file.as_ref().map(|file| match self.changes == Some(view.attr.ino) {
+            true => file.adopt_change(view, self.moment, self.moment),
+            false => file.adopt(view, self.moment),
+        });
+        if let (Some(ask), Some(grant)) = (self.question.ask, grant) {
+            let fits = adopted.as_ref().is_none_or(|a| a.current);
+            let sure = file.as_ref().filter(|_| adopted.as_ref().is_some_and(|a| a.taken));
+            if fits || sure.is_some() {
+                store_view(core, ask, view, grant, fits, sure);
+            }
+        }
+        adopted.map_or((view.attr, true), |a| (a.attr, a.taken))
+    }
+}
+
+/// Stores a view, if `fits`, and notes that the size of `sure` is certain.
+fn store_view(core: &Core, ask: Ask, view: InodeView, grant: TokenGrant, fits: bool, sure: Option<&Arc<File>>) {
+    let now = core.clock.boot_ns();
+    let key = TokenKey::Attributes(view.attr.ino);
+    let mut cache = core.tokens.cache.write();
+    if !cache.store(now, ask, key, wire_grant(grant), Value::View(Box::new(view))) {
+        return;
+    }
+    if let Some(file) = sure {
+        let end = cache.lend(now, key).map_or(0, |(_, left)| now + left);
+        file.token_end_ns.store(end, SeqCst);
+    }
+    if !fits {
+        drop_value(&mut cache, key);
+    }
+}
+
+/// Drops a value without giving the token back, and what older answers may bring.
+fn drop_value(cache: &mut TokenCache<Value>, key: TokenKey) {
+    let change = cache.changing(&[key]);
+    cache.changed(change, None);
+}
+
+fn wire_grant(grant: TokenGrant) -> Grant {
+    Grant { number: TokenNumber(grant.number), life_ns: u64::from(grant.life_ms) * 1_000_000 }
+}
+
+/// A message under way that asks for tokens or changes keys. Dropped without an answer, its change stays open for a while.
+struct Question {
+    core: Arc<Core>,
+    ask: Option<Ask>,
+    change: Option<OwnChange>,
+}
+
+impl Question {
+    fn none(core: &Arc<Core>) -> Question {
+        Question { core: core.clone(), ask: None, change: None }
+    }
+
+    fn new(core: &Arc<Core>, keys: &[TokenKey]) -> Question {
+        let uses = core.company.uses_tokens();
+        let mut cache = core.tokens.cache.write();
+        let change = (!keys.is_empty()).then(|| {
+            keys.iter().for_each(|key| unsure(core, *key));
+            cache.changing(keys)
+        });
+        let ask = uses.then(|| cache.ask(core.clock.boot_ns()));
+        drop(cache);
+        Question { core: core.clone(), ask, change }
+    }
+
+    /// The answer has come: changes up to this number are of before it.
+    fn ends(&mut self, number: Option<u64>) {
+        if let Some(change) = self.change.take() {
+            self.core.tokens.cache.write().changed(change, number.map(TokenNumber));
+        }
+    }
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        if let Some(change) = self.change.take() {
+            let due = self.core.clock.boot_ns().saturating_add(OPEN_END_NS);
+            self.core.tokens.open_ended.lock().push((due, change));
+        }
+        if let Some(ask) = self.ask.take() {
+            self.core.tokens.cache.write().answered(ask);
+        }
+    }
+}
+
+/// Takes the certainty of a size away; under the cache's lock.
+fn unsure(core: &Core, key: TokenKey) {
+    if let TokenKey::Attributes(ino) = key
+        && let Some(file) = core.files.get(ino)
+    {
+        file.token_end_ns.store(0, SeqCst);
+    }
+}
+
+/// The file has been changed by this mount in a way that its cached attributes do not show; its size stays certain.
+pub(crate) fn outdated(core: &Core, ino: Ino) {
+    if !core.company.is_alone() {
+        drop_value(&mut core.tokens.cache.write(), TokenKey::Attributes(ino));
+    }
+}
+
+/// `Push::Revoke`: takes it and answers, in one step.
+pub(crate) fn revoke(core: &Arc<Core>, target: TargetId, id: u64, upto: u64, keys: Vec<TokenKey>) {
+    core.stats.count(Count::TokenRevoke);
+    let inodes = {
+        let mut cache = core.tokens.cache.write();
+        keys.iter().for_each(|key| unsure(core, *key));
+        let (session, id, upto) = (SessionId(0), RevokeId(id), TokenNumber(upto));
+        let attributes =
+            keys.iter().filter_map(|key| if let TokenKey::Attributes(ino) = key { Some(*ino) } else { None });
+        let inodes: Vec<Ino> = attributes.collect();
+        cache.revoke(&Revoke { session, id, upto, keys });
+        inodes
+    };
+    crate::prefetch::small_files::revoked(core, target, inodes.into_iter());
+    let op = Request::Revoked { ids: vec![id] };
+    drop(core.send(Lane::Answer, target, &Cred::root(), op, None, 0));
+}
+
+/// Nothing cached counts any more.
+pub(crate) fn lose_all(core: &Core) {
+    let mut cache = core.tokens.cache.write();
+    cache.lose_all();
+    core.files.all().iter().for_each(|file| file.token_end_ns.store(0, SeqCst));
+    drop(cache);
+    crate::coherence::directories::lose(core);
+    crate::coherence::bare::lose(core);
+    crate::prefetch::small_files::lose(core, None);
+}
+
+/// Nothing cached of these targets counts any more: their server has forgotten what it granted.
+pub(crate) fn lose(core: &Core, targets: &[TargetId]) {
+    core.tokens.cache.write().lose(|key| targets.contains(&key.target()));
+    let files = core.files.all().into_iter().filter(|file| targets.contains(&file.ino.target()));
+    files.for_each(|file| file.token_end_ns.store(0, SeqCst));
+    crate::coherence::directories::lose(core);
+    crate::coherence::bare::lose(core);
+    crate::prefetch::small_files::lose(core, Some(targets));
+}
+
+/// Ends changes whose answers were lost long ago.
+pub(crate) fn tick(core: &Core) {
+    let mut open_ended = core.tokens.open_ended.lock();
+    if open_ended.is_empty() {
+        return;
+    }
+    let now = core.clock.boot_ns();
+    let mut cache = core.tokens.cache.write();
+    open_ended.retain(|(due, change)| {
+        if *due <= now {
+            cache.changed(*change, None);
+        }
+        *due > now
+    });
+}
+
+/// What is cached of a name.
+pub(crate) enum Found {
+    /// All that a look-up answers.
+    Answer(Result<Attr>),
+    /// The inode; its attributes have to be asked for.
+    Inode(Ino),
+}
+
+/// The time, if tokens of a target may be used now.
+fn usable_now(core: &Core, target: TargetId) -> Option<u64> {
+    if core.company.is_alone() {
+        return None;
+    }
+    let now = core.clock.boot_ns();
+    core.company.leases.in_touch(now, target).then_some(now)
+}
+
+/// Looks a name up in the cache, with the caller's permission to search.
+pub(crate) fn find(core: &Core, cred: &Cred, dir: Ino, name: &[u8]) -> Option<Found> {
+    let now = usable_now(core, dir.target())?;
+    let name = Name::new(name.to_vec()).ok()?;
+    let cache = core.tokens.cache.read();
+    // Who may search everything needs no look at the directory.
+    if !cred.may(Caps::DAC_OVERRIDE) && !cred.may(Caps::DAC_READ_SEARCH) {
+        let Value::View(view) = cache.get(now, TokenKey::Attributes(dir))? else { return None };
+        if view.xattrs || !may_search(&view.attr, cred) {
+            // An access list may say otherwise, or the refusal is the server's to give.
+            return None;
+        }
+    }
+    let ino = match cache.get(now, TokenKey::Name(dir, name.token_hash()))? {
+        Value::Absent(cached) if *cached == name => {
+            drop(cache);
+            core.stats.count(Count::LookupCached);
+            return Some(Found::Answer(Err(Errno::NoEnt)));
+        }
+        Value::Present(cached, ino) if *cached == name => *ino,
+        _ => return None,
+    };
+    let attr = match cache.get(now, TokenKey::Attributes(ino)) {
+        Some(Value::View(view)) if core.company.leases.in_touch(now, ino.target()) => shown(core, view),
+        _ => None,
+    };
+    drop(cache);
+    core.stats.count(Count::LookupCached);
+    Some(attr.map_or(Found::Inode(ino), |attr| Found::Answer(Ok(attr))))
+}
+
+/// The attributes of an inode from the cache, or of a directory that this mount changed alone.
+pub(crate) fn attr(core: &Core, ino: Ino) -> Option<Attr> {
+    if let Some(attr) = crate::coherence::directories::attr(core, ino) {
+        core.stats.count(Count::GetAttrOwn);
+        return Some(attr);
+    }
+    let now = usable_now(core, ino.target())?;
+    let attr = match core.tokens.cache.read().get(now, TokenKey::Attributes(ino))? {
+        Value::View(view) => shown(core, view)?,
+        _ => return None,
+    };
+    core.stats.count(Count::GetAttrCached);
+    Some(attr)
+}
+
+/// Whether the attributes token of an inode is held now.
+pub(crate) fn holds_attributes(core: &Core, ino: Ino) -> bool {
+    let Some(now) = usable_now(core, ino.target()) else { return false };
+    matches!(core.tokens.cache.read().get(now, TokenKey::Attributes(ino)), Some(Value::View(_)))
+}
+
+/// Whether an inode is known to have no extended attributes.
+pub(crate) fn lacks_xattrs(core: &Core, ino: Ino) -> bool {
+    let Some(now) = usable_now(core, ino.target()) else { return false };
+    matches!(core.tokens.cache.read().get(now, TokenKey::Attributes(ino)), Some(Value::View(view)) if !view.xattrs)
+}
+
+/// The attributes with what only this client knows, unless its own size is of another token.
+fn shown(core: &Core, view: &InodeView) -> Option<Attr> {
+    if view.attr.kind != Kind::File {
+        return Some(view.attr);
+    }
+    match core.files.get(view.attr.ino) {
+        Some(file) => is_sure(core, &file).then(|| file.overlay(view.attr, core.company.is_alone())),
+        None => Some(view.attr),
+    }
+}
+
+fn may_search(attr: &Attr, cred: &Cred) -> bool {
+    cred.has_access(attr.kind, attr.perm, (attr.uid, attr.gid), 1)
+}
+
+/// Whether `File::size` is what the server would say with this mount's own changes: alone it is once it was asked for, in
+/// company as long as the attributes token is held.
+#[inline]
+pub(crate) fn is_sure(core: &Core, file: &File) -> bool {
+    let rule = core.company.rule();
+    if rule & 1 == 1 { file.sure_rule.load(SeqCst) == rule } else { sure_until(core, file) > 0 }
+}
+
+/// In company: the end of the token under which the size is certain now, or 0. The same number later says that it was
+/// certain all the time.
+pub(crate) fn sure_until(core: &Core, file: &File) -> u64 {
+    let end = file.token_end_ns.load(SeqCst);
+    if end == 0 {
+        return 0;
+    }
+    let now = core.clock.boot_ns();
+    if now < end && core.company.leases.in_touch(now, file.ino.target()) { end } else { 0 }
+}

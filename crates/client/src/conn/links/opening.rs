@@ -1,0 +1,229 @@
+//! `Seat`: a server of the map with the connection to it, opened when it is first needed.
+//!
+//! Invariant: one task at most opens a seat's connection; it goes on until there is one, the server has left the map, or
+//! the mount ends. From `Timeouts::give_up` on, calls fail meanwhile.
+
+use super::Links;
+use super::find::leads_here;
+use crate::coherence::lease::Lease;
+use crate::inode::Signal;
+use crate::io::{Events, represent_opens};
+use amphi_env::Env;
+use amphi_transport::{Link, LinkConfig};
+use amphi_types::{Errno, TargetId};
+use amphi_wire::ServerInfo;
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How far the connection to a server is.
+pub(super) enum Stage<E: Env> {
+    /// Nobody needed it yet.
+    Closed,
+    /// Being opened: calls wait.
+    Opening,
+    /// Being opened for so long that calls fail.
+    Failing,
+    /// There is one, which repairs itself.
+    Open(Rc<Link<E>>),
+}
+
+/// A server and the connection to it.
+pub(crate) struct Seat<E: Env> {
+    info: RefCell<ServerInfo>,
+    stage: RefCell<Stage<E>>,
+    /// It is no longer in the map, or the mount ends.
+    gone: Cell<bool>,
+    /// The connection was there and has broken.
+    broken: Cell<bool>,
+    changed: Signal,
+    lease: Arc<Lease>,
+    /// Messages that came while the mount was alone.
+    pub(crate) messages: Cell<u64>,
+}
+
+impl<E: Env> Seat<E> {
+    pub(super) fn new(info: &ServerInfo) -> Seat<E> {
+        Seat {
+            info: RefCell::new(info.clone()),
+            stage: RefCell::new(Stage::Closed),
+            gone: Cell::new(false),
+            broken: Cell::new(false),
+            changed: Signal::default(),
+            lease: Arc::default(),
+            messages: Cell::new(0),
+        }
+    }
+
+    /// How lately the server was heard.
+    pub(crate) fn lease(&self) -> &Arc<Lease> {
+        &self.lease
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.info.borrow().id
+    }
+
+    /// Name of the server, for people.
+    pub(crate) fn name(&self) -> String {
+        self.info.borrow().name.clone()
+    }
+
+    /// Targets of the server.
+    pub(crate) fn targets(&self) -> Vec<TargetId> {
+        self.info.borrow().targets.clone()
+    }
+
+    pub(super) fn has(&self, target: TargetId) -> bool {
+        self.info.borrow().targets.contains(&target)
+    }
+
+    /// The connection has broken, or is there again.
+    pub(crate) fn set_broken(&self, broken: bool) {
+        self.broken.set(broken);
+    }
+
+    /// Whether the server is wanted and cannot be reached at the moment.
+    pub(super) fn is_unreachable(&self) -> bool {
+        match &*self.stage.borrow() {
+            Stage::Closed => false,
+            Stage::Opening | Stage::Failing => true,
+            Stage::Open(_) => self.broken.get(),
+        }
+    }
+
+    /// What a newer map says of the server.
+    pub(super) fn renew(&self, info: &ServerInfo) {
+        *self.info.borrow_mut() = info.clone();
+    }
+
+    pub(super) fn set(&self, stage: Stage<E>) {
+        *self.stage.borrow_mut() = stage;
+        self.changed.notify();
+    }
+
+    pub(super) fn set_gone(&self) {
+        self.gone.set(true);
+        self.changed.notify();
+    }
+
+    pub(super) fn link(&self) -> Option<Rc<Link<E>>> {
+        match &*self.stage.borrow() {
+            Stage::Open(link) => Some(link.clone()),
+            _ => None,
+        }
+    }
+
+    /// The server is no longer in the map: what waits for it fails.
+    pub(super) fn leave(&self, env: &E) {
+        self.set_gone();
+        if let Some(link) = self.link() {
+            env.spawn(async move { link.close().await });
+        }
+    }
+}
+
+impl<E: Env> Links<E> {
+    /// The connection to a server, opened if need be.
+    pub(super) async fn link_of(self: &Rc<Self>, seat: &Rc<Seat<E>>) -> Result<Rc<Link<E>>, Errno> {
+        self.reach(seat);
+        let waiting = || seat.gone.get() || !matches!(*seat.stage.borrow(), Stage::Closed | Stage::Opening);
+        seat.changed.until(waiting).await;
+        seat.link().filter(|_| !seat.gone.get()).ok_or(Errno::Io)
+    }
+
+    /// As `link_of`, however long that takes.
+    pub(super) async fn link_at_last(self: &Rc<Self>, seat: &Rc<Seat<E>>) -> Result<Rc<Link<E>>, Errno> {
+        self.reach(seat);
+        seat.changed.until(|| seat.gone.get() || matches!(*seat.stage.borrow(), Stage::Open(_))).await;
+        seat.link().filter(|_| !seat.gone.get()).ok_or(Errno::Io)
+    }
+
+    /// Opens the connection to a server unless that has begun.
+    pub(super) fn reach(self: &Rc<Self>, seat: &Rc<Seat<E>>) {
+        if matches!(*seat.stage.borrow(), Stage::Closed) && !seat.gone.get() {
+            self.start_opening(seat);
+        }
+    }
+
+    fn start_opening(self: &Rc<Self>, seat: &Rc<Seat<E>>) {
+        seat.set(Stage::Opening);
+        let (links, seat) = (self.clone(), seat.clone());
+        self.env.spawn(async move {
+            let begun = links.env.now();
+            let mut pause = links.timeouts.get().backoff_min;
+            let mut told = false;
+            loop {
+                match links.dial(&seat).await {
+                    Ok(link) => return links.opened(&seat, link).await,
+                    Err(e) if !told => tracing::warn!("server {} cannot be reached yet: {e}", seat.name()),
+                    Err(e) => tracing::debug!("server {} cannot be reached yet: {e}", seat.name()),
+                }
+                told = true;
+                let timeouts = links.timeouts.get();
+                let patience = links.env.now().since(begun) < timeouts.give_up;
+                if !patience && matches!(*seat.stage.borrow(), Stage::Opening) {
+                    tracing::warn!("no server {} for {:?}: calls to it fail", seat.name(), timeouts.give_up);
+                    seat.set(Stage::Failing);
+                }
+                links.env.sleep(pause).await;
+                if seat.gone.get() || links.core.stopped.load(Ordering::Acquire) {
+                    return;
+                }
+                pause = (pause * 2).min(timeouts.backoff_max);
+            }
+        });
+    }
+
+    /// Tries every address of a server once.
+    async fn dial(self: &Rc<Self>, seat: &Rc<Seat<E>>) -> io::Result<Rc<Link<E>>> {
+        let mut addrs = seat.info.borrow().addrs.clone();
+        addrs.retain(|a| leads_here(a));
+        if addrs.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "it has no address that leads there"));
+        }
+        let mut timeouts = self.timeouts.get();
+        timeouts.first_connect = Duration::ZERO;
+        let config = LinkConfig { addrs, timeouts, ..self.config.clone() };
+        let events = Rc::new(Events::new(self.env.clone(), self, seat));
+        let link = Link::connect(self.env.clone(), config, events).await?;
+        let (theirs, ours) = (link.welcome().cluster, self.core.cluster.load(Ordering::Relaxed));
+        if theirs != ours {
+            link.close().await;
+            let line = format!("it belongs to cluster {theirs:016x}, not {ours:016x}");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, line));
+        }
+        Ok(link)
+    }
+
+    async fn opened(self: &Rc<Self>, seat: &Rc<Seat<E>>, link: Rc<Link<E>>) {
+        let welcome = link.welcome();
+        if !self.is_master(seat) && self.is_behind(welcome.begun) {
+            // The session may have ended and begun anew: whether this mount goes on with it the master says.
+            if let Err(e) = self.hear_master().await {
+                tracing::debug!("server {} is left: {e}", seat.name());
+                seat.set_gone();
+            }
+        }
+        if seat.gone.get() {
+            return link.close().await;
+        }
+        self.learn_storage(seat, &welcome);
+        self.core.company.leases.surely_heard(&seat.lease, self.core.clock.boot_ns());
+        // Other servers may have opened it there for the session, which was forgotten there since.
+        if welcome.resumed || welcome.begun != self.first_begun.get() {
+            for target in self.targets_of(seat, welcome.pool) {
+                if let Err(e) = represent_opens(&self.core, &link, target).await {
+                    tracing::warn!("server {} was not told what is open on {target}: {e}", seat.name());
+                }
+            }
+        }
+        let epoch = welcome.map_epoch;
+        seat.set(Stage::Open(link));
+        self.reroute();
+        self.announced(epoch);
+    }
+}

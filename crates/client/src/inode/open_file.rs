@@ -1,0 +1,212 @@
+//! An open file: how it was opened, its streams, errors it has reported.
+//!
+//! Owns: what belongs to one open alone: pieces of application requests (H2), read-ahead, hits, reported failures.
+
+use super::File;
+use crate::api::{Ctx, OpenFlags};
+use crate::coherence::locks::pattern::Records;
+use crate::core::Core;
+use crate::prefetch::large_reads::DirectStream;
+use crate::prefetch::readahead::ReadAhead;
+use crate::telemetry::stats::{Ledger, Way};
+use crate::telemetry::tunables::Knob;
+use amphi_types::{ByteRange, Ino, IoMode, Result};
+use amphi_wire::{Access, LockExtent};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
+
+/// Streams of one open file that are told apart.
+const STREAMS_MAX: usize = 32;
+
+/// One application request that arrives in pieces.
+#[derive(Clone, Copy)]
+struct Piece {
+    stream: u32,
+    way: Way,
+    next: u64,
+    bytes: u64,
+}
+
+/// An open file. Dropping the last reference closes it, without waiting.
+pub struct OpenFile {
+    pub(crate) core: Weak<Core>,
+    pub(crate) file: Arc<File>,
+    pub(crate) flags: OpenFlags,
+    /// What the environment of the process that opened it asks for.
+    pub(crate) process_mode: Option<IoMode>,
+    /// Failures of write-back already reported here.
+    reported: AtomicU64,
+    pieces: Mutex<Vec<Piece>>,
+    pieces_open: AtomicU32,
+    pub(crate) readahead: Mutex<ReadAhead>,
+    pub(crate) direct: Mutex<DirectStream>,
+    pub(crate) records: Mutex<Records>,
+    /// A stream has bytes ahead of it, so hits matter to it.
+    pub(crate) readahead_on: AtomicBool,
+    /// Where the last read ended behind which `Client::warm_next` was asked for.
+    pub(crate) warmed_to: AtomicU64,
+    /// What its requests are counted in.
+    pub(crate) ledger: Arc<Ledger>,
+    /// How its requests go, as asked for by its user.
+    io_mode: AtomicU8,
+    /// Its locks are not to be granted wider than it asks.
+    exact: AtomicBool,
+    /// The group under whose lock its requests go; 0: none.
+    pub(crate) group: AtomicU64,
+    /// It was opened ahead, as one of many: its close waits for company.
+    ahead: bool,
+}
+
+impl OpenFile {
+    pub(crate) fn new(core: &Arc<Core>, file: Arc<File>, flags: OpenFlags, ctx: &Ctx) -> OpenFile {
+        let ledger = Arc::new(Ledger::new(core.job_of(ctx.job.as_ref())));
+        file.stats.enter(&ledger);
+        OpenFile {
+            core: Arc::downgrade(core),
+            reported: AtomicU64::new(file.failures.told()),
+            file,
+            flags,
+            process_mode: ctx.io_mode,
+            pieces: Mutex::default(),
+            pieces_open: AtomicU32::new(0),
+            readahead: Mutex::default(),
+            direct: Mutex::default(),
+            records: Mutex::default(),
+            readahead_on: AtomicBool::new(false),
+            warmed_to: AtomicU64::new(0),
+            ledger,
+            io_mode: AtomicU8::new(IoMode::Auto as u8),
+            exact: AtomicBool::new(false),
+            group: AtomicU64::new(0),
+            ahead: false,
+        }
+    }
+
+    /// Of an open that was made ahead.
+    pub(crate) fn taken_over(core: &Arc<Core>, file: Arc<File>, flags: OpenFlags, ctx: &Ctx) -> OpenFile {
+        let mut open = OpenFile::new(core, file, flags, ctx);
+        open.ahead = true;
+        open
+    }
+
+    /// Inode.
+    pub fn ino(&self) -> Ino {
+        self.file.ino
+    }
+
+    /// How it was opened.
+    pub fn flags(&self) -> OpenFlags {
+        self.flags
+    }
+
+    /// Length of the file as this mount knows it.
+    pub fn size(&self) -> u64 {
+        self.file.size()
+    }
+
+    /// Requests and bytes of the file by way and reason, locks and messages, for people.
+    pub fn counters(&self) -> String {
+        self.file.stats.text()
+    }
+
+    /// How its requests go: `Auto` leaves it to the file and the mount.
+    pub fn io_mode(&self) -> IoMode {
+        match self.io_mode.load(Relaxed) {
+            1 => IoMode::Buffered,
+            2 => IoMode::Direct,
+            _ => IoMode::Auto,
+        }
+    }
+
+    /// Sets how its requests go from now on. `O_DIRECT` goes before it, the file and the mount behind it.
+    pub fn set_io_mode(&self, mode: IoMode) {
+        self.io_mode.store(mode as u8, Relaxed);
+    }
+
+    /// Whether its locks are granted as asked, for who knows its pattern, or as wide as nothing conflicts.
+    pub fn set_no_expand(&self, on: bool) {
+        self.exact.store(on, Relaxed);
+    }
+
+    /// The group that it is a member of; 0: none.
+    pub fn group(&self) -> u64 {
+        self.member()
+    }
+
+    pub(crate) fn extent(&self) -> LockExtent {
+        if self.exact.load(Relaxed) { LockExtent::Exact } else { LockExtent::Grown }
+    }
+
+    /// The group that this open file is a member of; 0: none.
+    #[inline]
+    pub(crate) fn member(&self) -> u64 {
+        self.group.load(Relaxed)
+    }
+
+    pub(crate) fn access(&self) -> Access {
+        Access { read: self.flags.read, write: self.flags.write }
+    }
+
+    /// Whether there is one to report.
+    pub(crate) fn has_error(&self) -> bool {
+        self.file.failures.count() != self.reported.load(SeqCst)
+    }
+
+    /// The error to report, once for each failure.
+    pub(crate) fn take_error(&self) -> Result<()> {
+        if !self.has_error() {
+            return Ok(());
+        }
+        self.file.failures.tell(&self.reported)
+    }
+
+    /// Size of the application's request of which this is a piece (H2): consecutive pieces of one stream of which all
+    /// but the last are as large as the front end can carry.
+    pub(crate) fn request_bytes(&self, way: Way, stream: u32, range: ByteRange) -> u64 {
+        if self.pieces_open.load(Relaxed) == 0 {
+            return range.len();
+        }
+        let pieces = self.pieces.lock();
+        let before = pieces.iter().find(|p| p.stream == stream && p.way == way && p.next == range.start);
+        before.map_or(0, |p| p.bytes) + range.len()
+    }
+
+    /// Notes a piece for the next one.
+    pub(crate) fn note_piece(&self, way: Way, stream: u32, range: ByteRange, may_continue: bool) {
+        // The core is asked only where the answer counts: small requests pass by.
+        let may_continue = may_continue && self.core.upgrade().is_some_and(|c| c.tunables.on(Knob::Pieces));
+        if !may_continue && self.pieces_open.load(Relaxed) == 0 {
+            return;
+        }
+        let mut pieces = self.pieces.lock();
+        let at = pieces.iter().position(|p| p.stream == stream && p.way == way);
+        let before = at.map(|i| pieces.remove(i)).filter(|p| p.next == range.start).map_or(0, |p| p.bytes);
+        if may_continue {
+            if pieces.len() >= STREAMS_MAX {
+                pieces.remove(0);
+            }
+            pieces.push(Piece { stream, way, next: range.end, bytes: before + range.len() });
+        }
+        self.pieces_open.store(pieces.len() as u32, Relaxed);
+    }
+}
+
+impl std::fmt::Debug for OpenFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "OpenFile({}, {:?})", self.file.ino, self.flags)
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        self.file.stats.leave(&self.ledger);
+        if let Some(core) = self.core.upgrade() {
+            core.jobs.note_use(&self.ledger.job);
+            if self.member() != 0 {
+                crate::coherence::group_lock::closed(&core, &self.file, self.member());
+            }
+            crate::ops::open::release(&core, &self.file, self.access(), self.ahead);
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! The table of files: which inodes the client knows something about.
+
+use super::untold::Untold;
+use super::{File, Moment, tick};
+use crate::core::Core;
+use crate::policy::locality::Locality;
+use crate::telemetry::stats::ClosedFiles;
+use amphi_types::{ByteRange, Errno, Ino};
+use amphi_wire::{Access, InodeView};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+const TABLE_SHARDS: usize = 16;
+/// Changed files that a shard remembers after it forgot them: as many as are forgotten while one answer is on its way, unless
+/// that takes long.
+const FORGOTTEN_MAX: usize = 256;
+
+/// A file in use without being open; `FileTable::reap` afterwards.
+pub(crate) struct Use(pub(crate) Arc<File>);
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.0.uses.fetch_sub(1, SeqCst);
+    }
+}
+
+/// A file that was known, in use without being open. Dropped, it is forgotten if nobody else needs it.
+pub(crate) struct InUse {
+    core: Arc<Core>,
+    used: Option<Use>,
+}
+
+impl InUse {
+    pub(crate) fn file(&self) -> &Arc<File> {
+        &self.used.as_ref().expect("there until it is dropped").0
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        if let Some(used) = self.used.take() {
+            let file = used.0.clone();
+            drop(used);
+            self.core.files.reap(&file);
+        }
+    }
+}
+
+/// The file, if it is known, from now on as long as the result lives: there is no second one of this inode meanwhile. For whoever waits
+/// with it, since `get` alone keeps nobody from forgetting it.
+pub(crate) fn use_known(core: &Arc<Core>, ino: Ino) -> Option<InUse> {
+    let shard = core.files.shard(ino).lock();
+    let file = shard.files.get(&ino)?.clone();
+    file.uses.fetch_add(1, SeqCst);
+    Some(InUse { core: core.clone(), used: Some(Use(file)) })
+}
+
+/// When files were forgotten that had been changed here: an answer that was asked for before then may be from before the
+/// change, and there is no file any more that would know.
+#[derive(Default)]
+struct Forgotten {
+    at: BTreeMap<Ino, u64>,
+    /// As `at`, for all others.
+    others: u64,
+}
+
+impl Forgotten {
+    fn note(&mut self, ino: Ino) {
+        let now = tick();
+        if self.at.len() == FORGOTTEN_MAX {
+            self.at.clear();
+            self.others = now;
+        }
+        self.at.insert(ino, now);
+    }
+
+    /// Until when answers for `ino` have to be asked for at the latest to be perhaps from before a change.
+    fn until(&self, ino: Ino) -> u64 {
+        self.at.get(&ino).copied().unwrap_or(self.others)
+    }
+}
+
+#[derive(Default)]
+struct Shard {
+    files: BTreeMap<Ino, Arc<File>>,
+    forgotten: Forgotten,
+}
+
+/// All files the client knows something about.
+pub(crate) struct FileTable {
+    shards: Vec<Mutex<Shard>>,
+    /// Of all files.
+    locality: Arc<Locality>,
+    /// Lost bytes of files that are not in the table.
+    untold: Untold,
+    /// Counters of files that were forgotten.
+    pub(crate) closed: ClosedFiles,
+}
+
+impl FileTable {
+    pub(crate) fn new() -> FileTable {
+        let shards = (0..TABLE_SHARDS).map(|_| Mutex::default()).collect();
+        let (locality, closed, untold) = (Arc::default(), ClosedFiles::default(), Untold::default());
+        FileTable { shards, locality, closed, untold }
+    }
+
+    fn shard(&self, ino: Ino) -> &Mutex<Shard> {
+        &self.shards[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize % TABLE_SHARDS]
+    }
+
+    pub(crate) fn get(&self, ino: Ino) -> Option<Arc<File>> {
+        self.shard(ino).lock().files.get(&ino).cloned()
+    }
+
+    /// Lets `f` note something of the file, if it is known.
+    pub(crate) fn note(&self, ino: Ino, f: impl FnOnce(&File)) {
+        if let Some(file) = self.shard(ino).lock().files.get(&ino) {
+            f(file);
+        }
+    }
+
+    /// The file, known from now on; `open` is counted in the same step, so that nobody forgets it in between.
+    pub(crate) fn open(&self, view: InodeView, access: Access, moment: Moment) -> Arc<File> {
+        let mut shard = self.shard(view.attr.ino).lock();
+        let file = self.entry(&mut shard, view, moment);
+        let mut known = file.known.lock();
+        known.opens.push(access);
+        // Only an answer to a writer's open stays true while that writer has the file open; others may be from before
+        // the last writer closed.
+        known.spread |= access.write && view.spread;
+        drop(known);
+        file
+    }
+
+    /// As `open`, for what was opened ahead of its reader. If the file was not known from before `moment` until now, so that nothing of
+    /// this mount lies between, a fill of `range` is entered in the same step: its id.
+    pub(crate) fn open_ahead(
+        &self,
+        view: InodeView,
+        access: Access,
+        moment: Moment,
+        range: ByteRange,
+    ) -> (Arc<File>, Option<u64>) {
+        let ino = view.attr.ino;
+        let mut shard = self.shard(ino).lock();
+        let unknown = !shard.files.contains_key(&ino) && shard.forgotten.until(ino) < moment.at;
+        let file = self.entry(&mut shard, view, moment);
+        file.known.lock().opens.push(access);
+        let fill = unknown.then(|| {
+            // The view is of a moment since which nothing has happened here.
+            file.epoch.store(moment.at, SeqCst);
+            file.fill_begins(range)
+        });
+        (file, fill)
+    }
+
+    /// The file, known as long as the result lives although it is not open here.
+    pub(crate) fn know(&self, view: InodeView, moment: Moment) -> Use {
+        let mut shard = self.shard(view.attr.ino).lock();
+        let file = self.entry(&mut shard, view, moment);
+        file.uses.fetch_add(1, SeqCst);
+        Use(file)
+    }
+
+    fn entry(&self, shard: &mut Shard, view: InodeView, moment: Moment) -> Arc<File> {
+        let ino = view.attr.ino;
+        if let Some(file) = shard.files.get(&ino) {
+            file.adopt(view, moment);
+            return file.clone();
+        }
+        let until = shard.forgotten.until(ino);
+        let moment = if until < moment.at { moment } else { Moment::PAST };
+        let mut file = File::new(view, moment, &self.locality);
+        if let Some(stats) = self.closed.take(ino) {
+            file.stats = stats;
+        }
+        let file = Arc::new(file);
+        if let Some((errno, is_secret)) = self.untold.take(ino) {
+            file.failures.note(errno, ByteRange::ALL);
+            if !is_secret {
+                file.failures.told_to_all();
+            }
+        }
+        file.turned.fetch_max(until, SeqCst);
+        shard.files.insert(ino, file.clone());
+        file
+    }
+
+    /// Forgets a file that nobody needs any more.
+    pub(crate) fn reap(&self, file: &Arc<File>) {
+        let mut shard = self.shard(file.ino).lock();
+        let unused = file.access_count() == 0
+            && file.uses.load(SeqCst) == 0
+            && file.cached_bytes.load(SeqCst) == 0
+            && file.dirty_bytes.load(SeqCst) == 0
+            && file.fills_entered.load(SeqCst) == 0;
+        if unused && shard.files.get(&file.ino).is_some_and(|f| Arc::ptr_eq(f, file)) {
+            shard.files.remove(&file.ino);
+            self.closed.keep(file.ino, &file.stats);
+            if file.has_changed() {
+                shard.forgotten.note(file.ino);
+            }
+            if let Some(errno) = file.untold_loss() {
+                self.untold.note(file.ino, errno, file.failures.is_secret());
+            }
+        }
+    }
+
+    /// The last name of a file that is not known here has gone: nobody misses what was lost of it.
+    pub(crate) fn nameless(&self, ino: Ino) {
+        self.untold.take(ino);
+    }
+
+    /// Who syncs all files is told of all that was lost so far.
+    pub(crate) fn told_to_all(&self) {
+        self.all().iter().for_each(|file| file.failures.told_to_all());
+        self.untold.told_to_all();
+    }
+
+    /// The error of a file of which bytes were lost and nobody was told, nor who syncs all files, if there is one.
+    pub(crate) fn secret_loss(&self) -> Option<Errno> {
+        let known = self.all().into_iter().filter(|file| file.failures.is_secret()).find_map(|file| file.untold_loss());
+        known.or_else(|| self.untold.secret())
+    }
+
+    /// All files, in order of inodes.
+    pub(crate) fn all(&self) -> Vec<Arc<File>> {
+        let mut all: Vec<_> =
+            self.shards.iter().flat_map(|s| s.lock().files.values().cloned().collect::<Vec<_>>()).collect();
+        all.sort_by_key(|f| f.ino);
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: answers that were asked for before a changed file was forgotten are told from later ones, also when the table
+    /// of forgotten files was full. Method: one file forgotten, then as many as there is room for.
+    #[test]
+    fn forgotten_files_are_remembered() {
+        let mut forgotten = Forgotten::default();
+        assert!(forgotten.until(Ino(1)) < Moment::now(1).at);
+        let before = Moment::now(1);
+        forgotten.note(Ino(1));
+        let after = Moment::now(1);
+        let allowed = |f: &Forgotten, ino| [before, after].map(|m| f.until(Ino(ino)) < m.at);
+        assert_eq!((allowed(&forgotten, 1), allowed(&forgotten, 2)), ([false, true], [true, true]));
+        (0..FORGOTTEN_MAX as u64).for_each(|i| forgotten.note(Ino(10 + i)));
+        assert_eq!((allowed(&forgotten, 1), allowed(&forgotten, 2)), ([false, false], [false, false]));
+        assert!(forgotten.until(Ino(1)) < Moment::now(1).at && forgotten.at.len() <= FORGOTTEN_MAX);
+    }
+}

@@ -1,0 +1,538 @@
+//! What the two ways have been measured to carry, for requests that the cache does not help (FEATURES H13).
+//!
+//! Owns: the rates and the comparison. Does not own: when it is asked (`decision`: only for files without locality, in the window and above).
+//!
+//! A rate is what landed in a stretch of time in which all went one way, by the clock: so what the processors had to do counts as
+//! well as network and disks. Each way of I/O (read, write) has one stretch at a time: direct requests of one size, or reads that the
+//! cache answered, or write-back. Reads are measured where they are answered: read-ahead comes in bursts, each at the speed of the
+//! disk. Pauses of the applications do not count; time in which one of them waited for the request does, however long: with many streams
+//! read-ahead brings a hundred megabytes at once, for which all wait and which all read in no time.
+//!
+//! Invariants: a stretch ends without a sample when too much goes another way, or when its user says that it shows nothing (direct
+//! writes beside write-back of earlier ones, direct reads beside read-ahead from before them, write-back that nobody waits for, or for little of which). Without a rate for both ways the rule of the paper
+//! stands: direct; what was measured direct alone is tried through the cache, writes for a bounded number of bytes, since write-back shows nothing
+//! while nobody is kept busy by it. A way that was not used for long counts for five
+//! percent more with each second of I/O, so it is tried again, the sooner the closer they were; a trial costs a sample, 64 MiB of reads, 32 of
+//! writes. Time without I/O does not count: a program that works in bursts would pay for a trial in each. Whichever way is taken stays until
+//! the other is better by five percent: each change costs what is under way the old way.
+//!
+//! In the same way large direct reads that follow each other are measured with the next one asked for ahead (`direct_ahead`) and without: where memory
+//! is slower than what reads into it, a second buffer that is not in the processor's cache costs more than the wait that it saves.
+
+use crate::telemetry::stats::Way;
+use parking_lot::Mutex;
+
+/// Bytes that make a sample, of reads and of writes. Sixteen streams are 80 MiB ahead: shorter samples of reads show what was fetched before
+/// they began.
+pub(crate) const SAMPLE_BYTES: [u64; 2] = by_way(64 << 20, 32 << 20);
+/// One byte in so many may go another way without ending a stretch.
+const STRANGE_PART: u64 = 8;
+/// Writes of which the cache's rate is not known are tried through it for so many bytes, and again when `TRIAL_REST` times as many have gone
+/// direct: at a quarter of the speed that would cost a tenth of the time.
+const TRIAL_BYTES: u64 = 4 * SAMPLE_BYTES[Way::Write as usize];
+const TRIAL_REST: u64 = 32;
+/// Samples of one way that count together: each is a few dozen milliseconds long, and disks that others use as well differ by a half between two.
+const MEAN_OF: u64 = 8;
+/// What was measured longer ago, in time with I/O, counts as one sample beside the next.
+const OLD_NS: u64 = 5_000_000_000;
+/// A longer time without anything is a pause.
+const PAUSE_NS: u64 = 50_000_000;
+/// The smallest class of sizes begins here; each following at twice as much.
+const CLASS_MIN_BYTES: u64 = 32 << 10;
+/// 32 KiB to 4 MiB and more.
+const CLASSES: usize = 8;
+/// Reads below this do not go direct for lack of locality, so it does not matter how quickly the cache serves them.
+const READ_MIN_BYTES: u64 = CLASS_MIN_BYTES;
+/// Write-back or read-ahead of at most this beside direct requests does not spoil their measurement.
+pub(crate) const CALM_FLIGHT_BYTES: u64 = 1 << 20;
+/// Of this many percent of the cache's rate, direct is as good: it leaves the cache to others.
+const EQUAL_PERCENT: u64 = 95;
+/// A file of whose pages so many 1024ths are used again keeps the cache, however much direct requests carry.
+const SHARE_MAX: u64 = 512;
+
+/// Where bytes went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Course {
+    /// Through the cache.
+    Cached,
+    /// Past it, in application requests of so many bytes.
+    Direct(u64),
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Rate {
+    /// Bytes per second, the mean of the last samples; 0 without one.
+    per_s: u64,
+    /// How many these are.
+    samples: u64,
+    /// When the last sample was complete, in time with I/O.
+    at_ns: u64,
+}
+
+impl Rate {
+    /// Five percent more for each second with I/O since it was measured.
+    fn hoped(&self, io_ns: u64) -> Option<u64> {
+        let age_ms = io_ns.saturating_sub(self.at_ns) / 1_000_000;
+        (self.per_s > 0).then(|| self.per_s.saturating_add((self.per_s / 20_000).saturating_mul(age_ms)))
+    }
+}
+
+/// A stretch of time in which bytes went one way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stretch {
+    /// Which rate it is of.
+    of: usize,
+    last_ns: u64,
+    /// Time without pauses.
+    busy_ns: u64,
+    bytes: u64,
+    strange_bytes: u64,
+}
+
+/// Of reads, or of writes: direct by class, the cache last. Of large direct reads: asked for ahead by class, then not, by class.
+#[derive(Debug, Default)]
+struct Side {
+    rates: [Rate; 2 * CLASSES],
+    stretch: Stretch,
+    /// Time in which there was I/O of this kind, and the end of the last of it by the clock.
+    io_ns: u64,
+    last_ns: u64,
+    /// Of each class: the cache was better when it was last asked.
+    cached_wins: [bool; CLASSES],
+    /// Bytes that were tried through the cache without its rate being known, when the last of them were, and what went direct since there were
+    /// enough of them.
+    tried_bytes: u64,
+    tried_ns: u64,
+    rested_bytes: u64,
+}
+
+const CACHED: usize = CLASSES;
+const UNASKED: usize = CLASSES;
+
+const fn by_way(read: u64, write: u64) -> [u64; 2] {
+    let mut both = [0; 2];
+    both[Way::Read as usize] = read;
+    both[Way::Write as usize] = write;
+    both
+}
+
+impl Side {
+    /// Bytes have gone direct: after enough of them the cache may be tried again.
+    fn rest(&mut self, bytes: u64) {
+        if self.tried_bytes >= TRIAL_BYTES {
+            self.rested_bytes += bytes;
+            if self.rested_bytes >= TRIAL_REST * TRIAL_BYTES {
+                (self.tried_bytes, self.rested_bytes) = (0, 0);
+            }
+        }
+    }
+
+    /// Writers try the cache right now.
+    fn is_trying(&self, now_ns: u64) -> bool {
+        self.rates[CACHED].per_s == 0 && self.tried_bytes > 0 && now_ns.saturating_sub(self.tried_ns) < PAUSE_NS
+    }
+
+    /// `bytes`, asked for at `since_ns`, have gone one way.
+    fn note(&mut self, sample_bytes: u64, of: usize, bytes: u64, (since_ns, now_ns): (u64, u64), shows: bool) {
+        let busy = |last_ns: u64| {
+            let passed = now_ns.saturating_sub(last_ns);
+            let waited = passed.min(now_ns.saturating_sub(since_ns));
+            if passed < PAUSE_NS { passed } else { waited }
+        };
+        self.io_ns += busy(self.last_ns);
+        self.last_ns = self.last_ns.max(now_ns);
+        let s = &mut self.stretch;
+        if of != s.of {
+            s.strange_bytes += bytes;
+            if s.strange_bytes > s.bytes / STRANGE_PART {
+                *s = Stretch { of, last_ns: now_ns, ..Stretch::default() };
+            }
+            return;
+        }
+        if !shows {
+            *s = Stretch { of, last_ns: now_ns, ..Stretch::default() };
+            return;
+        }
+        let busy = busy(s.last_ns);
+        s.last_ns = now_ns;
+        if busy > 0 {
+            (s.busy_ns, s.bytes) = (s.busy_ns + busy, s.bytes + bytes);
+        }
+        if s.bytes >= sample_bytes && s.busy_ns > 0 {
+            let sample = u128::from(s.bytes) * 1_000_000_000 / u128::from(s.busy_ns);
+            let sample = u64::try_from(sample).unwrap_or(u64::MAX);
+            let rate = &mut self.rates[of];
+            if self.io_ns - rate.at_ns > OLD_NS {
+                rate.samples = rate.samples.min(1);
+            }
+            rate.samples = (rate.samples + 1).min(MEAN_OF);
+            rate.per_s = (rate.per_s - rate.per_s / rate.samples + sample / rate.samples).max(1);
+            rate.at_ns = self.io_ns;
+            *s = Stretch { of, last_ns: now_ns, ..Stretch::default() };
+        }
+    }
+}
+
+/// What a mount has learnt.
+#[derive(Debug, Default)]
+pub(crate) struct Learned {
+    sides: [Mutex<Side>; 2],
+    ahead: Mutex<Side>,
+}
+
+fn class(bytes: u64) -> usize {
+    let doublings = (bytes / CLASS_MIN_BYTES).checked_ilog2().unwrap_or(0);
+    (doublings as usize).min(CLASSES - 1)
+}
+
+/// Where a class begins.
+fn kib(class: usize) -> u64 {
+    (CLASS_MIN_BYTES >> 10) << class
+}
+
+fn index(course: Course) -> usize {
+    match course {
+        Course::Cached => CACHED,
+        Course::Direct(request) => class(request),
+    }
+}
+
+impl Learned {
+    /// `bytes` have landed on a target. `shows`: nothing ran beside it that would spoil the stretch.
+    pub(crate) fn note(&self, way: Way, course: Course, bytes: u64, now_ns: u64, shows: bool) {
+        self.note_since(way, course, bytes, (now_ns, now_ns), shows);
+    }
+
+    /// `bytes` have come from a target, for a read that has waited since a time.
+    pub(crate) fn note_read(&self, course: Course, bytes: u64, (since_ns, now_ns): (u64, u64), shows: bool) {
+        self.note_since(Way::Read, course, bytes, (since_ns, now_ns), shows);
+    }
+
+    fn note_since(&self, way: Way, course: Course, bytes: u64, from_to_ns: (u64, u64), shows: bool) {
+        let sample_bytes = SAMPLE_BYTES[way as usize];
+        let mut side = self.sides[way as usize].lock();
+        if matches!(course, Course::Direct(_)) {
+            side.rest(bytes);
+        }
+        side.note(sample_bytes, index(course), bytes, from_to_ns, shows);
+    }
+
+    /// Write-back of `bytes` has landed. `waited`: somebody waited for it, or soon would. Writers who try the cache keep it busy as well as they
+    /// do direct requests, so that shows it too.
+    pub(crate) fn note_write_back(&self, bytes: u64, now_ns: u64, waited: bool) {
+        let mut side = self.sides[Way::Write as usize].lock();
+        let shows = waited || side.is_trying(now_ns);
+        side.note(SAMPLE_BYTES[Way::Write as usize], CACHED, bytes, (now_ns, now_ns), shows);
+    }
+
+    /// A request of `bytes` without locality has gone through the cache.
+    pub(crate) fn tried(&self, way: Way, bytes: u64, now_ns: u64) {
+        let mut side = self.sides[way as usize].lock();
+        if side.rates[CACHED].per_s == 0 {
+            side.tried_bytes += bytes;
+            side.tried_ns = now_ns;
+        }
+    }
+
+    /// The cache has answered a read of `bytes`, of a stream that is or may be read ahead, at once or, with `since_ns`, after it was
+    /// waited for.
+    pub(crate) fn note_cached_read(&self, bytes: u64, since_ns: Option<u64>, now_ns: impl Fn() -> u64) {
+        if bytes >= READ_MIN_BYTES {
+            let now_ns = now_ns();
+            self.note_read(Course::Cached, bytes, (since_ns.unwrap_or(now_ns), now_ns), true);
+        }
+    }
+
+    /// A large direct read of `bytes` that may have followed another has come, while reads of its size were asked for `ahead` or not.
+    pub(crate) fn note_large_read(&self, ahead: bool, bytes: u64, from_to_ns: (u64, u64), shows: bool) {
+        let of = class(bytes) + if ahead { 0 } else { UNASKED };
+        self.ahead.lock().note(SAMPLE_BYTES[Way::Read as usize], of, bytes, from_to_ns, shows);
+    }
+
+    /// Whether large direct reads of this size that follow each other come sooner, or as soon, when the next one is asked for ahead.
+    pub(crate) fn ahead_pays(&self, request: u64) -> bool {
+        let side = self.ahead.lock();
+        let class = class(request);
+        match (side.rates[class].hoped(side.io_ns), side.rates[UNASKED + class].hoped(side.io_ns)) {
+            (Some(ahead), Some(unasked)) => unasked / 100 <= ahead / EQUAL_PERCENT,
+            (Some(_), None) => false,
+            (None, _) => true,
+        }
+    }
+
+    /// Whether requests of this size would land sooner through the cache, although it does not help them.
+    pub(crate) fn cache_is_faster(&self, way: Way, request: u64) -> bool {
+        let mut side = self.sides[way as usize].lock();
+        let (class, io_ns) = (class(request), side.io_ns);
+        match (side.rates[CACHED].hoped(io_ns), side.rates[class].hoped(io_ns)) {
+            (Some(cached), Some(direct)) => {
+                let (direct, cached) = match side.cached_wins[class] {
+                    true => (direct / 100, cached / EQUAL_PERCENT),
+                    false => (direct / EQUAL_PERCENT, cached / 100),
+                };
+                side.cached_wins[class] = direct < cached;
+                side.cached_wins[class]
+            }
+            // Reads are measured always, write-back only while it keeps somebody busy: that trial might have no end.
+            (None, Some(_)) => way == Way::Read || side.tried_bytes < TRIAL_BYTES,
+            _ => false,
+        }
+    }
+
+    /// What share of its pages a file must use again so that the cache pays for requests of this size, in 1024ths: what is hit costs
+    /// nothing, so the cache's way takes `1 - share` of its time for the whole. 0 while one of the rates is not known.
+    pub(crate) fn least_share(&self, way: Way, request: u64) -> u64 {
+        let side = self.sides[way as usize].lock();
+        let (cached, direct) = (side.rates[CACHED].per_s, side.rates[class(request)].per_s);
+        if cached == 0 || direct <= cached {
+            return 0;
+        }
+        let share = u128::from(direct - cached) * 1024 / u128::from(direct);
+        (share as u64).min(SHARE_MAX)
+    }
+
+    /// What is known, in MiB/s: a name and a number for each rate.
+    pub(crate) fn shown(&self) -> Vec<(String, u64)> {
+        let mut all = Vec::new();
+        for (way, name) in [(Way::Read, "read"), (Way::Write, "write")] {
+            let rates = self.sides[way as usize].lock().rates;
+            all.push((format!("learned_cached_{name}_mib_s"), rates[CACHED].per_s >> 20));
+            for (class, rate) in rates[..CACHED].iter().enumerate() {
+                all.push((format!("learned_direct_{name}_{}k_mib_s", kib(class)), rate.per_s >> 20));
+            }
+        }
+        let rates = self.ahead.lock().rates;
+        for (name, from) in [("ahead", 0), ("unasked", UNASKED)] {
+            for (class, rate) in rates[from..][..CLASSES].iter().enumerate() {
+                all.push((format!("learned_{name}_read_{}k_mib_s", kib(class)), rate.per_s >> 20));
+            }
+        }
+        all.retain(|(_, rate)| *rate > 0);
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+    const MS: u64 = 1_000_000;
+
+    /// Steps of 1 ms from `from_ns` on with so much each; what comes first begins the stretch.
+    fn stretch(l: &Learned, course: Course, from_ns: u64, mib_s: u64) {
+        for step in 0..200 {
+            l.note(Way::Write, course, (mib_s << 20) / 1000, from_ns + step * MS, true);
+        }
+    }
+
+    fn shown(l: &Learned, name: &str) -> u64 {
+        l.shown().iter().find(|(n, _)| n == name).map_or(0, |(_, rate)| *rate)
+    }
+
+    /// Goal: a rate is what landed by the clock, without pauses; what goes another way ends a stretch only if it is much; what shows
+    /// nothing is not counted. Method: times by hand.
+    #[test]
+    fn rates_are_by_the_clock() {
+        let l = Learned::default();
+        for i in 0..10 {
+            stretch(&l, Course::Cached, i * SECOND, 1600);
+            l.note(Way::Write, Course::Direct(1 << 20), 1 << 20, i * SECOND + 201 * MS, true);
+        }
+        let rate = shown(&l, "learned_cached_write_mib_s");
+        assert!((1550..=1610).contains(&rate), "{rate}");
+        assert_eq!(l.shown().len(), 1, "probes are no stretch");
+        let spoiled = Learned::default();
+        for i in 0..1000 {
+            spoiled.note(Way::Write, Course::Cached, 1 << 20, i * MS, i % 16 > 0);
+        }
+        assert_eq!(spoiled.shown(), []);
+        let mixed = Learned::default();
+        for i in 0..1000 {
+            mixed.note(Way::Write, Course::Cached, 1 << 20, 2 * i * MS, true);
+            mixed.note(Way::Write, Course::Direct(1 << 20), 1 << 20, (2 * i + 1) * MS, true);
+        }
+        assert_eq!(mixed.shown(), []);
+    }
+
+    /// Goal: a stall counts if somebody waited, a pause of the applications does not; both may be as long. Method: bursts of 16 MiB within a
+    /// millisecond, every 100 ms, waited for and not.
+    #[test]
+    fn waiting_is_no_pause() {
+        for (waits, expected) in [(true, 150..=170), (false, 10_000..=20_000)] {
+            let l = Learned::default();
+            for burst in 1..40 {
+                let now = burst * 100 * MS;
+                let since = if waits { now - 99 * MS } else { now };
+                l.note_read(Course::Cached, 1 << 20, (since, now), true);
+                for read in 1..16 {
+                    l.note_cached_read(1 << 20, None, || now + read * MS / 16);
+                }
+            }
+            let rate = shown(&l, "learned_cached_read_mib_s");
+            assert!(expected.contains(&rate), "{rate}");
+        }
+    }
+
+    /// Goal: direct unless both are known and the cache is clearly faster; sizes are told apart. Method: rates by hand.
+    #[test]
+    fn the_faster_way_wins() {
+        let l = Learned::default();
+        let faster = |request| l.cache_is_faster(Way::Write, request);
+        assert!(!faster(256 << 10));
+        stretch(&l, Course::Cached, 0, 1000);
+        assert!(!faster(256 << 10), "direct is not known yet");
+        stretch(&l, Course::Direct(300 << 10), SECOND, 800);
+        assert!(faster(256 << 10));
+        assert!(!faster(512 << 10), "nothing is known of other sizes");
+        assert!(!l.cache_is_faster(Way::Read, 256 << 10), "nor of reads");
+        stretch(&l, Course::Direct(1 << 20), 2 * SECOND, 1010);
+        assert!(!faster(1 << 20), "about equal");
+        let direct_alone = Learned::default();
+        for way in [Way::Read, Way::Write] {
+            (0..200).for_each(|ms| direct_alone.note(way, Course::Direct(1 << 20), 1 << 20, ms * MS, true));
+        }
+        assert!(direct_alone.cache_is_faster(Way::Read, 1 << 20), "who knows");
+        assert!(!direct_alone.cache_is_faster(Way::Read, 1 << 18), "direct first");
+        assert!(direct_alone.cache_is_faster(Way::Write, 1 << 20), "writes too");
+    }
+
+    /// Goal: the loser is tried again, the sooner the closer it was, after so much time with I/O, however long the mount rested in between.
+    /// Method: rates by hand, stretches of a fifth of a second one behind the other and an hour apart.
+    #[test]
+    fn the_loser_is_tried_again() {
+        let stretches_until_tried = |direct: u64, apart_ns: u64| {
+            let l = Learned::default();
+            stretch(&l, Course::Cached, 0, 1000);
+            stretch(&l, Course::Direct(1 << 20), SECOND, direct);
+            assert!(l.cache_is_faster(Way::Write, 1 << 20), "{direct}");
+            let tried = (0..10_000).find(|s| {
+                stretch(&l, Course::Cached, 2 * SECOND + s * apart_ns, 1000);
+                !l.cache_is_faster(Way::Write, 1 << 20)
+            });
+            tried.expect("it is")
+        };
+        let seconds = |stretches: u64| stretches / 5;
+        let (near, far) = (stretches_until_tried(800, 200 * MS), stretches_until_tried(400, 200 * MS));
+        assert!((5..8).contains(&seconds(near)), "{near}");
+        assert!((30..40).contains(&seconds(far)), "{far}");
+        assert!(stretches_until_tried(800, 3600 * SECOND).abs_diff(near) <= 1);
+    }
+
+    /// Goal: about equal ways do not take turns: each stays until the other is clearly better. Method: rates around each other by three
+    /// percent, then by ten.
+    #[test]
+    fn equal_ways_stay() {
+        let l = Learned::default();
+        let request = 1 << 20;
+        stretch(&l, Course::Direct(request), 0, 1000);
+        for start in 0..40 {
+            stretch(&l, Course::Cached, (2 * start + 1) * SECOND, 1000 + 30 * (start % 2));
+            stretch(&l, Course::Direct(request), (2 * start + 2) * SECOND, 1030 - 30 * (start % 2));
+            assert!(!l.cache_is_faster(Way::Write, request), "{start}");
+        }
+        for start in 40..60 {
+            stretch(&l, Course::Cached, (2 * start + 1) * SECOND, 1150);
+            stretch(&l, Course::Direct(request), (2 * start + 2) * SECOND, 1000);
+        }
+        assert!(l.cache_is_faster(Way::Write, request));
+        for start in 60..80 {
+            stretch(&l, Course::Cached, (2 * start + 1) * SECOND, 1010);
+            stretch(&l, Course::Direct(request), (2 * start + 2) * SECOND, 1030);
+            assert!(l.cache_is_faster(Way::Write, request), "{start}");
+        }
+    }
+
+    /// Goal: writes are tried through the cache for as long as that may show something, and again after much more has gone direct; what lands
+    /// while they are counts though nobody waits, and what lands later does not. Method: requests and landings by hand.
+    #[test]
+    fn writes_are_tried_for_a_while() {
+        let l = Learned::default();
+        let (request, step) = (2 << 20, 4 << 20);
+        let direct = |l: &Learned, from_ns: u64| stretch(l, Course::Direct(request), from_ns, 1000);
+        direct(&l, 0);
+        let try_all = |l: &Learned, from_ns: u64| {
+            let mut bytes = 0;
+            while l.cache_is_faster(Way::Write, request) && bytes < 1 << 40 {
+                l.tried(Way::Write, step, from_ns);
+                bytes += step;
+            }
+            bytes
+        };
+        assert_eq!(try_all(&l, SECOND), TRIAL_BYTES);
+        for ms in 0..100 {
+            l.note_write_back(step, 2 * SECOND + ms * MS, false);
+        }
+        assert_eq!(shown(&l, "learned_cached_write_mib_s"), 0, "nobody tries it any more, nobody waits");
+        let rounds = (1..10_000).find(|i| {
+            direct(&l, (2 + i) * SECOND);
+            l.cache_is_faster(Way::Write, request)
+        });
+        let rested = rounds.expect("it is tried again") * (200 << 20);
+        assert!((TRIAL_REST * TRIAL_BYTES..=(TRIAL_REST + 2) * TRIAL_BYTES).contains(&rested), "{rested}");
+        let start = 100_000 * SECOND;
+        for ms in 0..40 {
+            l.tried(Way::Write, step, start + ms * MS);
+            l.note_write_back(step, start + ms * MS, false);
+        }
+        let rate = shown(&l, "learned_cached_write_mib_s");
+        assert!((3900..=4200).contains(&rate), "{rate}");
+        l.tried(Way::Write, step, start + SECOND);
+        for ms in 0..40 {
+            l.note_write_back(step / 8, start + SECOND + ms * MS, false);
+        }
+        assert_eq!(shown(&l, "learned_cached_write_mib_s"), rate, "what is known is not tried");
+    }
+
+    /// Goal: the share of reuse that the cache needs is what makes its time equal to that of direct requests, at most a half. Method: rates by
+    /// hand.
+    #[test]
+    fn reuse_makes_up_for_a_slower_way() {
+        for (cached, direct, least) in [(1000, 1000, 0), (1000, 900, 0), (750, 1000, 256), (1000, 8000, 512)] {
+            let l = Learned::default();
+            stretch(&l, Course::Cached, 0, cached);
+            assert_eq!(l.least_share(Way::Write, 300 << 10), 0, "direct is not known");
+            stretch(&l, Course::Direct(300 << 10), SECOND, direct);
+            let found = l.least_share(Way::Write, 300 << 10);
+            assert!(found.abs_diff(least) <= 8, "{found} for {cached} and {direct}");
+            assert_eq!((l.least_share(Way::Write, 1 << 20), l.least_share(Way::Read, 300 << 10)), (0, 0));
+        }
+    }
+
+    /// Goal: reads are asked for ahead until that is measured, then a sample long not, then as the rates say; equal ones are, and the slower way
+    /// is tried again; sizes are told apart. Method: reads by hand.
+    #[test]
+    fn asking_ahead_has_to_pay() {
+        let large = 4 << 20;
+        let stream = |l: &Learned, ahead, from_ns: u64, mib_s: u64| {
+            for step in 0..200 {
+                // Between two streams nobody waits.
+                let now_ns = from_ns + step * (4000 * MS / mib_s);
+                l.note_large_read(ahead, large, (now_ns, now_ns), true);
+            }
+        };
+        for (ahead, unasked, pays) in [(2000, 3000, false), (3000, 2000, true), (2000, 2080, true)] {
+            let l = Learned::default();
+            assert!(l.ahead_pays(large));
+            stream(&l, true, 0, ahead);
+            assert!(!l.ahead_pays(large), "who knows");
+            assert!(l.ahead_pays(large / 4), "of other sizes nothing is known");
+            stream(&l, false, SECOND, unasked);
+            assert_eq!(l.ahead_pays(large), pays, "{ahead} {unasked}");
+            let turns = (1..100).find(|s| {
+                stream(&l, pays, s * SECOND, if pays { ahead } else { unasked });
+                l.ahead_pays(large) != pays
+            });
+            assert!(turns.is_some_and(|s| s < 60), "{turns:?}");
+            let rate = shown(&l, "learned_unasked_read_4096k_mib_s");
+            assert!(rate.abs_diff(unasked) <= 2, "{rate}");
+        }
+    }
+
+    /// Goal: each size has its class. Method: edges.
+    #[test]
+    fn classes() {
+        let of = |kib: u64| class(kib << 10);
+        assert_eq!([of(1), of(32), of(63), of(64), of(1024), of(4096), of(1 << 20)], [0, 0, 0, 1, 5, 7, 7]);
+    }
+}

@@ -1,0 +1,8 @@
+//! Prefetching: data that is asked for before the program does.
+//!
+//! Owns: read-ahead of one open file, large direct reads in a row, small files of a directory that a program opens one
+//! after the other. Does not own: the cache that the bytes land in (`cache`), the locks they lie under (`coherence`).
+
+pub(crate) mod large_reads;
+pub mod readahead;
+pub(crate) mod small_files;

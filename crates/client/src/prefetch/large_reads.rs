@@ -1,0 +1,343 @@
+//! Direct reads one after the other: the next ones are asked for before the program does.
+//!
+//! Owns: recognising such a stream of an open file, the bytes of its next reads and how long they count. Does not own: which reads go
+//! direct (`decision`), streams through the cache (`readahead`).
+//!
+//! The next read of each stream, or as many as make `AHEAD_BYTES`, are asked for while the one before them is still on its way: so disks,
+//! sockets and the program's copy work at the same time. The bytes go to the reader in the buffers they came in and are dropped with them, so the
+//! memory is used again while it is still in the processor's cache. Reads need not end where what was asked for does: a call that a front end
+//! cannot carry as a whole comes in large pieces and a small one, and what is asked for goes on in large ones. Large reads are asked for ahead only as long as that was measured to pay
+//! (`learned`).
+//!
+//! Invariants: bytes are kept only while the mount is alone, and count as long as one that is cached would: whatever spoils a fill spoils
+//! them (`File::spoil`), and a change of the rule of caching ends them. They are looked for only where the cache has
+//! nothing. All of them together are bounded as read-ahead is; unused ones are dropped after `KEPT_NS`.
+
+use crate::core::Core;
+use crate::data::Segments;
+use crate::inode::{File, OpenFile};
+use crate::ops::read::{self, direct};
+use crate::telemetry::stats::Count;
+use crate::telemetry::tunables::Knob;
+use amphi_env::buf;
+use amphi_types::{ByteRange, Result};
+use futures_channel::oneshot;
+use futures_util::future::join;
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Arc, Weak};
+
+/// A stream is this far ahead, or by one read, bytes: enough to keep a disk busy, and what is used again and again stays in the processor's
+/// cache.
+const AHEAD_BYTES: u64 = 4 << 20;
+/// Reads below the large threshold are asked for ahead while all that is asked for, ahead and not, is less, bytes: where many streams read
+/// at once, each keeps the disks busy for the others.
+const BUSY_BYTES: u64 = 8 << 20;
+/// How long bytes are kept for a reader that does not come, nanoseconds.
+const KEPT_NS: u64 = 2_000_000_000;
+/// Most reads that must follow each other before anything is asked for, after that was useless.
+const CAUTION_MAX: u32 = 64;
+/// Reads in a row that are shorter than those before until requests are as short.
+const SHORTER_MAX: u32 = 4;
+
+/// The direct reads of one open file.
+#[derive(Default)]
+pub(crate) struct DirectStream {
+    last_end: u64,
+    /// Bytes of one request: the longest of the last reads.
+    step: u64,
+    /// Reads in a row that were shorter.
+    shorter: u32,
+    /// Reads that followed each other.
+    matches: u32,
+    /// So many more must have before the next one is asked for.
+    caution: u32,
+    /// Reads that were asked for, one behind the other.
+    ahead: VecDeque<Ahead>,
+    /// It is among `DirectStreams`.
+    listed: bool,
+}
+
+/// A read that was asked for ahead.
+struct Ahead {
+    core: Weak<Core>,
+    file: Arc<File>,
+    range: ByteRange,
+    /// Its fill: held until somebody comes for the bytes.
+    id: u64,
+    /// The rule of caching under which it was asked for.
+    rule: u64,
+    /// When, nanoseconds.
+    since_ns: u64,
+    data: Data,
+}
+
+enum Data {
+    Coming(oneshot::Receiver<Result<Segments>>),
+    /// What the reader before has left.
+    Here(Segments),
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.file.fill_ends(self.id);
+        if let Some(core) = self.core.upgrade() {
+            core.fill_bytes.fetch_sub(self.range.len(), SeqCst);
+            core.direct_streams.bytes.fetch_sub(self.range.len(), SeqCst);
+            if self.file.access_count() == 0 {
+                core.files.reap(&self.file);
+            }
+        }
+    }
+}
+
+/// Open files that something is kept for.
+#[derive(Default)]
+pub(crate) struct DirectStreams {
+    open: Mutex<Vec<Weak<OpenFile>>>,
+    /// Bytes asked for ahead, for all.
+    pub(crate) bytes: AtomicU64,
+    /// Bytes of reads that wait for the targets.
+    waited_for: AtomicU64,
+}
+
+/// A direct read of `range`, of which nothing is cached, and the request for the one behind it. The caller holds the range lock shared and
+/// has entered the operation as one that keeps the mount alone.
+/// `large`: it is above the large threshold.
+pub(crate) async fn read(
+    core: &Arc<Core>,
+    open: &Arc<OpenFile>,
+    range: ByteRange,
+    size: u64,
+    large: bool,
+) -> Result<Segments> {
+    if !large {
+        return next(core, open, range, size, Asking::IfIdle).await;
+    }
+    let since_ns = core.clock.now_ns();
+    let new_bytes = buf::new_bytes();
+    let pays = !core.tunables.on(Knob::Learn) || core.learned.ahead_pays(range.len());
+    let data = next(core, open, range, size, if pays { Asking::Always } else { Asking::Never }).await;
+    // Memory that is used for the first time costs what no read costs later.
+    let shows = data.is_ok() && read::fills_are_calm(core) && buf::new_bytes() == new_bytes;
+    core.learned.note_large_read(pays, range.len(), (since_ns, core.clock.now_ns()), shows);
+    data
+}
+
+/// Whether the next reads are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asking {
+    /// Unless others keep the disks busy: below the large threshold.
+    IfIdle,
+    /// Large reads.
+    Always,
+    /// Large reads that were measured to come sooner without.
+    Never,
+}
+
+async fn next(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64, asking: Asking) -> Result<Segments> {
+    let _waiting = Waiting::begin(core, range.len());
+    let taken = advance(core, open, range, size, asking);
+    let Some(last) = taken.last() else { return direct(core, &open.file, range).await };
+    let asked = ByteRange::new(range.start, last.range.end.min(range.end));
+    let rest = ByteRange::new(asked.end, range.end);
+    if rest.is_empty() {
+        return match collect(core, open, taken, asked).await {
+            Some(data) => Ok(data),
+            None => direct(core, &open.file, range).await,
+        };
+    }
+    let (data, rest) = join(collect(core, open, taken, asked), direct(core, &open.file, rest)).await;
+    match (data, rest) {
+        (Some(mut data), rest) => {
+            // What is contiguous from the start counts.
+            data.append(rest.unwrap_or_default());
+            Ok(data)
+        }
+        (None, _) => direct(core, &open.file, range).await,
+    }
+}
+
+/// The bytes of `range` out of what was asked for; what the last one has beyond stays for the next read. Nothing if some of it does not
+/// count.
+async fn collect(core: &Arc<Core>, open: &OpenFile, taken: Taken, range: ByteRange) -> Option<Segments> {
+    let mut data = Segments::new();
+    for mut ahead in taken {
+        let part = ahead.range.intersect(&range);
+        let mut bytes = ahead.wait().await?;
+        if !ahead.counts(core, part) {
+            return None;
+        }
+        let first = bytes.split_to(part.len() as usize);
+        if !bytes.is_empty() {
+            ahead.keep(core, part.end, bytes);
+            give_back(open, ahead);
+        }
+        data.append(first);
+    }
+    core.stats.bytes(Count::DirectAheadUsed, range.len());
+    Some(data)
+}
+
+/// What is left of a request, for the read that goes on behind.
+fn give_back(open: &OpenFile, ahead: Ahead) {
+    let mut stream = open.direct.lock();
+    let goes_on = stream.last_end == ahead.range.start
+        && stream.ahead.front().is_none_or(|next| next.range.start == ahead.range.end);
+    let useless = if goes_on {
+        stream.ahead.push_front(ahead);
+        None
+    } else {
+        Some(ahead)
+    };
+    drop(stream);
+    drop(useless);
+}
+
+/// A read that waits.
+pub(crate) struct Waiting(Arc<Core>, u64);
+
+impl Waiting {
+    pub(crate) fn begin(core: &Arc<Core>, bytes: u64) -> Waiting {
+        core.direct_streams.waited_for.fetch_add(bytes, Relaxed);
+        Waiting(core.clone(), bytes)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.direct_streams.waited_for.fetch_sub(self.1, Relaxed);
+    }
+}
+
+/// Requests one behind the other.
+type Taken = SmallVec<[Ahead; 2]>;
+
+/// Moves the stream on to `range`: what is there or on its way for its beginning, and the next reads are asked for.
+fn advance(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64, asking: Asking) -> Taken {
+    let mut stream = open.direct.lock();
+    // What the cache served meanwhile, or a probe brought, was asked for in vain, but the stream goes on.
+    let mut passed = VecDeque::new();
+    if stream.ahead.iter().any(|a| a.range.start == range.start) {
+        while let Some(a) = stream.ahead.pop_front_if(|a| a.range.start < range.start) {
+            stream.last_end = a.range.end;
+            passed.push_back(a);
+        }
+    }
+    let fits = stream.ahead.front().is_some_and(|a| a.range.start == range.start);
+    let useless = if fits { VecDeque::new() } else { std::mem::take(&mut stream.ahead) };
+    if !useless.is_empty() {
+        stream.caution = (2 * stream.caution + 1).min(CAUTION_MAX);
+    } else if fits {
+        stream.caution /= 2;
+    }
+    let mut taken = Taken::new();
+    while let Some(a) = stream.ahead.pop_front_if(|a| a.range.start < range.end) {
+        taken.push(a);
+    }
+    let goes_on = stream.last_end == range.start && range.start > 0;
+    stream.matches = if goes_on { stream.matches + 1 } else { 0 };
+    stream.shorter = if goes_on && range.len() < stream.step { stream.shorter + 1 } else { 0 };
+    if stream.shorter == 0 || stream.shorter > SHORTER_MAX {
+        (stream.step, stream.shorter) = (range.len(), 0);
+    }
+    stream.last_end = range.end;
+    // A read more with each that fits.
+    let sure = u64::from(stream.matches.saturating_sub(stream.caution)).saturating_mul(stream.step);
+    let to = range.end.saturating_add(sure.min(AHEAD_BYTES.max(stream.step))).min(size);
+    let mut at = stream.ahead.back().or(taken.last()).map_or(range.end, |a| a.range.end).max(range.end);
+    while at < to {
+        let next = ByteRange::at(at, stream.step).intersect(&ByteRange::new(0, size));
+        if !is_wanted(core, next, asking) {
+            break;
+        }
+        stream.ahead.push_back(ask(core, &open.file, next));
+        at = next.end;
+    }
+    let keeps = !stream.ahead.is_empty() || !taken.is_empty();
+    let begins = keeps && !std::mem::replace(&mut stream.listed, true);
+    drop(stream);
+    drop((useless, passed));
+    if begins {
+        core.direct_streams.open.lock().push(Arc::downgrade(open));
+    }
+    taken
+}
+
+/// Whether a read may be asked for ahead.
+pub(crate) fn is_wanted(core: &Core, next: ByteRange, asking: Asking) -> bool {
+    let streams = &core.direct_streams;
+    let busy = || streams.bytes.load(Relaxed) + streams.waited_for.load(Relaxed);
+    let max = core.tunables.get(Knob::DirectAhead).min(core.window_max());
+    core.tunables.on(Knob::ReadAhead)
+        && !next.is_empty()
+        && next.len() <= max
+        && match asking {
+            Asking::IfIdle => busy() + next.len() <= BUSY_BYTES,
+            Asking::Always => true,
+            Asking::Never => false,
+        }
+        && !core.group_short.load(Relaxed)
+}
+
+fn ask(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Ahead {
+    let (sender, data) = oneshot::channel();
+    let (rule, id) = (core.company.rule(), file.held_fill_begins(range));
+    core.fill_bytes.fetch_add(range.len(), SeqCst);
+    core.direct_streams.bytes.fetch_add(range.len(), SeqCst);
+    core.stats.bytes(Count::ReadAheadIssued, range.len());
+    let (asker, asked) = (core.clone(), file.clone());
+    core.spawn(async move {
+        // Nobody may want it any more.
+        let _ = sender.send(direct(&asker, &asked, range).await);
+    });
+    let (core, since_ns, data) = (Arc::downgrade(core), core.clock.now_ns(), Data::Coming(data));
+    Ahead { core, file: file.clone(), range, id, rule, since_ns, data }
+}
+
+impl Ahead {
+    /// All of its bytes.
+    async fn wait(&mut self) -> Option<Segments> {
+        let bytes = match &mut self.data {
+            Data::Coming(data) => data.await.ok()?.ok()?,
+            Data::Here(bytes) => std::mem::take(bytes),
+        };
+        (bytes.len() as u64 == self.range.len()).then_some(bytes)
+    }
+
+    /// Keeps `bytes`, which are those from `start` on.
+    fn keep(&mut self, core: &Core, start: u64, bytes: Segments) {
+        let gone = start - self.range.start;
+        core.fill_bytes.fetch_sub(gone, SeqCst);
+        core.direct_streams.bytes.fetch_sub(gone, SeqCst);
+        self.range.start = start;
+        self.data = Data::Here(bytes);
+    }
+
+    /// Whether its bytes of `part` are still what a read would bring.
+    fn counts(&self, core: &Core, part: ByteRange) -> bool {
+        let company = &core.company;
+        company.is_alone() && company.rule() == self.rule && !company.is_lost() && self.file.fill_is_true(self.id, part)
+    }
+}
+
+/// Drops what nobody came for.
+pub(crate) fn tick(core: &Core) {
+    let now_ns = core.clock.now_ns();
+    let mut gone = Vec::new();
+    core.direct_streams.open.lock().retain(|open| {
+        let Some(open) = open.upgrade() else { return false };
+        let mut stream = open.direct.lock();
+        let is_old = stream.ahead.front().is_some_and(|a| now_ns.saturating_sub(a.since_ns) > KEPT_NS);
+        let old = if is_old { std::mem::take(&mut stream.ahead) } else { VecDeque::new() };
+        let keep = !stream.ahead.is_empty();
+        stream.listed = keep;
+        drop(stream);
+        // The last reference closes the file, which may not happen under the lock.
+        gone.push((old, open));
+        keep
+    });
+}

@@ -1,0 +1,9 @@
+//! Telemetry: what a mount counts and says of itself, and what can be set while it runs.
+//!
+//! Owns: counters of the mount, of files, open files and jobs; the status document; tunables. Does not own: where
+//! something is counted; every room counts its own events.
+
+pub(crate) mod jobs;
+pub(crate) mod stats;
+pub mod status;
+pub(crate) mod tunables;

@@ -1,0 +1,56 @@
+//! What one open file has counted and not booked yet.
+//!
+//! Owns: counters that nobody but the users of one open file touches, so that a request neither looks for its file or job nor shares a
+//! cache line with them. Does not own: when they are booked: at the close, and whenever somebody looks (`FileStats`).
+
+use super::{ByReason, Way};
+use crate::policy::decision::Reason;
+use crate::telemetry::jobs::Job;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Shards of the counters of hits.
+const HIT_SHARDS: usize = 4;
+
+/// Cache hits of one open file by some of the threads: two threads on one line would cost more than the hit.
+#[derive(Default)]
+#[repr(align(128))]
+struct Hits {
+    requests: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// Counters of an open file.
+pub(crate) struct Ledger {
+    /// Whose requests they are.
+    pub(crate) job: Arc<Job>,
+    by_reason: ByReason,
+    hits: [Hits; HIT_SHARDS],
+}
+
+impl Ledger {
+    pub(crate) fn new(job: Arc<Job>) -> Ledger {
+        Ledger { job, by_reason: ByReason::default(), hits: Default::default() }
+    }
+
+    /// One request that went the way `reason` says.
+    pub(crate) fn io(&self, way: Way, reason: Reason, bytes: u64) {
+        self.by_reason.add(way, reason, 1, bytes);
+    }
+
+    /// One read from the cache, by a thread of this shard.
+    pub(crate) fn hit(&self, shard: usize, bytes: u64) {
+        let hits = &self.hits[shard % HIT_SHARDS];
+        hits.requests.fetch_add(1, Relaxed);
+        hits.bytes.fetch_add(bytes, Relaxed);
+    }
+
+    /// Moves everything to the counters of the file and of the job.
+    pub(super) fn book(&self, file: &ByReason) {
+        for hits in &self.hits {
+            let (requests, bytes) = (hits.requests.swap(0, Relaxed), hits.bytes.swap(0, Relaxed));
+            self.by_reason.add(Way::Read, Reason::CacheHit, requests, bytes);
+        }
+        self.by_reason.move_to([file, self.job.by_reason()]);
+    }
+}

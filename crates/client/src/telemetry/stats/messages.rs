@@ -1,0 +1,70 @@
+//! Which file a message to a server is about.
+//!
+//! Owns: that, and counting it with the file. Locks that go back are named by number, and names lie in directories: those messages
+//! count with no file. Neither does what is sent before the mount knows the file, such as its first open.
+
+use super::FileEvent;
+use crate::inode::FileTable;
+use amphi_types::Ino;
+use amphi_wire::Request;
+
+/// Counts a message with the files that it is about and that are known.
+pub(crate) fn note(files: &FileTable, op: &Request) {
+    let count = |ino, event| files.note(ino, |file| file.stats.count(event));
+    match op {
+        // Parts of one file lie side by side.
+        Request::WriteBatch { parts } => {
+            let mut last = None;
+            for ino in parts.iter().map(|part| part.object.ino) {
+                if last.replace(ino) != Some(ino) {
+                    count(ino, FileEvent::Batch);
+                }
+            }
+        }
+        Request::ReadBatch { parts, .. } => parts.iter().for_each(|part| count(part.ino, FileEvent::Batch)),
+        Request::CloseBatch { closes } => closes.iter().for_each(|(ino, ..)| count(*ino, FileEvent::Batch)),
+        op => {
+            let Some(ino) = ino_of(op) else { return };
+            count(ino, FileEvent::Call);
+            if let Request::LockEnqueue { .. } | Request::GroupLock { .. } = op {
+                count(ino, FileEvent::LockEnqueue);
+            }
+        }
+    }
+}
+
+/// The inode that a message is about alone.
+fn ino_of(op: &Request) -> Option<Ino> {
+    match op {
+        Request::Read { object, .. }
+        | Request::Write { object, .. }
+        | Request::PagesRead { object, .. }
+        | Request::PagesWrite { object, .. }
+        | Request::Punch { object, .. }
+        | Request::Allocate { object, .. }
+        | Request::DataMap { object, .. }
+        | Request::LockEnqueue { object, .. }
+        | Request::GroupLock { object, .. } => Some(object.ino),
+        Request::GetAttr { ino }
+        | Request::GetAttrNow { ino }
+        | Request::SetAttr { ino, .. }
+        | Request::Link { ino, .. }
+        | Request::ReadLink { ino }
+        | Request::Open { ino, .. }
+        | Request::Close { ino, .. }
+        | Request::Discard { ino, .. }
+        | Request::GetXattr { ino, .. }
+        | Request::ListXattr { ino }
+        | Request::SetXattr { ino, .. }
+        | Request::RemoveXattr { ino, .. }
+        | Request::SetLayout { ino, .. }
+        | Request::Spread { ino }
+        | Request::PagesLeft { ino }
+        | Request::PagesTaken { ino, .. }
+        | Request::FileLockUnlock { ino, .. } => Some(*ino),
+        Request::FileLockSet { lock, .. }
+        | Request::FileLockCancel { lock, .. }
+        | Request::FileLockTest { lock, .. } => Some(lock.ino),
+        _ => None,
+    }
+}

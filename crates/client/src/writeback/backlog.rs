@@ -1,0 +1,119 @@
+//! Dirty bytes that the bound of write-back under way has left behind.
+//!
+//! Owns: their order. What somebody waits for sets out first, then full chunks in the order in which they became full. Without that
+//! an `fsync` of few bytes, or a lock that is asked back, would wait for all that streams have written into the cache before; on slow
+//! storage a session would end for it. Does not own: the bound, requests (`writeback`).
+//!
+//! Invariants: an entry is only a hint: what is dirty there is looked up when its turn comes. While somebody waits nothing else that is new takes
+//! the room. As long as there are entries requests are under way, or somebody is about to begin them: each that lands goes on here. Both
+//! lists are bounded by the dirty share of the cache.
+
+use crate::core::Core;
+use crate::inode::File;
+use crate::telemetry::tunables::Knob;
+use crate::writeback::flush;
+use amphi_types::ByteRange;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+/// Bytes of a file, and who waits until they have set out.
+struct Left {
+    file: Arc<File>,
+    range: ByteRange,
+    waits: Option<Arc<Ticket>>,
+}
+
+/// Of somebody who waits: whether some of the bytes were held up by something else than the bound.
+#[derive(Default)]
+struct Ticket(AtomicBool);
+
+#[derive(Default)]
+struct Lists {
+    waited_for: VecDeque<Left>,
+    full_chunks: VecDeque<Left>,
+}
+
+/// What was left behind.
+#[derive(Default)]
+pub(crate) struct Backlog(Mutex<Lists>);
+
+impl Backlog {
+    /// Whether somebody waits for room.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        !self.0.lock().waited_for.is_empty()
+    }
+
+    fn next(&self) -> Option<Left> {
+        let mut lists = self.0.lock();
+        lists.waited_for.pop_front().or_else(|| lists.full_chunks.pop_front())
+    }
+
+    /// Its turn is not over.
+    fn put_back(&self, left: Left) {
+        let mut lists = self.0.lock();
+        let list = if left.waits.is_some() { &mut lists.waited_for } else { &mut lists.full_chunks };
+        list.push_front(left);
+    }
+}
+
+/// A full chunk was left behind.
+pub(crate) fn leave(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
+    core.backlog.0.lock().full_chunks.push_back(Left { file: file.clone(), range, waits: None });
+    // All that was under way may have landed meanwhile.
+    go_on(core);
+}
+
+/// Waits until all bytes of `range` that are dirty now have set out, before what nobody waits for. Returns whether some were held up
+/// (`flush::Left::held_up`).
+pub(crate) async fn wait_for(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> bool {
+    let step = core.tunables.get(Knob::WriteMax);
+    let ticket = Arc::<Ticket>::default();
+    let (mut due, mut bytes) = (Vec::<Left>::new(), 0);
+    for run in core.cache.dirty_runs(file, range) {
+        let mut at = run.start;
+        while at < run.end {
+            let end = (at / step + 1).saturating_mul(step).min(run.end);
+            match due.last_mut() {
+                // Scattered runs set out together.
+                Some(last) if bytes + (end - at) <= step => {
+                    last.range = ByteRange::new(last.range.start, end);
+                    bytes += end - at;
+                }
+                _ => {
+                    due.push(Left { file: file.clone(), range: ByteRange::new(at, end), waits: Some(ticket.clone()) });
+                    bytes = end - at;
+                }
+            }
+            at = end;
+        }
+    }
+    core.backlog.0.lock().waited_for.extend(due);
+    go_on(core);
+    core.landed.until(|| Arc::strong_count(&ticket) == 1).await;
+    ticket.0.load(SeqCst)
+}
+
+/// A request has landed, or something was left: sets out what there is room for.
+pub(crate) fn go_on(core: &Arc<Core>) {
+    let mut told = false;
+    while let Some(left) = core.backlog.next() {
+        let behind = flush::send_off(core, &left.file, left.range);
+        if let Some(ticket) = left.waits.as_ref().filter(|_| behind.held_up) {
+            ticket.0.store(true, SeqCst);
+        }
+        if behind.by_bound {
+            core.backlog.put_back(left);
+            // What was under way may have landed before it was put back: then nobody else goes on.
+            if core.flight_is_full() {
+                break;
+            }
+            continue;
+        }
+        told |= left.waits.is_some();
+    }
+    if told {
+        core.landed.notify();
+    }
+}

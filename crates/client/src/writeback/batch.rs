@@ -1,0 +1,279 @@
+//! Cross-file batching (FEATURES X1): dirty bytes of many small files leave in one request to their target, and so do the
+//! small runs that are scattered over one object of a large file.
+//!
+//! Owns: the list of small files that nobody writes any more, for each target, and the bounds at which they leave; making a
+//! batch of what is due, sending it, and what becomes of each part. Does not own: what is dirty (`cache`), what one request of
+//! write-back means to its file (`writeback`).
+//!
+//! A file has few dirty bytes if they are at most `writeback.small_bytes`; only those of its first stripe, which lies with the
+//! inode, travel so. When the last writer closes such a file it enters the list of its target. The list leaves when the next file
+//! does not fit a batch with it, and along with any of its files that has become old.
+//!
+//! Invariants: those of `writeback`, for each part by itself: a part is a request under way of its file from before its bytes are
+//! taken until it has landed, and an error is its file's alone. Whoever waits for one file (`fsync`, a callback) starts that file
+//! alone; it waits for a batch only if its bytes are in one already, and the server lets no part of a batch wait for anything but
+//! disks. Bounds: a batch has at most 1 MiB and 512 parts, a list as much; bytes under way are bounded as all write-back is.
+
+use crate::core::{Core, unexpected};
+use crate::inode::File;
+use crate::ops;
+use crate::telemetry::stats::Count;
+use crate::telemetry::tunables::Knob;
+use crate::writeback::deferred_close;
+use crate::writeback::flush::{self, Flight};
+use amphi_env::Buf;
+use amphi_types::limits::BLOCK;
+use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, Result, TargetId};
+use amphi_wire::{BATCH_BYTES_MAX, BATCH_PARTS_MAX, BatchPart, Lane, Reply, Request};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Longer runs leave in requests of their own: from 16 KiB on the copies into a batch cost what it saves (docs/EXPERIMENTS.md, Scattered
+/// runs).
+const SCATTERED_MAX_BYTES: usize = 12 << 10;
+
+/// Files, with the dirty bytes that each had when it was entered.
+type Files = BTreeMap<Ino, (Arc<File>, u64)>;
+
+/// Small files of one target that wait for company.
+#[derive(Default)]
+struct List {
+    files: Files,
+    bytes: u64,
+}
+
+/// The lists of all targets.
+#[derive(Default)]
+pub(crate) struct SmallFiles(Mutex<BTreeMap<TargetId, List>>);
+
+impl SmallFiles {
+    /// Enters a file with its dirty bytes. If they do not fit a batch with the others, these are a full one: they are returned,
+    /// and the file begins a new list.
+    fn add(&self, file: &Arc<File>, bytes: u64) -> Option<Files> {
+        let mut lists = self.0.lock();
+        let list = lists.entry(file.ino.target()).or_default();
+        list.bytes -= list.files.remove(&file.ino).map_or(0, |(_, bytes)| bytes);
+        let is_full = list.bytes + bytes > BATCH_BYTES_MAX as u64 || list.files.len() >= BATCH_PARTS_MAX;
+        let full = is_full.then(|| std::mem::take(list).files);
+        list.files.insert(file.ino, (file.clone(), bytes));
+        list.bytes += bytes;
+        full
+    }
+
+    fn take(&self, target: TargetId) -> Files {
+        self.0.lock().remove(&target).unwrap_or_default().files
+    }
+}
+
+fn is_small(core: &Core, file: &File) -> bool {
+    let dirty = file.dirty_bytes.load(SeqCst);
+    dirty > 0 && dirty <= core.tunables.get(Knob::SmallBytes) && core.tunables.on(Knob::Batch)
+}
+
+/// An open of the file has been released: if it was the last writer's, the file waits for company.
+pub(crate) fn released(core: &Arc<Core>, file: &Arc<File>) {
+    if !is_small(core, file) || file.has_writers() {
+        return;
+    }
+    if let Some(full) = core.small_files.add(file, file.dirty_bytes.load(SeqCst)) {
+        send(core, full.into_values().map(|(file, _)| (file, vec![ByteRange::ALL])));
+    }
+}
+
+/// Sends off what is dirty of these files, the small ones together and with the others on the lists of their targets, as far as
+/// the bound of bytes under way allows. Does not wait. Returns whether the bound may have left anything behind.
+pub(crate) fn start(core: &Arc<Core>, due: impl IntoIterator<Item = (Arc<File>, ByteRange)>) -> bool {
+    let (mut left, mut scattered) = (false, Scattered::default());
+    let mut small: BTreeMap<Ino, (Arc<File>, Vec<ByteRange>)> = BTreeMap::new();
+    for (file, range) in due {
+        if is_small(core, &file) {
+            small.entry(file.ino).or_insert_with(|| (file, Vec::new())).1.push(range);
+        } else {
+            left |= flush::start_with(core, &file, range, &mut scattered);
+        }
+    }
+    scattered.send(core);
+    let mut targets: Vec<TargetId> = small.keys().map(|ino| ino.target()).collect();
+    targets.dedup();
+    for target in targets {
+        for (ino, (file, _)) in core.small_files.take(target) {
+            small.entry(ino).or_insert_with(|| (file, Vec::new())).1 = vec![ByteRange::ALL];
+        }
+    }
+    left | send(core, small.into_values())
+}
+
+/// Sends these files' dirty bytes in as many batches as it takes; ascending inodes. Returns as `start`.
+fn send(core: &Arc<Core>, files: impl Iterator<Item = (Arc<File>, Vec<ByteRange>)>) -> bool {
+    let (mut batch, mut left) = (Batch::default(), false);
+    for (file, ranges) in files {
+        for range in ranges {
+            left |= take_off(core, &file, range, &mut batch);
+        }
+    }
+    batch.send(core);
+    left
+}
+
+/// Adds the dirty bytes of `range` to the batch, or sends them alone if they do not fit any.
+fn take_off(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, batch: &mut Batch) -> bool {
+    if core.flight_is_full() {
+        return true;
+    }
+    let mut left = false;
+    for run in core.cache.dirty_runs(file, range) {
+        for (object, piece) in file.layout().pieces(file.ino, run) {
+            if object.stripe > 0 || piece.len() > BATCH_BYTES_MAX as u64 || batch.shares_block(file, piece) {
+                left |= flush::start(core, file, piece);
+                continue;
+            }
+            if core.flight_is_full() {
+                return true;
+            }
+            if !batch.has_room(file, piece) {
+                batch.send(core);
+            }
+            if let Some((flight, buf)) = flush::take_off(core, file, object, piece) {
+                batch.bytes += buf.len();
+                batch.parts.push((flight, buf));
+            }
+        }
+    }
+    left
+}
+
+/// Parts on their way out, ascending in (inode, offset), all of one target.
+#[derive(Default)]
+struct Batch {
+    parts: Vec<(Flight, Buf)>,
+    bytes: usize,
+}
+
+impl Batch {
+    fn last(&self) -> Option<&Flight> {
+        self.parts.last().map(|(flight, _)| flight)
+    }
+
+    /// Whether a block of the piece is that of the part before it: the server plans parts of one object side by side.
+    fn shares_block(&self, file: &File, piece: ByteRange) -> bool {
+        let end = |f: &Flight| f.range.align_out(BLOCK).end;
+        self.last().is_some_and(|f| f.file.ino == file.ino && end(f) > piece.start / BLOCK * BLOCK)
+    }
+
+    fn has_room(&self, file: &File, piece: ByteRange) -> bool {
+        let same_target = self.last().is_none_or(|f| f.file.ino.target() == file.ino.target());
+        same_target && self.parts.len() < BATCH_PARTS_MAX && self.bytes + piece.len() as usize <= BATCH_BYTES_MAX
+    }
+
+    /// Sends what there is and starts anew.
+    fn send(&mut self, core: &Arc<Core>) {
+        let Batch { mut parts, bytes } = std::mem::take(self);
+        if parts.len() > 1 {
+            let core2 = core.clone();
+            core.spawn(async move { fly(core2, parts, bytes).await });
+        } else if let Some((flight, buf)) = parts.pop() {
+            flush::set_out(core, flight, buf);
+        }
+    }
+}
+
+/// Small runs of large files on their way out, by object.
+#[derive(Default)]
+pub(crate) struct Scattered(BTreeMap<ObjectId, Batch>);
+
+impl Scattered {
+    /// Adds a run that was taken out. Returned is what has to go alone: large ones, which gain nothing, and those that begin in the block in
+    /// which the one before ends, or before it.
+    pub(crate) fn add(&mut self, core: &Arc<Core>, flight: Flight, buf: Buf) -> Option<(Flight, Buf)> {
+        let (file, piece) = (&flight.file, flight.range);
+        if buf.len() > SCATTERED_MAX_BYTES || !core.tunables.on(Knob::Batch) {
+            return Some((flight, buf));
+        }
+        let batch = self.0.entry(flight.object).or_default();
+        if batch.shares_block(file, piece) {
+            return Some((flight, buf));
+        }
+        if !batch.has_room(file, piece) {
+            batch.send(core);
+        }
+        batch.bytes += buf.len();
+        batch.parts.push((flight, buf));
+        None
+    }
+
+    /// Sends all that wait.
+    pub(crate) fn send(self, core: &Arc<Core>) {
+        self.0.into_values().for_each(|mut batch| batch.send(core));
+    }
+}
+
+async fn fly(core: Arc<Core>, parts: Vec<(Flight, Buf)>, bytes: usize) {
+    core.stats.count(Count::BatchRequests);
+    core.stats.bytes(Count::BatchFiles, parts.len() as u64);
+    core.stats.bytes(Count::BatchBytes, bytes as u64);
+    core.stats.bytes(Count::WriteBackCopied, bytes as u64);
+    let mut payload = Buf::scratch(bytes);
+    let (mut flights, mut at) = (Vec::with_capacity(parts.len()), 0);
+    for (flight, buf) in parts {
+        payload[at..at + buf.len()].copy_from_slice(&buf);
+        at += buf.len();
+        flights.push(flight);
+    }
+    let results = write(&core, &flights, payload).await;
+    let mut due = Vec::new();
+    for (at, flight) in flights.into_iter().enumerate() {
+        let result = match &results {
+            Ok(results) => results.get(at).copied().unwrap_or(Err(Errno::Proto)),
+            Err(e) => Err(*e),
+        };
+        match result {
+            // What follows takes its time: the others do not wait for it.
+            Err(Errno::Stale) => {
+                let core2 = core.clone();
+                core.spawn(async move { flush::ended(&core2, &flight, Err(Errno::Stale)).await });
+            }
+            // The server wants it alone.
+            Err(Errno::Again) if results.is_ok() => {
+                flush::again(&core, &flight);
+                flush::start(&core, &flight.file, flight.range);
+            }
+            // It has not left: too much waits for the connection.
+            Err(Errno::Again) => flush::again(&core, &flight),
+            result => {
+                flush::landed(&core, &flight, result);
+                due.extend(ops::open::due_closes(&flight.file));
+                core.files.reap(&flight.file);
+            }
+        }
+    }
+    // After all of them: what sets out now finds room for a whole batch.
+    flush::go_on(&core);
+    deferred_close::send(&core, due);
+}
+
+/// Writes all parts and waits until they are on the disk; what became of each.
+async fn write(core: &Arc<Core>, flights: &[Flight], payload: Buf) -> Result<Vec<Result<()>>> {
+    if let Some(f) = flights.first().filter(|f| f.object.stripe > 0) {
+        flush::spread(core, &f.file).await?;
+    }
+    let part = |f: &Flight| {
+        let known = f.file.known.lock();
+        let (generation, mtime) = (known.view.generation, known.write_time());
+        BatchPart { object: f.object, offset: f.range.start, len: f.range.len() as u32, generation, mtime }
+    };
+    let parts: Vec<BatchPart> = flights.iter().map(part).collect();
+    let target = flights.first().map_or(TargetId(0), |f| f.file.layout().target(f.file.ino, f.object.stripe));
+    let (bytes, op) = (payload.len() as u64, Request::WriteBatch { parts });
+    let (answer, _) = core.send(Lane::Urgent, target, &Cred::root(), op, Some(payload), 0).await?;
+    let contended = answer.contended_places().filter_map(|at| flights.get(at));
+    contended.for_each(|flight| core.note_contention(&flight.file, true));
+    match answer.result? {
+        Reply::WrittenBatch(results) => {
+            core.room.ended(target, results.iter(), bytes);
+            Ok(results)
+        }
+        other => Err(unexpected(&other)),
+    }
+}

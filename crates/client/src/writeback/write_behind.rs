@@ -1,0 +1,185 @@
+//! The write pipeline (FEATURES P1; PeakFS, TPDS 2024): a large write past the cache returns when its bytes are on their way,
+//! so that the next one is copied into this process while the disks write this one.
+//!
+//! Owns: which writes may return early, how many bytes may be under way, what a failure leaves behind. Does not own: sending
+//! (`ops::write`, `writeback`), the order of requests on the same bytes (`rangelock`).
+//!
+//! Invariants: nobody can look for the bytes before they have landed. Until then a mount that is alone stays so (`Begun`), one in
+//! company keeps locks on all of them (`Pin`), and the range lock makes readers and writers here wait. They count as dirty and as a
+//! flight of the file, so the size (told to others as that of dirty bytes), fsync, the close, a lock that is called back, a truncate
+//! and the unmount treat them as bytes of the cache on their way.
+
+use crate::api::Hints;
+use crate::coherence::locks::Pin;
+use crate::coherence::range_lock::Guard;
+use crate::coherence::sharing::Begun;
+use crate::coherence::tokens;
+use crate::conn::pending::Pending;
+use crate::core::Core;
+use crate::data::scratch_for;
+use crate::inode::{File, FlightId, OpenFile};
+use crate::ops::write::{Sent, learn, send_all};
+use crate::policy::decision::Reason;
+use crate::telemetry::stats::Count;
+use crate::telemetry::tunables::Knob;
+use crate::writeback::flush::{self, WriteKind};
+use crate::writeback::writeback_errors;
+use amphi_env::Buf;
+use amphi_types::{ByteRange, Errno};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Writes below this are copied out of larger memory, bytes: 25 us for 256 KiB, where waiting for the disk takes ten times as long.
+const COPY_BELOW_BYTES: usize = 1 << 20;
+
+/// Requests of this size that may be under way to a file that others want too: as many as keep the disks busy. Whoever waits for one
+/// of their locks waits for a few of them at most.
+const CONTENDED_REQUESTS: u64 = 8;
+
+/// What keeps others away from the bytes until they have landed.
+pub(crate) struct Kept {
+    /// In company: write locks on all of it.
+    pub(crate) pins: Option<Vec<Pin>>,
+    /// Of a mount that is alone.
+    pub(crate) begun: Option<Begun>,
+    pub(crate) guard: Guard,
+}
+
+/// Whether a direct write that others are kept away from may return before its bytes have landed. Not where the caller asked for
+/// that (`O_DIRECT`, `O_SYNC`), memory is short, a target may be full or a failure is unreported.
+pub(crate) fn admits(core: &Core, open: &OpenFile, range: ByteRange, reason: Reason, hints: Hints) -> bool {
+    let flags = open.flags;
+    let strict = flags.direct || hints.direct || flags.sync || flags.dsync || flags.append;
+    core.tunables.get(Knob::PipelineBytes) > 0
+        && !strict
+        && reason != Reason::DirectMemory
+        && (reason != Reason::DirectContention || core.tunables.on(Knob::PipelineContended))
+        && !open.has_error()
+        && !core.stopping.load(SeqCst)
+        && core.room.is_ample(&open.file, range)
+}
+
+/// Sends `data` to the targets and returns when all of it is on its way, with what was taken in; gives everything back if a truncate
+/// is in the way. `request`: bytes of the application's request that this is all or part of.
+pub(crate) async fn write(
+    core: &Arc<Core>,
+    open: &Arc<OpenFile>,
+    range: ByteRange,
+    data: Buf,
+    (reason, request): (Reason, u64),
+    mut kept: Kept,
+) -> Result<usize, (Buf, Kept)> {
+    let file = &open.file;
+    let data = compact(range, data);
+    let memory = data.capacity() as u64;
+    room(core, open, memory, reason).await;
+    file.turn();
+    flush::flush_and_forget(core, file, range).await;
+    let Some(id) = set_out(core, file, range, memory, kept.pins.is_some()) else { return Err((data, kept)) };
+    let len = data.len();
+    let (core2, file) = (core.clone(), file.clone());
+    // The first requests leave on this thread; what is left to do is done in the background.
+    drop(Pending::start(core, async move {
+        let under_way = file.begin_direct();
+        let kind = WriteKind::Piped { server_lock: kept.pins.is_none() };
+        let sent = send_all(&core2, &file, range, data, kind, false).await;
+        drop(under_way);
+        let failed = sent.error.is_some();
+        // Not before: what is taken in at once, until the pipeline is full, would show the speed of memory.
+        learn(&core2, reason, request, len as u64, !failed);
+        land(&core2, &file, id, range, memory, sent);
+        for pin in kept.pins.iter_mut().flatten() {
+            if failed { pin.used_up() } else { pin.used_once() }
+        }
+        drop(kept);
+        crate::ops::open::send_closes(&core2, &file);
+        Ok(())
+    }));
+    Ok(len)
+}
+
+/// Bytes that lie in much larger memory (that of a front end's largest request) get some of their own: it will be kept for a while.
+fn compact(range: ByteRange, data: Buf) -> Buf {
+    if data.len() >= COPY_BELOW_BYTES || data.capacity() <= 2 * data.len() {
+        return data;
+    }
+    let mut own = scratch_for(range);
+    own.copy_from_slice(&data);
+    own
+}
+
+/// Waits until so little memory of the file, and of write-back, is under way that `memory` more may be. One write may always be.
+async fn room(core: &Arc<Core>, open: &OpenFile, memory: u64, reason: Reason) {
+    let few = if reason == Reason::DirectContention { CONTENDED_REQUESTS * memory } else { u64::MAX };
+    let full = |under_way: u64, max: u64| under_way > 0 && under_way + memory > max;
+    let is_full = || {
+        let flight_max = core.flight_max();
+        let piped = open.file.piped_bytes.load(SeqCst);
+        let all = core.piped_bytes.load(SeqCst) + core.flight_bytes.load(SeqCst);
+        full(piped, core.tunables.get(Knob::PipelineBytes).min(flight_max).min(few)) || full(all, flight_max)
+    };
+    if is_full() {
+        core.stats.count(Count::Throttled);
+        open.ledger.job.note_throttled();
+        core.landed.until(|| !is_full()).await;
+    }
+}
+
+/// Enters the flight, unless a truncate holds bytes back. The caller holds the range lock.
+fn set_out(core: &Core, file: &File, range: ByteRange, memory: u64, locked: bool) -> Option<FlightId> {
+    let id = {
+        let mut flights = file.flights.lock();
+        if flights.frozen_from().is_some_and(|from| range.end > from) {
+            return None;
+        }
+        flights.begin_piped(range)
+    };
+    let len = range.len();
+    file.piped_bytes.fetch_add(memory, SeqCst);
+    file.dirty_bytes.fetch_add(len, SeqCst);
+    core.piped_bytes.fetch_add(memory, SeqCst);
+    core.stats.bytes(Count::Pipelined, len);
+    file.touch(core.wall());
+    if locked {
+        file.extend_own(range.end)
+    } else {
+        file.extend(range.end)
+    }
+    Some(id)
+}
+
+/// The requests have been answered.
+fn land(core: &Arc<Core>, file: &Arc<File>, id: FlightId, range: ByteRange, memory: u64, sent: Sent) {
+    // Of a file that nobody can reach any more nothing is missed.
+    let missed = |e: &Errno| !matches!(e, Errno::NoEnt | Errno::Stale) || file.open_count() > 0;
+    let error = sent.error.filter(missed);
+    let lost = ByteRange::new(sent.good_to, range.end);
+    if let Some(e) = error {
+        core.stats.bytes(Count::WriteBackFailed, lost.len());
+        // None of it is in the cache.
+        file.failures.note(e, lost);
+        if let Some(silent) = core.losses.note(e, core.clock.now_ns()) {
+            tracing::warn!(ino = %file.ino, range = ?lost, silent, "a write on its way failed: {e}");
+        }
+    }
+    file.turn();
+    file.mark_epoch();
+    tokens::outdated(core, file.ino);
+    file.dirty_bytes.fetch_sub(range.len(), SeqCst);
+    file.piped_bytes.fetch_sub(memory, SeqCst);
+    core.piped_bytes.fetch_sub(memory, SeqCst);
+    core.landings.fetch_add(1, SeqCst);
+    flush::end_flight(file, id);
+    if error.is_some() {
+        writeback_errors::settle(core, file, lost);
+    }
+    flush::go_on(core);
+}
+
+/// Waits until the bytes of the file that are in the pipeline when it is called have landed.
+pub(crate) async fn drained(file: &File) {
+    if file.piped_bytes.load(SeqCst) > 0 {
+        let upto = file.flights.lock().last();
+        file.signal.until(|| !file.flights.lock().piped_upto(upto)).await;
+    }
+}

@@ -1,0 +1,567 @@
+//! A server that is not the master: how it comes into the cluster, and how it stays in step with the master.
+//!
+//! Owns: asking for numbers of new targets, joining, beats, comparing sessions. Does not own: what the master answers, what follows
+//! from its silence (`step`).
+//!
+//! While the master cannot be reached a server that has the map from before serves with that; one that has none keeps
+//! trying. A session that the master does not know has ended; one that it knows and this server does not has begun while
+//! this one was away.
+
+use crate::cluster::peers::{
+    ALREADY_HERE, Begun, Cluster, PeerName, PeerQuestion, PeerTold, STOPPING, peer_link_config,
+};
+use crate::config::ServerConfig;
+use crate::error::{ServerError, ServerErrorKind};
+use crate::session::manager::{Eviction, ROBBED};
+use crate::target::records::SessionRecord;
+use crate::worker::message::{Hail, Question};
+use amphi_env::Env;
+use amphi_transport::{Link, LinkConfig};
+use amphi_types::{Cred, Errno, Result, SessionId, TargetId};
+use amphi_wire::{Call, ClusterMap, Lane, Reply, Request, ServerInfo, TargetStatus};
+use futures_channel::oneshot;
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Pause between beats.
+pub const BEAT: Duration = Duration::from_secs(1);
+/// Pause before the master is tried again.
+const TRY_AGAIN: Duration = Duration::from_millis(500);
+/// How long one attempt to join may take: the master tries the addresses of a new server meanwhile.
+const ATTEMPT: Duration = Duration::from_secs(20);
+/// How long another process with the same zones may be connected before it is not a leftover: as long as it takes to notice that
+/// a connection is dead.
+const LEFTOVER: Duration = Duration::from_secs(30);
+/// How long a server with a map waits for the master before it starts without.
+const MASTER_PATIENCE: Duration = Duration::from_secs(2);
+
+/// What the master said of sessions.
+pub(crate) struct Heard {
+    version: u64,
+    sessions: Vec<(SessionId, SessionRecord)>,
+    /// Those that were known here and are not any more.
+    ended: Vec<Begun>,
+}
+
+/// Why the master did not take a server in.
+pub(crate) enum Trouble {
+    /// For good.
+    Refused(String),
+    /// It may later.
+    Later(String),
+    /// Another process speaks for the server.
+    Taken(String),
+}
+
+/// Asks the master once.
+async fn ask_once<E: Env>(env: &E, config: LinkConfig, op: Request) -> std::result::Result<Reply, Trouble> {
+    let asked = async {
+        let link = Link::connect(env.clone(), config, Rc::new(crate::cluster::peers::Plain)).await.map_err(|e| {
+            let text = e.to_string();
+            match e.kind() {
+                _ if text.contains(ALREADY_HERE) => Trouble::Taken(text),
+                _ if text.contains(STOPPING) => Trouble::Later(text),
+                ErrorKind::PermissionDenied | ErrorKind::InvalidData => Trouble::Refused(text),
+                _ => Trouble::Later(text),
+            }
+        })?;
+        let call = Call { target: TargetId(0), cred: Cred::root(), op };
+        let answer = link.call(Lane::Urgent, call, None, 0).await;
+        link.close().await;
+        match answer {
+            Ok((answer, _)) => answer.result.map_err(|e| Trouble::Later(e.to_string())),
+            Err(e) => Err(Trouble::Later(e.to_string())),
+        }
+    };
+    let late = || Trouble::Later(format!("no answer within {ATTEMPT:?}"));
+    amphi_env::timeout(env, ATTEMPT, asked).await.unwrap_or_else(|| Err(late()))
+}
+
+fn refused(line: String) -> ServerError {
+    ServerError::new(ServerErrorKind::Refused, format!("the cluster does not take this server in: {line}"))
+}
+
+/// Asks the master until it answers or refuses for good, or `until` has passed.
+async fn ask_master<E: Env>(
+    env: &E,
+    config: impl Fn(&[String]) -> LinkConfig,
+    op: &Request,
+    patience: Option<Duration>,
+) -> std::result::Result<Option<Reply>, ServerError> {
+    let (begun, mut told, mut named) = (env.now(), false, Vec::new());
+    loop {
+        let config = config(&named);
+        let addrs = config.addrs.join(", ");
+        let mut there = false;
+        let why = match ask_once(env, config, op.clone()).await {
+            Ok(Reply::Refused(line)) | Err(Trouble::Refused(line)) => return Err(refused(line)),
+            Ok(Reply::Map(map)) => {
+                // It is not the master, but knows it.
+                let before = std::mem::take(&mut named);
+                named = map.servers.into_iter().next().map(|m| m.addrs).unwrap_or_default();
+                if named != before {
+                    continue;
+                }
+                "its servers say that the master is elsewhere".into()
+            }
+            Ok(reply) => return Ok(Some(reply)),
+            Err(Trouble::Taken(line)) if env.now().since(begun) > LEFTOVER => return Err(refused(line)),
+            Err(Trouble::Taken(why)) => {
+                there = true;
+                why
+            }
+            Err(Trouble::Later(why)) => why,
+        };
+        if !there && patience.is_some_and(|p| env.now().since(begun) > p) {
+            return Ok(None);
+        }
+        if !told {
+            tracing::warn!("waiting for the master at {addrs}: {why}");
+            told = true;
+        }
+        env.sleep(TRY_AGAIN).await;
+    }
+}
+
+/// What a server without zones gets from the master.
+#[derive(Clone)]
+pub(crate) struct Enlisted {
+    /// Its number.
+    pub(crate) server: u64,
+    /// The map.
+    pub(crate) map: ClusterMap,
+    /// Its targets.
+    pub(crate) targets: Vec<TargetId>,
+}
+
+/// Asks the master for numbers of new targets of a server that others reach at `addrs`; waits for it as long as it takes.
+pub(crate) async fn enlist<E: Env>(
+    env: &E,
+    config: &ServerConfig,
+    addrs: &[String],
+) -> std::result::Result<Enlisted, ServerError> {
+    let count = config.targets.unwrap_or(ServerConfig::TARGETS);
+    let (server, boot, key) = (env.rand() | 1, env.rand(), config.cluster_key()?);
+    let name = PeerName { server, boot, name: config.name.clone() };
+    let link = |named: &[String]| {
+        let addrs = named.iter().chain(&config.join).cloned().collect();
+        peer_link_config(addrs, SessionId(env.rand()), &name, key.clone())
+    };
+    let info = ServerInfo { id: server, name: config.name.clone(), addrs: addrs.to_vec(), targets: Vec::new() };
+    let op = Request::Join { server: info, cluster: 0, new_targets: count, epoch: 0 };
+    match ask_master(env, link, &op, None).await? {
+        Some(Reply::Joined { map, new_targets }) if crate::cluster::map::fault(&map).is_none() => {
+            Ok(Enlisted { server, map, targets: new_targets })
+        }
+        _ => Err(refused("the master's answer makes no sense".into())),
+    }
+}
+
+impl<E: Env> Cluster<E> {
+    /// Registers with the master. Without the master goes on with the map from before, if there is one: then false.
+    pub(crate) async fn come_in(self: &Rc<Self>, has_map: bool) -> std::result::Result<bool, ServerError> {
+        let env = &self.worker.env;
+        let key = self.worker.config.cluster_key()?;
+        let me = self.me.borrow().clone();
+        let name = PeerName { server: me.id, boot: self.boot, name: me.name.clone() };
+        let link = |named: &[String]| {
+            let mut addrs: Vec<String> = named.iter().chain(&self.worker.config.join).cloned().collect();
+            let map = self.map();
+            addrs.extend(map.servers.first().into_iter().flat_map(|m| m.addrs.iter().cloned()));
+            let mut seen = BTreeSet::new();
+            addrs.retain(|a| seen.insert(a.clone()));
+            peer_link_config(addrs, SessionId(env.rand()), &name, key.clone())
+        };
+        let epoch = if has_map { self.map().epoch } else { 0 };
+        let op = Request::Join { server: me.clone(), cluster: self.cluster, new_targets: 0, epoch };
+        let Some(reply) = ask_master(env, link, &op, has_map.then_some(MASTER_PATIENCE)).await? else {
+            return Ok(false);
+        };
+        let Reply::Joined { map, .. } = reply else {
+            return Err(refused("the master's answer makes no sense".into()));
+        };
+        if map.cluster != self.cluster || crate::cluster::map::fault(&map).is_some() {
+            return Err(refused("the master's map makes no sense".into()));
+        }
+        self.follow(map);
+        Ok(true)
+    }
+
+    /// Keeps the map beside the targets, once they may be written to.
+    pub(crate) async fn keep_copy(&self) -> Result<()> {
+        let keeper = self.worker.routes.local().first().copied().unwrap_or_default();
+        self.worker.tell(keeper, Question::PutMap(Box::new(self.map()))).await
+    }
+
+    /// Takes the sessions that the zones remember, and compares them with the master's if it was there. Returns the number
+    /// of what they were compared with.
+    pub(crate) async fn remember(self: &Rc<Self>, hails: &[Hail], joined: bool) -> Result<Option<u64>> {
+        for (id, record) in hails.iter().flat_map(|h| h.sessions.iter()) {
+            self.known.borrow_mut().insert(*id, record.clone());
+            self.connected.borrow_mut().insert(*id, record.start);
+        }
+        // A crash may have kept a session from some of them.
+        let known: Vec<_> = self.known.borrow().iter().map(|(id, record)| (*id, record.clone())).collect();
+        for (target, hail) in self.worker.routes.local().iter().zip(hails) {
+            for (id, record) in known.iter().filter(|(id, _)| hail.sessions.iter().all(|(here, _)| here != id)) {
+                self.worker.tell(*target, Question::SessionStart(*id, record.clone())).await?;
+            }
+        }
+        self.expect_back();
+        // The next beat tries again.
+        Ok(if joined { self.compare_sessions().await.ok() } else { None })
+    }
+
+    /// After a loss of power: the sessions that were here end, at once here, and everywhere as soon as the master hears of it.
+    pub(crate) async fn end_robbed(self: &Rc<Self>, hails: &[Hail]) -> Result<()> {
+        if !hails.iter().any(|h| h.lost) {
+            return Ok(());
+        }
+        let here: BTreeSet<Begun> =
+            hails.iter().flat_map(|h| h.sessions.iter().map(|(id, record)| (*id, record.start))).collect();
+        for session in here {
+            self.evict_here(session.0, ROBBED, Eviction::Robbed);
+            self.stop_here(session).await?;
+        }
+        let weak = Rc::downgrade(self);
+        self.front()?.until_told(move |_| weak.upgrade().is_none_or(|cluster| cluster.evicting.get() == 0));
+        Ok(())
+    }
+
+    fn master(&self) -> Result<u64> {
+        self.map().servers.first().map(|s| s.id).ok_or(Errno::Stale)
+    }
+
+    /// Stays in step with the master, as long as the server runs.
+    pub(crate) fn keep_step(self: &Rc<Self>, mut joined: bool, version: Option<u64>) {
+        let weak = Rc::downgrade(self);
+        let env = self.worker.env.clone();
+        self.compared.set(version);
+        self.watch_master();
+        self.worker.env.spawn(async move {
+            let mut beats = 0u64;
+            loop {
+                if beats > 0 || !joined {
+                    env.sleep(BEAT).await;
+                }
+                let Some(cluster) = weak.upgrade().filter(|c| !c.closed.get()) else { return };
+                if !joined {
+                    joined = match cluster.come_in(true).await {
+                        Ok(joined) => joined,
+                        Err(e) => {
+                            tracing::error!("{e}");
+                            env.sleep(crate::cluster::master::DOWN_AFTER).await;
+                            false
+                        }
+                    };
+                    if joined && let Err(e) = cluster.keep_copy().await {
+                        tracing::error!("the map cannot be kept: {e}");
+                    }
+                    continue;
+                }
+                beats += 1;
+                match cluster.beat(beats % 5 == 1).await {
+                    Err(Errno::Stale) => joined = false,
+                    Err(e) => tracing::debug!("the master was not reached: {e}"),
+                    Ok(()) => {}
+                }
+            }
+        });
+    }
+
+    async fn beat(self: &Rc<Self>, with_targets: bool) -> Result<()> {
+        let targets = if with_targets { self.own_targets().await? } else { Vec::new() };
+        let question = PeerQuestion::Beat { epoch: self.map().epoch, targets };
+        let sent_ns = self.worker.now_ns();
+        let PeerTold::Beat { epoch, sessions, alone, .. } = self.ask_soon(self.master()?, question).await? else {
+            return Err(Errno::Proto);
+        };
+        if epoch > self.map().epoch {
+            self.refresh_map().await?;
+        }
+        if self.compared.get() != Some(sessions) {
+            let heard = self.hear_sessions().await?;
+            self.heard_master(sent_ns)?;
+            if !self.settled_soon(heard).await {
+                return Ok(());
+            }
+        }
+        self.in_step(sent_ns, alone).await
+    }
+
+    /// Settles what was heard of sessions, beside the beats if it takes longer than one: what ended may wait for a server that is down,
+    /// and the master and the mounts must not take this one for down, too. Whether it is done.
+    async fn settled_soon(self: &Rc<Self>, heard: Heard) -> bool {
+        if self.settling.replace(true) {
+            return false;
+        }
+        let (tell, told) = oneshot::channel();
+        let cluster = self.clone();
+        self.worker.env.spawn(async move {
+            let settled = cluster.settle_sessions(heard).await;
+            match &settled {
+                Ok(version) => cluster.compared.set(Some(*version)),
+                Err(e) => tracing::debug!("sessions could not be settled: {e}"),
+            }
+            cluster.settling.set(false);
+            // The beat may not wait any more.
+            let _ = tell.send(settled.is_ok());
+        });
+        matches!(amphi_env::timeout(&self.worker.env, BEAT, told).await, Some(Ok(true)))
+    }
+
+    async fn own_targets(&self) -> Result<Vec<TargetStatus>> {
+        let mut all = Vec::new();
+        for target in self.worker.routes.local() {
+            if let crate::worker::message::Told::Status(status, _) = self.worker.ask(*target, Question::Status).await? {
+                all.push(*status);
+            }
+        }
+        Ok(all)
+    }
+
+    /// Ends here what has ended, and starts what has begun. Returns the number of what was compared with.
+    pub(crate) async fn compare_sessions(self: &Rc<Self>) -> Result<u64> {
+        let heard = self.hear_sessions().await?;
+        self.settle_sessions(heard).await
+    }
+
+    /// Asks the master for the sessions there are. Nothing more is taken here from those that have ended.
+    pub(crate) async fn hear_sessions(self: &Rc<Self>) -> Result<Heard> {
+        // What begins here after this is not known to have ended.
+        let before: Vec<(SessionId, u64)> = self.known.borrow().iter().map(|(id, r)| (*id, r.start)).collect();
+        let PeerTold::Sessions { version, sessions } = self.ask_soon(self.master()?, PeerQuestion::Sessions).await?
+        else {
+            return Err(Errno::Proto);
+        };
+        let alive: BTreeSet<(SessionId, u64)> = sessions.iter().map(|(id, record)| (*id, record.start)).collect();
+        let ended: Vec<Begun> = before.into_iter().filter(|s| !alive.contains(s)).collect();
+        for session in &ended {
+            self.stop_here(*session).await?;
+        }
+        Ok(Heard { version, sessions, ended })
+    }
+
+    /// What has ended goes from here, then what has begun begins.
+    async fn settle_sessions(&self, heard: Heard) -> Result<u64> {
+        for ended in heard.ended {
+            // How it ended is not known.
+            self.forget_here(ended, false).await?;
+        }
+        for (session, record) in heard.sessions {
+            self.start_here(session, record).await?;
+        }
+        Ok(heard.version)
+    }
+
+    /// A session begins here, unless it has ended already.
+    pub(crate) async fn start_here(&self, session: SessionId, record: SessionRecord) -> Result<PeerTold> {
+        let before = self.known.borrow().get(&session).map(|r| r.start).filter(|start| *start != record.start);
+        if let Some(start) = before {
+            self.land((session, start)).await?;
+        }
+        if self.known.borrow().get(&session).is_none_or(|r| r.start != record.start) {
+            // Its id is not used for something else while an earlier session of it has something under way.
+            self.front()?.idle(session).await;
+        }
+        let _turn = self.changing.take().await;
+        if self.has_ended((session, record.start)) {
+            return Ok(PeerTold::Done);
+        }
+        let known = self.known.borrow().get(&session).map(|r| r.start);
+        match known {
+            Some(start) if start == record.start => return Ok(PeerTold::Done),
+            None => {}
+            // It ended and began again while this server did not hear of it.
+            Some(start) => self.forget_targets((session, start), false).await?,
+        }
+        if self.known.borrow().keys().any(|other| *other != session) {
+            self.grant_tokens().await?;
+        }
+        for target in self.worker.routes.local() {
+            match self.worker.tell(*target, Question::SessionStart(session, record.clone())).await {
+                // Its disk has failed: it serves nobody.
+                Err(Errno::Io) => tracing::error!("target {}: a session cannot begin there", target.0),
+                told => told?,
+            }
+        }
+        let start = record.start;
+        self.known.borrow_mut().insert(session, record);
+        if self.has_ended((session, start)) {
+            // Meanwhile.
+            self.forget_targets((session, start), false).await?;
+        }
+        Ok(PeerTold::Done)
+    }
+
+    /// Nothing more is taken from a session here.
+    pub(crate) async fn stop_here(self: &Rc<Self>, ended: Begun) -> Result<PeerTold> {
+        self.note_ended(ended);
+        if self.is_known(ended) {
+            for target in self.worker.routes.local() {
+                self.worker.tell(*target, Question::SessionStop(ended.0)).await?;
+            }
+            self.front()?.leave(ended.0);
+        }
+        Ok(PeerTold::Done)
+    }
+
+    fn is_known(&self, session: Begun) -> bool {
+        self.known.borrow().get(&session.0).is_some_and(|r| r.start == session.1)
+    }
+
+    /// What a stopped session has here goes. `stopped`: its client is known to use nothing any more.
+    pub(crate) async fn forget_here(&self, ended: Begun, stopped: bool) -> Result<PeerTold> {
+        self.note_ended(ended);
+        self.land(ended).await?;
+        let _turn = self.changing.take().await;
+        let is_known = self.is_known(ended);
+        self.forget_targets(ended, stopped).await?;
+        if stopped && !is_known && !self.known.borrow().contains_key(&ended.0) {
+            // The list of the sessions that there are came first, which does not say how one has ended.
+            for target in self.worker.routes.local() {
+                self.worker.tell(*target, Question::SessionUsesNothing(ended.0)).await?;
+            }
+        }
+        Ok(PeerTold::Done)
+    }
+
+    /// Returns when nothing is taken from an ended session any more, and nothing that was taken is under way: as in `end_everywhere`. That
+    /// may wait for other servers, so nobody waits for whoever waits here.
+    async fn land(&self, ended: Begun) -> Result<()> {
+        if self.is_known(ended) {
+            for target in self.worker.routes.local() {
+                self.worker.tell(*target, Question::SessionStop(ended.0)).await?;
+            }
+            for target in self.worker.routes.local() {
+                self.worker.tell(*target, Question::SessionLanded(ended.0)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The caller has the turn, and has let the session land before.
+    async fn forget_targets(&self, ended: Begun, stopped: bool) -> Result<()> {
+        if !self.is_known(ended) {
+            return Ok(());
+        }
+        self.land(ended).await?;
+        for target in self.worker.routes.local() {
+            // A target whose disk has failed must not keep the others from going on.
+            if let Err(e) = self.worker.tell(*target, Question::SessionForget(ended.0, stopped)).await {
+                tracing::error!("target {}: what an ended session has there cannot be forgotten: {e}", target.0);
+            }
+        }
+        if !stopped {
+            self.note_cut_off();
+        }
+        self.known.borrow_mut().remove(&ended.0);
+        Ok(())
+    }
+
+    /// Lets a mount in whose session is known here or to the master. Whether it is the session that its last connection to here
+    /// belonged to: the same session may have ended and begun again since.
+    ///
+    /// Errors: why not.
+    pub(crate) async fn admit_mount(self: &Rc<Self>, session: SessionId) -> std::result::Result<bool, String> {
+        match self.know_session(session).await? {
+            Some(start) => Ok(self.connected.borrow_mut().insert(session, start) == Some(start)),
+            None => Err("this session has ended; mount again".into()),
+        }
+    }
+
+    /// What a mount that has been let in is told of the begin of its session (`Welcome::begun`).
+    pub(crate) fn begin_of(&self, session: SessionId) -> u64 {
+        let begins = if self.is_master() { &self.starts } else { &self.connected };
+        begins.borrow().get(&session).copied().unwrap_or_default()
+    }
+
+    /// The begin of a session that is known here or to the master and has not ended.
+    ///
+    /// Errors: why the master does not say.
+    pub(crate) async fn know_session(self: &Rc<Self>, session: SessionId) -> std::result::Result<Option<u64>, String> {
+        let start = |c: &Self| c.known.borrow().get(&session).map(|r| r.start).filter(|s| !c.has_ended((session, *s)));
+        if start(self).is_none() {
+            self.learn_session(session).await?;
+        }
+        Ok(start(self))
+    }
+
+    /// Returns when this server knows whether that begin of a session has ended, unless it may have begun since the master was asked.
+    ///
+    /// Errors: `Again` if the master cannot be asked.
+    pub(crate) async fn hear_of(self: &Rc<Self>, session: Begun) -> Result<()> {
+        if self.is_known(session) || self.has_ended(session) {
+            return Ok(());
+        }
+        self.compare_sessions().await.map(drop).map_err(|_| Errno::Again)
+    }
+
+    /// Learns of a session, and of every end before it.
+    async fn learn_session(self: &Rc<Self>, session: SessionId) -> std::result::Result<(), String> {
+        match self.compare_sessions().await {
+            Ok(_) if self.known.borrow().contains_key(&session) => Ok(()),
+            Ok(_) => Err("the master does not know this session; mount there first".into()),
+            Err(e) => Err(format!("the master cannot be asked about this session: {e}")),
+        }
+    }
+
+    /// `PeerQuestion::SessionStart`: before another session is taken in, those that have ended are gone here. A mount that was alone until
+    /// its end may have written without locks.
+    pub(crate) async fn start_after_ends(
+        self: &Rc<Self>,
+        session: SessionId,
+        record: SessionRecord,
+    ) -> Result<PeerTold> {
+        if self.known.borrow().keys().any(|other| *other != session) {
+            self.compare_sessions().await?;
+        }
+        self.start_here(session, record).await
+    }
+
+    /// A session did not keep to the rules here: it ends here at once, and everywhere as soon as the master hears of it. So with one that was
+    /// `robbed` of what it was answered.
+    pub(crate) fn evict_here(self: &Rc<Self>, session: SessionId, why: &str, how: Eviction) {
+        let Some(start) = self.known.borrow().get(&session).map(|r| r.start) else { return };
+        let ended = (session, start);
+        if self.has_ended(ended) {
+            return;
+        }
+        self.note_ended(ended);
+        let (cluster, why) = (self.clone(), why.to_string());
+        self.evicting.set(self.evicting.get() + 1);
+        self.worker.env.spawn(async move {
+            // Of one that was robbed the zones know until the master does, to say it again after a kill.
+            let stopped = how == Eviction::Deaf;
+            if how != Eviction::Robbed {
+                // Beside: that may wait for a server that is down, and the master is to hear of it.
+                let beside = cluster.clone();
+                cluster.worker.env.spawn(async move { beside.remove_here(ended, stopped).await });
+            }
+            while !cluster.closed.get() {
+                let Ok(master) = cluster.master() else { return };
+                let question = PeerQuestion::Evict { session: ended, why: why.clone(), how };
+                match cluster.ask_soon(master, question).await {
+                    Ok(_) => {
+                        cluster.remove_here(ended, stopped).await;
+                        cluster.evicting.set(cluster.evicting.get() - 1);
+                        return;
+                    }
+                    Err(_) => cluster.worker.env.sleep(BEAT).await,
+                }
+            }
+        });
+    }
+
+    async fn remove_here(self: &Rc<Self>, ended: Begun, stopped: bool) {
+        let gone = async {
+            self.stop_here(ended).await?;
+            self.forget_here(ended, stopped).await
+        };
+        if let Err(e) = gone.await {
+            tracing::error!("a session could not be removed: {e}");
+        }
+    }
+}

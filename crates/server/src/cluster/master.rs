@@ -1,0 +1,356 @@
+//! The master: the server with target 0 keeps the map and says who comes in and which sessions there are.
+//!
+//! Owns: joins, what is heard of the other servers, sessions and tunables on all of them. Does not own: the rules of the map (`map`),
+//! the sessions themselves (`front`), what was set of the tunables (`tuned`).
+//!
+//! The map is stable on target 0 before anybody hears of it. A server that cannot be told that a session began or ended
+//! hears of it by its next beat: each beat is answered with a number that changes with the sessions, and a server that
+//! sees a new one compares (`member`).
+
+use crate::cluster::peers::{Cluster, Heard, PATIENCE, PeerQuestion, PeerTold};
+use crate::error::ServerError;
+use crate::session::manager::{Eviction, TOLD_LOOK};
+use crate::target::records::SessionRecord;
+use crate::worker::message::Question;
+use amphi_env::Env;
+use amphi_types::{Errno, Result, SessionId, TargetId};
+use amphi_wire::{Reply, ServerInfo, ServerStatus, TargetStatus};
+use futures_util::future::join_all;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// A server that has not been heard of for so long counts as down: five beats.
+pub const DOWN_AFTER: Duration = Duration::from_secs(5);
+/// A server that is down for so long loses the lock on moving directories.
+const MOVES_AFTER: Duration = Duration::from_secs(10);
+/// How long the begin of a session waits for a server to hear of it: one that does not hears later by itself.
+const HEARING: Duration = Duration::from_secs(1);
+/// Pause before the addresses of a new server are tried again.
+const REACH_AGAIN: Duration = Duration::from_millis(500);
+/// How long a server that is not heard of is tried when a session ends: less than a new mount waits.
+const UNHEARD: Duration = Duration::from_secs(3);
+/// How long the numbers of new targets are kept for the server that asked for them, while it makes its zones.
+const PROMISE: Duration = Duration::from_secs(15);
+
+impl<E: Env> Cluster<E> {
+    /// Keeps the map of a server that is the master, after its targets were recovered: with what it is called now.
+    pub(crate) async fn keep_map(&self, kept: bool) -> std::result::Result<(), ServerError> {
+        let failed = |e: Errno| ServerError::new(crate::ServerErrorKind::Disk, format!("the map cannot be kept: {e}"));
+        let me = self.me.borrow().clone();
+        let mut map = self.map();
+        let known = map.servers.iter_mut().find(|s| s.id == me.id);
+        if let Some(known) = known.filter(|s| **s != me) {
+            *known = me;
+            map.epoch += 1;
+        } else if kept {
+            return Ok(());
+        }
+        self.worker.tell(TargetId(0), Question::PutMap(Box::new(map.clone()))).await.map_err(failed)?;
+        self.follow(map);
+        Ok(())
+    }
+
+    /// `Request::Join`. Without targets it asks for the numbers of new ones, which are its own only when it comes with them.
+    pub(crate) async fn join(
+        self: &Rc<Self>,
+        server: ServerInfo,
+        cluster: u64,
+        new_targets: u16,
+        epoch: u64,
+    ) -> Result<Reply> {
+        self.until_ready().await;
+        let _turn = self.joining.take().await;
+        if cluster != 0 && cluster != self.cluster {
+            let line = format!("its zones belong to cluster {cluster:016x}, this is {:016x}", self.cluster);
+            return Ok(Reply::Refused(line));
+        }
+        let map = self.map();
+        if epoch > map.epoch {
+            return Ok(Reply::Refused(format!(
+                "it knows epoch {epoch} of the cluster map, but the master's is {}: the master's zones are an old copy",
+                map.epoch
+            )));
+        }
+        let is_new = map.servers.iter().all(|s| s.id != server.id);
+        if server.targets.is_empty() {
+            // Said before it makes its zones.
+            if let Err(line) = crate::cluster::map::check_addresses(&map, &server) {
+                return Ok(Reply::Refused(line));
+            }
+            let now_ns = self.worker.now_ns();
+            if self.promised.get().is_some_and(|(other, until_ns)| other != server.id && now_ns < until_ns) {
+                // The numbers would be the same: first come first served.
+                return Err(Errno::Again);
+            }
+            return Ok(match crate::cluster::map::new_targets(&map, new_targets) {
+                Ok(new_targets) => {
+                    self.promised.set(Some((server.id, now_ns + PROMISE.as_nanos() as u64)));
+                    Reply::Joined { map, new_targets }
+                }
+                Err(line) => Reply::Refused(line),
+            });
+        }
+        let next = match crate::cluster::map::take_in(&map, &server) {
+            Err(line) => return Ok(Reply::Refused(line)),
+            Ok(next) => next,
+        };
+        if is_new && let Err(line) = self.check_reachable(&server).await {
+            return Ok(Reply::Refused(line));
+        }
+        if let Some(next) = next {
+            self.worker.tell(TargetId(0), Question::PutMap(Box::new(next.clone()))).await?;
+            self.follow(next.clone());
+            tracing::info!(
+                "{} is in the cluster with {} targets",
+                crate::cluster::map::called(&server),
+                server.targets.len()
+            );
+            if self.promised.get().is_some_and(|(promised, _)| promised == server.id) {
+                self.promised.set(None);
+            }
+            for other in self.others().into_iter().filter(|s| s.id != server.id && self.is_up(s.id)) {
+                let (cluster, next) = (self.clone(), next.clone());
+                self.worker.env.spawn(async move {
+                    // Should it not arrive, the next beat says so.
+                    let _ = cluster.ask_soon(other.id, PeerQuestion::Install(next)).await;
+                });
+            }
+        }
+        self.tuned.begins(server.id);
+        self.hear(server.id, self.map().epoch, Vec::new());
+        Ok(Reply::Joined { map: self.map(), new_targets: Vec::new() })
+    }
+
+    /// Others will use the addresses that a new server names. A connection that fails may be an accident.
+    async fn check_reachable(&self, server: &ServerInfo) -> std::result::Result<(), String> {
+        let env = &self.worker.env;
+        let until = env.now() + PATIENCE;
+        let mut why = "no answer".to_string();
+        while env.now() < until {
+            match amphi_env::timeout(env, until.since(env.now()), self.dial(server.addrs.clone())).await {
+                Some(Ok(link)) => {
+                    link.close().await;
+                    return Ok(());
+                }
+                Some(Err(e)) => why = e.to_string(),
+                None => break,
+            }
+            env.sleep(REACH_AGAIN).await;
+        }
+        Err(format!(
+            "the master cannot reach it at {}: {why}; name addresses that mounts and servers reach it under",
+            server.addrs.join(", ")
+        ))
+    }
+
+    fn hear(&self, server: u64, epoch: u64, targets: Vec<TargetStatus>) {
+        let mut heard = self.heard.borrow_mut();
+        let at_ns = self.worker.now_ns();
+        let before = heard.get(&server).map(|h| h.targets.clone());
+        let targets = if targets.is_empty() { before.unwrap_or_default() } else { targets };
+        heard.insert(server, Heard { at_ns, epoch, targets });
+    }
+
+    fn silent(&self, server: u64) -> Duration {
+        let at = self.heard.borrow().get(&server).map_or(0, |h| h.at_ns);
+        Duration::from_nanos(self.worker.now_ns().saturating_sub(at))
+    }
+
+    /// Whether a server was heard of lately.
+    pub(crate) fn is_up(&self, server: u64) -> bool {
+        self.heard.borrow().contains_key(&server) && self.silent(server) < DOWN_AFTER
+    }
+
+    pub(crate) async fn answer_as_master(self: &Rc<Self>, caller: u64, question: PeerQuestion) -> Result<PeerTold> {
+        if !self.is_master() {
+            return Err(Errno::Stale);
+        }
+        match question {
+            PeerQuestion::Beat { epoch, targets } => {
+                if self.map().servers.iter().all(|s| s.id != caller) {
+                    return Err(Errno::Stale);
+                }
+                self.hear(caller, epoch, targets);
+                self.tune_behind(caller);
+                let alone = self.front()?.tell_alone(caller);
+                Ok(PeerTold::Beat {
+                    epoch: self.map().epoch,
+                    sessions: self.sessions_version.get(),
+                    targets: true,
+                    alone,
+                })
+            }
+            PeerQuestion::Sessions => {
+                let sessions = self.front()?.mounts();
+                Ok(PeerTold::Sessions { version: self.sessions_version.get(), sessions })
+            }
+            PeerQuestion::Evict { session: (session, start), why, how } => {
+                let (front, robbed) = (self.front()?, how == Eviction::Robbed);
+                if self.starts.borrow().get(&session) == Some(&start) && !front.is_ending(session) {
+                    if robbed {
+                        front.disturb();
+                    }
+                    match how {
+                        Eviction::Deaf => front.end_deaf(session, &why),
+                        Eviction::Silent | Eviction::Robbed => front.evict(session, &why),
+                    }
+                }
+                // Who asks forgets that somebody was robbed when this is answered.
+                while robbed && front.is_ending(session) {
+                    self.worker.env.sleep(TOLD_LOOK).await;
+                }
+                Ok(PeerTold::Done)
+            }
+            _ => Err(Errno::Proto),
+        }
+    }
+
+    /// The sessions have changed: every server compares at its next beat.
+    pub(crate) fn sessions_changed(&self) {
+        self.sessions_version.set(self.sessions_version.get().wrapping_add(1));
+    }
+
+    /// Tells all servers. Who does not hear it compares later.
+    async fn tell_others(self: &Rc<Self>, question: &PeerQuestion) {
+        let told = self.others().into_iter().map(|s| async move {
+            let result = match question {
+                PeerQuestion::SessionStop(_) | PeerQuestion::SessionForget(..) => {
+                    self.ask_while_up(s.id, question).await
+                }
+                _ if !self.is_up(s.id) => return,
+                PeerQuestion::SessionStart(..) => {
+                    let asked = self.ask_server(s.id, question.clone());
+                    amphi_env::timeout(&self.worker.env, HEARING, asked).await.unwrap_or(Err(Errno::TimedOut))
+                }
+                _ => self.ask_soon(s.id, question.clone()).await,
+            };
+            if let Err(e) = result {
+                tracing::warn!(
+                    "{} was not told of a session: {e}; it hears of it when it is back",
+                    crate::cluster::map::called(&s)
+                );
+            }
+        });
+        join_all(told).await;
+    }
+
+    /// Asks a server for as long as it is heard of: what the session has under way there is waited for, before its end is over. One that
+    /// is not may live nevertheless, for instance if it is the master that was away, so it is tried for a moment.
+    async fn ask_while_up(self: &Rc<Self>, server: u64, question: &PeerQuestion) -> Result<PeerTold> {
+        let mut asked = std::pin::pin!(self.ask_server(server, question.clone()));
+        loop {
+            match amphi_env::timeout(&self.worker.env, UNHEARD, asked.as_mut()).await {
+                Some(told) => return told,
+                None if !self.is_up(server) => return Err(Errno::TimedOut),
+                None => {}
+            }
+        }
+    }
+
+    /// A session begins on the other servers.
+    pub(crate) async fn start_elsewhere(self: &Rc<Self>, session: SessionId, record: &SessionRecord) {
+        if !self.is_master() {
+            return;
+        }
+        self.starts.borrow_mut().insert(session, record.start);
+        if self.worker.routes.is_shared() {
+            self.tell_others(&PeerQuestion::SessionStart(session, record.clone())).await;
+            self.sessions_changed();
+        }
+    }
+
+    /// Nothing more is taken from a session on the other servers.
+    pub(crate) async fn stop_elsewhere(self: &Rc<Self>, session: SessionId) {
+        let start = self.starts.borrow().get(&session).copied();
+        if let Some(start) = start.filter(|_| self.is_master() && self.worker.routes.is_shared()) {
+            self.sessions_changed();
+            self.tell_others(&PeerQuestion::SessionStop((session, start))).await;
+        }
+    }
+
+    /// What a stopped session has on the other servers goes.
+    pub(crate) async fn forget_elsewhere(self: &Rc<Self>, session: SessionId, stopped: bool) {
+        let start = self.starts.borrow_mut().remove(&session);
+        if let Some(start) = start.filter(|_| self.is_master() && self.worker.routes.is_shared()) {
+            self.tell_others(&PeerQuestion::SessionForget((session, start), stopped)).await;
+            self.sessions_changed();
+        }
+    }
+
+    /// Tunables that were set at the master count on all servers. Who does not hear of it does after its next beat.
+    pub(crate) async fn tune_elsewhere(self: &Rc<Self>) {
+        if !self.is_master() {
+            return;
+        }
+        let up = self.others().into_iter().filter(|s| self.is_up(s.id));
+        join_all(up.map(|s| async move {
+            if let Err(e) = self.tune(s.id).await {
+                tracing::warn!(
+                    "{} was not told of tunables: {e}; it hears of them when it is back",
+                    crate::cluster::map::called(&s)
+                );
+            }
+        }))
+        .await;
+    }
+
+    /// Tells a server what was set and it may not have.
+    async fn tune(self: &Rc<Self>, server: u64) -> Result<()> {
+        let _turn = self.tuned.turns(server).take().await;
+        let Some(portion) = self.tuned.missing(server) else { return Ok(()) };
+        for (pattern, value) in portion.values.iter().cloned() {
+            match self.ask_soon(server, PeerQuestion::Tune { pattern, value }).await {
+                // Of another version: it has none of this name, or other bounds.
+                Ok(_) | Err(Errno::NoEnt | Errno::Inval) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        self.tuned.told(server, &portion);
+        Ok(())
+    }
+
+    /// After a beat: a server that has begun a run, or was away, is told what was set.
+    fn tune_behind(self: &Rc<Self>, server: u64) {
+        if self.tuned.begins_telling(server) {
+            let cluster = self.clone();
+            self.worker.env.spawn(async move {
+                if let Err(e) = cluster.tune(server).await {
+                    tracing::debug!("a server was not told of tunables: {e}");
+                }
+                cluster.tuned.ends_telling(server);
+            });
+        }
+    }
+
+    /// What the master knows of the servers, itself first.
+    pub(crate) fn servers(&self, own: &[TargetStatus]) -> Vec<ServerStatus> {
+        if !self.is_master() {
+            return Vec::new();
+        }
+        let (map, id) = (self.map(), self.id());
+        let heard = self.heard.borrow();
+        let one = |info: ServerInfo| {
+            if info.id == id {
+                return ServerStatus { info, up: true, epoch: map.epoch, silent_ms: 0, targets: own.to_vec() };
+            }
+            let (up, silent_ms) = (self.is_up(info.id), self.silent(info.id).as_millis() as u64);
+            let (epoch, targets) = heard.get(&info.id).map(|h| (h.epoch, h.targets.clone())).unwrap_or_default();
+            ServerStatus { info, up, epoch, silent_ms, targets }
+        };
+        map.servers.iter().cloned().map(one).collect()
+    }
+
+    /// Gives back what servers hold that have gone, as long as the master runs.
+    pub(crate) fn watch_servers(self: &Rc<Self>) {
+        let weak = Rc::downgrade(self);
+        let env = self.worker.env.clone();
+        self.worker.env.spawn(async move {
+            loop {
+                env.sleep(DOWN_AFTER).await;
+                let Some(cluster) = weak.upgrade().filter(|c| !c.closed.get()) else { return };
+                let numbers = cluster.callers.take_moves(|server| cluster.silent(server) < MOVES_AFTER);
+                cluster.unlock_moves(numbers);
+            }
+        });
+    }
+}

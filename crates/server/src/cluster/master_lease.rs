@@ -1,0 +1,216 @@
+//! `Step`: what a server that is not the master makes of how lately it heard the master.
+//!
+//! Owns: whether its targets grant tokens, whether it goes on without the master. Does not own: beats and sessions (`member`),
+//! who is alone (`front::company`, at the master).
+//!
+//! Targets here grant tokens unless the master has said within `ALONE_LEASE` that the only mount knows that it is alone, this server
+//! knows of no other, and nobody who was cut off may still use what was granted here. So a start begins with tokens, and a server
+//! that does not hear that a second mount comes grants them by itself before that mount is let in: the master waits for the answer
+//! or for the lease. Granting to a mount that is alone costs messages alone.
+//!
+//! Several mounts are served for `WITHOUT_MASTER` after the master was last heard: one of them may have been ended there. A mount that
+//! is the only one here is served on, for nobody else is, and the next one is asked about at the master.
+
+use crate::cluster::follower::BEAT;
+use crate::cluster::peers::{Cluster, PeerTold};
+use crate::coherence::tokens::{TOKEN_LIFE, TOKEN_MARGIN};
+use crate::worker::message::{Question, Told};
+use amphi_env::Env;
+use amphi_types::{Errno, Result, SessionId};
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// How long a server may go without tokens after it asked whether a mount is alone: three beats.
+pub(crate) const ALONE_LEASE: Duration = Duration::from_secs(3);
+/// How long a server without the master serves several mounts.
+pub(crate) const WITHOUT_MASTER: Duration = Duration::from_secs(60);
+/// A server whose last beat is younger hears of sessions that end: the master tells those that were silent for at most 5 s.
+const IN_STEP: Duration = Duration::from_secs(4);
+
+/// The state of one server.
+#[derive(Default)]
+pub(crate) struct Step {
+    /// When the last beat was sent behind which nothing is taken from sessions that had ended, monotonic ns.
+    heard_ns: Cell<u64>,
+    /// The last switch to company that was told.
+    company: Cell<u64>,
+    /// Switches of the targets here.
+    switches: Cell<u64>,
+    /// Until when targets grant no tokens, monotonic ns; none: they do.
+    alone_until_ns: Cell<Option<u64>>,
+    /// Until then tokens of sessions that were cut off may be in use, monotonic ns.
+    orphans_until_ns: Cell<u64>,
+    /// Mounts have to wait until the master is heard.
+    holding: Cell<bool>,
+}
+
+fn ns(d: Duration) -> u64 {
+    d.as_nanos() as u64
+}
+
+impl<E: Env> Cluster<E> {
+    /// The targets grant tokens, from before anything is asked of them. `cut_off`: sessions were, a short time ago.
+    pub(crate) async fn begin_granting(&self, cut_off: bool) -> Result<()> {
+        self.step.heard_ns.set(self.worker.now_ns());
+        if cut_off {
+            self.note_cut_off();
+        }
+        self.switch(true).await
+    }
+
+    /// A session was cut off here and may go on using tokens until they end.
+    pub(crate) fn note_cut_off(&self) {
+        self.step.orphans_until_ns.set(self.worker.now_ns() + ns(TOKEN_LIFE + TOKEN_MARGIN));
+    }
+
+    async fn switch(&self, on: bool) -> Result<()> {
+        let number = self.step.switches.get() + 1;
+        self.step.switches.set(number);
+        for target in self.worker.routes.local() {
+            self.worker.tell(*target, Question::Company(on, number)).await?;
+        }
+        Ok(())
+    }
+
+    /// Has tokens granted if they are not. The caller has the turn of `changing`.
+    pub(crate) async fn grant_tokens(&self) -> Result<()> {
+        if self.step.alone_until_ns.get().is_some() {
+            self.switch(true).await?;
+            self.step.alone_until_ns.set(None);
+        }
+        Ok(())
+    }
+
+    /// `PeerQuestion::Company`.
+    pub(crate) async fn told_company(&self, change: u64) -> Result<PeerTold> {
+        self.step.company.set(self.step.company.get().max(change));
+        let _turn = self.changing.take().await;
+        self.grant_tokens().await?;
+        Ok(PeerTold::Done)
+    }
+
+    /// A beat that was sent at `sent_ns` has been answered, and nothing more is taken from sessions that have ended.
+    pub(crate) fn heard_master(self: &Rc<Self>, sent_ns: u64) -> Result<()> {
+        self.step.heard_ns.set(self.step.heard_ns.get().max(sent_ns));
+        if self.step.holding.replace(false) {
+            self.front()?.hold_mounts(false);
+        }
+        Ok(())
+    }
+
+    /// A beat that was sent at `sent_ns` has been answered, and sessions are as the master knows them. `alone`: the number of the switch
+    /// by which the only mount knows that it is.
+    pub(crate) async fn in_step(self: &Rc<Self>, sent_ns: u64, alone: Option<u64>) -> Result<()> {
+        self.heard_master(sent_ns)?;
+        let _turn = self.changing.take().await;
+        let (now_ns, until_ns) = (self.worker.now_ns(), sent_ns + ns(ALONE_LEASE));
+        let may = alone.is_some_and(|change| change > self.step.company.get())
+            && self.known.borrow().len() < 2
+            && now_ns >= self.step.orphans_until_ns.get()
+            && now_ns < until_ns;
+        if !may {
+            return self.grant_tokens().await;
+        }
+        let before = self.step.alone_until_ns.replace(Some(until_ns));
+        if before.is_none() {
+            self.switch(false).await?;
+            self.watch_lease();
+        }
+        Ok(())
+    }
+
+    /// Has tokens granted again when the lease is over.
+    fn watch_lease(self: &Rc<Self>) {
+        let (weak, env) = (Rc::downgrade(self), self.worker.env.clone());
+        self.worker.env.spawn(async move {
+            loop {
+                let left_ns = {
+                    let Some(cluster) = weak.upgrade() else { return };
+                    let Some(until_ns) = cluster.step.alone_until_ns.get() else { return };
+                    until_ns.saturating_sub(cluster.worker.now_ns())
+                };
+                env.sleep(Duration::from_nanos(left_ns + 1)).await;
+                let Some(cluster) = weak.upgrade() else { return };
+                let _turn = cluster.changing.take().await;
+                if cluster.step.alone_until_ns.get().is_some_and(|until_ns| until_ns <= cluster.worker.now_ns())
+                    && let Err(e) = cluster.grant_tokens().await
+                {
+                    tracing::error!("tokens cannot be granted: {e}");
+                    return;
+                }
+            }
+        });
+    }
+
+    fn silent_for(&self) -> Duration {
+        Duration::from_nanos(self.worker.now_ns().saturating_sub(self.step.heard_ns.get()))
+    }
+
+    /// Returns when this server has heard of every session that had ended before it was asked.
+    ///
+    /// Errors: `Again` if the master cannot be asked.
+    pub(crate) async fn be_in_step(self: &Rc<Self>) -> Result<()> {
+        if self.silent_for() < IN_STEP {
+            return Ok(());
+        }
+        self.hear_sessions().await.map(drop).map_err(|_| Errno::Again)
+    }
+
+    /// Lets several mounts wait while the master has been silent for too long, as long as the server runs.
+    pub(crate) fn watch_master(self: &Rc<Self>) {
+        let (weak, env) = (Rc::downgrade(self), self.worker.env.clone());
+        self.worker.env.spawn(async move {
+            loop {
+                env.sleep(BEAT).await;
+                let Some(cluster) = weak.upgrade().filter(|c| !c.closed.get()) else { return };
+                let over = cluster.silent_for() >= WITHOUT_MASTER && cluster.known.borrow().len() > 1;
+                if over && !cluster.step.holding.get() {
+                    let Ok(front) = cluster.front() else { return };
+                    tracing::warn!("the master was not heard for {WITHOUT_MASTER:?}: mounts wait until it is");
+                    cluster.step.holding.set(true);
+                    front.hold_mounts(true);
+                    front.cut_all("the server has lost its master");
+                }
+            }
+        });
+    }
+
+    /// Sessions of the earlier run that do not come back within the grace time have nothing here: who has something has a
+    /// connection, and says it again over the next one.
+    pub(crate) fn expect_back(self: &Rc<Self>) {
+        let (weak, env) = (Rc::downgrade(self), self.worker.env.clone());
+        let Ok(grace) = self.front().map(|f| f.grace()) else { return };
+        self.worker.env.spawn(async move {
+            env.sleep(grace).await;
+            loop {
+                let Some(cluster) = weak.upgrade().filter(|c| !c.closed.get()) else { return };
+                let Ok(front) = cluster.front() else { return };
+                let absent = cluster.absent().await;
+                if absent.is_empty() {
+                    return;
+                }
+                for session in absent.into_iter().filter(|s| !front.is_connected(*s)) {
+                    for target in cluster.worker.routes.local() {
+                        // A target that fails keeps what it has.
+                        let _ = cluster.worker.tell(*target, Question::SessionAbsent(session)).await;
+                    }
+                }
+                drop((front, cluster));
+                env.sleep(BEAT).await;
+            }
+        });
+    }
+
+    /// Sessions of the earlier run that have not said to every target what they hold.
+    async fn absent(self: &Rc<Self>) -> BTreeSet<SessionId> {
+        let mut all = BTreeSet::new();
+        for target in self.worker.routes.local() {
+            if let Ok(Told::Sessions(absent)) = self.worker.ask(*target, Question::Absent).await {
+                all.extend(absent);
+            }
+        }
+        all
+    }
+}

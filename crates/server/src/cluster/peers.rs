@@ -1,0 +1,519 @@
+//! `Cluster`: the other servers, as the worker with the connections sees them.
+//!
+//! Owns: the cluster map in force, the way to other servers' targets, what other servers are answered. Does not own: who
+//! may come in (`map`), what the master does (`master`), what the others do (`member`), the questions (`questions`).
+//! `links` has the connections to others, `callers` those of others to here, `step` what depends on how lately the
+//! master was heard.
+//!
+//! A question to another server waits in a slot of a link, so what waits for names must leave slots to what ends that
+//! wait: the normal lane is for questions that wait for names, bounded here, the urgent lane for all others, which end by
+//! themselves. A question is executed once while its receiver runs (`callers`); after a restart it is asked again, and every one
+//! of them can bear that (`message::Question`).
+//!
+//! Bound: one link and one caller for each other server.
+
+mod callers;
+mod links;
+
+use crate::cluster::master_lease::Step;
+use crate::cluster::tuned::Tuned;
+use crate::session::manager::{Eviction, Front};
+use crate::target::records::SessionRecord;
+use crate::worker::Worker;
+use crate::worker::message::{Question, Told};
+use crate::worker::turns::{Turn, Turns};
+use amphi_env::Env;
+use amphi_transport::{CallOptions, Connections, Incoming};
+use amphi_types::{Cred, Errno, Result, SessionId, TargetId};
+use amphi_wire::{Answer, Call, ClusterMap, Lane, Reply, Request, ServerInfo, TargetStatus};
+pub use callers::ALREADY_HERE;
+use callers::Callers;
+use futures_channel::oneshot;
+use links::Links;
+pub use links::{PeerName, Plain, peer_link_config};
+use serde::{Deserialize, Serialize};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::pin::pin;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+/// Credits of another server in each lane: it asks on behalf of all its sessions.
+pub const PEER_CREDITS: u16 = 1024;
+/// Questions of this server to one other that wait for names there, at most; together with the promises of
+/// `OPERATIONS_MAX` operations and one wait for the lock on moving directories fewer than the credits.
+const WAITING_MAX: usize = 512;
+/// Ended sessions that a server remembers, so that what was on its way does not start one again.
+const ENDED_MAX: usize = 4096;
+/// How long a server that does not answer holds up what can do without it.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+/// How often who waits for the lock on moving directories looks whether the master can be reached.
+const LOCK_LOOK: Duration = Duration::from_secs(1);
+/// Why a server that stops does not let anybody in.
+pub const STOPPING: &str = "the server is stopping";
+
+/// A session and the number of its begin: one that was ended may begin again under its old id.
+pub type Begun = (SessionId, u64);
+
+/// What servers say to each other: the body of `Request::Ask`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum PeerQuestion {
+    /// `Target`: to a target.
+    Target(TargetId, Question),
+    /// `Beat`: a server lives; to the master.
+    Beat {
+        /// Epoch of the map that it knows.
+        epoch: u64,
+        /// Its targets, if it was asked about them.
+        targets: Vec<TargetStatus>,
+    },
+    /// `Sessions`: what the master knows of sessions.
+    Sessions,
+    /// `Done`: a newer map; to the others.
+    Install(ClusterMap),
+    /// `Done`: the session begins.
+    SessionStart(SessionId, SessionRecord),
+    /// `Done`: nothing more is taken from the session.
+    SessionStop(Begun),
+    /// `Done`: what the stopped session has goes, and nothing of it is under way. Whether its client is known to use nothing any more.
+    SessionForget(Begun, bool),
+    /// `Done`: the session did not keep to the rules; to the master.
+    Evict {
+        /// The session.
+        session: Begun,
+        /// Why.
+        why: String,
+        /// What it has done, or what was done to it.
+        how: Eviction,
+    },
+    /// `Done`: other mounts have come, by the master's switch of this number: tokens are granted from now on.
+    Company(u64),
+    /// `Done`: tunables were set.
+    Tune {
+        /// Name or pattern.
+        pattern: String,
+        /// Value.
+        value: String,
+    },
+}
+
+/// Answers to `PeerQuestion`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum PeerTold {
+    /// Done.
+    Done,
+    /// Of a target.
+    Target(Told),
+    /// Of the master.
+    Beat {
+        /// Epoch of its map.
+        epoch: u64,
+        /// Changes with every session that begins or ends.
+        sessions: u64,
+        /// It wants to know about the targets.
+        targets: bool,
+        /// The only mount knows that it is alone, by the switch of this number.
+        alone: Option<u64>,
+    },
+    /// Sessions that have not ended.
+    Sessions {
+        /// As in `Beat`.
+        version: u64,
+        /// They.
+        sessions: Vec<(SessionId, SessionRecord)>,
+    },
+}
+
+/// What the master has heard of another server.
+#[derive(Clone, Debug)]
+pub(crate) struct Heard {
+    pub(crate) at_ns: u64,
+    pub(crate) epoch: u64,
+    pub(crate) targets: Vec<TargetStatus>,
+}
+
+/// The other servers.
+pub struct Cluster<E: Env> {
+    pub(crate) worker: Rc<Worker<E>>,
+    pub(crate) me: RefCell<ServerInfo>,
+    pub(crate) cluster: u64,
+    /// Random number of this run.
+    pub(crate) boot: u64,
+    map: RefCell<ClusterMap>,
+    links: Links<E>,
+    pub(crate) callers: Callers,
+    front: RefCell<Weak<Front<E>>>,
+    /// The targets may be asked.
+    ready: Cell<bool>,
+    pub(crate) closed: Cell<bool>,
+    /// At the others: sessions that ended here and of which the master has not heard.
+    pub(crate) evicting: Cell<usize>,
+    waiting: RefCell<BTreeMap<u64, Turns>>,
+    moving: Turns,
+    /// At the master: what it heard of whom.
+    pub(crate) heard: RefCell<BTreeMap<u64, Heard>>,
+    /// At the master: changes with every session.
+    pub(crate) sessions_version: Cell<u64>,
+    /// At the master: one server comes in at a time.
+    pub(crate) joining: Turns,
+    /// At the master: the server that has numbers of new targets and has not come with them yet, and until when, ns.
+    pub(crate) promised: Cell<Option<(u64, u64)>>,
+    /// At the master: what was set of the tunables.
+    pub(crate) tuned: Tuned,
+    /// At the others: sessions that this server knows.
+    pub(crate) known: RefCell<BTreeMap<SessionId, SessionRecord>>,
+    /// At the others: to which begin of a session its last connection belonged.
+    pub(crate) connected: RefCell<BTreeMap<SessionId, u64>>,
+    /// At the others: sessions begin and end, and tokens are granted or not, one after the other.
+    pub(crate) changing: Turns,
+    /// At the others: the number of the master's sessions that were last compared with, and whether that is under way beside the beats.
+    pub(crate) compared: Cell<Option<u64>>,
+    pub(crate) settling: Cell<bool>,
+    /// At the others: whether tokens are granted, and how lately the master was heard.
+    pub(crate) step: Step,
+    /// At the master: the begin of each session.
+    pub(crate) starts: RefCell<BTreeMap<SessionId, u64>>,
+    ended: RefCell<(BTreeSet<Begun>, VecDeque<Begun>)>,
+}
+
+impl<E: Env> Cluster<E> {
+    /// The cluster as a server knows it when it comes up.
+    pub fn new(worker: Rc<Worker<E>>, me: ServerInfo, map: ClusterMap, connections: Rc<Connections>) -> Rc<Cluster<E>> {
+        let boot = worker.env.rand() | 1;
+        worker.routes.follow(map.pool(), map.epoch);
+        Rc::new(Cluster {
+            cluster: map.cluster,
+            links: Links::default(),
+            callers: Callers::new(connections),
+            front: RefCell::new(Weak::new()),
+            me: RefCell::new(me),
+            map: RefCell::new(map),
+            boot,
+            ready: Cell::new(false),
+            closed: Cell::new(false),
+            evicting: Cell::new(0),
+            waiting: RefCell::default(),
+            moving: Turns::new(1),
+            heard: RefCell::default(),
+            sessions_version: Cell::new(boot),
+            joining: Turns::new(1),
+            promised: Cell::new(None),
+            tuned: Tuned::default(),
+            known: RefCell::default(),
+            connected: RefCell::default(),
+            changing: Turns::new(1),
+            compared: Cell::default(),
+            settling: Cell::default(),
+            step: Step::default(),
+            starts: RefCell::default(),
+            ended: RefCell::default(),
+            worker,
+        })
+    }
+
+    /// Tells it who has the sessions.
+    pub fn set_front(&self, front: &Rc<Front<E>>) {
+        *self.front.borrow_mut() = Rc::downgrade(front);
+    }
+
+    pub(crate) fn front(&self) -> Result<Rc<Front<E>>> {
+        self.front.borrow().upgrade().ok_or(Errno::NotConnected)
+    }
+
+    /// The map in force.
+    pub fn map(&self) -> ClusterMap {
+        self.map.borrow().clone()
+    }
+
+    /// Whether this server is the master.
+    pub fn is_master(&self) -> bool {
+        self.worker.routes.is_local(TargetId(0))
+    }
+
+    /// Its number.
+    pub fn id(&self) -> u64 {
+        self.me.borrow().id
+    }
+
+    /// The targets have been recovered: questions of others are answered.
+    pub fn set_ready(&self) {
+        self.ready.set(true);
+    }
+
+    pub(crate) async fn until_ready(&self) {
+        while !self.ready.get() {
+            self.worker.env.sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// All servers but this one.
+    pub(crate) fn others(&self) -> Vec<ServerInfo> {
+        let id = self.id();
+        self.map.borrow().servers.iter().filter(|s| s.id != id).cloned().collect()
+    }
+
+    /// Follows a newer map: keeps it, then uses it, then tells the mounts.
+    pub(crate) async fn install(self: &Rc<Self>, map: ClusterMap) -> Result<()> {
+        if map.epoch <= self.map.borrow().epoch {
+            return Ok(());
+        }
+        if map.cluster != self.cluster || crate::cluster::map::fault(&map).is_some() {
+            return Err(Errno::Proto);
+        }
+        let keeper = self.worker.routes.local().first().copied().unwrap_or_default();
+        self.worker.tell(keeper, Question::PutMap(Box::new(map.clone()))).await?;
+        self.follow(map);
+        Ok(())
+    }
+
+    /// Uses a newer map that is kept.
+    pub(crate) fn follow(&self, map: ClusterMap) {
+        if map.epoch <= self.map.borrow().epoch {
+            return;
+        }
+        let epoch = map.epoch;
+        self.links.follow(&map);
+        self.worker.routes.follow(map.pool(), epoch);
+        self.map.replace(map);
+        if let Some(front) = self.front.borrow().upgrade() {
+            front.push_map(epoch);
+        }
+    }
+
+    /// Asks a target of another server.
+    pub async fn ask(self: &Rc<Self>, target: TargetId, question: Question) -> Result<Told> {
+        let mut server = self.server_of(target);
+        if server.is_none() && !self.is_master() {
+            self.refresh_map().await?;
+            server = self.server_of(target);
+        }
+        let server = server.ok_or(Errno::Stale)?;
+        if matches!(question, Question::MoveLock) {
+            return self.ask_move_lock(server, target).await;
+        }
+        let (lane, _turn) = self.lane_of(server, &question).await;
+        match self.ask_on(lane, server, PeerQuestion::Target(target, question)).await? {
+            PeerTold::Target(told) => Ok(told),
+            _ => Err(Errno::Proto),
+        }
+    }
+
+    fn server_of(&self, target: TargetId) -> Option<u64> {
+        let map = self.map.borrow();
+        map.server_of(target).and_then(|at| map.servers.get(at)).map(|s| s.id)
+    }
+
+    async fn lane_of(&self, server: u64, question: &Question) -> (Lane, Option<Turn>) {
+        match question {
+            // As many as there are turns of operations (`Worker::turn_for`).
+            Question::Prepare { .. } => (Lane::Normal, None),
+            Question::Place(..)
+            | Question::View { asker: Some(_), .. }
+            | Question::Open { .. }
+            | Question::Ancestors { .. } => {
+                let turns = self.waiting.borrow_mut().entry(server).or_insert_with(|| Turns::new(WAITING_MAX)).clone();
+                (Lane::Normal, Some(turns.take().await))
+            }
+            _ => (Lane::Urgent, None),
+        }
+    }
+
+    /// Asks for the lock on moving directories. A server that cannot be reached for long may grant it all the same, to whoever gave up:
+    /// so the question itself is never given up, and a lock that nobody waits for any more goes back.
+    async fn ask_move_lock(self: &Rc<Self>, server: u64, target: TargetId) -> Result<Told> {
+        let link = self.link_to(server).await?;
+        let mut lock = pin!(async {
+            let turn = self.moving.take().await;
+            let (sender, receiver) = oneshot::channel();
+            let cluster = self.clone();
+            self.worker.env.spawn(async move {
+                let question = PeerQuestion::Target(target, Question::MoveLock);
+                let told = cluster.insist_on(Lane::Normal, server, question).await;
+                drop(turn);
+                if let Err(Ok(PeerTold::Target(Told::Moving(number)))) = sender.send(told) {
+                    cluster.worker.unlock_moves(number);
+                }
+            });
+            receiver.await.unwrap_or(Err(Errno::Io))
+        });
+        while !link.has_given_up() {
+            match amphi_env::timeout(&self.worker.env, LOCK_LOOK, &mut lock).await {
+                Some(Ok(PeerTold::Target(told))) => return Ok(told),
+                Some(Ok(_)) => return Err(Errno::Proto),
+                Some(Err(e)) => return Err(e),
+                None => {}
+            }
+        }
+        Err(Errno::Io)
+    }
+
+    /// Asks another server.
+    pub async fn ask_server(self: &Rc<Self>, server: u64, question: PeerQuestion) -> Result<PeerTold> {
+        self.ask_on(Lane::Urgent, server, question).await
+    }
+
+    /// Asks another server; `TimedOut` if it does not answer in time.
+    pub async fn ask_soon(self: &Rc<Self>, server: u64, question: PeerQuestion) -> Result<PeerTold> {
+        let asked = self.ask_server(server, question);
+        amphi_env::timeout(&self.worker.env, PATIENCE, asked).await.unwrap_or(Err(Errno::TimedOut))
+    }
+
+    async fn ask_on(self: &Rc<Self>, lane: Lane, server: u64, question: PeerQuestion) -> Result<PeerTold> {
+        self.question_on(lane, false, server, question).await
+    }
+
+    /// As `ask_on`, for as long as it takes to reach the other server again.
+    async fn insist_on(self: &Rc<Self>, lane: Lane, server: u64, question: PeerQuestion) -> Result<PeerTold> {
+        self.question_on(lane, true, server, question).await
+    }
+
+    async fn question_on(
+        self: &Rc<Self>,
+        lane: Lane,
+        insist: bool,
+        server: u64,
+        question: PeerQuestion,
+    ) -> Result<PeerTold> {
+        let question = postcard::to_stdvec(&question).map_err(|_| Errno::TooBig)?;
+        match self.call_on(lane, insist, server, Request::Ask { question }).await? {
+            Reply::Told(told) => postcard::from_bytes(&told).map_err(|_| Errno::Proto),
+            _ => Err(Errno::Proto),
+        }
+    }
+
+    async fn call_on(self: &Rc<Self>, lane: Lane, insist: bool, server: u64, op: Request) -> Result<Reply> {
+        let link = self.link_to(server).await?;
+        let call = Call { target: TargetId(0), cred: Cred::root(), op };
+        let options = CallOptions { lane, pad: 0, deadline: None, insist };
+        let (answer, _) = link.call_with(options, call, None).await.map_err(|e| match e.errno() {
+            // The same for all: the other server cannot be reached.
+            Errno::NotConnected => Errno::Io,
+            errno => errno,
+        })?;
+        answer.result
+    }
+
+    /// Gets the master's map.
+    pub(crate) async fn refresh_map(self: &Rc<Self>) -> Result<()> {
+        let master = self.map.borrow().servers.first().map(|s| s.id).ok_or(Errno::Stale)?;
+        let asked = self.call_on(Lane::Urgent, false, master, Request::Map);
+        match amphi_env::timeout(&self.worker.env, PATIENCE, asked).await {
+            Some(Ok(Reply::Map(map))) => self.install(map).await,
+            Some(Err(e)) => Err(e),
+            _ => Err(Errno::TimedOut),
+        }
+    }
+
+    /// A request of another server.
+    pub(crate) fn call(self: &Rc<Self>, incoming: Incoming) {
+        let Some(ticket) = self.callers.begin(&incoming) else { return };
+        let cluster = self.clone();
+        self.worker.env.spawn(async move {
+            let caller = ticket.server();
+            let answer = Answer::of(match incoming.call.op {
+                Request::Ask { question } => cluster.answer(&ticket, caller, &question).await,
+                Request::Map => Ok(Reply::Map(cluster.map())),
+                Request::Join { server, cluster: of, new_targets, epoch } if cluster.is_master() => {
+                    cluster.join(server, of, new_targets, epoch).await
+                }
+                // Whoever wants in finds the master with it.
+                Request::Join { .. } => Ok(Reply::Map(cluster.map())),
+                _ => Err(Errno::Perm),
+            });
+            cluster.callers.finish(ticket, answer);
+        });
+    }
+
+    async fn answer(self: &Rc<Self>, ticket: &callers::Ticket, caller: u64, question: &[u8]) -> Result<Reply> {
+        let question: PeerQuestion = postcard::from_bytes(question).map_err(|_| Errno::Proto)?;
+        self.until_ready().await;
+        let told = match question {
+            PeerQuestion::Target(target, question)
+                if self.worker.routes.is_local(target) && question.is_for_peers() =>
+            {
+                self.answer_for_target(ticket, target, question).await?
+            }
+            PeerQuestion::Target(..) => return Err(Errno::Stale),
+            PeerQuestion::Install(map) => self.install(map).await.map(|()| PeerTold::Done)?,
+            PeerQuestion::SessionStart(session, record) => self.start_after_ends(session, record).await?,
+            PeerQuestion::SessionStop(session) => self.stop_here(session).await?,
+            PeerQuestion::SessionForget(session, stopped) => {
+                let told = self.forget_here(session, stopped).await?;
+                self.front()?.idle(session.0).await;
+                told
+            }
+            PeerQuestion::Company(change) => self.told_company(change).await?,
+            PeerQuestion::Tune { pattern, value } => {
+                self.front()?.set_tunables(&pattern, &value).await?;
+                PeerTold::Done
+            }
+            PeerQuestion::Beat { .. } | PeerQuestion::Sessions | PeerQuestion::Evict { .. } => {
+                self.answer_as_master(caller, question).await?
+            }
+        };
+        postcard::to_stdvec(&told).map(Reply::Told).map_err(|_| Errno::TooBig)
+    }
+
+    async fn answer_for_target(
+        self: &Rc<Self>,
+        ticket: &callers::Ticket,
+        target: TargetId,
+        question: Question,
+    ) -> Result<PeerTold> {
+        match question {
+            Question::MoveUnlock(number) => self.callers.unlocked(ticket, number),
+            // A session may have begun while this server was away. One that has ended opens nothing.
+            Question::Open { session, .. } if !self.is_master() => drop(self.know_session(session).await),
+            // Neither is anything cut for one that has ended.
+            Question::Trim(ref cut) if !self.is_master() => self.hear_of(cut.by).await?,
+            // What a session that has ended still sends must not make anew what is taken away here.
+            Question::Destroy(_) if !self.is_master() => self.be_in_step().await?,
+            _ => {}
+        }
+        let told = self.worker.ask(target, question).await?;
+        if let Told::Moving(number) = told
+            && !self.callers.locked(ticket, number)
+        {
+            // Whoever asked has gone, or given up, meanwhile.
+            self.worker.tell(target, Question::MoveUnlock(number)).await?;
+            return Err(Errno::Io);
+        }
+        Ok(PeerTold::Target(told))
+    }
+
+    /// Gives back the locks on moving directories of a server that has gone.
+    pub(crate) fn unlock_moves(self: &Rc<Self>, numbers: Vec<u64>) {
+        for number in numbers {
+            self.worker.tell_later(TargetId(0), Question::MoveUnlock(number));
+        }
+    }
+
+    /// Remembers that a session has ended.
+    pub(crate) fn note_ended(&self, session: Begun) {
+        let (set, order) = &mut *self.ended.borrow_mut();
+        if set.insert(session) {
+            order.push_back(session);
+        }
+        if order.len() > ENDED_MAX
+            && let Some(oldest) = order.pop_front()
+        {
+            set.remove(&oldest);
+            self.connected.borrow_mut().retain(|id, start| (*id, *start) != oldest);
+        }
+    }
+
+    pub(crate) fn has_ended(&self, session: Begun) -> bool {
+        self.ended.borrow().0.contains(&session)
+    }
+
+    /// The server stops: nobody is let in, nothing is asked any more.
+    pub fn close(&self) {
+        self.closed.set(true);
+        self.callers.cut_all(STOPPING);
+    }
+
+    /// Ends the connections to other servers.
+    pub async fn hang_up(&self) {
+        self.links.close().await;
+    }
+}

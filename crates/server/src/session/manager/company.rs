@@ -1,0 +1,355 @@
+//! Alone or in company: what mounts and targets are told when a second mount comes or only one is left.
+//!
+//! Owns: the order of a switch. Does not own: tokens (`crate::coherence::tokens`), what a client does about it.
+//!
+//! A mount that is alone lets its kernel cache names and attributes for a fixed time, and targets grant no tokens. Before a
+//! second mount is welcomed, targets grant tokens and every mount has said that nothing cached under the old rule is used
+//! any more. Back: the last mount is told first; targets go on until it has said that it knows, so that what it
+//! cached under tokens is revoked for as long as it may be used. Switches happen one at a time.
+//!
+//! The master alone decides and tells mounts, and has its own targets grant or not. Other servers grant unless it has told them lately
+//! that the mount is alone (`step`): before a second mount is welcomed, each of them has said that it grants, or has not been told so
+//! for longer than that counts.
+
+use super::{Entry, Front, State};
+use crate::cluster::master_lease::ALONE_LEASE;
+use crate::cluster::peers::PeerQuestion;
+use crate::coherence::tokens::{TOKEN_LIFE, TOKEN_MARGIN};
+use crate::target::gate::{Gate, Hold};
+use crate::worker::message::Question;
+use amphi_env::Env;
+use amphi_types::{Result, SessionId};
+use amphi_wire::{Push, Role};
+use futures_channel::oneshot;
+use futures_util::future::{Either, join_all, select};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Added to the time that a kernel may cache: how late its clock may be.
+const KERNEL_MARGIN_NS: u64 = 1_000_000_000;
+
+/// Added to the time for which another server may go without tokens: how late its clock may be.
+const LEASE_MARGIN: Duration = Duration::from_millis(500);
+
+/// A lone mount of several servers that has not heard the master for 10 s acts as if others had come (`crates/client`, `company`): how
+/// long one that is away may act alone at other servers, with the second in which it looks and one for its clock.
+const CAUTION: Duration = Duration::from_secs(12);
+
+/// How long a mount that was refused is waited for.
+const WANTED_NS: u64 = 60_000_000_000;
+
+/// The rule that is in force.
+pub(super) struct Rule {
+    /// One switch at a time.
+    turn: Gate<()>,
+    /// Number of the last switch. It begins with the wall clock, so that it grows over restarts.
+    change: Cell<u64>,
+    /// What mounts are told.
+    company: Cell<bool>,
+    /// Whether targets grant tokens.
+    tokens: Cell<bool>,
+    /// Until then tokens of sessions that were cut off may be in use, monotonic ns.
+    orphans_until_ns: Cell<u64>,
+    /// Until then a session that was cut off while it was alone may use what its kernel caches.
+    kernel_until_ns: Cell<u64>,
+    /// Until then a mount that was refused is expected to try again, monotonic ns.
+    wanted_until_ns: Cell<u64>,
+    /// The longest time for which a kernel was allowed to cache, ns.
+    kernel_ns: Cell<u64>,
+    /// When other servers were told last that the mount is alone, monotonic ns; those not in it not since `started_ns`.
+    told_alone_ns: RefCell<BTreeMap<u64, u64>>,
+    /// When this run began: an earlier one may have told until then.
+    started_ns: u64,
+    /// The last switch to company of which all other servers know.
+    all_grant: Cell<u64>,
+}
+
+/// Whether a mount stands in the way of a switch.
+enum Stands {
+    No,
+    /// It does, and at that time something follows from that.
+    Until(u64),
+}
+
+impl Rule {
+    pub(super) fn new(seconds: u64, started_ns: u64) -> Rule {
+        Rule {
+            turn: Gate::default(),
+            change: Cell::new(seconds << 20),
+            company: Cell::new(false),
+            tokens: Cell::new(false),
+            orphans_until_ns: Cell::new(0),
+            kernel_until_ns: Cell::new(0),
+            wanted_until_ns: Cell::new(0),
+            kernel_ns: Cell::new(0),
+            told_alone_ns: RefCell::default(),
+            started_ns,
+            all_grant: Cell::new(0),
+        }
+    }
+
+    pub(super) fn is_alone(&self) -> bool {
+        !self.company.get()
+    }
+
+    pub(super) fn change(&self) -> u64 {
+        self.change.get()
+    }
+
+    /// A mount is told that its kernel may cache for this long.
+    pub(super) fn lend(&self, token_ms: u64) {
+        self.kernel_ns.set(self.kernel_ns.get().max(token_ms * 1_000_000));
+    }
+
+    /// A mount was refused because others had not answered yet: their answers count when it tries again.
+    pub(super) fn wanted(&self, now_ns: u64) {
+        self.wanted_until_ns.set(now_ns + WANTED_NS);
+    }
+
+    /// A mount was cut off: it may not know for a while.
+    pub(super) fn cut_off(&self, now_ns: u64, known: u64) {
+        if self.tokens.get() {
+            let life = (TOKEN_LIFE + TOKEN_MARGIN).as_nanos() as u64;
+            self.orphans_until_ns.set(self.orphans_until_ns.get().max(now_ns + life));
+        }
+        if self.is_alone() || known < self.change() {
+            let until = now_ns + self.kernel_ns.get() + KERNEL_MARGIN_NS;
+            self.kernel_until_ns.set(self.kernel_until_ns.get().max(until));
+        }
+    }
+}
+
+impl<E: Env> Front<E> {
+    /// Waits until the table of sessions changes, or until `at_ns`.
+    async fn changed_or(&self, at_ns: u64) {
+        let (sender, changed) = oneshot::channel::<()>();
+        {
+            let mut watchers = self.watchers.borrow_mut();
+            watchers.retain(|w| !w.is_canceled());
+            watchers.push(sender);
+        }
+        let left = Duration::from_nanos(at_ns.saturating_sub(self.worker.now_ns()) + 1);
+        match select(changed, pin!(self.worker.env.sleep(left))).await {
+            Either::Left(_) | Either::Right(_) => {}
+        }
+    }
+
+    /// The table of sessions has changed.
+    pub(super) fn ring(&self) {
+        for watcher in self.watchers.take() {
+            // Who does not wait any more needs no word.
+            let _ = watcher.send(());
+        }
+    }
+
+    fn mount_count(&self) -> usize {
+        self.sessions.borrow().values().filter(|e| e.role == Role::Mount).count()
+    }
+
+    /// Another server asks whether the only mount is alone and knows it; then it is noted that it was told so.
+    pub(crate) fn tell_alone(&self, server: u64) -> Option<u64> {
+        let change = self.rule.change();
+        let knows = |e: &Entry| e.role != Role::Mount || (e.state == State::Alive && e.known >= change);
+        let alone = self.rule.is_alone() && !self.rule.tokens.get() && self.mount_count() < 2;
+        if !alone || !self.sessions.borrow().values().all(knows) {
+            return None;
+        }
+        self.rule.told_alone_ns.borrow_mut().insert(server, self.worker.now_ns());
+        Some(change)
+    }
+
+    /// Waits until all other servers grant tokens: each says so, or has not been told otherwise for too long. Cut short when
+    /// `given_up`.
+    async fn all_grant(&self, given_up: &impl Fn() -> bool) {
+        let change = self.rule.change();
+        let Some(cluster) = self.cluster().filter(|_| self.rule.all_grant.get() < change) else { return };
+        let told = cluster.others().into_iter().map(|server| {
+            let told_ns = self.rule.told_alone_ns.borrow().get(&server.id).copied();
+            let over_ns = told_ns.unwrap_or(self.rule.started_ns) + (ALONE_LEASE + LEASE_MARGIN).as_nanos() as u64;
+            let cluster = &cluster;
+            async move {
+                let asked = pin!(cluster.ask_server(server.id, PeerQuestion::Company(change)));
+                let left_ns = over_ns.saturating_sub(self.worker.now_ns());
+                match select(asked, pin!(self.worker.env.sleep(Duration::from_nanos(left_ns)))).await {
+                    Either::Left((Ok(_), _)) | Either::Right(_) => {}
+                    // It may be there, though it did not hear.
+                    Either::Left((Err(_), lease)) => lease.await,
+                }
+            }
+        });
+        let all = pin!(join_all(told));
+        let gone = async {
+            while !given_up() {
+                self.worker.env.sleep(super::LOOK).await;
+            }
+        };
+        if let Either::Left(_) = select(all, pin!(gone)).await {
+            self.rule.all_grant.set(change);
+        }
+    }
+
+    /// After a start: mounts that may come back are in company if they are several, or if others were cut off (`cut_off`) and
+    /// may still use tokens, which changes have to wait for.
+    pub async fn begin(self: &Rc<Self>, cut_off: bool) -> Result<()> {
+        if cut_off {
+            let life = (TOKEN_LIFE + TOKEN_MARGIN).as_nanos() as u64;
+            self.rule.orphans_until_ns.set(self.worker.now_ns() + life);
+        }
+        if self.mount_count() > 1 || cut_off {
+            self.announce(true).await?;
+            self.look_alone();
+        }
+        Ok(())
+    }
+
+    /// Says to targets and mounts what is in force from now on. Without company, targets are told later (`part_company`).
+    async fn announce(self: &Rc<Self>, company: bool) -> Result<()> {
+        if self.rule.company.replace(company) == company {
+            return Ok(());
+        }
+        let change = self.rule.change.get() + 1;
+        self.rule.change.set(change);
+        if company {
+            self.rule.tokens.set(true);
+            for target in self.worker.routes.local() {
+                self.worker.tell(*target, Question::Company(true, change)).await?;
+            }
+        }
+        let present: Vec<SessionId> = self.sessions.borrow().keys().copied().collect();
+        for session in present {
+            self.tell_company(session);
+        }
+        Ok(())
+    }
+
+    /// Tells a mount what is in force, if it does not know and can be reached.
+    pub(super) fn tell_company(self: &Rc<Self>, session: SessionId) {
+        let (change, now_ns) = (self.rule.change(), self.worker.now_ns());
+        let behind = match self.sessions.borrow_mut().get_mut(&session) {
+            Some(e) if e.role == Role::Mount && e.conn.is_some() && e.known < change => {
+                e.asked_ns = now_ns;
+                true
+            }
+            _ => false,
+        };
+        if behind {
+            self.push(session, Push::Company { change, alone: self.rule.is_alone() });
+        }
+    }
+
+    /// `Request::CompanyKnown`.
+    pub(super) fn company_known(self: &Rc<Self>, session: SessionId, change: u64) {
+        if let Some(entry) = self.sessions.borrow_mut().get_mut(&session) {
+            entry.known = entry.known.max(change.min(self.rule.change()));
+        }
+        self.ring();
+        self.look_alone();
+    }
+
+    /// `Request::CompanyKept`.
+    pub(super) fn company_kept(&self, session: SessionId, change: u64) {
+        let now_ns = self.worker.now_ns();
+        if let Some(entry) = self.sessions.borrow_mut().get_mut(&session).filter(|_| change == self.rule.change()) {
+            entry.kept_ns = now_ns;
+        }
+    }
+
+    fn stands(&self, entry: &Entry, now_ns: u64) -> Stands {
+        let deadline_ns = self.worker.tunables.callback_deadline_ns();
+        match (entry.state, entry.conn) {
+            // Not welcomed yet: it will be told with its welcome.
+            (State::Starting, _) => Stands::No,
+            // Where something of it is left, the server that has it lets nobody in before that is gone.
+            (State::EndingElsewhere, _) => Stands::No,
+            (State::Ending, _) => Stands::Until(now_ns + deadline_ns),
+            (State::Alive, _) if entry.known >= self.rule.change() => Stands::No,
+            (State::Alive, Some(_)) => Stands::Until(entry.asked_ns + deadline_ns),
+            (State::Alive, None) => {
+                let caution_ns = if self.worker.routes.is_shared() { CAUTION.as_nanos() as u64 } else { 0 };
+                let over = entry.heard_ns + caution_ns + self.rule.kernel_ns.get() + KERNEL_MARGIN_NS;
+                if over <= now_ns { Stands::No } else { Stands::Until(over) }
+            }
+        }
+    }
+
+    /// Switches to company, before `session` is welcomed: returns when nobody uses what was cached alone, or when `given_up`.
+    pub(super) async fn join_company(
+        self: &Rc<Self>,
+        session: SessionId,
+        given_up: impl Fn() -> bool,
+    ) -> std::result::Result<(), String> {
+        let _turn = self.rule.turn.take(vec![((), Hold::Exclusive)]).await;
+        self.announce(true).await.map_err(|e| format!("a target cannot be reached: {e}"))?;
+        self.all_grant(&given_up).await;
+        while !given_up() {
+            let now_ns = self.worker.now_ns();
+            let mut at = Some(self.rule.kernel_until_ns.get()).filter(|at| *at > now_ns);
+            let mut late = Vec::new();
+            for (id, entry) in self.sessions.borrow().iter().filter(|(id, e)| **id != session && e.role == Role::Mount)
+            {
+                let Stands::Until(until) = self.stands(entry, now_ns) else { continue };
+                let gone = entry.state == State::Alive && (self.worker.config.holder_gone)(&entry.name);
+                if gone || until <= now_ns {
+                    late.push((*id, gone));
+                }
+                at = Some(at.map_or(until, |at| at.min(until)));
+            }
+            for (id, gone) in &late {
+                match gone {
+                    true => self.end_dead(*id),
+                    false => self.evict(*id, "it did not answer that another mount came"),
+                }
+            }
+            match at {
+                None => return Ok(()),
+                // Who has just been evicted is ending now.
+                Some(_) if !late.is_empty() => {}
+                Some(at) => self.changed_or(at).await,
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks whether one mount is left, and acts on it.
+    pub(super) fn look_alone(self: &Rc<Self>) {
+        if self.rule.tokens.get() && self.mount_count() < 2 {
+            let front = self.clone();
+            self.worker.env.spawn(async move {
+                // On an error targets go on to grant tokens, which costs speed alone.
+                let _ = front.part_company().await;
+            });
+        }
+    }
+
+    async fn part_company(self: &Rc<Self>) -> Result<()> {
+        let _turn = self.rule.turn.take(vec![((), Hold::Exclusive)]).await;
+        if !self.rule.tokens.get() || self.mount_count() > 1 || self.closed.get() {
+            return Ok(());
+        }
+        let until_ns = self.rule.orphans_until_ns.get().max(self.rule.wanted_until_ns.get());
+        let left_ns = until_ns.saturating_sub(self.worker.now_ns());
+        if left_ns > 0 {
+            let (weak, sleep) = (Rc::downgrade(self), self.worker.env.sleep(Duration::from_nanos(left_ns + 1)));
+            self.worker.env.spawn(async move {
+                sleep.await;
+                if let Some(front) = weak.upgrade() {
+                    front.look_alone();
+                }
+            });
+            return Ok(());
+        }
+        self.announce(false).await?;
+        let change = self.rule.change();
+        let all_know = |e: &Entry| e.role != Role::Mount || (e.state == State::Alive && e.known >= change);
+        if self.sessions.borrow().values().all(all_know) {
+            for target in self.worker.routes.local() {
+                self.worker.tell(*target, Question::Company(false, change)).await?;
+            }
+            self.rule.tokens.set(false);
+        }
+        Ok(())
+    }
+}

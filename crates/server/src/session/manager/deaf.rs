@@ -1,0 +1,192 @@
+//! Clients that live and do not answer.
+//!
+//! Owns: finding out that a session is *deaf*: its connection is alive, and something that it was asked (a callback, a
+//! revocation, a glimpse, a switch) is left without an answer and without a sign that it is being worked on. Does not
+//! own: what happens to clients that are not alive: a machine that hangs, a network that is cut. They have until the
+//! callback deadline, since they may come back.
+//!
+//! Whoever is deaf is evicted within `server.deaf_ms` [5 s], and its tokens end at once, since it cannot be somebody
+//! who still uses in good faith what he was told to give back. That rests on three things. A client that works answers
+//! at once, or says at least every 3 s that it is at it (`LockKept`, `CompanyKept`), from the task that also answers
+//! `Ping`. The stream keeps its order: when a `Ping` that was sent behind a question is answered, the client has read
+//! the question, and whatever it had said before has been taken in here. And the client has to be seen to run all the
+//! time: each of the `Ping`s, one every `PING`, is answered within `PING`. A process that was stopped, a machine
+//! without a free core, a slow network, a server that was stopped itself: all of these show as an answer that comes
+//! late, and the observation starts anew.
+
+use super::{Front, State};
+use crate::worker::message::{Question, Told};
+use amphi_env::Env;
+use amphi_transport::ConnId;
+use amphi_types::SessionId;
+use amphi_wire::{Push, Role};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// After so long without an answer it is looked whether the client is alive: most answers take less than a millisecond.
+const SUSPECT: Duration = Duration::from_millis(500);
+/// How often a suspect is asked for a sign of life, and how long it may take to give one.
+const PING: Duration = Duration::from_millis(400);
+/// A question has to be older than the first sign of life by this: it has been sent by then.
+const SENT: Duration = Duration::from_millis(300);
+/// How long a client that is asked to switch may be silent: it says each second that it is at it. A new mount waits for
+/// it, and is told to try again after 4 s.
+const SWITCHING: Duration = Duration::from_millis(2400);
+/// Sessions that ended so and do not come back.
+const REMEMBERED_MAX: usize = 1024;
+
+/// Why a session ends.
+const WHY: &str = "it is alive and does not answer what it is asked";
+
+fn ns(d: Duration) -> u64 {
+    d.as_nanos() as u64
+}
+
+/// Whether a message wants an answer.
+fn is_question(push: &Push) -> bool {
+    matches!(push, Push::Callback { .. } | Push::Glimpse { .. } | Push::Revoke { .. } | Push::Company { .. })
+}
+
+impl<E: Env> Front<E> {
+    /// A message goes to a session: if it wants an answer, it is seen to that one comes.
+    pub(super) fn listen_for_answer(self: &Rc<Self>, session: SessionId, push: &Push) {
+        if !is_question(push) || self.worker.tunables.deaf().is_none() {
+            return;
+        }
+        match self.sessions.borrow_mut().get_mut(&session).filter(|entry| entry.role == Role::Mount) {
+            Some(entry) if entry.watched => {
+                entry.asked_again = true;
+                return;
+            }
+            Some(entry) => entry.watched = true,
+            None => return,
+        }
+        let (weak, env) = (Rc::downgrade(self), self.worker.env.clone());
+        self.worker.env.spawn(async move {
+            loop {
+                env.sleep(SUSPECT).await;
+                let Some(front) = weak.upgrade() else { return };
+                let before_ns = front.worker.now_ns().saturating_sub(ns(SUSPECT));
+                if front.is_unanswered(session, before_ns).await && front.observe(session).await {
+                    return front.evict_deaf(session);
+                }
+                if let Some(entry) = front.sessions.borrow_mut().get_mut(&session)
+                    && !std::mem::take(&mut entry.asked_again)
+                {
+                    entry.watched = false;
+                    return;
+                }
+            }
+        });
+    }
+
+    /// The connection of a session that may be deaf.
+    fn ear(&self, session: SessionId) -> Option<ConnId> {
+        let sessions = self.sessions.borrow();
+        sessions.get(&session).filter(|e| e.state == State::Alive).and_then(|e| e.conn)
+    }
+
+    /// Whether the session has left anything unanswered, without a sign of progress, since then.
+    async fn is_unanswered(&self, session: SessionId, since_ns: u64) -> bool {
+        if self.leaves_switch_unanswered(session, since_ns) {
+            return true;
+        }
+        for target in self.worker.routes.local() {
+            // The question takes the way of the session's answers, so none of those that have arrived is behind it.
+            let told = self.worker.ask(*target, Question::Unanswered(session, since_ns)).await;
+            if matches!(told, Ok(Told::Outcome(true))) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Switches are the master's affair: a mount answers him alone, also where another server has said the same.
+    fn leaves_switch_unanswered(&self, session: SessionId, since_ns: u64) -> bool {
+        if self.cluster().is_some_and(|c| !c.is_master()) {
+            return false;
+        }
+        self.sessions.borrow().get(&session).is_some_and(|e| {
+            let (asked, behind) = (e.asked_ns.max(e.kept_ns), e.known < self.rule.change());
+            e.state == State::Alive && e.conn.is_some() && behind && e.asked_ns > 0 && asked <= since_ns
+        })
+    }
+
+    /// Looks whether a session that leaves something unanswered is alive. Returns whether it is deaf; not, when it has
+    /// answered, or gone.
+    async fn observe(self: &Rc<Self>, session: SessionId) -> bool {
+        let Some(conn) = self.ear(session) else { return false };
+        // Should a message have been lost alone, this one counts.
+        self.push_again(session);
+        let mut alive_ns = None;
+        loop {
+            let Some(deaf) = self.worker.tunables.deaf() else { return false };
+            let pinged_ns = self.worker.now_ns();
+            let sign = amphi_env::timeout(&self.worker.env, PING, self.connections.probe(conn)).await.flatten();
+            let now_ns = self.worker.now_ns();
+            if self.ear(session) != Some(conn) {
+                return false;
+            }
+            alive_ns = match sign {
+                // What was asked before has been read now.
+                Some(sign) if sign.has_read_all || alive_ns.is_some() => alive_ns.or(Some(now_ns)),
+                _ => None,
+            };
+            let window_ns = ns(deaf.saturating_sub(SUSPECT + 2 * PING));
+            if let Some(from_ns) = alive_ns {
+                let (seen_ns, since_ns) = (now_ns - from_ns, from_ns.saturating_sub(ns(SENT)));
+                let switch =
+                    seen_ns >= window_ns.min(ns(SWITCHING)) && self.leaves_switch_unanswered(session, since_ns);
+                if switch || (seen_ns >= window_ns && self.is_unanswered(session, since_ns).await) {
+                    return self.ear(session) == Some(conn);
+                }
+            }
+            if !self.is_unanswered(session, self.worker.now_ns().saturating_sub(ns(SUSPECT))).await {
+                return false;
+            }
+            let left_ns = (pinged_ns + ns(PING)).saturating_sub(self.worker.now_ns());
+            self.worker.env.sleep(Duration::from_nanos(left_ns)).await;
+        }
+    }
+
+    /// Ends a session that is deaf. It does not begin again.
+    pub(crate) fn evict_deaf(self: &Rc<Self>, session: SessionId) {
+        let conn = self.ear(session);
+        self.refuse_from_now_on(session);
+        match self.cluster().filter(|c| !c.is_master()) {
+            Some(member) => {
+                tracing::warn!("a session is evicted: {WHY}");
+                member.evict_here(session, WHY, Eviction::Deaf);
+            }
+            None => self.end_deaf(session, WHY),
+        }
+        if let Some(conn) = conn {
+            // It hears of it now, whatever its end has to wait for.
+            self.connections.cut(conn, "the session has ended");
+        }
+    }
+
+    fn refuse_from_now_on(&self, session: SessionId) {
+        let mut deaf = self.deaf.borrow_mut();
+        if deaf.len() >= REMEMBERED_MAX {
+            deaf.pop_front();
+        }
+        deaf.push_back(session);
+    }
+
+    /// Whether a session has ended because it was deaf.
+    pub(super) fn was_deaf(&self, session: SessionId) -> bool {
+        self.deaf.borrow().contains(&session)
+    }
+}
+
+/// What a session that another server than the master ends has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum Eviction {
+    /// It did not answer, or did not come back. What it caches may be in use until it is over.
+    Silent,
+    /// It was alive and did not answer: what it may still use counts no more.
+    Deaf,
+    /// What it was answered may be gone: not even a mount that is alone may go on.
+    Robbed,
+}

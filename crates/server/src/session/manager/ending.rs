@@ -1,0 +1,232 @@
+//! How sessions end.
+//!
+//! Owns: the grace time of a session without a connection, eviction, goodbyes, and their order over all targets. Does not own:
+//! what a target lets go of (`crate::worker::target_requests`), what other servers do about it (`crate::cluster::master`, `crate::cluster::follower`).
+//!
+//! Invariant: a session's state is `Ending` before the first target is told, and its entry goes when the last one has been
+//! and nothing of it is being executed.
+
+use super::{Eviction, FINISH, Front, HOLDER_LOOK, LOOK, State};
+use crate::counters::add;
+use crate::worker::Worker;
+use crate::worker::message::Question;
+use amphi_dlm::SessionEnd;
+use amphi_env::Env;
+use amphi_types::{Result, SessionId};
+use amphi_wire::Reply;
+use std::rc::Rc;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+/// How often it is looked whether all have been told of a loss.
+pub const TOLD_LOOK: Duration = Duration::from_millis(20);
+
+/// Why sessions end that a server finds after it has lost power (or a sync has failed): answers that it gave them may no longer be true, an
+/// `fsync` would promise what is gone, and numbers of inodes that they know may be given to others.
+pub const ROBBED: &str = "the server lost power, and perhaps what it had told this mount before that was made stable";
+
+impl<E: Env> Front<E> {
+    /// Keeps a session without a connection for its grace time, unless its process is known to have ended.
+    pub(super) fn keep_for_grace(self: &Rc<Self>, session: SessionId, epoch: u64) {
+        let (weak, env) = (Rc::downgrade(self), self.worker.env.clone());
+        let end_ns = self.worker.now_ns() + self.grace().as_nanos() as u64;
+        self.worker.env.spawn(async move {
+            // A process that is killed loses its connection a little before it has ended.
+            let mut pause = LOOK;
+            loop {
+                let now_ns = {
+                    let Some(front) = weak.upgrade() else { return };
+                    let name = match front.sessions.borrow().get(&session) {
+                        Some(e) if e.conn.is_none() && e.epoch == epoch => e.name.clone(),
+                        _ => return,
+                    };
+                    let now_ns = front.worker.now_ns();
+                    if (front.worker.config.holder_gone)(&name) {
+                        return front.end_dead(session);
+                    }
+                    if now_ns >= end_ns {
+                        return front.evict(session, "it did not come back in time");
+                    }
+                    now_ns
+                };
+                env.sleep(pause.min(Duration::from_nanos(end_ns - now_ns))).await;
+                pause = (pause * 4).min(HOLDER_LOOK);
+            }
+        });
+    }
+
+    /// Ends a session that did not keep to the rules or did not come back. Its client may not know, and use what it caches
+    /// for as long as its tokens count.
+    pub fn evict(self: &Rc<Self>, session: SessionId, why: &str) {
+        if let Some(member) = self.cluster().filter(|c| !c.is_master()) {
+            tracing::warn!("a session is evicted: {why}");
+            return member.evict_here(session, why, Eviction::Silent);
+        }
+        let Some(name) = self.name_to_end(session) else { return };
+        tracing::warn!("session of {name} is evicted: {why}");
+        self.end_now(session, SessionEnd::CutOff);
+    }
+
+    /// Ends a session that is alive and does not answer: what it still uses counts no more.
+    pub(crate) fn end_deaf(self: &Rc<Self>, session: SessionId, why: &str) {
+        let Some(name) = self.name_to_end(session) else { return };
+        tracing::warn!("session of {name} is evicted: {why}");
+        self.end_now(session, SessionEnd::Stopped);
+    }
+
+    /// After a loss of power: all sessions end.
+    pub fn end_robbed(self: &Rc<Self>) {
+        let robbed: Vec<SessionId> = self.mounts().into_iter().map(|(session, _)| session).collect();
+        robbed.iter().for_each(|session| self.evict(*session, ROBBED));
+        self.until_told(move |front| robbed.iter().all(|session| !front.is_ending(*session)));
+    }
+
+    /// Whether a session is being ended here.
+    pub fn is_ending(&self, session: SessionId) -> bool {
+        self.sessions.borrow().get(&session).is_some_and(|e| e.state == State::Ending)
+    }
+
+    /// A session that ends has nothing on the targets here any more.
+    fn gone_here(&self, session: SessionId) {
+        if let Some(entry) = self.sessions.borrow_mut().get_mut(&session).filter(|e| e.state == State::Ending) {
+            entry.state = State::EndingElsewhere;
+        }
+        self.ring();
+    }
+
+    /// Mounts wait until everybody has been `told` of a loss of power, and the targets know that: after a kill before that they say it again, and the
+    /// session of a mount that had come meanwhile would end as well.
+    pub fn until_told(self: &Rc<Self>, told: impl Fn(&Rc<Self>) -> bool + 'static) {
+        self.robbed.set(true);
+        let (weak, env) = (Rc::downgrade(self), self.worker.env.clone());
+        self.worker.env.spawn(async move {
+            while weak.upgrade().is_some_and(|front| !told(&front)) {
+                env.sleep(TOLD_LOOK).await;
+            }
+            let Some(front) = weak.upgrade() else { return };
+            for target in front.worker.routes.local() {
+                if let Err(e) = front.worker.tell(*target, Question::LossesTold).await {
+                    tracing::warn!("{target}: {e}; the next start ends sessions once more");
+                }
+            }
+            front.robbed.set(false);
+        });
+    }
+
+    /// A mount whose session ends now cannot go on as if it had not, also if it is alone: the count of mounts does not fit (`Welcome::mounts`).
+    pub fn disturb(&self) {
+        self.mounts_started.set(self.mounts_started.get() + 1);
+    }
+
+    /// Ends the session of a process that is known to have ended.
+    pub(super) fn end_dead(self: &Rc<Self>, session: SessionId) {
+        let Some(name) = self.name_to_end(session) else { return };
+        tracing::info!("session of {name} is ended: its process has gone");
+        self.end_now(session, SessionEnd::Stopped);
+    }
+
+    fn name_to_end(&self, session: SessionId) -> Option<String> {
+        self.sessions.borrow().get(&session).filter(|e| !e.state.is_ending()).map(|e| e.name.clone())
+    }
+
+    fn end_now(self: &Rc<Self>, session: SessionId, how: SessionEnd) {
+        add(&self.worker.counters.evictions, 1);
+        let front = self.clone();
+        let mut end = Box::pin(async move {
+            if let Err(e) = front.end(session, how).await {
+                tracing::error!("a session could not be removed: {e}");
+            }
+        });
+        // Its state is set before anybody else looks.
+        if end.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            self.worker.env.spawn(end);
+        }
+    }
+
+    /// Ends a session on all targets.
+    async fn end(self: &Rc<Self>, session: SessionId, how: SessionEnd) -> Result<()> {
+        let conn = match self.sessions.borrow_mut().get_mut(&session) {
+            Some(entry) if !entry.state.is_ending() => {
+                entry.state = State::Ending;
+                entry.epoch += 1;
+                if how == SessionEnd::CutOff {
+                    self.rule.cut_off(self.worker.now_ns(), entry.known);
+                }
+                entry.conn.take()
+            }
+            _ => return Ok(()),
+        };
+        let ended = end_everywhere(&self.worker, session, how, || self.gone_here(session)).await;
+        // What the session had under way may still happen; its id may not come again before it has.
+        let until = self.worker.env.now() + FINISH;
+        while self.busy.borrow().contains_key(&session) && self.worker.env.now() < until {
+            self.worker.env.sleep(LOOK).await;
+        }
+        if let Some(conn) = conn {
+            self.connections.cut(conn, "the session has ended");
+        }
+        self.remove(session);
+        ended
+    }
+
+    /// The session is over.
+    pub(super) fn remove(self: &Rc<Self>, session: SessionId) {
+        self.sessions.borrow_mut().remove(&session);
+        self.ring();
+        self.look_alone();
+    }
+
+    pub(super) async fn end_politely(self: &Rc<Self>, session: SessionId) -> Result<Reply> {
+        if self.cluster().is_some_and(|c| !c.is_master()) {
+            // The mount has told the master, or will.
+            return Ok(Reply::Done);
+        }
+        match self.sessions.borrow_mut().get_mut(&session) {
+            Some(entry) if entry.state == State::Alive => {
+                entry.state = State::Ending;
+                entry.epoch += 1;
+            }
+            _ => return Ok(Reply::Done),
+        }
+        let ended = end_everywhere(&self.worker, session, SessionEnd::Stopped, || self.gone_here(session)).await;
+        if ended.is_err() {
+            self.remove(session);
+        }
+        ended.map(|()| Reply::Done)
+    }
+}
+
+/// Ends a session on every target: first nothing more is taken from it anywhere, then what it holds goes. A target that fails keeps no
+/// other one from it.
+///
+/// Errors: the first of a target.
+///
+/// `gone_here` is called when nothing is left on the targets of this server; the others may have to wait for one that is down.
+pub async fn end_everywhere<E: Env>(
+    worker: &Rc<Worker<E>>,
+    session: SessionId,
+    how: SessionEnd,
+    gone_here: impl FnOnce(),
+) -> Result<()> {
+    let stopped = how == SessionEnd::Stopped;
+    let mut ended = Ok(());
+    for target in worker.routes.local() {
+        ended = ended.and(worker.tell(*target, Question::SessionStop(session)).await);
+    }
+    let cluster = worker.cluster();
+    if let Some(cluster) = &cluster {
+        cluster.stop_elsewhere(session).await;
+    }
+    // What one target still does on another one for the session comes before that one forgets it.
+    for target in worker.routes.local() {
+        ended = ended.and(worker.tell(*target, Question::SessionLanded(session)).await);
+    }
+    for target in worker.routes.local() {
+        ended = ended.and(worker.tell(*target, Question::SessionForget(session, stopped)).await);
+    }
+    gone_here();
+    if let Some(cluster) = &cluster {
+        cluster.forget_elsewhere(session, stopped).await;
+    }
+    ended
+}

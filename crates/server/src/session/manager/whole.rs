@@ -1,0 +1,106 @@
+//! Requests about a whole server: what it is doing, its tunables and counters, the goodbye of a session.
+//!
+//! Owns: their answers. Does not own: who may ask (`trust`), how sessions end (`ending`).
+
+use super::{Entry, Front, trust};
+use crate::worker::message::{Question, Told};
+use amphi_env::Env;
+use amphi_transport::Incoming;
+use amphi_types::{Cred, Errno, Result, SessionId};
+use amphi_wire::{Answer, Reply, Request, Role, SessionStatus};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+impl<E: Env> Front<E> {
+    /// A request about the whole server.
+    pub(super) async fn serve(self: &Rc<Self>, incoming: Incoming) {
+        let (route, session) = (incoming.route, incoming.session);
+        let result = match incoming.call.op {
+            Request::Goodbye => self.end_politely(session).await,
+            Request::CompanyKnown { change } => {
+                self.company_known(session, change);
+                self.connections.reply(route, Answer::of(Ok(Reply::Done)), None);
+                return;
+            }
+            Request::CompanyKept { change } => {
+                self.company_kept(session, change);
+                self.connections.reply(route, Answer::of(Ok(Reply::Done)), None);
+                return;
+            }
+            Request::Status => self.status(incoming.bound.as_deref()).await,
+            Request::Tunables { pattern, value } => self.tunables(&pattern, value.as_deref()).await,
+            Request::Counters { reset } => self.counters(reset).await,
+            _ => Err(Errno::Perm),
+        };
+        let goodbye = matches!(result, Ok(Reply::Done));
+        self.connections.reply(route, Answer::of(result), None);
+        if goodbye {
+            self.remove(session);
+        }
+    }
+
+    /// Shows tunables, or sets them; then every target has taken them over.
+    async fn tunables(&self, pattern: &str, value: Option<&str>) -> Result<Reply> {
+        let rows = self.worker.tunables.apply(pattern, value)?;
+        if value.is_some() {
+            if let Some(cluster) = self.cluster() {
+                cluster.tuned.note(&rows);
+            }
+            for target in self.worker.routes.local() {
+                self.worker.tell(*target, Question::Tune).await?;
+            }
+            if let Some(cluster) = self.cluster() {
+                cluster.tune_elsewhere().await;
+            }
+        }
+        Ok(Reply::Tunables(rows))
+    }
+
+    async fn status(self: &Rc<Self>, bound: Option<&Cred>) -> Result<Reply> {
+        let mut targets = Vec::new();
+        let mut held: BTreeMap<SessionId, (u64, u64)> = BTreeMap::new();
+        for target in self.worker.routes.local() {
+            let Told::Status(status, opens) = self.worker.ask(*target, Question::Status).await? else {
+                return Err(Errno::Proto);
+            };
+            targets.push(*status);
+            for (session, (opens, locks)) in opens {
+                let sum = held.entry(session).or_default();
+                *sum = (sum.0 + opens, sum.1 + locks);
+            }
+        }
+        let mounts = |(id, e): (&SessionId, &Entry)| {
+            let (opens, locks) = held.get(id).copied().unwrap_or_default();
+            let connected = e.conn.is_some();
+            (e.role == Role::Mount && trust::may_see(bound, e)).then(|| SessionStatus {
+                session: *id,
+                name: e.name.clone(),
+                connected,
+                opens,
+                locks,
+            })
+        };
+        let sessions = self.sessions.borrow().iter().filter_map(mounts).collect();
+        let map_epoch = self.worker.routes.epoch();
+        let servers = self.cluster().map(|c| c.servers(&targets)).unwrap_or_default();
+        let uptime_s = self.worker.now_ns().saturating_sub(self.started_ns) / 1_000_000_000;
+        Ok(Reply::Status { uptime_s, cluster: self.id, targets, sessions, map_epoch, servers })
+    }
+
+    async fn counters(self: &Rc<Self>, reset: bool) -> Result<Reply> {
+        let mut all: Vec<(String, u64)> = Vec::new();
+        for target in self.worker.routes.local() {
+            let question = Question::Counters { reset };
+            let Told::Counters(part) = self.worker.ask(*target, question).await? else {
+                return Err(Errno::Proto);
+            };
+            for (name, n) in part {
+                match all.iter_mut().find(|(known, _)| *known == name) {
+                    Some((_, sum)) => *sum += n,
+                    None => all.push((name, n)),
+                }
+            }
+        }
+        Ok(Reply::Counters(all))
+    }
+}

@@ -1,0 +1,248 @@
+//! Items of the server itself: sessions, slots, intents, configuration.
+//!
+//! Owns: their keys and values (postcard). Does not own: when they are written. The byte layout is part of
+//! docs/DISK_FORMAT.md. Numbers in keys are big-endian, so keys of one session or one kind of intent lie together.
+
+use amphi_meta::Part;
+use amphi_types::item::{Key, tag};
+use amphi_types::{SessionId, TargetId, Timespec};
+use amphi_wire::ClusterMap;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// Number of an operation over several targets: its coordinator and a number of its own, never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct TxId {
+    /// The target that decides.
+    pub coordinator: TargetId,
+    /// Count of starts of the coordinator in the upper 16 bits, operations since then below.
+    pub number: u64,
+}
+
+/// A session as every target keeps it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionRecord {
+    /// `host:pid`.
+    pub name: String,
+    /// Random number of its begin: an id may begin again after its session was ended.
+    pub start: u64,
+}
+
+/// What the cluster is, kept on every target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterRecord {
+    /// Number of targets.
+    pub pool: u16,
+    /// How often the target was opened: makes numbers of operations and locks unique over restarts.
+    pub starts: u64,
+}
+
+/// Which server the zone belongs to, kept on every target: a zone alone tells which others belong beside it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HomeRecord {
+    /// Random number of the server.
+    pub server: u64,
+    /// Targets of the server, ascending.
+    pub targets: Vec<TargetId>,
+}
+
+/// An intent: work that a crash must not leave half done.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Intent {
+    /// A participant has promised these changes; the coordinator knows whether they happen.
+    Prepared {
+        /// The operation.
+        tx: TxId,
+        /// Time stamp of the changes.
+        now: Timespec,
+        /// What will be changed here.
+        parts: Vec<Part>,
+    },
+    /// The coordinator has decided that the operation happens; these participants may not know yet.
+    Committed {
+        /// The operation.
+        tx: TxId,
+        /// Who has to be told.
+        participants: Vec<TargetId>,
+    },
+    /// As `Committed`, by a coordinator whose server has all participants: they have not logged a promise, so the decision
+    /// has their changes.
+    Decided {
+        /// The operation.
+        tx: TxId,
+        /// Time stamp of the changes.
+        now: Timespec,
+        /// What will be changed at the participants.
+        parts: Vec<(TargetId, Vec<Part>)>,
+    },
+    /// A participant has made the changes of a decision that has them, and must not make them again.
+    Applied {
+        /// The operation.
+        tx: TxId,
+    },
+}
+
+const KIND_PREPARED: u8 = b'p';
+const KIND_COMMITTED: u8 = b'c';
+const KIND_DECIDED: u8 = b'd';
+const KIND_APPLIED: u8 = b'a';
+const KIND_CUT_OFF: u8 = b'e';
+
+impl Intent {
+    /// Key of the intent's item.
+    pub fn key(&self) -> Key {
+        let (kind, tx) = match self {
+            Intent::Prepared { tx, .. } => (KIND_PREPARED, tx),
+            Intent::Committed { tx, .. } => (KIND_COMMITTED, tx),
+            Intent::Decided { tx, .. } => (KIND_DECIDED, tx),
+            Intent::Applied { tx } => (KIND_APPLIED, tx),
+        };
+        let mut key = vec![tag::INTENT, kind];
+        key.extend(u64::from(tx.coordinator.0).to_be_bytes());
+        key.extend(tx.number.to_be_bytes());
+        key
+    }
+}
+
+/// Key of a session.
+pub fn session_key(session: SessionId) -> Key {
+    let mut key = vec![tag::SESSION];
+    key.extend(session.0.to_be_bytes());
+    key
+}
+
+/// Key of a mark, without a value, that a session was cut off and may still use what it was granted.
+pub fn cut_off_key(session: SessionId) -> Key {
+    let mut key = session_key(session);
+    key.push(KIND_CUT_OFF);
+    key
+}
+
+/// Key of a slot.
+pub fn slot_key(session: SessionId, slot: u16) -> Key {
+    let mut key = vec![tag::REPLY];
+    key.extend(session.0.to_be_bytes());
+    key.extend(slot.to_be_bytes());
+    key
+}
+
+/// Key of the cluster record.
+pub fn cluster_key() -> Key {
+    vec![tag::CONFIG, b'c']
+}
+
+/// Key of the home record.
+pub fn home_key() -> Key {
+    vec![tag::CONFIG, b'h']
+}
+
+/// Key of the cluster map: on target 0 the one that counts, on the first target of any other server a copy.
+pub fn map_key() -> Key {
+    vec![tag::CONFIG, b'm']
+}
+
+/// An item of the server as read back.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Item {
+    /// A session.
+    Session(SessionId, SessionRecord),
+    /// A session was cut off a short time ago.
+    CutOff(SessionId),
+    /// A slot.
+    Slot(SessionId, u16, crate::session::slots::SlotRecord),
+    /// An intent.
+    Intent(Intent),
+    /// The cluster.
+    Cluster(ClusterRecord),
+    /// The server.
+    Home(HomeRecord),
+    /// The cluster map.
+    Map(ClusterMap),
+}
+
+/// Encodes a value.
+pub fn encode<T: Serialize>(value: &T) -> Vec<u8> {
+    postcard::to_stdvec(value).expect("plain data in memory always encodes")
+}
+
+fn decode<T: DeserializeOwned>(what: &str, value: &[u8]) -> Result<T, String> {
+    match postcard::take_from_bytes(value) {
+        Ok((v, [])) => Ok(v),
+        Ok((_, rest)) => Err(format!("{what}: {} bytes behind its end", rest.len())),
+        Err(e) => Err(format!("{what}: {e}")),
+    }
+}
+
+fn number(bytes: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(bytes.try_into().ok()?))
+}
+
+/// Decodes an item with a tag of the server. Errors: a sentence that names what does not decode.
+pub fn decode_item(key: &[u8], value: &[u8]) -> Result<Item, String> {
+    let bad = || format!("a key of {} bytes with tag {:?} is no item of the server", key.len(), key.first());
+    match (key.first().copied(), key.len()) {
+        (Some(tag::SESSION), 9) => {
+            let id = SessionId(number(&key[1..]).ok_or_else(bad)?);
+            // Zones of an earlier build have the name alone.
+            let old = |_| decode(&format!("session {:x}", id.0), value).map(|name| SessionRecord { name, start: 0 });
+            decode("session", value).or_else(old).map(|record| Item::Session(id, record))
+        }
+        (Some(tag::SESSION), 10) if key[9] == KIND_CUT_OFF && value.is_empty() => {
+            Ok(Item::CutOff(SessionId(number(&key[1..9]).ok_or_else(bad)?)))
+        }
+        (Some(tag::REPLY), 11) => {
+            let id = SessionId(number(&key[1..9]).ok_or_else(bad)?);
+            let slot = u16::from_be_bytes([key[9], key[10]]);
+            Ok(Item::Slot(id, slot, decode(&format!("slot {slot} of session {:x}", id.0), value)?))
+        }
+        (Some(tag::INTENT), 18) => {
+            let intent: Intent = decode("intent", value)?;
+            if intent.key() != key {
+                return Err("an intent lies under the key of another".into());
+            }
+            Ok(Item::Intent(intent))
+        }
+        (Some(tag::CONFIG), 2) if key[1] == b'c' => Ok(Item::Cluster(decode("cluster record", value)?)),
+        (Some(tag::CONFIG), 2) if key[1] == b'h' => Ok(Item::Home(decode("home record", value)?)),
+        (Some(tag::CONFIG), 2) if key[1] == b'm' => Ok(Item::Map(decode("cluster map", value)?)),
+        _ => Err(bad()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: every kind of item is read back as written, and foreign bytes are refused without a panic.
+    #[test]
+    fn items_round_trip() {
+        let tx = TxId { coordinator: TargetId(3), number: 77 };
+        for intent in [
+            Intent::Prepared { tx, now: Timespec::default(), parts: Vec::new() },
+            Intent::Committed { tx, participants: vec![TargetId(1)] },
+            Intent::Decided { tx, now: Timespec::default(), parts: vec![(TargetId(1), Vec::new())] },
+            Intent::Applied { tx },
+        ] {
+            let value = encode(&intent);
+            assert_eq!(decode_item(&intent.key(), &value), Ok(Item::Intent(intent.clone())));
+            let mut key = intent.key();
+            key[9] ^= 1;
+            assert!(decode_item(&key, &value).is_err());
+        }
+        let record = SessionRecord { name: "host:1".into(), start: 8 };
+        let item = decode_item(&session_key(SessionId(5)), &encode(&record));
+        assert_eq!(item, Ok(Item::Session(SessionId(5), record)));
+        assert_eq!(decode_item(&cut_off_key(SessionId(5)), &[]), Ok(Item::CutOff(SessionId(5))));
+        let home = HomeRecord { server: 9, targets: vec![TargetId(4), TargetId(5)] };
+        assert_eq!(decode_item(&home_key(), &encode(&home)), Ok(Item::Home(home)));
+        let map = ClusterMap { epoch: 3, cluster: 7, servers: Vec::new() };
+        assert_eq!(decode_item(&map_key(), &encode(&map)), Ok(Item::Map(map)));
+        for n in 0..32 {
+            for t in [tag::SESSION, tag::REPLY, tag::INTENT, tag::CONFIG, 0] {
+                let mut key = vec![t; n];
+                key.truncate(n);
+                assert!(decode_item(&key, &[0xff; 7]).is_err());
+            }
+        }
+    }
+}

@@ -1,0 +1,685 @@
+//! Operations over several targets: two-phase commit with logged intents and presumed abort.
+//!
+//! Owns: the promise of a participant, the decision of a coordinator, what either does after a crash. Does not own:
+//! what the changes are (`amphi_meta::Part`) and how an operation plans them (`ops`).
+//!
+//! The coordinator is the target that got the request. It asks the participants, itself included, in ascending order;
+//! each takes the queues of the names and inodes concerned, checks, and logs its promise. Then the coordinator logs its own
+//! changes, the decision and the client's answer in one record. Then the participants apply. Nobody sees a name
+//! or inode while it is in between, because the queues are held until all is done.
+//!
+//! Logs of targets lose their last records independently when power fails. So a promise is stable before the decision
+//! is logged, the decision before a participant applies, and the participants' changes before the coordinator forgets
+//! the decision. Two syncs, one after the other, are the price of an operation over two servers.
+//!
+//! Targets of one server end together, so a promise among them is kept in memory alone, and the decision has the
+//! participants' changes (`decided`): one record and one sync. The removal of a directory is answered when its record is written, as any
+//! operation on one target: what the participant has left to do concerns a directory that nobody finds any more.
+//!
+//! After a crash a participant with a promise asks: what the coordinator does not remember did not happen. What a decision
+//! has is done again, unless it was done.
+
+pub mod decided;
+mod foreseen;
+
+use crate::coherence::tokens::Changing;
+use crate::counters::add;
+use crate::target::gate::{Gate, Guard, Hold};
+use crate::target::records::{self, Intent, TxId};
+use crate::target::{NameKey, Target};
+use crate::worker::Worker;
+use crate::worker::message::{Decision, Question, Told};
+use crate::worker::request::Cx;
+use crate::worker::routes::Routes;
+use amphi_dlm::Changed;
+use amphi_env::Env;
+use amphi_meta::{Part, Refusal};
+use amphi_types::item::Txn;
+use amphi_types::{Errno, Ino, Kind, Name, Result, SessionId, TargetId, Timespec, TokenKey};
+use amphi_wire::{Access, Reply};
+use amphi_zone::Order;
+use futures_util::future::join_all;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// How long a participant waits before it asks what became of a promise, and before it asks again.
+const ASK_AFTER: Duration = Duration::from_secs(2);
+/// What else an operation that adds something may add: its decision.
+const DECISION_BYTES: u64 = 256;
+/// How often a repeated answer that waits for others to be told looks whether they are.
+const UNTOLD_LOOK: Duration = Duration::from_millis(2);
+
+/// How a promise is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promise {
+    /// By a record of the participant.
+    Logged,
+    /// In memory: the coordinator's decision will have the changes, and this server has both.
+    Held,
+}
+
+/// A promise that was given.
+struct Prepared {
+    now: Timespec,
+    parts: Vec<Part>,
+    promise: Promise,
+    /// Held until the outcome is known.
+    guard: Guard<NameKey>,
+    /// Until then clients cache nothing of what is being changed. A promise of an earlier run has none: no tokens are granted
+    /// before it is finished.
+    changing: Option<Changing>,
+}
+
+/// Operations over several targets that are under way on one target.
+pub struct Intents {
+    id: TargetId,
+    next: u64,
+    prepared: BTreeMap<TxId, Prepared>,
+    /// Decisions that participants may not know yet.
+    committed: BTreeMap<TxId, Vec<TargetId>>,
+    /// Operations of this target, as coordinator, that are not decided yet.
+    undecided: BTreeSet<TxId>,
+    /// Decisions of an earlier run that other servers have not been told yet.
+    untold: BTreeSet<TxId>,
+    /// Decisions that have their changes.
+    carried: decided::Carried,
+    /// Whether directories that become empty will be removed.
+    foreseen: foreseen::Foreseen,
+    /// Whether a task asks about old promises.
+    watched: bool,
+    /// On target 0: who may move directories.
+    move_gate: Gate<()>,
+    moving: BTreeMap<u64, Guard<()>>,
+    next_move: u64,
+}
+
+impl Intents {
+    /// With the intents found at recovery; their names are held by `hold_recovered`.
+    pub fn new(id: TargetId, starts: u64, recovered: Vec<Intent>) -> Intents {
+        let mut intents = Intents {
+            id,
+            next: starts << 40,
+            prepared: BTreeMap::new(),
+            committed: BTreeMap::new(),
+            undecided: BTreeSet::new(),
+            untold: BTreeSet::new(),
+            carried: decided::Carried::default(),
+            foreseen: foreseen::Foreseen::default(),
+            watched: false,
+            move_gate: Gate::default(),
+            moving: BTreeMap::new(),
+            next_move: starts << 40,
+        };
+        for intent in recovered {
+            match intent {
+                Intent::Prepared { tx, now, parts } => {
+                    let promise = Promise::Logged;
+                    intents.prepared.insert(tx, Prepared { now, parts, promise, guard: Guard::none(), changing: None });
+                }
+                Intent::Committed { tx, participants } => drop(intents.committed.insert(tx, participants)),
+                Intent::Decided { tx, now, parts } => intents.carried.found(tx, now, parts),
+                Intent::Applied { tx } => intents.carried.found_mark(tx),
+            }
+        }
+        intents
+    }
+
+    fn new_tx(&mut self) -> TxId {
+        self.next += 1;
+        TxId { coordinator: self.id, number: self.next }
+    }
+
+    /// Whether every promise and every decision is finished, but for those that wait for other servers: they are finished
+    /// after the next start.
+    pub fn is_idle(&self, routes: &Routes) -> bool {
+        self.carried.is_idle()
+            && self.prepared.keys().all(|tx| !routes.is_local(tx.coordinator))
+            && self.committed.values().all(|all| all.iter().any(|t| !routes.is_local(*t)))
+    }
+}
+
+/// The queues that a change needs.
+fn keys_of(part: &Part) -> Vec<(NameKey, Hold)> {
+    let shared = |ino: &Ino| (NameKey::Inode(*ino), Hold::Shared);
+    let alone = |ino: &Ino| (NameKey::Inode(*ino), Hold::Exclusive);
+    match part {
+        Part::InsertDentry { dir, name, .. }
+        | Part::RemoveDentry { dir, name, .. }
+        | Part::ReplaceDentry { dir, name, .. } => {
+            vec![shared(dir), (NameKey::Entry(*dir, name.clone()), Hold::Exclusive)]
+        }
+        Part::TouchDir { dir, .. } => vec![shared(dir)],
+        Part::MakeInode(new) => vec![alone(&new.ino)],
+        Part::Link { ino } | Part::Unlink { ino, .. } | Part::SetParent { ino, .. } => vec![alone(ino)],
+        Part::TouchCtime { ino } => vec![shared(ino)],
+    }
+}
+
+/// Whether all that targets beside `own` have to do is to forget directories that lose their names.
+fn only_removes_directories(parts: &BTreeMap<TargetId, Vec<Part>>, own: TargetId) -> bool {
+    let moves = parts.values().flatten().any(|part| matches!(part, Part::SetParent { .. }));
+    let mut others = parts.iter().filter(|(target, _)| **target != own).flat_map(|(_, parts)| parts);
+    !moves && others.all(|part| matches!(part, Part::Unlink { kind: Kind::Dir, .. }))
+}
+
+fn keys(parts: &[Part]) -> Vec<(NameKey, Hold)> {
+    parts.iter().flat_map(keys_of).collect()
+}
+
+/// What clients cache of what these changes concern. `named`: names of this target that the client named with its request,
+/// by directory and hash; it has dropped its own copies of them, of the directory's listing and of its attributes.
+fn changed_keys(parts: &[Part], named: &[(Ino, u64)]) -> Vec<Changed> {
+    let alone = |key, known| Changed { key, known, joint: false };
+    let joint = |key, known| Changed { key, known, joint: true };
+    let dir_named = |dir: &Ino| named.iter().any(|(d, _)| d == dir);
+    let mut keys = Vec::with_capacity(2 * parts.len());
+    for part in parts {
+        match part {
+            Part::InsertDentry { dir, name, .. }
+            | Part::RemoveDentry { dir, name, .. }
+            | Part::ReplaceDentry { dir, name, .. } => {
+                let hash = name.token_hash();
+                keys.push(alone(TokenKey::Name(*dir, hash), named.contains(&(*dir, hash))));
+                keys.push(joint(TokenKey::Listing(*dir), dir_named(dir)));
+            }
+            Part::TouchDir { dir, .. } => keys.push(joint(TokenKey::Attributes(*dir), dir_named(dir))),
+            // Nobody knows of it yet.
+            Part::MakeInode(_) => {}
+            Part::Link { ino } | Part::Unlink { ino, .. } | Part::SetParent { ino, .. } | Part::TouchCtime { ino } => {
+                keys.push(alone(TokenKey::Attributes(*ino), false));
+            }
+        }
+    }
+    keys
+}
+
+/// Bytes of items that changes may add; 0 for those that only remove or touch.
+fn growth(parts: &[Part]) -> u64 {
+    parts
+        .iter()
+        .map(|p| match p {
+            Part::InsertDentry { name, .. } | Part::ReplaceDentry { name, .. } => 128 + name.as_bytes().len() as u64,
+            Part::MakeInode(new) => 320 + new.symlink.len() as u64,
+            _ => 0,
+        })
+        .sum()
+}
+
+fn refused(refusal: Refusal) -> Result<Told> {
+    match refusal {
+        Refusal::Conflict => Ok(Told::Conflict),
+        Refusal::Errno(e) => Err(e),
+    }
+}
+
+/// Takes a part in another target's operation: checks and promises.
+pub async fn prepare<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    session: SessionId,
+    tx: TxId,
+    now: Timespec,
+    parts: Vec<Part>,
+    promise: Promise,
+) -> Result<Told> {
+    if target.intents.borrow().prepared.contains_key(&tx) {
+        // Promised in an earlier run, and held since it was read.
+        return Ok(Told::Done);
+    }
+    target.zone.reserve(growth(&parts) * 2).await?;
+    let guard = target.names.take(keys(&parts)).await;
+    if let Err(refusal) = target.meta.borrow().check_parts(&parts) {
+        return refused(refusal);
+    }
+    let sent = || worker.send_revocations(target);
+    let changing = target.tokens.change(|| worker.now_ns(), session, || changed_keys(&parts, &[]), sent).await;
+    if promise == Promise::Held {
+        // The decision must not outlive what its changes build on. A new inode builds on nothing.
+        if parts.iter().any(|part| !matches!(part, Part::MakeInode(_))) {
+            if parts.iter().any(foreseen::removes_directory) {
+                target.intents.borrow_mut().foreseen.removed();
+            }
+            target.zone.stable(target.zone.appended_lsn()).await?;
+        }
+        let prepared = Prepared { now, parts, promise, guard, changing: Some(changing) };
+        target.intents.borrow_mut().prepared.insert(tx, prepared);
+        return Ok(Told::Done);
+    }
+    let intent = Intent::Prepared { tx, now, parts };
+    let mut txn = Txn::default();
+    txn.put(intent.key(), records::encode(&intent));
+    let Intent::Prepared { parts, .. } = intent else { return Err(Errno::Io) };
+    let lsn = {
+        let prepared = Prepared { now, parts, promise, guard, changing: Some(changing) };
+        target.intents.borrow_mut().prepared.insert(tx, prepared);
+        target.append(txn, Order::Plain)
+    };
+    if !worker.routes.is_local(tx.coordinator) {
+        watch(worker, target, ASK_AFTER);
+    }
+    target.zone.stable(lsn).await?;
+    Ok(Told::Done)
+}
+
+/// Asks about promises to other servers until there are none: a coordinator that gave an operation up, or that was
+/// restarted, does not tell.
+fn watch<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, first_after: Duration) {
+    if std::mem::replace(&mut target.intents.borrow_mut().watched, true) {
+        return;
+    }
+    let (worker, weak) = (worker.clone(), Rc::downgrade(target));
+    worker.env.clone().spawn(async move {
+        let mut seen: BTreeSet<TxId> = BTreeSet::new();
+        if let Some(target) = weak.upgrade().filter(|_| first_after.is_zero()) {
+            seen = foreign_promises(&worker, &target);
+        }
+        worker.env.sleep(first_after).await;
+        loop {
+            let Some(target) = weak.upgrade() else { return };
+            let all = foreign_promises(&worker, &target);
+            if all.is_empty() {
+                target.intents.borrow_mut().watched = false;
+                return;
+            }
+            // Only those that were there a round ago: most promises are kept within milliseconds.
+            let mut due: BTreeMap<TargetId, Vec<TxId>> = BTreeMap::new();
+            for tx in all.intersection(&seen) {
+                due.entry(tx.coordinator).or_default().push(*tx);
+            }
+            // Each coordinator by itself: one that cannot be reached must not hold up what the others know.
+            join_all(due.values().map(|promises| ask_about(&worker, &target, promises))).await;
+            seen = all;
+            drop(target);
+            worker.env.sleep(ASK_AFTER).await;
+        }
+    });
+}
+
+/// Asks what became of promises to one coordinator, until it cannot be reached.
+async fn ask_about<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, promises: &[TxId]) {
+    for tx in promises {
+        let outcome = match worker.ask(tx.coordinator, Question::Outcome(*tx)).await {
+            Ok(Told::Decision(outcome)) => outcome,
+            _ => return,
+        };
+        if outcome != Decision::Undecided
+            && let Err(e) = finish(worker, target, *tx, outcome == Decision::Committed).await
+        {
+            tracing::error!("{}: operation {} of {} cannot be finished: {e}", target.id, tx.number, tx.coordinator);
+        }
+    }
+}
+
+/// Promises of operations that another server coordinates.
+fn foreign_promises<E: Env>(worker: &Worker<E>, target: &Target<E>) -> BTreeSet<TxId> {
+    let intents = target.intents.borrow();
+    intents.prepared.keys().filter(|tx| !worker.routes.is_local(tx.coordinator)).copied().collect()
+}
+
+/// Makes a promise true, or forgets it. Unknown numbers are passed over: they were finished before. Does not wait until its
+/// record is written: should that be lost, the promise or the decision is still there, and it is done again.
+///
+/// Errors: `Io` if the changes do not fit, which is damage: what they concern was held from the look at it to the decision. Nothing is
+/// changed then.
+pub async fn finish<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId, commit: bool) -> Result<Told> {
+    let Some(prepared) = target.intents.borrow_mut().prepared.remove(&tx) else { return Ok(Told::Done) };
+    let Prepared { now, parts, promise, guard, changing } = prepared;
+    if commit && let Err(refusal) = target.meta.borrow().check_parts(&parts) {
+        let id = target.id;
+        tracing::error!("{id}: what operation {} of {} decided does not fit: {refusal:?}", tx.number, tx.coordinator);
+        return Err(Errno::Io);
+    }
+    let mut txn = Txn::default();
+    match promise {
+        Promise::Logged => txn.delete(Intent::Prepared { tx, now, parts: Vec::new() }.key()),
+        Promise::Held if commit => txn.put(Intent::Applied { tx }.key(), records::encode(&Intent::Applied { tx })),
+        Promise::Held => {}
+    }
+    if commit {
+        let applied = target.meta.borrow_mut().apply_promised(&parts, now, worker.env.wall(), &mut txn);
+        crate::ops::orphaned(target, &applied.orphaned, &mut txn).append(worker, target, txn);
+    } else {
+        target.append(txn, Order::Plain);
+    }
+    drop(changing);
+    drop(guard);
+    Ok(Told::Done)
+}
+
+/// What the coordinator knows of an operation: what it does not remember did not happen.
+pub fn outcome<E: Env>(target: &Target<E>, tx: TxId) -> Decision {
+    let intents = target.intents.borrow();
+    if intents.undecided.contains(&tx) {
+        Decision::Undecided
+    } else if intents.committed.contains_key(&tx) || intents.carried.knows(tx) {
+        Decision::Committed
+    } else {
+        Decision::Aborted
+    }
+}
+
+/// Whether the lock on moving directories is held under this number.
+pub fn has_move_lock<E: Env>(target: &Target<E>, number: u64) -> bool {
+    target.intents.borrow().moving.contains_key(&number)
+}
+
+/// Waits until no operation is moving a directory on the way up from `from`. With one server, the lock on moving
+/// directories alone makes that way certain; a restart of target 0 loses the lock, but not the promises of who had it.
+pub async fn settle_way<E: Env>(worker: &Worker<E>, target: &Target<E>, from: Ino) {
+    if !worker.routes.is_shared() {
+        return;
+    }
+    let mut waited = Vec::new();
+    while !target.names.is_empty() {
+        let mut way = Vec::new();
+        // Whatever ends the walk ends the real one too.
+        let _ = target.meta.borrow().ancestors(from, |at| {
+            way.push(NameKey::Inode(at));
+            Ok(())
+        });
+        if way == waited {
+            return;
+        }
+        waited = way.clone();
+        target.settle(way).await;
+    }
+}
+
+/// Waits until the names of a directory are settled that other targets' operations hold now: their changes may be decided, and what they take
+/// away there seen. Names that are held since are not waited for, so that a busy directory can be listed; their operations were not
+/// decided when this began. An operation of this target itself changes its names in the step that decides it.
+pub async fn settle_names<E: Env>(target: &Target<E>, dir: Ino) {
+    let names: Vec<NameKey> = {
+        let intents = target.intents.borrow();
+        let entry_of = |part: &Part| match part {
+            Part::InsertDentry { dir: at, name, .. }
+            | Part::RemoveDentry { dir: at, name, .. }
+            | Part::ReplaceDentry { dir: at, name, .. }
+                if *at == dir =>
+            {
+                Some(NameKey::Entry(dir, name.clone()))
+            }
+            _ => None,
+        };
+        intents.prepared.values().flat_map(|p| &p.parts).filter_map(entry_of).collect()
+    };
+    for name in names {
+        // One after the other: whoever wants one of them does not wait for all.
+        target.settle(vec![name]).await;
+    }
+}
+
+/// Takes the lock on moving directories.
+pub async fn move_lock<E: Env>(target: &Target<E>) -> u64 {
+    let gate = target.intents.borrow().move_gate.clone();
+    let guard = gate.take(vec![((), Hold::Exclusive)]).await;
+    let mut intents = target.intents.borrow_mut();
+    intents.next_move += 1;
+    let number = intents.next_move;
+    intents.moving.insert(number, guard);
+    number
+}
+
+/// Gives the lock on moving directories back.
+pub fn move_unlock<E: Env>(target: &Target<E>, number: u64) {
+    let guard = target.intents.borrow_mut().moving.remove(&number);
+    drop(guard);
+}
+
+/// Finishes what a crash left: asks about promises, tells about decisions. What needs another server goes on in the
+/// background, the names concerned being held.
+pub async fn recover<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> Result<()> {
+    let promised: Vec<TxId> = target.intents.borrow().prepared.keys().copied().collect();
+    for tx in promised.iter().filter(|tx| !worker.routes.is_local(tx.coordinator)) {
+        let wanted = target.intents.borrow().prepared.get(tx).map(|p| keys(&p.parts)).unwrap_or_default();
+        // They were held together when they were promised, so nobody waits here.
+        let guard = target.names.take(wanted).await;
+        // No tokens are granted at all before it ends.
+        let changing = target.tokens.hold();
+        if let Some(prepared) = target.intents.borrow_mut().prepared.get_mut(tx) {
+            prepared.guard = guard;
+            prepared.changing = Some(changing);
+        }
+    }
+    for tx in promised.into_iter().filter(|tx| worker.routes.is_local(tx.coordinator)) {
+        let Told::Decision(outcome) = worker.ask(tx.coordinator, Question::Outcome(tx)).await? else {
+            return Err(Errno::Proto);
+        };
+        finish(worker, target, tx, outcome == Decision::Committed).await?;
+    }
+    if !foreign_promises(worker, target).is_empty() {
+        watch(worker, target, Duration::ZERO);
+    }
+    decided::recover(worker, target).await?;
+    let decided: Vec<(TxId, Vec<TargetId>)> =
+        target.intents.borrow().committed.iter().map(|(tx, p)| (*tx, p.clone())).collect();
+    for (tx, participants) in decided {
+        if participants.iter().all(|p| worker.routes.is_local(*p)) {
+            for p in &participants {
+                worker.tell(*p, Question::Commit(tx)).await?;
+            }
+            forget_decision(worker, target, tx, participants).await?;
+        } else {
+            target.intents.borrow_mut().untold.insert(tx);
+            tell_later(worker, target, tx, participants);
+        }
+    }
+    Ok(())
+}
+
+/// Tells a decision of an earlier run to all who took part, then forgets it.
+fn tell_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId, participants: Vec<TargetId>) {
+    let (worker, target) = (worker.clone(), target.clone());
+    worker.env.clone().spawn(async move {
+        let told = join_all(participants.iter().map(|t| worker.insist(*t, Question::Commit(tx)))).await;
+        // On an error the decision stays, and is told again after the next start.
+        if told.into_iter().all(|t| t.is_ok()) {
+            target.intents.borrow_mut().untold.remove(&tx);
+            let _ = forget_decision(&worker, &target, tx, participants).await;
+        }
+    });
+}
+
+/// Waits until all have been told what was decided in an earlier run: whoever gets its answer again may look there.
+pub async fn until_told<E: Env>(worker: &Worker<E>, target: &Target<E>) {
+    while !target.intents.borrow().untold.is_empty() {
+        worker.env.sleep(UNTOLD_LOOK).await;
+    }
+}
+
+/// Tells a decision to all who took part, and forgets it, without anybody waiting.
+fn forget_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId, participants: Vec<TargetId>) {
+    let (worker, target) = (worker.clone(), target.clone());
+    worker.env.clone().spawn(async move {
+        // On an error the decision stays, and is told again after the next start.
+        let _ = forget_decision(&worker, &target, tx, participants).await;
+    });
+}
+
+/// Forgets a decision when all who took part cannot forget it any more.
+async fn forget_decision<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    tx: TxId,
+    participants: Vec<TargetId>,
+) -> Result<()> {
+    for p in participants {
+        worker.insist(p, Question::Settle(tx)).await?;
+    }
+    target.intents.borrow_mut().committed.remove(&tx);
+    let mut txn = Txn::default();
+    txn.delete(Intent::Committed { tx, participants: Vec::new() }.key());
+    target.append(txn, Order::Plain);
+    Ok(())
+}
+
+/// What became of a planned operation.
+pub enum Ran {
+    /// It happened.
+    Done(Reply),
+    /// Something planned on had changed: nothing happened, plan again.
+    Conflict,
+}
+
+impl<E: Env> Cx<E> {
+    /// Carries out planned changes, wherever their targets are, and answers `reply` (made when everybody has promised,
+    /// right before the decision). `opens` is opened for the session in the same step. `named`: names of this target that
+    /// the request named.
+    pub async fn run_parts<F>(
+        &self,
+        parts: Vec<Part>,
+        named: &[(Ino, &Name)],
+        opens: Option<(Ino, Access)>,
+        reply: F,
+    ) -> Result<Ran>
+    where
+        F: AsyncFnOnce(&Self) -> Result<Reply>,
+    {
+        let own = self.target.id;
+        let mut by_target: BTreeMap<TargetId, Vec<Part>> = BTreeMap::new();
+        for part in parts {
+            by_target.entry(part.target()).or_default().push(part);
+        }
+        let several = by_target.keys().any(|t| *t != own);
+        let carried = several && by_target.keys().all(|t| self.worker.routes.is_local(*t));
+        let carried = carried && self.worker.tunables.carried_decisions.is_on();
+        let early = carried && self.worker.tunables.early_removals.is_on() && only_removes_directories(&by_target, own);
+        // The decision may have the changes of all.
+        let here = by_target.iter().filter(|(t, _)| carried || **t == own);
+        let growth = here.map(|(_, p)| growth(p)).sum::<u64>();
+        self.reserve(if growth == 0 { 0 } else { growth + DECISION_BYTES }).await?;
+        let tx = self.target.intents.borrow_mut().new_tx();
+        if several {
+            add(&self.worker.counters.two_phase, 1);
+        }
+        let _turn = self.worker.turn_for(by_target.keys().copied()).await;
+        if several {
+            self.target.intents.borrow_mut().undecided.insert(tx);
+        }
+        let mut guard = Guard::none();
+        let mut promised = Vec::new();
+        let mut refusal = None;
+        let mut changing = None;
+        for (&target, parts) in &by_target {
+            let told = if target == own {
+                guard = self.target.names.take(keys(parts)).await;
+                let checked = self.target.meta.borrow().check_parts(parts).map_or_else(refused, |()| Ok(Told::Done));
+                if checked.is_ok() {
+                    let keys = || {
+                        let named: Vec<_> = named.iter().map(|(dir, name)| (*dir, name.token_hash())).collect();
+                        changed_keys(parts, &named)
+                    };
+                    changing = Some(self.change(keys).await);
+                }
+                checked
+            } else {
+                let (session, now, parts) = (self.session, self.now, parts.clone());
+                let question = match carried {
+                    true => Question::Hold { tx, session, now, parts },
+                    false => Question::Prepare { tx, session, now, parts },
+                };
+                self.worker.ask(target, question).await
+            };
+            match told {
+                Ok(Told::Done) if target == own => {}
+                Ok(Told::Done) => promised.push(target),
+                other => {
+                    refusal = Some(other);
+                    break;
+                }
+            }
+        }
+        let reply = match refusal {
+            None => reply(self).await,
+            Some(Ok(Told::Conflict)) => Err(Errno::Again),
+            Some(Ok(_)) => Err(Errno::Proto),
+            Some(Err(e)) => Err(e),
+        };
+        // The last look before the decision: what a session asked for that has ended meanwhile does not happen.
+        let reply = match reply.and_then(|reply| self.alive().map(|()| reply)) {
+            Ok(reply) => reply,
+            Err(e) => {
+                self.target.intents.borrow_mut().undecided.remove(&tx);
+                for target in promised {
+                    if self.worker.routes.is_local(target) {
+                        self.worker.tell(target, Question::Abort(tx)).await?;
+                    } else {
+                        // It asks, should this not arrive.
+                        self.worker.tell_later(target, Question::Abort(tx));
+                    }
+                }
+                if e == Errno::Again {
+                    add(&self.worker.counters.conflicts, 1);
+                    return Ok(Ran::Conflict);
+                }
+                return Err(e);
+            }
+        };
+        let losing = by_target.get(&own).and_then(|parts| foreseen::losing_directory(parts));
+        let lsn = {
+            let mut txn = Txn::default();
+            let mut orphans = crate::ops::Orphans::default();
+            if let Some(parts) = by_target.get(&own) {
+                let late = self.worker.env.wall();
+                let applied = self.target.meta.borrow_mut().apply_promised(parts, self.now, late, &mut txn);
+                orphans = crate::ops::orphaned(&self.target, &applied.orphaned, &mut txn);
+            }
+            if carried {
+                by_target.remove(&own);
+                let intent = Intent::Decided { tx, now: self.now, parts: by_target.into_iter().collect() };
+                txn.put(intent.key(), records::encode(&intent));
+                self.target.intents.borrow_mut().carried.decide(tx, promised.clone());
+            } else if several {
+                let intent = Intent::Committed { tx, participants: promised.clone() };
+                txn.put(intent.key(), records::encode(&intent));
+                self.target.intents.borrow_mut().committed.insert(tx, promised.clone());
+            }
+            if let Some((ino, access)) = opens.filter(|_| self.target.has_session(self.session)) {
+                self.target.opens.borrow_mut().open(self.session, ino, access);
+            }
+            self.seal(&mut txn, &reply, opens);
+            let lsn = orphans.append(&self.worker, &self.target, txn);
+            if let Some(changing) = &mut changing {
+                self.changed(changing);
+            }
+            match (&reply, named) {
+                (Reply::Made { inode, .. }, [(dir, name)]) => {
+                    self.grant_name(*dir, name);
+                    self.grant_attributes(inode);
+                }
+                (Reply::Inode(_), [(dir, name)]) => self.grant_name(*dir, name),
+                _ => {}
+            }
+            if let Some((dir, _)) = named.first() {
+                self.show_directory(*dir, lsn);
+            }
+            lsn
+        };
+        if !several {
+            drop(guard);
+            self.target.zone.kept(lsn).await?;
+            if let Some(dir) = losing {
+                self.foresee_removal(dir, lsn);
+            }
+            return Ok(Ran::Done(reply));
+        }
+        if early {
+            decided::carry_out(&self.worker, &self.target, tx, lsn, promised);
+            drop(guard);
+            self.target.zone.kept(lsn).await?;
+            return Ok(Ran::Done(reply));
+        }
+        self.target.zone.stable(lsn).await?;
+        // Nobody was told before it was certain.
+        self.target.intents.borrow_mut().undecided.remove(&tx);
+        let commits = promised.iter().map(|t| self.worker.insist(*t, Question::Commit(tx)));
+        join_all(commits).await.into_iter().collect::<Result<()>>()?;
+        drop(guard);
+        match carried {
+            true => decided::forget_soon(&self.worker, &self.target, tx),
+            false => forget_later(&self.worker, &self.target, tx, promised),
+        }
+        Ok(Ran::Done(reply))
+    }
+}

@@ -1,0 +1,208 @@
+//! Decisions that have the changes of their participants, all of this server.
+//!
+//! Owns: what a decision leaves behind, when it is forgotten, what a restart does with it. Does not own: how an operation is
+//! decided (`intents`).
+//!
+//! A participant's record of the changes has a mark, so that they are made once. Invariants: a participant logs the changes when
+//! the decision is stable; the decision is removed when they are stable at every participant; a mark is removed when that removal
+//! is stable. So whatever part of which log is lost: where a decision is, its changes are made unless their mark is there, and
+//! nothing else needs them; a mark without a decision is of no use.
+//!
+//! Decisions are forgotten in groups, so that two targets write one record for many of them, and nobody waits for it.
+
+use super::{Guard, Prepared, Promise, finish};
+use crate::target::Target;
+use crate::target::records::{Intent, TxId};
+use crate::worker::Worker;
+use crate::worker::message::{Decision, Question, Told};
+use amphi_env::Env;
+use amphi_meta::Part;
+use amphi_types::item::{Key, Txn};
+use amphi_types::{Errno, Result, TargetId, Timespec};
+use amphi_zone::{Lsn, Order};
+use futures_util::future::join_all;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// How long decisions are gathered before they are forgotten.
+const FORGET_EVERY: Duration = Duration::from_millis(100);
+/// Items that one record removes.
+const REMOVED_AT_ONCE: usize = 128;
+
+/// The changes of a decision: time stamp, and what each participant has to change.
+type Changes = (Timespec, Vec<(TargetId, Vec<Part>)>);
+
+/// Decisions of one target that have their changes, and its marks.
+#[derive(Default)]
+pub(super) struct Carried {
+    /// Decisions whose items are in the log, with their participants.
+    known: BTreeMap<TxId, Vec<TargetId>>,
+    /// Of them: those whose participants have made the changes.
+    over: Vec<TxId>,
+    /// Whether a task forgets what is over.
+    forgetting: bool,
+    /// Changes of decisions of an earlier run, until they are made again.
+    found: BTreeMap<TxId, Changes>,
+    /// Marks of an earlier run.
+    marks: BTreeSet<TxId>,
+}
+
+impl Carried {
+    /// A decision of an earlier run.
+    pub(super) fn found(&mut self, tx: TxId, now: Timespec, parts: Vec<(TargetId, Vec<Part>)>) {
+        self.known.insert(tx, parts.iter().map(|(t, _)| *t).collect());
+        self.found.insert(tx, (now, parts));
+    }
+
+    /// A mark of an earlier run.
+    pub(super) fn found_mark(&mut self, tx: TxId) {
+        self.marks.insert(tx);
+    }
+
+    /// Notes a decision that is logged with its changes.
+    pub(super) fn decide(&mut self, tx: TxId, participants: Vec<TargetId>) {
+        self.known.insert(tx, participants);
+    }
+
+    /// Whether the operation was decided and is not forgotten yet.
+    pub(super) fn knows(&self, tx: TxId) -> bool {
+        self.known.contains_key(&tx)
+    }
+
+    /// Whether nothing is left to be forgotten.
+    pub(super) fn is_idle(&self) -> bool {
+        self.known.is_empty() && !self.forgetting
+    }
+}
+
+/// Tells a decision to the participants when it is stable, while its operation is answered: what they hold is held until then, what the
+/// coordinator changed is seen at once, as with any record.
+///
+/// An operation that builds on the participants' changes waits there for what they hold, if it asks for it (`Target::settle`); so only
+/// operations are carried out like this whose participants change what nobody finds by a name. One that builds on the
+/// coordinator's changes and has other participants makes those stable first (`prepare`), this decision with them.
+pub(super) fn carry_out<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    tx: TxId,
+    lsn: Lsn,
+    participants: Vec<TargetId>,
+) {
+    let (worker, target) = (worker.clone(), target.clone());
+    worker.env.clone().spawn(async move {
+        if target.zone.stable(lsn).await.is_err() {
+            // The zone has failed. What was promised is held until the next start, which looks at what is on the disk.
+            return;
+        }
+        target.intents.borrow_mut().undecided.remove(&tx);
+        let told = join_all(participants.iter().map(|t| worker.insist(*t, Question::Commit(tx)))).await;
+        match told.into_iter().collect::<Result<()>>() {
+            Ok(()) => forget_soon(&worker, &target, tx),
+            // The decision stays, and is carried out by the next start.
+            Err(e) => tracing::error!("{}: operation {} cannot be carried out: {e}", target.id, tx.number),
+        }
+    });
+}
+
+/// Forgets a decision whose changes were made, within some time.
+pub(super) fn forget_soon<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId) {
+    {
+        let carried = &mut target.intents.borrow_mut().carried;
+        carried.over.push(tx);
+        if std::mem::replace(&mut carried.forgetting, true) {
+            return;
+        }
+    }
+    let (worker, weak) = (worker.clone(), Rc::downgrade(target));
+    worker.env.clone().spawn(async move {
+        loop {
+            worker.env.sleep(FORGET_EVERY).await;
+            let Some(target) = weak.upgrade() else { return };
+            let over = std::mem::take(&mut target.intents.borrow_mut().carried.over);
+            // On an error the decisions stay, and their marks: both are looked at after the next start.
+            if over.is_empty() || forget(&worker, &target, &over).await.is_err() {
+                target.intents.borrow_mut().carried.forgetting = false;
+                return;
+            }
+        }
+    });
+}
+
+async fn forget<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, over: &[TxId]) -> Result<()> {
+    let mut by_participant: BTreeMap<TargetId, Vec<TxId>> = BTreeMap::new();
+    {
+        let known = &target.intents.borrow().carried.known;
+        for tx in over {
+            for participant in known.get(tx).into_iter().flatten() {
+                by_participant.entry(*participant).or_default().push(*tx);
+            }
+        }
+    }
+    let settled = by_participant.iter().map(|(t, all)| worker.tell(*t, Question::Settle(all[0])));
+    join_all(settled).await.into_iter().collect::<Result<()>>()?;
+    let keys = over.iter().map(|tx| Intent::Decided { tx: *tx, now: Timespec::default(), parts: Vec::new() }.key());
+    let removed = remove(target, keys);
+    over.iter().for_each(|tx| drop(target.intents.borrow_mut().carried.known.remove(tx)));
+    target.zone.became_stable(removed).await?;
+    let unmarked = by_participant.into_iter().map(|(t, all)| worker.tell(t, Question::Unmark(all)));
+    join_all(unmarked).await.into_iter().collect()
+}
+
+fn remove<E: Env>(target: &Target<E>, keys: impl Iterator<Item = Key>) -> Lsn {
+    let keys: Vec<Key> = keys.collect();
+    let mut last = target.zone.appended_lsn();
+    for some in keys.chunks(REMOVED_AT_ONCE) {
+        let mut txn = Txn::default();
+        some.iter().for_each(|key| txn.delete(key.clone()));
+        last = target.append(txn, Order::Plain);
+    }
+    last
+}
+
+/// Removes marks. Nothing waits for it.
+pub fn unmark<E: Env>(target: &Target<E>, txs: &[TxId]) {
+    remove(target, txs.iter().map(|tx| Intent::Applied { tx: *tx }.key()));
+}
+
+/// Makes the changes of a decision of an earlier run, unless they were made.
+///
+/// Errors: as `finish`.
+pub async fn redo<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    tx: TxId,
+    now: Timespec,
+    parts: Vec<Part>,
+) -> Result<Told> {
+    if target.intents.borrow().carried.marks.contains(&tx) {
+        return Ok(Told::Done);
+    }
+    // Nobody is served yet, so nothing has to be held.
+    let prepared = Prepared { now, parts, promise: Promise::Held, guard: Guard::none(), changing: None };
+    target.intents.borrow_mut().prepared.insert(tx, prepared);
+    finish(worker, target, tx, true).await
+}
+
+/// Does again what decisions of an earlier run have, and removes marks that are of no use any more.
+pub(super) async fn recover<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> Result<()> {
+    let found = std::mem::take(&mut target.intents.borrow_mut().carried.found);
+    for (tx, (now, all)) in found {
+        for (participant, parts) in all {
+            worker.tell(participant, Question::Redo { tx, now, parts }).await?;
+        }
+        forget_soon(worker, target, tx);
+    }
+    let marks = target.intents.borrow().carried.marks.clone();
+    let mut useless = Vec::new();
+    for tx in marks {
+        let Told::Decision(outcome) = worker.ask(tx.coordinator, Question::Outcome(tx)).await? else {
+            return Err(Errno::Proto);
+        };
+        if outcome == Decision::Aborted {
+            useless.push(tx);
+        }
+    }
+    unmark(target, &useless);
+    Ok(())
+}

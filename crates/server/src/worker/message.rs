@@ -1,0 +1,366 @@
+//! What workers say to each other.
+//!
+//! Owns: the message types of the mesh. Does not own: the rings (`amphi_sched`), what is done about a message.
+//!
+//! A request of a client travels to the worker of its target and its answer back; questions between targets do the
+//! same. Payloads change hands, nothing is encoded. Who asks keeps the token under which it waits.
+
+use crate::error::ServerError;
+use crate::ops::Right;
+use crate::target::records::{HomeRecord, SessionRecord, TxId};
+use amphi_env::Buf;
+use amphi_meta::{Facts, Gathered, Part};
+use amphi_types::{Cred, Errno, Ino, Kind, Layout, Name, Result, SessionId, TargetId, Timespec};
+use amphi_wire::{Access, Answer, Call, ClusterMap, InodeView, Push, RequestId, TargetStatus, TokenGrant};
+use serde::{Deserialize, Serialize};
+
+/// A message of the mesh.
+pub enum Message {
+    /// A client's request for a target of the receiver.
+    Call {
+        /// Under which the sender waits.
+        token: u64,
+        /// Whose.
+        session: SessionId,
+        /// Identity of the request.
+        id: RequestId,
+        /// What.
+        call: Box<Call>,
+        /// Payload.
+        payload: Option<Buf>,
+        /// When its client stops waiting, monotonic ns.
+        until_ns: Option<u64>,
+    },
+    /// The answer to a `Call`.
+    Called {
+        /// The sender's token.
+        token: u64,
+        /// The answer.
+        answer: Box<Answer>,
+        /// Payload.
+        payload: Option<Buf>,
+    },
+    /// A question to a target of the receiver.
+    Ask {
+        /// Under which the sender waits.
+        token: u64,
+        /// Which target.
+        target: TargetId,
+        /// What.
+        question: Box<Question>,
+    },
+    /// The answer to an `Ask`.
+    Told {
+        /// The sender's token.
+        token: u64,
+        /// The answer.
+        told: Box<Result<Told>>,
+    },
+    /// To the worker with the connections: send this to the session's client.
+    Push {
+        /// Whose client.
+        session: SessionId,
+        /// What.
+        push: Push,
+    },
+    /// To the worker with the connections: the session did not answer a callback in time.
+    Overdue {
+        /// Which.
+        session: SessionId,
+    },
+    /// Stop receiving: the worker ends.
+    Stop,
+}
+
+/// A question between targets, of one server or of several. One to another server may be executed twice, if that server
+/// restarts before it has answered; so each one says what a repetition does if it is more than nothing.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Question {
+    /// `View`: an inode as stat shows it.
+    View {
+        /// Which.
+        ino: Ino,
+        /// For whom: waits until no operation over several targets is changing it, asks those who write it, and grants
+        /// a token. Without, the inode is held by the operation that asks.
+        asker: Option<SessionId>,
+    },
+    /// `Facts`: an inode as plans see it.
+    Facts(Ino),
+    /// `Place`: a directory and where a name in it leads.
+    Place(Ino, Name),
+    /// `Ancestors`: whether `sought` is `from` or above it, as far as the target can say.
+    Ancestors {
+        /// Where to start.
+        from: Ino,
+        /// Which directory.
+        sought: Ino,
+    },
+    /// `Ino`: a number for an inode that another target makes. A repetition wastes one.
+    NewIno,
+    /// `View`: the session opens an inode, after a check of permissions. Counted once for each request.
+    Open {
+        /// Who.
+        session: SessionId,
+        /// On whose behalf.
+        cred: Cred,
+        /// What.
+        ino: Ino,
+        /// How.
+        access: Access,
+        /// Which request of the session, at which target.
+        by: (TargetId, RequestId),
+    },
+    /// `Done` or `Conflict`: promise to make these changes.
+    Prepare {
+        /// The operation.
+        tx: TxId,
+        /// Whose it is.
+        session: SessionId,
+        /// Its time stamp.
+        now: Timespec,
+        /// The changes.
+        parts: Vec<Part>,
+    },
+    /// `Done`: make the promised changes.
+    Commit(TxId),
+    /// `Done`: forget the promise.
+    Abort(TxId),
+    /// `Decision`: what became of the operation.
+    Outcome(TxId),
+    /// `DoneAt`, when it cannot be lost any more: cut the objects of a file; `Refused` if its session has ended here, or the target cannot. A repetition
+    /// finds the generation and does nothing.
+    Trim(Cut),
+    /// `DoneAt`: remove the objects of an inode that is going.
+    Destroy(Ino),
+    /// `Objects`: what the objects of a file here say, and if a session asks, what others have not written back yet.
+    Objects(Ino, Option<SessionId>),
+    /// `Done`: the session begins.
+    SessionStart(SessionId, SessionRecord),
+    /// `Done`: nothing more is taken from the session, but what others here do for what it asked before.
+    SessionStop(SessionId),
+    /// `Done`: what the stopped session has under way here is over.
+    SessionLanded(SessionId),
+    /// `Done`: opens, locks and slots of the stopped session go. Whether its client is known to use nothing any more.
+    SessionForget(SessionId, bool),
+    /// `Done`: what a session held to cache that was forgotten goes, since its client is known to use nothing any more after all.
+    SessionUsesNothing(SessionId),
+    /// `Done`: tokens are granted from now on, or no more; asked by the target's own server. The one with the largest number
+    /// counts.
+    Company(bool, u64),
+    /// `Sessions`: those of an earlier run that have not said yet what they hold.
+    Absent,
+    /// `Done`: the session has a new connection, what it has not answered is sent again.
+    PushAgain(SessionId),
+    /// `Moving`: one operation at a time may move directories; asked of target 0 alone. A restart of target 0 voids the lock:
+    /// who decides asks `MoveCheck` first.
+    MoveLock,
+    /// `Done`: the next one may.
+    MoveUnlock(u64),
+    /// `Hail`: what the target was opened as.
+    Hail,
+    /// The sessions that had been answered what may be gone have ended everywhere.
+    LossesTold,
+    /// `Done`: the server is whole and this one, the target may be written to.
+    Begin(HomeRecord),
+    /// `Done`: finish what a crash left half done.
+    Recover,
+    /// `Status`.
+    Status,
+    /// `Counters`: of the target's zone, and of its worker if it is that worker's first target.
+    Counters {
+        /// Start again from zero.
+        reset: bool,
+    },
+    /// `Outcome`: after a sync, whether no work is left that goes on without a request.
+    Idle,
+    /// `Done`: what the worker's tunables say counts from now on.
+    Tune,
+    /// `Done`: checkpoint, close the zone.
+    Close,
+    /// `Done`: close the zone as it is.
+    Release,
+    /// `Done`: the operation was decided; what it changed here is stable, whatever a restart has undone since.
+    Settle(TxId),
+    /// `Outcome`: whether the lock on moving directories is still held under this number.
+    MoveCheck(u64),
+    /// `Done`: keep the cluster map, stable.
+    PutMap(Box<ClusterMap>),
+    /// `Done`: the session of an earlier run has not come back to this server, so it has nothing open here.
+    SessionAbsent(SessionId),
+    /// `Done`, when everything logged so far is stable, unless the target was opened again since its start number was this:
+    /// `Stale`.
+    StableSince(u64),
+    /// `Done` or `Conflict`: as `Prepare`, of a target of the same server, whose decision will have the changes: nothing is
+    /// logged before that.
+    Hold {
+        /// The operation.
+        tx: TxId,
+        /// Whose it is.
+        session: SessionId,
+        /// Its time stamp.
+        now: Timespec,
+        /// The changes.
+        parts: Vec<Part>,
+    },
+    /// `Done`: make the changes of a decision of an earlier run, unless they were made.
+    Redo {
+        /// The operation.
+        tx: TxId,
+        /// Its time stamp.
+        now: Timespec,
+        /// The changes.
+        parts: Vec<Part>,
+    },
+    /// `Done`: the decisions are forgotten, so the marks that their changes were made are of no use any more.
+    Unmark(Vec<TxId>),
+    /// `Directories`: these directories as a listing of the one above shows them, in the order asked.
+    Directories(Vec<Ino>),
+    /// `Outcome`: whether the session has left something that it was asked unanswered, without a sign of progress,
+    /// since this time (monotonic ns).
+    Unanswered(SessionId, u64),
+    /// `Right`: what the session may do with the stripes of a file of the target.
+    Right(SessionId, Ino),
+    /// `Done`: free the inodes that nobody can have open any more, when all targets of the server have finished what a crash left: one of
+    /// them may have decided to give such an inode a name.
+    Reap,
+}
+
+/// A cut of the objects of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cut {
+    /// Whose it is, and the number of that session's begin.
+    pub by: (SessionId, u64),
+    /// The file.
+    pub ino: Ino,
+    /// Its layout.
+    pub layout: Layout,
+    /// Its new size.
+    pub size: u64,
+    /// Generation of the truncate.
+    pub generation: u64,
+    /// Its time.
+    pub mtime: Timespec,
+}
+
+impl Question {
+    /// Whether another server may ask it.
+    pub fn is_for_peers(&self) -> bool {
+        !matches!(
+            self,
+            Question::Hail
+                | Question::Begin(_)
+                | Question::LossesTold
+                | Question::Recover
+                | Question::Status
+                | Question::Counters { .. }
+                | Question::Idle
+                | Question::Tune
+                | Question::Close
+                | Question::Release
+                | Question::PutMap(_)
+                | Question::SessionStart(..)
+                | Question::SessionStop(_)
+                | Question::SessionLanded(_)
+                | Question::SessionForget(..)
+                | Question::SessionUsesNothing(_)
+                | Question::SessionAbsent(_)
+                | Question::Company(..)
+                | Question::Absent
+                | Question::Hold { .. }
+                | Question::Redo { .. }
+                | Question::Unmark(_)
+                | Question::Directories(_)
+                | Question::Unanswered(..)
+                | Question::Reap
+        )
+    }
+}
+
+/// What a coordinator says about an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Decision {
+    /// It happens.
+    Committed,
+    /// It does not: it was given up, or the coordinator does not know it.
+    Aborted,
+    /// It still runs.
+    Undecided,
+}
+
+/// What a target was opened as.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Hail {
+    /// Cluster of its zone.
+    pub cluster: u64,
+    /// Number of targets of that cluster.
+    pub pool: u16,
+    /// Sessions that it remembers.
+    pub sessions: Vec<(SessionId, SessionRecord)>,
+    /// Whether what was answered and not made stable may be gone (`Recovered::lost`).
+    pub lost: bool,
+    /// Whether others were cut off a short time ago and may still use what they were granted.
+    pub cut_off: bool,
+    /// The server that it belongs to; none if it was never begun.
+    pub home: Option<HomeRecord>,
+    /// The cluster map, if it keeps one.
+    pub map: Option<ClusterMap>,
+}
+
+/// Answers to questions.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Told {
+    /// Done.
+    Done,
+    /// What was planned on has changed meanwhile.
+    Conflict,
+    /// An inode, and the right to cache its attributes.
+    View(Box<InodeView>, Option<TokenGrant>),
+    /// An inode.
+    Facts(Box<Facts>),
+    /// A directory and where a name in it leads.
+    Place(Box<Place>),
+    /// Whether the directory was found, or where to ask on.
+    Ancestors {
+        /// Found.
+        found: bool,
+        /// The first directory of another target.
+        next: Option<Ino>,
+    },
+    /// A number.
+    Ino(Ino),
+    /// Yes or no.
+    Outcome(bool),
+    /// What objects say.
+    Objects(Gathered),
+    /// The move lock, under this number.
+    Moving(u64),
+    /// What the target was opened as, or why it could not be.
+    Hail(Box<std::result::Result<Hail, ServerError>>),
+    /// State of a target: itself, and opens and locks of each session.
+    Status(Box<TargetStatus>, Vec<(SessionId, (u64, u64))>),
+    /// Counters.
+    Counters(Vec<(String, u64)>),
+    /// Sessions.
+    Sessions(Vec<SessionId>),
+    /// What became of an operation.
+    Decision(Decision),
+    /// Done, by a target with this start number.
+    DoneAt(u64),
+    /// Directories, in the order asked; those that are gone are missing.
+    Directories(Vec<Option<InodeView>>),
+    /// It is not done, and to ask again would not help.
+    Refused(Errno),
+    /// What a session may do with a file.
+    Right(Right),
+}
+
+/// A directory and where a name in it leads.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Place {
+    /// The directory.
+    pub dir: Facts,
+    /// What the name leads to.
+    pub child: Option<(Ino, Kind)>,
+    /// Facts of that, if it lives on the directory's target.
+    pub facts: Option<Facts>,
+}

@@ -1,0 +1,173 @@
+//! `Cx`: one request while it is executed: who asked what of which target.
+//!
+//! Owns: putting the answer's slot record into the transaction of the operation. Does not own: the operation.
+
+use crate::coherence::tokens::Changing;
+use crate::counters::add;
+use crate::ops::names::plain_view;
+use crate::session::in_flight::Landing;
+use crate::session::slots::SlotRecord;
+use crate::target::Target;
+use crate::target::records;
+use crate::worker::Worker;
+use amphi_dlm::Changed;
+use amphi_env::Env;
+use amphi_types::item::Txn;
+use amphi_types::{Cred, Errno, Ino, Name, ObjectId, Result, SessionId, Timespec, TokenKey};
+use amphi_wire::{Access, Answer, DirectoryAfter, InodeView, Reply, RequestId, Tokens};
+use amphi_zone::{Lsn, Order};
+use std::cell::Cell;
+use std::rc::Rc;
+
+/// Bytes that a slot record adds to a transaction, at most: the answer of a mutation is an inode at most.
+pub const SLOT_BYTES: u64 = 512;
+
+/// A request while it is executed.
+pub struct Cx<E: Env> {
+    /// The worker that executes it.
+    pub worker: Rc<Worker<E>>,
+    /// The target that executes it.
+    pub target: Rc<Target<E>>,
+    /// Who asked.
+    pub session: SessionId,
+    /// Identity of the request.
+    pub id: RequestId,
+    /// On whose behalf.
+    pub cred: Cred,
+    /// Wall-clock time of its start: the time stamp of what it changes.
+    pub now: Timespec,
+    /// What the answer will say about tokens.
+    pub tokens: Cell<Tokens>,
+    /// What the answer will say about the directory of a changed name.
+    pub directory: Cell<Option<DirectoryAfter>>,
+}
+
+impl<E: Env> Cx<E> {
+    /// Adds to `txn` the record that the request was answered with `reply`, having opened `open`. Nothing is added
+    /// when the session has ended meanwhile, or has given the request up and uses its slot for a later one: nobody will ask again.
+    pub fn seal(&self, txn: &mut Txn, reply: &Reply, open: Option<(Ino, Access)>) {
+        self.seal_answer(txn, Answer::of(Ok(reply.clone())), open);
+    }
+
+    /// As `seal`, if the request fails after it was sealed.
+    pub fn seal_error(&self, txn: &mut Txn, e: Errno) {
+        self.seal_answer(txn, Answer::of(Err(e)), None);
+    }
+
+    fn seal_answer(&self, txn: &mut Txn, answer: Answer, open: Option<(Ino, Access)>) {
+        if !self.target.has_session(self.session) || !self.target.slots.borrow_mut().log(self.session, self.id) {
+            return;
+        }
+        let record = SlotRecord { seq: self.id.seq, answer, open };
+        txn.put(records::slot_key(self.session, self.id.slot), records::encode(&record));
+    }
+
+    /// Seals and appends `txn`. Called in the same step in which the stores were changed, so that the order of the
+    /// log is the order of the changes.
+    pub fn append(&self, mut txn: Txn, order: Order, reply: &Reply, open: Option<(Ino, Access)>) -> Lsn {
+        self.seal(&mut txn, reply, open);
+        self.target.append(txn, order)
+    }
+
+    /// Waits until nobody caches `keys` of this target; until the end of the change nobody will.
+    pub async fn change(&self, keys: impl FnOnce() -> Vec<Changed>) -> Changing {
+        let sent = || self.worker.send_revocations(&self.target);
+        self.target.tokens.change(|| self.worker.now_ns(), self.session, keys, sent).await
+    }
+
+    /// A change of an inode's attributes that the client named.
+    pub async fn change_attributes(&self, ino: Ino) -> Changing {
+        self.change(|| vec![Changed::alone(TokenKey::Attributes(ino))]).await
+    }
+
+    /// Whether the session changes data of a file that it has not opened for writing, or no more: others may cache its attributes.
+    pub fn is_unopened(&self, object: ObjectId) -> bool {
+        self.target.tokens.on() && object.stripe == 0 && !self.target.opens.borrow().is_writer(self.session, object.ino)
+    }
+
+    /// A change of data that may be one of an unopened file: nobody caches its attributes until it ends.
+    pub async fn change_unopened(&self, object: ObjectId) -> Option<Changing> {
+        if !self.is_unopened(object) {
+            return None;
+        }
+        Some(self.change(|| vec![Changed::alone(TokenKey::Attributes(object.ino)).unknown()]).await)
+    }
+
+    /// The change has just been applied: the answer says so.
+    pub fn changed(&self, changing: &mut Changing) {
+        let changed = changing.end();
+        self.tokens.set(Tokens { changed, ..self.tokens.get() });
+    }
+
+    /// Grants the name that the answer shows, in the step that reads it.
+    pub fn grant_name(&self, dir: Ino, name: &Name) {
+        if !self.target.tokens.on() {
+            return;
+        }
+        let name = self.target.grant_name(self.worker.now_ns(), self.session, dir, name);
+        self.tokens.set(Tokens { name, ..self.tokens.get() });
+        self.worker.send_revocations(&self.target);
+    }
+
+    /// Grants the attributes that the answer shows, if they are this target's, in the step that reads them.
+    pub fn grant_attributes(&self, view: &InodeView) {
+        if !self.target.tokens.on() {
+            return;
+        }
+        let here = view.attr.ino.target() == self.target.id;
+        let grant = || self.target.grant_attributes(self.worker.now_ns(), self.session, view);
+        self.granted_attributes(if here { grant() } else { None });
+        self.worker.send_revocations(&self.target);
+    }
+
+    /// Shows what has become of a directory of this target, in the step that changes it as the record at `place` says; in company only with a
+    /// token, without which the client could not use it, and not of a directory that others change too: each would revoke it from the others.
+    pub fn show_directory(&self, dir: Ino, place: Lsn) {
+        let shared = self.target.tokens.on() && self.target.tokens.is_shared(self.worker.now_ns(), dir);
+        if shared || !self.worker.tunables.directory_attributes.is_on() {
+            return;
+        }
+        let inode = {
+            let meta = self.target.meta.borrow();
+            let Ok(inode) = meta.inode(dir) else { return };
+            plain_view(&meta, dir, inode)
+        };
+        let token = self.target.grant_attributes(self.worker.now_ns(), self.session, &inode);
+        self.worker.send_revocations(&self.target);
+        if token.is_some() || !self.target.tokens.on() {
+            add(&self.worker.counters.directories_shown, 1);
+            self.directory.set(Some(DirectoryAfter { inode, place: place.0, token }));
+        }
+    }
+
+    /// Another target has granted attributes that the answer shows.
+    pub fn granted_attributes(&self, attributes: Option<amphi_wire::TokenGrant>) {
+        self.tokens.set(Tokens { attributes, ..self.tokens.get() });
+    }
+
+    /// The last look before a change of file data: a session that has ended changes nothing. Until the landing is dropped, the
+    /// session's locks stay although it ends.
+    pub fn land(&self) -> Result<Landing> {
+        self.alive()?;
+        Ok(self.target.landings.start(self.session))
+    }
+
+    /// Fails once the session has ended: to be asked after the last wait before anything is kept for it.
+    pub fn alive(&self) -> Result<()> {
+        if self.target.has_session(self.session) { Ok(()) } else { Err(Errno::Io) }
+    }
+
+    /// Appends the change and ends it, then waits until the record is written.
+    pub async fn commit_change(&self, txn: Txn, reply: Reply, changing: &mut Changing) -> Result<Reply> {
+        let lsn = self.append(txn, Order::Plain, &reply, None);
+        self.changed(changing);
+        self.target.zone.kept(lsn).await?;
+        Ok(reply)
+    }
+
+    /// Waits for room in the log for an operation that adds about `growth` bytes of items. One that adds none is not refused on a full target
+    /// (Promise S15): of its slot record there is only one at a time.
+    pub async fn reserve(&self, growth: u64) -> Result<()> {
+        self.target.zone.reserve(if growth == 0 { 0 } else { growth + SLOT_BYTES }).await
+    }
+}

@@ -1,0 +1,348 @@
+//! Answers of a target to other targets and to the worker with the connections.
+
+use crate::coherence::glimpse;
+use crate::ops;
+use crate::target::records::{self, SessionRecord};
+use crate::target::{NameKey, Target};
+use crate::tx::two_phase::{self, Promise};
+use crate::worker::Worker;
+use crate::worker::message::{Cut, Hail, Place, Question, Told};
+use amphi_dlm::SessionEnd;
+use amphi_env::Env;
+use amphi_types::item::Txn;
+use amphi_types::{Errno, Ino, Name, Result, SessionId};
+use amphi_wire::TargetStatus;
+use amphi_zone::Order;
+use std::rc::Rc;
+
+/// Answers a question to `target`, which is this worker's.
+pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question: Question) -> Result<Told> {
+    match question {
+        Question::View { ino, asker } => {
+            if asker.is_some() {
+                target.settle(vec![NameKey::Inode(ino)]).await;
+            }
+            ops::view(worker, target, ino, asker).await.map(|(view, token)| Told::View(Box::new(view), token))
+        }
+        Question::Facts(ino) => Ok(Told::Facts(Box::new(target.meta.borrow().facts(ino)?))),
+        Question::Place(dir, name) => place(target, dir, &name).await.map(|p| Told::Place(Box::new(p))),
+        Question::Ancestors { from, sought } => {
+            two_phase::settle_way(worker, target, from).await;
+            let walk = target.meta.borrow().ancestors(from, |at| if at == sought { Err(Errno::Exist) } else { Ok(()) });
+            match walk {
+                Ok(next) => Ok(Told::Ancestors { found: false, next }),
+                Err(Errno::Exist) => Ok(Told::Ancestors { found: true, next: None }),
+                Err(e) => Err(e),
+            }
+        }
+        Question::NewIno => {
+            let mut txn = Txn::default();
+            let ino = target.meta.borrow_mut().alloc_ino(&mut txn)?;
+            target.log(txn, Order::Plain).await?;
+            Ok(Told::Ino(ino))
+        }
+        Question::Open { session, cred, ino, access, by } => {
+            let how = ops::Opening { session, cred: &cred, access, exec: false, known: false, by: Some(by) };
+            let (view, _, token) = ops::open_here(worker, target, ino, how).await?;
+            Ok(Told::View(Box::new(view), token))
+        }
+        Question::Prepare { tx, session, now, parts } => {
+            two_phase::prepare(worker, target, session, tx, now, parts, Promise::Logged).await
+        }
+        Question::Hold { tx, session, now, parts } => {
+            two_phase::prepare(worker, target, session, tx, now, parts, Promise::Held).await
+        }
+        Question::Redo { tx, now, parts } => two_phase::decided::redo(worker, target, tx, now, parts).await,
+        Question::Unmark(txs) => {
+            two_phase::decided::unmark(target, &txs);
+            Ok(Told::Done)
+        }
+        Question::Directories(inos) => {
+            let meta = target.meta.borrow();
+            Ok(Told::Directories(inos.into_iter().map(|ino| ops::names::directory_view(&meta, ino)).collect()))
+        }
+        Question::Commit(tx) => two_phase::finish(worker, target, tx, true).await,
+        Question::Abort(tx) => two_phase::finish(worker, target, tx, false).await,
+        Question::Outcome(tx) => Ok(Told::Decision(two_phase::outcome(target, tx))),
+        Question::Settle(tx) => {
+            two_phase::finish(worker, target, tx, true).await?;
+            target.zone.became_stable(target.zone.appended_lsn()).await?;
+            Ok(Told::Done)
+        }
+        Question::StableSince(starts) => {
+            if starts != target.starts {
+                return Err(Errno::Stale);
+            }
+            target.zone.became_stable(target.zone.appended_lsn()).await?;
+            Ok(Told::Done)
+        }
+        Question::PutMap(map) => {
+            target.put_map(*map).await?;
+            Ok(Told::Done)
+        }
+        Question::MoveCheck(number) => Ok(Told::Outcome(two_phase::has_move_lock(target, number))),
+        Question::Trim(cut) => trim(target, &cut).await,
+        Question::Destroy(ino) => {
+            target.rights.borrow_mut().forget_file(ino);
+            ops::destroy_objects(target, ino).await?;
+            Ok(Told::DoneAt(target.starts))
+        }
+        Question::Objects(ino, None) => Ok(Told::Objects(target.gathered(ino))),
+        Question::Objects(ino, Some(asker)) => {
+            target.recovered().await;
+            Ok(Told::Objects(glimpse::gathered_with_writers(worker, target, ino, asker).await))
+        }
+        Question::Company(on, number) => {
+            target.tokens.switch(on, number);
+            Ok(Told::Done)
+        }
+        Question::Absent => Ok(Told::Sessions(target.absent.borrow().iter().copied().collect())),
+        Question::PushAgain(session) => {
+            target.locks.push_again(session);
+            worker.send_callbacks(target);
+            target.tokens.push_again(session);
+            worker.send_revocations(target);
+            for push in target.glimpses.unanswered(session) {
+                worker.push(session, push);
+            }
+            Ok(Told::Done)
+        }
+        Question::SessionStart(session, record) => start_session(target, session, record).await,
+        Question::SessionStop(session) => {
+            if let Some(record) = target.sessions.borrow_mut().remove(&session) {
+                target.stopped.borrow_mut().insert(session, record.start);
+            }
+            Ok(Told::Done)
+        }
+        Question::SessionLanded(session) => {
+            target.landings.landed(session).await;
+            Ok(Told::Done)
+        }
+        Question::SessionAbsent(session) => {
+            if target.sessions.borrow().len() > 1 {
+                // Others may have what it held from now on.
+                target.returning.borrow_mut().remove(&session);
+                target.back.borrow_mut().remove(&session);
+            }
+            ops::present(worker, target, session);
+            Ok(Told::Done)
+        }
+        Question::SessionUsesNothing(session) => {
+            target.tokens.drop_session(session, SessionEnd::Stopped);
+            worker.send_revocations(target);
+            Ok(Told::Done)
+        }
+        Question::SessionForget(session, stopped) => forget_session(worker, target, session, stopped).await,
+        Question::MoveLock => Ok(Told::Moving(two_phase::move_lock(target).await)),
+        Question::MoveUnlock(number) => {
+            two_phase::move_unlock(target, number);
+            Ok(Told::Done)
+        }
+        Question::Hail => {
+            let sessions = target.sessions.borrow().iter().map(|(id, r)| (*id, r.clone())).collect();
+            Ok(Told::Hail(Box::new(Ok(Hail {
+                cluster: target.zone.cluster(),
+                pool: target.pool,
+                sessions,
+                lost: target.lost,
+                cut_off: !target.cut_off.borrow().is_empty(),
+                home: target.home.borrow().clone(),
+                map: target.map.borrow().clone(),
+            }))))
+        }
+        Question::LossesTold => {
+            target.zone.losses_told().await.map_err(|_| Errno::Io)?;
+            Ok(Told::Done)
+        }
+        Question::Begin(home) => {
+            target.begin(home).await?;
+            let cut_off = target.cut_off.borrow().iter().copied().collect();
+            target.forget_cut_off(&worker.env, cut_off);
+            Ok(Told::Done)
+        }
+        Question::Recover => {
+            two_phase::recover(worker, target).await?;
+            ops::resume_pending(worker, target).await?;
+            Ok(Told::Done)
+        }
+        Question::Unanswered(session, since_ns) => {
+            let now_ns = worker.now_ns();
+            let quiet_ns = now_ns.saturating_sub(since_ns);
+            Ok(Told::Outcome(
+                target.locks.is_unanswered(session, now_ns, quiet_ns)
+                    || target.tokens.is_unanswered(session, now_ns, quiet_ns)
+                    || target.glimpses.is_unanswered(session, now_ns, quiet_ns),
+            ))
+        }
+        Question::Right(session, ino) => ops::right_of(target, ino, session).map(Told::Right),
+        Question::Reap => {
+            ops::reap_orphans(worker, target);
+            Ok(Told::Done)
+        }
+        Question::Status => Ok(status(worker, target)),
+        Question::Counters { reset } => Ok(Told::Counters(counters(worker, target, reset))),
+        Question::Idle => {
+            target.zone.sync().await?;
+            let idle = target.intents.borrow().is_idle(&worker.routes) && target.destroying.borrow().is_empty();
+            Ok(Told::Outcome(idle))
+        }
+        Question::Tune => {
+            worker.tunables.apply_to(worker, target);
+            Ok(Told::Done)
+        }
+        Question::Release => {
+            worker.drop_target(target.id);
+            target.zone.close().await.map_err(Errno::from)?;
+            Ok(Told::Done)
+        }
+        Question::Close => {
+            let closed = target.close().await;
+            worker.drop_target(target.id);
+            closed.map_err(Errno::from)?;
+            Ok(Told::Done)
+        }
+    }
+}
+
+/// A directory of this target and where a name in it leads.
+pub async fn place<E: Env>(target: &Target<E>, dir: Ino, name: &Name) -> Result<Place> {
+    target.settle(vec![NameKey::Inode(dir), NameKey::Entry(dir, name.clone())]).await;
+    let meta = target.meta.borrow();
+    let facts = meta.facts(dir)?;
+    let child = meta.find(dir, name)?.map(|d| (d.child, d.kind));
+    let child_facts = match child {
+        Some((ino, _)) if ino.target() == target.id => Some(meta.facts(ino)?),
+        _ => None,
+    };
+    Ok(Place { dir: facts, child, facts: child_facts })
+}
+
+/// `Question::Trim`: a change of its session like any other, though another target asks for it: once the session's locks are gone here, others may have
+/// written behind the cut.
+async fn trim<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Told> {
+    let Some(_landing) = target.land_for(cut.by) else { return Ok(Told::Refused(Errno::Io)) };
+    let done = match ops::trim_objects(target, cut).await {
+        Ok(last) => target.zone.stable(last).await,
+        Err(e) => Err(e),
+    };
+    match done {
+        // Nothing is logged any more: the next start is asked again.
+        _ if target.is_closed() => Err(Errno::Io),
+        Ok(()) => Ok(Told::DoneAt(target.starts)),
+        Err(e) => Ok(Told::Refused(e)),
+    }
+}
+
+async fn start_session<E: Env>(target: &Target<E>, session: SessionId, record: SessionRecord) -> Result<Told> {
+    // Somebody has to come in to delete what fills it.
+    target.zone.reserve(0).await?;
+    let mut txn = Txn::default();
+    txn.put(records::session_key(session), records::encode(&record));
+    target.stopped.borrow_mut().remove(&session);
+    target.sessions.borrow_mut().insert(session, record);
+    if target.left_last.take() == Some(session) {
+        target.returning.borrow_mut().insert(session);
+    }
+    let lsn = target.append(txn, Order::Plain);
+    // Stable before it does anything: a target that lost power knows whom it owed what it lost.
+    target.zone.stable(lsn).await?;
+    Ok(Told::Done)
+}
+
+async fn forget_session<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    session: SessionId,
+    stopped: bool,
+) -> Result<Told> {
+    // Also where the disk has failed: what it holds of a client that has gone is in the way of others elsewhere.
+    let room = target.zone.reserve(0).await;
+    // Nothing new of it sets out from here on.
+    target.landings.landed(session).await;
+    target.stopped.borrow_mut().remove(&session);
+    target.returning.borrow_mut().remove(&session);
+    target.back.borrow_mut().remove(&session);
+    target.left_last.set(target.sessions.borrow().is_empty().then_some(session));
+    target.glimpses.end_session(session);
+    target.tokens.drop_session(session, if stopped { SessionEnd::Stopped } else { SessionEnd::CutOff });
+    worker.send_revocations(target);
+    target.locks.drop_session(worker.now_ns(), session);
+    worker.send_callbacks(target);
+    crate::coherence::file_locks::drop_session(worker, target, session);
+    target.left_pages.borrow_mut().drop_session(session);
+    let mut txn = Txn::default();
+    txn.delete(records::session_key(session));
+    for slot in target.slots.borrow_mut().end_session(session) {
+        txn.delete(records::slot_key(session, slot));
+    }
+    if !stopped && target.tokens.on() {
+        target.note_cut_off(session, &mut txn);
+        target.forget_cut_off(&worker.env, vec![session]);
+    }
+    let touched = target.opens.borrow_mut().drop_session(session);
+    target.rights.borrow_mut().forget_session(session);
+    target.opened_for.borrow_mut().retain(|(s, _, _), _| *s != session);
+    target.opened_early.borrow_mut().retain(|(s, _, _)| *s != session);
+    let logged = match room {
+        Ok(()) => target.log(txn, Order::Plain).await.map(drop),
+        Err(e) => Err(e),
+    };
+    for ino in touched {
+        ops::after_close(worker, target, ino);
+    }
+    ops::present(worker, target, session);
+    logged.map(|()| Told::Done)
+}
+
+fn status<E: Env>(worker: &Worker<E>, target: &Target<E>) -> Told {
+    let stats = target.zone.stats();
+    let block = amphi_types::limits::BLOCK;
+    let status = TargetStatus {
+        target: target.id,
+        worker: worker.index,
+        space: target.space(),
+        log: (stats.log_used_blocks * block, stats.log_blocks * block),
+        checkpoints: stats.checkpoints,
+        rotating: target.rotating.get(),
+    };
+    let opens = target.opens.borrow();
+    let sessions = target.sessions.borrow();
+    let sessions = sessions.keys().map(|s| (*s, (opens.count(*s), target.locks.count(*s)))).collect();
+    Told::Status(Box::new(status), sessions)
+}
+
+fn counters<E: Env>(worker: &Worker<E>, target: &Target<E>, reset: bool) -> Vec<(String, u64)> {
+    let stats = target.zone.stats();
+    let before = if reset { target.zone_stats.replace(stats) } else { *target.zone_stats.borrow() };
+    let locks = target.locks.counts();
+    let locks_before = if reset { target.lock_counts.replace(locks) } else { target.lock_counts.get() };
+    let mut all: Vec<(String, u64)> = [
+        ("log_records", stats.appends - before.appends),
+        ("log_records_kept", stats.kept - before.kept),
+        ("log_groups", stats.groups - before.groups),
+        ("log_bytes", stats.log_bytes - before.log_bytes),
+        ("disk_syncs", stats.syncs - before.syncs),
+        ("checkpoints", stats.checkpoints - before.checkpoints),
+        ("checkpoint_bytes", stats.segment_bytes - before.segment_bytes),
+        ("lock_requests", locks.requests - locks_before.requests),
+        ("lock_conflicts", locks.conflicts - locks_before.conflicts),
+        ("lock_objects_contended", locks.contended - locks_before.contended),
+        ("lock_objects_contended_waiting", locks.contended_waiting - locks_before.contended_waiting),
+        ("lock_objects_contended_foreseen", locks.contended_foreseen - locks_before.contended_foreseen),
+        ("lock_fights", locks.fights - locks_before.fights),
+        ("time_lock_fights_ns", locks.fights_ns - locks_before.fights_ns),
+        ("lock_grants_waited", locks.waited - locks_before.waited),
+        ("lock_nodes_visited", locks.nodes.wrapping_sub(locks_before.nodes)),
+        ("tokens_held", target.tokens.count() as u64),
+    ]
+    .map(|(name, n)| (name.to_string(), n))
+    .into();
+    let (held, waiting) = target.file_locks.count();
+    all.push(("file_locks_held".into(), held as u64));
+    all.push(("file_locks_waiting".into(), waiting as u64));
+    // The worker's own counts are told once, by its first target.
+    if worker.first_target() == Some(target.id) {
+        all.extend(worker.counters.read(reset));
+    }
+    all
+}
