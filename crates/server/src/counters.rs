@@ -7,14 +7,94 @@ macro_rules! counters {
     ($($field:ident = $name:literal, $doc:literal;)*) => {
         /// Counts of one worker; read out and summed over workers by `Request::Counters`.
         #[derive(Default)]
-        pub struct Counters { $(#[doc = $doc] pub $field: Cell<u64>,)* }
+        pub struct Counters {
+            $(#[doc = $doc] pub $field: Cell<u64>,)*
+            /// Distributions.
+            pub histograms: Histograms,
+        }
         impl Counters {
             /// Names and values, in the order of the table; `reset` starts again from zero.
             pub fn read(&self, reset: bool) -> Vec<(String, u64)> {
-                vec![$(($name.to_string(), if reset { self.$field.take() } else { self.$field.get() }),)*]
+                let mut all =
+                    vec![$(($name.to_string(), if reset { self.$field.take() } else { self.$field.get() }),)*];
+                self.histograms.read(reset, &mut all);
+                all
             }
         }
     };
+}
+
+/// Buckets of a histogram: up to 2^39, some 10 minutes in ns or 512 GiB.
+const BUCKETS: usize = 40;
+
+/// How often values were met, by powers of two: bucket `k` counts those above 2^(k-1) up to 2^k.
+pub struct Histogram([Cell<u64>; BUCKETS]);
+
+impl Default for Histogram {
+    fn default() -> Histogram {
+        Histogram([const { Cell::new(0) }; BUCKETS])
+    }
+}
+
+impl Histogram {
+    /// Counts a value.
+    #[inline]
+    pub fn note(&self, value: u64) {
+        let bucket = (u64::BITS - value.saturating_sub(1).leading_zeros()) as usize;
+        add(&self.0[bucket.min(BUCKETS - 1)], 1);
+    }
+
+    /// Adds a row `NAME_to_BOUND` for each bucket that has counted something.
+    fn read(&self, name: &str, reset: bool, rows: &mut Vec<(String, u64)>) {
+        for (k, bucket) in self.0.iter().enumerate() {
+            let n = if reset { bucket.take() } else { bucket.get() };
+            if n > 0 {
+                rows.push((format!("{name}_to_{}", 1u64 << k), n));
+            }
+        }
+    }
+}
+
+/// Distributions of reads or of writes.
+#[derive(Default)]
+pub struct Sizes {
+    /// Payload bytes of each request.
+    pub request_bytes: Histogram,
+    /// Disk requests that one request became: fragments of what it asked for.
+    pub disk_pieces: Histogram,
+    /// Bytes of each disk request of file data.
+    pub disk_bytes: Histogram,
+    /// Time of the disk for all pieces of a request, us.
+    pub disk_us: Histogram,
+}
+
+impl Sizes {
+    /// Counts a request and the lengths of the disk requests that it becomes; none if it needs no disk.
+    pub fn note(&self, request_bytes: u64, pieces: impl ExactSizeIterator<Item = usize>) {
+        self.request_bytes.note(request_bytes);
+        self.disk_pieces.note(pieces.len() as u64);
+        pieces.for_each(|len| self.disk_bytes.note(len as u64));
+    }
+}
+
+/// Distributions of a worker's requests for file data, as `brw_stats` of Lustre has them.
+#[derive(Default)]
+pub struct Histograms {
+    /// Of reads.
+    pub read: Sizes,
+    /// Of writes.
+    pub write: Sizes,
+}
+
+impl Histograms {
+    fn read(&self, reset: bool, rows: &mut Vec<(String, u64)>) {
+        for (way, sizes) in [("read", &self.read), ("write", &self.write)] {
+            sizes.request_bytes.read(&format!("histogram_request_bytes_{way}"), reset, rows);
+            sizes.disk_pieces.read(&format!("histogram_disk_pieces_{way}"), reset, rows);
+            sizes.disk_bytes.read(&format!("histogram_disk_bytes_{way}"), reset, rows);
+            sizes.disk_us.read(&format!("histogram_disk_us_{way}"), reset, rows);
+        }
+    }
 }
 
 counters! {
@@ -98,7 +178,9 @@ impl Counters {
             Request::Write { .. } | Request::PagesWrite { .. } => &self.write,
             Request::WriteBatch { .. } => &self.write_batch,
             Request::ReadBatch { .. } => &self.read_batch,
-            Request::Punch { .. } | Request::Allocate { .. } | Request::DataMap { .. } => &self.space,
+            Request::Punch { .. } | Request::Allocate { .. } | Request::DataMap { .. } | Request::Extents { .. } => {
+                &self.space
+            }
             Request::Sync => &self.sync,
             Request::LockEnqueue { .. }
             | Request::GroupLock { .. }
@@ -116,5 +198,36 @@ impl Counters {
             _ => &self.other,
         };
         add(count, 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: values land in the bucket whose bound is the next power of two; a reset empties. Method: by hand.
+    #[test]
+    fn powers_of_two() {
+        let counters = Counters::default();
+        let sizes = &counters.histograms.write;
+        sizes.note(4096, [4096, 1].into_iter());
+        sizes.note(4097, [].into_iter());
+        sizes.disk_us.note(u64::MAX);
+        let rows = |reset| {
+            let all = counters.read(reset);
+            let rows = all.into_iter().filter_map(|(name, n)| Some((name.strip_prefix("histogram_")?.to_string(), n)));
+            rows.collect::<Vec<_>>()
+        };
+        let want = [
+            ("request_bytes_write_to_4096", 1),
+            ("request_bytes_write_to_8192", 1),
+            ("disk_pieces_write_to_1", 1),
+            ("disk_pieces_write_to_2", 1),
+            ("disk_bytes_write_to_1", 1),
+            ("disk_bytes_write_to_4096", 1),
+            ("disk_us_write_to_549755813888", 1),
+        ];
+        assert_eq!(rows(true), want.map(|(name, n)| (name.to_string(), n)));
+        assert_eq!(rows(false), []);
     }
 }

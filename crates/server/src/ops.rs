@@ -57,6 +57,7 @@ fn is_repeatable(op: &Request) -> bool {
             | Request::StatFs
             | Request::Read { .. }
             | Request::DataMap { .. }
+            | Request::Extents { .. }
             | Request::PagesRead { .. }
             | Request::Sync
             | Request::Spread { .. }
@@ -232,6 +233,7 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
             Box::pin(cx.allocate(object, range, generation, server_lock)).await
         }
         Request::DataMap { object, offset, runs_max } => cx.data_map(object, offset, runs_max).await,
+        Request::Extents { object, offset, extents_max } => cx.extents(object, offset, extents_max).await,
         Request::Sync => cx.sync().await,
         Request::Spread { ino } => cx.spread(ino).await,
         Request::LockEnqueue { object, mode, range, extent } => cx.lock_enqueue(object, mode, range, extent).await,

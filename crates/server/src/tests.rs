@@ -254,6 +254,7 @@ fn target_of(op: &Request, pool: u16) -> TargetId {
         | Request::Punch { object, .. }
         | Request::Allocate { object, .. }
         | Request::DataMap { object, .. }
+        | Request::Extents { object, .. }
         | Request::GroupLock { object, .. }
         | Request::LockEnqueue { object, .. } => object_target(*object, pool),
         _ => TargetId(0),
@@ -298,7 +299,8 @@ impl Client {
             | Request::Write { object, .. }
             | Request::Punch { object, .. }
             | Request::Allocate { object, .. }
-            | Request::DataMap { object, .. } => vec![object.ino],
+            | Request::DataMap { object, .. }
+            | Request::Extents { object, .. } => vec![object.ino],
             Request::Spread { ino } => vec![*ino],
             Request::WriteBatch { parts } => parts.iter().map(|p| p.object.ino).collect(),
             _ => Vec::new(),

@@ -3,7 +3,8 @@
 use crate::cluster::ClusterMap;
 use crate::file_lock::FileLockSpec;
 use crate::view::{
-    DirEntry, DirectoryAfter, FileAhead, InodeView, ServerStatus, SessionStatus, TargetSpace, TargetStatus, Tokens,
+    DirEntry, DirectoryAfter, ExtentView, FileAhead, InodeView, ServerStatus, SessionStatus, TargetSpace, TargetStatus,
+    Tokens,
 };
 use amphi_types::{ByteRange, Errno, Ino, ObjectId, TargetId, TokenKey};
 use serde::{Deserialize, Serialize};
@@ -60,6 +61,17 @@ pub enum Reply {
         runs: Vec<ByteRange>,
         /// Up to here these are all there are; `None`: to the end of the object.
         known_to: Option<u64>,
+    },
+    /// Where an object lies.
+    Extents {
+        /// Extents of the whole object.
+        total: u64,
+        /// Bytes that they hold on the storage.
+        bytes: u64,
+        /// Those from the offset on, ascending; the first may begin before it.
+        extents: Vec<ExtentView>,
+        /// Whether more follow.
+        more: bool,
     },
     /// The name of the note that a target keeps of pages that were left; never given again.
     PagesLeft(u64),

@@ -244,6 +244,15 @@ pub enum Request {
         /// So many runs at most; the server gives no more than `DATA_RUNS_MAX`.
         runs_max: u32,
     },
+    /// `Extents`: where an object lies on its target's storage, from `offset` on.
+    Extents {
+        /// Object.
+        object: ObjectId,
+        /// Where to start, bytes of the file.
+        offset: u64,
+        /// So many extents at most; the server gives no more than `EXTENTS_MAX`. 0: only their number.
+        extents_max: u32,
+    },
     /// `Done`: everything this target answered before is on stable storage.
     Sync,
     /// `Inode`: the file is about to have data beyond stripe 0; from now to the last writer's close the owner
@@ -482,6 +491,9 @@ pub const BATCH_PARTS_MAX: usize = 512;
 
 /// Runs of one object in an answer to `DataMap`: 64 KiB of it.
 pub const DATA_RUNS_MAX: u32 = 4096;
+
+/// Extents in an answer to `Extents`: 60 KiB of it.
+pub const EXTENTS_MAX: u32 = 2048;
 
 /// One of the files of `Request::ReadBatch`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -146,3 +146,16 @@ pub struct ServerStatus {
     /// Its targets, as it said last; empty for a server that has not said yet since the master started.
     pub targets: Vec<TargetStatus>,
 }
+
+/// Neighbouring bytes of a file that lie in neighbouring blocks of its target's storage. All in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExtentView {
+    /// Where it begins in the file.
+    pub offset: u64,
+    /// Length.
+    pub len: u64,
+    /// Where it begins in the zone.
+    pub address: u64,
+    /// Whether it holds data; otherwise it is preallocated and reads as zeros.
+    pub written: bool,
+}

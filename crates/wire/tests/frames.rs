@@ -102,6 +102,7 @@ fn requests() -> Vec<Request> {
         Request::Punch { object, range, generation: 1, mtime, server_lock: true },
         Request::Allocate { object, range, generation: 1, server_lock: true },
         Request::DataMap { object, offset: u64::MAX, runs_max: u32::MAX },
+        Request::Extents { object, offset: u64::MAX, extents_max: u32::MAX },
         Request::PagesLeft { ino },
         Request::PagesTaken { ino, left: u64::MAX },
         Request::PagesRead { object, range, left: u64::MAX },
@@ -155,6 +156,15 @@ fn replies() -> Vec<Reply> {
         Reply::FilesAhead(vec![Err(Errno::Again)]),
         Reply::DataMap { runs: vec![ByteRange::ALL; DATA_RUNS_MAX as usize], known_to: Some(u64::MAX) },
         Reply::DataMap { runs: Vec::new(), known_to: None },
+        Reply::Extents {
+            total: u64::MAX,
+            bytes: u64::MAX,
+            extents: vec![
+                ExtentView { offset: u64::MAX, len: u64::MAX, address: u64::MAX, written: true };
+                EXTENTS_MAX as usize
+            ],
+            more: true,
+        },
         Reply::PagesLeft(u64::MAX),
         Reply::Locked { lock: 1, range: ByteRange::ALL },
         Reply::Locks(vec![1, 2, 3]),

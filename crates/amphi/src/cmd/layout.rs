@@ -1,9 +1,13 @@
 //! `amphi layout`: how the data of files is laid over targets, and which way their I/O goes.
 
 use crate::control;
-use crate::failure::Outcome;
+use crate::failure::{During, Failure, Outcome};
+use crate::size;
 use clap::{Args, Subcommand};
 use rustix::io::Errno;
+use serde::Deserialize;
+use std::fmt::Write;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// Show or set data layout and I/O mode of files and directories.
@@ -15,8 +19,11 @@ pub struct Layout {
 
 #[derive(Subcommand, Debug)]
 enum Action {
-    /// Print layout and I/O mode
+    /// Print layout and I/O mode, and of files where their data lies
     Get {
+        /// Each extent of a file: offset in the file, length, target, address in the target's zone
+        #[arg(long)]
+        extents: bool,
         /// Files or directories
         #[arg(required = true)]
         paths: Vec<PathBuf>,
@@ -39,11 +46,14 @@ impl Layout {
     /// Shows or sets, path by path.
     pub fn run(self) -> Outcome {
         match self.action {
-            Action::Get { paths } => {
+            Action::Get { extents, paths } => {
                 for path in paths {
                     let layout = control::read(&path, "user.amphi.layout")?;
                     let mode = control::read(&path, "user.amphi.mode")?;
                     println!("{}: layout {layout} mode {mode}", path.display());
+                    if path.is_file() {
+                        print!("{}", placement(&path, extents)?);
+                    }
                 }
             }
             Action::Set { layout, mode, paths } => {
@@ -54,6 +64,59 @@ impl Layout {
         }
         Ok(())
     }
+}
+
+/// One object of a file.
+#[derive(Deserialize)]
+struct Object {
+    stripe: u32,
+    target: u16,
+    extents: u64,
+    bytes: u64,
+}
+
+/// The objects of a file.
+#[derive(Deserialize)]
+struct Objects {
+    objects: Vec<Object>,
+    more: bool,
+}
+
+/// Some extents of an object: offset, length, address, whether written.
+#[derive(Deserialize)]
+struct Extents {
+    extents: Vec<(u64, u64, u64, bool)>,
+    more: bool,
+}
+
+fn parsed<T: serde::de::DeserializeOwned>(path: &Path, name: &str) -> Outcome<T> {
+    let text = control::read(path, name)?;
+    serde_json::from_str(&text).map_err(|e| Failure::broken(format!("{}: {name}: {e}", path.display())))
+}
+
+/// Where the data of a file lies: a line for each object that has any, and for each extent if they are asked for.
+fn placement(path: &Path, each: bool) -> Outcome<String> {
+    // Targets tell it to mounts that have the file open.
+    let _open = File::open(path).during(|| format!("open {}", path.display()))?;
+    let all: Objects = parsed(path, "user.amphi.extents")?;
+    let mut out = String::new();
+    for o in all.objects.iter().filter(|o| o.extents > 0) {
+        let s = if o.extents == 1 { "" } else { "s" };
+        let _ = writeln!(out, "  target {:<4} {:>9} in {} extent{s}", o.target, size::show(o.bytes), o.extents);
+        let mut at = Some(0).filter(|_| each);
+        while let Some(from) = at {
+            let part: Extents = parsed(path, &format!("user.amphi.extents.{}.{from}", o.stripe))?;
+            for (offset, len, address, written) in &part.extents {
+                let note = if *written { "" } else { " preallocated" };
+                let _ = writeln!(out, "    {offset:>15} {len:>12} at {address}{note}");
+            }
+            at = part.extents.last().filter(|_| part.more).map(|(offset, len, ..)| offset + len);
+        }
+    }
+    if all.more {
+        let _ = writeln!(out, "  and more targets");
+    }
+    Ok(out)
 }
 
 fn set(path: &Path, layout: Option<&str>, mode: Option<&str>) -> Outcome {

@@ -2,8 +2,10 @@
 
 use crate::control;
 use crate::failure::{Failure, Outcome};
+use crate::size;
 use clap::Args;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -18,6 +20,9 @@ pub struct Stats {
     /// By job: what the environment of the process that opened a file names (`--job-env` of the mount)
     #[arg(long)]
     jobs: bool,
+    /// What the servers have counted: requests, and sizes and times of the disk's
+    #[arg(long, conflicts_with_all = ["jobs", "reset"])]
+    servers: bool,
     /// Start all counters of the mount and of its jobs again from zero after printing
     #[arg(long)]
     reset: bool,
@@ -27,6 +32,12 @@ impl Stats {
     /// Prints, then resets if asked.
     pub fn run(self) -> Outcome {
         let path = control::find_mount(self.path, "")?;
+        if self.servers {
+            let rows = control::read(&path, "user.amphi.counters.server")?;
+            let text = if self.json { servers_json(&rows).to_string() + "\n" } else { servers(&rows) };
+            print!("{text}");
+            return Ok(());
+        }
         let text = match (self.jobs, self.json) {
             (true, true) => json!({ "jobs": jobs(&path)? }).to_string(),
             (true, false) => render(&jobs(&path)?),
@@ -78,6 +89,56 @@ fn jobs(path: &Path) -> Outcome<Vec<Value>> {
     }
 }
 
+/// Lines `name value`.
+fn rows(text: &str) -> impl Iterator<Item = (&str, u64)> {
+    text.lines().filter_map(|line| line.split_once(' ')).filter_map(|(name, n)| Some((name, n.parse().ok()?)))
+}
+
+/// The parts of a histogram's name: what, `read` or `write`, the upper bound of the bucket.
+fn bucket(name: &str) -> Option<(&str, &str, u64)> {
+    let (name, bound) = name.strip_prefix("histogram_")?.rsplit_once("_to_")?;
+    let (what, way) = name.rsplit_once('_')?;
+    Some((what, way, bound.parse().ok()?))
+}
+
+fn servers_json(text: &str) -> Value {
+    Value::Object(rows(text).map(|(name, n)| (name.to_string(), n.into())).collect())
+}
+
+/// Counters first, then each distribution as a table of its own: reads and writes up to each power of two.
+fn servers(text: &str) -> String {
+    let (mut out, mut all) = (String::new(), BTreeMap::<&str, BTreeMap<u64, [u64; 2]>>::new());
+    for (name, n) in rows(text) {
+        match bucket(name) {
+            Some((what, way, bound)) => {
+                all.entry(what).or_default().entry(bound).or_default()[usize::from(way == "write")] += n;
+            }
+            None if n > 0 => {
+                let _ = writeln!(out, "{name:<33} {n}");
+            }
+            None => {}
+        }
+    }
+    for (what, buckets) in all {
+        let sum = |way: usize| buckets.values().map(|n| n[way]).sum::<u64>();
+        let sums = [sum(0), sum(1)];
+        let (title, as_size) = match what {
+            "request_bytes" => ("bytes of a request, up to", true),
+            "disk_pieces" => ("disk requests of a request, up to", false),
+            "disk_bytes" => ("bytes of a disk request, up to", true),
+            "disk_us" => ("microseconds of the disk for a request, up to", false),
+            other => (other, false),
+        };
+        let _ = writeln!(out, "\n{title:<46} {:>10} {:>4} {:>10} {:>4}", "reads", "%", "writes", "%");
+        for (bound, counts) in &buckets {
+            let bound = if as_size { size::show(*bound) } else { bound.to_string() };
+            let share = |way: usize| (100 * counts[way]).checked_div(sums[way]).unwrap_or(0);
+            let _ = writeln!(out, "{bound:>46} {:>10} {:>4} {:>10} {:>4}", counts[0], share(0), counts[1], share(1));
+        }
+    }
+    out
+}
+
 /// A line for each job, its requests by reason below.
 fn render(jobs: &[Value]) -> String {
     let mut out = String::new();
@@ -95,6 +156,22 @@ fn render(jobs: &[Value]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: what people see of the servers' counters: those that have counted, and tables of their distributions.
+    /// Method: some rows by hand.
+    #[test]
+    fn servers_are_shown() {
+        let text = "evictions 0\nrequest_read 7\nhistogram_disk_bytes_read_to_4096 3\n\
+                    histogram_disk_bytes_write_to_1048576 5\nhistogram_disk_bytes_read_to_8192 1\n";
+        let shown = servers(text);
+        let lines: Vec<Vec<&str>> = shown.lines().map(|l| l.split_whitespace().collect()).collect();
+        assert_eq!(lines[0], ["request_read", "7"]);
+        assert_eq!(lines[2][..6], ["bytes", "of", "a", "disk", "request,", "up"]);
+        assert_eq!(lines[3], ["4", "KiB", "3", "75", "0", "0"]);
+        assert_eq!(lines[4], ["8", "KiB", "1", "25", "0", "0"]);
+        assert_eq!(lines[5], ["1", "MiB", "0", "0", "5", "100"]);
+        assert_eq!(servers_json(text)["histogram_disk_bytes_read_to_8192"], 1);
+    }
 
     /// Goal: what people see of jobs. Method: one with requests and one without.
     #[test]

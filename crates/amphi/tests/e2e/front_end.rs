@@ -44,6 +44,23 @@ fn an_operators_story() {
         "inherited: {layout}"
     );
     assert!(fs::read(place.mount().join("d/f")).expect("read") == pattern(3, 1 << 20));
+    let lies = text(&["layout", "get", "--extents", &format!("{m}/d/f")]);
+    let rows = lies.lines().filter_map(|l| l.strip_prefix("    ")).filter(|l| l.contains(" at "));
+    let mut bytes: Vec<(u64, u64)> = rows
+        .map(|l| l.split_whitespace().map(|word| word.parse().unwrap_or_default()).collect::<Vec<u64>>())
+        .map(|numbers| (numbers[0], numbers[1]))
+        .collect();
+    bytes.sort_unstable();
+    let behind = bytes.iter().fold(0, |end, (at, len)| if *at == end { end + len } else { u64::MAX });
+    assert_eq!(behind, 1 << 20, "the extents of the file one behind the other: {lies}");
+    assert_eq!(lies.lines().filter(|l| l.starts_with("  target")).count(), 3, "{lies}");
+
+    let servers = text(&["stats", "--servers", &m]);
+    assert!(servers.contains("request_write ") && servers.contains("bytes of a disk request, up to"), "{servers}");
+    let json: serde_json::Value = serde_json::from_str(&text(&["stats", "--servers", "--json", &m])).expect("JSON");
+    let disk =
+        json.as_object().expect("rows").iter().filter(|(name, _)| name.starts_with("histogram_disk_bytes_write"));
+    assert_eq!(disk.filter_map(|(_, n)| n.as_u64()).sum::<u64>(), json["data_disk_writes"].as_u64().expect("count"));
 
     let status = text(&["status", &m]);
     assert!(status.lines().filter(|l| l.contains("target")).count() >= 4, "{status}");

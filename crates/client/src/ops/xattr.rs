@@ -2,11 +2,12 @@
 //!
 //! Virtual, shown and set by whoever may: `user.amphi.layout` (`striped,size=1M,count=4`, `growing`, `whole`) and
 //! `user.amphi.mode` (`auto`, `buffered`, `direct`); `user.amphi.counters` and `.counters.json` (read, requests by reason, locks and messages of a
-//! file that is open or cached here).
+//! file that is open or cached here), `user.amphi.extents` (read, where it lies: see `extents`).
 //! None of them is listed: who copies all attributes of a file shall not take its place along, nor fail where another one is.
 //! Hidden, on any inode, for the super-user and the owner of the mount: see `control`.
 
 mod control;
+mod extents;
 mod layout;
 
 use super::done_reply;
@@ -23,6 +24,7 @@ use amphi_wire::{InodeView, Reply, Request, XattrMode};
 use std::sync::Arc;
 
 const PREFIX: &[u8] = b"user.amphi.";
+const EXTENTS: &[u8] = b"extents";
 /// The attribute that gives capabilities to whoever runs a file.
 const CAPABILITY: &[u8] = b"security.capability";
 
@@ -50,6 +52,15 @@ pub(crate) async fn get(core: Arc<Core>, ctx: Ctx, ino: Ino, name: Vec<u8>) -> R
                 let stats = known.or_else(|| core.files.closed.get(ino)).ok_or(Errno::NoData)?;
                 let text = if own == b"counters" { stats.text() } else { stats.json() };
                 Ok(text.into_bytes())
+            }
+            own if own.starts_with(EXTENTS) => {
+                let view = view(&core, &ctx, ino).await?;
+                if view.attr.kind != Kind::File {
+                    return Err(Errno::NoData);
+                }
+                let of = std::str::from_utf8(&own[EXTENTS.len()..]).map_err(|_| Errno::NoData)?;
+                let of = if of.is_empty() { None } else { Some(of.strip_prefix('.').ok_or(Errno::NoData)?) };
+                extents::get(&core, &view, of).await
             }
             own => control::get(&core, &ctx, own).await,
         };

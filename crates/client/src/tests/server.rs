@@ -380,6 +380,10 @@ impl Server {
                 let known_to = blocks.iter().nth(runs_max).map(|run| run.start);
                 Reply::DataMap { runs: blocks.iter().take(runs_max).collect(), known_to }
             }
+            Request::Extents { object, .. } => {
+                let bytes = self.objects.get(&object).map_or(0, |o| o.data.iter().map(|run| run.len()).sum());
+                Reply::Extents { total: 0, bytes, extents: Vec::new(), more: false }
+            }
             Request::Sync
             | Request::Goodbye
             | Request::Revoked { .. }

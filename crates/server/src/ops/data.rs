@@ -20,13 +20,13 @@ use crate::target::gate::Hold;
 use crate::target::shared_blocks::{Edge, Image};
 use crate::target::span_gate::SpanGuard;
 use crate::worker::request::Cx;
-use amphi_data::{DataStore, Fresh, Preallocate, TrimPlan, WritePlan};
+use amphi_data::{DataStore, Extent, Fresh, Preallocate, TrimPlan, WritePlan};
 use amphi_dlm::Mode;
 use amphi_env::{Buf, Disk, Env};
 use amphi_types::item::Txn;
 use amphi_types::limits::{BLOCK, FILE_MAX, PAYLOAD_MAX};
 use amphi_types::{ByteRange, Errno, ObjectId, Result, SetAttr, Timespec};
-use amphi_wire::{DATA_RUNS_MAX, Reply};
+use amphi_wire::{DATA_RUNS_MAX, EXTENTS_MAX, ExtentView, Reply};
 use amphi_zone::{Lsn, Order};
 use futures_util::future::join_all;
 use smallvec::SmallVec;
@@ -107,8 +107,12 @@ impl<E: Env> Cx<E> {
             payload::push(&mut pieces, Piece { at, len, disk: self.target.block_address(physical) });
         }
         add(&self.worker.counters.data_reads, pieces.len() as u64);
+        let sizes = &self.worker.counters.histograms.read;
+        sizes.note(plan.range.len(), pieces.iter().map(|p| p.len));
+        let since_ns = self.worker.now_ns();
         let (result, mut buf) = payload::read_pieces(&self.target.reads, &*self.target.disk, buf, &pieces).await;
         result.map_err(|e| self.target.disk_error("read", &e))?;
+        sizes.disk_us.note(self.worker.now_ns().saturating_sub(since_ns) / 1000);
         buf.set_window(pad..pad + plan.range.len() as usize);
         add(&self.worker.counters.read_bytes, plan.range.len());
         Ok((Reply::Data, Some(buf)))
@@ -210,7 +214,8 @@ impl<E: Env> Cx<E> {
                 return Err(e);
             }
         };
-        self.lap(&mut since_ns, &self.worker.counters.write_disk_ns);
+        let disk_ns = self.lap(&mut since_ns, &self.worker.counters.write_disk_ns);
+        self.worker.counters.histograms.write.disk_us.note(disk_ns / 1000);
         let order = if plan.points_at_new_data() { Order::AfterData } else { Order::Plain };
         let reply = Reply::Written { roomy: self.is_roomy() };
         let lsn = {
@@ -254,13 +259,15 @@ impl<E: Env> Cx<E> {
         if self.target.tokens.on() { Fresh::Written } else { Fresh::Needed }
     }
 
-    /// Counts the time since `since_ns`, as a part of what a write takes; from now on counts the next part.
-    fn lap(&self, since_ns: &mut u64, part: &Cell<u64>) {
+    /// Counts the time since `since_ns`, as a part of what a write takes, and tells it, ns; from now on
+    /// counts the next part.
+    fn lap(&self, since_ns: &mut u64, part: &Cell<u64>) -> u64 {
         let now_ns = self.worker.now_ns();
         let passed = now_ns.saturating_sub(*since_ns);
         add(part, passed);
         add(&self.worker.counters.write_ns, passed);
         *since_ns = now_ns;
+        passed
     }
 
     /// Plans a write that may have other writes before it in the blocks at its edges.
@@ -395,6 +402,7 @@ impl<E: Env> Cx<E> {
         }
         self.lap(since_ns, &self.worker.counters.write_edges_ns);
         add(&self.worker.counters.data_writes, pieces.len() as u64);
+        self.worker.counters.histograms.write.note(plan.range.len(), pieces.iter().map(|p| p.len));
         payload::write_pieces(&*self.target.disk, buf, &pieces)
             .await
             .map_err(|e| self.target.disk_error("write", &e))?;
@@ -528,6 +536,24 @@ impl<E: Env> Cx<E> {
         let runs_max = runs_max.clamp(1, DATA_RUNS_MAX) as usize;
         let (runs, known_to) = self.target.data.borrow().data_runs(object, offset, runs_max);
         Ok(Reply::DataMap { runs, known_to })
+    }
+
+    /// `Request::Extents`.
+    pub async fn extents(&self, object: ObjectId, offset: u64, extents_max: u32) -> Result<Reply> {
+        self.check_object(object, Touch::Look).await?;
+        let most = extents_max.min(EXTENTS_MAX) as usize;
+        let data = self.target.data.borrow();
+        let view = |(block, extent): (u64, Extent)| ExtentView {
+            offset: block * BLOCK,
+            len: u64::from(extent.blocks) * BLOCK,
+            address: self.target.block_address(extent.physical),
+            written: extent.written,
+        };
+        let mut found = data.extents(object).map(view).filter(|e| e.offset + e.len > offset);
+        let extents: Vec<ExtentView> = found.by_ref().take(most).collect();
+        let more = found.next().is_some();
+        let (total, bytes) = data.extents(object).fold((0, 0), |(n, sum), e| (n + 1, sum + view(e).len));
+        Ok(Reply::Extents { total, bytes, extents, more })
     }
 
     /// `Request::Sync`.

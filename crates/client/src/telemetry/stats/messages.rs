@@ -43,6 +43,7 @@ fn ino_of(op: &Request) -> Option<Ino> {
         | Request::Punch { object, .. }
         | Request::Allocate { object, .. }
         | Request::DataMap { object, .. }
+        | Request::Extents { object, .. }
         | Request::LockEnqueue { object, .. }
         | Request::GroupLock { object, .. } => Some(object.ino),
         Request::GetAttr { ino }

@@ -1,0 +1,64 @@
+//! Where a file lies: `user.amphi.extents` (JSON, a summary for each object) and `user.amphi.extents.STRIPE.OFFSET`
+//! (JSON, the extents of one object from a byte of the file on, 1,000 at most).
+//!
+//! Owns: asking the targets, the text. Does not own: how it is shown (`amphi layout get`). What this mount has not
+//! written back yet is written first; what others change meanwhile shows or does not. The file has to be open here.
+
+use crate::core::{Core, unexpected};
+use crate::inode::table;
+use crate::writeback::flush;
+use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, Result};
+use amphi_wire::{ExtentView, InodeView, Reply, Request};
+use futures_util::future::join_all;
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// Extents of one answer: their text is below the 64 KiB of an attribute.
+const SHOWN_MAX: u32 = 1000;
+/// Objects of a summary: their text is below the 64 KiB of an attribute.
+const OBJECTS_MAX: u32 = 512;
+
+struct Lies {
+    total: u64,
+    bytes: u64,
+    extents: Vec<ExtentView>,
+    more: bool,
+}
+
+async fn ask(core: &Core, view: &InodeView, stripe: u32, offset: u64, extents_max: u32) -> Result<Lies> {
+    let object = ObjectId { ino: view.attr.ino, stripe };
+    let op = Request::Extents { object, offset, extents_max };
+    match core.call(view.layout.target(view.attr.ino, stripe), &Cred::root(), op).await? {
+        Reply::Extents { total, bytes, extents, more } => Ok(Lies { total, bytes, extents, more }),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// The value of `extents`, or of `extents.STRIPE.OFFSET` for what follows the first dot.
+pub(super) async fn get(core: &Arc<Core>, view: &InodeView, of: Option<&str>) -> Result<Vec<u8>> {
+    let ino: Ino = view.attr.ino;
+    if let Some(known) = table::use_known(core, ino) {
+        flush::flush(core, known.file(), ByteRange::ALL).await;
+    }
+    let stripes = view.layout.stripes_below(view.attr.size.max(1));
+    let mut text = String::new();
+    if let Some(of) = of {
+        let (stripe, offset) = of.split_once('.').ok_or(Errno::NoData)?;
+        let stripe = stripe.parse().ok().filter(|s| *s < stripes).ok_or(Errno::NoData)?;
+        let lies = ask(core, view, stripe, offset.parse().map_err(|_| Errno::NoData)?, SHOWN_MAX).await?;
+        let rows = lies.extents.iter().map(|e| format!("[{},{},{},{}]", e.offset, e.len, e.address, e.written));
+        let _ = write!(text, "{{\"extents\":[{}],\"more\":{}}}", rows.collect::<Vec<_>>().join(","), lies.more);
+        return Ok(text.into_bytes());
+    }
+    let asked = (0..stripes.min(OBJECTS_MAX)).map(|stripe| ask(core, view, stripe, 0, 0));
+    let mut rows = Vec::new();
+    for (stripe, lies) in (0u32..).zip(join_all(asked.collect::<Vec<_>>()).await) {
+        let (lies, target) = (lies?, view.layout.target(ino, stripe).0);
+        rows.push(format!(
+            "{{\"stripe\":{stripe},\"target\":{target},\"extents\":{},\"bytes\":{}}}",
+            lies.total, lies.bytes
+        ));
+    }
+    let _ = write!(text, "{{\"objects\":[{}],\"more\":{}}}", rows.join(","), stripes > OBJECTS_MAX);
+    Ok(text.into_bytes())
+}
