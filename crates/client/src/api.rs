@@ -99,6 +99,17 @@ pub trait KernelPages: Send + Sync + 'static {
     fn drop_overwritten(&self, ino: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>);
 }
 
+/// Closes of descriptors as a front end hears of them: it may know of one before the locks of the open file are its to
+/// give up.
+pub trait Closes: Send + Sync + 'static {
+    /// If descriptors through which locks on the file were taken are being closed, `done` is called, on any thread, when
+    /// their locks have been given up. Returns the number of the wait.
+    fn closing(&self, ino: Ino, done: Box<dyn FnOnce() + Send>) -> Option<u64>;
+
+    /// A wait was in vain: what seemed to be closed has other descriptors.
+    fn in_vain(&self, wait: u64);
+}
+
 /// How a file is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenFlags {

@@ -103,6 +103,11 @@ impl Client {
         self.core.company.set_pages(pages);
     }
 
+    /// Whoever hears of closes before locks are given up; `None` ends that.
+    pub fn set_closes(&self, closes: Option<Arc<dyn Closes>>) {
+        self.core.file_locks.set_closes(closes);
+    }
+
     /// Whether [`IoHalf::run`] has ended.
     pub fn is_stopped(&self) -> bool {
         self.core.stopped.load(Ordering::Acquire)

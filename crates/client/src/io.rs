@@ -124,6 +124,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
             }
             Push::GroupLockNews { .. } => self.core.group_news.ring(),
             Push::FileLockNews { number } => self.core.file_locks.news(number),
+            Push::FileLockClosing { id, ino } => file_locks::closing(&self.core, ino, id),
             Push::Map { epoch } => {
                 if let Some(links) = self.links.upgrade() {
                     links.announced(epoch);

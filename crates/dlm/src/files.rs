@@ -34,6 +34,9 @@ use std::fmt;
 /// Highest offset a lock reaches, `OFFSET_MAX` of Linux: a lock up to here goes on to the end of every file.
 const OFFSET_MAX: u64 = i64::MAX as u64;
 
+/// Locks in the way of one that [`FileLocks::holders`] looks at, of each kind.
+const HOLDERS_LOOKED_AT: usize = 256;
+
 /// Tunables of the file locks of one server.
 #[derive(Clone, Copy, Debug)]
 pub struct FileLockLimits {
@@ -414,6 +417,22 @@ impl FileLocks {
             let piece = self.pieces.get(&(party, lock.ino, entry.range.start))?;
             Some(self.lock(party, lock.ino, entry.range.start, piece))
         }))
+    }
+
+    /// Sessions other than the owner's that hold something in the way of `lock`: `max` of them at most, and of a crowd of
+    /// locks only those that the first [`HOLDERS_LOOKED_AT`] of each kind belong to.
+    pub fn holders(&self, lock: &FileLock, max: usize) -> Vec<SessionId> {
+        let Ok(range) = range_of(lock) else { return Vec::new() };
+        let Some(file) = self.files.get(&(lock.ino, lock.owner.family.table())) else { return Vec::new() };
+        let search = Search::overlap(range, exempt(self.owners.get(&lock.owner).copied()));
+        let mut sessions = BTreeSet::new();
+        for tree in conflicting(lock.kind) {
+            let mut found = Vec::new();
+            self.forest.first(file.held[tree], &search, HOLDERS_LOOKED_AT, &mut found);
+            let owners = found.iter().filter_map(|entry| self.parties.get(&Party(entry.session.0)));
+            sessions.extend(owners.map(|state| state.owner.session).filter(|session| *session != lock.owner.session));
+        }
+        sessions.into_iter().take(max).collect()
     }
 
     /// Takes in a lock that its owner held before the server restarted, before new requests are taken.

@@ -284,12 +284,14 @@ impl FileSystem for ClientFs {
     fn mounted(&self, notifier: Notifier, limits: &Limits) {
         self.kernel_view.mounted(notifier.clone());
         self.client.set_pages(self.pages.start(notifier));
+        self.client.set_closes(Some(self.file_locks.clone()));
         let by_pages = (limits.pages_max.saturating_sub(1) * 4096).max(4096);
         self.request_max_bytes.store(limits.write_max_bytes.min(by_pages), Relaxed);
     }
 
     fn unmounted(&self) {
         self.client.set_pages(None);
+        self.client.set_closes(None);
         self.pages.stop();
         self.handles.clear();
     }

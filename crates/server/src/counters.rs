@@ -145,6 +145,7 @@ counters! {
     glimpses = "glimpses", "Questions to clients that write a file.";
     file_lock_waits = "file_lock_waits", "Requests for locks of applications that were told to wait.";
     file_lock_news = "file_lock_news", "Requests for locks of applications that were told to ask again.";
+    file_lock_closings = "file_lock_closings", "Questions to mounts whether a file that somebody could not lock is being closed.";
     file_locks_lost = "file_locks_lost", "Locks of applications that a restart lost.";
     evictions = "evictions", "Sessions evicted.";
     freed_blocks = "freed_blocks", "Blocks given back for reuse.";
@@ -194,6 +195,7 @@ impl Counters {
             | Request::FileLockCancel { .. }
             | Request::FileLockUnlock { .. }
             | Request::FileLockTest { .. }
+            | Request::FileLockClosed { .. }
             | Request::RepresentFileLocks { .. } => &self.file_lock,
             _ => &self.other,
         };

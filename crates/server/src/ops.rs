@@ -67,6 +67,7 @@ fn is_repeatable(op: &Request) -> bool {
             | Request::GlimpseReply { .. }
             | Request::Revoked { .. }
             | Request::FileLockTest { .. }
+            | Request::FileLockClosed { .. }
     )
 }
 
@@ -247,10 +248,11 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
         Request::Represent { opens, locks } => cx.represent(opens, locks).await,
         Request::StatFs => Ok(Reply::StatFs(cx.target.space())),
         Request::Revoked { ids } => cx.revoked(&ids),
-        Request::FileLockSet { lock, number, wait } => cx.file_lock_set(&lock, number, wait),
+        Request::FileLockSet { lock, number, wait } => cx.file_lock_set(&lock, number, wait).await,
         Request::FileLockCancel { lock, number } => cx.file_lock_cancel(&lock, number),
         Request::FileLockUnlock { ino, owner, range } => cx.file_lock_unlock(ino, owner, range),
-        Request::FileLockTest { lock, number } => cx.file_lock_test(&lock, number),
+        Request::FileLockTest { lock, number } => cx.file_lock_test(&lock, number).await,
+        Request::FileLockClosed { ino, id } => cx.file_lock_closed(ino, id),
         Request::RepresentFileLocks { locks } => cx.represent_file_locks(&locks),
         Request::Goodbye
         | Request::Status

@@ -124,6 +124,7 @@ impl Held {
             }
             Push::Revoke { target, id, .. } => (*target, Request::Revoked { ids: vec![*id] }),
             Push::Company { change, .. } => (TargetId(0), Request::CompanyKnown { change: *change }),
+            Push::FileLockClosing { id, ino } => (ino.target(), Request::FileLockClosed { ino: *ino, id: *id }),
             Push::Map { .. } | Push::FileLockNews { .. } | Push::GroupLockNews { .. } => (TargetId(0), Request::Map),
         };
         Call { target, cred: Cred::root(), op }
@@ -247,6 +248,7 @@ fn target_of(op: &Request, pool: u16) -> TargetId {
         Request::FileLockSet { lock, .. }
         | Request::FileLockCancel { lock, .. }
         | Request::FileLockTest { lock, .. } => lock.ino.target(),
+        Request::FileLockClosed { ino, .. } => ino.target(),
         Request::Read { object, .. }
         | Request::Write { object, .. }
         | Request::PagesRead { object, .. }

@@ -481,7 +481,7 @@ impl<E: Env> Worker<E> {
 fn lane_of(op: &Request) -> Lane {
     match op {
         Request::LockCancel { .. } | Request::LockKept { .. } | Request::PagesLeft { .. } => Lane::Urgent,
-        Request::GlimpseReply { .. } | Request::Revoked { .. } => Lane::Urgent,
+        Request::GlimpseReply { .. } | Request::Revoked { .. } | Request::FileLockClosed { .. } => Lane::Urgent,
         Request::Write { server_lock: false, .. } | Request::WriteBatch { .. } => Lane::Urgent,
         _ => Lane::Normal,
     }

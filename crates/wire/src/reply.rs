@@ -230,4 +230,12 @@ pub enum Push {
         /// Name of the request.
         number: u64,
     },
+    /// A lock of this session on the file stands in somebody's way: if a descriptor has just been closed, its locks are
+    /// to be given up now. Answered with `FileLockClosed`. May be lost; nobody is evicted for leaving it unanswered.
+    FileLockClosing {
+        /// Number of the question.
+        id: u64,
+        /// The file.
+        ino: Ino,
+    },
 }

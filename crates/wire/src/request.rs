@@ -467,6 +467,14 @@ pub enum Request {
         /// Number of the change.
         change: u64,
     },
+    /// `Done`: answer to `Push::FileLockClosing`: the locks of descriptors that were closed before it came have been
+    /// given up, or that does not come as quickly as it should. To the target of the file.
+    FileLockClosed {
+        /// The file.
+        ino: Ino,
+        /// Number of the question.
+        id: u64,
+    },
 }
 
 impl Request {

@@ -120,6 +120,7 @@ fn requests() -> Vec<Request> {
         Request::Status,
         Request::Tunables { pattern: "a*".into(), value: Some("1".into()) },
         Request::Counters { reset: true },
+        Request::FileLockClosed { ino: Ino(u64::MAX), id: u64::MAX },
     ]
 }
 
@@ -198,6 +199,7 @@ fn every_message_round_trips() {
     }
     round_trip(Head::new(FrameKind::Push), &Push::Callback { object: object(), lock: u64::MAX });
     round_trip(Head::new(FrameKind::Push), &Push::FileLockNews { number: u64::MAX });
+    round_trip(Head::new(FrameKind::Push), &Push::FileLockClosing { id: u64::MAX, ino: Ino(u64::MAX) });
     round_trip(Head::new(FrameKind::Push), &Push::Glimpse { id: 1, object: object() });
     round_trip(Head::new(FrameKind::Challenge), &Challenge { nonce: [9; 32], keyed: true });
     let (session, role, clock) = (SessionId(3), Role::Admin, Timespec { sec: 5, nsec: 6 });

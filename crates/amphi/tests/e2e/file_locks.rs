@@ -1,6 +1,7 @@
 //! Locks of applications through the mount: fcntl (POSIX, OFD) and flock, between real processes.
 
 use crate::harness::{Daemon, Place, eventually};
+use crate::two_mounts::Pair;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, getxattr, open};
 use std::fs;
 use std::io::{Read, Write};
@@ -326,6 +327,62 @@ fn locks_of_open_files() {
     let refused: Vec<i32> = processes.into_iter().map(|mut p| p.end().pid).collect();
     assert_eq!(refused, [0; 6], "refused though the last holder had closed it");
     up.stop();
+}
+
+/// Rounds of a close on one mount and a try on the other.
+const CLOSES: usize = 1000;
+
+fn closed_on_the_other_mount(servers: usize) {
+    let pair = Pair::new(servers, &[], &[]);
+    for i in 0..servers {
+        // One for the targets of each server, more or less.
+        fs::create_dir(pair.a.join(format!("d{i}"))).expect("mkdir");
+        fs::write(pair.a.join(format!("d{i}/f")), b"0123456789").expect("write");
+    }
+    let (ex, nb, ofd) = (libc::LOCK_EX, libc::LOCK_NB, libc::F_OFD_SETLK);
+    let mut refused = Vec::new();
+    for i in 0..servers {
+        let name = format!("d{i}/f");
+        let (mut p, mut q) = (Process::new(&pair.a.join(&name)), Process::new(&pair.b.join(&name)));
+        for round in 0..CLOSES / servers {
+            let (mine, other) = if round % 2 == 0 { (&mut p, &mut q) } else { (&mut q, &mut p) };
+            assert_eq!(mine.on(1, OPEN, 0, 0, 0), 0);
+            // In turns: flock against flock; OFD against POSIX, and what `F_GETLK` finds.
+            let kind = round / 2 % 3;
+            let locked = if kind == 0 { mine.on(1, FLOCK, ex | nb, 0, 0) } else { mine.on(1, ofd, W, 0, 10) };
+            assert_eq!(locked, 0, "round {round}");
+            assert_eq!(mine.on(1, CLOSE, 0, 0, 0), 0);
+            let free = match kind {
+                0 => other.on(0, FLOCK, ex | nb, 0, 0) == 0,
+                1 => other.set(W, 5, 1) == 0,
+                _ => other.get(W, 5, 1).kind == U,
+            };
+            if !free {
+                refused.push(round);
+            }
+            assert_eq!((other.on(0, FLOCK, libc::LOCK_UN, 0, 0), other.set(U, 0, 0)), (0, 0));
+        }
+        // A copy of the descriptor is closed: the lock stays, and nobody waits long to hear so.
+        assert_eq!((p.on(1, OPEN, 0, 0, 0), p.on(1, FLOCK, ex, 0, 0), p.on(2, DUP, 1, 0, 0)), (0, 0, 0));
+        assert_eq!(p.on(2, CLOSE, 0, 0, 0), 0);
+        assert_eq!(q.on(0, FLOCK, ex | nb, 0, 0), libc::EAGAIN);
+        assert_eq!((p.on(1, CLOSE, 0, 0, 0), q.on(0, FLOCK, ex | nb, 0, 0)), (0, 0));
+    }
+    assert!(refused.is_empty(), "{} of {CLOSES} tries found the lock of a closed descriptor", refused.len());
+    pair.stop();
+}
+
+/// Goal: Promise S20 on two mounts: a `flock` or OFD lock has gone for the other mount when the last `close` has
+/// returned. Method: one process locks and closes, another one on the other mount tries at once, a thousand times.
+#[test]
+fn closed_locks_are_gone_on_the_other_mount() {
+    closed_on_the_other_mount(1);
+}
+
+/// The same, where locks and sessions are kept by several servers.
+#[test]
+fn closed_locks_are_gone_on_the_other_mount_of_three_servers() {
+    closed_on_the_other_mount(3);
 }
 
 fn server_counter(place: &Place, name: &str) -> u64 {

@@ -17,7 +17,9 @@
 
 mod pieces;
 
+use crate::api::Closes;
 use crate::client::Client;
+use crate::conn::pauses::pause;
 use crate::conn::pending::{Interrupt, Pending};
 use crate::core::{Core, unexpected};
 use crate::inode::Signal;
@@ -26,17 +28,23 @@ use amphi_transport::Recovery;
 use amphi_types::{ByteRange, Cred, Errno, Ino, Result, TargetId};
 use amphi_wire::{Call, FileLockFamily, FileLockOwner, FileLockSpec, Lane, LockMode, Reply, Request};
 use futures_channel::oneshot;
+use futures_util::future::{Either, select};
 use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 use pieces::Pieces;
 use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::task::Poll;
 
 /// Locks in one message to a restarted server: 50 bytes each at most, so that it stays below the bound of a body.
 const REPRESENTED_AT_ONCE: usize = 8192;
+/// How long a server that asks waits for a close under way.
+const CLOSE_WAIT_NS: u64 = 50_000_000;
+/// Questions of servers that wait at a time; beyond, they are answered at once.
+const QUESTIONS_MAX: usize = 1024;
 
 /// An owner on a file.
 type Key = (Ino, FileLockOwner);
@@ -81,6 +89,10 @@ pub(crate) struct FileLockTable {
     state: Mutex<State>,
     /// Entries of `owners`, to answer without the lock that there are none.
     known: AtomicUsize,
+    /// Tells of closes under way.
+    closes: Mutex<Option<Arc<dyn Closes>>>,
+    /// Questions of servers that wait for such.
+    questions: AtomicUsize,
     /// Servers to which the connection is down.
     down: AtomicUsize,
     went_down: Signal,
@@ -108,6 +120,10 @@ impl FileLockTable {
         } else {
             self.went_down.notify();
         }
+    }
+
+    pub(crate) fn set_closes(&self, closes: Option<Arc<dyn Closes>>) {
+        *self.closes.lock() = closes;
     }
 
     /// Number of locks held, and of requests that wait or are under way.
@@ -506,6 +522,34 @@ impl Client {
     pub fn file_locks(&self) -> (usize, usize) {
         self.core.file_locks.count()
     }
+}
+
+/// `Push::FileLockClosing`: answers when the locks of descriptors that are being closed have been given up.
+pub(crate) fn closing(core: &Arc<Core>, ino: Ino, id: u64) {
+    let answer = move |core: &Arc<Core>| {
+        let op = Request::FileLockClosed { ino, id };
+        drop(core.send(Lane::Answer, ino.target(), &Cred::root(), op, None, 0));
+    };
+    let table = &core.file_locks;
+    let closes = table.closes.lock().clone();
+    let room = |n: usize| (n < QUESTIONS_MAX).then_some(n + 1);
+    let Some(closes) = closes.filter(|_| table.questions.fetch_update(SeqCst, SeqCst, room).is_ok()) else {
+        return answer(core);
+    };
+    let (done, gone) = oneshot::channel();
+    let wait = closes.closing(ino, Box::new(move || done.send(()).unwrap_or_default()));
+    let Some(wait) = wait else {
+        table.questions.fetch_sub(1, SeqCst);
+        return answer(core);
+    };
+    let own = core.clone();
+    core.spawn(async move {
+        if let Either::Right(_) = select(gone, pin!(pause(&own, CLOSE_WAIT_NS))).await {
+            closes.in_vain(wait);
+        }
+        own.file_locks.questions.fetch_sub(1, SeqCst);
+        answer(&own);
+    });
 }
 
 /// Presents the file locks on `target` to a restarted server. If the session has ended meanwhile, they are lost: others may

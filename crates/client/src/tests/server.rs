@@ -170,6 +170,10 @@ impl Server {
                 self.file_locks.unlock(super::file_locks::US, ino, owner, range)?
             }
             Request::FileLockTest { lock, .. } => self.file_locks.test(&lock)?,
+            Request::FileLockClosed { ino, .. } => {
+                right_target(ino);
+                Reply::Done
+            }
             Request::Parent { dir } => Reply::Ino(self.inode(dir)?.parent),
             Request::GetAttr { ino } | Request::GetAttrNow { ino } => {
                 right_target(ino);

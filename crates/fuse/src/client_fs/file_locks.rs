@@ -19,13 +19,16 @@
 //!   each FLUSH, as the descriptor that was closed may be one of several. Without this, 1 of 300 tries after a close failed on a
 //!   busy mount. For the same time an owner waits that is known from another such handle: it may be a new open file at the
 //!   old address, whose locks the RELEASE would take.
+//! * The same for requests of other mounts: a server asks (`Closes`), and is answered when what follows the FLUSH has been
+//!   read and the server has heard that its locks are given up.
 //!
-//! Bound: an entry for each owner and handle with locks, which the kernel's limit on open files bounds.
+//! Bound: an entry for each owner and handle with locks, which the kernel's limit on open files bounds; the client bounds
+//! how many servers' questions wait.
 
 use super::{ClientFs, Handle};
 use crate::file_system::{LockHow, LockKind};
 use crate::{Caller, Later};
-use amphi_client::{FileLockFamily, FileLockOwner, FileLockSpec, Interrupt, LockMode, TakenLock};
+use amphi_client::{Closes, FileLockFamily, FileLockOwner, FileLockSpec, Interrupt, LockMode, TakenLock};
 use amphi_types::{ByteRange, Errno, Ino, Result};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,10 +48,27 @@ const CLOSES_MAX: usize = 16;
 struct Taken {
     by_handle: BTreeSet<(Handle, Ino, FileLockOwner)>,
     by_owner: BTreeMap<(Ino, FileLockOwner), BTreeSet<Handle>>,
-    /// Handles of those with a FLUSH that no RELEASE has followed yet.
-    closing: BTreeSet<Handle>,
-    /// Counts handles with locks that were closed.
+    /// Handles of those with a FLUSH that no RELEASE has followed yet, and the number of that FLUSH.
+    closing: BTreeMap<Handle, u64>,
+    flushes: u64,
+    /// Numbers closes of handles with locks.
     closes: u64,
+    /// How many of these are done here.
+    released: u64,
+    /// Files whose locks a RELEASE gives up, and the server has not answered; by the number of the close.
+    going: BTreeMap<u64, BTreeSet<Ino>>,
+    /// Servers that wait for closes.
+    questions: BTreeMap<u64, Question>,
+    last_question: u64,
+}
+
+/// What a server waits for.
+struct Question {
+    /// Handles that may be about to be closed, and their FLUSH.
+    handles: BTreeMap<Handle, u64>,
+    /// Closes whose locks are being given up.
+    going: BTreeSet<u64>,
+    done: Box<dyn FnOnce() + Send>,
 }
 
 impl Taken {
@@ -81,7 +101,22 @@ impl Taken {
             return Vec::new();
         }
         let of_file = self.by_owner.range((ino, FIRST_OWNER)..).take_while(|((i, _), _)| *i == ino);
-        of_file.flat_map(|(_, handles)| handles).filter(|h| self.closing.contains(h)).copied().collect()
+        of_file.flat_map(|(_, handles)| handles).filter(|h| self.closing.contains_key(h)).copied().collect()
+    }
+
+    /// Nobody waits for what was to follow these FLUSHes any more.
+    fn forget(&mut self, flushed: &BTreeMap<Handle, u64>) {
+        self.closing.retain(|handle, flush| flushed.get(handle) != Some(flush));
+    }
+
+    fn flushes_of(&self, handles: &[Handle]) -> BTreeMap<Handle, u64> {
+        handles.iter().filter_map(|handle| Some((*handle, *self.closing.get(handle)?))).collect()
+    }
+
+    /// Questions that wait for nothing any more.
+    fn take_answered(&mut self) -> Vec<Question> {
+        let answered = self.questions.extract_if(.., |_, q| q.handles.is_empty() && q.going.is_empty());
+        answered.map(|(_, question)| question).collect()
     }
 }
 
@@ -112,28 +147,60 @@ impl FileLocks {
         let taken = &mut *self.taken.lock();
         taken.remove(ino, owner);
         if taken.owners(handle).next().is_some() {
-            taken.closing.insert(handle);
+            taken.flushes += 1;
+            taken.closing.insert(handle, taken.flushes);
         }
         self.len.store(taken.by_handle.len(), SeqCst);
     }
 
-    /// The handle is closed: `release` is called for those who took locks through it, before they are forgotten.
-    fn released(&self, handle: Handle, mut release: impl FnMut(Ino, FileLockOwner)) {
+    /// The handle is closed: `release` is called for those who took locks through it, before they are forgotten. If there
+    /// are any, returns the number of the close, for `given_up`.
+    fn released(&self, handle: Handle, mut release: impl FnMut(Ino, FileLockOwner)) -> Option<u64> {
         if self.len.load(SeqCst) == 0 {
-            return;
+            return None;
         }
-        let owners: Vec<_> = self.taken.lock().owners(handle).collect();
+        let (owners, number) = {
+            let taken = &mut *self.taken.lock();
+            let owners: Vec<_> = taken.owners(handle).collect();
+            if owners.is_empty() {
+                return None;
+            }
+            taken.closes += 1;
+            let number = taken.closes;
+            taken.going.insert(number, owners.iter().map(|(ino, _)| *ino).collect());
+            for question in taken.questions.values_mut().filter(|q| q.handles.contains_key(&handle)) {
+                question.going.insert(number);
+            }
+            (owners, number)
+        };
         owners.iter().for_each(|(ino, owner)| release(*ino, *owner));
         let taken = &mut *self.taken.lock();
-        taken.closes += u64::from(!owners.is_empty());
+        taken.released += 1;
         owners.into_iter().for_each(|(ino, owner)| taken.remove_from(handle, ino, owner));
+        for question in taken.questions.values_mut() {
+            question.handles.remove(&handle);
+        }
         self.len.store(taken.by_handle.len(), SeqCst);
         self.closed.notify_all();
+        Some(number)
+    }
+
+    /// The server has been told of the locks that a close gave up, or cannot be told.
+    fn given_up(&self, number: u64) {
+        let answered = {
+            let taken = &mut *self.taken.lock();
+            taken.going.remove(&number);
+            for question in taken.questions.values_mut() {
+                question.going.remove(&number);
+            }
+            taken.take_answered()
+        };
+        answered.into_iter().for_each(|question| (question.done)());
     }
 
     /// How many handles with locks were closed so far.
-    fn closes(&self) -> u64 {
-        self.taken.lock().closes
+    fn released_so_far(&self) -> u64 {
+        self.taken.lock().released
     }
 
     /// If the owner may be a new open file at the address of one that is being closed, waits for that.
@@ -144,18 +211,18 @@ impl FileLocks {
         let (handle, owner) = (how.handle, owner_of(how));
         let closing = |taken: &Taken| -> Vec<Handle> {
             let handles = taken.by_owner.get(&(ino, owner)).into_iter().flatten();
-            handles.filter(|h| **h != handle && taken.closing.contains(h)).copied().collect()
+            handles.filter(|h| **h != handle && taken.closing.contains_key(h)).copied().collect()
         };
         let mut taken = self.taken.lock();
-        if closing(&taken).is_empty() {
+        let flushed = taken.flushes_of(&closing(&taken));
+        if flushed.is_empty() {
             return;
         }
         parking_lot::MutexGuard::unlocked(&mut taken, || caller.will_block());
         let there = |taken: &mut Taken| !closing(taken).is_empty();
         if self.closed.wait_while_for(&mut taken, there, CLOSE_WAIT).timed_out() {
             // It is a process that uses the file through several handles.
-            let vain = closing(&taken);
-            taken.closing.retain(|h| !vain.contains(h));
+            taken.forget(&flushed);
         }
     }
 
@@ -163,20 +230,42 @@ impl FileLocks {
     /// there were `closes`.
     fn await_closing(&self, caller: &Caller<'_>, ino: Ino, closes: u64) -> bool {
         let mut taken = self.taken.lock();
-        if taken.closes != closes {
+        if taken.released != closes {
             return true;
         }
-        let closing = taken.closing_of(ino);
-        if closing.is_empty() {
+        let flushed = taken.flushes_of(&taken.closing_of(ino));
+        if flushed.is_empty() {
             return false;
         }
         parking_lot::MutexGuard::unlocked(&mut taken, || caller.will_block());
-        let all_there = |taken: &mut Taken| closing.iter().all(|h| taken.closing.contains(h));
+        let all_there = |taken: &mut Taken| flushed.keys().all(|h| taken.closing.contains_key(h));
         let vain = self.closed.wait_while_for(&mut taken, all_there, CLOSE_WAIT).timed_out();
         if vain {
-            taken.closing.retain(|h| !closing.contains(h));
+            taken.forget(&flushed);
         }
         !vain
+    }
+}
+
+impl Closes for FileLocks {
+    fn closing(&self, ino: Ino, done: Box<dyn FnOnce() + Send>) -> Option<u64> {
+        let taken = &mut *self.taken.lock();
+        let handles = taken.flushes_of(&taken.closing_of(ino));
+        let going = taken.going.iter().filter(|(_, inos)| inos.contains(&ino)).map(|(number, _)| *number).collect();
+        let question = Question { handles, going, done };
+        if question.handles.is_empty() && question.going.is_empty() {
+            return None;
+        }
+        taken.last_question += 1;
+        taken.questions.insert(taken.last_question, question);
+        Some(taken.last_question)
+    }
+
+    fn in_vain(&self, wait: u64) {
+        let taken = &mut *self.taken.lock();
+        if let Some(question) = taken.questions.remove(&wait) {
+            taken.forget(&question.handles);
+        }
     }
 }
 
@@ -246,13 +335,13 @@ impl ClientFs {
 
     /// Asks again as long as what stands in the way may be about to go with a close.
     fn retry<T>(&self, caller: &Caller<'_>, ino: Ino, ask: impl Fn() -> T, in_the_way: impl Fn(&T) -> bool) -> T {
-        let mut closes = self.file_locks.closes();
+        let mut closes = self.file_locks.released_so_far();
         let mut result = ask();
         for _ in 0..CLOSES_MAX {
             if !in_the_way(&result) || !self.file_locks.await_closing(caller, ino, closes) {
                 break;
             }
-            closes = self.file_locks.closes();
+            closes = self.file_locks.released_so_far();
             result = ask();
         }
         result
@@ -289,7 +378,17 @@ impl ClientFs {
 
     /// The last descriptor of the handle was closed. Nobody waits for it.
     pub(super) fn locks_released(&self, handle: Handle) {
-        self.file_locks.released(handle, |ino, owner| drop(self.client.release_locks(ino, owner)));
+        let mut pending = Vec::new();
+        let release = |ino, owner| pending.push(self.client.release_locks(ino, owner));
+        let Some(number) = self.file_locks.released(handle, release) else { return };
+        let locks = self.file_locks.clone();
+        self.client.spawn(async move {
+            for given_up in pending {
+                // If the server cannot be told, its session ends or it will be told later.
+                let _ = given_up.await;
+            }
+            locks.given_up(number);
+        });
     }
 }
 
@@ -312,7 +411,9 @@ mod tests {
         let locks = FileLocks::default();
         let take = |handle| {
             let mut found = Vec::new();
-            locks.released(handle, |ino, owner| found.push((ino, owner)));
+            if let Some(number) = locks.released(handle, |ino, owner| found.push((ino, owner))) {
+                locks.given_up(number);
+            }
             found
         };
         assert!(take(Handle(1)).is_empty());
@@ -327,6 +428,41 @@ mod tests {
         assert_eq!(take(Handle(3)), [(Ino(6), posix)]);
         let taken = locks.taken.lock();
         assert_eq!((locks.len.load(SeqCst), taken.by_owner.len(), taken.closing.len()), (0, 0, 0));
+        assert!(taken.going.is_empty());
+    }
+
+    /// Goal: a server that asks is answered when the locks of closed handles have been given up, and not before; a wait in
+    /// vain ends with its FLUSH, not with a later one. Method: one file, two handles, by hand.
+    #[test]
+    fn servers_wait_for_closes() {
+        let flock = |handle: u64| FileLockOwner { family: FileLockFamily::Flock, id: handle };
+        let posix = FileLockOwner { family: FileLockFamily::Posix, id: 7 };
+        let locks = FileLocks::default();
+        let answers = Arc::new(AtomicUsize::new(0));
+        let ask = || {
+            let answers = answers.clone();
+            locks.closing(Ino(5), Box::new(move || _ = answers.fetch_add(1, SeqCst)))
+        };
+        let answered = || answers.load(SeqCst);
+        locks.note(Handle(1), Ino(5), flock(1));
+        locks.note(Handle(2), Ino(5), flock(2));
+        assert_eq!(ask(), None, "nothing is being closed");
+        locks.flushed(Handle(1), Ino(5), posix);
+        let first = ask();
+        assert!(first.is_some());
+        let number = locks.released(Handle(1), |_, _| assert!(ask().is_some(), "it is being given up"));
+        assert_eq!(answered(), 0, "the server does not know yet");
+        assert!(ask().is_some());
+        locks.given_up(number.expect("it had locks"));
+        assert_eq!((answered(), ask()), (3, None));
+        locks.flushed(Handle(2), Ino(5), posix);
+        let vain = ask().expect("it may be the last");
+        locks.flushed(Handle(2), Ino(5), posix);
+        locks.in_vain(vain);
+        let again = ask().expect("another descriptor was closed since");
+        locks.in_vain(again);
+        assert_eq!((answered(), ask()), (3, None));
+        assert!(locks.taken.lock().questions.is_empty());
     }
 
     /// Goal: ranges come through at their ends. Method: the first and the largest offsets, there and back.

@@ -10,6 +10,8 @@
 //!
 //! Invariant: whoever changes the table takes the grants out in the same call, so none is left lying.
 
+pub mod closing;
+
 use crate::counters::add;
 use crate::target::Target;
 use crate::worker::Worker;
@@ -19,6 +21,7 @@ use amphi_dlm::{
 use amphi_env::Env;
 use amphi_types::{ByteRange, Errno, Ino, Result, SessionId};
 use amphi_wire::{FileLockFamily, FileLockOwner, FileLockSpec, LockMode, Push};
+use closing::Closing;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -40,6 +43,8 @@ struct Inner {
     news: Vec<Asked>,
     /// Whether a task looks after requests that yield.
     watched: bool,
+    /// Mounts that are asked whether a close is under way.
+    closing: Closing,
 }
 
 /// File locks of one target.
@@ -105,8 +110,8 @@ impl FileLockDesk {
     /// Without locks.
     pub fn new() -> FileLockDesk {
         let locks = FileLocks::new(FileLockLimits::default());
-        let (waits, asked, postponed, news) = Default::default();
-        FileLockDesk { inner: RefCell::new(Inner { locks, waits, asked, postponed, news, watched: false }) }
+        let (waits, asked, postponed, news, closing) = Default::default();
+        FileLockDesk { inner: RefCell::new(Inner { locks, waits, asked, postponed, news, watched: false, closing }) }
     }
 
     /// Takes a lock: whether the owner holds it now. If not, the session will be told when to ask again.
@@ -197,6 +202,7 @@ impl FileLockDesk {
             inner.asked.remove(&id);
         }
         inner.postponed.retain(|(s, _)| *s != session);
+        inner.closing.end_session(session);
         inner.pump();
     }
 

@@ -2,12 +2,13 @@
 //!
 //! While sessions of an earlier run have not said what they hold, nothing new is granted: requests are asked again then.
 
+use crate::coherence::file_locks::closing::WAIT;
 use crate::coherence::file_locks::tell;
 use crate::counters::add;
 use crate::worker::request::Cx;
-use amphi_env::Env;
+use amphi_env::{Env, timeout};
 use amphi_types::{ByteRange, Errno, Ino, Result};
-use amphi_wire::{FileLockOwner, FileLockSpec, Reply};
+use amphi_wire::{FileLockOwner, FileLockSpec, Push, Reply};
 
 impl<E: Env> Cx<E> {
     fn file_lock_target(&self, ino: Ino) -> Result<()> {
@@ -18,15 +19,38 @@ impl<E: Env> Cx<E> {
         !self.target.absent.borrow().is_empty()
     }
 
+    /// Asks whoever has a lock in the way whether it is about to go with a close, and waits for the answers. Whether a
+    /// second look may find something else, and the request's session is still there for it.
+    async fn await_closes(&self, lock: &FileLockSpec) -> bool {
+        let begun = || self.target.sessions.borrow().get(&self.session).map(|record| record.start);
+        let before = begun();
+        let mut questions = self.target.file_locks.ask_holders(self.worker.now_ns(), self.session, lock);
+        if questions.asked.is_empty() {
+            return false;
+        }
+        for &(session, id) in &questions.asked {
+            add(&self.worker.counters.file_lock_closings, 1);
+            self.worker.push(session, Push::FileLockClosing { id, ino: lock.ino });
+        }
+        if timeout(&self.worker.env, WAIT, questions.answered()).await.is_none() {
+            questions.give_up(self.worker.now_ns());
+        }
+        drop(questions);
+        before.is_some() && begun() == before
+    }
+
     /// `Request::FileLockSet`.
-    pub fn file_lock_set(&self, lock: &FileLockSpec, number: u64, wait: bool) -> Result<Reply> {
+    pub async fn file_lock_set(&self, lock: &FileLockSpec, number: u64, wait: bool) -> Result<Reply> {
         self.file_lock_target(lock.ino)?;
         let desk = &self.target.file_locks;
         if self.is_recovering() {
             desk.postpone(self.session, number)?;
             return Ok(Reply::FileLock(false));
         }
-        let set = desk.set(self.worker.now_ns(), self.session, lock, number, wait);
+        let mut set = desk.set(self.worker.now_ns(), self.session, lock, number, wait);
+        if set == Err(Errno::Again) && Box::pin(self.await_closes(lock)).await {
+            set = desk.set(self.worker.now_ns(), self.session, lock, number, wait);
+        }
         if set == Ok(false) {
             add(&self.worker.counters.file_lock_waits, 1);
         }
@@ -55,13 +79,25 @@ impl<E: Env> Cx<E> {
     }
 
     /// `Request::FileLockTest`.
-    pub fn file_lock_test(&self, lock: &FileLockSpec, number: u64) -> Result<Reply> {
+    pub async fn file_lock_test(&self, lock: &FileLockSpec, number: u64) -> Result<Reply> {
         self.file_lock_target(lock.ino)?;
         if self.is_recovering() {
             self.target.file_locks.postpone(self.session, number)?;
             return Ok(Reply::FileLock(false));
         }
-        self.target.file_locks.test(self.session, lock).map(Reply::FileLockFound)
+        let desk = &self.target.file_locks;
+        let mut found = desk.test(self.session, lock)?;
+        if found.is_some() && Box::pin(self.await_closes(lock)).await {
+            found = desk.test(self.session, lock)?;
+        }
+        Ok(Reply::FileLockFound(found))
+    }
+
+    /// `Request::FileLockClosed`.
+    pub fn file_lock_closed(&self, ino: Ino, id: u64) -> Result<Reply> {
+        self.file_lock_target(ino)?;
+        self.target.file_locks.closed(self.session, id);
+        Ok(Reply::Done)
     }
 
     /// `Request::RepresentFileLocks`.

@@ -206,3 +206,68 @@ fn locks_over_a_restart() {
         place.sim.block_on(run).unwrap();
     }
 }
+
+/// Goal: a request that would be refused asks the mounts that are in its way whether a close is under way, and looks
+/// again when they have answered; who does not answer delays it by 100 ms, and not again for a second. Method: a holder
+/// that answers too early, one that unlocks first, one that is silent; all counted in the time of the simulator.
+#[test]
+fn refused_requests_ask_for_closes() {
+    with_two(11, 2, async |place, a, b, files| {
+        let env = place.sim.node("client");
+        let began = || amphi_env::Env::now(&env).0;
+        a.held.deaf.set(true);
+        let question = |push: &Push| match push {
+            Push::FileLockClosing { id, ino } => Some((*id, *ino)),
+            _ => None,
+        };
+        for (at, family) in [FileLockFamily::Flock, FileLockFamily::OpenFile].into_iter().enumerate() {
+            let ino = files[at];
+            let (mine, other) =
+                (lock(ino, family, 1, LockMode::Write, 0, 10), lock(ino, family, 2, LockMode::Read, 5, 6));
+            assert_eq!(a.set(mine, 1, false).await, Ok(true));
+            // Nothing is being closed.
+            let told = async {
+                let (id, of) = a.held.pushed(question).await;
+                assert_eq!(of, ino);
+                assert_eq!(b.call(Request::FileLockClosed { ino, id }).await, Ok(Reply::Done), "nobody asked this one");
+                assert_eq!(a.call(Request::FileLockClosed { ino, id }).await, Ok(Reply::Done));
+            };
+            let before = began();
+            let (refused, ()) = futures_util::future::join(b.set(other, 1, false), told).await;
+            assert_eq!(refused, Err(Errno::Again));
+            assert!(began() - before < 90_000_000, "an answer ends the wait");
+            a.held.pushes.borrow_mut().clear();
+            // What stands in the way goes with a close; `F_GETLK` sees that as well.
+            let told = async {
+                let (id, _) = a.held.pushed(question).await;
+                a.unlock(mine).await;
+                a.call(Request::FileLockClosed { ino, id }).await
+            };
+            if family == FileLockFamily::Flock {
+                let (held, told) = futures_util::future::join(b.set(other, 2, false), told).await;
+                assert_eq!((held, told), (Ok(true), Ok(Reply::Done)));
+                b.unlock(other).await;
+            } else {
+                let (found, told) = futures_util::future::join(b.in_the_way(other), told).await;
+                assert_eq!((found, told), (None, Ok(Reply::Done)));
+            }
+            a.held.pushes.borrow_mut().clear();
+            // A holder that says nothing.
+            assert_eq!(a.set(mine, 3, false).await, Ok(true));
+            let before = began();
+            assert_eq!(b.set(other, 3, false).await, Err(Errno::Again));
+            let took = began() - before;
+            assert!((100_000_000..130_000_000).contains(&took), "{took}");
+            let before = began();
+            assert_eq!(b.set(other, 4, false).await, Err(Errno::Again));
+            assert!(began() - before < 90_000_000, "it is known to be silent");
+            let asked = a.held.pushes.borrow().iter().filter_map(question).count();
+            assert_eq!(asked, 1);
+            env.sleep(Duration::from_secs(1)).await;
+            assert_eq!(b.set(other, 5, false).await, Err(Errno::Again));
+            let asked = a.held.pushes.borrow().iter().filter_map(question).count();
+            assert_eq!(asked, 2, "it is asked again after a while");
+            a.held.pushes.borrow_mut().clear();
+        }
+    });
+}
