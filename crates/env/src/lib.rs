@@ -175,6 +175,8 @@ pub trait Conn: 'static {
     /// As whom the process at the other end ran when it connected, on the word of the kernel. `None` for what came over
     /// a network, and for connections that were dialed here.
     fn peer_cred(&self) -> Option<Cred>;
+    /// Whether bytes go over a network, which may damage them where its own checksums do not see it.
+    fn is_network(&self) -> bool;
     /// Two halves that can be used by different tasks of this thread. Dropping both closes.
     fn split(self) -> (Self::Tx, Self::Rx);
 }

@@ -54,6 +54,8 @@ pub struct SimConfig {
     pub net_window_bytes: usize,
     /// A connection breaks at one in so many sends; zero: never.
     pub break_one_in: u64,
+    /// One bit is flipped on the way in one of so many payloads; zero: never.
+    pub damage_one_in: u64,
     /// How long a dial over a cut lasts before `TimedOut`.
     pub connect_timeout_ns: u64,
     /// How long a connection survives a cut while bytes wait.
@@ -84,6 +86,7 @@ impl Default for SimConfig {
             net_ns: 5_000..60_000,
             net_window_bytes: 256 << 10,
             break_one_in: 0,
+            damage_one_in: 0,
             connect_timeout_ns: 3_000_000_000,
             stall_timeout_ns: 30_000_000_000,
             power_break_ns: 2_000_000_000,

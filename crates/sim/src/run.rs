@@ -209,6 +209,9 @@ pub fn run_plan(plan: &Plan) -> Result<Summary, Box<Failure>> {
     if plan.faults == Faults::All && Dice::new(plan.seed, 6).one_in(3) {
         shape.sim.break_one_in = if plan.contention { 80 } else { 300 };
     }
+    if plan.faults == Faults::All && Dice::new(plan.seed, 24).one_in(8) {
+        shape.sim.damage_one_in = 60;
+    }
     if plan.contention {
         shape.make_windows_wide(&mut Dice::new(plan.seed, 17));
     }

@@ -8,7 +8,7 @@ use crate::bell::Ending;
 use crate::local::{LocalRx, LocalTx};
 use amphi_env::{Buf, Conn, Env, Rx as _, Tx as _};
 use amphi_types::TargetId;
-use amphi_wire::frame::{EncodeError, FrameError, FrameKind, HEAD_BYTES, Head};
+use amphi_wire::frame::{EncodeError, FrameError, FrameKind, HEAD_BYTES, Head, payload_sum};
 use amphi_wire::handshake::{Challenge, Refuse, SignedHello, SignedWelcome};
 use amphi_wire::{Answer, Call, Lane, Push, RequestId};
 use std::io;
@@ -53,9 +53,10 @@ impl Message {
     }
 }
 
-/// The header's payload fields for `payload`.
-fn describe(mut head: Head, payload: Option<&Buf>) -> Head {
+/// The header's payload fields for `payload`, with its checksum if `sums`.
+fn describe(mut head: Head, payload: Option<&Buf>, sums: bool) -> Head {
     if let Some(p) = payload {
+        head.payload_crc = sums.then(|| payload_sum(p));
         head.payload_len = u32::try_from(p.len()).unwrap_or(u32::MAX);
         head.pad = (p.window().start % amphi_env::buf::ALIGN) as u16;
     }
@@ -63,13 +64,13 @@ fn describe(mut head: Head, payload: Option<&Buf>) -> Head {
 }
 
 /// Header of a request.
-pub(crate) fn request_head(lane: Lane, id: RequestId, target: TargetId, ms: u32, payload: Option<&Buf>) -> Head {
-    describe(Head { lane, id, target, deadline_ms: ms, ..Head::new(FrameKind::Request) }, payload)
+fn request_head(lane: Lane, id: RequestId, target: TargetId, ms: u32) -> Head {
+    Head { lane, id, target, deadline_ms: ms, ..Head::new(FrameKind::Request) }
 }
 
 /// Header of a reply.
-pub(crate) fn reply_head(id: RequestId, payload: Option<&Buf>) -> Head {
-    describe(Head { id, ..Head::new(FrameKind::Reply) }, payload)
+fn reply_head(id: RequestId) -> Head {
+    Head { id, ..Head::new(FrameKind::Reply) }
 }
 
 /// Sending half of a stream with the frames that wait for the next write.
@@ -77,9 +78,33 @@ pub(crate) struct StreamTx<E: Env> {
     tx: ConnTx<E>,
     stage: Buf,
     filled: usize,
+    /// Payloads go with a checksum.
+    sums: bool,
 }
 
 impl<E: Env> StreamTx<E> {
+    /// Adds a request, whose payload has to follow with the next flush; `Full` asks for a flush first.
+    pub(crate) fn stage_request(
+        &mut self,
+        (lane, id, deadline_ms): (Lane, RequestId, u32),
+        call: &Call,
+        payload: Option<&Buf>,
+    ) -> Result<(), EncodeError> {
+        let head = describe(request_head(lane, id, call.target, deadline_ms), payload, self.sums);
+        self.stage(&head, call)
+    }
+
+    /// Adds a reply, whose payload has to follow with the next flush; `Full` asks for a flush first.
+    pub(crate) fn stage_reply(
+        &mut self,
+        id: RequestId,
+        answer: &Answer,
+        payload: Option<&Buf>,
+    ) -> Result<(), EncodeError> {
+        let head = describe(reply_head(id), payload, self.sums);
+        self.stage(&head, answer)
+    }
+
     /// See `Tx::breaker`.
     pub(crate) fn breaker(&self) -> impl Fn() + 'static {
         self.tx.breaker()
@@ -149,8 +174,9 @@ pub(crate) enum Inbound<E: Env> {
 
 /// Both halves over a socket.
 pub(crate) fn over_stream<E: Env>(conn: E::Conn) -> (Outbound<E>, Inbound<E>) {
+    let sums = conn.is_network();
     let (tx, rx) = conn.split();
-    let out = StreamTx { tx, stage: Buf::zeroed(STAGE_BYTES), filled: 0 };
+    let out = StreamTx { tx, stage: Buf::zeroed(STAGE_BYTES), filled: 0, sums };
     (
         Outbound::Stream(out),
         Inbound::Stream(StreamRx { rx, head: Buf::zeroed(HEAD_BYTES), body: Buf::zeroed(STAGE_BYTES), payload: None }),
@@ -186,9 +212,9 @@ impl<E: Env> Outbound<E> {
                     Message::Welcome(body) => tx.stage(&head, body),
                     Message::Refuse(body) => tx.stage(&head, body),
                     Message::Push(body) => tx.stage(&head, body),
-                    Message::Reply { id, answer } => tx.stage(&reply_head(*id, None), answer),
+                    Message::Reply { id, answer } => tx.stage(&reply_head(*id), answer),
                     Message::Request { lane, id, deadline_ms, call } => {
-                        tx.stage(&request_head(*lane, *id, call.target, *deadline_ms, None), call)
+                        tx.stage(&request_head(*lane, *id, call.target, *deadline_ms), call)
                     }
                     Message::Bye | Message::Ping | Message::Pong => tx.stage_bare(message.kind()),
                 };
@@ -319,7 +345,9 @@ impl<E: Env> StreamRx<E> {
             0 => None,
             len => {
                 let _room = gate.room(len).await;
-                Some(self.fill(Buf::scratch_padded(pad, len)).await?)
+                let payload = self.fill(Buf::scratch_padded(pad, len)).await?;
+                head.check_payload(&payload).map_err(bad)?;
+                Some(payload)
             }
         };
         Ok(())

@@ -274,6 +274,8 @@ fn damage_is_named() {
     assert_eq!(damaged(7, &[2]), FrameError::Lane { found: 2 });
     assert_eq!(damaged(12, &[0, 16]), FrameError::Pad { found: 4096 });
     assert_eq!(damaged(14, &[1]), FrameError::Reserved);
+    assert_eq!(damaged(36, &[1]), FrameError::Reserved, "a checksum where none is said to be");
+    assert_eq!(damaged(40, &[2]), FrameError::Reserved);
     assert_eq!(damaged(43, &[1]), FrameError::Reserved);
     let kind = FrameKind::Reply;
     assert_eq!(damaged(28, &(1u32 << 21).to_le_bytes()), FrameError::BodyTooLong { kind, len: 1 << 21 });

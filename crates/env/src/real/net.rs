@@ -53,6 +53,7 @@ pub struct RealConn {
     fd: Fd,
     peer: String,
     cred: Option<Cred>,
+    tcp: bool,
     leases: Arc<Leases>,
 }
 
@@ -64,7 +65,7 @@ impl RealConn {
             // Without the privilege as much as the system allows: it clips, and a smaller buffer is only slower.
             let _ = sockopt::set_socket_send_buffer_size(&fd, UNIX_SEND_BYTES);
         }
-        Ok(RealConn { fd: SharedFd::new(fd), peer, cred, leases: leases.clone() })
+        Ok(RealConn { fd: SharedFd::new(fd), peer, cred, tcp, leases: leases.clone() })
     }
 
     pub(super) async fn dial(text: &str, leases: &Arc<Leases>) -> io::Result<RealConn> {
@@ -104,6 +105,10 @@ impl Conn for RealConn {
 
     fn peer_cred(&self) -> Option<Cred> {
         self.cred.clone()
+    }
+
+    fn is_network(&self) -> bool {
+        self.tcp
     }
 
     fn split(self) -> (RealTx, RealRx) {

@@ -334,6 +334,10 @@ impl Conn for SimConn {
         self.cred.clone()
     }
 
+    fn is_network(&self) -> bool {
+        true
+    }
+
     fn split(self) -> (SimTx, SimRx) {
         (SimTx { end: self.end.clone() }, SimRx { end: self.end })
     }
@@ -351,6 +355,19 @@ impl SimTx {
             sent += poll_fn(|cx| self.push(&bytes[sent..], cx.waker())).await?;
         }
         Ok(())
+    }
+
+    /// The payload with one of its bits flipped, if the network damages this one.
+    fn damaged(&self, payload: &[u8]) -> Option<Vec<u8>> {
+        let env = &self.end.env;
+        let mut core = env.world.core.borrow_mut();
+        if payload.is_empty() || !core.rng.one_in(env.world.config.damage_one_in) {
+            return None;
+        }
+        let bit = core.rng.below(payload.len() as u64 * 8);
+        let mut damaged = payload.to_vec();
+        damaged[(bit / 8) as usize] ^= 1 << (bit % 8);
+        Some(damaged)
     }
 
     /// Puts as much of `bytes` in flight as the window takes.
@@ -412,7 +429,10 @@ impl Tx for SimTx {
     async fn send(&mut self, head: Buf, payload: Option<Buf>) -> (io::Result<()>, Buf, Option<Buf>) {
         let mut result = self.send_all(&head).await;
         if let (Ok(()), Some(payload)) = (&result, &payload) {
-            result = self.send_all(payload).await;
+            result = match self.damaged(payload) {
+                Some(damaged) => self.send_all(&damaged).await,
+                None => self.send_all(payload).await,
+            };
         }
         (result, head, payload)
     }

@@ -6,7 +6,7 @@ use super::{Link, LinkEvents};
 use crate::bell::{Ending, step_aside};
 use crate::error::LinkError;
 use crate::local::LocalTx;
-use crate::pipe::{Gate, Inbound, Message, Outbound, StreamTx, request_head};
+use crate::pipe::{Gate, Inbound, Message, Outbound, StreamTx};
 use crate::server::SILENCES_MAX;
 use amphi_env::{Buf, Env};
 use amphi_wire::frame::{EncodeError, FrameKind};
@@ -151,8 +151,7 @@ fn stage<E: Env>(state: &mut State, tx: &mut StreamTx<E>) -> Option<(RequestId, 
         let staged = match state.pending(id) {
             Some(p) => match &p.call {
                 Some(call) => {
-                    let head = request_head(p.lane, id, call.target, p.deadline_ms, p.payload.as_ref());
-                    let staged = tx.stage(&head, call);
+                    let staged = tx.stage_request((p.lane, id, p.deadline_ms), call, p.payload.as_ref());
                     p.sent |= staged.is_ok();
                     staged.map(|()| p.payload.take())
                 }

@@ -8,7 +8,7 @@ use crate::bell::{Ending, step_aside};
 use crate::error::ServeError;
 use crate::handshake;
 use crate::local::LocalListener;
-use crate::pipe::{Gate, Inbound, Message, Outbound, StreamTx, over_local, over_stream, reply_head};
+use crate::pipe::{Gate, Inbound, Message, Outbound, StreamTx, over_local, over_stream};
 use amphi_env::{Buf, Conn, Env, Listener};
 use amphi_wire::frame::{DEADLINE_PASSED_MS, EncodeError, FrameKind, Head};
 use amphi_wire::slots::Window;
@@ -314,7 +314,7 @@ fn stage_next<E: Env>(tx: &mut StreamTx<E>, conn: &ConnState) -> Result<Staged, 
     let mut queue = conn.queue.borrow_mut();
     let Some(next) = queue.front_mut() else { return Ok(Staged::Nothing) };
     let staged = match next {
-        Outgoing::Reply { id, answer, payload } => tx.stage(&reply_head(*id, payload.as_ref()), answer),
+        Outgoing::Reply { id, answer, payload } => tx.stage_reply(*id, answer, payload.as_ref()),
         Outgoing::Push(push) => tx.stage(&Head::new(FrameKind::Push), push),
     };
     let payload = match (staged, next) {
