@@ -21,7 +21,7 @@ use crate::writeback::write_behind;
 use crate::writeback::writeback_errors;
 use amphi_dlm::Mode;
 use amphi_env::Buf;
-use amphi_types::{Attr, ByteRange, Errno, Ino, Kind, Result, SetAttr};
+use amphi_types::{Attr, ByteRange, Cred, Errno, Ino, Kind, Result, SetAttr};
 use amphi_wire::{RenameMode, XattrMode};
 use std::future::Future;
 use std::sync::Arc;
@@ -182,6 +182,26 @@ impl Client {
     /// Changes attributes; a new size also cuts the cache. `file` is the open file if the caller has one.
     pub fn setattr(&self, ctx: &Ctx, ino: Ino, set: SetAttr, file: Option<&Arc<OpenFile>>) -> Pending<Attr> {
         self.start(ops::attr::setattr(self.core.clone(), ctx.clone(), ino, set, file.cloned()))
+    }
+
+    /// As `setattr`; whoever is refused is looked at again: with the credentials that `again` names it is asked once more.
+    pub fn setattr_again(
+        &self,
+        ctx: &Ctx,
+        ino: Ino,
+        set: SetAttr,
+        file: Option<&Arc<OpenFile>>,
+        again: impl FnOnce() -> Option<Cred> + Send + 'static,
+    ) -> Pending<Attr> {
+        let (core, ctx, file) = (self.core.clone(), ctx.clone(), file.cloned());
+        self.start(async move {
+            let refused = match ops::attr::setattr(core.clone(), ctx.clone(), ino, set, file.clone()).await {
+                Err(e @ (Errno::Access | Errno::Perm)) => e,
+                done => return done,
+            };
+            let cred = again().ok_or(refused)?;
+            ops::attr::setattr(core, Ctx { cred, ..ctx }, ino, set, file).await
+        })
     }
 
     /// Makes a fifo, socket, device node or regular file: `mode` with the kind's bits, umask applied.

@@ -28,7 +28,7 @@ use crate::environment::{Environments, Said};
 use crate::file_system::{
     AttrReply, CopyHow, Entry, Handle, IoctlCall, IoctlReply, LockHow, OpenHow, OpenReply, ReadHow, Statfs, WriteHow,
 };
-use crate::kernel::structs::LseekOut;
+use crate::kernel::structs::{LseekOut, WriteOut};
 use crate::{Caller, DirSink, FileSystem, GroupCache, Later, Limits, Notifier, OpenFlags, Payload, ReadSink};
 use amphi_client::{Client, Ctx, Fallocate, Hints, OpenFile, Pending, RenameMode, Segment, Whence, XattrMode};
 use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Result, SetAttr};
@@ -59,7 +59,7 @@ const COPY_MAX_BYTES: u64 = 16 << 20;
 /// A mounted client.
 pub struct ClientFs {
     client: Client,
-    groups: GroupCache,
+    groups: Arc<GroupCache>,
     environments: Environments,
     handles: Handles,
     listings: Listings,
@@ -67,8 +67,8 @@ pub struct ClientFs {
     file_locks: Arc<FileLocks>,
     patience: Patience,
     pages: Pages,
-    rollbacks: Rollbacks,
-    kernel_view: KernelView,
+    rollbacks: Arc<Rollbacks>,
+    kernel_view: Arc<KernelView>,
     deferred: Deferred,
     /// Bytes of the largest request: one of this size may be a piece of a longer call.
     request_max_bytes: AtomicUsize,
@@ -79,7 +79,7 @@ impl ClientFs {
     pub fn new(client: Client) -> ClientFs {
         ClientFs {
             client,
-            groups: GroupCache::default(),
+            groups: Arc::default(),
             environments: Environments::default(),
             handles: Handles::default(),
             listings: Listings::default(),
@@ -87,8 +87,8 @@ impl ClientFs {
             file_locks: Arc::default(),
             patience: Patience::default(),
             pages: Pages::default(),
-            rollbacks: Rollbacks::default(),
-            kernel_view: KernelView::default(),
+            rollbacks: Arc::default(),
+            kernel_view: Arc::default(),
             deferred: Deferred::default(),
             request_max_bytes: AtomicUsize::new(usize::MAX),
         }
@@ -332,11 +332,13 @@ impl FileSystem for ClientFs {
             return self.getattr(caller, ino, None);
         }
         let changing = self.kernel_view.change(ino);
-        let changed = self.asked(caller, |ctx| self.client.setattr(ctx, ino, *set, file.as_ref()));
-        if changed.is_err() && set.size.is_some() {
-            self.kernel_view.misses_end(ino);
-        }
-        let (attr, since) = (changed?, changing.ends());
+        let (attr, since) = if set.size.is_some() {
+            let changing = changing.shared(&self.kernel_view);
+            // It goes on if the answer comes later.
+            (self.truncate(caller, ino, set, file.as_ref(), &changing)?, changing.ends())
+        } else {
+            (self.asked(caller, |ctx| self.client.setattr(ctx, ino, *set, file.as_ref()))?, changing.ends())
+        };
         self.client.walk_ended(caller.tid);
         // The kernel lets nobody make names in a directory meanwhile.
         let ttl = if attr.kind == Kind::Dir { self.lend(&attr, since) } else { self.attr_ttl(&attr, since) };
@@ -607,11 +609,12 @@ impl FileSystem for ClientFs {
     fn fallocate(&self, caller: &Caller<'_>, _: Ino, handle: Handle, offset: u64, len: u64, mode: u32) -> Result<()> {
         let file = self.handles.get(handle)?;
         let mode = Fallocate::from_linux(mode).ok_or(Errno::NotSupported)?;
-        let _changing = self.kernel_view.change(file.ino());
+        let changing = self.kernel_view.change(file.ino()).shared(&self.kernel_view);
         self.kill_suidgid_unless_capable(caller, file.ino())?;
-        let done = self.wait(caller, self.client.fallocate(&Self::stream(caller), &file, mode, offset, len));
-        self.bytes_changed(file.ino(), offset, len, done.map_or(0, |()| len));
-        done
+        let pending = self.client.fallocate(&Self::stream(caller), &file, mode, offset, len);
+        let (changes, ino) = (self.changes(), file.ino());
+        let note = move |done: &Result<()>| changes.note(ino, offset, len, done.map_or(0, |()| len));
+        self.wait_change(caller, pending, 0, &changing, note, |later, done| later.answer(done))
     }
 
     fn lseek(&self, caller: &Caller<'_>, _: Ino, handle: Handle, offset: u64, whence: u32) -> Result<u64> {
@@ -662,11 +665,18 @@ impl FileSystem for ClientFs {
         self.kill_suidgid_unless_capable(caller, to.ino())?;
         let (from, to) = ((&from, how.from_offset), (&to, how.to_offset));
         let len = how.len.min(COPY_MAX_BYTES);
-        let _changing = self.kernel_view.change(to.0.ino());
-        let copied = self.wait(caller, self.client.copy_file_range(&Self::stream(caller), from, to, len));
-        // It is shorter at the end of its source, with nothing behind.
-        let reached = copied.as_ref().map_or(0, |copied| *copied as u64);
-        self.bytes_changed(to.0.ino(), to.1, if copied.is_ok() { reached } else { len }, reached);
+        let (ino, offset) = (to.0.ino(), to.1);
+        let changing = self.kernel_view.change(ino).shared(&self.kernel_view);
+        let pending = self.client.copy_file_range(&Self::stream(caller), from, to, len);
+        let changes = self.changes();
+        let note = move |copied: &Result<usize>| {
+            // It is shorter at the end of its source, with nothing behind.
+            let reached = copied.as_ref().map_or(0, |copied| *copied as u64);
+            changes.note(ino, offset, if copied.is_ok() { reached } else { len }, reached);
+        };
+        let copied = self.wait_change(caller, pending, 0, &changing, note, |later, copied| {
+            later.answer_struct(copied.map(|copied| WriteOut { size: copied as u32, padding: 0 }));
+        });
         copied.map(|copied| copied as u64)
     }
 }

@@ -6,8 +6,10 @@ use crate::two_mounts::Pair;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
 use std::os::unix::thread::JoinHandleExt;
 use std::path::Path;
+use std::process::Command;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -259,6 +261,93 @@ fn reads_that_wait_for_a_group_stop_nobody() {
         assert_eq!(thread.join().expect("no panic"), [b'x'; 8]);
     }
     drop((a, reader));
+    pair.stop();
+}
+
+/// Goal: changes that wait hold no thread: one user's waiting writers stop neither another user's calls nor his own, and
+/// each of them has done what it said when the wait is over. Method: 300 writers, with truncates, reservations and copies
+/// beside them, while another mount's group has the files; `ls` and a new file meanwhile; then the end of the groups.
+#[test]
+fn changes_that_wait_for_a_group_stop_nobody() {
+    const WRITERS: usize = 300;
+    let pair = Pair::new(1, &["--targets", "4"], &[]);
+    let a = open(&pair.a);
+    a.write_all_at(&[b'x'; 4096 * WRITERS], 0).expect("write");
+    let others: Vec<File> = (0..4)
+        .map(|n| {
+            let path = pair.a.join(format!("g{n}"));
+            fs::write(&path, [b'g'; 8192]).expect("write");
+            File::options().read(true).write(true).open(path).expect("open")
+        })
+        .collect();
+    fs::write(pair.a.join("source"), b"copied").expect("write");
+    assert_eq!(join(&a, 7, 0), 0);
+    assert!(others.iter().all(|file| join(file, 7, 0) == 0));
+    let dir = pair.b.clone();
+    let mut waiting: Vec<_> = (0..WRITERS)
+        .map(|n| {
+            let file = File::options().write(true).open(dir.join("f")).expect("open");
+            std::thread::spawn(move || file.write_at(&[b'w'; 100], 4096 * n as u64).expect("write"))
+        })
+        .collect();
+    let path = dir.join("g0");
+    waiting.push(std::thread::spawn(move || {
+        File::options().write(true).open(path).expect("open").set_len(5).expect("ftruncate");
+        100
+    }));
+    let path = dir.join("g1");
+    waiting.push(std::thread::spawn(move || {
+        let path = std::ffi::CString::new(path.as_os_str().as_encoded_bytes()).expect("no zero byte");
+        // SAFETY: a string that ends with a zero byte.
+        assert_eq!(unsafe { libc::truncate(path.as_ptr(), 9000) }, 0);
+        100
+    }));
+    let path = dir.join("g2");
+    waiting.push(std::thread::spawn(move || {
+        let file = File::options().write(true).open(path).expect("open");
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 8192, 4096).expect("fallocate");
+        100
+    }));
+    let (path, source) = (dir.join("g3"), dir.join("source"));
+    waiting.push(std::thread::spawn(move || {
+        let (from, to) = (File::open(source).expect("open"), File::options().write(true).open(path).expect("open"));
+        let copied = rustix::fs::copy_file_range(&from, None, &to, Some(&mut 100), 6).expect("copy");
+        assert_eq!(copied, 6);
+        100
+    }));
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(waiting.iter().all(|t| !t.is_finished()), "they wait");
+    let (told, heard) = mpsc::channel();
+    for uid in ["0", "65534"] {
+        let (dir, told) = (dir.clone(), told.clone());
+        std::thread::spawn(move || {
+            let mut ls = Command::new("ls");
+            ls.arg("-l").arg(&dir).uid(uid.parse().expect("a number"));
+            assert!(ls.output().expect("ls").status.success());
+            if uid == "0" {
+                fs::write(dir.join("made"), b"made").expect("write");
+                fs::remove_file(dir.join("made")).expect("remove");
+            }
+            told.send(()).expect("heard");
+        });
+    }
+    for _ in 0..2 {
+        heard.recv_timeout(Duration::from_secs(10)).expect("other calls get on");
+    }
+    assert!(waiting.iter().all(|t| !t.is_finished()), "they still wait");
+    assert!(others.iter().chain([&a]).all(|file| leave(file, 7) == 0));
+    for thread in waiting {
+        assert_eq!(thread.join().expect("no panic"), 100);
+    }
+    let sizes: Vec<u64> = (0..4).map(|n| fs::metadata(dir.join(format!("g{n}"))).expect("stat").len()).collect();
+    assert_eq!(sizes, [5, 9000, 12288, 8192]);
+    assert_eq!(&fs::read(pair.a.join("g3")).expect("read")[98..108], b"ggcopiedgg");
+    let bytes = fs::read(pair.a.join("f")).expect("read");
+    assert_eq!(bytes.len(), 4096 * WRITERS);
+    for (n, page) in bytes.chunks(4096).enumerate() {
+        assert!(page[..100].iter().all(|b| *b == b'w') && page[100..].iter().all(|b| *b == b'x'), "page {n}");
+    }
+    drop((a, others));
     pair.stop();
 }
 

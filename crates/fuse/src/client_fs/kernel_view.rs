@@ -22,8 +22,9 @@ use crate::Notifier;
 use crate::session::monotonic_ns;
 use amphi_types::Ino;
 use parking_lot::Mutex;
-use std::sync::OnceLock;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Slots, about 100 bytes each.
@@ -63,15 +64,19 @@ pub(super) struct KernelView {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Since(u64);
 
-/// A change of an inode under way.
-pub(super) struct Changing<'a> {
-    view: &'a KernelView,
+/// A change of an inode under way; it is over when this is dropped. The view is borrowed, or shared with an answer that may come later.
+pub(super) struct Changing<V: Deref<Target = KernelView>> {
+    view: V,
     ino: Ino,
     since: Since,
     /// Another one was under way when it began.
     beside: bool,
     is_over: bool,
 }
+
+/// A change that ends with the first of those who hold it that says so, or with the last of them.
+#[derive(Clone)]
+pub(super) struct SharedChange(Arc<Mutex<Changing<Arc<KernelView>>>>);
 
 impl Default for KernelView {
     fn default() -> KernelView {
@@ -110,7 +115,7 @@ impl KernelView {
     }
 
     /// A change of `ino` begins. Until it ends nothing is lent, and what was lent is forgotten now.
-    pub(super) fn change(&self, ino: Ino) -> Changing<'_> {
+    pub(super) fn change(&self, ino: Ino) -> Changing<&KernelView> {
         let mut slot = self.slot(ino).lock();
         let since = self.now();
         let beside = slot.changes > 0;
@@ -157,7 +162,24 @@ impl KernelView {
     }
 }
 
-impl Changing<'_> {
+impl Changing<&KernelView> {
+    /// The same change, for an answer that may come when the request has no thread any more.
+    pub(super) fn shared(mut self, view: &Arc<KernelView>) -> SharedChange {
+        let Changing { ino, since, beside, .. } = self;
+        // It goes on in the other one.
+        let is_over = std::mem::replace(&mut self.is_over, true);
+        SharedChange(Arc::new(Mutex::new(Changing { view: view.clone(), ino, since, beside, is_over })))
+    }
+}
+
+impl SharedChange {
+    /// It is over. From when on attributes that its answer shows count as asked for.
+    pub(super) fn ends(&self) -> Since {
+        self.0.lock().end()
+    }
+}
+
+impl<V: Deref<Target = KernelView>> Changing<V> {
     /// It is over. From when on attributes that its answer shows count as asked for.
     pub(super) fn ends(mut self) -> Since {
         self.end()
@@ -176,7 +198,7 @@ impl Changing<'_> {
     }
 }
 
-impl Drop for Changing<'_> {
+impl<V: Deref<Target = KernelView>> Drop for Changing<V> {
     fn drop(&mut self) {
         self.end();
     }
@@ -228,6 +250,24 @@ mod tests {
         assert_eq!(forgotten(), ino);
         assert!(view.lend(ino, view.now(), LIFE));
         assert_eq!(forgotten(), Ino(0), "lent anew");
+    }
+
+    /// Goal: a change whose answer may come later is one change: it ends once, with whoever says so first, or with the last who holds it.
+    /// Method: shared ones, ended and dropped.
+    #[test]
+    fn shared_changes_end_once() {
+        let (view, ino) = (Arc::new(KernelView::default()), Ino(7));
+        let change = view.change(ino).shared(&view);
+        let later = change.clone();
+        drop(change);
+        assert!(!view.lend(ino, view.now(), LIFE), "under way");
+        let since = later.ends();
+        assert!(view.lend(ino, since, LIFE));
+        let ended = view.now();
+        drop(later);
+        assert_eq!(view.now(), ended, "it has ended before");
+        drop(view.change(ino).shared(&view));
+        assert!(view.now() != ended && view.lend(ino, view.now(), LIFE));
     }
 
     /// Goal: ends that the kernel was told lately are known, and where nothing is known everything may be. Method: more than are kept.

@@ -1,4 +1,5 @@
-//! Writes: where a call's bytes go, and how they get to the client.
+//! Changes of bytes: where a write goes, how its bytes get to the client, and what has to be noted when a write, a truncate or
+//! the like is done, on its thread or, if that takes long, without one (`deferred`).
 //!
 //! Owns: the difference between a write to an offset and one to the end of the file, as the call says it. The flags of an open may
 //! have changed since (`F_SETFL`): those that come with the request count. What `pwritev2` asks for one call alone, `RWF_APPEND` and
@@ -10,12 +11,18 @@
 //!   one, the calling thread is looked at (`syscall`). A call of io_uring, and one of somebody whom this mount may not look at, is taken
 //!   for what the descriptor says.
 
+use super::kernel_view::{KernelView, SharedChange};
 use super::syscall::Syscall;
 use super::{ClientFs, keeps_pages};
-use crate::file_system::WriteHow;
-use crate::{Caller, Payload};
-use amphi_client::{Ctx, Hints, OpenFile, WriteTo};
-use amphi_types::{Ino, Result};
+use crate::file_system::{AttrReply, WriteHow};
+use crate::groups::Rights;
+use crate::kernel::structs::WriteOut;
+use crate::reply::attr_out;
+use crate::{Caller, Later, Payload};
+use amphi_client::{Client, Ctx, Hints, OpenFile, Pending, WriteTo};
+use amphi_types::{Attr, Cred, Errno, Ino, Result, SetAttr};
+use std::sync::Arc;
+use std::time::Duration;
 
 impl ClientFs {
     pub(super) fn write_file(
@@ -35,7 +42,7 @@ impl ClientFs {
             to: self.aim(caller, ino, how),
             ..self.hints(len, how.flags)
         };
-        let _changing = self.kernel_view.change(ino);
+        let changing = self.kernel_view.change(ino);
         if let Some(len) = self.try_write(&ctx, &file, how.offset, &mut data, hints) {
             self.bytes_changed(ino, how.offset, len as u64, len as u64);
             return Ok(len);
@@ -55,14 +62,81 @@ impl ClientFs {
         };
         // Whether setgid stays may depend on the writer's groups.
         let ctx = if how.kill_suidgid { self.ctx(caller) } else { ctx };
-        let end = how.offset + len as u64;
-        let written = self.wait(caller, self.client.write(&ctx, &file, how.offset, data.into_buf(), hints));
-        self.bytes_changed(ino, how.offset, len as u64, written.as_ref().map_or(0, |n| *n as u64));
-        // A mount that is alone knows the size.
-        if written.is_err() && !how.from_page_cache && !self.client.is_alone() {
-            self.rollbacks.failed(how.handle, caller.tid, end);
+        let (offset, end) = (how.offset, how.offset + len as u64);
+        let pending = self.client.write(&ctx, &file, offset, data.into_buf(), hints);
+        let (changes, rollbacks) = (self.changes(), self.rollbacks.clone());
+        let (tid, handle, by_program) = (caller.tid, how.handle, !how.from_page_cache);
+        let note = move |written: &Result<usize>| {
+            changes.note(ino, offset, len as u64, written.as_ref().map_or(0, |n| *n as u64));
+            // A mount that is alone knows the size.
+            if written.is_err() && by_program && !changes.client.is_alone() {
+                rollbacks.failed(handle, tid, end);
+            }
+        };
+        let changing = changing.shared(&self.kernel_view);
+        self.wait_change(caller, pending, len, &changing, note, move |later, written| {
+            later.answer_struct(written.map(|n| WriteOut { size: n.min(len) as u32, padding: 0 }));
+        })
+    }
+
+    /// Sets the size, and whatever else the request names. If that takes long, the answer comes later, and what is returned
+    /// counts for nothing. Who is refused may have been given rights since they were looked at, as in `asked`; he waits for
+    /// the answer, so his thread is still there to be looked at.
+    pub(super) fn truncate(
+        &self,
+        caller: &Caller<'_>,
+        ino: Ino,
+        set: &SetAttr,
+        file: Option<&Arc<OpenFile>>,
+        changing: &SharedChange,
+    ) -> Result<Attr> {
+        let ctx = self.ctx(caller);
+        let (groups, known) = (self.groups.clone(), ctx.cred.clone());
+        let (tid, uid, gid) = (caller.tid, caller.uid, caller.gid);
+        let again = move || {
+            let Rights { groups, caps } = groups.again(tid, uid, gid);
+            let cred = Cred { uid, gid, groups, caps };
+            (cred != known).then_some(cred)
+        };
+        let pending = self.client.setattr_again(&ctx, ino, *set, file, again);
+        let (view, client) = (self.kernel_view.clone(), self.client.clone());
+        let note = move |changed: &Result<Attr>| match changed {
+            Ok(_) => client.walk_ended(tid),
+            Err(_) => view.misses_end(ino),
+        };
+        self.wait_change(caller, pending, 0, changing, note, |later, changed| {
+            // Nothing is lent: the kernel keeps nothing of it.
+            later.answer_struct(changed.map(|attr| attr_out(&AttrReply { attr, ttl: Duration::ZERO })));
+        })
+    }
+
+    /// Waits for a change of a file's bytes, `bytes` of which are in memory. When it is done it is noted, and over. If that
+    /// takes long, the thread is let go and `answer` answers; what is returned then counts for nothing.
+    pub(super) fn wait_change<T: Send + 'static>(
+        &self,
+        caller: &Caller<'_>,
+        pending: Pending<T>,
+        bytes: usize,
+        changing: &SharedChange,
+        note: impl Fn(&Result<T>) + Clone + Send + 'static,
+        answer: impl FnOnce(Later, Result<T>) + Send + 'static,
+    ) -> Result<T> {
+        let (note_later, over) = (note.clone(), changing.clone());
+        let (client, tid) = (self.client.clone(), caller.tid);
+        let done = self.wait_or_defer(caller, pending, bytes, move |later, done| {
+            note_later(&done);
+            if matches!(done, Err(Errno::Stale)) {
+                client.walk_failed(tid);
+            }
+            over.ends();
+            answer(later, done);
+        });
+        let Some(done) = done else { return Err(Errno::Intr) };
+        note(&done);
+        if matches!(done, Err(Errno::Stale)) {
+            self.client.walk_failed(tid);
         }
-        written
+        done
     }
 
     fn try_write(
@@ -101,21 +175,48 @@ impl ClientFs {
         }
     }
 
+    /// What has to know of changes of bytes, also when they are answered later.
+    pub(super) fn changes(&self) -> Changes {
+        Changes { client: self.client.clone(), view: self.kernel_view.clone() }
+    }
+
     /// Bytes of a file were to be changed from `offset` on, `asked` of them; `done` of them were.
     pub(super) fn bytes_changed(&self, ino: Ino, offset: u64, asked: u64, done: u64) {
-        if done < asked {
-            self.kernel_view.misses_end(ino);
-        }
-        if done > 0 {
-            self.tell_end(ino, offset + done);
-        }
+        note_change(&self.client, &self.kernel_view, ino, offset, asked, done);
     }
 
     /// The kernel is told that a file, or a change of it, ends there.
     pub(super) fn tell_end(&self, ino: Ino, end: u64) {
-        if !self.client.has_always_been_alone() {
-            self.kernel_view.tell_end(ino, end);
-        }
+        tell_end(&self.client, &self.kernel_view, ino, end);
+    }
+}
+
+/// What has to know of changes of bytes.
+#[derive(Clone)]
+pub(super) struct Changes {
+    client: Client,
+    view: Arc<KernelView>,
+}
+
+impl Changes {
+    /// As `ClientFs::bytes_changed`.
+    pub(super) fn note(&self, ino: Ino, offset: u64, asked: u64, done: u64) {
+        note_change(&self.client, &self.view, ino, offset, asked, done);
+    }
+}
+
+fn note_change(client: &Client, view: &KernelView, ino: Ino, offset: u64, asked: u64, done: u64) {
+    if done < asked {
+        view.misses_end(ino);
+    }
+    if done > 0 {
+        tell_end(client, view, ino, offset + done);
+    }
+}
+
+fn tell_end(client: &Client, view: &KernelView, ino: Ino, end: u64) {
+    if !client.has_always_been_alone() {
+        view.tell_end(ino, end);
     }
 }
 
