@@ -554,6 +554,9 @@ pub struct MountOptions {
 /// Mounts `client`. `ended` is told when the mount ends, also by `umount`.
 #[expect(clippy::disallowed_methods, reason = "the thread that waits for the end of the mount")]
 pub fn mount(client: Client, options: &MountOptions, ended: mpsc::Sender<()>) -> Outcome<Arc<Session>> {
+    if let Err(e) = amphi_env::real::keep_populated(client.memory_ahead()) {
+        tracing::warn!("no thread to get memory ahead of its use, so that first writes are slower: {e}");
+    }
     let words = &options.words;
     let said = |yes, no| words.said(yes, no).unwrap_or(false);
     let config = SessionConfig {

@@ -55,6 +55,20 @@ impl Client {
         TABLE.iter().map(|row| row.name)
     }
 
+    /// How many bytes of memory should wait for the cache at the moment, touched ahead of their use
+    /// (`cache.populate_bytes`); `None` when the client has ended. For `env::real::keep_populated`.
+    pub fn memory_ahead(&self) -> impl Fn() -> Option<usize> + Send + 'static {
+        let core = Arc::downgrade(&self.core);
+        move || {
+            let core = core.upgrade().filter(|core| !core.stopped.load(Ordering::Acquire))?;
+            if core.group_short.load(Ordering::Relaxed) {
+                return Some(0);
+            }
+            let bytes = core.tunables.get(Knob::PopulateBytes).min(core.tunables.get(Knob::CacheBytes) / 4);
+            Some(usize::try_from(bytes).unwrap_or(usize::MAX))
+        }
+    }
+
     /// Writes everything back, says goodbye and ends [`IoHalf::run`]. Further operations fail with `NotConnected`.
     pub fn shutdown(&self) {
         self.core.stopping.store(true, Ordering::Release);

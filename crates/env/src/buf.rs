@@ -24,7 +24,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use memory::{ALIGN, decay, keep_bytes};
+pub use memory::{ALIGN, decay, in_use_bytes, keep_bytes, populate};
 pub use stream::copy_streaming;
 
 /// What `scratch` is filled with in a simulation.

@@ -13,6 +13,7 @@ mod lent;
 mod net;
 mod origin;
 mod peer;
+mod populate;
 mod random;
 mod spin;
 
@@ -20,6 +21,7 @@ pub use cores::{Apart, Wide};
 pub use disk::RealDisk;
 pub use kept::{RealKept, memory_outlives};
 pub use net::{RealConn, RealListener, RealRx, RealTx};
+pub use populate::keep_populated;
 pub use spin::Spin;
 
 use crate::{DiskMode, Env, Time};

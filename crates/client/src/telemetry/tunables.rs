@@ -101,6 +101,7 @@ knobs! {
     LocalityInherit = "hybrid.locality_inherit", Switch, 1, 0 => 1, "new files are taken for what left the cache of the mount lately";
     Learn = "hybrid.learn", Switch, 1, 0 => 1, "requests without locality, also large ones, go the way that was measured to carry more";
     CacheBytes = "cache.max_bytes", Bytes, G, 4 * M => 1 << 50, "memory of the page cache";
+    PopulateBytes = "cache.populate_bytes", Bytes, 256 * M, 0 => 1 << 50, "memory that is touched before it is needed, so that the first writes of a mount are as fast as later ones; at most a quarter of the cache; what an idle mount does not use goes back; 0 = none";
     Adopt = "cache.adopt", Switch, 1, 0 => 1, "a write of just one unit of the cache (64 KiB) leaves its memory there instead of being copied";
     ColdAfter = "cache.cold_bytes", Bytes, 16 * M, 0 => 1 << 50, "a unit that was not written while so many others were lies in no cache of the processor: it is written past them, without fetching it";
     WarmBytes = "cache.warm_bytes", Bytes, 256 * K, 0 => 16 * M, "while a lone program that reads on through a mount has its turn, so much of what it reads next is brought into the processor's cache, if its reads are no larger; 0 = none";

@@ -226,6 +226,34 @@ pub fn decay(all: bool) {
     unmapped.into_iter().for_each(|(ptr, size)| unmap(ptr.0, size));
 }
 
+/// Bytes of pooled buffers in use.
+pub fn in_use_bytes() -> usize {
+    lock(&CHUNKS).in_use()
+}
+
+/// Touches memory ahead of its use until `goal` bytes of used memory wait, one run of 4 MiB at a call: what was never
+/// touched costs 0.3 us for each 4 KiB, and up to 10 us where the machine gets its own memory from a host. Takes long;
+/// nobody waits for it meanwhile. Says whether there is more to touch.
+pub fn populate(goal: usize) -> bool {
+    let mut chunks = lock(&CHUNKS);
+    if !chunks.wants_touched(goal) {
+        return false;
+    }
+    let bare = chunks.take_bare();
+    drop(chunks);
+    let at = bare.unwrap_or_else(|| map_huge(RUN_BYTES, RUN_BYTES).expose_provenance().get());
+    // SAFETY: the run is mapped, starts at a page, and nobody finds it before it is added.
+    let touched = unsafe { madvise(pointer(at).as_ptr().cast(), RUN_BYTES, Advice::LinuxPopulateWrite) };
+    if touched.is_err() {
+        // An older kernel, or the memory group is full.
+        lock(&CHUNKS).gave_back(GiveBack::run(at));
+        return false;
+    }
+    let mut chunks = lock(&CHUNKS);
+    chunks.add_touched(at);
+    chunks.wants_touched(goal)
+}
+
 /// Gives memory that nobody finds back to the system.
 fn give_back(back: GiveBack) {
     let ptr = pointer(back.at);

@@ -70,6 +70,13 @@ pub(super) struct GiveBack {
     chunk: Option<usize>,
 }
 
+impl GiveBack {
+    /// A whole run.
+    pub(super) fn run(at: Address) -> GiveBack {
+        GiveBack { at, bytes: RUN_BYTES, chunk: None }
+    }
+}
+
 /// A chunk that was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Taken {
@@ -202,6 +209,34 @@ impl Store {
         self.classes[class].with_fresh.insert(run);
     }
 
+    /// Bytes of chunks in use.
+    pub(super) fn in_use(&self) -> usize {
+        self.out
+    }
+
+    /// Whether a run that was touched ahead of its use may come, so that `goal` bytes wait, and no more than ever may.
+    pub(super) fn wants_touched(&self, goal: usize) -> bool {
+        self.kept + RUN_BYTES <= goal.min(self.bound())
+    }
+
+    /// A run of which all memory was touched ahead of its use, at a multiple of `RUN_BYTES`. It waits as if its chunks had
+    /// been used: the first that asks for memory gets it, whatever its class.
+    pub(super) fn add_touched(&mut self, run: Address) {
+        let (class, order, since) = (CLASSES - 2, self.next_event(), self.decays);
+        let used = all_chunks(class);
+        self.runs.insert(run, Run { class, used, fresh: 0, order, since });
+        self.idle.insert(order, run);
+        let chunks = &mut self.classes[class];
+        chunks.with_used.insert(order, run);
+        chunks.used += used.count_ones() as usize;
+        self.kept += used.count_ones() as usize * chunk_bytes(class);
+    }
+
+    /// A run of zeros that was given back, for `add_touched`.
+    pub(super) fn take_bare(&mut self) -> Option<Address> {
+        self.bare.pop()
+    }
+
     fn next_event(&mut self) -> u64 {
         self.events += 1;
         self.events
@@ -241,7 +276,7 @@ impl Store {
 
     fn give_back_run(&mut self, run: Address) -> GiveBack {
         self.remove(run);
-        GiveBack { at: run, bytes: RUN_BYTES, chunk: None }
+        GiveBack::run(run)
     }
 
     /// The memory is zeros now.

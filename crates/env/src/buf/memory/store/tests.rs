@@ -276,3 +276,30 @@ proptest! {
         prop_assert_eq!(s.runs.len() + s.bare.len() + runs_going, w.mapped, "no run is lost");
     }
 }
+
+/// Goal: memory that was touched ahead of its use is the first that any class gets, stays within the bound and the goal,
+/// and goes back when nobody wants it. Method: three runs, the last of which was given back before.
+#[test]
+fn touched_ahead() {
+    let mut w = World::new();
+    w.store.keep_bytes(64 * MIB, 0);
+    assert!(w.store.wants_touched(RUN_BYTES) && !w.store.wants_touched(RUN_BYTES - 1));
+    for run in 1..=15 {
+        assert!(w.store.wants_touched(usize::MAX));
+        w.mapped += 1;
+        w.store.add_touched(run * RUN_BYTES);
+    }
+    assert!(w.store.wants_touched(usize::MAX));
+    w.mapped += 1;
+    w.store.add_touched(16 * RUN_BYTES);
+    assert!(!w.store.wants_touched(usize::MAX), "the bound of what may wait");
+    let small = w.take_for(0, false);
+    let large = w.take_for(LARGE, false);
+    assert!(!small.is_zero && !large.is_zero, "what was touched counts as used");
+    assert_eq!((w.mapped, w.store.in_use()), (16, chunk_bytes(0) + MIB));
+    assert_eq!(w.keep(0, vec![small.at]), (0, 0));
+    assert_eq!(w.keep(LARGE, vec![large.at]), (0, 0));
+    let gone: usize = (0..20 * STRETCH).map(|_| w.decay(false).0).sum();
+    assert_eq!(gone, 16 * MIB, "beyond the 48 MiB that stay for good");
+    assert!(w.store.take_bare().is_some_and(|run| run % RUN_BYTES == 0));
+}
