@@ -7,6 +7,7 @@ mod tidy;
 use std::process::{Command, ExitCode};
 
 const USAGE: &str = "usage: cargo xtask tidy
+       cargo xtask code-map
        cargo xtask sim [--seed N | --seeds FROM..TO] [further options of the simulator]
        cargo xtask soak [ROUNDS [SEED]]     200 rounds unless told
        cargo xtask hostile [INPUTS [SEED]]  of each guise; 100,000 unless told";
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.first().map(String::as_str) {
         Some("tidy") => tidy::run(),
+        Some("code-map") => tidy::code_map(),
         Some("sim") => {
             let run = ["run", "--quiet", "--release", "--package", "amphi-sim", "--"];
             cargo(Command::new(env!("CARGO")).args(run).args(&args[1..]))

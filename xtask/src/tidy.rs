@@ -2,6 +2,7 @@
 //! the folders of large crates, the list of files that may contain
 //! `unsafe`, a head on every module, file sizes, marks that must not be left, and promises named by tests.
 
+mod documents;
 mod floors;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,7 +54,7 @@ const MARKS: &[&str] =
 
 /// Runs every check and prints what it finds, a line each.
 pub fn run() -> ExitCode {
-    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_path_buf();
+    let root = root();
     let mut findings = Vec::new();
     imports(&root, &mut findings);
     let mut files = Vec::new();
@@ -67,12 +68,39 @@ pub fn run() -> ExitCode {
         sources.push((name, text));
     }
     floors::check(&sources, &mut findings);
+    let document = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
+    documents::functions(&document(documents::LIFE), &sources, &mut findings);
+    if document(documents::CODE_MAP) != documents::code_map(&sources) {
+        findings.push(format!("{}: is not what the module heads say; run cargo xtask code-map", documents::CODE_MAP));
+    }
     promises(&root, &tests, &mut findings);
     for f in &findings {
         println!("tidy: {f}");
     }
     println!("tidy: {} files, {} findings", files.len(), findings.len());
     if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Writes the map of the code.
+pub fn code_map() -> ExitCode {
+    let root = root();
+    let (mut files, mut sources) = (Vec::new(), Vec::new());
+    rust_files(&root.join("crates"), &mut files);
+    for file in &files {
+        let name = file.strip_prefix(&root).unwrap_or(file).to_string_lossy().into_owned();
+        sources.push((name, fs::read_to_string(file).unwrap_or_default()));
+    }
+    match fs::write(root.join(documents::CODE_MAP), documents::code_map(&sources)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("{}: {e}", documents::CODE_MAP);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").to_path_buf()
 }
 
 fn imports(root: &Path, findings: &mut Vec<String>) {
