@@ -25,7 +25,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("client", &["types", "wire", "dlm", "env", "transport"]),
     ("fuse", &["types", "client"]),
     ("mpiio", &["types"]),
-    ("amphi", &["types", "wire", "env", "sched", "transport", "server", "client", "fuse"]),
+    ("amphi", &["types", "wire", "env", "sched", "transport", "server", "client", "fuse", "mpiio"]),
     ("sim", &["types", "wire", "env", "sched", "transport", "server", "client"]),
 ];
 

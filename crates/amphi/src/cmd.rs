@@ -4,6 +4,7 @@ pub mod fsck;
 pub mod layout;
 pub mod mount;
 pub mod mount_helper;
+pub mod mpiio;
 pub mod run;
 pub mod server;
 pub mod stats;

@@ -51,6 +51,7 @@ enum Command {
     Layout(cmd::layout::Layout),
     Fsck(cmd::fsck::Fsck),
     Run(cmd::run::Run),
+    Mpiio(cmd::mpiio::Mpiio),
     Demo(demo::Demo),
     Bench(bench::Bench),
     /// Print a completion script for a shell
@@ -84,6 +85,7 @@ fn run(command: Command) -> Outcome {
         Command::Layout(c) => c.run(),
         Command::Fsck(c) => c.run(),
         Command::Run(c) => c.run(),
+        Command::Mpiio(c) => c.run(),
         Command::Demo(c) => c.run(),
         Command::Bench(c) => c.run(),
         Command::Completions { shell } => {

@@ -23,6 +23,10 @@ pub trait Backend: Send {
     fn allocate(&self, size: u64) -> Outcome;
     /// Makes stable what was written.
     fn sync(&self) -> Outcome;
+    /// Device and inode of the file; zeros where it has none.
+    fn identity(&self) -> Outcome<(u64, u64)> {
+        Ok((0, 0))
+    }
     /// How many requests went past the caches of the system.
     fn direct_requests(&self) -> u64 {
         0

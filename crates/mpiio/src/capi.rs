@@ -141,7 +141,11 @@ fn open_rank(path: &CStr, settings: OpenSettings, rank: u32, token: Token) -> Ou
     let ranks = u32::try_from(all).map_err(|_| Error::Refused("too many ranks"))?;
     let geometry = Geometry::new(ranks, page_bytes, limit as u64);
     let segment = match rank {
-        0 => Segment::create(geometry, backend.size()?)?,
+        0 => {
+            let segment = Segment::create(geometry, backend.size()?)?;
+            segment.identify(backend.identity()?, settings.ranks);
+            segment
+        }
         rank => Segment::attach(token, geometry, rank)?,
     };
     let use_of = Settings {
@@ -233,7 +237,10 @@ pub unsafe extern "C" fn amphi_mpiio_write(
         let extents = std::slice::from_raw_parts(extents, count);
         let Some(bytes) = total(extents) else { return libc::EINVAL };
         let memory = if bytes == 0 { &[] } else { std::slice::from_raw_parts(memory, bytes) };
-        code((*file).locked().write(extents, memory).map(|_| ()))
+        let mut team = (*file).locked();
+        let outcome = team.write(extents, memory).map(|_| ());
+        team.local().publish();
+        code(outcome)
     }
 }
 
@@ -254,7 +261,10 @@ pub unsafe extern "C" fn amphi_mpiio_read(
         let extents = std::slice::from_raw_parts(extents, count);
         let Some(bytes) = total(extents) else { return libc::EINVAL };
         let memory = if bytes == 0 { &mut [] } else { std::slice::from_raw_parts_mut(memory, bytes) };
-        match (*file).locked().read(extents, memory) {
+        let mut team = (*file).locked();
+        let outcome = team.read(extents, memory);
+        team.local().publish();
+        match outcome {
             Ok(n) => {
                 *done = n;
                 0
@@ -281,7 +291,9 @@ macro_rules! plain {
             // SAFETY: the caller's promise.
             let mut guard = unsafe { (*file).locked() };
             let $file = &mut *guard;
-            $body
+            let result = $body;
+            $file.local().publish();
+            result
         }
     )*};
 }

@@ -120,6 +120,11 @@ impl CachedFile {
         Stats { fs_direct: self.backend.direct_requests(), ..self.stats }
     }
 
+    /// Shows the counters to whoever looks from outside; at the end of a call.
+    pub fn publish(&self) {
+        self.segment().publish(&self.stats().values());
+    }
+
     /// The shared memory.
     pub fn memory(&self) -> &Segment {
         &self.locks.segment

@@ -5,14 +5,15 @@
 //! file pointers and collective calls belong to the shim (`shim/`), which gives ranges of the file and one piece of
 //! memory. After Liao et al., "Cooperative client-side file caching for MPI applications"; docs/MPIIO.md.
 //!
-//! Floors, upper ones use lower ones: `capi`; `team`; `file`; `locks`, `pool`, `stats`; `segment`; `intervals`,
-//! `backend`, `pace`, `spare_memory`, `error`.
+//! Floors, upper ones use lower ones: `capi`, `live`; `team`; `file`; `locks`, `pool`; `segment`; `intervals`,
+//! `backend`, `pace`, `spare_memory`, `stats`, `error`.
 
 pub mod backend;
 pub mod capi;
 pub mod error;
 pub mod file;
 pub mod intervals;
+pub mod live;
 pub mod locks;
 pub mod pace;
 pub mod pool;

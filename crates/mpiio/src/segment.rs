@@ -8,9 +8,10 @@
 //!
 //! | part | size | content |
 //! |---|---|---|
-//! | header | 4096 | magic, nonce, geometry, file size, shared pointer, first late error, ended rank |
+//! | header | 4096 | magic, nonce, geometry, file size, shared pointer, first late error, ended rank, which file |
 //! | ranks | 64 each | word that the rank sleeps on, mode and successor of its queued request, whether it left in order |
 //! | stripes | 64 each, one for each rank | mutex of the metadata of pages `p` with `p mod ranks` = stripe |
+//! | counters | 256 each | the rank's counters as of its last call, for whoever looks from outside |
 //! | directory | 8 x slots | key + 1 of the chunk that lies in this slot, 0: free; found by hashing, never moved |
 //! | chunks | slots x entries x 32 | metadata of consecutive pages: readers, writer, queue, frame |
 //! | frames | 64 + 2 x spans x 8 each | page, number of valid and dirty ranges, the ranges |
@@ -21,13 +22,19 @@
 
 use crate::error::{Error, Outcome};
 use crate::intervals::{Intervals, Span};
+use crate::stats::NAMES;
+use std::mem::offset_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"amphmpi1");
-const HEADER_BYTES: u64 = 4096;
+const MAGIC: u64 = u64::from_le_bytes(*b"amphmpi2");
+/// Bytes of the header.
+pub const HEADER_BYTES: u64 = 4096;
 const CELL_BYTES: u64 = 64;
 const META_BYTES: u64 = 32;
+/// Counters of a rank that others can see.
+const COUNTERS: usize = 32;
+const COUNTERS_BYTES: u64 = COUNTERS as u64 * 8;
 
 /// The sizes from which the layout follows; equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,8 +88,12 @@ impl Geometry {
         self.ranks_at() + u64::from(self.ranks) * CELL_BYTES
     }
 
-    fn directory_at(&self) -> u64 {
+    fn counters_at(&self) -> u64 {
         self.stripes_at() + u64::from(self.ranks) * CELL_BYTES
+    }
+
+    fn directory_at(&self) -> u64 {
+        self.counters_at() + u64::from(self.ranks) * COUNTERS_BYTES
     }
 
     fn chunks_at(&self) -> u64 {
@@ -135,6 +146,79 @@ pub struct Header {
     pub unsynced: AtomicU32,
     /// Rank + 1 of a rank that ended without closing.
     pub ended: AtomicU32,
+    /// Device and inode of the file, and the process of rank 0.
+    file: [AtomicU64; 3],
+    /// Ranks of the node; the others are proxies of other nodes.
+    own_ranks: AtomicU32,
+}
+
+/// What an outsider sees of a cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Device and inode of the file.
+    pub file: (u64, u64),
+    /// Process of the first rank of the node.
+    pub pid: u64,
+    /// Ranks of the node.
+    pub ranks: u32,
+    /// Ranks of other nodes.
+    pub clients: u32,
+    /// Bytes of a page.
+    pub page_bytes: u32,
+    /// Pages that the node can keep.
+    pub pages: u32,
+    /// Length of the file as the ranks see it.
+    pub size: u64,
+    /// errno value of a write that failed for nobody in particular; 0: none.
+    pub late_error: i32,
+    /// Sums over all ranks, in the order of [`NAMES`].
+    pub counters: [u64; NAMES.len()],
+}
+
+impl Snapshot {
+    /// Reads a cache of `length` bytes that begins with this header; `read` fetches more of it. `None`: it is none.
+    pub fn read(header: &[u8], length: u64, read: impl Fn(&mut [u8], u64) -> bool) -> Option<Snapshot> {
+        let u32_at = |at: usize| Some(u32::from_ne_bytes(header.get(at..at + 4)?.try_into().ok()?));
+        let u64_at = |at: usize| Some(u64::from_ne_bytes(header.get(at..at + 8)?.try_into().ok()?));
+        if u64_at(offset_of!(Header, magic))? != MAGIC {
+            return None;
+        }
+        let number = |index: usize| u32_at(offset_of!(Header, geometry) + 4 * index);
+        let geometry = Geometry {
+            ranks: number(0)?,
+            page_bytes: number(1)?,
+            frames_per_rank: number(2)?,
+            spans: number(3)?,
+            dir_slots: number(4)?,
+            chunk_entries: number(5)?,
+        };
+        if geometry.check().is_err() || geometry.total() > length {
+            return None;
+        }
+        let mut counters = [0u64; NAMES.len()];
+        for rank in 0..u64::from(geometry.ranks) {
+            let mut bytes = [0; COUNTERS_BYTES as usize];
+            if !read(&mut bytes, geometry.counters_at() + rank * COUNTERS_BYTES) {
+                return None;
+            }
+            for (sum, value) in counters.iter_mut().zip(bytes.as_chunks::<8>().0) {
+                *sum = sum.wrapping_add(u64::from_ne_bytes(*value));
+            }
+        }
+        let file = offset_of!(Header, file);
+        let ranks = u32_at(offset_of!(Header, own_ranks))?.min(geometry.ranks);
+        Some(Snapshot {
+            file: (u64_at(file)?, u64_at(file + 8)?),
+            pid: u64_at(file + 16)?,
+            ranks,
+            clients: geometry.ranks - ranks,
+            page_bytes: geometry.page_bytes,
+            pages: geometry.frames(),
+            size: u64_at(offset_of!(Header, size))?,
+            late_error: u32_at(offset_of!(Header, late_error))? as i32,
+            counters,
+        })
+    }
 }
 
 /// What belongs to one rank.
@@ -181,6 +265,7 @@ const _: () = {
     assert!(size_of::<RankCell>() <= CELL_BYTES as usize);
     assert!(size_of::<PageMeta>() == META_BYTES as usize);
     assert!(size_of::<FrameHead>() <= 64);
+    assert!(NAMES.len() <= COUNTERS);
 };
 
 /// The shared memory of one open file, mapped.
@@ -279,6 +364,25 @@ impl Segment {
         }
         self.rank_cell(self.rank).presence.store(1, Ordering::Release);
         Ok(())
+    }
+
+    /// Says which file this is the cache of, and how many of the ranks are of this node; rank 0 calls.
+    pub fn identify(&self, (device, inode): (u64, u64), own_ranks: u32) {
+        let header = self.header();
+        for (cell, value) in header.file.iter().zip([device, inode, u64::from(std::process::id())]) {
+            cell.store(value, Ordering::Relaxed);
+        }
+        header.own_ranks.store(own_ranks, Ordering::Relaxed);
+    }
+
+    /// Shows the counters of this rank to whoever looks from outside.
+    pub fn publish(&self, counters: &[u64; NAMES.len()]) {
+        let at = self.geometry.counters_at() + u64::from(self.rank) * COUNTERS_BYTES;
+        // SAFETY: the cell of this rank lies in the mapping; it is made of atomics.
+        let cells: &[AtomicU64; COUNTERS] = unsafe { &*self.at(at) };
+        for (cell, value) in cells.iter().zip(counters) {
+            cell.store(*value, Ordering::Relaxed);
+        }
     }
 
     /// What the other ranks attach with.

@@ -274,6 +274,10 @@ impl Backend for PosixFile {
         }
     }
 
+    fn identity(&self) -> Outcome<(u64, u64)> {
+        self.stat().map(|stat| (stat.st_dev, stat.st_ino))
+    }
+
     fn direct_requests(&self) -> u64 {
         self.direct_requests.load(Relaxed)
     }

@@ -103,6 +103,7 @@ fn serve(mut stream: TcpStream, mut proxy: CachedFile) {
             Err(error) => break Err(error),
         };
         let (kind, answer) = (message.kind, answer(&mut proxy, message));
+        proxy.publish();
         match kind {
             Kind::Bye => break Ok(()),
             Kind::Release => continue,
