@@ -9,14 +9,19 @@
 //! |---|---|---|
 //! | object | `B`, ino u64, stripe u32 | end u64, mtime sec i64, mtime nsec u32, generation u64 (28 bytes) |
 //! | extent | `E`, ino u64, stripe u32, file block u64 | physical block u64, blocks u32, state u8 (13 bytes) |
+//! | delayed extent | `W`, ino u64, stripe u32, file byte u64 | length u32; of the write that it is a part of: first byte u64, length u32, place in memory u64, CRC-32C u32; mtime sec i64, mtime nsec u32 (40 bytes) |
+//! | memory | `W` | number that names the memory of all delayed extents, u64 |
 //!
 //! State is 1 for written, 0 for preallocated (reads as zeros).
 
 use crate::alloc::Run;
+use crate::delayed::DirtyExtent;
+use crate::memory::Memory;
 use amphi_types::item::{Key, Txn, tag};
 use amphi_types::limits::BLOCK;
 use amphi_types::{Ino, ObjectId, Timespec};
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 /// Most blocks of one extent: 128 MiB, so that an item stays a bounded promise to the allocator.
 pub const EXTENT_BLOCKS_MAX: u32 = 32_768;
@@ -200,22 +205,75 @@ pub(crate) fn extent_value(e: &Extent) -> Vec<u8> {
     v
 }
 
+/// Key of the number that names the memory of the delayed extents.
+pub(crate) fn memory_key() -> Key {
+    vec![tag::DELAYED]
+}
+
+pub(crate) fn dirty_key(id: ObjectId, start: u64) -> Key {
+    let mut k = extent_key(id, start);
+    k[0] = tag::DELAYED;
+    k
+}
+
+/// Value of the delayed extent at file byte `start`: its length, then the write that it is a part of (start, length, place in the
+/// memory, checksum) and its time.
+pub(crate) fn dirty_value(start: u64, e: &DirtyExtent) -> Vec<u8> {
+    let mut v = Vec::with_capacity(DIRTY_VALUE);
+    v.extend_from_slice(&((e.end - start) as u32).to_le_bytes());
+    v.extend_from_slice(&e.memory.start.to_le_bytes());
+    v.extend_from_slice(&e.memory.len.to_le_bytes());
+    v.extend_from_slice(&e.memory.at.to_le_bytes());
+    v.extend_from_slice(&e.memory.crc.to_le_bytes());
+    v.extend_from_slice(&e.mtime.sec.to_le_bytes());
+    v.extend_from_slice(&e.mtime.nsec.to_le_bytes());
+    v
+}
+
+const DIRTY_VALUE: usize = 40;
+
+/// Decodes the value of the delayed extent at file byte `start`.
+pub(crate) fn decode_dirty(start: u64, value: &[u8]) -> Option<DirtyExtent> {
+    let (len, rest) = value.split_first_chunk::<4>()?;
+    let (first, rest) = rest.split_first_chunk::<8>()?;
+    let (all, rest) = rest.split_first_chunk::<4>()?;
+    let (at, rest) = rest.split_first_chunk::<8>()?;
+    let (crc, rest) = rest.split_first_chunk::<4>()?;
+    let (sec, rest) = rest.split_first_chunk::<8>()?;
+    let nsec = u32::from_le_bytes(rest.try_into().ok()?);
+    let (len, all) = (u64::from(u32::from_le_bytes(*len)), u32::from_le_bytes(*all));
+    let (first, at) = (u64::from_le_bytes(*first), u64::from_le_bytes(*at));
+    let end = start.checked_add(len).filter(|end| *end <= amphi_types::limits::FILE_MAX)?;
+    let whole = first.checked_add(u64::from(all))?;
+    at.checked_add(u64::from(all))?;
+    let fits = len > 0 && first <= start && end <= whole && nsec < 1_000_000_000;
+    let memory = Memory::left(first, all, at, u32::from_le_bytes(*crc));
+    let mtime = Timespec { sec: i64::from_le_bytes(*sec), nsec };
+    fits.then(|| DirtyExtent { end, mtime, memory: Rc::new(memory) })
+}
+
 /// A key of this store, decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum DataKey {
     Object(ObjectId),
     Extent(ObjectId, u64),
+    Memory,
+    Dirty(ObjectId, u64),
 }
 
 impl DataKey {
     pub fn decode(key: &[u8]) -> Option<DataKey> {
         let (&kind, rest) = key.split_first()?;
+        if kind == tag::DELAYED && rest.is_empty() {
+            return Some(DataKey::Memory);
+        }
         let (ino, rest) = rest.split_first_chunk::<8>()?;
         let (stripe, rest) = rest.split_first_chunk::<4>()?;
         let id = ObjectId { ino: Ino(u64::from_be_bytes(*ino)), stripe: u32::from_be_bytes(*stripe) };
         match (kind, rest) {
             (tag::OBJECT, []) => Some(DataKey::Object(id)),
             (tag::EXTENT, at) => Some(DataKey::Extent(id, u64::from_be_bytes(at.try_into().ok()?))),
+            (tag::DELAYED, at) => Some(DataKey::Dirty(id, u64::from_be_bytes(at.try_into().ok()?))),
             _ => None,
         }
     }

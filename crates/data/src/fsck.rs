@@ -1,6 +1,6 @@
 //! Checks of the data store's items as they lie in a zone; changes nothing, reports everything.
 
-use crate::extent::{DataKey, Extent, decode_extent, decode_object};
+use crate::extent::{DataKey, Extent, decode_dirty, decode_extent, decode_object};
 use crate::store::extent_name;
 use amphi_types::ObjectId;
 use amphi_types::item::tag;
@@ -16,6 +16,8 @@ pub struct DataReport {
     pub extents: u64,
     /// Blocks that extents hold.
     pub blocks: u64,
+    /// Bytes that a killed server had in memory, by object: the next start writes them.
+    pub delayed: BTreeMap<ObjectId, u64>,
     /// One sentence per broken invariant.
     pub problems: Vec<String>,
 }
@@ -25,9 +27,10 @@ pub struct DataReport {
 /// one begins behind the object's end.
 pub fn fsck_items<'a>(items: impl IntoIterator<Item = (&'a [u8], &'a [u8])>, data_blocks: u64) -> DataReport {
     let mut report = DataReport::default();
+    let mut delayed: Option<(ObjectId, u64)> = None;
     let mut extents: BTreeMap<(ObjectId, u64), Extent> = BTreeMap::new();
     for (key, value) in items {
-        if !matches!(key.first(), Some(&tag::OBJECT | &tag::EXTENT)) {
+        if !matches!(key.first(), Some(&tag::OBJECT | &tag::EXTENT | &tag::DELAYED)) {
             continue;
         }
         match DataKey::decode(key) {
@@ -43,8 +46,23 @@ pub fn fsck_items<'a>(items: impl IntoIterator<Item = (&'a [u8], &'a [u8])>, dat
                 }
                 Err(text) => report.problems.push(format!("{}: {text}", extent_name(id, at))),
             },
+            Some(DataKey::Memory) if value.len() == 8 => {}
+            Some(DataKey::Memory) => report.problems.push("the number of the memory does not decode".into()),
+            Some(DataKey::Dirty(id, at)) => match decode_dirty(at, value) {
+                Some(e) => {
+                    *report.delayed.entry(id).or_default() += e.end - at;
+                    if delayed.is_some_and(|(before, end)| before == id && at < end) {
+                        report.problems.push(format!("{}: overlaps the one before it", delayed_name(id, at)));
+                    }
+                    delayed = Some((id, e.end));
+                }
+                None => report.problems.push(format!("{}: its value does not decode", delayed_name(id, at))),
+            },
             None => report.problems.push(format!("a data key of {} bytes does not decode", key.len())),
         }
+    }
+    for id in report.delayed.keys().filter(|id| !report.objects.contains_key(id)) {
+        report.problems.push(format!("object {} of {} has delayed bytes but does not exist", id.stripe, id.ino));
     }
     let mut by_block: Vec<(u64, ObjectId, u64, u32)> = Vec::with_capacity(extents.len());
     let mut last: Option<(ObjectId, u64)> = None;
@@ -75,4 +93,8 @@ pub fn fsck_items<'a>(items: impl IntoIterator<Item = (&'a [u8], &'a [u8])>, dat
         taken_to = taken_to.max(physical + u64::from(blocks));
     }
     report
+}
+
+fn delayed_name(id: ObjectId, at: u64) -> String {
+    format!("delayed extent at byte {at} of object {} of {}", id.stripe, id.ino)
 }

@@ -14,6 +14,8 @@
 //! * A block is in one extent, in one plan, in one pending `Freed`, or free; never in two of them.
 //! * Items appended to a `Txn` are absolute (types::item); the bitmap is not persisted but rebuilt from extents.
 //!
+//! * Delayed bytes (`delayed`) count instead of what the blocks beneath have, until a record says otherwise.
+//!
 //! What the caller holds (range locks): from plan to commit or abort a write, truncate, punch or preallocation
 //! holds its range *rounded out to blocks* alone, a read holds it shared until its I/O is done; a truncate holds
 //! everything from its size, rounded down, on; a destroy holds the whole object. So two plans that share an
@@ -25,16 +27,20 @@
 #![forbid(unsafe_code)]
 
 pub mod alloc;
+mod delayed;
 mod extent;
 mod fsck;
+mod memory;
 mod plan;
 mod recent;
 mod store;
 mod trim;
 mod write;
 
+pub use delayed::{DELAYED_ITEM_BYTES, Delayed, Overlay, UNIT};
 pub use extent::{EXTENT_BLOCKS_MAX, Extent};
 pub use fsck::{DataReport, fsck_items};
+pub use memory::{Memory, PagePool, Slot};
 pub use plan::{
     Edge, Freed, Fresh, ReadPlan, ReadSegment, Resize, Segment, SegmentKind, TrimEdge, TrimPlan, WritePlan,
     complete_edges,

@@ -4,6 +4,7 @@
 //! aborted keeps its fresh blocks taken until the target is opened again.
 
 use crate::alloc::Run;
+use crate::delayed::Overlay;
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, ObjectId};
 use smallvec::SmallVec;
@@ -68,6 +69,8 @@ pub struct WritePlan {
     pub segments: SmallVec<[Segment; 4]>,
     /// At most two blocks to read first.
     pub edges: SmallVec<[Edge; 2]>,
+    /// Reserved blocks that the plan of a flush uses.
+    pub(crate) lent: u64,
 }
 
 impl WritePlan {
@@ -143,6 +146,8 @@ pub struct ReadPlan {
     pub end: u64,
     /// Ascending, together exactly `aligned()`.
     pub segments: SmallVec<[ReadSegment; 4]>,
+    /// Parts of `range` that lie in memory and count instead of what the blocks have; ascending.
+    pub overlays: SmallVec<[Overlay; 2]>,
 }
 
 impl ReadPlan {
@@ -151,9 +156,9 @@ impl ReadPlan {
         if self.range.is_empty() { self.range } else { self.range.align_out(BLOCK) }
     }
 
-    /// Whether nothing has to be read from the disk.
+    /// Whether all of it is zeros.
     pub fn is_hole(&self) -> bool {
-        self.segments.iter().all(|s| s.physical.is_none())
+        self.overlays.is_empty() && self.segments.iter().all(|s| s.physical.is_none())
     }
 }
 
@@ -188,6 +193,8 @@ pub struct TrimPlan {
     /// At most two blocks to rewrite before the commit; with any, the record points at new data.
     pub edges: SmallVec<[TrimEdge; 2]>,
     pub(crate) cut: Range<u64>,
+    /// Bytes that are no more.
+    pub(crate) bytes: ByteRange,
     pub(crate) change: TrimChange,
 }
 

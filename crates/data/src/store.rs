@@ -1,8 +1,10 @@
 //! The store: objects by id, the allocator, reading, preallocating, destroying, loading.
 
 use crate::alloc::{Allocator, Purpose, Run};
+use crate::delayed::Delayed;
 use crate::extent::{
-    DataKey, EXTENT_BLOCKS_MAX, Extent, Object, decode_extent, decode_object, extent_key, extent_value, object_key,
+    DataKey, EXTENT_BLOCKS_MAX, Extent, Object, decode_dirty, decode_extent, decode_object, extent_key, extent_value,
+    memory_key, object_key,
 };
 use crate::plan::{Freed, ReadPlan, ReadSegment};
 use crate::recent::Recent;
@@ -57,6 +59,10 @@ pub struct DataStore {
     pub(crate) planned: u64,
     /// Blocks that were written at the edge of a write lately.
     pub recent: Recent,
+    /// Bytes that have no blocks yet.
+    pub delayed: Delayed,
+    /// The number that names the memory in which these lie.
+    pub(crate) memory: Option<u64>,
 }
 
 impl DataStore {
@@ -68,6 +74,8 @@ impl DataStore {
             pending: 0,
             planned: 0,
             recent: Recent::default(),
+            delayed: Delayed::default(),
+            memory: None,
         }
     }
 
@@ -96,24 +104,62 @@ impl DataStore {
             }
         }
         self.alloc = alloc;
-        Ok(())
+        if let Some((id, _)) = self.delayed.objects().find(|(id, _)| !self.objects.contains_key(id)) {
+            return Err(format!("object {} of {} has delayed extents but no item of its own", id.stripe, id.ino));
+        }
+        self.delayed.check()
+    }
+
+    /// The number that names the memory of delayed extents, if there may be any.
+    pub fn memory(&self) -> Option<u64> {
+        self.memory
+    }
+
+    /// From now on delayed extents lie in the memory that `number` names, or in none. There are none that lie elsewhere.
+    pub fn set_memory(&mut self, number: Option<u64>, txn: &mut Txn) {
+        debug_assert!(self.delayed.is_empty(), "delayed extents lie in the memory before");
+        self.memory = number;
+        match number {
+            Some(n) => txn.put(memory_key(), n.to_le_bytes().to_vec()),
+            None => txn.delete(memory_key()),
+        }
+    }
+
+    /// Gives delayed bytes up: what they covered is seen again. For memory that has gone.
+    pub fn drop_delayed(&mut self, object: ObjectId, range: ByteRange, txn: &mut Txn) {
+        self.delayed.cut(object, range, txn);
+    }
+
+    /// Highest byte of an object + 1, delayed ones included.
+    pub(crate) fn end_of(&self, object: ObjectId) -> u64 {
+        let delayed = self.delayed.end_of(object).map_or(0, |(end, _)| end);
+        self.objects.get(&object).map_or(0, |o| o.end).max(delayed)
+    }
+
+    fn info(&self, id: ObjectId, o: &Object) -> ObjectInfo {
+        let mut info = ObjectInfo { end: o.end, mtime: o.mtime, generation: o.generation, blocks: o.blocks };
+        if let Some((end, mtime)) = self.delayed.end_of(id) {
+            info.end = info.end.max(end);
+            info.mtime = info.mtime.max(mtime);
+            let span = ByteRange::new(0, end);
+            let blocks = self.delayed.runs(id, span).into_iter().map(|run| {
+                let blocks = run.align_out(BLOCK);
+                let (from, to) = (blocks.start / BLOCK, blocks.end / BLOCK);
+                to - from - o.mapped(from, to).map(|(_, e)| u64::from(e.blocks)).sum::<u64>()
+            });
+            info.blocks += blocks.sum::<u64>();
+        }
+        info
     }
 
     /// An object, `None` if nothing was ever written or truncated there.
     pub fn object(&self, object: ObjectId) -> Option<ObjectInfo> {
-        self.objects.get(&object).map(|o| ObjectInfo {
-            end: o.end,
-            mtime: o.mtime,
-            generation: o.generation,
-            blocks: o.blocks,
-        })
+        self.objects.get(&object).map(|o| self.info(object, o))
     }
 
     /// The objects of a file that this target holds, by stripe.
     pub fn objects_of(&self, ino: Ino) -> impl Iterator<Item = (ObjectId, ObjectInfo)> + '_ {
-        self.objects
-            .range(stripes(ino))
-            .map(|(&id, o)| (id, ObjectInfo { end: o.end, mtime: o.mtime, generation: o.generation, blocks: o.blocks }))
+        self.objects.range(stripes(ino)).map(|(&id, o)| (id, self.info(id, o)))
     }
 
     /// Extents of an object, ascending by file block.
@@ -129,7 +175,7 @@ impl DataStore {
     /// Blocks of the zone, and blocks that are or become free once pending frees are released; without the
     /// allocator's reserve.
     pub fn space(&self) -> (u64, u64) {
-        (self.alloc.blocks(), self.alloc.available() + self.pending)
+        (self.alloc.blocks(), (self.alloc.available() + self.pending).saturating_sub(self.delayed.promised()))
     }
 
     /// Free blocks, those that become free included, that have storage of the file system below for certain.
@@ -170,10 +216,17 @@ impl DataStore {
     /// Plans a read. Bytes beyond the object's end are left out; holes and preallocated blocks read as zeros.
     pub fn plan_read(&self, object: ObjectId, range: ByteRange) -> ReadPlan {
         let Some(o) = self.objects.get(&object) else {
-            return ReadPlan { range: ByteRange::new(range.start, range.start), end: 0, segments: SmallVec::new() };
+            return ReadPlan {
+                range: ByteRange::new(range.start, range.start),
+                end: 0,
+                segments: SmallVec::new(),
+                overlays: SmallVec::new(),
+            };
         };
-        let range = ByteRange::new(range.start, range.end.min(o.end).max(range.start));
-        let mut plan = ReadPlan { range, end: o.end, segments: SmallVec::new() };
+        let end = self.end_of(object);
+        let range = ByteRange::new(range.start, range.end.min(end).max(range.start));
+        let overlays = self.delayed.within(object, range);
+        let mut plan = ReadPlan { range, end, segments: SmallVec::new(), overlays };
         let span = plan.aligned();
         let (from, to) = (span.start / BLOCK, span.end / BLOCK);
         let mut at = from;
@@ -196,14 +249,24 @@ impl DataStore {
     /// the block in which the object ends; and up to where these are all there are, or `None` for the end of the object.
     pub fn data_runs(&self, object: ObjectId, offset: u64, runs_max: usize) -> (Vec<ByteRange>, Option<u64>) {
         let mut runs: Vec<ByteRange> = Vec::new();
-        let Some(o) = self.objects.get(&object).filter(|o| offset < o.end) else { return (runs, None) };
-        let written = o.mapped(offset / BLOCK, o.end.div_ceil(BLOCK)).filter(|(_, extent)| extent.written);
-        for (looked, (block, extent)) in written.enumerate() {
-            let run = ByteRange::at(block * BLOCK, u64::from(extent.blocks) * BLOCK);
+        let end = self.end_of(object);
+        let Some(o) = self.objects.get(&object).filter(|_| offset < end) else { return (runs, None) };
+        let mapped = o.mapped(offset / BLOCK, end.div_ceil(BLOCK)).filter(|(_, extent)| extent.written);
+        let mut written =
+            mapped.map(|(block, extent)| ByteRange::at(block * BLOCK, u64::from(extent.blocks) * BLOCK)).peekable();
+        let delayed = self.delayed.runs(object, ByteRange::new(offset, end));
+        let mut delayed = delayed.into_iter().map(|run| run.align_out(BLOCK)).peekable();
+        for looked in 0.. {
+            let is_delayed_next = match (written.peek(), delayed.peek()) {
+                (Some(w), Some(d)) => d.start < w.start,
+                (None, Some(_)) => true,
+                _ => false,
+            };
+            let Some(run) = (if is_delayed_next { delayed.next() } else { written.next() }) else { break };
             let is_full = runs.len() == runs_max;
             match runs.last_mut() {
                 _ if looked == EXTENTS_LOOKED_MAX => return (runs, Some(run.start)),
-                Some(last) if last.end == run.start => last.end = run.end,
+                Some(last) if last.end >= run.start => last.end = last.end.max(run.end),
                 _ if is_full => return (runs, Some(run.start)),
                 _ => runs.push(run),
             }
@@ -233,7 +296,7 @@ impl DataStore {
         };
         let mut placed = Vec::new();
         self.take_all(&holes, object, Purpose::Growth, &mut placed)?;
-        let is_new = !self.objects.contains_key(&object);
+        let (is_new, end) = (!self.objects.contains_key(&object), self.end_of(object));
         let o = self.objects.entry(object).or_default();
         let mut touched = BTreeSet::new();
         for &(at, run) in &placed {
@@ -241,7 +304,7 @@ impl DataStore {
             o.put(at, Extent { physical: run.start, blocks: run.blocks, written: false }, &mut touched);
         }
         o.log_extents(object, &touched, txn);
-        let grows = matches!(how, Preallocate::Extend(_)) && range.end > o.end;
+        let grows = matches!(how, Preallocate::Extend(_)) && range.end > end;
         if let (Preallocate::Extend(mtime), true) = (how, grows) {
             o.grow(range.end, false);
             o.mtime = mtime;
@@ -265,6 +328,7 @@ impl DataStore {
     pub fn destroy(&mut self, object: ObjectId, txn: &mut Txn) -> Freed {
         let mut freed = Freed::default();
         self.recent.forget(object, ByteRange::ALL);
+        self.delayed.cut(object, ByteRange::ALL, txn);
         if let Some(o) = self.objects.remove(&object) {
             for (at, e) in o.extents {
                 txn.delete(extent_key(object, at));
@@ -291,6 +355,7 @@ impl DataStore {
                 break;
             };
             self.recent.forget(id, ByteRange::ALL);
+            left -= self.delayed.cut_last(id, left, txn);
             while left > 0
                 && let Some((at, e)) = o.extents.pop_last()
             {
@@ -332,7 +397,7 @@ impl DataStore {
         placed: &mut Vec<(u64, Run)>,
     ) -> Result<()> {
         let total: u64 = needs.iter().map(|n| n.1).sum();
-        if total > self.alloc.room(purpose) {
+        if total > self.alloc.room(purpose).saturating_sub(self.delayed.promised()) {
             return Err(Errno::NoSpace);
         }
         let mut runs = Vec::new();
@@ -383,6 +448,7 @@ impl DataStore {
                 self.pending, self.planned
             ));
         }
+        self.delayed.check()?;
         let mut fresh = self.clone();
         fresh.finish_load()
     }
@@ -406,6 +472,23 @@ impl ItemStore for DataStore {
                     o.blocks -= u64::from(old.blocks);
                 }
             }
+            Some(DataKey::Memory) => {
+                let number = value.try_into().map_err(|_| "the number of the memory does not decode")?;
+                self.memory = Some(u64::from_le_bytes(number));
+            }
+            Some(DataKey::Dirty(id, at)) => {
+                let e = decode_dirty(at, value).ok_or_else(|| {
+                    format!(
+                        "delayed extent at byte {at} of object {} of {}: its value does not decode",
+                        id.stripe, id.ino
+                    )
+                })?;
+                let range = ByteRange::new(at, e.end);
+                if self.delayed.count_in(id, range) > 0 {
+                    return Err(format!("delayed extent at byte {at} of object {} of {} overlaps", id.stripe, id.ino));
+                }
+                self.delayed.put(id, range, e.mtime, e.memory, 0);
+            }
             None => {
                 return Err(format!(
                     "a key of {} bytes with tag {:?} is no item of the data store",
@@ -421,6 +504,8 @@ impl ItemStore for DataStore {
         match DataKey::decode(key)? {
             DataKey::Object(id) => self.objects.get(&id).filter(|o| o.has_item).map(Object::value),
             DataKey::Extent(id, at) => self.objects.get(&id)?.extents.get(&at).map(extent_value),
+            DataKey::Memory => self.memory.map(|n| n.to_le_bytes().to_vec()),
+            DataKey::Dirty(id, at) => self.delayed.value(id, at),
         }
     }
 
@@ -448,6 +533,18 @@ impl ItemStore for DataStore {
                 keys.extend(o.extents.range(from..).take(max - keys.len()).map(|(&at, _)| extent_key(id, at)));
                 from = 0;
             }
+        }
+        let left = max - keys.len().min(max);
+        if after.first().is_none_or(|&t| t <= tag::DELAYED) && left > 0 {
+            let from = match DataKey::decode(after) {
+                Some(DataKey::Dirty(id, at)) => Some((id, at)),
+                _ => None,
+            };
+            if self.memory.is_some() && after < &memory_key()[..] {
+                keys.push(memory_key());
+            }
+            let left = max - keys.len().min(max);
+            keys.extend(self.delayed.keys_after(from, left));
         }
         keys
     }

@@ -27,16 +27,18 @@ impl DataStore {
         let had = self.objects.get(&object);
         if had.map_or(0, |o| o.generation) >= generation {
             let change = TrimChange::Nothing;
-            return Ok(TrimPlan { object, edges: SmallVec::new(), cut: 0..0, change });
+            let bytes = ByteRange::new(0, 0);
+            return Ok(TrimPlan { object, edges: SmallVec::new(), cut: 0..0, bytes, change });
         }
-        let old_end = had.map_or(0, |o| o.end);
+        let old_end = self.end_of(object);
         let end = if how == Resize::Set { size } else { old_end.min(size) };
         let mut zero = Vec::new();
         if !size.is_multiple_of(BLOCK) && size < old_end {
             zero.push((size / BLOCK, (size % BLOCK) as usize..BLOCK as usize));
         }
         let cut = size.div_ceil(BLOCK)..FILE_BLOCKS;
-        self.trim(object, cut, zero, TrimChange::Truncate { end, generation })
+        let bytes = ByteRange::new(size, u64::MAX);
+        self.trim(object, cut, bytes, zero, TrimChange::Truncate { end, generation })
     }
 
     /// Plans to make `range` a hole. The end stays.
@@ -63,13 +65,14 @@ impl DataStore {
             }
             range.start.div_ceil(BLOCK)..last
         };
-        self.trim(object, cut, zero, TrimChange::Punch)
+        self.trim(object, cut, range, zero, TrimChange::Punch)
     }
 
     fn trim(
         &mut self,
         object: ObjectId,
         cut: Range<u64>,
+        bytes: ByteRange,
         zero: Vec<(u64, Range<usize>)>,
         change: TrimChange,
     ) -> Result<TrimPlan> {
@@ -89,7 +92,7 @@ impl DataStore {
         for (edge, (_, run)) in edges.iter_mut().zip(placed) {
             edge.fresh = run.start;
         }
-        Ok(TrimPlan { object, edges, cut, change })
+        Ok(TrimPlan { object, edges, cut, bytes, change })
     }
 
     /// Makes a truncate or punch visible and appends its items. Edge blocks must have been written.
@@ -100,6 +103,9 @@ impl DataStore {
         }
         let mut touched = BTreeSet::new();
         self.recent.forget(plan.object, ByteRange::ALL);
+        // A hole leaves the end where it is, also one in delayed bytes behind those that have blocks.
+        let end = if plan.change == TrimChange::Punch { self.end_of(plan.object) } else { 0 };
+        self.delayed.cut(plan.object, plan.bytes, txn);
         let o = self.objects.entry(plan.object).or_default();
         if !plan.cut.is_empty() {
             let removed = o.cut(plan.cut.start, plan.cut.end, &mut touched);
@@ -122,6 +128,7 @@ impl DataStore {
             }
             o.generation = generation;
         }
+        o.grow(end, false);
         o.mtime = mtime;
         o.has_item = true;
         o.log_object(plan.object, txn);

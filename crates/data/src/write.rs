@@ -1,4 +1,4 @@
-//! Writes: plan, commit, abort.
+//! Writes: plan, commit, abort; accepting into memory, and the plans of flushes.
 //!
 //! A written block that the write covers up to the object's end is overwritten in place like a whole one:
 //! whichever of its sectors a crash leaves old or new, no byte outside of the write changes, and what lies behind
@@ -7,14 +7,17 @@
 //! and what lies behind an end must be zero.
 
 use crate::alloc::{Purpose, Run};
-use crate::extent::{Extent, Object};
+use crate::delayed::DirtyExtent;
+use crate::extent::{Extent, Object, dirty_key, dirty_value};
+use crate::memory::Memory;
 use crate::plan::{Edge, Freed, Fresh, Segment, SegmentKind, WritePlan};
 use crate::store::{DataStore, check_range};
 use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
-use amphi_types::{ByteRange, ObjectId, Result, Timespec};
+use amphi_types::{ByteRange, Errno, ObjectId, Result, Timespec};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
+use std::rc::Rc;
 
 impl DataStore {
     /// Plans a write of `range`. The server reads the edges, builds the aligned bytes (`complete_edges`), writes
@@ -35,9 +38,29 @@ impl DataStore {
         generation: u64,
         fresh: Fresh,
     ) -> Result<WritePlan> {
-        check_range(range)?;
         self.check_generation(object, generation)?;
-        let mut plan = WritePlan { object, range, segments: SmallVec::new(), edges: SmallVec::new() };
+        self.plan_blocks(object, range, fresh, Purpose::Growth)
+    }
+
+    /// Plans to write delayed bytes, and what lies between them in their blocks, to blocks. `range` is one of `Delayed::runs`, whose
+    /// blocks the caller holds alone. There is room: it was reserved when the bytes were accepted.
+    ///
+    /// Errors: `NoSpace` if the file system below has no storage for what was reserved.
+    pub fn plan_flush(&mut self, object: ObjectId, range: ByteRange, fresh: Fresh) -> Result<WritePlan> {
+        let lent = self.delayed.touched(object, range);
+        self.delayed.lent += lent;
+        match self.plan_blocks(object, range, fresh, Purpose::Shrink) {
+            Ok(plan) => Ok(WritePlan { lent, ..plan }),
+            Err(e) => {
+                self.delayed.lent -= lent;
+                Err(e)
+            }
+        }
+    }
+
+    fn plan_blocks(&mut self, object: ObjectId, range: ByteRange, fresh: Fresh, purpose: Purpose) -> Result<WritePlan> {
+        check_range(range)?;
+        let mut plan = WritePlan { object, range, segments: SmallVec::new(), edges: SmallVec::new(), lent: 0 };
         let needs = match self.objects.get(&object) {
             Some(o) => reuse_blocks(o, &mut plan, fresh),
             None => {
@@ -47,7 +70,7 @@ impl DataStore {
         };
         if !needs.is_empty() {
             let mut placed = Vec::new();
-            self.take_all(&needs, object, Purpose::Growth, &mut placed)?;
+            self.take_all(&needs, object, purpose, &mut placed)?;
             plan.segments.extend(placed.into_iter().map(|(file_block, run)| Segment {
                 file_block,
                 physical: run.start,
@@ -65,6 +88,8 @@ impl DataStore {
         let mut freed = Freed::default();
         let mut touched = BTreeSet::new();
         self.recent.forget(plan.object, plan.aligned());
+        self.delayed.lent -= plan.lent;
+        self.delayed.cut(plan.object, plan.range, txn);
         for s in &plan.segments {
             self.alloc.note_backed(Run { start: s.physical, blocks: s.blocks });
         }
@@ -93,10 +118,48 @@ impl DataStore {
         freed
     }
 
+    /// Blocks that accepting `range` would promise, if there is room for them.
+    ///
+    /// Errors: `Stale` when a truncate came after the request was sent, `NoSpace`, `FileTooBig`, `Inval` for an empty range.
+    pub fn check_accept(&self, object: ObjectId, range: ByteRange, generation: u64) -> Result<u64> {
+        check_range(range)?;
+        self.check_generation(object, generation)?;
+        let span = range.align_out(BLOCK);
+        let blocks = span.len() / BLOCK - self.delayed.touched(object, span);
+        if blocks > self.alloc.room(Purpose::Growth).saturating_sub(self.delayed.promised()) {
+            return Err(Errno::NoSpace);
+        }
+        Ok(blocks)
+    }
+
+    /// Makes bytes that lie in `memory` visible as the content of `range`, and appends their items. `check_accept` has said yes in the
+    /// same step.
+    pub fn accept(
+        &mut self,
+        object: ObjectId,
+        range: ByteRange,
+        mtime: Timespec,
+        memory: Rc<Memory>,
+        now_ns: u64,
+        txn: &mut Txn,
+    ) {
+        self.delayed.cut(object, range, txn);
+        let o = self.objects.entry(object).or_default();
+        if !o.has_item {
+            // So that whoever looks for objects of the file finds it.
+            o.has_item = true;
+            o.log_object(object, txn);
+        }
+        let extent = DirtyExtent { end: range.end, mtime, memory: memory.clone() };
+        txn.put(dirty_key(object, range.start), dirty_value(range.start, &extent));
+        self.delayed.put(object, range, mtime, memory, now_ns);
+    }
+
     /// Gives up a plan: its fresh blocks are free at once, because nothing durable ever pointed at them. Every
     /// write that the server submitted for the plan must have ended.
     pub fn abort_write(&mut self, plan: WritePlan) {
         self.recent.forget(plan.object, plan.aligned());
+        self.delayed.lent -= plan.lent;
         for s in plan.segments.iter().filter(|s| s.kind == SegmentKind::Fresh) {
             self.untake(Run { start: s.physical, blocks: s.blocks });
         }

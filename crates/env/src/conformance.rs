@@ -108,6 +108,10 @@ pub async fn memory<E: Env>(env: E, of: &str, has_memory: bool) {
     kept.write(0, b"hello").expect("write");
     assert_eq!(env.kept(&name, of, 100).expect("kept"), b"helloworld");
     assert_eq!(env.kept(&name, of, 7).expect("kept"), b"hellowo");
+    let mut part = [0; 6];
+    kept.read(3, &mut part).expect("read");
+    assert_eq!(&part, b"loworl");
+    assert_eq!(kept.read(5, &mut part).expect_err("behind the end").kind(), ErrorKind::UnexpectedEof);
     assert!(kept.is_there());
     drop(kept);
     assert_eq!(env.kept(&name, of, 100).expect("kept"), b"helloworld");

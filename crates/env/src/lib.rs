@@ -148,6 +148,10 @@ pub trait Kept: 'static {
     ///
     /// Errors: `StorageFull` and others of memory; what is there then is as after a kill.
     fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Fills the whole of `into` with what was written from byte `at` on. Never waits for a disk.
+    ///
+    /// Errors: `UnexpectedEof` where nothing was written so far behind.
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
     /// Whether somebody who asks for its name finds it. Costs less than 1 us.
     fn is_there(&self) -> bool;
 }

@@ -21,6 +21,8 @@ pub mod tag {
     pub const OBJECT: u8 = b'B';
     /// `data`: an extent of an object.
     pub const EXTENT: u8 = b'E';
+    /// `data`: bytes of an object that lie in memory which outlives the process, and the name of that memory.
+    pub const DELAYED: u8 = b'W';
     /// `server`: a session.
     pub const SESSION: u8 = b'S';
     /// `server`: the last reply of a session's slot.

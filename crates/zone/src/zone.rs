@@ -260,6 +260,25 @@ impl<E: Env> Zone<E> {
         self.checkpoint().await
     }
 
+    /// What was answered and not made stable may be gone: opening says so until `losses_told`. On disk when this has returned.
+    ///
+    /// Errors: `Io` when the zone has failed.
+    pub async fn note_lost(&self) -> Result<(), ZoneError> {
+        self.shared.state.borrow_mut().lost = true;
+        self.checkpoint().await
+    }
+
+    /// The name of memory that outlives the process and is this zone's, for its owner: that of a copy of the zone which is open on the
+    /// same machine has another number.
+    pub fn memory_name(&self, number: u64) -> String {
+        format!("{:016x}-{number:016x}-data", self.shared.zone_id)
+    }
+
+    /// The file that it lies in.
+    pub fn path(&self) -> &str {
+        &self.shared.path
+    }
+
     /// Changes what `OpenOptions` said of syncs, checkpoints and kept records; counts from the next of each.
     pub fn tune(&self, sync_interval: Duration, dirty_bytes: u64, keeps: bool) {
         let shared = &self.shared;

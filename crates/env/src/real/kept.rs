@@ -138,6 +138,17 @@ pub(super) fn forget(name: &str) -> io::Result<()> {
 }
 
 impl Kept for RealKept {
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < into.len() {
+            match rustix::io::retry_on_intr(|| rustix::io::pread(&self.fd, &mut into[done..], at + done as u64))? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                n => done += n,
+            }
+        }
+        Ok(())
+    }
+
     fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
         let mut done = 0;
         while done < bytes.len() {

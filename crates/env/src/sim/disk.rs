@@ -433,6 +433,13 @@ impl SimEnv {
 }
 
 impl crate::Kept for SimKept {
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        let memory = self.memory.borrow();
+        let from = memory.get(at as usize..at as usize + into.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
+        into.copy_from_slice(from);
+        Ok(())
+    }
+
     fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
         if !self.env.world.lives(self.env.node, self.env.life) {
             return Err(dead());

@@ -1,0 +1,387 @@
+//! Delayed extents: bytes of objects that were accepted into memory and have no blocks yet.
+//!
+//! Owns: which bytes of which object lie where in memory, their items, the blocks that are promised to them, and what is worth
+//! flushing next. Does not own: the memory (`memory`, and the server), when something is flushed.
+//!
+//! A delayed extent covers what the blocks of its object have, byte by byte. It has an item of its own, put by the record that
+//! accepted it and deleted or shortened by the record of whatever overwrites, cuts or flushes it, so the log alone says which
+//! extents are alive. An object's item knows nothing of it: power loss takes the memory, and with it all that says there was more.
+//!
+//! Invariants
+//! * Extents of an object do not overlap: a later write cuts the earlier ones in its own record.
+//! * `reserved` is the number of blocks that hold at least one delayed byte. As many stay free for flushes, which therefore
+//!   find room whatever happens in between; a plan of a flush takes them out of that (`lent`) until it ends.
+//! * `end` and `mtime` of an object with extents are at least those of each of them.
+
+use crate::extent::dirty_key;
+use crate::memory::Memory;
+use amphi_types::item::{Key, Txn};
+use amphi_types::limits::BLOCK;
+use amphi_types::{ByteRange, ObjectId, Timespec};
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+/// What is flushed together: a full stripe of the storage.
+pub const UNIT: u64 = 1 << 20;
+
+/// Bytes of a record for the deletion of a delayed extent.
+pub const DELAYED_ITEM_BYTES: u64 = 32;
+
+/// A part of a read or a flush that lies in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Overlay {
+    /// Bytes of the file.
+    pub range: ByteRange,
+    /// Where they lie. As long as this is held the memory is not used for anything else.
+    pub memory: Rc<Memory>,
+}
+
+impl Overlay {
+    /// Byte of the memory at which the range begins.
+    pub fn at(&self) -> u64 {
+        self.memory.at + (self.range.start - self.memory.start)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DirtyExtent {
+    pub end: u64,
+    pub mtime: Timespec,
+    pub memory: Rc<Memory>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct DirtyObject {
+    /// By first byte.
+    extents: BTreeMap<u64, DirtyExtent>,
+    mtime: Timespec,
+}
+
+impl DirtyObject {
+    fn end(&self) -> u64 {
+        self.extents.last_key_value().map_or(0, |(_, e)| e.end)
+    }
+
+    /// Extents that share a byte with `range`, ascending.
+    fn within(&self, range: ByteRange) -> impl Iterator<Item = (u64, &DirtyExtent)> {
+        let first = self.extents.range(..=range.start).next_back().map_or(range.start, |(&at, _)| at);
+        let last = range.end.max(first);
+        self.extents.range(first..last).map(|(&at, e)| (at, e)).filter(move |(_, e)| e.end > range.start)
+    }
+
+    /// Blocks with a delayed byte among the whole blocks around `range`.
+    fn touched(&self, range: ByteRange) -> u64 {
+        let range = range.align_out(BLOCK);
+        let (mut blocks, mut counted) = (0, range.start / BLOCK);
+        for (at, e) in self.within(range) {
+            let from = (at.max(range.start) / BLOCK).max(counted);
+            let to = e.end.min(range.end).div_ceil(BLOCK);
+            blocks += to.saturating_sub(from);
+            counted = counted.max(to);
+        }
+        blocks
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct DirtyUnit {
+    bytes: u64,
+    since_ns: u64,
+}
+
+/// The delayed extents of a target.
+#[derive(Clone, Debug, Default)]
+pub struct Delayed {
+    objects: BTreeMap<ObjectId, DirtyObject>,
+    units: BTreeMap<(ObjectId, u64), DirtyUnit>,
+    /// Units in the order in which they became dirty, with when; those that are not so any more are passed over.
+    order: VecDeque<(u64, ObjectId, u64)>,
+    /// Units that became dirty as a whole.
+    whole: VecDeque<(ObjectId, u64)>,
+    extents: u64,
+    bytes: u64,
+    reserved: u64,
+    /// Of the reserved blocks, those whose flush has taken its own.
+    pub(crate) lent: u64,
+    /// What was cut since `take_dead`.
+    dead: Vec<Rc<Memory>>,
+}
+
+impl Delayed {
+    /// Whether there is nothing.
+    pub fn is_empty(&self) -> bool {
+        self.objects.is_empty()
+    }
+
+    /// Number of extents.
+    pub fn extents(&self) -> u64 {
+        self.extents
+    }
+
+    /// Bytes in them.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Number of units that have any.
+    pub fn units(&self) -> usize {
+        self.units.len()
+    }
+
+    /// Blocks that are promised to flushes that have not begun.
+    pub fn promised(&self) -> u64 {
+        self.reserved - self.lent
+    }
+
+    /// Whether the object has any.
+    pub fn has(&self, object: ObjectId) -> bool {
+        self.objects.contains_key(&object)
+    }
+
+    /// Whether an object of the file has any.
+    pub fn has_file(&self, ino: amphi_types::Ino) -> bool {
+        let of_file = ObjectId { ino, stripe: 0 }..=ObjectId { ino, stripe: u32::MAX };
+        !self.objects.is_empty() && self.objects.range(of_file).next().is_some()
+    }
+
+    /// Highest delayed byte of an object + 1, and its mtime.
+    pub(crate) fn end_of(&self, object: ObjectId) -> Option<(u64, Timespec)> {
+        if self.objects.is_empty() {
+            return None;
+        }
+        self.objects.get(&object).map(|o| (o.end(), o.mtime))
+    }
+
+    /// Extents that share a byte with `range`.
+    pub fn count_in(&self, object: ObjectId, range: ByteRange) -> usize {
+        self.objects.get(&object).map_or(0, |o| o.within(range).count())
+    }
+
+    /// Blocks with a delayed byte in `range`, rounded out.
+    pub fn touched(&self, object: ObjectId, range: ByteRange) -> u64 {
+        self.objects.get(&object).map_or(0, |o| o.touched(range))
+    }
+
+    /// The delayed parts of `range`, ascending.
+    pub fn within(&self, object: ObjectId, range: ByteRange) -> SmallVec<[Overlay; 2]> {
+        if self.objects.is_empty() {
+            return SmallVec::new();
+        }
+        let parts = self.objects.get(&object).into_iter().flat_map(|o| o.within(range));
+        let part = |(at, e): (u64, &DirtyExtent)| Overlay {
+            range: ByteRange::new(at, e.end).intersect(&range),
+            memory: e.memory.clone(),
+        };
+        parts.map(part).collect()
+    }
+
+    /// The delayed bytes of `range` as runs that share no block with each other.
+    pub fn runs(&self, object: ObjectId, range: ByteRange) -> Vec<ByteRange> {
+        let mut runs: Vec<ByteRange> = Vec::new();
+        let Some(o) = self.objects.get(&object) else { return runs };
+        for (at, e) in o.within(range) {
+            let part = ByteRange::new(at, e.end).intersect(&range);
+            match runs.last_mut() {
+                // Without a gap, or with one inside of a block.
+                Some(last) if last.end == part.start || (last.end - 1) / BLOCK == part.start / BLOCK => {
+                    last.end = part.end;
+                }
+                _ => runs.push(part),
+            }
+        }
+        runs
+    }
+
+    /// The objects of all extents, with the file bytes that they span.
+    pub fn objects(&self) -> impl Iterator<Item = (ObjectId, ByteRange)> + '_ {
+        let span = |o: &DirtyObject| ByteRange::new(o.extents.first_key_value().map_or(0, |(&at, _)| at), o.end());
+        self.objects.iter().map(move |(id, o)| (*id, span(o)))
+    }
+
+    /// All memory that is named, once for each extent.
+    pub fn memories(&self) -> impl Iterator<Item = (ObjectId, ByteRange, &Rc<Memory>)> + '_ {
+        self.objects
+            .iter()
+            .flat_map(|(id, o)| o.extents.iter().map(|(&at, e)| (*id, ByteRange::new(at, e.end), &e.memory)))
+    }
+
+    /// All units that have any, of one file or of all.
+    pub fn all_units(&self, ino: Option<amphi_types::Ino>) -> Vec<(ObjectId, u64)> {
+        let wanted = |(id, _): &(ObjectId, u64)| ino.is_none_or(|ino| ino == id.ino);
+        self.units.keys().copied().filter(wanted).collect()
+    }
+
+    /// The next unit that is dirty as a whole.
+    pub fn next_whole(&mut self) -> Option<(ObjectId, u64)> {
+        while let Some(key) = self.whole.pop_front() {
+            if self.units.get(&key).is_some_and(|u| u.bytes == UNIT) {
+                return Some(key);
+            }
+        }
+        None
+    }
+
+    /// The unit that has been dirty longest, if that is since `until_ns` or longer.
+    pub fn next_old(&mut self, until_ns: u64) -> Option<(ObjectId, u64)> {
+        while let Some(&(since_ns, object, unit)) = self.order.front() {
+            let is_current = self.units.get(&(object, unit)).is_some_and(|u| u.since_ns == since_ns);
+            if is_current && since_ns > until_ns {
+                return None;
+            }
+            self.order.pop_front();
+            if is_current {
+                return Some((object, unit));
+            }
+        }
+        None
+    }
+
+    /// When the oldest unit became dirty.
+    pub fn oldest_ns(&self) -> Option<u64> {
+        self.order.front().map(|(since_ns, ..)| *since_ns)
+    }
+
+    /// A unit that was to be flushed and is not: it is looked at again as if it had become dirty at `now_ns`.
+    pub fn try_again(&mut self, object: ObjectId, unit: u64, now_ns: u64) {
+        if let Some(u) = self.units.get_mut(&(object, unit)) {
+            u.since_ns = now_ns;
+            self.order.push_back((now_ns, object, unit));
+        }
+    }
+
+    /// Counts `range` in the units that it lies in, or out of them.
+    fn count_units(&mut self, object: ObjectId, range: ByteRange, adds: Option<u64>) {
+        let mut at = range.start;
+        while at < range.end {
+            let (unit, end) = (at / UNIT, range.end.min((at / UNIT + 1) * UNIT));
+            let key = (object, unit);
+            match adds {
+                Some(now_ns) => {
+                    let counted = self.units.entry(key).or_insert_with(|| {
+                        self.order.push_back((now_ns, object, unit));
+                        DirtyUnit { bytes: 0, since_ns: now_ns }
+                    });
+                    counted.bytes += end - at;
+                    if counted.bytes == UNIT {
+                        self.whole.push_back(key);
+                    }
+                }
+                None => {
+                    if let Some(counted) = self.units.get_mut(&key) {
+                        counted.bytes -= end - at;
+                        if counted.bytes == 0 {
+                            self.units.remove(&key);
+                        }
+                    }
+                }
+            }
+            at = end;
+        }
+    }
+
+    /// Puts an extent where nothing is delayed.
+    pub(crate) fn put(&mut self, object: ObjectId, range: ByteRange, mtime: Timespec, memory: Rc<Memory>, now_ns: u64) {
+        let o = self.objects.entry(object).or_default();
+        let before = o.touched(range);
+        o.extents.insert(range.start, DirtyExtent { end: range.end, mtime, memory });
+        o.mtime = o.mtime.max(mtime);
+        self.reserved += o.touched(range) - before;
+        self.extents += 1;
+        self.bytes += range.len();
+        self.count_units(object, range, Some(now_ns));
+    }
+
+    /// Takes the bytes of `range` out of the map, with the changes of items in `txn`.
+    pub(crate) fn cut(&mut self, object: ObjectId, range: ByteRange, txn: &mut Txn) {
+        let Some(o) = self.objects.get_mut(&object) else { return };
+        let hit: SmallVec<[u64; 4]> = o.within(range).map(|(at, _)| at).collect();
+        if hit.is_empty() {
+            return;
+        }
+        let before = o.touched(range);
+        let mut gone: SmallVec<[ByteRange; 4]> = SmallVec::new();
+        for at in hit {
+            let Some(e) = o.extents.remove(&at) else { continue };
+            self.extents -= 1;
+            txn.delete(dirty_key(object, at));
+            let mut keep = |from: u64, to: u64| {
+                if from < to {
+                    let part = DirtyExtent { end: to, mtime: e.mtime, memory: e.memory.clone() };
+                    txn.put(dirty_key(object, from), crate::extent::dirty_value(from, &part));
+                    o.extents.insert(from, part);
+                    self.extents += 1;
+                }
+            };
+            keep(at, range.start.min(e.end));
+            keep(range.end.max(at), e.end);
+            let cut = ByteRange::new(at, e.end).intersect(&range);
+            self.bytes -= cut.len();
+            gone.push(cut);
+            self.dead.push(e.memory);
+        }
+        self.reserved -= before - o.touched(range);
+        if o.extents.is_empty() {
+            self.objects.remove(&object);
+        }
+        for cut in gone {
+            self.count_units(object, cut, None);
+        }
+    }
+
+    /// Takes the last extents of an object out of the map, `most` at most. How many.
+    pub(crate) fn cut_last(&mut self, object: ObjectId, most: usize, txn: &mut Txn) -> usize {
+        let mut count = 0;
+        while count < most
+            && let Some((at, end)) = self.objects.get(&object).and_then(|o| {
+                let (&at, e) = o.extents.last_key_value()?;
+                Some((at, e.end))
+            })
+        {
+            self.cut(object, ByteRange::new(at, end), txn);
+            count += 1;
+        }
+        count
+    }
+
+    /// Memory that extents which were cut since the last call named. The pages may be used again when the record of the cuts
+    /// survives a kill of the process: until then the handles have to be kept.
+    pub fn take_dead(&mut self) -> Vec<Rc<Memory>> {
+        std::mem::take(&mut self.dead)
+    }
+
+    pub(crate) fn value(&self, object: ObjectId, at: u64) -> Option<Vec<u8>> {
+        self.objects.get(&object)?.extents.get(&at).map(|e| crate::extent::dirty_value(at, e))
+    }
+
+    /// Keys of items behind that of the extent `after`, `max` at most.
+    pub(crate) fn keys_after(&self, after: Option<(ObjectId, u64)>, max: usize) -> Vec<Key> {
+        let behind = |id: ObjectId, at: u64| after.is_none_or(|after| (id, at) > after);
+        let first = after.map_or(ObjectId { ino: amphi_types::Ino(0), stripe: 0 }, |(id, _)| id);
+        let all = self.objects.range(first..).flat_map(|(&id, o)| o.extents.keys().map(move |&at| (id, at)));
+        all.filter(|(id, at)| behind(*id, *at)).take(max).map(|(id, at)| dirty_key(id, at)).collect()
+    }
+
+    /// Checks the counts against the extents; for tests.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let (mut extents, mut bytes, mut reserved) = (0, 0, 0);
+        for (id, o) in &self.objects {
+            let mut free_from = 0;
+            for (&at, e) in &o.extents {
+                if at < free_from || e.end <= at {
+                    return Err(format!("delayed extent at {at} of {id:?} overlaps the one before it or is empty"));
+                }
+                free_from = e.end;
+                extents += 1;
+                bytes += e.end - at;
+            }
+            reserved += o.touched(ByteRange::ALL);
+        }
+        let units: u64 = self.units.values().map(|u| u.bytes).sum();
+        let counted = (self.extents, self.bytes, self.reserved, units);
+        if counted != (extents, bytes, reserved, bytes) {
+            return Err(format!("{counted:?} delayed extents, bytes, blocks, bytes of units are counted"));
+        }
+        Ok(())
+    }
+}
