@@ -212,6 +212,11 @@ impl Delayed {
         self.units.keys().copied().filter(wanted).collect()
     }
 
+    /// Whether a unit may be dirty as a whole.
+    pub fn has_whole(&self) -> bool {
+        !self.whole.is_empty()
+    }
+
     /// The next unit that is dirty as a whole.
     pub fn next_whole(&mut self) -> Option<(ObjectId, u64)> {
         while let Some(key) = self.whole.pop_front() {

@@ -162,6 +162,12 @@ impl DataStore {
         self.objects.range(stripes(ino)).map(|(&id, o)| (id, self.info(id, o)))
     }
 
+    /// As `objects_of`, without what is delayed.
+    pub fn landed_of(&self, ino: Ino) -> impl Iterator<Item = (ObjectId, ObjectInfo)> + '_ {
+        let info = |o: &Object| ObjectInfo { end: o.end, mtime: o.mtime, generation: o.generation, blocks: o.blocks };
+        self.objects.range(stripes(ino)).map(move |(&id, o)| (id, info(o)))
+    }
+
     /// Extents of an object, ascending by file block.
     pub fn extents(&self, object: ObjectId) -> impl Iterator<Item = (u64, Extent)> + '_ {
         self.objects.get(&object).into_iter().flat_map(|o| o.extents.iter().map(|(&b, &e)| (b, e)))

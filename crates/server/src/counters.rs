@@ -120,6 +120,7 @@ counters! {
     file_lock = "request_file_lock", "Requests about locks of applications.";
     other = "request_other", "Everything else.";
     read_bytes = "read_bytes", "Payload bytes read.";
+    read_delayed_bytes = "read_write_back_bytes", "Of them, those that were in memory and not on the disk.";
     write_bytes = "write_bytes", "Payload bytes written.";
     batch_parts = "write_batch_parts", "Small writes that came together with others.";
     ahead_parts = "read_batch_parts", "Small files asked for ahead of their readers.";
@@ -133,6 +134,17 @@ counters! {
     write_edges_ns = "time_write_edges_ns", "Of it: completing the blocks at the edges, bringing the bytes to block boundaries.";
     write_disk_ns = "time_write_disk_ns", "Of it: the disk's time for the bytes.";
     write_log_ns = "time_write_log_ns", "Of it: the record, until it is on the disk.";
+    accepted = "write_back", "Writes that were answered from memory.";
+    accepted_bytes = "write_back_bytes", "Bytes of them.";
+    through_large = "write_through_large", "Writes that went to the disk first as they are large.";
+    through_full = "write_through_full", "Likewise, as the memory fills.";
+    through_extents = "write_through_extents", "Likewise, as a record could not name more.";
+    through_room = "write_through_room", "Likewise, as the target has little room.";
+    flushes = "flushes", "Units of 1 MiB of which accepted bytes were written.";
+    flushes_whole = "flushes_whole", "Those that were accepted as a whole.";
+    flush_runs = "flush_runs", "Runs of bytes that they had.";
+    flush_bytes = "flush_bytes", "Bytes written for them, whole blocks.";
+    flush_failures = "flush_failures", "Units that could not be written and were kept.";
     resends = "resends_answered", "Resent requests answered from their slot.";
     forwarded = "forwarded", "Requests of connections here for targets of other workers.";
     commits = "transactions", "Transactions logged.";

@@ -5,11 +5,13 @@
 //! Reads are executed again when they are sent again. Everything else goes through its slot: executed once, answered
 //! from the slot afterwards; a resend that finds the original still executing waits for it.
 
+mod accept;
 mod attr;
 mod batch;
 mod contended;
 mod data;
 mod file_lock;
+mod flush;
 mod link;
 mod lock;
 mod make;
@@ -22,9 +24,11 @@ mod read_batch;
 mod remove;
 mod rename;
 mod rights;
+mod way;
 mod xattr;
 
 pub use attr::{at_once, view};
+pub use flush::flush_agent;
 pub use objects::{Orphans, destroy_objects, orphaned, reap_orphans, resume_pending, trim_objects};
 #[cfg(test)]
 pub(crate) use open::KEPT_FOR;

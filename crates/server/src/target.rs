@@ -7,12 +7,14 @@
 //! has the order of the changes; freed blocks are released when the record that freed them is stable; no borrow of a
 //! store lives across an await.
 
+pub(crate) mod accepted;
 pub(crate) mod disk_queue;
 pub(crate) mod free_space_below;
 pub(crate) mod gate;
 pub(crate) mod records;
 pub(crate) mod shared_blocks;
 pub(crate) mod span_gate;
+pub(crate) mod write_back;
 
 use crate::coherence::file_locks::FileLockDesk;
 use crate::coherence::glimpse::Glimpses;
@@ -30,6 +32,7 @@ use crate::target::gate::{Gate, Hold};
 use crate::target::records::{ClusterRecord, HomeRecord, Item, SessionRecord};
 use crate::target::shared_blocks::Edges;
 use crate::target::span_gate::SpanGate;
+use crate::target::write_back::WriteBack;
 use crate::tx::two_phase::Intents;
 use amphi_data::{DataStore, Freed, TrimPlan};
 use amphi_dlm::{LockCounts, LockLimits};
@@ -66,6 +69,8 @@ pub const EXTENTS_A_RECORD: usize = 4096;
 pub const EXTENT_BYTES: u64 = 88;
 /// Bytes of a record for what is beside extents: inode, object, answer.
 const RECORD_SPARE_BYTES: u64 = 4096;
+/// Part of a record that is left to the deletion of delayed extents: one in so many.
+pub const DELAYED_SHARE: u64 = 4;
 
 /// One target.
 pub struct Target<E: Env> {
@@ -103,6 +108,8 @@ pub struct Target<E: Env> {
     pub spans: SpanGate,
     /// Writes that share blocks at their edges.
     pub edges: Edges,
+    /// What it has in memory instead of on its disk.
+    pub write_back: WriteBack<E>,
     /// Answers of the sessions' slots.
     pub slots: RefCell<Slots>,
     /// Sessions that are alive.
@@ -111,6 +118,8 @@ pub struct Target<E: Env> {
     pub stopped: RefCell<BTreeMap<SessionId, u64>>,
     /// What was answered before it was opened and not made stable may be gone.
     pub lost: bool,
+    /// The zone says so by itself.
+    pub(crate) noted_lost: bool,
     /// Sessions of an earlier run that have not said yet what they have open.
     pub absent: RefCell<BTreeSet<SessionId>>,
     /// Who waits until none of these is left.
@@ -156,11 +165,12 @@ pub struct Target<E: Env> {
     pub zone_stats: RefCell<ZoneStats>,
     /// As above, of the lock server.
     pub lock_counts: Cell<LockCounts>,
-    counters: Rc<Counters>,
+    /// Counts of its worker.
+    pub counters: Rc<Counters>,
     /// What is logged first.
     first: RefCell<Txn>,
     failed_once: Cell<bool>,
-    closed: Cell<bool>,
+    pub(crate) closed: Cell<bool>,
 }
 
 impl<E: Env> Target<E> {
@@ -187,7 +197,7 @@ impl<E: Env> Target<E> {
         for (key, value) in &recovered.items {
             match key.first().copied() {
                 Some(tag::INODE | tag::DENTRY | tag::XATTR | tag::META) => meta.load(key, value)?,
-                Some(tag::OBJECT | tag::EXTENT) => data.load(key, value)?,
+                Some(tag::OBJECT | tag::EXTENT | tag::DELAYED) => data.load(key, value)?,
                 _ => match records::decode_item(key, value)? {
                     Item::Session(session, record) => drop(sessions.insert(session, record)),
                     Item::CutOff(session) => drop(cut_off.insert(session)),
@@ -212,6 +222,9 @@ impl<E: Env> Target<E> {
         let start = (starts & 0xffff) as u16;
         let limits = LockLimits { callback_deadline_ns, ..LockLimits::default() };
         let (freed_bell, rung) = mpsc::unbounded();
+        let (flush_bell, flush_rung) = mpsc::channel(1);
+        let write_back = WriteBack::find(env, &zone, &data, flush_bell);
+        let lost = recovered.lost || write_back.has_lost();
         let mut opens = Opens::default();
         for (session, ino, access) in slots.kept_opens() {
             opens.open(session, ino, access);
@@ -236,6 +249,7 @@ impl<E: Env> Target<E> {
             names: Gate::default(),
             spans: SpanGate::default(),
             edges: Edges::default(),
+            write_back,
             slots: RefCell::new(slots),
             absent: RefCell::new(sessions.keys().copied().collect()),
             waiting_absent: RefCell::default(),
@@ -245,7 +259,8 @@ impl<E: Env> Target<E> {
             cut_off: RefCell::new(cut_off),
             sessions: RefCell::new(sessions),
             stopped: RefCell::default(),
-            lost: recovered.lost,
+            lost,
+            noted_lost: recovered.lost,
             opens: RefCell::new(opens),
             rights: RefCell::default(),
             opened_for: RefCell::default(),
@@ -270,19 +285,21 @@ impl<E: Env> Target<E> {
         txn.put(records::cluster_key(), records::encode(&ClusterRecord { pool, starts }));
         target.first.replace(txn);
         env.spawn(release_freed(Rc::downgrade(&target), rung));
+        env.spawn(crate::ops::flush_agent(env.clone(), Rc::downgrade(&target), flush_rung));
         Ok(target)
     }
 
     /// Logs the new count of starts, the server that it belongs to, and the first items of a new target. Stable when it
     /// returns, because numbers of operations and locks build on it.
-    pub async fn begin(&self, home: HomeRecord) -> Result<()> {
+    pub async fn begin(&self, env: &E, home: HomeRecord) -> Result<()> {
         let mut txn = self.first.take();
         if self.home.borrow().as_ref() != Some(&home) {
             txn.put(records::home_key(), records::encode(&home));
             self.home.replace(Some(home));
         }
         let lsn = self.append(txn, Order::Plain);
-        self.zone.stable(lsn).await
+        self.zone.stable(lsn).await?;
+        self.land_left(env).await
     }
 
     /// Keeps a newer cluster map.
@@ -305,12 +322,20 @@ impl<E: Env> Target<E> {
             return self.zone.appended_lsn();
         }
         add(&self.counters.commits, 1);
-        self.zone.append(txn, order)
+        let lsn = self.zone.append(txn, order);
+        // Whoever changes the store at this moment appends as well.
+        if let Ok(mut data) = self.data.try_borrow_mut() {
+            self.write_back.bury(lsn, data.delayed.take_dead());
+        }
+        lsn
     }
 
     /// Blocks that one record can name, were each an extent of its own, with what it replaces.
     pub fn record_blocks_max(&self) -> u64 {
-        self.zone.record_bytes_max().saturating_sub(RECORD_SPARE_BYTES).max(EXTENT_BYTES) / EXTENT_BYTES
+        (self.zone.record_bytes_max() / DELAYED_SHARE * (DELAYED_SHARE - 1))
+            .saturating_sub(RECORD_SPARE_BYTES)
+            .max(EXTENT_BYTES)
+            / EXTENT_BYTES
     }
 
     /// Appends `txn` and waits until it is written.
@@ -559,13 +584,6 @@ impl<E: Env> Target<E> {
             sum.join(&Gathered { size: o.end, mtime: o.mtime, blocks: o.blocks * (BLOCK / 512) });
         }
         sum
-    }
-
-    /// Takes a checkpoint and closes the zone.
-    pub async fn close(&self) -> std::result::Result<(), amphi_zone::ZoneError> {
-        self.closed.set(true);
-        self.zone.checkpoint().await?;
-        self.zone.close().await
     }
 }
 

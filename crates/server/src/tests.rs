@@ -28,6 +28,7 @@ mod storm;
 mod sweep;
 mod trees;
 mod trust;
+mod write_back;
 
 use crate::{Server, ServerConfig};
 use amphi_env::{Buf, Env, Sim, SimEnv, sim::SimConfig};

@@ -105,9 +105,9 @@ const HOUSES: &[House] = &[
             ("tx", "ops", 1),
             ("tx", "worker", 3),
             ("worker", "cluster", 1),
-            ("worker", "ops", 4),
+            ("worker", "ops", 3),
         ],
-        circle: 21,
+        circle: 20,
     },
 ];
 

@@ -3,7 +3,6 @@
 //! A file whose data has spread to other targets has the size that its objects say (`objects`). A set size is logged
 //! with the cut of the objects here; those on other targets follow, and are cut again after a crash until all are.
 
-use super::names::plain_view;
 use super::objects::{gather, give_cut_up, settle_later, trim_everywhere};
 use crate::coherence::tokens::Changing;
 use crate::target::gate::Hold;
@@ -93,7 +92,7 @@ async fn look<E: Env>(
     if in_company && inode.spread && !enough && std::mem::replace(before, now) != now {
         return Ok(None);
     }
-    let mut view = plain_view(&meta, ino, inode);
+    let mut view = target.view_of(&meta, ino, inode);
     if inode.spread || (asker.is_some() && inode.layout == layout) {
         view.attr = inode.attr_with(ino, &gathered);
     }
@@ -113,7 +112,7 @@ fn plain<E: Env>(
     if inode.spread || written {
         return Ok(None);
     }
-    let view = plain_view(&meta, ino, inode);
+    let view = target.view_of(&meta, ino, inode);
     drop(meta);
     let token = asker.and_then(|asker| target.grant_attributes(worker.now_ns(), asker, &view));
     worker.send_revocations(target);
@@ -177,7 +176,7 @@ impl<E: Env> Cx<E> {
                 meta.time_outranks(ino, objects.mtime, &mut txn)?;
             }
             let inode = meta.inode(ino)?;
-            let mut view = plain_view(&meta, ino, inode);
+            let mut view = self.target.view_of(&meta, ino, inode);
             if let Some(gathered) = gathered {
                 view.attr = inode.attr_with(ino, &gathered);
             }
@@ -232,10 +231,9 @@ impl<E: Env> Cx<E> {
                 // What the objects elsewhere keep is known when they are cut: until it is settled, it is gathered.
                 meta.mark_spread(ino, &mut txn)?;
             } else {
-                let gathered = self.target.gathered(ino);
-                meta.settle(ino, &gathered, &mut txn)?;
+                meta.settle(ino, &self.target.landed(ino), &mut txn)?;
             }
-            let mut view = plain_view(&meta, ino, meta.inode(ino)?);
+            let mut view = self.target.view_of(&meta, ino, meta.inode(ino)?);
             if wide {
                 // Every object is cut to the size before the answer is sent.
                 view.attr.size = size;
@@ -299,7 +297,7 @@ impl<E: Env> Cx<E> {
             let mut meta = self.target.meta.borrow_mut();
             meta.set_layout(&self.cred, ino, layout, mode, has_data, self.now, &mut txn)?;
             let inode = meta.inode(ino)?;
-            let mut view = plain_view(&meta, ino, inode);
+            let mut view = self.target.view_of(&meta, ino, inode);
             if let Some(gathered) = gathered {
                 view.attr = inode.attr_with(ino, &gathered);
             }
@@ -324,7 +322,7 @@ impl<E: Env> Cx<E> {
                 return Err(Errno::BadFd);
             }
             meta.mark_spread(ino, &mut txn)?;
-            let view = plain_view(&meta, ino, meta.inode(ino)?);
+            let view = self.target.view_of(&meta, ino, meta.inode(ino)?);
             let lsn = self.target.append(txn, Order::Plain);
             changing.end();
             (lsn, view)

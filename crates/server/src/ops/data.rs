@@ -9,6 +9,7 @@
 //! (`Order::AfterData`). The payload is written from where it
 //! lies: only what belongs to a smaller segment, or lies at a foreign alignment, is copied.
 
+use super::accept::Accepting;
 use super::payload::{self, Piece};
 use super::rights::Touch;
 use crate::coherence::locks::DirectLock;
@@ -92,6 +93,7 @@ impl<E: Env> Cx<E> {
         let _lock = self.lock(object, Mode::Read, range, server_lock).await?;
         let _span = self.span(object, range, Hold::Shared).await;
         let plan = self.target.data.borrow().plan_read(object, range);
+        add(&self.worker.counters.read_delayed_bytes, plan.overlays.iter().map(|o| o.range.len()).sum());
         if plan.is_hole() {
             return Ok((Reply::Data, None));
         }
@@ -113,6 +115,7 @@ impl<E: Env> Cx<E> {
         let (result, mut buf) = payload::read_pieces(&self.target.reads, &*self.target.disk, buf, &pieces).await;
         result.map_err(|e| self.target.disk_error("read", &e))?;
         sizes.disk_us.note(self.worker.now_ns().saturating_sub(since_ns) / 1000);
+        self.target.overlay(&plan, &mut buf)?;
         buf.set_window(pad..pad + plan.range.len() as usize);
         add(&self.worker.counters.read_bytes, plan.range.len());
         Ok((Reply::Data, Some(buf)))
@@ -199,6 +202,14 @@ impl<E: Env> Cx<E> {
         let span = self.target.spans.take_bytes(object, range).await;
         self.check_again(object)?;
         let generation = self.generation(object, generation, server_lock);
+        let write = Accepting { object, range, generation, mtime, kill_suidgid, last };
+        if let Some((lsn, reply)) = self.accept(&write, &payload) {
+            drop(span);
+            self.kept(lsn).await?;
+            self.lap(&mut since_ns, &self.worker.counters.write_log_ns);
+            add(&self.worker.counters.write_bytes, range.len());
+            return Ok(reply);
+        }
         let edges = self.target.edges.enter(object, range);
         self.target.below.mind(&self.target, range.len());
         let mut plan = self.plan_behind(object, range, generation, &edges).await?;
@@ -418,18 +429,10 @@ impl<E: Env> Cx<E> {
     /// Brings the inode up to a change of stripe 0, which lies beside it.
     pub(super) fn note_write(&self, object: ObjectId, kill_suidgid: bool, txn: &mut Txn) {
         let ino = object.ino;
-        let mut meta = self.target.meta.borrow_mut();
-        let Ok((wide, spread)) = meta.inode(ino).map(|i| (i.wide, i.spread)) else { return };
         // The inode was looked at when the span was taken, and an inode whose object is busy is not removed.
-        let noted = if !wide {
-            meta.settle(ino, &self.target.gathered(ino), txn)
-        } else if !spread {
-            meta.mark_spread(ino, txn)
-        } else {
-            Ok(())
-        };
-        debug_assert!(noted.is_ok(), "the inode is a file");
+        self.target.note_landed(ino, txn);
         if kill_suidgid {
+            let mut meta = self.target.meta.borrow_mut();
             let set = SetAttr { kill_suidgid: true, ..SetAttr::default() };
             // Dropping privileges needs none.
             let _ = meta.setattr(&self.cred, ino, &set, self.now, txn);
@@ -449,7 +452,7 @@ impl<E: Env> Cx<E> {
         let _lock = self.lock(object, Mode::Write, range, server_lock).await?;
         self.reserve(if self.splits(object, range) { 256 } else { 0 }).await?;
         let _changing = self.change_unopened(object).await;
-        let _span = self.span(object, range, Hold::Exclusive).await;
+        let _span = self.span_flushed(object, range).await?;
         self.check_again(object)?;
         let _landing = self.land()?;
         let _changed = self.overwriting(object.ino, range);
@@ -476,6 +479,22 @@ impl<E: Env> Cx<E> {
         };
         self.target.zone.kept(lsn).await?;
         Ok(Reply::Done)
+    }
+
+    /// A span for a change of `range` behind which nothing of the object is delayed: a hole leaves the object's end where it is,
+    /// which has to be on the disk for that.
+    async fn span_flushed(&self, object: ObjectId, range: ByteRange) -> Result<SpanGuard> {
+        loop {
+            let has = self.target.data.borrow().delayed.has(object);
+            let span = self.span(object, if has { ByteRange::ALL } else { range }, Hold::Exclusive).await;
+            if has {
+                self.target.flush_held(object, ByteRange::ALL).await?;
+                return Ok(span);
+            }
+            if !self.target.data.borrow().delayed.has(object) {
+                return Ok(span);
+            }
+        }
     }
 
     /// Whether a hole leaves an extent on both of its sides.
@@ -558,6 +577,7 @@ impl<E: Env> Cx<E> {
 
     /// `Request::Sync`.
     pub async fn sync(&self) -> Result<Reply> {
+        self.target.flush_all().await?;
         self.target.zone.sync().await?;
         Ok(Reply::Done)
     }

@@ -1,6 +1,5 @@
 //! Making inodes: files, directories, links, nodes, files without a name.
 
-use super::names::plain_view;
 use crate::tx::two_phase::Ran;
 use crate::worker::message::{Question, Told};
 use crate::worker::request::Cx;
@@ -147,7 +146,7 @@ impl<E: Env> Cx<E> {
             let mut meta = self.target.meta.borrow_mut();
             meta.set_pool(self.worker.pool());
             let ino = meta.tmpfile(&self.cred, dir, mode, self.now, &mut txn)?;
-            let inode = plain_view(&meta, ino, meta.inode(ino)?);
+            let inode = self.target.view_of(&meta, ino, meta.inode(ino)?);
             drop(meta);
             let reply = Reply::Made { inode, created: true, lock: None };
             self.target.opens.borrow_mut().open(self.session, ino, open);

@@ -108,7 +108,7 @@ impl<E: Env> Cx<E> {
         let known = |ino: &Ino| !self.target.tokens.on() || !self.target.written_elsewhere(self.session, *ino);
         let view = |ino: Ino| {
             let inode = meta.inode(ino).ok().filter(|i| !i.spread && (i.kind == Kind::Dir || known(&ino)));
-            inode.map(|i| plain_view(&meta, ino, i))
+            inode.map(|i| self.target.view_of(&meta, ino, i))
         };
         let tokens = |name: &Name, inode: Option<&InodeView>| {
             if !plus || !self.target.tokens.on() {

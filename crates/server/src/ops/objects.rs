@@ -29,7 +29,7 @@ const ITEMS_A_RECORD: usize = 4096;
 const SMALL_EXTENTS: usize = 512;
 /// A record that removes an inode has that many, all its attributes, and more than 4 KiB for what else it says, in the smallest log.
 const _: () =
-    assert!(XATTR_TOTAL_MAX + SMALL_EXTENTS * EXTENT_BYTES as usize + 8192 < amphi_zone::LOG_MIN as usize / 4);
+    assert!(XATTR_TOTAL_MAX + SMALL_EXTENTS * EXTENT_BYTES as usize + 8192 < amphi_zone::LOG_MIN as usize / 16 * 3);
 /// Most objects that one record makes: 47 bytes each, a fifth of what the smallest log takes.
 const OBJECTS_A_RECORD: usize = 1024;
 
@@ -77,6 +77,10 @@ pub fn settle_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino:
         let Ok((layout, generation)) = target.meta.borrow().inode(ino).map(|i| (i.layout, i.generation)) else {
             return;
         };
+        // What the inode says has to be on the disk.
+        if target.flush_file(ino).await.is_err() {
+            return;
+        }
         let gathered = loop {
             let represented = target.represented.get();
             let Ok(gathered) = gather(&worker, &target, ino, &layout, None).await else { return };

@@ -10,7 +10,6 @@
 //! those of that moment for as long as the lock is held. Spans are taken only where they are free, so their order does not matter.
 //! No circle of waits can last, since the only wait for others has an end.
 
-use super::names::plain_view;
 use super::payload::{self, Piece};
 use crate::counters::add;
 use crate::planted::{self, Mistake};
@@ -247,7 +246,7 @@ impl<E: Env> Cx<E> {
         if !planted::is(Mistake::UncheckedAhead) {
             meta.check_open(&self.cred, part.ino, Want { read: true, write: false, exec: false })?;
         }
-        Ok(plain_view(&meta, part.ino, inode))
+        Ok(self.target.view_of(&meta, part.ino, inode))
     }
 
     /// The bytes of all plans, one after another; `None` if the disk failed.
@@ -274,6 +273,11 @@ impl<E: Env> Cx<E> {
         if let Err(e) = result {
             self.target.disk_error("read", &e);
             return None;
+        }
+        let mut at = 0;
+        for w in wanted {
+            self.target.overlay(&w.plan, &mut buf[at..at + blocks(w)]).ok()?;
+            at += blocks(w);
         }
         // The files one behind the other, without what fills their last blocks.
         let (mut from, mut to) = (0, 0);

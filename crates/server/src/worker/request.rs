@@ -4,7 +4,6 @@
 
 use crate::coherence::tokens::Changing;
 use crate::counters::add;
-use crate::ops::names::plain_view;
 use crate::session::in_flight::Landing;
 use crate::session::slots::SlotRecord;
 use crate::target::Target;
@@ -130,7 +129,7 @@ impl<E: Env> Cx<E> {
         let inode = {
             let meta = self.target.meta.borrow();
             let Ok(inode) = meta.inode(dir) else { return };
-            plain_view(&meta, dir, inode)
+            self.target.view_of(&meta, dir, inode)
         };
         let token = self.target.grant_attributes(self.worker.now_ns(), self.session, &inode);
         self.worker.send_revocations(&self.target);

@@ -155,7 +155,8 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
             Ok(Told::Done)
         }
         Question::Begin(home) => {
-            target.begin(home).await?;
+            target.begin(&worker.env, home).await?;
+            worker.tunables.apply_to_write_back(worker, target);
             let cut_off = target.cut_off.borrow().iter().copied().collect();
             target.forget_cut_off(&worker.env, cut_off);
             Ok(Told::Done)
@@ -196,7 +197,7 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
             Ok(Told::Done)
         }
         Question::Close => {
-            let closed = target.close().await;
+            let closed = target.close(&worker.env).await;
             worker.drop_target(target.id);
             closed.map_err(Errno::from)?;
             Ok(Told::Done)

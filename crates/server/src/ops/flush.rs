@@ -1,0 +1,317 @@
+//! Flushing: bytes that were accepted into memory get their blocks.
+//!
+//! Owns: how a unit is written, what is flushed next, the agent that does it. Does not own: what is delayed (`amphi_data::Delayed`),
+//! the memory (`write_back`).
+//!
+//! A unit of 1 MiB that is delayed as a whole is flushed at once; the rest when it has aged, when the memory is half full, and for
+//! who calls `fsync`. All that is delayed of a unit gets its blocks together, in one piece where there is one, leaves in as few
+//! requests of the disk as its blocks allow, and is one record.
+//!
+//! Invariants: a flush holds its blocks alone. Blocks that it covers are overwritten in place also while other mounts look: until its
+//! record is kept the log names the bytes in memory, and a start writes them again before anybody is served. What fails stays in
+//! memory and is tried again. At most `FLUSHES_MAX` units of a target are in flight for each who flushes.
+
+use super::names::plain_view;
+use super::payload::{self, Piece};
+use crate::counters::add;
+use crate::target::Target;
+use amphi_data::{Freed, Fresh, Overlay, UNIT, WritePlan};
+use amphi_env::{Buf, Disk, Env};
+use amphi_meta::{Gathered, Inode, MetaStore};
+use amphi_types::item::Txn;
+use amphi_types::limits::BLOCK;
+use amphi_types::{ByteRange, Errno, Ino, Kind, ObjectId, Result};
+use amphi_wire::InodeView;
+use amphi_zone::Order;
+use futures_channel::mpsc;
+use futures_util::StreamExt;
+use futures_util::future::{Either, join_all, select};
+use std::pin::pin;
+use std::rc::Weak;
+use std::time::Duration;
+
+/// Units that are flushed at the same time.
+const FLUSHES_MAX: usize = 8;
+/// How often the agent looks for what has aged, at most and at least.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// A unit of an object.
+type UnitKey = (ObjectId, u64);
+
+/// The old content of a block that delayed bytes cover in part.
+struct Gap {
+    /// Bytes of the file.
+    range: ByteRange,
+    /// Where the block that it lies in is on the disk; `None`: zeros.
+    physical: Option<u64>,
+}
+
+impl<E: Env> Target<E> {
+    /// Flushes what is delayed of these units. An error of one does not keep the others from being flushed.
+    pub async fn flush_units(&self, units: Vec<UnitKey>) -> Result<()> {
+        let mut result = Ok(());
+        let mut flushes = futures_util::stream::iter(units)
+            .map(|(object, unit)| async move { ((object, unit), self.flush_unit(object, unit).await) })
+            .buffer_unordered(FLUSHES_MAX);
+        while let Some(((object, unit), flushed)) = flushes.next().await {
+            if let Err(e) = flushed {
+                add(&self.counters.flush_failures, 1);
+                self.data.borrow_mut().delayed.try_again(object, unit, self.write_back.now_ns());
+                result = Err(e);
+            }
+        }
+        result
+    }
+
+    /// Flushes everything that is delayed when it is called.
+    pub async fn flush_all(&self) -> Result<()> {
+        let units = self.data.borrow().delayed.all_units(None);
+        if units.is_empty() { Ok(()) } else { self.flush_units(units).await }
+    }
+
+    /// Flushes what is delayed of a file here.
+    pub async fn flush_file(&self, ino: Ino) -> Result<()> {
+        if !self.data.borrow().delayed.has_file(ino) {
+            return Ok(());
+        }
+        let units = self.data.borrow().delayed.all_units(Some(ino));
+        self.flush_units(units).await
+    }
+
+    async fn flush_unit(&self, object: ObjectId, unit: u64) -> Result<()> {
+        let range = ByteRange::new(unit * UNIT, (unit + 1) * UNIT);
+        let _span = self.spans.take(object, range, crate::target::gate::Hold::Exclusive).await;
+        self.flush_held(object, range).await
+    }
+
+    /// Flushes what is delayed of a range. The caller holds its blocks alone.
+    pub async fn flush_held(&self, object: ObjectId, range: ByteRange) -> Result<()> {
+        let runs = self.data.borrow().delayed.runs(object, range);
+        if runs.is_empty() {
+            return Ok(());
+        }
+        let mut plans = Vec::with_capacity(runs.len());
+        let flushed = self.write_runs(object, &runs, &mut plans).await;
+        if let Err(e) = flushed {
+            plans.into_iter().for_each(|plan| self.data.borrow_mut().abort_write(plan));
+            return Err(e);
+        }
+        add(&self.counters.flushes, 1);
+        add(&self.counters.flush_runs, runs.len() as u64);
+        let whole = matches!(runs[..], [run] if run.len() == UNIT);
+        add(&self.counters.flushes_whole, u64::from(whole));
+        let order = match plans.iter().any(WritePlan::points_at_new_data) {
+            true => Order::AfterData,
+            false => Order::Plain,
+        };
+        let (mut txn, mut freed) = (Txn::default(), Freed::default());
+        for plan in plans {
+            let mut data = self.data.borrow_mut();
+            let mtime = data.object(object).map(|o| o.mtime).unwrap_or_default();
+            freed.absorb(data.commit_write(plan, mtime, &mut txn));
+        }
+        if object.stripe == 0 {
+            self.note_landed(object.ino, &mut txn);
+        }
+        let lsn = self.append(txn, order);
+        self.release_later(lsn, freed);
+        Ok(())
+    }
+
+    /// Plans the runs, brings their bytes together and writes them.
+    async fn write_runs(&self, object: ObjectId, runs: &[ByteRange], plans: &mut Vec<WritePlan>) -> Result<()> {
+        self.below.mind(self, runs.iter().map(|run| run.align_out(BLOCK).len()).sum());
+        for run in runs {
+            plans.push(self.plan(|data| data.plan_flush(object, *run, Fresh::Needed)).await?);
+        }
+        let mut buf = Buf::scratch(plans.iter().map(|plan| plan.aligned().len() as usize).sum());
+        let (mut pieces, mut at) = (Vec::new(), 0);
+        for plan in &*plans {
+            let len = plan.aligned().len() as usize;
+            self.fill(plan, &mut buf[at..at + len]).await?;
+            let from_block = plan.aligned().start / BLOCK;
+            for s in &plan.segments {
+                let piece = Piece {
+                    at: at + ((s.file_block - from_block) * BLOCK) as usize,
+                    len: (u64::from(s.blocks) * BLOCK) as usize,
+                    disk: self.block_address(s.physical),
+                };
+                payload::push(&mut pieces, piece);
+            }
+            at += len;
+        }
+        let begun_ns = self.write_back.now_ns();
+        add(&self.counters.data_writes, pieces.len() as u64);
+        add(&self.counters.flush_bytes, buf.len() as u64);
+        let written = payload::write_each(&*self.disk, buf, &pieces).await;
+        self.write_back.note_disk(self.write_back.now_ns() - begun_ns);
+        written.into_iter().collect::<std::io::Result<()>>().map_err(|e| self.disk_error("write", &e))
+    }
+
+    /// Fills whole blocks with the delayed bytes of a plan and with what the blocks have around and between them.
+    async fn fill(&self, plan: &WritePlan, aligned: &mut [u8]) -> Result<()> {
+        let start = plan.aligned().start;
+        let parts = self.data.borrow().delayed.within(plan.object, plan.range);
+        let gaps = self.gaps(plan, &parts);
+        let mut edges: Vec<Buf> = Vec::with_capacity(plan.edges.len());
+        for edge in &plan.edges {
+            edges.push(self.old_block(plan.object, edge.file_block, Some(edge.physical)).await?);
+        }
+        let between =
+            join_all(gaps.iter().map(|gap| self.old_block(plan.object, gap.range.start / BLOCK, gap.physical)));
+        for (gap, block) in gaps.iter().zip(between.await) {
+            let (from, to) = ((gap.range.start % BLOCK) as usize, (gap.range.start - start) as usize);
+            let len = gap.range.len() as usize;
+            aligned[to..to + len].copy_from_slice(&block?[from..from + len]);
+        }
+        for part in &parts {
+            let to = (part.range.start - start) as usize;
+            self.write_back.load(part, &mut aligned[to..to + part.range.len() as usize])?;
+        }
+        let edges: Vec<&[u8]> = edges.iter().map(|block| &**block).collect();
+        amphi_data::complete_edges(plan, aligned, &edges);
+        Ok(())
+    }
+
+    /// What lies between the delayed parts of a plan: each gap lies in one block.
+    fn gaps(&self, plan: &WritePlan, parts: &[Overlay]) -> Vec<Gap> {
+        let data = self.data.borrow();
+        let mut gaps = Vec::new();
+        for pair in parts.windows(2) {
+            let range = ByteRange::new(pair[0].range.end, pair[1].range.start);
+            if range.is_empty() {
+                continue;
+            }
+            let block = range.start / BLOCK;
+            debug_assert_eq!(block, (range.end - 1) / BLOCK, "a run has no gap over several blocks");
+            let read = data.plan_read(plan.object, ByteRange::at(block * BLOCK, BLOCK));
+            gaps.push(Gap { range, physical: read.segments.first().and_then(|s| s.physical) });
+        }
+        gaps
+    }
+
+    /// What the disk has of a block.
+    async fn old_block(&self, object: ObjectId, block: u64, physical: Option<u64>) -> Result<Buf> {
+        let Some(physical) = physical else { return Ok(Buf::zeroed(BLOCK as usize)) };
+        if let Some(image) = self.data.borrow().recent.get(object, block, physical) {
+            return Ok(Buf::copy_of(image));
+        }
+        add(&self.counters.edge_reads, 1);
+        let (result, block) = self.disk.read(self.block_address(physical), Buf::zeroed(BLOCK as usize)).await;
+        result.map_err(|e| self.disk_error("read", &e))?;
+        Ok(block)
+    }
+
+    /// Brings an inode up to what its object here has on the disk.
+    pub fn note_landed(&self, ino: Ino, txn: &mut Txn) {
+        let mut meta = self.meta.borrow_mut();
+        let Ok((wide, spread)) = meta.inode(ino).map(|i| (i.wide, i.spread)) else { return };
+        let noted = if !wide {
+            meta.settle(ino, &self.landed(ino), txn)
+        } else if !spread {
+            meta.mark_spread(ino, txn)
+        } else {
+            Ok(())
+        };
+        debug_assert!(noted.is_ok(), "the inode is a file");
+    }
+
+    /// Puts the delayed parts of a read over what the disk has; `aligned` are the whole blocks of the plan.
+    pub fn overlay(&self, plan: &amphi_data::ReadPlan, aligned: &mut [u8]) -> Result<()> {
+        let start = plan.aligned().start;
+        for part in &plan.overlays {
+            let to = (part.range.start - start) as usize;
+            self.write_back.load(part, &mut aligned[to..to + part.range.len() as usize])?;
+        }
+        Ok(())
+    }
+
+    /// What the objects of a file on this target have on the disk: what its inode may say.
+    pub fn landed(&self, ino: Ino) -> Gathered {
+        let mut sum = Gathered::default();
+        for (_, o) in self.data.borrow().landed_of(ino) {
+            sum.join(&Gathered { size: o.end, mtime: o.mtime, blocks: o.blocks * (BLOCK / 512) });
+        }
+        sum
+    }
+
+    /// What a client sees of an inode of this target that is not spread: with what was accepted and is not on the disk.
+    pub fn view_of(&self, meta: &MetaStore, ino: Ino, inode: &Inode) -> InodeView {
+        let mut view = plain_view(meta, ino, inode);
+        if inode.kind == Kind::File && !inode.spread && self.data.borrow().delayed.has_file(ino) {
+            view.attr = inode.attr_with(ino, &self.gathered(ino));
+        }
+        view
+    }
+
+    /// Flushes what is due. Whether all of it could be.
+    async fn flush_due(&self) -> Result<()> {
+        loop {
+            let units = self.due();
+            if units.is_empty() {
+                return Ok(());
+            }
+            self.flush_units(units).await?;
+            self.exhume();
+        }
+    }
+
+    /// The next units that are to be flushed.
+    fn due(&self) -> Vec<UnitKey> {
+        let back = &self.write_back;
+        let settings = back.settings();
+        let (used, all) = back.usage();
+        let every = !settings.on || back.look();
+        let until_ns = match every || used * 2 > all {
+            true => u64::MAX,
+            false => back.now_ns().saturating_sub(settings.age_ns),
+        };
+        let mut data = self.data.borrow_mut();
+        let mut units = Vec::new();
+        while units.len() < FLUSHES_MAX
+            && let Some(unit) = data.delayed.next_whole().or_else(|| data.delayed.next_old(until_ns))
+        {
+            if !units.contains(&unit) {
+                units.push(unit);
+            }
+        }
+        units
+    }
+
+    /// How long the agent may sleep.
+    fn flush_pause(&self) -> Option<Duration> {
+        let age = Duration::from_nanos(self.write_back.settings().age_ns);
+        (!self.data.borrow().delayed.is_empty()).then(|| (age / 4).clamp(PAUSE.0, PAUSE.1))
+    }
+}
+
+/// Flushes what is due, until the target has gone.
+pub async fn flush_agent<E: Env>(env: E, target: Weak<Target<E>>, mut rung: mpsc::Receiver<()>) {
+    let mut told = false;
+    loop {
+        let Some(pause) = target.upgrade().map(|t| t.flush_pause()) else { return };
+        let woken = match pause {
+            Some(pause) => match select(rung.next(), pin!(env.sleep(pause))).await {
+                Either::Left((woken, _)) => woken,
+                Either::Right(_) => Some(()),
+            },
+            None => rung.next().await,
+        };
+        let Some(target) = target.upgrade().filter(|_| woken.is_some()) else { return };
+        if !target.write_back.has_begun() || target.is_closed() {
+            continue;
+        }
+        match target.flush_due().await {
+            Ok(()) => {
+                told = false;
+                target.give_up_memory(&env).await;
+            }
+            Err(Errno::NoSpace) => {}
+            Err(e) => {
+                if !std::mem::replace(&mut told, true) {
+                    tracing::error!("{}: accepted bytes cannot be written: {e}; they stay in memory", target.id);
+                }
+            }
+        }
+    }
+}

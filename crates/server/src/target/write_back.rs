@@ -1,0 +1,286 @@
+//! `WriteBack`: what a target has in memory that outlives the process instead of on its disk.
+//!
+//! Owns: the memory, its pages, how what an earlier process left is found, when pages may be used again. Does not own: which bytes
+//! of which object lie there (`amphi_data::Delayed`), what is accepted (`ops::accept`), when it is flushed (`ops::flush`).
+//!
+//! An accepted write is one record of the log, which is kept before the write is answered; its bytes are in the memory before the
+//! record is appended. So a killed process leaves a log that names exactly the bytes that were accepted, cut and flushed, and a
+//! start writes these to the disk before anybody is served. Power loss takes the memory: then, and when it was removed, what it had
+//! is lost like everything that was not synced (Promises S9, S10, S22).
+//!
+//! Invariants: pages that the log may name are not written again: those of a cut extent are used again when the record of the cut is
+//! kept. There is one memory at a time, and the log names it before it names a byte in it.
+
+use crate::counters::{Counters, add};
+use amphi_data::{DataStore, Memory, Overlay, PagePool, Slot};
+use amphi_env::{Env, Kept};
+use amphi_types::item::Txn;
+use amphi_types::limits::BLOCK;
+use amphi_types::{ByteRange, Errno, ObjectId, Result};
+use amphi_zone::{Lsn, Zone};
+use futures_channel::mpsc;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+/// Share of a new time in what the disk is taken to need for a write: one in so many.
+const TIME_SHARE: u64 = 8;
+
+/// What is set of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Whether writes are accepted.
+    pub on: bool,
+    /// Bytes of memory.
+    pub bytes: u64,
+    /// Writes of so many bytes go to the disk.
+    pub through_bytes: u64,
+    /// What has been in memory for so long is flushed.
+    pub age_ns: u64,
+}
+
+/// The memory.
+struct Area<E: Env> {
+    kept: E::Kept,
+    pool: PagePool,
+    number: u64,
+}
+
+/// What an earlier process left.
+#[derive(Default)]
+struct Left {
+    bytes: Vec<u8>,
+    /// What was there and is not any more.
+    lost: Vec<(ObjectId, ByteRange)>,
+}
+
+/// The state of one target.
+pub struct WriteBack<E: Env> {
+    area: RefCell<Option<Area<E>>>,
+    left: RefCell<Option<Left>>,
+    /// What an earlier process left has been dealt with.
+    begun: Cell<bool>,
+    /// The memory has failed, or nobody would find it.
+    failed: Cell<bool>,
+    /// The target is being closed.
+    stopped: Cell<bool>,
+    settings: Cell<Settings>,
+    /// Memory of extents that were cut, with the record of the cut.
+    buried: RefCell<VecDeque<(Lsn, Vec<Rc<Memory>>)>>,
+    /// Wakes the flusher.
+    bell: RefCell<mpsc::Sender<()>>,
+    clock: Box<dyn Fn() -> u64>,
+    /// What a write of file data takes the disk, about, ns.
+    pub disk_ns: Cell<u64>,
+}
+
+/// The checksum of bytes that are accepted.
+pub fn checksum(object: ObjectId, start: u64, bytes: &[u8]) -> u32 {
+    let crc = crc32c::crc32c(&object.ino.0.to_le_bytes());
+    let crc = crc32c::crc32c_append(crc, &object.stripe.to_le_bytes());
+    let crc = crc32c::crc32c_append(crc, &start.to_le_bytes());
+    crc32c::crc32c_append(crc, bytes)
+}
+
+/// The part of `bytes` that a write took, if it is what was written.
+fn verified<'a>(bytes: &'a [u8], object: ObjectId, memory: &Memory) -> Option<&'a [u8]> {
+    let from = usize::try_from(memory.at).ok()?;
+    let part = bytes.get(from..from.checked_add(memory.len as usize)?)?;
+    (checksum(object, memory.start, part) == memory.crc).then_some(part)
+}
+
+impl<E: Env> WriteBack<E> {
+    /// Looks for what an earlier process left of the delayed extents in `data`. Changes nothing.
+    pub fn find(env: &E, zone: &Zone<E>, data: &DataStore, bell: mpsc::Sender<()>) -> WriteBack<E> {
+        let mut left = Left::default();
+        if let Some(number) = data.memory().filter(|_| !data.delayed.is_empty()) {
+            let name = zone.memory_name(number);
+            let most = data.delayed.memories().map(|(_, _, m)| m.at.saturating_add(u64::from(m.len))).max();
+            match env.kept(&name, zone.path(), usize::try_from(most.unwrap_or(0)).unwrap_or(usize::MAX)) {
+                Ok(bytes) => left.bytes = bytes,
+                Err(e) => tracing::warn!(zone = %zone.path(), "kept memory {name}: {e}"),
+            }
+            let lost = data.delayed.memories().filter(|(object, _, m)| verified(&left.bytes, *object, m).is_none());
+            left.lost = lost.map(|(object, range, _)| (object, range)).collect();
+        }
+        let own = env.clone();
+        WriteBack {
+            area: RefCell::default(),
+            left: RefCell::new(Some(left)),
+            begun: Cell::new(false),
+            failed: Cell::new(false),
+            stopped: Cell::new(false),
+            settings: Cell::default(),
+            buried: RefCell::default(),
+            bell: RefCell::new(bell),
+            clock: Box::new(move || own.now().0),
+            disk_ns: Cell::new(0),
+        }
+    }
+
+    /// Whether something was lost with the memory.
+    pub fn has_lost(&self) -> bool {
+        self.left.borrow().as_ref().is_some_and(|left| !left.lost.is_empty())
+    }
+
+    /// What was lost with the memory; told once.
+    pub fn take_lost(&self) -> Vec<(ObjectId, ByteRange)> {
+        self.left.borrow_mut().as_mut().map(|left| std::mem::take(&mut left.lost)).unwrap_or_default()
+    }
+
+    /// What an earlier process left is on the disk: nobody needs its memory any more.
+    pub fn begin(&self) {
+        self.left.take();
+        self.begun.set(true);
+    }
+
+    /// Whether what an earlier process left has been dealt with.
+    pub fn has_begun(&self) -> bool {
+        self.begun.get()
+    }
+
+    /// Monotonic time, ns.
+    pub fn now_ns(&self) -> u64 {
+        (self.clock)()
+    }
+
+    /// The present settings.
+    pub fn settings(&self) -> Settings {
+        self.settings.get()
+    }
+
+    /// Takes new settings; makes the memory if it is wanted and there is none, with its name in `txn`.
+    pub fn tune(&self, env: &E, zone: &Zone<E>, data: &mut DataStore, settings: Settings, txn: &mut Txn) {
+        self.settings.set(settings);
+        self.ring();
+        if !settings.on || !self.begun.get() || self.stopped.get() || self.area.borrow().is_some() {
+            return;
+        }
+        if !data.delayed.is_empty() {
+            return;
+        }
+        let number = env.rand();
+        match env.keep(&zone.memory_name(number), zone.path()) {
+            Ok(kept) => {
+                data.set_memory(Some(number), txn);
+                self.failed.set(false);
+                *self.area.borrow_mut() = Some(Area { kept, pool: PagePool::new(settings.bytes / BLOCK), number });
+            }
+            Err(e) => tracing::info!(zone = %zone.path(), "writes go to the disk before they are answered: {e}"),
+        }
+    }
+
+    /// Accepts nothing any more.
+    pub fn stop(&self) {
+        self.stopped.set(true);
+    }
+
+    /// Whether writes may be accepted.
+    pub fn is_open(&self) -> bool {
+        let wanted = self.settings.get().on && !self.stopped.get() && !self.failed.get();
+        wanted && self.area.borrow().is_some()
+    }
+
+    /// Pages in use, and all.
+    pub fn usage(&self) -> (u64, u64) {
+        self.area.borrow().as_ref().map_or((0, 0), |area| area.pool.usage())
+    }
+
+    /// Copies bytes into the memory. `None` if there is no room, or it has failed.
+    pub fn store(&self, object: ObjectId, start: u64, bytes: &[u8]) -> Option<Memory> {
+        let area = self.area.borrow();
+        let area = area.as_ref()?;
+        let slot: Slot = area.pool.take(start, bytes.len() as u64)?;
+        if let Err(e) = area.kept.write(slot.at(), bytes) {
+            self.fail(&e);
+            return None;
+        }
+        Some(Memory::new(start, bytes.len() as u32, checksum(object, start, bytes), slot))
+    }
+
+    fn fail(&self, why: &dyn std::fmt::Display) {
+        if !self.failed.replace(true) {
+            tracing::warn!("writes go to the disk before they are answered from now on: kept memory fails: {why}");
+        }
+    }
+
+    /// Fills `into` with a delayed part.
+    pub fn load(&self, part: &Overlay, into: &mut [u8]) -> Result<()> {
+        if part.memory.is_left() {
+            let left = self.left.borrow();
+            let from = part.at() as usize;
+            let bytes = left.as_ref().and_then(|left| left.bytes.get(from..from + into.len()));
+            into.copy_from_slice(bytes.ok_or(Errno::Io)?);
+            return Ok(());
+        }
+        let area = self.area.borrow();
+        let area = area.as_ref().ok_or(Errno::Io)?;
+        area.kept.read(part.at(), into).map_err(|e| {
+            self.fail(&e);
+            Errno::Io
+        })
+    }
+
+    /// Looks whether the memory would be found: others may remove it. Whether it has failed.
+    pub fn look(&self) -> bool {
+        if self.area.borrow().as_ref().is_some_and(|area| !area.kept.is_there()) {
+            self.fail(&"it was removed");
+        }
+        self.failed.get()
+    }
+
+    /// The memory of extents that `lsn` has cut.
+    pub fn bury(&self, lsn: Lsn, dead: Vec<Rc<Memory>>) {
+        if !dead.is_empty() {
+            self.buried.borrow_mut().push_back((lsn, dead));
+        }
+    }
+
+    /// Lets pages be used again of which records up to `kept` say that nobody needs them.
+    pub fn exhume(&self, kept: Lsn) {
+        let mut buried = self.buried.borrow_mut();
+        while buried.front().is_some_and(|(lsn, _)| *lsn <= kept) {
+            buried.pop_front();
+        }
+    }
+
+    /// Wakes the flusher.
+    pub fn ring(&self) {
+        // One that has been woken and has not looked yet sees this as well.
+        drop(self.bell.borrow_mut().try_send(()));
+    }
+
+    /// Counts what a write took the disk.
+    pub fn note_disk(&self, ns: u64) {
+        let before = self.disk_ns.get();
+        let now = if before == 0 { ns } else { before - before / TIME_SHARE + ns / TIME_SHARE };
+        self.disk_ns.set(now);
+    }
+
+    /// Whether memory that nothing lies in any more is to be given up.
+    pub fn is_spare(&self, data: &DataStore) -> bool {
+        let unwanted = !self.settings.get().on || self.failed.get() || self.stopped.get();
+        unwanted && self.area.borrow().is_some() && data.delayed.is_empty()
+    }
+
+    /// Gives the memory up, with the change of the log in `txn`; its number. It is removed when that is kept.
+    pub fn give_up(&self, data: &mut DataStore, txn: &mut Txn) -> Option<u64> {
+        let area = self.area.take()?;
+        data.set_memory(None, txn);
+        Some(area.number)
+    }
+}
+
+/// Removes memory that the log does not name any more.
+pub fn forget<E: Env>(env: &E, zone: &Zone<E>, number: u64) {
+    let name = zone.memory_name(number);
+    if let Err(e) = env.forget(&name) {
+        tracing::warn!("kept memory {name} cannot be removed: {e}");
+    }
+}
+
+/// Counts a write that was accepted.
+pub fn count_accepted(counters: &Counters, bytes: u64) {
+    add(&counters.accepted, 1);
+    add(&counters.accepted_bytes, bytes);
+}

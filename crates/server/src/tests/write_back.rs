@@ -1,0 +1,430 @@
+//! Writes that are answered from memory: what they look like, what survives, what is found at a start.
+
+use super::data::bytes;
+use super::*;
+use amphi_env::sim::{CrashKind, DiskOpKind};
+use amphi_types::{ByteRange, SetAttr};
+
+const MTIME: Timespec = Timespec { sec: 2_000_000_000, nsec: 0 };
+/// Where data begins on the disk of a target here: behind 2 MiB of superblock and log, and 4 MiB of metadata.
+const DATA: u64 = 6 << 20;
+
+fn place(seed: u64, targets: u16, more: &[(&str, &str)]) -> Place {
+    let mut place = Place::new(seed, targets, 1);
+    place.config.tunables.push(("server.write_back".into(), "on".into()));
+    place.config.tunables.extend(more.iter().map(|(name, value)| (name.to_string(), value.to_string())));
+    place
+}
+
+async fn put(c: &Client, ino: Ino, seed: u8, at: u64, end: u64) -> Result<()> {
+    put_at(c, ino, 0, seed, at, end).await
+}
+
+async fn put_at(c: &Client, ino: Ino, generation: u64, seed: u8, at: u64, end: u64) -> Result<()> {
+    let object = ObjectId { ino, stripe: 0 };
+    let op = Request::Write { object, offset: at, generation, mtime: MTIME, server_lock: true, kill_suidgid: false };
+    match c.ask(op, Some(bytes(seed, at, (end - at) as usize))).await.0? {
+        Reply::Written { .. } => Ok(()),
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn get(c: &Client, ino: Ino, end: u64) -> Vec<u8> {
+    let op = Request::Read { object: ObjectId { ino, stripe: 0 }, range: ByteRange::new(0, end), server_lock: true };
+    let (reply, payload) = c.ask(op, None).await;
+    assert_eq!(reply, Ok(Reply::Data));
+    payload.map_or(Vec::new(), |p| p.to_vec())
+}
+
+async fn counter(c: &Client, name: &str) -> u64 {
+    let Ok(Reply::Counters(counters)) = c.call(Request::Counters { reset: false }).await else { panic!() };
+    counters.iter().find(|(n, _)| n == name).map_or(0, |(_, n)| *n)
+}
+
+async fn file(c: &Client, text: &str) -> Ino {
+    c.make(Ino::ROOT, text, Make::File { open: Some(RW), exclusive: true }).await.unwrap()
+}
+
+/// Goal: Promises S1, S9 and S10: a small write is answered without a write of the disk; its bytes, the file's length and time are seen by
+/// other mounts; they are there after a kill, without the memory after `sync`, and then also after lost power. Method: one story;
+/// writes of the data region are counted.
+#[test]
+fn a_small_write_is_answered_from_memory() {
+    for kind in [CrashKind::Process, CrashKind::Power] {
+        let place = place(130, 1, &[("server.write_back_age_ms", "600000")]);
+        let run = async {
+            let server = place.start().await.unwrap();
+            let (c, other) = (place.client(1).await.unwrap(), place.client(2).await.unwrap());
+            let f = file(&c, "f").await;
+            let writes = Rc::new(Cell::new(0));
+            let count = writes.clone();
+            place.sim.on_disk_op("server", move |op| {
+                count.set(count.get() + u64::from(op.kind == DiskOpKind::Write && op.at >= DATA));
+                None
+            });
+            let mut model = vec![0; 50_000];
+            for (seed, at, end) in [(1, 100, 47_108), (2, 4_000, 9_000), (3, 40_000, 50_000)] {
+                put(&c, f, seed, at, end).await.unwrap();
+                model[at as usize..end as usize].copy_from_slice(&bytes(seed, at, (end - at) as usize));
+            }
+            assert_eq!(writes.get(), 0, "nothing was written to the disk");
+            assert_eq!(counter(&c, "write_back").await, 3);
+            assert_eq!(get(&other, f, 60_000).await, model);
+            let attr = other.stat(f).await.unwrap();
+            assert_eq!((attr.size, attr.mtime, attr.blocks), (50_000, MTIME, 13 * 8));
+            if kind == CrashKind::Power {
+                c.call(Request::Sync).await.unwrap();
+                assert!((1..=2).contains(&writes.get()), "{} writes", writes.get());
+            }
+            place.sim.clear_disk_hook("server");
+            place.sim.crash("server", kind);
+            drop(server);
+            let _server = place.start().await.unwrap();
+            let third = place.client(3).await.unwrap();
+            assert_eq!(get(&third, f, 60_000).await, model, "{kind:?}");
+            assert_eq!(third.stat(f).await.unwrap().size, 50_000);
+        };
+        place.sim.block_on(run).unwrap();
+    }
+}
+
+/// Goal: Promises S10 and S22: what was not synced is lost with power as a whole: the file is not longer than what it has, also where
+/// its inode was logged meanwhile; so it is when the memory was removed, and then mounts are told. Method: a synced write, one
+/// that is not, a change of permissions; then the end of the machine, or of process and memory.
+#[test]
+fn what_goes_with_the_memory_leaves_nothing() {
+    for kind in [CrashKind::Power, CrashKind::Process] {
+        let place = place(131, 1, &[("server.write_back_age_ms", "600000")]);
+        let run = async {
+            let server = place.start().await.unwrap();
+            let c = place.client(1).await.unwrap();
+            c.held.mortal.set(true);
+            let f = file(&c, "f").await;
+            put(&c, f, 1, 0, 5_000).await.unwrap();
+            c.call(Request::Sync).await.unwrap();
+            put(&c, f, 2, 20_000, 30_000).await.unwrap();
+            let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
+            c.inode(Request::SetAttr { ino: f, set }).await.unwrap();
+            assert_eq!(c.stat(f).await.unwrap().size, 30_000);
+            place.sim.node("client").sleep(Duration::from_secs(30)).await;
+            place.sim.crash("server", kind);
+            if kind == CrashKind::Process {
+                place.sim.forget_kept("server");
+            }
+            drop(server);
+            let server = place.start().await.unwrap();
+            assert!(c.stat(f).await.is_err(), "{kind:?}: the session is over");
+            let other = place.client(2).await.unwrap();
+            let attr = other.stat(f).await.unwrap();
+            assert_eq!((attr.size, attr.perm & 0o777), (5_000, 0o600), "{kind:?}");
+            assert_eq!(get(&other, f, 60_000).await, bytes(1, 0, 5_000).to_vec());
+            server.stop().await.unwrap();
+            let report = crate::fsck(&place.sim.node("server"), "data").await.unwrap();
+            assert!(report.is_clean() && report.pending.is_empty(), "{report:?}");
+            assert_eq!(place.sim.kept_names("server"), Vec::<String>::new());
+        };
+        place.sim.block_on(run).unwrap();
+    }
+}
+
+/// Goal: whatever is accepted, written through, cut, flushed and read in any order, by several sessions, with kills between, is what a plain
+/// array of bytes says. Method: random operations of all sizes over a file of 3 MiB.
+fn against_bytes(seed: u64) {
+    const LEN: u64 = (1 << 20) + 300_000;
+    let more =
+        [("server.write_back_age_ms", ["1", "50", "600000"][seed as usize % 3]), ("server.write_back_bytes", "1M")];
+    let place = place(seed, 1, &more);
+    let run = async {
+        let mut server = place.start().await.unwrap();
+        let (c, other) = (place.client(1).await.unwrap(), place.client(2).await.unwrap());
+        let env = place.sim.node("client");
+        let f = file(&c, "f").await;
+        other.call(Request::Open { ino: f, access: RW, exec: false }).await.unwrap();
+        for client in [&c, &other] {
+            client.held.opens.borrow_mut().push((f, RW));
+        }
+        let (mut model, mut generation): (Vec<u8>, u64) = (Vec::new(), 0);
+        for step in 0..120u64 {
+            let by = if env.rand().is_multiple_of(2) { &c } else { &other };
+            let at = env.rand() % LEN / [1, 1, 512, 4096][env.rand() as usize % 4]
+                * [1, 1, 512, 4096][env.rand() as usize % 4];
+            let at = at % LEN;
+            let len = [1, 700, 4096, 20_000, 47_008, 100_000, 300_000][env.rand() as usize % 7];
+            let end = (at + len).min(LEN);
+            match env.rand() % 16 {
+                0..9 => {
+                    // Several at once, side by side.
+                    let cut = at + (end - at) / 2;
+                    let seed = step as u8;
+                    let (a, b) = futures_util::join!(put_at(&c, f, generation, seed, at, cut.max(at + 1)), async {
+                        if cut.max(at + 1) < end {
+                            put_at(&other, f, generation, seed, cut.max(at + 1), end).await
+                        } else {
+                            Ok(())
+                        }
+                    });
+                    assert_eq!((a, b), (Ok(()), Ok(())));
+                    model.resize(model.len().max(end as usize), 0);
+                    model[at as usize..end as usize].copy_from_slice(&bytes(seed, at, (end - at) as usize));
+                }
+                9 => {
+                    generation += 1;
+                    let set = SetAttr { size: Some(at), ..SetAttr::default() };
+                    let view = by.inode(Request::SetAttr { ino: f, set }).await.unwrap();
+                    assert_eq!((view.attr.size, view.generation), (at, generation));
+                    model.resize(at as usize, 0);
+                }
+                10 => {
+                    let object = ObjectId { ino: f, stripe: 0 };
+                    let range = ByteRange::new(at, end);
+                    by.call(Request::Punch { object, range, generation, mtime: MTIME, server_lock: true })
+                        .await
+                        .unwrap();
+                    let (from, to) = ((at as usize).min(model.len()), (end as usize).min(model.len()));
+                    model[from..to].fill(0);
+                }
+                11 => drop(by.call(Request::Sync).await.unwrap()),
+                12 => env.sleep(Duration::from_millis(30)).await,
+                13 => {
+                    place.sim.crash("server", CrashKind::Process);
+                    drop(server);
+                    server = place.start().await.unwrap();
+                }
+                14 => {
+                    server.stop().await.unwrap();
+                    drop(server);
+                    server = place.start().await.unwrap();
+                }
+                _ => {
+                    let object = ObjectId { ino: f, stripe: 0 };
+                    let range = ByteRange::new(at, end);
+                    by.call(Request::Allocate { object, range, generation, server_lock: true }).await.unwrap();
+                }
+            }
+            assert_eq!(by.stat(f).await.unwrap().size, model.len() as u64, "step {step}");
+            let mut found = get(by, f, LEN).await;
+            found.resize(model.len(), 0);
+            if found != model {
+                panic!("step {step}: byte {:?}", found.iter().zip(&model).position(|(a, b)| a != b));
+            }
+        }
+        assert!(counter(&c, "write_back").await > 0 || step_restarted(&c).await);
+        c.unlink(Ino::ROOT, "f").await.unwrap();
+        for client in [&c, &other] {
+            client.call(Request::Close { ino: f, access: RW, atime: None }).await.unwrap();
+        }
+        server.stop().await.unwrap();
+        let report = crate::fsck(&place.sim.node("server"), "data").await.unwrap();
+        assert!(report.is_clean() && report.pending.is_empty(), "{report:?}");
+        assert_eq!((report.objects, report.blocks), (0, 0));
+    };
+    place.sim.block_on(run).unwrap();
+}
+
+/// Whether the server that counts is a new one.
+async fn step_restarted(c: &Client) -> bool {
+    c.held.restarts.get() > 0
+}
+
+/// Goal: see `against_bytes`. Method: several seeds.
+#[test]
+fn any_order_is_what_bytes_say() {
+    (140..146).for_each(against_bytes);
+}
+
+/// Goal: Promise S9: a kill at any write or sync of the disk loses nothing that was answered, lost power nothing that was synced, and
+/// nothing else is seen. Method: a sweep over a story with accepts, overwrites, a flush, a cut, a write through, and a start.
+#[test]
+fn a_crash_anywhere_loses_nothing() {
+    const LEN: u64 = 200_000;
+    for kind in [CrashKind::Process, CrashKind::Power] {
+        for nth in 1.. {
+            let place = place(160, 1, &[("server.write_back_age_ms", "2"), ("server.write_back_bytes", "1M")]);
+            let mut finished = false;
+            let run = async {
+                let server = place.start().await.unwrap();
+                let c = place.client(1).await.unwrap();
+                let f = file(&c, "f").await;
+                c.call(Request::Sync).await.unwrap();
+                place.sim.crash_at("server", nth, kind);
+                let (mut model, mut synced): (Vec<u8>, usize) = (Vec::new(), 0);
+                // What may be there of the call that the crash cut off.
+                let mut maybe: Option<(u64, u64, u8)> = None;
+                let story = async {
+                    for (seed, at, end) in [
+                        (1, 0, 50_000),
+                        (2, 47_000, 90_000),
+                        (3, 10, 20),
+                        (4, 4_000, 104_000),
+                        (5, 100_000, 140_000),
+                        (6, 50, 60),
+                        (7, 139_000, LEN),
+                        (8, 60_000, 61_000),
+                    ] {
+                        maybe = Some((at, end, seed));
+                        put(&c, f, seed, at, end).await?;
+                        maybe = None;
+                        model.resize(model.len().max(end as usize), 0);
+                        model[at as usize..end as usize].copy_from_slice(&bytes(seed, at, (end - at) as usize));
+                        if seed == 2 || seed == 7 {
+                            place.sim.node("client").sleep(Duration::from_millis(20)).await;
+                        }
+                        if seed == 5 {
+                            c.call(Request::Sync).await?;
+                            synced = model.len();
+                        }
+                    }
+                    Ok::<(), Errno>(())
+                };
+                let dead = async {
+                    while place.sim.alive("server") {
+                        place.sim.node("client").sleep(Duration::from_micros(200)).await;
+                    }
+                };
+                futures_util::future::select(Box::pin(story), Box::pin(dead)).await;
+                finished = place.sim.alive("server");
+                place.sim.crash("server", kind);
+                drop((server, c));
+                // The start may be cut off as well.
+                if nth % 3 == 0 {
+                    place.sim.crash_at("server", 1 + nth % 7, CrashKind::Process);
+                    let dead = async {
+                        while place.sim.alive("server") {
+                            place.sim.node("client").sleep(Duration::from_micros(200)).await;
+                        }
+                    };
+                    let started = futures_util::future::select(Box::pin(place.start()), Box::pin(dead)).await;
+                    place.sim.crash("server", CrashKind::Process);
+                    drop(started);
+                }
+                place.sim.clear_crash_at("server");
+                let server = place.start().await.unwrap();
+                let c = place.client(2).await.unwrap();
+                let found = get(&c, f, LEN).await;
+                assert_eq!(c.stat(f).await.unwrap().size, found.len() as u64, "{kind:?} {nth}");
+                if kind == CrashKind::Process {
+                    let mut with = model.clone();
+                    if let Some((at, end, seed)) = maybe {
+                        with.resize(with.len().max(end as usize), 0);
+                        with[at as usize..end as usize].copy_from_slice(&bytes(seed, at, (end - at) as usize));
+                    }
+                    // Alone, a mount sends the write again that was cut off: part of it may be there.
+                    let is_whole = found.len() == model.len() || found.len() == with.len();
+                    let old = |i: usize| model.get(i).copied().unwrap_or(0);
+                    let wrong = (0..found.len()).find(|&i| found[i] != old(i) && found[i] != with[i]);
+                    assert!(is_whole && wrong.is_none(), "{kind:?} {nth}: {} bytes, {wrong:?}", found.len());
+                } else {
+                    assert!(found.len() >= synced, "{kind:?} {nth}: {} of {synced} bytes", found.len());
+                }
+                server.stop().await.unwrap();
+                let report = crate::fsck(&place.sim.node("server"), "data").await.unwrap();
+                assert!(report.is_clean(), "{kind:?} {nth}: {report:?}");
+            };
+            place.sim.block_on(run).unwrap();
+            if finished {
+                assert!(nth > 10, "the story has many writes: {nth}");
+                break;
+            }
+        }
+    }
+}
+
+/// Goal: FEATURES S7: what was accepted finds room. Method: a target is filled by small writes until one is refused; then everything is
+/// flushed and synced without an error, and read back.
+#[test]
+fn what_was_accepted_finds_room() {
+    let place = place(170, 1, &[("server.write_back_age_ms", "600000"), ("server.write_back_bytes", "16M")]);
+    let run = async {
+        let server = place.start().await.unwrap();
+        let c = place.client(1).await.unwrap();
+        let f = file(&c, "f").await;
+        let mut end = 0;
+        let refused = loop {
+            match put(&c, f, 1, end, end + 30_000).await {
+                Ok(()) => end += 30_000,
+                Err(e) => break e,
+            }
+        };
+        assert_eq!(refused, Errno::NoSpace);
+        let g = file(&c, "g").await;
+        let mut small = 0;
+        while put(&c, g, 2, small, small + 1).await.is_ok() {
+            small += 5_000;
+        }
+        c.call(Request::Sync).await.expect("there is room for what was accepted");
+        assert!(counter(&c, "write_back").await > 100);
+        let mut at = 0;
+        while at < end {
+            let op = Request::Read {
+                object: ObjectId { ino: f, stripe: 0 },
+                range: ByteRange::new(at, (at + 1_000_000).min(end)),
+                server_lock: true,
+            };
+            let (reply, payload) = c.ask(op, None).await;
+            assert_eq!(reply, Ok(Reply::Data));
+            for start in (at / 30_000..(at + 1_000_000).min(end) / 30_000).map(|i| i * 30_000).filter(|s| *s >= at) {
+                let from = (start - at) as usize;
+                let want = bytes(1, start, 30_000);
+                let found = &payload.as_ref().unwrap()[from..(from + 30_000).min(payload.as_ref().unwrap().len())];
+                assert!(found == &want[..found.len()], "the record at {start}");
+            }
+            at += 1_000_000;
+        }
+        server.stop().await.unwrap();
+    };
+    place.sim.block_on(run).unwrap();
+}
+
+/// Goal: a disk that fails does not lose what was accepted: `sync` says so, the bytes are read all the same, and are written when it works
+/// again. Method: writes of data fail for a while.
+#[test]
+fn what_cannot_be_written_stays() {
+    let place = place(171, 1, &[("server.write_back_age_ms", "20")]);
+    let run = async {
+        let server = place.start().await.unwrap();
+        let c = place.client(1).await.unwrap();
+        let f = file(&c, "f").await;
+        let hit = |op: &amphi_env::sim::DiskOp| op.kind == DiskOpKind::Write && op.at >= DATA;
+        place.sim.on_disk_op("server", move |op| hit(op).then_some(std::io::ErrorKind::Other));
+        put(&c, f, 1, 0, 40_000).await.unwrap();
+        place.sim.node("client").sleep(Duration::from_millis(200)).await;
+        assert_eq!(c.call(Request::Sync).await, Err(Errno::Io));
+        assert_eq!(get(&c, f, 50_000).await, bytes(1, 0, 40_000).to_vec());
+        place.sim.clear_disk_hook("server");
+        place.sim.node("client").sleep(Duration::from_secs(2)).await;
+        assert_eq!(counter(&c, "flushes").await, 1);
+        c.call(Request::Sync).await.unwrap();
+        assert_eq!(get(&c, f, 50_000).await, bytes(1, 0, 40_000).to_vec());
+        server.stop().await.unwrap();
+    };
+    place.sim.block_on(run).unwrap();
+}
+
+/// Goal: it is switched off while it works, and on again: what was accepted is written, and the memory goes. Method: a story.
+#[test]
+fn it_can_be_switched() {
+    let place = place(172, 1, &[("server.write_back_age_ms", "600000")]);
+    let run = async {
+        let server = place.start().await.unwrap();
+        let c = place.client(1).await.unwrap();
+        let set = async |value: &str| {
+            c.call(Request::Tunables { pattern: "server.write_back".into(), value: Some(value.into()) }).await.unwrap();
+        };
+        let f = file(&c, "f").await;
+        let memories = || place.sim.kept_names("server").len();
+        put(&c, f, 1, 0, 40_000).await.unwrap();
+        assert_eq!((counter(&c, "write_back").await, memories()), (1, 2));
+        set("off").await;
+        place.sim.node("client").sleep(Duration::from_secs(1)).await;
+        assert_eq!((counter(&c, "flushes").await, memories()), (1, 1), "flushed, and the memory has gone");
+        put(&c, f, 2, 0, 40_000).await.unwrap();
+        assert_eq!(counter(&c, "write_back").await, 1);
+        set("on").await;
+        put(&c, f, 3, 0, 40_000).await.unwrap();
+        assert_eq!(counter(&c, "write_back").await, 2);
+        assert_eq!(get(&c, f, 50_000).await, bytes(3, 0, 40_000).to_vec());
+        server.stop().await.unwrap();
+        assert_eq!(memories(), 0);
+    };
+    place.sim.block_on(run).unwrap();
+}
