@@ -122,6 +122,12 @@ impl Client {
         self.core.file_locks.set_closes(closes);
     }
 
+    /// Who serves the reads of a file that was just opened, and what a front end may keep of its pages. To be asked once for each open
+    /// file, before its first read.
+    pub fn front_cache(&self, open: &OpenFile) -> ops::front_cache::FrontCache {
+        ops::front_cache::opened(&self.core, open)
+    }
+
     /// Whether [`IoHalf::run`] has ended.
     pub fn is_stopped(&self) -> bool {
         self.core.stopped.load(Ordering::Acquire)

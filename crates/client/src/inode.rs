@@ -642,13 +642,27 @@ impl File {
     pub(crate) fn note_access(&self, now: Timespec) {
         self.atime_due.store(false, Relaxed);
         let mut known = self.known.lock();
-        let attr = &known.view.attr;
-        let atime = attr.atime.max(known.accessed.unwrap_or(attr.atime));
-        let changed = attr.mtime.max(attr.ctime).max(known.mtime);
+        let (atime, changed) = Self::accessed_and_changed(&known);
         if atime <= changed || now.sec - atime.sec >= ATIME_AGE_S {
             known.accessed = Some(now);
             known.accessed_due = true;
         }
+    }
+
+    /// Whether a read now would renew the access time (`note_access`). If not, none does before the next change.
+    pub(crate) fn access_is_due(&self, now: Timespec) -> bool {
+        if !self.atime_due.load(Relaxed) {
+            return false;
+        }
+        let known = self.known.lock();
+        let (atime, changed) = Self::accessed_and_changed(&known);
+        atime <= changed || now.sec - atime.sec >= ATIME_AGE_S
+    }
+
+    fn accessed_and_changed(known: &Known) -> (Timespec, Timespec) {
+        let attr = &known.view.attr;
+        let atime = attr.atime.max(known.accessed.unwrap_or(attr.atime));
+        (atime, attr.mtime.max(attr.ctime).max(known.mtime))
     }
 
     /// The time of the last change was set: what is dirty was written before, and adds nothing to it when it leaves.

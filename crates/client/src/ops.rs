@@ -5,6 +5,7 @@
 pub(crate) mod attr;
 pub(crate) mod copy;
 pub(crate) mod fallocate;
+pub(crate) mod front_cache;
 pub(crate) mod input;
 pub(crate) mod name;
 pub(crate) mod open;

@@ -30,7 +30,9 @@ use crate::file_system::{
 };
 use crate::kernel::structs::{LseekOut, WriteOut};
 use crate::{Caller, DirSink, FileSystem, GroupCache, Later, Limits, Notifier, OpenFlags, Payload, ReadSink};
-use amphi_client::{Client, Ctx, Fallocate, Hints, OpenFile, Pending, RenameMode, Segment, Whence, XattrMode};
+use amphi_client::{
+    Client, Ctx, Fallocate, FrontCache, Hints, OpenFile, Pending, RenameMode, Segment, Whence, XattrMode,
+};
 use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Result, SetAttr};
 use deferred::Deferred;
 use file_locks::FileLocks;
@@ -241,10 +243,13 @@ impl ClientFs {
     }
 
     fn opened(&self, file: Arc<OpenFile>) -> OpenReply {
-        let flags =
-            if keeps_pages(&file) { OpenFlags::CACHED } else { OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_WRITES };
+        let FrontCache { serves, keeps } = self.client.front_cache(&file);
+        let flags = match serves || keeps_pages(&file) {
+            true => OpenFlags::CACHED,
+            false => OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_WRITES,
+        };
         // Pages from before may be older than what another mount has written, also one that has gone since.
-        let flags = if self.client.has_always_been_alone() { flags | OpenFlags::KEEP_CACHE } else { flags };
+        let flags = if keeps { flags | OpenFlags::KEEP_CACHE } else { flags };
         OpenReply { handle: self.handles.insert(file), flags }
     }
 

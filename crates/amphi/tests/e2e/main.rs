@@ -17,6 +17,7 @@ mod give_up;
 mod handles;
 mod harness;
 mod ioctl;
+mod kernel_cache;
 mod mapped;
 mod memory_group;
 mod mounts_and_servers;

@@ -385,6 +385,19 @@ pub(crate) fn pump(core: &Arc<Core>, target: TargetId) {
     }
 }
 
+/// Files whose pages in front have to be taken back for locks of a target that go.
+fn take_due(core: &Core, target: TargetId) -> Vec<Arc<File>> {
+    let mut due: Vec<Arc<File>> = Vec::new();
+    core.locks.pages_due.lock().retain(|(of, file)| {
+        let here = *of == target;
+        if here && !due.iter().any(|f| Arc::ptr_eq(f, file)) {
+            due.push(file.clone());
+        }
+        !here
+    });
+    due
+}
+
 /// Returns locks, after the pages in front that lie under them.
 fn give_back(core: &Arc<Core>, target: TargetId, ids: &[LockId], locks: Vec<u64>) {
     let answered = {
@@ -397,14 +410,7 @@ fn give_back(core: &Arc<Core>, target: TargetId, ids: &[LockId], locks: Vec<u64>
         }
     };
     let cancel = Request::LockCancel { locks };
-    let mut due: Vec<Arc<File>> = Vec::new();
-    core.locks.pages_due.lock().retain(|(of, file)| {
-        let here = *of == target;
-        if here && !due.iter().any(|f| Arc::ptr_eq(f, file)) {
-            due.push(file.clone());
-        }
-        !here
-    });
+    let due = take_due(core, target);
     let leaving: Vec<(TargetId, LockId)> = {
         let leaving = core.locks.leaving.lock();
         ids.iter().map(|id| (target, *id)).filter(|lock| leaving.contains(lock)).collect()
@@ -538,6 +544,13 @@ pub(crate) fn restored(core: &Arc<Core>, target: TargetId, ids: &[LockId], taken
         core.locks.with(target, |cache| leaving.into_iter().filter(|(_, id)| cache.extent(*id).is_none()).collect());
     core.locks.left(&gone);
     pump(core, target);
+    if taken.len() < ids.len() {
+        // Of a lock that was lost nothing is returned that its pages would go before.
+        for file in take_due(core, target) {
+            let core2 = core.clone();
+            core.spawn(async move { pages::take_back(&core2, &file, target).await });
+        }
+    }
 }
 
 /// Names that a restarted server gave to locks: the lock cache goes on with the names it knows.

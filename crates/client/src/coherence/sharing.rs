@@ -217,6 +217,7 @@ pub(crate) fn welcomed(core: &Core, welcome: &Welcome) {
         // Whatever was cached before is asked for anew.
         company.set(true);
         core.files.all().iter().for_each(|file| file.turn());
+        unlock_pages(core);
     }
     let boot = company.boot.swap(welcome.boot, SeqCst);
     // Of a server that was started anew the count begins anew, also for who is known to it.
@@ -256,8 +257,19 @@ pub(crate) fn told(core: &Core, change: u64, alone: bool) -> bool {
                 file.times_told();
             }
         }
+        if alone {
+            unlock_pages(core);
+        }
     }
     true
+}
+
+/// This mount is alone: no lock that goes asks for pages of files any more, and these need not be known for that.
+fn unlock_pages(core: &Core) {
+    for file in core.files.all() {
+        file.pages.unlock();
+        core.files.reap(&file);
+    }
 }
 
 /// Waits until nothing is used any more that was cached under the old rule, and says so; meanwhile it says that it is

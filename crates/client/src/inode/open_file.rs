@@ -54,6 +54,10 @@ pub struct OpenFile {
     exact: AtomicBool,
     /// The group under whose lock its requests go; 0: none.
     pub(crate) group: AtomicU64,
+    /// A front end serves its reads from pages (`policy::kernel_reads`).
+    pub(crate) by_front: AtomicBool,
+    /// The rule of caching under which it was opened, if the front end dropped all pages of the file then; 0 if it kept them.
+    pub(crate) emptied_rule: AtomicU64,
     /// It was opened ahead, as one of many: its close waits for company.
     ahead: bool,
 }
@@ -79,6 +83,8 @@ impl OpenFile {
             io_mode: AtomicU8::new(IoMode::Auto as u8),
             exact: AtomicBool::new(false),
             group: AtomicU64::new(0),
+            by_front: AtomicBool::new(false),
+            emptied_rule: AtomicU64::new(0),
             ahead: false,
         }
     }
@@ -200,8 +206,12 @@ impl std::fmt::Debug for OpenFile {
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
+        let core = self.core.upgrade();
+        if let Some(core) = &core {
+            crate::ops::front_cache::closed(core, self);
+        }
         self.file.stats.leave(&self.ledger);
-        if let Some(core) = self.core.upgrade() {
+        if let Some(core) = core {
             core.jobs.note_use(&self.ledger.job);
             if self.member() != 0 {
                 crate::coherence::group_lock::closed(&core, &self.file, self.member());

@@ -195,7 +195,8 @@ impl FileTable {
             && file.uses.load(SeqCst) == 0
             && file.cached_bytes.load(SeqCst) == 0
             && file.dirty_bytes.load(SeqCst) == 0
-            && file.fills_entered.load(SeqCst) == 0;
+            && file.fills_entered.load(SeqCst) == 0
+            && !file.pages.keep_known();
         if unused && shard.files.get(&file.ino).is_some_and(|f| Arc::ptr_eq(f, file)) {
             shard.files.remove(&file.ino);
             self.closed.keep(file.ino, &file.stats);

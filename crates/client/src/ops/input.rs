@@ -117,7 +117,7 @@ impl Core {
         if narrow { LockExtent::Exact } else { open.extent() }
     }
 
-    fn is_contended(&self, file: &File) -> bool {
+    pub(crate) fn is_contended(&self, file: &File) -> bool {
         let until = file.contended_until_ns.load(SeqCst);
         until > 0 && until > self.clock.now_ns()
     }

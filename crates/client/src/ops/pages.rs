@@ -52,8 +52,14 @@ pub(crate) struct FilePages {
     overwrites: Mutex<overwrites::Overwrites>,
     taking: Mutex<Taking>,
     is_taking: AtomicBool,
-    /// When a page was read under a lock last, monotonic ns.
+    /// When a page of a mapping was read under a lock last, monotonic ns.
     read_ns: AtomicU64,
+    /// There may be some that lie under locks of the cluster: whoever returns these has to find the file.
+    locked: AtomicBool,
+    /// The rule of caching under which all pages that are there were read; 0: older ones may be there.
+    pub(crate) covered_rule: AtomicU64,
+    /// Those who read the file past the front end's pages asked for small pieces (`policy::kernel_reads`).
+    pub(crate) small_reads: AtomicBool,
 }
 
 impl FilePages {
@@ -65,7 +71,30 @@ impl FilePages {
     /// All are being taken back; writes meanwhile take it that there are some (`Overwrite::begin`).
     fn forget(&self) {
         self.any.store(false, SeqCst);
+        self.locked.store(false, SeqCst);
         self.overwrites.lock().forget();
+    }
+
+    /// Bytes are about to be read into pages through an open file. Where the front end has dropped what it had when that was opened,
+    /// all pages that are there now were read since: nobody reads through a file that is still being opened.
+    pub(crate) fn note_of(&self, open: &OpenFile, range: ByteRange, rule: u64) {
+        if open.emptied_rule.load(SeqCst) == rule && self.covered_rule.load(SeqCst) != rule {
+            self.covered_rule.store(rule, SeqCst);
+        }
+        self.note(range);
+        if rule & 1 == 0 && !self.locked.load(SeqCst) {
+            self.locked.store(true, SeqCst);
+        }
+    }
+
+    /// Whether the file has to be known for its pages: they lie under locks, or are being taken back.
+    pub(crate) fn keep_known(&self) -> bool {
+        self.locked.load(SeqCst) || self.is_taking()
+    }
+
+    /// This mount is alone: its locks stand for nothing.
+    pub(crate) fn unlock(&self) {
+        self.locked.store(false, SeqCst);
     }
 
     pub(crate) fn any(&self) -> bool {
@@ -143,16 +172,18 @@ async fn take(
 pub(crate) async fn read(core: &Arc<Core>, open: &OpenFile, asked: ByteRange) -> Result<Segments> {
     let file = &open.file;
     lease::touch(core, file, asked).await?;
-    file.pages.note(asked);
+    file.pages.note_of(open, asked, core.company.rule());
     let pages = asked.align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX));
     match hold(core, file, open.member(), pages, Hold::Shared, LockMode::Read).await? {
         Entry::Held(_held) => {
             let data = shared::unlocked(core, file, asked, pages, Mode::Buffered).await;
-            file.pages.read_ns.store(core.clock.now_ns(), SeqCst);
+            if !open.by_front.load(SeqCst) {
+                file.pages.read_ns.store(core.clock.now_ns(), SeqCst);
+            }
             data
         }
         Entry::Free(free) => {
-            file.pages.note(asked);
+            file.pages.note_of(open, asked, core.company.rule());
             // The lock that is on its way back still keeps others away, or the target knows what they change.
             flush::flush_and_forget(core, file, asked).await;
             read_free(core, file, asked, &free).await

@@ -87,10 +87,14 @@ impl Hit {
             if file.pages.is_taking() {
                 return None;
             }
-            file.pages.note(ByteRange::at(offset, len as u64));
+            file.pages.note_of(open, ByteRange::at(offset, len as u64), core.company.rule());
         }
         let stamp = file.range.stamp()?;
         let rule = core.company.rule();
+        if hints.for_pages && rule & 1 == 0 && !locks::permit_reading(core, file, pages_of(offset, len)) {
+            // A page shows zeros behind the end of the file: the lock has to cover these as well.
+            return None;
+        }
         let turned = file.turned();
         let token = if rule & 1 == 1 {
             if file.sure_rule.load(Relaxed) != rule {
@@ -144,6 +148,11 @@ impl Hit {
             read_ahead(core, open, self.range, self.size);
         }
     }
+}
+
+/// The pages that hold `len` bytes from `offset` on.
+fn pages_of(offset: u64, len: usize) -> ByteRange {
+    ByteRange::at(offset, len as u64).align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX))
 }
 
 /// As `try_read`, without the copy.
@@ -216,7 +225,7 @@ pub(crate) async fn read(
         core.may_pass_cache(asked)?;
     }
     if hints.for_pages {
-        file.pages.note(asked);
+        file.pages.note_of(&open, asked, core.company.rule());
     }
     if hints.for_pages && !core.company.is_alone() {
         count(&core, &open, Reason::BufferedDefault, asked.len());

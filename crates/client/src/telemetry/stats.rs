@@ -58,6 +58,15 @@ counters! {
     SetAttr = "setattr", "reqs";
     Create = "create", "reqs";
     Open = "open", "reqs";
+    OpenKernelSmallFile = "open_kernel_small_file", "reqs";
+    OpenKernelExecutable = "open_kernel_executable", "reqs";
+    OpenKernelSmallReads = "open_kernel_small_reads", "reqs";
+    OpenMountOff = "open_mount_off", "reqs";
+    OpenMountOpen = "open_mount_open", "reqs";
+    OpenMountUser = "open_mount_user", "reqs";
+    OpenMountContended = "open_mount_contended", "reqs";
+    OpenMountWritten = "open_mount_written", "reqs";
+    OpenMountLarge = "open_mount_large", "reqs";
     Close = "close", "reqs";
     MkNod = "mknod", "reqs";
     MkDir = "mkdir", "reqs";

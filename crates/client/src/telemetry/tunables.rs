@@ -100,6 +100,7 @@ knobs! {
     LocalityProbe = "hybrid.locality_probe", Number, 64, 2 => 65_536, "without locality one request in this many is still buffered";
     LocalityInherit = "hybrid.locality_inherit", Switch, 1, 0 => 1, "new files are taken for what left the cache of the mount lately";
     Learn = "hybrid.learn", Switch, 1, 0 => 1, "requests without locality, also large ones, go the way that was measured to carry more";
+    KernelReads = "hybrid.kernel_reads", Switch, 1, 0 => 1, "the kernel serves reads of files that are small, executable or read in small pieces from its page cache, while nobody has them open for writing";
     CacheBytes = "cache.max_bytes", Bytes, G, 4 * M => 1 << 50, "memory of the page cache";
     PopulateBytes = "cache.populate_bytes", Bytes, 256 * M, 0 => 1 << 50, "memory that is touched before it is needed, so that the first writes of a mount are as fast as later ones; at most a quarter of the cache; what an idle mount does not use goes back; 0 = none";
     Adopt = "cache.adopt", Switch, 1, 0 => 1, "a write of just one unit of the cache (64 KiB) leaves its memory there instead of being copied";

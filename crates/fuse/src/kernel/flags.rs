@@ -14,6 +14,8 @@ pub mod init {
     pub const BIG_WRITES: u64 = 1 << 5;
     /// Locks of `flock` come here.
     pub const FLOCK_LOCKS: u64 = 1 << 10;
+    /// A read from the page cache asks for attributes first that have outlived their time.
+    pub const AUTO_INVAL_DATA: u64 = 1 << 12;
     /// Directories take READDIRPLUS.
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     /// The kernel chooses between READDIR and READDIRPLUS.

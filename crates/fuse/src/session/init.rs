@@ -23,12 +23,14 @@ const WANTED: u64 = flag::ASYNC_READ
     | flag::ATOMIC_O_TRUNC
     | flag::EXPORT_SUPPORT
     | flag::BIG_WRITES
+    | flag::AUTO_INVAL_DATA
     | flag::DO_READDIRPLUS
     | flag::READDIRPLUS_AUTO
     | flag::ASYNC_DIO
     | flag::PARALLEL_DIROPS
     | flag::ABORT_ERROR
     | flag::MAX_PAGES
+    | flag::CACHE_SYMLINKS
     | flag::HANDLE_KILLPRIV_V2
     | flag::INIT_EXT
     | flag::CREATE_SUPP_GROUP

@@ -28,6 +28,10 @@ use std::sync::atomic::Ordering::SeqCst;
 
 /// How long a lock that somebody wants waits until its pages are taken back, nanoseconds.
 const PATIENCE_NS: u64 = 40_000_000;
+/// The same where no page can be dirty, since nobody here has the file open for writing: the front end gives clean pages at once, but for
+/// those that are being read, and such reads wait for no lock. Only a server that does not answer them makes it take longer. Reads that
+/// the front end serves show nothing old meanwhile.
+const CLEAN_PATIENCE_NS: u64 = 2_000_000_000;
 /// Whoever has read pages keeps them for so long, nanoseconds: a program that stores into them gets some stores done in its turn.
 const TURN_NS: u64 = 5_000_000;
 
@@ -125,7 +129,8 @@ pub(crate) async fn take_back(core: &Arc<Core>, file: &Arc<File>, target: Target
     let turn_ns = begin(core, file);
     let is_left = || file.pages.taking.lock().left.contains_key(&target);
     let over = pin!(file.signal.until(|| !file.pages.is_taking() || is_left()));
-    if let Either::Right(_) = select(over, pin!(pause(core, turn_ns + PATIENCE_NS))).await
+    let patience_ns = if file.has_writers() { PATIENCE_NS } else { CLEAN_PATIENCE_NS };
+    if let Either::Right(_) = select(over, pin!(pause(core, turn_ns + patience_ns))).await
         && let Err(e) = leave(core, file, target).await
     {
         tracing::debug!(ino = %file.ino, "a lock waits for pages of the kernel: {e}");
@@ -195,6 +200,7 @@ async fn rounds(core: &Arc<Core>, file: &Arc<File>, turn_ns: u64) {
         }
     };
     file.signal.notify();
+    core.files.reap(file);
     for (target, left) in left {
         drop(core.insist(Lane::Answer, target, Request::PagesTaken { ino: file.ino, left }));
     }

@@ -24,6 +24,12 @@ impl ByReason {
         cell.bytes.fetch_add(bytes, Relaxed);
     }
 
+    /// All requests and bytes of a way.
+    pub(super) fn sum(&self, way: Way) -> (u64, u64) {
+        let cells = self.0[way as usize].iter().map(|cell| (cell.requests.load(Relaxed), cell.bytes.load(Relaxed)));
+        cells.fold((0, 0), |sum, cell| (sum.0 + cell.0, sum.1 + cell.1))
+    }
+
     /// Moves everything to each of `to`.
     pub(super) fn move_to(&self, to: [&ByReason; 2]) {
         for (way, reason) in all() {

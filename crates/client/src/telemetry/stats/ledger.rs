@@ -45,6 +45,12 @@ impl Ledger {
         hits.bytes.fetch_add(bytes, Relaxed);
     }
 
+    /// Reads and their bytes that were not booked yet.
+    pub(crate) fn reads(&self) -> (u64, u64) {
+        let hits = self.hits.iter().map(|h| (h.requests.load(Relaxed), h.bytes.load(Relaxed)));
+        hits.fold(self.by_reason.sum(Way::Read), |(requests, bytes), hit| (requests + hit.0, bytes + hit.1))
+    }
+
     /// Moves everything to the counters of the file and of the job.
     pub(super) fn book(&self, file: &ByReason) {
         for hits in &self.hits {

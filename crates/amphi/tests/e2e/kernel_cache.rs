@@ -1,0 +1,271 @@
+//! What the kernel of a mount keeps: pages, names, attributes; none of it is ever shown when it is old.
+
+use crate::harness::{Place, counter, eventually};
+use crate::two_mounts::Pair;
+use rustix::fs::{MetadataExt as _, Mode, OFlags, open, sendfile};
+use rustix::io::pread;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::pipe::pipe;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+const PAGE: usize = 4096;
+const PAGES: usize = 8;
+/// How long a story of two mounts goes on.
+const STORY: Duration = Duration::from_secs(4);
+
+/// Reads that came to a mount.
+fn reads(mount: &Path) -> u64 {
+    ["read_cache_hit", "read_buffered_small", "read_buffered_default", "read_direct_large"]
+        .iter()
+        .map(|name| counter(mount, name))
+        .sum()
+}
+
+/// Opens that left the reads to the kernel.
+fn by_kernel(mount: &Path) -> u64 {
+    counter(mount, "open_kernel_small_file") + counter(mount, "open_kernel_executable")
+}
+
+/// Goal: what the kernel has read once costs no request again, also through a new open, until it changes; a program that writes is seen
+/// at once (Promise S1). Method: reads of all sizes of a file are counted; then a write through another descriptor, and a truncate.
+#[test]
+fn warm_reads_cost_no_request() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    let path = place.mount().join("f");
+    fs::write(&path, vec![1; PAGES * PAGE]).expect("write");
+    assert_eq!(fs::read(&path).expect("read"), vec![1; PAGES * PAGE]);
+    let file = File::open(&path).expect("open");
+    let before = reads(&place.mount());
+    let mut buf = vec![0; PAGES * PAGE];
+    for len in [1, 100, PAGE, 3 * PAGE, PAGES * PAGE] {
+        file.read_exact_at(&mut buf[..len], 0).expect("read");
+        assert_eq!(fs::read(&path).expect("read"), vec![1; PAGES * PAGE]);
+    }
+    assert_eq!(reads(&place.mount()), before, "the kernel has it all");
+    assert!(by_kernel(&place.mount()) >= 7);
+    let writer = File::options().write(true).open(&path).expect("open");
+    for n in 2..50u8 {
+        writer.write_all_at(&[n; 3], 4095).expect("write");
+        file.read_exact_at(&mut buf[..5], 4094).expect("read");
+        assert_eq!(buf[..5], [1, n, n, n, 1]);
+        writer.write_all_at(&[n; 3], PAGE as u64 * (PAGES as u64 + u64::from(n))).expect("extend");
+        assert_eq!(file.read_at(&mut buf[..8], PAGE as u64 * (PAGES as u64 + u64::from(n))).expect("read"), 3);
+        assert_eq!(buf[..3], [n; 3]);
+    }
+    writer.set_len(10).expect("cut");
+    assert_eq!(file.read_at(&mut buf, 0).expect("read"), 10);
+    writer.set_len(PAGE as u64).expect("extend");
+    assert_eq!(file.read_at(&mut buf, 0).expect("read"), PAGE);
+    assert_eq!(buf[..12], [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0]);
+    up.stop();
+    place.fsck();
+}
+
+/// Goal: access times are renewed as `relatime` says, although the kernel serves the reads. Method: a read after a change, one more
+/// behind it.
+#[test]
+fn a_read_by_the_kernel_renews_the_access_time() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    let path = place.mount().join("f");
+    fs::write(&path, b"one").expect("write");
+    let accessed = || fs::metadata(&path).map(|m| (m.atime(), m.atime_nsec())).expect("stat");
+    for _ in 0..3 {
+        let before = accessed();
+        assert_eq!(fs::read(&path).expect("read"), b"one");
+        let after = accessed();
+        assert!(after > before, "{before:?} {after:?}");
+        assert_eq!(fs::read(&path).expect("read"), b"one");
+        assert_eq!(accessed(), after, "it is later than the change");
+        fs::write(&path, b"one").expect("write");
+    }
+    up.stop();
+}
+
+/// How a reader looks at a number at `offset` of the file.
+fn look(how: usize, file: &File, offset: u64, map: *const u8) -> u64 {
+    let mut word = [0; 8];
+    match how {
+        0 => assert_eq!(pread(file, &mut word, offset), Ok(8)),
+        // SAFETY: within the mapping of the caller, aligned.
+        1 => return unsafe { map.add(offset as usize).cast::<u64>().read_volatile() },
+        _ => {
+            let (from, to) = pipe().expect("pipe");
+            assert_eq!(sendfile(&to, file, Some(&mut { offset }), 8), Ok(8));
+            assert_eq!(rustix::io::read(&from, &mut word), Ok(8));
+        }
+    }
+    u64::from_ne_bytes(word)
+}
+
+/// Goal: what a write on one mount has returned is read by every later call on the other, from whichever place the kernel serves it (Promise
+/// S1 across mounts). Method: one mount fills a file with a number that grows, through one open file or a new one each time; on the other
+/// three threads read it, by `pread`, through a mapping and by `sendfile`, through an open file that is kept and ones that are not: none is
+/// smaller than what was written before the look.
+fn reads_follow_the_other_mount(servers: usize) {
+    let pair = Pair::new(servers, &["--targets", "2"], &["--set", "hybrid.contention=off"]);
+    let name = |x: &Path| x.join("f");
+    fs::write(name(&pair.a), vec![0; PAGES * PAGE]).expect("write");
+    let (written, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let looks = std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..3)
+            .map(|how| {
+                let (path, written, is_over) = (name(&pair.b), &written, &is_over);
+                scope.spawn(move || {
+                    let mut looks = 0u64;
+                    while !is_over.load(SeqCst) {
+                        let file = File::open(&path).expect("open");
+                        let len = PAGES * PAGE;
+                        // SAFETY: a fresh mapping within the file, unmapped below and not used after.
+                        let map = unsafe {
+                            mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, &file, 0).expect("map")
+                        };
+                        for turn in 0..50 {
+                            let offset = ((looks * 7 + turn) % PAGES as u64) * PAGE as u64 + 8 * (turn % 500);
+                            let before = written.load(SeqCst);
+                            let seen = look(how, &file, offset, map.cast());
+                            assert!(seen >= before, "way {how}: {seen} after {before}");
+                            looks += 1;
+                        }
+                        // SAFETY: the mapping from above.
+                        unsafe { munmap(map, len) }.expect("unmap");
+                    }
+                    looks
+                })
+            })
+            .collect();
+        let begun = Instant::now();
+        let mut kept = None;
+        let mut n = 0u64;
+        while begun.elapsed() < STORY {
+            n += 1;
+            let bytes: Vec<u8> = n.to_ne_bytes().repeat(PAGES * PAGE / 8);
+            if n % 40 < 20 {
+                let open = || File::options().write(true).open(name(&pair.a)).expect("open");
+                kept.get_or_insert_with(open).write_all_at(&bytes, 0).expect("write");
+            } else {
+                kept = None;
+                let file = File::options().write(true).open(name(&pair.a)).expect("open");
+                file.write_all_at(&bytes, 0).expect("write");
+                drop(file);
+                // Others may find that nobody writes.
+                std::thread::sleep(Duration::from_millis(n % 20));
+            }
+            written.store(n, SeqCst);
+            if readers.iter().any(|r| r.is_finished()) {
+                println!("left {}", counter(&pair.b, "pages_left"));
+                break;
+            }
+        }
+        is_over.store(true, SeqCst);
+        println!("{n} writes");
+        readers.into_iter().map(|r| r.join().expect("a reader")).collect::<Vec<_>>()
+    });
+    for reason in ["contended", "written", "off", "open", "user", "large"] {
+        println!("{reason} {}", counter(&pair.b, &format!("open_mount_{reason}")));
+    }
+    println!("looks {looks:?}, opens by the kernel {}, left {}", by_kernel(&pair.b), counter(&pair.b, "pages_left"));
+    assert!(looks.iter().all(|n| *n > 100));
+    pair.stop();
+}
+
+#[test]
+fn reads_follow_the_other_mount_of_one_server() {
+    reads_follow_the_other_mount(1);
+}
+
+#[test]
+fn reads_follow_the_other_mount_of_three_servers() {
+    reads_follow_the_other_mount(3);
+}
+
+/// Goal: pages that the kernel keeps between opens are those of the file as it is, whatever another mount does to it: writes, cuts, extends,
+/// punches holes, replaces it (Promises S1, S5 across mounts). Method: each change on one mount, behind it a read of everything on the other
+/// through an open file that stays and through a new one; the other has read it before.
+#[test]
+fn kept_pages_follow_every_change() {
+    let pair = Pair::new(1, &["--targets", "2"], &[]);
+    let (a, b) = (pair.a.join("f"), pair.b.join("f"));
+    let mut is = vec![7; 3 * PAGE + 100];
+    fs::write(&a, &is).expect("write");
+    let mut kept = File::open(&b).expect("open");
+    for round in 0..120u64 {
+        let (at, byte) = ((round * 1237 % (2 * PAGE as u64)) as usize, round as u8);
+        let writer = File::options().write(true).open(&a).expect("open");
+        match round % 6 {
+            0 => {
+                writer.write_all_at(&[byte; 5000], at as u64).expect("write");
+                is.resize(is.len().max(at + 5000), 0);
+                is[at..at + 5000].fill(byte);
+            }
+            1 => {
+                writer.set_len(at as u64 + 1).expect("cut");
+                is.truncate(at + 1);
+            }
+            2 => {
+                writer.set_len((is.len() + 5000) as u64).expect("extend");
+                is.resize(is.len() + 5000, 0);
+            }
+            3 => {
+                let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+                rustix::fs::fallocate(&writer, flags, 100, 4000).expect("punch");
+                let end = is.len().min(4100);
+                is[100.min(end)..end].fill(0);
+            }
+            4 => {
+                // Behind the end, in its last page.
+                let end = is.len();
+                writer.write_all_at(&[byte; 10], end as u64 + 20).expect("write");
+                is.resize(end + 30, 0);
+                is[end + 20..].fill(byte);
+            }
+            _ => {
+                is = vec![byte; 2 * PAGE + round as usize];
+                let new = pair.a.join("new");
+                fs::write(&new, &is).expect("write");
+                fs::rename(&new, &a).expect("rename");
+                let old = fs::metadata(&b).expect("stat").ino();
+                kept = File::open(&b).expect("open");
+                assert_eq!(kept.metadata().expect("stat").ino(), old);
+            }
+        }
+        drop(writer);
+        let mut seen = vec![0; is.len() + 10];
+        let n = kept.read_at(&mut seen, 0).expect("read");
+        assert!(seen[..n] == is, "round {round}: kept, {n} of {}", is.len());
+        for _ in 0..2 {
+            assert!(fs::read(&b).expect("read") == is, "round {round}");
+        }
+    }
+    assert!(by_kernel(&pair.b) > 100);
+    pair.stop();
+}
+
+/// Goal: in company too a file that nobody changes is read without a request. Method: reads on both mounts, counted.
+#[test]
+fn warm_reads_beside_another_mount() {
+    let pair = Pair::new(1, &["--targets", "2"], &[]);
+    fs::write(pair.a.join("f"), vec![1; PAGES * PAGE]).expect("write");
+    for mount in [&pair.a, &pair.b] {
+        let path = mount.join("f");
+        eventually("nobody writes", || {
+            drop(File::open(&path).expect("open"));
+            fs::read(&path).expect("read");
+            let before = reads(mount);
+            fs::read(&path).expect("read");
+            reads(mount) == before
+        });
+    }
+    // An open file that writes ends it.
+    let writer = open(pair.a.join("f"), OFlags::RDWR, Mode::empty()).expect("open");
+    let before = by_kernel(&pair.b);
+    fs::read(pair.b.join("f")).expect("read");
+    assert_eq!(by_kernel(&pair.b), before, "somebody may write");
+    drop(writer);
+    pair.stop();
+}
