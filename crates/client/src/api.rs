@@ -97,6 +97,12 @@ pub trait KernelPages: Send + Sync + 'static {
     /// As `drop_pages`, for a write that replaces bytes in pages. Both go on beside each other: this one may wait for reads that wait
     /// for locks of the cluster, the other one never does.
     fn drop_overwritten(&self, ino: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>);
+
+    /// Drops the attributes of an inode; no answer to a question from before this counts any more. False if the inode is not known,
+    /// so that an answer which makes it known may still be on its way. Does not wait. Whoever keeps none need not know of it.
+    fn drop_attributes(&self, _: Ino) -> bool {
+        true
+    }
 }
 
 /// Closes of descriptors as a front end hears of them: it may know of one before the locks of the open file are its to

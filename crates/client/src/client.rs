@@ -26,6 +26,7 @@ use amphi_wire::{RenameMode, XattrMode};
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// A mount's client: cheap to clone, used by any thread.
 ///
@@ -86,6 +87,12 @@ impl Client {
         sharing::lend(&self.core, rule)
     }
 
+    /// In company: for how long a front end may keep these attributes, which it is about to give as an answer. It is told before they change
+    /// (`KernelPages::drop_attributes`).
+    pub fn lend_attributes(&self, attr: &Attr) -> Duration {
+        tokens::lend_attributes(&self.core, attr)
+    }
+
     /// Whether attributes of a directory may be kept that an answer under `rule` shows: not if any was changed meanwhile.
     pub fn lends_directories(&self, rule: Rule) -> bool {
         sharing::knows_directories(&self.core, rule)
@@ -124,8 +131,13 @@ impl Client {
 
     /// Who serves the reads of a file that was just opened, and what a front end may keep of its pages. To be asked once for each open
     /// file, before its first read.
-    pub fn front_cache(&self, open: &OpenFile) -> ops::front_cache::FrontCache {
-        ops::front_cache::opened(&self.core, open)
+    pub fn front_cache(&self, open: &OpenFile) -> ops::input::FrontCache {
+        ops::input::front_cache(&self.core, open)
+    }
+
+    /// A read that filled pages of a front end was answered: where it serves the reads of the file, the cache need not hold them as well.
+    pub fn kept_by_front(&self, open: &OpenFile, offset: u64, len: usize) {
+        ops::input::kept_by_front(&self.core, open, ByteRange::at(offset, len as u64));
     }
 
     /// Whether [`IoHalf::run`] has ended.

@@ -9,6 +9,7 @@ pub(crate) mod directories;
 pub(crate) mod file_locks;
 pub(crate) mod group_lock;
 pub(crate) mod lease;
+pub(crate) mod lent;
 pub(crate) mod locks;
 pub(crate) mod range_lock;
 pub(crate) mod sharing;

@@ -47,7 +47,7 @@ pub use conn::pending::{Interrupt, Pending, has_waited};
 pub use data::{Loan, Loans, Segment, Segments};
 pub use inode::open_file::OpenFile;
 pub use io::{IoHalf, NOT_STABLE, Way};
-pub use ops::front_cache::FrontCache;
+pub use ops::input::FrontCache;
 pub use policy::decision;
 pub use prefetch::readahead;
 pub use telemetry::jobs::{JOB_VARIABLES, JobName};

@@ -5,7 +5,6 @@
 pub(crate) mod attr;
 pub(crate) mod copy;
 pub(crate) mod fallocate;
-pub(crate) mod front_cache;
 pub(crate) mod input;
 pub(crate) mod name;
 pub(crate) mod open;

@@ -4,10 +4,11 @@
 //! waits (`patience`). Does not own: any decision about caching or direct I/O, which is the client's.
 //!
 //! Invariants: a cache hit neither allocates nor wakes another thread; a handle given to the kernel stays valid until its
-//! release. Ordinary opens bypass the kernel's page cache for reads and writes; opens with `O_DIRECT` do not, unless they append, so that the kernel
-//! sends the pieces of one call in parallel. A mount that has always been alone keeps mapped pages between opens, since all changes pass
-//! through its kernel, which drops the pages they touch, and lends names and attributes to the kernel for a while (`lent`). With
-//! other mounts the kernel keeps no name and no attribute, and its pages are taken back with the lock under which they were read (`pages`).
+//! release. Ordinary opens bypass the kernel's page cache for reads and writes, but for those whose reads the client leaves to the kernel;
+//! opens with `O_DIRECT` do not, unless they append, so that the kernel sends the pieces of one call in parallel. Pages stay between opens
+//! as long as the client says that they are true. A mount that is alone lends names and attributes to the kernel for a while (`lent`). With
+//! other mounts the kernel keeps no name, and attributes only while their token lasts; its pages are taken back with the lock under
+//! which they were read (`pages`).
 
 mod deferred;
 mod file_locks;
@@ -218,7 +219,7 @@ impl ClientFs {
     fn attr_ttl(&self, attr: &Attr, since: Since) -> Duration {
         let is_kept = match attr.kind {
             Kind::File => !attr.has_set_id(),
-            Kind::Dir => lent::knows_directories(&self.client),
+            Kind::Dir => !self.client.is_alone() || lent::knows_directories(&self.client),
             _ => true,
         };
         if is_kept { self.lend(attr, since) } else { Duration::ZERO }
@@ -230,6 +231,7 @@ impl ClientFs {
             self.tell_end(attr.ino, attr.size);
         }
         let life = self.ttl();
+        let life = if life.is_zero() { self.client.lend_attributes(attr) } else { life };
         if !life.is_zero() && self.kernel_view.lend(attr.ino, since, life) { life } else { Duration::ZERO }
     }
 
@@ -479,7 +481,11 @@ impl FileSystem for ClientFs {
     }
 
     fn read_answered(&self, how: &ReadHow) {
-        if how.size >= LEND_MIN_BYTES
+        if how.into_page_cache {
+            if let Ok(file) = self.handles.get(how.handle) {
+                self.client.kept_by_front(&file, how.offset, how.size);
+            }
+        } else if how.size >= LEND_MIN_BYTES
             && let Ok(file) = self.handles.get(how.handle)
         {
             self.client.warm_next(&file, how.offset, how.size);

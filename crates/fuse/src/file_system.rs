@@ -333,7 +333,8 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// A read of a caller that is alone with the mount has been answered, and its thread has nothing else to do.
+    /// A read has been answered that fills pages of the kernel, or one of a caller that is alone with the mount, and its thread has nothing else
+    /// to do.
     fn read_answered(&self, how: &ReadHow) {}
 
     /// Writes; returns the bytes written.

@@ -37,10 +37,10 @@ impl Notifier {
         self.send(bits::NOTIFY_INVAL_INODE, &[n.as_bytes()])
     }
 
-    /// Drops the attributes of `ino` and leaves its pages.
-    pub fn inval_attr(&self, ino: Ino) -> Result<()> {
+    /// Drops the attributes of `ino` and leaves its pages. Waits for nothing. Whether the kernel knows the inode.
+    pub fn inval_attr(&self, ino: Ino) -> Result<bool> {
         let n = NotifyInvalInode { ino: ino.0, off: -1, len: 0 };
-        self.send(bits::NOTIFY_INVAL_INODE, &[n.as_bytes()])
+        self.tell(bits::NOTIFY_INVAL_INODE, &[n.as_bytes()])
     }
 
     /// Drops `name` in directory `parent`. A name the kernel does not know is fine.
@@ -50,9 +50,15 @@ impl Notifier {
     }
 
     fn send(&self, code: i32, parts: &[&[u8]]) -> Result<()> {
+        self.tell(code, parts).map(drop)
+    }
+
+    /// False if the kernel does not know what it is about.
+    fn tell(&self, code: i32, parts: &[&[u8]]) -> Result<bool> {
         let device = self.device.upgrade().ok_or(Errno::NotConnected)?;
         match write_message(device.as_fd(), 0, code, parts) {
-            Ok(()) | Err(Raw::NOENT) => Ok(()),
+            Ok(()) => Ok(true),
+            Err(Raw::NOENT) => Ok(false),
             Err(Raw::NODEV | Raw::CONNABORTED | Raw::NOTCONN) => Err(Errno::NotConnected),
             Err(e) => Err(Errno::from_raw(e.raw_os_error())),
         }

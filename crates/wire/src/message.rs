@@ -83,7 +83,7 @@ pub struct Welcome {
     /// How long a mount that is alone may let its kernel cache entries and attributes, milliseconds; 0 = not at all.
     pub token_ms: u32,
     /// Whether the session is the only mount at the moment; `Push::Company` tells of changes. A mount that is alone caches
-    /// without tokens; with company it caches what tokens back, and its kernel nothing beyond a call.
+    /// without tokens; with company it caches what tokens back, and its kernel what these back as well.
     pub alone: bool,
     /// Epoch of the server's cluster map.
     pub map_epoch: u64,

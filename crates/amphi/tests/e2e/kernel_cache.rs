@@ -2,12 +2,12 @@
 
 use crate::harness::{Place, counter, eventually};
 use crate::two_mounts::Pair;
-use rustix::fs::{MetadataExt as _, Mode, OFlags, open, sendfile};
+use rustix::fs::{Mode, OFlags, open, sendfile};
 use rustix::io::pread;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::pipe::pipe;
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -261,6 +261,16 @@ fn warm_reads_beside_another_mount() {
             reads(mount) == before
         });
     }
+    // The attributes are lent as well: nothing is asked for.
+    let kept = File::open(pair.b.join("f")).expect("open");
+    kept.metadata().expect("stat");
+    let asked = || counter(&pair.b, "getattr") + counter(&pair.b, "getattr_cached") + reads(&pair.b);
+    let before = asked();
+    for _ in 0..100 {
+        kept.metadata().expect("stat");
+        kept.read_exact_at(&mut [0; 5000], 3000).expect("read");
+    }
+    assert_eq!(asked(), before);
     // An open file that writes ends it.
     let writer = open(pair.a.join("f"), OFlags::RDWR, Mode::empty()).expect("open");
     let before = by_kernel(&pair.b);
@@ -268,4 +278,117 @@ fn warm_reads_beside_another_mount() {
     assert_eq!(by_kernel(&pair.b), before, "somebody may write");
     drop(writer);
     pair.stop();
+}
+
+/// Goal: attributes that the kernel of one mount keeps are those of the file when another mount's change has returned (Promise S1 across
+/// mounts). Method: one mount sets times, modes and sizes that grow; on the other two threads look, by the name and through an open file.
+#[test]
+fn attributes_follow_the_other_mount() {
+    let pair = Pair::new(1, &["--targets", "2"], &[]);
+    let (a, b) = (pair.a.join("f"), pair.b.join("f"));
+    fs::write(&a, b"").expect("write");
+    let (changed, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let looks = std::thread::scope(|scope| {
+        let lookers: Vec<_> = (0..2)
+            .map(|how| {
+                let (b, changed, is_over) = (&b, &changed, &is_over);
+                scope.spawn(move || {
+                    let (mut looks, mut file) = (0u64, File::open(b).expect("open"));
+                    while !is_over.load(SeqCst) {
+                        let before = changed.load(SeqCst);
+                        let is = if how == 0 { fs::metadata(b) } else { file.metadata() }.expect("stat");
+                        assert!(is.mtime() as u64 >= before, "way {how}: time {} after {before}", is.mtime());
+                        assert!(is.len() >= before, "way {how}: size {} after {before}", is.len());
+                        let mode = u64::from(is.mode() & 0o777);
+                        let now = changed.load(SeqCst) + 1;
+                        assert!(now - before > 500 || (before..=now).any(|n| n % 512 == mode), "way {how}: {mode:o}");
+                        looks += 1;
+                        if looks % 100 == 0 {
+                            file = File::open(b).expect("open");
+                        }
+                    }
+                    looks
+                })
+            })
+            .collect();
+        let begun = Instant::now();
+        let mut n = 0u64;
+        while begun.elapsed() < STORY && !lookers.iter().any(|l| l.is_finished()) {
+            n += 1;
+            let mode = Mode::from_raw_mode((n % 512) as u32);
+            if n % 2 == 0 {
+                File::options().write(true).open(&a).expect("open").set_len(n).expect("extend");
+            } else {
+                File::options().append(true).open(&a).expect("open").write_all_at(&[1], n - 1).expect("write");
+            }
+            rustix::fs::chmod(&a, mode).expect("chmod");
+            let time = rustix::fs::Timespec { tv_sec: n as i64, tv_nsec: 0 };
+            let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
+            rustix::fs::utimensat(rustix::fs::CWD, &a, &times, rustix::fs::AtFlags::empty()).expect("times");
+            changed.store(n, SeqCst);
+            std::thread::sleep(Duration::from_micros(n % 7 * 500));
+        }
+        is_over.store(true, SeqCst);
+        println!("{n} changes");
+        lookers.into_iter().map(|l| l.join().expect("a looker")).collect::<Vec<_>>()
+    });
+    println!("looks {looks:?}");
+    assert!(looks.iter().all(|n| *n > 100));
+    pair.stop();
+}
+
+/// Goal: a mount that was stopped shows nothing old, neither bytes nor attributes, that its kernel keeps (docs/SEMANTICS.md, Several mounts).
+/// Method: a file is read and looked at on one mount, whose process is stopped; another mount writes it, which has to wait; once that has
+/// returned, no look on the stopped mount returns what was before.
+#[test]
+fn a_stopped_mount_shows_nothing_old() {
+    let place = Place::new();
+    let server = place.server(&["--targets", "2"]);
+    let (mut stopped, other) = (place.mount_at("a", &[]), place.mount_at("b", &[]));
+    let (a, b) = (place.path("a").join("f"), place.path("b").join("f"));
+    fs::write(&b, vec![1; PAGES * PAGE]).expect("write");
+    let mut file = File::open(&a).expect("open");
+    eventually("the kernel has it", || {
+        file = File::open(&a).expect("open");
+        fs::read(&a).expect("read");
+        let before = reads(&place.path("a"));
+        file.read_exact_at(&mut [0; PAGE], 0).expect("read");
+        file.metadata().expect("stat");
+        counter(&place.path("a"), "open_kernel_small_file") > 0 && reads(&place.path("a")) == before
+    });
+    let pid = rustix::process::Pid::from_raw(stopped.pid() as i32).expect("a process");
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("stop");
+    let written = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let looker = scope.spawn(|| {
+            let mut looks = 0u64;
+            loop {
+                let before = written.load(SeqCst);
+                let (mut byte, is) = ([0], file.read_at(&mut [0; 1], 0).and_then(|_| file.metadata()));
+                let read = file.read_at(&mut byte, 5000);
+                // Once its session is over every call fails.
+                let (Ok(is), Ok(_)) = (is, read) else { return looks };
+                assert!(!before || (byte == [2] && is.len() == 5001), "after the write: {byte:?}, {} bytes", is.len());
+                looks += 1;
+                if before {
+                    return looks;
+                }
+            }
+        });
+        let begun = Instant::now();
+        let writer = File::options().write(true).open(&b).expect("open");
+        writer.set_len(5000).expect("cut");
+        writer.write_all_at(&[2], 5000).expect("write");
+        written.store(true, SeqCst);
+        println!("the other mount waited {:?}", begun.elapsed());
+        std::thread::sleep(Duration::from_secs(1));
+        rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("go on");
+        let looks = looker.join().expect("nothing old");
+        println!("{looks} looks");
+        assert!(looks > 100, "the kernel has served some meanwhile");
+    });
+    drop(file);
+    stopped.kill();
+    other.stop();
+    server.stop();
 }

@@ -239,7 +239,7 @@ pub(crate) fn may_go_on(core: &Core) -> bool {
 }
 
 /// `Push::Company`: takes the rule over at once. Returns whether it has to be answered by `settle`.
-pub(crate) fn told(core: &Core, change: u64, alone: bool) -> bool {
+pub(crate) fn told(core: &Arc<Core>, change: u64, alone: bool) -> bool {
     let company = &core.company;
     let before = company.change.fetch_max(change, SeqCst);
     if change < before {

@@ -8,6 +8,8 @@
 //! value is stored only if no change of this mount's own came between question and answer. A hit takes the lock
 //! shared and allocates nothing but the copy.
 
+use crate::coherence::lent::{LOOK_NS, Lent, Unknown};
+use crate::conn::pauses::pause;
 use crate::core::Core;
 use crate::inode::{File, Moment};
 use crate::telemetry::stats::Count;
@@ -18,6 +20,7 @@ use amphi_wire::{InodeView, Lane, Reply, Request, TokenGrant, Tokens as Grants};
 use parking_lot::{Mutex, RwLock};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
 
 /// Values cached, about 350 bytes each.
 const VALUES_MAX: usize = 131_072;
@@ -37,12 +40,14 @@ pub(crate) struct Tokens {
     cache: RwLock<TokenCache<Value>>,
     /// Changes of which nobody knows whether they will happen, and when they count as ended.
     open_ended: Mutex<Vec<(u64, OwnChange)>>,
+    /// What a front end keeps of it.
+    pub(crate) lent: Lent,
 }
 
 impl Tokens {
     pub(crate) fn new() -> Tokens {
         let limits = TokenCacheLimits { max_values: VALUES_MAX, ..TokenCacheLimits::default() };
-        Tokens { cache: RwLock::new(TokenCache::new(limits)), open_ended: Mutex::default() }
+        Tokens { cache: RwLock::new(TokenCache::new(limits)), open_ended: Mutex::default(), lent: Lent::default() }
     }
 
     /// Values cached, for people.
@@ -272,6 +277,7 @@ impl Question {
         });
         let ask = uses.then(|| cache.ask(core.clock.boot_ns()));
         drop(cache);
+        take_back_soon(core, inodes_of(keys));
         Question { core: core.clone(), ask, change }
     }
 
@@ -295,6 +301,37 @@ impl Drop for Question {
     }
 }
 
+/// Takes back what a front end keeps of attributes. What may be on its way there is left.
+fn take_back(core: &Core, inodes: impl IntoIterator<Item = Ino>) -> Vec<Unknown> {
+    let front = core.company.pages();
+    let forget = |ino| front.as_ref().is_none_or(|front| front.drop_attributes(ino));
+    core.tokens.lent.take_back(core.clock.boot_ns(), inodes, forget)
+}
+
+/// As `take_back`, where nobody waits for what is on its way.
+fn take_back_soon(core: &Arc<Core>, inodes: impl IntoIterator<Item = Ino>) {
+    let unknown = take_back(core, inodes);
+    if !unknown.is_empty() {
+        let core2 = core.clone();
+        core.spawn(async move { settle(&core2, unknown).await });
+    }
+}
+
+/// Waits until whatever was on its way to the front end is there, and taken back.
+async fn settle(core: &Arc<Core>, mut unknown: Vec<Unknown>) {
+    while let Some(front) = core.company.pages() {
+        unknown.retain(|one| one.is_awaited(core.clock.boot_ns(), |ino| front.drop_attributes(ino)));
+        if unknown.is_empty() {
+            return;
+        }
+        pause(core, LOOK_NS).await;
+    }
+}
+
+fn inodes_of(keys: &[TokenKey]) -> impl Iterator<Item = Ino> {
+    keys.iter().filter_map(|key| if let TokenKey::Attributes(ino) = key { Some(*ino) } else { None })
+}
+
 /// Takes the certainty of a size away; under the cache's lock.
 fn unsure(core: &Core, key: TokenKey) {
     if let TokenKey::Attributes(ino) = key
@@ -305,9 +342,11 @@ fn unsure(core: &Core, key: TokenKey) {
 }
 
 /// The file has been changed by this mount in a way that its cached attributes do not show; its size stays certain.
-pub(crate) fn outdated(core: &Core, ino: Ino) {
+pub(crate) fn outdated(core: &Arc<Core>, ino: Ino) {
     if !core.company.is_alone() {
-        drop_value(&mut core.tokens.cache.write(), TokenKey::Attributes(ino));
+        let key = TokenKey::Attributes(ino);
+        drop_value(&mut core.tokens.cache.write(), key);
+        take_back_soon(core, [ino]);
     }
 }
 
@@ -318,33 +357,45 @@ pub(crate) fn revoke(core: &Arc<Core>, target: TargetId, id: u64, upto: u64, key
         let mut cache = core.tokens.cache.write();
         keys.iter().for_each(|key| unsure(core, *key));
         let (session, id, upto) = (SessionId(0), RevokeId(id), TokenNumber(upto));
-        let attributes =
-            keys.iter().filter_map(|key| if let TokenKey::Attributes(ino) = key { Some(*ino) } else { None });
-        let inodes: Vec<Ino> = attributes.collect();
+        let inodes: Vec<Ino> = inodes_of(&keys).collect();
         cache.revoke(&Revoke { session, id, upto, keys });
         inodes
     };
-    crate::prefetch::small_files::revoked(core, target, inodes.into_iter());
-    let op = Request::Revoked { ids: vec![id] };
-    drop(core.send(Lane::Answer, target, &Cred::root(), op, None, 0));
+    crate::prefetch::small_files::revoked(core, target, inodes.iter().copied());
+    let unknown = take_back(core, inodes);
+    let answer = move |core: &Arc<Core>| {
+        let op = Request::Revoked { ids: vec![id] };
+        drop(core.send(Lane::Answer, target, &Cred::root(), op, None, 0));
+    };
+    if unknown.is_empty() {
+        return answer(core);
+    }
+    let core2 = core.clone();
+    core.spawn(async move {
+        settle(&core2, unknown).await;
+        answer(&core2);
+    });
 }
 
 /// Nothing cached counts any more.
-pub(crate) fn lose_all(core: &Core) {
+pub(crate) fn lose_all(core: &Arc<Core>) {
     let mut cache = core.tokens.cache.write();
     cache.lose_all();
     core.files.all().iter().for_each(|file| file.token_end_ns.store(0, SeqCst));
     drop(cache);
+    take_back_soon(core, core.tokens.lent.inodes());
     crate::coherence::directories::lose(core);
     crate::coherence::bare::lose(core);
     crate::prefetch::small_files::lose(core, None);
 }
 
 /// Nothing cached of these targets counts any more: their server has forgotten what it granted.
-pub(crate) fn lose(core: &Core, targets: &[TargetId]) {
+pub(crate) fn lose(core: &Arc<Core>, targets: &[TargetId]) {
     core.tokens.cache.write().lose(|key| targets.contains(&key.target()));
     let files = core.files.all().into_iter().filter(|file| targets.contains(&file.ino.target()));
     files.for_each(|file| file.token_end_ns.store(0, SeqCst));
+    let lent = core.tokens.lent.inodes().into_iter().filter(|ino| targets.contains(&ino.target()));
+    take_back_soon(core, lent);
     crate::coherence::directories::lose(core);
     crate::coherence::bare::lose(core);
     crate::prefetch::small_files::lose(core, Some(targets));
@@ -352,6 +403,7 @@ pub(crate) fn lose(core: &Core, targets: &[TargetId]) {
 
 /// Ends changes whose answers were lost long ago.
 pub(crate) fn tick(core: &Core) {
+    core.tokens.lent.tick(core.clock.boot_ns());
     let mut open_ended = core.tokens.open_ended.lock();
     if open_ended.is_empty() {
         return;
@@ -427,6 +479,20 @@ pub(crate) fn attr(core: &Core, ino: Ino) -> Option<Attr> {
     };
     core.stats.count(Count::GetAttrCached);
     Some(attr)
+}
+
+/// For how long a front end may keep attributes: as long as the token lasts that shows just these. It is noted, and the front end is told
+/// when the token goes.
+pub(crate) fn lend_attributes(core: &Core, attr: &Attr) -> Duration {
+    let Some(now) = usable_now(core, attr.ino.target()) else { return Duration::ZERO };
+    // The lock is held until it is noted: whoever takes the token comes behind that.
+    let cache = core.tokens.cache.read();
+    match cache.lend(now, TokenKey::Attributes(attr.ino)) {
+        Some((Value::View(view), left_ns)) if shown(core, view) == Some(*attr) => {
+            core.tokens.lent.lend(now, attr.ino, left_ns)
+        }
+        _ => Duration::ZERO,
+    }
 }
 
 /// Whether the attributes token of an inode is held now.

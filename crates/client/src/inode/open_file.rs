@@ -19,6 +19,9 @@ use std::sync::{Arc, Weak};
 /// Streams of one open file that are told apart.
 const STREAMS_MAX: usize = 32;
 
+/// Fewer reads of an open file say nothing of its readers.
+const READS_MIN: u64 = 16;
+
 /// One application request that arrives in pieces.
 #[derive(Clone, Copy)]
 struct Piece {
@@ -154,6 +157,17 @@ impl OpenFile {
         Access { read: self.flags.read, write: self.flags.write }
     }
 
+    /// Notes how it was read, for those who open the file next.
+    fn note_readers(&self, core: &Core) {
+        if self.by_front.load(SeqCst) || !self.flags.read {
+            return;
+        }
+        let (requests, bytes) = self.ledger.reads();
+        if requests >= READS_MIN {
+            self.file.pages.small_reads.store(bytes / requests < core.tunables.get(Knob::Small), SeqCst);
+        }
+    }
+
     /// Whether there is one to report.
     pub(crate) fn has_error(&self) -> bool {
         self.file.failures.count() != self.reported.load(SeqCst)
@@ -208,7 +222,7 @@ impl Drop for OpenFile {
     fn drop(&mut self) {
         let core = self.core.upgrade();
         if let Some(core) = &core {
-            crate::ops::front_cache::closed(core, self);
+            self.note_readers(core);
         }
         self.file.stats.leave(&self.ledger);
         if let Some(core) = core {

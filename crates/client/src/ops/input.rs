@@ -1,19 +1,22 @@
-//! What is known for the hybrid decision, and the count of what was decided.
+//! What is known for the hybrid decision and for who serves the reads of an open file, and the count of what was decided.
 //!
-//! Owns: gathering the inputs of `decision` for one request. Does not own: the rule (`decision`), the measurements (`locality`,
-//! `callers`, `cache`).
+//! Owns: gathering the inputs of `decision` for one request and of `kernel_reads` for one open file. Does not own: the rules, the
+//! measurements (`locality`, `caller_memory`, `cache`).
 //!
 //! Invariants: nothing here waits or reads a file; what only matters in the window is only asked there, and in the order of
 //! the rules, so that a request that contention sends direct uses up no probe of locality.
 
 use crate::api::Ctx;
 use crate::cache::PAGE;
+use crate::cache::drop::Dirty;
+use crate::coherence::tokens;
 use crate::core::Core;
 use crate::inode::{File, OpenFile};
 use crate::ops::read;
 use crate::policy::decision::{self, Input, Mode, Reason};
+use crate::policy::kernel_reads::{self, Server};
 use crate::policy::locality::Rule;
-use crate::telemetry::stats::{Copied, Way};
+use crate::telemetry::stats::{Copied, Count, Way};
 use crate::telemetry::tunables::Knob;
 use amphi_types::{ByteRange, Errno, IoMode, Result, limits};
 use amphi_wire::LockExtent;
@@ -152,5 +155,77 @@ impl Core {
         };
         let least = || if t.on(Knob::Learn) { self.learned.least_share(way, bytes) } else { 0 };
         if large { file.locality.lacks(rule, least) } else { file.locality.speaks_for_direct(rule, least) }
+    }
+}
+
+/// What a front end that has a page cache does with an open file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrontCache {
+    /// It serves reads from its pages.
+    pub serves: bool,
+    /// Pages of the file that it has from before are true.
+    pub keeps: bool,
+}
+
+/// Decides for a file that was just opened, and counts it.
+pub(crate) fn front_cache(core: &Core, open: &OpenFile) -> FrontCache {
+    let t = &core.tunables;
+    let file = &open.file;
+    let alone = core.company.is_alone();
+    let (executable, size) = {
+        let attr = &file.known.lock().view.attr;
+        (attr.perm & 0o111 != 0, attr.size)
+    };
+    let only_reads = open.flags.read && !open.flags.write && !open.flags.direct && !open.flags.truncate;
+    let process_mode = open.process_mode.filter(|_| t.on(Knob::ProcessMode));
+    // In company who holds the attributes' token knows that nobody else has the file open for writing.
+    let written = || file.has_writers() || !(alone || tokens::holds_attributes(core, file.ino));
+    let server = kernel_reads::decide(&kernel_reads::Input {
+        on: t.on(Knob::KernelReads),
+        only_reads,
+        asked: decision::asked([open.io_mode(), file.io_mode()], process_mode, t.mode()),
+        contended: t.on(Knob::Contention) && core.is_contended(file),
+        written: only_reads && written(),
+        executable,
+        size: size.max(file.size()),
+        large_bytes: t.get(Knob::LargeRead),
+        small_reads: file.pages.small_reads.load(SeqCst),
+    });
+    core.stats.count(count_of(server));
+    let serves = server.is_kernel();
+    open.by_front.store(serves, SeqCst);
+    let rule = core.company.rule();
+    // Of a lone mount the front end has seen every change. A read that it serves is not seen here: the first one has to be.
+    let covered = core.company.has_always_been_alone() || file.pages.covered_rule.load(SeqCst) == rule;
+    let keeps = covered && !(serves && read_is_missed(core, open));
+    open.emptied_rule.store(if keeps { 0 } else { rule }, SeqCst);
+    FrontCache { serves, keeps }
+}
+
+/// A read was answered that a front end keeps in its pages: what is clean of these bytes is not kept here as well. Where the pages will not
+/// be kept for the next open it is.
+pub(crate) fn kept_by_front(core: &Core, open: &OpenFile, range: ByteRange) {
+    let keeps = !core.company.is_alone() || core.company.has_always_been_alone();
+    if keeps && open.by_front.load(SeqCst) {
+        core.cache.forget(&open.file, range, Dirty::Keep);
+    }
+}
+
+/// Whether a read has to come here, since it renews the access time.
+fn read_is_missed(core: &Core, open: &OpenFile) -> bool {
+    !open.flags.no_atime && core.tunables.on(Knob::Atime) && open.file.access_is_due(core.clock.wall())
+}
+
+fn count_of(server: Server) -> Count {
+    match server {
+        Server::KernelSmallFile => Count::OpenKernelSmallFile,
+        Server::KernelExecutable => Count::OpenKernelExecutable,
+        Server::KernelSmallReads => Count::OpenKernelSmallReads,
+        Server::MountOff => Count::OpenMountOff,
+        Server::MountOpen => Count::OpenMountOpen,
+        Server::MountUser => Count::OpenMountUser,
+        Server::MountContended => Count::OpenMountContended,
+        Server::MountWritten => Count::OpenMountWritten,
+        Server::MountLarge => Count::OpenMountLarge,
     }
 }

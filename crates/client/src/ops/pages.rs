@@ -24,6 +24,7 @@ use crate::inode::{File, OpenFile};
 use crate::ops::attr::size_now;
 use crate::ops::read::{Under, direct_pieces, read_piece, shared};
 use crate::policy::decision::Mode;
+use crate::telemetry::tunables::Knob;
 use crate::writeback::flush::{self, WriteKind, write_piece};
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
@@ -118,12 +119,12 @@ enum Entry {
     Free(Free),
 }
 
-/// Waits for range lock and locks of the cluster, unless the pages are taken back first.
+/// Waits for the range lock on `range` and locks of the cluster on `locked`, unless the pages are taken back first.
 async fn hold(
     core: &Arc<Core>,
     file: &Arc<File>,
     member: u64,
-    range: ByteRange,
+    (range, locked): (ByteRange, ByteRange),
     hold: Hold,
     mode: LockMode,
 ) -> Result<Entry> {
@@ -139,7 +140,7 @@ async fn hold(
         let (core2, file2) = (core.clone(), file.clone());
         // A task of its own: a request for a lock is not given up half-way.
         core.spawn(async move {
-            let _ = sender.send(take(&core2, &file2, member, range, hold, mode).await);
+            let _ = sender.send(take(&core2, &file2, member, (range, locked), hold, mode).await);
         });
         let taken = pin!(file.signal.until(|| file.pages.is_taking()));
         match select(held, taken).await {
@@ -154,14 +155,14 @@ async fn take(
     core: &Arc<Core>,
     file: &Arc<File>,
     member: u64,
-    range: ByteRange,
+    (range, locked): (ByteRange, ByteRange),
     hold: Hold,
     mode: LockMode,
 ) -> Result<Held> {
     loop {
         let guard = group_lock::enter(file, member, range, hold).await?;
         let (core2, file2) = (core.clone(), file.clone());
-        let pins = async move { locks::pin_all(&core2, &file2, mode, range).await };
+        let pins = async move { locks::pin_all(&core2, &file2, mode, locked).await };
         if let Some(pins) = group_lock::unless_asked(core, file, member, pins).await {
             return Ok((guard, pins?));
         }
@@ -174,7 +175,8 @@ pub(crate) async fn read(core: &Arc<Core>, open: &OpenFile, asked: ByteRange) ->
     lease::touch(core, file, asked).await?;
     file.pages.note_of(open, asked, core.company.rule());
     let pages = asked.align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX));
-    match hold(core, file, open.member(), pages, Hold::Shared, LockMode::Read).await? {
+    let locked = if open.by_front.load(SeqCst) { whole_if_small(core, file, pages) } else { pages };
+    match hold(core, file, open.member(), (pages, locked), Hold::Shared, LockMode::Read).await? {
         Entry::Held(_held) => {
             let data = shared::unlocked(core, file, asked, pages, Mode::Buffered).await;
             if !open.by_front.load(SeqCst) {
@@ -188,6 +190,16 @@ pub(crate) async fn read(core: &Arc<Core>, open: &OpenFile, asked: ByteRange) ->
             flush::flush_and_forget(core, file, asked).await;
             read_free(core, file, asked, &free).await
         }
+    }
+}
+
+/// What is locked for a read of pages of a file that the front end reads ahead: all of a small one. It asks for many pieces at once, and a lock
+/// asked for by each of them would look like a crowd to others.
+fn whole_if_small(core: &Core, file: &File, pages: ByteRange) -> ByteRange {
+    let end = file.size().max(pages.end);
+    match end <= core.tunables.get(Knob::LargeRead) {
+        true => ByteRange::new(0, end).align_out(PAGE),
+        false => pages,
     }
 }
 
@@ -226,7 +238,7 @@ pub(crate) async fn write(
 ) -> Result<Option<(Held, Buf)>> {
     lease::touch(core, file, range).await?;
     file.pages.keep();
-    let free = match hold(core, file, member, range, Hold::Exclusive, LockMode::Write).await? {
+    let free = match hold(core, file, member, (range, range), Hold::Exclusive, LockMode::Write).await? {
         Entry::Held(held) => return Ok(Some((held, data))),
         Entry::Free(free) => free,
     };

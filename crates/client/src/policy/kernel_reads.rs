@@ -1,6 +1,6 @@
 //! Who serves the reads of an open file: the kernel from its page cache, or the mount. One pure function, beside the hybrid decision.
 //!
-//! Owns: the order of the rules and their names. Does not own: what they ask for at an open (`ops::front_cache`), how pages are
+//! Owns: the order of the rules and their names. Does not own: what they ask for at an open (`ops::input`), how pages are
 //! taken back (`ops::pages`).
 //!
 //! A read that the kernel serves costs no request: 1 us instead of 20. It is worth that where the bytes are read again or in

@@ -122,6 +122,16 @@ impl KernelPages for Senders {
     fn drop_overwritten(&self, ino: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>) {
         self.overwritten.send(Job { ino, range, done });
     }
+
+    fn drop_attributes(&self, ino: Ino) -> bool {
+        self.with_locks.notifier.inval_attr(ino).unwrap_or_else(|e| {
+            // Without a mount there is nothing to drop.
+            if e != Errno::NotConnected {
+                tracing::warn!(%ino, "the kernel did not forget attributes: {e}");
+            }
+            true
+        })
+    }
 }
 
 /// The threads of a mount.

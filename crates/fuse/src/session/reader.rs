@@ -342,7 +342,8 @@ impl Reader {
         if hook.blocked.get() {
             self.shared.pool.unblocked(header.uid);
         }
-        if let Some(how) = read.filter(|_| self.same_tid >= LONE_REQUESTS && self.shared.pool.works_alone())
+        let is_lone = || self.same_tid >= LONE_REQUESTS && self.shared.pool.works_alone();
+        if let Some(how) = read.filter(|how| how.into_page_cache || is_lone())
             && catch_unwind(AssertUnwindSafe(|| fs.read_answered(&how))).is_err()
         {
             tracing::error!("what follows a read panicked");

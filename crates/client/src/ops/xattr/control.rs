@@ -231,6 +231,7 @@ impl Core {
             ("writeback_flight_bytes", self.flight_bytes.load(Relaxed)),
             ("locks_held", self.locks.held()),
             ("tokens_held", self.tokens.len()),
+            ("attributes_lent", self.tokens.lent.len()),
             ("memory_short", u64::from(self.group_short.load(Relaxed))),
             ("callers_short", self.callers.short_callers() as u64),
             ("rotating_targets", self.rotating.len()),
