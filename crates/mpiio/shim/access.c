@@ -48,12 +48,6 @@ int request_done(int64_t bytes, MPI_Request *request)
     return error ? error : PMPI_Grequest_complete(*request);
 }
 
-/* The ranges of a request, growing. */
-struct extents {
-    amphi_extent *list;
-    size_t count, room;
-};
-
 static int extent_add(struct extents *e, int64_t offset, int64_t length)
 {
     if (e->count) {
@@ -75,15 +69,7 @@ static int extent_add(struct extents *e, int64_t offset, int64_t length)
     return 0;
 }
 
-/* Walks through the data of a view. */
-struct cursor {
-    const struct view *view;
-    int64_t tile;
-    size_t segment;
-    int64_t inside;
-};
-
-static struct cursor cursor_at(const struct view *view, int64_t data_byte)
+struct cursor cursor_at(const struct view *view, int64_t data_byte)
 {
     struct cursor c = {view, 0, 0, 0};
     int64_t rest = data_byte % view->map.size;
@@ -95,12 +81,12 @@ static struct cursor cursor_at(const struct view *view, int64_t data_byte)
 }
 
 /* Adds ranges for up to `bytes` of data; stops early at a full list, or where the file type turns back. */
-static int cursor_take(struct cursor *c, int64_t bytes, bool whole, struct extents *e, int64_t *taken)
+int cursor_take(struct cursor *c, int64_t bytes, bool whole, struct extents *e, int64_t *taken)
 {
     const struct typemap *map = &c->view->map;
     *taken = 0;
     e->count = 0;
-    while (*taken < bytes && (whole || e->count < REQUEST_EXTENTS)) {
+    while (*taken < bytes && (whole || e->count < e->most)) {
         const struct segment *s = &map->segments[c->segment];
         int64_t offset = 0, base = 0;
         if (__builtin_mul_overflow(c->tile, map->extent, &base) ||
@@ -131,17 +117,8 @@ static int cursor_take(struct cursor *c, int64_t bytes, bool whole, struct exten
     return 0;
 }
 
-/* Walks through the memory of a call. */
-struct memory {
-    const struct typemap *map;
-    char *origin;
-    int64_t element;
-    size_t segment;
-    int64_t inside;
-};
-
 /* Copies the next bytes between the scattered memory of the call and one piece. */
-static void memory_copy(struct memory *m, char *piece, int64_t bytes, enum direction direction)
+void memory_copy(struct memory *m, char *piece, int64_t bytes, enum direction direction)
 {
     while (bytes > 0) {
         const struct segment *s = &m->map->segments[m->segment];
@@ -180,7 +157,7 @@ static int move_data(struct shadow *f, enum direction direction, int64_t data_by
     char *direct = contiguous ? origin + map->segments[0].offset : NULL;
     struct memory memory = {map, origin, 0, 0, 0};
     struct cursor cursor = cursor_at(&f->view, data_byte);
-    struct extents extents = {0};
+    struct extents extents = {.most = REQUEST_EXTENTS};
     int error = 0;
     while (*done < bytes && !error) {
         int64_t want = bytes - *done < chunk ? bytes - *done : chunk, taken = 0;
@@ -226,9 +203,10 @@ static int ordered_place(struct shadow *f, int64_t etypes, int64_t *place)
     return error || worst(f->comm, failed) ? MPI_ERR_IO : MPI_SUCCESS;
 }
 
-int access_data(struct shadow *f, enum direction direction, enum pointer pointer, MPI_Offset offset, void *buffer,
-                MPI_Count count, MPI_Datatype type, int64_t *bytes)
+int access_data(struct shadow *f, enum direction direction, enum pointer pointer, enum company company,
+                MPI_Offset offset, void *buffer, MPI_Count count, MPI_Datatype type, int64_t *bytes)
 {
+    bool together = company == ALL_RANKS && f->domain != DOMAIN_NONE && !f->atomic;
     *bytes = 0;
     struct typemap map = {0};
     int64_t total = 0, unit = f->view.etype_size, done = 0;
@@ -254,17 +232,23 @@ int access_data(struct shadow *f, enum direction direction, enum pointer pointer
         place = (int64_t)before;
     }
     int error = 0;
-    if (!class && total > 0) {
+    if ((!class && total > 0) || together) {
+        /* A rank whose arguments are wrong has nothing to move, and takes part. */
+        int64_t mine = class ? 0 : total;
         if (pointer == INDIVIDUAL) {
             pthread_mutex_lock(&f->mutex);
             place = f->position;
         }
         int64_t first = 0;
-        error = __builtin_mul_overflow(place, unit, &first) ? EFBIG : 0;
-        if (!error)
-            error = move_data(f, direction, first, &map, buffer, total, &done);
+        error = mine > 0 && __builtin_mul_overflow(place, unit, &first) ? EFBIG : 0;
+        if (together) {
+            int moved = move_together(f, direction, first, &map, buffer, error ? 0 : mine, &done);
+            error = error ? error : moved;
+        } else if (!error) {
+            error = move_data(f, direction, first, &map, buffer, mine, &done);
+        }
         if (pointer == INDIVIDUAL) {
-            f->position += done / unit;
+            f->position += unit ? done / unit : 0;
             pthread_mutex_unlock(&f->mutex);
         }
     }

@@ -31,6 +31,7 @@ typedef struct {
 } amphi_token;
 
 uint64_t amphi_mpiio_page_bytes(const char *path, int readable); /* 0: the file cannot be cached */
+uint64_t amphi_mpiio_stripe_bytes(const char *path);             /* 0: not striped, as far as one can tell */
 uint64_t amphi_mpiio_limit(uint64_t limit_bytes, uint32_t ranks);
 int amphi_mpiio_open(const char *path, const amphi_settings *settings, amphi_token *token, amphi_file **file);
 int amphi_mpiio_serve(const amphi_file *file, int loopback, uint32_t *port, uint64_t *nonce);

@@ -1,34 +1,34 @@
 /* The entry points of the functions that move data, in all their forms: blocking, nonblocking, split; with explicit
  * offsets, the individual pointer and the shared pointer; with counts of either width.
  *
- * A collective call on a cached file is as good as independent ones, since the ranks share the pages. What is done
- * nonblocking is done at once. */
+ * On one node a collective call is as good as independent ones, since the ranks share the pages; over several nodes
+ * the ranks exchange what they move (collective.c). What is done nonblocking is done at once, and waits for nobody. */
 #include "shim.h"
 
 #define IN const void *buffer
 #define OUT void *buffer
 
-#define BLOCKING(name, memory, direction, pointer, Count)                                                             \
+#define BLOCKING(name, memory, direction, pointer, company, Count)                                                             \
     int name(MPI_File handle, memory, Count count, MPI_Datatype type, MPI_Status *status)                             \
     {                                                                                                                  \
         struct shadow *f = shadow_find(handle);                                                                        \
         if (!f)                                                                                                        \
             return NATIVE(name)(handle, buffer, count, type, status);                                                  \
         int64_t bytes;                                                                                                 \
-        int error = access_data(f, direction, pointer, 0, (void *)buffer, count, type, &bytes);                        \
+        int error = access_data(f, direction, pointer, company, 0, (void *)buffer, count, type, &bytes);                        \
         status_set(status, bytes);                                                                                     \
         return error;                                                                                                  \
     }                                                                                                                  \
     BOTH_NAMES(name);
 
-#define BLOCKING_AT(name, memory, direction, Count)                                                                    \
+#define BLOCKING_AT(name, memory, direction, company, Count)                                                                    \
     int name(MPI_File handle, MPI_Offset offset, memory, Count count, MPI_Datatype type, MPI_Status *status)          \
     {                                                                                                                  \
         struct shadow *f = shadow_find(handle);                                                                        \
         if (!f)                                                                                                        \
             return NATIVE(name)(handle, offset, buffer, count, type, status);                                          \
         int64_t bytes;                                                                                                 \
-        int error = access_data(f, direction, EXPLICIT, offset, (void *)buffer, count, type, &bytes);                  \
+        int error = access_data(f, direction, EXPLICIT, company, offset, (void *)buffer, count, type, &bytes);                  \
         status_set(status, bytes);                                                                                     \
         return error;                                                                                                  \
     }                                                                                                                  \
@@ -41,7 +41,7 @@
         if (!f)                                                                                                        \
             return NATIVE(name)(handle, buffer, count, type, request);                                                 \
         int64_t bytes;                                                                                                 \
-        int error = access_data(f, direction, pointer, 0, (void *)buffer, count, type, &bytes);                        \
+        int error = access_data(f, direction, pointer, ONE_RANK, 0, (void *)buffer, count, type, &bytes);                        \
         return error ? error : fail(handle, request_done(bytes, request));                                             \
     }                                                                                                                  \
     BOTH_NAMES(name);
@@ -53,7 +53,7 @@
         if (!f)                                                                                                        \
             return NATIVE(name)(handle, offset, buffer, count, type, request);                                         \
         int64_t bytes;                                                                                                 \
-        int error = access_data(f, direction, EXPLICIT, offset, (void *)buffer, count, type, &bytes);                  \
+        int error = access_data(f, direction, EXPLICIT, ONE_RANK, offset, (void *)buffer, count, type, &bytes);                  \
         return error ? error : fail(handle, request_done(bytes, request));                                             \
     }                                                                                                                  \
     BOTH_NAMES(name);
@@ -64,7 +64,7 @@ static int split_begin(struct shadow *f, enum direction direction, enum pointer 
 {
     if (f->split)
         return fail(f->handle, MPI_ERR_OTHER);
-    int error = access_data(f, direction, pointer, offset, buffer, count, type, &f->split_bytes);
+    int error = access_data(f, direction, pointer, ALL_RANKS, offset, buffer, count, type, &f->split_bytes);
     f->split = !error;
     return error;
 }
@@ -107,18 +107,18 @@ static int split_end(struct shadow *f, MPI_Status *status)
     BOTH_NAMES(name);
 
 #define ALL(suffix, Count)                                                                                             \
-    BLOCKING(MPI_File_read##suffix, OUT, READ, INDIVIDUAL, Count)                                                     \
-    BLOCKING(MPI_File_read_all##suffix, OUT, READ, INDIVIDUAL, Count)                                                 \
-    BLOCKING(MPI_File_read_shared##suffix, OUT, READ, SHARED, Count)                                                  \
-    BLOCKING(MPI_File_read_ordered##suffix, OUT, READ, ORDERED, Count)                                                \
-    BLOCKING(MPI_File_write##suffix, IN, WRITE, INDIVIDUAL, Count)                                                    \
-    BLOCKING(MPI_File_write_all##suffix, IN, WRITE, INDIVIDUAL, Count)                                                \
-    BLOCKING(MPI_File_write_shared##suffix, IN, WRITE, SHARED, Count)                                                 \
-    BLOCKING(MPI_File_write_ordered##suffix, IN, WRITE, ORDERED, Count)                                               \
-    BLOCKING_AT(MPI_File_read_at##suffix, OUT, READ, Count)                                                            \
-    BLOCKING_AT(MPI_File_read_at_all##suffix, OUT, READ, Count)                                                        \
-    BLOCKING_AT(MPI_File_write_at##suffix, IN, WRITE, Count)                                                           \
-    BLOCKING_AT(MPI_File_write_at_all##suffix, IN, WRITE, Count)                                                       \
+    BLOCKING(MPI_File_read##suffix, OUT, READ, INDIVIDUAL, ONE_RANK, Count)                                                     \
+    BLOCKING(MPI_File_read_all##suffix, OUT, READ, INDIVIDUAL, ALL_RANKS, Count)                                                 \
+    BLOCKING(MPI_File_read_shared##suffix, OUT, READ, SHARED, ONE_RANK, Count)                                                  \
+    BLOCKING(MPI_File_read_ordered##suffix, OUT, READ, ORDERED, ALL_RANKS, Count)                                                \
+    BLOCKING(MPI_File_write##suffix, IN, WRITE, INDIVIDUAL, ONE_RANK, Count)                                                    \
+    BLOCKING(MPI_File_write_all##suffix, IN, WRITE, INDIVIDUAL, ALL_RANKS, Count)                                                \
+    BLOCKING(MPI_File_write_shared##suffix, IN, WRITE, SHARED, ONE_RANK, Count)                                                 \
+    BLOCKING(MPI_File_write_ordered##suffix, IN, WRITE, ORDERED, ALL_RANKS, Count)                                               \
+    BLOCKING_AT(MPI_File_read_at##suffix, OUT, READ, ONE_RANK, Count)                                                            \
+    BLOCKING_AT(MPI_File_read_at_all##suffix, OUT, READ, ALL_RANKS, Count)                                                        \
+    BLOCKING_AT(MPI_File_write_at##suffix, IN, WRITE, ONE_RANK, Count)                                                           \
+    BLOCKING_AT(MPI_File_write_at_all##suffix, IN, WRITE, ALL_RANKS, Count)                                                       \
     NONBLOCKING(MPI_File_iread##suffix, OUT, READ, INDIVIDUAL, Count)                                                 \
     NONBLOCKING(MPI_File_iread_all##suffix, OUT, READ, INDIVIDUAL, Count)                                             \
     NONBLOCKING(MPI_File_iread_shared##suffix, OUT, READ, SHARED, Count)                                              \

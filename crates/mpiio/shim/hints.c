@@ -55,6 +55,20 @@ static void set_choice(const char *key, const char *value, int *to)
         fprintf(stderr, "amphi-mpiio: hint %s: '%s' is not enable, disable or automatic; ignored\n", key, value);
 }
 
+static const char *const domains[] = {"disable", "cyclic", "even", "group-cyclic", "automatic"};
+
+static void set_domains(const char *key, const char *value, int *to)
+{
+    for (int i = 0; i < (int)(sizeof domains / sizeof *domains); i++) {
+        if (!strcasecmp(value, domains[i])) {
+            *to = i;
+            return;
+        }
+    }
+    fprintf(stderr, "amphi-mpiio: hint %s: '%s' is not disable, cyclic, even, group-cyclic or automatic; ignored\n", key,
+            value);
+}
+
 static void set_hint(struct hints *hints, const char *key, const char *value)
 {
     if (!strcmp(key, "cache") || !strcmp(key, "romio_caching")) {
@@ -71,6 +85,12 @@ static void set_hint(struct hints *hints, const char *key, const char *value)
         set_bytes(key, value, 1, INT64_MAX, &hints->stream_bytes);
     } else if (!strcmp(key, "cache_ranks_per_node")) {
         set_bytes(key, value, 1, 1 << 20, &hints->ranks_per_node);
+    } else if (!strcmp(key, "cache_domain_group")) {
+        int64_t group = hints->domain_group;
+        set_bytes(key, value, 1, 1 << 20, &group);
+        hints->domain_group = (int)group;
+    } else if (!strcmp(key, "cache_domains")) {
+        set_domains(key, value, &hints->domain);
     } else if (!strcmp(key, "cache_flush_size")) {
         set_bytes(key, value, 1, 1 << 30, &hints->flush_bytes);
     }
@@ -78,11 +98,11 @@ static void set_hint(struct hints *hints, const char *key, const char *value)
 
 static const char *const keys[] = {"romio_caching", "romio_cache_page_size", "cache",         "cache_page_size",
                                    "cache_limit",   "cache_bypass_size",     "cache_stream_size", "cache_flush_size",
-                                   "cache_direct_io", "cache_ranks_per_node"};
+                                   "cache_direct_io", "cache_ranks_per_node", "cache_domains",     "cache_domain_group"};
 
 void hints_read(MPI_Info info, struct hints *hints)
 {
-    *hints = (struct hints){.cache = 2, .direct = 2, .limit_bytes = 64 << 20, .stream_bytes = 4 << 20, .flush_bytes = 4 << 20};
+    *hints = (struct hints){.cache = 2, .direct = 2, .domain = DOMAIN_AUTOMATIC, .limit_bytes = 64 << 20, .stream_bytes = 4 << 20, .flush_bytes = 4 << 20};
     const char *environment = getenv("AMPHI_MPIIO_HINTS");
     char *copy = environment ? strdup(environment) : NULL, *rest = NULL;
     for (char *part = copy ? strtok_r(copy, ";", &rest) : NULL; part; part = strtok_r(NULL, ";", &rest)) {
@@ -121,6 +141,7 @@ int hints_write(MPI_Info info, const struct shadow *shadow)
     error = error ? error : put(info, "cache_flush_size", s->run_bytes);
     static const char *const choices[] = {"disable", "enable", "automatic"};
     error = error ? error : PMPI_Info_set(info, "cache_direct_io", choices[s->direct]);
+    error = error ? error : PMPI_Info_set(info, "cache_domains", domains[shadow->domain]);
     /* What one rank writes the others see at once: some libraries ask for that before they write independently. */
     return error ? error : PMPI_Info_set(info, "romio_visibility_immediate", "true");
 }

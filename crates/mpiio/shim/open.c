@@ -11,7 +11,7 @@
 
 /* What rank 0 decides and all take. */
 struct decision {
-    int32_t cached, reason, ranks_per_node;
+    int32_t cached, reason, ranks_per_node, domain, domain_group;
     amphi_settings settings;
     amphi_token token;
 };
@@ -139,8 +139,38 @@ static void decide(struct decision *d, MPI_Info info, const char *path, int amod
     s->stream_bytes = (uint64_t)hints.stream_bytes;
     s->direct = (uint32_t)hints.direct;
     d->ranks_per_node = (int32_t)hints.ranks_per_node;
-    s->run_bytes = (uint64_t)hints.flush_bytes;
+    d->domain = hints.domain;
+    d->domain_group = hints.domain_group;
+    /* A whole number of pages, and of stripes where the file has some. */
+    uint64_t stripe = amphi_mpiio_stripe_bytes(path), flush = (uint64_t)hints.flush_bytes;
+    s->run_bytes = (flush < s->page_bytes ? 1 : flush / s->page_bytes) * s->page_bytes;
+    if (stripe > s->page_bytes && stripe % s->page_bytes == 0 && s->run_bytes % stripe)
+        s->run_bytes += stripe - s->run_bytes % stripe;
     d->cached = 1;
+}
+
+/* Lists the ranks by node, for the domains of collective calls. `first` has the first rank of the node of each rank. */
+static int list_nodes(struct shadow *f, const int *first, const struct decision *d)
+{
+    f->of_node = calloc((size_t)f->nodes + 1, sizeof *f->of_node);
+    f->by_node = calloc((size_t)f->ranks, sizeof *f->by_node);
+    if (!f->of_node || !f->by_node)
+        return ENOMEM;
+    int at = 0;
+    for (int r = 0, node = 0; r < f->ranks; r++) {
+        if (first[r] != r)
+            continue;
+        f->of_node[node++] = at;
+        for (int other = r; other < f->ranks; other++)
+            if (first[other] == r)
+                f->by_node[at++] = other;
+    }
+    f->of_node[f->nodes] = at;
+    /* On one node the ranks share the pages anyway. */
+    f->domain = d->domain != DOMAIN_AUTOMATIC ? (enum domain)d->domain : f->nodes > 1 ? DOMAIN_CYCLIC : DOMAIN_NONE;
+    f->domain_group = d->domain_group > 0 && d->domain_group < f->ranks ? d->domain_group : f->local_ranks;
+    /* All ranks cut the file in the same way: rank 0's node counts. */
+    return PMPI_Bcast(&f->domain_group, 1, MPI_INT, 0, f->comm) ? EIO : 0;
 }
 
 /* Opens the cache on all ranks or on none; returns the reason why not. `shadow->comm` is set. */
@@ -172,6 +202,8 @@ static int open_cache(struct shadow *f, MPI_Info info)
         error = amphi_mpiio_open(f->path, &f->settings, &d.token, &f->cache);
     PMPI_Comm_free(&node);
     error = worst(f->comm, error);
+    if (!error)
+        error = worst(f->comm, list_nodes(f, first, &d));
     if (!error && f->nodes > 1) {
         reason = REASON_NODES;
         error = connect_nodes(f, first, one_host);
@@ -193,6 +225,8 @@ void shadow_forget(struct shadow *f)
     if (f->comm != MPI_COMM_NULL)
         PMPI_Comm_free(&f->comm);
     pthread_mutex_destroy(&f->mutex);
+    free(f->of_node);
+    free(f->by_node);
     free(f->path);
     free(f);
 }

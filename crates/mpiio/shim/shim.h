@@ -6,7 +6,7 @@
  * the native library's alone: every rank decides the same way, so cached and native access never mix.
  *
  * Parts: native.c (the library's own functions, the table of handles), flatten.c (derived types), hints.c, open.c
- * (open, close, end of the program), access.c (reads and writes), state.c (views, pointers, lengths, sync),
+ * (open, close, end of the program), access.c (reads and writes), collective.c (those of all ranks together), state.c (views, pointers, lengths, sync),
  * data.c (the entry points of data functions). */
 #ifndef AMPHI_SHIM_H
 #define AMPHI_SHIM_H
@@ -45,7 +45,34 @@ struct view {
     char datarep[MPI_MAX_DATAREP_STRING];
 };
 
+/* The ranges of a request, growing; a request has `most` of them unless it has to be one. */
+struct extents {
+    amphi_extent *list;
+    size_t count, room, most;
+};
+
+/* Walks through the data of a view. */
+struct cursor {
+    const struct view *view;
+    int64_t tile;
+    size_t segment;
+    int64_t inside;
+};
+
+/* Walks through the memory of a call. */
+struct memory {
+    const struct typemap *map;
+    char *origin;
+    int64_t element;
+    size_t segment;
+    int64_t inside;
+};
+
+/* How the file is cut for collective calls; not at all: each rank goes its own way. */
+enum domain { DOMAIN_NONE, DOMAIN_CYCLIC, DOMAIN_EVEN, DOMAIN_GROUP_CYCLIC, DOMAIN_AUTOMATIC };
+
 struct hints {
+    int domain, domain_group;
     int cache, direct; /* 0 disable, 1 enable, 2 automatic */
     int64_t page_bytes, limit_bytes, bypass_bytes, stream_bytes, flush_bytes, ranks_per_node;
 };
@@ -58,6 +85,9 @@ struct shadow {
     /* The first rank of a node is its leader. */
     int node, nodes, local_rank, local_ranks;
     bool atomic;
+    enum domain domain;
+    int domain_group;       /* ranks of a group of group-cyclic domains */
+    int *of_node, *by_node; /* the ranks by node (collective.c) */
     char *path;
     amphi_file *cache;
     amphi_settings settings;
@@ -71,6 +101,8 @@ struct shadow {
 
 enum direction { READ, WRITE };
 enum pointer { EXPLICIT, INDIVIDUAL, SHARED, ORDERED };
+/* Whether all ranks are in the same call and wait for each other. */
+enum company { ONE_RANK, ALL_RANKS };
 
 /* native.c */
 void *native_function(const char *name);
@@ -105,8 +137,15 @@ int64_t view_byte(const struct view *view, int64_t data_byte);
 int64_t view_data_before(const struct view *view, int64_t file_byte);
 
 /* access.c */
-int access_data(struct shadow *f, enum direction direction, enum pointer pointer, MPI_Offset offset, void *memory,
-                MPI_Count count, MPI_Datatype type, int64_t *bytes);
+int access_data(struct shadow *f, enum direction direction, enum pointer pointer, enum company company,
+                MPI_Offset offset, void *memory, MPI_Count count, MPI_Datatype type, int64_t *bytes);
+struct cursor cursor_at(const struct view *view, int64_t data_byte);
+int cursor_take(struct cursor *cursor, int64_t bytes, bool whole, struct extents *extents, int64_t *taken);
+void memory_copy(struct memory *memory, char *piece, int64_t bytes, enum direction direction);
 void status_set(MPI_Status *status, int64_t bytes);
 int request_done(int64_t bytes, MPI_Request *request);
+
+/* collective.c */
+int move_together(struct shadow *f, enum direction direction, int64_t data_byte, const struct typemap *map,
+                  char *origin, int64_t bytes, int64_t *done);
 #endif

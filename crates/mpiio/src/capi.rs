@@ -90,6 +90,18 @@ pub unsafe extern "C" fn amphi_mpiio_page_bytes(path: *const c_char, readable: c
     }
 }
 
+/// How many bytes lie on one target before the next one follows; 0 when that is not known.
+///
+/// # Safety
+/// `path` ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amphi_mpiio_stripe_bytes(path: *const c_char) -> u64 {
+    // SAFETY: the caller's promise.
+    let path = unsafe { CStr::from_ptr(path) };
+    let open = |readable| PosixFile::open(path, readable, !readable, Direct::Off);
+    open(true).or_else(|_| open(false)).ok().and_then(|file| file.stripe_bytes()).unwrap_or(0)
+}
+
 /// The memory that each of the ranks of a node may use: `limit_bytes`, or less where the node has less to spare.
 #[unsafe(no_mangle)]
 pub extern "C" fn amphi_mpiio_limit(limit_bytes: u64, ranks: u32) -> u64 {

@@ -125,6 +125,11 @@ impl CachedFile {
         self.segment().publish(&self.stats().values());
     }
 
+    /// Another node was asked something on behalf of this rank.
+    pub fn count_asked(&mut self) {
+        self.stats.asked += 1;
+    }
+
     /// The shared memory.
     pub fn memory(&self) -> &Segment {
         &self.locks.segment

@@ -1,7 +1,7 @@
 //! What the cache of one rank did, in numbers; added up over the ranks by whoever prints them.
 
 /// The names of the counters, in the order of [`Stats::values`].
-pub const NAMES: [&str; 18] = [
+pub const NAMES: [&str; 19] = [
     "calls_read",
     "calls_write",
     "bytes_read",
@@ -20,6 +20,7 @@ pub const NAMES: [&str; 18] = [
     "fs_writes_aligned",
     "fs_syncs",
     "fs_direct",
+    "asked",
 ];
 
 /// Counters of one rank and one open file.
@@ -61,6 +62,8 @@ pub struct Stats {
     pub fs_syncs: u64,
     /// Requests to the file system that went past the caches of the system.
     pub fs_direct: u64,
+    /// Messages to other nodes.
+    pub asked: u64,
 }
 
 impl Stats {
@@ -85,6 +88,7 @@ impl Stats {
             self.fs_writes_aligned,
             self.fs_syncs,
             self.fs_direct,
+            self.asked,
         ]
     }
 }

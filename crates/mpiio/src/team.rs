@@ -91,6 +91,7 @@ impl Team {
         let Some(Some(stream)) = self.peers.get_mut(node) else {
             return Err(Error::Refused("no connection to this node"));
         };
+        self.local.count_asked();
         let answer = send(stream, kind, (number, 0), extents, data).and_then(|()| receive(stream));
         match answer {
             Ok(message) if message.number == 0 => Ok(message),

@@ -69,6 +69,18 @@ impl PosixFile {
         Ok(self.stat()?.st_blksize.max(512) as u64)
     }
 
+    /// How many bytes lie on one target before the next one follows: on an AmphiFS mount what its layout says.
+    pub fn stripe_bytes(&self) -> Option<u64> {
+        let mut text = [0u8; 256];
+        // SAFETY: the name ends with a zero byte; the buffer is ours and as long as is said.
+        let n = unsafe {
+            let name = c"user.amphi.layout".as_ptr();
+            libc::fgetxattr(self.fd.as_raw_fd(), name, text.as_mut_ptr().cast(), text.len())
+        };
+        let text = text.get(..usize::try_from(n).ok()?)?;
+        stripe_of(std::str::from_utf8(text).ok()?)
+    }
+
     fn stat(&self) -> Outcome<libc::stat> {
         let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
         // SAFETY: the structure is as large as the call expects and all-zero bytes are a valid value of it.
@@ -87,6 +99,20 @@ fn open(path: &CStr, flags: libc::c_int) -> Outcome<OwnedFd> {
         let fd = libc::open(path.as_ptr(), flags | libc::O_CLOEXEC);
         if fd < 0 { Err(Error::last_os("open")) } else { Ok(OwnedFd::from_raw_fd(fd)) }
     }
+}
+
+/// The size of a stripe in a layout as AmphiFS writes it: `striped,size=1M,count=4`, `growing,...`.
+fn stripe_of(layout: &str) -> Option<u64> {
+    let size = layout.trim().split(',').find_map(|part| part.trim().strip_prefix("size="))?;
+    let digits = size.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
+    let shift = match size[digits.len()..].trim() {
+        "" | "B" => 0,
+        "K" | "KiB" => 10,
+        "M" | "MiB" => 20,
+        "G" | "GiB" => 30,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift).filter(|bytes| (1..=1 << 32).contains(bytes))
 }
 
 /// Whether a file lies on a mount of AmphiFS: only there this attribute can be asked for by name.
@@ -287,6 +313,30 @@ impl Backend for PosixFile {
         match unsafe { libc::fdatasync(self.fd.as_raw_fd()) } {
             0 => Ok(()),
             _ => Err(Error::last_os("fdatasync")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: the stripe of a layout is read, and nothing is taken for one. Method: what AmphiFS writes, and other text.
+    #[test]
+    fn stripes_of_layouts() {
+        for (layout, stripe) in [
+            ("striped,size=1M,count=4", Some(1 << 20)),
+            ("striped,size=64K,count=1\n", Some(64 << 10)),
+            ("striped, size=4 MiB, count=2", Some(4 << 20)),
+            ("striped,size=4096", Some(4096)),
+            ("growing", None),
+            ("whole", None),
+            ("size=", None),
+            ("size=0", None),
+            ("size=9999999999999G", None),
+            ("size=1T", None),
+        ] {
+            assert_eq!(stripe_of(layout), stripe, "{layout}");
         }
     }
 }
