@@ -14,6 +14,7 @@ pub(crate) mod gate;
 pub(crate) mod records;
 pub(crate) mod shared_blocks;
 pub(crate) mod span_gate;
+pub(crate) mod unstable;
 pub(crate) mod write_back;
 
 use crate::coherence::file_locks::FileLockDesk;
@@ -32,6 +33,7 @@ use crate::target::gate::{Gate, Hold};
 use crate::target::records::{ClusterRecord, HomeRecord, Item, SessionRecord};
 use crate::target::shared_blocks::Edges;
 use crate::target::span_gate::SpanGate;
+use crate::target::unstable::Unstable;
 use crate::target::write_back::WriteBack;
 use crate::tx::two_phase::Intents;
 use amphi_data::{DataStore, Freed, TrimPlan};
@@ -151,6 +153,8 @@ pub struct Target<E: Env> {
     freed: RefCell<VecDeque<(Lsn, Freed)>>,
     /// Wakes the releaser.
     freed_bell: mpsc::UnboundedSender<()>,
+    /// Bytes that were answered and are not stable.
+    pub unstable: Unstable,
     /// Bytes of such blocks at which their records are made stable.
     pub reuse_bytes: Cell<u64>,
     /// Number of targets of the cluster, as the target remembers it.
@@ -270,6 +274,7 @@ impl<E: Env> Target<E> {
             destroying: RefCell::default(),
             freed: RefCell::default(),
             freed_bell,
+            unstable: Unstable::default(),
             reuse_bytes: Cell::new(u64::MAX),
             pool,
             starts,
@@ -327,6 +332,7 @@ impl<E: Env> Target<E> {
         if let Ok(mut data) = self.data.try_borrow_mut() {
             self.write_back.bury(lsn, data.delayed.take_dead());
         }
+        self.unstable.appended(lsn, self.zone.stable_lsn());
         lsn
     }
 

@@ -3,6 +3,7 @@
 use crate::harness::{Place, eventually, is_mounted, pattern, run};
 use rustix::fs::{CWD, FileType, Mode};
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 fn text(args: &[&str]) -> String {
@@ -55,6 +56,21 @@ fn an_operators_story() {
     assert_eq!(behind, 1 << 20, "the extents of the file one behind the other: {lies}");
     assert_eq!(lies.lines().filter(|l| l.starts_with("  target")).count(), 3, "{lies}");
 
+    let dirty = place.mount().join("dirty");
+    fs::write(&dirty, pattern(4, 12_345)).expect("write");
+    let of_file = |file: &Path| {
+        let text = text(&["stats", "--json", &file.to_string_lossy()]);
+        serde_json::from_str::<serde_json::Value>(&text).expect("JSON")["dirty_bytes"].as_u64()
+    };
+    assert_eq!(of_file(&dirty), Some(12_345));
+    fs::File::open(&dirty).and_then(|f| f.sync_all()).expect("fsync");
+    assert_eq!(of_file(&dirty), Some(0));
+    let unstable = || {
+        let text = text(&["stats", "--servers", "--json", &m]);
+        serde_json::from_str::<serde_json::Value>(&text).expect("JSON")["unstable_bytes"].as_u64().unwrap_or(0)
+    };
+    text(&["sync", &m]);
+    assert_eq!(unstable(), 0, "all that was answered is stable behind a sync of everything");
     let servers = text(&["stats", "--servers", &m]);
     assert!(servers.contains("request_write ") && servers.contains("bytes of a disk request, up to"), "{servers}");
     let json: serde_json::Value = serde_json::from_str(&text(&["stats", "--servers", "--json", &m])).expect("JSON");

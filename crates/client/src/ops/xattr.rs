@@ -22,6 +22,7 @@ use amphi_dlm::TokenKey;
 use amphi_types::{ByteRange, Errno, Ino, IoMode, Kind, Result, limits};
 use amphi_wire::{InodeView, Reply, Request, XattrMode};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 const PREFIX: &[u8] = b"user.amphi.";
 const EXTENTS: &[u8] = b"extents";
@@ -48,9 +49,11 @@ pub(crate) async fn get(core: Arc<Core>, ctx: Ctx, ino: Ino, name: Vec<u8>) -> R
                 Ok(if own == b"mode" { mode_text(view.io_mode).into() } else { layout::text(&view.layout).into() })
             }
             b"counters" | b"counters.json" => {
-                let known = core.files.get(ino).map(|file| file.stats.clone());
-                let stats = known.or_else(|| core.files.closed.get(ino)).ok_or(Errno::NoData)?;
-                let text = if own == b"counters" { stats.text() } else { stats.json() };
+                let known = core.files.get(ino);
+                let dirty = known.as_ref().map_or(0, |file| file.dirty_bytes.load(Ordering::Relaxed));
+                let stats = known.map(|file| file.stats.clone()).or_else(|| core.files.closed.get(ino));
+                let stats = stats.ok_or(Errno::NoData)?;
+                let text = if own == b"counters" { stats.text(dirty) } else { stats.json(dirty) };
                 Ok(text.into_bytes())
             }
             own if own.starts_with(EXTENTS) => {

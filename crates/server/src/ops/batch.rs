@@ -165,6 +165,7 @@ impl<E: Env> Cx<E> {
                 }
             }
             add(&self.worker.counters.write_bytes, bytes);
+            self.target.unstable.written(bytes);
             let lsn = match last {
                 true => self.append(txn, order, &Reply::WrittenBatch(results.clone()), None),
                 false => self.target.append(txn, order),

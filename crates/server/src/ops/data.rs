@@ -231,6 +231,7 @@ impl<E: Env> Cx<E> {
         let reply = Reply::Written { roomy: self.is_roomy() };
         let lsn = {
             let mut txn = Txn::default();
+            self.target.unstable.written(range.len());
             let places: SmallVec<[_; 2]> = edges.iter().map(|e| plan.physical(e.block())).collect();
             let freed = {
                 let mut data = self.target.data.borrow_mut();

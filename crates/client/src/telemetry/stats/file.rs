@@ -77,7 +77,7 @@ impl FileStats {
     }
 
     /// Lines `read_direct_large 3 requests 25165824 bytes` and `lock_callback 2 requests`, without what is zero.
-    pub(crate) fn text(&self) -> String {
+    pub(crate) fn text(&self, dirty_bytes: u64) -> String {
         self.book();
         let mut out = String::new();
         for (name, requests, bytes) in self.by_reason.rows() {
@@ -86,15 +86,18 @@ impl FileStats {
         for (name, n) in self.events() {
             let _ = writeln!(out, "{name} {n} requests");
         }
+        if dirty_bytes > 0 {
+            let _ = writeln!(out, "dirty {dirty_bytes} bytes");
+        }
         out
     }
 
     /// The same as JSON.
-    pub(crate) fn json(&self) -> String {
+    pub(crate) fn json(&self, dirty_bytes: u64) -> String {
         self.book();
         let mut rows: Vec<String> = self.by_reason.rows().iter().map(row_json).collect();
         rows.extend(self.events().map(|(name, n)| format!("\"{name}\":{{\"requests\":{n}}}")));
-        format!("{{\"counters\":{{{}}}}}", rows.join(","))
+        format!("{{\"counters\":{{{}}},\"dirty_bytes\":{dirty_bytes}}}", rows.join(","))
     }
 }
 
