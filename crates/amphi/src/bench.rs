@@ -11,6 +11,7 @@ pub mod clock;
 pub mod cluster;
 mod embedded;
 mod idle;
+mod kernel;
 mod library;
 mod links;
 mod locks;
@@ -74,6 +75,8 @@ pub enum Name {
     Polling,
     /// Two mounts of one server: locks that go to and fro, stat, alternate blocks, reads of what is cached
     Mounts,
+    /// Warm reads and walks that the kernel can serve, alone and beside a second mount, beside the local file system
+    Mount,
     /// One mount on a cluster of two server processes, beside one process
     Servers,
     /// Memory and request rate of a server with 1,000 sessions
@@ -130,7 +133,7 @@ pub struct Bench {
     /// Fewer sizes, shorter samples: to see that it works
     #[arg(long)]
     quick: bool,
-    /// Measure only rows whose name contains this, as in "read 4 KiB"; modes, model, small, library, overcache and streams have such rows
+    /// Measure only rows whose name contains this, as in "read 4 KiB"; modes, model, small, library, mount, overcache and streams have such rows
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Serve the do-nothing mount here until standard input ends
@@ -252,6 +255,7 @@ impl Bench {
                 Name::Idle => idle::run(run)?,
                 Name::Polling => polling::run(run)?,
                 Name::Mounts => mounts::run(run)?,
+                Name::Mount => kernel::run(run)?,
                 Name::Servers => servers::run(run)?,
                 Name::Sessions => sessions::run(run)?,
                 Name::Locks => locks::run(run)?,

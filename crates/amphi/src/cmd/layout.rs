@@ -4,10 +4,10 @@ use crate::control;
 use crate::failure::{During, Failure, Outcome};
 use crate::size;
 use clap::{Args, Subcommand};
+use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use serde::Deserialize;
 use std::fmt::Write;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// Show or set data layout and I/O mode of files and directories.
@@ -97,7 +97,8 @@ fn parsed<T: serde::de::DeserializeOwned>(path: &Path, name: &str) -> Outcome<T>
 /// Where the data of a file lies: a line for each object that has any, and for each extent if they are asked for.
 fn placement(path: &Path, each: bool) -> Outcome<String> {
     // Targets tell it to mounts that have the file open.
-    let _open = File::open(path).during(|| format!("open {}", path.display()))?;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let _open = open(path, flags, Mode::empty()).during(|| format!("open {}", path.display()))?;
     let all: Objects = parsed(path, "user.amphi.extents")?;
     let mut out = String::new();
     for o in all.objects.iter().filter(|o| o.extents > 0) {
