@@ -11,8 +11,8 @@ use super::series::{Arm, Series, alternate, ns_per_op};
 use crate::demo::tree;
 use crate::failure::{During, Failure, Outcome};
 use amphi_env::Buf;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::pread;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -149,10 +149,14 @@ fn reads(run: &mut Run, places: &[PathBuf; 3]) -> Outcome {
         }
         let sample = |place: &Path| {
             let path = place.join("file");
-            let file = File::open(&path).during(|| format!("open {}", path.display()))?;
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+            let file = open(&path, flags, Mode::empty()).during(|| format!("open {}", path.display()))?;
             let (mut buf, mut at) = (Buf::zeroed(size), 0);
             let ns = ns_per_op(long, 8, || {
-                file.read_exact_at(&mut buf[..], at).during(|| format!("read {}", path.display()))?;
+                let n = pread(&file, &mut buf[..], at).during(|| format!("read {}", path.display()))?;
+                if n != size {
+                    return Err(Failure::broken(format!("{}: {n} of {size} bytes", path.display())));
+                }
                 at = (at + size as u64) % FILE_BYTES as u64;
                 Ok(())
             })?;
