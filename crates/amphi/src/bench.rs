@@ -22,6 +22,7 @@ mod modes;
 mod mounted;
 mod mounted_cluster;
 mod mounts;
+mod mpiio;
 mod polling;
 mod program;
 mod raw;
@@ -95,6 +96,8 @@ pub enum Name {
     Streams,
     /// Where the time of a buffered and of a direct write goes
     Breakdown,
+    /// Patterns of MPI programs, as their library does them and with the cooperative cache (needs MPI and `make mpiio`)
+    Mpiio,
 }
 
 /// A workload of several processes.
@@ -265,6 +268,7 @@ impl Bench {
                 Name::Mixed => scenario::mixed::run(run)?,
                 Name::Streams => scenario::streams::run(run)?,
                 Name::Breakdown => breakdown::run(run)?,
+                Name::Mpiio => mpiio::run(run)?,
             }
         }
         Ok(())

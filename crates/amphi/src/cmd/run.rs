@@ -29,14 +29,15 @@ pub struct Run {
 
 /// MPI libraries for which there is a shim.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-enum Mpi {
+pub enum Mpi {
     Auto,
     Openmpi,
     Mpich,
 }
 
 impl Mpi {
-    fn shim(self) -> &'static str {
+    /// The file name of its shim.
+    pub fn shim(self) -> &'static str {
         if self == Mpi::Openmpi { "libamphi_mpiio_openmpi.so" } else { "libamphi_mpiio_mpich.so" }
     }
 }
@@ -83,7 +84,7 @@ fn is_launcher(program: &OsStr) -> bool {
 }
 
 /// The options with which a launcher hands the shim and the cache's variables to the ranks.
-fn launcher_options(mpi: Mpi, preload: &OsStr) -> Vec<OsString> {
+pub fn launcher_options(mpi: Mpi, preload: &OsStr) -> Vec<OsString> {
     let mut assignment = OsString::from("LD_PRELOAD=");
     assignment.push(preload);
     if mpi == Mpi::Mpich {
@@ -115,7 +116,8 @@ fn ask(launcher: &OsStr) -> Outcome<Mpi> {
     }
 }
 
-fn find_shim(named: Option<&Path>, file: &str) -> Outcome<PathBuf> {
+/// Finds a shim in the folder that is named, or else where it is installed.
+pub fn find_shim(named: Option<&Path>, file: &str) -> Outcome<PathBuf> {
     let beside = std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_path_buf));
     let from_environment = std::env::var_os("AMPHI_MPIIO_SHIMS").filter(|v| !v.is_empty()).map(PathBuf::from);
     let folders: Vec<PathBuf> = match (named, from_environment) {
