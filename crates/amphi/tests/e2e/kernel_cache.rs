@@ -316,7 +316,7 @@ fn attributes_follow_the_other_mount() {
         while begun.elapsed() < STORY && !lookers.iter().any(|l| l.is_finished()) {
             n += 1;
             let mode = Mode::from_raw_mode((n % 512) as u32);
-            if n % 2 == 0 {
+            if n.is_multiple_of(2) {
                 File::options().write(true).open(&a).expect("open").set_len(n).expect("extend");
             } else {
                 File::options().append(true).open(&a).expect("open").write_all_at(&[1], n - 1).expect("write");
