@@ -1,6 +1,6 @@
 //! What the kernel of a mount keeps: pages, names, attributes; none of it is ever shown when it is old.
 
-use crate::harness::{Place, counter, eventually};
+use crate::harness::{Place, Random, counter, eventually, pattern};
 use crate::two_mounts::Pair;
 use rustix::fs::{Mode, OFlags, open, sendfile};
 use rustix::io::pread;
@@ -246,6 +246,97 @@ fn kept_pages_follow_every_change() {
         }
     }
     assert!(by_kernel(&pair.b) > 100);
+    pair.stop();
+}
+
+/// Reads all of a file by one of the ways that the kernel has. What it was told of the size may be old for some of them (docs/SEMANTICS.md,
+/// Several mounts), so it is asked for.
+fn read_all(how: u64, file: &File, into: &Path) -> Vec<u8> {
+    let len = file.metadata().expect("stat").len() as usize;
+    let mut seen = vec![0; len + 10];
+    match how {
+        0 => {
+            let n = file.read_at(&mut seen, 0).expect("read");
+            seen.truncate(n);
+        }
+        1 if len > 0 => {
+            // SAFETY: a fresh mapping of what is inside the file, which nobody cuts meanwhile, unmapped and not used after.
+            unsafe {
+                let map = mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, 0).expect("map");
+                std::ptr::copy_nonoverlapping(map.cast::<u8>(), seen.as_mut_ptr(), len);
+                munmap(map, len).expect("unmap");
+            }
+            seen.truncate(len);
+        }
+        2 => {
+            let to = File::create(into).expect("create");
+            let mut at = 0;
+            while sendfile(&to, file, Some(&mut at), 1 << 20).expect("sendfile") > 0 {}
+            return fs::read(into).expect("read");
+        }
+        _ => {
+            let to = File::create(into).expect("create");
+            std::io::copy(&mut &*file, &mut &to).expect("copy");
+            return fs::read(into).expect("read");
+        }
+    }
+    seen
+}
+
+/// Goal: whatever two mounts do to a file in turn, each of them reads it as it is, by every way that the kernel has, through open files that stay
+/// and through new ones (Promises S1, S3 across mounts). Method: random changes on either mount, through open files that write and are closed,
+/// so that the kernels keep pages between; behind each a read on either mount, against a vector.
+#[test]
+fn random_changes_and_kept_pages() {
+    let pair = Pair::new(1, &["--targets", "2"], &["--set", "hybrid.contention=off"]);
+    let mounts = [&pair.a, &pair.b];
+    for seed in 0..3 {
+        println!("seed {seed}");
+        let (mut random, name) = (Random::new(seed), format!("r{seed}"));
+        let mut is = pattern(seed, 2 * PAGE + 77);
+        fs::write(pair.a.join(&name), &is).expect("write");
+        let mut kept = mounts.map(|mount| File::open(mount.join(&name)).expect("open"));
+        for step in 0..250 {
+            let (who, at) = (mounts[random.below(2) as usize], random.below(5 * PAGE as u64) as usize);
+            let bytes = pattern(seed * 1000 + step, 1 + random.below(3 * PAGE as u64) as usize);
+            let open = || File::options().write(true).open(who.join(&name)).expect("open");
+            match random.below(6) {
+                0 | 1 => {
+                    open().write_all_at(&bytes, at as u64).expect("write");
+                    is.resize(is.len().max(at + bytes.len()), 0);
+                    is[at..at + bytes.len()].copy_from_slice(&bytes);
+                }
+                2 => {
+                    open().set_len(at as u64).expect("cut or extend");
+                    is.resize(at, 0);
+                }
+                3 => {
+                    let mut file = File::options().append(true).open(who.join(&name)).expect("open");
+                    std::io::Write::write_all(&mut file, &bytes).expect("append");
+                    is.extend(&bytes);
+                }
+                4 => {
+                    let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+                    rustix::fs::fallocate(open(), flags, at as u64, bytes.len() as u64).expect("punch");
+                    let end = is.len().min(at + bytes.len());
+                    is[at.min(end)..end].fill(0);
+                }
+                _ => {}
+            }
+            let (reader, how) = (random.below(2) as usize, random.below(4));
+            let (path, into) = (mounts[reader].join(&name), pair.place.path("copy"));
+            if random.below(8) == 0 {
+                kept[reader] = File::open(&path).expect("open");
+            }
+            let new = File::open(&path).expect("open");
+            for file in [&kept[reader], &new] {
+                std::io::Seek::rewind(&mut &*file).expect("seek");
+                let seen = read_all(how, file, &into);
+                assert!(seen == is, "step {step}, way {how}: {} of {} bytes", seen.len(), is.len());
+            }
+        }
+    }
+    assert!(mounts.iter().all(|mount| by_kernel(mount) > 100));
     pair.stop();
 }
 
