@@ -1,7 +1,7 @@
 //! The store: objects by id, the allocator, reading, preallocating, destroying, loading.
 
 use crate::alloc::{Allocator, Purpose, Run};
-use crate::delayed::Delayed;
+use crate::delayed::{Delayed, Overlay};
 use crate::extent::{
     DataKey, EXTENT_BLOCKS_MAX, Extent, Object, decode_dirty, decode_extent, decode_object, extent_key, extent_value,
     memory_key, object_key,
@@ -219,8 +219,42 @@ impl DataStore {
         }
     }
 
-    /// Plans a read. Bytes beyond the object's end are left out; holes and preallocated blocks read as zeros.
+    /// Plans a read. Bytes beyond the object's end are left out; holes and preallocated blocks read as zeros. Blocks of which all that is
+    /// asked for is delayed are not read.
     pub fn plan_read(&self, object: ObjectId, range: ByteRange) -> ReadPlan {
+        let mut plan = self.plan_disk_read(object, range);
+        plan.overlays = self.delayed.within(object, plan.range);
+        if plan.overlays.is_empty() {
+            return plan;
+        }
+        let covered = covered_blocks(&plan.overlays, plan.range, plan.end);
+        let mut segments = SmallVec::new();
+        for s in &plan.segments {
+            let mut at = s.file_block;
+            let end = s.file_block + s.blocks;
+            let mut push = |from: u64, to: u64, seen: bool| {
+                if from < to {
+                    let physical = s.physical.filter(|_| seen).map(|p| p + (from - s.file_block));
+                    segments.push(ReadSegment { file_block: from, blocks: to - from, physical });
+                }
+            };
+            for &(from, to) in &covered {
+                let (from, to) = (from.max(at), to.min(end));
+                if from >= to {
+                    continue;
+                }
+                push(at, from, true);
+                push(from, to, false);
+                at = to;
+            }
+            push(at, end, true);
+        }
+        plan.segments = segments;
+        plan
+    }
+
+    /// Plans a read of what the blocks have beneath what is delayed.
+    pub fn plan_disk_read(&self, object: ObjectId, range: ByteRange) -> ReadPlan {
         let Some(o) = self.objects.get(&object) else {
             return ReadPlan {
                 range: ByteRange::new(range.start, range.start),
@@ -231,8 +265,7 @@ impl DataStore {
         };
         let end = self.end_of(object);
         let range = ByteRange::new(range.start, range.end.min(end).max(range.start));
-        let overlays = self.delayed.within(object, range);
-        let mut plan = ReadPlan { range, end, segments: SmallVec::new(), overlays };
+        let mut plan = ReadPlan { range, end, segments: SmallVec::new(), overlays: SmallVec::new() };
         let span = plan.aligned();
         let (from, to) = (span.start / BLOCK, span.end / BLOCK);
         let mut at = from;
@@ -585,4 +618,21 @@ fn holes(o: &Object, from: u64, to: u64) -> Vec<(u64, u64)> {
         holes.push((at, to - at));
     }
     holes
+}
+
+/// Blocks of which `overlays` have all bytes of `range`, as (first, one past the last), ascending. Behind `end` there are none.
+fn covered_blocks(overlays: &[Overlay], range: ByteRange, end: u64) -> Vec<(u64, u64)> {
+    let mut runs: Vec<ByteRange> = Vec::new();
+    for o in overlays {
+        match runs.last_mut() {
+            Some(last) if last.end == o.range.start => last.end = o.range.end,
+            _ => runs.push(o.range),
+        }
+    }
+    let blocks = |run: &ByteRange| {
+        let from = if run.start == range.start { run.start / BLOCK } else { run.start.div_ceil(BLOCK) };
+        let to = if run.end >= range.end.min(end) { run.end.div_ceil(BLOCK) } else { run.end / BLOCK };
+        (from, to)
+    };
+    runs.iter().map(blocks).filter(|(from, to)| from < to).collect()
 }

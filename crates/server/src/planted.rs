@@ -15,6 +15,8 @@ pub enum Mistake {
     ForgottenNeighbour,
     /// A write commits before its neighbour's earlier one.
     CommitOutOfTurn,
+    /// A sync leaves in memory what was accepted.
+    UnflushedSync,
 }
 
 /// Whether `mistake` is planted.

@@ -81,6 +81,8 @@ pub struct Shape {
     pub zone_bytes: u64,
     /// Tunables of the mount.
     pub tunables: Vec<(String, String)>,
+    /// Tunables of the servers.
+    pub server_tunables: Vec<(String, String)>,
     /// The environment.
     pub sim: SimConfig,
     /// Whether a new mount is told that the old one has ended, or has to wait for its grace time.
@@ -129,6 +131,15 @@ impl Shape {
             ("writeback.lend", one(&["on", "on", "on", "off"])),
         ];
         let tunables = tunables.into_iter().chain(together).map(|(n, v)| (n.to_string(), v)).collect();
+        let mut accepting = Dice::new(seed, 19);
+        let mut one = |of: &[&str]| accepting.pick(of).map_or(String::new(), |s| s.to_string());
+        let server_tunables = [
+            ("server.write_back", one(&["on", "on", "off"])),
+            ("server.write_back_bytes", one(&["1M", "4M", "64M"])),
+            ("server.write_through_bytes", one(&["8K", "64K", "256K"])),
+            ("server.write_back_age_ms", one(&["1", "30", "1000", "600000"])),
+        ];
+        let server_tunables = server_tunables.into_iter().map(|(n, v)| (n.to_string(), v)).collect();
         let sim = SimConfig {
             disk_ns: [20_000..30_000, 40_000..200_000, 1_000..2_000_000][dice.below(3) as usize].clone(),
             sync_ns: [50_000..100_000, 100_000..1_000_000, 1_000_000..20_000_000][dice.below(3) as usize].clone(),
@@ -147,6 +158,7 @@ impl Shape {
             workers: dice.within(1..4) as u16,
             zone_bytes: 64 << 20,
             tunables,
+            server_tunables,
             sim,
             holder_known_gone: dice.one_in(2),
         }

@@ -184,7 +184,7 @@ impl<E: Env> Target<E> {
             }
             let block = range.start / BLOCK;
             debug_assert_eq!(block, (range.end - 1) / BLOCK, "a run has no gap over several blocks");
-            let read = data.plan_read(plan.object, ByteRange::at(block * BLOCK, BLOCK));
+            let read = data.plan_disk_read(plan.object, ByteRange::at(block * BLOCK, BLOCK));
             gaps.push(Gap { range, physical: read.segments.first().and_then(|s| s.physical) });
         }
         gaps

@@ -13,6 +13,28 @@ const LEN: u64 = 40_000;
 /// Where data begins on the disk of a target here: behind 2 MiB of superblock and log, and 4 MiB of metadata.
 const DATA: u64 = 6 << 20;
 
+/// A place whose server answers no write from memory: what is meant here happens at the disk.
+fn written_through(seed: u64) -> Place {
+    let mut place = Place::new(seed, 1, 1);
+    place.config.tunables.push(("server.write_back".into(), "off".into()));
+    place
+}
+
+/// As that of all tests, in such a place.
+fn with_server<F>(seed: u64, story: F)
+where
+    F: AsyncFnOnce(&Place, &Client),
+{
+    let place = written_through(seed);
+    let run = async {
+        let server = place.start().await.expect("the server starts");
+        let client = place.client(1).await.expect("the client connects");
+        story(&place, &client).await;
+        drop(server);
+    };
+    place.sim.block_on(run).expect("no deadlock");
+}
+
 async fn put(c: &Client, ino: Ino, seed: u8, at: u64, end: u64) -> Result<Reply> {
     let object = ObjectId { ino, stripe: 0 };
     let op = Request::Write { object, offset: at, generation: 0, mtime: MTIME, server_lock: true, kill_suidgid: false };
@@ -31,7 +53,7 @@ async fn get(c: &Client, ino: Ino) -> Vec<u8> {
 /// Goal: neighbours that write at the same time lose no byte of each other, over holes, reserved and written blocks, from two sessions,
 /// with readers between them; and after a restart. Method: random cuts of a file, all pieces in any order at once, against a model.
 fn neighbours(seed: u64) {
-    with_server(seed, 1, 1, async |place, c| {
+    with_server(seed, async |place, c| {
         let other = place.client(2).await.unwrap();
         let env = place.sim.node("client");
         let ino = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
@@ -83,7 +105,7 @@ fn neighbours_lose_no_byte() {
 #[test]
 fn records_in_turn_run_together() {
     plant(None);
-    with_server(95, 1, 1, async |place, c| {
+    with_server(95, async |place, c| {
         let env = place.sim.node("client");
         let ino = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
         let record = |i: u64| (i * 4700, (i + 1) * 4700);
@@ -109,7 +131,7 @@ fn failed_writes_leave_nothing_in_shared_blocks() {
     use amphi_env::sim::DiskOpKind;
     plant(None);
     for (failing, old) in [(1, false), (1, true), (2, false), (2, true)] {
-        with_server(96, 1, 1, async |place, c| {
+        with_server(96, async |place, c| {
             let ino = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
             let mut model = vec![0u8; LEN as usize];
             if old {
@@ -142,7 +164,7 @@ fn failed_writes_leave_nothing_in_shared_blocks() {
 fn sweep_at(nth: u64, kind: CrashKind, seed: u64) -> bool {
     const PIECES: [(u64, u64); 7] =
         [(100, 5000), (5000, 9100), (9100, 9200), (9200, 12_288), (12_288, 20_000), (20_000, 20_100), (20_100, 33_333)];
-    let place = Place::new(seed, 1, 1);
+    let place = written_through(seed);
     let what = format!("{kind:?} at {nth}, seed {seed}");
     let mut finished = false;
     let run = async {

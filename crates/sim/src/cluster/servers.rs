@@ -44,6 +44,7 @@ impl Cluster {
         config.zone_bytes = Some(self.shape.zone_bytes);
         config.log_bytes = 1 << 20;
         let forgets = plant::active() == Some(Plant::ForgottenSessions);
+        config.tunables.clone_from(&self.shape.server_tunables);
         config.session_grace = if forgets { Duration::ZERO } else { GRACE };
         config.callback_deadline = CALLBACK_DEADLINE;
         if self.loses_messages.get() {
