@@ -69,6 +69,12 @@ pub fn run() -> ExitCode {
     }
     floors::check(&sources, &mut findings);
     let document = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
+    for (name, text) in &sources {
+        documents::long_lines(name, text, &mut findings);
+    }
+    for name in markdown(&root) {
+        documents::long_lines(&name, &document(&name), &mut findings);
+    }
     documents::functions(&document(documents::LIFE), &sources, &mut findings);
     if document(documents::CODE_MAP) != documents::code_map(&sources) {
         findings.push(format!("{}: is not what the module heads say; run cargo xtask code-map", documents::CODE_MAP));
@@ -79,6 +85,18 @@ pub fn run() -> ExitCode {
     }
     println!("tidy: {} files, {} findings", files.len(), findings.len());
     if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// The documents of the repository.
+fn markdown(root: &Path) -> Vec<String> {
+    let mut all = Vec::new();
+    for dir in ["", "docs/", "docs/design/"] {
+        let entries = fs::read_dir(root.join(dir)).into_iter().flatten().flatten();
+        let names = entries.map(|e| e.file_name().to_string_lossy().into_owned()).filter(|n| n.ends_with(".md"));
+        all.extend(names.map(|n| format!("{dir}{n}")));
+    }
+    all.sort();
+    all
 }
 
 /// Writes the map of the code.

@@ -5,6 +5,8 @@
 
 use std::collections::BTreeMap;
 
+/// Most columns of a line.
+const COLUMNS: usize = 120;
 /// The document with the walks.
 pub const LIFE: &str = "docs/LIFE.md";
 /// The document that `cargo xtask code-map` writes.
@@ -52,9 +54,45 @@ pub fn code_map(files: &[(String, String)]) -> String {
             last = krate;
         }
         let file = file.strip_prefix("src/").unwrap_or(file);
-        out.push_str(&format!("* `{file}`: {}\n", sentence(text)));
+        wrap(&format!("* `{file}`: {}", sentence(text)), &mut out);
     }
     out
+}
+
+/// Adds an item of a list in lines of at most `COLUMNS`.
+fn wrap(item: &str, out: &mut String) {
+    let mut column = 0;
+    for word in item.split_whitespace() {
+        let width = word.chars().count();
+        if column > 0 && column + 1 + width > COLUMNS {
+            out.push_str("\n ");
+            column = 1;
+        }
+        if column > 0 {
+            out.push(' ');
+            column += 1;
+        }
+        out.push_str(word);
+        column += width;
+    }
+    out.push('\n');
+}
+
+/// Lines of comments and of Markdown that are longer than `COLUMNS`; rows of tables, examples, and what has no blank to
+/// break at are left out.
+pub fn long_lines(name: &str, text: &str, findings: &mut Vec<String>) {
+    let is_markdown = name.ends_with(".md");
+    let mut is_example = false;
+    for (n, line) in text.lines().enumerate() {
+        let code = line.trim_start();
+        let words = if is_markdown { Some(code) } else { code.strip_prefix("//") };
+        let Some(words) = words.map(|w| w.trim_start_matches(['/', '!']).trim_start()) else { continue };
+        is_example ^= words.starts_with("```");
+        let breakable = words.split_whitespace().count() > 1 && !words.starts_with(['|', '#']);
+        if line.chars().count() > COLUMNS && breakable && !is_example {
+            findings.push(format!("{name}:{}: a line of more than {COLUMNS} columns", n + 1));
+        }
+    }
 }
 
 /// The first sentence of a module head, on one line, without links.
@@ -89,6 +127,9 @@ mod tests {
         );
         assert_eq!(check("`crates/a/src/x.rs` `gone`"), ["docs/LIFE.md: crates/a/src/x.rs has no function gone"]);
         assert_eq!(check("`crates/a/src/y.rs` `go`").len(), 2);
+        let mut long = Vec::new();
+        long_lines("x.rs", &format!("{0}\n// {0}\n/// a {0}\n// | {0} b\n", "x".repeat(120)), &mut long);
+        assert_eq!(long, ["x.rs:3: a line of more than 120 columns"]);
         assert!(code_map(&files).ends_with("\n## a\n* `x.rs`: First `X` of all.\n"));
     }
 }
