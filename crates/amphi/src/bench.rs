@@ -1,7 +1,7 @@
 //! `amphi bench`: measurements with their goals, ratios taken in one run. A benchmark is not a test.
 //!
-//! Owns: the command line, what all benchmarks share (folder, rounds, stopping), the order they run in. Each benchmark is a
-//! file of `bench/`. Invariants: sides of a comparison take turns within one run; every sample is kept; what was
+//! Owns: the command line, what all benchmarks share (folder, rounds, stopping), the order they run in. Each benchmark
+//! is a file of `bench/`. Invariants: sides of a comparison take turns within one run; every sample is kept; what was
 //! started is stopped and unmounted, also after an error or a signal.
 
 mod bare;
@@ -136,7 +136,8 @@ pub struct Bench {
     /// Fewer sizes, shorter samples: to see that it works
     #[arg(long)]
     quick: bool,
-    /// Measure only rows whose name contains this, as in "read 4 KiB"; modes, model, small, library, mount, overcache and streams have such rows
+    /// Measure only rows whose name contains this, as in "read 4 KiB"; modes, model, small, library, mount, overcache
+    /// and streams have such rows
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Serve the do-nothing mount here until standard input ends

@@ -2,8 +2,8 @@
 //!
 //! Owns: fields, their checks, the example that is printed. Does not own: what the fields do (`cmd::server`).
 //!
-//! Invariants: a field that is unknown or wrong is an error that names its line; a path that is not absolute counts from
-//! the folder of the file, so that the file means the same wherever the server is started.
+//! Invariants: a field that is unknown or wrong is an error that names its line; a path that is not absolute counts
+//! from the folder of the file, so that the file means the same wherever the server is started.
 
 use crate::cmd::up::SPIN_US_MAX;
 use crate::failure::{Failure, Outcome};

@@ -1,8 +1,8 @@
 //! Talking to a mount: hidden extended attributes of its root, so that no further socket or file is needed.
 //!
-//! The client core defines them (docs/OPERATIONS.md lists them); only root and the owner of the mount process
-//! may use them. The kernel has a say before them: to change something the caller needs write permission on the file or directory
-//! that is named, any one of the mount.
+//! The client core defines them (docs/OPERATIONS.md lists them); only root and the owner of the mount process may use
+//! them. The kernel has a say before them: to change something the caller needs write permission on the file or
+//! directory that is named, any one of the mount.
 
 use crate::failure::{Failure, Outcome};
 use amphi_client::status::STATUS_PART_BYTES;
@@ -60,8 +60,8 @@ fn unescape(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The mount that was named, or the only one there is. `how` says how one is named, such as ` with -m`, for the error that there are
-/// several.
+/// The mount that was named, or the only one there is. `how` says how one is named, such as ` with -m`, for the error
+/// that there are several.
 pub fn find_mount(named: Option<PathBuf>, how: &str) -> Outcome<PathBuf> {
     if let Some(path) = named {
         return Ok(path);
@@ -131,7 +131,8 @@ fn read_bytes(path: &Path, name: &str) -> Outcome<Option<Vec<u8>>> {
     }
 }
 
-/// Writes a control attribute of `path`. `refusal` says what it means if the value is bad, or comes at a bad time (`Errno::BUSY`).
+/// Writes a control attribute of `path`. `refusal` says what it means if the value is bad, or comes at a bad time
+/// (`Errno::BUSY`).
 pub fn write(path: &Path, name: &str, value: &str, refusal: impl FnOnce(Errno) -> String) -> Outcome {
     match setxattr(path, name, value.as_bytes(), XattrFlags::empty()) {
         Ok(()) => Ok(()),
@@ -145,8 +146,8 @@ pub fn command(path: &Path, name: &str, value: &str) -> Outcome {
     setxattr(path, name, value.as_bytes(), XattrFlags::empty()).map_err(|e| explain(path, name, "write", e))
 }
 
-/// Makes everything stable that programs have written on the mount of `path`, through mappings too. Nothing is written through one that is
-/// read-only.
+/// Makes everything stable that programs have written on the mount of `path`, through mappings too. Nothing is written
+/// through one that is read-only.
 pub fn sync(path: &Path) -> Outcome {
     if statvfs(path).is_ok_and(|s| s.f_flag.contains(StatVfsMountFlags::RDONLY)) {
         return Ok(());
@@ -154,7 +155,8 @@ pub fn sync(path: &Path) -> Outcome {
     command(path, "user.amphi.sync", "all")
 }
 
-/// Reads a control attribute that may be longer than an attribute can be: `NAME` is its beginning, `NAME.from.N` goes on at byte N of it.
+/// Reads a control attribute that may be longer than an attribute can be: `NAME` is its beginning, `NAME.from.N` goes
+/// on at byte N of it.
 pub fn read_long(path: &Path, name: &str) -> Outcome<String> {
     let mut text = read_bytes(path, name)?.ok_or_else(|| explain(path, name, "read", Errno::NODATA))?;
     let mut last = text.len();
@@ -170,7 +172,8 @@ pub fn read_long(path: &Path, name: &str) -> Outcome<String> {
 mod tests {
     use super::*;
 
-    /// Goal: mount points with blanks are found, and beside names that are no UTF-8. Method: the kernel's escapes; a table of two mounts.
+    /// Goal: mount points with blanks are found, and beside names that are no UTF-8. Method: the kernel's escapes; a
+    /// table of two mounts.
     #[test]
     fn kernel_escapes() {
         assert_eq!(unescape(b"/a\\040b\\134c"), b"/a b\\c");

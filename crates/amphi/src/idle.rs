@@ -1,8 +1,9 @@
 //! What idle cores of this machine do: sleep at once, or poll for a while first.
 //!
-//! A core that sleeps takes 30 to 40 us to wake in a virtual machine, and a call through a mount wakes two: the reader's and the
-//! program's own. Polling of our own keeps the first awake, but only the kernel can keep the second, whose program waits for its answer.
-//! Owns: finding out, and what to say about it. Does not own: our own polling (`amphi_env`, `amphi_fuse`).
+//! A core that sleeps takes 30 to 40 us to wake in a virtual machine, and a call through a mount wakes two: the
+//! reader's and the program's own. Polling of our own keeps the first awake, but only the kernel can keep the second,
+//! whose program waits for its answer. Owns: finding out, and what to say about it. Does not own: our own polling
+//! (`amphi_env`, `amphi_fuse`).
 
 use std::fs::read_to_string;
 use std::path::Path;

@@ -1,10 +1,10 @@
 //! The further servers of `amphi up --servers N`: child processes of the same binary on Unix sockets.
 //!
-//! Owns: where their folders and sockets lie, starting, watching and stopping them. Does not own: what a server does, the
-//! first server, which runs in this process and is the master.
+//! Owns: where their folders and sockets lie, starting, watching and stopping them. Does not own: what a server does,
+//! the first server, which runs in this process and is the master.
 //!
-//! Invariants: a member that ends by itself after it was ready is started again; no member outlives this process (the kernel
-//! tells it), and none is stopped by a Ctrl-C of the terminal, since the mount still writes back to it then.
+//! Invariants: a member that ends by itself after it was ready is started again; no member outlives this process (the
+//! kernel tells it), and none is stopped by a Ctrl-C of the terminal, since the mount still writes back to it then.
 
 use super::cmd::up::Storage;
 use crate::failure::{During, Failure, Outcome};

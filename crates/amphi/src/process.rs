@@ -284,7 +284,8 @@ pub fn say_ready(what: impl std::fmt::Display) {
     let _ = writeln!(out, "ready {what}").and_then(|()| out.flush());
 }
 
-/// As many open files and connections as this process may have at most: the usual limit is 1,024, as many as there may be mounts.
+/// As many open files and connections as this process may have at most: the usual limit is 1,024, as many as there may
+/// be mounts.
 ///
 /// Errors: they are too few for anything to work.
 pub fn raise_file_limit() -> Outcome {
@@ -299,8 +300,8 @@ pub fn raise_file_limit() -> Outcome {
     }
 }
 
-/// Open files that a server or a mount has before anybody uses it, with some to spare: zones, rings, and a device for each
-/// reader of the kernel's requests.
+/// Open files that a server or a mount has before anybody uses it, with some to spare: zones, rings, and a device for
+/// each reader of the kernel's requests.
 const FILES_MIN: u64 = 128;
 
 /// Lets the program end as others do when who reads its output has gone (`amphi get | head -1`).
@@ -309,7 +310,8 @@ pub fn end_when_nobody_reads() {
     let _ = signal_hook::flag::register_conditional_default(signal_hook::consts::SIGPIPE, always);
 }
 
-/// Signals that end a mount or a server in order: also that the terminal has gone, unless that was to be ignored (nohup).
+/// Signals that end a mount or a server in order: also that the terminal has gone, unless that was to be ignored
+/// (nohup).
 pub fn ending_signals() -> Vec<i32> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|l| l.strip_prefix("SigIgn:"));
@@ -318,8 +320,8 @@ pub fn ending_signals() -> Vec<i32> {
     [SIGINT, SIGTERM].into_iter().chain(hangup).collect()
 }
 
-/// How long after the first signal another one is somebody's second wish: who ends a group of processes may send the first one twice
-/// (timeout(1) does), and a hand is not so fast.
+/// How long after the first signal another one is somebody's second wish: who ends a group of processes may send the
+/// first one twice (timeout(1) does), and a hand is not so fast.
 const SECOND_AFTER: Duration = Duration::from_secs(1);
 
 /// Tells a second wish to stop from a first one.
@@ -350,7 +352,8 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// Takes over the signals. A second one of somebody who wants it to stop, a second or more after the first, ends the process at once.
+    /// Takes over the signals. A second one of somebody who wants it to stop, a second or more after the first, ends
+    /// the process at once.
     #[expect(clippy::disallowed_methods, reason = "the thread that waits for signals")]
     pub fn on_signals() -> Outcome<Stop> {
         let mut signals = signal_hook::iterator::Signals::new(ending_signals()).during(|| "handle signals".into())?;
@@ -380,7 +383,8 @@ impl Stop {
     }
 }
 
-/// Told of the end of a thread that holds it from its first line, and whether by a panic, which passes by everything but destructors.
+/// Told of the end of a thread that holds it from its first line, and whether by a panic, which passes by everything
+/// but destructors.
 pub struct AtEnd<F: FnMut(bool)>(pub F);
 
 impl<F: FnMut(bool)> Drop for AtEnd<F> {
@@ -664,7 +668,8 @@ pub fn check_apart(data: &Path, mount: &Path) -> Outcome {
     Ok(())
 }
 
-/// Ends a mount and what serves it. If a worker has panicked, nobody may be left who answers: the mount is detached, and nothing is waited for.
+/// Ends a mount and what serves it. If a worker has panicked, nobody may be left who answers: the mount is detached,
+/// and nothing is waited for.
 ///
 /// Errors: the panic, or as `unmount` and `Running::stop`; the mount is away all the same.
 pub fn end(session: &Session, running: Running) -> Outcome {
@@ -699,7 +704,8 @@ mod tests {
     use super::*;
     use rustix::fs::{Mode, OFlags};
 
-    /// Goal: a signal that is repeated at once is one wish, a later one a second; terminals that go say nothing new. Method: times made by hand.
+    /// Goal: a signal that is repeated at once is one wish, a later one a second; terminals that go say nothing new.
+    /// Method: times made by hand.
     #[test]
     fn second_wishes() {
         let ms = |n: u64| Time(n * 1_000_000);
@@ -742,8 +748,9 @@ mod tests {
         }
     }
 
-    /// Goal: whoever waits for the end of a cluster hears of a panic that ends it; its mount goes although it is in use, and it can be started
-    /// again. Method: the clock of its client panics on the worker's thread, while a file is open.
+    /// Goal: whoever waits for the end of a cluster hears of a panic that ends it; its mount goes although it is in
+    /// use, and it can be started again. Method: the clock of its client panics on the worker's thread, while a file is
+    /// open.
     #[test]
     fn a_panic_of_a_worker_is_told() {
         let folder = tempfile::tempdir().expect("temporary folder");

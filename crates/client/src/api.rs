@@ -13,8 +13,8 @@ use crate::telemetry::jobs::{JOB_VARIABLES, JobName};
 pub trait Clock: Send + Sync + 'static {
     /// Monotonic nanoseconds.
     fn now_ns(&self) -> u64;
-    /// Nanoseconds of a clock that goes on while the machine sleeps: what the server takes for expired after a time must not
-    /// be used longer here. The simulator's machines do not sleep.
+    /// Nanoseconds of a clock that goes on while the machine sleeps: what the server takes for expired after a time
+    /// must not be used longer here. The simulator's machines do not sleep.
     fn boot_ns(&self) -> u64 {
         self.now_ns()
     }
@@ -90,16 +90,17 @@ impl Ctx {
 
 /// What a front end has lent on to a cache of its own (the kernel's), as the client takes it back.
 pub trait KernelPages: Send + Sync + 'static {
-    /// Drops the cached pages of `range` of an inode, after dirty ones were written back by ordinary writes; `done` is called
-    /// then, on any thread. Must not block: the writes come while the pages are being dropped.
+    /// Drops the cached pages of `range` of an inode, after dirty ones were written back by ordinary writes; `done` is
+    /// called then, on any thread. Must not block: the writes come while the pages are being dropped.
     fn drop_pages(&self, ino: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>);
 
-    /// As `drop_pages`, for a write that replaces bytes in pages. Both go on beside each other: this one may wait for reads that wait
-    /// for locks of the cluster, the other one never does.
+    /// As `drop_pages`, for a write that replaces bytes in pages. Both go on beside each other: this one may wait for
+    /// reads that wait for locks of the cluster, the other one never does.
     fn drop_overwritten(&self, ino: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>);
 
-    /// Drops the attributes of an inode; no answer to a question from before this counts any more. False if the inode is not known,
-    /// so that an answer which makes it known may still be on its way. Does not wait. Whoever keeps none need not know of it.
+    /// Drops the attributes of an inode; no answer to a question from before this counts any more. False if the inode
+    /// is not known, so that an answer which makes it known may still be on its way. Does not wait. Whoever keeps none
+    /// need not know of it.
     fn drop_attributes(&self, _: Ino) -> bool {
         true
     }
@@ -108,8 +109,8 @@ pub trait KernelPages: Send + Sync + 'static {
 /// Closes of descriptors as a front end hears of them: it may know of one before the locks of the open file are its to
 /// give up.
 pub trait Closes: Send + Sync + 'static {
-    /// If descriptors through which locks on the file were taken are being closed, `done` is called, on any thread, when
-    /// their locks have been given up. Returns the number of the wait.
+    /// If descriptors through which locks on the file were taken are being closed, `done` is called, on any thread,
+    /// when their locks have been given up. Returns the number of the wait.
     fn closing(&self, ino: Ino, done: Box<dyn FnOnce() + Send>) -> Option<u64>;
 
     /// A wait was in vain: what seemed to be closed has other descriptors.
@@ -212,8 +213,8 @@ pub enum WriteTo {
     Offset,
     /// To the end of the file.
     End,
-    /// To the end of the file, for a front end that knows the end as long as no other mount has ever been there: until then it is, or was
-    /// meant to be, at its offset.
+    /// To the end of the file, for a front end that knows the end as long as no other mount has ever been there: until
+    /// then it is, or was meant to be, at its offset.
     KnownEnd,
     /// To its offset if that is the end of the file; `try_write` writes nothing if it is not, or if that is not known.
     OffsetAtEnd,

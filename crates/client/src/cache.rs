@@ -1,7 +1,7 @@
 //! The page cache: units of 64 KiB with byte-exact valid and dirty ranges (FEATURES B1).
 //!
-//! Owns: cached bytes of all files, how much memory they take, eviction. Does not own: which bytes may be cached (locks,
-//! change log: its callers check under `Check`), sending (`writeback`).
+//! Owns: cached bytes of all files, how much memory they take, eviction. Does not own: which bytes may be cached
+//! (locks, change log: its callers check under `Check`), sending (`writeback`).
 //!
 //! Invariants: in each unit dirty and flight bytes are valid bytes; only units without such bytes are evicted;
 //! bytes that are not valid are never read. A unit's index entry in `File::dirty` is there exactly while it has dirty
@@ -103,14 +103,16 @@ pub(crate) enum Put {
 pub(crate) enum Source<'a> {
     /// They are copied.
     Copied(&'a [u8]),
-    /// Those of one whole unit, in memory that the cache may keep: other memory of a unit, of arbitrary content, is put in its place.
+    /// Those of one whole unit, in memory that the cache may keep: other memory of a unit, of arbitrary content, is put
+    /// in its place.
     Unit(&'a mut Buf),
     /// Those of several whole units, in memory that the cache may keep: nothing is put in its place.
     Units(&'a mut Buf),
 }
 
 impl<'a> Source<'a> {
-    /// `bytes` for `offset`, to be kept if they are whole units, of a chunk's length at most, in memory of just that size.
+    /// `bytes` for `offset`, to be kept if they are whole units, of a chunk's length at most, in memory of just that
+    /// size.
     pub(crate) fn whole_units(offset: u64, bytes: &'a mut Buf) -> Source<'a> {
         let alone = bytes.is_whole() && bytes.room() == bytes.window() && !bytes.is_empty();
         let whole = alone && offset.is_multiple_of(UNIT) && (bytes.len() as u64).is_multiple_of(UNIT);
@@ -136,8 +138,8 @@ pub(crate) struct PageCache {
     dirty: AtomicU64,
     /// Bytes of all writes: the clock by which memory leaves the processor's caches.
     written: AtomicU64,
-    /// The clock by which units are evicted: those that come, and those that the hand leaves, get the next turn. So memory is left in the
-    /// order in which it was taken, and whole runs of it become free together (`amphi_env::buf`).
+    /// The clock by which units are evicted: those that come, and those that the hand leaves, get the next turn. So
+    /// memory is left in the order in which it was taken, and whole runs of it become free together (`amphi_env::buf`).
     turns: AtomicU64,
     spare: Spare,
     slabs: Slabs,
@@ -244,8 +246,8 @@ impl PageCache {
         }
     }
 
-    /// A request was answered with what is valid of `range`, found by `read_valid`. To be called once for each request: bytes that are used
-    /// again are what locality is judged by.
+    /// A request was answered with what is valid of `range`, found by `read_valid`. To be called once for each request:
+    /// bytes that are used again are what locality is judged by.
     pub(crate) fn used(&self, file: &File, range: ByteRange) {
         for (u, part) in units(range) {
             let shard = self.shard(file.ino.0, u).read();
@@ -292,9 +294,10 @@ impl PageCache {
         gaps
     }
 
-    /// Puts `source` at `offset`, dirty. `check` is asked under each unit's lock: a `false` ends the write there. Units that were
-    /// written before the last `cold_after` bytes are written past the processor's caches. `taken` is called under the lock of each unit as soon as what was
-    /// written of it counts as dirty: who finds nothing dirty before knows nothing of this write.
+    /// Puts `source` at `offset`, dirty. `check` is asked under each unit's lock: a `false` ends the write there. Units
+    /// that were written before the last `cold_after` bytes are written past the processor's caches. `taken` is called
+    /// under the lock of each unit as soon as what was written of it counts as dirty: who finds nothing dirty before
+    /// knows nothing of this write.
     pub(crate) fn write(
         &self,
         file: &Arc<File>,
@@ -487,7 +490,8 @@ impl PageCache {
     }
 }
 
-/// Where a unit lies that is made by a write of `range`: in one piece with its chunk, if the write covers that or goes on a stream.
+/// Where a unit lies that is made by a write of `range`: in one piece with its chunk, if the write covers that or goes
+/// on a stream.
 fn place(file: &File, source: &Source<'_>, range: ByteRange, u: u64) -> Place {
     let Source::Copied(_) = source else { return Place::Any };
     if !u.is_multiple_of(CHUNK_UNITS) {

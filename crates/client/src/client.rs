@@ -81,19 +81,20 @@ impl Client {
         sharing::rule_for_front(&self.core)
     }
 
-    /// What a front end may keep of answers to questions that it asked under `rule`: nothing, unless this mount has been alone
-    /// since. To be dropped when the answer has been given.
+    /// What a front end may keep of answers to questions that it asked under `rule`: nothing, unless this mount has
+    /// been alone since. To be dropped when the answer has been given.
     pub fn lend(&self, rule: Rule) -> Option<Lending> {
         sharing::lend(&self.core, rule)
     }
 
-    /// In company: for how long a front end may keep these attributes, which it is about to give as an answer. It is told before they change
-    /// (`KernelPages::drop_attributes`).
+    /// In company: for how long a front end may keep these attributes, which it is about to give as an answer. It is
+    /// told before they change (`KernelPages::drop_attributes`).
     pub fn lend_attributes(&self, attr: &Attr) -> Duration {
         tokens::lend_attributes(&self.core, attr)
     }
 
-    /// Whether attributes of a directory may be kept that an answer under `rule` shows: not if any was changed meanwhile.
+    /// Whether attributes of a directory may be kept that an answer under `rule` shows: not if any was changed
+    /// meanwhile.
     pub fn lends_directories(&self, rule: Rule) -> bool {
         sharing::knows_directories(&self.core, rule)
     }
@@ -129,13 +130,14 @@ impl Client {
         self.core.file_locks.set_closes(closes);
     }
 
-    /// Who serves the reads of a file that was just opened, and what a front end may keep of its pages. To be asked once for each open
-    /// file, before its first read.
+    /// Who serves the reads of a file that was just opened, and what a front end may keep of its pages. To be asked
+    /// once for each open file, before its first read.
     pub fn front_cache(&self, open: &OpenFile) -> ops::input::FrontCache {
         ops::input::front_cache(&self.core, open)
     }
 
-    /// A read that filled pages of a front end was answered: where it serves the reads of the file, the cache need not hold them as well.
+    /// A read that filled pages of a front end was answered: where it serves the reads of the file, the cache need not
+    /// hold them as well.
     pub fn kept_by_front(&self, open: &OpenFile, offset: u64, len: usize) {
         ops::input::kept_by_front(&self.core, open, ByteRange::at(offset, len as u64));
     }
@@ -145,8 +147,8 @@ impl Client {
         self.core.stopped.load(Ordering::Acquire)
     }
 
-    /// Runs `task` on the thread of the I/O half: operations that it awaits cost no hand-over between threads. It must not
-    /// block. Dropped once the client has stopped.
+    /// Runs `task` on the thread of the I/O half: operations that it awaits cost no hand-over between threads. It must
+    /// not block. Dropped once the client has stopped.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.core.spawn(task);
     }
@@ -156,10 +158,11 @@ impl Client {
     }
 }
 
-/// Path walks of a front end that repeats them once when an inode has gone, as the kernel does after ESTALE (see `walks`).
+/// Path walks of a front end that repeats them once when an inode has gone, as the kernel does after ESTALE (see
+/// `walks`).
 impl Client {
-    /// The operation of a thread ([`Ctx::tid`]) was answered `Stale`, so the thread will walk its path again: what it looks up from now on stays
-    /// until the operation has ended.
+    /// The operation of a thread ([`Ctx::tid`]) was answered `Stale`, so the thread will walk its path again: what it
+    /// looks up from now on stays until the operation has ended.
     pub fn walk_failed(&self, thread: u32) {
         self.core.walks.failed(thread, self.core.clock.now_ns());
     }
@@ -216,7 +219,8 @@ impl Client {
         self.start(ops::attr::setattr(self.core.clone(), ctx.clone(), ino, set, file.cloned()))
     }
 
-    /// As `setattr`; whoever is refused is looked at again: with the credentials that `again` names it is asked once more.
+    /// As `setattr`; whoever is refused is looked at again: with the credentials that `again` names it is asked once
+    /// more.
     pub fn setattr_again(
         &self,
         ctx: &Ctx,
@@ -333,15 +337,16 @@ impl Client {
         ops::read::try_read(&self.core, ctx, file, offset, into, hints)
     }
 
-    /// As `try_read` of up to `len` bytes, but lends the cache's memory instead of copying it: what the loans show stays as it
-    /// was now, and a write to these bytes meanwhile costs a copy of 64 KiB.
+    /// As `try_read` of up to `len` bytes, but lends the cache's memory instead of copying it: what the loans show
+    /// stays as it was now, and a write to these bytes meanwhile costs a copy of 64 KiB.
     pub fn try_lend(&self, ctx: &Ctx, file: &OpenFile, offset: u64, len: usize, hints: Hints) -> Option<Loans> {
         ops::read::try_lend(&self.core, ctx, file, offset, len, hints)
     }
 
-    /// After a read of `len` bytes at `offset`: if it went on where the one before had ended, and what follows is in the page cache, brings as
-    /// much into the processor's cache, for a read on this thread or one beside it. Takes 0.1 us for each KiB; for a thread that has nothing
-    /// else to do while the program is at it. Reads count that are followed by this call.
+    /// After a read of `len` bytes at `offset`: if it went on where the one before had ended, and what follows is in
+    /// the page cache, brings as much into the processor's cache, for a read on this thread or one beside it. Takes 0.1
+    /// us for each KiB; for a thread that has nothing else to do while the program is at it. Reads count that are
+    /// followed by this call.
     pub fn warm_next(&self, file: &OpenFile, offset: u64, len: usize) {
         ops::read::warm_next(&self.core, file, offset, len as u64);
     }
@@ -356,9 +361,9 @@ impl Client {
         ops::write::try_write(&self.core, ctx, file, offset, Source::Copied(bytes), hints)
     }
 
-    /// As `try_write` of all bytes of `data`. If they are just one unit of the cache (`UNIT_BYTES` at a multiple of that, in memory of
-    /// that size), the cache keeps their memory and leaves other memory of that size there, of arbitrary content. So with several units, 1 MiB
-    /// at most, in place of which nothing is left.
+    /// As `try_write` of all bytes of `data`. If they are just one unit of the cache (`UNIT_BYTES` at a multiple of
+    /// that, in memory of that size), the cache keeps their memory and leaves other memory of that size there, of
+    /// arbitrary content. So with several units, 1 MiB at most, in place of which nothing is left.
     pub fn try_write_buf(
         &self,
         ctx: &Ctx,
@@ -371,8 +376,8 @@ impl Client {
         ops::write::try_write(&self.core, ctx, file, offset, source, hints)
     }
 
-    /// A front end could not tell whether a write went to the end of the file (`WriteTo::OffsetAtEnd`): has it found out for the next ones, without
-    /// waiting, once a second at most.
+    /// A front end could not tell whether a write went to the end of the file (`WriteTo::OffsetAtEnd`): has it found
+    /// out for the next ones, without waiting, once a second at most.
     pub fn learn_end(&self, file: &OpenFile) {
         ops::attr::learn_end(&self.core, &file.file);
     }
@@ -382,8 +387,8 @@ impl Client {
         self.core.tunables.on(Knob::Adopt)
     }
 
-    /// Writes all of `data`, whose memory the cache may keep. The offset is ignored for files opened to append. `data` is cheapest if its first byte
-    /// lies `offset % 4096` bytes after an aligned address.
+    /// Writes all of `data`, whose memory the cache may keep. The offset is ignored for files opened to append. `data`
+    /// is cheapest if its first byte lies `offset % 4096` bytes after an aligned address.
     ///
     /// Errors: a number of bytes shorter than `data` says that only these, from the start, were written.
     pub fn write(&self, ctx: &Ctx, file: &Arc<OpenFile>, offset: u64, data: Buf, hints: Hints) -> Pending<usize> {
@@ -440,8 +445,8 @@ impl Client {
         self.start(ops::seek::lseek(self.core.clone(), ctx.clone(), file.clone(), offset, whence))
     }
 
-    /// Lock-ahead: asks for locks on `range`, for writing or reading, and does not wait. They are granted just as asked, or refused if
-    /// anybody is in the way.
+    /// Lock-ahead: asks for locks on `range`, for writing or reading, and does not wait. They are granted just as
+    /// asked, or refused if anybody is in the way.
     ///
     /// Errors: `BadFd` if it is not open for that; `Inval` for no bytes; `Busy` if too many are under way.
     pub fn lock_ahead(&self, file: &OpenFile, range: ByteRange, write: bool) -> Result<Ahead> {
@@ -451,10 +456,11 @@ impl Client {
         ahead::ahead(&self.core, file, if write { Mode::Write } else { Mode::Read }, range)
     }
 
-    /// Makes the open file a member of a group: until all members have left, only they do I/O on the file, and order it themselves.
-    /// `wait`: for other groups that have it.
+    /// Makes the open file a member of a group: until all members have left, only they do I/O on the file, and order it
+    /// themselves. `wait`: for other groups that have it.
     ///
-    /// Errors: `Inval` for group 0, or if it is a member already; `Again` if it is not to wait; `Intr` once `interrupt` has fired.
+    /// Errors: `Inval` for group 0, or if it is a member already; `Again` if it is not to wait; `Intr` once `interrupt`
+    /// has fired.
     pub fn group_lock(&self, file: &Arc<OpenFile>, group: u64, wait: bool, interrupt: Arc<Interrupt>) -> Pending<()> {
         self.start(group_lock::lock(self.core.clone(), file.clone(), group, wait, interrupt))
     }

@@ -255,7 +255,8 @@ impl Core {
         self.flight_parts.load(Ordering::SeqCst) <= flush::FLIGHT_PARTS_MAX / 2
     }
 
-    /// Bytes that one stream may be read ahead: the less, the more is under way for all, since that is beside the cache as well.
+    /// Bytes that one stream may be read ahead: the less, the more is under way for all, since that is beside the cache
+    /// as well.
     pub(crate) fn window_max(&self) -> u64 {
         let part = self.tunables.get(Knob::CacheBytes) / BESIDE_PART;
         let left = (2 * part).saturating_sub(self.fill_bytes.load(Ordering::SeqCst));
@@ -294,7 +295,8 @@ impl Core {
         self.cache.used_bytes() + bytes <= limit
     }
 
-    /// Copies what is valid in the cache of `range` to a reader; returns the parts that are not (`PageCache::read_valid`).
+    /// Copies what is valid in the cache of `range` to a reader; returns the parts that are not
+    /// (`PageCache::read_valid`).
     pub(crate) fn copy_valid(&self, file: &File, range: ByteRange, into: &mut [u8]) -> Vec<ByteRange> {
         let gaps = self.cache.read_valid(file, range, into);
         self.stats.moved(Count::CopiedOut, range.len() - gaps.iter().map(ByteRange::len).sum::<u64>());
@@ -330,8 +332,9 @@ impl Core {
         self.send_call(lane, Call { target, cred: cred.clone(), op }, payload, pad, false)
     }
 
-    /// Sends what the server of `target` has to hear for as long as the session lasts: that something is given back. It is not given
-    /// up where that server cannot be reached for long; an error means that the session, or the mount, has ended.
+    /// Sends what the server of `target` has to hear for as long as the session lasts: that something is given back. It
+    /// is not given up where that server cannot be reached for long; an error means that the session, or the mount, has
+    /// ended.
     pub(crate) fn insist(
         &self,
         lane: Lane,
@@ -363,8 +366,8 @@ impl Core {
         }
     }
 
-    /// Asks each server of the cluster something about itself, in the order of the map; one that does not answer soon is
-    /// `TimedOut`.
+    /// Asks each server of the cluster something about itself, in the order of the map; one that does not answer soon
+    /// is `TimedOut`.
     pub(crate) fn ask_servers(
         &self,
         cred: &Cred,

@@ -1,7 +1,7 @@
 //! `Segments`: the bytes a read returns, in as many buffers as they came in.
 //!
-//! Owns: a list of buffers that are the bytes in order, of their own or lent by the cache. A front end sends them with one vectored write, so a read over
-//! several targets is not copied together first.
+//! Owns: a list of buffers that are the bytes in order, of their own or lent by the cache. A front end sends them with
+//! one vectored write, so a read over several targets is not copied together first.
 
 use amphi_env::Buf;
 use amphi_types::{ByteRange, limits};
@@ -174,7 +174,8 @@ impl From<Buf> for Segments {
 mod tests {
     use super::*;
 
-    /// Goal: a cut at any place leaves the bytes in order, on both sides, and no empty buffer. Method: own and lent buffers, every length.
+    /// Goal: a cut at any place leaves the bytes in order, on both sides, and no empty buffer. Method: own and lent
+    /// buffers, every length.
     #[test]
     fn cuts_keep_the_bytes() {
         let whole = Arc::new(Buf::copy_of(b"lent"));

@@ -4,9 +4,9 @@
 //! tells fills whether they are still true; per open file its streams. Does not own: cached bytes (`cache`).
 //!
 //! A `File` lives while it is open, has cached bytes or a close still to be sent. Who is right about the size: the
-//! client while it is alone and has changes that the server has not confirmed, otherwise the latest answer that no change
-//! overlapped. In company others change it too: then it is the server's with the end of this mount's own bytes, as
-//! of the answer; whether that still holds is `tokens::is_sure`.
+//! client while it is alone and has changes that the server has not confirmed, otherwise the latest answer that no
+//! change overlapped. In company others change it too: then it is the server's with the end of this mount's own bytes,
+//! as of the answer; whether that still holds is `tokens::is_sure`.
 
 pub(crate) mod unlinked;
 
@@ -37,7 +37,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-/// Counts questions to servers and changes of files, so that an answer can be told from what happened since its question.
+/// Counts questions to servers and changes of files, so that an answer can be told from what happened since its
+/// question.
 static TICKS: AtomicU64 = AtomicU64::new(0);
 
 fn tick() -> u64 {
@@ -70,7 +71,8 @@ pub(crate) struct Adopted {
     pub(crate) attr: Attr,
     /// `File::size` is what the answer says with this mount's own changes: nothing here has come between.
     pub(crate) taken: bool,
-    /// Nothing of this mount's own has reached the server since: with what it only knows itself, the view is the whole truth.
+    /// Nothing of this mount's own has reached the server since: with what it only knows itself, the view is the whole
+    /// truth.
     pub(crate) current: bool,
 }
 
@@ -181,10 +183,11 @@ pub(crate) struct File {
     born: u64,
     /// The last begin or end of a change of the size or of what the server has.
     epoch: AtomicU64,
-    /// The last one that answers from before cannot know of although this client no longer vouches for it: truncates, direct
-    /// writes, locks given back.
+    /// The last one that answers from before cannot know of although this client no longer vouches for it: truncates,
+    /// direct writes, locks given back.
     turned: AtomicU64,
-    /// End of what was written into the cache under locks that are still held: the file is at least so long (`own_end()`).
+    /// End of what was written into the cache under locks that are still held: the file is at least so long
+    /// (`own_end()`).
     own_end: AtomicU64,
     /// The same as it was before, while it is found out anew; 0 otherwise.
     own_before: AtomicU64,
@@ -230,7 +233,8 @@ pub(crate) struct File {
     pub(crate) failures: Failures,
     /// What follows from lost bytes.
     pub(crate) settling: Mutex<Settling>,
-    /// `size` was asked for under write locks on all of every object; goes before one of them is given to this mount anew.
+    /// `size` was asked for under write locks on all of every object; goes before one of them is given to this mount
+    /// anew.
     pub(crate) end_kept: AtomicBool,
     /// When it was last asked for ahead of writes (`ops::attr::learn_end`); 0: never.
     pub(crate) end_asked_ns: AtomicU64,
@@ -468,7 +472,8 @@ impl File {
         self.capability.store(known.view.capability, Relaxed);
     }
 
-    /// Its capabilities were taken away by a request of `asked`. Some that were given since then may be there: the next write looks again.
+    /// Its capabilities were taken away by a request of `asked`. Some that were given since then may be there: the next
+    /// write looks again.
     pub(crate) fn lose_capability(&self, asked: Moment) {
         let mut known = self.known.lock();
         if known.xattrs_at < asked.at {
@@ -487,12 +492,13 @@ impl File {
         self.flights.lock().overlap_upto(range, upto)
     }
 
-    /// The attributes with what only this client knows laid over them. Alone, its time of the last write is the truth, even
-    /// if it was set back; in company another mount may have written later.
+    /// The attributes with what only this client knows laid over them. Alone, its time of the last write is the truth,
+    /// even if it was set back; in company another mount may have written later.
     pub(crate) fn overlay(&self, mut attr: Attr, alone: bool) -> Attr {
         let known = self.known.lock();
         attr.size = self.size();
-        // Dirty bytes will take storage; a file without any would pass for sparse. Those that are written over others take none.
+        // Dirty bytes will take storage; a file without any would pass for sparse. Those that are written over others
+        // take none.
         let dirty = self.dirty_bytes.load(SeqCst).div_ceil(512);
         let whole = attr.size.div_ceil(4096) * 8;
         attr.blocks = attr.blocks.max(whole.min(attr.blocks + dirty));
@@ -509,9 +515,10 @@ impl File {
         self.take_view(view, moment, None)
     }
 
-    /// Takes the view that the answer to a change of this mount's own shows: the change was asked for at `asked`, the size counts as of
-    /// `moment`. Questions that were asked later may have been answered before the change, so it counts from now on. If something else came
-    /// since it was asked for, the time of the last change says which of both is of the later state.
+    /// Takes the view that the answer to a change of this mount's own shows: the change was asked for at `asked`, the
+    /// size counts as of `moment`. Questions that were asked later may have been answered before the change, so it
+    /// counts from now on. If something else came since it was asked for, the time of the last change says which of
+    /// both is of the later state.
     pub(crate) fn adopt_change(&self, view: InodeView, asked: Moment, moment: Moment) -> Adopted {
         self.take_view(view, moment, Some(asked))
     }
@@ -566,7 +573,8 @@ impl File {
         drop(known);
         let mut attr = self.overlay(shown, alone);
         if !current {
-            // What has landed since is not in the answer, nor dirty any more: rather too much than a file that passes for sparse.
+            // What has landed since is not in the answer, nor dirty any more: rather too much than a file that passes
+            // for sparse.
             attr.blocks = attr.blocks.max(attr.size.div_ceil(4096) * 8);
         }
         Adopted { attr, taken: knows || news, current }
@@ -609,8 +617,8 @@ impl File {
         self.own_end.fetch_min(end, SeqCst);
     }
 
-    /// What was written into the cache before counts no more, but for what is found there now; writes that come in between count, and at no
-    /// moment less than what is there.
+    /// What was written into the cache before counts no more, but for what is found there now; writes that come in
+    /// between count, and at no moment less than what is there.
     pub(crate) fn own_is_at_least(&self, found: impl FnOnce() -> u64) {
         self.turn();
         let _finding = self.finding_own.lock();
@@ -636,8 +644,8 @@ impl File {
         self.map.change(tick);
     }
 
-    /// Notes a read at `now`, by the rule of relatime: the access time moves only if it is not later than the last change or
-    /// older than a day. Called for the first read after a change alone, so that other reads pay a flag.
+    /// Notes a read at `now`, by the rule of relatime: the access time moves only if it is not later than the last
+    /// change or older than a day. Called for the first read after a change alone, so that other reads pay a flag.
     #[cold]
     pub(crate) fn note_access(&self, now: Timespec) {
         self.atime_due.store(false, Relaxed);

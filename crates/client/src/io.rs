@@ -85,7 +85,8 @@ impl<E: Env> Events<E> {
         }
     }
 
-    /// Whether this is the master's connection: it alone says whether the session goes on and whether there are other mounts.
+    /// Whether this is the master's connection: it alone says whether the session goes on and whether there are other
+    /// mounts.
     fn is_master(&self) -> bool {
         self.links.upgrade().is_some_and(|links| links.is_master(&self.seat))
     }
@@ -146,7 +147,8 @@ impl<E: Env> LinkEvents<E> for Events<E> {
     }
 
     fn welcomed(&self, welcome: &Welcome) {
-        // A server that does not know the session any more may have let others on: what it granted is not renewed by its greeting.
+        // A server that does not know the session any more may have let others on: what it granted is not renewed by
+        // its greeting.
         if welcome.resumed {
             self.core.company.leases.surely_heard(self.seat.lease(), self.core.clock.boot_ns());
         }
@@ -161,7 +163,8 @@ impl<E: Env> LinkEvents<E> for Events<E> {
     async fn restarted(&self, recovery: Recovery<E>) -> Result<(), Errno> {
         let links = self.links.upgrade().ok_or(Errno::Canceled)?;
         if links.is_master(&self.seat) {
-            // Once it is lost it stays so, also if the connection broke before the server was told, and the server greets it as one that it knows.
+            // Once it is lost it stays so, also if the connection broke before the server was told, and the server
+            // greets it as one that it knows.
             let over = !recovery.welcome().resumed && !sharing::may_go_on(&self.core);
             if over || self.core.company.is_lost() {
                 sharing::lose(&self.core, "it was away for too long, did not answer, or a server lost power");
@@ -172,7 +175,8 @@ impl<E: Env> LinkEvents<E> for Events<E> {
             }
             self.core.learn(recovery.welcome());
         } else if !recovery.welcome().resumed {
-            // The session has ended and was begun anew: what it had before may be sent by who goes on alone, and by nobody else.
+            // The session has ended and was begun anew: what it had before may be sent by who goes on alone, and by
+            // nobody else.
             links.hear_master().await?;
         }
         links.catch_up(&recovery).await;
@@ -199,8 +203,8 @@ impl<E: Env> LinkEvents<E> for Events<E> {
     }
 }
 
-/// Presents what is open on one target to a server that this mount speaks to for the first time, and that was restarted since the
-/// session began: other servers may have opened it there for the session.
+/// Presents what is open on one target to a server that this mount speaks to for the first time, and that was restarted
+/// since the session began: other servers may have opened it there for the session.
 pub(crate) async fn represent_opens<E: Env>(core: &Core, link: &Link<E>, target: TargetId) -> Result<(), Errno> {
     let op = Request::Represent { opens: locks::opens(core, target), locks: Vec::new() };
     let call = Call { target, cred: Cred::root(), op };
@@ -229,7 +233,8 @@ impl IoHalf {
     /// Connects, serves the other half until [`crate::Client::shutdown`], writes everything back, says goodbye and
     /// closes. Dropping the future abandons what is dirty.
     ///
-    /// Errors: those of connecting, and of kind [`NOT_STABLE`] that not everything could be written back at the end; the client is stopped then.
+    /// Errors: those of connecting, and of kind [`NOT_STABLE`] that not everything could be written back at the end;
+    /// the client is stopped then.
     pub async fn run<E: Env>(self, env: E, config: LinkConfig, way: Way) -> io::Result<()> {
         let core = self.end.0.clone();
         let links = Links::open(env.clone(), core.clone(), config, way).await?;
@@ -327,7 +332,8 @@ async fn drain<E: Env>(env: &E, core: &Arc<Core>, links: &Rc<Links<E>>) -> amphi
         );
     }
     flush::flush_all(core).await;
-    // What they have is safe from the end of their processes; whether from that of their machines is for them to see to.
+    // What they have is safe from the end of their processes; whether from that of their machines is for them to see
+    // to.
     let synced = crate::ops::sync::sync_targets(core, (0..core.pool()).map(TargetId).collect());
     match select(pin!(synced), pin!(links.until_unreachable(env, END_PATIENCE))).await {
         Either::Left((Ok(()), _)) => {}

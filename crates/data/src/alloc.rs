@@ -4,13 +4,13 @@
 //! Invariants: `free` and the group counts equal the zero bits; taking a taken block or freeing a free one
 //! panics (programmer's error, also in release).
 //!
-//! One bit per block. A search begins behind the last run that a search took, or at the lowest block freed since: what was written before is
-//! used again before what never was, because a write into a hole of a zone file costs its file system an allocation (1.1 to 1.4
-//! times the time of a write over existing blocks, and twice where the disk below gets its blocks then as well). Large writes therefore leave
-//! the neighbourhood of their object when it was never written and there are long free runs that were; small ones stay in it, as a file
-//! in small pieces is read slowly. Groups of 4096 blocks (16 MiB) carry their free count and an upper bound of the
-//! longest free run that begins in them, so a nearly full zone is searched by looking at its groups: 1280 for
-//! 20 GiB instead of 82,000 words.
+//! One bit per block. A search begins behind the last run that a search took, or at the lowest block freed since: what
+//! was written before is used again before what never was, because a write into a hole of a zone file costs its file
+//! system an allocation (1.1 to 1.4 times the time of a write over existing blocks, and twice where the disk below gets
+//! its blocks then as well). Large writes therefore leave the neighbourhood of their object when it was never written
+//! and there are long free runs that were; small ones stay in it, as a file in small pieces is read slowly. Groups of
+//! 4096 blocks (16 MiB) carry their free count and an upper bound of the longest free run that begins in them, so a
+//! nearly full zone is searched by looking at its groups: 1280 for 20 GiB instead of 82,000 words.
 //!
 //! A second bit says which blocks have storage of the file system below for certain. While that has no room for others
 //! (`set_tight`), these alone are taken, whatever that costs: their runs are searched word by word.
@@ -209,8 +209,9 @@ impl Allocator {
         self.run_length(run.start, u64::from(run.blocks)) == u64::from(run.blocks)
     }
 
-    /// Takes `blocks` blocks and adds their runs to `out`: at `goal` if the whole run is free there, else one
-    /// run elsewhere, else several, each at most `run_max` long. Blocks that were written before come before a goal that was not.
+    /// Takes `blocks` blocks and adds their runs to `out`: at `goal` if the whole run is free there, else one run
+    /// elsewhere, else several, each at most `run_max` long. Blocks that were written before come before a goal that
+    /// was not.
     ///
     /// Errors: `NoSpace`, and then nothing is taken.
     pub fn take(
@@ -261,8 +262,8 @@ impl Allocator {
         Ok(())
     }
 
-    /// Start and length of a free run that was written before, from the cursor on: of `blocks`, or of a part of at least
-    /// `AGAIN_PIECE`. None for less than `AGAIN_MIN`.
+    /// Start and length of a free run that was written before, from the cursor on: of `blocks`, or of a part of at
+    /// least `AGAIN_PIECE`. None for less than `AGAIN_MIN`.
     fn find_again(&mut self, blocks: u64) -> Option<(u64, u64)> {
         let written = self.used_end - (self.blocks - self.free);
         let mut want = blocks;
@@ -478,8 +479,9 @@ mod tests {
         assert_eq!(out, [Run { start: 15_000, blocks: 5000 }]);
     }
 
-    /// Goal: large writes take blocks that were written before, in pieces of 1 MiB if need be, and small ones stay where their
-    /// object is. Method: an object grows at the end of what was ever taken, after others were freed in front of it.
+    /// Goal: large writes take blocks that were written before, in pieces of 1 MiB if need be, and small ones stay
+    /// where their object is. Method: an object grows at the end of what was ever taken, after others were freed in
+    /// front of it.
     #[test]
     fn what_was_written_comes_first() {
         let mut a = Allocator::new(40_000);

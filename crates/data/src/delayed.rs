@@ -1,16 +1,17 @@
 //! Delayed extents: bytes of objects that were accepted into memory and have no blocks yet.
 //!
-//! Owns: which bytes of which object lie where in memory, their items, the blocks that are promised to them, and what is worth
-//! flushing next. Does not own: the memory (`memory`, and the server), when something is flushed.
+//! Owns: which bytes of which object lie where in memory, their items, the blocks that are promised to them, and what
+//! is worth flushing next. Does not own: the memory (`memory`, and the server), when something is flushed.
 //!
-//! A delayed extent covers what the blocks of its object have, byte by byte. It has an item of its own, put by the record that
-//! accepted it and deleted or shortened by the record of whatever overwrites, cuts or flushes it, so the log alone says which
-//! extents are alive. An object's item knows nothing of it: power loss takes the memory, and with it all that says there was more.
+//! A delayed extent covers what the blocks of its object have, byte by byte. It has an item of its own, put by the
+//! record that accepted it and deleted or shortened by the record of whatever overwrites, cuts or flushes it, so the
+//! log alone says which extents are alive. An object's item knows nothing of it: power loss takes the memory, and with
+//! it all that says there was more.
 //!
 //! Invariants
 //! * Extents of an object do not overlap: a later write cuts the earlier ones in its own record.
-//! * `reserved` is the number of blocks that hold at least one delayed byte. As many stay free for flushes, which therefore
-//!   find room whatever happens in between; a plan of a flush takes them out of that (`lent`) until it ends.
+//! * `reserved` is the number of blocks that hold at least one delayed byte. As many stay free for flushes, which
+//!   therefore find room whatever happens in between; a plan of a flush takes them out of that (`lent`) until it ends.
 //! * `end` and `mtime` of an object with extents are at least those of each of them.
 
 use crate::extent::dirty_key;
@@ -349,8 +350,8 @@ impl Delayed {
         count
     }
 
-    /// Memory that extents which were cut since the last call named. The pages may be used again when the record of the cuts
-    /// survives a kill of the process: until then the handles have to be kept.
+    /// Memory that extents which were cut since the last call named. The pages may be used again when the record of the
+    /// cuts survives a kill of the process: until then the handles have to be kept.
     pub fn take_dead(&mut self) -> Vec<Rc<Memory>> {
         std::mem::take(&mut self.dead)
     }

@@ -216,8 +216,8 @@ pub(crate) fn dirty_key(id: ObjectId, start: u64) -> Key {
     k
 }
 
-/// Value of the delayed extent at file byte `start`: its length, then the write that it is a part of (start, length, place in the
-/// memory, checksum) and its time.
+/// Value of the delayed extent at file byte `start`: its length, then the write that it is a part of (start, length,
+/// place in the memory, checksum) and its time.
 pub(crate) fn dirty_value(start: u64, e: &DirtyExtent) -> Vec<u8> {
     let mut v = Vec::with_capacity(DIRTY_VALUE);
     v.extend_from_slice(&((e.end - start) as u32).to_le_bytes());

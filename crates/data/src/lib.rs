@@ -16,11 +16,12 @@
 //!
 //! * Delayed bytes (`delayed`) count instead of what the blocks beneath have, until a record says otherwise.
 //!
-//! What the caller holds (range locks): from plan to commit or abort a write, truncate, punch or preallocation
-//! holds its range *rounded out to blocks* alone, a read holds it shared until its I/O is done; a truncate holds
-//! everything from its size, rounded down, on; a destroy holds the whole object. So two plans that share an
-//! edge block never overlap in time, though their byte ranges are disjoint. Exception: writes of different bytes, if the later one is
-//! planned with `Fresh::Edges`, builds its edge blocks on what the earlier one makes of them (`WritePlan::build_on`), and commits after it.
+//! What the caller holds (range locks): from plan to commit or abort a write, truncate, punch or preallocation holds
+//! its range *rounded out to blocks* alone, a read holds it shared until its I/O is done; a truncate holds everything
+//! from its size, rounded down, on; a destroy holds the whole object. So two plans that share an edge block never
+//! overlap in time, though their byte ranges are disjoint. Exception: writes of different bytes, if the later one is
+//! planned with `Fresh::Edges`, builds its edge blocks on what the earlier one makes of them (`WritePlan::build_on`),
+//! and commits after it.
 //!
 //! The number that drove the design: one extent of 1 MiB costs about 60 bytes of memory and 40 bytes of log, so
 //! a zone of 20 GiB in stripe units of 1 MiB stays below 2 MiB of extents.

@@ -1,13 +1,14 @@
 //! Pages of memory that outlives the process, and who uses them.
 //!
-//! Owns: which pages hold accepted bytes, and when they may be used again. Does not own: the bytes themselves (the server copies
-//! them there), or which bytes of a file they are (`delayed`).
+//! Owns: which pages hold accepted bytes, and when they may be used again. Does not own: the bytes themselves (the
+//! server copies them there), or which bytes of a file they are (`delayed`).
 //!
-//! Invariant: pages are taken by one write at a time, and are free again when the last handle on them is dropped. Whoever cuts the
-//! last extent that names them keeps a handle until the record of the cut survives a kill of the process (`DataStore::take_dead`).
+//! Invariant: pages are taken by one write at a time, and are free again when the last handle on them is dropped.
+//! Whoever cuts the last extent that names them keeps a handle until the record of the cut survives a kill of the
+//! process (`DataStore::take_dead`).
 //!
-//! The lowest free pages are taken first: a page of a tmpfs costs 6 to 19 us when it is touched for the first time, and next to
-//! nothing afterwards.
+//! The lowest free pages are taken first: a page of a tmpfs costs 6 to 19 us when it is touched for the first time, and
+//! next to nothing afterwards.
 
 use amphi_types::limits::BLOCK;
 use std::cell::RefCell;
@@ -53,8 +54,8 @@ impl PagePool {
         PagePool { pool: Rc::new(RefCell::new(Pool { free, used: 0, pages })) }
     }
 
-    /// Takes `count` neighbouring pages for the `len` bytes at file byte `start`; the bytes begin `start % BLOCK` bytes into the
-    /// first page. `None` if there are none.
+    /// Takes `count` neighbouring pages for the `len` bytes at file byte `start`; the bytes begin `start % BLOCK` bytes
+    /// into the first page. `None` if there are none.
     pub fn take(&self, start: u64, len: u64) -> Option<Slot> {
         let count = (start % BLOCK + len).div_ceil(BLOCK);
         let mut pool = self.pool.borrow_mut();

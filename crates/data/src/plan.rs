@@ -93,7 +93,8 @@ impl WritePlan {
         self.segments.iter().find(of).map(|s| s.physical + (file_block - s.file_block))
     }
 
-    /// A block that the write covers in part keeps all other bytes of what an earlier write makes of it, which is not committed yet.
+    /// A block that the write covers in part keeps all other bytes of what an earlier write makes of it, which is not
+    /// committed yet.
     pub fn build_on(&mut self, file_block: u64) {
         self.edges.retain(|e| e.file_block != file_block);
         let start = file_block * BLOCK;

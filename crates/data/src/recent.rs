@@ -1,7 +1,7 @@
 //! `Recent`: blocks that were written at the edge of a write lately, so that the neighbour's write need not read them.
 //!
-//! Invariants: an image is what the disk has at that physical block, for as long as the object points there: whatever writes a file
-//! block forgets it, and one that has moved is not found. At most `BLOCKS_MAX` blocks of 4 KiB.
+//! Invariants: an image is what the disk has at that physical block, for as long as the object points there: whatever
+//! writes a file block forgets it, and one that has moved is not found. At most `BLOCKS_MAX` blocks of 4 KiB.
 
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, ObjectId};

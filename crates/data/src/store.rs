@@ -115,7 +115,8 @@ impl DataStore {
         self.memory
     }
 
-    /// From now on delayed extents lie in the memory that `number` names, or in none. There are none that lie elsewhere.
+    /// From now on delayed extents lie in the memory that `number` names, or in none. There are none that lie
+    /// elsewhere.
     pub fn set_memory(&mut self, number: Option<u64>, txn: &mut Txn) {
         debug_assert!(self.delayed.is_empty(), "delayed extents lie in the memory before");
         self.memory = number;
@@ -219,8 +220,8 @@ impl DataStore {
         }
     }
 
-    /// Plans a read. Bytes beyond the object's end are left out; holes and preallocated blocks read as zeros. Blocks of which all that is
-    /// asked for is delayed are not read.
+    /// Plans a read. Bytes beyond the object's end are left out; holes and preallocated blocks read as zeros. Blocks of
+    /// which all that is asked for is delayed are not read.
     pub fn plan_read(&self, object: ObjectId, range: ByteRange) -> ReadPlan {
         let mut plan = self.plan_disk_read(object, range);
         plan.overlays = self.delayed.within(object, plan.range);
@@ -284,8 +285,9 @@ impl DataStore {
         plan
     }
 
-    /// Runs of blocks of an object with written data from `offset` on, `runs_max` of them at most, ascending, none touching the next, none behind
-    /// the block in which the object ends; and up to where these are all there are, or `None` for the end of the object.
+    /// Runs of blocks of an object with written data from `offset` on, `runs_max` of them at most, ascending, none
+    /// touching the next, none behind the block in which the object ends; and up to where these are all there are, or
+    /// `None` for the end of the object.
     pub fn data_runs(&self, object: ObjectId, offset: u64, runs_max: usize) -> (Vec<ByteRange>, Option<u64>) {
         let mut runs: Vec<ByteRange> = Vec::new();
         let end = self.end_of(object);
@@ -620,7 +622,8 @@ fn holes(o: &Object, from: u64, to: u64) -> Vec<(u64, u64)> {
     holes
 }
 
-/// Blocks of which `overlays` have all bytes of `range`, as (first, one past the last), ascending. Behind `end` there are none.
+/// Blocks of which `overlays` have all bytes of `range`, as (first, one past the last), ascending. Behind `end` there
+/// are none.
 fn covered_blocks(overlays: &[Overlay], range: ByteRange, end: u64) -> Vec<(u64, u64)> {
     let mut runs: Vec<ByteRange> = Vec::new();
     for o in overlays {

@@ -26,8 +26,8 @@ impl DataStore {
     /// A generation above the object's is accepted and not remembered: truncates reach an object before the
     /// writes that follow them.
     ///
-    /// With `all_fresh` no block is overwritten in place: until the commit everybody reads the old bytes, also after a crash in
-    /// the middle of the write.
+    /// With `all_fresh` no block is overwritten in place: until the commit everybody reads the old bytes, also after a
+    /// crash in the middle of the write.
     ///
     /// Errors: `Stale` when a truncate came after the request was sent, `NoSpace` (nothing taken),
     /// `FileTooBig`, `Inval` for an empty range.
@@ -42,8 +42,9 @@ impl DataStore {
         self.plan_blocks(object, range, fresh, Purpose::Growth)
     }
 
-    /// Plans to write delayed bytes, and what lies between them in their blocks, to blocks. `range` is one of `Delayed::runs`, whose
-    /// blocks the caller holds alone. There is room: it was reserved when the bytes were accepted.
+    /// Plans to write delayed bytes, and what lies between them in their blocks, to blocks. `range` is one of
+    /// `Delayed::runs`, whose blocks the caller holds alone. There is room: it was reserved when the bytes were
+    /// accepted.
     ///
     /// Errors: `NoSpace` if the file system below has no storage for what was reserved.
     pub fn plan_flush(&mut self, object: ObjectId, range: ByteRange, fresh: Fresh) -> Result<WritePlan> {
@@ -120,7 +121,8 @@ impl DataStore {
 
     /// Blocks that accepting `range` would promise, if there is room for them.
     ///
-    /// Errors: `Stale` when a truncate came after the request was sent, `NoSpace`, `FileTooBig`, `Inval` for an empty range.
+    /// Errors: `Stale` when a truncate came after the request was sent, `NoSpace`, `FileTooBig`, `Inval` for an empty
+    /// range.
     pub fn check_accept(&self, object: ObjectId, range: ByteRange, generation: u64) -> Result<u64> {
         check_range(range)?;
         self.check_generation(object, generation)?;
@@ -132,8 +134,8 @@ impl DataStore {
         Ok(blocks)
     }
 
-    /// Makes bytes that lie in `memory` visible as the content of `range`, and appends their items. `check_accept` has said yes in the
-    /// same step.
+    /// Makes bytes that lie in `memory` visible as the content of `range`, and appends their items. `check_accept` has
+    /// said yes in the same step.
     pub fn accept(
         &mut self,
         object: ObjectId,

@@ -4,8 +4,8 @@
 //! The disk starts full of garbage, so every zero that a read returns was put there by a plan. Records become
 //! stable only now and then; a crash forgets the others and loses or tears a write that was under way.
 //!
-//! Writes are also accepted into memory and flushed later. Records are kept now and then: a kill of the process forgets those that are
-//! not, and leaves the memory as it is; a crash of the machine takes the memory.
+//! Writes are also accepted into memory and flushed later. Records are kept now and then: a kill of the process forgets
+//! those that are not, and leaves the memory as it is; a crash of the machine takes the memory.
 
 use amphi_data::{
     DataStore, Freed, Fresh, Memory, PagePool, Preallocate, ReadPlan, Resize, complete_edges, fsck_items,
@@ -578,7 +578,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Every byte of a hole is zero, runs of data ascend without touching, and those asked for in parts are those asked for at once.
+    /// Every byte of a hole is zero, runs of data ascend without touching, and those asked for in parts are those asked
+    /// for at once.
     fn compare_seek(&self, object: ObjectId, bytes: &[u8]) -> Result<(), String> {
         let (all, known_to) = self.store.data_runs(object, 0, usize::MAX);
         ensure!(known_to.is_none(), "not all of {object:?}");

@@ -1,14 +1,14 @@
 //! The lock cache of a client: one for each target it talks to.
 //!
-//! Owns: which ranges of the target's objects the client holds, who uses them right now, and the way of each lock back to
-//! the server. Does not own: the cached data (it is told what to flush and what to drop) or messages.
+//! Owns: which ranges of the target's objects the client holds, who uses them right now, and the way of each lock back
+//! to the server. Does not own: the cached data (it is told what to flush and what to drop) or messages.
 //!
 //! Invariants, checked by the model tests:
-//! * data is cached only below a lock that is held: a lock leaves this table after its data was flushed and dropped, and
-//!   its cancel message is handed out after that;
+//! * data is cached only below a lock that is held: a lock leaves this table after its data was flushed and dropped,
+//!   and its cancel message is handed out after that;
 //! * a lock that is on its way back gets no new users, so a callback waits for I/O in progress only;
-//! * an answer to a request is pinned for who asked, so each granted lock serves at least once however fast its callback
-//!   follows, even if the callback arrives first;
+//! * an answer to a request is pinned for who asked, so each granted lock serves at least once however fast its
+//!   callback follows, even if the callback arrives first;
 //! * every callback is answered by exactly one cancel, unless that cancel was already on its way.
 //!
 //! Numbers: [`LockCache::pin`] is called for each cached read and write, so it is two lookups and one short descent,
@@ -37,8 +37,8 @@ pub struct CacheLimits {
     pub trim_batch: usize,
     /// Cancels that nobody waits for are sent together after this time, unless another message takes them along.
     pub cancel_linger_ns: u64,
-    /// Locks given back that make a cancel message leave; 1: each leaves alone, otherwise up to [`CANCEL_BATCH`] together. Who locks all
-    /// of an object asks back each that has not left yet.
+    /// Locks given back that make a cancel message leave; 1: each leaves alone, otherwise up to [`CANCEL_BATCH`]
+    /// together. Who locks all of an object asks back each that has not left yet.
     pub cancel_batch: usize,
 }
 
@@ -108,9 +108,9 @@ pub enum CallbackPlan {
 /// What the client has to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LockAction {
-    /// Write dirty data of these ranges to the target under this lock, then call [`LockCache::flushed`]. Flushes need no
-    /// lock of their own and must not wait for one; they wait only for an earlier flush of the same bytes, which could
-    /// land after them otherwise.
+    /// Write dirty data of these ranges to the target under this lock, then call [`LockCache::flushed`]. Flushes need
+    /// no lock of their own and must not wait for one; they wait only for an earlier flush of the same bytes, which
+    /// could land after them otherwise.
     Flush {
         /// The lock.
         id: LockId,
@@ -198,8 +198,8 @@ struct ObjectLocks {
     closing: Tree,
     /// Unanswered requests.
     asked: BTreeSet<RequestId>,
-    /// Callbacks of locks not known yet, with the newest request at that time: only requests up to it can be answered by
-    /// that lock, so the entry goes when they are.
+    /// Callbacks of locks not known yet, with the newest request at that time: only requests up to it can be answered
+    /// by that lock, so the entry goes when they are.
     early: BTreeMap<LockId, RequestId>,
 }
 

@@ -1,23 +1,23 @@
 //! Locks that applications take on files: `flock`, and the byte-range ("record") locks of `fcntl`, POSIX and OFD.
 //!
-//! Owns: which owner of which session holds what of which file, the requests that wait, and who waits for whom. Does not
-//! own: sessions (it is told when one ends), messages, the interruption of callers (it is told to cancel).
+//! Owns: which owner of which session holds what of which file, the requests that wait, and who waits for whom. Does
+//! not own: sessions (it is told when one ends), messages, the interruption of callers (it is told to cancel).
 //!
-//! Unlike the locks of [`crate::server`] these are never called back: only their owner, or the end of its session, takes
-//! them away. The rules are those of Linux, fcntl(2) and flock(2); `docs/LOCKING.md` lists them.
+//! Unlike the locks of [`crate::server`] these are never called back: only their owner, or the end of its session,
+//! takes them away. The rules are those of Linux, fcntl(2) and flock(2); `docs/LOCKING.md` lists them.
 //!
 //! Invariants, checked by the model tests:
 //! * no two held locks of different owners conflict; record locks and flocks of a file never meet;
 //! * one owner's locks on a file are disjoint, and neighbours of one kind are one lock;
 //! * a request that waits has changed nothing, except that a flock conversion has lost the old lock;
-//! * a request waits only for held locks, or behind an earlier conflicting request; the latter never if its owner holds a
-//!   lock on the file, and not beyond the look it gets each [`FileLockLimits::yield_ns`];
+//! * a request waits only for held locks, or behind an earlier conflicting request; the latter never if its owner holds
+//!   a lock on the file, and not beyond the look it gets each [`FileLockLimits::yield_ns`];
 //! * while every POSIX owner has one request waiting at most, owners never wait for each other in a circle.
 //!
-//! Numbers: 1,048,576 locks may be held and 65,536 requests wait, so every step is O(log n), plus the caller's own locks in
-//! the range, plus the requests it lets look again. A crowd that waits for one byte is a chain, in which each departure
-//! wakes one; but those in it who hold another lock on the file all watch the same holder. A lock costs about 150 bytes,
-//! its owner 120, a file 70, a request that waits 250.
+//! Numbers: 1,048,576 locks may be held and 65,536 requests wait, so every step is O(log n), plus the caller's own
+//! locks in the range, plus the requests it lets look again. A crowd that waits for one byte is a chain, in which each
+//! departure wakes one; but those in it who hold another lock on the file all watch the same holder. A lock costs about
+//! 150 bytes, its owner 120, a file 70, a request that waits 250.
 
 mod cycle;
 mod own;
@@ -197,8 +197,8 @@ pub struct DroppedFileLocks {
     pub waits: Vec<WaitId>,
 }
 
-/// The bytes from `start` to `end` inclusive, as FUSE and the kernel name them; up to the largest offset or beyond means
-/// to the end of every file.
+/// The bytes from `start` to `end` inclusive, as FUSE and the kernel name them; up to the largest offset or beyond
+/// means to the end of every file.
 pub fn record_range(start: u64, end: u64) -> Result<ByteRange, FileLockRefusal> {
     if start > end || start > OFFSET_MAX {
         return Err(FileLockRefusal::Invalid);
@@ -419,8 +419,8 @@ impl FileLocks {
         }))
     }
 
-    /// Sessions other than the owner's that hold something in the way of `lock`: `max` of them at most, and of a crowd of
-    /// locks only those that the first [`HOLDERS_LOOKED_AT`] of each kind belong to.
+    /// Sessions other than the owner's that hold something in the way of `lock`: `max` of them at most, and of a crowd
+    /// of locks only those that the first [`HOLDERS_LOOKED_AT`] of each kind belong to.
     pub fn holders(&self, lock: &FileLock, max: usize) -> Vec<SessionId> {
         let Ok(range) = range_of(lock) else { return Vec::new() };
         let Some(file) = self.files.get(&(lock.ino, lock.owner.family.table())) else { return Vec::new() };

@@ -2,9 +2,10 @@
 //!
 //! Owns: the vocabulary of locking. Does not own: any table of locks.
 //!
-//! Invariant: conflict is symmetric, and two locks of one session conflict only when both are direct requests or one of them is
-//! a group lock. A mount orders its own I/O itself, so its own locks never stand in its way; two direct requests must still exclude
-//! each other, since each is atomic; and what a mount cached before it joined a group has to go.
+//! Invariant: conflict is symmetric, and two locks of one session conflict only when both are direct requests or one of
+//! them is a group lock. A mount orders its own I/O itself, so its own locks never stand in its way; two direct
+//! requests must still exclude each other, since each is atomic; and what a mount cached before it joined a group has
+//! to go.
 
 use amphi_types::{ByteRange, SessionId};
 
@@ -51,7 +52,8 @@ pub enum Owner {
     /// The target itself holds it while it carries out one direct request of that session: just the exact range, just
     /// for its duration, never grown and never called back.
     Direct(SessionId),
-    /// As `Direct`, of a session that holds a lock of that group on the object. The lock server makes it of `Direct` by itself.
+    /// As `Direct`, of a session that holds a lock of that group on the object. The lock server makes it of `Direct` by
+    /// itself.
     Member(SessionId, GroupId),
     /// A client that does its I/O under the lock of a group, always of all bytes: it excludes everybody but locks of
     /// the same group and their members' direct requests. Never called back, never overdue.

@@ -5,13 +5,15 @@
 //!
 //! Invariants, checked by the model tests:
 //! * no two granted locks conflict;
-//! * a request waits only while it conflicts with a granted lock or with a request that asked before it, so nobody starves;
+//! * a request waits only while it conflicts with a granted lock or with a request that asked before it, so nobody
+//!   starves;
 //! * a request for a group lock that is in force, and direct requests of its members, pass whoever waits for its end;
 //! * whoever a waiting request waits for, and can be called back, has been called back exactly once;
 //! * a grant contains its request, and what was added conflicts with nothing granted and nothing waiting.
 //!
 //! Numbers: callbacks have 30 s without progress; growth is cut to 32 MiB with more than 32 incompatible locks on the
-//! object, so a crowd does not take everything from each other. About 300 bytes a lock; [`LockLimits::max_locks`] bounds them.
+//! object, so a crowd does not take everything from each other. About 300 bytes a lock; [`LockLimits::max_locks`]
+//! bounds them.
 
 mod contention;
 mod grant;
@@ -41,7 +43,8 @@ pub struct LockLimits {
     pub crowd_locks: usize,
     /// Bytes from its start at which a grant ends on a crowded object; 0: nowhere.
     pub crowd_growth_bytes: u64,
-    /// Requests, cached and direct, are widened to whole units of this many bytes, a power of two; 1 leaves them as they are.
+    /// Requests, cached and direct, are widened to whole units of this many bytes, a power of two; 1 leaves them as
+    /// they are.
     pub granularity_bytes: u64,
     /// Whether grants may exceed their requests.
     pub grows: bool,
@@ -218,8 +221,8 @@ const CLASSES: usize = 7;
 /// Class of group locks.
 const GROUP: usize = 4;
 
-/// Trees by kind of owner and mode: cached reads, cached writes, direct reads, direct writes, group locks, members' reads,
-/// members' writes.
+/// Trees by kind of owner and mode: cached reads, cached writes, direct reads, direct writes, group locks, members'
+/// reads, members' writes.
 type Trees = [Tree; CLASSES];
 
 fn class(owner: Owner, mode: Mode) -> usize {
@@ -392,8 +395,8 @@ impl LockSpace {
         self.forest.highest(tree, below).map(|entry| (entry.id, entry.session, entry.range))
     }
 
-    /// Whether `session` holds a cached or group lock that permits `mode` on all of `range`: the check before I/O that a client
-    /// sends under its lock is submitted.
+    /// Whether `session` holds a cached or group lock that permits `mode` on all of `range`: the check before I/O that
+    /// a client sends under its lock is submitted.
     pub fn holds(&self, session: SessionId, id: LockId, object: ObjectId, mode: Mode, range: ByteRange) -> bool {
         self.locks.get(&id).is_some_and(|lock| {
             !lock.owner.is_direct()

@@ -1,8 +1,8 @@
 //! Model tests of the lock server and the lock cache.
 //!
-//! `reference` compares the server with a plain list; `world` joins server, clients, network and data into one model that
-//! `explore` walks exhaustively for small programs and `random` at random for larger ones; `scale` bounds the work; `crowd` measures
-//! how fair a thousand clients are served; `fights` has what slow hand-overs say.
+//! `reference` compares the server with a plain list; `world` joins server, clients, network and data into one model
+//! that `explore` walks exhaustively for small programs and `random` at random for larger ones; `scale` bounds the
+//! work; `crowd` measures how fair a thousand clients are served; `fights` has what slow hand-overs say.
 
 mod crowd;
 mod explore;

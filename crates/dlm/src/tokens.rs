@@ -1,9 +1,9 @@
 //! Tokens: what lets a client cache directory entries and attributes, and what makes that exact.
 //!
 //! Owns: the vocabulary of tokens (keys, numbers, revocations), the table of a target ([`server`]) and the cache of a
-//! client ([`client`]). Does not own: messages, the kernel's copies of what a client caches, or byte-range locks.
-//! In the architecture this is the part below `server` and `client` that decides; they carry it out while there is more than
-//! one mount. `docs/LOCKING.md` has the state machines and why they cannot deadlock.
+//! client ([`client`]). Does not own: messages, the kernel's copies of what a client caches, or byte-range locks. In
+//! the architecture this is the part below `server` and `client` that decides; they carry it out while there is more
+//! than one mount. `docs/LOCKING.md` has the state machines and why they cannot deadlock.
 //!
 //! Invariants, checked by the model tests:
 //! * from the moment a change is applied, and until its key is granted anew, no client uses a cached value of that key;
@@ -12,9 +12,10 @@
 //! The number that drove the design: a warm `stat` or path walk must cost no round trip, and a token must not be worth
 //! more memory than the inode it covers: about 200 bytes at the server for each token, one number in each reply.
 //!
-//! The race that numbers end: a reply with a grant and the push that revokes it travel on different lanes. Every grant has
-//! a number, later ones larger; a revocation says up to which number the grants of its keys are void. A client that has
-//! the revocation first remembers that number for as long as a reply may be on its way that was asked for before it.
+//! The race that numbers end: a reply with a grant and the push that revokes it travel on different lanes. Every grant
+//! has a number, later ones larger; a revocation says up to which number the grants of its keys are void. A client that
+//! has the revocation first remembers that number for as long as a reply may be on its way that was asked for before
+//! it.
 
 pub mod client;
 mod history;

@@ -1,11 +1,12 @@
 //! Interval trees over one arena: who overlaps a range, in O(log n).
 //!
-//! Owns: ranges ordered by (start, id), with the sums that let a search skip subtrees. Does not own: what the ranges mean.
+//! Owns: ranges ordered by (start, id), with the sums that let a search skip subtrees. Does not own: what the ranges
+//! mean.
 //!
-//! Each tree is a treap; its priorities are a hash of the id, so the shape is a function of the contents. A node knows of
-//! its subtree: the largest end (for overlap), the smallest id (for "asked before"), whether all of it belongs to one
-//! session (a session's own locks never conflict, so they are skipped as a whole), and whether any lock in it was not
-//! yet called back (so a crowd that waits for the same locks does not visit them again and again).
+//! Each tree is a treap; its priorities are a hash of the id, so the shape is a function of the contents. A node knows
+//! of its subtree: the largest end (for overlap), the smallest id (for "asked before"), whether all of it belongs to
+//! one session (a session's own locks never conflict, so they are skipped as a whole), and whether any lock in it was
+//! not yet called back (so a crowd that waits for the same locks does not visit them again and again).
 //!
 //! Invariant: ranges are not empty; (start, id) is unique in a tree.
 

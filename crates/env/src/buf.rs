@@ -1,19 +1,20 @@
 //! `Buf`: an owned, page-aligned block of memory with a window, which can be cut into parts without a copy.
 //!
-//! Owns: who may touch which bytes on the way from a front end through caches and transports to O_DIRECT disks. Does not own:
-//! where memory comes from (`memory`). The window `start..end` is what readers see; the memory around it (head and tail room)
-//! lets a server complete the edge blocks of an unaligned request in place, without a copy.
+//! Owns: who may touch which bytes on the way from a front end through caches and transports to O_DIRECT disks. Does
+//! not own: where memory comes from (`memory`). The window `start..end` is what readers see; the memory around it (head
+//! and tail room) lets a server complete the edge blocks of an unaligned request in place, without a copy.
 //!
-//! A large request is one allocation: `split_to` cuts a buffer in two, which share the memory and own disjoint parts of it, so that
-//! several requests, connections and disk operations work in it at once; `join` makes one of two neighbours. Memory is given
-//! back when its last part is dropped.
+//! A large request is one allocation: `split_to` cuts a buffer in two, which share the memory and own disjoint parts of
+//! it, so that several requests, connections and disk operations work in it at once; `join` makes one of two
+//! neighbours. Memory is given back when its last part is dropped.
 //!
-//! Who keeps parts of one memory and has to give all of them away without a copy, as a cache that writes back, makes one buffer of neighbours
-//! that it goes on holding: `shared`. Such a buffer is read only; what changes it gets a copy first, and so has who holds the parts (`Arc::get_mut`).
+//! Who keeps parts of one memory and has to give all of them away without a copy, as a cache that writes back, makes
+//! one buffer of neighbours that it goes on holding: `shared`. Such a buffer is read only; what changes it gets a copy
+//! first, and so has who holds the parts (`Arc::get_mut`).
 //!
-//! Invariants: `room.start <= start <= end <= room.end`; the rooms of the parts of one memory do not overlap, so each part is exclusive
-//! in its room and `&mut` means what it says; positions count from the memory's aligned start, in every part. All bytes
-//! are initialised. Shared bytes do not change.
+//! Invariants: `room.start <= start <= end <= room.end`; the rooms of the parts of one memory do not overlap, so each
+//! part is exclusive in its room and `&mut` means what it says; positions count from the memory's aligned start, in
+//! every part. All bytes are initialised. Shared bytes do not change.
 
 mod memory;
 mod stream;
@@ -32,14 +33,14 @@ const PLANTED: u8 = 0xa5;
 
 static PLANT: AtomicBool = AtomicBool::new(false);
 
-/// From now on `scratch` memory has the same content each time: nothing that is simulated may differ from run to run, and bytes
-/// that nobody wrote shall be told from zeros.
+/// From now on `scratch` memory has the same content each time: nothing that is simulated may differ from run to run,
+/// and bytes that nobody wrote shall be told from zeros.
 pub(crate) fn plant_scratch() {
     PLANT.store(true, Ordering::Relaxed);
 }
 
-/// How many bytes of buffers came new from the system so far (`memory::new_bytes`); 0 in a simulation, where nothing may depend on what was
-/// before it.
+/// How many bytes of buffers came new from the system so far (`memory::new_bytes`); 0 in a simulation, where nothing
+/// may depend on what was before it.
 pub fn new_bytes() -> u64 {
     if PLANT.load(Ordering::Relaxed) { 0 } else { memory::new_bytes() }
 }
@@ -136,9 +137,9 @@ impl Buf {
         b
     }
 
-    /// One buffer of the windows of `parts`, which must follow each other in one memory (or be a single buffer); `None` if they do not.
-    /// The bytes are those of the parts as long as it lives: whoever holds a part cannot change it meanwhile, and a change of the new
-    /// buffer goes to a copy. It has no room around its window.
+    /// One buffer of the windows of `parts`, which must follow each other in one memory (or be a single buffer); `None`
+    /// if they do not. The bytes are those of the parts as long as it lives: whoever holds a part cannot change it
+    /// meanwhile, and a change of the new buffer goes to a copy. It has no room around its window.
     pub fn shared(parts: impl IntoIterator<Item = Arc<Buf>>) -> Option<Buf> {
         let held: Arc<[Arc<Buf>]> = parts.into_iter().collect();
         let follows = |a: &Buf, b: &Buf| match (&a.owner, &b.owner) {
@@ -163,7 +164,8 @@ impl Buf {
         self.room().len()
     }
 
-    /// Bytes that it costs as long as it lives, with what the allocator rounds up and keeps for itself; of a part its own.
+    /// Bytes that it costs as long as it lives, with what the allocator rounds up and keeps for itself; of a part its
+    /// own.
     pub fn cost_bytes(&self) -> usize {
         match &self.owner {
             Owner::Sole(memory) => memory.cost_bytes(),
@@ -201,7 +203,8 @@ impl Buf {
     }
 
     /// Cuts off the first `at` bytes of the window together with the room before it; what follows stays. Both parts are
-    /// exclusive (or share what was shared) and may go to other threads. Cut at multiples of 4096 of the memory what shall go to a disk.
+    /// exclusive (or share what was shared) and may go to other threads. Cut at multiples of 4096 of the memory what
+    /// shall go to a disk.
     pub fn split_to(&mut self, at: usize) -> Buf {
         assert!(at <= self.len(), "a cut at {at} of {}", self.len());
         let (cut, room) = (self.start + at, self.room());
@@ -257,8 +260,9 @@ impl Buf {
 impl Deref for Buf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the window lies within the room: initialised bytes in memory that lives as long as this Buf, which alone owns them or
-        // shares them with holders of `Whole::Shared` who cannot get `&mut` to their parts before this Buf has let go of them.
+        // SAFETY: the window lies within the room: initialised bytes in memory that lives as long as this Buf, which
+        // alone owns them or shares them with holders of `Whole::Shared` who cannot get `&mut` to their parts before
+        // this Buf has let go of them.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(self.start), self.end - self.start) }
     }
 }
@@ -266,7 +270,8 @@ impl Deref for Buf {
 impl DerefMut for Buf {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.make_own();
-        // SAFETY: the bytes are not shared any more; as in `deref`; `&mut self` is exclusive, and no other part's room overlaps this one's.
+        // SAFETY: the bytes are not shared any more; as in `deref`; `&mut self` is exclusive, and no other part's room
+        // overlaps this one's.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(self.start), self.end - self.start) }
     }
 }

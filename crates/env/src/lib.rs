@@ -97,14 +97,15 @@ pub trait Env: Clone + 'static {
     fn make_dir(&self, dir: &str) -> io::Result<()>;
     /// Bytes free for unprivileged use where `dir` lies.
     fn free_bytes(&self, dir: &str) -> io::Result<u64>;
-    /// Makes the memory `name` (letters, digits, `-`), empty, in the place of an older one. What is written there is still there
-    /// after the process was killed, as long as the machine is up and nobody removes it; no power loss leaves anything of it.
-    /// It belongs to the file `of`: when that file has been deleted, a later call may remove the memory as well.
+    /// Makes the memory `name` (letters, digits, `-`), empty, in the place of an older one. What is written there is
+    /// still there after the process was killed, as long as the machine is up and nobody removes it; no power loss
+    /// leaves anything of it. It belongs to the file `of`: when that file has been deleted, a later call may remove the
+    /// memory as well.
     ///
     /// Errors: `Unsupported` where there is no such memory.
     fn keep(&self, name: &str, of: &str) -> io::Result<Self::Kept>;
-    /// What the memory `name` has, up to the last byte written, `most` bytes at most. `NotFound` if there is none that this
-    /// user, root, or the owner of the file `of` has made and that nobody else may write to.
+    /// What the memory `name` has, up to the last byte written, `most` bytes at most. `NotFound` if there is none that
+    /// this user, root, or the owner of the file `of` has made and that nobody else may write to.
     fn kept(&self, name: &str, of: &str, most: usize) -> io::Result<Vec<u8>>;
     /// Removes the memory `name`; no error if there is none. Who has it open can go on writing, for nobody.
     fn forget(&self, name: &str) -> io::Result<()>;
@@ -143,8 +144,8 @@ pub trait Disk: 'static {
 
 /// Memory of the machine that outlives the process.
 pub trait Kept: 'static {
-    /// Writes all of `bytes` at byte `at`; on return they survive a kill of the process. One that comes during the call leaves
-    /// any part of them. Never waits for a disk.
+    /// Writes all of `bytes` at byte `at`; on return they survive a kill of the process. One that comes during the call
+    /// leaves any part of them. Never waits for a disk.
     ///
     /// Errors: `StorageFull` and others of memory; what is there then is as after a kill.
     fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()>;
@@ -191,8 +192,8 @@ pub trait Tx: 'static {
     /// reuse. Dropping the future may leave half a frame sent: close the connection then.
     fn send(&mut self, head: Buf, payload: Option<Buf>) -> impl Future<Output = (io::Result<()>, Buf, Option<Buf>)>;
 
-    /// What breaks the connection from this side when it is called: a send under way that its peer takes nothing of then fails soon, with
-    /// its buffers.
+    /// What breaks the connection from this side when it is called: a send under way that its peer takes nothing of
+    /// then fails soon, with its buffers.
     fn breaker(&self) -> impl Fn() + 'static;
 }
 

@@ -34,8 +34,9 @@ use std::rc::Rc;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How long a worker polls after its last progress before it parks, if nobody else needs the core (`Spin`). Measured: it
-/// must cover a write of the log (57 us and more), else each metadata operation pays for a wake-up (40 us) at its end.
+/// How long a worker polls after its last progress before it parks, if nobody else needs the core (`Spin`). Measured:
+/// it must cover a write of the log (57 us and more), else each metadata operation pays for a wake-up (40 us) at its
+/// end.
 pub const WORKER_SPIN: Duration = Duration::from_micros(200);
 
 /// The production environment of one thread.
@@ -46,9 +47,9 @@ pub struct RealEnv {
 }
 
 impl RealEnv {
-    /// Runs the future that `f` makes to its end on this thread, polling for `spin` after the last progress, if
-    /// nobody else needs the core (`Spin`), and then parking (zero: park at once). Tasks that it spawned are dropped at the end.
-    /// A panic of a task leaves this call.
+    /// Runs the future that `f` makes to its end on this thread, polling for `spin` after the last progress, if nobody
+    /// else needs the core (`Spin`), and then parking (zero: park at once). Tasks that it spawned are dropped at the
+    /// end. A panic of a task leaves this call.
     ///
     /// Panics if the kernel refuses a ring; see `try_run`.
     pub fn run<T, Fut: Future<Output = T>>(spin: Duration, f: impl FnOnce(RealEnv) -> Fut) -> T {
@@ -63,8 +64,8 @@ impl RealEnv {
         executor::run(spin, |shared| f(RealEnv { shared, rand: Rc::default() }))
     }
 
-    /// From now on this thread stays on the core on which it is at work while requests of the process mostly wait for such threads,
-    /// for short times; who serves those stays away from there (`Apart`).
+    /// From now on this thread stays on the core on which it is at work while requests of the process mostly wait for
+    /// such threads, for short times; who serves those stays away from there (`Apart`).
     pub fn keep_core(&self) {
         self.shared.keeps_core.set(true);
     }

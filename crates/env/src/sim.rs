@@ -220,8 +220,8 @@ impl Sim {
         self.world.core.borrow_mut().nodes[index].cred = cred;
     }
 
-    /// Stops a node as SIGSTOP does: none of its tasks runs until `go_on`, or until it has crashed and is started again. Its
-    /// connections and its disk go on, and its clocks too.
+    /// Stops a node as SIGSTOP does: none of its tasks runs until `go_on`, or until it has crashed and is started
+    /// again. Its connections and its disk go on, and its clocks too.
     pub fn stop(&self, name: &str) {
         let index = self.index(name);
         self.world.core.borrow_mut().nodes[index].stopped.get_or_insert_default();

@@ -1,14 +1,15 @@
 //! `ClientFs`: the client core behind a mount.
 //!
-//! Owns: translation between the kernel's calls and the client's operations, the table of open handles, the way signals end
-//! waits (`patience`). Does not own: any decision about caching or direct I/O, which is the client's.
+//! Owns: translation between the kernel's calls and the client's operations, the table of open handles, the way signals
+//! end waits (`patience`). Does not own: any decision about caching or direct I/O, which is the client's.
 //!
-//! Invariants: a cache hit neither allocates nor wakes another thread; a handle given to the kernel stays valid until its
-//! release. Ordinary opens bypass the kernel's page cache for reads and writes, but for those whose reads the client leaves to the kernel;
-//! opens with `O_DIRECT` do not, unless they append, so that the kernel sends the pieces of one call in parallel. Pages stay between opens
-//! as long as the client says that they are true. A mount that is alone lends names and attributes to the kernel for a while (`lent`). With
-//! other mounts the kernel keeps no name, and attributes only while their token lasts; its pages are taken back with the lock under
-//! which they were read (`pages`).
+//! Invariants: a cache hit neither allocates nor wakes another thread; a handle given to the kernel stays valid until
+//! its release. Ordinary opens bypass the kernel's page cache for reads and writes, but for those whose reads the
+//! client leaves to the kernel; opens with `O_DIRECT` do not, unless they append, so that the kernel sends the pieces
+//! of one call in parallel. Pages stay between opens as long as the client says that they are true. A mount that is
+//! alone lends names and attributes to the kernel for a while (`lent`). With other mounts the kernel keeps no name, and
+//! attributes only while their token lasts; its pages are taken back with the lock under which they were read
+//! (`pages`).
 
 mod deferred;
 mod file_locks;
@@ -56,7 +57,8 @@ const ENTRY_PLUS_MIN_BYTES: usize = 160;
 /// bookkeeping.
 const LEND_MIN_BYTES: usize = 16 << 10;
 
-/// Bytes of one copy_file_range, whose callers go on where it ended: who is interrupted leaves no more behind than by a large write.
+/// Bytes of one copy_file_range, whose callers go on where it ended: who is interrupted leaves no more behind than by a
+/// large write.
 const COPY_MAX_BYTES: u64 = 16 << 20;
 
 /// A mounted client.
@@ -135,8 +137,8 @@ impl ClientFs {
         result
     }
 
-    /// Waits for what `ask` asks with the caller's credentials. Who is refused may have been given rights since they were looked at: then
-    /// they are looked at again, and what they allow is asked once more.
+    /// Waits for what `ask` asks with the caller's credentials. Who is refused may have been given rights since they
+    /// were looked at: then they are looked at again, and what they allow is asked once more.
     fn asked<T: Send + 'static>(&self, caller: &Caller<'_>, ask: impl Fn(&Ctx) -> Pending<T>) -> Result<T> {
         self.asked_as(caller, self.ctx(caller), ask)
     }
@@ -167,7 +169,8 @@ impl ClientFs {
         self.in_directories(dirs, again, result)
     }
 
-    /// There is nothing in a directory that was removed, for whoever has come back to it after a walk: he holds it, and has not found it by a name.
+    /// There is nothing in a directory that was removed, for whoever has come back to it after a walk: he holds it, and
+    /// has not found it by a name.
     fn in_directories<T>(&self, dirs: &[Ino], again: bool, result: Result<T>) -> Result<T> {
         match result {
             Err(Errno::Stale) if again && dirs.iter().any(|dir| self.client.has_shown_directory(*dir)) => {
@@ -213,9 +216,9 @@ impl ClientFs {
         lent::ttl(&self.client)
     }
 
-    /// As `ttl`, for attributes that count as asked for at `since`. What gives a user's rights to whoever runs it is not kept: a write takes
-    /// that away, and the kernel goes by what it keeps. Nor is what an answer shows of a directory while names are made or removed: the kernel
-    /// would take it for later than these.
+    /// As `ttl`, for attributes that count as asked for at `since`. What gives a user's rights to whoever runs it is
+    /// not kept: a write takes that away, and the kernel goes by what it keeps. Nor is what an answer shows of a
+    /// directory while names are made or removed: the kernel would take it for later than these.
     fn attr_ttl(&self, attr: &Attr, since: Since) -> Duration {
         let is_kept = match attr.kind {
             Kind::File => !attr.has_set_id(),
@@ -246,7 +249,9 @@ impl ClientFs {
 
     fn opened(&self, file: Arc<OpenFile>) -> OpenReply {
         let FrontCache { serves, keeps } = self.client.front_cache(&file);
-        let flags = match serves || keeps_pages(&file) {
+        // The pieces of a long append keep their order only if the kernel sends one after the other.
+        let by_pages = file.flags().direct && !file.flags().append;
+        let flags = match serves || by_pages {
             true => OpenFlags::CACHED,
             false => OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_WRITES,
         };
@@ -280,11 +285,6 @@ impl ClientFs {
     fn kill_suidgid_unless_capable(&self, caller: &Caller<'_>, ino: Ino) -> Result<()> {
         if self.ctx(caller).cred.may(Caps::FSETID) { Ok(()) } else { self.kill_suidgid(caller, ino) }
     }
-}
-
-/// Whether the kernel serves an open file by its page cache. The pieces of a long append keep their order only if it sends one after the other.
-fn keeps_pages(file: &OpenFile) -> bool {
-    file.flags().direct && !file.flags().append
 }
 
 impl FileSystem for ClientFs {
@@ -530,8 +530,8 @@ impl FileSystem for ClientFs {
 
     fn opendir(&self, caller: &Caller<'_>, ino: Ino, _: OpenHow) -> Result<OpenReply> {
         self.moved.used(caller.tid, ino);
-        // The kernel has just checked that the directory may be read (`default_permissions`). From here on it may, whatever becomes of
-        // its permissions and of the caller.
+        // The kernel has just checked that the directory may be read (`default_permissions`). From here on it may,
+        // whatever becomes of its permissions and of the caller.
         let opener = caller.cred(&self.groups);
         let opener = Cred { caps: opener.caps.and(Caps::DAC_READ_SEARCH), ..opener };
         Ok(OpenReply { handle: self.listings.open(opener), ..OpenReply::default() })

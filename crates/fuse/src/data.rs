@@ -1,12 +1,13 @@
 //! `Payload` and `ReadSink`: file data on its way from and to the kernel without copies.
 //!
-//! Owns: the memory contract of WRITE and READ. A reader thread has one receive buffer, laid out so that the
-//! payload of a WRITE lies in its page as in its block of the file if it could be foreseen; the same memory serves READ replies. A file system either
-//! borrows it or takes it away, and then the thread gets a fresh one. The payload of a WRITE of one unit of the page cache may
-//! lie in memory of just that size, which a file system can keep for other such memory.
+//! Owns: the memory contract of WRITE and READ. A reader thread has one receive buffer, laid out so that the payload of
+//! a WRITE lies in its page as in its block of the file if it could be foreseen; the same memory serves READ replies. A
+//! file system either borrows it or takes it away, and then the thread gets a fresh one. The payload of a WRITE of one
+//! unit of the page cache may lie in memory of just that size, which a file system can keep for other such memory.
 //!
-//! Invariant: `Payload` bytes lie behind the head of their request in the receive buffer, or are a unit's memory as a whole. The number behind `TAKE_COPY_MAX_BYTES`:
-//! copying 32 KiB costs about 3 us, giving a buffer away costs about as much in mapping fresh memory.
+//! Invariant: `Payload` bytes lie behind the head of their request in the receive buffer, or are a unit's memory as a
+//! whole. The number behind `TAKE_COPY_MAX_BYTES`: copying 32 KiB costs about 3 us, giving a buffer away costs about as
+//! much in mapping fresh memory.
 
 use crate::Buf;
 use crate::kernel::WRITE_HEAD_BYTES;
@@ -41,15 +42,15 @@ impl<'a> Payload<'a> {
         Payload { buf: unit, len, is_unit: true }
     }
 
-    /// The memory of `UNIT_BYTES` that the data is, if it lies in memory of its own. Whoever keeps it leaves other memory of
-    /// that size there, of arbitrary content, or none.
+    /// The memory of `UNIT_BYTES` that the data is, if it lies in memory of its own. Whoever keeps it leaves other
+    /// memory of that size there, of arbitrary content, or none.
     pub fn unit(&mut self) -> Option<&mut Buf> {
         if self.is_unit { Some(self.buf) } else { None }
     }
 
-    /// The data as an owned buffer. Its first byte lies at a page boundary, or in its page where it was expected to lie in its block of the
-    /// file. Large ones are not copied: the
-    /// buffer then owns the whole receive memory (more than its length), so do not keep it for long.
+    /// The data as an owned buffer. Its first byte lies at a page boundary, or in its page where it was expected to lie
+    /// in its block of the file. Large ones are not copied: the buffer then owns the whole receive memory (more than
+    /// its length), so do not keep it for long.
     pub fn into_buf(self) -> Buf {
         if self.len <= TAKE_COPY_MAX_BYTES {
             return Buf::copy_of(self.buf);
@@ -101,7 +102,8 @@ impl<'a> ReadSink<'a> {
         self.size
     }
 
-    /// Page-aligned memory of `size` bytes to read into. Its content is arbitrary; `set_filled` says how much of it counts.
+    /// Page-aligned memory of `size` bytes to read into. Its content is arbitrary; `set_filled` says how much of it
+    /// counts.
     pub fn space(&mut self) -> &mut [u8] {
         self.buf
     }

@@ -208,7 +208,8 @@ impl Deferral for Deferred<'_> {
     }
 }
 
-/// Handles one request that wants a reply; READ and WRITE use the receive buffer as data memory. Returns a READ that was answered with bytes.
+/// Handles one request that wants a reply; READ and WRITE use the receive buffer as data memory. Returns a READ that
+/// was answered with bytes.
 pub(crate) fn handle(fs: &dyn FileSystem, caller: Caller<'_>, lent: Lent<'_>, to: &ReplyTo<'_>) -> Option<ReadHow> {
     let mut read = None;
     let Ok(request) = crate::request::parse(lent.receive) else {

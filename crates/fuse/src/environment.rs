@@ -1,16 +1,17 @@
-//! `Environments`: what the environment of a calling process says (`AMPHI_IO_MODE`, the job), which FUSE requests do not carry.
+//! `Environments`: what the environment of a calling process says (`AMPHI_IO_MODE`, the job), which FUSE requests do
+//! not carry.
 //!
-//! Owns: a bounded cache of what `/proc/<tid>/environ` says. Does not own: what counts more (the client's decision), which variables name
-//! a job (`client::telemetry::jobs`).
-//! It is read at an open, by the thread that serves it: about 10 us. `/proc` shows what a program was started with; what it
-//! changes later (`setenv`) is not seen, and nothing is of one that this process may not look at.
+//! Owns: a bounded cache of what `/proc/<tid>/environ` says. Does not own: what counts more (the client's decision),
+//! which variables name a job (`client::telemetry::jobs`). It is read at an open, by the thread that serves it: about
+//! 10 us. `/proc` shows what a program was started with; what it changes later (`setenv`) is not seen, and nothing is
+//! of one that this process may not look at.
 //!
-//! Invariants. A shell opens the files it redirects to and becomes the program afterwards, with the same number: so an entry is
-//! believed for as long as its thread had been known when it was read, `LIFE` at most. A thread that opens one file after the
-//! other is looked at some ten times in its first second and once a second later; a number that another process took over is
-//! looked at again within `LIFE`.
-//! Reading takes the caller's address space, which may hang on a page of this very mount: at most `READS_MAX` threads wait
-//! for that; further callers go on as if they had said nothing.
+//! Invariants. A shell opens the files it redirects to and becomes the program afterwards, with the same number: so an
+//! entry is believed for as long as its thread had been known when it was read, `LIFE` at most. A thread that opens one
+//! file after the other is looked at some ten times in its first second and once a second later; a number that another
+//! process took over is looked at again within `LIFE`. Reading takes the caller's address space, which may hang on a
+//! page of this very mount: at most `READS_MAX` threads wait for that; further callers go on as if they had said
+//! nothing.
 
 use amphi_client::JobName;
 use amphi_types::IoMode;
@@ -153,8 +154,8 @@ mod tests {
         }
     }
 
-    /// Goal: a thread's environment is read seldom, yet one that changes with `exec` right after an open is seen at the next one.
-    /// Method: a clock and an environment that changes.
+    /// Goal: a thread's environment is read seldom, yet one that changes with `exec` right after an open is seen at the
+    /// next one. Method: a clock and an environment that changes.
     #[test]
     fn an_exec_is_seen() {
         let e = Environments::default();

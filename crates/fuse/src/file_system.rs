@@ -234,8 +234,8 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Called once, when the mount has ended and no method runs any more.
     fn unmounted(&self) {}
 
-    /// A request is about to be handled on this thread whose answer may say how long the kernel may keep it; `answered` follows
-    /// on the same thread when the answer has been written.
+    /// A request is about to be handled on this thread whose answer may say how long the kernel may keep it; `answered`
+    /// follows on the same thread when the answer has been written.
     fn begins(&self) {}
 
     /// The answer to the request that began on this thread has been written.
@@ -333,8 +333,8 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// A read has been answered that fills pages of the kernel, or one of a caller that is alone with the mount, and its thread has nothing else
-    /// to do.
+    /// A read has been answered that fills pages of the kernel, or one of a caller that is alone with the mount, and
+    /// its thread has nothing else to do.
     fn read_answered(&self, how: &ReadHow) {}
 
     /// Writes; returns the bytes written.

@@ -4,8 +4,8 @@
 //! Does not own: what a handler does about it (end with `Errno::Intr`, or go on if it is nearly done).
 //!
 //! Invariants: request identities are never used twice, so a late interrupt can hit no other request. An INTERRUPT read
-//! before its request is entered in the table (two threads, unlucky order) is remembered and found at entry.
-//! The number behind slots: entering and leaving costs two stores, an interrupt scans as many slots as there are threads.
+//! before its request is entered in the table (two threads, unlucky order) is remembered and found at entry. The number
+//! behind slots: entering and leaving costs two stores, an interrupt scans as many slots as there are threads.
 
 use crate::later::LateTable;
 use parking_lot::Mutex;
@@ -28,7 +28,8 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// Marks request `unique`. Of one that the thread no longer has in hand nobody asks: that does not replace the mark of the one it has.
+    /// Marks request `unique`. Of one that the thread no longer has in hand nobody asks: that does not replace the mark
+    /// of the one it has.
     fn fire(&self, unique: u64) {
         let _ = self.interrupted.fetch_update(SeqCst, SeqCst, |marked| {
             let is_in_hand = marked != NONE && marked == self.current.load(SeqCst);
@@ -183,8 +184,8 @@ mod tests {
         }
     }
 
-    /// Goal: an interrupt finds its request whatever the order, and no other. Method: each order of interrupt, entry and
-    /// registration; then a new request in the same slot.
+    /// Goal: an interrupt finds its request whatever the order, and no other. Method: each order of interrupt, entry
+    /// and registration; then a new request in the same slot.
     #[test]
     fn every_order_of_interrupt_and_request() {
         let table = InHand::default();
@@ -212,8 +213,8 @@ mod tests {
         }
     }
 
-    /// Goal: an interrupt of the request before, delivered late, does not hide that of the one in hand. Method: who delivers it has looked
-    /// before the thread went on, and comes when the next request has been marked.
+    /// Goal: an interrupt of the request before, delivered late, does not hide that of the one in hand. Method: who
+    /// delivers it has looked before the thread went on, and comes when the next request has been marked.
     #[test]
     fn a_late_interrupt_hides_none() {
         let table = InHand::default();
@@ -230,7 +231,8 @@ mod tests {
         assert!(next.is_interrupted(), "a mark of nobody is replaced");
     }
 
-    /// Goal: whoever puts a request aside instead of taking it in hand learns of an interrupt that came before, once. Method: by hand.
+    /// Goal: whoever puts a request aside instead of taking it in hand learns of an interrupt that came before, once.
+    /// Method: by hand.
     #[test]
     fn an_interrupt_before_a_request_is_put_aside() {
         let table = InHand::default();

@@ -3,9 +3,9 @@
 //! Owns: the binary interface of `/dev/fuse` as Linux documents it (`structs`), operation codes (`opcode`) and
 //! flag bits (`flags`). Does not own: parsing of whole requests (`request`) or anything that does I/O.
 //!
-//! Invariants: every structure is plain bytes (`zerocopy`), has the size that the kernel documents (asserted at
-//! compile time in `structs`) and no padding that is not named. Defined here and not taken from a crate, because the published ones stop
-//! at 7.31 and lack what we need: statx, tmpfile, syncfs, request extensions, flags beyond bit 31.
+//! Invariants: every structure is plain bytes (`zerocopy`), has the size that the kernel documents (asserted at compile
+//! time in `structs`) and no padding that is not named. Defined here and not taken from a crate, because the published
+//! ones stop at 7.31 and lack what we need: statx, tmpfile, syncfs, request extensions, flags beyond bit 31.
 
 pub mod flags;
 pub mod opcode;

@@ -1,15 +1,15 @@
 //! Mount: `/dev/fuse` session loop, mounting, translation of kernel requests to calls of a file system.
 //!
-//! Owns: the kernel's protocol (`kernel`), parsing of requests (`request`) and building of replies (`reply`),
-//! the threads that read the device (`session`), mounting and unmounting (`mount`), interrupts (`interrupt`), invalidation
-//! (`notify`), the trait that a file system implements (`file_system`) and the client behind it (`client_fs`). Does not own: any
-//! file system logic; `null_fs` is the do-nothing one that benchmarks measure the mount itself with.
+//! Owns: the kernel's protocol (`kernel`), parsing of requests (`request`) and building of replies (`reply`), the
+//! threads that read the device (`session`), mounting and unmounting (`mount`), interrupts (`interrupt`), invalidation
+//! (`notify`), the trait that a file system implements (`file_system`) and the client behind it (`client_fs`). Does not
+//! own: any file system logic; `null_fs` is the do-nothing one that benchmarks measure the mount itself with.
 //!
 //! Invariants: bytes from the kernel never panic; every request but FORGET gets exactly one reply, also when its
 //! handler panics; an INTERRUPT can always be read, however many handlers are blocked; no thread outlives its session.
 //!
-//! The number that drove the design: a process that waits in a call without interrupts cannot even be killed. FUSE crates
-//! answer INTERRUPT with ENOSYS, which is why the loop is our own.
+//! The number that drove the design: a process that waits in a call without interrupts cannot even be killed. FUSE
+//! crates answer INTERRUPT with ENOSYS, which is why the loop is our own.
 #![deny(unsafe_code)]
 
 pub mod client_fs;

@@ -1,12 +1,12 @@
 //! Mounting and unmounting: the system calls around `/dev/fuse`.
 //!
-//! Owns: opening the device, `mount(2)` as root and `fusermount3` otherwise, checks of the mount point, the system's limit
-//! on request sizes, and the end of a mount. Does not own: the protocol spoken on the device.
+//! Owns: opening the device, `mount(2)` as root and `fusermount3` otherwise, checks of the mount point, the system's
+//! limit on request sizes, and the end of a mount. Does not own: the protocol spoken on the device.
 //!
-//! Invariants: a mount is ended only if it is still ours (same device number at the same path); every error says
-//! what to do about which path. The number: `fs.fuse.max_pages_limit` is 256 (1 MiB) by default; 2049 pages let 8 MiB of a call
-//! arrive at once wherever its memory begins. More gains nothing: a buffer of 16 MiB no longer stays in the processor's cache, and direct
-//! calls of 16 MiB were 5 % slower in one piece than in two.
+//! Invariants: a mount is ended only if it is still ours (same device number at the same path); every error says what
+//! to do about which path. The number: `fs.fuse.max_pages_limit` is 256 (1 MiB) by default; 2049 pages let 8 MiB of a
+//! call arrive at once wherever its memory begins. More gains nothing: a buffer of 16 MiB no longer stays in the
+//! processor's cache, and direct calls of 16 MiB were 5 % slower in one piece than in two.
 
 mod device;
 mod fusermount;

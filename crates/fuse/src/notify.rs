@@ -30,8 +30,8 @@ impl Notifier {
         Notifier { device: Weak::new() }
     }
 
-    /// Drops the attributes of `ino` and its cached pages of `len` bytes (0: to the end) from `offset` on. Blocks while dirty
-    /// mapped pages are written. An inode the kernel does not know is fine.
+    /// Drops the attributes of `ino` and its cached pages of `len` bytes (0: to the end) from `offset` on. Blocks while
+    /// dirty mapped pages are written. An inode the kernel does not know is fine.
     pub fn inval_inode(&self, ino: Ino, offset: u64, len: u64) -> Result<()> {
         let n = NotifyInvalInode { ino: ino.0, off: clip(offset), len: clip(len) };
         self.send(bits::NOTIFY_INVAL_INODE, &[n.as_bytes()])

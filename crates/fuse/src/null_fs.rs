@@ -1,7 +1,8 @@
 //! `NullFs`: a file system that does nothing, to measure the mount itself.
 //!
-//! One directory with one huge file, `data`: reads give zeros, writes are swallowed. Any other name can be made
-//! and removed; such a file is remembered by name alone (at most `NAMES_MAX`), so that stat and unlink work as programs expect.
+//! One directory with one huge file, `data`: reads give zeros, writes are swallowed. Any other name can be made and
+//! removed; such a file is remembered by name alone (at most `NAMES_MAX`), so that stat and unlink work as programs
+//! expect.
 
 use crate::file_system::{AttrReply, Entry, Handle, OpenFlags, OpenHow, OpenReply, ReadHow, Statfs, WriteHow};
 use crate::{Caller, DirSink, FileSystem, Payload, ReadSink};

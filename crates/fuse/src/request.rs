@@ -53,20 +53,22 @@ impl<'a> Caller<'a> {
     }
 
     /// To be called before the handler waits for anything that may take longer than waking a thread (50 us): another
-    /// thread then reads the device. Forgetting it costs other callers a few milliseconds, calling it in vain a few microseconds.
+    /// thread then reads the device. Forgetting it costs other callers a few milliseconds, calling it in vain a few
+    /// microseconds.
     pub fn will_block(&self) {
         if let Some(hook) = self.before_blocking {
             hook.before_blocking();
         }
     }
 
-    /// The answer to the request is given through what is returned; what the handler returns counts for nothing. None: the handler has to
-    /// answer itself.
+    /// The answer to the request is given through what is returned; what the handler returns counts for nothing. None:
+    /// the handler has to answer itself.
     pub(crate) fn defer(&self) -> Option<Later> {
         self.deferral.map(Deferral::take)
     }
 
-    /// Whether the handler may poll for a short while before it says that it will block: nobody else seems to want a thread.
+    /// Whether the handler may poll for a short while before it says that it will block: nobody else seems to want a
+    /// thread.
     pub fn is_alone(&self) -> bool {
         self.before_blocking.is_some_and(BeforeBlocking::is_alone)
     }
@@ -606,7 +608,8 @@ mod tests {
         }
     }
 
-    /// Goal: names, arguments and the group extension come out right. Method: a create with an extension behind its name.
+    /// Goal: names, arguments and the group extension come out right. Method: a create with an extension behind its
+    /// name.
     #[test]
     fn create_with_group_extension() {
         let create = k::CreateIn { flags: 2, mode: 0o100644, umask: 0o22, open_flags: 1 };

@@ -1,11 +1,13 @@
 //! `Session`: one mount and the threads that serve it.
 //!
 //! Owns: mounting with negotiation, the end of a mount, and the settings of both. Its parts: `init` (negotiation),
-//! `pool` (how many threads read), `reader` (what each does), `receive` (what requests arrive in). Does not own: the system calls of mounting (`mount`).
+//! `pool` (how many threads read), `reader` (what each does), `receive` (what requests arrive in). Does not own: the
+//! system calls of mounting (`mount`).
 //!
 //! Invariants: when `wait` or `drop` returns, no thread of the session is left and `FileSystem::unmounted` was called.
-//! The number that drove the threads: waking one costs 30 us, a do-nothing request 3.5 us, so short requests stay on one thread
-//! (`pool`); yet nobody can say beforehand which request will block, and then another must read, or an INTERRUPT stays unread.
+//! The number that drove the threads: waking one costs 30 us, a do-nothing request 3.5 us, so short requests stay on
+//! one thread (`pool`); yet nobody can say beforehand which request will block, and then another must read, or an
+//! INTERRUPT stays unread.
 
 mod init;
 mod polling;
@@ -43,8 +45,8 @@ pub struct SessionConfig {
     pub devices: bool,
     /// Payload of the largest request in bytes, a multiple of 4096. As root the system's limit is raised to it.
     pub request_max_bytes: usize,
-    /// Most reader threads, at least 2. So many calls can block at once before others wait for them. A few more are kept for the kernel's
-    /// own pages.
+    /// Most reader threads, at least 2. So many calls can block at once before others wait for them. A few more are
+    /// kept for the kernel's own pages.
     pub threads_max: usize,
     /// Sleeping reader threads kept for the next calls that block.
     pub threads_idle_max: usize,

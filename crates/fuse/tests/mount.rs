@@ -107,8 +107,8 @@ fn errors_have_kinds() {
     drop(open);
 }
 
-/// Goal: a mount that a killed process left behind does not stand in the way. Method: mount by hand, close the device unserved,
-/// mount again.
+/// Goal: a mount that a killed process left behind does not stand in the way. Method: mount by hand, close the device
+/// unserved, mount again.
 #[test]
 fn dead_mounts_are_taken_away() {
     let dir = tempfile::tempdir().expect("temporary directory");
@@ -125,8 +125,8 @@ fn dead_mounts_are_taken_away() {
     assert_eq!(mounts_at(dir.path()), 0);
 }
 
-/// Goal: a mount that is in use is ended by dropping it, and programs get errors instead of hanging. Method: drop the session
-/// with a file open.
+/// Goal: a mount that is in use is ended by dropping it, and programs get errors instead of hanging. Method: drop the
+/// session with a file open.
 #[test]
 fn dropping_a_busy_mount_ends_it() {
     let mut m = Mounted::new(Arc::new(NullFs::new()));
@@ -307,8 +307,8 @@ fn a_blocked_call_ends_with_a_signal() {
     assert_eq!(fs.unmounted.load(SeqCst), 1);
 }
 
-/// Goal: a call ends with EINTR when its caller handles a signal. Method: a thread reads a blocking file at an offset where the handler
-/// does not say that it blocks; the thread gets a signal with a handler that does nothing.
+/// Goal: a call ends with EINTR when its caller handles a signal. Method: a thread reads a blocking file at an offset
+/// where the handler does not say that it blocks; the thread gets a signal with a handler that does nothing.
 #[test]
 fn a_handled_signal_gives_eintr() {
     extern "C" fn nothing(_: libc::c_int) {}
@@ -339,8 +339,8 @@ fn a_handled_signal_gives_eintr() {
     assert_eq!(reader.join().expect("join"), Err(rustix::io::Errno::INTR));
 }
 
-/// Goal: interrupts get through when all threads are blocked, also to requests that wait for a thread. Method: 2 threads at
-/// most, 6 blocked processes; kill all of them.
+/// Goal: interrupts get through when all threads are blocked, also to requests that wait for a thread. Method: 2
+/// threads at most, 6 blocked processes; kill all of them.
 #[test]
 fn interrupts_reach_requests_beyond_the_threads() {
     let fs = Arc::new(Probe::default());
@@ -385,8 +385,9 @@ fn a_panicking_handler_answers_an_error() {
     std::fs::metadata(m.path("keep")).expect("still served");
 }
 
-/// Goal: a call of 16 MiB arrives in two requests, and every byte does, wherever its memory begins; from the second request on the payload
-/// lies in its page as in its block of the file. Method: write and read with an odd address and a few marks; write on behind.
+/// Goal: a call of 16 MiB arrives in two requests, and every byte does, wherever its memory begins; from the second
+/// request on the payload lies in its page as in its block of the file. Method: write and read with an odd address and
+/// a few marks; write on behind.
 #[test]
 fn large_calls_arrive_in_large_pieces() {
     let fs = Arc::new(Probe::default());
@@ -408,8 +409,8 @@ fn large_calls_arrive_in_large_pieces() {
     assert!(back[33..33 + (16 << 20)] == memory[17..17 + (16 << 20)]);
 }
 
-/// Goal: private and shared mappings work on directly opened files, and dirty pages come back as writes. Method: map, change a
-/// byte, sync, look at what the file system got.
+/// Goal: private and shared mappings work on directly opened files, and dirty pages come back as writes. Method: map,
+/// change a byte, sync, look at what the file system got.
 #[test]
 fn mappings() {
     let fs = Arc::new(Probe::default());
@@ -433,8 +434,8 @@ fn mappings() {
     }
 }
 
-/// Goal: statx shows the time of creation, forgets arrive, and names can be invalidated. Method: look at one file, then invalidate
-/// it and drop the kernel's caches by unmounting.
+/// Goal: statx shows the time of creation, forgets arrive, and names can be invalidated. Method: look at one file, then
+/// invalidate it and drop the kernel's caches by unmounting.
 #[test]
 fn statx_forget_and_invalidation() {
     let fs = Arc::new(Probe::default());

@@ -157,9 +157,9 @@ fn work(path: &std::path::Path, thread: usize, steps: u64) -> Vec<u8> {
     model
 }
 
-/// Goal: every byte arrives, whatever is written in which order and whoever keeps its memory. Method: threads that write units, parts
-/// of units and more, with other requests between, against vectors; once with as many readers as they like, once with two and
-/// handlers that block, so that requests are put aside.
+/// Goal: every byte arrives, whatever is written in which order and whoever keeps its memory. Method: threads that
+/// write units, parts of units and more, with other requests between, against vectors; once with as many readers as
+/// they like, once with two and handlers that block, so that requests are put aside.
 #[test]
 fn every_byte_arrives() {
     for (blocks, threads_max) in [(false, 256), (true, 2)] {

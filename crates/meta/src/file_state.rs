@@ -80,8 +80,8 @@ impl MetaStore {
         Ok(())
     }
 
-    /// Behind a `setattr` that has set a time: what the objects have until `objects` was before that, also by the clock of a client that is
-    /// ahead. Errors: `Stale`.
+    /// Behind a `setattr` that has set a time: what the objects have until `objects` was before that, also by the clock
+    /// of a client that is ahead. Errors: `Stale`.
     pub fn time_outranks(&mut self, ino: Ino, objects: Timespec, txn: &mut Txn) -> Result<()> {
         let mut dirty = Dirty::default();
         if objects > self.inode(ino)?.mtime_set_ctime {

@@ -257,8 +257,8 @@ impl MetaStore {
         self.apply_promised(parts, now, now, txn)
     }
 
-    /// As `apply_parts`, some time after `now`, which is that of the operation: what is not held alone, so that others may have changed it
-    /// since, has changed at the time `late`. Otherwise its times would go back.
+    /// As `apply_parts`, some time after `now`, which is that of the operation: what is not held alone, so that others
+    /// may have changed it since, has changed at the time `late`. Otherwise its times would go back.
     pub fn apply_promised(&mut self, parts: &[Part], now: Timespec, late: Timespec, txn: &mut Txn) -> Applied {
         debug_assert_eq!(self.check_parts(parts), Ok(()), "parts are checked before they are applied");
         let mut dirty = Dirty::default();

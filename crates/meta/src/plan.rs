@@ -106,7 +106,8 @@ pub fn make(cred: &Cred, dir: &Facts, name: &Name, exists: bool, spec: &NodeSpec
         return Err(Errno::Exist);
     }
     perm::insert(cred, dir)?;
-    // A character device 0:0 is none: file systems laid over others mark removed names with it, and Linux lets anybody make one.
+    // A character device 0:0 is none: file systems laid over others mark removed names with it, and Linux lets anybody
+    // make one.
     let is_whiteout = spec.kind == Kind::CharDev && spec.rdev == 0;
     if matches!(spec.kind, Kind::CharDev | Kind::BlockDev) && !is_whiteout && !cred.may(Caps::MKNOD) {
         return Err(Errno::Perm);

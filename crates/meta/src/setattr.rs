@@ -9,7 +9,8 @@ use crate::{Inode, MetaStore};
 use amphi_types::item::Txn;
 use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Result, SetAttr, TimeSet, Timespec, limits};
 
-/// The attribute that gives a program capabilities; it goes where setuid goes, and with every change of the file's bytes.
+/// The attribute that gives a program capabilities; it goes where setuid goes, and with every change of the file's
+/// bytes.
 pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 
 fn time(set: TimeSet, now: Timespec) -> Timespec {

@@ -9,8 +9,8 @@ use std::time::Duration;
 /// After this time without a wake-up a waiting rank looks whether another rank has ended.
 const LOOK_AROUND: Duration = Duration::from_millis(500);
 
-/// So often a rank looks before it sleeps: a page is held for the time of a copy, which is shorter than a sleep. It takes
-/// one or two microseconds at most.
+/// So often a rank looks before it sleeps: a page is held for the time of a copy, which is shorter than a sleep. It
+/// takes one or two microseconds at most.
 const LOOKS: u32 = 100;
 
 /// Waiting and waking between ranks.

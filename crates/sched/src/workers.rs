@@ -28,7 +28,8 @@ pub struct WorkerConfig {
 pub enum Cores {
     /// Those that the scheduler chooses, at any time.
     Free,
-    /// A worker stays where it is while requests of the process mostly wait for workers, for short times, and another core is left.
+    /// A worker stays where it is while requests of the process mostly wait for workers, for short times, and another
+    /// core is left.
     Kept,
     /// Worker `i` is bound to the `i`-th allowed core (modulo their number).
     Bound,

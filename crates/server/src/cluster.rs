@@ -1,7 +1,8 @@
 //! The cluster: which servers belong to it, who may come in, and who says so.
 //!
 //! Owns: the cluster map, the master and its followers, the lease that lets a follower serve, connections between
-//! servers, tunables of the whole cluster. Does not own: sessions of clients (`session`), what targets store (`target`).
+//! servers, tunables of the whole cluster. Does not own: sessions of clients (`session`), what targets store
+//! (`target`).
 
 pub(crate) mod follower;
 pub(crate) mod map;

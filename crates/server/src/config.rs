@@ -54,8 +54,8 @@ pub struct ServerConfig {
     pub targets: Option<u16>,
     /// Addresses to listen on: `unix:PATH`, `tcp:HOST:PORT`.
     pub listen: Vec<String>,
-    /// Addresses of the master, for a server that is not the master: it has none of target 0 and joins a cluster. Empty: this
-    /// server is the master.
+    /// Addresses of the master, for a server that is not the master: it has none of target 0 and joins a cluster.
+    /// Empty: this server is the master.
     pub join: Vec<String>,
     /// Addresses under which mounts and other servers reach this one; empty: those it listens on.
     pub advertise: Vec<String>,
@@ -82,7 +82,8 @@ pub struct ServerConfig {
     pub session_grace: Duration,
     /// How long a client may take to answer a lock callback without progress.
     pub callback_deadline: Duration,
-    /// Free bytes of a target for each mount from which on large writes may return before they have landed: where the tunable begins.
+    /// Free bytes of a target for each mount from which on large writes may return before they have landed: where the
+    /// tunable begins.
     pub roomy_bytes: u64,
     /// How long a worker polls after its last work: where the tunable begins. The threads set it by themselves.
     pub worker_spin: Duration,

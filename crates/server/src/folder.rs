@@ -95,8 +95,8 @@ pub(crate) struct Prepared {
     pub(crate) enlisted: Option<Enlisted>,
 }
 
-/// Makes the folder ready: formats it if it holds no zones, with numbers from the master if there is another one. `addrs`: where others
-/// reach this server.
+/// Makes the folder ready: formats it if it holds no zones, with numbers from the master if there is another one.
+/// `addrs`: where others reach this server.
 pub(crate) async fn prepare<E: Env>(env: &E, config: &ServerConfig, addrs: &[String]) -> Result<Prepared, ServerError> {
     let dir = &config.data_dir;
     let found = zones(env, dir)?;
@@ -172,7 +172,8 @@ async fn format<E: Env>(env: &E, config: &ServerConfig, cluster: u64, targets: &
     Ok(())
 }
 
-/// Opens the zone of target `index` and loads the target. Nothing is written to it yet. `queues`: of the worker's disks, by device.
+/// Opens the zone of target `index` and loads the target. Nothing is written to it yet. `queues`: of the worker's
+/// disks, by device.
 pub async fn open_target<E: Env>(
     env: &E,
     config: &ServerConfig,

@@ -107,8 +107,8 @@ pub async fn fsck<E: Env>(env: &E, dir: &str) -> Result<Report, ServerError> {
     fsck_folders(&[(env.clone(), dir.to_string())]).await
 }
 
-/// Checks the folders of stopped servers of one cluster together. What lies between zones is checked if all zones of the cluster
-/// are in them and can be read, otherwise each zone in itself.
+/// Checks the folders of stopped servers of one cluster together. What lies between zones is checked if all zones of
+/// the cluster are in them and can be read, otherwise each zone in itself.
 ///
 /// Errors: as `fsck`; `Mismatch` also if the folders are those of several clusters, or have a target twice.
 pub async fn fsck_folders<E: Env>(folders: &[(E, String)]) -> Result<Report, ServerError> {

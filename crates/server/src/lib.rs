@@ -1,8 +1,8 @@
 //! The server: workers with their targets, sessions, operations, recovery.
 //!
 //! Owns: what a request does (`ops`), operations over several targets (`intents`), who may come in (`front`), routing
-//! between workers (`worker`), start and stop (`server`). Does not own: the rules of names and inodes (`amphi_meta`), of
-//! blocks (`amphi_data`), of locks (`amphi_dlm`); the log (`amphi_zone`); connections (`amphi_transport`); threads
+//! between workers (`worker`), start and stop (`server`). Does not own: the rules of names and inodes (`amphi_meta`),
+//! of blocks (`amphi_data`), of locks (`amphi_dlm`); the log (`amphi_zone`); connections (`amphi_transport`); threads
 //! (`amphi_sched`). It is the one place where they meet.
 //!
 //! Invariants:

@@ -160,7 +160,8 @@ pub async fn execute<E: Env>(
                 crate::tx::two_phase::until_told(worker, target).await;
             }
             if let Request::SetAttr { ino, .. } = call.op {
-                // Whoever hears of a cut writes behind it: after a restart, objects of other targets may not be cut yet.
+                // Whoever hears of a cut writes behind it: after a restart, objects of other targets may not be cut
+                // yet.
                 target.settle(vec![crate::target::NameKey::Inode(ino)]).await;
             }
             return (answer, None);

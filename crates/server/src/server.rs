@@ -2,9 +2,10 @@
 //!
 //! Owns: the order in which a server comes up and goes down. Does not own: what happens in between.
 //!
-//! Up: open every zone and load it; check that they are all those of one server; join the cluster, or be its master; only then
-//! write anything, but in zones that were just made; finish what a crash left; end sessions that had ended before; let mounts in. On an error nothing was changed and one line says what to do.
-//! Down: let nobody in, answer what runs, checkpoint, close.
+//! Up: open every zone and load it; check that they are all those of one server; join the cluster, or be its master;
+//! only then write anything, but in zones that were just made; finish what a crash left; end sessions that had ended
+//! before; let mounts in. On an error nothing was changed and one line says what to do. Down: let nobody in, answer
+//! what runs, checkpoint, close.
 
 use crate::cluster::follower::Enlisted;
 use crate::cluster::map::{self, Belonging};
@@ -218,8 +219,8 @@ impl<E: Env> Server<E> {
             attach(&worker, &front, &cluster);
             serving.listen(std::mem::take(&mut listeners), &front);
             if is_new {
-                // Zones that were made for this say whose they are before the master does, so that a start that is cut short behind
-                // the join can be repeated.
+                // Zones that were made for this say whose they are before the master does, so that a start that is cut
+                // short behind the join can be repeated.
                 begin().await?;
             }
             joined = cluster.come_in(has_map).await?;
@@ -346,7 +347,8 @@ fn spawn_until<E: Env>(env: &E, task: impl Future<Output = ()> + 'static) -> one
     sender
 }
 
-/// What the zones, and the master if there is another one, say about the cluster. Whether a map was kept with the zones.
+/// What the zones, and the master if there is another one, say about the cluster. Whether a map was kept with the
+/// zones.
 fn know_cluster<E: Env>(
     worker: &Rc<Worker<E>>,
     belonging: Belonging,

@@ -128,8 +128,8 @@ pub struct Target<E: Env> {
     pub waiting_absent: RefCell<Vec<oneshot::Sender<()>>>,
     /// Sessions whose locks are taken in when they present them: nobody had others meanwhile.
     pub returning: RefCell<BTreeSet<SessionId>>,
-    /// Sessions that have said what they hold, in time or all of what that takes if not: when they say it again, because the answer was lost,
-    /// nothing has been settled behind their backs.
+    /// Sessions that have said what they hold, in time or all of what that takes if not: when they say it again,
+    /// because the answer was lost, nothing has been settled behind their backs.
     pub back: RefCell<BTreeSet<SessionId>>,
     /// The session that ended last, if it was the last one: it may come back to what it left.
     pub left_last: Cell<Option<SessionId>>,
@@ -355,8 +355,8 @@ impl<E: Env> Target<E> {
         self.sessions.borrow().contains_key(&session)
     }
 
-    /// A change that another target carries out here for a session sets out, as by `Cx::land`. `None` if what this begin of the session held has gone. One
-    /// that is only stopped may still finish what it has begun elsewhere.
+    /// A change that another target carries out here for a session sets out, as by `Cx::land`. `None` if what this
+    /// begin of the session held has gone. One that is only stopped may still finish what it has begun elsewhere.
     pub fn land_for(&self, (session, begin): (SessionId, u64)) -> Option<Landing> {
         let here = self.sessions.borrow().get(&session).map(|record| record.start);
         let here = here.or_else(|| self.stopped.borrow().get(&session).copied());
@@ -406,8 +406,8 @@ impl<E: Env> Target<E> {
         !self.absent.borrow().is_empty() || self.opens.borrow().has_other_writer(session, ino)
     }
 
-    /// A token for attributes that a reply shows, in the step that reads them. A spread file's are gathered over targets and
-    /// have none.
+    /// A token for attributes that a reply shows, in the step that reads them. A spread file's are gathered over
+    /// targets and have none.
     pub fn grant_attributes(&self, now_ns: u64, session: SessionId, view: &InodeView) -> Option<TokenGrant> {
         if !self.tokens.on() || view.spread || !self.has_session(session) {
             return None;
@@ -593,8 +593,8 @@ impl<E: Env> Target<E> {
     }
 }
 
-/// Gives freed blocks back when their records have become stable, and sees to that when there are many: what is written next should
-/// use them again, before blocks that were never written (`amphi_data::alloc`). Ends with the target.
+/// Gives freed blocks back when their records have become stable, and sees to that when there are many: what is written
+/// next should use them again, before blocks that were never written (`amphi_data::alloc`). Ends with the target.
 async fn release_freed<E: Env>(target: std::rc::Weak<Target<E>>, mut rung: mpsc::UnboundedReceiver<()>) {
     use futures_util::StreamExt;
     while rung.next().await.is_some() {

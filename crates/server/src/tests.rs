@@ -1,6 +1,7 @@
 //! The server in the simulator, driven by raw requests over a link.
 //!
-//! `Place` is a simulated world: a node with the server, a node with a client. Requests find their target by themselves.
+//! `Place` is a simulated world: a node with the server, a node with a client. Requests find their target by
+//! themselves.
 
 mod again;
 mod at_once;
@@ -62,7 +63,8 @@ fn name(text: &str) -> Name {
     Name::new(text).expect("a valid name")
 }
 
-/// What a client says again after a restart, and what it does about pushes: it answers all of them at once unless it is deaf.
+/// What a client says again after a restart, and what it does about pushes: it answers all of them at once unless it is
+/// deaf.
 #[derive(Default)]
 struct Held {
     opens: RefCell<Vec<(Ino, Access)>>,

@@ -15,8 +15,8 @@ enum Start<T> {
     Other(WorkerSeed),
 }
 
-/// Starts a server with one thread for each worker, runs `body` on the thread of worker 0 when it serves, and stops it in
-/// order when `body` ends. Blocks until then.
+/// Starts a server with one thread for each worker, runs `body` on the thread of worker 0 when it serves, and stops it
+/// in order when `body` ends. Blocks until then.
 pub fn run_threads<T: Send + 'static>(
     mut config: ServerConfig,
     workers: WorkerConfig,

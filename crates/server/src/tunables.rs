@@ -1,7 +1,8 @@
 //! `Tunables`: numbers that can be read and set while the server runs.
 //!
-//! Owns: names, units, bounds, defaults, present values, and handing them to the parts of a worker that keep a copy. Does
-//! not own: how values and patterns are written (`types::setting`), what they steer; everything else loads a value when it uses it, so a change counts from the next use.
+//! Owns: names, units, bounds, defaults, present values, and handing them to the parts of a worker that keep a copy.
+//! Does not own: how values and patterns are written (`types::setting`), what they steer; everything else loads a value
+//! when it uses it, so a change counts from the next use.
 
 use crate::config::ServerConfig;
 use crate::error::{ServerError, ServerErrorKind};
@@ -546,7 +547,8 @@ impl Tunables {
         worker.env.set_write_delay(self.disk_write_delay_us.duration());
     }
 
-    /// Reads what matches the pattern (`setting::glob`) as (name, value, help), after setting all of it if there is a value.
+    /// Reads what matches the pattern (`setting::glob`) as (name, value, help), after setting all of it if there is a
+    /// value.
     ///
     /// Errors: `NoEnt` when nothing matches, `Inval` when the value is no number or beyond the bounds of one of
     /// them; then none is changed.

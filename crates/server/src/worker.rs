@@ -40,7 +40,8 @@ use std::time::Duration;
 pub const RING_MESSAGES: usize = 1024;
 /// How long a message that found its ring full waits before it is tried again.
 const RETRY_FULL: Duration = Duration::from_micros(50);
-/// Operations over several servers that a server coordinates at the same time: each waits in one slot of a link at most.
+/// Operations over several servers that a server coordinates at the same time: each waits in one slot of a link at
+/// most.
 const OPERATIONS_MAX: usize = 256;
 /// Callbacks and revocations of one target that are sent again at a time.
 pub const AGAIN_MAX: usize = 256;
@@ -277,7 +278,8 @@ impl<E: Env> Worker<E> {
         receiver.await.unwrap_or((Answer::of(Err(Errno::Io)), None))
     }
 
-    /// The answer to a request that a target of this worker can give without waiting for anything; `None`: it is to be `call`ed.
+    /// The answer to a request that a target of this worker can give without waiting for anything; `None`: it is to be
+    /// `call`ed.
     pub fn at_once(self: &Rc<Self>, session: SessionId, call: &Call) -> Option<Answer> {
         let Request::GetAttr { ino } = call.op else { return None };
         let target = self.target(call.target)?;
@@ -302,8 +304,8 @@ impl<E: Env> Worker<E> {
         }
     }
 
-    /// Asks a target, wherever it is: the one way between targets. One of another server is asked by worker 0; `Io` if that
-    /// server cannot be reached for long.
+    /// Asks a target, wherever it is: the one way between targets. One of another server is asked by worker 0; `Io` if
+    /// that server cannot be reached for long.
     pub async fn ask(self: &Rc<Self>, target: TargetId, question: Question) -> Result<Told> {
         let to = self.routes.owner(target).unwrap_or(0);
         if to == usize::from(self.index) {
@@ -316,7 +318,8 @@ impl<E: Env> Worker<E> {
         receiver.await.unwrap_or(Err(Errno::Io))
     }
 
-    /// Asks a target and expects `Done`. While another server cannot be reached it is asked again and again: for what is decided.
+    /// Asks a target and expects `Done`. While another server cannot be reached it is asked again and again: for what
+    /// is decided.
     pub async fn insist(self: &Rc<Self>, target: TargetId, question: Question) -> Result<()> {
         match self.insist_ask(target, question).await? {
             Told::Done => Ok(()),
@@ -361,8 +364,8 @@ impl<E: Env> Worker<E> {
         });
     }
 
-    /// Waits for the turn of an operation over `targets`, if some are of other servers: what such operations wait for there
-    /// takes credits, and must leave some to what ends the wait.
+    /// Waits for the turn of an operation over `targets`, if some are of other servers: what such operations wait for
+    /// there takes credits, and must leave some to what ends the wait.
     pub async fn turn_for(&self, mut targets: impl Iterator<Item = TargetId>) -> Option<Turn> {
         match targets.any(|t| !self.routes.is_local(t)) {
             true => Some(self.turns.take().await),

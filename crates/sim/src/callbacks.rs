@@ -1,23 +1,25 @@
 //! `Callbacks`: what servers ask of mounts, and the answers, one message at a time: late, repeated, lost.
 //!
-//! Owns: reading the frames of every simulated connection, which of them meet a fault, when they arrive. Does not own: the
-//! connections (`amphi_env::sim`), cuts and kills (`run`), whether it shows (the checks).
+//! Owns: reading the frames of every simulated connection, which of them meet a fault, when they arrive. Does not own:
+//! the connections (`amphi_env::sim`), cuts and kills (`run`), whether it shows (the checks).
 //!
-//! What is honest. A connection keeps the order of its bytes, but the protocol promises none between pushes and replies, nor
-//! between requests: pushes of one server come from several workers and are queued as they reach the one with the connections, a
-//! client's handler may be scheduled late, and requests are executed in any order. So whole frames are held back here while others of
-//! the connection pass; for both sides that looks like a late handler at the other end.
-//! * **Late**: a push, or the request that answers one, is held back, from a microsecond to beyond half of the time in which it has to
-//!   be answered. What is sent again meanwhile waits with it.
+//! What is honest. A connection keeps the order of its bytes, but the protocol promises none between pushes and
+//! replies, nor between requests: pushes of one server come from several workers and are queued as they reach the one
+//! with the connections, a client's handler may be scheduled late, and requests are executed in any order. So whole
+//! frames are held back here while others of the connection pass; for both sides that looks like a late handler at the
+//! other end.
+//! * **Late**: a push, or the request that answers one, is held back, from a microsecond to beyond half of the time in
+//!   which it has to be answered. What is sent again meanwhile waits with it.
 //! * **Repeated**: a push comes once or twice more, at once or up to twice that time later, on the same connection.
-//! * **Lost**: a callback, a revocation or a question for a size vanishes while its connection goes on: the server has to send it
-//!   again. Or a push or an answer is lost as streams lose: with all that follows, and the connection breaks. Or an answer
-//!   arrives, and the connection breaks before its reply.
+//! * **Lost**: a callback, a revocation or a question for a size vanishes while its connection goes on: the server has
+//!   to send it again. Or a push or an answer is lost as streams lose: with all that follows, and the connection
+//!   breaks. Or an answer arrives, and the connection breaks before its reply.
 //!
-//! A mount that is not heard of for the whole time may be ended, so of each `CALLBACK_DEADLINE` a pair of nodes has `WHOLE`
-//! of it without long faults, cuts and stops included (`Callbacks::room`).
+//! A mount that is not heard of for the whole time may be ended, so of each `CALLBACK_DEADLINE` a pair of nodes has
+//! `WHOLE` of it without long faults, cuts and stops included (`Callbacks::room`).
 //!
-//! Mistakes (`plant`) that only these faults show are made here too: their bytes are what a wrong client or server would send.
+//! Mistakes (`plant`) that only these faults show are made here too: their bytes are what a wrong client or server
+//! would send.
 
 mod frames;
 

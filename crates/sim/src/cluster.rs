@@ -3,9 +3,9 @@
 //! Owns: the nodes, what the mounts are configured with, waiting for them. `servers` has the same for the servers. Does
 //! not own: when faults happen (`run`), what programs do.
 //!
-//! Two shapes: servers and mounts on nodes of their own with a network between, or the first server and the first mount in
-//! one process as `amphi up` runs them. A mount's node has no files; a server's keeps its zones over every crash. The first
-//! server is the master, the others join it.
+//! Two shapes: servers and mounts on nodes of their own with a network between, or the first server and the first mount
+//! in one process as `amphi up` runs them. A mount's node has no files; a server's keeps its zones over every crash.
+//! The first server is the master, the others join it.
 
 mod servers;
 

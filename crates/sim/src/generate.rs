@@ -325,7 +325,8 @@ impl Generator {
         (offset, self.len().min(FILE_MOST - offset))
     }
 
-    /// Whole units of the cache, which may lie in one piece of memory: several, given away, or a chunk of 1 MiB, copied (`perform::write`).
+    /// Whole units of the cache, which may lie in one piece of memory: several, given away, or a chunk of 1 MiB, copied
+    /// (`perform::write`).
     fn piece(&mut self, size: u64) -> (u64, u64) {
         const CHUNK: u64 = 16 * UNIT;
         let dice = &mut self.piece_dice;

@@ -348,7 +348,8 @@ impl Attack {
             Guise::Server => format!("{:016x} {:016x} evil\u{1b}[2J", self.sessions.get(), self.below(1 << 40)),
             _ => "evil:1\nWARN all is well \u{1b}[31m".into(),
         };
-        // Now and then it tries to be somebody else. One that speaks for everybody may; others' numbers are told to nobody.
+        // Now and then it tries to be somebody else. One that speaks for everybody may; others' numbers are told to
+        // nobody.
         let tries = self.guise.is_bound() && self.guise != Guise::Admin && self.below(30) == 0;
         let session = SessionId(if tries { 1 } else { self.sessions.get() });
         let role = if self.below(30) == 0 { Role::Mount } else { self.guise.role() };

@@ -1,14 +1,14 @@
-//! `Linear`: whether what callers of one file saw can be explained by one event for each call, at a moment between its begin
-//! and its return.
+//! `Linear`: whether what callers of one file saw can be explained by one event for each call, at a moment between its
+//! begin and its return.
 //!
 //! Owns: the model of a file of cells, the search. Does not own: who makes the calls (`shared::cells`).
 //!
-//! The file is a row of cells of one length; every call covers whole cells, and a write fills its cells with its number. Calls
-//! overlap as they like. The search keeps every explanation that is still possible: a content, and the calls under way that
-//! have happened in it already, with what they will return. A call that returns keeps the explanations that agree; when none is
-//! left, the history is not linearizable. (J. Wing, C. Gong: Testing and verifying concurrent objects, 1993; the order of
-//! the search is that of G. Lowe: Testing for linearizability, 2017.) As many explanations are kept as there are orders of
-//! the calls under way, which are few.
+//! The file is a row of cells of one length; every call covers whole cells, and a write fills its cells with its
+//! number. Calls overlap as they like. The search keeps every explanation that is still possible: a content, and the
+//! calls under way that have happened in it already, with what they will return. A call that returns keeps the
+//! explanations that agree; when none is left, the history is not linearizable. (J. Wing, C. Gong: Testing and
+//! verifying concurrent objects, 1993; the order of the search is that of G. Lowe: Testing for linearizability, 2017.)
+//! As many explanations are kept as there are orders of the calls under way, which are few.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -223,8 +223,8 @@ mod tests {
         l.end(call, &Cells(result.to_vec()))
     }
 
-    /// Goal: calls one after another have one explanation. Method: each kind of call, with the result it must have, then with
-    /// another.
+    /// Goal: calls one after another have one explanation. Method: each kind of call, with the result it must have,
+    /// then with another.
     #[test]
     fn one_after_another() {
         let mut l = Linear::default();
@@ -240,8 +240,8 @@ mod tests {
         assert!(done(&mut l, CellOp::Read { at: 1, n: 2 }, &[7, 7]).is_err());
     }
 
-    /// Goal: calls at the same time may be seen in any order, but in the same one by all, and whole. Method: two overlapping
-    /// writes, reads during and after them.
+    /// Goal: calls at the same time may be seen in any order, but in the same one by all, and whole. Method: two
+    /// overlapping writes, reads during and after them.
     #[test]
     fn at_the_same_time() {
         let mut l = Linear::default();
@@ -261,8 +261,8 @@ mod tests {
         done(&mut l, read, &[2, 3, 3]).unwrap();
     }
 
-    /// Goal: a call has happened when it has returned, and nobody returns to what was before. Method: a read that begins after
-    /// a write has returned; two reads during one write, one after the other.
+    /// Goal: a call has happened when it has returned, and nobody returns to what was before. Method: a read that
+    /// begins after a write has returned; two reads during one write, one after the other.
     #[test]
     fn nothing_is_undone() {
         let mut l = Linear::default();
@@ -273,8 +273,8 @@ mod tests {
         assert!(done(&mut l, CellOp::Read { at: 0, n: 1 }, &[1]).is_err());
     }
 
-    /// Goal: a call that failed has happened or not, and not later. Method: a write that fails before anybody reads; both
-    /// contents are possible, and once one was read the other is not.
+    /// Goal: a call that failed has happened or not, and not later. Method: a write that fails before anybody reads;
+    /// both contents are possible, and once one was read the other is not.
     #[test]
     fn failed_calls_have_happened_or_not() {
         let mut l = Linear::default();

@@ -24,7 +24,8 @@ pub enum Plant {
     SplitWrites,
     /// The server forgets a session as soon as its connection breaks: its calls under way fail.
     ForgottenSessions,
-    /// A killed server other than the master comes back without what was not stable, while the others and the mount go on.
+    /// A killed server other than the master comes back without what was not stable, while the others and the mount go
+    /// on.
     MembersLosePower,
     /// One lock in 10 of those that do not wait is not asked for, and told to be held.
     UnaskedLocks,
@@ -34,11 +35,13 @@ pub enum Plant {
     KeptPages,
     /// Direct writes of shared records stay in the cache of their mount: a kill of the mount drops them.
     CachedRecords,
-    /// One change of names in 20 is done twice, as by a server that forgot what it had answered; the second answer counts.
+    /// One change of names in 20 is done twice, as by a server that forgot what it had answered; the second answer
+    /// counts.
     TwiceDone,
     /// The server does not send a callback again that was lost.
     ForgottenCallbacks,
-    /// A client takes a repeated callback for one of the lock that it has got since, tells that it is given back, and goes on using it.
+    /// A client takes a repeated callback for one of the lock that it has got since, tells that it is given back, and
+    /// goes on using it.
     MistakenCallbacks,
 }
 

@@ -24,8 +24,8 @@ use std::time::Duration;
 /// Lines of history that are kept for a report.
 pub const HISTORY_LINES: usize = 400;
 
-/// Virtual time after which an interrupted call has happened or will not: longer than a server is away, sessions that do not come
-/// back are waited for, and what they cached expires.
+/// Virtual time after which an interrupted call has happened or will not: longer than a server is away, sessions that
+/// do not come back are waited for, and what they cached expires.
 const SETTLES: Duration = Duration::from_secs(200);
 
 /// A program, as its task and the controller share it.

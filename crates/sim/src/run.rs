@@ -588,7 +588,8 @@ impl Run {
         let mount = &mounts[0];
         self.note("mounted again");
         if mounts.len() > 1 {
-            // What a crashed mount had asked for may wait for what the others of them had cached, until that has expired.
+            // What a crashed mount had asked for may wait for what the others of them had cached, until that has
+            // expired.
             self.cluster.env.sleep(GRACE + LIFE).await;
         }
         let level = if kind == CrashKind::Power { Level::Stable } else { Level::Written };

@@ -5,9 +5,10 @@
 //!
 //! The rules. A record of a shared file is written and read whole: a read returns one write, none that was overwritten
 //! before the read began, and no later read returns an earlier one. Appended records lie in the log whole, once, in an
-//! order that agrees with time. Calls on whole cells of a file are events in an order that agrees with time. Who made a name
-//! exclusively has it until it gives it up. A listing shows what is there all the while exactly once. Directories that are moved
-//! about stay reachable. Locks are held as `locks` says. In runs of contention the tasks do nothing but fight in the `arena`.
+//! order that agrees with time. Calls on whole cells of a file are events in an order that agrees with time. Who made a
+//! name exclusively has it until it gives it up. A listing shows what is there all the while exactly once. Directories
+//! that are moved about stay reachable. Locks are held as `locks` says. In runs of contention the tasks do nothing but
+//! fight in the `arena`.
 
 mod arena;
 mod cells;
@@ -82,7 +83,8 @@ pub struct Shared {
     pub working: usize,
     /// Calls made.
     pub calls: u64,
-    /// How long the longest call took that nothing but others' calls can have held up: locks of applications and groups are waited for by themselves.
+    /// How long the longest call took that nothing but others' calls can have held up: locks of applications and groups
+    /// are waited for by themselves.
     pub longest: Duration,
     /// The first broken rule.
     pub wrong: Option<String>,
@@ -426,7 +428,8 @@ enum Names {
     Any,
 }
 
-/// Judges the names: kept files are there, moved directories are reachable, and what is demanded of those that tasks fight for.
+/// Judges the names: kept files are there, moved directories are reachable, and what is demanded of those that tasks
+/// fight for.
 async fn names_check(client: &Client, ctx: &Ctx, area: &SharedArea, demand: Names) -> Checked {
     let said = |e: Errno| vec![format!("shared area: {e}")];
     let (names_dir, move_dir) = (area.borrow().names_dir, area.borrow().move_dir);
@@ -466,8 +469,8 @@ async fn names_check(client: &Client, ctx: &Ctx, area: &SharedArea, demand: Name
     if wrong.is_empty() { Ok(()) } else { Err(wrong) }
 }
 
-/// Judges what a crash of the mount left, by what the crash spares, and makes the area ready to go on. It must be made stable before the
-/// tasks begin.
+/// Judges what a crash of the mount left, by what the crash spares, and makes the area ready to go on. It must be made
+/// stable before the tasks begin.
 pub async fn crashed(client: &Client, area: &SharedArea, level: Level) -> Checked {
     let one = |e: String| vec![e];
     let ctx = Ctx::root();

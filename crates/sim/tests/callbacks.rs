@@ -1,4 +1,5 @@
-//! Seeds in which callbacks and their answers come late, twice or not at all, one message at a time, and the proof that they look.
+//! Seeds in which callbacks and their answers come late, twice or not at all, one message at a time, and the proof that
+//! they look.
 
 use amphi_sim::callbacks::Counts;
 use amphi_sim::plant::Plant;
@@ -27,9 +28,9 @@ fn sum_of(plans: impl Iterator<Item = Plan>) -> Counts {
     sum
 }
 
-/// Goal: Promise S2, Promise S3: mounts that fight for few files agree, whatever their callbacks and answers meet: none is ended, no byte is lost, nothing
-/// old is shown. Method: seeds of contention with faults of callbacks alone; enough of each kind, also callbacks of locks that were
-/// given back and of mounts that had newer ones.
+/// Goal: Promise S2, Promise S3: mounts that fight for few files agree, whatever their callbacks and answers meet: none
+/// is ended, no byte is lost, nothing old is shown. Method: seeds of contention with faults of callbacks alone; enough
+/// of each kind, also callbacks of locks that were given back and of mounts that had newer ones.
 #[test]
 fn fights_agree() {
     let plan = |seed| Plan { faults: Faults::Callbacks, contention: true, ..Plan::of_seed(seed) };
@@ -40,8 +41,9 @@ fn fights_agree() {
     assert!(enough && old && with_connections, "these are few faults: {sum:?}");
 }
 
-/// Goal: Promise S1, Promise S2: programs of several mounts see what the reference says, whatever meets revocations, questions for sizes, callbacks
-/// and their answers. Method: ordinary seeds with faults of callbacks alone, on one to three servers.
+/// Goal: Promise S1, Promise S2: programs of several mounts see what the reference says, whatever meets revocations,
+/// questions for sizes, callbacks and their answers. Method: ordinary seeds with faults of callbacks alone, on one to
+/// three servers.
 #[test]
 fn programs_agree() {
     let plan = |seed| {
@@ -52,8 +54,8 @@ fn programs_agree() {
     assert!(sum.late > SEEDS && sum.repeated > SEEDS && sum.lost > SEEDS / 4, "these are few faults: {sum:?}");
 }
 
-/// Goal: the checks find what they are there for, soon. Method: every planted bug of callbacks, seed after seed, until one fails; the same
-/// seed agrees without it.
+/// Goal: the checks find what they are there for, soon. Method: every planted bug of callbacks, seed after seed, until
+/// one fails; the same seed agrees without it.
 #[test]
 fn planted_bugs_are_found() {
     for plant in Plant::OF_CALLBACKS {

@@ -1,9 +1,10 @@
 //! Targets that are full while several mounts write.
 //!
-//! Method of all of it: tasks on two or three mounts fill small zones with files of their own and with cells of one file that all of them
-//! write, buffered and direct, sync some, read each other's, and remove some, while servers are killed and callbacks meet faults. The
-//! model knows for each cell which writes its bytes may be of: one that was acknowledged and synced, or direct, is the only one; one that was
-//! refused, or accepted and not synced, may be there in part or not at all.
+//! Method of all of it: tasks on two or three mounts fill small zones with files of their own and with cells of one
+//! file that all of them write, buffered and direct, sync some, read each other's, and remove some, while servers are
+//! killed and callbacks meet faults. The model knows for each cell which writes its bytes may be of: one that was
+//! acknowledged and synced, or direct, is the only one; one that was refused, or accepted and not synced, may be there
+//! in part or not at all.
 
 use amphi_client::{Client, Ctx, Hints, OpenFile, OpenFlags};
 use amphi_env::sim::CrashKind;
@@ -399,8 +400,9 @@ fn fill(servers: usize, targets: u16, mounts: usize, tasks: usize, seeds: std::o
 /// Bytes of a zone.
 const ZONE: u64 = 16 << 20;
 
-/// Goal: Promise S15: full targets refuse what does not fit, to some of several mounts, and lose nothing that was acknowledged before; files can be
-/// removed and there is room again; the zones are whole. Method: above, on one server with one target.
+/// Goal: Promise S15: full targets refuse what does not fit, to some of several mounts, and lose nothing that was
+/// acknowledged before; files can be removed and there is room again; the zones are whole. Method: above, on one server
+/// with one target.
 #[test]
 fn one_server_is_full() {
     fill(1, 1, 3, 3, 8_000_000..8_000_000 + SEEDS);
@@ -413,7 +415,8 @@ fn several_servers_are_full() {
     fill(3, 1, 3, 3, 8_200_000..8_200_000 + SEEDS);
 }
 
-/// As `one_server_is_full`, with several targets, so that parts of a call fail: of several mounts, and of tasks of a mount that is alone.
+/// As `one_server_is_full`, with several targets, so that parts of a call fail: of several mounts, and of tasks of a
+/// mount that is alone.
 #[test]
 fn some_targets_are_full() {
     fill(1, 2, 2, 3, 8_300_000..8_300_000 + SEEDS / 3);

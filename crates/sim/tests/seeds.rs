@@ -1,4 +1,5 @@
-//! Seeds of the cluster simulation that every change has to pass, and the proof that they look. `contention.rs` has those of contention.
+//! Seeds of the cluster simulation that every change has to pass, and the proof that they look. `contention.rs` has
+//! those of contention.
 
 use amphi_sim::plant::Plant;
 use amphi_sim::run::{Faults, Plan, Summary, run_plan};
@@ -52,8 +53,9 @@ fn run(seeds: impl Iterator<Item = u64>) {
 }
 
 /// Goal: Promise S1, Promise S2, Promise S3, Promise S4, Promise S5, Promise S6, Promise S7, Promise S9, Promise S10,
-/// Promise S11, Promise S12, Promise S13, Promise S18, Promise S19, Promise S20, Promise S21: programs on a mount see what the reference says, through crashes and cuts, and
-/// after crashes of the mount and of power what was promised is there. Method: even seeds of the simulation.
+/// Promise S11, Promise S12, Promise S13, Promise S18, Promise S19, Promise S20, Promise S21: programs on a mount see
+/// what the reference says, through crashes and cuts, and after crashes of the mount and of power what was promised is
+/// there. Method: even seeds of the simulation.
 #[test]
 fn even_seeds_agree() {
     run((0..SEEDS).map(|i| 1_000_000 + 2 * i));
@@ -65,8 +67,8 @@ fn odd_seeds_agree() {
     run((0..SEEDS).map(|i| 1_000_001 + 2 * i));
 }
 
-/// Goal: what failed once does not fail again. Method: the seeds of seeds.txt with each kind of faults, on as many servers as
-/// when they failed; they are of before there were locks and cells.
+/// Goal: what failed once does not fail again. Method: the seeds of seeds.txt with each kind of faults, on as many
+/// servers as when they failed; they are of before there were locks and cells.
 #[test]
 fn kept_seeds_agree() {
     for line in include_str!("../seeds.txt").lines().filter(|l| !l.starts_with('#')) {

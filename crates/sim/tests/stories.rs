@@ -50,8 +50,8 @@ async fn two_directories(client: &Client) -> Result<(Ino, Ino)> {
     Err(Errno::NoSpace)
 }
 
-/// Goal: Promise S6: an open file that a rename replaces stays readable, also when the server is killed in the middle of
-/// the rename and finishes it on its way up, before the mount has said what it has open. Method: a rename between
+/// Goal: Promise S6: an open file that a rename replaces stays readable, also when the server is killed in the middle
+/// of the rename and finishes it on its way up, before the mount has said what it has open. Method: a rename between
 /// targets, killed at each of many moments in turn.
 #[test]
 fn replaced_open_files_outlive_a_crash() {
@@ -154,9 +154,10 @@ fn calls_of_an_ended_session_are_not_repeated() {
     assert!(failed > 0, "no call was under way when the network was cut: the story proves nothing");
 }
 
-/// Goal: Promise S22: a mount whose server lost power is not told that all is stable, also if the connection by which it learned of that broke
-/// before it could say goodbye, and the server then knows the session that was begun meanwhile. Method: a sync that waits for the server to
-/// come back; connections break at one of many moments behind that.
+/// Goal: Promise S22: a mount whose server lost power is not told that all is stable, also if the connection by which
+/// it learned of that broke before it could say goodbye, and the server then knows the session that was begun
+/// meanwhile. Method: a sync that waits for the server to come back; connections break at one of many moments behind
+/// that.
 #[test]
 fn a_lost_session_stays_lost() {
     let slow = |shape: &mut Shape| shape.sim.net_ns = 1_000_000..1_100_000;

@@ -1,8 +1,9 @@
 //! Round trip of a small request against a bare ping-pong of the same bytes on the same kind of socket.
 //!
-//! Two threads, each with its own environment, both polling without end (`-- --park` parks instead; a name as argument runs one socket type). Rounds of both
-//! kinds alternate within one run; the medians and the median of the ratios of neighbours are printed as one JSON line per socket type.
-//! `cargo run --release -p amphi-transport --example round_trip`
+//! Two threads, each with its own environment, both polling without end (`-- --park` parks instead; a name as argument
+//! runs one socket type). Rounds of both kinds alternate within one run; the medians and the median of the ratios of
+//! neighbours are printed as one JSON line per socket type. `cargo run --release -p amphi-transport --example
+//! round_trip`
 
 use amphi_env::{Buf, Conn, Env, Listener, RealEnv, Rx, Tx};
 use amphi_transport::{

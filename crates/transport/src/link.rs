@@ -5,10 +5,10 @@
 //! `state` holds calls and slots, `supervise` the life of connections, `traffic` reads and writes one.
 //!
 //! Invariants: a slot carries one request until its reply came, also when its caller is gone; after a break all
-//! outstanding requests are sent again under their ids and in their order, after `restarted` has finished; the
-//! payload of a request is owned by the link until the answer is in, and is never copied. Calls that wait for
-//! slots are served in their order, lane by lane. A call that is given up leaves nothing behind at the server: what its answer
-//! brings (`Request::may_bring`) its owner hears of when there is a connection again.
+//! outstanding requests are sent again under their ids and in their order, after `restarted` has finished; the payload
+//! of a request is owned by the link until the answer is in, and is never copied. Calls that wait for slots are served
+//! in their order, lane by lane. A call that is given up leaves nothing behind at the server: what its answer brings
+//! (`Request::may_bring`) its owner hears of when there is a connection again.
 
 mod state;
 mod supervise;
@@ -89,8 +89,8 @@ pub trait LinkEvents<E: Env>: 'static {
     /// breaks meanwhile, the future is dropped and this is called again on the next one. An error fails every
     /// outstanding call with `LinkError::Lost` and closes the link.
     fn restarted(&self, recovery: Recovery<E>) -> impl Future<Output = Result<(), Errno>>;
-    /// A call that was given up for want of a server has been answered all the same, and nobody waits for it: what it brought
-    /// (`Request::may_bring`) is to be given back. Must not block.
+    /// A call that was given up for want of a server has been answered all the same, and nobody waits for it: what it
+    /// brought (`Request::may_bring`) is to be given back. Must not block.
     fn late(&self, _call: Call, _answer: Answer) {}
     /// A message of the server has come. Must not block.
     fn heard(&self) {}
@@ -128,7 +128,8 @@ pub struct CallOptions {
     pub pad: usize,
     /// Fail with `Deadline` after this long, the wait for a slot included.
     pub deadline: Option<Duration>,
-    /// It does not fail where there is no server for long, but waits until there is one, or the session or the link has ended.
+    /// It does not fail where there is no server for long, but waits until there is one, or the session or the link has
+    /// ended.
     pub insist: bool,
 }
 
@@ -199,8 +200,8 @@ impl<E: Env> Link<E> {
         self.call_with(CallOptions { lane, pad, deadline: None, insist: false }, call, payload).await
     }
 
-    /// As `call`, without anybody who waits: `done` is told the outcome, at once and from within the link, which it must
-    /// not call. A call that would have to wait for a slot comes back.
+    /// As `call`, without anybody who waits: `done` is told the outcome, at once and from within the link, which it
+    /// must not call. A call that would have to wait for a slot comes back.
     pub fn call_and_tell(&self, told: ToldCall) -> Result<(), Box<ToldCall>> {
         assert!(told.pad < amphi_env::buf::ALIGN, "a pad is below the alignment");
         let fits = told.payload.as_ref().is_none_or(|p| p.len() <= limits::PAYLOAD_MAX);

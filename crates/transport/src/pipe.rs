@@ -272,11 +272,11 @@ impl<E: Env> Inbound<E> {
         self.take()
     }
 
-    /// Waits until the whole next message lies here, admitted by `gate`; then it is to be taken. Not to be called again after an
-    /// error, or if the future was dropped.
+    /// Waits until the whole next message lies here, admitted by `gate`; then it is to be taken. Not to be called again
+    /// after an error, or if the future was dropped.
     ///
-    /// Waiting and taking are two steps because a message is 200 bytes: as the result of something that is waited for it would be
-    /// copied at each level of waiting.
+    /// Waiting and taking are two steps because a message is 200 bytes: as the result of something that is waited for
+    /// it would be copied at each level of waiting.
     pub(crate) async fn arrive(&mut self, gate: &mut impl Gate) -> Result<(), Ending> {
         match self {
             Inbound::Stream(rx) => rx.arrive(gate).await,

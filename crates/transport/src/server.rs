@@ -79,8 +79,9 @@ impl Incoming {
 
 /// What a server does with its clients. All of it runs on the connection's thread.
 pub trait Handler: 'static {
-    /// A client that proved itself wants in. The `Welcome`'s credits must be usable by `wire::slots`, and the
-    /// same for every connection of a session. `connected` follows unless the connection ends first. An error is sent to the client as the reason of its refusal.
+    /// A client that proved itself wants in. The `Welcome`'s credits must be usable by `wire::slots`, and the same for
+    /// every connection of a session. `connected` follows unless the connection ends first. An error is sent to the
+    /// client as the reason of its refusal.
     fn hello(&self, hello: &Hello, peer: &Peer) -> impl Future<Output = Result<Welcome, String>>;
     /// The client has been welcomed; pushes may be sent to `conn` from now on.
     fn connected(&self, session: SessionId, role: Role, conn: ConnId);

@@ -74,8 +74,8 @@ pub struct SessionId(pub u64);
 pub enum TokenKey {
     /// The attributes of an inode.
     Attributes(Ino),
-    /// One name of a directory, present or absent, by the hash of the name (`Name::token_hash`). Names with one hash share
-    /// a key, so a cached value says which name it is about.
+    /// One name of a directory, present or absent, by the hash of the name (`Name::token_hash`). Names with one hash
+    /// share a key, so a cached value says which name it is about.
     Name(Ino, u64),
     /// The complete listing of a directory.
     Listing(Ino),

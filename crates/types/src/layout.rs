@@ -64,8 +64,8 @@ impl Layout {
         Layout { pattern: Pattern::Growing, stripe_size: Self::STRIPE, stripe_count: pool.max(1), pool: pool.max(1) }
     }
 
-    /// The layout for new files of a cluster that has grown to `pool` targets since this one was chosen: what went over all
-    /// targets goes over all of them again.
+    /// The layout for new files of a cluster that has grown to `pool` targets since this one was chosen: what went over
+    /// all targets goes over all of them again.
     pub fn in_pool(&self, pool: u16) -> Layout {
         if pool <= self.pool {
             return *self;
@@ -151,8 +151,8 @@ impl Layout {
         (first..end).step_by(pool as usize)
     }
 
-    /// The part of each object that holds bytes of `range`, from its first byte to its last. Walks a round of stripes at either end, so
-    /// it takes no longer for a range that is very long.
+    /// The part of each object that holds bytes of `range`, from its first byte to its last. Walks a round of stripes
+    /// at either end, so it takes no longer for a range that is very long.
     pub fn spans(&self, ino: Ino, range: ByteRange) -> BTreeMap<ObjectId, ByteRange> {
         let mut spans: BTreeMap<ObjectId, ByteRange> = BTreeMap::new();
         if range.is_empty() {
@@ -236,8 +236,8 @@ mod tests {
         assert_eq!(Layout::growing(4).target(ino, 0), ino.target(), "stripe 0 lives with the inode");
     }
 
-    /// Goal: spans are the first and the last byte of each object in a range, quickly also to the end of the largest file. Method: beside a walk
-    /// over all pieces for ranges about the places where layouts grow; ranges of 8 EiB.
+    /// Goal: spans are the first and the last byte of each object in a range, quickly also to the end of the largest
+    /// file. Method: beside a walk over all pieces for ranges about the places where layouts grow; ranges of 8 EiB.
     #[test]
     fn spans_reach_from_first_to_last_byte() {
         let ino = Ino::new(TargetId(1), 4);
@@ -268,8 +268,8 @@ mod tests {
         }
     }
 
-    /// Goal: every stripe is on one target, and nobody asks for more than can be visited. Method: beside `target`, pools of all sizes to 6, with owners and
-    /// targets beyond them; counts on both sides of the bound.
+    /// Goal: every stripe is on one target, and nobody asks for more than can be visited. Method: beside `target`,
+    /// pools of all sizes to 6, with owners and targets beyond them; counts on both sides of the bound.
     #[test]
     fn stripes_of_a_target() {
         for (pool, count) in (1..=6).flat_map(|pool| [1, 2, 5, 6, 7, 40].map(|count| (pool, count))) {

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 /// Which call of an application made a lock on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum FileLockFamily {
-    /// `fcntl(F_SETLK)`, or `F_OFD_SETLK` of a front end that cannot tell: conflicts with the first two, deadlocks are found.
+    /// `fcntl(F_SETLK)`, or `F_OFD_SETLK` of a front end that cannot tell: conflicts with the first two, deadlocks are
+    /// found.
     Posix,
     /// `fcntl(F_OFD_SETLK)`: as the first, but deadlocks are not looked for.
     OpenFile,

@@ -14,11 +14,11 @@ pub enum Lane {
     Normal,
     /// Write-back of dirty data, sync, session messages.
     Urgent,
-    /// Answers to what the server asks: lock cancels, revocations, glimpses. They go as `Urgent`, of whose credits the client
-    /// keeps some back for them, as requests on that lane may wait for them.
+    /// Answers to what the server asks: lock cancels, revocations, glimpses. They go as `Urgent`, of whose credits the
+    /// client keeps some back for them, as requests on that lane may wait for them.
     Answer,
-    /// Requests that may wait for byte-range locks of others. They go as `Normal`, of whose credits the client keeps some back for
-    /// requests that wait for none: who uses a lock that others wait for gets its I/O done.
+    /// Requests that may wait for byte-range locks of others. They go as `Normal`, of whose credits the client keeps
+    /// some back for requests that wait for none: who uses a lock that others wait for gets its I/O done.
     Locking,
 }
 
@@ -69,8 +69,8 @@ pub struct Welcome {
     pub boot: u64,
     /// Id of the cluster.
     pub cluster: u64,
-    /// Whether the session was known. The client overrules a yes if `begun` is not what it heard last: then the session has ended, and the
-    /// answer that said so was lost.
+    /// Whether the session was known. The client overrules a yes if `begun` is not what it heard last: then the session
+    /// has ended, and the answer that said so was lost.
     pub resumed: bool,
     /// Random number of this beginning of a mount's session, the same on all servers; 0 for others.
     pub begun: u64,
@@ -82,13 +82,14 @@ pub struct Welcome {
     pub pool: u16,
     /// How long a mount that is alone may let its kernel cache entries and attributes, milliseconds; 0 = not at all.
     pub token_ms: u32,
-    /// Whether the session is the only mount at the moment; `Push::Company` tells of changes. A mount that is alone caches
-    /// without tokens; with company it caches what tokens back, and its kernel what these back as well.
+    /// Whether the session is the only mount at the moment; `Push::Company` tells of changes. A mount that is alone
+    /// caches without tokens; with company it caches what tokens back, and its kernel what these back as well.
     pub alone: bool,
     /// Epoch of the server's cluster map.
     pub map_epoch: u64,
-    /// Mount sessions that have been started since the server was, this one included: a mount whose session has ended and
-    /// starts anew learns whether there were others in between, or another server has lost what it had answered, which counts as one.
+    /// Mount sessions that have been started since the server was, this one included: a mount whose session has ended
+    /// and starts anew learns whether there were others in between, or another server has lost what it had answered,
+    /// which counts as one.
     pub mounts: u64,
     /// Targets of this server on rotating storage, at most `ROTATING_MAX`; of further ones mounts know nothing.
     pub rotating: Vec<TargetId>,

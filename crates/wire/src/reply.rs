@@ -28,7 +28,8 @@ pub enum Reply {
     },
     /// A name was removed, or stands for another inode now.
     Removed {
-        /// The inode, if there was one and that was its last name (a directory has one): what is open of it lives on, nobody else will see its data.
+        /// The inode, if there was one and that was its last name (a directory has one): what is open of it lives on,
+        /// nobody else will see its data.
         last_name_of: Option<Ino>,
     },
     /// An inode number.
@@ -50,14 +51,16 @@ pub enum Reply {
     Data,
     /// All bytes are on the disk.
     Written {
-        /// The target has so much room that later writes may return before they have landed: they will not find it full.
+        /// The target has so much room that later writes may return before they have landed: they will not find it
+        /// full.
         roomy: bool,
     },
     /// An offset, if there is one.
     Offset(Option<u64>),
     /// Where an object has data.
     DataMap {
-        /// Runs of blocks with data, ascending, none touching the next; the first may begin before the offset that was asked for.
+        /// Runs of blocks with data, ascending, none touching the next; the first may begin before the offset that was
+        /// asked for.
         runs: Vec<ByteRange>,
         /// Up to here these are all there are; `None`: to the end of the object.
         known_to: Option<u64>,
@@ -151,7 +154,8 @@ pub struct Answer {
     pub contended_parts: Option<Box<ContendedParts>>,
     /// Tokens that come with it, if any do. Never logged: an answer repeated after a restart has none.
     pub tokens: Option<Box<Tokens>>,
-    /// The directory in which the request changed a name, if its target was called and may tell. Logged as little as tokens.
+    /// The directory in which the request changed a name, if its target was called and may tell. Logged as little as
+    /// tokens.
     pub directory: Option<Box<DirectoryAfter>>,
 }
 
@@ -204,8 +208,8 @@ pub enum Push {
         /// What is concerned.
         keys: Vec<TokenKey>,
     },
-    /// Whether the session is the only mount has changed; answered with `Request::CompanyKnown` when what was cached under
-    /// the old rule is no longer used. A larger change number counts. May come twice.
+    /// Whether the session is the only mount has changed; answered with `Request::CompanyKnown` when what was cached
+    /// under the old rule is no longer used. A larger change number counts. May come twice.
     Company {
         /// Number of the change.
         change: u64,
@@ -224,8 +228,8 @@ pub enum Push {
         /// Under which id it waited.
         lock: u64,
     },
-    /// A request about a file lock that was answered `FileLock(false)` will find something new: ask again. May come twice,
-    /// and does not come for what was lost with a connection.
+    /// A request about a file lock that was answered `FileLock(false)` will find something new: ask again. May come
+    /// twice, and does not come for what was lost with a connection.
     FileLockNews {
         /// Name of the request.
         number: u64,

@@ -30,8 +30,8 @@ pub enum Request {
         /// Inode.
         ino: Ino,
     },
-    /// `Inode`: as `GetAttr`, with what the asker itself has not written back either, and without tokens: what the file is now. For a mount
-    /// whose own changes keep coming between question and answer.
+    /// `Inode`: as `GetAttr`, with what the asker itself has not written back either, and without tokens: what the file
+    /// is now. For a mount whose own changes keep coming between question and answer.
     GetAttrNow {
         /// Inode.
         ino: Ino,
@@ -134,7 +134,8 @@ pub enum Request {
         atime: Option<Timespec>,
     },
     /// `Done`: an inode without a name, of which the session has just these `opens` left, ends with data that was never
-    /// written: in place of their closes. `Busy` if it has a name, may be about to get one, or is open otherwise: nothing has changed.
+    /// written: in place of their closes. `Busy` if it has a name, may be about to get one, or is open otherwise:
+    /// nothing has changed.
     Discard {
         /// Inode.
         ino: Ino,
@@ -272,9 +273,9 @@ pub enum Request {
         /// How wide it is granted.
         extent: LockExtent,
     },
-    /// `Locked`, or `LockWaits`: a group lock of an object, which excludes everybody but locks and requests of the same group. With
-    /// `LockWaits` it is in the queue: `Push::GroupLockNews` says when to ask again; `LockCancel` withdraws it. Errors: `Again`
-    /// if it is not to wait and something is in the way.
+    /// `Locked`, or `LockWaits`: a group lock of an object, which excludes everybody but locks and requests of the same
+    /// group. With `LockWaits` it is in the queue: `Push::GroupLockNews` says when to ask again; `LockCancel` withdraws
+    /// it. Errors: `Again` if it is not to wait and something is in the way.
     GroupLock {
         /// Object.
         object: ObjectId,
@@ -356,9 +357,9 @@ pub enum Request {
         #[serde(with = "serde_bytes")]
         question: Vec<u8>,
     },
-    /// `FileLock`: an application takes a lock on a file, or changes what it holds of the range to it. `false`: it does not
-    /// hold it yet; `Push::FileLockNews` says when to ask again under the same number. Errors: `Again` (not to wait),
-    /// `Deadlk`, `NoLck`.
+    /// `FileLock`: an application takes a lock on a file, or changes what it holds of the range to it. `false`: it does
+    /// not hold it yet; `Push::FileLockNews` says when to ask again under the same number. Errors: `Again` (not to
+    /// wait), `Deadlk`, `NoLck`.
     FileLockSet {
         /// The lock.
         lock: FileLockSpec,
@@ -390,15 +391,15 @@ pub enum Request {
         /// Name of the request.
         number: u64,
     },
-    /// `FileLocksLost`: after a restart of the server, before `Represent`: file locks that the session holds on this target.
-    /// In as many messages as it takes.
+    /// `FileLocksLost`: after a restart of the server, before `Represent`: file locks that the session holds on this
+    /// target. In as many messages as it takes.
     RepresentFileLocks {
         /// The locks.
         locks: Vec<FileLockSpec>,
     },
-    /// `WrittenBatch`; payload: the bytes of all parts, one after another, at most `BATCH_BYTES_MAX`. Write-back of many small
-    /// files of one target under locks of the client. Each part stands for itself. Errors: `Inval` for parts out of order or that
-    /// do not fit the payload.
+    /// `WrittenBatch`; payload: the bytes of all parts, one after another, at most `BATCH_BYTES_MAX`. Write-back of
+    /// many small files of one target under locks of the client. Each part stands for itself. Errors: `Inval` for parts
+    /// out of order or that do not fit the payload.
     WriteBatch {
         /// Ascending in (object, offset), at most `BATCH_PARTS_MAX`; parts of one object share no block of 4096 bytes.
         parts: Vec<BatchPart>,
@@ -408,9 +409,9 @@ pub enum Request {
         /// Inode, as opened, and the access time to be brought forward to.
         closes: Vec<(Ino, Access, Option<Timespec>)>,
     },
-    /// `FilesAhead`, with payload: small files of a directory that the caller is about to open for reading one after the other. Each is
-    /// opened, and its lock, attributes and bytes come with the answer, if all of that can be had without waiting for anybody. Each part
-    /// stands for itself. Errors: `Inval` for too many parts.
+    /// `FilesAhead`, with payload: small files of a directory that the caller is about to open for reading one after
+    /// the other. Each is opened, and its lock, attributes and bytes come with the answer, if all of that can be had
+    /// without waiting for anybody. Each part stands for itself. Errors: `Inval` for too many parts.
     ReadBatch {
         /// Directory.
         dir: Ino,
@@ -418,15 +419,15 @@ pub enum Request {
         parts: Vec<ReadPart>,
         /// Files with more bytes are left out.
         bytes_max: u32,
-        /// Locks in the way that other mounts keep without having the files open for writing are asked back and waited for, for a
-        /// moment; otherwise nothing is.
+        /// Locks in the way that other mounts keep without having the files open for writing are asked back and waited
+        /// for, for a moment; otherwise nothing is.
         ask_back: bool,
         /// The client caches under tokens, so it needs them; a mount that is alone does not.
         tokens: bool,
     },
     /// `PagesLeft`: locks of the file are about to go back although the front end of the client has pages under them
-    /// that it cannot take back for the moment. From now on the target notes what other sessions change of its objects of the file.
-    /// Errors: `NoMem` for too many files.
+    /// that it cannot take back for the moment. From now on the target notes what other sessions change of its objects
+    /// of the file. Errors: `NoMem` for too many files.
     PagesLeft {
         /// The file.
         ino: Ino,
@@ -438,8 +439,8 @@ pub enum Request {
         /// As `PagesLeft` named it.
         left: u64,
     },
-    /// `Data` with payload, as for `Read` under a lock of the client: bytes that go into pages while others are left. What was changed before does
-    /// not count as changed under them.
+    /// `Data` with payload, as for `Read` under a lock of the client: bytes that go into pages while others are left.
+    /// What was changed before does not count as changed under them.
     PagesRead {
         /// Object.
         object: ObjectId,
@@ -448,8 +449,8 @@ pub enum Request {
         /// As `PagesLeft` named it.
         left: u64,
     },
-    /// `Written`; payload: bytes of pages that were left. The target locks the range for the request, and leaves out what other sessions have changed
-    /// since the pages were read. Errors: `Stale` if that is not known any more.
+    /// `Written`; payload: bytes of pages that were left. The target locks the range for the request, and leaves out
+    /// what other sessions have changed since the pages were read. Errors: `Stale` if that is not known any more.
     PagesWrite {
         /// Object.
         object: ObjectId,
@@ -478,7 +479,8 @@ pub enum Request {
 }
 
 impl Request {
-    /// Whether its answer may bring what the session has from then on, until it gives it back: an open, a lock of an object.
+    /// Whether its answer may bring what the session has from then on, until it gives it back: an open, a lock of an
+    /// object.
     pub fn may_bring(&self) -> bool {
         matches!(
             self,

@@ -225,8 +225,8 @@ enum Stage {
     Free,
 }
 
-/// One connection's view of the client's slots: enforces credits. A slot is taken until its reply leaves, so that a client that does not
-/// read has no more replies in memory than credits.
+/// One connection's view of the client's slots: enforces credits. A slot is taken until its reply leaves, so that a
+/// client that does not read has no more replies in memory than credits.
 pub struct Window {
     normal: u16,
     /// Last sequence number of each slot, and where its request is.

@@ -82,8 +82,8 @@ pub struct FileAhead {
     pub tokens: Tokens,
     /// A read lock on stripe 0: its id and its range, at least all bytes that the file has.
     pub lock: Option<(u64, ByteRange)>,
-    /// Bytes of the payload that are this file's, from its start; zeros follow to its end. `None`: its bytes did not come. An answer
-    /// that is given again has no payload.
+    /// Bytes of the payload that are this file's, from its start; zeros follow to its end. `None`: its bytes did not
+    /// come. An answer that is given again has no payload.
     pub bytes: Option<u32>,
 }
 

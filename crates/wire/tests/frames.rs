@@ -302,8 +302,8 @@ fn encoding_has_bounds() {
     assert_eq!(Head::new(FrameKind::Ping).encode_bare(&mut [0; 47]), Err(EncodeError::Full));
 }
 
-/// Goal: times that the disk format has no place for are refused where they come in. Method: every kind of request that carries one, with as
-/// many nanoseconds as a second has.
+/// Goal: times that the disk format has no place for are refused where they come in. Method: every kind of request that
+/// carries one, with as many nanoseconds as a second has.
 #[test]
 fn impossible_times_are_refused() {
     let mtime = Timespec { sec: 1, nsec: 1_000_000_000 };

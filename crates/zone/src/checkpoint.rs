@@ -103,13 +103,15 @@ async fn run<E: Env>(shared: &Shared<E>) {
             let st = shared.state.borrow();
             if st.closing && st.log_full {
                 drop(st);
-                // What is still queued was not answered, or is kept; waiting for space that nobody will free helps nobody.
+                // What is still queued was not answered, or is kept; waiting for space that nobody will free helps
+                // nobody.
                 shared.fail("closing", &std::io::Error::other("the log and the metadata region are full"));
                 return;
             }
         }
     }
-    // Closing: all groups are written. The root learns that the whole log is stable, and that no life of the machine has it open.
+    // Closing: all groups are written. The root learns that the whole log is stable, and that no life of the machine
+    // has it open.
     if let Err(e) = prove(shared, true).await {
         shared.fail("closing", &std::io::Error::other(e.to_string()));
     }

@@ -1,12 +1,13 @@
 //! The commit agent, which writes groups, and the sync agent, the only one that syncs.
 //!
-//! Whatever is queued when a group ends becomes the next group: a lone record that somebody waits for is written at once,
-//! and under load groups grow by themselves without any delay. They may be answered before that, when they are kept (`keep`). A record that nobody waits for goes with the next one
-//! that somebody does, or by itself soon. A group with a record that points at new data is written as any other
-//! and called fresh in its header: power loss takes it back unless a later mark proves that it was synced, and with it
-//! the data, which had been written before. Every group carries a mark; when one is wanted and nothing is queued, an
-//! empty group does. An idle zone writes and syncs nothing: the last fresh group is synced after `sync_interval`, then
-//! marked, and the mark is synced an interval later.
+//! Whatever is queued when a group ends becomes the next group: a lone record that somebody waits for is written at
+//! once, and under load groups grow by themselves without any delay. They may be answered before that, when they are
+//! kept (`keep`). A record that nobody waits for goes with the next one that somebody does, or by itself soon. A group
+//! with a record that points at new data is written as any other and called fresh in its header: power loss takes it
+//! back unless a later mark proves that it was synced, and with it the data, which had been written before. Every group
+//! carries a mark; when one is wanted and nothing is queued, an empty group does. An idle zone writes and syncs
+//! nothing: the last fresh group is synced after `sync_interval`, then marked, and the mark is synced an interval
+//! later.
 //!
 //! Measured on ext4 on a virtual disk (examples/append_latency): a bare 4 KiB write 60 us, a lone record 70 us,
 //! with 16 at a time 6 us each; a sync behind a fresh 4 KiB block 125 us, behind 1 MiB 125 us.
@@ -21,8 +22,8 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How long records that nobody waits for stay queued, so that they go with the next one that somebody waits for. A write of
-/// their own would take 60 us, in which that one would have to wait.
+/// How long records that nobody waits for stay queued, so that they go with the next one that somebody waits for. A
+/// write of their own would take 60 us, in which that one would have to wait.
 const UNASKED_PAUSE: Duration = Duration::from_millis(1);
 
 /// How often an idle zone looks whether its memory is still there.
@@ -247,8 +248,8 @@ async fn sync_loop<E: Env>(shared: &Shared<E>) {
     }
 }
 
-/// After a failed sync nobody knows what of the data is there, and the next sync may succeed nevertheless: notes that the next
-/// opening must treat it like lost power. As good as it can be done: the disk is failing.
+/// After a failed sync nobody knows what of the data is there, and the next sync may succeed nevertheless: notes that
+/// the next opening must treat it like lost power. As good as it can be done: the disk is failing.
 pub async fn note_doubt(disk: &impl Disk, zone_id: u64, boot: u64) {
     if let Err(e) = disk.write(DOUBT_OFFSET, doubt(zone_id, boot)).await.0 {
         tracing::error!("noting that a sync failed failed too: {e}");

@@ -32,8 +32,8 @@ pub struct Report {
 
 /// Reads the whole zone at `path` and checks the zone's invariants of docs/DISK_FORMAT.md; writes nothing.
 ///
-/// Errors: only when there is nothing that could be checked (`Missing`, `Busy`, `Io`, and `Version`: this program does not
-/// know the format); everything else is in the report.
+/// Errors: only when there is nothing that could be checked (`Missing`, `Busy`, `Io`, and `Version`: this program does
+/// not know the format); everything else is in the report.
 pub async fn fsck<E: Env>(env: &E, path: &str) -> Result<Report, ZoneError> {
     let disk = env.disk(path, DiskMode::ReadOnly).await.map_err(|e| ZoneError::io(path, &e))?;
     match read_zone(env, path, &*disk).await {

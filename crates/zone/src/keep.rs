@@ -1,15 +1,15 @@
 //! Records on their way to the log, in memory that outlives the process.
 //!
 //! A record is safe from a kill of the process as soon as it is here, so whoever waits for it is answered then; its
-//! write to the disk has begun or is about to, and takes a hundred times as long. Power loss takes it like any record that is
-//! not synced.
+//! write to the disk has begun or is about to, and takes a hundred times as long. Power loss takes it like any record
+//! that is not synced.
 //!
 //! Owns: the form of that memory, which record goes where, reading it after a kill. Does not own: when a record counts
 //! as safe (`state`), or how what is found gets into the log (`zone`).
 //!
 //! Invariants: records of a group go to one of two areas, which no other group that is not on the disk yet uses; a
-//! record that is here is overwritten only when its group is on the disk. What is here names the opening that wrote it, and
-//! so does the root, so nobody's older memory is taken for it.
+//! record that is here is overwritten only when its group is on the disk. What is here names the opening that wrote it,
+//! and so does the root, so nobody's older memory is taken for it.
 
 use crate::layout::block_crc;
 use amphi_env::{Env, Kept};
@@ -34,7 +34,8 @@ const NOTE_AT: u64 = 64;
 /// be written.
 const DOUBT_AT: u64 = 128;
 
-/// The name of the memory of an opening: that of a copy of the zone, which may be open on the same machine, has another one.
+/// The name of the memory of an opening: that of a copy of the zone, which may be open on the same machine, has another
+/// one.
 fn name_of(zone_id: u64, opening: u64) -> String {
     format!("{zone_id:016x}-{opening:016x}")
 }
@@ -126,8 +127,8 @@ impl<E: Env> Keep<E> {
         }
     }
 
-    /// Puts `record` (its changes, encoded) with number `lsn` into `area`, at `at` bytes from its begin. Where the next one
-    /// begins, or `None` if it is not kept: there is no room, or the memory has failed.
+    /// Puts `record` (its changes, encoded) with number `lsn` into `area`, at `at` bytes from its begin. Where the next
+    /// one begins, or `None` if it is not kept: there is no room, or the memory has failed.
     pub fn put(&self, area: usize, at: usize, lsn: u64, record: &[u8]) -> Option<usize> {
         let end = at + RECORD_HEADER + record.len();
         if end > AREA_BYTES || self.failed.get() {
@@ -165,7 +166,8 @@ pub fn is_doubted<E: Env>(env: &E, path: &str, zone_id: u64, opening: u64) -> bo
 
 /// What the memory of a killed process has.
 pub enum Found {
-    /// It is there: its records by number, and the last one that was on the disk for certain. Those of the log are among them.
+    /// It is there: its records by number, and the last one that was on the disk for certain. Those of the log are
+    /// among them.
     Records(BTreeMap<u64, Vec<u8>>, u64),
     /// It is gone: what was answered last may be, too.
     Gone,

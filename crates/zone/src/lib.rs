@@ -4,10 +4,10 @@
 //! Does not own: what items mean (`meta`, `data`, the server's tables), data blocks (it says only where their
 //! region lies), reply order and locks (`server`).
 //!
-//! A target's durable state, file data apart, is a set of items. A `Txn` is appended to the log and becomes
-//! *kept* (survives the process: in memory that does, or written), *written* (on the disk) and later *stable* (survives power loss). The zone keeps the changes of
-//! written groups in memory until a checkpoint has put them into a sorted segment, so a checkpoint needs neither
-//! the stores nor log space, and its image is exact.
+//! A target's durable state, file data apart, is a set of items. A `Txn` is appended to the log and becomes *kept*
+//! (survives the process: in memory that does, or written), *written* (on the disk) and later *stable* (survives power
+//! loss). The zone keeps the changes of written groups in memory until a checkpoint has put them into a sorted segment,
+//! so a checkpoint needs neither the stores nor log space, and its image is exact.
 //!
 //! Invariants: a group is written only when its predecessor was; the root names only synced segments; log and
 //! segment space is reused only after both superblock copies that stopped naming it are synced; the first

@@ -5,10 +5,11 @@
 //! name their predecessor. Where that ends the log is cut, unless something proves that the group there was
 //! synced: the root's mark, or that of a later group. Then it is an error.
 //!
-//! If the root was made in another life of the machine, power may have been lost (or a sync failed), and a fresh group may be there without
-//! the data that it points at. So the log is also cut at the first fresh group that no mark covers. Marks speak of
-//! groups in front of every cut that was ever made there (a cut is behind them all), so those of groups that no longer
-//! count are true of the groups that do; and all of them are looked at, so that none is left that contradicts the cut.
+//! If the root was made in another life of the machine, power may have been lost (or a sync failed), and a fresh group
+//! may be there without the data that it points at. So the log is also cut at the first fresh group that no mark
+//! covers. Marks speak of groups in front of every cut that was ever made there (a cut is behind them all), so those of
+//! groups that no longer count are true of the groups that do; and all of them are looked at, so that none is left that
+//! contradicts the cut.
 
 use crate::change;
 use crate::group::Link;
@@ -228,8 +229,8 @@ impl<D: Disk> LogBlocks<'_, D> {
 }
 
 impl<D: Disk> LogBlocks<'_, D> {
-    /// Follows the groups from `at` while they verify and name their predecessor. `take` gets each one's header and body,
-    /// and where it lies; the end is behind the last one that it took.
+    /// Follows the groups from `at` while they verify and name their predecessor. `take` gets each one's header and
+    /// body, and where it lies; the end is behind the last one that it took.
     async fn follow(
         &mut self,
         zone_id: u64,
@@ -308,8 +309,8 @@ async fn read_log(disk: &impl Disk, image: &mut Image, boot: u64) -> Result<(), 
     Ok(())
 }
 
-/// Replays what a killed process has kept behind the end of the log. Not in another life of the machine, or behind a failed sync:
-/// then records in front of them may be missing, and everybody is told.
+/// Replays what a killed process has kept behind the end of the log. Not in another life of the machine, or behind a
+/// failed sync: then records in front of them may be missing, and everybody is told.
 fn read_kept<E: Env>(env: &E, path: &str, image: &mut Image) -> Result<(), ZoneError> {
     let (zone_id, opening) = (image.root.zone_id.get(), image.root.kept.get());
     if opening == 0 || image.root.boot.get() != env.boot_id() || image.doubted {

@@ -1,7 +1,7 @@
 //! What the handle and the agents of a zone share.
 //!
-//! Owns: queue, positions, dirty changes, waiting, and what is stable. Invariants: `stable <= synced <= written <= kept <=
-//! appended`; `dirty` is exactly what the written groups since the root's log start change, but for what a running
+//! Owns: queue, positions, dirty changes, waiting, and what is stable. Invariants: `stable <= synced <= written <= kept
+//! <= appended`; `dirty` is exactly what the written groups since the root's log start change, but for what a running
 //! checkpoint has taken.
 //!
 //! Stable means: will be replayed after power loss. Recovery then drops the log from the first fresh group on that no
@@ -397,8 +397,8 @@ impl<E: Env> Shared<E> {
         st.root.kept.get() != wanted && (wanted != 0 || st.written_lsn >= st.kept_lsn)
     }
 
-    /// Keeps the queued records in their order, as far as there is room. They must have room in the log as well, in whatever groups,
-    /// since after a kill they go there before anything else can make any.
+    /// Keeps the queued records in their order, as far as there is room. They must have room in the log as well, in
+    /// whatever groups, since after a kill they go there before anything else can make any.
     pub fn keep_queued(&self, st: &mut State) {
         let keep = self.keep.borrow();
         // What the root does not name nobody looks for.

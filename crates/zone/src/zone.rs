@@ -58,8 +58,8 @@ pub struct OpenOptions {
     pub dirty_bytes: u64,
     /// Checkpoints are taken by the zone's own agent; otherwise only by calls of `checkpoint`.
     pub auto_checkpoint: bool,
-    /// Records count as kept when they are in memory that outlives the process, where there is any; otherwise when they are on
-    /// the disk.
+    /// Records count as kept when they are in memory that outlives the process, where there is any; otherwise when they
+    /// are on the disk.
     pub keeps: bool,
     /// Told of the failure of the zone before anybody whose record waits is.
     pub on_failure: OnFailure,
@@ -99,8 +99,8 @@ pub struct Recovered {
     pub items: BTreeMap<Key, Vec<u8>>,
     /// Records replayed from the log.
     pub replayed: u64,
-    /// The machine lost power while the zone was open, or a sync failed: what was written and not made stable may be gone. Said again
-    /// until `losses_told`.
+    /// The machine lost power while the zone was open, or a sync failed: what was written and not made stable may be
+    /// gone. Said again until `losses_told`.
     pub lost: bool,
     /// Sentences for the log file: a torn tail that was cut, a superblock copy that was restored.
     pub notes: Vec<String>,
@@ -252,7 +252,8 @@ impl<E: Env> Zone<E> {
         Ok((Zone { shared }, Recovered { items, replayed, lost, notes }))
     }
 
-    /// Everybody who was answered what may be gone knows: opening does not say it again. On disk when this has returned.
+    /// Everybody who was answered what may be gone knows: opening does not say it again. On disk when this has
+    /// returned.
     ///
     /// Errors: `Io` when the zone has failed.
     pub async fn losses_told(&self) -> Result<(), ZoneError> {
@@ -260,7 +261,8 @@ impl<E: Env> Zone<E> {
         self.checkpoint().await
     }
 
-    /// What was answered and not made stable may be gone: opening says so until `losses_told`. On disk when this has returned.
+    /// What was answered and not made stable may be gone: opening says so until `losses_told`. On disk when this has
+    /// returned.
     ///
     /// Errors: `Io` when the zone has failed.
     pub async fn note_lost(&self) -> Result<(), ZoneError> {
@@ -268,8 +270,8 @@ impl<E: Env> Zone<E> {
         self.checkpoint().await
     }
 
-    /// The name of memory that outlives the process and is this zone's, for its owner: that of a copy of the zone which is open on the
-    /// same machine has another number.
+    /// The name of memory that outlives the process and is this zone's, for its owner: that of a copy of the zone which
+    /// is open on the same machine has another number.
     pub fn memory_name(&self, number: u64) -> String {
         format!("{:016x}-{number:016x}-data", self.shared.zone_id)
     }
@@ -339,8 +341,8 @@ impl<E: Env> Zone<E> {
         self.shared.record_bytes_max as u64
     }
 
-    /// Waits until record `lsn` survives a kill of the process, and begins to write it: it is in memory that outlives the process,
-    /// or on the disk.
+    /// Waits until record `lsn` survives a kill of the process, and begins to write it: it is in memory that outlives
+    /// the process, or on the disk.
     ///
     /// Errors: `Io` when the zone has failed. Dropping the future changes nothing.
     pub async fn kept(&self, lsn: Lsn) -> Result<(), Errno> {
@@ -354,8 +356,8 @@ impl<E: Env> Zone<E> {
         self.shared.wait_written(lsn.0).await
     }
 
-    /// Waits until record `lsn` is stable: it survives power loss. Does what that takes as soon as it is written: a sync;
-    /// two, and a mark between, if data written since the last ones belongs to it or a record before it.
+    /// Waits until record `lsn` is stable: it survives power loss. Does what that takes as soon as it is written: a
+    /// sync; two, and a mark between, if data written since the last ones belongs to it or a record before it.
     ///
     /// Errors: `Io` when the zone has failed. Dropping the future changes nothing.
     pub async fn stable(&self, lsn: Lsn) -> Result<(), Errno> {
@@ -466,7 +468,8 @@ fn check_owner(image: &Image, path: &str, options: &OpenOptions) -> Result<(), Z
 async fn restore(disk: &impl Disk, image: &mut Image, opening: u64) -> std::io::Result<()> {
     let mut group = Group::new();
     group.first_lsn = image.lsn + 1;
-    // Some of it may point at data, which is synced with this group: until the root says so, power loss must take it back.
+    // Some of it may point at data, which is synced with this group: until the root says so, power loss must take it
+    // back.
     group.fresh = true;
     let kept = std::mem::take(&mut image.kept);
     kept.iter().for_each(|record| group.push_encoded(record));
@@ -491,7 +494,8 @@ enum Step {
 }
 
 /// Makes what was replayed stable, what was cut impossible to return, and both superblock copies one that says so in
-/// this life of the machine and names the opening that keeps records in memory (0: none). Until then nothing that an older copy names may be overwritten.
+/// this life of the machine and names the opening that keeps records in memory (0: none). Until then nothing that an
+/// older copy names may be overwritten.
 async fn make_stable(
     disk: &impl Disk,
     image: &mut Image,

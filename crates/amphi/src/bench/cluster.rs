@@ -130,7 +130,8 @@ impl Counters {
         self.server.get(name).copied().unwrap_or(0)
     }
 
-    /// Requests that the kernel sent: each is counted once at the front of the client, by its kind, reads and writes by the reason of their way.
+    /// Requests that the kernel sent: each is counted once at the front of the client, by its kind, reads and writes by
+    /// the reason of their way.
     pub fn kernel_requests(&self) -> u64 {
         let Some(all) = self.client.get("counters").and_then(Value::as_object) else { return 0 };
         let by_reason = |name: &str| {
@@ -148,7 +149,8 @@ impl Counters {
 mod tests {
     use super::*;
 
-    /// Goal: requests of the kernel are counted once, work behind the front is not. Method: made-up counters of each kind.
+    /// Goal: requests of the kernel are counted once, work behind the front is not. Method: made-up counters of each
+    /// kind.
     #[test]
     fn kernel_requests() {
         let client = serde_json::json!({"counters": {

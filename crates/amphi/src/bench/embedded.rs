@@ -1,4 +1,5 @@
-//! A cluster with the client library in the benchmark's own process: the server inside it, or beside it behind a socket.
+//! A cluster with the client library in the benchmark's own process: the server inside it, or beside it behind a
+//! socket.
 
 use super::program::Program;
 use super::round_trip::Way;

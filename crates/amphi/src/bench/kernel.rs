@@ -1,4 +1,5 @@
-//! `amphi bench mount`: what programs do again and again on files that nobody changes: the kernel of a mount can serve it.
+//! `amphi bench mount`: what programs do again and again on files that nobody changes: the kernel of a mount can serve
+//! it.
 //!
 //! Owns: the comparisons. Sides: the local file system, a mount that is alone, a mount beside a second one that has
 //! looked at all of it. All of them have done everything once before (the warm-up round), so what is measured is warm.

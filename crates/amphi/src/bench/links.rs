@@ -1,11 +1,13 @@
-//! Machines of their own for the servers and for each mount: network name spaces, each mount's behind a link of limited speed.
+//! Machines of their own for the servers and for each mount: network name spaces, each mount's behind a link of limited
+//! speed.
 //!
-//! On one machine all mounts share its processors and its memory, so a mount that waits for another's lock loses little: the other
-//! uses the processor meanwhile. Behind links of their own, mounts that wait for each other leave their links idle, as the nodes of a
-//! cluster do.
+//! On one machine all mounts share its processors and its memory, so a mount that waits for another's lock loses
+//! little: the other uses the processor meanwhile. Behind links of their own, mounts that wait for each other leave
+//! their links idle, as the nodes of a cluster do.
 //!
-//! Owns: the name spaces (each held by a process that does nothing), the switch between them, the limits. Needs root, `ip` and `tc`.
-//! Invariant: name spaces and interfaces are gone when the value is dropped: they end with their holders.
+//! Owns: the name spaces (each held by a process that does nothing), the switch between them, the limits. Needs root,
+//! `ip` and `tc`. Invariant: name spaces and interfaces are gone when the value is dropped: they end with their
+//! holders.
 
 use crate::failure::{During, Failure, Outcome};
 use std::io::{BufRead, BufReader};

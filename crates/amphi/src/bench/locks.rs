@@ -1,9 +1,10 @@
-//! `amphi bench locks`: what a lock costs when there are 100,000 on one file: time for each to enqueue, memory for each.
+//! `amphi bench locks`: what a lock costs when there are 100,000 on one file: time for each to enqueue, memory for
+//! each.
 //!
-//! Owns: the workload. Two sessions of a server in a process of its own ask for locks of 8 bytes, each between two of the other's,
-//! in an order that jumps about. They are sent as raw requests: a mount keeps at most `locks.max` of them. The time is that of the
-//! whole way, some requests under way at a time; beside it stands the same way with a request that does nothing, and one that
-//! meets a lock of the other session, which is called back and given back first.
+//! Owns: the workload. Two sessions of a server in a process of its own ask for locks of 8 bytes, each between two of
+//! the other's, in an order that jumps about. They are sent as raw requests: a mount keeps at most `locks.max` of them.
+//! The time is that of the whole way, some requests under way at a time; beside it stands the same way with a request
+//! that does nothing, and one that meets a lock of the other session, which is called back and given back first.
 
 use super::Run;
 use super::idle::memory_mib;

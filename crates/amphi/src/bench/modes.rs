@@ -1,7 +1,8 @@
 //! `amphi bench modes`: auto beside buffered and direct, for each transfer size, through FUSE and through the library.
 //!
 //! Writes are timed to the end of fsync; before each read the file is written anew by large direct writes, so that
-//! neither client nor server has any of it in memory. Each size begins with empty files: small direct writes leave a file in pieces on the disk.
+//! neither client nor server has any of it in memory. Each size begins with empty files: small direct writes leave a
+//! file in pieces on the disk.
 
 use super::Run;
 use super::cluster::{Cluster, set_mode};

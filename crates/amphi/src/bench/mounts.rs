@@ -1,7 +1,9 @@
-//! `amphi bench mounts`: what a second mount costs and what it sees, by two client libraries of one server on a Unix socket.
+//! `amphi bench mounts`: what a second mount costs and what it sees, by two client libraries of one server on a Unix
+//! socket.
 //!
-//! Owns: the comparisons. Sides: one mount does all of it, or a bare ping-pong on a socket of the same type with the same polling.
-//! Messages are counted by the clients' own counters, so that "round trips" is a number and not a guess from times.
+//! Owns: the comparisons. Sides: one mount does all of it, or a bare ping-pong on a socket of the same type with the
+//! same polling. Messages are counted by the clients' own counters, so that "round trips" is a number and not a guess
+//! from times.
 
 use super::Run;
 use super::idle::cpu_ns;

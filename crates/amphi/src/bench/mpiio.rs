@@ -1,10 +1,10 @@
 //! `amphi bench mpiio`: access patterns of parallel programs through MPI-IO, as the MPI library does them, with the
-//! cooperative cache, and with the cache and direct I/O below it; on the local file system and on a mount (figures 4 to 6
-//! and table 1 of the paper on cooperative caching, in the size of one machine).
+//! cooperative cache, and with the cache and direct I/O below it; on the local file system and on a mount (figures 4 to
+//! 6 and table 1 of the paper on cooperative caching, in the size of one machine).
 //!
 //! Owns: the program (`mpiio/patterns.c`, compiled when the benchmark runs), its sides and goals. Does not own: the
-//! cache, where its shims are found (`cmd::run`). All sides of a pattern take turns in one run; a run that reads a wrong
-//! byte ends the benchmark. Requests are those that the cache counts, exact and the same in each run.
+//! cache, where its shims are found (`cmd::run`). All sides of a pattern take turns in one run; a run that reads a
+//! wrong byte ends the benchmark. Requests are those that the cache counts, exact and the same in each run.
 
 use super::Run;
 use super::cluster::Cluster;

@@ -1,4 +1,5 @@
-//! `amphi bench polling`: what it buys to poll briefly before sleeping: the worker after its last work, the caller while it waits.
+//! `amphi bench polling`: what it buys to poll briefly before sleeping: the worker after its last work, the caller
+//! while it waits.
 //!
 //! Back to back, and with a pause of 1 ms before each call, in which everybody has gone to sleep.
 

@@ -65,7 +65,8 @@ impl RawFile {
         Ok(self.bytes as f64 / MIB / start.elapsed().as_secs_f64())
     }
 
-    /// As `write`, from memory of its own for each transfer: what a program has that wrote its data before. The clock runs when all of it is there.
+    /// As `write`, from memory of its own for each transfer: what a program has that wrote its data before. The clock
+    /// runs when all of it is there.
     pub fn write_apart(&self, transfer: usize) -> Outcome<f64> {
         let bufs: Vec<Buf> = (0..self.bytes).step_by(transfer).map(|at| stamped(at, transfer)).collect();
         let start = now();

@@ -1,8 +1,8 @@
 //! Bare round trips: what a message costs without a file system behind it.
 //!
-//! Owns: the transport terms: a ping-pong over a Unix or TCP socket between two threads with the environment's own loop, and a
-//! hand-over between two threads of one process, each with the polling times of what it is compared with. Does not own:
-//! frames and requests.
+//! Owns: the transport terms: a ping-pong over a Unix or TCP socket between two threads with the environment's own
+//! loop, and a hand-over between two threads of one process, each with the polling times of what it is compared with.
+//! Does not own: frames and requests.
 
 use super::Run;
 use super::clock::now;

@@ -1,8 +1,10 @@
-//! The workloads that made autoIO (FAST'24, section 4) known, at the size of this machine, with their baselines in the same run.
+//! The workloads that made autoIO (FAST'24, section 4) known, at the size of this machine, with their baselines in the
+//! same run.
 //!
-//! Owns: where the mounts are, taking turns with the variants (`variant`). Each scenario is a file of `scenario/`: a table of the baselines
-//! for all sizes, one of auto without each part (`parts`) for telling ones, which way requests went (`reasons`), pictures.
-//! Invariants: all variants of a table run on one cluster, in turn, each round on a fresh file; every read checks what it read.
+//! Owns: where the mounts are, taking turns with the variants (`variant`). Each scenario is a file of `scenario/`: a
+//! table of the baselines for all sizes, one of auto without each part (`parts`) for telling ones, which way requests
+//! went (`reasons`), pictures. Invariants: all variants of a table run on one cluster, in turn, each round on a fresh
+//! file; every read checks what it read.
 
 pub mod mixed;
 pub mod overcache;
@@ -25,7 +27,8 @@ use super::workload::{Phase, Together};
 use crate::failure::Outcome;
 use variant::Variant;
 
-/// Mbit/s of each mount's link where the mounts are machines of their own: so slow that the processors are not what all wait for.
+/// Mbit/s of each mount's link where the mounts are machines of their own: so slow that the processors are not what all
+/// wait for.
 const LINK_MBIT: u32 = 1000;
 
 /// Where the mounts of a scenario are.

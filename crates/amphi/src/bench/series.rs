@@ -1,8 +1,8 @@
 //! `Series`: the samples of one arm of a comparison, and how arms are sampled.
 //!
-//! Owns: taking turns (A B B A), medians, spread. Does not own: what is measured. Invariants: nothing is left out: every
-//! sample after the warm-up round counts and is in the JSON; a ratio is taken within a round, where both sides saw
-//! the same machine, and the median is taken over these ratios.
+//! Owns: taking turns (A B B A), medians, spread. Does not own: what is measured. Invariants: nothing is left out:
+//! every sample after the warm-up round counts and is in the JSON; a ratio is taken within a round, where both sides
+//! saw the same machine, and the median is taken over these ratios.
 
 use super::Run;
 use super::clock::now;
@@ -105,8 +105,9 @@ impl<'a> Arm<'a> {
     }
 }
 
-/// The order of `count` arms in a round: each comes behind each other one equally often, in `count` rounds or twice as many if that is odd
-/// (Williams 1949, designs balanced for residual effects), so that none always meets what the same other one left behind.
+/// The order of `count` arms in a round: each comes behind each other one equally often, in `count` rounds or twice as
+/// many if that is odd (Williams 1949, designs balanced for residual effects), so that none always meets what the same
+/// other one left behind.
 pub fn order(round: usize, count: usize) -> Vec<usize> {
     let zigzag = (0..count).map(|i| if i % 2 == 0 { i / 2 } else { count - 1 - i / 2 });
     let mut order: Vec<usize> = zigzag.map(|at| (at + round / (1 + count % 2)) % count).collect();
@@ -116,7 +117,8 @@ pub fn order(round: usize, count: usize) -> Vec<usize> {
     order
 }
 
-/// Samples all arms in turn, round after round in the orders of `order`: one round to warm up, which does not count, then `run.pairs`.
+/// Samples all arms in turn, round after round in the orders of `order`: one round to warm up, which does not count,
+/// then `run.pairs`.
 ///
 /// Errors: the first of any arm, or that the user wants to stop.
 pub fn alternate(run: &Run, what: &str, arms: Vec<Arm<'_>>) -> Outcome<Vec<Series>> {
@@ -173,8 +175,8 @@ mod tests {
     use super::*;
     use std::collections::{BTreeMap, BTreeSet};
 
-    /// Goal: every arm is in every round once, and each comes right behind each other one equally often. Method: all rounds of a whole
-    /// design, for the numbers of arms that there are.
+    /// Goal: every arm is in every round once, and each comes right behind each other one equally often. Method: all
+    /// rounds of a whole design, for the numbers of arms that there are.
     #[test]
     fn neighbours_are_balanced() {
         for count in 2..=12 {

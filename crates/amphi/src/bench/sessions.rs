@@ -1,8 +1,9 @@
-//! `amphi bench sessions`: what 1,000 sessions cost a server, beside 10: memory for each, and the rate of small requests over all of them.
+//! `amphi bench sessions`: what 1,000 sessions cost a server, beside 10: memory for each, and the rate of small
+//! requests over all of them.
 //!
-//! All clients run on one thread of this process, each with a connection of its own; each request goes to another session in turn, so
-//! that the server's tables are walked as a large cluster would. The request reads a symbolic link: as small as a stat, and no
-//! client caches its answer.
+//! All clients run on one thread of this process, each with a connection of its own; each request goes to another
+//! session in turn, so that the server's tables are walked as a large cluster would. The request reads a symbolic link:
+//! as small as a stat, and no client caches its answer.
 
 use super::Run;
 use super::idle::memory_mib;

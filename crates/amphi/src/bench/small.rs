@@ -11,7 +11,8 @@ use rustix::fs::OFlags;
 use std::cell::RefCell;
 use std::path::Path;
 
-/// The part of the file that is worked on; it fits the client's cache. The small one also stays in the processor's cache.
+/// The part of the file that is worked on; it fits the client's cache. The small one also stays in the processor's
+/// cache.
 const SPANS_BYTES: [u64; 2] = [1 << 20, 32 << 20];
 
 /// Measures the do-nothing target and AmphiFS in turn.

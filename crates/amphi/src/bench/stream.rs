@@ -49,7 +49,8 @@ impl Moved {
     }
 }
 
-/// Runs `count` streams at once, each on a thread of its own; all clocks start when all are ready. MiB/s of all together.
+/// Runs `count` streams at once, each on a thread of its own; all clocks start when all are ready. MiB/s of all
+/// together.
 pub fn together(count: usize, each: impl Fn(usize, &dyn Fn()) -> Outcome<Moved> + Sync) -> Outcome<f64> {
     let (ready, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
     let line = || {
@@ -207,8 +208,8 @@ pub fn drop_kernel_cache(path: &Path) -> Outcome {
 mod tests {
     use super::*;
 
-    /// Goal: what was prepared is read in transfers of any size from where it begins, and bytes that are not there are not taken for
-    /// it. Method: files with and without a shift; reads of another file's bytes and past the end.
+    /// Goal: what was prepared is read in transfers of any size from where it begins, and bytes that are not there are
+    /// not taken for it. Method: files with and without a shift; reads of another file's bytes and past the end.
     #[test]
     fn prepared_files_are_read() {
         let path = std::env::temp_dir().join(format!("amphi-prepared-{}", std::process::id()));

@@ -1,9 +1,9 @@
 //! `amphi bench tree`: untar and delete of a tree of at least 10,000 files through the mount.
 //!
-//! Beside it the budget: requests of the kernel x round trip of the do-nothing mount + writes of the log x one 4 KiB write with
-//! O_DIRECT; counts from the counters, both costs measured in the same rounds. Writes of the log are the logged transactions, or the groups
-//! of them that were written together where those are fewer. And the same on the local file system, and with answers that
-//! wait for the disk (`server.log_memory` off), in the same rounds.
+//! Beside it the budget: requests of the kernel x round trip of the do-nothing mount + writes of the log x one 4 KiB
+//! write with O_DIRECT; counts from the counters, both costs measured in the same rounds. Writes of the log are the
+//! logged transactions, or the groups of them that were written together where those are fewer. And the same on the
+//! local file system, and with answers that wait for the disk (`server.log_memory` off), in the same rounds.
 
 use super::Run;
 use super::clock::now;
@@ -32,7 +32,8 @@ pub fn run(run: &mut Run) -> Outcome {
     let local = run.dir.join("local");
     let target = MountedFile::open(&run.dir.join("null/data"), 4096, 1 << 20, OFlags::empty())?;
     let log = RefCell::new(RawFile::filled(&run.dir.join("raw"), "log", 64 << 20)?);
-    // Requests, transactions and groups of each untar and delete, as it is and with answers that wait for the disk; the warm-up round first.
+    // Requests, transactions and groups of each untar and delete, as it is and with answers that wait for the disk; the
+    // warm-up round first.
     let counts = RefCell::new(<[[Series; 3]; 4]>::default());
     let count = |step: usize, before: &Counters, after: &Counters| {
         let counted = &mut counts.borrow_mut()[step];

@@ -1,8 +1,9 @@
 //! Workloads of several processes on several mounts, in the manner of IOR and mdtest.
 //!
-//! Owns: where a workload runs (`place`), its processes and their common start (`tasks`), the two workloads (`ior`, `mdtest`), reading and writing (`transfers`), what
-//! is kept of single calls (`latency`). Does not own: the scenarios that use them (`scenario`), the clusters (`cluster`).
-//! Option names are those of IOR 4 and mdtest 4 where they have one.
+//! Owns: where a workload runs (`place`), its processes and their common start (`tasks`), the two workloads (`ior`,
+//! `mdtest`), reading and writing (`transfers`), what is kept of single calls (`latency`). Does not own: the scenarios
+//! that use them (`scenario`), the clusters (`cluster`). Option names are those of IOR 4 and mdtest 4 where they have
+//! one.
 
 pub mod ior;
 pub mod latency;

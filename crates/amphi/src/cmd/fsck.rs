@@ -11,8 +11,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Check every zone in the folders of stopped servers, within zones and, if the folders are those of all servers of a cluster,
-/// between them; changes nothing.
+/// Check every zone in the folders of stopped servers, within zones and, if the folders are those of all servers of a
+/// cluster, between them; changes nothing.
 #[derive(Args, Debug)]
 pub struct Fsck {
     /// Folders with the zones, as given to --data, one for each server

@@ -8,8 +8,8 @@ use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Mount a cluster, in the foreground; Ctrl-C, SIGTERM, SIGHUP or umount ends it in order, a second signal, a second or more after the
-/// first, at once.
+/// Mount a cluster, in the foreground; Ctrl-C, SIGTERM, SIGHUP or umount ends it in order, a second signal, a second or
+/// more after the first, at once.
 #[derive(Args, Debug)]
 pub struct Mount {
     /// Address of a server: unix:PATH or tcp:HOST:PORT; may be repeated, they are tried in turn
@@ -20,7 +20,8 @@ pub struct Mount {
     /// File with the cluster key
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// How long the connection's thread polls after its last work before it sleeps, if nobody else needs the core; microseconds
+    /// How long the connection's thread polls after its last work before it sleeps, if nobody else needs the core;
+    /// microseconds
     #[arg(long, default_value_t = 200, value_parser = spin_us())]
     link_spin_us: u64,
     #[command(flatten)]

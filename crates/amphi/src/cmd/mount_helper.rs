@@ -1,10 +1,10 @@
 //! What mount(8) runs for file systems of type `fuse.amphi`: `mount.fuse.amphi`.
 //!
-//! It is this binary under another name, so fstab, `mount -t fuse.amphi` and `mount -o remount` work with nothing but a link
-//! to it where mount(8) looks (`make install` makes it).
+//! It is this binary under another name, so fstab, `mount -t fuse.amphi` and `mount -o remount` work with nothing but a
+//! link to it where mount(8) looks (`make install` makes it).
 //!
-//! Owns: the options of an fstab line, mounting in the background, changing the flags of a mount. Does not own: what a mount
-//! is (`cmd::mount`, `cmd::up`), nor its end (`cmd::umount`).
+//! Owns: the options of an fstab line, mounting in the background, changing the flags of a mount. Does not own: what a
+//! mount is (`cmd::mount`, `cmd::up`), nor its end (`cmd::umount`).
 //!
 //! A mount has come when the line `ready` has; what its process said before is passed on.
 
@@ -22,8 +22,8 @@ use std::process::{Command, Stdio};
 
 /// Names under which mount(8) looks for the helper: the type in fstab may be short, or as the mount table has it.
 const NAMES: [&str; 2] = ["mount.fuse.amphi", "mount.amphi"];
-/// Words of an fstab line that are for mount(8), the init system or other file systems, and those that the kernel shows of a
-/// FUSE mount, which mount(8) repeats when it is mounted anew.
+/// Words of an fstab line that are for mount(8), the init system or other file systems, and those that the kernel shows
+/// of a FUSE mount, which mount(8) repeats when it is mounted anew.
 const FOR_OTHERS: [&str; 17] = [
     "defaults",
     "auto",
@@ -57,11 +57,13 @@ pub fn run_if_named() -> Option<Outcome> {
 #[derive(Parser, Debug)]
 #[command(name = "mount.fuse.amphi", version, about)]
 struct MountHelper {
-    /// Addresses of servers, with commas between them, or the absolute path of the data folder of a cluster of this machine
+    /// Addresses of servers, with commas between them, or the absolute path of the data folder of a cluster of this
+    /// machine
     source: OsString,
     /// Mount point
     dir: PathBuf,
-    /// Words with commas between them: those of `amphi mount -o`, and key=FILE, cache=SIZE, set=NAME=VALUE, private, log=FILE
+    /// Words with commas between them: those of `amphi mount -o`, and key=FILE, cache=SIZE, set=NAME=VALUE, private,
+    /// log=FILE
     #[arg(short = 'o', value_name = "WORD,...", allow_hyphen_values = true)]
     options: Vec<String>,
     /// Pass over words that are not known
@@ -271,8 +273,8 @@ mod tests {
         vec![text.to_string()]
     }
 
-    /// Goal: the words of an fstab line go where they belong, unknown ones are refused by name unless mount(8) wants them passed
-    /// over. Method: a table.
+    /// Goal: the words of an fstab line go where they belong, unknown ones are refused by name unless mount(8) wants
+    /// them passed over. Method: a table.
     #[test]
     fn words_of_fstab() {
         let asked = Asked::of(

@@ -20,7 +20,8 @@ pub struct Mpiio {
 
 #[derive(Subcommand, Debug)]
 enum Action {
-    /// Show what the cache of a file does in the jobs that have it open on this machine, or what AMPHI_MPIIO_STATS wrote
+    /// Show what the cache of a file does in the jobs that have it open on this machine, or what AMPHI_MPIIO_STATS
+    /// wrote
     Stats {
         /// A file that a job has open, or the file that AMPHI_MPIIO_STATS names
         #[arg(required = true, value_name = "FILE")]

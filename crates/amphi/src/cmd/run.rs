@@ -13,13 +13,15 @@ use std::process::Command;
 /// Run a program with the cooperative cache below its MPI-IO: `amphi run --mpiio -- mpirun -n 64 ./app`.
 #[derive(Args, Debug)]
 pub struct Run {
-    /// Put the cache of docs/MPIIO.md below the program's MPI_File_* functions; hints: AMPHI_MPIIO_HINTS='key=value;...'
+    /// Put the cache of docs/MPIIO.md below the program's MPI_File_* functions; hints:
+    /// AMPHI_MPIIO_HINTS='key=value;...'
     #[arg(long, required = true)]
     mpiio: bool,
     /// Which MPI library the program uses; auto asks the launcher
     #[arg(long, value_enum, default_value_t = Mpi::Auto, value_name = "LIBRARY")]
     mpi: Mpi,
-    /// Folder of the shims libamphi_mpiio_*.so; default: AMPHI_MPIIO_SHIMS, or beside this program (make mpiio, make install)
+    /// Folder of the shims libamphi_mpiio_*.so; default: AMPHI_MPIIO_SHIMS, or beside this program (make mpiio, make
+    /// install)
     #[arg(long, value_name = "DIR")]
     shims: Option<PathBuf>,
     /// The command, best behind --

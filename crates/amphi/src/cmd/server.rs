@@ -64,7 +64,8 @@ pub struct Server {
     /// Worker threads; targets are spread over them [default: 1]
     #[arg(long)]
     workers: Option<u16>,
-    /// How long a worker polls after its last work before it sleeps, if nobody else needs the core; microseconds [default: 200]
+    /// How long a worker polls after its last work before it sleeps, if nobody else needs the core; microseconds
+    /// [default: 200]
     #[arg(long, value_parser = spin_us())]
     worker_spin_us: Option<u64>,
     /// Whether the zones lie on rotating disks; auto looks at their devices [default: auto]
@@ -232,8 +233,9 @@ mod tests {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it starts")
     }
 
-    /// Goal: a worker that panics while others go on ends the process with an error, and the next one serves the folder. Method: the second of
-    /// two workers panics while it starts, in a server and in a server with a client; processes of this test's program play them.
+    /// Goal: a worker that panics while others go on ends the process with an error, and the next one serves the
+    /// folder. Method: the second of two workers panics while it starts, in a server and in a server with a client;
+    /// processes of this test's program play them.
     #[test]
     fn a_panic_while_it_starts_ends_a_server() {
         if let Ok(part) = std::env::var(PART) {

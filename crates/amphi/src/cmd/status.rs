@@ -222,8 +222,8 @@ mod tests {
         ServerInfo { id, name: name.into(), addrs: vec![format!("tcp:{name}:1")], targets }
     }
 
-    /// Goal: a server that is down is shown as such, with its targets; what the map and the answers say is valid JSON and all
-    /// of it is shown. Method: a made-up cluster of two servers, one of which does not answer.
+    /// Goal: a server that is down is shown as such, with its targets; what the map and the answers say is valid JSON
+    /// and all of it is shown. Method: a made-up cluster of two servers, one of which does not answer.
     #[test]
     fn a_server_that_is_down_is_shown() {
         let map =

@@ -5,7 +5,8 @@ use crate::failure::Outcome;
 use clap::Args;
 use std::path::PathBuf;
 
-/// Write back everything that programs wrote on a mount, through mappings too, and make it survive power loss; what sync(1) cannot do through FUSE.
+/// Write back everything that programs wrote on a mount, through mappings too, and make it survive power loss; what
+/// sync(1) cannot do through FUSE.
 #[derive(Args, Debug)]
 pub struct Sync {
     /// Mount point, or any file or directory there; default: the only mount here

@@ -1,7 +1,7 @@
 //! `amphi umount`: ends a mount and waits for the process behind it.
 //!
-//! umount(2) of a FUSE mount returns before its process has written everything back, and umount(8) waits for nothing else: a
-//! machine that is switched off right behind it, or a container that ends with it, would lose bytes.
+//! umount(2) of a FUSE mount returns before its process has written everything back, and umount(8) waits for nothing
+//! else: a machine that is switched off right behind it, or a container that ends with it, would lose bytes.
 
 use crate::control;
 use crate::failure::{During, Failure, Outcome};
@@ -16,8 +16,8 @@ use std::process::Command;
 /// How long everything may take to be written back, seconds.
 const WRITE_BACK_S: i64 = 600;
 
-/// Unmount, and wait until everything that was written on the mount is with the servers; the mount's own exit code says whether
-/// all of it was.
+/// Unmount, and wait until everything that was written on the mount is with the servers; the mount's own exit code says
+/// whether all of it was.
 #[derive(Args, Debug)]
 pub struct Umount {
     /// Mount point; default: the only mount here

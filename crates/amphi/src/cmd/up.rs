@@ -89,7 +89,8 @@ impl Storage {
     }
 }
 
-/// How long a reader of the kernel's requests polls by default, microseconds: as long as most programs take from one call to the next.
+/// How long a reader of the kernel's requests polls by default, microseconds: as long as most programs take from one
+/// call to the next.
 pub const FUSE_SPIN_US: u64 = 100;
 
 /// Options of a mount.
@@ -147,8 +148,8 @@ impl Mounting {
     }
 }
 
-/// Start a cluster on this machine and mount it, in one process unless more servers are wanted; Ctrl-C, SIGTERM or SIGHUP ends it in order, a
-/// second signal, a second or more after the first, at once.
+/// Start a cluster on this machine and mount it, in one process unless more servers are wanted; Ctrl-C, SIGTERM or
+/// SIGHUP ends it in order, a second signal, a second or more after the first, at once.
 #[derive(Args, Debug)]
 pub struct Up {
     #[command(flatten)]
@@ -156,18 +157,20 @@ pub struct Up {
     /// Mount point; must exist
     #[arg(long, value_name = "DIR")]
     mount: PathBuf,
-    /// Also listen on this address, for other mounts, further servers and `amphi status`: unix:PATH or tcp:HOST:PORT; may be repeated
+    /// Also listen on this address, for other mounts, further servers and `amphi status`: unix:PATH or tcp:HOST:PORT;
+    /// may be repeated
     #[arg(long, value_name = "ADDR")]
     listen: Vec<String>,
     /// File with the cluster key (at least 16 random bytes, mode 0600) [default on TCP: one that is made, cluster.key
     /// in the data folder]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Servers: the first in this process, each further one in a process and a folder of its own, with as many targets; a
-    /// cluster can grow but not shrink [default: those that there are, or 1]
+    /// Servers: the first in this process, each further one in a process and a folder of its own, with as many targets;
+    /// a cluster can grow but not shrink [default: those that there are, or 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(SERVERS_MAX)))]
     servers: Option<u16>,
-    /// Whether a worker keeps its core and who waits for it uses others, while most requests wait for workers and for less than 1 ms
+    /// Whether a worker keeps its core and who waits for it uses others, while most requests wait for workers and for
+    /// less than 1 ms
     #[arg(long, value_enum, default_value_t = Placement::Apart)]
     cores: Placement,
     #[command(flatten)]

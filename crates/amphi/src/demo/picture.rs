@@ -1,8 +1,8 @@
-//! The demo's picture: throughput over transfer size, one panel per direction and alignment, and below them how near `auto`
-//! came to the better fixed mode.
+//! The demo's picture: throughput over transfer size, one panel per direction and alignment, and below them how near
+//! `auto` came to the better fixed mode.
 //!
-//! Lines are medians, bars the range over all rounds. Both axes go in powers of two: a step is a doubling. Legends have strips of
-//! their own, so that they hide no curve.
+//! Lines are medians, bars the range over all rounds. Both axes go in powers of two: a step is a doubling. Legends have
+//! strips of their own, so that they hide no curve.
 
 use super::table::{Row, Sample};
 use crate::failure::{Failure, Outcome};

@@ -1,9 +1,10 @@
 //! The demo's table: every transfer size, aligned and not, in each mode, beside the raw storage folder.
 //!
-//! Invariants: every cell streams a file of the whole size, unless its time is over; before each read the file is written anew by large
-//! direct writes, and files of the raw folder leave the kernel's cache, so reads are cold. All cells together take no longer than
-//! `BUDGET` and what the last calls and `fsync` of each take. All cells are measured once, then all again as long as that fits
-//! the budget: what is shown is the median of the rounds, with their range in the picture.
+//! Invariants: every cell streams a file of the whole size, unless its time is over; before each read the file is
+//! written anew by large direct writes, and files of the raw folder leave the kernel's cache, so reads are cold. All
+//! cells together take no longer than `BUDGET` and what the last calls and `fsync` of each take. All cells are measured
+//! once, then all again as long as that fits the budget: what is shown is the median of the rounds, with their range in
+//! the picture.
 
 use super::bar;
 use crate::bench::clock::now;
@@ -310,7 +311,8 @@ pub fn render(found: &Rows) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: what is shown of several rounds is their middle, and the ratio is of middles. Method: samples made by hand.
+    /// Goal: what is shown of several rounds is their middle, and the ratio is of middles. Method: samples made by
+    /// hand.
     #[test]
     fn medians_of_rounds() {
         let sample = |values: &[f64]| Sample(values.to_vec());
@@ -328,8 +330,8 @@ mod tests {
         assert_eq!(row.ratio(), 0.9);
     }
 
-    /// Goal: all cells together have no more than the budget, however long each takes, and each has its share. Method: cells that all take
-    /// what they may, on a clock that is moved.
+    /// Goal: all cells together have no more than the budget, however long each takes, and each has its share. Method:
+    /// cells that all take what they may, on a clock that is moved.
     #[test]
     fn cells_keep_to_the_budget() {
         let cells = (SIZES.len() * 2 * STREAMS * 2) as u32;

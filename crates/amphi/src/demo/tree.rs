@@ -162,8 +162,8 @@ pub fn delete(dir: &Path) -> Outcome {
 mod tests {
     use super::*;
 
-    /// Goal: a listing that lacks a file, or has one too many, is no listing of the tree. Method: a small tree, its copy, a name taken out and
-    /// one put in.
+    /// Goal: a listing that lacks a file, or has one too many, is no listing of the tree. Method: a small tree, its
+    /// copy, a name taken out and one put in.
     #[test]
     fn listings_are_compared() {
         let dir = tempfile::tempdir().expect("temporary folder");

@@ -1,5 +1,5 @@
-//! Asynchronous I/O of the kernel (`io_submit`) on files of the mount: several requests in flight, right bytes, errors where they belong
-//! (sanity 398p to 398s).
+//! Asynchronous I/O of the kernel (`io_submit`) on files of the mount: several requests in flight, right bytes, errors
+//! where they belong (sanity 398p to 398s).
 
 use crate::harness::{Daemon, Place, pattern};
 use rustix::fs::{OFlags, XattrFlags, setxattr};
@@ -84,7 +84,8 @@ impl Queue {
         Queue { context }
     }
 
-    /// Hands all requests over in one call; what the call says, and what came of each that it took: bytes, or minus the errno.
+    /// Hands all requests over in one call; what the call says, and what came of each that it took: bytes, or minus the
+    /// errno.
     pub fn run(&self, requests: &[Request<'_>]) -> (io::Result<usize>, Vec<i64>) {
         let mut blocks: Vec<Block> = requests
             .iter()
@@ -100,8 +101,8 @@ impl Queue {
             })
             .collect();
         let pointers: Vec<*mut Block> = blocks.iter_mut().map(std::ptr::from_mut).collect();
-        // SAFETY: blocks live until the kernel has read them, within the call; the memory of the requests outlives their events, which are
-        // all waited for below.
+        // SAFETY: blocks live until the kernel has read them, within the call; the memory of the requests outlives
+        // their events, which are all waited for below.
         let taken = unsafe { libc::syscall(libc::SYS_io_submit, self.context, pointers.len(), pointers.as_ptr()) };
         if taken < 0 {
             return (Err(io::Error::last_os_error()), Vec::new());
@@ -173,9 +174,9 @@ impl Pieces {
     }
 }
 
-/// Goal: many requests handed over in one call, aligned and not, by open files of either kind, move what `pwrite` and `pread` would; a flush
-/// behind them is done; reads over the end are short. Method: writes side by side, compared; reads of all at once, with a change of
-/// the whole range in between by the other kind of open file.
+/// Goal: many requests handed over in one call, aligned and not, by open files of either kind, move what `pwrite` and
+/// `pread` would; a flush behind them is done; reads over the end are short. Method: writes side by side, compared;
+/// reads of all at once, with a change of the whole range in between by the other kind of open file.
 #[test]
 fn requests_side_by_side_move_the_right_bytes() {
     let (place, up) = striped();
@@ -232,8 +233,9 @@ fn requests_side_by_side_move_the_right_bytes() {
     place.fsck();
 }
 
-/// Goal: a file copied by asynchronous direct requests while a thread copies the same file through the cache is right all the time and in the end
-/// (sanity 398p, 398q). Method: both write the same bytes in steps of their own, over and over; a reader finds zeros or those bytes.
+/// Goal: a file copied by asynchronous direct requests while a thread copies the same file through the cache is right
+/// all the time and in the end (sanity 398p, 398q). Method: both write the same bytes in steps of their own, over and
+/// over; a reader finds zeros or those bytes.
 #[test]
 fn asynchronous_beside_buffered() {
     const LEN: usize = 3 << 20;
@@ -277,8 +279,9 @@ fn asynchronous_beside_buffered() {
     place.fsck();
 }
 
-/// Goal: a request that cannot be done fails alone: memory that is not there is EFAULT, an open file of the wrong kind is EBADF; those beside it are
-/// done, and nothing of the failed one is in the file. Method: one bad request among good ones, by open files of both kinds.
+/// Goal: a request that cannot be done fails alone: memory that is not there is EFAULT, an open file of the wrong kind
+/// is EBADF; those beside it are done, and nothing of the failed one is in the file. Method: one bad request among good
+/// ones, by open files of both kinds.
 #[test]
 fn a_bad_request_fails_alone() {
     let (place, up) = striped();

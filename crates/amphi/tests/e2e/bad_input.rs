@@ -170,8 +170,9 @@ fn second_server_and_second_mount() {
     place.fsck();
 }
 
-/// Goal: Promise S14: damage to a superblock, its loss, and a zone that was cut short are reported with their place, refused, and left as they
-/// are; nobody is told to take away what could be all that is left. Method: each with a zone of two.
+/// Goal: Promise S14: damage to a superblock, its loss, and a zone that was cut short are reported with their place,
+/// refused, and left as they are; nobody is told to take away what could be all that is left. Method: each with a zone
+/// of two.
 #[test]
 fn damaged_zones_are_refused() {
     use std::os::unix::fs::FileExt;
@@ -236,10 +237,10 @@ fn of_version(superblock: &[u8], version: u32) -> Vec<u8> {
     other
 }
 
-/// Goal: Promise S14: a zone of another version, and damage to its log or to a block of its metadata, are refused by every way to start a server
-/// with one line that has the place and the reason; nothing is changed, in other zones neither, and what was there before the damage is there
-/// when it is mended. Method: a server killed after a checkpoint and synced changes; bytes where docs/DISK_FORMAT.md says that the
-/// structures lie.
+/// Goal: Promise S14: a zone of another version, and damage to its log or to a block of its metadata, are refused by
+/// every way to start a server with one line that has the place and the reason; nothing is changed, in other zones
+/// neither, and what was there before the damage is there when it is mended. Method: a server killed after a checkpoint
+/// and synced changes; bytes where docs/DISK_FORMAT.md says that the structures lie.
 #[test]
 fn other_versions_and_damaged_metadata_are_refused() {
     use std::os::unix::fs::FileExt;

@@ -10,8 +10,9 @@ fn strided(place: &Place, more: &[&str]) -> std::process::Output {
     run(&args)
 }
 
-/// Goal: processes on mounts of their own write and read one file in turn, on one machine and behind links, and each read finds
-/// what was written. Method: both ways; the calls in the results are counted; folders and name spaces are gone afterwards.
+/// Goal: processes on mounts of their own write and read one file in turn, on one machine and behind links, and each
+/// read finds what was written. Method: both ways; the calls in the results are counted; folders and name spaces are
+/// gone afterwards.
 #[test]
 fn a_shared_file_on_one_machine_and_behind_links() {
     for more in [&["--up", "3"][..], &["--up", "3", "--link-mbit", "1000"]] {

@@ -160,8 +160,9 @@ fn three_servers_are_one_file_system() {
     running.into_values().for_each(Daemon::stop);
 }
 
-/// Goal: Promise S9, S12 with several servers: each of them is killed under load, calls wait, nothing that was acknowledged
-/// is lost, nothing is done twice. Method: as with one server; the log of what was done lies on the cluster as well.
+/// Goal: Promise S9, S12 with several servers: each of them is killed under load, calls wait, nothing that was
+/// acknowledged is lost, nothing is done twice. Method: as with one server; the log of what was done lies on the
+/// cluster as well.
 #[test]
 fn killed_servers_lose_nothing() {
     let place = Place::new();
@@ -222,8 +223,8 @@ fn killed_servers_lose_nothing() {
     running.into_values().for_each(Daemon::stop);
 }
 
-/// Goal: a server with empty targets joins a running cluster; the mount that is there uses it at once. Method: directories
-/// made after it joined lie on its targets, too; files that were there stay as they are.
+/// Goal: a server with empty targets joins a running cluster; the mount that is there uses it at once. Method:
+/// directories made after it joined lie on its targets, too; files that were there stay as they are.
 #[test]
 fn a_server_joins_a_running_cluster() {
     let place = Place::new();
@@ -273,8 +274,9 @@ fn copy_folder(from: &Path, to: &Path) {
     }
 }
 
-/// Goal: servers that do not belong to a cluster are refused with one line and exit code 2, and change nothing; the cluster
-/// goes on. Method: another key, the folder of another cluster, a folder that another server serves as a copy, nonsense.
+/// Goal: servers that do not belong to a cluster are refused with one line and exit code 2, and change nothing; the
+/// cluster goes on. Method: another key, the folder of another cluster, a folder that another server serves as a copy,
+/// nonsense.
 #[test]
 fn servers_that_do_not_belong() {
     let place = Place::new();
@@ -314,7 +316,8 @@ fn servers_that_do_not_belong() {
     first.stop();
 }
 
-/// Goal: configuration files and options that make no sense are refused with one line that names the place. Method: a table.
+/// Goal: configuration files and options that make no sense are refused with one line that names the place. Method: a
+/// table.
 #[test]
 fn configurations_that_make_no_sense() {
     let place = Place::new();

@@ -116,8 +116,8 @@ fn a_killed_mount_keeps_what_was_synced() {
     place.fsck();
 }
 
-/// Goal: Promise S1 for two mounts: names, sizes, attributes and data that one changes are seen by the other at once, also when
-/// both are warm, and over a crash of the server. Method: two mounts take turns.
+/// Goal: Promise S1 for two mounts: names, sizes, attributes and data that one changes are seen by the other at once,
+/// also when both are warm, and over a crash of the server. Method: two mounts take turns.
 #[test]
 fn two_mounts_see_each_other() {
     let place = Place::new();
@@ -193,8 +193,9 @@ fn an_unlinked_open_file_survives_a_server_crash() {
     place.fsck();
 }
 
-/// Goal: a server killed while files go, some of which are still open, gives every block back: those written past the cache as well as those through
-/// it (replay-single 89). Method: files of three ways, unlinked, some held open; kill right behind, start again, close; free blocks as before.
+/// Goal: a server killed while files go, some of which are still open, gives every block back: those written past the
+/// cache as well as those through it (replay-single 89). Method: files of three ways, unlinked, some held open; kill
+/// right behind, start again, close; free blocks as before.
 #[test]
 fn a_killed_server_leaks_no_blocks() {
     let place = Place::new();
@@ -238,8 +239,8 @@ fn a_killed_server_leaks_no_blocks() {
 }
 
 /// Goal: Promise S9: changes are answered before they are on the disk, and a kill loses none of them; the check of the
-/// stopped zones sees them, too. Method: each write of the disk is held back for 20 ms, however fast the machine's is; a
-/// thread makes files, one after the other, and never syncs; the server is killed in the middle three times, and each
+/// stopped zones sees them, too. Method: each write of the disk is held back for 20 ms, however fast the machine's is;
+/// a thread makes files, one after the other, and never syncs; the server is killed in the middle three times, and each
 /// time some changes are in memory only; nothing is left of that memory behind a stop in order.
 #[test]
 fn a_killed_server_loses_nothing_that_was_on_its_way() {
@@ -290,8 +291,8 @@ fn a_killed_server_loses_nothing_that_was_on_its_way() {
     srv.stop();
 }
 
-/// Goal: Promise S9: a server in a container waits for the disk, since memory there is killed with it. Method: a server in an IPC namespace of
-/// its own has no memory, and what was made before a kill is there.
+/// Goal: Promise S9: a server in a container waits for the disk, since memory there is killed with it. Method: a server
+/// in an IPC namespace of its own has no memory, and what was made before a kill is there.
 #[test]
 fn a_server_in_a_container_waits_for_the_disk() {
     let place = Place::new();
@@ -317,8 +318,8 @@ fn a_server_in_a_container_waits_for_the_disk() {
     place.fsck();
 }
 
-/// Goal: Promise S22: where the memory that outlives the server has gone with it, the mount is told, and a new one finds a whole file system.
-/// Method: the memory is removed between kill and start.
+/// Goal: Promise S22: where the memory that outlives the server has gone with it, the mount is told, and a new one
+/// finds a whole file system. Method: the memory is removed between kill and start.
 #[test]
 fn a_mount_is_told_that_memory_has_gone() {
     if let Err(e) = amphi_env::real::memory_outlives() {

@@ -15,8 +15,9 @@ fn is_there(program: &str) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// Goal: the demo goes through all its steps, says so, leaves table and picture and nothing else: no process, no mount, no cluster; the next one takes
-/// its folder, also where the one before failed, but not one with anything else in it. Method: a small tree, a small cache, small streams; what it prints and what is in its folder.
+/// Goal: the demo goes through all its steps, says so, leaves table and picture and nothing else: no process, no mount,
+/// no cluster; the next one takes its folder, also where the one before failed, but not one with anything else in it.
+/// Method: a small tree, a small cache, small streams; what it prints and what is in its folder.
 #[test]
 fn the_demo_leaves_a_table_and_a_picture() {
     if let Some(missing) = PROGRAMS.into_iter().find(|p| !is_there(p)) {

@@ -1,4 +1,5 @@
-//! Direct I/O at odd places, beside itself and beside the cache, on one mount and on two (FEATURES H6-H9; Promises S1-S4).
+//! Direct I/O at odd places, beside itself and beside the cache, on one mount and on two (FEATURES H6-H9; Promises
+//! S1-S4).
 
 use crate::harness::{Place, Random, pattern, run};
 use crate::two_mounts::Pair;
@@ -46,9 +47,9 @@ fn striped() -> (Place, crate::harness::Daemon) {
     (place, up)
 }
 
-/// Goal: direct requests of any size at any offset do what buffered ones do, with edges inside blocks and over stripes (sanity 119e, 119s,
-/// 119a, 119b). Method: a file copied in requests of each size from odd offsets, by `O_DIRECT` and by a file set to direct; a hole and
-/// an end within a request.
+/// Goal: direct requests of any size at any offset do what buffered ones do, with edges inside blocks and over stripes
+/// (sanity 119e, 119s, 119a, 119b). Method: a file copied in requests of each size from odd offsets, by `O_DIRECT` and
+/// by a file set to direct; a hole and an end within a request.
 #[test]
 fn odd_sizes_copy_right() {
     let (place, up) = striped();
@@ -92,8 +93,8 @@ fn odd_sizes_copy_right() {
     place.fsck();
 }
 
-/// Goal: memory at any address and calls with many odd parts, direct (sanity 119h, 119m to 119q). Method: buffers off by some bytes; vectors
-/// with empty, tiny and large parts at an odd offset.
+/// Goal: memory at any address and calls with many odd parts, direct (sanity 119h, 119m to 119q). Method: buffers off
+/// by some bytes; vectors with empty, tiny and large parts at an odd offset.
 #[test]
 fn odd_memory_and_vectors() {
     let (place, up) = striped();
@@ -136,9 +137,9 @@ fn odd_memory_and_vectors() {
     place.fsck();
 }
 
-/// Goal: requests side by side in one file, direct beside direct and direct beside buffered, never fail and never touch each other's bytes
-/// although they share blocks (sanity 119f, 119g, 241, 398b). Method: threads with records of their own, each read back at once by the
-/// other way.
+/// Goal: requests side by side in one file, direct beside direct and direct beside buffered, never fail and never touch
+/// each other's bytes although they share blocks (sanity 119f, 119g, 241, 398b). Method: threads with records of their
+/// own, each read back at once by the other way.
 #[test]
 fn both_ways_side_by_side() {
     const RECORD: usize = 9_001;
@@ -177,8 +178,9 @@ fn both_ways_side_by_side() {
     place.fsck();
 }
 
-/// Goal: `O_DIRECT` set and cleared on an open file: requests of either kind are right, and neither shows old bytes (sanity 398e); appends
-/// past the cache land at the end (398n). Method: one descriptor that changes, another one that writes in between.
+/// Goal: `O_DIRECT` set and cleared on an open file: requests of either kind are right, and neither shows old bytes
+/// (sanity 398e); appends past the cache land at the end (398n). Method: one descriptor that changes, another one that
+/// writes in between.
 #[test]
 fn o_direct_comes_and_goes() {
     let (place, up) = striped();
@@ -217,9 +219,9 @@ fn o_direct_comes_and_goes() {
     place.fsck();
 }
 
-/// Goal: Promise S17: a write past the end with `O_DIRECT` that fails cuts nothing off that another mount has written: the kernel asks for that then,
-/// with the size that it knows. What the program asks for is done. Method: refused writes (`hybrid.unaligned` off) on a mount whose kernel has an
-/// old size, then truncates of the same program.
+/// Goal: Promise S17: a write past the end with `O_DIRECT` that fails cuts nothing off that another mount has written:
+/// the kernel asks for that then, with the size that it knows. What the program asks for is done. Method: refused
+/// writes (`hybrid.unaligned` off) on a mount whose kernel has an old size, then truncates of the same program.
 #[test]
 fn a_failed_write_cuts_nothing_of_others() {
     let pair = Pair::new(1, &["--targets", "2"], &["--set", "hybrid.unaligned=off"]);
@@ -255,8 +257,9 @@ fn a_failed_write_cuts_nothing_of_others() {
     pair.stop();
 }
 
-/// Goal: Promise S1: a layout changes only while no other mount has the file open: it would read by the old one. Method: an empty file, open for
-/// reading on the other mount, which reads what is written then; the layout once it is closed.
+/// Goal: Promise S1: a layout changes only while no other mount has the file open: it would read by the old one.
+/// Method: an empty file, open for reading on the other mount, which reads what is written then; the layout once it is
+/// closed.
 #[test]
 fn a_layout_waits_for_readers_elsewhere() {
     let pair = Pair::new(1, &["--targets", "2"], &[]);
@@ -278,9 +281,9 @@ fn a_layout_waits_for_readers_elsewhere() {
     pair.stop();
 }
 
-/// Goal: direct on one mount against buffered on another, the same bytes of the same file at the same time: every read, by either way on
-/// either mount, shows one of the writes, whole (sanityn 16j, whose own two sides never met); nobody is evicted (398b). Method: records at
-/// odd places, in the window and below, each full of one number.
+/// Goal: direct on one mount against buffered on another, the same bytes of the same file at the same time: every read,
+/// by either way on either mount, shows one of the writes, whole (sanityn 16j, whose own two sides never met); nobody
+/// is evicted (398b). Method: records at odd places, in the window and below, each full of one number.
 fn a_race_of_both_ways(servers: usize) {
     const ROUNDS: u64 = 150;
     /// Offset and length: inside a block, over blocks, over stripes.
@@ -346,9 +349,9 @@ fn a_race_of_both_ways_on_two_servers() {
     a_race_of_both_ways(2);
 }
 
-/// Goal: what a reader has seen it never sees older, while its cache is dropped all the time, whichever way the writer goes (sanityn 16d, 16f,
-/// 16g). Method: one mount counts up in a page, buffered and direct in turn; readers of both mounts, one of them with a cache that other
-/// reads empty; a size that grows.
+/// Goal: what a reader has seen it never sees older, while its cache is dropped all the time, whichever way the writer
+/// goes (sanityn 16d, 16f, 16g). Method: one mount counts up in a page, buffered and direct in turn; readers of both
+/// mounts, one of them with a cache that other reads empty; a size that grows.
 #[test]
 fn what_was_seen_never_goes_back() {
     const LAST: u64 = 400;
@@ -386,8 +389,9 @@ fn what_was_seen_never_goes_back() {
     pair.stop();
 }
 
-/// Goal: a full file system, past the cache: the error if nothing was written, otherwise what is contiguous from the start; the size says the
-/// same and the bytes are right (sanity 398k, 398l). Method: one direct write larger than the space that is left, then more.
+/// Goal: a full file system, past the cache: the error if nothing was written, otherwise what is contiguous from the
+/// start; the size says the same and the bytes are right (sanity 398k, 398l). Method: one direct write larger than the
+/// space that is left, then more.
 #[test]
 fn a_direct_write_that_does_not_fit() {
     let place = Place::new();
@@ -418,9 +422,9 @@ fn a_direct_write_that_does_not_fit() {
     place.fsck();
 }
 
-/// Goal: memory that is not there fails a request with EFAULT and nothing else, whichever way it goes (sanity 119r); a single request of
-/// many megabytes, off by some bytes, is right (sanity 78). Method: addresses without memory behind them, then good ones, by an open
-/// file of each kind; one write and one read of 40 MiB.
+/// Goal: memory that is not there fails a request with EFAULT and nothing else, whichever way it goes (sanity 119r); a
+/// single request of many megabytes, off by some bytes, is right (sanity 78). Method: addresses without memory behind
+/// them, then good ones, by an open file of each kind; one write and one read of 40 MiB.
 #[test]
 fn bad_memory_and_huge_requests() {
     let (place, up) = striped();

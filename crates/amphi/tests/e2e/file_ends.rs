@@ -25,7 +25,8 @@ fn write_with(fd: impl AsFd, bytes: &[u8], offset: u64, flags: ReadWriteFlags) -
     pwritev2(fd, &[IoSlice::new(bytes)], offset, flags)
 }
 
-/// Appends through `here` by every flag there is, behind what `there`, the same file elsewhere or here, has got meanwhile.
+/// Appends through `here` by every flag there is, behind what `there`, the same file elsewhere or here, has got
+/// meanwhile.
 fn appends_by_flags(here: &Path, there: &Path) {
     let is = |expected: &[u8], what: &str| {
         for path in [here, there] {
@@ -72,7 +73,8 @@ fn appends_by_flags(here: &Path, there: &Path) {
     }
 }
 
-/// Lines that two threads for each path append to one file with `RWF_APPEND`, and a third one with `O_APPEND`, all stay.
+/// Lines that two threads for each path append to one file with `RWF_APPEND`, and a third one with `O_APPEND`, all
+/// stay.
 fn lines_appended_at_once(paths: [&Path; 2]) {
     const LINES: usize = 150;
     fs::write(paths[0], b"").expect("a new file");
@@ -105,8 +107,8 @@ fn lines_appended_at_once(paths: [&Path; 2]) {
     }
 }
 
-/// Goal: Promise S4: where a write goes is what the flags of the call say, not those of the open: `F_SETFL`, `RWF_APPEND`, `RWF_NOAPPEND`. Method:
-/// one mount, which appends through other descriptors meanwhile.
+/// Goal: Promise S4: where a write goes is what the flags of the call say, not those of the open: `F_SETFL`,
+/// `RWF_APPEND`, `RWF_NOAPPEND`. Method: one mount, which appends through other descriptors meanwhile.
 #[test]
 fn appends_by_the_flags_of_the_call() {
     let place = Place::new();
@@ -179,7 +181,8 @@ fn sizes_that_went_back(paths: [&Path; 2], writers: usize, writes: usize) -> usi
     back.into_inner()
 }
 
-/// Goal: Promise S1: a file that only grows never looks shorter than it looked before, to nobody. Method: one writer, then four; four that look.
+/// Goal: Promise S1: a file that only grows never looks shorter than it looked before, to nobody. Method: one writer,
+/// then four; four that look.
 #[test]
 fn a_size_never_goes_back() {
     let place = Place::new();
@@ -201,8 +204,9 @@ fn a_size_never_goes_back_on_two_mounts() {
     pair.stop();
 }
 
-/// Goal: data and holes are whole blocks, as on other file systems, also where a write ends in the middle of the last one. Method: short writes
-/// behind a truncate and before it; all data and holes of a file of 2,000 runs over several objects, in one pass, twice.
+/// Goal: data and holes are whole blocks, as on other file systems, also where a write ends in the middle of the last
+/// one. Method: short writes behind a truncate and before it; all data and holes of a file of 2,000 runs over several
+/// objects, in one pass, twice.
 #[test]
 fn data_and_holes() {
     let place = Place::new();

@@ -61,7 +61,8 @@ fn record(kind: i32, start: i64, len: i64) -> libc::flock {
 
 /// The life of a process, with system calls alone: it was forked from a program with several threads.
 fn live(path: &std::ffi::CStr, steps: i32, done: i32) -> ! {
-    // SAFETY: system calls with pointers to values that live as long as the calls; nothing here allocates or takes a lock.
+    // SAFETY: system calls with pointers to values that live as long as the calls; nothing here allocates or takes a
+    // lock.
     unsafe {
         // What other tests have open is not ours to keep open.
         for fd in 3..4096 {
@@ -212,8 +213,9 @@ fn file(place: &Place) -> std::path::PathBuf {
     path
 }
 
-/// Goal: Promise S19, S20: POSIX record locks as fcntl(2) has them: conflicts, what `F_GETLK` says, cutting, converting, ends of files, and
-/// that any close of the file by the process, its exit and its death give them up. Method: processes that do one call at a time.
+/// Goal: Promise S19, S20: POSIX record locks as fcntl(2) has them: conflicts, what `F_GETLK` says, cutting,
+/// converting, ends of files, and that any close of the file by the process, its exit and its death give them up.
+/// Method: processes that do one call at a time.
 #[test]
 fn record_locks() {
     let place = Place::new();
@@ -247,8 +249,9 @@ fn record_locks() {
     place.fsck();
 }
 
-/// Goal: Promise S18, S20: waits end with the lock, with a signal and nothing left, or are refused if they would close a circle;
-/// a waiter that is killed takes its request with it. Method: alarms without `SA_RESTART`, two processes that cross.
+/// Goal: Promise S18, S20: waits end with the lock, with a signal and nothing left, or are refused if they would close
+/// a circle; a waiter that is killed takes its request with it. Method: alarms without `SA_RESTART`, two processes that
+/// cross.
 #[test]
 fn waits_for_locks() {
     let place = Place::new();
@@ -286,9 +289,9 @@ fn waits_for_locks() {
     up.stop();
 }
 
-/// Goal: Promise S19: locks of open files, `flock` and OFD, belong to the open file: copies of a descriptor share them, the last close
-/// gives them up at once, other closes do not. Method: several descriptors of a process; then processes that open, lock and
-/// close their file again and again, all at the same time.
+/// Goal: Promise S19: locks of open files, `flock` and OFD, belong to the open file: copies of a descriptor share them,
+/// the last close gives them up at once, other closes do not. Method: several descriptors of a process; then processes
+/// that open, lock and close their file again and again, all at the same time.
 #[test]
 fn locks_of_open_files() {
     let place = Place::new();
@@ -416,8 +419,8 @@ fn more_waiters_than_threads() {
     up.stop();
 }
 
-/// Goal: Promise S21: a server that is killed and comes back knows who holds what, and who waits goes on waiting; while it is away a
-/// signal still ends a wait. Method: kill -9 between the calls of three processes.
+/// Goal: Promise S21: a server that is killed and comes back knows who holds what, and who waits goes on waiting; while
+/// it is away a signal still ends a wait. Method: kill -9 between the calls of three processes.
 #[test]
 fn locks_outlive_the_server() {
     let place = Place::new();

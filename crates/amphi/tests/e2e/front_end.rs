@@ -89,8 +89,8 @@ fn an_operators_story() {
     up.stop();
 }
 
-/// Goal: options of mount(8) do what they say, the last of two opposites counts, and a word that is none is refused. Method: one file system mounted
-/// in turn with each: a write, a program, a device file, an access time.
+/// Goal: options of mount(8) do what they say, the last of two opposites counts, and a word that is none is refused.
+/// Method: one file system mounted in turn with each: a write, a program, a device file, an access time.
 #[test]
 fn options_of_mount() {
     let place = Place::new();
@@ -134,8 +134,8 @@ fn options_of_mount() {
     assert!(out.status.code() == Some(2) && said.contains("sloppy"), "{said}");
 }
 
-/// Goal: what was written leaves the mount without being asked, after its age, and at once with `amphi sync`; sync(1) does not
-/// get through the kernel. Method: the gauge of dirty bytes.
+/// Goal: what was written leaves the mount without being asked, after its age, and at once with `amphi sync`; sync(1)
+/// does not get through the kernel. Method: the gauge of dirty bytes.
 #[test]
 fn old_bytes_leave_by_themselves() {
     let place = Place::new();

@@ -17,10 +17,11 @@ fn open(path: &std::path::Path, flags: OFlags) -> File {
     options.open(path).expect("open")
 }
 
-/// Goal: a program that writes while its server stays away waits, gets EIO after the bound and not before, also from calls that follow, of every
-/// kind; what was acknowledged as synced is there when the server is back, the mount goes on without being mounted again, and a file whose
-/// bytes could not be written back says so once. Method: a server that is killed while a thread writes records with `fsync`; direct,
-/// buffered, asynchronous calls and calls on names; then the server again.
+/// Goal: a program that writes while its server stays away waits, gets EIO after the bound and not before, also from
+/// calls that follow, of every kind; what was acknowledged as synced is there when the server is back, the mount goes
+/// on without being mounted again, and a file whose bytes could not be written back says so once. Method: a server that
+/// is killed while a thread writes records with `fsync`; direct, buffered, asynchronous calls and calls on names; then
+/// the server again.
 #[test]
 fn after_a_bound_calls_fail_until_the_server_is_back() {
     let place = Place::new();

@@ -67,8 +67,8 @@ fn open(dir: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(dir.join("f")).expect("open")
 }
 
-/// Goal: each command does what the document says, refuses bad input, and unknown ones are ENOTTY. Method: two mounts, one open file
-/// on each, every command with good and bad arguments.
+/// Goal: each command does what the document says, refuses bad input, and unknown ones are ENOTTY. Method: two mounts,
+/// one open file on each, every command with good and bad arguments.
 #[test]
 fn commands_of_an_open_file() {
     let place = Place::new();
@@ -113,8 +113,8 @@ fn commands_of_an_open_file() {
     assert_eq!(ioctl(&dir, SET_MODE, &mut 1u32), -libc::ENOTTY);
 }
 
-/// Goal: a list of ranges does what one command for each would, tells of each, and asks for nothing if one of them is bad. Method: lists of
-/// one, two and 32 ranges on two mounts, whose answers are known; bad counts and ranges.
+/// Goal: a list of ranges does what one command for each would, tells of each, and asks for nothing if one of them is
+/// bad. Method: lists of one, two and 32 ranges on two mounts, whose answers are known; bad counts and ranges.
 #[test]
 fn lists_of_locks_ahead() {
     let place = Place::new();
@@ -156,9 +156,9 @@ fn lists_of_locks_ahead() {
 
 extern "C" fn on_signal(_: i32) {}
 
-/// Goal: a group keeps others' I/O out until its last member leaves by command or by close; who waits for another group gets
-/// EINTR by a signal, EAGAIN without waiting; many who wait leave threads for those who end the wait. Method: two mounts,
-/// members and strangers; 300 threads that wait.
+/// Goal: a group keeps others' I/O out until its last member leaves by command or by close; who waits for another group
+/// gets EINTR by a signal, EAGAIN without waiting; many who wait leave threads for those who end the wait. Method: two
+/// mounts, members and strangers; 300 threads that wait.
 #[test]
 fn groups_through_the_mount() {
     let place = Place::new();
@@ -215,9 +215,9 @@ fn groups_through_the_mount() {
     assert_eq!((join(&other, 8, 1), leave(&other, 8)), (0, 0));
 }
 
-/// Goal: whoever may only read a file makes no group of it; reads that wait for a group stop nobody else's calls, on the mount of the
-/// group and on another one, nor does it matter how many they are. Method: 300 readers on each; other calls beside them, then the end of the
-/// group.
+/// Goal: whoever may only read a file makes no group of it; reads that wait for a group stop nobody else's calls, on
+/// the mount of the group and on another one, nor does it matter how many they are. Method: 300 readers on each; other
+/// calls beside them, then the end of the group.
 #[test]
 fn reads_that_wait_for_a_group_stop_nobody() {
     const READERS: usize = 300;
@@ -264,9 +264,10 @@ fn reads_that_wait_for_a_group_stop_nobody() {
     pair.stop();
 }
 
-/// Goal: changes that wait hold no thread: one user's waiting writers stop neither another user's calls nor his own, and
-/// each of them has done what it said when the wait is over. Method: 300 writers, with truncates, reservations and copies
-/// beside them, while another mount's group has the files; `ls` and a new file meanwhile; then the end of the groups.
+/// Goal: changes that wait hold no thread: one user's waiting writers stop neither another user's calls nor his own,
+/// and each of them has done what it said when the wait is over. Method: 300 writers, with truncates, reservations and
+/// copies beside them, while another mount's group has the files; `ls` and a new file meanwhile; then the end of the
+/// groups.
 #[test]
 fn changes_that_wait_for_a_group_stop_nobody() {
     const WRITERS: usize = 300;
@@ -351,8 +352,9 @@ fn changes_that_wait_for_a_group_stop_nobody() {
     pair.stop();
 }
 
-/// Goal: a mount joins a group that another one has although strangers of its own wait for the end of that group: a barrier among members
-/// does not hang. Method: strangers that read and write; then the join, and I/O of the member; with one server and with three.
+/// Goal: a mount joins a group that another one has although strangers of its own wait for the end of that group: a
+/// barrier among members does not hang. Method: strangers that read and write; then the join, and I/O of the member;
+/// with one server and with three.
 #[test]
 fn joining_passes_strangers_that_wait() {
     for servers in [1, 3] {

@@ -32,8 +32,9 @@ fn by_kernel(mount: &Path) -> u64 {
     counter(mount, "open_kernel_small_file") + counter(mount, "open_kernel_executable")
 }
 
-/// Goal: what the kernel has read once costs no request again, also through a new open, until it changes; a program that writes is seen
-/// at once (Promise S1). Method: reads of all sizes of a file are counted; then a write through another descriptor, and a truncate.
+/// Goal: what the kernel has read once costs no request again, also through a new open, until it changes; a program
+/// that writes is seen at once (Promise S1). Method: reads of all sizes of a file are counted; then a write through
+/// another descriptor, and a truncate.
 #[test]
 fn warm_reads_cost_no_request() {
     let place = Place::new();
@@ -68,8 +69,8 @@ fn warm_reads_cost_no_request() {
     place.fsck();
 }
 
-/// Goal: access times are renewed as `relatime` says, although the kernel serves the reads. Method: a read after a change, one more
-/// behind it.
+/// Goal: access times are renewed as `relatime` says, although the kernel serves the reads. Method: a read after a
+/// change, one more behind it.
 #[test]
 fn a_read_by_the_kernel_renews_the_access_time() {
     let place = Place::new();
@@ -105,9 +106,10 @@ fn look(how: usize, file: &File, offset: u64, map: *const u8) -> u64 {
     u64::from_ne_bytes(word)
 }
 
-/// Goal: what a write on one mount has returned is read by every later call on the other, from whichever place the kernel serves it (Promise
-/// S1 across mounts). Method: one mount fills three files with a number that grows, through open files that are kept or new ones each time; on
-/// the other a thread each reads one, by `pread`, through a mapping and by `sendfile`: none is smaller than what was written before the look.
+/// Goal: what a write on one mount has returned is read by every later call on the other, from whichever place the
+/// kernel serves it (Promise S1 across mounts). Method: one mount fills three files with a number that grows, through
+/// open files that are kept or new ones each time; on the other a thread each reads one, by `pread`, through a mapping
+/// and by `sendfile`: none is smaller than what was written before the look.
 fn reads_follow_the_other_mount(servers: usize) {
     let pair = Pair::new(servers, &["--targets", "2"], &["--set", "hybrid.contention=off"]);
     // A file for each way: none renews what another one sees.
@@ -191,9 +193,10 @@ fn reads_follow_the_other_mount_of_three_servers() {
     reads_follow_the_other_mount(3);
 }
 
-/// Goal: pages that the kernel keeps between opens are those of the file as it is, whatever another mount does to it: writes, cuts, extends,
-/// punches holes, replaces it (Promises S1, S5 across mounts). Method: each change on one mount, behind it a read of everything on the other
-/// through an open file that stays and through a new one; the other has read it before.
+/// Goal: pages that the kernel keeps between opens are those of the file as it is, whatever another mount does to it:
+/// writes, cuts, extends, punches holes, replaces it (Promises S1, S5 across mounts). Method: each change on one mount,
+/// behind it a read of everything on the other through an open file that stays and through a new one; the other has
+/// read it before.
 #[test]
 fn kept_pages_follow_every_change() {
     let pair = Pair::new(1, &["--targets", "2"], &[]);
@@ -253,8 +256,8 @@ fn kept_pages_follow_every_change() {
     pair.stop();
 }
 
-/// Reads all of a file by one of the ways that the kernel has. What it was told of the size may be old for some of them (docs/SEMANTICS.md,
-/// Several mounts), so it is asked for.
+/// Reads all of a file by one of the ways that the kernel has. What it was told of the size may be old for some of them
+/// (docs/SEMANTICS.md, Several mounts), so it is asked for.
 fn read_all(how: u64, file: &File, into: &Path) -> Vec<u8> {
     let len = file.metadata().expect("stat").len() as usize;
     let mut seen = vec![0; len + 10];
@@ -264,7 +267,8 @@ fn read_all(how: u64, file: &File, into: &Path) -> Vec<u8> {
             seen.truncate(n);
         }
         1 if len > 0 => {
-            // SAFETY: a fresh mapping of what is inside the file, which nobody cuts meanwhile, unmapped and not used after.
+            // SAFETY: a fresh mapping of what is inside the file, which nobody cuts meanwhile, unmapped and not used
+            // after.
             unsafe {
                 let map = mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::SHARED, file, 0).expect("map");
                 std::ptr::copy_nonoverlapping(map.cast::<u8>(), seen.as_mut_ptr(), len);
@@ -287,9 +291,10 @@ fn read_all(how: u64, file: &File, into: &Path) -> Vec<u8> {
     seen
 }
 
-/// Goal: whatever two mounts do to a file in turn, each of them reads it as it is, by every way that the kernel has, through open files that stay
-/// and through new ones (Promises S1, S3 across mounts). Method: random changes on either mount, through open files that write and are closed,
-/// so that the kernels keep pages between; behind each a read on either mount, against a vector.
+/// Goal: whatever two mounts do to a file in turn, each of them reads it as it is, by every way that the kernel has,
+/// through open files that stay and through new ones (Promises S1, S3 across mounts). Method: random changes on either
+/// mount, through open files that write and are closed, so that the kernels keep pages between; behind each a read on
+/// either mount, against a vector.
 #[test]
 fn random_changes_and_kept_pages() {
     let pair = Pair::new(1, &["--targets", "2"], &["--set", "hybrid.contention=off"]);
@@ -378,9 +383,9 @@ fn warm_reads_beside_another_mount() {
     pair.stop();
 }
 
-/// Goal: attributes that the kernel of one mount keeps are those of the file when another mount's change has returned (Promise S1 across
-/// mounts). Method: one mount sets times, modes and sizes of two files that grow; on the other two threads look, one by the name of the first
-/// file, one through an open file of the second, which no look-up renews.
+/// Goal: attributes that the kernel of one mount keeps are those of the file when another mount's change has returned
+/// (Promise S1 across mounts). Method: one mount sets times, modes and sizes of two files that grow; on the other two
+/// threads look, one by the name of the first file, one through an open file of the second, which no look-up renews.
 #[test]
 fn attributes_follow_the_other_mount() {
     let pair = Pair::new(1, &["--targets", "2"], &[]);
@@ -447,9 +452,10 @@ fn attributes_follow_the_other_mount() {
     pair.stop();
 }
 
-/// Goal: a mount that was stopped shows nothing old, neither bytes nor attributes, that its kernel keeps (docs/SEMANTICS.md, Several mounts).
-/// Method: a file is read and looked at on one mount, whose process is stopped; another mount writes it, which has to wait; once that has
-/// returned, no look on the stopped mount returns what was before.
+/// Goal: a mount that was stopped shows nothing old, neither bytes nor attributes, that its kernel keeps
+/// (docs/SEMANTICS.md, Several mounts). Method: a file is read and looked at on one mount, whose process is stopped;
+/// another mount writes it, which has to wait; once that has returned, no look on the stopped mount returns what was
+/// before.
 #[test]
 fn a_stopped_mount_shows_nothing_old() {
     let place = Place::new();

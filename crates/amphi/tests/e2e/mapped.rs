@@ -51,8 +51,8 @@ fn shared_and_private_mappings() {
     up.stop();
 }
 
-/// Goal: what was stored through a mapping survives `amphi sync` and a kill of everything, and the end of a mount that is in use, without a word
-/// of the program. Method: stores into many pages, and into one again; the mapping stays.
+/// Goal: what was stored through a mapping survives `amphi sync` and a kill of everything, and the end of a mount that
+/// is in use, without a word of the program. Method: stores into many pages, and into one again; the mapping stays.
 #[test]
 fn stores_are_written_by_sync_and_by_the_end() {
     const PAGES: usize = 2000;
@@ -63,8 +63,8 @@ fn stores_are_written_by_sync_and_by_the_end() {
     let size = PAGES * 4096;
     ftruncate(&f, size as u64).expect("truncate");
     let (bytes, rw) = (pattern(5, size), ProtFlags::READ | ProtFlags::WRITE);
-    // SAFETY: fresh mappings within the file, unmapped at the end of each part and not used after; a store into pages of a mount that has
-    // gone is not made.
+    // SAFETY: fresh mappings within the file, unmapped at the end of each part and not used after; a store into pages
+    // of a mount that has gone is not made.
     unsafe {
         let shared = mmap(std::ptr::null_mut(), size, rw, MapFlags::SHARED, &f, 0).expect("shared");
         std::slice::from_raw_parts_mut(shared.cast::<u8>(), size).copy_from_slice(&bytes);
@@ -86,9 +86,10 @@ fn stores_are_written_by_sync_and_by_the_end() {
     place.fsck();
 }
 
-/// Goal: neither a `pwrite` nor a store through a mapping to other bytes of the same page is lost, whichever comes first (docs/SEMANTICS.md,
-/// Mappings). Method: one thread writes 8 bytes at the start of every page of a file, another stores 8 in the middle of it, at the
-/// same time, through fresh mappings, again and again; both are looked for in the mapping, and by `pread` after it has gone.
+/// Goal: neither a `pwrite` nor a store through a mapping to other bytes of the same page is lost, whichever comes
+/// first (docs/SEMANTICS.md, Mappings). Method: one thread writes 8 bytes at the start of every page of a file, another
+/// stores 8 in the middle of it, at the same time, through fresh mappings, again and again; both are looked for in the
+/// mapping, and by `pread` after it has gone.
 #[test]
 fn stores_and_writes_to_one_page() {
     const PAGES: usize = 64;
@@ -142,7 +143,8 @@ fn stores_and_writes_to_one_page() {
     up.stop();
 }
 
-/// Goal: pages of a mapping are written back where they lie, also through an open for appending. Method: a store, then `msync`.
+/// Goal: pages of a mapping are written back where they lie, also through an open for appending. Method: a store, then
+/// `msync`.
 #[test]
 fn a_mapping_of_an_open_for_appending() {
     let place = Place::new();
@@ -165,7 +167,8 @@ fn a_mapping_of_an_open_for_appending() {
     up.stop();
 }
 
-/// How long programs of these tests run, and how long none of their calls may take: on a busy machine of tests a thread may wait for a core for a second.
+/// How long programs of these tests run, and how long none of their calls may take: on a busy machine of tests a thread
+/// may wait for a core for a second.
 const RUN: Duration = Duration::from_secs(4);
 const LONG: Duration = Duration::from_secs(3);
 
@@ -186,7 +189,8 @@ fn longest(begin: Instant, mut step: impl FnMut(u64)) -> Duration {
 fn stores(path: &Path, begin: Instant, pages: usize, pause: Duration) -> Duration {
     let f = open(path, OFlags::RDWR, Mode::empty()).expect("open");
     let rw = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a fresh mapping within the file, which never gets shorter than that, unmapped at the end and not used after.
+    // SAFETY: a fresh mapping within the file, which never gets shorter than that, unmapped at the end and not used
+    // after.
     unsafe {
         let map = mmap(std::ptr::null_mut(), pages * 4096, rw, MapFlags::SHARED, &f, 0).expect("map");
         let longest = longest(begin, |n| {
@@ -200,9 +204,10 @@ fn stores(path: &Path, begin: Instant, pages: usize, pause: Duration) -> Duratio
     }
 }
 
-/// Goal: a program that stores into a mapping, one that truncates the file, and one that writes it on another mount get on, also if there are
-/// such programs on both mounts, and no mount is evicted (docs/LOCKING.md, Pages in the kernel). Method: all of them at once, with one
-/// server and with three; what was written by calls is there afterwards, byte for byte.
+/// Goal: a program that stores into a mapping, one that truncates the file, and one that writes it on another mount get
+/// on, also if there are such programs on both mounts, and no mount is evicted (docs/LOCKING.md, Pages in the kernel).
+/// Method: all of them at once, with one server and with three; what was written by calls is there afterwards, byte for
+/// byte.
 #[test]
 fn stores_truncates_and_writes_of_two_mounts_get_on() {
     const WHOLE: u64 = 1 << 20;
@@ -246,8 +251,8 @@ fn stores_truncates_and_writes_of_two_mounts_get_on() {
     }
 }
 
-/// Goal: a program that stores into a mapping without a pause lets a read or a write of another mount through, and goes on itself. Method: the
-/// sizes and pauses with which a read of another mount waited for as long as the program ran.
+/// Goal: a program that stores into a mapping without a pause lets a read or a write of another mount through, and goes
+/// on itself. Method: the sizes and pauses with which a read of another mount waited for as long as the program ran.
 #[test]
 fn a_busy_mapping_lets_others_on() {
     let pair = Pair::new(1, &["--targets", "4"], &[]);

@@ -20,8 +20,8 @@ fn status(args: &[&str]) -> serde_json::Value {
     seen
 }
 
-/// Works on a mount until told to stop: makes, moves and removes files in directories that both mounts use, and appends to a log of both.
-/// Returns how often.
+/// Works on a mount until told to stop: makes, moves and removes files in directories that both mounts use, and appends
+/// to a log of both. Returns how often.
 fn work(mount: &Path, who: u64, stop: &AtomicBool, done: &AtomicU64) -> u64 {
     let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::APPEND;
     let log = open(mount.join("log"), flags, Mode::from_raw_mode(0o644)).expect("open");
@@ -82,8 +82,8 @@ fn under_load(mounts: &[PathBuf], trouble: impl FnOnce(&AtomicU64)) {
     mounts.iter().for_each(|m| check(m, &made));
 }
 
-/// Goal: servers with empty targets join while two mounts work, and both use them. Method: a second and a third server join under load; new
-/// directories lie on all targets.
+/// Goal: servers with empty targets join while two mounts work, and both use them. Method: a second and a third server
+/// join under load; new directories lie on all targets.
 #[test]
 fn servers_join_two_mounts_that_work() {
     let place = Place::new();
@@ -116,8 +116,9 @@ fn servers_join_two_mounts_that_work() {
     place.fsck_members(3);
 }
 
-/// Goal: a server that does not answer for a while, though it lives, holds up what lies there and nothing else, and nothing is lost or done
-/// twice when it goes on. Method: SIGSTOP of each server in turn under load of two mounts; files elsewhere are written meanwhile.
+/// Goal: a server that does not answer for a while, though it lives, holds up what lies there and nothing else, and
+/// nothing is lost or done twice when it goes on. Method: SIGSTOP of each server in turn under load of two mounts;
+/// files elsewhere are written meanwhile.
 #[test]
 fn servers_that_hang_are_waited_for() {
     let place = Place::new();
@@ -140,8 +141,8 @@ fn servers_that_hang_are_waited_for() {
     place.fsck_members(3);
 }
 
-/// Goal: mounts come and go under load of another one, in order and killed, and nobody waits for them long. Method: a second and a third mount are
-/// started, work, and are stopped or killed, while the first one works on.
+/// Goal: mounts come and go under load of another one, in order and killed, and nobody waits for them long. Method: a
+/// second and a third mount are started, work, and are stopped or killed, while the first one works on.
 #[test]
 fn mounts_come_and_go_under_load() {
     let place = Place::new();
@@ -171,8 +172,9 @@ fn mounts_come_and_go_under_load() {
     place.fsck_members(3);
 }
 
-/// Goal: Promise S19, S20, S21 with several servers: locks of applications exclude each other between mounts on every server, survive its
-/// restart, and go with a mount that is killed. Method: `flock` on files on all targets by two mounts.
+/// Goal: Promise S19, S20, S21 with several servers: locks of applications exclude each other between mounts on every
+/// server, survive its restart, and go with a mount that is killed. Method: `flock` on files on all targets by two
+/// mounts.
 #[test]
 fn file_locks_hold_on_every_server() {
     let place = Place::new();
@@ -211,7 +213,8 @@ fn file_locks_hold_on_every_server() {
     place.fsck_members(3);
 }
 
-/// Goal: `amphi up --servers 3` and further mounts are one file system. Method: two more mounts over the addresses that `amphi status` shows.
+/// Goal: `amphi up --servers 3` and further mounts are one file system. Method: two more mounts over the addresses that
+/// `amphi status` shows.
 #[test]
 fn up_with_several_servers_takes_more_mounts() {
     let place = Place::new();

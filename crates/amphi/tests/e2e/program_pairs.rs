@@ -40,8 +40,9 @@ fn stop(place: &Place, server: Daemon, mounts: [Daemon; 2]) {
     place.fsck();
 }
 
-/// Goal: locks, data and names are coherent enough for a database: none of the increments that two mounts make at the same time is lost, and the file
-/// is sound. Method: SQLite with its default rollback journal, 60 transactions on each mount.
+/// Goal: locks, data and names are coherent enough for a database: none of the increments that two mounts make at the
+/// same time is lost, and the file is sound. Method: SQLite with its default rollback journal, 60 transactions on each
+/// mount.
 #[test]
 fn sqlite_counts_right_on_two_mounts() {
     let place = Place::new();
@@ -70,8 +71,8 @@ fn sqlite_counts_right_on_two_mounts() {
     stop(&place, server, mounts);
 }
 
-/// Goal: a repository made and packed on one mount is sound on the other, and the other way round. Method: init, commit, gc on the first; fsck, clone and
-/// commit on the second; pull on the first.
+/// Goal: a repository made and packed on one mount is sound on the other, and the other way round. Method: init,
+/// commit, gc on the first; fsck, clone and commit on the second; pull on the first.
 #[test]
 fn git_on_one_mount_and_fsck_on_the_other() {
     let place = Place::new();
@@ -109,8 +110,8 @@ fn git_on_one_mount_and_fsck_on_the_other() {
     stop(&place, server, mounts);
 }
 
-/// Goal: a build that runs on two mounts at once makes one right program. Method: 24 C files, half of the objects made on each
-/// mount by a parallel make, linked on one of them and run on both.
+/// Goal: a build that runs on two mounts at once makes one right program. Method: 24 C files, half of the objects made
+/// on each mount by a parallel make, linked on one of them and run on both.
 #[test]
 fn make_on_two_mounts_at_once() {
     let place = Place::new();

@@ -1,4 +1,5 @@
-//! `fallocate` and `copy_file_range` through the mount: ranges, modes and open files that are wrong, with the errno that Linux documents.
+//! `fallocate` and `copy_file_range` through the mount: ranges, modes and open files that are wrong, with the errno
+//! that Linux documents.
 
 use crate::harness::{Place, pattern, rerrno};
 use rustix::fs::{FallocateFlags, Mode, OFlags, copy_file_range, fallocate, open, stat};
@@ -19,9 +20,9 @@ fn raw(result: i64) -> i32 {
     std::io::Error::last_os_error().raw_os_error().expect("an OS error")
 }
 
-/// Goal: `fallocate` refuses modes that do not exist or do not go together, ranges that are none or too large, and open files that cannot be
-/// written, and changes nothing; what it can do is done, with the size that Linux wants. Method: a table of calls on a file whose bytes
-/// and size are compared after each.
+/// Goal: `fallocate` refuses modes that do not exist or do not go together, ranges that are none or too large, and open
+/// files that cannot be written, and changes nothing; what it can do is done, with the size that Linux wants. Method: a
+/// table of calls on a file whose bytes and size are compared after each.
 #[test]
 fn fallocate_and_its_errors() {
     let place = Place::new();
@@ -80,8 +81,9 @@ fn fallocate_and_its_errors() {
     place.fsck();
 }
 
-/// Goal: `copy_file_range` refuses flags, open files of the wrong kind, ranges that overlap in one file or do not fit a file, and another file
-/// system, and changes nothing; at the end it copies what there is. Method: a table of calls, then copies that are right.
+/// Goal: `copy_file_range` refuses flags, open files of the wrong kind, ranges that overlap in one file or do not fit a
+/// file, and another file system, and changes nothing; at the end it copies what there is. Method: a table of calls,
+/// then copies that are right.
 #[test]
 fn copy_file_range_and_its_errors() {
     let place = Place::new();

@@ -1,5 +1,5 @@
-//! Each reason of the hybrid decision, triggered by a small workload of ordinary programs and read back with `amphi stats`; what was
-//! written is compared each time (Promise S3).
+//! Each reason of the hybrid decision, triggered by a small workload of ordinary programs and read back with `amphi
+//! stats`; what was written is compared each time (Promise S3).
 
 use crate::harness::{Daemon, Place, Starting, amphi, eventually, pattern, run};
 use crate::memory_group::MemoryGroup;
@@ -121,7 +121,8 @@ fn read_in(f: &File, expected: &[u8], step: usize) {
     }
 }
 
-/// Goal: `direct_user`. Method: `O_DIRECT`, the file's attribute, the mount's tunable; small requests, that would be buffered.
+/// Goal: `direct_user`. Method: `O_DIRECT`, the file's attribute, the mount's tunable; small requests, that would be
+/// buffered.
 #[test]
 fn direct_by_request_of_the_user() {
     let one = One::new(&[]);
@@ -151,8 +152,8 @@ fn direct_because_it_is_large() {
     one.end(&bytes);
 }
 
-/// Goal: `direct_contention`: two mounts that write one file in turn are sent direct, and come back when they are alone with it.
-/// Method: records of ior-hard, interleaved, until both have been; then one goes on by itself.
+/// Goal: `direct_contention`: two mounts that write one file in turn are sent direct, and come back when they are alone
+/// with it. Method: records of ior-hard, interleaved, until both have been; then one goes on by itself.
 #[test]
 fn direct_because_of_contention() {
     let place = Place::new();
@@ -211,8 +212,8 @@ fn direct_because_of_contention() {
     place.fsck();
 }
 
-/// Goal: writers that take turns and readers side by side are no contention (sanityn 32c). Method: each mount writes all of a file after the
-/// other, some rounds; then both read it at the same time.
+/// Goal: writers that take turns and readers side by side are no contention (sanityn 32c). Method: each mount writes
+/// all of a file after the other, some rounds; then both read it at the same time.
 #[test]
 fn no_contention_without_a_fight() {
     let place = Place::new();
@@ -239,8 +240,8 @@ fn no_contention_without_a_fight() {
     place.fsck();
 }
 
-/// Goal: `direct_memory` from the memory group of the mount: it begins and ends with the shortage, and the cache fits the group.
-/// Method: a cluster within a limited group, that is filled with other memory.
+/// Goal: `direct_memory` from the memory group of the mount: it begins and ends with the shortage, and the cache fits
+/// the group. Method: a cluster within a limited group, that is filled with other memory.
 #[test]
 fn direct_because_memory_is_short() {
     let Some(group) = MemoryGroup::make(256 << 20) else { return };
@@ -269,8 +270,8 @@ fn direct_because_memory_is_short() {
     one.end(&bytes);
 }
 
-/// Goal: `direct_memory` from the memory group of the caller, and from that alone. Method: one program within a full group, one outside; the
-/// switch.
+/// Goal: `direct_memory` from the memory group of the caller, and from that alone. Method: one program within a full
+/// group, one outside; the switch.
 #[test]
 fn direct_because_the_callers_memory_is_short() {
     let Some(group) = MemoryGroup::make(64 << 20) else { return };
@@ -317,8 +318,8 @@ fn direct_because_of_over_caching() {
     one.end(&bytes);
 }
 
-/// Goal: `direct_locality`: a stream over more than the cache goes direct, in reads and in writes; a part that is read again and again does
-/// not, also of a file that went direct before. Method: a cache of 8 MiB, 32 MiB of file.
+/// Goal: `direct_locality`: a stream over more than the cache goes direct, in reads and in writes; a part that is read
+/// again and again does not, also of a file that went direct before. Method: a cache of 8 MiB, 32 MiB of file.
 #[test]
 fn direct_for_lack_of_locality() {
     let one = One::new(&[
@@ -352,9 +353,9 @@ fn direct_for_lack_of_locality() {
     one.end(&bytes);
 }
 
-/// Goal: `buffered_faster`: reads of a file without locality go direct until that way is measured, and are then tried through the cache, which
-/// keeps them as long as it carries more; without learning none is. Method: a file of 64 MiB read over and over in the window through a
-/// cache of 4 MiB, so that nothing of it is ever used again.
+/// Goal: `buffered_faster`: reads of a file without locality go direct until that way is measured, and are then tried
+/// through the cache, which keeps them as long as it carries more; without learning none is. Method: a file of 64 MiB
+/// read over and over in the window through a cache of 4 MiB, so that nothing of it is ever used again.
 #[test]
 fn buffered_where_the_cache_carries_more() {
     const REQUEST: usize = 256 << 10;
@@ -381,8 +382,8 @@ fn buffered_where_the_cache_carries_more() {
     }
 }
 
-/// Goal: the four reasons to stay in the cache, each from the requests that are its own. Method: small requests, requests in the
-/// window, large ones of a file set to buffered, reads of what was just written.
+/// Goal: the four reasons to stay in the cache, each from the requests that are its own. Method: small requests,
+/// requests in the window, large ones of a file set to buffered, reads of what was just written.
 #[test]
 fn buffered_in_all_other_cases() {
     let one = One::new(&[]);
@@ -408,8 +409,8 @@ fn buffered_in_all_other_cases() {
     one.end(&bytes);
 }
 
-/// Goal: `AMPHI_IO_MODE` of the process that opens a file: read at the open, also right after an `exec`, below the file's own mode, with
-/// a switch. Method: dd with and without it.
+/// Goal: `AMPHI_IO_MODE` of the process that opens a file: read at the open, also right after an `exec`, below the
+/// file's own mode, with a switch. Method: dd with and without it.
 #[test]
 fn processes_choose_by_their_environment() {
     let one = One::new(&[]);
@@ -453,8 +454,8 @@ fn processes_choose_by_their_environment() {
     one.end(&bytes);
 }
 
-/// Goal: a program counts for the job that its environment names, by reason, in both prints, until a reset; the mount chooses the
-/// variables. Method: dd with different environments.
+/// Goal: a program counts for the job that its environment names, by reason, in both prints, until a reset; the mount
+/// chooses the variables. Method: dd with different environments.
 #[test]
 fn programs_count_for_the_job_of_their_environment() {
     let bytes = pattern(9, 64 << 10);
@@ -531,8 +532,8 @@ fn a_file_shows_its_own_counters() {
     one.end(&bytes);
 }
 
-/// Goal: storage that is said to rotate raises the large threshold and is shown; storage that is said not to does not, whatever the
-/// device says. Method: the same write on two clusters.
+/// Goal: storage that is said to rotate raises the large threshold and is shown; storage that is said not to does not,
+/// whatever the device says. Method: the same write on two clusters.
 #[test]
 fn rotating_storage_is_believed() {
     for (word, reason, shown) in [("true", "buffered_default", true), ("false", "direct_large", false)] {
@@ -548,8 +549,8 @@ fn rotating_storage_is_believed() {
     }
 }
 
-/// Goal: one server of two may rotate: files that lie on its targets too have the higher threshold, others do not. Method: a file over all
-/// targets and one on the master's alone.
+/// Goal: one server of two may rotate: files that lie on its targets too have the higher threshold, others do not.
+/// Method: a file over all targets and one on the master's alone.
 #[test]
 fn one_of_two_servers_rotates() {
     let place = Place::new();
@@ -578,8 +579,8 @@ fn one_of_two_servers_rotates() {
     place.fsck_members(2);
 }
 
-/// Goal: thresholds, modes and switches that change all the time change no byte (Promise S3), on one mount and between two. Method: two
-/// mounts write and read records of their own and of each other while a third thread turns everything.
+/// Goal: thresholds, modes and switches that change all the time change no byte (Promise S3), on one mount and between
+/// two. Method: two mounts write and read records of their own and of each other while a third thread turns everything.
 #[test]
 fn switching_storms_change_no_byte() {
     const SLOTS: usize = 48;

@@ -8,8 +8,9 @@ use std::fs;
 const ENOENT: i32 = 2;
 const ESTALE: i32 = 116;
 
-/// Goal: a directory that was removed, or replaced by a rename, is to whoever has it open what it was, without links, names or room for new ones; the
-/// new one of its name is another. Method: removed by the mount that has it open and by the other one; all calls by its descriptor. (Promise S6)
+/// Goal: a directory that was removed, or replaced by a rename, is to whoever has it open what it was, without links,
+/// names or room for new ones; the new one of its name is another. Method: removed by the mount that has it open and by
+/// the other one; all calls by its descriptor. (Promise S6)
 #[test]
 fn removed_while_open() {
     let pair = Pair::new(1, &[], &[]);

@@ -16,7 +16,8 @@ const HIS: u32 = 4242;
 /// A group that he is not in.
 const NOT_HIS: u32 = 4343;
 
-/// Runs `what` on a thread that has become the other user for good. System calls themselves: those of the C library are for all threads.
+/// Runs `what` on a thread that has become the other user for good. System calls themselves: those of the C library are
+/// for all threads.
 fn as_other<T: Send>(what: impl FnOnce() -> T + Send) -> T {
     let change = || {
         rustix::thread::set_thread_groups(&[Gid::from_raw(HIS)]).expect("setgroups");
@@ -61,9 +62,10 @@ const CHANGES: [(&str, Change); 9] = [
     }),
 ];
 
-/// Goal: each way to change a file's bytes clears setuid and, where the group may execute, setgid when another user than root does it, the owner
-/// included, and leaves them to root; setgid without execution, which is no privilege, stays for members of the group;
-/// the bytes are changed each time. Method: a table of modes by changes, made by root and by a thread that has given up root.
+/// Goal: each way to change a file's bytes clears setuid and, where the group may execute, setgid when another user
+/// than root does it, the owner included, and leaves them to root; setgid without execution, which is no privilege,
+/// stays for members of the group; the bytes are changed each time. Method: a table of modes by changes, made by root
+/// and by a thread that has given up root.
 #[test]
 fn changes_by_others_clear_the_bits() {
     let place = Place::new();
@@ -115,8 +117,9 @@ const CAPABILITY: &str = "security.capability";
 /// `cap_setuid=ep`, in the kernel's second form.
 const CAP_SETUID: [u8; 20] = [1, 0, 0, 2, 1 << 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// Goal: Promise S8: capabilities of a file go with each change of its bytes, whoever makes it, root and the owner included, and its
-/// bytes are changed; who may not write it cannot take them away. Method: the changes, made by root and by another user.
+/// Goal: Promise S8: capabilities of a file go with each change of its bytes, whoever makes it, root and the owner
+/// included, and its bytes are changed; who may not write it cannot take them away. Method: the changes, made by root
+/// and by another user.
 #[test]
 fn changes_take_capabilities_away() {
     let place = Place::new();
@@ -157,8 +160,9 @@ fn changes_take_capabilities_away() {
     place.fsck();
 }
 
-/// Goal: Promise S1, Promise S8: what a write by another user has taken away counts at once, also for who asks for the mode alone and for who runs the file: the
-/// kernel keeps no such mode. Method: a copy of `id` with setuid, each change, then the mode alone; and run after a write.
+/// Goal: Promise S1, Promise S8: what a write by another user has taken away counts at once, also for who asks for the
+/// mode alone and for who runs the file: the kernel keeps no such mode. Method: a copy of `id` with setuid, each
+/// change, then the mode alone; and run after a write.
 #[test]
 fn cleared_bits_count_at_once() {
     let place = Place::new();
@@ -193,9 +197,9 @@ fn cleared_bits_count_at_once() {
     place.fsck();
 }
 
-/// Goal: who becomes the owner or the group of a file gets no privilege with it, also from root, but directories keep their setgid; a user gets no
-/// setgid for a group that he is not in; others may not set the bits at all. Method: `chown` and `chmod` by root and by a thread that has
-/// given up root.
+/// Goal: who becomes the owner or the group of a file gets no privilege with it, also from root, but directories keep
+/// their setgid; a user gets no setgid for a group that he is not in; others may not set the bits at all. Method:
+/// `chown` and `chmod` by root and by a thread that has given up root.
 #[test]
 fn owners_and_modes() {
     let place = Place::new();
@@ -236,9 +240,9 @@ fn owners_and_modes() {
     place.fsck();
 }
 
-/// Goal: a write of whatever size and way clears the bits also where another mount has set them since the last one of the same open
-/// file, whose writes need not ask each time. Method: two mounts; a user writes through one, root sets the bits through the other,
-/// in turn.
+/// Goal: a write of whatever size and way clears the bits also where another mount has set them since the last one of
+/// the same open file, whose writes need not ask each time. Method: two mounts; a user writes through one, root sets
+/// the bits through the other, in turn.
 #[test]
 fn bits_set_by_another_mount_are_cleared() {
     let pair = Pair::new(1, &[], &[]);

@@ -28,9 +28,9 @@ fn stats(mount: &Path) -> BTreeMap<String, (u64, u64)> {
     text.lines().filter_map(row).collect()
 }
 
-/// Goal: many small files cost fewer messages with batches, and are the same with and without, also after a restart; a mount beside
-/// them sees each at once. Method: 3,000 files of 3,091 and 3,901 bytes in one directory, by one mount and by two in turn; contents
-/// are compared by the other mount, and after the servers were started again.
+/// Goal: many small files cost fewer messages with batches, and are the same with and without, also after a restart; a
+/// mount beside them sees each at once. Method: 3,000 files of 3,091 and 3,901 bytes in one directory, by one mount and
+/// by two in turn; contents are compared by the other mount, and after the servers were started again.
 #[test]
 fn three_thousand_small_files() {
     let mut per_file = Vec::new();
@@ -88,9 +88,10 @@ fn three_thousand_small_files() {
     }
 }
 
-/// Goal: the small files of a directory, made by one mount, are read in order by a mount that has never seen them for a fraction of a
-/// message each, with the right bytes; what the first one writes meanwhile is seen. Method: 500 files; counters of both mounts, with the
-/// switch on and off; then the writer replaces, appends to and cuts files that the reader comes to a little later.
+/// Goal: the small files of a directory, made by one mount, are read in order by a mount that has never seen them for a
+/// fraction of a message each, with the right bytes; what the first one writes meanwhile is seen. Method: 500 files;
+/// counters of both mounts, with the switch on and off; then the writer replaces, appends to and cuts files that the
+/// reader comes to a little later.
 #[test]
 fn files_read_in_order_travel_together() {
     let mut per_file = Vec::new();
@@ -157,8 +158,9 @@ fn files_read_in_order_travel_together() {
     assert!(per_file[0] > 4.0 * per_file[1], "messages per file without and with reading ahead: {per_file:?}");
 }
 
-/// Goal: a mount in a small memory group lives with as many small files as are written: what its cache takes counts, with all that is kept beside the
-/// bytes. Method: a group of 64 MiB around the mount alone; 6,000 files of 5,000 bytes, of which 3,000 were too many for it.
+/// Goal: a mount in a small memory group lives with as many small files as are written: what its cache takes counts,
+/// with all that is kept beside the bytes. Method: a group of 64 MiB around the mount alone; 6,000 files of 5,000
+/// bytes, of which 3,000 were too many for it.
 #[test]
 fn a_small_memory_group_holds_many_small_files() {
     let Some(group) = crate::memory_group::MemoryGroup::make(64 << 20) else { return };

@@ -45,7 +45,8 @@ impl Drop for Stops<'_> {
 }
 
 impl Worker {
-    /// Makes, renames, overwrites and removes files until told to stop, or until its mount is gone if it is the one that is killed.
+    /// Makes, renames, overwrites and removes files until told to stop, or until its mount is gone if it is the one
+    /// that is killed.
     fn run(&self, mount: &Path, random: &mut Random, stop: &AtomicBool) {
         let dir = mount.join(format!("w{}", self.who));
         while !stop.load(SeqCst) {
@@ -131,10 +132,11 @@ fn clean(mount: &Path, who: u64) {
     }
 }
 
-/// Goal: Promise S5, S9, S10, S12 for several mounts: whatever is killed, in whatever order, what was said to be stable is there and whole,
-/// seen by every mount, and nobody but the killed mount's own programs sees an error. Method: two mounts, a worker on each; every round kills a server or a
-/// mount (each once in random order, then random ones, at random moments), starts it again, and in between compares everything by the other mount;
-/// zones are checked at the end.
+/// Goal: Promise S5, S9, S10, S12 for several mounts: whatever is killed, in whatever order, what was said to be stable
+/// is there and whole, seen by every mount, and nobody but the killed mount's own programs sees an error. Method: two
+/// mounts, a worker on each; every round kills a server or a mount (each once in random order, then random ones, at
+/// random moments), starts it again, and in between compares everything by the other mount; zones are checked at the
+/// end.
 #[test]
 fn kills_of_servers_and_mounts_lose_nothing() {
     kills(1);

@@ -80,9 +80,9 @@ fn a_full_file_system_loses_nothing() {
     place.fsck();
 }
 
-/// Goal: Promise S15: a program that writes through the cache and never syncs is told by a write that nothing fits any more, long before the cache is
-/// full; what was written before is intact, and it goes on when there is room again. Method: fill small zones in pieces of
-/// 64 KiB, in one file and in the next; delete.
+/// Goal: Promise S15: a program that writes through the cache and never syncs is told by a write that nothing fits any
+/// more, long before the cache is full; what was written before is intact, and it goes on when there is room again.
+/// Method: fill small zones in pieces of 64 KiB, in one file and in the next; delete.
 #[test]
 fn buffered_writes_notice_a_full_target() {
     const PIECE: usize = 64 << 10;
@@ -123,7 +123,8 @@ fn buffered_writes_notice_a_full_target() {
     place.fsck();
 }
 
-/// Goal: overwriting what has its storage takes no more, also before it is written back. Method: blocks of a file before, while and after it is written anew.
+/// Goal: overwriting what has its storage takes no more, also before it is written back. Method: blocks of a file
+/// before, while and after it is written anew.
 #[test]
 fn overwritten_bytes_count_once() {
     let place = Place::new();
@@ -145,8 +146,9 @@ fn overwritten_bytes_count_once() {
     place.fsck();
 }
 
-/// Goal: `stat` counts what a file keeps after a truncate, also of one over many stripes, at once and after a restart. Method: cuts to lengths
-/// within the first stripe, at the end of another, within a block, to nothing and longer again; looked at before and after the close.
+/// Goal: `stat` counts what a file keeps after a truncate, also of one over many stripes, at once and after a restart.
+/// Method: cuts to lengths within the first stripe, at the end of another, within a block, to nothing and longer again;
+/// looked at before and after the close.
 #[test]
 fn truncated_files_count_what_they_keep() {
     let place = Place::new();

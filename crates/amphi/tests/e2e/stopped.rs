@@ -19,8 +19,8 @@ const MOUNTS: usize = 3;
 const STOPPED: usize = 0;
 /// What is written into its records while it is stopped.
 const TAKEN: u64 = 1 << 40;
-/// Where the mount that is stopped has a record of its own in its cache, which nobody asks for before: requests that go direct leave nothing
-/// behind by which it could hold others up.
+/// Where the mount that is stopped has a record of its own in its cache, which nobody asks for before: requests that go
+/// direct leave nothing behind by which it could hold others up.
 const CACHED_AT: u64 = ((SLOTS * MOUNTS * RECORD) as u64).next_multiple_of(1 << 20);
 
 fn offset(who: usize, slot: usize) -> u64 {
@@ -42,7 +42,8 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Writes the records of `who` in turn and reads them back until told to stop; returns what each holds, or nothing after an error.
+/// Writes the records of `who` in turn and reads them back until told to stop; returns what each holds, or nothing
+/// after an error.
 fn work(mount: &Path, who: usize, stop: &AtomicBool, done: &AtomicU64) -> Option<Vec<u64>> {
     let file = File::options().read(true).write(true).open(mount.join("f")).ok()?;
     let (mut at, mut got) = (vec![0; SLOTS], vec![0; RECORD]);
@@ -65,10 +66,11 @@ fn work(mount: &Path, who: usize, stop: &AtomicBool, done: &AtomicU64) -> Option
     Some(at)
 }
 
-/// Goal: a mount that is stopped in the middle of a contended file holds the others up no longer than its time to answer; when it goes on it
-/// writes nothing of before and shows nothing of before. Method: three mounts write records side by side until they go direct
-/// because of contention; one is stopped in the midst, another takes its records over, it goes on; its programs get errors or what
-/// is true, and every other mount reads what was written last, then and 3 s later.
+/// Goal: a mount that is stopped in the middle of a contended file holds the others up no longer than its time to
+/// answer; when it goes on it writes nothing of before and shows nothing of before. Method: three mounts write records
+/// side by side until they go direct because of contention; one is stopped in the midst, another takes its records
+/// over, it goes on; its programs get errors or what is true, and every other mount reads what was written last, then
+/// and 3 s later.
 #[test]
 fn a_mount_stopped_in_a_contended_file() {
     let place = Place::new();

@@ -1,4 +1,5 @@
-//! What a mount and the commands do when their surroundings change: nobody reads what they print, the terminal goes, the mount point is a link.
+//! What a mount and the commands do when their surroundings change: nobody reads what they print, the terminal goes,
+//! the mount point is a link.
 
 use crate::harness::{Daemon, Place, Starting, amphi, counter, errno, eventually, is_mounted, pattern, run};
 use rustix::process::{Pid, Signal, kill_process};
@@ -12,8 +13,8 @@ fn signal(daemon: &mut Daemon, signal: Signal) {
     kill_process(Pid::from_raw(daemon.pid() as i32).expect("a process"), signal).expect("signal");
 }
 
-/// Goal: a mount whose output nobody reads any more goes on, also while it has much to say, and stops in order. Method: both pipes are closed
-/// when it is ready; every log line is wanted; files come and go.
+/// Goal: a mount whose output nobody reads any more goes on, also while it has much to say, and stops in order. Method:
+/// both pipes are closed when it is ready; every log line is wanted; files come and go.
 #[test]
 fn a_mount_goes_on_when_nobody_reads_its_log() {
     let place = Place::new();
@@ -42,8 +43,9 @@ fn a_mount_goes_on_when_nobody_reads_its_log() {
     place.fsck();
 }
 
-/// Goal: a terminal that goes ends a mount in order, with all data, also if it says so more than once, and not one that was told to ignore that.
-/// Method: SIGHUP behind a write, twice; the same data is there again; then with the signal ignored.
+/// Goal: a terminal that goes ends a mount in order, with all data, also if it says so more than once, and not one that
+/// was told to ignore that. Method: SIGHUP behind a write, twice; the same data is there again; then with the signal
+/// ignored.
 #[test]
 fn a_hang_up_ends_in_order() {
     let place = Place::new();
@@ -65,8 +67,9 @@ fn a_hang_up_ends_in_order() {
     again.stop();
 }
 
-/// Goal: a program that ends a mount and sends its signal twice, as timeout(1) does to the process and to its group, ends it in order with all
-/// data. Method: a mount below timeout(1), which passes on the signal that it gets itself, behind a write.
+/// Goal: a program that ends a mount and sends its signal twice, as timeout(1) does to the process and to its group,
+/// ends it in order with all data. Method: a mount below timeout(1), which passes on the signal that it gets itself,
+/// behind a write.
 #[test]
 fn a_signal_that_comes_twice_ends_in_order() {
     let place = Place::new();
@@ -86,7 +89,8 @@ fn a_signal_that_comes_twice_ends_in_order() {
     place.fsck();
 }
 
-/// Goal: commands end as others do when their reader has gone. Method: a pipe that is closed before anything is written into it.
+/// Goal: commands end as others do when their reader has gone. Method: a pipe that is closed before anything is written
+/// into it.
 #[test]
 fn commands_end_with_their_reader() {
     let place = Place::new();
@@ -101,8 +105,8 @@ fn commands_end_with_their_reader() {
     up.stop();
 }
 
-/// Goal: the data folder may not lie under the mount point, nor the mount point in the data folder, also if neither is there yet under that
-/// name. Method: both, directly and by a link; nothing is made.
+/// Goal: the data folder may not lie under the mount point, nor the mount point in the data folder, also if neither is
+/// there yet under that name. Method: both, directly and by a link; nothing is made.
 #[test]
 fn data_and_mount_point_lie_apart() {
     let place = Place::new();
@@ -118,7 +122,8 @@ fn data_and_mount_point_lie_apart() {
     assert_eq!(fs::read_dir(place.mount()).expect("list").count(), 0);
 }
 
-/// Goal: the command that a killed mount was started with works again, also if its mount point is a link. Method: kill, start again.
+/// Goal: the command that a killed mount was started with works again, also if its mount point is a link. Method: kill,
+/// start again.
 #[test]
 fn a_dead_mount_behind_a_link_is_cleared() {
     let place = Place::new();
@@ -168,8 +173,8 @@ fn with_bytes_to_lose(place: &Place) -> Daemon {
     up
 }
 
-/// Goal: `amphi sync` tells of bytes that were lost, once, though their file is closed; the end of a mount tells of those that are lost then.
-/// Method: a full file system, buffered writes that nobody syncs.
+/// Goal: `amphi sync` tells of bytes that were lost, once, though their file is closed; the end of a mount tells of
+/// those that are lost then. Method: a full file system, buffered writes that nobody syncs.
 #[test]
 fn sync_and_the_end_tell_of_what_was_lost() {
     let place = Place::new();
@@ -190,8 +195,8 @@ fn sync_and_the_end_tell_of_what_was_lost() {
     place.fsck();
 }
 
-/// Goal: one copy_file_range copies no more than a large write does, so that a caller that is interrupted leaves no more behind. Method: 40 MiB
-/// in one call; the rest by going on.
+/// Goal: one copy_file_range copies no more than a large write does, so that a caller that is interrupted leaves no
+/// more behind. Method: 40 MiB in one call; the rest by going on.
 #[test]
 fn copies_come_in_pieces() {
     let place = Place::new();
@@ -213,8 +218,8 @@ fn copies_come_in_pieces() {
     up.stop();
 }
 
-/// Goal: a byte at the far end of a sparse file costs no more than another one, also when its lock goes to somebody else. Method: two mounts read
-/// and write there in turn.
+/// Goal: a byte at the far end of a sparse file costs no more than another one, also when its lock goes to somebody
+/// else. Method: two mounts read and write there in turn.
 #[test]
 fn the_far_end_of_a_sparse_file() {
     let place = Place::new();
@@ -241,8 +246,8 @@ fn the_far_end_of_a_sparse_file() {
     place.fsck();
 }
 
-/// Goal: what a layout command says of a path follows from what is wrong, not from the path's name. Method: a bad layout for a file whose name
-/// has "busy" in it; a file with data; the second of two paths.
+/// Goal: what a layout command says of a path follows from what is wrong, not from the path's name. Method: a bad
+/// layout for a file whose name has "busy" in it; a file with data; the second of two paths.
 #[test]
 fn layout_says_what_is_wrong() {
     let place = Place::new();

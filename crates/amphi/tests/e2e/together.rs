@@ -42,8 +42,8 @@ fn servers(place: &Place) -> usize {
     json["servers"].as_array().map_or(0, Vec::len)
 }
 
-/// Goal: one command starts several servers and stops all of them; the same command finds everything again; the cluster can
-/// grow but not shrink. Method: files before and after, the processes that are left.
+/// Goal: one command starts several servers and stops all of them; the same command finds everything again; the cluster
+/// can grow but not shrink. Method: files before and after, the processes that are left.
 #[test]
 fn servers_come_and_go_together() {
     let place = Place::new();
@@ -72,9 +72,9 @@ fn servers_come_and_go_together() {
     assert!(processes(&place).is_empty());
 }
 
-/// Goal: a server whose folder lost its zones, for instance because its disk is not mounted, is missed: nothing is made in its place, and when they
-/// are back everything is there. A first start that did not get to its end goes on. Method: the folder of each server of a stopped cluster is put
-/// away, with and without an empty one in its place.
+/// Goal: a server whose folder lost its zones, for instance because its disk is not mounted, is missed: nothing is made
+/// in its place, and when they are back everything is there. A first start that did not get to its end goes on. Method:
+/// the folder of each server of a stopped cluster is put away, with and without an empty one in its place.
 #[test]
 fn a_server_without_its_zones_is_missed() {
     let place = Place::new();
@@ -110,8 +110,8 @@ fn a_server_without_its_zones_is_missed() {
     place.fsck();
 }
 
-/// Goal: a folder that is named twice to fsck is checked once; folders that cannot belong together are refused, not called damaged. Method: the
-/// folders of a cluster of two servers, a copy of one, the folder of another cluster.
+/// Goal: a folder that is named twice to fsck is checked once; folders that cannot belong together are refused, not
+/// called damaged. Method: the folders of a cluster of two servers, a copy of one, the folder of another cluster.
 #[test]
 fn fsck_of_folders_that_do_not_go_together() {
     let place = Place::new();
@@ -134,7 +134,8 @@ fn fsck_of_folders_that_do_not_go_together() {
     other.fsck();
 }
 
-/// Goal: no server outlives the process that started it, and one that is killed is started again. Method: kill -9 of both.
+/// Goal: no server outlives the process that started it, and one that is killed is started again. Method: kill -9 of
+/// both.
 #[test]
 fn nothing_is_left_running() {
     let place = Place::new();
@@ -179,7 +180,8 @@ fn one_server_becomes_two() {
     place.fsck();
 }
 
-/// Goal: what is wrong with a further server is said in one line, and nothing is left. Method: a folder that cannot be made.
+/// Goal: what is wrong with a further server is said in one line, and nothing is left. Method: a folder that cannot be
+/// made.
 #[test]
 fn a_member_that_cannot_start() {
     let place = Place::new();

@@ -87,9 +87,9 @@ fn mode(bits: u32) -> Mode {
     Mode::from_raw_mode(bits)
 }
 
-/// Goal: Promise S1 across mounts, for names: made, removed, moved, replaced, linked; also a name that was looked up in vain.
-/// Method: each change on one mount, looked at on the other at once, both ways round; the other has looked before, so that it
-/// has something to cache.
+/// Goal: Promise S1 across mounts, for names: made, removed, moved, replaced, linked; also a name that was looked up in
+/// vain. Method: each change on one mount, looked at on the other at once, both ways round; the other has looked
+/// before, so that it has something to cache.
 fn names_are_seen_at_once(servers: usize) {
     let pair = Pair::new(servers, &["--targets", "4"], &[]);
     for (round, (x, y)) in pair.both().into_iter().cycle().take(8).enumerate() {
@@ -144,8 +144,8 @@ fn names_are_seen_at_once(servers: usize) {
     pair.stop();
 }
 
-/// Goal: Promise S1 across mounts, for attributes: permissions, owner, times, extended attributes, sizes. Method: as for names; with
-/// the file open on the other mount too.
+/// Goal: Promise S1 across mounts, for attributes: permissions, owner, times, extended attributes, sizes. Method: as
+/// for names; with the file open on the other mount too.
 fn attributes_are_seen_at_once(servers: usize) {
     let pair = Pair::new(servers, &["--targets", "3"], &[]);
     fs::write(pair.a.join("f"), b"12345").expect("write");
@@ -177,9 +177,10 @@ fn attributes_are_seen_at_once(servers: usize) {
     pair.stop();
 }
 
-/// Goal: Promise S1 across mounts, for data: what is written on one mount, small or large, through the cache or past it, is read on
-/// the other with nothing synced; sizes and times of a file that is being written show at once; a truncate empties the
-/// other's cache. Method: one file, writes of many sizes on either side in turn, read by the other after it has cached the old bytes.
+/// Goal: Promise S1 across mounts, for data: what is written on one mount, small or large, through the cache or past
+/// it, is read on the other with nothing synced; sizes and times of a file that is being written show at once; a
+/// truncate empties the other's cache. Method: one file, writes of many sizes on either side in turn, read by the other
+/// after it has cached the old bytes.
 fn data_is_seen_at_once(servers: usize) {
     let pair = Pair::new(servers, &["--targets", "3"], &["--cache", "64M"]);
     let path = "f";
@@ -239,7 +240,8 @@ fn write_at(fd: &impl std::os::fd::AsFd, bytes: &[u8], at: usize) {
     }
 }
 
-/// Goal: Promise S1, S3, S4 across mounts. Method: the random-operation tester on two and on three mounts at once against one byte vector.
+/// Goal: Promise S1, S3, S4 across mounts. Method: the random-operation tester on two and on three mounts at once
+/// against one byte vector.
 fn random_operations_on_several_mounts_agree_with_a_byte_vector(servers: usize) {
     let pair = Pair::new(servers, &["--targets", "3"], &["--cache", "8M"]);
     for seed in 0..3 {
@@ -258,8 +260,8 @@ fn random_operations_on_several_mounts_agree_with_a_byte_vector(servers: usize) 
     pair.stop();
 }
 
-/// Goal: Promise S1, S3, S4 across mounts that have no cache (sanityn 16c). Method: the random-operation tester on two mounts that are set to direct;
-/// no request has gone through a cache.
+/// Goal: Promise S1, S3, S4 across mounts that have no cache (sanityn 16c). Method: the random-operation tester on two
+/// mounts that are set to direct; no request has gone through a cache.
 #[test]
 fn random_operations_without_a_cache() {
     let pair = Pair::new(1, &["--targets", "3"], &["--set", "hybrid.mode=direct"]);
@@ -282,9 +284,9 @@ fn random_operations_without_a_cache() {
     pair.stop();
 }
 
-/// Goal: size and blocks of a file that grew by switched writes are right for everybody at once, by name and by open file, before and after it is
-/// closed, over truncates, and after a restart: no owner's copy of them lags behind (sanity 271ba, 806). Method: large writes, holes and truncates
-/// on one mount; the other looks each time.
+/// Goal: size and blocks of a file that grew by switched writes are right for everybody at once, by name and by open
+/// file, before and after it is closed, over truncates, and after a restart: no owner's copy of them lags behind
+/// (sanity 271ba, 806). Method: large writes, holes and truncates on one mount; the other looks each time.
 #[test]
 fn sizes_and_blocks_after_switched_writes() {
     const MIB: u64 = 1 << 20;
@@ -322,8 +324,8 @@ fn sizes_and_blocks_after_switched_writes() {
     pair.stop();
 }
 
-/// Goal: Promise S4 across mounts: records appended by two mounts at the same time lie whole, once, each mount's in its order. Method:
-/// two threads, records of many lengths.
+/// Goal: Promise S4 across mounts: records appended by two mounts at the same time lie whole, once, each mount's in its
+/// order. Method: two threads, records of many lengths.
 fn appends_of_two_mounts_lie_whole(servers: usize) {
     const RECORDS: usize = 120;
     let pair = Pair::new(servers, &["--targets", "2"], &[]);
@@ -363,8 +365,9 @@ fn appends_of_two_mounts_lie_whole(servers: usize) {
     pair.stop();
 }
 
-/// Goal: Promise S2 across mounts: writes of several megabytes, over several objects, buffered and direct, are one event each: a
-/// reader never sees a mixture. Method: two mounts write one range with different bytes over and over while both read it.
+/// Goal: Promise S2 across mounts: writes of several megabytes, over several objects, buffered and direct, are one
+/// event each: a reader never sees a mixture. Method: two mounts write one range with different bytes over and over
+/// while both read it.
 fn writes_over_several_objects_are_one_event(servers: usize) {
     const LEN: usize = 3 << 20;
     let pair = Pair::new(servers, &["--targets", "3"], &["--cache", "64M"]);
@@ -394,8 +397,8 @@ fn writes_over_several_objects_are_one_event(servers: usize) {
     pair.stop();
 }
 
-/// Goal: exclusive creation is exclusive across mounts, and whoever lost sees the winner's file. Method: both mounts make the same names at
-/// the same time.
+/// Goal: exclusive creation is exclusive across mounts, and whoever lost sees the winner's file. Method: both mounts
+/// make the same names at the same time.
 fn one_of_two_exclusive_creates_wins(servers: usize) {
     const NAMES: usize = 150;
     let pair = Pair::new(servers, &["--targets", "2"], &[]);
@@ -429,8 +432,9 @@ fn one_of_two_exclusive_creates_wins(servers: usize) {
     pair.stop();
 }
 
-/// Goal: Promise S6 across mounts: a file that is open on one mount and unlinked or replaced on the other stays readable and writable there
-/// until it is closed; its space comes back. Method: large file, free space before and after.
+/// Goal: Promise S6 across mounts: a file that is open on one mount and unlinked or replaced on the other stays
+/// readable and writable there until it is closed; its space comes back. Method: large file, free space before and
+/// after.
 fn files_unlinked_elsewhere_live_until_closed(servers: usize) {
     let pair = Pair::new(servers, &["--targets", "2"], &[]);
     let free = |m: &PathBuf| rustix::fs::statvfs(m).expect("statvfs").f_bfree;
@@ -453,8 +457,8 @@ fn files_unlinked_elsewhere_live_until_closed(servers: usize) {
     pair.stop();
 }
 
-/// Goal: records of 47,008 bytes that two mounts write in turn to one file (every page at an edge is shared) all arrive. Method: two threads, one
-/// fsync each at the end, compared by a third mount.
+/// Goal: records of 47,008 bytes that two mounts write in turn to one file (every page at an edge is shared) all
+/// arrive. Method: two threads, one fsync each at the end, compared by a third mount.
 fn strided_records_of_two_mounts_all_arrive(servers: usize) {
     const LEN: usize = 47_008;
     const RECORDS: usize = 80;
@@ -480,9 +484,9 @@ fn strided_records_of_two_mounts_all_arrive(servers: usize) {
     pair.stop();
 }
 
-/// Goal: a mount that is killed holds nobody up: what another one waits for comes at once, not after the deadline of callbacks, and
-/// everything the dead one had on the server is there (Promise S9). Method: dirty data and cached names on one mount, kill -9, the other one
-/// writes and renames the same.
+/// Goal: a mount that is killed holds nobody up: what another one waits for comes at once, not after the deadline of
+/// callbacks, and everything the dead one had on the server is there (Promise S9). Method: dirty data and cached names
+/// on one mount, kill -9, the other one writes and renames the same.
 fn a_killed_mount_holds_nobody_up(servers: usize) {
     let mut pair = Pair::new(servers, &["--targets", "2"], &[]);
     fs::create_dir(pair.a.join("d")).expect("mkdir");
@@ -506,9 +510,9 @@ fn a_killed_mount_holds_nobody_up(servers: usize) {
     pair.stop();
 }
 
-/// Goal: a mount that hangs is evicted within its deadline, the others go on; when it goes on it shows nothing old: its calls on what it had
-/// cached fail with EIO (FEATURES L5). Method: SIGSTOP with dirty data for the whole deadline of 30 s, which is longer than what a mount has
-/// cached may be used without a word of the server, SIGCONT.
+/// Goal: a mount that hangs is evicted within its deadline, the others go on; when it goes on it shows nothing old: its
+/// calls on what it had cached fail with EIO (FEATURES L5). Method: SIGSTOP with dirty data for the whole deadline of
+/// 30 s, which is longer than what a mount has cached may be used without a word of the server, SIGCONT.
 fn a_stopped_mount_is_evicted(servers: usize) {
     let mut pair = Pair::new(servers, &["--targets", "2"], &[]);
     let f =
@@ -536,9 +540,9 @@ fn a_stopped_mount_is_evicted(servers: usize) {
     pair.stop();
 }
 
-/// Goal: Promise S9, S12 with two mounts: servers that are killed under load of both, several times, lose nothing and do nothing twice;
-/// locks and names are as before. Method: each mount appends numbered lines to a log of both with fsync and moves a file
-/// of its own through directories of both.
+/// Goal: Promise S9, S12 with two mounts: servers that are killed under load of both, several times, lose nothing and
+/// do nothing twice; locks and names are as before. Method: each mount appends numbered lines to a log of both with
+/// fsync and moves a file of its own through directories of both.
 fn two_mounts_outlive_kills_of_the_server(servers: usize) {
     let mut pair = Pair::new(servers, &["--targets", "3"], &[]);
     for d in 0..5 {

@@ -24,8 +24,8 @@ fn open(path: &Path, flags: OFlags) -> File {
     options.open(path).expect("open")
 }
 
-/// Goal: while a lone program reads on, the mount gets ready what it reads next, and every byte is right; a program that jumps about costs
-/// nothing more. Method: a cached file read in both ways, the counter, and the switch.
+/// Goal: while a lone program reads on, the mount gets ready what it reads next, and every byte is right; a program
+/// that jumps about costs nothing more. Method: a cached file read in both ways, the counter, and the switch.
 #[test]
 fn a_lone_stream_finds_its_next_bytes_warm() {
     let place = Place::new();
@@ -92,9 +92,9 @@ fn work(path: &Path, thread: usize, steps: usize) -> Vec<u8> {
     model
 }
 
-/// Goal: units whose memory was kept hold what was written, are lent, written back and evicted as others are; the switch
-/// works. Method: threads that mix them with other writes, against vectors, in a cache that holds a fraction; compared through the
-/// cache and past it.
+/// Goal: units whose memory was kept hold what was written, are lent, written back and evicted as others are; the
+/// switch works. Method: threads that mix them with other writes, against vectors, in a cache that holds a fraction;
+/// compared through the cache and past it.
 #[test]
 fn kept_memory_holds_what_was_written() {
     let place = Place::new();

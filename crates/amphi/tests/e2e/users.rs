@@ -27,8 +27,8 @@ fn succeeded(out: &Output) {
     assert!(out.status.success(), "{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
 }
 
-/// Goal: a file of mode 0111 runs and cannot be read, one of mode 0444 the other way round. Method: copied programs, another
-/// user, the mount checked by the server as well as by the kernel.
+/// Goal: a file of mode 0111 runs and cannot be read, one of mode 0444 the other way round. Method: copied programs,
+/// another user, the mount checked by the server as well as by the kernel.
 #[test]
 fn execute_only_programs_run() {
     if !can_change_user() {
@@ -52,8 +52,9 @@ fails ./neither; fails cat neither
     up.stop();
 }
 
-/// Goal: writes of somebody who is not root, which the kernel marks each, cost no more than root's: large ones return while they
-/// are on their way, small ones ask nothing of the server. Method: `dd` as the other user; what the mount counted meanwhile.
+/// Goal: writes of somebody who is not root, which the kernel marks each, cost no more than root's: large ones return
+/// while they are on their way, small ones ask nothing of the server. Method: `dd` as the other user; what the mount
+/// counted meanwhile.
 #[test]
 fn marked_writes_are_pipelined_and_ask_nothing() {
     if !can_change_user() {
@@ -82,8 +83,9 @@ fn marked_writes_are_pipelined_and_ask_nothing() {
     up.stop();
 }
 
-/// Goal: an open directory is listed with the rights of whoever opened it, also by a program that has given them up. Method: root opens a directory of
-/// mode 0700; a thread that has become the other user cannot open it, and lists it, from the start and again.
+/// Goal: an open directory is listed with the rights of whoever opened it, also by a program that has given them up.
+/// Method: root opens a directory of mode 0700; a thread that has become the other user cannot open it, and lists it,
+/// from the start and again.
 #[test]
 fn open_directories_are_listed() {
     if !can_change_user() {
@@ -120,7 +122,8 @@ fn open_directories_are_listed() {
     up.stop();
 }
 
-/// Goal: devices are made by root alone, but for the character device 0:0, which anybody may make, as on Linux. Method: `mknod` as the other user.
+/// Goal: devices are made by root alone, but for the character device 0:0, which anybody may make, as on Linux. Method:
+/// `mknod` as the other user.
 #[test]
 fn whiteouts_are_for_all() {
     if !can_change_user() {
@@ -140,8 +143,8 @@ rm whiteout; test -z "$(ls)"
     up.stop();
 }
 
-/// Goal: somebody who may not use the control attributes of a mount is told so, and not that this is no mount. Method: commands of the other
-/// user at root's mount.
+/// Goal: somebody who may not use the control attributes of a mount is told so, and not that this is no mount. Method:
+/// commands of the other user at root's mount.
 #[test]
 fn commands_of_other_users_are_refused_as_such() {
     if !can_change_user() {
@@ -177,8 +180,8 @@ fn place_of_other() -> Place {
     place
 }
 
-/// Runs `user` as the other user behind `before` as root, in a mount name space of its own, where `/dev/fuse` can be opened to him as it is on most
-/// machines. `refuse` is run as root before that if he cannot open it yet.
+/// Runs `user` as the other user behind `before` as root, in a mount name space of its own, where `/dev/fuse` can be
+/// opened to him as it is on most machines. `refuse` is run as root before that if he cannot open it yet.
 fn with_fuse(place: &Place, refuse: &str, before: &str, user: &str) {
     let outer = format!(
         r#"
@@ -201,8 +204,9 @@ setpriv --reuid 1000 --regid 1000 --clear-groups bash -euc "$USER_SCRIPT"
     succeeded(&out);
 }
 
-/// Goal: who mounts the cluster of somebody else and may write in a part of it uses the commands there, and is told so where he may not; mount
-/// points that he cannot use are refused before anything is made. Method: root's server with a directory of the other user, who mounts it.
+/// Goal: who mounts the cluster of somebody else and may write in a part of it uses the commands there, and is told so
+/// where he may not; mount points that he cannot use are refused before anything is made. Method: root's server with a
+/// directory of the other user, who mounts it.
 #[test]
 fn a_mount_of_root_s_cluster() {
     if !can_change_user() {
@@ -243,9 +247,9 @@ kill $pid; wait $pid
     assert!(!is_mounted(&place.path("home/mount")));
 }
 
-/// Goal: somebody who is not root mounts his own cluster, works on it, tunes it, and ends it; nothing stays mounted. Method: a
-/// script as the other user with `fusermount3`; in a mount name space of its own, so that `/dev/fuse` can be opened to him as
-/// it is on most machines.
+/// Goal: somebody who is not root mounts his own cluster, works on it, tunes it, and ends it; nothing stays mounted.
+/// Method: a script as the other user with `fusermount3`; in a mount name space of its own, so that `/dev/fuse` can be
+/// opened to him as it is on most machines.
 #[test]
 fn a_mount_without_root() {
     if !can_change_user() {

@@ -25,7 +25,8 @@ pub(crate) enum Landing {
 
 impl PageCache {
     /// Puts `bytes` of the server at `range` where nothing is valid yet; beyond `bytes` come zeros. `still_true` is
-    /// asked under each unit's lock for the unit's part. Returns how many of `bytes` were copied: others keep the memory they came in.
+    /// asked under each unit's lock for the unit's part. Returns how many of `bytes` were copied: others keep the
+    /// memory they came in.
     pub(crate) fn fill(
         &self,
         file: &Arc<File>,
@@ -116,11 +117,11 @@ impl PageCache {
         dirty.unwrap_or(0).max(flights).max(before)
     }
 
-    /// Takes dirty bytes at the start of `range` out for write-back, dirty without a gap and not in flight. Returns them in a buffer
-    /// whose first byte lies as the file offset does. They stay readable.
+    /// Takes dirty bytes at the start of `range` out for write-back, dirty without a gap and not in flight. Returns
+    /// them in a buffer whose first byte lies as the file offset does. They stay readable.
     ///
-    /// Whole units that lie in one piece of memory (`slab`) are lent if `lend`, as many of a chunk as there are; otherwise all that
-    /// there is is copied.
+    /// Whole units that lie in one piece of memory (`slab`) are lent if `lend`, as many of a chunk as there are;
+    /// otherwise all that there is is copied.
     pub(crate) fn take_dirty(&self, file: &File, range: ByteRange, lend: bool) -> Option<(ByteRange, Buf)> {
         if lend && let Some(lent) = self.lend_dirty(file, range) {
             return Some(lent);
@@ -187,8 +188,8 @@ impl PageCache {
         Some((ByteRange::at(range.start, count * UNIT), buf))
     }
 
-    /// Ends the flight of `range`. `before_less` is called when the bytes are what they will be, and still count as dirty: who finds none
-    /// dirty knows of a failure.
+    /// Ends the flight of `range`. `before_less` is called when the bytes are what they will be, and still count as
+    /// dirty: who finds none dirty knows of a failure.
     pub(crate) fn landed(
         &self,
         file: &File,

@@ -1,11 +1,11 @@
 //! Memory groups: how much memory the cache may take, and whether a process' group is short of it.
 //!
-//! Owns: reading `/proc/meminfo` and the files of memory groups, versions 1 and 2. Does not own: when that is done, nor for
-//! whom (`callers`, the I/O half). Files are read by a function given to each call. "No limit" is a number near 2^63 in
-//! version 1 and `max` in version 2.
+//! Owns: reading `/proc/meminfo` and the files of memory groups, versions 1 and 2. Does not own: when that is done, nor
+//! for whom (`callers`, the I/O half). Files are read by a function given to each call. "No limit" is a number near
+//! 2^63 in version 1 and `max` in version 2.
 //!
-//! A group counts what its processes have in the kernel's page cache as used, and the kernel fills every group with that up
-//! to its limit. So inactive pages of files do not count here: they make room by themselves.
+//! A group counts what its processes have in the kernel's page cache as used, and the kernel fills every group with
+//! that up to its limit. So inactive pages of files do not count here: they make room by themselves.
 
 /// Limits beyond this are none, bytes.
 const NO_LIMIT: u64 = 1 << 60;
@@ -14,8 +14,9 @@ const LEVELS_MAX: usize = 64;
 
 type Read<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
-/// Bytes for the cache: 1/4 of the machine's memory, at most 3/8 of the smallest limit of this process' groups: what is under way and
-/// kept for the next stream lies beside it (measured: up to 250 MiB beside 256). `None` if the machine's memory cannot be read.
+/// Bytes for the cache: 1/4 of the machine's memory, at most 3/8 of the smallest limit of this process' groups: what is
+/// under way and kept for the next stream lies beside it (measured: up to 250 MiB beside 256). `None` if the machine's
+/// memory cannot be read.
 pub(crate) fn cache_bytes(read: &Read<'_>) -> Option<u64> {
     let quarter = memory_bytes(read)? / 4;
     let trees = Trees::find(read);
@@ -85,7 +86,8 @@ struct Tree {
 }
 
 impl Tree {
-    /// The one of version 2, or that of version 1 which limits memory; where it usually is if the mounts cannot be read.
+    /// The one of version 2, or that of version 1 which limits memory; where it usually is if the mounts cannot be
+    /// read.
     fn find(mounts: Option<&str>, unified: bool) -> Tree {
         let usual = if unified { "/sys/fs/cgroup" } else { "/sys/fs/cgroup/memory" };
         let found = mounts.and_then(|text| {
@@ -202,8 +204,8 @@ mod tests {
         assert!(Trees::find(&rubbish).levels(&rubbish, "rubbish\n\n::\n0::/a\n0::/../b\n").is_empty());
     }
 
-    /// Goal: a group at its share of its limit is short, whichever level it is; pages of files that nobody uses do not count.
-    /// Method: fake trees of both versions around the share.
+    /// Goal: a group at its share of its limit is short, whichever level it is; pages of files that nobody uses do not
+    /// count. Method: fake trees of both versions around the share.
     #[test]
     fn any_level_can_be_short() {
         let v2 = |job: &'static str, user: &'static str, idle: &'static str| {
@@ -234,8 +236,8 @@ mod tests {
         assert!(!own_short(&v1("990\n", "total_inactive_file 100\n"), 95));
     }
 
-    /// Goal: hierarchies are found where they are mounted, also of both versions at once, and below another root. Method: mounts
-    /// of a machine with both, and of a container.
+    /// Goal: hierarchies are found where they are mounted, also of both versions at once, and below another root.
+    /// Method: mounts of a machine with both, and of a container.
     #[test]
     fn trees_are_found() {
         let both = "30 24 0:26 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n\

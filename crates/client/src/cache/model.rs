@@ -14,16 +14,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Goal: the cache returns what was put in, keeps dirty bytes until they have landed, and its books agree. Method:
-/// random writes, also of whole units whose memory the cache keeps, fills, write-back in steps, loans, forgetting and evictions on
-/// three units, compared byte by byte with a server of one vector and a model of what must be read. What is lent, to readers or for its way
-/// to the server, must stay as it was.
+/// random writes, also of whole units whose memory the cache keeps, fills, write-back in steps, loans, forgetting and
+/// evictions on three units, compared byte by byte with a server of one vector and a model of what must be read. What
+/// is lent, to readers or for its way to the server, must stay as it was.
 #[test]
 fn cache_matches_bytes() {
     matches_bytes(200_000, 0..30, 1500);
 }
 
-/// Goal: the same where chunks are written as a whole and lie in one piece of memory, so that write-back lends it. Method: as above on three
-/// chunks, mostly in whole units; a good part of what is written back has to leave without a copy.
+/// Goal: the same where chunks are written as a whole and lie in one piece of memory, so that write-back lends it.
+/// Method: as above on three chunks, mostly in whole units; a good part of what is written back has to leave without a
+/// copy.
 #[test]
 fn chunks_in_one_piece_match_bytes() {
     let (lent, copied) = matches_bytes(3 * CHUNK - 5000, 100..110, 500);
@@ -195,8 +196,9 @@ fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
     (lent_bytes, copied_bytes)
 }
 
-/// Goal: bytes are used once by each request that was answered with them, however often it looked for the rest (H5). Method: a request for two
-/// units looks three times while the second is missing, then finds both; another one comes or not; what left the cache was used again or not.
+/// Goal: bytes are used once by each request that was answered with them, however often it looked for the rest (H5).
+/// Method: a request for two units looks three times while the second is missing, then finds both; another one comes or
+/// not; what left the cache was used again or not.
 #[test]
 fn looking_in_vain_is_no_use() {
     for again in [false, true] {
@@ -223,8 +225,8 @@ fn looking_in_vain_is_no_use() {
     }
 }
 
-/// Goal: what came first goes first, wherever it lies; what was used since the hand came by last stays. Method: two files fill the cache in
-/// turn, two more of their chunks come, one of the first is read again.
+/// Goal: what came first goes first, wherever it lies; what was used since the hand came by last stays. Method: two
+/// files fill the cache in turn, two more of their chunks come, one of the first is read again.
 #[test]
 fn what_came_first_goes_first() {
     let mut w = World::new(7, &[]);

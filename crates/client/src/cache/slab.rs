@@ -2,9 +2,10 @@
 //!
 //! Owns: which units get such memory. Does not own: whether they leave so (`fill`).
 //!
-//! A chunk that is written as a whole by one call, or in the course of a long stream, has one buffer cut into its units' memory. It goes back
-//! when its last unit leaves it, so a slab costs more than its units when some of them are never made, or stay: so a stream has to have
-//! `STREAM_BYTES` behind it, one that ends wastes at most one slab, and a unit that stays for long gets memory of its own.
+//! A chunk that is written as a whole by one call, or in the course of a long stream, has one buffer cut into its
+//! units' memory. It goes back when its last unit leaves it, so a slab costs more than its units when some of them are
+//! never made, or stay: so a stream has to have `STREAM_BYTES` behind it, one that ends wastes at most one slab, and a
+//! unit that stays for long gets memory of its own.
 //!
 //! Invariants: a slab is cut in the order of its units; at most one is being cut in a shard.
 
@@ -96,8 +97,8 @@ impl Slab {
 mod tests {
     use super::*;
 
-    /// Goal: a chunk's units get one piece of memory in their order; another chunk does not break into it, and gets its own when the first is
-    /// complete or was left alone for long. Method: units by hand.
+    /// Goal: a chunk's units get one piece of memory in their order; another chunk does not break into it, and gets its
+    /// own when the first is complete or was left alone for long. Method: units by hand.
     #[test]
     fn slabs_are_cut_in_order() {
         let (mut slab, slabs) = (Slab::default(), Slabs::default());

@@ -17,14 +17,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 /// Smallest memory of a unit, bytes.
 const SMALLEST: usize = 4096;
 
-/// What is kept for a file and its unit beside the unit's memory, bytes: themselves, their places in tables, the lock on the file, and what
-/// the allocator keeps for each of them.
+/// What is kept for a file and its unit beside the unit's memory, bytes: themselves, their places in tables, the lock
+/// on the file, and what the allocator keeps for each of them.
 const BOOKS_BYTES: u64 = (size_of::<File>() + size_of::<Unit>() + 1536) as u64;
 
 /// Whole units' memory between two uses: touching new memory costs as much as the copy into it.
 pub(crate) struct Spare {
     kept: Mutex<Vec<Buf>>,
-    /// That of units of small files, by size: the allocator finds no place for an aligned block where one of the same size was.
+    /// That of units of small files, by size: the allocator finds no place for an aligned block where one of the same
+    /// size was.
     small: [Mutex<Vec<Buf>>; SMALL_SIZES],
     most: AtomicUsize,
 }
@@ -182,8 +183,9 @@ impl Unit {
         }
     }
 
-    /// Memory that it costs, bytes: that of a small file with what the allocator rounds up, and with what the mount keeps for the file and the
-    /// unit, which is as much as the bytes. Of other units that is less than one part in ten.
+    /// Memory that it costs, bytes: that of a small file with what the allocator rounds up, and with what the mount
+    /// keeps for the file and the unit, which is as much as the bytes. Of other units that is less than one part in
+    /// ten.
     pub(crate) fn cost(&self) -> u64 {
         match &self.memory {
             Memory::Own(buf) if buf.capacity() > 0 && buf.capacity() < UNIT as usize => {
@@ -285,8 +287,9 @@ impl Unit {
         }
     }
 
-    /// Notes a write of `part` when the cache has been written `written` bytes. Returns whether its memory is probably in no cache of
-    /// the processor: so it is if more than `cold_after` bytes were written since the last one, and as long as writes go on from there.
+    /// Notes a write of `part` when the cache has been written `written` bytes. Returns whether its memory is probably
+    /// in no cache of the processor: so it is if more than `cold_after` bytes were written since the last one, and as
+    /// long as writes go on from there.
     pub(crate) fn is_cold(&mut self, part: ByteRange, written: u64, cold_after: u64) -> bool {
         let goes_on = self.cold && part.start >= self.written_to;
         self.cold = goes_on || written.saturating_sub(self.written_at) > cold_after;
@@ -315,8 +318,8 @@ impl Unit {
         self.now_dirty(part);
     }
 
-    /// Puts bytes of the whole unit in, dirty, by keeping the memory they lie in: `bytes`, which must be a unit's, is left with
-    /// other memory of arbitrary content. Returns by how much the memory grew.
+    /// Puts bytes of the whole unit in, dirty, by keeping the memory they lie in: `bytes`, which must be a unit's, is
+    /// left with other memory of arbitrary content. Returns by how much the memory grew.
     pub(crate) fn exchange(&mut self, bytes: &mut Buf, spare: &Spare) -> u64 {
         let before = self.cost();
         let free = match &mut self.memory {
@@ -371,7 +374,8 @@ impl Unit {
         self.departs(part);
     }
 
-    /// Its memory, for its way to the server, if all of it is dirty and none of it under way; a change goes to a copy meanwhile.
+    /// Its memory, for its way to the server, if all of it is dirty and none of it under way; a change goes to a copy
+    /// meanwhile.
     pub(crate) fn sendable(&self) -> Option<&Arc<Buf>> {
         match &self.memory {
             Memory::Own(buf) if self.is_dirty_throughout() && self.flight.is_empty() => Some(buf),
@@ -426,7 +430,8 @@ mod tests {
     use crate::api::OpenFlags;
     use crate::tests::World;
 
-    /// Goal: a small file counts with what the allocator rounds up and what is kept for it, a whole unit with its bytes. Method: units of both kinds.
+    /// Goal: a small file counts with what the allocator rounds up and what is kept for it, a whole unit with its
+    /// bytes. Method: units of both kinds.
     #[test]
     fn small_files_cost_more_than_their_bytes() {
         let mut w = World::new(1, &[]);

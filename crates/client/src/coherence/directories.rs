@@ -1,18 +1,21 @@
 //! Attributes of directories, while this mount is alone.
 //!
-//! The kernel forgets what it knows of a directory with each name that is made or removed there, and with each listing, and asks again. The
-//! answer to the change brings the attributes, so does the look-up or the listing before: that question needs no message. In company they
-//! come with a token and are cached under it (`tokens`); here is what is kept alone.
+//! The kernel forgets what it knows of a directory with each name that is made or removed there, and with each listing,
+//! and asks again. The answer to the change brings the attributes, so does the look-up or the listing before: that
+//! question needs no message. In company they come with a token and are cached under it (`tokens`); here is what is
+//! kept alone.
 //!
-//! Owns: what was shown or what the last change brought, and which changes are under way. Does not own: requests, the rule (`company`).
+//! Owns: what was shown or what the last change brought, and which changes are under way. Does not own: requests, the
+//! rule (`company`).
 //!
-//! Invariants: alone, nothing but requests of this mount changes a directory, so what was right after the last change stays right
-//! until the next one. Kept is only what was asked for and answered under one alone rule, what was shown only if no change of any directory
-//! began or ended meanwhile, and nothing is shown while a change of that directory is under way: somebody may have seen it already. Of changes
-//! that overlap the one with the highest place in the target's log was the last; if one of them brought nothing, nothing is kept. A rename
-//! touches inodes that it does not name: it keeps everything from being shown, and forgets all. So does the removal of a directory
-//! until its answer names it. A change whose answer was lost may still happen: nothing is kept for a while.
-//! Numbers: 4,096 directories, about 200 bytes each.
+//! Invariants: alone, nothing but requests of this mount changes a directory, so what was right after the last change
+//! stays right until the next one. Kept is only what was asked for and answered under one alone rule, what was shown
+//! only if no change of any directory began or ended meanwhile, and nothing is shown while a change of that directory
+//! is under way: somebody may have seen it already. Of changes that overlap the one with the highest place in the
+//! target's log was the last; if one of them brought nothing, nothing is kept. A rename touches inodes that it does not
+//! name: it keeps everything from being shown, and forgets all. So does the removal of a directory until its answer
+//! names it. A change whose answer was lost may still happen: nothing is kept for a while. Numbers: 4,096 directories,
+//! about 200 bytes each.
 
 use crate::core::Core;
 use crate::telemetry::tunables::Knob;
@@ -342,9 +345,10 @@ mod tests {
         }
     }
 
-    /// Goal: what is shown is always what the last change left, whatever order answers come in, and nothing while somebody may know
-    /// better; without overlaps it is shown always. Method: random changes of two directories and questions about them, each applied between
-    /// question and answer, some wide, some removals, some whose answers bring nothing, against the directories themselves.
+    /// Goal: what is shown is always what the last change left, whatever order answers come in, and nothing while
+    /// somebody may know better; without overlaps it is shown always. Method: random changes of two directories and
+    /// questions about them, each applied between question and answer, some wide, some removals, some whose answers
+    /// bring nothing, against the directories themselves.
     #[test]
     fn the_last_change_wins() {
         let (mut shown, mut overtaken, mut kept) = (0, 0, 0);

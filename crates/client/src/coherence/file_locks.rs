@@ -1,17 +1,19 @@
 //! Locks of applications on files (`flock`, `fcntl`), which the server of the file's inode keeps.
 //!
 //! Owns: what this mount's owners hold, to say it again to a restarted server and to give it up at close; requests that
-//! wait, and their interruption. Does not own: the rules (`dlm::FileLocks`, on the server), what an owner is (front ends).
+//! wait, and their interruption. Does not own: the rules (`dlm::FileLocks`, on the server), what an owner is (front
+//! ends).
 //!
 //! Invariants:
 //! * One request at a time is under way for an owner and a file (`Turn`), so the table changes in the order of the
 //!   server. A request that waits is none: it was answered "not yet", and is asked again when there are news of it.
-//! * The table never says more than the server: what is given up goes before it is sent, what is taken comes with the answer.
-//!   So a lock that the server may have given to somebody else is not presented after a restart. One exception: a request that
-//!   waits and makes part of what is held shared; until its client has heard of the grant, that part counts as exclusive.
-//! * A lock whose caller has gone without keeping it is given back ([`TakenLock`]), before anything else is asked for its owner: what comes
-//!   later may be for the same bytes. So a taken lock keeps its turn until it is kept or given back, and who is interrupted without a
-//!   connection leaves a turn, or a place in the queue for one, behind.
+//! * The table never says more than the server: what is given up goes before it is sent, what is taken comes with the
+//!   answer. So a lock that the server may have given to somebody else is not presented after a restart. One exception:
+//!   a request that waits and makes part of what is held shared; until its client has heard of the grant, that part
+//!   counts as exclusive.
+//! * A lock whose caller has gone without keeping it is given back ([`TakenLock`]), before anything else is asked for
+//!   its owner: what comes later may be for the same bytes. So a taken lock keeps its turn until it is kept or given
+//!   back, and who is interrupted without a connection leaves a turn, or a place in the queue for one, behind.
 //!
 //! The number that drove the design: 65,536 requests may wait, each for hours, and a session has a few dozen slots.
 
@@ -397,7 +399,8 @@ async fn reached(core: &Core, ino: Ino) -> bool {
     heard.is_ok_and(|(answer, _)| answer.result.is_ok())
 }
 
-/// A request that waits was not answered: it may be in the queue of the server, which would keep what it grants for nobody.
+/// A request that waits was not answered: it may be in the queue of the server, which would keep what it grants for
+/// nobody.
 async fn withdraw_later(core: Arc<Core>, lock: FileLockSpec, number: Number) {
     while reached(&core, lock.ino).await {
         let Ok(turn) = Turn::new(&core, (lock.ino, lock.owner)).await else { return };
@@ -484,8 +487,8 @@ impl Client {
     /// Takes a lock, or changes what the owner holds of the range, in one step. The caller is told, then the lock is
     /// [kept](TakenLock::keep).
     ///
-    /// Errors: `Again` if another owner holds a conflicting lock, `NoLck`, `Inval` for an empty range; `Io` once if locks
-    /// of the owner on the file were lost.
+    /// Errors: `Again` if another owner holds a conflicting lock, `NoLck`, `Inval` for an empty range; `Io` once if
+    /// locks of the owner on the file were lost.
     pub fn try_lock(&self, lock: FileLockSpec) -> Pending<TakenLock> {
         Pending::start(&self.core, take(self.core.clone(), lock, false, None))
     }
@@ -513,7 +516,8 @@ impl Client {
         Pending::start(&self.core, release(self.core.clone(), ino, owner))
     }
 
-    /// The lock with the lowest offset that stands in the way of `lock`. Its process is 0 if it belongs to another mount.
+    /// The lock with the lowest offset that stands in the way of `lock`. Its process is 0 if it belongs to another
+    /// mount.
     pub fn test_lock(&self, lock: FileLockSpec) -> Pending<Option<FileLockSpec>> {
         Pending::start(&self.core, test(self.core.clone(), lock))
     }
@@ -552,8 +556,8 @@ pub(crate) fn closing(core: &Arc<Core>, ino: Ino, id: u64) {
     });
 }
 
-/// Presents the file locks on `target` to a restarted server. If the session has ended meanwhile, they are lost: others may
-/// have held them since.
+/// Presents the file locks on `target` to a restarted server. If the session has ended meanwhile, they are lost: others
+/// may have held them since.
 pub(crate) async fn represent<E: Env>(core: &Core, recovery: &Recovery<E>, target: TargetId) -> Result<()> {
     let table = &core.file_locks;
     let held: Vec<FileLockSpec> = {

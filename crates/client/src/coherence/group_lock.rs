@@ -1,17 +1,18 @@
 //! Group locks: a file that belongs to a group of open files, on this and other mounts, for as long as they say.
 //!
-//! Owns: which group has a file on this mount and which open files are members, taking the group's locks of all objects of the
-//! file, giving them back. Does not own: the lock itself (`locks`, `dlm`), what members do under it (`ops`).
+//! Owns: which group has a file on this mount and which open files are members, taking the group's locks of all objects
+//! of the file, giving them back. Does not own: the lock itself (`locks`, `dlm`), what members do under it (`ops`).
 //!
 //! Invariants:
-//! * While a group has the file, I/O of other open files of this mount waits before it takes the range lock: whoever holds that
-//!   lock never waits for the end of a group that this mount is in.
-//! * Before the first server is asked, all I/O of this mount on the file has ended, unless it waits for others: none of its own requests can stand in the queue
-//!   behind the group's. Who waits for locks of the cluster lets the range lock go and comes again behind the group (`unless_asked`). A request that
-//!   the target locks for cannot be taken back; it may wait for this very group, which another mount has, so after `QUIET_NS` the servers are
-//!   asked all the same: where the group is in force they grant it past all who wait, and such a request goes on under it.
-//! * The group ends here when its last member has left, everything written under it is on the targets, nothing is cached any more and the servers
-//!   know; then others go on.
+//! * While a group has the file, I/O of other open files of this mount waits before it takes the range lock: whoever
+//!   holds that lock never waits for the end of a group that this mount is in.
+//! * Before the first server is asked, all I/O of this mount on the file has ended, unless it waits for others: none of
+//!   its own requests can stand in the queue behind the group's. Who waits for locks of the cluster lets the range lock
+//!   go and comes again behind the group (`unless_asked`). A request that the target locks for cannot be taken back; it
+//!   may wait for this very group, which another mount has, so after `QUIET_NS` the servers are asked all the same:
+//!   where the group is in force they grant it past all who wait, and such a request goes on under it.
+//! * The group ends here when its last member has left, everything written under it is on the targets, nothing is
+//!   cached any more and the servers know; then others go on.
 //! * Members order their I/O among each other themselves: what one has cached, another may have changed since.
 
 use crate::coherence::lease;
@@ -38,8 +39,8 @@ use std::task::{Context, Poll, Waker};
 
 /// How long the end of this mount's own I/O is waited for before the servers are asked, nanoseconds.
 const QUIET_NS: u64 = 50_000_000;
-/// Who does not want to wait waits so many times for news, which come at least every second, until this mount's own I/O on the file
-/// has ended.
+/// Who does not want to wait waits so many times for news, which come at least every second, until this mount's own I/O
+/// on the file has ended.
 const PATIENCE_RINGS: u64 = 2;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -122,9 +123,9 @@ pub(crate) async fn enter(file: &Arc<File>, member: u64, range: ByteRange, hold:
     }
 }
 
-/// Waits for locks of the cluster, with the range lock held, for an open file of this group (0: none). `None` if a group of this mount asks for the
-/// file meanwhile: then the caller lets the range lock go and comes again, since what it waits for may be the end of that very group on
-/// another mount. The locks are still waited for, and go back.
+/// Waits for locks of the cluster, with the range lock held, for an open file of this group (0: none). `None` if a
+/// group of this mount asks for the file meanwhile: then the caller lets the range lock go and comes again, since what
+/// it waits for may be the end of that very group on another mount. The locks are still waited for, and go back.
 pub(crate) async fn unless_asked<T: Send + 'static>(
     core: &Arc<Core>,
     file: &Arc<File>,
@@ -189,8 +190,9 @@ enum Next {
 
 /// Makes the open file a member of the group. `wait`: for other groups.
 ///
-/// Errors: `BadFd` if it may not write: who may only read a file could keep all others from it for as long as he likes; `Inval` for group 0, or if it is
-/// a member already; `Again` if another group has the file and it is not to wait; `Intr`.
+/// Errors: `BadFd` if it may not write: who may only read a file could keep all others from it for as long as he likes;
+/// `Inval` for group 0, or if it is a member already; `Again` if another group has the file and it is not to wait;
+/// `Intr`.
 pub(crate) async fn lock(
     core: Arc<Core>,
     open: Arc<OpenFile>,
@@ -383,7 +385,8 @@ fn leave(file: &File, group: u64) -> Option<Vec<(TargetId, LockId)>> {
     Some(std::mem::take(&mut state.locks))
 }
 
-/// The open file is no member any more. If it was the last of this mount, returns when everything is written back and others may go on.
+/// The open file is no member any more. If it was the last of this mount, returns when everything is written back and
+/// others may go on.
 ///
 /// Errors: `Inval` if it is no member; `Io` if the group was lost; the first failure of write-back.
 pub(crate) async fn unlock(core: Arc<Core>, open: Arc<OpenFile>) -> Result<()> {

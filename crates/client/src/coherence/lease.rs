@@ -2,9 +2,10 @@
 //!
 //! Owns: the time of the last message of each server. Does not own: what is cached, connections.
 //!
-//! A server evicts a mount that is silent for 30 s; a mount that has heard nothing of a server for `LEASE_NS` uses nothing that lies under
-//! that server's locks and tokens until an answer to a question of its own has come. So it has stopped before others are let
-//! on. What other servers granted goes on. As long as all are in touch, one number says so.
+//! A server evicts a mount that is silent for 30 s; a mount that has heard nothing of a server for `LEASE_NS` uses
+//! nothing that lies under that server's locks and tokens until an answer to a question of its own has come. So it has
+//! stopped before others are let on. What other servers granted goes on. As long as all are in touch, one number says
+//! so.
 
 use crate::core::Core;
 use crate::inode::File;
@@ -111,7 +112,8 @@ fn targets(file: &File, range: ByteRange) -> BTreeSet<TargetId> {
     targets
 }
 
-/// Makes sure that what is cached of a file's inode and of these bytes may be used: asks servers that have been silent for too long.
+/// Makes sure that what is cached of a file's inode and of these bytes may be used: asks servers that have been silent
+/// for too long.
 pub(crate) async fn touch(core: &Arc<Core>, file: &File, range: ByteRange) -> Result<()> {
     let leases = &core.company.leases;
     let now = core.clock.boot_ns();
@@ -133,8 +135,8 @@ pub(crate) async fn touch(core: &Arc<Core>, file: &File, range: ByteRange) -> Re
 mod tests {
     use super::*;
 
-    /// Goal: a silent server stops what it granted, and nothing else; a message after a long silence does not count, an answer
-    /// does. Method: two servers, one of which is heard.
+    /// Goal: a silent server stops what it granted, and nothing else; a message after a long silence does not count, an
+    /// answer does. Method: two servers, one of which is heard.
     #[test]
     fn each_server_has_its_own() {
         let leases = Leases::default();

@@ -1,13 +1,14 @@
 //! What a front end keeps of attributes that this mount has under tokens, and how it is taken back.
 //!
-//! Owns: which inodes' attributes were lent in company of other mounts, until when, and that they are taken back before a revocation is
-//! answered, before a change of this mount's own is sent, and when tokens are lost. Does not own: the tokens (`tokens`), what is lent alone
-//! (`sharing`), changes that the front end has under way itself (it lends nothing of these).
+//! Owns: which inodes' attributes were lent in company of other mounts, until when, and that they are taken back before
+//! a revocation is answered, before a change of this mount's own is sent, and when tokens are lost. Does not own: the
+//! tokens (`tokens`), what is lent alone (`sharing`), changes that the front end has under way itself (it lends nothing
+//! of these).
 //!
-//! Invariants: what is lent is what a token shows at that moment, and is noted while the token cannot go; so whoever takes the token finds
-//! the note. To take attributes back waits for nothing: the front end forgets, and takes no answer to a question from before. One exception:
-//! an inode that it does not know at all may be just becoming known by an answer that was given a moment ago, so it is told once more
-//! until that can have arrived.
+//! Invariants: what is lent is what a token shows at that moment, and is noted while the token cannot go; so whoever
+//! takes the token finds the note. To take attributes back waits for nothing: the front end forgets, and takes no
+//! answer to a question from before. One exception: an inode that it does not know at all may be just becoming known by
+//! an answer that was given a moment ago, so it is told once more until that can have arrived.
 //!
 //! Bound: `LENT_MAX` inodes, some 40 bytes each; beyond, nothing is lent until what has ended is forgotten.
 
@@ -19,7 +20,8 @@ use std::time::Duration;
 
 /// Most inodes of which attributes are lent.
 const LENT_MAX: usize = 131_072;
-/// The front end counts the life from when it has the answer; that may be so much later. The server's own margin is longer.
+/// The front end counts the life from when it has the answer; that may be so much later. The server's own margin is
+/// longer.
 const LATE_NS: u64 = 500_000_000;
 /// An answer has reached the front end after this time.
 const ARRIVED_NS: u64 = 250_000_000;
@@ -44,8 +46,8 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// Notes that attributes are lent for what is `left` of their token's life. How long, or nothing. To be called while the token
-    /// cannot go.
+    /// Notes that attributes are lent for what is `left` of their token's life. How long, or nothing. To be called
+    /// while the token cannot go.
     pub(crate) fn lend(&self, now_ns: u64, ino: Ino, left_ns: u64) -> Duration {
         let life = left_ns.saturating_sub(2 * LATE_NS);
         let mut attributes = self.attributes.lock();
@@ -72,8 +74,8 @@ impl Lent {
         self.attributes.lock().len() as u64
     }
 
-    /// Takes attributes back: `forget` has the front end forget them, and says whether it knows the inode. Tokens for them are not held
-    /// any more. What is left to look for, every `LOOK_NS`.
+    /// Takes attributes back: `forget` has the front end forget them, and says whether it knows the inode. Tokens for
+    /// them are not held any more. What is left to look for, every `LOOK_NS`.
     pub(crate) fn take_back(
         &self,
         now_ns: u64,

@@ -1,7 +1,7 @@
 //! Locks of the cluster under which this client caches.
 //!
-//! Owns: one lock cache per target (`dlm::LockCache`), asking for locks, carrying out what the caches want: flush, drop,
-//! cancel. Does not own: the rules (`dlm`).
+//! Owns: one lock cache per target (`dlm::LockCache`), asking for locks, carrying out what the caches want: flush,
+//! drop, cancel. Does not own: the rules (`dlm`).
 //!
 //! Invariants: a cached byte lies under a lock that is held. A write in the cache that pins no lock checks a bit of its
 //! file (`File::whole_locks`) under the lock of the cache's shard; the bit goes before the flush that precedes the
@@ -31,9 +31,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-/// The limits of today. The default age, 10 minutes, is that of Lustre: hits that pin no lock count by the time that the file
-/// notes of them, so only what nobody uses goes. The bound of `locks.max` keeps what is presented to a restarted server, 30 bytes a
-/// lock, below one message.
+/// The limits of today. The default age, 10 minutes, is that of Lustre: hits that pin no lock count by the time that
+/// the file notes of them, so only what nobody uses goes. The bound of `locks.max` keeps what is presented to a
+/// restarted server, 30 bytes a lock, below one message.
 fn limits_of(tunables: &Tunables) -> CacheLimits {
     let together = tunables.on(Knob::BatchCancels);
     let limits = CacheLimits::default();
@@ -48,8 +48,8 @@ fn limits_of(tunables: &Tunables) -> CacheLimits {
 
 /// Of a range up to this length every stripe is looked at; of a longer one what is cached.
 const WALK_BYTES: u64 = 64 << 20;
-/// How often servers are told of locks that they asked back and that calls still use: far below the time after which a client that
-/// does not answer is evicted.
+/// How often servers are told of locks that they asked back and that calls still use: far below the time after which a
+/// client that does not answer is evicted.
 const KEPT_NS: u64 = 2_000_000_000;
 /// For how long after a callback servers hear that a lock will come that is not in use any more: because its grant is
 /// on its way, or the kernel is giving its pages back. Whoever takes longer hangs.
@@ -75,8 +75,8 @@ pub(crate) struct Locks {
     making: Mutex<Making>,
 }
 
-/// Files that are being made. Their locks come with the answer, and may be asked back before it: another mount has found the file
-/// while its record was on the way to the disk.
+/// Files that are being made. Their locks come with the answer, and may be asked back before it: another mount has
+/// found the file while its record was on the way to the disk.
 #[derive(Default)]
 struct Making {
     under_way: usize,
@@ -158,8 +158,8 @@ impl Locks {
         f(self.caches.lock().entry(target).or_insert_with(|| LockCache::new(*self.limits.lock())))
     }
 
-    /// The target that gave locks of an object: the file may not be known any more, nor how large the cluster was that it was
-    /// made on.
+    /// The target that gave locks of an object: the file may not be known any more, nor how large the cluster was that
+    /// it was made on.
     fn target_of(&self, object: ObjectId) -> Option<TargetId> {
         self.caches.lock().iter().find(|(_, cache)| cache.knows(object)).map(|(target, _)| *target)
     }
@@ -427,7 +427,8 @@ fn give_back(core: &Arc<Core>, target: TargetId, ids: &[LockId], locks: Vec<u64>
         if leaving.is_empty() {
             return drop(core2.insist(Lane::Answer, target, cancel));
         }
-        // Who leaves does not wait for a server that cannot be reached for long. It hears of it all the same; twice does no harm.
+        // Who leaves does not wait for a server that cannot be reached for long. It hears of it all the same; twice
+        // does no harm.
         if core2.send(Lane::Answer, target, &Cred::root(), cancel.clone(), None, 0).await.is_err() {
             drop(core2.insist(Lane::Answer, target, cancel));
         }
@@ -558,7 +559,8 @@ pub(crate) fn restored(core: &Arc<Core>, target: TargetId, ids: &[LockId], taken
 struct Names {
     servers: BTreeMap<(TargetId, u64), u64>,
     ours: BTreeMap<(TargetId, u64), u64>,
-    /// Targets that are being told what is held, with the callbacks that came meanwhile: they may overtake the new names.
+    /// Targets that are being told what is held, with the callbacks that came meanwhile: they may overtake the new
+    /// names.
     restoring: BTreeMap<TargetId, Vec<(ObjectId, u64)>>,
 }
 

@@ -4,10 +4,10 @@
 //! every earlier one it conflicts with, also for those still waiting, so nobody starves. Waiting is a future, so
 //! threads and tasks use the same lock. Does not own: locks between clients (`locks`).
 //!
-//! Counters let cache hits go by without the lock: `idle` (no holder at all: a write within one cache unit needs
-//! no lock), `stamp` (unchanged: no exclusive holder came in between) and `unguarded` (unchanged: neither did a write without the lock, so a
-//! read over several units saw one state). The last one is raised by every cached write within a unit, so it has a cache line to itself: what
-//! reads of one unit look at stays theirs.
+//! Counters let cache hits go by without the lock: `idle` (no holder at all: a write within one cache unit needs no
+//! lock), `stamp` (unchanged: no exclusive holder came in between) and `unguarded` (unchanged: neither did a write
+//! without the lock, so a read over several units saw one state). The last one is raised by every cached write within a
+//! unit, so it has a cache line to itself: what reads of one unit look at stays theirs.
 
 use amphi_types::ByteRange;
 use parking_lot::Mutex;
@@ -75,8 +75,8 @@ impl RangeLock {
         (self.0.exclusive.load(SeqCst) == 0).then_some(stamp)
     }
 
-    /// Somebody writes without the lock. To be called under the lock of the cache that readers of the bytes take: a reader that finds a later
-    /// write has read them before, or finds this counted.
+    /// Somebody writes without the lock. To be called under the lock of the cache that readers of the bytes take: a
+    /// reader that finds a later write has read them before, or finds this counted.
     #[inline]
     pub(crate) fn wrote_unguarded(&self) {
         self.0.unguarded.0.fetch_add(1, Relaxed);

@@ -3,11 +3,11 @@
 //! Owns: the rule, what was begun or lent to a front end while alone, the end of the session.
 //! Does not own: what is cached under either rule (`tokens`, `cache`, the front end).
 //!
-//! A mount that is alone caches without asking, and its front end may keep names and attributes for a while. With company it
-//! caches what tokens and locks back, and lends nothing on. Invariants: the server is told that the switch to company is
-//! done after everything begun alone has ended and everything lent alone has expired; what was asked for under one rule
-//! is not lent under another. In company, what a server granted counts as long as that server is heard (`lease`). The master alone
-//! says which rule is in force and whether the session goes on.
+//! A mount that is alone caches without asking, and its front end may keep names and attributes for a while. With
+//! company it caches what tokens and locks back, and lends nothing on. Invariants: the server is told that the switch
+//! to company is done after everything begun alone has ended and everything lent alone has expired; what was asked for
+//! under one rule is not lent under another. In company, what a server granted counts as long as that server is heard
+//! (`lease`). The master alone says which rule is in force and whether the session goes on.
 
 use crate::coherence::lease::Leases;
 use crate::coherence::locks;
@@ -25,8 +25,8 @@ use std::time::Duration;
 
 use crate::api::KernelPages;
 
-/// Silence of the master after which a lone mount of several servers takes it that others have come: two of its pings. Servers count
-/// on it (`crates/server`, `front::company`).
+/// Silence of the master after which a lone mount of several servers takes it that others have come: two of its pings.
+/// Servers count on it (`crates/server`, `front::company`).
 pub(crate) const CAUTION_NS: u64 = 10_000_000_000;
 /// Added to what a front end may keep: how late its clock may be.
 const LEND_MARGIN: Duration = Duration::from_millis(20);
@@ -181,8 +181,8 @@ pub(crate) fn rule_for_front(core: &Core) -> Rule {
     Rule { rule: core.company.rule(), directories: crate::coherence::directories::events(core) }
 }
 
-/// Whether no directory has been changed since `rule` was noted: its attributes, as an answer shows them, may be kept. Those from before a
-/// change would hide what the change has told.
+/// Whether no directory has been changed since `rule` was noted: its attributes, as an answer shows them, may be kept.
+/// Those from before a change would hide what the change has told.
 pub(crate) fn knows_directories(core: &Core, rule: Rule) -> bool {
     crate::coherence::directories::events(core) == rule.directories
 }
@@ -197,8 +197,8 @@ pub(crate) fn lend(core: &Arc<Core>, Rule { rule, .. }: Rule) -> Option<Lending>
     (core.company.rule() == rule).then_some(Lending { begun, life })
 }
 
-/// A lone mount has not heard the master for `CAUTION_NS`, which may let others in meanwhile, while it still reaches other servers:
-/// from now on it takes locks, and lends and trusts nothing.
+/// A lone mount has not heard the master for `CAUTION_NS`, which may let others in meanwhile, while it still reaches
+/// other servers: from now on it takes locks, and lends and trusts nothing.
 pub(crate) fn be_cautious(core: &Core) {
     let company = &core.company;
     if company.is_alone() && !company.is_lost() {
@@ -233,7 +233,8 @@ pub(crate) fn welcomed(core: &Core, welcome: &Welcome) {
     }
 }
 
-/// Whether a session that the server has ended may go on as if it had not: it was alone, and nobody else has come since.
+/// Whether a session that the server has ended may go on as if it had not: it was alone, and nobody else has come
+/// since.
 pub(crate) fn may_go_on(core: &Core) -> bool {
     core.company.undisturbed.load(SeqCst)
 }
@@ -343,8 +344,8 @@ pub(crate) async fn drop_pages(core: &Core, ino: Ino, range: ByteRange) {
     let _ = done.await;
 }
 
-/// As `drop_pages`, for bytes that a write replaces, that show where they are not, or that were lost. Beside drops that a lock waits for: dirty
-/// pages among them may wait for a lock.
+/// As `drop_pages`, for bytes that a write replaces, that show where they are not, or that were lost. Beside drops that
+/// a lock waits for: dirty pages among them may wait for a lock.
 pub(crate) async fn drop_overwritten(core: &Core, ino: Ino, range: ByteRange) {
     let Some(pages) = core.company.pages() else { return };
     let (sender, done) = oneshot::channel();

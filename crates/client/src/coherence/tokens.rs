@@ -1,11 +1,11 @@
 //! Names and attributes cached under tokens of the server (docs/LOCKING.md, Tokens).
 //!
-//! Owns: the cache's use: asks, grants, own changes, revocations, look-ups served without a message. Does not own: the rules
-//! (`dlm`), when tokens are used at all (`company`).
+//! Owns: the cache's use: asks, grants, own changes, revocations, look-ups served without a message. Does not own: the
+//! rules (`dlm`), when tokens are used at all (`company`).
 //!
-//! One cache for all targets: the answer to a look-up may bring grants of two. Invariants: `File::token_end_ns` is not 0
-//! only while the attributes token of the file is held and `File::size` is what it shows, changed under the cache's lock; a
-//! value is stored only if no change of this mount's own came between question and answer. A hit takes the lock
+//! One cache for all targets: the answer to a look-up may bring grants of two. Invariants: `File::token_end_ns` is not
+//! 0 only while the attributes token of the file is held and `File::size` is what it shows, changed under the cache's
+//! lock; a value is stored only if no change of this mount's own came between question and answer. A hit takes the lock
 //! shared and allocates nothing but the copy.
 
 use crate::coherence::lent::{LOOK_NS, Lent, Unknown};
@@ -181,7 +181,8 @@ impl Told {
         self.keep_view_of(view, self.grants.attributes).0
     }
 
-    /// Whether the reply gives the right to cache the attributes that it shows: then they are all that there is to know.
+    /// Whether the reply gives the right to cache the attributes that it shows: then they are all that there is to
+    /// know.
     pub(crate) fn grants_attributes(&self) -> bool {
         self.grants.attributes.is_some()
     }
@@ -256,7 +257,8 @@ fn wire_grant(grant: TokenGrant) -> Grant {
     Grant { number: TokenNumber(grant.number), life_ns: u64::from(grant.life_ms) * 1_000_000 }
 }
 
-/// A message under way that asks for tokens or changes keys. Dropped without an answer, its change stays open for a while.
+/// A message under way that asks for tokens or changes keys. Dropped without an answer, its change stays open for a
+/// while.
 struct Question {
     core: Arc<Core>,
     ask: Option<Ask>,
@@ -481,8 +483,8 @@ pub(crate) fn attr(core: &Core, ino: Ino) -> Option<Attr> {
     Some(attr)
 }
 
-/// For how long a front end may keep attributes: as long as the token lasts that shows just these. It is noted, and the front end is told
-/// when the token goes.
+/// For how long a front end may keep attributes: as long as the token lasts that shows just these. It is noted, and the
+/// front end is told when the token goes.
 pub(crate) fn lend_attributes(core: &Core, attr: &Attr) -> Duration {
     let Some(now) = usable_now(core, attr.ino.target()) else { return Duration::ZERO };
     // The lock is held until it is noted: whoever takes the token comes behind that.
@@ -522,8 +524,8 @@ fn may_search(attr: &Attr, cred: &Cred) -> bool {
     cred.has_access(attr.kind, attr.perm, (attr.uid, attr.gid), 1)
 }
 
-/// Whether `File::size` is what the server would say with this mount's own changes: alone it is once it was asked for, in
-/// company as long as the attributes token is held.
+/// Whether `File::size` is what the server would say with this mount's own changes: alone it is once it was asked for,
+/// in company as long as the attributes token is held.
 #[inline]
 pub(crate) fn is_sure(core: &Core, file: &File) -> bool {
     let rule = core.company.rule();

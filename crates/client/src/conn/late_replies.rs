@@ -1,8 +1,9 @@
 //! Answers to calls that were given up.
 //!
-//! A server that cannot be reached for longer than `transport.give_up_s` makes calls fail, and keeps the session: an open or a lock
-//! that it has granted meanwhile would be the session's for good, and a lock that nobody here knows would be asked back in vain
-//! until the mount is evicted. So the link asks for these answers when there is a connection again (`LinkEvents::late`).
+//! A server that cannot be reached for longer than `transport.give_up_s` makes calls fail, and keeps the session: an
+//! open or a lock that it has granted meanwhile would be the session's for good, and a lock that nobody here knows
+//! would be asked back in vain until the mount is evicted. So the link asks for these answers when there is a
+//! connection again (`LinkEvents::late`).
 //!
 //! Owns: giving back what they bring. Does not own: tokens, which every revocation ends (`tokens`).
 

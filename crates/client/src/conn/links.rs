@@ -4,11 +4,11 @@
 //! asking for a newer map. Does not own: the life of one connection (`transport::Link`), what is sent (`ops`), what a
 //! restarted server is told (`io`).
 //!
-//! Invariants: the master's connection comes first and admits the session; the others use the same session and key. In company of
-//! other mounts there is one to each server, or it is being opened.
-//! A map is replaced only by one of a later epoch of the same cluster. A server that is down delays the calls to its
-//! own targets and nothing else. The number that drove the design: a request on an open connection costs one look into
-//! a table by target beside what a single connection costs.
+//! Invariants: the master's connection comes first and admits the session; the others use the same session and key. In
+//! company of other mounts there is one to each server, or it is being opened. A map is replaced only by one of a later
+//! epoch of the same cluster. A server that is down delays the calls to its own targets and nothing else. The number
+//! that drove the design: a request on an open connection costs one look into a table by target beside what a single
+//! connection costs.
 
 mod find;
 mod opening;
@@ -194,8 +194,8 @@ impl<E: Env> Links<E> {
         });
     }
 
-    /// The connection to the server of `target`, opened if need be. A target that the map does not have yet makes us ask
-    /// for the map once.
+    /// The connection to the server of `target`, opened if need be. A target that the map does not have yet makes us
+    /// ask for the map once.
     async fn link_for(self: &Rc<Self>, target: TargetId, insist: bool) -> Result<Rc<Link<E>>, Errno> {
         let mut seat = self.seat_of(target);
         if seat.is_none() {
@@ -390,13 +390,15 @@ impl<E: Env> Links<E> {
         self.core.company.leases.set(leases);
     }
 
-    /// In company of other mounts there is a connection to each server: one that was restarted waits for all who may hold something.
+    /// In company of other mounts there is a connection to each server: one that was restarted waits for all who may
+    /// hold something.
     pub(crate) fn reach_all(self: &Rc<Self>) {
         let seats = self.seats.borrow().clone();
         seats.iter().for_each(|seat| self.reach(seat));
     }
 
-    /// Looks whether the master of several servers has been silent for so long that this mount may not be alone any more.
+    /// Looks whether the master of several servers has been silent for so long that this mount may not be alone any
+    /// more.
     pub(crate) fn mind_silence(&self) {
         let (now, messages) = (self.core.clock.boot_ns(), self.master().messages.get());
         let (seen, at) = self.master_heard.get();

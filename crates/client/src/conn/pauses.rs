@@ -1,7 +1,8 @@
 //! `Pauses`: waiting for some milliseconds, for operations that have no environment of their own.
 //!
-//! Owns: who waits until when; the I/O half lets the time pass. Invariant: a pause is never shorter than asked for, and ends at most `STEP` later while
-//! the I/O half runs. Bound: one entry for each lock that is given back with pages under it and each read of such pages. Without pauses nothing wakes.
+//! Owns: who waits until when; the I/O half lets the time pass. Invariant: a pause is never shorter than asked for, and
+//! ends at most `STEP` later while the I/O half runs. Bound: one entry for each lock that is given back with pages
+//! under it and each read of such pages. Without pauses nothing wakes.
 
 use crate::core::Core;
 use crate::inode::Signal;

@@ -1,11 +1,11 @@
 //! The queue from callers to the I/O half.
 //!
 //! Bound: at most `QUEUE_MAX` calls; beyond, calls fail with `Again`. Threads that wait for their call are the natural
-//! limit, so only a runaway caller of the asynchronous interface reaches it. Background tasks are bounded by what starts
-//! them (bytes of write-back under way, read-ahead windows) and always get in: they finish what has begun.
+//! limit, so only a runaway caller of the asynchronous interface reaches it. Background tasks are bounded by what
+//! starts them (bytes of write-back under way, read-ahead windows) and always get in: they finish what has begun.
 //!
-//! A call made on the I/O half's own thread, by one of its tasks, does not pass the queue when that is empty: it goes to the
-//! connection at once (`Shortcut`), which saves a turn of a task, 0.3 us. What is in the queue keeps its order.
+//! A call made on the I/O half's own thread, by one of its tasks, does not pass the queue when that is empty: it goes
+//! to the connection at once (`Shortcut`), which saves a turn of a task, 0.3 us. What is in the queue keeps its order.
 
 use amphi_env::Buf;
 use amphi_types::{Errno, Result};

@@ -2,9 +2,9 @@
 //!
 //! Owns: which these are. Does not own: when they set out or land (`writeback`, `pipeline`).
 //!
-//! Invariants: a look at a range costs the logarithm of their number, as scattered writes make thousands of small ones: they are
-//! ordered by where they begin, and none is longer than `longest`, so those that begin farther away need not be looked at. They may
-//! overlap, if only while it is being found out how much of one is dirty.
+//! Invariants: a look at a range costs the logarithm of their number, as scattered writes make thousands of small ones:
+//! they are ordered by where they begin, and none is longer than `longest`, so those that begin farther away need not
+//! be looked at. They may overlap, if only while it is being found out how much of one is dirty.
 
 use amphi_types::ByteRange;
 use smallvec::SmallVec;
@@ -29,7 +29,8 @@ pub(crate) struct Flights {
     piped: BTreeSet<u64>,
     /// How many ended with their bytes dirty again.
     came_back: u64,
-    /// From the least of these offsets on nothing may set out: truncates are under way, or the file has lost its last name.
+    /// From the least of these offsets on nothing may set out: truncates are under way, or the file has lost its last
+    /// name.
     frozen: SmallVec<[u64; 2]>,
 }
 
@@ -154,8 +155,8 @@ mod tests {
         assert_eq!(flights.frozen_from(), None);
     }
 
-    /// Goal: what overlaps and where the last one ends is right whatever begins, is narrowed and ends. Method: random steps against a list,
-    /// short and long ones, many at the same place.
+    /// Goal: what overlaps and where the last one ends is right whatever begins, is narrowed and ends. Method: random
+    /// steps against a list, short and long ones, many at the same place.
     #[test]
     fn as_a_list() {
         let mut x = 7u64;
@@ -193,7 +194,8 @@ mod tests {
         }
     }
 
-    /// Goal: who waits for what was in the pipeline does not wait for what came later, nor for write-back. Method: by hand.
+    /// Goal: who waits for what was in the pipeline does not wait for what came later, nor for write-back. Method: by
+    /// hand.
     #[test]
     fn what_came_later_is_told_apart() {
         let mut flights = Flights::default();

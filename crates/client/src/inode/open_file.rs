@@ -59,7 +59,8 @@ pub struct OpenFile {
     pub(crate) group: AtomicU64,
     /// A front end serves its reads from pages (`policy::kernel_reads`).
     pub(crate) by_front: AtomicBool,
-    /// The rule of caching under which it was opened, if the front end dropped all pages of the file then; 0 if it kept them.
+    /// The rule of caching under which it was opened, if the front end dropped all pages of the file then; 0 if it kept
+    /// them.
     pub(crate) emptied_rule: AtomicU64,
     /// It was opened ahead, as one of many: its close waits for company.
     ahead: bool,

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 const TABLE_SHARDS: usize = 16;
-/// Changed files that a shard remembers after it forgot them: as many as are forgotten while one answer is on its way, unless
-/// that takes long.
+/// Changed files that a shard remembers after it forgot them: as many as are forgotten while one answer is on its way,
+/// unless that takes long.
 const FORGOTTEN_MAX: usize = 256;
 
 /// A file in use without being open; `FileTable::reap` afterwards.
@@ -48,8 +48,8 @@ impl Drop for InUse {
     }
 }
 
-/// The file, if it is known, from now on as long as the result lives: there is no second one of this inode meanwhile. For whoever waits
-/// with it, since `get` alone keeps nobody from forgetting it.
+/// The file, if it is known, from now on as long as the result lives: there is no second one of this inode meanwhile.
+/// For whoever waits with it, since `get` alone keeps nobody from forgetting it.
 pub(crate) fn use_known(core: &Arc<Core>, ino: Ino) -> Option<InUse> {
     let shard = core.files.shard(ino).lock();
     let file = shard.files.get(&ino)?.clone();
@@ -57,8 +57,8 @@ pub(crate) fn use_known(core: &Arc<Core>, ino: Ino) -> Option<InUse> {
     Some(InUse { core: core.clone(), used: Some(Use(file)) })
 }
 
-/// When files were forgotten that had been changed here: an answer that was asked for before then may be from before the
-/// change, and there is no file any more that would know.
+/// When files were forgotten that had been changed here: an answer that was asked for before then may be from before
+/// the change, and there is no file any more that would know.
 #[derive(Default)]
 struct Forgotten {
     at: BTreeMap<Ino, u64>,
@@ -134,8 +134,8 @@ impl FileTable {
         file
     }
 
-    /// As `open`, for what was opened ahead of its reader. If the file was not known from before `moment` until now, so that nothing of
-    /// this mount lies between, a fill of `range` is entered in the same step: its id.
+    /// As `open`, for what was opened ahead of its reader. If the file was not known from before `moment` until now, so
+    /// that nothing of this mount lies between, a fill of `range` is entered in the same step: its id.
     pub(crate) fn open_ahead(
         &self,
         view: InodeView,
@@ -239,8 +239,8 @@ impl FileTable {
 mod tests {
     use super::*;
 
-    /// Goal: answers that were asked for before a changed file was forgotten are told from later ones, also when the table
-    /// of forgotten files was full. Method: one file forgotten, then as many as there is room for.
+    /// Goal: answers that were asked for before a changed file was forgotten are told from later ones, also when the
+    /// table of forgotten files was full. Method: one file forgotten, then as many as there is room for.
     #[test]
     fn forgotten_files_are_remembered() {
         let mut forgotten = Forgotten::default();

@@ -3,8 +3,8 @@
 use super::*;
 use amphi_types::Kind;
 
-/// Goal: the rule of relatime: a read counts if the access time is not later than the last change, or a day old. Method: a
-/// table of ages in seconds before the read, with writes that only this mount knows of.
+/// Goal: the rule of relatime: a read counts if the access time is not later than the last change, or a day old.
+/// Method: a table of ages in seconds before the read, with writes that only this mount knows of.
 #[test]
 fn relatime() {
     let now = Timespec { sec: 1_000_000, nsec: 0 };
@@ -55,8 +55,9 @@ fn view(size: u64) -> InodeView {
     InodeView { attr, layout, io_mode, generation, spread: false, xattrs: false, capability: false }
 }
 
-/// Goal: an answer from before a write that is adopted while the write goes on does not take its size back, wherever the two meet. Method: many
-/// files, written into the cache by one thread while another one adopts an answer of the empty file.
+/// Goal: an answer from before a write that is adopted while the write goes on does not take its size back, wherever
+/// the two meet. Method: many files, written into the cache by one thread while another one adopts an answer of the
+/// empty file.
 #[test]
 fn an_answer_beside_a_write_does_not_cut() {
     const FILES: usize = 4000;
@@ -89,8 +90,8 @@ fn an_answer_beside_a_write_does_not_cut() {
     assert_eq!(cut, 0, "of {FILES}");
 }
 
-/// Goal: a file whose bytes land while its attributes are asked for does not pass for sparse. Method: an answer from before a landing, one from
-/// after it, and dirty bytes.
+/// Goal: a file whose bytes land while its attributes are asked for does not pass for sparse. Method: an answer from
+/// before a landing, one from after it, and dirty bytes.
 #[test]
 fn landed_bytes_count() {
     let file = File::new(view(1 << 20), Moment::PAST, &Arc::default());
@@ -102,8 +103,9 @@ fn landed_bytes_count() {
     assert_eq!(file.adopt(view(1 << 20), Moment::now(1)).attr.blocks, 16);
 }
 
-/// Goal: the answer to a change of this mount's own counts for more than one to a question that was asked later and answered before the
-/// change; of two changes under way at a time the one counts that the server made last. Method: both orders of the answers.
+/// Goal: the answer to a change of this mount's own counts for more than one to a question that was asked later and
+/// answered before the change; of two changes under way at a time the one counts that the server made last. Method:
+/// both orders of the answers.
 #[test]
 fn an_own_change_counts_from_its_answer() {
     let at = |ctime: i64, perm: u16| {
@@ -142,8 +144,8 @@ fn an_own_change_counts_from_its_answer() {
     }
 }
 
-/// Goal: capabilities that were set are known until somebody has looked since, whatever is answered late. Method: an answer from before they
-/// were set, one to another change, and a removal from before.
+/// Goal: capabilities that were set are known until somebody has looked since, whatever is answered late. Method: an
+/// answer from before they were set, one to another change, and a removal from before.
 #[test]
 fn capabilities_that_were_set_are_known() {
     let file = File::new(view(0), Moment::now(1), &Arc::default());
@@ -159,8 +161,8 @@ fn capabilities_that_were_set_are_known() {
     assert!(!file.gives_capabilities());
 }
 
-/// Goal: while the end of this mount's own bytes is found out anew, it is at no moment told as less than what is there. Method: one thread
-/// writes further and further, and looks; another finds what is there again and again.
+/// Goal: while the end of this mount's own bytes is found out anew, it is at no moment told as less than what is there.
+/// Method: one thread writes further and further, and looks; another finds what is there again and again.
 #[test]
 fn the_own_end_never_goes_back() {
     let file = File::new(view(0), Moment::now(1), &Arc::default());

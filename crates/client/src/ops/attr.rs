@@ -1,7 +1,7 @@
 //! getattr and setattr, truncate included.
 //!
-//! Owns: how the server's attributes and what only this client knows come together, and the order of a truncate:
-//! range lock, in company write locks on everything beyond the new end, nothing sets out beyond the new end, what is under
+//! Owns: how the server's attributes and what only this client knows come together, and the order of a truncate: range
+//! lock, in company write locks on everything beyond the new end, nothing sets out beyond the new end, what is under
 //! way lands, the server cuts, the cache is cut.
 
 use super::inode_reply;
@@ -23,7 +23,8 @@ use amphi_wire::{InodeView, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// How often the size is asked for as if nothing of this mount came between question and answer; then its own changes are asked for too.
+/// How often the size is asked for as if nothing of this mount came between question and answer; then its own changes
+/// are asked for too.
 pub(crate) const TRIES: usize = 4;
 /// How often it is found out where a file ends that is written there.
 const LEARN_NS: u64 = 1_000_000_000;
@@ -38,8 +39,8 @@ pub(crate) async fn getattr(core: Arc<Core>, ctx: Ctx, ino: Ino) -> Result<Attr>
 
 /// Asks for an inode. Returns what the server says, and the attributes with what only this client knows.
 ///
-/// `File::size` is what the attributes say, unless changes of this mount's own keep coming: then it is left alone, and the size
-/// returned was the file's at some moment of the call.
+/// `File::size` is what the attributes say, unless changes of this mount's own keep coming: then it is left alone, and
+/// the size returned was the file's at some moment of the call.
 pub(crate) async fn ask(core: &Arc<Core>, cred: &Cred, ino: Ino) -> Result<(InodeView, Attr)> {
     match ask_settled(core, cred, ino).await? {
         Some(answer) => Ok(answer),
@@ -60,7 +61,8 @@ async fn ask_settled(core: &Arc<Core>, cred: &Cred, ino: Ino) -> Result<Option<(
     Ok(None)
 }
 
-/// As `ask`, for a file that this mount itself changes all the time: the server asks it for its own changes, as it asks others.
+/// As `ask`, for a file that this mount itself changes all the time: the server asks it for its own changes, as it asks
+/// others.
 pub(crate) async fn ask_now(core: &Arc<Core>, cred: &Cred, ino: Ino) -> Result<(InodeView, Attr)> {
     loop {
         core.stats.count(Count::GetAttrNow);
@@ -83,8 +85,8 @@ pub(crate) async fn ask_now(core: &Arc<Core>, cred: &Cred, ino: Ino) -> Result<(
     }
 }
 
-/// The attributes that an answer to something else than a question shows. If changes of this mount's own came in between, so that its
-/// size is not taken, they are asked for.
+/// The attributes that an answer to something else than a question shows. If changes of this mount's own came in
+/// between, so that its size is not taken, they are asked for.
 pub(crate) async fn shown(core: &Arc<Core>, cred: &Cred, told: Told, view: InodeView) -> Attr {
     let (attr, taken) = told.keep_size(view);
     drop(told);
@@ -100,8 +102,8 @@ pub(crate) async fn reload(core: &Arc<Core>, file: &Arc<File>) -> Result<()> {
     ask(core, &Cred::root(), file.ino).await.map(|_| ())
 }
 
-/// The size of the file now: of the moment of the call or later. It stays true while the caller holds locks beyond which
-/// nobody can change it.
+/// The size of the file now: of the moment of the call or later. It stays true while the caller holds locks beyond
+/// which nobody can change it.
 pub(crate) async fn size_now(core: &Arc<Core>, file: &Arc<File>) -> Result<u64> {
     if tokens::is_sure(core, file) || knows_end(core, file) {
         return Ok(file.size());
@@ -109,8 +111,8 @@ pub(crate) async fn size_now(core: &Arc<Core>, file: &Arc<File>) -> Result<u64> 
     ask(core, &Cred::root(), file.ino).await.map(|(_, attr)| attr.size)
 }
 
-/// The end of the file now. `locked`: the caller has pinned write locks on all of every object, so that no other mount changes it; then it
-/// stays known as long as this one keeps these locks.
+/// The end of the file now. `locked`: the caller has pinned write locks on all of every object, so that no other mount
+/// changes it; then it stays known as long as this one keeps these locks.
 pub(crate) async fn end_now(core: &Arc<Core>, file: &Arc<File>, locked: bool) -> Result<u64> {
     if knows_end(core, file) {
         return Ok(file.size());
@@ -150,8 +152,8 @@ pub(crate) fn learn_end(core: &Arc<Core>, file: &Arc<File>) {
     });
 }
 
-/// Whether `File::size` is the end of the file: alone once it was asked for, with other mounts as long as this one has kept the write locks
-/// under which it was asked for.
+/// Whether `File::size` is the end of the file: alone once it was asked for, with other mounts as long as this one has
+/// kept the write locks under which it was asked for.
 pub(crate) fn knows_end(core: &Core, file: &File) -> bool {
     if core.company.is_alone() {
         return tokens::is_sure(core, file);
@@ -233,8 +235,8 @@ async fn set_attr(core: Arc<Core>, ctx: Ctx, ino: Ino, mut set: SetAttr, open: O
     }
 }
 
-/// Before times are set among several mounts: what others have in their caches is written back, with the time of its write, and
-/// nothing new is written while the locks are pinned.
+/// Before times are set among several mounts: what others have in their caches is written back, with the time of its
+/// write, and nothing new is written while the locks are pinned.
 async fn written_back(core: &Arc<Core>, cred: &Cred, ino: Ino, file: Option<&Arc<File>>) -> Result<Vec<Pin>> {
     if let Some(file) = file {
         return beyond(core, file, 0).await;
@@ -322,8 +324,9 @@ pub(crate) async fn resize(
     // A write that passed its check before the range lock was taken has ended after this.
     core.cache.barrier();
     if !pins.is_empty() {
-        // Others may ask for the size as soon as the server has cut the file, before its answer is taken here: what this mount tells
-        // them must not reach beyond the new end, so until then the server has to know of all that does.
+        // Others may ask for the size as soon as the server has cut the file, before its answer is taken here: what
+        // this mount tells them must not reach beyond the new end, so until then the server has to know of all that
+        // does.
         flush::flush(core, file, beyond).await;
         file.own_ends_by(size);
     }

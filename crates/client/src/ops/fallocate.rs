@@ -1,7 +1,7 @@
 //! fallocate: reserve, punch, zero.
 //!
-//! Order as for a direct write: range lock, flush and forget what is cached, then the targets; then forget what fills of whole pages have
-//! brought meanwhile.
+//! Order as for a direct write: range lock, flush and forget what is cached, then the targets; then forget what fills
+//! of whole pages have brought meanwhile.
 
 use crate::api::{Ctx, Fallocate};
 use crate::cache::drop::Dirty;

@@ -1,10 +1,11 @@
-//! What is known for the hybrid decision and for who serves the reads of an open file, and the count of what was decided.
+//! What is known for the hybrid decision and for who serves the reads of an open file, and the count of what was
+//! decided.
 //!
-//! Owns: gathering the inputs of `decision` for one request and of `kernel_reads` for one open file. Does not own: the rules, the
-//! measurements (`locality`, `caller_memory`, `cache`).
+//! Owns: gathering the inputs of `decision` for one request and of `kernel_reads` for one open file. Does not own: the
+//! rules, the measurements (`locality`, `caller_memory`, `cache`).
 //!
-//! Invariants: nothing here waits or reads a file; what only matters in the window is only asked there, and in the order of
-//! the rules, so that a request that contention sends direct uses up no probe of locality.
+//! Invariants: nothing here waits or reads a file; what only matters in the window is only asked there, and in the
+//! order of the rules, so that a request that contention sends direct uses up no probe of locality.
 
 use crate::api::Ctx;
 use crate::cache::PAGE;
@@ -71,7 +72,8 @@ impl Core {
         if self.misfits(range) { Err(Errno::Inval) } else { Ok(()) }
     }
 
-    /// Whether requests like this one go past the cache for lack of locality where nothing else speaks first, but for probes.
+    /// Whether requests like this one go past the cache for lack of locality where nothing else speaks first, but for
+    /// probes.
     pub(crate) fn passes_cache_by(&self, open: &OpenFile, way: Way, bytes: u64) -> bool {
         let t = &self.tunables;
         let file = &open.file;
@@ -113,8 +115,9 @@ impl Core {
         if matters && self.rotating.holds(file, bytes) { rotating } else { plain }
     }
 
-    /// How wide locks for a request are asked for: past the cache, on a file that others want too, as wide as its own bytes. Through the cache
-    /// they grow also on contended files: asking for each record costs more than the callbacks do (docs/PERFORMANCE.md).
+    /// How wide locks for a request are asked for: past the cache, on a file that others want too, as wide as its own
+    /// bytes. Through the cache they grow also on contended files: asking for each record costs more than the callbacks
+    /// do (docs/PERFORMANCE.md).
     pub(crate) fn extent(&self, open: &OpenFile, mode: Mode) -> LockExtent {
         let narrow = mode == Mode::Direct && read::is_wanted_elsewhere(self, &open.file);
         if narrow { LockExtent::Exact } else { open.extent() }
@@ -195,15 +198,16 @@ pub(crate) fn front_cache(core: &Core, open: &OpenFile) -> FrontCache {
     let serves = server.is_kernel();
     open.by_front.store(serves, SeqCst);
     let rule = core.company.rule();
-    // Of a lone mount the front end has seen every change. A read that it serves is not seen here: the first one has to be.
+    // Of a lone mount the front end has seen every change. A read that it serves is not seen here: the first one has to
+    // be.
     let covered = core.company.has_always_been_alone() || file.pages.covered_rule.load(SeqCst) == rule;
     let keeps = covered && !(serves && read_is_missed(core, open));
     open.emptied_rule.store(if keeps { 0 } else { rule }, SeqCst);
     FrontCache { serves, keeps }
 }
 
-/// A read was answered that a front end keeps in its pages: what is clean of these bytes is not kept here as well. Where the pages will not
-/// be kept for the next open it is.
+/// A read was answered that a front end keeps in its pages: what is clean of these bytes is not kept here as well.
+/// Where the pages will not be kept for the next open it is.
 pub(crate) fn kept_by_front(core: &Core, open: &OpenFile, range: ByteRange) {
     let keeps = !core.company.is_alone() || core.company.has_always_been_alone();
     if keeps && open.by_front.load(SeqCst) {

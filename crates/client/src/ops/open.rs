@@ -107,7 +107,8 @@ pub(crate) async fn open(core: Arc<Core>, ctx: Ctx, ino: Ino, flags: OpenFlags) 
     Ok(file)
 }
 
-/// Opens an inode of any kind but a directory for nothing, so that it stays while the result lives, whatever becomes of its names.
+/// Opens an inode of any kind but a directory for nothing, so that it stays while the result lives, whatever becomes of
+/// its names.
 pub(crate) async fn hold(core: &Arc<Core>, ctx: &Ctx, ino: Ino) -> Result<Arc<OpenFile>> {
     let flags = OpenFlags::default();
     let op = Request::Open { ino, access: access(flags), exec: false };
@@ -152,8 +153,9 @@ pub(crate) fn release(core: &Arc<Core>, file: &Arc<File>, access: Access, linger
     }
 }
 
-/// The last name of a file has gone: if nobody here has it open, or when it is closed, what is cached of it is of no use any more, and
-/// what is still dirty need not be written. The server decides that, because an open of it may be on its way.
+/// The last name of a file has gone: if nobody here has it open, or when it is closed, what is cached of it is of no
+/// use any more, and what is still dirty need not be written. The server decides that, because an open of it may be on
+/// its way.
 pub(crate) fn nameless(core: &Arc<Core>, ino: Ino) {
     let Some(file) = core.files.get(ino) else { return core.files.nameless(ino) };
     file.nameless.store(true, SeqCst);
@@ -162,7 +164,8 @@ pub(crate) fn nameless(core: &Arc<Core>, ino: Ino) {
     }
 }
 
-/// Nobody here can come to the bytes of a file any more. That its pages leave unused says nothing of locality: nothing else needed their room.
+/// Nobody here can come to the bytes of a file any more. That its pages leave unused says nothing of locality: nothing
+/// else needed their room.
 fn useless(core: &Arc<Core>, file: Arc<File>) {
     if file.dirty_bytes.load(SeqCst) == 0 {
         if file.cached_bytes.load(SeqCst) > 0 {

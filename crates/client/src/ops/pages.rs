@@ -1,11 +1,11 @@
 //! Reads and writes of a page cache in front, in company of other mounts: mappings, mostly.
 //!
-//! Owns: how pages get locks. Does not own: how they are taken back before a lock goes (`taking`), writes to bytes that lie in pages
-//! (`overwrites`). Invariants: a page in front lies under a lock that is held, or is being taken back. While pages are taken back the front end
-//! waits for reads of these pages that are under way and for the write-back of dirty ones; such a request therefore waits
-//! for nothing that may wait for the lock: it goes to the target without a lock of its own, and what was read so is
-//! taken back once more. Where the lock has gone back before the pages (`taking`), the target has a note of what others have changed since, and what
-//! is written back leaves that out.
+//! Owns: how pages get locks. Does not own: how they are taken back before a lock goes (`taking`), writes to bytes that
+//! lie in pages (`overwrites`). Invariants: a page in front lies under a lock that is held, or is being taken back.
+//! While pages are taken back the front end waits for reads of these pages that are under way and for the write-back of
+//! dirty ones; such a request therefore waits for nothing that may wait for the lock: it goes to the target without a
+//! lock of its own, and what was read so is taken back once more. Where the lock has gone back before the pages
+//! (`taking`), the target has a note of what others have changed since, and what is written back leaves that out.
 
 mod overwrites;
 mod taking;
@@ -40,9 +40,9 @@ use taking::{Free, Taking, Way};
 
 /// Bytes of a page.
 const PAGE: u64 = 4096;
-/// How long a read of a page waits for the end of a taking back, nanoseconds: it then takes its turn behind whoever waits for the lock. A program
-/// that goes on touching what has just been taken would otherwise keep others waiting for as long as it runs. The front end may wait
-/// for the very page, so after this time the read goes on without a lock.
+/// How long a read of a page waits for the end of a taking back, nanoseconds: it then takes its turn behind whoever
+/// waits for the lock. A program that goes on touching what has just been taken would otherwise keep others waiting for
+/// as long as it runs. The front end may wait for the very page, so after this time the read goes on without a lock.
 const HELD_BACK_NS: u64 = 10_000_000;
 
 /// Pages of one file in front.
@@ -76,8 +76,9 @@ impl FilePages {
         self.overwrites.lock().forget();
     }
 
-    /// Bytes are about to be read into pages through an open file. Where the front end has dropped what it had when that was opened,
-    /// all pages that are there now were read since: nobody reads through a file that is still being opened.
+    /// Bytes are about to be read into pages through an open file. Where the front end has dropped what it had when
+    /// that was opened, all pages that are there now were read since: nobody reads through a file that is still being
+    /// opened.
     pub(crate) fn note_of(&self, open: &OpenFile, range: ByteRange, rule: u64) {
         if open.emptied_rule.load(SeqCst) == rule && self.covered_rule.load(SeqCst) != rule {
             self.covered_rule.store(rule, SeqCst);
@@ -193,8 +194,8 @@ pub(crate) async fn read(core: &Arc<Core>, open: &OpenFile, asked: ByteRange) ->
     }
 }
 
-/// What is locked for a read of pages of a file that the front end reads ahead: all of a small one. It asks for many pieces at once, and a lock
-/// asked for by each of them would look like a crowd to others.
+/// What is locked for a read of pages of a file that the front end reads ahead: all of a small one. It asks for many
+/// pieces at once, and a lock asked for by each of them would look like a crowd to others.
 fn whole_if_small(core: &Core, file: &File, pages: ByteRange) -> ByteRange {
     let end = file.size().max(pages.end);
     match end <= core.tunables.get(Knob::LargeRead) {
@@ -287,7 +288,8 @@ async fn write_free(
     }
 }
 
-/// An append has gone elsewhere than the front end took it to go, which keeps a copy of its bytes in the pages of `told`: they are dropped.
+/// An append has gone elsewhere than the front end took it to go, which keeps a copy of its bytes in the pages of
+/// `told`: they are dropped.
 pub(crate) async fn misplaced(core: &Arc<Core>, file: &Arc<File>, told: ByteRange, overwrite: Option<Overwrite>) {
     if let Some(overwrite) = overwrite {
         overwrite.settle(core).await;
@@ -295,7 +297,8 @@ pub(crate) async fn misplaced(core: &Arc<Core>, file: &Arc<File>, told: ByteRang
     crate::coherence::sharing::drop_overwritten(core, file.ino, told.align_out(PAGE)).await;
 }
 
-/// What shall be written of `data` for `range`: all of it, but for what a write has replaced since a page that is written back was read.
+/// What shall be written of `data` for `range`: all of it, but for what a write has replaced since a page that is
+/// written back was read.
 pub(crate) fn parts(
     file: &File,
     range: ByteRange,
@@ -349,8 +352,9 @@ mod tests {
         }
     }
 
-    /// Goal: whoever is told that its pages come without a lock finds them taken back after that. Method: two threads that ask about pages
-    /// of their own while a third takes all back again and again; in each round every answer needs a drop that began later.
+    /// Goal: whoever is told that its pages come without a lock finds them taken back after that. Method: two threads
+    /// that ask about pages of their own while a third takes all back again and again; in each round every answer needs
+    /// a drop that began later.
     #[test]
     fn pages_that_come_without_a_lock_are_taken_again() {
         const ROUNDS: usize = 2000;
@@ -410,8 +414,9 @@ mod tests {
         core.company.set_pages(None);
     }
 
-    /// Goal: a cached write of several units that cannot be made leaves nothing of itself. Method: one thread writes two units again and again
-    /// while another has pages come and go; after each try all bytes are of the last one that was made.
+    /// Goal: a cached write of several units that cannot be made leaves nothing of itself. Method: one thread writes
+    /// two units again and again while another has pages come and go; after each try all bytes are of the last one that
+    /// was made.
     #[test]
     fn a_refused_write_leaves_nothing() {
         const LEN: usize = 128 << 10;

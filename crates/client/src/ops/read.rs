@@ -3,8 +3,8 @@
 //! Order (FEATURES H3): valid cached bytes first, then the decision about what remains. With `O_DIRECT` the overlap is
 //! flushed and forgotten, and everything comes from the targets.
 //!
-//! In company the size may change at any time (`shared`). Bytes that are valid in the cache are inside the file: they lie under
-//! a lock, a truncate elsewhere needs that lock, and fills are cut at the size that was asked for under it.
+//! In company the size may change at any time (`shared`). Bytes that are valid in the cache are inside the file: they
+//! lie under a lock, a truncate elsewhere needs that lock, and fills are cut at the size that was asked for under it.
 
 pub(crate) mod shared;
 
@@ -71,7 +71,8 @@ struct Hit {
     token: u64,
     /// No lock went meanwhile, and nobody came, if it is still the same.
     turned: u64,
-    /// Of several units: no write within one of them came between two, if it is still the same. One unit is read in one step.
+    /// Of several units: no write within one of them came between two, if it is still the same. One unit is read in one
+    /// step.
     unguarded: Option<u64>,
 }
 
@@ -586,8 +587,8 @@ impl Drop for Fetch {
     }
 }
 
-/// How far a stream that has come to `range` is read ahead: not at all if its requests go past the cache, or hits of what was fetched ahead
-/// would keep it in the cache without anybody deciding so.
+/// How far a stream that has come to `range` is read ahead: not at all if its requests go past the cache, or hits of
+/// what was fetched ahead would keep it in the cache without anybody deciding so.
 fn limits_of(core: &Core, open: &OpenFile, range: ByteRange) -> Limits {
     if core.passes_cache_by(open, Way::Read, range.len()) {
         return Limits { window_max: 0, requests: 0 };

@@ -1,13 +1,14 @@
 //! lseek for data and holes: dirty bytes are written first, then the objects are asked where they have data.
 //!
-//! An object is sparse outside its stripes, so the data of a file is that of its objects together. An answer brings thousands of runs, and they
-//! are kept: a program that looks for data and holes in turn asks once for all of them (0.3 to 2 ms each time before, now what a call of the
-//! mount costs).
+//! An object is sparse outside its stripes, so the data of a file is that of its objects together. An answer brings
+//! thousands of runs, and they are kept: a program that looks for data and holes in turn asks once for all of them (0.3
+//! to 2 ms each time before, now what a call of the mount costs).
 //!
-//! Owns: the maps of the files that were looked through last. Invariants: a map is used only as long as nothing of its file was changed by this
-//! mount since before it was asked for (`File::map_stamp`), the rule of caching is the same, and, with other mounts, every lock under which it
-//! was asked for is held: the loss of one is such a change. So the size that it ends with stays true, too. Data and holes are whole
-//! blocks, as the disk has them: the end of a block that is written in part is data.
+//! Owns: the maps of the files that were looked through last. Invariants: a map is used only as long as nothing of its
+//! file was changed by this mount since before it was asked for (`File::map_stamp`), the rule of caching is the same,
+//! and, with other mounts, every lock under which it was asked for is held: the loss of one is such a change. So the
+//! size that it ends with stays true, too. Data and holes are whole blocks, as the disk has them: the end of a block
+//! that is written in part is data.
 //!
 //! Bounds: `MAPS_MAX` maps of `RUNS_MAX` runs of 16 bytes each.
 
@@ -92,7 +93,8 @@ impl MapStamp {
         self.stamp()
     }
 
-    /// Bytes of the file have changed, or others may change them from now on. To be called after bytes have become dirty.
+    /// Bytes of the file have changed, or others may change them from now on. To be called after bytes have become
+    /// dirty.
     #[inline]
     pub(crate) fn change(&self, now: impl FnOnce() -> u64) {
         if self.is_watched.load(SeqCst) && self.is_watched.swap(false, SeqCst) {

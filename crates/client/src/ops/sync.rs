@@ -26,8 +26,9 @@ pub(crate) async fn sync_targets(core: &Arc<Core>, targets: BTreeSet<TargetId>) 
     Ok(())
 }
 
-/// Makes what was written of the file stable. The size and the way to the data live with the inode and the objects,
-/// so a datasync needs the same targets. The size may be out of date in company; what this mount has written lies below it.
+/// Makes what was written of the file stable. The size and the way to the data live with the inode and the objects, so
+/// a datasync needs the same targets. The size may be out of date in company; what this mount has written lies below
+/// it.
 pub(crate) async fn sync_file(core: &Arc<Core>, file: &Arc<File>) -> Result<()> {
     sync_stripes(core, file, file.layout().stripes_below(file.size())).await
 }

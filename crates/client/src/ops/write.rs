@@ -1,7 +1,7 @@
 //! write: into the cache, or straight to the targets.
 //!
-//! In company a write is one event for everybody: it holds one lock over each object's part of it from before the first byte
-//! until the last is in the cache or on the target, or goes to one object under the target's own lock.
+//! In company a write is one event for everybody: it holds one lock over each object's part of it from before the first
+//! byte until the last is in the cache or on the target, or goes to one object under the target's own lock.
 
 use crate::api::{Ctx, Hints, WriteTo};
 use crate::cache::{Put, Source, UNIT};
@@ -84,8 +84,8 @@ pub(crate) fn try_write(
         guard = Some(file.range.try_acquire(range, Hold::Exclusive)?);
     }
     let is_free = || file.group.admits(open.member()) && !meets_pages(file, range, hints);
-    // With the range lock it stays so, and the first units are not seen without the others. (But for a lock of the cluster that goes: others
-    // come to a mount that was alone.)
+    // With the range lock it stays so, and the first units are not seen without the others. (But for a lock of the
+    // cluster that goes: others come to a mount that was alone.)
     if guard.is_some() && !is_free() {
         return None;
     }
@@ -125,7 +125,8 @@ pub(crate) fn try_write(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Aim {
     Offset,
-    /// To its offset, where the front end has found the end of the file or was told to write; if another mount has ever been there, to the end.
+    /// To its offset, where the front end has found the end of the file or was told to write; if another mount has ever
+    /// been there, to the end.
     ToldEnd,
     /// To the end of the file.
     End,
@@ -156,7 +157,8 @@ fn is_stable(open: &OpenFile, hints: Hints) -> bool {
     open.flags.sync || open.flags.dsync || hints.stable
 }
 
-/// Whether a write has to mind pages: those it may replace bytes of, or, as the write-back of a page, writes that replaced some of it.
+/// Whether a write has to mind pages: those it may replace bytes of, or, as the write-back of a page, writes that
+/// replaced some of it.
 fn meets_pages(file: &File, range: ByteRange, hints: Hints) -> bool {
     if hints.write_back { file.pages.is_overwritten(range) } else { !hints.for_pages && file.pages.touches(range) }
 }
@@ -324,7 +326,8 @@ pub(crate) async fn write(
         sync::sync_file(&core, &file).await?;
         writeback_errors::tell(&open).await?;
     } else if decision.mode == Mode::Buffered && core.room.is_short(&file, range) {
-        // Where the last write was refused, this one is told if it is, too. `fsync` will say so all the same: others may be lost.
+        // Where the last write was refused, this one is told if it is, too. `fsync` will say so all the same: others
+        // may be lost.
         flush::flush(&core, &file, range).await;
         if let Err(e) = watch.map_or(Ok(()), |watch| watch.result()) {
             // Its caller knows, and may go on where the file ends without it.
@@ -341,8 +344,8 @@ fn holds_privileges(core: &Core, file: &File, kill_suidgid: bool) -> bool {
     file.gives_capabilities() || (kill_suidgid && (file.has_set_id() || !tokens::is_sure(core, file)))
 }
 
-/// Takes capabilities of the file away, and setuid and setgid that `writer` may not leave, where there are any: at once, as a
-/// buffered write reaches the server too late for that. `writer`: none may leave both.
+/// Takes capabilities of the file away, and setuid and setgid that `writer` may not leave, where there are any: at
+/// once, as a buffered write reaches the server too late for that. `writer`: none may leave both.
 async fn drop_privileges(core: &Arc<Core>, file: &Arc<File>, writer: Option<&Cred>) -> Result<()> {
     if !tokens::is_sure(core, file) {
         attr::reload(core, file).await?;
@@ -362,8 +365,8 @@ async fn drop_privileges(core: &Arc<Core>, file: &Arc<File>, writer: Option<&Cre
     Ok(())
 }
 
-/// Writes into the cache. The caller holds the range lock; if it has `pinned` locks on all of it, others see it as one event.
-/// May keep the memory of `data` and leave other memory there.
+/// Writes into the cache. The caller holds the range lock; if it has `pinned` locks on all of it, others see it as one
+/// event. May keep the memory of `data` and leave other memory there.
 async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, data: &mut Buf, pinned: bool) -> Result<usize> {
     let file = &open.file;
     // In steps, so that a write larger than the dirty share of the cache gets through.
@@ -397,8 +400,8 @@ async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, data: &mu
     Ok(range.len() as usize)
 }
 
-/// Writes to the targets: all pieces in flight at once, one wait (FEATURES H7). The caller holds the range lock on `held`; without
-/// `pins` the targets lock for each piece.
+/// Writes to the targets: all pieces in flight at once, one wait (FEATURES H7). The caller holds the range lock on
+/// `held`; without `pins` the targets lock for each piece.
 async fn direct(
     core: &Arc<Core>,
     file: &Arc<File>,
@@ -441,7 +444,8 @@ pub(crate) struct Sent {
     pub(crate) error: Option<Errno>,
 }
 
-/// Sends all pieces of `range` to the targets and forgets what is cached of them. `end_first`: the last one goes before the others.
+/// Sends all pieces of `range` to the targets and forgets what is cached of them. `end_first`: the last one goes before
+/// the others.
 pub(crate) async fn send_all(
     core: &Arc<Core>,
     file: &Arc<File>,
@@ -488,11 +492,11 @@ pub(crate) fn learn(core: &Core, reason: Reason, request: u64, len: u64, good: b
     }
 }
 
-/// Cuts off what pieces behind a failed one have extended, from `end` to `written_to`. The caller holds the range lock on `held`, and in
-/// company locks on all that it wrote: nobody else has written there.
+/// Cuts off what pieces behind a failed one have extended, from `end` to `written_to`. The caller holds the range lock
+/// on `held`, and in company locks on all that it wrote: nobody else has written there.
 ///
-/// Whoever writes behind that has made the file longer, and it stays so. As the caller holds locks, it waits for nobody: what
-/// cannot be had at once is somebody's who is about to write there, read, or measure the file.
+/// Whoever writes behind that has made the file longer, and it stays so. As the caller holds locks, it waits for
+/// nobody: what cannot be had at once is somebody's who is about to write there, read, or measure the file.
 async fn trim(core: &Arc<Core>, file: &Arc<File>, held: ByteRange, (end, written_to): (u64, u64), in_company: bool) {
     let rest = ByteRange::new(held.end, u64::MAX);
     let guard = if rest.is_empty() { None } else { file.range.try_acquire(rest, Hold::Exclusive) };

@@ -1,10 +1,10 @@
 //! Extended attributes: the stored ones, the virtual ones of files and directories, and the hidden control attributes.
 //!
 //! Virtual, shown and set by whoever may: `user.amphi.layout` (`striped,size=1M,count=4`, `growing`, `whole`) and
-//! `user.amphi.mode` (`auto`, `buffered`, `direct`); `user.amphi.counters` and `.counters.json` (read, requests by reason, locks and messages of a
-//! file that is open or cached here), `user.amphi.extents` (read, where it lies: see `extents`).
-//! None of them is listed: who copies all attributes of a file shall not take its place along, nor fail where another one is.
-//! Hidden, on any inode, for the super-user and the owner of the mount: see `control`.
+//! `user.amphi.mode` (`auto`, `buffered`, `direct`); `user.amphi.counters` and `.counters.json` (read, requests by
+//! reason, locks and messages of a file that is open or cached here), `user.amphi.extents` (read, where it lies: see
+//! `extents`). None of them is listed: who copies all attributes of a file shall not take its place along, nor fail
+//! where another one is. Hidden, on any inode, for the super-user and the owner of the mount: see `control`.
 
 mod control;
 mod extents;
@@ -68,7 +68,8 @@ pub(crate) async fn get(core: Arc<Core>, ctx: Ctx, ino: Ino, name: Vec<u8>) -> R
             own => control::get(&core, &ctx, own).await,
         };
     }
-    // The kernel asks for `security.capability` with each change of owner, programs for `security.selinux` of each file that they show.
+    // The kernel asks for `security.capability` with each change of owner, programs for `security.selinux` of each file
+    // that they show.
     if name.starts_with(b"security.") && has_none(&core, ino) {
         return Err(Errno::NoData);
     }

@@ -3,12 +3,12 @@
 //! Owns: which callers were seen lately and whether their groups are short of memory. Does not own: reading groups
 //! (`cache::limit`), nor what follows from it (`decision`).
 //!
-//! What a program writes here is buffered in the memory of the mount's process, not in the program's. Its own group matters
-//! all the same: what it maps lies in pages that its group pays for, and a program at its limit is being reclaimed, or about to
-//! be killed; its bytes should be safe on the servers rather than wait for their write-back.
+//! What a program writes here is buffered in the memory of the mount's process, not in the program's. Its own group
+//! matters all the same: what it maps lies in pages that its group pays for, and a program at its limit is being
+//! reclaimed, or about to be killed; its bytes should be safe on the servers rather than wait for their write-back.
 //!
-//! Invariants: a request reads no file: it looks a caller up, or notes it, and goes by what was found last. The I/O half looks
-//! at most at `LOOKS_MAX` callers at a time. Caller 0 is of another process name space and stays unknown.
+//! Invariants: a request reads no file: it looks a caller up, or notes it, and goes by what was found last. The I/O
+//! half looks at most at `LOOKS_MAX` callers at a time. Caller 0 is of another process name space and stays unknown.
 //! What is known of a caller is at most `LIFE_NS` and one tick (`writeback.age_ms` / 4, at most 1 s) old; a process
 //! whose number was used before is judged by the other one's group for no longer than that.
 
@@ -136,8 +136,8 @@ mod tests {
     use super::*;
     use std::cell::RefCell;
 
-    /// Goal: callers are judged by their groups, files are read in `look` alone and once for each group, those who have gone
-    /// are forgotten, and so is a number's earlier owner. Method: fake files that count.
+    /// Goal: callers are judged by their groups, files are read in `look` alone and once for each group, those who have
+    /// gone are forgotten, and so is a number's earlier owner. Method: fake files that count.
     #[test]
     fn callers_are_judged_by_their_groups() {
         let (used, reads, moved) = (RefCell::new("100\n"), RefCell::new(Vec::new()), RefCell::new(false));

@@ -1,9 +1,9 @@
 //! The hybrid decision (FEATURES H1): one pure function from what is known of a request to the way it takes.
 //!
-//! Owns: the order of the rules and their names. Does not own: how the inputs are measured (`files`, `cache`).
-//! The order is that of autoIO (FAST'24): size outside the window decides by itself; inside, contention, then memory,
-//! then locality, and what the ways were measured to carry where it is lacking. A large request too goes through the cache where nothing
-//! speaks against that and it was measured to be the faster way.
+//! Owns: the order of the rules and their names. Does not own: how the inputs are measured (`files`, `cache`). The
+//! order is that of autoIO (FAST'24): size outside the window decides by itself; inside, contention, then memory, then
+//! locality, and what the ways were measured to carry where it is lacking. A large request too goes through the cache
+//! where nothing speaks against that and it was measured to be the faster way.
 
 use amphi_types::IoMode;
 
@@ -88,8 +88,8 @@ pub struct Decision {
     pub reason: Reason,
 }
 
-/// What was asked for by whoever counts most: the open file, the file, its opener's process, the mount. `Auto` of the first two says
-/// nothing, since that is what they begin with; that of a process means it.
+/// What was asked for by whoever counts most: the open file, the file, its opener's process, the mount. `Auto` of the
+/// first two says nothing, since that is what they begin with; that of a process means it.
 pub(crate) fn asked(open_and_file: [IoMode; 2], process: Option<IoMode>, mount: IoMode) -> IoMode {
     let nearest = open_and_file.into_iter().find(|mode| *mode != IoMode::Auto);
     nearest.or(process).unwrap_or(mount)
@@ -214,8 +214,8 @@ mod tests {
         }
     }
 
-    /// Goal: who counts most among those who asked for a mode: `O_DIRECT`, the open file, the file, the process, the mount. Method: all
-    /// combinations against the order written out.
+    /// Goal: who counts most among those who asked for a mode: `O_DIRECT`, the open file, the file, the process, the
+    /// mount. Method: all combinations against the order written out.
     #[test]
     fn order_of_those_who_ask() {
         const MODES: [IoMode; 3] = [IoMode::Auto, IoMode::Buffered, IoMode::Direct];

@@ -1,12 +1,14 @@
-//! Who serves the reads of an open file: the kernel from its page cache, or the mount. One pure function, beside the hybrid decision.
+//! Who serves the reads of an open file: the kernel from its page cache, or the mount. One pure function, beside the
+//! hybrid decision.
 //!
-//! Owns: the order of the rules and their names. Does not own: what they ask for at an open (`ops::input`), how pages are
-//! taken back (`ops::pages`).
+//! Owns: the order of the rules and their names. Does not own: what they ask for at an open (`ops::input`), how pages
+//! are taken back (`ops::pages`).
 //!
-//! A read that the kernel serves costs no request: 1 us instead of 20. It is worth that where the bytes are read again or in
-//! small pieces, and only there: what is streamed once is better read in large requests, of which the mount knows more than
-//! the kernel. A read that the mount serves is one event beside writes (Promise S2), which the kernel's are not; so the
-//! kernel serves only files that nobody has open for writing when they are opened. The answer holds for the life of the open file.
+//! A read that the kernel serves costs no request: 1 us instead of 20. It is worth that where the bytes are read again
+//! or in small pieces, and only there: what is streamed once is better read in large requests, of which the mount knows
+//! more than the kernel. A read that the mount serves is one event beside writes (Promise S2), which the kernel's are
+//! not; so the kernel serves only files that nobody has open for writing when they are opened. The answer holds for the
+//! life of the open file.
 
 use amphi_types::IoMode;
 

@@ -1,17 +1,20 @@
 //! Access locality of a file (FEATURES H5): whether what is brought into the cache is used again.
 //!
-//! Owns: the counts and the rule, per file. Does not own: when pages come and go (`cache`), nor what follows (`decision`).
+//! Owns: the counts and the rule, per file. Does not own: when pages come and go (`cache`), nor what follows
+//! (`decision`).
 //!
-//! A file lacks locality when, of as many pages as the window has that left the cache, too few had been used again: one in 16, or
-//! more where direct requests were measured to carry so much more that this does not make up for it (`learned`). Then nearly
-//! nothing is brought in any more, so nearly nothing leaves: what tells that reuse has come back are the probes, of
-//! whose pages it is counted at once when they are used again. At least as many of them as a window of requests brings in decide, and a
-//! quarter has to be used again. Pages of probes stay in the cache only because what goes direct makes nothing leave: they count as
-//! used again if they are before as much as the cache holds has passed, one way or the other, and older pages not at all.
-//! A direct request brings no pages in, so what contention or memory sends direct changes no verdict, and costs no probe.
+//! A file lacks locality when, of as many pages as the window has that left the cache, too few had been used again: one
+//! in 16, or more where direct requests were measured to carry so much more that this does not make up for it
+//! (`learned`). Then nearly nothing is brought in any more, so nearly nothing leaves: what tells that reuse has come
+//! back are the probes, of whose pages it is counted at once when they are used again. At least as many of them as a
+//! window of requests brings in decide, and a quarter has to be used again. Pages of probes stay in the cache only
+//! because what goes direct makes nothing leave: they count as used again if they are before as much as the cache holds
+//! has passed, one way or the other, and older pages not at all. A direct request brings no pages in, so what
+//! contention or memory sends direct changes no verdict, and costs no probe.
 //!
-//! The same is counted over all files of the mount, over a window four times as large. A file of which nothing is known yet begins with
-//! that verdict: in a stream of files larger than the cache each would otherwise have to show anew what all before it did.
+//! The same is counted over all files of the mount, over a window four times as large. A file of which nothing is known
+//! yet begins with that verdict: in a stream of files larger than the cache each would otherwise have to show anew what
+//! all before it did.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -99,7 +102,8 @@ impl Locality {
         }
     }
 
-    /// Whether a page that is used again would still be there if all had gone through the cache since it came, and somebody wants to know.
+    /// Whether a page that is used again would still be there if all had gone through the cache since it came, and
+    /// somebody wants to know.
     #[inline]
     pub(crate) fn is_recent(&self, came: Came) -> bool {
         let Some(mount) = self.of_mount.as_ref().filter(|_| came != UNTOLD) else { return false };
@@ -133,8 +137,8 @@ impl Locality {
         self.lacks(rule, least) && self.since_probe.load(Relaxed) + 1 < rule.probe
     }
 
-    /// Whether there is no locality. `least`: the share of pages used again below which the cache does not pay, in 1024ths, besides what
-    /// the rule says; asked when there is something to judge.
+    /// Whether there is no locality. `least`: the share of pages used again below which the cache does not pay, in
+    /// 1024ths, besides what the rule says; asked when there is something to judge.
     pub(crate) fn lacks(&self, rule: Rule, least: impl Fn() -> u64) -> bool {
         if let Some(mount) = &self.of_mount {
             mount.cache_pages.store(rule.cache_pages, Relaxed);
@@ -213,8 +217,8 @@ mod tests {
         0
     }
 
-    /// Goal: where direct carries more, as much more reuse is asked for, of windows and of probes. Method: a quarter of the pages is
-    /// used again, and what pays is moved around that.
+    /// Goal: where direct carries more, as much more reuse is asked for, of windows and of probes. Method: a quarter of
+    /// the pages is used again, and what pays is moved around that.
     #[test]
     fn what_reuse_has_to_make_up_for() {
         for (least, lacks) in [(0, false), (256, false), (257, true), (512, true)] {
@@ -229,8 +233,8 @@ mod tests {
         }
     }
 
-    /// Goal: a file begins with what was found of all files, unless that is switched off; a file that shows reuse is believed, and so is
-    /// a mount whose files do. Method: files one after the other.
+    /// Goal: a file begins with what was found of all files, unless that is switched off; a file that shows reuse is
+    /// believed, and so is a mount whose files do. Method: files one after the other.
     #[test]
     fn files_begin_with_the_verdict_on_the_mount() {
         let mount = Arc::new(Locality::default());
@@ -259,8 +263,8 @@ mod tests {
         assert!(!Locality::of_file(&mount).speaks_for_direct(RULE, none), "the mount has come back");
     }
 
-    /// Goal: the verdict falls over a window and follows the share; one request in `probe` is a probe, whatever else goes
-    /// direct in between. Method: pages at both sides of the share, then requests.
+    /// Goal: the verdict falls over a window and follows the share; one request in `probe` is a probe, whatever else
+    /// goes direct in between. Method: pages at both sides of the share, then requests.
     #[test]
     fn verdicts_and_probes() {
         let l = Locality::default();
@@ -288,8 +292,8 @@ mod tests {
         }
     }
 
-    /// Goal: pages count as used again if the cache would still hold them. Method: a page comes with and without somebody who wants to know,
-    /// then others come or pass by.
+    /// Goal: pages count as used again if the cache would still hold them. Method: a page comes with and without
+    /// somebody who wants to know, then others come or pass by.
     #[test]
     fn what_the_cache_would_not_hold_is_no_reuse() {
         let mount = Arc::new(Locality::default());
@@ -305,8 +309,8 @@ mod tests {
         assert!(!file.is_recent(came) && file.is_recent(file.comes()));
     }
 
-    /// Goal: reuse that comes back is noticed although nothing leaves the cache; without it the verdict stays. Method: probes that
-    /// bring pages in, used again or not.
+    /// Goal: reuse that comes back is noticed although nothing leaves the cache; without it the verdict stays. Method:
+    /// probes that bring pages in, used again or not.
     #[test]
     fn reuse_comes_back() {
         let l = Locality::default();

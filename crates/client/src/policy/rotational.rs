@@ -1,7 +1,7 @@
 //! Targets on rotating storage (FEATURES H12), as their servers said.
 //!
-//! Owns: that set. Does not own: how a server knows, what follows (`decision`). A server says it with each connection, so
-//! nothing is known of one before the first request to it.
+//! Owns: that set. Does not own: how a server knows, what follows (`decision`). A server says it with each connection,
+//! so nothing is known of one before the first request to it.
 
 use crate::inode::File;
 use amphi_types::TargetId;

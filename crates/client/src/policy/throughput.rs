@@ -1,37 +1,43 @@
 //! What the two ways have been measured to carry, for requests that the cache does not help (FEATURES H13).
 //!
-//! Owns: the rates and the comparison. Does not own: when it is asked (`decision`: only for files without locality, in the window and above).
+//! Owns: the rates and the comparison. Does not own: when it is asked (`decision`: only for files without locality, in
+//! the window and above).
 //!
-//! A rate is what landed in a stretch of time in which all went one way, by the clock: so what the processors had to do counts as
-//! well as network and disks. Each way of I/O (read, write) has one stretch at a time: direct requests of one size, or reads that the
-//! cache answered, or write-back. Reads are measured where they are answered: read-ahead comes in bursts, each at the speed of the
-//! disk. Pauses of the applications do not count; time in which one of them waited for the request does, however long: with many streams
-//! read-ahead brings a hundred megabytes at once, for which all wait and which all read in no time.
+//! A rate is what landed in a stretch of time in which all went one way, by the clock: so what the processors had to do
+//! counts as well as network and disks. Each way of I/O (read, write) has one stretch at a time: direct requests of one
+//! size, or reads that the cache answered, or write-back. Reads are measured where they are answered: read-ahead comes
+//! in bursts, each at the speed of the disk. Pauses of the applications do not count; time in which one of them waited
+//! for the request does, however long: with many streams read-ahead brings a hundred megabytes at once, for which all
+//! wait and which all read in no time.
 //!
-//! Invariants: a stretch ends without a sample when too much goes another way, or when its user says that it shows nothing (direct
-//! writes beside write-back of earlier ones, direct reads beside read-ahead from before them, write-back that nobody waits for, or for little of which). Without a rate for both ways the rule of the paper
-//! stands: direct; what was measured direct alone is tried through the cache, writes for a bounded number of bytes, since write-back shows nothing
-//! while nobody is kept busy by it. A way that was not used for long counts for five
-//! percent more with each second of I/O, so it is tried again, the sooner the closer they were; a trial costs a sample, 64 MiB of reads, 32 of
-//! writes. Time without I/O does not count: a program that works in bursts would pay for a trial in each. Whichever way is taken stays until
-//! the other is better by five percent: each change costs what is under way the old way.
+//! Invariants: a stretch ends without a sample when too much goes another way, or when its user says that it shows
+//! nothing (direct writes beside write-back of earlier ones, direct reads beside read-ahead from before them,
+//! write-back that nobody waits for, or for little of which). Without a rate for both ways the rule of the paper
+//! stands: direct; what was measured direct alone is tried through the cache, writes for a bounded number of bytes,
+//! since write-back shows nothing while nobody is kept busy by it. A way that was not used for long counts for five
+//! percent more with each second of I/O, so it is tried again, the sooner the closer they were; a trial costs a sample,
+//! 64 MiB of reads, 32 of writes. Time without I/O does not count: a program that works in bursts would pay for a trial
+//! in each. Whichever way is taken stays until the other is better by five percent: each change costs what is under way
+//! the old way.
 //!
-//! In the same way large direct reads that follow each other are measured with the next one asked for ahead (`direct_ahead`) and without: where memory
-//! is slower than what reads into it, a second buffer that is not in the processor's cache costs more than the wait that it saves.
+//! In the same way large direct reads that follow each other are measured with the next one asked for ahead
+//! (`direct_ahead`) and without: where memory is slower than what reads into it, a second buffer that is not in the
+//! processor's cache costs more than the wait that it saves.
 
 use crate::telemetry::stats::Way;
 use parking_lot::Mutex;
 
-/// Bytes that make a sample, of reads and of writes. Sixteen streams are 80 MiB ahead: shorter samples of reads show what was fetched before
-/// they began.
+/// Bytes that make a sample, of reads and of writes. Sixteen streams are 80 MiB ahead: shorter samples of reads show
+/// what was fetched before they began.
 pub(crate) const SAMPLE_BYTES: [u64; 2] = by_way(64 << 20, 32 << 20);
 /// One byte in so many may go another way without ending a stretch.
 const STRANGE_PART: u64 = 8;
-/// Writes of which the cache's rate is not known are tried through it for so many bytes, and again when `TRIAL_REST` times as many have gone
-/// direct: at a quarter of the speed that would cost a tenth of the time.
+/// Writes of which the cache's rate is not known are tried through it for so many bytes, and again when `TRIAL_REST`
+/// times as many have gone direct: at a quarter of the speed that would cost a tenth of the time.
 const TRIAL_BYTES: u64 = 4 * SAMPLE_BYTES[Way::Write as usize];
 const TRIAL_REST: u64 = 32;
-/// Samples of one way that count together: each is a few dozen milliseconds long, and disks that others use as well differ by a half between two.
+/// Samples of one way that count together: each is a few dozen milliseconds long, and disks that others use as well
+/// differ by a half between two.
 const MEAN_OF: u64 = 8;
 /// What was measured longer ago, in time with I/O, counts as one sample beside the next.
 const OLD_NS: u64 = 5_000_000_000;
@@ -89,7 +95,8 @@ struct Stretch {
     strange_bytes: u64,
 }
 
-/// Of reads, or of writes: direct by class, the cache last. Of large direct reads: asked for ahead by class, then not, by class.
+/// Of reads, or of writes: direct by class, the cache last. Of large direct reads: asked for ahead by class, then not,
+/// by class.
 #[derive(Debug, Default)]
 struct Side {
     rates: [Rate; 2 * CLASSES],
@@ -99,8 +106,8 @@ struct Side {
     last_ns: u64,
     /// Of each class: the cache was better when it was last asked.
     cached_wins: [bool; CLASSES],
-    /// Bytes that were tried through the cache without its rate being known, when the last of them were, and what went direct since there were
-    /// enough of them.
+    /// Bytes that were tried through the cache without its rate being known, when the last of them were, and what went
+    /// direct since there were enough of them.
     tried_bytes: u64,
     tried_ns: u64,
     rested_bytes: u64,
@@ -217,8 +224,8 @@ impl Learned {
         side.note(sample_bytes, index(course), bytes, from_to_ns, shows);
     }
 
-    /// Write-back of `bytes` has landed. `waited`: somebody waited for it, or soon would. Writers who try the cache keep it busy as well as they
-    /// do direct requests, so that shows it too.
+    /// Write-back of `bytes` has landed. `waited`: somebody waited for it, or soon would. Writers who try the cache
+    /// keep it busy as well as they do direct requests, so that shows it too.
     pub(crate) fn note_write_back(&self, bytes: u64, now_ns: u64, waited: bool) {
         let mut side = self.sides[Way::Write as usize].lock();
         let shows = waited || side.is_trying(now_ns);
@@ -234,8 +241,8 @@ impl Learned {
         }
     }
 
-    /// The cache has answered a read of `bytes`, of a stream that is or may be read ahead, at once or, with `since_ns`, after it was
-    /// waited for.
+    /// The cache has answered a read of `bytes`, of a stream that is or may be read ahead, at once or, with `since_ns`,
+    /// after it was waited for.
     pub(crate) fn note_cached_read(&self, bytes: u64, since_ns: Option<u64>, now_ns: impl Fn() -> u64) {
         if bytes >= READ_MIN_BYTES {
             let now_ns = now_ns();
@@ -243,13 +250,15 @@ impl Learned {
         }
     }
 
-    /// A large direct read of `bytes` that may have followed another has come, while reads of its size were asked for `ahead` or not.
+    /// A large direct read of `bytes` that may have followed another has come, while reads of its size were asked for
+    /// `ahead` or not.
     pub(crate) fn note_large_read(&self, ahead: bool, bytes: u64, from_to_ns: (u64, u64), shows: bool) {
         let of = class(bytes) + if ahead { 0 } else { UNASKED };
         self.ahead.lock().note(SAMPLE_BYTES[Way::Read as usize], of, bytes, from_to_ns, shows);
     }
 
-    /// Whether large direct reads of this size that follow each other come sooner, or as soon, when the next one is asked for ahead.
+    /// Whether large direct reads of this size that follow each other come sooner, or as soon, when the next one is
+    /// asked for ahead.
     pub(crate) fn ahead_pays(&self, request: u64) -> bool {
         let side = self.ahead.lock();
         let class = class(request);
@@ -279,8 +288,9 @@ impl Learned {
         }
     }
 
-    /// What share of its pages a file must use again so that the cache pays for requests of this size, in 1024ths: what is hit costs
-    /// nothing, so the cache's way takes `1 - share` of its time for the whole. 0 while one of the rates is not known.
+    /// What share of its pages a file must use again so that the cache pays for requests of this size, in 1024ths: what
+    /// is hit costs nothing, so the cache's way takes `1 - share` of its time for the whole. 0 while one of the rates
+    /// is not known.
     pub(crate) fn least_share(&self, way: Way, request: u64) -> u64 {
         let side = self.sides[way as usize].lock();
         let (cached, direct) = (side.rates[CACHED].per_s, side.rates[class(request)].per_s);
@@ -330,8 +340,8 @@ mod tests {
         l.shown().iter().find(|(n, _)| n == name).map_or(0, |(_, rate)| *rate)
     }
 
-    /// Goal: a rate is what landed by the clock, without pauses; what goes another way ends a stretch only if it is much; what shows
-    /// nothing is not counted. Method: times by hand.
+    /// Goal: a rate is what landed by the clock, without pauses; what goes another way ends a stretch only if it is
+    /// much; what shows nothing is not counted. Method: times by hand.
     #[test]
     fn rates_are_by_the_clock() {
         let l = Learned::default();
@@ -355,8 +365,8 @@ mod tests {
         assert_eq!(mixed.shown(), []);
     }
 
-    /// Goal: a stall counts if somebody waited, a pause of the applications does not; both may be as long. Method: bursts of 16 MiB within a
-    /// millisecond, every 100 ms, waited for and not.
+    /// Goal: a stall counts if somebody waited, a pause of the applications does not; both may be as long. Method:
+    /// bursts of 16 MiB within a millisecond, every 100 ms, waited for and not.
     #[test]
     fn waiting_is_no_pause() {
         for (waits, expected) in [(true, 150..=170), (false, 10_000..=20_000)] {
@@ -397,8 +407,9 @@ mod tests {
         assert!(direct_alone.cache_is_faster(Way::Write, 1 << 20), "writes too");
     }
 
-    /// Goal: the loser is tried again, the sooner the closer it was, after so much time with I/O, however long the mount rested in between.
-    /// Method: rates by hand, stretches of a fifth of a second one behind the other and an hour apart.
+    /// Goal: the loser is tried again, the sooner the closer it was, after so much time with I/O, however long the
+    /// mount rested in between. Method: rates by hand, stretches of a fifth of a second one behind the other and an
+    /// hour apart.
     #[test]
     fn the_loser_is_tried_again() {
         let stretches_until_tried = |direct: u64, apart_ns: u64| {
@@ -419,8 +430,8 @@ mod tests {
         assert!(stretches_until_tried(800, 3600 * SECOND).abs_diff(near) <= 1);
     }
 
-    /// Goal: about equal ways do not take turns: each stays until the other is clearly better. Method: rates around each other by three
-    /// percent, then by ten.
+    /// Goal: about equal ways do not take turns: each stays until the other is clearly better. Method: rates around
+    /// each other by three percent, then by ten.
     #[test]
     fn equal_ways_stay() {
         let l = Learned::default();
@@ -443,8 +454,9 @@ mod tests {
         }
     }
 
-    /// Goal: writes are tried through the cache for as long as that may show something, and again after much more has gone direct; what lands
-    /// while they are counts though nobody waits, and what lands later does not. Method: requests and landings by hand.
+    /// Goal: writes are tried through the cache for as long as that may show something, and again after much more has
+    /// gone direct; what lands while they are counts though nobody waits, and what lands later does not. Method:
+    /// requests and landings by hand.
     #[test]
     fn writes_are_tried_for_a_while() {
         let l = Learned::default();
@@ -484,8 +496,8 @@ mod tests {
         assert_eq!(shown(&l, "learned_cached_write_mib_s"), rate, "what is known is not tried");
     }
 
-    /// Goal: the share of reuse that the cache needs is what makes its time equal to that of direct requests, at most a half. Method: rates by
-    /// hand.
+    /// Goal: the share of reuse that the cache needs is what makes its time equal to that of direct requests, at most a
+    /// half. Method: rates by hand.
     #[test]
     fn reuse_makes_up_for_a_slower_way() {
         for (cached, direct, least) in [(1000, 1000, 0), (1000, 900, 0), (750, 1000, 256), (1000, 8000, 512)] {
@@ -499,8 +511,8 @@ mod tests {
         }
     }
 
-    /// Goal: reads are asked for ahead until that is measured, then a sample long not, then as the rates say; equal ones are, and the slower way
-    /// is tried again; sizes are told apart. Method: reads by hand.
+    /// Goal: reads are asked for ahead until that is measured, then a sample long not, then as the rates say; equal
+    /// ones are, and the slower way is tried again; sizes are told apart. Method: reads by hand.
     #[test]
     fn asking_ahead_has_to_pay() {
         let large = 4 << 20;

@@ -1,17 +1,19 @@
 //! Direct reads one after the other: the next ones are asked for before the program does.
 //!
-//! Owns: recognising such a stream of an open file, the bytes of its next reads and how long they count. Does not own: which reads go
-//! direct (`decision`), streams through the cache (`readahead`).
+//! Owns: recognising such a stream of an open file, the bytes of its next reads and how long they count. Does not own:
+//! which reads go direct (`decision`), streams through the cache (`readahead`).
 //!
-//! The next read of each stream, or as many as make `AHEAD_BYTES`, are asked for while the one before them is still on its way: so disks,
-//! sockets and the program's copy work at the same time. The bytes go to the reader in the buffers they came in and are dropped with them, so the
-//! memory is used again while it is still in the processor's cache. Reads need not end where what was asked for does: a call that a front end
-//! cannot carry as a whole comes in large pieces and a small one, and what is asked for goes on in large ones. Large reads are asked for ahead only as long as that was measured to pay
-//! (`learned`).
+//! The next read of each stream, or as many as make `AHEAD_BYTES`, are asked for while the one before them is still on
+//! its way: so disks, sockets and the program's copy work at the same time. The bytes go to the reader in the buffers
+//! they came in and are dropped with them, so the memory is used again while it is still in the processor's cache.
+//! Reads need not end where what was asked for does: a call that a front end cannot carry as a whole comes in large
+//! pieces and a small one, and what is asked for goes on in large ones. Large reads are asked for ahead only as long as
+//! that was measured to pay (`learned`).
 //!
-//! Invariants: bytes are kept only while the mount is alone, and count as long as one that is cached would: whatever spoils a fill spoils
-//! them (`File::spoil`), and a change of the rule of caching ends them. They are looked for only where the cache has
-//! nothing. All of them together are bounded as read-ahead is; unused ones are dropped after `KEPT_NS`.
+//! Invariants: bytes are kept only while the mount is alone, and count as long as one that is cached would: whatever
+//! spoils a fill spoils them (`File::spoil`), and a change of the rule of caching ends them. They are looked for only
+//! where the cache has nothing. All of them together are bounded as read-ahead is; unused ones are dropped after
+//! `KEPT_NS`.
 
 use crate::core::Core;
 use crate::data::Segments;
@@ -30,11 +32,11 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, Weak};
 
-/// A stream is this far ahead, or by one read, bytes: enough to keep a disk busy, and what is used again and again stays in the processor's
-/// cache.
+/// A stream is this far ahead, or by one read, bytes: enough to keep a disk busy, and what is used again and again
+/// stays in the processor's cache.
 const AHEAD_BYTES: u64 = 4 << 20;
-/// Reads below the large threshold are asked for ahead while all that is asked for, ahead and not, is less, bytes: where many streams read
-/// at once, each keeps the disks busy for the others.
+/// Reads below the large threshold are asked for ahead while all that is asked for, ahead and not, is less, bytes:
+/// where many streams read at once, each keeps the disks busy for the others.
 const BUSY_BYTES: u64 = 8 << 20;
 /// How long bytes are kept for a reader that does not come, nanoseconds.
 const KEPT_NS: u64 = 2_000_000_000;
@@ -104,9 +106,9 @@ pub(crate) struct DirectStreams {
     waited_for: AtomicU64,
 }
 
-/// A direct read of `range`, of which nothing is cached, and the request for the one behind it. The caller holds the range lock shared and
-/// has entered the operation as one that keeps the mount alone.
-/// `large`: it is above the large threshold.
+/// A direct read of `range`, of which nothing is cached, and the request for the one behind it. The caller holds the
+/// range lock shared and has entered the operation as one that keeps the mount alone. `large`: it is above the large
+/// threshold.
 pub(crate) async fn read(
     core: &Arc<Core>,
     open: &Arc<OpenFile>,
@@ -161,8 +163,8 @@ async fn next(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u6
     }
 }
 
-/// The bytes of `range` out of what was asked for; what the last one has beyond stays for the next read. Nothing if some of it does not
-/// count.
+/// The bytes of `range` out of what was asked for; what the last one has beyond stays for the next read. Nothing if
+/// some of it does not count.
 async fn collect(core: &Arc<Core>, open: &OpenFile, taken: Taken, range: ByteRange) -> Option<Segments> {
     let mut data = Segments::new();
     for mut ahead in taken {

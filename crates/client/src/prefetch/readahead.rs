@@ -5,8 +5,8 @@
 //!
 //! Several streams of one file (threads that read different parts) are told apart by where they go on. A sequential
 //! stream is ahead by a window that doubles with each refill up to a bound [64 MiB], but by at least [10] requests of
-//! its present size. A strided stream (equal length, equal distance, three times) is ahead by that many requests.
-//! When much more was fetched than used, more matches are asked for before anything is fetched again, twice as many each
+//! its present size. A strided stream (equal length, equal distance, three times) is ahead by that many requests. When
+//! much more was fetched than used, more matches are asked for before anything is fetched again, twice as many each
 //! time; use brings that back. So random access costs nothing, and access that only looks sequential little.
 
 use amphi_types::ByteRange;

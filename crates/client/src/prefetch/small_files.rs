@@ -1,27 +1,30 @@
 //! Small files of a directory, fetched ahead of a program that opens them one after the other (FEATURES X1).
 //!
-//! Owns: which files have been opened ahead, for whom, and until when; the messages that fetch them; what the mount has changed while one
-//! was under way. Does not own: which files come next (`order`), the bytes (`cache`), the locks (`locks`), names and attributes in
-//! company (`tokens`).
+//! Owns: which files have been opened ahead, for whom, and until when; the messages that fetch them; what the mount has
+//! changed while one was under way. Does not own: which files come next (`order`), the bytes (`cache`), the locks
+//! (`locks`), names and attributes in company (`tokens`).
 //!
-//! One message (`ReadBatch`) looks a number of names up, opens the files for reading and brings attributes, a read lock on stripe 0
-//! and the bytes. The open is a real one: the server checked the caller's permission and counts it. So an open of the file by
-//! the same caller takes it over without a message, the read that follows finds the bytes in the cache, and what is not taken over
-//! is closed as any open file is.
+//! One message (`ReadBatch`) looks a number of names up, opens the files for reading and brings attributes, a read lock
+//! on stripe 0 and the bytes. The open is a real one: the server checked the caller's permission and counts it. So an
+//! open of the file by the same caller takes it over without a message, the read that follows finds the bytes in the
+//! cache, and what is not taken over is closed as any open file is.
 //!
 //! Invariants:
-//! * **Permission.** What was opened ahead is handed out only to a caller with the very credentials for which the server checked it, and
-//!   only while nothing can have changed since: alone, this mount has changed neither the name nor the inode since the question;
-//!   in company, the attributes token that came with the answer has not been revoked since. Both are looked at also for what comes in
-//!   while the question is under way (`UnderWay::spoiled`). The bytes are in the cache like others: only an open file reads them.
-//! * **Bytes.** They enter the cache under the pinned lock that came with them, as a fill, and only of a file that this mount knew
-//!   nothing of from before the question until the answer: so no write, cut or lock of its own can lie between (`FileTable::open_ahead`).
-//! * **Names.** Alone, a look-up is answered from here only for a file with one link, for the same credentials; in company the tokens
-//!   that came along answer it.
-//! * **Waiting.** An open or look-up of a file that is on its way waits for that answer; the server waits for nobody before it gives it.
+//! * **Permission.** What was opened ahead is handed out only to a caller with the very credentials for which the
+//!   server checked it, and only while nothing can have changed since: alone, this mount has changed neither the name
+//!   nor the inode since the question; in company, the attributes token that came with the answer has not been revoked
+//!   since. Both are looked at also for what comes in while the question is under way (`UnderWay::spoiled`). The bytes
+//!   are in the cache like others: only an open file reads them.
+//! * **Bytes.** They enter the cache under the pinned lock that came with them, as a fill, and only of a file that this
+//!   mount knew nothing of from before the question until the answer: so no write, cut or lock of its own can lie
+//!   between (`FileTable::open_ahead`).
+//! * **Names.** Alone, a look-up is answered from here only for a file with one link, for the same credentials; in
+//!   company the tokens that came along answer it.
+//! * **Waiting.** An open or look-up of a file that is on its way waits for that answer; the server waits for nobody
+//!   before it gives it.
 //!
-//! Bounds: `READY_MAX` files opened ahead, an eighth of the cache, `UNDER_WAY_MAX` questions; nothing while the memory group is short.
-//! What nobody has opened within `KEPT_NS` is closed; its bytes stay as others do.
+//! Bounds: `READY_MAX` files opened ahead, an eighth of the cache, `UNDER_WAY_MAX` questions; nothing while the memory
+//! group is short. What nobody has opened within `KEPT_NS` is closed; its bytes stay as others do.
 
 mod fetch;
 mod order;

@@ -1,13 +1,13 @@
 //! Jobs: what the requests of a mount are counted by beside files and reasons (FEATURES H11).
 //!
-//! Owns: how a job gets its name, the table of jobs and their counters, the print. Does not own: who reads an environment (front ends,
-//! which pass the name with an open), what an open file has not booked yet (`stats::Ledger`).
+//! Owns: how a job gets its name, the table of jobs and their counters, the print. Does not own: who reads an
+//! environment (front ends, which pass the name with an open), what an open file has not booked yet (`stats::Ledger`).
 //!
-//! The job of a request is that of the process that opened the file. A request does not come here: the open file holds its job, and
-//! books what it has counted when it is closed and whenever somebody looks.
+//! The job of a request is that of the process that opened the file. A request does not come here: the open file holds
+//! its job, and books what it has counted when it is closed and whenever somebody looks.
 //!
-//! Bound: `JOBS_MAX` jobs. Beyond, the one whose files were opened or closed longest ago and are all closed is forgotten; if there is none,
-//! the new one is counted with what has no job (`NO_JOB`). Both are counted.
+//! Bound: `JOBS_MAX` jobs. Beyond, the one whose files were opened or closed longest ago and are all closed is
+//! forgotten; if there is none, the new one is counted with what has no job (`NO_JOB`). Both are counted.
 
 use crate::core::Core;
 use crate::telemetry::stats::{ByReason, Count, row_json};
@@ -132,7 +132,8 @@ impl Jobs {
         oldest.is_some_and(|oldest| table.remove(&oldest).is_some())
     }
 
-    /// Starts again from zero; jobs without open files are forgotten. What open files have counted must have been booked.
+    /// Starts again from zero; jobs without open files are forgotten. What open files have counted must have been
+    /// booked.
     fn reset(&self) {
         let mut table = self.table.lock();
         table.retain(|name, job| !is_idle(job) || &**name == NO_JOB);

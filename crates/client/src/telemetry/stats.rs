@@ -1,11 +1,12 @@
 //! Counters of a mount (FEATURES H11); those of a file, an open file and a job are its parts.
 //!
-//! Owns: counting by way and reason, sharded so that threads do not fight for a cache line, and the two prints: in
-//! the style of Lustre's llite stats, and JSON. Does not own: what the reasons mean (`decision`), the table of jobs (`jobs`).
+//! Owns: counting by way and reason, sharded so that threads do not fight for a cache line, and the two prints: in the
+//! style of Lustre's llite stats, and JSON. Does not own: what the reasons mean (`decision`), the table of jobs
+//! (`jobs`).
 //!
-//! A sample costs five relaxed additions on a line that the thread's shard owns: about 10 ns of a 300 ns hit. So that the bytes that
-//! hits and cached writes copy cost nothing more, each of them is one sample in a row of its own, which the prints add both to the row of
-//! its reason and to that of the copies (`Copied`).
+//! A sample costs five relaxed additions on a line that the thread's shard owns: about 10 ns of a 300 ns hit. So that
+//! the bytes that hits and cached writes copy cost nothing more, each of them is one sample in a row of its own, which
+//! the prints add both to the row of its reason and to that of the copies (`Copied`).
 
 mod by_reason;
 mod closed;
@@ -376,8 +377,8 @@ mod tests {
         assert_eq!(s.of(Count::Lookup), (0, 0));
     }
 
-    /// Goal: requests whose copies are counted along show under their reason and among the copies, each once; others under their reason
-    /// alone. Method: both kinds of both ways, and a copy without a request.
+    /// Goal: requests whose copies are counted along show under their reason and among the copies, each once; others
+    /// under their reason alone. Method: both kinds of both ways, and a copy without a request.
     #[test]
     fn copies_are_counted_along() {
         let s = Stats::new(0);

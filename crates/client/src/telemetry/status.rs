@@ -35,8 +35,8 @@ fn last_heard(answers: &[Option<Reply>], id: u64) -> Option<&ServerStatus> {
     }
 }
 
-/// One line of JSON. `answers` are the servers' answers to `Request::Status`, in the order of the map; none from a server
-/// that is down. Sessions are the master's, with what they hold on all servers.
+/// One line of JSON. `answers` are the servers' answers to `Request::Status`, in the order of the map; none from a
+/// server that is down. Sessions are the master's, with what they hold on all servers.
 pub fn json(map: &ClusterMap, answers: &[Option<Reply>]) -> String {
     let (mut targets, mut uptimes) = (Vec::new(), Vec::new());
     let mut sessions: BTreeMap<SessionId, SessionStatus> = BTreeMap::new();

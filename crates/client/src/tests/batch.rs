@@ -38,8 +38,8 @@ fn sync_all(w: &mut World) {
     w.run(op).expect("sync");
 }
 
-/// Goal: closed small files leave when there is a full batch of them, and not before. Method: files of 100 KiB beside them are not
-/// small; 300 of 3,901 bytes are more than 1 MiB.
+/// Goal: closed small files leave when there is a full batch of them, and not before. Method: files of 100 KiB beside
+/// them are not small; 300 of 3,901 bytes are more than 1 MiB.
 #[test]
 fn a_full_batch_leaves_at_once() {
     let mut w = World::new(11, &[]);
@@ -65,8 +65,8 @@ fn a_full_batch_leaves_at_once() {
     w.check_clean();
 }
 
-/// Goal: files that are old leave in one batch, with those that wait for company, and those of other targets in another. Method:
-/// time passes between files; two directories on different targets.
+/// Goal: files that are old leave in one batch, with those that wait for company, and those of other targets in
+/// another. Method: time passes between files; two directories on different targets.
 #[test]
 fn old_files_take_others_along() {
     let mut w = World::new(12, &[]);
@@ -98,8 +98,8 @@ fn old_files_take_others_along() {
     w.check_clean();
 }
 
-/// Goal: `fsync` and a lock that is called back send their file alone, at once. Method: several dirty files, one of which is
-/// synced, another called back; each is one request of its own and the others stay.
+/// Goal: `fsync` and a lock that is called back send their file alone, at once. Method: several dirty files, one of
+/// which is synced, another called back; each is one request of its own and the others stay.
 #[test]
 fn who_waits_for_one_file_sends_that_file() {
     let mut w = World::new(13, &[]);
@@ -121,8 +121,8 @@ fn who_waits_for_one_file_sends_that_file() {
     w.check_clean();
 }
 
-/// Goal: a failure is told to the file that it concerns and to no other (Promise S16). Method: one part of a batch is refused; each
-/// file is asked.
+/// Goal: a failure is told to the file that it concerns and to no other (Promise S16). Method: one part of a batch is
+/// refused; each file is asked.
 #[test]
 fn a_refused_part_is_its_files_alone() {
     let mut w = World::new(14, &[]);
@@ -149,8 +149,8 @@ fn a_refused_part_is_its_files_alone() {
     w.check_clean();
 }
 
-/// Goal: a part that the server wants alone, and one that was sent before a truncate of somebody else, come again and land, the
-/// others are not held up. Method: both in one batch.
+/// Goal: a part that the server wants alone, and one that was sent before a truncate of somebody else, come again and
+/// land, the others are not held up. Method: both in one batch.
 #[test]
 fn parts_come_again() {
     let mut w = World::new(15, &[]);
@@ -171,8 +171,8 @@ fn parts_come_again() {
     w.check_clean();
 }
 
-/// Goal: several runs of one file travel in a batch, but two of one block do not: the server plans parts side by side. Method: runs
-/// in one block and in different ones, beside another file.
+/// Goal: several runs of one file travel in a batch, but two of one block do not: the server plans parts side by side.
+/// Method: runs in one block and in different ones, beside another file.
 #[test]
 fn runs_of_one_file() {
     let mut w = World::new(16, &[]);
@@ -192,9 +192,9 @@ fn runs_of_one_file() {
     w.check_clean();
 }
 
-/// Goal: whatever programs do with many small files, what is read is what was written, and at the end it is on the server. Method:
-/// random creates, writes, truncates, renames away, unlinks, syncs and time, with callbacks of locks and parts that have to come
-/// alone, against a map of vectors.
+/// Goal: whatever programs do with many small files, what is read is what was written, and at the end it is on the
+/// server. Method: random creates, writes, truncates, renames away, unlinks, syncs and time, with callbacks of locks
+/// and parts that have to come alone, against a map of vectors.
 #[test]
 fn many_small_files_match_a_model() {
     let mut batches = 0;
@@ -280,8 +280,8 @@ fn many_small_files_match_a_model() {
     assert!(batches > 200, "{batches} batches");
 }
 
-/// Goal: a truncate that is under way keeps its file out of batches beyond the new end, and the batch of the others goes. Method:
-/// freeze by hand.
+/// Goal: a truncate that is under way keeps its file out of batches beyond the new end, and the batch of the others
+/// goes. Method: freeze by hand.
 #[test]
 fn frozen_files_stay_out() {
     let mut w = World::new(17, &[]);
@@ -300,9 +300,10 @@ fn frozen_files_stay_out() {
     w.check_clean();
 }
 
-/// Goal: scattered small runs of a large file leave together, by object, and each byte arrives; long ones and those that share a block
-/// with the one before go alone, and so does what the server wants alone; a refusal is told. Method: random runs over many stripes
-/// against a copy, more than may be under way; `fsync`, and old bytes in the background; requests are counted.
+/// Goal: scattered small runs of a large file leave together, by object, and each byte arrives; long ones and those
+/// that share a block with the one before go alone, and so does what the server wants alone; a refusal is told. Method:
+/// random runs over many stripes against a copy, more than may be under way; `fsync`, and old bytes in the background;
+/// requests are counted.
 #[test]
 fn scattered_runs_leave_together() {
     const END: usize = 60 << 20;

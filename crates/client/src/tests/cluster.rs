@@ -155,8 +155,9 @@ pub(super) fn calls(client: &Client) -> u64 {
     client.core.stats.of(Count::Calls).1
 }
 
-/// Goal: Promise S1 with several mounts of several servers: what is changed on one mount is seen at once on the other, whichever server
-/// has it. Method: files on each server, written and renamed over servers by one mount, cached and looked at by the other.
+/// Goal: Promise S1 with several mounts of several servers: what is changed on one mount is seen at once on the other,
+/// whichever server has it. Method: files on each server, written and renamed over servers by one mount, cached and
+/// looked at by the other.
 #[test]
 fn two_mounts_of_three_servers_agree() {
     for seed in 0..4 {
@@ -190,9 +191,9 @@ fn two_mounts_of_three_servers_agree() {
     }
 }
 
-/// Goal: in company there is a connection to each server, and a mount that has just come has one too; a server that is restarted
-/// under two mounts goes on as soon as both have said what they hold, not after the time of grace. Method: one server is killed
-/// on which one of the mounts has never been.
+/// Goal: in company there is a connection to each server, and a mount that has just come has one too; a server that is
+/// restarted under two mounts goes on as soon as both have said what they hold, not after the time of grace. Method:
+/// one server is killed on which one of the mounts has never been.
 #[test]
 fn a_restarted_server_waits_for_nobody_who_is_there() {
     in_cluster(11, 3, async |c| {
@@ -212,8 +213,8 @@ fn a_restarted_server_waits_for_nobody_who_is_there() {
     });
 }
 
-/// Goal: silence of one server stops the use of what that server granted, and of nothing else. Method: names and bytes of two
-/// servers are cached; one is cut off for longer than its lease lasts.
+/// Goal: silence of one server stops the use of what that server granted, and of nothing else. Method: names and bytes
+/// of two servers are cached; one is cut off for longer than its lease lasts.
 #[test]
 fn a_silent_server_stops_what_it_granted() {
     in_cluster(12, 3, async |c| {
@@ -242,8 +243,8 @@ fn a_silent_server_stops_what_it_granted() {
     });
 }
 
-/// Goal: a mount that one server evicts fails its calls and holds nobody up on any server. Method: its link to one server is cut
-/// while it has dirty bytes under locks of two; the other mount wants both.
+/// Goal: a mount that one server evicts fails its calls and holds nobody up on any server. Method: its link to one
+/// server is cut while it has dirty bytes under locks of two; the other mount wants both.
 #[test]
 fn a_mount_evicted_by_one_server_is_over() {
     in_cluster(13, 3, async |c| {
@@ -268,8 +269,8 @@ fn a_mount_evicted_by_one_server_is_over() {
     });
 }
 
-/// Goal: a lock goes back also if its file was made on a smaller cluster and is not known to the mount any more. Method: an empty file
-/// whose lock is kept; the cluster grows; the other mount writes it.
+/// Goal: a lock goes back also if its file was made on a smaller cluster and is not known to the mount any more.
+/// Method: an empty file whose lock is kept; the cluster grows; the other mount writes it.
 #[test]
 fn locks_of_a_smaller_cluster_go_back() {
     in_cluster(14, 2, async |c| {
@@ -293,9 +294,9 @@ fn locks_of_a_smaller_cluster_go_back() {
     });
 }
 
-/// Goal: a lone mount that has lost the master and still reaches another server does not act alone there when others may have come;
-/// when the master is back and nobody came, it is alone again. Method: its way to the master is cut, once with another mount
-/// coming and once without.
+/// Goal: a lone mount that has lost the master and still reaches another server does not act alone there when others
+/// may have come; when the master is back and nobody came, it is alone again. Method: its way to the master is cut,
+/// once with another mount coming and once without.
 #[test]
 fn a_lone_mount_without_the_master_is_cautious() {
     in_cluster(15, 2, async |c| {
@@ -336,9 +337,9 @@ fn a_lone_mount_without_the_master_is_cautious() {
     });
 }
 
-/// Goal: who asks for the size of a file while another mount cuts it gets the old end or the new one, not that of what the other wrote
-/// before. Method: one mount has written up to the old end, another over the middle of it, and cuts before that; a third, which holds
-/// no lock, looks all the time.
+/// Goal: who asks for the size of a file while another mount cuts it gets the old end or the new one, not that of what
+/// the other wrote before. Method: one mount has written up to the old end, another over the middle of it, and cuts
+/// before that; a third, which holds no lock, looks all the time.
 #[test]
 fn a_stat_during_a_truncate() {
     for seed in 0..4 {

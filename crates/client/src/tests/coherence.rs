@@ -81,8 +81,9 @@ fn overlapping_requests_are_events() {
     }
 }
 
-/// Goal: what a hole has replaced is not shown again, however near others read meanwhile (Promise S2). Method: a hole in a page while its other
-/// bytes are read, then the whole page; and the same for zeros and for a write past the cache.
+/// Goal: what a hole has replaced is not shown again, however near others read meanwhile (Promise S2). Method: a hole
+/// in a page while its other bytes are read, then the whole page; and the same for zeros and for a write past the
+/// cache.
 #[test]
 fn holes_beside_readers_stay_holes() {
     for seed in 0..90 {
@@ -149,8 +150,8 @@ fn appends_land_whole() {
 }
 
 /// Goal: an abandoned operation leaves nothing behind and happens as a whole or not at all (Promise S18). Method: start
-/// an operation, run a few steps, drop it; later everything is closed, unlocked and written, and the file has the old or
-/// the new content.
+/// an operation, run a few steps, drop it; later everything is closed, unlocked and written, and the file has the old
+/// or the new content.
 #[test]
 fn abandoned_operations_leave_nothing() {
     for seed in 0..120 {
@@ -205,8 +206,9 @@ fn abandoned_operations_leave_nothing() {
     }
 }
 
-/// Goal: a file that is cut by its path is the same one for whoever opens it meanwhile, and what that one writes is counted right. Method: a
-/// truncate that the server answers late; all that was cached goes, then the file is opened and written.
+/// Goal: a file that is cut by its path is the same one for whoever opens it meanwhile, and what that one writes is
+/// counted right. Method: a truncate that the server answers late; all that was cached goes, then the file is opened
+/// and written.
 #[test]
 fn a_file_being_cut_is_not_forgotten() {
     let mut w = World::new(3, &[]);
@@ -285,8 +287,9 @@ fn hits_by_threads_are_atomic() {
     w.check_clean();
 }
 
-/// Goal: a hit over several units is one event: it shows no write without an earlier one of the same thread (Promise S2). Method: one thread
-/// writes a number at 0, then at 1 MiB; the other reads both in one hit, and now and then the first one waits for it.
+/// Goal: a hit over several units is one event: it shows no write without an earlier one of the same thread (Promise
+/// S2). Method: one thread writes a number at 0, then at 1 MiB; the other reads both in one hit, and now and then the
+/// first one waits for it.
 #[test]
 fn hits_over_several_units_are_one_event() {
     const FAR: usize = 1 << 20;
@@ -357,8 +360,8 @@ fn locks_survive_a_restart_under_new_names() {
     w.check_clean();
 }
 
-/// Goal: the lock that comes with the answer to a create goes back if it was asked back before that answer came, and a later one is not
-/// taken for it. Method: the callback first, then the lock, with and without a create under way.
+/// Goal: the lock that comes with the answer to a create goes back if it was asked back before that answer came, and a
+/// later one is not taken for it. Method: the callback first, then the lock, with and without a create under way.
 #[test]
 fn a_lock_of_a_new_file_is_asked_back_early() {
     for under_way in [true, false] {
@@ -377,9 +380,9 @@ fn a_lock_of_a_new_file_is_asked_back_early() {
     }
 }
 
-/// Goal: a callback that comes again, at once, or after its lock was given back and a newer one was taken on the same object, is
-/// answered once and takes neither the newer lock nor what is dirty under it. Method: buffered writes under two locks, one after the other; the
-/// server of these tests refuses a second return.
+/// Goal: a callback that comes again, at once, or after its lock was given back and a newer one was taken on the same
+/// object, is answered once and takes neither the newer lock nor what is dirty under it. Method: buffered writes under
+/// two locks, one after the other; the server of these tests refuses a second return.
 #[test]
 fn a_repeated_callback_takes_nothing_newer() {
     for seed in 0..30 {

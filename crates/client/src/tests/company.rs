@@ -156,8 +156,9 @@ fn calls(client: &Client) -> u64 {
     client.core.stats.of(Count::Calls).1
 }
 
-/// Goal: a name and attributes that were seen once are shown again without a message, and a change by another mount is seen at
-/// once (Promise S1). Method: look up and getattr twice, counting messages; then rename, chmod, unlink and create elsewhere.
+/// Goal: a name and attributes that were seen once are shown again without a message, and a change by another mount is
+/// seen at once (Promise S1). Method: look up and getattr twice, counting messages; then rename, chmod, unlink and
+/// create elsewhere.
 #[test]
 fn names_and_attributes_are_cached_and_revoked() {
     in_cluster(1, async |c| {
@@ -192,8 +193,8 @@ fn names_and_attributes_are_cached_and_revoked() {
     });
 }
 
-/// Goal: a cached name is not shown to who may not search the directory. Method: a directory of root with mode 700, warmed by
-/// root, asked by somebody else.
+/// Goal: a cached name is not shown to who may not search the directory. Method: a directory of root with mode 700,
+/// warmed by root, asked by somebody else.
 #[test]
 fn a_cached_name_needs_permission() {
     in_cluster(2, async |c| {
@@ -248,8 +249,8 @@ fn data_goes_back_and_forth() {
     });
 }
 
-/// Goal: appends of two mounts land whole, none over another (Promise S4). Method: both append records of many sizes at the
-/// same time, one of them past the cache; then every record is there once, and those of a mount are in order.
+/// Goal: appends of two mounts land whole, none over another (Promise S4). Method: both append records of many sizes at
+/// the same time, one of them past the cache; then every record is there once, and those of a mount are in order.
 #[test]
 fn appends_of_two_mounts_land_whole() {
     for seed in 0..6 {
@@ -284,8 +285,8 @@ fn appends_of_two_mounts_land_whole() {
     }
 }
 
-/// Goal: a write is one event for another mount's read, whichever way each goes (Promise S2). Method: one mount writes the same
-/// range with changing letters, over several objects, in one call each; the other reads all of it: one letter.
+/// Goal: a write is one event for another mount's read, whichever way each goes (Promise S2). Method: one mount writes
+/// the same range with changing letters, over several objects, in one call each; the other reads all of it: one letter.
 #[test]
 fn a_write_is_one_event_elsewhere() {
     for seed in 0..4 {
@@ -315,8 +316,9 @@ fn a_write_is_one_event_elsewhere() {
     }
 }
 
-/// Goal: a second mount is let in only after nothing lent alone is used any more; alone again, the remaining mount may lend,
-/// and knows what the other one did. Method: a loan held by hand delays the second mount; then it writes and leaves.
+/// Goal: a second mount is let in only after nothing lent alone is used any more; alone again, the remaining mount may
+/// lend, and knows what the other one did. Method: a loan held by hand delays the second mount; then it writes and
+/// leaves.
 #[test]
 fn company_comes_and_goes() {
     in_cluster(7, async |c| {
@@ -357,8 +359,8 @@ fn company_comes_and_goes() {
     });
 }
 
-/// Goal: a mount that the server has ended shows nothing that it cached, and says so (docs/SEMANTICS.md). Method: cut a mount
-/// off while another one changes what it holds; afterwards its calls fail.
+/// Goal: a mount that the server has ended shows nothing that it cached, and says so (docs/SEMANTICS.md). Method: cut a
+/// mount off while another one changes what it holds; afterwards its calls fail.
 #[test]
 fn an_evicted_mount_fails_its_calls() {
     in_cluster(8, async |c| {
@@ -379,8 +381,8 @@ fn an_evicted_mount_fails_its_calls() {
     });
 }
 
-/// The page cache of a kernel with one page: dropping it waits for a read of it that is under way and writes it back if it is
-/// dirty.
+/// The page cache of a kernel with one page: dropping it waits for a read of it that is under way and writes it back if
+/// it is dirty.
 struct OnePage {
     client: Client,
     file: Arc<OpenFile>,
@@ -413,9 +415,9 @@ impl KernelPages for OnePage {
     }
 }
 
-/// Goal: pages of a kernel go back before a lock does, and neither their write-back nor a read of them meanwhile waits for
-/// that lock (docs/LOCKING.md, Pages in the kernel). Method: a page cache of one page, clean and dirty, while another
-/// mount writes the file.
+/// Goal: pages of a kernel go back before a lock does, and neither their write-back nor a read of them meanwhile waits
+/// for that lock (docs/LOCKING.md, Pages in the kernel). Method: a page cache of one page, clean and dirty, while
+/// another mount writes the file.
 #[test]
 fn pages_go_back_with_their_lock() {
     in_cluster(9, async |c| {
@@ -456,8 +458,8 @@ fn pages_go_back_with_their_lock() {
     });
 }
 
-/// Goal: calls of two mounts, one after the other, show what calls of one would (Promises S1, S3). Method: random calls on few
-/// names, each from a random mount, compared with a map of byte vectors.
+/// Goal: calls of two mounts, one after the other, show what calls of one would (Promises S1, S3). Method: random calls
+/// on few names, each from a random mount, compared with a map of byte vectors.
 #[test]
 fn two_mounts_are_like_one() {
     for seed in 0..40 {

@@ -17,8 +17,9 @@ fn set(w: &mut World, assignment: &str) -> Result<()> {
     w.run(op)
 }
 
-/// Goal: a pattern that could mean the servers' tunables need not; one that means both sets both or neither; a name that nobody has is no
-/// attribute, and what the server says against a question is passed on. Method: patterns for tunables of a server that has two.
+/// Goal: a pattern that could mean the servers' tunables need not; one that means both sets both or neither; a name
+/// that nobody has is no attribute, and what the server says against a question is passed on. Method: patterns for
+/// tunables of a server that has two.
 #[test]
 fn patterns_over_mount_and_servers() {
     let mut w = World::new(1, &[]);
@@ -40,8 +41,8 @@ fn patterns_over_mount_and_servers() {
     assert!(shown.contains("client.spin_us=70 # ") && shown.contains("\nserver.spin_us=70 # help\n"), "{shown}");
 }
 
-/// Goal: what other servers have of a tunable, or that they do not say, is shown beside the master's value. Method: a server without targets,
-/// which cannot be asked.
+/// Goal: what other servers have of a tunable, or that they do not say, is shown beside the master's value. Method: a
+/// server without targets, which cannot be asked.
 #[test]
 fn servers_that_do_not_answer_are_named() {
     let mut w = World::new(2, &[]);
@@ -53,8 +54,9 @@ fn servers_that_do_not_answer_are_named() {
     assert!(lines.len() == 2 && lines[1].starts_with("# two at tcp:two:1 does not answer"), "{shown}");
 }
 
-/// Goal: two processes that read a long status at the same time do not get parts of each other's. Method: two callers, between whose first
-/// parts the cluster grows, read on in turn; many more begin meanwhile than are remembered, and then no part comes instead of a wrong one.
+/// Goal: two processes that read a long status at the same time do not get parts of each other's. Method: two callers,
+/// between whose first parts the cluster grows, read on in turn; many more begin meanwhile than are remembered, and
+/// then no part comes instead of a wrong one.
 #[test]
 fn a_long_status_is_its_readers_own() {
     let mut w = World::new(3, &[]);

@@ -42,8 +42,9 @@ fn of_file(file: &Arc<OpenFile>, what: &str) -> u64 {
     line.map_or(0, |l| l.split(' ').next().and_then(|n| n.parse().ok()).expect("a number"))
 }
 
-/// Goal: requests count for the job that opened the file, by reason, while it is open and when it is closed; without a job for `-`; a
-/// reset leaves jobs with open files, at zero, and the switch ends it. Method: three opens of one file, cached and direct requests.
+/// Goal: requests count for the job that opened the file, by reason, while it is open and when it is closed; without a
+/// job for `-`; a reset leaves jobs with open files, at zero, and the switch ends it. Method: three opens of one file,
+/// cached and direct requests.
 #[test]
 fn requests_are_counted_by_job() {
     let mut w = World::new(1, &[]);
@@ -90,8 +91,8 @@ fn requests_are_counted_by_job() {
     w.check_clean();
 }
 
-/// Goal: an open that names no job counts for that of the library's own process, which its environment names. Method: an environment of
-/// three variables, two of which are looked for.
+/// Goal: an open that names no job counts for that of the library's own process, which its environment names. Method:
+/// an environment of three variables, two of which are looked for.
 #[test]
 fn a_library_has_one_job() {
     let clock = Arc::new(super::world::TestClock::default());
@@ -113,8 +114,9 @@ fn a_library_has_one_job() {
     );
 }
 
-/// Goal: the table of jobs is bounded: who has no open file and was used longest ago goes; if there is none, a new job counts for `-`.
-/// What an attribute cannot hold is shown in parts, each job once. Method: a table full of open jobs, of which two close.
+/// Goal: the table of jobs is bounded: who has no open file and was used longest ago goes; if there is none, a new job
+/// counts for `-`. What an attribute cannot hold is shown in parts, each job once. Method: a table full of open jobs,
+/// of which two close.
 #[test]
 fn jobs_are_bounded() {
     let w = World::new(1, &[]);
@@ -171,8 +173,9 @@ fn throttled_writers_are_counted_by_job() {
     w.check_clean();
 }
 
-/// Goal: a file counts its messages, the locks it asked for, those that were asked back, what it was told of others, and its hits while it
-/// is open. Method: one file, so that every message is about it; a fill, a callback, a contended write.
+/// Goal: a file counts its messages, the locks it asked for, those that were asked back, what it was told of others,
+/// and its hits while it is open. Method: one file, so that every message is about it; a fill, a callback, a contended
+/// write.
 #[test]
 fn a_file_counts_its_locks_and_messages() {
     let mut w = World::new(1, &[("readahead.enabled", "off")]);
@@ -206,8 +209,8 @@ fn a_file_counts_its_locks_and_messages() {
     w.check_clean();
 }
 
-/// Goal: a message for several files counts with each of them as a batch, with none as its own. Method: three small files, closed dirty by
-/// their writers and open for reading.
+/// Goal: a message for several files counts with each of them as a batch, with none as its own. Method: three small
+/// files, closed dirty by their writers and open for reading.
 #[test]
 fn a_file_counts_the_batches_that_carry_it() {
     let mut w = World::new(1, &[]);
@@ -231,8 +234,8 @@ fn a_file_counts_the_batches_that_carry_it() {
     w.check_clean();
 }
 
-/// Goal: what a stream reads next is brought near if the page cache has it, up to the end of the file, and for reads of bounded size; one that
-/// jumps about is left alone. Method: calls by hand, and the counter.
+/// Goal: what a stream reads next is brought near if the page cache has it, up to the end of the file, and for reads of
+/// bounded size; one that jumps about is left alone. Method: calls by hand, and the counter.
 #[test]
 fn what_a_stream_reads_next_is_warmed() {
     let mut w = World::new(1, &[("readahead.enabled", "off")]);
@@ -269,8 +272,9 @@ fn what_a_stream_reads_next_is_warmed() {
     w.check_clean();
 }
 
-/// Goal: bytes copied into the cache, out of it to readers and out of it for the way back are counted, each copy once, and nothing of what
-/// was lent or adopted. Method: small and large requests by both ways, hits and misses, and the counters after each.
+/// Goal: bytes copied into the cache, out of it to readers and out of it for the way back are counted, each copy once,
+/// and nothing of what was lent or adopted. Method: small and large requests by both ways, hits and misses, and the
+/// counters after each.
 #[test]
 fn copies_are_counted() {
     let mut w = World::new(1, &[("readahead.enabled", "off")]);

@@ -1,5 +1,5 @@
-//! The deadlocks that other file systems of this kind have met, as stories of real mounts and a real server: each has to end, without
-//! anybody being evicted. Callbacks have 30 s; every story is over long before.
+//! The deadlocks that other file systems of this kind have met, as stories of real mounts and a real server: each has
+//! to end, without anybody being evicted. Callbacks have 30 s; every story is over long before.
 
 use super::company::*;
 use crate::api::{Hints, OpenFlags};
@@ -81,9 +81,10 @@ async fn opened(client: &Client, name: &str, mode: IoMode) -> Arc<OpenFile> {
     file
 }
 
-/// Goal: direct requests that fill every place a mount has under way, and that wait for a lock, do not keep the holder of that lock,
-/// the same mount, from writing back what has to be written before (LU-17190). Method: one mount has the file dirty; another wants
-/// it, so the lock is called back; behind that come more direct requests of the holder than it has places.
+/// Goal: direct requests that fill every place a mount has under way, and that wait for a lock, do not keep the holder
+/// of that lock, the same mount, from writing back what has to be written before (LU-17190). Method: one mount has the
+/// file dirty; another wants it, so the lock is called back; behind that come more direct requests of the holder than
+/// it has places.
 #[test]
 fn direct_requests_leave_room_for_the_flush() {
     for seed in 0..3 {
@@ -107,9 +108,9 @@ fn direct_requests_leave_room_for_the_flush() {
     }
 }
 
-/// Goal: a callback needs nothing that a reader holds who waits for a place (LU-19427). Method: two mounts, each with a file dirty that
-/// the other's crowd of requests waits for, direct and buffered, so that all places of both are taken by requests that wait for the
-/// other; buffered readers of the very bytes that have to go are among them.
+/// Goal: a callback needs nothing that a reader holds who waits for a place (LU-19427). Method: two mounts, each with a
+/// file dirty that the other's crowd of requests waits for, direct and buffered, so that all places of both are taken
+/// by requests that wait for the other; buffered readers of the very bytes that have to go are among them.
 #[test]
 fn callbacks_need_nothing_that_readers_hold() {
     for seed in 0..3 {
@@ -141,8 +142,9 @@ fn callbacks_need_nothing_that_readers_hold() {
     }
 }
 
-/// Goal: flushes and cancels always get through (LU-13131). Method: one mount has hundreds of files dirty, more than it may write back at a
-/// time; another reads and truncates all of them at once, while the first fills its places with requests of its own.
+/// Goal: flushes and cancels always get through (LU-13131). Method: one mount has hundreds of files dirty, more than it
+/// may write back at a time; another reads and truncates all of them at once, while the first fills its places with
+/// requests of its own.
 #[test]
 fn flushes_and_cancels_always_get_through() {
     const FILES: usize = 150;

@@ -47,8 +47,9 @@ fn scan(w: &mut World, file: &Arc<OpenFile>, range: std::ops::Range<u64>) {
     }
 }
 
-/// Goal: what a server said of contention is believed for as long as it should be, from replies of every kind, and direct replies
-/// keep it up; locality learns nothing meanwhile and loses no probe. Method: a server that says so for a while, and time.
+/// Goal: what a server said of contention is believed for as long as it should be, from replies of every kind, and
+/// direct replies keep it up; locality learns nothing meanwhile and loses no probe. Method: a server that says so for a
+/// while, and time.
 #[test]
 fn contention_is_latched() {
     let mut w = World::new(1, &[("hybrid.contended_ms", "4000"), ("readahead.enabled", "off")]);
@@ -87,8 +88,8 @@ fn contention_is_latched() {
     w.check_clean();
 }
 
-/// Goal: what any reply about locks or data says of contention is believed of its file, of a batch for each part. Method: a server
-/// that says it with one kind of reply alone; that kind is caused, on a file of its own.
+/// Goal: what any reply about locks or data says of contention is believed of its file, of a batch for each part.
+/// Method: a server that says it with one kind of reply alone; that kind is caused, on a file of its own.
 #[test]
 fn contention_is_told_by_replies_of_every_kind() {
     let ctx = Ctx::root();
@@ -160,8 +161,8 @@ fn contention_is_told_by_replies_of_every_kind() {
     }
 }
 
-/// Goal: memory speaks in the window alone: a cache full of dirty bytes, the mount's group, the caller's group, each with its switch;
-/// bytes of all are right. Method: each made short in turn.
+/// Goal: memory speaks in the window alone: a cache full of dirty bytes, the mount's group, the caller's group, each
+/// with its switch; bytes of all are right. Method: each made short in turn.
 #[test]
 fn memory_that_is_short() {
     let mut w = World::new(1, &[("cache.max_bytes", "4M")]);
@@ -193,8 +194,8 @@ fn memory_that_is_short() {
     w.check_clean();
 }
 
-/// Goal: a program whose group is short goes direct, another one does not; nothing is read on the way of a request. Method: two
-/// callers, a group that fills, a look as the I/O half takes it.
+/// Goal: a program whose group is short goes direct, another one does not; nothing is read on the way of a request.
+/// Method: two callers, a group that fills, a look as the I/O half takes it.
 #[test]
 fn callers_that_are_short_of_memory() {
     let (full, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
@@ -243,8 +244,8 @@ fn callers_that_are_short_of_memory() {
     w.check_clean();
 }
 
-/// Goal: memory that is short only until the mount has given back what it kept for later sends nobody another way; what stays short does, until
-/// it ends. Method: a group that is full for so many looks.
+/// Goal: memory that is short only until the mount has given back what it kept for later sends nobody another way; what
+/// stays short does, until it ends. Method: a group that is full for so many looks.
 #[test]
 fn own_memory_is_given_back_first() {
     let full_for = Arc::new(AtomicU64::new(0));
@@ -269,8 +270,8 @@ fn own_memory_is_given_back_first() {
     }
 }
 
-/// Goal: a file with much in the cache goes direct until it has less, others do not. Method: fill the bound, then the same bytes
-/// direct, which takes them out of the cache.
+/// Goal: a file with much in the cache goes direct until it has less, others do not. Method: fill the bound, then the
+/// same bytes direct, which takes them out of the cache.
 #[test]
 fn over_caching_is_per_file() {
     let mut w = World::new(1, &[("hybrid.overcache_bytes", "1M")]);
@@ -301,8 +302,9 @@ const QUICK: [(&str, &str); 4] = [
     ("readahead.enabled", "off"),
 ];
 
-/// Goal: a stream over more than the cache shows no locality, with one probe in so many; reuse that comes back is noticed although
-/// nothing leaves the cache by then; contention in between costs no probe. Method: a stream, then a small part over and over.
+/// Goal: a stream over more than the cache shows no locality, with one probe in so many; reuse that comes back is
+/// noticed although nothing leaves the cache by then; contention in between costs no probe. Method: a stream, then a
+/// small part over and over.
 #[test]
 fn reuse_that_comes_back_is_noticed() {
     let mut w = World::new(1, &QUICK);
@@ -335,8 +337,8 @@ fn reuse_that_comes_back_is_noticed() {
     w.check_clean();
 }
 
-/// Goal: files whose bytes are used again stay in the cache however much of them leaves it: read twice, or written and then read;
-/// the switch turns the rule off. Method: streams over six times the cache.
+/// Goal: files whose bytes are used again stay in the cache however much of them leaves it: read twice, or written and
+/// then read; the switch turns the rule off. Method: streams over six times the cache.
 #[test]
 fn working_sets_keep_their_cache() {
     let mut w = World::new(1, &QUICK);
@@ -364,8 +366,8 @@ fn working_sets_keep_their_cache() {
     w.check_clean();
 }
 
-/// Goal: files with a target on rotating storage have thresholds of their own, others do not; the switch and what a server
-/// says later count. Method: one of four targets rotates; files on one target and on all.
+/// Goal: files with a target on rotating storage have thresholds of their own, others do not; the switch and what a
+/// server says later count. Method: one of four targets rotates; files on one target and on all.
 #[test]
 fn rotating_storage_raises_the_threshold() {
     let mut w = World::new(1, &[]);
@@ -400,8 +402,8 @@ fn rotating_storage_raises_the_threshold() {
     w.check_clean();
 }
 
-/// Goal: what the opener's environment asked for counts for that open file alone, below the file's own mode and above the mount's.
-/// Method: three opens of one file by different processes, the modes of file and mount changed.
+/// Goal: what the opener's environment asked for counts for that open file alone, below the file's own mode and above
+/// the mount's. Method: three opens of one file by different processes, the modes of file and mount changed.
 #[test]
 fn processes_ask_for_a_mode() {
     let mut w = World::new(1, &[]);
@@ -439,9 +441,9 @@ fn processes_ask_for_a_mode() {
     w.check_clean();
 }
 
-/// Goal: the switch costs no message that it should not: a request of 8 bytes that goes direct is one message, a cached read none; 8
-/// requests below the threshold count as 8 that did not switch, 8 at it as 8 that did (sanity 119j, 119k, 127g). Method: thresholds
-/// set while the file is open, messages and counters.
+/// Goal: the switch costs no message that it should not: a request of 8 bytes that goes direct is one message, a cached
+/// read none; 8 requests below the threshold count as 8 that did not switch, 8 at it as 8 that did (sanity 119j, 119k,
+/// 127g). Method: thresholds set while the file is open, messages and counters.
 #[test]
 fn switching_costs_one_message() {
     let mut w = World::new(1, &[("hybrid.small_bytes", "0"), ("readahead.enabled", "off")]);
@@ -477,8 +479,8 @@ fn switching_costs_one_message() {
     w.check_clean();
 }
 
-/// Goal: a direct request takes the file's bytes out of the cache and no lock; what was dirty there reaches the server before it
-/// (sanity 277, 398a). Method: a dirty range, a direct write and a direct read over part of it.
+/// Goal: a direct request takes the file's bytes out of the cache and no lock; what was dirty there reaches the server
+/// before it (sanity 277, 398a). Method: a dirty range, a direct write and a direct read over part of it.
 #[test]
 fn direct_requests_leave_nothing_cached() {
     let mut w = World::new(1, &[]);
@@ -503,8 +505,9 @@ fn direct_requests_leave_nothing_cached() {
     w.check_clean();
 }
 
-/// Goal: all pieces of a direct request are on their way at once, in either direction, or one after the other where that is switched off (FEATURES
-/// H7; sanity 398g). Method: a request over four objects; messages that were sent before the first answer.
+/// Goal: all pieces of a direct request are on their way at once, in either direction, or one after the other where
+/// that is switched off (FEATURES H7; sanity 398g). Method: a request over four objects; messages that were sent before
+/// the first answer.
 #[test]
 fn direct_pieces_are_sent_at_once() {
     use std::future::Future;
@@ -544,8 +547,9 @@ fn tell(w: &World, course: Course, mib_s: u64) {
     }
 }
 
-/// Goal: a file that uses a quarter of its pages again goes direct where that was measured to carry more than the rest of it would gain, not
-/// where it carries less, and not when nothing is measured or learning is off. Method: rates and pages told by hand.
+/// Goal: a file that uses a quarter of its pages again goes direct where that was measured to carry more than the rest
+/// of it would gain, not where it carries less, and not when nothing is measured or learning is off. Method: rates and
+/// pages told by hand.
 #[test]
 fn reuse_has_to_pay() {
     for (cached, direct, learn, way) in [
@@ -568,8 +572,9 @@ fn reuse_has_to_pay() {
     }
 }
 
-/// Goal: without locality the way that was measured to carry more is taken, and told as such; each rule has its switch; a new file
-/// begins as the mount has found all files to be, unless that is switched off. Method: rates told by hand after a stream.
+/// Goal: without locality the way that was measured to carry more is taken, and told as such; each rule has its switch;
+/// a new file begins as the mount has found all files to be, unless that is switched off. Method: rates told by hand
+/// after a stream.
 #[test]
 fn what_was_measured_decides_without_locality() {
     let mut w = World::new(1, &QUICK);
@@ -608,8 +613,9 @@ fn what_was_measured_decides_without_locality() {
     w.check_clean();
 }
 
-/// Goal: what write-back carries is learnt while a program waits for much of it, though no writer waits for room; not from what lands by itself
-/// or is little. Method: a large file and small ones, in a cache with room for all, told to the disk or left alone.
+/// Goal: what write-back carries is learnt while a program waits for much of it, though no writer waits for room; not
+/// from what lands by itself or is little. Method: a large file and small ones, in a cache with room for all, told to
+/// the disk or left alone.
 #[test]
 fn a_program_that_waits_shows_what_write_back_carries() {
     for (each, count, sync, learns) in

@@ -37,8 +37,8 @@ fn kept(w: &World) -> u64 {
     w.client.core.fill_bytes.load(SeqCst)
 }
 
-/// Goal: all but the first two reads of a stream are asked for ahead and each byte is fetched once, up to the end of the file and not beyond;
-/// reads all over the file ask for nothing. Method: count reads, and requests of the server.
+/// Goal: all but the first two reads of a stream are asked for ahead and each byte is fetched once, up to the end of
+/// the file and not beyond; reads all over the file ask for nothing. Method: count reads, and requests of the server.
 #[test]
 fn streams_are_asked_for_ahead() {
     let (mut w, _, file, bytes) = world(1);
@@ -60,9 +60,9 @@ fn streams_are_asked_for_ahead() {
     assert_eq!((used(&w), kept(&w)), (14, 0));
 }
 
-/// Goal: a stream of calls that come in large pieces and a small one is asked for ahead as one of large ones is; no byte is fetched twice but
-/// for the small pieces that end behind what was asked for. Method: calls of two large pieces and 8 bytes, one after the other; bytes,
-/// requests of the server, and the stream's share of what was asked for ahead.
+/// Goal: a stream of calls that come in large pieces and a small one is asked for ahead as one of large ones is; no
+/// byte is fetched twice but for the small pieces that end behind what was asked for. Method: calls of two large pieces
+/// and 8 bytes, one after the other; bytes, requests of the server, and the stream's share of what was asked for ahead.
 #[test]
 fn pieces_of_unequal_length_are_one_stream() {
     let (mut w, _, file, bytes) = world(1);
@@ -86,8 +86,9 @@ fn pieces_of_unequal_length_are_one_stream() {
     assert!(requests <= FILE / STEP + 4, "{requests}");
 }
 
-/// Goal: what was asked for ahead does not count any more once the file has changed there, however it was changed and however far the
-/// request had come. Method: a stream, then in many orders of its background a change of what comes next, compared with a vector of bytes.
+/// Goal: what was asked for ahead does not count any more once the file has changed there, however it was changed and
+/// however far the request had come. Method: a stream, then in many orders of its background a change of what comes
+/// next, compared with a vector of bytes.
 #[test]
 fn changes_end_them() {
     const PART: u64 = 4096;
@@ -181,8 +182,8 @@ fn nothing_stays() {
     assert_eq!(kept(&w), 0);
 }
 
-/// Goal: a stream of which the cache served a read in between goes on, and loses just that one. Method: leave one read out, which has the
-/// same effect, and count.
+/// Goal: a stream of which the cache served a read in between goes on, and loses just that one. Method: leave one read
+/// out, which has the same effect, and count.
 #[test]
 fn a_stream_goes_on_behind_what_the_cache_served() {
     let (mut w, _, file, bytes) = world(1);
@@ -194,8 +195,8 @@ fn a_stream_goes_on_behind_what_the_cache_served() {
     assert_eq!(w.server.log.iter().filter(|l| *l == "Read").count(), FILE / STEP);
 }
 
-/// Goal: reads that jump forward, out of what was asked for, are no stream: less is asked for each time. Method: pairs of reads with a gap
-/// behind them in a long file, and what was asked for altogether.
+/// Goal: reads that jump forward, out of what was asked for, are no stream: less is asked for each time. Method: pairs
+/// of reads with a gap behind them in a long file, and what was asked for altogether.
 #[test]
 fn jumps_ask_for_less_each_time() {
     let (mut w, _, file, _) = world(1);
@@ -208,8 +209,8 @@ fn jumps_ask_for_less_each_time() {
     assert!(reads < 40 * 3 + 30, "{reads}");
 }
 
-/// Goal: reads below the large threshold are asked for ahead only while little is under way. Method: the question itself, beside reads
-/// that wait.
+/// Goal: reads below the large threshold are asked for ahead only while little is under way. Method: the question
+/// itself, beside reads that wait.
 #[test]
 fn many_streams_keep_each_other_busy() {
     let (w, ..) = world(1);
@@ -223,8 +224,8 @@ fn many_streams_keep_each_other_busy() {
     assert!(wanted(IfIdle));
 }
 
-/// Goal: a stream of large reads that were measured to come sooner without is not asked for ahead, until learning is switched off. Method: rates
-/// by hand, and what was used.
+/// Goal: a stream of large reads that were measured to come sooner without is not asked for ahead, until learning is
+/// switched off. Method: rates by hand, and what was used.
 #[test]
 fn a_stream_that_it_slows_is_left_alone() {
     let (mut w, _, file, bytes) = world(1);

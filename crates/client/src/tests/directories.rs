@@ -39,8 +39,9 @@ async fn cost(client: &Client, dir: Ino) -> u64 {
     cost
 }
 
-/// Goal: alone, the attributes of a directory are known after a name was made, linked or removed in it, as the server has them; after
-/// anything else that may have changed them the server is asked; the switch turns it off. Method: each change, then stat, counting messages.
+/// Goal: alone, the attributes of a directory are known after a name was made, linked or removed in it, as the server
+/// has them; after anything else that may have changed them the server is asked; the switch turns it off. Method: each
+/// change, then stat, counting messages.
 #[test]
 fn alone_a_change_brings_its_directory() {
     for servers in [1, 2] {
@@ -85,9 +86,9 @@ fn alone_a_change_brings_its_directory() {
     }
 }
 
-/// Goal: alone, what a look-up, a listing or a stat has shown of a directory is known until something may have changed it, also
-/// what was asked for while that happened; of a removed directory nothing is known; the switch turns it off. Method: each way of seeing it and
-/// each change, then stat, counting messages.
+/// Goal: alone, what a look-up, a listing or a stat has shown of a directory is known until something may have changed
+/// it, also what was asked for while that happened; of a removed directory nothing is known; the switch turns it off.
+/// Method: each way of seeing it and each change, then stat, counting messages.
 #[test]
 fn alone_what_was_seen_of_a_directory_is_kept() {
     in_cluster(21, 2, async |c| {
@@ -163,8 +164,9 @@ async fn storm(client: &Client, dir: Ino, who: u64) {
     join_all((0..10).map(caller)).await;
 }
 
-/// Goal: answers that overtake each other leave nothing wrong behind, alone and with several mounts at the same directory. Method: storms;
-/// after each, stat on every mount is what the server says, and one more name costs no message alone.
+/// Goal: answers that overtake each other leave nothing wrong behind, alone and with several mounts at the same
+/// directory. Method: storms; after each, stat on every mount is what the server says, and one more name costs no
+/// message alone.
 #[test]
 fn storms_leave_the_truth() {
     for seed in 30..36 {
@@ -187,9 +189,9 @@ fn storms_leave_the_truth() {
     }
 }
 
-/// Goal: in company a change brings a token with the attributes: no message for a stat, and what another mount changes is seen at
-/// once; where two change a directory all the time it brings none, which the other would have to revoke. Method: two mounts change one
-/// directory in turn, at first slowly.
+/// Goal: in company a change brings a token with the attributes: no message for a stat, and what another mount changes
+/// is seen at once; where two change a directory all the time it brings none, which the other would have to revoke.
+/// Method: two mounts change one directory in turn, at first slowly.
 #[test]
 fn in_company_a_change_brings_a_token() {
     for servers in [1, 2] {
@@ -221,8 +223,8 @@ fn in_company_a_change_brings_a_token() {
     }
 }
 
-/// Goal: what was known alone does not outlive it, with changes under way as the rule changes. Method: a mount makes names all the time while
-/// another comes, makes one, sees all, and goes; several seeds.
+/// Goal: what was known alone does not outlive it, with changes under way as the rule changes. Method: a mount makes
+/// names all the time while another comes, makes one, sees all, and goes; several seeds.
 #[test]
 fn company_ends_what_was_known_alone() {
     for seed in 40..46 {
@@ -255,8 +257,9 @@ fn company_ends_what_was_known_alone() {
     }
 }
 
-/// Goal: attributes of a directory that an answer shows are for a kernel to keep only if no name was made or removed since the question: it would
-/// take them for later than that. Method: the rule noted before and after changes; a change of a file's bytes does not count.
+/// Goal: attributes of a directory that an answer shows are for a kernel to keep only if no name was made or removed
+/// since the question: it would take them for later than that. Method: the rule noted before and after changes; a
+/// change of a file's bytes does not count.
 #[test]
 fn what_was_asked_before_a_change_is_not_kept() {
     in_cluster(21, 1, async |c| {

@@ -241,9 +241,10 @@ fn partly_failed_direct_writes() {
     }
 }
 
-/// Goal: what a partly failed direct write cuts off is its own: a write behind it that has returned stays, whenever it comes (Promise
-/// S17). Method: both at the same time in random orders of messages, one piece of four refused; the other write through the cache or
-/// past it; size and bytes at the end. Often enough there is something to cut, with and without the other in the way.
+/// Goal: what a partly failed direct write cuts off is its own: a write behind it that has returned stays, whenever it
+/// comes (Promise S17). Method: both at the same time in random orders of messages, one piece of four refused; the
+/// other write through the cache or past it; size and bytes at the end. Often enough there is something to cut, with
+/// and without the other in the way.
 #[test]
 fn a_failed_write_cuts_off_nothing_of_others() {
     const FAR: usize = 8 * 65536;
@@ -301,9 +302,10 @@ async fn fill_target_1(client: &Client) {
     }
 }
 
-/// Goal: what a partly failed direct write has extended is cut off in company as well, whoever has read or written the file before; what
-/// another mount writes behind it stays, whenever it comes (Promise S17). Method: a real server with a full target, two mounts, a
-/// write over three targets; the other mount does nothing, has read all, or writes behind it at any moment. Size and bytes on both.
+/// Goal: what a partly failed direct write has extended is cut off in company as well, whoever has read or written the
+/// file before; what another mount writes behind it stays, whenever it comes (Promise S17). Method: a real server with
+/// a full target, two mounts, a write over three targets; the other mount does nothing, has read all, or writes behind
+/// it at any moment. Size and bytes on both.
 #[test]
 fn a_failed_write_in_company_cuts_off_its_own() {
     let (mut cut, mut stayed) = (0, 0);
@@ -361,8 +363,9 @@ fn write_back_of_a_removed_file() {
     w.check_clean();
 }
 
-/// Goal: scattered small runs leave in no more requests at a time than a connection takes, and all of them arrive; what a full connection
-/// refuses is sent anew. Method: every other 512 bytes of a file, more runs than may be under way, then `fsync`; the same with a refusal.
+/// Goal: scattered small runs leave in no more requests at a time than a connection takes, and all of them arrive; what
+/// a full connection refuses is sent anew. Method: every other 512 bytes of a file, more runs than may be under way,
+/// then `fsync`; the same with a refusal.
 #[test]
 fn scattered_runs_are_written_back_in_bounded_numbers() {
     const RUNS: usize = FLIGHT_PARTS_MAX * 5 / 2;

@@ -1,4 +1,5 @@
-//! Real mounts of a real server far away: a fight for a file shows after few hand-overs, a file that is handed over does not.
+//! Real mounts of a real server far away: a fight for a file shows after few hand-overs, a file that is handed over
+//! does not.
 
 use super::cluster::{Cluster, create, in_cluster_of, open, read, root, write};
 use crate::policy::decision::Reason;
@@ -23,7 +24,8 @@ fn count(client: &Client, way: Way, reason: Reason) -> u64 {
     client.core.stats.io_of(way, reason).0
 }
 
-/// Both write records side by side, one a millisecond, until one goes direct. Returns how many went through their caches, and whether one did.
+/// Both write records side by side, one a millisecond, until one goes direct. Returns how many went through their
+/// caches, and whether one did.
 async fn fight(c: &Cluster, [a, b]: &[Client; 2]) -> (u64, bool) {
     let fa = create(a, Ino::ROOT, "f").await;
     let fb = open(b, Ino::ROOT, "f").await;
@@ -42,8 +44,8 @@ async fn fight(c: &Cluster, [a, b]: &[Client; 2]) -> (u64, bool) {
     (all(Reason::BufferedDefault), direct() > 0)
 }
 
-/// Goal: where a hand-over takes long, few of them send writers direct; without that it takes until sixteen conflicts are counted.
-/// Method: the same fight with and without.
+/// Goal: where a hand-over takes long, few of them send writers direct; without that it takes until sixteen conflicts
+/// are counted. Method: the same fight with and without.
 #[test]
 fn a_slow_fight_ends_soon() {
     let mut all = Vec::new();
@@ -68,8 +70,9 @@ fn a_slow_fight_ends_soon() {
     assert!(seen && few * 2 < many, "{all:?}");
 }
 
-/// Goal: a file that one mount has written and others read is no fight, however long its write-back takes and however many ask at
-/// once. Method: four megabytes over several objects, three readers at the same time, then its writer again and one more reader.
+/// Goal: a file that one mount has written and others read is no fight, however long its write-back takes and however
+/// many ask at once. Method: four megabytes over several objects, three readers at the same time, then its writer again
+/// and one more reader.
 #[test]
 fn a_slow_hand_over_is_no_fight() {
     in_cluster_of(6, far(), 3, async |c| {

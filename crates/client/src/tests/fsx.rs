@@ -268,8 +268,8 @@ fn server_bytes(server: &Server, ino: Ino) -> Vec<u8> {
 }
 
 /// Goal: whatever way requests take, reads return what was written (Promise S1, S3). Method: random reads, writes
-/// (buffered, large, `O_DIRECT`, append), truncates, punches, copies, flushes, evictions and lock callbacks on one file,
-/// answers in random order, compared with a vector; at the end with the server, and nothing may be left behind.
+/// (buffered, large, `O_DIRECT`, append), truncates, punches, copies, flushes, evictions and lock callbacks on one
+/// file, answers in random order, compared with a vector; at the end with the server, and nothing may be left behind.
 #[test]
 fn random_operations_match_a_vector() {
     let layouts = ["growing", "striped,size=64K,count=3", "whole", "striped,size=128K,count=7"];

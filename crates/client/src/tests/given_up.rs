@@ -1,4 +1,5 @@
-//! What calls leave behind that were given up, since their server could not be reached for longer than `transport.give_up_s`.
+//! What calls leave behind that were given up, since their server could not be reached for longer than
+//! `transport.give_up_s`.
 
 use super::cluster::{Cluster, create, dir_on, in_cluster, open, root, write};
 use crate::telemetry::tunables::Knob;
@@ -31,8 +32,8 @@ async fn free_bytes(client: &Client) -> u64 {
     space.blocks_free * u64::from(space.block_size)
 }
 
-/// Two mounts of two servers, of which the second mount is about to be cut off from the second server for longer than it waits; a
-/// directory there.
+/// Two mounts of two servers, of which the second mount is about to be cut off from the second server for longer than
+/// it waits; a directory there.
 async fn about_to_be_cut(c: &Cluster) -> ([Client; 2], Ino) {
     let [a, b] = c.two().await;
     b.core.tunables.put(Knob::GiveUpS, 1);
@@ -69,9 +70,10 @@ async fn all_is_free(c: &Cluster, [a, b]: [&Client; 2], dir: Ino, names: &[&str]
     b.getattr(&root(), dir).await.expect("it goes on");
 }
 
-/// Goal: locks that a mount gives back and files that it closes while their server cannot be reached are given back and closed when it can,
-/// however long that was: nobody is evicted for a lock that it does not know, and the space of removed files is free (Promise S6).
-/// Method: locks that age, groups that end, locks of applications and files that are closed during such a time; then another mount wants them.
+/// Goal: locks that a mount gives back and files that it closes while their server cannot be reached are given back and
+/// closed when it can, however long that was: nobody is evicted for a lock that it does not know, and the space of
+/// removed files is free (Promise S6). Method: locks that age, groups that end, locks of applications and files that
+/// are closed during such a time; then another mount wants them.
 #[test]
 fn what_was_given_back_meanwhile_is_given_back() {
     in_cluster(21, 2, async |c| {
@@ -107,9 +109,9 @@ fn what_was_given_back_meanwhile_is_given_back() {
     });
 }
 
-/// Goal: locks and opens that a server grants to calls that have been given up do not stay: nobody is evicted for a lock that it does not
-/// know, and the space of removed files is free (Promise S6). Method: a lock, a file that is made and an open wait for another mount,
-/// come when the connection is gone, and their callers when the time is over.
+/// Goal: locks and opens that a server grants to calls that have been given up do not stay: nobody is evicted for a
+/// lock that it does not know, and the space of removed files is free (Promise S6). Method: a lock, a file that is made
+/// and an open wait for another mount, come when the connection is gone, and their callers when the time is over.
 #[test]
 fn what_was_granted_meanwhile_is_given_back() {
     in_cluster(22, 2, async |c| {

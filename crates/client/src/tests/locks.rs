@@ -57,9 +57,9 @@ async fn truncate(client: &Client, file: &OpenFile, size: u64) {
     client.setattr(&root(), file.ino(), set, None).await.expect("a size");
 }
 
-/// Goal: while a group has a file, I/O of strangers waits, on other mounts and on this one; members go on, stat does not wait and
-/// knows the end, what members wrote is there for everybody afterwards, and what was cached before is not used after (sanityn
-/// 107). Method: two members on two mounts, a stranger on each of them and on a third.
+/// Goal: while a group has a file, I/O of strangers waits, on other mounts and on this one; members go on, stat does
+/// not wait and knows the end, what members wrote is there for everybody afterwards, and what was cached before is not
+/// used after (sanityn 107). Method: two members on two mounts, a stranger on each of them and on a third.
 #[test]
 fn a_group_keeps_others_out() {
     for seed in 0..4 {
@@ -109,8 +109,9 @@ fn a_group_keeps_others_out() {
     }
 }
 
-/// Goal: group after group on one file, also by several open files of one mount, each seeing what the one before wrote; none is lost.
-/// Method: two mounts with two open files each count a number up under groups of their own, by turns that nobody arranges.
+/// Goal: group after group on one file, also by several open files of one mount, each seeing what the one before wrote;
+/// none is lost. Method: two mounts with two open files each count a number up under groups of their own, by turns that
+/// nobody arranges.
 #[test]
 fn groups_take_turns() {
     in_cluster(210, async |c| {
@@ -139,8 +140,9 @@ fn groups_take_turns() {
     });
 }
 
-/// Goal: what a lock-ahead meets (255c): granted just as asked, the same again, another one that covers it, somebody in the way; with
-/// and without growth; bad input. And sizes are right with such locks (sanityn 16e, 103). Method: two mounts, counters and answers.
+/// Goal: what a lock-ahead meets (255c): granted just as asked, the same again, another one that covers it, somebody in
+/// the way; with and without growth; bad input. And sizes are right with such locks (sanityn 16e, 103). Method: two
+/// mounts, counters and answers.
 #[test]
 fn lock_ahead_and_exact_locks() {
     in_cluster(220, async |c| {
@@ -208,9 +210,9 @@ async fn drop_locks(c: &Cluster, clients: [&Client; 2]) {
     sleep(c, 2).await;
 }
 
-/// Goal: locks of unused files go back after their age, with what is cached; those of files that are read from the cache, which pins
-/// nothing, stay; cancels go together, or one by one where that is switched off. Method: three files, one of which is read
-/// every second; counters.
+/// Goal: locks of unused files go back after their age, with what is cached; those of files that are read from the
+/// cache, which pins nothing, stay; cancels go together, or one by one where that is switched off. Method: three files,
+/// one of which is read every second; counters.
 #[test]
 fn locks_age_unless_they_are_used() {
     for together in [true, false] {

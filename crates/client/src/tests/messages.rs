@@ -31,8 +31,9 @@ fn counted(w: &World, way: Way) -> Vec<(Reason, u64)> {
     all.filter(|(_, n)| *n > 0).collect()
 }
 
-/// Goal: 8 reads below the threshold count as 8 that did not switch, 8 at it as 8 that did, each of these one message; switched off, nothing
-/// counts as switched (sanity 119k for reads). Method: a file of one object that nobody has read; read-ahead of either kind is off.
+/// Goal: 8 reads below the threshold count as 8 that did not switch, 8 at it as 8 that did, each of these one message;
+/// switched off, nothing counts as switched (sanity 119k for reads). Method: a file of one object that nobody has read;
+/// read-ahead of either kind is off.
 #[test]
 fn as_many_reads_switch_as_were_made() {
     let tunables = [("readahead.enabled", "off"), ("readahead.direct_bytes", "0"), ("hybrid.large_read_bytes", "1M")];
@@ -58,8 +59,9 @@ fn as_many_reads_switch_as_were_made() {
     w.check_clean();
 }
 
-/// Goal: small reads through the cache with read-ahead cost a small part of the messages of small reads past it, and none when they come again
-/// (sanity 248a, which takes the time: four times as fast). Method: 4 MiB read in pages, each way; messages and hits.
+/// Goal: small reads through the cache with read-ahead cost a small part of the messages of small reads past it, and
+/// none when they come again (sanity 248a, which takes the time: four times as fast). Method: 4 MiB read in pages, each
+/// way; messages and hits.
 #[test]
 fn cached_small_reads_share_messages() {
     let mut w = World::new(1, &[]);
@@ -84,8 +86,9 @@ fn cached_small_reads_share_messages() {
     w.check_clean();
 }
 
-/// Goal: a request of up to the largest payload is one message for each object, whatever its size: direct writes and reads, write-back up to
-/// its bound, fills up to theirs (sanity 231a). Method: sizes from 4 KiB to 64 MiB on a file of one object; messages.
+/// Goal: a request of up to the largest payload is one message for each object, whatever its size: direct writes and
+/// reads, write-back up to its bound, fills up to theirs (sanity 231a). Method: sizes from 4 KiB to 64 MiB on a file of
+/// one object; messages.
 #[test]
 fn a_request_is_one_message() {
     let tunables = [("readahead.enabled", "off"), ("readahead.direct_bytes", "0"), ("writeback.pipeline_bytes", "0")];
@@ -124,9 +127,9 @@ fn a_request_is_one_message() {
     w.check_clean();
 }
 
-/// Goal: a direct write or read whose place is known takes no lock; a direct append takes one, on the object that has the end, and keeps it for the
-/// next ones (sanity 398a). Method: two mounts, so that locks matter; one object, made by the other mount; locks asked for, and what lies in
-/// the file in the end.
+/// Goal: a direct write or read whose place is known takes no lock; a direct append takes one, on the object that has
+/// the end, and keeps it for the next ones (sanity 398a). Method: two mounts, so that locks matter; one object, made by
+/// the other mount; locks asked for, and what lies in the file in the end.
 #[test]
 fn a_direct_append_takes_one_lock() {
     in_cluster(231, async |c| {
@@ -155,8 +158,9 @@ fn a_direct_append_takes_one_lock() {
     });
 }
 
-/// Goal: a program that looks for data and holes in turn asks each object once for many of them, and what it is told follows every change of the
-/// file. Method: 400 runs of one block; all pairs, counted; then a write, a hole and a cut in between, after each of which all pairs are right.
+/// Goal: a program that looks for data and holes in turn asks each object once for many of them, and what it is told
+/// follows every change of the file. Method: 400 runs of one block; all pairs, counted; then a write, a hole and a cut
+/// in between, after each of which all pairs are right.
 #[test]
 fn data_and_holes_are_asked_for_once() {
     let mut w = World::new(1, &[]);
@@ -206,9 +210,9 @@ fn data_and_holes_are_asked_for_once() {
     w.check_clean();
 }
 
-/// Goal: a mount that appends to a file which nobody else uses asks for its end once, and then for nothing as long as it keeps the locks; what
-/// another mount appends or cuts in between counts. Method: two mounts, appends through the cache of one; messages about the file; then appends
-/// and cuts in turns.
+/// Goal: a mount that appends to a file which nobody else uses asks for its end once, and then for nothing as long as
+/// it keeps the locks; what another mount appends or cuts in between counts. Method: two mounts, appends through the
+/// cache of one; messages about the file; then appends and cuts in turns.
 #[test]
 fn appends_ask_for_the_end_once() {
     in_cluster(232, async |c| {
@@ -249,8 +253,8 @@ fn appends_ask_for_the_end_once() {
     });
 }
 
-/// Goal: where data and holes are is what all mounts have made of the file. Method: one mount looks, the other writes into a hole, punches,
-/// extends and cuts in between.
+/// Goal: where data and holes are is what all mounts have made of the file. Method: one mount looks, the other writes
+/// into a hole, punches, extends and cuts in between.
 #[test]
 fn data_of_other_mounts_is_found() {
     in_cluster(233, async |c| {

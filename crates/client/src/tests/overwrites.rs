@@ -92,9 +92,9 @@ impl KernelPages for Dropper {
     }
 }
 
-/// Goal: a store to a page beside a `write` to the same page loses neither (docs/SEMANTICS.md, Mappings): the page, read before the
-/// write, is written back after it. A page that is read anew before the write has returned is written back whole. Method: a
-/// kernel of one page; alone and beside another mount; through the cache and past it.
+/// Goal: a store to a page beside a `write` to the same page loses neither (docs/SEMANTICS.md, Mappings): the page,
+/// read before the write, is written back after it. A page that is read anew before the write has returned is written
+/// back whole. Method: a kernel of one page; alone and beside another mount; through the cache and past it.
 #[test]
 fn a_page_that_was_read_before_takes_no_write_back() {
     for (seed, company, direct, touched_again) in [

@@ -63,8 +63,8 @@ async fn set(client: &Client, what: &str) {
     client.setxattr(&root(), Ino::ROOT, b"user.amphi.set", what.as_bytes(), XattrMode::Set).await.unwrap();
 }
 
-/// Goal: a large write returns before it was answered, as many as the bound lets; from then on its bytes, size and time are seen
-/// (Promises S1, S3), and `fsync` waits for it. Method: no answer is given until everything was asked.
+/// Goal: a large write returns before it was answered, as many as the bound lets; from then on its bytes, size and time
+/// are seen (Promises S1, S3), and `fsync` waits for it. Method: no answer is given until everything was asked.
 #[test]
 fn a_large_write_returns_early() {
     let mut w = World::new(1, &[("writeback.pipeline_bytes", "4M")]);
@@ -97,9 +97,9 @@ fn a_large_write_returns_early() {
     w.check_clean();
 }
 
-/// Goal: whoever waits for what is written, dirty, under way or both, does not wait for what is written meanwhile; all that was written before is
-/// there then (Promise S10). Method: a stream through the cache and one past it go on without end, beside `fsync`, `sync`, a close and a change of
-/// times of the same file.
+/// Goal: whoever waits for what is written, dirty, under way or both, does not wait for what is written meanwhile; all
+/// that was written before is there then (Promise S10). Method: a stream through the cache and one past it go on
+/// without end, beside `fsync`, `sync`, a close and a change of times of the same file.
 #[test]
 fn a_stream_keeps_nobody_waiting() {
     for what in 0..4u64 {
@@ -157,8 +157,8 @@ fn a_stream_keeps_nobody_waiting() {
     }
 }
 
-/// Goal: where a target may be full, a write waits for its answer (Promise S15), from the first one on. Method: a server that says so for a
-/// while, and a file on targets that have not been heard of.
+/// Goal: where a target may be full, a write waits for its answer (Promise S15), from the first one on. Method: a
+/// server that says so for a while, and a file on targets that have not been heard of.
 #[test]
 fn a_target_that_may_be_full_is_waited_for() {
     let mut w = World::new(4, &[]);
@@ -184,8 +184,8 @@ fn a_target_that_may_be_full_is_waited_for() {
     w.check_clean();
 }
 
-/// Goal: who asked for more than that gets it: `O_DIRECT`, `O_SYNC`, appends; and the switch turns it off. Method: one write each
-/// that must not return without an answer.
+/// Goal: who asked for more than that gets it: `O_DIRECT`, `O_SYNC`, appends; and the switch turns it off. Method: one
+/// write each that must not return without an answer.
 #[test]
 fn strict_writes_wait() {
     let plain = OpenFlags::READ_WRITE;
@@ -208,8 +208,8 @@ fn strict_writes_wait() {
     }
 }
 
-/// Goal: a write that failed after it had returned is told once by `fsync` (Promise S15), writes wait for their answers until
-/// then, and the size is the server's again. Method: the server has no space for a while.
+/// Goal: a write that failed after it had returned is told once by `fsync` (Promise S15), writes wait for their answers
+/// until then, and the size is the server's again. Method: the server has no space for a while.
 #[test]
 fn a_failure_is_told_later() {
     let mut w = World::new(3, &[]);
@@ -253,8 +253,8 @@ fn a_failure_is_told_later() {
     w.check_clean();
 }
 
-/// Goal: a time that is set after a write stays (Promise S1), a close is heard after the bytes, and a truncate cuts them. Method: each
-/// while a write is on its way, with random orders of answers.
+/// Goal: a time that is set after a write stays (Promise S1), a close is heard after the bytes, and a truncate cuts
+/// them. Method: each while a write is on its way, with random orders of answers.
 #[test]
 fn what_follows_comes_behind() {
     for seed in 0..40 {
@@ -290,8 +290,8 @@ fn what_follows_comes_behind() {
     }
 }
 
-/// Goal: a mount that comes while writes are on their way sees all of them (Promise S1). Method: large writes that have returned, then
-/// another mount reads; the size is asked for first.
+/// Goal: a mount that comes while writes are on their way sees all of them (Promise S1). Method: large writes that have
+/// returned, then another mount reads; the size is asked for first.
 #[test]
 fn company_sees_what_was_on_its_way() {
     for seed in 0..6 {
@@ -316,9 +316,9 @@ fn company_sees_what_was_on_its_way() {
     }
 }
 
-/// Goal: among several mounts a large write that has returned is seen by the other one as if it had landed: its bytes, size and time, and
-/// what is written there after it stays (Promises S1, S2). Method: two mounts write large pieces in turn, each over the end of the other's, and
-/// look at all of it.
+/// Goal: among several mounts a large write that has returned is seen by the other one as if it had landed: its bytes,
+/// size and time, and what is written there after it stays (Promises S1, S2). Method: two mounts write large pieces in
+/// turn, each over the end of the other's, and look at all of it.
 #[test]
 fn company_waits_for_what_is_on_its_way() {
     for seed in 0..8 {
@@ -351,9 +351,10 @@ fn company_waits_for_what_is_on_its_way() {
     }
 }
 
-/// Goal: on a contended file a write that has returned is seen by the other mounts (Promise S1), its lock came before it and goes back
-/// with others, before anybody asks for it; each part has its switch. Method: two mounts write every second record of a file in turn, and
-/// read what the other one wrote; the records share blocks and lie on several objects.
+/// Goal: on a contended file a write that has returned is seen by the other mounts (Promise S1), its lock came before
+/// it and goes back with others, before anybody asks for it; each part has its switch. Method: two mounts write every
+/// second record of a file in turn, and read what the other one wrote; the records share blocks and lie on several
+/// objects.
 #[test]
 fn records_of_a_contended_file() {
     for (seed, early, ahead) in [(0, "on", "8"), (1, "on", "8"), (2, "on", "0"), (3, "off", "8")] {

@@ -38,8 +38,9 @@ pub(super) fn sent(w: &World, name: &str) -> usize {
     w.server.log.iter().filter(|l| *l == name).count()
 }
 
-/// Goal: the memory of a buffered write of just one unit stays in the cache, by both ways in, and nothing else does; what was lent
-/// of the unit before stays as it was, and the server gets what was written last. Method: addresses of memory, and the counter.
+/// Goal: the memory of a buffered write of just one unit stays in the cache, by both ways in, and nothing else does;
+/// what was lent of the unit before stays as it was, and the server gets what was written last. Method: addresses of
+/// memory, and the counter.
 #[test]
 fn whole_units_keep_their_memory() {
     let mut w = World::new(1, &[]);
@@ -101,8 +102,8 @@ fn whole_units_keep_their_memory() {
     w.client.core.cache.check();
 }
 
-/// Goal: a unit that was not written for long keeps its memory and is written in place, and is exchanged again once it is near.
-/// Method: three units in turn with a small `cache.cold_bytes`; then one of them twice.
+/// Goal: a unit that was not written for long keeps its memory and is written in place, and is exchanged again once it
+/// is near. Method: three units in turn with a small `cache.cold_bytes`; then one of them twice.
 #[test]
 fn cold_units_are_written_in_place() {
     let mut w = World::new(1, &[("cache.cold_bytes", "64K")]);
@@ -129,9 +130,9 @@ fn cold_units_are_written_in_place() {
     w.client.core.cache.check();
 }
 
-/// Goal: chunks that were written in one call, or in the course of a long stream, leave as they lie, and so do units that were given away; what
-/// arrives is what was written. Method: a chunk at once, a stream of quarters behind it, a chunk that is given away, and the same with the
-/// switch off; counters, and what the server has.
+/// Goal: chunks that were written in one call, or in the course of a long stream, leave as they lie, and so do units
+/// that were given away; what arrives is what was written. Method: a chunk at once, a stream of quarters behind it, a
+/// chunk that is given away, and the same with the switch off; counters, and what the server has.
 #[test]
 fn whole_chunks_leave_without_a_copy() {
     const QUARTER: usize = 256 << 10;
@@ -172,8 +173,8 @@ fn whole_chunks_leave_without_a_copy() {
     }
 }
 
-/// Goal: each request is counted under its reason, with its bytes, on the mount and on the file. Method: one request for
-/// each reason that sizes, flags and modes give.
+/// Goal: each request is counted under its reason, with its bytes, on the mount and on the file. Method: one request
+/// for each reason that sizes, flags and modes give.
 #[test]
 fn reasons_are_counted() {
     let mut w = World::new(1, &[]);
@@ -239,8 +240,8 @@ fn pieces_count_together() {
     w.check_clean();
 }
 
-/// Goal: a small file costs one request, make, which brings the lock, and its share of a batch of writes and of one of closes;
-/// without batches one of each. Method: many, then count; reads of what is in the cache cost none.
+/// Goal: a small file costs one request, make, which brings the lock, and its share of a batch of writes and of one of
+/// closes; without batches one of each. Method: many, then count; reads of what is in the cache cost none.
 #[test]
 fn requests_of_small_files() {
     for (batch, alone, together) in [("on", 0, 1), ("off", 20, 0)] {
@@ -260,8 +261,8 @@ fn requests_of_small_files() {
     }
 }
 
-/// Goal: what is dirty in a file without a name is never written, once nobody has it open. Method: write and close, then
-/// unlink; the same with an open, which still finds its bytes until it is closed.
+/// Goal: what is dirty in a file without a name is never written, once nobody has it open. Method: write and close,
+/// then unlink; the same with an open, which still finds its bytes until it is closed.
 #[test]
 fn nameless_files_are_not_written() {
     let mut w = World::new(1, &[]);
@@ -280,8 +281,8 @@ fn nameless_files_are_not_written() {
     assert_eq!((sent(&w, "Discard"), sent(&w, "Close"), sent(&w, "Write")), (2, 0, 0));
 }
 
-/// Goal: the cache holds nothing of a file that nobody here can come to any more. Method: files that were written back or read, which
-/// are unlinked, replaced by a rename, or unlinked while they are open and closed then.
+/// Goal: the cache holds nothing of a file that nobody here can come to any more. Method: files that were written back
+/// or read, which are unlinked, replaced by a rename, or unlinked while they are open and closed then.
 #[test]
 fn the_cache_holds_nothing_of_removed_files() {
     let mut w = World::new(1, &[]);
@@ -316,7 +317,8 @@ fn the_cache_holds_nothing_of_removed_files() {
     w.check_clean();
 }
 
-/// Goal: what a read was lent stays as it was, and later reads see the write. Method: lend over two units, write into both.
+/// Goal: what a read was lent stays as it was, and later reads see the write. Method: lend over two units, write into
+/// both.
 #[test]
 fn loans_do_not_change() {
     let mut w = World::new(1, &[]);
@@ -377,8 +379,8 @@ fn memory_is_bounded() {
     w.check_clean();
 }
 
-/// Goal: dirty bytes leave by size at once and by age later; large runs leave in large requests. Method: a run of 1 MiB,
-/// then a few bytes and time.
+/// Goal: dirty bytes leave by size at once and by age later; large runs leave in large requests. Method: a run of 1
+/// MiB, then a few bytes and time.
 #[test]
 fn write_back_by_size_and_age() {
     let mut w = World::new(1, &[]);
@@ -400,8 +402,9 @@ fn write_back_by_size_and_age() {
     w.check_clean();
 }
 
-/// Goal: a file that is not read again goes direct in the window, with probes (H5), also while all that is asked for was read ahead. Method:
-/// stream a file through a small cache in requests of the window, without read-ahead and with it.
+/// Goal: a file that is not read again goes direct in the window, with probes (H5), also while all that is asked for
+/// was read ahead. Method: stream a file through a small cache in requests of the window, without read-ahead and with
+/// it.
 #[test]
 fn files_without_locality_go_direct() {
     for ahead in ["off", "on"] {
@@ -429,8 +432,8 @@ fn files_without_locality_go_direct() {
     }
 }
 
-/// Goal: a file that is opened again is written in the cache as quickly as before: its lock is still held. Method: write,
-/// close, have the file forgotten, open again; the second write after that needs no wait.
+/// Goal: a file that is opened again is written in the cache as quickly as before: its lock is still held. Method:
+/// write, close, have the file forgotten, open again; the second write after that needs no wait.
 #[test]
 fn locks_outlive_files() {
     let mut w = World::new(1, &[]);
@@ -448,8 +451,9 @@ fn locks_outlive_files() {
     w.check_clean();
 }
 
-/// Goal: a program that waits for a few bytes does not wait for all that a stream has left in the cache before; the stream's bytes follow.
-/// Method: much more than may be under way, then a small file that is synced; what was written back until then.
+/// Goal: a program that waits for a few bytes does not wait for all that a stream has left in the cache before; the
+/// stream's bytes follow. Method: much more than may be under way, then a small file that is synced; what was written
+/// back until then.
 #[test]
 fn a_sync_goes_before_what_streams_left_behind() {
     for seed in 0..20 {

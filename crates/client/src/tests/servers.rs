@@ -33,7 +33,8 @@ struct Shared {
     represented: RefCell<Vec<(usize, TargetId)>>,
     /// Servers that bytes were written to.
     written: RefCell<Vec<usize>>,
-    /// Mount sessions that the master has begun, what it says of their number beyond that, and how long it takes to say that it has begun one.
+    /// Mount sessions that the master has begun, what it says of their number beyond that, and how long it takes to say
+    /// that it has begun one.
     begun: Cell<u64>,
     others: Cell<u64>,
     pause: Cell<Duration>,
@@ -253,9 +254,9 @@ async fn check(client: &Client, name: &str, seed: u8) {
     assert!(back == bytes(seed), "{name}");
 }
 
-/// Goal: any server leads to the master, which admits the session; others are connected to on first use; a server that is
-/// down holds up its own targets only, and fails their calls after the bound; after a restart it alone is told what is held.
-/// Method: three servers in the simulated world, of which one is killed and started again twice.
+/// Goal: any server leads to the master, which admits the session; others are connected to on first use; a server that
+/// is down holds up its own targets only, and fails their calls after the bound; after a restart it alone is told what
+/// is held. Method: three servers in the simulated world, of which one is killed and started again twice.
 #[test]
 fn each_server_has_its_own_connection() {
     let sim = Rc::new(Sim::new(7, Default::default()));
@@ -303,10 +304,11 @@ fn each_server_has_its_own_connection() {
     .expect("the simulation ends");
 }
 
-/// Goal: where a session has ended and begun anew, nothing of what it had before reaches a server until the master has said that the mount may
-/// go on, and nothing at all if it may not (Promise S22), also where that word was lost on its way. Method: all servers forget the session of a
-/// mount with dirty bytes, the master takes a while to welcome it again, and somebody else has come in between, or nobody; the connection breaks
-/// meanwhile, so that the next welcome is of a session that the master knows, or not.
+/// Goal: where a session has ended and begun anew, nothing of what it had before reaches a server until the master has
+/// said that the mount may go on, and nothing at all if it may not (Promise S22), also where that word was lost on its
+/// way. Method: all servers forget the session of a mount with dirty bytes, the master takes a while to welcome it
+/// again, and somebody else has come in between, or nobody; the connection breaks meanwhile, so that the next welcome
+/// is of a session that the master knows, or not.
 #[test]
 fn a_session_begun_anew_waits_for_the_master() {
     for (disturbed, lost) in [(true, false), (false, false), (true, true), (false, true)] {
@@ -358,8 +360,8 @@ fn a_session_begun_anew_waits_for_the_master() {
     }
 }
 
-/// Goal: a call to a target that the mount's map does not have makes it ask for the map; a server that is not there yet is
-/// waited for. Method: a fourth target joins unannounced while a file with stripes on it is written.
+/// Goal: a call to a target that the mount's map does not have makes it ask for the map; a server that is not there yet
+/// is waited for. Method: a fourth target joins unannounced while a file with stripes on it is written.
 #[test]
 fn a_growing_cluster_is_followed() {
     let sim = Rc::new(Sim::new(11, Default::default()));

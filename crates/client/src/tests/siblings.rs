@@ -83,8 +83,8 @@ fn messages(w: &World) -> usize {
     w.server.log.len()
 }
 
-/// Goal: who reads the files of a listed directory in the order of names or inodes needs a message for many of them, and gets the right
-/// bytes; switched off it is several for each. Method: 300 files; requests by kind.
+/// Goal: who reads the files of a listed directory in the order of names or inodes needs a message for many of them,
+/// and gets the right bytes; switched off it is several for each. Method: 300 files; requests by kind.
 #[test]
 fn files_in_order_travel_together() {
     for by_inode in [false, true] {
@@ -113,8 +113,8 @@ fn files_in_order_travel_together() {
     }
 }
 
-/// Goal: nobody has to list the directory: after some files of it were looked up and opened, its names are asked for. Method: files are
-/// looked up first, as by `stat`, then opened by their inodes.
+/// Goal: nobody has to list the directory: after some files of it were looked up and opened, its names are asked for.
+/// Method: files are looked up first, as by `stat`, then opened by their inodes.
 #[test]
 fn names_are_asked_for() {
     let mut w = World::new(2, &[]);
@@ -160,8 +160,8 @@ fn started(w: &mut World, count: usize) -> Vec<(String, Ino)> {
     order
 }
 
-/// Goal: what the server has checked for one caller serves no other (permission). Method: the super-user reads in order; a user
-/// whom the server refuses asks for files that were opened ahead.
+/// Goal: what the server has checked for one caller serves no other (permission). Method: the super-user reads in
+/// order; a user whom the server refuses asks for files that were opened ahead.
 #[test]
 fn others_are_checked_by_the_server() {
     let mut w = World::new(4, &[]);
@@ -178,8 +178,8 @@ fn others_are_checked_by_the_server() {
     w.check_clean();
 }
 
-/// Goal: what this mount changes is not shown as it was before: mode, size, name, also while an answer is on its way. Method: each
-/// change of a file that was fetched, then of files whose fetch is under way.
+/// Goal: what this mount changes is not shown as it was before: mode, size, name, also while an answer is on its way.
+/// Method: each change of a file that was fetched, then of files whose fetch is under way.
 #[test]
 fn own_changes_are_seen() {
     let mut w = World::new(5, &[]);
@@ -226,8 +226,8 @@ fn own_changes_are_seen() {
     w.check_clean();
 }
 
-/// Goal: an answer that is given again has lost its bytes; what could not be had without waiting is asked for once more. Method: a
-/// server that sends no payloads, then one that refuses some files once.
+/// Goal: an answer that is given again has lost its bytes; what could not be had without waiting is asked for once
+/// more. Method: a server that sends no payloads, then one that refuses some files once.
 #[test]
 fn incomplete_answers() {
     let mut w = World::new(6, &[]);
@@ -253,8 +253,8 @@ fn incomplete_answers() {
     w.check_clean();
 }
 
-/// Goal: what nobody opens is closed after a while, and a directory where that happens much is left alone. Method: a few files each of
-/// many regions of a large directory are read in order.
+/// Goal: what nobody opens is closed after a while, and a directory where that happens much is left alone. Method: a
+/// few files each of many regions of a large directory are read in order.
 #[test]
 fn waste_ends_it() {
     let mut w = World::new(8, &[]);
@@ -275,9 +275,9 @@ fn waste_ends_it() {
     w.check_clean();
 }
 
-/// Goal: nothing stale is ever shown, whatever comes between question and answer (all invariants of `siblings`). Method: random runs of
-/// reads in order among writes, cuts, removals, renames and creates of the same files, with locks called back at any moment and
-/// answers in any order; every read, size and look-up is compared with a model.
+/// Goal: nothing stale is ever shown, whatever comes between question and answer (all invariants of `siblings`).
+/// Method: random runs of reads in order among writes, cuts, removals, renames and creates of the same files, with
+/// locks called back at any moment and answers in any order; every read, size and look-up is compared with a model.
 #[test]
 fn random_changes_match_a_model() {
     for seed in 0..60 {

@@ -1,4 +1,5 @@
-//! Mechanisms of direct requests with their switches: what each does, and that nothing of it is left when it is off (FEATURES H6, H13, L4).
+//! Mechanisms of direct requests with their switches: what each does, and that nothing of it is left when it is off
+//! (FEATURES H6, H13, L4).
 
 use super::company::{create, in_cluster, read as read_in, root, write as write_in};
 use super::locks::locked;
@@ -26,9 +27,9 @@ fn tell(w: &World, way: Way, course: Course, mib_s: u64) {
     }
 }
 
-/// Goal: large requests of files without locality go through the cache where that was measured to carry more, in either direction, and direct
-/// again where it does not any more, where something else speaks for that, where files are used again, or when learning is off. Method: rates and
-/// pages told by hand.
+/// Goal: large requests of files without locality go through the cache where that was measured to carry more, in either
+/// direction, and direct again where it does not any more, where something else speaks for that, where files are used
+/// again, or when learning is off. Method: rates and pages told by hand.
 #[test]
 fn large_requests_that_the_cache_carries_sooner() {
     let mut w = World::new(1, &[("readahead.enabled", "off")]);
@@ -77,7 +78,8 @@ fn large_requests_that_the_cache_carries_sooner() {
     w.check_clean();
 }
 
-/// Goal: what large direct writes carry is learnt from them, so that there is something to compare. Method: enough of them; the gauge.
+/// Goal: what large direct writes carry is learnt from them, so that there is something to compare. Method: enough of
+/// them; the gauge.
 #[test]
 fn large_writes_are_measured() {
     let mut w = World::new(1, &[]);
@@ -93,8 +95,9 @@ fn large_writes_are_measured() {
     w.check_clean();
 }
 
-/// Goal: with `hybrid.unaligned` off only whole blocks go past the cache: what would have gone is buffered and told as such, with `O_DIRECT` it is
-/// refused as Linux does; bytes are right. Method: requests beside blocks and on them, both ways, with the switch on and off.
+/// Goal: with `hybrid.unaligned` off only whole blocks go past the cache: what would have gone is buffered and told as
+/// such, with `O_DIRECT` it is refused as Linux does; bytes are right. Method: requests beside blocks and on them, both
+/// ways, with the switch on and off.
 #[test]
 fn only_whole_blocks_pass_the_cache_if_told_so() {
     let mut w = World::new(1, &[("hybrid.mode", "direct")]);
@@ -127,8 +130,9 @@ fn only_whole_blocks_pass_the_cache_if_told_so() {
     w.check_clean();
 }
 
-/// Goal: a direct request to one object is locked by its target, and no lock is asked for; with `locks.by_target` off the mount takes the lock first,
-/// and the other mount sees the bytes all the same. Method: two mounts; a write and a read past the cache; locks that were asked for.
+/// Goal: a direct request to one object is locked by its target, and no lock is asked for; with `locks.by_target` off
+/// the mount takes the lock first, and the other mount sees the bytes all the same. Method: two mounts; a write and a
+/// read past the cache; locks that were asked for.
 #[test]
 fn who_locks_for_direct_requests() {
     in_cluster(7, async |cluster| {
@@ -151,8 +155,9 @@ fn who_locks_for_direct_requests() {
     });
 }
 
-/// Goal: a cache full of dirty bytes sends requests past it, unless its way was measured to be the faster one, waits included; a memory group that is
-/// short does so in any case. Method: a small cache with scattered dirty bytes, rates told by hand.
+/// Goal: a cache full of dirty bytes sends requests past it, unless its way was measured to be the faster one, waits
+/// included; a memory group that is short does so in any case. Method: a small cache with scattered dirty bytes, rates
+/// told by hand.
 #[test]
 fn a_full_cache_may_be_worth_waiting_for() {
     for (cached, group, reason) in

@@ -8,9 +8,9 @@ use amphi_types::{Errno, Ino, SetAttr};
 use amphi_wire::{RenameMode, XattrMode};
 use std::time::Duration;
 
-/// Goal: what a repeated walk was shown is there for the operation that follows, although another mount has replaced the
-/// name by then, whatever kind it is; without one it is stale; and nothing stays behind. Method: one mount looks a name
-/// up, the other renames over it, the first goes on with the inode.
+/// Goal: what a repeated walk was shown is there for the operation that follows, although another mount has replaced
+/// the name by then, whatever kind it is; without one it is stale; and nothing stays behind. Method: one mount looks a
+/// name up, the other renames over it, the first goes on with the inode.
 #[test]
 fn what_a_repeated_walk_is_shown_stays() {
     in_cluster(1, async |cluster| {

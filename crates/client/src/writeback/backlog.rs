@@ -1,12 +1,12 @@
 //! Dirty bytes that the bound of write-back under way has left behind.
 //!
-//! Owns: their order. What somebody waits for sets out first, then full chunks in the order in which they became full. Without that
-//! an `fsync` of few bytes, or a lock that is asked back, would wait for all that streams have written into the cache before; on slow
-//! storage a session would end for it. Does not own: the bound, requests (`writeback`).
+//! Owns: their order. What somebody waits for sets out first, then full chunks in the order in which they became full.
+//! Without that an `fsync` of few bytes, or a lock that is asked back, would wait for all that streams have written
+//! into the cache before; on slow storage a session would end for it. Does not own: the bound, requests (`writeback`).
 //!
-//! Invariants: an entry is only a hint: what is dirty there is looked up when its turn comes. While somebody waits nothing else that is new takes
-//! the room. As long as there are entries requests are under way, or somebody is about to begin them: each that lands goes on here. Both
-//! lists are bounded by the dirty share of the cache.
+//! Invariants: an entry is only a hint: what is dirty there is looked up when its turn comes. While somebody waits
+//! nothing else that is new takes the room. As long as there are entries requests are under way, or somebody is about
+//! to begin them: each that lands goes on here. Both lists are bounded by the dirty share of the cache.
 
 use crate::core::Core;
 use crate::inode::File;
@@ -65,8 +65,8 @@ pub(crate) fn leave(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
     go_on(core);
 }
 
-/// Waits until all bytes of `range` that are dirty now have set out, before what nobody waits for. Returns whether some were held up
-/// (`flush::Left::held_up`).
+/// Waits until all bytes of `range` that are dirty now have set out, before what nobody waits for. Returns whether some
+/// were held up (`flush::Left::held_up`).
 pub(crate) async fn wait_for(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> bool {
     let step = core.tunables.get(Knob::WriteMax);
     let ticket = Arc::<Ticket>::default();

@@ -1,18 +1,19 @@
-//! Cross-file batching (FEATURES X1): dirty bytes of many small files leave in one request to their target, and so do the
-//! small runs that are scattered over one object of a large file.
+//! Cross-file batching (FEATURES X1): dirty bytes of many small files leave in one request to their target, and so do
+//! the small runs that are scattered over one object of a large file.
 //!
-//! Owns: the list of small files that nobody writes any more, for each target, and the bounds at which they leave; making a
-//! batch of what is due, sending it, and what becomes of each part. Does not own: what is dirty (`cache`), what one request of
-//! write-back means to its file (`writeback`).
+//! Owns: the list of small files that nobody writes any more, for each target, and the bounds at which they leave;
+//! making a batch of what is due, sending it, and what becomes of each part. Does not own: what is dirty (`cache`),
+//! what one request of write-back means to its file (`writeback`).
 //!
-//! A file has few dirty bytes if they are at most `writeback.small_bytes`; only those of its first stripe, which lies with the
-//! inode, travel so. When the last writer closes such a file it enters the list of its target. The list leaves when the next file
-//! does not fit a batch with it, and along with any of its files that has become old.
+//! A file has few dirty bytes if they are at most `writeback.small_bytes`; only those of its first stripe, which lies
+//! with the inode, travel so. When the last writer closes such a file it enters the list of its target. The list leaves
+//! when the next file does not fit a batch with it, and along with any of its files that has become old.
 //!
-//! Invariants: those of `writeback`, for each part by itself: a part is a request under way of its file from before its bytes are
-//! taken until it has landed, and an error is its file's alone. Whoever waits for one file (`fsync`, a callback) starts that file
-//! alone; it waits for a batch only if its bytes are in one already, and the server lets no part of a batch wait for anything but
-//! disks. Bounds: a batch has at most 1 MiB and 512 parts, a list as much; bytes under way are bounded as all write-back is.
+//! Invariants: those of `writeback`, for each part by itself: a part is a request under way of its file from before its
+//! bytes are taken until it has landed, and an error is its file's alone. Whoever waits for one file (`fsync`, a
+//! callback) starts that file alone; it waits for a batch only if its bytes are in one already, and the server lets no
+//! part of a batch wait for anything but disks. Bounds: a batch has at most 1 MiB and 512 parts, a list as much; bytes
+//! under way are bounded as all write-back is.
 
 use crate::core::{Core, unexpected};
 use crate::inode::File;
@@ -30,8 +31,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Longer runs leave in requests of their own: from 16 KiB on the copies into a batch cost what it saves (docs/EXPERIMENTS.md, Scattered
-/// runs).
+/// Longer runs leave in requests of their own: from 16 KiB on the copies into a batch cost what it saves
+/// (docs/EXPERIMENTS.md, Scattered runs).
 const SCATTERED_MAX_BYTES: usize = 12 << 10;
 
 /// Files, with the dirty bytes that each had when it was entered.
@@ -49,8 +50,8 @@ struct List {
 pub(crate) struct SmallFiles(Mutex<BTreeMap<TargetId, List>>);
 
 impl SmallFiles {
-    /// Enters a file with its dirty bytes. If they do not fit a batch with the others, these are a full one: they are returned,
-    /// and the file begins a new list.
+    /// Enters a file with its dirty bytes. If they do not fit a batch with the others, these are a full one: they are
+    /// returned, and the file begins a new list.
     fn add(&self, file: &Arc<File>, bytes: u64) -> Option<Files> {
         let mut lists = self.0.lock();
         let list = lists.entry(file.ino.target()).or_default();
@@ -82,8 +83,9 @@ pub(crate) fn released(core: &Arc<Core>, file: &Arc<File>) {
     }
 }
 
-/// Sends off what is dirty of these files, the small ones together and with the others on the lists of their targets, as far as
-/// the bound of bytes under way allows. Does not wait. Returns whether the bound may have left anything behind.
+/// Sends off what is dirty of these files, the small ones together and with the others on the lists of their targets,
+/// as far as the bound of bytes under way allows. Does not wait. Returns whether the bound may have left anything
+/// behind.
 pub(crate) fn start(core: &Arc<Core>, due: impl IntoIterator<Item = (Arc<File>, ByteRange)>) -> bool {
     let (mut left, mut scattered) = (false, Scattered::default());
     let mut small: BTreeMap<Ino, (Arc<File>, Vec<ByteRange>)> = BTreeMap::new();
@@ -184,8 +186,8 @@ impl Batch {
 pub(crate) struct Scattered(BTreeMap<ObjectId, Batch>);
 
 impl Scattered {
-    /// Adds a run that was taken out. Returned is what has to go alone: large ones, which gain nothing, and those that begin in the block in
-    /// which the one before ends, or before it.
+    /// Adds a run that was taken out. Returned is what has to go alone: large ones, which gain nothing, and those that
+    /// begin in the block in which the one before ends, or before it.
     pub(crate) fn add(&mut self, core: &Arc<Core>, flight: Flight, buf: Buf) -> Option<(Flight, Buf)> {
         let (file, piece) = (&flight.file, flight.range);
         if buf.len() > SCATTERED_MAX_BYTES || !core.tunables.on(Knob::Batch) {

@@ -2,11 +2,12 @@
 //!
 //! Owns: sending them, many of one target in one message. Does not own: when a file's close is due (`ops::open`).
 //!
-//! Nobody waits for a close. The first one leaves at once; what becomes due while it is under way leaves together when it is
-//! answered, and what becomes due together leaves together. Closes of files that were opened ahead of a reader (`siblings`) wait for
-//! company, until the next tick [1 s], a change of names or a revocation by the target at the latest. Invariant: a close is in `Known::closing` from before it comes here
-//! until it is answered, so a server that restarts hears of the open before it hears the close; one that cannot be reached, however
-//! long, hears it when it can. Bound: the opens of the files.
+//! Nobody waits for a close. The first one leaves at once; what becomes due while it is under way leaves together when
+//! it is answered, and what becomes due together leaves together. Closes of files that were opened ahead of a reader
+//! (`siblings`) wait for company, until the next tick [1 s], a change of names or a revocation by the target at the
+//! latest. Invariant: a close is in `Known::closing` from before it comes here until it is answered, so a server that
+//! restarts hears of the open before it hears the close; one that cannot be reached, however long, hears it when it
+//! can. Bound: the opens of the files.
 
 use crate::core::Core;
 use crate::inode::File;

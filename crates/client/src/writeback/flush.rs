@@ -1,11 +1,12 @@
 //! Write-back (FEATURES B2): dirty bytes leave in large requests, in the background by size and age.
 //!
 //! Owns: cutting dirty runs along the layout, requests under way and their bound, what a failure leaves behind,
-//! throttling of writers. Does not own: dirty state (`cache`), when a lock wants a flush (`locks`), small files that leave
-//! together (`batch`), the order of what the bound leaves behind (`backlog`).
+//! throttling of writers. Does not own: dirty state (`cache`), when a lock wants a flush (`locks`), small files that
+//! leave together (`batch`), the order of what the bound leaves behind (`backlog`).
 //!
-//! Bounds: `writeback.flight_bytes` under way, in `FLIGHT_PARTS_MAX` runs. A connection takes 65,536 calls that wait; scattered small runs
-//! would be twice as many for the bytes alone, and what it refuses would be lost. Those of an object leave together (`batch`).
+//! Bounds: `writeback.flight_bytes` under way, in `FLIGHT_PARTS_MAX` runs. A connection takes 65,536 calls that wait;
+//! scattered small runs would be twice as many for the bytes alone, and what it refuses would be lost. Those of an
+//! object leave together (`batch`).
 //!
 //! Invariants: a byte is in at most one request under way; while it is, it stays readable, and a write to it makes it
 //! dirty again. Nothing sets out beyond `Flights::frozen_from()`. Write-back takes no range lock and needs no credits
@@ -43,9 +44,8 @@ pub(crate) struct Left {
     pub(crate) held_up: bool,
 }
 
-/// Sends off the dirty bytes of `range`, as far as the bound of bytes under way allows. Does not wait. Copies of what cannot be lent are
-/// made on the calling thread.
-/// Returns whether the bound may have left anything behind.
+/// Sends off the dirty bytes of `range`, as far as the bound of bytes under way allows. Does not wait. Copies of what
+/// cannot be lent are made on the calling thread. Returns whether the bound may have left anything behind.
 pub(crate) fn start(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> bool {
     send_off(core, file, range).by_bound
 }
@@ -304,8 +304,8 @@ async fn send_piece(
     }
 }
 
-/// Files that are being spread. Their requests have the urgent lane, as write-back waits for them, and may wait for this
-/// client's own answers to revocations, which have it too: so each file asks once, and few at a time.
+/// Files that are being spread. Their requests have the urgent lane, as write-back waits for them, and may wait for
+/// this client's own answers to revocations, which have it too: so each file asks once, and few at a time.
 #[derive(Default)]
 pub(crate) struct Spreading {
     under_way: Mutex<BTreeSet<Ino>>,
@@ -361,11 +361,11 @@ pub(crate) async fn spread(core: &Arc<Core>, file: &Arc<File>) -> Result<()> {
     }
 }
 
-/// Writes all bytes of `range` back that are dirty or under way when it is called, and waits for them, not for what is written meanwhile.
-/// Failures stay with the file.
+/// Writes all bytes of `range` back that are dirty or under way when it is called, and waits for them, not for what is
+/// written meanwhile. Failures stay with the file.
 ///
-/// Two rounds do that: what is dirty sets out in the first one, or is under way and was written again; then it sets out when that has
-/// landed, in the second.
+/// Two rounds do that: what is dirty sets out in the first one, or is under way and was written again; then it sets out
+/// when that has landed, in the second.
 pub(crate) async fn flush(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
     let mut rounds = 0;
     let mut came_back = file.flights.lock().came_back();
@@ -440,8 +440,8 @@ fn dirty_files(core: &Core) -> Vec<(Arc<File>, ByteRange)> {
     dirty.map(|file| (file, ByteRange::ALL)).collect()
 }
 
-/// A chunk became dirty as a whole: it leaves now, or with its neighbours if larger runs are wanted. One that was written
-/// back before may well be written again: it stays until it is old or memory gets scarce.
+/// A chunk became dirty as a whole: it leaves now, or with its neighbours if larger runs are wanted. One that was
+/// written back before may well be written again: it stays until it is old or memory gets scarce.
 pub(crate) fn chunk_is_full(core: &Arc<Core>, file: &Arc<File>, chunk: ByteRange, rewritten: bool) {
     if rewritten && !core.dirty_is_high() {
         return;
@@ -459,8 +459,8 @@ pub(crate) fn chunk_is_full(core: &Arc<Core>, file: &Arc<File>, chunk: ByteRange
     }
 }
 
-/// While this lives a program waits for the bytes that were dirty when it began: how quickly much of it lands shows what write-back
-/// carries. Little would show how long one request takes.
+/// While this lives a program waits for the bytes that were dirty when it began: how quickly much of it lands shows
+/// what write-back carries. Little would show how long one request takes.
 pub(crate) struct Drain(Option<Arc<Core>>);
 
 impl Drain {

@@ -1,9 +1,10 @@
 //! `Room`: which targets have room for more, as far as their answers to writes tell.
 //!
-//! A write that finds its target full should be told so itself, not the `fsync` behind it. So a write past the cache returns early only where
-//! the target has said with its last answer that it has room, and a write into the cache is written back at once, and waited for, where a
-//! write was refused and not as much has gone through since: the small ones that still fit must not hide that the next large one will not.
-//! Owns: what was said. Does not own: who asks (`pipeline`, `ops::write`). Bounded by the targets of the cluster.
+//! A write that finds its target full should be told so itself, not the `fsync` behind it. So a write past the cache
+//! returns early only where the target has said with its last answer that it has room, and a write into the cache is
+//! written back at once, and waited for, where a write was refused and not as much has gone through since: the small
+//! ones that still fit must not hide that the next large one will not. Owns: what was said. Does not own: who asks
+//! (`pipeline`, `ops::write`). Bounded by the targets of the cluster.
 
 use crate::inode::File;
 use amphi_types::{ByteRange, Errno, TargetId};
@@ -11,7 +12,8 @@ use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// So much may land in messages whose answers say nothing of room before a target counts as tight: a quarter of what it calls much.
+/// So much may land in messages whose answers say nothing of room before a target counts as tight: a quarter of what it
+/// calls much.
 const UNHEARD_MAX_BYTES: u64 = 32 << 20;
 
 /// What a target has said last.
@@ -25,7 +27,8 @@ enum Said {
     Full(u64),
 }
 
-/// The last word of a target, and the bytes that have landed there since: under `Roomy` in messages whose answers say nothing of room.
+/// The last word of a target, and the bytes that have landed there since: under `Roomy` in messages whose answers say
+/// nothing of room.
 struct Told {
     said: Said,
     landed_bytes: AtomicU64,
@@ -136,8 +139,8 @@ mod tests {
         room.told.read().get(&target).map(|t| t.said)
     }
 
-    /// Goal: a target that said it has much room counts as tight when much has landed there without a word, until it says so again. Method: batches
-    /// up to the bound and beyond, with an answer in between.
+    /// Goal: a target that said it has much room counts as tight when much has landed there without a word, until it
+    /// says so again. Method: batches up to the bound and beyond, with an answer in between.
     #[test]
     fn what_nobody_speaks_of_counts() {
         let (room, target) = (Room::default(), TargetId(3));
@@ -157,8 +160,8 @@ mod tests {
         assert_eq!(said(&room, target), Some(Said::Roomy));
     }
 
-    /// Goal: a target that refused a write is full until as much has gone through, or it says that it has much room. Method: small writes
-    /// in requests and in batches below what was refused, up to it; other targets meanwhile.
+    /// Goal: a target that refused a write is full until as much has gone through, or it says that it has much room.
+    /// Method: small writes in requests and in batches below what was refused, up to it; other targets meanwhile.
     #[test]
     fn small_writes_do_not_hide_a_full_target() {
         let (room, target, other) = (Room::default(), TargetId(0), TargetId(1));

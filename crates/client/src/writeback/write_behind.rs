@@ -1,13 +1,13 @@
-//! The write pipeline (FEATURES P1; PeakFS, TPDS 2024): a large write past the cache returns when its bytes are on their way,
-//! so that the next one is copied into this process while the disks write this one.
+//! The write pipeline (FEATURES P1; PeakFS, TPDS 2024): a large write past the cache returns when its bytes are on
+//! their way, so that the next one is copied into this process while the disks write this one.
 //!
-//! Owns: which writes may return early, how many bytes may be under way, what a failure leaves behind. Does not own: sending
-//! (`ops::write`, `writeback`), the order of requests on the same bytes (`rangelock`).
+//! Owns: which writes may return early, how many bytes may be under way, what a failure leaves behind. Does not own:
+//! sending (`ops::write`, `writeback`), the order of requests on the same bytes (`rangelock`).
 //!
-//! Invariants: nobody can look for the bytes before they have landed. Until then a mount that is alone stays so (`Begun`), one in
-//! company keeps locks on all of them (`Pin`), and the range lock makes readers and writers here wait. They count as dirty and as a
-//! flight of the file, so the size (told to others as that of dirty bytes), fsync, the close, a lock that is called back, a truncate
-//! and the unmount treat them as bytes of the cache on their way.
+//! Invariants: nobody can look for the bytes before they have landed. Until then a mount that is alone stays so
+//! (`Begun`), one in company keeps locks on all of them (`Pin`), and the range lock makes readers and writers here
+//! wait. They count as dirty and as a flight of the file, so the size (told to others as that of dirty bytes), fsync,
+//! the close, a lock that is called back, a truncate and the unmount treat them as bytes of the cache on their way.
 
 use crate::api::Hints;
 use crate::coherence::locks::Pin;
@@ -29,11 +29,12 @@ use amphi_types::{ByteRange, Errno};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Writes below this are copied out of larger memory, bytes: 25 us for 256 KiB, where waiting for the disk takes ten times as long.
+/// Writes below this are copied out of larger memory, bytes: 25 us for 256 KiB, where waiting for the disk takes ten
+/// times as long.
 const COPY_BELOW_BYTES: usize = 1 << 20;
 
-/// Requests of this size that may be under way to a file that others want too: as many as keep the disks busy. Whoever waits for one
-/// of their locks waits for a few of them at most.
+/// Requests of this size that may be under way to a file that others want too: as many as keep the disks busy. Whoever
+/// waits for one of their locks waits for a few of them at most.
 const CONTENDED_REQUESTS: u64 = 8;
 
 /// What keeps others away from the bytes until they have landed.
@@ -45,8 +46,8 @@ pub(crate) struct Kept {
     pub(crate) guard: Guard,
 }
 
-/// Whether a direct write that others are kept away from may return before its bytes have landed. Not where the caller asked for
-/// that (`O_DIRECT`, `O_SYNC`), memory is short, a target may be full or a failure is unreported.
+/// Whether a direct write that others are kept away from may return before its bytes have landed. Not where the caller
+/// asked for that (`O_DIRECT`, `O_SYNC`), memory is short, a target may be full or a failure is unreported.
 pub(crate) fn admits(core: &Core, open: &OpenFile, range: ByteRange, reason: Reason, hints: Hints) -> bool {
     let flags = open.flags;
     let strict = flags.direct || hints.direct || flags.sync || flags.dsync || flags.append;
@@ -59,8 +60,8 @@ pub(crate) fn admits(core: &Core, open: &OpenFile, range: ByteRange, reason: Rea
         && core.room.is_ample(&open.file, range)
 }
 
-/// Sends `data` to the targets and returns when all of it is on its way, with what was taken in; gives everything back if a truncate
-/// is in the way. `request`: bytes of the application's request that this is all or part of.
+/// Sends `data` to the targets and returns when all of it is on its way, with what was taken in; gives everything back
+/// if a truncate is in the way. `request`: bytes of the application's request that this is all or part of.
 pub(crate) async fn write(
     core: &Arc<Core>,
     open: &Arc<OpenFile>,
@@ -98,7 +99,8 @@ pub(crate) async fn write(
     Ok(len)
 }
 
-/// Bytes that lie in much larger memory (that of a front end's largest request) get some of their own: it will be kept for a while.
+/// Bytes that lie in much larger memory (that of a front end's largest request) get some of their own: it will be kept
+/// for a while.
 fn compact(range: ByteRange, data: Buf) -> Buf {
     if data.len() >= COPY_BELOW_BYTES || data.capacity() <= 2 * data.len() {
         return data;
@@ -108,7 +110,8 @@ fn compact(range: ByteRange, data: Buf) -> Buf {
     own
 }
 
-/// Waits until so little memory of the file, and of write-back, is under way that `memory` more may be. One write may always be.
+/// Waits until so little memory of the file, and of write-back, is under way that `memory` more may be. One write may
+/// always be.
 async fn room(core: &Arc<Core>, open: &OpenFile, memory: u64, reason: Reason) {
     let few = if reason == Reason::DirectContention { CONTENDED_REQUESTS * memory } else { u64::MAX };
     let full = |under_way: u64, max: u64| under_way > 0 && under_way + memory > max;

@@ -6,7 +6,8 @@
 //! The cache forgets lost bytes when they are lost, so that this mount and others show the same. Its size, and what a
 //! front end caches of the bytes, follow in a task of the file; whoever is told of a failure waits for that.
 //!
-//! Invariant: each loss is told once to who syncs all files, as `syncfs` of Linux does, however many were told by `fsync` before.
+//! Invariant: each loss is told once to who syncs all files, as `syncfs` of Linux does, however many were told by
+//! `fsync` before.
 
 use crate::coherence::sharing;
 use crate::coherence::tokens;
@@ -100,7 +101,8 @@ impl Default for Losses {
 }
 
 impl Losses {
-    /// Bytes of some file could not be written back, `now_ns`. If the log should hear of it, how many it did not hear of before.
+    /// Bytes of some file could not be written back, `now_ns`. If the log should hear of it, how many it did not hear
+    /// of before.
     pub(crate) fn note(&self, why: Errno, now_ns: u64) -> Option<u64> {
         let mut state = self.0.lock();
         (state.count, state.last) = (state.count + 1, why);
@@ -125,7 +127,8 @@ impl Losses {
 mod tests {
     use super::*;
 
-    /// Goal: each loss is told once, the last with its reason, and the log hears of one in a second. Method: losses by hand.
+    /// Goal: each loss is told once, the last with its reason, and the log hears of one in a second. Method: losses by
+    /// hand.
     #[test]
     fn each_loss_is_told_once() {
         let losses = Losses::default();

@@ -8,8 +8,9 @@ use crate::tree::Entry;
 use amphi_types::{ByteRange, ObjectId, SessionId};
 
 impl LockCache {
-    /// Pins a lock that permits `mode` on all of `range`. An I/O that a single lock does not cover asks for one over all
-    /// its bytes: an I/O never waits for a lock while it pins another one of the same object (see `docs/LOCKING.md`).
+    /// Pins a lock that permits `mode` on all of `range`. An I/O that a single lock does not cover asks for one over
+    /// all its bytes: an I/O never waits for a lock while it pins another one of the same object (see
+    /// `docs/LOCKING.md`).
     pub fn pin(&mut self, now_ns: u64, object: ObjectId, mode: Mode, range: ByteRange) -> Hit {
         match self.covers(object, mode, range) {
             Some(id) => {
@@ -119,8 +120,9 @@ impl LockCache {
         Granted::Pinned(LockRef { id })
     }
 
-    /// The server granted a group lock of the object, which is held until it is given back ([`LockCache::give_back`]): it
-    /// neither ages nor counts for the bound. The caller has seen to it that no own I/O asks for locks of the object meanwhile.
+    /// The server granted a group lock of the object, which is held until it is given back ([`LockCache::give_back`]):
+    /// it neither ages nor counts for the bound. The caller has seen to it that no own I/O asks for locks of the object
+    /// meanwhile.
     pub fn hold_group(&mut self, now_ns: u64, id: LockId, object: ObjectId, group: GroupId) {
         if self.locks.contains_key(&id) {
             return;

@@ -2,9 +2,9 @@
 //!
 //! Owns: the way of a lock from usable to the cancel message. Does not own: who uses it (`holding`).
 //!
-//! Two own locks may overlap. What another usable write lock covers may stay dirty, so it is not flushed; what any other
-//! lock in the table covers may stay cached, so it is not dropped. A lock leaves the table with its drop, hence of two
-//! overlapping locks on their way back the later one drops what they share.
+//! Two own locks may overlap. What another usable write lock covers may stay dirty, so it is not flushed; what any
+//! other lock in the table covers may stay cached, so it is not dropped. A lock leaves the table with its drop, hence
+//! of two overlapping locks on their way back the later one drops what they share.
 
 use super::{CANCEL_BATCH, CallbackPlan, HeldLock, LockAction, LockCache, Stage};
 use crate::mode::{LockId, Mode};
@@ -139,7 +139,8 @@ impl LockCache {
         self.locks.iter().filter_map(lock).collect()
     }
 
-    /// The server no longer knows the lock (it refused to restore it): no new users, its data is dropped without a flush.
+    /// The server no longer knows the lock (it refused to restore it): no new users, its data is dropped without a
+    /// flush.
     pub fn lose(&mut self, id: LockId) {
         let Some(held) = self.locks.get_mut(&id) else { return };
         held.lost = true;

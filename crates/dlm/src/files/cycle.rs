@@ -3,10 +3,10 @@
 //! Owns: the search over who waits for whom. Does not own: tables.
 //!
 //! An owner waits for every other owner that holds a lock in the way of one of its requests; that it stands behind an
-//! earlier request does not count, since that ends by itself. As on Linux the search knows owners, not threads: a process
-//! with several threads may be refused although one of its other threads could still unlock. It ends at OFD owners, for
-//! whom Linux does not look either, and at the bound, where it assumes that there is no circle. Circles over several
-//! servers are not seen.
+//! earlier request does not count, since that ends by itself. As on Linux the search knows owners, not threads: a
+//! process with several threads may be refused although one of its other threads could still unlock. It ends at OFD
+//! owners, for whom Linux does not look either, and at the bound, where it assumes that there is no circle. Circles
+//! over several servers are not seen.
 
 use super::{File, FileLock, FileLocks, LockFamily, LockKind, Party, WaitId, conflicting, exempt};
 use crate::tree::Search;

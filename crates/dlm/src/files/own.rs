@@ -1,6 +1,7 @@
 //! What one owner holds of one file: a new lock replaces, cuts, joins and converts its ranges in one step.
 //!
-//! Owns: the arithmetic of an owner's own ranges and carrying it out in the tables. Does not own: conflicts with others.
+//! Owns: the arithmetic of an owner's own ranges and carrying it out in the tables. Does not own: conflicts with
+//! others.
 //!
 //! Invariant: pieces of one owner on one file are disjoint, and two that touch differ in kind. A change looks only at
 //! the pieces in its range and at its two ends.

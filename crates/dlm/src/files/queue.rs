@@ -2,8 +2,8 @@
 //!
 //! Owns: the queue, watches, the regular looks. Does not own: whether a wait is a deadlock.
 //!
-//! Invariant: a waiting request watches one thing that keeps it from being granted, a held lock or an earlier request; it
-//! looks again when that changes, when its owner becomes a holder on the file, and each `yield_ns`. All that may be
+//! Invariant: a waiting request watches one thing that keeps it from being granted, a held lock or an earlier request;
+//! it looks again when that changes, when its owner becomes a holder on the file, and each `yield_ns`. All that may be
 //! granted by one step look in the order of asking.
 
 use super::{File, FileLock, FileLocks, Party, Table, Wait, WaitGranted, WaitId};
@@ -51,8 +51,8 @@ impl FileLocks {
         }
     }
 
-    /// Whether requests of the owner stand behind earlier ones. Who already has a lock on the file may be what an earlier
-    /// request waits for, so it does not.
+    /// Whether requests of the owner stand behind earlier ones. Who already has a lock on the file may be what an
+    /// earlier request waits for, so it does not.
     pub(super) fn yields(&self, party: Option<Party>, ino: Ino) -> bool {
         #[cfg(test)]
         if self.planted == Some(super::tests::PlantedBug::JumpQueue) {

@@ -1,27 +1,29 @@
 //! Which objects are contended: conflicts and fights in a sliding window, remembered after the last lock is gone.
 //!
-//! Owns: one small window for each object with a recent conflict. Does not own: what counts as a conflict (`queue`), which hand-overs are
-//! fought (`hand_overs`).
+//! Owns: one small window for each object with a recent conflict. Does not own: what counts as a conflict (`queue`),
+//! which hand-overs are fought (`hand_overs`).
 //!
-//! The window has two halves of half its length each; their sum covers between one half and one whole window. An object becomes contended
+//! The window has two halves of half its length each; their sum covers between one half and one whole window. An object
+//! becomes contended
 //! * by number: `threshold` conflicts within half a window always do that, and only as many within one window do;
 //! * by waiting: `fights` hand-overs within the window that were fought, and took `waited_ns` together.
 //!
-//! Counting alone is slow where it matters: with 10 ms for each hand-over it takes 160 ms to notice what a few could tell. Time
-//! alone, or time of those who wait, says nothing: a big file that is handed over once takes a second, and of ten readers each waits for
-//! it. So only hand-overs to and fro count. A crowd that comes for parts of its own looks like a fight at first, each loses the grown lock
-//! once; so it takes a few. What still waits counts from the moment at which its loser asks again, and not before: the second who
-//! asks for a big file is not told to go direct.
+//! Counting alone is slow where it matters: with 10 ms for each hand-over it takes 160 ms to notice what a few could
+//! tell. Time alone, or time of those who wait, says nothing: a big file that is handed over once takes a second, and
+//! of ten readers each waits for it. So only hand-overs to and fro count. A crowd that comes for parts of its own looks
+//! like a fight at first, each loses the grown lock once; so it takes a few. What still waits counts from the moment at
+//! which its loser asks again, and not before: the second who asks for a big file is not told to go direct.
 //!
-//! A program that writes one shared file after the other is found out anew with each, and in a file of some seconds that is a good part.
-//! So for `FORESEEN_NS` after an object became contended the next `foreseen` ones become it by their first fight, of `1 / EARLY_PART` of the
-//! time; then one has to be found out in full again. An object that is handed over once, however often that happens, is not judged by it.
+//! A program that writes one shared file after the other is found out anew with each, and in a file of some seconds
+//! that is a good part. So for `FORESEEN_NS` after an object became contended the next `foreseen` ones become it by
+//! their first fight, of `1 / EARLY_PART` of the time; then one has to be found out in full again. An object that is
+//! handed over once, however often that happens, is not judged by it.
 //!
-//! Contended lasts `hold_ns` beyond the last conflict, and beyond the last fight by which it is contended, whatever locks are left, so the state
-//! does not flap when clients go direct and leave no cached lock behind.
+//! Contended lasts `hold_ns` beyond the last conflict, and beyond the last fight by which it is contended, whatever
+//! locks are left, so the state does not flap when clients go direct and leave no cached lock behind.
 //!
-//! Numbers: 16 conflicts in 4 s, so a steady rate is noticed from about 4 conflicts/s; 2 fights of 5 ms together. Held 5 s.
-//! Bound: `max_objects` windows of about 400 bytes; beyond, the one with the oldest conflict is forgotten.
+//! Numbers: 16 conflicts in 4 s, so a steady rate is noticed from about 4 conflicts/s; 2 fights of 5 ms together. Held
+//! 5 s. Bound: `max_objects` windows of about 400 bytes; beyond, the one with the oldest conflict is forgotten.
 
 use super::hand_overs::HandOvers;
 use amphi_types::{ObjectId, SessionId};
@@ -115,7 +117,8 @@ struct Window {
 }
 
 impl Window {
-    /// Moves the window up to now. Clocks of one target do not run backwards; if one did, the window simply does not move.
+    /// Moves the window up to now. Clocks of one target do not run backwards; if one did, the window simply does not
+    /// move.
     fn advance(&mut self, now_ns: u64, limits: &ContentionLimits) {
         let half = (now_ns / (limits.window_ns / 2).max(1)).max(self.half);
         if half > self.half {
@@ -299,7 +302,8 @@ mod tests {
     /// What happened to one session's locks, all of it.
     #[derive(Default)]
     struct Party {
-        /// From callback to release, and when the session asked again first, after the callback; whether that was before the release.
+        /// From callback to release, and when the session asked again first, after the callback; whether that was
+        /// before the release.
         hand_overs: Vec<HandOver>,
     }
 
@@ -350,9 +354,9 @@ mod tests {
         }
     }
 
-    /// Goal: an object becomes contended by enough conflicts or long enough fights in half a window, never without enough of
-    /// either in a whole one, stays so for the hold time after its last conflict, and not longer. Method: random conflicts, callbacks,
-    /// releases and requests of three sessions against the list of all of them.
+    /// Goal: an object becomes contended by enough conflicts or long enough fights in half a window, never without
+    /// enough of either in a whole one, stays so for the hold time after its last conflict, and not longer. Method:
+    /// random conflicts, callbacks, releases and requests of three sessions against the list of all of them.
     #[test]
     fn detector_stays_between_its_bounds() {
         let (mut became, mut ended, mut fought) = (0, 0, 0);
@@ -413,7 +417,8 @@ mod tests {
         assert!(became > 200 && ended > 200 && fought > 50, "all edges were met: {became}, {ended}, {fought}");
     }
 
-    /// Fights for an object, once: who has lost it asks again while the hand-over lasts. Whether the object is contended then.
+    /// Fights for an object, once: who has lost it asks again while the hand-over lasts. Whether the object is
+    /// contended then.
     fn fight(contention: &mut Contention, now: &mut u64, n: u32, took_ns: u64) -> bool {
         contention.conflicts(*now, object(n), 1);
         contention.called_back(*now, object(n), SessionId(1));
@@ -423,8 +428,9 @@ mod tests {
         contention.contended(*now, object(n))
     }
 
-    /// Goal: after an object that was found out in full, as many others as the limit says become contended by one fight, then one has to
-    /// be found out again; none without a fight, by a short one, after a minute, or with the limit 0. Method: objects one after the other.
+    /// Goal: after an object that was found out in full, as many others as the limit says become contended by one
+    /// fight, then one has to be found out again; none without a fight, by a short one, after a minute, or with the
+    /// limit 0. Method: objects one after the other.
     #[test]
     fn contention_is_expected_where_it_was() {
         const MS: u64 = 1_000_000;

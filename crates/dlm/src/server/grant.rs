@@ -5,7 +5,8 @@
 //! Rules: alone on the object, a lock covers all of it, so a single user sends one request. With any incompatible lock
 //! or request on the object it grows upward only, to the next one: files are mostly written forward, and growing down
 //! would take what a neighbour is about to ask for. With more than `crowd_locks` of them growth ends
-//! `crowd_growth_bytes` after the start, unless either is 0. What is added never overlaps a conflicting granted lock or waiting request.
+//! `crowd_growth_bytes` after the start, unless either is 0. What is added never overlaps a conflicting granted lock or
+//! waiting request.
 
 use super::{Action, LockSpace, Object, State, class, conflicting, party};
 use crate::mode::{Growth, LockId, Mode, Owner};

@@ -1,10 +1,12 @@
 //! Groups: who is a member, and what changes for waiting requests when a group begins or loses a member.
 //!
-//! Owns: the table of members, the class of their direct requests. Does not own: which locks conflict (`mode`), queues (`queue`).
+//! Owns: the table of members, the class of their direct requests. Does not own: which locks conflict (`mode`), queues
+//! (`queue`).
 //!
-//! A group is in force on an object while a lock of it is granted there; nothing else is granted then but direct requests of its members.
-//! Who joins a group in force, and members' direct requests, pass all others that wait: these wait for the end of the
-//! group, and that may wait for just these. So a group that always has a member keeps others out, which is what it is for.
+//! A group is in force on an object while a lock of it is granted there; nothing else is granted then but direct
+//! requests of its members. Who joins a group in force, and members' direct requests, pass all others that wait: these
+//! wait for the end of the group, and that may wait for just these. So a group that always has a member keeps others
+//! out, which is what it is for.
 
 use super::{GROUP, LockSpace, Object, State, class, conflicting};
 use crate::mode::{GroupId, LockId, Mode, Owner};
@@ -70,7 +72,8 @@ impl LockSpace {
         self.members.entry((object, session)).or_insert((group, 0)).1 += 1;
     }
 
-    /// A group lock was granted: others of the group that wait are granted as well, and the members' direct requests go on.
+    /// A group lock was granted: others of the group that wait are granted as well, and the members' direct requests go
+    /// on.
     pub(super) fn joined(&mut self, now_ns: u64, object: ObjectId, session: SessionId, group: GroupId) {
         self.note_member(object, session, group);
         let mut waiting = Vec::new();
@@ -105,8 +108,8 @@ impl LockSpace {
         gone
     }
 
-    /// Direct requests of these sessions that wait are under the group from now on, or no longer. They and who waits for them look
-    /// again.
+    /// Direct requests of these sessions that wait are under the group from now on, or no longer. They and who waits
+    /// for them look again.
     pub(super) fn reclass(&mut self, now_ns: u64, sessions: &BTreeSet<(ObjectId, SessionId)>) {
         let mut again = BTreeSet::new();
         for &(object, session) in sessions {

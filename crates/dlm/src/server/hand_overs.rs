@@ -1,15 +1,16 @@
 //! Locks of one object that were asked back, and whether who lost them wanted them for long.
 //!
-//! Owns: of the last [`PARTIES`] sessions that were asked for a lock of the object: when, when it came free, and whether the session
-//! came back for more too soon. Does not own: what follows from that (`contention`).
+//! Owns: of the last [`PARTIES`] sessions that were asked for a lock of the object: when, when it came free, and
+//! whether the session came back for more too soon. Does not own: what follows from that (`contention`).
 //!
-//! A hand-over lasts from the callback to the release: so long whoever met the lock waits at least, and so much is saved if nobody caches. It is
-//! *fought* if the session that lost the lock asks for bytes of the object again while the hand-over lasts, or before others had the
-//! lock for a quarter of that time. Then the object is handed to and fro and mostly under way. A file that one process has written
-//! and others read is handed over too, and that may take seconds; but its writer does not ask again. Who takes turns asks again, but
-//! only when the other is done.
+//! A hand-over lasts from the callback to the release: so long whoever met the lock waits at least, and so much is
+//! saved if nobody caches. It is *fought* if the session that lost the lock asks for bytes of the object again while
+//! the hand-over lasts, or before others had the lock for a quarter of that time. Then the object is handed to and fro
+//! and mostly under way. A file that one process has written and others read is handed over too, and that may take
+//! seconds; but its writer does not ask again. Who takes turns asks again, but only when the other is done.
 //!
-//! Invariants: a hand-over is fought at most once; its time counts once, however many wait for it. Numbers: 32 bytes for each party.
+//! Invariants: a hand-over is fought at most once; its time counts once, however many wait for it. Numbers: 32 bytes
+//! for each party.
 
 use amphi_types::SessionId;
 
@@ -74,8 +75,8 @@ impl HandOvers {
         }
     }
 
-    /// The session asks for bytes of the object. If it fights for what it lost: how long that hand-over has taken so far, ns; what follows
-    /// is told by [`HandOvers::free`].
+    /// The session asks for bytes of the object. If it fights for what it lost: how long that hand-over has taken so
+    /// far, ns; what follows is told by [`HandOvers::free`].
     pub fn asked(&mut self, now_ns: u64, session: SessionId) -> Option<u64> {
         let known = self.of(session)?;
         let (fought_ns, stage) = match known.stage {
@@ -102,7 +103,8 @@ mod tests {
     const A: SessionId = SessionId(1);
     const B: SessionId = SessionId(2);
 
-    /// Goal: a hand-over is fought if its loser asks while it lasts or soon after, once, and all of its time is told. Method: examples.
+    /// Goal: a hand-over is fought if its loser asks while it lasts or soon after, once, and all of its time is told.
+    /// Method: examples.
     #[test]
     fn who_comes_back_soon_fights() {
         let mut all = HandOvers::default();

@@ -1,10 +1,12 @@
 //! The fair queue: asking, giving back, and who may go on.
 //!
-//! Owns: the moves of a request from asked to waiting to granted to gone. Does not own: how far a grant grows (`grant`).
+//! Owns: the moves of a request from asked to waiting to granted to gone. Does not own: how far a grant grows
+//! (`grant`).
 //!
 //! A request waits for every conflicting granted lock and every conflicting request asked for before it. Of these it
-//! watches just one; when that one is gone it looks again, and either finds another or is granted. So giving back a lock
-//! costs what it wakes, not the length of the queue. A watched request that is granted stays watched: it still excludes.
+//! watches just one; when that one is gone it looks again, and either finds another or is granted. So giving back a
+//! lock costs what it wakes, not the length of the queue. A watched request that is granted stays watched: it still
+//! excludes.
 
 use super::{Action, Dropped, GROUP, Lock, LockRequest, LockSpace, Object, Refusal, State, class, conflicting, party};
 use crate::mode::{Growth, LockId, Mode, Owner};
@@ -19,8 +21,8 @@ impl LockSpace {
         self.enter(now_ns, request, true)
     }
 
-    /// Lock-ahead: granted at once just as asked, or refused as [`Refusal::WouldBlock`], which counts as one conflict. Nobody is
-    /// called back for it.
+    /// Lock-ahead: granted at once just as asked, or refused as [`Refusal::WouldBlock`], which counts as one conflict.
+    /// Nobody is called back for it.
     pub fn enqueue_ahead(&mut self, now_ns: u64, request: LockRequest) -> Result<LockId, Refusal> {
         self.enter(now_ns, LockRequest { growth: Growth::Exact, ..request }, false)
     }
@@ -113,8 +115,8 @@ impl LockSpace {
         dropped
     }
 
-    /// Restores a cached or group lock that a client held before the lock server restarted, under its old id. Called while no
-    /// new request is taken yet.
+    /// Restores a cached or group lock that a client held before the lock server restarted, under its old id. Called
+    /// while no new request is taken yet.
     pub fn restore(
         &mut self,
         owner: Owner,
@@ -147,7 +149,8 @@ impl LockSpace {
         Ok(())
     }
 
-    /// As [`LockSpace::restore`], under a new id, for a client that goes on with that: as long as no new request is taken.
+    /// As [`LockSpace::restore`], under a new id, for a client that goes on with that: as long as no new request is
+    /// taken.
     pub fn take_in(&mut self, owner: Owner, object: ObjectId, mode: Mode, range: ByteRange) -> Result<LockId, Refusal> {
         if range.is_empty() {
             return Err(Refusal::EmptyRange);
@@ -206,8 +209,8 @@ impl LockSpace {
     }
 
     /// Conflicting granted locks and waiting requests, up to `cap`. Granted ones count with their grown range: false
-    /// sharing is contention too. What the same session asked for does not count (its direct requests may share a page, with locks of whole pages):
-    /// contended is what others want.
+    /// sharing is contention too. What the same session asked for does not count (its direct requests may share a page,
+    /// with locks of whole pages): contended is what others want.
     fn count_conflicts(&self, view: &Object, owner: Owner, mode: Mode, range: ByteRange, cap: usize) -> usize {
         let mut count = 0;
         for (class, exempt) in conflicting(owner, mode).filter(|&(class, _)| class < GROUP) {

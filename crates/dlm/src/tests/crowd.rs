@@ -19,9 +19,10 @@ enum Doing {
     Direct(LockId),
 }
 
-/// Goal: with 1,000 clients that cache, go direct, read, write, grow and do not, every request is granted; waits, counted in
-/// grants of the object, are bounded and alike: no client waits on average twice as long as the median, no single request
-/// longer than five rounds of everybody. Method: a random schedule in which holders answer callbacks in any order.
+/// Goal: with 1,000 clients that cache, go direct, read, write, grow and do not, every request is granted; waits,
+/// counted in grants of the object, are bounded and alike: no client waits on average twice as long as the median, no
+/// single request longer than five rounds of everybody. Method: a random schedule in which holders answer callbacks in
+/// any order.
 #[test]
 fn a_thousand_clients_get_on() {
     let mut space = LockSpace::new(LockLimits::default(), 1);

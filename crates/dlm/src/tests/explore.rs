@@ -89,7 +89,8 @@ fn group_programs() -> Vec<Vec<Vec<Op>>> {
     ]
 }
 
-/// Programs with locks asked for ahead: of what others have, ask for, or ask for ahead as well; used, wanted back and never used.
+/// Programs with locks asked for ahead: of what others have, ask for, or ask for ahead as well; used, wanted back and
+/// never used.
 fn ahead_programs() -> Vec<Vec<Vec<Op>>> {
     use Mode::{Read, Write};
     vec![
@@ -213,8 +214,8 @@ fn programs() -> Vec<Vec<Vec<Op>>> {
     ]
 }
 
-/// Goal: in every order of messages and I/O, no two holders conflict, every read sees the last write, and every end state
-/// has every request satisfied: no deadlock, no lost callback. Method: exhaustive exploration.
+/// Goal: in every order of messages and I/O, no two holders conflict, every read sees the last write, and every end
+/// state has every request satisfied: no deadlock, no lost callback. Method: exhaustive exploration.
 #[test]
 fn every_order_is_coherent_and_ends() {
     let (mut states, mut early) = (0, false);
@@ -231,8 +232,9 @@ fn every_order_is_coherent_and_ends() {
     assert!(early, "a callback overtook its grant somewhere in {states} states");
 }
 
-/// Goal: in every order, with groups: nobody outside a group does I/O while it is in force, what members wrote is seen by
-/// everybody afterwards, what was cached before is not used after, and every request is satisfied in the end. Method: exhaustive.
+/// Goal: in every order, with groups: nobody outside a group does I/O while it is in force, what members wrote is seen
+/// by everybody afterwards, what was cached before is not used after, and every request is satisfied in the end.
+/// Method: exhaustive.
 #[test]
 fn every_order_with_groups() {
     for (n, programs) in group_programs().iter().enumerate() {
@@ -243,7 +245,8 @@ fn every_order_with_groups() {
     }
 }
 
-/// Goal: locks given back for their number race with callbacks without harm. Method: exhaustive, with room for one lock.
+/// Goal: locks given back for their number race with callbacks without harm. Method: exhaustive, with room for one
+/// lock.
 #[test]
 fn every_order_with_a_tight_cache() {
     let limits = CacheLimits { max_locks: 1, cancel_linger_ns: 0, ..CacheLimits::default() };
@@ -267,15 +270,15 @@ fn explore_all(worlds: impl IntoIterator<Item = World>, limit: usize) {
     }
 }
 
-/// Goal: locks asked for ahead are had only if nothing is in the way, hold like others, and are answered; who waits for one of his own
-/// goes on if it is refused. Method: exhaustive.
+/// Goal: locks asked for ahead are had only if nothing is in the way, hold like others, and are answered; who waits for
+/// one of his own goes on if it is refused. Method: exhaustive.
 #[test]
 fn every_order_with_locks_asked_for_ahead() {
     explore_all(ahead_programs().iter().map(|programs| world(programs, None)), 400_000);
 }
 
-/// Goal: a session that ends at any moment leaves nothing that others wait for: no lock, no request, no group; what is under way on the
-/// disk is still finished alone; what others see is what was on the disk. Method: exhaustive.
+/// Goal: a session that ends at any moment leaves nothing that others wait for: no lock, no request, no group; what is
+/// under way on the disk is still finished alone; what others see is what was on the disk. Method: exhaustive.
 #[test]
 fn every_order_with_ends_of_sessions() {
     explore_all(ending_programs().iter().map(|(ends, programs)| with_ends(ends, programs, None)), 1_000_000);
@@ -295,7 +298,8 @@ fn every_order_with_a_restart() {
     explore_all(programs().iter().filter(|programs| programs.len() == 2).map(restarting), 1_000_000);
 }
 
-/// Goal: the exploration can fail. Method: each planted mistake of the server that harms, and one of the client, is found.
+/// Goal: the exploration can fail. Method: each planted mistake of the server that harms, and one of the client, is
+/// found.
 #[test]
 fn exploration_finds_planted_mistakes() {
     for bug in [PlantedBug::MissConflict, PlantedBug::LoseCallback] {

@@ -63,8 +63,8 @@ impl Story {
 
 fn nothing(_: &mut Story, _: SessionId) {}
 
-/// Two writers whose pieces lie side by side, the second's a little beyond the first's: it loses to the first each time, and goes on with its
-/// next piece at once. Returns what was counted when the object became contended.
+/// Two writers whose pieces lie side by side, the second's a little beyond the first's: it loses to the first each
+/// time, and goes on with its next piece at once. Returns what was counted when the object became contended.
 fn fight(story: &mut Story) -> LockCounts {
     for n in 0..40 {
         let at = n * PIECE;
@@ -83,8 +83,9 @@ fn fight(story: &mut Story) -> LockCounts {
     story.space.counts()
 }
 
-/// Goal: with slow answers a fight shows after the few hand-overs that the tunables say, with fast ones by their number, with that switched off by
-/// their number too; it is counted as what it is. Method: the same fight at two speeds.
+/// Goal: with slow answers a fight shows after the few hand-overs that the tunables say, with fast ones by their
+/// number, with that switched off by their number too; it is counted as what it is. Method: the same fight at two
+/// speeds.
 #[test]
 fn slow_fights_show_soon() {
     let slow = fight(&mut Story::new(15 * MS));
@@ -102,8 +103,8 @@ fn slow_fights_show_soon() {
     assert_eq!((off.contended, off.contended_waiting, off.conflicts, off.fights), (1, 0, 16, 0));
 }
 
-/// Goal: what takes long and is no fight makes nothing contended: a file with a second's worth of dirty data that ten others read; a small
-/// crowd that comes for parts of its own; two who take turns. Method: each by hand.
+/// Goal: what takes long and is no fight makes nothing contended: a file with a second's worth of dirty data that ten
+/// others read; a small crowd that comes for parts of its own; two who take turns. Method: each by hand.
 #[test]
 fn slow_hand_overs_are_no_fights() {
     let mut readers = Story::new(1000 * MS);

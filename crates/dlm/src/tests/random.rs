@@ -15,7 +15,8 @@ enum Faults {
     Ends,
 }
 
-/// A program of client `n`: I/O of its own, and with `groups` now and then a few in one of two groups on a byte that is its own.
+/// A program of client `n`: I/O of its own, and with `groups` now and then a few in one of two groups on a byte that is
+/// its own.
 fn program(random: &mut Random, n: u64, direct_percent: u64, groups: bool, next_value: &mut u32) -> Vec<Op> {
     let mut group: Option<(u64, u32)> = None;
     (0..30)
@@ -113,8 +114,8 @@ fn random_restarts_are_coherent() {
     }
 }
 
-/// Goal: sessions that end at any time leave nothing that others wait for, and take nothing from them. Method: as above, with ends of
-/// sessions at random steps.
+/// Goal: sessions that end at any time leave nothing that others wait for, and take nothing from them. Method: as
+/// above, with ends of sessions at random steps.
 #[test]
 fn random_ends_of_sessions_are_coherent() {
     for seed in 0..150 {

@@ -43,7 +43,8 @@ fn strided_locks_are_not_quadratic() {
     assert!(per_lock < 1200, "{per_lock} nodes for each lock");
 }
 
-/// Goal: a crowd that waits for one byte is served in order at O(log n) each. Method: 100,000 direct writers of one byte.
+/// Goal: a crowd that waits for one byte is served in order at O(log n) each. Method: 100,000 direct writers of one
+/// byte.
 #[test]
 fn crowd_on_one_byte_is_not_quadratic() {
     let limits = LockLimits { max_direct: 200_000, ..LockLimits::default() };
@@ -71,7 +72,8 @@ fn crowd_on_one_byte_is_not_quadratic() {
     assert!(per_lock < 1200, "{per_lock} nodes for each request");
 }
 
-/// Goal: one client alone gets the whole object with one request; with a second one locks grow upward only, to the neighbour. Method: example.
+/// Goal: one client alone gets the whole object with one request; with a second one locks grow upward only, to the
+/// neighbour. Method: example.
 #[test]
 fn growth_examples() {
     let mut space = LockSpace::new(LockLimits::default(), 1);
@@ -106,8 +108,8 @@ fn granularity_widens() {
     assert_eq!(space.granted_range(id), Some(ByteRange::ALL));
 }
 
-/// Goal: direct requests of one session that share a unit wait for each other and make nothing contended; those of two do. Method: more of them than
-/// make an object contended, by one session and by two.
+/// Goal: direct requests of one session that share a unit wait for each other and make nothing contended; those of two
+/// do. Method: more of them than make an object contended, by one session and by two.
 #[test]
 fn who_is_alone_does_not_contend() {
     for (sessions, contended) in [(1, false), (2, true)] {
@@ -124,8 +126,8 @@ fn who_is_alone_does_not_contend() {
 }
 
 /// Goal: with whole units two writers of different bytes of one unit conflict, count as contention, and grow up to a
-/// neighbour's unit; without growth everybody gets what was asked; without counting nothing is contended; a change counts for the
-/// next request alone. Method: one pattern of requests under each setting, changed while locks are held.
+/// neighbour's unit; without growth everybody gets what was asked; without counting nothing is contended; a change
+/// counts for the next request alone. Method: one pattern of requests under each setting, changed while locks are held.
 #[test]
 fn switches_of_the_lock_server() {
     let limits = LockLimits { granularity_bytes: 4096, ..LockLimits::default() };
@@ -223,7 +225,8 @@ fn contention_outlives_the_locks() {
     assert!(!space.contended(now_ns + 5 * SECOND, object(0)));
 }
 
-/// Goal: locks held before a restart come back under their ids; what conflicts or is foreign is refused. Method: example.
+/// Goal: locks held before a restart come back under their ids; what conflicts or is foreign is refused. Method:
+/// example.
 #[test]
 fn restart_restores_locks() {
     let mut before = LockSpace::new(LockLimits::default(), 1);
@@ -259,8 +262,8 @@ fn hold(cache: &mut LockCache, now_ns: u64, id: u64, range: ByteRange) -> LockId
     lock.id
 }
 
-/// Goal: unused locks go after their age or beyond the bound, oldest first, used ones stay; their cancels travel together.
-/// Method: example with set times.
+/// Goal: unused locks go after their age or beyond the bound, oldest first, used ones stay; their cancels travel
+/// together. Method: example with set times.
 #[test]
 fn ageing_and_bound() {
     let mut cache = LockCache::new(CacheLimits { max_locks: 3, ..CacheLimits::default() });

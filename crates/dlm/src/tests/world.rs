@@ -1,11 +1,13 @@
 //! One server, several clients, a network that reorders everything, and data to see incoherence by.
 //!
 //! Each step is one message delivered, one I/O begun or ended, or one direct request ended. After every step no two
-//! holders may conflict, neither in the server's table nor in the clients' tables; every read must see what was written last.
+//! holders may conflict, neither in the server's table nor in the clients' tables; every read must see what was written
+//! last.
 //!
-//! Faults are steps too, as many as a test allows: the server restarts, or a session ends, with all that was under way to and from it.
-//! A client whose session has ended uses nothing of it any more (what sees to that is not modelled: leases and the order in which
-//! targets let go); it has lost what it had not written back, and goes on with its program in a new session.
+//! Faults are steps too, as many as a test allows: the server restarts, or a session ends, with all that was under way
+//! to and from it. A client whose session has ended uses nothing of it any more (what sees to that is not modelled:
+//! leases and the order in which targets let go); it has lost what it had not written back, and goes on with its
+//! program in a new session.
 
 use super::{PlantedBug, object};
 use crate::client::{CacheLimits, CallbackPlan, Granted, Hit, LockAction, LockCache, LockRef, RequestId};
@@ -35,8 +37,8 @@ pub(super) struct Op {
     pub range: ByteRange,
     pub direct: bool,
     pub extent: Extent,
-    /// Under the lock of this group, which is taken before if the client does not hold it, and given back afterwards if the
-    /// flag says so. Members of a group touch bytes of their own.
+    /// Under the lock of this group, which is taken before if the client does not hold it, and given back afterwards if
+    /// the flag says so. Members of a group touch bytes of their own.
     pub group: Option<(u64, bool)>,
     /// Written value, unique in a world.
     pub value: u32,
@@ -584,8 +586,8 @@ impl World {
         }
     }
 
-    /// The session of a client ends, and another one of it begins. What it had not written back is lost, so what is on the disk is
-    /// what was written last: nobody else can have seen the rest.
+    /// The session of a client ends, and another one of it begins. What it had not written back is lost, so what is on
+    /// the disk is what was written last: nobody else can have seen the rest.
     pub fn evict(&mut self, n: usize) -> Result<(), String> {
         let mut lost: Vec<(ObjectId, u64)> = Vec::new();
         for message in self.network.iter().filter(|message| message.client() == n) {

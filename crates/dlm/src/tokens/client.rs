@@ -4,14 +4,17 @@
 //! client's own, and numbers below which a late grant is void. Does not own: messages, or the kernel's copies.
 //!
 //! Invariants, checked by the model tests:
-//! * a value is used only before its end, counted from when the request was sent, so before the server takes it for expired;
-//! * from the moment a revocation is taken until a later grant, none of its keys is used, whatever replies still arrive;
+//! * a value is used only before its end, counted from when the request was sent, so before the server takes it for
+//!   expired;
+//! * from the moment a revocation is taken until a later grant, none of its keys is used, whatever replies still
+//!   arrive;
 //! * from the moment a change of its own is sent until a grant made after the change, its keys are not used either:
 //!   another client may see the change before the reply is here, and tell;
 //! * nothing here waits: a revocation can be answered as soon as it has been taken.
 //!
 //! Numbers: [`TokenCache::get`] is one lookup without allocation. 65,536 values; the one that ends first makes room.
-//! 4,096 void numbers by key, about 60 bytes each, kept only while an older request is unanswered; beyond, one for all keys.
+//! 4,096 void numbers by key, about 60 bytes each, kept only while an older request is unanswered; beyond, one for all
+//! keys.
 
 #[cfg(test)]
 use super::PlantedBug;
@@ -112,8 +115,8 @@ impl<V> TokenCache<V> {
         }
     }
 
-    /// Called before a request is sent whose reply may bring tokens. `now_ns` is read from a clock that goes on while the
-    /// machine sleeps. A request that is sent again keeps its first ask.
+    /// Called before a request is sent whose reply may bring tokens. `now_ns` is read from a clock that goes on while
+    /// the machine sleeps. A request that is sent again keeps its first ask.
     pub fn ask(&mut self, now_ns: u64) -> Ask {
         self.last_ask += 1;
         self.asks.insert(self.last_ask);
@@ -176,8 +179,9 @@ impl<V> TokenCache<V> {
         Some((&cached.value, cached.end_ns - now_ns))
     }
 
-    /// Takes a revocation, also one that arrives twice. Whoever was lent a value of these keys has to be told too, whether
-    /// it is still cached here or not; then the answer is sent, always. Returns how many values were dropped here.
+    /// Takes a revocation, also one that arrives twice. Whoever was lent a value of these keys has to be told too,
+    /// whether it is still cached here or not; then the answer is sent, always. Returns how many values were dropped
+    /// here.
     pub fn revoke(&mut self, revoke: &Revoke) -> usize {
         let mut dropped = 0;
         for &key in &revoke.keys {
@@ -210,9 +214,9 @@ impl<V> TokenCache<V> {
         id
     }
 
-    /// The change was answered, with the number from `TokenSpace::end_change`; called before grants of the same reply are
-    /// stored. `None` if it was not carried out and never will be: a call whose outcome is open has not ended, even if its
-    /// caller was interrupted.
+    /// The change was answered, with the number from `TokenSpace::end_change`; called before grants of the same reply
+    /// are stored. `None` if it was not carried out and never will be: a call whose outcome is open has not ended, even
+    /// if its caller was interrupted.
     pub fn changed(&mut self, change: OwnChange, number: Option<TokenNumber>) {
         for key in self.changes.remove(&change).unwrap_or_default() {
             if let Some(count) = self.changing.get_mut(&key) {

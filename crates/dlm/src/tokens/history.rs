@@ -2,11 +2,11 @@
 //!
 //! Owns: the last changer of each directory and until when its listing is not worth a token. Does not own: the tokens.
 //!
-//! Invariants: at most `max_dirs` directories are remembered, the one changed longest ago is forgotten first; forgetting
-//! costs a revocation now and then, never coherence.
+//! Invariants: at most `max_dirs` directories are remembered, the one changed longest ago is forgotten first;
+//! forgetting costs a revocation now and then, never coherence.
 //!
-//! The number: a listing token that is revoked by each create of the others costs every one of them a round trip to every
-//! holder, so 2 changes by different sessions within 2 s end listing tokens of the directory for 5 s.
+//! The number: a listing token that is revoked by each create of the others costs every one of them a round trip to
+//! every holder, so 2 changes by different sessions within 2 s end listing tokens of the directory for 5 s.
 
 use amphi_types::{Ino, SessionId};
 use std::collections::{BTreeMap, BTreeSet};

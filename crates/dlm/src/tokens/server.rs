@@ -1,19 +1,21 @@
 //! The tokens of one target.
 //!
 //! Owns: which session may cache which key and until when, revocations and their deadlines, changes that wait for them
-//! (`change`), sessions that a restarted target waits for. Does not own: sessions (it is told when one ends), values, or
-//! the execution of changes. Like the rest of the crate it is a state machine: time is an argument, what has to be done is
-//! taken out with [`TokenSpace::poll_action`].
+//! (`change`), sessions that a restarted target waits for. Does not own: sessions (it is told when one ends), values,
+//! or the execution of changes. Like the rest of the crate it is a state machine: time is an argument, what has to be
+//! done is taken out with [`TokenSpace::poll_action`].
 //!
 //! Invariants, checked by the model tests:
-//! * while a change is ready, no session may use a cached value of its keys: each token on them was answered for, belonged
-//!   to a session that cannot use it any more, or has expired here and therefore earlier at the client;
-//! * a key with a change that waits or is ready gets no grant; so tokens of a key only become fewer while a change waits;
+//! * while a change is ready, no session may use a cached value of its keys: each token on them was answered for,
+//!   belonged to a session that cannot use it any more, or has expired here and therefore earlier at the client;
+//! * a key with a change that waits or is ready gets no grant; so tokens of a key only become fewer while a change
+//!   waits;
 //! * a token is in `tokens` and in exactly one of `held` and `leaving`, and in the same set of its session;
 //! * a token under revocation stays in the table until the answer, so bounds count it and later changes wait for it.
 //!
 //! Numbers: a token ends `margin_ns` [1 s] after its life [30 s] as seen from here; about 200 bytes each, at most
-//! 1,048,576 of them and 131,072 for each session. From three quarters of a bound on, the oldest are revoked, 64 at a time.
+//! 1,048,576 of them and 131,072 for each session. From three quarters of a bound on, the oldest are revoked, 64 at a
+//! time.
 
 mod change;
 
@@ -90,7 +92,8 @@ pub enum NoGrant {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(test, derive(Hash))]
 pub enum TokenAction {
-    /// Send this to its session, and again after a new connection ([`TokenSpace::unanswered`]). It may overtake replies.
+    /// Send this to its session, and again after a new connection ([`TokenSpace::unanswered`]). It may overtake
+    /// replies.
     Revoke(Revoke),
     /// The change may be applied now; [`TokenSpace::end_change`] afterwards.
     Ready(ChangeId),
@@ -222,8 +225,8 @@ impl TokenSpace {
         self.history.is_shared(now_ns, dir)
     }
 
-    /// A token for what a reply shows. Called in the same step that reads the value, with nothing in between. `written`:
-    /// another session writes the file, so its size and times change without a change here.
+    /// A token for what a reply shows. Called in the same step that reads the value, with nothing in between.
+    /// `written`: another session writes the file, so its size and times change without a change here.
     pub fn grant(&mut self, now_ns: u64, session: SessionId, key: TokenKey, written: bool) -> Result<Grant, NoGrant> {
         let limits = self.limits;
         if limits.life_ns == 0 {
@@ -289,7 +292,8 @@ impl TokenSpace {
         true
     }
 
-    /// The session is over. Changes that it began stay until [`TokenSpace::end_change`]. Returns how many tokens it had.
+    /// The session is over. Changes that it began stay until [`TokenSpace::end_change`]. Returns how many tokens it
+    /// had.
     pub fn drop_session(&mut self, session: SessionId, end: SessionEnd) -> usize {
         #[cfg(test)]
         let end = if self.bug == Some(PlantedBug::IgnoreCutOff) { SessionEnd::Stopped } else { end };
@@ -328,8 +332,9 @@ impl TokenSpace {
         ids.filter_map(|id| self.revokes.get(id)).map(|pending| &pending.revoke)
     }
 
-    /// After a restart, before anything else: these sessions may use tokens that nobody here knows of. Changes wait until
-    /// each has presented itself or was dropped as stopped, or until the longest life that was ever granted is over.
+    /// After a restart, before anything else: these sessions may use tokens that nobody here knows of. Changes wait
+    /// until each has presented itself or was dropped as stopped, or until the longest life that was ever granted is
+    /// over.
     pub fn recover(&mut self, now_ns: u64, sessions: impl IntoIterator<Item = SessionId>, longest_life_ns: u64) {
         #[cfg(test)]
         if self.bug == Some(PlantedBug::SkipRecovery) {
@@ -400,8 +405,8 @@ impl TokenSpace {
         !self.deadlines.is_empty()
     }
 
-    /// A session that left a revocation unanswered beyond its deadline; each revocation is reported once.
-    /// Not one for a change of that session itself: its end would help nobody, as changes wait for the end of the tokens anyway.
+    /// A session that left a revocation unanswered beyond its deadline; each revocation is reported once. Not one for a
+    /// change of that session itself: its end would help nobody, as changes wait for the end of the tokens anyway.
     pub fn poll_overdue(&mut self, now_ns: u64) -> Option<TokenOverdue> {
         while let Some(&(deadline_ns, id)) = self.deadlines.first().filter(|(deadline_ns, _)| *deadline_ns <= now_ns) {
             self.deadlines.remove(&(deadline_ns, id));
@@ -447,7 +452,8 @@ impl TokenSpace {
         self.revoke(now_ns, &oldest, None);
     }
 
-    /// Revokes these tokens for a change of `by`, as few messages for each session as can be. None of them is under revocation.
+    /// Revokes these tokens for a change of `by`, as few messages for each session as can be. None of them is under
+    /// revocation.
     fn revoke(&mut self, now_ns: u64, tokens: &BTreeSet<(SessionId, TokenKey)>, by: Option<SessionId>) {
         let mut rest = tokens.iter().copied().peekable();
         while let Some(&(session, _)) = rest.peek() {

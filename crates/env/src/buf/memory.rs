@@ -2,14 +2,16 @@
 //!
 //! Owns: the store of used memory. Does not own: windows, who may touch what (`buf`).
 //!
-//! Below `POOLED_MIN_BYTES` the allocator serves. From there to 1 MiB a buffer is a chunk of a run, one class of chunks for
-//! each power of two with a page of room on top, so that a payload that begins anywhere within a page fits its class. Beyond,
-//! a buffer is a mapping of its own. Runs and mappings ask for huge pages and lie on their boundaries: direct I/O from
-//! huge pages moves 3.2 GB/s where 4 KiB pages give 2.4, at times 1.3 (a 1 MiB request of small pages has more segments than a request of the
-//! block layer takes), and memory that comes back used costs no page faults (0.3 us for each 4 KiB).
+//! Below `POOLED_MIN_BYTES` the allocator serves. From there to 1 MiB a buffer is a chunk of a run, one class of chunks
+//! for each power of two with a page of room on top, so that a payload that begins anywhere within a page fits its
+//! class. Beyond, a buffer is a mapping of its own. Runs and mappings ask for huge pages and lie on their boundaries:
+//! direct I/O from huge pages moves 3.2 GB/s where 4 KiB pages give 2.4, at times 1.3 (a 1 MiB request of small pages
+//! has more segments than a request of the block layer takes), and memory that comes back used costs no page faults
+//! (0.3 us for each 4 KiB).
 //!
-//! Invariants: memory is in the store, or in one `Memory`, or being given back. Chunks are never unmapped; their number is bounded by how
-//! many were in use at once. Memory in the store beyond the bounds below is given back to the system: it then reads as zeros.
+//! Invariants: memory is in the store, or in one `Memory`, or being given back. Chunks are never unmapped; their number
+//! is bounded by how many were in use at once. Memory in the store beyond the bounds below is given back to the system:
+//! it then reads as zeros.
 
 mod mappings;
 mod store;
@@ -27,7 +29,8 @@ use store::{GiveBack, Store};
 pub const ALIGN: usize = 4096;
 /// Buffers from this size on do not come from the allocator, bytes.
 const POOLED_MIN_BYTES: usize = 64 << 10;
-/// Classes of chunks: 64 KiB, which is what caches are made of, 1 MiB, which is what fills them, and 64 KiB to 1 MiB with a page more.
+/// Classes of chunks: 64 KiB, which is what caches are made of, 1 MiB, which is what fills them, and 64 KiB to 1 MiB
+/// with a page more.
 const CLASSES: usize = 7;
 /// Buffers beyond this are mappings of their own, bytes.
 const CHUNK_MAX_BYTES: usize = (1 << 20) + ALIGN;
@@ -96,8 +99,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An owned block of memory, aligned to `ALIGN`, its size a multiple of it, all of it initialised. Gives no references: whoever
-/// holds it or a share of it sees to it that nobody writes what another reads.
+/// An owned block of memory, aligned to `ALIGN`, its size a multiple of it, all of it initialised. Gives no references:
+/// whoever holds it or a share of it sees to it that nobody writes what another reads.
 pub(super) struct Memory {
     ptr: NonNull<u8>,
     bytes: usize,
@@ -136,8 +139,8 @@ impl Memory {
     pub(super) fn cost_bytes(&self) -> usize {
         match source(self.bytes) {
             Source::Nothing => 0,
-            // The allocator's own words lie before the first byte, so that what follows begins an alignment later: two blocks of 8 KiB
-            // are 12 KiB apart.
+            // The allocator's own words lie before the first byte, so that what follows begins an alignment later: two
+            // blocks of 8 KiB are 12 KiB apart.
             Source::Heap => self.bytes + ALIGN,
             Source::Chunk(class) => chunk_bytes(class),
             Source::Mapping(size) => size,
@@ -210,15 +213,17 @@ fn give_back_all(wanted: usize, mut excess: Option<GiveBack>) {
     }
 }
 
-/// How many bytes of used memory may wait for their next use, at least 48 MiB, whatever is in use, or more as long as they and the chunks in
-/// use have at most `held` bytes: a cache that is emptied is filled again from what it had. New memory is dear: where the machine itself gets it
-/// from a host, 0.4 GB/s. Whoever raises this calls `decay` from time to time.
+/// How many bytes of used memory may wait for their next use, at least 48 MiB, whatever is in use, or more as long as
+/// they and the chunks in use have at most `held` bytes: a cache that is emptied is filled again from what it had. New
+/// memory is dear: where the machine itself gets it from a host, 0.4 GB/s. Whoever raises this calls `decay` from time
+/// to time.
 pub fn keep_bytes(max: usize, held: usize) {
     lock(&CHUNKS).keep_bytes(max, held);
     lock(&MAPPINGS).keep_bytes(max);
 }
 
-/// Gives a part of the used memory that waits beyond 48 MiB, and that nobody wanted lately, back to the system, or `all` beyond.
+/// Gives a part of the used memory that waits beyond 48 MiB, and that nobody wanted lately, back to the system, or
+/// `all` beyond.
 pub fn decay(all: bool) {
     let back = lock(&CHUNKS).decay(all);
     back.into_iter().for_each(give_back);
@@ -266,8 +271,9 @@ fn give_back(back: GiveBack) {
     lock(&CHUNKS).gave_back(back);
 }
 
-/// How many bytes of buffers came new from the system so far, be it for the first time or again after they were given back: whoever times
-/// what uses them times page faults, too, at up to 10 us for each 4 KiB on a machine that gets its own memory from a host.
+/// How many bytes of buffers came new from the system so far, be it for the first time or again after they were given
+/// back: whoever times what uses them times page faults, too, at up to 10 us for each 4 KiB on a machine that gets its
+/// own memory from a host.
 pub(super) fn new_bytes() -> u64 {
     NEW_BYTES.load(Relaxed)
 }

@@ -1,14 +1,14 @@
 //! `copy_streaming`: a copy to memory that is in no cache of the processor, and need not be afterwards.
 //!
-//! Owns: the one use of non-temporal stores. An ordinary store fetches the line it writes to; where that lies in main memory,
-//! 64 KiB take 5.9 us to copy from a cache, 3.0 us by such stores, which send whole lines out. To lines that are in a cache an
-//! ordinary copy takes 1.3 to 2.1 us.
+//! Owns: the one use of non-temporal stores. An ordinary store fetches the line it writes to; where that lies in main
+//! memory, 64 KiB take 5.9 us to copy from a cache, 3.0 us by such stores, which send whole lines out. To lines that
+//! are in a cache an ordinary copy takes 1.3 to 2.1 us.
 
 /// Bytes of a line of the processor's caches.
 const LINE: usize = 64;
 
-/// Copies `from` to `to`, which have the same length. `to` is written past the caches where it consists of whole lines, so its bytes are
-/// read from main memory next. Fences: other threads see these stores in order with later ones.
+/// Copies `from` to `to`, which have the same length. `to` is written past the caches where it consists of whole lines,
+/// so its bytes are read from main memory next. Fences: other threads see these stores in order with later ones.
 pub fn copy_streaming(to: &mut [u8], from: &[u8]) {
     assert_eq!(to.len(), from.len());
     let head = to.as_ptr().align_offset(LINE).min(to.len());
@@ -31,8 +31,8 @@ fn copy_lines(to: &mut [u8], from: &[u8]) {
     assert!(to.as_ptr().align_offset(LINE) == 0 || to.is_empty());
     for (to, from) in to.chunks_exact_mut(LINE).zip(from.chunks_exact(LINE)) {
         let (to, from) = (to.as_mut_ptr(), from.as_ptr());
-        // SAFETY: both have LINE bytes, which four parts do not exceed, and overlap nowhere, being `&mut` and `&`; `to` is aligned
-        // to LINE, so each part is to PART, and loads may be unaligned. SSE2 is part of this architecture.
+        // SAFETY: both have LINE bytes, which four parts do not exceed, and overlap nowhere, being `&mut` and `&`; `to`
+        // is aligned to LINE, so each part is to PART, and loads may be unaligned. SSE2 is part of this architecture.
         unsafe {
             let load = |i: usize| _mm_loadu_si128(from.add(i * PART).cast());
             let line = [load(0), load(1), load(2), load(3)];
@@ -55,8 +55,8 @@ fn copy_lines(to: &mut [u8], from: &[u8]) {
 mod tests {
     use super::*;
 
-    /// Goal: every byte is copied and none around them is touched. Method: all alignments of both sides around a line, lengths around
-    /// none, one and several lines.
+    /// Goal: every byte is copied and none around them is touched. Method: all alignments of both sides around a line,
+    /// lengths around none, one and several lines.
     #[test]
     fn copies_just_these_bytes() {
         let from: Vec<u8> = (0..1000u32).map(|i| (i * 7 + i / 250) as u8 | 1).collect();

@@ -3,9 +3,9 @@
 use super::*;
 use proptest::prelude::*;
 
-/// Goal: used memory is reused, zeroed memory is zero all the same, and what the store cannot keep is zero too. Method: fill,
-/// drop and allocate again, of each kind: heap, chunk, mapping, in sizes that no other test uses; then own more chunks of a class
-/// at once than the store keeps. One test, because all share one store.
+/// Goal: used memory is reused, zeroed memory is zero all the same, and what the store cannot keep is zero too. Method:
+/// fill, drop and allocate again, of each kind: heap, chunk, mapping, in sizes that no other test uses; then own more
+/// chunks of a class at once than the store keeps. One test, because all share one store.
 #[test]
 fn scratch_is_reused_and_zeroed_is_zero() {
     for len in [3 * ALIGN, (512 << 10) + 7, (7 << 20) + 5 * ALIGN] {
@@ -26,8 +26,9 @@ fn scratch_is_reused_and_zeroed_is_zero() {
     assert!(take().iter().all(|b| b.iter().all(|&byte| byte == 0)));
 }
 
-/// Goal: memory that comes new from the system is told from memory that is used again. Method: a mapping and a chunk of sizes that no other
-/// test uses, the first time, and again; other tests take new memory meanwhile, so it is looked at more than once.
+/// Goal: memory that comes new from the system is told from memory that is used again. Method: a mapping and a chunk of
+/// sizes that no other test uses, the first time, and again; other tests take new memory meanwhile, so it is looked at
+/// more than once.
 #[test]
 fn new_memory_is_counted() {
     for len in [11 << 20, (900 << 10) + 1] {
@@ -68,8 +69,8 @@ fn all_kinds_are_usable_to_the_end() {
     }
 }
 
-/// Goal: parts outlive what they were cut from, in any order of drops, and on other threads. Method: cut, drop the rest, write
-/// and read the parts from two threads at once.
+/// Goal: parts outlive what they were cut from, in any order of drops, and on other threads. Method: cut, drop the
+/// rest, write and read the parts from two threads at once.
 #[test]
 fn parts_outlive_the_original() {
     let mut whole = Buf::zeroed(3 * ALIGN);
@@ -127,7 +128,8 @@ fn only_neighbours_join() {
     assert!(matches!(abc.owner, Owner::Sole(_)), "it can be cut and joined again without leaving a trace");
 }
 
-/// Goal: a whole whose other parts are gone keeps to its room. Method: drop the first of three parts and join the others.
+/// Goal: a whole whose other parts are gone keeps to its room. Method: drop the first of three parts and join the
+/// others.
 #[test]
 fn a_joined_rest_keeps_to_its_room() {
     let mut c = Buf::zeroed(3 * ALIGN);
@@ -144,8 +146,8 @@ fn a_buffer_is_five_words() {
 }
 
 proptest! {
-    /// Goal: a buffer cut anywhere, written in parts and joined again holds what a vector would. Method: random cuts, each part
-    /// filled with its number, dropped parts in between.
+    /// Goal: a buffer cut anywhere, written in parts and joined again holds what a vector would. Method: random cuts,
+    /// each part filled with its number, dropped parts in between.
     #[test]
     fn cuts_and_joins_match_a_vector(pad in 0usize..4096, len in 0usize..20_000, cuts in proptest::collection::vec(0.0..1.0f64, 0..6)) {
         let mut rest = Buf::padded(pad, len);
@@ -171,8 +173,9 @@ proptest! {
     }
 }
 
-/// Goal: neighbours are given away as one buffer without a copy, in parts that join again; nobody can change them meanwhile, and a change of
-/// what was given away goes elsewhere. Method: three parts of one memory, shared, cut, joined, changed and dropped.
+/// Goal: neighbours are given away as one buffer without a copy, in parts that join again; nobody can change them
+/// meanwhile, and a change of what was given away goes elsewhere. Method: three parts of one memory, shared, cut,
+/// joined, changed and dropped.
 #[test]
 fn neighbours_are_shared() {
     let mut c = Buf::zeroed(3 * ALIGN);

@@ -1,18 +1,21 @@
 //! `cores`: a worker that polls and the threads that wait for it use different cores.
 //!
-//! The scheduler wakes a thread where it slept or where its waker runs, and leaves it there as long as no core is overloaded. On
-//! few cores a reader of the kernel's requests so comes to lie beside the worker that it asks, while the program that asked sleeps
-//! on another core: each hand-over is then a switch, and each answer wakes a core. Once it is so it stays so for seconds. So
-//! while requests mostly wait for workers, for short times, a worker keeps the core it is on, and readers leave it.
+//! The scheduler wakes a thread where it slept or where its waker runs, and leaves it there as long as no core is
+//! overloaded. On few cores a reader of the kernel's requests so comes to lie beside the worker that it asks, while the
+//! program that asked sleeps on another core: each hand-over is then a switch, and each answer wakes a core. Once it is
+//! so it stays so for seconds. So while requests mostly wait for workers, for short times, a worker keeps the core it
+//! is on, and readers leave it.
 //!
-//! Numbers (two cores, 8,136 names unpacked through a mount and deleted, in turn, medians of 6): 4.99 and 1.60 s left to the scheduler,
-//! 3.51 and 1.08 s so, 3.77 and 1.17 bound by hand. With changes of places as a caller moved it was worse than nothing: it has to be rare.
+//! Numbers (two cores, 8,136 names unpacked through a mount and deleted, in turn, medians of 6): 4.99 and 1.60 s left
+//! to the scheduler, 3.51 and 1.08 s so, 3.77 and 1.17 bound by hand. With changes of places as a caller moved it was
+//! worse than nothing: it has to be rare.
 //!
-//! Owns: which cores workers of this process keep (`Keep`), and threads that stay away from them (`Apart`). Does not own: who is
-//! told to do so.
+//! Owns: which cores workers of this process keep (`Keep`), and threads that stay away from them (`Apart`). Does not
+//! own: who is told to do so.
 //!
-//! Invariants: one core at least stays free of workers that keep theirs. Long waits mean that somebody else needs a core that we hold on to
-//! (a busy loop beside a bound worker made every request ten times as slow): then all is left to the scheduler for a while. Who changes the affinity of a thread from outside is obeyed from then on.
+//! Invariants: one core at least stays free of workers that keep theirs. Long waits mean that somebody else needs a
+//! core that we hold on to (a busy loop beside a bound worker made every request ten times as slow): then all is left
+//! to the scheduler for a while. Who changes the affinity of a thread from outside is obeyed from then on.
 
 use super::monotonic;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
@@ -38,7 +41,8 @@ static CORES: Cores = Cores::new();
 
 /// Rounds with progress after which a worker keeps the core it is on: some ten requests.
 const SETTLED: u32 = 64;
-/// How long all is left to the scheduler when waits have become long. To find out again takes some tens of requests, a few milliseconds each then.
+/// How long all is left to the scheduler when waits have become long. To find out again takes some tens of requests, a
+/// few milliseconds each then.
 const CROWDED: Duration = Duration::from_secs(5);
 
 /// Score of a request that waited for a worker, for a short time.
@@ -140,7 +144,8 @@ thread_local! {
     static WIDE: Cell<Option<CpuSet>> = const { Cell::new(None) };
 }
 
-/// The cores of a thread that has narrowed its own, for a thread that it starts: that one would begin with the narrow ones.
+/// The cores of a thread that has narrowed its own, for a thread that it starts: that one would begin with the narrow
+/// ones.
 #[derive(Clone, Copy, Debug)]
 pub struct Wide(Option<CpuSet>);
 
@@ -288,8 +293,8 @@ mod tests {
         (0..times).for_each(|_| cores.served(true, LONG));
     }
 
-    /// Goal: cores are kept once many requests waited a short time, also when as many did not wait; no longer once only others came; after long
-    /// waits not for a while. Method: requests by hand.
+    /// Goal: cores are kept once many requests waited a short time, also when as many did not wait; no longer once only
+    /// others came; after long waits not for a while. Method: requests by hand.
     #[test]
     fn short_waits_keep_cores() {
         let cores = Cores::new();
@@ -316,9 +321,9 @@ mod tests {
         assert!(cores.waits(), "the while has passed");
     }
 
-    /// Goal: a worker keeps its core as long as requests wait and another core is left; a thread that serves them leaves it and comes back; what
-    /// it starts begins with all cores; what somebody else has set stays. Method: both on threads of their own, with the real
-    /// affinity; on a machine with one core nothing may change.
+    /// Goal: a worker keeps its core as long as requests wait and another core is left; a thread that serves them
+    /// leaves it and comes back; what it starts begins with all cores; what somebody else has set stays. Method: both
+    /// on threads of their own, with the real affinity; on a machine with one core nothing may change.
     #[test]
     fn workers_and_readers_part() {
         static HERE: Cores = Cores::new();

@@ -33,9 +33,10 @@ const RING_ENTRIES: u32 = 1024;
 const REMOTE_WAKES_MAX: usize = 4096;
 /// Ready tasks of a round.
 const TASKS_MAX: usize = 4;
-/// Rounds between two looks at the ring, which is where what was begun leaves for the kernel. A task that wakes another adds a round, and a look
-/// costs 0.4 us even when there is nothing: a request passes some four tasks. Behind a round in which something large was begun the look comes
-/// at once: tasks that copy a MiB each would keep an idle disk waiting for milliseconds.
+/// Rounds between two looks at the ring, which is where what was begun leaves for the kernel. A task that wakes another
+/// adds a round, and a look costs 0.4 us even when there is nothing: a request passes some four tasks. Behind a round
+/// in which something large was begun the look comes at once: tasks that copy a MiB each would keep an idle disk
+/// waiting for milliseconds.
 const TICKS_MAX: u32 = 64;
 /// How long `run` waits at its end for operations that the kernel has not finished.
 pub(super) const DRAIN: Duration = Duration::from_secs(10);
@@ -96,8 +97,8 @@ impl Shared {
 }
 
 pin_project_lite::pin_project! {
-    /// A task whose polls are counted and whose panic ends the loop. An `async` block around it would hold it twice, and move it
-    /// when it begins.
+    /// A task whose polls are counted and whose panic ends the loop. An `async` block around it would hold it twice,
+    /// and move it when it begins.
     struct Watched<F> {
         #[pin]
         task: F,
@@ -251,8 +252,8 @@ fn shutdown(runtime: &Runtime, shared: &Shared) {
     }
 }
 
-/// Runs until no task is ready. What dropped tasks cancel leaves for the kernel on the way: an operation whose cancellation finds the
-/// ring's queue full is not cancelled.
+/// Runs until no task is ready. What dropped tasks cancel leaves for the kernel on the way: an operation whose
+/// cancellation finds the ring's queue full is not cancelled.
 fn run_out(runtime: &Runtime) {
     let mut ticks = 0u32;
     while runtime.run() {

@@ -16,7 +16,8 @@ use std::os::fd::OwnedFd;
 const PLACE: &str = "/dev/shm";
 /// How their names begin.
 const PREFIX: &str = "amphi-";
-/// The attribute that says which file the memory belongs to. Every tmpfs has attributes of this kind; only root has them.
+/// The attribute that says which file the memory belongs to. Every tmpfs has attributes of this kind; only root has
+/// them.
 const ORIGIN: &str = "trusted.amphi.of";
 /// Most bytes of that attribute: a path and some more.
 const NOTE_MAX: usize = 4096 + 256;
@@ -29,7 +30,8 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 const IPC_NAMESPACE: &str = "/proc/self/ns/ipc";
 /// The place as the first process sees it; root may look.
 const FIRST_PLACE: &str = "/proc/1/root/dev/shm";
-/// Inode of the first IPC namespace, that of the machine: part of the kernel's interface (`PROC_IPC_INIT_INO` of linux/proc_ns.h).
+/// Inode of the first IPC namespace, that of the machine: part of the kernel's interface (`PROC_IPC_INIT_INO` of
+/// linux/proc_ns.h).
 const MACHINE: u64 = 0xEFFF_FFFF;
 
 /// Whether memory that this process makes outlives it.
@@ -73,7 +75,8 @@ impl RealKept {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600)).map_err(|e| context(&path, e))?;
         if let Some(note) = origin::note(of) {
-            // Who may not set it (root alone may) leaves memory behind when the file is deleted, which is all that is lost.
+            // Who may not set it (root alone may) leaves memory behind when the file is deleted, which is all that is
+            // lost.
             let _ = rustix::fs::fsetxattr(&fd, ORIGIN, &note, XattrFlags::empty());
         }
         Ok(RealKept { fd })
@@ -95,8 +98,8 @@ fn sweep() {
     }
 }
 
-/// Names are seen by all users, so what is there may be anybody's, of any kind and size: it counts if it is this user's, root's, or that
-/// of the owner of the file `of`.
+/// Names are seen by all users, so what is there may be anybody's, of any kind and size: it counts if it is this
+/// user's, root's, or that of the owner of the file `of`.
 pub(super) fn read(name: &str, of: &str, most: usize) -> io::Result<Vec<u8>> {
     let path = path_of(name);
     let owner = rustix::fs::stat(of).map_err(|e| context(of, e))?.st_uid;
@@ -169,8 +172,8 @@ impl Kept for RealKept {
 mod tests {
     use super::*;
 
-    /// Goal: nobody else's memory counts: what others may write to or have made, and what is no file, is not there, and is no reason to fail.
-    /// Method: each of them in its place.
+    /// Goal: nobody else's memory counts: what others may write to or have made, and what is no file, is not there, and
+    /// is no reason to fail. Method: each of them in its place.
     #[test]
     fn memory_of_others_is_not_there() {
         let dir = tempfile::tempdir().expect("directory");
@@ -211,8 +214,8 @@ mod tests {
         }
     }
 
-    /// Goal: the memory of a zone that was deleted goes when the next one is made, that of one that is there stays. Method: two
-    /// files with memory, one removed. (Attributes that only root may set say whose it is.)
+    /// Goal: the memory of a zone that was deleted goes when the next one is made, that of one that is there stays.
+    /// Method: two files with memory, one removed. (Attributes that only root may set say whose it is.)
     #[test]
     fn memory_of_deleted_files_goes() {
         if memory_outlives().is_err() || !rustix::process::geteuid().is_root() {

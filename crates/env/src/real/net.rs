@@ -3,9 +3,9 @@
 //! Owns: sockets, the staging buffer of receivers, vectored sends, who is at the other end of a Unix socket (`peer`).
 //! Does not own: frames.
 //!
-//! Invariants: TCP never delays small segments (without TCP_NODELAY two small writes cost 88 ms), and a TCP peer that is gone
-//! without a word ends the connection; no bytes are skipped or repeated over short reads and writes; a receiver whose future
-//! was dropped refuses further use.
+//! Invariants: TCP never delays small segments (without TCP_NODELAY two small writes cost 88 ms), and a TCP peer that
+//! is gone without a word ends the connection; no bytes are skipped or repeated over short reads and writes; a receiver
+//! whose future was dropped refuses further use.
 
 use super::lent::{Frame, Held, Leases, Lent};
 use crate::addr::Addr;
@@ -34,9 +34,9 @@ const STAGING_BYTES: usize = 64 << 10;
 /// than the extra system call (16 KiB copy in about 1 us).
 const DIRECT_BYTES: usize = 16 << 10;
 
-/// What a Unix socket holds on its way, bytes (the kernel takes twice that, its own structures included). Measured with payloads of
-/// 4 MiB: 8 GB/s; with the default of 208 KiB 2 to 8, as sender and receiver wait for each other; from 1 MiB on 5, since
-/// what is on its way no longer fits the processor's cache.
+/// What a Unix socket holds on its way, bytes (the kernel takes twice that, its own structures included). Measured with
+/// payloads of 4 MiB: 8 GB/s; with the default of 208 KiB 2 to 8, as sender and receiver wait for each other; from 1
+/// MiB on 5, since what is on its way no longer fits the processor's cache.
 const UNIX_SEND_BYTES: usize = 256 << 10;
 /// A TCP peer that acknowledges nothing for this long is gone: sends then fail, and so does a receive that waits.
 const TCP_SILENCE_MAX: Duration = Duration::from_secs(30);
@@ -343,8 +343,8 @@ mod tests {
     use super::*;
     use crate::{Env, RealEnv};
 
-    /// Goal: a TCP peer that is gone without a word ends the connection within `TCP_SILENCE_MAX`, sending or not, on both ends.
-    /// Method: a peer cannot be made to vanish without privileges, so what the kernel was told is read back.
+    /// Goal: a TCP peer that is gone without a word ends the connection within `TCP_SILENCE_MAX`, sending or not, on
+    /// both ends. Method: a peer cannot be made to vanish without privileges, so what the kernel was told is read back.
     #[test]
     fn silent_tcp_peers_are_given_up() {
         RealEnv::run(Duration::ZERO, |env| async move {

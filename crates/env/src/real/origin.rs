@@ -2,8 +2,8 @@
 //!
 //! Owns: the note (file system, file handle, path) and the judgement. Does not own: where notes are kept (`kept`).
 //!
-//! Invariant: a file counts as deleted only if the kernel says so of its handle, on the file system it was on. A file that
-//! was moved, or whose file system is not mounted at the moment, is never taken for a deleted one.
+//! Invariant: a file counts as deleted only if the kernel says so of its handle, on the file system it was on. A file
+//! that was moved, or whose file system is not mounted at the moment, is never taken for a deleted one.
 
 use rustix::fs::{Mode, OFlags};
 use std::ffi::CString;
@@ -21,15 +21,16 @@ struct Handle {
     handle: [u8; HANDLE_MAX],
 }
 
-/// The note of the file at `path`: device (8 bytes), type of the handle (4), its length (2), the handle, the absolute path.
-/// `None` where the file system has no handles.
+/// The note of the file at `path`: device (8 bytes), type of the handle (4), its length (2), the handle, the absolute
+/// path. `None` where the file system has no handles.
 pub(super) fn note(path: &str) -> Option<Vec<u8>> {
     let whole = std::fs::canonicalize(path).ok()?;
     let name = CString::new(whole.to_str()?).ok()?;
     let device = rustix::fs::stat(&*name).ok()?.st_dev;
     let mut found = Handle { bytes: HANDLE_MAX as u32, kind: 0, handle: [0; HANDLE_MAX] };
     let mut mount_id = 0i32;
-    // SAFETY: the name ends with a zero byte, `found` has room for the bytes that it names, and all of them outlive the call.
+    // SAFETY: the name ends with a zero byte, `found` has room for the bytes that it names, and all of them outlive the
+    // call.
     let failed = unsafe {
         libc::syscall(libc::SYS_name_to_handle_at, libc::AT_FDCWD, name.as_ptr(), &raw mut found, &raw mut mount_id, 0)
     };
@@ -46,8 +47,8 @@ pub(super) fn note(path: &str) -> Option<Vec<u8>> {
     Some(note)
 }
 
-/// Whether the file of a note has been deleted. What cannot be told, for want of rights or because its file system is not
-/// there, is not taken for a deletion; nor is a note that makes no sense.
+/// Whether the file of a note has been deleted. What cannot be told, for want of rights or because its file system is
+/// not there, is not taken for a deletion; nor is a note that makes no sense.
 pub(super) fn is_deleted(note: &[u8]) -> bool {
     parse(note).is_some_and(|(device, kind, handle, path)| judge(device, kind, handle, path).unwrap_or(false))
 }
@@ -88,8 +89,8 @@ fn judge(device: u64, kind: i32, handle: &[u8], path: &str) -> Option<bool> {
 mod tests {
     use super::*;
 
-    /// Goal: only a deleted file counts as deleted: not one that is there, was moved, or whose file system is elsewhere. Method: a
-    /// file that is moved and then removed; notes changed by hand.
+    /// Goal: only a deleted file counts as deleted: not one that is there, was moved, or whose file system is
+    /// elsewhere. Method: a file that is moved and then removed; notes changed by hand.
     #[test]
     fn only_a_deletion_is_one() {
         let dir = tempfile::tempdir().expect("directory");

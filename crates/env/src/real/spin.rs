@@ -3,18 +3,19 @@
 //! Owns: the budget since the last progress, and the rule that nobody polls while others need the core. Does not own:
 //! what is looked at between two turns, how to sleep.
 //!
-//! Invariant: a turn gives the core away once (who has to answer may wait for this very core: a round trip of 8 us instead of
-//! 105 on two cores). If it comes back late, somebody with work of his own has had it; polling then costs him, and
-//! costs us the priority that a sleeper has when it wakes. So there is no polling for a pause, which doubles while
-//! that goes on, and is short again after some calm: the kernel's own threads make turns late as well, one of them for
-//! 0.75 ms twice a second, and pauses that only a second of calm ended had polling off for seconds then. If a turn comes
-//! back a little late a few times and nothing has come for us, others are at work who are not the ones that answer us: we
-//! sleep until we are woken, which costs less on a busy core than the switches of polling. At most as many threads of the
-//! process poll at a time as there are cores.
+//! Invariant: a turn gives the core away once (who has to answer may wait for this very core: a round trip of 8 us
+//! instead of 105 on two cores). If it comes back late, somebody with work of his own has had it; polling then costs
+//! him, and costs us the priority that a sleeper has when it wakes. So there is no polling for a pause, which doubles
+//! while that goes on, and is short again after some calm: the kernel's own threads make turns late as well, one of
+//! them for 0.75 ms twice a second, and pauses that only a second of calm ended had polling off for seconds then. If a
+//! turn comes back a little late a few times and nothing has come for us, others are at work who are not the ones that
+//! answer us: we sleep until we are woken, which costs less on a busy core than the switches of polling. At most as
+//! many threads of the process poll at a time as there are cores.
 //!
-//! Numbers (two cores, a tree unpacked through a mount): polling 200 us instead of 50 or not at all takes 5.1 s instead of
-//! 9.3 on an idle machine, and made a create beside a compiler on each core take 2,500 us instead of 210 without this rule. With four mounts
-//! and their server at work on two cores, going to sleep after a few turns that others used makes writes 8 % faster.
+//! Numbers (two cores, a tree unpacked through a mount): polling 200 us instead of 50 or not at all takes 5.1 s instead
+//! of 9.3 on an idle machine, and made a create beside a compiler on each core take 2,500 us instead of 210 without
+//! this rule. With four mounts and their server at work on two cores, going to sleep after a few turns that others used
+//! makes writes 8 % faster.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,7 +40,8 @@ const TAKEN_MAX: u32 = 3;
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// A pause is forgotten, and the next one is short again, when so many times as long has passed behind it without a late turn.
+/// A pause is forgotten, and the next one is short again, when so many times as long has passed behind it without a
+/// late turn.
 const CALM_TIMES: u32 = 8;
 
 /// One thread's polling.
@@ -159,8 +161,8 @@ mod tests {
         assert!(again);
     }
 
-    /// Goal: late turns stop the polling, for growing pauses while they follow one another; one now and then, as of a kernel thread
-    /// that is at work twice a second, costs a short pause each time. Method: judged times.
+    /// Goal: late turns stop the polling, for growing pauses while they follow one another; one now and then, as of a
+    /// kernel thread that is at work twice a second, costs a short pause each time. Method: judged times.
     #[test]
     fn late_turns_pause() {
         let mut spin = Spin::new();

@@ -38,8 +38,8 @@ fn wakes_across_threads() {
     }
 }
 
-/// Goal: a send that nobody takes returns with its payload when its connection is broken from here. Method: more than a Unix socket holds, to a
-/// peer that reads nothing.
+/// Goal: a send that nobody takes returns with its payload when its connection is broken from here. Method: more than a
+/// Unix socket holds, to a peer that reads nothing.
 #[test]
 fn a_stuck_send_gives_its_payload_back() {
     let dir = tempfile::tempdir().expect("temporary folder");
@@ -142,8 +142,9 @@ fn the_end_drops_tasks() {
     }
 }
 
-/// Goal: the end of `run` gets everything back from the kernel, also more operations than the ring's queue has entries. Method: so many that
-/// nothing but their cancellation ends, on one socket; it gives up on what does not come back after `DRAIN`.
+/// Goal: the end of `run` gets everything back from the kernel, also more operations than the ring's queue has entries.
+/// Method: so many that nothing but their cancellation ends, on one socket; it gives up on what does not come back
+/// after `DRAIN`.
 #[test]
 fn the_end_cancels_more_than_the_ring_holds() {
     const OPERATIONS: usize = 5000;

@@ -1,7 +1,7 @@
 //! `Courier`: a say in what simulated connections carry, for tests that know the messages in the bytes.
 //!
-//! Owns: the interface. Does not own: the connections (`net`), what the bytes mean. Without a courier bytes arrive as they were
-//! sent; one that always answers with what it was given changes nothing, not even the trace.
+//! Owns: the interface. Does not own: the connections (`net`), what the bytes mean. Without a courier bytes arrive as
+//! they were sent; one that always answers with what it was given changes nothing, not even the trace.
 
 use crate::Time;
 

@@ -189,8 +189,8 @@ fn crash_sweep() {
     assert_eq!(run(11), (true, 10));
 }
 
-/// Goal: a crash point is reached exactly once although several writes start in one poll, in this life and, set anew, in the
-/// next. Method: eight writes at a time, crashed at each of them.
+/// Goal: a crash point is reached exactly once although several writes start in one poll, in this life and, set anew,
+/// in the next. Method: eight writes at a time, crashed at each of them.
 #[test]
 fn writes_after_the_crash_point_do_not_count() {
     for point in 1..=8 {
@@ -343,8 +343,8 @@ fn cuts() {
     }
 }
 
-/// Goal: a stopped node does nothing and loses nothing, and a crash ends the stop. Method: a node that counts every ms is stopped for
-/// 10 ms; it goes on with its count; stopped again, crashed and started, it runs at once.
+/// Goal: a stopped node does nothing and loses nothing, and a crash ends the stop. Method: a node that counts every ms
+/// is stopped for 10 ms; it goes on with its count; stopped again, crashed and started, it runs at once.
 #[test]
 fn stopped_nodes_stand_still() {
     let sim = Sim::new(1, SimConfig::default());
@@ -399,8 +399,9 @@ impl Courier for Delays {
     }
 }
 
-/// Goal: what a courier keeps back arrives when it says, what it breaks breaks then, and one that lets everything pass changes no
-/// trace. Method: single bytes on a connection, without a courier, with one that passes all, with one that delays.
+/// Goal: what a courier keeps back arrives when it says, what it breaks breaks then, and one that lets everything pass
+/// changes no trace. Method: single bytes on a connection, without a courier, with one that passes all, with one that
+/// delays.
 #[test]
 fn couriers_carry_bytes() {
     let run = |courier: Option<bool>, bytes: &'static [u8]| {

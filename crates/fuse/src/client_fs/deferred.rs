@@ -1,9 +1,9 @@
 //! Calls that wait for long, without a thread that waits with them.
 //!
-//! Whoever may read a file may have its reads wait for hours, for a group that has the file or for a mount that does not
-//! answer, and whoever may write it the same of writes and truncates. If each of them kept one of the mount's threads,
-//! some hundred of them would stop every call of every user. So a call on a file's bytes (read, write, truncate,
-//! reservation, copy, search for holes) lets its thread go after `THREAD_WAIT`, and is answered by a task.
+//! Whoever may read a file may have its reads wait for hours, for a group that has the file or for a mount that does
+//! not answer, and whoever may write it the same of writes and truncates. If each of them kept one of the mount's
+//! threads, some hundred of them would stop every call of every user. So a call on a file's bytes (read, write,
+//! truncate, reservation, copy, search for holes) lets its thread go after `THREAD_WAIT`, and is answered by a task.
 //!
 //! Owns: which calls may, and how many. Does not own: what they wait for, the table of requests without a thread
 //! (`Later`), what is noted when a change is done (`writes`). What opens or makes files waits on its thread: for those

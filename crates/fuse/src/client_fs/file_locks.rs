@@ -1,29 +1,29 @@
 //! `FileLocks`: locks of applications between the kernel's calls and the client.
 //!
-//! Owns: which owner took locks through which handle, so that closes give them up, and the translation of both ways. Does
-//! not own: the locks (`client`, server).
+//! Owns: which owner took locks through which handle, so that closes give them up, and the translation of both ways.
+//! Does not own: the locks (`client`, server).
 //!
-//! The kernel names an owner by a scrambled address: of the process's table of files for POSIX locks, of the open file for
-//! OFD locks and `flock`. It does not say which of the first two it is; both are asked for as POSIX locks, so a circle of
-//! OFD owners is refused with EDEADLK where Linux would let them wait for ever, and `F_GETLK` names the process that took
-//! an OFD lock where Linux says -1. It keeps no record of such locks and sends no unlock when a descriptor is
-//! closed: only FLUSH with the process's owner at every close, and RELEASE at the last one. Therefore:
+//! The kernel names an owner by a scrambled address: of the process's table of files for POSIX locks, of the open file
+//! for OFD locks and `flock`. It does not say which of the first two it is; both are asked for as POSIX locks, so a
+//! circle of OFD owners is refused with EDEADLK where Linux would let them wait for ever, and `F_GETLK` names the
+//! process that took an OFD lock where Linux says -1. It keeps no record of such locks and sends no unlock when a
+//! descriptor is closed: only FLUSH with the process's owner at every close, and RELEASE at the last one. Therefore:
 //!
-//! * A lock of `flock` belongs to its handle here, which is the open file, but whose number is not used again while locks of
-//!   the old one are there: a new open file may have the address of one whose RELEASE was not read yet.
+//! * A lock of `flock` belongs to its handle here, which is the open file, but whose number is not used again while
+//!   locks of the old one are there: a new open file may have the address of one whose RELEASE was not read yet.
 //! * FLUSH gives up the POSIX locks of its owner on the file, through whichever handle they were taken.
-//! * RELEASE gives up what was taken through its handle and not given up by a FLUSH since: those of the open file, and one
-//!   that a thread took while another one closed its descriptor.
-//! * The kernel sends RELEASE without waiting for it, so who was just told that the file is closed may ask before it is read.
-//!   A request that would be refused waits for it, at most `CLOSE_WAIT`, if a FLUSH of such a handle was seen: once for
-//!   each FLUSH, as the descriptor that was closed may be one of several. Without this, 1 of 300 tries after a close failed on a
-//!   busy mount. For the same time an owner waits that is known from another such handle: it may be a new open file at the
-//!   old address, whose locks the RELEASE would take.
-//! * The same for requests of other mounts: a server asks (`Closes`), and is answered when what follows the FLUSH has been
-//!   read and the server has heard that its locks are given up.
+//! * RELEASE gives up what was taken through its handle and not given up by a FLUSH since: those of the open file, and
+//!   one that a thread took while another one closed its descriptor.
+//! * The kernel sends RELEASE without waiting for it, so who was just told that the file is closed may ask before it is
+//!   read. A request that would be refused waits for it, at most `CLOSE_WAIT`, if a FLUSH of such a handle was seen:
+//!   once for each FLUSH, as the descriptor that was closed may be one of several. Without this, 1 of 300 tries after a
+//!   close failed on a busy mount. For the same time an owner waits that is known from another such handle: it may be a
+//!   new open file at the old address, whose locks the RELEASE would take.
+//! * The same for requests of other mounts: a server asks (`Closes`), and is answered when what follows the FLUSH has
+//!   been read and the server has heard that its locks are given up.
 //!
-//! Bound: an entry for each owner and handle with locks, which the kernel's limit on open files bounds; the client bounds
-//! how many servers' questions wait.
+//! Bound: an entry for each owner and handle with locks, which the kernel's limit on open files bounds; the client
+//! bounds how many servers' questions wait.
 
 use super::{ClientFs, Handle};
 use crate::file_system::{LockHow, LockKind};
@@ -153,8 +153,8 @@ impl FileLocks {
         self.len.store(taken.by_handle.len(), SeqCst);
     }
 
-    /// The handle is closed: `release` is called for those who took locks through it, before they are forgotten. If there
-    /// are any, returns the number of the close, for `given_up`.
+    /// The handle is closed: `release` is called for those who took locks through it, before they are forgotten. If
+    /// there are any, returns the number of the close, for `given_up`.
     fn released(&self, handle: Handle, mut release: impl FnMut(Ino, FileLockOwner)) -> Option<u64> {
         if self.len.load(SeqCst) == 0 {
             return None;
@@ -226,8 +226,8 @@ impl FileLocks {
         }
     }
 
-    /// If locks on the file may be about to go because their handle is closed, waits for that. Whether any has gone since
-    /// there were `closes`.
+    /// If locks on the file may be about to go because their handle is closed, waits for that. Whether any has gone
+    /// since there were `closes`.
     fn await_closing(&self, caller: &Caller<'_>, ino: Ino, closes: u64) -> bool {
         let mut taken = self.taken.lock();
         if taken.released != closes {
@@ -402,8 +402,8 @@ fn keep(locks: &FileLocks, ino: Ino, how: &LockHow, taken: TakenLock) {
 mod tests {
     use super::*;
 
-    /// Goal: a FLUSH takes an owner out of all handles of the file, a RELEASE finds those that are left. Method: one owner
-    /// over two handles, one open file, another file.
+    /// Goal: a FLUSH takes an owner out of all handles of the file, a RELEASE finds those that are left. Method: one
+    /// owner over two handles, one open file, another file.
     #[test]
     fn closes_find_their_locks() {
         let posix = FileLockOwner { family: FileLockFamily::Posix, id: 7 };
@@ -431,8 +431,8 @@ mod tests {
         assert!(taken.going.is_empty());
     }
 
-    /// Goal: a server that asks is answered when the locks of closed handles have been given up, and not before; a wait in
-    /// vain ends with its FLUSH, not with a later one. Method: one file, two handles, by hand.
+    /// Goal: a server that asks is answered when the locks of closed handles have been given up, and not before; a wait
+    /// in vain ends with its FLUSH, not with a later one. Method: one file, two handles, by hand.
     #[test]
     fn servers_wait_for_closes() {
         let flock = |handle: u64| FileLockOwner { family: FileLockFamily::Flock, id: handle };

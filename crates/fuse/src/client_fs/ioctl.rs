@@ -1,9 +1,10 @@
-//! Device control of open files: what a program that knows its I/O pattern tells of one open file. `docs/IOCTL.md` has the numbers.
+//! Device control of open files: what a program that knows its I/O pattern tells of one open file. `docs/IOCTL.md` has
+//! the numbers.
 //!
 //! Owns: numbers, sizes and checks of the commands. Does not own: what they do (the client).
 //!
-//! Invariants: the sizes are in the numbers (`_IOR`, `_IOW`, `_IOWR`), so the kernel copies the arguments and no pointer comes here; a
-//! command that may wait for hours, joining a group, waits on no thread.
+//! Invariants: the sizes are in the numbers (`_IOR`, `_IOW`, `_IOWR`), so the kernel copies the arguments and no
+//! pointer comes here; a command that may wait for hours, joining a group, waits on no thread.
 
 use super::ClientFs;
 use crate::file_system::{IoctlCall, IoctlReply};
@@ -28,16 +29,17 @@ pub const SET_MODE: u32 = command(WRITES, 1, 4);
 pub const GET_MODE: u32 = command(READS, 2, 4);
 /// `u32`: 1: its locks are granted as asked; 0: as wide as nothing conflicts.
 pub const NO_EXPAND: u32 = command(WRITES, 3, 4);
-/// `u64` offset, `u64` length, `u32` mode (0 read, 1 write), `u32` zero: returns 0 asked, 1 the same lock is here, 2 another one
-/// that covers it.
+/// `u64` offset, `u64` length, `u32` mode (0 read, 1 write), `u32` zero: returns 0 asked, 1 the same lock is here, 2
+/// another one that covers it.
 pub const LOCK_AHEAD: u32 = command(WRITES, 4, 24);
 /// `u64` group, `u32` flags (1: do not wait for another group), `u32` zero.
 pub const GROUP_LOCK: u32 = command(WRITES, 5, 16);
 /// `u64` group.
 pub const GROUP_UNLOCK: u32 = command(WRITES, 6, 8);
 
-/// `u32` number of ranges, `u32` zero, then places for 32 ranges: `u64` offset, `u64` length, `u32` mode, `i32` zero; in the same
-/// places come back what `LOCK_AHEAD` would return for each, or minus the errno. Returns how many were asked for.
+/// `u32` number of ranges, `u32` zero, then places for 32 ranges: `u64` offset, `u64` length, `u32` mode, `i32` zero;
+/// in the same places come back what `LOCK_AHEAD` would return for each, or minus the errno. Returns how many were
+/// asked for.
 pub const LOCK_AHEAD_LIST: u32 = command(READS | WRITES, 7, LIST_HEAD as u32 + (RANGES_MAX * RANGE_BYTES) as u32);
 
 /// Ranges of one list.

@@ -1,22 +1,23 @@
 //! `KernelView`: what the kernel of this mount may take for the attributes of an inode.
 //!
-//! Owns: which inodes are being changed by requests of this mount and whose attributes were lent to the kernel, so that the two never go
-//! together; the last ends of files that the kernel was told. Does not own: the rule under which anything is lent (`lent`).
+//! Owns: which inodes are being changed by requests of this mount and whose attributes were lent to the kernel, so that
+//! the two never go together; the last ends of files that the kernel was told. Does not own: the rule under which
+//! anything is lent (`lent`).
 //!
-//! While a mount is alone its kernel keeps attributes for a while. An answer to `stat` that is computed before a write, and kept, hides what
-//! an answer computed after it has shown to another program until the write is answered: of one writer and four that looked, 1 to 10 of 100
-//! looks showed a smaller size than one before. The kernel itself takes no answer that was asked for before a change that it knows of, but it
-//! knows of a change only when that is answered. So
+//! While a mount is alone its kernel keeps attributes for a while. An answer to `stat` that is computed before a write,
+//! and kept, hides what an answer computed after it has shown to another program until the write is answered: of one
+//! writer and four that looked, 1 to 10 of 100 looks showed a smaller size than one before. The kernel itself takes no
+//! answer that was asked for before a change that it knows of, but it knows of a change only when that is answered. So
 //!
 //! * an answer is lent only if no change of the inode is under way, and none has ended since the answer was asked for;
-//! * a change that finds the attributes lent has the kernel forget them before it begins: that costs a notification of 1 to 2 us for the first
-//!   write behind a `stat`, and nothing for others.
+//! * a change that finds the attributes lent has the kernel forget them before it begins: that costs a notification of
+//!   1 to 2 us for the first write behind a `stat`, and nothing for others.
 //!
-//! With other mounts nothing is lent. Then the kernel's idea of the end of a file, where it writes what a program appends, may be an old
-//! one: `may_be_end` says whether an offset may come from there.
+//! With other mounts nothing is lent. Then the kernel's idea of the end of a file, where it writes what a program
+//! appends, may be an old one: `may_be_end` says whether an offset may come from there.
 //!
-//! Bound: `SLOTS` slots, each for the inodes of one hash. Inodes that meet in a slot cost a notification too many, or a look at the calling
-//! thread, never one too few.
+//! Bound: `SLOTS` slots, each for the inodes of one hash. Inodes that meet in a slot cost a notification too many, or a
+//! look at the calling thread, never one too few.
 
 use crate::Notifier;
 use crate::session::monotonic_ns;
@@ -64,7 +65,8 @@ pub(super) struct KernelView {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Since(u64);
 
-/// A change of an inode under way; it is over when this is dropped. The view is borrowed, or shared with an answer that may come later.
+/// A change of an inode under way; it is over when this is dropped. The view is borrowed, or shared with an answer that
+/// may come later.
 pub(super) struct Changing<V: Deref<Target = KernelView>> {
     view: V,
     ino: Ino,
@@ -103,7 +105,8 @@ impl KernelView {
         Since(self.ended.load(SeqCst))
     }
 
-    /// Whether attributes of `ino` that were asked for at `since` may be lent for `life` from now on. If so, it is noted.
+    /// Whether attributes of `ino` that were asked for at `since` may be lent for `life` from now on. If so, it is
+    /// noted.
     pub(super) fn lend(&self, ino: Ino, since: Since, life: Duration) -> bool {
         let mut slot = self.slot(ino).lock();
         if slot.changes > 0 || slot.changed > since.0 {
@@ -120,7 +123,8 @@ impl KernelView {
         let since = self.now();
         let beside = slot.changes > 0;
         slot.changes += 1;
-        // Under the lock: another change waits until it is done. The kernel waits for nothing here (`Notifier::inval_attr`).
+        // Under the lock: another change waits until it is done. The kernel waits for nothing here
+        // (`Notifier::inval_attr`).
         if slot.lent_until_ns > 0 && slot.forgotten != ino {
             if slot.lent_until_ns <= monotonic_ns() {
                 slot.lent_until_ns = 0;
@@ -210,8 +214,8 @@ mod tests {
 
     const LIFE: Duration = Duration::from_secs(3600);
 
-    /// Goal: nothing is lent that was asked for before the end of a change; the answer to a change that was alone is. Method: the orders of a
-    /// question, a change and another one.
+    /// Goal: nothing is lent that was asked for before the end of a change; the answer to a change that was alone is.
+    /// Method: the orders of a question, a change and another one.
     #[test]
     fn nothing_is_lent_beside_a_change() {
         let (view, ino, other) = (KernelView::default(), Ino(7), Ino(8));
@@ -231,7 +235,8 @@ mod tests {
         assert!(view.lend(ino, view.now(), LIFE));
     }
 
-    /// Goal: a change has forgotten what was lent of its inode, and of no other. Method: the marks; two inodes of one slot.
+    /// Goal: a change has forgotten what was lent of its inode, and of no other. Method: the marks; two inodes of one
+    /// slot.
     #[test]
     fn what_was_lent_is_forgotten() {
         let view = KernelView::default();
@@ -252,8 +257,8 @@ mod tests {
         assert_eq!(forgotten(), Ino(0), "lent anew");
     }
 
-    /// Goal: a change whose answer may come later is one change: it ends once, with whoever says so first, or with the last who holds it.
-    /// Method: shared ones, ended and dropped.
+    /// Goal: a change whose answer may come later is one change: it ends once, with whoever says so first, or with the
+    /// last who holds it. Method: shared ones, ended and dropped.
     #[test]
     fn shared_changes_end_once() {
         let (view, ino) = (Arc::new(KernelView::default()), Ino(7));
@@ -270,7 +275,8 @@ mod tests {
         assert!(view.now() != ended && view.lend(ino, view.now(), LIFE));
     }
 
-    /// Goal: ends that the kernel was told lately are known, and where nothing is known everything may be. Method: more than are kept.
+    /// Goal: ends that the kernel was told lately are known, and where nothing is known everything may be. Method: more
+    /// than are kept.
     #[test]
     fn ends_that_were_told() {
         let (view, ino) = (KernelView::default(), Ino(5));

@@ -1,8 +1,8 @@
 //! What the kernel may keep of an answer, while this mount is alone.
 //!
-//! Owns: noting, for the request that a thread handles, the rule under which it asks and the loan that its answer carries.
-//! Invariant: a loan is held from before the time-out is chosen until the answer has been written, so that the client knows
-//! of every answer with a time-out that the kernel has yet to read.
+//! Owns: noting, for the request that a thread handles, the rule under which it asks and the loan that its answer
+//! carries. Invariant: a loan is held from before the time-out is chosen until the answer has been written, so that the
+//! client knows of every answer with a time-out that the kernel has yet to read.
 
 use super::kernel_view::Since;
 use amphi_client::{Client, Lending, Rule};

@@ -1,11 +1,11 @@
 //! Pages that the kernel caches, and how they are taken back.
 //!
-//! Owns: the threads that tell the kernel to drop pages. Does not own: when (the client, before a lock goes and where a write
-//! meets pages).
-//! Invariants: the threads serve no request: the kernel writes dirty mapped pages back while the call blocks, and waits for reads of
-//! them that are under way, and these requests are served by others. Pages that go with a lock have threads of their own:
-//! requests for those do not wait for locks of the cluster, while the thread for overwritten ones may wait for requests that do. A drop may wait
-//! for as long as a truncate of its file is unanswered: another file's does not wait behind it, but for the last of `DROPPERS_MAX`.
+//! Owns: the threads that tell the kernel to drop pages. Does not own: when (the client, before a lock goes and where a
+//! write meets pages). Invariants: the threads serve no request: the kernel writes dirty mapped pages back while the
+//! call blocks, and waits for reads of them that are under way, and these requests are served by others. Pages that go
+//! with a lock have threads of their own: requests for those do not wait for locks of the cluster, while the thread for
+//! overwritten ones may wait for requests that do. A drop may wait for as long as a truncate of its file is unanswered:
+//! another file's does not wait behind it, but for the last of `DROPPERS_MAX`.
 
 use crate::Notifier;
 use amphi_client::KernelPages;

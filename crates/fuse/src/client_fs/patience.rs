@@ -1,9 +1,9 @@
 //! `Patience`: when a signal ends a wait.
 //!
 //! The kernel reports only the first signal of a waiting call. If that one kills the caller, the wait ends at once. Any
-//! other (a timer, a terminal that changed its size) must not break calls that programs do not expect to fail, so
-//! the operation gets `GRACE` to finish; then it ends with EINTR, and during it the caller is looked at again, because a killing
-//! signal that follows is not reported.
+//! other (a timer, a terminal that changed its size) must not break calls that programs do not expect to fail, so the
+//! operation gets `GRACE` to finish; then it ends with EINTR, and during it the caller is looked at again, because a
+//! killing signal that follows is not reported.
 //!
 //! Bound: at most `OBSERVERS_MAX` calls are observed at a time; beyond, a signal ends a wait at once.
 

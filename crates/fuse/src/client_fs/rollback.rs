@@ -1,11 +1,12 @@
 //! `Rollbacks`: truncates that the kernel asks for behind a failed write.
 //!
-//! A write that goes past the page cache, ends behind the end of the file and fails is followed, in the same system call, by a truncate
-//! to the size that this kernel knows (Linux, fs/fuse/file.c, `fuse_direct_IO`). With other mounts that size may be an old one, and
-//! what lies behind it theirs (Promise S17). By its bits the request is a program's own `ftruncate`; but its thread is still in the call that
-//! writes, which `/proc` shows.
+//! A write that goes past the page cache, ends behind the end of the file and fails is followed, in the same system
+//! call, by a truncate to the size that this kernel knows (Linux, fs/fuse/file.c, `fuse_direct_IO`). With other mounts
+//! that size may be an old one, and what lies behind it theirs (Promise S17). By its bits the request is a program's
+//! own `ftruncate`; but its thread is still in the call that writes, which `/proc` shows.
 //!
-//! Owns: which handles had a write that failed, and telling the two apart. Does not own: what a failed write leaves (`amphi_client`).
+//! Owns: which handles had a write that failed, and telling the two apart. Does not own: what a failed write leaves
+//! (`amphi_client`).
 //!
 //! Invariants: without a failed write nothing is looked at; each failed call excuses one truncate.
 
@@ -16,7 +17,8 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// Most failed writes remembered; who fails so often without a truncate needs none.
 const FAILED_MAX: usize = 256;
-/// `truncate`, `ftruncate` and their forms with 64 bits of 32-bit x86, by number; none of them is a call that writes on another one.
+/// `truncate`, `ftruncate` and their forms with 64 bits of 32-bit x86, by number; none of them is a call that writes on
+/// another one.
 const TRUNCATES: [i64; 6] = [libc::SYS_truncate, libc::SYS_ftruncate, 92, 93, 193, 194];
 
 /// A write that failed.
@@ -77,7 +79,8 @@ impl Rollbacks {
     }
 }
 
-/// Whether the thread is in a call of its program that truncates. Where that cannot be seen it is not: what others have written counts more.
+/// Whether the thread is in a call of its program that truncates. Where that cannot be seen it is not: what others have
+/// written counts more.
 fn is_truncating(tid: u32) -> bool {
     Syscall::of(tid).is_some_and(|call| TRUNCATES.contains(&call.number))
 }
@@ -86,8 +89,8 @@ fn is_truncating(tid: u32) -> bool {
 mod tests {
     use super::*;
 
-    /// Goal: a failed call excuses one truncate, of its own thread and handle, to a size before its end. Method: this thread, which truncates
-    /// nothing.
+    /// Goal: a failed call excuses one truncate, of its own thread and handle, to a size before its end. Method: this
+    /// thread, which truncates nothing.
     #[test]
     fn a_failed_write_excuses_one_truncate() {
         let (r, own) = (Rollbacks::default(), std::process::id());

@@ -1,7 +1,7 @@
 //! The system call that a thread of a program is in, as `/proc` shows it.
 //!
-//! For the few requests that do not say which call they belong to. Who is not allowed to look, and a call of io_uring, which another
-//! thread may carry out, give nothing.
+//! For the few requests that do not say which call they belong to. Who is not allowed to look, and a call of io_uring,
+//! which another thread may carry out, give nothing.
 
 use std::time::Duration;
 

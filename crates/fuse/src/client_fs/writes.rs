@@ -1,15 +1,16 @@
-//! Changes of bytes: where a write goes, how its bytes get to the client, and what has to be noted when a write, a truncate or
-//! the like is done, on its thread or, if that takes long, without one (`deferred`).
+//! Changes of bytes: where a write goes, how its bytes get to the client, and what has to be noted when a write, a
+//! truncate or the like is done, on its thread or, if that takes long, without one (`deferred`).
 //!
-//! Owns: the difference between a write to an offset and one to the end of the file, as the call says it. The flags of an open may
-//! have changed since (`F_SETFL`): those that come with the request count. What `pwritev2` asks for one call alone, `RWF_APPEND` and
-//! `RWF_NOAPPEND`, does not come with it, only the offset that the kernel has made of it: what it takes for the end of the file.
+//! Owns: the difference between a write to an offset and one to the end of the file, as the call says it. The flags of
+//! an open may have changed since (`F_SETFL`): those that come with the request count. What `pwritev2` asks for one
+//! call alone, `RWF_APPEND` and `RWF_NOAPPEND`, does not come with it, only the offset that the kernel has made of it:
+//! what it takes for the end of the file.
 //!
-//! * On a mount that has always been alone that is the end: all changes pass through its kernel, one append at a time. So every write goes
-//!   to its offset, whichever flag made it.
-//! * With other mounts it may be an old end. Where an offset that may be the kernel's end is not the end, or an append does not come with
-//!   one, the calling thread is looked at (`syscall`). A call of io_uring, and one of somebody whom this mount may not look at, is taken
-//!   for what the descriptor says.
+//! * On a mount that has always been alone that is the end: all changes pass through its kernel, one append at a time.
+//!   So every write goes to its offset, whichever flag made it.
+//! * With other mounts it may be an old end. Where an offset that may be the kernel's end is not the end, or an append
+//!   does not come with one, the calling thread is looked at (`syscall`). A call of io_uring, and one of somebody whom
+//!   this mount may not look at, is taken for what the descriptor says.
 
 use super::kernel_view::{KernelView, SharedChange};
 use super::syscall::Syscall;
@@ -79,9 +80,9 @@ impl ClientFs {
         })
     }
 
-    /// Sets the size, and whatever else the request names. If that takes long, the answer comes later, and what is returned
-    /// counts for nothing. Who is refused may have been given rights since they were looked at, as in `asked`; he waits for
-    /// the answer, so his thread is still there to be looked at.
+    /// Sets the size, and whatever else the request names. If that takes long, the answer comes later, and what is
+    /// returned counts for nothing. Who is refused may have been given rights since they were looked at, as in `asked`;
+    /// he waits for the answer, so his thread is still there to be looked at.
     pub(super) fn truncate(
         &self,
         caller: &Caller<'_>,
@@ -110,8 +111,8 @@ impl ClientFs {
         })
     }
 
-    /// Waits for a change of a file's bytes, `bytes` of which are in memory. When it is done it is noted, and over. If that
-    /// takes long, the thread is let go and `answer` answers; what is returned then counts for nothing.
+    /// Waits for a change of a file's bytes, `bytes` of which are in memory. When it is done it is noted, and over. If
+    /// that takes long, the thread is let go and `answer` answers; what is returned then counts for nothing.
     pub(super) fn wait_change<T: Send + 'static>(
         &self,
         caller: &Caller<'_>,

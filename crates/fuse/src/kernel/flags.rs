@@ -8,7 +8,8 @@ pub mod init {
     pub const POSIX_LOCKS: u64 = 1 << 1;
     /// OPEN carries `O_TRUNC` and truncates.
     pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
-    /// LOOKUP of `.` and `..` finds what the kernel has forgotten: handles of files stay valid (`open_by_handle_at`, re-export by NFS).
+    /// LOOKUP of `.` and `..` finds what the kernel has forgotten: handles of files stay valid (`open_by_handle_at`,
+    /// re-export by NFS).
     pub const EXPORT_SUPPORT: u64 = 1 << 4;
     /// Writes may exceed one page.
     pub const BIG_WRITES: u64 = 1 << 5;

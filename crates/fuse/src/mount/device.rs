@@ -30,7 +30,8 @@ pub(crate) fn pages_limit() -> usize {
     text.and_then(|t| t.trim().parse().ok()).unwrap_or(PAGES_LIMIT_FIXED)
 }
 
-/// Raises the system's limit to `pages` if it is lower; best effort, for without it requests just arrive in more pieces.
+/// Raises the system's limit to `pages` if it is lower; best effort, for without it requests just arrive in more
+/// pieces.
 pub(super) fn raise_pages_limit(pages: usize) {
     if pages_limit() < pages
         && let Err(e) = std::fs::write(PAGES_LIMIT, pages.min(usize::from(u16::MAX)).to_string())

@@ -1,8 +1,8 @@
 //! Negotiation: the INIT request and our answer.
 //!
-//! Invariant: a flag is answered only if the kernel offered it and the session acts on it. Left out on purpose: the kernel's
-//! write-back cache (the cache is the file system's), the long form of SETXATTR and FUSE over io_uring (both change messages; the
-//! latter was tried: docs/EXPERIMENTS.md, "Polling").
+//! Invariant: a flag is answered only if the kernel offered it and the session acts on it. Left out on purpose: the
+//! kernel's write-back cache (the cache is the file system's), the long form of SETXATTR and FUSE over io_uring (both
+//! change messages; the latter was tried: docs/EXPERIMENTS.md, "Polling").
 
 use super::{Limits, SessionConfig};
 use crate::Buf;
@@ -113,7 +113,8 @@ fn answer(init: &InitIn, config: &SessionConfig, locks: bool) -> (InitOut, Limit
 mod tests {
     use super::*;
 
-    /// Goal: only offered flags are taken, and none of those left out on purpose. Method: offer nothing, then everything.
+    /// Goal: only offered flags are taken, and none of those left out on purpose. Method: offer nothing, then
+    /// everything.
     #[test]
     fn only_offered_and_wanted_flags_are_taken() {
         let config = SessionConfig::default();

@@ -1,10 +1,10 @@
 //! `Polling`: whether a reader looks for the next request for a while before it sleeps.
 //!
-//! To wake a sleeping core takes 30 to 40 us, more than the whole of a call that the cache answers: a program that reads 4 KiB at a time
-//! waits three times as long for a reader that sleeps between two calls as for one that polls. Calls that take longer themselves gain
-//! little, and what works for them in the background (connections, servers) needs the core: with polling behind every request,
-//! writes of 16 MiB through a socket lost a fifth on two cores. So a reader polls only behind a request that it has answered quickly,
-//! and the less often the more often that was in vain.
+//! To wake a sleeping core takes 30 to 40 us, more than the whole of a call that the cache answers: a program that
+//! reads 4 KiB at a time waits three times as long for a reader that sleeps between two calls as for one that polls.
+//! Calls that take longer themselves gain little, and what works for them in the background (connections, servers)
+//! needs the core: with polling behind every request, writes of 16 MiB through a socket lost a fifth on two cores. So a
+//! reader polls only behind a request that it has answered quickly, and the less often the more often that was in vain.
 //!
 //! Owns: that rule. Does not own: who needs the core (`Spin`), the device.
 
@@ -68,8 +68,8 @@ impl Polling {
 mod tests {
     use super::*;
 
-    /// Goal: only quick requests are followed by polling, each by one; polls in vain become rare, one that finds something brings them
-    /// back. Method: requests by hand.
+    /// Goal: only quick requests are followed by polling, each by one; polls in vain become rare, one that finds
+    /// something brings them back. Method: requests by hand.
     #[test]
     fn polls_where_it_pays() {
         let mut p = Polling::new();

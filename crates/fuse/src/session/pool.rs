@@ -1,17 +1,17 @@
 //! `Pool`: which threads read the device, which sleep, and the requests that wait for one.
 //!
-//! A request whose handler does not wait is best served by one hot thread: it answers and reads on, nobody else
-//! wakes (measured: 4 KiB in 3.5 us with brief polling, against 26 us when threads take turns). So one thread reads, and handles
-//! what it reads itself; when the handler is about to wait (`will_block`), another thread takes over reading. Should a
-//! handler wait without saying so, the watch notices within two ticks.
-//! How many threads read at a time follows the load: `pressure` rises with requests that queue, or wait at the same time, and
-//! falls when the device is empty. A lone caller gets one reader however much it waits: with two, each of its calls
-//! wakes the one that slept longest, and a create takes 270 us instead of 120.
+//! A request whose handler does not wait is best served by one hot thread: it answers and reads on, nobody else wakes
+//! (measured: 4 KiB in 3.5 us with brief polling, against 26 us when threads take turns). So one thread reads, and
+//! handles what it reads itself; when the handler is about to wait (`will_block`), another thread takes over reading.
+//! Should a handler wait without saying so, the watch notices within two ticks. How many threads read at a time follows
+//! the load: `pressure` rises with requests that queue, or wait at the same time, and falls when the device is empty. A
+//! lone caller gets one reader however much it waits: with two, each of its calls wakes the one that slept longest, and
+//! a create takes 270 us instead of 120.
 //!
 //! Invariants: while the backlog has room, a thread reads the device or will within two ticks, so interrupts get
-//! through: the last thread that may exist never works but parks what it reads. What the kernel asks for its own pages waits for no other
-//! request: all others may wait until pages are dropped, and the kernel waits for these requests before it drops any. So there are
-//! `PAGE_THREADS` more threads for them, and of what waits they are first.
+//! through: the last thread that may exist never works but parks what it reads. What the kernel asks for its own pages
+//! waits for no other request: all others may wait until pages are dropped, and the kernel waits for these requests
+//! before it drops any. So there are `PAGE_THREADS` more threads for them, and of what waits they are first.
 
 use crate::Buf;
 use parking_lot::{Condvar, Mutex};
@@ -24,8 +24,9 @@ use std::time::Duration;
 const BACKLOG_MAX: usize = 16384;
 /// Bytes of waiting requests; writes of 16 MiB must not pile up.
 const BACKLOG_MAX_BYTES: usize = 64 << 20;
-/// Threads beyond the bound for requests of the kernel's own pages, when all others wait. More than the kernel waits for at a time: it drops
-/// pages of `DROPPERS_MAX` files and one more at most (`client_fs::pages`), and waits for one read or write of them after the other.
+/// Threads beyond the bound for requests of the kernel's own pages, when all others wait. More than the kernel waits
+/// for at a time: it drops pages of `DROPPERS_MAX` files and one more at most (`client_fs::pages`), and waits for one
+/// read or write of them after the other.
 const PAGE_THREADS: usize = 64;
 /// How often the watch looks whether somebody reads.
 const WATCH_TICK: Duration = Duration::from_millis(5);
@@ -164,8 +165,8 @@ impl Pool {
         s.working() < self.threads_max + if urgent { PAGE_THREADS } else { 0 }
     }
 
-    /// Whether one more request of a user may wait: at most half of the threads in which no others' requests wait do so for one user, so that there
-    /// are always some left for the next.
+    /// Whether one more request of a user may wait: at most half of the threads in which no others' requests wait do so
+    /// for one user, so that there are always some left for the next.
     fn has_share(&self, s: &State, share: Option<u32>) -> bool {
         let Some(uid) = share else { return true };
         let own = s.blocked.get(&uid).copied().unwrap_or_default();
@@ -184,14 +185,16 @@ impl Pool {
         }
     }
 
-    /// The handler of a thread is about to wait: somebody else has to read. `user`: whose request it is, the first time.
+    /// The handler of a thread is about to wait: somebody else has to read. `user`: whose request it is, the first
+    /// time.
     pub(super) fn will_block(&self, user: Option<u32>) -> Next {
         let mut s = self.state.lock();
         if let Some(uid) = user {
             s.blocked_in_all += 1;
             *s.blocked.entry(uid).or_default() += 1;
         }
-        // A lone caller that waits sends nothing more: somebody has to read meanwhile, but not beside this thread afterwards.
+        // A lone caller that waits sends nothing more: somebody has to read meanwhile, but not beside this thread
+        // afterwards.
         if s.working() > 1 || !s.backlog.is_empty() {
             s.raise(PRESSURE_STEP, self.readers_max);
         }
@@ -411,7 +414,8 @@ mod tests {
         assert!(pool.works_alone());
     }
 
-    /// Goal: the last thread stays a reader until the backlog is full. Method: three threads at most, requests that never end.
+    /// Goal: the last thread stays a reader until the backlog is full. Method: three threads at most, requests that
+    /// never end.
     #[test]
     fn the_last_thread_keeps_reading() {
         let pool = Pool::new(3, 1, 2);
@@ -453,8 +457,9 @@ mod tests {
         assert!(pool.work_done().is_none(), "whoever read it works");
     }
 
-    /// Goal: requests of one user that wait leave threads for those of others, however many they are, and go on when one of theirs is done.
-    /// Method: nine threads at most; one user's requests wait, then another's, then a third one's.
+    /// Goal: requests of one user that wait leave threads for those of others, however many they are, and go on when
+    /// one of theirs is done. Method: nine threads at most; one user's requests wait, then another's, then a third
+    /// one's.
     #[test]
     fn each_user_has_a_share() {
         let pool = Pool::new(9, 1, 2);
@@ -485,8 +490,9 @@ mod tests {
         assert_eq!(pool.work_done().map(|p| p.unique), Some(8), "whose request is done has the next one");
     }
 
-    /// Goal: requests for pages find a thread while all others wait, those that waited come first, and the threads for them do not go to
-    /// others. Method: three threads at most of which two wait; more requests for pages than there are threads for them; then they end.
+    /// Goal: requests for pages find a thread while all others wait, those that waited come first, and the threads for
+    /// them do not go to others. Method: three threads at most of which two wait; more requests for pages than there
+    /// are threads for them; then they end.
     #[test]
     fn pages_wait_for_no_other_request() {
         let pool = Pool::new(3, 1, 2);
@@ -521,8 +527,8 @@ mod tests {
         assert_eq!(pool.work_done().map(|p| p.unique), Some(2));
     }
 
-    /// Goal: a lone caller that waits again and again gets no second reader, two that wait at a time do. Method: drive the
-    /// counts by hand.
+    /// Goal: a lone caller that waits again and again gets no second reader, two that wait at a time do. Method: drive
+    /// the counts by hand.
     #[test]
     fn a_lone_caller_gets_one_reader() {
         let pool = Pool::new(8, 8, 2);

@@ -188,8 +188,8 @@ impl Reader {
                 self.work(&device);
                 continue;
             }
-            // One caller that calls again at once is served best by one thread: only others show a queue. The kernel's own
-            // requests (tid 0), as the release behind a close, are nobody's call.
+            // One caller that calls again at once is served best by one thread: only others show a queue. The kernel's
+            // own requests (tid 0), as the release behind a close, are nobody's call.
             let queued = at_once && tid != self.last_tid && tid != 0;
             if tid != 0 {
                 self.same_tid = if tid == self.last_tid { self.same_tid.saturating_add(1) } else { 0 };
@@ -255,7 +255,8 @@ impl Reader {
         }
     }
 
-    /// Reads without sleeping for the configured time, if that promises to be worth it. `None`: nothing came, or another thread polls.
+    /// Reads without sleeping for the configured time, if that promises to be worth it. `None`: nothing came, or
+    /// another thread polls.
     fn poll_device(&mut self, keeps_units: bool) -> Option<Result<Received, Raw>> {
         let budget = self.shared.config.spin;
         let ready = self.ready.as_ref().filter(|_| !budget.is_zero())?;

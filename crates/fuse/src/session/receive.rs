@@ -1,17 +1,19 @@
 //! `Receive`: the memory that a reader thread's requests arrive in.
 //!
-//! Owns: the receive buffer and a spare unit of the page cache, and the guesses which of the two the next payload belongs
-//! in, and where in a page. Does not own: when to read, nor what the requests mean beyond that.
+//! Owns: the receive buffer and a spare unit of the page cache, and the guesses which of the two the next payload
+//! belongs in, and where in a page. Does not own: when to read, nor what the requests mean beyond that.
 //!
-//! The receive buffer is one allocation: the head of a WRITE ends where its payload begins, so one `read` puts the payload into memory
-//! that a disk or a peer can use as it is. For that it has to lie in its page where it lies in its block of the file: at the boundary
-//! (`PAYLOAD_AT`), or behind it by where the last WRITE ended in its block (`Ahead`), for streams of odd lengths and files with a head of
-//! a few bytes. After a WRITE of just one unit the next `read` puts the first bytes behind the head into the spare unit, whose memory the
-//! cache can keep. If the request is another one, these bytes are copied to where they belong, and nobody sees the difference.
+//! The receive buffer is one allocation: the head of a WRITE ends where its payload begins, so one `read` puts the
+//! payload into memory that a disk or a peer can use as it is. For that it has to lie in its page where it lies in its
+//! block of the file: at the boundary (`PAYLOAD_AT`), or behind it by where the last WRITE ended in its block
+//! (`Ahead`), for streams of odd lengths and files with a head of a few bytes. After a WRITE of just one unit the next
+//! `read` puts the first bytes behind the head into the spare unit, whose memory the cache can keep. If the request is
+//! another one, these bytes are copied to where they belong, and nobody sees the difference.
 //!
-//! Invariants: the window of the buffer is the request, but for the payload when that lies in the unit; then it is one whole
-//! unit. The numbers behind it: streams of 16 MiB and 8 bytes are written 1.25 times as fast over a socket where their payload lies right;
-//! copying 64 KiB takes 3 us, in memory that is in no cache of the processor 8 us, of the 13 us that a write which does nothing takes.
+//! Invariants: the window of the buffer is the request, but for the payload when that lies in the unit; then it is one
+//! whole unit. The numbers behind it: streams of 16 MiB and 8 bytes are written 1.25 times as fast over a socket where
+//! their payload lies right; copying 64 KiB takes 3 us, in memory that is in no cache of the processor 8 us, of the 13
+//! us that a write which does nothing takes.
 
 use crate::Buf;
 use crate::data::{PAYLOAD_AT, TAKE_COPY_MAX_BYTES};
@@ -29,8 +31,8 @@ use zerocopy::FromBytes;
 const HEAD_AT: usize = PAYLOAD_AT - WRITE_HEAD_BYTES;
 const BLOCK: u64 = 4096;
 
-/// Where the next WRITE is taken to begin: where a large one, or one that went on from there, has ended. Of all readers of a mount, as
-/// calls of one program come to this one and that one.
+/// Where the next WRITE is taken to begin: where a large one, or one that went on from there, has ended. Of all readers
+/// of a mount, as calls of one program come to this one and that one.
 #[derive(Debug, Default)]
 pub(super) struct Ahead(AtomicU64);
 
@@ -130,7 +132,8 @@ impl Receive {
         &self.request
     }
 
-    /// The request, and its payload if that is in a unit. Both are memory for whoever handles it: read them no more afterwards.
+    /// The request, and its payload if that is in a unit. Both are memory for whoever handles it: read them no more
+    /// afterwards.
     pub(super) fn memory(&mut self) -> (&mut Buf, Option<&mut Buf>) {
         (&mut self.request, if self.in_unit { Some(&mut self.unit) } else { None })
     }
@@ -223,8 +226,9 @@ mod tests {
         }
     }
 
-    /// Goal: the second of two writes of one unit lies in memory of its own, at a page boundary, whatever was left there of
-    /// the first; none does where nobody keeps it. Method: writes, between which a handler leaves other memory, none, or a wrong one.
+    /// Goal: the second of two writes of one unit lies in memory of its own, at a page boundary, whatever was left
+    /// there of the first; none does where nobody keeps it. Method: writes, between which a handler leaves other
+    /// memory, none, or a wrong one.
     #[test]
     fn units_come_in_memory_of_their_own() {
         let mut d = Device::new();
@@ -258,8 +262,9 @@ mod tests {
         assert_eq!(tight.request(), small, "no room for a unit at all");
     }
 
-    /// Goal: what is no write of one unit arrives whole and in one piece after one that is. Method: each kind of request after two
-    /// writes of a unit; those of other lengths, other operations of that length, and what a broken peer may send.
+    /// Goal: what is no write of one unit arrives whole and in one piece after one that is. Method: each kind of
+    /// request after two writes of a unit; those of other lengths, other operations of that length, and what a broken
+    /// peer may send.
     #[test]
     fn other_requests_are_put_together() {
         let mut d = Device::new();
@@ -293,8 +298,8 @@ mod tests {
         assert_eq!(d.seen(), (short, false));
     }
 
-    /// Goal: a request that is put aside is the same when it is taken up by another thread, and the memory left behind serves on.
-    /// Method: random sizes, every second request goes through a second reader's memory.
+    /// Goal: a request that is put aside is the same when it is taken up by another thread, and the memory left behind
+    /// serves on. Method: random sizes, every second request goes through a second reader's memory.
     #[test]
     fn detached_requests_stay_whole() {
         let (mut d, mut other) = (Device::new(), Receive::new(MAX, Arc::default()));
@@ -313,9 +318,10 @@ mod tests {
         }
     }
 
-    /// Goal: the payload of a write that begins where the last large one ended, or a small one that went on from there, lies in its page as
-    /// in its block, also in another reader's memory; requests of all lengths arrive whole there. Method: a stream of odd lengths
-    /// with small pieces in between, small writes elsewhere that must change nothing, other requests, and one that is put aside.
+    /// Goal: the payload of a write that begins where the last large one ended, or a small one that went on from there,
+    /// lies in its page as in its block, also in another reader's memory; requests of all lengths arrive whole there.
+    /// Method: a stream of odd lengths with small pieces in between, small writes elsewhere that must change nothing,
+    /// other requests, and one that is put aside.
     #[test]
     fn payloads_lie_in_their_pages_as_in_their_blocks() {
         const LARGEST: usize = 40 * 4096;

@@ -136,7 +136,8 @@ fn parts_round_trip() {
     assert_eq!(postcard::from_bytes::<Vec<Part>>(&bytes).unwrap(), parts);
 }
 
-/// Goal: the memory and log sizes that the crate's head names. Method: sizes of the structures, and the record of one create.
+/// Goal: the memory and log sizes that the crate's head names. Method: sizes of the structures, and the record of one
+/// create.
 #[test]
 fn sizes_are_as_documented() {
     let per_file = size_of::<crate::Inode>() + 8 + size_of::<crate::Dentry>() + 16 + 16;

@@ -103,7 +103,8 @@ fn losing_setuid_and_setgid() {
     }
 }
 
-/// Goal: everybody may open anything for nothing, as by `O_PATH`, and nobody a symbolic link for something. Method: both kinds.
+/// Goal: everybody may open anything for nothing, as by `O_PATH`, and nobody a symbolic link for something. Method:
+/// both kinds.
 #[test]
 fn opening_for_nothing() {
     for kind in [Kind::File, Kind::Symlink, Kind::Fifo, Kind::Dir] {

@@ -1,8 +1,8 @@
 //! Any POSIX file system, through `pread` and `pwritev` on descriptors of our own.
 //!
-//! With direct I/O there are two: whole blocks of 4096 bytes whose memory is aligned go through one with `O_DIRECT`, the
-//! rest, such as the tail of a file, through the other one. Nothing is ever padded, so the length of the file is right at
-//! all times. A file system that refuses the first direct request is used without from then on.
+//! With direct I/O there are two: whole blocks of 4096 bytes whose memory is aligned go through one with `O_DIRECT`,
+//! the rest, such as the tail of a file, through the other one. Nothing is ever padded, so the length of the file is
+//! right at all times. A file system that refuses the first direct request is used without from then on.
 
 use super::Backend;
 use crate::error::{Error, Outcome};

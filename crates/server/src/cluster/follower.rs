@@ -1,11 +1,11 @@
 //! A server that is not the master: how it comes into the cluster, and how it stays in step with the master.
 //!
-//! Owns: asking for numbers of new targets, joining, beats, comparing sessions. Does not own: what the master answers, what follows
-//! from its silence (`step`).
+//! Owns: asking for numbers of new targets, joining, beats, comparing sessions. Does not own: what the master answers,
+//! what follows from its silence (`step`).
 //!
 //! While the master cannot be reached a server that has the map from before serves with that; one that has none keeps
-//! trying. A session that the master does not know has ended; one that it knows and this server does not has begun while
-//! this one was away.
+//! trying. A session that the master does not know has ended; one that it knows and this server does not has begun
+//! while this one was away.
 
 use crate::cluster::peers::{
     ALREADY_HERE, Begun, Cluster, PeerName, PeerQuestion, PeerTold, STOPPING, peer_link_config,
@@ -31,8 +31,8 @@ pub const BEAT: Duration = Duration::from_secs(1);
 const TRY_AGAIN: Duration = Duration::from_millis(500);
 /// How long one attempt to join may take: the master tries the addresses of a new server meanwhile.
 const ATTEMPT: Duration = Duration::from_secs(20);
-/// How long another process with the same zones may be connected before it is not a leftover: as long as it takes to notice that
-/// a connection is dead.
+/// How long another process with the same zones may be connected before it is not a leftover: as long as it takes to
+/// notice that a connection is dead.
 const LEFTOVER: Duration = Duration::from_secs(30);
 /// How long a server with a map waits for the master before it starts without.
 const MASTER_PATIENCE: Duration = Duration::from_secs(2);
@@ -136,7 +136,8 @@ pub(crate) struct Enlisted {
     pub(crate) targets: Vec<TargetId>,
 }
 
-/// Asks the master for numbers of new targets of a server that others reach at `addrs`; waits for it as long as it takes.
+/// Asks the master for numbers of new targets of a server that others reach at `addrs`; waits for it as long as it
+/// takes.
 pub(crate) async fn enlist<E: Env>(
     env: &E,
     config: &ServerConfig,
@@ -195,8 +196,8 @@ impl<E: Env> Cluster<E> {
         self.worker.tell(keeper, Question::PutMap(Box::new(self.map()))).await
     }
 
-    /// Takes the sessions that the zones remember, and compares them with the master's if it was there. Returns the number
-    /// of what they were compared with.
+    /// Takes the sessions that the zones remember, and compares them with the master's if it was there. Returns the
+    /// number of what they were compared with.
     pub(crate) async fn remember(self: &Rc<Self>, hails: &[Hail], joined: bool) -> Result<Option<u64>> {
         for (id, record) in hails.iter().flat_map(|h| h.sessions.iter()) {
             self.known.borrow_mut().insert(*id, record.clone());
@@ -214,7 +215,8 @@ impl<E: Env> Cluster<E> {
         Ok(if joined { self.compare_sessions().await.ok() } else { None })
     }
 
-    /// After a loss of power: the sessions that were here end, at once here, and everywhere as soon as the master hears of it.
+    /// After a loss of power: the sessions that were here end, at once here, and everywhere as soon as the master hears
+    /// of it.
     pub(crate) async fn end_robbed(self: &Rc<Self>, hails: &[Hail]) -> Result<()> {
         if !hails.iter().any(|h| h.lost) {
             return Ok(());
@@ -291,8 +293,8 @@ impl<E: Env> Cluster<E> {
         self.in_step(sent_ns, alone).await
     }
 
-    /// Settles what was heard of sessions, beside the beats if it takes longer than one: what ended may wait for a server that is down,
-    /// and the master and the mounts must not take this one for down, too. Whether it is done.
+    /// Settles what was heard of sessions, beside the beats if it takes longer than one: what ended may wait for a
+    /// server that is down, and the master and the mounts must not take this one for down, too. Whether it is done.
     async fn settled_soon(self: &Rc<Self>, heard: Heard) -> bool {
         if self.settling.replace(true) {
             return false;
@@ -428,8 +430,8 @@ impl<E: Env> Cluster<E> {
         Ok(PeerTold::Done)
     }
 
-    /// Returns when nothing is taken from an ended session any more, and nothing that was taken is under way: as in `end_everywhere`. That
-    /// may wait for other servers, so nobody waits for whoever waits here.
+    /// Returns when nothing is taken from an ended session any more, and nothing that was taken is under way: as in
+    /// `end_everywhere`. That may wait for other servers, so nobody waits for whoever waits here.
     async fn land(&self, ended: Begun) -> Result<()> {
         if self.is_known(ended) {
             for target in self.worker.routes.local() {
@@ -461,8 +463,8 @@ impl<E: Env> Cluster<E> {
         Ok(())
     }
 
-    /// Lets a mount in whose session is known here or to the master. Whether it is the session that its last connection to here
-    /// belonged to: the same session may have ended and begun again since.
+    /// Lets a mount in whose session is known here or to the master. Whether it is the session that its last connection
+    /// to here belonged to: the same session may have ended and begun again since.
     ///
     /// Errors: why not.
     pub(crate) async fn admit_mount(self: &Rc<Self>, session: SessionId) -> std::result::Result<bool, String> {
@@ -489,7 +491,8 @@ impl<E: Env> Cluster<E> {
         Ok(start(self))
     }
 
-    /// Returns when this server knows whether that begin of a session has ended, unless it may have begun since the master was asked.
+    /// Returns when this server knows whether that begin of a session has ended, unless it may have begun since the
+    /// master was asked.
     ///
     /// Errors: `Again` if the master cannot be asked.
     pub(crate) async fn hear_of(self: &Rc<Self>, session: Begun) -> Result<()> {
@@ -508,8 +511,8 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// `PeerQuestion::SessionStart`: before another session is taken in, those that have ended are gone here. A mount that was alone until
-    /// its end may have written without locks.
+    /// `PeerQuestion::SessionStart`: before another session is taken in, those that have ended are gone here. A mount
+    /// that was alone until its end may have written without locks.
     pub(crate) async fn start_after_ends(
         self: &Rc<Self>,
         session: SessionId,
@@ -521,8 +524,8 @@ impl<E: Env> Cluster<E> {
         self.start_here(session, record).await
     }
 
-    /// A session did not keep to the rules here: it ends here at once, and everywhere as soon as the master hears of it. So with one that was
-    /// `robbed` of what it was answered.
+    /// A session did not keep to the rules here: it ends here at once, and everywhere as soon as the master hears of
+    /// it. So with one that was `robbed` of what it was answered.
     pub(crate) fn evict_here(self: &Rc<Self>, session: SessionId, why: &str, how: Eviction) {
         let Some(start) = self.known.borrow().get(&session).map(|r| r.start) else { return };
         let ended = (session, start);

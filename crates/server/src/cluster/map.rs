@@ -3,9 +3,9 @@
 //! Owns: the rules, as plain functions. Does not own: keeping the map (`target`), asking for it (`member`), giving it
 //! (`master`).
 //!
-//! Invariants: target 0 is in the first server; every target below the pool is in exactly one server; the targets of
-//! a server never change; the epoch grows with each change. So "which server has a target" has one answer per epoch, and an
-//! answer once given stays right.
+//! Invariants: target 0 is in the first server; every target below the pool is in exactly one server; the targets of a
+//! server never change; the epoch grows with each change. So "which server has a target" has one answer per epoch, and
+//! an answer once given stays right.
 
 use crate::error::{ServerError, ServerErrorKind};
 use crate::target::records::HomeRecord;
@@ -64,8 +64,8 @@ pub fn new_targets(map: &ClusterMap, count: u16) -> Result<Vec<TargetId>, String
     Ok((pool..pool + count).map(TargetId).collect())
 }
 
-/// Whether a server that the map does not know has addresses of its own: with another's it is most likely that one, on a folder
-/// that does not have its zones.
+/// Whether a server that the map does not know has addresses of its own: with another's it is most likely that one, on
+/// a folder that does not have its zones.
 ///
 /// Errors: whose address it has, for people.
 pub fn check_addresses(map: &ClusterMap, server: &ServerInfo) -> Result<(), String> {
@@ -202,7 +202,8 @@ mod tests {
         ServerInfo { id, name, addrs, targets: targets.map(TargetId).collect() }
     }
 
-    /// Goal: servers come in with the next numbers, come again with what they have, and nothing else; every map is whole.
+    /// Goal: servers come in with the next numbers, come again with what they have, and nothing else; every map is
+    /// whole.
     #[test]
     fn servers_come_in() {
         let map = first(7, server(1, 0..2));

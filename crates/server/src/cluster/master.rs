@@ -1,7 +1,7 @@
 //! The master: the server with target 0 keeps the map and says who comes in and which sessions there are.
 //!
-//! Owns: joins, what is heard of the other servers, sessions and tunables on all of them. Does not own: the rules of the map (`map`),
-//! the sessions themselves (`front`), what was set of the tunables (`tuned`).
+//! Owns: joins, what is heard of the other servers, sessions and tunables on all of them. Does not own: the rules of
+//! the map (`map`), the sessions themselves (`front`), what was set of the tunables (`tuned`).
 //!
 //! The map is stable on target 0 before anybody hears of it. A server that cannot be told that a session began or ended
 //! hears of it by its next beat: each beat is answered with a number that changes with the sessions, and a server that
@@ -50,7 +50,8 @@ impl<E: Env> Cluster<E> {
         Ok(())
     }
 
-    /// `Request::Join`. Without targets it asks for the numbers of new ones, which are its own only when it comes with them.
+    /// `Request::Join`. Without targets it asks for the numbers of new ones, which are its own only when it comes with
+    /// them.
     pub(crate) async fn join(
         self: &Rc<Self>,
         server: ServerInfo,
@@ -234,8 +235,9 @@ impl<E: Env> Cluster<E> {
         join_all(told).await;
     }
 
-    /// Asks a server for as long as it is heard of: what the session has under way there is waited for, before its end is over. One that
-    /// is not may live nevertheless, for instance if it is the master that was away, so it is tried for a moment.
+    /// Asks a server for as long as it is heard of: what the session has under way there is waited for, before its end
+    /// is over. One that is not may live nevertheless, for instance if it is the master that was away, so it is tried
+    /// for a moment.
     async fn ask_while_up(self: &Rc<Self>, server: u64, question: &PeerQuestion) -> Result<PeerTold> {
         let mut asked = std::pin::pin!(self.ask_server(server, question.clone()));
         loop {

@@ -1,15 +1,17 @@
 //! `Step`: what a server that is not the master makes of how lately it heard the master.
 //!
-//! Owns: whether its targets grant tokens, whether it goes on without the master. Does not own: beats and sessions (`member`),
-//! who is alone (`front::company`, at the master).
+//! Owns: whether its targets grant tokens, whether it goes on without the master. Does not own: beats and sessions
+//! (`member`), who is alone (`front::company`, at the master).
 //!
-//! Targets here grant tokens unless the master has said within `ALONE_LEASE` that the only mount knows that it is alone, this server
-//! knows of no other, and nobody who was cut off may still use what was granted here. So a start begins with tokens, and a server
-//! that does not hear that a second mount comes grants them by itself before that mount is let in: the master waits for the answer
-//! or for the lease. Granting to a mount that is alone costs messages alone.
+//! Targets here grant tokens unless the master has said within `ALONE_LEASE` that the only mount knows that it is
+//! alone, this server knows of no other, and nobody who was cut off may still use what was granted here. So a start
+//! begins with tokens, and a server that does not hear that a second mount comes grants them by itself before that
+//! mount is let in: the master waits for the answer or for the lease. Granting to a mount that is alone costs messages
+//! alone.
 //!
-//! Several mounts are served for `WITHOUT_MASTER` after the master was last heard: one of them may have been ended there. A mount that
-//! is the only one here is served on, for nobody else is, and the next one is asked about at the master.
+//! Several mounts are served for `WITHOUT_MASTER` after the master was last heard: one of them may have been ended
+//! there. A mount that is the only one here is served on, for nobody else is, and the next one is asked about at the
+//! master.
 
 use crate::cluster::follower::BEAT;
 use crate::cluster::peers::{Cluster, PeerTold};
@@ -26,7 +28,8 @@ use std::time::Duration;
 pub(crate) const ALONE_LEASE: Duration = Duration::from_secs(3);
 /// How long a server without the master serves several mounts.
 pub(crate) const WITHOUT_MASTER: Duration = Duration::from_secs(60);
-/// A server whose last beat is younger hears of sessions that end: the master tells those that were silent for at most 5 s.
+/// A server whose last beat is younger hears of sessions that end: the master tells those that were silent for at most
+/// 5 s.
 const IN_STEP: Duration = Duration::from_secs(4);
 
 /// The state of one server.
@@ -100,8 +103,8 @@ impl<E: Env> Cluster<E> {
         Ok(())
     }
 
-    /// A beat that was sent at `sent_ns` has been answered, and sessions are as the master knows them. `alone`: the number of the switch
-    /// by which the only mount knows that it is.
+    /// A beat that was sent at `sent_ns` has been answered, and sessions are as the master knows them. `alone`: the
+    /// number of the switch by which the only mount knows that it is.
     pub(crate) async fn in_step(self: &Rc<Self>, sent_ns: u64, alone: Option<u64>) -> Result<()> {
         self.heard_master(sent_ns)?;
         let _turn = self.changing.take().await;
@@ -177,8 +180,8 @@ impl<E: Env> Cluster<E> {
         });
     }
 
-    /// Sessions of the earlier run that do not come back within the grace time have nothing here: who has something has a
-    /// connection, and says it again over the next one.
+    /// Sessions of the earlier run that do not come back within the grace time have nothing here: who has something has
+    /// a connection, and says it again over the next one.
     pub(crate) fn expect_back(self: &Rc<Self>) {
         let (weak, env) = (Rc::downgrade(self), self.worker.env.clone());
         let Ok(grace) = self.front().map(|f| f.grace()) else { return };

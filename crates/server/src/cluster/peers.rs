@@ -1,14 +1,14 @@
 //! `Cluster`: the other servers, as the worker with the connections sees them.
 //!
-//! Owns: the cluster map in force, the way to other servers' targets, what other servers are answered. Does not own: who
-//! may come in (`map`), what the master does (`master`), what the others do (`member`), the questions (`questions`).
-//! `links` has the connections to others, `callers` those of others to here, `step` what depends on how lately the
-//! master was heard.
+//! Owns: the cluster map in force, the way to other servers' targets, what other servers are answered. Does not own:
+//! who may come in (`map`), what the master does (`master`), what the others do (`member`), the questions
+//! (`questions`). `links` has the connections to others, `callers` those of others to here, `step` what depends on how
+//! lately the master was heard.
 //!
 //! A question to another server waits in a slot of a link, so what waits for names must leave slots to what ends that
-//! wait: the normal lane is for questions that wait for names, bounded here, the urgent lane for all others, which end by
-//! themselves. A question is executed once while its receiver runs (`callers`); after a restart it is asked again, and every one
-//! of them can bear that (`message::Question`).
+//! wait: the normal lane is for questions that wait for names, bounded here, the urgent lane for all others, which end
+//! by themselves. A question is executed once while its receiver runs (`callers`); after a restart it is asked again,
+//! and every one of them can bear that (`message::Question`).
 //!
 //! Bound: one link and one caller for each other server.
 
@@ -75,7 +75,8 @@ pub enum PeerQuestion {
     SessionStart(SessionId, SessionRecord),
     /// `Done`: nothing more is taken from the session.
     SessionStop(Begun),
-    /// `Done`: what the stopped session has goes, and nothing of it is under way. Whether its client is known to use nothing any more.
+    /// `Done`: what the stopped session has goes, and nothing of it is under way. Whether its client is known to use
+    /// nothing any more.
     SessionForget(Begun, bool),
     /// `Done`: the session did not keep to the rules; to the master.
     Evict {
@@ -166,7 +167,8 @@ pub struct Cluster<E: Env> {
     pub(crate) connected: RefCell<BTreeMap<SessionId, u64>>,
     /// At the others: sessions begin and end, and tokens are granted or not, one after the other.
     pub(crate) changing: Turns,
-    /// At the others: the number of the master's sessions that were last compared with, and whether that is under way beside the beats.
+    /// At the others: the number of the master's sessions that were last compared with, and whether that is under way
+    /// beside the beats.
     pub(crate) compared: Cell<Option<u64>>,
     pub(crate) settling: Cell<bool>,
     /// At the others: whether tokens are granted, and how lately the master was heard.
@@ -318,8 +320,8 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// Asks for the lock on moving directories. A server that cannot be reached for long may grant it all the same, to whoever gave up:
-    /// so the question itself is never given up, and a lock that nobody waits for any more goes back.
+    /// Asks for the lock on moving directories. A server that cannot be reached for long may grant it all the same, to
+    /// whoever gave up: so the question itself is never given up, and a lock that nobody waits for any more goes back.
     async fn ask_move_lock(self: &Rc<Self>, server: u64, target: TargetId) -> Result<Told> {
         let link = self.link_to(server).await?;
         let mut lock = pin!(async {

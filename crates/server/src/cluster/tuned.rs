@@ -2,8 +2,8 @@
 //!
 //! Owns: the values, and who is behind. Does not own: setting them (`tunables`), telling the others (`master`).
 //!
-//! A server begins each run with values of its own, and one that is away hears nothing: both are behind until they were told what
-//! they miss, by who sets something or after their next beat.
+//! A server begins each run with values of its own, and one that is away hears nothing: both are behind until they were
+//! told what they miss, by who sets something or after their next beat.
 //!
 //! Bound: one value for each tunable, one entry for each server that joined.
 
@@ -106,8 +106,8 @@ mod tests {
         portion.into_iter().flat_map(|p| p.values).map(|(name, value)| format!("{name}={value}")).collect()
     }
 
-    /// Goal: a server is told what it misses, the last value of each name, and all again in its next run, also if that begins while it is
-    /// being told.
+    /// Goal: a server is told what it misses, the last value of each name, and all again in its next run, also if that
+    /// begins while it is being told.
     #[test]
     fn a_run_misses_what_it_was_not_told() {
         let tuned = Tuned::default();

@@ -4,9 +4,9 @@
 //! came before all sessions had said what they hold. Does not own: the rules (`amphi_dlm::FileLocks`).
 //!
 //! A request that has to wait is answered at once: it holds no slot of its session, however long it waits. Its grant is
-//! entered in the table when it is due, and its client is told to ask again; asking for what one holds is answered with yes,
-//! so it does not matter whether the news arrives, or how often. Sessions that lost their connection ask again when they
-//! have a new one.
+//! entered in the table when it is due, and its client is told to ask again; asking for what one holds is answered with
+//! yes, so it does not matter whether the news arrives, or how often. Sessions that lost their connection ask again
+//! when they have a new one.
 //!
 //! Invariant: whoever changes the table takes the grants out in the same call, so none is left lying.
 
@@ -157,7 +157,8 @@ impl FileLockDesk {
                 return false;
             }
         }
-        // It was granted. Another thread of the owner may have given that up since, or a server before this one granted it.
+        // It was granted. Another thread of the owner may have given that up since, or a server before this one granted
+        // it.
         let again = inner.locks.set(now_ns, lock_of(session, spec), Asking::Try);
         inner.pump();
         again == Ok(Outcome::Held)

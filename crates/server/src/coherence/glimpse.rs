@@ -1,10 +1,11 @@
 //! Glimpses: asking those who write a file what they have not written back yet.
 //!
-//! Owns: the questions of one target that are not answered, and in which order holders of an object's locks are asked. Does
-//! not own: who holds a lock (`locks`), what the objects say (`amphi_data`).
+//! Owns: the questions of one target that are not answered, and in which order holders of an object's locks are asked.
+//! Does not own: who holds a lock (`locks`), what the objects say (`amphi_data`).
 //!
-//! Invariants: a question ends with its answer, with the lock it is about or with its session; who leaves it unanswered is
-//! evicted. Nobody waits here while holding a name or a byte. At most one question for each view of each object under way.
+//! Invariants: a question ends with its answer, with the lock it is about or with its session; who leaves it unanswered
+//! is evicted. Nobody waits here while holding a name or a byte. At most one question for each view of each object
+//! under way.
 
 use crate::counters::add;
 use crate::target::Target;
@@ -21,8 +22,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Where the target begins in a question's id. Below it are 16 bits of the number of the target's start, so that an answer that
-/// is sent again after a restart meets no question of the new run, then the count of questions.
+/// Where the target begins in a question's id. Below it are 16 bits of the number of the target's start, so that an
+/// answer that is sent again after a restart meets no question of the new run, then the count of questions.
 const TARGET_SHIFT: u32 = 48;
 /// Where the number of the start begins.
 const START_SHIFT: u32 = 32;
@@ -154,8 +155,9 @@ const TRIES: usize = 8;
 
 /// How long one object is, as it and its writers say.
 ///
-/// A holder says all that it has written under its locks, landed or not. What lands after that may be part of a call that has not
-/// landed whole, so an end that moved beyond all answers is not believed: everybody is asked again, a few times.
+/// A holder says all that it has written under its locks, landed or not. What lands after that may be part of a call
+/// that has not landed whole, so an end that moved beyond all answers is not believed: everybody is asked again, a few
+/// times.
 async fn glimpse<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -175,8 +177,9 @@ async fn glimpse<E: Env>(
     sum
 }
 
-/// Adds what writers of one object know: from the highest lock down to a holder who knows of a byte at or above its lock's start. Returns
-/// whether all was so at one time: when that holder had answered, nobody above it had written either.
+/// Adds what writers of one object know: from the highest lock down to a holder who knows of a byte at or above its
+/// lock's start. Returns whether all was so at one time: when that holder had answered, nobody above it had written
+/// either.
 async fn ask_all<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,

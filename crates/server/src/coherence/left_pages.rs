@@ -1,14 +1,16 @@
 //! `LeftPages`: what has changed under pages that a mount could not take back in time.
 //!
-//! A mount gives a lock back when somebody else wants it, although its kernel may still have changed pages of the file and cannot write them
-//! back for the moment: it holds write-back back while a truncate is unanswered, and a program that stores into a mapping without pause
-//! always has more. Such a page is written back later, whole, with neighbours as they were when it was read. The target
-//! therefore notes which bytes others change from the return of the lock on, and leaves these out of what comes back so.
+//! A mount gives a lock back when somebody else wants it, although its kernel may still have changed pages of the file
+//! and cannot write them back for the moment: it holds write-back back while a truncate is unanswered, and a program
+//! that stores into a mapping without pause always has more. Such a page is written back later, whole, with neighbours
+//! as they were when it was read. The target therefore notes which bytes others change from the return of the lock on,
+//! and leaves these out of what comes back so.
 //!
-//! Owns: these notes, for each file and session. Does not own: what a mount knows of its kernel's pages (client, `ops/pages`).
-//! Invariants: a byte is noted from before its change may be seen; it is noted no more from before a page that has it is read anew.
-//! A note that may be incomplete (too many ranges, a restart of the server) is none: what is written back by it is refused, and
-//! the mount tells its programs. Bounds: `FILES_MAX` notes for a session, `RANGES_MAX` ranges of each.
+//! Owns: these notes, for each file and session. Does not own: what a mount knows of its kernel's pages (client,
+//! `ops/pages`). Invariants: a byte is noted from before its change may be seen; it is noted no more from before a page
+//! that has it is read anew. A note that may be incomplete (too many ranges, a restart of the server) is none: what is
+//! written back by it is refused, and the mount tells its programs. Bounds: `FILES_MAX` notes for a session,
+//! `RANGES_MAX` ranges of each.
 
 use amphi_types::{ByteRange, Errno, Ino, RangeSet, Result, SessionId};
 use smallvec::SmallVec;
@@ -114,8 +116,8 @@ mod tests {
         ByteRange { start, end }
     }
 
-    /// Goal: what others change is left out, what the session itself changes is not, and a page that was read anew is whole again. Method:
-    /// changes by both on one page, then a read of it.
+    /// Goal: what others change is left out, what the session itself changes is not, and a page that was read anew is
+    /// whole again. Method: changes by both on one page, then a read of it.
     #[test]
     fn what_others_changed_is_left_out() {
         let mut pages = LeftPages::new(3);
@@ -130,7 +132,8 @@ mod tests {
         assert_eq!(pages.unchanged(INO, MINE, token, r(0, 4096)).unwrap().to_vec(), [r(0, 4096)]);
     }
 
-    /// Goal: nothing is written by a note that has ended, was begun anew, belongs to a session that has gone, or is incomplete. Method: each.
+    /// Goal: nothing is written by a note that has ended, was begun anew, belongs to a session that has gone, or is
+    /// incomplete. Method: each.
     #[test]
     fn a_note_that_is_not_complete_is_none() {
         let mut pages = LeftPages::new(3);

@@ -3,9 +3,9 @@
 //! Owns: which task waits for which lock, and what has to be sent to clients. Does not own: the rules
 //! (`amphi_dlm::LockSpace`), connections, eviction.
 //!
-//! Invariants: whoever changes the space empties its actions in the same call, so none is left lying. What ends when a wait or a
-//! lock is dropped ends at the time of the drop: with an earlier one, whoever is called back then would be overdue before it
-//! was asked.
+//! Invariants: whoever changes the space empties its actions in the same call, so none is left lying. What ends when a
+//! wait or a lock is dropped ends at the time of the drop: with an earlier one, whoever is called back then would be
+//! overdue before it was asked.
 
 use crate::worker::AGAIN_MAX;
 use amphi_dlm::{
@@ -40,7 +40,8 @@ struct Inner {
     outbox: Vec<(SessionId, Push)>,
     /// Whether a task waits for the next deadline.
     watched: bool,
-    /// Locks that were asked back and that sessions said to need longer, with the time at which they said so first, monotonic ns.
+    /// Locks that were asked back and that sessions said to need longer, with the time at which they said so first,
+    /// monotonic ns.
     kept: BTreeMap<(SessionId, LockId), u64>,
 }
 
@@ -97,7 +98,8 @@ fn errno(refusal: Refusal) -> Errno {
 }
 
 impl Locks {
-    /// An empty space; `generation` is higher at each start of the target, `clock` tells the time that callers give too.
+    /// An empty space; `generation` is higher at each start of the target, `clock` tells the time that callers give
+    /// too.
     pub fn new(limits: LockLimits, generation: u16, clock: impl Fn() -> u64 + 'static) -> Locks {
         let space = LockSpace::new(limits, generation);
         Locks {
@@ -175,8 +177,8 @@ impl Locks {
         Ok(Grant { id, range })
     }
 
-    /// Asks for the lock of a group, or again for one that was asked for as `asked` before. Returns its id and whether it is granted;
-    /// if not, `Push::GroupLockNews` follows when it is.
+    /// Asks for the lock of a group, or again for one that was asked for as `asked` before. Returns its id and whether
+    /// it is granted; if not, `Push::GroupLockNews` follows when it is.
     ///
     /// Errors: `Again` if it is not to wait for another group; `NoMem` when the table is full.
     pub fn group(
@@ -308,7 +310,8 @@ impl Locks {
         inner.outbox.extend(pushes);
     }
 
-    /// Callbacks that were sent at least `quiet_ns` ago, without progress since, are sent again, `AGAIN_MAX` at most. Returns how many.
+    /// Callbacks that were sent at least `quiet_ns` ago, without progress since, are sent again, `AGAIN_MAX` at most.
+    /// Returns how many.
     pub fn push_unanswered(&self, now_ns: u64, quiet_ns: u64) -> u64 {
         let inner = &mut *self.inner.borrow_mut();
         let again = inner.space.unanswered(now_ns, quiet_ns).take(AGAIN_MAX);
@@ -358,8 +361,8 @@ impl Locks {
         }
     }
 
-    /// The session says that it lives and cannot give these locks back yet: they have their time anew, for at most `most_ns` since it
-    /// said so first.
+    /// The session says that it lives and cannot give these locks back yet: they have their time anew, for at most
+    /// `most_ns` since it said so first.
     pub fn kept(&self, now_ns: u64, session: SessionId, ids: &[u64], most_ns: u64) {
         let mut inner = self.inner.borrow_mut();
         let called: Vec<LockId> = inner.space.called_back(session).map(|(id, _)| id).collect();
@@ -428,9 +431,9 @@ mod tests {
         assert_eq!(locks.count(a) + locks.count(b), 0);
     }
 
-    /// Goal: whoever gets a lock after a long wait, and is asked for it at once, has all of the time to answer, whatever it waited
-    /// behind. Method: a holder, behind it a direct request and a cached one, or two cached ones of which the first goes away with its grant,
-    /// and somebody who waits for the last; the holder is ended long after.
+    /// Goal: whoever gets a lock after a long wait, and is asked for it at once, has all of the time to answer,
+    /// whatever it waited behind. Method: a holder, behind it a direct request and a cached one, or two cached ones of
+    /// which the first goes away with its grant, and somebody who waits for the last; the holder is ended long after.
     #[test]
     fn time_to_answer_begins_with_the_grant() {
         let range = ByteRange::new(0, 10);

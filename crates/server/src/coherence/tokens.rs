@@ -1,11 +1,12 @@
 //! `Tokens`: what clients may cache of a target's names and attributes, as tasks use it.
 //!
-//! Owns: which task waits for which change, what has to be sent to clients, whether tokens are granted at all. Does not own:
-//! the rules (`amphi_dlm::TokenSpace`), connections, eviction.
+//! Owns: which task waits for which change, what has to be sent to clients, whether tokens are granted at all. Does not
+//! own: the rules (`amphi_dlm::TokenSpace`), connections, eviction.
 //!
-//! Invariants: whoever changes the space empties its actions in the same call; a value is read and granted, and a change
-//! is applied and ended, in one step without an await. While the only mount is alone, a change and a reply cost one look at a
-//! flag. A change that began then was announced to nobody, so nothing is granted until the last of these has ended.
+//! Invariants: whoever changes the space empties its actions in the same call; a value is read and granted, and a
+//! change is applied and ended, in one step without an await. While the only mount is alone, a change and a reply cost
+//! one look at a flag. A change that began then was announced to nobody, so nothing is granted until the last of these
+//! has ended.
 
 use crate::worker::AGAIN_MAX;
 use amphi_dlm::{ChangeId, Changed, Revoke, RevokeId, SessionEnd, TokenAction, TokenKey, TokenLimits, TokenSpace};
@@ -17,8 +18,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How long a client may use a token. The same in all versions of the server: after a restart the longest life that was ever
-/// granted is waited for.
+/// How long a client may use a token. The same in all versions of the server: after a restart the longest life that was
+/// ever granted is waited for.
 pub const TOKEN_LIFE: Duration = Duration::from_secs(30);
 /// How much longer a token counts here.
 pub const TOKEN_MARGIN: Duration = Duration::from_secs(1);
@@ -163,14 +164,15 @@ impl Tokens {
         self.inner.borrow().space.is_shared(now_ns, dir)
     }
 
-    /// Nothing is granted until the returned change ends: for what an earlier run promised to change, when nobody cached it.
+    /// Nothing is granted until the returned change ends: for what an earlier run promised to change, when nobody
+    /// cached it.
     pub fn hold(&self) -> Changing {
         self.unguarded.set(self.unguarded.get() + 1);
         Changing { tokens: self.clone(), id: None, number: None, ended: false }
     }
 
-    /// Waits until nobody caches the keys of a change, and none is granted until its end. `sent` is called when revocations are
-    /// to be sent.
+    /// Waits until nobody caches the keys of a change, and none is granted until its end. `sent` is called when
+    /// revocations are to be sent.
     pub async fn change(
         &self,
         now_ns: impl FnOnce() -> u64,
@@ -245,8 +247,8 @@ impl Tokens {
         if inner.outbox.is_empty() { Vec::new() } else { std::mem::take(&mut inner.outbox) }
     }
 
-    /// Whether the caller has to watch deadlines from now on. Wakes the one who does if it sleeps too long: what is not answered is
-    /// sent again after `quiet_ns`.
+    /// Whether the caller has to watch deadlines from now on. Wakes the one who does if it sleeps too long: what is not
+    /// answered is sent again after `quiet_ns`.
     pub fn start_watch(&self, now_ns: u64, quiet_ns: u64) -> bool {
         let mut inner = self.inner.borrow_mut();
         match (&inner.watch, inner.next_look(now_ns, quiet_ns)) {
@@ -263,8 +265,8 @@ impl Tokens {
         }
     }
 
-    /// Ends what is over, sends again what nobody has answered for `quiet_ns`, `AGAIN_MAX` at most, and says who did not answer in
-    /// time; then when to look again, and what wakes earlier. `None`: there is nothing to watch.
+    /// Ends what is over, sends again what nobody has answered for `quiet_ns`, `AGAIN_MAX` at most, and says who did
+    /// not answer in time; then when to look again, and what wakes earlier. `None`: there is nothing to watch.
     pub fn watch(&self, now_ns: u64, quiet_ns: u64) -> (Vec<SessionId>, Option<(u64, oneshot::Receiver<()>)>) {
         let mut inner = self.inner.borrow_mut();
         let mut late = Vec::new();

@@ -1,11 +1,12 @@
 //! Writes that are answered from memory.
 //!
-//! Owns: the one step in which a write is accepted. Does not own: whether it is to be (`way`), the memory (`write_back`), what it
-//! becomes (`flush`).
+//! Owns: the one step in which a write is accepted. Does not own: whether it is to be (`way`), the memory
+//! (`write_back`), what it becomes (`flush`).
 //!
-//! Invariants: the caller holds the bytes (`SpanGate::take_bytes`) and has looked at the generation; nothing is waited for between the
-//! last look at the session and the record, which has the bytes' extent and the answer of the slot. The inode's own item knows
-//! nothing of the bytes before they are flushed: power loss takes the memory, and with it all that says there was more.
+//! Invariants: the caller holds the bytes (`SpanGate::take_bytes`) and has looked at the generation; nothing is waited
+//! for between the last look at the session and the record, which has the bytes' extent and the answer of the slot. The
+//! inode's own item knows nothing of the bytes before they are flushed: power loss takes the memory, and with it all
+//! that says there was more.
 
 use super::way::{State, Way, way};
 use crate::counters::add;
@@ -20,8 +21,8 @@ use amphi_wire::Reply;
 use amphi_zone::{Lsn, Order};
 use std::rc::Rc;
 
-/// Free bytes that the file system below a zone has to have beyond what was promised: others fill it too, and what was accepted must
-/// not find it full.
+/// Free bytes that the file system below a zone has to have beyond what was promised: others fill it too, and what was
+/// accepted must not find it full.
 const ROOM_BELOW_BYTES: u64 = 16 << 20;
 
 /// A write as it is to be accepted.
@@ -73,8 +74,8 @@ impl<E: Env> Cx<E> {
         left >= free || left >= promised + ROOM_BELOW_BYTES / BLOCK
     }
 
-    /// Accepts a write into memory and appends its record, in one step. `None`: it has to go through, which also says what is wrong
-    /// with it.
+    /// Accepts a write into memory and appends its record, in one step. `None`: it has to go through, which also says
+    /// what is wrong with it.
     pub(super) fn accept(&self, write: &Accepting, payload: &Buf) -> Option<(Lsn, Reply)> {
         let (target, back) = (&self.target, &self.target.write_back);
         target.exhume();
@@ -113,7 +114,8 @@ impl<E: Env> Cx<E> {
         Some((lsn, reply))
     }
 
-    /// What the inode has to know at once of bytes that were accepted: not how long the file is, nor when it was changed.
+    /// What the inode has to know at once of bytes that were accepted: not how long the file is, nor when it was
+    /// changed.
     fn note_accepted(&self, object: ObjectId, kill_suidgid: bool, txn: &mut Txn) {
         let ino = object.ino;
         let mut meta = self.target.meta.borrow_mut();
@@ -129,7 +131,8 @@ impl<E: Env> Cx<E> {
         }
     }
 
-    /// Waits until a record survives a kill of the process. One that is in memory already is not written for that: others will come.
+    /// Waits until a record survives a kill of the process. One that is in memory already is not written for that:
+    /// others will come.
     pub(super) async fn kept(&self, lsn: Lsn) -> Result<()> {
         if self.target.zone.kept_lsn() >= lsn { Ok(()) } else { self.target.zone.kept(lsn).await }
     }

@@ -28,13 +28,13 @@ const SAME_TRIES: usize = 16;
 /// Asks as a session that does not exist: everybody's changes count for it, and it gets no tokens.
 pub const NOBODY: SessionId = SessionId(0);
 
-/// The size that the objects of a file gave last, with the inode's generation. Objects are asked one after the other, and a write
-/// may land on some of them in between: as sizes only grow within a generation, a size that is found twice was the file's in
-/// between.
+/// The size that the objects of a file gave last, with the inode's generation. Objects are asked one after the other,
+/// and a write may land on some of them in between: as sizes only grow within a generation, a size that is found twice
+/// was the file's in between.
 type Before = Option<(u64, u64)>;
 
-/// What a client sees of an inode of this target, and its right to cache that; gathers what the objects say if they know
-/// better, and for an `asker` what others have written and not yet written back.
+/// What a client sees of an inode of this target, and its right to cache that; gathers what the objects say if they
+/// know better, and for an `asker` what others have written and not yet written back.
 pub async fn view<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -56,8 +56,8 @@ pub async fn view<E: Env>(
     Err(Errno::Again)
 }
 
-/// As `view`; `None` if the file was being cut, or was between the questions to its objects and the look at its inode, or if its
-/// objects have not yet said the same twice.
+/// As `view`; `None` if the file was being cut, or was between the questions to its objects and the look at its inode,
+/// or if its objects have not yet said the same twice.
 async fn look<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -119,8 +119,8 @@ fn plain<E: Env>(
     Ok(Some((view, token)))
 }
 
-/// The answer to `Request::GetAttr` if it waits for nobody: nothing is being changed, and the inode itself knows. Errors are left to
-/// `Cx::getattr`.
+/// The answer to `Request::GetAttr` if it waits for nobody: nothing is being changed, and the inode itself knows.
+/// Errors are left to `Cx::getattr`.
 pub fn at_once<E: Env>(worker: &Rc<Worker<E>>, target: &Target<E>, session: SessionId, ino: Ino) -> Option<Answer> {
     if !target.has_session(session) || !target.names.is_empty() {
         return None;
@@ -306,8 +306,8 @@ impl<E: Env> Cx<E> {
         self.commit_change(txn, reply, &mut changing).await
     }
 
-    /// `Request::Spread`. Answered when it cannot be lost any more: objects elsewhere will carry the inode's number, and
-    /// after lost power whatever they hold must be looked for there.
+    /// `Request::Spread`. Answered when it cannot be lost any more: objects elsewhere will carry the inode's number,
+    /// and after lost power whatever they hold must be looked for there.
     pub async fn spread(&self, ino: Ino) -> Result<Reply> {
         self.target.zone.reserve(64).await?;
         let _guard = self.target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;

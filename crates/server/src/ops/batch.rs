@@ -3,11 +3,12 @@
 //! Owns: the order of spans, plans, disk and log for several objects at once. Does not own: what one write is made of
 //! (`data`).
 //!
-//! Invariants: those of `data`. Spans are taken one for each object, in ascending order of objects, and whoever holds several
-//! takes them so: no circle. A part waits for disks and for the spans of requests that wait for nothing else, never for an
-//! answer of a mount: one that needs that is refused with `Again` and comes alone. What fails of one part concerns that part;
-//! the others land. All parts of a step are in one record, the last step's with the answer. They are planned one after the
-//! other, so that their new blocks lie together where there is room, and neighbours are one disk write.
+//! Invariants: those of `data`. Spans are taken one for each object, in ascending order of objects, and whoever holds
+//! several takes them so: no circle. A part waits for disks and for the spans of requests that wait for nothing else,
+//! never for an answer of a mount: one that needs that is refused with `Again` and comes alone. What fails of one part
+//! concerns that part; the others land. All parts of a step are in one record, the last step's with the answer. They
+//! are planned one after the other, so that their new blocks lie together where there is room, and neighbours are one
+//! disk write.
 
 use super::payload::{self, Piece};
 use super::rights::Touch;
@@ -90,7 +91,8 @@ impl<E: Env> Cx<E> {
         from..from + fits.count().max(1)
     }
 
-    /// Writes what fits one record; adds to `results` what became of each part. The last step is logged with the answer.
+    /// Writes what fits one record; adds to `results` what became of each part. The last step is logged with the
+    /// answer.
     async fn batch_step(
         &self,
         parts: &[BatchPart],

@@ -3,11 +3,11 @@
 //! Owns: the order of lock, span, plan, disk and log for file data. Does not own: where blocks lie (`amphi_data`),
 //! who may cache what (`amphi_dlm`).
 //!
-//! Invariants: the client's lock (or the target's own for a direct request) comes first, then log space (a flush does not
-//! wait for it: what it frees may be what others wait for), then the span, then the plan; the session is looked at right before the disk is asked; a plan is committed or aborted before the
-//! span is let go; a record that points at fresh blocks is appended when they are written, and says so
-//! (`Order::AfterData`). The payload is written from where it
-//! lies: only what belongs to a smaller segment, or lies at a foreign alignment, is copied.
+//! Invariants: the client's lock (or the target's own for a direct request) comes first, then log space (a flush does
+//! not wait for it: what it frees may be what others wait for), then the span, then the plan; the session is looked at
+//! right before the disk is asked; a plan is committed or aborted before the span is let go; a record that points at
+//! fresh blocks is appended when they are written, and says so (`Order::AfterData`). The payload is written from where
+//! it lies: only what belongs to a smaller segment, or lies at a foreign alignment, is copied.
 
 use super::accept::Accepting;
 use super::payload::{self, Piece};
@@ -67,9 +67,9 @@ impl<E: Env> Cx<E> {
         self.target.locks.direct(now_ns, self.session, object, mode, range, sent).await.map(Some)
     }
 
-    /// The generation to go by. Locks order a request and a truncate by somebody else, so the request came wholly before or comes
-    /// wholly after it, whatever its client knows of it. A mount that is alone truncates without locks: what it wrote back
-    /// before with an older generation is refused.
+    /// The generation to go by. Locks order a request and a truncate by somebody else, so the request came wholly
+    /// before or comes wholly after it, whatever its client knows of it. A mount that is alone truncates without locks:
+    /// what it wrote back before with an older generation is refused.
     pub(super) fn generation(&self, object: ObjectId, known: u64, server_lock: bool) -> u64 {
         let ordered = server_lock || self.target.tokens.on();
         if ordered { known.max(self.target.data.borrow().generation(object)) } else { known }
@@ -266,7 +266,8 @@ impl<E: Env> Cx<E> {
         self.target.free_blocks(false) * BLOCK >= wanted
     }
 
-    /// How writes are planned: another mount may read before a request is sent again after a crash and must not find half of it.
+    /// How writes are planned: another mount may read before a request is sent again after a crash and must not find
+    /// half of it.
     pub(super) fn fresh(&self) -> Fresh {
         if self.target.tokens.on() { Fresh::Written } else { Fresh::Needed }
     }
@@ -335,8 +336,8 @@ impl<E: Env> Cx<E> {
         }
     }
 
-    /// Waits until a written plan may be committed. A block at its edges with bytes of a write that has failed since is written once more without them.
-    /// Returns what the blocks at the edges have become.
+    /// Waits until a written plan may be committed. A block at its edges with bytes of a write that has failed since is
+    /// written once more without them. Returns what the blocks at the edges have become.
     async fn in_turn(&self, plan: &WritePlan, edges: &[Edge], written: Written) -> Result<(Landing, Images)> {
         for edge in edges.iter().filter(|_| !planted::is(Mistake::CommitOutOfTurn)) {
             edge.turn().await;
@@ -482,8 +483,8 @@ impl<E: Env> Cx<E> {
         Ok(Reply::Done)
     }
 
-    /// A span for a change of `range` behind which nothing of the object is delayed: a hole leaves the object's end where it is,
-    /// which has to be on the disk for that.
+    /// A span for a change of `range` behind which nothing of the object is delayed: a hole leaves the object's end
+    /// where it is, which has to be on the disk for that.
     async fn span_flushed(&self, object: ObjectId, range: ByteRange) -> Result<SpanGuard> {
         loop {
             let has = self.target.data.borrow().delayed.has(object);

@@ -1,6 +1,7 @@
 //! Locks of applications on files.
 //!
-//! While sessions of an earlier run have not said what they hold, nothing new is granted: requests are asked again then.
+//! While sessions of an earlier run have not said what they hold, nothing new is granted: requests are asked again
+//! then.
 
 use crate::coherence::file_locks::closing::WAIT;
 use crate::coherence::file_locks::tell;

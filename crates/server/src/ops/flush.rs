@@ -1,15 +1,16 @@
 //! Flushing: bytes that were accepted into memory get their blocks.
 //!
-//! Owns: how a unit is written, what is flushed next, the agent that does it. Does not own: what is delayed (`amphi_data::Delayed`),
-//! the memory (`write_back`).
+//! Owns: how a unit is written, what is flushed next, the agent that does it. Does not own: what is delayed
+//! (`amphi_data::Delayed`), the memory (`write_back`).
 //!
-//! A unit of 1 MiB that is delayed as a whole is flushed at once; the rest when it has aged, when the memory is half full, and for
-//! who calls `fsync`. All that is delayed of a unit gets its blocks together, in one piece where there is one, leaves in as few
-//! requests of the disk as its blocks allow, and is one record.
+//! A unit of 1 MiB that is delayed as a whole is flushed at once; the rest when it has aged, when the memory is half
+//! full, and for who calls `fsync`. All that is delayed of a unit gets its blocks together, in one piece where there is
+//! one, leaves in as few requests of the disk as its blocks allow, and is one record.
 //!
-//! Invariants: a flush holds its blocks alone. Blocks that it covers are overwritten in place also while other mounts look: until its
-//! record is kept the log names the bytes in memory, and a start writes them again before anybody is served. What fails stays in
-//! memory and is tried again. At most `FLUSHES_MAX` units of a target are in flight for each who flushes.
+//! Invariants: a flush holds its blocks alone. Blocks that it covers are overwritten in place also while other mounts
+//! look: until its record is kept the log names the bytes in memory, and a start writes them again before anybody is
+//! served. What fails stays in memory and is tried again. At most `FLUSHES_MAX` units of a target are in flight for
+//! each who flushes.
 
 use super::names::plain_view;
 use super::payload::{self, Piece};

@@ -130,7 +130,8 @@ impl<E: Env> Cx<E> {
         Ok((parent, entries, end))
     }
 
-    /// Adds the attributes of directories that live on other targets of this server: whoever walks a tree goes there next.
+    /// Adds the attributes of directories that live on other targets of this server: whoever walks a tree goes there
+    /// next.
     async fn add_directories(&self, entries: &mut [DirEntry]) {
         let mut places: BTreeMap<TargetId, Vec<usize>> = BTreeMap::new();
         for (at, entry) in entries.iter().enumerate() {

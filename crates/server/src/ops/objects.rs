@@ -27,7 +27,8 @@ use std::task::{Context, Waker};
 const ITEMS_A_RECORD: usize = 4096;
 /// Files with at most so many extents are destroyed in the record that takes their last name.
 const SMALL_EXTENTS: usize = 512;
-/// A record that removes an inode has that many, all its attributes, and more than 4 KiB for what else it says, in the smallest log.
+/// A record that removes an inode has that many, all its attributes, and more than 4 KiB for what else it says, in the
+/// smallest log.
 const _: () =
     assert!(XATTR_TOTAL_MAX + SMALL_EXTENTS * EXTENT_BYTES as usize + 8192 < amphi_zone::LOG_MIN as usize / 16 * 3);
 /// Most objects that one record makes: 47 bytes each, a fifth of what the smallest log takes.
@@ -99,7 +100,8 @@ pub fn settle_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino:
     });
 }
 
-/// Cuts the objects of a file on this target. Returns the last record that has to last for that, which need not be written yet.
+/// Cuts the objects of a file on this target. Returns the last record that has to last for that, which need not be
+/// written yet.
 pub async fn trim_objects<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Lsn> {
     let Cut { ino, ref layout, size, generation, mtime, .. } = *cut;
     target.left_pages.borrow_mut().changed(ino, cut.by.0, ByteRange::new(size, u64::MAX));
@@ -130,9 +132,9 @@ pub async fn trim_objects<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Lsn> 
     Ok(last)
 }
 
-/// Makes those of `objects` that are not there as they are after a cut, with few records: what was written before it and comes later is
-/// refused, and a cut that is carried out again leaves what was written since. Those that somebody works on may be about to be made,
-/// and are left out.
+/// Makes those of `objects` that are not there as they are after a cut, with few records: what was written before it
+/// and comes later is refused, and a cut that is carried out again leaves what was written since. Those that somebody
+/// works on may be about to be made, and are left out.
 async fn make_cut<E: Env>(target: &Target<E>, objects: &BTreeSet<ObjectId>, cut: &Cut) -> Result<()> {
     let Cut { ino, size, generation, mtime, .. } = *cut;
     let there: BTreeSet<ObjectId> = target.data.borrow().objects_of(ino).map(|(id, _)| id).collect();
@@ -154,9 +156,10 @@ async fn make_cut<E: Env>(target: &Target<E>, objects: &BTreeSet<ObjectId>, cut:
     Ok(())
 }
 
-/// Cuts the objects of a file everywhere, and notes in its inode that all are cut. On other targets no cut can be lost any more when this
-/// returns: those who write and sync next ask the targets that hold what they wrote, and the inode remembers one cut alone. Here the
-/// log has the cuts in front of whatever follows them. After an error `give_cut_up` has to follow.
+/// Cuts the objects of a file everywhere, and notes in its inode that all are cut. On other targets no cut can be lost
+/// any more when this returns: those who write and sync next ask the targets that hold what they wrote, and the inode
+/// remembers one cut alone. Here the log has the cuts in front of whatever follows them. After an error `give_cut_up`
+/// has to follow.
 ///
 /// Costs a sync of each other target, all at the same time.
 pub async fn trim_everywhere<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, cut: &Cut) -> Result<()> {
@@ -174,8 +177,9 @@ pub async fn trim_everywhere<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<
     Ok(())
 }
 
-/// Forgets, with `txn`, a cut that an object has refused, for good when it returns: a later start must not cut what is written from
-/// now on. What that object has behind the cut stays. Of a server that stops nothing is forgotten: its next start goes on.
+/// Forgets, with `txn`, a cut that an object has refused, for good when it returns: a later start must not cut what is
+/// written from now on. What that object has behind the cut stays. Of a server that stops nothing is forgotten: its
+/// next start goes on.
 pub async fn give_cut_up<E: Env>(
     worker: &Worker<E>,
     target: &Target<E>,
@@ -201,8 +205,8 @@ async fn do_at<E: Env>(worker: &Rc<Worker<E>>, target: TargetId, what: &Question
     }
 }
 
-/// Waits until `what`, done under the start number `starts`, cannot be lost any more. A target that was started again may
-/// have lost it: it is done again.
+/// Waits until `what`, done under the start number `starts`, cannot be lost any more. A target that was started again
+/// may have lost it: it is done again.
 async fn stay_done<E: Env>(worker: &Rc<Worker<E>>, target: TargetId, what: &Question, mut starts: u64) -> Result<()> {
     loop {
         match worker.insist_ask(target, Question::StableSince(starts)).await {
@@ -244,8 +248,8 @@ pub struct Orphans {
     later: Vec<Ino>,
 }
 
-/// Adds to `txn` what becomes of inodes that lost their last name. Those that are open stay, and while a session has not
-/// said yet what it has open, so do all: `reap_orphans` looks at them again.
+/// Adds to `txn` what becomes of inodes that lost their last name. Those that are open stay, and while a session has
+/// not said yet what it has open, so do all: `reap_orphans` looks at them again.
 pub fn orphaned<E: Env>(target: &Target<E>, inos: &[Ino], txn: &mut Txn) -> Orphans {
     let mut orphans = Orphans::default();
     for &ino in inos {
@@ -302,7 +306,8 @@ async fn destroy<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: In
     if wide {
         // A cut that is under way would make objects again. No later one begins.
         drop(target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await);
-        // Data elsewhere goes when it is certain that its inode does: at once, since on a full disk somebody may wait for the room.
+        // Data elsewhere goes when it is certain that its inode does: at once, since on a full disk somebody may wait
+        // for the room.
         target.zone.stable(lsn).await?;
         for t in &others {
             starts.push(do_at(worker, *t, &gone).await?);
@@ -332,8 +337,9 @@ pub fn reap_orphans<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
     }
 }
 
-/// Frees an inode that has no name, unless somebody has it open or a session has not said yet what it has open. An operation that
-/// holds it alone may be about to give it a name, and may have promised that: then it is looked at again behind that operation.
+/// Frees an inode that has no name, unless somebody has it open or a session has not said yet what it has open. An
+/// operation that holds it alone may be about to give it a name, and may have promised that: then it is looked at again
+/// behind that operation.
 pub fn destroy_orphan<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) {
     if target.opens.borrow().is_open(ino) || !target.absent.borrow().is_empty() {
         return;
@@ -364,14 +370,15 @@ pub async fn resume_pending<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E
             let (generation, by) = (inode.generation, target.slots.borrow().truncated_by(ino, inode.generation));
             let by = by.and_then(|session| Some((session, target.sessions.borrow().get(&session)?.start)));
             let Some(by) = by else {
-                // Nobody was told that it is cut, and others may have written behind the cut since its session has ended.
+                // Nobody was told that it is cut, and others may have written behind the cut since its session has
+                // ended.
                 give_cut_up(worker, target, ino, generation, Txn::default()).await?;
                 settle_later(worker, target, ino);
                 continue;
             };
             let cut = Cut { by, ino, layout: inode.layout, size: inode.size, generation, mtime: inode.mtime_set_ctime };
-            // Other servers may be down, and a promise to one of them may hold the inode: who wants it waits behind this, the start
-            // does not.
+            // Other servers may be down, and a promise to one of them may hold the inode: who wants it waits behind
+            // this, the start does not.
             let (worker, target) = (worker.clone(), target.clone());
             let env = worker.env.clone();
             let mut cut = Box::pin(async move {

@@ -23,8 +23,9 @@ use std::time::Duration;
 
 /// Access times in one record: what holds the inodes meanwhile stays short.
 const ACCESSED_MAX: usize = 64;
-/// How long opens of an earlier run are kept for a session that has come back and may ask again for what was answered then: it asks as
-/// soon as it is back, and again should the connection break; after a minute it gives up (`transport.give_up_s`).
+/// How long opens of an earlier run are kept for a session that has come back and may ask again for what was answered
+/// then: it asks as soon as it is back, and again should the connection break; after a minute it gives up
+/// (`transport.give_up_s`).
 pub(crate) const KEPT_FOR: Duration = Duration::from_secs(120);
 /// Files that are presented in one record, or called back at once.
 const OPENS_A_STEP: usize = 64;
@@ -41,8 +42,8 @@ pub struct Opening<'a> {
     pub exec: bool,
     /// The client named the inode, and has dropped what it cached of it if it opens for writing.
     pub known: bool,
-    /// For which request of the session at another target: it counts once for each request, since whoever asks may have been
-    /// restarted in between, and so may this target.
+    /// For which request of the session at another target: it counts once for each request, since whoever asks may have
+    /// been restarted in between, and so may this target.
     pub by: Option<(TargetId, RequestId)>,
 }
 
@@ -59,8 +60,9 @@ impl Opening<'_> {
     }
 }
 
-/// Opens an inode of this target. Returns what is seen of it, the number of the change if it is opened for writing, and the
-/// right to cache. A session that may write changes attributes from now on without saying so: nobody else may cache them.
+/// Opens an inode of this target. Returns what is seen of it, the number of the change if it is opened for writing, and
+/// the right to cache. A session that may write changes attributes from now on without saying so: nobody else may cache
+/// them.
 pub async fn open_here<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -98,8 +100,8 @@ pub async fn open_here<E: Env>(
     Ok((view, changed, token))
 }
 
-/// Registers an open, after a check of permissions. A file is opened for `exec` with permission to execute alone: the program
-/// runs without being readable. A session that has ended opens nothing.
+/// Registers an open, after a check of permissions. A file is opened for `exec` with permission to execute alone: the
+/// program runs without being readable. A session that has ended opens nothing.
 fn register<E: Env>(target: &Target<E>, ino: Ino, how: &Opening<'_>) -> Result<()> {
     if how.is_registered(target, ino) {
         return Ok(());
@@ -175,8 +177,8 @@ pub async fn open_again<E: Env>(
     open_here(worker, target, ino, how).await.map(drop)
 }
 
-/// Ends, when the session has had its time to ask again for what an earlier run had answered, the opens that are still kept for
-/// that: most of them were closed in that run.
+/// Ends, when the session has had its time to ask again for what an earlier run had answered, the opens that are still
+/// kept for that: most of them were closed in that run.
 fn end_kept_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: SessionId) {
     if !target.slots.borrow().kept_opens().any(|(s, _, _)| s == session) {
         return;
@@ -266,9 +268,9 @@ impl<E: Env> Cx<E> {
         Ok(Reply::Done)
     }
 
-    /// Brings access times forward, with one record. Nobody waits for it, and while an operation holds an inode, or in the last
-    /// of the log, it is left out: what is lost is a time. With tokens it is a change like any other, after the answer, and one for
-    /// all: who caches their attributes is asked once.
+    /// Brings access times forward, with one record. Nobody waits for it, and while an operation holds an inode, or in
+    /// the last of the log, it is left out: what is lost is a time. With tokens it is a change like any other, after
+    /// the answer, and one for all: who caches their attributes is asked once.
     fn accessed(&self, times: Vec<(Ino, Timespec)>) {
         let apply = |target: &Target<E>, times: &[(Ino, Timespec)]| {
             let mut txn = Txn::default();
@@ -306,7 +308,8 @@ impl<E: Env> Cx<E> {
     /// `Request::Discard`.
     pub fn discard(&self, ino: Ino, opens: u32) -> Result<Reply> {
         let Ok(nlink) = self.target.meta.borrow().inode(ino).map(|i| i.nlink) else { return Ok(Reply::Done) };
-        // A session that has not come back yet may have it open as well, and an operation that holds it may be about to give it a name.
+        // A session that has not come back yet may have it open as well, and an operation that holds it may be about to
+        // give it a name.
         let held = self.target.names.is_held_alone(&NameKey::Inode(ino));
         if nlink > 0 || held || !self.target.absent.borrow().is_empty() {
             return Err(Errno::Busy);
@@ -318,13 +321,14 @@ impl<E: Env> Cx<E> {
         Ok(Reply::Done)
     }
 
-    /// `Request::Represent`. Of a session that others did not wait for, files that it writes may have been settled meanwhile, and others may cache their
-    /// attributes: it writes on without saying so, so they are spread again, stably, and nobody caches them, before the answer.
+    /// `Request::Represent`. Of a session that others did not wait for, files that it writes may have been settled
+    /// meanwhile, and others may cache their attributes: it writes on without saying so, so they are spread again,
+    /// stably, and nobody caches them, before the answer.
     pub async fn represent(&self, opens: Vec<(Ino, Access)>, locks: Vec<HeldLock>) -> Result<Reply> {
         self.target.represented.set(self.target.represented.get() + 1);
         let known = |sessions: &RefCell<BTreeSet<SessionId>>| sessions.borrow().contains(&self.session);
-        // Asked for once more it must not wait for who changes a file: that one may wait for a lock that was taken in, and the mount hears
-        // of nothing before it has this answer.
+        // Asked for once more it must not wait for who changes a file: that one may wait for a lock that was taken in,
+        // and the mount hears of nothing before it has this answer.
         let is_late = !known(&self.target.absent) && !known(&self.target.back);
         if !is_late {
             self.target.back.borrow_mut().insert(self.session);

@@ -1,7 +1,7 @@
 //! Moving one aligned buffer to and from several places of a disk.
 //!
-//! The buffer is cut into parts, and each part is one disk operation; all run at once and nothing is copied. Invariant: pieces are
-//! ascending, do not overlap and are whole blocks.
+//! The buffer is cut into parts, and each part is one disk operation; all run at once and nothing is copied. Invariant:
+//! pieces are ascending, do not overlap and are whole blocks.
 
 use crate::target::disk_queue::DiskQueue;
 use amphi_env::{Buf, Disk};
@@ -23,7 +23,8 @@ pub struct Piece {
     pub disk: u64,
 }
 
-/// Adds a piece, or lengthens the last one if it goes on there in buffer and disk: one request to the disk instead of two.
+/// Adds a piece, or lengthens the last one if it goes on there in buffer and disk: one request to the disk instead of
+/// two.
 pub fn push(pieces: &mut Vec<Piece>, next: Piece) {
     if let Some(last) = pieces.last_mut()
         && last.at + last.len == next.at
@@ -76,8 +77,8 @@ pub async fn write_each<D: Disk>(disk: &D, mut buf: Buf, pieces: &[Piece]) -> Ve
     join_all(writes).await.into_iter().map(|(result, _)| result).collect()
 }
 
-/// Reads the pieces into `buf`, all at once as far as the disk's queue lets them; what no piece covers becomes zeros. On an error every
-/// read has ended.
+/// Reads the pieces into `buf`, all at once as far as the disk's queue lets them; what no piece covers becomes zeros.
+/// On an error every read has ended.
 pub async fn read_pieces<D: Disk>(
     queue: &Rc<DiskQueue>,
     disk: &D,
@@ -145,9 +146,9 @@ mod tests {
         assert!(copied, "no room behind it");
     }
 
-    /// Goal: a buffer with pieces anywhere goes to the disk and comes back whole, holes between pieces as zeros also in used
-    /// memory, and neighbours become one request. Method: pieces out of order on the disk, with gaps at start, middle and
-    /// end; a second buffer of other bytes reads them.
+    /// Goal: a buffer with pieces anywhere goes to the disk and comes back whole, holes between pieces as zeros also in
+    /// used memory, and neighbours become one request. Method: pieces out of order on the disk, with gaps at start,
+    /// middle and end; a second buffer of other bytes reads them.
     #[test]
     fn pieces_move_between_buffer_and_disk() {
         const B: usize = 4096;

@@ -1,14 +1,15 @@
 //! Small files of a directory, opened and read ahead of their reader, many in one message.
 //!
-//! Owns: what may be had without waiting, and the order in which a file is checked, locked, opened and read. Does not own: what the
-//! client makes of it.
+//! Owns: what may be had without waiting, and the order in which a file is checked, locked, opened and read. Does not
+//! own: what the client makes of it.
 //!
-//! Invariants: a part waits for disks, and for a lock that a mount without the file open for writing keeps, a moment [20 ms] in all,
-//! and only if the client wants that: whoever makes files keeps their locks for long. It never waits for a change of names or
-//! attributes, for a writer or a restart. What would have to is answered `Again` and leaves nothing behind: no open, no lock, no
-//! token. All that a part shows is read, checked for permission and granted in one step, under the lock on its bytes, so they are
-//! those of that moment for as long as the lock is held. Spans are taken only where they are free, so their order does not matter.
-//! No circle of waits can last, since the only wait for others has an end.
+//! Invariants: a part waits for disks, and for a lock that a mount without the file open for writing keeps, a moment
+//! [20 ms] in all, and only if the client wants that: whoever makes files keeps their locks for long. It never waits
+//! for a change of names or attributes, for a writer or a restart. What would have to is answered `Again` and leaves
+//! nothing behind: no open, no lock, no token. All that a part shows is read, checked for permission and granted in one
+//! step, under the lock on its bytes, so they are those of that moment for as long as the lock is held. Spans are taken
+//! only where they are free, so their order does not matter. No circle of waits can last, since the only wait for
+//! others has an end.
 
 use super::payload::{self, Piece};
 use crate::counters::add;
@@ -174,8 +175,8 @@ impl<E: Env> Cx<E> {
 
     /// Opens one file, and plans to read it if its bytes are wanted. In one step.
     ///
-    /// Errors: `Again` for what cannot be had without waiting, `FileTooBig` above the bound, `Stale` if the name is another file's or the
-    /// file is not of the kind that travels so; those of looking up and opening.
+    /// Errors: `Again` for what cannot be had without waiting, `FileTooBig` above the bound, `Stale` if the name is
+    /// another file's or the file is not of the kind that travels so; those of looking up and opening.
     fn open_ahead(
         &self,
         asked: &Asked,

@@ -1,11 +1,12 @@
 //! Whether a write is accepted into memory or goes to the disk before it is answered.
 //!
-//! Owns: the decision, as one pure function of what the server knows at that moment. Does not own: what follows (`accept`, `data`).
+//! Owns: the decision, as one pure function of what the server knows at that moment. Does not own: what follows
+//! (`accept`, `data`).
 //!
-//! Small writes are accepted: each would cost a request of the disk and an extent of its own, and in memory they join their
-//! neighbours. Large ones go through, since memory would only copy what the disk takes as it is. What is large depends on the
-//! state: a disk that needs milliseconds for a write takes larger ones from memory; a memory that fills takes smaller ones, so
-//! that the disk sees part of the load before nothing is left.
+//! Small writes are accepted: each would cost a request of the disk and an extent of its own, and in memory they join
+//! their neighbours. Large ones go through, since memory would only copy what the disk takes as it is. What is large
+//! depends on the state: a disk that needs milliseconds for a write takes larger ones from memory; a memory that fills
+//! takes smaller ones, so that the disk sees part of the load before nothing is left.
 
 /// What a slow disk needs for a write, ns. An SSD takes a tenth of it.
 const SLOW_NS: u64 = 2_000_000;

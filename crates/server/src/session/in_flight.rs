@@ -1,10 +1,10 @@
 //! `Landing`: changes of sessions that are on their way to the disk.
 //!
-//! Owns: how many changes of file data each session has between the last look whether it is alive and the end of the change.
-//! Does not own: the look, which is at the same place (`Cx::land`).
+//! Owns: how many changes of file data each session has between the last look whether it is alive and the end of the
+//! change. Does not own: the look, which is at the same place (`Cx::land`).
 //!
-//! A session that ends keeps its locks until its last change has landed: whoever gets a lock afterwards finds the change
-//! done or never made.
+//! A session that ends keeps its locks until its last change has landed: whoever gets a lock afterwards finds the
+//! change done or never made.
 
 use amphi_types::SessionId;
 use futures_channel::oneshot;
@@ -72,8 +72,8 @@ mod tests {
     use super::*;
     use futures_util::FutureExt;
 
-    /// Goal: whoever waits goes on with the last change of that session, and nothing is left. Method: two changes of one
-    /// session and one of another.
+    /// Goal: whoever waits goes on with the last change of that session, and nothing is left. Method: two changes of
+    /// one session and one of another.
     #[test]
     fn the_last_change_wakes() {
         let landings = Landings::default();

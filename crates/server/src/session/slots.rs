@@ -7,8 +7,9 @@
 //! answer" survive together or not at all. A request that only changed memory (open, lock) is remembered in memory:
 //! after a restart that memory is gone together with what it changed.
 //!
-//! An open that an earlier run logged is kept for who asks again: whether its answer arrived is not known. A client asks again right after it
-//! has said what it has open, so such opens end some minutes after that (`end_kept`); most of them were closed long before.
+//! An open that an earlier run logged is kept for who asks again: whether its answer arrived is not known. A client
+//! asks again right after it has said what it has open, so such opens end some minutes after that (`end_kept`); most of
+//! them were closed long before.
 //!
 //! Bound: one entry for each credit of each session, each with one answer.
 
@@ -73,8 +74,8 @@ pub struct Slots {
 pub enum Begin {
     /// It is new: execute it, then call `finish`. The open that an earlier run kept for the slot ends.
     New(Option<(Ino, Access)>),
-    /// It was executed: this is its answer. The open that an earlier run kept for it is the session's from now on; this one it
-    /// made as well, and it was kept long enough.
+    /// It was executed: this is its answer. The open that an earlier run kept for it is the session's from now on; this
+    /// one it made as well, and it was kept long enough.
     Answered(Answer, Option<(Ino, Access)>),
     /// It is being executed: wait for its answer.
     Running(oneshot::Receiver<Answer>),
@@ -140,8 +141,8 @@ impl Slots {
         }
     }
 
-    /// The answer is about to be logged under the slot's key. False if it must not be: a later request of the slot has been seen, and the
-    /// record is that one's.
+    /// The answer is about to be logged under the slot's key. False if it must not be: a later request of the slot has
+    /// been seen, and the record is that one's.
     pub fn log(&mut self, session: SessionId, id: RequestId) -> bool {
         let Some(slot) = self.slots.get_mut(&(session, id.slot)) else { return false };
         let last = matches!(slot.live, Live::Running { seq, .. } | Live::Answered { seq, .. } if seq == id.seq);
@@ -228,8 +229,8 @@ mod tests {
         assert_eq!(answered, [false, false, false, true, true, true, true]);
     }
 
-    /// Goal: the record of a slot never goes back to an earlier request. Method: one that was given up ends behind the next one of its
-    /// slot; then the record is loaded.
+    /// Goal: the record of a slot never goes back to an earlier request. Method: one that was given up ends behind the
+    /// next one of its slot; then the record is loaded.
     #[test]
     fn a_record_does_not_go_back() {
         let mut slots = Slots::default();
@@ -268,8 +269,8 @@ mod tests {
         assert!(after.slots.is_empty());
     }
 
-    /// Goal: an open that was kept long enough ends once, and who asks again all the same is told of it once, unless the slot has gone on. Method: by
-    /// hand, two slots.
+    /// Goal: an open that was kept long enough ends once, and who asks again all the same is told of it once, unless
+    /// the slot has gone on. Method: by hand, two slots.
     #[test]
     fn kept_opens_end() {
         let mut slots = Slots::default();

@@ -1,7 +1,7 @@
 //! What a target does with writes that were accepted into memory, from its start to its end.
 //!
-//! Owns: bringing what an earlier process left to the disk, switching, giving the memory up, closing. Does not own: the memory
-//! (`write_back`), accepting and flushing (`ops`).
+//! Owns: bringing what an earlier process left to the disk, switching, giving the memory up, closing. Does not own: the
+//! memory (`write_back`), accepting and flushing (`ops`).
 
 use crate::target::write_back::{self, Settings};
 use crate::target::{DELAYED_SHARE, EXTENTS_A_RECORD, Target};

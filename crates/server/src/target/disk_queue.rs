@@ -1,14 +1,17 @@
 //! `DiskQueue`: how many bytes of file data one worker reads from one disk at a time.
 //!
-//! Owns: who may ask the disk now, in order of arrival. Does not own writes, the log, and reads below `SMALL_BYTES`, which do not wait here.
+//! Owns: who may ask the disk now, in order of arrival. Does not own writes, the log, and reads below `SMALL_BYTES`,
+//! which do not wait here.
 //!
-//! A disk needs a few MiB to be busy. More than that does not make it faster, and what is asked at once is answered at once: a virtual disk says
-//! that something is done when it has nothing left to do (32 MiB: nothing for 6 ms, then all of it within 50 us). Then bytes are not sent while
-//! others are read, and the disk waits while all are sent. In portions one is on its way to the mount while the disk reads the next: reads of
-//! 1 to 16 MiB have 1.2 to 1.4 times the rate (docs/EXPERIMENTS.md, Large transfers). Writes gain nothing by it: what they wait for is behind the
-//! disk, not before it.
+//! A disk needs a few MiB to be busy. More than that does not make it faster, and what is asked at once is answered at
+//! once: a virtual disk says that something is done when it has nothing left to do (32 MiB: nothing for 6 ms, then all
+//! of it within 50 us). Then bytes are not sent while others are read, and the disk waits while all are sent. In
+//! portions one is on its way to the mount while the disk reads the next: reads of 1 to 16 MiB have 1.2 to 1.4 times
+//! the rate (docs/EXPERIMENTS.md, Large transfers). Writes gain nothing by it: what they wait for is behind the disk,
+//! not before it.
 //!
-//! Invariants: in order of arrival; one transfer may always be under way, however large; a dropped `turn` leaves nothing behind.
+//! Invariants: in order of arrival; one transfer may always be under way, however large; a dropped `turn` leaves
+//! nothing behind.
 
 use futures_channel::oneshot;
 use std::cell::{Cell, RefCell};
@@ -99,8 +102,8 @@ mod tests {
     use super::*;
     use futures_util::FutureExt;
 
-    /// Goal: turns come in order of arrival, as many as there is room for, one at least; small transfers do not wait; who has gone away is
-    /// passed over, with its turn granted or not. Method: by hand.
+    /// Goal: turns come in order of arrival, as many as there is room for, one at least; small transfers do not wait;
+    /// who has gone away is passed over, with its turn granted or not. Method: by hand.
     #[test]
     fn turns_come_in_order() {
         let queue = Rc::new(DiskQueue::default());

@@ -65,8 +65,8 @@ pub enum Intent {
         /// Who has to be told.
         participants: Vec<TargetId>,
     },
-    /// As `Committed`, by a coordinator whose server has all participants: they have not logged a promise, so the decision
-    /// has their changes.
+    /// As `Committed`, by a coordinator whose server has all participants: they have not logged a promise, so the
+    /// decision has their changes.
     Decided {
         /// The operation.
         tx: TxId,

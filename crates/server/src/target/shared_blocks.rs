@@ -1,15 +1,18 @@
 //! `Edges`: writes that share a block at their edges, one behind the other without waiting for each other's disk.
 //!
-//! Owns: the order of writes of one block and what each of them makes of it. Does not own: which bytes a write may touch (spans
-//! and locks: they do not overlap), where the block goes (every one of these writes puts it into a new place).
+//! Owns: the order of writes of one block and what each of them makes of it. Does not own: which bytes a write may
+//! touch (spans and locks: they do not overlap), where the block goes (every one of these writes puts it into a new
+//! place).
 //!
-//! Records that follow each other without a gap share blocks. Each writer takes a place in the queue of each such block, builds on
-//! what the one before makes of the block as soon as that is known, writes its own new copy while the others write theirs, and
-//! commits when the ones before have. So the last copy has the bytes of all, and records enter the log in the same order. If a writer has
-//! failed by then whose bytes are in it, the copy is made anew from what the store has: a failed write leaves nothing in other blocks.
+//! Records that follow each other without a gap share blocks. Each writer takes a place in the queue of each such
+//! block, builds on what the one before makes of the block as soon as that is known, writes its own new copy while the
+//! others write theirs, and commits when the ones before have. So the last copy has the bytes of all, and records enter
+//! the log in the same order. If a writer has failed by then whose bytes are in it, the copy is made anew from what the
+//! store has: a failed write leaves nothing in other blocks.
 //!
-//! Invariants: places in both blocks of a write are taken in one step, so all writes have one order and waits have no circle; what a
-//! place shows was allowed to land (`Cx::land`) before; a writer that fails leaves its place to the ones before it.
+//! Invariants: places in both blocks of a write are taken in one step, so all writes have one order and waits have no
+//! circle; what a place shows was allowed to land (`Cx::land`) before; a writer that fails leaves its place to the ones
+//! before it.
 
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, ObjectId};
@@ -113,8 +116,8 @@ impl Edge {
         self.before.is_some()
     }
 
-    /// What the block is before this write, once the writers before know; `None`: what the store has. A writer may fail afterwards:
-    /// `is_outdated`.
+    /// What the block is before this write, once the writers before know; `None`: what the store has. A writer may fail
+    /// afterwards: `is_outdated`.
     pub async fn base(&self) -> Option<Image> {
         let mut at = self.before.clone();
         while let Some(place) = at {
@@ -147,8 +150,9 @@ impl Edge {
         }
     }
 
-    /// Whether `used`, which `base` gave, is no longer what the block is before this write: the writer that showed it has failed, or has made
-    /// another one for such a reason. To be asked when the turn has come; then the store has what the block is.
+    /// Whether `used`, which `base` gave, is no longer what the block is before this write: the writer that showed it
+    /// has failed, or has made another one for such a reason. To be asked when the turn has come; then the store has
+    /// what the block is.
     pub fn is_outdated(&self, used: Option<&Image>) -> bool {
         let mut at = self.before.clone();
         while let Some(place) = at {
@@ -227,7 +231,8 @@ mod tests {
         assert!(edges.is_empty());
     }
 
-    /// Goal: the next writer builds on what the one before shows, and commits after it. Method: three writers, polled by hand.
+    /// Goal: the next writer builds on what the one before shows, and commits after it. Method: three writers, polled
+    /// by hand.
     #[test]
     fn writers_follow() {
         let edges = Edges::default();
@@ -249,8 +254,8 @@ mod tests {
         assert!(edges.is_empty());
     }
 
-    /// Goal: a writer that fails, before or after it has shown something, does not hold up the next one nor let it commit too early, and what it has
-    /// shown counts no more. Method: the middle one of three is dropped.
+    /// Goal: a writer that fails, before or after it has shown something, does not hold up the next one nor let it
+    /// commit too early, and what it has shown counts no more. Method: the middle one of three is dropped.
     #[test]
     fn failed_writers_are_passed() {
         for shown in [false, true] {
@@ -272,8 +277,8 @@ mod tests {
         }
     }
 
-    /// Goal: who has built on what a failed writer showed knows it when its turn has come, and so does who has built on that. Method: four writers,
-    /// each on the one before; the first or the second fails.
+    /// Goal: who has built on what a failed writer showed knows it when its turn has come, and so does who has built on
+    /// that. Method: four writers, each on the one before; the first or the second fails.
     #[test]
     fn what_failed_writers_showed_is_outdated() {
         for first in [true, false] {

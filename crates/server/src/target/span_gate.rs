@@ -3,9 +3,9 @@
 //! Owns: which byte spans of which objects are being read, written or cut now. Does not own: locks of clients
 //! (`amphi_dlm`); a client's lock says who may cache, this says whose disk operation runs.
 //!
-//! The data store plans a change, lets the disk work, and commits: two plans on the same block would lose one of
-//! them, and a read must not see the blocks it reads being freed and reused. So changes hold their block-rounded
-//! span alone, reads share it. Writes of different bytes may share the blocks at their edges: `edges` orders them there.
+//! The data store plans a change, lets the disk work, and commits: two plans on the same block would lose one of them,
+//! and a read must not see the blocks it reads being freed and reused. So changes hold their block-rounded span alone,
+//! reads share it. Writes of different bytes may share the blocks at their edges: `edges` orders them there.
 //!
 //! Invariants: first come, first served among overlapping spans; a dropped wait leaves nothing behind; the number
 //! of waiters is bounded by the credits of the sessions.
@@ -183,7 +183,8 @@ mod tests {
         drop(poll(&mut d).expect("c has gone"));
         assert!(!gate.is_busy(OBJECT.ino));
     }
-    /// Goal: writes of neighbouring bytes of a block run together, of the same bytes in order; readers and others of the block wait.
+    /// Goal: writes of neighbouring bytes of a block run together, of the same bytes in order; readers and others of
+    /// the block wait.
     #[test]
     fn writes_share_their_edges() {
         let gate = SpanGate::default();

@@ -1,7 +1,8 @@
 //! `Unstable`: how many bytes of file data were answered and would not survive a loss of power yet.
 //!
-//! Owns: for the last records of a target, how many bytes had been written up to each. Does not own: when records become
-//! stable (`zone`). Bounds: `SAMPLES_MAX` samples; beyond, two become one, and the count is rather too high than too low.
+//! Owns: for the last records of a target, how many bytes had been written up to each. Does not own: when records
+//! become stable (`zone`). Bounds: `SAMPLES_MAX` samples; beyond, two become one, and the count is rather too high than
+//! too low.
 
 use amphi_zone::Lsn;
 use std::cell::{Cell, RefCell};
@@ -14,7 +15,8 @@ const SAMPLES_MAX: usize = 4096;
 #[derive(Default)]
 pub struct Unstable {
     written: Cell<u64>,
-    /// Records and all bytes written up to them, ascending; those of stable records have gone, but for the last of them.
+    /// Records and all bytes written up to them, ascending; those of stable records have gone, but for the last of
+    /// them.
     samples: RefCell<VecDeque<(Lsn, u64)>>,
 }
 
@@ -56,8 +58,8 @@ impl Unstable {
 mod tests {
     use super::*;
 
-    /// Goal: bytes count from their record on until it is stable; records without data change nothing; a crowd of records
-    /// is never counted too low. Method: by hand.
+    /// Goal: bytes count from their record on until it is stable; records without data change nothing; a crowd of
+    /// records is never counted too low. Method: by hand.
     #[test]
     fn bytes_become_stable() {
         let unstable = Unstable::default();

@@ -1,15 +1,16 @@
 //! `WriteBack`: what a target has in memory that outlives the process instead of on its disk.
 //!
-//! Owns: the memory, its pages, how what an earlier process left is found, when pages may be used again. Does not own: which bytes
-//! of which object lie there (`amphi_data::Delayed`), what is accepted (`ops::accept`), when it is flushed (`ops::flush`).
+//! Owns: the memory, its pages, how what an earlier process left is found, when pages may be used again. Does not own:
+//! which bytes of which object lie there (`amphi_data::Delayed`), what is accepted (`ops::accept`), when it is flushed
+//! (`ops::flush`).
 //!
-//! An accepted write is one record of the log, which is kept before the write is answered; its bytes are in the memory before the
-//! record is appended. So a killed process leaves a log that names exactly the bytes that were accepted, cut and flushed, and a
-//! start writes these to the disk before anybody is served. Power loss takes the memory: then, and when it was removed, what it had
-//! is lost like everything that was not synced (Promises S9, S10, S22).
+//! An accepted write is one record of the log, which is kept before the write is answered; its bytes are in the memory
+//! before the record is appended. So a killed process leaves a log that names exactly the bytes that were accepted, cut
+//! and flushed, and a start writes these to the disk before anybody is served. Power loss takes the memory: then, and
+//! when it was removed, what it had is lost like everything that was not synced (Promises S9, S10, S22).
 //!
-//! Invariants: pages that the log may name are not written again: those of a cut extent are used again when the record of the cut is
-//! kept. There is one memory at a time, and the log names it before it names a byte in it.
+//! Invariants: pages that the log may name are not written again: those of a cut extent are used again when the record
+//! of the cut is kept. There is one memory at a time, and the log names it before it names a byte in it.
 
 use crate::counters::{Counters, add};
 use amphi_data::{DataStore, Memory, Overlay, PagePool, Slot};

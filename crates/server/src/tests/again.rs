@@ -12,9 +12,9 @@ async fn counter(client: &Client, wanted: &str) -> u64 {
     counters.iter().find(|(name, _)| name == wanted).expect("a counter").1
 }
 
-/// Goal: what a client has not answered comes again on the same connection, soon enough that nobody is evicted. Method: a holder takes a
-/// revocation, a callback and a question for a size without answering, and answers the ones that come again. One worker has the connections, a
-/// second one the target.
+/// Goal: what a client has not answered comes again on the same connection, soon enough that nobody is evicted. Method:
+/// a holder takes a revocation, a callback and a question for a size without answering, and answers the ones that come
+/// again. One worker has the connections, a second one the target.
 #[test]
 fn what_is_not_answered_comes_again() {
     with_two(81, 2, 2, async |place, a, b| {
@@ -52,8 +52,8 @@ fn what_is_not_answered_comes_again() {
     });
 }
 
-/// Goal: a client that never answers is evicted as before, however often it is asked; switched off, it is asked once. Method: a holder
-/// that says nothing; the callbacks that it got are counted.
+/// Goal: a client that never answers is evicted as before, however often it is asked; switched off, it is asked once.
+/// Method: a holder that says nothing; the callbacks that it got are counted.
 #[test]
 fn asking_again_is_no_progress() {
     for (on, at_least, at_most) in [("on", 4, 6), ("off", 1, 1)] {
@@ -76,8 +76,8 @@ fn asking_again_is_no_progress() {
     }
 }
 
-/// Goal: an answer that comes late or twice ends nothing but what it names. Method: a lock is given back, a new one is taken on the same
-/// bytes, and the first is given back again; another mount still has to wait for the second.
+/// Goal: an answer that comes late or twice ends nothing but what it names. Method: a lock is given back, a new one is
+/// taken on the same bytes, and the first is given back again; another mount still has to wait for the second.
 #[test]
 fn a_lock_given_back_twice_is_given_back_once() {
     with_two(83, 1, 1, async |_, a, b| {

@@ -57,8 +57,8 @@ impl Client {
     }
 }
 
-/// Goal: parts at any offsets land as single writes would, with sizes and times, also several of one object. Method: a model of
-/// twelve files in memory, random batches and single writes at once.
+/// Goal: parts at any offsets land as single writes would, with sizes and times, also several of one object. Method: a
+/// model of twelve files in memory, random batches and single writes at once.
 #[test]
 fn batches_match_a_model() {
     with_server(71, 1, 1, async |place, c| {
@@ -95,8 +95,8 @@ fn batches_match_a_model() {
     });
 }
 
-/// Goal: many small new files cost a write or two of data and one of the log. Method: 200 files of 3,901 bytes; the disk's writes
-/// are counted.
+/// Goal: many small new files cost a write or two of data and one of the log. Method: 200 files of 3,901 bytes; the
+/// disk's writes are counted.
 #[test]
 fn a_batch_costs_few_writes() {
     with_server(72, 1, 1, async |place, c| {
@@ -114,8 +114,9 @@ fn a_batch_costs_few_writes() {
     });
 }
 
-/// Goal: what is wrong with one part concerns that part alone; what is wrong with the message is refused as a whole. Method: a
-/// removed file, a directory, an old generation and an object of another target among good parts; then shapes that must not be.
+/// Goal: what is wrong with one part concerns that part alone; what is wrong with the message is refused as a whole.
+/// Method: a removed file, a directory, an old generation and an object of another target among good parts; then shapes
+/// that must not be.
 #[test]
 fn each_part_stands_for_itself() {
     with_server(73, 2, 1, async |_, c| {
@@ -165,8 +166,9 @@ fn each_part_stands_for_itself() {
     });
 }
 
-/// Goal: batches, single writes, cuts and removals of the same files go on at once without waiting in a circle, and a disk that
-/// refuses a write fails its parts alone. Method: many at once in the simulator, which ends a run in which nothing moves.
+/// Goal: batches, single writes, cuts and removals of the same files go on at once without waiting in a circle, and a
+/// disk that refuses a write fails its parts alone. Method: many at once in the simulator, which ends a run in which
+/// nothing moves.
 #[test]
 fn batches_and_others_at_once() {
     with_server(74, 1, 1, async |place, c| {
@@ -215,7 +217,8 @@ fn batches_and_others_at_once() {
     });
 }
 
-/// Goal: a target that gets full fails the parts that do not fit, and those that fit land. Method: fill it up to a few blocks.
+/// Goal: a target that gets full fails the parts that do not fit, and those that fit land. Method: fill it up to a few
+/// blocks.
 #[test]
 fn a_full_target() {
     with_server(75, 1, 1, async |_, c| {
@@ -261,7 +264,8 @@ const SWEPT: usize = 5;
 /// What blocks hold before the sweep.
 const FOREIGN: u8 = 0xee;
 
-/// Bytes that batch `round` writes to the `i`-th file: ends and begins in the middle of blocks, over older ones and behind them.
+/// Bytes that batch `round` writes to the `i`-th file: ends and begins in the middle of blocks, over older ones and
+/// behind them.
 fn swept(ino: Ino, i: usize, round: u8) -> Part {
     let offset = 300 + 1000 * u64::from(round) + 10 * i as u64;
     part(ino, round * 16 + i as u8, offset, 2500 + 3000 * i)
@@ -406,9 +410,9 @@ fn sweep() -> u64 {
     }
 }
 
-/// Goal: Promise S9, Promise S10 for batches: what was answered before a kill is there after it, what was synced after lost power;
-/// a part that was not answered is old or new, and no file shows bytes that were never written to it. Method: client and server
-/// crash at every write and sync of a scenario.
+/// Goal: Promise S9, Promise S10 for batches: what was answered before a kill is there after it, what was synced after
+/// lost power; a part that was not answered is old or new, and no file shows bytes that were never written to it.
+/// Method: client and server crash at every write and sync of a scenario.
 #[test]
 fn batches_survive_any_crash() {
     plant(None);
@@ -427,8 +431,8 @@ fn planted_mistakes_in_batches_are_found() {
     }
 }
 
-/// Goal: a client that lives through a crash at any write gets every answer of its batches. Method: kill the server at every write
-/// of the scenario and start it again; the scenario must end as without a crash.
+/// Goal: a client that lives through a crash at any write gets every answer of its batches. Method: kill the server at
+/// every write of the scenario and start it again; the scenario must end as without a crash.
 #[test]
 fn batches_are_answered_through_kills() {
     let mut crashes = 0;
@@ -471,7 +475,8 @@ fn batches_are_answered_through_kills() {
     assert!(crashes > 4, "{crashes} crashes");
 }
 
-/// Goal: several closes in one message end just those opens. Method: files opened twice, closed once together, then unlinked.
+/// Goal: several closes in one message end just those opens. Method: files opened twice, closed once together, then
+/// unlinked.
 #[test]
 fn closes_travel_together() {
     with_server(77, 1, 1, async |_, c| {
@@ -493,8 +498,8 @@ fn closes_travel_together() {
     });
 }
 
-/// Goal: a batch that one record of a small log cannot name is written in steps and answered as one, each part with its own result.
-/// Method: 500 parts, of which one in each step is of a removed file.
+/// Goal: a batch that one record of a small log cannot name is written in steps and answered as one, each part with its
+/// own result. Method: 500 parts, of which one in each step is of a removed file.
 #[test]
 fn more_than_one_record() {
     with_server(78, 1, 1, async |_, c| {
@@ -524,9 +529,9 @@ fn more_than_one_record() {
     });
 }
 
-/// Goal: a part whose file others may cache attributes of, because the session has not opened it for writing, does not hold the
-/// others up: it is refused with `Again`, and alone it takes the token back first. Method: two mounts, one of which looks at a
-/// closed file and does not answer revocations.
+/// Goal: a part whose file others may cache attributes of, because the session has not opened it for writing, does not
+/// hold the others up: it is refused with `Again`, and alone it takes the token back first. Method: two mounts, one of
+/// which looks at a closed file and does not answer revocations.
 #[test]
 fn unopened_files_come_alone() {
     with_server(79, 1, 1, async |place, c| {

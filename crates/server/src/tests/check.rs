@@ -161,9 +161,10 @@ async fn stopped(place: &Place) -> Folder {
     folder
 }
 
-/// Goal: every check of names, objects, extents, intents and records of a folder finds what it is for, with the place, and nothing is changed by
-/// checking. Method: a server of two targets is stopped; the items of its zones are changed by the zone's own code, one damage at a time,
-/// names by some of the parts of an operation; what was there is put back, and the zones are whole again.
+/// Goal: every check of names, objects, extents, intents and records of a folder finds what it is for, with the place,
+/// and nothing is changed by checking. Method: a server of two targets is stopped; the items of its zones are changed
+/// by the zone's own code, one damage at a time, names by some of the parts of an operation; what was there is put
+/// back, and the zones are whole again.
 #[test]
 fn each_check_finds_its_damage() {
     let place = Place::new(131, 2, 1);
@@ -338,8 +339,8 @@ fn damages_of_records(a: &Folder) -> Vec<(String, Vec<Planted>)> {
     ]
 }
 
-/// Goal: a promise without a decision is no damage: it is told as work of the next start, which forgets it. Method: an intent of a change that
-/// would not even fit, alone.
+/// Goal: a promise without a decision is no damage: it is told as work of the next start, which forgets it. Method: an
+/// intent of a change that would not even fit, alone.
 #[test]
 fn an_undecided_promise_is_no_damage() {
     let place = Place::new(132, 2, 1);
@@ -360,8 +361,8 @@ fn an_undecided_promise_is_no_damage() {
     place.sim.block_on(run).expect("no deadlock");
 }
 
-/// Goal: a zone under the name of another, and one of another cluster, are told by their place. Method: the bytes of a zone over those of another
-/// of the same folder, and of a folder of another cluster.
+/// Goal: a zone under the name of another, and one of another cluster, are told by their place. Method: the bytes of a
+/// zone over those of another of the same folder, and of a folder of another cluster.
 #[test]
 fn zones_in_the_wrong_place_are_found() {
     const BYTES: usize = 32 << 20;
@@ -385,8 +386,9 @@ fn zones_in_the_wrong_place_are_found() {
     }
 }
 
-/// Goal: a folder of which only a part can be checked is checked as far as that goes: the metadata of each zone in itself. Method: a wrong count of
-/// entries in a directory; the map says that a further target is elsewhere, then, instead, the zone of another target cannot be read.
+/// Goal: a folder of which only a part can be checked is checked as far as that goes: the metadata of each zone in
+/// itself. Method: a wrong count of entries in a directory; the map says that a further target is elsewhere, then,
+/// instead, the zone of another target cannot be read.
 #[test]
 fn parts_of_a_cluster_are_checked() {
     let place = Place::new(135, 2, 1);
@@ -421,8 +423,9 @@ fn parts_of_a_cluster_are_checked() {
     place.sim.block_on(run).expect("no deadlock");
 }
 
-/// Goal: zones in which the first start began nothing are no damage, in a cluster that was never used; they are where others build on them. Method:
-/// all items of some zones of a server are removed, of one that was started only and of one that was used.
+/// Goal: zones in which the first start began nothing are no damage, in a cluster that was never used; they are where
+/// others build on them. Method: all items of some zones of a server are removed, of one that was started only and of
+/// one that was used.
 #[test]
 fn zones_without_a_start_are_told() {
     for (used, emptied) in [(false, vec![0]), (false, vec![1]), (false, vec![0, 1]), (true, vec![0]), (true, vec![1])] {

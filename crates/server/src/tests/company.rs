@@ -66,8 +66,9 @@ async fn waits_for<T>(holder: &Client, keys: &[TokenKey], change: impl Future<Ou
     value
 }
 
-/// Goal: a second mount comes in when the first has said that it knows, not before; with two there are tokens; when one is left
-/// it is told, and tokens end when it has said so. Method: the first is deaf, then answers; asks for tokens at each stage.
+/// Goal: a second mount comes in when the first has said that it knows, not before; with two there are tokens; when one
+/// is left it is told, and tokens end when it has said so. Method: the first is deaf, then answers; asks for tokens at
+/// each stage.
 #[test]
 fn alone_then_company_then_alone() {
     let place = Place::new(61, 3, 2);
@@ -110,8 +111,8 @@ fn alone_then_company_then_alone() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a mount without a connection is waited for as long as its kernel may use what it caches, and told when it is back.
-/// Method: the first is cut off while it is alone.
+/// Goal: a mount without a connection is waited for as long as its kernel may use what it caches, and told when it is
+/// back. Method: the first is cut off while it is alone.
 #[test]
 fn a_mount_that_is_away_is_told_later() {
     let place = Place::new(62, 2, 1);
@@ -134,9 +135,9 @@ fn a_mount_that_is_away_is_told_later() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: nobody goes on with a name, a missing name or attributes that another changes: each change waits until all who cache
-/// what it changes have answered, and takes nothing else. Method: all operations on names, within a target and over several;
-/// one mount caches, the other changes; afterwards the first sees the new state.
+/// Goal: nobody goes on with a name, a missing name or attributes that another changes: each change waits until all who
+/// cache what it changes have answered, and takes nothing else. Method: all operations on names, within a target and
+/// over several; one mount caches, the other changes; afterwards the first sees the new state.
 #[test]
 fn changes_take_back_what_others_cache() {
     for (targets, workers) in [(1, 1), (3, 2)] {
@@ -196,8 +197,8 @@ fn changes_take_back_what_others_cache() {
     }
 }
 
-/// Goal: who changes keeps what it named itself out of the exchange, is told a number, and is revoked what it could not name.
-/// Method: one mount caches and changes; no other one is asked.
+/// Goal: who changes keeps what it named itself out of the exchange, is told a number, and is revoked what it could not
+/// name. Method: one mount caches and changes; no other one is asked.
 #[test]
 fn own_changes_need_no_revocation() {
     with_two(64, 2, 2, async |_, a, _| {
@@ -225,7 +226,8 @@ fn own_changes_need_no_revocation() {
 }
 
 /// Goal: attributes of a file that another session writes are not granted, and opening it for writing takes them from
-/// others; when the writer has closed they are granted again. Method: opens on the target asked and, over a name, on another.
+/// others; when the writer has closed they are granted again. Method: opens on the target asked and, over a name, on
+/// another.
 #[test]
 fn writers_keep_attributes_from_others() {
     with_two(65, 2, 2, async |_, a, b| {
@@ -288,8 +290,8 @@ fn who_does_not_answer_is_evicted() {
     });
 }
 
-/// Goal: what a process that has ended cached and held stands in nobody's way. Method: its connection ends while a change and a
-/// lock wait for it.
+/// Goal: what a process that has ended cached and held stands in nobody's way. Method: its connection ends while a
+/// change and a lock wait for it.
 #[test]
 fn the_dead_are_not_waited_for() {
     let mut place = Place::new(67, 2, 2);
@@ -321,8 +323,8 @@ fn the_dead_are_not_waited_for() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a session that does not give a lock back is evicted, whoever waits gets the lock, and nothing that the evicted one
-/// sends later is written. Method: it is deaf and writes again under its lock after its time.
+/// Goal: a session that does not give a lock back is evicted, whoever waits gets the lock, and nothing that the evicted
+/// one sends later is written. Method: it is deaf and writes again under its lock after its time.
 #[test]
 fn locks_of_the_evicted_pass_on() {
     with_two(68, 2, 2, async |place, a, b| {
@@ -353,9 +355,9 @@ fn locks_of_the_evicted_pass_on() {
     });
 }
 
-/// Goal: size and time of a file that another writes are those that its writer knows, although nothing is written back; the
-/// question ends with the answer, with the lock, or with the session. Method: one mount holds locks and unwritten bytes on two
-/// objects, the other asks; the highest holder knows nothing, so the one below is asked.
+/// Goal: size and time of a file that another writes are those that its writer knows, although nothing is written back;
+/// the question ends with the answer, with the lock, or with the session. Method: one mount holds locks and unwritten
+/// bytes on two objects, the other asks; the highest holder knows nothing, so the one below is asked.
 #[test]
 fn unwritten_bytes_are_seen() {
     with_two(69, 2, 2, async |place, a, b| {
@@ -408,9 +410,9 @@ fn unwritten_bytes_are_seen() {
     });
 }
 
-/// Goal: after a restart nobody gets a lock, reads directly or caches attributes before everybody who had locks has presented
-/// them, or has gone; presented locks hold. Method: two mounts; one is kept away by a partition while the other asks for a lock
-/// that excludes the first one's.
+/// Goal: after a restart nobody gets a lock, reads directly or caches attributes before everybody who had locks has
+/// presented them, or has gone; presented locks hold. Method: two mounts; one is kept away by a partition while the
+/// other asks for a lock that excludes the first one's.
 #[test]
 fn the_absent_keep_their_locks() {
     for comes_back in [true, false] {
@@ -466,8 +468,8 @@ fn the_absent_keep_their_locks() {
     }
 }
 
-/// Goal: after a restart a change waits for sessions that may cache what it changes, until they know of the restart. Method:
-/// as above; the one that is away had cached the name.
+/// Goal: after a restart a change waits for sessions that may cache what it changes, until they know of the restart.
+/// Method: as above; the one that is away had cached the name.
 #[test]
 fn the_absent_keep_their_tokens() {
     let place = Place::new(71, 2, 1);
@@ -502,8 +504,8 @@ fn the_absent_keep_their_tokens() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: what was pushed over a connection that broke is pushed again over the next. Method: a deaf holder loses its connection
-/// after a revocation, a callback and a glimpse have arrived, and answers those that come again.
+/// Goal: what was pushed over a connection that broke is pushed again over the next. Method: a deaf holder loses its
+/// connection after a revocation, a callback and a glimpse have arrived, and answers those that come again.
 #[test]
 fn pushes_survive_a_broken_connection() {
     with_two(72, 2, 2, async |place, a, b| {
@@ -532,9 +534,9 @@ fn pushes_survive_a_broken_connection() {
     });
 }
 
-/// Goal: a session that was cut off and forgotten may still use what it cached; a restart does not forget that. Method: its
-/// connection is cut for longer than the grace time, the server restarts right after the eviction, and another changes the name;
-/// once more later, when nothing can be in use any more.
+/// Goal: a session that was cut off and forgotten may still use what it cached; a restart does not forget that. Method:
+/// its connection is cut for longer than the grace time, the server restarts right after the eviction, and another
+/// changes the name; once more later, when nothing can be in use any more.
 #[test]
 fn a_restart_remembers_who_was_cut_off() {
     let place = Place::new(73, 2, 1);
@@ -574,8 +576,8 @@ fn a_restart_remembers_who_was_cut_off() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a holder that writes back for longer than the deadline is not evicted as long as it makes progress. Method: it is called
-/// back, writes every ten seconds for a minute, then gives the lock back.
+/// Goal: a holder that writes back for longer than the deadline is not evicted as long as it makes progress. Method: it
+/// is called back, writes every ten seconds for a minute, then gives the lock back.
 #[test]
 fn progress_renews_the_deadline() {
     with_two(74, 1, 1, async |place, a, b| {
@@ -603,8 +605,8 @@ fn progress_renews_the_deadline() {
     });
 }
 
-/// Goal: a change of data takes the attributes from others although its session has not opened the file. Method: one caches, the
-/// other writes, punches and allocates without an open.
+/// Goal: a change of data takes the attributes from others although its session has not opened the file. Method: one
+/// caches, the other writes, punches and allocates without an open.
 #[test]
 fn writes_without_an_open_are_changes() {
     with_two(75, 1, 1, async |_, a, b| {
@@ -621,8 +623,8 @@ fn writes_without_an_open_are_changes() {
     });
 }
 
-/// Goal: a write that an evicted session has on its way to the disk is done before anybody gets a lock over its bytes. Method: a
-/// slow disk, a short deadline; whoever gets the lock looks at the size at once.
+/// Goal: a write that an evicted session has on its way to the disk is done before anybody gets a lock over its bytes.
+/// Method: a slow disk, a short deadline; whoever gets the lock looks at the size at once.
 #[test]
 fn late_writes_land_before_locks_pass_on() {
     let mut place = Place::new(76, 1, 1);
@@ -653,8 +655,9 @@ fn late_writes_land_before_locks_pass_on() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a file that was being made and opened when the session of its maker ended is held by nobody: others need not wait for a
-/// lock or an open that no client knows of. Method: a slow disk; the process ends at many moments while the file is made.
+/// Goal: a file that was being made and opened when the session of its maker ended is held by nobody: others need not
+/// wait for a lock or an open that no client knows of. Method: a slow disk; the process ends at many moments while the
+/// file is made.
 #[test]
 fn the_dead_hold_nothing_that_was_under_way() {
     let made = (0..40).filter(|at| dies_while_making(Duration::from_millis(50 * at))).count();

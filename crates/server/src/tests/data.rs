@@ -41,8 +41,8 @@ impl Client {
     }
 }
 
-/// Goal: many freed blocks can be used again soon although nobody syncs; few wait for the sync that comes by itself. Method: that comes
-/// late; a file is cut by less and by more than the bound.
+/// Goal: many freed blocks can be used again soon although nobody syncs; few wait for the sync that comes by itself.
+/// Method: that comes late; a file is cut by less and by more than the bound.
 #[test]
 fn many_freed_blocks_come_back_soon() {
     with_server(39, 2, 1, async |place, c| {
@@ -71,8 +71,8 @@ fn many_freed_blocks_come_back_soon() {
     });
 }
 
-/// Goal: a time that was set holds although what was written before has a later one, by a clock that is ahead, on any target. Method: writes
-/// of 2033, a time of 1970, closes.
+/// Goal: a time that was set holds although what was written before has a later one, by a clock that is ahead, on any
+/// target. Method: writes of 2033, a time of 1970, closes.
 #[test]
 fn a_time_that_is_set_outranks_earlier_writes() {
     with_server(23, 2, 1, async |place, c| {
@@ -135,8 +135,8 @@ fn writes_match_a_model() {
     });
 }
 
-/// Goal: writes of new data cost no sync, and the `fsync` behind them the same few for any number. Method: count the syncs of the
-/// server's disks.
+/// Goal: writes of new data cost no sync, and the `fsync` behind them the same few for any number. Method: count the
+/// syncs of the server's disks.
 #[test]
 fn writes_cost_no_sync() {
     with_server(29, 1, 1, async |place, c| {
@@ -156,8 +156,9 @@ fn writes_cost_no_sync() {
     });
 }
 
-/// Goal: a write that makes the first object of a file does not outlive the inode. Method: files without a name are closed for the
-/// last time while their first write is under way, at different moments of it; the check of the stopped zone.
+/// Goal: a write that makes the first object of a file does not outlive the inode. Method: files without a name are
+/// closed for the last time while their first write is under way, at different moments of it; the check of the stopped
+/// zone.
 #[test]
 fn the_first_write_ends_before_its_inode() {
     let place = Place::new(30, 1, 1);
@@ -259,8 +260,8 @@ fn spread_files() {
     });
 }
 
-/// Goal: answers to writes say whether there is room for each mount and once more, as the tunable counts it at the moment (Promise S15).
-/// Method: the same write with the tunable on both sides of what is free.
+/// Goal: answers to writes say whether there is room for each mount and once more, as the tunable counts it at the
+/// moment (Promise S15). Method: the same write with the tunable on both sides of what is free.
 #[test]
 fn room_is_told() {
     with_server(29, 1, 1, async |_, c| {
@@ -335,8 +336,8 @@ fn large_requests_and_a_small_log() {
     });
 }
 
-/// Goal: a truncate that an object refuses is over with its error: no later start cuts what was synced since. Method: the block at the cut cannot be
-/// read once; a program goes on writing behind the cut, and the server is killed.
+/// Goal: a truncate that an object refuses is over with its error: no later start cuts what was synced since. Method:
+/// the block at the cut cannot be read once; a program goes on writing behind the cut, and the server is killed.
 #[test]
 fn a_cut_that_failed_is_not_resumed() {
     use amphi_env::sim::{CrashKind, DiskOpKind};
@@ -377,7 +378,8 @@ fn a_cut_that_failed_is_not_resumed() {
     });
 }
 
-/// A file of two stripes of 64 KiB on two targets of a server that syncs by itself almost never; both hold `bytes(1, ..)`, synced.
+/// A file of two stripes of 64 KiB on two targets of a server that syncs by itself almost never; both hold `bytes(1,
+/// ..)`, synced.
 async fn striped_file(c: &Client) -> Ino {
     let value = Some("600000".into());
     c.call(Request::Tunables { pattern: "server.sync_interval_ms".into(), value }).await.unwrap();
@@ -393,9 +395,10 @@ async fn striped_file(c: &Client) -> Ino {
     f
 }
 
-/// Goal: Promise S10: bytes that a truncate has removed do not come back after lost power, if the file was synced behind it where it had bytes then, whatever
-/// made it longer again. Method: a file over two targets is cut to nothing, the first target is synced, as `fsync` of an empty file does; the file grows by
-/// another truncate, or by writes that are settled; the first target is synced again, and power is lost.
+/// Goal: Promise S10: bytes that a truncate has removed do not come back after lost power, if the file was synced
+/// behind it where it had bytes then, whatever made it longer again. Method: a file over two targets is cut to nothing,
+/// the first target is synced, as `fsync` of an empty file does; the file grows by another truncate, or by writes that
+/// are settled; the first target is synced again, and power is lost.
 #[test]
 fn a_cut_outlives_lost_power() {
     use amphi_env::sim::CrashKind;
@@ -434,9 +437,10 @@ fn a_cut_outlives_lost_power() {
     }
 }
 
-/// Goal: a truncate that is carried out again after a crash takes nothing that was synced after it, however many stripes the file has (Promise S10); a layout with
-/// more than a truncate can visit is refused, also by the server. Method: a file of 2000 stripes over two targets, all empty, is cut; a client that knows nothing
-/// of that writes one of the last stripes and syncs it; power is lost before the inode's target has made stable that all is cut.
+/// Goal: a truncate that is carried out again after a crash takes nothing that was synced after it, however many
+/// stripes the file has (Promise S10); a layout with more than a truncate can visit is refused, also by the server.
+/// Method: a file of 2000 stripes over two targets, all empty, is cut; a client that knows nothing of that writes one
+/// of the last stripes and syncs it; power is lost before the inode's target has made stable that all is cut.
 #[test]
 fn a_cut_spares_what_comes_after_on_every_stripe() {
     use amphi_env::sim::CrashKind;
@@ -475,8 +479,8 @@ fn a_cut_spares_what_comes_after_on_every_stripe() {
     }
 }
 
-/// Goal: a truncate of a file over several targets waits for few syncs: one round of the inode's target, then one of all others at once. Method: count them, of
-/// targets with nothing else to sync.
+/// Goal: a truncate of a file over several targets waits for few syncs: one round of the inode's target, then one of
+/// all others at once. Method: count them, of targets with nothing else to sync.
 #[test]
 fn a_cut_over_targets_costs_few_syncs() {
     with_server(137, 2, 1, async |place, c| {
@@ -493,8 +497,8 @@ fn a_cut_over_targets_costs_few_syncs() {
     });
 }
 
-/// Goal: truncates go on where a target is full and freed blocks wait for a sync. Method: nobody syncs; more truncates than the allocator keeps
-/// blocks back for.
+/// Goal: truncates go on where a target is full and freed blocks wait for a sync. Method: nobody syncs; more truncates
+/// than the allocator keeps blocks back for.
 #[test]
 fn truncates_of_a_full_target_use_what_they_freed() {
     with_server(32, 1, 1, async |_, c| {
@@ -544,7 +548,8 @@ async fn spread_scenario(c: &Client, done: &std::cell::Cell<usize>) -> Result<()
 }
 
 /// Goal: data answered before a kill is there after it, data synced before a power failure too; a truncate over targets
-/// is whole, a removal takes no data of a file that is still there, and zones are clean after any crash. Method: client and server crash at every write and sync of the scenario.
+/// is whole, a removal takes no data of a file that is still there, and zones are clean after any crash. Method: client
+/// and server crash at every write and sync of the scenario.
 #[test]
 fn data_survives_any_crash() {
     use amphi_env::sim::CrashKind;

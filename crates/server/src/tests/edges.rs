@@ -50,8 +50,9 @@ async fn get(c: &Client, ino: Ino) -> Vec<u8> {
     data
 }
 
-/// Goal: neighbours that write at the same time lose no byte of each other, over holes, reserved and written blocks, from two sessions,
-/// with readers between them; and after a restart. Method: random cuts of a file, all pieces in any order at once, against a model.
+/// Goal: neighbours that write at the same time lose no byte of each other, over holes, reserved and written blocks,
+/// from two sessions, with readers between them; and after a restart. Method: random cuts of a file, all pieces in any
+/// order at once, against a model.
 fn neighbours(seed: u64) {
     with_server(seed, async |place, c| {
         let other = place.client(2).await.unwrap();
@@ -100,8 +101,8 @@ fn neighbours_lose_no_byte() {
     (90..94).for_each(neighbours);
 }
 
-/// Goal: a write does not read the block that its neighbour has just written, and does not wait for its disk. Method: the same records
-/// one after another and all at once; reads of the disk and the virtual time are counted.
+/// Goal: a write does not read the block that its neighbour has just written, and does not wait for its disk. Method:
+/// the same records one after another and all at once; reads of the disk and the virtual time are counted.
 #[test]
 fn records_in_turn_run_together() {
     plant(None);
@@ -123,9 +124,9 @@ fn records_in_turn_run_together() {
     });
 }
 
-/// Goal: Promise S16: a write that fails leaves nothing behind, also not in a block that it shares with a write that succeeds at the same time, nor in one
-/// behind that. Method: three neighbours of one block at once, of which the first, or the first two, meet a disk that fails; then a write behind
-/// the end makes the file longer.
+/// Goal: Promise S16: a write that fails leaves nothing behind, also not in a block that it shares with a write that
+/// succeeds at the same time, nor in one behind that. Method: three neighbours of one block at once, of which the
+/// first, or the first two, meet a disk that fails; then a write behind the end makes the file longer.
 #[test]
 fn failed_writes_leave_nothing_in_shared_blocks() {
     use amphi_env::sim::DiskOpKind;
@@ -231,8 +232,9 @@ fn sweep() -> u64 {
     }
 }
 
-/// Goal: Promise S9 for writes that share blocks: what was answered before a kill is there after it; what was not is old or new as a
-/// whole, and neighbours are not harmed. Method: a crash at every write and sync while seven neighbours write at once.
+/// Goal: Promise S9 for writes that share blocks: what was answered before a kill is there after it; what was not is
+/// old or new as a whole, and neighbours are not harmed. Method: a crash at every write and sync while seven neighbours
+/// write at once.
 #[test]
 fn neighbours_survive_any_crash() {
     plant(None);

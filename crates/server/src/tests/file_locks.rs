@@ -160,8 +160,8 @@ fn a_session_takes_its_locks_with_it() {
     });
 }
 
-/// Goal: locks outlive the server; nobody gets one before all who may hold it have said so, yet no slot is held for that
-/// long. Method: kill the server; one session comes back at once, the other when it has been let, or never.
+/// Goal: locks outlive the server; nobody gets one before all who may hold it have said so, yet no slot is held for
+/// that long. Method: kill the server; one session comes back at once, the other when it has been let, or never.
 #[test]
 fn locks_over_a_restart() {
     for comes_back in [true, false] {

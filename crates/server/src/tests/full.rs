@@ -8,9 +8,9 @@ fn name_of(i: u32) -> String {
     format!("f{i:05}")
 }
 
-/// Goal: Promise S15: with a metadata region in which nothing has room any more, mounts can come, files are closed, changed, cut and deleted, and
-/// what that gives back can be used. Method: files and attributes until both are refused, then everything that adds nothing, more often
-/// than there is room for.
+/// Goal: Promise S15: with a metadata region in which nothing has room any more, mounts can come, files are closed,
+/// changed, cut and deleted, and what that gives back can be used. Method: files and attributes until both are refused,
+/// then everything that adds nothing, more often than there is room for.
 #[test]
 fn what_adds_nothing_goes_through_on_a_full_region() {
     with_server(120, 1, 1, async |place, c| {

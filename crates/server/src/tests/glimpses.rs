@@ -13,7 +13,8 @@ async fn asked(holder: &Client, object: ObjectId, knows: u64) {
     holder.reply(&question).await;
 }
 
-/// Two mounts that have locked the two halves of a file and answer by hand, and what a third is told while `story` runs.
+/// Two mounts that have locked the two halves of a file and answer by hand, and what a third is told while `story`
+/// runs.
 fn size_while<F>(seed: u64, story: F) -> u64
 where
     F: AsyncFnOnce(ObjectId, &Client, &Client),
@@ -40,8 +41,9 @@ where
     size.get()
 }
 
-/// Goal: nobody sees part of a call: a size that another asks for while it lands in parts is the one before or the one behind it. Method: a
-/// mount that knew nothing when it was asked writes, and the first bytes land before the size is told; it is asked again.
+/// Goal: nobody sees part of a call: a size that another asks for while it lands in parts is the one before or the one
+/// behind it. Method: a mount that knew nothing when it was asked writes, and the first bytes land before the size is
+/// told; it is asked again.
 #[test]
 fn parts_of_a_call_are_no_size() {
     let size = size_while(91, async |object, above, below| {
@@ -56,8 +58,8 @@ fn parts_of_a_call_are_no_size() {
     assert_eq!(size, 8192, "not 4106, where the first part ends");
 }
 
-/// Goal: a size holds for all writers at one time. Method: a mount that knew nothing when it was asked writes behind the end of what the next one
-/// below says later, which may have been written after it.
+/// Goal: a size holds for all writers at one time. Method: a mount that knew nothing when it was asked writes behind
+/// the end of what the next one below says later, which may have been written after it.
 #[test]
 fn a_size_is_of_one_time() {
     let size = size_while(92, async |object, above, below| {

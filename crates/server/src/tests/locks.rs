@@ -66,9 +66,9 @@ pub(super) async fn set(client: &Client, name: &str, value: &str) {
     assert!(matches!(client.call(op).await, Ok(Reply::Tunables(_))), "{name}={value}");
 }
 
-/// Goal: a cached request that a direct request held up, and that others wait for in turn, is called back when it is granted, although
-/// nothing else happens on the target then. Method: a direct write, behind it a cached request, behind that another; the sizes make
-/// the write take long enough.
+/// Goal: a cached request that a direct request held up, and that others wait for in turn, is called back when it is
+/// granted, although nothing else happens on the target then. Method: a direct write, behind it a cached request,
+/// behind that another; the sizes make the write take long enough.
 #[test]
 fn who_goes_on_after_a_direct_request_is_called_back() {
     with_three(91, async |_, [a, b, c], object| {
@@ -87,8 +87,8 @@ fn who_goes_on_after_a_direct_request_is_called_back() {
     });
 }
 
-/// Goal: granularity, growth and counting follow their tunables from the next request on, and the counters tell. Method: the same
-/// neighbours' requests under each setting.
+/// Goal: granularity, growth and counting follow their tunables from the next request on, and the counters tell.
+/// Method: the same neighbours' requests under each setting.
 #[test]
 fn switches_are_live() {
     with_three(92, async |_, [a, b, _], object| {
@@ -120,8 +120,8 @@ fn switches_are_live() {
     });
 }
 
-/// Goal: with more locks on an object than the bound, a lock ends so far behind its start as it should; both numbers are live, and 0
-/// of either switches it off. Method: 33 locks far behind; the same request under each setting.
+/// Goal: with more locks on an object than the bound, a lock ends so far behind its start as it should; both numbers
+/// are live, and 0 of either switches it off. Method: 33 locks far behind; the same request under each setting.
 #[test]
 fn growth_ends_where_it_is_crowded() {
     with_three(98, async |_, [a, b, _], object| {
@@ -152,8 +152,9 @@ fn growth_ends_where_it_is_crowded() {
     });
 }
 
-/// Goal: what counts as a conflict. Method: the cases of the original's test 32c: writers one after the other count none, writers at
-/// the same time more and more, readers none, a lock-ahead for reading none, one for writing that is refused does.
+/// Goal: what counts as a conflict. Method: the cases of the original's test 32c: writers one after the other count
+/// none, writers at the same time more and more, readers none, a lock-ahead for reading none, one for writing that is
+/// refused does.
 #[test]
 fn what_counts_as_a_conflict() {
     with_three(93, async |_, [a, b, c], object| {
@@ -184,9 +185,10 @@ pub(super) fn join_group(object: ObjectId, group: u64, wait: bool, asked: Option
     Request::GroupLock { object, group, wait, asked }
 }
 
-/// Goal: members of a group come in and do I/O without waiting for each other or for whoever waits for the end; others' requests
-/// wait, stat does not and knows what members have in their caches; another group waits in the queue, is told when its turn
-/// comes, and is refused if it is not to wait; the end of a session ends its group locks. Method: a story of three mounts.
+/// Goal: members of a group come in and do I/O without waiting for each other or for whoever waits for the end; others'
+/// requests wait, stat does not and knows what members have in their caches; another group waits in the queue, is told
+/// when its turn comes, and is refused if it is not to wait; the end of a session ends its group locks. Method: a story
+/// of three mounts.
 #[test]
 fn groups_keep_others_out() {
     with_three(94, async |_, [a, b, c], object| {
@@ -240,8 +242,8 @@ fn groups_keep_others_out() {
     });
 }
 
-/// Goal: group locks survive a restart of the server like others. Method: a member says again what it holds; a stranger's write
-/// waits for it, the member's own passes.
+/// Goal: group locks survive a restart of the server like others. Method: a member says again what it holds; a
+/// stranger's write waits for it, the member's own passes.
 #[test]
 fn groups_survive_a_restart() {
     with_three(95, async |place, [a, b, _c], object| {
@@ -259,9 +261,10 @@ fn groups_survive_a_restart() {
     });
 }
 
-/// Goal: 100,000 locks on one file cost a request no more than a few steps down a tree each, whatever they meet, and leave nothing
-/// behind. Method: two sessions ask for bytes in turn, in an order that jumps about; nodes looked at for each of the last thousand
-/// with 1,000, 10,000 and 100,000 held; a third session meets one of them, another session's end frees the rest.
+/// Goal: 100,000 locks on one file cost a request no more than a few steps down a tree each, whatever they meet, and
+/// leave nothing behind. Method: two sessions ask for bytes in turn, in an order that jumps about; nodes looked at for
+/// each of the last thousand with 1,000, 10,000 and 100,000 held; a third session meets one of them, another session's
+/// end frees the rest.
 #[test]
 fn a_hundred_thousand_locks_on_one_file() {
     const MOST: u64 = 100_000;

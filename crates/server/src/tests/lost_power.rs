@@ -8,9 +8,9 @@ async fn evictions(status: &Client) -> u64 {
     counters.iter().find(|(n, _)| n == "evictions").unwrap().1
 }
 
-/// Goal: Promise S22: a mount whose server lost power is not told that nothing happened, for what it was answered may be gone: its session is over.
-/// After a killed process, or lost power behind an orderly stop, it goes on. Method: a file that was answered and not synced, and each
-/// of the three; then somebody else looks.
+/// Goal: Promise S22: a mount whose server lost power is not told that nothing happened, for what it was answered may
+/// be gone: its session is over. After a killed process, or lost power behind an orderly stop, it goes on. Method: a
+/// file that was answered and not synced, and each of the three; then somebody else looks.
 #[test]
 fn a_mount_does_not_outlive_lost_power() {
     for (seed, stopped, kind) in
@@ -39,8 +39,8 @@ fn a_mount_does_not_outlive_lost_power() {
     }
 }
 
-/// Goal: a session that has been let in is known after lost power, however soon that comes: its end is no guess. Method: power fails at once after
-/// a mount was let in; it is counted among those evicted.
+/// Goal: a session that has been let in is known after lost power, however soon that comes: its end is no guess.
+/// Method: power fails at once after a mount was let in; it is counted among those evicted.
 #[test]
 fn who_was_let_in_is_remembered() {
     for seed in 110..118 {

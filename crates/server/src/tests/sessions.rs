@@ -4,8 +4,8 @@ use super::*;
 use crate::ServerErrorKind;
 use amphi_env::sim::CrashKind;
 
-/// Goal: mounts are shown with what they hold, administrators may ask and do nothing else; a mount that has gone keeps its
-/// session for the grace time. Method: two mounts, one of which goes without a word.
+/// Goal: mounts are shown with what they hold, administrators may ask and do nothing else; a mount that has gone keeps
+/// its session for the grace time. Method: two mounts, one of which goes without a word.
 #[test]
 fn mounts_come_and_go() {
     let place = Place::new(31, 2, 2);
@@ -144,7 +144,8 @@ fn folders_are_checked() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a session whose process is known to have ended does not keep the next mount out, one that does not answer does.
+/// Goal: a session whose process is known to have ended does not keep the next mount out, one that does not answer
+/// does.
 #[test]
 fn ended_processes_do_not_hold_the_mount() {
     let mut place = Place::new(34, 2, 1);
@@ -201,8 +202,9 @@ fn damage_is_reported() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a request whose client has stopped waiting before it began is refused, for good; one that was executed keeps its
-/// answer. Method: requests with passed deadlines at both workers of a server, each sent again, and its traces looked for.
+/// Goal: a request whose client has stopped waiting before it began is refused, for good; one that was executed keeps
+/// its answer. Method: requests with passed deadlines at both workers of a server, each sent again, and its traces
+/// looked for.
 #[test]
 fn expired_requests_are_refused() {
     let place = Place::new(36, 2, 2);
@@ -237,8 +239,8 @@ fn expired_requests_are_refused() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: tunables of the server count from the moment they are set. Method: records are synced by themselves within the set
-/// interval, not within a longer one; a value beyond the bounds changes nothing.
+/// Goal: tunables of the server count from the moment they are set. Method: records are synced by themselves within the
+/// set interval, not within a longer one; a value beyond the bounds changes nothing.
 #[test]
 fn tunables_are_live() {
     with_server(37, 2, 2, async |place, c| {
@@ -271,8 +273,8 @@ fn tunables_are_live() {
     });
 }
 
-/// Goal: a mount whose clock is far off is refused with a line that says by how much, changes nothing, and comes in when the clock
-/// has been set; one that is there stays when its clock jumps. Method: clocks of simulated machines.
+/// Goal: a mount whose clock is far off is refused with a line that says by how much, changes nothing, and comes in
+/// when the clock has been set; one that is there stays when its clock jumps. Method: clocks of simulated machines.
 #[test]
 fn clocks_far_off_are_refused() {
     let place = Place::new(31, 1, 1);
@@ -296,8 +298,9 @@ fn clocks_far_off_are_refused() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a target whose disk has failed does not keep what an ended session has on the others. Method: three targets, the middle one fails; a mount
-/// with a lock on the last one ends in order, and one that does is cut off; the lock is free at once, and a new mount comes.
+/// Goal: a target whose disk has failed does not keep what an ended session has on the others. Method: three targets,
+/// the middle one fails; a mount with a lock on the last one ends in order, and one that does is cut off; the lock is
+/// free at once, and a new mount comes.
 #[test]
 fn a_failed_target_holds_up_no_other() {
     for polite in [true, false] {

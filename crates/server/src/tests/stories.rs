@@ -152,8 +152,8 @@ fn permissions_and_attributes() {
     });
 }
 
-/// Goal: an open to execute needs the permission to execute and no other, any other open that to read. Method: modes that
-/// have one of them, opened by a stranger.
+/// Goal: an open to execute needs the permission to execute and no other, any other open that to read. Method: modes
+/// that have one of them, opened by a stranger.
 #[test]
 fn execution_is_not_reading() {
     with_server(11, 1, 1, async |_, c| {
@@ -174,7 +174,8 @@ fn execution_is_not_reading() {
     });
 }
 
-/// Goal: directory moves that cross each other never make a loop, whatever their order. Method: both at once, many seeds.
+/// Goal: directory moves that cross each other never make a loop, whatever their order. Method: both at once, many
+/// seeds.
 #[test]
 fn crossing_moves_make_no_loop() {
     for seed in 0..20 {
@@ -191,7 +192,8 @@ fn crossing_moves_make_no_loop() {
     }
 }
 
-/// Goal: a create that meets a directory opens nothing. Method: the directory is removed; an open one would stay until it is closed.
+/// Goal: a create that meets a directory opens nothing. Method: the directory is removed; an open one would stay until
+/// it is closed.
 #[test]
 fn a_create_over_a_directory_opens_nothing() {
     with_server(33, 2, 1, async |_, c| {

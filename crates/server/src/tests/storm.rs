@@ -64,9 +64,10 @@ impl Fighter {
     }
 }
 
-/// Goal: with 1,000 sessions that ask for one range, to cache and direct, to read and to write, some of which answer callbacks late,
-/// everybody gets on and nobody much better than others. Method: each asks again as soon as it has what it asked for, until 10,000
-/// requests are granted; then grants of each session by Jain's index, and waits in virtual time.
+/// Goal: with 1,000 sessions that ask for one range, to cache and direct, to read and to write, some of which answer
+/// callbacks late, everybody gets on and nobody much better than others. Method: each asks again as soon as it has what
+/// it asked for, until 10,000 requests are granted; then grants of each session by Jain's index, and waits in virtual
+/// time.
 #[test]
 fn a_thousand_sessions_get_on() {
     with_three(103, async |place, [a, b, c], object| {

@@ -1,7 +1,7 @@
 //! Crash sweeps over operations on several targets.
 //!
-//! The scenario is a list of operations; the tree after each of them is known from a run without a crash. Then the server
-//! is crashed at every single write or sync of the scenario, and started again.
+//! The scenario is a list of operations; the tree after each of them is known from a run without a crash. Then the
+//! server is crashed at every single write or sync of the scenario, and started again.
 
 use super::*;
 use crate::{Report, fsck};
@@ -16,7 +16,8 @@ fn dir_name(target: u16) -> String {
     (0..).map(|i| format!("d{i}")).find(on).expect("a name")
 }
 
-/// Pauses between the steps: with the long one, what goes on in the background falls between them, such as forgetting decisions.
+/// Pauses between the steps: with the long one, what goes on in the background falls between them, such as forgetting
+/// decisions.
 const PAUSES: [Duration; 2] = [Duration::ZERO, Duration::from_millis(170)];
 
 /// Runs the scenario from step 0; `done` counts the steps that were answered, `trees` gets the tree after each.

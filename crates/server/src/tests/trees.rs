@@ -14,8 +14,9 @@ async fn counted(c: &Client, name: &str) -> u64 {
     all.iter().find(|(n, _)| n == name).map_or(0, |(_, n)| *n)
 }
 
-/// Goal: alone, a listing brings the attributes of directories wherever on the server they live, the same that stat shows, and in company of
-/// those at hand only. Method: directories over four targets and two workers; one is removed, one changed; then a second client.
+/// Goal: alone, a listing brings the attributes of directories wherever on the server they live, the same that stat
+/// shows, and in company of those at hand only. Method: directories over four targets and two workers; one is removed,
+/// one changed; then a second client.
 #[test]
 fn listings_bring_directories_of_all_targets() {
     with_server(411, 4, 2, async |place, c| {
@@ -43,8 +44,9 @@ fn listings_bring_directories_of_all_targets() {
     });
 }
 
-/// Goal: who removes a tree finds the directories stable; who only empties directories causes no syncs for long. Method: directories on
-/// another target than their names, filled, emptied and removed, then emptied again and again; syncs are counted.
+/// Goal: who removes a tree finds the directories stable; who only empties directories causes no syncs for long.
+/// Method: directories on another target than their names, filled, emptied and removed, then emptied again and again;
+/// syncs are counted.
 #[test]
 fn emptied_directories_are_made_stable_where_removals_follow() {
     with_server(412, 4, 1, async |place, c| {

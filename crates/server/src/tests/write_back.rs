@@ -47,9 +47,9 @@ async fn file(c: &Client, text: &str) -> Ino {
     c.make(Ino::ROOT, text, Make::File { open: Some(RW), exclusive: true }).await.unwrap()
 }
 
-/// Goal: Promises S1, S9 and S10: a small write is answered without a write of the disk; its bytes, the file's length and time are seen by
-/// other mounts; they are there after a kill, without the memory after `sync`, and then also after lost power. Method: one story;
-/// writes of the data region are counted.
+/// Goal: Promises S1, S9 and S10: a small write is answered without a write of the disk; its bytes, the file's length
+/// and time are seen by other mounts; they are there after a kill, without the memory after `sync`, and then also after
+/// lost power. Method: one story; writes of the data region are counted.
 #[test]
 fn a_small_write_is_answered_from_memory() {
     for kind in [CrashKind::Process, CrashKind::Power] {
@@ -90,9 +90,10 @@ fn a_small_write_is_answered_from_memory() {
     }
 }
 
-/// Goal: Promises S10 and S22: what was not synced is lost with power as a whole: the file is not longer than what it has, also where
-/// its inode was logged meanwhile; so it is when the memory was removed, and then mounts are told. Method: a synced write, one
-/// that is not, a change of permissions; then the end of the machine, or of process and memory.
+/// Goal: Promises S10 and S22: what was not synced is lost with power as a whole: the file is not longer than what it
+/// has, also where its inode was logged meanwhile; so it is when the memory was removed, and then mounts are told.
+/// Method: a synced write, one that is not, a change of permissions; then the end of the machine, or of process and
+/// memory.
 #[test]
 fn what_goes_with_the_memory_leaves_nothing() {
     for kind in [CrashKind::Power, CrashKind::Process] {
@@ -129,8 +130,8 @@ fn what_goes_with_the_memory_leaves_nothing() {
     }
 }
 
-/// Goal: whatever is accepted, written through, cut, flushed and read in any order, by several sessions, with kills between, is what a plain
-/// array of bytes says. Method: random operations of all sizes over a file of 3 MiB.
+/// Goal: whatever is accepted, written through, cut, flushed and read in any order, by several sessions, with kills
+/// between, is what a plain array of bytes says. Method: random operations of all sizes over a file of 3 MiB.
 fn against_bytes(seed: u64) {
     const LEN: u64 = (1 << 20) + 300_000;
     let more =
@@ -345,9 +346,10 @@ fn sweep(seed: u64, kind: CrashKind, log_memory: &str) -> u64 {
     (1..).find(|&nth| crash_at(seed, nth, kind, log_memory)).unwrap_or(0)
 }
 
-/// Goal: Promises S9 and S10: a kill at any write or sync of the disk loses nothing that was answered, lost power nothing that was synced,
-/// and no byte is one that was not written there. Method: a sweep over a story with accepts, overwrites, flushes, a sync, writes
-/// through, and starts that are cut off as well, over blocks with foreign bytes; records are kept in memory or on the disk.
+/// Goal: Promises S9 and S10: a kill at any write or sync of the disk loses nothing that was answered, lost power
+/// nothing that was synced, and no byte is one that was not written there. Method: a sweep over a story with accepts,
+/// overwrites, flushes, a sync, writes through, and starts that are cut off as well, over blocks with foreign bytes;
+/// records are kept in memory or on the disk.
 #[test]
 fn a_crash_anywhere_loses_nothing() {
     plant(None);
@@ -368,8 +370,8 @@ fn a_sync_without_a_flush_is_found() {
     assert!(found, "a sync that leaves accepted bytes in memory was not found");
 }
 
-/// Goal: FEATURES S7: what was accepted finds room. Method: a target is filled by small writes until one is refused; then everything is
-/// flushed and synced without an error, and read back.
+/// Goal: FEATURES S7: what was accepted finds room. Method: a target is filled by small writes until one is refused;
+/// then everything is flushed and synced without an error, and read back.
 #[test]
 fn what_was_accepted_finds_room() {
     let place = place(170, 1, &[("server.write_back_age_ms", "600000"), ("server.write_back_bytes", "16M")]);
@@ -414,8 +416,8 @@ fn what_was_accepted_finds_room() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a disk that fails does not lose what was accepted: `sync` says so, the bytes are read all the same, and are written when it works
-/// again. Method: writes of data fail for a while.
+/// Goal: a disk that fails does not lose what was accepted: `sync` says so, the bytes are read all the same, and are
+/// written when it works again. Method: writes of data fail for a while.
 #[test]
 fn what_cannot_be_written_stays() {
     let place = place(171, 1, &[("server.write_back_age_ms", "20")]);
@@ -439,7 +441,8 @@ fn what_cannot_be_written_stays() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: it is switched off while it works, and on again: what was accepted is written, and the memory goes. Method: a story.
+/// Goal: it is switched off while it works, and on again: what was accepted is written, and the memory goes. Method: a
+/// story.
 #[test]
 fn it_can_be_switched() {
     let place = place(172, 1, &[("server.write_back_age_ms", "600000")]);

@@ -4,20 +4,21 @@
 //! what the changes are (`amphi_meta::Part`) and how an operation plans them (`ops`).
 //!
 //! The coordinator is the target that got the request. It asks the participants, itself included, in ascending order;
-//! each takes the queues of the names and inodes concerned, checks, and logs its promise. Then the coordinator logs its own
-//! changes, the decision and the client's answer in one record. Then the participants apply. Nobody sees a name
-//! or inode while it is in between, because the queues are held until all is done.
+//! each takes the queues of the names and inodes concerned, checks, and logs its promise. Then the coordinator logs its
+//! own changes, the decision and the client's answer in one record. Then the participants apply. Nobody sees a name or
+//! inode while it is in between, because the queues are held until all is done.
 //!
 //! Logs of targets lose their last records independently when power fails. So a promise is stable before the decision
 //! is logged, the decision before a participant applies, and the participants' changes before the coordinator forgets
 //! the decision. Two syncs, one after the other, are the price of an operation over two servers.
 //!
 //! Targets of one server end together, so a promise among them is kept in memory alone, and the decision has the
-//! participants' changes (`decided`): one record and one sync. The removal of a directory is answered when its record is written, as any
-//! operation on one target: what the participant has left to do concerns a directory that nobody finds any more.
+//! participants' changes (`decided`): one record and one sync. The removal of a directory is answered when its record
+//! is written, as any operation on one target: what the participant has left to do concerns a directory that nobody
+//! finds any more.
 //!
-//! After a crash a participant with a promise asks: what the coordinator does not remember did not happen. What a decision
-//! has is done again, unless it was done.
+//! After a crash a participant with a promise asks: what the coordinator does not remember did not happen. What a
+//! decision has is done again, unless it was done.
 
 pub mod decided;
 mod foreseen;
@@ -66,8 +67,8 @@ struct Prepared {
     promise: Promise,
     /// Held until the outcome is known.
     guard: Guard<NameKey>,
-    /// Until then clients cache nothing of what is being changed. A promise of an earlier run has none: no tokens are granted
-    /// before it is finished.
+    /// Until then clients cache nothing of what is being changed. A promise of an earlier run has none: no tokens are
+    /// granted before it is finished.
     changing: Option<Changing>,
 }
 
@@ -130,8 +131,8 @@ impl Intents {
         TxId { coordinator: self.id, number: self.next }
     }
 
-    /// Whether every promise and every decision is finished, but for those that wait for other servers: they are finished
-    /// after the next start.
+    /// Whether every promise and every decision is finished, but for those that wait for other servers: they are
+    /// finished after the next start.
     pub fn is_idle(&self, routes: &Routes) -> bool {
         self.carried.is_idle()
             && self.prepared.keys().all(|tx| !routes.is_local(tx.coordinator))
@@ -167,8 +168,9 @@ fn keys(parts: &[Part]) -> Vec<(NameKey, Hold)> {
     parts.iter().flat_map(keys_of).collect()
 }
 
-/// What clients cache of what these changes concern. `named`: names of this target that the client named with its request,
-/// by directory and hash; it has dropped its own copies of them, of the directory's listing and of its attributes.
+/// What clients cache of what these changes concern. `named`: names of this target that the client named with its
+/// request, by directory and hash; it has dropped its own copies of them, of the directory's listing and of its
+/// attributes.
 fn changed_keys(parts: &[Part], named: &[(Ino, u64)]) -> Vec<Changed> {
     let alone = |key, known| Changed { key, known, joint: false };
     let joint = |key, known| Changed { key, known, joint: true };
@@ -317,11 +319,11 @@ fn foreign_promises<E: Env>(worker: &Worker<E>, target: &Target<E>) -> BTreeSet<
     intents.prepared.keys().filter(|tx| !worker.routes.is_local(tx.coordinator)).copied().collect()
 }
 
-/// Makes a promise true, or forgets it. Unknown numbers are passed over: they were finished before. Does not wait until its
-/// record is written: should that be lost, the promise or the decision is still there, and it is done again.
+/// Makes a promise true, or forgets it. Unknown numbers are passed over: they were finished before. Does not wait until
+/// its record is written: should that be lost, the promise or the decision is still there, and it is done again.
 ///
-/// Errors: `Io` if the changes do not fit, which is damage: what they concern was held from the look at it to the decision. Nothing is
-/// changed then.
+/// Errors: `Io` if the changes do not fit, which is damage: what they concern was held from the look at it to the
+/// decision. Nothing is changed then.
 pub async fn finish<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId, commit: bool) -> Result<Told> {
     let Some(prepared) = target.intents.borrow_mut().prepared.remove(&tx) else { return Ok(Told::Done) };
     let Prepared { now, parts, promise, guard, changing } = prepared;
@@ -386,9 +388,10 @@ pub async fn settle_way<E: Env>(worker: &Worker<E>, target: &Target<E>, from: In
     }
 }
 
-/// Waits until the names of a directory are settled that other targets' operations hold now: their changes may be decided, and what they take
-/// away there seen. Names that are held since are not waited for, so that a busy directory can be listed; their operations were not
-/// decided when this began. An operation of this target itself changes its names in the step that decides it.
+/// Waits until the names of a directory are settled that other targets' operations hold now: their changes may be
+/// decided, and what they take away there seen. Names that are held since are not waited for, so that a busy directory
+/// can be listed; their operations were not decided when this began. An operation of this target itself changes its
+/// names in the step that decides it.
 pub async fn settle_names<E: Env>(target: &Target<E>, dir: Ino) {
     let names: Vec<NameKey> = {
         let intents = target.intents.borrow();
@@ -524,8 +527,8 @@ pub enum Ran {
 
 impl<E: Env> Cx<E> {
     /// Carries out planned changes, wherever their targets are, and answers `reply` (made when everybody has promised,
-    /// right before the decision). `opens` is opened for the session in the same step. `named`: names of this target that
-    /// the request named.
+    /// right before the decision). `opens` is opened for the session in the same step. `named`: names of this target
+    /// that the request named.
     pub async fn run_parts<F>(
         &self,
         parts: Vec<Part>,

@@ -127,8 +127,8 @@ pub enum Question {
     Abort(TxId),
     /// `Decision`: what became of the operation.
     Outcome(TxId),
-    /// `DoneAt`, when it cannot be lost any more: cut the objects of a file; `Refused` if its session has ended here, or the target cannot. A repetition
-    /// finds the generation and does nothing.
+    /// `DoneAt`, when it cannot be lost any more: cut the objects of a file; `Refused` if its session has ended here,
+    /// or the target cannot. A repetition finds the generation and does nothing.
     Trim(Cut),
     /// `DoneAt`: remove the objects of an inode that is going.
     Destroy(Ino),
@@ -142,17 +142,18 @@ pub enum Question {
     SessionLanded(SessionId),
     /// `Done`: opens, locks and slots of the stopped session go. Whether its client is known to use nothing any more.
     SessionForget(SessionId, bool),
-    /// `Done`: what a session held to cache that was forgotten goes, since its client is known to use nothing any more after all.
+    /// `Done`: what a session held to cache that was forgotten goes, since its client is known to use nothing any more
+    /// after all.
     SessionUsesNothing(SessionId),
-    /// `Done`: tokens are granted from now on, or no more; asked by the target's own server. The one with the largest number
-    /// counts.
+    /// `Done`: tokens are granted from now on, or no more; asked by the target's own server. The one with the largest
+    /// number counts.
     Company(bool, u64),
     /// `Sessions`: those of an earlier run that have not said yet what they hold.
     Absent,
     /// `Done`: the session has a new connection, what it has not answered is sent again.
     PushAgain(SessionId),
-    /// `Moving`: one operation at a time may move directories; asked of target 0 alone. A restart of target 0 voids the lock:
-    /// who decides asks `MoveCheck` first.
+    /// `Moving`: one operation at a time may move directories; asked of target 0 alone. A restart of target 0 voids the
+    /// lock: who decides asks `MoveCheck` first.
     MoveLock,
     /// `Done`: the next one may.
     MoveUnlock(u64),
@@ -187,11 +188,11 @@ pub enum Question {
     PutMap(Box<ClusterMap>),
     /// `Done`: the session of an earlier run has not come back to this server, so it has nothing open here.
     SessionAbsent(SessionId),
-    /// `Done`, when everything logged so far is stable, unless the target was opened again since its start number was this:
-    /// `Stale`.
+    /// `Done`, when everything logged so far is stable, unless the target was opened again since its start number was
+    /// this: `Stale`.
     StableSince(u64),
-    /// `Done` or `Conflict`: as `Prepare`, of a target of the same server, whose decision will have the changes: nothing is
-    /// logged before that.
+    /// `Done` or `Conflict`: as `Prepare`, of a target of the same server, whose decision will have the changes:
+    /// nothing is logged before that.
     Hold {
         /// The operation.
         tx: TxId,
@@ -220,8 +221,8 @@ pub enum Question {
     Unanswered(SessionId, u64),
     /// `Right`: what the session may do with the stripes of a file of the target.
     Right(SessionId, Ino),
-    /// `Done`: free the inodes that nobody can have open any more, when all targets of the server have finished what a crash left: one of
-    /// them may have decided to give such an inode a name.
+    /// `Done`: free the inodes that nobody can have open any more, when all targets of the server have finished what a
+    /// crash left: one of them may have decided to give such an inode a name.
     Reap,
 }
 

@@ -42,8 +42,9 @@ pub struct Cx<E: Env> {
 }
 
 impl<E: Env> Cx<E> {
-    /// Adds to `txn` the record that the request was answered with `reply`, having opened `open`. Nothing is added
-    /// when the session has ended meanwhile, or has given the request up and uses its slot for a later one: nobody will ask again.
+    /// Adds to `txn` the record that the request was answered with `reply`, having opened `open`. Nothing is added when
+    /// the session has ended meanwhile, or has given the request up and uses its slot for a later one: nobody will ask
+    /// again.
     pub fn seal(&self, txn: &mut Txn, reply: &Reply, open: Option<(Ino, Access)>) {
         self.seal_answer(txn, Answer::of(Ok(reply.clone())), open);
     }
@@ -79,7 +80,8 @@ impl<E: Env> Cx<E> {
         self.change(|| vec![Changed::alone(TokenKey::Attributes(ino))]).await
     }
 
-    /// Whether the session changes data of a file that it has not opened for writing, or no more: others may cache its attributes.
+    /// Whether the session changes data of a file that it has not opened for writing, or no more: others may cache its
+    /// attributes.
     pub fn is_unopened(&self, object: ObjectId) -> bool {
         self.target.tokens.on() && object.stripe == 0 && !self.target.opens.borrow().is_writer(self.session, object.ino)
     }
@@ -119,8 +121,9 @@ impl<E: Env> Cx<E> {
         self.worker.send_revocations(&self.target);
     }
 
-    /// Shows what has become of a directory of this target, in the step that changes it as the record at `place` says; in company only with a
-    /// token, without which the client could not use it, and not of a directory that others change too: each would revoke it from the others.
+    /// Shows what has become of a directory of this target, in the step that changes it as the record at `place` says;
+    /// in company only with a token, without which the client could not use it, and not of a directory that others
+    /// change too: each would revoke it from the others.
     pub fn show_directory(&self, dir: Ino, place: Lsn) {
         let shared = self.target.tokens.on() && self.target.tokens.is_shared(self.worker.now_ns(), dir);
         if shared || !self.worker.tunables.directory_attributes.is_on() {
@@ -144,8 +147,8 @@ impl<E: Env> Cx<E> {
         self.tokens.set(Tokens { attributes, ..self.tokens.get() });
     }
 
-    /// The last look before a change of file data: a session that has ended changes nothing. Until the landing is dropped, the
-    /// session's locks stay although it ends.
+    /// The last look before a change of file data: a session that has ended changes nothing. Until the landing is
+    /// dropped, the session's locks stay although it ends.
     pub fn land(&self) -> Result<Landing> {
         self.alive()?;
         Ok(self.target.landings.start(self.session))
@@ -164,8 +167,8 @@ impl<E: Env> Cx<E> {
         Ok(reply)
     }
 
-    /// Waits for room in the log for an operation that adds about `growth` bytes of items. One that adds none is not refused on a full target
-    /// (Promise S15): of its slot record there is only one at a time.
+    /// Waits for room in the log for an operation that adds about `growth` bytes of items. One that adds none is not
+    /// refused on a full target (Promise S15): of its slot record there is only one at a time.
     pub async fn reserve(&self, growth: u64) -> Result<()> {
         self.target.zone.reserve(if growth == 0 { 0 } else { growth + SLOT_BYTES }).await
     }

@@ -3,8 +3,8 @@
 //! Owns: the answer to "where is this target" as all workers of a server share it. Does not own: which other server has
 //! a target (`peers`), the cluster map (`map`).
 //!
-//! The targets of a server are fixed while it runs; the number of targets of the cluster grows. Looked at by every request, so
-//! it is one load and one index.
+//! The targets of a server are fixed while it runs; the number of targets of the cluster grows. Looked at by every
+//! request, so it is one load and one index.
 
 use amphi_types::TargetId;
 use std::sync::Arc;

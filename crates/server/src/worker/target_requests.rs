@@ -218,8 +218,8 @@ pub async fn place<E: Env>(target: &Target<E>, dir: Ino, name: &Name) -> Result<
     Ok(Place { dir: facts, child, facts: child_facts })
 }
 
-/// `Question::Trim`: a change of its session like any other, though another target asks for it: once the session's locks are gone here, others may have
-/// written behind the cut.
+/// `Question::Trim`: a change of its session like any other, though another target asks for it: once the session's
+/// locks are gone here, others may have written behind the cut.
 async fn trim<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Told> {
     let Some(_landing) = target.land_for(cut.by) else { return Ok(Told::Refused(Errno::Io)) };
     let done = match ops::trim_objects(target, cut).await {

@@ -68,7 +68,8 @@ mod tests {
     use super::*;
     use futures_util::FutureExt;
 
-    /// Goal: never more than the bound, first come first served, nothing lost with a dropped wait. Method: polled by hand.
+    /// Goal: never more than the bound, first come first served, nothing lost with a dropped wait. Method: polled by
+    /// hand.
     #[test]
     fn turns_are_bounded_and_in_order() {
         let turns = Turns::new(2);

@@ -1,6 +1,7 @@
 //! `Frames`: one direction of a connection, cut into frames.
 //!
-//! Owns: finding where frames begin, keeping those that come later, putting them between others. Does not own: which (`callbacks`).
+//! Owns: finding where frames begin, keeping those that come later, putting them between others. Does not own: which
+//! (`callbacks`).
 //!
 //! Bytes that are no frames pass as they are.
 

@@ -163,8 +163,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Crashes a server's node. Now and then its process is killed and the memory that outlives it goes with it instead of lost power:
-    /// what has to be there afterwards, and who is told, is the same.
+    /// Crashes a server's node. Now and then its process is killed and the memory that outlives it goes with it instead
+    /// of lost power: what has to be there afterwards, and who is told, is the same.
     pub fn crash_server(&self, at: usize, kind: CrashKind) {
         self.servers[at].borrow().dialer.borrow_mut().take();
         let keeps = self.shape.sim.keeps;

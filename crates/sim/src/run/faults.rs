@@ -2,10 +2,11 @@
 //!
 //! Owns: which, whom they meet, how long they last. Does not own: what ends an episode (`run`).
 //!
-//! Rules. A server is back within some seconds, beside what starting takes. A mount and a server are cut off from each other
-//! for less than the deadline of callbacks, since a mount that is not heard of for longer is ended. Two servers are cut off
-//! from each other for less than the time after which what one asks of another fails, also by several faults in a row: now
-//! and then there is a pause in which they find each other. Of several servers two may be in trouble at the same time.
+//! Rules. A server is back within some seconds, beside what starting takes. A mount and a server are cut off from each
+//! other for less than the deadline of callbacks, since a mount that is not heard of for longer is ended. Two servers
+//! are cut off from each other for less than the time after which what one asks of another fails, also by several
+//! faults in a row: now and then there is a pause in which they find each other. Of several servers two may be in
+//! trouble at the same time.
 
 use super::{Checked, Faults, Run, STUCK, line};
 use crate::cluster::{CALLBACK_DEADLINE, SERVERS};
@@ -15,8 +16,8 @@ use amphi_env::sim::CrashKind;
 use futures_util::future::join;
 use std::time::Duration;
 
-/// How long two servers are cut off from each other at most: a third of the time after which calls fail, twice that in which a
-/// mount has to answer.
+/// How long two servers are cut off from each other at most: a third of the time after which calls fail, twice that in
+/// which a mount has to answer.
 const SERVERS_APART: Duration = Duration::from_secs(20);
 /// After so long with one fault after the other there is a pause.
 const TROUBLE: Duration = Duration::from_secs(20);
@@ -30,7 +31,8 @@ impl Run {
         // Who shares the process of the first mount is killed with it.
         let first = usize::from(shape.embedded);
         let servers = shape.servers - first;
-        // Mounts of nodes of their own, where the only server shares its process with the first, can lose their network alone.
+        // Mounts of nodes of their own, where the only server shares its process with the first, can lose their network
+        // alone.
         let others_alone = servers == 0;
         let none = others_alone && (shape.mounts == 1 || self.plan.faults != Faults::All);
         if matches!(self.plan.faults, Faults::None | Faults::Callbacks) || none || self.roll(6) > 0 {
@@ -124,8 +126,8 @@ impl Run {
         self.progress().await;
     }
 
-    /// For how long these pairs of nodes are kept apart now, of the time that is wanted: less where callbacks have been late, not at all
-    /// where they may not be delayed any more.
+    /// For how long these pairs of nodes are kept apart now, of the time that is wanted: less where callbacks have been
+    /// late, not at all where they may not be delayed any more.
     pub(super) fn keep_apart(&self, links: &[(&str, &str)], wanted: Duration) -> Option<Duration> {
         let Some(callbacks) = &self.callbacks else { return Some(wanted) };
         let (now, mut callbacks) = (self.cluster.env.now(), callbacks.0.borrow_mut());

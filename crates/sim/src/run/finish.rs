@@ -14,8 +14,8 @@ use amphi_env::Env;
 use amphi_types::Ino;
 use std::time::Duration;
 
-/// Longer than this no call takes where nothing fails: what hangs until a time-out heals it shows. Of 50 seeds the longest took 0.13 s, and
-/// who waits for a callback that was lost waits for 1.7 s.
+/// Longer than this no call takes where nothing fails: what hangs until a time-out heals it shows. Of 50 seeds the
+/// longest took 0.13 s, and who waits for a callback that was lost waits for 1.7 s.
 const LONGEST: Duration = Duration::from_millis(750);
 
 /// What servers do in the background has been done after so long.

@@ -1,12 +1,13 @@
 //! Mounts that stand still as if by SIGSTOP, and in runs of contention one mount that is killed while the others live.
 //!
-//! Owns: which mount, for how long, that others go on without it, and what becomes of it. Does not own: what its calls may return
-//! (`shared::arena`).
+//! Owns: which mount, for how long, that others go on without it, and what becomes of it. Does not own: what its calls
+//! may return (`shared::arena`).
 //!
-//! A short stop may not be noticed. After a long one the mount may have been ended: others went on without what it held, its calls
-//! fail, it writes nothing of before any more, and shows nothing that is not so. Then it is mounted anew. A killed mount is gone at once, and
-//! its session stays until servers end it: others wait for what it held as long as that, and no longer. Each of its calls that the kill cut
-//! off happens once or not at all, until its session has ended. It is mounted anew at once or when the others rest.
+//! A short stop may not be noticed. After a long one the mount may have been ended: others went on without what it
+//! held, its calls fail, it writes nothing of before any more, and shows nothing that is not so. Then it is mounted
+//! anew. A killed mount is gone at once, and its session stays until servers end it: others wait for what it held as
+//! long as that, and no longer. Each of its calls that the kill cut off happens once or not at all, until its session
+//! has ended. It is mounted anew at once or when the others rest.
 
 use super::{Checked, Faults, LIFE, Mounts, Run, line};
 use crate::cluster::{CALLBACK_DEADLINE, GRACE, SERVERS};
@@ -124,7 +125,8 @@ impl Run {
         Ok(())
     }
 
-    /// Takes a mount that was stopped for long or killed, whose tasks have ended, away, and mounts it anew, if that has not been done.
+    /// Takes a mount that was stopped for long or killed, whose tasks have ended, away, and mounts it anew, if that has
+    /// not been done.
     pub(super) async fn replace(&self, victim: Victim, mut mounts: Mounts) -> Checked<Mounts> {
         let at = victim.mount;
         if victim.fate == Fate::Stop {

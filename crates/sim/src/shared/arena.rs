@@ -1,20 +1,20 @@
-//! The arena: few files that several mounts fight for with small records that overlap and lie side by side, so that they become
-//! contended, while what steers the mounts and servers changes.
+//! The arena: few files that several mounts fight for with small records that overlap and lie side by side, so that
+//! they become contended, while what steers the mounts and servers changes.
 //!
-//! Owns: its files, each a row of cells with a history of its own; who does what to them. Does not own: which histories are
-//! right (`Linear`), how a call is made (`Row`).
+//! Owns: its files, each a row of cells with a history of its own; who does what to them. Does not own: which histories
+//! are right (`Linear`), how a call is made (`Row`).
 //!
-//! Calls are buffered and direct, by open files that are set to a mode, ask for their locks ahead or exactly, and join groups.
-//! A switching storm (`tunables`) changes thresholds, the size and growth of locks and the detection of contention as they go.
-//! Nothing of it may show: each file has to stay linearizable.
+//! Calls are buffered and direct, by open files that are set to a mode, ask for their locks ahead or exactly, and join
+//! groups. A switching storm (`tunables`) changes thresholds, the size and growth of locks and the detection of
+//! contention as they go. Nothing of it may show: each file has to stay linearizable.
 //!
-//! Groups. In one of its own a task is alone and does as it likes. In the common one each member keeps to cells of its own, as
-//! members order their calls themselves: it writes, and reads what it wrote since it joined. While a task is in a group it calls
-//! by that open file alone: by another one it would wait for itself.
+//! Groups. In one of its own a task is alone and does as it likes. In the common one each member keeps to cells of its
+//! own, as members order their calls themselves: it writes, and reads what it wrote since it joined. While a task is in
+//! a group it calls by that open file alone: by another one it would wait for itself.
 //!
-//! Stopped and killed mounts. A mount that is to be killed, or stopped for longer than others wait for it, writes directly only: what it had
-//! in its cache alone would be lost with it. A call of it that fails after the stop ends its task; it has happened or not, as have those that
-//! a kill cut off.
+//! Stopped and killed mounts. A mount that is to be killed, or stopped for longer than others wait for it, writes
+//! directly only: what it had in its cache alone would be lost with it. A call of it that fails after the stop ends its
+//! task; it has happened or not, as have those that a kill cut off.
 
 mod tunables;
 
@@ -176,7 +176,8 @@ struct Fighter {
     seats: Vec<Option<Seat>>,
 }
 
-/// Makes calls until none are left, the area is asked to rest, or the mount was stopped for too long. `mount`: the number of its own.
+/// Makes calls until none are left, the area is asked to rest, or the mount was stopped for too long. `mount`: the
+/// number of its own.
 pub async fn fight(env: SimEnv, client: Client, area: SharedArea, (task, mount): (usize, usize), mut dice: Dice) {
     let seats = area.borrow().arena.pits.iter().map(|_| None).collect();
     let sharer =

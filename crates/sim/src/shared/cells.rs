@@ -2,8 +2,9 @@
 //!
 //! Owns: how cells lie in a file (`Row`), the calls. Does not own: which histories are right (`Linear`).
 //!
-//! Cells have one length, in most runs none that blocks, pages or stripes share. A crash of a mount takes what it had not
-//! written back, so the history ends there and a new file begins; of what is left each byte has to be one that was written there.
+//! Cells have one length, in most runs none that blocks, pages or stripes share. A crash of a mount takes what it had
+//! not written back, so the history ends there and a new file begins; of what is left each byte has to be one that was
+//! written there.
 
 use super::{SharedArea, Sharer, Told};
 use crate::dice::Dice;
@@ -234,8 +235,8 @@ impl Sharer {
 mod tests {
     use super::*;
 
-    /// Goal: after a crash bytes of other cells, and bytes that nobody wrote, are told from those that may be there. Method: two
-    /// cells, one written twice, one appended; mixtures, zeros, and each other's bytes.
+    /// Goal: after a crash bytes of other cells, and bytes that nobody wrote, are told from those that may be there.
+    /// Method: two cells, one written twice, one appended; mixtures, zeros, and each other's bytes.
     #[test]
     fn what_a_crash_leaves_is_judged() {
         let (row, mut linear) = (Row { ino: Ino::ROOT, len: 20 }, Linear::default());

@@ -2,14 +2,15 @@
 //!
 //! Owns: what is known of who holds what, and whether an answer agrees with it. Does not own: the bytes of the file.
 //!
-//! A claim is possible from the begin of the call that takes it to the end of the call that gives it up, and certain from
-//! the end of the one to the begin of the other. Who gets a lock while another certainly has one that conflicts, or is refused
-//! one while nobody possibly has, is told wrong (Promise S19). A restart of a server changes no claim (Promise S21), and a
-//! crash of a mount ends its claims (Promise S20).
+//! A claim is possible from the begin of the call that takes it to the end of the call that gives it up, and certain
+//! from the end of the one to the begin of the other. Who gets a lock while another certainly has one that conflicts,
+//! or is refused one while nobody possibly has, is told wrong (Promise S19). A restart of a server changes no claim
+//! (Promise S21), and a crash of a mount ends its claims (Promise S20).
 //!
-//! Circles. In some runs a task that has `fcntl` locks waits for more. If that closes a circle of waiting tasks, one of them must be
-//! told so, or none of them ever goes on; and none may be told so where there can have been no circle. Those runs have no `flock`: nobody
-//! looks for circles there. In the others who waits has nothing that others wait for.
+//! Circles. In some runs a task that has `fcntl` locks waits for more. If that closes a circle of waiting tasks, one of
+//! them must be told so, or none of them ever goes on; and none may be told so where there can have been no circle.
+//! Those runs have no `flock`: nobody looks for circles there. In the others who waits has nothing that others wait
+//! for.
 
 use super::{Sharer, Told};
 use crate::dice::Dice;
@@ -167,8 +168,8 @@ impl Claims {
         self.all.iter().any(|c| c.task == task && c.possible.end == NEVER)
     }
 
-    /// Whether the wish makes some of what the task may have to itself shared. Waits that do and are interrupted while a server is
-    /// restarted are not judged: docs/SEMANTICS.md says what may become of them.
+    /// Whether the wish makes some of what the task may have to itself shared. Waits that do and are interrupted while
+    /// a server is restarted are not judged: docs/SEMANTICS.md says what may become of them.
     fn weakens(&self, wish: &Wish) -> bool {
         let own = |c: &Claim| wish.is_of(c) && c.possible.end == NEVER && c.mode == LockMode::Write;
         wish.mode == LockMode::Read && self.all.iter().any(own)
@@ -345,7 +346,8 @@ mod tests {
         Wish { task, family: FileLockFamily::Posix, parts, mode }
     }
 
-    /// Goal: wrong answers are told from right ones. Method: one task holds a lock, another asks while it does and later.
+    /// Goal: wrong answers are told from right ones. Method: one task holds a lock, another asks while it does and
+    /// later.
     #[test]
     fn answers_are_judged() {
         use LockMode::{Read, Write};
@@ -375,7 +377,8 @@ mod tests {
         assert!(claims.has(1) == claims.has(2) && !claims.has(1));
     }
 
-    /// Goal: a circle is told from a wait that others end. Method: two tasks, each with what the other wants, waiting or not.
+    /// Goal: a circle is told from a wait that others end. Method: two tasks, each with what the other wants, waiting
+    /// or not.
     #[test]
     fn circles_are_judged() {
         use LockMode::Write;

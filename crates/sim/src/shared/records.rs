@@ -27,7 +27,8 @@ pub struct Record {
     writes: Vec<Written>,
     /// Begin of the newest write that the servers have acknowledged: at least this one survives killed processes.
     written: u64,
-    /// Begin of the newest write that ended before a sync began, or was one itself: at least this one survives lost power.
+    /// Begin of the newest write that ended before a sync began, or was one itself: at least this one survives lost
+    /// power.
     synced: u64,
     /// Completed reads: when each ended, number and begin of the write that it returned.
     reads: Vec<(u64, (u64, u64))>,
@@ -72,7 +73,8 @@ impl Record {
         } else {
             bytes
         };
-        // Short records of several writes may be equal: one of them has to fit, and the oldest that does says least of later reads.
+        // Short records of several writes may be equal: one of them has to fit, and the oldest that does says least of
+        // later reads.
         let mut wrong = None;
         for found in self.writes.iter().filter(|w| w.bytes == bytes) {
             match self.judge(found, begin) {
@@ -118,8 +120,8 @@ impl Record {
         self.synced = self.synced.max(newest);
     }
 
-    /// Judges the bytes after a crash: each is of the newest write that survives it for certain, or of one that may have come
-    /// later. Then they are what the record holds.
+    /// Judges the bytes after a crash: each is of the newest write that survives it for certain, or of one that may
+    /// have come later. Then they are what the record holds.
     ///
     /// Errors: where they are not.
     pub fn crashed(&mut self, level: Level, bytes: Vec<u8>) -> Result<(), String> {
@@ -209,8 +211,8 @@ impl Log {
 mod tests {
     use super::*;
 
-    /// Goal: reads of torn, old and vanished writes are told from good ones (Promise S2). Method: two writes one after the
-    /// other, then reads at various times.
+    /// Goal: reads of torn, old and vanished writes are told from good ones (Promise S2). Method: two writes one after
+    /// the other, then reads at various times.
     #[test]
     fn reads_are_judged() {
         let mut r = Record::new(5, 1000);
@@ -235,8 +237,9 @@ mod tests {
         }
     }
 
-    /// Goal: what a direct write or one with O_DSYNC has said is demanded of a crash (Promise S9, Promise S10). Method: a second write of each
-    /// reach, then the first one's bytes after a kill and after lost power; a later write that may be there.
+    /// Goal: what a direct write or one with O_DSYNC has said is demanded of a crash (Promise S9, Promise S10). Method:
+    /// a second write of each reach, then the first one's bytes after a kill and after lost power; a later write that
+    /// may be there.
     #[test]
     fn acknowledged_records_survive() {
         let (killed, lost) = (Level::Written, Level::Stable);
@@ -258,8 +261,8 @@ mod tests {
         }
     }
 
-    /// Goal: short records that are equal by chance accuse nobody, and hide nobody who goes back behind others. Method: three writes of one byte, the
-    /// first and the last of which are equal.
+    /// Goal: short records that are equal by chance accuse nobody, and hide nobody who goes back behind others. Method:
+    /// three writes of one byte, the first and the last of which are equal.
     #[test]
     fn equal_records_are_told_apart_by_time() {
         let mut r = Record::new(0, 1);

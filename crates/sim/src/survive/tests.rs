@@ -141,8 +141,9 @@ fn calls_under_way() {
     assert!(s.judge(&tree(&[("n", f, b"")])).0 > 0, "the new name leads to a new inode");
 }
 
-/// Goal: a directory that is stable says nothing of a name that its file had in another one: lost power may bring it back, a killed process not.
-/// Method: one file in two directories; the name in the first goes, the second is told to the disk.
+/// Goal: a directory that is stable says nothing of a name that its file had in another one: lost power may bring it
+/// back, a killed process not. Method: one file in two directories; the name in the first goes, the second is told to
+/// the disk.
 #[test]
 fn a_name_elsewhere_may_come_back() {
     let mut s = Story::new();
@@ -173,8 +174,9 @@ fn a_name_elsewhere_may_come_back() {
     assert!(s.judge(&both(&[("f", f, b"")], 2)).1 > 0);
 }
 
-/// Goal: a new file holds nothing but what was written to it, and one of O_TMPFILE shows its permissions once it has a name. Method: both,
-/// found with bytes that nobody wrote and with other permissions; a creation that was cut off, found with bytes.
+/// Goal: a new file holds nothing but what was written to it, and one of O_TMPFILE shows its permissions once it has a
+/// name. Method: both, found with bytes that nobody wrote and with other permissions; a creation that was cut off,
+/// found with bytes.
 #[test]
 fn new_files_are_empty() {
     let mut s = Story::new();

@@ -54,7 +54,8 @@ pub(super) struct Pending {
     pub(super) sent: bool,
     /// It is not given up.
     insist: bool,
-    /// It was given up, and what its answer brings has to be given back: only an answer that there is, or will be, is asked for.
+    /// It was given up, and what its answer brings has to be given back: only an answer that there is, or will be, is
+    /// asked for.
     late: bool,
     cell: Option<usize>,
 }
@@ -86,7 +87,8 @@ enum CellState {
     },
     /// Nobody waits: the outcome goes to a sink.
     Told(Sink),
-    /// In a box, because most outcomes go to a sink: a cell that could hold one would be ten times as large, and moved as often.
+    /// In a box, because most outcomes go to a sink: a cell that could hold one would be ten times as large, and moved
+    /// as often.
     Done(Box<Outcome>),
 }
 
@@ -328,9 +330,9 @@ impl State {
         self.wake_reserve();
     }
 
-    /// Fails every call, present and future, but while there is no server those that insist. Slots of requests that may have been
-    /// sent stay taken until there is a new connection. On that, those are asked about once more whose answers bring what the
-    /// server would count for ever.
+    /// Fails every call, present and future, but while there is no server those that insist. Slots of requests that may
+    /// have been sent stay taken until there is a new connection. On that, those are asked about once more whose
+    /// answers bring what the server would count for ever.
     pub(super) fn fail(&mut self, error: LinkError) {
         if self.phase == Phase::Failed(LinkError::Closed) {
             return;
@@ -361,8 +363,8 @@ impl State {
         self.wake_reserve();
     }
 
-    /// The server has ended the session: whether requests that were sent have been executed cannot be known any more, and
-    /// sent again they could be executed twice. They fail.
+    /// The server has ended the session: whether requests that were sent have been executed cannot be known any more,
+    /// and sent again they could be executed twice. They fail.
     pub(super) fn session_ended(&mut self) {
         let sent: Vec<RequestId> = self.pending.iter().flatten().filter(|p| p.sent).map(|p| p.id).collect();
         sent.into_iter().for_each(|id| self.lose(id));

@@ -308,8 +308,8 @@ enum Staged {
     Before(Buf),
 }
 
-/// Encodes the message that is queued first where it lies, and takes it out of the queue. A reply that does not fit a message is sent
-/// as an error.
+/// Encodes the message that is queued first where it lies, and takes it out of the queue. A reply that does not fit a
+/// message is sent as an error.
 fn stage_next<E: Env>(tx: &mut StreamTx<E>, conn: &ConnState) -> Result<Staged, EncodeError> {
     let mut queue = conn.queue.borrow_mut();
     let Some(next) = queue.front_mut() else { return Ok(Staged::Nothing) };

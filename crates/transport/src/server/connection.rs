@@ -127,8 +127,8 @@ impl ConnState {
         !self.queue.borrow().is_empty()
     }
 
-    /// Takes what is sent next. A reply frees its slot here and not where it is queued: of a peer that does not read, no more
-    /// replies wait than it has credits.
+    /// Takes what is sent next. A reply frees its slot here and not where it is queued: of a peer that does not read,
+    /// no more replies wait than it has credits.
     pub(crate) fn next(&self) -> Option<Outgoing> {
         let next = self.queue.borrow_mut().pop_front();
         match &next {

@@ -62,8 +62,8 @@ fn credits_bound_what_is_in_flight() {
     }
 }
 
-/// Goal: the urgent lane passes a full normal lane, and answers pass a full urgent lane. Method: hold all credits that the lower
-/// lane may take (8 normal; 4 urgent without the reserve and one for answers), call on the higher one.
+/// Goal: the urgent lane passes a full normal lane, and answers pass a full urgent lane. Method: hold all credits that
+/// the lower lane may take (8 normal; 4 urgent without the reserve and one for answers), call on the higher one.
 #[test]
 fn higher_lanes_pass() {
     for (net, lower, taken, higher) in
@@ -175,8 +175,8 @@ fn deadlines_end_calls() {
     }
 }
 
-/// Goal: what is sent again says how long its caller still waits, and when nobody does any more. Method: hold calls with
-/// several deadlines, break the connection when some have passed, look at what arrives.
+/// Goal: what is sent again says how long its caller still waits, and when nobody does any more. Method: hold calls
+/// with several deadlines, break the connection when some have passed, look at what arrives.
 #[test]
 fn deadlines_go_on_over_a_break() {
     let place = Place::new(71, Net::Socket);

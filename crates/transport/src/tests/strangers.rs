@@ -420,8 +420,9 @@ fn random_bytes() {
     });
 }
 
-/// Goal: of a client that does not read, the server keeps no more replies than it has credits. Method: one that asks for large reads in one
-/// slot, one after the other, and never reads: one reply is on its way, one waits, the next request is one too many.
+/// Goal: of a client that does not read, the server keeps no more replies than it has credits. Method: one that asks
+/// for large reads in one slot, one after the other, and never reads: one reply is on its way, one waits, the next
+/// request is one too many.
 #[test]
 fn who_does_not_read_is_cut() {
     let place = Place::new(11, Net::Socket);

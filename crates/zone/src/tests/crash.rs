@@ -1,9 +1,10 @@
 //! Crash sweep: a scenario of appends, data writes and checkpoints is stopped at every write and sync.
 //!
-//! After a crash of the process every record whose `kept` returned must be there, if the memory that outlives it has gone as well
-//! every one whose `written` returned, and after power loss every one whose `stable` returned. What is there is a prefix of what was appended, each record whole, and a record that
-//! points at data comes with the data; under `Load::Data` blocks are used again when what freed them is stable. Then a
-//! second life goes on and is stopped too, so that what the first crash left behind the cut meets new groups.
+//! After a crash of the process every record whose `kept` returned must be there, if the memory that outlives it has
+//! gone as well every one whose `written` returned, and after power loss every one whose `stable` returned. What is
+//! there is a prefix of what was appended, each record whole, and a record that points at data comes with the data;
+//! under `Load::Data` blocks are used again when what freed them is stable. Then a second life goes on and is stopped
+//! too, so that what the first crash left behind the cut meets new groups.
 
 use super::*;
 use crate::planted::{Mistake, plant};
@@ -273,7 +274,8 @@ fn sweep(seed: u64, kinds: Kinds, load: Load, steps: u64) -> Result<u64, String>
     unreachable!("the scenario ends");
 }
 
-/// Goal: no crash of the process loses or tears a record whose `kept` returned, and none is taken for more than that. Method: see the head.
+/// Goal: no crash of the process loses or tears a record whose `kept` returned, and none is taken for more than that.
+/// Method: see the head.
 #[test]
 fn a_killed_process_loses_nothing_kept() {
     let mut points = sweep(1, KILL, Load::Mixed, 60).unwrap();
@@ -282,8 +284,8 @@ fn a_killed_process_loses_nothing_kept() {
     assert!(points > 100, "{points} points");
 }
 
-/// Goal: where the memory that outlives the process is gone with it, nothing is lost whose `written` returned, and opening says that
-/// something may be. Method: see the head.
+/// Goal: where the memory that outlives the process is gone with it, nothing is lost whose `written` returned, and
+/// opening says that something may be. Method: see the head.
 #[test]
 fn lost_memory_loses_nothing_written() {
     let mut points = 0;

@@ -7,7 +7,8 @@ use zerocopy::IntoBytes;
 
 const SIZE: usize = 8 << 20;
 
-/// A zone with two segments and some log, closed. Without memory that outlives its process, whose name each opening writes to the superblocks.
+/// A zone with two segments and some log, closed. Without memory that outlives its process, whose name each opening
+/// writes to the superblocks.
 fn zone_with_everything() -> (Sim, BTreeMap<Key, Vec<u8>>) {
     let sim = Sim::new(11, SimConfig { keeps: false, ..SimConfig::default() });
     format(&sim, &params());
@@ -35,9 +36,9 @@ impl Zone<SimEnv> {
     }
 }
 
-/// Goal: damage in any block that counts is reported with its place, and nothing is written; one damaged
-/// superblock copy is survived and restored. Method: one byte of each block of superblocks, log and segments
-/// flipped in turn, of a zone that was closed and opened again in the same life of the machine, so that opening it changes nothing.
+/// Goal: damage in any block that counts is reported with its place, and nothing is written; one damaged superblock
+/// copy is survived and restored. Method: one byte of each block of superblocks, log and segments flipped in turn, of a
+/// zone that was closed and opened again in the same life of the machine, so that opening it changes nothing.
 #[test]
 fn every_damaged_block_is_reported() {
     let (sim, model) = zone_with_everything();
@@ -153,8 +154,8 @@ fn superblocks_are_judged() {
     assert!(open(&sim, &manual()).unwrap().1.items.is_empty());
 }
 
-/// Goal: a zone of version 2 opens, and is one of the present version from then on. Method: the version in both superblocks of a closed zone
-/// is changed; it differs in nothing else.
+/// Goal: a zone of version 2 opens, and is one of the present version from then on. Method: the version in both
+/// superblocks of a closed zone is changed; it differs in nothing else.
 #[test]
 fn version_2_is_taken_over() {
     let (sim, model) = zone_with_everything();

@@ -15,8 +15,9 @@ fn memory_of(sim: &Sim, zone: &Zone<SimEnv>) -> std::io::Result<Vec<u8>> {
     sim.node(NODE).kept(&name_of(zone), PATH, 24)
 }
 
-/// Goal: a record is kept without a disk write, is written soon, survives the process but not power loss, and opening brings
-/// it to the disk; nothing is left of the memory of a closed zone. Method: crashes before the first disk write ends.
+/// Goal: a record is kept without a disk write, is written soon, survives the process but not power loss, and opening
+/// brings it to the disk; nothing is left of the memory of a closed zone. Method: crashes before the first disk write
+/// ends.
 #[test]
 fn a_kept_record_survives_the_process_alone() {
     for (kind, survives) in [(CrashKind::Process, true), (CrashKind::Power, false)] {
@@ -70,8 +71,9 @@ fn a_kept_record_is_written_at_once() {
     assert_eq!(zone.written_lsn(), lsn);
 }
 
-/// Goal: with memory switched off, before the opening or in its course, or removed by somebody, the root does not name it any more, so that its loss
-/// is none; what was kept before that is written first. Switched on again, records are kept again. Method: kills that take the memory along.
+/// Goal: with memory switched off, before the opening or in its course, or removed by somebody, the root does not name
+/// it any more, so that its loss is none; what was kept before that is written first. Switched on again, records are
+/// kept again. Method: kills that take the memory along.
 #[test]
 fn memory_that_is_not_used_cannot_be_lost() {
     for (case, options) in [
@@ -110,8 +112,8 @@ fn memory_that_is_not_used_cannot_be_lost() {
     }
 }
 
-/// Goal: memory that knows of more writes than the storage has does not complete an old copy of it, whose data may be missing. Method: the
-/// storage as it was one group before the kill, which is also the last that was kept.
+/// Goal: memory that knows of more writes than the storage has does not complete an old copy of it, whose data may be
+/// missing. Method: the storage as it was one group before the kill, which is also the last that was kept.
 #[test]
 fn memory_does_not_complete_an_old_copy() {
     let sim = sim(6);
@@ -136,7 +138,8 @@ fn memory_does_not_complete_an_old_copy() {
     assert!(sim.node(NODE).kept(&name, PATH, 24).is_ok());
 }
 
-/// Goal: memory that is removed while nothing happens is missed, so that its loss is none. Method: a kill some seconds later.
+/// Goal: memory that is removed while nothing happens is missed, so that its loss is none. Method: a kill some seconds
+/// later.
 #[test]
 fn memory_that_is_removed_while_idle_is_missed() {
     for seconds in [0, 15] {
@@ -154,8 +157,8 @@ fn memory_that_is_removed_while_idle_is_missed() {
     }
 }
 
-/// Goal: an opening that cannot write what is kept, or its root, leaves all to the next one, and puts nothing in question. Method: each of its
-/// first writes fails once.
+/// Goal: an opening that cannot write what is kept, or its root, leaves all to the next one, and puts nothing in
+/// question. Method: each of its first writes fails once.
 #[test]
 fn an_opening_that_fails_leaves_what_is_kept() {
     for failing in 1..4 {
@@ -183,8 +186,8 @@ fn an_opening_that_fails_leaves_what_is_kept() {
     }
 }
 
-/// Goal: what does not fit, what comes while memory is switched off, and what a node without such memory appends is kept when it is
-/// written. Method: records of 100 KB, the switch, another node.
+/// Goal: what does not fit, what comes while memory is switched off, and what a node without such memory appends is
+/// kept when it is written. Method: records of 100 KB, the switch, another node.
 #[test]
 fn what_is_not_in_memory_waits_for_the_disk() {
     for (keeps_here, switched_on, bytes) in [(true, true, 100_000), (true, false, 10), (false, true, 10)] {
@@ -205,8 +208,9 @@ fn what_is_not_in_memory_waits_for_the_disk() {
     }
 }
 
-/// Goal: records for which the log has no room are not kept, since after a kill they have to be written there. Method: small records fill the
-/// log group by group; a kill right behind each append around its end, before a checkpoint makes room; opened twice.
+/// Goal: records for which the log has no room are not kept, since after a kill they have to be written there. Method:
+/// small records fill the log group by group; a kill right behind each append around its end, before a checkpoint makes
+/// room; opened twice.
 #[test]
 fn nothing_is_kept_beyond_the_log() {
     let blocks = MIB / 4096;
@@ -233,8 +237,8 @@ fn nothing_is_kept_beyond_the_log() {
     assert!(refused > 0, "all were kept");
 }
 
-/// Goal: what a kill in the middle of a copy leaves, remains of older records, and memory of others are told from records.
-/// Method: memory written, cut or changed by hand.
+/// Goal: what a kill in the middle of a copy leaves, remains of older records, and memory of others are told from
+/// records. Method: memory written, cut or changed by hand.
 #[test]
 fn only_whole_records_of_the_opening_count() {
     let sim = sim(5);

@@ -67,8 +67,8 @@ fn records_share_groups() {
     assert_eq!(zone.stable_lsn(), last);
 }
 
-/// Goal: a record that nobody waits for costs no write of its own if one follows that somebody waits for, and is written
-/// soon if none does. Method: count disk writes over virtual time.
+/// Goal: a record that nobody waits for costs no write of its own if one follows that somebody waits for, and is
+/// written soon if none does. Method: count disk writes over virtual time.
 #[test]
 fn unasked_records_ride_along() {
     let sim = sim(4);
@@ -147,8 +147,9 @@ fn fresh_records_share_two_syncs() {
     assert_eq!(zone.stable_lsn(), fresh);
 }
 
-/// Goal: who needs a record stable waits for a sync under way that began when it was written; who wants everything before the call, or
-/// a record that was written later, gets another one. Method: questions while the first sync runs; count operations.
+/// Goal: who needs a record stable waits for a sync under way that began when it was written; who wants everything
+/// before the call, or a record that was written later, gets another one. Method: questions while the first sync runs;
+/// count operations.
 #[test]
 fn syncs_under_way_are_shared() {
     let sim = sim(9);
@@ -182,8 +183,9 @@ fn syncs_under_way_are_shared() {
     }
 }
 
-/// Goal: the mark that fresh data needs gets its place in a full log, by a checkpoint, or the root does its service when
-/// there is no room for a checkpoint either. Method: fill the log to its last block, with and without room for segments.
+/// Goal: the mark that fresh data needs gets its place in a full log, by a checkpoint, or the root does its service
+/// when there is no room for a checkpoint either. Method: fill the log to its last block, with and without room for
+/// segments.
 #[test]
 fn a_full_log_has_its_marks() {
     for full_region in [false, true] {
@@ -223,8 +225,8 @@ fn a_full_log_has_its_marks() {
     }
 }
 
-/// Goal: what fresh data's record survives is the process, not the machine, and `fsck` and `open` agree on it and say so.
-/// Method: a group that was synced, without a mark; both kinds of crash; then more records, which follow the cut.
+/// Goal: what fresh data's record survives is the process, not the machine, and `fsck` and `open` agree on it and say
+/// so. Method: a group that was synced, without a mark; both kinds of crash; then more records, which follow the cut.
 #[test]
 fn a_fresh_group_without_a_mark_is_cut_after_power_loss() {
     use amphi_env::sim::CrashKind;
@@ -256,8 +258,8 @@ fn a_fresh_group_without_a_mark_is_cut_after_power_loss() {
     }
 }
 
-/// Goal: opening says whether what was answered may be gone: after lost power and after a failed sync, not after a killed process, an orderly close
-/// or making the zone. Method: each of them, twice in a row where that may matter.
+/// Goal: opening says whether what was answered may be gone: after lost power and after a failed sync, not after a
+/// killed process, an orderly close or making the zone. Method: each of them, twice in a row where that may matter.
 #[test]
 fn losses_are_told() {
     use amphi_env::sim::CrashKind;
@@ -398,8 +400,8 @@ fn a_full_metadata_region_can_shrink() {
     assert!(found.items == model);
 }
 
-/// Goal: what replaces items by others as large goes through on a full region, however much of it there is, and leaves room for merges. Method:
-/// every item is overwritten ten times; the agent's own checkpoints never lack room.
+/// Goal: what replaces items by others as large goes through on a full region, however much of it there is, and leaves
+/// room for merges. Method: every item is overwritten ten times; the agent's own checkpoints never lack room.
 #[test]
 fn a_full_metadata_region_can_change() {
     let sim = sim(7);
@@ -481,9 +483,9 @@ fn a_failed_disk_is_told() {
     }
 }
 
-/// Goal: after a failed sync the next opening takes nothing for granted that no earlier sync covered, and the one after that
-/// is as any other. Method: a record with data and a sync that fails, in the open zone or in the opening one; killed and
-/// opened; the same without a failure.
+/// Goal: after a failed sync the next opening takes nothing for granted that no earlier sync covered, and the one after
+/// that is as any other. Method: a record with data and a sync that fails, in the open zone or in the opening one;
+/// killed and opened; the same without a failure.
 #[test]
 fn a_failed_sync_is_remembered() {
     use amphi_env::sim::CrashKind;

@@ -1,9 +1,9 @@
-//! `amphi bench mixed`: shared files written in the sizes and places of two simulations (sections 4.3 and 4.4 of the paper), each process
-//! with a mount of its own.
+//! `amphi bench mixed`: shared files written in the sizes and places of two simulations (sections 4.3 and 4.4 of the
+//! paper), each process with a mount of its own.
 //!
-//! VPIC-like: a header of 2,104 bytes puts every piece off any alignment; each step each process writes a piece of each of eight
-//! variables. Nek5000-like: pieces in the proportions of Table 4: 128 of at least 2 MiB, 132 in the window, 372 small ones, at places
-//! that only depend on the number of processes.
+//! VPIC-like: a header of 2,104 bytes puts every piece off any alignment; each step each process writes a piece of each
+//! of eight variables. Nek5000-like: pieces in the proportions of Table 4: 128 of at least 2 MiB, 132 in the window,
+//! 372 small ones, at places that only depend on the number of processes.
 
 use super::parts::Parts;
 use super::reasons::{TABLES_3_AND_4, reasons};
@@ -178,8 +178,8 @@ fn row(run: &mut Run, table: &mut Table, what: &str, way: usize, found: &[Found]
 mod tests {
     use super::*;
 
-    /// Goal: the pieces of all processes cover a file without gaps or overlaps, in the proportions of the paper. Method: all pieces
-    /// sorted; counts by size.
+    /// Goal: the pieces of all processes cover a file without gaps or overlaps, in the proportions of the paper.
+    /// Method: all pieces sorted; counts by size.
     #[test]
     fn pieces_cover_the_file() {
         for (pieces, start) in [(vpic(32 << 10, 3), 0), (nek5000(4), 136)] {

@@ -1,5 +1,5 @@
-//! `amphi bench overcache`: processes stream files larger than the cache, mount and processes together in a group whose memory is limited
-//! (Figure 8 and Table 2 of the paper).
+//! `amphi bench overcache`: processes stream files larger than the cache, mount and processes together in a group whose
+//! memory is limited (Figure 8 and Table 2 of the paper).
 
 use super::parts::Parts;
 use super::reasons::{TABLE_2, reasons};
@@ -20,15 +20,16 @@ use crate::bench::workload::transfers::Calls;
 use crate::failure::Outcome;
 use crate::size::show;
 
-/// Memory of the group that the mount and the processes run in; the mount's cache takes at most 3/8 of it. 16 processes with 2 MiB and the
-/// mount use 467 MiB; in 384 MiB the kernel killed the mount.
+/// Memory of the group that the mount and the processes run in; the mount's cache takes at most 3/8 of it. 16 processes
+/// with 2 MiB and the mount use 467 MiB; in 384 MiB the kernel killed the mount.
 const GROUP_BYTES: u64 = 512 << 20;
 /// Bytes of all files together, at least: four times the cache.
 const TOTAL_BYTES: u64 = 768 << 20;
 /// Bytes of each file, at least: more than the cache.
 const FILE_BYTES: u64 = 200 << 20;
 const SIZES: [u64; 4] = [256 << 10, 512 << 10, 1 << 20, 2 << 20];
-/// The size of the paper's Table 2; with 16 processes, as there, auto without each part would take as long as a third of all the rest.
+/// The size of the paper's Table 2; with 16 processes, as there, auto without each part would take as long as a third
+/// of all the rest.
 const PARTS_SIZE: u64 = 512 << 10;
 /// A share of the cache for each of 8 files: the default, 1 GiB of a file, is more than the whole cache of this group.
 const SHARE: Variant = Variant { name: "auto, 24 MiB of a file", set: &["hybrid.overcache_bytes=24M"] };

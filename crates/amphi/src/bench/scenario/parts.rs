@@ -1,7 +1,7 @@
 //! The second table of a scenario: auto without each of its parts, one after the other, all in turn in one run.
 //!
-//! Owns: the form of that table, its picture and its results. Does not own: what is measured. Invariant: the first variant is auto, whole;
-//! ratios to it are taken within a round.
+//! Owns: the form of that table, its picture and its results. Does not own: what is measured. Invariant: the first
+//! variant is auto, whole; ratios to it are taken within a round.
 
 use super::reasons::reasons;
 use super::variant::Variant;

@@ -1,14 +1,15 @@
-//! The tables of reasons, laid out as Tables 2 to 4 of the paper: a row for each kind of request, a column for each reason, numbers of
-//! requests in the cells.
+//! The tables of reasons, laid out as Tables 2 to 4 of the paper: a row for each kind of request, a column for each
+//! reason, numbers of requests in the cells.
 //!
-//! Owns: the order and the names of the columns. Invariant: no reason that was counted is left out; those that the paper has stand there
-//! also when nothing went that way.
+//! Owns: the order and the names of the columns. Invariant: no reason that was counted is left out; those that the
+//! paper has stand there also when nothing went that way.
 
 use crate::bench::report::Table;
 use crate::bench::workload::place::Counted;
 use std::collections::BTreeSet;
 
-/// Name of the counter, without the direction; head of the column. DIO and BIO, direct and buffered, are the paper's words.
+/// Name of the counter, without the direction; head of the column. DIO and BIO, direct and buffered, are the paper's
+/// words.
 const HEADS: [(&str, &str); 11] = [
     ("direct_large", "DIO (large I/O)"),
     ("direct_contention", "DIO (lock contention)"),
@@ -33,8 +34,8 @@ fn reason<'a>(counter: &'a str, direction: &str) -> Option<&'a str> {
     (reason.starts_with("direct_") || reason.starts_with("buffered_") || reason == "cache_hit").then_some(reason)
 }
 
-/// How many requests went which way: a row for each of `rows` and of `directions` ("write", "read"); `always` are columns that are never
-/// left out.
+/// How many requests went which way: a row for each of `rows` and of `directions` ("write", "read"); `always` are
+/// columns that are never left out.
 pub fn reasons(title: impl Into<String>, always: &[&str], directions: &[&str], rows: &[(String, &Counted)]) -> Table {
     let mut found: BTreeSet<&str> = always.iter().copied().collect();
     for (_, counted) in rows {
@@ -61,8 +62,8 @@ pub fn reasons(title: impl Into<String>, always: &[&str], directions: &[&str], r
 mod tests {
     use super::*;
 
-    /// Goal: the columns of the paper are there also with nothing in them, those that were counted too, in one order, and reads
-    /// are not taken for writes. Method: made-up counters, one of a reason that has no head yet.
+    /// Goal: the columns of the paper are there also with nothing in them, those that were counted too, in one order,
+    /// and reads are not taken for writes. Method: made-up counters, one of a reason that has no head yet.
     #[test]
     fn laid_out_as_in_the_paper() {
         let counted: Counted = [

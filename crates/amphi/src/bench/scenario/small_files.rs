@@ -1,7 +1,9 @@
-//! `amphi bench files`: processes make many small files in one directory (IO500's mdtest-hard, Figure 9 of the paper), on one and on several
-//! mounts; with and without cross-file batching, reading ahead of who opens them in order, and the like.
+//! `amphi bench files`: processes make many small files in one directory (IO500's mdtest-hard, Figure 9 of the paper),
+//! on one and on several mounts; with and without cross-file batching, reading ahead of who opens them in order, and
+//! the like.
 //!
-//! Making is timed until all mounts have brought everything to the disk. Each process looks at and reads the files of the next one.
+//! Making is timed until all mounts have brought everything to the disk. Each process looks at and reads the files of
+//! the next one.
 
 use super::parts::Parts;
 use super::variant::{

@@ -1,5 +1,5 @@
-//! `amphi bench streams`: one process from 4 KiB to 256 MiB, aligned and off by 8 bytes (Figure 5 of the paper), and 16 processes from
-//! 256 KiB to 2 MiB (Figure 8), through one mount.
+//! `amphi bench streams`: one process from 4 KiB to 256 MiB, aligned and off by 8 bytes (Figure 5 of the paper), and 16
+//! processes from 256 KiB to 2 MiB (Figure 8), through one mount.
 //!
 //! Off by 8 bytes: transfers are 8 bytes longer than a round size, so that none but the first starts on a block.
 

@@ -1,8 +1,8 @@
-//! `amphi bench strided`: processes on several mounts write records of 47,008 bytes in turn into one file (IO500's ior-hard, Figure 11 of
-//! the paper), and files of their own in large transfers (ior-easy, Figure 10).
+//! `amphi bench strided`: processes on several mounts write records of 47,008 bytes in turn into one file (IO500's
+//! ior-hard, Figure 11 of the paper), and files of their own in large transfers (ior-easy, Figure 10).
 //!
-//! Both with all mounts on one machine and with each behind a link of its own. Each process reads what the process on the next mount
-//! wrote. Writes are timed to the end of fsync.
+//! Both with all mounts on one machine and with each behind a link of its own. Each process reads what the process on
+//! the next mount wrote. Writes are timed to the end of fsync.
 
 use super::parts::Parts;
 use super::reasons::{TABLES_3_AND_4, reasons};

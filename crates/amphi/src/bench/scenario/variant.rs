@@ -1,7 +1,7 @@
 //! The variants of AmphiFS that stand for other ways of doing it, and auto without each of its parts.
 //!
-//! Owns: which tunables a variant changes. Invariant: whatever a variant does not name has the value that the mounts and servers began
-//! with, also after another variant.
+//! Owns: which tunables a variant changes. Invariant: whatever a variant does not name has the value that the mounts
+//! and servers began with, also after another variant.
 
 use crate::bench::mounted_cluster::Mounts;
 use crate::failure::Outcome;

@@ -1,7 +1,8 @@
 //! `amphi bench ior`: processes write and read one file or one each, in blocks and segments, as IOR does.
 //!
-//! Owns: which process moves which bytes when (`Shape`), the command. Does not own: the calls and the bytes (`transfers`). Offsets as in
-//! IOR: segment s, process r, transfer k of a shared file lie at `s * tasks * block + r * block + k * transfer`.
+//! Owns: which process moves which bytes when (`Shape`), the command. Does not own: the calls and the bytes
+//! (`transfers`). Offsets as in IOR: segment s, process r, transfer k of a shared file lie at `s * tasks * block + r *
+//! block + k * transfer`.
 
 use super::place::{Place, PlaceOptions};
 use super::tasks::Tasks;
@@ -310,7 +311,8 @@ mod tests {
         }
     }
 
-    /// Goal: all processes together cover a shared file once, in IOR's places. Method: all orders and both kinds of files.
+    /// Goal: all processes together cover a shared file once, in IOR's places. Method: all orders and both kinds of
+    /// files.
     #[test]
     fn offsets_cover_the_file() {
         let strided = shape();

@@ -1,7 +1,8 @@
 //! `amphi bench mdtest`: processes make, look at, read and remove many files or directories, as mdtest does.
 //!
-//! Owns: which items a process has and where they lie (`Shape`), the command. Names and places as in mdtest: a tree of folders of a
-//! given depth and branching, the items of a process in equal parts in all of them or in the last level only.
+//! Owns: which items a process has and where they lie (`Shape`), the command. Names and places as in mdtest: a tree of
+//! folders of a given depth and branching, the items of a process in equal parts in all of them or in the last level
+//! only.
 
 use super::latency::Latency;
 use super::place::{Place, PlaceOptions};
@@ -373,7 +374,8 @@ mod tests {
         }
     }
 
-    /// Goal: every process has its number of items, all with names of their own, in folders that are made. Method: both kinds of trees.
+    /// Goal: every process has its number of items, all with names of their own, in folders that are made. Method: both
+    /// kinds of trees.
     #[test]
     fn items_have_places() {
         for shape in [shape(), Shape { leaf_only: true, ..shape() }, Shape { own_tree: true, depth: 0, ..shape() }] {

@@ -1,4 +1,5 @@
-//! Where a workload runs: folders that are named, or a cluster of its own with several mounts; and what the mounts counted meanwhile.
+//! Where a workload runs: folders that are named, or a cluster of its own with several mounts; and what the mounts
+//! counted meanwhile.
 
 use super::tasks::Tasks;
 use super::{Phase, Together};

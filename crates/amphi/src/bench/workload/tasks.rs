@@ -1,7 +1,7 @@
 //! The processes of a workload: this program again, told what to do over its standard input, a line for each step.
 //!
-//! Invariants: all processes of a phase start at one moment of the machine's clock; a process ends when its input ends, so
-//! none outlives the parent.
+//! Invariants: all processes of a phase start at one moment of the machine's clock; a process ends when its input ends,
+//! so none outlives the parent.
 
 use super::{Done, Job, Phase, Together, run_phase};
 use crate::bench::program::this_program;

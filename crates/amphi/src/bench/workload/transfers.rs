@@ -1,7 +1,7 @@
 //! The transfers of a process: pieces of a file that it writes and reads, and the bytes in them.
 //!
-//! Invariants: each transfer starts with a stamp of its offset that every read checks, so that a read of other bytes is an error and
-//! no fast run; the check phases compare all bytes. A file is read in the pieces in which it was written.
+//! Invariants: each transfer starts with a stamp of its offset that every read checks, so that a read of other bytes is
+//! an error and no fast run; the check phases compare all bytes. A file is read in the pieces in which it was written.
 
 use super::latency::Latency;
 use super::tasks::now_ns;
@@ -39,7 +39,8 @@ thread_local! {
     static KEPT: RefCell<[Buf; 2]> = RefCell::default();
 }
 
-/// Memory for two transfers of `len` bytes, kept from phase to phase: new memory each time would stay with the process, which may be in a memory group.
+/// Memory for two transfers of `len` bytes, kept from phase to phase: new memory each time would stay with the process,
+/// which may be in a memory group.
 fn with_memory<T>(len: usize, work: impl FnOnce(&mut [Buf; 2]) -> T) -> T {
     let mut memory = KEPT.take();
     for buf in &mut memory {

@@ -1,10 +1,11 @@
-//! Lock-ahead: locks that a program asks for before it needs them, as it knows its pattern, or as it is seen to have one.
+//! Lock-ahead: locks that a program asks for before it needs them, as it knows its pattern, or as it is seen to have
+//! one.
 //!
-//! Owns: asking without waiting, and what becomes of the answers. Does not own: the rules (`dlm`), which records come next
-//! (`pattern`).
+//! Owns: asking without waiting, and what becomes of the answers. Does not own: the rules (`dlm`), which records come
+//! next (`pattern`).
 //!
-//! Invariants: a lock-ahead is granted just as asked or not at all, and takes no lock from anybody. Bound: `AHEAD_MAX` questions
-//! under way in a mount, one message each, sent one behind the other without waiting for answers.
+//! Invariants: a lock-ahead is granted just as asked or not at all, and takes no lock from anybody. Bound: `AHEAD_MAX`
+//! questions under way in a mount, one message each, sent one behind the other without waiting for answers.
 
 use super::{note_whole, pump, spans, wire_mode};
 use crate::core::{Core, unexpected};
@@ -31,7 +32,8 @@ pub enum Ahead {
     Different,
 }
 
-/// A write of `range` to a contended file is about to ask for its locks: asks for those of the records that will follow.
+/// A write of `range` to a contended file is about to ask for its locks: asks for those of the records that will
+/// follow.
 pub(crate) fn follow(core: &Arc<Core>, open: &OpenFile, range: ByteRange) {
     let mut records = open.records.lock();
     if records.is_ahead(range) && !is_there(core, open, range) {

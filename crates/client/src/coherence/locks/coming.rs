@@ -1,7 +1,7 @@
 //! Locks that come with the answer to a request for something else.
 //!
-//! Owns: entering them before that request is sent, so that a callback which overtakes the answer is remembered and nobody asks
-//! for the same lock meanwhile. Does not own: the rules (`dlm`).
+//! Owns: entering them before that request is sent, so that a callback which overtakes the answer is remembered and
+//! nobody asks for the same lock meanwhile. Does not own: the rules (`dlm`).
 
 use super::{Pin, note_uses, pump};
 use crate::core::Core;

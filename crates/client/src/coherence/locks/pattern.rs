@@ -1,10 +1,12 @@
-//! Locks ahead of a writer of records: where writes of one length follow each other at one distance, as those of a process do that
-//! writes every n-th record of a shared file, the locks of the next records are asked for before the writer comes to them.
+//! Locks ahead of a writer of records: where writes of one length follow each other at one distance, as those of a
+//! process do that writes every n-th record of a shared file, the locks of the next records are asked for before the
+//! writer comes to them.
 //!
-//! Owns: recognising the pattern, how far ahead it is. Does not own: asking (`ahead`), giving back after the use (`Pin`).
+//! Owns: recognising the pattern, how far ahead it is. Does not own: asking (`ahead`), giving back after the use
+//! (`Pin`).
 //!
-//! Invariants: at most `count` records are asked for beyond the last write, and none before the same distance has come three times; a
-//! write that does not follow begins anew.
+//! Invariants: at most `count` records are asked for beyond the last write, and none before the same distance has come
+//! three times; a write that does not follow begins anew.
 
 use amphi_types::{ByteRange, limits};
 use smallvec::SmallVec;
@@ -30,7 +32,8 @@ impl Default for Records {
 }
 
 impl Records {
-    /// Takes note of a write; the records to ask for, so that `count` are ahead: some at a time, when half of them are used.
+    /// Takes note of a write; the records to ask for, so that `count` are ahead: some at a time, when half of them are
+    /// used.
     pub(crate) fn note(&mut self, range: ByteRange, count: u64) -> SmallVec<[ByteRange; 8]> {
         let distance = range.start.wrapping_sub(self.last.start);
         let follows = range.start > self.last.start && range.len() == self.last.len();
@@ -76,8 +79,8 @@ mod tests {
         records.note(ByteRange::at(start, len), count).iter().map(|r| r.start).collect()
     }
 
-    /// Goal: every n-th record is recognised, and each record is asked for once, before its write and not more than `count` ahead.
-    /// Method: 100 records of the proportions of ior-hard.
+    /// Goal: every n-th record is recognised, and each record is asked for once, before its write and not more than
+    /// `count` ahead. Method: 100 records of the proportions of ior-hard.
     #[test]
     fn records_at_a_distance() {
         let (len, distance, count) = (47_008, 4 * 47_008, 8);
@@ -97,8 +100,8 @@ mod tests {
         assert!(asked.iter().all(|start| (start - 47_008) % distance == 0));
     }
 
-    /// Goal: what follows no pattern asks for nothing, and a pattern that ends is forgotten. Method: random places, other lengths, a
-    /// jump, a lock that was gone.
+    /// Goal: what follows no pattern asks for nothing, and a pattern that ends is forgotten. Method: random places,
+    /// other lengths, a jump, a lock that was gone.
     #[test]
     fn other_writes() {
         let mut records = Records::default();

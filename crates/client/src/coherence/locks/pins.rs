@@ -1,6 +1,7 @@
 //! Pins: locks in use, and how one comes to them: from the cache of locks, or from the server.
 //!
-//! Owns: `Pin`, asking and waiting. Does not own: the rules (`dlm`), what becomes of locks that are asked back (`locks`).
+//! Owns: `Pin`, asking and waiting. Does not own: the rules (`dlm`), what becomes of locks that are asked back
+//! (`locks`).
 
 use super::{note_uses, note_whole, pump, spans, wire_mode};
 use crate::core::{Core, unexpected};
@@ -23,13 +24,14 @@ pub(crate) struct Pin {
 }
 
 impl Pin {
-    /// The use was past the cache, of a file that others want too: a lock for it alone goes back, together with others, before somebody has
-    /// to ask for it.
+    /// The use was past the cache, of a file that others want too: a lock for it alone goes back, together with others,
+    /// before somebody has to ask for it.
     pub(crate) fn used_once(&mut self) {
         self.once = self.own;
     }
 
-    /// The lock goes back with the end of the use: what was told to others of what is written under it has turned out to be wrong.
+    /// The lock goes back with the end of the use: what was told to others of what is written under it has turned out
+    /// to be wrong.
     pub(crate) fn used_up(&mut self) {
         self.once = true;
     }
@@ -87,7 +89,8 @@ pub(crate) async fn pin_objects(core: &Arc<Core>, file: &Arc<File>, mode: Mode, 
     Ok(pins)
 }
 
-/// As `pin_objects`, of locks that are held or free: takes none from anybody and waits for nobody, so whoever holds others may call it.
+/// As `pin_objects`, of locks that are held or free: takes none from anybody and waits for nobody, so whoever holds
+/// others may call it.
 ///
 /// Errors: `Again` if somebody else has or wants some of it, or a group has the file.
 pub(crate) async fn try_pin_objects(

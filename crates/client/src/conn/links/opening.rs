@@ -1,7 +1,7 @@
 //! `Seat`: a server of the map with the connection to it, opened when it is first needed.
 //!
-//! Invariant: one task at most opens a seat's connection; it goes on until there is one, the server has left the map, or
-//! the mount ends. From `Timeouts::give_up` on, calls fail meanwhile.
+//! Invariant: one task at most opens a seat's connection; it goes on until there is one, the server has left the map,
+//! or the mount ends. From `Timeouts::give_up` on, calls fail meanwhile.
 
 use super::Links;
 use super::find::leads_here;

@@ -1,12 +1,13 @@
 //! Writes to bytes that lie in pages in front, and the write-back of such pages beside them.
 //!
-//! Owns: which bytes were read into pages, which of them a write has replaced since, which of those were read anew. Does not own: how
-//! pages are taken back (`KernelPages`).
+//! Owns: which bytes were read into pages, which of them a write has replaced since, which of those were read anew.
+//! Does not own: how pages are taken back (`KernelPages`).
 //!
-//! A page is written back whole, with all that was in it when it was read. If a write has come in between, its bytes would be
-//! taken back. So a write that may meet such pages has them dropped before it returns, and until then what is written back leaves out
-//! what the write has replaced, unless the page was read after that. A page is read as a whole, and the front end reads none
-//! whose former copy is not written out: a read therefore tells that what comes later is of the new copy.
+//! A page is written back whole, with all that was in it when it was read. If a write has come in between, its bytes
+//! would be taken back. So a write that may meet such pages has them dropped before it returns, and until then what is
+//! written back leaves out what the write has replaced, unless the page was read after that. A page is read as a whole,
+//! and the front end reads none whose former copy is not written out: a read therefore tells that what comes later is
+//! of the new copy.
 
 use super::FilePages;
 use crate::core::Core;
@@ -24,7 +25,8 @@ const RANGES_MAX: usize = 64;
 #[derive(Default)]
 pub(super) struct Overwrites {
     last_id: u64,
-    /// Was read into pages and has not been dropped since: at least what there is, but for pages kept since before the file was opened.
+    /// Was read into pages and has not been dropped since: at least what there is, but for pages kept since before the
+    /// file was opened.
     read: RangeSet,
     under_way: Vec<Entry>,
 }
@@ -126,7 +128,8 @@ impl FilePages {
         self.any() && self.overwrites.lock().is_overwritten(range)
     }
 
-    /// The parts of written-back pages of `range` that shall be written: no write has replaced them since they were read.
+    /// The parts of written-back pages of `range` that shall be written: no write has replaced them since they were
+    /// read.
     pub(crate) fn left(&self, range: ByteRange) -> SmallVec<[ByteRange; 2]> {
         self.overwrites.lock().left(range)
     }
@@ -140,7 +143,8 @@ pub(crate) struct Overwrite {
 }
 
 impl Overwrite {
-    /// None if no page can be met: with the range lock held, whoever reads `range` from now on reads what the write has written.
+    /// None if no page can be met: with the range lock held, whoever reads `range` from now on reads what the write has
+    /// written.
     pub(crate) fn begin(file: &Arc<File>, range: ByteRange) -> Option<Overwrite> {
         let pages = &file.pages;
         // Pages that are being taken back are read without the range lock.
@@ -156,8 +160,8 @@ impl Overwrite {
         self.file.pages.overwrites.lock().in_place(self.id, self.range.start + len as u64);
     }
 
-    /// Has the front end drop its pages of the bytes. The caller holds no lock that a read or write of them may need. Goes on if
-    /// the future is dropped.
+    /// Has the front end drop its pages of the bytes. The caller holds no lock that a read or write of them may need.
+    /// Goes on if the future is dropped.
     pub(crate) async fn settle(self, core: &Core) {
         let Some(pages) = core.company.pages() else { return };
         let (ino, range) = (self.file.ino, self.range);
@@ -192,8 +196,8 @@ mod tests {
         o.left(range).into_vec()
     }
 
-    /// Goal: a page that was read before a write leaves its bytes out when it is written back, one read since does not. Method: a write
-    /// over the end of one page and the start of the next; the second is read anew.
+    /// Goal: a page that was read before a write leaves its bytes out when it is written back, one read since does not.
+    /// Method: a write over the end of one page and the start of the next; the second is read anew.
     #[test]
     fn old_copies_leave_out_what_was_replaced() {
         let mut o = Overwrites::default();
@@ -214,8 +218,8 @@ mod tests {
         );
     }
 
-    /// Goal: a write that fails, whole or in part, leaves the bytes it did not write to the pages. Method: one that fails at once and
-    /// one that stops half-way.
+    /// Goal: a write that fails, whole or in part, leaves the bytes it did not write to the pages. Method: one that
+    /// fails at once and one that stops half-way.
     #[test]
     fn what_failed_replaces_nothing() {
         let mut o = Overwrites::default();
@@ -233,7 +237,8 @@ mod tests {
         assert_eq!(left(&o, r(0, 8192)), [r(5000, 8192)]);
     }
 
-    /// Goal: memory for what was read is bounded, and nothing that was read is missed. Method: more separate pages than are remembered.
+    /// Goal: memory for what was read is bounded, and nothing that was read is missed. Method: more separate pages than
+    /// are remembered.
     #[test]
     fn much_that_was_read_becomes_one_range() {
         let mut o = Overwrites::default();

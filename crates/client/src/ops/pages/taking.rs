@@ -1,16 +1,19 @@
 //! Taking pages of a front end back, before a lock goes or, where the front end cannot give them in time, behind it.
 //!
-//! Owns: one taking back at a time for each file, its rounds, who may go without a lock meanwhile, how long a lock waits for it. Does not own: what
-//! the front end does (`KernelPages`), what the target notes of pages that are left (`Request::PagesLeft`).
+//! Owns: one taking back at a time for each file, its rounds, who may go without a lock meanwhile, how long a lock
+//! waits for it. Does not own: what the front end does (`KernelPages`), what the target notes of pages that are left
+//! (`Request::PagesLeft`).
 //!
-//! A lock waits for its pages for `PATIENCE_NS` at most. The kernel may be unable to give them: it holds the write-back of a file back while a
-//! truncate of it is unanswered, and that truncate may wait for whoever waits for the lock; and a program that stores into a mapping without pause has
-//! always more. What is left then is taken back all the same. Until it is, the target notes what others change of the file, and leaves that
-//! out of what is written back. So no return of a lock depends on the kernel: whatever waits for locks, on whichever mount, gets on.
+//! A lock waits for its pages for `PATIENCE_NS` at most. The kernel may be unable to give them: it holds the write-back
+//! of a file back while a truncate of it is unanswered, and that truncate may wait for whoever waits for the lock; and
+//! a program that stores into a mapping without pause has always more. What is left then is taken back all the same.
+//! Until it is, the target notes what others change of the file, and leaves that out of what is written back. So no
+//! return of a lock depends on the kernel: whatever waits for locks, on whichever mount, gets on.
 //!
-//! Invariants: whoever goes without a lock has been counted since a moment at which pages were being taken back, and the taking back ends after that, with another
-//! round over its pages. What goes to a target while a lock of it is on its way back has ended before that lock goes. Number behind the times: to drop 256 dirty
-//! pages takes the kernel 10 to 30 ms.
+//! Invariants: whoever goes without a lock has been counted since a moment at which pages were being taken back, and
+//! the taking back ends after that, with another round over its pages. What goes to a target while a lock of it is on
+//! its way back has ended before that lock goes. Number behind the times: to drop 256 dirty pages takes the kernel 10
+//! to 30 ms.
 
 use super::FilePages;
 use crate::coherence::sharing;
@@ -28,11 +31,12 @@ use std::sync::atomic::Ordering::SeqCst;
 
 /// How long a lock that somebody wants waits until its pages are taken back, nanoseconds.
 const PATIENCE_NS: u64 = 40_000_000;
-/// The same where no page can be dirty, since nobody here has the file open for writing: the front end gives clean pages at once, but for
-/// those that are being read, and such reads wait for no lock. Only a server that does not answer them makes it take longer. Reads that
-/// the front end serves show nothing old meanwhile.
+/// The same where no page can be dirty, since nobody here has the file open for writing: the front end gives clean
+/// pages at once, but for those that are being read, and such reads wait for no lock. Only a server that does not
+/// answer them makes it take longer. Reads that the front end serves show nothing old meanwhile.
 const CLEAN_PATIENCE_NS: u64 = 2_000_000_000;
-/// Whoever has read pages keeps them for so long, nanoseconds: a program that stores into them gets some stores done in its turn.
+/// Whoever has read pages keeps them for so long, nanoseconds: a program that stores into them gets some stores done in
+/// its turn.
 const TURN_NS: u64 = 5_000_000;
 
 /// Pages that are being taken back.
@@ -63,7 +67,8 @@ impl FilePages {
 pub(super) struct Free(Arc<File>);
 
 impl Free {
-    /// None if no pages are being taken back. Pages of the request are taken after this: once more, if the taking has begun before.
+    /// None if no pages are being taken back. Pages of the request are taken after this: once more, if the taking has
+    /// begun before.
     pub(super) fn begin(file: &Arc<File>, range: ByteRange) -> Option<Free> {
         if !file.pages.is_taking() {
             return None;
@@ -123,8 +128,8 @@ impl Drop for Protected<'_> {
     }
 }
 
-/// Takes all pages of a file back before a lock goes back to `target`. Returns when that is done, or when the target notes what others change beneath
-/// what is left; then it goes on.
+/// Takes all pages of a file back before a lock goes back to `target`. Returns when that is done, or when the target
+/// notes what others change beneath what is left; then it goes on.
 pub(crate) async fn take_back(core: &Arc<Core>, file: &Arc<File>, target: TargetId) {
     let turn_ns = begin(core, file);
     let is_left = || file.pages.taking.lock().left.contains_key(&target);

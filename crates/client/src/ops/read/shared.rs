@@ -1,9 +1,9 @@
 //! Reads in company of other mounts.
 //!
-//! Owns: which size a read is cut at, and the locks that make it one event. Invariants: nothing is returned of bytes beyond
-//! the end of the file; the end that cuts a read is that of a moment at which all its locks were pinned, or one that an
-//! attributes token vouches for. The caller holds the range lock shared. What a target sends for a read was inside the file
-//! when it was read (its object ends there), so an answer without zeros at its end needs no size.
+//! Owns: which size a read is cut at, and the locks that make it one event. Invariants: nothing is returned of bytes
+//! beyond the end of the file; the end that cuts a read is that of a moment at which all its locks were pinned, or one
+//! that an attributes token vouches for. The caller holds the range lock shared. What a target sends for a read was
+//! inside the file when it was read (its object ends there), so an answer without zeros at its end needs no size.
 
 use super::{Fetch, PAGE, Under, count, decide, fetch, note_access, plan, read_piece};
 use crate::api::{Ctx, Hints};
@@ -134,7 +134,8 @@ async fn bounded(core: &Arc<Core>, file: &Arc<File>, asked: ByteRange) -> Result
     Ok(ByteRange::new(asked.start, asked.end.min(end)))
 }
 
-/// One direct request to one object under the target's own lock, if it has all the bytes and none of them is cached here.
+/// One direct request to one object under the target's own lock, if it has all the bytes and none of them is cached
+/// here.
 async fn by_target(core: &Arc<Core>, file: &Arc<File>, asked: ByteRange) -> Result<Option<Segments>> {
     let mut pieces = file.layout().pieces(file.ino, asked);
     let (Some((object, piece)), None) = (pieces.next(), pieces.next()) else { return Ok(None) };
@@ -153,8 +154,8 @@ struct Got {
     fetch: Fetch,
 }
 
-/// Reads under locks on all of the range. What is cached counts; the rest comes from the targets, into the cache if `mode`
-/// says so.
+/// Reads under locks on all of the range. What is cached counts; the rest comes from the targets, into the cache if
+/// `mode` says so.
 async fn under_locks(core: &Arc<Core>, open: &OpenFile, asked: ByteRange, mode: Mode) -> Result<Option<Segments>> {
     let pages = asked.align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX));
     let extent = core.extent(open, mode);

@@ -1,9 +1,11 @@
 //! Hidden control attributes of a mount, for the super-user and the owner of the mount process.
 //!
-//! Read: `stats`, `stats.json`, `jobs` or `jobs.after.JOB` (JSON, counters of jobs, as many as fit), `tunables` or `tunables.PATTERN` (lines `name=value # help`), `status` (JSON, the
-//! cluster's; its beginning if it is long) and `status.from.N` (byte N and on of the status that was shown to this process last), `counters.server`, `error` (why the last change was refused), `pid` (the mount's process). Write: `stats` = `reset`, `set` =
-//! `PATTERN=VALUE`, `sync` = `all` (what syncfs would do, which the kernel does not pass on). What begins with `server.` is the servers': shown are the
-//! master's values, and in lines that begin with `#` which other servers have others, or do not answer.
+//! Read: `stats`, `stats.json`, `jobs` or `jobs.after.JOB` (JSON, counters of jobs, as many as fit), `tunables` or
+//! `tunables.PATTERN` (lines `name=value # help`), `status` (JSON, the cluster's; its beginning if it is long) and
+//! `status.from.N` (byte N and on of the status that was shown to this process last), `counters.server`, `error` (why
+//! the last change was refused), `pid` (the mount's process). Write: `stats` = `reset`, `set` = `PATTERN=VALUE`, `sync`
+//! = `all` (what syncfs would do, which the kernel does not pass on). What begins with `server.` is the servers': shown
+//! are the master's values, and in lines that begin with `#` which other servers have others, or do not answer.
 
 use crate::api::Ctx;
 use crate::core::{Core, unexpected};

@@ -1,16 +1,17 @@
 //! In which order the files of a directory are opened: a pure state machine from opens to the files that come next.
 //!
-//! Owns: what is known of a directory's names, recognising readers that follow one of its orders, how far to be ahead of them, noticing
-//! that being ahead is useless. Does not own: fetching, what was fetched already.
+//! Owns: what is known of a directory's names, recognising readers that follow one of its orders, how far to be ahead
+//! of them, noticing that being ahead is useless. Does not own: fetching, what was fetched already.
 //!
-//! Programs read a directory in the order of the listing (`tar`, `grep -r`), of the names (`dir/*` in a shell, data loaders) or, where
-//! the files were made in the order in which they are read, of the inodes (numbered names without leading zeros). All three are
-//! followed, each by several readers at once, who may leave out or swap some files: one that comes [8] places behind the last, or
-//! nearer, goes on, as long as half of the files are read. Of several orders the one counts of which least is left out: files that four
-//! programs made at once lie side by side by inode, and apart by name. Three files so and the next [8] files are fetched, twice as many when half of them have been used, up to a
-//! bound; fewer if a reader takes longer than [4 s] for what was fetched, since what is fetched is not kept for long. When more was
-//! fetched in vain than used, nothing is fetched for the directory for [10 s], twice as long each time. Bound: `NAMES_MAX` names of a
-//! directory, about 250 bytes each; of a longer listing the latest.
+//! Programs read a directory in the order of the listing (`tar`, `grep -r`), of the names (`dir/*` in a shell, data
+//! loaders) or, where the files were made in the order in which they are read, of the inodes (numbered names without
+//! leading zeros). All three are followed, each by several readers at once, who may leave out or swap some files: one
+//! that comes [8] places behind the last, or nearer, goes on, as long as half of the files are read. Of several orders
+//! the one counts of which least is left out: files that four programs made at once lie side by side by inode, and
+//! apart by name. Three files so and the next [8] files are fetched, twice as many when half of them have been used, up
+//! to a bound; fewer if a reader takes longer than [4 s] for what was fetched, since what is fetched is not kept for
+//! long. When more was fetched in vain than used, nothing is fetched for the directory for [10 s], twice as long each
+//! time. Bound: `NAMES_MAX` names of a directory, about 250 bytes each; of a longer listing the latest.
 
 use amphi_types::{Ino, Name};
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,8 +23,8 @@ pub(super) const NAMES_MAX: usize = 8192;
 const STREAMS: usize = 8;
 /// Places that a reader may skip.
 const SLACK: usize = 8;
-/// One place, and the most places from one file to the next, on the average, of a reader who is followed: beyond, less than half
-/// of what is fetched would be used.
+/// One place, and the most places from one file to the next, on the average, of a reader who is followed: beyond, less
+/// than half of what is fetched would be used.
 const ONE: usize = 16;
 const REACH_MAX: usize = 2 * ONE;
 /// Steps in an order before anything is fetched.
@@ -93,7 +94,8 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Takes a part of the listing: the files among the entries after cookie `from`, up to `to` or, without one, to the end.
+    /// Takes a part of the listing: the files among the entries after cookie `from`, up to `to` or, without one, to the
+    /// end.
     pub(super) fn learn(&mut self, from: u64, to: Option<u64>, files: impl IntoIterator<Item = (u64, Name, Ino)>) {
         let upto = to.unwrap_or(u64::MAX);
         let old: Vec<u64> = self.files.range((Excluded(from), Unbounded)).map(|(c, _)| *c).collect();
@@ -133,8 +135,8 @@ impl Directory {
         self.by_inode.contains_key(&ino)
     }
 
-    /// A file is opened that is here. Returns whether the names should be asked for: too many were not known. If that does not help,
-    /// it is tried again after twice as many, up to a quarter of the names.
+    /// A file is opened that is here. Returns whether the names should be asked for: too many were not known. If that
+    /// does not help, it is tried again after twice as many, up to a quarter of the names.
     pub(super) fn wants_names(&mut self, ino: Ino) -> bool {
         if self.knows(ino) {
             self.familiar += 1;
@@ -204,8 +206,8 @@ impl Directory {
         }
     }
 
-    /// A file is opened for reading. Returns the files to fetch, in the order in which they are expected; no reader gets more than
-    /// `window_max` ahead.
+    /// A file is opened for reading. Returns the files to fetch, in the order in which they are expected; no reader
+    /// gets more than `window_max` ahead.
     pub(super) fn on_open(&mut self, now_ns: u64, ino: Ino, window_max: usize) -> Vec<(Name, Ino)> {
         let Some(at) = self.by_inode.get(&ino).copied() else { return Vec::new() };
         self.clock += 1;
@@ -298,7 +300,8 @@ mod tests {
         i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 1
     }
 
-    /// A directory of `count` files made in the order of their numbers: cookies are scrambled, names as numbers are written.
+    /// A directory of `count` files made in the order of their numbers: cookies are scrambled, names as numbers are
+    /// written.
     fn directory(count: u64) -> Directory {
         let mut dir = Directory::default();
         let mut files: Vec<_> = (0..count).map(|i| (scrambled(i), name(i), Ino(100 + i))).collect();
@@ -319,8 +322,8 @@ mod tests {
         dir.on_open(0, ino, 64).into_iter().map(|(_, ino)| ino).collect()
     }
 
-    /// Goal: readers in each of the three orders are followed: after a few files each next one has been fetched, once, and nothing
-    /// else but little. Method: 1,000 files, opened in each order, also with every second one left out.
+    /// Goal: readers in each of the three orders are followed: after a few files each next one has been fetched, once,
+    /// and nothing else but little. Method: 1,000 files, opened in each order, also with every second one left out.
     #[test]
     fn orders_are_followed() {
         for keep in [1, 2] {
@@ -349,8 +352,8 @@ mod tests {
         }
     }
 
-    /// Goal: names are asked for after a few unknown files; again after 64 when all have been replaced; ever more seldom while it does not
-    /// help. Method: a directory of 4,000 names, opens of known and unknown files.
+    /// Goal: names are asked for after a few unknown files; again after 64 when all have been replaced; ever more
+    /// seldom while it does not help. Method: a directory of 4,000 names, opens of known and unknown files.
     #[test]
     fn names_are_asked_for() {
         let opens_until =
@@ -369,7 +372,8 @@ mod tests {
         assert_eq!(opens_until(&mut dir, stranger), 64, "the names were of use");
     }
 
-    /// Goal: a reader of every fourth file by inode, who reads all by name, gets those alone. Method: files of four makers, made in turn.
+    /// Goal: a reader of every fourth file by inode, who reads all by name, gets those alone. Method: files of four
+    /// makers, made in turn.
     #[test]
     fn the_order_that_fits_best_counts() {
         let mut dir = Directory::default();
@@ -386,7 +390,8 @@ mod tests {
         assert!(fetched.iter().filter(|ino| ino.0 % 4 != 1).count() < 70, "what follows the last one alone");
     }
 
-    /// Goal: several who share the files of one order, now and then overtaking each other, are one reader. Method: pairs swapped.
+    /// Goal: several who share the files of one order, now and then overtaking each other, are one reader. Method:
+    /// pairs swapped.
     #[test]
     fn readers_who_share_are_followed() {
         let mut dir = directory(600);
@@ -412,8 +417,8 @@ mod tests {
         assert!(fetched < 400, "{fetched}");
     }
 
-    /// Goal: what is fetched in vain stops it, for longer each time, and use keeps it going. Method: a reader in order whose files
-    /// are counted as wasted, and one whose files are counted as used.
+    /// Goal: what is fetched in vain stops it, for longer each time, and use keeps it going. Method: a reader in order
+    /// whose files are counted as wasted, and one whose files are counted as used.
     #[test]
     fn waste_pauses() {
         let mut dir = directory(1000);
@@ -433,8 +438,8 @@ mod tests {
         assert!(fetch(&mut dir, 32_000_000_000, 300) > 0);
     }
 
-    /// Goal: the listing is kept as it was told last, within its bound. Method: names go and come between two listings; a listing
-    /// longer than the bound.
+    /// Goal: the listing is kept as it was told last, within its bound. Method: names go and come between two listings;
+    /// a listing longer than the bound.
     #[test]
     fn listings_replace_each_other() {
         let mut dir = Directory::default();

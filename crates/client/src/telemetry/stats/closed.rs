@@ -1,4 +1,5 @@
-//! Counters of files that this mount has closed and forgotten, so that people can look at them when a program has ended.
+//! Counters of files that this mount has closed and forgotten, so that people can look at them when a program has
+//! ended.
 //!
 //! Owns: the counters of the last so many files. Does not own: counting (`file`), nor when a file is forgotten
 //! (`files::table`).
@@ -67,7 +68,8 @@ mod tests {
         stats
     }
 
-    /// Goal: counters outlive their file, go on when it is known again, and are bounded. Method: more files than there is room for.
+    /// Goal: counters outlive their file, go on when it is known again, and are bounded. Method: more files than there
+    /// is room for.
     #[test]
     fn counters_of_closed_files() {
         let closed = ClosedFiles::default();

@@ -1,7 +1,8 @@
 //! What one open file has counted and not booked yet.
 //!
-//! Owns: counters that nobody but the users of one open file touches, so that a request neither looks for its file or job nor shares a
-//! cache line with them. Does not own: when they are booked: at the close, and whenever somebody looks (`FileStats`).
+//! Owns: counters that nobody but the users of one open file touches, so that a request neither looks for its file or
+//! job nor shares a cache line with them. Does not own: when they are booked: at the close, and whenever somebody looks
+//! (`FileStats`).
 
 use super::{ByReason, Way};
 use crate::policy::decision::Reason;

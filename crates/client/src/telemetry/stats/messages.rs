@@ -1,7 +1,8 @@
 //! Which file a message to a server is about.
 //!
-//! Owns: that, and counting it with the file. Locks that go back are named by number, and names lie in directories: those messages
-//! count with no file. Neither does what is sent before the mount knows the file, such as its first open.
+//! Owns: that, and counting it with the file. Locks that go back are named by number, and names lie in directories:
+//! those messages count with no file. Neither does what is sent before the mount knows the file, such as its first
+//! open.
 
 use super::FileEvent;
 use crate::inode::FileTable;

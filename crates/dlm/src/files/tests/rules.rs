@@ -175,8 +175,8 @@ fn two_upgrades_are_a_circle() {
     assert_eq!(granted(&mut locks), [id]);
 }
 
-/// Goal: a circle that a request of several holders closes over any of them is seen; flock and OFD owners are not looked
-/// for; beyond the bound the request waits and can be cancelled. Method: one circle of each sort.
+/// Goal: a circle that a request of several holders closes over any of them is seen; flock and OFD owners are not
+/// looked for; beyond the bound the request waits and can be cancelled. Method: one circle of each sort.
 #[test]
 fn what_the_search_for_circles_sees() {
     let (mut locks, a, b, c) = (table(), posix(1), posix(2), posix(3));
@@ -207,8 +207,9 @@ fn what_the_search_for_circles_sees() {
     assert!(locks.cancel(id) && !locks.cancel(id));
 }
 
-/// Goal: readers that come later do not pass a waiting writer; who holds a lock on the file, and who does not wait, does;
-/// after the interval everybody does whom only waiting requests stood in the way of. Method: a writer between readers.
+/// Goal: readers that come later do not pass a waiting writer; who holds a lock on the file, and who does not wait,
+/// does; after the interval everybody does whom only waiting requests stood in the way of. Method: a writer between
+/// readers.
 #[test]
 fn later_readers_yield_to_a_waiting_writer_for_a_while() {
     let yield_ns = FileLockLimits::default().yield_ns;

@@ -33,7 +33,8 @@ fn a_crowd_on_one_byte() {
     }
 }
 
-/// Goal: 100,000 locks of strided owners cost O(log n) each, and an owner's close only its own. Method: nodes looked at.
+/// Goal: 100,000 locks of strided owners cost O(log n) each, and an owner's close only its own. Method: nodes looked
+/// at.
 #[test]
 fn strided_owners_of_one_file() {
     let mut locks = FileLocks::new(FileLockLimits::default());

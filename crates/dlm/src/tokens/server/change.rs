@@ -2,10 +2,10 @@
 //!
 //! Owns: the order of changes of one key and the moment at which one may go on. Does not own: the change itself.
 //!
-//! A change enters the queues of all its keys in one step, so the order of arrival is the order in every queue. It waits
-//! for earlier changes of its keys (unless both are joint there) and for the tokens on its keys. Its revocations go out
-//! at its arrival, not at its turn. Of the earlier changes it watches one, as lock requests do; tokens need no watch,
-//! since a key in a queue gets no new ones and the last to go wakes the queue once.
+//! A change enters the queues of all its keys in one step, so the order of arrival is the order in every queue. It
+//! waits for earlier changes of its keys (unless both are joint there) and for the tokens on its keys. Its revocations
+//! go out at its arrival, not at its turn. Of the earlier changes it watches one, as lock requests do; tokens need no
+//! watch, since a key in a queue gets no new ones and the last to go wakes the queue once.
 
 #[cfg(test)]
 use super::PlantedBug;

@@ -74,8 +74,8 @@ fn late_revocation_spares_later_grants() {
     assert_eq!(cache.get(0, key), Some(&"new"));
 }
 
-/// Goal: a client does not use what it knew before a change of its own, neither while that is under way nor from a reply
-/// that was overtaken by the answer to the change; the answer itself may be cached. Method: example.
+/// Goal: a client does not use what it knew before a change of its own, neither while that is under way nor from a
+/// reply that was overtaken by the answer to the change; the answer itself may be cached. Method: example.
 #[test]
 fn own_change_overtakes_own_read() {
     let (mut space, mut cache, key) = (space(), cache(), attributes(5));
@@ -193,8 +193,8 @@ fn written_files_and_switched_off() {
     assert_eq!(off.grant(0, A, attributes(1), false), Err(NoGrant::Off));
 }
 
-/// Goal: who does not answer is reported once, after the deadline; a session that was cut off holds changes up until its
-/// token has expired, one that stopped does not. Method: three holders of three kinds.
+/// Goal: who does not answer is reported once, after the deadline; a session that was cut off holds changes up until
+/// its token has expired, one that stopped does not. Method: three holders of three kinds.
 #[test]
 fn overdue_cut_off_and_stopped() {
     let mut space = space();
@@ -222,9 +222,9 @@ fn overdue_cut_off_and_stopped() {
     assert_eq!(space.footprint()[..6], [0; 6]);
 }
 
-/// Goal: who is asked for tokens by its own change, and does not hear it, is not reported: the change waits until they have
-/// expired, as it would wait after its end. It is asked again as others are. Method: two holders, one of which makes a change of what it
-/// cannot know; one change of the other behind it.
+/// Goal: who is asked for tokens by its own change, and does not hear it, is not reported: the change waits until they
+/// have expired, as it would wait after its end. It is asked again as others are. Method: two holders, one of which
+/// makes a change of what it cannot know; one change of the other behind it.
 #[test]
 fn an_own_change_reports_nobody() {
     let mut space = space();
@@ -316,7 +316,8 @@ fn bounds_and_trims() {
     const { assert!(TokenSpace::TOKEN_BYTES <= 136, "docs/LOCKING.md says so") };
 }
 
-/// Goal: a change of very many keys is sent in messages of bounded size, all of which have to be answered. Method: example.
+/// Goal: a change of very many keys is sent in messages of bounded size, all of which have to be answered. Method:
+/// example.
 #[test]
 fn large_revocations_are_cut() {
     let mut space = space();
@@ -361,8 +362,8 @@ fn shared_directories_grant_no_listing() {
     assert!(history.is_shared(10, Ino(9)) && !history.is_shared(10, Ino(0)));
 }
 
-/// Goal: after a restart changes wait for every session known before: until it presents itself, is known to have stopped,
-/// or its tokens must have expired; grants from before are void by their numbers. Method: example.
+/// Goal: after a restart changes wait for every session known before: until it presents itself, is known to have
+/// stopped, or its tokens must have expired; grants from before are void by their numbers. Method: example.
 #[test]
 fn restart_waits_for_known_sessions() {
     let (mut before, mut cache, key) = (space(), cache(), attributes(1));

@@ -2,8 +2,9 @@
 //!
 //! Owns: mappings that nobody uses. Does not own: mapping and unmapping (`memory`).
 //!
-//! Who streams has as much of them under way as the write pipeline lets him, and takes them again at once; to unmap one and map it anew costs
-//! a worker 40 us for 4 MiB, in which the disk waits. So as many stay as `keep_bytes` allows, and those that nobody wanted lately go.
+//! Who streams has as much of them under way as the write pipeline lets him, and takes them again at once; to unmap one
+//! and map it anew costs a worker 40 us for 4 MiB, in which the disk waits. So as many stay as `keep_bytes` allows, and
+//! those that nobody wanted lately go.
 //!
 //! Invariants: a mapping is here or has one owner; `bytes` is the sum of those here.
 
@@ -57,7 +58,8 @@ impl Mappings {
         None
     }
 
-    /// What is to be unmapped as time goes by: a part of what is kept beyond 52 MiB and was not wanted lately, or `all` beyond.
+    /// What is to be unmapped as time goes by: a part of what is kept beyond 52 MiB and was not wanted lately, or `all`
+    /// beyond.
     pub(super) fn decay(&mut self, all: bool) -> Vec<Mapping> {
         self.decays += 1;
         let beyond = self.bytes.saturating_sub(MAPPINGS_KEPT_BYTES);
@@ -89,8 +91,9 @@ mod tests {
         (Unowned(NonNull::dangling()), size)
     }
 
-    /// Goal: what is wanted again and again stays, up to the bound; what is not wanted any more goes step by step down to 52 MiB, at once
-    /// when memory is short. Method: 40 mappings of 4 MiB, taken and kept for some stretches, then let alone.
+    /// Goal: what is wanted again and again stays, up to the bound; what is not wanted any more goes step by step down
+    /// to 52 MiB, at once when memory is short. Method: 40 mappings of 4 MiB, taken and kept for some stretches, then
+    /// let alone.
     #[test]
     fn what_nobody_wants_goes() {
         let mut m = Mappings::new();

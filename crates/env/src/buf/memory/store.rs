@@ -1,17 +1,19 @@
 //! Which chunk of memory is used next, and which memory goes back: bookkeeping over addresses.
 //!
-//! Owns: runs and chunks that nobody uses, whose turn it is. Does not own: mapping and giving back (`memory`); it touches no memory.
+//! Owns: runs and chunks that nobody uses, whose turn it is. Does not own: mapping and giving back (`memory`); it
+//! touches no memory.
 //!
-//! A run is `RUN_BYTES` at a multiple of that, cut into chunks of one class. Memory goes back, and from one class to another, as a whole run
-//! of which nothing is in use, oldest first, so that the huge pages it consists of stay whole: direct I/O to and from small pages has less
-//! than half the rate, and a page that comes anew costs many times what its use costs.
-//! Only where what is kept beyond the bound is scattered over runs in use do single chunks go, of the class that was not asked for longest.
+//! A run is `RUN_BYTES` at a multiple of that, cut into chunks of one class. Memory goes back, and from one class to
+//! another, as a whole run of which nothing is in use, oldest first, so that the huge pages it consists of stay whole:
+//! direct I/O to and from small pages has less than half the rate, and a page that comes anew costs many times what its
+//! use costs. Only where what is kept beyond the bound is scattered over runs in use do single chunks go, of the class
+//! that was not asked for longest.
 //!
-//! Chunks are taken from the run that a chunk came back to last: it may still be in a cache of the processor, and what is taken together lies
-//! together, so that it leaves together.
+//! Chunks are taken from the run that a chunk came back to last: it may still be in a cache of the processor, and what
+//! is taken together lies together, so that it leaves together.
 //!
-//! Invariants: a chunk is in use, being given back, or in `used` or `fresh` of its run; a run is in `runs` or in `bare`, or under way between
-//! them with its caller.
+//! Invariants: a chunk is in use, being given back, or in `used` or `fresh` of its run; a run is in `runs` or in
+//! `bare`, or under way between them with its caller.
 
 use super::{CHUNKS_KEPT_BYTES, CLASSES, RUN_BYTES, chunk_bytes};
 use std::collections::{BTreeMap, BTreeSet};
@@ -149,7 +151,8 @@ impl Store {
         self.runs.get_mut(&run_of(at)).expect("a chunk has a run")
     }
 
-    /// A chunk of a class; nothing if a new run is needed. `zero`: zeros are better than what was used. Then `excess` is to be asked.
+    /// A chunk of a class; nothing if a new run is needed. `zero`: zeros are better than what was used. Then `excess`
+    /// is to be asked.
     pub(super) fn take(&mut self, class: usize, zero: bool) -> Option<Taken> {
         let fresh = if zero { self.take_fresh(class) } else { None };
         let taken = fresh.or_else(|| {
@@ -219,8 +222,8 @@ impl Store {
         self.kept + RUN_BYTES <= goal.min(self.bound())
     }
 
-    /// A run of which all memory was touched ahead of its use, at a multiple of `RUN_BYTES`. It waits as if its chunks had
-    /// been used: the first that asks for memory gets it, whatever its class.
+    /// A run of which all memory was touched ahead of its use, at a multiple of `RUN_BYTES`. It waits as if its chunks
+    /// had been used: the first that asks for memory gets it, whatever its class.
     pub(super) fn add_touched(&mut self, run: Address) {
         let (class, order, since) = (CLASSES - 2, self.next_event(), self.decays);
         let used = all_chunks(class);
@@ -260,8 +263,8 @@ impl Store {
         self.out -= chunk_bytes(class);
     }
 
-    /// What is to be given back now that the chunk at `wanted` was taken or has come back: a run, or a chunk of the class that was not asked for
-    /// longest.
+    /// What is to be given back now that the chunk at `wanted` was taken or has come back: a run, or a chunk of the
+    /// class that was not asked for longest.
     pub(super) fn excess(&mut self, wanted: Address) -> Option<GiveBack> {
         if self.kept <= self.bound() {
             return None;
@@ -327,7 +330,8 @@ impl Store {
         self.kept += used.count_ones() as usize * chunk_bytes(class);
     }
 
-    /// What is to be given back as time goes by: a part of what is kept beyond 48 MiB and was not wanted lately, or `all` beyond.
+    /// What is to be given back as time goes by: a part of what is kept beyond 48 MiB and was not wanted lately, or
+    /// `all` beyond.
     pub(super) fn decay(&mut self, all: bool) -> Vec<GiveBack> {
         self.decays += 1;
         let now = self.decays;

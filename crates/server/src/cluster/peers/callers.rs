@@ -1,12 +1,12 @@
 //! Other servers as callers: their sessions, and each question answered once.
 //!
-//! Owns: the last answer of each slot of each link to here, and which locks on moving directories a caller has. Does not own: the
-//! answers (`Cluster`).
+//! Owns: the last answer of each slot of each link to here, and which locks on moving directories a caller has. Does
+//! not own: the answers (`Cluster`).
 //!
 //! The answers are kept in memory: a run that ends forgets them, and what a caller had asked is asked again.
 //!
-//! Invariants: of each server one run is heard; a later one is let in when the connections of the earlier have ended, and
-//! ends what that had. So two processes with the zones of one server never both speak for it.
+//! Invariants: of each server one run is heard; a later one is let in when the connections of the earlier have ended,
+//! and ends what that had. So two processes with the zones of one server never both speak for it.
 
 use super::PeerName;
 use amphi_transport::{ConnId, Connections, Incoming, ReplyRoute};
@@ -57,8 +57,8 @@ impl Callers {
         Callers { connections, sessions: RefCell::default() }
     }
 
-    /// A server wants in. Returns whether its session is known, and which locks on moving directories an earlier run of it
-    /// left.
+    /// A server wants in. Returns whether its session is known, and which locks on moving directories an earlier run of
+    /// it left.
     ///
     /// Errors: why not.
     pub(crate) fn admit(&self, hello: &Hello) -> Result<(bool, Vec<u64>), String> {
@@ -157,8 +157,8 @@ impl Callers {
         }
     }
 
-    /// Keeps the answer; returns where it goes. A question that its caller gave up may end when the slot has a later one:
-    /// nobody waits for its answer, and the route is the later one's.
+    /// Keeps the answer; returns where it goes. A question that its caller gave up may end when the slot has a later
+    /// one: nobody waits for its answer, and the route is the later one's.
     fn route_of(&self, ticket: &Ticket, answer: &Answer) -> Option<ReplyRoute> {
         let mut sessions = self.sessions.borrow_mut();
         let caller = sessions.get_mut(&ticket.session)?;
@@ -169,7 +169,8 @@ impl Callers {
         }
     }
 
-    /// The caller has a lock on moving directories. False if it has gone for good, or has given the question up and gone on.
+    /// The caller has a lock on moving directories. False if it has gone for good, or has given the question up and
+    /// gone on.
     pub(super) fn locked(&self, ticket: &Ticket, number: u64) -> bool {
         let mut sessions = self.sessions.borrow_mut();
         let caller = sessions.get_mut(&ticket.session).filter(|caller| caller.answers.is_last(ticket.id));
@@ -219,8 +220,8 @@ mod tests {
         Answer::of(Ok(Reply::Told(vec![n as u8])))
     }
 
-    /// Goal: a question that its caller gave up neither answers the next one of its slot nor takes the way of its answer. Method: two
-    /// questions of one slot on two connections; the first one ends first.
+    /// Goal: a question that its caller gave up neither answers the next one of its slot nor takes the way of its
+    /// answer. Method: two questions of one slot on two connections; the first one ends first.
     #[test]
     fn a_question_given_up_answers_no_later_one() {
         let callers = callers();
@@ -232,8 +233,8 @@ mod tests {
         assert_eq!(callers.route_of(&second, &answer(6)), None, "once");
     }
 
-    /// Goal: a lock on moving directories that is granted to a question which its caller gave up is nobody's. Method: it is granted
-    /// before and after the slot has a later question.
+    /// Goal: a lock on moving directories that is granted to a question which its caller gave up is nobody's. Method:
+    /// it is granted before and after the slot has a later question.
     #[test]
     fn a_lock_for_a_question_given_up_is_nobodys() {
         let callers = callers();

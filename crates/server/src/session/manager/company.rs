@@ -2,14 +2,14 @@
 //!
 //! Owns: the order of a switch. Does not own: tokens (`crate::coherence::tokens`), what a client does about it.
 //!
-//! A mount that is alone lets its kernel cache names and attributes for a fixed time, and targets grant no tokens. Before a
-//! second mount is welcomed, targets grant tokens and every mount has said that nothing cached under the old rule is used
-//! any more. Back: the last mount is told first; targets go on until it has said that it knows, so that what it
-//! cached under tokens is revoked for as long as it may be used. Switches happen one at a time.
+//! A mount that is alone lets its kernel cache names and attributes for a fixed time, and targets grant no tokens.
+//! Before a second mount is welcomed, targets grant tokens and every mount has said that nothing cached under the old
+//! rule is used any more. Back: the last mount is told first; targets go on until it has said that it knows, so that
+//! what it cached under tokens is revoked for as long as it may be used. Switches happen one at a time.
 //!
-//! The master alone decides and tells mounts, and has its own targets grant or not. Other servers grant unless it has told them lately
-//! that the mount is alone (`step`): before a second mount is welcomed, each of them has said that it grants, or has not been told so
-//! for longer than that counts.
+//! The master alone decides and tells mounts, and has its own targets grant or not. Other servers grant unless it has
+//! told them lately that the mount is alone (`step`): before a second mount is welcomed, each of them has said that it
+//! grants, or has not been told so for longer than that counts.
 
 use super::{Entry, Front, State};
 use crate::cluster::master_lease::ALONE_LEASE;
@@ -34,8 +34,9 @@ const KERNEL_MARGIN_NS: u64 = 1_000_000_000;
 /// Added to the time for which another server may go without tokens: how late its clock may be.
 const LEASE_MARGIN: Duration = Duration::from_millis(500);
 
-/// A lone mount of several servers that has not heard the master for 10 s acts as if others had come (`crates/client`, `company`): how
-/// long one that is away may act alone at other servers, with the second in which it looks and one for its clock.
+/// A lone mount of several servers that has not heard the master for 10 s acts as if others had come (`crates/client`,
+/// `company`): how long one that is away may act alone at other servers, with the second in which it looks and one for
+/// its clock.
 const CAUTION: Duration = Duration::from_secs(12);
 
 /// How long a mount that was refused is waited for.
@@ -161,8 +162,8 @@ impl<E: Env> Front<E> {
         Some(change)
     }
 
-    /// Waits until all other servers grant tokens: each says so, or has not been told otherwise for too long. Cut short when
-    /// `given_up`.
+    /// Waits until all other servers grant tokens: each says so, or has not been told otherwise for too long. Cut short
+    /// when `given_up`.
     async fn all_grant(&self, given_up: &impl Fn() -> bool) {
         let change = self.rule.change();
         let Some(cluster) = self.cluster().filter(|_| self.rule.all_grant.get() < change) else { return };
@@ -191,8 +192,8 @@ impl<E: Env> Front<E> {
         }
     }
 
-    /// After a start: mounts that may come back are in company if they are several, or if others were cut off (`cut_off`) and
-    /// may still use tokens, which changes have to wait for.
+    /// After a start: mounts that may come back are in company if they are several, or if others were cut off
+    /// (`cut_off`) and may still use tokens, which changes have to wait for.
     pub async fn begin(self: &Rc<Self>, cut_off: bool) -> Result<()> {
         if cut_off {
             let life = (TOKEN_LIFE + TOKEN_MARGIN).as_nanos() as u64;
@@ -205,7 +206,8 @@ impl<E: Env> Front<E> {
         Ok(())
     }
 
-    /// Says to targets and mounts what is in force from now on. Without company, targets are told later (`part_company`).
+    /// Says to targets and mounts what is in force from now on. Without company, targets are told later
+    /// (`part_company`).
     async fn announce(self: &Rc<Self>, company: bool) -> Result<()> {
         if self.rule.company.replace(company) == company {
             return Ok(());
@@ -275,7 +277,8 @@ impl<E: Env> Front<E> {
         }
     }
 
-    /// Switches to company, before `session` is welcomed: returns when nobody uses what was cached alone, or when `given_up`.
+    /// Switches to company, before `session` is welcomed: returns when nobody uses what was cached alone, or when
+    /// `given_up`.
     pub(super) async fn join_company(
         self: &Rc<Self>,
         session: SessionId,

@@ -1,10 +1,11 @@
 //! How sessions end.
 //!
-//! Owns: the grace time of a session without a connection, eviction, goodbyes, and their order over all targets. Does not own:
-//! what a target lets go of (`crate::worker::target_requests`), what other servers do about it (`crate::cluster::master`, `crate::cluster::follower`).
+//! Owns: the grace time of a session without a connection, eviction, goodbyes, and their order over all targets. Does
+//! not own: what a target lets go of (`crate::worker::target_requests`), what other servers do about it
+//! (`crate::cluster::master`, `crate::cluster::follower`).
 //!
-//! Invariant: a session's state is `Ending` before the first target is told, and its entry goes when the last one has been
-//! and nothing of it is being executed.
+//! Invariant: a session's state is `Ending` before the first target is told, and its entry goes when the last one has
+//! been and nothing of it is being executed.
 
 use super::{Eviction, FINISH, Front, HOLDER_LOOK, LOOK, State};
 use crate::counters::add;
@@ -21,8 +22,9 @@ use std::time::Duration;
 /// How often it is looked whether all have been told of a loss.
 pub const TOLD_LOOK: Duration = Duration::from_millis(20);
 
-/// Why sessions end that a server finds after it has lost power (or a sync has failed): answers that it gave them may no longer be true, an
-/// `fsync` would promise what is gone, and numbers of inodes that they know may be given to others.
+/// Why sessions end that a server finds after it has lost power (or a sync has failed): answers that it gave them may
+/// no longer be true, an `fsync` would promise what is gone, and numbers of inodes that they know may be given to
+/// others.
 pub const ROBBED: &str = "the server lost power, and perhaps what it had told this mount before that was made stable";
 
 impl<E: Env> Front<E> {
@@ -55,8 +57,8 @@ impl<E: Env> Front<E> {
         });
     }
 
-    /// Ends a session that did not keep to the rules or did not come back. Its client may not know, and use what it caches
-    /// for as long as its tokens count.
+    /// Ends a session that did not keep to the rules or did not come back. Its client may not know, and use what it
+    /// caches for as long as its tokens count.
     pub fn evict(self: &Rc<Self>, session: SessionId, why: &str) {
         if let Some(member) = self.cluster().filter(|c| !c.is_master()) {
             tracing::warn!("a session is evicted: {why}");
@@ -94,8 +96,8 @@ impl<E: Env> Front<E> {
         self.ring();
     }
 
-    /// Mounts wait until everybody has been `told` of a loss of power, and the targets know that: after a kill before that they say it again, and the
-    /// session of a mount that had come meanwhile would end as well.
+    /// Mounts wait until everybody has been `told` of a loss of power, and the targets know that: after a kill before
+    /// that they say it again, and the session of a mount that had come meanwhile would end as well.
     pub fn until_told(self: &Rc<Self>, told: impl Fn(&Rc<Self>) -> bool + 'static) {
         self.robbed.set(true);
         let (weak, env) = (Rc::downgrade(self), self.worker.env.clone());
@@ -113,7 +115,8 @@ impl<E: Env> Front<E> {
         });
     }
 
-    /// A mount whose session ends now cannot go on as if it had not, also if it is alone: the count of mounts does not fit (`Welcome::mounts`).
+    /// A mount whose session ends now cannot go on as if it had not, also if it is alone: the count of mounts does not
+    /// fit (`Welcome::mounts`).
     pub fn disturb(&self) {
         self.mounts_started.set(self.mounts_started.get() + 1);
     }
@@ -196,12 +199,13 @@ impl<E: Env> Front<E> {
     }
 }
 
-/// Ends a session on every target: first nothing more is taken from it anywhere, then what it holds goes. A target that fails keeps no
-/// other one from it.
+/// Ends a session on every target: first nothing more is taken from it anywhere, then what it holds goes. A target that
+/// fails keeps no other one from it.
 ///
 /// Errors: the first of a target.
 ///
-/// `gone_here` is called when nothing is left on the targets of this server; the others may have to wait for one that is down.
+/// `gone_here` is called when nothing is left on the targets of this server; the others may have to wait for one that
+/// is down.
 pub async fn end_everywhere<E: Env>(
     worker: &Rc<Worker<E>>,
     session: SessionId,

@@ -11,9 +11,9 @@ fn held_lock(ino: Ino) -> HeldLock {
     HeldLock { object, mode: LockMode::Write, range, group: None }
 }
 
-/// Goal: after the restart of one server nobody gets a lock or caches attributes there before everybody who may hold something there
-/// has said so, or has gone; elsewhere all goes on. Method: as for one server: a mount with a lock is kept away from the
-/// restarted server while another one asks for it; it comes back, or does not.
+/// Goal: after the restart of one server nobody gets a lock or caches attributes there before everybody who may hold
+/// something there has said so, or has gone; elsewhere all goes on. Method: as for one server: a mount with a lock is
+/// kept away from the restarted server while another one asks for it; it comes back, or does not.
 #[test]
 fn the_absent_keep_their_locks_on_one_server() {
     for comes_back in [true, false] {
@@ -67,7 +67,8 @@ fn the_absent_keep_their_locks_on_one_server() {
     }
 }
 
-/// Goal: after the restart of a server a change waits for those who may cache what it changes there. Method: as above, with a name.
+/// Goal: after the restart of a server a change waits for those who may cache what it changes there. Method: as above,
+/// with a name.
 #[test]
 fn the_absent_keep_their_tokens_on_one_server() {
     let world = World::new(421, &[1, 1], 1);
@@ -104,8 +105,8 @@ fn the_absent_keep_their_tokens_on_one_server() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: the master and the others may restart in turn under two mounts: locks and opens stay, company stays, and what was unlinked
-/// while open goes when it is closed. Method: kills each server in turn, then both; presents; counts.
+/// Goal: the master and the others may restart in turn under two mounts: locks and opens stay, company stays, and what
+/// was unlinked while open goes when it is closed. Method: kills each server in turn, then both; presents; counts.
 #[test]
 fn two_mounts_survive_every_server() {
     for down in [vec![0], vec![1], vec![0, 1], vec![1, 0]] {
@@ -152,9 +153,10 @@ fn two_mounts_survive_every_server() {
     }
 }
 
-/// Goal: a mount that others did not wait for goes on writing files that were settled meanwhile, as it believes that they are spread: everybody sees their new
-/// size, also who cached the old one (Promise S1). Method: the file's server restarts while its writer is cut off from it for longer than the grace time; another mount opens
-/// and closes the file and looks at it; the writer comes back and writes to the other server.
+/// Goal: a mount that others did not wait for goes on writing files that were settled meanwhile, as it believes that
+/// they are spread: everybody sees their new size, also who cached the old one (Promise S1). Method: the file's server
+/// restarts while its writer is cut off from it for longer than the grace time; another mount opens and closes the file
+/// and looks at it; the writer comes back and writes to the other server.
 #[test]
 fn who_was_not_waited_for_is_seen_writing() {
     let world = World::new(423, &[1, 1], 1);

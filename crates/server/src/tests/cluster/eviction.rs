@@ -35,9 +35,9 @@ fn evictions(server: &Option<Rc<Server<SimEnv>>>) -> u64 {
     server.as_ref().unwrap().worker.counters.evictions.get()
 }
 
-/// Goal: a mount that one server evicts is over on all of them: whoever waits gets its locks everywhere within the deadline, and
-/// nothing that it sends later is written anywhere. Method: two mounts with a lock and an open file on each server; one does
-/// not answer one of the servers: the master, or another one.
+/// Goal: a mount that one server evicts is over on all of them: whoever waits gets its locks everywhere within the
+/// deadline, and nothing that it sends later is written anywhere. Method: two mounts with a lock and an open file on
+/// each server; one does not answer one of the servers: the master, or another one.
 #[test]
 fn one_server_evicts_for_all() {
     for silent_at in [0, 1] {
@@ -65,8 +65,8 @@ fn one_server_evicts_for_all() {
             b.set_deaf(true);
             for f in &files {
                 a.call(lock(*f, LockMode::Write, 0, 4096)).await.expect("granted");
-                // The client of the test comes back under its id, as a new session, to which its locks do not belong; it opened
-                // nothing in it.
+                // The client of the test comes back under its id, as a new session, to which its locks do not belong;
+                // it opened nothing in it.
                 assert_eq!(first_byte(&a, *f).await, 1);
             }
             assert!(env.now().since(begun) < Duration::from_secs(5), "its other locks went with it");
@@ -76,9 +76,9 @@ fn one_server_evicts_for_all() {
     }
 }
 
-/// Goal: a mount that the master evicts while another server hears nothing of the master keeps there what it has, and nothing
-/// else; when that server hears of it, what it has goes, and its late writes fail. Nobody waits elsewhere. Method: the servers
-/// are cut off from each other; the evicted mount writes before and after the cut is healed.
+/// Goal: a mount that the master evicts while another server hears nothing of the master keeps there what it has, and
+/// nothing else; when that server hears of it, what it has goes, and its late writes fail. Nobody waits elsewhere.
+/// Method: the servers are cut off from each other; the evicted mount writes before and after the cut is healed.
 #[test]
 fn a_server_that_hears_later_ends_the_session() {
     let world = World::new(415, &[1, 1], 1);
@@ -123,8 +123,8 @@ fn a_server_that_hears_later_ends_the_session() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: a server that hears nothing of the master serves several mounts for a minute, and then lets them wait until it does;
-/// one mount alone it serves on. Method: the servers are cut off from each other for two minutes.
+/// Goal: a server that hears nothing of the master serves several mounts for a minute, and then lets them wait until it
+/// does; one mount alone it serves on. Method: the servers are cut off from each other for two minutes.
 #[test]
 fn a_server_without_the_master_stops() {
     for mounts in [1, 2] {
@@ -154,9 +154,10 @@ fn a_server_without_the_master_stops() {
     }
 }
 
-/// Goal: a truncate of a mount that is evicted while it waits for another server cuts nothing there that others have written since, also if the file's own server
-/// is restarted meanwhile. Method: the file's server cannot reach the one with the second stripe, on which the mount does not answer; another mount writes there,
-/// which evicts the first; then the servers reach each other again.
+/// Goal: a truncate of a mount that is evicted while it waits for another server cuts nothing there that others have
+/// written since, also if the file's own server is restarted meanwhile. Method: the file's server cannot reach the one
+/// with the second stripe, on which the mount does not answer; another mount writes there, which evicts the first; then
+/// the servers reach each other again.
 #[test]
 fn a_cut_of_an_evicted_mount_takes_nothing_of_others() {
     use amphi_types::{Layout, Pattern, SetAttr};
@@ -221,7 +222,8 @@ fn a_cut_of_an_evicted_mount_takes_nothing_of_others() {
     }
 }
 
-/// Goal: a truncate that another server's disk cannot carry out fails, and is over: the file can be cut and used again. Method: the block at the cut cannot be read.
+/// Goal: a truncate that another server's disk cannot carry out fails, and is over: the file can be cut and used again.
+/// Method: the block at the cut cannot be read.
 #[test]
 fn a_cut_that_another_disk_refuses_fails() {
     use amphi_env::sim::DiskOpKind;
@@ -252,9 +254,9 @@ fn a_cut_that_another_disk_refuses_fails() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: a server that is down takes no other one along: where an ended mount had something under way that waits for it, the server that
-/// has that goes on with the master and serves the other mounts. Method: a mount cuts a file whose bytes lie on a server that is down,
-/// and dies; then nothing but time; later the server comes back.
+/// Goal: a server that is down takes no other one along: where an ended mount had something under way that waits for
+/// it, the server that has that goes on with the master and serves the other mounts. Method: a mount cuts a file whose
+/// bytes lie on a server that is down, and dies; then nothing but time; later the server comes back.
 #[test]
 fn a_server_that_is_down_takes_no_other_along() {
     let world = World::new(417, &[1, 1, 1], 1);

@@ -5,9 +5,9 @@ use crate::target::records::TxId;
 use crate::worker::message::{Question, Told};
 use amphi_meta::Part;
 
-/// Goal: questions that are sent again over broken connections and restarts of either end happen once. Method: as for requests of a
-/// mount: exclusive creates and links whose repetition would say `Exist` or count twice, while the connection between the servers
-/// breaks and one of them is killed.
+/// Goal: questions that are sent again over broken connections and restarts of either end happen once. Method: as for
+/// requests of a mount: exclusive creates and links whose repetition would say `Exist` or count twice, while the
+/// connection between the servers breaks and one of them is killed.
 #[test]
 fn questions_happen_once() {
     for seed in 0..10 {
@@ -56,8 +56,9 @@ fn questions_happen_once() {
     }
 }
 
-/// Goal: directories that move at the same time never become their own ancestors, whoever crashes. Method: two directories on two
-/// servers move into each other again and again, while the master, which has the lock on such moves, or the other one is killed.
+/// Goal: directories that move at the same time never become their own ancestors, whoever crashes. Method: two
+/// directories on two servers move into each other again and again, while the master, which has the lock on such moves,
+/// or the other one is killed.
 #[test]
 fn crossing_moves_make_no_loop() {
     for seed in 0..16 {
@@ -98,8 +99,8 @@ fn crossing_moves_make_no_loop() {
     }
 }
 
-/// Goal: a session that ends at the master ends on all servers, also on one that was cut off or down meanwhile, and what it had
-/// open goes; one that is alive is known to a server that was down when it began; nobody else comes in.
+/// Goal: a session that ends at the master ends on all servers, also on one that was cut off or down meanwhile, and
+/// what it had open goes; one that is alive is known to a server that was down when it began; nobody else comes in.
 #[test]
 fn sessions_are_the_same_everywhere() {
     let world = World::new(65, &[1, 1], 1);
@@ -146,8 +147,9 @@ fn sessions_are_the_same_everywhere() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: a coordinator that is away is asked again and again, and what it promised to decide stays held until then; a participant
-/// that is away gets the decision when it is back. Method: one server is cut off in the middle of an operation.
+/// Goal: a coordinator that is away is asked again and again, and what it promised to decide stays held until then; a
+/// participant that is away gets the decision when it is back. Method: one server is cut off in the middle of an
+/// operation.
 #[test]
 fn promises_wait_for_their_coordinator() {
     let world = World::new(66, &[1, 1], 1);
@@ -181,9 +183,9 @@ fn promises_wait_for_their_coordinator() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: the lock on moving directories that is granted to a server which has given the move up goes back. Method: the lock is held at the
-/// master while another server, whose client moves a directory, waits for it and is cut off for longer than it has patience; then it comes
-/// free, and directories move again.
+/// Goal: the lock on moving directories that is granted to a server which has given the move up goes back. Method: the
+/// lock is held at the master while another server, whose client moves a directory, waits for it and is cut off for
+/// longer than it has patience; then it comes free, and directories move again.
 #[test]
 fn a_move_given_up_keeps_no_lock() {
     let world = World::new(67, &[1, 1, 1], 1);
@@ -221,8 +223,9 @@ fn a_move_given_up_keeps_no_lock() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: promises to a coordinator that cannot be reached hold up nothing but their own names. Method: a participant has promises to one that
-/// is down, and one to another that lives and knows nothing of it, so that it did not happen; its name can be used soon.
+/// Goal: promises to a coordinator that cannot be reached hold up nothing but their own names. Method: a participant
+/// has promises to one that is down, and one to another that lives and knows nothing of it, so that it did not happen;
+/// its name can be used soon.
 #[test]
 fn promises_to_others_do_not_wait() {
     let world = World::new(68, &[1, 1, 1, 1], 1);

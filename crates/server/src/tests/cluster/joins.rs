@@ -43,8 +43,8 @@ fn two_servers_are_one_cluster() {
     }
 }
 
-/// Goal: a server joins a running cluster with a mount: the mount hears of it, new directories and files use it, the mount is
-/// known there, and what was made before stays as it is.
+/// Goal: a server joins a running cluster with a mount: the mount hears of it, new directories and files use it, the
+/// mount is known there, and what was made before stays as it is.
 #[test]
 fn a_server_joins_a_running_cluster() {
     let world = World::new(61, &[1, 2, 1], 1);
@@ -82,8 +82,8 @@ fn a_server_joins_a_running_cluster() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: servers may start in any order, and again in any order, with the master down meanwhile: each waits, or goes on with what it
-/// knows, and all are one cluster in the end.
+/// Goal: servers may start in any order, and again in any order, with the master down meanwhile: each waits, or goes on
+/// with what it knows, and all are one cluster in the end.
 #[test]
 fn any_order() {
     let world = World::new(62, &[2, 1, 1], 1);
@@ -226,8 +226,9 @@ fn strangers_are_refused() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: a first start that is cut short at any moment, also right behind the join, can be repeated, and is the same server then. Method: killed as
-/// soon as the master knows it, or has given it numbers, or after some time; then started again.
+/// Goal: a first start that is cut short at any moment, also right behind the join, can be repeated, and is the same
+/// server then. Method: killed as soon as the master knows it, or has given it numbers, or after some time; then
+/// started again.
 #[test]
 fn a_first_start_that_was_cut_short_goes_on() {
     for moment in 0..12u64 {
@@ -266,7 +267,8 @@ fn a_first_start_that_was_cut_short_goes_on() {
     }
 }
 
-/// Goal: a member that crashed comes back at once although its old connections look alive, and a lone cut heals by itself.
+/// Goal: a member that crashed comes back at once although its old connections look alive, and a lone cut heals by
+/// itself.
 #[test]
 fn members_come_back() {
     let world = World::new(64, &[1, 1], 1);
@@ -290,8 +292,8 @@ fn members_come_back() {
     world.sim.block_on(run).unwrap();
 }
 
-/// Goal: the session of a process that has ended is ended as soon as another mount comes, on all servers. Method: the process is
-/// killed while it has a file open whose name another mount removes.
+/// Goal: the session of a process that has ended is ended as soon as another mount comes, on all servers. Method: the
+/// process is killed while it has a file open whose name another mount removes.
 #[test]
 fn a_dead_mount_makes_way() {
     let world = World::new(69, &[1, 1], 1);

@@ -2,8 +2,9 @@
 
 use super::*;
 
-/// Goal: the same where one of several servers loses power: the mount's session is over on all of them, and a mount that is alone learns that it cannot
-/// go on either. Method: the second server loses power, or is only killed; what the master says to the mount that comes back.
+/// Goal: the same where one of several servers loses power: the mount's session is over on all of them, and a mount
+/// that is alone learns that it cannot go on either. Method: the second server loses power, or is only killed; what the
+/// master says to the mount that comes back.
 #[test]
 fn one_of_several_servers_loses_power() {
     for (seed, kind) in [(120, CrashKind::Process), (121, CrashKind::Power)] {
@@ -37,8 +38,8 @@ fn one_of_several_servers_loses_power() {
     }
 }
 
-/// Goal: a loss is known until everybody has been told of it, also over a kill in between, and then no more. Method: the second server loses
-/// power, comes back while it cannot reach the master, and is killed; later it is killed again.
+/// Goal: a loss is known until everybody has been told of it, also over a kill in between, and then no more. Method:
+/// the second server loses power, comes back while it cannot reach the master, and is killed; later it is killed again.
 #[test]
 fn a_kill_forgets_no_loss() {
     let world = World::new(122, &[1, 1], 2);

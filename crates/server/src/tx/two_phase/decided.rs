@@ -1,12 +1,12 @@
 //! Decisions that have the changes of their participants, all of this server.
 //!
-//! Owns: what a decision leaves behind, when it is forgotten, what a restart does with it. Does not own: how an operation is
-//! decided (`intents`).
+//! Owns: what a decision leaves behind, when it is forgotten, what a restart does with it. Does not own: how an
+//! operation is decided (`intents`).
 //!
-//! A participant's record of the changes has a mark, so that they are made once. Invariants: a participant logs the changes when
-//! the decision is stable; the decision is removed when they are stable at every participant; a mark is removed when that removal
-//! is stable. So whatever part of which log is lost: where a decision is, its changes are made unless their mark is there, and
-//! nothing else needs them; a mark without a decision is of no use.
+//! A participant's record of the changes has a mark, so that they are made once. Invariants: a participant logs the
+//! changes when the decision is stable; the decision is removed when they are stable at every participant; a mark is
+//! removed when that removal is stable. So whatever part of which log is lost: where a decision is, its changes are
+//! made unless their mark is there, and nothing else needs them; a mark without a decision is of no use.
 //!
 //! Decisions are forgotten in groups, so that two targets write one record for many of them, and nobody waits for it.
 
@@ -76,12 +76,13 @@ impl Carried {
     }
 }
 
-/// Tells a decision to the participants when it is stable, while its operation is answered: what they hold is held until then, what the
-/// coordinator changed is seen at once, as with any record.
+/// Tells a decision to the participants when it is stable, while its operation is answered: what they hold is held
+/// until then, what the coordinator changed is seen at once, as with any record.
 ///
-/// An operation that builds on the participants' changes waits there for what they hold, if it asks for it (`Target::settle`); so only
-/// operations are carried out like this whose participants change what nobody finds by a name. One that builds on the
-/// coordinator's changes and has other participants makes those stable first (`prepare`), this decision with them.
+/// An operation that builds on the participants' changes waits there for what they hold, if it asks for it
+/// (`Target::settle`); so only operations are carried out like this whose participants change what nobody finds by a
+/// name. One that builds on the coordinator's changes and has other participants makes those stable first (`prepare`),
+/// this decision with them.
 pub(super) fn carry_out<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,

@@ -1,11 +1,12 @@
 //! `Foreseen`: directories that will be removed next.
 //!
-//! Whoever removes a tree removes each directory right after the last name in it. If the directory's own name is on another target of this
-//! server, what emptied it has to be stable first, as the decision that removes it may outlive it: a sync, 45 us here of the 130
-//! that such a removal takes. So that sync begins when the directory becomes empty, while the answer travels. Nothing but time depends on it.
+//! Whoever removes a tree removes each directory right after the last name in it. If the directory's own name is on
+//! another target of this server, what emptied it has to be stable first, as the decision that removes it may outlive
+//! it: a sync, 45 us here of the 130 that such a removal takes. So that sync begins when the directory becomes empty,
+//! while the answer travels. Nothing but time depends on it.
 //!
-//! Owns: the rule when that pays. Programs that fill and empty the same directory again and again would cause a sync each time: it
-//! is done only where the directories that became empty before were removed.
+//! Owns: the rule when that pays. Programs that fill and empty the same directory again and again would cause a sync
+//! each time: it is done only where the directories that became empty before were removed.
 
 use crate::worker::request::Cx;
 use amphi_env::Env;
@@ -50,8 +51,8 @@ pub(super) fn losing_directory(parts: &[Part]) -> Option<Ino> {
 }
 
 impl<E: Env> Cx<E> {
-    /// Record `lsn`, which is written, took a name out of `dir`: begins to make it stable if that was the last one and the removal of
-    /// the directory is expected. Nobody waits for it.
+    /// Record `lsn`, which is written, took a name out of `dir`: begins to make it stable if that was the last one and
+    /// the removal of the directory is expected. Nobody waits for it.
     pub(super) fn foresee_removal(&self, dir: Ino, lsn: Lsn) {
         if !self.worker.tunables.foreseen_removals.is_on() || !self.worker.tunables.carried_decisions.is_on() {
             return;
@@ -79,7 +80,8 @@ impl<E: Env> Cx<E> {
 mod tests {
     use super::*;
 
-    /// Goal: removals are expected where they were seen, and a few emptied directories that stay end that. Method: both by hand.
+    /// Goal: removals are expected where they were seen, and a few emptied directories that stay end that. Method: both
+    /// by hand.
     #[test]
     fn trust_is_earned_and_lost() {
         let mut foreseen = Foreseen::default();

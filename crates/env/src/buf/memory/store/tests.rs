@@ -64,8 +64,8 @@ impl World {
     }
 }
 
-/// Goal: what one class used and left serves another one before new memory does. Method: a cache of small chunks that goes, large ones that
-/// come, and back again.
+/// Goal: what one class used and left serves another one before new memory does. Method: a cache of small chunks that
+/// goes, large ones that come, and back again.
 #[test]
 fn memory_goes_from_class_to_class() {
     let mut w = World::new();
@@ -99,8 +99,8 @@ fn what_is_used_stays() {
     }
 }
 
-/// Goal: beyond the bound whole runs go, oldest first; single chunks only where no run is idle. Method: all of many runs, then
-/// every second chunk.
+/// Goal: beyond the bound whole runs go, oldest first; single chunks only where no run is idle. Method: all of many
+/// runs, then every second chunk.
 #[test]
 fn whole_runs_go() {
     let mut w = World::new();
@@ -118,9 +118,9 @@ fn whole_runs_go() {
     assert!(w.store.kept <= 48 * MIB, "{}", w.store.kept);
 }
 
-/// Goal: a cache that is emptied is filled again from what it had; what is in use and what is kept stay within their bound together, also
-/// where what is kept is of no use to the class that is wanted. Method: a cache of 192 MiB that goes and comes back; every second chunk
-/// of it, then chunks of another class.
+/// Goal: a cache that is emptied is filled again from what it had; what is in use and what is kept stay within their
+/// bound together, also where what is kept is of no use to the class that is wanted. Method: a cache of 192 MiB that
+/// goes and comes back; every second chunk of it, then chunks of another class.
 #[test]
 fn what_was_in_use_serves_again() {
     let mut w = World::new();
@@ -148,8 +148,8 @@ fn what_was_in_use_serves_again() {
     assert_eq!((gone, w.store.kept), ((0, 48 * MIB), 48 * MIB));
 }
 
-/// Goal: what is not wanted goes with time, what is stays; all beyond 48 MiB when memory is short, whole runs before chunks. Method: kept
-/// memory of which a part is used in between.
+/// Goal: what is not wanted goes with time, what is stays; all beyond 48 MiB when memory is short, whole runs before
+/// chunks. Method: kept memory of which a part is used in between.
 #[test]
 fn what_nobody_wants_goes_with_time() {
     let mut w = World::new();
@@ -203,8 +203,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Goal: nothing is ever given out twice or while it is given back, what counts as zero was never touched since it was, and the counts
-    /// are true. Method: random steps, memory given back some time later, beside a map of who has touched which page.
+    /// Goal: nothing is ever given out twice or while it is given back, what counts as zero was never touched since it
+    /// was, and the counts are true. Method: random steps, memory given back some time later, beside a map of who has
+    /// touched which page.
     #[test]
     fn nobody_gets_what_another_has(steps in steps()) {
         let mut w = World::new();
@@ -277,8 +278,8 @@ proptest! {
     }
 }
 
-/// Goal: memory that was touched ahead of its use is the first that any class gets, stays within the bound and the goal,
-/// and goes back when nobody wants it. Method: three runs, the last of which was given back before.
+/// Goal: memory that was touched ahead of its use is the first that any class gets, stays within the bound and the
+/// goal, and goes back when nobody wants it. Method: three runs, the last of which was given back before.
 #[test]
 fn touched_ahead() {
     let mut w = World::new();
