@@ -249,9 +249,7 @@ impl ClientFs {
 
     fn opened(&self, file: Arc<OpenFile>) -> OpenReply {
         let FrontCache { serves, keeps } = self.client.front_cache(&file);
-        // The pieces of a long append keep their order only if the kernel sends one after the other.
-        let by_pages = file.flags().direct && !file.flags().append;
-        let flags = match serves || by_pages {
+        let flags = match serves || writes::keeps_pages(&file) {
             true => OpenFlags::CACHED,
             false => OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_WRITES,
         };

@@ -12,9 +12,9 @@
 //!   does not come with one, the calling thread is looked at (`syscall`). A call of io_uring, and one of somebody whom
 //!   this mount may not look at, is taken for what the descriptor says.
 
+use super::ClientFs;
 use super::kernel_view::{KernelView, SharedChange};
 use super::syscall::Syscall;
-use super::{ClientFs, keeps_pages};
 use crate::file_system::{AttrReply, WriteHow};
 use crate::groups::Rights;
 use crate::kernel::structs::WriteOut;
@@ -24,6 +24,12 @@ use amphi_client::{Client, Ctx, Hints, OpenFile, Pending, WriteTo};
 use amphi_types::{Attr, Cred, Errno, Ino, Result, SetAttr};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Whether the kernel serves an open file by its page cache. The pieces of a long append keep their order only if it
+/// sends one after the other.
+pub(super) fn keeps_pages(file: &OpenFile) -> bool {
+    file.flags().direct && !file.flags().append
+}
 
 impl ClientFs {
     pub(super) fn write_file(
