@@ -35,7 +35,8 @@ uint64_t amphi_mpiio_stripe_bytes(const char *path);             /* 0: not strip
 uint64_t amphi_mpiio_limit(uint64_t limit_bytes, uint32_t ranks);
 int amphi_mpiio_open(const char *path, const amphi_settings *settings, amphi_token *token, amphi_file **file);
 int amphi_mpiio_serve(const amphi_file *file, int loopback, uint32_t *port, uint64_t *nonce);
-int amphi_mpiio_connect(const amphi_file *file, uint32_t node, uint32_t nodes, const amphi_leader *leaders);
+int amphi_mpiio_connect(const amphi_file *file, uint32_t node, uint32_t nodes, const amphi_leader *leaders,
+                        uint32_t *failed); /* the leader that could not be reached */
 void amphi_mpiio_close(amphi_file *file);
 int amphi_mpiio_write(const amphi_file *file, const amphi_extent *extents, size_t count, const void *memory);
 int amphi_mpiio_read(const amphi_file *file, const amphi_extent *extents, size_t count, void *memory, uint64_t *done);

@@ -81,10 +81,10 @@ static int connect_nodes(struct shadow *f, const int *first, bool one_host)
     if (f->local_rank == 0) {
         const char *named = getenv("AMPHI_MPIIO_ADDRESS");
         error = amphi_mpiio_serve(f->cache, one_host, &mine.port, &mine.nonce);
-        if (one_host)
-            strcpy(mine.host, "127.0.0.1");
-        else if (named)
+        if (named)
             strncpy(mine.host, named, sizeof mine.host - 1);
+        else if (one_host)
+            strcpy(mine.host, "127.0.0.1");
         else
             gethostname(mine.host, sizeof mine.host - 1);
     }
@@ -105,7 +105,11 @@ static int connect_nodes(struct shadow *f, const int *first, bool one_host)
             leaders[node] = all[r];
             leaders[node++].rank = (uint32_t)(local + before);
         }
-        error = amphi_mpiio_connect(f->cache, (uint32_t)f->node, (uint32_t)f->nodes, leaders);
+        uint32_t failed = 0;
+        error = amphi_mpiio_connect(f->cache, (uint32_t)f->node, (uint32_t)f->nodes, leaders, &failed);
+        if (error)
+            fprintf(stderr, "amphi-mpiio: %s: rank %d cannot reach %.64s port %u: %s\n", f->path, f->rank,
+                    leaders[failed].host, leaders[failed].port, strerror(error));
     }
     free(all);
     free(leaders);
@@ -236,8 +240,16 @@ int MPI_File_open(MPI_Comm comm, const char *name, int amode, MPI_Info info, MPI
     native_enter();
     int error = NATIVE(MPI_File_open)(comm, name, amode, info, handle);
     native_leave();
+    /* Libraries let an open fail on one rank alone. The others must not wait for that one, so all ask first. */
+    if (comm == MPI_COMM_NULL)
+        return error;
+    bool others_failed = worst(comm, error != MPI_SUCCESS) != 0;
     if (error)
         return error;
+    if (others_failed) {
+        report(name, "not cached: some rank could not open it");
+        return MPI_SUCCESS;
+    }
     struct shadow *f = calloc(1, sizeof *f);
     char *path = strdup(plain_path(name));
     bool usable = f && path && !view_set_default(&f->view) && PMPI_Comm_dup(comm, &f->comm) == MPI_SUCCESS;
@@ -251,6 +263,7 @@ int MPI_File_open(MPI_Comm comm, const char *name, int amode, MPI_Info info, MPI
     f->handle = *handle;
     f->amode = amode;
     f->path = path;
+    f->process = getpid();
     pthread_mutex_init(&f->mutex, NULL);
     int reason = open_cache(f, info);
     if (reason) {
@@ -325,6 +338,9 @@ BOTH_NAMES(MPI_File_close);
 /* Writes all dirty pages that there are, without the other ranks. */
 void shadow_flush_alone(struct shadow *f)
 {
+    /* A child process has this table, too, but it is no rank. */
+    if (f->process != getpid())
+        return;
     int error = f->amode & MPI_MODE_DELETE_ON_CLOSE ? 0 : amphi_mpiio_flush(f->cache, 0, 1);
     if (error)
         fprintf(stderr, "amphi-mpiio: %s: cached writes may be lost: %s\n", f->path, strerror(error));

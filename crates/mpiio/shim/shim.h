@@ -15,6 +15,7 @@
 #include <mpi.h>
 #include <pthread.h>
 #include <stdbool.h>
+#include <sys/types.h>
 
 /* Gives a function its profiling name, too. */
 #define BOTH_NAMES(name) __typeof__(name) P##name __attribute__((alias(#name)))
@@ -81,6 +82,7 @@ struct shadow {
     struct shadow *next; /* in the table */
     MPI_File handle;
     MPI_Comm comm; /* ours */
+    pid_t process; /* the one that opened it */
     int rank, ranks, amode;
     /* The first rank of a node is its leader. */
     int node, nodes, local_rank, local_ranks;

@@ -200,16 +200,18 @@ pub unsafe extern "C" fn amphi_mpiio_serve(
     }
 }
 
-/// Connects with the leaders of all nodes; `node` is our own one.
+/// Connects with the leaders of all nodes; `node` is our own one. After an error `failed` is the leader that could not be
+/// reached.
 ///
 /// # Safety
-/// `file` is open; `leaders` has `nodes` elements.
+/// `file` is open; `leaders` has `nodes` elements; `failed` is valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn amphi_mpiio_connect(
     file: *const AmphiFile,
     node: u32,
     nodes: u32,
     leaders: *const Leader,
+    failed: *mut u32,
 ) -> c_int {
     // SAFETY: the caller's promise.
     let (opened, leaders) = unsafe { (&*file, std::slice::from_raw_parts(leaders, nodes as usize)) };
@@ -219,7 +221,12 @@ pub unsafe extern "C" fn amphi_mpiio_connect(
         let port = u16::try_from(leader.port).unwrap_or(0);
         found.push((String::from_utf8_lossy(&host).into_owned(), port, leader.rank, leader.nonce));
     }
-    code(opened.locked().connect(node as usize, &found))
+    let outcome = opened.locked().connect(node as usize, &found);
+    if let Err((leader, _)) = &outcome {
+        // SAFETY: the caller's promise.
+        unsafe { *failed = *leader as u32 };
+    }
+    code(outcome.map_err(|(_, error)| error))
 }
 
 /// Leaves the file and frees what belongs to it. Dirty pages are not flushed.

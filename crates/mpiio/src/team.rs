@@ -61,8 +61,9 @@ impl Team {
         self.server = Some(server);
     }
 
-    /// Connects with the leaders: `leaders` has host, port, our proxy rank there and nonce of each node in turn.
-    pub fn connect(&mut self, node: usize, leaders: &[(String, u16, u32, u64)]) -> Outcome {
+    /// Connects with the leaders: `leaders` has host, port, our proxy rank there and nonce of each node in turn. Ends
+    /// at the first one that cannot be reached, so an unreachable node costs the time limit once; tells which it was.
+    pub fn connect(&mut self, node: usize, leaders: &[(String, u16, u32, u64)]) -> Result<(), (usize, Error)> {
         self.node = node;
         self.peers = Vec::with_capacity(leaders.len());
         for (index, (host, port, rank, nonce)) in leaders.iter().enumerate() {
@@ -70,10 +71,7 @@ impl Team {
                 self.peers.push(None);
                 continue;
             }
-            let mut stream = reach(host, *port)?;
-            prepare(&stream)?;
-            send(&mut stream, Kind::Hello, (u64::from(*rank), *nonce), &[], &[])?;
-            reply(&mut stream)?;
+            let stream = greet(host, *port, (u64::from(*rank), *nonce)).map_err(|error| (index, error))?;
             self.peers.push(Some(stream));
         }
         Ok(())
@@ -339,6 +337,15 @@ impl Team {
         self.local.leave();
         self.server = None;
     }
+}
+
+/// A connection with a leader that has taken us.
+fn greet(host: &str, port: u16, rank_and_nonce: (u64, u64)) -> Outcome<TcpStream> {
+    let mut stream = reach(host, port)?;
+    prepare(&stream)?;
+    send(&mut stream, Kind::Hello, rank_and_nonce, &[], &[])?;
+    reply(&mut stream)?;
+    Ok(stream)
 }
 
 fn reply(stream: &mut TcpStream) -> Outcome<Message> {

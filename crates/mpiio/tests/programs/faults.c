@@ -1,7 +1,9 @@
 /* What goes wrong. argv[1]: path; argv[2]: which fault.
  * finalize: the file is still open at MPI_Finalize. exit: no MPI_Finalize at all, on any rank.
  * full: the file may not grow as far as it was written (RLIMIT_FSIZE); every rank hears of it at close.
- * killed: one rank ends without a word while the others write; the job has to end. */
+ * nospace: the file system is full; every rank hears of it at sync, and what was written is in the file as soon as there
+ * is space again. argv[3]: a file whose removal makes space.
+ * killed: one rank ends without a word while the others write; the job has to end, and what was synced stays. */
 #include "check.h"
 #include <signal.h>
 #include <sys/resource.h>
@@ -23,12 +25,28 @@ int main(int argc, char **argv)
     }
     for (int i = 0; i < 10; i++)
         OK(MPI_File_write_at(file, (MPI_Offset)(i * ranks + rank) * 1000, line, 1000, MPI_BYTE, &status));
+    if (!strcmp(fault, "nospace")) {
+        int class = MPI_SUCCESS;
+        MPI_Error_class(MPI_File_sync(file), &class);
+        CHECK(class == MPI_ERR_NO_SPACE);
+        MPI_Barrier(MPI_COMM_WORLD);
+        if (rank == 0)
+            unlink(argv[3]);
+        MPI_Barrier(MPI_COMM_WORLD);
+        OK(MPI_File_sync(file));
+        OK(MPI_File_close(&file));
+    }
     if (!strcmp(fault, "killed")) {
+        OK(MPI_File_sync(file));
         MPI_Barrier(MPI_COMM_WORLD);
         if (rank == 1)
             kill(getpid(), SIGKILL);
-        for (int i = 0;; i++)
-            MPI_File_write_at(file, (MPI_Offset)(i % 1000) * 1000, line, 1000, MPI_BYTE, &status);
+        /* Until the launcher ends the job; who has lost the file for another rank's sake waits for that, too. */
+        for (int i = 0; MPI_File_write_at(file, (MPI_Offset)(40 + i % 1000) * 1000, line, 1000, MPI_BYTE, &status) == 0;)
+            i++;
+        printf("rank %d has lost the file\n", rank);
+        fflush(stdout);
+        sleep(30);
     }
     if (!strcmp(fault, "exit")) {
         MPI_Barrier(MPI_COMM_WORLD);

@@ -1,0 +1,184 @@
+/* Unusual opens. argv[1]: path; argv[2]: which.
+ * hints: every rank has other hints; those of rank 0 count on all. groups: two communicators have the file open at the
+ * same time, each a part of the ranks. nofiles: rank 1 may open no further file, so nobody's open may hang or be cached.
+ * nomemory: rank 1 has no room for the shared memory, so the file stays with the library. large: one call moves more
+ * than 2 GiB. forked: a child process of a rank ends while the rank goes on writing. */
+#include "check.h"
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+static MPI_File file;
+static MPI_Status status;
+
+static void open_all(const char *path, MPI_Comm comm, MPI_Info info)
+{
+    OK(MPI_File_open(comm, path, MPI_MODE_CREATE | MPI_MODE_RDWR, info, &file));
+}
+
+/* Every rank writes its records and reads those of all. */
+static void write_and_look(MPI_Comm comm)
+{
+    char record[100], back[100];
+    for (int i = 0; i < 20; i++) {
+        memset(record, 'a' + (i + rank) % 26, sizeof record);
+        OK(MPI_File_write_at(file, (MPI_Offset)(i * ranks + rank) * 100, record, 100, MPI_BYTE, &status));
+    }
+    OK(MPI_File_sync(file));
+    MPI_Barrier(MPI_COMM_WORLD);
+    OK(MPI_File_sync(file));
+    MPI_Barrier(comm);
+    for (int i = 0; i < 20 * ranks; i++) {
+        OK(MPI_File_read_at(file, (MPI_Offset)i * 100, back, 100, MPI_BYTE, &status));
+        for (int j = 0; j < 100; j++)
+            CHECK(back[j] == 'a' + (i / ranks + i % ranks) % 26);
+    }
+}
+
+static void hints(const char *path)
+{
+    MPI_Info info;
+    char text[MPI_MAX_INFO_VAL + 1] = "";
+    int found = 0;
+    MPI_Info_create(&info);
+    snprintf(text, sizeof text, "  %d ", 4096 * (rank + 1));
+    MPI_Info_set(info, "cache_page_size", text);
+    MPI_Info_set(info, "cache", rank == 1 ? "disable" : "enable");
+    MPI_Info_set(info, "cache_limit", rank == 2 ? "no number" : "1M");
+    open_all(path, MPI_COMM_WORLD, info);
+    MPI_Info_free(&info);
+    OK(MPI_File_get_info(file, &info));
+    MPI_Info_get(info, "cache_page_size", MPI_MAX_INFO_VAL, text, &found);
+    CHECK(found && !strcmp(text, "4096"));
+    MPI_Info_get(info, "cache_limit", MPI_MAX_INFO_VAL, text, &found);
+    CHECK(found && !strcmp(text, "1048576"));
+    MPI_Info_free(&info);
+    write_and_look(MPI_COMM_WORLD);
+    OK(MPI_File_close(&file));
+}
+
+static void groups(const char *path)
+{
+    MPI_Comm half;
+    MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &half);
+    open_all(path, half, MPI_INFO_NULL);
+    MPI_Barrier(MPI_COMM_WORLD);
+    write_and_look(half);
+    OK(MPI_File_close(&file));
+    MPI_Comm_free(&half);
+}
+
+static void limited(const char *path, int resource, rlim_t most)
+{
+    struct rlimit old, now;
+    /* The library has loaded its parts then. */
+    OK(MPI_File_open(MPI_COMM_SELF, path, MPI_MODE_CREATE | MPI_MODE_RDWR, MPI_INFO_NULL, &file));
+    OK(MPI_File_close(&file));
+    MPI_Barrier(MPI_COMM_WORLD);
+    getrlimit(resource, &old);
+    now = (struct rlimit){most, old.rlim_max};
+    if (rank == 1)
+        setrlimit(resource, &now);
+    int error = MPI_File_open(MPI_COMM_WORLD, path, MPI_MODE_CREATE | MPI_MODE_RDWR, MPI_INFO_NULL, &file);
+    setrlimit(resource, &old);
+    if (resource == RLIMIT_NOFILE) {
+        /* A library that lets the others have the file lets them have it natively; the rank itself is told. */
+        CHECK(rank != 1 || error != MPI_SUCCESS);
+        return;
+    }
+    CHECK(error == MPI_SUCCESS);
+    write_and_look(MPI_COMM_WORLD);
+    OK(MPI_File_close(&file));
+}
+
+/* Bytes of address space that this process has now. */
+static rlim_t address_space(void)
+{
+    long pages = 0;
+    FILE *statm = fopen("/proc/self/statm", "r");
+    if (!statm || fscanf(statm, "%ld", &pages) != 1)
+        CHECK(!"statm");
+    if (statm)
+        fclose(statm);
+    return (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE);
+}
+
+static void large(const char *path)
+{
+    /* One piece of memory of zeros but for its last bytes, which costs a page; and the same in elements of 1 MiB. */
+    const size_t bytes = ((size_t)2 << 30) + (1 << 20);
+    MPI_Datatype mega;
+    MPI_Count moved = 0;
+    MPI_Offset size;
+    char back[8] = "", *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    if (memory == MAP_FAILED)
+        return;
+    memcpy(memory + bytes - 8, "the end", 8);
+    MPI_Type_contiguous(1 << 20, MPI_BYTE, &mega);
+    MPI_Type_commit(&mega);
+    open_all(path, MPI_COMM_WORLD, MPI_INFO_NULL);
+    int count = rank == 0 ? (int)(bytes >> 20) : 0;
+    OK(MPI_File_write_at_all(file, 0, memory, count, mega, &status));
+    MPI_Get_elements_x(&status, MPI_BYTE, &moved);
+    CHECK(moved == (MPI_Count)count << 20);
+    MPI_Barrier(MPI_COMM_WORLD);
+    OK(MPI_File_get_size(file, &size));
+    CHECK(size == (MPI_Offset)bytes);
+    OK(MPI_File_read_at(file, size - 8, back, 8, MPI_BYTE, &status));
+    CHECK(!memcmp(back, "the end", 8));
+#if MPI_VERSION >= 4
+    memset(memory + bytes - 8, 0, 8);
+    OK(MPI_File_read_at_all_c(file, 0, memory, rank == 0 ? (MPI_Count)bytes : 0, MPI_BYTE, &status));
+    CHECK(rank != 0 || !memcmp(memory + bytes - 8, "the end", 8));
+#endif
+    OK(MPI_File_close(&file));
+    MPI_Type_free(&mega);
+    munmap(memory, bytes);
+    struct stat stat_of;
+    CHECK(stat(path, &stat_of) == 0 && stat_of.st_size == (off_t)bytes);
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == 0)
+        truncate(path, 0);
+}
+
+static void forked(const char *path)
+{
+    open_all(path, MPI_COMM_WORLD, MPI_INFO_NULL);
+    OK(MPI_File_write_at(file, rank, "x", 1, MPI_BYTE, &status));
+    pid_t child = fork();
+    if (child == 0)
+        exit(0);
+    int how = -1;
+    waitpid(child, &how, 0);
+    CHECK(how == 0);
+    /* The end of the child is not the end of the rank: nothing was flushed. */
+    struct stat stat_of;
+    CHECK(stat(path, &stat_of) == 0 && stat_of.st_size == 0);
+    MPI_Barrier(MPI_COMM_WORLD);
+    write_and_look(MPI_COMM_WORLD);
+    OK(MPI_File_close(&file));
+}
+
+int main(int argc, char **argv)
+{
+    start(&argc, &argv);
+    const char *path = argv[1], *what = argv[2];
+    if (!strcmp(what, "hints"))
+        hints(path);
+    else if (!strcmp(what, "groups"))
+        groups(path);
+    else if (!strcmp(what, "nofiles"))
+        limited(path, RLIMIT_NOFILE, 3);
+    else if (!strcmp(what, "nomemory"))
+        limited(path, RLIMIT_AS, address_space() + (256 << 20));
+    else if (!strcmp(what, "large"))
+        large(path);
+    else if (!strcmp(what, "forked"))
+        forked(path);
+    else
+        CHECK(!"a name");
+    return finish();
+}
