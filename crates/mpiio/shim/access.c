@@ -196,7 +196,7 @@ static int ordered_place(struct shadow *f, int64_t etypes, int64_t *place)
     if (f->rank == 0)
         before = 0;
     if (!error && f->rank == f->ranks - 1)
-        failed = amphi_mpiio_pointer_add(f->cache, (uint64_t)(before + etypes), &start);
+        failed = pointer_add(f, (uint64_t)(before + etypes), &start);
     if (!error)
         error = PMPI_Bcast(&start, 1, MPI_UINT64_T, f->ranks - 1, f->comm);
     *place = (int64_t)start + before;
@@ -228,7 +228,7 @@ int access_data(struct shadow *f, enum direction direction, enum pointer pointer
         class = class ? class : error;
     } else if (pointer == SHARED && !class) {
         uint64_t before = 0;
-        class = amphi_mpiio_pointer_add(f->cache, (uint64_t)etypes, &before) ? MPI_ERR_IO : MPI_SUCCESS;
+        class = pointer_add(f, (uint64_t)etypes, &before) ? MPI_ERR_IO : MPI_SUCCESS;
         place = (int64_t)before;
     }
     int error = 0;

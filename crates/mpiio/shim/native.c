@@ -78,6 +78,41 @@ void shadow_each(void (*visit)(struct shadow *))
     pthread_rwlock_unlock(&table_lock);
 }
 
+static struct shadow *find_where(bool (*wanted)(const struct shadow *, const struct shadow *), const struct shadow *of)
+{
+    struct shadow *found = NULL;
+    pthread_rwlock_rdlock(&table_lock);
+    for (size_t i = 0; i < BUCKETS && !found; i++)
+        for (found = table[i]; found && !wanted(found, of);)
+            found = found->next;
+    pthread_rwlock_unlock(&table_lock);
+    return found;
+}
+
+static bool lends(const struct shadow *lender, const struct shadow *borrower)
+{
+    const amphi_settings *has = &lender->settings, *wants = &borrower->settings;
+    return !lender->lender && lender->device == borrower->device && lender->inode == borrower->inode &&
+           has->readable >= wants->readable && has->writable >= wants->writable;
+}
+
+/* A handle of this process that caches the file that a new one is for, and may do with it what that one may. */
+struct shadow *shadow_lender(const struct shadow *borrower)
+{
+    return find_where(lends, borrower);
+}
+
+static bool borrows(const struct shadow *borrower, const struct shadow *lender)
+{
+    return borrower->lender == lender;
+}
+
+/* A handle that uses this one's cache. */
+struct shadow *shadow_borrower(const struct shadow *lender)
+{
+    return find_where(borrows, lender);
+}
+
 /* Calls the error handler of the file and returns the class, which is a valid error code. */
 int fail(MPI_File handle, int class)
 {

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* What rank 0 decides and all take. */
@@ -224,7 +225,7 @@ static int open_cache(struct shadow *f, MPI_Info info)
 void shadow_forget(struct shadow *f)
 {
     view_free(&f->view);
-    if (f->cache)
+    if (f->cache && !f->lender)
         amphi_mpiio_close(f->cache);
     if (f->comm != MPI_COMM_NULL)
         PMPI_Comm_free(&f->comm);
@@ -233,6 +234,43 @@ void shadow_forget(struct shadow *f)
     free(f->by_node);
     free(f->path);
     free(f);
+}
+
+/* A library such as PnetCDF has a second handle of each rank on its file and writes through both without a sync between,
+ * since libraries show writes at once. So the second one uses the cache of the first one. */
+static bool borrow_cache(struct shadow *f, MPI_Info info)
+{
+    struct hints hints;
+    struct stat stat_of;
+    hints_read(info, &hints);
+    f->settings.readable = !(f->amode & MPI_MODE_WRONLY);
+    f->settings.writable = !(f->amode & MPI_MODE_RDONLY);
+    if (f->ranks != 1 || hints.cache == 0 || f->amode & MPI_MODE_SEQUENTIAL || stat(f->path, &stat_of))
+        return false;
+    f->device = stat_of.st_dev;
+    f->inode = stat_of.st_ino;
+    const struct shadow *lender = shadow_lender(f);
+    if (!lender)
+        return false;
+    uint32_t readable = f->settings.readable, writable = f->settings.writable;
+    f->settings = lender->settings;
+    f->settings.readable = readable;
+    f->settings.writable = writable;
+    f->domain = DOMAIN_NONE;
+    f->nodes = f->local_ranks = 1;
+    f->cache = lender->cache;
+    f->lender = (struct shadow *)lender;
+    return true;
+}
+
+/* Remembers which file this is, for those that borrow. */
+static void identify(struct shadow *f)
+{
+    struct stat stat_of;
+    if (!f->lender && !stat(f->path, &stat_of)) {
+        f->device = stat_of.st_dev;
+        f->inode = stat_of.st_ino;
+    }
 }
 
 int MPI_File_open(MPI_Comm comm, const char *name, int amode, MPI_Info info, MPI_File *handle)
@@ -265,7 +303,7 @@ int MPI_File_open(MPI_Comm comm, const char *name, int amode, MPI_Info info, MPI
     f->path = path;
     f->process = getpid();
     pthread_mutex_init(&f->mutex, NULL);
-    int reason = open_cache(f, info);
+    int reason = borrow_cache(f, info) ? REASON_NONE : open_cache(f, info);
     if (reason) {
         if (f->rank == 0) {
             char text[160];
@@ -280,10 +318,11 @@ int MPI_File_open(MPI_Comm comm, const char *name, int amode, MPI_Info info, MPI
         int error = amphi_mpiio_size(f->cache, &size);
         f->position = (int64_t)size;
         if (f->rank == 0 && !error)
-            error = amphi_mpiio_pointer_set(f->cache, size);
+            error = pointer_set(f, size);
         if (worst(f->comm, error))
             fprintf(stderr, "amphi-mpiio: %s: its length cannot be told\n", name);
     }
+    identify(f);
     shadow_insert(f);
     return MPI_SUCCESS;
 }
@@ -313,7 +352,12 @@ int MPI_File_close(MPI_File *handle)
 {
     struct shadow *f = shadow_find(*handle);
     int class = MPI_SUCCESS;
-    if (f) {
+    if (f && f->lender) {
+        int error = f->amode & MPI_MODE_DELETE_ON_CLOSE ? 0 : amphi_mpiio_settle_alone(f->cache, 0);
+        class = error ? fail_errno(*handle, error) : MPI_SUCCESS;
+        shadow_remove(f);
+        shadow_forget(f);
+    } else if (f) {
         /* After this barrier no rank is in a call on the file any more. */
         worst(f->comm, 0);
         int error = f->amode & MPI_MODE_DELETE_ON_CLOSE
@@ -322,6 +366,8 @@ int MPI_File_close(MPI_File *handle)
         int late = f->amode & MPI_MODE_DELETE_ON_CLOSE ? 0 : amphi_mpiio_late_error(f->cache);
         error = worst(f->comm, error > late ? error : late);
         report_stats(f);
+        for (struct shadow *borrower; (borrower = shadow_borrower(f));)
+            give_back(borrower);
         if (error)
             class = fail_errno(*handle, error);
         /* The native library may give the handle to the next file as soon as it is closed. */
@@ -339,7 +385,7 @@ BOTH_NAMES(MPI_File_close);
 void shadow_flush_alone(struct shadow *f)
 {
     /* A child process has this table, too, but it is no rank. */
-    if (f->process != getpid())
+    if (f->process != getpid() || f->lender)
         return;
     int error = f->amode & MPI_MODE_DELETE_ON_CLOSE ? 0 : amphi_mpiio_flush(f->cache, 0, 1);
     if (error)

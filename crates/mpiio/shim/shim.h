@@ -84,6 +84,12 @@ struct shadow {
     MPI_Comm comm; /* ours */
     pid_t process; /* the one that opened it */
     int rank, ranks, amode;
+    /* A handle of one rank on a file that another handle of this process caches uses that one's cache. Its own are the
+     * view and both pointers. */
+    struct shadow *lender;
+    int64_t own_pointer; /* its shared pointer, which it shares with nobody */
+    dev_t device;
+    ino_t inode;
     /* The first rank of a node is its leader. */
     int node, nodes, local_rank, local_ranks;
     bool atomic;
@@ -112,6 +118,8 @@ struct shadow *shadow_find(MPI_File handle);
 void shadow_insert(struct shadow *shadow);
 void shadow_remove(struct shadow *shadow);
 void shadow_each(void (*visit)(struct shadow *));
+struct shadow *shadow_lender(const struct shadow *borrower);
+struct shadow *shadow_borrower(const struct shadow *lender);
 void native_enter(void);
 void native_leave(void);
 int fail(MPI_File handle, int class);
@@ -134,6 +142,10 @@ void shadow_forget(struct shadow *shadow);
 
 /* state.c */
 int view_set_default(struct view *view);
+void give_back(struct shadow *borrower);
+int pointer_add(struct shadow *shadow, uint64_t add, uint64_t *before);
+int pointer_set(struct shadow *shadow, uint64_t value);
+int pointer_get(struct shadow *shadow, uint64_t *value);
 void view_free(struct view *view);
 int64_t view_byte(const struct view *view, int64_t data_byte);
 int64_t view_data_before(const struct view *view, int64_t file_byte);

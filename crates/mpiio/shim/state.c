@@ -1,6 +1,7 @@
 /* Views, pointers, lengths, atomicity, hints and sync of a cached file. */
 #include "shim.h"
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -108,6 +109,33 @@ int64_t view_data_before(const struct view *view, int64_t file_byte)
     return data;
 }
 
+int pointer_add(struct shadow *f, uint64_t add, uint64_t *before)
+{
+    if (!f->lender)
+        return amphi_mpiio_pointer_add(f->cache, add, before);
+    pthread_mutex_lock(&f->mutex);
+    *before = (uint64_t)f->own_pointer;
+    f->own_pointer += (int64_t)add;
+    pthread_mutex_unlock(&f->mutex);
+    return 0;
+}
+
+int pointer_set(struct shadow *f, uint64_t value)
+{
+    if (!f->lender)
+        return amphi_mpiio_pointer_set(f->cache, value);
+    f->own_pointer = (int64_t)value;
+    return 0;
+}
+
+int pointer_get(struct shadow *f, uint64_t *value)
+{
+    if (!f->lender)
+        return amphi_mpiio_pointer(f->cache, value);
+    *value = (uint64_t)f->own_pointer;
+    return 0;
+}
+
 /* Takes rank 0's length over on the other nodes; hands an error on. */
 static int agree_size(struct shadow *f, int error)
 {
@@ -124,6 +152,8 @@ static int agree_size(struct shadow *f, int error)
 /* Writes everything, drops everything and lets the file system's length count, on all ranks. */
 static int settle(struct shadow *f, bool stable)
 {
+    if (f->lender)
+        return amphi_mpiio_settle_alone(f->cache, 1);
     /* All writes that came before on any rank are in the cache now. */
     worst(f->comm, 0);
     int error = amphi_mpiio_flush(f->cache, (uint32_t)f->local_rank, (uint32_t)f->local_ranks);
@@ -148,6 +178,21 @@ static void pass_through(struct shadow *f)
         NATIVE(MPI_File_set_atomicity)(f->handle, 1);
     shadow_remove(f);
     shadow_forget(f);
+}
+
+/* The cache goes that this handle uses, so the library has the handle from now on, as it is now. */
+void give_back(struct shadow *f)
+{
+    const struct view *view = &f->view;
+    native_enter();
+    int error = NATIVE(MPI_File_set_view)(f->handle, view->displacement, view->etype, view->filetype, view->datarep,
+                                          MPI_INFO_NULL);
+    error = error ? error : NATIVE(MPI_File_seek)(f->handle, f->position, MPI_SEEK_SET);
+    error = error ? error : NATIVE(MPI_File_seek_shared)(f->handle, f->own_pointer, MPI_SEEK_SET);
+    native_leave();
+    if (error)
+        fprintf(stderr, "amphi-mpiio: %s: a second handle has lost its view\n", f->path);
+    pass_through(f);
 }
 
 int MPI_File_set_view(MPI_File handle, MPI_Offset displacement, MPI_Datatype etype, MPI_Datatype filetype,
@@ -178,7 +223,7 @@ int MPI_File_set_view(MPI_File handle, MPI_Offset displacement, MPI_Datatype ety
     f->view = view;
     f->position = 0;
     pthread_mutex_unlock(&f->mutex);
-    int error = f->rank == 0 ? amphi_mpiio_pointer_set(f->cache, 0) : 0;
+    int error = f->rank == 0 ? pointer_set(f, 0) : 0;
     return fail_errno(handle, worst(f->comm, error));
 }
 BOTH_NAMES(MPI_File_set_view);
@@ -256,12 +301,12 @@ int MPI_File_seek_shared(MPI_File handle, MPI_Offset offset, int whence)
     int error = 0;
     if (f->rank == 0) {
         uint64_t now = 0;
-        error = amphi_mpiio_pointer(f->cache, &now);
+        error = pointer_get(f, &now);
         int64_t target = error ? 0 : seek_target(f, offset, whence, (int64_t)now);
         if (target < 0)
             error = EINVAL;
         else if (!error)
-            error = amphi_mpiio_pointer_set(f->cache, (uint64_t)target);
+            error = pointer_set(f, (uint64_t)target);
     }
     return fail_errno(handle, worst(f->comm, error));
 }
@@ -273,7 +318,7 @@ int MPI_File_get_position_shared(MPI_File handle, MPI_Offset *offset)
     if (!f)
         return NATIVE(MPI_File_get_position_shared)(handle, offset);
     uint64_t value = 0;
-    int error = amphi_mpiio_pointer(f->cache, &value);
+    int error = pointer_get(f, &value);
     *offset = (MPI_Offset)value;
     return fail_errno(handle, error);
 }
@@ -297,6 +342,8 @@ int MPI_File_set_size(MPI_File handle, MPI_Offset size)
     if (!f)
         return NATIVE(MPI_File_set_size)(handle, size);
     int error = size < 0 ? EINVAL : f->settings.writable ? 0 : EROFS;
+    if (f->lender)
+        return fail_errno(handle, error ? error : amphi_mpiio_set_size_alone(f->cache, (uint64_t)size));
     error = worst(f->comm, error);
     if (!error)
         error = settle(f, false);
@@ -312,7 +359,9 @@ int MPI_File_preallocate(MPI_File handle, MPI_Offset size)
     if (!f)
         return NATIVE(MPI_File_preallocate)(handle, size);
     int error = worst(f->comm, size < 0 ? EINVAL : f->settings.writable ? 0 : EROFS);
-    if (!error && f->rank == 0)
+    if (!error && f->lender)
+        error = amphi_mpiio_allocate_alone(f->cache, (uint64_t)size);
+    else if (!error && f->rank == 0)
         error = amphi_mpiio_allocate(f->cache, (uint64_t)size);
     return fail_errno(handle, worst(f->comm, error));
 }

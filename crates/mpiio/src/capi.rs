@@ -200,7 +200,7 @@ pub unsafe extern "C" fn amphi_mpiio_serve(
     }
 }
 
-/// Connects with the leaders of all nodes; `node` is our own one. After an error `failed` is the leader that could not be
+/// Connects with the leaders of all nodes; `node` is our own one. After an error `failed` is the leader that was not
 /// reached.
 ///
 /// # Safety
@@ -320,6 +320,12 @@ macro_rules! plain {
 plain! {
     /// Writes the dirty bytes of all ranks of the node that fall to this share.
     amphi_mpiio_flush(share: u32, shares: u32) -> c_int = |f| code(f.local().flush_share(share, shares));
+    /// Writes the dirty bytes of all ranks on all nodes; `stable`: and makes them stable and drops what is clean.
+    amphi_mpiio_settle_alone(stable: c_int) -> c_int = |f| code(f.settle_alone(stable != 0));
+    /// Sets the length, without the other ranks.
+    amphi_mpiio_set_size_alone(size: u64) -> c_int = |f| code(f.set_size_alone(size));
+    /// Allocates space, without the other ranks.
+    amphi_mpiio_allocate_alone(size: u64) -> c_int = |f| code(f.allocate_alone(size));
     /// Says that this rank ends in order, though it has not closed the file.
     amphi_mpiio_leave() -> () = |f| f.local().leave();
     /// Drops the clean pages of this rank.

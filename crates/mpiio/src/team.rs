@@ -102,9 +102,9 @@ impl Team {
     }
 
     /// Asks all other nodes.
-    fn ask_all(&mut self, kind: Kind) -> Outcome {
+    fn ask_all(&mut self, kind: Kind, number: u64) -> Outcome {
         let others: Vec<usize> = (0..self.peers.len()).filter(|n| *n != self.node).collect();
-        others.into_iter().try_for_each(|node| self.ask(node, kind, 0, &[], &[]).map(|_| ()))
+        others.into_iter().try_for_each(|node| self.ask(node, kind, number, &[], &[]).map(|_| ()))
     }
 
     /// Cuts a request into steps, each for one node, ascending; no page is in two steps.
@@ -307,13 +307,33 @@ impl Team {
     /// Drops the clean pages of this rank, on all nodes.
     pub fn drop_clean(&mut self) -> Outcome {
         self.local.drop_clean()?;
-        self.ask_all(Kind::DropClean)
+        self.ask_all(Kind::DropClean, 0)
     }
 
     /// Drops all pages of this rank, on all nodes.
     pub fn discard(&mut self) -> Outcome {
         self.local.discard()?;
-        self.ask_all(Kind::Discard)
+        self.ask_all(Kind::Discard, 0)
+    }
+
+    /// Writes the dirty bytes of all ranks on all nodes, without the other ranks; `stable`: and makes them stable and
+    /// drops what is clean.
+    pub fn settle_alone(&mut self, stable: bool) -> Outcome {
+        let own = self.local.settle_alone(stable);
+        self.ask_all(Kind::Settle, u64::from(stable)).and(own)
+    }
+
+    /// Sets the length, without the other ranks, which make no call on the file meanwhile.
+    pub fn set_size_alone(&mut self, size: u64) -> Outcome {
+        self.settle_alone(true)?;
+        self.local.set_size(size)?;
+        self.ask_all(Kind::AgreeSize, size)
+    }
+
+    /// Allocates the space of the first `size` bytes, without the other ranks.
+    pub fn allocate_alone(&mut self, size: u64) -> Outcome {
+        self.local.allocate(size)?;
+        if self.node == 0 { Ok(()) } else { self.ask(0, Kind::Grow, size, &[], &[]).map(|_| ()) }
     }
 
     /// The counters of this rank, with those of its proxies.

@@ -38,7 +38,9 @@ fn built() -> &'static Path {
         run(Command::new(root().join("scripts/mpiio")).arg(target.join("debug/libamphi_mpiio.a")).arg(&out));
         for mpi in MPIS {
             let sources = format!("{}/tests/programs", env!("CARGO_MANIFEST_DIR"));
-            for program in ["views", "pointers", "atomic", "btio", "collective", "threads", "faults", "opens"] {
+            for program in
+                ["views", "pointers", "atomic", "btio", "collective", "threads", "faults", "opens", "borrowed"]
+            {
                 let mut compile = Command::new(format!("mpicc.{mpi}"));
                 run(compile
                     .args(["-O1", "-Wall", "-Werror", "-o"])
@@ -197,6 +199,26 @@ fn pointers_lengths_and_modes() {
     for mpi in MPIS {
         for (ranks, hints) in [(2, "cache_page_size=4K"), (4, ""), (4, "cache_page_size=64;cache_ranks_per_node=1")] {
             Job { ranks, hints, ..Job::new(mpi) }.run("pointers");
+        }
+    }
+}
+
+/// Goal: a rank that has a second handle on a file, for itself, sees and changes through it what the first one has, as
+/// PnetCDF relies on without a sync.
+/// Method: `borrowed`, which checks what it reads, also after the first handle was closed; one, two and four nodes.
+#[test]
+fn a_handle_of_one_rank_shares_the_cache_of_all() {
+    let _alone = alone();
+    for mpi in MPIS {
+        for hints in [
+            "",
+            "cache_page_size=64;cache_limit=1K",
+            "cache_ranks_per_node=2;cache_page_size=4K;cache_flush_size=4K",
+            "cache_ranks_per_node=1;cache_page_size=100;cache_flush_size=300",
+        ] {
+            let (_, file, stats) = Job { hints, ..Job::new(mpi) }.run("borrowed");
+            assert_eq!((file.len(), &file[2600..]), (2603, b"end".as_slice()), "{mpi} with '{hints}'");
+            assert!(counter(&stats, "calls_write") > 0, "{mpi} with '{hints}' was not cached: {stats}");
         }
     }
 }

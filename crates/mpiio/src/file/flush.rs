@@ -86,6 +86,31 @@ impl CachedFile {
         result
     }
 
+    /// Writes the dirty bytes of all ranks of the node, as one rank, while the others may go on; `stable`: and makes
+    /// them stable, and forgets what is valid in pages that are clean then, so that the next read of any rank asks the
+    /// file system. The frames stay with their pages, since only their own ranks give frames away.
+    pub fn settle_alone(&mut self, stable: bool) -> Outcome {
+        self.flush_share(0, 1)?;
+        if !stable {
+            return Ok(());
+        }
+        self.sync_backend()?;
+        let segment = self.segment();
+        let mut pages: Vec<u64> = segment.used_frames().map(|frame| segment.page_of(frame)).collect();
+        pages.sort_unstable();
+        pages.dedup();
+        for page in pages {
+            self.hold(page, Mode::Exclusive)?;
+            if let Some(frame) = self.frame_of(page)?
+                && !self.segment().looks_dirty(frame)
+            {
+                self.segment().valid(frame).clear();
+            }
+            self.release();
+        }
+        Ok(())
+    }
+
     /// Drops the clean pages of this rank, so that the next read asks the file system. Pages that became dirty again
     /// stay.
     pub fn drop_clean(&mut self) -> Outcome {

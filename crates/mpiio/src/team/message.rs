@@ -60,9 +60,13 @@ pub enum Kind {
     Bye,
     /// The answer to a request.
     Reply,
+    /// Writes all dirty bytes of the node; number 1: and makes them stable, and drops what is clean.
+    Settle,
+    /// The file has this length from now on.
+    AgreeSize,
 }
 
-const KINDS: [Kind; 14] = [
+const KINDS: [Kind; 16] = [
     Kind::Hello,
     Kind::Write,
     Kind::Read,
@@ -77,6 +81,8 @@ const KINDS: [Kind; 14] = [
     Kind::Stats,
     Kind::Bye,
     Kind::Reply,
+    Kind::Settle,
+    Kind::AgreeSize,
 ];
 
 /// A message as it came.

@@ -170,6 +170,11 @@ fn answer(proxy: &mut CachedFile, message: Message) -> Outcome<(u64, Vec<u8>)> {
             let values = proxy.stats().values();
             Ok((0, values.iter().flat_map(|v| v.to_le_bytes()).collect()))
         }
+        Kind::Settle => proxy.settle_alone(message.number != 0).map(|()| (0, nothing())),
+        Kind::AgreeSize => {
+            proxy.agree_size(message.number);
+            Ok((0, nothing()))
+        }
         Kind::Hello | Kind::Reply => Err(Error::Os { doing: "understand another node", errno: libc::EPROTO }),
     }
 }
