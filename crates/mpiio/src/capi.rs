@@ -146,6 +146,9 @@ fn open_rank(path: &CStr, settings: OpenSettings, rank: u32, token: Token) -> Ou
         _ => Direct::Automatic,
     };
     let backend = PosixFile::open(path, settings.readable != 0, settings.writable != 0, direct)?;
+    if settings.clients > 0 {
+        backend.want_exact_locks();
+    }
     let page_bytes = u32::try_from(settings.page_bytes).map_err(|_| Error::Refused("the page is too large"))?;
     let all = u64::from(settings.ranks) + u64::from(settings.clients);
     // The memory of the node's ranks is shared out among them and the proxies.

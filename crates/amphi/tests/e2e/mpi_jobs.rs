@@ -1,7 +1,12 @@
 //! `amphi run --mpiio`: how the shim of the MPI-IO cache reaches the ranks. The cache itself over both MPI libraries is
 //! tested in `amphi-mpiio`.
 
-use crate::harness::amphi;
+use crate::harness::{Place, amphi, counter};
+use amphi_mpiio::backend::Backend;
+use amphi_mpiio::backend::posix::{Direct, PosixFile};
+use std::ffi::CString;
+use std::io::IoSlice;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -59,4 +64,48 @@ fn the_shim_reaches_the_ranks() {
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.code() == Some(2) && error.contains(expected), "{words:?}: {error}");
     }
+}
+
+/// Goal: two nodes of a job that write runs of their own in turn ask none of each other's locks back, and a reader that
+/// knows nothing of the job sees what left the cache. Method: the cache's backend on two mounts, with exact locks and
+/// without them; the mounts' counters, and a plain read.
+#[test]
+fn nodes_of_a_job_keep_their_locks() {
+    const RUN: usize = 256 << 10;
+    let place = Place::new();
+    let _server = place.server(&[]);
+    let _mounts = [place.mount_at("a", &[]), place.mount_at("b", &[])];
+    let folders = [place.path("a"), place.path("b")];
+    let memory = vec![7u8; RUN + 4096];
+    let aligned = memory.as_ptr().align_offset(4096);
+    let callbacks = |name: &str, exact: bool| {
+        std::fs::write(folders[1].join(name), "").unwrap();
+        let nodes = folders.each_ref().map(|folder| {
+            let path = CString::new(folder.join(name).as_os_str().as_bytes()).unwrap();
+            let file = PosixFile::open(&path, true, true, Direct::Automatic).unwrap();
+            if exact {
+                file.want_exact_locks();
+            }
+            file
+        });
+        let before: u64 = folders.iter().map(|f| counter(f, "lock_callback")).sum();
+        for run in 0..16 {
+            nodes[run % 2].write_at(&[IoSlice::new(&memory[aligned..aligned + RUN])], (run * RUN) as u64).unwrap();
+        }
+        assert!(nodes.iter().all(|n| n.direct_requests() == 8), "blocks of a mount go direct");
+        // What is no whole block goes through the mount's cache, and there locks grow.
+        for run in 0..16 {
+            nodes[run % 2].write_at(&[IoSlice::new(&memory[..1000])], (run * RUN) as u64).unwrap();
+        }
+        let after: u64 = folders.iter().map(|f| counter(f, "lock_callback")).sum();
+        for folder in &folders {
+            let seen = std::fs::read(folder.join(name)).unwrap();
+            assert!(seen.len() == 16 * RUN && seen.iter().all(|b| *b == 7), "{name} through {}", folder.display());
+        }
+        after - before
+    };
+    // Whoever made the file has a lock on all of it, which goes once.
+    assert_eq!(callbacks("exact", true), 1);
+    let grown = callbacks("grown", false);
+    assert!(grown > 1, "nothing to tell the two apart: {grown}");
 }
