@@ -85,6 +85,8 @@ static void set_hint(struct hints *hints, const char *key, const char *value)
         set_bytes(key, value, 1, INT64_MAX, &hints->stream_bytes);
     } else if (!strcmp(key, "cache_ranks_per_node")) {
         set_bytes(key, value, 1, 1 << 20, &hints->ranks_per_node);
+    } else if (!strcmp(key, "cache_idle_time")) {
+        set_bytes(key, value, 1, 86400000, &hints->idle_ms);
     } else if (!strcmp(key, "cache_domain_group")) {
         int64_t group = hints->domain_group;
         set_bytes(key, value, 1, 1 << 20, &group);
@@ -98,11 +100,14 @@ static void set_hint(struct hints *hints, const char *key, const char *value)
 
 static const char *const keys[] = {"romio_caching", "romio_cache_page_size", "cache",         "cache_page_size",
                                    "cache_limit",   "cache_bypass_size",     "cache_stream_size", "cache_flush_size",
-                                   "cache_direct_io", "cache_ranks_per_node", "cache_domains",     "cache_domain_group"};
+                                   "cache_direct_io", "cache_ranks_per_node", "cache_domains",     "cache_domain_group",
+                                   "cache_idle_time"};
 
 void hints_read(MPI_Info info, struct hints *hints)
 {
-    *hints = (struct hints){.cache = 2, .direct = 2, .domain = DOMAIN_AUTOMATIC, .limit_bytes = 64 << 20, .stream_bytes = 4 << 20, .flush_bytes = 4 << 20};
+    *hints = (struct hints){.cache = 2, .direct = 2, .domain = DOMAIN_AUTOMATIC, .limit_bytes = 64 << 20,
+                            .stream_bytes = 4 << 20, .flush_bytes = 4 << 20,
+                            .idle_ms = 1000};
     const char *environment = getenv("AMPHI_MPIIO_HINTS");
     char *copy = environment ? strdup(environment) : NULL, *rest = NULL;
     for (char *part = copy ? strtok_r(copy, ";", &rest) : NULL; part; part = strtok_r(NULL, ";", &rest)) {
@@ -139,6 +144,7 @@ int hints_write(MPI_Info info, const struct shadow *shadow)
     error = error ? error : put(info, "cache_bypass_size", s->bypass_bytes);
     error = error ? error : put(info, "cache_stream_size", s->stream_bytes);
     error = error ? error : put(info, "cache_flush_size", s->run_bytes);
+    error = error ? error : put(info, "cache_idle_time", s->idle_ms);
     static const char *const choices[] = {"disable", "enable", "automatic"};
     error = error ? error : PMPI_Info_set(info, "cache_direct_io", choices[s->direct]);
     error = error ? error : PMPI_Info_set(info, "cache_domains", domains[shadow->domain]);

@@ -142,6 +142,7 @@ static void decide(struct decision *d, MPI_Info info, const char *path, int amod
     s->limit_bytes = amphi_mpiio_limit((uint64_t)hints.limit_bytes, (uint32_t)ranks);
     s->bypass_bytes = hints.bypass_bytes ? (uint64_t)hints.bypass_bytes : s->limit_bytes;
     s->stream_bytes = (uint64_t)hints.stream_bytes;
+    s->idle_ms = (uint64_t)hints.idle_ms;
     s->direct = (uint32_t)hints.direct;
     d->ranks_per_node = (int32_t)hints.ranks_per_node;
     d->domain = hints.domain;

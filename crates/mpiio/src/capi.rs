@@ -7,6 +7,7 @@
 use crate::backend::Backend;
 use crate::backend::posix::{Direct, PosixFile};
 use crate::error::{Error, Outcome};
+use crate::file::idle::Looker;
 use crate::file::{CachedFile, Extent, Settings};
 use crate::pace::Futex;
 use crate::segment::{Geometry, Segment, Token};
@@ -17,6 +18,7 @@ use crate::team::server::Server;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// The least page: smaller ones would drown in their metadata, and a page is what a read asks the file system for.
 const PAGE_BYTES: u64 = 1 << 20;
@@ -68,6 +70,8 @@ pub struct OpenSettings {
     bypass_bytes: u64,
     stream_bytes: u64,
     run_bytes: u64,
+    /// Runs that nobody writes for so long leave in the background; 0: never.
+    idle_ms: u64,
 }
 
 fn code(outcome: Outcome) -> c_int {
@@ -125,7 +129,10 @@ pub unsafe extern "C" fn amphi_mpiio_open(
     match opened {
         Ok(cached) => {
             let mine = if settings.rank == 0 { cached.memory().token() } else { given };
-            let team = Mutex::new(Team::new(cached));
+            let looker = start_looker(path, &settings, &cached);
+            let mut team = Team::new(cached);
+            looker.into_iter().for_each(|looker| team.look(looker));
+            let team = Mutex::new(team);
             let opened = AmphiFile { team, token: mine, path: path.to_owned(), settings };
             // SAFETY: the caller's promise.
             unsafe {
@@ -138,8 +145,18 @@ pub unsafe extern "C" fn amphi_mpiio_open(
     }
 }
 
-/// Opens the file as a rank of the node's shared memory; rank 0 makes that.
-fn open_rank(path: &CStr, settings: OpenSettings, rank: u32, token: Token) -> Outcome<CachedFile> {
+/// The thread that writes out what is idle, on the first rank of each node. Without it everything leaves later.
+fn start_looker(path: &CStr, settings: &OpenSettings, cached: &CachedFile) -> Option<Looker> {
+    if settings.rank != 0 || settings.writable == 0 || settings.idle_ms == 0 {
+        return None;
+    }
+    let backend = open_backend(path, settings).ok()?;
+    let segment = cached.memory().again().ok()?;
+    let file = CachedFile::new(segment, Box::new(backend), *cached.settings(), Arc::new(Futex));
+    Looker::start(file, Duration::from_millis(settings.idle_ms)).ok()
+}
+
+fn open_backend(path: &CStr, settings: &OpenSettings) -> Outcome<PosixFile> {
     let direct = match settings.direct {
         0 => Direct::Off,
         1 => Direct::On,
@@ -149,6 +166,12 @@ fn open_rank(path: &CStr, settings: OpenSettings, rank: u32, token: Token) -> Ou
     if settings.clients > 0 {
         backend.want_exact_locks();
     }
+    Ok(backend)
+}
+
+/// Opens the file as a rank of the node's shared memory; rank 0 makes that.
+fn open_rank(path: &CStr, settings: OpenSettings, rank: u32, token: Token) -> Outcome<CachedFile> {
+    let backend = open_backend(path, &settings)?;
     let page_bytes = u32::try_from(settings.page_bytes).map_err(|_| Error::Refused("the page is too large"))?;
     let all = u64::from(settings.ranks) + u64::from(settings.clients);
     // The memory of the node's ranks is shared out among them and the proxies.
@@ -261,7 +284,7 @@ pub unsafe extern "C" fn amphi_mpiio_write(
         let memory = if bytes == 0 { &[] } else { std::slice::from_raw_parts(memory, bytes) };
         let mut team = (*file).locked();
         let outcome = team.write(extents, memory).map(|_| ());
-        team.local().publish();
+        team.publish();
         code(outcome)
     }
 }
@@ -285,7 +308,7 @@ pub unsafe extern "C" fn amphi_mpiio_read(
         let memory = if bytes == 0 { &mut [] } else { std::slice::from_raw_parts_mut(memory, bytes) };
         let mut team = (*file).locked();
         let outcome = team.read(extents, memory);
-        team.local().publish();
+        team.publish();
         match outcome {
             Ok(n) => {
                 *done = n;
@@ -314,7 +337,7 @@ macro_rules! plain {
             let mut guard = unsafe { (*file).locked() };
             let $file = &mut *guard;
             let result = $body;
-            $file.local().publish();
+            $file.publish();
             result
         }
     )*};

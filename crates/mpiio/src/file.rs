@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 
 mod flush;
+pub mod idle;
 mod read;
 mod write;
 

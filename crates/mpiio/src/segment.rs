@@ -14,7 +14,7 @@
 //! | counters | 256 each | the rank's counters as of its last call, for whoever looks from outside |
 //! | directory | 8 x slots | key + 1 of the chunk that lies in this slot, 0: free; found by hashing, never moved |
 //! | chunks | slots x entries x 32 | metadata of consecutive pages: readers, writer, queue, frame |
-//! | frames | 64 + 2 x spans x 8 each | page, number of valid and dirty ranges, the ranges |
+//! | frames | 64 + 2 x spans x 8 each | page, number of valid and dirty ranges, count of writes, the ranges |
 //! | arena | `page_bytes` each | the bytes of the frames; frames of one rank lie together |
 //!
 //! Each rank holds a lock of its open file description on byte `rank` of the memfd. The kernel releases it when the
@@ -27,7 +27,7 @@ use std::mem::offset_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"amphmpi2");
+const MAGIC: u64 = u64::from_le_bytes(*b"amphmpi3");
 /// Bytes of the header.
 pub const HEADER_BYTES: u64 = 4096;
 const CELL_BYTES: u64 = 64;
@@ -258,6 +258,8 @@ struct FrameHead {
     page: AtomicU64,
     valid: u32,
     dirty: u32,
+    /// Counts the writes into the frame, so that a page that nobody writes any more can be told.
+    changes: AtomicU32,
 }
 
 const _: () = {
@@ -354,6 +356,11 @@ impl Segment {
             return Err(Error::last_os("mmap"));
         }
         Ok(Segment { base: base.cast(), geometry, rank, fd, nonce })
+    }
+
+    /// The memory mapped once more, for a thread that acts as this rank. It does not stand for the rank's life.
+    pub fn again(&self) -> Outcome<Segment> {
+        Segment::map(own_description(self.fd.as_raw_fd())?, self.geometry, self.rank, self.nonce)
     }
 
     fn appear(&self) -> Outcome {
@@ -497,6 +504,12 @@ impl Segment {
     pub fn page_of(&self, frame: u32) -> u64 {
         // SAFETY: the frame was checked; the field is an atomic.
         unsafe { (*self.frame_head(frame)).page.load(Ordering::Acquire) }
+    }
+
+    /// The count of writes into a frame.
+    pub fn changes(&self, frame: u32) -> &AtomicU32 {
+        // SAFETY: the frame was checked; the field is an atomic.
+        unsafe { &(*self.frame_head(frame)).changes }
     }
 
     /// Whether a frame has dirty bytes; a hint unless the page is locked.

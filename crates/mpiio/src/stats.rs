@@ -1,7 +1,7 @@
 //! What the cache of one rank did, in numbers; added up over the ranks by whoever prints them.
 
 /// The names of the counters, in the order of [`Stats::values`].
-pub const NAMES: [&str; 19] = [
+pub const NAMES: [&str; 20] = [
     "calls_read",
     "calls_write",
     "bytes_read",
@@ -21,6 +21,7 @@ pub const NAMES: [&str; 19] = [
     "fs_syncs",
     "fs_direct",
     "asked",
+    "idle_pages",
 ];
 
 /// Counters of one rank and one open file.
@@ -64,6 +65,8 @@ pub struct Stats {
     pub fs_direct: u64,
     /// Messages to other nodes.
     pub asked: u64,
+    /// Pages that were written because nobody had written them for a while.
+    pub idle_pages: u64,
 }
 
 impl Stats {
@@ -89,6 +92,7 @@ impl Stats {
             self.fs_syncs,
             self.fs_direct,
             self.asked,
+            self.idle_pages,
         ]
     }
 }

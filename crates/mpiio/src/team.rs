@@ -11,8 +11,9 @@
 //! * With one node nothing of this runs: calls go to the node's cache as they are.
 
 use crate::error::{Error, Outcome};
+use crate::file::idle::Looker;
 use crate::file::{CachedFile, Extent, check, pieces};
-use crate::stats::{NAMES, Stats};
+use crate::stats::NAMES;
 use message::{Kind, MAX_EXTENTS, Message, WHOLE_CALL, receive, send};
 use server::Server;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -38,6 +39,7 @@ pub struct Team {
     /// Connection to the leader of each node; none to our own.
     peers: Vec<Option<TcpStream>>,
     server: Option<Server>,
+    looker: Option<Looker>,
     /// A connection broke; every later call fails.
     broken: Option<Error>,
 }
@@ -53,12 +55,31 @@ struct Step {
 impl Team {
     /// A team of one node, for now.
     pub fn new(local: CachedFile) -> Team {
-        Team { local, node: 0, peers: vec![None], server: None, broken: None }
+        Team { local, node: 0, peers: vec![None], server: None, looker: None, broken: None }
     }
 
     /// Serves the ranks of other nodes from now on, as leader.
     pub fn serve(&mut self, server: Server) {
         self.server = Some(server);
+    }
+
+    /// Writes out what is idle from now on, as the rank of the node that does so.
+    pub fn look(&mut self, looker: Looker) {
+        self.looker = Some(looker);
+    }
+
+    /// Shows the counters to whoever looks from outside; at the end of a call.
+    pub fn publish(&self) {
+        self.local.memory().publish(&self.own_stats());
+    }
+
+    /// The counters of this rank on its node.
+    fn own_stats(&self) -> [u64; NAMES.len()] {
+        let mut all = self.local.stats().values();
+        for (sum, value) in all.iter_mut().zip(self.looker.iter().flat_map(|looker| looker.stats().values())) {
+            *sum += value;
+        }
+        all
     }
 
     /// Connects with the leaders: `leaders` has host, port, our proxy rank there and nonce of each node in turn. Ends
@@ -336,9 +357,11 @@ impl Team {
         if self.node == 0 { Ok(()) } else { self.ask(0, Kind::Grow, size, &[], &[]).map(|_| ()) }
     }
 
-    /// The counters of this rank, with those of its proxies.
+    /// The counters of this rank, with those of its proxies, before it leaves: nothing is written in the background
+    /// any more.
     pub fn stats(&mut self) -> [u64; NAMES.len()] {
-        let mut all = Stats::values(&self.local.stats());
+        self.looker.iter_mut().for_each(Looker::stop);
+        let mut all = self.own_stats();
         for node in (0..self.peers.len()).filter(|n| *n != self.node).collect::<Vec<_>>() {
             let Ok(answer) = self.ask(node, Kind::Stats, 0, &[], &[]) else { continue };
             for (sum, value) in all.iter_mut().zip(answer.data.chunks_exact(8)) {
@@ -350,6 +373,7 @@ impl Team {
 
     /// Leaves the file in order. A leader waits until the ranks of other nodes have left, too.
     pub fn leave(mut self) {
+        self.looker = None;
         for stream in self.peers.iter_mut().flatten() {
             let _ = send(stream, Kind::Bye, (0, 0), &[], &[]);
         }

@@ -4,6 +4,7 @@
 
 use amphi_mpiio::backend::Backend;
 use amphi_mpiio::backend::memory::MemoryFile;
+use amphi_mpiio::file::idle::{Looker, Seen};
 use amphi_mpiio::file::{CachedFile, Extent, Settings};
 use amphi_mpiio::locks::{Locks, Mode};
 use amphi_mpiio::pace::{Futex, Pace};
@@ -11,6 +12,7 @@ use amphi_mpiio::segment::{Geometry, Segment};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 const FILE_BYTES: u64 = 400;
 
@@ -205,6 +207,7 @@ fn random_extents(random: &mut Random) -> Vec<Extent> {
 /// One rank's part of a phase.
 fn program(file: &mut CachedFile, pace: &RankPace, random: &mut Random, readable: bool, calls: u32) {
     let scheduler = pace.scheduler();
+    let mut seen = Seen::default();
     for _ in 0..calls {
         let extents = random_extents(random);
         let total: usize = extents.iter().map(|e| e.length as usize).sum();
@@ -213,6 +216,7 @@ fn program(file: &mut CachedFile, pace: &RankPace, random: &mut Random, readable
                 let share = random.below(2) as u32;
                 file.flush_share(share, 2).unwrap();
             }
+            1 if random.below(2) == 0 => file.flush_idle(&mut seen).unwrap(),
             1 => file.drop_clean().unwrap(),
             2..=6 => {
                 let bytes: Vec<u8> = (0..total).map(|_| random.below(256) as u8).collect();
@@ -391,6 +395,71 @@ fn a_sync_without_writes_asks_nobody() {
     files[0].set_size(3).unwrap();
     files[1].sync_backend().unwrap();
     assert_eq!(files[1].stats().fs_syncs, 1);
+}
+
+/// Goal: runs that nobody writes any more leave by themselves, whole pages at the next look and parts of pages much
+/// later, each once; a page that is written meanwhile stays, and so does one that a rank holds.
+/// Method: looks in turn with writes; the file below and the counters.
+#[test]
+fn idle_runs_leave_in_the_background() {
+    let backend = MemoryFile::default();
+    let mut files = two_ranks(&backend, 4096);
+    let whole = [7u8; 2 * 4096];
+    files[0].write(&[Extent { offset: 0, length: whole.len() as u64 }], &whole).unwrap();
+    files[0].write(&[Extent { offset: 1 << 20, length: 10 }], &[8; 10]).unwrap();
+    let mut seen = Seen::default();
+    files[1].flush_idle(&mut seen).unwrap();
+    assert_eq!(backend.bytes().len(), 0, "nothing is idle at the first look");
+    files[0].write(&[Extent { offset: 5, length: 1 }], &[9]).unwrap();
+    files[1].flush_idle(&mut seen).unwrap();
+    assert_eq!(backend.bytes().len(), 0, "one page of the run was written");
+    files[1].flush_idle(&mut seen).unwrap();
+    assert_eq!((backend.bytes().len(), backend.bytes()[5]), (8192, 9), "the run left, the part of a page did not");
+    assert_eq!((files[1].stats().fs_writes, files[1].stats().idle_pages), (1, 2));
+    (0..40).for_each(|_| files[1].flush_idle(&mut seen).unwrap());
+    assert_eq!(backend.bytes().len(), (1 << 20) + 10);
+    assert_eq!((files[1].stats().fs_writes, files[1].stats().idle_pages), (2, 3), "each once");
+    assert_eq!(files[0].late_error(), 0);
+
+    // A failure is nobody's yet, and loses nothing.
+    files[0].write(&[Extent { offset: 0, length: 4096 }], &whole[..4096]).unwrap();
+    backend.fail_writes(libc::ENOSPC);
+    files[1].flush_idle(&mut seen).unwrap();
+    assert!(files[1].flush_idle(&mut seen).is_err());
+    assert_eq!(files[0].late_error(), 0);
+    backend.fail_writes(0);
+    files[0].flush_share(0, 1).unwrap();
+    assert_eq!(backend.bytes()[5], 7);
+}
+
+/// Goal: the thread looks, also while its rank waits for it, and ends at once when it is told so.
+/// Method: a thread that acts as rank 0, whose writes appear in the file below without a flush.
+#[test]
+fn a_thread_looks_for_idle_runs() {
+    let backend = MemoryFile::default();
+    let mut files = two_ranks(&backend, 4096);
+    let again = files[0].memory().again().unwrap();
+    let acting = CachedFile::new(again, Box::new(backend.clone()), *files[0].settings(), Arc::new(Futex));
+    let mut looker = Looker::start(acting, Duration::from_millis(1)).unwrap();
+    for value in 1..200u8 {
+        files[usize::from(value) % 2].write(&[Extent { offset: 0, length: 8192 }], &[value; 8192]).unwrap();
+        while value % 50 == 0 && backend.bytes().first() != Some(&value) {
+            std::thread::yield_now();
+        }
+    }
+    looker.stop();
+    assert!(looker.stats().idle_pages >= 4);
+    let mut slow = Looker::start(
+        CachedFile::new(
+            files[0].memory().again().unwrap(),
+            Box::new(backend.clone()),
+            *files[0].settings(),
+            Arc::new(Futex),
+        ),
+        Duration::from_secs(3600),
+    )
+    .unwrap();
+    slow.stop();
 }
 
 /// Goal: a full disk is reported to every rank, loses nothing, and the next flush writes what was kept.

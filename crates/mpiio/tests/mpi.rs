@@ -430,6 +430,8 @@ fn unusual_opens_are_served() {
             ("nomemory", 3, "", "", "no shared memory between the ranks"),
             ("nofiles", 3, "", "", ""),
             ("large", 2, "", "", "stream_bytes="),
+            ("idle", 4, "cache_flush_size=1M", "", "idle_pages=8"),
+            ("idle", 4, "cache_flush_size=1M;cache_ranks_per_node=2", "", "idle_pages=8"),
         ] {
             // Open MPI itself hangs when one rank of an open has no descriptors left.
             if what == "nofiles" && mpi == "openmpi" {

@@ -5,7 +5,7 @@ use crate::error::{Error, Outcome};
 use crate::locks::Mode;
 use std::io::IoSlice;
 use std::ops::Range;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// A run of whole pages that goes past the cache.
 #[derive(Default)]
@@ -113,6 +113,7 @@ impl CachedFile {
         let marked =
             segment.valid(frame).insert(piece.start, piece.end) && segment.dirty(frame).insert(piece.start, piece.end);
         assert!(marked, "there is room for a range");
+        segment.changes(frame).fetch_add(1, Relaxed);
         self.locks.pace.point();
         self.segment().bytes_mut(frame)[piece.start as usize..piece.end as usize].copy_from_slice(bytes);
         Ok(())

@@ -16,7 +16,7 @@ use crate::error::{Error, Outcome};
 use crate::file::Extent;
 use std::io::{Read, Write};
 
-const MAGIC: u32 = u32::from_le_bytes(*b"amq1");
+const MAGIC: u32 = u32::from_le_bytes(*b"amq2");
 const HEAD_BYTES: usize = 40;
 
 /// Most ranges of one message.

@@ -2,7 +2,8 @@
  * hints: every rank has other hints; those of rank 0 count on all. groups: two communicators have the file open at the
  * same time, each a part of the ranks. nofiles: rank 1 may open no further file, so nobody's open may hang or be cached.
  * nomemory: rank 1 has no room for the shared memory, so the file stays with the library. large: one call moves more
- * than 2 GiB. forked: a child process of a rank ends while the rank goes on writing. */
+ * than 2 GiB. forked: a child process of a rank ends while the rank goes on writing. idle: what was written leaves while
+ * the ranks do something else, and the thread that sees to it costs next to nothing. */
 #include "check.h"
 #include <signal.h>
 #include <sys/mman.h>
@@ -162,6 +163,35 @@ static void forked(const char *path)
     OK(MPI_File_close(&file));
 }
 
+static void idle(const char *path)
+{
+    /* The last page of each rank is not whole, so it stays. */
+    const int bytes = (2 << 20) + 100;
+    char *memory = malloc((size_t)bytes);
+    struct stat stat_of = {0};
+    memset(memory, 'i', (size_t)bytes);
+    open_all(path, MPI_COMM_WORLD, MPI_INFO_NULL);
+    for (int at = 0; at < bytes; at += 50000)
+        OK(MPI_File_write_at(file, (MPI_Offset)rank * (4 << 20) + at, memory + at, bytes - at < 50000 ? bytes - at : 50000,
+                             MPI_BYTE, &status));
+    MPI_Barrier(MPI_COMM_WORLD);
+    for (int i = 0; i < 200 && (stat(path, &stat_of) || stat_of.st_blocks * 512 < (off_t)ranks * (2 << 20)); i++)
+        usleep(100000);
+    CHECK(stat_of.st_blocks * 512 >= (off_t)ranks * (2 << 20));
+    MPI_Barrier(MPI_COMM_WORLD);
+    struct rusage before, after;
+    getrusage(RUSAGE_SELF, &before);
+    sleep(2);
+    getrusage(RUSAGE_SELF, &after);
+    long us = (after.ru_utime.tv_sec - before.ru_utime.tv_sec) * 1000000 + after.ru_utime.tv_usec - before.ru_utime.tv_usec;
+    us += (after.ru_stime.tv_sec - before.ru_stime.tv_sec) * 1000000 + after.ru_stime.tv_usec - before.ru_stime.tv_usec;
+    /* One percent of a core. */
+    CHECK(us < 20000);
+    MPI_Barrier(MPI_COMM_WORLD);
+    OK(MPI_File_close(&file));
+    free(memory);
+}
+
 int main(int argc, char **argv)
 {
     start(&argc, &argv);
@@ -178,6 +208,8 @@ int main(int argc, char **argv)
         large(path);
     else if (!strcmp(what, "forked"))
         forked(path);
+    else if (!strcmp(what, "idle"))
+        idle(path);
     else
         CHECK(!"a name");
     return finish();

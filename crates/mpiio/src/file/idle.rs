@@ -1,0 +1,139 @@
+//! Writing out what nobody writes any more, while the job computes.
+//!
+//! Owns the choice of the pages and the thread that looks for them, on one rank of each node. What left the cache early
+//! need not leave at close, is seen by readers outside the job, and survives the end of the job. Only locks that need
+//! no waiting are taken, so no rank waits for longer than one run is written, and none is ever waited for.
+//!
+//! The unit is the run, so that what leaves is long: a run is due when no page of it was written since the last look
+//! and its dirty pages are dirty as a whole, or when none was written for `OLD_LOOKS` looks. So a page that fills up
+//! slowly is not written again and again. Bound: each look writes each page once at most.
+
+use super::CachedFile;
+use crate::error::{Error, Outcome};
+use crate::locks::Mode;
+use crate::stats::Stats;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+/// After so many looks without a write a page that is dirty in parts leaves, too; as long as Linux keeps dirty pages
+/// when a look comes every second.
+const OLD_LOOKS: u32 = 30;
+
+/// After a failure so many looks are left out: what does not work now is not tried every second, and close reports it.
+const FAILURE_LOOKS: u32 = 30;
+
+/// What the last look saw of a frame: its page, its count of writes, and for how many looks neither has changed.
+#[derive(Debug, Default)]
+pub struct Seen(BTreeMap<u32, (u64, u32, u32)>);
+
+impl CachedFile {
+    /// One look: writes the runs that are due, as far as their locks are free.
+    pub fn flush_idle(&mut self, seen: &mut Seen) -> Outcome {
+        self.usable()?;
+        let segment = self.segment();
+        let run_pages = self.settings.run_bytes / self.page_bytes();
+        let mut now = BTreeMap::new();
+        let mut runs: BTreeMap<u64, Vec<(u64, u32)>> = BTreeMap::new();
+        let mut age_of_run: BTreeMap<u64, u32> = BTreeMap::new();
+        for frame in segment.used_frames().filter(|frame| segment.looks_dirty(*frame)) {
+            let (page, changes) = (segment.page_of(frame), segment.changes(frame).load(Relaxed));
+            let age = match seen.0.get(&frame) {
+                Some((old, count, age)) if (*old, *count) == (page, changes) => age + 1,
+                _ => 0,
+            };
+            now.insert(frame, (page, changes, age));
+            runs.entry(page / run_pages).or_default().push((page, frame));
+            let least = age_of_run.entry(page / run_pages).or_insert(age);
+            *least = age.min(*least);
+        }
+        seen.0 = now;
+        for (run, mut pages) in runs {
+            let age = age_of_run.get(&run).copied().unwrap_or(0);
+            if age > 0 {
+                pages.sort_unstable();
+                self.flush_idle_run(&pages, age >= OLD_LOOKS)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn flush_idle_run(&mut self, pages: &[(u64, u32)], in_parts: bool) -> Outcome {
+        let whole = self.page_bytes() as u32;
+        let (mut locked, mut due) = (Vec::new(), true);
+        for (page, frame) in pages {
+            if !self.locks.try_lock(*page)? {
+                due = false;
+                break;
+            }
+            locked.push(*page);
+            let here = self.frame_of(*page)? == Some(*frame);
+            let spans = if here { self.segment().dirty(*frame).as_slice().to_vec() } else { Vec::new() };
+            due &= here && !spans.is_empty() && (in_parts || spans.iter().all(|s| (s.start, s.end) == (0, whole)));
+            self.locks.pace.point();
+        }
+        let result = if due { self.write_dirty(pages) } else { Ok(()) };
+        self.stats.idle_pages += if due && result.is_ok() { pages.len() as u64 } else { 0 };
+        for page in locked {
+            self.locks.unlock(page, Mode::Exclusive)?;
+        }
+        result
+    }
+}
+
+/// The thread of a node that looks.
+pub struct Looker {
+    stats: Arc<Mutex<Stats>>,
+    stop: Arc<(Mutex<bool>, Condvar)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Looker {
+    /// Looks every `pause` from now on, through a file that acts as a rank of the node.
+    pub fn start(file: CachedFile, pause: Duration) -> Outcome<Looker> {
+        let stats = Arc::new(Mutex::new(Stats::default()));
+        let stop = Arc::new((Mutex::new(false), Condvar::new()));
+        let (shown, stopping) = (stats.clone(), stop.clone());
+        let thread = Builder::new()
+            .name("amphi-mpiio".into())
+            .spawn(move || look(file, &shown, &stopping, pause))
+            .map_err(|e| Error::Os { doing: "start a thread", errno: e.raw_os_error().unwrap_or(libc::EAGAIN) })?;
+        Ok(Looker { stats, stop, thread: Some(thread) })
+    }
+
+    /// What it did in the looks that have ended.
+    pub fn stats(&self) -> Stats {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the thread after the look that is under way.
+    pub fn stop(&mut self) {
+        *self.stop.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.stop.1.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Looker {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn look(mut file: CachedFile, shown: &Mutex<Stats>, (stop, wake): &(Mutex<bool>, Condvar), pause: Duration) {
+    let mut seen = Seen::default();
+    let mut looks = 1;
+    loop {
+        let asleep = stop.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = wake.wait_timeout_while(asleep, pause * looks, |stop| !*stop);
+        if *waited.unwrap_or_else(PoisonError::into_inner).0 {
+            return;
+        }
+        looks = if file.flush_idle(&mut seen).is_ok() { 1 } else { FAILURE_LOOKS };
+        *shown.lock().unwrap_or_else(PoisonError::into_inner) = file.stats();
+    }
+}
