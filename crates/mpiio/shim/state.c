@@ -33,7 +33,7 @@ void view_free(struct view *view)
 
 /* Makes a view; an error class when the types do not do. */
 static int view_make(struct view *view, int64_t displacement, MPI_Datatype etype, MPI_Datatype filetype,
-                     const char *datarep)
+                     const char *datarep, bool writable)
 {
     memset(view, 0, sizeof *view);
     MPI_Count etype_size;
@@ -48,15 +48,15 @@ static int view_make(struct view *view, int64_t displacement, MPI_Datatype etype
     view->etype_size = etype_size;
     view->before = calloc(view->map.count + 1, sizeof *view->before);
     error = view->before ? MPI_SUCCESS : MPI_ERR_NO_MEM;
-    int64_t data = 0, end = 0;
+    int64_t data = 0, least = 0;
     for (size_t i = 0; i < view->map.count && !error; i++) {
         const struct segment *s = &view->map.segments[i];
-        /* Displacements of a file type must not be negative and must ascend. */
-        if (s->offset < end)
+        /* Displacements of a file type must not be negative and must not descend; what is written must not overlap. */
+        if (s->offset < least)
             error = MPI_ERR_IO;
         view->before[i] = data;
         data += s->length;
-        end = s->offset + s->length;
+        least = writable ? s->offset + s->length : s->offset;
     }
     if (!error && etype_size > 0 && view->map.size % etype_size)
         error = MPI_ERR_IO;
@@ -73,7 +73,7 @@ static int view_make(struct view *view, int64_t displacement, MPI_Datatype etype
 
 int view_set_default(struct view *view)
 {
-    return view_make(view, 0, MPI_BYTE, MPI_BYTE, "native");
+    return view_make(view, 0, MPI_BYTE, MPI_BYTE, "native", true);
 }
 
 /* The place in the file of a byte of the view's data. */
@@ -211,7 +211,7 @@ int MPI_File_set_view(MPI_File handle, MPI_Offset displacement, MPI_Datatype ety
         return NATIVE(MPI_File_set_view)(handle, displacement, etype, filetype, datarep, info);
     }
     struct view view;
-    int class = view_make(&view, displacement, etype, filetype, datarep);
+    int class = view_make(&view, displacement, etype, filetype, datarep, f->settings.writable != 0);
     int others = worst(f->comm, class);
     if (others) {
         if (!class)
