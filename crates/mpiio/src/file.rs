@@ -67,6 +67,8 @@ pub struct CachedFile {
     stats: Stats,
     /// Pages that the present call holds, in the order in which it took them.
     held: Vec<(u64, Mode)>,
+    /// Whole pages that this rank wrote in a row, none of which anybody had, and without a read between.
+    once: u32,
     /// The error that broke a release of locks; the next call returns it.
     broken: Option<Error>,
 }
@@ -100,7 +102,7 @@ impl CachedFile {
         let run_bytes = (settings.run_bytes / page).max(1) * page;
         let settings = Settings { run_bytes, ..settings };
         let locks = Locks { segment, pace };
-        CachedFile { locks, backend, settings, pool, stats: Stats::default(), held: Vec::new(), broken: None }
+        CachedFile { locks, backend, settings, pool, stats: Stats::default(), held: Vec::new(), once: 0, broken: None }
     }
 
     fn segment(&self) -> &Segment {

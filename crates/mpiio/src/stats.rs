@@ -1,7 +1,7 @@
 //! What the cache of one rank did, in numbers; added up over the ranks by whoever prints them.
 
 /// The names of the counters, in the order of [`Stats::values`].
-pub const NAMES: [&str; 20] = [
+pub const NAMES: [&str; 21] = [
     "calls_read",
     "calls_write",
     "bytes_read",
@@ -22,6 +22,7 @@ pub const NAMES: [&str; 20] = [
     "fs_direct",
     "asked",
     "idle_pages",
+    "once_pages",
 ];
 
 /// Counters of one rank and one open file.
@@ -67,6 +68,8 @@ pub struct Stats {
     pub asked: u64,
     /// Pages that were written because nobody had written them for a while.
     pub idle_pages: u64,
+    /// Whole pages that went past the cache because the rank only wrote such, each once.
+    pub once_pages: u64,
 }
 
 impl Stats {
@@ -93,6 +96,7 @@ impl Stats {
             self.fs_direct,
             self.asked,
             self.idle_pages,
+            self.once_pages,
         ]
     }
 }

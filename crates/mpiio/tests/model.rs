@@ -432,6 +432,34 @@ fn idle_runs_leave_in_the_background() {
     assert_eq!(backend.bytes()[5], 7);
 }
 
+/// Goal: a rank that writes whole pages, each once, stops to fill the cache with them when its memory is full, and
+/// begins again when it comes back to something or reads; parts of pages are cached all the while.
+/// Method: pages one after the other; the counters and the file.
+#[test]
+fn large_data_written_once_goes_past_the_cache() {
+    let backend = MemoryFile::default();
+    let geometry = Geometry { page_bytes: 64, frames_per_rank: 8, ..geometry(2) };
+    let settings =
+        Settings { readable: true, writable: true, bypass_bytes: 1 << 20, stream_bytes: 1 << 20, run_bytes: 64 };
+    let mut file =
+        CachedFile::new(segments(geometry, 0).remove(0), Box::new(backend.clone()), settings, Arc::new(Futex));
+    let write = |file: &mut CachedFile, page: u64, length: usize| {
+        file.write(&[Extent { offset: page * 64, length: length as u64 }], &vec![page as u8; length]).unwrap();
+        (file.stats().once_pages, file.stats().evictions)
+    };
+    assert_eq!((0..8).map(|page| write(&mut file, page, 64)).max(), Some((0, 0)), "there is room");
+    assert_eq!((8..20).map(|page| write(&mut file, page, 64)).max(), Some((12, 0)), "nothing makes room for them");
+    assert_eq!(write(&mut file, 20, 10), (12, 1), "a part of a page");
+    assert_eq!(write(&mut file, 20, 64), (12, 1), "it comes back");
+    assert_eq!(write(&mut file, 21, 64), (12, 2));
+    assert_eq!((22..40).map(|page| write(&mut file, page, 64)).max(), Some((23, 9)));
+    file.read(&[Extent { offset: 0, length: 64 }], &mut [1; 64]).unwrap();
+    assert_eq!(write(&mut file, 40, 64).0, 23, "it reads");
+    file.flush_share(0, 1).unwrap();
+    let expected: Vec<u8> = (0..41u8).flat_map(|page| [page; 64]).collect();
+    assert!(backend.bytes() == expected);
+}
+
 /// Goal: the thread looks, also while its rank waits for it, and ends at once when it is told so.
 /// Method: a thread that acts as rank 0, whose writes appear in the file below without a flush.
 #[test]

@@ -149,6 +149,12 @@ impl Shown {
             n("uncached"),
             bytes("stream_bytes")
         );
+        if n("once_pages") > 0 {
+            let _ = writeln!(out, "  stepped aside for {} pages of large data written once", n("once_pages"));
+        }
+        if n("idle_pages") > 0 {
+            let _ = writeln!(out, "  background   {} idle pages written", n("idle_pages"));
+        }
         let _ = writeln!(out, "  locks        {} waits for a page", n("lock_waits"));
         let _ = writeln!(
             out,
@@ -183,7 +189,8 @@ mod tests {
     #[test]
     fn lines_of_jobs_in_words() {
         let text = "amphi-mpiio: /m/a: b: ranks=4 nodes=1 page=1048576 calls_write=46080 bytes_written=22118400 hits=75 \
-                    fills=25 remote=30 fs_writes=6 fs_write_bytes=22118400 fs_writes_aligned=3 fs_direct=6";
+                    fills=25 remote=30 fs_writes=6 fs_write_bytes=22118400 fs_writes_aligned=3 fs_direct=6 \
+                    once_pages=12 idle_pages=3";
         let shown = line(text).expect("a close");
         let words = shown.words();
         for part in [
@@ -192,6 +199,8 @@ mod tests {
             "75.0 % of 100 references hit, 40.0 %",
             "6 writes of 21.1 MiB, 50.0 % aligned",
             "100.0 % of the requests direct",
+            "stepped aside for 12 pages",
+            "3 idle pages written",
         ] {
             assert!(words.contains(part), "{part}: {words}");
         }

@@ -45,6 +45,8 @@ impl CachedFile {
     }
 
     pub(super) fn read_pages(&mut self, extents: &[Extent], memory: &mut [u8], total: u64, size: u64) -> Outcome<u64> {
+        // Who reads may read what it writes.
+        self.once = 0;
         let page_bytes = self.page_bytes();
         let past_cache = total > self.settings.bypass_bytes;
         let (mut done, mut run, mut group) = (0u64, Run::default(), Vec::new());

@@ -1,4 +1,5 @@
-//! Writes: into frames, or, for whole pages of large requests that nobody caches, straight to the file system.
+//! Writes: into frames, or, for whole pages of large requests that nobody caches, straight to the file system. So do
+//! whole pages of a rank that writes nothing else and comes back to none of them.
 
 use super::{CachedFile, Extent, Piece, check, pieces};
 use crate::error::{Error, Outcome};
@@ -52,8 +53,10 @@ impl CachedFile {
                 self.hold(piece.page, Mode::Exclusive)?;
             }
             let offset = piece.page * page_bytes + u64::from(piece.start);
-            let whole = piece.length() as u64 == page_bytes;
-            if past_cache && whole && self.frame_of(piece.page)?.is_none() {
+            let whole = piece.length() as u64 == page_bytes && self.frame_of(piece.page)?.is_none();
+            let once = whole && self.is_written_once();
+            if whole && (past_cache || once) {
+                self.stats.once_pages += u64::from(once && !past_cache);
                 let follows = run.memory.end == piece.memory && run.offset + run.memory.len() as u64 == offset;
                 if run.memory.is_empty() || !follows {
                     self.write_run(&run, memory)?;
@@ -75,6 +78,14 @@ impl CachedFile {
         Ok(())
     }
 
+    /// Whether the rank seems to write large data once, which the cache would only copy: it has filled its memory with
+    /// whole pages that nobody had, and has read nothing and come back to nothing meanwhile. Called for a whole page
+    /// that nobody has.
+    fn is_written_once(&mut self) -> bool {
+        self.once = self.once.saturating_add(1);
+        self.settings.stream_bytes > 0 && self.once > self.segment().geometry().frames_per_rank
+    }
+
     fn write_run(&mut self, run: &Run, memory: &[u8]) -> Outcome {
         if run.memory.is_empty() {
             return Ok(());
@@ -87,6 +98,7 @@ impl CachedFile {
     fn write_piece(&mut self, piece: Piece, bytes: &[u8]) -> Outcome {
         let frame = match self.frame_of(piece.page)? {
             Some(frame) => {
+                self.once = 0;
                 self.stats.hits += 1;
                 self.stats.remote += u64::from(self.is_remote(frame));
                 self.touch(frame);
