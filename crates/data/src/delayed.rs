@@ -12,15 +12,18 @@
 //! * Extents of an object do not overlap: a later write cuts the earlier ones in its own record.
 //! * `reserved` is the number of blocks that hold at least one delayed byte. As many stay free for flushes, which
 //!   therefore find room whatever happens in between; a plan of a flush takes them out of that (`lent`) until it ends.
+//! * Of an extent that is `logged` the log has all bytes (`logged`). Those that memory has lost are shown from there,
+//!   as extents without an item of their own.
 //! * `end` and `mtime` of an object with extents are at least those of each of them.
 
 use crate::extent::dirty_key;
+use crate::logged::{Logged, Piece};
 use crate::memory::Memory;
 use amphi_types::item::{Key, Txn};
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, ObjectId, Timespec};
 use smallvec::SmallVec;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 /// What is flushed together: a full stripe of the storage.
@@ -50,6 +53,15 @@ pub(crate) struct DirtyExtent {
     pub end: u64,
     pub mtime: Timespec,
     pub memory: Rc<Memory>,
+    /// The log has the bytes as well.
+    pub logged: bool,
+}
+
+impl DirtyExtent {
+    /// Whether it has an item of its own.
+    fn has_item(&self) -> bool {
+        self.memory.bytes().is_none()
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -107,6 +119,11 @@ pub struct Delayed {
     pub(crate) lent: u64,
     /// What was cut since `take_dead`.
     dead: Vec<Rc<Memory>>,
+    /// What the log has of them.
+    logged: Logged,
+    /// Extents of which it does not have the bytes, by first byte.
+    unlogged: BTreeSet<(ObjectId, u64)>,
+    unlogged_bytes: u64,
 }
 
 impl Delayed {
@@ -123,6 +140,67 @@ impl Delayed {
     /// Bytes in them.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Of these, bytes that the log does not have.
+    pub fn unlogged_bytes(&self) -> u64 {
+        self.unlogged_bytes
+    }
+
+    /// Bytes that the log has, and how many items they are.
+    pub fn logged(&self) -> (u64, u64) {
+        (self.logged.bytes(), self.logged.pieces())
+    }
+
+    /// Units with bytes that the log does not have.
+    pub fn unlogged_units(&self) -> Vec<(ObjectId, u64)> {
+        let mut units = Vec::new();
+        for (object, range) in self.unlogged.iter().filter_map(|&(object, at)| self.extent(object, at)) {
+            let first = units.last().filter(|(last, _)| *last == object).map_or(0, |(_, unit)| unit + 1);
+            units.extend((first.max(range.start / UNIT)..range.end.div_ceil(UNIT)).map(|unit| (object, unit)));
+        }
+        units
+    }
+
+    fn extent(&self, object: ObjectId, at: u64) -> Option<(ObjectId, ByteRange)> {
+        let end = self.objects.get(&object)?.extents.get(&at)?.end;
+        Some((object, ByteRange::new(at, end)))
+    }
+
+    /// The extents of which the log does not have the bytes. `None` if there are more than `most`.
+    pub fn unlogged(&self, most: usize) -> Option<Vec<(ObjectId, Overlay)>> {
+        if self.unlogged.len() > most {
+            return None;
+        }
+        let extents = self.unlogged.iter().filter_map(|&(object, at)| {
+            let e = self.objects.get(&object)?.extents.get(&at)?;
+            Some((object, Overlay { range: ByteRange::new(at, e.end), memory: e.memory.clone() }))
+        });
+        Some(extents.collect())
+    }
+
+    /// Logs these extents, which `unlogged` has just found, with their bytes. Once the record is stable they survive
+    /// power loss.
+    pub fn log<'a>(&mut self, extents: impl IntoIterator<Item = (ObjectId, ByteRange, &'a [u8])>, txn: &mut Txn) {
+        let mut touched = BTreeSet::new();
+        for (object, range, bytes) in extents {
+            let extent = self.objects.get_mut(&object).and_then(|o| o.extents.get_mut(&range.start));
+            let Some(e) = extent.filter(|e| e.end == range.end && !e.logged) else {
+                debug_assert!(false, "no such extent is to be logged");
+                continue;
+            };
+            e.logged = true;
+            let mtime = e.mtime;
+            self.logged.put(object, range.start, mtime, bytes, &mut touched);
+            self.unlogged.remove(&(object, range.start));
+            self.unlogged_bytes -= range.len();
+        }
+        self.logged.log(&touched, txn);
+    }
+
+    /// Whether the log has all bytes of a write, and `is_right` says so of them.
+    pub fn has_logged(&self, object: ObjectId, memory: &Memory, is_right: impl FnOnce(&[u8]) -> bool) -> bool {
+        self.logged.has_all(object, ByteRange::at(memory.start, u64::from(memory.len)), is_right)
     }
 
     /// Number of units that have any.
@@ -288,9 +366,14 @@ impl Delayed {
 
     /// Puts an extent where nothing is delayed.
     pub(crate) fn put(&mut self, object: ObjectId, range: ByteRange, mtime: Timespec, memory: Rc<Memory>, now_ns: u64) {
+        let logged = memory.bytes().is_some();
+        if !logged {
+            self.unlogged.insert((object, range.start));
+            self.unlogged_bytes += range.len();
+        }
         let o = self.objects.entry(object).or_default();
         let before = o.touched(range);
-        o.extents.insert(range.start, DirtyExtent { end: range.end, mtime, memory });
+        o.extents.insert(range.start, DirtyExtent { end: range.end, mtime, memory, logged });
         o.mtime = o.mtime.max(mtime);
         self.reserved += o.touched(range) - before;
         self.extents += 1;
@@ -298,8 +381,50 @@ impl Delayed {
         self.count_units(object, range, Some(now_ns));
     }
 
-    /// Takes the bytes of `range` out of the map, with the changes of items in `txn`.
+    /// Takes in what the log has, which a start has found. Not if it overlaps what is there.
+    pub(crate) fn load_logged(&mut self, object: ObjectId, at: u64, piece: Piece) -> bool {
+        let range = ByteRange::at(at, piece.bytes.len() as u64);
+        let is_free = self.logged.within(object, range).next().is_none();
+        if is_free {
+            self.logged.load(object, at, piece);
+        }
+        is_free
+    }
+
+    /// Objects with bytes that the log has.
+    pub(crate) fn logged_objects(&self) -> BTreeSet<ObjectId> {
+        self.logged.all().map(|(object, ..)| object).collect()
+    }
+
+    /// Shows what the log has of `range` where no extent has it.
+    pub(crate) fn show_logged(&mut self, object: ObjectId, range: ByteRange) {
+        let pieces: Vec<_> = self.logged.within(object, range).map(|(at, piece)| (at, piece.clone())).collect();
+        for (at, piece) in pieces {
+            let part = ByteRange::at(at, piece.bytes.len() as u64).intersect(&range);
+            let mut shown: SmallVec<[ByteRange; 4]> = SmallVec::new();
+            let extents = self.objects.get(&object).into_iter().flat_map(|o| o.within(part));
+            shown.extend(extents.map(|(from, e)| ByteRange::new(from, e.end)));
+            shown.push(ByteRange::new(part.end, part.end));
+            let mut from = part.start;
+            for next in shown {
+                if from < next.start {
+                    let memory = Rc::new(Memory::logged(at, piece.bytes.clone()));
+                    self.put(object, ByteRange::new(from, next.start), piece.mtime, memory, 0);
+                }
+                from = next.end;
+            }
+        }
+    }
+
+    /// Takes the bytes of `range` out, with the changes of items in `txn`: another record says what is there.
     pub(crate) fn cut(&mut self, object: ObjectId, range: ByteRange, txn: &mut Txn) {
+        self.logged.cut(object, range, txn);
+        self.cut_extents(object, range, txn);
+    }
+
+    /// Takes the extents of `range` out of the map, with the changes of items in `txn`. What the log has of them stays:
+    /// power loss may take what replaces them.
+    pub(crate) fn cut_extents(&mut self, object: ObjectId, range: ByteRange, txn: &mut Txn) {
         let Some(o) = self.objects.get_mut(&object) else { return };
         let hit: SmallVec<[u64; 4]> = o.within(range).map(|(at, _)| at).collect();
         if hit.is_empty() {
@@ -310,13 +435,24 @@ impl Delayed {
         for at in hit {
             let Some(e) = o.extents.remove(&at) else { continue };
             self.extents -= 1;
-            txn.delete(dirty_key(object, at));
+            if e.has_item() {
+                txn.delete(dirty_key(object, at));
+            }
+            if !e.logged {
+                self.unlogged.remove(&(object, at));
+                self.unlogged_bytes -= ByteRange::new(at, e.end).intersect(&range).len();
+            }
             let mut keep = |from: u64, to: u64| {
                 if from < to {
-                    let part = DirtyExtent { end: to, mtime: e.mtime, memory: e.memory.clone() };
-                    txn.put(dirty_key(object, from), crate::extent::dirty_value(from, &part));
+                    let part = DirtyExtent { end: to, memory: e.memory.clone(), ..e };
+                    if e.has_item() {
+                        txn.put(dirty_key(object, from), crate::extent::dirty_value(from, &part));
+                    }
                     o.extents.insert(from, part);
                     self.extents += 1;
+                    if !e.logged {
+                        self.unlogged.insert((object, from));
+                    }
                 }
             };
             keep(at, range.start.min(e.end));
@@ -335,9 +471,9 @@ impl Delayed {
         }
     }
 
-    /// Takes the last extents of an object out of the map, `most` at most. How many.
+    /// Takes the last extents of an object out of the map, in at most `most` changes. How many.
     pub(crate) fn cut_last(&mut self, object: ObjectId, most: usize, txn: &mut Txn) -> usize {
-        let mut count = 0;
+        let mut count = self.logged.cut_last(object, most, txn);
         while count < most
             && let Some((at, end)) = self.objects.get(&object).and_then(|o| {
                 let (&at, e) = o.extents.last_key_value()?;
@@ -357,20 +493,35 @@ impl Delayed {
     }
 
     pub(crate) fn value(&self, object: ObjectId, at: u64) -> Option<Vec<u8>> {
-        self.objects.get(&object)?.extents.get(&at).map(|e| crate::extent::dirty_value(at, e))
+        let extent = self.objects.get(&object)?.extents.get(&at).filter(|e| e.has_item());
+        extent.map(|e| crate::extent::dirty_value(at, e))
+    }
+
+    pub(crate) fn logged_value(&self, object: ObjectId, at: u64) -> Option<Vec<u8>> {
+        self.logged.get(object, at).map(crate::extent::logged_value)
+    }
+
+    /// Keys of items of logged bytes behind those at `after`, `max` at most.
+    pub(crate) fn logged_keys_after(&self, after: Option<(ObjectId, u64)>, max: usize) -> Vec<Key> {
+        let behind = self.logged.all().filter(|(id, range, _)| after.is_none_or(|after| (*id, range.start) > after));
+        behind.take(max).map(|(id, range, _)| crate::extent::logged_key(id, range.start)).collect()
     }
 
     /// Keys of items behind that of the extent `after`, `max` at most.
     pub(crate) fn keys_after(&self, after: Option<(ObjectId, u64)>, max: usize) -> Vec<Key> {
         let behind = |id: ObjectId, at: u64| after.is_none_or(|after| (id, at) > after);
         let first = after.map_or(ObjectId { ino: amphi_types::Ino(0), stripe: 0 }, |(id, _)| id);
-        let all = self.objects.range(first..).flat_map(|(&id, o)| o.extents.keys().map(move |&at| (id, at)));
+        let items = |o: &DirtyObject| o.extents.iter().filter(|(_, e)| e.has_item()).map(|(&at, _)| at).collect();
+        let all = self.objects.range(first..).flat_map(|(&id, o)| {
+            let items: Vec<u64> = items(o);
+            items.into_iter().map(move |at| (id, at))
+        });
         all.filter(|(id, at)| behind(*id, *at)).take(max).map(|(id, at)| dirty_key(id, at)).collect()
     }
 
     /// Checks the counts against the extents; for tests.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let (mut extents, mut bytes, mut reserved) = (0, 0, 0);
+        let (mut extents, mut bytes, mut reserved, mut unlogged) = (0, 0, 0, (0, 0));
         for (id, o) in &self.objects {
             let mut free_from = 0;
             for (&at, e) in &o.extents {
@@ -380,8 +531,28 @@ impl Delayed {
                 free_from = e.end;
                 extents += 1;
                 bytes += e.end - at;
+                let range = ByteRange::new(at, e.end);
+                if e.logged == self.unlogged.contains(&(*id, at)) {
+                    return Err(format!("it is not known whether the log has the delayed extent at {at} of {id:?}"));
+                }
+                if !e.logged {
+                    unlogged.0 += 1;
+                    unlogged.1 += range.len();
+                } else if !self.logged.has_all(*id, range, |_| true) {
+                    return Err(format!("the log lacks bytes of the delayed extent at {at} of {id:?}"));
+                }
             }
             reserved += o.touched(ByteRange::ALL);
+        }
+        for (id, range, _) in self.logged.all() {
+            let extents = self.objects.get(&id).into_iter().flat_map(|o| o.within(range));
+            let shown: u64 = extents.map(|(at, e)| ByteRange::new(at, e.end).intersect(&range).len()).sum();
+            if shown != range.len() {
+                return Err(format!("no delayed extent has the logged bytes {range:?} of {id:?}"));
+            }
+        }
+        if (self.unlogged.len(), self.unlogged_bytes) != unlogged {
+            return Err(format!("{} bytes are counted as not logged, of {unlogged:?}", self.unlogged_bytes));
         }
         let units: u64 = self.units.values().map(|u| u.bytes).sum();
         let counted = (self.extents, self.bytes, self.reserved, units);

@@ -10,12 +10,14 @@
 //! | object | `B`, ino u64, stripe u32 | end u64, mtime sec i64, mtime nsec u32, generation u64 (28 bytes) |
 //! | extent | `E`, ino u64, stripe u32, file block u64 | physical block u64, blocks u32, state u8 (13 bytes) |
 //! | delayed extent | `W`, ino u64, stripe u32, file byte u64 | length u32; of the write that it is a part of: first byte u64, length u32, place in memory u64, CRC-32C u32; mtime sec i64, mtime nsec u32 (40 bytes) |
+//! | logged bytes | `L`, ino u64, stripe u32, file byte u64 | mtime sec i64, mtime nsec u32, the bytes (1 to 4096, all of one block) |
 //! | memory | `W` | number that names the memory of all delayed extents, u64 |
 //!
 //! State is 1 for written, 0 for preallocated (reads as zeros).
 
 use crate::alloc::Run;
 use crate::delayed::DirtyExtent;
+use crate::logged::Piece;
 use crate::memory::Memory;
 use amphi_types::item::{Key, Txn, tag};
 use amphi_types::limits::BLOCK;
@@ -249,7 +251,32 @@ pub(crate) fn decode_dirty(start: u64, value: &[u8]) -> Option<DirtyExtent> {
     let fits = len > 0 && first <= start && end <= whole && nsec < 1_000_000_000;
     let memory = Memory::left(first, all, at, u32::from_le_bytes(*crc));
     let mtime = Timespec { sec: i64::from_le_bytes(*sec), nsec };
-    fits.then(|| DirtyExtent { end, mtime, memory: Rc::new(memory) })
+    fits.then(|| DirtyExtent { end, mtime, memory: Rc::new(memory), logged: false })
+}
+
+pub(crate) fn logged_key(id: ObjectId, start: u64) -> Key {
+    let mut k = extent_key(id, start);
+    k[0] = tag::LOGGED;
+    k
+}
+
+/// Value of the logged bytes at a file byte: their time, and themselves.
+pub(crate) fn logged_value(piece: &Piece) -> Vec<u8> {
+    let mut v = Vec::with_capacity(12 + piece.bytes.len());
+    v.extend_from_slice(&piece.mtime.sec.to_le_bytes());
+    v.extend_from_slice(&piece.mtime.nsec.to_le_bytes());
+    v.extend_from_slice(&piece.bytes);
+    v
+}
+
+/// Decodes the value of the logged bytes at file byte `start`.
+pub(crate) fn decode_logged(start: u64, value: &[u8]) -> Option<Piece> {
+    let (sec, rest) = value.split_first_chunk::<8>()?;
+    let (nsec, bytes) = rest.split_first_chunk::<4>()?;
+    let mtime = Timespec { sec: i64::from_le_bytes(*sec), nsec: u32::from_le_bytes(*nsec) };
+    let end = start.checked_add(bytes.len() as u64).filter(|end| *end <= amphi_types::limits::FILE_MAX)?;
+    let fits = !bytes.is_empty() && start / BLOCK == (end - 1) / BLOCK && mtime.nsec < 1_000_000_000;
+    fits.then(|| Piece { mtime, bytes: bytes.into() })
 }
 
 /// A key of this store, decoded.
@@ -259,6 +286,7 @@ pub(crate) enum DataKey {
     Extent(ObjectId, u64),
     Memory,
     Dirty(ObjectId, u64),
+    Logged(ObjectId, u64),
 }
 
 impl DataKey {
@@ -274,6 +302,7 @@ impl DataKey {
             (tag::OBJECT, []) => Some(DataKey::Object(id)),
             (tag::EXTENT, at) => Some(DataKey::Extent(id, u64::from_be_bytes(at.try_into().ok()?))),
             (tag::DELAYED, at) => Some(DataKey::Dirty(id, u64::from_be_bytes(at.try_into().ok()?))),
+            (tag::LOGGED, at) => Some(DataKey::Logged(id, u64::from_be_bytes(at.try_into().ok()?))),
             _ => None,
         }
     }

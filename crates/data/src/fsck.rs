@@ -1,10 +1,10 @@
 //! Checks of the data store's items as they lie in a zone; changes nothing, reports everything.
 
-use crate::extent::{DataKey, Extent, decode_dirty, decode_extent, decode_object};
+use crate::extent::{DataKey, Extent, decode_dirty, decode_extent, decode_logged, decode_object};
 use crate::store::extent_name;
-use amphi_types::ObjectId;
 use amphi_types::item::tag;
 use amphi_types::limits::BLOCK;
+use amphi_types::{ByteRange, ObjectId};
 use std::collections::BTreeMap;
 
 /// What the check found.
@@ -16,7 +16,7 @@ pub struct DataReport {
     pub extents: u64,
     /// Blocks that extents hold.
     pub blocks: u64,
-    /// Bytes that a killed server had in memory, by object: the next start writes them.
+    /// Bytes that a killed server had in memory or in its log, by object: the next start writes them.
     pub delayed: BTreeMap<ObjectId, u64>,
     /// One sentence per broken invariant.
     pub problems: Vec<String>,
@@ -27,10 +27,12 @@ pub struct DataReport {
 /// one begins behind the object's end.
 pub fn fsck_items<'a>(items: impl IntoIterator<Item = (&'a [u8], &'a [u8])>, data_blocks: u64) -> DataReport {
     let mut report = DataReport::default();
-    let mut delayed: Option<(ObjectId, u64)> = None;
+    // By object and first byte, as the keys are.
+    let mut delayed: Vec<(ObjectId, ByteRange)> = Vec::new();
+    let mut logged: Vec<(ObjectId, ByteRange)> = Vec::new();
     let mut extents: BTreeMap<(ObjectId, u64), Extent> = BTreeMap::new();
     for (key, value) in items {
-        if !matches!(key.first(), Some(&tag::OBJECT | &tag::EXTENT | &tag::DELAYED)) {
+        if !matches!(key.first(), Some(&tag::OBJECT | &tag::EXTENT | &tag::DELAYED | &tag::LOGGED)) {
             continue;
         }
         match DataKey::decode(key) {
@@ -51,15 +53,31 @@ pub fn fsck_items<'a>(items: impl IntoIterator<Item = (&'a [u8], &'a [u8])>, dat
             Some(DataKey::Dirty(id, at)) => match decode_dirty(at, value) {
                 Some(e) => {
                     *report.delayed.entry(id).or_default() += e.end - at;
-                    if delayed.is_some_and(|(before, end)| before == id && at < end) {
+                    if delayed.last().is_some_and(|(before, last)| *before == id && at < last.end) {
                         report.problems.push(format!("{}: overlaps the one before it", delayed_name(id, at)));
                     }
-                    delayed = Some((id, e.end));
+                    delayed.push((id, ByteRange::new(at, e.end)));
                 }
                 None => report.problems.push(format!("{}: its value does not decode", delayed_name(id, at))),
             },
+            Some(DataKey::Logged(id, at)) => match decode_logged(at, value) {
+                Some(piece) => {
+                    if logged.last().is_some_and(|(before, last)| *before == id && at < last.end) {
+                        report.problems.push(format!("{}: overlap those before them", logged_name(id, at)));
+                    }
+                    logged.push((id, ByteRange::at(at, piece.bytes.len() as u64)));
+                }
+                None => report.problems.push(format!("{}: their value does not decode", logged_name(id, at))),
+            },
             None => report.problems.push(format!("a data key of {} bytes does not decode", key.len())),
         }
+    }
+    for (id, range) in logged {
+        // Where there are delayed extents as well, they count.
+        let first = delayed.partition_point(|(other, extent)| (*other, extent.end) <= (id, range.start));
+        let over = delayed[first..].iter().take_while(|(other, extent)| *other == id && extent.start < range.end);
+        let shown = range.len() - over.map(|(_, extent)| extent.intersect(&range).len()).sum::<u64>().min(range.len());
+        *report.delayed.entry(id).or_default() += shown;
     }
     for id in report.delayed.keys().filter(|id| !report.objects.contains_key(id)) {
         report.problems.push(format!("object {} of {} has delayed bytes but does not exist", id.stripe, id.ino));
@@ -93,6 +111,10 @@ pub fn fsck_items<'a>(items: impl IntoIterator<Item = (&'a [u8], &'a [u8])>, dat
         taken_to = taken_to.max(physical + u64::from(blocks));
     }
     report
+}
+
+fn logged_name(id: ObjectId, at: u64) -> String {
+    format!("logged bytes at {at} of object {} of {}", id.stripe, id.ino)
 }
 
 fn delayed_name(id: ObjectId, at: u64) -> String {

@@ -31,6 +31,7 @@ pub mod alloc;
 mod delayed;
 mod extent;
 mod fsck;
+mod logged;
 mod memory;
 mod plan;
 mod recent;

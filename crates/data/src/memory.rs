@@ -108,22 +108,34 @@ pub struct Memory {
     pub crc: u32,
     /// Without: what an earlier process left, which has no pool.
     slot: Option<Slot>,
+    /// The bytes themselves, where the log had them and no memory has.
+    bytes: Option<Rc<[u8]>>,
 }
 
 impl Memory {
     /// The bytes that were copied to `slot`.
     pub fn new(start: u64, len: u32, crc: u32, slot: Slot) -> Memory {
-        Memory { start, len, at: slot.at, crc, slot: Some(slot) }
+        Memory { start, len, at: slot.at, crc, slot: Some(slot), bytes: None }
     }
 
     /// What an earlier process left.
     pub(crate) fn left(start: u64, len: u32, at: u64, crc: u32) -> Memory {
-        Memory { start, len, at, crc, slot: None }
+        Memory { start, len, at, crc, slot: None, bytes: None }
+    }
+
+    /// Bytes that the log had.
+    pub(crate) fn logged(start: u64, bytes: Rc<[u8]>) -> Memory {
+        Memory { start, len: bytes.len() as u32, at: 0, crc: 0, slot: None, bytes: Some(bytes) }
     }
 
     /// Whether an earlier process left it.
     pub fn is_left(&self) -> bool {
-        self.slot.is_none()
+        self.slot.is_none() && self.bytes.is_none()
+    }
+
+    /// The bytes, where the log had them and no memory has.
+    pub fn bytes(&self) -> Option<&[u8]> {
+        self.bytes.as_deref()
     }
 }
 

@@ -3,8 +3,8 @@
 use crate::alloc::{Allocator, Purpose, Run};
 use crate::delayed::{Delayed, Overlay};
 use crate::extent::{
-    DataKey, EXTENT_BLOCKS_MAX, Extent, Object, decode_dirty, decode_extent, decode_object, extent_key, extent_value,
-    memory_key, object_key,
+    DataKey, EXTENT_BLOCKS_MAX, Extent, Object, decode_dirty, decode_extent, decode_logged, decode_object, extent_key,
+    extent_value, memory_key, object_key,
 };
 use crate::plan::{Freed, ReadPlan, ReadSegment};
 use crate::recent::Recent;
@@ -104,6 +104,9 @@ impl DataStore {
             }
         }
         self.alloc = alloc;
+        for object in self.delayed.logged_objects() {
+            self.delayed.show_logged(object, ByteRange::ALL);
+        }
         if let Some((id, _)) = self.delayed.objects().find(|(id, _)| !self.objects.contains_key(id)) {
             return Err(format!("object {} of {} has delayed extents but no item of its own", id.stripe, id.ino));
         }
@@ -126,9 +129,10 @@ impl DataStore {
         }
     }
 
-    /// Gives delayed bytes up: what they covered is seen again. For memory that has gone.
+    /// Gives delayed bytes up: what they covered is seen again, logged bytes or the disk. For memory that has gone.
     pub fn drop_delayed(&mut self, object: ObjectId, range: ByteRange, txn: &mut Txn) {
-        self.delayed.cut(object, range, txn);
+        self.delayed.cut_extents(object, range, txn);
+        self.delayed.show_logged(object, range);
     }
 
     /// Highest byte of an object + 1, delayed ones included.
@@ -530,6 +534,14 @@ impl ItemStore for DataStore {
                 }
                 self.delayed.put(id, range, e.mtime, e.memory, 0);
             }
+            Some(DataKey::Logged(id, at)) => {
+                let piece = decode_logged(at, value).ok_or_else(|| {
+                    format!("logged bytes at {at} of object {} of {}: their value does not decode", id.stripe, id.ino)
+                })?;
+                if !self.delayed.load_logged(id, at, piece) {
+                    return Err(format!("logged bytes at {at} of object {} of {} overlap others", id.stripe, id.ino));
+                }
+            }
             None => {
                 return Err(format!(
                     "a key of {} bytes with tag {:?} is no item of the data store",
@@ -547,6 +559,7 @@ impl ItemStore for DataStore {
             DataKey::Extent(id, at) => self.objects.get(&id)?.extents.get(&at).map(extent_value),
             DataKey::Memory => self.memory.map(|n| n.to_le_bytes().to_vec()),
             DataKey::Dirty(id, at) => self.delayed.value(id, at),
+            DataKey::Logged(id, at) => self.delayed.logged_value(id, at),
         }
     }
 
@@ -574,6 +587,13 @@ impl ItemStore for DataStore {
                 keys.extend(o.extents.range(from..).take(max - keys.len()).map(|(&at, _)| extent_key(id, at)));
                 from = 0;
             }
+        }
+        if after.first().is_none_or(|&t| t <= tag::LOGGED) {
+            let from = match DataKey::decode(after) {
+                Some(DataKey::Logged(id, at)) => Some((id, at)),
+                _ => None,
+            };
+            keys.extend(self.delayed.logged_keys_after(from, max - keys.len().min(max)));
         }
         let left = max - keys.len().min(max);
         if after.first().is_none_or(|&t| t <= tag::DELAYED) && left > 0 {

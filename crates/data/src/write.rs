@@ -145,14 +145,14 @@ impl DataStore {
         now_ns: u64,
         txn: &mut Txn,
     ) {
-        self.delayed.cut(object, range, txn);
+        self.delayed.cut_extents(object, range, txn);
         let o = self.objects.entry(object).or_default();
         if !o.has_item {
             // So that whoever looks for objects of the file finds it.
             o.has_item = true;
             o.log_object(object, txn);
         }
-        let extent = DirtyExtent { end: range.end, mtime, memory: memory.clone() };
+        let extent = DirtyExtent { end: range.end, mtime, memory: memory.clone(), logged: false };
         txn.put(dirty_key(object, range.start), dirty_value(range.start, &extent));
         self.delayed.put(object, range, mtime, memory, now_ns);
     }

@@ -8,7 +8,7 @@
 //! those that are not, and leaves the memory as it is; a crash of the machine takes the memory.
 
 use amphi_data::{
-    DataStore, Freed, Fresh, Memory, PagePool, Preallocate, ReadPlan, Resize, complete_edges, fsck_items,
+    DataStore, Freed, Fresh, Memory, Overlay, PagePool, Preallocate, ReadPlan, Resize, complete_edges, fsck_items,
 };
 use amphi_types::item::{ItemStore, Key, Txn};
 use amphi_types::limits::BLOCK;
@@ -32,6 +32,7 @@ enum Planted {
     PagesTooEarly,
     GapsNotKept,
     StableUnflushed,
+    HalfLogged,
 }
 
 #[derive(Clone, Debug)]
@@ -50,6 +51,7 @@ enum Op {
     Kept,
     Kill,
     Stable,
+    StableLogged,
     Crash,
     OldRequest { object: u8 },
 }
@@ -160,11 +162,19 @@ impl Bench {
         for o in &plan.overlays {
             let to = (o.range.start - plan.aligned().start) as usize;
             let len = o.range.len() as usize;
-            bytes[to..to + len].copy_from_slice(&self.memory[o.at() as usize..][..len]);
+            bytes[to..to + len].copy_from_slice(&self.overlay(o));
         }
         let skip = (plan.range.start - plan.aligned().start) as usize;
         let bytes = bytes[skip..skip + plan.range.len() as usize].to_vec();
         (plan, bytes)
+    }
+
+    fn overlay(&self, o: &Overlay) -> Vec<u8> {
+        let len = o.range.len() as usize;
+        match o.memory.bytes() {
+            Some(bytes) => bytes[(o.range.start - o.memory.start) as usize..][..len].to_vec(),
+            None => self.memory[o.at() as usize..][..len].to_vec(),
+        }
     }
 
     fn committed(&mut self, txn: Txn, freed: Freed) {
@@ -292,7 +302,7 @@ impl Bench {
                 for o in self.store.delayed.within(object, run) {
                     let to = pad + (o.range.start - run.start) as usize;
                     let len = o.range.len() as usize;
-                    aligned[to..to + len].copy_from_slice(&self.memory[o.at() as usize..][..len]);
+                    aligned[to..to + len].copy_from_slice(&self.overlay(&o));
                 }
             }
             let old: Vec<Vec<u8>> = plan.edges.iter().map(|e| self.block(e.physical)).collect();
@@ -312,6 +322,18 @@ impl Bench {
         (0..OBJECTS).try_for_each(|object| self.flush(id(object), ByteRange::ALL, None))?;
         ensure!(self.store.delayed.is_empty(), "something is left");
         Ok(())
+    }
+
+    /// What a sync of few bytes does: they are logged and not flushed.
+    fn log_all(&mut self) {
+        let mut parts = self.store.delayed.unlogged(usize::MAX).unwrap_or_default();
+        if self.planted == Planted::HalfLogged {
+            parts.truncate(parts.len() / 2);
+        }
+        let loaded: Vec<_> = parts.iter().map(|(id, part)| (*id, part.range, self.overlay(part))).collect();
+        let mut txn = Txn::default();
+        self.store.delayed.log(loaded.iter().map(|(id, range, bytes)| (*id, *range, &bytes[..])), &mut txn);
+        self.committed(txn, Freed::default());
     }
 
     fn keep(&mut self) {
@@ -336,6 +358,9 @@ impl Bench {
         self.items = self.kept_items.clone();
         self.store = loaded(&self.items)?;
         for (object, range, memory) in self.store.delayed.memories() {
+            if memory.bytes().is_some() {
+                continue;
+            }
             let bytes = &self.memory[memory.at as usize..][..memory.len as usize];
             ensure!(sum(bytes) == memory.crc, "the memory of {range:?} of {object:?} was used again");
         }
@@ -492,6 +517,10 @@ impl Bench {
                 self.stable();
                 ensure!(self.planted != Planted::Nothing || self.store.pending_blocks() == 0, "pending after release");
             }
+            Op::StableLogged => {
+                self.log_all();
+                self.stable();
+            }
             Op::Crash => self.crash()?,
             Op::OldRequest { object } => {
                 if let Some(m) = self.model.get(&id(object)).filter(|m| m.generation > 0) {
@@ -537,6 +566,11 @@ impl Bench {
         self.stable_model = self.model.clone();
         self.written.clear();
         self.keep();
+        // A start brings what the log had to the disk, and may be cut off before it is stable.
+        if self.clock.is_multiple_of(2) {
+            self.flush_all()?;
+            self.stable();
+        }
         Ok(())
     }
 
@@ -632,7 +666,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (object.clone(), any::<u64>()).prop_map(|(object, sectors)| Op::TornFlush { object, sectors }),
         2 => Just(Op::Kept),
         1 => Just(Op::Kill),
-        3 => Just(Op::Stable),
+        2 => Just(Op::Stable),
+        3 => Just(Op::StableLogged),
         1 => Just(Op::Crash),
         1 => object.prop_map(|object| Op::OldRequest { object }),
     ]
@@ -670,6 +705,7 @@ fn planted_mistakes_are_found() {
         Planted::PagesTooEarly,
         Planted::GapsNotKept,
         Planted::StableUnflushed,
+        Planted::HalfLogged,
     ] {
         let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
         let mut runner = TestRunner::new_with_rng(Config::default(), rng);

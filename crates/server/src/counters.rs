@@ -144,6 +144,8 @@ counters! {
     flushes_whole = "flushes_whole", "Those that were accepted as a whole.";
     flush_runs = "flush_runs", "Runs of bytes that they had.";
     flush_bytes = "flush_bytes", "Bytes written for them, whole blocks.";
+    logged = "write_back_logged", "Accepted writes, or parts of them, whose bytes a sync put into the log instead.";
+    logged_bytes = "write_back_logged_bytes", "Bytes of them.";
     flush_failures = "flush_failures", "Units that could not be written and were kept.";
     resends = "resends_answered", "Resent requests answered from their slot.";
     forwarded = "forwarded", "Requests of connections here for targets of other workers.";

@@ -217,7 +217,7 @@ async fn read_zone<E: Env>(
     for (key, value) in &zone.items {
         let loaded = match key.first().copied() {
             Some(tag::INODE | tag::DENTRY | tag::XATTR | tag::META) => image.meta.load(key, value),
-            Some(tag::OBJECT | tag::EXTENT | tag::DELAYED) => Ok(()),
+            Some(tag::OBJECT | tag::EXTENT | tag::DELAYED | tag::LOGGED) => Ok(()),
             _ => load_item(&mut image, key, value, &mut sessions, &mut slots, report),
         };
         if let Err(text) = loaded {
@@ -230,8 +230,10 @@ async fn read_zone<E: Env>(
     report.sessions = report.sessions.max(sessions.len() as u64);
     let delayed: u64 = image.data.delayed.values().sum();
     if delayed > 0 {
-        let line =
-            format!("{}: {delayed} bytes of accepted writes lie in memory; the next start writes them", image.path);
+        let line = format!(
+            "{}: {delayed} bytes of accepted writes lie in memory or in the log; the next start writes them",
+            image.path
+        );
         report.pending.push(line);
     }
     let problems: Vec<String> = image.data.problems.clone();

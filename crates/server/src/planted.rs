@@ -17,6 +17,8 @@ pub enum Mistake {
     CommitOutOfTurn,
     /// A sync leaves in memory what was accepted.
     UnflushedSync,
+    /// A sync counts bytes as logged and does not log them.
+    ForgottenLog,
 }
 
 /// Whether `mistake` is planted.

@@ -69,8 +69,8 @@ pub const EXTENTS_A_RECORD: usize = 4096;
 
 /// Bytes of a record for the deletion of an extent and a new one.
 pub const EXTENT_BYTES: u64 = 88;
-/// Bytes of a record for what is beside extents: inode, object, answer.
-const RECORD_SPARE_BYTES: u64 = 4096;
+/// Bytes of a record for what is beside extents: inode, object, answer, two blocks of logged bytes that are cut in two.
+const RECORD_SPARE_BYTES: u64 = 4096 + 2 * (BLOCK + 64);
 /// Part of a record that is left to the deletion of delayed extents: one in so many.
 pub const DELAYED_SHARE: u64 = 4;
 
@@ -201,7 +201,7 @@ impl<E: Env> Target<E> {
         for (key, value) in &recovered.items {
             match key.first().copied() {
                 Some(tag::INODE | tag::DENTRY | tag::XATTR | tag::META) => meta.load(key, value)?,
-                Some(tag::OBJECT | tag::EXTENT | tag::DELAYED) => data.load(key, value)?,
+                Some(tag::OBJECT | tag::EXTENT | tag::DELAYED | tag::LOGGED) => data.load(key, value)?,
                 _ => match records::decode_item(key, value)? {
                     Item::Session(session, record) => drop(sessions.insert(session, record)),
                     Item::CutOff(session) => drop(cut_off.insert(session)),

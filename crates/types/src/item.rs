@@ -23,6 +23,8 @@ pub mod tag {
     pub const EXTENT: u8 = b'E';
     /// `data`: bytes of an object that lie in memory which outlives the process, and the name of that memory.
     pub const DELAYED: u8 = b'W';
+    /// `data`: bytes of an object that were synced before they had blocks.
+    pub const LOGGED: u8 = b'L';
     /// `server`: a session.
     pub const SESSION: u8 = b'S';
     /// `server`: the last reply of a session's slot.

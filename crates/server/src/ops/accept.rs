@@ -43,12 +43,16 @@ impl<E: Env> Cx<E> {
         if !back.is_open() {
             return Way::ThroughOff;
         }
+        let extents = {
+            let data = target.data.borrow();
+            data.delayed.extents() + data.delayed.logged().1
+        };
         let way = way(&State {
             open: true,
             len,
             through_bytes: back.settings().through_bytes,
             pages: back.usage(),
-            extents: (target.data.borrow().delayed.extents(), target.delayed_max()),
+            extents: (extents, target.delayed_max()),
             is_roomy: self.has_room_below(),
             disk_ns: back.disk_ns.get(),
             rotating: target.rotating.get(),

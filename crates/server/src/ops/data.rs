@@ -580,7 +580,7 @@ impl<E: Env> Cx<E> {
     /// `Request::Sync`.
     pub async fn sync(&self) -> Result<Reply> {
         if !planted::is(Mistake::UnflushedSync) {
-            self.target.flush_all().await?;
+            self.target.secure_delayed().await?;
         }
         self.target.zone.sync().await?;
         Ok(Reply::Done)

@@ -1,8 +1,14 @@
 //! What a target does with writes that were accepted into memory, from its start to its end.
 //!
-//! Owns: bringing what an earlier process left to the disk, switching, giving the memory up, closing. Does not own: the
-//! memory (`write_back`), accepting and flushing (`ops`).
+//! Owns: bringing what an earlier process left to the disk, what `fsync` does with it, switching, giving the memory up,
+//! closing. Does not own: the memory (`write_back`), accepting and flushing (`ops`).
+//!
+//! The `fsync` of a small change costs one write of the disk and one sync: its bytes go to the log, in a record that is
+//! written together with that which accepted them, and keep their place in memory until they are flushed with others.
+//! Flushed at once they would cost a write, the record, a sync, a mark and a sync.
 
+use crate::counters::add;
+use crate::planted::{self, Mistake};
 use crate::target::write_back::{self, Settings};
 use crate::target::{DELAYED_SHARE, EXTENTS_A_RECORD, Target};
 use amphi_data::DELAYED_ITEM_BYTES;
@@ -11,22 +17,36 @@ use amphi_types::item::Txn;
 use amphi_types::{Errno, Result};
 use amphi_zone::{Order, ZoneError, ZoneErrorKind};
 
+/// Bytes that an `fsync` logs at most; what is more is flushed. A sync of the log with as many in front takes an SSD as
+/// long as one with a block.
+const SYNC_LOG_BYTES: u64 = 64 << 10;
+/// Extents that they may be, so that a record of tiny writes is no longer than one of large ones.
+const SYNC_LOG_EXTENTS: usize = 512;
+/// Logged bytes of a target that are not flushed, at most, where its log is large. All are in memory.
+const LOGGED_BYTES_MAX: u64 = 1 << 20;
+/// They are at most this part of the largest record.
+const LOGGED_SHARE: u64 = 4;
+/// Bytes of a record for a logged piece beside its own.
+const PIECE_BYTES: u64 = 64;
+
 impl<E: Env> Target<E> {
     /// Brings what an earlier process had in memory to the disk, stable, and gives up what was lost with that memory.
     pub(super) async fn land_left(&self, env: &E) -> Result<()> {
         let lost = self.write_back.take_lost();
         if !lost.is_empty() {
-            let bytes: u64 = lost.iter().map(|(_, range)| range.len()).sum();
-            tracing::error!("{}: {bytes} bytes of unsynced writes are gone with the memory they were in", self.id);
-            if !self.noted_lost {
+            let bytes: u64 = lost.iter().filter(|lost| !lost.is_logged).map(|lost| lost.range.len()).sum();
+            if bytes > 0 {
+                tracing::error!("{}: {bytes} bytes of unsynced writes are gone with the memory they were in", self.id);
+            }
+            if bytes > 0 && !self.noted_lost {
                 self.zone.note_lost().await.map_err(|_| Errno::Io)?;
             }
         }
         for some in lost.chunks(EXTENTS_A_RECORD) {
             self.zone.reserve(0).await?;
             let mut txn = Txn::default();
-            for (object, range) in some {
-                self.data.borrow_mut().drop_delayed(*object, *range, &mut txn);
+            for lost in some {
+                self.data.borrow_mut().drop_delayed(lost.object, lost.range, &mut txn);
             }
             self.append(txn, Order::Plain);
         }
@@ -66,6 +86,70 @@ impl<E: Env> Target<E> {
     /// Delayed extents that there may be: all of them could be named by one record.
     pub fn delayed_max(&self) -> u64 {
         self.zone.record_bytes_max() / DELAYED_SHARE / DELAYED_ITEM_BYTES
+    }
+
+    /// Sees to it that all that is delayed survives power loss as soon as the log is synced: few bytes are logged, more
+    /// are flushed.
+    pub async fn secure_delayed(&self) -> Result<()> {
+        if self.log_delayed().await? {
+            return Ok(());
+        }
+        let units = {
+            let data = self.data.borrow();
+            // What was logged before has to make room.
+            let is_full = data.delayed.logged().0 * 2 > self.logged_max();
+            if is_full { data.delayed.all_units(None) } else { data.delayed.unlogged_units() }
+        };
+        self.flush_units(units).await
+    }
+
+    /// Logged bytes that there may be.
+    fn logged_max(&self) -> u64 {
+        LOGGED_BYTES_MAX.min(self.zone.record_bytes_max() / LOGGED_SHARE)
+    }
+
+    /// Whether the delayed bytes that the log does not have are few enough to be logged.
+    fn is_small_change(&self) -> bool {
+        let data = self.data.borrow();
+        let (delayed, (logged, pieces)) = (&data.delayed, data.delayed.logged());
+        let bytes = delayed.unlogged_bytes();
+        let items = delayed.extents() + pieces + SYNC_LOG_EXTENTS as u64;
+        bytes <= SYNC_LOG_BYTES && logged + bytes <= self.logged_max() && items <= self.delayed_max()
+    }
+
+    /// Logs the delayed bytes that the log does not have, if they are few. Whether it has all now.
+    async fn log_delayed(&self) -> Result<bool> {
+        let bytes = self.data.borrow().delayed.unlogged_bytes();
+        if bytes == 0 {
+            return Ok(true);
+        }
+        if !self.is_small_change() {
+            return Ok(false);
+        }
+        match self.zone.reserve(SYNC_LOG_BYTES + PIECE_BYTES * SYNC_LOG_EXTENTS as u64).await {
+            Err(Errno::NoSpace) => return Ok(false),
+            reserved => reserved?,
+        }
+        // Others may have been at it meanwhile.
+        let parts = self.data.borrow().delayed.unlogged(SYNC_LOG_EXTENTS).filter(|_| self.is_small_change());
+        let Some(parts) = parts else { return Ok(false) };
+        let mut loaded = Vec::with_capacity(parts.len());
+        for (object, part) in &parts {
+            let mut bytes = vec![0; part.range.len() as usize];
+            self.write_back.load(part, &mut bytes)?;
+            loaded.push((*object, part.range, bytes));
+        }
+        let sum: u64 = loaded.iter().map(|(_, range, _)| range.len()).sum();
+        let mut txn = Txn::default();
+        let extents = loaded.iter().map(|(object, range, bytes)| (*object, *range, &bytes[..]));
+        self.data.borrow_mut().delayed.log(extents, &mut txn);
+        self.unstable.written(sum);
+        add(&self.counters.logged, loaded.len() as u64);
+        add(&self.counters.logged_bytes, sum);
+        if !planted::is(Mistake::ForgottenLog) {
+            self.append(txn, Order::Plain);
+        }
+        Ok(true)
     }
 
     /// Lets pages be used again that nobody needs any more.

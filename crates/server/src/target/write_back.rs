@@ -52,7 +52,17 @@ struct Area<E: Env> {
 struct Left {
     bytes: Vec<u8>,
     /// What was there and is not any more.
-    lost: Vec<(ObjectId, ByteRange)>,
+    lost: Vec<LostExtent>,
+}
+
+/// A delayed extent whose memory has gone.
+pub struct LostExtent {
+    /// Its object.
+    pub object: ObjectId,
+    /// Its bytes.
+    pub range: ByteRange,
+    /// The log has them all.
+    pub is_logged: bool,
 }
 
 /// The state of one target.
@@ -96,13 +106,19 @@ impl<E: Env> WriteBack<E> {
         let mut left = Left::default();
         if let Some(number) = data.memory().filter(|_| !data.delayed.is_empty()) {
             let name = zone.memory_name(number);
-            let most = data.delayed.memories().map(|(_, _, m)| m.at.saturating_add(u64::from(m.len))).max();
+            // Those without bytes of their own: others were found in the log.
+            let memories = || data.delayed.memories().filter(|(_, _, m)| m.bytes().is_none());
+            let most = memories().map(|(_, _, m)| m.at.saturating_add(u64::from(m.len))).max();
             match env.kept(&name, zone.path(), usize::try_from(most.unwrap_or(0)).unwrap_or(usize::MAX)) {
                 Ok(bytes) => left.bytes = bytes,
                 Err(e) => tracing::warn!(zone = %zone.path(), "kept memory {name}: {e}"),
             }
-            let lost = data.delayed.memories().filter(|(object, _, m)| verified(&left.bytes, *object, m).is_none());
-            left.lost = lost.map(|(object, range, _)| (object, range)).collect();
+            let lost = memories().filter(|(object, _, m)| verified(&left.bytes, *object, m).is_none());
+            let lost = lost.map(|(object, range, m)| {
+                let is_right = |bytes: &[u8]| checksum(object, m.start, bytes) == m.crc;
+                LostExtent { object, range, is_logged: data.delayed.has_logged(object, m, is_right) }
+            });
+            left.lost = lost.collect();
         }
         let own = env.clone();
         WriteBack {
@@ -121,11 +137,11 @@ impl<E: Env> WriteBack<E> {
 
     /// Whether something was lost with the memory.
     pub fn has_lost(&self) -> bool {
-        self.left.borrow().as_ref().is_some_and(|left| !left.lost.is_empty())
+        self.left.borrow().as_ref().is_some_and(|left| left.lost.iter().any(|lost| !lost.is_logged))
     }
 
-    /// What was lost with the memory; told once.
-    pub fn take_lost(&self) -> Vec<(ObjectId, ByteRange)> {
+    /// What the memory does not have any more; told once.
+    pub fn take_lost(&self) -> Vec<LostExtent> {
         self.left.borrow_mut().as_mut().map(|left| std::mem::take(&mut left.lost)).unwrap_or_default()
     }
 
@@ -207,6 +223,11 @@ impl<E: Env> WriteBack<E> {
 
     /// Fills `into` with a delayed part.
     pub fn load(&self, part: &Overlay, into: &mut [u8]) -> Result<()> {
+        if let Some(bytes) = part.memory.bytes() {
+            let from = (part.range.start - part.memory.start) as usize;
+            into.copy_from_slice(bytes.get(from..from + into.len()).ok_or(Errno::Io)?);
+            return Ok(());
+        }
         if part.memory.is_left() {
             let left = self.left.borrow();
             let from = part.at() as usize;

@@ -334,7 +334,10 @@ fn counters<E: Env>(worker: &Worker<E>, target: &Target<E>, reset: bool) -> Vec<
         ("time_lock_fights_ns", locks.fights_ns - locks_before.fights_ns),
         ("lock_grants_waited", locks.waited - locks_before.waited),
         ("lock_nodes_visited", locks.nodes.wrapping_sub(locks_before.nodes)),
-        ("unstable_bytes", target.unstable.bytes(target.zone.stable_lsn()) + target.data.borrow().delayed.bytes()),
+        (
+            "unstable_bytes",
+            target.unstable.bytes(target.zone.stable_lsn()) + target.data.borrow().delayed.unlogged_bytes(),
+        ),
         ("tokens_held", target.tokens.count() as u64),
     ]
     .map(|(name, n)| (name.to_string(), n))
