@@ -12,9 +12,8 @@
 
 /* What rank 0 decides and all take. */
 struct decision {
-    int32_t cached, reason, ranks_per_node, domain, domain_group;
+    int32_t cached, reason, reports, ranks_per_node, domain, domain_group;
     amphi_settings settings;
-    amphi_token token;
 };
 
 enum { REASON_NONE, REASON_OFF, REASON_ONE_RANK, REASON_SEQUENTIAL, REASON_NODES, REASON_FILE, REASON_MEMORY };
@@ -27,10 +26,17 @@ static const char *const reasons[] = {"",
                                       "not a regular file that every rank can open",
                                       "no shared memory between the ranks"};
 
-static void report(const char *path, const char *text)
+/* Where statistics go; nowhere: NULL. */
+static const char *reports_to(void)
 {
     const char *where = getenv("AMPHI_MPIIO_STATS");
-    if (!where || !*where || !strcmp(where, "0"))
+    return where && *where && strcmp(where, "0") ? where : NULL;
+}
+
+static void report(const char *path, const char *text)
+{
+    const char *where = reports_to();
+    if (!where)
         return;
     FILE *to = !strcmp(where, "1") || !strcmp(where, "stderr") ? stderr : fopen(where, "a");
     if (!to)
@@ -47,31 +53,64 @@ static const char *plain_path(const char *name)
     return colon && (!slash || colon < slash) && colon - name > 1 ? colon + 1 : name;
 }
 
-/* Finds which ranks share a node, and numbers the nodes by their first ranks. `leaders` gets the first rank of the
- * node of each rank. With `ranks_per_node` set, the ranks of one real node count as several nodes. */
-static int find_nodes(struct shadow *f, int ranks_per_node, MPI_Comm *node, int *leaders, bool *one_host)
+/* Zeroed memory for what all ranks need to agree; the others wait, so without it there is no way on. */
+static void *must_alloc(struct shadow *f, size_t bytes)
 {
-    MPI_Comm host;
-    if (PMPI_Comm_split_type(f->comm, MPI_COMM_TYPE_SHARED, f->rank, MPI_INFO_NULL, &host))
-        return EIO;
-    int there = 0, leader = f->rank;
-    PMPI_Comm_size(host, &there);
-    PMPI_Bcast(&leader, 1, MPI_INT, 0, host);
-    PMPI_Comm_free(&host);
-    *one_host = worst(f->comm, there != f->ranks) == 0;
-    if (*one_host && ranks_per_node > 0)
-        leader = f->rank / ranks_per_node * ranks_per_node;
-    PMPI_Allgather(&leader, 1, MPI_INT, leaders, 1, MPI_INT, f->comm);
-    f->nodes = f->node = 0;
-    for (int r = 0; r < f->ranks; r++) {
-        f->node += leaders[r] == r && r < leader;
-        f->nodes += leaders[r] == r;
+    void *memory = calloc(1, bytes ? bytes : 1);
+    if (!memory) {
+        fprintf(stderr, "amphi-mpiio: %s: no memory to open it\n", f->path);
+        PMPI_Abort(f->comm, MPI_ERR_NO_MEM);
     }
-    if (PMPI_Comm_split(f->comm, f->node, f->rank, node))
-        return EIO;
-    PMPI_Comm_rank(*node, &f->local_rank);
-    PMPI_Comm_size(*node, &f->local_ranks);
-    return 0;
+    return memory;
+}
+
+/* Names the machine and the name space of processes: ranks with equal ones can open each other's memory. */
+static uint64_t host_id(void)
+{
+    char text[512] = "";
+    size_t length = 0;
+    FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (boot) {
+        length = fread(text, 1, 64, boot);
+        fclose(boot);
+    }
+    ssize_t more = readlink("/proc/self/ns/pid", text + length, 128);
+    length += more > 0 ? (size_t)more : 0;
+    gethostname(text + length, sizeof text - length - 1);
+    length += strlen(text + length);
+    uint64_t id = 14695981039346656037u;
+    for (size_t i = 0; i < length; i++)
+        id = (id ^ (unsigned char)text[i]) * 1099511628211u;
+    return id;
+}
+
+/* Finds which ranks share a node, and numbers the nodes by their first ranks. `first` gets the first rank of the node of
+ * each rank. With `ranks_per_node` set, the ranks of one real node count as several nodes. */
+static int find_nodes(struct shadow *f, int ranks_per_node, int *first, bool *one_host)
+{
+    uint64_t mine = host_id(), *hosts = must_alloc(f, (size_t)f->ranks * sizeof *hosts);
+    int error = PMPI_Allgather(&mine, 1, MPI_UINT64_T, hosts, 1, MPI_UINT64_T, f->comm);
+    *one_host = true;
+    for (int r = 0; r < f->ranks; r++)
+        *one_host = *one_host && hosts[r] == hosts[0];
+    for (int r = 0; r < f->ranks; r++) {
+        first[r] = r;
+        if (*one_host)
+            first[r] = ranks_per_node > 0 ? r / ranks_per_node * ranks_per_node : 0;
+        else if (r > 0 && hosts[r] == hosts[r - 1])
+            first[r] = first[r - 1];
+        else
+            for (int q = 0; q < r && first[r] == r; q++)
+                first[r] = hosts[q] == hosts[r] ? q : r;
+    }
+    for (int r = 0; r < f->ranks; r++) {
+        f->node += first[r] == r && r < first[f->rank];
+        f->nodes += first[r] == r;
+        f->local_rank += first[r] == first[f->rank] && r < f->rank;
+        f->local_ranks += first[r] == first[f->rank];
+    }
+    free(hosts);
+    return error ? EIO : 0;
 }
 
 /* Lets the leaders serve and all ranks connect with the leaders of other nodes. */
@@ -89,9 +128,9 @@ static int connect_nodes(struct shadow *f, const int *first, bool one_host)
         else
             gethostname(mine.host, sizeof mine.host - 1);
     }
+    amphi_leader *all = must_alloc(f, (size_t)f->ranks * sizeof *all);
+    amphi_leader *leaders = must_alloc(f, (size_t)f->nodes * sizeof *leaders);
     error = worst(f->comm, error);
-    amphi_leader *all = calloc((size_t)f->ranks, sizeof *all), *leaders = calloc((size_t)f->nodes, sizeof *leaders);
-    error = worst(f->comm, error ? error : all && leaders ? 0 : ENOMEM);
     if (!error) {
         PMPI_Allgather(&mine, sizeof mine, MPI_BYTE, all, sizeof mine, MPI_BYTE, f->comm);
         for (int r = 0, node = 0; r < f->ranks; r++) {
@@ -152,16 +191,15 @@ static void decide(struct decision *d, MPI_Info info, const char *path, int amod
     s->run_bytes = (flush < s->page_bytes ? 1 : flush / s->page_bytes) * s->page_bytes;
     if (stripe > s->page_bytes && stripe % s->page_bytes == 0 && s->run_bytes % stripe)
         s->run_bytes += stripe - s->run_bytes % stripe;
+    d->reports = reports_to() != NULL;
     d->cached = 1;
 }
 
 /* Lists the ranks by node, for the domains of collective calls. `first` has the first rank of the node of each rank. */
-static int list_nodes(struct shadow *f, const int *first, const struct decision *d)
+static void list_nodes(struct shadow *f, const int *first, const struct decision *d)
 {
-    f->of_node = calloc((size_t)f->nodes + 1, sizeof *f->of_node);
-    f->by_node = calloc((size_t)f->ranks, sizeof *f->by_node);
-    if (!f->of_node || !f->by_node)
-        return ENOMEM;
+    f->of_node = must_alloc(f, ((size_t)f->nodes + 1) * sizeof *f->of_node);
+    f->by_node = must_alloc(f, (size_t)f->ranks * sizeof *f->by_node);
     int at = 0;
     for (int r = 0, node = 0; r < f->ranks; r++) {
         if (first[r] != r)
@@ -174,9 +212,8 @@ static int list_nodes(struct shadow *f, const int *first, const struct decision 
     f->of_node[f->nodes] = at;
     /* On one node the ranks share the pages anyway. */
     f->domain = d->domain != DOMAIN_AUTOMATIC ? (enum domain)d->domain : f->nodes > 1 ? DOMAIN_CYCLIC : DOMAIN_NONE;
-    f->domain_group = d->domain_group > 0 && d->domain_group < f->ranks ? d->domain_group : f->local_ranks;
     /* All ranks cut the file in the same way: rank 0's node counts. */
-    return PMPI_Bcast(&f->domain_group, 1, MPI_INT, 0, f->comm) ? EIO : 0;
+    f->domain_group = d->domain_group > 0 && d->domain_group < f->ranks ? d->domain_group : f->of_node[1];
 }
 
 /* Opens the cache on all ranks or on none; returns the reason why not. `shadow->comm` is set. */
@@ -188,28 +225,28 @@ static int open_cache(struct shadow *f, MPI_Info info)
     PMPI_Bcast(&d, sizeof d, MPI_BYTE, 0, f->comm);
     if (!d.cached)
         return d.reason;
-    int *first = calloc((size_t)f->ranks, sizeof *first);
-    MPI_Comm node = MPI_COMM_NULL;
+    f->reports = d.reports;
+    int *first = must_alloc(f, (size_t)f->ranks * sizeof *first);
     bool one_host = false;
-    if (worst(f->comm, first ? 0 : ENOMEM) || worst(f->comm, find_nodes(f, d.ranks_per_node, &node, first, &one_host))) {
-        free(first);
-        return REASON_MEMORY;
-    }
+    int error = find_nodes(f, d.ranks_per_node, first, &one_host), reason = REASON_MEMORY;
+    list_nodes(f, first, &d);
     f->settings = d.settings;
     f->settings.ranks = (uint32_t)f->local_ranks;
     f->settings.rank = (uint32_t)f->local_rank;
     f->settings.clients = (uint32_t)(f->ranks - f->local_ranks);
-    int error = 0, reason = REASON_MEMORY;
-    if (f->local_rank == 0)
-        error = amphi_mpiio_open(f->path, &f->settings, &d.token, &f->cache);
-    PMPI_Bcast(&d.token, sizeof d.token, MPI_BYTE, 0, node);
-    PMPI_Bcast(&error, 1, MPI_INT, 0, node);
+    /* The leaders make the memory and show it to all; each rank opens that of its own leader. */
+    struct shown {
+        amphi_token token;
+        int32_t error;
+    } mine = {.error = error}, *shown = must_alloc(f, (size_t)f->ranks * sizeof *shown);
+    if (!error && f->local_rank == 0)
+        mine.error = amphi_mpiio_open(f->path, &f->settings, &mine.token, &f->cache);
+    PMPI_Allgather(&mine, sizeof mine, MPI_BYTE, shown, sizeof mine, MPI_BYTE, f->comm);
+    error = shown[first[f->rank]].error;
     if (!error && f->local_rank != 0)
-        error = amphi_mpiio_open(f->path, &f->settings, &d.token, &f->cache);
-    PMPI_Comm_free(&node);
+        error = amphi_mpiio_open(f->path, &f->settings, &shown[first[f->rank]].token, &f->cache);
+    free(shown);
     error = worst(f->comm, error);
-    if (!error)
-        error = worst(f->comm, list_nodes(f, first, &d));
     if (!error && f->nodes > 1) {
         reason = REASON_NODES;
         error = connect_nodes(f, first, one_host);
@@ -366,7 +403,8 @@ int MPI_File_close(MPI_File *handle)
                         : amphi_mpiio_flush(f->cache, (uint32_t)f->local_rank, (uint32_t)f->local_ranks);
         int late = f->amode & MPI_MODE_DELETE_ON_CLOSE ? 0 : amphi_mpiio_late_error(f->cache);
         error = worst(f->comm, error > late ? error : late);
-        report_stats(f);
+        if (f->reports)
+            report_stats(f);
         for (struct shadow *borrower; (borrower = shadow_borrower(f));)
             give_back(borrower);
         if (error)

@@ -93,6 +93,7 @@ struct shadow {
     /* The first rank of a node is its leader. */
     int node, nodes, local_rank, local_ranks;
     bool atomic;
+    bool reports; /* somebody wants the statistics at close */
     enum domain domain;
     int domain_group;       /* ranks of a group of group-cyclic domains */
     int *of_node, *by_node; /* the ranks by node (collective.c) */
