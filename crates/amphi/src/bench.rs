@@ -86,6 +86,8 @@ pub enum Name {
     Locks,
     /// Records in turn in one file by several mounts, beside other ways of doing it (ior-hard, ior-easy)
     Strided,
+    /// Write-back on the server: records of several mounts, small synchronous writes, overwrites; on beside off
+    Writeback,
     /// Streams larger than the cache in a mount whose memory is limited
     Overcache,
     /// Many small files in one directory, with and without batching (mdtest-hard)
@@ -136,8 +138,8 @@ pub struct Bench {
     /// Fewer sizes, shorter samples: to see that it works
     #[arg(long)]
     quick: bool,
-    /// Measure only rows whose name contains this, as in "read 4 KiB"; modes, model, small, library, mount, overcache
-    /// and streams have such rows
+    /// Measure only rows whose name contains this, as in "read 4 KiB"; modes, model, small, library, mount, writeback,
+    /// overcache and streams have such rows
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Serve the do-nothing mount here until standard input ends
@@ -264,6 +266,7 @@ impl Bench {
                 Name::Sessions => sessions::run(run)?,
                 Name::Locks => locks::run(run)?,
                 Name::Strided => scenario::strided::run(run)?,
+                Name::Writeback => scenario::write_back::run(run)?,
                 Name::Overcache => scenario::overcache::run(run)?,
                 Name::Files => scenario::small_files::run(run)?,
                 Name::Mixed => scenario::mixed::run(run)?,

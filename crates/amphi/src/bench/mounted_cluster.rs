@@ -98,6 +98,11 @@ impl Mounts {
         &self.dirs
     }
 
+    /// Processes of the servers.
+    pub fn server_pids(&self) -> impl Iterator<Item = u32> + '_ {
+        self.servers.iter().map(Program::pid)
+    }
+
     /// Sets a tunable: of the servers at one mount, of the mounts at each.
     pub fn set(&self, assignment: &str) -> Outcome {
         let name = assignment.split('=').next().unwrap_or_default();

@@ -14,6 +14,7 @@ pub mod small_files;
 pub mod streams;
 pub mod strided;
 mod variant;
+pub mod write_back;
 
 use super::Run;
 use super::links::Links;
