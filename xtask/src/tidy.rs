@@ -1,9 +1,10 @@
-//! House rules that a machine holds: the tables of imports between crates and between
-//! the folders of large crates, the list of files that may contain
-//! `unsafe`, a head on every module, file sizes, marks that must not be left, and promises named by tests.
+//! House rules that a machine holds: the tables of imports between crates and between the folders of large crates, the
+//! list of files that may contain `unsafe`, a head on every module, sizes of files, functions and structs, marks that
+//! must not be left, and promises named by tests.
 
 mod documents;
 mod floors;
+mod sizes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -68,6 +69,7 @@ pub fn run() -> ExitCode {
         sources.push((name, text));
     }
     floors::check(&sources, &mut findings);
+    sizes::check(&sources, &mut findings);
     let document = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
     for (name, text) in &sources {
         documents::long_lines(name, text, &mut findings);

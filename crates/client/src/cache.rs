@@ -12,7 +12,6 @@
 
 pub(crate) mod drop;
 pub(crate) mod fill;
-pub(crate) mod limit;
 mod slab;
 mod unit;
 

@@ -2,6 +2,8 @@
 //!
 //! Owns: nothing but the shape of the interface; each method starts the operation of the same name in `ops`.
 
+mod file_locks;
+
 use crate::api::*;
 use crate::cache::Source;
 use crate::coherence::group_lock;
@@ -10,10 +12,10 @@ use crate::coherence::sharing::{self, Lending, Rule};
 use crate::coherence::tokens::{self, Found};
 use crate::coherence::walks;
 use crate::conn::pending::{Interrupt, Pending};
-use crate::core::Core;
 use crate::data::{Loans, Segments};
 use crate::inode::OpenFile;
 use crate::io::IoHalf;
+use crate::mount::Mount;
 use crate::ops;
 use crate::prefetch::small_files;
 use crate::telemetry::tunables::{Knob, TABLE, Tunables};
@@ -34,14 +36,14 @@ use std::time::Duration;
 /// the server with the caller's credentials.
 #[derive(Clone)]
 pub struct Client {
-    pub(crate) core: Arc<Core>,
+    pub(crate) mount: Arc<Mount>,
 }
 
 impl Client {
     /// A client and the half that does its I/O. Operations wait until [`IoHalf::run`] has connected.
     pub fn new(config: ClientConfig) -> (Client, IoHalf) {
-        let core = Arc::new(Core::new(config));
-        (Client { core: core.clone() }, IoHalf::new(core))
+        let mount = Arc::new(Mount::new(config));
+        (Client { mount: mount.clone() }, IoHalf::new(mount))
     }
 
     /// Checks `name = value` without a client: for command lines.
@@ -59,102 +61,102 @@ impl Client {
     /// How many bytes of memory should wait for the cache at the moment, touched ahead of their use
     /// (`cache.populate_bytes`); `None` when the client has ended. For `env::real::keep_populated`.
     pub fn memory_ahead(&self) -> impl Fn() -> Option<usize> + Send + 'static {
-        let core = Arc::downgrade(&self.core);
+        let mount = Arc::downgrade(&self.mount);
         move || {
-            let core = core.upgrade().filter(|core| !core.stopped.load(Ordering::Acquire))?;
-            if core.group_short.load(Ordering::Relaxed) {
+            let mount = mount.upgrade().filter(|mount| !mount.life.stopped.load(Ordering::Acquire))?;
+            if mount.policy.group_short.load(Ordering::Relaxed) {
                 return Some(0);
             }
-            let bytes = core.tunables.get(Knob::PopulateBytes).min(core.tunables.get(Knob::CacheBytes) / 4);
+            let bytes = mount.tunables.get(Knob::PopulateBytes).min(mount.tunables.get(Knob::CacheBytes) / 4);
             Some(usize::try_from(bytes).unwrap_or(usize::MAX))
         }
     }
 
     /// Writes everything back, says goodbye and ends [`IoHalf::run`]. Further operations fail with `NotConnected`.
     pub fn shutdown(&self) {
-        self.core.stopping.store(true, Ordering::Release);
-        self.core.queue.waker.wake();
+        self.mount.life.stopping.store(true, Ordering::Release);
+        self.mount.queue.waker.wake();
     }
 
     /// The rule of caching in force, which a front end notes before it asks for what it may keep.
     pub fn rule(&self) -> Rule {
-        sharing::rule_for_front(&self.core)
+        sharing::rule_for_front(&self.mount)
     }
 
     /// What a front end may keep of answers to questions that it asked under `rule`: nothing, unless this mount has
     /// been alone since. To be dropped when the answer has been given.
     pub fn lend(&self, rule: Rule) -> Option<Lending> {
-        sharing::lend(&self.core, rule)
+        sharing::lend(&self.mount, rule)
     }
 
     /// In company: for how long a front end may keep these attributes, which it is about to give as an answer. It is
     /// told before they change (`KernelPages::drop_attributes`).
     pub fn lend_attributes(&self, attr: &Attr) -> Duration {
-        tokens::lend_attributes(&self.core, attr)
+        tokens::lend_attributes(&self.mount, attr)
     }
 
     /// Whether attributes of a directory may be kept that an answer under `rule` shows: not if any was changed
     /// meanwhile.
     pub fn lends_directories(&self, rule: Rule) -> bool {
-        sharing::knows_directories(&self.core, rule)
+        sharing::knows_directories(&self.mount, rule)
     }
 
     /// Whether it matters what [`Ctx::io_mode`] or [`Ctx::job`] says.
     pub fn heeds_environment(&self) -> bool {
-        let jobs = self.core.tunables.on(Knob::Jobs) && !self.core.job_variables.is_empty();
-        self.core.tunables.on(Knob::ProcessMode) || jobs
+        let jobs = self.mount.tunables.on(Knob::Jobs) && !self.mount.jobs.variables.is_empty();
+        self.mount.tunables.on(Knob::ProcessMode) || jobs
     }
 
     /// Variables of an environment that name a job ([`JobName::find`](crate::JobName::find)).
     pub fn job_variables(&self) -> &[String] {
-        &self.core.job_variables
+        &self.mount.jobs.variables
     }
 
     /// Whether this mount is the only one.
     pub fn is_alone(&self) -> bool {
-        self.core.company.is_alone()
+        self.mount.coherence.company.is_alone()
     }
 
     /// Whether no other mount has been there since this one came: nobody else has changed anything.
     pub fn has_always_been_alone(&self) -> bool {
-        self.core.company.has_always_been_alone()
+        self.mount.coherence.company.has_always_been_alone()
     }
 
     /// Whoever caches file data outside, and gives it back when somebody else wants to write it; `None` ends that.
     pub fn set_pages(&self, pages: Option<Arc<dyn KernelPages>>) {
-        self.core.company.set_pages(pages);
+        self.mount.coherence.company.set_pages(pages);
     }
 
     /// Whoever hears of closes before locks are given up; `None` ends that.
     pub fn set_closes(&self, closes: Option<Arc<dyn Closes>>) {
-        self.core.file_locks.set_closes(closes);
+        self.mount.coherence.file_locks.set_closes(closes);
     }
 
     /// Who serves the reads of a file that was just opened, and what a front end may keep of its pages. To be asked
     /// once for each open file, before its first read.
     pub fn front_cache(&self, open: &OpenFile) -> ops::input::FrontCache {
-        ops::input::front_cache(&self.core, open)
+        ops::input::front_cache(&self.mount, open)
     }
 
     /// A read that filled pages of a front end was answered: where it serves the reads of the file, the cache need not
     /// hold them as well.
     pub fn kept_by_front(&self, open: &OpenFile, offset: u64, len: usize) {
-        ops::input::kept_by_front(&self.core, open, ByteRange::at(offset, len as u64));
+        ops::input::kept_by_front(&self.mount, open, ByteRange::at(offset, len as u64));
     }
 
     /// Whether [`IoHalf::run`] has ended.
     pub fn is_stopped(&self) -> bool {
-        self.core.stopped.load(Ordering::Acquire)
+        self.mount.life.stopped.load(Ordering::Acquire)
     }
 
     /// Runs `task` on the thread of the I/O half: operations that it awaits cost no hand-over between threads. It must
     /// not block. Dropped once the client has stopped.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.core.spawn(task);
+        self.mount.spawn(task);
     }
 
     fn start<T: Send + 'static>(&self, run: impl Future<Output = Result<T>> + Send + 'static) -> Pending<T> {
-        Pending::start(&self.core, run)
+        Pending::start(&self.mount, run)
     }
 }
 
@@ -164,29 +166,29 @@ impl Client {
     /// The operation of a thread ([`Ctx::tid`]) was answered `Stale`, so the thread will walk its path again: what it
     /// looks up from now on stays until the operation has ended.
     pub fn walk_failed(&self, thread: u32) {
-        self.core.walks.failed(thread, self.core.clock.now_ns());
+        self.mount.coherence.walks.failed(thread, self.mount.clock.now_ns());
     }
 
     /// Whether a thread walks a path again.
     #[inline]
     pub fn repeats_walk(&self, thread: u32) -> bool {
-        self.core.walks.repeats(thread)
+        self.mount.coherence.walks.repeats(thread)
     }
 
     /// The operation for which a thread may have walked again has succeeded.
     #[inline]
     pub fn walk_ended(&self, thread: u32) {
-        self.core.walks.ended(thread);
+        self.mount.coherence.walks.ended(thread);
     }
 
     /// Whether an inode was shown as a directory lately: if its server does not know it any more, it was removed.
     pub fn has_shown_directory(&self, ino: Ino) -> bool {
-        self.core.removed.attr(ino).is_ok_and(|attr| attr.kind == Kind::Dir)
+        self.mount.coherence.removed.attr(ino).is_ok_and(|attr| attr.kind == Kind::Dir)
     }
 
     /// The directory and the name under which a repeated walk of a thread was shown an inode.
     pub fn walked(&self, thread: u32, ino: Ino) -> Option<(Ino, Vec<u8>)> {
-        self.core.walks.place(thread, ino)
+        self.mount.coherence.walks.place(thread, ino)
     }
 }
 
@@ -194,29 +196,29 @@ impl Client {
 impl Client {
     /// Attributes of `name` in `dir`; `.` and `..` are understood.
     pub fn lookup(&self, ctx: &Ctx, dir: Ino, name: &[u8]) -> Pending<Attr> {
-        if self.core.walks.repeats(ctx.tid) {
-            return self.start(walks::lookup(self.core.clone(), ctx.clone(), dir, name.to_vec()));
+        if self.mount.coherence.walks.repeats(ctx.tid) {
+            return self.start(walks::lookup(self.mount.clone(), ctx.clone(), dir, name.to_vec()));
         }
-        if let Some(Found::Answer(result)) = tokens::find(&self.core, &ctx.cred, dir, name) {
+        if let Some(Found::Answer(result)) = tokens::find(&self.mount, &ctx.cred, dir, name) {
             return Pending::ready(result);
         }
-        if let Some(attr) = small_files::find(&self.core, &ctx.cred, dir, name) {
+        if let Some(attr) = small_files::find(&self.mount, &ctx.cred, dir, name) {
             return Pending::ready(Ok(attr));
         }
-        self.start(ops::name::lookup(self.core.clone(), ctx.clone(), dir, name.to_vec()))
+        self.start(ops::name::lookup(self.mount.clone(), ctx.clone(), dir, name.to_vec()))
     }
 
     /// Attributes of an inode.
     pub fn getattr(&self, ctx: &Ctx, ino: Ino) -> Pending<Attr> {
-        if let Some(attr) = tokens::attr(&self.core, ino) {
+        if let Some(attr) = tokens::attr(&self.mount, ino) {
             return Pending::ready(Ok(attr));
         }
-        self.start(ops::attr::getattr(self.core.clone(), ctx.clone(), ino))
+        self.start(ops::attr::getattr(self.mount.clone(), ctx.clone(), ino))
     }
 
     /// Changes attributes; a new size also cuts the cache. `file` is the open file if the caller has one.
     pub fn setattr(&self, ctx: &Ctx, ino: Ino, set: SetAttr, file: Option<&Arc<OpenFile>>) -> Pending<Attr> {
-        self.start(ops::attr::setattr(self.core.clone(), ctx.clone(), ino, set, file.cloned()))
+        self.start(ops::attr::setattr(self.mount.clone(), ctx.clone(), ino, set, file.cloned()))
     }
 
     /// As `setattr`; whoever is refused is looked at again: with the credentials that `again` names it is asked once
@@ -229,86 +231,86 @@ impl Client {
         file: Option<&Arc<OpenFile>>,
         again: impl FnOnce() -> Option<Cred> + Send + 'static,
     ) -> Pending<Attr> {
-        let (core, ctx, file) = (self.core.clone(), ctx.clone(), file.cloned());
+        let (mount, ctx, file) = (self.mount.clone(), ctx.clone(), file.cloned());
         self.start(async move {
-            let refused = match ops::attr::setattr(core.clone(), ctx.clone(), ino, set, file.clone()).await {
+            let refused = match ops::attr::setattr(mount.clone(), ctx.clone(), ino, set, file.clone()).await {
                 Err(e @ (Errno::Access | Errno::Perm)) => e,
                 done => return done,
             };
             let cred = again().ok_or(refused)?;
-            ops::attr::setattr(core, Ctx { cred, ..ctx }, ino, set, file).await
+            ops::attr::setattr(mount, Ctx { cred, ..ctx }, ino, set, file).await
         })
     }
 
     /// Makes a fifo, socket, device node or regular file: `mode` with the kind's bits, umask applied.
     pub fn mknod(&self, ctx: &Ctx, dir: Ino, name: &[u8], mode: u32, rdev: u32) -> Pending<Attr> {
-        self.start(ops::name::mknod(self.core.clone(), ctx.clone(), dir, name.to_vec(), mode, rdev))
+        self.start(ops::name::mknod(self.mount.clone(), ctx.clone(), dir, name.to_vec(), mode, rdev))
     }
 
     /// Makes a directory.
     pub fn mkdir(&self, ctx: &Ctx, dir: Ino, name: &[u8], perm: u16) -> Pending<Attr> {
-        self.start(ops::name::mkdir(self.core.clone(), ctx.clone(), dir, name.to_vec(), perm))
+        self.start(ops::name::mkdir(self.mount.clone(), ctx.clone(), dir, name.to_vec(), perm))
     }
 
     /// Makes a symbolic link to `to`.
     pub fn symlink(&self, ctx: &Ctx, dir: Ino, name: &[u8], to: &[u8]) -> Pending<Attr> {
-        self.start(ops::name::symlink(self.core.clone(), ctx.clone(), dir, name.to_vec(), to.to_vec()))
+        self.start(ops::name::symlink(self.mount.clone(), ctx.clone(), dir, name.to_vec(), to.to_vec()))
     }
 
     /// Makes a further name for `ino`.
     pub fn link(&self, ctx: &Ctx, ino: Ino, dir: Ino, name: &[u8]) -> Pending<Attr> {
-        self.start(ops::name::link(self.core.clone(), ctx.clone(), ino, dir, name.to_vec()))
+        self.start(ops::name::link(self.mount.clone(), ctx.clone(), ino, dir, name.to_vec()))
     }
 
     /// Removes a name that is no directory.
     pub fn unlink(&self, ctx: &Ctx, dir: Ino, name: &[u8]) -> Pending<()> {
-        self.start(ops::name::unlink(self.core.clone(), ctx.clone(), dir, name.to_vec()))
+        self.start(ops::name::unlink(self.mount.clone(), ctx.clone(), dir, name.to_vec()))
     }
 
     /// Removes an empty directory.
     pub fn rmdir(&self, ctx: &Ctx, dir: Ino, name: &[u8]) -> Pending<()> {
-        self.start(ops::name::rmdir(self.core.clone(), ctx.clone(), dir, name.to_vec()))
+        self.start(ops::name::rmdir(self.mount.clone(), ctx.clone(), dir, name.to_vec()))
     }
 
     /// Renames.
     pub fn rename(&self, ctx: &Ctx, from: (Ino, &[u8]), to: (Ino, &[u8]), mode: RenameMode) -> Pending<()> {
         let (from, to) = ((from.0, from.1.to_vec()), (to.0, to.1.to_vec()));
-        self.start(ops::name::rename(self.core.clone(), ctx.clone(), from, to, mode))
+        self.start(ops::name::rename(self.mount.clone(), ctx.clone(), from, to, mode))
     }
 
     /// Target of a symbolic link.
     pub fn readlink(&self, ctx: &Ctx, ino: Ino) -> Pending<Vec<u8>> {
-        self.start(ops::name::readlink(self.core.clone(), ctx.clone(), ino))
+        self.start(ops::name::readlink(self.mount.clone(), ctx.clone(), ino))
     }
 
     /// Up to `max` entries after `cookie` (0 starts), with `.` and `..`; with attributes where at hand if `plus`.
     pub fn readdir(&self, ctx: &Ctx, dir: Ino, cookie: u64, max: u32, plus: bool) -> Pending<Listing> {
-        self.start(ops::readdir::readdir(self.core.clone(), ctx.clone(), dir, cookie, max, plus))
+        self.start(ops::readdir::readdir(self.mount.clone(), ctx.clone(), dir, cookie, max, plus))
     }
 
     /// Space of all targets together.
     pub fn statfs(&self, ctx: &Ctx) -> Pending<StatFs> {
-        self.start(ops::statfs::statfs(self.core.clone(), ctx.clone()))
+        self.start(ops::statfs::statfs(self.mount.clone(), ctx.clone()))
     }
 
     /// Value of an extended attribute; see [`crate::api`] for the virtual ones.
     pub fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Pending<Vec<u8>> {
-        self.start(ops::xattr::get(self.core.clone(), ctx.clone(), ino, name.to_vec()))
+        self.start(ops::xattr::get(self.mount.clone(), ctx.clone(), ino, name.to_vec()))
     }
 
     /// Names of extended attributes, each followed by NUL.
     pub fn listxattr(&self, ctx: &Ctx, ino: Ino) -> Pending<Vec<u8>> {
-        self.start(ops::xattr::list(self.core.clone(), ctx.clone(), ino))
+        self.start(ops::xattr::list(self.mount.clone(), ctx.clone(), ino))
     }
 
     /// Sets an extended attribute.
     pub fn setxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Pending<()> {
-        self.start(ops::xattr::set(self.core.clone(), ctx.clone(), ino, name.to_vec(), value.to_vec(), mode))
+        self.start(ops::xattr::set(self.mount.clone(), ctx.clone(), ino, name.to_vec(), value.to_vec(), mode))
     }
 
     /// Removes an extended attribute.
     pub fn removexattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Pending<()> {
-        self.start(ops::xattr::remove(self.core.clone(), ctx.clone(), ino, name.to_vec()))
+        self.start(ops::xattr::remove(self.mount.clone(), ctx.clone(), ino, name.to_vec()))
     }
 }
 
@@ -316,31 +318,31 @@ impl Client {
 impl Client {
     /// Creates and opens a file; one that exists is opened unless `flags.exclusive`. `perm` with umask applied.
     pub fn create(&self, ctx: &Ctx, dir: Ino, name: &[u8], perm: u16, flags: OpenFlags) -> Pending<Created> {
-        self.start(ops::open::create(self.core.clone(), ctx.clone(), dir, name.to_vec(), perm, flags))
+        self.start(ops::open::create(self.mount.clone(), ctx.clone(), dir, name.to_vec(), perm, flags))
     }
 
     /// Creates a file without a name in the manner of `dir` and opens it.
     pub fn tmpfile(&self, ctx: &Ctx, dir: Ino, perm: u16, flags: OpenFlags) -> Pending<Created> {
-        self.start(ops::open::tmpfile(self.core.clone(), ctx.clone(), dir, perm, flags))
+        self.start(ops::open::tmpfile(self.mount.clone(), ctx.clone(), dir, perm, flags))
     }
 
     /// Opens a file. It closes itself when the last reference is dropped; what is dirty is written later.
     pub fn open(&self, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Pending<Arc<OpenFile>> {
-        if let Some(file) = small_files::take(&self.core, ctx, ino, flags) {
+        if let Some(file) = small_files::take(&self.mount, ctx, ino, flags) {
             return Pending::ready(Ok(file));
         }
-        self.start(ops::open::open(self.core.clone(), ctx.clone(), ino, flags))
+        self.start(ops::open::open(self.mount.clone(), ctx.clone(), ino, flags))
     }
 
     /// Reads from the cache without waiting or allocating: `None` if that is not possible. Clipped at the end of file.
     pub fn try_read(&self, ctx: &Ctx, file: &OpenFile, offset: u64, into: &mut [u8], hints: Hints) -> Option<usize> {
-        ops::read::try_read(&self.core, ctx, file, offset, into, hints)
+        ops::read::try_read(&self.mount, ctx, file, offset, into, hints)
     }
 
     /// As `try_read` of up to `len` bytes, but lends the cache's memory instead of copying it: what the loans show
     /// stays as it was now, and a write to these bytes meanwhile costs a copy of 64 KiB.
     pub fn try_lend(&self, ctx: &Ctx, file: &OpenFile, offset: u64, len: usize, hints: Hints) -> Option<Loans> {
-        ops::read::try_lend(&self.core, ctx, file, offset, len, hints)
+        ops::read::try_lend(&self.mount, ctx, file, offset, len, hints)
     }
 
     /// After a read of `len` bytes at `offset`: if it went on where the one before had ended, and what follows is in
@@ -348,17 +350,17 @@ impl Client {
     /// us for each KiB; for a thread that has nothing else to do while the program is at it. Reads count that are
     /// followed by this call.
     pub fn warm_next(&self, file: &OpenFile, offset: u64, len: usize) {
-        ops::read::warm_next(&self.core, file, offset, len as u64);
+        ops::read::warm_next(&self.mount, file, offset, len as u64);
     }
 
     /// Reads `len` bytes, fewer at the end of the file.
     pub fn read(&self, ctx: &Ctx, file: &Arc<OpenFile>, offset: u64, len: usize, hints: Hints) -> Pending<Segments> {
-        self.start(ops::read::read(self.core.clone(), ctx.clone(), file.clone(), offset, len, hints))
+        self.start(ops::read::read(self.mount.clone(), ctx.clone(), file.clone(), offset, len, hints))
     }
 
     /// Writes into the cache without waiting: `None` if that is not possible (then nothing was written).
     pub fn try_write(&self, ctx: &Ctx, file: &OpenFile, offset: u64, bytes: &[u8], hints: Hints) -> Option<usize> {
-        ops::write::try_write(&self.core, ctx, file, offset, Source::Copied(bytes), hints)
+        ops::write::try_write(&self.mount, ctx, file, offset, Source::Copied(bytes), hints)
     }
 
     /// As `try_write` of all bytes of `data`. If they are just one unit of the cache (`UNIT_BYTES` at a multiple of
@@ -372,19 +374,19 @@ impl Client {
         data: &mut Buf,
         hints: Hints,
     ) -> Option<usize> {
-        let source = ops::write::source(&self.core, offset, data);
-        ops::write::try_write(&self.core, ctx, file, offset, source, hints)
+        let source = ops::write::source(&self.mount, offset, data);
+        ops::write::try_write(&self.mount, ctx, file, offset, source, hints)
     }
 
     /// A front end could not tell whether a write went to the end of the file (`WriteTo::OffsetAtEnd`): has it found
     /// out for the next ones, without waiting, once a second at most.
     pub fn learn_end(&self, file: &OpenFile) {
-        ops::attr::learn_end(&self.core, &file.file);
+        ops::attr::learn_end(&self.mount, &file.file);
     }
 
     /// Whether `try_write_buf` may keep memory.
     pub fn keeps_units(&self) -> bool {
-        self.core.tunables.on(Knob::Adopt)
+        self.mount.tunables.on(Knob::Adopt)
     }
 
     /// Writes all of `data`, whose memory the cache may keep. The offset is ignored for files opened to append. `data`
@@ -392,7 +394,7 @@ impl Client {
     ///
     /// Errors: a number of bytes shorter than `data` says that only these, from the start, were written.
     pub fn write(&self, ctx: &Ctx, file: &Arc<OpenFile>, offset: u64, data: Buf, hints: Hints) -> Pending<usize> {
-        self.start(ops::write::write(self.core.clone(), ctx.clone(), file.clone(), offset, data, hints))
+        self.start(ops::write::write(self.mount.clone(), ctx.clone(), file.clone(), offset, data, hints))
     }
 
     /// What close shows: of an open file that can write, the latest failure of write-back that it was not told of.
@@ -417,32 +419,32 @@ impl Client {
     /// Writes the file's dirty bytes and waits until they (and with `datasync == false` all attributes) are on stable
     /// storage.
     pub fn fsync(&self, ctx: &Ctx, file: &Arc<OpenFile>, datasync: bool) -> Pending<()> {
-        self.start(ops::sync::fsync(self.core.clone(), ctx.clone(), file.clone(), datasync))
+        self.start(ops::sync::fsync(self.mount.clone(), ctx.clone(), file.clone(), datasync))
     }
 
     /// Makes a directory's entries stable.
     pub fn fsync_dir(&self, ctx: &Ctx, dir: Ino) -> Pending<()> {
-        self.start(ops::sync::fsync_dir(self.core.clone(), ctx.clone(), dir))
+        self.start(ops::sync::fsync_dir(self.mount.clone(), ctx.clone(), dir))
     }
 
     /// Writes everything dirty and makes everything stable (syncfs).
     pub fn sync_all(&self, ctx: &Ctx) -> Pending<()> {
-        self.start(ops::sync::sync_all(self.core.clone(), ctx.clone()))
+        self.start(ops::sync::sync_all(self.mount.clone(), ctx.clone()))
     }
 
     /// Reserves or frees storage.
     pub fn fallocate(&self, ctx: &Ctx, file: &Arc<OpenFile>, mode: Fallocate, offset: u64, len: u64) -> Pending<()> {
-        self.start(ops::fallocate::fallocate(self.core.clone(), ctx.clone(), file.clone(), mode, offset, len))
+        self.start(ops::fallocate::fallocate(self.mount.clone(), ctx.clone(), file.clone(), mode, offset, len))
     }
 
     /// Next data or hole at or after `offset`; the end of the file counts as a hole.
     ///
     /// Errors: `NxIo` at or beyond the end, or if there is no more data.
     pub fn lseek(&self, ctx: &Ctx, file: &Arc<OpenFile>, offset: u64, whence: Whence) -> Pending<u64> {
-        if let Some(found) = ops::seek::try_lseek(&self.core, file, offset, whence) {
+        if let Some(found) = ops::seek::try_lseek(&self.mount, file, offset, whence) {
             return Pending::ready(found);
         }
-        self.start(ops::seek::lseek(self.core.clone(), ctx.clone(), file.clone(), offset, whence))
+        self.start(ops::seek::lseek(self.mount.clone(), ctx.clone(), file.clone(), offset, whence))
     }
 
     /// Lock-ahead: asks for locks on `range`, for writing or reading, and does not wait. They are granted just as
@@ -453,7 +455,7 @@ impl Client {
         if !(if write { file.flags.write } else { file.flags.read }) {
             return Err(Errno::BadFd);
         }
-        ahead::ahead(&self.core, file, if write { Mode::Write } else { Mode::Read }, range)
+        ahead::ahead(&self.mount, file, if write { Mode::Write } else { Mode::Read }, range)
     }
 
     /// Makes the open file a member of a group: until all members have left, only they do I/O on the file, and order it
@@ -462,14 +464,14 @@ impl Client {
     /// Errors: `Inval` for group 0, or if it is a member already; `Again` if it is not to wait; `Intr` once `interrupt`
     /// has fired.
     pub fn group_lock(&self, file: &Arc<OpenFile>, group: u64, wait: bool, interrupt: Arc<Interrupt>) -> Pending<()> {
-        self.start(group_lock::lock(self.core.clone(), file.clone(), group, wait, interrupt))
+        self.start(group_lock::lock(self.mount.clone(), file.clone(), group, wait, interrupt))
     }
 
     /// The open file leaves its group. If it is the last of this mount, everything is written back before others go on.
     ///
     /// Errors: `Inval` if it is no member; `Io` if the group was lost; failures of write-back.
     pub fn group_unlock(&self, file: &Arc<OpenFile>) -> Pending<()> {
-        self.start(group_lock::unlock(self.core.clone(), file.clone()))
+        self.start(group_lock::unlock(self.mount.clone(), file.clone()))
     }
 
     /// Copies `len` bytes between files of this mount, fewer at the end of the source.
@@ -483,6 +485,6 @@ impl Client {
         len: u64,
     ) -> Pending<usize> {
         let (from, to) = ((from.0.clone(), from.1), (to.0.clone(), to.1));
-        self.start(ops::copy::copy_range(self.core.clone(), ctx.clone(), from, to, len))
+        self.start(ops::copy::copy_range(self.mount.clone(), ctx.clone(), from, to, len))
     }
 }

@@ -15,3 +15,45 @@ pub(crate) mod range_lock;
 pub(crate) mod sharing;
 pub(crate) mod tokens;
 pub(crate) mod walks;
+
+use crate::inode::unlinked::Removed;
+use crate::telemetry::tunables::Tunables;
+use bare::Bare;
+use directories::Directories;
+use file_locks::FileLockTable;
+use group_lock::GroupNews;
+use locks::Locks;
+use sharing::Company;
+use tokens::Tokens;
+use walks::Walks;
+
+/// What this mount holds of the cluster, and what it keeps by that.
+pub(crate) struct Coherence {
+    pub(crate) locks: Locks,
+    pub(crate) tokens: Tokens,
+    pub(crate) directories: Directories,
+    /// Files without a name that are open here.
+    pub(crate) removed: Removed,
+    pub(crate) walks: Walks,
+    pub(crate) bare: Bare,
+    pub(crate) company: Company,
+    pub(crate) file_locks: FileLockTable,
+    pub(crate) group_news: GroupNews,
+}
+
+impl Coherence {
+    /// Of a mount that holds nothing yet.
+    pub(crate) fn new(tunables: &Tunables) -> Coherence {
+        Coherence {
+            locks: Locks::new(tunables),
+            tokens: Tokens::new(),
+            directories: Directories::default(),
+            removed: Removed::default(),
+            walks: Walks::default(),
+            bare: Bare::default(),
+            company: Company::new(),
+            file_locks: FileLockTable::default(),
+            group_news: GroupNews::default(),
+        }
+    }
+}

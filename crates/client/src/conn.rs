@@ -1,10 +1,10 @@
-//! Connections: one to each server of the cluster, and the way from a caller's thread to the thread that owns them.
+//! The way from a caller's thread to the thread that owns the connections.
 //!
-//! Owns: links and the choice among them, the queue to the I/O half, operations that are under way or were given up,
-//! short waits. Does not own: what is asked over a link (`ops`, `writeback`, `prefetch`), reconnecting (`transport`).
+//! Owns: the queue to the I/O half, operations that are under way, short waits, what is known of the cluster. Does not
+//! own: the links to the servers (`io`), what is asked over them (`ops`, `writeback`, `prefetch`).
 
-pub(crate) mod late_replies;
-pub(crate) mod links;
+pub(crate) mod cluster;
+pub(crate) mod messages;
 pub(crate) mod pauses;
 pub(crate) mod pending;
 pub(crate) mod queue;

@@ -13,6 +13,7 @@ pub(crate) mod unlinked;
 pub(crate) mod failures;
 pub(crate) mod flights;
 pub(crate) mod open_file;
+pub(crate) mod seek_maps;
 mod signal;
 pub(crate) mod table;
 #[cfg(test)]
@@ -223,7 +224,7 @@ pub(crate) struct File {
     pub(crate) dirty_bytes: AtomicU64,
     /// Memory of writes past the cache that have returned and not landed (`pipeline`).
     pub(crate) piped_bytes: AtomicU64,
-    /// The last use of cached bytes, as `Core::coarse_ns` told it: hits pin no lock, and count for its age by this.
+    /// The last use of cached bytes, as `Mount::coarse_ns` told it: hits pin no lock, and count for its age by this.
     pub(crate) used_ns: AtomicU64,
     /// The group of clients that has the file.
     pub(crate) group: FileGroup,
@@ -239,7 +240,7 @@ pub(crate) struct File {
     /// When it was last asked for ahead of writes (`ops::attr::learn_end`); 0: never.
     pub(crate) end_asked_ns: AtomicU64,
     /// Of where it has data.
-    pub(crate) map: crate::ops::seek::MapStamp,
+    pub(crate) map: seek_maps::MapStamp,
     /// Until when the file counts as contended, nanoseconds.
     pub(crate) contended_until_ns: AtomicU64,
     pub(crate) locality: Locality,
@@ -311,7 +312,7 @@ impl File {
             settling: Mutex::default(),
             end_kept: AtomicBool::new(false),
             end_asked_ns: AtomicU64::new(0),
-            map: crate::ops::seek::MapStamp::new(born),
+            map: seek_maps::MapStamp::new(born),
             contended_until_ns: AtomicU64::new(0),
             locality: Locality::of_file(mount),
             stats: Arc::new(FileStats::new()),

@@ -1,18 +1,20 @@
 //! `IoHalf`: the half that owns the environment and the connection.
 //!
-//! Owns: sending what the other half queues, background tasks, time (age of dirty data, memory group), presenting
-//! opens and locks to a restarted server, the end. Does not own: any state of files; everything here is plumbing.
+//! Owns: the links to the servers (`links`), sending what the other half queues, background tasks, time (age of dirty
+//! data, memory group), presenting opens and locks to a restarted server, the end. Does not own: any state of files;
+//! everything here is plumbing.
 
-use crate::cache::limit;
+pub(crate) mod late_replies;
+pub(crate) mod links;
+
 use crate::coherence::file_locks;
 use crate::coherence::locks;
 use crate::coherence::sharing;
 use crate::coherence::tokens;
-use crate::conn::late_replies;
-use crate::conn::links::{Links, Seat};
-use crate::conn::pauses;
 use crate::conn::queue::Item;
-use crate::core::Core;
+use crate::io::links::{Links, Seat};
+use crate::mount::Mount;
+use crate::policy::memory_groups;
 use crate::prefetch::large_reads;
 use crate::prefetch::small_files;
 use crate::telemetry::stats::Count;
@@ -68,7 +70,7 @@ pub(crate) struct Events<E: Env> {
     env: E,
     /// There was a connection and there is none now.
     down: Cell<bool>,
-    core: Arc<Core>,
+    mount: Arc<Mount>,
     links: Weak<Links<E>>,
     seat: Rc<Seat<E>>,
 }
@@ -79,7 +81,7 @@ impl<E: Env> Events<E> {
         Events {
             env,
             down: Cell::new(false),
-            core: links.core.clone(),
+            mount: links.mount.clone(),
             links: Rc::downgrade(links),
             seat: seat.clone(),
         }
@@ -95,7 +97,7 @@ impl<E: Env> Events<E> {
 impl<E: Env> Drop for Events<E> {
     fn drop(&mut self) {
         if self.down.get() {
-            self.core.file_locks.state_changed(true, false);
+            self.mount.coherence.file_locks.state_changed(true, false);
         }
     }
 }
@@ -103,29 +105,29 @@ impl<E: Env> Drop for Events<E> {
 impl<E: Env> LinkEvents<E> for Events<E> {
     fn push(&self, push: Push) {
         match push {
-            Push::Callback { object, lock } => locks::callback(&self.core, object, lock),
+            Push::Callback { object, lock } => locks::callback(&self.mount, object, lock),
             Push::Glimpse { id, object } => {
                 // The target that asks.
                 let target = TargetId((id >> GLIMPSE_TARGET_SHIFT) as u16);
-                let (size, mtime) = match self.core.files.get(object.ino) {
+                let (size, mtime) = match self.mount.files.get(object.ino) {
                     Some(file) => (file.own_end(), file.own_mtime()),
                     None => Default::default(),
                 };
                 let op = Request::GlimpseReply { id, size, mtime };
-                drop(self.core.send(Lane::Answer, target, &Cred::root(), op, None, 0));
+                drop(self.mount.send(Lane::Answer, target, &Cred::root(), op, None, 0));
             }
-            Push::Revoke { target, id, upto, keys } => tokens::revoke(&self.core, target, id, upto, keys),
+            Push::Revoke { target, id, upto, keys } => tokens::revoke(&self.mount, target, id, upto, keys),
             Push::Company { change, alone } => {
                 if let Some(links) = self.links.upgrade().filter(|links| !alone && links.is_master(&self.seat)) {
                     links.reach_all();
                 }
-                if self.is_master() && sharing::told(&self.core, change, alone) {
-                    self.env.spawn(sharing::settle(self.core.clone(), change, self.env.clone()));
+                if self.is_master() && sharing::told(&self.mount, change, alone) {
+                    self.env.spawn(sharing::settle(self.mount.clone(), change, self.env.clone()));
                 }
             }
-            Push::GroupLockNews { .. } => self.core.group_news.ring(),
-            Push::FileLockNews { number } => self.core.file_locks.news(number),
-            Push::FileLockClosing { id, ino } => file_locks::closing(&self.core, ino, id),
+            Push::GroupLockNews { .. } => self.mount.coherence.group_news.ring(),
+            Push::FileLockNews { number } => self.mount.coherence.file_locks.news(number),
+            Push::FileLockClosing { id, ino } => file_locks::closing(&self.mount, ino, id),
             Push::Map { epoch } => {
                 if let Some(links) = self.links.upgrade() {
                     links.announced(epoch);
@@ -135,14 +137,14 @@ impl<E: Env> LinkEvents<E> for Events<E> {
     }
 
     fn late(&self, call: Call, answer: Answer) {
-        late_replies::answered(&self.core, call, answer);
+        late_replies::answered(&self.mount, call, answer);
     }
 
     fn heard(&self) {
-        if self.core.company.is_alone() {
+        if self.mount.coherence.company.is_alone() {
             self.seat.messages.set(self.seat.messages.get() + 1);
         } else {
-            self.core.company.leases.hear(self.seat.lease(), self.core.clock.boot_ns());
+            self.mount.coherence.company.leases.hear(self.seat.lease(), self.mount.clock.boot_ns());
         }
     }
 
@@ -150,13 +152,13 @@ impl<E: Env> LinkEvents<E> for Events<E> {
         // A server that does not know the session any more may have let others on: what it granted is not renewed by
         // its greeting.
         if welcome.resumed {
-            self.core.company.leases.surely_heard(self.seat.lease(), self.core.clock.boot_ns());
+            self.mount.coherence.company.leases.surely_heard(self.seat.lease(), self.mount.clock.boot_ns());
         }
         if let Some(links) = self.links.upgrade() {
             links.learn_storage(&self.seat, welcome);
         }
         if self.is_master() {
-            sharing::welcomed(&self.core, welcome);
+            sharing::welcomed(&self.mount, welcome);
         }
     }
 
@@ -165,15 +167,15 @@ impl<E: Env> LinkEvents<E> for Events<E> {
         if links.is_master(&self.seat) {
             // Once it is lost it stays so, also if the connection broke before the server was told, and the server
             // greets it as one that it knows.
-            let over = !recovery.welcome().resumed && !sharing::may_go_on(&self.core);
-            if over || self.core.company.is_lost() {
-                sharing::lose(&self.core, "it was away for too long, did not answer, or a server lost power");
+            let over = !recovery.welcome().resumed && !sharing::may_go_on(&self.mount);
+            if over || self.mount.coherence.company.is_lost() {
+                sharing::lose(&self.mount, "it was away for too long, did not answer, or a server lost power");
                 let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Goodbye };
                 let _ = recovery.call(call).await;
                 links.leave_others();
                 return Err(Errno::Io);
             }
-            self.core.learn(recovery.welcome());
+            self.mount.cluster.learn(recovery.welcome());
         } else if !recovery.welcome().resumed {
             // The session has ended and was begun anew: what it had before may be sent by who goes on alone, and by
             // nobody else.
@@ -182,12 +184,12 @@ impl<E: Env> LinkEvents<E> for Events<E> {
         links.catch_up(&recovery).await;
         // The others still know what they granted.
         let targets = links.targets_of(&self.seat, recovery.welcome().pool);
-        tokens::lose(&self.core, &targets);
-        targets.iter().for_each(|target| locks::restoring(&self.core, *target));
+        tokens::lose(&self.mount, &targets);
+        targets.iter().for_each(|target| locks::restoring(&self.mount, *target));
         for target in targets {
             // Before what tells the target that the session has said everything.
-            file_locks::represent(&self.core, &recovery, target).await?;
-            represent(&self.core, &recovery, target).await?;
+            file_locks::represent(&self.mount, &recovery, target).await?;
+            represent(&self.mount, &recovery, target).await?;
         }
         Ok(())
     }
@@ -196,7 +198,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
         tracing::info!(up, server = self.seat.name(), "the connection to a server changed");
         let was_down = self.down.replace(!up);
         self.seat.set_broken(!up);
-        self.core.file_locks.state_changed(was_down, !up);
+        self.mount.coherence.file_locks.state_changed(was_down, !up);
         if let Some(links) = self.links.upgrade() {
             if up { links.came_up(&self.seat) } else { links.went_down(&self.seat) }
         }
@@ -205,20 +207,20 @@ impl<E: Env> LinkEvents<E> for Events<E> {
 
 /// Presents what is open on one target to a server that this mount speaks to for the first time, and that was restarted
 /// since the session began: other servers may have opened it there for the session.
-pub(crate) async fn represent_opens<E: Env>(core: &Core, link: &Link<E>, target: TargetId) -> Result<(), Errno> {
-    let op = Request::Represent { opens: locks::opens(core, target), locks: Vec::new() };
+pub(crate) async fn represent_opens<E: Env>(mount: &Mount, link: &Link<E>, target: TargetId) -> Result<(), Errno> {
+    let op = Request::Represent { opens: locks::opens(mount, target), locks: Vec::new() };
     let call = Call { target, cred: Cred::root(), op };
     link.call(Lane::Urgent, call, None, 0).await.map_err(|e| e.errno())?.0.result.map(drop)
 }
 
 /// Presents opens and locks of one target, in one message: the bounds of locks and of open files keep it below the
 /// bound of a message's body.
-async fn represent<E: Env>(core: &Arc<Core>, recovery: &Recovery<E>, target: TargetId) -> Result<(), Errno> {
-    let (ids, locks) = locks::represent(core, target);
-    let op = Request::Represent { opens: locks::opens(core, target), locks };
+async fn represent<E: Env>(mount: &Arc<Mount>, recovery: &Recovery<E>, target: TargetId) -> Result<(), Errno> {
+    let (ids, locks) = locks::represent(mount, target);
+    let op = Request::Represent { opens: locks::opens(mount, target), locks };
     let answer = recovery.call(Call { target, cred: Cred::root(), op }).await.map_err(|e| e.errno())?;
     let Reply::Locks(taken) = answer.result? else { return Err(Errno::Proto) };
-    locks::restored(core, target, &ids, &taken);
+    locks::restored(mount, target, &ids, &taken);
     Ok(())
 }
 
@@ -226,8 +228,8 @@ async fn represent<E: Env>(core: &Arc<Core>, recovery: &Recovery<E>, target: Tar
 pub const NOT_STABLE: io::ErrorKind = io::ErrorKind::WriteZero;
 
 impl IoHalf {
-    pub(crate) fn new(core: Arc<Core>) -> IoHalf {
-        IoHalf { end: End(core) }
+    pub(crate) fn new(mount: Arc<Mount>) -> IoHalf {
+        IoHalf { end: End(mount) }
     }
 
     /// Connects, serves the other half until [`crate::Client::shutdown`], writes everything back, says goodbye and
@@ -236,18 +238,19 @@ impl IoHalf {
     /// Errors: those of connecting, and of kind [`NOT_STABLE`] that not everything could be written back at the end;
     /// the client is stopped then.
     pub async fn run<E: Env>(self, env: E, config: LinkConfig, way: Way) -> io::Result<()> {
-        let core = self.end.0.clone();
-        let links = Links::open(env.clone(), core.clone(), config, way).await?;
-        env.spawn(tick(env.clone(), core.clone(), links.clone()));
-        env.spawn(pauses::run(env.clone(), core.clone()));
-        let shortcut = core.queue.shortcut({
+        let mount = self.end.0.clone();
+        let links = Links::open(env.clone(), mount.clone(), config, way).await?;
+        env.spawn(tick(env.clone(), mount.clone(), links.clone()));
+        let (time, passing) = (mount.clone(), env.clone());
+        env.spawn(async move { time.life.pauses.run(passing).await });
+        let shortcut = mount.queue.shortcut({
             let links = links.clone();
             move |out| links.send(out)
         });
-        serve(&env, &core, &links).await;
+        serve(&env, &mount, &links).await;
         drop(shortcut);
         links.close(GOODBYE).await;
-        let lost = core.lost_at_end.lock().take();
+        let lost = mount.life.lost_at_end.lock().take();
         lost.map_or(Ok(()), |e| Err(not_stable(e)))
     }
 }
@@ -257,23 +260,23 @@ fn not_stable(why: Errno) -> io::Error {
 }
 
 /// Whatever ends the half, also if it never ran: callers must not wait for ever.
-struct End(Arc<Core>);
+struct End(Arc<Mount>);
 
 impl Drop for End {
     fn drop(&mut self) {
         self.0.queue.close();
-        self.0.stopped.store(true, Ordering::Release);
-        self.0.pauses.end();
+        self.0.life.stopped.store(true, Ordering::Release);
+        self.0.life.pauses.end();
     }
 }
 
 /// Sends and spawns what comes out of the queue, until the client shuts down and everything is written.
-async fn serve<E: Env>(env: &E, core: &Arc<Core>, links: &Rc<Links<E>>) {
+async fn serve<E: Env>(env: &E, mount: &Arc<Mount>, links: &Rc<Links<E>>) {
     let mut draining = false;
     loop {
         let mut taken = 0;
         while taken < BATCH
-            && let Some(item) = core.queue.pop()
+            && let Some(item) = mount.queue.pop()
         {
             taken += 1;
             match item {
@@ -281,19 +284,19 @@ async fn serve<E: Env>(env: &E, core: &Arc<Core>, links: &Rc<Links<E>>) {
                 Item::Call(out) => links.send(out),
             }
         }
-        if core.stopping.load(Ordering::Acquire) && !draining {
+        if mount.life.stopping.load(Ordering::Acquire) && !draining {
             draining = true;
-            let (env2, core2, links2) = (env.clone(), core.clone(), links.clone());
+            let (env2, mount2, links2) = (env.clone(), mount.clone(), links.clone());
             env.spawn(async move {
-                *core2.lost_at_end.lock() = drain(&env2, &core2, &links2).await.err();
-                core2.drained.store(true, Ordering::Release);
-                core2.queue.waker.wake();
+                *mount2.life.lost_at_end.lock() = drain(&env2, &mount2, &links2).await.err();
+                mount2.life.drained.store(true, Ordering::Release);
+                mount2.queue.waker.wake();
             });
         }
         let mut yielded = taken < BATCH;
         let ended = poll_fn(|cx| {
-            core.queue.waker.register(cx.waker());
-            if !core.queue.is_empty() {
+            mount.queue.waker.register(cx.waker());
+            if !mount.queue.is_empty() {
                 // Others of this thread get their turn first.
                 if std::mem::replace(&mut yielded, true) {
                     return Poll::Ready(false);
@@ -301,10 +304,10 @@ async fn serve<E: Env>(env: &E, core: &Arc<Core>, links: &Rc<Links<E>>) {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            if core.drained.load(Ordering::Acquire) {
+            if mount.life.drained.load(Ordering::Acquire) {
                 return Poll::Ready(true);
             }
-            let start_drain = core.stopping.load(Ordering::Acquire) && !draining;
+            let start_drain = mount.life.stopping.load(Ordering::Acquire) && !draining;
             if start_drain { Poll::Ready(false) } else { Poll::Pending }
         });
         if ended.await {
@@ -317,24 +320,24 @@ async fn serve<E: Env>(env: &E, core: &Arc<Core>, links: &Rc<Links<E>>) {
 ///
 /// Errors: that of bytes which were lost, now or before, and of which no `fsync`, `close` or sync of all files was
 /// told; nobody else is left to hear of it.
-async fn drain<E: Env>(env: &E, core: &Arc<Core>, links: &Rc<Links<E>>) -> amphi_types::Result<()> {
-    core.walks.clear();
-    small_files::lose(core, None);
-    deferred_close::hurry_all(core);
+async fn drain<E: Env>(env: &E, mount: &Arc<Mount>, links: &Rc<Links<E>>) -> amphi_types::Result<()> {
+    mount.coherence.walks.clear();
+    small_files::lose(mount, None);
+    deferred_close::hurry_all(mount);
     let away = links.unreachable();
-    if core.cache.dirty_bytes() > 0 && !away.is_empty() {
+    if mount.cache.dirty_bytes() > 0 && !away.is_empty() {
         tracing::warn!(
             "{} bytes are not written back yet and cannot be, since {} cannot be reached: they are kept for up to {} s; \
              a second signal gives them up",
-            core.cache.dirty_bytes(),
+            mount.cache.dirty_bytes(),
             away.join(", "),
-            core.tunables.get(Knob::GiveUpS)
+            mount.tunables.get(Knob::GiveUpS)
         );
     }
-    flush::flush_all(core).await;
+    flush::flush_all(mount).await;
     // What they have is safe from the end of their processes; whether from that of their machines is for them to see
     // to.
-    let synced = crate::ops::sync::sync_targets(core, (0..core.pool()).map(TargetId).collect());
+    let synced = crate::ops::sync::sync_targets(mount, (0..mount.cluster.pool()).map(TargetId).collect());
     match select(pin!(synced), pin!(links.until_unreachable(env, END_PATIENCE))).await {
         Either::Left((Ok(()), _)) => {}
         Either::Left((Err(e), _)) => {
@@ -345,48 +348,48 @@ async fn drain<E: Env>(env: &E, core: &Arc<Core>, links: &Rc<Links<E>>) -> amphi
             away.join(", ")
         ),
     }
-    core.files.secret_loss().map_or(Ok(()), Err)
+    mount.files.secret_loss().map_or(Ok(()), Err)
 }
 
 /// Lets time pass for write-back, locks and the memory group.
-async fn tick<E: Env>(env: E, core: Arc<Core>, links: Rc<Links<E>>) {
-    while !core.stopped.load(Ordering::Acquire) {
-        let age_ms = core.tunables.get(Knob::AgeMs);
-        let cache = core.tunables.get(Knob::CacheBytes) as usize;
+async fn tick<E: Env>(env: E, mount: Arc<Mount>, links: Rc<Links<E>>) {
+    while !mount.life.stopped.load(Ordering::Acquire) {
+        let age_ms = mount.tunables.get(Knob::AgeMs);
+        let cache = mount.tunables.get(Knob::CacheBytes) as usize;
         amphi_env::buf::keep_bytes(cache / KEPT_PART, cache + cache / KEPT_PART);
         // Short memory sends requests the slower way, so its end should be seen soon.
-        let short = core.group_short.load(Ordering::Relaxed);
+        let short = mount.policy.group_short.load(Ordering::Relaxed);
         let most_ms = if short { TICK_SHORT_MS } else { TICK_MAX_MS };
         env.sleep(Duration::from_millis((age_ms / 4).clamp(1, most_ms))).await;
-        flush::tick(&core);
-        locks::tick(&core);
-        core.group_news.ring();
-        tokens::tick(&core);
-        core.walks.tick(core.clock.now_ns());
-        small_files::tick(&core);
-        large_reads::tick(&core);
+        flush::tick(&mount);
+        locks::tick(&mount);
+        mount.coherence.group_news.ring();
+        tokens::tick(&mount);
+        mount.coherence.walks.tick(mount.clock.now_ns());
+        small_files::tick(&mount);
+        large_reads::tick(&mount);
         links.tune();
         links.mind_silence();
-        look_at_memory(&core);
+        look_at_memory(&mount);
     }
 }
 
 /// Measures the memory groups of this process and of callers.
-pub(crate) fn look_at_memory(core: &Core) {
-    let Some(read) = &core.read_text else { return };
-    let percent = core.tunables.get(Knob::MemoryPercent);
-    let trees = core.memory_trees.get_or_init(|| limit::Trees::find(&**read));
-    let is_short = || limit::own_groups(&**read).is_some_and(|text| trees.is_short(&**read, &text, percent));
+pub(crate) fn look_at_memory(mount: &Mount) {
+    let Some(read) = &mount.host.read_text else { return };
+    let percent = mount.tunables.get(Knob::MemoryPercent);
+    let trees = mount.policy.memory_trees.get_or_init(|| memory_groups::Trees::find(&**read));
+    let is_short = || memory_groups::own_groups(&**read).is_some_and(|text| trees.is_short(&**read, &text, percent));
     let short = is_short();
     amphi_env::buf::decay(short);
     // What only waits for its next use is given back before anybody is sent another way for it.
-    core.group_short.store(short && is_short(), Ordering::Relaxed);
-    if core.tunables.on(Knob::Memory) && core.tunables.on(Knob::CallerMemory) {
-        let looks = core.callers.look(&**read, trees, percent, core.clock.now_ns());
+    mount.policy.group_short.store(short && is_short(), Ordering::Relaxed);
+    if mount.tunables.on(Knob::Memory) && mount.tunables.on(Knob::CallerMemory) {
+        let looks = mount.policy.callers.look(&**read, trees, percent, mount.clock.now_ns());
         if looks > 0 {
-            core.stats.bytes(Count::CallerLook, looks as u64);
+            mount.stats.bytes(Count::CallerLook, looks as u64);
         }
     } else {
-        core.callers.clear();
+        mount.policy.callers.clear();
     }
 }

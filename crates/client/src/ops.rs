@@ -24,7 +24,7 @@ use amphi_wire::{InodeView, Reply};
 pub(crate) fn inode_reply(reply: Reply) -> Result<InodeView> {
     match reply {
         Reply::Inode(view) => Ok(view),
-        other => Err(crate::core::unexpected(&other)),
+        other => Err(crate::mount::unexpected(&other)),
     }
 }
 
@@ -32,6 +32,6 @@ pub(crate) fn inode_reply(reply: Reply) -> Result<InodeView> {
 pub(crate) fn done_reply(reply: Reply) -> Result<()> {
     match reply {
         Reply::Done => Ok(()),
-        other => Err(crate::core::unexpected(&other)),
+        other => Err(crate::mount::unexpected(&other)),
     }
 }

@@ -1,12 +1,35 @@
 //! Policy: which way a request takes, from what is known and measured.
 //!
 //! Owns: the hybrid decision and who serves reads, as pure functions, and their inputs: access locality of a file,
-//! measured throughput of the two ways, memory of the calling processes, rotational storage. Does not own: carrying a
-//! decision out (`ops`).
+//! measured throughput of the two ways, memory groups of the mount and of the calling processes, rotational storage.
+//! Does not own: carrying a decision out (`ops`).
 
 pub(crate) mod caller_memory;
 pub mod decision;
 pub(crate) mod kernel_reads;
 pub(crate) mod locality;
+pub(crate) mod memory_groups;
 pub(crate) mod rotational;
 pub(crate) mod throughput;
+
+use caller_memory::Callers;
+use memory_groups::Trees;
+use rotational::Rotating;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
+use throughput::Learned;
+
+/// What the decision looks at beside the request itself.
+#[derive(Default)]
+pub(crate) struct Policy {
+    /// The memory group is above its share; measured by the I/O half.
+    pub(crate) group_short: AtomicBool,
+    /// Where memory groups are, for the I/O half.
+    pub(crate) memory_trees: OnceLock<Trees>,
+    /// Memory pressure of the groups of the processes that call.
+    pub(crate) callers: Callers,
+    /// Targets on rotating storage.
+    pub(crate) rotating: Rotating,
+    /// What direct requests and the cache carry.
+    pub(crate) learned: Learned,
+}

@@ -6,3 +6,20 @@
 pub(crate) mod large_reads;
 pub mod readahead;
 pub(crate) mod small_files;
+
+use crate::inode::seek_maps::Maps;
+use large_reads::DirectStreams;
+use small_files::Siblings;
+use std::sync::atomic::AtomicU64;
+
+/// What is under way ahead of the programs.
+#[derive(Default)]
+pub(crate) struct Prefetch {
+    pub(crate) siblings: Siblings,
+    /// Direct reads that were asked for ahead.
+    pub(crate) direct_streams: DirectStreams,
+    /// Bytes of fills under way.
+    pub(crate) fill_bytes: AtomicU64,
+    /// Where files have data and holes, for programs that ask for both in turn.
+    pub(crate) seek_maps: Maps,
+}

@@ -11,3 +11,37 @@ pub(crate) mod flush;
 pub(crate) mod free_space;
 pub(crate) mod write_behind;
 pub(crate) mod writeback_errors;
+
+use crate::inode::Signal;
+use backlog::Backlog;
+use batch::SmallFiles;
+use deferred_close::Closes;
+use flush::Spreading;
+use free_space::Room;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use writeback_errors::Losses;
+
+/// What is dirty or under way to the targets, and what became of it.
+#[derive(Default)]
+pub(crate) struct WriteBack {
+    pub(crate) spreading: Spreading,
+    /// Small files that wait for others to share a request with.
+    pub(crate) small_files: SmallFiles,
+    pub(crate) closes: Closes,
+    /// Bytes under way.
+    pub(crate) flight_bytes: AtomicU64,
+    /// Runs under way.
+    pub(crate) flight_parts: AtomicUsize,
+    /// Memory of direct writes under way that have returned.
+    pub(crate) piped_bytes: AtomicU64,
+    /// Targets that writes will not find full.
+    pub(crate) room: Room,
+    /// What could not be written back.
+    pub(crate) losses: Losses,
+    pub(crate) backlog: Backlog,
+    /// Requests that have ended, and who waits for one.
+    pub(crate) landings: AtomicU64,
+    pub(crate) landed: Signal,
+    /// Programs that wait for much of it.
+    pub(crate) drains: AtomicU64,
+}

@@ -8,3 +8,6 @@ pub(crate) mod glimpse;
 pub(crate) mod left_pages;
 pub(crate) mod locks;
 pub(crate) mod tokens;
+
+/// Callbacks and revocations of one target that are sent again at a time.
+pub const AGAIN_MAX: usize = 256;

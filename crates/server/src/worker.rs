@@ -43,8 +43,6 @@ const RETRY_FULL: Duration = Duration::from_micros(50);
 /// Operations over several servers that a server coordinates at the same time: each waits in one slot of a link at
 /// most.
 const OPERATIONS_MAX: usize = 256;
-/// Callbacks and revocations of one target that are sent again at a time.
-pub const AGAIN_MAX: usize = 256;
 /// Pause before another server that could not be reached is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 

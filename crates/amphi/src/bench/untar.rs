@@ -71,6 +71,13 @@ pub fn run(run: &mut Run) -> Outcome {
     counts.iter_mut().flatten().for_each(|s| {
         s.0.remove(0);
     });
+    show(run, (files, bytes), &series, &counts);
+    cluster.stop()?;
+    null.stop()
+}
+
+/// The table of a tree of so many files and bytes; `counts`: requests, transactions and log groups of each step.
+fn show(run: &mut Run, (files, bytes): (usize, u64), series: &[Series], counts: &[[Series; 3]; 4]) {
     let mut table = Table::new(
         format!("Tree of {files} entries, {} (seconds, median and range)", crate::size::show(bytes)),
         &["step", "AmphiFS", "requests", "transactions", "log groups", "budget", "ratio", "goal", "local"],
@@ -127,8 +134,6 @@ pub fn run(run: &mut Run) -> Outcome {
     ));
     table.note("Requests are those that the client counts; forgets and flushes come on top. Without fsync on either side, as tar does it.");
     run.show(&table);
-    cluster.stop()?;
-    null.stop()
 }
 
 /// Makes the archive; number of entries and bytes.

@@ -13,7 +13,7 @@
 //! about 30 bytes each.
 
 use crate::coherence::tokens::OPEN_END_NS;
-use crate::core::Core;
+use crate::mount::Mount;
 use amphi_types::Ino;
 use amphi_wire::{InodeView, Request};
 use parking_lot::Mutex;
@@ -68,42 +68,42 @@ pub(crate) struct Asked {
 }
 
 /// To be called before a question is sent.
-pub(crate) fn asking(core: &Core) -> Asked {
-    Asked { rule: core.company.rule(), events: core.bare.events.load(SeqCst) }
+pub(crate) fn asking(mount: &Mount) -> Asked {
+    Asked { rule: mount.coherence.company.rule(), events: mount.coherence.bare.events.load(SeqCst) }
 }
 
 /// The answer to a question shows an inode.
-pub(crate) fn shown(core: &Core, asked: Asked, view: &InodeView) {
-    if view.xattrs || asked.rule & 1 == 0 || core.company.rule() != asked.rule {
+pub(crate) fn shown(mount: &Mount, asked: Asked, view: &InodeView) {
+    if view.xattrs || asked.rule & 1 == 0 || mount.coherence.company.rule() != asked.rule {
         return;
     }
-    let mut state = core.bare.state.lock();
-    let is_sure = state.unsure_until_ns == 0 || core.clock.boot_ns() >= state.unsure_until_ns;
-    if is_sure && state.under_way == 0 && core.bare.events.load(SeqCst) == asked.events {
+    let mut state = mount.coherence.bare.state.lock();
+    let is_sure = state.unsure_until_ns == 0 || mount.clock.boot_ns() >= state.unsure_until_ns;
+    if is_sure && state.under_way == 0 && mount.coherence.bare.events.load(SeqCst) == asked.events {
         state.note(view.attr.ino, asked.rule);
     }
 }
 
 /// Whether an inode has no extended attributes, as far as this mount, being alone, knows.
-pub(crate) fn is_bare(core: &Core, ino: Ino) -> bool {
-    let rule = core.company.rule();
-    rule & 1 == 1 && core.bare.state.lock().rule_of(ino) == Some(rule)
+pub(crate) fn is_bare(mount: &Mount, ino: Ino) -> bool {
+    let rule = mount.coherence.company.rule();
+    rule & 1 == 1 && mount.coherence.bare.state.lock().rule_of(ino) == Some(rule)
 }
 
 /// A call under way that sets an attribute.
 pub(crate) struct Setting {
-    core: Arc<Core>,
+    mount: Arc<Mount>,
     answered: bool,
 }
 
 /// To be called before a request is sent.
-pub(crate) fn setting(core: &Arc<Core>, op: &Request) -> Option<Setting> {
+pub(crate) fn setting(mount: &Arc<Mount>, op: &Request) -> Option<Setting> {
     let Request::SetXattr { ino, .. } = op else { return None };
-    let mut state = core.bare.state.lock();
+    let mut state = mount.coherence.bare.state.lock();
     state.under_way += 1;
     state.forget(*ino);
-    core.bare.events.fetch_add(1, SeqCst);
-    Some(Setting { core: core.clone(), answered: false })
+    mount.coherence.bare.events.fetch_add(1, SeqCst);
+    Some(Setting { mount: mount.clone(), answered: false })
 }
 
 impl Setting {
@@ -115,20 +115,20 @@ impl Setting {
 
 impl Drop for Setting {
     fn drop(&mut self) {
-        let mut state = self.core.bare.state.lock();
+        let mut state = self.mount.coherence.bare.state.lock();
         state.under_way -= 1;
-        self.core.bare.events.fetch_add(1, SeqCst);
+        self.mount.coherence.bare.events.fetch_add(1, SeqCst);
         if !self.answered {
-            let due = self.core.clock.boot_ns().saturating_add(OPEN_END_NS);
+            let due = self.mount.clock.boot_ns().saturating_add(OPEN_END_NS);
             state.unsure_until_ns = state.unsure_until_ns.max(due);
         }
     }
 }
 
 /// Nothing that is known counts any more.
-pub(crate) fn lose(core: &Core) {
-    let mut state = core.bare.state.lock();
+pub(crate) fn lose(mount: &Mount) {
+    let mut state = mount.coherence.bare.state.lock();
     state.young.clear();
     state.old.clear();
-    core.bare.events.fetch_add(1, SeqCst);
+    mount.coherence.bare.events.fetch_add(1, SeqCst);
 }

@@ -17,7 +17,7 @@
 //! names it. A change whose answer was lost may still happen: nothing is kept for a while. Numbers: 4,096 directories,
 //! about 200 bytes each.
 
-use crate::core::Core;
+use crate::mount::Mount;
 use crate::telemetry::tunables::Knob;
 use amphi_dlm::TokenKey;
 use amphi_types::{Attr, Ino};
@@ -187,8 +187,8 @@ impl Drop for Changed<'_> {
 
 /// Changes of directories that began or ended so far.
 #[inline]
-pub(crate) fn events(core: &Core) -> u64 {
-    core.directories.events.load(SeqCst)
+pub(crate) fn events(mount: &Mount) -> u64 {
+    mount.coherence.directories.events.load(SeqCst)
 }
 
 enum Reach {
@@ -201,17 +201,17 @@ enum Reach {
 
 /// A change under way. Dropped without an answer, it may still happen.
 pub(crate) struct Change {
-    core: Arc<Core>,
+    mount: Arc<Mount>,
     rule: u64,
     reach: Reach,
     answered: bool,
 }
 
 /// To be called before a request is sent that changes what `keys` show.
-pub(crate) fn changing(core: &Arc<Core>, op: &Request, keys: &[TokenKey]) -> Option<Change> {
+pub(crate) fn changing(mount: &Arc<Mount>, op: &Request, keys: &[TokenKey]) -> Option<Change> {
     let attributes = |key: &TokenKey| if let TokenKey::Attributes(ino) = key { Some(*ino) } else { None };
     let ino = keys.iter().find_map(attributes)?;
-    let mut state = core.directories.change();
+    let mut state = mount.coherence.directories.change();
     let reach = match op {
         Request::Rename { .. } => {
             state.begin_wide();
@@ -227,19 +227,19 @@ pub(crate) fn changing(core: &Arc<Core>, op: &Request, keys: &[TokenKey]) -> Opt
         }
     };
     drop(state);
-    Some(Change { core: core.clone(), rule: core.company.rule(), reach, answered: false })
+    Some(Change { mount: mount.clone(), rule: mount.coherence.company.rule(), reach, answered: false })
 }
 
 impl Change {
     /// The answer has come, with the attributes of the directory if the server knew them, and what it says was removed.
     pub(crate) fn ends(&mut self, after: Option<&DirectoryAfter>, removed: Option<Ino>) {
         self.answered = true;
-        let alone = self.rule & 1 == 1 && self.core.company.rule() == self.rule;
+        let alone = self.rule & 1 == 1 && self.mount.coherence.company.rule() == self.rule;
         let after = |ino: Ino| {
             let fits = |after: &&DirectoryAfter| alone && after.inode.attr.ino == ino;
             after.filter(fits).map(|after| (after.place, after.inode.attr))
         };
-        let mut state = self.core.directories.change();
+        let mut state = self.mount.coherence.directories.change();
         match self.reach {
             Reach::Wide => state.ended_wide(),
             Reach::One(ino) => state.ended(ino, self.rule, after(ino)),
@@ -252,8 +252,8 @@ impl Drop for Change {
     fn drop(&mut self) {
         if !self.answered {
             self.ends(None, None);
-            let due = self.core.clock.boot_ns().saturating_add(crate::coherence::tokens::OPEN_END_NS);
-            let mut state = self.core.directories.change();
+            let due = self.mount.clock.boot_ns().saturating_add(crate::coherence::tokens::OPEN_END_NS);
+            let mut state = self.mount.coherence.directories.change();
             state.unsure_until_ns = state.unsure_until_ns.max(due);
             state.forget_all();
         }
@@ -268,33 +268,33 @@ pub(crate) struct Asked {
 }
 
 /// To be called before a question is sent whose answer may show directories.
-pub(crate) fn asking(core: &Core) -> Asked {
-    let rule = core.company.rule();
-    Asked { rule, events: core.directories.state.lock().events }
+pub(crate) fn asking(mount: &Mount) -> Asked {
+    let rule = mount.coherence.company.rule();
+    Asked { rule, events: mount.coherence.directories.state.lock().events }
 }
 
 /// The answer to a question shows a directory.
-pub(crate) fn shown(core: &Core, asked: Asked, attr: Attr) {
+pub(crate) fn shown(mount: &Mount, asked: Asked, attr: Attr) {
     let Asked { rule, events } = asked;
-    if rule & 1 == 1 && core.company.rule() == rule && core.tunables.on(Knob::KeepDirectories) {
-        core.directories.change().shown(attr.ino, rule, events, attr);
+    if rule & 1 == 1 && mount.coherence.company.rule() == rule && mount.tunables.on(Knob::KeepDirectories) {
+        mount.coherence.directories.change().shown(attr.ino, rule, events, attr);
     }
 }
 
 /// The attributes of a directory, if this mount is alone and knows them.
-pub(crate) fn attr(core: &Core, ino: Ino) -> Option<Attr> {
-    let rule = core.company.rule();
+pub(crate) fn attr(mount: &Mount, ino: Ino) -> Option<Attr> {
+    let rule = mount.coherence.company.rule();
     if rule & 1 == 0 {
         return None;
     }
-    let state = core.directories.state.lock();
+    let state = mount.coherence.directories.state.lock();
     let attr = state.known(ino, rule)?;
-    (state.unsure_until_ns == 0 || core.clock.boot_ns() >= state.unsure_until_ns).then_some(attr)
+    (state.unsure_until_ns == 0 || mount.clock.boot_ns() >= state.unsure_until_ns).then_some(attr)
 }
 
 /// Nothing that is known counts any more.
-pub(crate) fn lose(core: &Core) {
-    core.directories.change().forget_all();
+pub(crate) fn lose(mount: &Mount) {
+    mount.coherence.directories.change().forget_all();
 }
 
 #[cfg(test)]

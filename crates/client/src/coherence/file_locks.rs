@@ -20,11 +20,9 @@
 mod pieces;
 
 use crate::api::Closes;
-use crate::client::Client;
-use crate::conn::pauses::pause;
-use crate::conn::pending::{Interrupt, Pending};
-use crate::core::{Core, unexpected};
+use crate::conn::pending::Interrupt;
 use crate::inode::Signal;
+use crate::mount::{Mount, unexpected};
 use amphi_env::Env;
 use amphi_transport::Recovery;
 use amphi_types::{ByteRange, Cred, Errno, Ino, Result, TargetId};
@@ -153,7 +151,7 @@ impl FileLockTable {
     }
 
     /// Whether the server may hold something for the owner, now or when what is under way is done.
-    fn is_known(&self, key: &Key) -> bool {
+    pub(crate) fn is_known(&self, key: &Key) -> bool {
         self.known.load(SeqCst) > 0 && self.state.lock().owners.contains_key(key)
     }
 }
@@ -182,37 +180,37 @@ impl Asking {
 
 /// A number under which the server tells of a request.
 struct Number {
-    core: Arc<Core>,
+    mount: Arc<Mount>,
     number: u64,
     asking: Arc<Asking>,
 }
 
 impl Number {
-    fn new(core: &Arc<Core>) -> Number {
-        let mut state = core.file_locks.state.lock();
+    fn new(mount: &Arc<Mount>) -> Number {
+        let mut state = mount.coherence.file_locks.state.lock();
         state.last_number += 1;
         let (number, asking) = (state.last_number, Arc::<Asking>::default());
         state.asking.insert(number, asking.clone());
         drop(state);
-        Number { core: core.clone(), number, asking }
+        Number { mount: mount.clone(), number, asking }
     }
 }
 
 impl Drop for Number {
     fn drop(&mut self) {
-        self.core.file_locks.state.lock().asking.remove(&self.number);
+        self.mount.coherence.file_locks.state.lock().asking.remove(&self.number);
     }
 }
 
 /// The right to have a request under way for an owner and a file. Dropping it passes it on, first come, first served.
 struct Turn {
-    core: Arc<Core>,
+    mount: Arc<Mount>,
     key: Key,
 }
 
 impl Turn {
-    async fn new(core: &Arc<Core>, key: Key) -> Result<Turn> {
-        let wait = core.file_locks.with(key, |owner| {
+    async fn new(mount: &Arc<Mount>, key: Key) -> Result<Turn> {
+        let wait = mount.coherence.file_locks.with(key, |owner| {
             if !std::mem::replace(&mut owner.busy, true) {
                 return None;
             }
@@ -221,13 +219,13 @@ impl Turn {
             Some(receiver)
         });
         match wait {
-            None => Ok(Turn { core: core.clone(), key }),
+            None => Ok(Turn { mount: mount.clone(), key }),
             Some(turn) => turn.await.map_err(|_| Errno::NotConnected),
         }
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut OwnerState) -> T) -> T {
-        self.core.file_locks.with(self.key, f)
+        self.mount.coherence.file_locks.with(self.key, f)
     }
 
     /// Fails once if locks of the owner were lost.
@@ -236,7 +234,7 @@ impl Turn {
     }
 
     async fn call(&self, op: Request) -> Result<Reply> {
-        self.core.call(self.key.0.target(), &Cred::root(), op).await
+        self.mount.call(self.key.0.target(), &Cred::root(), op).await
     }
 
     /// Asks for a lock; whether it is held now.
@@ -285,14 +283,14 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let next = self.core.file_locks.with(self.key, |owner| {
+        let next = self.mount.coherence.file_locks.with(self.key, |owner| {
             let next = owner.queue.pop_front();
             owner.busy = next.is_some();
             next
         });
         if let Some(next) = next {
             // One that has gone passes it on by dropping it.
-            let _ = next.send(Turn { core: self.core.clone(), key: self.key });
+            let _ = next.send(Turn { mount: self.mount.clone(), key: self.key });
         }
     }
 }
@@ -322,8 +320,8 @@ impl std::fmt::Debug for TakenLock {
 impl Drop for TakenLock {
     fn drop(&mut self) {
         if let Some(turn) = self.turn.take() {
-            let (core, lock, before) = (turn.core.clone(), self.lock, std::mem::take(&mut self.before));
-            core.spawn(async move { undo(turn, lock, &before).await });
+            let (mount, lock, before) = (turn.mount.clone(), self.lock, std::mem::take(&mut self.before));
+            mount.spawn(async move { undo(turn, lock, &before).await });
         }
     }
 }
@@ -334,7 +332,7 @@ async fn undo(turn: Turn, lock: FileLockSpec, before: &Pieces) {
         let _ = turn.unlock(range).await;
     }
     if lock.mode == LockMode::Write {
-        let number = Number::new(&turn.core);
+        let number = Number::new(&turn.mount);
         for (range, pid) in before.shared(lock.range) {
             let shared = FileLockSpec { mode: LockMode::Read, range, pid, ..lock };
             let _ = turn.set(shared, number.number, false).await;
@@ -342,18 +340,23 @@ async fn undo(turn: Turn, lock: FileLockSpec, before: &Pieces) {
     }
 }
 
-async fn take(core: Arc<Core>, lock: FileLockSpec, wait: bool, interrupt: Option<Arc<Interrupt>>) -> Result<TakenLock> {
+pub(crate) async fn take(
+    mount: Arc<Mount>,
+    lock: FileLockSpec,
+    wait: bool,
+    interrupt: Option<Arc<Interrupt>>,
+) -> Result<TakenLock> {
     let key = (lock.ino, lock.owner);
-    let number = Number::new(&core);
+    let number = Number::new(&mount);
     let mut asked = false;
     loop {
-        let turn = Turn::new(&core, key).await?;
+        let turn = Turn::new(&mount, key).await?;
         if interrupt.as_ref().is_some_and(|i| i.has_fired()) {
             if asked {
                 match withdraw(turn, lock, number.number).await {
                     Ok(Some(taken)) => return Ok(taken),
                     Ok(None) => {}
-                    Err(_) => core.spawn(withdraw_later(core.clone(), lock, number)),
+                    Err(_) => mount.spawn(withdraw_later(mount.clone(), lock, number)),
                 }
             }
             return Err(Errno::Intr);
@@ -365,7 +368,7 @@ async fn take(core: Arc<Core>, lock: FileLockSpec, wait: bool, interrupt: Option
             Ok(false) => drop(turn),
             Err(e) => {
                 if wait && turn.with(|owner| owner.unsure) {
-                    core.spawn(withdraw_later(core.clone(), lock, number));
+                    mount.spawn(withdraw_later(mount.clone(), lock, number));
                 }
                 return Err(e);
             }
@@ -393,17 +396,17 @@ async fn withdraw(turn: Turn, lock: FileLockSpec, number: u64) -> Result<Option<
 }
 
 /// Waits until the server of the file can be reached. `false`: the session, or the mount, has ended.
-async fn reached(core: &Core, ino: Ino) -> bool {
+async fn reached(mount: &Mount, ino: Ino) -> bool {
     let nothing = Request::LockKept { locks: Vec::new() };
-    let heard = core.insist(Lane::Answer, ino.target(), nothing).await;
+    let heard = mount.insist(Lane::Answer, ino.target(), nothing).await;
     heard.is_ok_and(|(answer, _)| answer.result.is_ok())
 }
 
 /// A request that waits was not answered: it may be in the queue of the server, which would keep what it grants for
 /// nobody.
-async fn withdraw_later(core: Arc<Core>, lock: FileLockSpec, number: Number) {
-    while reached(&core, lock.ino).await {
-        let Ok(turn) = Turn::new(&core, (lock.ino, lock.owner)).await else { return };
+async fn withdraw_later(mount: Arc<Mount>, lock: FileLockSpec, number: Number) {
+    while reached(&mount, lock.ino).await {
+        let Ok(turn) = Turn::new(&mount, (lock.ino, lock.owner)).await else { return };
         match withdraw(turn, lock, number.number).await {
             Err(Errno::Io) => {}
             // What was granted is given back.
@@ -413,9 +416,9 @@ async fn withdraw_later(core: Arc<Core>, lock: FileLockSpec, number: Number) {
 }
 
 /// What an owner gave up at its last close has not been answered: it is given up when the server can be reached.
-async fn release_later(core: Arc<Core>, key: Key) {
-    while reached(&core, key.0).await {
-        let Ok(turn) = Turn::new(&core, key).await else { return };
+async fn release_later(mount: Arc<Mount>, key: Key) {
+    while reached(&mount, key.0).await {
+        let Ok(turn) = Turn::new(&mount, key).await else { return };
         // It may have begun anew, or another one may have seen to it.
         let due = turn.with(|owner| owner.unsure && owner.held.is_empty());
         if !due || turn.unlock(ByteRange::ALL).await != Err(Errno::Io) {
@@ -425,10 +428,14 @@ async fn release_later(core: Arc<Core>, key: Key) {
 }
 
 /// As `take`, but an interrupt while there is no connection ends it at once: what is left goes on behind its back.
-async fn take_interruptible(core: Arc<Core>, lock: FileLockSpec, interrupt: Arc<Interrupt>) -> Result<TakenLock> {
-    let mut taking = Box::pin(take(core.clone(), lock, true, Some(interrupt.clone())));
-    let down = || interrupt.has_fired() && core.file_locks.down.load(SeqCst) > 0;
-    let mut went_down = Box::pin(core.file_locks.went_down.until(down));
+pub(crate) async fn take_interruptible(
+    mount: Arc<Mount>,
+    lock: FileLockSpec,
+    interrupt: Arc<Interrupt>,
+) -> Result<TakenLock> {
+    let mut taking = Box::pin(take(mount.clone(), lock, true, Some(interrupt.clone())));
+    let down = || interrupt.has_fired() && mount.coherence.file_locks.down.load(SeqCst) > 0;
+    let mut went_down = Box::pin(mount.coherence.file_locks.went_down.until(down));
     let taken = poll_fn(|cx| {
         if let Poll::Ready(taken) = taking.as_mut().poll(cx) {
             return Poll::Ready(Some(taken));
@@ -449,32 +456,32 @@ async fn take_interruptible(core: Arc<Core>, lock: FileLockSpec, interrupt: Arc<
     drop(went_down);
     taken.unwrap_or_else(|| {
         // Its lock is given back when it comes, as nobody keeps it.
-        core.spawn(async move { drop(taking.await) });
+        mount.spawn(async move { drop(taking.await) });
         Err(Errno::Intr)
     })
 }
 
-async fn unlock(core: Arc<Core>, ino: Ino, owner: FileLockOwner, range: ByteRange) -> Result<()> {
-    let turn = Turn::new(&core, (ino, owner)).await?;
+pub(crate) async fn unlock(mount: Arc<Mount>, ino: Ino, owner: FileLockOwner, range: ByteRange) -> Result<()> {
+    let turn = Turn::new(&mount, (ino, owner)).await?;
     turn.check_lost()?;
     turn.unlock(range).await
 }
 
-async fn release(core: Arc<Core>, ino: Ino, owner: FileLockOwner) -> Result<()> {
-    let turn = Turn::new(&core, (ino, owner)).await?;
+pub(crate) async fn release(mount: Arc<Mount>, ino: Ino, owner: FileLockOwner) -> Result<()> {
+    let turn = Turn::new(&mount, (ino, owner)).await?;
     turn.with(|owner| owner.lost = false);
     let released = turn.unlock(ByteRange::ALL).await;
     if released.is_err() && turn.with(|owner| owner.unsure) {
-        core.spawn(release_later(core.clone(), (ino, owner)));
+        mount.spawn(release_later(mount.clone(), (ino, owner)));
     }
     released
 }
 
-async fn test(core: Arc<Core>, lock: FileLockSpec) -> Result<Option<FileLockSpec>> {
-    let number = Number::new(&core);
+pub(crate) async fn test(mount: Arc<Mount>, lock: FileLockSpec) -> Result<Option<FileLockSpec>> {
+    let number = Number::new(&mount);
     loop {
         let op = Request::FileLockTest { lock, number: number.number };
-        match core.call(lock.ino.target(), &Cred::root(), op).await? {
+        match mount.call(lock.ino.target(), &Cred::root(), op).await? {
             Reply::FileLockFound(found) => return Ok(found),
             Reply::FileLock(false) => drop(number.asking.news(None).await),
             other => return Err(unexpected(&other)),
@@ -482,84 +489,38 @@ async fn test(core: Arc<Core>, lock: FileLockSpec) -> Result<Option<FileLockSpec
     }
 }
 
-/// Locks of applications: `flock`, `fcntl`. Owners are numbered by the front end.
-impl Client {
-    /// Takes a lock, or changes what the owner holds of the range, in one step. The caller is told, then the lock is
-    /// [kept](TakenLock::keep).
-    ///
-    /// Errors: `Again` if another owner holds a conflicting lock, `NoLck`, `Inval` for an empty range; `Io` once if
-    /// locks of the owner on the file were lost.
-    pub fn try_lock(&self, lock: FileLockSpec) -> Pending<TakenLock> {
-        Pending::start(&self.core, take(self.core.clone(), lock, false, None))
-    }
-
-    /// As `try_lock`, but waits. `interrupt` ends the wait with `Intr`, unless the lock was granted before: then it is
-    /// taken. Dropping the operation does not end the wait.
-    ///
-    /// Errors: `Deadlk` if POSIX owners would wait for each other, otherwise as for `try_lock`.
-    pub fn wait_lock(&self, lock: FileLockSpec, interrupt: Arc<Interrupt>) -> Pending<TakenLock> {
-        Pending::start(&self.core, take_interruptible(self.core.clone(), lock, interrupt))
-    }
-
-    /// Gives up what the owner holds of the range.
-    ///
-    /// Errors: `NoLck` if that would cut a lock in two and the server has no room for one more.
-    pub fn unlock(&self, ino: Ino, owner: FileLockOwner, range: ByteRange) -> Pending<()> {
-        Pending::start(&self.core, unlock(self.core.clone(), ino, owner, range))
-    }
-
-    /// Gives up everything the owner holds on the file, at a close. Nothing is sent if that is nothing.
-    pub fn release_locks(&self, ino: Ino, owner: FileLockOwner) -> Pending<()> {
-        if !self.core.file_locks.is_known(&(ino, owner)) {
-            return Pending::ready(Ok(()));
-        }
-        Pending::start(&self.core, release(self.core.clone(), ino, owner))
-    }
-
-    /// The lock with the lowest offset that stands in the way of `lock`. Its process is 0 if it belongs to another
-    /// mount.
-    pub fn test_lock(&self, lock: FileLockSpec) -> Pending<Option<FileLockSpec>> {
-        Pending::start(&self.core, test(self.core.clone(), lock))
-    }
-
-    /// Number of file locks that applications of this mount hold, and of requests for such that are not done.
-    pub fn file_locks(&self) -> (usize, usize) {
-        self.core.file_locks.count()
-    }
-}
-
 /// `Push::FileLockClosing`: answers when the locks of descriptors that are being closed have been given up.
-pub(crate) fn closing(core: &Arc<Core>, ino: Ino, id: u64) {
-    let answer = move |core: &Arc<Core>| {
+pub(crate) fn closing(mount: &Arc<Mount>, ino: Ino, id: u64) {
+    let answer = move |mount: &Arc<Mount>| {
         let op = Request::FileLockClosed { ino, id };
-        drop(core.send(Lane::Answer, ino.target(), &Cred::root(), op, None, 0));
+        drop(mount.send(Lane::Answer, ino.target(), &Cred::root(), op, None, 0));
     };
-    let table = &core.file_locks;
+    let table = &mount.coherence.file_locks;
     let closes = table.closes.lock().clone();
     let room = |n: usize| (n < QUESTIONS_MAX).then_some(n + 1);
     let Some(closes) = closes.filter(|_| table.questions.fetch_update(SeqCst, SeqCst, room).is_ok()) else {
-        return answer(core);
+        return answer(mount);
     };
     let (done, gone) = oneshot::channel();
     let wait = closes.closing(ino, Box::new(move || done.send(()).unwrap_or_default()));
     let Some(wait) = wait else {
         table.questions.fetch_sub(1, SeqCst);
-        return answer(core);
+        return answer(mount);
     };
-    let own = core.clone();
-    core.spawn(async move {
-        if let Either::Right(_) = select(gone, pin!(pause(&own, CLOSE_WAIT_NS))).await {
+    let own = mount.clone();
+    mount.spawn(async move {
+        if let Either::Right(_) = select(gone, pin!(own.life.pauses.pause(CLOSE_WAIT_NS))).await {
             closes.in_vain(wait);
         }
-        own.file_locks.questions.fetch_sub(1, SeqCst);
+        own.coherence.file_locks.questions.fetch_sub(1, SeqCst);
         answer(&own);
     });
 }
 
 /// Presents the file locks on `target` to a restarted server. If the session has ended meanwhile, they are lost: others
 /// may have held them since.
-pub(crate) async fn represent<E: Env>(core: &Core, recovery: &Recovery<E>, target: TargetId) -> Result<()> {
-    let table = &core.file_locks;
+pub(crate) async fn represent<E: Env>(mount: &Mount, recovery: &Recovery<E>, target: TargetId) -> Result<()> {
+    let table = &mount.coherence.file_locks;
     let held: Vec<FileLockSpec> = {
         let mut state = table.state.lock();
         let here = state.owners.iter_mut().filter(|((ino, _), _)| ino.target() == target);

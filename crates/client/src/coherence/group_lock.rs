@@ -19,11 +19,10 @@ use crate::coherence::lease;
 use crate::coherence::locks::{self, Pin};
 use crate::coherence::range_lock::{Guard, Hold};
 use crate::coherence::sharing::{self, Begun};
-use crate::conn::pauses::pause;
 use crate::conn::pending::Interrupt;
-use crate::core::{Core, unexpected};
 use crate::inode::table::Use;
 use crate::inode::{File, OpenFile, Signal};
+use crate::mount::{Mount, unexpected};
 use crate::telemetry::stats::Count;
 use crate::writeback::writeback_errors;
 use amphi_dlm::LockId;
@@ -127,7 +126,7 @@ pub(crate) async fn enter(file: &Arc<File>, member: u64, range: ByteRange, hold:
 /// group of this mount asks for the file meanwhile: then the caller lets the range lock go and comes again, since what
 /// it waits for may be the end of that very group on another mount. The locks are still waited for, and go back.
 pub(crate) async fn unless_asked<T: Send + 'static>(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     file: &Arc<File>,
     member: u64,
     locks: impl Future<Output = Result<T>> + Send + 'static,
@@ -140,7 +139,7 @@ pub(crate) async fn unless_asked<T: Send + 'static>(
     match select(locks, asked).await {
         Either::Left((result, _)) => Some(result),
         Either::Right(((), locks)) => {
-            core.spawn(async move { drop(locks.await) });
+            mount.spawn(async move { drop(locks.await) });
             None
         }
     }
@@ -148,22 +147,22 @@ pub(crate) async fn unless_asked<T: Send + 'static>(
 
 /// Takes the range lock as `enter`, and in company the locks that `pins` waits for.
 pub(crate) async fn enter_pinned<F>(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     file: &Arc<File>,
     member: u64,
     (range, hold): (ByteRange, Hold),
-    pins: impl Fn(Arc<Core>, Arc<File>) -> F,
+    pins: impl Fn(Arc<Mount>, Arc<File>) -> F,
 ) -> Result<(Guard, Option<Begun>, Vec<Pin>)>
 where
     F: Future<Output = Result<Vec<Pin>>> + Send + 'static,
 {
     loop {
         let guard = enter(file, member, range, hold).await?;
-        let begun = sharing::begin(core);
+        let begun = sharing::begin(mount);
         if begun.is_some() {
             return Ok((guard, begun, Vec::new()));
         }
-        if let Some(pins) = unless_asked(core, file, member, pins(core.clone(), file.clone())).await {
+        if let Some(pins) = unless_asked(mount, file, member, pins(mount.clone(), file.clone())).await {
             return Ok((guard, None, pins?));
         }
     }
@@ -194,7 +193,7 @@ enum Next {
 /// `Inval` for group 0, or if it is a member already; `Again` if another group has the file and it is not to wait;
 /// `Intr`.
 pub(crate) async fn lock(
-    core: Arc<Core>,
+    mount: Arc<Mount>,
     open: Arc<OpenFile>,
     group: u64,
     wait: bool,
@@ -206,7 +205,7 @@ pub(crate) async fn lock(
     if !open.flags.write {
         return Err(Errno::BadFd);
     }
-    core.stats.count(Count::GroupLock);
+    mount.stats.count(Count::GroupLock);
     let file = &open.file;
     loop {
         let next = {
@@ -231,7 +230,7 @@ pub(crate) async fn lock(
             Next::Take => break,
             Next::Wait if !wait && file.group.id() != group => return Err(Errno::Again),
             Next::Wait => {
-                core.stats.count(Count::GroupWait);
+                mount.stats.count(Count::GroupWait);
                 let settled = || matches!(file.group.state.lock().stage, Stage::None | Stage::Held);
                 let free = || settled() && (file.group.id() == 0 || file.group.id() == group);
                 unless(&interrupt, file.signal.until(free)).await?;
@@ -240,7 +239,7 @@ pub(crate) async fn lock(
     }
     file.group.asked.notify();
     let mut locks = Vec::new();
-    let taken = take(&core, file, group, wait, &interrupt, &mut locks).await;
+    let taken = take(&mount, file, group, wait, &interrupt, &mut locks).await;
     let lost = {
         let mut state = file.group.state.lock();
         let lost = file.group.id() != group;
@@ -256,14 +255,14 @@ pub(crate) async fn lock(
         state.stage = Stage::Leaving;
         lost
     };
-    end(&core, file, &locks).await;
+    end(&mount, file, &locks).await;
     taken?;
     if lost { Err(Errno::Io) } else { Ok(()) }
 }
 
 /// Asks for the locks of all objects, in ascending order. What was granted is in `locks`, also after a failure.
 async fn take(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     file: &Arc<File>,
     group: u64,
     wait: bool,
@@ -273,72 +272,72 @@ async fn take(
     let quiet = async {
         drop(file.range.acquire(ByteRange::ALL, Hold::Exclusive).await);
         // A write that passed its check before has ended after this, and so have fills.
-        core.cache.barrier();
+        mount.cache.barrier();
         file.signal.until(|| file.fills_under_way.load(SeqCst) == 0).await;
     };
     let mut quiet = pin!(quiet);
     if wait {
         let first = async {
-            let late = pin!(pause(core, QUIET_NS));
+            let late = pin!(mount.life.pauses.pause(QUIET_NS));
             matches!(select(quiet.as_mut(), late).await, Either::Left(_))
         };
         if unless(interrupt, first).await? {
-            return ask(core, file, group, wait, interrupt, locks).await;
+            return ask(mount, file, group, wait, interrupt, locks).await;
         }
-        ask(core, file, group, wait, interrupt, locks).await?;
+        ask(mount, file, group, wait, interrupt, locks).await?;
         // What waited for the group on another mount goes on now.
         unless(interrupt, quiet).await
     } else {
         // Some of it may itself wait for another group.
-        let rung = core.group_news.count.load(SeqCst) + PATIENCE_RINGS;
-        let late = core.group_news.signal.until(|| core.group_news.count.load(SeqCst) >= rung);
+        let rung = mount.coherence.group_news.count.load(SeqCst) + PATIENCE_RINGS;
+        let late = mount.coherence.group_news.signal.until(|| mount.coherence.group_news.count.load(SeqCst) >= rung);
         if let Either::Right(_) = select(quiet, pin!(late)).await {
             return Err(Errno::Again);
         }
-        ask(core, file, group, wait, interrupt, locks).await
+        ask(mount, file, group, wait, interrupt, locks).await
     }
 }
 
 /// Asks the servers.
 async fn ask(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     file: &Arc<File>,
     group: u64,
     wait: bool,
     interrupt: &Interrupt,
     locks: &mut Vec<(TargetId, LockId)>,
 ) -> Result<()> {
-    lease::touch(core, file, ByteRange::ALL).await?;
+    lease::touch(mount, file, ByteRange::ALL).await?;
     let layout = file.layout();
     for stripe in 0..layout.stripes() {
         let (object, target) = (ObjectId { ino: file.ino, stripe }, layout.target(file.ino, stripe));
         let mut asked = None;
         loop {
-            let news = core.group_news.count.load(SeqCst);
+            let news = mount.coherence.group_news.count.load(SeqCst);
             let op = Request::GroupLock { object, group, wait, asked };
-            let answer = match core.send(Lane::Normal, target, &Cred::root(), op, None, 0).await {
+            let answer = match mount.send(Lane::Normal, target, &Cred::root(), op, None, 0).await {
                 Ok((answer, _)) => answer,
                 Err(e) => {
                     // It may be granted meanwhile, and nobody would call it back.
-                    asked.into_iter().for_each(|lock| withdraw(core, target, lock));
+                    asked.into_iter().for_each(|lock| withdraw(mount, target, lock));
                     return Err(e);
                 }
             };
-            core.note_contention(file, answer.contended);
+            mount.note_contention(file, answer.contended);
             match answer.result? {
                 Reply::Locked { lock, .. } => {
-                    locks::hold_group(core, target, object, LockId(lock), group);
+                    locks::hold_group(mount, target, object, LockId(lock), group);
                     locks.push((target, LockId(lock)));
                     break;
                 }
                 Reply::LockWaits { lock } => {
                     if asked.is_none() {
-                        core.stats.count(Count::GroupWait);
+                        mount.stats.count(Count::GroupWait);
                     }
                     asked = Some(lock);
-                    let rung = || core.group_news.count.load(SeqCst) != news;
-                    if let Err(e) = unless(interrupt, core.group_news.signal.until(rung)).await {
-                        withdraw(core, target, lock);
+                    let rung = || mount.coherence.group_news.count.load(SeqCst) != news;
+                    if let Err(e) = unless(interrupt, mount.coherence.group_news.signal.until(rung)).await {
+                        withdraw(mount, target, lock);
                         return Err(e);
                     }
                 }
@@ -350,17 +349,17 @@ async fn ask(
 }
 
 /// Nobody waits any more for a lock that is in the queue of its server.
-fn withdraw(core: &Core, target: TargetId, lock: u64) {
-    drop(core.insist(Lane::Answer, target, Request::LockCancel { locks: vec![lock] }));
+fn withdraw(mount: &Mount, target: TargetId, lock: u64) {
+    drop(mount.insist(Lane::Answer, target, Request::LockCancel { locks: vec![lock] }));
 }
 
 /// Gives the locks back and lets others go on.
-async fn end(core: &Arc<Core>, file: &Arc<File>, locks: &[(TargetId, LockId)]) {
-    locks::leave_group(core, locks).await;
-    free(core, file);
+async fn end(mount: &Arc<Mount>, file: &Arc<File>, locks: &[(TargetId, LockId)]) {
+    locks::leave_group(mount, locks).await;
+    free(mount, file);
 }
 
-fn free(core: &Arc<Core>, file: &Arc<File>) {
+fn free(mount: &Arc<Mount>, file: &Arc<File>) {
     let before = {
         let mut state = file.group.state.lock();
         file.group.id.store(0, SeqCst);
@@ -368,7 +367,7 @@ fn free(core: &Arc<Core>, file: &Arc<File>) {
     };
     file.signal.notify();
     drop(before);
-    core.files.reap(file);
+    mount.files.reap(file);
 }
 
 /// A member leaves. Whether it was the last: then the locks to give back.
@@ -389,7 +388,7 @@ fn leave(file: &File, group: u64) -> Option<Vec<(TargetId, LockId)>> {
 /// others may go on.
 ///
 /// Errors: `Inval` if it is no member; `Io` if the group was lost; the first failure of write-back.
-pub(crate) async fn unlock(core: Arc<Core>, open: Arc<OpenFile>) -> Result<()> {
+pub(crate) async fn unlock(mount: Arc<Mount>, open: Arc<OpenFile>) -> Result<()> {
     let group = open.group.swap(0, SeqCst);
     if group == 0 {
         return Err(Errno::Inval);
@@ -399,21 +398,21 @@ pub(crate) async fn unlock(core: Arc<Core>, open: Arc<OpenFile>) -> Result<()> {
         return Err(Errno::Io);
     }
     if let Some(locks) = leave(file, group) {
-        end(&core, file, &locks).await;
+        end(&mount, file, &locks).await;
     }
     writeback_errors::tell(&open).await
 }
 
 /// A member was closed.
-pub(crate) fn closed(core: &Arc<Core>, file: &Arc<File>, group: u64) {
+pub(crate) fn closed(mount: &Arc<Mount>, file: &Arc<File>, group: u64) {
     if let Some(locks) = leave(file, group) {
-        let (core2, file) = (core.clone(), file.clone());
-        core.spawn(async move { end(&core2, &file, &locks).await });
+        let (mount2, file) = (mount.clone(), file.clone());
+        mount.spawn(async move { end(&mount2, &file, &locks).await });
     }
 }
 
 /// A server no longer knows locks of the group: its members fail from now on, others go on.
-pub(crate) fn lost(core: &Arc<Core>, file: &Arc<File>) {
+pub(crate) fn lost(mount: &Arc<Mount>, file: &Arc<File>) {
     if file.group.id() == 0 {
         return;
     }
@@ -428,7 +427,7 @@ pub(crate) fn lost(core: &Arc<Core>, file: &Arc<File>) {
         std::mem::take(&mut state.locks)
     };
     // What other servers still know is given back.
-    let (core2, file2) = (core.clone(), file.clone());
+    let (mount2, file2) = (mount.clone(), file.clone());
     file.group.id.store(0, SeqCst);
-    core.spawn(async move { end(&core2, &file2, &locks).await });
+    mount.spawn(async move { end(&mount2, &file2, &locks).await });
 }

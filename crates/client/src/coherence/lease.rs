@@ -7,8 +7,8 @@
 //! stopped before others are let on. What other servers granted goes on. As long as all are in touch, one number says
 //! so.
 
-use crate::core::Core;
 use crate::inode::File;
+use crate::mount::Mount;
 use amphi_types::{ByteRange, Cred, Result, TargetId};
 use amphi_wire::Request;
 use parking_lot::RwLock;
@@ -114,17 +114,17 @@ fn targets(file: &File, range: ByteRange) -> BTreeSet<TargetId> {
 
 /// Makes sure that what is cached of a file's inode and of these bytes may be used: asks servers that have been silent
 /// for too long.
-pub(crate) async fn touch(core: &Arc<Core>, file: &File, range: ByteRange) -> Result<()> {
-    let leases = &core.company.leases;
-    let now = core.clock.boot_ns();
-    if core.company.is_alone() || now < leases.all_until_ns.load(Relaxed) {
+pub(crate) async fn touch(mount: &Arc<Mount>, file: &File, range: ByteRange) -> Result<()> {
+    let leases = &mount.coherence.company.leases;
+    let now = mount.clock.boot_ns();
+    if mount.coherence.company.is_alone() || now < leases.all_until_ns.load(Relaxed) {
         return Ok(());
     }
     for target in targets(file, range) {
-        let now = core.clock.boot_ns();
+        let now = mount.clock.boot_ns();
         let Some(lease) = leases.of(target).filter(|lease| !lease.in_touch(now)) else { continue };
         // A question that changes nothing, and that a server answers to sessions alone that it knows.
-        core.call(target, &Cred::root(), Request::Revoked { ids: Vec::new() }).await?;
+        mount.call(target, &Cred::root(), Request::Revoked { ids: Vec::new() }).await?;
         // Whatever was pushed before the answer has been taken.
         leases.surely_heard(&lease, now);
     }

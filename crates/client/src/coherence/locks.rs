@@ -15,8 +15,8 @@ mod pins;
 use crate::cache::drop::Dirty;
 use crate::cache::push_joined;
 use crate::coherence::group_lock;
-use crate::core::Core;
 use crate::inode::{File, Signal};
+use crate::mount::Mount;
 use crate::ops::pages;
 use crate::telemetry::stats::{Count, FileEvent};
 use crate::telemetry::tunables::{Knob, Tunables};
@@ -85,17 +85,17 @@ struct Making {
 }
 
 /// A file is being made, for as long as this lives.
-pub(crate) struct MakingFile(Arc<Core>);
+pub(crate) struct MakingFile(Arc<Mount>);
 
 /// To be called before a request that may bring a lock with its answer.
-pub(crate) fn making(core: &Arc<Core>) -> MakingFile {
-    core.locks.making.lock().under_way += 1;
-    MakingFile(core.clone())
+pub(crate) fn making(mount: &Arc<Mount>) -> MakingFile {
+    mount.coherence.locks.making.lock().under_way += 1;
+    MakingFile(mount.clone())
 }
 
 impl Drop for MakingFile {
     fn drop(&mut self) {
-        let mut making = self.0.locks.making.lock();
+        let mut making = self.0.coherence.locks.making.lock();
         making.under_way -= 1;
         if making.under_way == 0 {
             making.early.clear();
@@ -182,9 +182,9 @@ fn spans(file: &File, range: ByteRange) -> BTreeMap<ObjectId, ByteRange> {
 }
 
 /// Whether usable locks permit reading all of `range`.
-pub(crate) fn permit_reading(core: &Core, file: &File, range: ByteRange) -> bool {
+pub(crate) fn permit_reading(mount: &Mount, file: &File, range: ByteRange) -> bool {
     let layout = file.layout();
-    let mut caches = core.locks.caches.lock();
+    let mut caches = mount.coherence.locks.caches.lock();
     layout.pieces(file.ino, range).all(|(object, piece)| {
         let target = layout.target(file.ino, object.stripe);
         caches.get_mut(&target).is_some_and(|cache| cache.covers(object, Mode::Read, piece).is_some())
@@ -196,49 +196,49 @@ fn wire_mode(mode: Mode) -> LockMode {
 }
 
 /// Tells the lock cache when files of the locks that are next to go were used without a pin.
-fn note_uses(core: &Core, cache: &mut LockCache) {
+fn note_uses(mount: &Mount, cache: &mut LockCache) {
     for (id, object) in cache.oldest() {
-        if let Some(file) = core.files.get(object.ino) {
+        if let Some(file) = mount.files.get(object.ino) {
             cache.used(id, file.used_ns.load(Relaxed));
         }
     }
 }
 
 /// A group lock of an object was granted.
-pub(crate) fn hold_group(core: &Arc<Core>, target: TargetId, object: ObjectId, lock: LockId, group: u64) {
-    core.locks.with(target, |cache| cache.hold_group(core.clock.now_ns(), lock, object, GroupId(group)));
+pub(crate) fn hold_group(mount: &Arc<Mount>, target: TargetId, object: ObjectId, lock: LockId, group: u64) {
+    mount.coherence.locks.with(target, |cache| cache.hold_group(mount.clock.now_ns(), lock, object, GroupId(group)));
 }
 
 /// Gives group locks back and waits until the servers know.
-pub(crate) async fn leave_group(core: &Arc<Core>, locks: &[(TargetId, LockId)]) {
+pub(crate) async fn leave_group(mount: &Arc<Mount>, locks: &[(TargetId, LockId)]) {
     for &(target, id) in locks {
-        let held = core.locks.with(target, |cache| {
+        let held = mount.coherence.locks.with(target, |cache| {
             let held = cache.extent(id).is_some();
             if held {
-                core.locks.leaving.lock().insert((target, id));
+                mount.coherence.locks.leaving.lock().insert((target, id));
                 cache.give_back(id);
             }
             held
         });
         if held {
-            pump(core, target);
+            pump(mount, target);
         }
     }
     let gone = || {
-        let leaving = core.locks.leaving.lock();
+        let leaving = mount.coherence.locks.leaving.lock();
         locks.iter().all(|lock| !leaving.contains(lock))
     };
-    core.locks.answered.until(gone).await;
+    mount.coherence.locks.answered.until(gone).await;
 }
 
 /// A write lock on all of the first object that came with the answer that made the file.
-pub(crate) fn given(core: &Arc<Core>, file: &File, lock: u64) {
+pub(crate) fn given(mount: &Arc<Mount>, file: &File, lock: u64) {
     let (object, target) = (ObjectId { ino: file.ino, stripe: 0 }, file.ino.target());
-    let mut making = core.locks.making.lock();
+    let mut making = mount.coherence.locks.making.lock();
     let asked_back = making.early.iter().position(|early| *early == (object, lock));
-    core.locks.with(target, |cache| {
+    mount.coherence.locks.with(target, |cache| {
         let request = cache.ask(object, Mode::Write, ByteRange::ALL);
-        if let Granted::Pinned(pinned) = cache.granted(core.clock.now_ns(), request, LockId(lock), ByteRange::ALL) {
+        if let Granted::Pinned(pinned) = cache.granted(mount.clock.now_ns(), request, LockId(lock), ByteRange::ALL) {
             if asked_back.is_none() {
                 note_whole(cache, file, object);
             }
@@ -246,11 +246,11 @@ pub(crate) fn given(core: &Arc<Core>, file: &File, lock: u64) {
         }
         if let Some(at) = asked_back {
             making.early.swap_remove(at);
-            cache.callback(core.clock.now_ns(), LockId(lock), object);
+            cache.callback(mount.clock.now_ns(), LockId(lock), object);
         }
     });
     drop(making);
-    pump(core, target);
+    pump(mount, target);
 }
 
 /// Sets the bit of an object if a usable write lock covers all of it. Under the table's lock: a lock that is on its way
@@ -265,13 +265,13 @@ fn note_whole(cache: &LockCache, file: &File, object: ObjectId) {
 }
 
 /// The server asks for a lock back.
-pub(crate) fn callback(core: &Arc<Core>, object: ObjectId, lock: u64) {
-    core.stats.count(Count::LockCallback);
-    let target = core.locks.target_of(object).unwrap_or_else(|| core.target_of(object));
-    let file = core.files.get(object.ino);
-    core.locks.asked_back.lock().entry((target, lock)).or_insert_with(|| core.clock.now_ns());
+pub(crate) fn callback(mount: &Arc<Mount>, object: ObjectId, lock: u64) {
+    mount.stats.count(Count::LockCallback);
+    let target = mount.coherence.locks.target_of(object).unwrap_or_else(|| mount.target_of(object));
+    let file = mount.files.get(object.ino);
+    mount.coherence.locks.asked_back.lock().entry((target, lock)).or_insert_with(|| mount.clock.now_ns());
     let id = {
-        let mut names = core.locks.names.lock();
+        let mut names = mount.coherence.locks.names.lock();
         if let Some(early) = names.restoring.get_mut(&target) {
             // Perhaps a lock whose new name is not known yet.
             early.push((object, lock));
@@ -279,76 +279,76 @@ pub(crate) fn callback(core: &Arc<Core>, object: ObjectId, lock: u64) {
         }
         names.ours(target, lock)
     };
-    let mut making = core.locks.making.lock();
-    core.locks.with(target, |cache| {
-        let plan = cache.callback(core.clock.now_ns(), id, object);
+    let mut making = mount.coherence.locks.making.lock();
+    mount.coherence.locks.with(target, |cache| {
+        let plan = cache.callback(mount.clock.now_ns(), id, object);
         if plan == CallbackPlan::Gone && making.under_way > 0 {
             making.early.push((object, lock));
         }
         if let Some(file) = file {
             file.stats.count(FileEvent::LockCallback);
-            file.called_back_ns.store(core.clock.now_ns(), SeqCst);
+            file.called_back_ns.store(mount.clock.now_ns(), SeqCst);
             file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
         }
     });
     drop(making);
-    pump(core, target);
+    pump(mount, target);
 }
 
 /// Lets time pass.
-pub(crate) fn tick(core: &Arc<Core>) {
-    let now_ns = core.clock.now_ns();
-    let said = core.locks.said_kept_ns.load(SeqCst);
-    let limits = limits_of(&core.tunables);
-    *core.locks.limits.lock() = limits;
-    core.coarse_ns.store(now_ns, Relaxed);
-    let say = now_ns >= said + KEPT_NS && !core.company.is_alone();
+pub(crate) fn tick(mount: &Arc<Mount>) {
+    let now_ns = mount.clock.now_ns();
+    let said = mount.coherence.locks.said_kept_ns.load(SeqCst);
+    let limits = limits_of(&mount.tunables);
+    *mount.coherence.locks.limits.lock() = limits;
+    mount.host.coarse_ns.store(now_ns, Relaxed);
+    let say = now_ns >= said + KEPT_NS && !mount.coherence.company.is_alone();
     if say {
-        core.locks.said_kept_ns.store(now_ns, SeqCst);
+        mount.coherence.locks.said_kept_ns.store(now_ns, SeqCst);
     }
-    let mut asked_back = core.locks.asked_back.lock();
+    let mut asked_back = mount.coherence.locks.asked_back.lock();
     asked_back.retain(|_, since_ns| now_ns < *since_ns + ASKED_BACK_NS);
     let said: Vec<(TargetId, u64)> = if say { asked_back.keys().copied().collect() } else { Vec::new() };
     drop(asked_back);
-    let mut targets: BTreeSet<TargetId> = core.locks.caches.lock().keys().copied().collect();
+    let mut targets: BTreeSet<TargetId> = mount.coherence.locks.caches.lock().keys().copied().collect();
     targets.extend(said.iter().map(|(target, _)| *target));
     for target in targets {
-        let (awaited, aged) = core.locks.with(target, |cache| {
+        let (awaited, aged) = mount.coherence.locks.with(target, |cache| {
             cache.tune(limits);
-            note_uses(core, cache);
+            note_uses(mount, cache);
             cache.tick(now_ns);
             (if say { cache.awaited() } else { Vec::new() }, cache.take_aged())
         });
         if aged > 0 {
-            core.stats.bytes(Count::LockAged, aged);
+            mount.stats.bytes(Count::LockAged, aged);
         }
-        pump(core, target);
+        pump(mount, target);
         let mut locks: BTreeSet<u64> = said.iter().filter(|(of, _)| *of == target).map(|(_, lock)| *lock).collect();
-        let names = core.locks.names.lock();
+        let names = mount.coherence.locks.names.lock();
         locks.extend(awaited.into_iter().map(|id| names.theirs(target, id)));
         drop(names);
         if !locks.is_empty() {
             let locks = locks.into_iter().collect();
-            drop(core.send(Lane::Answer, target, &Cred::root(), Request::LockKept { locks }, None, 0));
+            drop(mount.send(Lane::Answer, target, &Cred::root(), Request::LockKept { locks }, None, 0));
         }
     }
 }
 
 /// Does what the lock cache of `target` wants done.
-pub(crate) fn pump(core: &Arc<Core>, target: TargetId) {
+pub(crate) fn pump(mount: &Arc<Mount>, target: TargetId) {
     loop {
         let flush_or_cancel = {
-            let mut caches = core.locks.caches.lock();
+            let mut caches = mount.coherence.locks.caches.lock();
             let Some(cache) = caches.get_mut(&target) else { return };
             match cache.poll_action() {
                 None => return,
                 Some(LockAction::Drop { object, ranges, discard_dirty }) => {
-                    forget(core, object, &ranges, discard_dirty);
-                    let file = core
+                    forget(mount, object, &ranges, discard_dirty);
+                    let file = mount
                         .files
                         .get(object.ino)
-                        .filter(|f| (f.pages.any() || f.pages.is_taking()) && !core.company.is_alone());
-                    file.into_iter().for_each(|f| core.locks.pages_due.lock().push((target, f)));
+                        .filter(|f| (f.pages.any() || f.pages.is_taking()) && !mount.coherence.company.is_alone());
+                    file.into_iter().for_each(|f| mount.coherence.locks.pages_due.lock().push((target, f)));
                     continue;
                 }
                 Some(action) => action,
@@ -356,29 +356,29 @@ pub(crate) fn pump(core: &Arc<Core>, target: TargetId) {
         };
         match flush_or_cancel {
             LockAction::Flush { id, object, ranges } => {
-                let file = core.files.get(object.ino);
+                let file = mount.files.get(object.ino);
                 if let Some(file) = &file {
                     file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
-                    core.cache.barrier();
+                    mount.cache.barrier();
                 }
-                let core2 = core.clone();
-                core.spawn(async move {
+                let mount2 = mount.clone();
+                mount.spawn(async move {
                     if let Some(file) = file {
-                        for part in pieces_of(&core2, &file, object, &ranges) {
-                            flush::flush(&core2, &file, part).await;
+                        for part in pieces_of(&mount2, &file, object, &ranges) {
+                            flush::flush(&mount2, &file, part).await;
                         }
                     }
-                    core2.locks.with(target, |cache| cache.flushed(id));
-                    pump(&core2, target);
+                    mount2.coherence.locks.with(target, |cache| cache.flushed(id));
+                    pump(&mount2, target);
                 });
             }
             LockAction::Cancel { ids } => {
-                let mut names = core.locks.names.lock();
+                let mut names = mount.coherence.locks.names.lock();
                 let locks: Vec<u64> = ids.iter().map(|&id| names.take(target, id)).collect();
                 drop(names);
-                core.stats.bytes(Count::LockCancel, locks.len() as u64);
-                core.stats.count(Count::LockCancelMessages);
-                give_back(core, target, &ids, locks);
+                mount.stats.bytes(Count::LockCancel, locks.len() as u64);
+                mount.stats.count(Count::LockCancelMessages);
+                give_back(mount, target, &ids, locks);
             }
             LockAction::Drop { .. } => {}
         }
@@ -386,9 +386,9 @@ pub(crate) fn pump(core: &Arc<Core>, target: TargetId) {
 }
 
 /// Files whose pages in front have to be taken back for locks of a target that go.
-fn take_due(core: &Core, target: TargetId) -> Vec<Arc<File>> {
+fn take_due(mount: &Mount, target: TargetId) -> Vec<Arc<File>> {
     let mut due: Vec<Arc<File>> = Vec::new();
-    core.locks.pages_due.lock().retain(|(of, file)| {
+    mount.coherence.locks.pages_due.lock().retain(|(of, file)| {
         let here = *of == target;
         if here && !due.iter().any(|f| Arc::ptr_eq(f, file)) {
             due.push(file.clone());
@@ -399,45 +399,45 @@ fn take_due(core: &Core, target: TargetId) -> Vec<Arc<File>> {
 }
 
 /// Returns locks, after the pages in front that lie under them.
-fn give_back(core: &Arc<Core>, target: TargetId, ids: &[LockId], locks: Vec<u64>) {
+fn give_back(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], locks: Vec<u64>) {
     let answered = {
         let locks = locks.clone();
-        move |core: &Core| {
-            let mut asked_back = core.locks.asked_back.lock();
+        move |mount: &Mount| {
+            let mut asked_back = mount.coherence.locks.asked_back.lock();
             locks.iter().for_each(|lock| {
                 asked_back.remove(&(target, *lock));
             });
         }
     };
     let cancel = Request::LockCancel { locks };
-    let due = take_due(core, target);
+    let due = take_due(mount, target);
     let leaving: Vec<(TargetId, LockId)> = {
-        let leaving = core.locks.leaving.lock();
+        let leaving = mount.coherence.locks.leaving.lock();
         ids.iter().map(|id| (target, *id)).filter(|lock| leaving.contains(lock)).collect()
     };
     if due.is_empty() && leaving.is_empty() {
-        answered(core);
-        drop(core.insist(Lane::Answer, target, cancel));
+        answered(mount);
+        drop(mount.insist(Lane::Answer, target, cancel));
         return;
     }
-    let core2 = core.clone();
-    core.spawn(async move {
-        join_all(due.iter().map(|file| pages::take_back(&core2, file, target))).await;
-        answered(&core2);
+    let mount2 = mount.clone();
+    mount.spawn(async move {
+        join_all(due.iter().map(|file| pages::take_back(&mount2, file, target))).await;
+        answered(&mount2);
         if leaving.is_empty() {
-            return drop(core2.insist(Lane::Answer, target, cancel));
+            return drop(mount2.insist(Lane::Answer, target, cancel));
         }
         // Who leaves does not wait for a server that cannot be reached for long. It hears of it all the same; twice
         // does no harm.
-        if core2.send(Lane::Answer, target, &Cred::root(), cancel.clone(), None, 0).await.is_err() {
-            drop(core2.insist(Lane::Answer, target, cancel));
+        if mount2.send(Lane::Answer, target, &Cred::root(), cancel.clone(), None, 0).await.is_err() {
+            drop(mount2.insist(Lane::Answer, target, cancel));
         }
-        core2.locks.left(&leaving);
+        mount2.coherence.locks.left(&leaving);
     });
 }
 
 /// The bytes of `ranges` that lie in `object` and may be cached.
-fn pieces_of(core: &Core, file: &File, object: ObjectId, ranges: &[ByteRange]) -> Vec<ByteRange> {
+fn pieces_of(mount: &Mount, file: &File, object: ObjectId, ranges: &[ByteRange]) -> Vec<ByteRange> {
     let layout = file.layout();
     let cached = ByteRange::new(0, file.cached_end.load(SeqCst));
     if layout.stripes() == 1 {
@@ -446,64 +446,64 @@ fn pieces_of(core: &Core, file: &File, object: ObjectId, ranges: &[ByteRange]) -
     let mut found = Vec::new();
     for range in ranges.iter().map(|r| r.intersect(&cached)) {
         // A sparse file may be cached at its far end alone.
-        let parts = if range.len() <= WALK_BYTES { vec![range] } else { core.cache.units_of(file, range) };
+        let parts = if range.len() <= WALK_BYTES { vec![range] } else { mount.cache.units_of(file, range) };
         let pieces = parts.into_iter().flat_map(|part| layout.pieces(file.ino, part));
         pieces.filter(|(o, _)| *o == object).for_each(|(_, piece)| push_joined(&mut found, piece));
     }
     found
 }
 
-fn forget(core: &Arc<Core>, object: ObjectId, ranges: &[ByteRange], discard_dirty: bool) {
-    let Some(file) = core.files.get(object.ino) else { return };
+fn forget(mount: &Arc<Mount>, object: ObjectId, ranges: &[ByteRange], discard_dirty: bool) {
+    let Some(file) = mount.files.get(object.ino) else { return };
     file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
     let dirty = if discard_dirty { Dirty::Discard } else { Dirty::Keep };
     if discard_dirty {
         // Before they are no longer dirty: who finds none dirty knows of it.
         let has_dirty = file.dirty_bytes.load(SeqCst) > 0;
         if has_dirty {
-            core.losses.note(Errno::Io, core.clock.now_ns());
+            mount.writeback.losses.note(Errno::Io, mount.clock.now_ns());
         }
         file.failures.note(Errno::Io, if has_dirty { ByteRange::ALL } else { ByteRange::at(0, 0) });
     }
-    for part in pieces_of(core, &file, object, ranges) {
-        core.cache.forget(&file, part, dirty);
+    for part in pieces_of(mount, &file, object, ranges) {
+        mount.cache.forget(&file, part, dirty);
     }
     // Fills beyond what is cached now count on the lock as well.
     ranges.iter().for_each(|r| file.spoil(*r));
     // Others may cut the file from now on. Bytes of other locks that are still here count; answers that were asked for
     // before do not know what has been written under this one.
-    file.own_is_at_least(|| core.cache.dirty_end(&file));
+    file.own_is_at_least(|| mount.cache.dirty_end(&file));
     file.turn();
-    if !core.company.is_alone() {
+    if !mount.coherence.company.is_alone() {
         file.times_told();
     }
     if discard_dirty {
         file.signal.notify();
     }
-    core.files.reap(&file);
+    mount.files.reap(&file);
 }
 
 /// The session is over: no lock is held any more.
-pub(crate) fn lose_all(core: &Arc<Core>) {
-    let targets: Vec<TargetId> = core.locks.caches.lock().keys().copied().collect();
-    for file in core.files.all() {
+pub(crate) fn lose_all(mount: &Arc<Mount>) {
+    let targets: Vec<TargetId> = mount.coherence.locks.caches.lock().keys().copied().collect();
+    for file in mount.files.all() {
         file.whole_locks.store(0, SeqCst);
     }
-    core.cache.barrier();
+    mount.cache.barrier();
     for target in targets {
-        core.locks.with(target, LockCache::lose_all);
-        pump(core, target);
+        mount.coherence.locks.with(target, LockCache::lose_all);
+        pump(mount, target);
     }
-    for file in core.files.all() {
-        group_lock::lost(core, &file);
+    for file in mount.files.all() {
+        group_lock::lost(mount, &file);
     }
-    core.locks.leaving.lock().clear();
-    core.locks.answered.notify();
+    mount.coherence.locks.leaving.lock().clear();
+    mount.coherence.locks.answered.notify();
 }
 
 /// Locks of `target` to present to a restarted server.
-pub(crate) fn represent(core: &Core, target: TargetId) -> (Vec<LockId>, Vec<HeldLock>) {
-    let held = core.locks.with(target, LockCache::represent);
+pub(crate) fn represent(mount: &Mount, target: TargetId) -> (Vec<LockId>, Vec<HeldLock>) {
+    let held = mount.coherence.locks.with(target, LockCache::represent);
     let wire = |l: &amphi_dlm::HeldLock| HeldLock {
         object: l.object,
         mode: wire_mode(l.mode),
@@ -514,42 +514,46 @@ pub(crate) fn represent(core: &Core, target: TargetId) -> (Vec<LockId>, Vec<Held
 }
 
 /// A restarted server took locks back, in the order they were presented, under names of its own.
-pub(crate) fn restored(core: &Arc<Core>, target: TargetId, ids: &[LockId], taken: &[u64]) {
+pub(crate) fn restored(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], taken: &[u64]) {
     let early = {
-        let mut names = core.locks.names.lock();
+        let mut names = mount.coherence.locks.names.lock();
         names.forget(target);
         for (id, new) in ids.iter().zip(taken) {
             names.set(target, *id, *new);
         }
         names.restoring.remove(&target).unwrap_or_default()
     };
-    early.into_iter().for_each(|(object, lock)| callback(core, object, lock));
+    early.into_iter().for_each(|(object, lock)| callback(mount, object, lock));
     for id in &ids[taken.len().min(ids.len())..] {
         tracing::warn!(%target, ?id, "a lock was lost with the restart of the server");
-        let group = core.locks.with(target, |cache| {
+        let group = mount.coherence.locks.with(target, |cache| {
             cache.lose(*id);
             cache.extent(*id).and_then(|(_, group)| group)
         });
         if group.is_some() {
-            core.files
+            mount
+                .files
                 .all()
                 .iter()
                 .filter(|file| file.group.holds(target, *id))
-                .for_each(|f| group_lock::lost(core, f));
-            core.locks.left(&[(target, *id)]);
+                .for_each(|f| group_lock::lost(mount, f));
+            mount.coherence.locks.left(&[(target, *id)]);
         }
     }
     // What was given back to the server that is gone need not be told again.
-    let leaving: Vec<_> = core.locks.leaving.lock().iter().filter(|(of, _)| *of == target).copied().collect();
-    let gone: Vec<_> =
-        core.locks.with(target, |cache| leaving.into_iter().filter(|(_, id)| cache.extent(*id).is_none()).collect());
-    core.locks.left(&gone);
-    pump(core, target);
+    let leaving: Vec<_> =
+        mount.coherence.locks.leaving.lock().iter().filter(|(of, _)| *of == target).copied().collect();
+    let gone: Vec<_> = mount
+        .coherence
+        .locks
+        .with(target, |cache| leaving.into_iter().filter(|(_, id)| cache.extent(*id).is_none()).collect());
+    mount.coherence.locks.left(&gone);
+    pump(mount, target);
     if taken.len() < ids.len() {
         // Of a lock that was lost nothing is returned that its pages would go before.
-        for file in take_due(core, target) {
-            let core2 = core.clone();
-            core.spawn(async move { pages::take_back(&core2, &file, target).await });
+        for file in take_due(mount, target) {
+            let mount2 = mount.clone();
+            mount.spawn(async move { pages::take_back(&mount2, &file, target).await });
         }
     }
 }
@@ -565,8 +569,8 @@ struct Names {
 }
 
 /// `target` has restarted; from now on it may call back locks by names that only its answer to `represent` tells.
-pub(crate) fn restoring(core: &Core, target: TargetId) {
-    core.locks.names.lock().restoring.insert(target, Vec::new());
+pub(crate) fn restoring(mount: &Mount, target: TargetId) {
+    mount.coherence.locks.names.lock().restoring.insert(target, Vec::new());
 }
 
 impl Names {
@@ -604,9 +608,9 @@ impl Names {
 }
 
 /// Opens of `target` to present to a restarted server.
-pub(crate) fn opens(core: &Core, target: TargetId) -> Vec<(Ino, amphi_wire::Access)> {
+pub(crate) fn opens(mount: &Mount, target: TargetId) -> Vec<(Ino, amphi_wire::Access)> {
     let mut opens = Vec::new();
-    for file in core.files.all().into_iter().filter(|f| f.ino.target() == target) {
+    for file in mount.files.all().into_iter().filter(|f| f.ino.target() == target) {
         file.opens().into_iter().for_each(|access| opens.push((file.ino, access)));
     }
     opens

@@ -11,7 +11,7 @@
 
 use crate::coherence::lease::Leases;
 use crate::coherence::locks;
-use crate::core::Core;
+use crate::mount::Mount;
 use amphi_env::Env;
 use amphi_types::{ByteRange, Cred, Errno, Ino, Result, TargetId};
 use amphi_wire::{Lane, Request, Welcome};
@@ -63,11 +63,11 @@ pub(crate) struct Company {
 }
 
 /// An operation or loan that was begun alone.
-pub(crate) struct Begun(Arc<Core>);
+pub(crate) struct Begun(Arc<Mount>);
 
 impl Drop for Begun {
     fn drop(&mut self) {
-        self.0.company.under_way.fetch_sub(1, SeqCst);
+        self.0.coherence.company.under_way.fetch_sub(1, SeqCst);
     }
 }
 
@@ -86,9 +86,9 @@ impl Lending {
 
 impl Drop for Lending {
     fn drop(&mut self) {
-        let core = &self.begun.0;
-        let until = core.clock.now_ns() + self.life.as_nanos() as u64;
-        core.company.lent_until_ns.fetch_max(until, SeqCst);
+        let mount = &self.begun.0;
+        let until = mount.clock.now_ns() + self.life.as_nanos() as u64;
+        mount.coherence.company.lent_until_ns.fetch_max(until, SeqCst);
     }
 }
 
@@ -166,58 +166,58 @@ impl Company {
 }
 
 /// Enters an operation, if the mount is alone: the switch to company waits for its end.
-pub(crate) fn begin(core: &Arc<Core>) -> Option<Begun> {
-    if !core.company.is_alone() {
+pub(crate) fn begin(mount: &Arc<Mount>) -> Option<Begun> {
+    if !mount.coherence.company.is_alone() {
         return None;
     }
-    core.company.under_way.fetch_add(1, SeqCst);
-    let begun = Begun(core.clone());
+    mount.coherence.company.under_way.fetch_add(1, SeqCst);
+    let begun = Begun(mount.clone());
     // The switch sets the rule, then looks at the count.
-    (core.company.rule.load(SeqCst) & 1 == 1).then_some(begun)
+    (mount.coherence.company.rule.load(SeqCst) & 1 == 1).then_some(begun)
 }
 
 /// For a front end that is about to ask.
-pub(crate) fn rule_for_front(core: &Core) -> Rule {
-    Rule { rule: core.company.rule(), directories: crate::coherence::directories::events(core) }
+pub(crate) fn rule_for_front(mount: &Mount) -> Rule {
+    Rule { rule: mount.coherence.company.rule(), directories: crate::coherence::directories::events(mount) }
 }
 
 /// Whether no directory has been changed since `rule` was noted: its attributes, as an answer shows them, may be kept.
 /// Those from before a change would hide what the change has told.
-pub(crate) fn knows_directories(core: &Core, rule: Rule) -> bool {
-    crate::coherence::directories::events(core) == rule.directories
+pub(crate) fn knows_directories(mount: &Mount, rule: Rule) -> bool {
+    crate::coherence::directories::events(mount) == rule.directories
 }
 
 /// What a front end may keep of an answer to a question that it asked under `rule`.
-pub(crate) fn lend(core: &Arc<Core>, Rule { rule, .. }: Rule) -> Option<Lending> {
-    let life = Duration::from_millis(u64::from(core.token_ms.load(Relaxed)));
+pub(crate) fn lend(mount: &Arc<Mount>, Rule { rule, .. }: Rule) -> Option<Lending> {
+    let life = Duration::from_millis(u64::from(mount.cluster.token_ms.load(Relaxed)));
     if rule & 1 == 0 || life.is_zero() {
         return None;
     }
-    let begun = begin(core)?;
-    (core.company.rule() == rule).then_some(Lending { begun, life })
+    let begun = begin(mount)?;
+    (mount.coherence.company.rule() == rule).then_some(Lending { begun, life })
 }
 
 /// A lone mount has not heard the master for `CAUTION_NS`, which may let others in meanwhile, while it still reaches
 /// other servers: from now on it takes locks, and lends and trusts nothing.
-pub(crate) fn be_cautious(core: &Core) {
-    let company = &core.company;
+pub(crate) fn be_cautious(mount: &Mount) {
+    let company = &mount.coherence.company;
     if company.is_alone() && !company.is_lost() {
         tracing::info!("the master is silent: other mounts may have come");
         company.cautious.store(true, SeqCst);
         company.settled.store(false, SeqCst);
         company.set(false);
-        core.files.all().iter().for_each(|file| file.turn());
+        mount.files.all().iter().for_each(|file| file.turn());
     }
 }
 
 /// The master says hello, at first or again.
-pub(crate) fn welcomed(core: &Core, welcome: &Welcome) {
-    let company = &core.company;
+pub(crate) fn welcomed(mount: &Mount, welcome: &Welcome) {
+    let company = &mount.coherence.company;
     if company.cautious.swap(false, SeqCst) && welcome.alone {
         // Whatever was cached before is asked for anew.
         company.set(true);
-        core.files.all().iter().for_each(|file| file.turn());
-        unlock_pages(core);
+        mount.files.all().iter().for_each(|file| file.turn());
+        unlock_pages(mount);
     }
     let boot = company.boot.swap(welcome.boot, SeqCst);
     // Of a server that was started anew the count begins anew, also for who is known to it.
@@ -235,13 +235,13 @@ pub(crate) fn welcomed(core: &Core, welcome: &Welcome) {
 
 /// Whether a session that the server has ended may go on as if it had not: it was alone, and nobody else has come
 /// since.
-pub(crate) fn may_go_on(core: &Core) -> bool {
-    core.company.undisturbed.load(SeqCst)
+pub(crate) fn may_go_on(mount: &Mount) -> bool {
+    mount.coherence.company.undisturbed.load(SeqCst)
 }
 
 /// `Push::Company`: takes the rule over at once. Returns whether it has to be answered by `settle`.
-pub(crate) fn told(core: &Arc<Core>, change: u64, alone: bool) -> bool {
-    let company = &core.company;
+pub(crate) fn told(mount: &Arc<Mount>, change: u64, alone: bool) -> bool {
+    let company = &mount.coherence.company;
     let before = company.change.fetch_max(change, SeqCst);
     if change < before {
         return false;
@@ -251,40 +251,40 @@ pub(crate) fn told(core: &Arc<Core>, change: u64, alone: bool) -> bool {
         tracing::info!(alone, "{}", if alone { "no other mount is left" } else { "other mounts have come" });
         company.settled.store(false, SeqCst);
         company.set(alone);
-        crate::coherence::tokens::lose_all(core);
-        for file in core.files.all() {
+        crate::coherence::tokens::lose_all(mount);
+        for file in mount.files.all() {
             file.turn();
             if !alone {
                 file.times_told();
             }
         }
         if alone {
-            unlock_pages(core);
+            unlock_pages(mount);
         }
     }
     true
 }
 
 /// This mount is alone: no lock that goes asks for pages of files any more, and these need not be known for that.
-fn unlock_pages(core: &Core) {
-    for file in core.files.all() {
+fn unlock_pages(mount: &Mount) {
+    for file in mount.files.all() {
         file.pages.unlock();
-        core.files.reap(&file);
+        mount.files.reap(&file);
     }
 }
 
 /// Waits until nothing is used any more that was cached under the old rule, and says so; meanwhile it says that it is
 /// at it.
-pub(crate) async fn settle<E: Env>(core: Arc<Core>, change: u64, env: E) {
+pub(crate) async fn settle<E: Env>(mount: Arc<Mount>, change: u64, env: E) {
     let settled = {
         let still = async {
             loop {
                 env.sleep(KEPT).await;
                 let op = Request::CompanyKept { change };
-                drop(core.send(Lane::Answer, TargetId(0), &Cred::root(), op, None, 0));
+                drop(mount.send(Lane::Answer, TargetId(0), &Cred::root(), op, None, 0));
             }
         };
-        match select(pin!(until_settled(&core, change, &env)), pin!(still)).await {
+        match select(pin!(until_settled(&mount, change, &env)), pin!(still)).await {
             Either::Left((settled, _)) => settled,
             Either::Right(((), _)) => false,
         }
@@ -292,15 +292,15 @@ pub(crate) async fn settle<E: Env>(core: Arc<Core>, change: u64, env: E) {
     if !settled {
         return;
     }
-    let known = core.send(Lane::Answer, TargetId(0), &Cred::root(), Request::CompanyKnown { change }, None, 0);
+    let known = mount.send(Lane::Answer, TargetId(0), &Cred::root(), Request::CompanyKnown { change }, None, 0);
     if let Err(e) = known.await {
         tracing::debug!("the server does not know that this mount knows of others: {e}");
     }
 }
 
 /// False: the rule has changed once more, or the session is over.
-async fn until_settled<E: Env>(core: &Arc<Core>, change: u64, env: &E) -> bool {
-    let company = &core.company;
+async fn until_settled<E: Env>(mount: &Arc<Mount>, change: u64, env: &E) -> bool {
+    let company = &mount.coherence.company;
     if company.is_alone() || company.settled.load(SeqCst) {
         return true;
     }
@@ -315,14 +315,14 @@ async fn until_settled<E: Env>(core: &Arc<Core>, change: u64, env: &E) -> bool {
         // Behind that look: a loan says until when it is before it counts as ended.
         let lent_until = company.lent_until_ns.load(SeqCst);
         let left = lent_until.saturating_add(LEND_MARGIN.as_nanos() as u64);
-        let now = core.clock.now_ns();
+        let now = mount.clock.now_ns();
         if lent_until > 0 && now < left {
             env.sleep(Duration::from_nanos(left - now)).await;
         } else {
             break;
         }
     }
-    drop_open_pages(core).await;
+    drop_open_pages(mount).await;
     if company.change.load(SeqCst) != change {
         return false;
     }
@@ -331,8 +331,8 @@ async fn until_settled<E: Env>(core: &Arc<Core>, change: u64, env: &E) -> bool {
 }
 
 /// Has the front end drop what it caches of the bytes of a file.
-pub(crate) async fn drop_pages(core: &Core, ino: Ino, range: ByteRange) {
-    let Some(pages) = core.company.pages() else { return };
+pub(crate) async fn drop_pages(mount: &Mount, ino: Ino, range: ByteRange) {
+    let Some(pages) = mount.coherence.company.pages() else { return };
     let (sender, done) = oneshot::channel();
     pages.drop_pages(
         ino,
@@ -346,8 +346,8 @@ pub(crate) async fn drop_pages(core: &Core, ino: Ino, range: ByteRange) {
 
 /// As `drop_pages`, for bytes that a write replaces, that show where they are not, or that were lost. Beside drops that
 /// a lock waits for: dirty pages among them may wait for a lock.
-pub(crate) async fn drop_overwritten(core: &Core, ino: Ino, range: ByteRange) {
-    let Some(pages) = core.company.pages() else { return };
+pub(crate) async fn drop_overwritten(mount: &Mount, ino: Ino, range: ByteRange) {
+    let Some(pages) = mount.coherence.company.pages() else { return };
     let (sender, done) = oneshot::channel();
     pages.drop_overwritten(
         ino,
@@ -360,35 +360,35 @@ pub(crate) async fn drop_overwritten(core: &Core, ino: Ino, range: ByteRange) {
 }
 
 /// Has the front end write back and drop what it caches of the bytes of open files. What is mapped is open.
-pub(crate) async fn drop_open_pages(core: &Core) {
-    if core.company.pages().is_none() {
+pub(crate) async fn drop_open_pages(mount: &Mount) {
+    if mount.coherence.company.pages().is_none() {
         return;
     }
-    for file in core.files.all().into_iter().filter(|f| f.open_count() > 0) {
-        drop_pages(core, file.ino, ByteRange::ALL).await;
+    for file in mount.files.all().into_iter().filter(|f| f.open_count() > 0) {
+        drop_pages(mount, file.ino, ByteRange::ALL).await;
     }
 }
 
 /// The server has ended the session: nothing cached counts any more, and every call fails.
-pub(crate) fn lose(core: &Arc<Core>, why: &str) {
-    if core.company.lost.swap(true, SeqCst) {
+pub(crate) fn lose(mount: &Arc<Mount>, why: &str) {
+    if mount.coherence.company.lost.swap(true, SeqCst) {
         return;
     }
-    let dirty = core.cache.dirty_bytes();
+    let dirty = mount.cache.dirty_bytes();
     tracing::error!(
         dirty_bytes = dirty,
         "the server has ended the session of this mount ({why}): what was not written back is lost and every call fails; \
          unmount it and mount again"
     );
-    crate::coherence::tokens::lose_all(core);
-    locks::lose_all(core);
-    let core2 = core.clone();
-    core.spawn(async move {
-        drop_open_pages(&core2).await;
+    crate::coherence::tokens::lose_all(mount);
+    locks::lose_all(mount);
+    let mount2 = mount.clone();
+    mount.spawn(async move {
+        drop_open_pages(&mount2).await;
     });
 }
 
 /// What a call answers once the session is over.
-pub(crate) fn check(core: &Core) -> Result<()> {
-    if core.company.is_lost() { Err(Errno::Io) } else { Ok(()) }
+pub(crate) fn check(mount: &Mount) -> Result<()> {
+    if mount.coherence.company.is_lost() { Err(Errno::Io) } else { Ok(()) }
 }

@@ -9,9 +9,8 @@
 //! shared and allocates nothing but the copy.
 
 use crate::coherence::lent::{LOOK_NS, Lent, Unknown};
-use crate::conn::pauses::pause;
-use crate::core::Core;
 use crate::inode::{File, Moment};
+use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use amphi_dlm::{Ask, Grant, OwnChange, Revoke, RevokeId, TokenCache, TokenCacheLimits, TokenKey, TokenNumber};
 use amphi_env::Buf;
@@ -63,45 +62,45 @@ pub(crate) fn name_keys(dir: Ino, name: &Name) -> [TokenKey; 3] {
 
 /// Calls with a message that may bring tokens or change what `keys` show.
 pub(crate) async fn call(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     target: TargetId,
     cred: &Cred,
     op: Request,
     keys: &[TokenKey],
 ) -> Result<Told> {
-    call_on(Lane::Normal, core, target, cred, op, keys).await
+    call_on(Lane::Normal, mount, target, cred, op, keys).await
 }
 
 /// Says that a file is about to have data on further targets; on the lane of write-back.
-pub(crate) async fn spread(core: &Arc<Core>, ino: Ino) -> Result<Reply> {
+pub(crate) async fn spread(mount: &Arc<Mount>, ino: Ino) -> Result<Reply> {
     let keys = [TokenKey::Attributes(ino)];
-    call_on(Lane::Urgent, core, ino.target(), &Cred::root(), Request::Spread { ino }, &keys).await?.take()
+    call_on(Lane::Urgent, mount, ino.target(), &Cred::root(), Request::Spread { ino }, &keys).await?.take()
 }
 
 async fn call_on(
     lane: Lane,
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     target: TargetId,
     cred: &Cred,
     op: Request,
     keys: &[TokenKey],
 ) -> Result<Told> {
-    let begun = crate::coherence::sharing::begin(core);
-    let mut changing = crate::prefetch::small_files::changing(core, &op);
-    let mut directory = crate::coherence::directories::changing(core, &op, keys);
-    let mut setting = crate::coherence::bare::setting(core, &op);
+    let begun = crate::coherence::sharing::begin(mount);
+    let mut changing = crate::prefetch::small_files::changing(mount, &op);
+    let mut directory = crate::coherence::directories::changing(mount, &op, keys);
+    let mut setting = crate::coherence::bare::setting(mount, &op);
     let mut question = match &begun {
-        Some(_) => Question::none(core),
-        None => Question::new(core, keys),
+        Some(_) => Question::none(mount),
+        None => Question::new(mount, keys),
     };
     let asked =
-        begun.is_some().then(|| (crate::coherence::directories::asking(core), crate::coherence::bare::asking(core)));
+        begun.is_some().then(|| (crate::coherence::directories::asking(mount), crate::coherence::bare::asking(mount)));
     let changes = match &op {
         Request::SetAttr { ino, .. } | Request::SetLayout { ino, .. } => Some(*ino),
         _ => None,
     };
-    let moment = core.moment();
-    let (answer, payload) = core.send(lane, target, cred, op, None, 0).await?;
+    let moment = mount.moment();
+    let (answer, payload) = mount.send(lane, target, cred, op, None, 0).await?;
     changing.iter_mut().for_each(crate::prefetch::small_files::Changing::ends);
     setting.iter_mut().for_each(crate::coherence::bare::Setting::ends);
     drop(setting);
@@ -171,9 +170,9 @@ impl Told {
             Some(ino) => Value::Present(name.clone(), ino),
             None => Value::Absent(name.clone()),
         };
-        let core = &self.question.core;
+        let mount = &self.question.mount;
         let key = TokenKey::Name(dir, name.token_hash());
-        core.tokens.cache.write().store(core.clock.boot_ns(), ask, key, wire_grant(grant), value);
+        mount.coherence.tokens.cache.write().store(mount.clock.boot_ns(), ask, key, wire_grant(grant), value);
     }
 
     /// Takes the inode that the answer shows. Returns its attributes with what only this client knows laid over them.
@@ -206,15 +205,15 @@ impl Told {
     }
 
     fn keep_view_of(&self, view: InodeView, grant: Option<TokenGrant>) -> (Attr, bool) {
-        let core = &self.question.core;
-        core.removed.shown(&view.attr);
+        let mount = &self.question.mount;
+        mount.coherence.removed.shown(&view.attr);
         if let Some((directory, bare)) = self.asked {
             if view.attr.kind == Kind::Dir {
-                crate::coherence::directories::shown(core, directory, view.attr);
+                crate::coherence::directories::shown(mount, directory, view.attr);
             }
-            crate::coherence::bare::shown(core, bare, &view);
+            crate::coherence::bare::shown(mount, bare, &view);
         }
-        let file = core.files.get(view.attr.ino);
+        let file = mount.files.get(view.attr.ino);
         let adopted = file.as_ref().map(|file| match self.changes == Some(view.attr.ino) {
             true => file.adopt_change(view, self.moment, self.moment),
             false => file.adopt(view, self.moment),
@@ -223,7 +222,7 @@ impl Told {
             let fits = adopted.as_ref().is_none_or(|a| a.current);
             let sure = file.as_ref().filter(|_| adopted.as_ref().is_some_and(|a| a.taken));
             if fits || sure.is_some() {
-                store_view(core, ask, view, grant, fits, sure);
+                store_view(mount, ask, view, grant, fits, sure);
             }
         }
         adopted.map_or((view.attr, true), |a| (a.attr, a.taken))
@@ -231,10 +230,10 @@ impl Told {
 }
 
 /// Stores a view, if `fits`, and notes that the size of `sure` is certain.
-fn store_view(core: &Core, ask: Ask, view: InodeView, grant: TokenGrant, fits: bool, sure: Option<&Arc<File>>) {
-    let now = core.clock.boot_ns();
+fn store_view(mount: &Mount, ask: Ask, view: InodeView, grant: TokenGrant, fits: bool, sure: Option<&Arc<File>>) {
+    let now = mount.clock.boot_ns();
     let key = TokenKey::Attributes(view.attr.ino);
-    let mut cache = core.tokens.cache.write();
+    let mut cache = mount.coherence.tokens.cache.write();
     if !cache.store(now, ask, key, wire_grant(grant), Value::View(Box::new(view))) {
         return;
     }
@@ -260,33 +259,33 @@ fn wire_grant(grant: TokenGrant) -> Grant {
 /// A message under way that asks for tokens or changes keys. Dropped without an answer, its change stays open for a
 /// while.
 struct Question {
-    core: Arc<Core>,
+    mount: Arc<Mount>,
     ask: Option<Ask>,
     change: Option<OwnChange>,
 }
 
 impl Question {
-    fn none(core: &Arc<Core>) -> Question {
-        Question { core: core.clone(), ask: None, change: None }
+    fn none(mount: &Arc<Mount>) -> Question {
+        Question { mount: mount.clone(), ask: None, change: None }
     }
 
-    fn new(core: &Arc<Core>, keys: &[TokenKey]) -> Question {
-        let uses = core.company.uses_tokens();
-        let mut cache = core.tokens.cache.write();
+    fn new(mount: &Arc<Mount>, keys: &[TokenKey]) -> Question {
+        let uses = mount.coherence.company.uses_tokens();
+        let mut cache = mount.coherence.tokens.cache.write();
         let change = (!keys.is_empty()).then(|| {
-            keys.iter().for_each(|key| unsure(core, *key));
+            keys.iter().for_each(|key| unsure(mount, *key));
             cache.changing(keys)
         });
-        let ask = uses.then(|| cache.ask(core.clock.boot_ns()));
+        let ask = uses.then(|| cache.ask(mount.clock.boot_ns()));
         drop(cache);
-        take_back_soon(core, inodes_of(keys));
-        Question { core: core.clone(), ask, change }
+        take_back_soon(mount, inodes_of(keys));
+        Question { mount: mount.clone(), ask, change }
     }
 
     /// The answer has come: changes up to this number are of before it.
     fn ends(&mut self, number: Option<u64>) {
         if let Some(change) = self.change.take() {
-            self.core.tokens.cache.write().changed(change, number.map(TokenNumber));
+            self.mount.coherence.tokens.cache.write().changed(change, number.map(TokenNumber));
         }
     }
 }
@@ -294,39 +293,39 @@ impl Question {
 impl Drop for Question {
     fn drop(&mut self) {
         if let Some(change) = self.change.take() {
-            let due = self.core.clock.boot_ns().saturating_add(OPEN_END_NS);
-            self.core.tokens.open_ended.lock().push((due, change));
+            let due = self.mount.clock.boot_ns().saturating_add(OPEN_END_NS);
+            self.mount.coherence.tokens.open_ended.lock().push((due, change));
         }
         if let Some(ask) = self.ask.take() {
-            self.core.tokens.cache.write().answered(ask);
+            self.mount.coherence.tokens.cache.write().answered(ask);
         }
     }
 }
 
 /// Takes back what a front end keeps of attributes. What may be on its way there is left.
-fn take_back(core: &Core, inodes: impl IntoIterator<Item = Ino>) -> Vec<Unknown> {
-    let front = core.company.pages();
+fn take_back(mount: &Mount, inodes: impl IntoIterator<Item = Ino>) -> Vec<Unknown> {
+    let front = mount.coherence.company.pages();
     let forget = |ino| front.as_ref().is_none_or(|front| front.drop_attributes(ino));
-    core.tokens.lent.take_back(core.clock.boot_ns(), inodes, forget)
+    mount.coherence.tokens.lent.take_back(mount.clock.boot_ns(), inodes, forget)
 }
 
 /// As `take_back`, where nobody waits for what is on its way.
-fn take_back_soon(core: &Arc<Core>, inodes: impl IntoIterator<Item = Ino>) {
-    let unknown = take_back(core, inodes);
+fn take_back_soon(mount: &Arc<Mount>, inodes: impl IntoIterator<Item = Ino>) {
+    let unknown = take_back(mount, inodes);
     if !unknown.is_empty() {
-        let core2 = core.clone();
-        core.spawn(async move { settle(&core2, unknown).await });
+        let mount2 = mount.clone();
+        mount.spawn(async move { settle(&mount2, unknown).await });
     }
 }
 
 /// Waits until whatever was on its way to the front end is there, and taken back.
-async fn settle(core: &Arc<Core>, mut unknown: Vec<Unknown>) {
-    while let Some(front) = core.company.pages() {
-        unknown.retain(|one| one.is_awaited(core.clock.boot_ns(), |ino| front.drop_attributes(ino)));
+async fn settle(mount: &Arc<Mount>, mut unknown: Vec<Unknown>) {
+    while let Some(front) = mount.coherence.company.pages() {
+        unknown.retain(|one| one.is_awaited(mount.clock.boot_ns(), |ino| front.drop_attributes(ino)));
         if unknown.is_empty() {
             return;
         }
-        pause(core, LOOK_NS).await;
+        mount.life.pauses.pause(LOOK_NS).await;
     }
 }
 
@@ -335,83 +334,83 @@ fn inodes_of(keys: &[TokenKey]) -> impl Iterator<Item = Ino> {
 }
 
 /// Takes the certainty of a size away; under the cache's lock.
-fn unsure(core: &Core, key: TokenKey) {
+fn unsure(mount: &Mount, key: TokenKey) {
     if let TokenKey::Attributes(ino) = key
-        && let Some(file) = core.files.get(ino)
+        && let Some(file) = mount.files.get(ino)
     {
         file.token_end_ns.store(0, SeqCst);
     }
 }
 
 /// The file has been changed by this mount in a way that its cached attributes do not show; its size stays certain.
-pub(crate) fn outdated(core: &Arc<Core>, ino: Ino) {
-    if !core.company.is_alone() {
+pub(crate) fn outdated(mount: &Arc<Mount>, ino: Ino) {
+    if !mount.coherence.company.is_alone() {
         let key = TokenKey::Attributes(ino);
-        drop_value(&mut core.tokens.cache.write(), key);
-        take_back_soon(core, [ino]);
+        drop_value(&mut mount.coherence.tokens.cache.write(), key);
+        take_back_soon(mount, [ino]);
     }
 }
 
 /// `Push::Revoke`: takes it and answers, in one step.
-pub(crate) fn revoke(core: &Arc<Core>, target: TargetId, id: u64, upto: u64, keys: Vec<TokenKey>) {
-    core.stats.count(Count::TokenRevoke);
+pub(crate) fn revoke(mount: &Arc<Mount>, target: TargetId, id: u64, upto: u64, keys: Vec<TokenKey>) {
+    mount.stats.count(Count::TokenRevoke);
     let inodes = {
-        let mut cache = core.tokens.cache.write();
-        keys.iter().for_each(|key| unsure(core, *key));
+        let mut cache = mount.coherence.tokens.cache.write();
+        keys.iter().for_each(|key| unsure(mount, *key));
         let (session, id, upto) = (SessionId(0), RevokeId(id), TokenNumber(upto));
         let inodes: Vec<Ino> = inodes_of(&keys).collect();
         cache.revoke(&Revoke { session, id, upto, keys });
         inodes
     };
-    crate::prefetch::small_files::revoked(core, target, inodes.iter().copied());
-    let unknown = take_back(core, inodes);
-    let answer = move |core: &Arc<Core>| {
+    crate::prefetch::small_files::revoked(mount, target, inodes.iter().copied());
+    let unknown = take_back(mount, inodes);
+    let answer = move |mount: &Arc<Mount>| {
         let op = Request::Revoked { ids: vec![id] };
-        drop(core.send(Lane::Answer, target, &Cred::root(), op, None, 0));
+        drop(mount.send(Lane::Answer, target, &Cred::root(), op, None, 0));
     };
     if unknown.is_empty() {
-        return answer(core);
+        return answer(mount);
     }
-    let core2 = core.clone();
-    core.spawn(async move {
-        settle(&core2, unknown).await;
-        answer(&core2);
+    let mount2 = mount.clone();
+    mount.spawn(async move {
+        settle(&mount2, unknown).await;
+        answer(&mount2);
     });
 }
 
 /// Nothing cached counts any more.
-pub(crate) fn lose_all(core: &Arc<Core>) {
-    let mut cache = core.tokens.cache.write();
+pub(crate) fn lose_all(mount: &Arc<Mount>) {
+    let mut cache = mount.coherence.tokens.cache.write();
     cache.lose_all();
-    core.files.all().iter().for_each(|file| file.token_end_ns.store(0, SeqCst));
+    mount.files.all().iter().for_each(|file| file.token_end_ns.store(0, SeqCst));
     drop(cache);
-    take_back_soon(core, core.tokens.lent.inodes());
-    crate::coherence::directories::lose(core);
-    crate::coherence::bare::lose(core);
-    crate::prefetch::small_files::lose(core, None);
+    take_back_soon(mount, mount.coherence.tokens.lent.inodes());
+    crate::coherence::directories::lose(mount);
+    crate::coherence::bare::lose(mount);
+    crate::prefetch::small_files::lose(mount, None);
 }
 
 /// Nothing cached of these targets counts any more: their server has forgotten what it granted.
-pub(crate) fn lose(core: &Arc<Core>, targets: &[TargetId]) {
-    core.tokens.cache.write().lose(|key| targets.contains(&key.target()));
-    let files = core.files.all().into_iter().filter(|file| targets.contains(&file.ino.target()));
+pub(crate) fn lose(mount: &Arc<Mount>, targets: &[TargetId]) {
+    mount.coherence.tokens.cache.write().lose(|key| targets.contains(&key.target()));
+    let files = mount.files.all().into_iter().filter(|file| targets.contains(&file.ino.target()));
     files.for_each(|file| file.token_end_ns.store(0, SeqCst));
-    let lent = core.tokens.lent.inodes().into_iter().filter(|ino| targets.contains(&ino.target()));
-    take_back_soon(core, lent);
-    crate::coherence::directories::lose(core);
-    crate::coherence::bare::lose(core);
-    crate::prefetch::small_files::lose(core, Some(targets));
+    let lent = mount.coherence.tokens.lent.inodes().into_iter().filter(|ino| targets.contains(&ino.target()));
+    take_back_soon(mount, lent);
+    crate::coherence::directories::lose(mount);
+    crate::coherence::bare::lose(mount);
+    crate::prefetch::small_files::lose(mount, Some(targets));
 }
 
 /// Ends changes whose answers were lost long ago.
-pub(crate) fn tick(core: &Core) {
-    core.tokens.lent.tick(core.clock.boot_ns());
-    let mut open_ended = core.tokens.open_ended.lock();
+pub(crate) fn tick(mount: &Mount) {
+    mount.coherence.tokens.lent.tick(mount.clock.boot_ns());
+    let mut open_ended = mount.coherence.tokens.open_ended.lock();
     if open_ended.is_empty() {
         return;
     }
-    let now = core.clock.boot_ns();
-    let mut cache = core.tokens.cache.write();
+    let now = mount.clock.boot_ns();
+    let mut cache = mount.coherence.tokens.cache.write();
     open_ended.retain(|(due, change)| {
         if *due <= now {
             cache.changed(*change, None);
@@ -429,19 +428,19 @@ pub(crate) enum Found {
 }
 
 /// The time, if tokens of a target may be used now.
-fn usable_now(core: &Core, target: TargetId) -> Option<u64> {
-    if core.company.is_alone() {
+fn usable_now(mount: &Mount, target: TargetId) -> Option<u64> {
+    if mount.coherence.company.is_alone() {
         return None;
     }
-    let now = core.clock.boot_ns();
-    core.company.leases.in_touch(now, target).then_some(now)
+    let now = mount.clock.boot_ns();
+    mount.coherence.company.leases.in_touch(now, target).then_some(now)
 }
 
 /// Looks a name up in the cache, with the caller's permission to search.
-pub(crate) fn find(core: &Core, cred: &Cred, dir: Ino, name: &[u8]) -> Option<Found> {
-    let now = usable_now(core, dir.target())?;
+pub(crate) fn find(mount: &Mount, cred: &Cred, dir: Ino, name: &[u8]) -> Option<Found> {
+    let now = usable_now(mount, dir.target())?;
     let name = Name::new(name.to_vec()).ok()?;
-    let cache = core.tokens.cache.read();
+    let cache = mount.coherence.tokens.cache.read();
     // Who may search everything needs no look at the directory.
     if !cred.may(Caps::DAC_OVERRIDE) && !cred.may(Caps::DAC_READ_SEARCH) {
         let Value::View(view) = cache.get(now, TokenKey::Attributes(dir))? else { return None };
@@ -453,69 +452,69 @@ pub(crate) fn find(core: &Core, cred: &Cred, dir: Ino, name: &[u8]) -> Option<Fo
     let ino = match cache.get(now, TokenKey::Name(dir, name.token_hash()))? {
         Value::Absent(cached) if *cached == name => {
             drop(cache);
-            core.stats.count(Count::LookupCached);
+            mount.stats.count(Count::LookupCached);
             return Some(Found::Answer(Err(Errno::NoEnt)));
         }
         Value::Present(cached, ino) if *cached == name => *ino,
         _ => return None,
     };
     let attr = match cache.get(now, TokenKey::Attributes(ino)) {
-        Some(Value::View(view)) if core.company.leases.in_touch(now, ino.target()) => shown(core, view),
+        Some(Value::View(view)) if mount.coherence.company.leases.in_touch(now, ino.target()) => shown(mount, view),
         _ => None,
     };
     drop(cache);
-    core.stats.count(Count::LookupCached);
+    mount.stats.count(Count::LookupCached);
     Some(attr.map_or(Found::Inode(ino), |attr| Found::Answer(Ok(attr))))
 }
 
 /// The attributes of an inode from the cache, or of a directory that this mount changed alone.
-pub(crate) fn attr(core: &Core, ino: Ino) -> Option<Attr> {
-    if let Some(attr) = crate::coherence::directories::attr(core, ino) {
-        core.stats.count(Count::GetAttrOwn);
+pub(crate) fn attr(mount: &Mount, ino: Ino) -> Option<Attr> {
+    if let Some(attr) = crate::coherence::directories::attr(mount, ino) {
+        mount.stats.count(Count::GetAttrOwn);
         return Some(attr);
     }
-    let now = usable_now(core, ino.target())?;
-    let attr = match core.tokens.cache.read().get(now, TokenKey::Attributes(ino))? {
-        Value::View(view) => shown(core, view)?,
+    let now = usable_now(mount, ino.target())?;
+    let attr = match mount.coherence.tokens.cache.read().get(now, TokenKey::Attributes(ino))? {
+        Value::View(view) => shown(mount, view)?,
         _ => return None,
     };
-    core.stats.count(Count::GetAttrCached);
+    mount.stats.count(Count::GetAttrCached);
     Some(attr)
 }
 
 /// For how long a front end may keep attributes: as long as the token lasts that shows just these. It is noted, and the
 /// front end is told when the token goes.
-pub(crate) fn lend_attributes(core: &Core, attr: &Attr) -> Duration {
-    let Some(now) = usable_now(core, attr.ino.target()) else { return Duration::ZERO };
+pub(crate) fn lend_attributes(mount: &Mount, attr: &Attr) -> Duration {
+    let Some(now) = usable_now(mount, attr.ino.target()) else { return Duration::ZERO };
     // The lock is held until it is noted: whoever takes the token comes behind that.
-    let cache = core.tokens.cache.read();
+    let cache = mount.coherence.tokens.cache.read();
     match cache.lend(now, TokenKey::Attributes(attr.ino)) {
-        Some((Value::View(view), left_ns)) if shown(core, view) == Some(*attr) => {
-            core.tokens.lent.lend(now, attr.ino, left_ns)
+        Some((Value::View(view), left_ns)) if shown(mount, view) == Some(*attr) => {
+            mount.coherence.tokens.lent.lend(now, attr.ino, left_ns)
         }
         _ => Duration::ZERO,
     }
 }
 
 /// Whether the attributes token of an inode is held now.
-pub(crate) fn holds_attributes(core: &Core, ino: Ino) -> bool {
-    let Some(now) = usable_now(core, ino.target()) else { return false };
-    matches!(core.tokens.cache.read().get(now, TokenKey::Attributes(ino)), Some(Value::View(_)))
+pub(crate) fn holds_attributes(mount: &Mount, ino: Ino) -> bool {
+    let Some(now) = usable_now(mount, ino.target()) else { return false };
+    matches!(mount.coherence.tokens.cache.read().get(now, TokenKey::Attributes(ino)), Some(Value::View(_)))
 }
 
 /// Whether an inode is known to have no extended attributes.
-pub(crate) fn lacks_xattrs(core: &Core, ino: Ino) -> bool {
-    let Some(now) = usable_now(core, ino.target()) else { return false };
-    matches!(core.tokens.cache.read().get(now, TokenKey::Attributes(ino)), Some(Value::View(view)) if !view.xattrs)
+pub(crate) fn lacks_xattrs(mount: &Mount, ino: Ino) -> bool {
+    let Some(now) = usable_now(mount, ino.target()) else { return false };
+    matches!(mount.coherence.tokens.cache.read().get(now, TokenKey::Attributes(ino)), Some(Value::View(view)) if !view.xattrs)
 }
 
 /// The attributes with what only this client knows, unless its own size is of another token.
-fn shown(core: &Core, view: &InodeView) -> Option<Attr> {
+fn shown(mount: &Mount, view: &InodeView) -> Option<Attr> {
     if view.attr.kind != Kind::File {
         return Some(view.attr);
     }
-    match core.files.get(view.attr.ino) {
-        Some(file) => is_sure(core, &file).then(|| file.overlay(view.attr, core.company.is_alone())),
+    match mount.files.get(view.attr.ino) {
+        Some(file) => is_sure(mount, &file).then(|| file.overlay(view.attr, mount.coherence.company.is_alone())),
         None => Some(view.attr),
     }
 }
@@ -527,18 +526,18 @@ fn may_search(attr: &Attr, cred: &Cred) -> bool {
 /// Whether `File::size` is what the server would say with this mount's own changes: alone it is once it was asked for,
 /// in company as long as the attributes token is held.
 #[inline]
-pub(crate) fn is_sure(core: &Core, file: &File) -> bool {
-    let rule = core.company.rule();
-    if rule & 1 == 1 { file.sure_rule.load(SeqCst) == rule } else { sure_until(core, file) > 0 }
+pub(crate) fn is_sure(mount: &Mount, file: &File) -> bool {
+    let rule = mount.coherence.company.rule();
+    if rule & 1 == 1 { file.sure_rule.load(SeqCst) == rule } else { sure_until(mount, file) > 0 }
 }
 
 /// In company: the end of the token under which the size is certain now, or 0. The same number later says that it was
 /// certain all the time.
-pub(crate) fn sure_until(core: &Core, file: &File) -> u64 {
+pub(crate) fn sure_until(mount: &Mount, file: &File) -> u64 {
     let end = file.token_end_ns.load(SeqCst);
     if end == 0 {
         return 0;
     }
-    let now = core.clock.boot_ns();
-    if now < end && core.company.leases.in_touch(now, file.ino.target()) { end } else { 0 }
+    let now = mount.clock.boot_ns();
+    if now < end && mount.coherence.company.leases.in_touch(now, file.ino.target()) { end } else { 0 }
 }

@@ -17,8 +17,8 @@
 //! each (a walk needs the last one; link has a second walk behind it), `WALK_NS`.
 
 use crate::api::Ctx;
-use crate::core::Core;
 use crate::inode::OpenFile;
+use crate::mount::Mount;
 use crate::ops;
 use crate::telemetry::stats::Count;
 use amphi_types::{Attr, Errno, Ino, Kind, Result};
@@ -149,20 +149,20 @@ impl Walks {
 }
 
 /// Looks a name up for a thread that may repeat a walk.
-pub(crate) async fn lookup(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>) -> Result<Attr> {
-    if name == b"." || name == b".." || !core.walks.looks_up(ctx.tid) {
-        return ops::name::lookup(core, ctx, dir, name).await;
+pub(crate) async fn lookup(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>) -> Result<Attr> {
+    if name == b"." || name == b".." || !mount.coherence.walks.looks_up(ctx.tid) {
+        return ops::name::lookup(mount, ctx, dir, name).await;
     }
-    core.stats.count(Count::WalkRepeated);
+    mount.stats.count(Count::WalkRepeated);
     for _ in 0..TRIES {
-        let attr = ops::name::lookup(core.clone(), ctx.clone(), dir, name.clone()).await?;
+        let attr = ops::name::lookup(mount.clone(), ctx.clone(), dir, name.clone()).await?;
         if attr.kind == Kind::Dir {
             return Ok(attr);
         }
-        match ops::open::hold(&core, &ctx, attr.ino).await {
+        match ops::open::hold(&mount, &ctx, attr.ino).await {
             Ok(open) => {
                 let held = Held { dir, name, ino: attr.ino, _open: open };
-                core.walks.hold(ctx.tid, held, core.clock.now_ns());
+                mount.coherence.walks.hold(ctx.tid, held, mount.clock.now_ns());
                 return Ok(attr);
             }
             // Replaced between the look at the name and the open.

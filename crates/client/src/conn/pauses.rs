@@ -4,56 +4,64 @@
 //! ends at most `STEP` later while the I/O half runs. Bound: one entry for each lock that is given back with pages
 //! under it and each read of such pages. Without pauses nothing wakes.
 
-use crate::core::Core;
+use crate::api::Clock;
 use crate::inode::Signal;
 use amphi_env::Env;
 use futures_channel::oneshot;
 use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 /// How finely time passes.
 const STEP: Duration = Duration::from_millis(1);
 
 /// Who waits.
-#[derive(Default)]
 pub(crate) struct Pauses {
+    clock: Arc<dyn Clock>,
     waiting: Mutex<Vec<(u64, oneshot::Sender<()>)>>,
     begun: Signal,
+    /// Nobody lets time pass any more.
+    ended: AtomicBool,
 }
 
 impl Pauses {
-    /// The client has stopped.
+    /// Nobody waits yet.
+    pub(crate) fn new(clock: Arc<dyn Clock>) -> Pauses {
+        Pauses { clock, waiting: Mutex::default(), begun: Signal::default(), ended: AtomicBool::new(false) }
+    }
+
+    /// Waits for so many nanoseconds, or until the client has stopped.
+    pub(crate) async fn pause(&self, ns: u64) {
+        if ns == 0 {
+            return;
+        }
+        let (sender, over) = oneshot::channel();
+        self.waiting.lock().push((self.clock.now_ns().saturating_add(ns), sender));
+        self.begun.notify();
+        if !self.ended.load(SeqCst) {
+            let _ = over.await;
+        }
+    }
+
+    /// Ends pauses when their time has come, until the client has stopped.
+    pub(crate) async fn run<E: Env>(&self, env: E) {
+        let ended = || self.ended.load(SeqCst);
+        while !ended() {
+            self.begun.until(|| ended() || !self.waiting.lock().is_empty()).await;
+            env.sleep(STEP).await;
+            let now_ns = self.clock.now_ns();
+            let over: Vec<_> = self.waiting.lock().extract_if(.., |(due_ns, _)| *due_ns <= now_ns).collect();
+            for (_, sender) in over {
+                let _ = sender.send(());
+            }
+        }
+    }
+
+    /// The client has stopped: all pauses end.
     pub(crate) fn end(&self) {
+        self.ended.store(true, SeqCst);
         self.waiting.lock().clear();
         self.begun.notify();
-    }
-}
-
-/// Waits for so many nanoseconds, or until the client has stopped.
-pub(crate) async fn pause(core: &Core, ns: u64) {
-    if ns == 0 {
-        return;
-    }
-    let (sender, over) = oneshot::channel();
-    core.pauses.waiting.lock().push((core.clock.now_ns().saturating_add(ns), sender));
-    core.pauses.begun.notify();
-    if !core.stopped.load(Acquire) {
-        let _ = over.await;
-    }
-}
-
-/// Ends pauses when their time has come.
-pub(crate) async fn run<E: Env>(env: E, core: Arc<Core>) {
-    let (pauses, stopped) = (&core.pauses, || core.stopped.load(Acquire));
-    while !stopped() {
-        pauses.begun.until(|| stopped() || !pauses.waiting.lock().is_empty()).await;
-        env.sleep(STEP).await;
-        let now_ns = core.clock.now_ns();
-        let over: Vec<_> = pauses.waiting.lock().extract_if(.., |(due_ns, _)| *due_ns <= now_ns).collect();
-        for (_, sender) in over {
-            let _ = sender.send(());
-        }
     }
 }

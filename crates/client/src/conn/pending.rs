@@ -6,7 +6,7 @@
 //!
 //! The number that drove the design: waking a parked thread costs 30-60 us, one that still polls 0.4 us.
 
-use crate::core::Core;
+use crate::mount::Mount;
 use amphi_env::real::Spin;
 use amphi_types::{Errno, Result};
 use parking_lot::Mutex;
@@ -30,7 +30,7 @@ pub struct Pending<T: Send + 'static> {
 
 enum State<T> {
     Ready(Result<T>),
-    Running(Running<T>, Arc<Core>),
+    Running(Running<T>, Arc<Mount>),
     Taken,
 }
 
@@ -41,11 +41,11 @@ impl<T: Send + 'static> Pending<T> {
     }
 
     /// Starts `run`: it goes as far as it gets without waiting.
-    pub(crate) fn start(core: &Arc<Core>, run: impl Future<Output = Result<T>> + Send + 'static) -> Pending<T> {
+    pub(crate) fn start(mount: &Arc<Mount>, run: impl Future<Output = Result<T>> + Send + 'static) -> Pending<T> {
         let mut run: Running<T> = Box::pin(run);
         match run.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(result) => Pending::ready(result),
-            Poll::Pending => Pending { state: State::Running(run, core.clone()), lingered: false },
+            Poll::Pending => Pending { state: State::Running(run, mount.clone()), lingered: false },
         }
     }
 
@@ -63,9 +63,9 @@ impl<T: Send + 'static> Pending<T> {
     /// Polls for `client.spin_us`, if nobody else needs the core, and gives the result if it comes in this time. Never
     /// sleeps; no signal ends it. A `wait` that follows does not poll again.
     pub fn linger(&mut self) -> Option<Result<T>> {
-        let State::Running(_, core) = &self.state else { return self.try_take() };
+        let State::Running(_, mount) = &self.state else { return self.try_take() };
         WAITED.set(true);
-        let budget = Duration::from_micros(core.tunables.spin_us());
+        let budget = Duration::from_micros(mount.tunables.spin_us());
         let parker = PARKER.with(Arc::clone);
         let waker = Waker::from(parker.clone());
         SPIN.with_borrow_mut(Spin::progress);
@@ -101,11 +101,11 @@ impl<T: Send + 'static> Pending<T> {
         if let Some(result) = self.try_take() {
             return Ok(result);
         }
-        let State::Running(_, core) = &self.state else { return Ok(Err(Errno::Canceled)) };
-        let clock = core.clock.clone();
+        let State::Running(_, mount) = &self.state else { return Ok(Err(Errno::Canceled)) };
+        let clock = mount.clock.clone();
         let until_ns = most.map(|most| clock.now_ns().saturating_add(most.as_nanos() as u64));
         WAITED.set(true);
-        let budget = Duration::from_micros(core.tunables.spin_us());
+        let budget = Duration::from_micros(mount.tunables.spin_us());
         let parker = PARKER.with(Arc::clone);
         parker.notified.store(false, Ordering::SeqCst);
         let waker = Waker::from(parker.clone());
@@ -164,8 +164,8 @@ impl<T: Send + 'static> Future for Pending<T> {
 
 impl<T: Send + 'static> Drop for Pending<T> {
     fn drop(&mut self) {
-        if let State::Running(run, core) = std::mem::replace(&mut self.state, State::Taken) {
-            core.spawn(async move {
+        if let State::Running(run, mount) = std::mem::replace(&mut self.state, State::Taken) {
+            mount.spawn(async move {
                 let _ = run.await;
             });
         }

@@ -5,7 +5,7 @@
 use super::File;
 use crate::api::{Ctx, OpenFlags};
 use crate::coherence::locks::pattern::Records;
-use crate::core::Core;
+use crate::mount::Mount;
 use crate::prefetch::large_reads::DirectStream;
 use crate::prefetch::readahead::ReadAhead;
 use crate::telemetry::stats::{Ledger, Way};
@@ -33,7 +33,7 @@ struct Piece {
 
 /// An open file. Dropping the last reference closes it, without waiting.
 pub struct OpenFile {
-    pub(crate) core: Weak<Core>,
+    pub(crate) mount: Weak<Mount>,
     pub(crate) file: Arc<File>,
     pub(crate) flags: OpenFlags,
     /// What the environment of the process that opened it asks for.
@@ -67,11 +67,11 @@ pub struct OpenFile {
 }
 
 impl OpenFile {
-    pub(crate) fn new(core: &Arc<Core>, file: Arc<File>, flags: OpenFlags, ctx: &Ctx) -> OpenFile {
-        let ledger = Arc::new(Ledger::new(core.job_of(ctx.job.as_ref())));
+    pub(crate) fn new(mount: &Arc<Mount>, file: Arc<File>, flags: OpenFlags, ctx: &Ctx) -> OpenFile {
+        let ledger = Arc::new(Ledger::new(mount.job_of(ctx.job.as_ref())));
         file.stats.enter(&ledger);
         OpenFile {
-            core: Arc::downgrade(core),
+            mount: Arc::downgrade(mount),
             reported: AtomicU64::new(file.failures.told()),
             file,
             flags,
@@ -94,8 +94,8 @@ impl OpenFile {
     }
 
     /// Of an open that was made ahead.
-    pub(crate) fn taken_over(core: &Arc<Core>, file: Arc<File>, flags: OpenFlags, ctx: &Ctx) -> OpenFile {
-        let mut open = OpenFile::new(core, file, flags, ctx);
+    pub(crate) fn taken_over(mount: &Arc<Mount>, file: Arc<File>, flags: OpenFlags, ctx: &Ctx) -> OpenFile {
+        let mut open = OpenFile::new(mount, file, flags, ctx);
         open.ahead = true;
         open
     }
@@ -159,13 +159,13 @@ impl OpenFile {
     }
 
     /// Notes how it was read, for those who open the file next.
-    fn note_readers(&self, core: &Core) {
+    fn note_readers(&self, mount: &Mount) {
         if self.by_front.load(SeqCst) || !self.flags.read {
             return;
         }
         let (requests, bytes) = self.ledger.reads();
         if requests >= READS_MIN {
-            self.file.pages.small_reads.store(bytes / requests < core.tunables.get(Knob::Small), SeqCst);
+            self.file.pages.small_reads.store(bytes / requests < mount.tunables.get(Knob::Small), SeqCst);
         }
     }
 
@@ -196,7 +196,7 @@ impl OpenFile {
     /// Notes a piece for the next one.
     pub(crate) fn note_piece(&self, way: Way, stream: u32, range: ByteRange, may_continue: bool) {
         // The core is asked only where the answer counts: small requests pass by.
-        let may_continue = may_continue && self.core.upgrade().is_some_and(|c| c.tunables.on(Knob::Pieces));
+        let may_continue = may_continue && self.mount.upgrade().is_some_and(|c| c.tunables.on(Knob::Pieces));
         if !may_continue && self.pieces_open.load(Relaxed) == 0 {
             return;
         }
@@ -221,17 +221,17 @@ impl std::fmt::Debug for OpenFile {
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
-        let core = self.core.upgrade();
-        if let Some(core) = &core {
-            self.note_readers(core);
+        let mount = self.mount.upgrade();
+        if let Some(mount) = &mount {
+            self.note_readers(mount);
         }
         self.file.stats.leave(&self.ledger);
-        if let Some(core) = core {
-            core.jobs.note_use(&self.ledger.job);
+        if let Some(mount) = mount {
+            mount.jobs.note_use(&self.ledger.job);
             if self.member() != 0 {
-                crate::coherence::group_lock::closed(&core, &self.file, self.member());
+                crate::coherence::group_lock::closed(&mount, &self.file, self.member());
             }
-            crate::ops::open::release(&core, &self.file, self.access(), self.ahead);
+            crate::ops::open::release(&mount, &self.file, self.access(), self.ahead);
         }
     }
 }

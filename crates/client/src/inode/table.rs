@@ -2,7 +2,7 @@
 
 use super::untold::Untold;
 use super::{File, Moment, tick};
-use crate::core::Core;
+use crate::mount::Mount;
 use crate::policy::locality::Locality;
 use crate::telemetry::stats::ClosedFiles;
 use amphi_types::{ByteRange, Errno, Ino};
@@ -28,7 +28,7 @@ impl Drop for Use {
 
 /// A file that was known, in use without being open. Dropped, it is forgotten if nobody else needs it.
 pub(crate) struct InUse {
-    core: Arc<Core>,
+    mount: Arc<Mount>,
     used: Option<Use>,
 }
 
@@ -43,18 +43,18 @@ impl Drop for InUse {
         if let Some(used) = self.used.take() {
             let file = used.0.clone();
             drop(used);
-            self.core.files.reap(&file);
+            self.mount.files.reap(&file);
         }
     }
 }
 
 /// The file, if it is known, from now on as long as the result lives: there is no second one of this inode meanwhile.
 /// For whoever waits with it, since `get` alone keeps nobody from forgetting it.
-pub(crate) fn use_known(core: &Arc<Core>, ino: Ino) -> Option<InUse> {
-    let shard = core.files.shard(ino).lock();
+pub(crate) fn use_known(mount: &Arc<Mount>, ino: Ino) -> Option<InUse> {
+    let shard = mount.files.shard(ino).lock();
     let file = shard.files.get(&ino)?.clone();
     file.uses.fetch_add(1, SeqCst);
-    Some(InUse { core: core.clone(), used: Some(Use(file)) })
+    Some(InUse { mount: mount.clone(), used: Some(Use(file)) })
 }
 
 /// When files were forgotten that had been changed here: an answer that was asked for before then may be from before

@@ -1,8 +1,8 @@
 //! copy_file_range: through buffers, each way decided like any read and write.
 
 use crate::api::{Ctx, Hints};
-use crate::core::Core;
 use crate::inode::OpenFile;
+use crate::mount::Mount;
 use crate::ops::{read, write};
 use crate::telemetry::stats::Count;
 use amphi_types::{ByteRange, Errno, Result, limits};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 const STEP: u64 = 4 << 20;
 
 pub(crate) async fn copy_range(
-    core: Arc<Core>,
+    mount: Arc<Mount>,
     ctx: Ctx,
     from: (Arc<OpenFile>, u64),
     to: (Arc<OpenFile>, u64),
@@ -33,13 +33,13 @@ pub(crate) async fn copy_range(
         let step = (len - done).min(STEP) as usize;
         let outcome = async {
             let hints = Hints::default();
-            let data = read::read(core.clone(), ctx.clone(), from.0.clone(), from.1 + done, step, hints).await?;
+            let data = read::read(mount.clone(), ctx.clone(), from.0.clone(), from.1 + done, step, hints).await?;
             let read_bytes = data.len();
             if read_bytes == 0 {
                 return Ok((0, 0));
             }
             let data = data.into_buf();
-            let written = write::write(core.clone(), ctx.clone(), to.0.clone(), to.1 + done, data, hints).await?;
+            let written = write::write(mount.clone(), ctx.clone(), to.0.clone(), to.1 + done, data, hints).await?;
             Ok((read_bytes, written))
         };
         match outcome.await {
@@ -53,6 +53,6 @@ pub(crate) async fn copy_range(
             Err(e) => return Err(e),
         }
     }
-    core.stats.bytes(Count::CopyRange, done);
+    mount.stats.bytes(Count::CopyRange, done);
     Ok(done as usize)
 }

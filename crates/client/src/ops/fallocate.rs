@@ -10,8 +10,8 @@ use crate::coherence::lease;
 use crate::coherence::locks;
 use crate::coherence::range_lock::Hold;
 use crate::coherence::tokens;
-use crate::core::{Core, unexpected};
 use crate::inode::{File, OpenFile};
+use crate::mount::{Mount, unexpected};
 use crate::ops::attr;
 use crate::telemetry::stats::Count;
 use crate::writeback::flush;
@@ -25,14 +25,14 @@ use std::sync::Arc;
 const BATCH: usize = 64;
 
 pub(crate) async fn fallocate(
-    core: Arc<Core>,
+    mount: Arc<Mount>,
     ctx: Ctx,
     open: Arc<OpenFile>,
     mode: Fallocate,
     offset: u64,
     len: u64,
 ) -> Result<()> {
-    core.stats.count(Count::Fallocate);
+    mount.stats.count(Count::Fallocate);
     if !open.flags.write {
         return Err(Errno::BadFd);
     }
@@ -45,76 +45,76 @@ pub(crate) async fn fallocate(
     let extends = matches!(mode, Fallocate::Allocate | Fallocate::ZeroRange { keep_size: false });
     {
         let several = file.layout().stripes() > 1;
-        let locks = move |core: Arc<Core>, file: Arc<File>| async move {
+        let locks = move |mount: Arc<Mount>, file: Arc<File>| async move {
             if !several {
                 return Ok(Vec::new());
             }
             // Others see it as one event although it is several requests.
-            lease::touch(&core, &file, range).await?;
-            locks::pin_objects(&core, &file, Mode::Write, range).await
+            lease::touch(&mount, &file, range).await?;
+            locks::pin_objects(&mount, &file, Mode::Write, range).await
         };
         let exclusive = (range, Hold::Exclusive);
-        let (_guard, begun, pins) = group_lock::enter_pinned(&core, file, open.member(), exclusive, locks).await?;
+        let (_guard, begun, pins) = group_lock::enter_pinned(&mount, file, open.member(), exclusive, locks).await?;
         file.storage_changes();
-        let done = change(&core, file, mode, range, begun.is_some() || !several).await;
+        let done = change(&mount, file, mode, range, begun.is_some() || !several).await;
         // A read beside it may have brought a page of which a part lies in here.
-        core.cache.forget(file, range, Dirty::Keep);
+        mount.cache.forget(file, range, Dirty::Keep);
         drop((pins, begun));
         file.storage_changes();
-        tokens::outdated(&core, file.ino);
+        tokens::outdated(&mount, file.ino);
         done?;
     }
-    if extends && end > attr::size_now(&core, file).await? {
-        extend(&core, &ctx.cred, file, open.member(), end).await?;
+    if extends && end > attr::size_now(&mount, file).await? {
+        extend(&mount, &ctx.cred, file, open.member(), end).await?;
     }
     Ok(())
 }
 
 /// With `server_lock` the targets lock; otherwise the caller has pinned locks on all of the range.
 async fn change(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     file: &Arc<File>,
     mode: Fallocate,
     range: ByteRange,
     server_lock: bool,
 ) -> Result<()> {
     match mode {
-        Fallocate::Allocate | Fallocate::KeepSize => allocate(core, file, range, server_lock).await,
+        Fallocate::Allocate | Fallocate::KeepSize => allocate(mount, file, range, server_lock).await,
         Fallocate::PunchHole => {
-            flush::flush_and_forget(core, file, range).await;
-            punch(core, file, range, server_lock).await
+            flush::flush_and_forget(mount, file, range).await;
+            punch(mount, file, range, server_lock).await
         }
         Fallocate::ZeroRange { .. } => {
-            flush::flush_and_forget(core, file, range).await;
-            punch(core, file, range, server_lock).await?;
-            allocate(core, file, range, server_lock).await
+            flush::flush_and_forget(mount, file, range).await;
+            punch(mount, file, range, server_lock).await?;
+            allocate(mount, file, range, server_lock).await
         }
     }
 }
 
 /// Grows the file to `end` unless it has grown there meanwhile.
-async fn extend(core: &Arc<Core>, cred: &Cred, file: &Arc<File>, member: u64, end: u64) -> Result<()> {
-    let locks = move |core: Arc<Core>, file: Arc<File>| async move { attr::beyond(&core, &file, end).await };
+async fn extend(mount: &Arc<Mount>, cred: &Cred, file: &Arc<File>, member: u64, end: u64) -> Result<()> {
+    let locks = move |mount: Arc<Mount>, file: Arc<File>| async move { attr::beyond(&mount, &file, end).await };
     let all = (ByteRange::ALL, Hold::Exclusive);
-    let (_guard, _begun, pins) = group_lock::enter_pinned(core, file, member, all, locks).await?;
-    if end <= attr::size_now(core, file).await? {
+    let (_guard, _begun, pins) = group_lock::enter_pinned(mount, file, member, all, locks).await?;
+    if end <= attr::size_now(mount, file).await? {
         return Ok(());
     }
     let set = SetAttr { size: Some(end), mtime: Some(TimeSet::Now), open_for_write: true, ..SetAttr::default() };
-    attr::resize(core, cred, file, end, set, pins).await?;
+    attr::resize(mount, cred, file, end, set, pins).await?;
     Ok(())
 }
 
-async fn punch(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, server_lock: bool) -> Result<()> {
-    let size = attr::size_now(core, file).await?;
+async fn punch(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, server_lock: bool) -> Result<()> {
+    let size = attr::size_now(mount, file).await?;
     let view = file.view();
     // Beyond the stripes that exist there is nothing; the owner's knowledge of the size may be behind.
     let stripes = view.layout.stripes_below(range.end.min(size.max(view.attr.size)).max(1));
-    let now = core.wall();
+    let now = mount.wall();
     let calls = (0..stripes).map(|stripe| {
         let object = ObjectId { ino: file.ino, stripe };
         let op = Request::Punch { object, range, generation: view.generation, mtime: now, server_lock };
-        core.call_for_io(file, view.layout.target(file.ino, stripe), op, server_lock)
+        mount.call_for_io(file, view.layout.target(file.ino, stripe), op, server_lock)
     });
     for reply in join_all(calls.collect::<Vec<_>>()).await {
         match reply {
@@ -127,8 +127,8 @@ async fn punch(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, server_lock
     Ok(())
 }
 
-async fn allocate(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, server_lock: bool) -> Result<()> {
-    attr::size_now(core, file).await?;
+async fn allocate(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, server_lock: bool) -> Result<()> {
+    attr::size_now(mount, file).await?;
     let view = file.view();
     let mut pieces = view.layout.pieces(file.ino, range);
     loop {
@@ -139,10 +139,10 @@ async fn allocate(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, server_l
         let mut calls = Vec::with_capacity(batch.len());
         for (object, range) in batch {
             if object.stripe > 0 {
-                flush::spread(core, file).await?;
+                flush::spread(mount, file).await?;
             }
             let op = Request::Allocate { object, range, generation: view.generation, server_lock };
-            calls.push(core.call_for_io(file, view.layout.target(file.ino, object.stripe), op, server_lock));
+            calls.push(mount.call_for_io(file, view.layout.target(file.ino, object.stripe), op, server_lock));
         }
         for reply in join_all(calls).await {
             super::done_reply(reply?)?;

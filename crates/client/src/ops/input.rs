@@ -11,8 +11,8 @@ use crate::api::Ctx;
 use crate::cache::PAGE;
 use crate::cache::drop::Dirty;
 use crate::coherence::tokens;
-use crate::core::Core;
 use crate::inode::{File, OpenFile};
+use crate::mount::Mount;
 use crate::ops::read;
 use crate::policy::decision::{self, Input, Mode, Reason};
 use crate::policy::kernel_reads::{self, Server};
@@ -23,7 +23,7 @@ use amphi_types::{ByteRange, Errno, IoMode, Result, limits};
 use amphi_wire::LockExtent;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-impl Core {
+impl Mount {
     /// What is known for the decision about a request of `bytes` that the cache does not serve.
     /// `range`: where it, or the piece of it at hand, lies.
     pub(crate) fn input(&self, ctx: &Ctx, open: &OpenFile, way: Way, (range, bytes): (ByteRange, u64)) -> Input {
@@ -41,7 +41,7 @@ impl Core {
         // The rule of size asks nothing, unless what was learnt may say otherwise.
         let matters = in_window && !contended && !group_short && !overcache && (!large || t.on(Knob::Learn));
         let no_locality = matters && self.lacks_locality(file, way, bytes, large);
-        let cache_is_faster = no_locality && t.on(Knob::Learn) && self.learned.cache_is_faster(way, bytes);
+        let cache_is_faster = no_locality && t.on(Knob::Learn) && self.policy.learned.cache_is_faster(way, bytes);
         // To wait for room in the cache is part of what its way was measured to take.
         let memory_short = group_short || (cache_full && !cache_is_faster);
         Input {
@@ -81,7 +81,7 @@ impl Core {
         bytes >= t.get(Knob::Small)
             && decision::asked([open.io_mode(), file.io_mode()], process_mode, t.mode()) == IoMode::Auto
             && self.lacks_locality(file, way, bytes, false)
-            && !(t.on(Knob::Learn) && self.learned.cache_is_faster(way, bytes))
+            && !(t.on(Knob::Learn) && self.policy.learned.cache_is_faster(way, bytes))
     }
 
     /// Counts a request that went the way `reason` says.
@@ -93,7 +93,7 @@ impl Core {
             Reason::BufferedDefault => open.file.locality.went_buffered(),
             Reason::BufferedFaster => {
                 open.file.locality.went_buffered();
-                self.learned.tried(way, bytes, self.clock.now_ns());
+                self.policy.learned.tried(way, bytes, self.clock.now_ns());
             }
             _ => {}
         }
@@ -111,8 +111,10 @@ impl Core {
             Way::Write => (Knob::LargeWrite, Knob::LargeWriteRotating),
         };
         let (plain, rotating) = (t.get(plain), t.get(rotating));
-        let matters = bytes >= plain && bytes < rotating && t.on(Knob::Rotating);
-        if matters && self.rotating.holds(file, bytes) { rotating } else { plain }
+        let known = &self.policy.rotating;
+        let matters = bytes >= plain && bytes < rotating && t.on(Knob::Rotating) && known.are_there();
+        let held = || known.hold(file.ino, &file.layout(), file.size().saturating_add(bytes));
+        if matters && held() { rotating } else { plain }
     }
 
     /// How wide locks for a request are asked for: past the cache, on a file that others want too, as wide as its own
@@ -138,9 +140,11 @@ impl Core {
     fn is_group_short(&self, ctx: &Ctx) -> bool {
         let t = &self.tunables;
         let caller = || {
-            t.on(Knob::CallerMemory) && self.read_text.is_some() && self.callers.is_short(ctx.pid, self.clock.now_ns())
+            t.on(Knob::CallerMemory)
+                && self.host.read_text.is_some()
+                && self.policy.callers.is_short(ctx.pid, self.clock.now_ns())
         };
-        t.on(Knob::Memory) && (self.group_short.load(Relaxed) || caller())
+        t.on(Knob::Memory) && (self.policy.group_short.load(Relaxed) || caller())
     }
 
     /// `large`: the request is no probe, whatever went before it.
@@ -156,7 +160,7 @@ impl Core {
             inherit: t.on(Knob::LocalityInherit),
             cache_pages: t.get(Knob::CacheBytes) / PAGE,
         };
-        let least = || if t.on(Knob::Learn) { self.learned.least_share(way, bytes) } else { 0 };
+        let least = || if t.on(Knob::Learn) { self.policy.learned.least_share(way, bytes) } else { 0 };
         if large { file.locality.lacks(rule, least) } else { file.locality.speaks_for_direct(rule, least) }
     }
 }
@@ -171,10 +175,10 @@ pub struct FrontCache {
 }
 
 /// Decides for a file that was just opened, and counts it.
-pub(crate) fn front_cache(core: &Core, open: &OpenFile) -> FrontCache {
-    let t = &core.tunables;
+pub(crate) fn front_cache(mount: &Mount, open: &OpenFile) -> FrontCache {
+    let t = &mount.tunables;
     let file = &open.file;
-    let alone = core.company.is_alone();
+    let alone = mount.coherence.company.is_alone();
     let (executable, size) = {
         let attr = &file.known.lock().view.attr;
         (attr.perm & 0o111 != 0, attr.size)
@@ -182,42 +186,42 @@ pub(crate) fn front_cache(core: &Core, open: &OpenFile) -> FrontCache {
     let only_reads = open.flags.read && !open.flags.write && !open.flags.direct && !open.flags.truncate;
     let process_mode = open.process_mode.filter(|_| t.on(Knob::ProcessMode));
     // In company who holds the attributes' token knows that nobody else has the file open for writing.
-    let written = || file.has_writers() || !(alone || tokens::holds_attributes(core, file.ino));
+    let written = || file.has_writers() || !(alone || tokens::holds_attributes(mount, file.ino));
     let server = kernel_reads::decide(&kernel_reads::Input {
         on: t.on(Knob::KernelReads),
         only_reads,
         asked: decision::asked([open.io_mode(), file.io_mode()], process_mode, t.mode()),
-        contended: t.on(Knob::Contention) && core.is_contended(file),
+        contended: t.on(Knob::Contention) && mount.is_contended(file),
         written: only_reads && written(),
         executable,
         size: size.max(file.size()),
         large_bytes: t.get(Knob::LargeRead),
         small_reads: file.pages.small_reads.load(SeqCst),
     });
-    core.stats.count(count_of(server));
+    mount.stats.count(count_of(server));
     let serves = server.is_kernel();
     open.by_front.store(serves, SeqCst);
-    let rule = core.company.rule();
+    let rule = mount.coherence.company.rule();
     // Of a lone mount the front end has seen every change. A read that it serves is not seen here: the first one has to
     // be.
-    let covered = core.company.has_always_been_alone() || file.pages.covered_rule.load(SeqCst) == rule;
-    let keeps = covered && !(serves && read_is_missed(core, open));
+    let covered = mount.coherence.company.has_always_been_alone() || file.pages.covered_rule.load(SeqCst) == rule;
+    let keeps = covered && !(serves && read_is_missed(mount, open));
     open.emptied_rule.store(if keeps { 0 } else { rule }, SeqCst);
     FrontCache { serves, keeps }
 }
 
 /// A read was answered that a front end keeps in its pages: what is clean of these bytes is not kept here as well.
 /// Where the pages will not be kept for the next open it is.
-pub(crate) fn kept_by_front(core: &Core, open: &OpenFile, range: ByteRange) {
-    let keeps = !core.company.is_alone() || core.company.has_always_been_alone();
+pub(crate) fn kept_by_front(mount: &Mount, open: &OpenFile, range: ByteRange) {
+    let keeps = !mount.coherence.company.is_alone() || mount.coherence.company.has_always_been_alone();
     if keeps && open.by_front.load(SeqCst) {
-        core.cache.forget(&open.file, range, Dirty::Keep);
+        mount.cache.forget(&open.file, range, Dirty::Keep);
     }
 }
 
 /// Whether a read has to come here, since it renews the access time.
-fn read_is_missed(core: &Core, open: &OpenFile) -> bool {
-    !open.flags.no_atime && core.tunables.on(Knob::Atime) && open.file.access_is_due(core.clock.wall())
+fn read_is_missed(mount: &Mount, open: &OpenFile) -> bool {
+    !open.flags.no_atime && mount.tunables.on(Knob::Atime) && open.file.access_is_due(mount.clock.wall())
 }
 
 fn count_of(server: Server) -> Count {

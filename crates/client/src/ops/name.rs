@@ -5,7 +5,7 @@
 use super::inode_reply;
 use crate::api::Ctx;
 use crate::coherence::tokens::{self, Found, Told, name_keys};
-use crate::core::{Core, unexpected};
+use crate::mount::{Mount, unexpected};
 use crate::prefetch::small_files;
 use crate::telemetry::stats::Count;
 use amphi_dlm::TokenKey;
@@ -13,23 +13,23 @@ use amphi_types::{Attr, Errno, Ino, Kind, Name, Result, limits};
 use amphi_wire::{Make, RenameMode, Reply, Request};
 use std::sync::Arc;
 
-pub(crate) async fn lookup(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>) -> Result<Attr> {
+pub(crate) async fn lookup(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>) -> Result<Attr> {
     match &name[..] {
         b"." => {
             // Asked for by a handle, which is stale when the inode has gone, also for whoever still sees what it was.
-            core.stats.count(Count::GetAttr);
-            return super::attr::ask(&core, &ctx.cred, dir).await.map(|(_, attr)| attr);
+            mount.stats.count(Count::GetAttr);
+            return super::attr::ask(&mount, &ctx.cred, dir).await.map(|(_, attr)| attr);
         }
         b".." => {
-            let parent = parent(&core, &ctx, dir).await?;
-            return super::attr::getattr(core, ctx, parent).await;
+            let parent = parent(&mount, &ctx, dir).await?;
+            return super::attr::getattr(mount, ctx, parent).await;
         }
         _ => {}
     }
-    if let Some(found) = tokens::find(&core, &ctx.cred, dir, &name) {
+    if let Some(found) = tokens::find(&mount, &ctx.cred, dir, &name) {
         match found {
             Found::Answer(result) => return result,
-            Found::Inode(ino) => match super::attr::ask(&core, &ctx.cred, ino).await {
+            Found::Inode(ino) => match super::attr::ask(&mount, &ctx.cred, ino).await {
                 // It has gone since.
                 Err(Errno::NoEnt | Errno::Stale) => {}
                 result => return result.map(|(_, attr)| attr),
@@ -37,30 +37,30 @@ pub(crate) async fn lookup(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>) -
         }
     }
     let name = Name::new(name)?;
-    if small_files::name_arrived(&core, dir, &name).await {
-        if let Some(attr) = small_files::find(&core, &ctx.cred, dir, name.as_bytes()) {
+    if small_files::name_arrived(&mount, dir, &name).await {
+        if let Some(attr) = small_files::find(&mount, &ctx.cred, dir, name.as_bytes()) {
             return Ok(attr);
         }
-        if let Some(Found::Answer(result)) = tokens::find(&core, &ctx.cred, dir, name.as_bytes()) {
+        if let Some(Found::Answer(result)) = tokens::find(&mount, &ctx.cred, dir, name.as_bytes()) {
             return result;
         }
     }
-    core.stats.count(Count::Lookup);
+    mount.stats.count(Count::Lookup);
     let op = Request::Lookup { dir, name: name.clone() };
     let mut tries = 0;
     loop {
-        let mut told = tokens::call(&core, dir.target(), &ctx.cred, op.clone(), &[]).await?;
+        let mut told = tokens::call(&mount, dir.target(), &ctx.cred, op.clone(), &[]).await?;
         match told.take().and_then(inode_reply) {
             Ok(view) => {
                 told.keep_name(dir, &name, Some(view.attr.ino));
                 let (attr, taken) = told.keep_size(view);
-                small_files::looked_up(&core, dir, &attr);
+                small_files::looked_up(&mount, dir, &attr);
                 if taken {
                     return Ok(attr);
                 }
                 tries += 1;
                 if tries == super::attr::TRIES {
-                    match super::attr::ask_now(&core, &ctx.cred, attr.ino).await {
+                    match super::attr::ask_now(&mount, &ctx.cred, attr.ino).await {
                         // The name has been removed, or stands for another file by now.
                         Err(Errno::NoEnt | Errno::Stale) => tries = 0,
                         result => return result.map(|(_, attr)| attr),
@@ -78,22 +78,22 @@ pub(crate) async fn lookup(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>) -
 }
 
 /// Calls with a change of one name in `dir`.
-async fn change(core: &Arc<Core>, ctx: &Ctx, dir: Ino, name: &Name, op: Request) -> Result<Told> {
-    tokens::call(core, dir.target(), &ctx.cred, op, &name_keys(dir, name)).await
+async fn change(mount: &Arc<Mount>, ctx: &Ctx, dir: Ino, name: &Name, op: Request) -> Result<Told> {
+    tokens::call(mount, dir.target(), &ctx.cred, op, &name_keys(dir, name)).await
 }
 
 /// The directory above `dir`.
-pub(crate) async fn parent(core: &Arc<Core>, ctx: &Ctx, dir: Ino) -> Result<Ino> {
-    match core.call(dir.target(), &ctx.cred, Request::Parent { dir }).await? {
+pub(crate) async fn parent(mount: &Arc<Mount>, ctx: &Ctx, dir: Ino) -> Result<Ino> {
+    match mount.call(dir.target(), &ctx.cred, Request::Parent { dir }).await? {
         Reply::Ino(parent) => Ok(parent),
         other => Err(unexpected(&other)),
     }
 }
 
-async fn make(core: &Arc<Core>, ctx: &Ctx, dir: Ino, name: Vec<u8>, make: Make, perm: u16) -> Result<Attr> {
+async fn make(mount: &Arc<Mount>, ctx: &Ctx, dir: Ino, name: Vec<u8>, make: Make, perm: u16) -> Result<Attr> {
     let name = new_name(name)?;
     let op = Request::Make { dir, name: name.clone(), make, perm: perm & 0o7777 };
-    let mut told = change(core, ctx, dir, &name, op).await?;
+    let mut told = change(mount, ctx, dir, &name, op).await?;
     match told.take()? {
         Reply::Made { inode, .. } => {
             told.keep_name(dir, &name, Some(inode.attr.ino));
@@ -111,8 +111,8 @@ pub(crate) fn new_name(name: Vec<u8>) -> Result<Name> {
     Name::new(name)
 }
 
-pub(crate) async fn mknod(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>, mode: u32, rdev: u32) -> Result<Attr> {
-    core.stats.count(Count::MkNod);
+pub(crate) async fn mknod(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>, mode: u32, rdev: u32) -> Result<Attr> {
+    mount.stats.count(Count::MkNod);
     let perm = (mode & 0o7777) as u16;
     let what = match Kind::from_mode(mode) {
         None if mode & 0o170000 == 0 => Make::File { open: None, exclusive: true },
@@ -120,33 +120,33 @@ pub(crate) async fn mknod(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>, mo
         Some(Kind::Dir | Kind::Symlink) | None => return Err(Errno::Inval),
         Some(kind) => Make::Node { kind, rdev },
     };
-    make(&core, &ctx, dir, name, what, perm).await
+    make(&mount, &ctx, dir, name, what, perm).await
 }
 
-pub(crate) async fn mkdir(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>, perm: u16) -> Result<Attr> {
-    core.stats.count(Count::MkDir);
-    make(&core, &ctx, dir, name, Make::Dir, perm).await
+pub(crate) async fn mkdir(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>, perm: u16) -> Result<Attr> {
+    mount.stats.count(Count::MkDir);
+    make(&mount, &ctx, dir, name, Make::Dir, perm).await
 }
 
-pub(crate) async fn symlink(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>, to: Vec<u8>) -> Result<Attr> {
-    core.stats.count(Count::Symlink);
+pub(crate) async fn symlink(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>, to: Vec<u8>) -> Result<Attr> {
+    mount.stats.count(Count::Symlink);
     if to.is_empty() {
         return Err(Errno::NoEnt);
     }
     if to.len() > limits::SYMLINK_MAX {
         return Err(Errno::NameTooLong);
     }
-    make(&core, &ctx, dir, name, Make::Symlink(to), 0o777).await
+    make(&mount, &ctx, dir, name, Make::Symlink(to), 0o777).await
 }
 
-pub(crate) async fn link(core: Arc<Core>, ctx: Ctx, ino: Ino, dir: Ino, name: Vec<u8>) -> Result<Attr> {
-    core.stats.count(Count::Link);
+pub(crate) async fn link(mount: Arc<Mount>, ctx: Ctx, ino: Ino, dir: Ino, name: Vec<u8>) -> Result<Attr> {
+    mount.stats.count(Count::Link);
     let name = new_name(name)?;
     let op = Request::Link { ino, dir, name: name.clone() };
-    let mut told = change(&core, &ctx, dir, &name, op).await?;
+    let mut told = change(&mount, &ctx, dir, &name, op).await?;
     let view = inode_reply(told.take()?)?;
     told.keep_name(dir, &name, Some(ino));
-    Ok(super::attr::shown(&core, &ctx.cred, told, view).await)
+    Ok(super::attr::shown(&mount, &ctx.cred, told, view).await)
 }
 
 /// The inode that has lost its last name.
@@ -157,39 +157,39 @@ fn removed(reply: Reply) -> Result<Option<Ino>> {
     }
 }
 
-pub(crate) async fn unlink(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>) -> Result<()> {
-    core.stats.count(Count::Unlink);
+pub(crate) async fn unlink(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>) -> Result<()> {
+    mount.stats.count(Count::Unlink);
     if name == b"." || name == b".." {
         return Err(Errno::IsDir);
     }
     let name = Name::new(name)?;
-    let mut told = change(&core, &ctx, dir, &name, Request::Unlink { dir, name: name.clone() }).await?;
+    let mut told = change(&mount, &ctx, dir, &name, Request::Unlink { dir, name: name.clone() }).await?;
     if let Some(ino) = removed(told.take()?)? {
-        super::open::nameless(&core, ino);
+        super::open::nameless(&mount, ino);
     }
     Ok(())
 }
 
-pub(crate) async fn rmdir(core: Arc<Core>, ctx: Ctx, dir: Ino, name: Vec<u8>) -> Result<()> {
-    core.stats.count(Count::RmDir);
+pub(crate) async fn rmdir(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>) -> Result<()> {
+    mount.stats.count(Count::RmDir);
     match &name[..] {
         b"." => return Err(Errno::Inval),
         b".." => return Err(Errno::NotEmpty),
         _ => {}
     }
     let name = Name::new(name)?;
-    let mut told = change(&core, &ctx, dir, &name, Request::RmDir { dir, name: name.clone() }).await?;
+    let mut told = change(&mount, &ctx, dir, &name, Request::RmDir { dir, name: name.clone() }).await?;
     removed(told.take()?).map(|_| ())
 }
 
 pub(crate) async fn rename(
-    core: Arc<Core>,
+    mount: Arc<Mount>,
     ctx: Ctx,
     from: (Ino, Vec<u8>),
     to: (Ino, Vec<u8>),
     mode: RenameMode,
 ) -> Result<()> {
-    core.stats.count(Count::Rename);
+    mount.stats.count(Count::Rename);
     let dots = |name: &[u8]| name == b"." || name == b"..";
     if dots(&from.1) || dots(&to.1) {
         return Err(if mode == RenameMode::NoReplace && dots(&to.1) { Errno::Exist } else { Errno::Busy });
@@ -200,15 +200,15 @@ pub(crate) async fn rename(
     let keys = name_keys(from.0, &from_name).into_iter().chain(name_keys(to.0, &to_name));
     let keys: Vec<TokenKey> = keys.filter(here).collect();
     let op = Request::Rename { from: from.0, from_name, to: to.0, to_name, mode };
-    if let Some(ino) = removed(tokens::call(&core, from.0.target(), &ctx.cred, op, &keys).await?.take()?)? {
-        super::open::nameless(&core, ino);
+    if let Some(ino) = removed(tokens::call(&mount, from.0.target(), &ctx.cred, op, &keys).await?.take()?)? {
+        super::open::nameless(&mount, ino);
     }
     Ok(())
 }
 
-pub(crate) async fn readlink(core: Arc<Core>, ctx: Ctx, ino: Ino) -> Result<Vec<u8>> {
-    core.stats.count(Count::ReadLink);
-    match core.call(ino.target(), &ctx.cred, Request::ReadLink { ino }).await? {
+pub(crate) async fn readlink(mount: Arc<Mount>, ctx: Ctx, ino: Ino) -> Result<Vec<u8>> {
+    mount.stats.count(Count::ReadLink);
+    match mount.call(ino.target(), &ctx.cred, Request::ReadLink { ino }).await? {
         Reply::Bytes(bytes) => Ok(bytes),
         other => Err(unexpected(&other)),
     }

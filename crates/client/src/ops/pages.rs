@@ -17,10 +17,9 @@ use crate::coherence::group_lock;
 use crate::coherence::lease;
 use crate::coherence::locks::{self, Pin};
 use crate::coherence::range_lock::{Guard, Hold};
-use crate::conn::pauses::pause;
-use crate::core::Core;
 use crate::data::Segments;
 use crate::inode::{File, OpenFile};
+use crate::mount::Mount;
 use crate::ops::attr::size_now;
 use crate::ops::read::{Under, direct_pieces, read_piece, shared};
 use crate::policy::decision::Mode;
@@ -122,7 +121,7 @@ enum Entry {
 
 /// Waits for the range lock on `range` and locks of the cluster on `locked`, unless the pages are taken back first.
 async fn hold(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     file: &Arc<File>,
     member: u64,
     (range, locked): (ByteRange, ByteRange),
@@ -131,17 +130,17 @@ async fn hold(
 ) -> Result<Entry> {
     if hold == Hold::Shared && file.pages.is_being_dropped() {
         let over = pin!(file.signal.until(|| !file.pages.is_taking()));
-        select(over, pin!(pause(core, HELD_BACK_NS))).await;
+        select(over, pin!(mount.life.pauses.pause(HELD_BACK_NS))).await;
     }
     loop {
         if let Some(free) = Free::begin(file, range) {
             return Ok(Entry::Free(free));
         }
         let (sender, held) = oneshot::channel::<Result<Held>>();
-        let (core2, file2) = (core.clone(), file.clone());
+        let (mount2, file2) = (mount.clone(), file.clone());
         // A task of its own: a request for a lock is not given up half-way.
-        core.spawn(async move {
-            let _ = sender.send(take(&core2, &file2, member, (range, locked), hold, mode).await);
+        mount.spawn(async move {
+            let _ = sender.send(take(&mount2, &file2, member, (range, locked), hold, mode).await);
         });
         let taken = pin!(file.signal.until(|| file.pages.is_taking()));
         match select(held, taken).await {
@@ -153,7 +152,7 @@ async fn hold(
 }
 
 async fn take(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     file: &Arc<File>,
     member: u64,
     (range, locked): (ByteRange, ByteRange),
@@ -162,58 +161,58 @@ async fn take(
 ) -> Result<Held> {
     loop {
         let guard = group_lock::enter(file, member, range, hold).await?;
-        let (core2, file2) = (core.clone(), file.clone());
-        let pins = async move { locks::pin_all(&core2, &file2, mode, locked).await };
-        if let Some(pins) = group_lock::unless_asked(core, file, member, pins).await {
+        let (mount2, file2) = (mount.clone(), file.clone());
+        let pins = async move { locks::pin_all(&mount2, &file2, mode, locked).await };
+        if let Some(pins) = group_lock::unless_asked(mount, file, member, pins).await {
             return Ok((guard, pins?));
         }
     }
 }
 
 /// Reads bytes that go into pages.
-pub(crate) async fn read(core: &Arc<Core>, open: &OpenFile, asked: ByteRange) -> Result<Segments> {
+pub(crate) async fn read(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange) -> Result<Segments> {
     let file = &open.file;
-    lease::touch(core, file, asked).await?;
-    file.pages.note_of(open, asked, core.company.rule());
+    lease::touch(mount, file, asked).await?;
+    file.pages.note_of(open, asked, mount.coherence.company.rule());
     let pages = asked.align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX));
-    let locked = if open.by_front.load(SeqCst) { whole_if_small(core, file, pages) } else { pages };
-    match hold(core, file, open.member(), (pages, locked), Hold::Shared, LockMode::Read).await? {
+    let locked = if open.by_front.load(SeqCst) { whole_if_small(mount, file, pages) } else { pages };
+    match hold(mount, file, open.member(), (pages, locked), Hold::Shared, LockMode::Read).await? {
         Entry::Held(_held) => {
-            let data = shared::unlocked(core, file, asked, pages, Mode::Buffered).await;
+            let data = shared::unlocked(mount, file, asked, pages, Mode::Buffered).await;
             if !open.by_front.load(SeqCst) {
-                file.pages.read_ns.store(core.clock.now_ns(), SeqCst);
+                file.pages.read_ns.store(mount.clock.now_ns(), SeqCst);
             }
             data
         }
         Entry::Free(free) => {
-            file.pages.note_of(open, asked, core.company.rule());
+            file.pages.note_of(open, asked, mount.coherence.company.rule());
             // The lock that is on its way back still keeps others away, or the target knows what they change.
-            flush::flush_and_forget(core, file, asked).await;
-            read_free(core, file, asked, &free).await
+            flush::flush_and_forget(mount, file, asked).await;
+            read_free(mount, file, asked, &free).await
         }
     }
 }
 
 /// What is locked for a read of pages of a file that the front end reads ahead: all of a small one. It asks for many
 /// pieces at once, and a lock asked for by each of them would look like a crowd to others.
-fn whole_if_small(core: &Core, file: &File, pages: ByteRange) -> ByteRange {
+fn whole_if_small(mount: &Mount, file: &File, pages: ByteRange) -> ByteRange {
     let end = file.size().max(pages.end);
-    match end <= core.tunables.get(Knob::LargeRead) {
+    match end <= mount.tunables.get(Knob::LargeRead) {
         true => ByteRange::new(0, end).align_out(PAGE),
         false => pages,
     }
 }
 
 /// Reads past the cache: what lies there may be newer than what the target takes a page for that is read so.
-async fn read_free(core: &Arc<Core>, file: &Arc<File>, asked: ByteRange, free: &Free) -> Result<Segments> {
-    let range = asked.intersect(&ByteRange::new(0, size_now(core, file).await?));
+async fn read_free(mount: &Arc<Mount>, file: &Arc<File>, asked: ByteRange, free: &Free) -> Result<Segments> {
+    let range = asked.intersect(&ByteRange::new(0, size_now(mount, file).await?));
     if range.is_empty() {
         return Ok(Segments::new());
     }
     let parts = join_all(direct_pieces(file, range).into_iter().map(|(object, piece)| async move {
         match free.way(file.layout().target(file.ino, object.stripe)) {
-            Way::Protected(_until_read) => read_piece(core, file, object, piece, Under::Lock).await,
-            Way::Left(left) => read_piece(core, file, object, piece, Under::Note(left)).await,
+            Way::Protected(_until_read) => read_piece(mount, file, object, piece, Under::Lock).await,
+            Way::Left(left) => read_piece(mount, file, object, piece, Under::Note(left)).await,
         }
     }))
     .await;
@@ -230,38 +229,38 @@ async fn read_free(core: &Arc<Core>, file: &Arc<File>, asked: ByteRange, free: &
 
 /// Writes pages back, or through pages that stay. Returns what it holds, with the bytes, if they may go into the cache.
 pub(crate) async fn write(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     file: &Arc<File>,
     member: u64,
     range: ByteRange,
     data: Buf,
     write_back: bool,
 ) -> Result<Option<(Held, Buf)>> {
-    lease::touch(core, file, range).await?;
+    lease::touch(mount, file, range).await?;
     file.pages.keep();
-    let free = match hold(core, file, member, (range, range), Hold::Exclusive, LockMode::Write).await? {
+    let free = match hold(mount, file, member, (range, range), Hold::Exclusive, LockMode::Write).await? {
         Entry::Held(held) => return Ok(Some((held, data))),
         Entry::Free(free) => free,
     };
     file.pages.keep();
     file.turn();
-    crate::coherence::tokens::outdated(core, file.ino);
-    flush::flush_and_forget(core, file, range).await;
+    crate::coherence::tokens::outdated(mount, file.ino);
+    flush::flush_and_forget(mount, file, range).await;
     let mut done = Ok(());
     for (part, mut rest) in parts(file, range, data, write_back) {
         for (object, piece) in direct_pieces(file, part) {
             let bytes = rest.split_to(piece.len() as usize);
-            done = done.and(write_free(core, file, object, piece, bytes, &free).await);
+            done = done.and(write_free(mount, file, object, piece, bytes, &free).await);
         }
     }
-    core.cache.forget(file, range, crate::cache::drop::Dirty::Keep);
+    mount.cache.forget(file, range, crate::cache::drop::Dirty::Keep);
     file.turn();
-    crate::coherence::tokens::outdated(core, file.ino);
+    crate::coherence::tokens::outdated(mount, file.ino);
     done.map(|()| None)
 }
 
 async fn write_free(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     file: &Arc<File>,
     object: amphi_types::ObjectId,
     piece: ByteRange,
@@ -271,15 +270,15 @@ async fn write_free(
     match free.way(file.layout().target(file.ino, object.stripe)) {
         Way::Protected(_until_written) => {
             let kind = WriteKind::Direct { server_lock: false, kill_suidgid: false };
-            write_piece(core, file, object, piece.start, bytes, kind).await?;
+            write_piece(mount, file, object, piece.start, bytes, kind).await?;
             file.extend(piece.end);
             Ok(())
         }
         // Where the file ends now the target knows: others may have cut it.
-        Way::Left(left) => match write_piece(core, file, object, piece.start, bytes, WriteKind::Left(left)).await {
+        Way::Left(left) => match write_piece(mount, file, object, piece.start, bytes, WriteKind::Left(left)).await {
             Err(Errno::Stale) => {
                 tracing::error!(ino = %file.ino, "a mapped page was not written back: its target was restarted meanwhile");
-                core.losses.note(Errno::Io, core.clock.now_ns());
+                mount.writeback.losses.note(Errno::Io, mount.clock.now_ns());
                 file.failures.note(Errno::Io, piece);
                 Err(Errno::Io)
             }
@@ -290,11 +289,11 @@ async fn write_free(
 
 /// An append has gone elsewhere than the front end took it to go, which keeps a copy of its bytes in the pages of
 /// `told`: they are dropped.
-pub(crate) async fn misplaced(core: &Arc<Core>, file: &Arc<File>, told: ByteRange, overwrite: Option<Overwrite>) {
+pub(crate) async fn misplaced(mount: &Arc<Mount>, file: &Arc<File>, told: ByteRange, overwrite: Option<Overwrite>) {
     if let Some(overwrite) = overwrite {
-        overwrite.settle(core).await;
+        overwrite.settle(mount).await;
     }
-    crate::coherence::sharing::drop_overwritten(core, file.ino, told.align_out(PAGE)).await;
+    crate::coherence::sharing::drop_overwritten(mount, file.ino, told.align_out(PAGE)).await;
 }
 
 /// What shall be written of `data` for `range`: all of it, but for what a write has replaced since a page that is
@@ -360,9 +359,9 @@ mod tests {
         const ROUNDS: usize = 2000;
         let mut w = World::new(1, &[]);
         let open = w.create("f", crate::OpenFlags::READ_WRITE);
-        let (core, file) = (w.client.core.clone(), open.file.clone());
+        let (mount, file) = (w.client.mount.clone(), open.file.clone());
         let drops = Arc::new(Drops { begun: AtomicU64::new(0), hits: AtomicU64::new(0), ended: Mutex::default() });
-        core.company.set_pages(Some(drops.clone()));
+        mount.coherence.company.set_pages(Some(drops.clone()));
         let (turn, is_over) = (Barrier::new(3), AtomicBool::new(true));
         let asked: Mutex<Vec<(u64, ByteRange)>> = Mutex::default();
         let mut missed = Vec::new();
@@ -390,14 +389,14 @@ mod tests {
             for round in 0..ROUNDS {
                 is_over.store(false, SeqCst);
                 turn.wait();
-                block_on(taking::take_all(&core, &file));
+                block_on(taking::take_all(&mount, &file));
                 // On a busy machine the others may not have had their turn meanwhile.
                 for _ in 0..100 {
                     if drops.hits.load(SeqCst) > 0 {
                         break;
                     }
                     std::thread::yield_now();
-                    block_on(taking::take_all(&core, &file));
+                    block_on(taking::take_all(&mount, &file));
                 }
                 is_over.store(true, SeqCst);
                 turn.wait();
@@ -411,7 +410,7 @@ mod tests {
         });
         assert_eq!(missed, []);
         assert!(drops.hits.load(SeqCst) > 0 && !file.pages.is_taking());
-        core.company.set_pages(None);
+        mount.coherence.company.set_pages(None);
     }
 
     /// Goal: a cached write of several units that cannot be made leaves nothing of itself. Method: one thread writes
@@ -441,7 +440,7 @@ mod tests {
                 if client.try_write(&ctx, &open, 0, &vec![byte; LEN], hints).is_some() {
                     last = byte;
                 }
-                let is_there = client.core.cache.read(&open.file, range, &mut into);
+                let is_there = client.mount.cache.read(&open.file, range, &mut into);
                 if !is_there || into.iter().any(|b| *b != last) {
                     mixed = Some(round);
                     break;

@@ -15,9 +15,9 @@ use crate::coherence::locks;
 use crate::coherence::range_lock::Hold;
 use crate::coherence::sharing;
 use crate::coherence::tokens;
-use crate::core::{Core, unexpected};
 use crate::data::{Loans, Segments, scratch_for};
 use crate::inode::{File, OpenFile};
+use crate::mount::{Mount, unexpected};
 use crate::policy::decision::{Mode, Reason, decide};
 use crate::policy::throughput::{CALM_FLIGHT_BYTES, Course};
 use crate::prefetch::large_reads;
@@ -44,19 +44,19 @@ const CACHE_LINE: usize = 64;
 const LEND_MIN_BYTES: u64 = 16 << 10;
 
 pub(crate) fn try_read(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     ctx: &Ctx,
     open: &OpenFile,
     offset: u64,
     into: &mut [u8],
     hints: Hints,
 ) -> Option<usize> {
-    let hit = Hit::begin(core, open, offset, into.len(), hints)?;
+    let hit = Hit::begin(mount, open, offset, into.len(), hints)?;
     let len = hit.range.len() as usize;
-    if len > 0 && (!core.cache.read(&open.file, hit.range, &mut into[..len]) || !hit.held(open)) {
+    if len > 0 && (!mount.cache.read(&open.file, hit.range, &mut into[..len]) || !hit.held(open)) {
         return None;
     }
-    hit.note(core, ctx, open, hints, Copied::Along);
+    hit.note(mount, ctx, open, hints, Copied::Along);
     Some(len)
 }
 
@@ -78,7 +78,7 @@ struct Hit {
 
 impl Hit {
     #[inline]
-    fn begin(core: &Core, open: &OpenFile, offset: u64, len: usize, hints: Hints) -> Option<Hit> {
+    fn begin(mount: &Mount, open: &OpenFile, offset: u64, len: usize, hints: Hints) -> Option<Hit> {
         if !open.flags.read || open.flags.direct || hints.direct || !open.file.group.admits(open.member()) {
             return None;
         }
@@ -88,11 +88,11 @@ impl Hit {
             if file.pages.is_taking() {
                 return None;
             }
-            file.pages.note_of(open, ByteRange::at(offset, len as u64), core.company.rule());
+            file.pages.note_of(open, ByteRange::at(offset, len as u64), mount.coherence.company.rule());
         }
         let stamp = file.range.stamp()?;
-        let rule = core.company.rule();
-        if hints.for_pages && rule & 1 == 0 && !locks::permit_reading(core, file, pages_of(offset, len)) {
+        let rule = mount.coherence.company.rule();
+        if hints.for_pages && rule & 1 == 0 && !locks::permit_reading(mount, file, pages_of(offset, len)) {
             // A page shows zeros behind the end of the file: the lock has to cover these as well.
             return None;
         }
@@ -103,10 +103,14 @@ impl Hit {
             }
             0
         } else {
-            if !core.company.leases.in_touch_for(core.clock.boot_ns(), file, ByteRange::at(offset, len as u64)) {
+            if !mount.coherence.company.leases.in_touch_for(
+                mount.clock.boot_ns(),
+                file,
+                ByteRange::at(offset, len as u64),
+            ) {
                 return None;
             }
-            let token = tokens::sure_until(core, file);
+            let token = tokens::sure_until(mount, file);
             if token == 0 {
                 // Nothing is cut: only bytes that are all in the cache are known to be inside the file.
                 let range = ByteRange::at(offset, len as u64);
@@ -136,17 +140,17 @@ impl Hit {
     }
 
     #[inline]
-    fn note(&self, core: &Arc<Core>, ctx: &Ctx, open: &OpenFile, hints: Hints, copied: Copied) {
+    fn note(&self, mount: &Arc<Mount>, ctx: &Ctx, open: &OpenFile, hints: Hints, copied: Copied) {
         if self.range.is_empty() {
             return;
         }
-        note_access(core, open);
-        open.file.note_use(core.coarse_ns.load(Relaxed));
-        core.stats.io(Way::Read, Reason::CacheHit, self.range.len(), copied);
+        note_access(mount, open);
+        open.file.note_use(mount.host.coarse_ns.load(Relaxed));
+        mount.stats.io(Way::Read, Reason::CacheHit, self.range.len(), copied);
         open.ledger.hit(thread_shard(), self.range.len());
         open.note_piece(Way::Read, ctx.tid, self.range, hints.may_continue);
         if open.readahead_on.load(Relaxed) {
-            read_ahead(core, open, self.range, self.size);
+            read_ahead(mount, open, self.range, self.size);
         }
     }
 }
@@ -158,26 +162,26 @@ fn pages_of(offset: u64, len: usize) -> ByteRange {
 
 /// As `try_read`, without the copy.
 pub(crate) fn try_lend(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     ctx: &Ctx,
     open: &OpenFile,
     offset: u64,
     len: usize,
     hints: Hints,
 ) -> Option<Loans> {
-    let hit = Hit::begin(core, open, offset, len, hints)?;
-    let loans = core.cache.lend(&open.file, hit.range)?;
+    let hit = Hit::begin(mount, open, offset, len, hints)?;
+    let loans = mount.cache.lend(&open.file, hit.range)?;
     if !hit.held(open) {
         return None;
     }
-    hit.note(core, ctx, open, hints, Copied::Apart);
-    core.stats.moved(Count::Lent, hit.range.len());
+    hit.note(mount, ctx, open, hints, Copied::Apart);
+    mount.stats.moved(Count::Lent, hit.range.len());
     Some(loans)
 }
 
 /// See `Client::warm_next`.
-pub(crate) fn warm_next(core: &Core, open: &OpenFile, offset: u64, len: u64) {
-    if len > core.tunables.get(Knob::WarmBytes) || open.flags.direct {
+pub(crate) fn warm_next(mount: &Mount, open: &OpenFile, offset: u64, len: u64) {
+    if len > mount.tunables.get(Knob::WarmBytes) || open.flags.direct {
         return;
     }
     let end = offset.saturating_add(len);
@@ -185,8 +189,8 @@ pub(crate) fn warm_next(core: &Core, open: &OpenFile, offset: u64, len: u64) {
         return;
     }
     let next = ByteRange::at(end, len).intersect(&ByteRange::new(0, open.file.size()));
-    let Some(loans) = core.cache.peek(&open.file, next).filter(|_| !next.is_empty()) else { return };
-    core.stats.bytes(Count::Warmed, next.len());
+    let Some(loans) = mount.cache.peek(&open.file, next).filter(|_| !next.is_empty()) else { return };
+    mount.stats.bytes(Count::Warmed, next.len());
     for loan in loans {
         // One byte of a line brings all of it.
         black_box(loan.chunks(CACHE_LINE).fold(0u8, |sum, line| sum.wrapping_add(line[0])));
@@ -195,19 +199,19 @@ pub(crate) fn warm_next(core: &Core, open: &OpenFile, offset: u64, len: u64) {
 
 /// A read that brings the access time forward is noted; the server hears of it with the close.
 #[inline]
-fn note_access(core: &Core, open: &OpenFile) {
-    if open.file.atime_due.load(Relaxed) && !open.flags.no_atime && core.tunables.on(Knob::Atime) {
-        open.file.note_access(core.clock.wall());
+fn note_access(mount: &Mount, open: &OpenFile) {
+    if open.file.atime_due.load(Relaxed) && !open.flags.no_atime && mount.tunables.on(Knob::Atime) {
+        open.file.note_access(mount.clock.wall());
     }
 }
 
-fn count(core: &Core, open: &OpenFile, reason: Reason, bytes: u64) {
-    open.file.note_use(core.coarse_ns.load(Relaxed));
-    core.count_io(open, Way::Read, reason, bytes, Copied::Apart);
+fn count(mount: &Mount, open: &OpenFile, reason: Reason, bytes: u64) {
+    open.file.note_use(mount.host.coarse_ns.load(Relaxed));
+    mount.count_io(open, Way::Read, reason, bytes, Copied::Apart);
 }
 
 pub(crate) async fn read(
-    core: Arc<Core>,
+    mount: Arc<Mount>,
     ctx: Ctx,
     open: Arc<OpenFile>,
     offset: u64,
@@ -223,52 +227,52 @@ pub(crate) async fn read(
     let file = &open.file;
     let asked = ByteRange::at(offset, len as u64);
     if open.flags.direct || hints.direct {
-        core.may_pass_cache(asked)?;
+        mount.may_pass_cache(asked)?;
     }
     if hints.for_pages {
-        file.pages.note_of(&open, asked, core.company.rule());
+        file.pages.note_of(&open, asked, mount.coherence.company.rule());
     }
-    if hints.for_pages && !core.company.is_alone() {
-        count(&core, &open, Reason::BufferedDefault, asked.len());
-        return super::pages::read(&core, &open, asked).await;
+    if hints.for_pages && !mount.coherence.company.is_alone() {
+        count(&mount, &open, Reason::BufferedDefault, asked.len());
+        return super::pages::read(&mount, &open, asked).await;
     }
     let (_guard, _begun) = loop {
         let guard = group_lock::enter(file, open.member(), asked, Hold::Shared).await?;
-        if let Some(begun) = sharing::begin(&core) {
+        if let Some(begun) = sharing::begin(&mount) {
             break (guard, begun);
         }
-        if let Some(data) = shared::read(&core, &ctx, &open, asked, hints).await? {
+        if let Some(data) = shared::read(&mount, &ctx, &open, asked, hints).await? {
             return Ok(data);
         }
     };
-    let size = crate::ops::attr::size_now(&core, file).await?;
+    let size = crate::ops::attr::size_now(&mount, file).await?;
     let range = asked.intersect(&ByteRange::new(0, size));
     if range.is_empty() {
         return Ok(Segments::new());
     }
-    note_access(&core, &open);
+    note_access(&mount, &open);
     if open.flags.direct || hints.direct {
-        flush::flush_and_forget(&core, file, range).await;
-        count(&core, &open, Reason::DirectUser, range.len());
-        return direct(&core, file, range).await;
+        flush::flush_and_forget(&mount, file, range).await;
+        count(&mount, &open, Reason::DirectUser, range.len());
+        return direct(&mount, file, range).await;
     }
-    if let Some(loans) = lend_large(&core, file, range) {
-        count(&core, &open, Reason::CacheHit, range.len());
+    if let Some(loans) = lend_large(&mount, file, range) {
+        count(&mount, &open, Reason::CacheHit, range.len());
         open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
-        read_ahead(&core, &open, range, size);
+        read_ahead(&mount, &open, range, size);
         return Ok(loans);
     }
     let mut buf = None;
-    let mut gaps = core.cache.gaps(file, range);
+    let mut gaps = mount.cache.gaps(file, range);
     if gaps.first() != Some(&range) {
         // Valid bytes are taken now: they may be evicted while the rest is under way.
         let mut b = scratch_for(range);
-        gaps = core.copy_valid(file, range, &mut b);
+        gaps = mount.copy_valid(file, range, &mut b);
         if gaps.is_empty() {
-            core.cache.used(file, range);
-            count(&core, &open, Reason::CacheHit, range.len());
+            mount.cache.used(file, range);
+            count(&mount, &open, Reason::CacheHit, range.len());
             open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
-            read_ahead(&core, &open, range, size);
+            read_ahead(&mount, &open, range, size);
             return Ok(b.into());
         }
         buf = Some(b);
@@ -276,42 +280,42 @@ pub(crate) async fn read(
     let missing: u64 = gaps.iter().map(ByteRange::len).sum();
     let before = open.request_bytes(Way::Read, ctx.tid, asked) - asked.len();
     open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
-    let decision = decide(&core.input(&ctx, &open, Way::Read, (asked, before + missing)));
-    count(&core, &open, decision.reason, range.len());
-    let since_ns = core.clock.now_ns();
+    let decision = decide(&mount.input(&ctx, &open, Way::Read, (asked, before + missing)));
+    count(&mount, &open, decision.reason, range.len());
+    let since_ns = mount.clock.now_ns();
     if decision.mode == Mode::Direct {
         let data = match buf {
             None if is_stream(decision.reason) => {
-                large_reads::read(&core, &open, range, size, decision.reason == Reason::DirectLarge).await
+                large_reads::read(&mount, &open, range, size, decision.reason == Reason::DirectLarge).await
             }
-            None => direct(&core, file, range).await,
-            Some(buf) => direct_gaps(&core, file, range, buf, &gaps).await,
+            None => direct(&mount, file, range).await,
+            Some(buf) => direct_gaps(&mount, file, range, buf, &gaps).await,
         };
         if is_stream(decision.reason) {
             let course = Course::Direct(before + missing);
-            let shows = data.is_ok() && fills_are_calm(&core);
-            core.learned.note_read(course, missing, (since_ns, core.clock.now_ns()), shows);
+            let shows = data.is_ok() && fills_are_calm(&mount);
+            mount.policy.learned.note_read(course, missing, (since_ns, mount.clock.now_ns()), shows);
         }
         return data;
     }
-    let plan = plan(&core, &open, range, size);
-    let data = buffered(&core, &open, range, size, plan).await;
+    let plan = plan(&mount, &open, range, size);
+    let data = buffered(&mount, &open, range, size, plan).await;
     if data.is_ok() {
-        core.learned.note_cached_read(range.len(), Some(since_ns), || core.clock.now_ns());
+        mount.policy.learned.note_cached_read(range.len(), Some(since_ns), || mount.clock.now_ns());
     }
     data
 }
 
 /// Whether so little is read ahead that direct reads show what they carry alone.
-pub(crate) fn fills_are_calm(core: &Core) -> bool {
-    let fills = core.fill_bytes.load(SeqCst).saturating_sub(core.direct_streams.bytes.load(SeqCst));
+pub(crate) fn fills_are_calm(mount: &Mount) -> bool {
+    let fills = mount.prefetch.fill_bytes.load(SeqCst).saturating_sub(mount.prefetch.direct_streams.bytes.load(SeqCst));
     fills <= CALM_FLIGHT_BYTES
 }
 
 /// A range that is all in the cache and so large that bookkeeping costs less than a copy.
-fn lend_large(core: &Core, file: &File, range: ByteRange) -> Option<Segments> {
-    let loans = if range.len() < LEND_MIN_BYTES { None } else { core.cache.lend(file, range) };
-    loans.inspect(|_| core.stats.moved(Count::Lent, range.len())).map(Segments::from)
+fn lend_large(mount: &Mount, file: &File, range: ByteRange) -> Option<Segments> {
+    let loans = if range.len() < LEND_MIN_BYTES { None } else { mount.cache.lend(file, range) };
+    loans.inspect(|_| mount.stats.moved(Count::Lent, range.len())).map(Segments::from)
 }
 
 /// Whether direct reads for this reason may be asked for ahead: nobody asked for direct ones, and nothing is short.
@@ -320,10 +324,10 @@ fn is_stream(reason: Reason) -> bool {
 }
 
 /// Bytes of the targets, in the buffers they came in.
-pub(crate) async fn direct(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Result<Segments> {
+pub(crate) async fn direct(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) -> Result<Segments> {
     let pieces = direct_pieces(file, range).into_iter();
     let parts =
-        in_flight(core, pieces.map(|(object, part)| read_piece(core, file, object, part, Under::TargetsLock))).await;
+        in_flight(mount, pieces.map(|(object, part)| read_piece(mount, file, object, part, Under::TargetsLock))).await;
     let mut data = Segments::new();
     let mut error = None;
     for part in parts {
@@ -348,8 +352,8 @@ pub(crate) async fn direct(core: &Arc<Core>, file: &Arc<File>, range: ByteRange)
 }
 
 /// What all pieces of a direct request bring: at once (FEATURES H7), or one after the other where that is switched off.
-pub(crate) async fn in_flight<T>(core: &Core, pieces: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
-    if core.tunables.on(Knob::Parallel) {
+pub(crate) async fn in_flight<T>(mount: &Mount, pieces: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    if mount.tunables.on(Knob::Parallel) {
         return join_all(pieces).await;
     }
     let mut all = Vec::new();
@@ -375,14 +379,14 @@ pub(crate) fn direct_pieces(file: &File, range: ByteRange) -> Vec<(ObjectId, Byt
 
 /// Bytes of `range`, of which `buf` holds all but `gaps`.
 async fn direct_gaps(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     file: &Arc<File>,
     range: ByteRange,
     mut buf: Buf,
     gaps: &[ByteRange],
 ) -> Result<Segments> {
-    core.cache.used(file, range);
-    let parts = in_flight(core, gaps.iter().map(|gap| direct(core, file, *gap))).await;
+    mount.cache.used(file, range);
+    let parts = in_flight(mount, gaps.iter().map(|gap| direct(mount, file, *gap))).await;
     for (gap, part) in gaps.iter().zip(parts) {
         let at = (gap.start - range.start) as usize;
         let got = match part {
@@ -411,7 +415,7 @@ pub(crate) enum Under {
 
 /// One piece of an object: its bytes, and how many zeros follow them.
 pub(crate) async fn read_piece(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     file: &Arc<File>,
     object: ObjectId,
     range: ByteRange,
@@ -424,9 +428,9 @@ pub(crate) async fn read_piece(
         Under::TargetsLock => Request::Read { object, range, server_lock: true },
         Under::Note(left) => Request::PagesRead { object, range, left },
     };
-    let lane = Core::lane(under == Under::TargetsLock);
-    let (answer, payload) = core.send(lane, target, &Cred::root(), op, None, pad).await?;
-    core.note_contention(file, answer.contended);
+    let lane = Mount::lane(under == Under::TargetsLock);
+    let (answer, payload) = mount.send(lane, target, &Cred::root(), op, None, pad).await?;
+    mount.note_contention(file, answer.contended);
     match answer.result {
         Ok(Reply::Data) => {
             let mut bytes = payload.unwrap_or_default();
@@ -442,22 +446,22 @@ pub(crate) async fn read_piece(
 }
 
 /// Reads through the cache. The caller holds the range lock shared.
-async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64, plan: Plan) -> Result<Segments> {
+async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u64, plan: Plan) -> Result<Segments> {
     let file = &open.file;
     let mut plan = Some(plan);
     for _ in 0..TRIES {
-        if let Some(loans) = lend_large(core, file, range) {
+        if let Some(loans) = lend_large(mount, file, range) {
             if let Some(plan) = plan {
-                fetch_ahead(core, open, plan);
+                fetch_ahead(mount, open, plan);
             }
             return Ok(loans);
         }
         let mut buf = scratch_for(range);
-        let gaps = core.copy_valid(file, range, &mut buf);
+        let gaps = mount.copy_valid(file, range, &mut buf);
         if gaps.is_empty() {
-            core.cache.used(file, range);
+            mount.cache.used(file, range);
             if let Some(plan) = plan {
-                fetch_ahead(core, open, plan);
+                fetch_ahead(mount, open, plan);
             }
             return Ok(buf.into());
         }
@@ -470,20 +474,20 @@ async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64
         }
         let mut fetches = Vec::new();
         for part in wanted.iter().flat_map(|w| file.not_being_filled(*w)) {
-            for (object, piece) in pieces(core, file, part) {
-                fetches.push(fetch(core.clone(), file.clone(), object, piece, false, open.extent()));
+            for (object, piece) in pieces(mount, file, part) {
+                fetches.push(fetch(mount.clone(), file.clone(), object, piece, false, open.extent()));
             }
         }
         // Behind the request, so that what the reader waits for is sent first.
         let fetched = join_all(fetches.into_iter().map(Fetch::run));
         if let Some(plan) = plan.take() {
-            fetch_ahead(core, open, plan);
+            fetch_ahead(mount, open, plan);
         }
         for result in fetched.await {
             if let Err(e) = result {
                 // Another piece at the start may have come; the direct way sorts that out.
                 if e == Errno::NoSpace {
-                    return direct(core, file, range).await;
+                    return direct(mount, file, range).await;
                 }
                 return Err(e);
             }
@@ -493,13 +497,13 @@ async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64
     }
     // Somebody takes the bytes away all the time: read past the cache, dirty bytes included.
     let mut buf = scratch_for(range);
-    let gaps = core.copy_valid(file, range, &mut buf);
-    direct_gaps(core, file, range, buf, &gaps).await
+    let gaps = mount.copy_valid(file, range, &mut buf);
+    direct_gaps(mount, file, range, buf, &gaps).await
 }
 
 /// `range` in requests of the size that fills have.
-fn pieces(core: &Core, file: &File, range: ByteRange) -> Vec<(ObjectId, ByteRange)> {
-    let step = core.tunables.get(Knob::FillBytes);
+fn pieces(mount: &Mount, file: &File, range: ByteRange) -> Vec<(ObjectId, ByteRange)> {
+    let step = mount.tunables.get(Knob::FillBytes);
     let mut list = Vec::new();
     for (object, piece) in file.layout().pieces(file.ino, range) {
         let mut at = piece.start;
@@ -515,7 +519,7 @@ fn pieces(core: &Core, file: &File, range: ByteRange) -> Vec<(ObjectId, ByteRang
 
 /// A fill that is entered but not yet sent.
 struct Fetch {
-    core: Arc<Core>,
+    mount: Arc<Mount>,
     file: Arc<File>,
     object: ObjectId,
     range: ByteRange,
@@ -525,7 +529,7 @@ struct Fetch {
 }
 
 fn fetch(
-    core: Arc<Core>,
+    mount: Arc<Mount>,
     file: Arc<File>,
     object: ObjectId,
     range: ByteRange,
@@ -533,18 +537,19 @@ fn fetch(
     extent: LockExtent,
 ) -> Fetch {
     let id = file.fill_begins(range);
-    core.fill_bytes.fetch_add(range.len(), SeqCst);
-    Fetch { core, file, object, range, ahead, extent, id }
+    mount.prefetch.fill_bytes.fetch_add(range.len(), SeqCst);
+    Fetch { mount, file, object, range, ahead, extent, id }
 }
 
 impl Fetch {
     /// Gets the bytes into the cache.
     async fn run(self) -> Result<()> {
-        let (core, file, range) = (&self.core, &self.file, self.range);
+        let (mount, file, range) = (&self.mount, &self.file, self.range);
         // In company two readers would take a write lock from each other.
-        let mode = if core.company.is_alone() && file.has_writers() { LockMode::Write } else { LockMode::Read };
-        let pins = locks::pin_spans(core, file, mode, range, self.extent).await?;
-        let (bytes, zeros) = read_piece(core, file, self.object, range, Under::Lock).await?;
+        let mode =
+            if mount.coherence.company.is_alone() && file.has_writers() { LockMode::Write } else { LockMode::Read };
+        let pins = locks::pin_spans(mount, file, mode, range, self.extent).await?;
+        let (bytes, zeros) = read_piece(mount, file, self.object, range, Under::Lock).await?;
         let inside = self.inside(zeros).await?;
         let done = self.put(inside, &Arc::new(bytes));
         drop(pins);
@@ -553,10 +558,10 @@ impl Fetch {
 
     /// The part that is inside the file, under the pinned lock: what the target has of it, or as far as the size goes.
     async fn inside(&self, zeros: u64) -> Result<ByteRange> {
-        if zeros == 0 || self.core.company.is_alone() {
+        if zeros == 0 || self.mount.coherence.company.is_alone() {
             return Ok(self.range);
         }
-        let size = crate::ops::attr::size_now(&self.core, &self.file).await?;
+        let size = crate::ops::attr::size_now(&self.mount, &self.file).await?;
         Ok(self.range.intersect(&ByteRange::new(0, size)))
     }
 
@@ -565,14 +570,14 @@ impl Fetch {
         if range.is_empty() {
             return Ok(());
         }
-        let (core, file) = (&self.core, &self.file);
-        if !core.make_room(range.len().next_multiple_of(UNIT)) {
+        let (mount, file) = (&self.mount, &self.file);
+        if !mount.make_room(range.len().next_multiple_of(UNIT)) {
             // Everything is dirty: this read goes by the cache.
             return if self.ahead { Ok(()) } else { Err(Errno::NoSpace) };
         }
-        core.stats.bytes(Count::Fill, range.len());
-        let copied = core.cache.fill(file, range, bytes, self.ahead, |part| file.fill_is_true(self.id, part));
-        core.stats.moved(Count::CopiedIn, copied);
+        mount.stats.bytes(Count::Fill, range.len());
+        let copied = mount.cache.fill(file, range, bytes, self.ahead, |part| file.fill_is_true(self.id, part));
+        mount.stats.moved(Count::CopiedIn, copied);
         Ok(())
     }
 }
@@ -580,27 +585,27 @@ impl Fetch {
 impl Drop for Fetch {
     fn drop(&mut self) {
         self.file.fill_ends(self.id);
-        self.core.fill_bytes.fetch_sub(self.range.len(), SeqCst);
+        self.mount.prefetch.fill_bytes.fetch_sub(self.range.len(), SeqCst);
         if self.file.access_count() == 0 {
-            self.core.files.reap(&self.file);
+            self.mount.files.reap(&self.file);
         }
     }
 }
 
 /// How far a stream that has come to `range` is read ahead: not at all if its requests go past the cache, or hits of
 /// what was fetched ahead would keep it in the cache without anybody deciding so.
-fn limits_of(core: &Core, open: &OpenFile, range: ByteRange) -> Limits {
-    if core.passes_cache_by(open, Way::Read, range.len()) {
+fn limits_of(mount: &Mount, open: &OpenFile, range: ByteRange) -> Limits {
+    if mount.passes_cache_by(open, Way::Read, range.len()) {
         return Limits { window_max: 0, requests: 0 };
     }
-    Limits { window_max: core.window_max(), requests: core.tunables.get(Knob::ReadAheadRequests) }
+    Limits { window_max: mount.window_max(), requests: mount.tunables.get(Knob::ReadAheadRequests) }
 }
 
-fn plan(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64) -> Plan {
-    if !core.tunables.on(Knob::ReadAhead) {
+fn plan(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u64) -> Plan {
+    if !mount.tunables.on(Knob::ReadAhead) {
         return Plan::new();
     }
-    let limits = limits_of(core, open, range);
+    let limits = limits_of(mount, open, range);
     let mut state = open.readahead.lock();
     let plan = state.on_read(range, size, limits);
     open.readahead_on.store(state.is_active(), Relaxed);
@@ -608,12 +613,12 @@ fn plan(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64) -> Plan 
 }
 
 /// A hit moves its stream on.
-fn read_ahead(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64) {
-    core.learned.note_cached_read(range.len(), None, || core.clock.now_ns());
-    if !core.tunables.on(Knob::ReadAhead) {
+fn read_ahead(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u64) {
+    mount.policy.learned.note_cached_read(range.len(), None, || mount.clock.now_ns());
+    if !mount.tunables.on(Knob::ReadAhead) {
         return;
     }
-    let limits = limits_of(core, open, range);
+    let limits = limits_of(mount, open, range);
     // Another thread is at it: missing one step of a stream does no harm worth waiting for.
     let plan = match open.readahead.try_lock() {
         Some(mut state) => {
@@ -624,29 +629,29 @@ fn read_ahead(core: &Arc<Core>, open: &OpenFile, range: ByteRange, size: u64) {
         None => return,
     };
     if !plan.is_empty() {
-        fetch_ahead(core, open, plan);
+        fetch_ahead(mount, open, plan);
     }
 }
 
 /// Fetches what is neither cached nor under way, in the background.
-fn fetch_ahead(core: &Arc<Core>, open: &OpenFile, plan: Plan) {
+fn fetch_ahead(mount: &Arc<Mount>, open: &OpenFile, plan: Plan) {
     let file = &open.file;
     if !file.group.admits(open.member()) {
         return;
     }
     // Where others use the file, reading ahead would take locks that they need.
-    let wary = !core.company.is_alone() && is_wanted_elsewhere(core, file);
+    let wary = !mount.coherence.company.is_alone() && is_wanted_elsewhere(mount, file);
     for range in plan {
         let range = range.align_out(PAGE).intersect(&ByteRange::new(0, file.size()));
-        if wary && !locks::permit_reading(core, file, range) {
+        if wary && !locks::permit_reading(mount, file, range) {
             continue;
         }
-        for gap in core.cache.gaps(file, range) {
+        for gap in mount.cache.gaps(file, range) {
             for part in file.not_being_filled(gap) {
-                core.stats.bytes(Count::ReadAheadIssued, part.len());
-                for (object, piece) in pieces(core, file, part) {
-                    let run = fetch(core.clone(), file.clone(), object, piece, true, open.extent()).run();
-                    core.spawn(async move {
+                mount.stats.bytes(Count::ReadAheadIssued, part.len());
+                for (object, piece) in pieces(mount, file, part) {
+                    let run = fetch(mount.clone(), file.clone(), object, piece, true, open.extent()).run();
+                    mount.spawn(async move {
                         if let Err(e) = run.await {
                             tracing::debug!("read-ahead: {e}");
                         }
@@ -658,9 +663,9 @@ fn fetch_ahead(core: &Arc<Core>, open: &OpenFile, plan: Plan) {
 }
 
 /// Whether somebody else has wanted a lock on the file lately, or a server called it contended.
-pub(crate) fn is_wanted_elsewhere(core: &Core, file: &File) -> bool {
-    let now = core.clock.now_ns();
+pub(crate) fn is_wanted_elsewhere(mount: &Mount, file: &File) -> bool {
+    let now = mount.clock.now_ns();
     let called = file.called_back_ns.load(Relaxed);
-    let lately = core.tunables.get(Knob::ContendedMs) * 1_000_000;
+    let lately = mount.tunables.get(Knob::ContendedMs) * 1_000_000;
     file.contended_until_ns.load(Relaxed) > now || (called > 0 && now < called.saturating_add(lately))
 }

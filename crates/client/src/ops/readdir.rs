@@ -4,7 +4,7 @@
 
 use crate::api::{Ctx, Dirent, Listing};
 use crate::coherence::tokens;
-use crate::core::{Core, unexpected};
+use crate::mount::{Mount, unexpected};
 use crate::prefetch::small_files;
 use crate::telemetry::stats::Count;
 use amphi_types::{Errno, Ino, Kind, Result};
@@ -16,8 +16,15 @@ const DOTS: u64 = 2;
 /// Most entries asked for at once: an answer's body stays far below its bound.
 const ENTRIES_MAX: u32 = 2048;
 
-pub(crate) async fn readdir(core: Arc<Core>, ctx: Ctx, dir: Ino, cookie: u64, max: u32, plus: bool) -> Result<Listing> {
-    core.stats.count(Count::ReadDir);
+pub(crate) async fn readdir(
+    mount: Arc<Mount>,
+    ctx: Ctx,
+    dir: Ino,
+    cookie: u64,
+    max: u32,
+    plus: bool,
+) -> Result<Listing> {
+    mount.stats.count(Count::ReadDir);
     let mut listing = Listing::default();
     let dot = |name: &[u8], cookie, ino| Dirent { name: name.to_vec(), cookie, ino, kind: Kind::Dir, attr: None };
     let room = |listing: &Listing| max.saturating_sub(listing.entries.len() as u32);
@@ -28,17 +35,19 @@ pub(crate) async fn readdir(core: Arc<Core>, ctx: Ctx, dir: Ino, cookie: u64, ma
     let max = room(&listing).saturating_sub(u32::from(with_parent)).min(ENTRIES_MAX);
     if max == 0 {
         if with_parent {
-            let parent = super::name::parent(&core, &ctx, dir).await?;
+            let parent = super::name::parent(&mount, &ctx, dir).await?;
             listing.entries.push(dot(b"..", DOTS, parent));
         }
         return Ok(listing);
     }
     let from = if cookie <= DOTS { 0 } else { cookie };
     let op = Request::ReadDir { dir, cookie: from, max, plus };
-    let mut told = tokens::call(&core, dir.target(), &ctx.cred, op, &[]).await?;
+    let mut told = tokens::call(&mount, dir.target(), &ctx.cred, op, &[]).await?;
     let answer = match told.take() {
         // It was removed and is empty to whoever still has it open.
-        Err(Errno::Stale) if core.removed.attr(dir).is_ok() => return Ok(Listing { entries: Vec::new(), end: true }),
+        Err(Errno::Stale) if mount.coherence.removed.attr(dir).is_ok() => {
+            return Ok(Listing { entries: Vec::new(), end: true });
+        }
         answer => answer?,
     };
     match answer {
@@ -47,7 +56,7 @@ pub(crate) async fn readdir(core: Arc<Core>, ctx: Ctx, dir: Ino, cookie: u64, ma
                 // Who lists from the start is told.
                 listing.entries.push(dot(b"..", DOTS, parent.ok_or(Errno::Proto)?));
             }
-            small_files::listed(&core, dir, from, &entries, end);
+            small_files::listed(&mount, dir, from, &entries, end);
             listing.entries.extend(entries.into_iter().map(|e| Dirent {
                 attr: told.keep_entry(dir, &e.name, e.ino, e.inode, &e.tokens),
                 name: e.name.as_bytes().to_vec(),

@@ -1,7 +1,7 @@
 //! statfs: the sum over all targets.
 
 use crate::api::{Ctx, StatFs};
-use crate::core::{Core, unexpected};
+use crate::mount::{Mount, unexpected};
 use crate::telemetry::stats::Count;
 use amphi_types::{Result, TargetId, limits};
 use amphi_wire::{Reply, Request};
@@ -9,15 +9,15 @@ use futures_util::future::join_all;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-pub(crate) async fn statfs(core: Arc<Core>, ctx: Ctx) -> Result<StatFs> {
-    core.stats.count(Count::StatFs);
+pub(crate) async fn statfs(mount: Arc<Mount>, ctx: Ctx) -> Result<StatFs> {
+    mount.stats.count(Count::StatFs);
     let mut sum = StatFs {
         block_size: limits::BLOCK as u32,
         name_max: limits::NAME_MAX as u32,
-        cluster: core.cluster.load(Relaxed),
+        cluster: mount.cluster.id.load(Relaxed),
         ..StatFs::default()
     };
-    let calls = (0..core.pool()).map(|t| core.call(TargetId(t), &ctx.cred, Request::StatFs));
+    let calls = (0..mount.cluster.pool()).map(|t| mount.call(TargetId(t), &ctx.cred, Request::StatFs));
     for reply in join_all(calls.collect::<Vec<_>>()).await {
         match reply? {
             Reply::StatFs(space) => {

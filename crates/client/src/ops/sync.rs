@@ -5,8 +5,8 @@ use crate::api::Ctx;
 use crate::coherence::locks;
 use crate::coherence::sharing;
 use crate::coherence::tokens;
-use crate::core::Core;
 use crate::inode::{File, OpenFile};
+use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use crate::writeback::flush::{self, Drain};
 use crate::writeback::writeback_errors;
@@ -18,8 +18,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Makes everything that these targets have answered stable.
-pub(crate) async fn sync_targets(core: &Arc<Core>, targets: BTreeSet<TargetId>) -> Result<()> {
-    let calls = targets.into_iter().map(|t| core.send(Lane::Urgent, t, &Cred::root(), Request::Sync, None, 0));
+pub(crate) async fn sync_targets(mount: &Arc<Mount>, targets: BTreeSet<TargetId>) -> Result<()> {
+    let calls = targets.into_iter().map(|t| mount.send(Lane::Urgent, t, &Cred::root(), Request::Sync, None, 0));
     for answer in join_all(calls.collect::<Vec<_>>()).await {
         done_reply(answer?.0.result?)?;
     }
@@ -29,32 +29,32 @@ pub(crate) async fn sync_targets(core: &Arc<Core>, targets: BTreeSet<TargetId>) 
 /// Makes what was written of the file stable. The size and the way to the data live with the inode and the objects, so
 /// a datasync needs the same targets. The size may be out of date in company; what this mount has written lies below
 /// it.
-pub(crate) async fn sync_file(core: &Arc<Core>, file: &Arc<File>) -> Result<()> {
-    sync_stripes(core, file, file.layout().stripes_below(file.size())).await
+pub(crate) async fn sync_file(mount: &Arc<Mount>, file: &Arc<File>) -> Result<()> {
+    sync_stripes(mount, file, file.layout().stripes_below(file.size())).await
 }
 
-async fn sync_stripes(core: &Arc<Core>, file: &Arc<File>, stripes: u32) -> Result<()> {
+async fn sync_stripes(mount: &Arc<Mount>, file: &Arc<File>, stripes: u32) -> Result<()> {
     let layout = file.layout();
     let stripes = stripes.min(u32::from(layout.pool));
     let mut targets: BTreeSet<TargetId> = (0..stripes).map(|s| layout.target(file.ino, s)).collect();
     targets.insert(file.ino.target());
-    sync_targets(core, targets).await
+    sync_targets(mount, targets).await
 }
 
-pub(crate) async fn fsync(core: Arc<Core>, _ctx: Ctx, open: Arc<OpenFile>, _datasync: bool) -> Result<()> {
-    core.stats.count(Count::Fsync);
+pub(crate) async fn fsync(mount: Arc<Mount>, _ctx: Ctx, open: Arc<OpenFile>, _datasync: bool) -> Result<()> {
+    mount.stats.count(Count::Fsync);
     let file = &open.file;
-    let drain = Drain::begin(&core);
-    flush::flush(&core, file, ByteRange::ALL).await;
+    let drain = Drain::begin(&mount);
+    flush::flush(&mount, file, ByteRange::ALL).await;
     drop(drain);
-    let synced = if core.company.is_alone() || tokens::is_sure(&core, file) {
-        sync_file(&core, file).await
+    let synced = if mount.coherence.company.is_alone() || tokens::is_sure(&mount, file) {
+        sync_file(&mount, file).await
     } else {
         // Others may have written it: what they have not written back yet counts too, as it would on one machine.
-        match locks::pin_objects(&core, file, Mode::Read, ByteRange::ALL).await {
+        match locks::pin_objects(&mount, file, Mode::Read, ByteRange::ALL).await {
             Ok(pins) => {
                 drop(pins);
-                sync_stripes(&core, file, file.layout().stripes()).await
+                sync_stripes(&mount, file, file.layout().stripes()).await
             }
             Err(e) => Err(e),
         }
@@ -63,21 +63,21 @@ pub(crate) async fn fsync(core: Arc<Core>, _ctx: Ctx, open: Arc<OpenFile>, _data
     synced
 }
 
-pub(crate) async fn fsync_dir(core: Arc<Core>, _ctx: Ctx, dir: Ino) -> Result<()> {
-    core.stats.count(Count::Fsync);
-    sync_targets(&core, BTreeSet::from([dir.target()])).await
+pub(crate) async fn fsync_dir(mount: Arc<Mount>, _ctx: Ctx, dir: Ino) -> Result<()> {
+    mount.stats.count(Count::Fsync);
+    sync_targets(&mount, BTreeSet::from([dir.target()])).await
 }
 
-pub(crate) async fn sync_all(core: Arc<Core>, _ctx: Ctx) -> Result<()> {
-    core.stats.count(Count::Fsync);
+pub(crate) async fn sync_all(mount: Arc<Mount>, _ctx: Ctx) -> Result<()> {
+    mount.stats.count(Count::Fsync);
     // What was stored through mappings is in the kernel.
-    sharing::drop_open_pages(&core).await;
-    let drain = Drain::begin(&core);
-    flush::flush_all(&core).await;
+    sharing::drop_open_pages(&mount).await;
+    let drain = Drain::begin(&mount);
+    flush::flush_all(&mount).await;
     drop(drain);
-    let synced = sync_targets(&core, (0..core.pool()).map(TargetId).collect()).await;
+    let synced = sync_targets(&mount, (0..mount.cluster.pool()).map(TargetId).collect()).await;
     // Also what was lost earlier: whoever asks believes afterwards that all is there.
-    core.files.told_to_all();
-    core.losses.tell()?;
+    mount.files.told_to_all();
+    mount.writeback.losses.tell()?;
     synced
 }

@@ -11,11 +11,12 @@ use crate::coherence::locks::{self, Pin};
 use crate::coherence::range_lock::Hold;
 use crate::coherence::sharing;
 use crate::coherence::tokens;
-use crate::core::Core;
+use crate::inode::failures::Watch;
 use crate::inode::{File, OpenFile};
+use crate::mount::Mount;
 use crate::ops::pages::{self, Overwrite};
 use crate::ops::{attr, read, sync, xattr};
-use crate::policy::decision::{Input, Mode, Reason, decide};
+use crate::policy::decision::{Decision, Input, Mode, Reason, decide};
 use crate::policy::throughput::{CALM_FLIGHT_BYTES, Course};
 use crate::telemetry::stats::{Copied, Count, Way};
 use crate::telemetry::tunables::Knob;
@@ -30,7 +31,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::Ordering::SeqCst;
 
 pub(crate) fn try_write(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     ctx: &Ctx,
     open: &OpenFile,
     offset: u64,
@@ -43,10 +44,10 @@ pub(crate) fn try_write(
     if special || !flags.write || len == 0 || !file.group.admits(open.member()) {
         return None;
     }
-    if holds_privileges(core, file, hints.kill_suidgid) || core.room.any_full() {
+    if holds_privileges(mount, file, hints.kill_suidgid) || mount.writeback.room.any_full() {
         return None;
     }
-    let aim = aim(core, open, offset, hints);
+    let aim = aim(mount, open, offset, hints);
     // The end stays where it is until all bytes are there.
     let mut guard = match aim {
         Aim::Offset | Aim::ToldEnd => None,
@@ -59,16 +60,16 @@ pub(crate) fn try_write(
     }
     let aims_well = || match aim {
         Aim::Offset => true,
-        Aim::ToldEnd => core.company.has_always_been_alone(),
+        Aim::ToldEnd => mount.coherence.company.has_always_been_alone(),
         Aim::End | Aim::OffsetAtEnd => {
-            (attr::knows_end(core, file) || tokens::is_sure(core, file)) && file.size() == offset
+            (attr::knows_end(mount, file) || tokens::is_sure(mount, file)) && file.size() == offset
         }
     };
     if !aims_well() {
         return None;
     }
-    let decision = decide(&core.input(ctx, open, Way::Write, (range, open.request_bytes(Way::Write, ctx.tid, range))));
-    let fits = decision.mode == Mode::Buffered && !core.dirty_is_full(range.len()) && core.make_room(room_for(range));
+    let decision = decide(&mount.input(ctx, open, Way::Write, (range, open.request_bytes(Way::Write, ctx.tid, range))));
+    let fits = decision.mode == Mode::Buffered && !mount.dirty_is_full(range.len()) && mount.make_room(room_for(range));
     let stripes = if fits { locks::stripe_bits(file, range) } else { 0 };
     if !locks::covered(file, stripes) {
         return None;
@@ -76,8 +77,8 @@ pub(crate) fn try_write(
     let one_unit = offset / UNIT == (range.end - 1) / UNIT;
     // Without a pin, others could see the units of a larger write one by one; pages have a way of their own.
     let unpinned = one_unit && !hints.write_back && !hints.for_pages;
-    let in_touch = || core.company.leases.in_touch_for(core.clock.boot_ns(), file, range);
-    if !core.company.is_alone() && (!unpinned || !in_touch()) {
+    let in_touch = || mount.coherence.company.leases.in_touch_for(mount.clock.boot_ns(), file, range);
+    if !mount.coherence.company.is_alone() && (!unpinned || !in_touch()) {
         return None;
     }
     if guard.is_none() && !(one_unit && file.range.idle()) {
@@ -91,7 +92,7 @@ pub(crate) fn try_write(
     }
     let in_order = || guard.is_some() || (file.range.idle() && is_free());
     let check = || locks::covered(file, stripes) && in_order() && aims_well();
-    let now = core.wall();
+    let now = mount.wall();
     let taken = || {
         file.touch(now);
         if guard.is_none() {
@@ -102,17 +103,17 @@ pub(crate) fn try_write(
             file.extend_own(range.end);
         }
     };
-    match put(core, file, offset, source, (check, taken)) {
+    match put(mount, file, offset, source, (check, taken)) {
         Put::Done { full_chunk, rewritten, adopted } => {
             if !one_unit {
                 file.extend_own(range.end);
             }
             drop(guard);
             let copied = if adopted == 0 { Copied::Along } else { Copied::Apart };
-            count(core, open, decision.reason, range.len(), copied);
+            count(mount, open, decision.reason, range.len(), copied);
             open.note_piece(Way::Write, ctx.tid, range, hints.may_continue);
             if let Some(chunk) = full_chunk {
-                flush::chunk_is_full(core, file, chunk, rewritten);
+                flush::chunk_is_full(mount, file, chunk, rewritten);
             }
             Some(len as usize)
         }
@@ -135,13 +136,15 @@ enum Aim {
 }
 
 /// Where a write goes as far as can be told now.
-fn aim(core: &Core, open: &OpenFile, offset: u64, hints: Hints) -> Aim {
+fn aim(mount: &Mount, open: &OpenFile, offset: u64, hints: Hints) -> Aim {
     match hints.to {
         // Pages are written back to where they belong, whatever the open they come by.
         _ if hints.write_back => Aim::Offset,
         WriteTo::Offset => Aim::Offset,
         WriteTo::AsOpened if !open.flags.append => Aim::Offset,
-        WriteTo::KnownEnd if core.company.has_always_been_alone() && is_within(&open.file, offset) => Aim::ToldEnd,
+        WriteTo::KnownEnd if mount.coherence.company.has_always_been_alone() && is_within(&open.file, offset) => {
+            Aim::ToldEnd
+        }
         WriteTo::OffsetAtEnd => Aim::OffsetAtEnd,
         WriteTo::AsOpened | WriteTo::End | WriteTo::KnownEnd => Aim::End,
     }
@@ -164,29 +167,29 @@ fn meets_pages(file: &File, range: ByteRange, hints: Hints) -> bool {
 }
 
 /// `bytes` for `offset` as the cache shall take them: their memory with them, if they are whole units.
-pub(crate) fn source<'a>(core: &Core, offset: u64, bytes: &'a mut Buf) -> Source<'a> {
-    if core.tunables.on(Knob::Adopt) { Source::whole_units(offset, bytes) } else { Source::Copied(bytes) }
+pub(crate) fn source<'a>(mount: &Mount, offset: u64, bytes: &'a mut Buf) -> Source<'a> {
+    if mount.tunables.on(Knob::Adopt) { Source::whole_units(offset, bytes) } else { Source::Copied(bytes) }
 }
 
 /// Puts `source` into the cache, and counts it if its memory was kept.
-fn put(core: &Core, file: &Arc<File>, offset: u64, source: Source<'_>, hooks: (impl Fn() -> bool, impl Fn())) -> Put {
-    let cold_after = core.tunables.get(Knob::ColdAfter);
+fn put(mount: &Mount, file: &Arc<File>, offset: u64, source: Source<'_>, hooks: (impl Fn() -> bool, impl Fn())) -> Put {
+    let cold_after = mount.tunables.get(Knob::ColdAfter);
     let is_copied = matches!(source, Source::Copied(_));
-    let put = core.cache.write(file, offset, source, cold_after, || core.clock.now_ns(), hooks);
+    let put = mount.cache.write(file, offset, source, cold_after, || mount.clock.now_ns(), hooks);
     if let Put::Refused(end) = put
         && is_copied
     {
-        core.stats.moved(Count::CopiedIn, end - offset);
+        mount.stats.moved(Count::CopiedIn, end - offset);
     }
     if let Put::Done { adopted: bytes @ 1.., .. } = put {
-        core.stats.bytes(Count::Adopted, bytes);
+        mount.stats.bytes(Count::Adopted, bytes);
     }
     put
 }
 
-fn count(core: &Core, open: &OpenFile, reason: Reason, bytes: u64, copied: Copied) {
-    open.file.note_use(core.coarse_ns.load(Relaxed));
-    core.count_io(open, Way::Write, reason, bytes, copied);
+fn count(mount: &Mount, open: &OpenFile, reason: Reason, bytes: u64, copied: Copied) {
+    open.file.note_use(mount.host.coarse_ns.load(Relaxed));
+    mount.count_io(open, Way::Write, reason, bytes, copied);
 }
 
 /// Memory that a write may need at most.
@@ -195,7 +198,7 @@ fn room_for(range: ByteRange) -> u64 {
 }
 
 pub(crate) async fn write(
-    core: Arc<Core>,
+    mount: Arc<Mount>,
     ctx: Ctx,
     open: Arc<OpenFile>,
     offset: u64,
@@ -210,43 +213,34 @@ pub(crate) async fn write(
     }
     let file = open.file.clone();
     let len = data.len() as u64;
-    if holds_privileges(&core, &file, hints.kill_suidgid) {
-        drop_privileges(&core, &file, hints.kill_suidgid.then_some(&ctx.cred)).await?;
+    if holds_privileges(&mount, &file, hints.kill_suidgid) {
+        drop_privileges(&mount, &file, hints.kill_suidgid.then_some(&ctx.cred)).await?;
     }
-    let aim = aim(&core, &open, offset, hints);
+    let aim = aim(&mount, &open, offset, hints);
     let append = aim == Aim::End;
     let through_pages = hints.write_back || (hints.for_pages && !append);
-    if through_pages && !core.company.is_alone() {
-        let range = ByteRange::at(offset, len);
-        count(&core, &open, Reason::BufferedDefault, len, Copied::Apart);
-        // The kernel writes a page back through any handle that may write, whoever has changed it.
-        let member = if hints.write_back { file.group.id() } else { open.member() };
-        let Some((_held, data)) = pages::write(&core, &file, member, range, data, hints.write_back).await? else {
-            return Ok(len as usize);
-        };
-        for (part, mut bytes) in pages::parts(&file, range, data, hints.write_back) {
-            buffered(&core, &open, part, &mut bytes, true).await?;
-        }
-        return Ok(len as usize);
+    // The kernel writes a page back through any handle that may write, whoever has changed it.
+    let member = if hints.write_back { file.group.id() } else { open.member() };
+    if through_pages && !mount.coherence.company.is_alone() {
+        return under_pages(&mount, &open, member, ByteRange::at(offset, len), data, hints.write_back).await;
     }
     // An append takes the whole file, so that the end stays where it is until all its bytes are there.
     let local = if append { ByteRange::ALL } else { ByteRange::at(offset, len) };
-    let member = if hints.write_back { file.group.id() } else { open.member() };
-    let whole = move |core: Arc<Core>, file: Arc<File>| async move {
+    let whole = move |mount: Arc<Mount>, file: Arc<File>| async move {
         if !append {
             return Ok(Vec::new());
         }
-        lease::touch(&core, &file, ByteRange::ALL).await?;
-        locks::pin_objects(&core, &file, LockMode::Write, ByteRange::ALL).await
+        lease::touch(&mount, &file, ByteRange::ALL).await?;
+        locks::pin_objects(&mount, &file, LockMode::Write, ByteRange::ALL).await
     };
     let (mut guard, mut begun, held) =
-        group_lock::enter_pinned(&core, &file, member, (local, Hold::Exclusive), whole).await?;
-    if aim == Aim::ToldEnd && !(begun.is_some() && core.company.has_always_been_alone()) {
+        group_lock::enter_pinned(&mount, &file, member, (local, Hold::Exclusive), whole).await?;
+    if aim == Aim::ToldEnd && !(begun.is_some() && mount.coherence.company.has_always_been_alone()) {
         drop((guard, begun, held));
-        return Box::pin(write(core, ctx, open, offset, data, Hints { to: WriteTo::End, ..hints })).await;
+        return Box::pin(write(mount, ctx, open, offset, data, Hints { to: WriteTo::End, ..hints })).await;
     }
     let mut pins = Some(held).filter(|held| !held.is_empty());
-    let range = if append { ByteRange::at(attr::end_now(&core, &file, pins.is_some()).await?, len) } else { local };
+    let range = if append { ByteRange::at(attr::end_now(&mount, &file, pins.is_some()).await?, len) } else { local };
     if range.end > limits::FILE_MAX {
         return Err(Errno::FileTooBig);
     }
@@ -254,58 +248,35 @@ pub(crate) async fn write(
     open.note_piece(Way::Write, ctx.tid, range, hints.may_continue);
     let o_direct = open.flags.direct || hints.direct;
     if o_direct {
-        core.may_pass_cache(range)?;
+        mount.may_pass_cache(range)?;
     }
-    let decision = decide(&Input { o_direct, ..core.input(&ctx, &open, Way::Write, (range, bytes)) });
-    count(&core, &open, decision.reason, len, Copied::Apart);
+    let decision = decide(&Input { o_direct, ..mount.input(&ctx, &open, Way::Write, (range, bytes)) });
+    count(&mount, &open, decision.reason, len, Copied::Apart);
     if begun.is_none() && pins.is_none() {
-        lease::touch(&core, &file, range).await?;
-        let pieces = read::direct_pieces(&file, range);
-        let early = decision.reason == Reason::DirectContention
-            && write_behind::admits(&core, &open, range, decision.reason, hints);
-        if early {
-            locks::ahead::follow(&core, &open, range);
-        }
-        let by_target = pieces.len() == 1 && core.tunables.on(Knob::LocksByTarget);
-        if decision.mode == Mode::Buffered || !by_target || early {
-            let extent = core.extent(&open, decision.mode);
-            while begun.is_none() && pins.is_none() {
-                let (core2, file2) = (core.clone(), file.clone());
-                let locks = async move { locks::pin_spans(&core2, &file2, LockMode::Write, range, extent).await };
-                match group_lock::unless_asked(&core, &file, member, locks).await {
-                    // The target has no room for another lock: it locks by itself while it writes.
-                    Some(Err(Errno::NoMem)) if early && pieces.len() == 1 => break,
-                    Some(held) => pins = Some(held?),
-                    None => {
-                        drop(guard);
-                        guard = group_lock::enter(&file, member, range, Hold::Exclusive).await?;
-                        begun = sharing::begin(&core);
-                    }
-                }
-            }
-        }
+        let kept = Kept { guard, begun, pins };
+        Kept { guard, begun, pins } = lock(&mount, &open, (range, member), decision, hints, kept).await?;
     }
     if hints.write_back && meets_pages(&file, range, hints) {
         for (part, mut bytes) in pages::parts(&file, range, data, true) {
-            buffered(&core, &open, part, &mut bytes, pins.is_some()).await?;
+            buffered(&mount, &open, part, &mut bytes, pins.is_some()).await?;
         }
         return Ok(len as usize);
     }
     let overwrite = if through_pages { None } else { Overwrite::begin(&file, range) };
     let watch = (decision.mode == Mode::Buffered).then(|| file.failures.watch(range));
     let written = match decision.mode {
-        Mode::Buffered => buffered(&core, &open, range, &mut data, pins.is_some()).await?,
+        Mode::Buffered => buffered(&mount, &open, range, &mut data, pins.is_some()).await?,
         Mode::Direct => {
             let others_wait = (begun.is_some() || pins.is_some()) && overwrite.is_none();
-            if others_wait && write_behind::admits(&core, &open, range, decision.reason, hints) {
+            if others_wait && write_behind::admits(&mount, &open, range, decision.reason, hints) {
                 let kept = Kept { guard, begun, pins };
-                match write_behind::write(&core, &open, range, data, (decision.reason, bytes), kept).await {
+                match write_behind::write(&mount, &open, range, data, (decision.reason, bytes), kept).await {
                     Ok(written) => return Ok(written),
                     Err((back, kept)) => (data, Kept { guard, begun, pins }) = (back, kept),
                 }
             }
-            let written = direct(&core, &file, (range, local), data, hints, pins.as_deref()).await;
-            learn(&core, decision.reason, bytes, len, written.is_ok());
+            let written = direct(&mount, &file, (range, local), data, hints, pins.as_deref()).await;
+            learn(&mount, decision.reason, bytes, len, written.is_ok());
             written?
         }
     };
@@ -316,58 +287,135 @@ pub(crate) async fn write(
     drop((pins, begun, guard));
     if append && hints.for_pages {
         // The front end keeps a copy where it took the end to be, which it gives back only behind the answer.
-        let (here, kept, told) = (core.clone(), file.clone(), ByteRange::at(offset, len));
-        core.spawn(async move { pages::misplaced(&here, &kept, told, overwrite).await });
+        let (here, kept, told) = (mount.clone(), file.clone(), ByteRange::at(offset, len));
+        mount.spawn(async move { pages::misplaced(&here, &kept, told, overwrite).await });
     } else if let Some(overwrite) = overwrite {
-        overwrite.settle(&core).await;
+        overwrite.settle(&mount).await;
     }
-    if is_stable(&open, hints) {
-        flush::flush(&core, &file, range).await;
-        sync::sync_file(&core, &file).await?;
-        writeback_errors::tell(&open).await?;
-    } else if decision.mode == Mode::Buffered && core.room.is_short(&file, range) {
+    settle(&mount, &open, range, is_stable(&open, hints), watch).await?;
+    Ok(written)
+}
+
+/// Takes the locks that a write of `range` by `member` needs, unless its target is to lock for it. `kept`: its place
+/// among this mount's own requests, which changes if a group asks for the file meanwhile.
+async fn lock(
+    mount: &Arc<Mount>,
+    open: &Arc<OpenFile>,
+    (range, member): (ByteRange, u64),
+    decision: Decision,
+    hints: Hints,
+    mut kept: Kept,
+) -> Result<Kept> {
+    let file = &open.file;
+    lease::touch(mount, file, range).await?;
+    let pieces = read::direct_pieces(file, range);
+    let early =
+        decision.reason == Reason::DirectContention && write_behind::admits(mount, open, range, decision.reason, hints);
+    if early {
+        locks::ahead::follow(mount, open, range);
+    }
+    let by_target = pieces.len() == 1 && mount.tunables.on(Knob::LocksByTarget);
+    if decision.mode == Mode::Direct && by_target && !early {
+        return Ok(kept);
+    }
+    let extent = mount.extent(open, decision.mode);
+    while kept.begun.is_none() && kept.pins.is_none() {
+        let (mount2, file2) = (mount.clone(), file.clone());
+        let locks = async move { locks::pin_spans(&mount2, &file2, LockMode::Write, range, extent).await };
+        match group_lock::unless_asked(mount, file, member, locks).await {
+            // The target has no room for another lock: it locks by itself while it writes.
+            Some(Err(Errno::NoMem)) if early && pieces.len() == 1 => break,
+            Some(held) => kept.pins = Some(held?),
+            None => {
+                drop(kept.guard);
+                kept.guard = group_lock::enter(file, member, range, Hold::Exclusive).await?;
+                kept.begun = sharing::begin(mount);
+            }
+        }
+    }
+    Ok(kept)
+}
+
+/// A write to a file of which the kernel has pages, in company: under locks on them.
+async fn under_pages(
+    mount: &Arc<Mount>,
+    open: &Arc<OpenFile>,
+    member: u64,
+    range: ByteRange,
+    data: Buf,
+    write_back: bool,
+) -> Result<usize> {
+    count(mount, open, Reason::BufferedDefault, range.len(), Copied::Apart);
+    if let Some((_held, data)) = pages::write(mount, &open.file, member, range, data, write_back).await? {
+        for (part, mut bytes) in pages::parts(&open.file, range, data, write_back) {
+            buffered(mount, open, part, &mut bytes, true).await?;
+        }
+    }
+    Ok(range.len() as usize)
+}
+
+/// What a write that is in the cache still owes its caller: that it is stable, or that the target has room for it.
+async fn settle(
+    mount: &Arc<Mount>,
+    open: &Arc<OpenFile>,
+    range: ByteRange,
+    is_stable: bool,
+    watch: Option<Watch<'_>>,
+) -> Result<()> {
+    let file = &open.file;
+    if is_stable {
+        flush::flush(mount, file, range).await;
+        sync::sync_file(mount, file).await?;
+        writeback_errors::tell(open).await?;
+    } else if let Some(watch) = watch.filter(|_| mount.writeback.room.is_short(file, range)) {
         // Where the last write was refused, this one is told if it is, too. `fsync` will say so all the same: others
         // may be lost.
-        flush::flush(&core, &file, range).await;
-        if let Err(e) = watch.map_or(Ok(()), |watch| watch.result()) {
+        flush::flush(mount, file, range).await;
+        if let Err(e) = watch.result() {
             // Its caller knows, and may go on where the file ends without it.
-            writeback_errors::settled(&file).await;
+            writeback_errors::settled(file).await;
             return Err(e);
         }
     }
-    Ok(written)
+    Ok(())
 }
 
 /// Whether a write may have to take privileges away first: capabilities, and with `kill_suidgid` setuid and setgid.
 #[inline]
-fn holds_privileges(core: &Core, file: &File, kill_suidgid: bool) -> bool {
-    file.gives_capabilities() || (kill_suidgid && (file.has_set_id() || !tokens::is_sure(core, file)))
+fn holds_privileges(mount: &Mount, file: &File, kill_suidgid: bool) -> bool {
+    file.gives_capabilities() || (kill_suidgid && (file.has_set_id() || !tokens::is_sure(mount, file)))
 }
 
 /// Takes capabilities of the file away, and setuid and setgid that `writer` may not leave, where there are any: at
 /// once, as a buffered write reaches the server too late for that. `writer`: none may leave both.
-async fn drop_privileges(core: &Arc<Core>, file: &Arc<File>, writer: Option<&Cred>) -> Result<()> {
-    if !tokens::is_sure(core, file) {
-        attr::reload(core, file).await?;
+async fn drop_privileges(mount: &Arc<Mount>, file: &Arc<File>, writer: Option<&Cred>) -> Result<()> {
+    if !tokens::is_sure(mount, file) {
+        attr::reload(mount, file).await?;
     }
     let view = file.view();
     if let Some(writer) = writer
         && (view.capability || view.attr.has_set_id())
     {
         let set = SetAttr { kill_suidgid: true, open_for_write: true, ..SetAttr::default() };
-        let mut told = attr::change(core, writer, file.ino, set).await?;
+        let mut told = attr::change(mount, writer, file.ino, set).await?;
         let view = super::inode_reply(told.take()?)?;
         told.keep_view(view);
         file.lose_capability(told.moment);
     } else if view.capability {
-        xattr::drop_capability(core, file).await?;
+        xattr::drop_capability(mount, file).await?;
     }
     Ok(())
 }
 
 /// Writes into the cache. The caller holds the range lock; if it has `pinned` locks on all of it, others see it as one
 /// event. May keep the memory of `data` and leave other memory there.
-async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, data: &mut Buf, pinned: bool) -> Result<usize> {
+async fn buffered(
+    mount: &Arc<Mount>,
+    open: &OpenFile,
+    range: ByteRange,
+    data: &mut Buf,
+    pinned: bool,
+) -> Result<usize> {
     let file = &open.file;
     // In steps, so that a write larger than the dirty share of the cache gets through.
     const STEP: u64 = 4 << 20;
@@ -377,23 +425,23 @@ async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, data: &mu
         let pins: Vec<Pin> = match pinned {
             true => Vec::new(),
             false => {
-                let extent = core.extent(open, Mode::Buffered);
-                locks::pin_spans(core, file, LockMode::Write, part, extent).await?
+                let extent = mount.extent(open, Mode::Buffered);
+                locks::pin_spans(mount, file, LockMode::Write, part, extent).await?
             }
         };
-        flush::throttle(core, open, part.len(), room_for(part)).await;
-        let now = core.wall();
+        flush::throttle(mount, open, part.len(), room_for(part)).await;
+        let now = mount.wall();
         let span = (part.start - range.start) as usize..(part.end - range.start) as usize;
-        let source = if part == range { source(core, range.start, data) } else { Source::Copied(&data[span]) };
-        let put = put(core, file, part.start, source, (|| true, || file.touch(now)));
+        let source = if part == range { source(mount, range.start, data) } else { Source::Copied(&data[span]) };
+        let put = put(mount, file, part.start, source, (|| true, || file.touch(now)));
         // Others may ask for the size between two steps.
         file.extend_own(if pinned { range.end } else { part.end });
         drop(pins);
         if let Put::Done { adopted, .. } = put {
-            core.stats.moved(Count::CopiedIn, part.len() - adopted);
+            mount.stats.moved(Count::CopiedIn, part.len() - adopted);
         }
         if let Put::Done { full_chunk: Some(chunk), rewritten, .. } = put {
-            flush::chunk_is_full(core, file, chunk, rewritten);
+            flush::chunk_is_full(mount, file, chunk, rewritten);
         }
         at = part.end;
     }
@@ -403,7 +451,7 @@ async fn buffered(core: &Arc<Core>, open: &OpenFile, range: ByteRange, data: &mu
 /// Writes to the targets: all pieces in flight at once, one wait (FEATURES H7). The caller holds the range lock on
 /// `held`; without `pins` the targets lock for each piece.
 async fn direct(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     file: &Arc<File>,
     (range, held): (ByteRange, ByteRange),
     data: Buf,
@@ -411,25 +459,25 @@ async fn direct(
     pins: Option<&[Pin]>,
 ) -> Result<usize> {
     file.turn();
-    tokens::outdated(core, file.ino);
-    flush::flush_and_forget(core, file, range).await;
+    tokens::outdated(mount, file.ino);
+    flush::flush_and_forget(mount, file, range).await;
     let under_way = file.begin_direct();
     let old_size = file.size();
     let len = data.len();
     let kind = WriteKind::Direct { kill_suidgid: hints.kill_suidgid, server_lock: pins.is_none() };
     // Whoever asks for the size of the file meanwhile sees the old end or the new one, none in between.
-    let end_first = pins.is_some() && (range.end > old_size || !tokens::is_sure(core, file));
-    let Sent { good_to, written_to, error } = send_all(core, file, range, data, kind, end_first).await;
+    let end_first = pins.is_some() && (range.end > old_size || !tokens::is_sure(mount, file));
+    let Sent { good_to, written_to, error } = send_all(mount, file, range, data, kind, end_first).await;
     if good_to > range.start {
         file.extend(good_to);
     }
     file.turn();
-    tokens::outdated(core, file.ino);
+    tokens::outdated(mount, file.ino);
     drop(under_way);
     let Some(e) = error else { return Ok(len) };
     let end = good_to.max(old_size);
     if written_to > end {
-        trim(core, file, held, (end, written_to), pins.is_some()).await;
+        trim(mount, file, held, (end, written_to), pins.is_some()).await;
     }
     if good_to > range.start { Ok((good_to - range.start) as usize) } else { Err(e) }
 }
@@ -447,7 +495,7 @@ pub(crate) struct Sent {
 /// Sends all pieces of `range` to the targets and forgets what is cached of them. `end_first`: the last one goes before
 /// the others.
 pub(crate) async fn send_all(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     file: &Arc<File>,
     range: ByteRange,
     data: Buf,
@@ -456,7 +504,7 @@ pub(crate) async fn send_all(
 ) -> Sent {
     let pieces = read::direct_pieces(file, range);
     let mut cut = split(data, &pieces);
-    let send = |at: usize, buf| write_piece(core, file, pieces[at].0, pieces[at].1.start, buf, kind);
+    let send = |at: usize, buf| write_piece(mount, file, pieces[at].0, pieces[at].1.start, buf, kind);
     let end = if end_first && pieces.len() > 1 { cut.pop() } else { None };
     let last = match end {
         Some(buf) => Some(send(pieces.len() - 1, buf).await),
@@ -464,11 +512,11 @@ pub(crate) async fn send_all(
     };
     let mut results = Vec::with_capacity(pieces.len());
     if !matches!(last, Some(Err(_))) {
-        results.extend(read::in_flight(core, cut.into_iter().enumerate().map(|(at, buf)| send(at, buf))).await);
+        results.extend(read::in_flight(mount, cut.into_iter().enumerate().map(|(at, buf)| send(at, buf))).await);
     }
     results.extend(last);
     // What failed may be on the target or not: nobody may think to know.
-    core.cache.forget(file, range, crate::cache::drop::Dirty::Keep);
+    mount.cache.forget(file, range, crate::cache::drop::Dirty::Keep);
     let mut sent = Sent { good_to: range.start, written_to: range.start, error: None };
     for ((_, part), result) in pieces.iter().zip(results) {
         match result {
@@ -485,10 +533,10 @@ pub(crate) async fn send_all(
 }
 
 /// Notes what a direct request carried that might have gone through the cache, when it has landed.
-pub(crate) fn learn(core: &Core, reason: Reason, request: u64, len: u64, good: bool) {
+pub(crate) fn learn(mount: &Mount, reason: Reason, request: u64, len: u64, good: bool) {
     if matches!(reason, Reason::DirectLocality | Reason::DirectLarge) {
-        let calm = core.flight_bytes.load(SeqCst) <= CALM_FLIGHT_BYTES;
-        core.learned.note(Way::Write, Course::Direct(request), len, core.clock.now_ns(), calm && good);
+        let calm = mount.writeback.flight_bytes.load(SeqCst) <= CALM_FLIGHT_BYTES;
+        mount.policy.learned.note(Way::Write, Course::Direct(request), len, mount.clock.now_ns(), calm && good);
     }
 }
 
@@ -497,7 +545,7 @@ pub(crate) fn learn(core: &Core, reason: Reason, request: u64, len: u64, good: b
 ///
 /// Whoever writes behind that has made the file longer, and it stays so. As the caller holds locks, it waits for
 /// nobody: what cannot be had at once is somebody's who is about to write there, read, or measure the file.
-async fn trim(core: &Arc<Core>, file: &Arc<File>, held: ByteRange, (end, written_to): (u64, u64), in_company: bool) {
+async fn trim(mount: &Arc<Mount>, file: &Arc<File>, held: ByteRange, (end, written_to): (u64, u64), in_company: bool) {
     let rest = ByteRange::new(held.end, u64::MAX);
     let guard = if rest.is_empty() { None } else { file.range.try_acquire(rest, Hold::Exclusive) };
     let mine = (rest.is_empty() || guard.is_some()) && file.group.id() == 0;
@@ -506,16 +554,16 @@ async fn trim(core: &Arc<Core>, file: &Arc<File>, held: ByteRange, (end, written
             return Err(Errno::Again);
         }
         let pins = match in_company {
-            true => locks::try_pin_objects(core, file, LockMode::Write, ByteRange::new(end, u64::MAX)).await?,
+            true => locks::try_pin_objects(mount, file, LockMode::Write, ByteRange::new(end, u64::MAX)).await?,
             false => Vec::new(),
         };
         // Whoever wrote into the cache without the range lock has told its end by now.
-        core.cache.barrier();
-        if attr::size_now(core, file).await? > written_to {
+        mount.cache.barrier();
+        if attr::size_now(mount, file).await? > written_to {
             return Err(Errno::Again);
         }
         let set = SetAttr { size: Some(end), open_for_write: true, ..SetAttr::default() };
-        attr::resize(core, &Cred::root(), file, end, set, pins).await
+        attr::resize(mount, &Cred::root(), file, end, set, pins).await
     };
     let cut = cut.await;
     drop(guard);
@@ -526,7 +574,7 @@ async fn trim(core: &Arc<Core>, file: &Arc<File>, held: ByteRange, (end, written
         }
         Err(e) => tracing::warn!(ino = %file.ino, end, "cannot trim after a failed write: {e}"),
     }
-    let _ = attr::reload(core, file).await;
+    let _ = attr::reload(mount, file).await;
 }
 
 /// One buffer per piece: parts of the one that all bytes came in.

@@ -14,8 +14,8 @@ use super::done_reply;
 use crate::api::Ctx;
 use crate::coherence::bare;
 use crate::coherence::tokens;
-use crate::core::{Core, unexpected};
 use crate::inode::{File, table};
+use crate::mount::{Mount, unexpected};
 use crate::telemetry::stats::Count;
 use crate::writeback::flush;
 use amphi_dlm::TokenKey;
@@ -29,86 +29,86 @@ const EXTENTS: &[u8] = b"extents";
 /// The attribute that gives capabilities to whoever runs a file.
 const CAPABILITY: &[u8] = b"security.capability";
 
-async fn view(core: &Arc<Core>, ctx: &Ctx, ino: Ino) -> Result<InodeView> {
-    super::attr::ask(core, &ctx.cred, ino).await.map(|(view, _)| view)
+async fn view(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino) -> Result<InodeView> {
+    super::attr::ask(mount, &ctx.cred, ino).await.map(|(view, _)| view)
 }
 
 fn has_layout(view: &InodeView) -> bool {
     matches!(view.attr.kind, Kind::File | Kind::Dir)
 }
 
-pub(crate) async fn get(core: Arc<Core>, ctx: Ctx, ino: Ino, name: Vec<u8>) -> Result<Vec<u8>> {
-    core.stats.count(Count::Xattr);
+pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) -> Result<Vec<u8>> {
+    mount.stats.count(Count::Xattr);
     if let Some(own) = name.strip_prefix(PREFIX) {
         return match own {
             b"layout" | b"mode" => {
-                let view = view(&core, &ctx, ino).await?;
+                let view = view(&mount, &ctx, ino).await?;
                 if !has_layout(&view) {
                     return Err(Errno::NoData);
                 }
                 Ok(if own == b"mode" { mode_text(view.io_mode).into() } else { layout::text(&view.layout).into() })
             }
             b"counters" | b"counters.json" => {
-                let known = core.files.get(ino);
+                let known = mount.files.get(ino);
                 let dirty = known.as_ref().map_or(0, |file| file.dirty_bytes.load(Ordering::Relaxed));
-                let stats = known.map(|file| file.stats.clone()).or_else(|| core.files.closed.get(ino));
+                let stats = known.map(|file| file.stats.clone()).or_else(|| mount.files.closed.get(ino));
                 let stats = stats.ok_or(Errno::NoData)?;
                 let text = if own == b"counters" { stats.text(dirty) } else { stats.json(dirty) };
                 Ok(text.into_bytes())
             }
             own if own.starts_with(EXTENTS) => {
-                let view = view(&core, &ctx, ino).await?;
+                let view = view(&mount, &ctx, ino).await?;
                 if view.attr.kind != Kind::File {
                     return Err(Errno::NoData);
                 }
                 let of = std::str::from_utf8(&own[EXTENTS.len()..]).map_err(|_| Errno::NoData)?;
                 let of = if of.is_empty() { None } else { Some(of.strip_prefix('.').ok_or(Errno::NoData)?) };
-                extents::get(&core, &view, of).await
+                extents::get(&mount, &view, of).await
             }
-            own => control::get(&core, &ctx, own).await,
+            own => control::get(&mount, &ctx, own).await,
         };
     }
     // The kernel asks for `security.capability` with each change of owner, programs for `security.selinux` of each file
     // that they show.
-    if name.starts_with(b"security.") && has_none(&core, ino) {
+    if name.starts_with(b"security.") && has_none(&mount, ino) {
         return Err(Errno::NoData);
     }
-    match core.call(ino.target(), &ctx.cred, Request::GetXattr { ino, name: name.clone() }).await {
+    match mount.call(ino.target(), &ctx.cred, Request::GetXattr { ino, name: name.clone() }).await {
         Ok(Reply::Bytes(value)) => Ok(value),
         Ok(other) => Err(unexpected(&other)),
-        Err(Errno::Stale) => core.removed.xattr(ino, &name),
+        Err(Errno::Stale) => mount.coherence.removed.xattr(ino, &name),
         Err(e) => Err(e),
     }
 }
 
 /// Whether an inode is known to have no extended attributes.
-fn has_none(core: &Core, ino: Ino) -> bool {
-    let file = || core.files.get(ino).filter(|f| f.open_count() > 0 && tokens::is_sure(core, f));
-    bare::is_bare(core, ino) || tokens::lacks_xattrs(core, ino) || file().is_some_and(|f| !f.view().xattrs)
+fn has_none(mount: &Mount, ino: Ino) -> bool {
+    let file = || mount.files.get(ino).filter(|f| f.open_count() > 0 && tokens::is_sure(mount, f));
+    bare::is_bare(mount, ino) || tokens::lacks_xattrs(mount, ino) || file().is_some_and(|f| !f.view().xattrs)
 }
 
-pub(crate) async fn list(core: Arc<Core>, ctx: Ctx, ino: Ino) -> Result<Vec<u8>> {
-    core.stats.count(Count::Xattr);
-    if has_none(&core, ino) {
+pub(crate) async fn list(mount: Arc<Mount>, ctx: Ctx, ino: Ino) -> Result<Vec<u8>> {
+    mount.stats.count(Count::Xattr);
+    if has_none(&mount, ino) {
         return Ok(Vec::new());
     }
-    match core.call(ino.target(), &ctx.cred, Request::ListXattr { ino }).await {
+    match mount.call(ino.target(), &ctx.cred, Request::ListXattr { ino }).await {
         Ok(Reply::Bytes(names)) => Ok(names),
         Ok(other) => Err(unexpected(&other)),
-        Err(Errno::Stale) => core.removed.xattr_names(ino),
+        Err(Errno::Stale) => mount.coherence.removed.xattr_names(ino),
         Err(e) => Err(e),
     }
 }
 
 pub(crate) async fn set(
-    core: Arc<Core>,
+    mount: Arc<Mount>,
     ctx: Ctx,
     ino: Ino,
     name: Vec<u8>,
     value: Vec<u8>,
     mode: XattrMode,
 ) -> Result<()> {
-    core.stats.count(Count::Xattr);
+    mount.stats.count(Count::Xattr);
     if name.len() > limits::XATTR_NAME_MAX {
         return Err(Errno::Range);
     }
@@ -120,57 +120,57 @@ pub(crate) async fn set(
         let op = match own {
             b"layout" => {
                 // A file that has data keeps its layout: the server has to know what is written so far.
-                if let Some(known) = table::use_known(&core, ino) {
-                    flush::flush(&core, known.file(), ByteRange::ALL).await;
+                if let Some(known) = table::use_known(&mount, ino) {
+                    flush::flush(&mount, known.file(), ByteRange::ALL).await;
                 }
-                let old = view(&core, &ctx, ino).await?.layout;
-                let layout = layout::parse(text, old).map_err(|text| core.complain(text))?;
+                let old = view(&mount, &ctx, ino).await?.layout;
+                let layout = layout::parse(text, old).map_err(|text| mount.complain(text))?;
                 Request::SetLayout { ino, layout: Some(layout), mode: None }
             }
             b"mode" => {
-                let mode = mode_of(text).ok_or_else(|| core.complain(format!("{text:?} is no I/O mode")))?;
+                let mode = mode_of(text).ok_or_else(|| mount.complain(format!("{text:?} is no I/O mode")))?;
                 Request::SetLayout { ino, layout: None, mode: Some(mode) }
             }
-            own => return control::set(&core, &ctx, own, text).await,
+            own => return control::set(&mount, &ctx, own, text).await,
         };
-        let mut told = change(&core, &ctx, ino, op).await?;
+        let mut told = change(&mount, &ctx, ino, op).await?;
         let view = super::inode_reply(told.take()?)?;
         told.keep_view(view);
         return Ok(());
     }
     let gives_capabilities = name == CAPABILITY;
     let note = || {
-        if let Some(file) = core.files.get(ino) {
+        if let Some(file) = mount.files.get(ino) {
             file.has_xattrs(gives_capabilities);
         }
     };
     note();
     let op = Request::SetXattr { ino, name: name.clone(), value: value.clone(), mode };
-    let done = change(&core, &ctx, ino, op).await?.take().and_then(done_reply);
+    let done = change(&mount, &ctx, ino, op).await?.take().and_then(done_reply);
     // An answer that was asked for before may have come meanwhile.
     note();
     match done {
-        Err(Errno::Stale) => core.removed.set_xattr(ino, name, value, mode),
+        Err(Errno::Stale) => mount.coherence.removed.set_xattr(ino, name, value, mode),
         done => done,
     }
 }
 
-pub(crate) async fn remove(core: Arc<Core>, ctx: Ctx, ino: Ino, name: Vec<u8>) -> Result<()> {
-    core.stats.count(Count::Xattr);
+pub(crate) async fn remove(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) -> Result<()> {
+    mount.stats.count(Count::Xattr);
     if name.starts_with(PREFIX) {
         return Err(Errno::Perm);
     }
     let op = Request::RemoveXattr { ino, name: name.clone() };
-    match change(&core, &ctx, ino, op).await?.take().and_then(done_reply) {
-        Err(Errno::Stale) => core.removed.remove_xattr(ino, &name),
+    match change(&mount, &ctx, ino, op).await?.take().and_then(done_reply) {
+        Err(Errno::Stale) => mount.coherence.removed.remove_xattr(ino, &name),
         done => done,
     }
 }
 
 /// Whoever runs the file is given no capabilities any more: its bytes are about to change.
-pub(crate) async fn drop_capability(core: &Arc<Core>, file: &File) -> Result<()> {
+pub(crate) async fn drop_capability(mount: &Arc<Mount>, file: &File) -> Result<()> {
     let op = Request::RemoveXattr { ino: file.ino, name: CAPABILITY.to_vec() };
-    let mut told = change(core, &Ctx::root(), file.ino, op).await?;
+    let mut told = change(mount, &Ctx::root(), file.ino, op).await?;
     match told.take() {
         Ok(_) | Err(Errno::NoData) => {
             file.lose_capability(told.moment);
@@ -180,8 +180,8 @@ pub(crate) async fn drop_capability(core: &Arc<Core>, file: &File) -> Result<()>
     }
 }
 
-async fn change(core: &Arc<Core>, ctx: &Ctx, ino: Ino, op: Request) -> Result<tokens::Told> {
-    tokens::call(core, ino.target(), &ctx.cred, op, &[TokenKey::Attributes(ino)]).await
+async fn change(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, op: Request) -> Result<tokens::Told> {
+    tokens::call(mount, ino.target(), &ctx.cred, op, &[TokenKey::Attributes(ino)]).await
 }
 
 fn mode_text(mode: IoMode) -> &'static str {

@@ -7,6 +7,13 @@
 
 use amphi_types::IoMode;
 
+/// Reads and writes are counted separately.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Read,
+    Write,
+}
+
 /// How a request goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {

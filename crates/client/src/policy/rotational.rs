@@ -3,8 +3,7 @@
 //! Owns: that set. Does not own: how a server knows, what follows (`decision`). A server says it with each connection,
 //! so nothing is known of one before the first request to it.
 
-use crate::inode::File;
-use amphi_types::TargetId;
+use amphi_types::{Ino, Layout, TargetId};
 use parking_lot::RwLock;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -25,14 +24,16 @@ impl Rotating {
         self.any.store(!targets.is_empty(), Relaxed);
     }
 
-    /// Whether one of the targets that hold a file, or will with `more_bytes` behind its end, is among them.
-    pub(crate) fn holds(&self, file: &File, more_bytes: u64) -> bool {
-        if !self.any.load(Relaxed) {
-            return false;
-        }
-        let (layout, targets) = (file.layout(), self.targets.read());
-        let stripes = layout.stripes_below(file.size().saturating_add(more_bytes)).min(u32::from(layout.pool));
-        (0..stripes).any(|stripe| targets.contains(&layout.target(file.ino, stripe)))
+    /// Whether there are any: asked first, since the layout of a file has a lock.
+    pub(crate) fn are_there(&self) -> bool {
+        self.any.load(Relaxed)
+    }
+
+    /// Whether one of the targets that hold the first `bytes` of a file is among them.
+    pub(crate) fn hold(&self, ino: Ino, layout: &Layout, bytes: u64) -> bool {
+        let targets = self.targets.read();
+        let stripes = layout.stripes_below(bytes).min(u32::from(layout.pool));
+        (0..stripes).any(|stripe| targets.contains(&layout.target(ino, stripe)))
     }
 
     pub(crate) fn len(&self) -> u64 {

@@ -24,7 +24,7 @@
 //! (`direct_ahead`) and without: where memory is slower than what reads into it, a second buffer that is not in the
 //! processor's cache costs more than the wait that it saves.
 
-use crate::telemetry::stats::Way;
+use crate::policy::decision::Way;
 use parking_lot::Mutex;
 
 /// Bytes that make a sample, of reads and of writes. Sixteen streams are 80 MiB ahead: shorter samples of reads show

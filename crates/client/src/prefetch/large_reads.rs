@@ -15,9 +15,9 @@
 //! where the cache has nothing. All of them together are bounded as read-ahead is; unused ones are dropped after
 //! `KEPT_NS`.
 
-use crate::core::Core;
 use crate::data::Segments;
 use crate::inode::{File, OpenFile};
+use crate::mount::Mount;
 use crate::ops::read::{self, direct};
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Knob;
@@ -65,7 +65,7 @@ pub(crate) struct DirectStream {
 
 /// A read that was asked for ahead.
 struct Ahead {
-    core: Weak<Core>,
+    mount: Weak<Mount>,
     file: Arc<File>,
     range: ByteRange,
     /// Its fill: held until somebody comes for the bytes.
@@ -86,11 +86,11 @@ enum Data {
 impl Drop for Ahead {
     fn drop(&mut self) {
         self.file.fill_ends(self.id);
-        if let Some(core) = self.core.upgrade() {
-            core.fill_bytes.fetch_sub(self.range.len(), SeqCst);
-            core.direct_streams.bytes.fetch_sub(self.range.len(), SeqCst);
+        if let Some(mount) = self.mount.upgrade() {
+            mount.prefetch.fill_bytes.fetch_sub(self.range.len(), SeqCst);
+            mount.prefetch.direct_streams.bytes.fetch_sub(self.range.len(), SeqCst);
             if self.file.access_count() == 0 {
-                core.files.reap(&self.file);
+                mount.files.reap(&self.file);
             }
         }
     }
@@ -110,22 +110,22 @@ pub(crate) struct DirectStreams {
 /// range lock shared and has entered the operation as one that keeps the mount alone. `large`: it is above the large
 /// threshold.
 pub(crate) async fn read(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     open: &Arc<OpenFile>,
     range: ByteRange,
     size: u64,
     large: bool,
 ) -> Result<Segments> {
     if !large {
-        return next(core, open, range, size, Asking::IfIdle).await;
+        return next(mount, open, range, size, Asking::IfIdle).await;
     }
-    let since_ns = core.clock.now_ns();
+    let since_ns = mount.clock.now_ns();
     let new_bytes = buf::new_bytes();
-    let pays = !core.tunables.on(Knob::Learn) || core.learned.ahead_pays(range.len());
-    let data = next(core, open, range, size, if pays { Asking::Always } else { Asking::Never }).await;
+    let pays = !mount.tunables.on(Knob::Learn) || mount.policy.learned.ahead_pays(range.len());
+    let data = next(mount, open, range, size, if pays { Asking::Always } else { Asking::Never }).await;
     // Memory that is used for the first time costs what no read costs later.
-    let shows = data.is_ok() && read::fills_are_calm(core) && buf::new_bytes() == new_bytes;
-    core.learned.note_large_read(pays, range.len(), (since_ns, core.clock.now_ns()), shows);
+    let shows = data.is_ok() && read::fills_are_calm(mount) && buf::new_bytes() == new_bytes;
+    mount.policy.learned.note_large_read(pays, range.len(), (since_ns, mount.clock.now_ns()), shows);
     data
 }
 
@@ -140,47 +140,53 @@ pub(crate) enum Asking {
     Never,
 }
 
-async fn next(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64, asking: Asking) -> Result<Segments> {
-    let _waiting = Waiting::begin(core, range.len());
-    let taken = advance(core, open, range, size, asking);
-    let Some(last) = taken.last() else { return direct(core, &open.file, range).await };
+async fn next(
+    mount: &Arc<Mount>,
+    open: &Arc<OpenFile>,
+    range: ByteRange,
+    size: u64,
+    asking: Asking,
+) -> Result<Segments> {
+    let _waiting = Waiting::begin(mount, range.len());
+    let taken = advance(mount, open, range, size, asking);
+    let Some(last) = taken.last() else { return direct(mount, &open.file, range).await };
     let asked = ByteRange::new(range.start, last.range.end.min(range.end));
     let rest = ByteRange::new(asked.end, range.end);
     if rest.is_empty() {
-        return match collect(core, open, taken, asked).await {
+        return match collect(mount, open, taken, asked).await {
             Some(data) => Ok(data),
-            None => direct(core, &open.file, range).await,
+            None => direct(mount, &open.file, range).await,
         };
     }
-    let (data, rest) = join(collect(core, open, taken, asked), direct(core, &open.file, rest)).await;
+    let (data, rest) = join(collect(mount, open, taken, asked), direct(mount, &open.file, rest)).await;
     match (data, rest) {
         (Some(mut data), rest) => {
             // What is contiguous from the start counts.
             data.append(rest.unwrap_or_default());
             Ok(data)
         }
-        (None, _) => direct(core, &open.file, range).await,
+        (None, _) => direct(mount, &open.file, range).await,
     }
 }
 
 /// The bytes of `range` out of what was asked for; what the last one has beyond stays for the next read. Nothing if
 /// some of it does not count.
-async fn collect(core: &Arc<Core>, open: &OpenFile, taken: Taken, range: ByteRange) -> Option<Segments> {
+async fn collect(mount: &Arc<Mount>, open: &OpenFile, taken: Taken, range: ByteRange) -> Option<Segments> {
     let mut data = Segments::new();
     for mut ahead in taken {
         let part = ahead.range.intersect(&range);
         let mut bytes = ahead.wait().await?;
-        if !ahead.counts(core, part) {
+        if !ahead.counts(mount, part) {
             return None;
         }
         let first = bytes.split_to(part.len() as usize);
         if !bytes.is_empty() {
-            ahead.keep(core, part.end, bytes);
+            ahead.keep(mount, part.end, bytes);
             give_back(open, ahead);
         }
         data.append(first);
     }
-    core.stats.bytes(Count::DirectAheadUsed, range.len());
+    mount.stats.bytes(Count::DirectAheadUsed, range.len());
     Some(data)
 }
 
@@ -200,18 +206,18 @@ fn give_back(open: &OpenFile, ahead: Ahead) {
 }
 
 /// A read that waits.
-pub(crate) struct Waiting(Arc<Core>, u64);
+pub(crate) struct Waiting(Arc<Mount>, u64);
 
 impl Waiting {
-    pub(crate) fn begin(core: &Arc<Core>, bytes: u64) -> Waiting {
-        core.direct_streams.waited_for.fetch_add(bytes, Relaxed);
-        Waiting(core.clone(), bytes)
+    pub(crate) fn begin(mount: &Arc<Mount>, bytes: u64) -> Waiting {
+        mount.prefetch.direct_streams.waited_for.fetch_add(bytes, Relaxed);
+        Waiting(mount.clone(), bytes)
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.0.direct_streams.waited_for.fetch_sub(self.1, Relaxed);
+        self.0.prefetch.direct_streams.waited_for.fetch_sub(self.1, Relaxed);
     }
 }
 
@@ -219,7 +225,7 @@ impl Drop for Waiting {
 type Taken = SmallVec<[Ahead; 2]>;
 
 /// Moves the stream on to `range`: what is there or on its way for its beginning, and the next reads are asked for.
-fn advance(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64, asking: Asking) -> Taken {
+fn advance(mount: &Arc<Mount>, open: &Arc<OpenFile>, range: ByteRange, size: u64, asking: Asking) -> Taken {
     let mut stream = open.direct.lock();
     // What the cache served meanwhile, or a probe brought, was asked for in vain, but the stream goes on.
     let mut passed = VecDeque::new();
@@ -253,10 +259,10 @@ fn advance(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64, 
     let mut at = stream.ahead.back().or(taken.last()).map_or(range.end, |a| a.range.end).max(range.end);
     while at < to {
         let next = ByteRange::at(at, stream.step).intersect(&ByteRange::new(0, size));
-        if !is_wanted(core, next, asking) {
+        if !is_wanted(mount, next, asking) {
             break;
         }
-        stream.ahead.push_back(ask(core, &open.file, next));
+        stream.ahead.push_back(ask(mount, &open.file, next));
         at = next.end;
     }
     let keeps = !stream.ahead.is_empty() || !taken.is_empty();
@@ -264,17 +270,17 @@ fn advance(core: &Arc<Core>, open: &Arc<OpenFile>, range: ByteRange, size: u64, 
     drop(stream);
     drop((useless, passed));
     if begins {
-        core.direct_streams.open.lock().push(Arc::downgrade(open));
+        mount.prefetch.direct_streams.open.lock().push(Arc::downgrade(open));
     }
     taken
 }
 
 /// Whether a read may be asked for ahead.
-pub(crate) fn is_wanted(core: &Core, next: ByteRange, asking: Asking) -> bool {
-    let streams = &core.direct_streams;
+pub(crate) fn is_wanted(mount: &Mount, next: ByteRange, asking: Asking) -> bool {
+    let streams = &mount.prefetch.direct_streams;
     let busy = || streams.bytes.load(Relaxed) + streams.waited_for.load(Relaxed);
-    let max = core.tunables.get(Knob::DirectAhead).min(core.window_max());
-    core.tunables.on(Knob::ReadAhead)
+    let max = mount.tunables.get(Knob::DirectAhead).min(mount.window_max());
+    mount.tunables.on(Knob::ReadAhead)
         && !next.is_empty()
         && next.len() <= max
         && match asking {
@@ -282,22 +288,22 @@ pub(crate) fn is_wanted(core: &Core, next: ByteRange, asking: Asking) -> bool {
             Asking::Always => true,
             Asking::Never => false,
         }
-        && !core.group_short.load(Relaxed)
+        && !mount.policy.group_short.load(Relaxed)
 }
 
-fn ask(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Ahead {
+fn ask(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) -> Ahead {
     let (sender, data) = oneshot::channel();
-    let (rule, id) = (core.company.rule(), file.held_fill_begins(range));
-    core.fill_bytes.fetch_add(range.len(), SeqCst);
-    core.direct_streams.bytes.fetch_add(range.len(), SeqCst);
-    core.stats.bytes(Count::ReadAheadIssued, range.len());
-    let (asker, asked) = (core.clone(), file.clone());
-    core.spawn(async move {
+    let (rule, id) = (mount.coherence.company.rule(), file.held_fill_begins(range));
+    mount.prefetch.fill_bytes.fetch_add(range.len(), SeqCst);
+    mount.prefetch.direct_streams.bytes.fetch_add(range.len(), SeqCst);
+    mount.stats.bytes(Count::ReadAheadIssued, range.len());
+    let (asker, asked) = (mount.clone(), file.clone());
+    mount.spawn(async move {
         // Nobody may want it any more.
         let _ = sender.send(direct(&asker, &asked, range).await);
     });
-    let (core, since_ns, data) = (Arc::downgrade(core), core.clock.now_ns(), Data::Coming(data));
-    Ahead { core, file: file.clone(), range, id, rule, since_ns, data }
+    let (mount, since_ns, data) = (Arc::downgrade(mount), mount.clock.now_ns(), Data::Coming(data));
+    Ahead { mount, file: file.clone(), range, id, rule, since_ns, data }
 }
 
 impl Ahead {
@@ -311,26 +317,26 @@ impl Ahead {
     }
 
     /// Keeps `bytes`, which are those from `start` on.
-    fn keep(&mut self, core: &Core, start: u64, bytes: Segments) {
+    fn keep(&mut self, mount: &Mount, start: u64, bytes: Segments) {
         let gone = start - self.range.start;
-        core.fill_bytes.fetch_sub(gone, SeqCst);
-        core.direct_streams.bytes.fetch_sub(gone, SeqCst);
+        mount.prefetch.fill_bytes.fetch_sub(gone, SeqCst);
+        mount.prefetch.direct_streams.bytes.fetch_sub(gone, SeqCst);
         self.range.start = start;
         self.data = Data::Here(bytes);
     }
 
     /// Whether its bytes of `part` are still what a read would bring.
-    fn counts(&self, core: &Core, part: ByteRange) -> bool {
-        let company = &core.company;
+    fn counts(&self, mount: &Mount, part: ByteRange) -> bool {
+        let company = &mount.coherence.company;
         company.is_alone() && company.rule() == self.rule && !company.is_lost() && self.file.fill_is_true(self.id, part)
     }
 }
 
 /// Drops what nobody came for.
-pub(crate) fn tick(core: &Core) {
-    let now_ns = core.clock.now_ns();
+pub(crate) fn tick(mount: &Mount) {
+    let now_ns = mount.clock.now_ns();
     let mut gone = Vec::new();
-    core.direct_streams.open.lock().retain(|open| {
+    mount.prefetch.direct_streams.open.lock().retain(|open| {
         let Some(open) = open.upgrade() else { return false };
         let mut stream = open.direct.lock();
         let is_old = stream.ahead.front().is_some_and(|a| now_ns.saturating_sub(a.since_ns) > KEPT_NS);

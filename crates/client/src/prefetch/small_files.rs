@@ -32,8 +32,8 @@ mod order;
 use crate::api::{Ctx, OpenFlags};
 use crate::coherence::sharing;
 use crate::coherence::tokens;
-use crate::core::Core;
 use crate::inode::{File, OpenFile, Signal};
+use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Knob;
 use crate::writeback::deferred_close;
@@ -71,14 +71,14 @@ enum Key {
 
 /// An open that the server counts and nobody has taken over yet; dropped, it is closed.
 struct Opened {
-    core: Arc<Core>,
+    mount: Arc<Mount>,
     file: Option<Arc<File>>,
 }
 
 impl Drop for Opened {
     fn drop(&mut self) {
         if let Some(file) = self.file.take() {
-            crate::ops::open::release(&self.core, &file, READ, true);
+            crate::ops::open::release(&self.mount, &file, READ, true);
         }
     }
 }
@@ -179,16 +179,16 @@ impl State {
     }
 
     /// How far to be ahead of a reader now; 0: nothing may be fetched.
-    fn window(&self, core: &Core, mean_bytes: u64) -> usize {
-        let off = self.off_until_ns > core.clock.boot_ns() || core.group_short.load(Relaxed);
-        let full = self.ready_bytes > core.tunables.get(Knob::CacheBytes) / 8
+    fn window(&self, mount: &Mount, mean_bytes: u64) -> usize {
+        let off = self.off_until_ns > mount.clock.boot_ns() || mount.policy.group_short.load(Relaxed);
+        let full = self.ready_bytes > mount.tunables.get(Knob::CacheBytes) / 8
             || self.ready.len() >= READY_MAX
             || self.under_way.len() >= UNDER_WAY_MAX;
         if off || full {
             return 0;
         }
         let fit = BATCH_BYTES_MAX as u64 / mean_bytes.max(1);
-        core.tunables.get(Knob::SmallAheadFiles).min(fit.max(1)) as usize
+        mount.tunables.get(Knob::SmallAheadFiles).min(fit.max(1)) as usize
     }
 
     /// Whether what a question under way says of a file counts no more.
@@ -218,9 +218,9 @@ impl Siblings {
 }
 
 /// What is fetched ahead now, for people: files, questions under way, and whether nothing may be fetched for a while.
-pub(crate) fn gauges(core: &Core) -> [(&'static str, u64); 3] {
-    let state = core.siblings.state.lock();
-    let off = state.off_until_ns > core.clock.boot_ns();
+pub(crate) fn gauges(mount: &Mount) -> [(&'static str, u64); 3] {
+    let state = mount.prefetch.siblings.state.lock();
+    let off = state.off_until_ns > mount.clock.boot_ns();
     [
         ("readahead_small_ready", state.ready.len() as u64),
         ("readahead_small_under_way", state.under_way.len() as u64),
@@ -228,8 +228,8 @@ pub(crate) fn gauges(core: &Core) -> [(&'static str, u64); 3] {
     ]
 }
 
-fn is_on(core: &Core) -> bool {
-    core.tunables.on(Knob::SmallAhead)
+fn is_on(mount: &Mount) -> bool {
+    mount.tunables.on(Knob::SmallAhead)
 }
 
 fn takes_over(flags: OpenFlags) -> bool {
@@ -237,106 +237,110 @@ fn takes_over(flags: OpenFlags) -> bool {
 }
 
 /// Opens a file that was opened ahead for this caller, without a message; `None` if it was not.
-pub(crate) fn take(core: &Arc<Core>, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Option<Arc<OpenFile>> {
-    if core.siblings.busy.load(Relaxed) == 0 || !takes_over(flags) {
+pub(crate) fn take(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Option<Arc<OpenFile>> {
+    if mount.prefetch.siblings.busy.load(Relaxed) == 0 || !takes_over(flags) {
         return None;
     }
-    let begun = sharing::begin(core);
+    let begun = sharing::begin(mount);
     let ready = {
-        let mut state = core.siblings.state.lock();
-        if !may_use(core, state.ready.get(&ino)?, &ctx.cred, begun.is_some()) {
+        let mut state = mount.prefetch.siblings.state.lock();
+        if !may_use(mount, state.ready.get(&ino)?, &ctx.cred, begun.is_some()) {
             return None;
         }
         let mut ready = state.take_out(ino)?;
         if let Some(directory) = state.directories.get_mut(&ready.dir) {
             directory.note_used();
         }
-        core.siblings.note_busy(&state);
+        mount.prefetch.siblings.note_busy(&state);
         ready.opened.file.take()?
     };
-    core.stats.count(Count::Open);
-    core.stats.count(Count::SmallAheadUsed);
-    opened(core, &ctx.cred, ino);
-    Some(Arc::new(OpenFile::taken_over(core, ready, flags, ctx)))
+    mount.stats.count(Count::Open);
+    mount.stats.count(Count::SmallAheadUsed);
+    opened(mount, &ctx.cred, ino);
+    Some(Arc::new(OpenFile::taken_over(mount, ready, flags, ctx)))
 }
 
 /// Whether what was opened ahead is still what an open would find.
-fn may_use(core: &Core, ready: &Ready, cred: &Cred, alone: bool) -> bool {
-    let rule = core.company.rule();
+fn may_use(mount: &Mount, ready: &Ready, cred: &Cred, alone: bool) -> bool {
+    let rule = mount.coherence.company.rule();
     let Some(file) = &ready.opened.file else { return false };
-    let in_time = core.clock.boot_ns() < ready.until_ns;
-    let certain = if rule & 1 == 1 { alone } else { tokens::holds_attributes(core, file.ino) };
+    let in_time = mount.clock.boot_ns() < ready.until_ns;
+    let certain = if rule & 1 == 1 { alone } else { tokens::holds_attributes(mount, file.ino) };
     ready.rule == rule && *ready.cred == *cred && in_time && certain
 }
 
 /// As `take`, of a file that is perhaps on its way.
-pub(crate) async fn arrived(core: &Arc<Core>, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Option<Arc<OpenFile>> {
-    if core.siblings.busy.load(Relaxed) == 0 || !takes_over(flags) || !core.siblings.state.lock().is_asked(ino) {
+pub(crate) async fn arrived(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Option<Arc<OpenFile>> {
+    if mount.prefetch.siblings.busy.load(Relaxed) == 0
+        || !takes_over(flags)
+        || !mount.prefetch.siblings.state.lock().is_asked(ino)
+    {
         return None;
     }
-    core.siblings.answered.until(|| !core.siblings.state.lock().is_asked(ino)).await;
-    take(core, ctx, ino, flags)
+    mount.prefetch.siblings.answered.until(|| !mount.prefetch.siblings.state.lock().is_asked(ino)).await;
+    take(mount, ctx, ino, flags)
 }
 
 /// The attributes of a name that was looked up ahead, while this mount is alone.
-pub(crate) fn find(core: &Arc<Core>, cred: &Cred, dir: Ino, name: &[u8]) -> Option<Attr> {
-    if core.siblings.busy.load(Relaxed) == 0 {
+pub(crate) fn find(mount: &Arc<Mount>, cred: &Cred, dir: Ino, name: &[u8]) -> Option<Attr> {
+    if mount.prefetch.siblings.busy.load(Relaxed) == 0 {
         return None;
     }
-    let begun = sharing::begin(core)?;
+    let begun = sharing::begin(mount)?;
     let key = (dir, Name::new(name.to_vec()).ok()?);
-    let state = core.siblings.state.lock();
+    let state = mount.prefetch.siblings.state.lock();
     let ready = state.ready.get(state.names.get(&key)?)?;
-    if !ready.alone_in_name || !may_use(core, ready, cred, true) {
+    if !ready.alone_in_name || !may_use(mount, ready, cred, true) {
         return None;
     }
     let file = ready.opened.file.as_ref()?;
     let attr = file.overlay(file.view().attr, true);
     drop((state, begun));
-    core.stats.count(Count::LookupCached);
+    mount.stats.count(Count::LookupCached);
     Some(attr)
 }
 
 /// Waits until a name is not on its way any more. Returns whether it was.
-pub(crate) async fn name_arrived(core: &Arc<Core>, dir: Ino, name: &Name) -> bool {
-    if core.siblings.busy.load(Relaxed) == 0 || !core.siblings.state.lock().is_name_asked(dir, name) {
+pub(crate) async fn name_arrived(mount: &Arc<Mount>, dir: Ino, name: &Name) -> bool {
+    if mount.prefetch.siblings.busy.load(Relaxed) == 0 || !mount.prefetch.siblings.state.lock().is_name_asked(dir, name)
+    {
         return false;
     }
-    core.siblings.answered.until(|| !core.siblings.state.lock().is_name_asked(dir, name)).await;
+    mount.prefetch.siblings.answered.until(|| !mount.prefetch.siblings.state.lock().is_name_asked(dir, name)).await;
     true
 }
 
 /// A file is opened for reading: perhaps it is one of many.
-pub(crate) fn opened(core: &Arc<Core>, cred: &Cred, ino: Ino) {
-    if !is_on(core) {
+pub(crate) fn opened(mount: &Arc<Mount>, cred: &Cred, ino: Ino) {
+    if !is_on(mount) {
         return;
     }
-    let now_ns = core.clock.now_ns();
-    let mut guard = core.siblings.state.lock();
+    let now_ns = mount.clock.now_ns();
+    let mut guard = mount.prefetch.siblings.state.lock();
     let state = &mut *guard;
     let Some(dir) = state.directory_of(ino) else { return };
     let mean_bytes = state.directories.get(&dir).map_or(0, |d| d.mean_bytes);
-    let window = state.window(core, mean_bytes);
+    let window = state.window(mount, mean_bytes);
     let directory = state.directory(dir);
     let load = directory.wants_names(ino);
     let plan = directory.on_open(now_ns, ino, window);
-    let asked = if plan.is_empty() { None } else { fetch::begin(core, state, dir, ino, plan) };
-    core.siblings.note_busy(state);
+    let asked = if plan.is_empty() { None } else { fetch::begin(mount, state, dir, ino, plan) };
+    mount.prefetch.siblings.note_busy(state);
     drop(guard);
     if load {
-        core.spawn(fetch::load(core.clone(), cred.clone(), dir));
+        mount.spawn(fetch::load(mount.clone(), cred.clone(), dir));
     }
     if let Some(batch) = asked {
-        core.spawn(fetch::run(core.clone(), cred.clone(), batch));
+        mount.spawn(fetch::run(mount.clone(), cred.clone(), batch));
     }
 }
 
 /// A name was looked up: its file has a directory.
-pub(crate) fn looked_up(core: &Core, dir: Ino, attr: &Attr) {
-    if !is_on(core) || attr.kind != Kind::File {
+pub(crate) fn looked_up(mount: &Mount, dir: Ino, attr: &Attr) {
+    if !is_on(mount) || attr.kind != Kind::File {
         return;
     }
-    let mut state = core.siblings.state.lock();
+    let mut state = mount.prefetch.siblings.state.lock();
     if state.directories.get(&dir).is_some_and(|d| d.knows(attr.ino)) {
         return;
     }
@@ -351,8 +355,8 @@ pub(crate) fn looked_up(core: &Core, dir: Ino, attr: &Attr) {
 }
 
 /// A part of a listing has come, of what lies behind cookie `from`.
-pub(crate) fn listed(core: &Core, dir: Ino, from: u64, entries: &[DirEntry], end: bool) {
-    if !is_on(core) {
+pub(crate) fn listed(mount: &Mount, dir: Ino, from: u64, entries: &[DirEntry], end: bool) {
+    if !is_on(mount) {
         return;
     }
     let to = if end { None } else { entries.last().map(|e| e.cookie) };
@@ -360,18 +364,18 @@ pub(crate) fn listed(core: &Core, dir: Ino, from: u64, entries: &[DirEntry], end
         return;
     }
     let files = entries.iter().filter(|e| e.kind == Kind::File).map(|e| (e.cookie, e.name.clone(), e.ino));
-    core.siblings.state.lock().directory(dir).learn(from, to, files);
+    mount.prefetch.siblings.state.lock().directory(dir).learn(from, to, files);
 }
 
 /// A change by this mount: what was fetched ahead of what it concerns counts no more, nor what is being fetched.
 pub(crate) struct Changing {
-    core: Arc<Core>,
+    mount: Arc<Mount>,
     keys: Vec<Key>,
     answered: bool,
 }
 
 /// To be called before the request is sent.
-pub(crate) fn changing(core: &Arc<Core>, op: &Request) -> Option<Changing> {
+pub(crate) fn changing(mount: &Arc<Mount>, op: &Request) -> Option<Changing> {
     let name = |dir: &Ino, name: &Name| Key::Name(*dir, name.clone());
     let keys = match op {
         Request::Make { dir, name: n, .. } | Request::Unlink { dir, name: n } | Request::RmDir { dir, name: n } => {
@@ -388,7 +392,7 @@ pub(crate) fn changing(core: &Arc<Core>, op: &Request) -> Option<Changing> {
     };
     let mut gone = Vec::new();
     {
-        let mut state = core.siblings.state.lock();
+        let mut state = mount.prefetch.siblings.state.lock();
         for key in &keys {
             gone.extend(state.spoil(key));
             if let Key::Inode(ino) = key {
@@ -397,16 +401,16 @@ pub(crate) fn changing(core: &Arc<Core>, op: &Request) -> Option<Changing> {
             }
         }
         state.changing.extend(keys.iter().cloned());
-        core.siblings.note_busy(&state);
+        mount.prefetch.siblings.note_busy(&state);
     }
     drop(gone);
     for key in &keys {
         // A file that loses its last name is to go at once.
         if let Key::Name(dir, _) = key {
-            deferred_close::hurry(core, dir.target());
+            deferred_close::hurry(mount, dir.target());
         }
     }
-    Some(Changing { core: core.clone(), keys, answered: false })
+    Some(Changing { mount: mount.clone(), keys, answered: false })
 }
 
 impl Changing {
@@ -418,7 +422,7 @@ impl Changing {
 
 impl Drop for Changing {
     fn drop(&mut self) {
-        let mut state = self.core.siblings.state.lock();
+        let mut state = self.mount.prefetch.siblings.state.lock();
         for key in &self.keys {
             if let Some(at) = state.changing.iter().position(|k| k == key) {
                 state.changing.swap_remove(at);
@@ -426,10 +430,10 @@ impl Drop for Changing {
         }
         let mut gone = Vec::new();
         if !self.answered {
-            state.off_until_ns = self.core.clock.boot_ns().saturating_add(OPEN_END_NS);
+            state.off_until_ns = self.mount.clock.boot_ns().saturating_add(OPEN_END_NS);
             state.under_way.values_mut().for_each(|u| u.void = true);
             gone = state.take_all(|_, _| true);
-            self.core.siblings.note_busy(&state);
+            self.mount.prefetch.siblings.note_busy(&state);
         }
         drop(state);
         drop(gone);
@@ -437,50 +441,50 @@ impl Drop for Changing {
 }
 
 /// Attributes tokens of these inodes were revoked: somebody changes them.
-pub(crate) fn revoked(core: &Arc<Core>, target: TargetId, inodes: impl Iterator<Item = Ino>) {
-    if core.siblings.busy.load(Relaxed) == 0 {
-        deferred_close::hurry(core, target);
+pub(crate) fn revoked(mount: &Arc<Mount>, target: TargetId, inodes: impl Iterator<Item = Ino>) {
+    if mount.prefetch.siblings.busy.load(Relaxed) == 0 {
+        deferred_close::hurry(mount, target);
         return;
     }
     let gone: Vec<Ready> = {
-        let mut state = core.siblings.state.lock();
+        let mut state = mount.prefetch.siblings.state.lock();
         let gone = inodes.filter_map(|ino| state.spoil(&Key::Inode(ino))).collect();
-        core.siblings.note_busy(&state);
+        mount.prefetch.siblings.note_busy(&state);
         gone
     };
     drop(gone);
-    deferred_close::hurry(core, target);
+    deferred_close::hurry(mount, target);
 }
 
 /// Nothing counts any more that was fetched of these targets, or of all without.
-pub(crate) fn lose(core: &Core, targets: Option<&[TargetId]>) {
+pub(crate) fn lose(mount: &Mount, targets: Option<&[TargetId]>) {
     let of = |target: TargetId| targets.is_none_or(|t| t.contains(&target));
     let gone = {
-        let mut state = core.siblings.state.lock();
+        let mut state = mount.prefetch.siblings.state.lock();
         state.under_way.values_mut().filter(|u| of(u.dir.target())).for_each(|u| u.void = true);
         let gone = state.take_all(|ino, _| of(ino.target()));
-        core.siblings.note_busy(&state);
+        mount.prefetch.siblings.note_busy(&state);
         gone
     };
     drop(gone);
 }
 
 /// Closes what nobody has opened for a while.
-pub(crate) fn tick(core: &Arc<Core>) {
-    if core.siblings.busy.load(Relaxed) > 0 {
-        let (now_ns, boot_ns) = (core.clock.now_ns(), core.clock.boot_ns());
-        let on = is_on(core);
-        let mut state = core.siblings.state.lock();
+pub(crate) fn tick(mount: &Arc<Mount>) {
+    if mount.prefetch.siblings.busy.load(Relaxed) > 0 {
+        let (now_ns, boot_ns) = (mount.clock.now_ns(), mount.clock.boot_ns());
+        let on = is_on(mount);
+        let mut state = mount.prefetch.siblings.state.lock();
         let gone = state.take_all(|_, r| !on || r.until_ns <= boot_ns);
         for ready in &gone {
-            core.stats.count(Count::SmallAheadWasted);
+            mount.stats.count(Count::SmallAheadWasted);
             if let Some(directory) = state.directories.get_mut(&ready.dir) {
                 directory.note_wasted(now_ns);
             }
         }
-        core.siblings.note_busy(&state);
+        mount.prefetch.siblings.note_busy(&state);
         drop(state);
         drop(gone);
     }
-    deferred_close::hurry_all(core);
+    deferred_close::hurry_all(mount);
 }

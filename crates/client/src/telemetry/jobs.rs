@@ -9,8 +9,7 @@
 //! Bound: `JOBS_MAX` jobs. Beyond, the one whose files were opened or closed longest ago and are all closed is
 //! forgotten; if there is none, the new one is counted with what has no job (`NO_JOB`). Both are counted.
 
-use crate::core::Core;
-use crate::telemetry::stats::{ByReason, Count, row_json};
+use crate::telemetry::stats::{ByReason, Count, Stats, row_json};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -93,20 +92,23 @@ pub(crate) struct Jobs {
     /// Always with that of what has no job.
     table: Mutex<Table>,
     turns: AtomicU64,
-}
-
-impl Default for Jobs {
-    fn default() -> Jobs {
-        let table = Table::from([(NO_JOB.into(), Arc::default())]);
-        Jobs { table: Mutex::new(table), turns: AtomicU64::new(0) }
-    }
+    /// The job of opens that name none.
+    pub(crate) own: Option<JobName>,
+    /// Variables of a process that name its job.
+    pub(crate) variables: Vec<String>,
 }
 
 impl Jobs {
+    /// Of a mount whose opens belong to job `own` if they name none.
+    pub(crate) fn new(own: Option<JobName>, variables: Vec<String>) -> Jobs {
+        let table = Table::from([(NO_JOB.into(), Arc::default())]);
+        Jobs { table: Mutex::new(table), turns: AtomicU64::new(0), own, variables }
+    }
+
     /// A file is opened for this job.
-    pub(crate) fn opened(&self, core: &Core, name: Option<&JobName>) -> Arc<Job> {
+    pub(crate) fn opened(&self, stats: &Stats, name: Option<&JobName>) -> Arc<Job> {
         let mut table = self.table.lock();
-        let name = name.filter(|name| self.has_room(&mut table, core, name)).map_or(NO_JOB, |name| &name.0);
+        let name = name.filter(|name| self.has_room(&mut table, stats, name)).map_or(NO_JOB, |name| &name.0);
         let job = match table.get(name) {
             Some(job) => job.clone(),
             None => table.entry(name.into()).or_default().clone(),
@@ -122,26 +124,27 @@ impl Jobs {
     }
 
     /// Whether the job is in the table or can be.
-    fn has_room(&self, table: &mut Table, core: &Core, name: &JobName) -> bool {
+    fn has_room(&self, table: &mut Table, stats: &Stats, name: &JobName) -> bool {
         if table.contains_key(&name.0) || table.len() <= JOBS_MAX {
             return true;
         }
         let idle = table.iter().filter(|(name, job)| &***name != NO_JOB && is_idle(job));
         let oldest = idle.min_by_key(|(_, job)| job.used.load(Relaxed)).map(|(name, _)| name.clone());
-        core.stats.count(if oldest.is_some() { Count::JobForgotten } else { Count::JobRefused });
+        stats.count(if oldest.is_some() { Count::JobForgotten } else { Count::JobRefused });
         oldest.is_some_and(|oldest| table.remove(&oldest).is_some())
     }
 
     /// Starts again from zero; jobs without open files are forgotten. What open files have counted must have been
     /// booked.
-    fn reset(&self) {
+    pub(crate) fn reset(&self) {
         let mut table = self.table.lock();
         table.retain(|name, job| !is_idle(job) || &**name == NO_JOB);
         table.values().for_each(|job| job.reset());
     }
 
     /// As JSON, those behind `after` in the order of their names, as many as fit: `more` says whether there are others.
-    fn json(&self, after: Option<&str>) -> String {
+    /// What open files have counted must have been booked.
+    pub(crate) fn json(&self, after: Option<&str>) -> String {
         let table = self.table.lock();
         let from = after.map_or(Unbounded, Excluded);
         let mut out = String::from("{\"jobs\":[");
@@ -168,21 +171,4 @@ impl Jobs {
         let _ = write!(out, "],\"more\":{more}}}");
         out
     }
-}
-
-/// Books what all open files have counted.
-fn book(core: &Core) {
-    core.files.all().iter().for_each(|file| file.stats.book());
-}
-
-/// Counters of jobs (`Jobs::json`).
-pub(crate) fn json(core: &Core, after: Option<&str>) -> String {
-    book(core);
-    core.jobs.json(after)
-}
-
-/// Starts again from zero.
-pub(crate) fn reset(core: &Core) {
-    book(core);
-    core.jobs.reset();
 }

@@ -12,7 +12,6 @@ mod by_reason;
 mod closed;
 mod file;
 mod ledger;
-pub(crate) mod messages;
 
 pub(crate) use by_reason::ByReason;
 pub(crate) use closed::ClosedFiles;
@@ -20,15 +19,9 @@ pub(crate) use file::{FileEvent, FileStats, row_json};
 pub(crate) use ledger::Ledger;
 
 use crate::policy::decision::Reason;
+pub(crate) use crate::policy::decision::Way;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-
-/// Reads and writes are counted separately.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    Read,
-    Write,
-}
 
 /// Where the copy of a request's bytes between its caller and the cache is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

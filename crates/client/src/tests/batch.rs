@@ -55,11 +55,11 @@ fn a_full_batch_leaves_at_once() {
     w.settle();
     assert_eq!((sent(&w, "WriteBatch"), sent(&w, "Write")), (1, 0));
     assert_eq!(sent(&w, "CloseBatch"), 1, "what landed together is closed together");
-    let stats = &w.client.core.stats;
+    let stats = &w.client.mount.stats;
     assert_eq!(stats.of(Count::BatchFiles).1, 268);
     assert_eq!(stats.of(Count::BatchBytes), (1, 268 * 3901));
     assert!(
-        w.client.core.files.get(large).is_some_and(|f| f.dirty_bytes.load(SeqCst) > 0),
+        w.client.mount.files.get(large).is_some_and(|f| f.dirty_bytes.load(SeqCst) > 0),
         "the large one waits for its time"
     );
     w.check_clean();
@@ -89,11 +89,11 @@ fn old_files_take_others_along() {
             }
         }
         w.clock.0.fetch_add(3_000_000_000, SeqCst);
-        flush::tick(&w.client.core);
+        flush::tick(&w.client.mount);
         w.settle();
         assert_eq!(sent(&w, "WriteBatch"), 2 * round, "after {} s", 3 * (round + 1));
     }
-    assert_eq!(w.client.core.stats.of(Count::BatchFiles), (2, 20), "the young ones came along");
+    assert_eq!(w.client.mount.stats.of(Count::BatchFiles), (2, 20), "the young ones came along");
     assert_eq!(sent(&w, "Write"), 0);
     w.check_clean();
 }
@@ -113,7 +113,7 @@ fn who_waits_for_one_file_sends_that_file() {
     assert_eq!((sent(&w, "Write"), sent(&w, "WriteBatch")), (1, 0));
     write(&mut w, &file, 0, 2000, b't');
     let lock = w.server.locks.iter().find(|(_, (o, _))| o.ino == file.ino()).map(|(id, (o, _))| (*id, *o)).unwrap();
-    crate::coherence::locks::callback(&w.client.core, lock.1, lock.0);
+    crate::coherence::locks::callback(&w.client.mount, lock.1, lock.0);
     w.settle();
     assert_eq!((sent(&w, "Write"), sent(&w, "WriteBatch"), sent(&w, "LockCancel")), (2, 0, 1));
     assert_eq!(w.server.contents(file.ino()), [b't'; 2000]);
@@ -186,7 +186,7 @@ fn runs_of_one_file() {
     for (at, byte) in [(100, b'1'), (600, b'2'), (9000, b'3'), (13_000, b'4')] {
         assert_eq!(bytes[at..at + 200], [byte; 200]);
     }
-    assert_eq!(w.client.core.stats.of(Count::BatchFiles), (1, 4));
+    assert_eq!(w.client.mount.stats.of(Count::BatchFiles), (1, 4));
     assert_eq!((sent(&w, "WriteBatch"), sent(&w, "Write")), (1, 1));
     drop((a, b));
     w.check_clean();
@@ -250,7 +250,7 @@ fn many_small_files_match_a_model() {
                 9 if w.rand(4) == 0 => sync_all(&mut w),
                 10 => {
                     w.clock.0.fetch_add(2_000_000_000, SeqCst);
-                    flush::tick(&w.client.core);
+                    flush::tick(&w.client.mount);
                 }
                 11 => {
                     if let Some((ino, _)) = model.get(&name) {
@@ -291,7 +291,7 @@ fn frozen_files_stay_out() {
     }
     files[1].file.flights.lock().freeze(1000);
     let due: Vec<_> = files.iter().map(|f| (f.file.clone(), ByteRange::ALL)).collect();
-    crate::writeback::batch::start(&w.client.core, due);
+    crate::writeback::batch::start(&w.client.mount, due);
     w.settle();
     let lens: Vec<usize> = files.iter().map(|f| w.server.contents(f.ino()).len()).collect();
     assert_eq!((lens, sent(&w, "WriteBatch")), (vec![3000, 1000, 3000], 1));
@@ -339,10 +339,10 @@ fn scattered_runs_leave_together() {
         if round == 1 {
             w.clock.0.fetch_add(60_000_000_000, SeqCst);
             for _ in 0..200 {
-                flush::tick(&w.client.core);
+                flush::tick(&w.client.mount);
                 w.settle();
             }
-            assert_eq!(w.client.core.cache.dirty_bytes(), 0);
+            assert_eq!(w.client.mount.cache.dirty_bytes(), 0);
         }
         let op = w.client.fsync(&root, &file, false);
         assert_eq!(w.run(op), Ok(()), "round {round}");
@@ -351,7 +351,7 @@ fn scattered_runs_leave_together() {
         let few = singles <= alone + runs / 50;
         assert!(batches * 20 < runs && few, "{runs} runs: {batches} batches, {singles} alone, of {alone}");
         (runs, alone) = (0, 0);
-        w.client.core.cache.forget(&file.file, ByteRange::ALL, crate::cache::drop::Dirty::Keep);
+        w.client.mount.cache.forget(&file.file, ByteRange::ALL, crate::cache::drop::Dirty::Keep);
         let mut got = Vec::new();
         while got.len() < END {
             let op = w.client.read(&root, &file, got.len() as u64, 8 << 20, Hints::default());

@@ -55,7 +55,7 @@ fn sizes_are_seen_by_who_writes_all_the_time() {
                 stop.set(true);
             };
             join(writers, checks).await;
-            assert!(a.core.stats.of(Count::GetAttrNow).0 > 0, "its own changes came between all the time");
+            assert!(a.mount.stats.of(Count::GetAttrNow).0 > 0, "its own changes came between all the time");
         });
     }
 }

@@ -113,7 +113,7 @@ pub(super) fn root() -> Ctx {
 
 /// A directory whose inode and files are on `target`.
 pub(super) async fn dir_on(client: &Client, target: u16) -> Ino {
-    let pool = client.core.pool();
+    let pool = client.mount.cluster.pool();
     let on = |n: &String| layout::directory_target(Ino::ROOT, n.as_bytes(), pool).0 == target;
     let name = (0..).map(|i| format!("d{i}")).find(on).expect("a name");
     match client.lookup(&root(), Ino::ROOT, name.as_bytes()).await {
@@ -152,7 +152,7 @@ pub(super) async fn read(client: &Client, file: &Arc<OpenFile>, len: usize) -> V
 }
 
 pub(super) fn calls(client: &Client) -> u64 {
-    client.core.stats.of(Count::Calls).1
+    client.mount.stats.of(Count::Calls).1
 }
 
 /// Goal: Promise S1 with several mounts of several servers: what is changed on one mount is seen at once on the other,
@@ -259,13 +259,13 @@ fn a_mount_evicted_by_one_server_is_over() {
         write(&a, &ga, 0, b"by a").await;
         let took = c.env.now().since(begun);
         assert!(took < Duration::from_secs(70), "{took:?}");
-        c.until("the end of the session", || b.core.company.is_lost()).await;
+        c.until("the end of the session", || b.mount.coherence.company.is_lost()).await;
         assert_eq!(b.lookup(&root(), e, b"f").await, Err(Errno::Io));
         let begun = c.env.now();
         let he = open(&a, e, "f").await;
         write(&a, &he, 0, b"by a").await;
         assert!(c.env.now().since(begun) < Duration::from_secs(5), "its lock there went with it");
-        assert_eq!(b.core.cache.dirty_bytes(), 0);
+        assert_eq!(b.mount.cache.dirty_bytes(), 0);
     });
 }
 
@@ -284,7 +284,7 @@ fn locks_of_a_smaller_cluster_go_back() {
         a.setattr(&root(), f.ino(), set, None).await.expect("truncate");
         drop(f);
         c.serve(2).await;
-        c.until("the news of the new server", || a.core.pool() == 3 && b.core.pool() == 3).await;
+        c.until("the news of the new server", || a.mount.cluster.pool() == 3 && b.mount.cluster.pool() == 3).await;
         let begun = c.env.now();
         let g = open(&b, dir, "f").await;
         write(&b, &g, 4 << 20, b"new").await;

@@ -49,12 +49,12 @@ fn overlapping_requests_are_events() {
         let ops = vec![write(&w, &file, a.0, a.1, b'A'), write(&w, &file, b.0, b.1, b'B')];
         let reads = [read(&w, &file, 60_000, 80_000), read(&w, &file, 30_000, 170_000)];
         let mut all: Vec<Pending<Vec<u8>>> = Vec::new();
-        let core = w.client.core.clone();
+        let mount = w.client.mount.clone();
         for op in ops {
-            all.push(Pending::start(&core, async move { op.await.map(|_| Vec::new()) }));
+            all.push(Pending::start(&mount, async move { op.await.map(|_| Vec::new()) }));
         }
         for op in reads {
-            all.push(Pending::start(&core, async move { op.await.map(|s| s.to_vec()) }));
+            all.push(Pending::start(&mount, async move { op.await.map(|s| s.to_vec()) }));
         }
         let seen = w.run_all(all);
         let op = read(&w, &file, 0, 300_000);
@@ -75,7 +75,7 @@ fn overlapping_requests_are_events() {
         assert_ne!(uniform(&last, 0, "who came last"), Some(b'o'), "seed {seed}");
         uniform(seen[2].as_ref().unwrap(), 60_000, "reader 1");
         uniform(seen[3].as_ref().unwrap(), 30_000, "reader 2");
-        drop((file, core));
+        drop((file, mount));
         w.check_clean();
         assert!(w.server.called_back.is_empty(), "every callback was answered");
     }
@@ -95,7 +95,7 @@ fn holes_beside_readers_stay_holes() {
         let op = write(&w, &past, 0, 8192, b'o');
         w.run(op).unwrap();
         let (client, hole) = (w.client.clone(), past.clone());
-        let change = Pending::start(&w.client.core.clone(), async move {
+        let change = Pending::start(&w.client.mount.clone(), async move {
             let (ctx, bytes) = (Ctx::root(), Buf::zeroed(2000));
             match seed % 3 {
                 0 => client.fallocate(&ctx, &hole, Fallocate::PunchHole, 1000, 2000).await,
@@ -106,7 +106,7 @@ fn holes_beside_readers_stay_holes() {
         let mut all = vec![change];
         for at in [0, 3500] {
             let op = read(&w, &file, at, 500);
-            all.push(Pending::start(&w.client.core.clone(), async move {
+            all.push(Pending::start(&w.client.mount.clone(), async move {
                 op.await.map(|bytes| assert_eq!(bytes.to_vec(), [b'o'; 500]))
             }));
         }
@@ -221,7 +221,7 @@ fn a_file_being_cut_is_not_forgotten() {
     w.run(op).unwrap();
     let known = Arc::downgrade(&file.file);
     drop(file);
-    crate::writeback::deferred_close::hurry_all(&w.client.core);
+    crate::writeback::deferred_close::hurry_all(&w.client.mount);
     w.settle();
     assert!(known.strong_count() > 0, "it has cached bytes");
     let set = SetAttr { size: Some(0), ..SetAttr::default() };
@@ -231,8 +231,8 @@ fn a_file_being_cut_is_not_forgotten() {
         assert!(std::pin::Pin::new(&mut cut).poll(&mut cx).is_pending());
     }
     let held = w.hold_back();
-    let core = w.client.core.clone();
-    (0..64).for_each(|_| core.cache.evict(0).iter().for_each(|file| core.files.reap(file)));
+    let mount = w.client.mount.clone();
+    (0..64).for_each(|_| mount.cache.evict(0).iter().for_each(|file| mount.files.reap(file)));
     let op = w.client.open(&root, ino, OpenFlags::READ_WRITE);
     let again = w.run(op).unwrap();
     assert!(known.upgrade().is_some_and(|known| Arc::ptr_eq(&known, &again.file)), "the same file");
@@ -244,7 +244,7 @@ fn a_file_being_cut_is_not_forgotten() {
     w.give_back(held);
     assert_eq!(w.run(cut).unwrap().size, 0);
     assert_eq!(w.run(written), Ok(3000));
-    core.cache.check();
+    mount.cache.check();
     let op = read(&w, &again, 0, 5000);
     assert_eq!(w.run(op).unwrap().to_vec(), [b'n'; 3000]);
     drop(again);
@@ -341,22 +341,22 @@ fn locks_survive_a_restart_under_new_names() {
     let op = write(&w, &file, 0, 5000, b'x');
     w.run(op).unwrap();
     w.steps(50);
-    let (core, target) = (w.client.core.clone(), file.ino().target());
+    let (mount, target) = (w.client.mount.clone(), file.ino().target());
     for round in 1..3u64 {
-        let (ids, held) = crate::coherence::locks::represent(&core, target);
+        let (ids, held) = crate::coherence::locks::represent(&mount, target);
         assert_eq!((ids.len(), held.len()), (1, 1));
         let old = std::mem::take(&mut w.server.locks);
         let new: Vec<u64> = (0..ids.len() as u64).map(|i| round * 1000 + i).collect();
         w.server.locks = old.into_values().zip(&new).map(|(lock, id)| (*id, lock)).collect();
-        crate::coherence::locks::restored(&core, target, &ids, &new);
+        crate::coherence::locks::restored(&mount, target, &ids, &new);
     }
     let object = amphi_types::ObjectId { ino: file.ino(), stripe: 0 };
     assert!(w.client.try_write(&Ctx::root(), &file, 0, b"y", Hints::default()).is_some(), "still held");
-    crate::coherence::locks::callback(&core, object, 2000);
+    crate::coherence::locks::callback(&mount, object, 2000);
     w.settle();
     assert!(w.server.locks.is_empty(), "given back by the new name, after the write-back");
     assert_eq!(w.server.contents(file.ino())[..2], *b"yx");
-    drop((file, core));
+    drop((file, mount));
     w.check_clean();
 }
 
@@ -368,11 +368,11 @@ fn a_lock_of_a_new_file_is_asked_back_early() {
         let mut w = World::new(3, &[]);
         let open = w.create("f", OpenFlags::READ_WRITE);
         w.settle();
-        let core = w.client.core.clone();
+        let mount = w.client.mount.clone();
         let object = amphi_types::ObjectId { ino: open.file.ino, stripe: 0 };
-        let making = under_way.then(|| crate::coherence::locks::making(&core));
-        crate::coherence::locks::callback(&core, object, 77);
-        crate::coherence::locks::given(&core, &open.file, 77);
+        let making = under_way.then(|| crate::coherence::locks::making(&mount));
+        crate::coherence::locks::callback(&mount, object, 77);
+        crate::coherence::locks::given(&mount, &open.file, 77);
         drop(making);
         let covered = crate::coherence::locks::covered(&open.file, 1);
         assert_eq!(covered, !under_way, "an early callback counts while a file is being made, and only then");
@@ -392,27 +392,27 @@ fn a_repeated_callback_takes_nothing_newer() {
         let op = write(&w, &file, 0, 1000, b'1');
         w.run(op).unwrap();
         let (first, object) = held(&w)[0];
-        let core = w.client.core.clone();
+        let mount = w.client.mount.clone();
         for _ in 0..1 + seed % 3 {
-            crate::coherence::locks::callback(&core, object, first);
+            crate::coherence::locks::callback(&mount, object, first);
             w.steps(seed % 4);
         }
         w.settle();
-        assert_eq!((held(&w), core.cache.dirty_bytes()), (vec![], 0), "written and given back");
+        assert_eq!((held(&w), mount.cache.dirty_bytes()), (vec![], 0), "written and given back");
         let op = write(&w, &file, 0, 1000, b'2');
         w.run(op).unwrap();
-        let (now, dirty) = (held(&w), core.cache.dirty_bytes());
+        let (now, dirty) = (held(&w), mount.cache.dirty_bytes());
         assert!(now.len() == 1 && now[0] != (first, object) && dirty == 1000);
         let sent = w.server.log.len();
         for _ in 0..1 + seed % 3 {
-            crate::coherence::locks::callback(&core, object, first);
+            crate::coherence::locks::callback(&mount, object, first);
             w.steps(seed % 4);
         }
         w.settle();
-        assert_eq!((held(&w), core.cache.dirty_bytes(), w.server.log.len()), (now, dirty, sent), "seed {seed}");
+        assert_eq!((held(&w), mount.cache.dirty_bytes(), w.server.log.len()), (now, dirty, sent), "seed {seed}");
         let op = read(&w, &file, 0, 1000);
         assert!(w.run(op).unwrap().to_vec().iter().all(|b| *b == b'2'));
-        drop((file, core));
+        drop((file, mount));
         w.check_clean();
     }
 }

@@ -153,7 +153,7 @@ pub(super) async fn read(client: &Client, file: &Arc<OpenFile>, at: u64, len: us
 }
 
 fn calls(client: &Client) -> u64 {
-    client.core.stats.of(Count::Calls).1
+    client.mount.stats.of(Count::Calls).1
 }
 
 /// Goal: a name and attributes that were seen once are shown again without a message, and a change by another mount is
@@ -374,10 +374,10 @@ fn an_evicted_mount_fails_its_calls() {
         let mut buf = [0; 20];
         assert_eq!(b.try_read(&root(), &fb, 0, &mut buf, Hints::default()), None, "nobody has answered it for long");
         c.sim.heal("server", "mount2");
-        c.until("the end of the session", || b.core.company.is_lost()).await;
+        c.until("the end of the session", || b.mount.coherence.company.is_lost()).await;
         assert_eq!(b.getattr(&root(), Ino::ROOT).await, Err(Errno::Io));
         assert_eq!(lookup(&b, "f").await, Err(Errno::Io));
-        assert_eq!(b.core.cache.dirty_bytes(), 0);
+        assert_eq!(b.mount.cache.dirty_bytes(), 0);
     });
 }
 
@@ -452,7 +452,7 @@ fn pages_go_back_with_their_lock() {
             assert_eq!(first, if round == 1 { b"o" } else { b"d" }, "what was dirty was written back");
         }
         assert!(drops.load(SeqCst) >= 4, "what was read meanwhile was dropped once more");
-        let counted = b.core.stats.io_of(stats::Way::Write, Reason::BufferedDefault);
+        let counted = b.mount.stats.io_of(stats::Way::Write, Reason::BufferedDefault);
         assert_eq!(counted, (2, 8192), "pages that are written back are requests as well");
         b.set_pages(None);
     });

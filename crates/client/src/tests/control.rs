@@ -25,15 +25,15 @@ fn patterns_over_mount_and_servers() {
     let mut w = World::new(1, &[]);
     let root = Ctx::root();
     assert_eq!(set(&mut w, "*small_bytes=48K"), Ok(()), "the server has none of these");
-    assert_eq!(w.client.core.tunables.get(Knob::Small), 48 << 10);
+    assert_eq!(w.client.mount.tunables.get(Knob::Small), 48 << 10);
     assert_eq!(set(&mut w, "*spin_us=500000"), Err(Errno::Inval), "too much for the mount's");
     assert!(w.server.tuned.is_empty(), "a refused value changes nothing elsewhere: {:?}", w.server.tuned);
     assert!(get(&mut w, &root, "error").expect("text").contains("client.spin_us: 500000 is not within"));
-    let before = w.client.core.tunables.spin_us();
+    let before = w.client.mount.tunables.spin_us();
     assert_eq!(set(&mut w, "*spin_us=13"), Err(Errno::Inval), "the server refuses this one");
-    assert_eq!(w.client.core.tunables.spin_us(), before, "nor here");
+    assert_eq!(w.client.mount.tunables.spin_us(), before, "nor here");
     assert_eq!(set(&mut w, "*spin_us=70"), Ok(()));
-    assert_eq!((w.client.core.tunables.spin_us(), w.server.tuned["server.spin_us"].as_str()), (70, "70"));
+    assert_eq!((w.client.mount.tunables.spin_us(), w.server.tuned["server.spin_us"].as_str()), (70, "70"));
     assert_eq!(set(&mut w, "server.nothing=1"), Err(Errno::Inval));
     assert!(get(&mut w, &root, "error").expect("text").contains("no tunable matches"));
     assert_eq!(get(&mut w, &root, "tunables.server.nothing"), Err(Errno::NoData));
@@ -47,7 +47,7 @@ fn patterns_over_mount_and_servers() {
 fn servers_that_do_not_answer_are_named() {
     let mut w = World::new(2, &[]);
     let away = ServerInfo { id: 2, name: "two".into(), addrs: vec!["tcp:two:1".into()], targets: Vec::new() };
-    w.client.core.map.lock().servers.push(away);
+    w.client.mount.cluster.map.lock().servers.push(away);
     let shown = get(&mut w, &Ctx::root(), "tunables.server.x").expect("the master's");
     let lines: Vec<&str> = shown.lines().collect();
     assert_eq!(lines[0], "server.x=1 # help");
@@ -63,7 +63,12 @@ fn a_long_status_is_its_readers_own() {
     let grow = |w: &World, from: u64, count: u64| {
         for id in from..from + count {
             let name = format!("server-{id}-{}", "x".repeat(200));
-            w.client.core.map.lock().servers.push(ServerInfo { id, name, addrs: Vec::new(), targets: Vec::new() });
+            w.client.mount.cluster.map.lock().servers.push(ServerInfo {
+                id,
+                name,
+                addrs: Vec::new(),
+                targets: Vec::new(),
+            });
         }
     };
     grow(&w, 2, 400);

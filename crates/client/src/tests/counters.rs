@@ -105,9 +105,9 @@ fn a_library_has_one_job() {
     let config = crate::ClientConfig::new(clock).in_job_of(variable);
     assert_eq!(config.job.as_ref().map(JobName::to_string).as_deref(), Some("12.host"));
     let (client, _io) = crate::Client::new(config);
-    let (own, named) = (client.core.job_of(None), client.core.job_of(JobName::new("x").as_ref()));
+    let (own, named) = (client.mount.job_of(None), client.mount.job_of(JobName::new("x").as_ref()));
     assert!(!Arc::ptr_eq(&own, &named));
-    let shown = crate::telemetry::jobs::json(&client.core, None);
+    let shown = client.mount.booked_jobs().json(None);
     assert!(
         shown.contains("{\"job\":\"12.host\",\"open\":1,") && shown.contains("{\"job\":\"x\",\"open\":1,"),
         "{shown}"
@@ -120,27 +120,27 @@ fn a_library_has_one_job() {
 #[test]
 fn jobs_are_bounded() {
     let w = World::new(1, &[]);
-    let core = &w.client.core;
+    let mount = &w.client.mount;
     let name = |i: usize| JobName::new(&format!("job-{i:04}-{}", "x".repeat(100))).expect("a name");
-    let mut open: Vec<_> = (0..1024).map(|i| core.job_of(Some(&name(i)))).collect();
+    let mut open: Vec<_> = (0..1024).map(|i| mount.job_of(Some(&name(i)))).collect();
     for (job, reason) in open.iter().flat_map(|job| Reason::ALL.iter().map(move |reason| (job, *reason))) {
         job.by_reason().add(Way::Write, reason, 1, u64::MAX / 2);
     }
-    let refused = core.job_of(Some(&name(5000)));
-    assert!(Arc::ptr_eq(&refused, &core.job_of(None)), "counted with what has no job");
-    let counted = |what| core.stats.of(what).0;
+    let refused = mount.job_of(Some(&name(5000)));
+    assert!(Arc::ptr_eq(&refused, &mount.job_of(None)), "counted with what has no job");
+    let counted = |what| mount.stats.of(what).0;
     assert_eq!((counted(Count::JobForgotten), counted(Count::JobRefused)), (0, 1));
     for at in [7, 3] {
-        core.jobs.note_use(&open[at]);
+        mount.jobs.note_use(&open[at]);
     }
     open.remove(7);
     open.remove(3);
-    let new = core.job_of(Some(&name(5000)));
+    let new = mount.job_of(Some(&name(5000)));
     assert!(!Arc::ptr_eq(&refused, &new));
     assert_eq!((counted(Count::JobForgotten), counted(Count::JobRefused)), (1, 1));
     let (mut names, mut parts): (Vec<String>, usize) = (Vec::new(), 0);
     loop {
-        let part = crate::telemetry::jobs::json(core, names.last().map(String::as_str));
+        let part = mount.booked_jobs().json(names.last().map(String::as_str));
         assert!(part.len() <= 64 << 10, "it fits an attribute");
         let jobs = part.split("\"job\":\"").skip(1);
         names.extend(jobs.map(|j| j.split('"').next().expect("a name").to_string()));
@@ -164,7 +164,7 @@ fn throttled_writers_are_counted_by_job() {
     for at in (0..24u64 << 20).step_by(256 << 10) {
         write(&mut w, &file, 1, at, 256 << 10, false);
     }
-    let throttled = w.client.core.stats.of(Count::Throttled).0;
+    let throttled = w.client.mount.stats.of(Count::Throttled).0;
     let shown = jobs(&mut w);
     assert!(
         throttled > 0 && shown.contains(&format!("\"job\":\"j\",\"open\":1,\"opens\":1,\"throttled\":{throttled},"))
@@ -194,7 +194,7 @@ fn a_file_counts_its_locks_and_messages() {
     assert!(attribute(&mut w, ino, "counters.json").contains("\"lock_enqueue\":{\"requests\":1}"));
     let (id, object) = w.server.locks.iter().next().map(|(id, (o, _))| (*id, *o)).expect("a lock");
     w.server.called_back.push(id);
-    crate::coherence::locks::callback(&w.client.core, object, id);
+    crate::coherence::locks::callback(&w.client.mount, object, id);
     w.settle();
     assert_eq!((of_file(&file, "lock_callback"), sent(&w, "LockCancel")), (1, 1));
     assert_eq!((of_file(&file, "contended_told"), of_file(&file, "batch_requests")), (0, 0));
@@ -224,7 +224,7 @@ fn a_file_counts_the_batches_that_carry_it() {
         .collect();
     let calls: Vec<u64> = files.iter().map(|f| of_file(f, "server_calls")).collect();
     w.clock.0.fetch_add(6_000_000_000, SeqCst);
-    crate::writeback::flush::tick(&w.client.core);
+    crate::writeback::flush::tick(&w.client.mount);
     w.settle();
     assert_eq!((sent(&w, "WriteBatch"), sent(&w, "CloseBatch"), sent(&w, "Write")), (1, 1, 0));
     for (file, calls) in files.iter().zip(calls) {
@@ -244,9 +244,9 @@ fn what_a_stream_reads_next_is_warmed() {
     // All but the last unit.
     read(&mut w, &file, 0, 9 * UNIT_BYTES);
     let warmed = |w: &World, unit: u64, units: usize| {
-        let before = w.client.core.stats.of(Count::Warmed).1;
+        let before = w.client.mount.stats.of(Count::Warmed).1;
         w.client.warm_next(&file, unit * KIB64, units * UNIT_BYTES);
-        w.client.core.stats.of(Count::Warmed).1 - before
+        w.client.mount.stats.of(Count::Warmed).1 - before
     };
     assert_eq!(warmed(&w, 0, 1), KIB64, "a file is read from its start");
     assert_eq!(warmed(&w, 1, 2), 2 * KIB64);
@@ -263,7 +263,7 @@ fn what_a_stream_reads_next_is_warmed() {
     assert_eq!(warmed(&w, 9, 3), 0, "behind the end");
     assert_eq!((warmed(&w, 0, 4), warmed(&w, 4, 4)), (0, 2 * KIB64), "up to the end");
     for (most, got) in [("128K", 0), ("256K", 4 * KIB64), ("0", 0)] {
-        w.client.core.tunables.set("cache.warm_bytes", most).expect("set");
+        w.client.mount.tunables.set("cache.warm_bytes", most).expect("set");
         warmed(&w, 6, 2);
         let begun = warmed(&w, 0, 4) + warmed(&w, 0, 4);
         assert_eq!((begun, warmed(&w, 4, 4)), (0, got / 2), "{most}");
@@ -281,7 +281,7 @@ fn copies_are_counted() {
     let (ctx, hints) = (Ctx::root(), Hints::default());
     let file = w.create("f", OpenFlags::READ_WRITE);
     let copied = |w: &World| {
-        let sum = |what| w.client.core.stats.of(what).1;
+        let sum = |what| w.client.mount.stats.of(what).1;
         [sum(Count::CopiedIn), sum(Count::CopiedOut), sum(Count::WriteBackCopied), sum(Count::Lent)]
     };
     write(&mut w, &file, 1, 0, 100, false);

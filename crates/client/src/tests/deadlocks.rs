@@ -56,7 +56,7 @@ fn a_write(client: &Client, file: &Arc<OpenFile>, at: u64, len: usize) -> Pendin
 
 async fn evictions(client: &Client) -> u64 {
     let mut sum = 0;
-    for reply in client.core.ask_servers(&Cred::root(), &Request::Counters { reset: false }).await {
+    for reply in client.mount.ask_servers(&Cred::root(), &Request::Counters { reset: false }).await {
         let reply: Result<Reply> = reply;
         let Ok(Reply::Counters(all)) = reply else { panic!("counters") };
         sum += all.iter().filter(|(name, _)| name == "evictions").map(|(_, n)| n).sum::<u64>();
@@ -70,7 +70,7 @@ const LEN: usize = 300_000;
 /// Writes the file so that only its first page is in the cache, dirty under a lock on everything.
 async fn some_dirty(client: &Client, file: &Arc<OpenFile>, value: u8) {
     write(client, file, 0, &[value; LEN]).await;
-    flush::flush_and_forget(&client.core, &file.file, ByteRange::ALL).await;
+    flush::flush_and_forget(&client.mount, &file.file, ByteRange::ALL).await;
     write(client, file, 0, &[value; 4096]).await;
     assert_eq!(file.file.dirty_bytes.load(SeqCst), 4096);
 }

@@ -28,7 +28,7 @@ fn writes(w: &World, reason: Reason) -> u64 {
 }
 
 fn set(w: &World, name: &str, value: &str) {
-    w.client.core.tunables.set(name, value).expect("a tunable");
+    w.client.mount.tunables.set(name, value).expect("a tunable");
 }
 
 fn wait_ms(w: &World, ms: u64) {
@@ -135,7 +135,7 @@ fn contention_is_told_by_replies_of_every_kind() {
                     held.push(file);
                 }
                 let due: Vec<_> = held.iter().map(|open| (open.file.clone(), ByteRange::ALL)).collect();
-                assert!(!crate::writeback::batch::start(&w.client.core, due));
+                assert!(!crate::writeback::batch::start(&w.client.mount, due));
                 w.settle();
                 held[1].ino()
             }
@@ -153,7 +153,7 @@ fn contention_is_told_by_replies_of_every_kind() {
             }
         };
         assert!(w.server.log.iter().any(|name| name == kind), "{kind} was not caused: {:?}", w.server.log);
-        let until = |ino| w.client.core.files.get(ino).map_or(0, |file| file.contended_until_ns.load(SeqCst));
+        let until = |ino| w.client.mount.files.get(ino).map_or(0, |file| file.contended_until_ns.load(SeqCst));
         assert!(until(told) > 0, "{kind} said so");
         assert_eq!(until(ino) > 0, told == ino, "{kind}: of its files alone");
         drop((file, held));
@@ -167,16 +167,16 @@ fn contention_is_told_by_replies_of_every_kind() {
 fn memory_that_is_short() {
     let mut w = World::new(1, &[("cache.max_bytes", "4M")]);
     let file = w.create("f", OpenFlags::READ_WRITE);
-    let core = w.client.core.clone();
+    let mount = w.client.mount.clone();
     // 95 % of the half of the cache that may be dirty.
     let mut at = 0;
-    while core.cache.dirty_bytes() < (2 << 20) / 100 * 95 && at < 8 << 20 {
+    while mount.cache.dirty_bytes() < (2 << 20) / 100 * 95 && at < 8 << 20 {
         write(&mut w, &file, 1, at, 16 << 10, false);
         // Not one run, so that it does not leave at once.
         at += 32 << 10;
     }
     write(&mut w, &file, 1, 16 << 20, KIB64, false);
-    assert_eq!(writes(&w, Reason::DirectMemory), 1, "{} dirty", core.cache.dirty_bytes());
+    assert_eq!(writes(&w, Reason::DirectMemory), 1, "{} dirty", mount.cache.dirty_bytes());
     write(&mut w, &file, 1, 17 << 20, 16 << 10, false);
     set(&w, "hybrid.memory", "off");
     write(&mut w, &file, 1, 16 << 20, KIB64, false);
@@ -184,10 +184,10 @@ fn memory_that_is_short() {
     set(&w, "hybrid.memory", "on");
     let op = w.client.fsync(&Ctx::root(), &file, true);
     w.run(op).unwrap();
-    core.group_short.store(true, SeqCst);
+    mount.policy.group_short.store(true, SeqCst);
     write(&mut w, &file, 1, 16 << 20, KIB64, false);
     write(&mut w, &file, 1, 0, 4096, false);
-    core.group_short.store(false, SeqCst);
+    mount.policy.group_short.store(false, SeqCst);
     write(&mut w, &file, 1, 16 << 20, KIB64, false);
     assert_eq!((writes(&w, Reason::DirectMemory), writes(&w, Reason::BufferedDefault)), (2, 2));
     drop(file);
@@ -214,7 +214,7 @@ fn callers_that_are_short_of_memory() {
     };
     let mut w = World::reading(1, &[], Arc::new(files));
     let file = w.create("f", OpenFlags::READ_WRITE);
-    let core = w.client.core.clone();
+    let mount = w.client.mount.clone();
     let write_as = |w: &mut World, pid: u32, at: u64| {
         let ctx = Ctx { pid, ..Ctx::root() };
         if w.client.try_write(&ctx, &file, at, &[5; KIB64], Hints::default()).is_none() {
@@ -227,17 +227,17 @@ fn callers_that_are_short_of_memory() {
     round(&mut w);
     assert_eq!((asked.load(SeqCst), writes(&w, Reason::BufferedDefault)), (before, 3));
     full.store(true, SeqCst);
-    crate::io::look_at_memory(&core);
-    assert_eq!(core.stats.of(Count::CallerLook), (1, 3));
+    crate::io::look_at_memory(&mount);
+    assert_eq!(mount.stats.of(Count::CallerLook), (1, 3));
     round(&mut w);
     assert_eq!((writes(&w, Reason::DirectMemory), writes(&w, Reason::BufferedDefault)), (1, 5));
-    assert!(core.gauges().contains(&("callers_short".to_string(), 1)));
+    assert!(mount.gauges().contains(&("callers_short".to_string(), 1)));
     set(&w, "hybrid.caller_memory", "off");
     round(&mut w);
     assert_eq!(writes(&w, Reason::DirectMemory), 1, "switched off");
     set(&w, "hybrid.caller_memory", "on");
     full.store(false, SeqCst);
-    crate::io::look_at_memory(&core);
+    crate::io::look_at_memory(&mount);
     round(&mut w);
     assert_eq!(writes(&w, Reason::DirectMemory), 1, "there is room again");
     drop(file);
@@ -262,11 +262,11 @@ fn own_memory_is_given_back_first() {
         }
     };
     let w = World::reading(1, &[("hybrid.caller_memory", "off")], Arc::new(files));
-    let core = w.client.core.clone();
+    let mount = w.client.mount.clone();
     for (looks, is_short) in [(0, false), (1, false), (2, true), (1, false), (0, false)] {
         full_for.store(looks, SeqCst);
-        crate::io::look_at_memory(&core);
-        assert_eq!(core.gauges().contains(&("memory_short".to_string(), 1)), is_short, "{looks}");
+        crate::io::look_at_memory(&mount);
+        assert_eq!(mount.gauges().contains(&("memory_short".to_string(), 1)), is_short, "{looks}");
     }
 }
 
@@ -372,12 +372,12 @@ fn working_sets_keep_their_cache() {
 fn rotating_storage_raises_the_threshold() {
     let mut w = World::new(1, &[]);
     let all: Vec<TargetId> = (0..4).map(TargetId).collect();
-    let core = w.client.core.clone();
+    let mount = w.client.mount.clone();
     let whole = w.server.plant("whole", &vec![7; 16 << 20], Pattern::Whole);
     let wide = w.server.plant("wide", &vec![7; 16 << 20], Pattern::Growing);
     let (whole, wide) = (open(&mut w, whole), open(&mut w, wide));
     let elsewhere = all[(usize::from(whole.ino().target().0) + 1) % 4];
-    core.rotating.learn(&all, &[elsewhere]);
+    mount.policy.rotating.learn(&all, &[elsewhere]);
     let four = |w: &mut World, file: &Arc<OpenFile>| write(w, file, 1, 0, 4 << 20, false);
     four(&mut w, &whole);
     assert_eq!(writes(&w, Reason::DirectLarge), 1, "its target does not rotate");
@@ -395,9 +395,9 @@ fn rotating_storage_raises_the_threshold() {
     four(&mut w, &wide);
     assert_eq!(writes(&w, Reason::DirectLarge), 3);
     set(&w, "hybrid.rotating", "on");
-    core.rotating.learn(&[elsewhere], &[]);
+    mount.policy.rotating.learn(&[elsewhere], &[]);
     four(&mut w, &wide);
-    assert_eq!((writes(&w, Reason::DirectLarge), core.rotating.len()), (4, 0));
+    assert_eq!((writes(&w, Reason::DirectLarge), mount.policy.rotating.len()), (4, 0));
     drop((whole, wide));
     w.check_clean();
 }
@@ -463,14 +463,14 @@ fn switching_costs_one_message() {
     let before = messages(&w);
     assert_eq!(read(&mut w, &file, 0, 8), 8);
     assert_eq!((messages(&w) - before, io(&w, Way::Read, Reason::CacheHit)), (0, (1, 8)));
-    w.client.core.stats.reset(0);
+    w.client.mount.stats.reset(0);
     set(&w, "hybrid.large_*_bytes", "1M");
     for (len, at) in (0..16).map(|i| if i < 8 { (512 << 10, i << 19) } else { (1 << 20, i << 20) }) {
         write(&mut w, &file, 1, at, len, false);
     }
     assert_eq!(io(&w, Way::Write, Reason::BufferedDefault), (8, 4 << 20));
     assert_eq!(io(&w, Way::Write, Reason::DirectLarge), (8, 8 << 20));
-    w.client.core.stats.reset(0);
+    w.client.mount.stats.reset(0);
     set(&w, "hybrid.mode", "buffered");
     write(&mut w, &file, 1, 0, 1 << 20, false);
     let counted = Reason::ALL.iter().filter(|r| writes(&w, **r) > 0).count();
@@ -492,7 +492,7 @@ fn direct_requests_leave_nothing_cached() {
     let hints = Hints { direct: true, ..Hints::default() };
     let op = w.client.write(&Ctx::root(), &file, 100, Buf::zeroed(KIB64), hints);
     assert_eq!(w.run(op), Ok(KIB64));
-    let cached = |w: &World, at| w.client.core.cache.gaps(&file.file, amphi_types::ByteRange::at(at, 1)).is_empty();
+    let cached = |w: &World, at| w.client.mount.cache.gaps(&file.file, amphi_types::ByteRange::at(at, 1)).is_empty();
     assert!(cached(&w, 99) && !cached(&w, 100) && !cached(&w, 99 + KIB64 as u64) && cached(&w, 100 + KIB64 as u64));
     let op = w.client.read(&Ctx::root(), &file, 0, 4 * KIB64, hints);
     let mut expected = vec![1; 4 * KIB64];
@@ -500,7 +500,7 @@ fn direct_requests_leave_nothing_cached() {
     assert!(w.run(op).expect("read").to_vec() == expected);
     assert_eq!(file.file.cached_bytes.load(SeqCst), 0);
     assert_eq!(sent(&w, "LockEnqueue"), locks);
-    assert_eq!((w.client.core.cache.dirty_bytes(), w.client.core.tunables.get(Knob::Mode)), (0, 0));
+    assert_eq!((w.client.mount.cache.dirty_bytes(), w.client.mount.tunables.get(Knob::Mode)), (0, 0));
     drop(file);
     w.check_clean();
 }
@@ -542,8 +542,8 @@ fn direct_pieces_are_sent_at_once() {
 fn tell(w: &World, course: Course, mib_s: u64) {
     for _ in 0..200 {
         wait_ms(w, 1);
-        let now = w.client.core.clock.now_ns();
-        w.client.core.learned.note(Way::Read, course, (mib_s << 20) / 1000, now, true);
+        let now = w.client.mount.clock.now_ns();
+        w.client.mount.policy.learned.note(Way::Read, course, (mib_s << 20) / 1000, now, true);
     }
 }
 
@@ -587,7 +587,7 @@ fn what_was_measured_decides_without_locality() {
     let part = |w: &mut World| {
         let before = (reads(w, Reason::DirectLocality), reads(w, Reason::BufferedFaster));
         scan(w, &file, 24 << 20..25 << 20);
-        w.client.core.cache.forget(&file.file, ByteRange::ALL, Dirty::Keep);
+        w.client.mount.cache.forget(&file.file, ByteRange::ALL, Dirty::Keep);
         (reads(w, Reason::DirectLocality) - before.0, reads(w, Reason::BufferedFaster) - before.1)
     };
     assert_eq!(part(&mut w), (14, 0), "nothing is measured");
@@ -595,7 +595,7 @@ fn what_was_measured_decides_without_locality() {
     tell(&w, Course::Cached, 1000);
     let (direct, faster) = part(&mut w);
     assert_eq!((direct, faster > 10), (0, true), "{direct} {faster}");
-    assert!(w.client.core.gauges().contains(&("learned_cached_read_mib_s".into(), 1000)));
+    assert!(w.client.mount.gauges().contains(&("learned_cached_read_mib_s".into(), 1000)));
     set(&w, "hybrid.learn", "off");
     assert_eq!(part(&mut w).1, 0);
     set(&w, "hybrid.learn", "on");
@@ -634,9 +634,9 @@ fn a_program_that_waits_shows_what_write_back_carries() {
                 w.settle();
             }
         }
-        let known = w.client.core.gauges().iter().any(|(name, _)| name == "learned_cached_write_mib_s");
+        let known = w.client.mount.gauges().iter().any(|(name, _)| name == "learned_cached_write_mib_s");
         assert_eq!(known, learns, "{count} of {each} bytes, {sync}");
-        assert_eq!(w.client.core.drains.load(SeqCst), 0);
+        assert_eq!(w.client.mount.writeback.drains.load(SeqCst), 0);
         drop(file);
         w.check_clean();
     }

@@ -30,11 +30,11 @@ fn read(w: &mut World, file: &Arc<OpenFile>, at: usize) -> Vec<u8> {
 }
 
 fn used(w: &World) -> u64 {
-    w.client.core.stats.of(Count::DirectAheadUsed).0
+    w.client.mount.stats.of(Count::DirectAheadUsed).0
 }
 
 fn kept(w: &World) -> u64 {
-    w.client.core.fill_bytes.load(SeqCst)
+    w.client.mount.prefetch.fill_bytes.load(SeqCst)
 }
 
 /// Goal: all but the first two reads of a stream are asked for ahead and each byte is fetched once, up to the end of
@@ -55,7 +55,7 @@ fn streams_are_asked_for_ahead() {
         w.settle();
     }
     assert_eq!((used(&w), kept(&w)), (14, 0));
-    w.client.core.tunables.set("readahead.direct_bytes", "0").expect("a tunable");
+    w.client.mount.tunables.set("readahead.direct_bytes", "0").expect("a tunable");
     (0..4).for_each(|i| drop(read(&mut w, &file, i * STEP)));
     assert_eq!((used(&w), kept(&w)), (14, 0));
 }
@@ -119,7 +119,7 @@ fn changes_end_them() {
                     let op = w.client.fsync(&root, &file, true);
                     w.run(op).expect("sync");
                     let keep = crate::cache::drop::Dirty::Keep;
-                    assert!(!w.client.core.cache.forget(&file.file, ByteRange::ALL, keep));
+                    assert!(!w.client.mount.cache.forget(&file.file, ByteRange::ALL, keep));
                     model[at..at + PART as usize].fill(0);
                 }
                 // Past the cache.
@@ -150,11 +150,11 @@ fn changes_end_them() {
                 }
                 // By another mount.
                 _ => {
-                    crate::coherence::sharing::told(&w.client.core, 1, false);
+                    crate::coherence::sharing::told(&w.client.mount, 1, false);
                     let object = file.file.layout().pieces(ino, ByteRange::at(next, 1)).next().expect("a stripe").0;
                     w.server.objects.get_mut(&object).expect("it has bytes").bytes[at] = 0;
                     model[at] = 0;
-                    crate::coherence::sharing::told(&w.client.core, 2, true);
+                    crate::coherence::sharing::told(&w.client.mount, 2, true);
                 }
             }
             let got = read(&mut w, &file, at);
@@ -171,10 +171,10 @@ fn nothing_stays() {
     (0..3).for_each(|i| drop(read(&mut w, &file, i * STEP)));
     w.settle();
     assert!(kept(&w) > 0);
-    crate::prefetch::large_reads::tick(&w.client.core);
+    crate::prefetch::large_reads::tick(&w.client.mount);
     assert!(kept(&w) > 0, "it is young");
     w.clock.0.fetch_add(3_000_000_000, SeqCst);
-    crate::prefetch::large_reads::tick(&w.client.core);
+    crate::prefetch::large_reads::tick(&w.client.mount);
     assert_eq!(kept(&w), 0);
     (3..5).for_each(|i| drop(read(&mut w, &file, i * STEP)));
     assert!(kept(&w) > 0, "the stream goes on");
@@ -214,11 +214,11 @@ fn jumps_ask_for_less_each_time() {
 #[test]
 fn many_streams_keep_each_other_busy() {
     let (w, ..) = world(1);
-    let core = &w.client.core;
-    let wanted = |asking| crate::prefetch::large_reads::is_wanted(core, ByteRange::at(0, STEP as u64), asking);
-    let waiting: Vec<_> = (0..7).map(|_| crate::prefetch::large_reads::Waiting::begin(core, 1 << 20)).collect();
+    let mount = &w.client.mount;
+    let wanted = |asking| crate::prefetch::large_reads::is_wanted(mount, ByteRange::at(0, STEP as u64), asking);
+    let waiting: Vec<_> = (0..7).map(|_| crate::prefetch::large_reads::Waiting::begin(mount, 1 << 20)).collect();
     assert!(wanted(IfIdle) && wanted(Always) && !wanted(Never));
-    let last = crate::prefetch::large_reads::Waiting::begin(core, 1 << 20);
+    let last = crate::prefetch::large_reads::Waiting::begin(mount, 1 << 20);
     assert!(!wanted(IfIdle) && wanted(Always));
     drop((waiting, last));
     assert!(wanted(IfIdle));
@@ -229,15 +229,15 @@ fn many_streams_keep_each_other_busy() {
 #[test]
 fn a_stream_that_it_slows_is_left_alone() {
     let (mut w, _, file, bytes) = world(1);
-    let learned = &w.client.core.learned;
-    let now_ns = w.client.core.clock.now_ns();
+    let learned = &w.client.mount.policy.learned;
+    let now_ns = w.client.mount.clock.now_ns();
     for (ahead, step_ns) in [(true, 2_000_000), (false, 1_000_000)] {
         for step in 0..600 {
             learned.note_large_read(ahead, STEP as u64, (0, now_ns + step * step_ns), true);
         }
     }
     for (learns, expected) in [("off", 14), ("on", 14)] {
-        w.client.core.tunables.set("hybrid.learn", learns).expect("a tunable");
+        w.client.mount.tunables.set("hybrid.learn", learns).expect("a tunable");
         for at in (0..FILE).step_by(STEP) {
             assert_eq!(read(&mut w, &file, at), bytes[at..at + STEP]);
             w.settle();

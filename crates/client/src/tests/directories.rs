@@ -60,7 +60,7 @@ fn alone_a_change_brings_its_directory() {
             a.symlink(&root(), d, b"s", b"to").await.expect("symlink");
             a.unlink(&root(), d, b"g").await.expect("unlink");
             assert_eq!((cost(&a, d).await, cost(&a, d).await), (0, 0), "a name was removed");
-            let own = a.core.stats.of(Count::GetAttrOwn).0;
+            let own = a.mount.stats.of(Count::GetAttrOwn).0;
             assert_eq!(own, 6);
             a.rmdir(&root(), d, b"y").await.expect("rmdir");
             assert_eq!(cost(&a, d).await, 0, "a directory was removed");

@@ -33,7 +33,7 @@ fn write_back_errors_are_told_once_per_handle() {
     let op = w.client.write(&root, &file, 0, filled(5000, b'x'), Hints::default());
     w.run(op).unwrap();
     w.server.refuse_writes = vec![(0, Errno::NoSpace)];
-    crate::writeback::flush::start(&w.client.core, &file.file, amphi_types::ByteRange::ALL);
+    crate::writeback::flush::start(&w.client.mount, &file.file, amphi_types::ByteRange::ALL);
     w.settle();
     let op = w.client.read(&root, &second, 0, 5000, Hints::default());
     assert_eq!(w.run(op).unwrap().to_vec(), b"", "nothing is shown that others do not see");
@@ -53,7 +53,7 @@ fn write_back_errors_are_told_once_per_handle() {
     let late = w.run(op).unwrap();
     let op = w.client.fsync(&root, &late, false);
     assert_eq!(w.run(op), Ok(()), "who opens when somebody was told hears nothing");
-    assert_eq!(w.client.core.files.secret_loss(), None);
+    assert_eq!(w.client.mount.files.secret_loss(), None);
     drop((file, second, reader, late));
     w.check_clean();
 }
@@ -83,19 +83,19 @@ fn a_loss_of_a_closed_file_is_told_to_the_next() {
         assert_eq!(w.client.flush(&root, &file).wait(None), Ok(()));
         w.server.refuse_writes = vec![(0, Errno::NoSpace)];
         drop(file);
-        let core = w.client.core.clone();
-        let known_file = core.files.get(ino).expect("it is dirty");
-        crate::writeback::flush::start(&core, &known_file, amphi_types::ByteRange::ALL);
+        let mount = w.client.mount.clone();
+        let known_file = mount.files.get(ino).expect("it is dirty");
+        crate::writeback::flush::start(&mount, &known_file, amphi_types::ByteRange::ALL);
         drop(known_file);
         w.settle();
-        core.files.all().iter().for_each(|f| core.files.reap(f));
-        assert_eq!(core.files.get(ino).is_some(), known);
-        assert_eq!(core.files.secret_loss(), Some(Errno::NoSpace));
+        mount.files.all().iter().for_each(|f| mount.files.reap(f));
+        assert_eq!(mount.files.get(ino).is_some(), known);
+        assert_eq!(mount.files.secret_loss(), Some(Errno::NoSpace));
         if removed {
             drop(keeper);
             w.unlink("f");
             w.settle();
-            assert_eq!(core.files.secret_loss(), None, "nobody misses it");
+            assert_eq!(mount.files.secret_loss(), None, "nobody misses it");
         } else {
             let op = w.client.open(&root, ino, OpenFlags::READ);
             let again = w.run(op).unwrap();
@@ -108,7 +108,7 @@ fn a_loss_of_a_closed_file_is_told_to_the_next() {
             let op = w.client.open(&root, ino, OpenFlags::READ_WRITE);
             let late = w.run(op).unwrap();
             let op = w.client.fsync(&root, &late, false);
-            assert_eq!((w.run(op), core.files.secret_loss()), (Ok(()), None));
+            assert_eq!((w.run(op), mount.files.secret_loss()), (Ok(()), None));
             drop((again, late, keeper));
         }
         w.check_clean();
@@ -136,7 +136,7 @@ fn mounts_agree_after_a_loss() {
                 drop(file);
             }
             fill_target_1(&b).await;
-            c.until("the loss", || a.core.stats.of(Count::WriteBackFailed).0 > 0).await;
+            c.until("the loss", || a.mount.stats.of(Count::WriteBackFailed).0 > 0).await;
             let theirs = b.open(&root(), ino, OpenFlags::READ).await.expect("open");
             let mine = a.open(&root(), ino, flags).await.expect("open");
             let told = a.fsync(&root(), &mine, false).await;
@@ -165,7 +165,7 @@ fn who_waits_for_dirty_bytes_is_told() {
     let file = w.create("f", OpenFlags::READ_WRITE);
     let op = w.client.write(&Ctx::root(), &file, 0, filled(100_000, b'x'), Hints::default());
     w.run(op).unwrap();
-    let (cache, range) = (&w.client.core.cache, amphi_types::ByteRange::new(0, 100_000));
+    let (cache, range) = (&w.client.mount.cache, amphi_types::ByteRange::new(0, 100_000));
     let (taken, _) = cache.take_dirty(&file.file, range, false).expect("dirty bytes");
     assert_eq!(taken, range);
     let mut told = None;
@@ -189,7 +189,7 @@ fn writing_again_survives_a_failed_write_back() {
     let op = w.client.write(&root, &file, 0, filled(5000, b'x'), Hints::default());
     w.run(op).unwrap();
     w.server.refuse_writes = vec![(0, Errno::Io)];
-    crate::writeback::flush::start(&w.client.core, &file.file, amphi_types::ByteRange::ALL);
+    crate::writeback::flush::start(&w.client.mount, &file.file, amphi_types::ByteRange::ALL);
     assert_eq!(w.client.try_write(&root, &file, 1000, &[b'y'; 100], Hints::default()), Some(100));
     w.settle();
     assert_eq!(w.client.flush(&root, &file).wait(None), Err(Errno::Io));
@@ -379,13 +379,13 @@ fn scattered_runs_are_written_back_in_bounded_numbers() {
         }
     }
     w.server.refuse_writes = vec![(0, Errno::Again), (1024, Errno::Again)];
-    let core = w.client.core.clone();
-    let left = crate::writeback::flush::start(&core, &file.file, amphi_types::ByteRange::ALL);
-    assert_eq!((left, core.flight_parts.load(SeqCst)), (true, FLIGHT_PARTS_MAX));
+    let mount = w.client.mount.clone();
+    let left = crate::writeback::flush::start(&mount, &file.file, amphi_types::ByteRange::ALL);
+    assert_eq!((left, mount.writeback.flight_parts.load(SeqCst)), (true, FLIGHT_PARTS_MAX));
     let op = w.client.fsync(&root, &file, false);
     assert_eq!(w.run(op), Ok(()));
-    assert_eq!((core.flight_parts.load(SeqCst), core.cache.dirty_bytes()), (0, 0));
-    core.cache.forget(&file.file, amphi_types::ByteRange::ALL, crate::cache::drop::Dirty::Keep);
+    assert_eq!((mount.writeback.flight_parts.load(SeqCst), mount.cache.dirty_bytes()), (0, 0));
+    mount.cache.forget(&file.file, amphi_types::ByteRange::ALL, crate::cache::drop::Dirty::Keep);
     let op = w.client.read(&root, &file, 0, RUNS * 1024, Hints::default());
     let bytes = w.run(op).unwrap().to_vec();
     let expected = |at: usize| if at % 1024 < 512 { 7 } else { 0 };
@@ -444,7 +444,7 @@ fn a_full_file_system_below_is_no_space() {
                 if byte == 1 {
                     a.unlink(&root(), dir, name).await.expect("unlink");
                     a.sync_all(&root()).await.expect("sync");
-                    c.until("its space is free", || a.core.files.all().iter().all(|f| f.open_count() == 0)).await;
+                    c.until("its space is free", || a.mount.files.all().iter().all(|f| f.open_count() == 0)).await;
                     c.env.sleep(std::time::Duration::from_secs(10)).await;
                 }
             }

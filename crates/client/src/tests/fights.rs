@@ -21,7 +21,7 @@ fn far() -> SimConfig {
 }
 
 fn count(client: &Client, way: Way, reason: Reason) -> u64 {
-    client.core.stats.io_of(way, reason).0
+    client.mount.stats.io_of(way, reason).0
 }
 
 /// Both write records side by side, one a millisecond, until one goes direct. Returns how many went through their

@@ -140,7 +140,7 @@ impl World {
     /// What the client says it holds.
     fn held(&self) -> Vec<(Ino, u64, ByteRange, bool)> {
         let row = |l: FileLockSpec| (l.ino, l.owner.id, l.range, l.mode == LockMode::Write);
-        let mut all: Vec<_> = self.client.core.file_locks.specs().into_iter().map(row).collect();
+        let mut all: Vec<_> = self.client.mount.coherence.file_locks.specs().into_iter().map(row).collect();
         all.sort_by_key(|r| (r.0, r.1, r.2.start));
         all
     }
@@ -241,11 +241,11 @@ fn signals_without_a_server() {
         let mut op = w.client.wait_lock(posix(1, W, 0, 10), interrupt.clone());
         w.steps(seed);
         let _ = poll(&mut op);
-        w.client.core.file_locks.state_changed(false, true);
+        w.client.mount.coherence.file_locks.state_changed(false, true);
         interrupt.fire();
         assert_eq!(poll(&mut op).map(|r| r.map(drop)), Some(Err(Errno::Intr)), "no step of the server");
         w.they_unlock();
-        w.client.core.file_locks.state_changed(true, false);
+        w.client.mount.coherence.file_locks.state_changed(true, false);
         w.settle();
         assert!(w.held().is_empty() && w.server.file_locks.held().is_empty());
         assert_eq!((w.server.file_locks.waits.len(), w.client.file_locks()), (0, (0, 0)));
@@ -269,13 +269,13 @@ fn what_comes_next_is_not_given_back() {
         if let Some(taken) = poll(&mut op) {
             drop(taken);
         } else {
-            w.client.core.file_locks.state_changed(false, true);
+            w.client.mount.coherence.file_locks.state_changed(false, true);
             interrupt.fire();
             assert_eq!(poll(&mut op).map(|r| r.map(drop)), Some(Err(Errno::Intr)), "no step of the server");
         }
         let next = w.client.try_lock(posix(1, W, 0, 10));
         w.they_unlock();
-        w.client.core.file_locks.state_changed(true, false);
+        w.client.mount.coherence.file_locks.state_changed(true, false);
         w.run(next).expect("free").keep();
         w.settle();
         assert_eq!(w.held().len(), 1, "seed {seed}");

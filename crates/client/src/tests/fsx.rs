@@ -199,12 +199,12 @@ impl Story {
             }
             21 => {
                 self.trace.push("evict".into());
-                self.w.client.core.cache.evict(0);
+                self.w.client.mount.cache.evict(0);
             }
             22 => {
                 self.trace.push("age".into());
                 self.w.clock.0.fetch_add(10_000_000_000, std::sync::atomic::Ordering::SeqCst);
-                crate::writeback::flush::tick(&self.w.client.core);
+                crate::writeback::flush::tick(&self.w.client.mount);
                 for _ in 0..self.w.rand(20) {
                     self.w.step();
                 }

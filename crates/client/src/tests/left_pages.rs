@@ -108,7 +108,7 @@ fn a_lock_goes_before_pages_that_cannot_be_had() {
             kernel.truncates.store(false, SeqCst);
             fb.file.signal.notify();
             assert!(c.env.now() < before + Duration::from_millis(500), "took {:?}", c.env.now().since(before));
-            assert_eq!(b.core.stats.of(Count::PagesLeft).1, 1);
+            assert_eq!(b.mount.stats.of(Count::PagesLeft).1, 1);
             c.until("all pages are taken back", || !fb.file.pages.is_taking()).await;
             let got = read(&a, &fa, 0, PAGE).await;
             if size > 0 {

@@ -49,7 +49,7 @@ fn a_read(client: &Client, file: &Arc<OpenFile>) -> Pending<crate::Segments> {
 }
 
 pub(super) fn locked(client: &Client, what: Count) -> u64 {
-    client.core.stats.of(what).1
+    client.mount.stats.of(what).1
 }
 
 async fn truncate(client: &Client, file: &OpenFile, size: u64) {
@@ -153,7 +153,7 @@ fn lock_ahead_and_exact_locks() {
         assert_eq!(read(&b, &fb, 0, 10).await, [9; 10]);
         truncate(&b, &fb, 0).await;
         sleep(c, 1).await;
-        a.core.files.get(fa.ino()).expect("open");
+        a.mount.files.get(fa.ino()).expect("open");
         let at = |n: u64| ByteRange::at(n << 20, 1 << 20);
         let ahead = |client: &Client, file: &OpenFile, n| client.lock_ahead(file, at(n), true);
         drop_locks(c, [&a, &b]).await;
@@ -200,12 +200,12 @@ fn lock_ahead_and_exact_locks() {
 /// Makes mounts give back all locks by their age.
 async fn drop_locks(c: &Cluster, clients: [&Client; 2]) {
     for client in clients {
-        client.core.tunables.set("locks.max_age_s", "1").unwrap();
+        client.mount.tunables.set("locks.max_age_s", "1").unwrap();
     }
     sleep(c, 5).await;
     for client in clients {
-        assert_eq!(client.core.locks.held(), 0);
-        client.core.tunables.set("locks.max_age_s", "600").unwrap();
+        assert_eq!(client.mount.coherence.locks.held(), 0);
+        client.mount.tunables.set("locks.max_age_s", "600").unwrap();
     }
     sleep(c, 2).await;
 }
@@ -218,8 +218,8 @@ fn locks_age_unless_they_are_used() {
     for together in [true, false] {
         in_cluster(230, async |c| {
             let [a, b] = c.two().await;
-            a.core.tunables.set("locks.max_age_s", "20").unwrap();
-            a.core.tunables.set("locks.batch_cancels", if together { "on" } else { "off" }).unwrap();
+            a.mount.tunables.set("locks.max_age_s", "20").unwrap();
+            a.mount.tunables.set("locks.batch_cancels", if together { "on" } else { "off" }).unwrap();
             let mut files = Vec::new();
             for name in ["x", "y", "z"] {
                 drop(create(&b, name).await);
@@ -228,15 +228,15 @@ fn locks_age_unless_they_are_used() {
                 assert_eq!(read(&a, &file, 0, 10).await, [5; 10]);
                 files.push(file);
             }
-            assert_eq!(a.core.locks.held(), 3);
+            assert_eq!(a.mount.coherence.locks.held(), 3);
             let asked = locked(&a, Count::LockEnqueue);
             for _ in 0..30 {
                 sleep(c, 1).await;
                 assert_eq!(read(&a, &files[0], 0, 10).await, [5; 10]);
             }
-            assert_eq!((a.core.locks.held(), locked(&a, Count::LockAged)), (1, 2));
+            assert_eq!((a.mount.coherence.locks.held(), locked(&a, Count::LockAged)), (1, 2));
             assert_eq!(locked(&a, Count::LockEnqueue), asked, "the one in use was not asked for again");
-            let (messages, locks) = a.core.stats.of(Count::LockCancel);
+            let (messages, locks) = a.mount.stats.of(Count::LockCancel);
             assert_eq!((locks, messages), (locks, locked(&a, Count::LockCancelMessages)));
             // What was given back when the mounts met is counted as well.
             assert!(if together { messages < locks } else { messages == locks }, "{messages} messages, {locks} locks");

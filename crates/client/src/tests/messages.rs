@@ -22,7 +22,7 @@ fn open(w: &mut World, ino: Ino) -> Arc<OpenFile> {
 }
 
 fn set(w: &World, name: &str, value: &str) {
-    w.client.core.tunables.set(name, value).expect("a tunable");
+    w.client.mount.tunables.set(name, value).expect("a tunable");
 }
 
 /// Requests of a way by reason, those without any left out.
@@ -51,7 +51,7 @@ fn as_many_reads_switch_as_were_made() {
     assert_eq!(counted(&w, Way::Read), [(Reason::DirectLarge, 8), (Reason::BufferedDefault, 8)]);
     assert_eq!(io(&w, Way::Read, Reason::DirectLarge), (8, 8 << 20));
     assert_eq!((sent(&w, "Read") - before, sent(&w, "LockEnqueue")), (8, 1), "one message each, no lock");
-    w.client.core.stats.reset(0);
+    w.client.mount.stats.reset(0);
     set(&w, "hybrid.mode", "buffered");
     assert_eq!(read(&mut w, &file, 16 << 20, MIB), MIB);
     assert_eq!(counted(&w, Way::Read), [(Reason::BufferedUser, 1)], "switched off");
@@ -80,7 +80,7 @@ fn cached_small_reads_share_messages() {
     assert!(ahead <= 1024 / 64 && hits >= 1000, "{ahead} messages, {hits} hits of 1024 reads");
     assert_eq!(pass(&mut w), (0, 1024), "all of it is cached");
     set(&w, "hybrid.mode", "direct");
-    w.client.core.cache.forget(&file.file, ByteRange::ALL, Dirty::Keep);
+    w.client.mount.cache.forget(&file.file, ByteRange::ALL, Dirty::Keep);
     assert_eq!(pass(&mut w), (1024, 0), "each read by itself");
     drop(file);
     w.check_clean();
@@ -141,13 +141,13 @@ fn a_direct_append_takes_one_lock() {
         let direct = OpenFlags { direct: true, ..OpenFlags::READ_WRITE };
         let past = company::open(&a, "f", direct).await;
         let end = company::open(&a, "f", OpenFlags { append: true, ..direct }).await;
-        let asked = || a.core.stats.of(Count::LockEnqueue).1;
+        let asked = || a.mount.stats.of(Count::LockEnqueue).1;
         company::write(&a, &past, 0, &[1; 5000]).await;
         company::write(&a, &past, 9000, &[2; 1000]).await;
         assert_eq!(company::read(&a, &past, 4999, 2).await, [1, 0]);
-        assert_eq!((asked(), a.core.locks.held()), (0, 0), "the target locks by itself");
+        assert_eq!((asked(), a.mount.coherence.locks.held()), (0, 0), "the target locks by itself");
         company::write(&a, &end, 0, &[3; 3000]).await;
-        assert_eq!((asked(), a.core.locks.held()), (1, 1));
+        assert_eq!((asked(), a.mount.coherence.locks.held()), (1, 1));
         for _ in 0..4 {
             company::write(&a, &end, 0, &[4; 500]).await;
         }

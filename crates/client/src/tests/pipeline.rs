@@ -77,9 +77,9 @@ fn a_large_write_returns_early() {
     let (third, done) = begin(&w, &file, 12 * MIB, b'c', Hints::default());
     assert!(!done, "beyond the bound");
     assert_eq!((file.size(), sent(&w, "Write")), (12 * MIB, requests), "known before anything was answered");
-    let core = w.client.core.clone();
+    let mount = w.client.mount.clone();
     assert!(file.file.overlay(before, true).mtime > before.mtime);
-    assert_eq!(core.company.begun(), 3, "no other mount is let in until they have landed");
+    assert_eq!(mount.coherence.company.begun(), 3, "no other mount is let in until they have landed");
     let mut read = w.client.read(&Ctx::root(), &file, 9 * MIB, 4096, Hints::default());
     assert!(poll(&mut read).is_pending(), "it waits for the bytes");
     assert_eq!(w.run(read).unwrap().to_vec(), [b'a'; 4096]);
@@ -91,8 +91,8 @@ fn a_large_write_returns_early() {
     for (at, byte) in [(8, b'a'), (10, b'b'), (12, b'c')] {
         assert!(bytes[at << 20..(at + 2) << 20].iter().all(|b| *b == byte));
     }
-    assert_eq!(core.stats.of(Count::Pipelined), (3, 6 * MIB), "the first one of all had not heard of the targets");
-    assert_eq!(core.company.begun(), 0);
+    assert_eq!(mount.stats.of(Count::Pipelined), (3, 6 * MIB), "the first one of all had not heard of the targets");
+    assert_eq!(mount.coherence.company.begun(), 0);
     drop(file);
     w.check_clean();
 }
@@ -109,16 +109,16 @@ fn a_stream_keeps_nobody_waiting() {
             let file = spread(&mut w, OpenFlags::READ_WRITE);
             let open = w.client.open(&root, file.ino(), OpenFlags::READ_WRITE);
             let other = w.run(open).unwrap();
-            let core = w.client.core.clone();
+            let mount = w.client.mount.clone();
             file.set_io_mode(IoMode::Buffered);
             let put = |w: &mut World, at: u64, byte: u8| {
                 let done = w.client.try_write(&root, &file, at, &[byte; 4096], Hints::default());
                 assert_eq!(done, Some(4096));
-                crate::writeback::flush::start(&w.client.core, &file.file, amphi_types::ByteRange::ALL);
+                crate::writeback::flush::start(&w.client.mount, &file.file, amphi_types::ByteRange::ALL);
             };
             let op = w.client.write(&root, &file, 0, filled(4096, b'1'), Hints::default());
             w.run(op).unwrap();
-            crate::writeback::flush::start(&core, &file.file, amphi_types::ByteRange::ALL);
+            crate::writeback::flush::start(&mount, &file.file, amphi_types::ByteRange::ALL);
             let again = w.client.try_write(&root, &file, 0, &[b'2'; 4096], Hints::default());
             assert_eq!(again, Some(4096), "it is under way, and dirty again");
             let mut op = match what {
@@ -129,18 +129,18 @@ fn a_stream_keeps_nobody_waiting() {
                     let mtime = Some(TimeSet::At(Timespec { sec: 5, nsec: 0 }));
                     let set = SetAttr { mtime, ..SetAttr::default() };
                     let pending = w.client.setattr(&root, file.ino(), set, None);
-                    crate::Pending::start(&core, async move { pending.await.map(drop) })
+                    crate::Pending::start(&mount, async move { pending.await.map(drop) })
                 }
             };
             let (mut at, mut steps) = (16 * MIB, 0);
             while poll(&mut op).is_pending() {
                 // Always some of it is under way.
-                while past_cache && core.piped_bytes.load(SeqCst) < 4 * MIB {
+                while past_cache && mount.writeback.piped_bytes.load(SeqCst) < 4 * MIB {
                     file.set_io_mode(IoMode::Direct);
                     assert!(begin(&w, &file, at, b's', Hints::default()).1);
                     at += 2 * MIB;
                 }
-                while !past_cache && core.flight_parts.load(SeqCst) < 3 {
+                while !past_cache && mount.writeback.flight_parts.load(SeqCst) < 3 {
                     put(&mut w, at, b's');
                     at += 8192;
                 }
@@ -310,7 +310,7 @@ fn company_sees_what_was_on_its_way() {
             for i in 0..12 {
                 assert!(bytes[i * 200_000..(i + 1) * 200_000].iter().all(|b| *b == b'a' + i as u8), "seed {seed}");
             }
-            let early = a.core.stats.of(Count::Pipelined).0;
+            let early = a.mount.stats.of(Count::Pipelined).0;
             assert!(early > 0 && early <= 12, "{early} returned early");
         });
     }
@@ -345,7 +345,7 @@ fn company_waits_for_what_is_on_its_way() {
             }
             for (client, file) in sides {
                 assert!(read(client, file, 0, model.len() + 9).await == model, "seed {seed}");
-                assert!(client.core.stats.of(Count::Pipelined).0 > 0, "seed {seed}");
+                assert!(client.mount.stats.of(Count::Pipelined).0 > 0, "seed {seed}");
             }
         });
     }
@@ -383,14 +383,14 @@ fn records_of_a_contended_file() {
                     assert!(got.to_vec() == model[from..], "seed {seed}, record {i}");
                 }
             }
-            let counted = |count| b.core.stats.of(count).0;
-            let went = b.core.stats.io_of(Way::Write, Reason::DirectContention).0;
+            let counted = |count| b.mount.stats.of(count).0;
+            let went = b.mount.stats.io_of(Way::Write, Reason::DirectContention).0;
             assert!(went > 20, "seed {seed}: {went} records went direct");
             assert_eq!(counted(Count::Pipelined) > 0, early == "on", "seed {seed}");
             assert_eq!(counted(Count::LockAheadGranted) > 0, early == "on" && ahead != "0", "seed {seed}");
             // A second later what is given back has left; ahead are at most 8 records, a few of them on two objects.
             c.env.sleep(Duration::from_secs(3)).await;
-            let held = b.core.locks.held();
+            let held = b.mount.coherence.locks.held();
             assert!(held <= 16, "seed {seed}: {held} locks are still held");
             for (client, file) in sides {
                 assert_eq!(client.fsync(&root(), file, false).await, Ok(()));

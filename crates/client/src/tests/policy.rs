@@ -31,7 +31,7 @@ pub(super) fn read(w: &mut World, file: &Arc<OpenFile>, at: u64, len: usize) -> 
 }
 
 pub(super) fn io(w: &World, way: Way, reason: Reason) -> (u64, u64) {
-    w.client.core.stats.io_of(way, reason)
+    w.client.mount.stats.io_of(way, reason)
 }
 
 pub(super) fn sent(w: &World, name: &str) -> usize {
@@ -51,7 +51,7 @@ fn whole_units_keep_their_memory() {
         unit.fill(byte);
         unit
     };
-    let adopted = |w: &World| w.client.core.stats.of(Count::Adopted).0;
+    let adopted = |w: &World| w.client.mount.stats.of(Count::Adopted).0;
     let lend = |w: &World, at: u64| w.client.try_lend(&ctx, &file, at, UNIT_BYTES, hints).expect("cached");
     let at = 3 * UNIT_BYTES as u64;
     // The slow way, since there is no lock yet.
@@ -91,7 +91,7 @@ fn whole_units_keep_their_memory() {
     let part = larger.split_to(UNIT_BYTES);
     refused(&mut w, at, larger);
     drop(part);
-    w.client.core.tunables.set("cache.adopt", "off").unwrap();
+    w.client.mount.tunables.set("cache.adopt", "off").unwrap();
     refused(&mut w, at, unit_of(3));
     let op = w.client.fsync(&ctx, &file, false);
     w.run(op).unwrap();
@@ -99,7 +99,7 @@ fn whole_units_keep_their_memory() {
     let op = w.client.read(&ctx, &file, at, 2 * UNIT_BYTES, Hints { direct: true, ..hints });
     let past = w.run(op).unwrap().to_vec();
     assert!(past.len() == size - at as usize && past.iter().all(|&b| b == 3), "on the server");
-    w.client.core.cache.check();
+    w.client.mount.cache.check();
 }
 
 /// Goal: a unit that was not written for long keeps its memory and is written in place, and is exchanged again once it
@@ -127,7 +127,7 @@ fn cold_units_are_written_in_place() {
     for (i, byte) in [4, 1, 1, 0].into_iter().enumerate() {
         assert!(bytes[i * UNIT_BYTES..(i + 1) * UNIT_BYTES].iter().all(|&b| b == byte), "unit {i}");
     }
-    w.client.core.cache.check();
+    w.client.mount.cache.check();
 }
 
 /// Goal: chunks that were written in one call, or in the course of a long stream, leave as they lie, and so do units
@@ -158,10 +158,10 @@ fn whole_chunks_leave_without_a_copy() {
         given.chunks_mut(QUARTER).zip((7 << 20..).step_by(QUARTER)).for_each(|(part, at)| part.fill(byte(at)));
         let op = w.client.write(&ctx, &file, 7 << 20, given, hints);
         assert_eq!(w.run(op), Ok(1 << 20));
-        assert_eq!(w.client.core.stats.of(Count::Adopted).1, 1 << 20);
+        assert_eq!(w.client.mount.stats.of(Count::Adopted).1, 1 << 20);
         let op = w.client.fsync(&ctx, &file, false);
         w.run(op).unwrap();
-        let of = |count: Count| w.client.core.stats.of(count).1;
+        let of = |count: Count| w.client.mount.stats.of(count).1;
         // Of the stream what comes behind 4 MiB of the file.
         let lent = if lend == "on" { (1 + 3 + 1) << 20 } else { 0 };
         assert_eq!((of(Count::WriteBack), of(Count::WriteBackLent)), ((7 << 20) + QUARTER as u64, lent));
@@ -169,7 +169,7 @@ fn whole_chunks_leave_without_a_copy() {
         let past = w.run(op).unwrap().to_vec();
         let is_right = |at: usize| past[at] == if (QUARTER..1 << 20).contains(&at) { 0 } else { byte(at) };
         assert!(past.len() == 8 << 20 && (0..8 << 20).all(is_right), "on the server");
-        w.client.core.cache.check();
+        w.client.mount.cache.check();
     }
 }
 
@@ -293,7 +293,7 @@ fn the_cache_holds_nothing_of_removed_files() {
         w.run(op).unwrap();
         file
     };
-    let cached = |w: &World| w.client.core.cache.used_bytes();
+    let cached = |w: &World| w.client.mount.cache.used_bytes();
     drop((made(&mut w, "f"), made(&mut w, "g")));
     w.settle();
     assert!(cached(&w) >= 600_000, "closed files stay in the cache");
@@ -351,7 +351,7 @@ fn read_ahead_is_ahead() {
     }
     let (hits, _) = io(&w, Way::Read, Reason::CacheHit);
     assert!(hits >= 126, "{hits} of 128 reads were hits");
-    assert_eq!(w.client.core.stats.of(Count::Fill).1, 16 << 20, "each byte once");
+    assert_eq!(w.client.mount.stats.of(Count::Fill).1, 16 << 20, "each byte once");
     assert!(sent(&w, "Read") <= 30, "{} requests", sent(&w, "Read"));
     drop(file);
     w.check_clean();
@@ -365,15 +365,15 @@ fn memory_is_bounded() {
     let file = w.create("f", OpenFlags::READ_WRITE);
     for at in (0..24u64 << 20).step_by(256 << 10) {
         write(&mut w, &file, 1, at, 256 << 10, false);
-        assert!(w.client.core.cache.used_bytes() <= (8 << 20) + (1 << 20), "{}", w.client.core.cache.used_bytes());
-        assert!(w.client.core.cache.dirty_bytes() <= 4 << 20);
+        assert!(w.client.mount.cache.used_bytes() <= (8 << 20) + (1 << 20), "{}", w.client.mount.cache.used_bytes());
+        assert!(w.client.mount.cache.dirty_bytes() <= 4 << 20);
     }
     let op = w.client.fsync(&Ctx::root(), &file, true);
     w.run(op).unwrap();
     assert_eq!(w.server.contents(file.ino()).len(), 24 << 20);
     for at in (0..24u64 << 20).step_by(1 << 20) {
         assert_eq!(read(&mut w, &file, at, 1 << 20), 1 << 20);
-        assert!(w.client.core.cache.used_bytes() <= 9 << 20);
+        assert!(w.client.mount.cache.used_bytes() <= 9 << 20);
     }
     drop(file);
     w.check_clean();
@@ -389,15 +389,15 @@ fn write_back_by_size_and_age() {
         write(&mut w, &file, 1, at, 64 << 10, false);
     }
     w.settle();
-    assert_eq!((sent(&w, "Write"), w.client.core.cache.dirty_bytes()), (1, 0), "one request of 1 MiB");
+    assert_eq!((sent(&w, "Write"), w.client.mount.cache.dirty_bytes()), (1, 0), "one request of 1 MiB");
     write(&mut w, &file, 1, 3 << 20, 100, false);
-    crate::writeback::flush::tick(&w.client.core);
+    crate::writeback::flush::tick(&w.client.mount);
     w.settle();
     assert_eq!(sent(&w, "Write"), 1, "too young");
     w.clock.0.fetch_add(5_100_000_000, std::sync::atomic::Ordering::SeqCst);
-    crate::writeback::flush::tick(&w.client.core);
+    crate::writeback::flush::tick(&w.client.mount);
     w.settle();
-    assert_eq!((sent(&w, "Write"), w.client.core.cache.dirty_bytes()), (2, 0));
+    assert_eq!((sent(&w, "Write"), w.client.mount.cache.dirty_bytes()), (2, 0));
     drop(file);
     w.check_clean();
 }
@@ -462,7 +462,7 @@ fn a_sync_goes_before_what_streams_left_behind() {
             &[("cache.max_bytes", "1G"), ("writeback.flight_bytes", "2M"), ("hybrid.mode", "buffered")],
         );
         let (stream, small) = (w.create("stream", OpenFlags::READ_WRITE), w.create("small", OpenFlags::READ_WRITE));
-        let written_back = |w: &World| w.client.core.stats.of(Count::WriteBack).1;
+        let written_back = |w: &World| w.client.mount.stats.of(Count::WriteBack).1;
         for at in (0..64 << 20).step_by(1 << 20) {
             write(&mut w, &stream, 1, at, 1 << 20, false);
         }
@@ -474,7 +474,7 @@ fn a_sync_goes_before_what_streams_left_behind() {
         assert!(written_back(&w) - before <= 8 << 20, "{} bytes came first", written_back(&w) - before);
         w.settle();
         assert_eq!(written_back(&w), (64 << 20) + 4096, "all follows by itself");
-        assert!(!w.client.core.backlog.is_waited_for());
+        assert!(!w.client.mount.writeback.backlog.is_waited_for());
         drop((stream, small));
         w.check_clean();
     }

@@ -71,12 +71,12 @@ fn cat(w: &mut World, name: &str) -> Vec<u8> {
 
 fn tick(w: &mut World, seconds: u64) {
     w.clock.0.fetch_add(seconds * 1_000_000_000, SeqCst);
-    small_files::tick(&w.client.core);
+    small_files::tick(&w.client.mount);
     w.settle();
 }
 
 fn count(w: &World, what: Count) -> u64 {
-    w.client.core.stats.of(what).1
+    w.client.mount.stats.of(what).1
 }
 
 fn messages(w: &World) -> usize {
@@ -206,7 +206,7 @@ fn own_changes_are_seen() {
     // The next batch is entered with this open, and has not been sent.
     let asked = count(&w, Count::SmallAheadAsked);
     let mut i = 8;
-    while w.client.core.stats.of(Count::SmallAheadAsked).1 == asked && i < 50 {
+    while w.client.mount.stats.of(Count::SmallAheadAsked).1 == asked && i < 50 {
         drop(w.client.open(&ctx, order[i].1, OpenFlags::READ));
         w.waiting_calls();
         if w.server.log.last().is_some_and(|l| l == "ReadBatch") {

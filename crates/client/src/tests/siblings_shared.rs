@@ -54,11 +54,11 @@ fn number(name: &str) -> usize {
 }
 
 fn used(client: &Client) -> u64 {
-    client.core.stats.of(Count::SmallAheadUsed).1
+    client.mount.stats.of(Count::SmallAheadUsed).1
 }
 
 fn off(client: &Client) {
-    client.core.tunables.set("readahead.small_files", "off").expect("a switch");
+    client.mount.tunables.set("readahead.small_files", "off").expect("a switch");
 }
 
 /// Goal: a mount that has never seen the files of another one reads them in order for a fraction of a message each,

@@ -16,14 +16,14 @@ use std::sync::atomic::Ordering::SeqCst;
 const MIB: u64 = 1 << 20;
 
 fn set(w: &World, name: &str, value: &str) {
-    w.client.core.tunables.set(name, value).expect("a tunable");
+    w.client.mount.tunables.set(name, value).expect("a tunable");
 }
 
 /// Requests went so, of so many a second.
 fn tell(w: &World, way: Way, course: Course, mib_s: u64) {
     for _ in 0..200 {
         let now_ns = w.clock.0.fetch_add(1_000_000, SeqCst) + 1_000_000;
-        w.client.core.learned.note(way, course, (mib_s << 20) / 1000, now_ns, true);
+        w.client.mount.policy.learned.note(way, course, (mib_s << 20) / 1000, now_ns, true);
     }
 }
 
@@ -46,7 +46,7 @@ fn large_requests_that_the_cache_carries_sooner() {
                 Way::Read => assert_eq!(read(w, &file, 16 * MIB, len as usize) as u64, len),
             }
             w.settle();
-            w.client.core.cache.forget(&file.file, amphi_types::ByteRange::ALL, crate::cache::drop::Dirty::Keep);
+            w.client.mount.cache.forget(&file.file, amphi_types::ByteRange::ALL, crate::cache::drop::Dirty::Keep);
             assert_eq!(io(w, way, reason).0 - before, 1, "{way:?}: {why}");
         };
         let verdict = |lacking: bool| {
@@ -65,9 +65,9 @@ fn large_requests_that_the_cache_carries_sooner() {
         set(&w, "hybrid.learn", "off");
         goes(&mut w, Reason::DirectLarge, "learning is off");
         set(&w, "hybrid.learn", "on");
-        w.client.core.group_short.store(true, SeqCst);
+        w.client.mount.policy.group_short.store(true, SeqCst);
         goes(&mut w, Reason::DirectLarge, "memory is short");
-        w.client.core.group_short.store(false, SeqCst);
+        w.client.mount.policy.group_short.store(false, SeqCst);
         goes(&mut w, Reason::BufferedFaster, "and is no more");
         tell(&w, way, Course::Direct(len), 4000);
         tell(&w, way, Course::Direct(len), 4000);
@@ -89,7 +89,7 @@ fn large_writes_are_measured() {
         w.clock.0.fetch_add(1_000_000, SeqCst);
     }
     w.settle();
-    let known = w.client.core.gauges().into_iter().any(|(name, _)| name == "learned_direct_write_2048k_mib_s");
+    let known = w.client.mount.gauges().into_iter().any(|(name, _)| name == "learned_direct_write_2048k_mib_s");
     assert!(known && io(&w, Way::Write, Reason::DirectLarge).0 > 0);
     drop(file);
     w.check_clean();
@@ -138,7 +138,7 @@ fn who_locks_for_direct_requests() {
     in_cluster(7, async |cluster| {
         let [a, b] = cluster.two().await;
         for (switch, asks) in [("on", false), ("off", true)] {
-            a.core.tunables.set("locks.by_target", switch).expect("a tunable");
+            a.mount.tunables.set("locks.by_target", switch).expect("a tunable");
             let file = create(&a, switch).await;
             let there = super::company::open(&b, switch, OpenFlags::READ_WRITE).await;
             write_in(&b, &there, 0, &[1; 8192]).await;
@@ -165,19 +165,19 @@ fn a_full_cache_may_be_worth_waiting_for() {
     {
         let mut w = World::new(1, &[("cache.max_bytes", "4M")]);
         let file = w.create("f", OpenFlags::READ_WRITE);
-        let core = w.client.core.clone();
+        let mount = w.client.mount.clone();
         let mut at = 0;
-        while core.cache.dirty_bytes() < (2 << 20) / 100 * 95 && at < 8 << 20 {
+        while mount.cache.dirty_bytes() < (2 << 20) / 100 * 95 && at < 8 << 20 {
             write(&mut w, &file, 1, at, 16 << 10, false);
             at += 32 << 10;
         }
         tell(&w, Way::Write, Course::Cached, cached);
         tell(&w, Way::Write, Course::Direct(64 << 10), 1000);
         file.file.locality.leave(4096, false);
-        core.group_short.store(group, SeqCst);
+        mount.policy.group_short.store(group, SeqCst);
         write(&mut w, &file, 1, 16 * MIB, 64 << 10, false);
-        assert_eq!(io(&w, Way::Write, reason).0, 1, "{cached} {group}: {} dirty", core.cache.dirty_bytes());
-        core.group_short.store(false, SeqCst);
+        assert_eq!(io(&w, Way::Write, reason).0, 1, "{cached} {group}: {} dirty", mount.cache.dirty_bytes());
+        mount.policy.group_short.store(false, SeqCst);
         w.settle();
         drop(file);
         w.check_clean();

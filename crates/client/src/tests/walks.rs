@@ -61,7 +61,7 @@ fn attributes_that_are_not_there_cost_nothing() {
         drop(create(&a, "f").await);
         let ino = lookup(&a, "f").await.expect("lookup").ino;
         let get = async |name: &str| a.getxattr(&root(), ino, name.as_bytes()).await;
-        let calls = || a.core.stats.of(Count::Calls).0;
+        let calls = || a.mount.stats.of(Count::Calls).0;
         let before = calls();
         assert_eq!(get("security.selinux").await, Err(Errno::NoData));
         assert_eq!(a.listxattr(&root(), ino).await, Ok(Vec::new()));

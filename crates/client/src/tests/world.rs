@@ -56,8 +56,8 @@ impl World {
         config.read_text = read_text;
         config.tunables = tunables.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect();
         let (client, io) = Client::new(config);
-        client.core.pool.store(4, SeqCst);
-        client.core.map.lock().servers.push(amphi_wire::ServerInfo {
+        client.mount.cluster.pool.store(4, SeqCst);
+        client.mount.cluster.map.lock().servers.push(amphi_wire::ServerInfo {
             id: 1,
             name: "one".into(),
             addrs: Vec::new(),
@@ -82,11 +82,11 @@ impl World {
             let (id, object) = locks[self.rand(locks.len() as u64) as usize];
             // Also locks whose grant has not reached the client yet, and twice the same.
             self.server.called_back.push(id);
-            crate::coherence::locks::callback(&self.client.core, object, id);
+            crate::coherence::locks::callback(&self.client.mount, object, id);
         }
         for number in self.server.file_locks.take_news() {
             // Now and then twice, as after a connection was lost.
-            (0..=self.rand(2)).for_each(|_| self.client.core.file_locks.news(number));
+            (0..=self.rand(2)).for_each(|_| self.client.mount.coherence.file_locks.news(number));
         }
         let busy = !self.calls.is_empty() || !self.tasks.is_empty();
         if !self.calls.is_empty() && (self.tasks.is_empty() || self.rand(2) == 0) {
@@ -106,7 +106,7 @@ impl World {
 
     /// Requests that were sent and not answered.
     pub(crate) fn waiting_calls(&mut self) -> usize {
-        while let Some(item) = self.client.core.queue.pop() {
+        while let Some(item) = self.client.mount.queue.pop() {
             match item {
                 Item::Call(out) => self.calls.push(out),
                 Item::Task(task) => self.tasks.push(task),
@@ -192,17 +192,17 @@ impl World {
     /// Checks that nothing is left behind once all files are closed.
     pub(crate) fn check_clean(&mut self) {
         self.settle();
-        crate::prefetch::small_files::lose(&self.client.core, None);
-        crate::writeback::deferred_close::hurry_all(&self.client.core);
+        crate::prefetch::small_files::lose(&self.client.mount, None);
+        crate::writeback::deferred_close::hurry_all(&self.client.mount);
         self.settle();
         let op = self.client.sync_all(&Ctx::root());
         let _ = self.run(op);
         self.settle();
-        let core = self.client.core.clone();
-        assert_eq!(core.cache.dirty_bytes(), 0, "no dirty bytes");
-        assert_eq!(core.flight_bytes.load(SeqCst), 0, "nothing under way");
-        core.cache.check();
-        for file in core.files.all() {
+        let mount = self.client.mount.clone();
+        assert_eq!(mount.cache.dirty_bytes(), 0, "no dirty bytes");
+        assert_eq!(mount.writeback.flight_bytes.load(SeqCst), 0, "nothing under way");
+        mount.cache.check();
+        for file in mount.files.all() {
             assert!(file.range.idle(), "no range lock is held");
             assert_eq!(file.access_count(), 0, "no open is left");
             assert_eq!(file.dirty_bytes.load(SeqCst), 0);
@@ -210,12 +210,12 @@ impl World {
         }
         assert!(self.server.opens.values().all(|n| *n == 0), "every open was closed: {:?}", self.server.opens);
         for _ in 0..SHARDS_OF_A_STORY {
-            core.cache.evict(0).iter().for_each(|f| core.files.reap(f));
+            mount.cache.evict(0).iter().for_each(|f| mount.files.reap(f));
         }
         // What waits for the rest of streams goes back when nobody writes.
-        core.cache.rest();
-        assert_eq!(core.cache.used_bytes(), 0, "everything can be evicted");
-        assert!(core.files.all().is_empty(), "files without use are forgotten");
+        mount.cache.rest();
+        assert_eq!(mount.cache.used_bytes(), 0, "everything can be evicted");
+        assert!(mount.files.all().is_empty(), "files without use are forgotten");
     }
 }
 

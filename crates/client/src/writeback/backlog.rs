@@ -8,8 +8,8 @@
 //! nothing else that is new takes the room. As long as there are entries requests are under way, or somebody is about
 //! to begin them: each that lands goes on here. Both lists are bounded by the dirty share of the cache.
 
-use crate::core::Core;
 use crate::inode::File;
+use crate::mount::Mount;
 use crate::telemetry::tunables::Knob;
 use crate::writeback::flush;
 use amphi_types::ByteRange;
@@ -59,19 +59,19 @@ impl Backlog {
 }
 
 /// A full chunk was left behind.
-pub(crate) fn leave(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
-    core.backlog.0.lock().full_chunks.push_back(Left { file: file.clone(), range, waits: None });
+pub(crate) fn leave(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) {
+    mount.writeback.backlog.0.lock().full_chunks.push_back(Left { file: file.clone(), range, waits: None });
     // All that was under way may have landed meanwhile.
-    go_on(core);
+    go_on(mount);
 }
 
 /// Waits until all bytes of `range` that are dirty now have set out, before what nobody waits for. Returns whether some
 /// were held up (`flush::Left::held_up`).
-pub(crate) async fn wait_for(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> bool {
-    let step = core.tunables.get(Knob::WriteMax);
+pub(crate) async fn wait_for(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) -> bool {
+    let step = mount.tunables.get(Knob::WriteMax);
     let ticket = Arc::<Ticket>::default();
     let (mut due, mut bytes) = (Vec::<Left>::new(), 0);
-    for run in core.cache.dirty_runs(file, range) {
+    for run in mount.cache.dirty_runs(file, range) {
         let mut at = run.start;
         while at < run.end {
             let end = (at / step + 1).saturating_mul(step).min(run.end);
@@ -89,24 +89,24 @@ pub(crate) async fn wait_for(core: &Arc<Core>, file: &Arc<File>, range: ByteRang
             at = end;
         }
     }
-    core.backlog.0.lock().waited_for.extend(due);
-    go_on(core);
-    core.landed.until(|| Arc::strong_count(&ticket) == 1).await;
+    mount.writeback.backlog.0.lock().waited_for.extend(due);
+    go_on(mount);
+    mount.writeback.landed.until(|| Arc::strong_count(&ticket) == 1).await;
     ticket.0.load(SeqCst)
 }
 
 /// A request has landed, or something was left: sets out what there is room for.
-pub(crate) fn go_on(core: &Arc<Core>) {
+pub(crate) fn go_on(mount: &Arc<Mount>) {
     let mut told = false;
-    while let Some(left) = core.backlog.next() {
-        let behind = flush::send_off(core, &left.file, left.range);
+    while let Some(left) = mount.writeback.backlog.next() {
+        let behind = flush::send_off(mount, &left.file, left.range);
         if let Some(ticket) = left.waits.as_ref().filter(|_| behind.held_up) {
             ticket.0.store(true, SeqCst);
         }
         if behind.by_bound {
-            core.backlog.put_back(left);
+            mount.writeback.backlog.put_back(left);
             // What was under way may have landed before it was put back: then nobody else goes on.
-            if core.flight_is_full() {
+            if mount.flight_is_full() {
                 break;
             }
             continue;
@@ -114,6 +114,6 @@ pub(crate) fn go_on(core: &Arc<Core>) {
         told |= left.waits.is_some();
     }
     if told {
-        core.landed.notify();
+        mount.writeback.landed.notify();
     }
 }

@@ -15,9 +15,8 @@
 //! part of a batch wait for anything but disks. Bounds: a batch has at most 1 MiB and 512 parts, a list as much; bytes
 //! under way are bounded as all write-back is.
 
-use crate::core::{Core, unexpected};
 use crate::inode::File;
-use crate::ops;
+use crate::mount::{Mount, unexpected};
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Knob;
 use crate::writeback::deferred_close;
@@ -68,76 +67,76 @@ impl SmallFiles {
     }
 }
 
-fn is_small(core: &Core, file: &File) -> bool {
+fn is_small(mount: &Mount, file: &File) -> bool {
     let dirty = file.dirty_bytes.load(SeqCst);
-    dirty > 0 && dirty <= core.tunables.get(Knob::SmallBytes) && core.tunables.on(Knob::Batch)
+    dirty > 0 && dirty <= mount.tunables.get(Knob::SmallBytes) && mount.tunables.on(Knob::Batch)
 }
 
 /// An open of the file has been released: if it was the last writer's, the file waits for company.
-pub(crate) fn released(core: &Arc<Core>, file: &Arc<File>) {
-    if !is_small(core, file) || file.has_writers() {
+pub(crate) fn released(mount: &Arc<Mount>, file: &Arc<File>) {
+    if !is_small(mount, file) || file.has_writers() {
         return;
     }
-    if let Some(full) = core.small_files.add(file, file.dirty_bytes.load(SeqCst)) {
-        send(core, full.into_values().map(|(file, _)| (file, vec![ByteRange::ALL])));
+    if let Some(full) = mount.writeback.small_files.add(file, file.dirty_bytes.load(SeqCst)) {
+        send(mount, full.into_values().map(|(file, _)| (file, vec![ByteRange::ALL])));
     }
 }
 
 /// Sends off what is dirty of these files, the small ones together and with the others on the lists of their targets,
 /// as far as the bound of bytes under way allows. Does not wait. Returns whether the bound may have left anything
 /// behind.
-pub(crate) fn start(core: &Arc<Core>, due: impl IntoIterator<Item = (Arc<File>, ByteRange)>) -> bool {
+pub(crate) fn start(mount: &Arc<Mount>, due: impl IntoIterator<Item = (Arc<File>, ByteRange)>) -> bool {
     let (mut left, mut scattered) = (false, Scattered::default());
     let mut small: BTreeMap<Ino, (Arc<File>, Vec<ByteRange>)> = BTreeMap::new();
     for (file, range) in due {
-        if is_small(core, &file) {
+        if is_small(mount, &file) {
             small.entry(file.ino).or_insert_with(|| (file, Vec::new())).1.push(range);
         } else {
-            left |= flush::start_with(core, &file, range, &mut scattered);
+            left |= flush::start_with(mount, &file, range, &mut scattered);
         }
     }
-    scattered.send(core);
+    scattered.send(mount);
     let mut targets: Vec<TargetId> = small.keys().map(|ino| ino.target()).collect();
     targets.dedup();
     for target in targets {
-        for (ino, (file, _)) in core.small_files.take(target) {
+        for (ino, (file, _)) in mount.writeback.small_files.take(target) {
             small.entry(ino).or_insert_with(|| (file, Vec::new())).1 = vec![ByteRange::ALL];
         }
     }
-    left | send(core, small.into_values())
+    left | send(mount, small.into_values())
 }
 
 /// Sends these files' dirty bytes in as many batches as it takes; ascending inodes. Returns as `start`.
-fn send(core: &Arc<Core>, files: impl Iterator<Item = (Arc<File>, Vec<ByteRange>)>) -> bool {
+fn send(mount: &Arc<Mount>, files: impl Iterator<Item = (Arc<File>, Vec<ByteRange>)>) -> bool {
     let (mut batch, mut left) = (Batch::default(), false);
     for (file, ranges) in files {
         for range in ranges {
-            left |= take_off(core, &file, range, &mut batch);
+            left |= take_off(mount, &file, range, &mut batch);
         }
     }
-    batch.send(core);
+    batch.send(mount);
     left
 }
 
 /// Adds the dirty bytes of `range` to the batch, or sends them alone if they do not fit any.
-fn take_off(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, batch: &mut Batch) -> bool {
-    if core.flight_is_full() {
+fn take_off(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, batch: &mut Batch) -> bool {
+    if mount.flight_is_full() {
         return true;
     }
     let mut left = false;
-    for run in core.cache.dirty_runs(file, range) {
+    for run in mount.cache.dirty_runs(file, range) {
         for (object, piece) in file.layout().pieces(file.ino, run) {
             if object.stripe > 0 || piece.len() > BATCH_BYTES_MAX as u64 || batch.shares_block(file, piece) {
-                left |= flush::start(core, file, piece);
+                left |= flush::start(mount, file, piece);
                 continue;
             }
-            if core.flight_is_full() {
+            if mount.flight_is_full() {
                 return true;
             }
             if !batch.has_room(file, piece) {
-                batch.send(core);
+                batch.send(mount);
             }
-            if let Some((flight, buf)) = flush::take_off(core, file, object, piece) {
+            if let Some((flight, buf)) = flush::take_off(mount, file, object, piece) {
                 batch.bytes += buf.len();
                 batch.parts.push((flight, buf));
             }
@@ -170,13 +169,13 @@ impl Batch {
     }
 
     /// Sends what there is and starts anew.
-    fn send(&mut self, core: &Arc<Core>) {
+    fn send(&mut self, mount: &Arc<Mount>) {
         let Batch { mut parts, bytes } = std::mem::take(self);
         if parts.len() > 1 {
-            let core2 = core.clone();
-            core.spawn(async move { fly(core2, parts, bytes).await });
+            let mount2 = mount.clone();
+            mount.spawn(async move { fly(mount2, parts, bytes).await });
         } else if let Some((flight, buf)) = parts.pop() {
-            flush::set_out(core, flight, buf);
+            flush::set_out(mount, flight, buf);
         }
     }
 }
@@ -188,9 +187,9 @@ pub(crate) struct Scattered(BTreeMap<ObjectId, Batch>);
 impl Scattered {
     /// Adds a run that was taken out. Returned is what has to go alone: large ones, which gain nothing, and those that
     /// begin in the block in which the one before ends, or before it.
-    pub(crate) fn add(&mut self, core: &Arc<Core>, flight: Flight, buf: Buf) -> Option<(Flight, Buf)> {
+    pub(crate) fn add(&mut self, mount: &Arc<Mount>, flight: Flight, buf: Buf) -> Option<(Flight, Buf)> {
         let (file, piece) = (&flight.file, flight.range);
-        if buf.len() > SCATTERED_MAX_BYTES || !core.tunables.on(Knob::Batch) {
+        if buf.len() > SCATTERED_MAX_BYTES || !mount.tunables.on(Knob::Batch) {
             return Some((flight, buf));
         }
         let batch = self.0.entry(flight.object).or_default();
@@ -198,7 +197,7 @@ impl Scattered {
             return Some((flight, buf));
         }
         if !batch.has_room(file, piece) {
-            batch.send(core);
+            batch.send(mount);
         }
         batch.bytes += buf.len();
         batch.parts.push((flight, buf));
@@ -206,16 +205,16 @@ impl Scattered {
     }
 
     /// Sends all that wait.
-    pub(crate) fn send(self, core: &Arc<Core>) {
-        self.0.into_values().for_each(|mut batch| batch.send(core));
+    pub(crate) fn send(self, mount: &Arc<Mount>) {
+        self.0.into_values().for_each(|mut batch| batch.send(mount));
     }
 }
 
-async fn fly(core: Arc<Core>, parts: Vec<(Flight, Buf)>, bytes: usize) {
-    core.stats.count(Count::BatchRequests);
-    core.stats.bytes(Count::BatchFiles, parts.len() as u64);
-    core.stats.bytes(Count::BatchBytes, bytes as u64);
-    core.stats.bytes(Count::WriteBackCopied, bytes as u64);
+async fn fly(mount: Arc<Mount>, parts: Vec<(Flight, Buf)>, bytes: usize) {
+    mount.stats.count(Count::BatchRequests);
+    mount.stats.bytes(Count::BatchFiles, parts.len() as u64);
+    mount.stats.bytes(Count::BatchBytes, bytes as u64);
+    mount.stats.bytes(Count::WriteBackCopied, bytes as u64);
     let mut payload = Buf::scratch(bytes);
     let (mut flights, mut at) = (Vec::with_capacity(parts.len()), 0);
     for (flight, buf) in parts {
@@ -223,7 +222,7 @@ async fn fly(core: Arc<Core>, parts: Vec<(Flight, Buf)>, bytes: usize) {
         at += buf.len();
         flights.push(flight);
     }
-    let results = write(&core, &flights, payload).await;
+    let results = write(&mount, &flights, payload).await;
     let mut due = Vec::new();
     for (at, flight) in flights.into_iter().enumerate() {
         let result = match &results {
@@ -233,32 +232,32 @@ async fn fly(core: Arc<Core>, parts: Vec<(Flight, Buf)>, bytes: usize) {
         match result {
             // What follows takes its time: the others do not wait for it.
             Err(Errno::Stale) => {
-                let core2 = core.clone();
-                core.spawn(async move { flush::ended(&core2, &flight, Err(Errno::Stale)).await });
+                let mount2 = mount.clone();
+                mount.spawn(async move { flush::ended(&mount2, &flight, Err(Errno::Stale)).await });
             }
             // The server wants it alone.
             Err(Errno::Again) if results.is_ok() => {
-                flush::again(&core, &flight);
-                flush::start(&core, &flight.file, flight.range);
+                flush::again(&mount, &flight);
+                flush::start(&mount, &flight.file, flight.range);
             }
             // It has not left: too much waits for the connection.
-            Err(Errno::Again) => flush::again(&core, &flight),
+            Err(Errno::Again) => flush::again(&mount, &flight),
             result => {
-                flush::landed(&core, &flight, result);
-                due.extend(ops::open::due_closes(&flight.file));
-                core.files.reap(&flight.file);
+                flush::landed(&mount, &flight, result);
+                due.extend(deferred_close::due_closes(&flight.file));
+                mount.files.reap(&flight.file);
             }
         }
     }
     // After all of them: what sets out now finds room for a whole batch.
-    flush::go_on(&core);
-    deferred_close::send(&core, due);
+    flush::go_on(&mount);
+    deferred_close::send(&mount, due);
 }
 
 /// Writes all parts and waits until they are on the disk; what became of each.
-async fn write(core: &Arc<Core>, flights: &[Flight], payload: Buf) -> Result<Vec<Result<()>>> {
+async fn write(mount: &Arc<Mount>, flights: &[Flight], payload: Buf) -> Result<Vec<Result<()>>> {
     if let Some(f) = flights.first().filter(|f| f.object.stripe > 0) {
-        flush::spread(core, &f.file).await?;
+        flush::spread(mount, &f.file).await?;
     }
     let part = |f: &Flight| {
         let known = f.file.known.lock();
@@ -268,12 +267,12 @@ async fn write(core: &Arc<Core>, flights: &[Flight], payload: Buf) -> Result<Vec
     let parts: Vec<BatchPart> = flights.iter().map(part).collect();
     let target = flights.first().map_or(TargetId(0), |f| f.file.layout().target(f.file.ino, f.object.stripe));
     let (bytes, op) = (payload.len() as u64, Request::WriteBatch { parts });
-    let (answer, _) = core.send(Lane::Urgent, target, &Cred::root(), op, Some(payload), 0).await?;
+    let (answer, _) = mount.send(Lane::Urgent, target, &Cred::root(), op, Some(payload), 0).await?;
     let contended = answer.contended_places().filter_map(|at| flights.get(at));
-    contended.for_each(|flight| core.note_contention(&flight.file, true));
+    contended.for_each(|flight| mount.note_contention(&flight.file, true));
     match answer.result? {
         Reply::WrittenBatch(results) => {
-            core.room.ended(target, results.iter(), bytes);
+            mount.writeback.room.ended(target, results.iter(), bytes);
             Ok(results)
         }
         other => Err(unexpected(&other)),

@@ -1,6 +1,7 @@
 //! Closes on their way to the servers.
 //!
-//! Owns: sending them, many of one target in one message. Does not own: when a file's close is due (`ops::open`).
+//! Owns: when a close is due, and sending it, many of one target in one message. Does not own: what else ends with the
+//! last reference to an open file (`ops::open`).
 //!
 //! Nobody waits for a close. The first one leaves at once; what becomes due while it is under way leaves together when
 //! it is answered, and what becomes due together leaves together. Closes of files that were opened ahead of a reader
@@ -9,8 +10,8 @@
 //! restarts hears of the open before it hears the close; one that cannot be reached, however long, hears it when it
 //! can. Bound: the opens of the files.
 
-use crate::core::Core;
 use crate::inode::File;
+use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Knob;
 use amphi_types::{TargetId, Timespec};
@@ -47,15 +48,43 @@ pub(crate) struct Closes {
     lingers: AtomicBool,
 }
 
+/// Sends the closes that nothing holds up any more, without waiting for the answers.
+pub(crate) fn send_closes(mount: &Arc<Mount>, file: &Arc<File>) {
+    send(mount, due_closes(file));
+    mount.files.reap(file);
+}
+
+/// The closes that nothing holds up any more; they are under way from now on.
+pub(crate) fn due_closes(file: &Arc<File>) -> Vec<Due> {
+    let mut known = file.known.lock();
+    let known = &mut *known;
+    let dirty = file.dirty_bytes.load(SeqCst) > 0;
+    let mut due = Vec::new();
+    known.closes.retain(|&access| {
+        let held_up = access.write && dirty;
+        if !held_up {
+            // It stays known: an open that is answered before this close is shows the time from before.
+            let atime = if std::mem::take(&mut known.accessed_due) { known.accessed } else { None };
+            due.push(Due { file: file.clone(), access, atime });
+        }
+        held_up
+    });
+    known.closing.extend(due.iter().map(|one| one.access));
+    if !known.opens.iter().chain(&known.closes).any(|a| a.write) {
+        known.spread = false;
+    }
+    due
+}
+
 /// Sends closes without waiting for the answers.
-pub(crate) fn send(core: &Arc<Core>, due: Vec<Due>) {
-    if !core.tunables.on(Knob::CloseBatch) {
-        due.into_iter().for_each(|one| leave(core, one.file.ino.target(), vec![one], false));
+pub(crate) fn send(mount: &Arc<Mount>, due: Vec<Due>) {
+    if !mount.tunables.on(Knob::CloseBatch) {
+        due.into_iter().for_each(|one| leave(mount, one.file.ino.target(), vec![one], false));
         return;
     }
     let mut starting = Vec::new();
     {
-        let mut queues = core.closes.queues.lock();
+        let mut queues = mount.writeback.closes.queues.lock();
         let Queues { under_way, lingering } = &mut *queues;
         for one in due {
             let target = one.file.ino.target();
@@ -66,14 +95,14 @@ pub(crate) fn send(core: &Arc<Core>, due: Vec<Due>) {
             waiting.push_back(one);
         }
     }
-    starting.into_iter().for_each(|target| next(core, target));
+    starting.into_iter().for_each(|target| next(mount, target));
 }
 
 /// Sends closes that may wait for others.
-pub(crate) fn linger(core: &Arc<Core>, due: Vec<Due>) {
+pub(crate) fn linger(mount: &Arc<Mount>, due: Vec<Due>) {
     let mut full = Vec::new();
-    if core.tunables.on(Knob::CloseBatch) {
-        let mut queues = core.closes.queues.lock();
+    if mount.tunables.on(Knob::CloseBatch) {
+        let mut queues = mount.writeback.closes.queues.lock();
         for one in due {
             let target = one.file.ino.target();
             let waiting = queues.lingering.entry(target).or_default();
@@ -82,33 +111,33 @@ pub(crate) fn linger(core: &Arc<Core>, due: Vec<Due>) {
                 full.extend(queues.lingering.remove(&target).unwrap_or_default());
             }
         }
-        core.closes.lingers.store(!queues.lingering.is_empty(), SeqCst);
+        mount.writeback.closes.lingers.store(!queues.lingering.is_empty(), SeqCst);
     } else {
         full = due;
     }
-    send(core, full);
+    send(mount, full);
 }
 
 /// What waits for company at a target leaves.
-pub(crate) fn hurry(core: &Arc<Core>, target: TargetId) {
-    if core.closes.lingers.load(SeqCst) {
-        let due = core.closes.queues.lock().lingering.remove(&target);
-        send(core, due.unwrap_or_default());
+pub(crate) fn hurry(mount: &Arc<Mount>, target: TargetId) {
+    if mount.writeback.closes.lingers.load(SeqCst) {
+        let due = mount.writeback.closes.queues.lock().lingering.remove(&target);
+        send(mount, due.unwrap_or_default());
     }
 }
 
 /// What waits for company leaves.
-pub(crate) fn hurry_all(core: &Arc<Core>) {
-    if core.closes.lingers.swap(false, SeqCst) {
-        let due = std::mem::take(&mut core.closes.queues.lock().lingering);
-        send(core, due.into_values().flatten().collect());
+pub(crate) fn hurry_all(mount: &Arc<Mount>) {
+    if mount.writeback.closes.lingers.swap(false, SeqCst) {
+        let due = std::mem::take(&mut mount.writeback.closes.queues.lock().lingering);
+        send(mount, due.into_values().flatten().collect());
     }
 }
 
 /// The message of the target that was under way, if any, has been answered.
-fn next(core: &Arc<Core>, target: TargetId) {
+fn next(mount: &Arc<Mount>, target: TargetId) {
     let closes: Vec<Due> = {
-        let under_way = &mut core.closes.queues.lock().under_way;
+        let under_way = &mut mount.writeback.closes.queues.lock().under_way;
         let Some(waiting) = under_way.get_mut(&target) else { return };
         let count = waiting.len().min(BATCH_PARTS_MAX);
         let closes = waiting.drain(..count).collect();
@@ -118,29 +147,29 @@ fn next(core: &Arc<Core>, target: TargetId) {
         closes
     };
     if !closes.is_empty() {
-        leave(core, target, closes, true);
+        leave(mount, target, closes, true);
     }
 }
 
-fn leave(core: &Arc<Core>, target: TargetId, closes: Vec<Due>, go_on: bool) {
+fn leave(mount: &Arc<Mount>, target: TargetId, closes: Vec<Due>, go_on: bool) {
     let op = match &closes[..] {
         [one] => Request::Close { ino: one.file.ino, access: one.access, atime: one.atime },
         many => {
-            core.stats.bytes(Count::CloseBatch, many.len() as u64);
+            mount.stats.bytes(Count::CloseBatch, many.len() as u64);
             Request::CloseBatch { closes: many.iter().map(|c| (c.file.ino, c.access, c.atime)).collect() }
         }
     };
-    let sent = core.insist(Lane::Normal, target, op);
-    let core2 = core.clone();
-    core.spawn(async move {
+    let sent = mount.insist(Lane::Normal, target, op);
+    let mount2 = mount.clone();
+    mount.spawn(async move {
         // An error means that the session is over, hence no open is left either.
         drop(sent.await);
         for one in closes {
             one.file.closed(one.access);
-            core2.files.reap(&one.file);
+            mount2.files.reap(&one.file);
         }
         if go_on {
-            next(&core2, target);
+            next(&mount2, target);
         }
     });
 }

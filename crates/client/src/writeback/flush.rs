@@ -15,8 +15,8 @@
 use crate::cache::drop::Dirty;
 use crate::cache::fill::Landing;
 use crate::coherence::tokens;
-use crate::core::{Core, unexpected};
 use crate::inode::{File, FlightId, OpenFile, Signal};
+use crate::mount::{Mount, unexpected};
 use crate::ops;
 use crate::policy::throughput;
 use crate::telemetry::stats::{Count, Way};
@@ -46,42 +46,42 @@ pub(crate) struct Left {
 
 /// Sends off the dirty bytes of `range`, as far as the bound of bytes under way allows. Does not wait. Copies of what
 /// cannot be lent are made on the calling thread. Returns whether the bound may have left anything behind.
-pub(crate) fn start(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> bool {
-    send_off(core, file, range).by_bound
+pub(crate) fn start(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) -> bool {
+    send_off(mount, file, range).by_bound
 }
 
 /// As `start`, with all that may be left behind.
-pub(crate) fn send_off(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) -> Left {
+pub(crate) fn send_off(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) -> Left {
     let mut scattered = Scattered::default();
-    let left = send_off_with(core, file, range, &mut scattered);
-    scattered.send(core);
+    let left = send_off_with(mount, file, range, &mut scattered);
+    scattered.send(mount);
     left
 }
 
 /// As `start`; small runs wait in `scattered` until it is sent.
-pub(crate) fn start_with(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, scattered: &mut Scattered) -> bool {
-    send_off_with(core, file, range, scattered).by_bound
+pub(crate) fn start_with(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, scattered: &mut Scattered) -> bool {
+    send_off_with(mount, file, range, scattered).by_bound
 }
 
-fn send_off_with(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, scattered: &mut Scattered) -> Left {
+fn send_off_with(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, scattered: &mut Scattered) -> Left {
     let mut left = Left::default();
-    let write_max = core.tunables.get(Knob::WriteMax);
+    let write_max = mount.tunables.get(Knob::WriteMax);
     // To look for what is dirty takes its time, and writers who wait for room look again and again.
-    if core.flight_is_full() {
+    if mount.flight_is_full() {
         return Left { by_bound: true, ..left };
     }
     let layout = file.layout();
-    for run in core.cache.dirty_runs(file, range) {
+    for run in mount.cache.dirty_runs(file, range) {
         for (object, piece) in layout.pieces(file.ino, run) {
             let mut rest = piece;
             while !rest.is_empty() {
                 let part = ByteRange::at(rest.start, write_max).intersect(&rest);
-                if core.flight_is_full() {
+                if mount.flight_is_full() {
                     return Left { by_bound: true, ..left };
                 }
-                let Some((flight, buf)) = take_off(core, file, object, part) else {
+                let Some((flight, buf)) = take_off(mount, file, object, part) else {
                     // Somebody else has taken it, perhaps not all that lies behind.
-                    match core.cache.dirty_runs(file, rest).first() {
+                    match mount.cache.dirty_runs(file, rest).first() {
                         Some(next) if next.start > rest.start => {
                             rest = ByteRange::new(next.start, rest.end);
                             continue;
@@ -92,8 +92,8 @@ fn send_off_with(core: &Arc<Core>, file: &Arc<File>, range: ByteRange, scattered
                     break;
                 };
                 rest = ByteRange::new(flight.range.end, rest.end);
-                if let Some((flight, buf)) = scattered.add(core, flight, buf) {
-                    set_out(core, flight, buf);
+                if let Some((flight, buf)) = scattered.add(mount, flight, buf) {
+                    set_out(mount, flight, buf);
                 }
             }
         }
@@ -110,7 +110,12 @@ pub(crate) struct Flight {
 }
 
 /// Takes the dirty bytes at the start of `part` out, to be sent, unless they are under way or held up.
-pub(crate) fn take_off(core: &Arc<Core>, file: &Arc<File>, object: ObjectId, part: ByteRange) -> Option<(Flight, Buf)> {
+pub(crate) fn take_off(
+    mount: &Arc<Mount>,
+    file: &Arc<File>,
+    object: ObjectId,
+    part: ByteRange,
+) -> Option<(Flight, Buf)> {
     let (id, part) = {
         let mut flights = file.flights.lock();
         let part = match flights.frozen_from() {
@@ -122,31 +127,31 @@ pub(crate) fn take_off(core: &Arc<Core>, file: &Arc<File>, object: ObjectId, par
         }
         (flights.begin(part), part)
     };
-    let start_ns = core.clock.now_ns();
-    let Some((range, buf)) = core.cache.take_dirty(file, part, core.tunables.on(Knob::Lend)) else {
+    let start_ns = mount.clock.now_ns();
+    let Some((range, buf)) = mount.cache.take_dirty(file, part, mount.tunables.on(Knob::Lend)) else {
         end_flight(file, id);
         return None;
     };
     let id = file.flights.lock().narrow(id, range);
-    core.flight_bytes.fetch_add(range.len(), SeqCst);
-    core.flight_parts.fetch_add(1, SeqCst);
-    core.stats.bytes(Count::WriteBack, range.len());
+    mount.writeback.flight_bytes.fetch_add(range.len(), SeqCst);
+    mount.writeback.flight_parts.fetch_add(1, SeqCst);
+    mount.stats.bytes(Count::WriteBack, range.len());
     if buf.is_whole() {
-        core.stats.bytes(Count::WriteBackCopied, range.len());
-        core.stats.bytes(Count::WriteBackCopy, core.clock.now_ns().saturating_sub(start_ns));
+        mount.stats.bytes(Count::WriteBackCopied, range.len());
+        mount.stats.bytes(Count::WriteBackCopy, mount.clock.now_ns().saturating_sub(start_ns));
     } else {
-        core.stats.bytes(Count::WriteBackLent, range.len());
+        mount.stats.bytes(Count::WriteBackLent, range.len());
     }
     Some((Flight { file: file.clone(), object, range, id }, buf))
 }
 
 /// Sends what was taken out in a request of its own.
-pub(crate) fn set_out(core: &Arc<Core>, flight: Flight, buf: Buf) {
-    let core2 = core.clone();
-    core.spawn(async move {
+pub(crate) fn set_out(mount: &Arc<Mount>, flight: Flight, buf: Buf) {
+    let mount2 = mount.clone();
+    mount.spawn(async move {
         let start = flight.range.start;
-        let result = write_piece(&core2, &flight.file, flight.object, start, buf, WriteKind::Back).await;
-        ended(&core2, &flight, result).await;
+        let result = write_piece(&mount2, &flight.file, flight.object, start, buf, WriteKind::Back).await;
+        ended(&mount2, &flight, result).await;
     });
 }
 
@@ -157,70 +162,70 @@ pub(crate) fn end_flight(file: &File, id: FlightId) {
 }
 
 /// The request has been answered with `result`.
-pub(crate) async fn ended(core: &Arc<Core>, flight: &Flight, result: Result<()>) {
+pub(crate) async fn ended(mount: &Arc<Mount>, flight: &Flight, result: Result<()>) {
     match result {
-        Err(Errno::Stale) if ops::attr::reload(core, &flight.file).await.is_ok() => again(core, flight),
+        Err(Errno::Stale) if ops::attr::reload(mount, &flight.file).await.is_ok() => again(mount, flight),
         // It has not left: too much waits for the connection.
-        Err(Errno::Again) => again(core, flight),
+        Err(Errno::Again) => again(mount, flight),
         result => {
-            landed(core, flight, result);
-            go_on(core);
+            landed(mount, flight, result);
+            go_on(mount);
         }
     }
-    ops::open::send_closes(core, &flight.file);
+    crate::writeback::deferred_close::send_closes(mount, &flight.file);
 }
 
 /// The bytes are on the disk, or will not be. Others may set out: `go_on`.
-pub(crate) fn landed(core: &Arc<Core>, flight: &Flight, result: Result<()>) {
+pub(crate) fn landed(mount: &Arc<Mount>, flight: &Flight, result: Result<()>) {
     let failure = match result {
         Ok(()) => None,
         // Nobody can reach the file any more.
         Err(Errno::NoEnt | Errno::Stale) if flight.file.open_count() == 0 => None,
         Err(e) => {
-            core.stats.bytes(Count::WriteBackFailed, flight.range.len());
-            if let Some(silent) = core.losses.note(e, core.clock.now_ns()) {
+            mount.stats.bytes(Count::WriteBackFailed, flight.range.len());
+            if let Some(silent) = mount.writeback.losses.note(e, mount.clock.now_ns()) {
                 tracing::warn!(ino = %flight.file.ino, range = ?flight.range, silent, "write-back failed: {e}");
             }
             Some(e)
         }
     };
     let landing = if failure.is_some() { Landing::Failed } else { Landing::Done };
-    touch_down(core, flight, landing, failure);
+    touch_down(mount, flight, landing, failure);
 }
 
 /// The bytes are dirty again: they have to be sent anew.
-pub(crate) fn again(core: &Arc<Core>, flight: &Flight) {
-    touch_down(core, flight, Landing::Again, None);
-    go_on(core);
+pub(crate) fn again(mount: &Arc<Mount>, flight: &Flight) {
+    touch_down(mount, flight, Landing::Again, None);
+    go_on(mount);
 }
 
 /// Something has landed: what was left behind sets out, and who waited looks.
-pub(crate) fn go_on(core: &Arc<Core>) {
-    backlog::go_on(core);
-    core.landed.notify();
+pub(crate) fn go_on(mount: &Arc<Mount>) {
+    backlog::go_on(mount);
+    mount.writeback.landed.notify();
 }
 
-fn touch_down(core: &Arc<Core>, flight: &Flight, landing: Landing, failure: Option<Errno>) {
+fn touch_down(mount: &Arc<Mount>, flight: &Flight, landing: Landing, failure: Option<Errno>) {
     let file = &flight.file;
     // Attributes that were asked for before this are older than what has just been written.
     file.mark_epoch();
-    tokens::outdated(core, file.ino);
+    tokens::outdated(mount, file.ino);
     let tell = || failure.into_iter().for_each(|e| file.failures.note(e, flight.range));
-    core.cache.landed(file, flight.range, landing, core.clock.now_ns(), tell);
-    core.flight_bytes.fetch_sub(flight.range.len(), SeqCst);
-    core.flight_parts.fetch_sub(1, SeqCst);
+    mount.cache.landed(file, flight.range, landing, mount.clock.now_ns(), tell);
+    mount.writeback.flight_bytes.fetch_sub(flight.range.len(), SeqCst);
+    mount.writeback.flight_parts.fetch_sub(1, SeqCst);
     if landing == Landing::Done {
         // Writers wait for room, or soon will, or somebody waits for much.
-        let waited = core.dirty_is_high() || core.drains.load(SeqCst) > 0;
-        core.learned.note_write_back(flight.range.len(), core.clock.now_ns(), waited);
+        let waited = mount.dirty_is_high() || mount.writeback.drains.load(SeqCst) > 0;
+        mount.policy.learned.note_write_back(flight.range.len(), mount.clock.now_ns(), waited);
     }
-    core.landings.fetch_add(1, SeqCst);
+    mount.writeback.landings.fetch_add(1, SeqCst);
     if landing == Landing::Again {
         file.flights.lock().comes_back();
     }
     end_flight(file, flight.id);
     if failure.is_some() {
-        writeback_errors::settle(core, file, flight.range);
+        writeback_errors::settle(mount, file, flight.range);
     }
 }
 
@@ -247,7 +252,7 @@ pub(crate) enum WriteKind {
 
 /// Writes one piece of an object and waits until it is on the disk.
 pub(crate) async fn write_piece(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     file: &Arc<File>,
     object: ObjectId,
     offset: u64,
@@ -255,13 +260,13 @@ pub(crate) async fn write_piece(
     kind: WriteKind,
 ) -> Result<()> {
     if object.stripe > 0 {
-        spread(core, file).await?;
+        spread(mount, file).await?;
     }
-    send_piece(core, file, object, offset, buf, kind).await
+    send_piece(mount, file, object, offset, buf, kind).await
 }
 
 async fn send_piece(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     file: &Arc<File>,
     object: ObjectId,
     offset: u64,
@@ -275,26 +280,26 @@ async fn send_piece(
     let (lane, server_lock, mtime, kill_suidgid) = match kind {
         WriteKind::Back => (Lane::Urgent, false, mtime, false),
         WriteKind::Direct { kill_suidgid, server_lock } => {
-            (Core::lane(server_lock), server_lock, core.wall(), kill_suidgid)
+            (Mount::lane(server_lock), server_lock, mount.wall(), kill_suidgid)
         }
-        WriteKind::Piped { server_lock } => (Core::lane(server_lock), server_lock, mtime, false),
-        WriteKind::Left(_) => (Lane::Locking, true, core.wall(), false),
+        WriteKind::Piped { server_lock } => (Mount::lane(server_lock), server_lock, mtime, false),
+        WriteKind::Left(_) => (Lane::Locking, true, mount.wall(), false),
     };
     let op = match kind {
         WriteKind::Left(left) => Request::PagesWrite { object, offset, generation, mtime, left },
         _ => Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid },
     };
     let target = layout.target(file.ino, object.stripe);
-    let (bytes, start_ns) = (buf.len() as u64, core.clock.now_ns());
-    let (answer, _) = core.send(lane, target, &Cred::root(), op, Some(buf), 0).await?;
-    core.stats.bytes(Count::WriteCall, core.clock.now_ns().saturating_sub(start_ns));
-    core.note_contention(file, answer.contended);
+    let (bytes, start_ns) = (buf.len() as u64, mount.clock.now_ns());
+    let (answer, _) = mount.send(lane, target, &Cred::root(), op, Some(buf), 0).await?;
+    mount.stats.bytes(Count::WriteCall, mount.clock.now_ns().saturating_sub(start_ns));
+    mount.note_contention(file, answer.contended);
     if answer.result == Err(Errno::NoSpace) {
-        core.room.refused(target, bytes);
+        mount.writeback.room.refused(target, bytes);
     }
     match answer.result? {
         Reply::Written { roomy } => {
-            core.room.taken(target, bytes, roomy);
+            mount.writeback.room.taken(target, bytes, roomy);
             if let WriteKind::Direct { .. } | WriteKind::Left(_) = kind {
                 file.touched_past_cache(mtime);
             }
@@ -338,21 +343,21 @@ impl Drop for SpreadTurn<'_> {
 }
 
 /// Tells the owner once that data goes beyond stripe 0.
-pub(crate) async fn spread(core: &Arc<Core>, file: &Arc<File>) -> Result<()> {
+pub(crate) async fn spread(mount: &Arc<Mount>, file: &Arc<File>) -> Result<()> {
     let is_spread = || file.known.lock().spread;
     let _turn = loop {
         if is_spread() {
             return Ok(());
         }
-        if let Some(turn) = core.spreading.begin(file.ino) {
+        if let Some(turn) = mount.writeback.spreading.begin(file.ino) {
             break turn;
         }
-        core.spreading.signal.until(|| is_spread() || core.spreading.may_begin(file.ino)).await;
+        mount.writeback.spreading.signal.until(|| is_spread() || mount.writeback.spreading.may_begin(file.ino)).await;
     };
     if is_spread() {
         return Ok(());
     }
-    match tokens::spread(core, file.ino).await? {
+    match tokens::spread(mount, file.ino).await? {
         Reply::Inode(_) => {
             file.known.lock().spread = true;
             Ok(())
@@ -366,24 +371,25 @@ pub(crate) async fn spread(core: &Arc<Core>, file: &Arc<File>) -> Result<()> {
 ///
 /// Two rounds do that: what is dirty sets out in the first one, or is under way and was written again; then it sets out
 /// when that has landed, in the second.
-pub(crate) async fn flush(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
+pub(crate) async fn flush(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) {
     let mut rounds = 0;
     let mut came_back = file.flights.lock().came_back();
     while rounds < 2 {
         if file.dirty_bytes.load(SeqCst) == 0 {
             return;
         }
-        let left = send_off(core, file, range);
-        let held_up = if left.by_bound { backlog::wait_for(core, file, range).await } else { left.held_up };
-        let landings = core.landings.load(SeqCst);
+        let left = send_off(mount, file, range);
+        let held_up = if left.by_bound { backlog::wait_for(mount, file, range).await } else { left.held_up };
+        let landings = mount.writeback.landings.load(SeqCst);
         let upto = file.flights.lock().last();
         if file.in_flight_upto(range, upto) {
             file.signal.until(|| !file.in_flight_upto(range, upto)).await;
-        } else if held_up && !core.cache.dirty_runs(file, range).is_empty() {
+        } else if held_up && !mount.cache.dirty_runs(file, range).is_empty() {
             // A truncate is in the way.
-            let frozen = || file.flights.lock().frozen_from().is_none() && core.flight_bytes.load(SeqCst) == 0;
-            let moved = || core.landings.load(SeqCst) != landings || frozen();
-            core.landed.until(moved).await;
+            let frozen =
+                || file.flights.lock().frozen_from().is_none() && mount.writeback.flight_bytes.load(SeqCst) == 0;
+            let moved = || mount.writeback.landings.load(SeqCst) != landings || frozen();
+            mount.writeback.landed.until(moved).await;
         }
         let back = file.flights.lock().came_back();
         if std::mem::replace(&mut came_back, back) != back {
@@ -396,57 +402,57 @@ pub(crate) async fn flush(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) 
 }
 
 /// Flushes and forgets the cached bytes of `range`, over which the caller holds the range lock.
-pub(crate) async fn flush_and_forget(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
-    while core.cache.forget(file, range, Dirty::Keep) {
-        flush(core, file, range).await;
+pub(crate) async fn flush_and_forget(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) {
+    while mount.cache.forget(file, range, Dirty::Keep) {
+        flush(mount, file, range).await;
     }
 }
 
 /// Waits until the cache takes `bytes` more dirty ones, in `room` bytes of memory.
-pub(crate) async fn throttle(core: &Arc<Core>, open: &OpenFile, bytes: u64, room: u64) {
+pub(crate) async fn throttle(mount: &Arc<Mount>, open: &OpenFile, bytes: u64, room: u64) {
     // Without dirty bytes there is nothing to wait for: what is left is in use by others and will go.
-    let full = || core.dirty_is_full(bytes) || (!core.make_room(room) && core.cache.dirty_bytes() > 0);
+    let full = || mount.dirty_is_full(bytes) || (!mount.make_room(room) && mount.cache.dirty_bytes() > 0);
     let mut first = true;
     while full() {
         if std::mem::take(&mut first) {
-            core.stats.count(Count::Throttled);
+            mount.stats.count(Count::Throttled);
             open.ledger.job.note_throttled();
         }
-        let landings = core.landings.load(SeqCst);
-        if !core.backlog.is_waited_for() && core.flight_has_room() {
-            batch::start(core, dirty_files(core));
+        let landings = mount.writeback.landings.load(SeqCst);
+        if !mount.writeback.backlog.is_waited_for() && mount.flight_has_room() {
+            batch::start(mount, dirty_files(mount));
         }
-        core.landed.until(|| core.landings.load(SeqCst) != landings || !full()).await;
+        mount.writeback.landed.until(|| mount.writeback.landings.load(SeqCst) != landings || !full()).await;
     }
 }
 
 /// Starts what has been dirty for too long, and what the bound left behind.
-pub(crate) fn tick(core: &Arc<Core>) {
-    if core.cache.dirty_bytes() == 0 {
-        core.cache.rest();
+pub(crate) fn tick(mount: &Arc<Mount>) {
+    if mount.cache.dirty_bytes() == 0 {
+        mount.cache.rest();
         return;
     }
-    let age_ns = core.tunables.get(Knob::AgeMs) * 1_000_000;
-    let before = core.clock.now_ns().saturating_sub(age_ns);
-    let aged = dirty_files(core)
+    let age_ns = mount.tunables.get(Knob::AgeMs) * 1_000_000;
+    let before = mount.clock.now_ns().saturating_sub(age_ns);
+    let aged = dirty_files(mount)
         .into_iter()
-        .flat_map(|(file, _)| core.cache.aged(&file, before).into_iter().map(move |range| (file.clone(), range)));
-    batch::start(core, aged);
+        .flat_map(|(file, _)| mount.cache.aged(&file, before).into_iter().map(move |range| (file.clone(), range)));
+    batch::start(mount, aged);
 }
 
 /// All files with dirty bytes, in order of inodes, each as a whole.
-fn dirty_files(core: &Core) -> Vec<(Arc<File>, ByteRange)> {
-    let dirty = core.files.all().into_iter().filter(|f| f.dirty_bytes.load(SeqCst) > 0);
+fn dirty_files(mount: &Mount) -> Vec<(Arc<File>, ByteRange)> {
+    let dirty = mount.files.all().into_iter().filter(|f| f.dirty_bytes.load(SeqCst) > 0);
     dirty.map(|file| (file, ByteRange::ALL)).collect()
 }
 
 /// A chunk became dirty as a whole: it leaves now, or with its neighbours if larger runs are wanted. One that was
 /// written back before may well be written again: it stays until it is old or memory gets scarce.
-pub(crate) fn chunk_is_full(core: &Arc<Core>, file: &Arc<File>, chunk: ByteRange, rewritten: bool) {
-    if rewritten && !core.dirty_is_high() {
+pub(crate) fn chunk_is_full(mount: &Arc<Mount>, file: &Arc<File>, chunk: ByteRange, rewritten: bool) {
+    if rewritten && !mount.dirty_is_high() {
         return;
     }
-    let run = core.tunables.get(Knob::RunBytes);
+    let run = mount.tunables.get(Knob::RunBytes);
     let range = if run <= 1 << 20 {
         chunk
     } else if chunk.end % run < chunk.len() {
@@ -454,51 +460,51 @@ pub(crate) fn chunk_is_full(core: &Arc<Core>, file: &Arc<File>, chunk: ByteRange
     } else {
         return;
     };
-    if core.backlog.is_waited_for() || start(core, file, range) {
-        backlog::leave(core, file, range);
+    if mount.writeback.backlog.is_waited_for() || start(mount, file, range) {
+        backlog::leave(mount, file, range);
     }
 }
 
 /// While this lives a program waits for the bytes that were dirty when it began: how quickly much of it lands shows
 /// what write-back carries. Little would show how long one request takes.
-pub(crate) struct Drain(Option<Arc<Core>>);
+pub(crate) struct Drain(Option<Arc<Mount>>);
 
 impl Drain {
-    pub(crate) fn begin(core: &Arc<Core>) -> Drain {
-        let much = core.cache.dirty_bytes() >= throughput::SAMPLE_BYTES[Way::Write as usize];
+    pub(crate) fn begin(mount: &Arc<Mount>) -> Drain {
+        let much = mount.cache.dirty_bytes() >= throughput::SAMPLE_BYTES[Way::Write as usize];
         Drain(much.then(|| {
-            core.drains.fetch_add(1, SeqCst);
-            core.clone()
+            mount.writeback.drains.fetch_add(1, SeqCst);
+            mount.clone()
         }))
     }
 }
 
 impl Drop for Drain {
     fn drop(&mut self) {
-        if let Some(core) = &self.0 {
-            core.drains.fetch_sub(1, SeqCst);
+        if let Some(mount) = &self.0 {
+            mount.writeback.drains.fetch_sub(1, SeqCst);
         }
     }
 }
 
 /// Writes everything back that is dirty or under way when it is called, and waits for it.
-pub(crate) async fn flush_all(core: &Arc<Core>) {
-    let dirty = dirty_files(core);
-    let sent = || core.stats.of(Count::WriteBack).1;
-    let (bytes, before) = (core.cache.dirty_bytes(), sent());
+pub(crate) async fn flush_all(mount: &Arc<Mount>) {
+    let dirty = dirty_files(mount);
+    let sent = || mount.stats.of(Count::WriteBack).1;
+    let (bytes, before) = (mount.cache.dirty_bytes(), sent());
     loop {
-        let landings = core.landings.load(SeqCst);
-        let is_left = batch::start(core, dirty.iter().cloned());
+        let landings = mount.writeback.landings.load(SeqCst);
+        let is_left = batch::start(mount, dirty.iter().cloned());
         // With others that write on, the bound is always reached: what is still left of this goes before theirs below.
         if !is_left || sent().wrapping_sub(before) >= bytes {
             break;
         }
-        let moved = || core.landings.load(SeqCst) != landings && core.flight_has_room();
-        core.landed.until(|| moved() || core.flight_bytes.load(SeqCst) == 0).await;
+        let moved = || mount.writeback.landings.load(SeqCst) != landings && mount.flight_has_room();
+        mount.writeback.landed.until(|| moved() || mount.writeback.flight_bytes.load(SeqCst) == 0).await;
     }
     let all = dirty.into_iter().map(|(file, range)| {
-        let core = core.clone();
-        async move { flush(&core, &file, range).await }
+        let mount = mount.clone();
+        async move { flush(&mount, &file, range).await }
     });
     futures_util::future::join_all(all.collect::<Vec<_>>()).await;
 }

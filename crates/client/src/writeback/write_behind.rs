@@ -15,9 +15,9 @@ use crate::coherence::range_lock::Guard;
 use crate::coherence::sharing::Begun;
 use crate::coherence::tokens;
 use crate::conn::pending::Pending;
-use crate::core::Core;
 use crate::data::scratch_for;
 use crate::inode::{File, FlightId, OpenFile};
+use crate::mount::Mount;
 use crate::ops::write::{Sent, learn, send_all};
 use crate::policy::decision::Reason;
 use crate::telemetry::stats::Count;
@@ -48,22 +48,22 @@ pub(crate) struct Kept {
 
 /// Whether a direct write that others are kept away from may return before its bytes have landed. Not where the caller
 /// asked for that (`O_DIRECT`, `O_SYNC`), memory is short, a target may be full or a failure is unreported.
-pub(crate) fn admits(core: &Core, open: &OpenFile, range: ByteRange, reason: Reason, hints: Hints) -> bool {
+pub(crate) fn admits(mount: &Mount, open: &OpenFile, range: ByteRange, reason: Reason, hints: Hints) -> bool {
     let flags = open.flags;
     let strict = flags.direct || hints.direct || flags.sync || flags.dsync || flags.append;
-    core.tunables.get(Knob::PipelineBytes) > 0
+    mount.tunables.get(Knob::PipelineBytes) > 0
         && !strict
         && reason != Reason::DirectMemory
-        && (reason != Reason::DirectContention || core.tunables.on(Knob::PipelineContended))
+        && (reason != Reason::DirectContention || mount.tunables.on(Knob::PipelineContended))
         && !open.has_error()
-        && !core.stopping.load(SeqCst)
-        && core.room.is_ample(&open.file, range)
+        && !mount.life.stopping.load(SeqCst)
+        && mount.writeback.room.is_ample(&open.file, range)
 }
 
 /// Sends `data` to the targets and returns when all of it is on its way, with what was taken in; gives everything back
 /// if a truncate is in the way. `request`: bytes of the application's request that this is all or part of.
 pub(crate) async fn write(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     open: &Arc<OpenFile>,
     range: ByteRange,
     data: Buf,
@@ -73,27 +73,27 @@ pub(crate) async fn write(
     let file = &open.file;
     let data = compact(range, data);
     let memory = data.capacity() as u64;
-    room(core, open, memory, reason).await;
+    room(mount, open, memory, reason).await;
     file.turn();
-    flush::flush_and_forget(core, file, range).await;
-    let Some(id) = set_out(core, file, range, memory, kept.pins.is_some()) else { return Err((data, kept)) };
+    flush::flush_and_forget(mount, file, range).await;
+    let Some(id) = set_out(mount, file, range, memory, kept.pins.is_some()) else { return Err((data, kept)) };
     let len = data.len();
-    let (core2, file) = (core.clone(), file.clone());
+    let (mount2, file) = (mount.clone(), file.clone());
     // The first requests leave on this thread; what is left to do is done in the background.
-    drop(Pending::start(core, async move {
+    drop(Pending::start(mount, async move {
         let under_way = file.begin_direct();
         let kind = WriteKind::Piped { server_lock: kept.pins.is_none() };
-        let sent = send_all(&core2, &file, range, data, kind, false).await;
+        let sent = send_all(&mount2, &file, range, data, kind, false).await;
         drop(under_way);
         let failed = sent.error.is_some();
         // Not before: what is taken in at once, until the pipeline is full, would show the speed of memory.
-        learn(&core2, reason, request, len as u64, !failed);
-        land(&core2, &file, id, range, memory, sent);
+        learn(&mount2, reason, request, len as u64, !failed);
+        land(&mount2, &file, id, range, memory, sent);
         for pin in kept.pins.iter_mut().flatten() {
             if failed { pin.used_up() } else { pin.used_once() }
         }
         drop(kept);
-        crate::ops::open::send_closes(&core2, &file);
+        crate::writeback::deferred_close::send_closes(&mount2, &file);
         Ok(())
     }));
     Ok(len)
@@ -112,24 +112,24 @@ fn compact(range: ByteRange, data: Buf) -> Buf {
 
 /// Waits until so little memory of the file, and of write-back, is under way that `memory` more may be. One write may
 /// always be.
-async fn room(core: &Arc<Core>, open: &OpenFile, memory: u64, reason: Reason) {
+async fn room(mount: &Arc<Mount>, open: &OpenFile, memory: u64, reason: Reason) {
     let few = if reason == Reason::DirectContention { CONTENDED_REQUESTS * memory } else { u64::MAX };
     let full = |under_way: u64, max: u64| under_way > 0 && under_way + memory > max;
     let is_full = || {
-        let flight_max = core.flight_max();
+        let flight_max = mount.flight_max();
         let piped = open.file.piped_bytes.load(SeqCst);
-        let all = core.piped_bytes.load(SeqCst) + core.flight_bytes.load(SeqCst);
-        full(piped, core.tunables.get(Knob::PipelineBytes).min(flight_max).min(few)) || full(all, flight_max)
+        let all = mount.writeback.piped_bytes.load(SeqCst) + mount.writeback.flight_bytes.load(SeqCst);
+        full(piped, mount.tunables.get(Knob::PipelineBytes).min(flight_max).min(few)) || full(all, flight_max)
     };
     if is_full() {
-        core.stats.count(Count::Throttled);
+        mount.stats.count(Count::Throttled);
         open.ledger.job.note_throttled();
-        core.landed.until(|| !is_full()).await;
+        mount.writeback.landed.until(|| !is_full()).await;
     }
 }
 
 /// Enters the flight, unless a truncate holds bytes back. The caller holds the range lock.
-fn set_out(core: &Core, file: &File, range: ByteRange, memory: u64, locked: bool) -> Option<FlightId> {
+fn set_out(mount: &Mount, file: &File, range: ByteRange, memory: u64, locked: bool) -> Option<FlightId> {
     let id = {
         let mut flights = file.flights.lock();
         if flights.frozen_from().is_some_and(|from| range.end > from) {
@@ -140,9 +140,9 @@ fn set_out(core: &Core, file: &File, range: ByteRange, memory: u64, locked: bool
     let len = range.len();
     file.piped_bytes.fetch_add(memory, SeqCst);
     file.dirty_bytes.fetch_add(len, SeqCst);
-    core.piped_bytes.fetch_add(memory, SeqCst);
-    core.stats.bytes(Count::Pipelined, len);
-    file.touch(core.wall());
+    mount.writeback.piped_bytes.fetch_add(memory, SeqCst);
+    mount.stats.bytes(Count::Pipelined, len);
+    file.touch(mount.wall());
     if locked {
         file.extend_own(range.end)
     } else {
@@ -152,31 +152,31 @@ fn set_out(core: &Core, file: &File, range: ByteRange, memory: u64, locked: bool
 }
 
 /// The requests have been answered.
-fn land(core: &Arc<Core>, file: &Arc<File>, id: FlightId, range: ByteRange, memory: u64, sent: Sent) {
+fn land(mount: &Arc<Mount>, file: &Arc<File>, id: FlightId, range: ByteRange, memory: u64, sent: Sent) {
     // Of a file that nobody can reach any more nothing is missed.
     let missed = |e: &Errno| !matches!(e, Errno::NoEnt | Errno::Stale) || file.open_count() > 0;
     let error = sent.error.filter(missed);
     let lost = ByteRange::new(sent.good_to, range.end);
     if let Some(e) = error {
-        core.stats.bytes(Count::WriteBackFailed, lost.len());
+        mount.stats.bytes(Count::WriteBackFailed, lost.len());
         // None of it is in the cache.
         file.failures.note(e, lost);
-        if let Some(silent) = core.losses.note(e, core.clock.now_ns()) {
+        if let Some(silent) = mount.writeback.losses.note(e, mount.clock.now_ns()) {
             tracing::warn!(ino = %file.ino, range = ?lost, silent, "a write on its way failed: {e}");
         }
     }
     file.turn();
     file.mark_epoch();
-    tokens::outdated(core, file.ino);
+    tokens::outdated(mount, file.ino);
     file.dirty_bytes.fetch_sub(range.len(), SeqCst);
     file.piped_bytes.fetch_sub(memory, SeqCst);
-    core.piped_bytes.fetch_sub(memory, SeqCst);
-    core.landings.fetch_add(1, SeqCst);
+    mount.writeback.piped_bytes.fetch_sub(memory, SeqCst);
+    mount.writeback.landings.fetch_add(1, SeqCst);
     flush::end_flight(file, id);
     if error.is_some() {
-        writeback_errors::settle(core, file, lost);
+        writeback_errors::settle(mount, file, lost);
     }
-    flush::go_on(core);
+    flush::go_on(mount);
 }
 
 /// Waits until the bytes of the file that are in the pipeline when it is called have landed.

@@ -11,8 +11,8 @@
 
 use crate::coherence::sharing;
 use crate::coherence::tokens;
-use crate::core::Core;
 use crate::inode::{File, OpenFile};
+use crate::mount::Mount;
 use crate::ops::attr;
 use amphi_types::{ByteRange, Errno, Result};
 use parking_lot::Mutex;
@@ -29,9 +29,9 @@ pub(crate) struct Settling {
 
 /// Bytes of `range` were lost, and are no longer in the cache: the file ends where the server says, and a front end
 /// drops its copy.
-pub(crate) fn settle(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
-    file.own_is_at_least(|| core.cache.dirty_end(file));
-    tokens::outdated(core, file.ino);
+pub(crate) fn settle(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) {
+    file.own_is_at_least(|| mount.cache.dirty_end(file));
+    tokens::outdated(mount, file.ino);
     {
         let mut settling = file.settling.lock();
         settling.pending =
@@ -40,8 +40,8 @@ pub(crate) fn settle(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
             return;
         }
     }
-    let (core2, file) = (core.clone(), file.clone());
-    core.spawn(async move {
+    let (mount2, file) = (mount.clone(), file.clone());
+    mount.spawn(async move {
         loop {
             let next = {
                 let mut settling = file.settling.lock();
@@ -49,8 +49,8 @@ pub(crate) fn settle(core: &Arc<Core>, file: &Arc<File>, range: ByteRange) {
                 settling.pending.take()
             };
             let Some(range) = next else { break };
-            sharing::drop_overwritten(&core2, file.ino, range).await;
-            if let Err(e) = attr::reload(&core2, &file).await {
+            sharing::drop_overwritten(&mount2, file.ino, range).await;
+            if let Err(e) = attr::reload(&mount2, &file).await {
                 tracing::debug!(ino = %file.ino, "attributes after a failed write-back: {e}");
             }
         }

@@ -7,7 +7,7 @@
 //! wait or a lock is dropped ends at the time of the drop: with an earlier one, whoever is called back then would be
 //! overdue before it was asked.
 
-use crate::worker::AGAIN_MAX;
+use crate::coherence::AGAIN_MAX;
 use amphi_dlm::{
     Action, GroupId, Growth, LockCounts, LockId, LockLimits, LockRequest, LockSpace, Mode, Owner, Refusal,
 };

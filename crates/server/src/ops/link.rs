@@ -1,6 +1,6 @@
 //! Link: a further name for an inode, perhaps of another target.
 
-use crate::tx::two_phase::Ran;
+use crate::tx::run::Ran;
 use crate::worker::message::{Question, Told};
 use crate::worker::request::Cx;
 use amphi_env::Env;

@@ -1,6 +1,6 @@
 //! Making inodes: files, directories, links, nodes, files without a name.
 
-use crate::tx::two_phase::Ran;
+use crate::tx::run::Ran;
 use crate::worker::message::{Question, Told};
 use crate::worker::request::Cx;
 use amphi_dlm::{Growth, Mode};

@@ -1,6 +1,6 @@
 //! Unlink and rmdir.
 
-use crate::tx::two_phase::Ran;
+use crate::tx::run::Ran;
 use crate::worker::request::Cx;
 use amphi_env::Env;
 use amphi_meta::{Facts, Part, perm, plan};

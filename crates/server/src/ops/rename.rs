@@ -4,7 +4,7 @@
 //! moves happen one at a time in the whole cluster, under a lock of target 0, and while it is held the walk from the
 //! new parent up to the root is certain.
 
-use crate::tx::two_phase::Ran;
+use crate::tx::run::Ran;
 use crate::worker::message::{Place, Question, Told};
 use crate::worker::request::Cx;
 use amphi_env::Env;

@@ -21,23 +21,20 @@
 //! decision has is done again, unless it was done.
 
 pub mod decided;
-mod foreseen;
+pub(super) mod foreseen;
 
 use crate::coherence::tokens::Changing;
-use crate::counters::add;
 use crate::target::gate::{Gate, Guard, Hold};
 use crate::target::records::{self, Intent, TxId};
 use crate::target::{NameKey, Target};
 use crate::worker::Worker;
 use crate::worker::message::{Decision, Question, Told};
-use crate::worker::request::Cx;
 use crate::worker::routes::Routes;
 use amphi_dlm::Changed;
 use amphi_env::Env;
 use amphi_meta::{Part, Refusal};
 use amphi_types::item::Txn;
-use amphi_types::{Errno, Ino, Kind, Name, Result, SessionId, TargetId, Timespec, TokenKey};
-use amphi_wire::{Access, Reply};
+use amphi_types::{Errno, Ino, Kind, Result, SessionId, TargetId, Timespec, TokenKey};
 use amphi_zone::Order;
 use futures_util::future::join_all;
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,8 +43,6 @@ use std::time::Duration;
 
 /// How long a participant waits before it asks what became of a promise, and before it asks again.
 const ASK_AFTER: Duration = Duration::from_secs(2);
-/// What else an operation that adds something may add: its decision.
-const DECISION_BYTES: u64 = 256;
 /// How often a repeated answer that waits for others to be told looks whether they are.
 const UNTOLD_LOOK: Duration = Duration::from_millis(2);
 
@@ -78,13 +73,13 @@ pub struct Intents {
     next: u64,
     prepared: BTreeMap<TxId, Prepared>,
     /// Decisions that participants may not know yet.
-    committed: BTreeMap<TxId, Vec<TargetId>>,
+    pub(super) committed: BTreeMap<TxId, Vec<TargetId>>,
     /// Operations of this target, as coordinator, that are not decided yet.
-    undecided: BTreeSet<TxId>,
+    pub(super) undecided: BTreeSet<TxId>,
     /// Decisions of an earlier run that other servers have not been told yet.
     untold: BTreeSet<TxId>,
     /// Decisions that have their changes.
-    carried: decided::Carried,
+    pub(super) carried: decided::Carried,
     /// Whether directories that become empty will be removed.
     foreseen: foreseen::Foreseen,
     /// Whether a task asks about old promises.
@@ -126,7 +121,7 @@ impl Intents {
         intents
     }
 
-    fn new_tx(&mut self) -> TxId {
+    pub(super) fn new_tx(&mut self) -> TxId {
         self.next += 1;
         TxId { coordinator: self.id, number: self.next }
     }
@@ -158,20 +153,20 @@ fn keys_of(part: &Part) -> Vec<(NameKey, Hold)> {
 }
 
 /// Whether all that targets beside `own` have to do is to forget directories that lose their names.
-fn only_removes_directories(parts: &BTreeMap<TargetId, Vec<Part>>, own: TargetId) -> bool {
+pub(super) fn only_removes_directories(parts: &BTreeMap<TargetId, Vec<Part>>, own: TargetId) -> bool {
     let moves = parts.values().flatten().any(|part| matches!(part, Part::SetParent { .. }));
     let mut others = parts.iter().filter(|(target, _)| **target != own).flat_map(|(_, parts)| parts);
     !moves && others.all(|part| matches!(part, Part::Unlink { kind: Kind::Dir, .. }))
 }
 
-fn keys(parts: &[Part]) -> Vec<(NameKey, Hold)> {
+pub(super) fn keys(parts: &[Part]) -> Vec<(NameKey, Hold)> {
     parts.iter().flat_map(keys_of).collect()
 }
 
 /// What clients cache of what these changes concern. `named`: names of this target that the client named with its
 /// request, by directory and hash; it has dropped its own copies of them, of the directory's listing and of its
 /// attributes.
-fn changed_keys(parts: &[Part], named: &[(Ino, u64)]) -> Vec<Changed> {
+pub(super) fn changed_keys(parts: &[Part], named: &[(Ino, u64)]) -> Vec<Changed> {
     let alone = |key, known| Changed { key, known, joint: false };
     let joint = |key, known| Changed { key, known, joint: true };
     let dir_named = |dir: &Ino| named.iter().any(|(d, _)| d == dir);
@@ -197,7 +192,7 @@ fn changed_keys(parts: &[Part], named: &[(Ino, u64)]) -> Vec<Changed> {
 }
 
 /// Bytes of items that changes may add; 0 for those that only remove or touch.
-fn growth(parts: &[Part]) -> u64 {
+pub(super) fn growth(parts: &[Part]) -> u64 {
     parts
         .iter()
         .map(|p| match p {
@@ -208,7 +203,7 @@ fn growth(parts: &[Part]) -> u64 {
         .sum()
 }
 
-fn refused(refusal: Refusal) -> Result<Told> {
+pub(super) fn refused(refusal: Refusal) -> Result<Told> {
     match refusal {
         Refusal::Conflict => Ok(Told::Conflict),
         Refusal::Errno(e) => Err(e),
@@ -492,7 +487,12 @@ pub async fn until_told<E: Env>(worker: &Worker<E>, target: &Target<E>) {
 }
 
 /// Tells a decision to all who took part, and forgets it, without anybody waiting.
-fn forget_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId, participants: Vec<TargetId>) {
+pub(super) fn forget_later<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    tx: TxId,
+    participants: Vec<TargetId>,
+) {
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
         // On an error the decision stays, and is told again after the next start.
@@ -515,174 +515,4 @@ async fn forget_decision<E: Env>(
     txn.delete(Intent::Committed { tx, participants: Vec::new() }.key());
     target.append(txn, Order::Plain);
     Ok(())
-}
-
-/// What became of a planned operation.
-pub enum Ran {
-    /// It happened.
-    Done(Reply),
-    /// Something planned on had changed: nothing happened, plan again.
-    Conflict,
-}
-
-impl<E: Env> Cx<E> {
-    /// Carries out planned changes, wherever their targets are, and answers `reply` (made when everybody has promised,
-    /// right before the decision). `opens` is opened for the session in the same step. `named`: names of this target
-    /// that the request named.
-    pub async fn run_parts<F>(
-        &self,
-        parts: Vec<Part>,
-        named: &[(Ino, &Name)],
-        opens: Option<(Ino, Access)>,
-        reply: F,
-    ) -> Result<Ran>
-    where
-        F: AsyncFnOnce(&Self) -> Result<Reply>,
-    {
-        let own = self.target.id;
-        let mut by_target: BTreeMap<TargetId, Vec<Part>> = BTreeMap::new();
-        for part in parts {
-            by_target.entry(part.target()).or_default().push(part);
-        }
-        let several = by_target.keys().any(|t| *t != own);
-        let carried = several && by_target.keys().all(|t| self.worker.routes.is_local(*t));
-        let carried = carried && self.worker.tunables.carried_decisions.is_on();
-        let early = carried && self.worker.tunables.early_removals.is_on() && only_removes_directories(&by_target, own);
-        // The decision may have the changes of all.
-        let here = by_target.iter().filter(|(t, _)| carried || **t == own);
-        let growth = here.map(|(_, p)| growth(p)).sum::<u64>();
-        self.reserve(if growth == 0 { 0 } else { growth + DECISION_BYTES }).await?;
-        let tx = self.target.intents.borrow_mut().new_tx();
-        if several {
-            add(&self.worker.counters.two_phase, 1);
-        }
-        let _turn = self.worker.turn_for(by_target.keys().copied()).await;
-        if several {
-            self.target.intents.borrow_mut().undecided.insert(tx);
-        }
-        let mut guard = Guard::none();
-        let mut promised = Vec::new();
-        let mut refusal = None;
-        let mut changing = None;
-        for (&target, parts) in &by_target {
-            let told = if target == own {
-                guard = self.target.names.take(keys(parts)).await;
-                let checked = self.target.meta.borrow().check_parts(parts).map_or_else(refused, |()| Ok(Told::Done));
-                if checked.is_ok() {
-                    let keys = || {
-                        let named: Vec<_> = named.iter().map(|(dir, name)| (*dir, name.token_hash())).collect();
-                        changed_keys(parts, &named)
-                    };
-                    changing = Some(self.change(keys).await);
-                }
-                checked
-            } else {
-                let (session, now, parts) = (self.session, self.now, parts.clone());
-                let question = match carried {
-                    true => Question::Hold { tx, session, now, parts },
-                    false => Question::Prepare { tx, session, now, parts },
-                };
-                self.worker.ask(target, question).await
-            };
-            match told {
-                Ok(Told::Done) if target == own => {}
-                Ok(Told::Done) => promised.push(target),
-                other => {
-                    refusal = Some(other);
-                    break;
-                }
-            }
-        }
-        let reply = match refusal {
-            None => reply(self).await,
-            Some(Ok(Told::Conflict)) => Err(Errno::Again),
-            Some(Ok(_)) => Err(Errno::Proto),
-            Some(Err(e)) => Err(e),
-        };
-        // The last look before the decision: what a session asked for that has ended meanwhile does not happen.
-        let reply = match reply.and_then(|reply| self.alive().map(|()| reply)) {
-            Ok(reply) => reply,
-            Err(e) => {
-                self.target.intents.borrow_mut().undecided.remove(&tx);
-                for target in promised {
-                    if self.worker.routes.is_local(target) {
-                        self.worker.tell(target, Question::Abort(tx)).await?;
-                    } else {
-                        // It asks, should this not arrive.
-                        self.worker.tell_later(target, Question::Abort(tx));
-                    }
-                }
-                if e == Errno::Again {
-                    add(&self.worker.counters.conflicts, 1);
-                    return Ok(Ran::Conflict);
-                }
-                return Err(e);
-            }
-        };
-        let losing = by_target.get(&own).and_then(|parts| foreseen::losing_directory(parts));
-        let lsn = {
-            let mut txn = Txn::default();
-            let mut orphans = crate::ops::Orphans::default();
-            if let Some(parts) = by_target.get(&own) {
-                let late = self.worker.env.wall();
-                let applied = self.target.meta.borrow_mut().apply_promised(parts, self.now, late, &mut txn);
-                orphans = crate::ops::orphaned(&self.target, &applied.orphaned, &mut txn);
-            }
-            if carried {
-                by_target.remove(&own);
-                let intent = Intent::Decided { tx, now: self.now, parts: by_target.into_iter().collect() };
-                txn.put(intent.key(), records::encode(&intent));
-                self.target.intents.borrow_mut().carried.decide(tx, promised.clone());
-            } else if several {
-                let intent = Intent::Committed { tx, participants: promised.clone() };
-                txn.put(intent.key(), records::encode(&intent));
-                self.target.intents.borrow_mut().committed.insert(tx, promised.clone());
-            }
-            if let Some((ino, access)) = opens.filter(|_| self.target.has_session(self.session)) {
-                self.target.opens.borrow_mut().open(self.session, ino, access);
-            }
-            self.seal(&mut txn, &reply, opens);
-            let lsn = orphans.append(&self.worker, &self.target, txn);
-            if let Some(changing) = &mut changing {
-                self.changed(changing);
-            }
-            match (&reply, named) {
-                (Reply::Made { inode, .. }, [(dir, name)]) => {
-                    self.grant_name(*dir, name);
-                    self.grant_attributes(inode);
-                }
-                (Reply::Inode(_), [(dir, name)]) => self.grant_name(*dir, name),
-                _ => {}
-            }
-            if let Some((dir, _)) = named.first() {
-                self.show_directory(*dir, lsn);
-            }
-            lsn
-        };
-        if !several {
-            drop(guard);
-            self.target.zone.kept(lsn).await?;
-            if let Some(dir) = losing {
-                self.foresee_removal(dir, lsn);
-            }
-            return Ok(Ran::Done(reply));
-        }
-        if early {
-            decided::carry_out(&self.worker, &self.target, tx, lsn, promised);
-            drop(guard);
-            self.target.zone.kept(lsn).await?;
-            return Ok(Ran::Done(reply));
-        }
-        self.target.zone.stable(lsn).await?;
-        // Nobody was told before it was certain.
-        self.target.intents.borrow_mut().undecided.remove(&tx);
-        let commits = promised.iter().map(|t| self.worker.insist(*t, Question::Commit(tx)));
-        join_all(commits).await.into_iter().collect::<Result<()>>()?;
-        drop(guard);
-        match carried {
-            true => decided::forget_soon(&self.worker, &self.target, tx),
-            false => forget_later(&self.worker, &self.target, tx, promised),
-        }
-        Ok(Ran::Done(reply))
-    }
 }

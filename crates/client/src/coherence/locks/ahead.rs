@@ -8,8 +8,8 @@
 //! questions under way in a mount, one message each, sent one behind the other without waiting for answers.
 
 use super::{note_whole, pump, spans, wire_mode};
-use crate::core::{Core, unexpected};
 use crate::inode::OpenFile;
+use crate::mount::{Mount, unexpected};
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Knob;
 use amphi_dlm::{Granted, LockId, Mode};
@@ -34,22 +34,22 @@ pub enum Ahead {
 
 /// A write of `range` to a contended file is about to ask for its locks: asks for those of the records that will
 /// follow.
-pub(crate) fn follow(core: &Arc<Core>, open: &OpenFile, range: ByteRange) {
+pub(crate) fn follow(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange) {
     let mut records = open.records.lock();
-    if records.is_ahead(range) && !is_there(core, open, range) {
+    if records.is_ahead(range) && !is_there(mount, open, range) {
         records.missed();
     }
-    let next = records.note(range, core.tunables.get(Knob::LocksAhead));
+    let next = records.note(range, mount.tunables.get(Knob::LocksAhead));
     drop(records);
     // With too many under way each record asks for its own.
-    next.iter().all(|record| ahead(core, open, Mode::Write, *record).is_ok());
+    next.iter().all(|record| ahead(mount, open, Mode::Write, *record).is_ok());
 }
 
 /// Whether write locks on `range` are held or have been asked for.
-fn is_there(core: &Core, open: &OpenFile, range: ByteRange) -> bool {
+fn is_there(mount: &Mount, open: &OpenFile, range: ByteRange) -> bool {
     let file = &open.file;
     spans(file, range).into_iter().all(|(object, span)| {
-        core.locks.with(file.layout().target(file.ino, object.stripe), |cache| {
+        mount.coherence.locks.with(file.layout().target(file.ino, object.stripe), |cache| {
             cache.covers(object, Mode::Write, span).is_some() || cache.asked(object, Mode::Write, span).is_some()
         })
     })
@@ -58,7 +58,7 @@ fn is_there(core: &Core, open: &OpenFile, range: ByteRange) -> bool {
 /// Asks for locks of `mode` on `range`, and does not wait.
 ///
 /// Errors: `Inval` for no bytes; `Busy` if too many are under way.
-pub(crate) fn ahead(core: &Arc<Core>, open: &OpenFile, mode: Mode, range: ByteRange) -> Result<Ahead> {
+pub(crate) fn ahead(mount: &Arc<Mount>, open: &OpenFile, mode: Mode, range: ByteRange) -> Result<Ahead> {
     if range.is_empty() {
         return Err(Errno::Inval);
     }
@@ -66,7 +66,7 @@ pub(crate) fn ahead(core: &Arc<Core>, open: &OpenFile, mode: Mode, range: ByteRa
     let (mut asked, mut same) = (false, true);
     for (object, span) in spans(file, range) {
         let target = file.layout().target(file.ino, object.stripe);
-        let found = core.locks.with(target, |cache| match cache.covers(object, mode, span) {
+        let found = mount.coherence.locks.with(target, |cache| match cache.covers(object, mode, span) {
             Some(id) => Ok(cache.extent(id).is_some_and(|(range, group)| range == span && group.is_none())),
             None => Err(cache.asked(object, mode, span).is_none()),
         });
@@ -76,28 +76,28 @@ pub(crate) fn ahead(core: &Arc<Core>, open: &OpenFile, mode: Mode, range: ByteRa
             Err(false) => asked = true,
             Err(true) => {
                 asked = true;
-                if core.locks.ahead.fetch_add(1, SeqCst) >= AHEAD_MAX {
-                    core.locks.ahead.fetch_sub(1, SeqCst);
+                if mount.coherence.locks.ahead.fetch_add(1, SeqCst) >= AHEAD_MAX {
+                    mount.coherence.locks.ahead.fetch_sub(1, SeqCst);
                     return Err(Errno::Busy);
                 }
-                let request = core.locks.with(target, |cache| cache.ask(object, mode, span));
-                core.stats.count(Count::LockAheadAsked);
+                let request = mount.coherence.locks.with(target, |cache| cache.ask(object, mode, span));
+                mount.stats.count(Count::LockAheadAsked);
                 let op = Request::LockEnqueue { object, mode: wire_mode(mode), range: span, extent: LockExtent::Ahead };
-                let answer = core.send(Lane::Locking, target, &Cred::root(), op, None, 0);
-                let (core2, file) = (core.clone(), file.clone());
-                core.spawn(async move {
+                let answer = mount.send(Lane::Locking, target, &Cred::root(), op, None, 0);
+                let (mount2, file) = (mount.clone(), file.clone());
+                mount.spawn(async move {
                     let answer = match answer.await {
                         Ok((answer, _)) => {
-                            core2.note_contention(&file, answer.contended);
+                            mount2.note_contention(&file, answer.contended);
                             answer.result
                         }
                         Err(e) => Err(e),
                     };
-                    core2.locks.ahead.fetch_sub(1, SeqCst);
-                    core2.locks.with(target, |cache| match answer {
+                    mount2.coherence.locks.ahead.fetch_sub(1, SeqCst);
+                    mount2.coherence.locks.with(target, |cache| match answer {
                         Ok(Reply::Locked { lock, range }) => {
-                            core2.stats.count(Count::LockAheadGranted);
-                            let granted = cache.granted(core2.clock.now_ns(), request, LockId(lock), range);
+                            mount2.stats.count(Count::LockAheadGranted);
+                            let granted = cache.granted(mount2.clock.now_ns(), request, LockId(lock), range);
                             if let Granted::Pinned(lock) = granted {
                                 note_whole(cache, &file, object);
                                 cache.unpin(lock);
@@ -106,14 +106,14 @@ pub(crate) fn ahead(core: &Arc<Core>, open: &OpenFile, mode: Mode, range: ByteRa
                         other => {
                             cache.withdraw(request);
                             match other {
-                                Err(Errno::Again) => core2.stats.count(Count::LockAheadRefused),
+                                Err(Errno::Again) => mount2.stats.count(Count::LockAheadRefused),
                                 Err(e) => tracing::debug!(ino = %file.ino, "lock-ahead: {e}"),
                                 Ok(reply) => drop(unexpected(&reply)),
                             }
                         }
                     });
-                    core2.locks.answered.notify();
-                    pump(&core2, target);
+                    mount2.coherence.locks.answered.notify();
+                    pump(&mount2, target);
                 });
             }
         }
@@ -121,11 +121,11 @@ pub(crate) fn ahead(core: &Arc<Core>, open: &OpenFile, mode: Mode, range: ByteRa
     Ok(match (asked, same) {
         (true, _) => Ahead::Asked,
         (false, true) => {
-            core.stats.count(Count::LockAheadSame);
+            mount.stats.count(Count::LockAheadSame);
             Ahead::Same
         }
         (false, false) => {
-            core.stats.count(Count::LockAheadDifferent);
+            mount.stats.count(Count::LockAheadDifferent);
             Ahead::Different
         }
     })

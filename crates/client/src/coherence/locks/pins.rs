@@ -4,8 +4,8 @@
 //! (`locks`).
 
 use super::{note_uses, note_whole, pump, spans, wire_mode};
-use crate::core::{Core, unexpected};
 use crate::inode::File;
+use crate::mount::{Mount, unexpected};
 use crate::telemetry::stats::Count;
 use amphi_dlm::{Granted, Hit, LockId, LockRef, Mode};
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, TargetId};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// A lock in use; dropping it ends the use.
 pub(crate) struct Pin {
-    pub(super) core: Arc<Core>,
+    pub(super) mount: Arc<Mount>,
     pub(super) target: TargetId,
     pub(super) lock: LockRef,
     /// It was asked for this use, just as wide.
@@ -39,19 +39,19 @@ impl Pin {
 
 impl Drop for Pin {
     fn drop(&mut self) {
-        if let Some(cache) = self.core.locks.caches.lock().get_mut(&self.target) {
+        if let Some(cache) = self.mount.coherence.locks.caches.lock().get_mut(&self.target) {
             cache.unpin(self.lock);
             if self.once {
                 cache.give_back(self.lock.id);
             }
         }
-        pump(&self.core, self.target);
+        pump(&self.mount, self.target);
     }
 }
 
 /// Pins a lock of `mode` on `range` of each object that holds bytes of it, in ascending order of objects.
-pub(crate) async fn pin_all(core: &Arc<Core>, file: &Arc<File>, mode: Mode, range: ByteRange) -> Result<Vec<Pin>> {
-    pin_spans(core, file, mode, range, LockExtent::Grown).await
+pub(crate) async fn pin_all(mount: &Arc<Mount>, file: &Arc<File>, mode: Mode, range: ByteRange) -> Result<Vec<Pin>> {
+    pin_spans(mount, file, mode, range, LockExtent::Grown).await
 }
 
 /// Who pins other locks already must not wait for a place behind those that may wait for these.
@@ -61,7 +61,7 @@ fn lane_of(pins: &[Pin]) -> Lane {
 
 /// As `pin_all`, for locks of this extent.
 pub(crate) async fn pin_spans(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     file: &Arc<File>,
     mode: Mode,
     range: ByteRange,
@@ -71,30 +71,16 @@ pub(crate) async fn pin_spans(
     let mut pins = Vec::with_capacity(spans.len());
     for (object, span) in spans {
         pins.push(
-            pin(core, file, layout.target(file.ino, object.stripe), object, mode, span, extent, lane_of(&pins)).await?,
+            pin(mount, file, layout.target(file.ino, object.stripe), object, mode, span, extent, lane_of(&pins))
+                .await?,
         );
     }
     Ok(pins)
 }
 
 /// Pins a lock of `mode` on `range` of every object that the file can have, in ascending order.
-pub(crate) async fn pin_objects(core: &Arc<Core>, file: &Arc<File>, mode: Mode, range: ByteRange) -> Result<Vec<Pin>> {
-    let layout = file.layout();
-    let mut pins = Vec::with_capacity(layout.stripes() as usize);
-    for stripe in 0..layout.stripes() {
-        let object = ObjectId { ino: file.ino, stripe };
-        let target = layout.target(file.ino, stripe);
-        pins.push(pin(core, file, target, object, mode, range, LockExtent::Grown, lane_of(&pins)).await?);
-    }
-    Ok(pins)
-}
-
-/// As `pin_objects`, of locks that are held or free: takes none from anybody and waits for nobody, so whoever holds
-/// others may call it.
-///
-/// Errors: `Again` if somebody else has or wants some of it, or a group has the file.
-pub(crate) async fn try_pin_objects(
-    core: &Arc<Core>,
+pub(crate) async fn pin_objects(
+    mount: &Arc<Mount>,
     file: &Arc<File>,
     mode: Mode,
     range: ByteRange,
@@ -104,15 +90,38 @@ pub(crate) async fn try_pin_objects(
     for stripe in 0..layout.stripes() {
         let object = ObjectId { ino: file.ino, stripe };
         let target = layout.target(file.ino, stripe);
-        let asked = core.locks.with(target, |cache| {
+        pins.push(pin(mount, file, target, object, mode, range, LockExtent::Grown, lane_of(&pins)).await?);
+    }
+    Ok(pins)
+}
+
+/// As `pin_objects`, of locks that are held or free: takes none from anybody and waits for nobody, so whoever holds
+/// others may call it.
+///
+/// Errors: `Again` if somebody else has or wants some of it, or a group has the file.
+pub(crate) async fn try_pin_objects(
+    mount: &Arc<Mount>,
+    file: &Arc<File>,
+    mode: Mode,
+    range: ByteRange,
+) -> Result<Vec<Pin>> {
+    let layout = file.layout();
+    let mut pins = Vec::with_capacity(layout.stripes() as usize);
+    for stripe in 0..layout.stripes() {
+        let object = ObjectId { ino: file.ino, stripe };
+        let target = layout.target(file.ino, stripe);
+        let asked = mount.coherence.locks.with(target, |cache| {
             cache.covers(object, mode, range).is_none() && cache.asked(object, mode, range).is_some()
         });
         if asked {
             return Err(Errno::Again);
         }
-        pins.push(pin(core, file, target, object, mode, range, LockExtent::Ahead, Lane::Normal).await?);
+        pins.push(pin(mount, file, target, object, mode, range, LockExtent::Ahead, Lane::Normal).await?);
         let grouped = pins.last().is_some_and(|pin| {
-            core.locks.with(target, |cache| cache.extent(pin.lock.id).is_none_or(|(_, group)| group.is_some()))
+            mount
+                .coherence
+                .locks
+                .with(target, |cache| cache.extent(pin.lock.id).is_none_or(|(_, group)| group.is_some()))
         });
         if grouped {
             return Err(Errno::Again);
@@ -123,7 +132,7 @@ pub(crate) async fn try_pin_objects(
 
 #[expect(clippy::too_many_arguments, reason = "the fields of the request, and how it goes")]
 async fn pin(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     file: &Arc<File>,
     target: TargetId,
     object: ObjectId,
@@ -132,10 +141,10 @@ async fn pin(
     extent: LockExtent,
     lane: Lane,
 ) -> Result<Pin> {
-    let pinned = |lock, own| Pin { core: core.clone(), target, lock, own, once: false };
+    let pinned = |lock, own| Pin { mount: mount.clone(), target, lock, own, once: false };
     loop {
-        let now = core.clock.now_ns();
-        let asked = core.locks.with(target, |cache| match cache.pin(now, object, mode, range) {
+        let now = mount.clock.now_ns();
+        let asked = mount.coherence.locks.with(target, |cache| match cache.pin(now, object, mode, range) {
             Hit::Hit(lock) => {
                 note_whole(cache, file, object);
                 let just_as_wide = cache.extent(lock.id).is_some_and(|(held, group)| held == range && group.is_none());
@@ -147,29 +156,29 @@ async fn pin(
         let request = match asked {
             Err(Some((lock, just_as_wide))) => return Ok(pinned(lock, extent == LockExtent::Exact && just_as_wide)),
             Err(None) => {
-                let waiting = || core.locks.with(target, |cache| cache.asked(object, mode, range).is_none());
-                core.locks.answered.until(waiting).await;
+                let waiting = || mount.coherence.locks.with(target, |cache| cache.asked(object, mode, range).is_none());
+                mount.coherence.locks.answered.until(waiting).await;
                 continue;
             }
             Ok(request) => request,
         };
-        core.stats.count(Count::LockEnqueue);
-        let start_ns = core.clock.now_ns();
+        mount.stats.count(Count::LockEnqueue);
+        let start_ns = mount.clock.now_ns();
         let op = Request::LockEnqueue { object, mode: wire_mode(mode), range, extent };
-        let answer = match core.send(lane, target, &Cred::root(), op, None, 0).await {
+        let answer = match mount.send(lane, target, &Cred::root(), op, None, 0).await {
             Ok((answer, _)) => {
-                core.note_contention(file, answer.contended);
+                mount.note_contention(file, answer.contended);
                 answer.result
             }
             Err(e) => Err(e),
         };
-        core.stats.bytes(Count::LockWait, core.clock.now_ns().saturating_sub(start_ns));
-        let outcome = core.locks.with(target, |cache| match answer {
+        mount.stats.bytes(Count::LockWait, mount.clock.now_ns().saturating_sub(start_ns));
+        let outcome = mount.coherence.locks.with(target, |cache| match answer {
             Ok(Reply::Locked { lock, range: granted }) => {
-                if cache.len() >= core.locks.limits.lock().max_locks {
-                    note_uses(core, cache);
+                if cache.len() >= mount.coherence.locks.limits.lock().max_locks {
+                    note_uses(mount, cache);
                 }
-                match cache.granted(core.clock.now_ns(), request, LockId(lock), granted) {
+                match cache.granted(mount.clock.now_ns(), request, LockId(lock), granted) {
                     Granted::Pinned(lock) => {
                         note_whole(cache, file, object);
                         Ok(Some(lock))
@@ -186,10 +195,10 @@ async fn pin(
                 Err(e)
             }
         });
-        core.locks.answered.notify();
+        mount.coherence.locks.answered.notify();
         match outcome? {
             Some(lock) => return Ok(pinned(lock, extent == LockExtent::Exact)),
-            None => pump(core, target),
+            None => pump(mount, target),
         }
     }
 }

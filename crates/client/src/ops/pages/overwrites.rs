@@ -10,8 +10,8 @@
 //! of the new copy.
 
 use super::FilePages;
-use crate::core::Core;
 use crate::inode::File;
+use crate::mount::Mount;
 use amphi_types::{ByteRange, RangeSet};
 use futures_channel::oneshot;
 use smallvec::SmallVec;
@@ -162,8 +162,8 @@ impl Overwrite {
 
     /// Has the front end drop its pages of the bytes. The caller holds no lock that a read or write of them may need.
     /// Goes on if the future is dropped.
-    pub(crate) async fn settle(self, core: &Core) {
-        let Some(pages) = core.company.pages() else { return };
+    pub(crate) async fn settle(self, mount: &Mount) {
+        let Some(pages) = mount.coherence.company.pages() else { return };
         let (ino, range) = (self.file.ino, self.range);
         let (sender, done) = oneshot::channel();
         pages.drop_overwritten(

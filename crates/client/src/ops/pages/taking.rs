@@ -17,9 +17,8 @@
 
 use super::FilePages;
 use crate::coherence::sharing;
-use crate::conn::pauses::pause;
-use crate::core::{Core, unexpected};
 use crate::inode::File;
+use crate::mount::{Mount, unexpected};
 use crate::telemetry::stats::Count;
 use amphi_types::{ByteRange, Cred, Result, TargetId};
 use amphi_wire::{Lane, Reply, Request};
@@ -130,13 +129,13 @@ impl Drop for Protected<'_> {
 
 /// Takes all pages of a file back before a lock goes back to `target`. Returns when that is done, or when the target
 /// notes what others change beneath what is left; then it goes on.
-pub(crate) async fn take_back(core: &Arc<Core>, file: &Arc<File>, target: TargetId) {
-    let turn_ns = begin(core, file);
+pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<File>, target: TargetId) {
+    let turn_ns = begin(mount, file);
     let is_left = || file.pages.taking.lock().left.contains_key(&target);
     let over = pin!(file.signal.until(|| !file.pages.is_taking() || is_left()));
     let patience_ns = if file.has_writers() { PATIENCE_NS } else { CLEAN_PATIENCE_NS };
-    if let Either::Right(_) = select(over, pin!(pause(core, turn_ns + patience_ns))).await
-        && let Err(e) = leave(core, file, target).await
+    if let Either::Right(_) = select(over, pin!(mount.life.pauses.pause(turn_ns + patience_ns))).await
+        && let Err(e) = leave(mount, file, target).await
     {
         tracing::debug!(ino = %file.ino, "a lock waits for pages of the kernel: {e}");
         file.signal.until(|| !file.pages.is_taking()).await;
@@ -146,9 +145,9 @@ pub(crate) async fn take_back(core: &Arc<Core>, file: &Arc<File>, target: Target
 }
 
 /// Begins to take pages back unless that is under way. Returns how much of a turn is left before.
-fn begin(core: &Arc<Core>, file: &Arc<File>) -> u64 {
+fn begin(mount: &Arc<Mount>, file: &Arc<File>) -> u64 {
     let pages = &file.pages;
-    let turn_ns = (pages.read_ns.load(SeqCst) + TURN_NS).saturating_sub(core.clock.now_ns()).min(TURN_NS);
+    let turn_ns = (pages.read_ns.load(SeqCst) + TURN_NS).saturating_sub(mount.clock.now_ns()).min(TURN_NS);
     {
         let mut taking = pages.taking.lock();
         if pages.is_taking() {
@@ -159,28 +158,28 @@ fn begin(core: &Arc<Core>, file: &Arc<File>) -> u64 {
     }
     // Requests that wait for a lock look again.
     file.signal.notify();
-    let (core2, file) = (core.clone(), file.clone());
-    core.spawn(async move { rounds(&core2, &file, turn_ns).await });
+    let (mount2, file) = (mount.clone(), file.clone());
+    mount.spawn(async move { rounds(&mount2, &file, turn_ns).await });
     turn_ns
 }
 
 /// Takes all pages back, whoever waits for what.
 #[cfg(test)]
-pub(super) async fn take_all(core: &Arc<Core>, file: &Arc<File>) {
+pub(super) async fn take_all(mount: &Arc<Mount>, file: &Arc<File>) {
     file.pages.is_taking.store(true, SeqCst);
-    rounds(core, file, 0).await;
+    rounds(mount, file, 0).await;
 }
 
 /// Drops all pages, and again what was touched meanwhile.
-async fn rounds(core: &Arc<Core>, file: &Arc<File>, turn_ns: u64) {
+async fn rounds(mount: &Arc<Mount>, file: &Arc<File>, turn_ns: u64) {
     let pages = &file.pages;
-    pause(core, turn_ns).await;
+    mount.life.pauses.pause(turn_ns).await;
     pages.taking.lock().is_dropping = true;
     pages.forget();
     let mut ranges = vec![ByteRange::ALL];
     let left = loop {
         for range in &ranges {
-            sharing::drop_pages(core, file.ino, *range).await;
+            sharing::drop_pages(mount, file.ino, *range).await;
         }
         let over = {
             let mut taking = pages.taking.lock();
@@ -205,14 +204,14 @@ async fn rounds(core: &Arc<Core>, file: &Arc<File>, turn_ns: u64) {
         }
     };
     file.signal.notify();
-    core.files.reap(file);
+    mount.files.reap(file);
     for (target, left) in left {
-        drop(core.insist(Lane::Answer, target, Request::PagesTaken { ino: file.ino, left }));
+        drop(mount.insist(Lane::Answer, target, Request::PagesTaken { ino: file.ino, left }));
     }
 }
 
 /// Has a target note what others change from now on, so that its locks can go.
-async fn leave(core: &Arc<Core>, file: &Arc<File>, target: TargetId) -> Result<()> {
+async fn leave(mount: &Arc<Mount>, file: &Arc<File>, target: TargetId) -> Result<()> {
     let pages = &file.pages;
     loop {
         {
@@ -226,7 +225,7 @@ async fn leave(core: &Arc<Core>, file: &Arc<File>, target: TargetId) -> Result<(
         }
         file.signal.until(|| !pages.taking.lock().leaving.contains(&target)).await;
     }
-    let asked = core.send(Lane::Answer, target, &Cred::root(), Request::PagesLeft { ino: file.ino }, None, 0).await;
+    let asked = mount.send(Lane::Answer, target, &Cred::root(), Request::PagesLeft { ino: file.ino }, None, 0).await;
     let noted = asked.and_then(|(answer, _)| match answer.result? {
         Reply::PagesLeft(left) => Ok(left),
         other => Err(unexpected(&other)),
@@ -236,7 +235,7 @@ async fn leave(core: &Arc<Core>, file: &Arc<File>, target: TargetId) -> Result<(
         taking.leaving.remove(&target);
         if let Ok(left) = noted {
             taking.left.insert(target, left);
-            core.stats.count(Count::PagesLeft);
+            mount.stats.count(Count::PagesLeft);
         }
     }
     file.signal.notify();

@@ -12,9 +12,9 @@ use crate::coherence::group_lock;
 use crate::coherence::lease;
 use crate::coherence::locks;
 use crate::coherence::tokens;
-use crate::core::Core;
 use crate::data::{Segments, scratch_for};
 use crate::inode::{File, OpenFile};
+use crate::mount::Mount;
 use crate::ops::attr::size_now;
 use crate::policy::decision::{Mode, Reason};
 use crate::policy::throughput::Course;
@@ -34,89 +34,89 @@ const BEYOND_MAX: u64 = 64 << 20;
 
 /// `None`: a group of this mount has asked for the file meanwhile.
 pub(super) async fn read(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     ctx: &Ctx,
     open: &Arc<OpenFile>,
     asked: ByteRange,
     hints: Hints,
 ) -> Result<Option<Segments>> {
     let file = &open.file;
-    lease::touch(core, file, asked).await?;
+    lease::touch(mount, file, asked).await?;
     if asked.is_empty() {
         return Ok(Some(Segments::new()));
     }
     let past_cache = open.flags.direct || hints.direct;
-    if !past_cache && let Some(hit) = cached(core, file, asked) {
+    if !past_cache && let Some(hit) = cached(mount, file, asked) {
         if !hit.is_empty() {
-            note_access(core, open);
-            count(core, open, Reason::CacheHit, hit.len() as u64);
+            note_access(mount, open);
+            count(mount, open, Reason::CacheHit, hit.len() as u64);
             open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
-            super::read_ahead(core, open, asked.intersect(&ByteRange::new(0, file.size())), file.size());
+            super::read_ahead(mount, open, asked.intersect(&ByteRange::new(0, file.size())), file.size());
         }
         return Ok(Some(hit));
     }
-    let asked = bounded(core, file, asked).await?;
-    note_access(core, open);
+    let asked = bounded(mount, file, asked).await?;
+    note_access(mount, open);
     let mut measured = None;
     let (mode, reason) = if past_cache {
         (Mode::Direct, Reason::DirectUser)
     } else {
-        let missing: u64 = core.cache.gaps(file, asked).iter().map(ByteRange::len).sum();
+        let missing: u64 = mount.cache.gaps(file, asked).iter().map(ByteRange::len).sum();
         let before = open.request_bytes(Way::Read, ctx.tid, asked) - asked.len();
         open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
-        let decision = decide(&core.input(ctx, open, Way::Read, (asked, before + missing)));
+        let decision = decide(&mount.input(ctx, open, Way::Read, (asked, before + missing)));
         measured = super::is_stream(decision.reason).then_some((Course::Direct(before + missing), missing));
         (decision.mode, decision.reason)
     };
-    count(core, open, reason, asked.len());
+    count(mount, open, reason, asked.len());
     if past_cache {
-        flush::flush_and_forget(core, file, asked).await;
+        flush::flush_and_forget(mount, file, asked).await;
     }
-    let since_ns = core.clock.now_ns();
-    let by_target_alone = mode == Mode::Direct && core.tunables.on(Knob::LocksByTarget);
+    let since_ns = mount.clock.now_ns();
+    let by_target_alone = mode == Mode::Direct && mount.tunables.on(Knob::LocksByTarget);
     let mut at_once = None;
     if by_target_alone {
-        let (core2, file2) = (core.clone(), file.clone());
-        let read = async move { by_target(&core2, &file2, asked).await };
-        match group_lock::unless_asked(core, file, open.member(), read).await {
+        let (mount2, file2) = (mount.clone(), file.clone());
+        let read = async move { by_target(&mount2, &file2, asked).await };
+        match group_lock::unless_asked(mount, file, open.member(), read).await {
             Some(read) => at_once = read?,
             None => return Ok(None),
         }
     }
     let data = match at_once {
         Some(data) => data,
-        None => match under_locks(core, open, asked, mode).await? {
+        None => match under_locks(mount, open, asked, mode).await? {
             Some(data) => data,
             None => return Ok(None),
         },
     };
     if let Some((course, bytes)) = measured {
-        core.learned.note_read(course, bytes, (since_ns, core.clock.now_ns()), super::fills_are_calm(core));
+        mount.policy.learned.note_read(course, bytes, (since_ns, mount.clock.now_ns()), super::fills_are_calm(mount));
     }
     if mode == Mode::Buffered && !data.is_empty() {
-        core.learned.note_cached_read(data.len() as u64, Some(since_ns), || core.clock.now_ns());
+        mount.policy.learned.note_cached_read(data.len() as u64, Some(since_ns), || mount.clock.now_ns());
         let size = file.size();
-        let plan = plan(core, open, asked.intersect(&ByteRange::new(0, size)), size);
-        super::fetch_ahead(core, open, plan);
+        let plan = plan(mount, open, asked.intersect(&ByteRange::new(0, size)), size);
+        super::fetch_ahead(mount, open, plan);
     }
     Ok(Some(data))
 }
 
 /// All of the range from the cache, cut at the end of the file only if that is certain.
-fn cached(core: &Arc<Core>, file: &Arc<File>, asked: ByteRange) -> Option<Segments> {
-    let (token, turned) = (tokens::sure_until(core, file), file.turned());
+fn cached(mount: &Arc<Mount>, file: &Arc<File>, asked: ByteRange) -> Option<Segments> {
+    let (token, turned) = (tokens::sure_until(mount, file), file.turned());
     let range = if token > 0 { asked.intersect(&ByteRange::new(0, file.size())) } else { asked };
     if range.is_empty() {
         return (token > 0).then(Segments::new);
     }
-    let data = match super::lend_large(core, file, range) {
+    let data = match super::lend_large(mount, file, range) {
         Some(loans) => loans,
         None => {
             let mut buf = scratch_for(range);
-            if !core.cache.read(file, range, &mut buf) {
+            if !mount.cache.read(file, range, &mut buf) {
                 return None;
             }
-            core.stats.moved(Count::CopiedOut, range.len());
+            mount.stats.moved(Count::CopiedOut, range.len());
             buf.into()
         }
     };
@@ -125,25 +125,25 @@ fn cached(core: &Arc<Core>, file: &Arc<File>, asked: ByteRange) -> Option<Segmen
 }
 
 /// Cuts what a caller asks for far beyond the end of the file.
-async fn bounded(core: &Arc<Core>, file: &Arc<File>, asked: ByteRange) -> Result<ByteRange> {
+async fn bounded(mount: &Arc<Mount>, file: &Arc<File>, asked: ByteRange) -> Result<ByteRange> {
     if asked.len() <= BEYOND_MAX {
         return Ok(asked);
     }
-    let size = size_now(core, file).await?;
+    let size = size_now(mount, file).await?;
     let end = size.max(asked.start).saturating_add(BEYOND_MAX);
     Ok(ByteRange::new(asked.start, asked.end.min(end)))
 }
 
 /// One direct request to one object under the target's own lock, if it has all the bytes and none of them is cached
 /// here.
-async fn by_target(core: &Arc<Core>, file: &Arc<File>, asked: ByteRange) -> Result<Option<Segments>> {
+async fn by_target(mount: &Arc<Mount>, file: &Arc<File>, asked: ByteRange) -> Result<Option<Segments>> {
     let mut pieces = file.layout().pieces(file.ino, asked);
     let (Some((object, piece)), None) = (pieces.next(), pieces.next()) else { return Ok(None) };
     let too_long = asked.len() > limits::PAYLOAD_MAX as u64 || asked.end > file.size();
-    if too_long || core.cache.gaps(file, asked) != [asked] {
+    if too_long || mount.cache.gaps(file, asked) != [asked] {
         return Ok(None);
     }
-    let (bytes, zeros) = read_piece(core, file, object, piece, Under::TargetsLock).await?;
+    let (bytes, zeros) = read_piece(mount, file, object, piece, Under::TargetsLock).await?;
     Ok((zeros == 0).then(|| bytes.into()))
 }
 
@@ -156,14 +156,14 @@ struct Got {
 
 /// Reads under locks on all of the range. What is cached counts; the rest comes from the targets, into the cache if
 /// `mode` says so.
-async fn under_locks(core: &Arc<Core>, open: &OpenFile, asked: ByteRange, mode: Mode) -> Result<Option<Segments>> {
+async fn under_locks(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange, mode: Mode) -> Result<Option<Segments>> {
     let pages = asked.align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX));
-    let extent = core.extent(open, mode);
-    let (core2, file2) = (core.clone(), open.file.clone());
-    let locks = async move { locks::pin_spans(&core2, &file2, LockMode::Read, pages, extent).await };
-    let Some(pins) = group_lock::unless_asked(core, &open.file, open.member(), locks).await else { return Ok(None) };
+    let extent = mount.extent(open, mode);
+    let (mount2, file2) = (mount.clone(), open.file.clone());
+    let locks = async move { locks::pin_spans(&mount2, &file2, LockMode::Read, pages, extent).await };
+    let Some(pins) = group_lock::unless_asked(mount, &open.file, open.member(), locks).await else { return Ok(None) };
     let mut pins = pins?;
-    let read = unlocked(core, &open.file, asked, pages, mode).await;
+    let read = unlocked(mount, &open.file, asked, pages, mode).await;
     if mode == Mode::Direct {
         pins.iter_mut().for_each(locks::Pin::used_once);
     }
@@ -172,7 +172,7 @@ async fn under_locks(core: &Arc<Core>, open: &OpenFile, asked: ByteRange, mode: 
 
 /// As `under_locks`, with locks that the caller answers for on all of `pages`.
 pub(crate) async fn unlocked(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     file: &Arc<File>,
     asked: ByteRange,
     pages: ByteRange,
@@ -181,25 +181,25 @@ pub(crate) async fn unlocked(
     // Until something speaks against it.
     let hint = file.size();
     let mut size = None;
-    if asked.end > hint || tokens::is_sure(core, file) {
-        size = Some(size_now(core, file).await?);
+    if asked.end > hint || tokens::is_sure(mount, file) {
+        size = Some(size_now(mount, file).await?);
     }
     let range = asked.intersect(&ByteRange::new(0, size.unwrap_or(u64::MAX)));
     if range.is_empty() {
         return Ok(Segments::new());
     }
     let mut buf = scratch_for(range);
-    let gaps = core.copy_valid(file, range, &mut buf);
+    let gaps = mount.copy_valid(file, range, &mut buf);
     if gaps.is_empty() {
-        core.cache.used(file, range);
+        mount.cache.used(file, range);
         return Ok(buf.into());
     }
     let got =
-        join_all(wanted(core, file, &gaps, pages, size.unwrap_or(hint), mode).into_iter().map(|(object, piece)| {
+        join_all(wanted(mount, file, &gaps, pages, size.unwrap_or(hint), mode).into_iter().map(|(object, piece)| {
             // No lock is asked for under this fetch.
-            let fetch = fetch(core.clone(), file.clone(), object, piece, false, LockExtent::Grown);
+            let fetch = fetch(mount.clone(), file.clone(), object, piece, false, LockExtent::Grown);
             async move {
-                let (bytes, zeros) = read_piece(core, file, object, piece, Under::Lock).await?;
+                let (bytes, zeros) = read_piece(mount, file, object, piece, Under::Lock).await?;
                 Ok((Got { range: piece, bytes: Arc::new(bytes), fetch }, zeros))
             }
         }))
@@ -207,7 +207,7 @@ pub(crate) async fn unlocked(
     let got: Vec<(Got, u64)> = got.into_iter().collect::<Result<_>>()?;
     if size.is_none() && got.iter().any(|(_, zeros)| *zeros > 0) {
         // The file has become shorter than it was known to be, or has a hole there.
-        size = Some(size_now(core, file).await?);
+        size = Some(size_now(mount, file).await?);
     }
     let inside = ByteRange::new(0, size.unwrap_or(u64::MAX));
     let whole = mode == Mode::Direct && gaps == [range];
@@ -236,7 +236,7 @@ pub(crate) async fn unlocked(
             }
         }
     }
-    core.cache.used(file, range);
+    mount.cache.used(file, range);
     buf.narrow(0..range.len() as usize);
     Ok(buf.into())
 }
@@ -270,7 +270,7 @@ fn copy_part(piece: &Got, part: ByteRange, into: &mut [u8]) {
 
 /// What to ask for: whole pages for the cache, what is missing otherwise.
 fn wanted(
-    core: &Core,
+    mount: &Mount,
     file: &File,
     gaps: &[ByteRange],
     pages: ByteRange,
@@ -287,7 +287,7 @@ fn wanted(
         push_joined(&mut wanted, ByteRange::new(start, whole.end));
     }
     let cut = |part: ByteRange| match mode {
-        Mode::Buffered => super::pieces(core, file, part),
+        Mode::Buffered => super::pieces(mount, file, part),
         Mode::Direct => super::direct_pieces(file, part),
     };
     wanted.into_iter().flat_map(cut).collect()

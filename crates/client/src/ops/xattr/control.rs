@@ -8,8 +8,7 @@
 //! are the master's values, and in lines that begin with `#` which other servers have others, or do not answer.
 
 use crate::api::Ctx;
-use crate::core::{Core, unexpected};
-use crate::telemetry::jobs;
+use crate::mount::{Mount, unexpected};
 use crate::telemetry::status::{STATUS_PART_BYTES, plain};
 use crate::telemetry::tunables::Tunables;
 use amphi_types::{Errno, Result, TargetId};
@@ -28,8 +27,8 @@ const JOBS_AFTER: &str = "jobs.after.";
 /// Processes that may read a long status at the same time.
 const SHOWN_MAX: usize = 8;
 
-fn allowed(core: &Core, ctx: &Ctx) -> bool {
-    ctx.cred.uid == 0 || ctx.cred.uid == core.owner_uid
+fn allowed(mount: &Mount, ctx: &Ctx) -> bool {
+    ctx.cred.uid == 0 || ctx.cred.uid == mount.host.owner_uid
 }
 
 fn lines(rows: &[(String, String, String)]) -> String {
@@ -52,21 +51,21 @@ fn rows_of(answer: Result<Reply>) -> Result<Rows> {
 }
 
 /// The servers' tunables that match, after setting them if there is a value, as the master has them.
-async fn server_tunables(core: &Core, ctx: &Ctx, pattern: &str, value: Option<&str>) -> Result<Rows> {
+async fn server_tunables(mount: &Mount, ctx: &Ctx, pattern: &str, value: Option<&str>) -> Result<Rows> {
     let op = Request::Tunables { pattern: pattern.into(), value: value.map(Into::into) };
     // The master passes it on to the others.
-    rows_of(core.call(TargetId(0), &ctx.cred, op).await)
+    rows_of(mount.call(TargetId(0), &ctx.cred, op).await)
 }
 
 /// The servers' tunables that match: a line for each with the master's value, and one for what is different elsewhere.
-async fn server_lines(core: &Core, ctx: &Ctx, pattern: &str) -> Result<String> {
-    let rows = server_tunables(core, ctx, pattern, None).await?;
+async fn server_lines(mount: &Mount, ctx: &Ctx, pattern: &str) -> Result<String> {
+    let rows = server_tunables(mount, ctx, pattern, None).await?;
     let mut text = lines(&rows);
-    let servers = core.map.lock().servers.clone();
+    let servers = mount.cluster.map.lock().servers.clone();
     if rows.is_empty() || servers.len() < 2 {
         return Ok(text);
     }
-    let answers = core.ask_servers(&ctx.cred, &Request::Tunables { pattern: pattern.into(), value: None }).await;
+    let answers = mount.ask_servers(&ctx.cred, &Request::Tunables { pattern: pattern.into(), value: None }).await;
     for (server, answer) in servers.iter().zip(answers).skip(1) {
         let name = plain(&format!("{} at {}", server.name, server.addrs.join(" ")));
         match rows_of(answer) {
@@ -96,50 +95,50 @@ fn is_known(name: &str) -> bool {
         || [STATUS_FROM, JOBS_AFTER, "tunables."].iter().any(|prefix| name.starts_with(prefix))
 }
 
-pub(super) async fn get(core: &Arc<Core>, ctx: &Ctx, name: &[u8]) -> Result<Vec<u8>> {
+pub(super) async fn get(mount: &Arc<Mount>, ctx: &Ctx, name: &[u8]) -> Result<Vec<u8>> {
     let name = std::str::from_utf8(name).map_err(|_| Errno::NoData)?;
-    if !allowed(core, ctx) {
+    if !allowed(mount, ctx) {
         return Err(if is_known(name) { Errno::Perm } else { Errno::NoData });
     }
-    let now = core.clock.now_ns();
+    let now = mount.clock.now_ns();
     let text = match name {
-        "stats" => core.stats.text(now, &core.gauges()),
-        "stats.json" => core.stats.json(now, &core.gauges()),
-        "jobs" => jobs::json(core, None),
-        "error" => core.complaint.lock().clone(),
+        "stats" => mount.stats.text(now, &mount.gauges()),
+        "stats.json" => mount.stats.json(now, &mount.gauges()),
+        "jobs" => mount.booked_jobs().json(None),
+        "error" => mount.panel.complaint.lock().clone(),
         "pid" => std::process::id().to_string(),
         "status" => {
-            let text = status(core, ctx).await?.into_bytes();
-            let mut shown = core.shown_status.lock();
+            let text = status(mount, ctx).await?.into_bytes();
+            let mut shown = mount.panel.shown_status.lock();
             shown.retain(|(pid, _)| *pid != ctx.pid);
             while shown.len() >= SHOWN_MAX {
                 shown.pop_front();
             }
             shown.push_back((ctx.pid, text));
             drop(shown);
-            return Ok(status_part(core, ctx, 0));
+            return Ok(status_part(mount, ctx, 0));
         }
         name if name.starts_with(STATUS_FROM) => {
             let from = name[STATUS_FROM.len()..].parse().map_err(|_| Errno::NoData)?;
-            return Ok(status_part(core, ctx, from));
+            return Ok(status_part(mount, ctx, from));
         }
-        "counters.server" => server_counters(core, ctx).await?.iter().fold(String::new(), |mut out, (name, value)| {
+        "counters.server" => server_counters(mount, ctx).await?.iter().fold(String::new(), |mut out, (name, value)| {
             let _ = writeln!(out, "{name} {value}");
             out
         }),
-        name if name.starts_with(JOBS_AFTER) => jobs::json(core, name.strip_prefix(JOBS_AFTER)),
+        name if name.starts_with(JOBS_AFTER) => mount.booked_jobs().json(name.strip_prefix(JOBS_AFTER)),
         _ => {
             let pattern = match name.strip_prefix("tunables") {
                 Some("") => "*",
                 Some(rest) => rest.strip_prefix('.').ok_or(Errno::NoData)?,
                 None => return Err(Errno::NoData),
             };
-            let mut text = lines(&core.tunables.list(pattern));
+            let mut text = lines(&mount.tunables.list(pattern));
             if means_server(pattern) {
-                text.push_str(&server_lines(core, ctx, pattern).await?);
+                text.push_str(&server_lines(mount, ctx, pattern).await?);
             }
             if text.is_empty() {
-                core.complain(format!("no tunable matches {pattern:?}"));
+                mount.complain(format!("no tunable matches {pattern:?}"));
                 return Err(Errno::NoData);
             }
             text
@@ -148,45 +147,46 @@ pub(super) async fn get(core: &Arc<Core>, ctx: &Ctx, name: &[u8]) -> Result<Vec<
     Ok(text.into_bytes())
 }
 
-pub(super) async fn set(core: &Arc<Core>, ctx: &Ctx, name: &[u8], text: &str) -> Result<()> {
-    if !allowed(core, ctx) {
+pub(super) async fn set(mount: &Arc<Mount>, ctx: &Ctx, name: &[u8], text: &str) -> Result<()> {
+    if !allowed(mount, ctx) {
         return Err(Errno::Perm);
     }
     match name {
         b"stats" if text == "reset" => {
-            core.stats.reset(core.clock.now_ns());
-            jobs::reset(core);
+            mount.stats.reset(mount.clock.now_ns());
+            mount.booked_jobs().reset();
             Ok(())
         }
-        b"sync" if text == "all" => crate::ops::sync::sync_all(core.clone(), ctx.clone()).await,
+        b"sync" if text == "all" => crate::ops::sync::sync_all(mount.clone(), ctx.clone()).await,
         b"set" => {
-            let (pattern, value) =
-                text.split_once('=').ok_or_else(|| core.complain(format!("{text:?} is not of the form NAME=VALUE")))?;
+            let (pattern, value) = text
+                .split_once('=')
+                .ok_or_else(|| mount.complain(format!("{text:?} is not of the form NAME=VALUE")))?;
             // Nothing is changed anywhere before it is known to fit here; then first what may be out of reach.
-            let near = Tunables::check(pattern, value).map_err(|text| core.complain(text))?;
+            let near = Tunables::check(pattern, value).map_err(|text| mount.complain(text))?;
             let far = if means_server(pattern) {
-                server_tunables(core, ctx, pattern, Some(value)).await.inspect_err(|e| {
-                    core.complain(format!("{pattern}: the server refuses {value:?}: {e}"));
+                server_tunables(mount, ctx, pattern, Some(value)).await.inspect_err(|e| {
+                    mount.complain(format!("{pattern}: the server refuses {value:?}: {e}"));
                 })?
             } else {
                 Vec::new()
             };
             if near.is_empty() && far.is_empty() {
-                return Err(core.complain(format!("no tunable matches {pattern:?}")));
+                return Err(mount.complain(format!("no tunable matches {pattern:?}")));
             }
-            core.tunables.store(&near);
-            core.make_room(0);
+            mount.tunables.store(&near);
+            mount.make_room(0);
             Ok(())
         }
-        _ => Err(core.complain("no such control attribute".into())),
+        _ => Err(mount.complain("no such control attribute".into())),
     }
 }
 
 /// Counters of all servers that answer, added up.
-async fn server_counters(core: &Core, ctx: &Ctx) -> Result<BTreeMap<String, u64>> {
+async fn server_counters(mount: &Mount, ctx: &Ctx) -> Result<BTreeMap<String, u64>> {
     let mut sums = BTreeMap::new();
     let mut failure = Err(Errno::TimedOut);
-    for answer in core.ask_servers(&ctx.cred, &Request::Counters { reset: false }).await {
+    for answer in mount.ask_servers(&ctx.cred, &Request::Counters { reset: false }).await {
         match answer {
             Ok(Reply::Counters(rows)) => {
                 rows.into_iter().for_each(|(name, n)| *sums.entry(name).or_default() += n);
@@ -201,24 +201,24 @@ async fn server_counters(core: &Core, ctx: &Ctx) -> Result<BTreeMap<String, u64>
 }
 
 /// What the status that was shown to the caller last says from byte `from` on, as much as fits into an attribute.
-fn status_part(core: &Core, ctx: &Ctx, from: usize) -> Vec<u8> {
-    let shown = core.shown_status.lock();
+fn status_part(mount: &Mount, ctx: &Ctx, from: usize) -> Vec<u8> {
+    let shown = mount.panel.shown_status.lock();
     let text = shown.iter().find(|(pid, _)| *pid == ctx.pid).map_or(&[][..], |(_, text)| text);
     let from = from.min(text.len());
     text[from..(from + STATUS_PART_BYTES).min(text.len())].to_vec()
 }
 
 /// The cluster's status as JSON: servers, targets, sessions.
-async fn status(core: &Core, ctx: &Ctx) -> Result<String> {
-    let map = core.map.lock().clone();
-    let answers = core.ask_servers(&ctx.cred, &Request::Status).await;
+async fn status(mount: &Mount, ctx: &Ctx) -> Result<String> {
+    let map = mount.cluster.map.lock().clone();
+    let answers = mount.ask_servers(&ctx.cred, &Request::Status).await;
     Ok(crate::telemetry::status::json(&map, &answers.into_iter().map(Result::ok).collect::<Vec<_>>()))
 }
 
-impl Core {
+impl Mount {
     /// Remembers why a change was refused, to be read from `user.amphi.error`.
     pub(crate) fn complain(&self, text: String) -> Errno {
-        *self.complaint.lock() = text;
+        *self.panel.complaint.lock() = text;
         Errno::Inval
     }
 
@@ -230,16 +230,16 @@ impl Core {
             ("cache_evicted_bytes", self.cache.evicted_bytes.load(Relaxed)),
             ("readahead_used_bytes", self.cache.used_ahead_bytes.load(Relaxed)),
             ("readahead_wasted_bytes", self.cache.wasted_ahead_bytes.load(Relaxed)),
-            ("writeback_flight_bytes", self.flight_bytes.load(Relaxed)),
-            ("locks_held", self.locks.held()),
-            ("tokens_held", self.tokens.len()),
-            ("attributes_lent", self.tokens.lent.len()),
-            ("memory_short", u64::from(self.group_short.load(Relaxed))),
-            ("callers_short", self.callers.short_callers() as u64),
-            ("rotating_targets", self.rotating.len()),
+            ("writeback_flight_bytes", self.writeback.flight_bytes.load(Relaxed)),
+            ("locks_held", self.coherence.locks.held()),
+            ("tokens_held", self.coherence.tokens.len()),
+            ("attributes_lent", self.coherence.tokens.lent.len()),
+            ("memory_short", u64::from(self.policy.group_short.load(Relaxed))),
+            ("callers_short", self.policy.callers.short_callers() as u64),
+            ("rotating_targets", self.policy.rotating.len()),
         ];
         let small = crate::prefetch::small_files::gauges(self);
         let named = fixed.into_iter().chain(small).map(|(name, value)| (name.into(), value));
-        named.chain(self.learned.shown()).collect()
+        named.chain(self.policy.learned.shown()).collect()
     }
 }

@@ -4,8 +4,8 @@
 //! Owns: asking the targets, the text. Does not own: how it is shown (`amphi layout get`). What this mount has not
 //! written back yet is written first; what others change meanwhile shows or does not. The file has to be open here.
 
-use crate::core::{Core, unexpected};
 use crate::inode::table;
+use crate::mount::{Mount, unexpected};
 use crate::writeback::flush;
 use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, Result};
 use amphi_wire::{ExtentView, InodeView, Reply, Request};
@@ -25,32 +25,32 @@ struct Lies {
     more: bool,
 }
 
-async fn ask(core: &Core, view: &InodeView, stripe: u32, offset: u64, extents_max: u32) -> Result<Lies> {
+async fn ask(mount: &Mount, view: &InodeView, stripe: u32, offset: u64, extents_max: u32) -> Result<Lies> {
     let object = ObjectId { ino: view.attr.ino, stripe };
     let op = Request::Extents { object, offset, extents_max };
-    match core.call(view.layout.target(view.attr.ino, stripe), &Cred::root(), op).await? {
+    match mount.call(view.layout.target(view.attr.ino, stripe), &Cred::root(), op).await? {
         Reply::Extents { total, bytes, extents, more } => Ok(Lies { total, bytes, extents, more }),
         other => Err(unexpected(&other)),
     }
 }
 
 /// The value of `extents`, or of `extents.STRIPE.OFFSET` for what follows the first dot.
-pub(super) async fn get(core: &Arc<Core>, view: &InodeView, of: Option<&str>) -> Result<Vec<u8>> {
+pub(super) async fn get(mount: &Arc<Mount>, view: &InodeView, of: Option<&str>) -> Result<Vec<u8>> {
     let ino: Ino = view.attr.ino;
-    if let Some(known) = table::use_known(core, ino) {
-        flush::flush(core, known.file(), ByteRange::ALL).await;
+    if let Some(known) = table::use_known(mount, ino) {
+        flush::flush(mount, known.file(), ByteRange::ALL).await;
     }
     let stripes = view.layout.stripes_below(view.attr.size.max(1));
     let mut text = String::new();
     if let Some(of) = of {
         let (stripe, offset) = of.split_once('.').ok_or(Errno::NoData)?;
         let stripe = stripe.parse().ok().filter(|s| *s < stripes).ok_or(Errno::NoData)?;
-        let lies = ask(core, view, stripe, offset.parse().map_err(|_| Errno::NoData)?, SHOWN_MAX).await?;
+        let lies = ask(mount, view, stripe, offset.parse().map_err(|_| Errno::NoData)?, SHOWN_MAX).await?;
         let rows = lies.extents.iter().map(|e| format!("[{},{},{},{}]", e.offset, e.len, e.address, e.written));
         let _ = write!(text, "{{\"extents\":[{}],\"more\":{}}}", rows.collect::<Vec<_>>().join(","), lies.more);
         return Ok(text.into_bytes());
     }
-    let asked = (0..stripes.min(OBJECTS_MAX)).map(|stripe| ask(core, view, stripe, 0, 0));
+    let asked = (0..stripes.min(OBJECTS_MAX)).map(|stripe| ask(mount, view, stripe, 0, 0));
     let mut rows = Vec::new();
     for (stripe, lies) in (0u32..).zip(join_all(asked.collect::<Vec<_>>()).await) {
         let (lies, target) = (lies?, view.layout.target(ino, stripe).0);

@@ -5,8 +5,8 @@
 use super::{KEPT_NS, Key, Opened, READ, READY_MAX, Ready, State, UnderWay};
 use crate::coherence::locks::coming::Coming;
 use crate::coherence::tokens::{self, Told};
-use crate::core::{Core, unexpected};
 use crate::inode::File;
+use crate::mount::{Mount, unexpected};
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Knob;
 use amphi_env::Buf;
@@ -22,7 +22,7 @@ const UNIT: u64 = crate::cache::UNIT;
 
 /// A question that is entered: from now on what it asks for is on its way. Dropped, it is not any more.
 pub(super) struct Batch {
-    core: Arc<Core>,
+    mount: Arc<Mount>,
     id: u64,
     dir: Ino,
     parts: Vec<ReadPart>,
@@ -30,7 +30,7 @@ pub(super) struct Batch {
 
 /// Enters a question for those of `plan` that are not at hand. The caller notes how busy the table is.
 pub(super) fn begin(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     state: &mut State,
     dir: Ino,
     opening: Ino,
@@ -43,7 +43,7 @@ pub(super) fn begin(
         if at_hand || ino.target() != dir.target() || parts.len() >= BATCH_PARTS_MAX {
             continue;
         }
-        let file = core.files.get(ino);
+        let file = mount.files.get(ino);
         if file.as_ref().is_some_and(|f| f.open_count() > 0) {
             continue;
         }
@@ -62,12 +62,12 @@ pub(super) fn begin(
         void: false,
     };
     state.under_way.insert(state.clock, under_way);
-    Some(Batch { core: core.clone(), id: state.clock, dir, parts })
+    Some(Batch { mount: mount.clone(), id: state.clock, dir, parts })
 }
 
 impl Drop for Batch {
     fn drop(&mut self) {
-        let siblings = &self.core.siblings;
+        let siblings = &self.mount.prefetch.siblings;
         {
             let mut state = siblings.state.lock();
             state.under_way.remove(&self.id);
@@ -78,20 +78,20 @@ impl Drop for Batch {
 }
 
 /// Asks, and takes what comes.
-pub(super) async fn run(core: Arc<Core>, cred: Cred, batch: Batch) {
+pub(super) async fn run(mount: Arc<Mount>, cred: Cred, batch: Batch) {
     let object = |ino| ObjectId { ino, stripe: 0 };
     let coming: Vec<Option<Coming>> =
-        batch.parts.iter().map(|p| p.data.then(|| Coming::new(&core, object(p.ino)))).collect();
+        batch.parts.iter().map(|p| p.data.then(|| Coming::new(&mount, object(p.ino)))).collect();
     let op = Request::ReadBatch {
         dir: batch.dir,
         parts: batch.parts.clone(),
-        bytes_max: core.tunables.get(Knob::SmallAheadBytes) as u32,
-        ask_back: core.tunables.on(Knob::SmallAheadAskBack),
-        tokens: core.company.uses_tokens(),
+        bytes_max: mount.tunables.get(Knob::SmallAheadBytes) as u32,
+        ask_back: mount.tunables.on(Knob::SmallAheadAskBack),
+        tokens: mount.coherence.company.uses_tokens(),
     };
-    core.stats.bytes(Count::SmallAheadAsked, batch.parts.len() as u64);
-    let asked_ns = core.clock.boot_ns();
-    let told = tokens::call(&core, batch.dir.target(), &cred, op, &[]).await;
+    mount.stats.bytes(Count::SmallAheadAsked, batch.parts.len() as u64);
+    let asked_ns = mount.clock.boot_ns();
+    let told = tokens::call(&mount, batch.dir.target(), &cred, op, &[]).await;
     let cred = Arc::new(cred);
     let result = told.and_then(|mut told| match told.take()? {
         Reply::FilesAhead(files) if files.len() == batch.parts.len() => Ok((files, told)),
@@ -117,8 +117,8 @@ pub(super) async fn run(core: Arc<Core>, cred: Cred, batch: Batch) {
                 with_bytes += u64::from(found.bytes.is_some());
                 got_bytes += found.bytes.map_or(0, u64::from);
                 got += 1;
-                let file = accept(&core, &batch, &told, part, found, bytes, coming);
-                keep(&core, &batch, &told, part, file, &cred, asked_ns);
+                let file = accept(&mount, &batch, &told, part, found, bytes, coming);
+                keep(&mount, &batch, &told, part, file, &cred, asked_ns);
             }
             Err(e) => {
                 drop(coming);
@@ -128,15 +128,15 @@ pub(super) async fn run(core: Arc<Core>, cred: Cred, batch: Batch) {
             }
         }
     }
-    let contended = told.contended_places.iter().filter_map(|&at| core.files.get(batch.parts.get(at)?.ino));
-    contended.for_each(|file| core.note_contention(&file, true));
-    core.stats.bytes(Count::SmallAheadGot, got as u64);
-    note(&core, &batch, got, (with_bytes, got_bytes), later);
+    let contended = told.contended_places.iter().filter_map(|&at| mount.files.get(batch.parts.get(at)?.ino));
+    contended.for_each(|file| mount.note_contention(&file, true));
+    mount.stats.bytes(Count::SmallAheadGot, got as u64);
+    note(&mount, &batch, got, (with_bytes, got_bytes), later);
 }
 
 /// Takes one file in: its open, its attributes, its lock, and its bytes if they are certain.
 fn accept(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     batch: &Batch,
     told: &Told,
     part: &ReadPart,
@@ -145,16 +145,16 @@ fn accept(
     coming: Option<Coming>,
 ) -> (Opened, u64) {
     let size = found.inode.attr.size;
-    let (file, fill) = core.files.open_ahead(found.inode, READ, told.moment, ByteRange::new(0, size));
-    let opened = Opened { core: core.clone(), file: Some(file.clone()) };
+    let (file, fill) = mount.files.open_ahead(found.inode, READ, told.moment, ByteRange::new(0, size));
+    let opened = Opened { mount: mount.clone(), file: Some(file.clone()) };
     // Alone, this mount cuts a file that it does not know without a lock. From here on it is known.
-    let bytes = bytes.filter(|_| !core.siblings.state.lock().is_spoiled(batch.id, batch.dir, part));
+    let bytes = bytes.filter(|_| !mount.prefetch.siblings.state.lock().is_spoiled(batch.id, batch.dir, part));
     let pin = coming.zip(found.lock).and_then(|(coming, (lock, range))| coming.granted(lock, range));
     told.keep_entry(batch.dir, &part.name, part.ino, Some(found.inode), &found.tokens);
     let mut filled = 0;
     if let Some(id) = fill {
         if let (Some(_), Some(bytes)) = (&pin, bytes)
-            && put(core, &file, id, size, bytes)
+            && put(mount, &file, id, size, bytes)
         {
             filled = size;
         }
@@ -165,26 +165,26 @@ fn accept(
 }
 
 /// Puts the bytes of a file into the cache, under its pinned lock.
-fn put(core: &Arc<Core>, file: &Arc<File>, fill: u64, size: u64, bytes: Buf) -> bool {
+fn put(mount: &Arc<Mount>, file: &Arc<File>, fill: u64, size: u64, bytes: Buf) -> bool {
     if size == 0 {
         return true;
     }
-    if !core.make_room(size.next_multiple_of(UNIT)) {
+    if !mount.make_room(size.next_multiple_of(UNIT)) {
         return false;
     }
-    core.stats.bytes(Count::Fill, size);
+    mount.stats.bytes(Count::Fill, size);
     // A unit that keeps the buffer it came in would keep that of its siblings.
     let own = if bytes.len() as u64 >= UNIT { bytes.len() as u64 } else { 0 };
     let bytes = if own > 0 { Buf::copy_of(&bytes) } else { bytes };
     let true_still = |part| file.fill_is_true(fill, part);
-    let copied = core.cache.fill(file, ByteRange::new(0, size), &Arc::new(bytes), true, true_still);
-    core.stats.moved(Count::CopiedIn, own + copied);
+    let copied = mount.cache.fill(file, ByteRange::new(0, size), &Arc::new(bytes), true, true_still);
+    mount.stats.moved(Count::CopiedIn, own + copied);
     true
 }
 
 /// Keeps an open for who comes, unless something has changed meanwhile.
 fn keep(
-    core: &Arc<Core>,
+    mount: &Arc<Mount>,
     batch: &Batch,
     told: &Told,
     part: &ReadPart,
@@ -193,9 +193,9 @@ fn keep(
     asked_ns: u64,
 ) {
     let Some(file) = opened.file.clone() else { return };
-    let rule = core.company.rule();
-    let certain = rule & 1 == 1 || tokens::holds_attributes(core, part.ino);
-    let mut guard = core.siblings.state.lock();
+    let rule = mount.coherence.company.rule();
+    let certain = rule & 1 == 1 || tokens::holds_attributes(mount, part.ino);
+    let mut guard = mount.prefetch.siblings.state.lock();
     let state = &mut *guard;
     let spoiled = state.is_spoiled(batch.id, batch.dir, part);
     if spoiled || !certain || told.moment.rule() != rule || state.ready.contains_key(&part.ino) {
@@ -209,28 +209,28 @@ fn keep(
     state.ready_bytes += bytes;
     let until_ns = asked_ns.saturating_add(KEPT_NS);
     state.ready.insert(part.ino, Ready { opened, dir, name, cred, rule, until_ns, bytes, alone_in_name });
-    core.siblings.note_busy(state);
+    mount.prefetch.siblings.note_busy(state);
 }
 
 /// Notes how large the files are, and which to ask for once more.
-fn note(core: &Core, batch: &Batch, got: usize, (with_bytes, bytes): (u64, u64), later: Vec<(Name, Ino)>) {
-    let now_ns = core.clock.now_ns();
-    let mut state = core.siblings.state.lock();
+fn note(mount: &Mount, batch: &Batch, got: usize, (with_bytes, bytes): (u64, u64), later: Vec<(Name, Ino)>) {
+    let now_ns = mount.clock.now_ns();
+    let mut state = mount.prefetch.siblings.state.lock();
     let Some(directory) = state.directories.get_mut(&batch.dir) else { return };
     let refused = batch.parts.len() - got - later.len();
     (0..refused).for_each(|_| directory.note_wasted(now_ns));
-    core.stats.bytes(Count::SmallAheadLater, later.len() as u64);
+    mount.stats.bytes(Count::SmallAheadLater, later.len() as u64);
     directory.note_sizes(with_bytes, bytes);
     directory.ask_later(later);
 }
 
 /// Reads the names of a directory whose files are opened one after the other without having been listed.
-pub(super) async fn load(core: Arc<Core>, cred: Cred, dir: Ino) {
+pub(super) async fn load(mount: Arc<Mount>, cred: Cred, dir: Ino) {
     let mut from = 0;
     for _ in 0..super::order::NAMES_MAX / ENTRIES as usize {
         let op = Request::ReadDir { dir, cookie: from, max: ENTRIES, plus: false };
-        let Ok(Reply::Entries { entries, end, .. }) = core.call(dir.target(), &cred, op).await else { return };
-        super::listed(&core, dir, from, &entries, end);
+        let Ok(Reply::Entries { entries, end, .. }) = mount.call(dir.target(), &cred, op).await else { return };
+        super::listed(&mount, dir, from, &entries, end);
         match entries.last() {
             Some(last) if !end => from = last.cookie,
             _ => return,

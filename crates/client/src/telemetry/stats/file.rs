@@ -1,7 +1,7 @@
 //! Counters of one file: requests and bytes by reason, and what went on between this mount and the servers about it.
 //!
 //! Owns: them, and the open files that have not booked theirs yet. Does not own: which file a message is about
-//! (`messages`).
+//! (`conn::messages`).
 
 use super::{ByReason, Ledger};
 use parking_lot::Mutex;

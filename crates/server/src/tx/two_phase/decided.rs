@@ -35,7 +35,7 @@ type Changes = (Timespec, Vec<(TargetId, Vec<Part>)>);
 
 /// Decisions of one target that have their changes, and its marks.
 #[derive(Default)]
-pub(super) struct Carried {
+pub(in crate::tx) struct Carried {
     /// Decisions whose items are in the log, with their participants.
     known: BTreeMap<TxId, Vec<TargetId>>,
     /// Of them: those whose participants have made the changes.
@@ -50,28 +50,28 @@ pub(super) struct Carried {
 
 impl Carried {
     /// A decision of an earlier run.
-    pub(super) fn found(&mut self, tx: TxId, now: Timespec, parts: Vec<(TargetId, Vec<Part>)>) {
+    pub(in crate::tx) fn found(&mut self, tx: TxId, now: Timespec, parts: Vec<(TargetId, Vec<Part>)>) {
         self.known.insert(tx, parts.iter().map(|(t, _)| *t).collect());
         self.found.insert(tx, (now, parts));
     }
 
     /// A mark of an earlier run.
-    pub(super) fn found_mark(&mut self, tx: TxId) {
+    pub(in crate::tx) fn found_mark(&mut self, tx: TxId) {
         self.marks.insert(tx);
     }
 
     /// Notes a decision that is logged with its changes.
-    pub(super) fn decide(&mut self, tx: TxId, participants: Vec<TargetId>) {
+    pub(in crate::tx) fn decide(&mut self, tx: TxId, participants: Vec<TargetId>) {
         self.known.insert(tx, participants);
     }
 
     /// Whether the operation was decided and is not forgotten yet.
-    pub(super) fn knows(&self, tx: TxId) -> bool {
+    pub(in crate::tx) fn knows(&self, tx: TxId) -> bool {
         self.known.contains_key(&tx)
     }
 
     /// Whether nothing is left to be forgotten.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(in crate::tx) fn is_idle(&self) -> bool {
         self.known.is_empty() && !self.forgetting
     }
 }
@@ -83,7 +83,7 @@ impl Carried {
 /// (`Target::settle`); so only operations are carried out like this whose participants change what nobody finds by a
 /// name. One that builds on the coordinator's changes and has other participants makes those stable first (`prepare`),
 /// this decision with them.
-pub(super) fn carry_out<E: Env>(
+pub(in crate::tx) fn carry_out<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
     tx: TxId,
@@ -107,7 +107,7 @@ pub(super) fn carry_out<E: Env>(
 }
 
 /// Forgets a decision whose changes were made, within some time.
-pub(super) fn forget_soon<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId) {
+pub(in crate::tx) fn forget_soon<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId) {
     {
         let carried = &mut target.intents.borrow_mut().carried;
         carried.over.push(tx);
@@ -186,7 +186,7 @@ pub async fn redo<E: Env>(
 }
 
 /// Does again what decisions of an earlier run have, and removes marks that are of no use any more.
-pub(super) async fn recover<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> Result<()> {
+pub(in crate::tx) async fn recover<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> Result<()> {
     let found = std::mem::take(&mut target.intents.borrow_mut().carried.found);
     for (tx, (now, all)) in found {
         for (participant, parts) in all {

@@ -19,18 +19,18 @@ const TRUST_MAX: u32 = 8;
 
 /// What one target's directories did that became empty.
 #[derive(Debug, Default)]
-pub(super) struct Foreseen {
+pub(in crate::tx) struct Foreseen {
     trust: u32,
 }
 
 impl Foreseen {
     /// A directory was removed that needed the sync.
-    pub(super) fn removed(&mut self) {
+    pub(in crate::tx) fn removed(&mut self) {
         self.trust = (self.trust + 2).min(TRUST_MAX);
     }
 
     /// A directory has become empty: whether to expect its removal.
-    pub(super) fn emptied(&mut self) -> bool {
+    pub(in crate::tx) fn emptied(&mut self) -> bool {
         let expected = self.trust > 0;
         self.trust = self.trust.saturating_sub(1);
         expected
@@ -38,12 +38,12 @@ impl Foreseen {
 }
 
 /// Whether the change is a participant's in the removal of a directory.
-pub(super) fn removes_directory(part: &Part) -> bool {
+pub(in crate::tx) fn removes_directory(part: &Part) -> bool {
     matches!(part, Part::Unlink { kind: Kind::Dir, .. })
 }
 
 /// The directory that loses a name.
-pub(super) fn losing_directory(parts: &[Part]) -> Option<Ino> {
+pub(in crate::tx) fn losing_directory(parts: &[Part]) -> Option<Ino> {
     parts.iter().find_map(|part| match part {
         Part::RemoveDentry { dir, .. } => Some(*dir),
         _ => None,
@@ -53,7 +53,7 @@ pub(super) fn losing_directory(parts: &[Part]) -> Option<Ino> {
 impl<E: Env> Cx<E> {
     /// Record `lsn`, which is written, took a name out of `dir`: begins to make it stable if that was the last one and
     /// the removal of the directory is expected. Nobody waits for it.
-    pub(super) fn foresee_removal(&self, dir: Ino, lsn: Lsn) {
+    pub(in crate::tx) fn foresee_removal(&self, dir: Ino, lsn: Lsn) {
         if !self.worker.tunables.foreseen_removals.is_on() || !self.worker.tunables.carried_decisions.is_on() {
             return;
         }

@@ -7,46 +7,46 @@
 //!
 //! Owns: giving back what they bring. Does not own: tokens, which every revocation ends (`tokens`).
 
-use crate::core::Core;
 use crate::inode::Moment;
+use crate::mount::Mount;
 use crate::ops::open::release;
 use amphi_types::TargetId;
 use amphi_wire::{Access, Answer, Call, InodeView, Lane, Make, Reply, Request};
 use std::sync::Arc;
 
 /// A call that was given up has been answered.
-pub(crate) fn answered(core: &Arc<Core>, call: Call, answer: Answer) {
+pub(crate) fn answered(mount: &Arc<Mount>, call: Call, answer: Answer) {
     let Ok(reply) = answer.result else { return };
     match (call.op, reply) {
-        (_, Reply::Locked { lock, .. } | Reply::LockWaits { lock }) => unlock(core, call.target, vec![lock]),
-        (Request::Open { access, .. }, Reply::Inode(view)) => close(core, view, access),
+        (_, Reply::Locked { lock, .. } | Reply::LockWaits { lock }) => unlock(mount, call.target, vec![lock]),
+        (Request::Open { access, .. }, Reply::Inode(view)) => close(mount, view, access),
         (
             Request::Make { make: Make::File { open: Some(access), .. }, .. } | Request::MakeTmp { open: access, .. },
             Reply::Made { inode, lock, .. },
         ) => {
-            close(core, inode, access);
-            unlock(core, inode.attr.ino.target(), lock.into_iter().collect());
+            close(mount, inode, access);
+            unlock(mount, inode.attr.ino.target(), lock.into_iter().collect());
         }
         (Request::ReadBatch { .. }, Reply::FilesAhead(files)) => {
             let mut locks = Vec::new();
             for file in files.into_iter().flatten() {
-                close(core, file.inode, Access { read: true, write: false });
+                close(mount, file.inode, Access { read: true, write: false });
                 locks.extend(file.lock.map(|(lock, _)| lock));
             }
-            unlock(core, call.target, locks);
+            unlock(mount, call.target, locks);
         }
         _ => {}
     }
 }
 
-fn unlock(core: &Core, target: TargetId, locks: Vec<u64>) {
+fn unlock(mount: &Mount, target: TargetId, locks: Vec<u64>) {
     if !locks.is_empty() {
-        drop(core.insist(Lane::Answer, target, Request::LockCancel { locks }));
+        drop(mount.insist(Lane::Answer, target, Request::LockCancel { locks }));
     }
 }
 
 /// As for any open, so that a server that restarts hears of it before it hears the close.
-fn close(core: &Arc<Core>, view: InodeView, access: Access) {
-    let file = core.files.open(view, access, Moment::PAST);
-    release(core, &file, access, false);
+fn close(mount: &Arc<Mount>, view: InodeView, access: Access) {
+    let file = mount.files.open(view, access, Moment::PAST);
+    release(mount, &file, access, false);
 }

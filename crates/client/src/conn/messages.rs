@@ -4,8 +4,8 @@
 //! those messages count with no file. Neither does what is sent before the mount knows the file, such as its first
 //! open.
 
-use super::FileEvent;
 use crate::inode::FileTable;
+use crate::telemetry::stats::FileEvent;
 use amphi_types::Ino;
 use amphi_wire::Request;
 

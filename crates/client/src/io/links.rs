@@ -15,9 +15,9 @@ mod opening;
 
 use crate::coherence::sharing;
 use crate::conn::queue::Outgoing;
-use crate::core::Core;
 use crate::inode::Signal;
 use crate::io::{Events, Way};
+use crate::mount::Mount;
 use crate::telemetry::tunables::{Knob, TABLE};
 use amphi_env::Env;
 use amphi_transport::{CallOptions, Link, LinkConfig, LinkError, Outcome, Recovery, Timeouts, ToldCall};
@@ -44,7 +44,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// The connections of a mount.
 pub(crate) struct Links<E: Env> {
     env: E,
-    pub(crate) core: Arc<Core>,
+    pub(crate) mount: Arc<Mount>,
     config: LinkConfig,
     /// The master is in this process: its connection does not come back.
     local: bool,
@@ -76,9 +76,9 @@ fn map_of_one(cluster: u64, pool: u16, addrs: &[String]) -> ClusterMap {
 }
 
 /// What a call has come to that was not answered.
-fn failed(core: &Core, error: LinkError) -> Errno {
+fn failed(mount: &Mount, error: LinkError) -> Errno {
     // With the session its connections end.
-    sharing::check(core).err().unwrap_or(Errno::from(error))
+    sharing::check(mount).err().unwrap_or(Errno::from(error))
 }
 
 /// What is wrong with a map: every target must have exactly one server, target 0 the first.
@@ -100,7 +100,7 @@ impl<E: Env> Links<E> {
     /// Finds the master, has it admit the session, and learns the map.
     ///
     /// Errors: those of connecting, of all addresses that were tried.
-    pub(crate) async fn open(env: E, core: Arc<Core>, mut config: LinkConfig, way: Way) -> io::Result<Rc<Links<E>>> {
+    pub(crate) async fn open(env: E, mount: Arc<Mount>, mut config: LinkConfig, way: Way) -> io::Result<Rc<Links<E>>> {
         let found = match &way {
             Way::Local(_) => None,
             Way::Addresses => Some(find::master(&env, &config).await?),
@@ -118,13 +118,13 @@ impl<E: Env> Links<E> {
             give_up_s: Cell::new(TABLE[Knob::GiveUpS as usize].default),
             seats: RefCell::new(vec![seat.clone()]),
             routes: RefCell::default(),
-            master_heard: Cell::new((0, core.clock.boot_ns())),
+            master_heard: Cell::new((0, mount.clock.boot_ns())),
             asking: Cell::new(false),
             announced: Cell::new(0),
             first_begun: Cell::new(0),
             changed: Signal::default(),
             env: env.clone(),
-            core: core.clone(),
+            mount: mount.clone(),
             config: config.clone(),
         });
         let events = Rc::new(Events::new(env.clone(), &links, &seat));
@@ -135,9 +135,9 @@ impl<E: Env> Links<E> {
         let welcome = link.welcome();
         seat.set(Stage::Open(link.clone()));
         links.first_begun.set(welcome.begun);
-        core.company.leases.surely_heard(seat.lease(), core.clock.boot_ns());
-        sharing::welcomed(&core, &welcome);
-        core.learn(&welcome);
+        mount.coherence.company.leases.surely_heard(seat.lease(), mount.clock.boot_ns());
+        sharing::welcomed(&mount, &welcome);
+        mount.cluster.learn(&welcome);
         let map = match map {
             Some(map) if map.epoch >= welcome.map_epoch => map,
             _ => match links.ask(&link).await {
@@ -162,9 +162,9 @@ impl<E: Env> Links<E> {
             return self.send_late(out);
         };
         let Outgoing { lane, call, payload, pad, answer, insist, .. } = out;
-        let core = self.core.clone();
+        let mount = self.mount.clone();
         let done = Box::new(move |outcome: Outcome| {
-            let _ = answer.send(outcome.map_err(|e| failed(&core, e)));
+            let _ = answer.send(outcome.map_err(|e| failed(&mount, e)));
         });
         if let Err(late) = link.call_and_tell(ToldCall { lane, call, payload, pad, insist, done }) {
             let link = link.clone();
@@ -184,7 +184,7 @@ impl<E: Env> Links<E> {
             let whole = async {
                 let link = links.link_for(call.target, insist).await?;
                 let outcome = link.call_with(CallOptions { lane, pad, deadline, insist }, call, payload).await;
-                outcome.map_err(|e| failed(&links.core, e))
+                outcome.map_err(|e| failed(&links.mount, e))
             };
             let outcome = match deadline {
                 None => whole.await,
@@ -229,14 +229,14 @@ impl<E: Env> Links<E> {
 
     /// Takes what a server says of the storage of its targets.
     pub(crate) fn learn_storage(&self, seat: &Seat<E>, welcome: &Welcome) {
-        self.core.rotating.learn(&self.targets_of(seat, welcome.pool), &welcome.rotating);
+        self.mount.policy.rotating.learn(&self.targets_of(seat, welcome.pool), &welcome.rotating);
     }
 
     async fn ask(&self, link: &Link<E>) -> Result<ClusterMap, Errno> {
         let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Map };
         match link.call(Lane::Urgent, call, None, 0).await?.0.result? {
             Reply::Map(map) => Ok(map),
-            other => Err(crate::core::unexpected(&other)),
+            other => Err(crate::mount::unexpected(&other)),
         }
     }
 
@@ -254,7 +254,7 @@ impl<E: Env> Links<E> {
                 Ok(link) => self.ask(&link).await,
                 Err(e) => Err(e),
             };
-            if self.core.company.is_lost() {
+            if self.mount.coherence.company.is_lost() {
                 return Err(Errno::Io);
             }
             match heard {
@@ -267,7 +267,7 @@ impl<E: Env> Links<E> {
 
     /// A server came back after a restart: its map counts if it is newer. The master knows the newest.
     pub(crate) async fn catch_up(self: &Rc<Self>, recovery: &Recovery<E>) {
-        if recovery.welcome().map_epoch <= self.core.map.lock().epoch {
+        if recovery.welcome().map_epoch <= self.mount.cluster.map.lock().epoch {
             return;
         }
         let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Map };
@@ -289,7 +289,7 @@ impl<E: Env> Links<E> {
         if epoch > self.announced.get() {
             self.announced.set(epoch);
         }
-        if epoch > self.core.map.lock().epoch {
+        if epoch > self.mount.cluster.map.lock().epoch {
             self.start_refresh();
         }
     }
@@ -309,7 +309,7 @@ impl<E: Env> Links<E> {
                     },
                     Err(e) => tracing::warn!("the cluster map cannot be asked for: {e}"),
                 }
-                if links.core.map.lock().epoch >= links.announced.get() {
+                if links.mount.cluster.map.lock().epoch >= links.announced.get() {
                     break;
                 }
                 links.env.sleep(MAP_PAUSE).await;
@@ -327,8 +327,8 @@ impl<E: Env> Links<E> {
     /// Takes a map over if it is newer than the one at hand.
     pub(crate) fn adopt(self: &Rc<Self>, map: ClusterMap) {
         let (first, known) = {
-            let at_hand = self.core.map.lock();
-            let known = self.core.cluster.load(Ordering::Relaxed);
+            let at_hand = self.mount.cluster.map.lock();
+            let known = self.mount.cluster.id.load(Ordering::Relaxed);
             if !at_hand.servers.is_empty() && map.epoch <= at_hand.epoch {
                 return;
             }
@@ -358,10 +358,10 @@ impl<E: Env> Links<E> {
             tracing::info!(epoch = map.epoch, servers = map.servers.len(), targets = map.pool(), "cluster map");
         }
         *self.seats.borrow_mut() = seats;
-        self.core.pool.store(map.pool(), Ordering::Relaxed);
-        *self.core.map.lock() = map;
+        self.mount.cluster.pool.store(map.pool(), Ordering::Relaxed);
+        *self.mount.cluster.map.lock() = map;
         self.reroute();
-        if !self.core.company.is_alone() {
+        if !self.mount.coherence.company.is_alone() {
             self.reach_all();
         }
     }
@@ -369,7 +369,7 @@ impl<E: Env> Links<E> {
     /// Enters the open connections into the table by target.
     fn reroute(&self) {
         let seats = self.seats.borrow();
-        let mut routes = vec![None; usize::from(self.core.map.lock().pool())];
+        let mut routes = vec![None; usize::from(self.mount.cluster.map.lock().pool())];
         for seat in seats.iter() {
             let link = seat.link();
             for target in seat.targets() {
@@ -379,7 +379,7 @@ impl<E: Env> Links<E> {
             }
         }
         *self.routes.borrow_mut() = routes;
-        let mut leases = vec![Arc::default(); usize::from(self.core.map.lock().pool())];
+        let mut leases = vec![Arc::default(); usize::from(self.mount.cluster.map.lock().pool())];
         for seat in seats.iter() {
             for target in seat.targets() {
                 if let Some(lease) = leases.get_mut(usize::from(target.0)) {
@@ -387,7 +387,7 @@ impl<E: Env> Links<E> {
                 }
             }
         }
-        self.core.company.leases.set(leases);
+        self.mount.coherence.company.leases.set(leases);
     }
 
     /// In company of other mounts there is a connection to each server: one that was restarted waits for all who may
@@ -400,20 +400,20 @@ impl<E: Env> Links<E> {
     /// Looks whether the master of several servers has been silent for so long that this mount may not be alone any
     /// more.
     pub(crate) fn mind_silence(&self) {
-        let (now, messages) = (self.core.clock.boot_ns(), self.master().messages.get());
+        let (now, messages) = (self.mount.clock.boot_ns(), self.master().messages.get());
         let (seen, at) = self.master_heard.get();
-        if !self.core.company.is_alone() || self.seats.borrow().len() < 2 || messages != seen {
+        if !self.mount.coherence.company.is_alone() || self.seats.borrow().len() < 2 || messages != seen {
             self.master_heard.set((messages, now));
         } else if now.saturating_sub(at) >= sharing::CAUTION_NS {
-            sharing::be_cautious(&self.core);
+            sharing::be_cautious(&self.mount);
         }
     }
 
     /// The connection of `seat` is down. That of a master in this process ends with the session alone.
     pub(crate) fn went_down(&self, seat: &Rc<Seat<E>>) {
-        let stopping = self.core.stopping.load(Ordering::Acquire);
+        let stopping = self.mount.life.stopping.load(Ordering::Acquire);
         if self.local && self.is_master(seat) && !stopping {
-            sharing::lose(&self.core, "it did not answer");
+            sharing::lose(&self.mount, "it did not answer");
             self.leave_others();
         }
     }
@@ -445,7 +445,7 @@ impl<E: Env> Links<E> {
 
     /// Brings the tunable to every connection.
     pub(crate) fn tune(&self) {
-        let give_up_s = self.core.tunables.get(Knob::GiveUpS);
+        let give_up_s = self.mount.tunables.get(Knob::GiveUpS);
         if give_up_s == self.give_up_s.get() {
             return;
         }

@@ -1,131 +1,84 @@
-//! The state both halves share.
+//! `Mount`: what a mount has one of, a service of each floor, shared by the callers' threads and the I/O half.
 //!
-//! Owns: what a mount has one of, sending a request, room in the cache. Does not own: what operations do (`ops`), the
-//! public interface (`client`), the connection (`io`).
+//! Owns: sending a request, room in the cache, the end of the mount. Does not own: what the services do (their floors),
+//! operations (`ops`), the public interface (`client`), the connection (`io`).
 
 use crate::api::{ClientConfig, Clock, ReadText};
 use crate::cache::PageCache;
-use crate::cache::limit::Trees;
-use crate::coherence::bare::Bare;
-use crate::coherence::directories::Directories;
-use crate::coherence::file_locks::FileLockTable;
-use crate::coherence::group_lock::GroupNews;
-use crate::coherence::locks::Locks;
-use crate::coherence::sharing::Company;
-use crate::coherence::tokens::Tokens;
-use crate::coherence::walks::Walks;
+use crate::coherence::Coherence;
+use crate::conn::cluster::Cluster;
+use crate::conn::messages;
 use crate::conn::pauses::Pauses;
 use crate::conn::queue::{Item, Outgoing, Queue};
-use crate::inode::unlinked::Removed;
-use crate::inode::{File, FileTable, Moment, Signal};
-use crate::policy::caller_memory::Callers;
-use crate::policy::rotational::Rotating;
-use crate::policy::throughput::Learned;
-use crate::prefetch::large_reads::DirectStreams;
-use crate::prefetch::small_files::Siblings;
+use crate::inode::{File, FileTable, Moment};
+use crate::policy::Policy;
+use crate::prefetch::Prefetch;
 use crate::telemetry::jobs::{Job, JobName, Jobs};
-use crate::telemetry::stats::{Count, FileEvent, Stats, messages};
+use crate::telemetry::stats::{Count, FileEvent, Stats};
 use crate::telemetry::tunables::{Knob, Tunables};
-use crate::writeback::backlog::Backlog;
-use crate::writeback::batch::SmallFiles;
-use crate::writeback::deferred_close::Closes;
-use crate::writeback::flush::{self, Spreading};
-use crate::writeback::free_space::Room;
-use crate::writeback::writeback_errors::Losses;
+use crate::writeback::WriteBack;
+use crate::writeback::flush;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Cred, Errno, Layout, ObjectId, Result, TargetId, Timespec};
-use amphi_wire::{Answer, Call, ClusterMap, Lane, Reply, Request, ServerInfo};
+use amphi_wire::{Answer, Call, Lane, Reply, Request, ServerInfo};
 use futures_channel::oneshot;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How long a server may take to say something about itself.
 const SERVER_PATIENCE: Duration = Duration::from_secs(2);
 
-/// State that both halves share.
-pub(crate) struct Core {
+/// State that both halves share: a few services, each of the floor that owns it.
+pub(crate) struct Mount {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) tunables: Tunables,
     pub(crate) stats: Stats,
     pub(crate) jobs: Jobs,
-    /// The job of opens that name none.
-    own_job: Option<JobName>,
-    pub(crate) job_variables: Vec<String>,
+    pub(crate) policy: Policy,
+    pub(crate) queue: Queue,
+    pub(crate) cluster: Cluster,
     pub(crate) cache: PageCache,
     pub(crate) files: FileTable,
-    pub(crate) locks: Locks,
-    pub(crate) tokens: Tokens,
-    pub(crate) directories: Directories,
-    pub(crate) removed: Removed,
-    pub(crate) seek_maps: crate::ops::seek::Maps,
-    pub(crate) walks: Walks,
-    pub(crate) bare: Bare,
-    pub(crate) company: Company,
-    pub(crate) file_locks: FileLockTable,
-    pub(crate) spreading: Spreading,
-    /// Small files that wait for company.
-    pub(crate) small_files: SmallFiles,
-    pub(crate) siblings: Siblings,
-    pub(crate) closes: Closes,
-    pub(crate) queue: Queue,
+    pub(crate) coherence: Coherence,
+    pub(crate) writeback: WriteBack,
+    pub(crate) prefetch: Prefetch,
+    pub(crate) panel: Panel,
+    pub(crate) host: Host,
+    pub(crate) life: Life,
+}
+
+/// What the machine is to a mount.
+pub(crate) struct Host {
+    /// Who may turn knobs, beside root.
     pub(crate) owner_uid: u32,
+    /// Reads a file of the machine, for memory groups.
     pub(crate) read_text: Option<ReadText>,
-    /// Targets of the cluster, from `Welcome`; 0 before.
-    pub(crate) pool: AtomicU16,
-    /// How long a front end may keep names and attributes while the mount is alone, ms.
-    pub(crate) token_ms: AtomicU32,
-    pub(crate) cluster: AtomicU64,
-    /// Which server has which targets; no servers before the first connection.
-    pub(crate) map: Mutex<ClusterMap>,
-    /// The last thing a control attribute complained about.
+    /// The time of the last tick: cheap to read, at most a second behind.
+    pub(crate) coarse_ns: AtomicU64,
+}
+
+/// What control attributes have shown.
+pub(crate) struct Panel {
+    /// The last thing that one complained about.
     pub(crate) complaint: Mutex<String>,
     /// The statuses that were shown last, by the process that asked: who reads a long one reads on in its own.
     pub(crate) shown_status: Mutex<VecDeque<(u32, Vec<u8>)>>,
-    /// The memory group is above its share; measured by the I/O half.
-    pub(crate) group_short: AtomicBool,
-    /// Where memory groups are, for the I/O half.
-    pub(crate) memory_trees: OnceLock<Trees>,
-    /// The same of the processes that call.
-    pub(crate) callers: Callers,
-    /// Targets on rotating storage.
-    pub(crate) rotating: Rotating,
-    /// What direct requests and the cache carry.
-    pub(crate) learned: Learned,
-    /// Bytes of write-back under way.
-    pub(crate) flight_bytes: AtomicU64,
-    /// Runs of write-back under way.
-    pub(crate) flight_parts: AtomicUsize,
-    /// Memory of direct writes under way that have returned.
-    pub(crate) piped_bytes: AtomicU64,
-    /// Targets that writes will not find full.
-    pub(crate) room: Room,
-    /// What could not be written back.
-    pub(crate) losses: Losses,
-    /// Why the end of the mount was not in order.
-    pub(crate) lost_at_end: Mutex<Option<Errno>>,
-    /// Bytes of fills under way.
-    pub(crate) fill_bytes: AtomicU64,
-    /// Direct reads that were asked for ahead.
-    pub(crate) direct_streams: DirectStreams,
-    pub(crate) backlog: Backlog,
-    /// Write-back requests that have ended, and who waits for one.
-    pub(crate) landings: AtomicU64,
-    /// The time of the last tick: cheap to read, at most a second behind.
-    pub(crate) coarse_ns: AtomicU64,
-    pub(crate) group_news: GroupNews,
-    pub(crate) pauses: Pauses,
-    pub(crate) landed: Signal,
-    /// Programs that wait for much of it.
-    pub(crate) drains: AtomicU64,
+}
+
+/// Where the mount is on its way to its end.
+pub(crate) struct Life {
     pub(crate) stopping: AtomicBool,
     /// Everything was written back after `stopping`.
     pub(crate) drained: AtomicBool,
     pub(crate) stopped: AtomicBool,
+    /// Why the end of the mount was not in order.
+    pub(crate) lost_at_end: Mutex<Option<Errno>>,
+    pub(crate) pauses: Pauses,
 }
 
 /// Of the cache's size: what write-back may have under way beside it, and what one stream is read ahead by.
@@ -133,12 +86,12 @@ const BESIDE_PART: u64 = 8;
 /// A stream may always be read ahead by so much.
 const WINDOW_MIN_BYTES: u64 = 1 << 20;
 
-impl Core {
+impl Mount {
     /// The state of a mount that has not connected yet.
-    pub(crate) fn new(config: ClientConfig) -> Core {
+    pub(crate) fn new(config: ClientConfig) -> Mount {
         let tunables = Tunables::new();
         let read = config.read_text.clone();
-        let memory = read.as_ref().and_then(|read| crate::cache::limit::cache_bytes(&**read));
+        let memory = read.as_ref().and_then(|read| crate::policy::memory_groups::cache_bytes(&**read));
         if let Some(bytes) = config.cache_bytes.or(memory) {
             tunables.put(Knob::CacheBytes, bytes);
         }
@@ -149,60 +102,32 @@ impl Core {
                 complaint = text;
             }
         }
-        Core {
+        Mount {
             stats: Stats::new(config.clock.now_ns()),
-            jobs: Jobs::default(),
-            own_job: config.job,
-            job_variables: config.job_variables,
-            coarse_ns: AtomicU64::new(config.clock.now_ns()),
+            jobs: Jobs::new(config.job, config.job_variables),
+            policy: Policy::default(),
+            queue: Queue::default(),
+            cluster: Cluster::default(),
             cache: PageCache::new(),
             files: FileTable::new(),
-            locks: Locks::new(&tunables),
-            tokens: Tokens::new(),
-            directories: Directories::default(),
-            removed: Removed::default(),
-            seek_maps: Default::default(),
-            walks: Walks::default(),
-            bare: Bare::default(),
-            company: Company::new(),
-            file_locks: FileLockTable::default(),
-            spreading: Spreading::default(),
-            small_files: SmallFiles::default(),
-            closes: Closes::default(),
-            siblings: Siblings::default(),
-            queue: Queue::default(),
+            coherence: Coherence::new(&tunables),
+            writeback: WriteBack::default(),
+            prefetch: Prefetch::default(),
+            panel: Panel { complaint: Mutex::new(complaint), shown_status: Mutex::default() },
+            host: Host {
+                owner_uid: config.owner_uid,
+                read_text: config.read_text,
+                coarse_ns: AtomicU64::new(config.clock.now_ns()),
+            },
+            life: Life {
+                stopping: AtomicBool::new(false),
+                drained: AtomicBool::new(false),
+                stopped: AtomicBool::new(false),
+                lost_at_end: Mutex::default(),
+                pauses: Pauses::new(config.clock.clone()),
+            },
             clock: config.clock,
             tunables,
-            owner_uid: config.owner_uid,
-            read_text: config.read_text,
-            pool: AtomicU16::new(0),
-            token_ms: AtomicU32::new(0),
-            cluster: AtomicU64::new(0),
-            map: Mutex::default(),
-            complaint: Mutex::new(complaint),
-            shown_status: Mutex::default(),
-            group_short: AtomicBool::new(false),
-            memory_trees: OnceLock::new(),
-            callers: Callers::default(),
-            rotating: Rotating::default(),
-            learned: Learned::default(),
-            flight_bytes: AtomicU64::new(0),
-            flight_parts: AtomicUsize::new(0),
-            piped_bytes: AtomicU64::new(0),
-            room: Room::default(),
-            losses: Losses::default(),
-            lost_at_end: Mutex::default(),
-            fill_bytes: AtomicU64::new(0),
-            direct_streams: DirectStreams::default(),
-            backlog: Backlog::default(),
-            landings: AtomicU64::new(0),
-            group_news: GroupNews::default(),
-            pauses: Pauses::default(),
-            landed: Signal::default(),
-            drains: AtomicU64::new(0),
-            stopping: AtomicBool::new(false),
-            drained: AtomicBool::new(false),
-            stopped: AtomicBool::new(false),
         }
     }
 
@@ -210,23 +135,12 @@ impl Core {
         self.clock.wall()
     }
 
-    pub(crate) fn pool(&self) -> u16 {
-        self.pool.load(Ordering::Relaxed).max(1)
-    }
-
     /// The target of an object on a cluster of the present size; files made on another one have it in their layout.
     pub(crate) fn target_of(&self, object: ObjectId) -> TargetId {
         match self.files.get(object.ino) {
             Some(file) => file.layout().target(object.ino, object.stripe),
-            None => Layout::growing(self.pool()).target(object.ino, object.stripe),
+            None => Layout::growing(self.cluster.pool()).target(object.ino, object.stripe),
         }
-    }
-
-    /// Takes what the server says of itself.
-    pub(crate) fn learn(&self, welcome: &amphi_wire::Welcome) {
-        self.pool.store(welcome.pool, Ordering::Relaxed);
-        self.cluster.store(welcome.cluster, Ordering::Relaxed);
-        self.token_ms.store(welcome.token_ms, Ordering::Relaxed);
     }
 
     /// Remembers for a while that a server called the file contended.
@@ -246,20 +160,20 @@ impl Core {
 
     /// Whether no more write-back may set out: enough of it is under way, in bytes or in runs.
     pub(crate) fn flight_is_full(&self) -> bool {
-        self.flight_bytes.load(Ordering::SeqCst) >= self.flight_max()
-            || self.flight_parts.load(Ordering::SeqCst) >= flush::FLIGHT_PARTS_MAX
+        self.writeback.flight_bytes.load(Ordering::SeqCst) >= self.flight_max()
+            || self.writeback.flight_parts.load(Ordering::SeqCst) >= flush::FLIGHT_PARTS_MAX
     }
 
     /// Whether so much may set out that it is worth looking for what is dirty everywhere.
     pub(crate) fn flight_has_room(&self) -> bool {
-        self.flight_parts.load(Ordering::SeqCst) <= flush::FLIGHT_PARTS_MAX / 2
+        self.writeback.flight_parts.load(Ordering::SeqCst) <= flush::FLIGHT_PARTS_MAX / 2
     }
 
     /// Bytes that one stream may be read ahead: the less, the more is under way for all, since that is beside the cache
     /// as well.
     pub(crate) fn window_max(&self) -> u64 {
         let part = self.tunables.get(Knob::CacheBytes) / BESIDE_PART;
-        let left = (2 * part).saturating_sub(self.fill_bytes.load(Ordering::SeqCst));
+        let left = (2 * part).saturating_sub(self.prefetch.fill_bytes.load(Ordering::SeqCst));
         self.tunables.get(Knob::ReadAheadBytes).min(part).min(left.max(WINDOW_MIN_BYTES))
     }
 
@@ -303,10 +217,16 @@ impl Core {
         gaps
     }
 
+    /// All jobs, with what open files have counted until now.
+    pub(crate) fn booked_jobs(&self) -> &Jobs {
+        self.files.all().iter().for_each(|file| file.stats.book());
+        &self.jobs
+    }
+
     /// The job for which a file is opened.
     pub(crate) fn job_of(&self, job: Option<&JobName>) -> Arc<Job> {
-        let job = job.or(self.own_job.as_ref()).filter(|_| self.tunables.on(Knob::Jobs));
-        self.jobs.opened(self, job)
+        let job = job.or(self.jobs.own.as_ref()).filter(|_| self.tunables.on(Knob::Jobs));
+        self.jobs.opened(&self.stats, job)
     }
 
     /// Runs `task` on the I/O half. Refused, hence dropped, once the client has stopped.
@@ -316,7 +236,7 @@ impl Core {
 
     /// Now, for a question to a server.
     pub(crate) fn moment(&self) -> Moment {
-        Moment::now(self.company.rule())
+        Moment::now(self.coherence.company.rule())
     }
 
     /// Sends a request; the answer's contention bit is returned beside the result.
@@ -374,7 +294,7 @@ impl Core {
         op: &Request,
     ) -> impl Future<Output = Vec<Result<Reply>>> + Send + use<> {
         let first = |s: &ServerInfo| s.targets.first().copied();
-        let mut targets: Vec<Option<TargetId>> = self.map.lock().servers.iter().map(first).collect();
+        let mut targets: Vec<Option<TargetId>> = self.cluster.map.lock().servers.iter().map(first).collect();
         if targets.is_empty() {
             targets.push(Some(TargetId(0)));
         }
@@ -410,11 +330,11 @@ impl Core {
         op: Request,
         server_lock: bool,
     ) -> impl Future<Output = Result<Reply>> + Send + use<> {
-        let sent = self.send(Core::lane(server_lock), target, &Cred::root(), op, None, 0);
-        let (core, file) = (self.clone(), file.clone());
+        let sent = self.send(Mount::lane(server_lock), target, &Cred::root(), op, None, 0);
+        let (mount, file) = (self.clone(), file.clone());
         async move {
             let (answer, _) = sent.await?;
-            core.note_contention(&file, answer.contended);
+            mount.note_contention(&file, answer.contended);
             answer.result
         }
     }

@@ -170,7 +170,7 @@ impl<E: Env> Links<E> {
                     seat.set(Stage::Failing);
                 }
                 links.env.sleep(pause).await;
-                if seat.gone.get() || links.core.stopped.load(Ordering::Acquire) {
+                if seat.gone.get() || links.mount.life.stopped.load(Ordering::Acquire) {
                     return;
                 }
                 pause = (pause * 2).min(timeouts.backoff_max);
@@ -190,7 +190,7 @@ impl<E: Env> Links<E> {
         let config = LinkConfig { addrs, timeouts, ..self.config.clone() };
         let events = Rc::new(Events::new(self.env.clone(), self, seat));
         let link = Link::connect(self.env.clone(), config, events).await?;
-        let (theirs, ours) = (link.welcome().cluster, self.core.cluster.load(Ordering::Relaxed));
+        let (theirs, ours) = (link.welcome().cluster, self.mount.cluster.id.load(Ordering::Relaxed));
         if theirs != ours {
             link.close().await;
             let line = format!("it belongs to cluster {theirs:016x}, not {ours:016x}");
@@ -212,11 +212,11 @@ impl<E: Env> Links<E> {
             return link.close().await;
         }
         self.learn_storage(seat, &welcome);
-        self.core.company.leases.surely_heard(&seat.lease, self.core.clock.boot_ns());
+        self.mount.coherence.company.leases.surely_heard(&seat.lease, self.mount.clock.boot_ns());
         // Other servers may have opened it there for the session, which was forgotten there since.
         if welcome.resumed || welcome.begun != self.first_begun.get() {
             for target in self.targets_of(seat, welcome.pool) {
-                if let Err(e) = represent_opens(&self.core, &link, target).await {
+                if let Err(e) = represent_opens(&self.mount, &link, target).await {
                     tracing::warn!("server {} was not told what is open on {target}: {e}", seat.name());
                 }
             }

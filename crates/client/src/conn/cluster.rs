@@ -1,0 +1,33 @@
+//! `Cluster`: what servers have said of the cluster that a mount belongs to.
+//!
+//! Owns: number of targets, identity, map of servers, how long tokens hold. Does not own: connections (`links`).
+
+use amphi_wire::{ClusterMap, Welcome};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
+
+/// The cluster as this mount knows it; all zero before the first connection.
+#[derive(Default)]
+pub(crate) struct Cluster {
+    /// Targets, from `Welcome`; 0 before.
+    pub(crate) pool: AtomicU16,
+    /// How long a front end may keep names and attributes while the mount is alone, ms.
+    pub(crate) token_ms: AtomicU32,
+    pub(crate) id: AtomicU64,
+    /// Which server has which targets; no servers before the first connection.
+    pub(crate) map: Mutex<ClusterMap>,
+}
+
+impl Cluster {
+    /// Targets; one before the first connection.
+    pub(crate) fn pool(&self) -> u16 {
+        self.pool.load(Relaxed).max(1)
+    }
+
+    /// Takes what the server says of itself.
+    pub(crate) fn learn(&self, welcome: &Welcome) {
+        self.pool.store(welcome.pool, Relaxed);
+        self.id.store(welcome.cluster, Relaxed);
+        self.token_ms.store(welcome.token_ms, Relaxed);
+    }
+}

@@ -1,0 +1,158 @@
+//! Where files have data and holes, as it was found last.
+//!
+//! Owns: the maps of the files that were looked through last. Does not own: asking (`ops::seek`). Invariants: a map is
+//! used only as long as nothing of its file was changed by this mount since before it was asked for (`MapStamp`), the
+//! rule of caching is the same, and, with other mounts, every lock under which it was asked for is held: the loss of
+//! one is such a change. So the size that it ends with stays true, too. Bound: `MAPS_MAX` maps.
+
+use crate::api::Whence;
+use crate::inode::File;
+use amphi_types::{ByteRange, Ino};
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+
+/// Files whose maps are kept.
+const MAPS_MAX: usize = 16;
+
+/// Where a file has data, from one offset to another.
+pub(crate) struct Map {
+    pub(crate) ino: Ino,
+    /// What is known.
+    pub(crate) known: ByteRange,
+    /// Runs of data that begin in there, ascending, none touching the next.
+    pub(crate) data: Vec<ByteRange>,
+    pub(crate) size: u64,
+    /// The rule under which it was asked for.
+    pub(crate) rule: u64,
+    /// The stamp of the file then.
+    pub(crate) stamp: u64,
+}
+
+/// The last maps.
+#[derive(Default)]
+pub(crate) struct Maps(Mutex<VecDeque<Arc<Map>>>);
+
+impl Maps {
+    pub(crate) fn of(&self, file: &File, at: u64) -> Option<Arc<Map>> {
+        let maps = self.0.lock();
+        let found = maps.iter().find(|map| map.ino == file.ino && map.known.contains(&ByteRange::at(at, 1)));
+        found.filter(|map| map.stamp == file.map.stamp()).cloned()
+    }
+
+    pub(crate) fn keep(&self, map: Arc<Map>) {
+        let mut maps = self.0.lock();
+        maps.retain(|old| old.ino != map.ino);
+        maps.truncate(MAPS_MAX - 1);
+        maps.push_front(map);
+    }
+}
+
+/// Tells whether a file was changed since its map was asked for.
+#[derive(Default)]
+pub(crate) struct MapStamp {
+    /// A map was asked for since the last change.
+    is_watched: AtomicBool,
+    stamp: AtomicU64,
+}
+
+impl MapStamp {
+    /// A file that became known at `born`, a moment of no other file.
+    pub(crate) fn new(born: u64) -> MapStamp {
+        MapStamp { is_watched: AtomicBool::new(false), stamp: AtomicU64::new(born) }
+    }
+
+    pub(crate) fn stamp(&self) -> u64 {
+        self.stamp.load(SeqCst)
+    }
+
+    /// A map is about to be asked for: changes from now on are noted. To be called before dirty bytes are looked for.
+    pub(crate) fn watch(&self) -> u64 {
+        self.is_watched.store(true, SeqCst);
+        self.stamp()
+    }
+
+    /// Bytes of the file have changed, or others may change them from now on. To be called after bytes have become
+    /// dirty.
+    #[inline]
+    pub(crate) fn change(&self, now: impl FnOnce() -> u64) {
+        if self.is_watched.load(SeqCst) && self.is_watched.swap(false, SeqCst) {
+            self.stamp.fetch_max(now(), SeqCst);
+        }
+    }
+}
+
+/// What a map says of an offset.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    At(u64),
+    /// There is no data up to the end of the file.
+    Nothing,
+    /// Nothing up to this offset; behind it nothing is known.
+    Unknown(u64),
+}
+
+impl Map {
+    /// The next data or hole at or after `offset`, which has to lie in what is known and below the size.
+    pub(crate) fn find(&self, offset: u64, whence: Whence) -> Found {
+        let next = self.data.get(self.data.partition_point(|run| run.end <= offset));
+        let at = match (whence, next) {
+            (Whence::Data, Some(run)) => run.start.max(offset),
+            (Whence::Data, None) => self.known.end,
+            (Whence::Hole, Some(run)) if run.start <= offset => run.end,
+            (Whence::Hole, _) => return Found::At(offset),
+        };
+        match whence {
+            Whence::Data if at >= self.size => Found::Nothing,
+            Whence::Hole if at >= self.size => Found::At(self.size),
+            _ if at >= self.known.end => Found::Unknown(at),
+            _ => Found::At(at),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(known: (u64, u64), size: u64, data: &[(u64, u64)]) -> Map {
+        let data = data.iter().map(|(start, end)| ByteRange::new(*start, *end)).collect();
+        Map { ino: Ino(1), known: ByteRange::new(known.0, known.1), data, size, rule: 1, stamp: 1 }
+    }
+
+    /// Goal: data, holes, the end of the file and of what is known are found. Method: all offsets of two small maps.
+    #[test]
+    fn what_a_map_says() {
+        let whole = map((0, u64::MAX), 100, &[(10, 20), (40, 60), (90, 110)]);
+        let cut = map((0, 50), 100, &[(10, 20), (40, 50)]);
+        for offset in 0..100 {
+            let inside = |run: &(u64, u64)| (run.0..run.1).contains(&offset);
+            let runs = [(10, 20), (40, 60), (90, 100)];
+            let data = runs.iter().find(|run| run.1 > offset).map(|run| run.0.max(offset));
+            let hole = runs.iter().find(|run| inside(run)).map_or(offset, |run| run.1);
+            assert_eq!(whole.find(offset, Whence::Data), data.map_or(Found::Nothing, Found::At));
+            assert_eq!(whole.find(offset, Whence::Hole), Found::At(hole));
+            if offset < 50 {
+                let at = |at: u64| if at < 50 { Found::At(at) } else { Found::Unknown(50) };
+                assert_eq!(cut.find(offset, Whence::Data), at(data.expect("data follows")));
+                assert_eq!(cut.find(offset, Whence::Hole), at(hole));
+            }
+        }
+        let empty = map((0, u64::MAX), 100, &[]);
+        assert_eq!((empty.find(7, Whence::Data), empty.find(7, Whence::Hole)), (Found::Nothing, Found::At(7)));
+    }
+
+    /// Goal: a change of a file whose map was asked for is noted, and others cost nothing. Method: the stamp.
+    #[test]
+    fn changes_are_noted_once() {
+        let stamp = MapStamp::new(5);
+        stamp.change(|| unreachable!("nobody has asked"));
+        let seen = stamp.watch();
+        assert_eq!(seen, 5);
+        stamp.change(|| 9);
+        assert_eq!(stamp.stamp(), 9);
+        stamp.change(|| unreachable!("noted already"));
+        assert_eq!(stamp.watch(), 9);
+    }
+}

@@ -1,0 +1,247 @@
+//! Carrying out a planned operation: what every create, unlink, link and rename goes through.
+//!
+//! Owns: the coordinator's steps, whether one target is concerned or several: room in the log, the promises, the step
+//! in which it happens, who is told. Does not own: what becomes of promises and decisions after a crash (`two_phase`),
+//! how an operation plans its changes (`ops`).
+
+use super::two_phase::{
+    changed_keys, decided, foreseen, forget_later, growth, keys, only_removes_directories, refused,
+};
+use crate::coherence::tokens::Changing;
+use crate::counters::add;
+use crate::target::NameKey;
+use crate::target::gate::Guard;
+use crate::target::records::{self, Intent, TxId};
+use crate::worker::message::{Question, Told};
+use crate::worker::request::Cx;
+use amphi_env::Env;
+use amphi_meta::Part;
+use amphi_types::item::Txn;
+use amphi_types::{Errno, Ino, Name, Result, TargetId};
+use amphi_wire::{Access, Reply};
+use amphi_zone::Lsn;
+use futures_util::future::join_all;
+use std::collections::BTreeMap;
+
+/// What else an operation that adds something may add: its decision.
+const DECISION_BYTES: u64 = 256;
+
+/// What became of a planned operation.
+pub enum Ran {
+    /// It happened.
+    Done(Reply),
+    /// Something planned on had changed: nothing happened, plan again.
+    Conflict,
+}
+
+/// What the targets of an operation have said before its decision. The queues of names are let go last.
+struct Promises {
+    /// What others may have cached of the own target's part.
+    changing: Option<Changing>,
+    guard: Guard<NameKey>,
+    /// Other targets that have promised.
+    promised: Vec<TargetId>,
+    /// What the one said that did not.
+    refusal: Option<Result<Told>>,
+}
+
+impl<E: Env> Cx<E> {
+    /// Carries out planned changes, wherever their targets are, and answers `reply` (made when everybody has promised,
+    /// right before the decision). `opens` is opened for the session in the same step. `named`: names of this target
+    /// that the request named.
+    pub async fn run_parts<F>(
+        &self,
+        parts: Vec<Part>,
+        named: &[(Ino, &Name)],
+        opens: Option<(Ino, Access)>,
+        reply: F,
+    ) -> Result<Ran>
+    where
+        F: AsyncFnOnce(&Self) -> Result<Reply>,
+    {
+        let own = self.target.id;
+        let mut by_target: BTreeMap<TargetId, Vec<Part>> = BTreeMap::new();
+        for part in parts {
+            by_target.entry(part.target()).or_default().push(part);
+        }
+        let several = by_target.keys().any(|t| *t != own);
+        let carried = several && by_target.keys().all(|t| self.worker.routes.is_local(*t));
+        let carried = carried && self.worker.tunables.carried_decisions.is_on();
+        let early = carried && self.worker.tunables.early_removals.is_on() && only_removes_directories(&by_target, own);
+        // The decision may have the changes of all.
+        let here = by_target.iter().filter(|(t, _)| carried || **t == own);
+        let growth = here.map(|(_, p)| growth(p)).sum::<u64>();
+        self.reserve(if growth == 0 { 0 } else { growth + DECISION_BYTES }).await?;
+        let tx = self.target.intents.borrow_mut().new_tx();
+        if several {
+            add(&self.worker.counters.two_phase, 1);
+        }
+        let _turn = self.worker.turn_for(by_target.keys().copied()).await;
+        if several {
+            self.target.intents.borrow_mut().undecided.insert(tx);
+        }
+        let Promises { guard, promised, refusal, mut changing } =
+            self.ask_for_promises(tx, &by_target, named, carried).await;
+        let reply = match refusal {
+            None => reply(self).await,
+            Some(Ok(Told::Conflict)) => Err(Errno::Again),
+            Some(Ok(_)) => Err(Errno::Proto),
+            Some(Err(e)) => Err(e),
+        };
+        // The last look before the decision: what a session asked for that has ended meanwhile does not happen.
+        let reply = match reply.and_then(|reply| self.alive().map(|()| reply)) {
+            Ok(reply) => reply,
+            Err(e) => {
+                self.abort(tx, promised).await?;
+                if e == Errno::Again {
+                    add(&self.worker.counters.conflicts, 1);
+                    return Ok(Ran::Conflict);
+                }
+                return Err(e);
+            }
+        };
+        let losing = by_target.get(&own).and_then(|parts| foreseen::losing_directory(parts));
+        let own_parts = by_target.remove(&own);
+        let decision = match (several, carried) {
+            (false, _) => None,
+            (true, false) => Some(Intent::Committed { tx, participants: promised.clone() }),
+            (true, true) => Some(Intent::Decided { tx, now: self.now, parts: by_target.into_iter().collect() }),
+        };
+        let lsn = self.decide(own_parts.as_deref(), decision, &promised, opens, &reply, changing.as_mut());
+        self.show(&reply, named, lsn);
+        if !several {
+            drop(guard);
+            self.target.zone.kept(lsn).await?;
+            if let Some(dir) = losing {
+                self.foresee_removal(dir, lsn);
+            }
+            return Ok(Ran::Done(reply));
+        }
+        if early {
+            decided::carry_out(&self.worker, &self.target, tx, lsn, promised);
+            drop(guard);
+            self.target.zone.kept(lsn).await?;
+            return Ok(Ran::Done(reply));
+        }
+        self.target.zone.stable(lsn).await?;
+        // Nobody was told before it was certain.
+        self.target.intents.borrow_mut().undecided.remove(&tx);
+        let commits = promised.iter().map(|t| self.worker.insist(*t, Question::Commit(tx)));
+        join_all(commits).await.into_iter().collect::<Result<()>>()?;
+        drop(guard);
+        match carried {
+            true => decided::forget_soon(&self.worker, &self.target, tx),
+            false => forget_later(&self.worker, &self.target, tx, promised),
+        }
+        Ok(Ran::Done(reply))
+    }
+
+    /// Asks the targets, the own one included, in ascending order until one refuses.
+    async fn ask_for_promises(
+        &self,
+        tx: TxId,
+        by_target: &BTreeMap<TargetId, Vec<Part>>,
+        named: &[(Ino, &Name)],
+        carried: bool,
+    ) -> Promises {
+        let own = self.target.id;
+        let mut all = Promises { changing: None, guard: Guard::none(), promised: Vec::new(), refusal: None };
+        for (&target, parts) in by_target {
+            let told = if target == own {
+                all.guard = self.target.names.take(keys(parts)).await;
+                let checked = self.target.meta.borrow().check_parts(parts).map_or_else(refused, |()| Ok(Told::Done));
+                if checked.is_ok() {
+                    let keys = || {
+                        let named: Vec<_> = named.iter().map(|(dir, name)| (*dir, name.token_hash())).collect();
+                        changed_keys(parts, &named)
+                    };
+                    all.changing = Some(self.change(keys).await);
+                }
+                checked
+            } else {
+                let (session, now, parts) = (self.session, self.now, parts.clone());
+                let question = match carried {
+                    true => Question::Hold { tx, session, now, parts },
+                    false => Question::Prepare { tx, session, now, parts },
+                };
+                self.worker.ask(target, question).await
+            };
+            match told {
+                Ok(Told::Done) if target == own => {}
+                Ok(Told::Done) => all.promised.push(target),
+                other => {
+                    all.refusal = Some(other);
+                    break;
+                }
+            }
+        }
+        all
+    }
+
+    /// Nothing happens: those that have promised are told so.
+    async fn abort(&self, tx: TxId, promised: Vec<TargetId>) -> Result<()> {
+        self.target.intents.borrow_mut().undecided.remove(&tx);
+        for target in promised {
+            if self.worker.routes.is_local(target) {
+                self.worker.tell(target, Question::Abort(tx)).await?;
+            } else {
+                // It asks, should this not arrive.
+                self.worker.tell_later(target, Question::Abort(tx));
+            }
+        }
+        Ok(())
+    }
+
+    /// The step in which an operation happens: appends the own changes, the decision for the participants and the
+    /// client's answer in one record. Nothing is on the disk on return.
+    fn decide(
+        &self,
+        own_parts: Option<&[Part]>,
+        decision: Option<Intent>,
+        promised: &[TargetId],
+        opens: Option<(Ino, Access)>,
+        reply: &Reply,
+        changing: Option<&mut Changing>,
+    ) -> Lsn {
+        let mut txn = Txn::default();
+        let mut orphans = crate::ops::Orphans::default();
+        if let Some(parts) = own_parts {
+            let late = self.worker.env.wall();
+            let applied = self.target.meta.borrow_mut().apply_promised(parts, self.now, late, &mut txn);
+            orphans = crate::ops::orphaned(&self.target, &applied.orphaned, &mut txn);
+        }
+        if let Some(intent) = decision {
+            txn.put(intent.key(), records::encode(&intent));
+            let mut intents = self.target.intents.borrow_mut();
+            match intent {
+                Intent::Decided { tx, .. } => intents.carried.decide(tx, promised.to_vec()),
+                Intent::Committed { tx, participants } => drop(intents.committed.insert(tx, participants)),
+                Intent::Prepared { .. } | Intent::Applied { .. } => {}
+            }
+        }
+        if let Some((ino, access)) = opens.filter(|_| self.target.has_session(self.session)) {
+            self.target.opens.borrow_mut().open(self.session, ino, access);
+        }
+        self.seal(&mut txn, reply, opens);
+        let lsn = orphans.append(&self.worker, &self.target, txn);
+        if let Some(changing) = changing {
+            self.changed(changing);
+        }
+        lsn
+    }
+
+    /// Grants what the answer shows, in the step in which it happened.
+    fn show(&self, reply: &Reply, named: &[(Ino, &Name)], lsn: Lsn) {
+        match (reply, named) {
+            (Reply::Made { inode, .. }, [(dir, name)]) => {
+                self.grant_name(*dir, name);
+                self.grant_attributes(inode);
+            }
+            (Reply::Inode(_), [(dir, name)]) => self.grant_name(*dir, name),
+            _ => {}
+        }
+        if let Some((dir, _)) = named.first() {
+            self.show_directory(*dir, lsn);
+        }
+    }
+}
