@@ -55,6 +55,11 @@ impl Pool {
         self.free.push(frame);
     }
 
+    /// Makes free frames come in ascending order, so that pages that are read together lie together.
+    pub fn sort_free(&mut self) {
+        self.free.sort_unstable_by(|a, b| b.cmp(a));
+    }
+
     /// Used frames, the one not used for longest first.
     pub fn oldest_first(&self) -> impl Iterator<Item = u32> {
         let head = self.head();
@@ -82,5 +87,8 @@ mod tests {
         assert_eq!(pool.take_free(), Some(3));
         assert_eq!(pool.take_free(), None);
         assert_eq!(pool.oldest_first().collect::<Vec<_>>(), [1, 0, 2, 3]);
+        [1, 2, 0, 3].into_iter().for_each(|frame| pool.release(frame));
+        pool.sort_free();
+        assert_eq!(std::iter::from_fn(|| pool.take_free()).collect::<Vec<_>>(), [0, 1, 2, 3]);
     }
 }

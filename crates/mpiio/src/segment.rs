@@ -576,6 +576,16 @@ impl Segment {
         unsafe { std::slice::from_raw_parts_mut(self.bytes_at(frame), self.geometry.page_bytes as usize) }
     }
 
+    /// The bytes of `count` frames of one rank that follow each other, to be written. The caller holds the exclusive
+    /// locks of all of their pages.
+    #[expect(clippy::mut_from_ref, reason = "the page locks, not the borrow of the mapping, make the access exclusive")]
+    pub fn bytes_of_run_mut(&self, frame: u32, count: u32) -> &mut [u8] {
+        assert!(count > 0 && frame + (count - 1) < self.geometry.frames(), "{count} frames from {frame} on");
+        let bytes = count as usize * self.geometry.page_bytes as usize;
+        // SAFETY: the frames lie in the arena one behind the other, and the locks keep everybody else away.
+        unsafe { std::slice::from_raw_parts_mut(self.bytes_at(frame), bytes) }
+    }
+
     fn bytes_at(&self, frame: u32) -> *mut u8 {
         assert!(frame < self.geometry.frames(), "frame {frame} of {}", self.geometry.frames());
         self.at(self.geometry.arena_at() + u64::from(frame) * u64::from(self.geometry.page_bytes))

@@ -376,6 +376,32 @@ fn small_writes_leave_as_aligned_runs() {
     assert_eq!(backend.bytes().len(), 102_400);
 }
 
+/// Goal: a read of many pages that nobody has asks the file system for runs of them, not for each, around what is
+/// cached already, and all bytes are right.
+/// Method: 40 pages in runs of 16, of which another rank has changed a part of one; the requests are counted.
+#[test]
+fn missing_pages_are_read_by_runs() {
+    let content: Vec<u8> = (0..40 * 4096u32).map(|i| (i / 100) as u8).collect();
+    let backend = MemoryFile::new(content.clone());
+    let mut files = two_ranks(&backend, 4096);
+    let mut seen = vec![0; content.len()];
+    let all = [Extent { offset: 0, length: content.len() as u64 }];
+    files[0].read(&all, &mut seen).unwrap();
+    assert!(seen == content);
+    assert_eq!((files[0].stats().fs_reads, files[0].stats().fills, files[0].stats().hits), (3, 40, 0));
+    files.iter_mut().for_each(|file| file.drop_clean().unwrap());
+    files[1].write(&[Extent { offset: 5 * 4096 + 10, length: 5 }], &[255; 5]).unwrap();
+    seen.fill(0);
+    files[0].read(&all, &mut seen).unwrap();
+    let mut expected = content;
+    expected[5 * 4096 + 10..][..5].fill(255);
+    assert!(seen == expected);
+    // Before the changed page, the rest of that one, and two runs and a half behind it.
+    assert_eq!(files[0].stats().fs_reads, 3 + 1 + 1 + 3);
+    files[1].read(&all, &mut seen).unwrap();
+    assert_eq!((files[1].stats().fs_reads, files[1].stats().remote), (0, 39));
+}
+
 /// Goal: a sync asks the file system for one when anything was written since the last one, and only then.
 /// Method: the counter, over writes by another rank and a failed sync.
 #[test]

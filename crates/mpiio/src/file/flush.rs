@@ -139,6 +139,7 @@ impl CachedFile {
             }
             self.release();
         }
+        self.pool.sort_free();
         Ok(())
     }
 }

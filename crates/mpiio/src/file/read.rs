@@ -1,4 +1,5 @@
-//! Reads: from frames, which are filled page by page, or straight from the file system where no frame is to be had.
+//! Reads: from frames, which are filled page by page or, where a request wants several that nobody has, by runs; or
+//! straight from the file system where no frame is to be had.
 
 use super::{CachedFile, Extent, Piece, check, pieces};
 use crate::error::{Error, Outcome};
@@ -11,6 +12,19 @@ use std::ops::Range;
 struct Run {
     offset: u64,
     memory: Range<usize>,
+}
+
+/// Pages that nobody has and that one request reads: they follow each other in the file, and so do their frames. Each
+/// is held exclusively, and nothing of it is valid yet.
+#[derive(Default)]
+struct Missing {
+    pages: Vec<(u64, u32, Vec<Piece>)>,
+}
+
+impl Missing {
+    fn goes_on_with(&self, page: u64, frame: u32, most: usize) -> bool {
+        self.pages.len() < most && self.pages.last().is_some_and(|last| (last.0 + 1, last.1 + 1) == (page, frame))
+    }
 }
 
 impl CachedFile {
@@ -50,6 +64,7 @@ impl CachedFile {
         let page_bytes = self.page_bytes();
         let past_cache = total > self.settings.bypass_bytes;
         let (mut done, mut run, mut group) = (0u64, Run::default(), Vec::new());
+        let mut missing = Missing::default();
         let mut all = pieces(extents, page_bytes, size).peekable();
         while let Some(piece) = all.next() {
             group.push(piece);
@@ -58,15 +73,23 @@ impl CachedFile {
                 continue;
             }
             let whole = past_cache && group.len() == 1 && piece.length() as u64 == page_bytes;
-            self.read_group(&group, memory, whole, &mut run)?;
+            self.read_group(&group, memory, whole, (&mut run, &mut missing))?;
             group.clear();
         }
+        self.read_missing(&mut missing, memory)?;
         self.read_run(&run, memory)?;
         Ok(done)
     }
 
-    /// Reads the pieces of one page. A whole page that nobody caches joins the run past the cache.
-    fn read_group(&mut self, group: &[Piece], memory: &mut [u8], whole: bool, run: &mut Run) -> Outcome {
+    /// Reads the pieces of one page. A whole page that nobody caches joins the run past the cache, or else those that
+    /// are read together.
+    fn read_group(
+        &mut self,
+        group: &[Piece],
+        memory: &mut [u8],
+        whole: bool,
+        (run, missing): (&mut Run, &mut Missing),
+    ) -> Outcome {
         let page = group[0].page;
         self.hold(page, Mode::Shared)?;
         let mut frame = self.frame_of(page)?;
@@ -96,14 +119,21 @@ impl CachedFile {
                 frame = self.allocate_frame(page)?;
             }
             if let Some(frame) = frame
+                && self.segment().valid(frame).as_slice().is_empty()
+            {
+                let most = (self.settings.run_bytes / self.page_bytes()) as usize;
+                if !missing.goes_on_with(page, frame, most) {
+                    self.read_missing(missing, memory)?;
+                }
+                missing.pages.push((page, frame, group.to_vec()));
+                return Ok(());
+            }
+            if let Some(frame) = frame
                 && !valid(self, frame)
             {
                 self.fill(page, frame)?;
             }
-            self.locks.downgrade(page)?;
-            if let Some(last) = self.held.last_mut() {
-                last.1 = Mode::Shared;
-            }
+            self.share(page)?;
         }
         self.locks.pace.point();
         let Some(frame) = frame else {
@@ -114,6 +144,43 @@ impl CachedFile {
         let bytes = self.locks.segment.bytes(frame);
         for piece in group {
             memory[piece.memory_range()].copy_from_slice(&bytes[piece.start as usize..piece.end as usize]);
+        }
+        Ok(())
+    }
+
+    /// Turns the exclusive lock of a page of this call into a shared one.
+    fn share(&mut self, page: u64) -> Outcome {
+        self.locks.downgrade(page)?;
+        if let Some(held) = self.held.iter_mut().rev().find(|held| held.0 == page) {
+            held.1 = Mode::Shared;
+        }
+        Ok(())
+    }
+
+    /// Reads the pages that are missing with one request, and from them what is wanted.
+    fn read_missing(&mut self, missing: &mut Missing, memory: &mut [u8]) -> Outcome {
+        let Some(&(first, frame, _)) = missing.pages.first() else { return Ok(()) };
+        if !self.settings.readable {
+            return Err(Error::NotOpenFor("reading"));
+        }
+        let page_bytes = self.page_bytes();
+        self.stats.fills += missing.pages.len() as u64;
+        self.stats.fs_reads += 1;
+        let bytes = self.locks.segment.bytes_of_run_mut(frame, missing.pages.len() as u32);
+        let n = self.backend.read_at(bytes, first * page_bytes)?;
+        bytes[n..].fill(0);
+        self.stats.fs_read_bytes += n as u64;
+        for (page, frame, pieces) in missing.pages.drain(..) {
+            let inserted = self.segment().valid(frame).insert(0, page_bytes as u32);
+            assert!(inserted, "an empty list has room for a range");
+            self.share(page)?;
+            self.locks.pace.point();
+            self.stats.remote += u64::from(self.is_remote(frame));
+            self.touch(frame);
+            let bytes = self.locks.segment.bytes(frame);
+            for piece in pieces {
+                memory[piece.memory_range()].copy_from_slice(&bytes[piece.start as usize..piece.end as usize]);
+            }
         }
         Ok(())
     }
@@ -141,7 +208,8 @@ impl CachedFile {
         Ok(())
     }
 
-    /// Makes a whole page valid that is locked exclusively. Bytes behind the end of the file are zeros.
+    /// Makes a page valid as a whole that is locked exclusively and valid in parts. Bytes behind the end of the file
+    /// are zeros.
     fn fill(&mut self, page: u64, frame: u32) -> Outcome {
         if !self.settings.readable {
             return Err(Error::NotOpenFor("reading"));
@@ -151,14 +219,7 @@ impl CachedFile {
         self.stats.fills += 1;
         self.stats.fs_reads += 1;
         let lacking = holes(self.segment().valid(frame).as_slice(), 0, page_bytes as u32);
-        let whole = lacking.len() == 1 && lacking[0].end - lacking[0].start == page_bytes as u32;
-        if whole {
-            let segment = &self.locks.segment;
-            let bytes = segment.bytes_mut(frame);
-            let n = self.backend.read_at(bytes, offset)?;
-            bytes[n..].fill(0);
-            self.stats.fs_read_bytes += n as u64;
-        } else if let (Some(first), Some(last)) = (lacking.first(), lacking.last()) {
+        if let (Some(first), Some(last)) = (lacking.first(), lacking.last()) {
             let (from, to) = (first.start as usize, last.end as usize);
             let mut fresh = vec![0u8; to - from];
             let n = self.backend.read_at(&mut fresh, offset + from as u64)?;
