@@ -11,6 +11,7 @@
 //! | extent | `E`, ino u64, stripe u32, file block u64 | physical block u64, blocks u32, state u8 (13 bytes) |
 //! | delayed extent | `W`, ino u64, stripe u32, file byte u64 | length u32; of the write that it is a part of: first byte u64, length u32, place in memory u64, CRC-32C u32; mtime sec i64, mtime nsec u32 (40 bytes) |
 //! | logged bytes | `L`, ino u64, stripe u32, file byte u64 | mtime sec i64, mtime nsec u32, the bytes (1 to 4096, all of one block) |
+//! | checksums | `K`, physical block / 32 u64 | CRC-32C u32 of each of 32 blocks; 0: none, 1: damaged (128 bytes) |
 //! | memory | `W` | number that names the memory of all delayed extents, u64 |
 //!
 //! State is 1 for written, 0 for preallocated (reads as zeros).
@@ -287,6 +288,7 @@ pub(crate) enum DataKey {
     Memory,
     Dirty(ObjectId, u64),
     Logged(ObjectId, u64),
+    Checksums(u64),
 }
 
 impl DataKey {
@@ -294,6 +296,9 @@ impl DataKey {
         let (&kind, rest) = key.split_first()?;
         if kind == tag::DELAYED && rest.is_empty() {
             return Some(DataKey::Memory);
+        }
+        if kind == tag::CHECKSUM {
+            return Some(DataKey::Checksums(u64::from_be_bytes(rest.try_into().ok()?)));
         }
         let (ino, rest) = rest.split_first_chunk::<8>()?;
         let (stripe, rest) = rest.split_first_chunk::<4>()?;

@@ -1,5 +1,6 @@
 //! Checks of the data store's items as they lie in a zone; changes nothing, reports everything.
 
+use crate::checksums;
 use crate::extent::{DataKey, Extent, decode_dirty, decode_extent, decode_logged, decode_object};
 use crate::store::extent_name;
 use amphi_types::item::tag;
@@ -32,7 +33,7 @@ pub fn fsck_items<'a>(items: impl IntoIterator<Item = (&'a [u8], &'a [u8])>, dat
     let mut logged: Vec<(ObjectId, ByteRange)> = Vec::new();
     let mut extents: BTreeMap<(ObjectId, u64), Extent> = BTreeMap::new();
     for (key, value) in items {
-        if !matches!(key.first(), Some(&tag::OBJECT | &tag::EXTENT | &tag::DELAYED | &tag::LOGGED)) {
+        if !matches!(key.first(), Some(&tag::OBJECT | &tag::EXTENT | &tag::DELAYED | &tag::LOGGED | &tag::CHECKSUM)) {
             continue;
         }
         match DataKey::decode(key) {
@@ -48,6 +49,11 @@ pub fn fsck_items<'a>(items: impl IntoIterator<Item = (&'a [u8], &'a [u8])>, dat
                 }
                 Err(text) => report.problems.push(format!("{}: {text}", extent_name(id, at))),
             },
+            Some(DataKey::Checksums(group)) => {
+                if let Err(text) = checksums::decode(group, value, data_blocks) {
+                    report.problems.push(text);
+                }
+            }
             Some(DataKey::Memory) if value.len() == 8 => {}
             Some(DataKey::Memory) => report.problems.push("the number of the memory does not decode".into()),
             Some(DataKey::Dirty(id, at)) => match decode_dirty(at, value) {

@@ -13,7 +13,7 @@
 //! * In a written block every byte that no write covered is zero, also beyond the object's end.
 //! * A block is in one extent, in one plan, in one pending `Freed`, or free; never in two of them.
 //! * Items appended to a `Txn` are absolute (types::item); the bitmap is not persisted but rebuilt from extents.
-//!
+//! * A block that has a checksum is not overwritten in place (`checksums`).
 //! * Delayed bytes (`delayed`) count instead of what the blocks beneath have, until a record says otherwise.
 //!
 //! What the caller holds (range locks): from plan to commit or abort a write, truncate, punch or preallocation holds
@@ -28,6 +28,7 @@
 #![forbid(unsafe_code)]
 
 pub mod alloc;
+mod checksums;
 mod delayed;
 mod extent;
 mod fsck;
@@ -39,6 +40,7 @@ mod store;
 mod trim;
 mod write;
 
+pub use checksums::{CHECKSUM_ITEM_BYTES, Checksum, Checksums};
 pub use delayed::{DELAYED_ITEM_BYTES, Delayed, Overlay, UNIT};
 pub use extent::{EXTENT_BLOCKS_MAX, Extent};
 pub use fsck::{DataReport, fsck_items};

@@ -4,6 +4,7 @@
 //! aborted keeps its fresh blocks taken until the target is opened again.
 
 use crate::alloc::Run;
+use crate::checksums::Checksum;
 use crate::delayed::Overlay;
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, ObjectId};
@@ -71,6 +72,8 @@ pub struct WritePlan {
     pub edges: SmallVec<[Edge; 2]>,
     /// Reserved blocks that the plan of a flush uses.
     pub(crate) lent: u64,
+    /// Of each block of `aligned()`; empty: they get none.
+    pub(crate) checksums: Vec<Checksum>,
 }
 
 impl WritePlan {
@@ -85,6 +88,29 @@ impl WritePlan {
         let head = (!self.range.start.is_multiple_of(BLOCK)).then_some(first);
         let tail = (!self.range.end.is_multiple_of(BLOCK)).then_some(last).filter(|t| head != Some(*t));
         head.into_iter().chain(tail).collect()
+    }
+
+    /// The checksums of what is written, one for each block of `aligned()`. They are kept with the commit, so what is
+    /// written must have been written when its record is appended (`points_at_new_data`).
+    pub fn set_checksums(&mut self, checksums: Vec<Checksum>) {
+        assert_eq!(checksums.len() as u64, self.aligned().len() / BLOCK);
+        self.checksums = checksums;
+    }
+
+    /// A block of the write has become another than was said, or is not to be read by anybody any more.
+    pub fn set_checksum(&mut self, file_block: u64, checksum: Checksum) {
+        if self.checksums.is_empty() && checksum != Checksum::DAMAGED {
+            return;
+        }
+        let span = self.aligned();
+        self.checksums.resize((span.len() / BLOCK) as usize, Checksum::NONE);
+        self.checksums[(file_block - span.start / BLOCK) as usize] = checksum;
+    }
+
+    /// The checksums of a segment's blocks.
+    pub(crate) fn checksums_of(&self, s: &Segment) -> Option<&[Checksum]> {
+        let from = (s.file_block - self.aligned().start / BLOCK) as usize;
+        self.checksums.get(from..from + s.blocks as usize)
     }
 
     /// Where a file block of the write goes.
@@ -104,9 +130,9 @@ impl WritePlan {
     }
 
     /// Whether the log record of the commit points at blocks that hold no durable bytes yet
-    /// (`Order::AfterData` in the zone).
+    /// (`Order::AfterData` in the zone), or says how blocks read.
     pub fn points_at_new_data(&self) -> bool {
-        self.segments.iter().any(|s| s.kind != SegmentKind::InPlace)
+        !self.checksums.is_empty() || self.segments.iter().any(|s| s.kind != SegmentKind::InPlace)
     }
 }
 
@@ -183,6 +209,8 @@ pub struct TrimEdge {
     pub fresh: u64,
     /// Bytes of the block that become zero.
     pub zero: Range<usize>,
+    /// Checksum of the new bytes, if the block is to have one.
+    pub checksum: Checksum,
 }
 
 /// A planned truncate or punch.

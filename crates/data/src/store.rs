@@ -1,6 +1,7 @@
 //! The store: objects by id, the allocator, reading, preallocating, destroying, loading.
 
 use crate::alloc::{Allocator, Purpose, Run};
+use crate::checksums::Checksums;
 use crate::delayed::{Delayed, Overlay};
 use crate::extent::{
     DataKey, EXTENT_BLOCKS_MAX, Extent, Object, decode_dirty, decode_extent, decode_logged, decode_object, extent_key,
@@ -59,6 +60,8 @@ pub struct DataStore {
     pub(crate) planned: u64,
     /// Blocks that were written at the edge of a write lately.
     pub recent: Recent,
+    /// What its blocks should read as.
+    pub checksums: Checksums,
     /// Bytes that have no blocks yet.
     pub delayed: Delayed,
     /// The number that names the memory in which these lie.
@@ -74,6 +77,7 @@ impl DataStore {
             pending: 0,
             planned: 0,
             recent: Recent::default(),
+            checksums: Checksums::default(),
             delayed: Delayed::default(),
             memory: None,
         }
@@ -103,6 +107,7 @@ impl DataStore {
                 }
             }
         }
+        self.checksums.finish_load(&alloc);
         self.alloc = alloc;
         for object in self.delayed.logged_objects() {
             self.delayed.show_logged(object, ByteRange::ALL);
@@ -178,6 +183,17 @@ impl DataStore {
         self.objects.get(&object).into_iter().flat_map(|o| o.extents.iter().map(|(&b, &e)| (b, e)))
     }
 
+    /// The next run of written blocks at or behind a block of an object, or in the objects behind it: object, first
+    /// block, number of blocks, `blocks_max` at most. From the first object on if there is no place.
+    pub fn next_written(&self, from: Option<(ObjectId, u64)>, blocks_max: u64) -> Option<(ObjectId, u64, u64)> {
+        let (first, block) = from.unwrap_or((ObjectId { ino: Ino(0), stripe: 0 }, 0));
+        self.objects.range(first..).find_map(|(&id, o)| {
+            let from = if id == first { block } else { 0 };
+            let (at, e) = o.mapped(from, crate::extent::FILE_BLOCKS).find(|(_, e)| e.written)?;
+            Some((id, at, u64::from(e.blocks).min(blocks_max)))
+        })
+    }
+
     /// Blocks of 4 KiB that the objects of a file hold on this target.
     pub fn blocks_of(&self, ino: Ino) -> u64 {
         self.objects.range(stripes(ino)).map(|(_, o)| o.blocks).sum()
@@ -220,6 +236,7 @@ impl DataStore {
     pub fn release(&mut self, freed: Freed) {
         for run in freed.runs {
             self.alloc.free(run);
+            self.checksums.note_free(run, &self.alloc);
             self.pending -= u64::from(run.blocks);
         }
     }
@@ -468,6 +485,7 @@ impl DataStore {
     /// Gives back blocks that a plan took.
     pub(crate) fn untake(&mut self, run: Run) {
         self.alloc.free(run);
+        self.checksums.note_free(run, &self.alloc);
         self.planned -= u64::from(run.blocks);
     }
 
@@ -542,6 +560,7 @@ impl ItemStore for DataStore {
                     return Err(format!("logged bytes at {at} of object {} of {} overlap others", id.stripe, id.ino));
                 }
             }
+            Some(DataKey::Checksums(group)) => self.checksums.load(group, value, self.alloc.blocks())?,
             None => {
                 return Err(format!(
                     "a key of {} bytes with tag {:?} is no item of the data store",
@@ -560,6 +579,7 @@ impl ItemStore for DataStore {
             DataKey::Memory => self.memory.map(|n| n.to_le_bytes().to_vec()),
             DataKey::Dirty(id, at) => self.delayed.value(id, at),
             DataKey::Logged(id, at) => self.delayed.logged_value(id, at),
+            DataKey::Checksums(group) => self.checksums.value(group),
         }
     }
 
@@ -587,6 +607,14 @@ impl ItemStore for DataStore {
                 keys.extend(o.extents.range(from..).take(max - keys.len()).map(|(&at, _)| extent_key(id, at)));
                 from = 0;
             }
+        }
+        let left = max - keys.len().min(max);
+        if after.first().is_none_or(|&t| t <= tag::CHECKSUM) && left > 0 {
+            let from = match DataKey::decode(after) {
+                Some(DataKey::Checksums(group)) => Some(group),
+                _ => None,
+            };
+            keys.extend(self.checksums.keys_after(from, left));
         }
         if after.first().is_none_or(|&t| t <= tag::LOGGED) {
             let from = match DataKey::decode(after) {

@@ -4,6 +4,7 @@
 //! that the object remembers: a resend does nothing, and writes sent before the truncate are refused.
 
 use crate::alloc::{Purpose, Run};
+use crate::checksums::Checksum;
 use crate::extent::{Extent, FILE_BLOCKS, Object};
 use crate::plan::{Freed, Resize, TrimChange, TrimEdge, TrimPlan};
 use crate::store::{DataStore, check_range};
@@ -82,7 +83,7 @@ impl DataStore {
                 if let Some(old) =
                     written_block(o, file_block).filter(|_| file_block * BLOCK + (zero.start as u64) < o.end)
                 {
-                    edges.push(TrimEdge { file_block, old, fresh: 0, zero });
+                    edges.push(TrimEdge { file_block, old, fresh: 0, zero, checksum: Checksum::NONE });
                 }
             }
         }
@@ -117,6 +118,7 @@ impl DataStore {
             debug_assert!(old.len() == 1 && old[0].1.physical == edge.old, "edge block moved");
             old.iter().for_each(|(_, e)| freed.add(e.run()));
             o.put(edge.file_block, Extent { physical: edge.fresh, blocks: 1, written: true }, &mut touched);
+            self.checksums.put(edge.fresh, &[edge.checksum], txn);
             self.planned -= 1;
         }
         o.log_extents(plan.object, &touched, txn);

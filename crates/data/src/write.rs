@@ -7,6 +7,7 @@
 //! and what lies behind an end must be zero.
 
 use crate::alloc::{Purpose, Run};
+use crate::checksums::{Checksum, Checksums};
 use crate::delayed::DirtyExtent;
 use crate::extent::{Extent, Object, dirty_key, dirty_value};
 use crate::memory::Memory;
@@ -61,9 +62,16 @@ impl DataStore {
 
     fn plan_blocks(&mut self, object: ObjectId, range: ByteRange, fresh: Fresh, purpose: Purpose) -> Result<WritePlan> {
         check_range(range)?;
-        let mut plan = WritePlan { object, range, segments: SmallVec::new(), edges: SmallVec::new(), lent: 0 };
+        let mut plan = WritePlan {
+            object,
+            range,
+            segments: SmallVec::new(),
+            edges: SmallVec::new(),
+            lent: 0,
+            checksums: Vec::new(),
+        };
         let needs = match self.objects.get(&object) {
-            Some(o) => reuse_blocks(o, &mut plan, fresh),
+            Some(o) => reuse_blocks(o, &self.checksums, &mut plan, fresh),
             None => {
                 let span = plan.aligned();
                 vec![(span.start / BLOCK, span.len() / BLOCK)]
@@ -93,6 +101,11 @@ impl DataStore {
         self.delayed.cut(plan.object, plan.range, txn);
         for s in &plan.segments {
             self.alloc.note_backed(Run { start: s.physical, blocks: s.blocks });
+            debug_assert!(s.kind != SegmentKind::InPlace || !self.has_checksum(s), "written over a checksum");
+            match plan.checksums_of(s) {
+                Some(checksums) => self.checksums.put(s.physical, checksums, txn),
+                None => self.checksums.clear(s.physical, u64::from(s.blocks), txn),
+            }
         }
         let o = self.objects.entry(plan.object).or_default();
         for s in plan.segments.iter().filter(|s| s.kind != SegmentKind::InPlace) {
@@ -117,6 +130,40 @@ impl DataStore {
         o.log_object(plan.object, txn);
         self.note_freed(&freed);
         freed
+    }
+
+    fn has_checksum(&self, s: &Segment) -> bool {
+        self.checksums.has_any(s.physical, u64::from(s.blocks))
+    }
+
+    /// Takes the checksums of the blocks that a range covers away, so that they may be overwritten in place when the
+    /// record is stable. Nothing is appended if there are none.
+    pub fn forget_checksums(&mut self, object: ObjectId, range: ByteRange, txn: &mut Txn) {
+        let Some(o) = self.objects.get(&object) else { return };
+        let (from, to) = (range.start.div_ceil(BLOCK), range.end / BLOCK);
+        let to = if range.end >= o.end { range.end.div_ceil(BLOCK) } else { to };
+        for (_, e) in o.mapped(from, to.max(from)).filter(|(_, e)| e.written) {
+            self.checksums.clear(e.physical, u64::from(e.blocks), txn);
+        }
+    }
+
+    /// Appends the deletion of some checksums of blocks that are free.
+    pub fn delete_free_checksums(&mut self, txn: &mut Txn) {
+        self.checksums.delete_emptied(&self.alloc, txn);
+    }
+
+    /// Gives blocks that have none the checksums of what they were read as, one for each block from `physical` on.
+    /// Whoever reads them has kept them from being written since, and the record follows their bytes
+    /// (`Order::AfterData`). Returns how many had none.
+    pub fn adopt_checksums(&mut self, physical: u64, read: &[Checksum], txn: &mut Txn) -> u64 {
+        let mut all = self.checksums.of_run(physical, read.len() as u64);
+        let mut adopted = 0;
+        for (sum, read) in all.iter_mut().zip(read).filter(|(sum, _)| !sum.is_known()) {
+            *sum = *read;
+            adopted += 1;
+        }
+        self.checksums.put(physical, &all, txn);
+        adopted
     }
 
     /// Blocks that accepting `range` would promise, if there is room for them.
@@ -170,7 +217,7 @@ impl DataStore {
 
 /// Adds the segments that keep their blocks and the edges to `plan`; returns the file blocks that need new
 /// blocks, as (file block, count), ascending.
-fn reuse_blocks(o: &Object, plan: &mut WritePlan, fresh: Fresh) -> Vec<(u64, u64)> {
+fn reuse_blocks(o: &Object, checksums: &Checksums, plan: &mut WritePlan, fresh: Fresh) -> Vec<(u64, u64)> {
     let span = plan.aligned();
     let (from, to) = (span.start / BLOCK, span.end / BLOCK);
     let mut needs: Vec<(u64, u64)> = Vec::new();
@@ -214,10 +261,19 @@ fn reuse_blocks(o: &Object, plan: &mut WritePlan, fresh: Fresh) -> Vec<(u64, u64
             need(x, x + 1);
             at = x + 1;
         }
-        for &x in special.iter().filter(|&&x| e.written && (b..end).contains(&x)) {
+        // Were a block with a checksum overwritten in place, a crash could leave bytes that nothing tells from damage.
+        let verified = if e.written { checksums.known(e.physical, u64::from(e.blocks)) } else { Vec::new() };
+        let verified = verified.into_iter().map(|physical| b + (physical - e.physical));
+        let mut looked: Vec<u64> = special.iter().copied().filter(|&x| e.written && (b..end).contains(&x)).collect();
+        looked.extend(verified.clone());
+        looked.sort_unstable();
+        looked.dedup();
+        let mut verified = verified.peekable();
+        for x in looked {
             let edge = edge(o, plan.range, x, e.physical + (x - b));
             let fills_to = (plan.range.end - x * BLOCK).min(BLOCK);
-            if edge.is_some() || fills_to > o.filled(x) {
+            let is_verified = verified.next_if_eq(&x).is_some();
+            if is_verified || edge.is_some() || fills_to > o.filled(x) {
                 plan.edges.extend(edge);
                 keep(at, x);
                 need(x, x + 1);

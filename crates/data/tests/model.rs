@@ -4,11 +4,15 @@
 //! The disk starts full of garbage, so every zero that a read returns was put there by a plan. Records become
 //! stable only now and then; a crash forgets the others and loses or tears a write that was under way.
 //!
+//! Blocks get checksums in some stretches of the operations. One that has a checksum reads as it says, in every state
+//! that a crash leaves.
+//!
 //! Writes are also accepted into memory and flushed later. Records are kept now and then: a kill of the process forgets
 //! those that are not, and leaves the memory as it is; a crash of the machine takes the memory.
 
 use amphi_data::{
-    DataStore, Freed, Fresh, Memory, Overlay, PagePool, Preallocate, ReadPlan, Resize, complete_edges, fsck_items,
+    Checksum, DataStore, Freed, Fresh, Memory, Overlay, PagePool, Preallocate, ReadPlan, Resize, complete_edges,
+    fsck_items,
 };
 use amphi_types::item::{ItemStore, Key, Txn};
 use amphi_types::limits::BLOCK;
@@ -33,6 +37,8 @@ enum Planted {
     GapsNotKept,
     StableUnflushed,
     HalfLogged,
+    ChecksumOfOldBytes,
+    ChecksumKeptInPlace,
 }
 
 #[derive(Clone, Debug)]
@@ -54,6 +60,9 @@ enum Op {
     StableLogged,
     Crash,
     OldRequest { object: u8 },
+    Checksums { on: bool },
+    Adopt { object: u8 },
+    Forget { object: u8, start: u64, len: u64, sectors: u64 },
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -85,6 +94,7 @@ struct Bench {
     memory: Vec<u8>,
     pool: PagePool,
     dead: Vec<Rc<Memory>>,
+    checksums: bool,
 }
 
 fn id(object: u8) -> ObjectId {
@@ -138,6 +148,7 @@ impl Bench {
             memory: vec![0xCC; PAGES as usize * B],
             pool: PagePool::new(PAGES),
             dead: Vec::new(),
+            checksums: false,
         }
     }
 
@@ -177,7 +188,8 @@ impl Bench {
         }
     }
 
-    fn committed(&mut self, txn: Txn, freed: Freed) {
+    fn committed(&mut self, mut txn: Txn, freed: Freed) {
+        self.store.delete_free_checksums(&mut txn);
         apply(&mut self.items, &txn);
         self.txns.push(txn);
         let dead = self.store.delayed.take_dead();
@@ -201,7 +213,7 @@ impl Bench {
     ) -> Result<Option<amphi_data::WritePlan>, String> {
         let generation = self.model.get(&object).map_or(0, |m| m.generation);
         let before = self.store.space();
-        let plan = match self.store.plan_write(
+        let mut plan = match self.store.plan_write(
             object,
             range,
             generation,
@@ -228,6 +240,9 @@ impl Bench {
             let old: Vec<Vec<u8>> = plan.edges.iter().map(|e| self.block(e.physical)).collect();
             complete_edges(&plan, &mut aligned, &old.iter().map(Vec::as_slice).collect::<Vec<_>>());
         }
+        if self.checksums {
+            plan.set_checksums(self.sums(&aligned));
+        }
         self.put(&plan, &aligned, sectors);
         self.note_written(object, range);
         if sectors == u64::MAX {
@@ -236,6 +251,27 @@ impl Bench {
             m.bytes[range.start as usize..range.end as usize].copy_from_slice(&payload);
         }
         Ok(Some(plan))
+    }
+
+    fn sums(&self, aligned: &[u8]) -> Vec<Checksum> {
+        let mut sums = Checksum::of_each(aligned);
+        if self.planted == Planted::ChecksumOfOldBytes && self.clock.is_multiple_of(3) {
+            sums[0] = Checksum::of(&[0; B]);
+        }
+        sums
+    }
+
+    /// Every block that is mapped and has a checksum reads as it says.
+    fn verify(&self) -> Result<(), String> {
+        for object in (0..OBJECTS).map(id) {
+            for (at, e) in self.store.extents(object).filter(|(_, e)| e.written) {
+                for (physical, sum) in (e.physical..).zip(self.store.checksums.of_run(e.physical, e.blocks.into())) {
+                    let is_right = !sum.is_known() || sum == Checksum::of(&self.block(physical));
+                    ensure!(is_right, "block {} of {object:?} is not as its checksum says", at + physical - e.physical);
+                }
+            }
+        }
+        Ok(())
     }
 
     fn payload(&self, len: u64) -> Vec<u8> {
@@ -292,7 +328,8 @@ impl Bench {
     /// Flushes what is delayed of a range, rounded out; with `sectors` the process ends in the middle.
     fn flush(&mut self, object: ObjectId, range: ByteRange, sectors: Option<u64>) -> Result<(), String> {
         for run in self.store.delayed.runs(object, range.align_out(BLOCK)) {
-            let plan = self.store.plan_flush(object, run, Fresh::Needed).map_err(|e| format!("flush refused: {e}"))?;
+            let mut plan =
+                self.store.plan_flush(object, run, Fresh::Needed).map_err(|e| format!("flush refused: {e}"))?;
             let mut aligned = vec![0xBB; plan.aligned().len() as usize];
             let pad = (run.start - plan.aligned().start) as usize;
             let (_, bytes) = self.read(&self.store, object, run);
@@ -307,6 +344,9 @@ impl Bench {
             }
             let old: Vec<Vec<u8>> = plan.edges.iter().map(|e| self.block(e.physical)).collect();
             complete_edges(&plan, &mut aligned, &old.iter().map(Vec::as_slice).collect::<Vec<_>>());
+            if self.checksums {
+                plan.set_checksums(self.sums(&aligned));
+            }
             self.put(&plan, &aligned, sectors.unwrap_or(u64::MAX));
             if sectors.is_some() {
                 return Ok(());
@@ -385,6 +425,7 @@ impl Bench {
         excused: &BTreeMap<ObjectId, Vec<bool>>,
         what: &str,
     ) -> Result<(), String> {
+        self.verify()?;
         for (object, m) in model {
             let (plan, bytes) = self.read(&self.store, *object, ByteRange::ALL);
             ensure!(plan.end as usize == m.bytes.len(), "{object:?} has the wrong end after {what}");
@@ -430,10 +471,10 @@ impl Bench {
                 let object = id(object);
                 let generation = self.model.get(&object).map_or(0, |m| m.generation) + 1;
                 let how = if set { Resize::Set } else { Resize::Cut };
-                let Ok(plan) = self.store.plan_truncate(object, size, generation, how) else {
+                let Ok(mut plan) = self.store.plan_truncate(object, size, generation, how) else {
                     return Ok(());
                 };
-                self.zero_edges(&plan);
+                self.zero_edges(&mut plan);
                 let freed = self.store.commit_trim(plan, self.mtime(), &mut txn);
                 let m = self.model.entry(object).or_default();
                 m.generation = generation;
@@ -446,10 +487,10 @@ impl Bench {
             Op::Punch { object, start, len } => {
                 let object = id(object);
                 let generation = self.model.get(&object).map_or(0, |m| m.generation);
-                let Ok(plan) = self.store.plan_punch(object, ByteRange::at(start, len), generation) else {
+                let Ok(mut plan) = self.store.plan_punch(object, ByteRange::at(start, len), generation) else {
                     return Ok(());
                 };
-                self.zero_edges(&plan);
+                self.zero_edges(&mut plan);
                 let freed = self.store.commit_trim(plan, self.mtime(), &mut txn);
                 if let Some(m) = self.model.get_mut(&object) {
                     let end = m.bytes.len();
@@ -531,15 +572,37 @@ impl Bench {
                     ensure!(r == Err(Errno::Stale), "a punch older than a truncate was accepted");
                 }
             }
+            Op::Checksums { on } => self.checksums = on,
+            Op::Adopt { object } => {
+                for (_, e) in self.store.extents(id(object)).filter(|(_, e)| e.written).collect::<Vec<_>>() {
+                    let read = &self.disk[e.physical as usize * B..][..e.blocks as usize * B];
+                    self.store.adopt_checksums(e.physical, &Checksum::of_each(read), &mut txn);
+                }
+                self.committed(txn, Freed::default());
+            }
+            Op::Forget { object, start, len, sectors } => {
+                let range = ByteRange::at(start, len);
+                self.store.forget_checksums(id(object), range, &mut txn);
+                self.committed(txn, Freed::default());
+                if self.planted != Planted::ChecksumKeptInPlace {
+                    self.flush_all()?;
+                    self.stable();
+                }
+                self.write(id(object), range, sectors / 6 * 6)?;
+                self.crash()?;
+            }
         }
         self.compare()
     }
 
-    fn zero_edges(&mut self, plan: &amphi_data::TrimPlan) {
-        for e in &plan.edges {
+    fn zero_edges(&mut self, plan: &mut amphi_data::TrimPlan) {
+        for e in &mut plan.edges {
             let mut block = self.block(e.old);
             block[e.zero.clone()].fill(0);
             self.disk[e.fresh as usize * B..][..B].copy_from_slice(&block);
+            if self.checksums {
+                e.checksum = Checksum::of(&block);
+            }
         }
     }
 
@@ -576,6 +639,7 @@ impl Bench {
 
     fn compare(&self) -> Result<(), String> {
         self.store.check()?;
+        self.verify()?;
         for object in 0..OBJECTS {
             let object = id(object);
             let empty = Model::default();
@@ -669,7 +733,10 @@ fn op() -> impl Strategy<Value = Op> {
         2 => Just(Op::Stable),
         3 => Just(Op::StableLogged),
         1 => Just(Op::Crash),
-        1 => object.prop_map(|object| Op::OldRequest { object }),
+        1 => object.clone().prop_map(|object| Op::OldRequest { object }),
+        2 => any::<bool>().prop_map(|on| Op::Checksums { on }),
+        1 => object.prop_map(|object| Op::Adopt { object }),
+        1 => (place, any::<u64>()).prop_map(|((object, start, len), sectors)| Op::Forget { object, start, len, sectors }),
     ]
 }
 
@@ -706,6 +773,8 @@ fn planted_mistakes_are_found() {
         Planted::GapsNotKept,
         Planted::StableUnflushed,
         Planted::HalfLogged,
+        Planted::ChecksumOfOldBytes,
+        Planted::ChecksumKeptInPlace,
     ] {
         let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
         let mut runner = TestRunner::new_with_rng(Config::default(), rng);

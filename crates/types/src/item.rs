@@ -25,6 +25,8 @@ pub mod tag {
     pub const DELAYED: u8 = b'W';
     /// `data`: bytes of an object that were synced before they had blocks.
     pub const LOGGED: u8 = b'L';
+    /// `data`: checksums of neighbouring data blocks.
+    pub const CHECKSUM: u8 = b'K';
     /// `server`: a session.
     pub const SESSION: u8 = b'S';
     /// `server`: the last reply of a session's slot.
