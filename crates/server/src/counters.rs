@@ -128,6 +128,11 @@ counters! {
     write_copied = "write_copied_bytes", "Payload bytes that had to be copied to be aligned.";
     edge_reads = "edge_reads", "Blocks read to complete the edges of unaligned writes.";
     data_reads = "data_disk_reads", "Disk reads of file data.";
+    checksum_errors = "checksum_errors", "Blocks that did not read as their checksum says; each time one was asked for.";
+    checksum_retries = "checksum_retries", "Blocks that read wrong once and right when they were read again.";
+    scrubbed_bytes = "scrub_bytes", "Bytes of file data that were read to be verified.";
+    scrub_passes = "scrub_passes", "How often all of a target was.";
+    scrub_adopted = "scrub_adopted_blocks", "Blocks without checksum that got one then.";
     data_writes = "data_disk_writes", "Disk writes of file data.";
     write_ns = "time_write_ns", "Time of writes from their arrival to their answer; those that run together count each.";
     write_wait_ns = "time_write_wait_ns", "Of it: waiting for locks, for log space and for other requests on the same bytes; planning.";

@@ -2,12 +2,14 @@
 //!
 //! Owns: the checks that need more than one zone or more than one store. Does not own: the checks of a zone
 //! (`amphi_zone::fsck`), of names (`amphi_meta::verify_cluster`), of extents (`amphi_data::fsck_items`).
+//! File data itself is read only where that is asked for (`data`).
 //!
 //! Zones are opened for reading and nothing is changed. Operations over several targets that a crash interrupted are
 //! listed, and finished in memory as the next start would finish them, so that what is checked is the state that a
 //! client would see.
 
 mod cluster;
+mod data;
 
 use crate::error::{ServerError, ServerErrorKind};
 use crate::folder;
@@ -57,6 +59,13 @@ pub struct Report {
     pub objects: u64,
     /// Blocks of 4096 bytes that files hold.
     pub blocks: u64,
+    /// Blocks of file data that were read and are as their checksum says; that have none; that are not what was
+    /// written, or cannot be read. Without a check of data these are 0.
+    pub verified_blocks: u64,
+    /// As above.
+    pub unverified_blocks: u64,
+    /// As above.
+    pub damaged_blocks: u64,
     /// Sessions that may come back.
     pub sessions: u64,
     /// Targets of other servers, whose folders were not given: what lies between them and these was not checked.
@@ -85,6 +94,10 @@ impl Report {
 /// One zone as read.
 struct ZoneImage {
     path: String,
+    /// Which of the folders it is in.
+    folder: usize,
+    /// If its file data is to be read.
+    store: Option<data::ZoneData>,
     target: TargetId,
     meta: MetaStore,
     data: DataReport,
@@ -99,22 +112,31 @@ struct ZoneImage {
     map: Option<ClusterMap>,
 }
 
-/// Checks the folder of a stopped server. Changes nothing.
+/// Whether file data is read and verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckData {
+    /// Only what describes it.
+    No,
+    /// All of it.
+    Yes,
+}
+
+/// Checks the folder of a stopped server, with its file data. Changes nothing.
 ///
 /// Errors: only when there is nothing to check: no zones or those of another format version (`Mismatch`), a server that
 /// runs (`InUse`), files that cannot be read (`Unreachable`). Damage is in the report.
 pub async fn fsck<E: Env>(env: &E, dir: &str) -> Result<Report, ServerError> {
-    fsck_folders(&[(env.clone(), dir.to_string())]).await
+    fsck_folders(&[(env.clone(), dir.to_string())], CheckData::Yes).await
 }
 
 /// Checks the folders of stopped servers of one cluster together. What lies between zones is checked if all zones of
 /// the cluster are in them and can be read, otherwise each zone in itself.
 ///
 /// Errors: as `fsck`; `Mismatch` also if the folders are those of several clusters, or have a target twice.
-pub async fn fsck_folders<E: Env>(folders: &[(E, String)]) -> Result<Report, ServerError> {
+pub async fn fsck_folders<E: Env>(folders: &[(E, String)], check_data: CheckData) -> Result<Report, ServerError> {
     let mut report = Report::default();
     let (mut images, mut found) = (Vec::new(), 0);
-    for (env, dir) in folders {
+    for (folder, (env, dir)) in folders.iter().enumerate() {
         let zones = folder::zones(env, dir)?;
         if zones.is_empty() {
             let line = format!("{dir}: there are no zones here; give the folder that `amphi server --data` was given");
@@ -123,7 +145,8 @@ pub async fn fsck_folders<E: Env>(folders: &[(E, String)]) -> Result<Report, Ser
         found += zones.len();
         let (before, mut cluster) = (images.len(), 0);
         for &index in &zones {
-            if let Some(image) = read_zone(env, dir, index, &mut cluster, &mut report).await? {
+            if let Some(mut image) = read_zone(env, dir, index, check_data, &mut cluster, &mut report).await? {
+                image.folder = folder;
                 images.push(image);
             }
         }
@@ -160,6 +183,10 @@ pub async fn fsck_folders<E: Env>(folders: &[(E, String)]) -> Result<Report, Ser
     } else {
         cluster::check_each(&images, &mut report);
     }
+    if check_data == CheckData::Yes {
+        let envs: Vec<E> = folders.iter().map(|(env, _)| env.clone()).collect();
+        data::check(&envs, &images, &mut report).await;
+    }
     Ok(report)
 }
 
@@ -167,6 +194,7 @@ async fn read_zone<E: Env>(
     env: &E,
     dir: &str,
     index: u16,
+    check_data: CheckData,
     cluster: &mut u64,
     report: &mut Report,
 ) -> Result<Option<ZoneImage>, ServerError> {
@@ -208,8 +236,13 @@ async fn read_zone<E: Env>(
         pool: None,
         home: None,
         map: None,
+        folder: 0,
+        store: None,
         path,
     };
+    if check_data == CheckData::Yes && image.data.problems.is_empty() {
+        image.store = data::ZoneData::of(&zone.items, zone.data_blocks, zone.data_offset);
+    }
     if zone.items.is_empty() {
         report.notes.push(format!("{}: nothing was begun in it: its first start was interrupted", image.path));
     }
@@ -217,7 +250,7 @@ async fn read_zone<E: Env>(
     for (key, value) in &zone.items {
         let loaded = match key.first().copied() {
             Some(tag::INODE | tag::DENTRY | tag::XATTR | tag::META) => image.meta.load(key, value),
-            Some(tag::OBJECT | tag::EXTENT | tag::DELAYED | tag::LOGGED) => Ok(()),
+            Some(tag::OBJECT | tag::EXTENT | tag::DELAYED | tag::LOGGED | tag::CHECKSUM) => Ok(()),
             _ => load_item(&mut image, key, value, &mut sessions, &mut slots, report),
         };
         if let Err(text) = loaded {

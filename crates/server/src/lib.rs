@@ -39,6 +39,6 @@ mod tests;
 pub use config::ServerConfig;
 pub use error::{ServerError, ServerErrorKind};
 pub use folder::OWN_KEY;
-pub use fsck::{Finding, Report, fsck, fsck_folders};
+pub use fsck::{CheckData, Finding, Report, fsck, fsck_folders};
 pub use server::{Seeds, Server, WorkerSeed, run_worker};
 pub use threads::run_threads;

@@ -24,6 +24,7 @@ mod read_batch;
 mod remove;
 mod rename;
 mod rights;
+pub(crate) mod scrub;
 mod way;
 mod xattr;
 

@@ -14,6 +14,7 @@ use crate::config::{NewZones, ServerConfig, SharedConfig};
 use crate::counters::Counters;
 use crate::error::{ServerError, ServerErrorKind};
 use crate::folder;
+use crate::ops::scrub::scrub_agent;
 use crate::session::manager::{Door, Front, end_everywhere};
 use crate::target::Target;
 use crate::target::records::HomeRecord;
@@ -137,6 +138,7 @@ async fn open_worker<E: Env>(env: E, seed: WorkerSeed) -> (Rc<Worker<E>>, MeshRx
         .await
         {
             Ok(target) => {
+                env.spawn(scrub_agent(env.clone(), Rc::downgrade(&target), target.verifier.listen()));
                 tunables.apply_to_storage(&target);
                 targets.insert(id, target);
             }

@@ -8,6 +8,7 @@
 //! store lives across an await.
 
 pub(crate) mod accepted;
+pub(crate) mod checksums;
 pub(crate) mod disk_queue;
 pub(crate) mod free_space_below;
 pub(crate) mod gate;
@@ -15,6 +16,7 @@ pub(crate) mod records;
 pub(crate) mod shared_blocks;
 pub(crate) mod span_gate;
 pub(crate) mod unstable;
+pub(crate) mod verifier;
 pub(crate) mod write_back;
 
 use crate::coherence::file_locks::FileLockDesk;
@@ -34,9 +36,10 @@ use crate::target::records::{ClusterRecord, HomeRecord, Item, SessionRecord};
 use crate::target::shared_blocks::Edges;
 use crate::target::span_gate::SpanGate;
 use crate::target::unstable::Unstable;
+use crate::target::verifier::Verifier;
 use crate::target::write_back::WriteBack;
 use crate::tx::two_phase::Intents;
-use amphi_data::{DataStore, Freed, TrimPlan};
+use amphi_data::{CHECKSUM_ITEM_BYTES, DataStore, Freed, TrimPlan};
 use amphi_dlm::{LockCounts, LockLimits};
 use amphi_env::{Buf, Disk, Env};
 use amphi_meta::{Gathered, MetaStore};
@@ -69,6 +72,8 @@ pub const EXTENTS_A_RECORD: usize = 4096;
 
 /// Bytes of a record for the deletion of an extent and a new one.
 pub const EXTENT_BYTES: u64 = 88;
+/// Bytes of a record for one block, were it an extent of its own with checksums of its own.
+pub const BLOCK_BYTES: u64 = EXTENT_BYTES + CHECKSUM_ITEM_BYTES;
 /// Bytes of a record for what is beside extents: inode, object, answer, two blocks of logged bytes that are cut in two.
 const RECORD_SPARE_BYTES: u64 = 4096 + 2 * (BLOCK + 64);
 /// Part of a record that is left to the deletion of delayed extents: one in so many.
@@ -88,6 +93,8 @@ pub struct Target<E: Env> {
     pub disk: Rc<E::Disk>,
     /// The queue of reads of that disk, which it shares with other targets of its worker.
     pub reads: Rc<DiskQueue>,
+    /// How its blocks are verified.
+    pub verifier: Verifier,
     /// Its name space.
     pub meta: RefCell<MetaStore>,
     /// Its objects.
@@ -173,7 +180,6 @@ pub struct Target<E: Env> {
     pub counters: Rc<Counters>,
     /// What is logged first.
     first: RefCell<Txn>,
-    failed_once: Cell<bool>,
     pub(crate) closed: Cell<bool>,
 }
 
@@ -201,7 +207,9 @@ impl<E: Env> Target<E> {
         for (key, value) in &recovered.items {
             match key.first().copied() {
                 Some(tag::INODE | tag::DENTRY | tag::XATTR | tag::META) => meta.load(key, value)?,
-                Some(tag::OBJECT | tag::EXTENT | tag::DELAYED | tag::LOGGED) => data.load(key, value)?,
+                Some(tag::OBJECT | tag::EXTENT | tag::DELAYED | tag::LOGGED | tag::CHECKSUM) => {
+                    data.load(key, value)?
+                }
                 _ => match records::decode_item(key, value)? {
                     Item::Session(session, record) => drop(sessions.insert(session, record)),
                     Item::CutOff(session) => drop(cut_off.insert(session)),
@@ -239,6 +247,7 @@ impl<E: Env> Target<E> {
             id,
             disk: zone.disk(),
             reads,
+            verifier: Verifier::default(),
             zone,
             rotating: Cell::new(false),
             below: RoomBelow::default(),
@@ -284,7 +293,6 @@ impl<E: Env> Target<E> {
             lock_counts: Cell::default(),
             counters,
             first: RefCell::default(),
-            failed_once: Cell::new(false),
             closed: Cell::new(false),
         });
         txn.put(records::cluster_key(), records::encode(&ClusterRecord { pool, starts }));
@@ -322,13 +330,16 @@ impl<E: Env> Target<E> {
 
     /// Appends `txn`; if it is empty, returns the last record. After `close` nothing is appended: what background
     /// work still changes in memory is done again after the next start.
-    pub fn append(&self, txn: Txn, order: Order) -> Lsn {
+    pub fn append(&self, mut txn: Txn, order: Order) -> Lsn {
         if txn.is_empty() || self.closed.get() {
             return self.zone.appended_lsn();
         }
         add(&self.counters.commits, 1);
-        let lsn = self.zone.append(txn, order);
         // Whoever changes the store at this moment appends as well.
+        if let Ok(mut data) = self.data.try_borrow_mut() {
+            data.delete_free_checksums(&mut txn);
+        }
+        let lsn = self.zone.append(txn, order);
         if let Ok(mut data) = self.data.try_borrow_mut() {
             self.write_back.bury(lsn, data.delayed.take_dead());
         }
@@ -340,8 +351,8 @@ impl<E: Env> Target<E> {
     pub fn record_blocks_max(&self) -> u64 {
         (self.zone.record_bytes_max() / DELAYED_SHARE * (DELAYED_SHARE - 1))
             .saturating_sub(RECORD_SPARE_BYTES)
-            .max(EXTENT_BYTES)
-            / EXTENT_BYTES
+            .max(BLOCK_BYTES)
+            / BLOCK_BYTES
     }
 
     /// Appends `txn` and waits until it is written.
@@ -435,7 +446,7 @@ impl<E: Env> Target<E> {
             self.below.is_full(self);
             return Errno::NoSpace;
         }
-        if !self.failed_once.replace(true) {
+        if self.verifier.is_first_failure() {
             tracing::error!("{}: {what} of file data failed: {e}; further failures are not logged", self.id);
         }
         Errno::Io
@@ -541,19 +552,23 @@ impl<E: Env> Target<E> {
     }
 
     /// Does the disk work of a truncate or punch; on an error the plan is given up.
-    pub async fn rewrite_edges(&self, plan: TrimPlan) -> Result<TrimPlan> {
-        for edge in plan.edges.clone() {
+    pub async fn rewrite_edges(&self, mut plan: TrimPlan) -> Result<TrimPlan> {
+        for (i, edge) in plan.edges.clone().into_iter().enumerate() {
+            let expected = self.expect_block(edge.file_block, edge.old);
             let (result, mut block) = self.disk.read(self.block_address(edge.old), Buf::zeroed(BLOCK as usize)).await;
-            let result = match result {
-                Ok(()) => {
-                    block[edge.zero.clone()].fill(0);
-                    self.disk.write(self.block_address(edge.fresh), block).await.0
-                }
-                Err(e) => Err(e),
-            };
+            let mut result = result.map_err(|e| self.disk_error("rewrite", &e));
+            if result.is_ok() {
+                result = self.verify(plan.object, &expected, &mut block).await;
+            }
+            if result.is_ok() {
+                block[edge.zero.clone()].fill(0);
+                plan.edges[i].checksum = self.checksum_of(&block);
+                let written = self.disk.write(self.block_address(edge.fresh), block).await.0;
+                result = written.map_err(|e| self.disk_error("rewrite", &e));
+            }
             if let Err(e) = result {
                 self.data.borrow_mut().abort_trim(plan);
-                return Err(self.disk_error("rewrite", &e));
+                return Err(e);
             }
         }
         Ok(plan)

@@ -7,6 +7,7 @@ mod again;
 mod at_once;
 mod batch;
 mod check;
+mod checksums;
 mod cluster;
 mod company;
 mod contended;
@@ -57,6 +58,11 @@ fn config(targets: u16, workers: u16) -> ServerConfig {
     // Clients here are deaf for as long as it takes; `deaf` has those that may not be.
     config.tunables = vec![("server.deaf_ms".into(), "0".into())];
     config
+}
+
+/// What half of the seeds have on.
+fn on_by(seed: u64) -> &'static str {
+    ["on", "off"][seed as usize % 2]
 }
 
 fn name(text: &str) -> Name {
@@ -188,7 +194,9 @@ impl Place {
     fn new(seed: u64, targets: u16, workers: u16) -> Place {
         let sim = Sim::new(seed, SimConfig::default());
         sim.node("client");
-        Place { sim, config: config(targets, workers) }
+        let mut config = config(targets, workers);
+        config.tunables.push(("server.checksums".into(), on_by(seed).into()));
+        Place { sim, config }
     }
 
     /// Starts the server (again); gives its address away to nobody: clients know it.

@@ -145,6 +145,8 @@ pub struct Tunables {
     disk_read_bytes: Tunable,
     disk_write_delay_us: Tunable,
     worker_spin_us: Tunable,
+    checksums: Tunable,
+    scrub_bytes_per_s: Tunable,
     write_back: Tunable,
     write_back_bytes: Tunable,
     write_through_bytes: Tunable,
@@ -392,6 +394,20 @@ impl Tunables {
                 (0, 1_000_000),
                 "how long a worker polls after its last work before it sleeps, if nobody else needs the core",
             ),
+            checksums: Tunable::new(
+                "server.checksums",
+                Switch,
+                0,
+                (0, 1),
+                "each block of file data that is written gets a checksum; what has one is verified when it is read, also when this is off",
+            ),
+            scrub_bytes_per_s: Tunable::new(
+                "server.scrub_bytes_per_s",
+                Bytes,
+                0,
+                (0, 1 << 40),
+                "file data of each target that is read and verified in a second, without end; 0: none",
+            ),
             write_back: Tunable::new(
                 "server.write_back",
                 Switch,
@@ -461,7 +477,7 @@ impl Tunables {
         Some(self.deaf_ms.get()).filter(|ms| *ms > 0).map(Duration::from_millis)
     }
 
-    fn all(&self) -> [&Tunable; 34] {
+    fn all(&self) -> [&Tunable; 36] {
         [
             &self.session_grace_ms,
             &self.token_ms,
@@ -493,6 +509,8 @@ impl Tunables {
             &self.disk_read_bytes,
             &self.disk_write_delay_us,
             &self.worker_spin_us,
+            &self.checksums,
+            &self.scrub_bytes_per_s,
             &self.write_back,
             &self.write_back_bytes,
             &self.write_through_bytes,
@@ -504,6 +522,7 @@ impl Tunables {
     pub fn apply_to_storage<E: Env>(&self, target: &Target<E>) {
         target.reads.tune(self.disk_read_bytes.get());
         target.reuse_bytes.set(self.reuse_bytes.get());
+        target.verifier.tune(self.checksums.is_on(), self.scrub_bytes_per_s.get());
     }
 
     /// The part of `apply_to` that concerns accepted writes.

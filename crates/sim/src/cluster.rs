@@ -139,7 +139,9 @@ impl Shape {
             ("server.write_through_bytes", one(&["8K", "64K", "256K"])),
             ("server.write_back_age_ms", one(&["1", "30", "1000", "600000"])),
         ];
-        let server_tunables = server_tunables.into_iter().map(|(n, v)| (n.to_string(), v)).collect();
+        let verified = Dice::new(seed, 20).pick(&["on", "on", "off"]).map_or("on", |on| on);
+        let verified = [("server.checksums", verified.to_string())];
+        let server_tunables = server_tunables.into_iter().chain(verified).map(|(n, v)| (n.to_string(), v)).collect();
         let sim = SimConfig {
             disk_ns: [20_000..30_000, 40_000..200_000, 1_000..2_000_000][dice.below(3) as usize].clone(),
             sync_ns: [50_000..100_000, 100_000..1_000_000, 1_000_000..20_000_000][dice.below(3) as usize].clone(),

@@ -16,6 +16,8 @@ pub struct Report {
     pub target: TargetId,
     /// Blocks of the data region.
     pub data_blocks: u64,
+    /// Where they begin, bytes.
+    pub data_offset: u64,
     /// Groups and records in the log.
     pub log_groups: u64,
     /// Records in the log.
@@ -41,6 +43,7 @@ pub async fn fsck<E: Env>(env: &E, path: &str) -> Result<Report, ZoneError> {
             cluster: image.root.cluster.get(),
             target: TargetId(image.root.target.get()),
             data_blocks: image.geometry.data_blocks,
+            data_offset: image.geometry.data_offset,
             log_groups: image.seq + 1 - image.root.start_seq.get(),
             log_records: image.replayed,
             segments: image.segments.len() as u64,

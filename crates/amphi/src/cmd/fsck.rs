@@ -5,7 +5,7 @@ use crate::members::Site;
 use crate::process::server_failure;
 use crate::size;
 use amphi_env::RealEnv;
-use amphi_server::fsck_folders;
+use amphi_server::{CheckData, fsck_folders};
 use clap::Args;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -18,6 +18,9 @@ pub struct Fsck {
     /// Folders with the zones, as given to --data, one for each server
     #[arg(required = true, value_name = "DIR")]
     dirs: Vec<PathBuf>,
+    /// Read all file data too, and compare it with its checksums (server.checksums)
+    #[arg(long)]
+    data: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -35,19 +38,25 @@ impl Fsck {
             }
         }
         let shown = self.dirs.iter().map(|d| d.display().to_string()).collect::<Vec<_>>().join(" ");
+        let check_data = if self.data { CheckData::Yes } else { CheckData::No };
         let report = RealEnv::run(Duration::ZERO, |env| async move {
             let folders: Vec<_> = dirs.into_iter().map(|dir| (env.clone(), dir)).collect();
-            fsck_folders(&folders).await
+            fsck_folders(&folders, check_data).await
         })
         .map_err(server_failure)?;
         let findings: Vec<String> = report.findings.iter().map(|f| format!("{}: {}", f.place, f.reason)).collect();
         if self.json {
-            let json = serde_json::json!({
+            let mut json = serde_json::json!({
                 "cluster": format!("{:016x}", report.cluster), "zones": report.zones, "inodes": report.inodes,
                 "directories": report.directories, "orphans": report.orphans, "objects": report.objects,
                 "blocks": report.blocks, "sessions": report.sessions, "pending": report.pending,
                 "notes": report.notes, "damage": findings, "targets_elsewhere": report.elsewhere,
             });
+            if self.data {
+                json["data_verified_blocks"] = report.verified_blocks.into();
+                json["data_unverified_blocks"] = report.unverified_blocks.into();
+                json["data_damaged_blocks"] = report.damaged_blocks.into();
+            }
             println!("{json}");
         } else {
             for note in report.notes.iter().chain(&report.pending) {
@@ -60,6 +69,14 @@ impl Fsck {
                 println!(
                     "note: {} targets of the cluster are elsewhere: what lies between zones was not checked; give the folders of all servers",
                     report.elsewhere
+                );
+            }
+            if self.data {
+                println!(
+                    "data: {} verified, {} without checksums, {} blocks damaged",
+                    size::show(report.verified_blocks * 4096),
+                    size::show(report.unverified_blocks * 4096),
+                    report.damaged_blocks
                 );
             }
             println!(

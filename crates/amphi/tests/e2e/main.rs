@@ -4,6 +4,7 @@
 mod asynchronous;
 mod bad_input;
 mod bench;
+mod checksums;
 mod cluster;
 mod crash;
 mod demo;

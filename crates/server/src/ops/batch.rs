@@ -14,6 +14,7 @@ use super::payload::{self, Piece};
 use super::rights::Touch;
 use crate::counters::add;
 use crate::planted::{self, Mistake};
+use crate::target::BLOCK_BYTES;
 use crate::target::gate::Hold;
 use crate::target::shared_blocks::Image;
 use crate::target::span_gate::SpanGuard;
@@ -82,11 +83,11 @@ impl<E: Env> Cx<E> {
 
     /// As many parts from `from` on as one record can name: all, unless the log is small.
     fn step_from(&self, parts: &[BatchPart], from: usize) -> Range<usize> {
-        let room = self.target.record_blocks_max();
-        let mut blocks = 0;
+        let room = self.target.record_blocks_max() * BLOCK_BYTES;
+        let mut bytes = 0;
         let fits = parts[from..].iter().take_while(|p| {
-            blocks += p.range().align_out(BLOCK).len() / BLOCK + PART_BYTES / crate::target::EXTENT_BYTES + 1;
-            blocks <= room
+            bytes += p.range().align_out(BLOCK).len() / BLOCK * BLOCK_BYTES + PART_BYTES;
+            bytes <= room
         });
         from..from + fits.count().max(1)
     }
@@ -201,8 +202,7 @@ impl<E: Env> Cx<E> {
         }
         self.check_again(part.object)?;
         let generation = self.generation(part.object, part.generation, false);
-        let fresh = self.fresh();
-        self.plan(|data| data.plan_write(part.object, part.range(), generation, fresh)).await
+        self.plan_write(part.object, part.range(), generation).await
     }
 
     /// Gives up the plans of parts that have failed.
@@ -223,6 +223,9 @@ impl<E: Env> Cx<E> {
             whole[pad..pad + p.bytes.len()].copy_from_slice(p.bytes);
             let blocks: Vec<&[u8]> = p.edges.iter().map(|b| &**b).collect();
             amphi_data::complete_edges(&p.plan, whole, &blocks);
+            if let Some(checksums) = self.target.checksums_of(whole) {
+                p.plan.set_checksums(checksums);
+            }
             let from = if planted::is(Mistake::ShiftedPart) { at.saturating_sub(BLOCK as usize) } else { at };
             self.push_segments(&p.plan, from, &mut pieces);
             at += len;

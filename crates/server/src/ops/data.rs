@@ -21,7 +21,7 @@ use crate::target::gate::Hold;
 use crate::target::shared_blocks::{Edge, Image};
 use crate::target::span_gate::SpanGuard;
 use crate::worker::request::Cx;
-use amphi_data::{DataStore, Extent, Fresh, Preallocate, TrimPlan, WritePlan};
+use amphi_data::{Checksum, DataStore, Extent, Fresh, Preallocate, TrimPlan, WritePlan};
 use amphi_dlm::Mode;
 use amphi_env::{Buf, Disk, Env};
 use amphi_types::item::Txn;
@@ -44,9 +44,9 @@ struct Written {
     bases: SmallVec<[Option<Image>; 2]>,
 }
 
-/// Bytes of items that a write of `len` bytes may add: the object, and an extent for each run of blocks.
+/// Bytes of items that a write of `len` bytes may add: the object, an extent for each run of blocks, checksums.
 pub(super) fn write_growth(len: u64) -> u64 {
-    256 + len / BLOCK * 8
+    600 + len / BLOCK * 13
 }
 
 impl<E: Env> Cx<E> {
@@ -108,6 +108,7 @@ impl<E: Env> Cx<E> {
             let len = (s.blocks * BLOCK) as usize;
             payload::push(&mut pieces, Piece { at, len, disk: self.target.block_address(physical) });
         }
+        let expected = self.target.expect(&plan.segments, from_block, 0);
         add(&self.worker.counters.data_reads, pieces.len() as u64);
         let sizes = &self.worker.counters.histograms.read;
         sizes.note(plan.range.len(), pieces.iter().map(|p| p.len));
@@ -115,6 +116,7 @@ impl<E: Env> Cx<E> {
         let (result, mut buf) = payload::read_pieces(&self.target.reads, &*self.target.disk, buf, &pieces).await;
         result.map_err(|e| self.target.disk_error("read", &e))?;
         sizes.disk_us.note(self.worker.now_ns().saturating_sub(since_ns) / 1000);
+        self.target.verify(object, &expected, &mut buf).await?;
         self.target.overlay(&plan, &mut buf)?;
         buf.set_window(pad..pad + plan.range.len() as usize);
         add(&self.worker.counters.read_bytes, plan.range.len());
@@ -215,7 +217,7 @@ impl<E: Env> Cx<E> {
         let mut plan = self.plan_behind(object, range, generation, &edges).await?;
         self.lap(&mut since_ns, &self.worker.counters.write_wait_ns);
         let written = match self.write_plan(&mut plan, payload, &edges, &mut since_ns).await {
-            Ok(written) => self.in_turn(&plan, &edges, written).await,
+            Ok(written) => self.in_turn(&mut plan, &edges, written).await,
             Err(e) => Err(e),
         };
         let (landing, images) = match written {
@@ -227,7 +229,8 @@ impl<E: Env> Cx<E> {
         };
         let disk_ns = self.lap(&mut since_ns, &self.worker.counters.write_disk_ns);
         self.worker.counters.histograms.write.disk_us.note(disk_ns / 1000);
-        let order = if plan.points_at_new_data() { Order::AfterData } else { Order::Plain };
+        let follows = plan.points_at_new_data() && !planted::is(Mistake::UnorderedWrite);
+        let order = if follows { Order::AfterData } else { Order::Plain };
         let reply = Reply::Written { roomy: self.is_roomy() };
         let lsn = {
             let mut txn = Txn::default();
@@ -301,7 +304,24 @@ impl<E: Env> Cx<E> {
                 edge.turn().await;
             }
         }
+        self.plan_write(object, range, generation).await
+    }
+
+    /// Plans a write of bytes that the caller holds. Where a full target has no other place for blocks that have
+    /// checksums, these lose them for good before they are overwritten.
+    pub(super) async fn plan_write(&self, object: ObjectId, range: ByteRange, generation: u64) -> Result<WritePlan> {
         let fresh = self.fresh();
+        let plan = self.plan(|data| data.plan_write(object, range, generation, fresh)).await;
+        if plan != Err(Errno::NoSpace) || fresh != Fresh::Needed {
+            return plan;
+        }
+        let mut txn = Txn::default();
+        self.target.data.borrow_mut().forget_checksums(object, range, &mut txn);
+        if txn.is_empty() {
+            return plan;
+        }
+        let lsn = self.target.append(txn, Order::Plain);
+        self.target.zone.stable(lsn).await?;
         self.plan(|data| data.plan_write(object, range, generation, fresh)).await
     }
 
@@ -313,17 +333,20 @@ impl<E: Env> Cx<E> {
         };
         let edges = join_all(plan.edges.iter().map(|edge| {
             let (at, recent) = (self.target.block_address(edge.physical), recent(edge));
+            let expected = self.target.expect_block(edge.file_block, edge.physical);
             async move {
                 if let Some(image) = recent {
                     return Ok(image);
                 }
                 add(&self.worker.counters.edge_reads, 1);
-                let (result, block) = disk.read(at, Buf::zeroed(BLOCK as usize)).await;
-                result.map(|()| Image::from(&*block))
+                let (result, mut block) = disk.read(at, Buf::zeroed(BLOCK as usize)).await;
+                result.map_err(|e| self.target.disk_error("read", &e))?;
+                self.target.verify(plan.object, &expected, &mut block).await?;
+                Ok(Image::from(&*block))
             }
         }))
         .await;
-        edges.into_iter().collect::<std::io::Result<_>>().map_err(|e| self.target.disk_error("read", &e))
+        edges.into_iter().collect()
     }
 
     /// Adds where the plan's whole blocks go, which begin `base` bytes into a buffer.
@@ -338,7 +361,7 @@ impl<E: Env> Cx<E> {
 
     /// Waits until a written plan may be committed. A block at its edges with bytes of a write that has failed since is
     /// written once more without them. Returns what the blocks at the edges have become.
-    async fn in_turn(&self, plan: &WritePlan, edges: &[Edge], written: Written) -> Result<(Landing, Images)> {
+    async fn in_turn(&self, plan: &mut WritePlan, edges: &[Edge], written: Written) -> Result<(Landing, Images)> {
         for edge in edges.iter().filter(|_| !planted::is(Mistake::CommitOutOfTurn)) {
             edge.turn().await;
         }
@@ -356,6 +379,7 @@ impl<E: Env> Cx<E> {
             edge.publish(image.clone());
             // What builds on another write has a place of its own.
             let Some(physical) = plan.physical(block) else { continue };
+            plan.set_checksum(block, Checksum::of(&whole));
             let (result, _) = self.target.disk.write(self.target.block_address(physical), whole).await;
             result.map_err(|e| self.target.disk_error("write", &e))?;
         }
@@ -367,9 +391,11 @@ impl<E: Env> Cx<E> {
         let plan = self.target.data.borrow().plan_disk_read(object, ByteRange::at(block * BLOCK, BLOCK));
         let mut whole = Buf::zeroed(BLOCK as usize);
         if let Some(physical) = plan.segments.first().and_then(|s| s.physical) {
+            let expected = self.target.expect_block(block, physical);
             let (result, read) = self.target.disk.read(self.target.block_address(physical), whole).await;
             result.map_err(|e| self.target.disk_error("read", &e))?;
             whole = read;
+            self.target.verify(object, &expected, &mut whole).await?;
             whole[plan.range.len() as usize..].fill(0);
         }
         Ok(whole)
@@ -402,6 +428,9 @@ impl<E: Env> Cx<E> {
         }
         let blocks: SmallVec<[&[u8]; 2]> = blocks.iter().map(|b| &**b).collect();
         amphi_data::complete_edges(plan, &mut buf, &blocks);
+        if let Some(checksums) = self.target.checksums_of(&buf) {
+            plan.set_checksums(checksums);
+        }
         let mut pieces: Vec<Piece> = Vec::with_capacity(plan.segments.len());
         self.push_segments(plan, 0, &mut pieces);
         // The last look before the disk, and before others build on it: what an ended session sent is not written.

@@ -16,7 +16,7 @@ use super::names::plain_view;
 use super::payload::{self, Piece};
 use crate::counters::add;
 use crate::target::Target;
-use amphi_data::{Freed, Fresh, Overlay, UNIT, WritePlan};
+use amphi_data::{Checksum, Freed, Fresh, Overlay, UNIT, WritePlan};
 use amphi_env::{Buf, Disk, Env};
 use amphi_meta::{Gathered, Inode, MetaStore};
 use amphi_types::item::Txn;
@@ -128,9 +128,14 @@ impl<E: Env> Target<E> {
         }
         let mut buf = Buf::scratch(plans.iter().map(|plan| plan.aligned().len() as usize).sum());
         let (mut pieces, mut at) = (Vec::new(), 0);
-        for plan in &*plans {
+        for plan in &mut *plans {
             let len = plan.aligned().len() as usize;
-            self.fill(plan, &mut buf[at..at + len]).await?;
+            let whole = &mut buf[at..at + len];
+            let damaged = self.fill(plan, whole).await?;
+            if let Some(checksums) = self.checksums_of(whole) {
+                plan.set_checksums(checksums);
+            }
+            damaged.into_iter().for_each(|block| plan.set_checksum(block, Checksum::DAMAGED));
             let from_block = plan.aligned().start / BLOCK;
             for s in &plan.segments {
                 let piece = Piece {
@@ -151,20 +156,26 @@ impl<E: Env> Target<E> {
     }
 
     /// Fills whole blocks with the delayed bytes of a plan and with what the blocks have around and between them.
-    async fn fill(&self, plan: &WritePlan, aligned: &mut [u8]) -> Result<()> {
+    /// Returns blocks of which the latter is damaged: what was accepted gets its place, but they stay damaged.
+    async fn fill(&self, plan: &WritePlan, aligned: &mut [u8]) -> Result<Vec<u64>> {
         let start = plan.aligned().start;
         let parts = self.data.borrow().delayed.within(plan.object, plan.range);
         let gaps = self.gaps(plan, &parts);
+        let mut damaged = Vec::new();
         let mut edges: Vec<Buf> = Vec::with_capacity(plan.edges.len());
         for edge in &plan.edges {
-            edges.push(self.old_block(plan.object, edge.file_block, Some(edge.physical)).await?);
+            let (block, is_sound) = self.old_block(plan.object, edge.file_block, Some(edge.physical)).await?;
+            damaged.extend((!is_sound).then_some(edge.file_block));
+            edges.push(block);
         }
         let between =
             join_all(gaps.iter().map(|gap| self.old_block(plan.object, gap.range.start / BLOCK, gap.physical)));
         for (gap, block) in gaps.iter().zip(between.await) {
             let (from, to) = ((gap.range.start % BLOCK) as usize, (gap.range.start - start) as usize);
             let len = gap.range.len() as usize;
-            aligned[to..to + len].copy_from_slice(&block?[from..from + len]);
+            let (block, is_sound) = block?;
+            damaged.extend((!is_sound).then_some(gap.range.start / BLOCK));
+            aligned[to..to + len].copy_from_slice(&block[from..from + len]);
         }
         for part in &parts {
             let to = (part.range.start - start) as usize;
@@ -172,7 +183,7 @@ impl<E: Env> Target<E> {
         }
         let edges: Vec<&[u8]> = edges.iter().map(|block| &**block).collect();
         amphi_data::complete_edges(plan, aligned, &edges);
-        Ok(())
+        Ok(damaged)
     }
 
     /// What lies between the delayed parts of a plan: each gap lies in one block.
@@ -192,16 +203,18 @@ impl<E: Env> Target<E> {
         gaps
     }
 
-    /// What the disk has of a block.
-    async fn old_block(&self, object: ObjectId, block: u64, physical: Option<u64>) -> Result<Buf> {
-        let Some(physical) = physical else { return Ok(Buf::zeroed(BLOCK as usize)) };
+    /// What the disk has of a block, and whether that is what was written there.
+    async fn old_block(&self, object: ObjectId, block: u64, physical: Option<u64>) -> Result<(Buf, bool)> {
+        let Some(physical) = physical else { return Ok((Buf::zeroed(BLOCK as usize), true)) };
         if let Some(image) = self.data.borrow().recent.get(object, block, physical) {
-            return Ok(Buf::copy_of(image));
+            return Ok((Buf::copy_of(image), true));
         }
         add(&self.counters.edge_reads, 1);
-        let (result, block) = self.disk.read(self.block_address(physical), Buf::zeroed(BLOCK as usize)).await;
+        let expected = self.expect_block(block, physical);
+        let (result, mut old) = self.disk.read(self.block_address(physical), Buf::zeroed(BLOCK as usize)).await;
         result.map_err(|e| self.disk_error("read", &e))?;
-        Ok(block)
+        let is_sound = self.verify(object, &expected, &mut old).await.is_ok();
+        Ok((old, is_sound))
     }
 
     /// Brings an inode up to what its object here has on the disk.

@@ -52,6 +52,7 @@ impl From<Errno> for Refused {
 /// A part whose bytes are to be read.
 struct Wanted {
     index: usize,
+    object: ObjectId,
     plan: ReadPlan,
     _span: SpanGuard,
 }
@@ -135,7 +136,8 @@ impl<E: Env> Cx<E> {
             Ok((file, read)) => {
                 if let Some((plan, span)) = read {
                     found.bytes += plan.range.len();
-                    found.wanted.push(Wanted { index, plan, _span: span });
+                    let object = ObjectId { ino: part.ino, stripe: 0 };
+                    found.wanted.push(Wanted { index, object, plan, _span: span });
                 }
                 Ok(file)
             }
@@ -255,8 +257,10 @@ impl<E: Env> Cx<E> {
         let blocks = |w: &Wanted| w.plan.aligned().len() as usize;
         let buf = Buf::scratch(wanted.iter().map(blocks).sum());
         let (mut pieces, mut at) = (Vec::new(), 0);
+        let mut expected = Vec::with_capacity(wanted.len());
         for w in wanted {
             let from_block = w.plan.aligned().start / BLOCK;
+            expected.push(self.target.expect(&w.plan.segments, from_block, 0));
             for s in &w.plan.segments {
                 let Some(physical) = s.physical else { continue };
                 let at = at + ((s.file_block - from_block) * BLOCK) as usize;
@@ -276,7 +280,8 @@ impl<E: Env> Cx<E> {
             return None;
         }
         let mut at = 0;
-        for w in wanted {
+        for (w, expected) in wanted.iter().zip(&expected) {
+            self.target.verify(w.object, expected, &mut buf[at..at + blocks(w)]).await.ok()?;
             self.target.overlay(&w.plan, &mut buf[at..at + blocks(w)]).ok()?;
             at += blocks(w);
         }

@@ -55,6 +55,7 @@ impl World {
         config.listen = vec![addr(at)];
         config.name = format!("s{at}");
         config.key = Some(KEY.to_vec());
+        config.tunables.push(("server.checksums".into(), on_by(self.sim.seed()).into()));
         if at > 0 {
             config.join = vec![addr(0)];
         }
@@ -122,7 +123,7 @@ impl World {
     /// Everything together, as it lies.
     async fn fsck(&self) -> crate::Report {
         let folders: Vec<_> = (0..self.targets.len()).map(|at| (self.node(at), "data".to_string())).collect();
-        crate::fsck_folders(&folders).await.expect("readable")
+        crate::fsck_folders(&folders, crate::CheckData::Yes).await.expect("readable")
     }
 
     /// Stops all servers, the master last.

@@ -338,6 +338,9 @@ fn counters<E: Env>(worker: &Worker<E>, target: &Target<E>, reset: bool) -> Vec<
             "unstable_bytes",
             target.unstable.bytes(target.zone.stable_lsn()) + target.data.borrow().delayed.unlogged_bytes(),
         ),
+        ("checksum_damaged_blocks", target.damaged_blocks()),
+        ("scrub_pass_bytes", target.verifier.pass_bytes()),
+        ("checksum_items", target.data.borrow().checksums.items()),
         ("tokens_held", target.tokens.count() as u64),
     ]
     .map(|(name, n)| (name.to_string(), n))

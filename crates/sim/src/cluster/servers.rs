@@ -184,7 +184,7 @@ impl Cluster {
         let folders: Vec<_> = (0..self.shape.servers).map(|at| (self.sim.node(SERVERS[at]), DIR.to_string())).collect();
         let told = found.clone();
         self.sim.node(SERVERS[0]).spawn(async move {
-            let report = amphi_server::fsck_folders(&folders).await;
+            let report = amphi_server::fsck_folders(&folders, amphi_server::CheckData::Yes).await;
             *told.borrow_mut() = Some(report);
         });
         self.wait("the check of the zones", || found.borrow().is_some()).await.map_err(|e| vec![e])?;

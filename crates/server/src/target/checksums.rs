@@ -1,0 +1,167 @@
+//! Reading data blocks as their checksums say, or not at all.
+//!
+//! Owns: comparing what was read, the second look, the line for the operator. Does not own: the checksums
+//! (`amphi_data::Checksums`), what is known to be damaged (`verifier`), or what is read when.
+//!
+//! Invariant: every read of file data goes through `expect` in the step that plans it and through `verify` when the
+//! disk has answered; no byte of a block that does not verify leaves the target, nor gets a new checksum.
+//!
+//! A block that has become another one since the plan is not judged: nobody uses what was read of it.
+
+use crate::counters::add;
+use crate::planted::{self, Mistake};
+use crate::target::Target;
+use crate::target::verifier::Expected;
+use amphi_data::{Checksum, ReadSegment};
+use amphi_env::{Buf, Disk, Env};
+use amphi_meta::MetaStore;
+use amphi_types::limits::BLOCK;
+use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result};
+
+/// Most names that are looked at to find the one of a damaged file.
+const NAMES_MAX: usize = 100_000;
+/// Most directories of its path.
+const DEPTH_MAX: usize = 64;
+
+impl<E: Env> Target<E> {
+    /// Checksums of whole blocks that are going to be written, if they are to have some.
+    pub fn checksums_of(&self, aligned: &[u8]) -> Option<Vec<Checksum>> {
+        self.verifier.is_on().then(|| Checksum::of_each(aligned))
+    }
+
+    /// The same of one block.
+    pub fn checksum_of(&self, block: &[u8]) -> Checksum {
+        if self.verifier.is_on() { Checksum::of(block) } else { Checksum::NONE }
+    }
+
+    /// How the blocks of a plan should read; the block `from_block` of the file is `base` bytes into the buffer. To be
+    /// called in the step that plans.
+    pub fn expect(&self, segments: &[ReadSegment], from_block: u64, base: usize) -> Vec<Expected> {
+        let data = self.data.borrow();
+        if data.checksums.is_empty() {
+            return Vec::new();
+        }
+        let expected = segments.iter().filter_map(|s| {
+            let physical = s.physical?;
+            let at = base + ((s.file_block - from_block) * BLOCK) as usize;
+            let checksums = data.checksums.of_run(physical, s.blocks);
+            Some(Expected { at, file_block: s.file_block, physical, checksums })
+        });
+        expected.collect()
+    }
+
+    /// The same of one block in a buffer of its own.
+    pub fn expect_block(&self, file_block: u64, physical: u64) -> Vec<Expected> {
+        self.expect(&[ReadSegment { file_block, blocks: 1, physical: Some(physical) }], file_block, 0)
+    }
+
+    /// Compares what was read. A block that reads wrong is read a second time, since a bus may fail once.
+    ///
+    /// Errors: `Io` if a block is not what it should be. A line says which.
+    pub async fn verify(&self, object: ObjectId, expected: &[Expected], bytes: &mut [u8]) -> Result<()> {
+        if planted::is(Mistake::Unverified) {
+            return Ok(());
+        }
+        let mut result = Ok(());
+        for e in expected {
+            for (i, &checksum) in e.checksums.iter().enumerate().filter(|(_, sum)| sum.is_known()) {
+                let at = e.at + i * BLOCK as usize;
+                let block = &mut bytes[at..at + BLOCK as usize];
+                if Checksum::of(block) == checksum {
+                    continue;
+                }
+                let (file_block, physical) = (e.file_block + i as u64, e.physical + i as u64);
+                if !self.look_again(object, file_block, physical, checksum, block).await {
+                    result = Err(Errno::Io);
+                }
+            }
+        }
+        result
+    }
+
+    /// Whether a block is in order at the second look. Then `block` has its bytes.
+    async fn look_again(
+        &self,
+        object: ObjectId,
+        file_block: u64,
+        physical: u64,
+        checksum: Checksum,
+        block: &mut [u8],
+    ) -> bool {
+        if checksum != Checksum::DAMAGED {
+            let (result, again) = self.disk.read(self.block_address(physical), Buf::zeroed(BLOCK as usize)).await;
+            if result.is_ok() && Checksum::of(&again) == checksum {
+                add(&self.counters.checksum_retries, 1);
+                tracing::warn!(
+                    "{}: the block at byte {} of the disk read wrong once, and right when it was read again",
+                    self.id,
+                    self.block_address(physical)
+                );
+                block.copy_from_slice(&again);
+                return true;
+            }
+        }
+        if self.data.borrow().checksums.get(physical) != checksum {
+            return true;
+        }
+        add(&self.counters.checksum_errors, 1);
+        self.note_damaged(object, file_block, physical, checksum);
+        false
+    }
+
+    /// Says once which block is damaged.
+    fn note_damaged(&self, object: ObjectId, file_block: u64, physical: u64, checksum: Checksum) {
+        if !self.verifier.note(physical, checksum, object, file_block) {
+            return;
+        }
+        let (path, offset, address) = (self.path_of(object.ino), file_block * BLOCK, self.block_address(physical));
+        tracing::error!(
+            "{}: {path}: the 4096 bytes from byte {offset} on are damaged (byte {address} of the disk): they are not what \
+             was written, and reading them fails until all of them are overwritten or the file is removed",
+            self.id
+        );
+    }
+
+    /// Blocks that were found damaged and have been neither overwritten nor freed since.
+    pub fn damaged_blocks(&self) -> u64 {
+        let data = self.data.borrow();
+        self.verifier.still_damaged(|physical, checksum, object, file_block| {
+            let place = ByteRange::at(file_block * BLOCK, BLOCK);
+            let segments = data.plan_disk_read(object, place).segments;
+            data.checksums.get(physical) == checksum && segments.first().and_then(|s| s.physical) == Some(physical)
+        })
+    }
+
+    /// The path of a file as far as this target knows it, and its inode's number.
+    fn path_of(&self, ino: Ino) -> String {
+        match path_of(&self.meta.borrow(), ino) {
+            Some(path) => format!("{path} (inode {ino})"),
+            None => format!("inode {ino}"),
+        }
+    }
+}
+
+/// The path of an inode below the root of the file system, if all of it lies in this store.
+fn path_of(meta: &MetaStore, ino: Ino) -> Option<String> {
+    let (mut at, mut path, mut looked) = (ino, String::new(), 0);
+    for _ in 0..DEPTH_MAX {
+        if at == Ino::ROOT {
+            return Some(path);
+        }
+        let parent = meta.inode(at).ok()?.parent;
+        let mut name = None;
+        for (_, entry) in meta.entries_after(parent, 0).ok()? {
+            looked += 1;
+            if looked > NAMES_MAX {
+                return None;
+            }
+            if entry.child == at {
+                name = Some(String::from_utf8_lossy(&entry.name).into_owned());
+                break;
+            }
+        }
+        path.insert_str(0, &format!("/{}", name?.escape_debug()));
+        at = parent;
+    }
+    None
+}

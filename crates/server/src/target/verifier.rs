@@ -1,0 +1,109 @@
+//! `Verifier`: whether blocks get checksums, how fast they are scrubbed, and which are known to be damaged.
+//!
+//! Owns: the settings, how far a scrub is, and at most `DAMAGED_MAX` damaged blocks, so that each is told once. Does
+//! not own: finding them (`checksums`), reading everything (`ops::scrub`).
+
+use amphi_data::Checksum;
+use amphi_types::ObjectId;
+use futures_channel::mpsc;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+/// Most damaged blocks of a target that are remembered.
+const DAMAGED_MAX: usize = 4096;
+
+/// Neighbouring blocks as they should read.
+#[derive(Debug)]
+pub struct Expected {
+    /// Where they are in the buffer, bytes.
+    pub at: usize,
+    /// First block of the file.
+    pub file_block: u64,
+    /// First block of the disk.
+    pub physical: u64,
+    /// Of each block.
+    pub checksums: Vec<Checksum>,
+}
+
+/// Whether blocks get checksums, and which do not read as theirs say.
+#[derive(Default)]
+pub struct Verifier {
+    on: Cell<bool>,
+    scrub_bytes_per_s: Cell<u64>,
+    /// Wakes the scrubber.
+    bell: RefCell<Option<mpsc::Sender<()>>>,
+    /// Bytes that it has read since it began at the first object.
+    pass_bytes: Cell<u64>,
+    /// The disk has failed, and that was told.
+    failed_once: Cell<bool>,
+    /// By physical block: the checksum that it should have, and whose it is.
+    damaged: RefCell<BTreeMap<u64, (Checksum, ObjectId, u64)>>,
+}
+
+impl Verifier {
+    /// Whether what is written gets checksums.
+    pub fn is_on(&self) -> bool {
+        self.on.get()
+    }
+
+    /// Bytes of file data that are read each second to be verified; 0: none.
+    pub fn scrub_bytes_per_s(&self) -> u64 {
+        self.scrub_bytes_per_s.get()
+    }
+
+    /// Sets both.
+    pub fn tune(&self, on: bool, scrub_bytes_per_s: u64) {
+        self.on.set(on);
+        if self.scrub_bytes_per_s.replace(scrub_bytes_per_s) != scrub_bytes_per_s
+            && let Some(bell) = &mut *self.bell.borrow_mut()
+        {
+            // It is rung already, or nobody listens.
+            let _ = bell.try_send(());
+        }
+    }
+
+    /// Whether this failure of the disk is to be told: the first one is.
+    pub fn is_first_failure(&self) -> bool {
+        !self.failed_once.replace(true)
+    }
+
+    /// What the scrubber listens to.
+    pub fn listen(&self) -> mpsc::Receiver<()> {
+        let (bell, rung) = mpsc::channel(1);
+        self.bell.replace(Some(bell));
+        rung
+    }
+
+    /// Counts what the scrubber has read.
+    pub fn note_scrubbed(&self, bytes: u64) {
+        self.pass_bytes.set(self.pass_bytes.get() + bytes);
+    }
+
+    /// The scrubber has read everything once.
+    pub fn note_pass(&self) {
+        self.pass_bytes.set(0);
+    }
+
+    /// Bytes that it has read since it began at the first object.
+    pub fn pass_bytes(&self) -> u64 {
+        self.pass_bytes.get()
+    }
+
+    /// Remembers a damaged block. Whether it was not known before, and there is room to remember it.
+    pub fn note(&self, physical: u64, checksum: Checksum, object: ObjectId, file_block: u64) -> bool {
+        let mut damaged = self.damaged.borrow_mut();
+        let is_known = damaged.get(&physical).is_some_and(|(sum, _, _)| *sum == checksum);
+        if is_known || damaged.len() >= DAMAGED_MAX {
+            return false;
+        }
+        damaged.insert(physical, (checksum, object, file_block));
+        true
+    }
+
+    /// Forgets those of which `is` does not hold; how many are left.
+    pub fn still_damaged(&self, is: impl Fn(u64, Checksum, ObjectId, u64) -> bool) -> u64 {
+        let mut damaged = self.damaged.borrow_mut();
+        damaged.retain(|&physical, &mut (checksum, object, file_block)| is(physical, checksum, object, file_block));
+        damaged.len() as u64
+    }
+}
