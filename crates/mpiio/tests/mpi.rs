@@ -183,6 +183,8 @@ fn files_are_identical_with_and_without_cache() {
             "cache_page_size=333;cache_limit=100K;cache_bypass_size=2K",
             "cache_page_size=4K;cache_flush_size=8K;cache_ranks_per_node=2",
             "cache_page_size=100;cache_flush_size=300;cache_domains=even",
+            "cache_page_size=64K;cache_direct_io=enable",
+            "cache_page_size=192K;cache_limit=1;cache_ranks_per_node=2",
         ] {
             let (_, cached, stats) = Job { hints, ..Job::new(mpi) }.run("views");
             assert!(cached == native, "{mpi} with '{hints}': another file");
