@@ -140,7 +140,8 @@ impl Shape {
             ("server.write_back_age_ms", one(&["1", "30", "1000", "600000"])),
         ];
         let verified = Dice::new(seed, 20).pick(&["on", "on", "off"]).map_or("on", |on| on);
-        let verified = [("server.checksums", verified.to_string())];
+        let scrubbed = Dice::new(seed, 21).pick(&["0", "1M", "1G"]).map_or("0", |rate| rate);
+        let verified = [("server.checksums", verified.to_string()), ("server.scrub_bytes_per_s", scrubbed.to_string())];
         let server_tunables = server_tunables.into_iter().chain(verified).map(|(n, v)| (n.to_string(), v)).collect();
         let sim = SimConfig {
             disk_ns: [20_000..30_000, 40_000..200_000, 1_000..2_000_000][dice.below(3) as usize].clone(),
