@@ -411,7 +411,7 @@ impl Tunables {
             write_back: Tunable::new(
                 "server.write_back",
                 Switch,
-                0,
+                1,
                 (0, 1),
                 "small writes are answered when they are in memory that outlives the server; off: when they are on the disk",
             ),

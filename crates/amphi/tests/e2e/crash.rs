@@ -22,7 +22,24 @@ fn mount(place: &Place) -> Daemon {
 /// compared with what the thread knows.
 #[test]
 fn a_killed_server_loses_nothing() {
+    loses_nothing(true);
+}
+
+/// Goal and method: as above, of a server that answers small writes when they are on the disk.
+#[test]
+fn a_killed_server_that_writes_through_loses_nothing() {
+    loses_nothing(false);
+}
+
+fn loses_nothing(on: bool) {
     let place = Place::new();
+    let settings = place.text("server.toml");
+    fs::write(&settings, format!("tunables = {{ write_back = {on} }}\n")).expect("write");
+    let server = |place: &Place| {
+        let (data, addr) = (place.text("data"), format!("unix:{}", place.text("sock")));
+        let args = ["server", "--config", &settings, "--data", &data, "--listen", &addr, "--zone-size", "512M"];
+        Daemon::start(&args)
+    };
     let mut srv = server(&place);
     let mnt = mount(&place);
     let m = place.mount();

@@ -342,6 +342,8 @@ fn large_requests_and_a_small_log() {
 fn a_cut_that_failed_is_not_resumed() {
     use amphi_env::sim::{CrashKind, DiskOpKind};
     with_server(31, 3, 1, async |place, c| {
+        // The block has to be on the disk.
+        c.call(Request::Tunables { pattern: "server.write_back".into(), value: Some("off".into()) }).await.unwrap();
         let f = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
         c.held.opens.borrow_mut().push((f, RW));
         let (start, object) = (5 << 20, ObjectId { ino: f, stripe: 1 });
