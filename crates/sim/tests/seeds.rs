@@ -4,7 +4,7 @@
 use amphi_sim::plant::Plant;
 use amphi_sim::run::{Faults, Plan, Summary, run_plan};
 
-/// Seeds of each of the two tests; together with the kept ones they take one to three minutes on two cores.
+/// Seeds of each of the two tests; together with the kept ones they take some three minutes on two cores.
 const SEEDS: u64 = 50;
 /// Seeds within which a planted bug must be found.
 const FOUND_WITHIN: u64 = 60;
