@@ -15,6 +15,8 @@ pub enum Mistake {
     ForgottenNeighbour,
     /// A write commits before its neighbour's earlier one.
     CommitOutOfTurn,
+    /// The record of a flush does not say that it points at data that may not be synced.
+    UnmarkedFlush,
     /// A sync leaves in memory what was accepted.
     UnflushedSync,
     /// A sync counts bytes as logged and does not log them.

@@ -15,6 +15,7 @@
 use super::names::plain_view;
 use super::payload::{self, Piece};
 use crate::counters::add;
+use crate::planted::{self, Mistake};
 use crate::target::Target;
 use amphi_data::{Checksum, Freed, Fresh, Overlay, UNIT, WritePlan};
 use amphi_env::{Buf, Disk, Env};
@@ -101,7 +102,8 @@ impl<E: Env> Target<E> {
         add(&self.counters.flush_runs, runs.len() as u64);
         let whole = matches!(runs[..], [run] if run.len() == UNIT);
         add(&self.counters.flushes_whole, u64::from(whole));
-        let order = match plans.iter().any(WritePlan::points_at_new_data) {
+        let follows = plans.iter().any(WritePlan::points_at_new_data) && !planted::is(Mistake::UnmarkedFlush);
+        let order = match follows {
             true => Order::AfterData,
             false => Order::Plain,
         };
