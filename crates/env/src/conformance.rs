@@ -113,6 +113,7 @@ pub async fn memory<E: Env>(env: E, of: &str, has_memory: bool) {
     assert_eq!(&part, b"loworl");
     assert_eq!(kept.read(5, &mut part).expect_err("behind the end").kind(), ErrorKind::UnexpectedEof);
     assert!(kept.is_there());
+    assert!(kept.room().expect("room") > 0);
     drop(kept);
     assert_eq!(env.kept(&name, of, 100).expect("kept"), b"helloworld");
     let again = env.keep(&name, of).expect("keep again");

@@ -155,6 +155,8 @@ pub trait Kept: 'static {
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
     /// Whether somebody who asks for its name finds it. Costs less than 1 us.
     fn is_there(&self) -> bool;
+    /// Bytes that are left at present for this and everything else that is kept, or that other programs have there.
+    fn room(&self) -> io::Result<u64>;
 }
 
 /// Accepts connections.

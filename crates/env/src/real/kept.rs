@@ -166,6 +166,13 @@ impl Kept for RealKept {
     fn is_there(&self) -> bool {
         rustix::fs::fstat(&self.fd).is_ok_and(|stat| stat.st_nlink > 0)
     }
+
+    fn room(&self) -> io::Result<u64> {
+        let found = rustix::fs::fstatvfs(&self.fd)?;
+        // A place without a limit has no blocks.
+        let is_bounded = found.f_blocks > 0;
+        Ok(if is_bounded { found.f_bavail.saturating_mul(found.f_frsize) } else { u64::MAX })
+    }
 }
 
 #[cfg(test)]

@@ -27,6 +27,9 @@ use std::rc::Rc;
 /// Share of a new time in what the disk is taken to need for a write: one in so many.
 const TIME_SHARE: u64 = 8;
 
+/// Share of the room for kept memory that one target takes at most: one in so many.
+const ROOM_SHARE: u64 = 16;
+
 /// What is set of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
@@ -83,6 +86,12 @@ pub struct WriteBack<E: Env> {
     clock: Box<dyn Fn() -> u64>,
     /// What a write of file data takes the disk, about, ns.
     pub disk_ns: Cell<u64>,
+}
+
+/// Pages of a memory that may have `bytes`, where so much `room` is left: others live there as well, as the log, other
+/// targets, and programs that share memory, which a full place kills.
+fn pages(bytes: u64, room: u64) -> u64 {
+    bytes.min(room / ROOM_SHARE) / BLOCK
 }
 
 /// The checksum of bytes that are accepted.
@@ -181,7 +190,8 @@ impl<E: Env> WriteBack<E> {
             Ok(kept) => {
                 data.set_memory(Some(number), txn);
                 self.failed.set(false);
-                *self.area.borrow_mut() = Some(Area { kept, pool: PagePool::new(settings.bytes / BLOCK), number });
+                let pool = PagePool::new(pages(settings.bytes, kept.room().unwrap_or(u64::MAX)));
+                *self.area.borrow_mut() = Some(Area { kept, pool, number });
             }
             Err(e) => tracing::info!(zone = %zone.path(), "writes go to the disk before they are answered: {e}"),
         }
@@ -305,4 +315,18 @@ pub fn forget<E: Env>(env: &E, zone: &Zone<E>, number: u64) {
 pub fn count_accepted(counters: &Counters, bytes: u64) {
     add(&counters.accepted, 1);
     add(&counters.accepted_bytes, bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a small place is not filled, a large one does not matter. Method: the `/dev/shm` of a container, and that
+    /// of a machine.
+    #[test]
+    fn a_small_place_is_left_to_others() {
+        assert_eq!(pages(64 << 20, 64 << 20), 1024);
+        assert_eq!(pages(64 << 20, 12 << 30), 16_384);
+        assert_eq!(pages(64 << 20, 0), 0);
+    }
 }
