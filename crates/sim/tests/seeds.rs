@@ -8,6 +8,8 @@ use amphi_sim::run::{Faults, Plan, Summary, run_plan};
 const SEEDS: u64 = 50;
 /// Seeds within which a planted bug must be found.
 const FOUND_WITHIN: u64 = 60;
+/// The same of a bug that shows only if a mount is killed at the right moment: 2 in 100 seeds find it.
+const RARE_FOUND_WITHIN: u64 = 200;
 
 fn must_agree(plan: &Plan) -> Summary {
     run_plan(plan).unwrap_or_else(|failure| {
@@ -104,8 +106,9 @@ fn planted_bugs_are_found() {
         let finds = |seed: u64| {
             run_plan(&Plan { plant: Some(plant), ..Plan::of_seed(seed) }).err().map(|failure| (seed, failure.lines))
         };
-        let found = (3_000_000..3_000_000 + FOUND_WITHIN).find_map(finds);
-        let Some((seed, lines)) = found else { panic!("{plant:?} was not found within {FOUND_WITHIN} seeds") };
+        let within = if plant == Plant::CachedRecords { RARE_FOUND_WITHIN } else { FOUND_WITHIN };
+        let found = (3_000_000..3_000_000 + within).find_map(finds);
+        let Some((seed, lines)) = found else { panic!("{plant:?} was not found within {within} seeds") };
         println!("{plant:?} was found by seed {seed}: {}", lines.join("; "));
         must_agree(&Plan::of_seed(seed));
     }
