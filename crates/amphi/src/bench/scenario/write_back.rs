@@ -16,6 +16,7 @@ use crate::bench::workload::tasks::Tasks;
 use crate::bench::workload::transfers::Calls;
 use crate::control;
 use crate::failure::{During, Outcome};
+use rustix::fs::{Mode, OFlags, open};
 use std::path::Path;
 
 /// Mounts, each with a process.
@@ -221,7 +222,8 @@ fn cpu_ms(pid: u32) -> Outcome<u64> {
 
 /// Extents of the file at `path`, of all targets.
 fn extents(path: &Path) -> Outcome<u64> {
-    let _open = std::fs::File::open(path).during(|| format!("open {}", path.display()))?;
+    let _file =
+        open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).during(|| format!("open {}", path.display()))?;
     let text = control::read(path, "user.amphi.extents")?;
     let all: serde_json::Value = serde_json::from_str(&text).during(|| "understand the extents".into())?;
     Ok(all["objects"].as_array().into_iter().flatten().filter_map(|o| o["extents"].as_u64()).sum())
