@@ -7,6 +7,8 @@ pub enum Mistake {
     UnmarkedBatch,
     /// A batch is answered before its record is written.
     EarlyAnswer,
+    /// The record of the accepted parts of a batch has the answer although others have not been written.
+    HalfAnswer,
     /// A part of a batch is written into the place of the part before it.
     ShiftedPart,
     /// Files that are opened ahead are not checked for permission.

@@ -1,7 +1,7 @@
 //! Writes that are answered from memory.
 //!
-//! Owns: the one step in which a write is accepted. Does not own: whether it is to be (`way`), the memory
-//! (`write_back`), what it becomes (`flush`).
+//! Owns: the one step in which writes are accepted, one alone or those of a batch. Does not own: whether they are to be
+//! (`way`), the memory (`write_back`), what they become (`flush`).
 //!
 //! Invariants: the caller holds the bytes (`SpanGate::take_bytes`) and has looked at the generation; nothing is waited
 //! for between the last look at the session and the record, which has the bytes' extent and the answer of the slot. The
@@ -32,13 +32,24 @@ pub(super) struct Accepting {
     pub generation: u64,
     pub mtime: Timespec,
     pub kill_suidgid: bool,
-    /// Nothing of the request follows: the record has the answer.
-    pub last: bool,
+    /// It comes with others in one message, and the disk has it in one piece also if it goes through.
+    pub is_together: bool,
+}
+
+/// What was accepted and has no record yet.
+#[derive(Default)]
+pub(super) struct Accepted {
+    /// The items of the record.
+    pub txn: Txn,
+    /// Bytes.
+    pub bytes: u64,
+    /// The flusher has to look.
+    rings: bool,
 }
 
 impl<E: Env> Cx<E> {
-    /// Where a write of so many bytes goes.
-    fn way_of(&self, len: u64) -> Way {
+    /// Where a write goes.
+    fn way_of(&self, write: &Accepting) -> Way {
         let (target, back) = (&self.target, &self.target.write_back);
         if !back.is_open() {
             return Way::ThroughOff;
@@ -49,13 +60,14 @@ impl<E: Env> Cx<E> {
         };
         let way = way(&State {
             open: true,
-            len,
+            len: write.range.len(),
             through_bytes: back.settings().through_bytes,
             pages: back.usage(),
             extents: (extents, target.delayed_max()),
             is_roomy: self.has_room_below(),
             disk_ns: back.disk_ns.get(),
             rotating: target.rotating.get(),
+            is_together: write.is_together,
         });
         let counters = &self.worker.counters;
         match way {
@@ -63,6 +75,7 @@ impl<E: Env> Cx<E> {
             Way::ThroughFull => add(&counters.through_full, 1),
             Way::ThroughExtents => add(&counters.through_extents, 1),
             Way::ThroughRoom => add(&counters.through_room, 1),
+            Way::ThroughTogether => add(&counters.through_together, 1),
             Way::Back | Way::ThroughOff => {}
         }
         way
@@ -78,44 +91,62 @@ impl<E: Env> Cx<E> {
         left >= free || left >= promised + ROOM_BELOW_BYTES / BLOCK
     }
 
-    /// Accepts a write into memory and appends its record, in one step. `None`: it has to go through, which also says
-    /// what is wrong with it.
-    pub(super) fn accept(&self, write: &Accepting, payload: &Buf) -> Option<(Lsn, Reply)> {
-        let (target, back) = (&self.target, &self.target.write_back);
-        target.exhume();
-        if self.way_of(write.range.len()) != Way::Back {
+    /// Accepts a write into memory and appends its record, in one step; `last`: nothing of the request follows, and the
+    /// record has the answer. `None`: it has to go through, which also says what is wrong with it.
+    pub(super) fn accept(&self, write: &Accepting, payload: &Buf, last: bool) -> Option<(Lsn, Reply)> {
+        self.target.exhume();
+        let mut accepted = Accepted::default();
+        if !self.accept_into(write, payload, &mut accepted) {
             return None;
         }
-        self.alive().ok()?;
-        target.data.borrow().check_accept(write.object, write.range, write.generation).ok()?;
+        let reply = Reply::Written { roomy: self.is_roomy() };
+        let lsn = self.append_accepted(accepted, last.then_some(&reply));
+        Some((lsn, reply))
+    }
+
+    /// Accepts a write into memory. Its record has to be appended in the same step, also if more is accepted into it.
+    /// Whether it was: if not, it has to go through.
+    pub(super) fn accept_into(&self, write: &Accepting, payload: &[u8], accepted: &mut Accepted) -> bool {
+        let (target, back) = (&self.target, &self.target.write_back);
+        if self.way_of(write) != Way::Back || self.alive().is_err() {
+            return false;
+        }
+        if target.data.borrow().check_accept(write.object, write.range, write.generation).is_err() {
+            return false;
+        }
         let Some(memory) = back.store(write.object, write.range.start, payload) else {
             add(&self.worker.counters.through_full, 1);
             back.ring();
-            return None;
+            return false;
         };
-        let mut txn = Txn::default();
-        let (unit, is_first) = {
+        {
             let mut data = target.data.borrow_mut();
             let is_first = data.delayed.is_empty();
-            let now_ns = back.now_ns();
-            data.accept(write.object, write.range, write.mtime, Rc::new(memory), now_ns, &mut txn);
-            (data.delayed.has_whole(), is_first)
-        };
-        if write.object.stripe == 0 {
-            self.note_accepted(write.object, write.kill_suidgid, &mut txn);
+            let (txn, now_ns) = (&mut accepted.txn, back.now_ns());
+            data.accept(write.object, write.range, write.mtime, Rc::new(memory), now_ns, txn);
+            accepted.rings |= is_first || data.delayed.has_whole();
         }
-        let reply = Reply::Written { roomy: self.is_roomy() };
-        let lsn = match write.last {
-            true => self.append(txn, Order::Plain, &reply, None),
-            false => target.append(txn, Order::Plain),
-        };
+        if write.object.stripe == 0 {
+            self.note_accepted(write.object, write.kill_suidgid, &mut accepted.txn);
+        }
+        accepted.bytes += write.range.len();
         count_accepted(&self.worker.counters, write.range.len());
+        debug_assert!(write.range.len() <= UNIT * 4, "large writes go through");
+        true
+    }
+
+    /// Appends the record of what was accepted, with the answer if it is one of the whole request.
+    pub(super) fn append_accepted(&self, accepted: Accepted, reply: Option<&Reply>) -> Lsn {
+        let (target, back) = (&self.target, &self.target.write_back);
+        let lsn = match reply {
+            Some(reply) => self.append(accepted.txn, Order::Plain, reply, None),
+            None => target.append(accepted.txn, Order::Plain),
+        };
         let (used, all) = back.usage();
-        if unit || is_first || used * 2 > all {
+        if accepted.rings || used * 2 > all {
             back.ring();
         }
-        debug_assert!(write.range.len() <= UNIT * 4, "large writes go through");
-        Some((lsn, reply))
+        lsn
     }
 
     /// What the inode has to know at once of bytes that were accepted: not how long the file is, nor when it was

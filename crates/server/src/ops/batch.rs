@@ -6,10 +6,13 @@
 //! Invariants: those of `data`. Spans are taken one for each object, in ascending order of objects, and whoever holds
 //! several takes them so: no circle. A part waits for disks and for the spans of requests that wait for nothing else,
 //! never for an answer of a mount: one that needs that is refused with `Again` and comes alone. What fails of one part
-//! concerns that part; the others land. All parts of a step are in one record, the last step's with the answer. They
-//! are planned one after the other, so that their new blocks lie together where there is room, and neighbours are one
-//! disk write.
+//! concerns that part; the others land. Parts whose blocks would lie alone on the disk are accepted into memory first
+//! (`accept`), in a record of their own. All others of a step are in one record; they are planned one after the other,
+//! so that their new blocks lie together where there is room, and neighbours are one disk write. The last record of the
+//! last step has the answer: what is cut off before it is sent again, and writes the same bytes once more, which the
+//! mount still holds.
 
+use super::accept::{Accepted, Accepting};
 use super::payload::{self, Piece};
 use super::rights::Touch;
 use crate::counters::add;
@@ -19,18 +22,41 @@ use crate::target::gate::Hold;
 use crate::target::shared_blocks::Image;
 use crate::target::span_gate::SpanGuard;
 use crate::worker::request::Cx;
-use amphi_data::{Freed, WritePlan};
+use amphi_data::{Freed, Fresh, WritePlan};
 use amphi_env::{Buf, Env};
 use amphi_types::item::Txn;
 use amphi_types::limits::{BLOCK, FILE_MAX};
 use amphi_types::{ByteRange, Errno, Ino, Result, Timespec};
 use amphi_wire::{Access, BATCH_BYTES_MAX, BATCH_PARTS_MAX, BatchPart, Reply};
-use amphi_zone::Order;
+use amphi_zone::{Lsn, Order};
 use futures_util::future::join_all;
 use std::ops::Range;
 
 /// Bytes of a record for a part beside its blocks, at most: its object, its inode, pieces of the extents around.
 const PART_BYTES: u64 = 512;
+
+/// A part of a step with its bytes.
+struct Part<'a> {
+    /// Which of the step's parts.
+    index: usize,
+    part: &'a BatchPart,
+    bytes: &'a [u8],
+    /// No other part of the step is of its object.
+    is_single: bool,
+}
+
+/// The parts of a step with their bytes, which lie one after the other.
+fn cut<'a>(parts: &'a [BatchPart], mut bytes: &'a [u8]) -> Vec<Part<'a>> {
+    let of = |index: usize| parts.get(index).map(|p| p.object);
+    let with_bytes = parts.iter().enumerate().map(|(index, part)| {
+        let (own, behind) = bytes.split_at(part.len as usize);
+        bytes = behind;
+        let before = index.checked_sub(1).and_then(of);
+        let is_single = before != Some(part.object) && of(index + 1) != Some(part.object);
+        Part { index, part, bytes: own, is_single }
+    });
+    with_bytes.collect()
+}
 
 /// A part with a plan.
 struct Planned<'a> {
@@ -106,14 +132,16 @@ impl<E: Env> Cx<E> {
             outcomes.push(self.check_object(part.object, Touch::Change).await);
         }
         let spans = self.batch_spans(parts).await;
-        let mut planned = Vec::with_capacity(parts.len());
-        let mut at = 0;
-        for (index, part) in parts.iter().enumerate() {
-            let bytes = &bytes[at..at + part.len as usize];
-            at += part.len as usize;
-            if outcomes[index].is_err() {
-                continue;
-            }
+        let mut rest = cut(parts, bytes);
+        rest.retain(|p| outcomes[p.index].is_ok());
+        let _changing: Vec<_> = rest.iter().map(|p| self.overwriting(p.part.object.ino, p.part.range())).collect();
+        if let Some(lsn) = self.accept_parts(&mut rest, &mut outcomes, last) {
+            results.extend(outcomes);
+            drop(spans);
+            return if planted::is(Mistake::EarlyAnswer) { Ok(()) } else { self.kept(lsn).await };
+        }
+        let mut planned = Vec::with_capacity(rest.len());
+        for Part { index, part, bytes, .. } in rest {
             match self.plan_part(part).await {
                 Ok(plan) => planned.push(Planned { index, part, bytes, plan, edges: Vec::new() }),
                 Err(e) => outcomes[index] = Err(e),
@@ -127,7 +155,6 @@ impl<E: Env> Cx<E> {
             }
         }
         let mut planned = self.without_failed(planned, &outcomes);
-        let _changing: Vec<_> = planned.iter().map(|p| self.overwriting(p.part.object.ino, p.part.range())).collect();
         let (buf, pieces) = self.assemble(&mut planned);
         // The last look before the disk: what an ended session sent is not written.
         let landing = match self.land() {
@@ -196,13 +223,64 @@ impl<E: Env> Cx<E> {
         spans
     }
 
-    async fn plan_part(&self, part: &BatchPart) -> Result<WritePlan> {
+    /// The last look at a part before it is changed; the generation to go by.
+    fn check_part(&self, part: &BatchPart) -> Result<u64> {
         if self.is_unopened(part.object) {
             return Err(Errno::Again);
         }
         self.check_again(part.object)?;
-        let generation = self.generation(part.object, part.generation, false);
+        Ok(self.generation(part.object, part.generation, false))
+    }
+
+    async fn plan_part(&self, part: &BatchPart) -> Result<WritePlan> {
+        let generation = self.check_part(part)?;
         self.plan_write(part.object, part.range(), generation).await
+    }
+
+    /// Takes the parts that are accepted into memory, and those that fail, out of `parts`, and appends the record of
+    /// the former, in one step. The record, with the answer if this is the last step, if no part is left.
+    fn accept_parts(&self, parts: &mut Vec<Part<'_>>, outcomes: &mut [Result<()>], last: bool) -> Option<Lsn> {
+        self.target.exhume();
+        let mut accepted = Accepted::default();
+        parts.retain(|p| {
+            let generation = match self.check_part(p.part) {
+                Ok(generation) => generation,
+                Err(e) => {
+                    outcomes[p.index] = Err(e);
+                    return false;
+                }
+            };
+            let write = Accepting {
+                object: p.part.object,
+                range: p.part.range(),
+                generation,
+                mtime: p.part.mtime,
+                kill_suidgid: self.is_for_a_user(),
+                is_together: self.is_better_together(p),
+            };
+            !self.accept_into(&write, p.bytes, &mut accepted)
+        });
+        add(&self.worker.counters.write_bytes, accepted.bytes);
+        let is_all = parts.is_empty() && accepted.bytes > 0;
+        if !is_all {
+            if accepted.bytes > 0 {
+                let early = planted::is(Mistake::HalfAnswer).then(|| Reply::WrittenBatch(outcomes.to_vec()));
+                self.append_accepted(accepted, early.as_ref());
+            }
+            return None;
+        }
+        let reply = last.then(|| Reply::WrittenBatch(outcomes.to_vec()));
+        Some(self.append_accepted(accepted, reply.as_ref()))
+    }
+
+    /// Whether a part that is written with the others has its blocks in one piece: it is overwritten in place, or is
+    /// all of its file.
+    fn is_better_together(&self, p: &Part<'_>) -> bool {
+        let is_whole = || {
+            let end = self.target.data.borrow().object(p.part.object).map_or(0, |o| o.end);
+            p.is_single && p.part.offset == 0 && p.part.range().end >= end
+        };
+        self.fresh() == Fresh::Needed || is_whole()
     }
 
     /// Gives up the plans of parts that have failed.

@@ -204,8 +204,8 @@ impl<E: Env> Cx<E> {
         let span = self.target.spans.take_bytes(object, range).await;
         self.check_again(object)?;
         let generation = self.generation(object, generation, server_lock);
-        let write = Accepting { object, range, generation, mtime, kill_suidgid, last };
-        if let Some((lsn, reply)) = self.accept(&write, &payload) {
+        let write = Accepting { object, range, generation, mtime, kill_suidgid, is_together: false };
+        if let Some((lsn, reply)) = self.accept(&write, &payload, last) {
             drop(span);
             self.kept(lsn).await?;
             self.lap(&mut since_ns, &self.worker.counters.write_log_ns);

@@ -7,6 +7,10 @@
 //! their neighbours. Large ones go through, since memory would only copy what the disk takes as it is. What is large
 //! depends on the state: a disk that needs milliseconds for a write takes larger ones from memory; a memory that fills
 //! takes smaller ones, so that the disk sees part of the load before nothing is left.
+//!
+//! What comes with others in one message shares a request of the disk with them already. It is accepted only if its
+//! blocks would otherwise lie alone: small files that come whole lie in one piece each, and a mount that is the only
+//! one overwrites blocks where they are.
 
 /// What a slow disk needs for a write, ns. An SSD takes a tenth of it.
 const SLOW_NS: u64 = 2_000_000;
@@ -32,6 +36,8 @@ pub(super) struct State {
     pub disk_ns: u64,
     /// The disk rotates.
     pub rotating: bool,
+    /// It comes with others in one message, and the disk has it in one piece also if it goes through.
+    pub is_together: bool,
 }
 
 /// Where a write goes, and why.
@@ -49,6 +55,8 @@ pub(super) enum Way {
     ThroughExtents,
     /// The file system below the target has little room left.
     ThroughRoom,
+    /// It goes to the disk together with others.
+    ThroughTogether,
 }
 
 /// The decision.
@@ -60,6 +68,8 @@ pub(super) fn way(s: &State) -> Way {
     let limit = if used * 2 > all { base / all.max(1) * (all - used.min(all)) * 2 } else { base };
     if !s.open {
         Way::ThroughOff
+    } else if s.is_together {
+        Way::ThroughTogether
     } else if s.len >= base {
         Way::ThroughLarge
     } else if s.len >= limit {
@@ -89,6 +99,7 @@ mod tests {
             is_roomy: true,
             disk_ns: 100_000,
             rotating: false,
+            is_together: false,
         };
         assert_eq!(way(&calm), Way::Back);
         assert_eq!(way(&State { open: false, ..calm }), Way::ThroughOff);
@@ -101,5 +112,6 @@ mod tests {
         assert_eq!(way(&State { pages: (0, 0), len: 1, ..calm }), Way::Back, "no page is found later");
         assert_eq!(way(&State { extents: (100, 100), ..calm }), Way::ThroughExtents);
         assert_eq!(way(&State { is_roomy: false, ..calm }), Way::ThroughRoom);
+        assert_eq!(way(&State { is_together: true, ..calm }), Way::ThroughTogether);
     }
 }
