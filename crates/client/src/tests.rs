@@ -10,6 +10,7 @@ mod coherence;
 mod company;
 mod control;
 mod counters;
+mod damaged;
 mod deadlocks;
 mod decisions;
 mod direct_ahead;

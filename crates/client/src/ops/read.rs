@@ -5,7 +5,11 @@
 //!
 //! In company the size may change at any time (`shared`). Bytes that are valid in the cache are inside the file: they
 //! lie under a lock, a truncate elsewhere needs that lock, and fills are cut at the size that was asked for under it.
+//!
+//! A page that its target cannot serve fails what begins in it; a read that begins before ends there (`damaged`). For a
+//! page cache in front a read is whole or an error, since the front end takes what is missing for zeros.
 
+mod damaged;
 pub(crate) mod shared;
 
 use crate::api::{Ctx, Hints};
@@ -254,7 +258,7 @@ pub(crate) async fn read(
     if open.flags.direct || hints.direct {
         flush::flush_and_forget(&mount, file, range).await;
         count(&mount, &open, Reason::DirectUser, range.len());
-        return direct(&mount, file, range).await;
+        return whole_for_pages(direct(&mount, file, range).await, range, hints);
     }
     if let Some(loans) = lend_large(&mount, file, range) {
         count(&mount, &open, Reason::CacheHit, range.len());
@@ -289,21 +293,26 @@ pub(crate) async fn read(
                 large_reads::read(&mount, &open, range, size, decision.reason == Reason::DirectLarge).await
             }
             None => direct(&mount, file, range).await,
-            Some(buf) => direct_gaps(&mount, file, range, buf, &gaps).await,
+            Some(buf) => direct_gaps(&mount, file, range, buf, &gaps, Under::TargetsLock).await,
         };
         if is_stream(decision.reason) {
             let course = Course::Direct(before + missing);
             let shows = data.is_ok() && fills_are_calm(&mount);
             mount.policy.learned.note_read(course, missing, (since_ns, mount.clock.now_ns()), shows);
         }
-        return data;
+        return whole_for_pages(data, range, hints);
     }
     let plan = plan(&mount, &open, range, size);
     let data = buffered(&mount, &open, range, size, plan).await;
     if data.is_ok() {
         mount.policy.learned.note_cached_read(range.len(), Some(since_ns), || mount.clock.now_ns());
     }
-    data
+    whole_for_pages(data, range, hints)
+}
+
+/// A page cache in front takes what is missing for zeros.
+fn whole_for_pages(data: Result<Segments>, range: ByteRange, hints: Hints) -> Result<Segments> {
+    data.and_then(|data| if hints.for_pages && (data.len() as u64) < range.len() { Err(Errno::Io) } else { Ok(data) })
 }
 
 /// Whether so little is read ahead that direct reads show what they carry alone.
@@ -323,26 +332,21 @@ fn is_stream(reason: Reason) -> bool {
     matches!(reason, Reason::DirectLarge | Reason::DirectLocality)
 }
 
-/// Bytes of the targets, in the buffers they came in.
+/// Bytes of the targets, in the buffers they came in: what is contiguous from the start.
 pub(crate) async fn direct(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) -> Result<Segments> {
+    direct_under(mount, file, range, Under::TargetsLock).await
+}
+
+async fn direct_under(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, under: Under) -> Result<Segments> {
     let pieces = direct_pieces(file, range).into_iter();
-    let parts =
-        in_flight(mount, pieces.map(|(object, part)| read_piece(mount, file, object, part, Under::TargetsLock))).await;
+    let parts = in_flight(mount, pieces.map(|(object, part)| damaged::prefix(mount, file, object, part, under))).await;
     let mut data = Segments::new();
     let mut error = None;
-    for part in parts {
-        match part {
-            Ok((bytes, zeros)) => {
-                data.push(bytes);
-                if zeros > 0 {
-                    data.push(Buf::zeroed(zeros as usize));
-                }
-            }
-            // What is contiguous from the start counts.
-            Err(e) => {
-                error = Some(e);
-                break;
-            }
+    for (bytes, end) in parts {
+        data.append(bytes);
+        if end.is_some() {
+            error = end;
+            break;
         }
     }
     match error {
@@ -384,9 +388,10 @@ async fn direct_gaps(
     range: ByteRange,
     mut buf: Buf,
     gaps: &[ByteRange],
+    under: Under,
 ) -> Result<Segments> {
     mount.cache.used(file, range);
-    let parts = in_flight(mount, gaps.iter().map(|gap| direct(mount, file, *gap))).await;
+    let parts = in_flight(mount, gaps.iter().map(|gap| direct_under(mount, file, *gap, under))).await;
     for (gap, part) in gaps.iter().zip(parts) {
         let at = (gap.start - range.start) as usize;
         let got = match part {
@@ -421,6 +426,17 @@ pub(crate) async fn read_piece(
     range: ByteRange,
     under: Under,
 ) -> Result<(Buf, u64)> {
+    ask_piece(mount, file, object, range, under).await?
+}
+
+/// As `read_piece`; the inner error is the target's answer, the outer one says that there is none.
+async fn ask_piece(
+    mount: &Arc<Mount>,
+    file: &Arc<File>,
+    object: ObjectId,
+    range: ByteRange,
+    under: Under,
+) -> Result<Result<(Buf, u64)>> {
     let target = file.layout().target(file.ino, object.stripe);
     let pad = (range.start % PAGE) as usize;
     let op = match under {
@@ -431,7 +447,7 @@ pub(crate) async fn read_piece(
     let lane = Mount::lane(under == Under::TargetsLock);
     let (answer, payload) = mount.send(lane, target, &Cred::root(), op, None, pad).await?;
     mount.note_contention(file, answer.contended);
-    match answer.result {
+    Ok(match answer.result {
         Ok(Reply::Data) => {
             let mut bytes = payload.unwrap_or_default();
             if bytes.len() as u64 > range.len() {
@@ -440,9 +456,9 @@ pub(crate) async fn read_piece(
             let zeros = range.len() - bytes.len() as u64;
             Ok((bytes, zeros))
         }
-        Ok(other) => Err(unexpected(&other)),
+        Ok(other) => return Err(unexpected(&other)),
         Err(e) => Err(e),
-    }
+    })
 }
 
 /// Reads through the cache. The caller holds the range lock shared.
@@ -489,7 +505,7 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u
                 if e == Errno::NoSpace {
                     return direct(mount, file, range).await;
                 }
-                return Err(e);
+                return cached_prefix(mount, file, range).ok_or(e);
             }
         }
         let others = || wanted.iter().any(|w| file.is_being_filled(*w));
@@ -498,7 +514,16 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u
     // Somebody takes the bytes away all the time: read past the cache, dirty bytes included.
     let mut buf = scratch_for(range);
     let gaps = mount.copy_valid(file, range, &mut buf);
-    direct_gaps(mount, file, range, buf, &gaps).await
+    direct_gaps(mount, file, range, buf, &gaps, Under::TargetsLock).await
+}
+
+/// What the cache has of `range` from its start on, where the rest cannot be had.
+fn cached_prefix(mount: &Mount, file: &Arc<File>, range: ByteRange) -> Option<Segments> {
+    let mut buf = scratch_for(range);
+    let gaps = mount.copy_valid(file, range, &mut buf);
+    let end = gaps.first().map_or(range.end, |gap| gap.start);
+    buf.narrow(0..(end - range.start) as usize);
+    (end > range.start).then(|| buf.into())
 }
 
 /// `range` in requests of the size that fills have.
@@ -549,20 +574,28 @@ impl Fetch {
         let mode =
             if mount.coherence.company.is_alone() && file.has_writers() { LockMode::Write } else { LockMode::Read };
         let pins = locks::pin_spans(mount, file, mode, range, self.extent).await?;
-        let (bytes, zeros) = read_piece(mount, file, self.object, range, Under::Lock).await?;
-        let inside = self.inside(zeros).await?;
-        let done = self.put(inside, &Arc::new(bytes));
+        let done = match ask_piece(mount, file, self.object, range, Under::Lock).await? {
+            Ok((bytes, zeros)) => self.put_inside(range, bytes, zeros).await,
+            Err(Errno::Io) => {
+                // The other pages are as good as ever.
+                for part in damaged::good_parts(mount, file, self.object, range).await {
+                    self.put_inside(part.range, part.bytes, part.zeros).await?;
+                }
+                Err(Errno::Io)
+            }
+            Err(e) => Err(e),
+        };
         drop(pins);
         done
     }
 
-    /// The part that is inside the file, under the pinned lock: what the target has of it, or as far as the size goes.
-    async fn inside(&self, zeros: u64) -> Result<ByteRange> {
-        if zeros == 0 || self.mount.coherence.company.is_alone() {
-            return Ok(self.range);
+    /// Puts what is inside the file, under the pinned lock: what the target has, or as far as the size goes.
+    async fn put_inside(&self, mut range: ByteRange, bytes: Buf, zeros: u64) -> Result<()> {
+        if zeros > 0 && !self.mount.coherence.company.is_alone() {
+            let size = crate::ops::attr::size_now(&self.mount, &self.file).await?;
+            range = range.intersect(&ByteRange::new(0, size));
         }
-        let size = crate::ops::attr::size_now(&self.mount, &self.file).await?;
-        Ok(self.range.intersect(&ByteRange::new(0, size)))
+        self.put(range, &Arc::new(bytes))
     }
 
     /// Puts bytes into the cache. The caller has pinned the lock.

@@ -34,6 +34,8 @@ pub(crate) struct Server {
     pub(crate) log: Vec<String>,
     /// Writes to refuse: each refuses one write at or behind this offset.
     pub(crate) refuse_writes: Vec<(u64, Errno)>,
+    /// Bytes that cannot be read.
+    pub(crate) damaged: Vec<ByteRange>,
     /// Files whose next part of a batch is to come alone.
     pub(crate) alone: std::collections::BTreeSet<Ino>,
     pub(crate) contended: bool,
@@ -66,6 +68,7 @@ impl Server {
             called_back: Vec::new(),
             log: Vec::new(),
             refuse_writes: Vec::new(),
+            damaged: Vec::new(),
             is_tight: false,
             alone: Default::default(),
             contended: false,
@@ -301,6 +304,9 @@ impl Server {
                 self.check_object(call.target, object, range);
                 assert!(server_lock || self.locks.values().any(|(o, _)| *o == object), "a fill needs a lock");
                 self.inode(object.ino)?;
+                if self.damaged.iter().any(|bad| bad.overlaps(&range)) {
+                    return Err(Errno::Io);
+                }
                 let bytes = self.objects.get(&object).map_or(&[][..], |o| &o.bytes);
                 let end = (range.end as usize).min(bytes.len());
                 let start = (range.start as usize).min(end);

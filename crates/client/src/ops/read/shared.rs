@@ -5,7 +5,7 @@
 //! that an attributes token vouches for. The caller holds the range lock shared. What a target sends for a read was
 //! inside the file when it was read (its object ends there), so an answer without zeros at its end needs no size.
 
-use super::{Fetch, PAGE, Under, count, decide, fetch, note_access, plan, read_piece};
+use super::{Fetch, PAGE, Under, ask_piece, count, decide, fetch, note_access, plan};
 use crate::api::{Ctx, Hints};
 use crate::cache::push_joined;
 use crate::coherence::group_lock;
@@ -143,8 +143,12 @@ async fn by_target(mount: &Arc<Mount>, file: &Arc<File>, asked: ByteRange) -> Re
     if too_long || mount.cache.gaps(file, asked) != [asked] {
         return Ok(None);
     }
-    let (bytes, zeros) = read_piece(mount, file, object, piece, Under::TargetsLock).await?;
-    Ok((zeros == 0).then(|| bytes.into()))
+    match ask_piece(mount, file, object, piece, Under::TargetsLock).await? {
+        Ok((bytes, zeros)) => Ok((zeros == 0).then(|| bytes.into())),
+        // A page of it cannot be served; which, is found out under one lock.
+        Err(Errno::Io) if asked.len() > PAGE => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 /// A piece that came from a target.
@@ -163,14 +167,29 @@ async fn under_locks(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange, mode
     let locks = async move { locks::pin_spans(&mount2, &file2, LockMode::Read, pages, extent).await };
     let Some(pins) = group_lock::unless_asked(mount, &open.file, open.member(), locks).await else { return Ok(None) };
     let mut pins = pins?;
-    let read = unlocked(mount, &open.file, asked, pages, mode).await;
+    let read = match unless_damaged(mount, &open.file, asked, pages, mode).await {
+        Ok(None) => up_to_damage(mount, &open.file, asked).await,
+        Ok(Some(data)) => Ok(data),
+        Err(e) => Err(e),
+    };
     if mode == Mode::Direct {
         pins.iter_mut().for_each(locks::Pin::used_once);
     }
     read.map(Some)
 }
 
-/// As `under_locks`, with locks that the caller answers for on all of `pages`.
+/// What can be had of a range from its start on, under locks that the caller holds.
+async fn up_to_damage(mount: &Arc<Mount>, file: &Arc<File>, asked: ByteRange) -> Result<Segments> {
+    let range = asked.intersect(&ByteRange::new(0, size_now(mount, file).await?));
+    if range.is_empty() {
+        return Ok(Segments::new());
+    }
+    let mut buf = scratch_for(range);
+    let gaps = mount.copy_valid(file, range, &mut buf);
+    super::direct_gaps(mount, file, range, buf, &gaps, Under::Lock).await
+}
+
+/// As `under_locks`, with locks that the caller answers for on all of `pages`. All of it, or an error.
 pub(crate) async fn unlocked(
     mount: &Arc<Mount>,
     file: &Arc<File>,
@@ -178,6 +197,17 @@ pub(crate) async fn unlocked(
     pages: ByteRange,
     mode: Mode,
 ) -> Result<Segments> {
+    unless_damaged(mount, file, asked, pages, mode).await?.ok_or(Errno::Io)
+}
+
+/// As `unlocked`; `None` if a target has answered that a page of it cannot be served.
+async fn unless_damaged(
+    mount: &Arc<Mount>,
+    file: &Arc<File>,
+    asked: ByteRange,
+    pages: ByteRange,
+    mode: Mode,
+) -> Result<Option<Segments>> {
     // Until something speaks against it.
     let hint = file.size();
     let mut size = None;
@@ -186,25 +216,29 @@ pub(crate) async fn unlocked(
     }
     let range = asked.intersect(&ByteRange::new(0, size.unwrap_or(u64::MAX)));
     if range.is_empty() {
-        return Ok(Segments::new());
+        return Ok(Some(Segments::new()));
     }
     let mut buf = scratch_for(range);
     let gaps = mount.copy_valid(file, range, &mut buf);
     if gaps.is_empty() {
         mount.cache.used(file, range);
-        return Ok(buf.into());
+        return Ok(Some(buf.into()));
     }
     let got =
         join_all(wanted(mount, file, &gaps, pages, size.unwrap_or(hint), mode).into_iter().map(|(object, piece)| {
             // No lock is asked for under this fetch.
             let fetch = fetch(mount.clone(), file.clone(), object, piece, false, LockExtent::Grown);
             async move {
-                let (bytes, zeros) = read_piece(mount, file, object, piece, Under::Lock).await?;
-                Ok((Got { range: piece, bytes: Arc::new(bytes), fetch }, zeros))
+                Ok(match ask_piece(mount, file, object, piece, Under::Lock).await? {
+                    Ok((bytes, zeros)) => Some((Got { range: piece, bytes: Arc::new(bytes), fetch }, zeros)),
+                    Err(Errno::Io) => None,
+                    Err(e) => return Err(e),
+                })
             }
         }))
         .await;
-    let got: Vec<(Got, u64)> = got.into_iter().collect::<Result<_>>()?;
+    let got: Option<Vec<(Got, u64)>> = got.into_iter().collect::<Result<_>>()?;
+    let Some(got) = got else { return Ok(None) };
     if size.is_none() && got.iter().any(|(_, zeros)| *zeros > 0) {
         // The file has become shorter than it was known to be, or has a hole there.
         size = Some(size_now(mount, file).await?);
@@ -213,7 +247,7 @@ pub(crate) async fn unlocked(
     let whole = mode == Mode::Direct && gaps == [range];
     let range = range.intersect(&inside);
     if whole {
-        return Ok(in_their_buffers(got, range));
+        return Ok(Some(in_their_buffers(got, range)));
     }
     for (piece, _) in &got {
         if mode == Mode::Buffered {
@@ -238,7 +272,7 @@ pub(crate) async fn unlocked(
     }
     mount.cache.used(file, range);
     buf.narrow(0..range.len() as usize);
-    Ok(buf.into())
+    Ok(Some(buf.into()))
 }
 
 /// What came, up to the end of `range`, without a copy.

@@ -1,0 +1,120 @@
+//! Reads around bytes that a target answers with `EIO`: a block that is damaged, or cannot be read from the disk.
+//!
+//! Owns: finding out by ever smaller requests which pages of a piece can be served. Does not own: what becomes of them,
+//! or what a target finds damaged. The target says of a whole request only that it failed, so that a request without
+//! damage costs nothing.
+//!
+//! Invariant: nothing is returned but what a target has sent in an answer without an error. Only answers are looked
+//! into: who cannot be reached is not asked again.
+
+use super::{PAGE, Under, ask_piece};
+use crate::data::Segments;
+use crate::inode::File;
+use crate::mount::Mount;
+use amphi_env::Buf;
+use amphi_types::{ByteRange, Errno, ObjectId};
+use std::sync::Arc;
+
+/// Most requests that one piece is cut into: some 8 for each damaged page of a mebibyte.
+const REQUESTS_MAX: usize = 64;
+
+/// A part of a piece that can be served.
+pub(crate) struct Part {
+    pub range: ByteRange,
+    pub bytes: Buf,
+    /// How many zeros follow the bytes.
+    pub zeros: u64,
+}
+
+/// The bytes of a piece up to the first page that cannot be served, and the error that is there.
+pub(crate) async fn prefix(
+    mount: &Arc<Mount>,
+    file: &Arc<File>,
+    object: ObjectId,
+    range: ByteRange,
+    under: Under,
+) -> (Segments, Option<Errno>) {
+    let mut data = Segments::new();
+    // What is asked for, and the end of what has failed; a page of that cannot be served, unless it was mended since.
+    let (mut part, mut failed_end) = (range, range.start);
+    for _ in 0..REQUESTS_MAX {
+        match ask_piece(mount, file, object, part, under).await {
+            Ok(Ok((bytes, zeros))) => {
+                data.push(bytes);
+                if zeros > 0 {
+                    data.push(Buf::zeroed(zeros as usize));
+                }
+                if part.end == range.end {
+                    return (data, None);
+                }
+                part = match part.end < failed_end {
+                    true => ByteRange::new(part.end, failed_end),
+                    false => ByteRange::new(part.end, range.end),
+                };
+                if part.end <= failed_end {
+                    match halves(part) {
+                        Some((first, _)) => part = first,
+                        None => return (data, Some(Errno::Io)),
+                    }
+                }
+            }
+            Ok(Err(Errno::Io)) => {
+                failed_end = part.end;
+                match halves(part) {
+                    Some((first, _)) => part = first,
+                    None => return (data, Some(Errno::Io)),
+                }
+            }
+            Ok(Err(e)) | Err(e) => return (data, Some(e)),
+        }
+    }
+    (data, Some(Errno::Io))
+}
+
+/// What can be served of a piece of which a page cannot. The caller holds a lock on it.
+pub(crate) async fn good_parts(mount: &Arc<Mount>, file: &Arc<File>, object: ObjectId, range: ByteRange) -> Vec<Part> {
+    let (mut good, mut left) = (Vec::new(), Vec::new());
+    let cut = |left: &mut Vec<ByteRange>, range| {
+        if let Some((first, second)) = halves(range) {
+            left.extend([second, first]);
+        }
+    };
+    cut(&mut left, range);
+    for _ in 0..REQUESTS_MAX {
+        let Some(part) = left.pop() else { break };
+        match ask_piece(mount, file, object, part, Under::Lock).await {
+            Ok(Ok((bytes, zeros))) => good.push(Part { range: part, bytes, zeros }),
+            Ok(Err(Errno::Io)) => cut(&mut left, part),
+            Ok(Err(_)) | Err(_) => break,
+        }
+    }
+    good
+}
+
+/// Two halves that meet at a page; none of what lies within one page.
+fn halves(range: ByteRange) -> Option<(ByteRange, ByteRange)> {
+    let (first, end) = (range.start / PAGE, range.end.div_ceil(PAGE));
+    if end - first < 2 {
+        return None;
+    }
+    let middle = (first + (end - first) / 2) * PAGE;
+    Some((ByteRange::new(range.start, middle), ByteRange::new(middle, range.end)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: halves cover what they are of, meet at a page, and end. Method: ranges at and beside pages.
+    #[test]
+    fn halves_meet_at_pages() {
+        for (start, end) in [(0, 8192), (1, 4097), (100, 1 << 20), (4095, 12_289), (4096, 12_288)] {
+            let (a, b) = halves(ByteRange::new(start, end)).expect("two pages at least");
+            assert!(a.start == start && a.end == b.start && b.end == end && a.end % PAGE == 0, "{start}..{end}");
+            assert!(!a.is_empty() && !b.is_empty(), "{start}..{end}");
+        }
+        for (start, end) in [(0, 4096), (1, 4096), (4096, 4097), (5000, 8192)] {
+            assert!(halves(ByteRange::new(start, end)).is_none(), "{start}..{end}");
+        }
+    }
+}
