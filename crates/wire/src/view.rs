@@ -100,6 +100,9 @@ pub struct TargetSpace {
     pub inodes_free: u64,
 }
 
+/// Most findings that a target tells.
+pub const FINDINGS_MAX: usize = 4;
+
 /// One target in `Status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TargetStatus {
@@ -115,6 +118,10 @@ pub struct TargetStatus {
     pub checkpoints: u64,
     /// Whether its zone lies on rotating storage.
     pub rotating: bool,
+    /// Blocks of file data that were found damaged since the start, and still are.
+    pub damaged: u64,
+    /// What was found last of them, newest first, at most `FINDINGS_MAX`. Nothing for who may not know all names.
+    pub findings: Vec<String>,
 }
 
 /// One session in `Status`.

@@ -64,7 +64,15 @@ impl Status {
         }
         let servers = list(&json, "servers");
         let down: Vec<String> = servers.iter().filter(|s| !is(s, "up")).map(|s| self::text(s, "name")).collect();
-        if down.is_empty() { Ok(()) } else { Err(Failure::broken(format!("no answer from {}", down.join(", ")))) }
+        if !down.is_empty() {
+            return Err(Failure::broken(format!("no answer from {}", down.join(", "))));
+        }
+        match list(&json, "targets").iter().map(|t| number(t, "damaged_blocks")).sum::<u64>() {
+            0 => Ok(()),
+            n => Err(Failure::broken(format!(
+                "{n} blocks of file data are damaged, and reading them fails; write them anew or remove their files"
+            ))),
+        }
     }
 }
 
@@ -186,7 +194,7 @@ fn render(status: &Value) -> String {
         let (blocks, free) = (number(t, "blocks"), number(t, "blocks_free"));
         let _ = writeln!(
             out,
-            "target {:<4} {:<12} worker {:<3} {:>10} of {:>10} used, {:>9} inodes, log {:>3} % used, {} checkpoints{}",
+            "target {:<4} {:<12} worker {:<3} {:>10} of {:>10} used, {:>9} inodes, log {:>3} % used, {} checkpoints{}{}",
             number(t, "target"),
             text(t, "server"),
             number(t, "worker"),
@@ -196,7 +204,19 @@ fn render(status: &Value) -> String {
             100 * number(t, "log_used_bytes") / number(t, "log_bytes").max(1),
             number(t, "checkpoints"),
             if is(t, "rotating") { ", rotating" } else { "" },
+            match number(t, "damaged_blocks") {
+                0 => String::new(),
+                n => format!(", {n} DAMAGED BLOCKS"),
+            },
         );
+        let findings = list(t, "findings");
+        for line in findings.iter().filter_map(Value::as_str) {
+            let _ = writeln!(out, "       damaged: {line}");
+        }
+        let others = number(t, "damaged_blocks").saturating_sub(findings.len() as u64);
+        if others > 0 && !findings.is_empty() {
+            let _ = writeln!(out, "       and {others} more");
+        }
     }
     for s in list(status, "sessions") {
         let _ = writeln!(
@@ -246,6 +266,8 @@ mod tests {
                     log: (0, 0),
                     checkpoints: 0,
                     rotating: true,
+                    damaged: 9,
+                    findings: vec!["/d/f (inode 7): 4096 bytes from byte 0 on (byte 5 of the disk)".into()],
                 }],
             }],
         };
@@ -257,7 +279,9 @@ mod tests {
             "c            DOWN        targets 2 tcp:c:1",
             "not heard of for 9 s",
             "target 2    c ",
-            "0 checkpoints, rotating",
+            "0 checkpoints, rotating, 9 DAMAGED BLOCKS",
+            "       damaged: /d/f (inode 7): 4096 bytes from byte 0 on (byte 5 of the disk)",
+            "       and 8 more",
         ] {
             assert!(shown.contains(words), "{words:?} in {shown}");
         }

@@ -1,6 +1,6 @@
 //! Damage of file data on the disk, through real mounts.
 
-use crate::harness::{Place, run};
+use crate::harness::{Daemon, Place, run};
 use std::fs;
 use std::os::unix::fs::FileExt;
 
@@ -20,6 +20,28 @@ fn content(file: u64, len: usize) -> Vec<u8> {
     }
     bytes.truncate(len);
     bytes
+}
+
+/// Reads a file in pieces of 256 KiB, and behind each block that cannot be read goes on with the next.
+fn read_in_large_pieces(path: &std::path::Path, bytes: &[u8], is_damaged: impl Fn(usize) -> bool) {
+    let file = fs::File::open(path).expect("open");
+    let (mut at, mut found) = (0, vec![0; 256 << 10]);
+    while at < bytes.len() {
+        match file.read_at(&mut found, at as u64) {
+            Ok(0) => panic!("{} ends at {at}", path.display()),
+            Ok(n) => {
+                assert!(found[..n] == bytes[at..at + n], "{} at {at}", path.display());
+                let end = at + n;
+                let short = n < found.len() && end < bytes.len();
+                assert!(!short || is_damaged(end / BLOCK), "{} is good at {end}", path.display());
+                at = end;
+            }
+            Err(e) => {
+                assert!(e.raw_os_error() == Some(5) && is_damaged(at / BLOCK), "{} at {at}: {e}", path.display());
+                at = (at / BLOCK + 1) * BLOCK;
+            }
+        }
+    }
 }
 
 /// Goal: Promise S24: of files in which bits have changed on the disk, each block is read as it was written or not at
@@ -95,7 +117,8 @@ fn flipped_bits_are_found_and_not_served() {
     }
     assert_eq!(said.lines().filter(|l| l.starts_with("damage: ")).count(), FLIPS);
 
-    let up = place.up(&[]);
+    let addr = place.addr();
+    let up = place.up(&["--listen", &addr]);
     let mut refused = 0;
     for (f, (path, bytes)) in files.iter().enumerate() {
         let file = fs::File::open(path).expect("open");
@@ -114,10 +137,28 @@ fn flipped_bits_are_found_and_not_served() {
         }
     }
     assert!(refused >= FLIPS, "{refused}");
+    for round in 0..2 {
+        // In company of another mount, and alone.
+        let second = (round == 1).then(|| place.mount_at("b", &[]));
+        let other = second.is_some().then(|| place.path("b"));
+        for root in [Some(&mount), other.as_ref()].into_iter().flatten() {
+            for (f, (_, bytes)) in files.iter().enumerate().take(4) {
+                read_in_large_pieces(&root.join(format!("f{f}")), bytes, |b| damaged.contains(&(f, b)));
+            }
+        }
+        second.into_iter().for_each(Daemon::stop);
+    }
+    let out = run(&["status", &mount.display().to_string()]);
+    let said = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(said.contains(&format!("{FLIPS} DAMAGED BLOCKS")) && said.contains("damaged: /f"), "{said}");
     let (path, bytes) = &files[1];
     fs::write(path, bytes).expect("write anew");
     assert!(fs::read(path).expect("read") == *bytes);
     fs::remove_file(&files[2].0).expect("remove");
+    let left = damaged.iter().filter(|(f, _)| ![1, 2].contains(f)).count();
+    let said = String::from_utf8_lossy(&run(&["status", &mount.display().to_string()]).stdout).into_owned();
+    assert!(said.contains(&format!("{left} DAMAGED BLOCKS")), "{said}");
     up.stop();
     let left = damaged.iter().filter(|(f, _)| ![1, 2].contains(f)).count();
     let out = run(&["fsck", "--data", "--json", &data]);

@@ -258,7 +258,7 @@ pub(crate) async fn read(
     if open.flags.direct || hints.direct {
         flush::flush_and_forget(&mount, file, range).await;
         count(&mount, &open, Reason::DirectUser, range.len());
-        return whole_for_pages(direct(&mount, file, range).await, range, hints);
+        return damaged::whole_for_pages(direct(&mount, file, range).await, range, hints);
     }
     if let Some(loans) = lend_large(&mount, file, range) {
         count(&mount, &open, Reason::CacheHit, range.len());
@@ -300,19 +300,14 @@ pub(crate) async fn read(
             let shows = data.is_ok() && fills_are_calm(&mount);
             mount.policy.learned.note_read(course, missing, (since_ns, mount.clock.now_ns()), shows);
         }
-        return whole_for_pages(data, range, hints);
+        return damaged::whole_for_pages(data, range, hints);
     }
     let plan = plan(&mount, &open, range, size);
     let data = buffered(&mount, &open, range, size, plan).await;
     if data.is_ok() {
         mount.policy.learned.note_cached_read(range.len(), Some(since_ns), || mount.clock.now_ns());
     }
-    whole_for_pages(data, range, hints)
-}
-
-/// A page cache in front takes what is missing for zeros.
-fn whole_for_pages(data: Result<Segments>, range: ByteRange, hints: Hints) -> Result<Segments> {
-    data.and_then(|data| if hints.for_pages && (data.len() as u64) < range.len() { Err(Errno::Io) } else { Ok(data) })
+    damaged::whole_for_pages(data, range, hints)
 }
 
 /// Whether so little is read ahead that direct reads show what they carry alone.
@@ -505,7 +500,7 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u
                 if e == Errno::NoSpace {
                     return direct(mount, file, range).await;
                 }
-                return cached_prefix(mount, file, range).ok_or(e);
+                return damaged::cached_prefix(mount, file, range).ok_or(e);
             }
         }
         let others = || wanted.iter().any(|w| file.is_being_filled(*w));
@@ -515,15 +510,6 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u
     let mut buf = scratch_for(range);
     let gaps = mount.copy_valid(file, range, &mut buf);
     direct_gaps(mount, file, range, buf, &gaps, Under::TargetsLock).await
-}
-
-/// What the cache has of `range` from its start on, where the rest cannot be had.
-fn cached_prefix(mount: &Mount, file: &Arc<File>, range: ByteRange) -> Option<Segments> {
-    let mut buf = scratch_for(range);
-    let gaps = mount.copy_valid(file, range, &mut buf);
-    let end = gaps.first().map_or(range.end, |gap| gap.start);
-    buf.narrow(0..(end - range.start) as usize);
-    (end > range.start).then(|| buf.into())
 }
 
 /// `range` in requests of the size that fills have.

@@ -85,7 +85,8 @@ pub fn json(map: &ClusterMap, answers: &[Option<Reply>]) -> String {
         let _ = write!(
             out,
             "{{\"target\":{},\"server\":\"{}\",\"worker\":{},\"blocks\":{},\"blocks_free\":{},\"inodes\":{},\
-             \"inodes_free\":{},\"log_used_bytes\":{},\"log_bytes\":{},\"checkpoints\":{},\"rotating\":{}}}",
+             \"inodes_free\":{},\"log_used_bytes\":{},\"log_bytes\":{},\"checkpoints\":{},\"rotating\":{},\"damaged_blocks\":{},\
+             \"findings\":",
             t.target.0,
             plain(&server.name),
             t.worker,
@@ -96,8 +97,13 @@ pub fn json(map: &ClusterMap, answers: &[Option<Reply>]) -> String {
             t.log.0,
             t.log.1,
             t.checkpoints,
-            t.rotating
+            t.rotating,
+            t.damaged
         );
+        list(out, &t.findings, |out, line| {
+            let _ = write!(out, "\"{}\"", plain(line));
+        });
+        out.push('}');
     });
     out.push_str(",\"sessions\":");
     list(&mut out, sessions.values(), |out, s| {

@@ -11,7 +11,7 @@ const BAD: [u64; 3] = [5, 100, 101];
 const LEN: u64 = 1 << 20;
 
 fn content(at: u64, len: u64) -> Vec<u8> {
-    (at..at + len).map(|i| (i / 3 ^ i >> 11) as u8).collect()
+    (at..at + len).map(|i| ((i / 3) ^ (i >> 11)) as u8).collect()
 }
 
 /// A file of a mebibyte of which nothing is cached.

@@ -317,7 +317,11 @@ impl<E: Env> Cluster<E> {
     async fn own_targets(&self) -> Result<Vec<TargetStatus>> {
         let mut all = Vec::new();
         for target in self.worker.routes.local() {
-            if let crate::worker::message::Told::Status(status, _) = self.worker.ask(*target, Question::Status).await? {
+            if let crate::worker::message::Told::Status(mut status, _) =
+                self.worker.ask(*target, Question::Status).await?
+            {
+                // Whoever asks this server is told them.
+                status.findings.clear();
                 all.push(*status);
             }
         }

@@ -111,10 +111,11 @@ impl<E: Env> Target<E> {
 
     /// Says once which block is damaged.
     fn note_damaged(&self, object: ObjectId, file_block: u64, physical: u64, checksum: Checksum) {
-        if !self.verifier.note(physical, checksum, object, file_block) {
+        if !self.verifier.is_new(physical, checksum) {
             return;
         }
         let (path, offset, address) = (self.path_of(object.ino), file_block * BLOCK, self.block_address(physical));
+        self.verifier.note(physical, checksum, (object, file_block), &path, address);
         tracing::error!(
             "{}: {path}: the 4096 bytes from byte {offset} on are damaged (byte {address} of the disk): they are not what \
              was written, and reading them fails until all of them are overwritten or the file is removed",

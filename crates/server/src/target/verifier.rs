@@ -5,12 +5,27 @@
 
 use amphi_data::Checksum;
 use amphi_types::ObjectId;
+use amphi_types::limits::BLOCK;
+use amphi_wire::FINDINGS_MAX;
 use futures_channel::mpsc;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 /// Most damaged blocks of a target that are remembered.
 const DAMAGED_MAX: usize = 4096;
+/// Most characters of the name of a file that are remembered of a damaged block.
+const NAME_CHARS_MAX: usize = 200;
+
+/// A block that does not read as its checksum says.
+struct Damaged {
+    checksum: Checksum,
+    object: ObjectId,
+    file_block: u64,
+    /// Counts what was found.
+    number: u64,
+    /// Which, for the operator.
+    line: String,
+}
 
 /// Neighbouring blocks as they should read.
 #[derive(Debug)]
@@ -36,8 +51,10 @@ pub struct Verifier {
     pass_bytes: Cell<u64>,
     /// The disk has failed, and that was told.
     failed_once: Cell<bool>,
-    /// By physical block: the checksum that it should have, and whose it is.
-    damaged: RefCell<BTreeMap<u64, (Checksum, ObjectId, u64)>>,
+    /// By physical block.
+    damaged: RefCell<BTreeMap<u64, Damaged>>,
+    /// How many were found.
+    found: Cell<u64>,
 }
 
 impl Verifier {
@@ -89,21 +106,41 @@ impl Verifier {
         self.pass_bytes.get()
     }
 
-    /// Remembers a damaged block. Whether it was not known before, and there is room to remember it.
-    pub fn note(&self, physical: u64, checksum: Checksum, object: ObjectId, file_block: u64) -> bool {
-        let mut damaged = self.damaged.borrow_mut();
-        let is_known = damaged.get(&physical).is_some_and(|(sum, _, _)| *sum == checksum);
-        if is_known || damaged.len() >= DAMAGED_MAX {
-            return false;
-        }
-        damaged.insert(physical, (checksum, object, file_block));
-        true
+    /// Whether a damaged block was not known before, and there is room to remember it.
+    pub fn is_new(&self, physical: u64, checksum: Checksum) -> bool {
+        let damaged = self.damaged.borrow();
+        damaged.len() < DAMAGED_MAX && damaged.get(&physical).is_none_or(|d| d.checksum != checksum)
+    }
+
+    /// Remembers a damaged block: a block of a file that is called `name`, at byte `address` of the disk.
+    pub fn note(
+        &self,
+        physical: u64,
+        checksum: Checksum,
+        (object, file_block): (ObjectId, u64),
+        name: &str,
+        address: u64,
+    ) {
+        let number = self.found.get() + 1;
+        self.found.set(number);
+        let skipped = name.chars().count().saturating_sub(NAME_CHARS_MAX);
+        let (dots, end): (&str, String) = (if skipped > 0 { "..." } else { "" }, name.chars().skip(skipped).collect());
+        let line = format!("{dots}{end}: 4096 bytes from byte {} on (byte {address} of the disk)", file_block * BLOCK);
+        self.damaged.borrow_mut().insert(physical, Damaged { checksum, object, file_block, number, line });
+    }
+
+    /// What was found last and is still remembered, newest first.
+    pub fn findings(&self) -> Vec<String> {
+        let damaged = self.damaged.borrow();
+        let mut last: Vec<&Damaged> = damaged.values().collect();
+        last.sort_unstable_by_key(|d| std::cmp::Reverse(d.number));
+        last.iter().take(FINDINGS_MAX).map(|d| d.line.clone()).collect()
     }
 
     /// Forgets those of which `is` does not hold; how many are left.
     pub fn still_damaged(&self, is: impl Fn(u64, Checksum, ObjectId, u64) -> bool) -> u64 {
         let mut damaged = self.damaged.borrow_mut();
-        damaged.retain(|&physical, &mut (checksum, object, file_block)| is(physical, checksum, object, file_block));
+        damaged.retain(|&physical, d| is(physical, d.checksum, d.object, d.file_block));
         damaged.len() as u64
     }
 }

@@ -305,6 +305,8 @@ fn status<E: Env>(worker: &Worker<E>, target: &Target<E>) -> Told {
         log: (stats.log_used_blocks * block, stats.log_blocks * block),
         checkpoints: stats.checkpoints,
         rotating: target.rotating.get(),
+        damaged: target.damaged_blocks(),
+        findings: target.verifier.findings(),
     };
     let opens = target.opens.borrow();
     let sessions = target.sessions.borrow();

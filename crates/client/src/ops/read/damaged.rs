@@ -8,11 +8,12 @@
 //! into: who cannot be reached is not asked again.
 
 use super::{PAGE, Under, ask_piece};
-use crate::data::Segments;
+use crate::api::Hints;
+use crate::data::{Segments, scratch_for};
 use crate::inode::File;
 use crate::mount::Mount;
 use amphi_env::Buf;
-use amphi_types::{ByteRange, Errno, ObjectId};
+use amphi_types::{ByteRange, Errno, ObjectId, Result};
 use std::sync::Arc;
 
 /// Most requests that one piece is cut into: some 8 for each damaged page of a mebibyte.
@@ -89,6 +90,20 @@ pub(crate) async fn good_parts(mount: &Arc<Mount>, file: &Arc<File>, object: Obj
         }
     }
     good
+}
+
+/// A page cache in front takes what is missing for zeros.
+pub(super) fn whole_for_pages(data: Result<Segments>, range: ByteRange, hints: Hints) -> Result<Segments> {
+    data.and_then(|data| if hints.for_pages && (data.len() as u64) < range.len() { Err(Errno::Io) } else { Ok(data) })
+}
+
+/// What the cache has of `range` from its start on, where the rest cannot be had.
+pub(super) fn cached_prefix(mount: &Mount, file: &Arc<File>, range: ByteRange) -> Option<Segments> {
+    let mut buf = scratch_for(range);
+    let gaps = mount.copy_valid(file, range, &mut buf);
+    let end = gaps.first().map_or(range.end, |gap| gap.start);
+    buf.narrow(0..(end - range.start) as usize);
+    (end > range.start).then(|| buf.into())
 }
 
 /// Two halves that meet at a page; none of what lies within one page.

@@ -60,9 +60,13 @@ impl<E: Env> Front<E> {
         let mut targets = Vec::new();
         let mut held: BTreeMap<SessionId, (u64, u64)> = BTreeMap::new();
         for target in self.worker.routes.local() {
-            let Told::Status(status, opens) = self.worker.ask(*target, Question::Status).await? else {
+            let Told::Status(mut status, opens) = self.worker.ask(*target, Question::Status).await? else {
                 return Err(Errno::Proto);
             };
+            if bound.is_some() {
+                // They have names of files.
+                status.findings.clear();
+            }
             targets.push(*status);
             for (session, (opens, locks)) in opens {
                 let sum = held.entry(session).or_default();
