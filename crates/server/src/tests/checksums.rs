@@ -121,6 +121,11 @@ fn flipped_bits(seed: u64) {
         assert_eq!(get(c, f, ByteRange::new(0, 150_000)).await, Err(Errno::Io), "all of it");
         let damaged = all.iter().enumerate().filter(|(i, _)| i % 4 == 1).count() as u64;
         assert_eq!(stat_damaged(c).await, damaged);
+        let Ok(Reply::Status { targets, .. }) = c.call(Request::Status).await else { panic!("a status") };
+        assert_eq!((targets[0].damaged, targets[0].findings.len()), (damaged, amphi_wire::FINDINGS_MAX));
+        let last = all.iter().skip(1).step_by(4).next_back().unwrap();
+        let line = format!("/f (inode {f}): 4096 bytes from byte {} on (byte {} of the disk)", last.0, last.1);
+        assert_eq!(targets[0].findings[0], line, "the newest comes first");
         assert!(counter(c, "checksum_errors").await >= 2 * damaged);
         assert_eq!(counter(c, "checksum_retries").await, 0);
 
