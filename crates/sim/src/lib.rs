@@ -12,6 +12,7 @@ pub mod cluster;
 pub mod dice;
 pub mod generate;
 pub mod hostile;
+pub mod kernel;
 pub mod linear;
 pub mod observe;
 pub mod op;

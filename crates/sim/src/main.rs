@@ -2,6 +2,7 @@
 
 use amphi_sim::callbacks::Counts;
 use amphi_sim::hostile::{Guise, Tally};
+use amphi_sim::kernel::games;
 use amphi_sim::run::{Faults, Plan, Summary, run_plan};
 use clap::{Parser, ValueEnum};
 use std::ops::Range;
@@ -45,6 +46,9 @@ struct Args {
     /// Mounts do nothing but fight for few files, with locks asked for ahead, groups, and tunables that change.
     #[arg(long)]
     contention: bool,
+    /// Mounts with kernels in front that keep pages, attributes and names, and give them back late.
+    #[arg(long)]
+    kernel: bool,
     /// In place of seeds: so many hostile inputs from each of a stranger, a mount of a user, a mount of root, a server,
     /// an administrator.
     #[arg(long)]
@@ -113,6 +117,29 @@ fn hostile(seed: u64, inputs: u64) -> ExitCode {
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
+/// Games with kernels that keep what they are lent.
+fn kernels(seeds: Range<u64>, talk: bool, keep_going: bool) -> ExitCode {
+    let (mut sum, mut failed, single) = (games::Tally::default(), Vec::new(), seeds.end - seeds.start == 1);
+    for seed in seeds {
+        match games::play(seed, None, talk) {
+            Ok(tally) => sum.add(&tally),
+            Err(failure) => {
+                if single && !talk {
+                    failure.story.iter().for_each(|line| println!("{line}"));
+                }
+                println!("seed {seed} fails: {}", failure.line);
+                println!("replay: cargo xtask sim --kernel --seed {seed}");
+                failed.push(seed);
+                if !keep_going {
+                    break;
+                }
+            }
+        }
+    }
+    println!("{sum:?}, failed: {failed:?}");
+    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(level) = args.log {
@@ -126,6 +153,9 @@ fn main() -> ExitCode {
         (None, Some(seeds)) => seeds,
         (None, None) => 0..100,
     };
+    if args.kernel {
+        return kernels(seeds, args.talk, args.keep_going);
+    }
     let single = args.seed.is_some();
     let faults = match args.faults {
         FaultsArg::None => Faults::None,

@@ -26,7 +26,7 @@ use amphi_env::{Env, SimEnv};
 use amphi_types::{Errno, Ino, Kind, Result};
 use amphi_wire::XattrMode;
 pub use arena::{Arena, fight};
-pub use cells::CellFile;
+pub use cells::{CellFile, Row as CellRow};
 use locks::Claims;
 use names::Holdings;
 use records::{Log, Record};

@@ -202,8 +202,9 @@ async fn set_attr(
     }
     match (file, set.size) {
         (Some(file), Some(size)) => truncate(&mount, &ctx.cred, &file, member, size, set).await,
-        (None, Some(size)) if !mount.coherence.company.is_alone() => {
-            // The locks that a truncate takes among several mounts need the file's layout.
+        (None, Some(size)) => {
+            // The locks that a truncate takes among several mounts need the file's layout. Alone, somebody may open the
+            // file meanwhile: he is shown the old size or the new one, and no zeros between them.
             let moment = mount.moment();
             let (view, _) = ask(&mount, &ctx.cred, ino).await?;
             let file = mount.files.know(view, moment);
@@ -212,7 +213,7 @@ async fn set_attr(
             mount.files.reap(&file);
             done
         }
-        (file, _) => {
+        (file, None) => {
             if let (Some(file), Some(_)) = (&file, set.mtime) {
                 // What is on its way has the time of its write, which must not come after this one.
                 write_behind::drained(file).await;
@@ -224,11 +225,6 @@ async fn set_attr(
             };
             let mut told = change(&mount, &ctx.cred, ino, set).await?;
             let view = inode_reply(told.take()?)?;
-            if let (Some(size), Some(file)) = (set.size, mount.files.get(ino)) {
-                // Alone, a file that was not known is cut without a lock: somebody may have filled it meanwhile.
-                file.spoil(ByteRange::new(size, u64::MAX));
-                mount.cache.forget(&file, ByteRange::new(size, u64::MAX), Dirty::Keep);
-            }
             if let (Some(file), Some(_)) = (&file, set.mtime) {
                 explicit_time(&mount, file, &view);
             }

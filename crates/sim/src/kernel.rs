@@ -1,0 +1,623 @@
+//! `Kernel`: a model of the kernel in front of a mount, which keeps pages, attributes and names as they were lent.
+//!
+//! Owns: what a kernel keeps and when it asks (Linux 6.18, `fs/fuse`), how late it gives things back; what `amphi-fuse`
+//! decides for each answer, in as few lines as it takes (`lend`). Does not own: what is lent and when it is taken back,
+//! which is the client's own code; who makes calls and which histories are right (`games`).
+//!
+//! The rules. A `read` asks for the attributes when their time is over; other size or times drop the pages. A page that
+//! is there is copied, one that is not is read, with some behind it; the end of the file is looked at behind that. A
+//! mapping asks nothing. An invalidation of pages waits for those that are being read; the answer to a question from
+//! before an invalidation of attributes or pages is shown to whoever asked, and not kept. A name is kept for the time
+//! that it was lent for. Answers arrive late.
+//!
+//! Invariant: the kernel runs on a node of its own: it goes on showing what it keeps while the mount is stopped.
+
+pub mod games;
+mod names;
+
+use crate::dice::Dice;
+use amphi_client::{Client, Ctx, Hints, KernelPages, OpenFile, OpenFlags, Rule};
+use amphi_env::{Buf, Env, SimEnv};
+use amphi_types::{Attr, ByteRange, Ino, Result, SetAttr, Timespec};
+use futures_channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
+use futures_util::StreamExt;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
+/// Most pages that one request reads.
+const AHEAD: u64 = 4;
+const EXCLUSIVE: u32 = u32::MAX;
+/// How often whoever waits for a page or a directory looks.
+const LOOK: Duration = Duration::from_micros(20);
+
+/// A mistake in the giving back of what was lent, which the games must find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mistake {
+    /// One page in three stays when pages are taken back.
+    PagesStay,
+    /// Pages that are being read when they are taken back come to be kept.
+    ReadsStay,
+    /// Attributes stay when they are taken back, one time in three.
+    AttributesStay,
+    /// An answer to a question from before an invalidation is kept.
+    LateAnswers,
+    /// Names are kept for four seconds longer than they were lent.
+    NamesStay,
+}
+
+impl Mistake {
+    /// All of them.
+    pub const ALL: [Mistake; 5] =
+        [Mistake::PagesStay, Mistake::ReadsStay, Mistake::AttributesStay, Mistake::LateAnswers, Mistake::NamesStay];
+}
+
+enum Page {
+    /// A request for it is under way.
+    Reading,
+    There {
+        bytes: Vec<u8>,
+        /// When it came, if the file ended before it by then: its bytes are zeros that nobody wrote.
+        short_ns: Option<u64>,
+    },
+}
+
+/// What a read of a page shows.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// These bytes.
+    Bytes(Vec<u8>),
+    /// Nothing: the file ends before.
+    Nothing,
+    /// Zeros, since a truncate went by before the kernel knew of it.
+    Cut,
+}
+
+/// What is kept of an inode that is known.
+#[derive(Default)]
+struct Inode {
+    /// Answers to questions from before this moment do not count.
+    version: u64,
+    size: u64,
+    mtime: Timespec,
+    /// Until when size and times need not be asked for.
+    until_ns: u64,
+    pages: BTreeMap<u64, Page>,
+    /// Changes by this mount under way, and when the last one ended (`amphi-fuse`, `kernel_view`).
+    changes: u32,
+    changed: u64,
+    /// Open files, and calls that hold it.
+    users: u32,
+    /// The inode's lock: so many hold it shared; `EXCLUSIVE` one alone.
+    lock: u32,
+}
+
+struct Name {
+    ino: Ino,
+    until_ns: u64,
+}
+
+#[derive(Default)]
+struct Kept {
+    inodes: BTreeMap<Ino, Inode>,
+    names: BTreeMap<(Ino, Vec<u8>), Name>,
+    /// Counts all that makes answers old.
+    moment: u64,
+}
+
+struct Job {
+    ino: Ino,
+    range: ByteRange,
+    done: Box<dyn FnOnce() + Send>,
+}
+
+/// What the client sees of the kernel.
+struct Door {
+    kept: Arc<Mutex<Kept>>,
+    jobs: UnboundedSender<Job>,
+    mistake: Option<Mistake>,
+    count: AtomicU64,
+}
+
+impl Door {
+    fn forgets(&self) -> bool {
+        self.mistake == Some(Mistake::AttributesStay) && self.count.fetch_add(1, Relaxed).is_multiple_of(3)
+    }
+}
+
+impl KernelPages for Door {
+    fn drop_pages(&self, ino: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>) {
+        if let Err(e) = self.jobs.unbounded_send(Job { ino, range, done }) {
+            (e.into_inner().done)();
+        }
+    }
+
+    fn drop_overwritten(&self, ino: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>) {
+        self.drop_pages(ino, range, done);
+    }
+
+    fn drop_attributes(&self, ino: Ino) -> bool {
+        let kept = &mut *lock(&self.kept);
+        kept.moment += 1;
+        let moment = kept.moment;
+        let Some(inode) = kept.inodes.get_mut(&ino) else { return false };
+        if !self.forgets() {
+            (inode.version, inode.until_ns) = (moment, 0);
+        }
+        true
+    }
+}
+
+fn lock(kept: &Mutex<Kept>) -> MutexGuard<'_, Kept> {
+    kept.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A file that is open through the kernel.
+pub struct Opened {
+    file: Arc<OpenFile>,
+    /// The kernel serves its reads.
+    pub serves: bool,
+    kernel: Rc<Kernel>,
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.kernel.release(self.file.ino());
+    }
+}
+
+/// What a kernel did, for the summary and to see that it did anything.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    /// Pages shown that were there.
+    pub hits: u64,
+    /// Requests for pages.
+    pub reads: u64,
+    /// Reads that the mount served.
+    pub passed: u64,
+    /// Attributes shown that were kept.
+    pub attributes: u64,
+    /// Names shown that were kept.
+    pub names: u64,
+    /// Invalidations of pages.
+    pub drops: u64,
+    /// Pages that were dropped so.
+    pub dropped: u64,
+    /// Opens that kept the pages that were there.
+    pub kept_opens: u64,
+}
+
+impl Tally {
+    /// Adds another one.
+    pub fn add(&mut self, other: &Tally) {
+        self.hits += other.hits;
+        self.reads += other.reads;
+        self.passed += other.passed;
+        self.attributes += other.attributes;
+        self.names += other.names;
+        self.drops += other.drops;
+        self.dropped += other.dropped;
+        self.kept_opens += other.kept_opens;
+    }
+}
+
+/// See the module's head.
+pub struct Kernel {
+    client: Client,
+    env: SimEnv,
+    kept: Arc<Mutex<Kept>>,
+    mistake: Option<Mistake>,
+    dice: RefCell<Dice>,
+    /// How late pages are given back, at most, and how late answers arrive, microseconds.
+    late_us: (u64, u64),
+    tally: Cell<Tally>,
+    /// Changes of names under way: they keep out whoever has to ask for one.
+    renames: Cell<u32>,
+    asks: Cell<u32>,
+}
+
+impl Kernel {
+    /// The kernel in front of `client`; `env` is of a node that is never stopped.
+    pub fn new(client: Client, env: SimEnv, dice: Dice, late_us: (u64, u64), mistake: Option<Mistake>) -> Rc<Kernel> {
+        let kept = Arc::new(Mutex::default());
+        let (jobs, waiting) = unbounded();
+        let door = Door { kept: kept.clone(), jobs, mistake, count: AtomicU64::new(0) };
+        client.set_pages(Some(Arc::new(door)));
+        let kernel = Rc::new(Kernel {
+            client,
+            env: env.clone(),
+            kept,
+            mistake,
+            dice: RefCell::new(dice),
+            late_us,
+            tally: Cell::default(),
+            renames: Cell::new(0),
+            asks: Cell::new(0),
+        });
+        env.spawn(kernel.clone().serve(waiting));
+        kernel
+    }
+
+    /// What it did.
+    pub fn tally(&self) -> Tally {
+        self.tally.get()
+    }
+
+    /// Ends it; nothing is taken back any more.
+    pub fn unmounted(&self) {
+        self.client.set_pages(None);
+    }
+
+    fn count(&self, one: impl Fn(&mut Tally)) {
+        let mut tally = self.tally.get();
+        one(&mut tally);
+        self.tally.set(tally);
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.env.now().0
+    }
+
+    async fn late(&self, most_us: u64) {
+        let us = {
+            let mut dice = self.dice.borrow_mut();
+            // Mostly soon, now and then as late as may be.
+            let most_us = if dice.one_in(8) { most_us } else { most_us / 50 };
+            dice.below(most_us + 1)
+        };
+        self.env.sleep(Duration::from_micros(us)).await;
+    }
+
+    async fn serve(self: Rc<Self>, mut jobs: UnboundedReceiver<Job>) {
+        while let Some(job) = jobs.next().await {
+            let own = self.clone();
+            self.env.spawn(async move {
+                own.late(own.late_us.0).await;
+                own.invalidate(job.ino, job.range).await;
+                (job.done)();
+            });
+        }
+    }
+
+    /// Drops pages as an invalidation does: waits for those that are being read.
+    async fn invalidate(&self, ino: Ino, range: ByteRange) {
+        self.count(|t| t.drops += 1);
+        {
+            let kept = &mut *lock(&self.kept);
+            kept.moment += 1;
+            let Some(inode) = kept.inodes.get_mut(&ino) else { return };
+            (inode.version, inode.until_ns) = (kept.moment, 0);
+        }
+        self.drop_pages(ino, range).await;
+    }
+
+    async fn drop_pages(&self, ino: Ino, range: ByteRange) {
+        let numbers = range.start / PAGE..range.end.div_ceil(PAGE);
+        loop {
+            let is_reading = {
+                let kept = &mut *lock(&self.kept);
+                let Some(inode) = kept.inodes.get_mut(&ino) else { return };
+                let (mut is_reading, mut dropped) = (false, 0);
+                inode.pages.retain(|number, page| match page {
+                    _ if !numbers.contains(number) => true,
+                    Page::Reading => {
+                        is_reading = true;
+                        true
+                    }
+                    Page::There { .. } => {
+                        dropped += 1;
+                        self.mistake == Some(Mistake::PagesStay) && number % 3 == 0
+                    }
+                });
+                self.count(|t| t.dropped += dropped);
+                is_reading && self.mistake != Some(Mistake::ReadsStay)
+            };
+            if !is_reading {
+                return;
+            }
+            self.env.sleep(LOOK).await;
+        }
+    }
+
+    /// Holds an inode, which becomes known by its attributes as by a walk to its name.
+    async fn hold(&self, ctx: &Ctx, ino: Ino) -> Result<()> {
+        loop {
+            if let Some(inode) = lock(&self.kept).inodes.get_mut(&ino) {
+                inode.users += 1;
+                return Ok(());
+            }
+            self.size(ctx, ino).await?;
+        }
+    }
+
+    fn release(&self, ino: Ino) {
+        if let Some(inode) = lock(&self.kept).inodes.get_mut(&ino) {
+            inode.users -= 1;
+        }
+    }
+
+    /// Forgets an inode that nobody uses, as for want of memory.
+    pub fn evict(&self, ino: Ino) {
+        let kept = &mut *lock(&self.kept);
+        let reading = |inode: &Inode| inode.pages.values().any(|page| matches!(page, Page::Reading));
+        if kept.inodes.get(&ino).is_some_and(|i| i.users == 0 && i.changes == 0 && !reading(i)) {
+            kept.inodes.remove(&ino);
+            kept.names.retain(|_, name| name.ino != ino);
+        }
+    }
+
+    /// For how long the kernel is told to keep attributes that were asked for at `asked`: as `amphi-fuse` decides it,
+    /// with what it holds until the answer has been written.
+    fn lend(&self, rule: Rule, asked: u64, attr: &Attr) -> (Duration, Option<amphi_client::Lending>) {
+        let lending = self.client.lend(rule);
+        let life = match &lending {
+            Some(lending) => lending.life(),
+            None => self.client.lend_attributes(attr),
+        };
+        let kept = lock(&self.kept);
+        let changing = kept.inodes.get(&attr.ino).is_some_and(|i| i.changes > 0 || i.changed > asked);
+        (if changing { Duration::ZERO } else { life }, lending)
+    }
+
+    fn moment(&self) -> u64 {
+        lock(&self.kept).moment
+    }
+
+    /// An answer has arrived that shows attributes which were asked for at `asked`. It is kept unless something has
+    /// made it old.
+    async fn told(&self, asked: u64, attr: &Attr, life: Duration) {
+        let drops = {
+            let now = self.now_ns();
+            let kept = &mut *lock(&self.kept);
+            let is_new = !kept.inodes.contains_key(&attr.ino);
+            let inode = kept.inodes.entry(attr.ino).or_default();
+            if inode.version > asked && self.mistake != Some(Mistake::LateAnswers) {
+                return;
+            }
+            let drops = !is_new && (inode.size != attr.size || inode.mtime != attr.mtime);
+            kept.moment += 1;
+            (inode.version, inode.size, inode.mtime) = (kept.moment, attr.size, attr.mtime);
+            inode.until_ns = if life.is_zero() { 0 } else { now + life.as_nanos() as u64 };
+            drops
+        };
+        if drops {
+            self.drop_pages(attr.ino, ByteRange::ALL).await;
+        }
+    }
+
+    /// Attributes as the kernel shows them.
+    ///
+    /// Errors: those of `getattr`.
+    pub async fn size(&self, ctx: &Ctx, ino: Ino) -> Result<u64> {
+        let fresh = {
+            let kept = lock(&self.kept);
+            kept.inodes.get(&ino).filter(|i| i.until_ns > self.now_ns()).map(|i| i.size)
+        };
+        if let Some(size) = fresh {
+            self.count(|t| t.attributes += 1);
+            return Ok(size);
+        }
+        let (asked, rule) = (self.moment(), self.client.rule());
+        let attr = self.client.getattr(ctx, ino).await?;
+        let (life, lending) = self.lend(rule, asked, &attr);
+        self.late(self.late_us.1).await;
+        self.told(asked, &attr, life).await;
+        drop(lending);
+        Ok(attr.size)
+    }
+
+    /// Opens a file.
+    ///
+    /// Errors: those of `open`.
+    pub async fn open(self: &Rc<Self>, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Result<Opened> {
+        self.hold(ctx, ino).await?;
+        let file = match self.client.open(ctx, ino, flags).await {
+            Ok(file) => file,
+            Err(e) => {
+                self.release(ino);
+                return Err(e);
+            }
+        };
+        let front = self.client.front_cache(&file);
+        self.late(self.late_us.1).await;
+        if front.keeps {
+            self.count(|t| t.kept_opens += 1);
+        } else {
+            self.drop_pages(ino, ByteRange::ALL).await;
+        }
+        Ok(Opened { file, serves: front.serves, kernel: self.clone() })
+    }
+
+    /// Reads the page `at`: by a `read`, or through a mapping.
+    ///
+    /// Errors: those of `read` and `getattr`.
+    pub async fn read_page(&self, ctx: &Ctx, open: &Opened, at: u64, mapped: bool) -> Result<Shown> {
+        let (ino, began_ns) = (open.file.ino(), self.now_ns());
+        if !mapped {
+            self.size(ctx, ino).await?;
+        }
+        loop {
+            let fetch = {
+                let kept = &mut *lock(&self.kept);
+                let Some(inode) = kept.inodes.get_mut(&ino) else { return Ok(Shown::Nothing) };
+                if at * PAGE >= inode.size {
+                    return Ok(Shown::Nothing);
+                }
+                match inode.pages.get(&at) {
+                    Some(Page::There { short_ns: Some(at_ns), .. })
+                        if mapped || inode.changes > 0 || *at_ns >= began_ns =>
+                    {
+                        return Ok(Shown::Cut);
+                    }
+                    Some(Page::There { bytes, .. }) => {
+                        self.count(|t| t.hits += 1);
+                        let end = PAGE.min(inode.size - at * PAGE) as usize;
+                        return Ok(Shown::Bytes(bytes[..end].to_vec()));
+                    }
+                    Some(Page::Reading) => None,
+                    None => {
+                        let end = (at + AHEAD).min(inode.size.div_ceil(PAGE));
+                        let end = (at..end).find(|n| inode.pages.contains_key(n)).unwrap_or(end);
+                        (at..end).for_each(|n| drop(inode.pages.insert(n, Page::Reading)));
+                        Some((at..end, kept.moment))
+                    }
+                }
+            };
+            match fetch {
+                Some((pages, asked)) => self.fill(ctx, open, pages, asked).await?,
+                None => self.env.sleep(LOOK).await,
+            }
+        }
+    }
+
+    /// Reads pages that are marked as being read.
+    async fn fill(&self, ctx: &Ctx, open: &Opened, pages: std::ops::Range<u64>, asked: u64) -> Result<()> {
+        self.count(|t| t.reads += 1);
+        let (offset, len) = (pages.start * PAGE, ((pages.end - pages.start) * PAGE) as usize);
+        let hints = Hints { for_pages: true, ..Hints::default() };
+        let mut bytes = vec![0; len];
+        let read = match self.client.try_read(ctx, &open.file, offset, &mut bytes, hints) {
+            Some(n) => {
+                bytes.truncate(n);
+                Ok(bytes)
+            }
+            None => self.client.read(ctx, &open.file, offset, len, hints).await.map(|segments| segments.to_vec()),
+        };
+        if read.is_ok() {
+            self.client.kept_by_front(&open.file, offset, len);
+        }
+        self.late(self.late_us.1).await;
+        let now = self.now_ns();
+        let kept = &mut *lock(&self.kept);
+        let Some(inode) = kept.inodes.get_mut(&open.file.ino()) else { return read.map(drop) };
+        let bytes = match read {
+            Ok(bytes) => bytes,
+            Err(e) => {
+                pages.for_each(|n| drop(inode.pages.remove(&n)));
+                return Err(e);
+            }
+        };
+        let end = offset + bytes.len() as u64;
+        if bytes.len() < len && end < inode.size && inode.version <= asked {
+            kept.moment += 1;
+            (inode.size, inode.version) = (end, kept.moment);
+        }
+        for (n, number) in pages.enumerate() {
+            let from = (n as u64 * PAGE) as usize;
+            let mut page = bytes.get(from..).map_or(Vec::new(), |rest| rest[..rest.len().min(PAGE as usize)].to_vec());
+            let short_ns = (page.len() < PAGE as usize).then_some(now);
+            page.resize(PAGE as usize, 0);
+            inode.pages.insert(number, Page::There { bytes: page, short_ns });
+        }
+        Ok(())
+    }
+
+    /// Reads as the mount serves it.
+    ///
+    /// Errors: those of `read`.
+    pub async fn read_past(&self, ctx: &Ctx, open: &Opened, offset: u64, len: u64) -> Result<Vec<u8>> {
+        self.count(|t| t.passed += 1);
+        let read = self.client.read(ctx, &open.file, offset, len as usize, Hints::default()).await;
+        self.late(self.late_us.1).await;
+        read.map(|segments| segments.to_vec())
+    }
+
+    /// Takes the lock of an inode.
+    async fn lock(&self, ino: Ino, exclusive: bool) {
+        loop {
+            {
+                let kept = &mut *lock(&self.kept);
+                let inode = kept.inodes.entry(ino).or_default();
+                match (exclusive, inode.lock) {
+                    (true, 0) => {
+                        inode.lock = EXCLUSIVE;
+                        return;
+                    }
+                    (false, n) if n != EXCLUSIVE => {
+                        inode.lock += 1;
+                        return;
+                    }
+                    _ => {}
+                }
+            }
+            self.env.sleep(LOOK).await;
+        }
+    }
+
+    fn unlock(&self, ino: Ino) {
+        if let Some(inode) = lock(&self.kept).inodes.get_mut(&ino) {
+            inode.lock = if inode.lock == EXCLUSIVE { 0 } else { inode.lock - 1 };
+        }
+    }
+
+    /// A change of an inode begins: what is kept of its attributes is forgotten.
+    fn begins(&self, ino: Ino) {
+        let kept = &mut *lock(&self.kept);
+        kept.moment += 1;
+        let inode = kept.inodes.entry(ino).or_default();
+        inode.changes += 1;
+        (inode.version, inode.until_ns) = (kept.moment, 0);
+    }
+
+    fn ends(&self, ino: Ino) {
+        let kept = &mut *lock(&self.kept);
+        kept.moment += 1;
+        let inode = kept.inodes.entry(ino).or_default();
+        inode.changes -= 1;
+        inode.changed = kept.moment;
+    }
+
+    /// Writes through an open file whose writes pass the kernel's pages: beside others within the file, alone behind
+    /// its end.
+    ///
+    /// Errors: those of `write`.
+    pub async fn write(&self, ctx: &Ctx, open: &Opened, offset: u64, bytes: &[u8]) -> Result<usize> {
+        let (ino, end) = (open.file.ino(), offset + bytes.len() as u64);
+        let extends = lock(&self.kept).inodes.get(&ino).is_none_or(|inode| end > inode.size);
+        self.lock(ino, extends).await;
+        self.begins(ino);
+        let mut buf = Buf::padded((offset % PAGE) as usize, bytes.len());
+        buf.copy_from_slice(bytes);
+        let written = self.client.write(ctx, &open.file, offset, buf, Hints::default()).await;
+        self.ends(ino);
+        self.late(self.late_us.1).await;
+        if let Ok(n) = written {
+            let end = offset + n as u64;
+            {
+                let kept = &mut *lock(&self.kept);
+                kept.moment += 1;
+                let inode = kept.inodes.entry(ino).or_default();
+                inode.version = kept.moment;
+                inode.size = inode.size.max(end);
+            }
+            self.drop_pages(ino, ByteRange::new(offset, end)).await;
+        }
+        self.unlock(ino);
+        written
+    }
+
+    /// Sets the size of a file.
+    ///
+    /// Errors: those of `setattr`.
+    pub async fn truncate(&self, ctx: &Ctx, ino: Ino, size: u64) -> Result<()> {
+        self.hold(ctx, ino).await?;
+        self.lock(ino, true).await;
+        self.begins(ino);
+        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        let done = self.client.setattr(ctx, ino, set, None).await;
+        self.late(self.late_us.1).await;
+        self.ends(ino);
+        if let Ok(attr) = &done {
+            // Whatever came meanwhile: the kernel goes by this answer.
+            self.told(u64::MAX, attr, Duration::ZERO).await;
+        }
+        self.unlock(ino);
+        self.release(ino);
+        done.map(drop)
+    }
+}

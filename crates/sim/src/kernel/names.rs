@@ -1,0 +1,75 @@
+//! Names that the kernel keeps.
+//!
+//! Owns: walks to a name and moves of names within a directory, with what the directory's lock keeps apart. Does not
+//! own: for how long names are lent.
+
+use super::{Kernel, LOOK, Mistake, Name, lock};
+use amphi_client::{Ctx, Lending, RenameMode};
+use amphi_env::Env;
+use amphi_types::{Ino, Result};
+use std::time::Duration;
+
+impl Kernel {
+    /// Finds a name, by what is kept if that may still be shown.
+    ///
+    /// Errors: those of `lookup`.
+    pub async fn lookup(&self, ctx: &Ctx, dir: Ino, name: &[u8]) -> Result<Ino> {
+        let key = (dir, name.to_vec());
+        let longer = if self.mistake == Some(Mistake::NamesStay) { 4_000_000_000 } else { 0 };
+        loop {
+            let now = self.now_ns();
+            let found = lock(&self.kept).names.get(&key).filter(|n| n.until_ns + longer > now).map(|n| n.ino);
+            if let Some(ino) = found {
+                self.count(|t| t.names += 1);
+                return Ok(ino);
+            }
+            if self.renames.get() == 0 {
+                break;
+            }
+            self.env.sleep(LOOK).await;
+        }
+        self.asks.set(self.asks.get() + 1);
+        let (asked, rule) = (self.moment(), self.client.rule());
+        let found = self.client.lookup(ctx, dir, name).await;
+        let found = match found {
+            Ok(attr) => {
+                let (life, lending) = self.lend(rule, asked, &attr);
+                let name_life = lending.as_ref().map_or(Duration::ZERO, Lending::life);
+                self.late(self.late_us.1).await;
+                self.told(asked, &attr, life).await;
+                let until_ns = self.now_ns() + name_life.as_nanos() as u64;
+                let is_lent = !name_life.is_zero();
+                if is_lent {
+                    lock(&self.kept).names.insert(key, Name { ino: attr.ino, until_ns });
+                }
+                drop(lending);
+                Ok(attr.ino)
+            }
+            Err(e) => Err(e),
+        };
+        self.asks.set(self.asks.get() - 1);
+        found
+    }
+
+    /// Renames within a directory. The kernel lets nobody ask for names there meanwhile.
+    ///
+    /// Errors: those of `rename`.
+    pub async fn rename(&self, ctx: &Ctx, dir: Ino, from: &[u8], to: &[u8]) -> Result<()> {
+        while self.asks.get() > 0 || self.renames.get() > 0 {
+            self.env.sleep(LOOK).await;
+        }
+        self.renames.set(1);
+        let done = self.client.rename(ctx, (dir, from), (dir, to), RenameMode::Replace).await;
+        self.late(self.late_us.1).await;
+        {
+            let names = &mut lock(&self.kept).names;
+            let moved = names.remove(&(dir, from.to_vec()));
+            names.remove(&(dir, to.to_vec()));
+            if let (Some(moved), Ok(())) = (moved, &done) {
+                names.insert((dir, to.to_vec()), moved);
+            }
+        }
+        self.renames.set(0);
+        done
+    }
+}
