@@ -7,6 +7,7 @@
 //! under any executor, so the simulator runs several workers as tasks of one thread.
 #![forbid(unsafe_code)]
 
+mod bell;
 pub mod mesh;
 pub mod workers;
 
