@@ -40,6 +40,22 @@ pub fn options_of(dir: &Path) -> Option<String> {
     })
 }
 
+/// What the mount table names as the source of the AmphiFS that `path` lies on: addresses of servers, or the folder of
+/// `amphi up`. Asks no mount.
+pub fn source_of(path: &Path) -> Option<String> {
+    source_in(&std::fs::read("/proc/self/mounts").ok()?, &std::path::absolute(path).ok()?)
+}
+
+fn source_in(table: &[u8], path: &Path) -> Option<String> {
+    let mounts = table.split(|b| *b == b'\n').filter_map(|line| {
+        let mut fields = line.split(|b| *b == b' ');
+        let (source, dir, kind) = (fields.next()?, fields.next()?, fields.next()?);
+        (kind == b"fuse.amphi").then(|| (PathBuf::from(OsString::from_vec(unescape(dir))), unescape(source)))
+    });
+    let (_, source) = mounts.filter(|(dir, _)| path.starts_with(dir)).max_by_key(|(dir, _)| dir.as_os_str().len())?;
+    Some(String::from_utf8_lossy(&source).into_owned())
+}
+
 /// The kernel writes blanks and backslashes of mount points as `\040`, `\134` ...
 fn unescape(bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes.len());
@@ -180,5 +196,11 @@ mod tests {
         assert_eq!(unescape(b"/plain\\"), b"/plain\\");
         let table = b"/dev/sdb1 /media/caf\xe9 vfat rw 0 0\n/data /fs\xe9 fuse.amphi rw 0 0\n";
         assert_eq!(mounts_in(table), [PathBuf::from(OsString::from_vec(b"/fs\xe9".to_vec()))]);
+        let table =
+            b"tcp:a:1 /m fuse.amphi rw 0 0\n/my\\040data /m/in fuse.amphi rw 0 0\n/dev/sda /m/in/x ext4 rw 0 0\n";
+        let of = |path: &str| source_in(table, Path::new(path));
+        assert_eq!(of("/m/file").as_deref(), Some("tcp:a:1"));
+        assert_eq!(of("/m/in/dir").as_deref(), Some("/my data"));
+        assert_eq!(of("/mother"), None);
     }
 }

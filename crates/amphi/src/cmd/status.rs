@@ -1,6 +1,6 @@
 //! `amphi status`: servers, targets, space and clients of a cluster, asked through a mount or directly.
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::{During, Failure, Outcome};
 use crate::{cluster_key, control, process, size};
 use amphi_client::status;
 use amphi_env::{Env, RealEnv};
@@ -13,10 +13,13 @@ use serde_json::Value;
 use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::mpsc;
 use std::time::Duration;
 
 /// How long the server that was named may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a mount may take, which gives each server two seconds.
+const MOUNT_PATIENCE: Duration = Duration::from_secs(8);
 /// How long each other one may.
 const OTHERS: Duration = Duration::from_secs(2);
 
@@ -50,7 +53,7 @@ impl Status {
     /// Asks and prints.
     pub fn run(self) -> Outcome {
         let text = if self.cluster.is_empty() {
-            control::read_long(&control::find_mount(self.mount, "")?, "user.amphi.status")?
+            of_mount(control::find_mount(self.mount, "")?)?
         } else {
             let key = cluster_key::read(self.key.as_deref())?.map(|(_, key)| key);
             RealEnv::run(Duration::ZERO, |env| ask(env, self.cluster, key)).map_err(|e| process::link_failure(&e))?
@@ -74,6 +77,26 @@ impl Status {
             ))),
         }
     }
+}
+
+/// The status that the mount of `path` gives.
+///
+/// The kernel may ask the mount who may read `path` first, and the mount its servers. Where none of these can be
+/// reached that ends with `transport.give_up_s` only, so it is not waited for.
+fn of_mount(path: PathBuf) -> Outcome<String> {
+    let (answer, answered) = mpsc::channel();
+    let asked = path.clone();
+    let ask = move || drop(answer.send(control::read_long(&asked, "user.amphi.status")));
+    std::thread::Builder::new().name("status".into()).spawn(ask).during(|| "start a thread".into())?;
+    answered.recv_timeout(MOUNT_PATIENCE).unwrap_or_else(|_| {
+        let shown = path.display();
+        let source = control::source_of(&path).unwrap_or_else(|| "unknown source".into());
+        Err(Failure::broken(format!(
+            "{shown}: DOWN: the mount has not answered for {} s, as when its server cannot be reached (mounted from \
+             {source}); once it is back, calls that wait go on",
+            MOUNT_PATIENCE.as_secs()
+        )))
+    })
 }
 
 /// Asks one server one thing.
