@@ -4,18 +4,17 @@
 //! every earlier one it conflicts with, also for those still waiting, so nobody starves. Waiting is a future, so
 //! threads and tasks use the same lock. Does not own: locks between clients (`locks`).
 //!
-//! Counters let cache hits go by without the lock: `idle` (no holder at all: a write within one cache unit needs no
-//! lock), `stamp` (unchanged: no exclusive holder came in between) and `unguarded` (unchanged: neither did a write
-//! without the lock, so a read over several units saw one state). The last one is raised by every cached write within a
-//! unit, so it has a cache line to itself: what reads of one unit look at stays theirs.
+//! Counters let cache hits go by without the lock (`marks`).
+
+mod marks;
 
 use amphi_types::ByteRange;
+use marks::Marks;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::task::{Context, Poll, Waker};
 
 /// How bytes are held.
@@ -45,18 +44,10 @@ struct State {
     waiting: VecDeque<(Entry, Option<Waker>)>,
 }
 
-/// A counter with a cache line to itself.
-#[derive(Default)]
-#[repr(align(64))]
-struct Apart(AtomicU64);
-
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    holders: AtomicU32,
-    exclusive: AtomicU32,
-    stamp: AtomicU64,
-    unguarded: Apart,
+    marks: Marks,
 }
 
 /// The lock; clones are the same lock.
@@ -66,26 +57,25 @@ pub(crate) struct RangeLock(Arc<Shared>);
 impl RangeLock {
     /// Whether nobody holds anything.
     pub(crate) fn idle(&self) -> bool {
-        self.0.holders.load(SeqCst) == 0
+        self.0.marks.idle()
     }
 
     /// A stamp of a moment without exclusive holder, to be compared with a later one.
     pub(crate) fn stamp(&self) -> Option<u64> {
-        let stamp = self.0.stamp.load(SeqCst);
-        (self.0.exclusive.load(SeqCst) == 0).then_some(stamp)
+        self.0.marks.stamp()
     }
 
     /// Somebody writes without the lock. To be called under the lock of the cache that readers of the bytes take: a
     /// reader that finds a later write has read them before, or finds this counted.
     #[inline]
     pub(crate) fn wrote_unguarded(&self) {
-        self.0.unguarded.0.fetch_add(1, Relaxed);
+        self.0.marks.wrote_unguarded();
     }
 
     /// Writes without the lock so far.
     #[inline]
     pub(crate) fn unguarded(&self) -> u64 {
-        self.0.unguarded.0.load(Relaxed)
+        self.0.marks.unguarded()
     }
 
     /// Takes the bytes if nobody conflicts.
@@ -115,11 +105,7 @@ impl RangeLock {
     }
 
     fn grant(&self, s: &mut State, entry: Entry) {
-        if entry.hold == Hold::Exclusive {
-            self.0.exclusive.fetch_add(1, SeqCst);
-            self.0.stamp.fetch_add(1, SeqCst);
-        }
-        self.0.holders.fetch_add(1, SeqCst);
+        self.0.marks.granted(entry.hold);
         s.held.push(entry);
     }
 
@@ -145,10 +131,7 @@ impl RangeLock {
         let mut s = self.0.state.lock();
         if let Some(i) = s.held.iter().position(|h| h.id == id) {
             let entry = s.held.swap_remove(i);
-            if entry.hold == Hold::Exclusive {
-                self.0.exclusive.fetch_sub(1, SeqCst);
-            }
-            self.0.holders.fetch_sub(1, SeqCst);
+            self.0.marks.released(entry.hold);
         } else {
             s.waiting.retain(|(w, _)| w.id != id);
         }
@@ -203,6 +186,7 @@ impl Drop for Guard {
 mod tests {
     use super::*;
     use futures_util::FutureExt;
+    use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
     fn r(a: u64, b: u64) -> ByteRange {
         ByteRange::new(a, b)

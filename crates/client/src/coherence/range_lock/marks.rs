@@ -1,0 +1,142 @@
+//! Counters by which cache hits go by without the lock.
+//!
+//! `idle`: there is no holder at all; a write within one cache unit needs no lock. `stamp`: unchanged, so no exclusive
+//! holder came in between. `unguarded`: unchanged, so neither did a write without the lock, and a read over several
+//! units saw one state. The last one is raised by every cached write within a unit, so it has a cache line to itself:
+//! what reads of one unit look at stays theirs. `loom` tries the interleavings
+//! (`cargo test -p amphi-client --features loom --lib marks`).
+
+use super::Hold;
+#[cfg(feature = "loom")]
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+#[cfg(not(feature = "loom"))]
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+
+/// A counter with a cache line to itself.
+#[derive(Default)]
+#[repr(align(64))]
+struct Apart(AtomicU64);
+
+#[derive(Default)]
+pub(super) struct Marks {
+    holders: AtomicU32,
+    exclusive: AtomicU32,
+    stamp: AtomicU64,
+    unguarded: Apart,
+}
+
+impl Marks {
+    /// Somebody holds bytes from now on.
+    pub(super) fn granted(&self, hold: Hold) {
+        if hold == Hold::Exclusive {
+            self.exclusive.fetch_add(1, SeqCst);
+            self.stamp.fetch_add(1, SeqCst);
+        }
+        self.holders.fetch_add(1, SeqCst);
+    }
+
+    /// It does so no longer.
+    pub(super) fn released(&self, hold: Hold) {
+        if hold == Hold::Exclusive {
+            self.exclusive.fetch_sub(1, SeqCst);
+        }
+        self.holders.fetch_sub(1, SeqCst);
+    }
+
+    /// Whether nobody holds anything.
+    pub(super) fn idle(&self) -> bool {
+        self.holders.load(SeqCst) == 0
+    }
+
+    /// A stamp of a moment without exclusive holder, to be compared with a later one.
+    pub(super) fn stamp(&self) -> Option<u64> {
+        let stamp = self.stamp.load(SeqCst);
+        (self.exclusive.load(SeqCst) == 0).then_some(stamp)
+    }
+
+    /// Somebody writes without the lock, under that of the unit.
+    #[inline]
+    pub(super) fn wrote_unguarded(&self) {
+        self.unguarded.0.fetch_add(1, Relaxed);
+    }
+
+    /// Writes without the lock so far.
+    #[inline]
+    pub(super) fn unguarded(&self) -> u64 {
+        self.unguarded.0.load(Relaxed)
+    }
+}
+
+#[cfg(all(test, feature = "loom"))]
+mod tests {
+    use super::*;
+    use loom::sync::{Arc, Mutex};
+
+    /// A file of two cache units, each under a lock of its own.
+    #[derive(Default)]
+    struct TwoUnits {
+        marks: Marks,
+        units: [Mutex<u64>; 2],
+    }
+
+    impl TwoUnits {
+        /// Both units as one read without the lock finds them; `None` where it has to take the lock after all.
+        fn read(&self, looks_again: bool) -> Option<[u64; 2]> {
+            let (stamp, unguarded) = (self.marks.stamp()?, self.marks.unguarded());
+            let found = [0, 1].map(|unit: usize| *self.units[unit].lock().unwrap());
+            let same = self.marks.stamp() == Some(stamp) && self.marks.unguarded() == unguarded;
+            (same || !looks_again).then_some(found)
+        }
+
+        fn write(&self, unit: usize, unguarded: bool) {
+            let mut bytes = self.units[unit].lock().unwrap();
+            if unguarded {
+                self.marks.wrote_unguarded();
+            }
+            *bytes = 1;
+        }
+    }
+
+    fn model(write: fn(&TwoUnits), allowed: &'static [[u64; 2]], looks_again: bool) {
+        loom::model(move || {
+            let file = Arc::<TwoUnits>::default();
+            let writer = file.clone();
+            let thread = loom::thread::spawn(move || write(&writer));
+            let found = file.read(looks_again);
+            thread.join().unwrap();
+            assert!(found.is_none_or(|f| allowed.contains(&f)), "a read saw half of a write: {found:?}");
+        });
+    }
+
+    fn guarded(file: &TwoUnits) {
+        file.marks.granted(Hold::Exclusive);
+        file.write(0, false);
+        file.write(1, false);
+        file.marks.released(Hold::Exclusive);
+    }
+
+    /// Goal: a read over two units without the lock sees all or nothing of a write that holds it. Method: every
+    /// interleaving.
+    #[test]
+    fn a_guarded_write_is_seen_whole() {
+        model(guarded, &[[0, 0], [1, 1]], true);
+    }
+
+    /// Goal: of two writes without the lock, one after the other, the second is not seen without the first. Method:
+    /// every interleaving.
+    #[test]
+    fn unguarded_writes_are_seen_in_order() {
+        let two = |file: &TwoUnits| {
+            file.write(0, true);
+            file.write(1, true);
+        };
+        model(two, &[[0, 0], [1, 0], [1, 1]], true);
+    }
+
+    /// Goal: the tests above can fail. Method: a read that does not look again.
+    #[test]
+    #[should_panic(expected = "half of a write")]
+    fn a_read_that_does_not_look_again_is_found() {
+        model(guarded, &[[0, 0], [1, 1]], false);
+    }
+}
