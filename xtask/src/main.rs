@@ -10,7 +10,8 @@ const USAGE: &str = "usage: cargo xtask tidy
        cargo xtask code-map
        cargo xtask sim [--seed N | --seeds FROM..TO] [further options of the simulator]
        cargo xtask soak [ROUNDS [SEED]]     200 rounds unless told
-       cargo xtask hostile [INPUTS [SEED]]  of each guise; 100,000 unless told";
+       cargo xtask hostile [INPUTS [SEED]]  of each guise; 100,000 unless told
+       cargo xtask loom                     every interleaving of what shares memory without a lock";
 
 /// Runs cargo to its end.
 fn cargo(command: &mut Command) -> ExitCode {
@@ -44,6 +45,17 @@ fn main() -> ExitCode {
             let seed = args.get(2).map_or("1", String::as_str);
             let test = ["test", "--release", "--package", "amphi", "--test", "e2e", "soak", "--", "--nocapture"];
             cargo(Command::new(env!("CARGO")).args(test).env("AMPHI_SOAK_ROUNDS", rounds).env("AMPHI_SOAK_SEED", seed))
+        }
+        Some("loom") => {
+            // Each in a build of its own: nothing but these tests works on loom's atomics.
+            for (package, tests) in [("amphi-sched", "bell"), ("amphi-client", "marks")] {
+                let test = ["test", "--locked", "--package", package, "--features", "loom", "--lib", tests];
+                let ended = cargo(Command::new(env!("CARGO")).args(test));
+                if ended != ExitCode::SUCCESS {
+                    return ended;
+                }
+            }
+            ExitCode::SUCCESS
         }
         _ => {
             eprintln!("{USAGE}");

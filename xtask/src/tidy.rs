@@ -27,6 +27,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("fuse", &["types", "client"]),
     ("mpiio", &["types"]),
     ("amphi", &["types", "wire", "env", "sched", "transport", "server", "client", "fuse", "mpiio"]),
+    ("fuzzing", &["types", "wire", "env", "transport", "zone", "server"]),
     ("sim", &["types", "wire", "env", "sched", "transport", "server", "client"]),
 ];
 
