@@ -56,6 +56,8 @@ pub enum Fresh {
     Written,
     /// These, and reserved ones that the write covers in part: another write that is not committed yet has them too.
     Edges,
+    /// All, also reserved ones.
+    All,
 }
 
 /// A planned write.

@@ -60,6 +60,12 @@ impl DataStore {
         }
     }
 
+    /// Takes from a plan of a flush what was promised to it, so that the same bytes can be planned once more before it
+    /// is aborted.
+    pub fn set_aside(&mut self, plan: &mut WritePlan) {
+        self.delayed.lent -= std::mem::take(&mut plan.lent);
+    }
+
     fn plan_blocks(&mut self, object: ObjectId, range: ByteRange, fresh: Fresh, purpose: Purpose) -> Result<WritePlan> {
         check_range(range)?;
         let mut plan = WritePlan {
@@ -248,8 +254,8 @@ fn reuse_blocks(o: &Object, checksums: &Checksums, plan: &mut WritePlan, fresh: 
             }
         };
         at = b;
-        if e.written && fresh != Fresh::Needed {
-            let edges = special.iter().filter(|&&x| (b..end).contains(&x));
+        if (e.written && fresh != Fresh::Needed) || fresh == Fresh::All {
+            let edges = special.iter().filter(|&&x| e.written && (b..end).contains(&x));
             plan.edges.extend(edges.filter_map(|&x| edge(o, plan.range, x, e.physical + (x - b))));
             need(b, end);
             at = end;

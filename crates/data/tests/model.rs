@@ -217,7 +217,7 @@ impl Bench {
             object,
             range,
             generation,
-            [Fresh::Needed, Fresh::Written, Fresh::Edges][sectors as usize % 3],
+            [Fresh::Needed, Fresh::Written, Fresh::Edges, Fresh::All][sectors as usize % 4],
         ) {
             Ok(plan) => plan,
             Err(Errno::NoSpace) => {
@@ -328,8 +328,20 @@ impl Bench {
     /// Flushes what is delayed of a range, rounded out; with `sectors` the process ends in the middle.
     fn flush(&mut self, object: ObjectId, range: ByteRange, sectors: Option<u64>) -> Result<(), String> {
         for run in self.store.delayed.runs(object, range.align_out(BLOCK)) {
-            let mut plan =
-                self.store.plan_flush(object, run, Fresh::Needed).map_err(|e| format!("flush refused: {e}"))?;
+            let needed = |store: &mut DataStore| {
+                store.plan_flush(object, run, Fresh::Needed).map_err(|e| format!("flush refused: {e}"))
+            };
+            let mut plan = needed(&mut self.store)?;
+            if (run.start / BLOCK).is_multiple_of(3) {
+                // The disk does not take it there.
+                self.store.set_aside(&mut plan);
+                let moved = self.store.plan_flush(object, run, Fresh::All);
+                self.store.abort_write(plan);
+                plan = match moved {
+                    Ok(plan) => plan,
+                    Err(_) => needed(&mut self.store)?,
+                };
+            }
             let mut aligned = vec![0xBB; plan.aligned().len() as usize];
             let pad = (run.start - plan.aligned().start) as usize;
             let (_, bytes) = self.read(&self.store, object, run);

@@ -60,7 +60,7 @@ impl Histogram {
 pub struct Sizes {
     /// Payload bytes of each request.
     pub request_bytes: Histogram,
-    /// Disk requests that one request became: fragments of what it asked for.
+    /// Disk requests that one request became, or one flush: fragments of what it asked for.
     pub disk_pieces: Histogram,
     /// Bytes of each disk request of file data.
     pub disk_bytes: Histogram,
@@ -72,6 +72,11 @@ impl Sizes {
     /// Counts a request and the lengths of the disk requests that it becomes; none if it needs no disk.
     pub fn note(&self, request_bytes: u64, pieces: impl ExactSizeIterator<Item = usize>) {
         self.request_bytes.note(request_bytes);
+        self.note_disk(pieces);
+    }
+
+    /// Counts the lengths of disk requests that belong together.
+    pub fn note_disk(&self, pieces: impl ExactSizeIterator<Item = usize>) {
         self.disk_pieces.note(pieces.len() as u64);
         pieces.for_each(|len| self.disk_bytes.note(len as u64));
     }
@@ -152,6 +157,7 @@ counters! {
     flush_bytes = "flush_bytes", "Bytes written for them, whole blocks.";
     logged = "write_back_logged", "Accepted writes, or parts of them, whose bytes a sync put into the log instead.";
     logged_bytes = "write_back_logged_bytes", "Bytes of them.";
+    flushes_moved = "flushes_moved", "Those that the disk did not take where they belonged, and took elsewhere.";
     flush_failures = "flush_failures", "Units that could not be written and were kept.";
     resends = "resends_answered", "Resent requests answered from their slot.";
     forwarded = "forwarded", "Requests of connections here for targets of other workers.";

@@ -119,6 +119,7 @@ fn servers(text: &str) -> String {
             None => {}
         }
     }
+    out += &write_back(text);
     for (what, buckets) in all {
         let sum = |way: usize| buckets.values().map(|n| n[way]).sum::<u64>();
         let sums = [sum(0), sum(1)];
@@ -137,6 +138,21 @@ fn servers(text: &str) -> String {
         }
     }
     out
+}
+
+/// How much the servers' write-back joined; nothing if it has not written.
+fn write_back(text: &str) -> String {
+    let rows: BTreeMap<&str, u64> = rows(text).collect();
+    let of = |name: &str| rows.get(name).copied().unwrap_or(0);
+    let (units, runs) = (of("flushes"), of("flush_runs"));
+    if units == 0 || runs == 0 {
+        return String::new();
+    }
+    let share = 100 * of("flushes_whole") / units;
+    let merged = of("write_back") as f64 / runs as f64;
+    format!(
+        "\nwrite-back: {share} % of the flushed units were full, {merged:.1} accepted writes became a run of bytes\n"
+    )
 }
 
 /// A line for each job, its requests by reason below.
@@ -171,6 +187,9 @@ mod tests {
         assert_eq!(lines[4], ["8", "KiB", "1", "25", "0", "0"]);
         assert_eq!(lines[5], ["1", "MiB", "0", "0", "5", "100"]);
         assert_eq!(servers_json(text)["histogram_disk_bytes_read_to_8192"], 1);
+        let text = "write_back 90\nflushes 8\nflushes_whole 2\nflush_runs 20\n";
+        let line = "write-back: 25 % of the flushed units were full, 4.5 accepted writes became a run of bytes";
+        assert_eq!(servers(text).lines().last(), Some(line));
     }
 
     /// Goal: what people see of jobs. Method: one with requests and one without.

@@ -131,6 +131,7 @@ impl<E: Env> Cx<E> {
         }
         accepted.bytes += write.range.len();
         count_accepted(&self.worker.counters, write.range.len());
+        self.worker.counters.histograms.write.request_bytes.note(write.range.len());
         debug_assert!(write.range.len() <= UNIT * 4, "large writes go through");
         true
     }

@@ -9,7 +9,8 @@
 //!
 //! Invariants: a flush holds its blocks alone. Blocks that it covers are overwritten in place also while other mounts
 //! look: until its record is kept the log names the bytes in memory, and a start writes them again before anybody is
-//! served. What fails stays in memory and is tried again. At most `FLUSHES_MAX` units of a target are in flight for
+//! served. What fails is tried once more on other blocks; what fails there too stays in memory and is tried again
+//! later, and an `fsync` that needs it says so meanwhile. At most `FLUSHES_MAX` units of a target are in flight for
 //! each who flushes.
 
 use super::names::plain_view;
@@ -36,6 +37,8 @@ use std::time::Duration;
 const FLUSHES_MAX: usize = 8;
 /// How often the agent looks for what has aged, at most and at least.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// How often it looks whether there is memory again, after the former one has failed.
+const AGAIN: Duration = Duration::from_secs(30);
 
 /// A unit of an object.
 type UnitKey = (ObjectId, u64);
@@ -92,12 +95,7 @@ impl<E: Env> Target<E> {
         if runs.is_empty() {
             return Ok(());
         }
-        let mut plans = Vec::with_capacity(runs.len());
-        let flushed = self.write_runs(object, &runs, &mut plans).await;
-        if let Err(e) = flushed {
-            plans.into_iter().for_each(|plan| self.data.borrow_mut().abort_write(plan));
-            return Err(e);
-        }
+        let plans = self.write_somewhere(object, &runs).await?;
         add(&self.counters.flushes, 1);
         add(&self.counters.flush_runs, runs.len() as u64);
         let whole = matches!(runs[..], [run] if run.len() == UNIT);
@@ -122,11 +120,43 @@ impl<E: Env> Target<E> {
         Ok(())
     }
 
-    /// Plans the runs, brings their bytes together and writes them.
-    async fn write_runs(&self, object: ObjectId, runs: &[ByteRange], plans: &mut Vec<WritePlan>) -> Result<()> {
+    /// Writes the runs, on other blocks if the disk does not take them where they belong. Returns plans to be
+    /// committed.
+    async fn write_somewhere(&self, object: ObjectId, runs: &[ByteRange]) -> Result<Vec<WritePlan>> {
+        let mut plans = Vec::with_capacity(runs.len());
+        let Err(first) = self.write_runs(object, runs, Fresh::Needed, &mut plans).await else { return Ok(plans) };
+        let mut failed = std::mem::take(&mut plans);
+        let written = if first == Errno::Io {
+            // The failed plans keep their blocks until the others have theirs.
+            failed.iter_mut().for_each(|plan| self.data.borrow_mut().set_aside(plan));
+            self.write_runs(object, runs, Fresh::All, &mut plans).await
+        } else {
+            Err(first)
+        };
+        failed.into_iter().for_each(|plan| self.data.borrow_mut().abort_write(plan));
+        match written {
+            Ok(()) => {
+                add(&self.counters.flushes_moved, 1);
+                Ok(plans)
+            }
+            Err(_) => {
+                plans.into_iter().for_each(|plan| self.data.borrow_mut().abort_write(plan));
+                Err(first)
+            }
+        }
+    }
+
+    /// Plans the runs, brings their bytes together and writes them. On an error the plans are to be aborted.
+    async fn write_runs(
+        &self,
+        object: ObjectId,
+        runs: &[ByteRange],
+        fresh: Fresh,
+        plans: &mut Vec<WritePlan>,
+    ) -> Result<()> {
         self.below.mind(self, runs.iter().map(|run| run.align_out(BLOCK).len()).sum());
         for run in runs {
-            plans.push(self.plan(|data| data.plan_flush(object, *run, Fresh::Needed)).await?);
+            plans.push(self.plan(|data| data.plan_flush(object, *run, fresh)).await?);
         }
         let mut buf = Buf::scratch(plans.iter().map(|plan| plan.aligned().len() as usize).sum());
         let (mut pieces, mut at) = (Vec::new(), 0);
@@ -150,10 +180,14 @@ impl<E: Env> Target<E> {
             at += len;
         }
         let begun_ns = self.write_back.now_ns();
+        let sizes = &self.counters.histograms.write;
         add(&self.counters.data_writes, pieces.len() as u64);
+        sizes.note_disk(pieces.iter().map(|p| p.len));
         add(&self.counters.flush_bytes, buf.len() as u64);
         let written = payload::write_each(&*self.disk, buf, &pieces).await;
-        self.write_back.note_disk(self.write_back.now_ns() - begun_ns);
+        let took_ns = self.write_back.now_ns() - begun_ns;
+        sizes.disk_us.note(took_ns / 1000);
+        self.write_back.note_disk(took_ns);
         written.into_iter().collect::<std::io::Result<()>>().map_err(|e| self.disk_error("write", &e))
     }
 
@@ -298,7 +332,10 @@ impl<E: Env> Target<E> {
     /// How long the agent may sleep.
     fn flush_pause(&self) -> Option<Duration> {
         let age = Duration::from_nanos(self.write_back.settings().age_ns);
-        (!self.data.borrow().delayed.is_empty()).then(|| (age / 4).clamp(PAUSE.0, PAUSE.1))
+        if !self.data.borrow().delayed.is_empty() {
+            return Some((age / 4).clamp(PAUSE.0, PAUSE.1));
+        }
+        self.write_back.is_missed_for(Duration::ZERO).then_some(AGAIN)
     }
 }
 
@@ -322,6 +359,9 @@ pub async fn flush_agent<E: Env>(env: E, target: Weak<Target<E>>, mut rung: mpsc
             Ok(()) => {
                 told = false;
                 target.give_up_memory(&env).await;
+                if target.write_back.is_missed_for(AGAIN) {
+                    target.tune_write_back(&env, target.write_back.settings());
+                }
             }
             Err(Errno::NoSpace) => {}
             Err(e) => {

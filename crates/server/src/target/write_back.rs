@@ -23,12 +23,16 @@ use futures_channel::mpsc;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Share of a new time in what the disk is taken to need for a write: one in so many.
 const TIME_SHARE: u64 = 8;
 
 /// Share of the room for kept memory that one target takes at most: one in so many.
 const ROOM_SHARE: u64 = 16;
+
+/// Pages for which memory that has failed is made anew.
+const AGAIN_PAGES: u64 = 256;
 
 /// What is set of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,6 +90,8 @@ pub struct WriteBack<E: Env> {
     clock: Box<dyn Fn() -> u64>,
     /// What a write of file data takes the disk, about, ns.
     pub disk_ns: Cell<u64>,
+    /// When memory was last given up, or could not be had again.
+    missed_ns: Cell<u64>,
 }
 
 /// Pages of a memory that may have `bytes`, where so much `room` is left: others live there as well, as the log, other
@@ -141,6 +147,7 @@ impl<E: Env> WriteBack<E> {
             bell: RefCell::new(bell),
             clock: Box::new(move || own.now().0),
             disk_ns: Cell::new(0),
+            missed_ns: Cell::new(0),
         }
     }
 
@@ -186,13 +193,24 @@ impl<E: Env> WriteBack<E> {
             return;
         }
         let number = env.rand();
+        let is_again = self.failed.get();
+        self.missed_ns.set(self.now_ns());
         match env.keep(&zone.memory_name(number), zone.path()) {
             Ok(kept) => {
+                let pages = pages(settings.bytes, kept.room().unwrap_or(u64::MAX));
+                if is_again && pages < AGAIN_PAGES {
+                    drop(kept);
+                    forget(env, zone, number);
+                    return;
+                }
                 data.set_memory(Some(number), txn);
                 self.failed.set(false);
-                let pool = PagePool::new(pages(settings.bytes, kept.room().unwrap_or(u64::MAX)));
-                *self.area.borrow_mut() = Some(Area { kept, pool, number });
+                *self.area.borrow_mut() = Some(Area { kept, pool: PagePool::new(pages), number });
+                if is_again {
+                    tracing::info!(zone = %zone.path(), "small writes are answered from memory again");
+                }
             }
+            Err(_) if is_again => {}
             Err(e) => tracing::info!(zone = %zone.path(), "writes go to the disk before they are answered: {e}"),
         }
     }
@@ -295,9 +313,17 @@ impl<E: Env> WriteBack<E> {
         unwanted && self.area.borrow().is_some() && data.delayed.is_empty()
     }
 
+    /// Whether there has been no memory for so long because the former one has failed: there may be room for another.
+    pub fn is_missed_for(&self, time: Duration) -> bool {
+        let wanted = self.settings.get().on && self.begun.get() && !self.stopped.get();
+        let passed_ns = u128::from(self.now_ns().saturating_sub(self.missed_ns.get()));
+        wanted && self.failed.get() && self.area.borrow().is_none() && passed_ns >= time.as_nanos()
+    }
+
     /// Gives the memory up, with the change of the log in `txn`; its number. It is removed when that is kept.
     pub fn give_up(&self, data: &mut DataStore, txn: &mut Txn) -> Option<u64> {
         let area = self.area.take()?;
+        self.missed_ns.set(self.now_ns());
         data.set_memory(None, txn);
         Some(area.number)
     }

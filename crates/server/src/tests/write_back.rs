@@ -640,6 +640,97 @@ fn what_cannot_be_written_stays() {
     place.sim.block_on(run).unwrap();
 }
 
+/// Goal: a flush that the disk does not take where it belongs is written elsewhere, and nobody notices: `sync`
+/// succeeds, the bytes are there after a kill. Method: the place of each first write fails for ever: of a new file, of
+/// reserved blocks, and of blocks that are overwritten in place.
+#[test]
+fn what_a_place_does_not_take_goes_elsewhere() {
+    for story in 0..3 {
+        let mut place = place(174, 1, &[("server.write_back_age_ms", "20")]);
+        place.config.tunables.push(("server.checksums".into(), "off".into()));
+        let run = async {
+            let server = place.start().await.unwrap();
+            let c = place.client(1).await.unwrap();
+            let f = file(&c, "f").await;
+            c.held.opens.borrow_mut().push((f, RW));
+            let object = ObjectId { ino: f, stripe: 0 };
+            let mut model = vec![0; 100_000];
+            match story {
+                0 => {}
+                1 => {
+                    let range = ByteRange::new(0, 100_000);
+                    let op = Request::Allocate { object, range, generation: 0, server_lock: true };
+                    c.call(op).await.unwrap();
+                }
+                _ => {
+                    put(&c, f, 1, 0, 100_000).await.unwrap();
+                    model = bytes(1, 0, 100_000).to_vec();
+                }
+            }
+            let bad = Rc::new(Cell::new(None));
+            place.sim.on_disk_op("server", move |op| {
+                if op.kind != DiskOpKind::Write || op.at < DATA {
+                    return None;
+                }
+                let (from, to) = bad.get().unwrap_or((op.at, op.at + op.len));
+                bad.set(Some((from, to)));
+                (op.at < to && from < op.at + op.len).then_some(std::io::ErrorKind::Other)
+            });
+            put(&c, f, 2, 20_000, 60_000).await.unwrap();
+            model[20_000..60_000].copy_from_slice(&bytes(2, 20_000, 40_000));
+            place.sim.node("client").sleep(Duration::from_millis(200)).await;
+            assert_eq!((counter(&c, "flushes_moved").await, counter(&c, "flush_failures").await), (1, 0), "{story}");
+            assert!(counter(&c, "histogram_request_bytes_write_to_65536").await > 0, "accepted writes are counted");
+            assert!(counter(&c, "histogram_disk_bytes_write_to_65536").await > 0, "flushes are counted");
+            c.call(Request::Sync).await.unwrap();
+            let end = c.stat(f).await.unwrap().size;
+            model.truncate(end as usize);
+            assert_eq!(get(&c, f, end).await, model);
+            place.sim.clear_disk_hook("server");
+            place.sim.crash("server", CrashKind::Power);
+            drop(server);
+            let server = place.start().await.unwrap();
+            let other = place.client(2).await.unwrap();
+            assert_eq!(get(&other, f, end).await, model, "{story}");
+            server.stop().await.unwrap();
+            let report = crate::fsck(&place.sim.node("server"), "data").await.unwrap();
+            assert!(report.is_clean(), "{story}: {report:?}");
+        };
+        place.sim.block_on(run).unwrap();
+    }
+}
+
+/// Goal: a server whose memory was taken away answers from memory again when there is some. Method: the file of the
+/// memory is removed while the server runs.
+#[test]
+fn memory_comes_back() {
+    let place = place(175, 1, &[("server.write_back_age_ms", "20")]);
+    let run = async {
+        let server = place.start().await.unwrap();
+        let c = place.client(1).await.unwrap();
+        let env = place.sim.node("client");
+        let f = file(&c, "f").await;
+        put(&c, f, 1, 0, 30_000).await.unwrap();
+        let names = place.sim.kept_names("server").into_iter().filter(|name| name.ends_with("-data"));
+        names.for_each(|name| place.sim.node("server").forget(&name).unwrap());
+        env.sleep(Duration::from_secs(2)).await;
+        put(&c, f, 2, 0, 20_000).await.unwrap();
+        assert_eq!(counter(&c, "write_back").await, 1, "through");
+        env.sleep(Duration::from_secs(70)).await;
+        put(&c, f, 3, 0, 10_000).await.unwrap();
+        assert_eq!(counter(&c, "write_back").await, 2, "from memory again");
+        let model =
+            [bytes(3, 0, 10_000).to_vec(), bytes(2, 10_000, 10_000).to_vec(), bytes(1, 20_000, 10_000).to_vec()];
+        place.sim.crash("server", CrashKind::Process);
+        drop(server);
+        let server = place.start().await.unwrap();
+        assert_eq!(get(&c, f, 30_000).await, model.concat());
+        server.stop().await.unwrap();
+        assert!(place.sim.kept_names("server").is_empty());
+    };
+    place.sim.block_on(run).unwrap();
+}
+
 /// Goal: it is switched off while it works, and on again: what was accepted is written, and the memory goes. Method: a
 /// story.
 #[test]
