@@ -211,6 +211,7 @@ impl Counters {
             Request::Sync => &self.sync,
             Request::LockEnqueue { .. }
             | Request::GroupLock { .. }
+            | Request::GroupWanted { .. }
             | Request::LockCancel { .. }
             | Request::LockKept { .. }
             | Request::PagesLeft { .. }

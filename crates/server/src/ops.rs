@@ -66,6 +66,7 @@ fn is_repeatable(op: &Request) -> bool {
             | Request::PagesRead { .. }
             | Request::Sync
             | Request::Spread { .. }
+            | Request::GroupWanted { .. }
             | Request::LockCancel { .. }
             | Request::LockKept { .. }
             | Request::PagesTaken { .. }
@@ -245,6 +246,7 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
         Request::Spread { ino } => cx.spread(ino).await,
         Request::LockEnqueue { object, mode, range, extent } => cx.lock_enqueue(object, mode, range, extent).await,
         Request::GroupLock { object, group, wait, asked } => cx.group_lock(object, group, wait, asked).await,
+        Request::GroupWanted { object } => cx.group_wanted(object),
         Request::LockCancel { locks } => cx.lock_cancel(&locks),
         Request::LockKept { locks } => cx.lock_kept(&locks),
         Request::GlimpseReply { id, size, mtime } => {

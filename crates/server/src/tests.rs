@@ -269,6 +269,7 @@ fn target_of(op: &Request, pool: u16) -> TargetId {
         | Request::DataMap { object, .. }
         | Request::Extents { object, .. }
         | Request::GroupLock { object, .. }
+        | Request::GroupWanted { object }
         | Request::LockEnqueue { object, .. } => object_target(*object, pool),
         _ => TargetId(0),
     }

@@ -134,6 +134,8 @@ pub enum Reply {
     WrittenBatch(Vec<Result<(), Errno>>),
     /// What became of each part of `ReadBatch`, in order. `Again`: not without waiting for others.
     FilesAhead(Vec<Result<FileAhead, Errno>>),
+    /// Whether anybody waits for the end of a group.
+    GroupWanted(bool),
 }
 
 /// What a batch is told of contention.

@@ -476,6 +476,11 @@ pub enum Request {
         /// Number of the question.
         id: u64,
     },
+    /// `GroupWanted`: whether anybody waits for the end of the group that has the object.
+    GroupWanted {
+        /// Object.
+        object: ObjectId,
+    },
 }
 
 impl Request {

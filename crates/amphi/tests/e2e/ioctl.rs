@@ -20,6 +20,7 @@ const LOCK_AHEAD: u64 = 0x4018_4104;
 const LOCK_AHEAD_LIST: u64 = 0xc308_4107;
 const GROUP_LOCK: u64 = 0x4010_4105;
 const GROUP_UNLOCK: u64 = 0x4008_4106;
+const GROUP_WANTED: u64 = 0x8004_4108;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -213,6 +214,35 @@ fn groups_through_the_mount() {
     }
     strangers.into_iter().for_each(|t| t.join().expect("no panic"));
     assert_eq!((join(&other, 8, 1), leave(&other, 8)), (0, 0));
+}
+
+/// Goal: a member learns that somebody waits for the end of the group, wherever he is, and only then; a striped file,
+/// too. Method: a reader on each of two mounts in turn, beside a member's own I/O on both; the group ends, and the
+/// reader has the bytes.
+#[test]
+fn members_learn_that_others_wait() {
+    let pair = Pair::new(3, &[], &[]);
+    let dirs = [pair.a.clone(), pair.b.clone()];
+    let (a, b) = (open(&dirs[0]), open(&dirs[1]));
+    let wanted = |file: &File| {
+        let mut answer = 7u32;
+        assert_eq!(ioctl(file, GROUP_WANTED, &mut answer), 0);
+        answer
+    };
+    assert_eq!(ioctl(&a, GROUP_WANTED, &mut 0u32), -libc::EINVAL, "no member");
+    for dir in &dirs {
+        assert_eq!((join(&a, 7, 0), join(&b, 7, 0)), (0, 0));
+        a.write_all_at(b"mine", 0).expect("a member");
+        b.write_all_at(b"ours", 4).expect("a member");
+        assert_eq!((wanted(&a), wanted(&b)), (0, 0));
+        let name = dir.join("f");
+        let reader = std::thread::spawn(move || fs::read(name).expect("read"));
+        // A request of the mount itself is known there alone: it goes to no server while the group is on this mount.
+        crate::harness::eventually("a member is told", || wanted(&a) + wanted(&b) > 0);
+        assert!(!reader.is_finished());
+        assert_eq!((leave(&a, 7), leave(&b, 7)), (0, 0));
+        assert_eq!(reader.join().expect("reader"), b"mineours");
+    }
 }
 
 /// Goal: whoever may only read a file makes no group of it; reads that wait for a group stop nobody else's calls, on

@@ -68,6 +68,8 @@ pub(crate) struct FileGroup {
     /// Its number, from the moment on from which others have to wait; 0: none.
     id: AtomicU64,
     state: Mutex<State>,
+    /// Requests of this mount that wait for the end of the group.
+    strangers: AtomicU64,
     /// News for strangers that wait for locks: a group has asked for the file.
     asked: Signal,
 }
@@ -104,6 +106,22 @@ impl GroupNews {
     }
 }
 
+/// One that waits for the end of the group, counted as long as it does.
+struct Stranger<'a>(&'a FileGroup);
+
+impl<'a> Stranger<'a> {
+    fn new(group: &'a FileGroup) -> Self {
+        group.strangers.fetch_add(1, SeqCst);
+        Stranger(group)
+    }
+}
+
+impl Drop for Stranger<'_> {
+    fn drop(&mut self) {
+        self.0.strangers.fetch_sub(1, SeqCst);
+    }
+}
+
 /// Takes the range lock when the file is free for a member of this group, or of none (0).
 ///
 /// Errors: `Io` if the group was lost, with the session or a restart of a server.
@@ -113,6 +131,7 @@ pub(crate) async fn enter(file: &Arc<File>, member: u64, range: ByteRange, hold:
             if member != 0 {
                 return Err(Errno::Io);
             }
+            let _waiting = Stranger::new(&file.group);
             file.signal.until(|| file.group.admits(0)).await;
         }
         let guard = file.range.acquire(range, hold).await;
@@ -401,6 +420,32 @@ pub(crate) async fn unlock(mount: Arc<Mount>, open: Arc<OpenFile>) -> Result<()>
         end(&mount, file, &locks).await;
     }
     writeback_errors::tell(&open).await
+}
+
+/// Whether anybody waits for the end of the group that the open file is a member of, on this mount or another one.
+///
+/// Errors: `Inval` if it is no member; `Io` if the group was lost, or a server does not answer.
+pub(crate) async fn wanted(mount: Arc<Mount>, open: Arc<OpenFile>) -> Result<bool> {
+    let (group, file) = (open.member(), &open.file);
+    if group == 0 {
+        return Err(Errno::Inval);
+    }
+    if !file.group.admits(group) {
+        return Err(Errno::Io);
+    }
+    if file.group.strangers.load(SeqCst) > 0 {
+        return Ok(true);
+    }
+    let layout = file.layout();
+    for stripe in 0..layout.stripes() {
+        let (object, target) = (ObjectId { ino: file.ino, stripe }, layout.target(file.ino, stripe));
+        match mount.call(target, &Cred::root(), Request::GroupWanted { object }).await? {
+            Reply::GroupWanted(false) => {}
+            Reply::GroupWanted(true) => return Ok(true),
+            other => return Err(unexpected(&other)),
+        }
+    }
+    Ok(false)
 }
 
 /// A member was closed.

@@ -46,7 +46,8 @@ fn ino_of(op: &Request) -> Option<Ino> {
         | Request::DataMap { object, .. }
         | Request::Extents { object, .. }
         | Request::LockEnqueue { object, .. }
-        | Request::GroupLock { object, .. } => Some(object.ino),
+        | Request::GroupLock { object, .. }
+        | Request::GroupWanted { object } => Some(object.ino),
         Request::GetAttr { ino }
         | Request::GetAttrNow { ino }
         | Request::SetAttr { ino, .. }

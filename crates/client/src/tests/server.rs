@@ -417,6 +417,7 @@ impl Server {
                 self.locks.insert(self.next, (object, LockMode::Write));
                 Reply::Locked { lock: self.next, range: ByteRange::ALL }
             }
+            Request::GroupWanted { .. } => Reply::GroupWanted(false),
             Request::LockCancel { locks } => {
                 for id in locks {
                     assert!(self.locks.remove(&id).is_some(), "a lock is cancelled once");

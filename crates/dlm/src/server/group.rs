@@ -27,6 +27,12 @@ impl LockSpace {
         [view.granted[GROUP], view.waiting[GROUP]].iter().any(|tree| self.forest.find(*tree, &others).is_some())
     }
 
+    /// Whether anybody waits for the end of the group in force on an object. Members' own requests wait for each other.
+    pub fn group_wanted(&self, object: ObjectId) -> bool {
+        let Some(view) = self.objects.get(&object) else { return false };
+        self.in_force(view).is_some() && view.waiting[..=GROUP].iter().any(|tree| !tree.is_empty())
+    }
+
     /// Whether a request of the session for that group lock waits (`false`) or was granted (`true`).
     pub fn group_request(&self, session: SessionId, id: LockId, object: ObjectId, group: GroupId) -> Option<bool> {
         let lock = self.locks.get(&id)?;

@@ -37,6 +37,9 @@ pub const GROUP_LOCK: u32 = command(WRITES, 5, 16);
 /// `u64` group.
 pub const GROUP_UNLOCK: u32 = command(WRITES, 6, 8);
 
+/// `u32`, out: whether anybody waits for the end of the group that the open file is a member of: 0 no, 1 yes.
+pub const GROUP_WANTED: u32 = command(READS, 8, 4);
+
 /// `u32` number of ranges, `u32` zero, then places for 32 ranges: `u64` offset, `u64` length, `u32` mode, `i32` zero;
 /// in the same places come back what `LOCK_AHEAD` would return for each, or minus the errno. Returns how many were
 /// asked for.
@@ -101,7 +104,8 @@ impl ClientFs {
     }
 
     pub(super) fn control(&self, caller: &Caller<'_>, call: &IoctlCall<'_>) -> Result<IoctlReply> {
-        if !matches!(call.cmd, SET_MODE | GET_MODE | NO_EXPAND | LOCK_AHEAD | LOCK_AHEAD_LIST | GROUP_UNLOCK) {
+        let known = [SET_MODE, GET_MODE, NO_EXPAND, LOCK_AHEAD, LOCK_AHEAD_LIST, GROUP_UNLOCK, GROUP_WANTED];
+        if !known.contains(&call.cmd) {
             return Err(Errno::NoTty);
         }
         let (file, input) = (self.controlled(call)?, call.input);
@@ -126,6 +130,10 @@ impl ClientFs {
                 done(self.ahead(&file, range, write)?)
             }
             LOCK_AHEAD_LIST => self.ahead_list(&file, input),
+            GROUP_WANTED => {
+                let wanted = self.wait(caller, self.client.group_wanted(&file))?;
+                Ok(IoctlReply { result: 0, output: u32::from(wanted).to_ne_bytes().to_vec() })
+            }
             _ => {
                 let group = u64_at(input, 0)?;
                 if group == 0 || file.group() != group {

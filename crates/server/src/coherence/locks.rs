@@ -209,6 +209,11 @@ impl Locks {
         Ok((id, granted))
     }
 
+    /// Whether anybody waits for the end of the group that has an object.
+    pub fn group_wanted(&self, object: ObjectId) -> bool {
+        self.inner.borrow().space.group_wanted(object)
+    }
+
     /// Sessions that hold group locks of an object.
     pub fn members(&self, object: ObjectId) -> Vec<(LockId, SessionId)> {
         self.inner.borrow().space.members(object).collect()

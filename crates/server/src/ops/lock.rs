@@ -50,6 +50,12 @@ impl<E: Env> Cx<E> {
         })
     }
 
+    /// `Request::GroupWanted`.
+    pub fn group_wanted(&self, object: ObjectId) -> Result<Reply> {
+        self.alive()?;
+        Ok(Reply::GroupWanted(self.target.locks.group_wanted(object)))
+    }
+
     /// `Request::LockCancel`.
     pub fn lock_cancel(&self, locks: &[u64]) -> Result<Reply> {
         self.target.locks.cancel(self.worker.now_ns(), self.session, locks);
